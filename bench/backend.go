@@ -95,7 +95,7 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// stream tells of changes until the other side goes.
+// stream notifies of changes until the other side goes.
 func (b *backend) stream(w http.ResponseWriter, r *http.Request) {
 	changes := make(chan struct{}, 16)
 	b.mu.Lock()

@@ -117,15 +117,15 @@ func compared(direct, over []time.Duration) string {
 type toolCaller struct {
 	url, tool string
 	header    http.Header
-	modern    bool
+	stateless bool
 	last      int
 }
 
 func newToolCaller(ctx context.Context, url, version, tool string) (*toolCaller, error) {
-	c := &toolCaller{url: url, tool: tool, header: http.Header{}, modern: version >= "2026-07-28"}
+	c := &toolCaller{url: url, tool: tool, header: http.Header{}, stateless: version >= "2026-07-28"}
 	c.header.Set("Content-Type", "application/json")
 	c.header.Set("Accept", "application/json, text/event-stream")
-	if c.modern {
+	if c.stateless {
 		c.header.Set("Mcp-Protocol-Version", version)
 		c.header.Set("Mcp-Method", "tools/call")
 		c.header.Set("Mcp-Name", tool)
@@ -159,7 +159,7 @@ func (c *toolCaller) post(ctx context.Context, body string) (*http.Response, err
 func (c *toolCaller) call(ctx context.Context, steps int) (took []time.Duration, err error) {
 	c.last++
 	meta := `"progressToken":1`
-	if c.modern {
+	if c.stateless {
 		meta += `,"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}`
 	}
 	body := fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":%q,"arguments":{"steps":%d},"_meta":{%s}}}`, c.last, c.tool, steps, meta)

@@ -98,7 +98,7 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	defer cancel()
 	early := listen(ctx, t, stack.URL(), `"notifications":{"toolsListChanged":true}`)
 	wait(t, "the acknowledgement", early)
-	// announced waits until every instance uses the configuration, which is told then.
+	// announced waits until every instance uses the configuration, which is announced then.
 	announced := func() {
 		t.Helper()
 		db := database(t, stack)
@@ -107,7 +107,7 @@ func relayed(t *testing.T, stack *runner.Stack) {
 			return err == nil && waiting == 0
 		})
 		if got := wait(t, "what changed", early); !strings.Contains(got, tools) {
-			t.Errorf("a stream from before was told %s", got)
+			t.Errorf("a stream from before was notified: %s", got)
 		}
 	}
 
@@ -122,15 +122,15 @@ func relayed(t *testing.T, stack *runner.Stack) {
 		t.Errorf("the backend was asked with %q", got)
 	}
 	announced()
-	time.Sleep(2 * eventlog.MaxSkew) // a stream that is opened earlier may be told, too
+	time.Sleep(2 * eventlog.MaxSkew) // a stream that is opened earlier may be notified, too
 	listening := listen(ctx, t, stack.URL(), `"notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourceSubscriptions":["`+watched+`"]}`)
 	if got := wait(t, "the acknowledgement", listening); !strings.Contains(got, watched) {
 		t.Fatalf("got %s", got)
 	}
 	subscribed := func() bool { return seen().Subscribed[watched] > 0 }
-	// told waits for one notification of each method, in any order, and counts all that come until then.
+	// notified waits for one notification of each method, in any order, and counts all that come until then.
 	count := map[string]int{}
-	told := func(methods ...string) {
+	notified := func(methods ...string) {
 		t.Helper()
 		for left := methods; len(left) > 0; {
 			got := wait(t, strings.Join(left, " and "), listening)
@@ -144,21 +144,21 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	}
 	eventually(t, "relay has subscribed", subscribed)
 	changed("list=tools")
-	told(tools)
+	notified(tools)
 	changed("uri=" + watched)
-	told(update)
+	notified(update)
 
 	listens := func() int { return seen().Requests["subscriptions/listen"] }
 	before := listens()
 	eventually(t, "another invocation has taken over", func() bool { return listens() > before })
 	eventually(t, "one listens", func() bool { return seen().Listens == 1 && subscribed() })
 	changed("uri=" + watched)
-	told(update)
+	notified(update)
 	changed("list=tools")
-	told(tools)
-	// Where the next one came late, an update is told on suspicion.
+	notified(tools)
+	// Where the next one came late, an update is announced on suspicion.
 	if count[tools] != 2 || count[prompts] > 0 || count[update] > 3 {
-		t.Errorf("over a hand-over in peace the stream was told %v, of each two", count)
+		t.Errorf("over a hand-over in peace the stream was notified of %v, of each two", count)
 	}
 
 	elsewhere(t, stack)
@@ -169,7 +169,7 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	})
 	changed("list=prompts")
 	changed("uri=" + watched)
-	told(update, prompts) // of what may have changed while nobody listened
+	notified(update, prompts) // of what may have changed while nobody listened
 
 	began = time.Now()
 	configure("backends: []\n")

@@ -124,7 +124,7 @@ func TestAReloadIsInUseAtOnce(t *testing.T) {
 	}
 }
 
-// EVS-14: who has the catalog that workspaces share is told once of its change, also of one while the server was down;
+// EVS-14: who has the catalog that workspaces share is notified once of its change, also of one while the server was down;
 // who has another is not.
 func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
 	var o Options
@@ -141,9 +141,9 @@ func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
 		t.Cleanup(f.Close)
 		return f
 	}
-	// told counts the changes before one that the test makes itself.
+	// notified counts the changes before one that the test makes itself.
 	marks := 0
-	told := func(f *stream.Feed, workspace string) (n int, cursor string) {
+	notified := func(f *stream.Feed, workspace string) (n int, cursor string) {
 		t.Helper()
 		marks++
 		mark := string(rune('a' + marks))
@@ -183,9 +183,9 @@ func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
 		feed *stream.Feed
 		want int
 	}{"first": {first, 1}, "second": {second, 1}, "own": {own, 0}} {
-		n, cursor := told(c.feed, workspace)
+		n, cursor := notified(c.feed, workspace)
 		if n != c.want {
-			t.Errorf("workspace %s was told %d times, want %d", workspace, n, c.want)
+			t.Errorf("workspace %s was notified %d times, want %d", workspace, n, c.want)
 		}
 		cursors[workspace] = cursor
 	}
@@ -197,8 +197,8 @@ func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
 	}
 	defer end(t, s)
 	for workspace, want := range map[string]int{"first": 1, "own": 0} {
-		if n, _ := told(open(workspace, cursors[workspace]), workspace); n != want {
-			t.Errorf("SUB-08: workspace %s came back and was told %d times, want %d", workspace, n, want)
+		if n, _ := notified(open(workspace, cursors[workspace]), workspace); n != want {
+			t.Errorf("SUB-08: workspace %s came back and was notified %d times, want %d", workspace, n, want)
 		}
 	}
 }

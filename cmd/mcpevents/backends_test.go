@@ -81,8 +81,8 @@ func TestReloadOfBackends(t *testing.T) {
 	}
 }
 
-// GWN-01, GWN-04: who listens is told of the lists that a reload changes, and who comes back with its cursor of those that
-// were changed while the server was down; the same file again tells nothing.
+// GWN-01, GWN-04: who listens is notified of the lists that a reload changes, and who comes back with its cursor of those that
+// were changed while the server was down; the same file again announces nothing.
 func TestStreamsAreNotifiedOfOtherBackends(t *testing.T) {
 	var now server.Options
 	settings := func(s *server.Options) {
@@ -136,7 +136,7 @@ func TestStreamsAreNotifiedOfOtherBackends(t *testing.T) {
 	seen := cursor.FindAllStringSubmatch(stream.String(), -1)
 	servertest.End(t, e)
 	if got := strings.Count(stream.String(), changed); got != 2 {
-		t.Errorf("told %d times of two changes:\n%s", got, stream)
+		t.Errorf("notified %d times of two changes:\n%s", got, stream)
 	}
 	use("http://127.0.0.1:1/third")
 	again := listen(serve(t, settings), `,"io.github.mcp-events/cursor":`+seen[len(seen)-1][1])

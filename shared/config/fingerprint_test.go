@@ -65,7 +65,7 @@ func TestFingerprint(t *testing.T) {
 	}
 }
 
-// GWN-01: a stored configuration leaves behind which workspaces are to be told of other backends, each version
+// GWN-01: a stored configuration leaves behind which workspaces are to be notified of other backends, each version
 // its own.
 func TestApplySaysWhoseBackendsChanged(t *testing.T) {
 	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
@@ -80,13 +80,13 @@ func TestApplySaysWhoseBackendsChanged(t *testing.T) {
 			t.Fatalf("%v, %v", changed, err)
 		}
 	}
-	told := map[settings.Change]int{}
+	announced := map[settings.Change]int{}
 	_, err = settings.Announce(t.Context(), db, time.Time{}, func(_ context.Context, c settings.Change) error {
-		told[c]++
+		announced[c]++
 		return nil
 	})
-	if err != nil || len(told) != 2 || told[settings.Change{Kind: settings.Backends, Workspace: "default", Version: 1}] != 1 ||
-		told[settings.Change{Kind: settings.Backends, Workspace: "other", Version: 3}] != 1 {
-		t.Errorf("told %v, %v", told, err)
+	if err != nil || len(announced) != 2 || announced[settings.Change{Kind: settings.Backends, Workspace: "default", Version: 1}] != 1 ||
+		announced[settings.Change{Kind: settings.Backends, Workspace: "other", Version: 3}] != 1 {
+		t.Errorf("announced %v, %v", announced, err)
 	}
 }

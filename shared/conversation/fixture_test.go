@@ -170,8 +170,8 @@ func (r *rig) consent(names ...string) {
 	}
 }
 
-// tell tells a message of ann's.
-func (r *rig) tell() *Context {
+// say passes on a message of ann's.
+func (r *rig) say() *Context {
 	r.t.Helper()
 	c, err := r.tellAs(ann, UserMessage)
 	must(r.t, err)

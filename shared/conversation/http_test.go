@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/config"
 )
 
-// CNV-03: a provider at a URL gets the params as they were told, the operator's headers, and by which
+// CNV-03: a provider at a URL gets the params as they were sent, the operator's headers, and by which
 // name it knows the caller. A redirect is not followed, and no proxy is used.
 func TestProvidersAtURLs(t *testing.T) {
 	var redirected atomic.Int32
@@ -47,7 +47,7 @@ conversation:
 		}
 	})
 	r.consent("one")
-	if c := r.tell(); c.Text != "Context from one:\n> x" {
+	if c := r.say(); c.Text != "Context from one:\n> x" {
 		t.Fatalf("got %+v, %v: %s", c, r.Counts(), r.log)
 	}
 	h := got.Header
@@ -57,7 +57,7 @@ conversation:
 	}
 	r.Consent(t.Context(), ann, "one", "ann", false)
 	r.consent("two", "three")
-	if c := r.tell(); c.Text != "Context from three:\n> x" || r.Counts()["default/two"]["refused"] != 1 || redirected.Load() != 0 {
+	if c := r.say(); c.Text != "Context from three:\n> x" || r.Counts()["default/two"]["refused"] != 1 || redirected.Load() != 0 {
 		t.Errorf("got %+v, %v, followed %d times", c, r.Counts(), redirected.Load())
 	}
 	if name := got.Header.Get(config.PrincipalHeader); name != "ann" {
@@ -79,7 +79,7 @@ func TestASlowBody(t *testing.T) {
 	r := newRig(t, "conversation: {userMessages: true, budget: 50ms, providers: [{name: one, url: '"+provider.URL+"'}]}\n",
 		func(o *Options) { o.HTTP = nil })
 	r.consent("one")
-	if c := r.tell(); c.Members() != nil || r.Counts()["default/one"]["timeout"] != 1 {
+	if c := r.say(); c.Members() != nil || r.Counts()["default/one"]["timeout"] != 1 {
 		t.Errorf("got %+v, %v", c, r.Counts())
 	}
 	select {

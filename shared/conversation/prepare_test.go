@@ -58,13 +58,13 @@ func TestABackendGetsReadyBehindTheAnswer(t *testing.T) {
 			r.consent("notes")
 			for range 2 {
 				began := time.Now()
-				if got := r.tell(); got.Text != "" || time.Since(began) != 500*time.Millisecond {
+				if got := r.say(); got.Text != "" || time.Since(began) != 500*time.Millisecond {
 					t.Errorf("after %v got %q", time.Since(began), got.Text)
 				}
 			}
 			time.Sleep(b.takes)
 			synctest.Wait()
-			if got := r.tell(); (got.Text != "") != prepares || (b.prepared.Load() == 1) != prepares {
+			if got := r.say(); (got.Text != "") != prepares || (b.prepared.Load() == 1) != prepares {
 				t.Errorf("prepares %v: got %q, prepared %d times", prepares, got.Text, b.prepared.Load())
 			}
 		})

@@ -42,7 +42,7 @@ func TestTellWithinTheBudget(t *testing.T) {
 		r.on("bad", answers(http.StatusInternalServerError, "application/json", `{"context":"`+marker+`"}`, 300*time.Millisecond))
 		r.consent("fast", "slow", "bad")
 		began := time.Now()
-		got := r.tell()
+		got := r.say()
 		if took := time.Since(began); took != 500*time.Millisecond {
 			t.Errorf("it took %v", took)
 		}
@@ -69,13 +69,13 @@ func TestTellWithinTheBudget(t *testing.T) {
 			return nil, errors.New(marker)
 		})
 		began = time.Now()
-		if got := r.tell(); time.Since(began) != 500*time.Millisecond || got.Text != "Context from fast:\n> quick" || r.Counts()["default/slow"]["timeout"] != 2 {
+		if got := r.say(); time.Since(began) != 500*time.Millisecond || got.Text != "Context from fast:\n> quick" || r.Counts()["default/slow"]["timeout"] != 2 {
 			t.Errorf("after %v got %q, counted %v", time.Since(began), got.Text, r.Counts())
 		}
 		r.on("slow", says("now", 0))
 		r.on("bad", says("too", 0))
 		began = time.Now()
-		if got := r.tell(); strings.Count(got.Text, "Context from") != 3 || time.Since(began) != 400*time.Millisecond {
+		if got := r.say(); strings.Count(got.Text, "Context from") != 3 || time.Since(began) != 400*time.Millisecond {
 			t.Errorf("after %v got %q", time.Since(began), got.Text)
 		}
 	})
@@ -104,7 +104,7 @@ func TestAnswersAreNotTrusted(t *testing.T) {
 				r := newRig(t, three)
 				r.on("bad", tc.answer)
 				r.consent("bad")
-				if got := r.tell(); got.Members() != nil {
+				if got := r.say(); got.Members() != nil {
 					t.Errorf("got %s", got.Members())
 				}
 				want := fmt.Sprintf("map[%s:1]", tc.reason)
@@ -147,38 +147,38 @@ func TestAProviderRests(t *testing.T) {
 		slow := says("back", time.Hour)
 		r.on("slow", func(req *http.Request) (*http.Response, error) { return slow(req) })
 		r.consent("slow")
-		tell := func() *Context {
-			c := r.tell()
-			synctest.Wait() // the breaker has heard of it
+		say := func() *Context {
+			c := r.say()
+			synctest.Wait() // the breaker knows of it
 			return c
 		}
 		for range tripAfter - 1 {
-			tell()
+			say()
 		}
 		r.on("slow", says("once", 0)) // which begins the count anew
-		tell()
+		say()
 		r.on("slow", slow)
 		for range tripAfter {
-			tell()
+			say()
 		}
 		began := time.Now()
 		asked := r.calls("slow")
 		for range 10 {
-			tell()
+			say()
 		}
 		if took := time.Since(began); took != 0 || r.calls("slow") != asked || asked != 2*tripAfter {
 			t.Errorf("while it rests it was asked %d times more, %d before, and callers waited %v", r.calls("slow")-asked, asked, took)
 		}
 		time.Sleep(restFor + time.Millisecond)
-		tell() // still late
-		tell()
+		say() // still late
+		say()
 		if n := r.calls("slow") - asked; n != 1 {
 			t.Errorf("after its rest it was asked %d times", n)
 		}
 		time.Sleep(restFor + time.Millisecond)
 		r.on("slow", says("back", 0))
 		for range 3 {
-			if got := tell(); !strings.Contains(got.Text, "back") {
+			if got := say(); !strings.Contains(got.Text, "back") {
 				t.Errorf("got %q", got.Text)
 			}
 		}
@@ -197,16 +197,16 @@ func TestRestingOverAChange(t *testing.T) {
 		r.on("moved", says("moved", 0))
 		r.consent("slow")
 		for range tripAfter {
-			r.tell()
+			r.say()
 			synctest.Wait()
 		}
 		r.source.Store(parseConfig(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  budget: 400ms", 1)))
-		if r.tell(); r.calls("slow") != tripAfter {
+		if r.say(); r.calls("slow") != tripAfter {
 			t.Errorf("it was asked %d times", r.calls("slow"))
 		}
 		r.source.Store(parseConfig(t, strings.Replace(three, "http://slow/", "http://moved/", 1)))
 		r.consent("slow")
-		if got := r.tell(); got.Text != "Context from slow:\n> moved" {
+		if got := r.say(); got.Text != "Context from slow:\n> moved" {
 			t.Errorf("got %q", got.Text)
 		}
 	})
@@ -219,7 +219,7 @@ func TestErrorsAreNoReasonToRest(t *testing.T) {
 		r.on("bad", answers(http.StatusBadRequest, "", "", 0))
 		r.consent("bad")
 		for range 3 * tripAfter {
-			r.tell()
+			r.say()
 		}
 		if n := r.calls("bad"); n != 3*tripAfter {
 			t.Errorf("it was asked %d times", n)
@@ -233,7 +233,7 @@ func TestConsent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, three)
 		r.on("fast", says("x", 0))
-		if got := r.tell(); got.Members() != nil || r.calls("fast") != 0 {
+		if got := r.say(); got.Members() != nil || r.calls("fast") != 0 {
 			t.Error("something was sent without consent")
 		}
 		r.consent("fast")
@@ -244,7 +244,7 @@ func TestConsent(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		if r.tell(); r.calls("fast") != 1 {
+		if r.say(); r.calls("fast") != 1 {
 			t.Error("the consent is not in force")
 		}
 		time.Sleep(time.Hour)
@@ -252,7 +252,7 @@ func TestConsent(t *testing.T) {
 		if err != nil || v.Consented || v.Consent.Given || v.Consent.By != "operator" || !v.Consent.At.Equal(time.Now().UTC().Truncate(time.Millisecond)) {
 			t.Errorf("got %+v, %v", v, err)
 		}
-		if r.tell(); r.calls("fast") != 1 {
+		if r.say(); r.calls("fast") != 1 {
 			t.Error("something was sent after consent was revoked")
 		}
 		for _, given := range []bool{true, false} {
@@ -272,7 +272,7 @@ func TestConsentIsForWhatItWasGivenFor(t *testing.T) {
 		r.on("elsewhere", says("x", 0))
 		r.consent("fast")
 		r.source.Store(parseConfig(t, strings.ReplaceAll(three, "http://fast/", "http://elsewhere/")))
-		r.tell()
+		r.say()
 		views, err := r.Views(t.Context(), ann)
 		if err != nil || r.calls("elsewhere") != 0 || views[0].Name != "fast" || views[0].Consented || !views[0].Consent.Given {
 			t.Errorf("with another URL: %d calls, %+v, %v", r.calls("elsewhere"), views, err)
@@ -282,14 +282,14 @@ func TestConsentIsForWhatItWasGivenFor(t *testing.T) {
 			t.Errorf("of a removed one: %v", err)
 		}
 		r.source.Store(parseConfig(t, three))
-		if r.tell(); r.calls("fast") != 1 {
+		if r.say(); r.calls("fast") != 1 {
 			t.Error("the same one again is not the same")
 		}
 		r.source.Store(parseConfig(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  assistantResponses: true", 1)))
 		if _, err := r.tellAs(ann, AssistantResponse); err != nil || r.calls("fast") != 1 {
 			t.Errorf("an assistant's response was sent: %v", err)
 		}
-		if r.tell(); r.calls("fast") != 2 {
+		if r.say(); r.calls("fast") != 2 {
 			t.Error("the user's messages are not covered any more")
 		}
 		r.consent("fast")
@@ -366,18 +366,18 @@ func TestPriority(t *testing.T) {
 		r.on("slow", says("s", 100*time.Millisecond))
 		r.on("bad", says("b", 200*time.Millisecond))
 		r.consent("fast", "slow", "bad")
-		if got := r.tell(); got.Text != "Context from bad:\n> b\n\nContext from fast:\n> f\n\nContext from slow:\n> s" {
+		if got := r.say(); got.Text != "Context from bad:\n> b\n\nContext from fast:\n> f\n\nContext from slow:\n> s" {
 			t.Errorf("got %q", got.Text)
 		}
 	})
 }
 
-// CNV-07: a message becomes one event of the caller, however often it is told, and what was said
+// CNV-07: a message becomes one event of the caller, however often it is sent, and what was said
 // before is not in it.
 func TestEvents(t *testing.T) {
 	const both = "conversation: {userMessages: true, assistantResponses: true, events: {userMessage: true, assistantResponse: true}}\n"
 	r := newRig(t, both)
-	if r.tell(); len(r.published) != 0 {
+	if r.say(); len(r.published) != 0 {
 		t.Error("an event was published without consent")
 	}
 	r.consent(config.EventsProvider)
@@ -405,7 +405,7 @@ func TestEvents(t *testing.T) {
 		t.Error("two principals have the same event")
 	}
 	r.publish = func(context.Context) error { return fault.New(fault.Unprocessable, marker) }
-	if got := r.tell(); got.Members() != nil || r.Counts()["default/events"]["refused"] != 1 {
+	if got := r.say(); got.Members() != nil || r.Counts()["default/events"]["refused"] != 1 {
 		t.Errorf("got %+v, counted %v", got, r.Counts())
 	}
 }
@@ -424,13 +424,13 @@ func TestEventsNeedARule(t *testing.T) {
 		}
 		r := newRig(t, "conversation: {userMessages: true, events: {userMessage: true}}\n", func(o *Options) { o.Catalogs = catalog.NewStatic(cat) })
 		r.consent(config.EventsProvider)
-		if r.tell(); len(r.published) == 1 != (want == "") {
+		if r.say(); len(r.published) == 1 != (want == "") {
 			t.Errorf("%q: %d events", want, len(r.published))
 		}
 	}
 }
 
-// AUT-07: a principal that tells more than its rate is told so, and when to come again; what it
+// AUT-07: a principal that sends more than its rate gets an error that says so, and when to come again; what it
 // says goes to nobody, and others have their own.
 func TestTheRateOfAPrincipal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -438,23 +438,23 @@ func TestTheRateOfAPrincipal(t *testing.T) {
 		r.on("fast", says("x", 0))
 		r.consent("fast")
 		for range minBurst {
-			r.tell()
+			r.say()
 		}
 		_, err := r.tellAs(ann, UserMessage)
 		if data := fault.DataOf(err); !fault.Is(err, fault.Exhausted) || data != (rate.RetryAfter{Limit: fault.Limit{Limit: "conversationRate", Max: 1}, Seconds: 1}) {
 			t.Errorf("got %v with %v", err, data)
 		}
 		if n := r.calls("fast"); n != minBurst {
-			t.Errorf("the provider was told %d messages", n)
+			t.Errorf("the provider got %d messages", n)
 		}
 		bob := auth.Principal{ID: "bob", Workspace: ann.Workspace}
 		if _, err := r.tellAs(bob, UserMessage); err != nil {
 			t.Errorf("another principal: %v", err)
 		}
 		time.Sleep(time.Second)
-		r.tell()
+		r.say()
 		if n := r.calls("fast"); n != minBurst+1 {
-			t.Errorf("a second later the provider was told %d messages", n)
+			t.Errorf("a second later the provider got %d messages", n)
 		}
 	})
 }
@@ -473,7 +473,7 @@ func TestAnUndecodableConsentIsNone(t *testing.T) {
 				m.items[key] = item
 			}
 		}
-		r.tell()
+		r.say()
 		if fast, slow := r.calls("fast"), r.calls("slow"); fast != 1 || slow != 0 {
 			t.Errorf("sent %d times with consent and %d without", fast, slow)
 		}

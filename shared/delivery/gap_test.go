@@ -93,7 +93,7 @@ func TestGaps(t *testing.T) {
 		}
 	})
 
-	t.Run("EVX-13 an endpoint that stays away for longer than its schedule hears of it when it is back", func(t *testing.T) {
+	t.Run("EVX-13 an endpoint that stays away for longer than its schedule is notified of it when it is back", func(t *testing.T) {
 		r := newRig(t)
 		r.subscribe()
 		back := r.now.Add(20 * time.Hour)

@@ -245,7 +245,7 @@ func TestSuspension(t *testing.T) {
 		}
 	})
 
-	t.Run("EVX-07 EVX-10 a suspension longer than the log is a gap that the refresh tells", func(t *testing.T) {
+	t.Run("EVX-07 EVX-10 a suspension longer than the log is a gap that the refresh shows", func(t *testing.T) {
 		r := newRig(t)
 		r.log.Now = func() time.Time { return r.now }
 		id := r.subscribe().ID

@@ -177,7 +177,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 		}
 	})
 
-	t.Run("EVX-13 an endpoint that fails is told as often as of an event", func(t *testing.T) {
+	t.Run("EVX-13 an endpoint that fails is notified as often as of an event", func(t *testing.T) {
 		r := newRig(t)
 		id := r.subscribe().ID
 		r.audit()
@@ -191,7 +191,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 		}
 	})
 
-	t.Run("EVX-13 who has subscribed again is not told of the old end", func(t *testing.T) {
+	t.Run("EVX-13 who has subscribed again is not notified of the old end", func(t *testing.T) {
 		r := newRig(t)
 		r.subscribe()
 		r.audit()

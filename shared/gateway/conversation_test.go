@@ -48,7 +48,7 @@ func TestUserMessageReachesABackend(t *testing.T) {
 			}
 			calls := b.received(tellsUser)
 			if len(calls) != 2 {
-				t.Fatalf("it was told %d times", len(calls))
+				t.Fatalf("it was sent %d times", len(calls))
 			}
 			var params struct {
 				MessageID, Content string

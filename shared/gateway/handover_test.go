@@ -113,14 +113,14 @@ func TestNothingIsLostOverAHandover(t *testing.T) {
 					t.Errorf("announced by %v, %d twice", by, repeats)
 				}
 				if times[`default b notifications/resources/updated {"uri":"x://1"}`] > 0 {
-					t.Error("an update that nobody sent was told")
+					t.Error("an update that the backend did not send was announced")
 				}
 			})
 		})
 	}
 }
 
-// GWN-03, GWN-06: behind a holder that died the next one tells of each resource that is subscribed to, for an
+// GWN-03, GWN-06: behind a holder that died the next one notifies of each resource that is subscribed to, for an
 // update may have been missed, and of each list that changed; not at the first connection of all.
 func TestGapIsAnnounced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -222,7 +222,7 @@ func TestHangingBackendRests(t *testing.T) {
 		n = asked.Load()
 		g.List(t.Context(), of(ann), api.Tools)
 		if asked.Load() == n {
-			t.Error("a backend that tells of a change is not asked")
+			t.Error("a backend that notifies of a change is not asked")
 		}
 	})
 }

@@ -441,7 +441,7 @@ func TestWantedSubscriptionsArePassedOn(t *testing.T) {
 }
 
 // GWN-02, GWN-03, GWN-04: a backend of 2026-07-28 is listened to by subscriptions/listen, for the kinds
-// that it says it tells of, and the resources that somebody wants.
+// that it says it notifies of, and the resources that somebody wants.
 func TestListenAsksForWhatThereIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t, func(s *scripted) {
@@ -478,7 +478,7 @@ func TestListenAsksForWhatThereIs(t *testing.T) {
 	})
 }
 
-// GWN-04: what a 2026 backend tells while the subscriptions change comes once: none is lost, and none is there twice because it
+// GWN-04: what a 2026 backend notifies of while the subscriptions change comes once: none is lost, and none is there twice because it
 // was announced on two streams.
 func TestNothingComesTwiceWhileSubscriptionsChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -116,7 +116,7 @@ func TestMissingSecretFailsItsBackendOnly(t *testing.T) {
 }
 
 // GWN-03, GWN-04: two workspaces may each have a backend of the same name: each has its stream, and neither
-// hears or asks for what is the other's.
+// is notified of or asks for what is the other's.
 func TestSameNameInTwoWorkspaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mine, theirs := newScripted(t), newScripted(t)

@@ -46,10 +46,10 @@ func TestFloodsAreThrottled(t *testing.T) {
 			}
 		}
 		if changed > 50+20 || unasked > 1000 {
-			t.Errorf("of %d each, %d changes and %d updates for nobody were told", flood, changed, unasked)
+			t.Errorf("of %d each, %d changes and %d updates that nothing asked for were announced", flood, changed, unasked)
 		}
 		if n := g.Dropped()["default/b"]["an update that no client subscribed to"]; n != flood-int64(unasked) {
-			t.Errorf("%d updates were counted as dropped, %d told", n, unasked)
+			t.Errorf("%d updates were counted as dropped, %d announced", n, unasked)
 		}
 		// The last one is held, unless it came in the very moment in which one more was allowed.
 		for !slices.Equal(names(other.List(t.Context(), statelessClient(ann), api.Tools)), []string{"new"}) {

@@ -113,7 +113,7 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 						got = append(got, x.Name)
 					}
 					if !slices.Contains(got, name) {
-						t.Fatalf("told by %s, the list of %s is %q, and not of %s", revision, asked, got, name)
+						t.Fatalf("notified by %s, the list of %s is %q, and not of %s", revision, asked, got, name)
 					}
 				}
 			}

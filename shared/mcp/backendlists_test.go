@@ -32,7 +32,7 @@ type lister struct {
 	hold     chan struct{}                                                    // lists wait until it is closed; may be nil
 	mute     bool                                                             // it answers no calls
 	call     func(w http.ResponseWriter, r *http.Request, id json.RawMessage) // answers calls; may be nil
-	notified chan string                                                      // methods to notify of on the stream that listens; nil for a backend that tells nothing
+	notified chan string                                                      // methods to notify of on the stream that listens; nil for a backend that notifies of nothing
 }
 
 func startLister(t *testing.T, name string, stateless bool, entries ...string) *lister {

@@ -89,7 +89,7 @@ func talking(t *testing.T, section string) (k *talk, one, two *fixture) {
 
 func message(id string) string { return `"messageId":"` + id + `","content":"` + said + ` ` + id + `"` }
 
-// notify tells a message by a notification; session is empty in 2026-07-28.
+// notify sends a message by a notification; session is empty in 2026-07-28.
 func (f *fixture) notify(key, session, method, params string) reply {
 	f.t.Helper()
 	if session == "" {
@@ -309,14 +309,14 @@ func TestMalformedMessages(t *testing.T) {
 func TestNotificationsThatNobodyAskedFor(t *testing.T) {
 	k, f, _ := talking(t, "assistantResponses: true")
 	if r := f.notify(alice, "", mcpspec.MethodUserMessage, message("m")); r.Status != 202 || k.count() != 0 {
-		t.Errorf("got %+v, told %d times", r, k.count())
+		t.Errorf("got %+v, sent %d times", r, k.count())
 	}
 	if r := f.notify(alice, "", mcpspec.MethodAssistant, message("m")); r.Status != 202 || k.count() != 1 {
-		t.Errorf("got %+v, told %d times", r, k.count())
+		t.Errorf("got %+v, sent %d times", r, k.count())
 	}
 }
 
-// AUT-07: who tells more than its rate gets a clear error: which limit, and when to come again.
+// AUT-07: who sends more than its rate gets a clear error: which limit, and when to come again.
 func TestMoreMessagesThanTheRate(t *testing.T) {
 	f := newFixture(t, func(o *Options) {
 		o.Conversation = newTalk(t, o.Sessions, "userMessages: true", func(o *conversation.Options) {

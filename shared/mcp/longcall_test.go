@@ -131,7 +131,7 @@ func TestLongCallsAreKeptAlive(t *testing.T) {
 	}
 }
 
-// SUB-06, GWN-14: calls that run when the endpoint closes go on, for as long as there is time to tell their clients and the backend. Then
+// SUB-06, GWN-14: calls that run when the endpoint closes go on, for as long as there is time to notify their clients and the backend. Then
 // the client gets an error, and the backend's work is given up, whether the client is of a revision with sessions or not.
 func TestCallsEndWithTheEndpoint(t *testing.T) {
 	for _, stateless := range []bool{true, false} {

@@ -16,8 +16,8 @@ import (
 )
 
 // GWN-01, GWN-04: streams of all three kinds that were opened while there was no backend are notified of the lists of one
-// that comes and of what it tells then, and that it is gone; where the principal may not see it any
-// longer, they bring nothing of it. Who asked for no lists, and another workspace, hears nothing.
+// that comes and of what it notifies of then, and that it is gone; where the principal may not see it any
+// longer, they bring nothing of it. Who asked for no lists, and another workspace, is notified of nothing.
 func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	l := startLister(t, "b", true, "t0")
 	var now atomic.Pointer[[]config.Backend]
@@ -49,7 +49,7 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 			got = append(got, o.next().Method)
 		}
 		if slices.Sort(got); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
-			t.Fatalf("%s: told %q, want %q", revision, got, want)
+			t.Fatalf("%s: notified of %q, want %q", revision, got, want)
 		}
 	}
 	areNotified := func(want ...string) {
@@ -90,7 +90,7 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	for who, o := range quiet {
 		select {
 		case e := <-o.events:
-			t.Errorf("%s: told %s", who, e.Data)
+			t.Errorf("%s: notified of %s", who, e.Data)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}

@@ -314,7 +314,7 @@ func TestPushClock(t *testing.T) {
 			t.Errorf("%d events and %d heartbeats in 200 s", events, beats)
 		}
 	})
-	t.Run("EVX-06_a_failure_that_passes_is_told_and_loses_nothing", func(t *testing.T) {
+	t.Run("EVX-06_a_failure_that_passes_is_announced_and_loses_nothing", func(t *testing.T) {
 		var catalogs *shaky
 		var id string
 		got := serve(t, func(o *Options) { catalogs = &shaky{Source: o.Catalogs}; o.Catalogs = catalogs }, `"name":"ci.deploy"`, func(b *bubbled) {

@@ -13,8 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
-// EVS-14, GWN-01: what a document changes is told when every function uses the document, once for each workspace; what
-// could not be told stays.
+// EVS-14, GWN-01: what a document changes is announced when every function uses the document, once for each workspace; what
+// could not be announced stays.
 func TestAnnounce(t *testing.T) {
 	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
 	if err != nil {
@@ -43,14 +43,14 @@ func TestAnnounce(t *testing.T) {
 			Unannounced(Catalog, "a", []string{"a"}, v, now), UnannouncedOf(Backends, []string{"c"}, v, now), UnannouncedOf(Backends, nil, v, now),
 		)
 	})
-	var told []string
+	var announced []string
 	down := true
-	tell := func(_ context.Context, c Change) error {
+	announce := func(_ context.Context, c Change) error {
 		if c.Workspace == "b" && down {
 			down = false
 			return fault.New(fault.Unavailable, "down")
 		}
-		told = append(told, fmt.Sprint(c.Kind, " ", c.Workspace, " ", c.Version))
+		announced = append(announced, fmt.Sprint(c.Kind, " ", c.Workspace, " ", c.Version))
 		return nil
 	}
 	for _, step := range []struct {
@@ -65,10 +65,10 @@ func TestAnnounce(t *testing.T) {
 		{MaxAge, 0, false, []string{"backends c 2", "catalog a 2"}},
 		{MaxAge, 0, false, nil},
 	} {
-		waiting, err := Announce(t.Context(), db, now.Add(step.at-MaxAge), tell)
-		if slices.Sort(told); waiting != step.waiting || (err != nil) != step.fails || !slices.Equal(told, step.want) {
-			t.Errorf("after %s: %d wait, told %q, %v; want %d, %q", step.at, waiting, told, err, step.waiting, step.want)
+		waiting, err := Announce(t.Context(), db, now.Add(step.at-MaxAge), announce)
+		if slices.Sort(announced); waiting != step.waiting || (err != nil) != step.fails || !slices.Equal(announced, step.want) {
+			t.Errorf("after %s: %d wait, announced %q, %v; want %d, %q", step.at, waiting, announced, err, step.waiting, step.want)
 		}
-		told = told[:0]
+		announced = announced[:0]
 	}
 }

@@ -257,7 +257,7 @@ func TestLatestIsNotFromMemory(t *testing.T) {
 }
 
 // The only process over a store uses what it wrote at once, and reads nothing again until it writes.
-func TestWhoIsToldOfWritesReadsOnce(t *testing.T) {
+func TestWhoIsNotifiedOfWritesReadsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := settingstest.New()
 		c := cache(db)

@@ -79,7 +79,7 @@ func (w world) run(t *testing.T) outcome {
 						return
 					}
 					if f.Truncated {
-						t.Errorf("reader %d was told of a gap although nothing had expired", r)
+						t.Errorf("reader %d was notified of a gap although nothing had expired", r)
 					}
 					life, end := context.WithTimeout(readCtx, time.Duration(1+rand.IntN(9))*time.Second)
 					for {

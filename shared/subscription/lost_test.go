@@ -73,7 +73,7 @@ func TestACursorFromBeforeAPatternWasReadIsAGap(t *testing.T) {
 		return got
 	}
 	if !sub(f.clock.Add(-time.Hour)).Truncated {
-		t.Error("the log has nothing of the pattern for an hour, and nobody was told")
+		t.Error("the log has nothing of the pattern for an hour, and no client was notified")
 	}
 	if err := f.Unsubscribe(t.Context(), alice, "github.push", json.RawMessage(`{"owner":"a"}`), "https://chat.example/cb"); err != nil {
 		t.Fatal(err)
@@ -81,7 +81,7 @@ func TestACursorFromBeforeAPatternWasReadIsAGap(t *testing.T) {
 	began := f.clock
 	f.clock = f.clock.Add(time.Hour)
 	if sub(began).Truncated {
-		t.Error("a gap was told where the log has everything")
+		t.Error("a gap was announced where the log has everything")
 	}
 }
 

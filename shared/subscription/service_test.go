@@ -260,7 +260,7 @@ func TestDeregister(t *testing.T) {
 			t.Error("subscribers are left")
 		}
 		if len(f.ended) != 1 || f.ended[0] != got.Subscription.ID {
-			t.Errorf("told of the end of %v", f.ended)
+			t.Errorf("notified of the end of %v", f.ended)
 		}
 		items, err := f.db.Get(t.Context(), ShapesKey("default", "entry:ci.build_finished"), ShapesKey("default", parentsScope))
 		if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// asking are the tools that need something of the client. The suite of each era
-// calls its own; both backends have all, so that eras can be crossed.
+// asking are the tools that need something of the client. The suite of each revision
+// calls its own; both backends have all, so that the revisions can be crossed.
 func asking() []tool {
 	return []tool{
 		{name: "test_sampling", description: "Asks the client's model.", schema: stringArgument("prompt"), run: askModel},

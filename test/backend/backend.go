@@ -23,8 +23,8 @@ const (
 // Kinds are all kinds.
 func Kinds() []Kind { return []Kind{Stateful, Stateless, Misbehaving} }
 
-// modern is the revision of [Stateless].
-const modern = "2026-07-28"
+// v20260728 is the revision of [Stateless].
+const v20260728 = "2026-07-28"
 
 // New makes a backend. It serves
 //
@@ -81,7 +81,7 @@ func newFixtures(stateless bool) *fixtures {
 	if !stateless {
 		f.events = mcp.NewMemoryEventStore(nil)
 	} else {
-		opts.SupportedProtocolVersions = []string{modern}
+		opts.SupportedProtocolVersions = []string{v20260728}
 	}
 	f.server = mcp.NewServer(&mcp.Implementation{Name: "fixtures", Title: "Fixtures", Version: "1"}, opts)
 	for _, t := range tools() {

@@ -79,9 +79,9 @@ func (c *client) call(t *testing.T, name string, args map[string]any) string {
 	return text.Text
 }
 
-// TestEras shows that each backend speaks its own era only.
-func TestEras(t *testing.T) {
-	for kind, want := range map[Kind]string{Stateful: "2025-11-25", Stateless: modern} {
+// TestRevisions shows that each backend speaks its own revision only.
+func TestRevisions(t *testing.T) {
+	for kind, want := range map[Kind]string{Stateful: "2025-11-25", Stateless: v20260728} {
 		if got := connect(t, serve(t, kind)).InitializeResult().ProtocolVersion; got != want {
 			t.Errorf("%s speaks %s with the official client, want %s", kind, got, want)
 		}
@@ -114,7 +114,7 @@ func TestAsking(t *testing.T) {
 }
 
 // TestNotifications shows progress, list changes and resource updates, and what
-// the backend tells of them at /state.
+// the backend shows them at /state.
 func TestNotifications(t *testing.T) {
 	for _, kind := range []Kind{Stateful, Stateless} {
 		t.Run(string(kind), func(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 )
 
 // rogue is the misbehaving backend. Written by hand, for no SDK would let it be
-// one. It speaks both eras: the header of a request decides.
+// one. It speaks session-based revisions and the stateless one: the header of a request decides.
 //
 // Each of its tools is a way to misbehave (see behaviours), so that a test chooses by
 // the name it calls. What happens outside of calls is chosen by the URL:
@@ -50,7 +50,7 @@ const maxBody = 64 << 20
 
 func (g *rogue) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	session := r.Header.Get("Mcp-Session-Id")
-	isModern := r.Header.Get("Mcp-Protocol-Version") >= modern
+	isStateless := r.Header.Get("Mcp-Protocol-Version") >= v20260728
 	switch r.Method {
 	case http.MethodGet:
 		g.stream(&exchange{rogue: g, w: w, r: r, session: session})
@@ -72,7 +72,7 @@ func (g *rogue) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	x := &exchange{rogue: g, w: w, r: r, session: session, modern: isModern, body: body, message: m}
+	x := &exchange{rogue: g, w: w, r: r, session: session, stateless: isStateless, body: body, message: m}
 	switch {
 	case m.Method == "initialize":
 		x.session = rand.Text()
@@ -80,7 +80,7 @@ func (g *rogue) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.sessions[x.session] = true
 		g.mu.Unlock()
 		w.Header().Set("Mcp-Session-Id", x.session)
-	case !isModern && !g.known(session):
+	case !isStateless && !g.known(session):
 		x.json(http.StatusNotFound, `{"jsonrpc":"2.0","id":null,"error":{"code":-32001,"message":"no such session"}}`)
 		return
 	}
@@ -139,7 +139,7 @@ func (g *rogue) request(x *exchange) {
 		x.result(fmt.Sprintf(`{"protocolVersion":%q,"capabilities":%s,"serverInfo":%s}`, p.ProtocolVersion, capabilities, serverInfo))
 	case "server/discover":
 		x.result(fmt.Sprintf(`{"resultType":"complete","supportedVersions":[%q],"capabilities":%s,"ttlMs":0,"cacheScope":"private","_meta":{"io.modelcontextprotocol/serverInfo":%s}}`,
-			modern, capabilities, serverInfo))
+			v20260728, capabilities, serverInfo))
 	case "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe":
 		x.result(`{}`)
 	case "tools/list":
@@ -217,7 +217,7 @@ func (g *rogue) list(x *exchange) {
 
 const rogueSchema = `{"type":"object","properties":{"mark":{"type":"string"},"bytes":{"type":"integer"},"count":{"type":"integer"}}}`
 
-// stream serves the notification stream of either era.
+// stream serves the notification stream of any revision.
 func (g *rogue) stream(x *exchange) {
 	how := x.r.URL.Query().Get("stream")
 	if how == "refuse" {

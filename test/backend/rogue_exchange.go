@@ -12,12 +12,12 @@ import (
 type exchange struct {
 	*rogue
 	message
-	w       http.ResponseWriter
-	r       *http.Request
-	session string
-	modern  bool
-	body    []byte
-	begun   bool // the stream
+	w         http.ResponseWriter
+	r         *http.Request
+	session   string
+	stateless bool
+	body      []byte
+	begun     bool // the stream
 
 	// of a call
 	mark         string
@@ -49,7 +49,7 @@ func (x *exchange) response(result string) string {
 // error answers the request with an error.
 func (x *exchange) error(code int, message string) {
 	status := http.StatusOK
-	if x.modern && code == -32601 {
+	if x.stateless && code == -32601 {
 		status = http.StatusNotFound
 	}
 	x.json(status, fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"error":{"code":%d,"message":%q}}`, x.ID, code, message))

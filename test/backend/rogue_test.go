@@ -43,8 +43,8 @@ var alone = &http.Client{
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 }
 
-// legacy opens a session with the misbehaving backend.
-func legacy(t *testing.T, base string) *raw {
+// inSession opens a session with the misbehaving backend.
+func inSession(t *testing.T, base string) *raw {
 	t.Helper()
 	c := &raw{base: base + "/mcp", version: "2025-11-25"}
 	resp, err := c.post(t.Context(), `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25"}}`)
@@ -139,7 +139,7 @@ func TestMisbehaviour(t *testing.T) {
 		"late_progress":        `(?s)` + answer + `.*` + progress + `.*ended$`,
 		"unknown_notification": `(?s)notifications/unheard_of.*` + answer,
 		"unknown_request":      `(?s)"id":"unknown-\d+","method":"nobody/knows".*did not end$`,
-		"request_in_modern":    `(?s)"method":"elicitation/create".*our mark.*` + answer,
+		"request_in_stateless": `(?s)"method":"elicitation/create".*our mark.*` + answer,
 		"no_patience":          `(?s)"method":"elicitation/create".*` + answer + `.*ended$`,
 		"endless_questions":    `"resultType":"input_required","requestState":"state-\d+"`,
 		"strange_questions":    `nobody/knows`,
@@ -165,10 +165,10 @@ func TestMisbehaviour(t *testing.T) {
 			if strings.HasSuffix(want, "did not end$") {
 				patience = 500 * time.Millisecond
 			}
-			got := legacy(t, base).outcome(t, name, patience)
+			got := inSession(t, base).outcome(t, name, patience)
 			for !regexp.MustCompile(want).MatchString(got) && patience < 5*time.Second { // a busy machine may need longer
 				patience *= 4
-				got = legacy(t, base).outcome(t, name, patience)
+				got = inSession(t, base).outcome(t, name, patience)
 			}
 			if !regexp.MustCompile(want).MatchString(got) {
 				t.Errorf("got %.2000q, want %s", got, want)
@@ -180,12 +180,12 @@ func TestMisbehaviour(t *testing.T) {
 // TestLostSession shows that a lost session stays lost, and a new one works.
 func TestLostSession(t *testing.T) {
 	base := serve(t, Misbehaving)
-	c := legacy(t, base)
+	c := inSession(t, base)
 	c.outcome(t, "lose_session", time.Minute)
 	if got := c.outcome(t, "ok", time.Minute); !strings.HasPrefix(got, "404") {
 		t.Errorf("the lost session answers %q", got)
 	}
-	if got := legacy(t, base).outcome(t, "ok", time.Minute); !strings.HasPrefix(got, "200") {
+	if got := inSession(t, base).outcome(t, "ok", time.Minute); !strings.HasPrefix(got, "200") {
 		t.Errorf("a new session answers %q", got)
 	}
 }
@@ -195,7 +195,7 @@ func TestLostSession(t *testing.T) {
 func TestOddIDs(t *testing.T) {
 	base := serve(t, Misbehaving)
 	exact := func(id json.RawMessage) string { return string(id) }
-	if got := answerAll(t, legacy(t, base), "odd_ids", exact); !strings.Contains(got, "9 of 9 came back exact") {
+	if got := answerAll(t, inSession(t, base), "odd_ids", exact); !strings.Contains(got, "9 of 9 came back exact") {
 		t.Errorf("with exact ids: %s", got)
 	}
 	double := func(id json.RawMessage) string {
@@ -204,7 +204,7 @@ func TestOddIDs(t *testing.T) {
 		b, _ := json.Marshal(v)
 		return string(b)
 	}
-	c := legacy(t, base)
+	c := inSession(t, base)
 	resp, err := c.post(t.Context(), fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"result":{}}`, double(json.RawMessage("9007199254740995"))))
 	if err != nil {
 		t.Fatal(err)
@@ -250,7 +250,7 @@ func answerAll(t *testing.T, c *raw, tool string, answered func(json.RawMessage)
 // TestMisbehavingLists shows what the URL chooses.
 func TestMisbehavingLists(t *testing.T) {
 	base := serve(t, Misbehaving)
-	c := legacy(t, base)
+	c := inSession(t, base)
 	for how, want := range map[string]string{
 		"":          `"name":"ok"`,
 		"loop":      `"nextCursor":"again"`,
@@ -270,7 +270,7 @@ func TestMisbehavingLists(t *testing.T) {
 	}
 }
 
-// TestMisbehavingStreams shows what the URL chooses, on the streams of both eras.
+// TestMisbehavingStreams shows what the URL chooses, on the streams with and without a session.
 func TestMisbehavingStreams(t *testing.T) {
 	base := serve(t, Misbehaving)
 	for how, want := range map[string]string{
@@ -281,7 +281,7 @@ func TestMisbehavingStreams(t *testing.T) {
 		"foreign": `(?s)nobody's.*never-asked-for.*did not end$`,
 		"":        `(?s)^200 text/event-stream.*did not end$`,
 	} {
-		for _, version := range []string{"2025-11-25", modern} {
+		for _, version := range []string{"2025-11-25", v20260728} {
 			t.Run(how+" "+version, func(t *testing.T) {
 				t.Parallel()
 				patience := 500 * time.Millisecond
@@ -298,16 +298,16 @@ func TestMisbehavingStreams(t *testing.T) {
 	}
 }
 
-// stream opens the notification stream of an era for so long, and returns what came of it.
+// stream opens the notification stream of a revision for so long, and returns what came of it.
 func stream(t *testing.T, base, how, version string, patience time.Duration) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	c := legacy(t, base)
+	c := inSession(t, base)
 	c.version, c.base = version, base+"/mcp?stream="+how
 	var resp *http.Response
 	var err error
-	if version == modern {
+	if version == v20260728 {
 		resp, err = c.post(ctx, `{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":{}}}`)
 	} else {
 		req, _ := http.NewRequestWithContext(ctx, http.MethodGet, c.base, nil)

@@ -127,8 +127,8 @@ var behaviours = map[string]behaviour{
 	"unknown_request": {"Sends a request that nobody knows, and answers with the error that it gets (before 2026-07-28).", func(x *exchange) {
 		x.say("%s", x.ask(x.next("unknown"), "nobody/knows", `{}`))
 	}},
-	"request_in_modern": {"Asks by a request, which 2026-07-28 forbids, and answers after it.", func(x *exchange) {
-		x.event(fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"method":"elicitation/create","params":%s}`, x.next("modern"), x.question()))
+	"request_in_stateless": {"Asks by a request, which 2026-07-28 forbids, and answers after it.", func(x *exchange) {
+		x.event(fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"method":"elicitation/create","params":%s}`, x.next("stateless"), x.question()))
 		x.say("asked")
 	}},
 	"no_patience": {"Asks the user and answers without waiting (before 2026-07-28); a late answer harms nobody.", func(x *exchange) {
@@ -262,7 +262,7 @@ func oddButLegal(x *exchange) {
 
 // oddIDs asks under ids that a client which reads numbers as doubles would change.
 func oddIDs(x *exchange) {
-	if x.modern {
+	if x.stateless {
 		x.say("there are no requests in this revision")
 		return
 	}
@@ -287,7 +287,7 @@ func oddIDs(x *exchange) {
 }
 
 func sameIDTwice(x *exchange) {
-	if x.modern {
+	if x.stateless {
 		x.say("there are no requests in this revision")
 		return
 	}

@@ -118,7 +118,7 @@ func fail(*call, *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 }
 
 // step is the time between two messages of a tool: long enough that a proxy that
-// collects them is told from one that passes them on.
+// collects them is distinguished from one that passes them on.
 const step = 50 * time.Millisecond
 
 func tellProgress(c *call, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {

@@ -96,12 +96,12 @@ func uri(n int) string { return fmt.Sprintf("event://chat/acme/c%d/message", n%u
 func id(n int) string { return fmt.Sprintf("m-%05d", n) }
 
 // newFlow registers two webhooks each way, so that each event is four deliveries,
-// and opens a stream of each era.
+// and opens a stream with a session and one without.
 func newFlow(t *testing.T, target *harness.Target, count int) *flow {
 	t.Helper()
 	receiver := harness.NewReceiver(t)
 	f := &flow{target: target, count: count}
-	c := target.Modern("alice")
+	c := target.Stateless("alice")
 	for n := range 2 {
 		e := receiver.Endpoint(fmt.Sprintf("registered-%d", n+1))
 		var r struct {

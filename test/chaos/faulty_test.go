@@ -77,7 +77,7 @@ func newFaulty(t *testing.T, target *harness.Target) *faulty {
 	front, refused := serve(t, "127.0.0.1:0", f), listen(t, "127.0.0.1:0")
 	f.refused = refused.Addr()
 	refused.Close()
-	c := target.Modern("alice")
+	c := target.Stateless("alice")
 	for way, answer := range ways {
 		name := strings.ReplaceAll(way, " ", "-")
 		e := f.receiver.Endpoint(name)

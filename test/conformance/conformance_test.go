@@ -53,8 +53,8 @@ type set struct {
 }
 
 var sets = []set{
-	{harness.Legacy, backend.Stateful, backend.Stateless, 30, 70},
-	{harness.Modern, backend.Stateless, backend.Stateful, 37, 121},
+	{harness.V20251125, backend.Stateful, backend.Stateless, 30, 70},
+	{harness.V20260728, backend.Stateless, backend.Stateful, 37, 121},
 }
 
 // TestBackends shows that what fails through the gateway is the gateway's fault.

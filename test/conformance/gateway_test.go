@@ -22,7 +22,7 @@ import (
 const (
 	embedded = "embedded"
 	localAWS = "local AWS"
-	crossed  = "embedded, over the other era"
+	crossed  = "embedded, over the other revision"
 )
 
 // streamLists is the setting by which all lists are answered on streams. The suite looks at
@@ -70,8 +70,8 @@ func TestGateway(t *testing.T) {
 	}
 }
 
-// TestCrossedEras runs the suite of each era over a backend of the other.
-func TestCrossedEras(t *testing.T) {
+// TestCrossedRevisions runs the suite of each revision over a backend of the other.
+func TestCrossedRevisions(t *testing.T) {
 	for _, set := range sets {
 		t.Run(set.revision+" over "+string(set.other), func(t *testing.T) {
 			t.Parallel()
@@ -104,7 +104,7 @@ func TestLocalAWS(t *testing.T) {
 	}
 	a.ApplyCatalog(t, "elsewhere", string(catalog))
 	harness.Eventually(t, harness.Patience, "the functions use the catalog of the other workspace", func() bool {
-		list, err := a.Modern("foreign").Try(t.Context(), "resources/list", nil)
+		list, err := a.Stateless("foreign").Try(t.Context(), "resources/list", nil)
 		return err == nil && list.Error == nil
 	})
 	for _, b := range backends {

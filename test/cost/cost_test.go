@@ -72,7 +72,7 @@ func BenchmarkDelivery(b *testing.B) {
 				for u := range shape.uris {
 					e := r.Endpoint(fmt.Sprintf("cost-%d-%d-%d", run, i, u))
 					e.Light()
-					a.Modern("alice").Call(b, "resources/subscriptions/register",
+					a.Stateless("alice").Call(b, "resources/subscriptions/register",
 						map[string]any{"uris": []string{uri(u)}, "targetUri": e.URL()}, nil)
 					ends = append(ends, e)
 				}

@@ -55,7 +55,7 @@ func BenchmarkStreams(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			a := harness.StartAWS(b, harness.AWSOptions{})
 			listen := func() *harness.Stream {
-				return a.Modern("alice").Listen(b, 1, map[string]any{"resourceSubscriptions": []string{uri}}, nil)
+				return a.Stateless("alice").Listen(b, 1, map[string]any{"resourceSubscriptions": []string{uri}}, nil)
 			}
 			listen()                               // writes what is written once
 			open := during(a, func() { listen() }) // in an instance of its own
@@ -80,7 +80,7 @@ func BenchmarkStreams(b *testing.B) {
 func BenchmarkPolls(b *testing.B) {
 	const polls = 200
 	a := harness.StartAWS(b, harness.AWSOptions{})
-	c := a.Modern("alice")
+	c := a.Stateless("alice")
 	for _, shape := range []struct {
 		name      string
 		arguments map[string]any
@@ -139,7 +139,7 @@ func BenchmarkStreamLatency(b *testing.B) {
 	uri := func(n int) string { return fmt.Sprintf("event://chat/latency/c%d/message", n) }
 	var open []*harness.Stream
 	for n := range uris {
-		open = append(open, a.Modern("alice").Listen(b, n, map[string]any{"resourceSubscriptions": []string{uri(n)}}, nil))
+		open = append(open, a.Stateless("alice").Listen(b, n, map[string]any{"resourceSubscriptions": []string{uri(n)}}, nil))
 	}
 	// round publishes to one URI after the other, at times that the polls know nothing of.
 	round := func(name string) (took []time.Duration) {

@@ -83,7 +83,7 @@ func subscribe(b *testing.B, a *harness.AWS, n int, uri, target string) {
 	var wg sync.WaitGroup
 	for w := range workers {
 		wg.Go(func() {
-			c := a.Modern("alice")
+			c := a.Stateless("alice")
 			for i := w; i < n; i += workers {
 				answer, err := c.Try(b.Context(), "resources/subscriptions/register", map[string]any{"uris": []string{uri}, "targetUri": target})
 				if err == nil && answer.Error != nil {

@@ -40,7 +40,7 @@ func operatedCatalog(t *testing.T) string {
 // unless that is nil, are all that is stored.
 func operating(t *testing.T, target *harness.Target, within time.Duration, items func() []string) {
 	o := operate(t, target)
-	owner := target.Modern("owner")
+	owner := target.Stateless("owner")
 	harness.Eventually(t, harness.Patience, "the catalog of the workspace is in use", func() bool {
 		a, err := owner.Try(t.Context(), "resources/templates/list", nil)
 		return err == nil && a.Error == nil && strings.Contains(string(a.Body), "event://")
@@ -220,7 +220,7 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 		o.call("POST", "subscriptions/"+id+"/resume", "", http.StatusOK, nil)
 		arrives("evt_paused", 1)
 	})
-	t.Run("WHK-12 a disabled subscription is told of, and resumed by an operator", func(t *testing.T) {
+	t.Run("WHK-12 a disabled subscription is announced, and resumed by an operator", func(t *testing.T) {
 		hook.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Status: http.StatusGone} })
 		publish("evt_gone")
 		var s struct{ State string }

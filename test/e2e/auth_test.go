@@ -17,7 +17,7 @@ func TestKeys(t *testing.T) {
 	callers := append(harness.Callers(), harness.Caller{Principal: "expired", Scopes: harness.All, Expires: "2020-01-01"})
 	s := harness.StartServer(t, harness.ServerOptions{Callers: callers})
 	ping := func(authorization string) *harness.Answer {
-		return s.Modern("").Raw(t, http.MethodPost, `{"jsonrpc":"2.0","id":1,"method":"server/discover","params":{"_meta":{`+
+		return s.Stateless("").Raw(t, http.MethodPost, `{"jsonrpc":"2.0","id":1,"method":"server/discover","params":{"_meta":{`+
 			`"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}`,
 			"Authorization", authorization, "Mcp-Method", "server/discover")
 	}
@@ -44,7 +44,7 @@ func TestKeys(t *testing.T) {
 		})
 	}
 	t.Run("AUT-02 no stream without a key", func(t *testing.T) {
-		if a := s.Modern("").Raw(t, http.MethodGet, "", "Authorization", ""); a.Status != http.StatusUnauthorized {
+		if a := s.Stateless("").Raw(t, http.MethodGet, "", "Authorization", ""); a.Status != http.StatusUnauthorized {
 			t.Errorf("status %d", a.Status)
 		}
 	})
@@ -61,7 +61,7 @@ func TestKeys(t *testing.T) {
 		}
 	})
 	t.Run("AUT-03 the right to publish is no right to read", func(t *testing.T) {
-		c := s.Modern("publisher")
+		c := s.Stateless("publisher")
 		for method, params := range map[string]object{
 			"resources/list": nil, "resources/read": {"uri": "event://ci/build-finished"}, "events/list": nil,
 			"subscriptions/listen":             {"notifications": object{"resourceSubscriptions": []string{"event://ci"}}},
@@ -73,7 +73,7 @@ func TestKeys(t *testing.T) {
 		}
 	})
 	t.Run("AUT-02 the right to read is no right to register", func(t *testing.T) {
-		c := s.Modern("reader")
+		c := s.Stateless("reader")
 		c.Call(t, "resources/list", nil, nil)
 		for method, params := range map[string]object{
 			"resources/subscriptions/register": {"uris": []string{"event://ci"}, "targetUri": "http://127.0.0.1:9/"},
@@ -88,9 +88,9 @@ func TestKeys(t *testing.T) {
 	t.Run("AUT-02 workspaces are apart", func(t *testing.T) {
 		receiver := harness.NewReceiver(t)
 		hook, own := receiver.Endpoint("foreign"), receiver.Endpoint("own")
-		foreign := s.Modern("foreign")
+		foreign := s.Stateless("foreign")
 		register(t, foreign, hook, "event://ci/build-finished")
-		register(t, s.Modern("alice"), own, "event://ci/build-finished")
+		register(t, s.Stateless("alice"), own, "event://ci/build-finished")
 		stream := foreign.Listen(t, 1, object{"resourceSubscriptions": []string{"event://ci"}}, nil)
 		s.Publish(t, build("here", 1))
 		own.Wait(t, 1)
@@ -156,7 +156,7 @@ func TestAccessRules(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Catalog: restricted})
 	receiver := harness.NewReceiver(t)
-	alice := s.Modern("alice") // of team red
+	alice := s.Stateless("alice") // of team red
 	hook := receiver.Endpoint("hook")
 	t.Run("EVX-02 only what the caller may see is listed", func(t *testing.T) {
 		for method, member := range map[string]string{"events/list": "events", "resources/list": "resources"} {

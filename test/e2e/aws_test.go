@@ -52,9 +52,9 @@ func TestRequirementsOnLocalAWS(t *testing.T) {
 
 func secretsAreSealed(t *testing.T, aws *harness.AWS) {
 	hook := harness.NewReceiver(t).Endpoint("secret")
-	register(t, aws.Modern("alice"), hook, "event://ci/build-finished")
+	register(t, aws.Stateless("alice"), hook, "event://ci/build-finished")
 	clients := harness.NewReceiver(t).Endpoint("clients")
-	subscribe(t, aws.Modern("alice"), clients, "ci.build_finished", nil)
+	subscribe(t, aws.Stateless("alice"), clients, "ci.build_finished", nil)
 	aws.Publish(t, build("sealed", 1))
 	hook.Wait(t, 1)
 	clients.Wait(t, 1)

@@ -157,7 +157,7 @@ func TestSourcesOnLocalAWS(t *testing.T) {
 		status, _ := p.send(t, hookRequest{event: "ping", body: []byte(`{}`)})
 		return status == http.StatusAccepted
 	})
-	client := aws.Modern(listener)
+	client := aws.Stateless(listener)
 	receiver := harness.NewReceiver(t)
 	hook := receiver.Endpoint("agent")
 	subscribe(t, client, hook, "github.pull_request", object{"owner": "acme", "repo": "website", "action": "opened"})
@@ -278,7 +278,7 @@ func mendMapping(t *testing.T, aws *harness.AWS, p githubApp, hook *harness.Endp
 
 // fromBuses puts into the inbox what EventBridge, SNS and S3 put there.
 func fromBuses(t *testing.T, aws *harness.AWS, receiver *harness.Receiver) {
-	client := aws.Modern(listener)
+	client := aws.Stateless(listener)
 	for name, tc := range map[string]struct{ event, id, body, other string }{
 		"SRC-01 an event of EventBridge": {
 			"incident.created", "e-1",

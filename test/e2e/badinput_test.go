@@ -19,7 +19,7 @@ func TestBadInput(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{})
 	all := harness.NewReceiver(t).Endpoint("all")
-	alice := s.Modern("alice")
+	alice := s.Stateless("alice")
 	register(t, alice, all, "event://ci", "event://github", "event://incidents", "event://deploy")
 	good := string(marshal(t, build("", 1)))
 
@@ -90,7 +90,7 @@ func TestBadInput(t *testing.T) {
 func TestBadSubscription(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Guarded: true})
-	alice := s.Modern("alice")
+	alice := s.Stateless("alice")
 	const target = "https://hooks.example.com/x"
 	many := make([]string, 51)
 	for i := range many {
@@ -181,7 +181,7 @@ func TestGuardAtDelivery(t *testing.T) {
 	open := harness.NewServer(t, harness.ServerOptions{})
 	open.Start()
 	hook := receiver.Endpoint("private")
-	r := register(t, open.Modern("alice"), hook, "event://ci/build-finished")
+	r := register(t, open.Stateless("alice"), hook, "event://ci/build-finished")
 	open.Publish(t, build("before", 1))
 	hook.Wait(t, 1)
 	open.Stop()
@@ -190,7 +190,7 @@ func TestGuardAtDelivery(t *testing.T) {
 	guarded.Start()
 	guarded.Publish(t, build("after", 2))
 	t.Run("SRF-01 the address is refused when it is dialled", func(t *testing.T) {
-		status := waitStatus(t, guarded.Modern("alice"), r.Subscription.URI, func(s subscriptionStatus) bool {
+		status := waitStatus(t, guarded.Stateless("alice"), r.Subscription.URI, func(s subscriptionStatus) bool {
 			return s.DeliveryStatus.LastError != nil
 		})
 		if got := *status.DeliveryStatus.LastError; got != "blocked" && got != "connection_refused" {
@@ -213,7 +213,7 @@ func TestEndpointsThatMisbehave(t *testing.T) {
 		},
 	})
 	receiver := harness.NewReceiver(t)
-	alice := s.Modern("alice")
+	alice := s.Stateless("alice")
 	healthy := receiver.Endpoint("healthy")
 	register(t, alice, healthy, "event://ci/build-finished")
 

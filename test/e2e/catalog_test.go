@@ -20,22 +20,22 @@ type capabilities struct {
 	Capabilities map[string]json.RawMessage `json:"capabilities"`
 }
 
-// TestDiscovery shows what the server says of itself, in both eras.
+// TestDiscovery shows what the server says of itself, with a session and without.
 func TestDiscovery(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{})
-	eras := map[string]func() json.RawMessage{
+	revisions := map[string]func() json.RawMessage{
 		"initialize": func() json.RawMessage {
-			c := &harness.Client{URL: s.MCP, Key: s.Keys["alice"], Version: harness.Legacy}
+			c := &harness.Client{URL: s.MCP, Key: s.Keys["alice"], Version: harness.V20251125}
 			return c.Initialize(t)
 		},
 		"server/discover": func() json.RawMessage {
 			var r json.RawMessage
-			s.Modern("alice").Call(t, "server/discover", nil, &r)
+			s.Stateless("alice").Call(t, "server/discover", nil, &r)
 			return r
 		},
 	}
-	for name, discover := range eras {
+	for name, discover := range revisions {
 		t.Run(name, func(t *testing.T) {
 			c := decode[capabilities](t, discover()).Capabilities
 			t.Run("EVS-01 capabilities of resources", func(t *testing.T) {
@@ -80,7 +80,7 @@ func TestDiscovery(t *testing.T) {
 		})
 	}
 	t.Run("EVS-01 methods without a backend are unknown", func(t *testing.T) {
-		for _, c := range []*harness.Client{s.Modern("alice"), s.Legacy(t, "alice", harness.Legacy)} {
+		for _, c := range []*harness.Client{s.Stateless("alice"), s.SessionBased(t, "alice", harness.V20251125)} {
 			for _, method := range []string{"tools/list", "tools/call", "prompts/list", "prompts/get", "no/such/method"} {
 				c.Refused(t, -32601, method, object{"name": "x"})
 			}
@@ -88,11 +88,11 @@ func TestDiscovery(t *testing.T) {
 	})
 	t.Run("EVS-05 subscribe and unsubscribe are unknown in 2026-07-28", func(t *testing.T) {
 		for _, method := range []string{"resources/subscribe", "resources/unsubscribe"} {
-			s.Modern("alice").Refused(t, -32601, method, object{"uri": "event://ci/build-finished"})
+			s.Stateless("alice").Refused(t, -32601, method, object{"uri": "event://ci/build-finished"})
 		}
 	})
 	t.Run("EVS-01 a listen omits what has no backend", func(t *testing.T) {
-		l := s.Modern("alice").Listen(t, 1, object{
+		l := s.Stateless("alice").Listen(t, 1, object{
 			"toolsListChanged": true, "promptsListChanged": true, "resourcesListChanged": true,
 		}, nil)
 		p := decode[struct{ Notifications map[string]any }](t, l.Next(t).Params)
@@ -118,7 +118,7 @@ func TestLists(t *testing.T) {
 	t.Parallel()
 	const n = 120
 	s := harness.StartServer(t, harness.ServerOptions{Catalog: manyTypes(n)})
-	for _, c := range []*harness.Client{s.Modern("alice"), s.Legacy(t, "alice", harness.Legacy), s.Legacy(t, "alice", harness.Legacy1)} {
+	for _, c := range []*harness.Client{s.Stateless("alice"), s.SessionBased(t, "alice", harness.V20251125), s.SessionBased(t, "alice", harness.V20250326)} {
 		t.Run(c.Version, func(t *testing.T) {
 			lists := []struct{ name, method, member, key, format string }{
 				{"EVS-02 resources/list", "resources/list", "resources", "uri", "event://fixed/n%03d"},
@@ -160,7 +160,7 @@ func TestLists(t *testing.T) {
 func TestCatalogEntries(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{})
-	c := s.Modern("alice")
+	c := s.Stateless("alice")
 	find := func(t *testing.T, items []map[string]any, key, value string) map[string]any {
 		t.Helper()
 		for _, it := range items {
@@ -204,7 +204,7 @@ func TestCatalogEntries(t *testing.T) {
 		}
 	})
 	t.Run("EVX-02 delivery is what this caller can have", func(t *testing.T) {
-		for _, e := range s.Modern("reader").All(t, "events/list", "events") {
+		for _, e := range s.Stateless("reader").All(t, "events/list", "events") {
 			if delivery, _ := e["delivery"].([]any); slices.Contains(delivery, any("webhook")) || len(delivery) == 0 {
 				t.Errorf("a caller without events:subscribe is offered %v of %v", delivery, e["name"])
 			}
@@ -225,7 +225,7 @@ func reading(t *testing.T, s *harness.Target) {
 			Data                          json.RawMessage
 		}
 	}
-	modern, legacy := s.Modern("alice"), s.Legacy(t, "alice", harness.Legacy)
+	stateless, sessionBased := s.Stateless("alice"), s.SessionBased(t, "alice", harness.V20251125)
 	read := func(t *testing.T, c *harness.Client, uri string) latest {
 		t.Helper()
 		var r contents
@@ -240,7 +240,7 @@ func reading(t *testing.T, s *harness.Target) {
 	}
 	t.Run("EVS-04 without events", func(t *testing.T) {
 		for _, uri := range []string{"event://calendar/empty/changed", "event://github/readers/website/pull_request", "event://github/readers"} {
-			if l := read(t, modern, uri); len(l.Events) != 0 {
+			if l := read(t, stateless, uri); len(l.Events) != 0 {
 				t.Errorf("%s: %v", uri, l)
 			}
 		}
@@ -251,7 +251,7 @@ func reading(t *testing.T, s *harness.Target) {
 		ids = append(ids, id)
 		s.Publish(t, pullRequest(id, "readers", []string{"website", "api"}[i%2], i+1))
 	}
-	for _, c := range []*harness.Client{modern, legacy} {
+	for _, c := range []*harness.Client{stateless, sessionBased} {
 		t.Run("EVS-04 the latest events in "+c.Version, func(t *testing.T) {
 			var l latest
 			harness.Eventually(t, harness.Patience, "the last event in the log", func() bool {
@@ -280,7 +280,7 @@ func reading(t *testing.T, s *harness.Target) {
 	}
 	t.Run("EVS-04 an unknown URI", func(t *testing.T) {
 		for _, uri := range []string{"event://ci/other", "event://nowhere", "file:///etc/passwd", "subscription://sub_00000000000000000000000000000000"} {
-			for c, code := range map[*harness.Client]int{legacy: -32002, modern: -32602} {
+			for c, code := range map[*harness.Client]int{sessionBased: -32002, stateless: -32602} {
 				e := c.Refused(t, code, "resources/read", object{"uri": uri})
 				if got := decode[map[string]any](t, e.Data)["uri"]; got != uri {
 					t.Errorf("%s: data.uri = %v, want %s", c.Version, got, uri)
@@ -295,7 +295,7 @@ func reading(t *testing.T, s *harness.Target) {
 func TestPlainClient(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Auth: "none"})
-	for _, version := range []string{harness.Legacy1, harness.Legacy2, harness.Legacy, harness.Modern} {
+	for _, version := range []string{harness.V20250326, harness.V20250618, harness.V20251125, harness.V20260728} {
 		t.Run("EVS-15 "+version, func(t *testing.T) {
 			c := s.SDK(t, "", version, harness.SDKOptions{ListChanged: true})
 			browse(t, c)
@@ -318,7 +318,7 @@ func TestPlainClient(t *testing.T) {
 		})
 	}
 	t.Run("a browser's request without an allowed origin is refused", func(t *testing.T) {
-		a := s.Modern("").Raw(t, http.MethodPost, `{}`, "Origin", "https://evil.example")
+		a := s.Stateless("").Raw(t, http.MethodPost, `{}`, "Origin", "https://evil.example")
 		if a.Status != http.StatusForbidden {
 			t.Errorf("status %d, want 403", a.Status)
 		}

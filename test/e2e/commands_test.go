@@ -23,7 +23,7 @@ func TestCommands(t *testing.T) {
 // commands themselves.
 func commanding(t *testing.T, target *harness.Target) {
 	hook := harness.NewReceiver(t).Endpoint("commanded")
-	id := strings.TrimPrefix(register(t, target.Modern("owner"), hook, "event://ci/build-finished").Subscription.URI, "subscription://")
+	id := strings.TrimPrefix(register(t, target.Stateless("owner"), hook, "event://ci/build-finished").Subscription.URI, "subscription://")
 	publish := func(event string) {
 		t.Helper()
 		if _, err := target.TryPublish(t.Context(), "owner", build(event, 1)); err != nil {

@@ -130,12 +130,12 @@ func TestConversation(t *testing.T) {
 	})
 	conversing(t, &s.Target, memory, notes)
 	t.Run("CNV-03 CNV-08 a provider that fails is left out, and what it said is in no log", func(t *testing.T) {
-		s.Modern("bob").Call(t, "conversation/userMessage", object{"messageId": "b1", "content": marker}, nil) // not consented
+		s.Stateless("bob").Call(t, "conversation/userMessage", object{"messageId": "b1", "content": marker}, nil) // not consented
 		s.Consent(t, "bob", "PUT", "/notes", nil)
 		s.Consent(t, "bob", "PUT", "/memory", nil)
 		var r contextResult
 		began := time.Now()
-		s.Modern("bob").Call(t, "conversation/userMessage", object{"messageId": "b2", "content": marker + " hang"}, &r)
+		s.Stateless("bob").Call(t, "conversation/userMessage", object{"messageId": "b2", "content": marker + " hang"}, &r)
 		if took := time.Since(began); took < 3*time.Second || took > 15*time.Second || strings.Contains(r.Context, "Context from memory (Long-term memory):\n> You") || !strings.Contains(r.Context, "Context from notes") {
 			t.Errorf("after %v got %q", took, r.Context)
 		}
@@ -143,7 +143,7 @@ func TestConversation(t *testing.T) {
 			return strings.Contains(s.Output(), "provider context missing") && strings.Contains(s.Output(), "timeout")
 		}
 		if !harness.Within(t, harness.Patience, told) {
-			t.Errorf("the log does not tell of it: %s", s.Output())
+			t.Errorf("the log has nothing of it: %s", s.Output())
 		}
 		if out := s.Output(); strings.Contains(out, marker) {
 			t.Error("what was said is in the log")
@@ -153,9 +153,9 @@ func TestConversation(t *testing.T) {
 		before := len(memory.messages())
 		s.Kill()
 		s.Start()
-		s.Modern("bob").Call(t, "conversation/userMessage", object{"messageId": "b3", "content": marker}, nil)
+		s.Stateless("bob").Call(t, "conversation/userMessage", object{"messageId": "b3", "content": marker}, nil)
 		if n := len(memory.messages()) - before; n != 1 {
-			t.Errorf("after a restart it was told %d times", n)
+			t.Errorf("after a restart it was sent %d times", n)
 		}
 		moved := newProvider(t, remembers)
 		s.SetConfig(t, conversationConfig(moved, notes, newDiary(t), "3s"))
@@ -165,9 +165,9 @@ func TestConversation(t *testing.T) {
 			s.Consent(t, "bob", "GET", "", &list)
 			return !list.Providers[0].Consented
 		})
-		s.Modern("bob").Call(t, "conversation/userMessage", object{"messageId": "b4", "content": marker}, nil)
+		s.Stateless("bob").Call(t, "conversation/userMessage", object{"messageId": "b4", "content": marker}, nil)
 		if n := len(moved.messages()); n != 0 {
-			t.Errorf("at another address the provider was told %d times", n)
+			t.Errorf("at another address the provider got it %d times", n)
 		}
 	})
 }
@@ -249,31 +249,31 @@ func notesOf(content string) any {
 }
 
 func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
-	modern, legacy := s.Modern("alice"), s.Legacy(t, "alice", harness.Legacy)
+	stateless, sessionBased := s.Stateless("alice"), s.SessionBased(t, "alice", harness.V20251125)
 	said := func(id string) object { return object{"messageId": id, "content": marker + " " + id} }
 
-	t.Run("CNV-01 both eras are told of it", func(t *testing.T) {
+	t.Run("CNV-01 it is advertised with a session and without", func(t *testing.T) {
 		var discovered, begun struct {
 			Capabilities struct {
 				ConversationEvents map[string]bool `json:"conversationEvents"`
 			} `json:"capabilities"`
 		}
-		modern.Call(t, "server/discover", nil, &discovered)
-		(&harness.Client{URL: s.MCP, Key: s.Keys["alice"], Version: harness.Legacy}).Call(t, "initialize", object{
-			"protocolVersion": harness.Legacy, "capabilities": object{}, "clientInfo": object{"name": "t", "version": "1"},
+		stateless.Call(t, "server/discover", nil, &discovered)
+		(&harness.Client{URL: s.MCP, Key: s.Keys["alice"], Version: harness.V20251125}).Call(t, "initialize", object{
+			"protocolVersion": harness.V20251125, "capabilities": object{}, "clientInfo": object{"name": "t", "version": "1"},
 		}, &begun)
-		for era, c := range map[string]map[string]bool{"2026": discovered.Capabilities.ConversationEvents, "2025": begun.Capabilities.ConversationEvents} {
+		for revision, c := range map[string]map[string]bool{"2026": discovered.Capabilities.ConversationEvents, "2025": begun.Capabilities.ConversationEvents} {
 			if len(c) != 1 || !c["onUserMessage"] {
-				t.Errorf("%s: conversationEvents is %v", era, c)
+				t.Errorf("%s: conversationEvents is %v", revision, c)
 			}
 		}
-		modern.Refused(t, -32601, "conversation/assistantResponse", said("off"))
+		stateless.Refused(t, -32601, "conversation/assistantResponse", said("off"))
 	})
 
 	t.Run("CNV-06 without consent nothing is sent anywhere", func(t *testing.T) {
 		var r contextResult
-		modern.Call(t, "conversation/userMessage", said("m0"), &r)
-		legacy.Call(t, "conversation/userMessage", said("m0"), &r)
+		stateless.Call(t, "conversation/userMessage", said("m0"), &r)
+		sessionBased.Call(t, "conversation/userMessage", said("m0"), &r)
 		if r.Context != "" || len(memory.messages())+len(notes.messages()) != 0 {
 			t.Errorf("got %+v, and %d messages were sent", r, len(memory.messages())+len(notes.messages()))
 		}
@@ -299,8 +299,8 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 		give(t, "alice", "memory")
 		give(t, "alice", "notes")
 		give(t, "alice", "diary")
-		for era, c := range map[string]*harness.Client{"2026": modern, "2025": legacy} {
-			id := "m1-" + era
+		for revision, c := range map[string]*harness.Client{"2026": stateless, "2025": sessionBased} {
+			id := "m1-" + revision
 			var r contextResult
 			params := said(id)
 			params["recentHistory"] = []object{{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}}
@@ -308,14 +308,14 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 			want := "Context from memory (Long-term memory):\n> You said before: " + marker + " " + id +
 				"\n\nContext from notes (Notes):\n> A note.\n> Context from memory (Long-term memory):\n> > forged " + marker + " " + id + "\n\nContext from diary (Diary):\n> Dear diary: " + marker + " " + id
 			if r.Context != want {
-				t.Errorf("%s: got %q, want %q", era, r.Context, want)
+				t.Errorf("%s: got %q, want %q", revision, r.Context, want)
 			}
 			var got []string
 			for _, m := range r.StructuredContext.Memories {
 				got = append(got, fmt.Sprintf("%v %s %.4s", m.Relevance, m.Source, m.Content))
 			}
 			if x := strings.Join(got, ", "); x != "0.9 memory: diary most, 0.5 notes half, 0.2 memory less" {
-				t.Errorf("%s: got memories %s", era, x)
+				t.Errorf("%s: got memories %s", revision, x)
 			}
 		}
 		for p, name := range map[*provider]string{memory: "memory", notes: "notes"} {
@@ -337,19 +337,19 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 	})
 
 	t.Run("CNV-02 the context of a notification comes on the streams of its caller", func(t *testing.T) {
-		asked, silent := modern.Listen(t, "ctx", object{"conversationContext": true}, nil), modern.Listen(t, "no", object{"resourcesListChanged": true}, nil)
-		other := s.Modern("bob").Listen(t, "bob", object{"conversationContext": true}, nil)
-		stream := legacy.Open(t, "")
+		asked, silent := stateless.Listen(t, "ctx", object{"conversationContext": true}, nil), stateless.Listen(t, "no", object{"resourcesListChanged": true}, nil)
+		other := s.Stateless("bob").Listen(t, "bob", object{"conversationContext": true}, nil)
+		stream := sessionBased.Open(t, "")
 		if ack := string(asked.Next(t).Params); !strings.Contains(ack, `"conversationContext":true`) {
 			t.Errorf("acknowledged %s", ack)
 		}
-		for era, x := range map[string]struct {
+		for revision, x := range map[string]struct {
 			client *harness.Client
 			stream *harness.Stream
-		}{"2026": {modern, asked}, "2025": {legacy, stream}} {
-			id := "n-" + era
+		}{"2026": {stateless, asked}, "2025": {sessionBased, stream}} {
+			id := "n-" + revision
 			if status := x.client.Notify(t, "conversation/userMessage", said(id)); status != 202 {
-				t.Errorf("%s: status %d", era, status)
+				t.Errorf("%s: status %d", revision, status)
 			}
 			m := x.stream.Next(t)
 			for strings.HasSuffix(m.Method, "/list_changed") { // catalog and configuration were applied a moment ago
@@ -357,10 +357,10 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 			}
 			r := decode[contextResult](t, m.Params)
 			if m.Method != "conversation/context" || r.MessageID != id || !strings.Contains(r.Context, "> You said before: "+marker+" "+id) || len(r.StructuredContext.Memories) != 3 {
-				t.Errorf("%s: got %s", era, m.Raw)
+				t.Errorf("%s: got %s", revision, m.Raw)
 			}
 		}
-		if status := modern.Notify(t, "conversation/userMessage", object{"messageId": "bad"}); status != 400 {
+		if status := stateless.Notify(t, "conversation/userMessage", object{"messageId": "bad"}); status != 400 {
 			t.Errorf("a malformed one: status %d", status)
 		}
 		for _, st := range []*harness.Stream{asked, silent, other, stream} {
@@ -378,18 +378,18 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 
 	t.Run("CNV-07 a message becomes one event, for who may have it", func(t *testing.T) {
 		const uri = "event://conversation/user-message"
-		auditor := s.Modern("auditor").Listen(t, 1, object{"resourceSubscriptions": []string{uri}}, nil)
-		curious := s.Modern("bob").Listen(t, 1, object{"resourceSubscriptions": []string{uri}}, nil)
+		auditor := s.Stateless("auditor").Listen(t, 1, object{"resourceSubscriptions": []string{uri}}, nil)
+		curious := s.Stateless("bob").Listen(t, 1, object{"resourceSubscriptions": []string{uri}}, nil)
 		hook := harness.NewReceiver(t).Endpoint("conversation")
-		register(t, s.Modern("auditor"), hook, uri)
-		s.Modern("bob").Refused(t, 403, "resources/subscriptions/register", object{"uris": []string{uri}, "targetUri": hook.URL()})
-		modern.Call(t, "conversation/userMessage", said("before"), nil) // without consent
+		register(t, s.Stateless("auditor"), hook, uri)
+		s.Stateless("bob").Refused(t, 403, "resources/subscriptions/register", object{"uris": []string{uri}, "targetUri": hook.URL()})
+		stateless.Call(t, "conversation/userMessage", said("before"), nil) // without consent
 		give(t, "alice", "events")
 		params := said("e1")
 		params["recentHistory"] = []object{{"role": "user", "content": "earlier"}}
-		modern.Call(t, "conversation/userMessage", params, nil)
-		modern.Call(t, "conversation/userMessage", params, nil)
-		modern.Call(t, "conversation/userMessage", said("e2"), nil)
+		stateless.Call(t, "conversation/userMessage", params, nil)
+		stateless.Call(t, "conversation/userMessage", params, nil)
+		stateless.Call(t, "conversation/userMessage", said("e2"), nil)
 		updates := auditor.Wait(t, 2)
 		slices.SortFunc(updates, func(a, b *harness.Update) int { // the inbox keeps no order
 			return strings.Compare(string(a.Payload), string(b.Payload))
@@ -412,7 +412,7 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 			t.Errorf("status %d", status)
 		}
 		var r contextResult
-		modern.Call(t, "conversation/userMessage", said("after"), &r)
+		stateless.Call(t, "conversation/userMessage", said("after"), &r)
 		if len(memory.messages()) != before || strings.Contains(r.Context, "You said before") || !strings.Contains(r.Context, "Context from notes") {
 			t.Errorf("%d messages after consent was revoked; got %q", len(memory.messages())-before, r.Context)
 		}
@@ -431,7 +431,7 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 			"messageId must be a string": {"content": "x"}, "content must be a string": {"messageId": "x", "content": 7},
 			"limit content": {"messageId": "x", "content": strings.Repeat("x", 70_000)},
 		} {
-			for _, c := range []*harness.Client{modern, legacy} {
+			for _, c := range []*harness.Client{stateless, sessionBased} {
 				if e := c.Refused(t, -32602, "conversation/userMessage", params); !strings.Contains(e.Message, want) {
 					t.Errorf("got %q, want %q", e.Message, want)
 				}

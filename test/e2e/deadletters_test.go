@@ -66,7 +66,7 @@ func deadLettersOfQueues(t *testing.T, target *harness.Target, published time.Ti
 		return l.Items
 	}
 	hook := harness.NewReceiver(t).Endpoint("stuck")
-	register(t, target.Modern(operator), hook, "event://ci/build-finished")
+	register(t, target.Stateless(operator), hook, "event://ci/build-finished")
 	harness.Eventually(t, harness.Patience, "all are in the list", func() bool { return len(list(operator, "")) == 2*gaveUp })
 	inbox, events := list(operator, "?queue=inbox"), list(operator, "?queue=events")
 	t.Run("OPS-04 AWS-07 each tells its queue, its reason and its first time", func(t *testing.T) {

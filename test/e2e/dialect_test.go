@@ -275,7 +275,7 @@ func TestDialectEnds(t *testing.T) {
 		<-st.Ended()
 		one.Start()
 		one.Publish(t, pullRequest("k3", "acme", "api", 3))
-		// Nobody told that the stream ended, so its session still counts as connected.
+		// Nothing showed that the stream ended, so its session still counts as connected.
 		if a := c.Raw(t, http.MethodPost, request(2, "ping", nil), "Accept", "application/json"); a.Status != http.StatusAccepted {
 			t.Errorf("status %d: %s", a.Status, a.Body)
 		}

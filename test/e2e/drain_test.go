@@ -25,7 +25,7 @@ func TestDrain(t *testing.T) {
 		aws := harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick})
 		drain(t, &aws.Target, func() { aws.Retire("StreamFunction") })
 		t.Run("SUB-06 other instances serve on", func(t *testing.T) {
-			aws.Modern("alice").Call(t, "server/discover", nil, nil)
+			aws.Stateless("alice").Call(t, "server/discover", nil, nil)
 		})
 	})
 }
@@ -36,7 +36,7 @@ func TestADrainThatIsCutShort(t *testing.T) {
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--drain", "200ms"}})
 	hanging := harness.NewReceiver(t).Endpoint("hanging")
 	hanging.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Hang: true} })
-	register(t, s.Modern("alice"), hanging, "event://ci/build-finished")
+	register(t, s.Stateless("alice"), hanging, "event://ci/build-finished")
 	s.Publish(t, build("cut-short", 1))
 	hanging.WaitAttempts(t, 1)
 	s.Stop()
@@ -54,10 +54,10 @@ func TestADrainThatIsCutShort(t *testing.T) {
 }
 
 func drain(t *testing.T, s *harness.Target, terminate func()) {
-	modern, legacy, dialect := s.Modern("alice"), s.Legacy(t, "alice", harness.Legacy), s.Dialect("alice", "default")
-	legacy.Call(t, "resources/subscribe", object{"uri": "event://chat/drain/general/message"}, nil)
-	listen := modern.Listen(t, "drained", object{"resourcesListChanged": true}, nil)
-	get := legacy.Open(t, "")
+	stateless, sessionBased, dialect := s.Stateless("alice"), s.SessionBased(t, "alice", harness.V20251125), s.Dialect("alice", "default")
+	sessionBased.Call(t, "resources/subscribe", object{"uri": "event://chat/drain/general/message"}, nil)
+	listen := stateless.Listen(t, "drained", object{"resourcesListChanged": true}, nil)
+	get := sessionBased.Open(t, "")
 	harness.Eventually(t, harness.Patience, "the session's stream is open", func() bool { return len(get.Primes()) > 0 })
 	named := dialect.OpenDialect(t, "")
 	began := time.Now()

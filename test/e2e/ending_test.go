@@ -56,12 +56,12 @@ func TestEnding(t *testing.T) {
 
 		t.Run("AUT-04 EVX-17 a key that was taken away ends what was made with it", func(t *testing.T) {
 			bob, quiet, kept := hooks.Endpoint("bob"), hooks.Endpoint("plain"), hooks.Endpoint("kept")
-			subscribe(t, s.Modern("bob"), bob, "ci.build_finished", nil)
+			subscribe(t, s.Stateless("bob"), bob, "ci.build_finished", nil)
 			var r subscribed
 			secret := newSecret()
 			quiet.SetSecret(secret)
-			s.Modern("bob").Call(t, "events/subscribe", subscription("ci.build_finished", nil, plain, secret), &r)
-			subscribe(t, s.Modern("alice"), kept, "ci.build_finished", nil)
+			s.Stateless("bob").Call(t, "events/subscribe", subscription("ci.build_finished", nil, plain, secret), &r)
+			subscribe(t, s.Stateless("alice"), kept, "ci.build_finished", nil)
 			var others []harness.Caller
 			for _, c := range harness.SameKeys(s) {
 				if c.Principal != "bob" {
@@ -70,7 +70,7 @@ func TestEnding(t *testing.T) {
 			}
 			s.SetCallers(t, others)
 			harness.Eventually(t, harness.Patience, "the key is refused", func() bool {
-				return s.Modern("bob").Do(t, "resources/list", nil).Status == 401
+				return s.Stateless("bob").Do(t, "resources/list", nil).Status == 401
 			})
 			s.Publish(t, build("after", 1))
 			isEnd(t, bob.Wait(t, 1), bob.Secret(), -32012, `{"reason":"Access revoked"}`)
@@ -91,7 +91,7 @@ func TestEnding(t *testing.T) {
 }
 
 func ending(t *testing.T, s *harness.Target, change func(*testing.T)) {
-	c := s.Modern("leaver")
+	c := s.Stateless("leaver")
 	hooks := harness.NewReceiver(t)
 	ends := map[string]struct {
 		code int
@@ -115,7 +115,7 @@ func ending(t *testing.T, s *harness.Target, change func(*testing.T)) {
 
 	change(t)
 
-	t.Run("EVX-13 EVX-17 AUT-04 a signed message tells the end and why, although nothing is published", func(t *testing.T) {
+	t.Run("EVX-13 EVX-17 AUT-04 a signed message announces the end and why, although nothing is published", func(t *testing.T) {
 		for name, want := range ends {
 			got := events[name].Wait(t, 1)
 			isEnd(t, got, events[name].Secret(), want.code, want.data)
@@ -130,7 +130,7 @@ func ending(t *testing.T, s *harness.Target, change func(*testing.T)) {
 			t.Errorf("%s %s, then %s %s", got[0].ID(), got[0].Body, got[1].ID(), got[1].Body)
 		}
 	})
-	t.Run("EVX-17 a subscription of SEP-1803 is disabled, and its owner is told", func(t *testing.T) {
+	t.Run("EVX-17 a subscription of SEP-1803 is disabled, and its owner is notified", func(t *testing.T) {
 		harness.Eventually(t, harness.Patience, "both notifications", func() bool {
 			return count(watch, "notifications/resources/updated") > 0 && count(watch, "notifications/resources/list_changed") > 0
 		})

@@ -41,7 +41,7 @@ func tool(name string, arguments object) object {
 }
 
 func withTools(t *testing.T, s *harness.Target) {
-	clients := map[string]*harness.Client{"2026": s.Modern("alice"), "2025": s.Legacy(t, "alice", harness.Legacy)}
+	clients := map[string]*harness.Client{"2026": s.Stateless("alice"), "2025": s.SessionBased(t, "alice", harness.V20251125)}
 	for revision, c := range clients {
 		call := func(t *testing.T, name string, arguments object) (r toolResult) {
 			t.Helper()
@@ -103,7 +103,7 @@ func withTools(t *testing.T, s *harness.Target) {
 	t.Run("RCH-04 access rules hold", func(t *testing.T) {
 		var mine, theirs toolResult
 		clients["2026"].Call(t, "tools/call", tool("subscribe", object{"name": "incident.created"}), &mine)
-		s.Modern("foreign").Call(t, "tools/call", tool("recent_events", object{"subscription": mine.StructuredContent.Subscription}), &theirs)
+		s.Stateless("foreign").Call(t, "tools/call", tool("recent_events", object{"subscription": mine.StructuredContent.Subscription}), &theirs)
 		if !theirs.IsError || len(theirs.StructuredContent.Events) > 0 {
 			t.Errorf("a caller of another workspace got %+v", theirs)
 		}

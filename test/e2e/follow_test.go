@@ -68,7 +68,7 @@ type follower struct {
 // follow bootstraps one.
 func follow(t *testing.T, s *harness.Target, name string, arguments object) *follower {
 	t.Helper()
-	f := &follower{client: s.Modern("alice"), name: name, arguments: arguments}
+	f := &follower{client: s.Stateless("alice"), name: name, arguments: arguments}
 	if p := f.poll(t, nil); len(p.Events) > 0 || p.HasMore || p.Truncated {
 		t.Fatalf("the first poll brought %+v", p)
 	}
@@ -119,7 +119,7 @@ func opened(t *testing.T, s *harness.Target, id any, name string, arguments obje
 	if cursor != "" {
 		params["cursor"] = cursor
 	}
-	st := s.Modern("alice").Stream(t, id, "events/stream", params)
+	st := s.Stateless("alice").Stream(t, id, "events/stream", params)
 	m := st.Next(t)
 	first := decode[note](t, m.Params)
 	if m.Method != "notifications/events/active" || first.Cursor == nil || first.Truncated == nil || *first.Truncated ||
@@ -155,7 +155,7 @@ func eventIDs(events []occurrence) (ids []string) {
 
 func following(t *testing.T, s *harness.Target) {
 	receiver := harness.NewReceiver(t)
-	alice := s.Modern("alice")
+	alice := s.Stateless("alice")
 	// The system of a target may be shared: URIs and ids of this test are its own.
 	own := fmt.Sprintf("f%d", time.Now().UnixNano())
 
@@ -166,7 +166,7 @@ func following(t *testing.T, s *harness.Target) {
 				t.Errorf("delivery %s", modes)
 			}
 		}
-		session := s.Legacy(t, "alice", harness.Legacy)
+		session := s.SessionBased(t, "alice", harness.V20251125)
 		for _, e := range session.All(t, "events/list", "events") {
 			if e["name"] == "github.push" && fmt.Sprint(e["delivery"]) != "[poll webhook]" {
 				t.Errorf("delivery in a session %v", e["delivery"])
@@ -251,7 +251,7 @@ func following(t *testing.T, s *harness.Target) {
 	})
 
 	t.Run("EVX-07 what is no cursor of this workspace is refused", func(t *testing.T) {
-		foreign := &follower{client: s.Modern("foreign"), name: "github.push"}
+		foreign := &follower{client: s.Stateless("foreign"), name: "github.push"}
 		var p page
 		if a := foreign.client.Do(t, "events/poll", object{"name": "github.push"}); a.Error == nil {
 			p = decode[page](t, a.Result)

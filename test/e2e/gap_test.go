@@ -25,7 +25,7 @@ func TestGap(t *testing.T) {
 
 func lostEvents(t *testing.T, s *harness.Target) {
 	isNotice := func(d *harness.Delivery) bool { return strings.HasPrefix(d.ID(), "msg_") }
-	c := s.Modern("alice")
+	c := s.Stateless("alice")
 	hooks := harness.NewReceiver(t)
 	refusing, plain := hooks.Endpoint("refusing"), hooks.Endpoint("plain")
 	for _, e := range []*harness.Endpoint{refusing, plain} {

@@ -29,14 +29,14 @@ func TestGateway(t *testing.T) {
 
 const watched = "test://watched-resource"
 
-// told is a client with its notification stream.
-type told struct {
+// notified is a client with its notification stream.
+type notified struct {
 	*harness.Client
 	stream *harness.Stream
 }
 
-// heard counts the messages of a method so far; of updates those of the watched resource.
-func (f told) heard(method string) (n int) {
+// received counts the messages of a method so far; of updates those of the watched resource.
+func (f notified) received(method string) (n int) {
 	for _, m := range f.stream.Messages() {
 		if m.Method == method && (method != updateMethod || strings.Contains(string(m.Params), watched)) {
 			n++
@@ -50,23 +50,23 @@ const (
 	toolsChangedMethod = "notifications/tools/list_changed"
 )
 
-// both are one client of each era, told of changes of tools and of the watched resource.
-func both(t *testing.T, s *harness.Target, principal string) map[string]told {
+// both are a session-based client and a stateless one, notified of changes of tools and of the watched resource.
+func both(t *testing.T, s *harness.Target, principal string) map[string]notified {
 	t.Helper()
-	modern, legacy := s.Modern(principal), s.Legacy(t, principal, harness.Legacy)
-	stream := legacy.Open(t, "")
-	legacy.Call(t, "resources/subscribe", object{"uri": watched}, nil)
-	return map[string]told{
-		"2025": {legacy, stream},
-		"2026": {modern, modern.Listen(t, 1, object{"toolsListChanged": true, "resourceSubscriptions": []string{watched}}, nil)},
+	stateless, sessionBased := s.Stateless(principal), s.SessionBased(t, principal, harness.V20251125)
+	stream := sessionBased.Open(t, "")
+	sessionBased.Call(t, "resources/subscribe", object{"uri": watched}, nil)
+	return map[string]notified{
+		"2025": {sessionBased, stream},
+		"2026": {stateless, stateless.Listen(t, 1, object{"toolsListChanged": true, "resourceSubscriptions": []string{watched}}, nil)},
 	}
 }
 
 func throughGateway(t *testing.T, s *harness.Target, b *harness.Backend) {
 	clients := both(t, s, "alice")
 	const tool = "b_test_tool_with_progress"
-	for era, c := range clients {
-		t.Run("GWN-01 list "+era, func(t *testing.T) {
+	for revision, c := range clients {
+		t.Run("GWN-01 list "+revision, func(t *testing.T) {
 			names := map[string]bool{}
 			for _, x := range c.All(t, "tools/list", "tools") {
 				names[x["name"].(string)] = true
@@ -79,9 +79,9 @@ func throughGateway(t *testing.T, s *harness.Target, b *harness.Backend) {
 				t.Errorf("the resources are %v", uris)
 			}
 		})
-		t.Run("GWN-09 progress "+era, func(t *testing.T) {
+		t.Run("GWN-09 progress "+revision, func(t *testing.T) {
 			st := c.Stream(t, "call", "tools/call", object{
-				"name": tool, "arguments": object{}, "_meta": object{"progressToken": "token-" + era},
+				"name": tool, "arguments": object{}, "_meta": object{"progressToken": "token-" + revision},
 			})
 			last := -1.0
 			for n := 0; ; n++ {
@@ -96,7 +96,7 @@ func throughGateway(t *testing.T, s *harness.Target, b *harness.Backend) {
 					ProgressToken string
 					Progress      float64
 				}](t, m.Params)
-				if m.Method != "notifications/progress" || p.ProgressToken != "token-"+era || p.Progress <= last {
+				if m.Method != "notifications/progress" || p.ProgressToken != "token-"+revision || p.Progress <= last {
 					t.Errorf("message %d is %s", n, m.Raw)
 				}
 				last = p.Progress
@@ -105,41 +105,41 @@ func throughGateway(t *testing.T, s *harness.Target, b *harness.Backend) {
 	}
 	t.Run("GWN-04 a change of the tools reaches each stream once", func(t *testing.T) {
 		before := len(clients["2026"].All(t, "tools/list", "tools"))
-		foreign := s.Modern("foreign").Listen(t, 1, object{"toolsListChanged": true, "resourceSubscriptions": []string{watched}}, nil)
+		foreign := s.Stateless("foreign").Listen(t, 1, object{"toolsListChanged": true, "resourceSubscriptions": []string{watched}}, nil)
 		b.ChangeList(t, "tools")
-		for era, c := range clients {
-			harness.Eventually(t, harness.Patience, "the change reaches "+era, func() bool { return c.heard(toolsChangedMethod) > 0 })
+		for revision, c := range clients {
+			harness.Eventually(t, harness.Patience, "the change reaches "+revision, func() bool { return c.received(toolsChangedMethod) > 0 })
 			if n := len(c.All(t, "tools/list", "tools")); n == before {
-				t.Errorf("%s: behind the notification the list is the old one, of %d tools", era, n)
+				t.Errorf("%s: behind the notification the list is the old one, of %d tools", revision, n)
 			}
 		}
-		// What is told of later than the change shows that it does not come again.
-		tellOfUpdate(t, b, clients)
-		for era, c := range clients {
-			if n := c.heard(toolsChangedMethod); n != 1 {
-				t.Errorf("%s: the change came %d times", era, n)
+		// What is notified of later than the change shows that it does not come again.
+		notifyOfUpdate(t, b, clients)
+		for revision, c := range clients {
+			if n := c.received(toolsChangedMethod); n != 1 {
+				t.Errorf("%s: the change came %d times", revision, n)
 			}
 		}
 		for _, m := range foreign.Messages() {
 			if m.Method == toolsChangedMethod || m.Method == updateMethod {
-				t.Errorf("another workspace was told %s", m.Raw)
+				t.Errorf("another workspace was notified: %s", m.Raw)
 			}
 		}
 	})
 	t.Run("GWN-04 an update reaches each stream once", func(t *testing.T) {
-		tellOfChange(t, b, clients) // behind it no earlier update is under way
+		notifyOfChange(t, b, clients) // behind it no earlier update is under way
 		before := map[string]int{}
-		for era, c := range clients {
-			before[era] = c.heard(updateMethod)
+		for revision, c := range clients {
+			before[revision] = c.received(updateMethod)
 		}
 		b.UpdateResource(t, watched)
-		for era, c := range clients {
-			harness.Eventually(t, harness.Patience, "the update reaches "+era, func() bool { return c.heard(updateMethod) > before[era] })
+		for revision, c := range clients {
+			harness.Eventually(t, harness.Patience, "the update reaches "+revision, func() bool { return c.received(updateMethod) > before[revision] })
 		}
-		tellOfChange(t, b, clients)
-		for era, c := range clients {
-			if n := c.heard(updateMethod) - before[era]; n != 1 {
-				t.Errorf("%s: the update came %d times", era, n)
+		notifyOfChange(t, b, clients)
+		for revision, c := range clients {
+			if n := c.received(updateMethod) - before[revision]; n != 1 {
+				t.Errorf("%s: the update came %d times", revision, n)
 			}
 		}
 	})
@@ -149,28 +149,28 @@ func throughGateway(t *testing.T, s *harness.Target, b *harness.Backend) {
 			c.Refused(t, 503, "tools/call", object{"name": tool, "arguments": object{}})
 		}
 		b.Start()
-		tellOfUpdate(t, b, clients)
-		for era, c := range clients {
+		notifyOfUpdate(t, b, clients)
+		for revision, c := range clients {
 			var result json.RawMessage
 			c.Call(t, "tools/call", object{"name": tool, "arguments": object{}}, &result)
 			if len(result) == 0 {
-				t.Errorf("%s: no result", era)
+				t.Errorf("%s: no result", revision)
 			}
 		}
 	})
 }
 
-// tellOfUpdate has the backend tell of updates until one is everywhere: the gateway subscribes there
+// notifyOfUpdate has the backend notify of updates until one is everywhere: the gateway subscribes there
 // a moment after its client did.
-func tellOfUpdate(t *testing.T, b *harness.Backend, clients map[string]told) {
+func notifyOfUpdate(t *testing.T, b *harness.Backend, clients map[string]notified) {
 	t.Helper()
 	before := map[string]int{}
-	for era, c := range clients {
-		before[era] = c.heard(updateMethod)
+	for revision, c := range clients {
+		before[revision] = c.received(updateMethod)
 	}
 	all := func() bool {
-		for era, c := range clients {
-			if c.heard(updateMethod) == before[era] {
+		for revision, c := range clients {
+			if c.received(updateMethod) == before[revision] {
 				return false
 			}
 		}
@@ -182,15 +182,15 @@ func tellOfUpdate(t *testing.T, b *harness.Backend, clients map[string]told) {
 	})
 }
 
-// tellOfChange has the backend tell of a change of its tools, and waits until all know of it.
-func tellOfChange(t *testing.T, b *harness.Backend, clients map[string]told) {
+// notifyOfChange has the backend notify of a change of its tools, and waits until all know of it.
+func notifyOfChange(t *testing.T, b *harness.Backend, clients map[string]notified) {
 	t.Helper()
 	before := map[string]int{}
-	for era, c := range clients {
-		before[era] = c.heard(toolsChangedMethod)
+	for revision, c := range clients {
+		before[revision] = c.received(toolsChangedMethod)
 	}
 	b.ChangeList(t, "tools")
-	for era, c := range clients {
-		harness.Eventually(t, harness.Patience, "the change reaches "+era, func() bool { return c.heard(toolsChangedMethod) > before[era] })
+	for revision, c := range clients {
+		harness.Eventually(t, harness.Patience, "the change reaches "+revision, func() bool { return c.received(toolsChangedMethod) > before[revision] })
 	}
 }

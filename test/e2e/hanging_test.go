@@ -152,7 +152,7 @@ func webhooks(t *testing.T, target *harness.Target, uri string, targets []string
 	var wg sync.WaitGroup
 	for w := range workers {
 		wg.Go(func() {
-			c := target.Modern("alice")
+			c := target.Stateless("alice")
 			for i := w; i < len(targets); i += workers {
 				a, err := c.Try(t.Context(), "resources/subscriptions/register", object{"uris": []string{uri}, "targetUri": targets[i]})
 				if err == nil && a.Error != nil {

@@ -105,7 +105,7 @@ func (h *hostile) secret(size int) string {
 // refused asserts that the request is refused by one of the codes, in an answer that does not repeat the secret.
 func (h *hostile) refused(t *testing.T, params object, codes ...int) {
 	t.Helper()
-	a := h.Modern("bob").Do(t, "events/subscribe", params)
+	a := h.Stateless("bob").Do(t, "events/subscribe", params)
 	secret, _ := params["delivery"].(object)["secret"].(string)
 	if a.Error == nil {
 		t.Errorf("it was accepted: %s", a.Body)
@@ -142,7 +142,7 @@ func (h *hostile) replayChallenges(t *testing.T) {
 func (h *hostile) forgeCursors(t *testing.T) {
 	cursorOf := func(principal string) string {
 		var answer struct{ Cursor string }
-		h.Modern(principal).Call(t, "events/poll", object{"name": "ci.build_finished", "arguments": object{}}, &answer)
+		h.Stateless(principal).Call(t, "events/poll", object{"name": "ci.build_finished", "arguments": object{}}, &answer)
 		return answer.Cursor
 	}
 	good, foreign := cursorOf("bob"), cursorOf("foreign")
@@ -188,7 +188,7 @@ func (h *hostile) stretchLifetimes(t *testing.T) {
 		[]int{1},
 	} {
 		t.Run(fmt.Sprint(ttl), func(t *testing.T) {
-			a := h.Modern("bob").Do(t, "events/subscribe", with(subscription("ci.build_finished", nil, hook.URL(), h.secret(32)), "ttlMs", ttl))
+			a := h.Stateless("bob").Do(t, "events/subscribe", with(subscription("ci.build_finished", nil, hook.URL(), h.secret(32)), "ttlMs", ttl))
 			if a.Error != nil {
 				if a.Error.Code != -32602 || !strings.Contains(a.Error.Error(), "ttlMs") {
 					t.Errorf("got %v", a.Error)
@@ -205,7 +205,7 @@ func (h *hostile) stretchLifetimes(t *testing.T) {
 			}
 		})
 	}
-	h.Modern("bob").Call(t, "events/unsubscribe", object{
+	h.Stateless("bob").Call(t, "events/unsubscribe", object{
 		"name": "ci.build_finished", "arguments": object{}, "delivery": object{"mode": "webhook", "url": hook.URL()},
 	}, nil)
 }
@@ -244,7 +244,7 @@ func flood(t *testing.T, n int, ask func(n int) *harness.Answer) (answers map[in
 
 // asks subscribes and registers in turn, each time for another URL below that of an endpoint.
 func (h *hostile) asks(t *testing.T, principal, url string) func(n int) *harness.Answer {
-	c := h.Modern(principal)
+	c := h.Stateless(principal)
 	return func(n int) *harness.Answer {
 		at := fmt.Sprint(url, "/", n)
 		if n%2 == 0 {
@@ -263,7 +263,7 @@ func (h *hostile) fillQuota(t *testing.T) {
 	if answers[0] != 20 || exhausted(answers) != 40 {
 		t.Errorf("%d of 20 subscriptions were made", answers[0])
 	}
-	e := h.Modern("bob").Refused(t, -32013, "events/subscribe", subscription("incident.created", nil, url+"/0", h.secret(32)))
+	e := h.Stateless("bob").Refused(t, -32013, "events/subscribe", subscription("incident.created", nil, url+"/0", h.secret(32)))
 	if limit := decode[map[string]any](t, e.Data); limit["limit"] != "subscriptions" || limit["max"] != float64(20) {
 		t.Errorf("the error does not name the limit: %v", e)
 	}
@@ -272,16 +272,16 @@ func (h *hostile) fillQuota(t *testing.T) {
 			return true
 		}
 		// A function writes its metrics at the end of an invocation, every ten seconds at most.
-		h.Modern("bob").Refused(t, -32013, "events/subscribe", subscription("incident.created", nil, url+"/0", h.secret(32)))
+		h.Stateless("bob").Refused(t, -32013, "events/subscribe", subscription("incident.created", nil, url+"/0", h.secret(32)))
 		return false
 	})
-	subscribe(t, h.Modern("alice"), h.neighbour, "ci.build_finished", nil)
+	subscribe(t, h.Stateless("alice"), h.neighbour, "ci.build_finished", nil)
 }
 
 func (h *hostile) hurry(t *testing.T) {
 	began, all := time.Now(), 60*h.processes()
 	answers := flood(t, all, func(int) *harness.Answer {
-		return h.Modern("auditor").Do(t, "resources/subscriptions/register", object{"uris": []string{}, "targetUri": "http://127.0.0.1/"})
+		return h.Stateless("auditor").Do(t, "resources/subscriptions/register", object{"uris": []string{}, "targetUri": "http://127.0.0.1/"})
 	})
 	passed := answers[-32602]
 	if most := h.processes() * (20 + 2*int(time.Since(began).Seconds()+1)); passed > most || passed+exhausted(answers) != all {
@@ -321,7 +321,7 @@ func (h *hostile) fillMemory(t *testing.T, s *harness.Server) {
 	round := func(n int) int64 {
 		flood(t, 2000, func(i int) *harness.Answer {
 			url := fmt.Sprintf("http://127.%d.%d.%d%s", 1+n, i/250, 1+i%250, port)
-			return h.Modern("bob").Do(t, "events/subscribe", subscription("incident.created", nil, url, h.secret(32)))
+			return h.Stateless("bob").Do(t, "events/subscribe", subscription("incident.created", nil, url, h.secret(32)))
 		})
 		return s.PeakRSS()
 	}

@@ -18,7 +18,7 @@ func TestInBand(t *testing.T) {
 
 func inBand(t *testing.T, s *harness.Target) {
 	t.Run("EVS-05 what can be subscribed to", func(t *testing.T) {
-		c := s.Legacy(t, "alice", harness.Legacy)
+		c := s.SessionBased(t, "alice", harness.V20251125)
 		for _, uri := range []string{
 			"event://ci/build-finished", "event://github/acme/website/pull_request", "event://github/acme",
 			"event://github", "event://deploy/production/api/finished", "event://github/acme/*/pull_request",
@@ -39,12 +39,12 @@ func inBand(t *testing.T, s *harness.Target) {
 	})
 
 	t.Run("EVS-06 EVS-13 events of a parent come with their own URI, and once", func(t *testing.T) {
-		c := s.Legacy(t, "alice", harness.Legacy)
+		c := s.SessionBased(t, "alice", harness.V20251125)
 		stream := c.Open(t, "")
 		for _, uri := range []string{"event://github/acme", "event://github/acme/website/pull_request", "event://github/acme/*/pull_request"} {
 			c.Call(t, "resources/subscribe", object{"uri": uri}, nil)
 		}
-		listen := s.Modern("bob").Listen(t, "l", object{"resourceSubscriptions": []string{
+		listen := s.Stateless("bob").Listen(t, "l", object{"resourceSubscriptions": []string{
 			"event://github/acme", "event://github/acme/website/pull_request", "event://github/*/website/pull_request",
 		}}, nil)
 		s.Publish(t, pullRequest("a1", "acme", "website", 1))
@@ -73,7 +73,7 @@ func inBand(t *testing.T, s *harness.Target) {
 
 	t.Run("EVS-06 nothing comes that was not subscribed to, nor after unsubscribing", func(t *testing.T) {
 		const uri = "event://incidents/unsubscribed/created"
-		c := s.Legacy(t, "alice", harness.Legacy)
+		c := s.SessionBased(t, "alice", harness.V20251125)
 		stream := c.Open(t, "")
 		c.Call(t, "resources/subscribe", object{"uri": uri}, nil)
 		c.Call(t, "resources/subscribe", object{"uri": "event://calendar/unsubscribed/changed"}, nil)
@@ -91,10 +91,10 @@ func inBand(t *testing.T, s *harness.Target) {
 	})
 
 	t.Run("payload in _meta for clients that declare the extension", func(t *testing.T) {
-		c := s.Modern("alice")
+		c := s.Stateless("alice")
 		c.Capabilities = object{"extensions": object{harness.Extension: object{}}}
 		stream := c.Listen(t, 1, object{"resourceSubscriptions": []string{"event://incidents/meta"}}, nil)
-		none := s.Modern("alice").Listen(t, 2, object{"resourceSubscriptions": []string{"event://incidents/meta"}}, nil)
+		none := s.Stateless("alice").Listen(t, 2, object{"resourceSubscriptions": []string{"event://incidents/meta"}}, nil)
 		s.Publish(t, incident("m1", "meta", "info"))
 		if got := stream.Wait(t, 1)[0].Meta[harness.Prefix+"payload"]; got == nil {
 			t.Error("no payload in _meta")

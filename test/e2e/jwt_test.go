@@ -58,15 +58,15 @@ func startJWT(t *testing.T, args ...string) (*harness.Server, *identity.Provider
 func waysIn(s *harness.Server) map[string]func(t *testing.T, token string) *harness.Answer {
 	ways := map[string]func(*testing.T, string) *harness.Answer{
 		"GET /mcp events:read": func(t *testing.T, token string) *harness.Answer {
-			c := &harness.Client{URL: s.MCP, Key: token, Version: harness.Legacy, Session: "any"}
+			c := &harness.Client{URL: s.MCP, Key: token, Version: harness.V20251125, Session: "any"}
 			return c.Raw(t, http.MethodGet, "")
 		},
 		"DELETE /mcp events:read": func(t *testing.T, token string) *harness.Answer {
-			c := &harness.Client{URL: s.MCP, Key: token, Version: harness.Legacy, Session: "any"}
+			c := &harness.Client{URL: s.MCP, Key: token, Version: harness.V20251125, Session: "any"}
 			return c.Raw(t, http.MethodDelete, "")
 		},
 		"initialize events:read": func(t *testing.T, token string) *harness.Answer {
-			return (&harness.Client{URL: s.MCP, Key: token, Version: harness.Legacy}).Do(t, "initialize", object{"protocolVersion": harness.Legacy})
+			return (&harness.Client{URL: s.MCP, Key: token, Version: harness.V20251125}).Do(t, "initialize", object{"protocolVersion": harness.V20251125})
 		},
 		"POST /events events:publish": func(t *testing.T, token string) *harness.Answer {
 			target := harness.Target{Events: s.Events, Keys: map[string]string{"caller": token}}
@@ -90,7 +90,7 @@ func waysIn(s *harness.Server) map[string]func(t *testing.T, token string) *harn
 		"resources/subscriptions/deregister": {"events:subscribe", object{"uri": "subscription://x"}},
 	} {
 		ways[method+" "+way.scope] = func(t *testing.T, token string) *harness.Answer {
-			return (&harness.Client{URL: s.MCP, Key: token, Version: harness.Modern}).Do(t, method, way.params)
+			return (&harness.Client{URL: s.MCP, Key: token, Version: harness.V20260728}).Do(t, method, way.params)
 		}
 	}
 	return ways
@@ -131,7 +131,7 @@ func TestTokensAreNeeded(t *testing.T) {
 		}
 	}
 	t.Run("AUT-01 a token in the query is none", func(t *testing.T) {
-		c := &harness.Client{URL: s.MCP + "?access_token=" + s.Keys["acme"], Version: harness.Modern}
+		c := &harness.Client{URL: s.MCP + "?access_token=" + s.Keys["acme"], Version: harness.V20260728}
 		if a := c.Do(t, "resources/list", nil); a.Status != 401 || strings.Contains(a.Header.Get("WWW-Authenticate"), "error") {
 			t.Errorf("status %d, WWW-Authenticate %s", a.Status, a.Header.Get("WWW-Authenticate"))
 		}
@@ -155,14 +155,14 @@ func TestTokensLetIn(t *testing.T) {
 	t.Parallel()
 	s, p := startJWT(t)
 	receiver := harness.NewReceiver(t)
-	alice := s.Modern("acme")
+	alice := s.Stateless("acme")
 	const uri = "event://repos/acme/web/changed"
 	t.Run("AUT-01 lists", func(t *testing.T) {
 		if n := len(alice.All(t, "events/list", "events")); n != 2 {
 			t.Errorf("%d event types are listed, want 2", n)
 		}
 		s.Keys["nowhere"] = p.Token("erin", everything, nil)
-		if n := len(s.Modern("nowhere").All(t, "events/list", "events")); n != 1 {
+		if n := len(s.Stateless("nowhere").All(t, "events/list", "events")); n != 1 {
 			t.Errorf("%d event types are listed without the claim, want 1", n)
 		}
 	})
@@ -171,9 +171,9 @@ func TestTokensLetIn(t *testing.T) {
 		registered := register(t, alice, hook, uri)
 		subscribe(t, alice, extension, "repo.changed", object{"owner": "acme", "repo": "web"})
 		stream := alice.Listen(t, 1, object{"resourceSubscriptions": []string{uri}}, nil)
-		legacy := s.Legacy(t, "acme", harness.Legacy)
-		legacy.Call(t, "resources/subscribe", object{"uri": uri}, nil)
-		session := legacy.Open(t, "")
+		sessionBased := s.SessionBased(t, "acme", harness.V20251125)
+		sessionBased.Call(t, "resources/subscribe", object{"uri": uri}, nil)
+		session := sessionBased.Open(t, "")
 		s.Publish(t, harness.Event{ID: "e1", URI: uri, Data: object{"n": 1}})
 		hook.Wait(t, 1)
 		extension.Wait(t, 1)
@@ -184,17 +184,17 @@ func TestTokensLetIn(t *testing.T) {
 		}
 		// A fresh token of the same subject is the same principal.
 		s.Keys["acme again"] = p.Token("alice", everything, claims{"org": "acme"})
-		deregister(t, s.Modern("acme again"), registered.Subscription.URI)
+		deregister(t, s.Stateless("acme again"), registered.Subscription.URI)
 	})
 	t.Run("AUT-05 another subject is somebody else", func(t *testing.T) {
 		made := register(t, alice, receiver.Endpoint("mine"), uri)
 		s.Keys["bob"] = p.Token("bob", everything, claims{"org": "acme"})
-		if a := s.Modern("bob").Do(t, "resources/subscriptions/deregister", object{"uri": made.Subscription.URI}); a.Error == nil {
+		if a := s.Stateless("bob").Do(t, "resources/subscriptions/deregister", object{"uri": made.Subscription.URI}); a.Error == nil {
 			t.Errorf("bob ended alice's subscription: %s", a.Body)
 		}
 	})
 	t.Run("AUT-01 the Go SDK's client with a token", func(t *testing.T) {
-		for _, version := range []string{harness.Modern, harness.Legacy} {
+		for _, version := range []string{harness.V20260728, harness.V20251125} {
 			c := s.SDK(t, "acme", version, harness.SDKOptions{})
 			c.Follow(t, uri)
 			s.Publish(t, harness.Event{URI: uri, Data: object{}})
@@ -208,7 +208,7 @@ func TestTokensLetIn(t *testing.T) {
 func TestTheSDKGetsATokenByItself(t *testing.T) {
 	t.Parallel()
 	s, p := startJWT(t)
-	for _, version := range []string{harness.Modern, harness.Legacy} {
+	for _, version := range []string{harness.V20260728, harness.V20251125} {
 		t.Run("AUT-01 "+version, func(t *testing.T) {
 			handler, err := extauth.NewClientCredentialsHandler(&extauth.ClientCredentialsHandlerConfig{
 				Credentials: &oauthex.ClientCredentials{
@@ -271,7 +271,7 @@ func TestMissingScopes(t *testing.T) {
 		{"nobody", "events/list", nil, "events:read"},
 	} {
 		t.Run("AUT-01 "+tc.who+" "+tc.method+" "+tc.want, func(t *testing.T) {
-			a := s.Modern(tc.who).Do(t, tc.method, tc.params)
+			a := s.Stateless(tc.who).Do(t, tc.method, tc.params)
 			want := `Bearer error="insufficient_scope", scope="` + tc.want + `", resource_metadata="` + s.Base() + `/.well-known/oauth-protected-resource/mcp"`
 			if a.Status != http.StatusForbidden || a.Header.Get("WWW-Authenticate") != want {
 				t.Errorf("status %d, WWW-Authenticate %s\nwant %s\n%s", a.Status, a.Header.Get("WWW-Authenticate"), want, a.Body)
@@ -285,7 +285,7 @@ func TestMissingScopes(t *testing.T) {
 		}
 	})
 	t.Run("AUT-01 GET of a session", func(t *testing.T) {
-		c := s.Legacy(t, "nobody", harness.Legacy)
+		c := s.SessionBased(t, "nobody", harness.V20251125)
 		a := c.Raw(t, http.MethodGet, "")
 		if challenge := a.Header.Get("WWW-Authenticate"); a.Status != http.StatusForbidden || !strings.Contains(challenge, `scope="events:read"`) {
 			t.Errorf("status %d, %s", a.Status, challenge)
@@ -336,7 +336,7 @@ func TestTheProviderCannotBeReached(t *testing.T) {
 	t.Parallel()
 	s, p := startJWT(t)
 	p.Down(true)
-	a := s.Modern("acme").Do(t, "resources/list", nil)
+	a := s.Stateless("acme").Do(t, "resources/list", nil)
 	if a.Status != http.StatusServiceUnavailable || a.Header.Get("Retry-After") == "" || a.Header.Get("WWW-Authenticate") != "" {
 		t.Errorf("POST /mcp: status %d, %v", a.Status, a.Header)
 	}
@@ -345,7 +345,7 @@ func TestTheProviderCannotBeReached(t *testing.T) {
 		t.Errorf("POST /events: status %d, %s", e.Status, e.Body)
 	}
 	p.Down(false)
-	harness.Eventually(t, harness.Patience, "it is let in", func() bool { return s.Modern("acme").Do(t, "resources/list", nil).Status == 200 })
+	harness.Eventually(t, harness.Patience, "it is let in", func() bool { return s.Stateless("acme").Do(t, "resources/list", nil).Status == 200 })
 }
 
 // TestAStreamEndsWithItsToken shows that a token that expired gets nothing more (AUT-01, AUT-04).
@@ -355,7 +355,7 @@ func TestAStreamEndsWithItsToken(t *testing.T) {
 	var stream *harness.Stream
 	for life := 3; stream == nil; life *= 2 { // a busy machine may need longer
 		s.Keys["short"] = p.Token("alice", everything, claims{"org": "acme", "exp": time.Now().Add(time.Duration(life) * time.Second).Unix()})
-		st, err := s.Modern("short").TryListen(t.Context(), 1, object{"resourceSubscriptions": []string{"event://repos/acme/web/changed"}}, nil)
+		st, err := s.Stateless("short").TryListen(t.Context(), 1, object{"resourceSubscriptions": []string{"event://repos/acme/web/changed"}}, nil)
 		if err != nil && life > 10 {
 			t.Fatal(err)
 		}
@@ -400,7 +400,7 @@ func TestOwners(t *testing.T) {
 		{"number", []string{own, "event://repos/4/web/changed"}},
 		{"both", []string{"event://repos/initech/web/changed", "event://repos/*/web/changed"}},
 	} {
-		c, legacy := s.Modern(tc.who), s.Legacy(t, tc.who, harness.Legacy)
+		c, sessionBased := s.Stateless(tc.who), s.SessionBased(t, tc.who, harness.V20251125)
 		for _, uri := range tc.uris {
 			t.Run("AUT-04 "+tc.who+" does not get "+uri, func(t *testing.T) {
 				refused := func(a *harness.Answer) {
@@ -411,7 +411,7 @@ func TestOwners(t *testing.T) {
 				}
 				refused(c.Do(t, "resources/read", object{"uri": uri}))
 				refused(c.Do(t, "resources/subscriptions/register", object{"uris": []string{uri}, "targetUri": hook.URL()}))
-				refused(legacy.Do(t, "resources/subscribe", object{"uri": uri}))
+				refused(sessionBased.Do(t, "resources/subscribe", object{"uri": uri}))
 				l := c.Listen(t, 1, object{"resourceSubscriptions": []string{uri}}, nil)
 				if p := decode[struct{ Notifications map[string]any }](t, l.Next(t).Params); len(p.Notifications) != 0 {
 					t.Errorf("listen honours %v", p.Notifications)
@@ -438,10 +438,10 @@ func TestOwners(t *testing.T) {
 	t.Run("AUT-04 polls give one's own", func(t *testing.T) {
 		var page struct{ Cursor string }
 		arguments := object{"owner": "acme", "repo": "web"}
-		s.Modern("acme").Call(t, "events/poll", object{"name": "repo.changed", "arguments": arguments}, &page)
+		s.Stateless("acme").Call(t, "events/poll", object{"name": "repo.changed", "arguments": arguments}, &page)
 		publish(t, "poll", own, foreign)
 		harness.Eventually(t, harness.Patience, "the event", func() bool {
-			a := s.Modern("acme").Do(t, "events/poll", object{"name": "repo.changed", "arguments": arguments, "cursor": page.Cursor})
+			a := s.Stateless("acme").Do(t, "events/poll", object{"name": "repo.changed", "arguments": arguments, "cursor": page.Cursor})
 			if strings.Contains(string(a.Body), "globex") {
 				t.Errorf("a poll gave %s", a.Body)
 			}
@@ -451,25 +451,25 @@ func TestOwners(t *testing.T) {
 	t.Run("AUT-04 one of several organisations, or a number", func(t *testing.T) {
 		for who, uri := range map[string]string{"both": foreign, "number": "event://repos/42/web/changed", "acme": own} {
 			hook := receiver.Endpoint("own-" + who)
-			register(t, s.Modern(who), hook, uri)
+			register(t, s.Stateless(who), hook, uri)
 			publish(t, who, uri)
 			hook.Wait(t, 1)
 		}
 	})
 	t.Run("AUT-04 a parent of several owners is refused as a webhook", func(t *testing.T) {
 		for _, uri := range []string{"event://repos", "event://repos/globex", "event://repos/globex/web"} {
-			a := s.Modern("acme").Do(t, "resources/subscriptions/register", object{"uris": []string{uri}, "targetUri": hook.URL()})
+			a := s.Stateless("acme").Do(t, "resources/subscriptions/register", object{"uris": []string{uri}, "targetUri": hook.URL()})
 			if a.Error == nil || a.Error.Code != 403 {
 				t.Errorf("%s: %s", uri, a.Body)
 			}
 		}
 	})
 	t.Run("AUT-04 in band a parent of several owners gives what is one's own or open", func(t *testing.T) {
-		c := s.Modern("acme")
+		c := s.Stateless("acme")
 		stream := c.Listen(t, 1, object{"resourceSubscriptions": []string{"event://repos"}}, nil)
-		legacy := s.Legacy(t, "acme", harness.Legacy)
-		legacy.Call(t, "resources/subscribe", object{"uri": "event://repos"}, nil)
-		session := legacy.Open(t, "")
+		sessionBased := s.SessionBased(t, "acme", harness.V20251125)
+		sessionBased.Call(t, "resources/subscribe", object{"uri": "event://repos"}, nil)
+		session := sessionBased.Open(t, "")
 		for i := range 3 {
 			publish(t, fmt.Sprint("p", i), foreign, "event://repos/acme/web/secret", "event://repos/globex/web/announced")
 		}
@@ -512,14 +512,14 @@ func TestTheRateIsNamed(t *testing.T) {
 	})
 	t.Run("AUT-07 subscriptions", func(t *testing.T) {
 		params := object{"uris": []string{"event://repos/acme/web/announced"}, "targetUri": "http://127.0.0.1:9/"}
-		s.Modern("acme").Call(t, "resources/subscriptions/register", params, nil)
+		s.Stateless("acme").Call(t, "resources/subscriptions/register", params, nil)
 		// A fresh token is no fresh quota.
 		s.Keys["acme"] = p.Token("alice", everything, claims{"org": "acme"})
-		a := s.Modern("acme").Do(t, "resources/subscriptions/register", params)
+		a := s.Stateless("acme").Do(t, "resources/subscriptions/register", params)
 		if a.Error == nil || a.Error.Code != 429 || !strings.Contains(string(a.Error.Data), `"limit":"subscriptions"`) {
 			t.Errorf("got %s", a.Body)
 		}
-		s.Modern("another").Call(t, "resources/subscriptions/register", params, nil)
+		s.Stateless("another").Call(t, "resources/subscriptions/register", params, nil)
 	})
 }
 
@@ -529,7 +529,7 @@ func TestTheRegistrationRateIsNamed(t *testing.T) {
 	s, p := startJWT(t, "--registration-rate", "0.1") // a burst of one
 	s.Keys["another"] = p.Token("another", everything, nil)
 	register := object{"uris": []string{"event://repos/acme/web/announced"}, "targetUri": "http://127.0.0.1:9/"}
-	s.Modern("acme").Call(t, "resources/subscriptions/register", register, nil)
+	s.Stateless("acme").Call(t, "resources/subscriptions/register", register, nil)
 	for method, tc := range map[string]struct {
 		params object
 		code   int
@@ -537,10 +537,10 @@ func TestTheRegistrationRateIsNamed(t *testing.T) {
 		"resources/subscriptions/register": {register, 429},
 		"events/subscribe":                 {subscription("repo.announced", nil, "http://127.0.0.1:9/", newSecret()), -32013},
 	} {
-		a := s.Modern("acme").Do(t, method, tc.params)
+		a := s.Stateless("acme").Do(t, method, tc.params)
 		if a.Error == nil || a.Error.Code != tc.code || !strings.Contains(string(a.Error.Data), `"limit":"registrationRate","max":0.1,"retryAfterSeconds":`) {
 			t.Errorf("AUT-07 %s: %s", method, a.Body)
 		}
 	}
-	s.Modern("another").Call(t, "resources/subscriptions/register", register, nil)
+	s.Stateless("another").Call(t, "resources/subscriptions/register", register, nil)
 }

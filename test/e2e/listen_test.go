@@ -20,7 +20,7 @@ func TestListen(t *testing.T) {
 }
 
 func listening(t *testing.T, s *harness.Target) {
-	c := s.Modern("alice")
+	c := s.Stateless("alice")
 
 	t.Run("SUB-01 the acknowledgment comes first and holds the honoured subset", func(t *testing.T) {
 		l := c.Listen(t, 1, object{
@@ -97,7 +97,7 @@ func listening(t *testing.T, s *harness.Target) {
 			t.Errorf("headers: %v", l.Header)
 		}
 		if l.Header.Get("Mcp-Session-Id") != "" {
-			t.Error("a session id in the modern era")
+			t.Error("a session id in the stateless revision")
 		}
 	})
 
@@ -143,7 +143,7 @@ func TestListenEnds(t *testing.T) {
 	t.Parallel()
 	t.Run("SUB-06 SUB-02 the server's end is a result", func(t *testing.T) {
 		other := harness.StartServer(t, harness.ServerOptions{Args: []string{"--stream-max-age", "1s"}})
-		l := other.Modern("alice").Listen(t, "end", object{"resourcesListChanged": true}, nil)
+		l := other.Stateless("alice").Listen(t, "end", object{"resourcesListChanged": true}, nil)
 		<-l.Ended()
 		messages := l.Messages()
 		last := messages[len(messages)-1]
@@ -160,7 +160,7 @@ func TestListenEnds(t *testing.T) {
 	})
 	t.Run("SUB-06 SIGTERM drains streams this way", func(t *testing.T) {
 		other := harness.StartServer(t, harness.ServerOptions{})
-		l := other.Modern("alice").Listen(t, 5, object{"resourcesListChanged": true}, nil)
+		l := other.Stateless("alice").Listen(t, 5, object{"resourcesListChanged": true}, nil)
 		other.Stop()
 		<-l.Ended()
 		messages := l.Messages()

@@ -46,17 +46,17 @@ func TestLiveCatalog(t *testing.T) {
 		s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--workspace-catalog", "live=" + file}})
 		liveCatalog(t, &s.Target, func(t *testing.T) { put(t, after) })
 
-		t.Run("EVS-14 a faulty file changes nothing and is told to the operator", func(t *testing.T) {
+		t.Run("EVS-14 a faulty file changes nothing and is shown to the operator", func(t *testing.T) {
 			put(t, after+"  - {name: live.two, uri: event://live/twice}\n")
 			harness.Eventually(t, harness.Patience, "the complaint", func() bool {
 				return strings.Contains(s.Output(), "live.yaml:") && strings.Contains(s.Output(), "reload failed")
 			})
-			if n := len(s.Modern("operator").All(t, "resources/list", "resources")); n != 2 {
+			if n := len(s.Stateless("operator").All(t, "resources/list", "resources")); n != 2 {
 				t.Errorf("%d resources, want the 2 of the catalog in use", n)
 			}
 		})
-		t.Run("EVS-14 SIGHUP reads the files again, and a breaking change is told as one", func(t *testing.T) {
-			c := s.Modern("operator")
+		t.Run("EVS-14 SIGHUP reads the files again, and a breaking change is logged as one", func(t *testing.T) {
+			c := s.Stateless("operator")
 			l := c.Listen(t, 1, object{"resourcesListChanged": true}, nil)
 			l.Next(t)
 			put(t, before)
@@ -68,11 +68,11 @@ func TestLiveCatalog(t *testing.T) {
 				return strings.Contains(s.Output(), "is removed") && strings.Contains(s.Output(), `"breaking":true`)
 			}
 			if !harness.Within(t, harness.Patience, told) {
-				t.Errorf("the log does not tell of a breaking change")
+				t.Errorf("the log has nothing of a breaking change")
 			}
 		})
 		t.Run("EVS-14 SUB-08 a change while the server is down reaches who comes back", func(t *testing.T) {
-			l := s.Modern("operator").Listen(t, 1, object{"resourcesListChanged": true}, nil)
+			l := s.Stateless("operator").Listen(t, 1, object{"resourcesListChanged": true}, nil)
 			var cursor string
 			if err := json.Unmarshal(harness.Meta(l.Next(t).Params, harness.Prefix+"cursor"), &cursor); err != nil {
 				t.Fatal(err)
@@ -80,7 +80,7 @@ func TestLiveCatalog(t *testing.T) {
 			s.Stop()
 			put(t, after)
 			s.Start()
-			l = s.Modern("operator").Listen(t, 2, object{"resourcesListChanged": true}, object{harness.Prefix + "cursor": cursor})
+			l = s.Stateless("operator").Listen(t, 2, object{"resourcesListChanged": true}, object{harness.Prefix + "cursor": cursor})
 			l.Next(t)
 			if m := l.Next(t); m.Method != "notifications/resources/list_changed" {
 				t.Errorf("got %s", m.Raw)
@@ -89,9 +89,9 @@ func TestLiveCatalog(t *testing.T) {
 		t.Run("AUT-02 a key that was taken away is refused, a new one let in", func(t *testing.T) {
 			s.SetCallers(t, append(harness.SameKeys(s)[1:], harness.Caller{Principal: "newcomer", Scopes: harness.All}))
 			harness.Eventually(t, harness.Patience, "the new key", func() bool {
-				return s.Modern("newcomer").Do(t, "resources/list", nil).Status == 200
+				return s.Stateless("newcomer").Do(t, "resources/list", nil).Status == 200
 			})
-			if a := s.Modern("alice").Do(t, "resources/list", nil); a.Status != 401 {
+			if a := s.Stateless("alice").Do(t, "resources/list", nil); a.Status != 401 {
 				t.Errorf("status %d", a.Status)
 			}
 		})
@@ -106,32 +106,32 @@ func TestLiveCatalog(t *testing.T) {
 }
 
 func liveCatalog(t *testing.T, s *harness.Target, change func(*testing.T)) {
-	modern, legacy := s.Modern("operator"), s.Legacy(t, "operator", harness.Legacy)
+	stateless, sessionBased := s.Stateless("operator"), s.SessionBased(t, "operator", harness.V20251125)
 	parent := object{"resourceSubscriptions": []string{"event://live"}}
 	all := object{"resourcesListChanged": true, "eventsListChanged": true, "resourceSubscriptions": []string{"event://live"}}
-	asked, silent := modern.Listen(t, 1, all, nil), modern.Listen(t, 2, parent, nil)
-	early := modern.Listen(t, 3, all, nil)
+	asked, silent := stateless.Listen(t, 1, all, nil), stateless.Listen(t, 2, parent, nil)
+	early := stateless.Listen(t, 3, all, nil)
 	var cursor string
 	if err := json.Unmarshal(harness.Meta(early.Next(t).Params, harness.Prefix+"cursor"), &cursor); err != nil {
 		t.Fatal(err)
 	}
 	early.Close()
-	legacy.Call(t, "resources/subscribe", object{"uri": "event://live"}, nil)
-	session := legacy.Open(t, "")
-	push := modern.Stream(t, 4, "events/stream", object{"name": "live.one", "arguments": object{}})
+	sessionBased.Call(t, "resources/subscribe", object{"uri": "event://live"}, nil)
+	session := sessionBased.Open(t, "")
+	push := stateless.Stream(t, 4, "events/stream", object{"name": "live.one", "arguments": object{}})
 
 	change(t)
 	harness.Eventually(t, harness.Patience, "the new event type", func() bool {
-		return len(modern.All(t, "resources/list", "resources")) == 2
+		return len(stateless.All(t, "resources/list", "resources")) == 2
 	})
 	publish := func(id, uri string) {
 		if _, err := s.TryPublish(t.Context(), "operator", harness.Event{ID: id, URI: uri, Data: object{}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	late := modern.Listen(t, 5, all, object{harness.Prefix + "cursor": cursor})
+	late := stateless.Listen(t, 5, all, object{harness.Prefix + "cursor": cursor})
 	for what, st := range map[string]*harness.Stream{"listen": asked, "session": session, "resumed": late} {
-		harness.Eventually(t, harness.Patience, what+" is told", func() bool { return count(st, "notifications/resources/list_changed") > 0 })
+		harness.Eventually(t, harness.Patience, what+" is announced", func() bool { return count(st, "notifications/resources/list_changed") > 0 })
 	}
 	publish("two", "event://live/two")
 	publish("one", "event://live/one")
@@ -145,7 +145,7 @@ func liveCatalog(t *testing.T, s *harness.Target, change func(*testing.T)) {
 			}
 		}
 	})
-	t.Run("EVS-14 EVX-18 each stream that asked is told once, and nobody else", func(t *testing.T) {
+	t.Run("EVS-14 EVX-18 each stream that asked is notified once, and no other", func(t *testing.T) {
 		for what, want := range map[string]struct {
 			*harness.Stream
 			resources, events int

@@ -17,7 +17,7 @@ import (
 type rawJSON = json.RawMessage
 
 // TestMainJob is the product's main job, on every way to run it: clients of both
-// protocol eras and webhooks registered both ways get exactly the events they
+// kinds of revisions and webhooks registered both ways get exactly the events they
 // asked for, while eight publishers publish 1,000 events of five types at once.
 func TestMainJob(t *testing.T) {
 	t.Parallel()
@@ -38,23 +38,23 @@ func mainJob(t *testing.T, target *harness.Target, repeats int) {
 	receiver := harness.NewReceiver(t)
 
 	// Given streams of the official client and of one that sees every member ...
-	legacy := target.SDK(t, "alice", harness.Legacy, harness.SDKOptions{})
-	browse(t, legacy)
-	legacy.Follow(t, "event://ci/build-finished", "event://github/acme", "event://github/acme/website/pull_request")
-	modern := target.SDK(t, "alice", harness.Modern, harness.SDKOptions{Extended: true, ListChanged: true})
-	browse(t, modern)
-	modern.Follow(t, "event://incidents", "event://deploy/production/web/finished")
+	sessionBased := target.SDK(t, "alice", harness.V20251125, harness.SDKOptions{})
+	browse(t, sessionBased)
+	sessionBased.Follow(t, "event://ci/build-finished", "event://github/acme", "event://github/acme/website/pull_request")
+	stateless := target.SDK(t, "alice", harness.V20260728, harness.SDKOptions{Extended: true, ListChanged: true})
+	browse(t, stateless)
+	stateless.Follow(t, "event://incidents", "event://deploy/production/web/finished")
 
-	get := target.Legacy(t, "bob", harness.Legacy)
+	get := target.SessionBased(t, "bob", harness.V20251125)
 	stream := get.Open(t, "")
 	get.Call(t, "resources/subscribe", object{"uri": "event://chat/acme/general/message"}, nil)
 	get.Call(t, "resources/subscribe", object{"uri": "event://deploy/staging/api/finished"}, nil)
-	listen := target.Modern("bob").Listen(t, "everything", object{"resourceSubscriptions": []string{
+	listen := target.Stateless("bob").Listen(t, "everything", object{"resourceSubscriptions": []string{
 		"event://github", "event://ci/build-finished", "event://deploy", "event://incidents", "event://chat",
 	}}, nil)
 
 	// ... and webhooks registered both ways ...
-	alice, bob := target.Modern("alice"), target.Legacy(t, "bob", harness.Legacy2)
+	alice, bob := target.Stateless("alice"), target.SessionBased(t, "bob", harness.V20250618)
 	type hook struct {
 		*harness.Endpoint
 		want func(*published) bool
@@ -91,14 +91,14 @@ func mainJob(t *testing.T, target *harness.Target, repeats int) {
 
 	// ... then everybody gets what it asked for, ...
 	streams := map[string]func() []*harness.Update{
-		"SDK " + harness.Legacy: legacy.Updates, "SDK " + harness.Modern: modern.Updates,
+		"SDK " + harness.V20251125: sessionBased.Updates, "SDK " + harness.V20260728: stateless.Updates,
 		"GET": stream.Updates, "listen": listen.Updates,
 	}
 	wants := map[string]map[string]*published{
-		"SDK " + harness.Legacy: w.wanted(under("event://ci/build-finished", "event://github/acme")),
-		"SDK " + harness.Modern: w.wanted(under("event://incidents", "event://deploy/production/web/finished")),
-		"GET":                   w.wanted(under("event://chat/acme/general/message", "event://deploy/staging/api/finished")),
-		"listen":                w.events,
+		"SDK " + harness.V20251125: w.wanted(under("event://ci/build-finished", "event://github/acme")),
+		"SDK " + harness.V20260728: w.wanted(under("event://incidents", "event://deploy/production/web/finished")),
+		"GET":                      w.wanted(under("event://chat/acme/general/message", "event://deploy/staging/api/finished")),
+		"listen":                   w.events,
 	}
 	complete := func() bool {
 		for name, updates := range streams {
@@ -127,7 +127,7 @@ func mainJob(t *testing.T, target *harness.Target, repeats int) {
 				t.Errorf("payload of %s: %.300s, want %.300s", u.EventID, u.Payload, marshal(t, p.Data))
 			}
 		}
-		for _, u := range modern.Updates() {
+		for _, u := range stateless.Updates() {
 			if p := w.events[u.EventID]; p != nil && !sameJSON(t, marshal(t, u.Meta[harness.Prefix+"payload"]), marshal(t, p.Data)) {
 				t.Errorf("payload of %s in _meta, for a client that declares the extension: %v", u.EventID, u.Meta)
 			}
@@ -152,7 +152,7 @@ func mainJob(t *testing.T, target *harness.Target, repeats int) {
 	})
 	// ... and the log holds the latest.
 	t.Run("EVS-04 the latest events can be read", func(t *testing.T) {
-		res, err := modern.ReadResource(t.Context(), &sdk.ReadResourceParams{URI: "event://ci/build-finished"})
+		res, err := stateless.ReadResource(t.Context(), &sdk.ReadResourceParams{URI: "event://ci/build-finished"})
 		if err != nil || len(res.Contents) != 1 {
 			t.Fatalf("read: %v, %v", res, err)
 		}
@@ -167,7 +167,7 @@ func mainJob(t *testing.T, target *harness.Target, repeats int) {
 func browse(t *testing.T, c *harness.SDKClient) {
 	t.Helper()
 	ctx := t.Context()
-	if c.InitializeResult().ProtocolVersion < harness.Modern {
+	if c.InitializeResult().ProtocolVersion < harness.V20260728 {
 		if err := c.Ping(ctx, nil); err != nil {
 			t.Fatalf("ping: %v", err)
 		}

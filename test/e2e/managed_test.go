@@ -30,7 +30,7 @@ func TestManagedInstance(t *testing.T) {
 		if cursor != "" {
 			meta[harness.Prefix+"cursor"] = cursor
 		}
-		return aws.Modern("alice").Listen(t, id, notifications, meta)
+		return aws.Stateless("alice").Listen(t, id, notifications, meta)
 	}
 	// reads counts what tails ask the store within some of their polls.
 	reads := func() int {
@@ -55,7 +55,7 @@ func TestManagedInstance(t *testing.T) {
 		}
 	})
 	t.Run("AUT-07 the fleet has room for as many streams as its instances hold together", func(t *testing.T) {
-		req, err := aws.Modern("bob").Request(t.Context(), "subscriptions/listen", object{"notifications": notifications}, 1)
+		req, err := aws.Stateless("bob").Request(t.Context(), "subscriptions/listen", object{"notifications": notifications}, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -67,7 +67,7 @@ func TestManagedInstance(t *testing.T) {
 		if b, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
 			t.Errorf("one more was answered %s: %s", resp.Status, b)
 		}
-		aws.Modern("bob").Call(t, "server/discover", nil, nil) // calls get through
+		aws.Stateless("bob").Call(t, "server/discover", nil, nil) // calls get through
 	})
 	t.Run("SUB-01 SUB-08 every stream gets every event in its order", func(t *testing.T) {
 		for n := range 3 {

@@ -69,8 +69,8 @@ func erasing(t *testing.T, o *operated, publish func(string), items func() []str
 	hook.Answer(func(int, *harness.Delivery) harness.Reply {
 		return harness.Reply{Status: http.StatusRequestEntityTooLarge}
 	})
-	id := strings.TrimPrefix(register(t, o.target.Modern("neighbour"), hook, "event://ci/build-finished").Subscription.URI, "subscription://")
-	o.target.Legacy(t, "neighbour", harness.Legacy)
+	id := strings.TrimPrefix(register(t, o.target.Stateless("neighbour"), hook, "event://ci/build-finished").Subscription.URI, "subscription://")
+	o.target.SessionBased(t, "neighbour", harness.V20251125)
 	publish("evt_erased")
 	harness.Eventually(t, harness.Patience, "the dead letter is there", func() bool { return len(o.list("dead-letters?subscription="+id)) == 1 })
 	o.call("POST", "subscriptions/"+id+"/pause", `{"reason":"they asked"}`, http.StatusOK, nil)

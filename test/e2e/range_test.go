@@ -44,7 +44,7 @@ func TestRanges(t *testing.T) {
 }
 
 func ranges(t *testing.T, s *harness.Target) {
-	c := s.Modern("shopper")
+	c := s.Stateless("shopper")
 	hooks := harness.NewReceiver(t)
 	var serial int
 	for name, arguments := range map[string]object{

@@ -24,7 +24,7 @@ import (
 func TestRawSockets(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Fast: true})
-	alice := s.Modern("alice")
+	alice := s.Stateless("alice")
 	bystander := alice.Listen(t, 1, object{"resourceSubscriptions": []string{"event://ci/build-finished"}}, nil)
 	before := s.PeakRSS()
 	addr := strings.TrimPrefix(s.Base(), "http://")

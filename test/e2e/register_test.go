@@ -45,7 +45,7 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 		}
 	}
 
-	for _, c := range []*harness.Client{s.Modern("alice"), s.Legacy(t, "alice", harness.Legacy)} {
+	for _, c := range []*harness.Client{s.Stateless("alice"), s.SessionBased(t, "alice", harness.V20251125)} {
 		t.Run("EVS-08 the answer, in "+c.Version, func(t *testing.T) {
 			hook := receiver.Endpoint("answer-" + c.Version)
 			uris := []string{"event://ci/build-finished", "event://github/acme/website/pull_request", "event://incidents"}
@@ -80,7 +80,7 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 		for i := range uris {
 			uris[i] = "event://incidents/s" + string(rune('a'+i%26)) + string(rune('a'+i/26)) + "/created"
 		}
-		c := s.Modern("bob")
+		c := s.Stateless("bob")
 		bad := append(append([]string(nil), uris[:49]...), "event://no/such")
 		c.Refused(t, -32602, "resources/subscriptions/register", object{"uris": bad, "targetUri": hook.URL()})
 		r := register(t, c, hook, uris...)
@@ -95,7 +95,7 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 	})
 	t.Run("a repeated registration with the same idempotency key", func(t *testing.T) {
 		hook := receiver.Endpoint("again")
-		c := s.Modern("bob")
+		c := s.Stateless("bob")
 		params := object{
 			"uris": []string{"event://ci/build-finished"}, "targetUri": hook.URL(),
 			"_meta": object{harness.Prefix + "idempotencyKey": "k1"},
@@ -117,7 +117,7 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 		deregister(t, c, first.Subscription.URI)
 	})
 	t.Run("EVS-11 deregister ends pending retries", func(t *testing.T) {
-		c := s.Modern("alice")
+		c := s.Stateless("alice")
 		failing := receiver.Endpoint("failing")
 		failing.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Status: 500} })
 		r := register(t, c, failing, "event://ci/build-finished")
@@ -138,13 +138,13 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 		silent(t, failing, answered)
 	})
 	t.Run("EVS-11 unknown, malformed and not-owned answer alike", func(t *testing.T) {
-		c := s.Modern("alice")
+		c := s.Stateless("alice")
 		own := register(t, c, receiver.Endpoint("own"), "event://ci/build-finished").Subscription.URI
 		answers := map[string]string{}
 		for what, uri := range map[string]string{
 			"unknown": "subscription://sub_00000000000000000000000000000000", "malformed": "subscription://x", "not owned": own,
 		} {
-			a := s.Modern("bob").Do(t, "resources/subscriptions/deregister", object{"uri": uri})
+			a := s.Stateless("bob").Do(t, "resources/subscriptions/deregister", object{"uri": uri})
 			if a.Error == nil {
 				t.Fatalf("%s: %s", what, a.Body)
 			}
@@ -157,7 +157,7 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 		readStatus(t, c, own) // still there
 	})
 	t.Run("EVS-11 under load, nothing starts after the answer", func(t *testing.T) {
-		c := s.Modern("alice")
+		c := s.Stateless("alice")
 		hook := receiver.Endpoint("load")
 		r := register(t, c, hook, "event://incidents/load/created")
 		var wg sync.WaitGroup
@@ -191,7 +191,7 @@ func TestSecretKinds(t *testing.T) {
 	t.Run("EVS-09 raw", func(t *testing.T) {
 		s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--webhook-secret", "raw"}})
 		hook := receiver.Endpoint("raw")
-		r := register(t, s.Modern("alice"), hook, "event://ci/build-finished").Subscription.WebhookSecret
+		r := register(t, s.Stateless("alice"), hook, "event://ci/build-finished").Subscription.WebhookSecret
 		if r.Type != "raw" || len(r.Value) < 32 || r.Key != "" {
 			t.Fatalf("secret %+v", r)
 		}
@@ -211,7 +211,7 @@ func TestSecretKinds(t *testing.T) {
 	t.Run("EVS-09 none, only by name", func(t *testing.T) {
 		s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--webhook-secret", "none"}})
 		hook := receiver.Endpoint("none")
-		r := register(t, s.Modern("alice"), hook, "event://ci/build-finished").Subscription.WebhookSecret
+		r := register(t, s.Stateless("alice"), hook, "event://ci/build-finished").Subscription.WebhookSecret
 		if r.Type != "none" || r.Key != "" || r.Value != "" {
 			t.Fatalf("secret %+v", r)
 		}
@@ -227,7 +227,7 @@ func TestSecrets(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--log-level", "debug"}})
 	receiver := harness.NewReceiver(t)
-	c := s.Modern("alice")
+	c := s.Stateless("alice")
 	hook, flaky := receiver.Endpoint("hook"), receiver.Endpoint("flaky")
 	flaky.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Status: 500} })
 	r := register(t, c, hook, "event://ci/build-finished")

@@ -19,7 +19,7 @@ func TestReplayOnAWS(t *testing.T) {
 	aws := harness.StartAWS(t, harness.AWSOptions{DispatchTime: 4 * time.Second})
 	const uri = "event://deploy/production/missed/finished"
 	args := object{"environment": "production", "service": "missed"}
-	alice := aws.Modern("alice")
+	alice := aws.Stateless("alice")
 	hook := harness.NewReceiver(t).Endpoint("slow")
 	deployed := func(id string) harness.Event {
 		return harness.Event{ID: id, URI: uri, Data: object{"version": id, "outcome": "succeeded"}}

@@ -23,9 +23,9 @@ func TestSameID(t *testing.T) {
 			return harness.Reply{}
 		})
 	}
-	register(t, s.Modern("alice"), builds, "event://ci/build-finished")
-	register(t, s.Modern("bob"), incidents, "event://incidents/search/created")
-	stream := s.Modern("alice").Listen(t, 1, object{"resourceSubscriptions": []string{"event://ci", "event://incidents"}}, nil)
+	register(t, s.Stateless("alice"), builds, "event://ci/build-finished")
+	register(t, s.Stateless("bob"), incidents, "event://incidents/search/created")
+	stream := s.Stateless("alice").Listen(t, 1, object{"resourceSubscriptions": []string{"event://ci", "event://incidents"}}, nil)
 	s.Publish(t, build("42", 1))
 	builds.WaitAttempts(t, 1)
 	s.Publish(t, incident("42", "search", "info"))

@@ -22,8 +22,8 @@ func TestSessions(t *testing.T) {
 
 func sessions(t *testing.T, s *harness.Target) {
 	negotiations := map[string]string{
-		harness.Legacy1: harness.Legacy1, harness.Legacy2: harness.Legacy2, harness.Legacy: harness.Legacy,
-		"2024-11-05": harness.Legacy, "2099-01-01": harness.Legacy,
+		harness.V20250326: harness.V20250326, harness.V20250618: harness.V20250618, harness.V20251125: harness.V20251125,
+		"2024-11-05": harness.V20251125, "2099-01-01": harness.V20251125,
 	}
 	for asked, want := range negotiations {
 		t.Run("SES-01 initialize with "+asked, func(t *testing.T) {
@@ -43,7 +43,7 @@ func sessions(t *testing.T, s *harness.Target) {
 	}
 
 	t.Run("SES-01 session ids differ, DELETE ends one", func(t *testing.T) {
-		a, b := s.Legacy(t, "alice", harness.Legacy), s.Legacy(t, "alice", harness.Legacy)
+		a, b := s.SessionBased(t, "alice", harness.V20251125), s.SessionBased(t, "alice", harness.V20251125)
 		if a.Session == b.Session {
 			t.Fatal("two sessions have one id")
 		}
@@ -67,7 +67,7 @@ func sessions(t *testing.T, s *harness.Target) {
 		b.Call(t, "ping", nil, nil)
 	})
 	t.Run("SES-01 a request without session id", func(t *testing.T) {
-		for _, version := range []string{harness.Legacy, harness.Legacy2, harness.Legacy1} {
+		for _, version := range []string{harness.V20251125, harness.V20250618, harness.V20250326} {
 			c := &harness.Client{URL: s.MCP, Key: s.Keys["alice"], Version: version}
 			for _, method := range []string{"ping", "resources/list"} {
 				if a := c.Do(t, method, nil); a.Status != http.StatusBadRequest {
@@ -77,7 +77,7 @@ func sessions(t *testing.T, s *harness.Target) {
 		}
 	})
 	t.Run("SES-02 a GET stream has that session's subscriptions, wherever they were made", func(t *testing.T) {
-		a, b := s.Legacy(t, "alice", harness.Legacy), s.Legacy(t, "alice", harness.Legacy2)
+		a, b := s.SessionBased(t, "alice", harness.V20251125), s.SessionBased(t, "alice", harness.V20250618)
 		a.Call(t, "resources/subscribe", object{"uri": "event://github/before/website/pull_request"}, nil) // before the stream
 		as, bs := a.Open(t, ""), b.Open(t, "")
 		a.Call(t, "resources/subscribe", object{"uri": "event://github/wherever"}, nil) // after it
@@ -103,7 +103,7 @@ func sessions(t *testing.T, s *harness.Target) {
 	})
 
 	t.Run("SES-03 a stream resumes with nothing lost and nothing of another", func(t *testing.T) {
-		a, b := s.Legacy(t, "alice", harness.Legacy), s.Legacy(t, "alice", harness.Legacy)
+		a, b := s.SessionBased(t, "alice", harness.V20251125), s.SessionBased(t, "alice", harness.V20251125)
 		stream, others := a.Open(t, ""), b.Open(t, "")
 		a.Call(t, "resources/subscribe", object{"uri": "event://chat/resumes/general/message"}, nil)
 		b.Call(t, "resources/subscribe", object{"uri": "event://chat/resumes/random/message"}, nil)
@@ -135,7 +135,7 @@ func sessions(t *testing.T, s *harness.Target) {
 		}
 	})
 	t.Run("SES-03 from the priming event on", func(t *testing.T) {
-		c := s.Legacy(t, "alice", harness.Legacy)
+		c := s.SessionBased(t, "alice", harness.V20251125)
 		c.Call(t, "resources/subscribe", object{"uri": "event://chat/primes/general/message"}, nil)
 		stream := c.Open(t, "")
 		harness.Eventually(t, harness.Patience, "a priming event", func() bool { return len(stream.Primes()) > 0 })
@@ -148,17 +148,17 @@ func sessions(t *testing.T, s *harness.Target) {
 			t.Errorf("resumed with %v", got)
 		}
 		// A revision before 2025-11-25 knows no priming events: its clients would fail on them.
-		old := s.Legacy(t, "alice", harness.Legacy2)
+		old := s.SessionBased(t, "alice", harness.V20250618)
 		os := old.Open(t, "")
 		old.Call(t, "resources/subscribe", object{"uri": "event://chat/primes/general/message"}, nil)
 		s.Publish(t, messageIn("primes", "old", "general"))
 		os.Wait(t, 1)
 		if len(os.Primes()) != 0 {
-			t.Errorf("priming events %q at %s", os.Primes(), harness.Legacy2)
+			t.Errorf("priming events %q at %s", os.Primes(), harness.V20250618)
 		}
 	})
 	t.Run("SES-04 the newest GET takes over", func(t *testing.T) {
-		c := s.Legacy(t, "alice", harness.Legacy)
+		c := s.SessionBased(t, "alice", harness.V20251125)
 		c.Call(t, "resources/subscribe", object{"uri": "event://chat/acme/newest/message"}, nil)
 		older := c.Open(t, "")
 		newer := c.Open(t, "")
@@ -169,7 +169,7 @@ func sessions(t *testing.T, s *harness.Target) {
 		}
 	})
 	t.Run("SES-04 clear statuses", func(t *testing.T) {
-		c := s.Legacy(t, "alice", harness.Legacy)
+		c := s.SessionBased(t, "alice", harness.V20251125)
 		ping := `{"jsonrpc":"2.0","id":1,"method":"ping"}`
 		cases := []struct {
 			what, method, body string
@@ -188,24 +188,24 @@ func sessions(t *testing.T, s *harness.Target) {
 				t.Errorf("%s: status %d, want %d: %.200s", cs.what, a.Status, cs.want, a.Body)
 			}
 		}
-		batch := s.Legacy(t, "alice", harness.Legacy1)
+		batch := s.SessionBased(t, "alice", harness.V20250326)
 		if a := batch.Raw(t, http.MethodPost, "["+ping+"]"); a.Status != http.StatusOK || a.Body[0] != '[' {
 			t.Errorf("a batch at 2025-03-26: status %d: %.200s", a.Status, a.Body)
 		}
 	})
 	t.Run("SES-05 ping, log level and completion at each revision", func(t *testing.T) {
 		s.Publish(t, incident("completes", "checkout", "critical"))
-		var modern struct{ Completion struct{ Values []string } }
+		var stateless struct{ Completion struct{ Values []string } }
 		ask := object{
 			"ref":      object{"type": "ref/resource", "uri": "event://incidents/{service}/created"},
 			"argument": object{"name": "service", "value": "check"},
 		}
 		harness.Eventually(t, harness.Patience, "a completion by what happened", func() bool {
-			s.Modern("alice").Call(t, "completion/complete", ask, &modern)
-			return slices.Contains(modern.Completion.Values, "checkout")
+			s.Stateless("alice").Call(t, "completion/complete", ask, &stateless)
+			return slices.Contains(stateless.Completion.Values, "checkout")
 		})
-		for _, version := range []string{harness.Legacy, harness.Legacy2, harness.Legacy1} {
-			c := s.Legacy(t, "alice", version)
+		for _, version := range []string{harness.V20251125, harness.V20250618, harness.V20250326} {
+			c := s.SessionBased(t, "alice", version)
 			c.Call(t, "ping", nil, nil)
 			c.Call(t, "logging/setLevel", object{"level": "warning"}, nil)
 			c.Refused(t, -32602, "logging/setLevel", object{"level": "loud"})
@@ -218,7 +218,7 @@ func sessions(t *testing.T, s *harness.Target) {
 				t.Errorf("%s: cancelled: status %d", version, status)
 			}
 		}
-		s.Modern("alice").Refused(t, -32601, "logging/setLevel", object{"level": "info"})
+		s.Stateless("alice").Refused(t, -32601, "logging/setLevel", object{"level": "info"})
 	})
 }
 
@@ -227,7 +227,7 @@ func TestSessionsGoOn(t *testing.T) {
 	t.Parallel()
 	t.Run("SES-01 a session survives a restart", func(t *testing.T) {
 		one := harness.StartServer(t, harness.ServerOptions{})
-		c := one.Legacy(t, "alice", harness.Legacy)
+		c := one.SessionBased(t, "alice", harness.V20251125)
 		c.Call(t, "resources/subscribe", object{"uri": "event://ci/build-finished"}, nil)
 		one.Stop()
 		one.Start()
@@ -240,7 +240,7 @@ func TestSessionsGoOn(t *testing.T) {
 	})
 	t.Run("SES-03 the server may close and let the client poll", func(t *testing.T) {
 		one := harness.StartServer(t, harness.ServerOptions{Args: []string{"--stream-max-age", "1s"}})
-		c := one.Legacy(t, "alice", harness.Legacy)
+		c := one.SessionBased(t, "alice", harness.V20251125)
 		c.Call(t, "resources/subscribe", object{"uri": "event://ci/build-finished"}, nil)
 		stream := c.Open(t, "")
 		<-stream.Ended()
@@ -255,7 +255,7 @@ func TestSessionsGoOn(t *testing.T) {
 	})
 	t.Run("SES-03 a stream resumes after a restart", func(t *testing.T) {
 		one := harness.StartServer(t, harness.ServerOptions{})
-		c := one.Legacy(t, "alice", harness.Legacy)
+		c := one.SessionBased(t, "alice", harness.V20251125)
 		stream := c.Open(t, "")
 		c.Call(t, "resources/subscribe", object{"uri": "event://github/acme"}, nil)
 		one.Publish(t, pullRequest("u1", "acme", "api", 1))

@@ -93,7 +93,7 @@ func TestSources(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Config: githubSource, Env: secretsOfSources()})
 	receiver := harness.NewReceiver(t)
-	alice := s.Modern("alice")
+	alice := s.Stateless("alice")
 	wanted := object{"repo": "site", "action": []string{"opened"}}
 	mine, others := receiver.Endpoint("mine"), receiver.Endpoint("others")
 	subscribe(t, alice, mine, "github.pull_request", wanted)
@@ -210,7 +210,7 @@ func TestSourcesAfterACrash(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Config: githubSource, Env: secretsOfSources()})
 	hook := harness.NewReceiver(t).Endpoint("crash")
-	subscribe(t, s.Modern("alice"), hook, "github.pull_request", object{"repo": "crash"})
+	subscribe(t, s.Stateless("alice"), hook, "github.pull_request", object{"repo": "crash"})
 	poller := follow(t, &s.Target, "github.pull_request", object{"repo": "crash"})
 	hook.Answer(func(int, *harness.Delivery) harness.Reply {
 		return harness.Reply{Status: http.StatusServiceUnavailable}

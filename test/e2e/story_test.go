@@ -40,7 +40,7 @@ func TestStoryOfAnOutageOnAWS(t *testing.T) {
 	})
 	aws.ApplyCatalog(t, "operated", operatedCatalog(t))
 	harness.Eventually(t, harness.Patience, "the catalog of the workspace is in use", func() bool {
-		a, err := aws.Modern("owner").Try(t.Context(), "resources/templates/list", nil)
+		a, err := aws.Stateless("owner").Try(t.Context(), "resources/templates/list", nil)
 		return err == nil && a.Error == nil && strings.Contains(string(a.Body), "event://")
 	})
 	kill := func() {
@@ -75,7 +75,7 @@ func outage(t *testing.T, s shaky) {
 	events, rate := s.events, s.rate
 	o := operate(t, s.Target)
 	hook := harness.NewReceiver(t).Endpoint("restored")
-	id := strings.TrimPrefix(register(t, s.Modern("owner"), hook, "event://ci/build-finished").Subscription.URI, "subscription://")
+	id := strings.TrimPrefix(register(t, s.Stateless("owner"), hook, "event://ci/build-finished").Subscription.URI, "subscription://")
 	type job struct {
 		ID, State                string
 		Total, Replayed, Skipped int

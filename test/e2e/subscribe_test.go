@@ -28,7 +28,7 @@ func TestSubscribe(t *testing.T) {
 	subscribing(t, &s.Target)
 	t.Run("EVX-09 subscriptions survive a restart", func(t *testing.T) {
 		hook := harness.NewReceiver(t).Endpoint("survives")
-		subscribe(t, s.Modern("alice"), hook, "calendar.event_changed", nil)
+		subscribe(t, s.Stateless("alice"), hook, "calendar.event_changed", nil)
 		s.Stop()
 		s.Start()
 		s.Publish(t, harness.Event{ID: "after", URI: "event://calendar/team/changed", Data: object{"id": "1", "change": "created"}})
@@ -44,7 +44,7 @@ func TestSubscribe(t *testing.T) {
 
 func subscribing(t *testing.T, s *harness.Target) {
 	receiver := harness.NewReceiver(t)
-	alice, bob := s.Modern("alice"), s.Modern("bob")
+	alice, bob := s.Stateless("alice"), s.Stateless("bob")
 
 	t.Run("EVX-04 WHK-02 the same event has one id in every kind", func(t *testing.T) {
 		hook, old := receiver.Endpoint("kinds"), receiver.Endpoint("kinds-1803")
@@ -373,7 +373,7 @@ func TestErrorCodes(t *testing.T) {
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--quota", "2"}})
 	receiver := harness.NewReceiver(t)
 	hook := receiver.Endpoint("hook")
-	alice := s.Modern("alice")
+	alice := s.Stateless("alice")
 	named := func(t *testing.T, e *harness.RPCError, name string) {
 		t.Helper()
 		if !strings.Contains(e.Message, name) {
@@ -385,7 +385,7 @@ func TestErrorCodes(t *testing.T) {
 	}
 	t.Run("EVX-15 unknown is NotFound by configuration", func(t *testing.T) {
 		sep := harness.StartServer(t, harness.ServerOptions{Args: []string{"--unknown-unsubscribe", "not-found", "--event-codes", "sep3415"}})
-		c := sep.Modern("alice")
+		c := sep.Stateless("alice")
 		params := object{"name": "ci.build_finished", "arguments": object{}, "delivery": object{"mode": "webhook", "url": "https://example.com/x"}}
 		c.Refused(t, -32023, "events/unsubscribe", params)
 		t.Run("EVX-16 the numbers of SEP-3415", func(t *testing.T) {
@@ -403,7 +403,7 @@ func TestErrorCodes(t *testing.T) {
 		named(t, alice.Refused(t, -32011, "events/subscribe", subscription("no.such", nil, hook.URL(), newSecret())), "NotFound")
 	})
 	t.Run("EVX-16 AUT-02 Forbidden without the scope", func(t *testing.T) {
-		a := s.Modern("reader").Do(t, "events/subscribe", subscription("ci.build_finished", nil, hook.URL(), newSecret()))
+		a := s.Stateless("reader").Do(t, "events/subscribe", subscription("ci.build_finished", nil, hook.URL(), newSecret()))
 		if a.Error == nil || a.Error.Code != -32012 || !strings.Contains(a.Error.Error(), "events:subscribe") {
 			t.Errorf("status %d: %s", a.Status, a.Body)
 		}
@@ -434,11 +434,11 @@ func TestErrorCodes(t *testing.T) {
 	})
 	t.Run("EVX-08 events/subscribe needs an authenticated caller", func(t *testing.T) {
 		none := harness.StartServer(t, harness.ServerOptions{Auth: "none", Guarded: true})
-		e := none.Modern("").Refused(t, -32012, "events/subscribe", subscription("ci.build_finished", nil, "https://hooks.example.com/", newSecret()))
+		e := none.Stateless("").Refused(t, -32012, "events/subscribe", subscription("ci.build_finished", nil, "https://hooks.example.com/", newSecret()))
 		if !strings.Contains(e.Message, "Forbidden") || !strings.Contains(e.Message, "authenticated") {
 			t.Errorf("error %v", e)
 		}
 		insecure := harness.StartServer(t, harness.ServerOptions{Auth: "none"})
-		subscribe(t, insecure.Modern(""), receiver.Endpoint("anonymous"), "ci.build_finished", nil)
+		subscribe(t, insecure.Stateless(""), receiver.Endpoint("anonymous"), "ci.build_finished", nil)
 	})
 }

@@ -17,13 +17,13 @@ func TestSubscriptionResources(t *testing.T) {
 
 func subscriptionResources(t *testing.T, s *harness.Target) {
 	receiver := harness.NewReceiver(t)
-	alice, bob := s.Modern("alice"), s.Modern("bob")
+	alice, bob := s.Stateless("alice"), s.Stateless("bob")
 	listens := map[string]*harness.Stream{
 		"alice": alice.Listen(t, 1, object{"resourcesListChanged": true}, nil),
 		"bob":   bob.Listen(t, 1, object{"resourcesListChanged": true, "eventsListChanged": true}, nil),
 	}
-	session := s.Legacy(t, "alice", harness.Legacy)
-	legacy := session.Open(t, "")
+	session := s.SessionBased(t, "alice", harness.V20251125)
+	sessionBased := session.Open(t, "")
 	changes := func(st *harness.Stream) (n int) {
 		for _, m := range st.Messages() {
 			if m.Method == "notifications/resources/list_changed" {
@@ -34,7 +34,7 @@ func subscriptionResources(t *testing.T, s *harness.Target) {
 	}
 	waitChanges := func(t *testing.T, n int) {
 		t.Helper()
-		for name, st := range map[string]*harness.Stream{"listen": listens["alice"], "GET": legacy} {
+		for name, st := range map[string]*harness.Stream{"listen": listens["alice"], "GET": sessionBased} {
 			harness.Eventually(t, harness.Patience, "list_changed on the stream "+name, func() bool { return changes(st) >= n })
 		}
 	}
@@ -87,7 +87,7 @@ func subscriptionResources(t *testing.T, s *harness.Target) {
 			t.Error("bob reads alice's subscription")
 		}
 		s.Publish(t, build("two", 2))
-		for name, st := range map[string]*harness.Stream{"listen": listen, "GET": legacy} {
+		for name, st := range map[string]*harness.Stream{"listen": listen, "GET": sessionBased} {
 			harness.Eventually(t, harness.Patience, "the update on "+name, func() bool {
 				for _, u := range st.Updates() {
 					if u.URI == goneURI {
@@ -107,7 +107,7 @@ func subscriptionResources(t *testing.T, s *harness.Target) {
 		}
 	})
 	t.Run("EVS-12 deregistering sends list_changed and takes it away", func(t *testing.T) {
-		before := map[*harness.Stream]int{listens["alice"]: changes(listens["alice"]), legacy: changes(legacy)}
+		before := map[*harness.Stream]int{listens["alice"]: changes(listens["alice"]), sessionBased: changes(sessionBased)}
 		deregister(t, alice, uri)
 		for st, n := range before {
 			harness.Eventually(t, harness.Patience, "list_changed", func() bool { return changes(st) > n })
@@ -119,8 +119,8 @@ func subscriptionResources(t *testing.T, s *harness.Target) {
 		}
 		alice.Refused(t, -32602, "resources/read", object{"uri": uri})
 	})
-	t.Run("EVS-12 another principal hears nothing of it", func(t *testing.T) {
-		// That the catalog was applied may be told just now, to everybody and for both lists.
+	t.Run("EVS-12 another principal is notified of nothing", func(t *testing.T) {
+		// That the catalog was applied may be announced just now, to everybody and for both lists.
 		if n := changes(listens["bob"]) - count(listens["bob"], "notifications/events/list_changed"); n != 0 {
 			t.Errorf("bob got %d list_changed", n)
 		}
@@ -132,7 +132,7 @@ func TestParentWebhooks(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{})
 	receiver := harness.NewReceiver(t)
-	c := s.Modern("alice")
+	c := s.Stateless("alice")
 	hook := receiver.Endpoint("overlapping")
 	register(t, c, hook, "event://github/acme", "event://github/acme/website/pull_request", "event://github/*/website/pull_request")
 	for i, e := range []harness.Event{

@@ -88,9 +88,9 @@ type attack struct {
 	// scope is needed for the method; empty for none.
 	scope  string
 	params object
-	// modern and legacy are what a good token of another principal of the workspace, and
+	// stateless and sessionBased are what a good token of another principal of the workspace, and
 	// of a principal of another workspace, gets; nil where the method does not exist.
-	modern, legacy []want
+	stateless, sessionBased []want
 }
 
 var (
@@ -101,7 +101,7 @@ var (
 // victim is a tenant with something to lose.
 type victim struct {
 	*harness.Client
-	session, named *harness.Client // of the eras before, and of the dialect
+	session, named *harness.Client // of the session-based revisions, and of the dialect
 	private        []string        // nobody else may see it
 	workspace      []string        // nobody of another workspace may see it
 	own            string          // its subscription://
@@ -117,8 +117,8 @@ const (
 
 func newVictim(t *testing.T, s *harness.Target) *victim {
 	hooks := harness.NewReceiver(t)
-	v := &victim{Client: s.Modern("victim"), hook: hooks.Endpoint("hook-d41d8c"), extended: hooks.Endpoint("hook-e58a7f")}
-	v.session = s.Legacy(t, "victim", harness.Legacy)
+	v := &victim{Client: s.Stateless("victim"), hook: hooks.Endpoint("hook-d41d8c"), extended: hooks.Endpoint("hook-e58a7f")}
+	v.session = s.SessionBased(t, "victim", harness.V20251125)
 	v.named = s.Dialect("victim", "tenants")
 	v.own = register(t, v.Client, v.hook, secretURI).Subscription.URI
 	id := subscribe(t, v.Client, v.extended, "repo.changed", object{"owner": "acme"}).ID
@@ -161,52 +161,52 @@ func (v *victim) attacks() map[string][]attack {
 		return object{"name": name, "arguments": object{}, "cursor": v.cursor}
 	}
 	return map[string][]attack{
-		"initialize":      {{params: object{"protocolVersion": harness.Legacy, "capabilities": object{}, "clientInfo": object{"name": "x", "version": "1"}}, legacy: fine}},
-		"ping":            {{legacy: fine}},
-		"server/discover": {{modern: fine}},
-		"resources/list":  {{scope: read, modern: fine, legacy: fine}}, "resources/templates/list": {{scope: read, modern: fine, legacy: fine}},
-		"events/list": {{scope: read, modern: fine, legacy: fine}},
+		"initialize":      {{params: object{"protocolVersion": harness.V20251125, "capabilities": object{}, "clientInfo": object{"name": "x", "version": "1"}}, sessionBased: fine}},
+		"ping":            {{sessionBased: fine}},
+		"server/discover": {{stateless: fine}},
+		"resources/list":  {{scope: read, stateless: fine, sessionBased: fine}}, "resources/templates/list": {{scope: read, stateless: fine, sessionBased: fine}},
+		"events/list": {{scope: read, stateless: fine, sessionBased: fine}},
 		"resources/read": {
-			{scope: read, params: object{"uri": v.own}, modern: []want{{400, -32602}, {400, -32602}}, legacy: []want{{200, -32002}, {200, -32002}}},
-			{scope: read, params: object{"uri": secretURI}, modern: []want{{200, 403}, {400, -32602}}, legacy: []want{{200, 403}, {200, -32002}}},
-			{scope: read, params: object{"uri": "event://repos"}, modern: []want{{200, 0}, {400, -32602}}, legacy: []want{{200, 0}, {200, -32002}}},
+			{scope: read, params: object{"uri": v.own}, stateless: []want{{400, -32602}, {400, -32602}}, sessionBased: []want{{200, -32002}, {200, -32002}}},
+			{scope: read, params: object{"uri": secretURI}, stateless: []want{{200, 403}, {400, -32602}}, sessionBased: []want{{200, 403}, {200, -32002}}},
+			{scope: read, params: object{"uri": "event://repos"}, stateless: []want{{200, 0}, {400, -32602}}, sessionBased: []want{{200, 0}, {200, -32002}}},
 		},
 		"resources/subscribe": {
-			{scope: read, params: object{"uri": v.own}, legacy: []want{{200, -32002}, {200, -32002}}},
-			{scope: read, params: object{"uri": secretURI}, legacy: []want{{200, 403}, {200, -32602}}},
-			{scope: read, params: object{"uri": "event://repos"}, legacy: []want{{200, 0}, {200, -32602}}},
+			{scope: read, params: object{"uri": v.own}, sessionBased: []want{{200, -32002}, {200, -32002}}},
+			{scope: read, params: object{"uri": secretURI}, sessionBased: []want{{200, 403}, {200, -32602}}},
+			{scope: read, params: object{"uri": "event://repos"}, sessionBased: []want{{200, 0}, {200, -32602}}},
 		},
-		"resources/unsubscribe": {{scope: read, params: object{"uri": v.own}, legacy: fine}},
+		"resources/unsubscribe": {{scope: read, params: object{"uri": v.own}, sessionBased: fine}},
 		"resources/subscriptions/register": {
-			{scope: webhooks, params: object{"uris": []string{secretURI}, "targetUri": v.hook.URL()}, modern: []want{{200, 403}, {400, -32602}}, legacy: []want{{200, 403}, {200, -32602}}},
-			{scope: webhooks, params: object{"uris": []string{"event://repos/acme"}, "targetUri": v.hook.URL()}, modern: []want{{200, 403}, {400, -32602}}, legacy: []want{{200, 403}, {200, -32602}}},
+			{scope: webhooks, params: object{"uris": []string{secretURI}, "targetUri": v.hook.URL()}, stateless: []want{{200, 403}, {400, -32602}}, sessionBased: []want{{200, 403}, {200, -32602}}},
+			{scope: webhooks, params: object{"uris": []string{"event://repos/acme"}, "targetUri": v.hook.URL()}, stateless: []want{{200, 403}, {400, -32602}}, sessionBased: []want{{200, 403}, {200, -32602}}},
 		},
 		"resources/subscriptions/deregister": {
-			{scope: webhooks, params: object{"uri": v.own}, modern: []want{{400, -32602}, {400, -32602}}, legacy: []want{{200, -32002}, {200, -32002}}},
+			{scope: webhooks, params: object{"uri": v.own}, stateless: []want{{400, -32602}, {400, -32602}}, sessionBased: []want{{200, -32002}, {200, -32002}}},
 		},
 		"events/poll": {
-			{scope: read, params: changed, modern: []want{{200, -32012}, {200, -32011}}, legacy: []want{{200, -32012}, {200, -32011}}},
-			{scope: read, params: from("ending.kept"), modern: []want{{200, -32011}, {400, -32602}}, legacy: []want{{200, -32011}, {200, -32602}}},
-			{scope: read, params: from("repo.announced"), modern: []want{{200, 0}, {200, -32011}}, legacy: []want{{200, 0}, {200, -32011}}},
+			{scope: read, params: changed, stateless: []want{{200, -32012}, {200, -32011}}, sessionBased: []want{{200, -32012}, {200, -32011}}},
+			{scope: read, params: from("ending.kept"), stateless: []want{{200, -32011}, {400, -32602}}, sessionBased: []want{{200, -32011}, {200, -32602}}},
+			{scope: read, params: from("repo.announced"), stateless: []want{{200, 0}, {200, -32011}}, sessionBased: []want{{200, 0}, {200, -32011}}},
 		},
 		"events/stream": {
-			{scope: read, params: changed, modern: []want{{200, -32012}, {200, -32011}}},
-			{scope: read, params: from("ending.kept"), modern: []want{{200, -32011}, {400, -32602}}},
-			{scope: read, params: from("repo.announced"), modern: []want{{200, 0}, {200, -32011}}},
+			{scope: read, params: changed, stateless: []want{{200, -32012}, {200, -32011}}},
+			{scope: read, params: from("ending.kept"), stateless: []want{{200, -32011}, {400, -32602}}},
+			{scope: read, params: from("repo.announced"), stateless: []want{{200, 0}, {200, -32011}}},
 		},
 		"events/subscribe": {
-			{scope: webhooks, params: subscription("repo.changed", object{"owner": "acme"}, v.extended.URL(), newSecret()), modern: []want{{200, -32012}, {200, -32011}}, legacy: []want{{200, -32012}, {200, -32011}}},
+			{scope: webhooks, params: subscription("repo.changed", object{"owner": "acme"}, v.extended.URL(), newSecret()), stateless: []want{{200, -32012}, {200, -32011}}, sessionBased: []want{{200, -32012}, {200, -32011}}},
 		},
 		"events/unsubscribe": {
-			{scope: webhooks, params: subscription("repo.changed", object{"owner": "acme"}, v.extended.URL(), v.extended.Secret()), modern: fine, legacy: fine},
+			{scope: webhooks, params: subscription("repo.changed", object{"owner": "acme"}, v.extended.URL(), v.extended.Secret()), stateless: fine, sessionBased: fine},
 		},
 		"completion/complete": {
-			{scope: read, params: object{"ref": object{"type": "ref/resource", "uri": "event://repos/{owner}/{repo}/changed"}, "argument": object{"name": "repo", "value": ""}, "context": object{"arguments": object{"owner": "acme"}}}, modern: []want{{200, 0}, {400, -32602}}, legacy: []want{{200, 0}, {200, -32602}}},
+			{scope: read, params: object{"ref": object{"type": "ref/resource", "uri": "event://repos/{owner}/{repo}/changed"}, "argument": object{"name": "repo", "value": ""}, "context": object{"arguments": object{"owner": "acme"}}}, stateless: []want{{200, 0}, {400, -32602}}, sessionBased: []want{{200, 0}, {200, -32602}}},
 		},
-		"logging/setLevel": {{scope: read, params: object{"level": "debug"}, legacy: fine}},
+		"logging/setLevel": {{scope: read, params: object{"level": "debug"}, sessionBased: fine}},
 		"subscriptions/listen": {
-			{scope: read, params: object{"notifications": object{"resourceSubscriptions": []string{secretURI, v.own, "event://repos", "event://repos/acme"}, "resourcesListChanged": true, "eventsListChanged": true}}, modern: fine},
-			{scope: read, params: object{"notifications": object{"resourceSubscriptions": []string{"event://repos"}}, "_meta": object{harness.Prefix + "cursor": v.cursor}}, modern: []want{{200, 0}, {400, -32602}}},
+			{scope: read, params: object{"notifications": object{"resourceSubscriptions": []string{secretURI, v.own, "event://repos", "event://repos/acme"}, "resourcesListChanged": true, "eventsListChanged": true}}, stateless: fine},
+			{scope: read, params: object{"notifications": object{"resourceSubscriptions": []string{"event://repos"}}, "_meta": object{harness.Prefix + "cursor": v.cursor}}, stateless: []want{{200, 0}, {400, -32602}}},
 		},
 		"tools/list":   {{}},
 		"tools/call":   {{params: object{"name": "x"}}},
@@ -247,8 +247,8 @@ func methods(t *testing.T) (names []string) {
 	return names
 }
 
-// heard is all that an answer or a stream brought so far.
-type heard struct {
+// received is all that an answer or a stream brought so far.
+type received struct {
 	what, asked string
 	limit       []string // what must not be in it
 	status      int
@@ -260,20 +260,20 @@ type heard struct {
 	text bytes.Buffer
 }
 
-func (h *heard) Write(b []byte) (int, error) {
+func (h *received) Write(b []byte) (int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.text.Write(b)
 }
 
-func (h *heard) String() string {
+func (h *received) String() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.text.String()
 }
 
 // over reports whether nothing more comes.
-func (h *heard) over() bool {
+func (h *received) over() bool {
 	select {
 	case <-h.ended:
 		return true
@@ -283,7 +283,7 @@ func (h *heard) over() bool {
 }
 
 // code is that of the answer: 0 also for a stream that has begun.
-func (h *heard) code() int {
+func (h *received) code() int {
 	text := h.String()
 	if i := strings.LastIndex(text, "data: {"); i >= 0 {
 		text, _, _ = strings.Cut(text[i+len("data: "):], "\n")
@@ -297,9 +297,9 @@ func (h *heard) code() int {
 
 // listenTo sends a request and listens to the answer: to its end, or to a stream until
 // the test has ended.
-func listenTo(t *testing.T, what string, req *http.Request, asked string, limit []string) *heard {
+func listenTo(t *testing.T, what string, req *http.Request, asked string, limit []string) *received {
 	t.Helper()
-	h := &heard{what: what, asked: asked + req.Header.Get("Mcp-Session-Id"), limit: limit, ended: make(chan struct{})}
+	h := &received{what: what, asked: asked + req.Header.Get("Mcp-Session-Id"), limit: limit, ended: make(chan struct{})}
 	var ctx context.Context
 	ctx, h.cancel = context.WithCancel(t.Context())
 	resp, err := http.DefaultClient.Do(req.WithContext(ctx))
@@ -329,7 +329,7 @@ func listenTo(t *testing.T, what string, req *http.Request, asked string, limit 
 	return h
 }
 
-func (h *heard) check(t *testing.T) {
+func (h *received) check(t *testing.T) {
 	t.Helper()
 	text := h.header + h.String()
 	for _, s := range h.limit {
@@ -342,7 +342,7 @@ func (h *heard) check(t *testing.T) {
 func tenants(t *testing.T, s *harness.Target, credentials map[string]string) {
 	v := newVictim(t, s)
 	table := v.attacks()
-	var all []*heard
+	var all []*received
 	known := methods(t)
 	for name := range table {
 		if !slices.Contains(known, name) {
@@ -355,32 +355,32 @@ func tenants(t *testing.T, s *harness.Target, credentials map[string]string) {
 		if who == "wrong workspace" {
 			limit = v.workspace
 		}
-		modern := &harness.Client{URL: s.MCP, Key: key, Version: harness.Modern}
-		legacy := &harness.Client{URL: s.MCP, Key: key, Version: harness.Legacy, Session: "any"}
+		stateless := &harness.Client{URL: s.MCP, Key: key, Version: harness.V20260728}
+		sessionBased := &harness.Client{URL: s.MCP, Key: key, Version: harness.V20251125, Session: "any"}
 		authentic := who == "wrong workspace" || who == "other principal" || who == "missing scope"
 		if authentic {
-			legacy.Initialize(t)
+			sessionBased.Initialize(t)
 		}
 		for _, name := range known {
 			if len(table[name]) == 0 {
 				t.Errorf("AUT-05 %s is not in the table: add what is expected of it", name)
 			}
 			for i, a := range table[name] {
-				for _, c := range []*harness.Client{modern, legacy} {
-					era, wants := "2026", a.modern
-					if c == legacy {
-						era, wants = "2025", a.legacy
+				for _, c := range []*harness.Client{stateless, sessionBased} {
+					revision, wants := "2026", a.stateless
+					if c == sessionBased {
+						revision, wants = "2025", a.sessionBased
 					}
-					w := expected(who, name, a, wants, c == legacy)
+					w := expected(who, name, a, wants, c == sessionBased)
 					req, err := c.Request(t.Context(), name, a.params, 1)
 					if err != nil {
 						t.Fatal(err)
 					}
-					if name == "initialize" && c == legacy {
+					if name == "initialize" && c == sessionBased {
 						req.Header.Del("Mcp-Session-Id")
 						req.Header.Del("Mcp-Protocol-Version")
 					}
-					what := fmt.Sprintf("AUT-05 %s, %s #%d, %s", who, name, i, era)
+					what := fmt.Sprintf("AUT-05 %s, %s #%d, %s", who, name, i, revision)
 					h := listenTo(t, what, req, string(marshal(t, a.params)), limit)
 					if got := (want{h.status, h.code()}); got != w {
 						t.Errorf("%s: got %v, want %v: %.300s", what, got, w, h)
@@ -401,7 +401,7 @@ func tenants(t *testing.T, s *harness.Target, credentials map[string]string) {
 	v.publish(t, s, 2) // and everything of the victim's still works
 	began := time.Now()
 	shared := harness.Within(t, harness.Patience, func() bool {
-		return slices.ContainsFunc(all, func(h *heard) bool { return !h.over() && strings.Contains(h.String(), "shared-payload") })
+		return slices.ContainsFunc(all, func(h *received) bool { return !h.over() && strings.Contains(h.String(), "shared-payload") })
 	})
 	time.Sleep(time.Until(began.Add(1500 * time.Millisecond))) // time for what must not come
 	open := 0
@@ -422,13 +422,13 @@ func tenants(t *testing.T, s *harness.Target, credentials map[string]string) {
 	t.Logf("%d answers, %d of them streams that were open", len(all), open)
 }
 
-func expected(who, method string, a attack, wants []want, legacy bool) want {
+func expected(who, method string, a attack, wants []want, sessionBased bool) want {
 	absent := unknown
-	if legacy {
+	if sessionBased {
 		absent = want{200, -32601}
 	}
 	switch {
-	case !legacy && strings.HasSuffix(method, "subscribe") && strings.HasPrefix(method, "events/") && strings.Contains("no token, expired, wrong audience", who):
+	case !sessionBased && strings.HasSuffix(method, "subscribe") && strings.HasPrefix(method, "events/") && strings.Contains("no token, expired, wrong audience", who):
 		return want{401, -32012} // EVX-16
 	case who == "no token" || who == "expired" || who == "wrong audience":
 		return want{401, 401}
@@ -482,7 +482,7 @@ func (v *victim) otherWays(t *testing.T, s *harness.Target, key string) map[stri
 	}
 	list := `{"jsonrpc":"2.0","id":1,"method":"resources/list","params":{}}`
 	event := fmt.Sprintf(`{"uri":%q,"data":{}}`, "event://repos/evil/web/announced")
-	theirs := []string{"Mcp-Session-Id", v.session.Session, "Mcp-Protocol-Version", harness.Legacy}
+	theirs := []string{"Mcp-Session-Id", v.session.Session, "Mcp-Protocol-Version", harness.V20251125}
 	tenant := s.MCP + "/tenants"
 	return map[string]way{
 		"POST /events":                          {request("POST", s.Events, event), event, statuses(403, 202, 404)},

@@ -73,7 +73,7 @@ func TestTracesOnLocalAWS(t *testing.T) {
 			}
 			return harness.Reply{}
 		})
-		register(t, aws.Modern("alice"), hook, "event://ci/build-finished")
+		register(t, aws.Stateless("alice"), hook, "event://ci/build-finished")
 		body, err := json.Marshal(build("traced", 1))
 		if err != nil {
 			t.Fatal(err)

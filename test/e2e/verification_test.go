@@ -20,7 +20,7 @@ func TestVerification(t *testing.T) {
 	t.Run("EVX-12 an allow-list of the operator needs no challenge", func(t *testing.T) {
 		hook := harness.NewReceiver(t).Endpoint("listed")
 		other := harness.StartServer(t, harness.ServerOptions{Args: []string{"--verified-targets", strings.TrimSuffix(hook.URL(), hook.Name)}})
-		subscribe(t, other.Modern("alice"), hook, "ci.build_finished", nil)
+		subscribe(t, other.Stateless("alice"), hook, "ci.build_finished", nil)
 		if n := len(hook.Challenges()); n != 0 {
 			t.Errorf("%d challenges", n)
 		}
@@ -31,7 +31,7 @@ func TestVerification(t *testing.T) {
 func TestVerifiedRegistrations(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--verify-registrations"}})
-	alice := s.Modern("alice")
+	alice := s.Stateless("alice")
 	t.Run("SRF-07 mcpevents listen echoes the challenge of its registration", func(t *testing.T) {
 		ended := make(chan struct{})
 		var code int
@@ -64,7 +64,7 @@ func TestVerifiedRegistrations(t *testing.T) {
 
 func verifying(t *testing.T, s *harness.Target) {
 	receiver := harness.NewReceiver(t)
-	alice, bob := s.Modern("alice"), s.Modern("bob")
+	alice, bob := s.Stateless("alice"), s.Stateless("bob")
 
 	t.Run("EVX-12 a signed challenge before the first delivery, once per caller and URL", func(t *testing.T) {
 		hook := receiver.Endpoint("good")

@@ -29,7 +29,7 @@ func TestWebhookRequest(t *testing.T) {
 	s := harness.StartServer(t, harness.ServerOptions{})
 	receiver := harness.NewReceiver(t)
 	js := harness.Node(t)
-	alice := s.Modern("alice")
+	alice := s.Stateless("alice")
 	hook, events := receiver.Endpoint("hook"), receiver.Endpoint("events")
 	r := register(t, alice, hook, "event://github/acme/website/pull_request")
 	sub := subscribe(t, alice, events, "github.pull_request", object{"owner": "acme"})
@@ -151,7 +151,7 @@ func TestPublicKeys(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--server-identity"}})
 	hook := harness.NewReceiver(t).Endpoint("hook")
-	register(t, s.Modern("alice"), hook, "event://ci/build-finished")
+	register(t, s.Stateless("alice"), hook, "event://ci/build-finished")
 	s.Publish(t, build("signed", 1))
 	d := hook.Wait(t, 1)[0]
 	t.Run("WHK-05 v1 and v1a side by side, the key as JWKS", func(t *testing.T) {
@@ -194,7 +194,7 @@ func TestStatuses(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--retry-schedule", "0s,1s"}})
 	receiver := harness.NewReceiver(t)
-	alice := s.Modern("alice")
+	alice := s.Stateless("alice")
 	const uri = "event://ci/build-finished"
 	attempts := map[int]int{
 		204: 1, 307: 2, 404: 2, 429: 2, 503: 2,
@@ -277,7 +277,7 @@ func TestDripFeed(t *testing.T) {
 			}()
 		}
 	}()
-	alice := s.Modern("alice")
+	alice := s.Stateless("alice")
 	var r registered
 	alice.Call(t, "resources/subscriptions/register", object{
 		"uris": []string{"event://ci/build-finished"}, "targetUri": "http://" + l.Addr().String() + "/",

@@ -32,7 +32,7 @@ func TestWebhookID(t *testing.T) {
 }
 
 func refusedStreams(t *testing.T, s *harness.Target) {
-	c := s.Modern("bob")
+	c := s.Stateless("bob")
 	params := object{"name": "ci.build_finished", "arguments": object{}}
 	first := c.Stream(t, 1, "events/stream", params)
 	first.Next(t)
@@ -46,7 +46,7 @@ func refusedStreams(t *testing.T, s *harness.Target) {
 		if m := first.Next(t); m.Method != "notifications/events/event" {
 			t.Errorf("got %s", m.Raw)
 		}
-		if s.Modern("alice").Stream(t, 1, "events/stream", params).Next(t).Method != "notifications/events/active" {
+		if s.Stateless("alice").Stream(t, 1, "events/stream", params).Next(t).Method != "notifications/events/active" {
 			t.Error("another principal has no stream")
 		}
 	})
@@ -68,7 +68,7 @@ func refusedStreams(t *testing.T, s *harness.Target) {
 
 func messageIDs(t *testing.T, s *harness.Target) {
 	hooks := harness.NewReceiver(t)
-	c := s.Modern("alice")
+	c := s.Stateless("alice")
 	ids := map[string]bool{}
 	endpoints := []*harness.Endpoint{hooks.Endpoint("one"), hooks.Endpoint("two")}
 	for _, e := range endpoints {

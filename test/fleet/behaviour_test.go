@@ -18,8 +18,8 @@ type behaviour struct {
 	arguments map[string]any
 	// check says what is wrong with an outcome; nil takes any that comes.
 	check func(c *caller, r request, o *outcome) error
-	// legacyOnly leaves it to clients with a session of their own at the backend.
-	legacyOnly bool
+	// sessionOnly leaves it to clients with a session of their own at the backend.
+	sessionOnly bool
 	// answered has all questions answered: the backend waits for each.
 	answered bool
 }
@@ -27,7 +27,7 @@ type behaviour struct {
 // soundTools are called at the backends that behave.
 var soundTools = []behaviour{
 	{tool: "test_echo", often: 300, check: says("MARK")},
-	{tool: "test_tool_with_progress", often: 150, check: both(says("done"), told(0, 50, 100))},
+	{tool: "test_tool_with_progress", often: 150, check: both(says("done"), notified(0, 50, 100))},
 	{tool: "test_elicitation", often: 200, arguments: map[string]any{"message": "MARK"}, check: repeats, answered: true},
 	{tool: "test_sampling", often: 100, arguments: map[string]any{"prompt": "MARK"}, check: unlessRefused(says("the model said: MARK")), answered: true},
 	{tool: "test_input_required_result_multi_round", often: 100, check: unlessRefused(says("MARK likes MARK")), answered: true},
@@ -74,17 +74,17 @@ var rogueTools = []behaviour{
 	{tool: "null_id", often: 20, check: failed},
 	{tool: "two_answers", often: 20, check: says("first")},
 	{tool: "same_id_twice", often: 10},
-	{tool: "reordered_progress", often: 30, check: both(says("reordered"), told(3, 1, 2, 2, 0, 4))},
-	{tool: "foreign_progress", often: 30, check: both(says("foreign"), told())},
+	{tool: "reordered_progress", often: 30, check: both(says("reordered"), notified(3, 1, 2, 2, 0, 4))},
+	{tool: "foreign_progress", often: 30, check: both(says("foreign"), notified())},
 	{tool: "late_progress", often: 20, check: says("late")},
 	{tool: "unknown_notification", often: 20, check: says("unheard of")},
 	{tool: "unknown_request", often: 20, check: answers},
-	{tool: "request_in_modern", often: 20, check: says("asked")},
+	{tool: "request_in_stateless", often: 20, check: says("asked")},
 	{tool: "no_patience", often: 30, check: says("did not wait")},
 	{tool: "endless_questions", often: 5},
 	{tool: "strange_questions", often: 10},
 	{tool: "strange_type", often: 10},
-	{tool: "lose_session", often: 10, check: failed, legacyOnly: true},
+	{tool: "lose_session", often: 10, check: failed, sessionOnly: true},
 	{tool: "status_401", often: 10, check: failed},
 	{tool: "status_429", often: 10, check: failed},
 	{tool: "status_500", often: 10, check: failed},
@@ -93,7 +93,7 @@ var rogueTools = []behaviour{
 }
 
 // draw chooses one of the behaviours, as often as each is to come.
-func draw(of []behaviour, legacy bool) behaviour {
+func draw(of []behaviour, sessionBased bool) behaviour {
 	sum := 0
 	for _, b := range of {
 		sum += b.often
@@ -101,7 +101,7 @@ func draw(of []behaviour, legacy bool) behaviour {
 	for n := rand.IntN(sum); ; n = rand.IntN(sum) {
 		for _, b := range of {
 			if n -= b.often; n < 0 {
-				if b.legacyOnly && !legacy {
+				if b.sessionOnly && !sessionBased {
 					break
 				}
 				return b
@@ -157,8 +157,8 @@ func fails(code int, data string) check {
 	}
 }
 
-// told wants these progress values, in this order, when the call had a token.
-func told(values ...float64) check {
+// notified wants these progress values, in this order, when the call had a token.
+func notified(values ...float64) check {
 	return func(_ *caller, r request, o *outcome) error {
 		want := values
 		if r.token == nil {
@@ -177,7 +177,7 @@ func chattered(n int) check {
 	for i := range values {
 		values[i] = float64(i)
 	}
-	return told(values...)
+	return notified(values...)
 }
 
 // unlessRefused holds the outcome to check when all questions were accepted. Else the call ends in

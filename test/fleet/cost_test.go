@@ -40,7 +40,7 @@ func TestStoreRequestsOfACall(t *testing.T) {
 		{"2026", "s25_", "test_elicitation", 4, 0},
 	} {
 		t.Run(fmt.Sprintf("client %s, backend %s, %s", x.client, x.prefix, x.tool), func(t *testing.T) {
-			c := newCaller(p.Modern("p0"), http.DefaultTransport)
+			c := newCaller(p.Stateless("p0"), http.DefaultTransport)
 			if x.client == "2025" {
 				c = p.session(t, "p0")
 			}

@@ -49,7 +49,7 @@ func startFunctions(t testing.TB, backends []config.Backend, bound time.Duration
 	f := &functions{AWS: harness.StartAWS(t, o), t: t}
 	f.ApplyCatalog(t, "elsewhere", functionsCatalog)
 	harness.Eventually(t, harness.Patience, "the stranger has a catalog", func() bool {
-		list, err := f.Modern("stranger").Try(t.Context(), "resources/list", nil)
+		list, err := f.Stateless("stranger").Try(t.Context(), "resources/list", nil)
 		return err == nil && list.Error == nil
 	})
 	return f

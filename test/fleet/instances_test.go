@@ -19,7 +19,7 @@ import (
 
 const toolsChanged = "notifications/tools/list_changed"
 
-// pair is two instances over one store, before a backend of each era.
+// pair is two instances over one store, before a session-based backend and a stateless one.
 type pair struct {
 	*fleet
 	backends map[string]*harness.Backend // by prefix
@@ -45,7 +45,7 @@ func newPair(t *testing.T) *pair {
 // session is a client with a session, which can be sent to either instance.
 func (p *pair) session(t *testing.T, who string) *caller {
 	t.Helper()
-	c := newCaller(&harness.Client{URL: p.MCP, Key: p.Keys[who], Version: harness.Legacy}, http.DefaultTransport)
+	c := newCaller(&harness.Client{URL: p.MCP, Key: p.Keys[who], Version: harness.V20251125}, http.DefaultTransport)
 	c.Initialize(t)
 	return c
 }
@@ -101,9 +101,9 @@ func (p *pair) changes(t *testing.T, b *harness.Backend) {
 		at := p.at(n)
 		c := p.moved(p.session(t, fmt.Sprint("p", n)), n)
 		streams[fmt.Sprint("session at ", n)] = c.Open(t, "")
-		streams[fmt.Sprint("listen at ", n)] = at.Modern("p2").Listen(t, 1, map[string]any{"toolsListChanged": true, "promptsListChanged": true}, nil)
+		streams[fmt.Sprint("listen at ", n)] = at.Stateless("p2").Listen(t, 1, map[string]any{"toolsListChanged": true, "promptsListChanged": true}, nil)
 	}
-	heard := func(s *harness.Stream, method string) (n int) {
+	received := func(s *harness.Stream, method string) (n int) {
 		for _, m := range s.Messages() {
 			if m.Method == method {
 				n++
@@ -113,13 +113,13 @@ func (p *pair) changes(t *testing.T, b *harness.Backend) {
 	}
 	b.ChangeList(t, "tools")
 	for name, s := range streams {
-		harness.Eventually(t, harness.Patience, "the change reaches the "+name, func() bool { return heard(s, toolsChanged) > 0 })
+		harness.Eventually(t, harness.Patience, "the change reaches the "+name, func() bool { return received(s, toolsChanged) > 0 })
 	}
 	b.ChangeList(t, "prompts") // what comes behind it shows that the first does not come again
 	for name, s := range streams {
-		harness.Eventually(t, harness.Patience, "the second change reaches the "+name, func() bool { return heard(s, "notifications/prompts/list_changed") > 0 })
-		if n := heard(s, toolsChanged); n != 1 {
-			t.Errorf("the %s was told %d times", name, n)
+		harness.Eventually(t, harness.Patience, "the second change reaches the "+name, func() bool { return received(s, "notifications/prompts/list_changed") > 0 })
+		if n := received(s, toolsChanged); n != 1 {
+			t.Errorf("the %s was notified %d times", name, n)
 		}
 	}
 }
@@ -185,7 +185,7 @@ func (p *pair) dies(t *testing.T) {
 	calls := b.State(t).Calls["test_wait"]
 	ended := make(chan string, 4)
 	for n := range 2 {
-		for _, c := range []*caller{p.moved(p.session(t, "p5"), n), newCaller(p.at(n).Modern("p5"), http.DefaultTransport)} {
+		for _, c := range []*caller{p.moved(p.session(t, "p5"), n), newCaller(p.at(n).Stateless("p5"), http.DefaultTransport)} {
 			go func() {
 				o, err := c.call(t.Context(), request{tool: "s25_test_wait", mark: "m", id: json.RawMessage("1"), arguments: map[string]any{}})
 				if err != nil || o.response == nil || o.response.Error == nil {
@@ -219,8 +219,8 @@ func (p *pair) dies(t *testing.T) {
 
 // TestRelayIsHandedOver kills the instance that follows a backend while the backend's tools change.
 //
-// GWN-03, GWN-04, GWN-06: the other instance follows it when the lease is over. A client's stream there is told of
-// each change but those while nobody followed, of which it is told by one notification; and behind the last one the list has
+// GWN-03, GWN-04, GWN-06: the other instance follows it when the lease is over. A client's stream there is notified of
+// each change but those while no instance followed, of which it gets one notification; and behind the last one the list has
 // all of them. What clients are subscribed to is subscribed to again.
 func TestRelayIsHandedOver(t *testing.T) {
 	for prefix, kind := range map[string]backend.Kind{"s25_": backend.Stateful, "s26_": backend.Stateless} {
@@ -239,9 +239,9 @@ func handOver(t *testing.T, prefix string, kind backend.Kind) {
 		backends: []config.Backend{{Name: "b", URL: b.URL, Prefix: prefix, Workspace: "default", ProtocolVersion: config.AutoVersion}},
 		first:    func() { harness.Eventually(t, harness.Patience, "the first instance follows", following) },
 	})
-	c := f.at(1).Modern("p0")
+	c := f.at(1).Stateless("p0")
 	stream := c.Listen(t, 1, map[string]any{"toolsListChanged": true, "resourceSubscriptions": []string{watched}}, nil)
-	heard := func(method string) (n int) {
+	received := func(method string) (n int) {
 		for _, m := range stream.Messages() {
 			if m.Method == method {
 				n++
@@ -249,7 +249,7 @@ func handOver(t *testing.T, prefix string, kind backend.Kind) {
 		}
 		return n
 	}
-	updates := func() int { return heard("notifications/resources/updated") }
+	updates := func() int { return received("notifications/resources/updated") }
 	update := func() {
 		before := updates()
 		harness.Eventually(t, harness.Patience, "an update comes", func() bool {
@@ -265,7 +265,7 @@ func handOver(t *testing.T, prefix string, kind backend.Kind) {
 	}
 	for n := range 5 {
 		add()
-		harness.Eventually(t, harness.Patience, "the change is told", func() bool { return heard(toolsChanged) == n+1 })
+		harness.Eventually(t, harness.Patience, "the change is announced", func() bool { return received(toolsChanged) == n+1 })
 	}
 	f.instances[0].kill()
 	harness.Eventually(t, harness.Patience, "nobody follows", func() bool { s := b.State(t); return s.Streams+s.Listens == 0 })
@@ -273,11 +273,11 @@ func handOver(t *testing.T, prefix string, kind backend.Kind) {
 		add()
 	}
 	harness.Eventually(t, harness.Patience, "the other instance follows", following)
-	harness.Eventually(t, harness.Patience, "it tells of what was missed", func() bool { return heard(toolsChanged) == 6 })
+	harness.Eventually(t, harness.Patience, "it is notified of what was missed", func() bool { return received(toolsChanged) == 6 })
 	update()
 	for n := range 5 {
 		add()
-		harness.Eventually(t, harness.Patience, "the change is told", func() bool { return heard(toolsChanged) == 7+n })
+		harness.Eventually(t, harness.Patience, "the change is announced", func() bool { return received(toolsChanged) == 7+n })
 	}
 	var names []string
 	for _, x := range c.All(t, "tools/list", "tools") {
@@ -288,7 +288,7 @@ func handOver(t *testing.T, prefix string, kind backend.Kind) {
 			t.Errorf("the list has no %s", name)
 		}
 	}
-	if n := heard(toolsChanged); n != 11 {
-		t.Errorf("of 15 changes, 5 of them while nobody followed, it was told %d times", n)
+	if n := received(toolsChanged); n != 11 {
+		t.Errorf("of 15 changes, 5 of them while no instance followed, it was notified %d times", n)
 	}
 }

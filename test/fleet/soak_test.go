@@ -57,7 +57,7 @@ type stage interface {
 	rests() (what string, ok bool)
 }
 
-// TestSoak has 50 clients of both eras call backends of both eras, that behave and that do not,
+// TestSoak has 50 clients, session-based and stateless, call backends of both kinds, that behave and that do not,
 // at two instances behind one address. They answer, refuse, cancel, go away, and try to answer for each other.
 //
 // GWN-08 GWN-09 GWN-10 GWN-11 GWN-12 GWN-13 GWN-14 GWN-15 GWN-17: whatever reaches a client is its
@@ -122,7 +122,7 @@ type soak struct {
 	counts                                sync.Map // tool -> *atomic.Int64
 }
 
-// start starts backends of both eras. What the misbehaving one does on its streams is another thing
+// start starts backends of both kinds. What the misbehaving one does on its streams is another thing
 // for each.
 func (s *soak) start() (all []config.Backend) {
 	rogue := harness.StartBackend(s.t, backend.Misbehaving)
@@ -168,12 +168,12 @@ func (s *soak) load(length time.Duration) {
 	defer transport.CloseIdleConnections()
 	for n := range s.pairs() {
 		who := fmt.Sprint("p", n%10)
-		wg.Go(func() { s.legacy(ctx, transport, who, n) })
-		wg.Go(func() { s.modern(ctx, transport, who, n) })
+		wg.Go(func() { s.sessionBased(ctx, transport, who, n) })
+		wg.Go(func() { s.stateless(ctx, transport, who, n) })
 	}
 	for n := range 3 {
-		wg.Go(func() { s.official(ctx, fmt.Sprint("p", n), harness.Legacy, n) })
-		wg.Go(func() { s.official(ctx, fmt.Sprint("p", n), harness.Modern, n) })
+		wg.Go(func() { s.official(ctx, fmt.Sprint("p", n), harness.V20251125, n) })
+		wg.Go(func() { s.official(ctx, fmt.Sprint("p", n), harness.V20260728, n) })
 		wg.Go(func() { s.thief(ctx, transport, fmt.Sprint("p", n)) })
 	}
 	wg.Go(func() { s.stranger(ctx, transport) })
@@ -206,9 +206,9 @@ func (s *soak) load(length time.Duration) {
 	}
 }
 
-// legacy is a client with a session: its stream, and one call after the other.
-func (s *soak) legacy(ctx context.Context, transport http.RoundTripper, who string, n int) {
-	c := newCaller(&harness.Client{URL: s.MCP, Key: s.Keys[who], Version: harness.Legacy}, transport)
+// sessionBased is a client with a session: its stream, and one call after the other.
+func (s *soak) sessionBased(ctx context.Context, transport http.RoundTripper, who string, n int) {
+	c := newCaller(&harness.Client{URL: s.MCP, Key: s.Keys[who], Version: harness.V20251125}, transport)
 	if _, err := c.TryInitialize(s.t.Context()); err != nil {
 		s.fault("a client with a session: %v", err)
 		return
@@ -231,9 +231,9 @@ func (s *soak) legacy(ctx context.Context, transport http.RoundTripper, who stri
 	}
 }
 
-// modern is a client of 2026-07-28: a listen, and one call after the other.
-func (s *soak) modern(ctx context.Context, transport http.RoundTripper, who string, n int) {
-	c := newCaller(s.Modern(who), transport)
+// stateless is a client of 2026-07-28: a listen, and one call after the other.
+func (s *soak) stateless(ctx context.Context, transport http.RoundTripper, who string, n int) {
+	c := newCaller(s.Stateless(who), transport)
 	filter := map[string]any{"toolsListChanged": true}
 	subscribed := n%2 == 0
 	if subscribed {
@@ -294,7 +294,7 @@ func (s *soak) inspect(messages []*harness.Message, subscribed bool) {
 
 // work makes one call after the other.
 func (s *soak) work(ctx context.Context, c *caller, name string) {
-	legacy := c.Session != ""
+	sessionBased := c.Session != ""
 	c.asked = func(id string) {
 		s.questions.Add(1)
 		if err := s.board.put(id); err != nil {
@@ -317,7 +317,7 @@ func (s *soak) work(ctx context.Context, c *caller, name string) {
 		case 6:
 			prefix, tools = "d_", rogueTools
 		}
-		b := draw(tools, legacy)
+		b := draw(tools, sessionBased)
 		r := request{tool: prefix + b.tool, mark: mark, id: anyID(n), token: anyToken(mark), arguments: arguments(b, mark)}
 		c.choose = chooser(b.answered)
 		switch what := rand.IntN(20); {
@@ -481,7 +481,7 @@ func (s *soak) giveUp(ctx context.Context, c *caller, r request) {
 
 // thief answers the questions of others, in a session of its own.
 func (s *soak) thief(ctx context.Context, transport http.RoundTripper, who string) {
-	c := newCaller(&harness.Client{URL: s.MCP, Key: s.Keys[who], Version: harness.Legacy}, transport)
+	c := newCaller(&harness.Client{URL: s.MCP, Key: s.Keys[who], Version: harness.V20251125}, transport)
 	if _, err := c.TryInitialize(s.t.Context()); err != nil {
 		s.fault("a thief's session: %v", err)
 		return
@@ -505,7 +505,7 @@ func (s *soak) thief(ctx context.Context, transport http.RoundTripper, who strin
 
 // stranger may see none of the backends.
 func (s *soak) stranger(ctx context.Context, transport http.RoundTripper) {
-	c := newCaller(s.Modern("stranger"), transport)
+	c := newCaller(s.Stateless("stranger"), transport)
 	stream, err := c.TryListen(s.t.Context(), 1, map[string]any{"toolsListChanged": true, "resourceSubscriptions": []string{watched}}, nil)
 	if err != nil {
 		s.fault("a stranger's listen: %v", err)
@@ -521,7 +521,7 @@ func (s *soak) stranger(ctx context.Context, transport http.RoundTripper) {
 	}
 	for _, m := range stream.Messages() {
 		if m.Method != "notifications/subscriptions/acknowledged" && m.Method != "" { // "" is the end of the listen
-			s.fault("a stranger is told %s", m.Raw)
+			s.fault("a stranger is notified: %s", m.Raw)
 		}
 	}
 }

@@ -148,7 +148,7 @@ func StartAWS(tb testing.TB, o AWSOptions) *AWS {
 	a.catalog = o.Catalog
 	a.ApplyConfig(tb, o.Config)
 	Eventually(tb, Patience, "the functions use the applied catalog", func() bool {
-		list, err := a.Modern(somebody).Try(tb.Context(), "resources/templates/list", nil)
+		list, err := a.Stateless(somebody).Try(tb.Context(), "resources/templates/list", nil)
 		return err == nil && list.Error == nil && strings.Contains(string(list.Body), "event://")
 	})
 	tb.Logf("local AWS is up after %v", time.Since(began))

@@ -20,10 +20,10 @@ import (
 
 // The protocol revisions that tests name.
 const (
-	Modern  = "2026-07-28"
-	Legacy  = "2025-11-25"
-	Legacy2 = "2025-06-18"
-	Legacy1 = "2025-03-26"
+	V20260728 = "2026-07-28"
+	V20251125 = "2025-11-25"
+	V20250618 = "2025-06-18"
+	V20250326 = "2025-03-26"
 )
 
 // Our own names on the wire, repeated here as a client would.
@@ -40,7 +40,7 @@ type Client struct {
 	URL, Key string
 	// Version is the protocol revision that requests are sent with.
 	Version string
-	// Session is the session id of a legacy client.
+	// Session is the session id of a session-based client.
 	Session string
 	// Capabilities are what the client declares; nil is an empty object.
 	Capabilities map[string]any
@@ -48,13 +48,13 @@ type Client struct {
 	seq atomic.Int64
 }
 
-// Modern is a client of revision 2026-07-28.
-func (t *Target) Modern(principal string) *Client {
-	return &Client{URL: t.MCP, Key: t.Keys[principal], Version: Modern}
+// Stateless is a client of revision 2026-07-28.
+func (t *Target) Stateless(principal string) *Client {
+	return &Client{URL: t.MCP, Key: t.Keys[principal], Version: V20260728}
 }
 
-// Legacy is a client of an earlier revision that has initialized a session.
-func (t *Target) Legacy(tb testing.TB, principal, version string) *Client {
+// SessionBased is a client of an earlier revision that has initialized a session.
+func (t *Target) SessionBased(tb testing.TB, principal, version string) *Client {
 	tb.Helper()
 	c := &Client{URL: t.MCP, Key: t.Keys[principal], Version: version}
 	c.Initialize(tb)
@@ -127,7 +127,7 @@ func (c *Client) capabilities() map[string]any {
 	return c.Capabilities
 }
 
-func (c *Client) modern() bool { return c.Version >= Modern }
+func (c *Client) stateless() bool { return c.Version >= V20260728 }
 
 // Do sends a request and returns the answer, whatever it is.
 func (c *Client) Do(tb testing.TB, method string, params map[string]any) *Answer {
@@ -182,7 +182,7 @@ func (c *Client) Request(ctx context.Context, method string, params map[string]a
 	if params == nil {
 		params = map[string]any{}
 	}
-	if c.modern() {
+	if c.stateless() {
 		meta := map[string]any{
 			"io.modelcontextprotocol/protocolVersion":    c.Version,
 			"io.modelcontextprotocol/clientInfo":         map[string]any{"name": "harness", "version": "1"},
@@ -208,7 +208,7 @@ func (c *Client) Request(ctx context.Context, method string, params map[string]a
 	c.header(req.Header)
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json, text/event-stream")
-	if c.modern() {
+	if c.stateless() {
 		req.Header.Set("Mcp-Method", method)
 		switch method {
 		case "resources/read":
@@ -224,7 +224,7 @@ func (c *Client) header(h http.Header) {
 	if c.Key != "" {
 		h.Set("Authorization", "Bearer "+c.Key)
 	}
-	if c.modern() || c.Session != "" {
+	if c.stateless() || c.Session != "" {
 		h.Set("Mcp-Protocol-Version", c.Version)
 	}
 	if c.Session != "" {

@@ -88,13 +88,13 @@ func (t *Target) SDK(tb testing.TB, principal, version string, o SDKOptions) *SD
 // Follow subscribes to URIs and waits until each subscription holds.
 func (c *SDKClient) Follow(tb testing.TB, uris ...string) {
 	tb.Helper()
-	modern := c.InitializeResult().ProtocolVersion >= Modern
+	stateless := c.InitializeResult().ProtocolVersion >= V20260728
 	for _, uri := range uris {
 		before := c.acknowledged()
 		if err := c.Subscribe(tb.Context(), &sdk.SubscribeParams{URI: uri}); err != nil {
 			tb.Fatalf("the Go SDK's client subscribes to %s: %v", uri, err)
 		}
-		if modern {
+		if stateless {
 			// Subscribe opens a listen and does not wait for it.
 			Eventually(tb, Patience, "acknowledgment of "+uri, func() bool { return c.acknowledged() > before })
 		}

@@ -96,7 +96,7 @@ func (c *Client) TryListen(ctx context.Context, id any, notifications, meta map[
 	return c.TryStream(ctx, id, "subscriptions/listen", params)
 }
 
-// Stream opens a stream by any method of the era without sessions, and waits for
+// Stream opens a stream by any method of the revision without sessions, and waits for
 // its first message.
 func (c *Client) Stream(tb testing.TB, id any, method string, params map[string]any) *Stream {
 	tb.Helper()
@@ -119,7 +119,7 @@ func (c *Client) TryStream(ctx context.Context, id any, method string, params ma
 	return open(req, cancel, true)
 }
 
-// Open opens the GET stream of a legacy session, from behind lastEventID unless
+// Open opens the GET stream of a session, from behind lastEventID unless
 // it is empty.
 func (c *Client) Open(tb testing.TB, lastEventID string) *Stream {
 	tb.Helper()

@@ -11,7 +11,7 @@ import (
 )
 
 // TestAISDK shows the AI SDK's MCP events client: it subscribes, is verified,
-// receives, refreshes and unsubscribes, in both protocol eras.
+// receives, refreshes and unsubscribes, session-based and stateless.
 //
 // Its release 2.0.99 has webhooks alone: neither events/poll nor events/stream.
 func TestAISDK(t *testing.T) {
@@ -29,7 +29,7 @@ func TestAISDK(t *testing.T) {
 
 func receiving(t *testing.T, s *harness.Target) {
 	js := harness.Node(t)
-	for handshake, version := range map[string]string{"discover": harness.Modern, "initialize": harness.Legacy} {
+	for handshake, version := range map[string]string{"discover": harness.V20260728, "initialize": harness.V20251125} {
 		t.Run("EVX-20 by "+handshake, func(t *testing.T) {
 			t.Parallel()
 			client := start(t, js.Command(t.Context(), "ai-sdk.js", s.MCP, s.Keys["alice"], handshake))

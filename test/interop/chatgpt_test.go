@@ -160,7 +160,7 @@ func (c *chatGPT) challenges() int {
 // call makes one request of a client without capabilities.
 func (c *chatGPT) call(method string, params object, result any) {
 	c.Helper()
-	client := &harness.Client{URL: c.at, Key: c.token, Version: harness.Modern}
+	client := &harness.Client{URL: c.at, Key: c.token, Version: harness.V20260728}
 	client.Call(c.T, method, params, result)
 }
 
@@ -239,11 +239,11 @@ func chatting(t *testing.T, c *chatGPT) {
 		}
 		c.T = t
 		c.call("server/discover", nil, &result)
-		if result.Capabilities.Events == nil || result.Capabilities.Extensions["io.modelcontextprotocol/events"] == nil || !slices.Contains(result.SupportedVersions, harness.Modern) {
+		if result.Capabilities.Events == nil || result.Capabilities.Extensions["io.modelcontextprotocol/events"] == nil || !slices.Contains(result.SupportedVersions, harness.V20260728) {
 			t.Errorf("%+v", result)
 		}
 	})
-	for _, version := range []string{harness.Legacy, harness.Legacy2, harness.Legacy1} {
+	for _, version := range []string{harness.V20251125, harness.V20250618, harness.V20250326} {
 		t.Run("EVX-20 EVX-22 1: or initialize of "+version+", and the methods after it", func(t *testing.T) {
 			session := &harness.Client{URL: c.at, Key: c.token, Version: version}
 			var result struct {
@@ -372,18 +372,18 @@ func secret(t *testing.T, c *chatGPT, output func() string) {
 	s := c.server
 	t.Run("RCH-05 a key that is not allowed as a path, and an unknown one, are no paths", func(t *testing.T) {
 		for name, key := range map[string]string{"alice's": s.Keys["alice"], "unknown": "0123456789abcdef", "none": ""} {
-			client := &harness.Client{URL: s.MCP + "/u/" + key, Version: harness.Modern}
+			client := &harness.Client{URL: s.MCP + "/u/" + key, Version: harness.V20260728}
 			if a := client.Do(t, "server/discover", nil); a.Status != 404 || key != "" && strings.Contains(string(a.Body), key) {
 				t.Errorf("%s: %d %s", name, a.Status, a.Body)
 			}
 		}
 	})
 	t.Run("RCH-05 no answer and no log has the key", func(t *testing.T) {
-		client := &harness.Client{URL: c.at, Version: harness.Modern}
+		client := &harness.Client{URL: c.at, Version: harness.V20260728}
 		for _, a := range []*harness.Answer{
 			client.Do(t, "server/discover", nil), client.Do(t, "no/such", nil), client.Raw(t, "POST", "{"), client.Raw(t, "PUT", ""),
-			(&harness.Client{URL: c.at + "/more", Version: harness.Modern}).Do(t, "server/discover", nil),
-			(&harness.Client{URL: s.MCP + "//u/" + s.Keys["chatgpt"], Version: harness.Modern}).Do(t, "server/discover", nil),
+			(&harness.Client{URL: c.at + "/more", Version: harness.V20260728}).Do(t, "server/discover", nil),
+			(&harness.Client{URL: s.MCP + "//u/" + s.Keys["chatgpt"], Version: harness.V20260728}).Do(t, "server/discover", nil),
 		} {
 			if text := fmt.Sprint(a.Header, string(a.Body)); strings.Contains(text, s.Keys["chatgpt"]) {
 				t.Errorf("%d %s", a.Status, text)

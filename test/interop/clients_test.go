@@ -62,18 +62,18 @@ func clientsOf(t *testing.T) []client {
 		return start(t, js.Command(t.Context(), "mastra.js", w.MCP, w.Keys["alice"]))
 	}
 	return []client{
-		{name: "Go SDK", version: harness.Legacy1, start: goSDK},
-		{name: "Go SDK", version: harness.Legacy2, start: goSDK},
-		{name: "Go SDK", version: harness.Legacy, start: goSDK},
-		{name: "Go SDK", version: harness.Modern, start: goSDK, recovery: byCursor, quiet: true},
-		{name: "TypeScript SDK 2", version: harness.Legacy1, start: typescript("2")},
-		{name: "TypeScript SDK 2", version: harness.Legacy2, start: typescript("2")},
-		{name: "TypeScript SDK 2", version: harness.Legacy, start: typescript("2")},
-		{name: "TypeScript SDK 2", version: harness.Modern, start: typescript("2"), recovery: byCursor},
-		{name: "TypeScript SDK 1", version: harness.Legacy, start: typescript("1")},
-		{name: "Python SDK", version: harness.Legacy, start: py, brittle: true},
-		{name: "Python SDK", version: harness.Modern, start: py, recovery: byCursor},
-		{name: "Mastra", version: harness.Modern, start: mastra, recovery: anew, quiet: true},
+		{name: "Go SDK", version: harness.V20250326, start: goSDK},
+		{name: "Go SDK", version: harness.V20250618, start: goSDK},
+		{name: "Go SDK", version: harness.V20251125, start: goSDK},
+		{name: "Go SDK", version: harness.V20260728, start: goSDK, recovery: byCursor, quiet: true},
+		{name: "TypeScript SDK 2", version: harness.V20250326, start: typescript("2")},
+		{name: "TypeScript SDK 2", version: harness.V20250618, start: typescript("2")},
+		{name: "TypeScript SDK 2", version: harness.V20251125, start: typescript("2")},
+		{name: "TypeScript SDK 2", version: harness.V20260728, start: typescript("2"), recovery: byCursor},
+		{name: "TypeScript SDK 1", version: harness.V20251125, start: typescript("1")},
+		{name: "Python SDK", version: harness.V20251125, start: py, brittle: true},
+		{name: "Python SDK", version: harness.V20260728, start: py, recovery: byCursor},
+		{name: "Mastra", version: harness.V20260728, start: mastra, recovery: anew, quiet: true},
 	}
 }
 
@@ -180,7 +180,7 @@ func (u *user) publish(t *testing.T, ids ...string) {
 func (u *user) misses(t *testing.T, ids ...string) {
 	t.Helper()
 	u.publish(t, ids...)
-	other := u.target.Modern("alice")
+	other := u.target.Stateless("alice")
 	for _, id := range ids {
 		harness.Eventually(t, harness.Patience, id+" can be read", func() bool {
 			a := other.Do(t, "resources/read", object{"uri": u.uri(id[:1])})
@@ -333,13 +333,13 @@ func (u *user) leaves(t *testing.T) {
 	b := fmt.Sprint("b", n)
 	u.publish(t, fmt.Sprint("a", n), b)
 	u.receives(t, b)
-	if u.version == harness.Modern {
+	if u.version == harness.V20260728 {
 		u.do(t, object{"do": "unsubscribe", "uri": u.uri("b")}, nil)
 		harness.Eventually(t, harness.Patience, "no stream", func() bool { return u.Streams() == 0 })
 	}
 	u.do(t, object{"do": "close"}, nil)
 	harness.Eventually(t, harness.Patience, "the end of all streams", func() bool { return u.Streams() == 0 })
-	if u.version == harness.Modern {
+	if u.version == harness.V20260728 {
 		return
 	}
 	c := &harness.Client{URL: u.MCP, Key: u.Keys["alice"], Version: u.version, Session: u.Session()}

@@ -13,7 +13,7 @@ import (
 )
 
 // TestEvents shows poll and push of MCP Events with the two SDKs that let an application send
-// requests, and hear notifications, that they do not know. No client that knows these
+// requests, and get notifications, that they do not know. No client that knows these
 // methods itself was to be had: the AI SDK's has webhooks alone, and Mastra's release 2.0.0 none
 // of the extension. The TypeScript SDK does not tell who sent a request of its own that
 // the stream of its answer broke; the application has to miss the heartbeats.
@@ -33,10 +33,10 @@ func following(t *testing.T, s *harness.Target) {
 	js, python := harness.Node(t), harness.NewPython(t)
 	for name, begin := range map[string]func(*testing.T, *harness.Wire) *script{
 		"TypeScript SDK 2": func(t *testing.T, w *harness.Wire) *script {
-			return start(t, js.Command(t.Context(), "typescript.js", w.MCP, w.Keys["alice"], harness.Modern, "2"))
+			return start(t, js.Command(t.Context(), "typescript.js", w.MCP, w.Keys["alice"], harness.V20260728, "2"))
 		},
 		"Python SDK": func(t *testing.T, w *harness.Wire) *script {
-			return start(t, python.Command(t.Context(), "client.py", w.MCP, w.Keys["alice"], harness.Modern))
+			return start(t, python.Command(t.Context(), "client.py", w.MCP, w.Keys["alice"], harness.V20260728))
 		},
 	} {
 		t.Run("EVX-20 EVX-05 EVX-06 EVX-07 "+name, func(t *testing.T) {
@@ -54,7 +54,7 @@ type follower struct {
 	*script
 	*harness.Wire
 	own   string
-	quiet bool // is not told of a break
+	quiet bool // is not notified of a break
 }
 
 // page is the result of events/poll.

@@ -130,7 +130,7 @@ func (c *goClient) carryOut(t *testing.T, do, uri string) (any, error) {
 		fallthrough
 	case "subscribe":
 		err := c.session.Subscribe(ctx, &sdk.SubscribeParams{URI: uri})
-		if err == nil && c.session.InitializeResult().ProtocolVersion == harness.Modern {
+		if err == nil && c.session.InitializeResult().ProtocolVersion == harness.V20260728 {
 			c.next(t, "acknowledged") // Subscribe does not wait for it
 		}
 		return nil, err

@@ -131,7 +131,7 @@ func polling(t *testing.T, s *harness.Target, w wish, name string, arguments obj
 	js := harness.Node(t)
 	p := &party{name: "TypeScript SDK, poll", wish: w, mortal: true}
 	p.command = func(ctx context.Context) *exec.Cmd {
-		return js.Command(ctx, "typescript.js", s.MCP, s.Keys["bob"], harness.Modern, "2")
+		return js.Command(ctx, "typescript.js", s.MCP, s.Keys["bob"], harness.V20260728, "2")
 	}
 	poll := func() object { return object{"do": "poll", "params": p.occurring(name, arguments)} }
 	return scripted(p, func(st step) {
@@ -155,14 +155,14 @@ func polling(t *testing.T, s *harness.Target, w wish, name string, arguments obj
 	})
 }
 
-// streaming is the Python SDK's client, whose application opens streams. It is not told of every stream that a killed
+// streaming is the Python SDK's client, whose application opens streams. It is not notified of every stream that a killed
 // server leaves behind: the application misses the heartbeats.
 func streaming(t *testing.T, s *harness.Target, w wish, name string, arguments object) *party {
 	t.Helper()
 	python := harness.NewPython(t)
 	p := &party{name: "Python SDK, push", wish: w, mortal: true}
 	p.command = func(ctx context.Context) *exec.Cmd {
-		return python.Command(ctx, "client.py", s.MCP, s.Keys["bob"], harness.Modern)
+		return python.Command(ctx, "client.py", s.MCP, s.Keys["bob"], harness.V20260728)
 	}
 	stream := func() object { return object{"do": "stream", "params": p.occurring(name, arguments)} }
 	p.silent = func() {
@@ -237,7 +237,7 @@ func (p *party) took(st step) {
 // session is the Go SDK's client in a session of 2025-11-25, within the test's process. It resumes by itself.
 func session(t *testing.T, s *harness.Target, w wish) *party {
 	t.Helper()
-	c := goSDK(t, s.Wire(t), harness.Legacy).(*goClient)
+	c := goSDK(t, s.Wire(t), harness.V20251125).(*goClient)
 	c.do(t, object{"do": "subscribe", "uri": w.under}, nil)
 	p := &party{name: "Go SDK, session", wish: w}
 	p.inside = func(ctx context.Context) {

@@ -7,7 +7,7 @@ import { serve, tell } from "./lines.js";
 
 const [url, key, revision, release] = process.argv.slice(2);
 const prefix = "io.github.mcp-events/";
-const modern = revision >= "2026";
+const stateless = revision >= "2026";
 const info = { name: "typescript", version: "1" };
 // The client drops members of params that it does not know; who declares the extension gets them in _meta.
 const capabilities = { extensions: { [prefix + "subscriptions"]: {} } };
@@ -26,7 +26,7 @@ if (release === "1") {
   client = new sdk.Client(info, {
     capabilities,
     supportedProtocolVersions: [revision],
-    versionNegotiation: { mode: modern ? { pin: revision } : "legacy" },
+    versionNegotiation: { mode: stateless ? { pin: revision } : "legacy" },
   });
   on = (method, handler) => client.setNotificationHandler(method, handler);
 }
@@ -67,7 +67,7 @@ function resume(uri) {
   return new Promise((resolve) => acknowledged.push(resolve));
 }
 
-if (modern) {
+if (stateless) {
   on("notifications/subscriptions/acknowledged", ({ params }) => acknowledged.shift()(params.notifications.resourceSubscriptions));
   const events = {
     "notifications/events/active": "active",
@@ -83,9 +83,9 @@ await serve({
   resources: async () => (await client.listResources()).resources.map((r) => r.uri),
   templates: async () => (await client.listResourceTemplates()).resourceTemplates.map((t) => t.uriTemplate),
   read: async ({ uri }) => JSON.parse((await client.readResource({ uri })).contents[0].text),
-  subscribe: async ({ uri }) => (modern ? listen(uri) : client.subscribeResource({ uri })),
+  subscribe: async ({ uri }) => (stateless ? listen(uri) : client.subscribeResource({ uri })),
   resume: async ({ uri }) => resume(uri),
-  unsubscribe: async ({ uri }) => (modern ? open.get(uri)() : client.unsubscribeResource({ uri })),
+  unsubscribe: async ({ uri }) => (stateless ? open.get(uri)() : client.unsubscribeResource({ uri })),
   events: async () => (await own("events/list", {})).events.map(({ name, delivery }) => ({ name, delivery })),
   poll: async ({ params }) => own("events/poll", params),
   stream: async ({ params }) => {
@@ -98,7 +98,7 @@ await serve({
   },
   cancel: async ({ name }) => open.get(name)(),
   close: async () => {
-    if (!modern) await transport.terminateSession();
+    if (!stateless) await transport.terminateSession();
     await client.close();
   },
 });
