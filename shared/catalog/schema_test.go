@@ -35,10 +35,10 @@ func TestValidatePayload(t *testing.T) {
 		want    string
 	}{
 		"EVS-07 a fitting payload":                        {`{"action":"opened","n":2,"list":["x"]}`, 0, ""},
-		"EVS-07 a missing member is told at its object":   {`{}`, fault.Unprocessable, `[{"pointer":"","message":"lacks \"action\""}]`},
+		"EVS-07 a missing member is shown at its object":  {`{}`, fault.Unprocessable, `[{"pointer":"","message":"lacks \"action\""}]`},
 		"EVS-07 each fault has its pointer":               {`{"action":"x","n":"2"}`, fault.Unprocessable, `[{"pointer":"/action","message":"must be one of \"opened\", \"closed\""},{"pointer":"/n","message":"must be integer, not string"}]`},
 		"EVS-07 pointers are escaped":                     {`{"action":"opened","a/b":"long"}`, fault.Unprocessable, `[{"pointer":"/a~1b","message":"maxLength: got 4, want 3"}]`},
-		"EVS-07 unknown members are told one by one":      {`{"action":"opened","x":1,"y":2}`, fault.Unprocessable, `[{"pointer":"/x","message":"is not a member of the schema"},{"pointer":"/y","message":"is not a member of the schema"}]`},
+		"EVS-07 unknown members are shown one by one":     {`{"action":"opened","x":1,"y":2}`, fault.Unprocessable, `[{"pointer":"/x","message":"is not a member of the schema"},{"pointer":"/y","message":"is not a member of the schema"}]`},
 		"EVS-07 inside of lists":                          {`{"action":"opened","list":["a",1]}`, fault.Unprocessable, `[{"pointer":"/list/1","message":"must be string, not number"}]`},
 		"EVS-07 alternatives":                             {`{"action":"opened","any":1}`, fault.Unprocessable, `[{"pointer":"/any","message":"fits none of the alternatives (anyOf)"},{"pointer":"/any","message":"must be boolean, not number"},{"pointer":"/any","message":"must be string, not number"}]`},
 		"EVS-07 a number that would cost too much":        {`{"action":"opened","n":1e999999}`, fault.Unprocessable, `[{"pointer":"/n","message":"is a number with too many digits or too large an exponent"}]`},

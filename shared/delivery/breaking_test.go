@@ -8,7 +8,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 )
 
-// EVX-17: what a catalog would end is told before it is used, and nothing ends by asking.
+// EVX-17: what a catalog would end is shown before it is used, and nothing ends by asking.
 func TestWhatACatalogWouldEnd(t *testing.T) {
 	for name, c := range map[string]struct {
 		change []string

@@ -255,7 +255,7 @@ func TestListsOfBackendsOverPages(t *testing.T) {
 					t.Errorf("%s: the conflicts are %q, want %q", method, got.conflicts, conflicts)
 				}
 				if session != "" && len(got.ttls) > 0 {
-					t.Errorf("%s: a client of an earlier revision is told a ttl", method)
+					t.Errorf("%s: a client of an earlier revision is sent a ttl", method)
 				}
 			}
 		}

@@ -192,7 +192,7 @@ func TestAcceptRefuses(t *testing.T) {
 		"too many":                            {publisher, make([]Input, MaxEvents+1), fault.TooLarge, "at most 1000"},
 		"an unknown workspace":                {auth.Principal{ID: "a", Workspace: "nowhere", Scopes: publisher.Scopes}, []Input{good}, fault.NotFound, "unknown workspace"},
 		"one of two: nothing is accepted":     {publisher, []Input{good, pr(`{}`)}, fault.Unprocessable, "none of the events was accepted"},
-		"the worst kind is told":              {publisher, []Input{pr(`{}`), bad(func(in *Input) { in.URI = "x" })}, fault.Invalid, "does not begin with event:// (and 1 more faults)"},
+		"the worst kind is reported":          {publisher, []Input{pr(`{}`), bad(func(in *Input) { in.URI = "x" })}, fault.Invalid, "does not begin with event:// (and 1 more faults)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, q := service(t)

@@ -95,7 +95,7 @@ func TestVerifyTarget(t *testing.T) {
 		srv.Close()
 		wantReason(t, open(t, Options{}).Verify(t.Context(), srv.URL, "sub_1", nil), ConnectionRefused)
 	})
-	t.Run("EVX-12 the guarded path: a blocked address is told as a refused connection", func(t *testing.T) {
+	t.Run("EVX-12 the guarded path: a blocked address is reported as a refused connection", func(t *testing.T) {
 		guard := &Guard{Resolver: newNameServer(t, localhost).resolver()}
 		wantReason(t, open(t, Options{Guard: guard}).Verify(t.Context(), "https://hooks.example.com/", "sub_1", nil), ConnectionRefused)
 	})

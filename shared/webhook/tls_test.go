@@ -155,7 +155,7 @@ func TestSend_HTTP2(t *testing.T) {
 		if o := <-done; o.Category != Timeout || o.Took > 8*time.Second {
 			t.Errorf("got %+v", o)
 		}
-		<-ended // the endpoint is told
+		<-ended // the endpoint is notified
 		if o := s.Send(t.Context(), request(target+"/")); !o.OK() {
 			t.Errorf("the connection is no longer fit: %v", o.Err)
 		}

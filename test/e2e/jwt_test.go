@@ -492,7 +492,7 @@ func TestOwners(t *testing.T) {
 	})
 }
 
-// TestTheRateIsNamed shows what a publisher over its limit is told (AUT-07).
+// TestTheRateIsNamed shows what a publisher over its limit is shown (AUT-07).
 func TestTheRateIsNamed(t *testing.T) {
 	t.Parallel()
 	s, p := startJWT(t, "--publish-rate", "1", "--quota", "1")
@@ -523,7 +523,7 @@ func TestTheRateIsNamed(t *testing.T) {
 	})
 }
 
-// TestTheRegistrationRateIsNamed shows what a subscriber over its rate is told (AUT-07).
+// TestTheRegistrationRateIsNamed shows what a subscriber over its rate is shown (AUT-07).
 func TestTheRegistrationRateIsNamed(t *testing.T) {
 	t.Parallel()
 	s, p := startJWT(t, "--registration-rate", "0.1") // a burst of one

@@ -23,7 +23,7 @@ type caller struct {
 	http *http.Client
 	// choose says how a question is answered.
 	choose func() string
-	// asked is told of each question before it is answered; may be nil.
+	// asked is called with each question before it is answered; may be nil.
 	asked func(id string)
 }
 

@@ -15,7 +15,7 @@ func TestPermissions(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	t.Run("AWS-10 a page of another template is told", func(t *testing.T) {
+	t.Run("AWS-10 a page of another template is reported", func(t *testing.T) {
 		page := filepath.Join(t.TempDir(), "permissions.md")
 		if err := os.WriteFile(page, []byte("# Permissions\n"), 0o600); err != nil {
 			t.Fatal(err)
@@ -41,7 +41,7 @@ func TestPermissions(t *testing.T) {
 			}
 		}
 	})
-	t.Run("AWS-10 what is granted and not called is told", func(t *testing.T) {
+	t.Run("AWS-10 what is granted and not called is reported", func(t *testing.T) {
 		functions, err := read(template)
 		if err != nil {
 			t.Fatal(err)

@@ -76,7 +76,7 @@ func (w *world) refuse(t *testing.T, kind fault.Kind, token string) {
 		t.Error("a token is in the log")
 	}
 	if kind == fault.Unavailable && strings.Contains(fault.Public(err), w.provider.Issuer) {
-		t.Errorf("the caller is told %q", fault.Public(err))
+		t.Errorf("the caller is shown %q", fault.Public(err))
 	}
 }
 
