@@ -62,7 +62,7 @@ func (s *Server) run(ctx context.Context, r roles) {
 	})
 	s.workers.Go(func() {
 		periodic.Every(ctx, replayEvery, s.core.Log,
-			periodic.Job{Name: "replays", Run: func(ctx context.Context) (int, error) { return r.operations.RunReplays(ctx, r.subs) }})
+			periodic.Job{Name: "replays", Run: r.replays.Run})
 	})
 	s.workers.Go(func() { r.relay.Run(ctx) })
 }

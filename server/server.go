@@ -260,6 +260,7 @@ type roles struct {
 	admin  admin.Options
 
 	operations *delivery.Operations
+	replays    *delivery.Replays
 	switches   *switches.Set
 }
 
@@ -315,9 +316,10 @@ func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Seal
 		return roles{}, err
 	}
 	operations := webhooks.Operations(&s.core)
-	operations.Ahead = replayEvery
+	replays := webhooks.Replays(&s.core, subs, operations)
+	replays.Ahead = replayEvery
 	return roles{
-		admin: webhooks.Admin(&s.core, subs, operations, set), operations: operations, switches: set,
+		admin: webhooks.Admin(&s.core, subs, operations, replays, set), operations: operations, replays: replays, switches: set,
 		mux: s.routes(publishing, s.core.Sources(publisher, config.Environment), identity), fanout: webhooks.Fanout(&s.core), inbox: inbox, retry: retry, subs: subs, relay: s.core.Relay(s.backends),
 	}, nil
 }

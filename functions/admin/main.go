@@ -15,6 +15,8 @@ import (
 
 func main() {
 	p := boot.Start()
-	api := admin.New(webhooks.Admin(&p.Core, p.Subscriptions(), webhooks.Operations(&p.Core), webhooks.Switches(&p.Core, false)))
+	subscriptions, operations := p.Subscriptions(), webhooks.Operations(&p.Core)
+	replays := webhooks.Replays(&p.Core, subscriptions, operations)
+	api := admin.New(webhooks.Admin(&p.Core, subscriptions, operations, replays, webhooks.Switches(&p.Core, false)))
 	lambdaurl.Start(p.Measured(webhooks.Operators(&p.Core, p.Mode, api, p.Serve(http.NotFoundHandler()))), p.Ending())
 }

@@ -22,9 +22,7 @@ func main() {
 	jobs := []periodic.Job{
 		{Name: "due retries", Run: webhooks.Retry(&p.Core, subscriptions).Run},
 		{Name: "resumed deliveries", Run: webhooks.Switches(&p.Core, false).Release},
-		{Name: "replays", Run: func(ctx context.Context) (int, error) {
-			return operations.RunReplays(ctx, subscriptions)
-		}},
+		{Name: "replays", Run: webhooks.Replays(&p.Core, subscriptions, operations).Run},
 		{Name: "dead letters", Run: p.Dead(operations.File)},
 		{Name: "erasures", Run: operations.SweepErased},
 		{Name: "expiry", Run: subscriptions.Sweep},

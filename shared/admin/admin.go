@@ -56,6 +56,7 @@ type Options struct {
 	DB            store.DB // of the audit trail and the delivery log
 	Subscriptions *subscription.Service
 	Operations    *delivery.Operations
+	Replays       *delivery.Replays
 	Eraser        *erase.Eraser
 	Switches      *switches.Set
 	Events        *eventlog.Log
@@ -126,7 +127,7 @@ func endpoints(o Options) map[string]map[string]endpoint {
 	deliveries := &deliveryHandler{seen, o.DB, o.Kept}
 	letters := &letterHandlers{seen, o.Operations}
 	switches := &switchHandlers{o.Switches, subscriptions, o.Catalogs}
-	replays := &replayHandlers{seen, o.Operations}
+	replays := &replayHandlers{seen, o.Replays}
 	events := &eventHandlers{seen, o.DB, o.Events, o.Catalogs, o.Operations}
 	principals := &principalHandler{o.Eraser}
 	overview := &overviewHandler{o.Subscriptions, o.Operations, o.Switches, o.DB, o.Kept, o.Most}

@@ -30,8 +30,8 @@ func viewOfReplay(r delivery.Replay) replayView {
 
 // replayHandlers start, show and cancel replays.
 type replayHandlers struct {
-	visible    visible
-	operations *delivery.Operations
+	visible visible
+	replays *delivery.Replays
 }
 
 func (h *replayHandlers) start(c *call) (any, error) {
@@ -66,7 +66,7 @@ func (h *replayHandlers) start(c *call) (any, error) {
 		target, sub = "events", found.Subscription
 	}
 	if in.DryRun {
-		n, more, err := h.operations.CountReplay(c.Context(), c.who.Workspace, sub, *in.Select)
+		n, more, err := h.replays.Count(c.Context(), c.who.Workspace, sub, *in.Select)
 		return struct {
 			Count int  `json:"count"`
 			More  bool `json:"more,omitempty"`
@@ -74,10 +74,10 @@ func (h *replayHandlers) start(c *call) (any, error) {
 	}
 	var replay *delivery.Replay
 	err := c.change("replay.start", target, nil, in, func() (err error) {
-		if replay, err = h.operations.StartReplay(c.Context(), c.who.Workspace, c.who.ID, sub, *in.Select, in.Rate); err != nil {
+		if replay, err = h.replays.Start(c.Context(), c.who.Workspace, c.who.ID, sub, *in.Select, in.Rate); err != nil {
 			return err
 		}
-		replay, err = h.operations.BeginReplay(c.Context(), h.visible.subscriptions, replay)
+		replay, err = h.replays.Begin(c.Context(), replay)
 		return err
 	})
 	if err != nil {
@@ -87,7 +87,7 @@ func (h *replayHandlers) start(c *call) (any, error) {
 }
 
 func (h *replayHandlers) named(c *call) (*delivery.Replay, error) {
-	r, err := h.operations.Replay(c.Context(), c.who.Workspace, c.PathValue("id"))
+	r, err := h.replays.Find(c.Context(), c.who.Workspace, c.PathValue("id"))
 	if err == nil && r == nil {
 		err = fault.New(fault.NotFound, "there is no such replay")
 	}
@@ -103,7 +103,7 @@ func (h *replayHandlers) cancel(c *call) (any, error) {
 		return viewOfReplay(*r), nil
 	}
 	err = c.change("replay.cancel", r.ID, viewOfReplay(*r), nil, func() (err error) {
-		r, err = h.operations.CancelReplay(c.Context(), c.who.Workspace, r.ID)
+		r, err = h.replays.Cancel(c.Context(), c.who.Workspace, r.ID)
 		return err
 	})
 	if err != nil {

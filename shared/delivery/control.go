@@ -23,6 +23,15 @@ type control struct {
 	Gap gap `json:"g,omitempty"`
 }
 
+// newNotice is the delivery of a control message of a type, without its body.
+func newNotice(workspace string, sub *subscription.Subscriber, name, kind string, first time.Time) *delivery {
+	return &delivery{
+		V: taskVersion, Workspace: workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
+		Event: webhook.NewMessageID(kind), Name: name, Target: sub.Target.URL, State: statePending, First: first,
+		Control: &control{Target: sub.Target},
+	}
+}
+
 // notices sends control messages, and makes those of gaps.
 type notices struct {
 	deliveries    *deliveries

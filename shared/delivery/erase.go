@@ -75,23 +75,6 @@ func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit
 	return err
 }
 
-// EachReplay visits the replays of a workspace, with the keys of each.
-func (o *Operations) EachReplay(ctx context.Context, workspace string, visit func(r *Replay, keys []store.Key) error) error {
-	return store.Each(ctx, o.deliveries.db, replayKey(workspace, "-"), "list the replays", func(it *store.Item) error {
-		r, err := decodeReplay(it)
-		if err != nil {
-			return err
-		}
-		return visit(r, []store.Key{it.Key, runningKey(workspace, r.ID)})
-	})
-}
-
-// Unname takes the name of who began it off a replay. One that another process goes on with is left to a repetition.
-func (o *Operations) Unname(ctx context.Context, r *Replay, name string) error {
-	r.By = name
-	return fault.Wrap(fault.Unavailable, o.saveReplay(ctx, r), "take a name off a replay")
-}
-
 // What is in flight when a subscription is erased may still be recorded. So the ids of its subscriptions, as bare
 // numbers, stay for [erasedSwept], and a job of every minute deletes what was written under them.
 

@@ -9,7 +9,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
-	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // A gap notice says that a subscription of the MCP Events extension lost events between two refreshes, with the
@@ -91,8 +90,9 @@ func (n *notices) tryGap(ctx context.Context, del *delivery) (done bool, err err
 	if err != nil {
 		return false, err
 	}
-	notice := gapNotice(record, webhook.NewMessageID("gap"), gapAbandoned, now)
-	notice.Control.Body = body
+	sub := record.Subscriber()
+	notice := newNotice(del.Workspace, &sub, record.Name, "gap", now)
+	notice.Control.Gap, notice.Control.Body = gapAbandoned, body
 	due := now
 	if version != 0 {
 		due = later(now, time.UnixMicro(last.At).Add(gapEvery))
@@ -130,15 +130,6 @@ func (n *notices) lastGap(ctx context.Context, del *delivery) (last gapMark, ver
 		return last, 0, false, fault.Wrap(fault.Unavailable, err, "read a gap notice")
 	}
 	return last, version, notice[0] != nil, nil
-}
-
-// gapNotice is the delivery of a gap notice, without its body.
-func gapNotice(record *subscription.Subscription, id string, why gap, first time.Time) *delivery {
-	return &delivery{
-		V: taskVersion, Workspace: record.Workspace, Principal: record.Principal, Subscription: record.ID, Origin: record.Origin,
-		Event: id, Name: record.Name, Target: record.Target.URL, State: statePending, First: first,
-		Control: &control{Gap: why, Target: record.Target},
-	}
 }
 
 // gapBody makes the message of a gap: its cursor covers the event that was lost and all that is open, as far back as the log
@@ -179,11 +170,8 @@ func (n *notices) foreseeGap(ctx context.Context, workspace string, sub *subscri
 		return nil
 	}
 	due := n.deliveries.now().Add(n.gaps.Log.Reaches())
-	notice := &delivery{
-		V: taskVersion, Workspace: workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin, Name: name,
-		Event: webhook.NewMessageID("gap"), Key: suspensionGap, Target: sub.Target.URL, State: statePending, First: due,
-		Control: &control{Gap: gapSuspended, Target: sub.Target},
-	}
+	notice := newNotice(workspace, sub, name, "gap", due)
+	notice.Key, notice.Control.Gap = suspensionGap, gapSuspended
 	_, err := n.deliveries.writeNext(ctx, notice, due) // false: one is written already
 	return err
 }

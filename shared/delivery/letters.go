@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/queue"
@@ -108,14 +107,8 @@ type LetterQuery struct {
 
 // Operations are what operators and owners do to deliveries. Make it with [NewOperations].
 type Operations struct {
-	// Log is needed to replay events.
-	Log *eventlog.Log
 	// Metrics counts the messages that a queue gave up; may be nil.
-	Metrics *metric.Set
-	// Ahead is how far ahead of the clock a replay schedules deliveries, which canceling it does not stop: at least the time
-	// between two calls of RunReplays. 0 is a minute.
-	Ahead time.Duration
-
+	Metrics    *metric.Set
 	deliveries *deliveries
 }
 

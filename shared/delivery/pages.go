@@ -277,10 +277,9 @@ func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.S
 		if !sub.Wants(t.payloads[i], d.now()) {
 			continue
 		}
-		if may, err := right.May(ctx, e); err != nil || !may {
-			if err != nil {
-				return notes, i, err
-			}
+		if may, err := right.May(ctx, e); err != nil {
+			return notes, i, err
+		} else if !may {
 			continue
 		}
 		if late() {

@@ -289,23 +289,25 @@ func TestACanceledReplayCountsWhatWasUnderWay(t *testing.T) {
 	}
 	r.run()
 	ops := r.operations()
-	job, err := ops.StartReplay(t.Context(), "default", "chief", nil, ReplaySelect{}, 20)
+	subs := &canceling{Finder: r.services}
+	replays := NewReplays(ops, subs, nil)
+	job, err := replays.Start(t.Context(), "default", "chief", nil, ReplaySelect{}, 20)
 	if err != nil || job.Total != 3 {
 		t.Fatal(job, err)
 	}
-	subs := &canceling{Finder: r.services, cancel: func() {
-		if _, err := ops.CancelReplay(t.Context(), "default", job.ID); err != nil {
+	subs.cancel = func() {
+		if _, err := replays.Cancel(t.Context(), "default", job.ID); err != nil {
 			t.Error(err)
 		}
-	}}
-	if _, err := ops.RunReplays(t.Context(), subs); err != nil {
+	}
+	if _, err := replays.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	left, _, err := ops.Letters(t.Context(), "default", LetterQuery{}, "", 10)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if job, err = ops.Replay(t.Context(), "default", job.ID); err != nil || job.State != ReplayCanceled || job.Replayed+len(left) != 3 {
+	if job, err = replays.Find(t.Context(), "default", job.ID); err != nil || job.State != ReplayCanceled || job.Replayed+len(left) != 3 {
 		t.Errorf("OPS-04: it ended as %+v with %d letters left, %v", job, len(left), err)
 	}
 }

@@ -80,11 +80,11 @@ func (r *Replayer) Reactivate(ctx context.Context, s *subscription.Subscription)
 // published reads on among the events of a span that a subscription is for, by a pattern and its filters: one page of one
 // partition of the log, from the position that an earlier call ended at; next is "" at the end. What was written in the
 // same microsecond stays together.
-func (o *Operations) published(ctx context.Context, sub *subscription.Subscription, s ReplaySelect, position string, limit int) (pattern string, events []event.Event, next string, err error) {
+func (rs *Replays) published(ctx context.Context, sub *subscription.Subscription, s ReplaySelect, position string, limit int) (pattern string, events []event.Event, next string, err error) {
 	var parts []eventlog.Partition
 	var keys []string
 	for _, p := range sub.Patterns {
-		for _, part := range p.Partitions(o.Log, sub.Workspace) {
+		for _, part := range p.Partitions(rs.log, sub.Workspace) {
 			parts, keys = append(parts, part), append(keys, p.Key)
 		}
 	}
@@ -98,11 +98,11 @@ func (o *Operations) published(ctx context.Context, sub *subscription.Subscripti
 	if at >= len(parts) {
 		return "", nil, "", nil
 	}
-	entries, more, after, err := o.Log.Read(ctx, parts[at], after, 100)
+	entries, more, after, err := rs.log.Read(ctx, parts[at], after, 100)
 	if err != nil || len(entries) == 0 && more {
 		return keys[at], nil, fmt.Sprintf("%d/%d", at, after), err
 	}
-	subscribers, err := subscription.Subscribers(ctx, o.deliveries.db, sub.Workspace, keys[at], subscription.At(sub.ID), 1)
+	subscribers, err := subscription.Subscribers(ctx, rs.deliveries.db, sub.Workspace, keys[at], subscription.At(sub.ID), 1)
 	if err != nil {
 		return "", nil, "", err
 	}
@@ -115,7 +115,7 @@ func (o *Operations) published(ctx context.Context, sub *subscription.Subscripti
 			more, after = true, entries[i-1].Key
 			break
 		}
-		if len(subscribers.List) > 0 && subscribers.List[0].Wants(&subscription.Payload{Event: e.Event}, o.deliveries.now()) {
+		if len(subscribers.List) > 0 && subscribers.List[0].Wants(&subscription.Payload{Event: e.Event}, rs.deliveries.now()) {
 			events = append(events, *e.Event)
 		}
 	}
@@ -133,14 +133,14 @@ func (o *Operations) published(ctx context.Context, sub *subscription.Subscripti
 const maxReads = 1000
 
 // countEvents counts the events that a replay would send; more says that there may be more.
-func (o *Operations) countEvents(ctx context.Context, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
+func (rs *Replays) countEvents(ctx context.Context, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
 	if s.Until.IsZero() {
-		s.Until = o.deliveries.now()
+		s.Until = rs.deliveries.now()
 	}
 	next := ""
 	for range maxReads {
 		var events []event.Event
-		if _, events, next, err = o.published(ctx, sub, s, next, maxCount); err != nil {
+		if _, events, next, err = rs.published(ctx, sub, s, next, maxCount); err != nil {
 			return 0, false, err
 		}
 		if n += len(events); next == "" || n >= maxCount {
@@ -150,11 +150,11 @@ func (o *Operations) countEvents(ctx context.Context, sub *subscription.Subscrip
 	return n, next != "", nil
 }
 
-// replayEvents sends some of the events as page tasks, one for each second, and writes how far that came. Whoever dies
+// stepEvents sends some of the events as page tasks, one for each second, and writes how far that came. Whoever dies
 // before that, or takes the same step as another, has some events sent twice, never none. To a subscription that is
 // suspended nothing is sent: what it missed comes with its refresh.
-func (o *Operations) replayEvents(ctx context.Context, subs Finder, r *Replay, now time.Time, limit int) (n int, err error) {
-	sub, err := subs.Find(ctx, r.Workspace, r.Select.Subscription)
+func (rs *Replays) stepEvents(ctx context.Context, r *Replay, now time.Time, limit int) (n int, err error) {
+	sub, err := rs.subscriptions.Find(ctx, r.Workspace, r.Select.Subscription)
 	if err != nil {
 		return 0, err
 	}
@@ -163,7 +163,7 @@ func (o *Operations) replayEvents(ctx context.Context, subs Finder, r *Replay, n
 		r.skip(SkippedEnded, r.Total-r.Replayed-r.Skipped)
 	}
 	for reads := 0; !over && left > 0 && reads < maxReads; reads++ {
-		pattern, events, next, err := o.published(ctx, sub.Subscription, r.span(), r.Before, left)
+		pattern, events, next, err := rs.published(ctx, sub.Subscription, r.span(), r.Before, left)
 		if err != nil {
 			return n, err
 		}
@@ -178,13 +178,13 @@ func (o *Operations) replayEvents(ctx context.Context, subs Finder, r *Replay, n
 			out = append(out, tasksOf(r.Workspace, pattern, sub.ID, second, delay)...)
 			r.Next = r.Next.Add(time.Duration(len(second)) * time.Second / time.Duration(r.Rate))
 		}
-		if err := enqueue(ctx, o.deliveries.queue, out); err != nil {
+		if err := enqueue(ctx, rs.deliveries.queue, out); err != nil {
 			return n, err
 		}
 		n += len(events)
 	}
 	if r.Replayed += n; over {
-		r.State, r.Finished = ReplayDone, o.deliveries.now().UTC()
+		r.State, r.Finished = ReplayDone, rs.deliveries.now().UTC()
 	}
-	return n, o.saveReplay(ctx, r)
+	return n, rs.save(ctx, r)
 }

@@ -38,16 +38,14 @@ func TestReplayOfEvents(t *testing.T) {
 	}
 	r.posts = nil
 	r.now = time.UnixMicro(r.db.End())
-	operations := func() *Operations { // of a new process
-		o := NewOperations(mortal{r.db, r}, mortal{r.db, r}, func() time.Time { return r.now })
-		o.Log = r.log
-		return o
+	replays := func() *Replays { // of a new process
+		return NewReplays(NewOperations(mortal{r.db, r}, mortal{r.db, r}, func() time.Time { return r.now }), r.services, r.log)
 	}
 	ask := ReplaySelect{Events: true, Subscription: sub.ID, Since: since}
-	if n, more, err := operations().CountReplay(t.Context(), "default", sub, ask); n != wanted || more || err != nil {
+	if n, more, err := replays().Count(t.Context(), "default", sub, ask); n != wanted || more || err != nil {
 		t.Fatalf("it counts %d, %v, %v", n, more, err)
 	}
-	job, err := operations().StartReplay(t.Context(), "default", "chief", sub, ask, rate)
+	job, err := replays().Start(t.Context(), "default", "chief", sub, ask, rate)
 	if err != nil || job.Total != wanted {
 		t.Fatal(job, err)
 	}
@@ -57,7 +55,7 @@ func TestReplayOfEvents(t *testing.T) {
 		steps := 0
 		for ; job.State == ReplayRunning; steps++ {
 			r.budget, r.late = 1+steps%40, steps%2 == 0
-			_, err := operations().RunReplays(t.Context(), r.services)
+			_, err := replays().Run(t.Context())
 			if err != nil && !r.dead {
 				t.Fatal(err)
 			}
@@ -65,7 +63,7 @@ func TestReplayOfEvents(t *testing.T) {
 			if steps > 1000 {
 				t.Fatalf("no end: %+v", job)
 			}
-			if job, err = operations().Replay(t.Context(), "default", job.ID); err != nil {
+			if job, err = replays().Find(t.Context(), "default", job.ID); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -108,18 +106,18 @@ func TestReplayOfEvents(t *testing.T) {
 		}
 	})
 	t.Run("OPS-05 asked twice it runs once, later it is another, which can be canceled", func(t *testing.T) {
-		again, err := operations().StartReplay(t.Context(), "default", "chief", sub, ask, rate)
+		again, err := replays().Start(t.Context(), "default", "chief", sub, ask, rate)
 		if err != nil || again.State != ReplayDone || !again.Created.Equal(job.Created) {
 			t.Errorf("got %+v, %v", again, err)
 		}
 		r.now = r.now.Add(sameReplay)
-		if again, err = operations().StartReplay(t.Context(), "default", "chief", sub, ask, rate); err != nil || again.State != ReplayRunning {
+		if again, err = replays().Start(t.Context(), "default", "chief", sub, ask, rate); err != nil || again.State != ReplayRunning {
 			t.Fatal(again, err)
 		}
-		if again, err = operations().CancelReplay(t.Context(), "default", again.ID); err != nil || again.State != ReplayCanceled {
+		if again, err = replays().Cancel(t.Context(), "default", again.ID); err != nil || again.State != ReplayCanceled {
 			t.Fatal(again, err)
 		}
-		if n, err := operations().RunReplays(t.Context(), r.services); n != 0 || err != nil {
+		if n, err := replays().Run(t.Context()); n != 0 || err != nil {
 			t.Errorf("it sent %d, %v", n, err)
 		}
 	})

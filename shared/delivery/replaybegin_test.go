@@ -26,7 +26,7 @@ func (s slow) Lookup(ctx context.Context, workspace, principal, id string) (*sub
 // with it, so that no one waits for that.
 func TestAReplayBeginsAtOnce(t *testing.T) {
 	const letters, rate = 150, 2
-	begin := func(t *testing.T, finder func(Finder, *atomic.Int64) Finder) (*Replay, *Operations, *rig, *atomic.Int64) {
+	begin := func(t *testing.T, finder func(Finder, *atomic.Int64) Finder) (*Replay, *Replays, *rig, *atomic.Int64) {
 		r := newRig(t)
 		r.register("event://ci/build-finished")
 		r.script = tooLarge
@@ -37,17 +37,18 @@ func TestAReplayBeginsAtOnce(t *testing.T) {
 		clock := new(atomic.Int64)
 		clock.Store(r.now.UnixNano())
 		ops := NewOperations(r.db, mortal{r.db, r}, func() time.Time { return time.Unix(0, clock.Load()) })
-		job, err := ops.StartReplay(t.Context(), "default", "chief", nil, ReplaySelect{}, rate)
+		replays := NewReplays(ops, finder(r.services, clock), nil)
+		job, err := replays.Start(t.Context(), "default", "chief", nil, ReplaySelect{}, rate)
 		if err != nil || job.Total != letters {
 			t.Fatal(job, err)
 		}
-		if job, err = ops.BeginReplay(t.Context(), finder(r.services, clock), job); err != nil {
+		if job, err = replays.Begin(t.Context(), job); err != nil {
 			t.Fatal(err)
 		}
-		return job, ops, r, clock
+		return job, replays, r, clock
 	}
 	t.Run("OPS-04 it has what is due within the minute, each letter at its time", func(t *testing.T) {
-		job, ops, r, clock := begin(t, func(f Finder, _ *atomic.Int64) Finder { return f })
+		job, replays, r, clock := begin(t, func(f Finder, _ *atomic.Int64) Finder { return f })
 		ahead := job.Next.Sub(time.Unix(0, clock.Load()))
 		if job.State != ReplayRunning || ahead <= replayAhead || ahead > replayAhead+replayStep || job.Replayed != int(ahead/time.Second)*rate {
 			t.Errorf("%v ahead it is %+v", ahead, job)
@@ -63,11 +64,11 @@ func TestAReplayBeginsAtOnce(t *testing.T) {
 		}
 		clock.Add(int64(time.Minute))
 		for range 2 {
-			if _, err := ops.RunReplays(t.Context(), r.services); err != nil {
+			if _, err := replays.Run(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if job, err := ops.Replay(t.Context(), "default", job.ID); err != nil || job.State != ReplayDone || job.Replayed != letters {
+		if job, err := replays.Find(t.Context(), "default", job.ID); err != nil || job.State != ReplayDone || job.Replayed != letters {
 			t.Errorf("a minute later it is %+v, %v", job, err)
 		}
 	})

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -24,6 +25,23 @@ import (
 // by an entry in a list of those that run, which a job of every minute walks. A letter is
 // gone once it is retried, so a crash repeats none. The letters of a replay are those that there were
 // when it was asked for.
+
+// Replays begins, runs and cancels replays. Make it with [NewReplays].
+type Replays struct {
+	// Ahead is how far ahead of the clock a replay schedules deliveries, which canceling it does not stop: at least the time
+	// between two calls of Run. 0 is a minute.
+	Ahead time.Duration
+
+	operations    *Operations // retries letters
+	deliveries    *deliveries
+	subscriptions Finder
+	log           *eventlog.Log // of the events that are replayed
+}
+
+// NewReplays makes replays. The log is needed to replay events.
+func NewReplays(o *Operations, subs Finder, log *eventlog.Log) *Replays {
+	return &Replays{operations: o, deliveries: o.deliveries, subscriptions: subs, log: log}
+}
 
 // ReplayState says how a replay is.
 type ReplayState string
@@ -85,7 +103,7 @@ const (
 	replaysRunning = "replays"
 	// replayStep is how much time's worth is scheduled before the position is written.
 	replayStep = 5 * time.Second
-	// replayAhead is how far ahead of the clock a round schedules, unless [Operations.Ahead] says otherwise.
+	// replayAhead is how far ahead of the clock a round schedules, unless [Replays.Ahead] says otherwise.
 	replayAhead = time.Minute
 	// replayMoment is how long who begins a replay goes on with it.
 	replayMoment = 3 * time.Second
@@ -107,14 +125,14 @@ func runningKey(workspace, id string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: replaysRunning, Sort: workspace + "#" + id}
 }
 
-// CountReplay counts what a selection has: dead letters, or events for that subscription; more says that there are more
+// Count counts what a selection has: dead letters, or events for that subscription; more says that there are more
 // than it counts.
-func (o *Operations) CountReplay(ctx context.Context, workspace string, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
+func (rs *Replays) Count(ctx context.Context, workspace string, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
 	if s.Events {
-		return o.countEvents(ctx, sub, s)
+		return rs.countEvents(ctx, sub, s)
 	}
 	for before := ""; ; {
-		list, next, err := o.Letters(ctx, workspace, s.query(), before, 1000)
+		list, next, err := rs.operations.Letters(ctx, workspace, s.query(), before, 1000)
 		if err != nil {
 			return 0, false, err
 		}
@@ -128,19 +146,19 @@ func (o *Operations) CountReplay(ctx context.Context, workspace string, sub *sub
 	}
 }
 
-// StartReplay begins a replay. The same selection asked for again, while it runs, is the same replay; so is one of events
+// Start begins a replay. The same selection asked for again, while it runs, is the same replay; so is one of events
 // that was done a short time after it was asked for.
 // Sub is the subscription that is selected; only a replay of events needs it.
-func (o *Operations) StartReplay(ctx context.Context, workspace, by string, sub *subscription.Subscription, s ReplaySelect, rate int) (*Replay, error) {
+func (rs *Replays) Start(ctx context.Context, workspace, by string, sub *subscription.Subscription, s ReplaySelect, rate int) (*Replay, error) {
 	text, _ := json.Marshal(s) // texts and times
 	hash := sha256.Sum256(text)
 	id := "rpl_" + base64.RawURLEncoding.EncodeToString(hash[:12])
 	for {
-		have, err := o.Replay(ctx, workspace, id)
+		have, err := rs.Find(ctx, workspace, id)
 		if err != nil || have != nil && have.State == ReplayRunning {
 			return have, err
 		}
-		now := o.deliveries.now().UTC()
+		now := rs.deliveries.now().UTC()
 		if s.Events && have != nil && have.State == ReplayDone && now.Sub(have.Created) < sameReplay {
 			return have, nil
 		}
@@ -148,11 +166,11 @@ func (o *Operations) StartReplay(ctx context.Context, workspace, by string, sub 
 		if have != nil {
 			r.version = have.version
 		}
-		if r.Total, _, err = o.CountReplay(ctx, workspace, sub, r.span()); err != nil {
+		if r.Total, _, err = rs.Count(ctx, workspace, sub, r.span()); err != nil {
 			return nil, err
 		}
 		entry := store.Item{Key: runningKey(workspace, id)}
-		err = o.saveReplay(ctx, r, store.Put(entry))
+		err = rs.save(ctx, r, store.Put(entry))
 		if !errors.Is(err, store.ErrConflict) {
 			return r, fault.Wrap(fault.Unavailable, err, "begin a replay")
 		}
@@ -168,8 +186,8 @@ func (r *Replay) span() ReplaySelect {
 	return s
 }
 
-// saveReplay writes a job over the version that it was read at.
-func (o *Operations) saveReplay(ctx context.Context, r *Replay, also ...store.Op) error {
+// save writes a job over the version that it was read at.
+func (rs *Replays) save(ctx context.Context, r *Replay, also ...store.Op) error {
 	had := r.version
 	r.version++
 	value, _ := json.Marshal(r) // texts, numbers and times
@@ -178,15 +196,15 @@ func (o *Operations) saveReplay(ctx context.Context, r *Replay, also ...store.Op
 		it.Expires = r.Finished.Add(replayKept)
 		also = append(also, store.Delete(runningKey(r.Workspace, r.ID)))
 	}
-	return o.deliveries.db.Write(ctx, append(also, store.Put(it, continues(had)))...)
+	return rs.deliveries.db.Write(ctx, append(also, store.Put(it, continues(had)))...)
 }
 
-// Replay reads a replay; nil when there is none.
-func (o *Operations) Replay(ctx context.Context, workspace, id string) (*Replay, error) {
+// Find reads a replay; nil when there is none.
+func (rs *Replays) Find(ctx context.Context, workspace, id string) (*Replay, error) {
 	if id == "" || len(id) > 100 {
 		return nil, nil
 	}
-	items, err := o.deliveries.db.Get(ctx, replayKey(workspace, id))
+	items, err := rs.deliveries.db.Get(ctx, replayKey(workspace, id))
 	if err != nil || items[0] == nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read a replay")
 	}
@@ -198,15 +216,15 @@ func decodeReplay(it *store.Item) (*Replay, error) {
 	return r, fault.Wrap(fault.Internal, json.Unmarshal(it.Value, r), "decode a replay")
 }
 
-// CancelReplay ends a replay; what it has scheduled already is delivered. One that is over stays as it is.
-func (o *Operations) CancelReplay(ctx context.Context, workspace, id string) (*Replay, error) {
+// Cancel ends a replay; what it has scheduled already is delivered. One that is over stays as it is.
+func (rs *Replays) Cancel(ctx context.Context, workspace, id string) (*Replay, error) {
 	for {
-		r, err := o.Replay(ctx, workspace, id)
+		r, err := rs.Find(ctx, workspace, id)
 		if err != nil || r == nil || r.State != ReplayRunning {
 			return r, err
 		}
-		r.State, r.Finished = ReplayCanceled, o.deliveries.now().UTC()
-		err = o.saveReplay(ctx, r)
+		r.State, r.Finished = ReplayCanceled, rs.deliveries.now().UTC()
+		err = rs.save(ctx, r)
 		if !errors.Is(err, store.ErrConflict) {
 			return r, fault.Wrap(fault.Unavailable, err, "cancel a replay")
 		}
@@ -219,13 +237,13 @@ type Finder interface {
 	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
 }
 
-// RunReplays goes on with all replays that run, and reports how many letters it took. It runs every minute, and
+// Run goes on with all replays that run, and reports how many letters it took. It runs every minute, and
 // when one begins; each letter is due at its second by the replay's rate.
-func (o *Operations) RunReplays(ctx context.Context, subs Finder) (taken int, err error) {
+func (rs *Replays) Run(ctx context.Context) (taken int, err error) {
 	var errs []error
-	err = store.Each(ctx, o.deliveries.db, store.Key{Table: store.Deliveries, Partition: replaysRunning}, "list the replays", func(it *store.Item) error {
+	err = store.Each(ctx, rs.deliveries.db, store.Key{Table: store.Deliveries, Partition: replaysRunning}, "list the replays", func(it *store.Item) error {
 		end := strings.LastIndexByte(it.Sort, '#') // see runningKey
-		n, err := o.runReplay(ctx, subs, it.Sort[:end], it.Sort[end+1:], time.Time{})
+		n, err := rs.run(ctx, it.Sort[:end], it.Sort[end+1:], time.Time{})
 		taken += n
 		errs = append(errs, err)
 		return nil
@@ -233,24 +251,24 @@ func (o *Operations) RunReplays(ctx context.Context, subs Finder) (taken int, er
 	return taken, errors.Join(append(errs, err)...)
 }
 
-// runReplay goes on with one replay until it is done, ahead of the clock, or, if until is not zero, no longer than that.
-func (o *Operations) runReplay(ctx context.Context, subs Finder, workspace, id string, until time.Time) (taken int, err error) {
+// run goes on with one replay until it is done, ahead of the clock, or, if until is not zero, no longer than that.
+func (rs *Replays) run(ctx context.Context, workspace, id string, until time.Time) (taken int, err error) {
 	for {
-		r, err := o.Replay(ctx, workspace, id)
+		r, err := rs.Find(ctx, workspace, id)
 		if err != nil {
 			return taken, err
 		}
 		if r == nil || r.State != ReplayRunning {
-			return taken, fault.Wrap(fault.Unavailable, o.deliveries.db.Write(ctx, store.Delete(runningKey(workspace, id))), "end a replay")
+			return taken, fault.Wrap(fault.Unavailable, rs.deliveries.db.Write(ctx, store.Delete(runningKey(workspace, id))), "end a replay")
 		}
-		now := o.deliveries.now()
+		now := rs.deliveries.now()
 		if r.Next.Before(now) {
 			r.Next = now
 		}
-		if r.Next.Sub(now) > cmp.Or(o.Ahead, replayAhead) || !until.IsZero() && now.After(until) {
+		if r.Next.Sub(now) > cmp.Or(rs.Ahead, replayAhead) || !until.IsZero() && now.After(until) {
 			return taken, nil
 		}
-		n, err := o.replayStep(ctx, subs, r, now)
+		n, err := rs.step(ctx, r, now)
 		if errors.Is(err, store.ErrConflict) {
 			return taken, nil // another process goes on, or it was canceled
 		}
@@ -260,25 +278,25 @@ func (o *Operations) runReplay(ctx context.Context, subs Finder, workspace, id s
 	}
 }
 
-// BeginReplay goes on with a new replay for a moment, and returns how it is then. At the default rate that is enough
-// until [Operations.RunReplays] does.
-func (o *Operations) BeginReplay(ctx context.Context, subs Finder, r *Replay) (*Replay, error) {
+// Begin goes on with a new replay for a moment, and returns how it is then. At the default rate that is enough
+// until [Replays.Run] does.
+func (rs *Replays) Begin(ctx context.Context, r *Replay) (*Replay, error) {
 	if r.State != ReplayRunning || r.Before != "" || r.Replayed > 0 {
 		return r, nil
 	}
-	if _, err := o.runReplay(ctx, subs, r.Workspace, r.ID, o.deliveries.now().Add(replayMoment)); err != nil {
+	if _, err := rs.run(ctx, r.Workspace, r.ID, rs.deliveries.now().Add(replayMoment)); err != nil {
 		return nil, err
 	}
-	return o.Replay(ctx, r.Workspace, r.ID)
+	return rs.Find(ctx, r.Workspace, r.ID)
 }
 
-// replayStep retries some letters and writes how far that came.
-func (o *Operations) replayStep(ctx context.Context, subs Finder, r *Replay, now time.Time) (n int, err error) {
+// step retries some letters and writes how far that came.
+func (rs *Replays) step(ctx context.Context, r *Replay, now time.Time) (n int, err error) {
 	limit := max(1, min(1000, r.Rate*int(replayStep/time.Second)))
 	if r.Select.Events {
-		return o.replayEvents(ctx, subs, r, now, limit)
+		return rs.stepEvents(ctx, r, now, limit)
 	}
-	letters, next, err := o.Letters(ctx, r.Workspace, r.span().query(), r.Before, limit)
+	letters, next, err := rs.operations.Letters(ctx, r.Workspace, r.span().query(), r.Before, limit)
 	if err != nil {
 		return 0, err
 	}
@@ -293,7 +311,7 @@ func (o *Operations) replayStep(ctx context.Context, subs Finder, r *Replay, now
 	work.SetLimit(replayWorkers)
 	for i, l := range letters {
 		work.Go(func() error {
-			done, err := o.again(ctx, subs, r.Workspace, l, delay+time.Duration(i)*time.Second/time.Duration(r.Rate))
+			done, err := rs.again(ctx, r.Workspace, l, delay+time.Duration(i)*time.Second/time.Duration(r.Rate))
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
@@ -312,13 +330,13 @@ func (o *Operations) replayStep(ctx context.Context, subs Finder, r *Replay, now
 		return n, err
 	}
 	if next == "" {
-		r.State, r.Finished = ReplayDone, o.deliveries.now().UTC()
+		r.State, r.Finished = ReplayDone, rs.deliveries.now().UTC()
 	}
-	if err = o.saveReplay(ctx, r); errors.Is(err, store.ErrConflict) {
+	if err = rs.save(ctx, r); errors.Is(err, store.ErrConflict) {
 		for why, n := range before {
 			r.Because[why] -= n
 		}
-		if lost := o.countMore(ctx, r, r.Replayed-replayed, r.Because); lost != nil {
+		if lost := rs.countMore(ctx, r, r.Replayed-replayed, r.Because); lost != nil {
 			return n, lost
 		}
 	}
@@ -326,20 +344,20 @@ func (o *Operations) replayStep(ctx context.Context, subs Finder, r *Replay, now
 }
 
 // again is Retry with a look at the subscription.
-func (o *Operations) again(ctx context.Context, subs Finder, workspace string, l Letter, delay time.Duration) (done bool, err error) {
+func (rs *Replays) again(ctx context.Context, workspace string, l Letter, delay time.Duration) (done bool, err error) {
 	var sub *subscription.Subscription
 	if l.Queue == WebhookQueue {
-		if sub, err = subs.Lookup(ctx, workspace, l.Principal, l.Subscription); err != nil {
+		if sub, err = rs.subscriptions.Lookup(ctx, workspace, l.Principal, l.Subscription); err != nil {
 			return false, err
 		}
 	}
-	return o.Retry(ctx, workspace, l, sub, delay)
+	return rs.operations.Retry(ctx, workspace, l, sub, delay)
 }
 
 // countMore adds to the numbers of a replay that another process has written, or a person canceled.
-func (o *Operations) countMore(ctx context.Context, of *Replay, replayed int, because map[string]int) error {
+func (rs *Replays) countMore(ctx context.Context, of *Replay, replayed int, because map[string]int) error {
 	for replayed+len(because) > 0 {
-		r, err := o.Replay(ctx, of.Workspace, of.ID)
+		r, err := rs.Find(ctx, of.Workspace, of.ID)
 		if err != nil || r == nil {
 			return err
 		}
@@ -347,9 +365,26 @@ func (o *Operations) countMore(ctx context.Context, of *Replay, replayed int, be
 		for why, n := range because {
 			r.skip(why, n)
 		}
-		if err := o.saveReplay(ctx, r); !errors.Is(err, store.ErrConflict) {
+		if err := rs.save(ctx, r); !errors.Is(err, store.ErrConflict) {
 			return fault.Wrap(fault.Unavailable, err, "count what was replayed")
 		}
 	}
 	return nil
+}
+
+// Each visits the replays of a workspace, with the keys of each.
+func (rs *Replays) Each(ctx context.Context, workspace string, visit func(r *Replay, keys []store.Key) error) error {
+	return store.Each(ctx, rs.deliveries.db, replayKey(workspace, "-"), "list the replays", func(it *store.Item) error {
+		r, err := decodeReplay(it)
+		if err != nil {
+			return err
+		}
+		return visit(r, []store.Key{it.Key, runningKey(workspace, r.ID)})
+	})
+}
+
+// Unname takes the name of who began it off a replay. One that another process goes on with is left to a repetition.
+func (rs *Replays) Unname(ctx context.Context, r *Replay, name string) error {
+	r.By = name
+	return fault.Wrap(fault.Unavailable, rs.save(ctx, r), "take a name off a replay")
 }

@@ -144,7 +144,8 @@ func (d *Dispatcher) waitInDueTable(ctx context.Context, t SingleTask, wait time
 
 // current reads the delivery that a task is for, which waits no more, and other items; nil when the task is stale.
 func (ds *deliveries) current(ctx context.Context, t SingleTask, others ...store.Key) (*delivery, []*store.Item, error) {
-	items, err := ds.db.Get(ctx, append([]store.Key{deliveryKey(t.Workspace, t.Subscription, t.key())}, others...)...)
+	keys := append(make([]store.Key, 0, 2), deliveryKey(t.Workspace, t.Subscription, t.key()))
+	items, err := ds.db.Get(ctx, append(keys, others...)...)
 	if err != nil {
 		return nil, nil, fault.Wrap(fault.Unavailable, err, "read a delivery")
 	}

@@ -12,7 +12,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
-	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // Terminator ends subscriptions that may not go on. An endpoint of the MCP Events extension
@@ -89,10 +88,8 @@ func (e *Terminator) notice(sub *subscription.Subscription, reason error) *deliv
 		Type  string          `json:"type"`
 		Error json.RawMessage `json:"error"`
 	}{"terminated", e.ErrorObject(reason)})
-	now := e.now()
-	return &delivery{
-		V: taskVersion, Workspace: sub.Workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
-		Event: webhook.NewMessageID("terminated"), Name: sub.Name, Target: sub.Target.URL, State: statePending, First: now,
-		Due: now, DueAt: now.Add(backup), made: now, Control: &control{Body: body, Target: sub.Target},
-	}
+	now, subscriber := e.now(), sub.Subscriber()
+	del := newNotice(sub.Workspace, &subscriber, sub.Name, "terminated", now)
+	del.Due, del.DueAt, del.made, del.Control.Body = now, now.Add(backup), now, body
+	return del
 }

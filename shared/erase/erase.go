@@ -32,6 +32,7 @@ type Eraser struct {
 	DB            store.DB
 	Subscriptions *subscription.Service
 	Operations    *delivery.Operations
+	Replays       *delivery.Replays
 	Trail         *audit.Trail
 	// Most bounds the things that a run erases; 0 is [DefaultMost].
 	Most int
@@ -304,7 +305,7 @@ func (r *run) partitions(ctx context.Context) error {
 
 // replays deletes those for its subscriptions, and takes its name off others.
 func (r *run) replays(ctx context.Context) error {
-	return r.Operations.EachReplay(ctx, r.workspace, func(job *delivery.Replay, keys []store.Key) error {
+	return r.Replays.Each(ctx, r.workspace, func(job *delivery.Replay, keys []store.Key) error {
 		switch {
 		case slices.Contains(r.ids, job.Select.Subscription):
 			return r.found(ctx, "replays", keys...)
@@ -312,7 +313,7 @@ func (r *run) replays(ctx context.Context) error {
 			return nil
 		}
 		if !r.dry {
-			if err := r.Operations.Unname(ctx, job, Pseudonym(r.workspace, r.principal)); err != nil {
+			if err := r.Replays.Unname(ctx, job, Pseudonym(r.workspace, r.principal)); err != nil {
 				return err
 			}
 		}

@@ -84,12 +84,12 @@ func Dispatch(c *app.Core, subs *subscription.Service, terminator *delivery.Term
 }
 
 // Admin is what the operators' API is made of. Subs need not be able to make subscriptions; nothing is attempted here.
-func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operations, set *switches.Set) admin.Options {
-	eraser := &erase.Eraser{DB: c.DB, Subscriptions: subs, Operations: operations, Trail: &audit.Trail{DB: c.DB}}
+func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operations, replays *delivery.Replays, set *switches.Set) admin.Options {
+	eraser := &erase.Eraser{DB: c.DB, Subscriptions: subs, Operations: operations, Replays: replays, Trail: &audit.Trail{DB: c.DB}}
 	return admin.Options{
 		Eraser: eraser,
 		Auth:   c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, DB: c.DB, Subscriptions: subs,
-		Operations: operations, Switches: set, Events: c.EventLog, Catalogs: c.Catalogs, Sources: c.Config,
+		Operations: operations, Replays: replays, Switches: set, Events: c.EventLog, Catalogs: c.Catalogs, Sources: c.Config,
 		Kept: delivery.Records(cmp.Or(c.Limits.DeliveryLog, string(delivery.RecordFailures))), Most: c.Most, Limited: c.Metrics.LimitReached, Log: c.Log,
 		Backends: func(ctx context.Context, workspace string) (list []admin.Backend, err error) {
 			conf, err := c.Config.Config(ctx)
@@ -140,8 +140,13 @@ func newConsole(c *app.Core, mode auth.Mode) *console.Handler {
 // Operations are what operators and owners do to deliveries.
 func Operations(c *app.Core) *delivery.Operations {
 	o := delivery.NewOperations(c.DB, c.Queues, nil)
-	o.Log, o.Metrics = c.EventLog, c.Metrics
+	o.Metrics = c.Metrics
 	return o
+}
+
+// Replays are the jobs that deliver again what a selection has.
+func Replays(c *app.Core, subs *subscription.Service, operations *delivery.Operations) *delivery.Replays {
+	return delivery.NewReplays(operations, subs, c.EventLog)
 }
 
 // Switches are what people pause. Alone is true where no other process attempts deliveries.
