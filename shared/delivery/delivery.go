@@ -208,7 +208,7 @@ type deliveries struct {
 const maxBodies = 20_000
 
 func newDeliveries(db store.DB, q queue.Sender, now func() time.Time, log *slog.Logger) *deliveries {
-	return &deliveries{db, q, now, log, bounded.NewMap[string, time.Time](maxBodies)}
+	return &deliveries{db, q, now, loggerOr(log), bounded.NewMap[string, time.Time](maxBodies)}
 }
 
 // write puts the delivery in the place of what is stored of it, and entry, if there is one, in that of its due entry, in
@@ -261,7 +261,7 @@ func (ds *deliveries) writeNext(ctx context.Context, del *delivery, due time.Tim
 	err = ds.queue.Send(ctx, queue.Slow, del.due().outgoing(max(0, due.Sub(now))))
 	if err != nil {
 		// The due entry brings it back: the delivery is late, not lost.
-		loggerOr(ds.log).WarnContext(ctx, "retry postponed", "subscription", del.Subscription, "event", del.Event, "error", err)
+		ds.log.WarnContext(ctx, "retry postponed", "subscription", del.Subscription, "event", del.Event, "error", err)
 	}
 	return true, nil
 }
