@@ -200,7 +200,7 @@ type deliveries struct {
 	db     store.DB
 	queue  queue.Sender
 	now    func() time.Time
-	log    *slog.Logger                    // may be nil
+	log    *slog.Logger
 	bodies *bounded.Map[string, time.Time] // since when events are stored, by workspace and key
 }
 
