@@ -750,3 +750,16 @@ func TestEndlessQuestionsAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// GWN-08: a server that ends a session may end the answers of that moment without a response.
+func TestListOfASessionThatEnds(t *testing.T) {
+	s := newScripted(t, func(s *scripted) {
+		s.lost = func(w http.ResponseWriter) { w.Header().Set("Content-Type", "text/event-stream") }
+	})
+	g := gatewayOver(t, memory(t), at("b", s))
+	sees(t, g, of(ann), "t")
+	s.forget()
+	g.backends.now(t.Context())[0].Outdate()
+	s.list(oneTool("u"))
+	sees(t, g, of(ann), "u")
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"strings"
 	"time"
 	"unicode"
@@ -71,7 +72,7 @@ func (v *view) refresh(ctx context.Context, kind api.Kind, f *fetching) (*fetche
 }
 
 // fetchKnown fetches a list in the revision that the backend speaks. A session that it has
-// ended is begun again.
+// ended is begun again: it says so, or ends its answer without a response.
 func (v *view) fetchKnown(ctx context.Context, kind api.Kind) (*fetched, error) {
 	known, err := v.known(ctx)
 	if err != nil {
@@ -82,7 +83,7 @@ func (v *view) fetchKnown(ctx context.Context, kind api.Kind) (*fetched, error) 
 		return &fetched{ttl: askAgain, shared: true}, nil
 	}
 	now, err := v.fetch(ctx, known, kind)
-	if errors.Is(err, upstream.ErrSession) {
+	if errors.Is(err, upstream.ErrSession) || errors.Is(err, io.EOF) {
 		v.forget(known)
 		if known, err = v.known(ctx); err == nil {
 			now, err = v.fetch(ctx, known, kind)
