@@ -90,7 +90,7 @@ func checkSealed(ctx context.Context, db store.DB, s secrets, fresh bool) (seale
 			return true, nil
 		}
 	}
-	workspaces, err := (&subscription.Service{DB: db}).Workspaces(ctx)
+	workspaces, err := (&subscription.Lists{DB: db}).Workspaces(ctx)
 	if err != nil || len(workspaces) == 0 {
 		return false, err
 	}

@@ -255,7 +255,7 @@ type roles struct {
 	fanout *delivery.Fanout
 	inbox  *publish.Inbox
 	retry  *delivery.Retry
-	subs   *subscription.Service
+	expiry *subscription.Sweeper
 	relay  *relay.Relay
 	admin  admin.Options
 
@@ -286,8 +286,8 @@ func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Seal
 	}
 
 	gate := &delivery.Gate{}
-	subs := webhooks.Register(&s.core, sender, sealer, cursors)
-	subs.SaveEvery, subs.Ended, subs.Started = savePositions, gate.Ended, gate.Started
+	subs := s.core.Subscriptions()
+	subs.Records.Ended, subs.Records.Started = gate.Ended, gate.Started
 	s.terminator = webhooks.Terminator(&s.core, subs)
 	set := webhooks.Switches(&s.core, true)
 	options := webhooks.Deliveries(s.core.Limits)
@@ -295,8 +295,8 @@ func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Seal
 	options.LogDeliveries = true
 	s.dispatcher = webhooks.Dispatch(&s.core, subs, s.terminator, sender, opener,
 		func(context.Context) (*eventlog.Sealer, error) { return cursors, nil }, gate, set, options)
-	retry := webhooks.Retry(&s.core, subs)
-	retry.SaveEvery = savePositions
+	retry, expiry := webhooks.Retry(&s.core), webhooks.Expiry(&s.core, subs)
+	retry.SaveEvery, expiry.SaveEvery = savePositions, savePositions
 	publisher, publishing, inbox := s.core.Publish()
 	s.publisher = publisher
 
@@ -310,8 +310,8 @@ func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Seal
 		return roles{}, err
 	}
 	s.undo = append(s.undo, func() { _ = s.conversation.Close(context.WithoutCancel(ctx)) })
-	endpoint := s.core.Stream(s.tails, lease.NewLocal(s.core.Streams, app.RefusesStreams(s.core.Limits)), subs, s.backends, s.conversation)
-	endpoint.Registrar, endpoint.Deregistrar = subs, subs
+	endpoint := s.core.Stream(s.tails, lease.NewLocal(s.core.Streams, app.RefusesStreams(s.core.Limits)), s.backends, s.conversation)
+	endpoint.Registrar, endpoint.Deregistrar = webhooks.Register(&s.core, subs, sender, sealer, cursors), subs
 	if s.endpoint, err = mcp.New(endpoint); err != nil {
 		return roles{}, err
 	}
@@ -320,7 +320,7 @@ func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Seal
 	replays.Ahead = replayEvery
 	return roles{
 		admin: webhooks.Admin(&s.core, subs, operations, replays, set), operations: operations, replays: replays, switches: set,
-		mux: s.routes(publishing, s.core.Sources(publisher, config.Environment), identity), fanout: webhooks.Fanout(&s.core), inbox: inbox, retry: retry, subs: subs, relay: s.core.Relay(s.backends),
+		mux: s.routes(publishing, s.core.Sources(publisher, config.Environment), identity), fanout: webhooks.Fanout(&s.core), inbox: inbox, retry: retry, expiry: expiry, relay: s.core.Relay(s.backends),
 	}, nil
 }
 

@@ -135,7 +135,7 @@ func subscribed(t *testing.T, db store.DB) {
 		DB: db, Catalogs: catalog.NewStored(db, nil, nil), EventLog: &eventlog.Log{DB: db},
 		Limits: config.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
 	}
-	subs := webhooks.Register(&core, webhook.NewSender(webhook.Options{Guard: guard}), sealer, nil)
+	subs := webhooks.Register(&core, core.Subscriptions(), webhook.NewSender(webhook.Options{Guard: guard}), sealer, nil)
 	who := auth.Principal{ID: "alice", Workspace: auth.DefaultWorkspace, Scopes: []string{auth.ScopeRead, auth.ScopeSubscribe}}
 	_, err = subs.Register(t.Context(), who, subscription.RegisterRequest{URIs: []string{"event://ci/build-finished"}, Target: "http://127.0.0.1:9/hook"})
 	if err != nil {

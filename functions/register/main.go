@@ -30,7 +30,7 @@ func main() {
 			return nil, err
 		}
 		options := p.Endpoint()
-		options.Registrar = webhooks.Register(&p.Core, sender, sealer, tokens)
+		options.Registrar = webhooks.Register(&p.Core, p.Subscriptions(), sender, sealer, tokens)
 		return mcp.New(options)
 	})
 	p.Start(boot.Buffered(p.Serve(p.Handler(endpoint), "/mcp")))

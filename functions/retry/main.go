@@ -20,12 +20,12 @@ func main() {
 	subscriptions := p.Subscriptions()
 	operations := webhooks.Operations(&p.Core)
 	jobs := []periodic.Job{
-		{Name: "due retries", Run: webhooks.Retry(&p.Core, subscriptions).Run},
+		{Name: "due retries", Run: webhooks.Retry(&p.Core).Run},
 		{Name: "resumed deliveries", Run: webhooks.Switches(&p.Core, false).Release},
 		{Name: "replays", Run: webhooks.Replays(&p.Core, subscriptions, operations).Run},
 		{Name: "dead letters", Run: p.Dead(operations.File)},
 		{Name: "erasures", Run: operations.SweepErased},
-		{Name: "expiry", Run: subscriptions.Sweep},
+		{Name: "expiry", Run: webhooks.Expiry(&p.Core, subscriptions).Sweep},
 		{Name: "audit", Run: webhooks.Terminator(&p.Core, subscriptions).Audit},
 		{Name: "announcements", Run: func(ctx context.Context) (int, error) {
 			_, err := settings.Announce(ctx, p.DB, time.Now().Add(-settings.MaxAge), stream.AnnounceStored(p.EventLog))

@@ -56,7 +56,7 @@ func main() {
 		if err != nil {
 			return nil, err
 		}
-		options := p.Stream(stream.New(p.EventLog, p.DB, tokens), p.SharedLeases(lambdacontext.MaxConcurrency()), p.Subscriptions(), s.backends, s.talk)
+		options := p.Stream(stream.New(p.EventLog, p.DB, tokens), p.SharedLeases(lambdacontext.MaxConcurrency()), s.backends, s.talk)
 		options.ForwardRegistrar, options.ForwardDeregistrar = register, deregister
 		return mcp.New(options)
 	})

@@ -55,6 +55,7 @@ type Options struct {
 	MetadataURL   string
 	DB            store.DB // of the audit trail and the delivery log
 	Subscriptions *subscription.Service
+	Lists         *subscription.Lists
 	Operations    *delivery.Operations
 	Replays       *delivery.Replays
 	Eraser        *erase.Eraser
@@ -122,7 +123,7 @@ const oneSwitch = "switches/{name...}"
 // endpoints are the paths behind [Prefix], and what their methods do.
 func endpoints(o Options) map[string]map[string]endpoint {
 	const get, post, put, del = http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete
-	seen := visible{o.Subscriptions}
+	seen := visible{o.Subscriptions, o.Lists}
 	subscriptions := &subscriptionHandlers{seen, o.Catalogs, o.Operations, o.Switches}
 	deliveries := &deliveryHandler{seen, o.DB, o.Kept}
 	letters := &letterHandlers{seen, o.Operations}
@@ -130,7 +131,7 @@ func endpoints(o Options) map[string]map[string]endpoint {
 	replays := &replayHandlers{seen, o.Replays}
 	events := &eventHandlers{seen, o.DB, o.Events, o.Catalogs, o.Operations}
 	principals := &principalHandler{o.Eraser}
-	overview := &overviewHandler{o.Subscriptions, o.Operations, o.Switches, o.DB, o.Kept, o.Most}
+	overview := &overviewHandler{o.Lists, o.Operations, o.Switches, o.DB, o.Kept, o.Most}
 	backends := &backendHandler{o.Backends}
 	sources := &sourceHandlers{o.Sources, o.SourceSecrets, o.DB, o.Kept, o.Catalogs}
 	live := &liveHandler{events, o.DB, o.Live, make(chan struct{}, maxLive), o.Log}

@@ -61,12 +61,12 @@ func keptOf(records delivery.Records, length time.Duration) kept {
 
 // overviewHandler shows what there is in a workspace.
 type overviewHandler struct {
-	subscriptions *subscription.Service
-	operations    *delivery.Operations
-	switches      *switches.Set
-	db            store.DB
-	kept          delivery.Records
-	most          func(name string) func(ctx context.Context, workspace, principal string) float64
+	lists      *subscription.Lists
+	operations *delivery.Operations
+	switches   *switches.Set
+	db         store.DB
+	kept       delivery.Records
+	most       func(name string) func(ctx context.Context, workspace, principal string) float64
 }
 
 // show is a bounded number of queries, whatever there is.
@@ -77,11 +77,11 @@ func (h *overviewHandler) show(c *call) (any, error) {
 		Delivery:  keptOf(h.kept, delivery.KeptFor),
 		Principal: cmp.Or(c.text("principal"), c.who.ID),
 	}
-	used, err := h.subscriptions.Used(ctx, workspace, o.Principal)
+	used, err := subscription.Used(ctx, h.db, workspace, o.Principal)
 	if err != nil {
 		return nil, err
 	}
-	sum, err := h.subscriptions.Used(ctx, workspace, "")
+	sum, err := subscription.Used(ctx, h.db, workspace, "")
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +95,7 @@ func (h *overviewHandler) show(c *call) (any, error) {
 		}
 		o.Quotas = append(o.Quotas, of)
 	}
-	if o.Subscriptions, err = h.subscriptions.CountStates(ctx, workspace, mostCounted); err != nil {
+	if o.Subscriptions, err = h.lists.CountStates(ctx, workspace, mostCounted); err != nil {
 		return nil, err
 	}
 	letters, _, err := h.operations.Letters(ctx, workspace, delivery.LetterQuery{}, "", mostCounted)

@@ -92,7 +92,7 @@ func (h *subscriptionHandlers) list(c *call) (any, error) {
 func (h *subscriptionHandlers) selected(c *call, choice subscription.Choice, after string, limit int) ([]subscription.Selected, string, error) {
 	ctx, workspace := c.Context(), c.who.Workspace
 	if choice.URI == "" {
-		return h.subscriptions.Select(ctx, workspace, choice, after, limit)
+		return h.lists.Select(ctx, workspace, choice, after, limit)
 	}
 	cat, err := h.catalogs.Catalog(ctx, workspace)
 	if err != nil {
@@ -103,9 +103,9 @@ func (h *subscriptionHandlers) selected(c *call, choice subscription.Choice, aft
 	case !ok:
 		return nil, "", nil
 	case choice != subscription.Choice{URI: choice.URI}:
-		return h.subscriptions.Select(ctx, workspace, choice, after, limit)
+		return h.lists.Select(ctx, workspace, choice, after, limit)
 	}
-	return h.subscriptions.Covering(ctx, workspace, entry.Name, choice.URI, after, limit)
+	return h.lists.Covering(ctx, workspace, entry.Name, choice.URI, after, limit)
 }
 
 // named is the subscription that the path names.

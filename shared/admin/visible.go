@@ -6,7 +6,10 @@ import (
 )
 
 // visible are the subscriptions that a caller may see: an operator those of the workspace, an owner their own.
-type visible struct{ subscriptions *subscription.Service }
+type visible struct {
+	subscriptions *subscription.Service
+	lists         *subscription.Lists
+}
 
 // find finds the one that is meant, if the caller may see it.
 func (v visible) find(c *call, id string) (*subscription.Selected, error) {
@@ -33,7 +36,7 @@ func (v visible) owned(c *call, id string, must bool) (own []string, err error) 
 		_, err := v.find(c, id)
 		return nil, err
 	}
-	found, next, err := v.subscriptions.Select(c.Context(), c.who.Workspace, subscription.Choice{Principal: c.who.ID}, "", maxOwn)
+	found, next, err := v.lists.Select(c.Context(), c.who.Workspace, subscription.Choice{Principal: c.who.ID}, "", maxOwn)
 	if err == nil && next != "" {
 		err = fault.New(fault.Invalid, "you have more than %d subscriptions: name one", maxOwn)
 	}

@@ -29,10 +29,10 @@ func (c *Core) Endpoint() mcp.Options {
 
 // Stream are the options of the endpoint that lists, reads, streams and polls, and relays for the
 // backends. How subscriptions are made and end is added by who can.
-func (c *Core) Stream(feeds *stream.Tails, leases mcp.Leases, subs *subscription.Service, backends *gateway.Gateway, talk *conversation.Service) mcp.Options {
+func (c *Core) Stream(feeds *stream.Tails, leases mcp.Leases, backends *gateway.Gateway, talk *conversation.Service) mcp.Options {
 	o, l := c.Endpoint(), c.Limits
 	o.Feeds, o.Sessions, o.Leases = feeds, c.DB, leases
-	o.Subscriptions, o.Gateway, o.Conversation = subs, backends, talk
+	o.Subscriptions, o.Gateway, o.Conversation = &subscription.Lists{DB: c.DB}, backends, talk
 	o.MaxAge, o.Heartbeat, o.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, l.AnswerStreamAfter
 	o.PollMin, o.PollMax, o.EventTools = l.PollMin, l.PollMax, l.EventTools
 	return o

@@ -8,25 +8,29 @@ import (
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
-// Subscriptions reads, ends and expires subscriptions. Register of package webhooks makes them as well.
+// Subscriptions finds and ends subscriptions. Register of package webhooks makes them.
 func (c *Core) Subscriptions() *subscription.Service {
+	most, sum := c.Most(config.Subscriptions), c.Most(config.WorkspaceSubscriptions)
 	return &subscription.Service{
-		DB: c.DB, Catalog: c.Catalogs, Log: c.EventLog, Options: c.rules(),
+		Records: subscription.Records{
+			DB: c.DB,
+			QuotaOf: func(ctx context.Context, workspace, principal string) int64 {
+				return int64(most(ctx, workspace, principal))
+			},
+			SumOf: func(ctx context.Context, workspace string) int64 { return int64(sum(ctx, workspace, "")) },
+		},
+		Catalog: c.Catalogs, Log: c.EventLog,
+		AllowAnonymous: c.Limits.AllowInsecureTargets, UnknownUnsubscribe: c.Limits.UnknownUnsubscribe == "not-found",
 		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
 	}
 }
 
-// rules are those of subscriptions.
-func (c *Core) rules() subscription.Options {
-	l, most, sum := c.Limits, c.Most(config.Subscriptions), c.Most(config.WorkspaceSubscriptions)
+// Registrations are the rules of subscriptions that are made.
+func (c *Core) Registrations() subscription.Options {
+	l := c.Limits
 	return subscription.Options{
-		QuotaOf: func(ctx context.Context, workspace, principal string) int64 {
-			return int64(most(ctx, workspace, principal))
-		},
-		SumOf: func(ctx context.Context, workspace string) int64 { return int64(sum(ctx, workspace, "")) },
-		Rate:  subscription.NewRate(c.rate(config.RegistrationRate)), Secret: subscription.SecretType(l.WebhookSecret),
+		Rate: subscription.NewRate(c.rate(config.RegistrationRate)), Secret: subscription.SecretType(l.WebhookSecret),
 		DefaultTTL: l.DefaultTTL, MinTTL: l.MinTTL, MaxTTL: l.MaxTTL, AllowNoExpiry: l.AllowNoExpiry,
-		VerifyRegistrations: l.VerifyRegistrations, VerifiedTargets: l.VerifiedTargets, AllowAnonymous: l.AllowInsecureTargets,
-		UnknownUnsubscribe: l.UnknownUnsubscribe == "not-found",
+		VerifyRegistrations: l.VerifyRegistrations, VerifiedTargets: l.VerifiedTargets,
 	}
 }

@@ -28,7 +28,7 @@ const settleAfter = 20 * time.Second
 func (e *Terminator) Audit(ctx context.Context) (ended int, err error) {
 	e.auditing.Lock()
 	defer e.auditing.Unlock()
-	workspaces, err := e.Subscriptions.Workspaces(ctx)
+	workspaces, err := e.Lists.Workspaces(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -55,7 +55,7 @@ func (e *Terminator) auditOne(ctx context.Context, workspace string) (ended int,
 	if err != nil || e.audited[workspace] == cat.Fingerprint() {
 		return 0, err
 	}
-	last, err := e.Subscriptions.AuditState(ctx, workspace)
+	last, err := e.Lists.AuditState(ctx, workspace)
 	if err != nil {
 		return 0, err
 	}
@@ -89,7 +89,7 @@ func (e *Terminator) auditOne(ctx context.Context, workspace string) (ended int,
 		}
 	}
 	next.At = subscription.AuditPosition{}
-	return ended, e.Subscriptions.SetAuditState(ctx, workspace, next)
+	return ended, e.Lists.SetAuditState(ctx, workspace, next)
 }
 
 // concerned lists the scopes whose subscriptions may have lost something, in order.
@@ -111,7 +111,7 @@ func concerned(before, after map[string]string) (scopes []string) {
 func (e *Terminator) auditScope(ctx context.Context, workspace string, last subscription.AuditState, at *subscription.AuditPosition) (ended int, err error) {
 	var errs []error
 	for {
-		subs, next, err := e.Subscriptions.Listed(ctx, workspace, at.Scope, at.After)
+		subs, next, err := e.Lists.Listed(ctx, workspace, at.Scope, at.After)
 		if err != nil {
 			return ended, err
 		}
@@ -134,7 +134,7 @@ func (e *Terminator) auditScope(ctx context.Context, workspace string, last subs
 		}
 		at.After = next
 		last.At = *at
-		if err := e.Subscriptions.SetAuditState(ctx, workspace, last); err != nil {
+		if err := e.Lists.SetAuditState(ctx, workspace, last); err != nil {
 			return ended, err
 		}
 	}

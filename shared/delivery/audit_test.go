@@ -34,7 +34,7 @@ func TestAnAuditThatIsCutOffGoesOn(t *testing.T) {
 	looked, rounds := 0, 0
 	for done := false; !done; rounds++ {
 		ctx, cancel := context.WithCancel(t.Context())
-		services := &counting{Service: r.services, most: 250, tired: cancel}
+		services := &counting{Service: r.services.Service, most: 250, tired: cancel}
 		e := r.terminator(mortal{r.db, r}, r.services)
 		e.Subscriptions = services
 		_, err := e.Audit(ctx)

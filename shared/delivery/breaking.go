@@ -11,7 +11,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -25,7 +24,7 @@ type Ending struct {
 // Endings looks which subscriptions catalogs would end that take the place of those in use, and ends none. A workspace
 // without one among them keeps its own. Those that end by the catalogs in use or for want of a key are left out.
 func (e *Terminator) Endings(ctx context.Context, next catalog.Source) ([]Ending, error) {
-	workspaces, err := e.Subscriptions.Workspaces(ctx)
+	workspaces, err := e.Lists.Workspaces(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +51,7 @@ func (e *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 	if err != nil && !fault.Is(err, fault.NotFound) {
 		return nil, err
 	}
-	last, err := e.Subscriptions.AuditState(ctx, workspace)
+	last, err := e.Lists.AuditState(ctx, workspace)
 	if err != nil || last.Settled == cat.Fingerprint() || used != nil && used.Fingerprint() == cat.Fingerprint() {
 		return nil, err
 	}
@@ -73,11 +72,11 @@ func (e *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 			}
 		}
 		reasons[fault.Public(then.Reason)]++
-		return nil // which ends nothing
+		return nil
 	}
 	for _, scope := range concerned(last.Terms, cat.Terms()) {
 		for place := ""; ; {
-			subs, following, err := e.Subscriptions.Listed(ctx, workspace, scope, place)
+			subs, following, err := e.Lists.Listed(ctx, workspace, scope, place)
 			if err != nil {
 				return nil, err
 			}
@@ -86,8 +85,10 @@ func (e *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 					continue
 				}
 				seen[s.ID] = true
-				nothing := func(*subscription.Subscription, error) []store.Op { return nil }
-				_, err := e.Subscriptions.Terminate(ctx, workspace, s.Principal, s.ID, judge, nothing)
+				sub, err := e.Subscriptions.Lookup(ctx, workspace, s.Principal, s.ID)
+				if sub != nil {
+					err = judge(sub)
+				}
 				if err != nil && !errors.Is(err, subscription.ErrUndecodable) {
 					return nil, err
 				}

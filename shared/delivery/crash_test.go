@@ -43,7 +43,7 @@ type rig struct {
 	sent     int
 	posts    []webhook.Request
 	script   func(n int) webhook.Outcome // n counts from 1
-	services *subscription.Service
+	services *subscriptions
 	catalogs catalog.Source
 	log      *eventlog.Log
 	sealer   *eventlog.Sealer
@@ -172,18 +172,27 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
+// subscriptions are all that a process does with them.
+type subscriptions struct {
+	*subscription.Service
+	*subscription.Registrar
+	*subscription.Lists
+}
+
 // service is that of one process.
-func (r *rig) service(db store.DB, log *eventlog.Log) *subscription.Service {
-	return &subscription.Service{
-		DB: db, Catalog: r.catalogs, Log: log, Sealer: r.sealer, Targets: plain{}, Now: func() time.Time { return r.now },
-		Options: subscription.Options{QuotaOf: func(context.Context, string, string) int64 { return 10_000 }},
+func (r *rig) service(db store.DB, log *eventlog.Log) *subscriptions {
+	now := func() time.Time { return r.now }
+	s := &subscription.Service{
+		Records: subscription.Records{DB: db, Now: now, QuotaOf: func(context.Context, string, string) int64 { return 10_000 }},
+		Catalog: r.catalogs, Log: log,
 	}
+	return &subscriptions{s, &subscription.Registrar{Service: s, Sealer: r.sealer, Targets: plain{}}, &subscription.Lists{DB: db, Now: now}}
 }
 
 // terminator is that of one process.
-func (r *rig) terminator(m mortal, services *subscription.Service) *Terminator {
+func (r *rig) terminator(m mortal, services *subscriptions) *Terminator {
 	return &Terminator{
-		Queue: m, Subscriptions: services, Now: func() time.Time { return r.now }, Log: slog.New(slog.DiscardHandler),
+		Queue: m, Subscriptions: services, Lists: services.Lists, Now: func() time.Time { return r.now }, Log: slog.New(slog.DiscardHandler),
 		Plain:       r.plain,
 		Review:      &subscription.Review{DB: m, Catalog: r.catalogs, Directory: r.directory},
 		ErrorObject: func(reason error) json.RawMessage { return []byte(fmt.Sprintf("%q", reason)) },
@@ -229,7 +238,7 @@ func (r *rig) process() (*Fanout, *Dispatcher, *Retry) {
 	log := &eventlog.Log{DB: m, Now: r.log.Now}
 	services := r.service(m, log)
 	d := NewDispatcher(&Dispatcher{
-		DB: m, Queue: m, Subscriptions: services, Catalog: r.catalogs, Poster: endpoint{r}, Opener: plain{}, Terminator: r.terminator(m, services),
+		DB: m, Queue: m, Subscriptions: services.Service, Catalog: r.catalogs, Poster: endpoint{r}, Opener: plain{}, Terminator: r.terminator(m, services),
 		Now: clock, Options: Options{Records: RecordAll, MessageIDs: r.messages}, Log: slog.New(slog.DiscardHandler),
 		Gaps: &Gaps{Log: log, Sealer: func(context.Context) (*eventlog.Sealer, error) { return r.sealer, nil }},
 	})

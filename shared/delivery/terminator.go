@@ -20,6 +20,7 @@ import (
 type Terminator struct {
 	Queue         queue.Sender
 	Subscriptions Terminable
+	Lists         *subscription.Lists
 	Review        *subscription.Review
 	// ErrorObject is the error member of a termination notice: code, message and data.
 	ErrorObject func(reason error) json.RawMessage
@@ -34,12 +35,9 @@ type Terminator struct {
 
 // Terminable is what a terminator asks of subscriptions. [subscription.Service] implements it.
 type Terminable interface {
+	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
 	Terminate(ctx context.Context, workspace, principal, id string,
 		judge func(*subscription.Subscription) error, also func(*subscription.Subscription, error) []store.Op) (*subscription.Subscription, error)
-	Listed(ctx context.Context, workspace, scope, after string) (subs []subscription.Owned, next string, err error)
-	Workspaces(ctx context.Context) ([]string, error)
-	AuditState(ctx context.Context, workspace string) (subscription.AuditState, error)
-	SetAuditState(ctx context.Context, workspace string, l subscription.AuditState) error
 }
 
 func (e *Terminator) now() time.Time    { return timeBy(e.Now) }

@@ -82,10 +82,10 @@ func inWorld(t *testing.T, options Options, do func(w *world)) {
 			t.Fatal(err)
 		}
 		w.queued = queues
-		services := &subscription.Service{DB: w.db, Catalog: w.catalogs, Log: w.log, Sealer: w.sealer, Targets: plain{}}
-		w.services.Now = time.Now
+		services := &subscription.Service{Records: subscription.Records{DB: w.db}, Catalog: w.catalogs, Log: w.log}
+		w.services.Records.Now, w.services.Lists.Now = time.Now, time.Now
 		terminator := &Terminator{
-			Queue: queues, Subscriptions: services, Log: slog.New(slog.DiscardHandler),
+			Queue: queues, Subscriptions: services, Lists: w.services.Lists, Log: slog.New(slog.DiscardHandler),
 			Review:      &subscription.Review{DB: w.db, Catalog: w.catalogs},
 			ErrorObject: func(error) json.RawMessage { return []byte(`"x"`) },
 		}

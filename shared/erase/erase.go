@@ -31,6 +31,7 @@ import (
 type Eraser struct {
 	DB            store.DB
 	Subscriptions *subscription.Service
+	Lists         *subscription.Lists
 	Operations    *delivery.Operations
 	Replays       *delivery.Replays
 	Trail         *audit.Trail
@@ -127,7 +128,7 @@ func (r *run) all(ctx context.Context) error {
 		if r.dry {
 			break
 		}
-		if err := r.Subscriptions.ForgetEnded(ctx, r.workspace, r.principal, id); err != nil {
+		if err := r.Lists.ForgetEnded(ctx, r.workspace, r.principal, id); err != nil {
 			return err
 		}
 	}
@@ -168,7 +169,7 @@ func (r *run) flush(ctx context.Context) error {
 func (r *run) subscriptions(ctx context.Context) (more bool, err error) {
 	var end []string
 	seen := map[string]bool{}
-	err = r.Subscriptions.Each(ctx, r.workspace, r.principal, func(sub *subscription.Subscription) error {
+	err = r.Lists.Each(ctx, r.workspace, r.principal, func(sub *subscription.Subscription) error {
 		if r.dry {
 			if seen[sub.ID] = true; sub.State != subscription.Disabled {
 				r.own = append(r.own, sub.Patterns...)
@@ -192,7 +193,7 @@ func (r *run) subscriptions(ctx context.Context) (more bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	err = r.Subscriptions.EachEnded(ctx, r.workspace, r.principal, func(id string) error {
+	err = r.Lists.EachEnded(ctx, r.workspace, r.principal, func(id string) error {
 		if !r.dry && len(seen) == maxEnded {
 			more = true
 			return errEnough

@@ -78,16 +78,17 @@ events:
 // fixture is an endpoint over a real log, real subscriptions and a store in
 // memory, served over HTTP.
 type fixture struct {
-	t        testing.TB
-	db       store.DB
-	log      *eventlog.Log
-	tails    *stream.Tails
-	catalogs *catalog.Static
-	service  *subscription.Service
-	fanout   *delivery.Fanout
-	endpoint *Endpoint
-	server   *httptest.Server
-	targets  *fakeTargets
+	t         testing.TB
+	db        store.DB
+	log       *eventlog.Log
+	tails     *stream.Tails
+	catalogs  *catalog.Static
+	service   *subscription.Service
+	registrar *subscription.Registrar
+	fanout    *delivery.Fanout
+	endpoint  *Endpoint
+	server    *httptest.Server
+	targets   *fakeTargets
 }
 
 // The callers of the tests, by their keys.
@@ -157,9 +158,10 @@ func newEndpointOn(t testing.TB, db store.DB, change func(*Options)) *fixture {
 	f.tails = stream.New(log, db, sealer)
 	t.Cleanup(f.tails.Close)
 	f.service = &subscription.Service{
-		DB: db, Catalog: f.catalogs, Log: log, Sealer: sealer, Targets: f.targets,
+		Records: subscription.Records{DB: db}, Catalog: f.catalogs, Log: log,
 		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
 	}
+	f.registrar = &subscription.Registrar{Service: f.service, Sealer: sealer, Targets: f.targets}
 	f.fanout = &delivery.Fanout{DB: db, Log: log, Catalog: f.catalogs, Queue: noQueue{}}
 	all := []string{auth.ScopeRead, auth.ScopeSubscribe}
 	keys, err := auth.Keys([]auth.Key{
@@ -175,7 +177,7 @@ func newEndpointOn(t testing.TB, db store.DB, change func(*Options)) *fixture {
 		Server: Implementation{Name: "mcp-events", Version: "1.2.3"},
 		Auth:   keys, Catalogs: f.catalogs, Feeds: f.tails, Sessions: db, EventCodes: SketchCodes,
 		MaxAge: 5 * time.Minute, Heartbeat: 15 * time.Second, AnswerStreamAfter: time.Second, PollMin: time.Second, PollMax: 30 * time.Second,
-		Subscriptions: f.service, Registrar: f.service, Deregistrar: f.service,
+		Subscriptions: &subscription.Lists{DB: db}, Registrar: f.registrar, Deregistrar: f.service,
 		Logger: slog.New(slog.DiscardHandler),
 	}
 	if change != nil {

@@ -63,12 +63,12 @@ func TestRegister(t *testing.T) {
 			subscription.Raw:  `{"type":"raw","value":"whsec_generatedraw"}`,
 			subscription.None: `{"type":"none"}`,
 		} {
-			f.service.Options.Secret = kind
+			f.registrar.Options.Secret = kind
 			var got struct{ Subscription map[string]json.RawMessage }
 			f.stateless(alice, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/x"`).result(t, &got)
 			sameJSON(t, got.Subscription["webhookSecret"], want)
 		}
-		f.service.Options.Secret = ""
+		f.registrar.Options.Secret = ""
 	})
 	t.Run("idempotency_key", func(t *testing.T) {
 		body := strings.Replace(statelessBody("1", mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://i.example/"`),
@@ -116,8 +116,8 @@ func TestEventsSubscribe(t *testing.T) {
 		}
 	})
 	t.Run("EVX-09_ttl", func(t *testing.T) {
-		f.service.Options.AllowNoExpiry = true
-		defer func() { f.service.Options.AllowNoExpiry = false }()
+		f.registrar.Options.AllowNoExpiry = true
+		defer func() { f.registrar.Options.AllowNoExpiry = false }()
 		grant := func(ttl string) time.Duration {
 			a := subscribe(t, `"name":"ci.deploy",`+callback+ttl)
 			if a.RefreshBefore == nil {
@@ -175,7 +175,7 @@ func TestEventsSubscribe(t *testing.T) {
 			})
 		}
 		t.Run("EVX-16_limits_name_the_limit_"+set, func(t *testing.T) {
-			f.service.Options.QuotaOf = func(context.Context, string, string) int64 { return 1 }
+			f.service.Records.QuotaOf = func(context.Context, string, string) int64 { return 1 }
 			f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
 			m := f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.deploy",`+callback).rpc(t)
 			if m.Error == nil || m.Error.Code != exhausted[set] {
@@ -196,7 +196,7 @@ func TestEventsSubscribe(t *testing.T) {
 
 func TestUnsubscribeOfNothing(t *testing.T) {
 	f := newFixture(t, nil)
-	f.service.Options.UnknownUnsubscribe = true
+	f.service.UnknownUnsubscribe = true
 	t.Run("EVX-15_is_NotFound_where_that_is_configured", func(t *testing.T) {
 		m := f.stateless(alice, mcpspec.MethodEventsUnsub, `"name":"ci.build",`+callback).rpc(t)
 		if m.Error == nil || m.Error.Code != -32011 || !strings.HasPrefix(m.Error.Message, "NotFound") {

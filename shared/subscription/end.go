@@ -2,21 +2,84 @@ package subscription
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
+// Deregister ends a subscription of the caller. Unknown, malformed and other
+// principals' URIs are the same fault of kind NotFound.
+func (s *Service) Deregister(ctx context.Context, p auth.Principal, uri string) error {
+	if _, err := s.permit(ctx, p); err != nil {
+		return err
+	}
+	id, ok := ParseURI(uri)
+	if !ok {
+		return noSubscription()
+	}
+	return s.End(ctx, p.Workspace, p.ID, id)
+}
+
+// Unsubscribe ends the subscription with this identity. It is idempotent.
+func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage, url string) error {
+	cat, err := s.permitEvents(ctx, p)
+	if err != nil {
+		return err
+	}
+	if len(url) > MaxTargetURL {
+		return fault.New(fault.Invalid, "delivery.url is longer than %d bytes", MaxTargetURL).AtLimit("targetURL", MaxTargetURL)
+	}
+	var args json.RawMessage
+	if entry := cat.ByName(name); entry != nil {
+		var selection Selection
+		selection, err = Select(entry, arguments)
+		args = selection.Arguments
+	} else {
+		// The event type may be gone from the catalog; its subscriptions can still be ended.
+		var members map[string]json.RawMessage
+		members, err = objectOf(arguments)
+		args = canonicalJSON(members)
+	}
+	if err != nil {
+		return err
+	}
+	err = s.End(ctx, p.Workspace, p.ID, derivedID(p, url, name, args))
+	if fault.Is(err, fault.NotFound) && !s.UnknownUnsubscribe {
+		return nil
+	}
+	return err
+}
+
+// End ends a subscription as [Service.Deregister] does, for whoever may; NotFound if there is none.
+func (s *Service) End(ctx context.Context, workspace, principal, id string) error {
+	err := s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
+		if sub == nil {
+			return noSubscription()
+		}
+		return s.Records.remove(ctx, sub, false)
+	})
+	if err == nil {
+		s.notifyPrincipal(ctx, workspace, principal)
+	}
+	return err
+}
+
+func noSubscription() error {
+	return fault.New(fault.NotFound, "there is no such subscription").With(map[string]any{"kind": "subscription"})
+}
+
 // Disable ends a subscription on the server's own account (a 410, a revoked
 // right). Its record stays readable for a week. It reports false if it had ended already.
 func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason string) (ended bool, err error) {
-	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) error {
+	err = s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if ended = sub != nil && sub.State != Disabled; !ended {
 			return nil
 		}
 		sub.State, sub.Reason = Disabled, reason
-		return s.remove(ctx, sub, true)
+		return s.Records.remove(ctx, sub, true)
 	})
 	if err != nil || !ended {
 		return false, err
@@ -33,15 +96,15 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 	if err != nil {
 		return false, fault.Wrap(fault.Unavailable, err, "read the catalog")
 	}
-	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) error {
-		if sub == nil || s.lapsed(sub) {
+	err = s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
+		if sub == nil || sub.lapsed(s.Records.now()) {
 			return noSubscription()
 		}
 		if enabled = sub.State == Disabled; !enabled {
 			return nil
 		}
-		sub.State, sub.Reason, sub.Paused, sub.Suspended, sub.Owed, sub.Resumed = Active, "", 0, 0, 0, s.now().Unix()
-		return s.insert(ctx, cat, sub, s.expiryOps(sub)...)
+		sub.State, sub.Reason, sub.Paused, sub.Suspended, sub.Owed, sub.Resumed = Active, "", 0, 0, 0, s.Records.now().Unix()
+		return s.Records.insert(ctx, cat, sub, sub.expiryOps()...)
 	})
 	if err != nil || !enabled {
 		return false, err
@@ -58,9 +121,9 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 func (s *Service) Terminate(ctx context.Context, workspace, principal, id string,
 	judge func(*Subscription) error, also func(*Subscription, error) []store.Op,
 ) (ended *Subscription, err error) {
-	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) error {
+	err = s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		ended = nil
-		if sub == nil || sub.State == Disabled || s.lapsed(sub) {
+		if sub == nil || sub.State == Disabled || sub.lapsed(s.Records.now()) {
 			return nil
 		}
 		err := judge(sub)
@@ -70,10 +133,10 @@ func (s *Service) Terminate(ctx context.Context, workspace, principal, id string
 		}
 		ended = sub
 		if sub.Origin == MCPEvents {
-			return s.remove(ctx, sub, false, also(sub, end.Reason)...)
+			return s.Records.remove(ctx, sub, false, also(sub, end.Reason)...)
 		}
 		sub.State, sub.Reason = Disabled, fault.Public(end.Reason)
-		return s.remove(ctx, sub, true)
+		return s.Records.remove(ctx, sub, true)
 	})
 	if err != nil || ended == nil {
 		return nil, err
@@ -81,30 +144,4 @@ func (s *Service) Terminate(ctx context.Context, workspace, principal, id string
 	s.notifySubscription(ctx, workspace, id, Disabled)
 	s.notifyPrincipal(ctx, workspace, principal)
 	return ended, nil
-}
-
-// Suspend stops the deliveries of a subscription that fail nearly all, until a
-// refresh. What is published meanwhile is owed to it.
-func (s *Service) Suspend(ctx context.Context, workspace, principal, id string) error {
-	suspended := false
-	err := s.change(ctx, workspace, principal, id, func(sub *Subscription) error {
-		if suspended = sub != nil && sub.State == Active; !suspended {
-			return nil
-		}
-		for _, p := range sub.Patterns { // so that the log has what is published from now on
-			if _, err := Interested(ctx, s.DB, s.Log, workspace, p); err != nil {
-				return err
-			}
-		}
-		sub.State, sub.Reason = Suspended, "nearly all deliveries of an hour failed"
-		sub.Suspended = s.now().UnixMicro()
-		if sub.Owed == 0 {
-			sub.Owed = max(s.Log.Position(), 1) // 0 is nothing
-		}
-		return s.update(ctx, sub)
-	})
-	if err == nil && suspended {
-		s.notifySubscription(ctx, workspace, id, Suspended)
-	}
-	return err
 }

@@ -20,8 +20,8 @@ func endedKey(workspace, principal, id string) store.Key {
 }
 
 // Each visits the subscriptions of a principal that have a record, also those that were disabled or whose time is over.
-func (s *Service) Each(ctx context.Context, workspace, principal string, visit func(*Subscription) error) error {
-	return store.Each(ctx, s.DB, recordKey(workspace, principal, "-"), "list the subscriptions of a principal", func(it *store.Item) error {
+func (l *Lists) Each(ctx context.Context, workspace, principal string, visit func(*Subscription) error) error {
+	return store.Each(ctx, l.DB, recordKey(workspace, principal, "-"), "list the subscriptions of a principal", func(it *store.Item) error {
 		sub, err := decodeRecord(it)
 		if err != nil {
 			return err
@@ -31,14 +31,14 @@ func (s *Service) Each(ctx context.Context, workspace, principal string, visit f
 }
 
 // EachEnded visits the ids of those that ended.
-func (s *Service) EachEnded(ctx context.Context, workspace, principal string, visit func(id string) error) error {
-	return store.Each(ctx, s.DB, endedKey(workspace, principal, "-"), "list the ended subscriptions of a principal",
+func (l *Lists) EachEnded(ctx context.Context, workspace, principal string, visit func(id string) error) error {
+	return store.Each(ctx, l.DB, endedKey(workspace, principal, "-"), "list the ended subscriptions of a principal",
 		func(it *store.Item) error { return visit(it.Sort) })
 }
 
 // ForgetEnded deletes the entry of one that ended, when nothing of it is left.
-func (s *Service) ForgetEnded(ctx context.Context, workspace, principal, id string) error {
-	err := s.DB.Write(ctx, store.Delete(endedKey(workspace, principal, id)))
+func (l *Lists) ForgetEnded(ctx context.Context, workspace, principal, id string) error {
+	err := l.DB.Write(ctx, store.Delete(endedKey(workspace, principal, id)))
 	return fault.Wrap(fault.Unavailable, err, "forget an ended subscription")
 }
 
@@ -62,11 +62,11 @@ func (s *Service) Count(ctx context.Context, workspace, uri string) (n int, err 
 	headers := []store.Key{HeaderKey(workspace, uri)}
 	if entry, vars, ok := cat.Match(uri); ok {
 		for _, scope := range Scopes(entry.Name) {
-			shapes, err := store.One(ctx, s.DB, ShapesKey(workspace, scope), "read the shapes in use")
+			shapes, err := store.One(ctx, s.Records.DB, ShapesKey(workspace, scope), "read the shapes in use")
 			if err != nil {
 				return 0, err
 			}
-			webhooks, _ := InUse(shapes, scope, s.now())
+			webhooks, _ := InUse(shapes, scope, s.Records.now())
 			for _, shape := range webhooks {
 				if key, ok := KeyUnder(entry, vars, uri, shape); ok && key != uri {
 					headers = append(headers, HeaderKey(workspace, key))
@@ -74,7 +74,7 @@ func (s *Service) Count(ctx context.Context, workspace, uri string) (n int, err 
 			}
 		}
 	}
-	items, err := s.DB.Get(ctx, headers...)
+	items, err := s.Records.DB.Get(ctx, headers...)
 	if err != nil {
 		return 0, fault.Wrap(fault.Unavailable, err, "count the subscribers of a URI")
 	}

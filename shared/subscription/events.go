@@ -57,12 +57,12 @@ type SubscribeResult struct {
 
 // Subscribe creates or refreshes a webhook subscription of the MCP Events
 // extension. Its identity is (principal, URL, name, canonical arguments).
-func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRequest) (*SubscribeResult, error) {
-	cat, err := s.permitEvents(ctx, p)
+func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRequest) (*SubscribeResult, error) {
+	cat, err := g.Service.permitEvents(ctx, p)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Options.Rate.Take(ctx, p, 1, s.now()); err != nil {
+	if err := g.Options.Rate.Take(ctx, p, 1, g.now()); err != nil {
 		return nil, err
 	}
 	entry := cat.ByName(r.Name)
@@ -79,25 +79,25 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 	if !entry.WebhookAllowed() {
 		return nil, noWebhooks(r.Name)
 	}
-	if err := s.checkTarget(r.URL); err != nil {
+	if err := g.checkTarget(r.URL); err != nil {
 		return nil, err
 	}
-	key, err := s.Targets.ParseSecret(r.Secret)
+	key, err := g.Targets.ParseSecret(r.Secret)
 	if err != nil {
 		return nil, err
 	}
 	pattern := selection.Pattern
-	from, truncated, err := s.start(ctx, p.Workspace, pattern, r)
+	from, truncated, err := g.start(ctx, p.Workspace, pattern, r)
 	if err != nil {
 		return nil, err
 	}
 	id := derivedID(p, r.URL, r.Name, selection.Arguments)
-	if err := s.verify(ctx, p, r.URL, id, key); err != nil {
+	if err := g.verify(ctx, p, r.URL, id, key); err != nil {
 		return nil, err
 	}
-	oldest := s.Log.Oldest()
+	oldest := g.Service.Log.Oldest()
 	if pattern.Kind != Concrete {
-		in, err := Interested(ctx, s.DB, s.Log, p.Workspace, pattern)
+		in, err := Interested(ctx, g.Service.Records.DB, g.Service.Log, p.Workspace, pattern)
 		if err != nil {
 			return nil, err
 		}
@@ -106,35 +106,35 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 		}
 		oldest = max(oldest, in.Reaches())
 	}
-	now := s.now().UTC()
+	now := g.now().UTC()
 	want := &Subscription{
 		ID: id, Workspace: p.Workspace, Principal: p.ID, Origin: MCPEvents,
 		EventURIs: []string{pattern.URI()}, Patterns: []Pattern{pattern},
 		Target: Target{URL: r.URL, Type: Standard, Fingerprint: fingerprint(r.Secret)},
 		Name:   r.Name, Arguments: selection.Arguments, Filters: selection.Filters, Redact: selection.Redact,
-		Created: now, Until: s.grant(now, r.TTL), State: Active, Plain: r.Plain,
+		Created: now, Until: g.grant(now, r.TTL), State: Active, Plain: r.Plain,
 		Resumed: now.Add(-time.Minute).Unix(), // failures count by the minute, from the next one on: from this one
-		Cursor:  s.Sealer.Seal(p.Workspace, eventlog.Cursor{At: from}),
+		Cursor:  g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: from}),
 	}
 	want.rely(cat, grantOf(cat, p))
-	if want.Target.Secret, err = s.seal(want, key); err != nil {
+	if want.Target.Secret, err = g.seal(want, key); err != nil {
 		return nil, err
 	}
-	if r.Cursor != "" && s.Replay != nil {
+	if r.Cursor != "" && g.Replay != nil {
 		want.Owed = max(from, 1) // 0 is nothing
 	}
-	have, err := s.upsert(ctx, cat, want, r)
+	have, err := g.upsert(ctx, cat, want, r)
 	if err != nil {
 		return nil, err
 	}
 	out := &SubscribeResult{ID: id, RefreshBefore: want.Until, Cursor: want.Cursor, Truncated: truncated}
 	switch {
 	case want.Owed != 0:
-		if at, gap := s.Log.Reach(eventlog.Cursor{}, want.Owed, oldest); gap && (r.Cursor == "" || want.Owed != max(from, 1)) {
+		if at, gap := g.Service.Log.Reach(eventlog.Cursor{}, want.Owed, oldest); gap && (r.Cursor == "" || want.Owed != max(from, 1)) {
 			out.Truncated = true
-			out.Cursor = s.Sealer.Seal(p.Workspace, eventlog.Cursor{At: at})
+			out.Cursor = g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: at})
 		}
-		more, err := s.replay(ctx, want)
+		more, err := g.replay(ctx, want)
 		if err != nil {
 			return nil, err
 		}
@@ -143,13 +143,13 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 		out.Truncated = false // delivery never stopped: nothing was skipped
 	}
 	if have == nil {
-		s.notifyPrincipal(ctx, p.Workspace, p.ID)
+		g.Service.notifyPrincipal(ctx, p.Workspace, p.ID)
 		return out, nil
 	}
 	if out.Refreshed, out.Suspended = true, have.State == Suspended; out.Suspended {
-		s.notifySubscription(ctx, p.Workspace, id, Active)
+		g.Service.notifySubscription(ctx, p.Workspace, id, Active)
 	}
-	out.Status, err = s.status(ctx, p.Workspace, id)
+	out.Status, err = statusOf(ctx, g.Service.Records.DB, p.Workspace, id)
 	return out, err
 }
 
@@ -157,43 +157,34 @@ func unknownEvent(name string) error {
 	return fault.New(fault.NotFound, "unknown event type %.128q", name).With(map[string]any{"kind": "event"})
 }
 
-// permitEvents adds to permit that a principal must be known: without one, anybody
-// could end anybody's subscription by guessing its key.
-func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
-	if p.Anonymous && !s.Options.AllowAnonymous {
-		return nil, fault.New(fault.Unauthenticated, "an authenticated principal is needed")
-	}
-	return s.permit(ctx, p)
-}
-
 // upsert writes the subscription, or merges it into the one that is there, which
 // it returns unless its time was over.
-func (s *Service) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, r SubscribeRequest) (*Subscription, error) {
+func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, r SubscribeRequest) (*Subscription, error) {
 	asked := *want
 	for {
 		*want = asked // what an earlier round found is over
-		have, err := s.load(ctx, want.Workspace, want.Principal, want.ID)
+		have, err := g.Service.Records.load(ctx, want.Workspace, want.Principal, want.ID)
 		if err != nil {
 			return nil, err
 		}
 		if have != nil && have.State == Disabled {
-			if err := s.DB.Write(ctx, store.Delete(recordKey(have.Workspace, have.Principal, have.ID), store.VersionIs(have.Revision))); err != nil && !errors.Is(err, store.ErrConflict) {
+			if err := g.Service.Records.DB.Write(ctx, store.Delete(recordKey(have.Workspace, have.Principal, have.ID), store.VersionIs(have.Revision))); err != nil && !errors.Is(err, store.ErrConflict) {
 				return nil, fault.Wrap(fault.Unavailable, err, "replace the ended subscription")
 			}
 			have = nil
 		}
-		expiry := s.expiryOps(want)
+		expiry := want.expiryOps()
 		if have == nil {
-			err = s.insert(ctx, cat, want, expiry...)
+			err = g.Service.Records.insert(ctx, cat, want, expiry...)
 		} else {
-			live := !s.lapsed(have)
+			live := !have.lapsed(g.now())
 			if have.V < recordVersion || !maps.Equal(have.Contracts, want.Contracts) {
 				want.Created = have.Created
-				if err := s.list(ctx, cat, want); err != nil {
+				if err := g.Service.Records.list(ctx, cat, want); err != nil {
 					return nil, err
 				}
 			}
-			if err = s.refresh(ctx, have, want, live, r, expiry); !live {
+			if err = g.refresh(ctx, have, want, live, r, expiry); !live {
 				have = nil
 			}
 		}
@@ -208,55 +199,51 @@ func (s *Service) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscr
 
 // refresh carries over what a refresh keeps: the creation, the old secret for the
 // rotation's grace, and the watermark while delivery was running.
-func (s *Service) refresh(ctx context.Context, have, want *Subscription, live bool, r SubscribeRequest, expiry []store.Op) error {
-	want.Created, want.Revision = have.Created, have.Revision+1
+func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live bool, r SubscribeRequest, expiry []store.Op) error {
+	want.Created, want.Revision = have.Created, have.Revision
 	same := hmac.Equal(have.Target.Fingerprint, want.Target.Fingerprint)
 	if same {
 		want.Target.Previous, want.Target.PreviousUntil = have.Target.Previous, have.Target.PreviousUntil
 	} else {
-		want.Target.Previous, want.Target.PreviousUntil = have.Target.Secret, s.now().Add(rotationGrace).Unix()
+		want.Target.Previous, want.Target.PreviousUntil = have.Target.Secret, g.now().Add(rotationGrace).Unix()
 	}
 	want.Replayed = have.Replayed
 	have.Patterns = want.Patterns                         // the same, as the catalog has them now
 	if live && (r.Cursor == "" || have.State == Active) { // deliveries go on: what a client polled elsewhere is not settled here
-		want.Cursor = s.advanced(ctx, have)
+		want.Cursor = g.advanced(ctx, have)
 	}
 	want.Resumed, want.Paused, want.Marked = have.Resumed, have.Paused, have.Marked
 	if have.State == Suspended {
-		want.Resumed = s.now().Unix()
+		want.Resumed = g.now().Unix()
 	}
 	// While delivery runs it owes nothing that a cursor could ask for; after a
 	// suspension the client may know better from where.
 	if live && (have.State != Suspended || r.Cursor == "") {
 		want.Owed = have.Owed
 	}
-	ops := append(want.mark(false, time.Time{}), store.Put(want.encode(), store.VersionIs(have.Revision)))
-	for _, it := range want.subscribers() {
-		ops = append(ops, store.Put(it))
+	if !have.Until.IsZero() && have.expiryKey() != want.expiryKey() {
+		expiry = append(expiry, store.Delete(have.expiryKey()))
 	}
-	if !have.Until.IsZero() && s.expiryKey(have) != s.expiryKey(want) {
-		ops = append(ops, store.Delete(s.expiryKey(have)))
-	}
-	return s.DB.Write(ctx, append(ops, expiry...)...)
+	return g.Service.Records.update(ctx, want, expiry...)
 }
 
 // replay sends what the subscription is owed and then writes that it is owed
 // nothing more. Whoever is cut off in between and subscribes again gets it then.
-func (s *Service) replay(ctx context.Context, sub *Subscription) (truncated bool, err error) {
+func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bool, err error) {
 	owed := sub.Owed
-	if err := s.Replay.Reactivate(ctx, sub); err != nil {
+	if err := g.Replay.Reactivate(ctx, sub); err != nil {
 		return false, err
 	}
-	if truncated, err = s.Replay.Replay(ctx, sub, owed); err != nil {
+	if truncated, err = g.Replay.Replay(ctx, sub, owed); err != nil {
 		return false, err
 	}
-	err = s.change(ctx, sub.Workspace, sub.Principal, sub.ID, func(sub *Subscription) error {
+	err = g.Service.Records.change(ctx, sub.Workspace, sub.Principal, sub.ID, func(sub *Subscription) error {
 		if sub == nil || sub.Owed != owed {
 			return nil
 		}
 		was := sub.Revision
-		sub.Owed, sub.Replayed, sub.Revision = 0, s.now().UnixMicro(), was+1
-		return s.DB.Write(ctx, store.Put(sub.encode(), store.VersionIs(was)))
+		sub.Owed, sub.Replayed, sub.Revision = 0, g.now().UnixMicro(), was+1
+		return g.Service.Records.DB.Write(ctx, store.Put(sub.encode(), store.VersionIs(was)))
 	})
 	if err != nil {
 		slog.WarnContext(ctx, "replay position not saved", "subscription", sub.ID, "error", err)
@@ -265,30 +252,30 @@ func (s *Service) replay(ctx context.Context, sub *Subscription) (truncated bool
 }
 
 // start finds the position to deliver from.
-func (s *Service) start(ctx context.Context, workspace string, pattern Pattern, r SubscribeRequest) (from int64, truncated bool, err error) {
+func (g *Registrar) start(ctx context.Context, workspace string, pattern Pattern, r SubscribeRequest) (from int64, truncated bool, err error) {
 	own := eventlog.Own(workspace, pattern.Key)
 	if r.Cursor == "" {
-		from = s.Log.Position()
+		from = g.Service.Log.Position()
 		if pattern.Kind == Concrete {
-			from, err = s.Log.EndOf(ctx, workspace, pattern.Key)
+			from, err = g.Service.Log.EndOf(ctx, workspace, pattern.Key)
 		}
 		return from, false, err
 	}
-	c, err := s.Sealer.Open(workspace, r.Cursor)
+	c, err := g.Sealer.Open(workspace, r.Cursor)
 	if err != nil {
 		return 0, false, err
 	}
-	floor := s.Log.Oldest()
+	floor := g.Service.Log.Oldest()
 	if r.MaxAge > 0 {
-		floor = max(floor, s.now().Add(-r.MaxAge).UnixMicro())
+		floor = max(floor, g.now().Add(-r.MaxAge).UnixMicro())
 	}
-	from, truncated = s.Log.Reach(c, s.Sealer.From(c, own), floor)
+	from, truncated = g.Service.Log.Reach(c, g.Sealer.From(c, own), floor)
 	return from, truncated, nil
 }
 
 // grant decides the lifetime: never longer than asked, except for the floor.
-func (s *Service) grant(now time.Time, t TTL) time.Time {
-	o := s.options()
+func (g *Registrar) grant(now time.Time, t TTL) time.Time {
+	o := g.Options.withDefaults()
 	ttl := o.DefaultTTL
 	switch {
 	case t.Forever && o.AllowNoExpiry:
@@ -307,40 +294,4 @@ func derivedID(p auth.Principal, url, name string, args json.RawMessage) string 
 		fmt.Fprintf(h, "%d:%s", len(part), part)
 	}
 	return idPrefix + hex.EncodeToString(h.Sum(nil)[:16])
-}
-
-// Unsubscribe ends the subscription with this identity. It is idempotent.
-func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage, url string) error {
-	cat, err := s.permitEvents(ctx, p)
-	if err != nil {
-		return err
-	}
-	if len(url) > MaxTargetURL {
-		return fault.New(fault.Invalid, "delivery.url is longer than %d bytes", MaxTargetURL).AtLimit("targetURL", MaxTargetURL)
-	}
-	var args json.RawMessage
-	if entry := cat.ByName(name); entry != nil {
-		var selection Selection
-		selection, err = Select(entry, arguments)
-		args = selection.Arguments
-	} else {
-		// The event type may be gone from the catalog; its subscriptions can still be ended.
-		args, err = rawArguments(arguments)
-	}
-	if err != nil {
-		return err
-	}
-	err = s.End(ctx, p.Workspace, p.ID, derivedID(p, url, name, args))
-	if fault.Is(err, fault.NotFound) && !s.Options.UnknownUnsubscribe {
-		return nil
-	}
-	return err
-}
-
-func rawArguments(raw json.RawMessage) (json.RawMessage, error) {
-	args, err := objectOf(raw)
-	if err != nil {
-		return nil, err
-	}
-	return canonicalJSON(args), nil
 }

@@ -177,7 +177,7 @@ func TestSubscribe(t *testing.T) {
 		if data, _ := fault.DataOf(err).(map[string]any); !fault.Is(err, fault.Invalid) || data["reason"] != "timeout" {
 			t.Errorf("an endpoint that refuses: %v with %v", err, data)
 		}
-		if used, err := f.Used(t.Context(), "default", "alice"); used != 0 || err != nil || len(f.subscribers(build)) != 0 {
+		if used, err := Used(t.Context(), f.db, "default", "alice"); used != 0 || err != nil || len(f.subscribers(build)) != 0 {
 			t.Errorf("it left something: %d, %v", used, err)
 		}
 		f.outside.refuse = fault.New(fault.Exhausted, "too many verifications")
@@ -195,21 +195,20 @@ func TestSubscribe(t *testing.T) {
 	t.Run("SRF-07 all processes together ask a host a limited number of times", func(t *testing.T) {
 		f := newFixture(t, Options{})
 		f.clock = time.Now().Truncate(time.Minute)
-		other := &Service{ // another process with the same store
-			DB: f.db, Catalog: f.Catalog, Log: f.Log, Sealer: f.Sealer, Targets: f.outside, Now: f.Now,
-		}
-		ask := func(s *Service, n int, host string) error {
+		other := *f.Registrar // another process with the same store
+		other.Service = &Service{Records: Records{DB: f.db, Now: f.Now}, Catalog: f.Catalog, Log: f.Log}
+		ask := func(s *Registrar, n int, host string) error {
 			_, err := s.Subscribe(t.Context(), alice, SubscribeRequest{
 				Name: "github.push", URL: fmt.Sprintf("https://%s/%d", host, n), Secret: "whsec_x",
 			})
 			return err
 		}
 		for n := range maxVerifications {
-			if err := ask([]*Service{f.Service, other}[n%2], n, []string{"host.example", "HOST.example:8443"}[n%2]); err != nil {
+			if err := ask([]*Registrar{f.Registrar, &other}[n%2], n, []string{"host.example", "HOST.example:8443"}[n%2]); err != nil {
 				t.Fatal(n, err)
 			}
 		}
-		for n, s := range []*Service{f.Service, other} {
+		for n, s := range []*Registrar{f.Registrar, &other} {
 			if err := ask(s, maxVerifications+n, "host.example"); !fault.Is(err, fault.Exhausted) || fault.LimitOf(err) != "verificationsPerHost" {
 				t.Errorf("over the limit: %v", err)
 			}
@@ -217,11 +216,11 @@ func TestSubscribe(t *testing.T) {
 		if len(f.outside.verified) != maxVerifications {
 			t.Errorf("%d challenges, want %d", len(f.outside.verified), maxVerifications)
 		}
-		if err := ask(other, 0, "other.example"); err != nil {
+		if err := ask(&other, 0, "other.example"); err != nil {
 			t.Errorf("another host: %v", err)
 		}
 		f.clock = f.clock.Add(time.Minute)
-		if err := ask(other, maxVerifications, "host.example"); err != nil {
+		if err := ask(&other, maxVerifications, "host.example"); err != nil {
 			t.Errorf("a minute later: %v", err)
 		}
 	})
@@ -257,7 +256,7 @@ func TestSubscribe(t *testing.T) {
 		if n := len(f.subscribers("event://github/a/b/push")); n != 0 {
 			t.Errorf("%d subscribers", n)
 		}
-		f.Options.UnknownUnsubscribe = true
+		f.UnknownUnsubscribe = true
 		if err := f.Unsubscribe(t.Context(), alice, "github.push", args(`{}`), "https://chat.example/cb"); !fault.Is(err, fault.NotFound) {
 			t.Errorf("as SEP-3415 has it: %v", err)
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -45,24 +46,24 @@ func (s *Subscription) listed() []store.Key {
 
 // list writes the entries of a subscription. Their version is the time of its creation, so
 // that the removal of an earlier subscription with the same id does not delete them.
-func (s *Service) list(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
+func (r *Records) list(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
 	var ops []store.Op
 	for _, k := range append(sub.listed(), sub.indexed()...) {
 		ops = append(ops, store.Put(sub.entry(k)))
 	}
-	if err := s.DB.Write(ctx, ops...); err != nil {
+	if err := r.DB.Write(ctx, ops...); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "list the subscription")
 	}
 	first := func() []byte { return AuditState{Settled: cat.Fingerprint(), Terms: cat.Terms()}.encode() }
-	if err := s.once(ctx, auditStateKey(sub.Workspace), first); err != nil {
+	if err := r.once(ctx, auditStateKey(sub.Workspace), first); err != nil {
 		return err
 	}
 	workspace := store.Key{Table: store.Subscriptions, Partition: workspacesPartition, Sort: sub.Workspace}
-	if err := s.once(ctx, workspace, func() []byte { return nil }); err != nil {
+	if err := r.once(ctx, workspace, func() []byte { return nil }); err != nil {
 		return err
 	}
 	for name, id := range sub.Contracts {
-		if err := s.once(ctx, contractKey(id), cat.ByName(name).Contract); err != nil {
+		if err := r.once(ctx, contractKey(id), cat.ByName(name).Contract); err != nil {
 			return err
 		}
 	}
@@ -74,20 +75,20 @@ func (s *Subscription) entry(k store.Key) store.Item {
 }
 
 // once writes an item unless it is there, or this process wrote it before.
-func (s *Service) once(ctx context.Context, k store.Key, value func() []byte) error {
-	if _, done := s.written.Get(k); done {
+func (r *Records) once(ctx context.Context, k store.Key, value func() []byte) error {
+	if _, done := r.written.Get(k); done {
 		return nil
 	}
-	err := s.DB.Write(ctx, store.Put(store.Item{Key: k, Value: value()}, store.Absent()))
+	err := r.DB.Write(ctx, store.Put(store.Item{Key: k, Value: value()}, store.Absent()))
 	if err != nil && !errors.Is(err, store.ErrConflict) {
 		return fault.Wrap(fault.Unavailable, err, "store the contract of a subscription")
 	}
-	s.written.Put(k, true)
+	r.written.Put(k, true)
 	return nil
 }
 
 // unlist deletes the entries of a subscription. With keep, people still find it by its id.
-func (s *Service) unlist(ctx context.Context, sub *Subscription, keep bool) {
+func (r *Records) unlist(ctx context.Context, sub *Subscription, keep bool) {
 	indexed := sub.indexed()
 	if keep {
 		indexed = indexed[1:]
@@ -97,7 +98,7 @@ func (s *Service) unlist(ctx context.Context, sub *Subscription, keep bool) {
 		for _, k := range keys {
 			ops = append(ops, store.Delete(k, store.VersionIs(sub.Created.UnixMicro())))
 		}
-		if err := s.DB.Write(ctx, ops...); err != nil && !errors.Is(err, store.ErrConflict) {
+		if err := r.DB.Write(ctx, ops...); err != nil && !errors.Is(err, store.ErrConflict) {
 			slog.WarnContext(ctx, "subscription list entries not deleted", "error", err)
 		}
 	}
@@ -117,13 +118,22 @@ func (s *Subscription) rely(cat *catalog.Catalog, g Grant) {
 	}
 }
 
+// Lists are what owners, operators, audits and erasures look through: the subscriptions of a principal, of a workspace, of an
+// event type.
+type Lists struct {
+	DB  store.DB
+	Now func() time.Time
+}
+
+func (l *Lists) now() time.Time { return timeBy(l.Now) }
+
 // Owned names a subscription and its owner.
 type Owned struct{ ID, Principal string }
 
 // Listed returns the subscriptions of a scope in the order of their ids, those that follow
 // after; next is "" at the end. Some may be gone.
-func (s *Service) Listed(ctx context.Context, workspace, scope, after string) (subs []Owned, next string, err error) {
-	page, err := s.DB.Query(ctx, store.Query{
+func (l *Lists) Listed(ctx context.Context, workspace, scope, after string) (subs []Owned, next string, err error) {
+	page, err := l.DB.Query(ctx, store.Query{
 		Table: store.Subscriptions, Partition: listKey(workspace, scope, "-").Partition, After: after, Limit: 200,
 	})
 	if err != nil {
@@ -139,9 +149,9 @@ func (s *Service) Listed(ctx context.Context, workspace, scope, after string) (s
 }
 
 // Workspaces lists those in which there are or were subscriptions.
-func (s *Service) Workspaces(ctx context.Context) (names []string, err error) {
+func (l *Lists) Workspaces(ctx context.Context) (names []string, err error) {
 	partition := store.Key{Table: store.Subscriptions, Partition: workspacesPartition}
-	err = store.Each(ctx, s.DB, partition, "list the workspaces with subscriptions", func(it *store.Item) error {
+	err = store.Each(ctx, l.DB, partition, "list the workspaces with subscriptions", func(it *store.Item) error {
 		names = append(names, it.Sort)
 		return nil
 	})
@@ -174,23 +184,23 @@ func auditStateKey(workspace string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "a#" + workspace, Sort: "-"}
 }
 
-func (l AuditState) encode() []byte {
-	l.V = 1
-	value, _ := json.Marshal(l) // texts and numbers
+func (a AuditState) encode() []byte {
+	a.V = 1
+	value, _ := json.Marshal(a) // texts and numbers
 	return value
 }
 
 // AuditState reads the state of the last audit of a workspace.
-func (s *Service) AuditState(ctx context.Context, workspace string) (l AuditState, err error) {
-	it, err := store.One(ctx, s.DB, auditStateKey(workspace), "read the state of the last audit")
+func (l *Lists) AuditState(ctx context.Context, workspace string) (state AuditState, err error) {
+	it, err := store.One(ctx, l.DB, auditStateKey(workspace), "read the state of the last audit")
 	if err != nil || it == nil {
-		return l, err
+		return state, err
 	}
-	return l, fault.Wrap(fault.Unavailable, json.Unmarshal(it.Value, &l), "decode the state of the last audit")
+	return state, fault.Wrap(fault.Unavailable, json.Unmarshal(it.Value, &state), "decode the state of the last audit")
 }
 
 // SetAuditState writes it.
-func (s *Service) SetAuditState(ctx context.Context, workspace string, l AuditState) error {
-	err := s.DB.Write(ctx, store.Put(store.Item{Key: auditStateKey(workspace), Value: l.encode()}))
+func (l *Lists) SetAuditState(ctx context.Context, workspace string, state AuditState) error {
+	err := l.DB.Write(ctx, store.Put(store.Item{Key: auditStateKey(workspace), Value: state.encode()}))
 	return fault.Wrap(fault.Unavailable, err, "write the state of an audit")
 }

@@ -104,7 +104,8 @@ func TestACursorOlderThanTheClientWantsIsAGap(t *testing.T) {
 }
 
 func TestTheSweepComesBackForWhatEndsLaterInTheMinute(t *testing.T) {
-	f := newFixture(t, Options{QuotaOf: quotaOf(1)})
+	f := newFixture(t, Options{})
+	f.Records.QuotaOf = quotaOf(1)
 	f.clock = f.clock.Truncate(time.Minute).Add(30 * time.Second)
 	got := f.subscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`), TTL: TTL{Asked: true, For: time.Minute}})
 	swept := 0
@@ -141,7 +142,7 @@ func (u *unsure) Write(ctx context.Context, ops ...store.Op) error {
 
 func TestCountersAreNeverTooLow(t *testing.T) {
 	f := newFixture(t, Options{})
-	f.DB = &unsure{DB: f.db, lose: true}
+	f.Records.DB = &unsure{DB: f.db, lose: true}
 	if _, err := f.Register(t.Context(), alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/hook"}); err == nil {
 		t.Fatal("registered without an answer of the store")
 	}
@@ -206,7 +207,7 @@ func TestPatternsThatNobodyUsesLeaveNothing(t *testing.T) {
 // or one that is empty and stays.
 func TestHeadersUnderConcurrentRegistrations(t *testing.T) {
 	f := newFixture(t, Options{})
-	f.clock, f.Ended = time.Now(), nil
+	f.clock, f.Records.Ended = time.Now(), nil
 	const pattern = "event://github/acme/app/push"
 	var running sync.WaitGroup
 	for worker := range 8 {
@@ -275,16 +276,16 @@ func TestWhatIsKnownToBeWrittenIsBounded(t *testing.T) {
 		return store.Key{Table: store.Subscriptions, Partition: "w#", Sort: fmt.Sprint(i)}
 	}
 	for i := range bounded.DefaultBound + 1 {
-		f.DB = absorbing{f.db}
-		if err := f.once(t.Context(), key(i), value); err != nil {
+		f.Records.DB = absorbing{f.db}
+		if err := f.Records.once(t.Context(), key(i), value); err != nil {
 			t.Fatal(err)
 		}
 	}
 	made = 0
-	if _ = f.once(t.Context(), key(bounded.DefaultBound), value); made != 0 {
+	if _ = f.Records.once(t.Context(), key(bounded.DefaultBound), value); made != 0 {
 		t.Error("what was written last is written again")
 	}
-	if _ = f.once(t.Context(), key(0), value); made != 1 {
+	if _ = f.Records.once(t.Context(), key(0), value); made != 1 {
 		t.Error("what was written first is still in memory")
 	}
 }

@@ -89,29 +89,17 @@ func (s *Subscription) mark(gone bool, until time.Time) (ops []store.Op) {
 	return ops
 }
 
-// update writes a changed subscription over the revision it was read at, in one write with what extra does.
-func (s *Service) update(ctx context.Context, sub *Subscription, extra ...store.Op) error {
-	was := sub.Revision
-	sub.Revision++
-	ops := append(sub.mark(false, time.Time{}), extra...)
-	ops = append(ops, store.Put(sub.encode(), store.VersionIs(was)))
-	for _, it := range sub.subscribers() {
-		ops = append(ops, store.Put(it))
-	}
-	return fault.Wrap(fault.Unavailable, s.DB.Write(ctx, ops...), "write the subscription")
-}
-
 // Choice says which subscriptions of a workspace are meant: those that have all that is given.
 type Choice struct {
 	Principal string
 	Event     string // name of the event type
 	Origin    string // of the target
 	State     State  // that of [Subscription.Effective]
-	URI       string // of an event that it is to get, see also [Service.Covering]
+	URI       string // of an event that it is to get, see also [Lists.Covering]
 	parents   bool   // only those to a parent
 }
 
-// MaxSelected is how many subscriptions a page of [Service.Select] looks at.
+// MaxSelected is how many subscriptions a page of [Lists.Select] looks at.
 const MaxSelected = 100
 
 // Selected is a subscription with what its deliveries came to.
@@ -123,7 +111,7 @@ type Selected struct {
 // Select returns the subscriptions of a choice in the order of their ids, from behind after; next
 // is "" at the end. A page is one query, by what narrows the most, and one read of what it named: at
 // most limit subscriptions, which it may look at in vain.
-func (s *Service) Select(ctx context.Context, workspace string, c Choice, after string, limit int) (subs []Selected, next string, err error) {
+func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after string, limit int) (subs []Selected, next string, err error) {
 	q := store.Query{Table: store.Subscriptions, After: after, Limit: min(limit, MaxSelected)}
 	records := false
 	switch {
@@ -140,7 +128,7 @@ func (s *Service) Select(ctx context.Context, workspace string, c Choice, after 
 	default:
 		q.Partition = indexKey(workspace, "-").Partition
 	}
-	page, err := s.DB.Query(ctx, q)
+	page, err := l.DB.Query(ctx, q)
 	if err != nil {
 		return nil, "", fault.Wrap(fault.Unavailable, err, "list subscriptions")
 	}
@@ -153,7 +141,7 @@ func (s *Service) Select(ctx context.Context, workspace string, c Choice, after 
 		for i, it := range found {
 			keys[i] = recordKey(workspace, string(it.Value), it.Sort)
 		}
-		if found, err = s.get(ctx, keys); err != nil {
+		if found, err = l.get(ctx, keys); err != nil {
 			return nil, "", err
 		}
 	}
@@ -165,11 +153,11 @@ func (s *Service) Select(ctx context.Context, workspace string, c Choice, after 
 		if err != nil {
 			return nil, "", err
 		}
-		if !s.lapsed(sub) && c.takes(sub) {
+		if !sub.lapsed(l.now()) && c.takes(sub) {
 			subs = append(subs, Selected{Subscription: sub})
 		}
 	}
-	if err := s.addStatuses(ctx, workspace, subs); err != nil {
+	if err := l.addStatuses(ctx, workspace, subs); err != nil {
 		return nil, "", err
 	}
 	if page.More {
@@ -178,22 +166,22 @@ func (s *Service) Select(ctx context.Context, workspace string, c Choice, after 
 	return subs, next, nil
 }
 
-// parentsAfter begins the place of a page of [Service.Covering] that is among those to parents.
+// parentsAfter begins the place of a page of [Lists.Covering] that is among those to parents.
 const parentsAfter = "~"
 
-// Covering returns the subscriptions that are to get an event of a type with a URI, as [Service.Select] does: first those to
+// Covering returns the subscriptions that are to get an event of a type with a URI, as [Lists.Select] does: first those to
 // the type, then those to a parent of the URI alone.
-func (s *Service) Covering(ctx context.Context, workspace, entry, uri, after string, limit int) (subs []Selected, next string, err error) {
+func (l *Lists) Covering(ctx context.Context, workspace, entry, uri, after string, limit int) (subs []Selected, next string, err error) {
 	after, parents := strings.CutPrefix(after, parentsAfter)
 	if !parents {
-		if subs, next, err = s.Select(ctx, workspace, Choice{Event: entry, URI: uri}, after, limit); err != nil || next != "" {
+		if subs, next, err = l.Select(ctx, workspace, Choice{Event: entry, URI: uri}, after, limit); err != nil || next != "" {
 			return subs, next, err
 		}
 		if after = ""; len(subs) >= limit {
 			return subs, parentsAfter, nil
 		}
 	}
-	more, next, err := s.Select(ctx, workspace, Choice{URI: uri, parents: true}, after, limit-len(subs))
+	more, next, err := l.Select(ctx, workspace, Choice{URI: uri, parents: true}, after, limit-len(subs))
 	for _, sub := range more {
 		if !(Choice{Event: entry}).takes(sub.Subscription) {
 			subs = append(subs, sub)
@@ -213,12 +201,12 @@ func (c Choice) takes(s *Subscription) bool {
 		(c.Event == "" || c.Event == s.Name || slices.ContainsFunc(s.Patterns, func(p Pattern) bool { return p.Entry == c.Event }))
 }
 
-func (s *Service) addStatuses(ctx context.Context, workspace string, subs []Selected) error {
+func (l *Lists) addStatuses(ctx context.Context, workspace string, subs []Selected) error {
 	keys := make([]store.Key, len(subs))
 	for i, sub := range subs {
 		keys[i] = StatusKey(workspace, sub.ID)
 	}
-	items, err := s.get(ctx, keys)
+	items, err := l.get(ctx, keys)
 	if err != nil {
 		return err
 	}
@@ -230,83 +218,17 @@ func (s *Service) addStatuses(ctx context.Context, workspace string, subs []Sele
 	return nil
 }
 
-func (s *Service) get(ctx context.Context, keys []store.Key) ([]*store.Item, error) {
+func (l *Lists) get(ctx context.Context, keys []store.Key) ([]*store.Item, error) {
 	if len(keys) == 0 {
 		return nil, nil
 	}
-	items, err := s.DB.Get(ctx, keys...)
+	items, err := l.DB.Get(ctx, keys...)
 	return items, fault.Wrap(fault.Unavailable, err, "read subscriptions")
-}
-
-// Find returns a subscription of the workspace, whoever it belongs to; nil when there is none.
-func (s *Service) Find(ctx context.Context, workspace, id string) (*Selected, error) {
-	if !validID(id) {
-		return nil, nil
-	}
-	entry, err := s.get(ctx, []store.Key{indexKey(workspace, id)})
-	if err != nil || entry[0] == nil {
-		return nil, err
-	}
-	sub, err := s.load(ctx, workspace, string(entry[0].Value), id)
-	if err != nil || sub == nil || s.lapsed(sub) {
-		return nil, err
-	}
-	found := []Selected{{Subscription: sub}}
-	return &found[0], s.addStatuses(ctx, workspace, found)
-}
-
-// End ends a subscription as [Service.Deregister] does, for whoever may; NotFound if there is none.
-func (s *Service) End(ctx context.Context, workspace, principal, id string) error {
-	err := s.change(ctx, workspace, principal, id, func(sub *Subscription) error {
-		if sub == nil {
-			return noSubscription()
-		}
-		return s.remove(ctx, sub, false)
-	})
-	if err == nil {
-		s.notifyPrincipal(ctx, workspace, principal)
-	}
-	return err
-}
-
-// SetPaused pauses the deliveries of a subscription, or resumes them, in one write with what also
-// does. It reports false, and writes nothing, if that is so already.
-func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string, paused bool, also ...store.Op) (changed bool, err error) {
-	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) error {
-		if sub == nil || sub.State == Disabled {
-			return noSubscription()
-		}
-		if changed = (sub.Paused != 0) != paused; !changed {
-			return nil
-		}
-		if paused {
-			sub.Paused = s.now().UnixMicro()
-		} else {
-			sub.Paused, sub.Resumed = 0, s.now().Unix()
-		}
-		return s.update(ctx, sub, also...)
-	})
-	if err == nil && changed {
-		s.notifyPrincipal(ctx, workspace, principal)
-	}
-	return changed, err
-}
-
-func noSubscription() error {
-	return fault.New(fault.NotFound, "there is no such subscription").With(map[string]any{"kind": "subscription"})
-}
-
-// PausedSince is when a person paused the subscription; zero when it is not.
-func (s *Subscription) PausedSince() time.Time {
-	if s.Paused == 0 {
-		return time.Time{}
-	}
-	return time.UnixMicro(s.Paused).UTC()
 }
 
 // CountStates counts the subscriptions of a workspace by their state, each up to most. Entries of
 // subscriptions that are gone may be among them.
-func (s *Service) CountStates(ctx context.Context, workspace string, most int) (map[State]int, error) {
+func (l *Lists) CountStates(ctx context.Context, workspace string, most int) (map[State]int, error) {
 	counts := map[State]int{}
 	all := 0
 	for _, state := range []State{Paused, Suspended, Disabled, ""} {
@@ -316,7 +238,7 @@ func (s *Service) CountStates(ctx context.Context, workspace string, most int) (
 		}
 		n := 0
 		for more := true; more && n < most; {
-			page, err := s.DB.Query(ctx, q)
+			page, err := l.DB.Query(ctx, q)
 			if err != nil {
 				return nil, fault.Wrap(fault.Unavailable, err, "count the subscriptions")
 			}

@@ -35,12 +35,12 @@ type Registered struct {
 // Register creates a webhook subscription. It is all or nothing; every event
 // published after it returned is delivered. Faults are Invalid (naming the URI or
 // the target), Forbidden, Exhausted.
-func (s *Service) Register(ctx context.Context, p auth.Principal, r RegisterRequest) (*Registered, error) {
-	cat, err := s.permit(ctx, p)
+func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRequest) (*Registered, error) {
+	cat, err := g.Service.permit(ctx, p)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Options.Rate.Take(ctx, p, 1, s.now()); err != nil {
+	if err := g.Options.Rate.Take(ctx, p, 1, g.now()); err != nil {
 		return nil, err
 	}
 	if len(r.URIs) == 0 || len(r.URIs) > MaxURIs {
@@ -49,7 +49,7 @@ func (s *Service) Register(ctx context.Context, p auth.Principal, r RegisterRequ
 	if len(r.IdempotencyKey) > 128 {
 		return nil, fault.New(fault.Invalid, "the idempotency key is longer than 128 bytes")
 	}
-	if err := s.checkTarget(r.Target); err != nil {
+	if err := g.checkTarget(r.Target); err != nil {
 		return nil, err
 	}
 	var patterns []Pattern
@@ -74,7 +74,7 @@ func (s *Service) Register(ctx context.Context, p auth.Principal, r RegisterRequ
 		return nil, fault.New(fault.Invalid, "the URIs stand for too many patterns")
 	}
 	if r.IdempotencyKey != "" {
-		if again, err := s.registerAgain(ctx, cat, p, r); again != nil || err != nil {
+		if again, err := g.registerAgain(ctx, cat, p, r); again != nil || err != nil {
 			return again, err
 		}
 	}
@@ -82,25 +82,25 @@ func (s *Service) Register(ctx context.Context, p auth.Principal, r RegisterRequ
 		ID: newID(), Workspace: p.Workspace, Principal: p.ID, Origin: SEP1803,
 		EventURIs: slices.Clone(r.URIs), Patterns: patterns,
 		Target:  Target{URL: r.Target},
-		Created: s.now().UTC(), State: Active,
+		Created: g.now().UTC(), State: Active,
 	}
 	sub.rely(cat, grantOf(cat, p))
-	secret, key, err := s.freshSecret(sub)
+	secret, key, err := g.freshSecret(sub)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.verifyRegistration(ctx, p, sub, key); err != nil {
+	if err := g.verifyRegistration(ctx, p, sub, key); err != nil {
 		return nil, err
 	}
 	var extra []store.Op
 	if r.IdempotencyKey != "" {
 		extra = append(extra, store.Put(store.Item{
-			Key: idempotencyKey(p, r.IdempotencyKey), Value: []byte(sub.ID), Expires: s.now().Add(24 * time.Hour),
+			Key: idempotencyKey(p, r.IdempotencyKey), Value: []byte(sub.ID), Expires: g.now().Add(24 * time.Hour),
 		}, store.Absent()))
 	}
-	switch err := s.insert(ctx, cat, sub, extra...); {
+	switch err := g.Service.Records.insert(ctx, cat, sub, extra...); {
 	case errors.Is(err, store.ErrConflict) && r.IdempotencyKey != "":
-		again, err := s.registerAgain(ctx, cat, p, r) // a concurrent repetition was first
+		again, err := g.registerAgain(ctx, cat, p, r) // a concurrent repetition was first
 		if again == nil && err == nil {
 			err = fault.New(fault.Unavailable, "the registration raced with another; try again")
 		}
@@ -108,20 +108,20 @@ func (s *Service) Register(ctx context.Context, p auth.Principal, r RegisterRequ
 	case err != nil:
 		return nil, fault.Wrap(fault.Unavailable, err, "register")
 	}
-	s.notifyPrincipal(ctx, p.Workspace, p.ID)
+	g.Service.notifyPrincipal(ctx, p.Workspace, p.ID)
 	return &Registered{Subscription: sub, SecretType: sub.Target.Type, Secret: secret}, nil
 }
 
 // registerAgain answers a repeated registration: the same subscription with a
 // fresh secret, since the first answer may be lost and the secret is stored nowhere in clear.
 // What the principal holds now counts from here on.
-func (s *Service) registerAgain(ctx context.Context, cat *catalog.Catalog, p auth.Principal, r RegisterRequest) (*Registered, error) {
-	it, err := store.One(ctx, s.DB, idempotencyKey(p, r.IdempotencyKey), "read the idempotency key")
+func (g *Registrar) registerAgain(ctx context.Context, cat *catalog.Catalog, p auth.Principal, r RegisterRequest) (*Registered, error) {
+	it, err := store.One(ctx, g.Service.Records.DB, idempotencyKey(p, r.IdempotencyKey), "read the idempotency key")
 	if err != nil || it == nil {
 		return nil, err
 	}
 	var out *Registered
-	err = s.change(ctx, p.Workspace, p.ID, string(it.Value), func(sub *Subscription) error {
+	err = g.Service.Records.change(ctx, p.Workspace, p.ID, string(it.Value), func(sub *Subscription) error {
 		if sub == nil || sub.State == Disabled {
 			return fault.New(fault.Invalid, "the idempotency key belongs to a subscription that has ended")
 		}
@@ -130,13 +130,13 @@ func (s *Service) registerAgain(ctx context.Context, cat *catalog.Catalog, p aut
 		}
 		sub.Grant = grantOf(cat, p)
 		previous := sub.Target
-		secret, _, err := s.freshSecret(sub)
+		secret, _, err := g.freshSecret(sub)
 		if err != nil {
 			return err
 		}
-		sub.Target.Previous, sub.Target.PreviousUntil = previous.Secret, s.now().Add(rotationGrace).Unix()
+		sub.Target.Previous, sub.Target.PreviousUntil = previous.Secret, g.now().Add(rotationGrace).Unix()
 		out = &Registered{Subscription: sub, SecretType: sub.Target.Type, Secret: secret}
-		return s.update(ctx, sub)
+		return g.Service.Records.update(ctx, sub)
 	})
 	if err != nil {
 		return nil, err
@@ -146,25 +146,25 @@ func (s *Service) registerAgain(ctx context.Context, cat *catalog.Catalog, p aut
 
 // verifyRegistration makes sure that a target wants deliveries where the operator asks for that: SEP-1803 itself
 // does not (SRF-07).
-func (s *Service) verifyRegistration(ctx context.Context, p auth.Principal, sub *Subscription, key []byte) error {
-	if !s.Options.VerifyRegistrations {
+func (g *Registrar) verifyRegistration(ctx context.Context, p auth.Principal, sub *Subscription, key []byte) error {
+	if !g.Options.VerifyRegistrations {
 		return nil
 	}
-	err := s.verify(ctx, p, sub.Target.URL, sub.ID, key)
+	err := g.verify(ctx, p, sub.Target.URL, sub.ID, key)
 	if data := fault.DataOf(err); fault.Is(err, fault.Unavailable) && data != nil { // the target's fault, not ours
 		return fault.New(fault.Invalid, "the target was not verified: it must echo the challenge that it was sent").With(data)
 	}
 	return err
 }
 
-func (s *Service) freshSecret(sub *Subscription) (secret string, key []byte, err error) {
-	sub.Target.Type = s.options().Secret
+func (g *Registrar) freshSecret(sub *Subscription) (secret string, key []byte, err error) {
+	sub.Target.Type = g.Options.withDefaults().Secret
 	sub.Target.Secret = nil
 	if sub.Target.Type == None {
 		return "", nil, nil
 	}
-	secret, key = s.Targets.NewSecret(sub.Target.Type)
-	sealed, err := s.seal(sub, key)
+	secret, key = g.Targets.NewSecret(sub.Target.Type)
+	sealed, err := g.seal(sub, key)
 	if err != nil {
 		return "", nil, err
 	}
@@ -172,8 +172,8 @@ func (s *Service) freshSecret(sub *Subscription) (secret string, key []byte, err
 	return secret, key, nil
 }
 
-func (s *Service) seal(sub *Subscription, key []byte) ([]byte, error) {
-	sealed, err := s.Targets.Seal(key, sub.Binding())
+func (g *Registrar) seal(sub *Subscription, key []byte) ([]byte, error) {
+	sealed, err := g.Targets.Seal(key, sub.Binding())
 	return sealed, fault.Wrap(fault.Unavailable, err, "seal the secret")
 }
 
@@ -182,24 +182,11 @@ func (s *Subscription) Binding() Binding {
 	return Binding{Workspace: s.Workspace, Subscription: s.ID, Target: s.Target.URL}
 }
 
-func (s *Service) checkTarget(url string) error {
+func (g *Registrar) checkTarget(url string) error {
 	if len(url) > MaxTargetURL {
 		return fault.New(fault.Invalid, "the target URL is longer than %d bytes", MaxTargetURL).AtLimit("targetURL", MaxTargetURL)
 	}
-	return s.Targets.Check(url)
-}
-
-// Deregister ends a subscription of the caller. Unknown, malformed and other
-// principals' URIs are the same fault of kind NotFound.
-func (s *Service) Deregister(ctx context.Context, p auth.Principal, uri string) error {
-	if _, err := s.permit(ctx, p); err != nil {
-		return err
-	}
-	id, ok := ParseURI(uri)
-	if !ok {
-		return noSubscription()
-	}
-	return s.End(ctx, p.Workspace, p.ID, id)
+	return g.Targets.Check(url)
 }
 
 func newID() string {

@@ -61,6 +61,9 @@ func (o *outside) Seal(key []byte, _ Binding) ([]byte, error) {
 
 type fixture struct {
 	*Service
+	*Registrar
+	*Lists
+	*Sweeper
 	t       *testing.T
 	db      *sqlite.DB
 	outside *outside
@@ -85,11 +88,13 @@ func newFixture(t *testing.T, o Options) *fixture {
 		t.Fatal(err)
 	}
 	f := &fixture{t: t, db: db, outside: &outside{}, clock: time.Now().Truncate(time.Second)}
+	f.Lists = &Lists{DB: db, Now: func() time.Time { return f.clock }}
 	f.Service = &Service{
-		DB: db, Catalog: catalog.NewStatic(parse(t, patternCatalog)), Log: &eventlog.Log{DB: db}, Sealer: sealer,
-		Targets: f.outside, Options: o, Now: func() time.Time { return f.clock },
-		Ended: func(id string) { f.ended = append(f.ended, id) },
+		Records: Records{DB: db, Now: f.Now, Ended: func(id string) { f.ended = append(f.ended, id) }},
+		Catalog: catalog.NewStatic(parse(t, patternCatalog)), Log: &eventlog.Log{DB: db},
 	}
+	f.Registrar = &Registrar{Service: f.Service, Sealer: sealer, Targets: f.outside, Options: o}
+	f.Sweeper = &Sweeper{Service: f.Service}
 	return f
 }
 
@@ -210,7 +215,8 @@ func TestRegister(t *testing.T) {
 		}
 	})
 	t.Run("the quota is kept and named", func(t *testing.T) {
-		f := newFixture(t, Options{QuotaOf: quotaOf(2)})
+		f := newFixture(t, Options{})
+		f.Records.QuotaOf = quotaOf(2)
 		r := RegisterRequest{URIs: []string{build}, Target: "https://a.example/"}
 		first := f.register(alice, r)
 		f.register(alice, r)
@@ -343,8 +349,8 @@ func TestSubscribeThatRacesWithAnEnd(t *testing.T) {
 	r := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`)}
 	first := f.subscribe(r)
 	f.clock = f.clock.Add(time.Minute)
-	f.DB = &interrupted{DB: f.db, before: func() {
-		f.DB = f.db
+	f.Records.DB = &interrupted{DB: f.db, before: func() {
+		f.Records.DB = f.db
 		if err := f.Unsubscribe(t.Context(), alice, "github.push", r.Arguments, "https://chat.example/cb"); err != nil {
 			t.Error(err)
 		}

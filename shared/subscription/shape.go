@@ -62,14 +62,14 @@ func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []Sh
 // count adds n to the counters of the patterns of a subscription. Each is its
 // own write: the shape counters are shared by all subscribers of a workspace and must
 // not be part of anyone's transaction.
-func (s *Service) count(ctx context.Context, workspace string, patterns []Pattern, n int64) error {
+func (r *Records) count(ctx context.Context, workspace string, patterns []Pattern, n int64) error {
 	shapes := map[Shape]int64{}
 	for _, p := range patterns {
 		shapes[p.Shape] += n
 	}
 	for shape, d := range shapes {
 		op := store.Add(ShapesKey(workspace, shape.Scope), map[string]int64{"w_" + shape.Name: d}, nil)
-		if err := s.DB.Write(ctx, op); err != nil {
+		if err := r.DB.Write(ctx, op); err != nil {
 			return fault.Wrap(fault.Unavailable, err, "count the shapes of a subscription")
 		}
 	}
@@ -78,7 +78,7 @@ func (s *Service) count(ctx context.Context, workspace string, patterns []Patter
 		if n > 0 {
 			op.Item.Expires = headerStays
 		}
-		if err := s.DB.Write(ctx, op); err != nil {
+		if err := r.DB.Write(ctx, op); err != nil {
 			return fault.Wrap(fault.Unavailable, err, "count the subscribers of a pattern")
 		}
 		if n > 0 {
@@ -86,8 +86,8 @@ func (s *Service) count(ctx context.Context, workspace string, patterns []Patter
 		}
 		// This changes nothing once someone has counted up again, which takes the expiry back.
 		empty := store.Add(op.Item.Key, map[string]int64{headerCount: 0}, map[string]int64{headerCount: 0})
-		empty.Item.Expires = s.now().Add(headerLasts)
-		if err := s.DB.Write(ctx, empty); err != nil && !errors.Is(err, store.ErrConflict) {
+		empty.Item.Expires = r.now().Add(headerLasts)
+		if err := r.DB.Write(ctx, empty); err != nil && !errors.Is(err, store.ErrConflict) {
 			return fault.Wrap(fault.Unavailable, err, "let the header of an empty pattern expire")
 		}
 	}

@@ -6,6 +6,9 @@
 // subscription id, so that a range of them is one read. Open streams use the
 // patterns too, but leave no item, only interest.
 //
+// A [Registrar] makes subscriptions, a [Service] changes and ends them one by one, and a [Sweeper] ends those that
+// expired: all by way of [Records]. [Lists] have many of them at once.
+//
 // No HTTP, no AWS, no SQL enters here; what a subscription needs of the outside
 // (sealing, checking and verifying a target) are functions given by the wiring.
 // Go on in shared/delivery.
@@ -116,7 +119,7 @@ type Subscription struct {
 	Resumed int64 `json:"resd,omitempty"`
 	// Paused is when a person paused its deliveries, in microseconds since 1970; 0 when they are not.
 	Paused int64 `json:"pau,omitempty"`
-	// Marked is the state under which it is listed; see [Service.Select].
+	// Marked is the state under which it is listed; see [Lists.Select].
 	Marked State `json:"mk,omitempty"`
 	// Revision counts the writes of this record.
 	Revision int64 `json:"-"`

@@ -33,16 +33,18 @@ func (r *refusing) Write(ctx context.Context, ops ...store.Op) error {
 func TestTheSumOfAWorkspace(t *testing.T) {
 	request := RegisterRequest{URIs: []string{build}, Target: "https://a.example/"}
 	limited := func(t *testing.T, quota int64, sum *int64) *fixture {
-		return newFixture(t, Options{QuotaOf: quotaOf(quota), SumOf: func(_ context.Context, workspace string) int64 {
+		f := newFixture(t, Options{})
+		f.Records.QuotaOf, f.Records.SumOf = quotaOf(quota), func(_ context.Context, workspace string) int64 {
 			if workspace == "default" {
 				return *sum
 			}
 			return 0
-		}})
+		}
+		return f
 	}
 	used := func(t *testing.T, f *fixture, want int64) {
 		t.Helper()
-		if got, err := f.Used(t.Context(), "default", ""); err != nil || got != want {
+		if got, err := Used(t.Context(), f.db, "default", ""); err != nil || got != want {
 			t.Errorf("the sum is %d, %v; want %d", got, err, want)
 		}
 	}
@@ -123,9 +125,9 @@ func TestTheSumOfAWorkspace(t *testing.T) {
 		if n, err := f.CountStates(t.Context(), "default", 100); err != nil || n[Active] != 1 {
 			t.Errorf("the lists have %v, %v", n, err)
 		}
-		f.Options.QuotaOf = quotaOf(5)
+		f.Records.QuotaOf = quotaOf(5)
 		db := &refusing{DB: f.db, err: fault.New(fault.Invalid, "no")}
-		f.DB = db
+		f.Records.DB = db
 		if _, err := f.Register(t.Context(), alice, request); err == nil {
 			t.Error("registered without a record")
 		}

@@ -29,27 +29,22 @@ func expiryPartition(shard int, minute time.Time) string {
 }
 
 // expiryKey is the entry by which the sweep finds a subscription that expires.
-func (s *Service) expiryKey(sub *Subscription) store.Key {
-	return store.Key{Table: store.Subscriptions, Partition: s.expiryPartition(sub), Sort: sub.ID}
-}
-
-// expiryPartition is where that lies.
-func (s *Service) expiryPartition(sub *Subscription) string {
+func (s *Subscription) expiryKey() store.Key {
 	h := fnv.New32a()
-	h.Write([]byte(sub.ID))
-	return expiryPartition(int(h.Sum32()%sweepShards), sub.Until)
+	h.Write([]byte(s.ID))
+	return store.Key{Table: store.Subscriptions, Partition: expiryPartition(int(h.Sum32()%sweepShards), s.Until), Sort: s.ID}
 }
 
 // expiryOps are the entries that let the sweep find the subscription.
-func (s *Service) expiryOps(sub *Subscription) []store.Op {
-	if sub.Until.IsZero() {
+func (s *Subscription) expiryOps() []store.Op {
+	if s.Until.IsZero() {
 		return nil
 	}
-	value, _ := json.Marshal(expiry{sub.Workspace, sub.Principal})
+	value, _ := json.Marshal(expiry{s.Workspace, s.Principal})
 	return []store.Op{store.Put(store.Item{
-		Key:     s.expiryKey(sub),
+		Key:     s.expiryKey(),
 		Value:   value,
-		Expires: sub.Until.Add(expiryKept),
+		Expires: s.Until.Add(expiryKept),
 	})}
 }
 
@@ -62,14 +57,23 @@ var (
 // expiryKept is for how long after its minute an entry waits for the sweep.
 const expiryKept = 7 * 24 * time.Hour
 
+// Sweeper removes subscriptions whose time is over.
+type Sweeper struct {
+	Service *Service
+	// DeadLetter dead-letters an item that cannot be decoded.
+	DeadLetter func(ctx context.Context, it *store.Item, reason error) error
+	// SaveEvery is that of [periodic.Minutes].
+	SaveEvery time.Duration
+}
+
 // Sweep removes subscriptions that expired since the last one, and reports how many. It
 // goes on where it was interrupted.
-func (s *Service) Sweep(ctx context.Context) (removed int, err error) {
-	position := periodic.Minutes{DB: s.DB, Key: sweepKey, Before: sweepKeyBefore, CatchUp: expiryKept, SaveEvery: s.SaveEvery}
-	err = position.Walk(ctx, s.now(), func(ctx context.Context, minute time.Time) error {
+func (w *Sweeper) Sweep(ctx context.Context) (removed int, err error) {
+	position := periodic.Minutes{DB: w.Service.Records.DB, Key: sweepKey, Before: sweepKeyBefore, CatchUp: expiryKept, SaveEvery: w.SaveEvery}
+	err = position.Walk(ctx, w.Service.Records.now(), func(ctx context.Context, minute time.Time) error {
 		var errs []error
 		for shard := range sweepShards {
-			n, err := s.sweepPartition(ctx, expiryPartition(shard, minute))
+			n, err := w.sweepPartition(ctx, expiryPartition(shard, minute))
 			removed += n
 			errs = append(errs, err)
 		}
@@ -78,10 +82,10 @@ func (s *Service) Sweep(ctx context.Context) (removed int, err error) {
 	return removed, err
 }
 
-func (s *Service) sweepPartition(ctx context.Context, part string) (removed int, err error) {
+func (w *Sweeper) sweepPartition(ctx context.Context, part string) (removed int, err error) {
 	partition := store.Key{Table: store.Subscriptions, Partition: part}
-	err = store.Each(ctx, s.DB, partition, "list expired subscriptions", func(it *store.Item) error {
-		gone, err := s.sweepOne(ctx, it)
+	err = store.Each(ctx, w.Service.Records.DB, partition, "list expired subscriptions", func(it *store.Item) error {
+		gone, err := w.sweepOne(ctx, it)
 		if err == nil && gone {
 			removed++
 		}
@@ -92,45 +96,38 @@ func (s *Service) sweepPartition(ctx context.Context, part string) (removed int,
 
 // sweepOne handles one entry. What cannot be decoded, itself or its subscription, is
 // dead-lettered.
-func (s *Service) sweepOne(ctx context.Context, it *store.Item) (gone bool, err error) {
+func (w *Sweeper) sweepOne(ctx context.Context, it *store.Item) (gone bool, err error) {
 	var e expiry
 	if err := json.Unmarshal(it.Value, &e); err != nil {
-		return false, s.deadLetter(ctx, it, fault.Wrap(fault.Invalid, err, "the expiry entry cannot be decoded"))
+		return false, w.DeadLetter(ctx, it, fault.Wrap(fault.Invalid, err, "the expiry entry cannot be decoded"))
 	}
-	gone, later, err := s.expire(ctx, e, it.Sort, it.Partition)
+	gone, later, err := w.expire(ctx, e, it.Sort, it.Partition)
 	switch {
 	case errors.Is(err, ErrUndecodable):
-		return false, s.deadLetter(ctx, it, err)
+		return false, w.DeadLetter(ctx, it, err)
 	case err != nil || later:
 		return gone, err
 	}
-	return gone, fault.Wrap(fault.Unavailable, s.DB.Write(ctx, store.Delete(it.Key)), "remove an expiry entry")
-}
-
-func (s *Service) deadLetter(ctx context.Context, it *store.Item, reason error) error {
-	if s.DeadLetter == nil {
-		return reason
-	}
-	return s.DeadLetter(ctx, it, reason)
+	return gone, fault.Wrap(fault.Unavailable, w.Service.Records.DB.Write(ctx, store.Delete(it.Key)), "remove an expiry entry")
 }
 
 // expire removes a subscription whose time is over. One that ends later in the
 // minute of its entry, or was written meanwhile, is left for another sweep.
-func (s *Service) expire(ctx context.Context, e expiry, id, part string) (gone, later bool, err error) {
-	sub, err := s.load(ctx, e.Workspace, e.Principal, id)
+func (w *Sweeper) expire(ctx context.Context, e expiry, id, part string) (gone, later bool, err error) {
+	sub, err := w.Service.Records.load(ctx, e.Workspace, e.Principal, id)
 	if err != nil || sub == nil {
 		return false, false, err
 	}
-	if !s.lapsed(sub) {
-		return false, !sub.Until.IsZero() && s.expiryPartition(sub) == part, nil
+	if !sub.lapsed(w.Service.Records.now()) {
+		return false, !sub.Until.IsZero() && sub.expiryKey().Partition == part, nil
 	}
-	err = s.remove(ctx, sub, false)
+	err = w.Service.Records.remove(ctx, sub, false)
 	if errors.Is(err, store.ErrConflict) {
 		return false, true, nil
 	}
 	if err != nil {
 		return false, false, err
 	}
-	s.notifyPrincipal(ctx, e.Workspace, e.Principal)
+	w.Service.notifyPrincipal(ctx, e.Workspace, e.Principal)
 	return true, false, nil
 }

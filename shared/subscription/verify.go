@@ -18,24 +18,24 @@ import (
 
 // verify makes sure that the target wants deliveries for this principal, by a
 // challenge unless it is known (EVX-12).
-func (s *Service) verify(ctx context.Context, p auth.Principal, target, id string, key []byte) error {
-	if slices.ContainsFunc(s.Options.VerifiedTargets, func(prefix string) bool { return strings.HasPrefix(target, prefix) }) {
+func (g *Registrar) verify(ctx context.Context, p auth.Principal, target, id string, key []byte) error {
+	if slices.ContainsFunc(g.Options.VerifiedTargets, func(prefix string) bool { return strings.HasPrefix(target, prefix) }) {
 		return nil
 	}
 	h := sha256.Sum256([]byte(target))
 	record := store.Key{
 		Table: store.Subscriptions, Partition: "v#" + p.Workspace + "#" + p.ID, Sort: hex.EncodeToString(h[:]),
 	}
-	if known, err := store.One(ctx, s.DB, record, "read the verification"); err != nil || known != nil {
+	if known, err := store.One(ctx, g.Service.Records.DB, record, "read the verification"); err != nil || known != nil {
 		return err
 	}
-	if err := s.countVerification(ctx, target); err != nil {
+	if err := g.countVerification(ctx, target); err != nil {
 		return err
 	}
-	if err := s.Targets.Verify(ctx, target, id, key); err != nil {
+	if err := g.Targets.Verify(ctx, target, id, key); err != nil {
 		return err
 	}
-	err := s.DB.Write(ctx, store.Put(store.Item{Key: record, Expires: s.now().Add(verificationTTL)}))
+	err := g.Service.Records.DB.Write(ctx, store.Put(store.Item{Key: record, Expires: g.now().Add(verificationTTL)}))
 	return fault.Wrap(fault.Unavailable, err, "record the verification")
 }
 
@@ -43,17 +43,17 @@ func (s *Service) verify(ctx context.Context, p auth.Principal, target, id strin
 // (webhook.Options.Challenges), or a fleet would be an amplifier (SRF-07).
 const maxVerifications = 160
 
-func (s *Service) countVerification(ctx context.Context, target string) error {
+func (g *Registrar) countVerification(ctx context.Context, target string) error {
 	u, err := url.Parse(target)
 	if err != nil {
 		return fault.New(fault.Invalid, "the target is no URL") // Check has refused it
 	}
-	now, h := s.now(), sha256.Sum256([]byte(strings.ToLower(u.Hostname())))
+	now, h := g.now(), sha256.Sum256([]byte(strings.ToLower(u.Hostname())))
 	op := store.Add(store.Key{
 		Table: store.Subscriptions, Partition: "vh#" + hex.EncodeToString(h[:]), Sort: fmt.Sprint(now.Unix() / 60),
 	}, map[string]int64{"n": 1}, map[string]int64{"n": maxVerifications})
 	op.Item.Expires = now.Add(2 * time.Minute)
-	if err := s.DB.Write(ctx, op); errors.Is(err, store.ErrConflict) {
+	if err := g.Service.Records.DB.Write(ctx, op); errors.Is(err, store.ErrConflict) {
 		return fault.New(fault.Exhausted, "too many verifications of this host; try again later").
 			AtLimit("verificationsPerHost", maxVerifications)
 	} else if err != nil {

@@ -44,8 +44,8 @@ func DecodeStatus(it *store.Item) (Status, error) {
 	return s, fault.Wrap(fault.Internal, json.Unmarshal(it.Value, &s), "decode the status of a subscription")
 }
 
-func (s *Service) status(ctx context.Context, workspace, id string) (Status, error) {
-	it, err := store.One(ctx, s.DB, StatusKey(workspace, id), "read the status of a subscription")
+func statusOf(ctx context.Context, db store.DB, workspace, id string) (Status, error) {
+	it, err := store.One(ctx, db, StatusKey(workspace, id), "read the status of a subscription")
 	if err != nil {
 		return Status{}, err
 	}
@@ -68,8 +68,8 @@ type View struct {
 
 // List returns the caller's subscriptions in the order of their ids, from after
 // after; next is "" at the end.
-func (s *Service) List(ctx context.Context, p auth.Principal, after string, limit int) (views []View, next string, err error) {
-	page, err := s.DB.Query(ctx, store.Query{
+func (l *Lists) List(ctx context.Context, p auth.Principal, after string, limit int) (views []View, next string, err error) {
+	page, err := l.DB.Query(ctx, store.Query{
 		Table: store.Subscriptions, Partition: recordKey(p.Workspace, p.ID, "-").Partition, After: after, Limit: limit,
 	})
 	if err != nil {
@@ -80,7 +80,7 @@ func (s *Service) List(ctx context.Context, p auth.Principal, after string, limi
 		if err != nil {
 			return nil, "", err
 		}
-		if s.lapsed(sub) {
+		if sub.lapsed(l.now()) {
 			continue
 		}
 		views = append(views, sub.view())
@@ -93,13 +93,13 @@ func (s *Service) List(ctx context.Context, p auth.Principal, after string, limi
 
 // Read returns one of the caller's subscriptions with its delivery status.
 // Another principal's looks exactly like one that does not exist.
-func (s *Service) Read(ctx context.Context, p auth.Principal, uri string) (*View, error) {
+func (l *Lists) Read(ctx context.Context, p auth.Principal, uri string) (*View, error) {
 	unknown := fault.New(fault.NotFound, "resource not found").With(map[string]any{"uri": uri})
 	id, ok := ParseURI(uri)
 	if !ok {
 		return nil, unknown
 	}
-	items, err := s.DB.Get(ctx, recordKey(p.Workspace, p.ID, id), StatusKey(p.Workspace, id))
+	items, err := l.DB.Get(ctx, recordKey(p.Workspace, p.ID, id), StatusKey(p.Workspace, id))
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read the subscription")
 	}
@@ -110,7 +110,7 @@ func (s *Service) Read(ctx context.Context, p auth.Principal, uri string) (*View
 	if err != nil {
 		return nil, err
 	}
-	if s.lapsed(sub) {
+	if sub.lapsed(l.now()) {
 		return nil, unknown
 	}
 	v := sub.view()
@@ -120,8 +120,9 @@ func (s *Service) Read(ctx context.Context, p auth.Principal, uri string) (*View
 	return &v, nil
 }
 
-func (s *Service) lapsed(sub *Subscription) bool {
-	return !sub.Until.IsZero() && !s.now().Before(sub.Until)
+// lapsed reports whether its time is over.
+func (s *Subscription) lapsed(now time.Time) bool {
+	return !s.Until.IsZero() && !now.Before(s.Until)
 }
 
 func (s *Subscription) view() View {

@@ -9,27 +9,27 @@ import (
 
 // advanced is the cursor for the deliveries of a subscription from now on: the one it has, moved
 // to where nothing up to it is still to be delivered, as far as that is known.
-func (s *Service) advanced(ctx context.Context, sub *Subscription) string {
-	if s.Watermark == nil || sub.State != Active || sub.Owed != 0 {
+func (g *Registrar) advanced(ctx context.Context, sub *Subscription) string {
+	if g.Watermark == nil || sub.State != Active || sub.Owed != 0 {
 		return sub.Cursor
 	}
-	c, err := s.Sealer.Open(sub.Workspace, sub.Cursor)
+	c, err := g.Sealer.Open(sub.Workspace, sub.Cursor)
 	if err == nil {
-		c, err = s.watermark(ctx, sub, c)
+		c, err = g.watermark(ctx, sub, c)
 	}
 	if err != nil {
 		slog.WarnContext(ctx, "cursor not advanced", "subscription", sub.ID, "error", err)
 		return sub.Cursor
 	}
-	return s.Sealer.Seal(sub.Workspace, c)
+	return g.Sealer.Seal(sub.Workspace, c)
 }
 
-func (s *Service) watermark(ctx context.Context, sub *Subscription, had eventlog.Cursor) (eventlog.Cursor, error) {
-	now, end := s.now(), s.Log.Position()
-	if !s.DB.Ordered() {
+func (g *Registrar) watermark(ctx context.Context, sub *Subscription, had eventlog.Cursor) (eventlog.Cursor, error) {
+	now, end := g.now(), g.Service.Log.Position()
+	if !g.Service.Records.DB.Ordered() {
 		end -= eventlog.Window.Microseconds() // no key up to it will be committed any more
 	}
-	settled, open, err := s.Watermark.Settled(ctx, sub.Workspace, sub.ID)
+	settled, open, err := g.Watermark.Settled(ctx, sub.Workspace, sub.ID)
 	if err != nil || sub.Replayed > settled && sub.Replayed != 0 {
 		return had, err
 	}
@@ -42,7 +42,7 @@ func (s *Service) watermark(ctx context.Context, sub *Subscription, had eventlog
 	}
 	// Nothing is open. If the log has nothing after the cursor either, then nothing is on its way:
 	// what has left the log was with dispatch for the whole retention.
-	quiet, err := s.nothingAfter(ctx, sub, c.At)
+	quiet, err := g.nothingAfter(ctx, sub, c.At)
 	if err != nil || !quiet {
 		return c, err
 	}
@@ -50,12 +50,12 @@ func (s *Service) watermark(ctx context.Context, sub *Subscription, had eventlog
 }
 
 // nothingAfter reports whether the log holds no event of the subscription's patterns after a position.
-func (s *Service) nothingAfter(ctx context.Context, sub *Subscription, at int64) (bool, error) {
+func (g *Registrar) nothingAfter(ctx context.Context, sub *Subscription, at int64) (bool, error) {
 	for _, p := range sub.Patterns {
-		for _, part := range p.Partitions(s.Log, sub.Workspace) {
-			after := at - s.Log.LookBack(part).Microseconds()
+		for _, part := range p.Partitions(g.Service.Log, sub.Workspace) {
+			after := at - g.Service.Log.LookBack(part).Microseconds()
 			for more := true; more; {
-				entries, rest, next, err := s.Log.Read(ctx, part, after, 1)
+				entries, rest, next, err := g.Service.Log.Read(ctx, part, after, 1)
 				if err != nil || len(entries) > 0 {
 					return false, err
 				}

@@ -42,15 +42,12 @@ func Guard(c *app.Core) *webhook.Guard {
 	return g
 }
 
-// Register is [app.Core.Subscriptions] of those who make subscriptions: sender verifies endpoints, sealer seals their
-// secrets, and cursors their cursors.
-func Register(c *app.Core, sender *webhook.Sender, sealer *webhook.Sealer, cursors *eventlog.Sealer) *subscription.Service {
-	s := c.Subscriptions()
-	s.Sealer = cursors
-	s.Targets = targets.Targets{Sender: sender, Sealer: sealer}
-	s.Replay = &delivery.Replayer{Log: c.EventLog, Queue: c.Queues}
-	s.Watermark = &delivery.Watermark{DB: c.DB}
-	return s
+// Register makes subscriptions: sender verifies endpoints, sealer seals their secrets, and cursors their cursors.
+func Register(c *app.Core, subs *subscription.Service, sender *webhook.Sender, sealer *webhook.Sealer, cursors *eventlog.Sealer) *subscription.Registrar {
+	return &subscription.Registrar{
+		Service: subs, Sealer: cursors, Targets: targets.Targets{Sender: sender, Sealer: sealer}, Options: c.Registrations(),
+		Replay: &delivery.Replayer{Log: c.EventLog, Queue: c.Queues}, Watermark: &delivery.Watermark{DB: c.DB},
+	}
 }
 
 // Deliveries are the rules of attempts, as the operator set them.
@@ -68,7 +65,7 @@ func Deliveries(l config.Limits) delivery.Options {
 func Terminator(c *app.Core, subs *subscription.Service) *delivery.Terminator {
 	directory, _ := c.Auth.(auth.Directory)
 	return &delivery.Terminator{
-		Queue: c.Queues, Subscriptions: subs, ErrorObject: app.EventCodes(c.Limits).ErrorObject, Plain: c.Limits.PlainTargets, Log: c.Log,
+		Queue: c.Queues, Subscriptions: subs, Lists: &subscription.Lists{DB: c.DB}, ErrorObject: app.EventCodes(c.Limits).ErrorObject, Plain: c.Limits.PlainTargets, Log: c.Log,
 		Review: &subscription.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory},
 	}
 }
@@ -83,12 +80,13 @@ func Dispatch(c *app.Core, subs *subscription.Service, terminator *delivery.Term
 	})
 }
 
-// Admin is what the operators' API is made of. Subs need not be able to make subscriptions; nothing is attempted here.
+// Admin is what the operators' API is made of. Nothing is attempted here.
 func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operations, replays *delivery.Replays, set *switches.Set) admin.Options {
-	eraser := &erase.Eraser{DB: c.DB, Subscriptions: subs, Operations: operations, Replays: replays, Trail: &audit.Trail{DB: c.DB}}
+	lists := &subscription.Lists{DB: c.DB}
+	eraser := &erase.Eraser{DB: c.DB, Subscriptions: subs, Lists: lists, Operations: operations, Replays: replays, Trail: &audit.Trail{DB: c.DB}}
 	return admin.Options{
 		Eraser: eraser,
-		Auth:   c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, DB: c.DB, Subscriptions: subs,
+		Auth:   c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, DB: c.DB, Subscriptions: subs, Lists: lists,
 		Operations: operations, Replays: replays, Switches: set, Events: c.EventLog, Catalogs: c.Catalogs, Sources: c.Config,
 		Kept: delivery.Records(cmp.Or(c.Limits.DeliveryLog, string(delivery.RecordFailures))), Most: c.Most, Limited: c.Metrics.LimitReached, Log: c.Log,
 		Backends: func(ctx context.Context, workspace string) (list []admin.Backend, err error) {
@@ -154,9 +152,12 @@ func Switches(c *app.Core, alone bool) *switches.Set {
 	return &switches.Set{DB: c.DB, Queue: c.Queues, Alone: alone}
 }
 
-// Retry moves what is due to the slow lane. It has subs dead-letter what it cannot read when it
-// removes what has expired.
-func Retry(c *app.Core, subs *subscription.Service) *delivery.Retry {
-	subs.DeadLetter = delivery.DeadLetterItem(c.DB, c.Queues, time.Now, c.Log)
+// Retry moves what is due to the slow lane.
+func Retry(c *app.Core) *delivery.Retry {
 	return &delivery.Retry{DB: c.DB, Queue: c.Queues, Log: c.Log}
+}
+
+// Expiry removes subscriptions that expired, and dead-letters what it cannot read.
+func Expiry(c *app.Core, subs *subscription.Service) *subscription.Sweeper {
+	return &subscription.Sweeper{Service: subs, DeadLetter: delivery.DeadLetterItem(c.DB, c.Queues, time.Now, c.Log)}
 }

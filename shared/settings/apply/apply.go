@@ -54,7 +54,8 @@ func Deployment(db store.DB, counts bool) *Target {
 		catalogs := catalog.NewStored(db, nil, nil)
 		// Without a directory: whose key is gone counts until the audit ends its subscriptions.
 		t.Endings = (&delivery.Terminator{
-			Subscriptions: &subscription.Service{DB: db, Catalog: catalogs},
+			Subscriptions: &subscription.Service{Records: subscription.Records{DB: db}},
+			Lists:         &subscription.Lists{DB: db},
 			Review:        &subscription.Review{DB: db, Catalog: catalogs},
 		}).Endings
 	}

@@ -1,0 +1,65 @@
+package subscription
+
+import (
+	"context"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/store"
+)
+
+// SetPaused pauses the deliveries of a subscription, or resumes them, in one write with what also
+// does. It reports false, and writes nothing, if that is so already.
+func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string, paused bool, also ...store.Op) (changed bool, err error) {
+	err = s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
+		if sub == nil || sub.State == Disabled {
+			return noSubscription()
+		}
+		if changed = (sub.Paused != 0) != paused; !changed {
+			return nil
+		}
+		if paused {
+			sub.Paused = s.Records.now().UnixMicro()
+		} else {
+			sub.Paused, sub.Resumed = 0, s.Records.now().Unix()
+		}
+		return s.Records.update(ctx, sub, also...)
+	})
+	if err == nil && changed {
+		s.notifyPrincipal(ctx, workspace, principal)
+	}
+	return changed, err
+}
+
+// PausedSince is when a person paused the subscription; zero when it is not.
+func (s *Subscription) PausedSince() time.Time {
+	if s.Paused == 0 {
+		return time.Time{}
+	}
+	return time.UnixMicro(s.Paused).UTC()
+}
+
+// Suspend stops the deliveries of a subscription that fail nearly all, until a
+// refresh. What is published meanwhile is owed to it.
+func (s *Service) Suspend(ctx context.Context, workspace, principal, id string) error {
+	suspended := false
+	err := s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
+		if suspended = sub != nil && sub.State == Active; !suspended {
+			return nil
+		}
+		for _, p := range sub.Patterns { // so that the log has what is published from now on
+			if _, err := Interested(ctx, s.Records.DB, s.Log, workspace, p); err != nil {
+				return err
+			}
+		}
+		sub.State, sub.Reason = Suspended, "nearly all deliveries of an hour failed"
+		sub.Suspended = s.Records.now().UnixMicro()
+		if sub.Owed == 0 {
+			sub.Owed = max(s.Log.Position(), 1) // 0 is nothing
+		}
+		return s.Records.update(ctx, sub)
+	})
+	if err == nil && suspended {
+		s.notifySubscription(ctx, workspace, id, Suspended)
+	}
+	return err
+}

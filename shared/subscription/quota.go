@@ -1,0 +1,75 @@
+package subscription
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
+)
+
+// DefaultQuota is how many subscriptions a principal may have.
+const DefaultQuota = 1000
+
+const quotaCount = "n"
+
+func quotaKey(workspace, principal string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "q#" + workspace + "#" + principal, Sort: "-"}
+}
+
+// sumKey has how many subscriptions all principals of a workspace have. No principal is without a name.
+func sumKey(workspace string) store.Key { return quotaKey(workspace, "") }
+
+// countSum adds to the sum of a workspace, up to its quota.
+func (r *Records) countSum(ctx context.Context, workspace string, n int64) error {
+	op := store.Add(sumKey(workspace), map[string]int64{quotaCount: n}, nil)
+	var most int64
+	if n > 0 && r.SumOf != nil {
+		most = r.SumOf(ctx, workspace)
+	}
+	if most > 0 {
+		op.Limits = map[string]int64{quotaCount: most}
+	}
+	err := r.DB.Write(ctx, op)
+	if errors.Is(err, store.ErrConflict) {
+		return fault.New(fault.Exhausted, "the limit of %d subscriptions of the workspace is reached", most).AtLimit("workspaceSubscriptions", float64(most))
+	}
+	return fault.Wrap(fault.Unavailable, err, "count the subscriptions of the workspace")
+}
+
+// lowerSum takes one off, also if the caller is gone.
+func (r *Records) lowerSum(ctx context.Context, workspace string) {
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if err := r.countSum(undo, workspace, -1); err != nil {
+		slog.WarnContext(ctx, "subscription counters too high", "error", err)
+	}
+}
+
+// full is an error of kind Exhausted if the principal has as many subscriptions as it may.
+func (r *Records) full(ctx context.Context, sub *Subscription) error {
+	used, err := Used(ctx, r.DB, sub.Workspace, sub.Principal)
+	if quota := r.quota(ctx, sub.Workspace, sub.Principal); err == nil && used >= quota {
+		err = fault.New(fault.Exhausted, "the limit of %d subscriptions is reached", quota).AtLimit("subscriptions", float64(quota))
+	}
+	return err
+}
+
+// quota is how many subscriptions a principal may have.
+func (r *Records) quota(ctx context.Context, workspace, principal string) int64 {
+	if r.QuotaOf == nil {
+		return DefaultQuota
+	}
+	return r.QuotaOf(ctx, workspace, principal)
+}
+
+// Used is how many subscriptions count towards the quota of a principal; with "", towards that of the workspace.
+func Used(ctx context.Context, db store.DB, workspace, principal string) (int64, error) {
+	it, err := store.One(ctx, db, quotaKey(workspace, principal), "read a quota")
+	if err != nil || it == nil {
+		return 0, err
+	}
+	return max(0, it.Counts[quotaCount]), nil
+}
