@@ -25,14 +25,17 @@ export SAM_CLI_TELEMETRY := 0
 
 # The SQLite of modernc.org is C made into Go: with the race detector it takes ten times as long, which would find
 # no fault of ours. What a debugger needs would be a fifth of the time that the compiler takes. Without the folder's path in
-# it, a package that another clone compiled is not compiled again.
-export GOFLAGS := $(GOFLAGS) -trimpath -gcflags=all=-dwarf=false '-gcflags=modernc.org/...=-dwarf=false -race=false'
+# it, a package that another clone compiled is not compiled again. Nor is one of a make within a test of this make, which has them already.
+GIVEN := $(GOFLAGS)
+FLAGS := -trimpath -gcflags=all=-dwarf=false '-gcflags=modernc.org/...=-dwarf=false -race=false'
+export GOFLAGS := $(GIVEN) $(if $(findstring $(FLAGS),$(GIVEN)),,$(FLAGS))
 
 # A process with the race detector sleeps a second before it ends; the tests end hundreds.
 export GORACE := atexit_sleep_ms=50 $(GORACE)
 
 # What is shipped has no cgo; only the race detector needs it. With one setting for tests, linters, servers
 # and functions a package is compiled once for all of them.
+GIVEN_CGO := $(CGO_ENABLED)
 export CGO_ENABLED := 0
 
 .PHONY: help
@@ -40,6 +43,9 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: run
+# Compiled as "go install", which comes next in the README, compiles it.
+run: export GOFLAGS := $(GIVEN)
+run: export CGO_ENABLED := $(GIVEN_CGO)
 run: ## serve the sample catalog on 127.0.0.1:8080 (development: any webhook target)
 	go run ./cmd/mcpevents serve --addr $(ADDR) --data data --catalog catalog.yaml --allow-insecure-targets
 

@@ -20,7 +20,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -53,8 +52,7 @@ func TestTheCommandsOfThePagesWork(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			makes := slices.ContainsFunc(p.Blocks, func(b page.Block) bool { return b.Language() == "sh" && strings.Contains(b.Text, "make ") })
-			s := openShell(t, clone(t), makes)
+			s := openShell(t, clone(t))
 			ran := 0
 			for _, b := range p.Blocks {
 				at := fmt.Sprintf("%s:%d", name, b.Line)
@@ -117,17 +115,15 @@ type shell struct {
 	steps int
 }
 
-// openShell starts it, with the installed binary first in PATH. If the page makes something, go gets its flags from make:
-// what make adds twice is compiled anew.
-func openShell(t *testing.T, dir string, makes bool) *shell {
+// openShell starts it, with the installed binary first in PATH.
+func openShell(t *testing.T, dir string) *shell {
 	t.Helper()
 	main, second, receiver := freePort(t), freePort(t), freePort(t)
 	bin := t.TempDir()
 	cmd := exec.Command("bash", "-eu", "-o", "pipefail")
 	cmd.Dir = dir
 	for _, kv := range os.Environ() {
-		if !strings.HasPrefix(kv, "MCPEVENTS_") && !strings.HasPrefix(kv, "AWS_") &&
-			!strings.HasPrefix(kv, "MAKE") && !(makes && strings.HasPrefix(kv, "GOFLAGS=")) {
+		if !strings.HasPrefix(kv, "MCPEVENTS_") && !strings.HasPrefix(kv, "AWS_") && !strings.HasPrefix(kv, "MAKE") {
 			cmd.Env = append(cmd.Env, kv)
 		}
 	}
