@@ -23,30 +23,20 @@ func (s *Service) Deregister(ctx context.Context, p auth.Principal, uri string) 
 	return s.End(ctx, p.Workspace, p.ID, id)
 }
 
-// Unsubscribe ends the subscription with this identity. It is idempotent.
+// Unsubscribe ends the subscription with this identity. It is idempotent. The event type may be gone from the
+// catalog, or refuse by now such arguments as the subscription has.
 func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage, url string) error {
-	cat, err := s.permitEvents(ctx, p)
-	if err != nil {
+	if _, err := s.permitEvents(ctx, p); err != nil {
 		return err
 	}
 	if len(url) > MaxTargetURL {
 		return fault.New(fault.Invalid, "delivery.url is longer than %d bytes", MaxTargetURL).AtLimit("targetURL", MaxTargetURL)
 	}
-	var args json.RawMessage
-	if entry := cat.ByName(name); entry != nil {
-		var selection Selection
-		selection, err = Select(entry, arguments)
-		args = selection.Arguments
-	} else {
-		// The event type may be gone from the catalog; its subscriptions can still be ended.
-		var members map[string]json.RawMessage
-		members, err = objectOf(arguments)
-		args = canonicalJSON(members)
-	}
+	members, err := objectOf(arguments)
 	if err != nil {
 		return err
 	}
-	err = s.End(ctx, p.Workspace, p.ID, derivedID(p, url, name, args))
+	err = s.End(ctx, p.Workspace, p.ID, derivedID(p, url, name, canonicalJSON(members)))
 	if fault.Is(err, fault.NotFound) && !s.UnknownUnsubscribe {
 		return nil
 	}

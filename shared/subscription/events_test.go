@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
@@ -259,6 +261,17 @@ func TestSubscribe(t *testing.T) {
 		f.UnknownUnsubscribe = true
 		if err := f.Unsubscribe(t.Context(), alice, "github.push", args(`{}`), "https://chat.example/cb"); !fault.Is(err, fault.NotFound) {
 			t.Errorf("as SEP-3415 has it: %v", err)
+		}
+	})
+	t.Run("EVX-15 unsubscribe with arguments that the event type refuses by now", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"a"}`)})
+		f.Catalog = catalog.NewStatic(parse(t, strings.ReplaceAll(patternCatalog, "owner", "org")))
+		if err := f.Unsubscribe(t.Context(), alice, "github.push", args(`{"owner":"a"}`), "https://chat.example/cb"); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(f.subscribers("event://github/a/*/push")); n != 0 {
+			t.Errorf("%d subscribers", n)
 		}
 	})
 }
