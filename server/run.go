@@ -56,7 +56,7 @@ func (s *Server) run(ctx context.Context, r roles) {
 	s.work(ctx, queue.Dead, r.operations.File, queue.ConsumeOptions{})
 	s.workers.Go(func() {
 		periodic.Every(ctx, time.Minute, s.core.Log, periodic.Job{Name: "due retries", Run: r.retry.Run},
-			periodic.Job{Name: "resumed deliveries", Run: r.switches.Release},
+			periodic.Job{Name: "resumed deliveries", Run: r.switches.Requeue},
 			periodic.Job{Name: "erasures", Run: r.operations.SweepErased},
 			periodic.Job{Name: "expiry", Run: r.expiry.Sweep}, periodic.Job{Name: "audit", Run: s.terminator.Audit})
 	})

@@ -21,7 +21,7 @@ func main() {
 	operations := webhooks.Operations(&p.Core)
 	jobs := []periodic.Job{
 		{Name: "due retries", Run: webhooks.Retry(&p.Core).Run},
-		{Name: "resumed deliveries", Run: webhooks.Switches(&p.Core, false).Release},
+		{Name: "resumed deliveries", Run: webhooks.Switches(&p.Core, false).Requeue},
 		{Name: "replays", Run: webhooks.Replays(&p.Core, subscriptions, operations).Run},
 		{Name: "dead letters", Run: p.Dead(operations.File)},
 		{Name: "erasures", Run: operations.SweepErased},

@@ -129,6 +129,6 @@ func (h *switchHandlers) remove(c *call) (any, error) {
 
 // release begins to bring back what waits for a switch; the job of every minute goes on with it.
 func release(c *call, set *switches.Set, name switches.Name) error {
-	_, err := set.ReleaseOf(c.Context(), c.who.Workspace, name)
+	_, err := set.RequeueOf(c.Context(), c.who.Workspace, name)
 	return err
 }

@@ -56,16 +56,16 @@ type delivery struct {
 	Base int `json:"base,omitempty"`
 	// Test is set for a test event, which is delivered whatever the subscription asks for.
 	Test bool `json:"test,omitempty"`
-	// Parked is where it waits for a switch, since ParkedAt; see paused.go.
-	Parked   parkedKey `json:"pk,omitzero"`
-	ParkedAt time.Time `json:"pkt,omitzero"`
+	// Paused is where it waits for a switch, since PausedAt; see paused.go.
+	Paused   pausedKey `json:"pk,omitzero"`
+	PausedAt time.Time `json:"pkt,omitzero"`
 	// Control is set for a message that carries no event; Event is then its own id.
 	Control *control `json:"ctl,omitempty"`
 
 	made time.Time // when the next attempt was scheduled
 
 	version int64     // of the item, 0 before it is written
-	waits   store.Key // its due entry, or where it is parked; zero when there is neither
+	waits   store.Key // its due entry, or where it waits for a switch; zero when there is neither
 }
 
 // attempt is one recorded attempt: a category, never what the endpoint said.
@@ -121,8 +121,8 @@ func dueKey(workspace, sub, eventKey string, at time.Time) store.Key {
 func (del *delivery) item() store.Item {
 	value, _ := json.Marshal(del) // times, strings and numbers
 	expires := del.First.Add(retriedFor)
-	if !del.ParkedAt.IsZero() {
-		expires = del.ParkedAt.Add(switches.Kept + retriedFor)
+	if !del.PausedAt.IsZero() {
+		expires = del.PausedAt.Add(switches.Kept + retriedFor)
 	}
 	return store.Item{
 		Key:   deliveryKey(del.Workspace, del.Subscription, del.key()),

@@ -86,7 +86,7 @@ type Dispatcher struct {
 	Poster        Poster
 	Opener        Opener
 	// Terminator ends subscriptions that may not go on, and its review is asked before every
-	// delivery.
+	// delivery. It must be set.
 	Terminator *Terminator
 	// Gaps is needed to send gap notices; nil sends none.
 	Gaps *Gaps
@@ -107,7 +107,7 @@ type Dispatcher struct {
 	notices    *notices
 	outcomes   *outcomes
 	backlog    *backlog
-	parking    *parking
+	pauses     *pauses
 	fast       *fastLane
 	slots      chan struct{}
 	bytes      budgets
@@ -122,8 +122,7 @@ type Dispatcher struct {
 // maxHandled bounds the failed pages of which a dispatcher knows the subscribers that are done.
 const maxHandled = 1000
 
-// NewDispatcher makes d ready to use, with the defaults of what is zero, and returns it. What is set afterwards does not
-// reach its parts.
+// NewDispatcher makes d ready to use, with the defaults of what is zero, and returns it. Its fields are set before.
 func NewDispatcher(d *Dispatcher) *Dispatcher {
 	o := &d.Options
 	o.Timeout = cmp.Or(o.Timeout, 20*time.Second)
@@ -147,7 +146,7 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 		status: statuses{seen: bounded.NewMap[string, seenStatus](maxStatuses)}, records: newDeliveryLog(d.DB, o.Records),
 	}
 	d.backlog = &backlog{d.deliveries, d.Subscriptions}
-	d.parking = &parking{d.deliveries, d.Switches}
+	d.pauses = &pauses{d.deliveries, d.Switches}
 	d.slots = make(chan struct{}, d.Options.Concurrency)
 	d.bytes = newBudgets(d.Options.Bytes)
 	d.endpoints.atOnce = max(1, min(d.Options.EndpointAtOnce, d.Options.Concurrency/4))

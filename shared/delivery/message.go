@@ -48,8 +48,8 @@ type PageTask struct {
 	// subscription. The range is that of the subscription.
 	Reactivation *Reactivation `json:"res,omitempty"`
 
-	// Parked is what [Watermark] knows the task by that waited for a switch.
-	Parked string `json:"pk,omitempty"`
+	// Paused is what [Watermark] knows the task by that waited for a switch.
+	Paused string `json:"pk,omitempty"`
 
 	payloads []*subscription.Payload // of the events, shared by their subscribers
 	retried  bool                    // the store failed; it is sent with a delay

@@ -18,8 +18,8 @@ import (
 type page struct {
 	PageTask
 	messages []string
-	// wasParked are the tasks' [PageTask.Parked].
-	wasParked []string
+	// wasPaused are the tasks' [PageTask.Paused].
+	wasPaused []string
 	// done are the subscribers that an earlier receive of the message has served.
 	done map[string]bool
 	err  error
@@ -89,8 +89,8 @@ func (d *Dispatcher) group(ctx context.Context, batch []queue.Message) (work []*
 		}
 		p.Events = append(p.Events, t.Events...)
 		p.Hops = max(p.Hops, t.Hops)
-		if t.Parked != "" {
-			p.wasParked = append(p.wasParked, t.Parked)
+		if t.Paused != "" {
+			p.wasPaused = append(p.wasPaused, t.Paused)
 		}
 		p.messages = append(p.messages, m.ID)
 	}
@@ -104,13 +104,13 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 	if t.Reactivation != nil {
 		return d.backlog.reactivateAll(ctx, t.Workspace, *t.Reactivation)
 	}
-	if err := d.parking.parkPage(ctx, p); err != nil || len(p.Events) == 0 {
+	if err := d.pauses.pausePage(ctx, p); err != nil || len(p.Events) == 0 {
 		return err
 	}
 	t = p.PageTask
 	if t.Count > pageSplit {
 		if parts := pages(t.Workspace, t.Pattern, t.Range, t.Count, t.Events); len(parts) > 1 {
-			if err := d.parking.markAnew(ctx, p, parts); err != nil {
+			if err := d.pauses.markAnew(ctx, p, parts); err != nil {
 				return err
 			}
 			return d.sendPages(ctx, t.Hops+1, parts)
@@ -138,7 +138,7 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 		rest.From = found.Last
 		done.left = append(done.left, pages(t.Workspace, t.Pattern, rest, 1, t.Events)...)
 	}
-	if err = d.parking.markAnew(ctx, p, done.left); err == nil {
+	if err = d.pauses.markAnew(ctx, p, done.left); err == nil {
 		err = d.sendPages(ctx, t.Hops+1, done.left)
 	}
 	for _, position := range found.Broken {
@@ -297,9 +297,9 @@ func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.S
 			}
 			continue
 		}
-		if parked, err := d.parking.park(ctx, newDelivery(sub, e, d.now()), sub, e); err != nil {
+		if paused, err := d.pauses.pause(ctx, newDelivery(sub, e, d.now()), sub, e); err != nil {
 			return notes, i, err
-		} else if parked {
+		} else if paused {
 			continue
 		}
 		if d.Gate == nil && time.Since(read) > stale {

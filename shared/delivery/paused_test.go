@@ -24,7 +24,7 @@ func (r *rig) switches() *switches.Set {
 func (r *rig) handle() {
 	r.t.Helper()
 	fanout, dispatch, _ := r.process()
-	dispatch.parking.switches = r.switches()
+	dispatch.pauses.switches = r.switches()
 	for range 50 {
 		r.hand(queue.Events, fanout.Handle)
 		r.hand(queue.Deliveries, dispatch.Pages)
@@ -55,7 +55,7 @@ func (r *rig) resume(n switches.Name, sub *subscription.Subscription) {
 	} else if ok, err := r.switches().Resume(r.t.Context(), "default", n); err != nil || !ok {
 		r.t.Fatal(ok, err)
 	}
-	if _, err := r.switches().Release(r.t.Context()); err != nil {
+	if _, err := r.switches().Requeue(r.t.Context()); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -103,8 +103,8 @@ func TestSwitches(t *testing.T) {
 	}
 }
 
-// TestParkedPagesHoldTheWatermark: OPS-06. What waits for a switch is not settled.
-func TestParkedPagesHoldTheWatermark(t *testing.T) {
+// TestPausedPagesHoldTheWatermark: OPS-06. What waits for a switch is not settled.
+func TestPausedPagesHoldTheWatermark(t *testing.T) {
 	r := newRig(t)
 	sub := r.register("event://ci/build-finished")
 	r.pause(switches.All, nil)
@@ -124,7 +124,7 @@ func TestParkedPagesHoldTheWatermark(t *testing.T) {
 		return at
 	}
 	if at := settled(); at >= published.UnixMicro() {
-		t.Errorf("OPS-06: settled up to %v, which is after the event that is parked", time.UnixMicro(at))
+		t.Errorf("OPS-06: settled up to %v, which is after the event that is paused", time.UnixMicro(at))
 	}
 	r.resume(switches.All, nil)
 	r.handle()
@@ -139,22 +139,22 @@ func TestResumingDoesNotStampede(t *testing.T) {
 	set := r.switches()
 	set.Alone = true
 	var ops []store.Op
-	const n = 2 * switches.ReleaseRate * 60
+	const n = 2 * switches.RequeueRate * 60
 	for i := range n {
-		ops = append(ops, store.Put(set.Park("default", switches.All, switches.Parked{Queue: queue.Slow, Body: fmt.Appendf(nil, `{"n":%d}`, i)})))
+		ops = append(ops, store.Put(set.Item("default", switches.All, switches.Message{Queue: queue.Slow, Body: fmt.Appendf(nil, `{"n":%d}`, i)})))
 	}
 	if err := r.db.WriteAll(t.Context(), ops...); err != nil {
 		t.Fatal(err)
 	}
 	r.pause(switches.All, nil)
-	if released, err := set.Release(t.Context()); err != nil || released != 0 {
-		t.Fatalf("OPS-06: %d released while it is paused, %v", released, err)
+	if requeued, err := set.Requeue(t.Context()); err != nil || requeued != 0 {
+		t.Fatalf("OPS-06: %d requeued while it is paused, %v", requeued, err)
 	}
 	if ok, err := set.Resume(t.Context(), "default", switches.All); err != nil || !ok {
 		t.Fatal(ok, err)
 	}
 	for round := 1; round <= 2; round++ {
-		if _, err := set.Release(t.Context()); err != nil {
+		if _, err := set.Requeue(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		perSecond := map[time.Duration]int{}
@@ -164,12 +164,12 @@ func TestResumingDoesNotStampede(t *testing.T) {
 		r.queues[queue.Slow] = nil
 		total := 0
 		for delay, n := range perSecond {
-			if total += n; n > switches.ReleaseRate+100 {
-				t.Errorf("OPS-06: %d are released in the second %v", n, delay)
+			if total += n; n > switches.RequeueRate+100 {
+				t.Errorf("OPS-06: %d are requeued in the second %v", n, delay)
 			}
 		}
 		if total < n/2-200 || total > n/2+200 {
-			t.Errorf("OPS-06: %d are released in round %d, want about half of %d", total, round, n)
+			t.Errorf("OPS-06: %d are requeued in round %d, want about half of %d", total, round, n)
 		}
 	}
 }

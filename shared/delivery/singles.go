@@ -156,7 +156,7 @@ func (ds *deliveries) current(ctx context.Context, t SingleTask, others ...store
 	if err != nil || del.State != statePending || len(del.Attempts)+1 != t.Attempt || del.Control != nil && del.Event != t.Event {
 		return nil, nil, err
 	}
-	del.unpark(ds.now())
+	del.resume(ds.now())
 	return del, items[1:], nil
 }
 
@@ -170,7 +170,7 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 		return nil, err
 	}
 	if del.Control != nil {
-		if parked, err := d.parking.park(ctx, del, nil, nil); parked || err != nil {
+		if paused, err := d.pauses.pause(ctx, del, nil, nil); paused || err != nil {
 			return nil, err
 		}
 		return d.notices.send(ctx, del, at)
@@ -214,7 +214,7 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 		return del.forget(), nil
 	}
 	sub := record.Subscriber()
-	if parked, err := d.parking.park(ctx, del, &sub, e); parked || err != nil {
+	if paused, err := d.pauses.pause(ctx, del, &sub, e); paused || err != nil {
 		return nil, err
 	}
 	if !d.Gate.enter(sub.ID, read) {

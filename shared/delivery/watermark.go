@@ -119,7 +119,7 @@ func (w *Watermark) attempted(ctx context.Context, workspace, id string) (at int
 	if at, err = w.before(ctx, latePartition, at); err != nil || at == 0 {
 		return 0, err
 	}
-	return w.before(ctx, parkedPages(workspace), at)
+	return w.before(ctx, pausedPages(workspace), at)
 }
 
 // before is a position that lies before all pages of a partition, too; 0 is not known.

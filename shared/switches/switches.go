@@ -3,9 +3,9 @@
 //
 // A switch is one item, there while it is paused. Dispatch asks [Set.Paused] before each attempt, which is
 // answered from memory and at most [MaxAge] old; that a subscription is paused stands in its own record,
-// which dispatch reads in any case. What may not be attempted is parked: its queue
+// which dispatch reads in any case. What may not be attempted is paused: its queue
 // message becomes an item, in the order of time, for as long as [Kept]. Resuming deletes the switch and
-// notes that there is something to release; [Set.Release] then puts the messages back at a bounded rate, and goes
+// notes that there is something to requeue; [Set.Requeue] then puts the messages back at a bounded rate, and goes
 // on where it was interrupted. It knows no delivery: a message is what the queue's handler makes of it.
 package switches
 
@@ -31,11 +31,11 @@ const (
 	MaxAge = 4 * time.Second
 	// recheck is when it reads them again.
 	recheck = 2 * time.Second
-	// Kept is how long a parked message waits for its switch.
+	// Kept is how long a paused message waits for its switch.
 	Kept = 30 * 24 * time.Hour
-	// ReleaseRate is how many messages a second are released for one switch.
-	ReleaseRate = 100
-	// linger is how long after a resume messages are looked for that a process parked which did not know of it yet.
+	// RequeueRate is how many messages a second are requeued for one switch.
+	RequeueRate = 100
+	// linger is how long after a resume messages are looked for that a process paused which did not know of it yet.
 	linger = 10 * time.Minute
 
 	shards         = 4
@@ -103,11 +103,11 @@ type Switch struct {
 // StatePaused is the state of a switch that is there.
 const StatePaused = "paused"
 
-// Set are the switches. Its methods may be called concurrently. Queue is needed by Release only.
+// Set are the switches. Its methods may be called concurrently. Queue is needed by Requeue only.
 type Set struct {
 	DB    store.DB
 	Queue queue.Sender
-	// Alone is true where no other process attempts deliveries: what is released may go at once.
+	// Alone is true where no other process attempts deliveries: what is requeued may go at once.
 	Alone bool
 	Now   func() time.Time
 
@@ -131,7 +131,7 @@ func key(workspace string, n Name) store.Key {
 	return store.Key{Table: store.Settings, Partition: "switch#" + workspace, Sort: string(n)}
 }
 
-// Keys are those of a switch, and of what is to be released for it.
+// Keys are those of a switch, and of what is to be requeued for it.
 func Keys(workspace string, n Name) []store.Key {
 	return []store.Key{key(workspace, n), resumedKey(workspace, n)}
 }
@@ -205,7 +205,7 @@ func (s *Set) ResumeOps(workspace string, n Name) []store.Op {
 	}
 }
 
-// Resume resumes; false if it was not paused. [Set.Release] brings back what waits.
+// Resume resumes; false if it was not paused. [Set.Requeue] brings back what waits.
 func (s *Set) Resume(ctx context.Context, workspace string, n Name) (bool, error) {
 	ops := s.ResumeOps(workspace, n)
 	ops[0].Cond = store.Exists()
@@ -265,32 +265,33 @@ func (s *Set) names(ctx context.Context, workspace string) (map[Name]bool, error
 	return nil, err
 }
 
-// Parked is a message that waits for its switch.
-type Parked struct {
+// Message is one that waits for its switch.
+type Message struct {
 	Queue queue.Name
 	Body  []byte
 	Group string
 }
 
-type parked struct {
+// stored is a message as its item has it.
+type stored struct {
 	V     int        `json:"v"`
 	Queue queue.Name `json:"q"`
 	Group string     `json:"g,omitempty"`
 	Body  string     `json:"b"` // text, as queues take it
 }
 
-func parkedPartition(workspace string, n Name, shard int) string {
+func waitingPartition(workspace string, n Name, shard int) string {
 	return fmt.Sprintf("paused#%s#%d#%s", workspace, shard, n)
 }
 
-// Park returns the item of a message, for who writes more with it.
-func (s *Set) Park(workspace string, n Name, p Parked) store.Item {
+// Item returns the item of a message that waits, for a caller that writes more with it.
+func (s *Set) Item(workspace string, n Name, m Message) store.Item {
 	now := s.now()
 	id := rand.Text()
-	value, _ := json.Marshal(parked{version, p.Queue, p.Group, string(p.Body)})
+	value, _ := json.Marshal(stored{version, m.Queue, m.Group, string(m.Body)})
 	return store.Item{
 		Key: store.Key{
-			Table: store.Deliveries, Partition: parkedPartition(workspace, n, int(id[0])%shards),
+			Table: store.Deliveries, Partition: waitingPartition(workspace, n, int(id[0])%shards),
 			Sort: fmt.Sprintf("%016d#%s", now.UnixMicro(), id),
 		},
 		Value: value, Expires: now.Add(Kept),

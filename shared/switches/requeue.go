@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// resumed notes that messages of a switch may be released.
+// resumed notes that messages of a switch may be requeued.
 type resumed struct {
 	V         int       `json:"v"`
 	Workspace string    `json:"ws"`
@@ -23,13 +23,13 @@ func resumedKey(workspace string, n Name) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: resumedPart, Sort: workspace + "#" + string(n)}
 }
 
-// round is for how long one run of Release spreads what it releases.
+// round is for how long one run of Requeue spreads what it requeues.
 const round = time.Minute
 
-// Release puts messages of switches that were resumed back on their queues, and reports how many. It
-// runs every minute, and right after a resume; what it releases in a run is spread over a minute. A message
+// Requeue puts messages of switches that were resumed back on their queues, and reports how many. It
+// runs every minute, and right after a resume; what it requeues in a run is spread over a minute. A message
 // is deleted after it was sent: a crash in between sends it twice.
-func (s *Set) Release(ctx context.Context) (released int, err error) {
+func (s *Set) Requeue(ctx context.Context) (requeued int, err error) {
 	var errs []error
 	err = store.Each(ctx, s.DB, store.Key{Table: store.Deliveries, Partition: resumedPart}, "list what was resumed", func(it *store.Item) error {
 		var r resumed
@@ -37,50 +37,50 @@ func (s *Set) Release(ctx context.Context) (released int, err error) {
 			errs = append(errs, fault.Wrap(fault.Internal, err, "decode what was resumed"))
 			return nil
 		}
-		n, err := s.ReleaseOf(ctx, r.Workspace, r.Name)
-		released += n
+		n, err := s.RequeueOf(ctx, r.Workspace, r.Name)
+		requeued += n
 		if err == nil && n == 0 && s.now().Sub(r.At) > linger {
 			err = s.DB.Write(ctx, store.Delete(it.Key))
 		}
 		errs = append(errs, err)
 		return nil
 	})
-	return released, errors.Join(append(errs, err)...)
+	return requeued, errors.Join(append(errs, err)...)
 }
 
-// ReleaseOf is [Set.Release] for one switch, which does nothing while that is paused.
-func (s *Set) ReleaseOf(ctx context.Context, workspace string, n Name) (released int, err error) {
+// RequeueOf is [Set.Requeue] for one switch, which does nothing while that is paused.
+func (s *Set) RequeueOf(ctx context.Context, workspace string, n Name) (requeued int, err error) {
 	if sw, err := s.Get(ctx, workspace, n); err != nil || sw != nil {
 		return 0, err
 	}
-	const most = ReleaseRate * int(round/time.Second)
+	const most = RequeueRate * int(round/time.Second)
 	for shard := range shards {
-		q := store.Query{Table: store.Deliveries, Partition: parkedPartition(workspace, n, shard), Limit: 100}
-		for more := true; more && released < most; {
+		q := store.Query{Table: store.Deliveries, Partition: waitingPartition(workspace, n, shard), Limit: 100}
+		for more := true; more && requeued < most; {
 			page, err := s.DB.Query(ctx, q)
 			if err != nil {
-				return released, fault.Wrap(fault.Unavailable, err, "list what is parked")
+				return requeued, fault.Wrap(fault.Unavailable, err, "list what is paused")
 			}
-			if err := s.release(ctx, page.Items, released); err != nil {
-				return released, err
+			if err := s.requeue(ctx, page.Items, requeued); err != nil {
+				return requeued, err
 			}
-			released += len(page.Items)
+			requeued += len(page.Items)
 			q.After, more = page.Last, page.More
 		}
 	}
-	return released, nil
+	return requeued, nil
 }
 
-// release sends messages, those after the first so many of this round.
-func (s *Set) release(ctx context.Context, items []store.Item, before int) error {
+// requeue sends messages, those after the first so many of this round.
+func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error {
 	byQueue := map[queue.Name][]queue.Outgoing{}
 	var gone []store.Op
 	for i, it := range items {
-		var p parked
+		var p stored
 		if err := json.Unmarshal(it.Value, &p); err != nil {
-			return fault.Wrap(fault.Internal, err, "decode what is parked")
+			return fault.Wrap(fault.Internal, err, "decode what is paused")
 		}
-		delay := time.Duration(before+i) / ReleaseRate * time.Second
+		delay := time.Duration(before+i) / RequeueRate * time.Second
 		if !s.Alone {
 			delay += MaxAge // until every process knows that it was resumed
 		}
@@ -89,11 +89,11 @@ func (s *Set) release(ctx context.Context, items []store.Item, before int) error
 	}
 	for name, out := range byQueue {
 		if err := s.Queue.Send(ctx, name, out...); err != nil {
-			return fault.Wrap(fault.Unavailable, err, "release what was parked")
+			return fault.Wrap(fault.Unavailable, err, "requeue what was paused")
 		}
 	}
 	if len(gone) == 0 {
 		return nil
 	}
-	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, gone...), "delete what was released")
+	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, gone...), "delete what was requeued")
 }
