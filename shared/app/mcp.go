@@ -11,7 +11,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/stream/lease"
-	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 func implementation() mcp.Implementation {
@@ -32,7 +31,7 @@ func (c *Core) Endpoint() mcp.Options {
 func (c *Core) Stream(feeds *stream.Tails, leases mcp.Leases, backends *gateway.Gateway, talk *conversation.Service) mcp.Options {
 	o, l := c.Endpoint(), c.Limits
 	o.Feeds, o.Sessions, o.Leases = feeds, c.DB, leases
-	o.Subscriptions, o.Gateway, o.Conversation = &subscription.Lists{DB: c.DB}, backends, talk
+	o.Subscriptions, o.Gateway, o.Conversation = c.Lists(), backends, talk
 	o.MaxAge, o.Heartbeat, o.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, l.AnswerStreamAfter
 	o.PollMin, o.PollMax, o.EventTools = l.PollMin, l.PollMax, l.EventTools
 	return o

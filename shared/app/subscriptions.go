@@ -25,6 +25,9 @@ func (c *Core) Subscriptions() *subscription.Service {
 	}
 }
 
+// Lists are the subscriptions of principals, workspaces and event types.
+func (c *Core) Lists() *subscription.Lists { return &subscription.Lists{DB: c.DB} }
+
 // Registrations are the rules of subscriptions that are made.
 func (c *Core) Registrations() subscription.Options {
 	l := c.Limits

@@ -180,7 +180,7 @@ func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subs
 			live := !have.lapsed(g.now())
 			if have.V < recordVersion || !maps.Equal(have.Contracts, want.Contracts) {
 				want.Created = have.Created
-				if err := g.Service.Records.list(ctx, cat, want); err != nil {
+				if err := g.Service.Records.addEntries(ctx, cat, want); err != nil {
 					return nil, err
 				}
 			}

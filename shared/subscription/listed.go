@@ -44,9 +44,9 @@ func (s *Subscription) listed() []store.Key {
 	return keys
 }
 
-// list writes the entries of a subscription. Their version is the time of its creation, so
+// addEntries writes the entries of a subscription. Their version is the time of its creation, so
 // that the removal of an earlier subscription with the same id does not delete them.
-func (r *Records) list(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
+func (r *Records) addEntries(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
 	var ops []store.Op
 	for _, k := range append(sub.listed(), sub.indexed()...) {
 		ops = append(ops, store.Put(sub.entry(k)))
@@ -87,8 +87,8 @@ func (r *Records) once(ctx context.Context, k store.Key, value func() []byte) er
 	return nil
 }
 
-// unlist deletes the entries of a subscription. With keep, people still find it by its id.
-func (r *Records) unlist(ctx context.Context, sub *Subscription, keep bool) {
+// removeEntries deletes the entries of a subscription. With keep, people still find it by its id.
+func (r *Records) removeEntries(ctx context.Context, sub *Subscription, keep bool) {
 	indexed := sub.indexed()
 	if keep {
 		indexed = indexed[1:]
@@ -119,7 +119,7 @@ func (s *Subscription) rely(cat *catalog.Catalog, g Grant) {
 }
 
 // Lists are what owners, operators, audits and erasures look through: the subscriptions of a principal, of a workspace, of an
-// event type.
+// event type. They also keep how far audits and erasures came.
 type Lists struct {
 	DB  store.DB
 	Now func() time.Time

@@ -108,7 +108,7 @@ type Selected struct {
 	Status Status
 }
 
-// Select returns the subscriptions of a choice in the order of their ids, from behind after; next
+// Select returns the subscriptions of a choice in the order of their ids, those that follow after; next
 // is "" at the end. A page is one query, by what narrows the most, and one read of what it named: at
 // most limit subscriptions, which it may look at in vain.
 func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after string, limit int) (subs []Selected, next string, err error) {

@@ -59,7 +59,7 @@ func (r *Records) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscri
 // given, in one transaction. It is listed before. The counters are raised before, too, and lowered again when it is
 // certain that it was not written.
 func (r *Records) write(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) (certain bool, err error) {
-	if err := r.list(ctx, cat, sub); err != nil {
+	if err := r.addEntries(ctx, cat, sub); err != nil {
 		return true, err
 	}
 	if err := r.count(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
@@ -153,14 +153,14 @@ func (r *Records) remove(ctx context.Context, sub *Subscription, keep bool, extr
 		r.Ended(sub.ID)
 	}
 	if !served {
-		r.unlist(ctx, sub, false)
+		r.removeEntries(ctx, sub, false)
 		return nil
 	}
 	if err := r.count(ctx, sub.Workspace, sub.Patterns, -1); err != nil {
 		slog.WarnContext(ctx, "subscription counters too high", "error", err)
 	}
 	r.lowerSum(ctx, sub.Workspace)
-	r.unlist(ctx, sub, keep)
+	r.removeEntries(ctx, sub, keep)
 	return nil
 }
 

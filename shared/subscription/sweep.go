@@ -60,7 +60,7 @@ const expiryKept = 7 * 24 * time.Hour
 // Sweeper removes subscriptions whose time is over.
 type Sweeper struct {
 	Service *Service
-	// DeadLetter dead-letters an item that cannot be decoded.
+	// DeadLetter dead-letters an item that cannot be decoded. It must be set.
 	DeadLetter func(ctx context.Context, it *store.Item, reason error) error
 	// SaveEvery is that of [periodic.Minutes].
 	SaveEvery time.Duration

@@ -65,7 +65,7 @@ func Deliveries(l config.Limits) delivery.Options {
 func Terminator(c *app.Core, subs *subscription.Service) *delivery.Terminator {
 	directory, _ := c.Auth.(auth.Directory)
 	return &delivery.Terminator{
-		Queue: c.Queues, Subscriptions: subs, Lists: &subscription.Lists{DB: c.DB}, ErrorObject: app.EventCodes(c.Limits).ErrorObject, Plain: c.Limits.PlainTargets, Log: c.Log,
+		Queue: c.Queues, Subscriptions: subs, Lists: c.Lists(), ErrorObject: app.EventCodes(c.Limits).ErrorObject, Plain: c.Limits.PlainTargets, Log: c.Log,
 		Review: &subscription.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory},
 	}
 }
@@ -82,7 +82,7 @@ func Dispatch(c *app.Core, subs *subscription.Service, terminator *delivery.Term
 
 // Admin is what the operators' API is made of. Nothing is attempted here.
 func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operations, replays *delivery.Replays, set *switches.Set) admin.Options {
-	lists := &subscription.Lists{DB: c.DB}
+	lists := c.Lists()
 	eraser := &erase.Eraser{DB: c.DB, Subscriptions: subs, Lists: lists, Operations: operations, Replays: replays, Trail: &audit.Trail{DB: c.DB}}
 	return admin.Options{
 		Eraser: eraser,
