@@ -32,7 +32,7 @@ type Config struct {
 	Backends []Backend
 	// Sources are where events come from, beside who publishes them.
 	Sources []Source
-	// Conversation is who is told what is said in conversations; the zero value is nobody.
+	// Conversation is who gets what is said in conversations; the zero value is no one.
 	Conversation Conversation
 
 	// quotas are limits of a principal of a workspace or, without a name, of each of them that has none of its own. They

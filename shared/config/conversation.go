@@ -31,10 +31,10 @@ const EventsProvider = "events"
 // PrincipalHeader tells a provider at a URL whose message it gets.
 const PrincipalHeader = "X-Mcp-Principal"
 
-// Conversation is the section "conversation": who is told what is said in the
+// Conversation is the section "conversation": who gets what is said in the
 // conversations of clients, and gives context to them.
 type Conversation struct {
-	// UserMessages and AssistantResponses are what clients are asked to tell.
+	// UserMessages and AssistantResponses are what clients are asked to send.
 	UserMessages, AssistantResponses bool
 	// Budget is the time for all providers together; 500 ms by default.
 	Budget time.Duration
@@ -46,7 +46,7 @@ type Conversation struct {
 	Events ConversationEvents
 }
 
-// Enabled reports whether clients are asked to tell anything.
+// Enabled reports whether clients are asked to send anything.
 func (c Conversation) Enabled() bool { return c.UserMessages || c.AssistantResponses }
 
 // Provider gives context to conversations. Either URL or Backend is set.

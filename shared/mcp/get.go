@@ -205,7 +205,7 @@ func (s *sessionStream) open(ctx context.Context) error {
 	if !before {
 		return nil
 	}
-	// Tell the stream that was the newest before; its own notice does nothing.
+	// Notify the stream that was the newest before; its own notice does nothing.
 	return s.streams.feeds.Log.Notify(ctx, s.principal.Workspace, stream.TopicSession(s.sess.Key), sessionNotice)
 }
 

@@ -56,23 +56,23 @@ func (t *tail) run(ctx context.Context) {
 	timer := time.NewTimer(watched)
 	defer timer.Stop()
 	for unread, first := true, true; ; first = false {
-		told := unread || changed == nil
+		notified := unread || changed == nil
 		if !first {
 			select {
 			case <-ctx.Done():
 				return
 			case <-changed:
-				told = true
+				notified = true
 			case <-timer.C:
 			}
 		}
 		began := t.tails.Log.Time()
 		select { // after a pause of the whole process both are ready
 		case <-changed:
-			told = true
+			notified = true
 		default:
 		}
-		if !told { // nothing was written, only time has passed
+		if !notified { // nothing was written, only time has passed
 			if !log.DB.Ordered() { // its feeds know their position without a floor
 				t.spread(&batch{part: t.part, floor: max(from, began.Add(-eventlog.Window).UnixMicro())})
 			}

@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestBench has the command measure the gateway, with few calls: all that it tells of is there. How
+// TestBench has the command measure the gateway, with few calls: all that it prints is there. How
 // long things take is not looked at, but for GWN-09: half of the progress messages are no more than 50 ms
 // under way, if the machine is not too busy three times in a row.
 func TestBench(t *testing.T) {
@@ -25,7 +25,7 @@ func TestBench(t *testing.T) {
 	t.Errorf("progress is slow: %s", slow)
 }
 
-// benched holds what the command tells to what it is to tell, and returns the lines of progress that are too slow.
+// benched checks that the command prints all that it is to print, and returns the lines of progress that are too slow.
 func benched(t *testing.T) (slow string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)

@@ -27,7 +27,7 @@ func main() {
 	}
 }
 
-func run(requirements, log, out string, told io.Writer) error {
+func run(requirements, log, out string, report io.Writer) error {
 	rf, err := os.Open(requirements)
 	if err != nil {
 		return err
@@ -53,7 +53,7 @@ func run(requirements, log, out string, told io.Writer) error {
 	if err := os.WriteFile(out, table, 0o644); err != nil {
 		return err
 	}
-	fmt.Fprintf(told, "%s: %d requirements, %d passed, %d in part, %d failed, %d open\n",
+	fmt.Fprintf(report, "%s: %d requirements, %d passed, %d in part, %d failed, %d open\n",
 		out, sum.total(), sum.passed, sum.partly, sum.failed, sum.open)
 	return nil
 }
