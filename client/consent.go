@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/url"
 	"strings"
@@ -22,6 +23,20 @@ type Provider struct {
 	Consented bool `json:"consented"`
 	// Consent is what was said last; nil when nothing was.
 	Consent *Consent `json:"consent"`
+}
+
+// State says in words whether the provider has consent, since when, and by whom.
+func (p Provider) State() string {
+	state := "revoked"
+	switch {
+	case p.Consent == nil:
+		return "no consent"
+	case p.Consented:
+		state = "consent"
+	case p.Consent.Given:
+		state = "no consent to what it is now"
+	}
+	return fmt.Sprintf("%s, %s by %s", state, p.Consent.At.Format(time.RFC3339), p.Consent.By)
 }
 
 // Consent was given or revoked.

@@ -5,7 +5,6 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
-	"time"
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -25,21 +24,19 @@ type consentFlags struct {
 }
 
 // ConsentListCmd lists providers.
-type ConsentListCmd struct {
-	consentFlags
-}
+type ConsentListCmd struct{ consentFlags }
 
-// ConsentGiveCmd gives consent.
-type ConsentGiveCmd struct {
+// consentChange are the flags of the commands that change consent, and its argument.
+type consentChange struct {
 	consentFlags
 	Provider string `arg:"" help:"Name of the provider, as consent list shows it."`
 }
 
+// ConsentGiveCmd gives consent.
+type ConsentGiveCmd struct{ consentChange }
+
 // ConsentRevokeCmd revokes it.
-type ConsentRevokeCmd struct {
-	consentFlags
-	Provider string `arg:"" help:"Name of the provider."`
-}
+type ConsentRevokeCmd struct{ consentChange }
 
 // Run implements the command.
 func (c *ConsentListCmd) Run(g *Globals) error {
@@ -57,15 +54,15 @@ func (c *ConsentListCmd) Run(g *Globals) error {
 }
 
 // Run implements the command.
-func (c *ConsentGiveCmd) Run(g *Globals) error { return c.change(g, c.Provider, true) }
+func (c *ConsentGiveCmd) Run(g *Globals) error { return c.change(g, true) }
 
 // Run implements the command.
-func (c *ConsentRevokeCmd) Run(g *Globals) error { return c.change(g, c.Provider, false) }
+func (c *ConsentRevokeCmd) Run(g *Globals) error { return c.change(g, false) }
 
-func (c *consentFlags) change(g *Globals, provider string, give bool) error {
+func (c *consentChange) change(g *Globals, give bool) error {
 	ctx, stop := interruptible()
 	defer stop()
-	p, err := c.server().Consent(ctx, provider, c.Principal, give)
+	p, err := c.server().Consent(ctx, c.Provider, c.Principal, give)
 	if err != nil {
 		return err
 	}
@@ -75,24 +72,11 @@ func (c *consentFlags) change(g *Globals, provider string, give bool) error {
 func printProviders(out io.Writer, providers ...client.Provider) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, p := range providers {
-		state := "no consent"
-		switch {
-		case p.Consent == nil:
-		case p.Consented:
-			state = "consent"
-		case p.Consent.Given:
-			state = "no consent to what it is now"
-		default:
-			state = "revoked"
-		}
-		if p.Consent != nil {
-			state += fmt.Sprintf(", %s by %s", p.Consent.At.Format(time.RFC3339), p.Consent.By)
-		}
 		about := p.Title
 		if p.Description != "" {
 			about = strings.TrimPrefix(about+": "+p.Description, ": ")
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", p.Name, strings.Join(p.Receives, ", "), state, about)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", p.Name, strings.Join(p.Receives, ", "), p.State(), about)
 	}
 	return fault.Wrap(fault.Internal, w.Flush(), "print")
 }

@@ -1,12 +1,9 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"io"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/config"
@@ -39,19 +36,15 @@ func (c *SourceCheckCmd) Run(g *Globals) error {
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(cfg.Sources, func(s config.Source) bool { return s.Name == c.Source })
-	if i < 0 {
-		var names []string
-		for _, s := range cfg.Sources {
-			names = append(names, s.Name)
-		}
-		return fault.New(fault.Invalid, "%s has no source %q (it has: %s)", c.Config, c.Source, cmp.Or(strings.Join(names, ", "), "none"))
+	source, err := cfg.Source(c.Source)
+	if err != nil {
+		return fault.Wrap(fault.Invalid, err, "%s", c.Config)
 	}
 	cat, err := readCatalog(c.Catalog)
 	if err != nil {
 		return err
 	}
-	if err := ingest.CheckCatalog(cat, cfg.Sources[i]); err != nil {
+	if err := ingest.CheckCatalog(cat, source); err != nil {
 		return err
 	}
 	var raw []byte
@@ -66,7 +59,7 @@ func (c *SourceCheckCmd) Run(g *Globals) error {
 	if c.At.IsZero() {
 		c.At = time.Now()
 	}
-	trials, err := ingest.Try(context.Background(), cat, cfg.Sources[i], raw, c.At, config.Environment)
+	trials, err := ingest.Try(context.Background(), cat, source, raw, c.At, config.Environment)
 	if err != nil {
 		return err
 	}

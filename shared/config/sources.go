@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -33,6 +34,18 @@ type Source struct {
 	Verify verify.Settings
 	// Secrets are those of the scheme; any of them will do, so that one can take the place of another.
 	Secrets []Value
+}
+
+// Source finds a source by its name; the error names those that there are.
+func (c *Config) Source(name string) (Source, error) {
+	var names []string
+	for _, s := range c.Sources {
+		if s.Name == name {
+			return s, nil
+		}
+		names = append(names, s.Name)
+	}
+	return Source{}, fault.New(fault.Invalid, "there is no source %q (there are: %s)", name, cmp.Or(strings.Join(names, ", "), "none"))
 }
 
 func (p *parser) sources(n *strictyaml.Node, _ string) {

@@ -121,7 +121,7 @@ func TestSourceCheck(t *testing.T) {
 		"SRC-02 what no one signed":               {"github", strings.Replace(saved("opened", "", "\n"), "sha256=", "sha256=0", 1), "unverified", "not verified", 3},
 		"SRC-01 what is no request":               {"github", "nothing", "", "not an HTTP request", 3},
 		"SRC-01 an empty file":                    {"github", "", "", "not an HTTP request", 3},
-		"SRC-01 a source that is not there":       {"hub", "", "", `has no source "hub" (it has: github, uploads)`, 3},
+		"SRC-01 a source that is not there":       {"hub", "", "", `there is no source "hub" (there are: github, uploads)`, 3},
 		"SRC-01 a request for a bus":              {"uploads", saved("opened", "", "\n"), "", "the message is none of s3", 3},
 		"SRC-05 a body that is no JSON":           {"github", "a: b\n\n{", "invalid", "not verified", 3},
 		"SRC-01 a message without a fitting one":  {"uploads", `{"Records":[{"eventSource":"aws:s3","eventName":"ObjectRemoved:Delete"}]}`, "unmatched", "nothing would be published", 3},
