@@ -56,11 +56,11 @@ func value(families map[string]*dto.MetricFamily, name, by string) (v float64) {
 	return v
 }
 
-// told is what publishers, receivers and backends count themselves.
-type told struct{ posts, failures, delivered, asked atomic.Int64 }
+// counts are what publishers, receivers and backends count themselves.
+type counts struct{ posts, failures, delivered, asked atomic.Int64 }
 
 // receive is an endpoint where each twentieth event fails for good.
-func (c *told) receive(w http.ResponseWriter, r *http.Request) {
+func (c *counts) receive(w http.ResponseWriter, r *http.Request) {
 	c.posts.Add(1)
 	if body, _ := io.ReadAll(r.Body); bytes.Contains(body, []byte(`"number":20,`)) {
 		c.failures.Add(1)
@@ -71,7 +71,7 @@ func (c *told) receive(w http.ResponseWriter, r *http.Request) {
 }
 
 // backend is an MCP server that serves nothing.
-func (c *told) backend(w http.ResponseWriter, r *http.Request) {
+func (c *counts) backend(w http.ResponseWriter, r *http.Request) {
 	var m struct{ ID json.RawMessage }
 	if json.NewDecoder(r.Body).Decode(&m) != nil || m.ID == nil {
 		w.WriteHeader(http.StatusMethodNotAllowed)
@@ -91,7 +91,7 @@ func init() { _ = os.Setenv("MCPEVENTS_TEST_BUILDS", secretPath) } // not by t.S
 func metricsAgree(t *testing.T) {
 	t.Parallel() // retries wait
 	const events, subscriptions, deliveries, given = 200, 10, 2000, 100
-	var c told
+	var c counts
 	endpoint, backend := httptest.NewServer(http.HandlerFunc(c.receive)), httptest.NewServer(http.HandlerFunc(c.backend))
 	defer endpoint.Close()
 	defer backend.Close()

@@ -204,12 +204,17 @@ func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
 }
 
 // CNV-07: a server whose catalog does not say who may have the events of conversations does not start,
-// and one that runs does not take such a catalog. What else speaks against files is shown by settings/apply.
+// and one that runs does not take such a catalog; nor does either take a provider whose secret is missing.
 func TestConversationsNeedARule(t *testing.T) {
-	const chatter = "events:\n  - {name: conversation.user_message, uri: event://conversation/user-message"
+	const (
+		chatter  = "events:\n  - {name: conversation.user_message, uri: event://conversation/user-message"
+		ruled    = chatter + ", access: {scopes: [conversation]}}\n"
+		events   = "conversation: {userMessages: true, events: {userMessage: true}"
+		provider = events + ", providers: [{name: notes, url: 'http://127.0.0.1:1/notes', headers: {Authorization: 'env:NOT_THERE'}}]"
+	)
 	var o Options
 	s := serve(t, func(with *Options) {
-		with.Catalog, with.Config = []byte(chatter+", access: {scopes: [conversation]}}\n"), configured(t, "conversation: {userMessages: true, events: {userMessage: true}}\n")
+		with.Catalog, with.Config = []byte(ruled), configured(t, events+"}\n")
 		with.Limits.AllowInsecureTargets = false
 		o = *with
 	})
@@ -217,10 +222,16 @@ func TestConversationsNeedARule(t *testing.T) {
 	if status, text := ask(t, s, "", "PUT", "/consent/events", ""); status != http.StatusForbidden || !strings.Contains(text, "--allow-insecure-targets") {
 		t.Errorf("got %d %s", status, text)
 	}
-	o.Catalog = []byte(chatter + "}\n")
-	if err := s.Reload(t.Context(), o); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "needs an access rule") {
-		t.Errorf("reloaded: %v", err)
+	for _, c := range []struct{ catalog, config, says string }{
+		{chatter + "}\n", events, "needs an access rule"},
+		{ruled, provider, "provider notes: header Authorization: the environment variable NOT_THERE"},
+	} {
+		bad := o
+		bad.Catalog, bad.Config = []byte(c.catalog), configured(t, c.config+"}\n")
+		if err := s.Reload(t.Context(), bad); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("reloaded: %v, want %s", err, c.says)
+		}
+		bad.Data = ":memory:"
+		refuses(t, bad, c.says)
 	}
-	o.Data = ":memory:"
-	refuses(t, o, "needs an access rule")
 }

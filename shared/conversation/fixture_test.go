@@ -173,13 +173,13 @@ func (r *rig) consent(names ...string) {
 // say passes on a message of ann's.
 func (r *rig) say() *Context {
 	r.t.Helper()
-	c, err := r.tellAs(ann, UserMessage)
+	c, err := r.sayAs(ann, UserMessage)
 	must(r.t, err)
 	return c
 }
 
-// tellAs tells a message of a kind.
-func (r *rig) tellAs(p auth.Principal, kind Kind) (*Context, error) {
+// sayAs passes on a message of a kind.
+func (r *rig) sayAs(p auth.Principal, kind Kind) (*Context, error) {
 	return r.Forward(r.t.Context(), Caller{Principal: p}, &Message{Kind: kind, ID: "m", Content: marker})
 }
 

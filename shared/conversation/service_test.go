@@ -240,7 +240,7 @@ func TestConsent(t *testing.T) {
 		for name, p := range map[string]auth.Principal{
 			"another principal": {ID: "bob", Workspace: ann.Workspace}, "another workspace": {ID: "ann", Workspace: "other"},
 		} {
-			if _, err := r.tellAs(p, UserMessage); err != nil || r.calls("fast") != 0 {
+			if _, err := r.sayAs(p, UserMessage); err != nil || r.calls("fast") != 0 {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
@@ -286,14 +286,14 @@ func TestConsentIsForWhatItWasGivenFor(t *testing.T) {
 			t.Error("the same one again is not the same")
 		}
 		r.source.Store(parseConfig(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  assistantResponses: true", 1)))
-		if _, err := r.tellAs(ann, AssistantResponse); err != nil || r.calls("fast") != 1 {
+		if _, err := r.sayAs(ann, AssistantResponse); err != nil || r.calls("fast") != 1 {
 			t.Errorf("an assistant's response was sent: %v", err)
 		}
 		if r.say(); r.calls("fast") != 2 {
 			t.Error("the user's messages are not covered any more")
 		}
 		r.consent("fast")
-		if _, err := r.tellAs(ann, AssistantResponse); err != nil || r.calls("fast") != 3 {
+		if _, err := r.sayAs(ann, AssistantResponse); err != nil || r.calls("fast") != 3 {
 			t.Errorf("with consent it was not sent: %v", err)
 		}
 	})
@@ -305,7 +305,7 @@ func TestWithoutTheStoreNothingIsSent(t *testing.T) {
 		r := newRig(t, three)
 		r.consent("fast")
 		r.options.DB.(*memory).fail = fault.New(fault.Unavailable, "down")
-		if _, err := r.tellAs(ann, UserMessage); !fault.Is(err, fault.Unavailable) {
+		if _, err := r.sayAs(ann, UserMessage); !fault.Is(err, fault.Unavailable) {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -330,7 +330,7 @@ func TestNobodyConsentsForAll(t *testing.T) {
 		r := newRig(t, three, func(o *Options) { o.AllowAnonymous = allowed })
 		r.on("fast", says("x", 0))
 		r.consent("fast") // perhaps while it was allowed
-		_, err := r.tellAs(nobody, UserMessage)
+		_, err := r.sayAs(nobody, UserMessage)
 		must(t, err)
 		if got := r.calls("fast") == 1; got != allowed || r.Offers(t.Context(), nobody).Any() != allowed {
 			t.Errorf("allowed %v: sent %v, offered %+v", allowed, got, r.Offers(t.Context(), nobody))
@@ -440,7 +440,7 @@ func TestTheRateOfAPrincipal(t *testing.T) {
 		for range minBurst {
 			r.say()
 		}
-		_, err := r.tellAs(ann, UserMessage)
+		_, err := r.sayAs(ann, UserMessage)
 		if data := fault.DataOf(err); !fault.Is(err, fault.Exhausted) || data != (rate.RetryAfter{Limit: fault.Limit{Limit: "conversationRate", Max: 1}, Seconds: 1}) {
 			t.Errorf("got %v with %v", err, data)
 		}
@@ -448,7 +448,7 @@ func TestTheRateOfAPrincipal(t *testing.T) {
 			t.Errorf("the provider got %d messages", n)
 		}
 		bob := auth.Principal{ID: "bob", Workspace: ann.Workspace}
-		if _, err := r.tellAs(bob, UserMessage); err != nil {
+		if _, err := r.sayAs(bob, UserMessage); err != nil {
 			t.Errorf("another principal: %v", err)
 		}
 		time.Sleep(time.Second)

@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -16,20 +17,51 @@ import (
 // opener begins a stream of event://ci/deploy and, unless it is of one type, of event://billing/invoice.
 type opener struct {
 	open    func(f *fixture) *http.Request
-	payload string // how a payload begins on it
-	end     string // what the last message of a stream holds that the server ends
+	payload string                               // how a payload begins on it
+	ended   func(t *testing.T, text string) bool // reports whether a stream with this text ended as one does that the server ends
 	oneType bool
 }
 
 var openers = map[string]opener{
 	"AUT-04 listen": {open: func(f *fixture) *http.Request {
 		return f.statelessRequest(billing, mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci","event://billing/invoice"]}`)
-	}, payload: `"payload":`, end: `"resultType":"complete"`},
-	"AUT-04 GET":               {open: streamOfSession("/mcp"), payload: `"payload":`, end: "retry: "},
-	"AUT-04 the dialect's GET": {open: streamOfSession(dialectPath), payload: `"payload":`, end: `{"reason":"revoked"}`},
-	"AUT-04 EVX-17 events/stream": {open: func(f *fixture) *http.Request {
-		return f.statelessRequest(billing, mcpspec.MethodEventsStream, `"name":"ci.deploy"`)
-	}, payload: `"data":`, end: `"error":{"code":` + strconv.Itoa(SketchCodes.Forbidden), oneType: true},
+	}, payload: `"payload":`, ended: completed},
+	"AUT-04 GET":                  {open: streamOfSession("/mcp"), payload: `"payload":`, ended: says("retry: ")},
+	"AUT-04 the dialect's GET":    {open: streamOfSession(dialectPath), payload: `"payload":`, ended: says(`{"reason":"revoked"}`)},
+	"AUT-04 EVX-17 events/stream": {open: streamOfType("ci.deploy"), payload: `"data":`, ended: terminated, oneType: true},
+}
+
+// says reports whether a stream ended with this text.
+func says(end string) func(*testing.T, string) bool {
+	return func(_ *testing.T, text string) bool { return strings.Contains(text, end) }
+}
+
+// completed reports whether a stream ended with the result of request 1.
+func completed(t *testing.T, text string) bool {
+	t.Helper()
+	var last frame
+	for _, last = range frames(t, text) {
+	}
+	return string(last.ID) == "1" && last.Result.ResultType == "complete"
+}
+
+// terminated reports whether a stream ended with a termination notice and then the result.
+func terminated(t *testing.T, text string) bool {
+	t.Helper()
+	all := frames(t, text)
+	if len(all) < 3 || !completed(t, text) { // the first is notifications/events/active
+		return false
+	}
+	var notice pushed
+	must(t, json.Unmarshal(all[len(all)-2].sse.Data, &notice))
+	return notice.Method == mcpspec.NoteEventsTerminated && notice.Params.Error != nil && notice.Params.Error.Code == SketchCodes.Forbidden
+}
+
+// streamOfType opens an events/stream.
+func streamOfType(name string) func(f *fixture) *http.Request {
+	return func(f *fixture) *http.Request {
+		return f.statelessRequest(billing, mcpspec.MethodEventsStream, `"name":"`+name+`"`)
+	}
 }
 
 // streamOfSession opens the stream of a new session at the path.
@@ -65,6 +97,9 @@ func TestCredentialsOfOpenStreams(t *testing.T) {
 		"another":      func(r *revocable) { r.say(auth.Principal{ID: "x", Workspace: "default", Scopes: auth.Scopes()}, nil) },
 		"without read": func(r *revocable) { r.say(auth.Principal{ID: "billing", Workspace: "default"}, nil) },
 	}
+	withoutScope := func(r *revocable) {
+		r.say(auth.Principal{ID: "billing", Workspace: "default", Scopes: auth.Scopes()}, nil)
+	}
 	const heartbeat = 15 * time.Second
 	for name, o := range openers {
 		for mind, change := range minds {
@@ -76,7 +111,7 @@ func TestCredentialsOfOpenStreams(t *testing.T) {
 					}
 					change(b.caller)
 					time.Sleep(heartbeat + time.Second)
-					if !b.finished() || !strings.Contains(b.text(), o.end) {
+					if !b.finished() || !o.ended(t, b.text()) {
 						t.Errorf("a quiet stream: ended %v: %s", b.finished(), b.text())
 					}
 				})
@@ -86,30 +121,29 @@ func TestCredentialsOfOpenStreams(t *testing.T) {
 						b.f.publish("event://ci/deploy", `{"secret":true}`)
 						time.Sleep(time.Second)
 					}
-					if n := strings.Count(b.text(), o.payload+`{"secret"`); !b.finished() || n < 1 || n > 15 || !strings.Contains(b.text(), o.end) {
+					if n := strings.Count(b.text(), o.payload+`{"secret"`); !b.finished() || n < 1 || n > 15 || !o.ended(t, b.text()) {
 						t.Errorf("a busy stream: ended %v, after %d events: %s", b.finished(), n, b.text())
 					}
 				})
 			})
 		}
-		t.Run(name+" sends no more of what a scope was for", func(t *testing.T) {
-			if o.oneType {
-				return // it ends, as TestPush shows
-			}
-			inBubble(t, inMemory, nil, o.open, func(b *bubbled) {
-				b.f.publish("event://billing/invoice", `{"n":"first"}`)
-				time.Sleep(2 * time.Second)
-				b.caller.say(auth.Principal{ID: "billing", Workspace: "default", Scopes: auth.Scopes()}, nil)
-				time.Sleep(heartbeat)
-				b.f.publish("event://billing/invoice", `{"n":"second"}`)
-				b.f.publish("event://ci/deploy", `{"n":"third"}`)
-				time.Sleep(2 * time.Second)
-				text := b.text()
-				if b.finished() || !strings.Contains(text, "first") || strings.Contains(text, "second") || !strings.Contains(text, "third") {
-					t.Errorf("ended %v: %s", b.finished(), text)
-				}
+		if !o.oneType {
+			t.Run(name+" sends no more of what a scope was for", func(t *testing.T) {
+				inBubble(t, inMemory, nil, o.open, func(b *bubbled) {
+					b.f.publish("event://billing/invoice", `{"n":"first"}`)
+					time.Sleep(2 * time.Second)
+					withoutScope(b.caller)
+					time.Sleep(heartbeat)
+					b.f.publish("event://billing/invoice", `{"n":"second"}`)
+					b.f.publish("event://ci/deploy", `{"n":"third"}`)
+					time.Sleep(2 * time.Second)
+					text := b.text()
+					if b.finished() || !strings.Contains(text, "first") || strings.Contains(text, "second") || !strings.Contains(text, "third") {
+						t.Errorf("ended %v: %s", b.finished(), text)
+					}
+				})
 			})
-		})
+		}
 		t.Run(name+" stays while credentials cannot be looked at", func(t *testing.T) {
 			inBubble(t, inMemory, nil, o.open, func(b *bubbled) {
 				b.caller.say(auth.Principal{}, fault.New(fault.Unavailable, "no answer"))
@@ -122,4 +156,18 @@ func TestCredentialsOfOpenStreams(t *testing.T) {
 			})
 		})
 	}
+	t.Run("AUT-04 EVX-17 events/stream ends without the scope that its event type needs", func(t *testing.T) {
+		inBubble(t, inMemory, nil, streamOfType("billing.invoice"), func(b *bubbled) {
+			b.f.publish("event://billing/invoice", `{"n":"first"}`)
+			time.Sleep(time.Minute)
+			if b.finished() || !strings.Contains(b.text(), "first") {
+				t.Errorf("before anything was taken away: ended %v: %s", b.finished(), b.text())
+			}
+			withoutScope(b.caller)
+			time.Sleep(heartbeat + time.Second)
+			if !b.finished() || !terminated(t, b.text()) {
+				t.Errorf("ended %v: %s", b.finished(), b.text())
+			}
+		})
+	})
 }

@@ -64,7 +64,7 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 		now.Store(&backends)
 		must(t, stream.AnnounceBackends(t.Context(), f.log, workspace, version))
 	}
-	tell := func(method string) {
+	notify := func(method string) {
 		t.Helper()
 		notice, _ := json.Marshal(api.Notice{Method: method})
 		must(t, f.log.Notify(t.Context(), workspace, stream.TopicBackend("b"), notice))
@@ -73,7 +73,7 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 
 	use("1", b)
 	areNotified(all...)
-	tell(mcpspec.NoteToolsChange)
+	notify(mcpspec.NoteToolsChange)
 	areNotified(mcpspec.NoteToolsChange)
 	// Whoever was away learns of it too, and follows the new one.
 	back := reopen(before)
@@ -84,7 +84,7 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	hidden.Scopes = []string{"never"}
 	use("2", hidden)
 	areNotified(all...)
-	tell(mcpspec.NoteToolsChange)
+	notify(mcpspec.NoteToolsChange)
 	use("3")
 	areNotified(all...)
 	for who, o := range quiet {

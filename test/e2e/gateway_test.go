@@ -88,7 +88,7 @@ func throughGateway(t *testing.T, s *harness.Target, b *harness.Backend) {
 				m := st.Next(t)
 				if m.Method == "" {
 					if string(m.ID) != `"call"` || m.Result == nil || n < 3 {
-						t.Errorf("behind %d messages the response is %s", n, m.Raw)
+						t.Errorf("after %d messages the response is %s", n, m.Raw)
 					}
 					return
 				}
@@ -110,7 +110,7 @@ func throughGateway(t *testing.T, s *harness.Target, b *harness.Backend) {
 		for revision, c := range clients {
 			harness.Eventually(t, harness.Patience, "the change reaches "+revision, func() bool { return c.received(toolsChangedMethod) > 0 })
 			if n := len(c.All(t, "tools/list", "tools")); n == before {
-				t.Errorf("%s: behind the notification the list is the old one, of %d tools", revision, n)
+				t.Errorf("%s: after the notification the list is the old one, of %d tools", revision, n)
 			}
 		}
 		// What is notified of later than the change shows that it does not come again.
@@ -127,7 +127,7 @@ func throughGateway(t *testing.T, s *harness.Target, b *harness.Backend) {
 		}
 	})
 	t.Run("GWN-04 an update reaches each stream once", func(t *testing.T) {
-		notifyOfChange(t, b, clients) // behind it no earlier update is under way
+		notifyOfChange(t, b, clients) // after it no earlier update is under way
 		before := map[string]int{}
 		for revision, c := range clients {
 			before[revision] = c.received(updateMethod)

@@ -137,24 +137,28 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 		control.WaitAttempts(t, 4) // three further seconds of retries
 		silent(t, failing, answered)
 	})
-	t.Run("EVS-11 unknown, malformed and not-owned answer alike", func(t *testing.T) {
-		c := s.Stateless("alice")
-		own := register(t, c, receiver.Endpoint("own"), "event://ci/build-finished").Subscription.URI
-		answers := map[string]string{}
-		for what, uri := range map[string]string{
-			"unknown": "subscription://sub_00000000000000000000000000000000", "malformed": "subscription://x", "not owned": own,
-		} {
-			a := s.Stateless("bob").Do(t, "resources/subscriptions/deregister", object{"uri": uri})
-			if a.Error == nil {
-				t.Fatalf("%s: %s", what, a.Body)
+	t.Run("EVS-11 what is not the caller's own subscription is refused alike", func(t *testing.T) {
+		alice := s.Stateless("alice")
+		owned := register(t, alice, receiver.Endpoint("owned"), "event://ci/build-finished").Subscription.URI
+		for _, bob := range []*harness.Client{s.Stateless("bob"), s.SessionBased(t, "bob", harness.V20251125)} {
+			ended := register(t, bob, receiver.Endpoint("ended-"+bob.Version), "event://ci/build-finished").Subscription.URI
+			deregister(t, bob, ended)
+			answers := map[string]string{}
+			for what, uri := range map[string]string{
+				"unknown": "subscription://sub_00000000000000000000000000000000", "malformed": "subscription://x", "not owned": owned,
+				"ended": ended, "of an event": "event://ci/deploy", "no URI": "nonsense",
+			} {
+				a := bob.Do(t, "resources/subscriptions/deregister", object{"uri": uri})
+				if a.Error == nil {
+					t.Fatalf("%s, %s: %s", bob.Version, what, a.Body)
+				}
+				answers[strconv.Itoa(a.Status)+" "+strings.ReplaceAll(a.Error.Error(), uri, "URI")] = what
 			}
-			text := a.Error.Error()
-			answers[strings.ReplaceAll(text, uri, "URI")] = what
+			if len(answers) != 1 {
+				t.Errorf("%s: they differ: %v", bob.Version, answers)
+			}
 		}
-		if len(answers) != 1 {
-			t.Errorf("they differ: %v", answers)
-		}
-		readStatus(t, c, own) // still there
+		readStatus(t, alice, owned) // still there
 	})
 	t.Run("EVS-11 under load, nothing starts after the answer", func(t *testing.T) {
 		c := s.Stateless("alice")
