@@ -1,8 +1,6 @@
 package main
 
-import (
-	"github.com/mcp-events/mcpevents/client"
-)
+import "github.com/mcp-events/mcpevents/client"
 
 // Remote is where a server is and who calls it: the flags of every command that
 // is a client.
