@@ -75,8 +75,7 @@ type Gateway struct {
 	elicitations *elicitations
 }
 
-// New makes a gateway. It reaches no backend yet. A secret of Backends that is
-// not there is of kind fault.Invalid.
+// New makes a gateway. It reaches no backend yet, and looks up no secret: see [Gateway.Check].
 func New(o Options) (*Gateway, error) {
 	if o.HTTP == nil {
 		o.HTTP = upstream.NewHTTP()
@@ -101,7 +100,7 @@ func New(o Options) (*Gateway, error) {
 		return nil, err
 	}
 	g.backends.replace(context.Background(), o.Backends)
-	return g, g.Check(context.Background(), o.Backends)
+	return g, nil
 }
 
 // capabilityTime is how long a client that connects waits for backends to say what
