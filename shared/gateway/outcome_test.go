@@ -72,7 +72,7 @@ type outcome struct {
 	err      error
 }
 
-// called makes a call of the tool; params are those behind the name.
+// called makes a call of the tool; params are those after the name.
 func called(t *testing.T, g *Gateway, c api.Client, params string, change ...func(*api.Call)) outcome {
 	t.Helper()
 	call := api.Call{

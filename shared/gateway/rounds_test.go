@@ -18,7 +18,7 @@ import (
 // of is a member of an answer's result.
 func (m got) of(member string) json.RawMessage { return jsonrpc.Member(m.Result, member) }
 
-// asksTwice asks for a name, then the model, and tells both.
+// asksTwice asks for a name, then the model, and says both.
 func asksTwice(x *turn) {
 	name := x.ask("elicitation/create", form)
 	model := x.ask("sampling/createMessage", `{"messages":[],"maxTokens":10}`)
