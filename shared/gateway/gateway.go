@@ -2,14 +2,14 @@
 //
 //	client ─▶ shared/mcp ─▶ gateway ─▶ upstream ─▶ backend
 //	              ▲            │ lists: gathered, with prefixes (lists.go, view.go)
-//	              │            │ calls: messages handed on as they come (call.go, exchange.go)
+//	              │            │ calls: messages handed on as they come, in one of four ways (call.go, exchange.go)
 //	              └── answers ─┘ by an id that the store knows (elicitations.go)
 //
 // What is handed on is the bytes that came: names get their prefix, ids are exchanged, and what
 // differs between revisions is translated (package translate); all else is untouched. What a call
-// needs is in the store, so that any instance can go on with it. What the endpoint does with an
-// answer does not enter here: it sees the data of package api. Notifications of backends are the
-// business of package relay, which sees a backend as a [Followed].
+// needs is in the store or, sealed, with the client, so that any instance can go on with it. What the
+// endpoint does with an answer does not enter here: it sees the data of package api. Notifications of
+// backends are the business of package relay, which sees a backend as a [Followed].
 package gateway
 
 import (
