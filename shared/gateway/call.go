@@ -61,9 +61,10 @@ func (g *Gateway) Call(ctx context.Context, c api.Call) error {
 type way interface {
 	// make puts the call to the backend, as often as it takes, until the client has its response or an error is returned.
 	make(ctx context.Context) error
-	// elicit puts a request of the backend to the client, or answers it here.
+	// elicit takes a request of the backend: it puts it to the client, at once or in the response, answers it here, or drops it.
 	elicit(ctx context.Context, m upstream.Message) error
-	// respond hands the response on, in the form of the client's revision. It has the client's own id.
+	// respond takes the response, which has the client's own id. It hands it on in the form of the client's revision, unless
+	// it demands what make supplies.
 	respond(m upstream.Message) error
 }
 

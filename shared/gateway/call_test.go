@@ -51,7 +51,7 @@ func TestSessionIsBegunByTheFirstCallAndShared(t *testing.T) {
 		t.Fatal(err)
 	}
 	if third := mustCall(t, one, sessionBased("s1"), "t"); third == first {
-		t.Errorf("behind its end the session is still used: %s", third)
+		t.Errorf("after its end the session is still used: %s", third)
 	}
 }
 
@@ -98,7 +98,7 @@ func TestNewSessionIsNotForgottenWithTheOldOne(t *testing.T) {
 		}
 		now, err := g.sessions.of(t.Context(), c, b)
 		if err != nil || now.ID == first.ID || next.ID != "" && now.ID != next.ID {
-			t.Fatalf("got %+v, %v, behind %+v and %+v", now, err, first, next)
+			t.Fatalf("got %+v, %v, after %+v and %+v", now, err, first, next)
 		}
 		next = now
 	}
@@ -288,7 +288,7 @@ func TestBackendDiesWithinACall(t *testing.T) {
 	for name, die := range map[string]func(*turn){
 		"cut off":     func(*turn) { panic(http.ErrAbortHandler) },
 		"stream ends": func(*turn) {},
-		"too large":   func(t *turn) { t.write("{}\nid: 7\n\ndata: %s", strings.Repeat("x", 9<<20)) }, // and may be resumed behind that
+		"too large":   func(t *turn) { t.write("{}\nid: 7\n\ndata: %s", strings.Repeat("x", 9<<20)) }, // and may be resumed after that
 	} {
 		t.Run(name, func(t *testing.T) {
 			goOn := make(chan struct{})
@@ -338,7 +338,7 @@ func TestCallGoesOnWhereTheStreamEnded(t *testing.T) {
 				return
 			}
 			if r.Header.Get("Last-Event-Id") != "7" {
-				t.Errorf("it goes on behind %q", r.Header.Get("Last-Event-Id"))
+				t.Errorf("it goes on after %q", r.Header.Get("Last-Event-Id"))
 			}
 			(&turn{got: got{ID: id}, w: w}).result(`{"late":true}`)
 		})
@@ -355,7 +355,7 @@ func TestCallGoesOnWhereTheStreamEnded(t *testing.T) {
 		if _, err := call(t, g, sessionBased("s1"), "t"); !fault.Is(err, fault.Unavailable) || !strings.Contains(fault.Public(err), "longer than it may") {
 			t.Errorf("a call that hangs: %v", err)
 		} else if !strings.Contains(err.Error(), "tools/call t: ") {
-			t.Errorf("the log does not tell which call it was: %v", err)
+			t.Errorf("the log does not say which call it was: %v", err)
 		}
 	})
 }
@@ -454,7 +454,7 @@ func (x *calling) question(t *testing.T) (id string, text string) {
 }
 
 // GWN-10, GWN-11, GWN-12: a question comes with an id that cannot be guessed; whatever the answer is
-// and wherever it comes in, the backend gets it under the id as it wrote it; behind it nothing is left.
+// and wherever it comes in, the backend gets it under the id as it wrote it; after that nothing is left.
 func TestAnswersFindTheirWayBack(t *testing.T) {
 	for _, id := range []string{`7`, `"s"`, `"a\u0062<&>\u2028é"`, `9007199254740993`, `123456789012345678901234567890`, `1.50`, `-1E+2`, `0`, `""`} {
 		t.Run(id, func(t *testing.T) {
@@ -611,7 +611,7 @@ func TestQuestionsGoWithTheCall(t *testing.T) {
 	}
 }
 
-// GWN-12: an answer that comes while its call ends is not left behind.
+// GWN-12: an answer that comes while its call ends is not left in the store.
 func TestLateAnswerGoesWithTheCall(t *testing.T) {
 	s := newScripted(t)
 	db := memory(t)
@@ -630,7 +630,7 @@ func TestLateAnswerGoesWithTheCall(t *testing.T) {
 		t.Errorf("%d items are left, %v", len(page.Items), err)
 	}
 	if err := g.Answer(t.Context(), sessionBased("s1"), id, answer); !fault.Is(err, fault.NotFound) {
-		t.Errorf("behind the call an answer is %v", err)
+		t.Errorf("after the call an answer is %v", err)
 	}
 }
 

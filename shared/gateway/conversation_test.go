@@ -25,7 +25,7 @@ func listener(t *testing.T, stateless bool, call func(*turn)) *scripted {
 	})
 }
 
-const tellsUser = "conversation/userMessage"
+const userMessage = "conversation/userMessage"
 
 // CNV-03: a backend is notified by conversation/userMessage in its own revision, if it declared to want
 // that: with a session that begins lazily and is used again, or with what 2026-07-28 needs.
@@ -41,12 +41,12 @@ func TestUserMessageReachesABackend(t *testing.T) {
 				t.Errorf("what it does not ask for: %v", err)
 			}
 			for range 2 {
-				got, err := g.Converse(t.Context(), sessionBased("s"), "notes", tellsUser, json.RawMessage(said))
+				got, err := g.Converse(t.Context(), sessionBased("s"), "notes", userMessage, json.RawMessage(said))
 				if err != nil || string(got) != `{"context":"known"}` {
 					t.Fatalf("got %s, %v", got, err)
 				}
 			}
-			calls := b.received(tellsUser)
+			calls := b.received(userMessage)
 			if len(calls) != 2 {
 				t.Fatalf("it was sent %d times", len(calls))
 			}
@@ -59,7 +59,7 @@ func TestUserMessageReachesABackend(t *testing.T) {
 				t.Errorf("got %s, %v", calls[0].Params, err)
 			}
 			version := string(params.Meta["io.modelcontextprotocol/protocolVersion"])
-			if stateless && (version != `"2026-07-28"` || calls[0].Header.Get("Mcp-Method") != tellsUser || calls[0].Session != "") {
+			if stateless && (version != `"2026-07-28"` || calls[0].Header.Get("Mcp-Method") != userMessage || calls[0].Session != "") {
 				t.Errorf("got %s, %v", calls[0].Params, calls[0].Header)
 			}
 			if !stateless && (version != "" || calls[0].Session == "" || calls[0].Session != calls[1].Session || string(calls[0].ID) == string(calls[1].ID)) {
@@ -67,7 +67,7 @@ func TestUserMessageReachesABackend(t *testing.T) {
 			}
 			if !stateless {
 				b.forget() // all sessions
-				if got, err := g.Converse(t.Context(), sessionBased("s"), "notes", tellsUser, json.RawMessage(said)); err != nil {
+				if got, err := g.Converse(t.Context(), sessionBased("s"), "notes", userMessage, json.RawMessage(said)); err != nil {
 					t.Errorf("with a session that is gone: %s, %v", got, err)
 				}
 			}
@@ -82,11 +82,11 @@ func TestUserMessageThatABackendDoesNotTake(t *testing.T) {
 	silent := newScripted(t, func(s *scripted) { s.stateless = true })
 	g := gatewayOver(t, memory(t), at("refuses", refuses), at("silent", silent), at("secret", refuses, func(b *config.Backend) { b.Scopes = []string{"more"} }))
 	for name, want := range map[string]error{"refuses": api.ErrRefused, "silent": api.ErrIncapable} {
-		if _, err := g.Converse(t.Context(), statelessClient(ann), name, tellsUser, json.RawMessage(said)); err == nil || err.Error() != want.Error() {
+		if _, err := g.Converse(t.Context(), statelessClient(ann), name, userMessage, json.RawMessage(said)); err == nil || err.Error() != want.Error() {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
-	if _, err := g.Converse(t.Context(), statelessClient(ann), "secret", tellsUser, json.RawMessage(said)); !fault.Is(err, fault.Invalid) {
+	if _, err := g.Converse(t.Context(), statelessClient(ann), "secret", userMessage, json.RawMessage(said)); !fault.Is(err, fault.Invalid) {
 		t.Errorf("one that the caller may not use: got %v", err)
 	}
 }
@@ -105,7 +105,7 @@ func TestLateUserMessageIsCancelled(t *testing.T) {
 				g := gatewayOver(t, memory(t), at("notes", b))
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
-				if _, err := g.Converse(ctx, sessionBased("s"), "notes", tellsUser, json.RawMessage(said)); !fault.Is(err, fault.Unavailable) {
+				if _, err := g.Converse(ctx, sessionBased("s"), "notes", userMessage, json.RawMessage(said)); !fault.Is(err, fault.Unavailable) {
 					t.Errorf("got %v", err)
 				}
 				<-gone
@@ -114,7 +114,7 @@ func TestLateUserMessageIsCancelled(t *testing.T) {
 				}
 				n := b.next(t, "notifications/cancelled")
 				var p struct{ RequestID json.RawMessage }
-				if err := json.Unmarshal(n.Params, &p); err != nil || string(p.RequestID) != string(b.received(tellsUser)[0].ID) {
+				if err := json.Unmarshal(n.Params, &p); err != nil || string(p.RequestID) != string(b.received(userMessage)[0].ID) {
 					t.Errorf("got %s, %v", n.Params, err)
 				}
 			})
@@ -138,7 +138,7 @@ func TestPreparedSessionIsReadyForAMessage(t *testing.T) {
 		converse := func(within time.Duration) error {
 			ctx, cancel := context.WithTimeout(t.Context(), within)
 			defer cancel()
-			_, err := g.Converse(ctx, sessionBased("s"), "notes", tellsUser, json.RawMessage(said))
+			_, err := g.Converse(ctx, sessionBased("s"), "notes", userMessage, json.RawMessage(said))
 			return err
 		}
 		for range 2 {
@@ -151,7 +151,7 @@ func TestPreparedSessionIsReadyForAMessage(t *testing.T) {
 		}
 		made := len(b.received("initialize"))
 		if err := converse(patience); err != nil || len(b.received("initialize")) != made {
-			t.Errorf("prepared, got %v behind %d more sessions", err, len(b.received("initialize"))-made)
+			t.Errorf("prepared, got %v after %d more sessions", err, len(b.received("initialize"))-made)
 		}
 		if err := g.Prepare(t.Context(), sessionBased("s"), "other"); !fault.Is(err, fault.Invalid) {
 			t.Errorf("one that is not there: %v", err)

@@ -131,14 +131,14 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 	if got := g.Dropped(); len(got) != 1 || !maps.Equal(got["default/bad"], want) {
 		t.Errorf("counted %v, want %v of the one", got, want)
 	}
-	until(t, "the log tells of all", func() bool { got, _ := j.dropped(t, "bad"); return maps.Equal(got, want) })
+	until(t, "the log has counted all", func() bool { got, _ := j.dropped(t, "bad"); return maps.Equal(got, want) })
 	_, lines := j.dropped(t, "bad")
 	if most := len(want) * (2 + int(time.Since(began)/g.drops.Every)); lines > most {
 		t.Errorf("%d lines, want %d at most", lines, most)
 	}
 }
 
-// GWN-05: a backend of 2026-07-28 may not send requests. Nobody is asked, it is counted, and
+// GWN-05: a backend of 2026-07-28 may not send requests. No client is asked, it is counted, and
 // the call goes on, however long it takes then.
 func TestRequestsOfA2026BackendAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -163,7 +163,7 @@ func TestRequestsOfA2026BackendAreDropped(t *testing.T) {
 	})
 }
 
-// GWN-05: what does not belong on a notification stream is dropped and counted, and what comes behind it is not.
+// GWN-05: what does not belong on a notification stream is dropped and counted, and what comes after it is not.
 func TestDroppedNotificationsAreCounted(t *testing.T) {
 	update := func(params string) string {
 		return `{"jsonrpc":"2.0","method":"notifications/resources/updated"` + params + `}`

@@ -235,8 +235,8 @@ func (x *exchange) ownProgress(m upstream.Message, params json.RawMessage) (upst
 	return m, true
 }
 
-// outOfPlace drops a message whose method is none of a call's: from a backend of 2026-07-28 that is any request, which
-// this revision has none of from servers, and no answers to them.
+// outOfPlace drops a message that does not belong to a call: a notification other than those that are passed, or any
+// request of a backend of 2026-07-28, where servers make none and take no answers.
 func (x *exchange) outOfPlace(ctx context.Context) error {
 	x.backend().dropped(ctx, dropOutOfPlace)
 	return nil
@@ -276,7 +276,8 @@ func (x *exchange) reply(ctx context.Context, body []byte) error {
 
 func (x *exchange) backend() *backend { return x.entry.view.of }
 
-// belongs is what a requestState of the call is bound to: all of params but what changes between rounds.
+// belongs is what a requestState of the call is bound to: who calls what, with all of params but what changes between
+// rounds.
 func (x *exchange) belongs() []byte {
 	digest := translate.Digest(jsonrpc.Without(x.call.Params, func(name string) bool {
 		return name == "_meta" || name == "inputResponses" || name == "requestState"

@@ -105,7 +105,7 @@ type scripted struct {
 	allow func(http.Header) bool
 	// lost answers a request within a session that is not known; nil is 404.
 	lost func(http.ResponseWriter)
-	// hang tells what is never answered, of notifications and answers; nil is nothing.
+	// hang reports what is never answered, of notifications and answers; nil is nothing.
 	hang func(method string) bool
 	// ends holds up the ends of sessions until it is closed; may be nil.
 	ends chan struct{}

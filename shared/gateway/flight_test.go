@@ -75,7 +75,8 @@ func TestOneFailureForAllWhoWaitForIt(t *testing.T) {
 		t.Errorf("20 callers asked %d times", n)
 	}
 	s.list(oneTool("u"))
-	sees(t, g, of(ann), "u") // behind the failure
+	// After the failure the list is fetched again.
+	sees(t, g, of(ann), "u")
 }
 
 // GWN-01: the caller who happens to do the asking may leave; the others are served, and each

@@ -142,7 +142,7 @@ func FuzzBackendsAnswer(f *testing.F) {
 				case !json.Valid(raw) || !ok:
 					t.Errorf("the client got %q", raw)
 				case responded:
-					t.Errorf("behind the response the client got %q", raw)
+					t.Errorf("after the response the client got %q", raw)
 				case m.Response() != response || response && string(m.ID) != `"client's"`:
 					t.Errorf("the client got as a response (%t) %q", response, raw)
 				case m.Method == "notifications/progress":

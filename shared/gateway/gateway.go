@@ -2,14 +2,14 @@
 //
 //	client ─▶ shared/mcp ─▶ gateway ─▶ upstream ─▶ backend
 //	              ▲            │ lists: gathered, with prefixes (lists.go, view.go)
-//	              │            │ calls: messages handed on as they come (call.go, exchange.go)
+//	              │            │ calls: messages handed on as they come, in one of four ways (call.go, exchange.go)
 //	              └── answers ─┘ by an id that the store knows (elicitations.go)
 //
 // What is handed on is the bytes that came: names get their prefix, ids are exchanged, and what
 // differs between revisions is translated (package translate); all else is untouched. What a call
-// needs is in the store, so that any instance can go on with it. What the endpoint does with an
-// answer does not enter here: it sees the data of package api. Notifications of backends are the
-// business of package relay, which sees a backend as a [Followed].
+// needs is in the store or, sealed, with the client, so that any instance can go on with it. What the
+// endpoint does with an answer does not enter here: it sees the data of package api. Notifications of
+// backends are the business of package relay, which sees a backend as a [Followed].
 package gateway
 
 import (
@@ -75,8 +75,7 @@ type Gateway struct {
 	elicitations *elicitations
 }
 
-// New makes a gateway. It reaches no backend yet. A secret of Backends that is
-// not there is of kind fault.Invalid.
+// New makes a gateway. It reaches no backend yet, and looks up no secret: see [Gateway.Check].
 func New(o Options) (*Gateway, error) {
 	if o.HTTP == nil {
 		o.HTTP = upstream.NewHTTP()
@@ -101,7 +100,7 @@ func New(o Options) (*Gateway, error) {
 		return nil, err
 	}
 	g.backends.replace(context.Background(), o.Backends)
-	return g, g.Check(context.Background(), o.Backends)
+	return g, nil
 }
 
 // capabilityTime is how long a client that connects waits for backends to say what

@@ -120,7 +120,7 @@ func TestNothingIsLostOverAHandover(t *testing.T) {
 	}
 }
 
-// GWN-03, GWN-06: behind a holder that died the next one notifies of each resource that is subscribed to, for an
+// GWN-03, GWN-06: after a holder that died the next one notifies of each resource that is subscribed to, for an
 // update may have been missed, and of each list that changed; not at the first connection of all.
 func TestGapIsAnnounced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -130,7 +130,8 @@ func TestGapIsAnnounced(t *testing.T) {
 		g := gatewayOver(t, dies, at("b", s))
 		subscribe(t, g, wants("x://1", "s"))
 		end := relaying(t, "first", g, l)
-		l.silent(t, s) // at first it is
+		// The first connection of all announces nothing.
+		l.silent(t, s)
 		dies.dead.Store(true)
 		end()
 		s.list(oneTool("t", "u"))

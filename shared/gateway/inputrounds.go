@@ -40,7 +40,7 @@ type inputsWay struct {
 	elicitations *elicitations
 	kept         []store.Key     // what the store holds of the elicitations to the client
 	input        json.RawMessage // the backend's demand for input
-	inputs       []*input        // what the client was asked for it
+	inputs       []*input        // what the client was asked, in all rounds
 }
 
 func (w *inputsWay) make(ctx context.Context) error {

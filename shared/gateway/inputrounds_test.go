@@ -16,7 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// wantsInput is a backend of 2026-07-28 that wants the requests, and tells the answers.
+// wantsInput is a backend of 2026-07-28 that wants the requests, and repeats the answers.
 func wantsInput(requests string) func(*turn) {
 	return func(x *turn) {
 		answers := jsonrpc.Member(x.Params, "inputResponses")

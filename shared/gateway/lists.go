@@ -78,8 +78,8 @@ func (g *Gateway) List(ctx context.Context, c api.Client, kind api.Kind) *api.Li
 	return out
 }
 
-// gather gets the lists, each used for as long as it says from when it was fetched, and
-// while its list version is the same. What of them cannot be had is as it was, or nil.
+// gather gets the lists of the views. One that was fetched is used for as long as use says, and while its list version is
+// the same. One that cannot be had is as it was, or nil, and failing is true.
 func (ls *lists) gather(ctx context.Context, views []*view, kind api.Kind, use func(*fetched) time.Duration) (lists []*fetched, failing bool) {
 	versions := listVersions(ctx, ls.options, views, kind)
 	lists = make([]*fetched, len(views))

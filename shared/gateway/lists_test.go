@@ -117,7 +117,8 @@ func TestChangedListIsFetchedAgain(t *testing.T) {
 	g.backends.now(t.Context())[0].Outdate()
 	close(goOn)
 	<-first
-	sees(t, g, of(ann), "after") // behind the change the tools are
+	// After the change the list from before is used no more.
+	sees(t, g, of(ann), "after")
 }
 
 // GWN-02: what revision a backend speaks is found out, or taken from the configuration.

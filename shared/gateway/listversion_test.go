@@ -156,7 +156,7 @@ func TestNewNamesCanBeCalledAtOtherInstances(t *testing.T) {
 	began := time.Now()
 	for i := range 50 {
 		if other.Has(t.Context(), sessionBased("s"), api.Tools, fmt.Sprint("none", i)) {
-			t.Fatal("it has what nobody has")
+			t.Fatal("it has what no backend has")
 		}
 	}
 	if n, most := len(s.received("tools/list"))-before, 1+int(time.Since(began)/missTTL); n > most {
@@ -181,7 +181,8 @@ func TestListsWhileTheStoreIsAway(t *testing.T) {
 	sees(t, g, of(ann), "u")
 	db.fail.Store(false)
 	s.list(oneTool("v"))
-	sees(t, g, of(ann), "v") // with the store there again: got
+	// The store is there again.
+	sees(t, g, of(ann), "v")
 }
 
 // GWN-14: a backend that does not answer is waited for by one caller, for a bounded time, and by others only when it announced

@@ -72,7 +72,7 @@ type outcome struct {
 	err      error
 }
 
-// called makes a call of the tool; params are those behind the name.
+// called makes a call of the tool; params are those after the name.
 func called(t *testing.T, g *Gateway, c api.Client, params string, change ...func(*api.Call)) outcome {
 	t.Helper()
 	call := api.Call{
@@ -162,9 +162,19 @@ func (o outcome) required(t *testing.T) (r required) {
 
 // retry are the params of the next round; every request gets the response.
 func (r required) retry(response string) string {
+	return r.retryWith(func(string) string { return response })
+}
+
+// retryBy are those in which each request gets the response to its method.
+func (r required) retryBy(responses map[string]string) string {
+	return r.retryWith(func(method string) string { return responses[method] })
+}
+
+func (r required) retryWith(response func(method string) string) string {
 	answers := map[string]json.RawMessage{}
-	for key := range r.Requests {
-		answers[key] = json.RawMessage(response)
+	for key, request := range r.Requests {
+		method, _ := jsonrpc.String(jsonrpc.Member(request, "method"))
+		answers[key] = json.RawMessage(response(method))
 	}
 	b, _ := json.Marshal(answers)
 	return fmt.Sprintf(`,"inputResponses":%s,"requestState":%q`, b, r.State)

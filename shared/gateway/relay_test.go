@@ -95,7 +95,7 @@ func relaying(t *testing.T, by string, g *Gateway, l log, change ...func(*relay.
 	return end
 }
 
-// until reads the log up to a marker that the backend sends now, and tells what came before.
+// until reads the log up to a marker that the backend sends now, and returns what came before.
 func (l log) until(t *testing.T, s *scripted) (before []string) {
 	t.Helper()
 	uri := fmt.Sprintf("mark:%d", time.Now().UnixNano())
@@ -168,7 +168,8 @@ func TestOneStreamForAllRelays(t *testing.T) {
 				endFirst := relaying(t, "first", gateways[0], l)
 				s.only(t, 1)
 				endSecond := relaying(t, "second", gateways[1], l)
-				l.silent(t, s) // at first it is
+				// Two relays that begin announce nothing.
+				l.silent(t, s)
 				was := remembered(t, db)
 				s.list(oneTool("t", "u"))
 				if n := s.notify(toolsChanged); n != 1 {
@@ -193,13 +194,14 @@ func TestOneStreamForAllRelays(t *testing.T) {
 				if took := time.Since(left); took > shortLease/2 {
 					t.Errorf("the hand-over took %s", took)
 				}
-				l.silent(t, s) // the hand-over
+				// A hand-over announces nothing.
+				l.silent(t, s)
 				s.notify(toolsChanged)
 				l.has(t, "second default b notifications/tools/list_changed")
 
 				relaying(t, "third", gateways[2], l)
 				second.dead.Store(true)
-				endSecond() // its lease stays behind
+				endSecond() // its lease stays
 				died := time.Now()
 				s.only(t, 3)
 				if took := time.Since(died); took > shortLease+time.Second {
@@ -268,7 +270,8 @@ func TestMissedChangeIsAnnounced(t *testing.T) {
 		s.only(t, 2)
 		s.hangUp()
 		s.only(t, 3)
-		l.silent(t, s) // another connection
+		// A new connection after which nothing has changed announces nothing.
+		l.silent(t, s)
 	})
 }
 
@@ -395,7 +398,7 @@ func TestPausesGrow(t *testing.T) {
 		began := time.Now()
 		until(t, "the stream is open again", func() bool { return s.open() == 1 })
 		if took := tries[n].Sub(began); count() != n+1 || took > 400*time.Millisecond {
-			t.Errorf("behind a good connection it took %s and %d tries", took, count()-n)
+			t.Errorf("after a good connection it took %s and %d tries", took, count()-n)
 		}
 	})
 }
@@ -428,7 +431,7 @@ func TestWantedSubscriptionsArePassedOn(t *testing.T) {
 		}
 		unsubscribe(t, one, b)
 		until(t, "it is unsubscribed", func() bool { return len(s.received("resources/unsubscribe")) == 1 })
-		// What was left behind ends by itself.
+		// A subscription that is not ended ends by itself.
 		left := wants("x://2", "s3")
 		left.Until = time.Now().Add(10 * time.Second)
 		subscribe(t, two, left)
@@ -474,6 +477,7 @@ func TestListenAsksForWhatThereIs(t *testing.T) {
 		until(t, "both are open", func() bool { return s.open() == 2 })
 		unsubscribe(t, g, wants("x://1", "s1"))
 		s.only(t, 2)
+		// A change of what is listened to announces nothing.
 		l.silent(t, s)
 	})
 }

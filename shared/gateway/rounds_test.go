@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
@@ -17,7 +18,7 @@ import (
 // of is a member of an answer's result.
 func (m got) of(member string) json.RawMessage { return jsonrpc.Member(m.Result, member) }
 
-// asksTwice asks for a name, then the model, and tells both.
+// asksTwice asks for a name, then the model, and says both.
 func asksTwice(x *turn) {
 	name := x.ask("elicitation/create", form)
 	model := x.ask("sampling/createMessage", `{"messages":[],"maxTokens":10}`)
@@ -64,8 +65,8 @@ func TestQuestionsPutAtOnceAreOneRound(t *testing.T) {
 	if len(r.Requests) != 2 {
 		t.Fatalf("asked %s", r.Requests)
 	}
-	// Each request takes what it needs of the response.
-	if got, want := called(t, g, someone(v2026), r.retry(`{"action":"decline","roots":[]}`)).says(t), `complete:"decline" []`; got != want {
+	retry := r.retryBy(map[string]string{"elicitation/create": `{"action":"decline"}`, "roots/list": `{"roots":[]}`})
+	if got, want := called(t, g, someone(v2026), retry).says(t), `complete:"decline" []`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
@@ -94,17 +95,40 @@ func TestRequestStateIsForItsRequestAlone(t *testing.T) {
 		"of the backend": serving(t, true, wantsInput(`{"q":{"method":"elicitation/create","params":`+form+`}}`)),
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := instances(t, 1, s)[0]
+			s.list(func(method, _ string) string {
+				switch method {
+				case "tools/list":
+					return `{"tools":[{"name":"tool"},{"name":"tool2"}]}`
+				case "prompts/list":
+					return `{"prompts":[{"name":"tool"}]}`
+				}
+				return emptyList(method)
+			})
+			inOther := at("b", s, func(b *config.Backend) { b.Workspace = "other" })
+			g := gatewayOver(t, memory(t), at("b", s), at("c", s, prefix("c_")), inOther)
+			// Each is served, and differs from the call in one thing.
+			others := map[string]func(*api.Call){
+				"another principal": func(c *api.Call) { c.Principal.ID = "bob" },
+				"another workspace": func(c *api.Call) { c.Principal.Workspace = "other" },
+				"another backend":   func(c *api.Call) { c.Name = "c_tool" },
+				"another tool":      func(c *api.Call) { c.Name = "tool2" },
+				"another method":    func(c *api.Call) { c.Kind, c.Method = api.Prompts, "prompts/get" },
+				"other arguments": func(c *api.Call) {
+					c.Params = json.RawMessage(strings.Replace(string(c.Params), `"b":2`, `"b":3`, 1))
+				},
+			}
+			for _, change := range others {
+				called(t, g, someone(v2026), arguments, change).required(t)
+			}
 			r := called(t, g, someone(v2026), arguments).required(t)
 			if strings.Contains(r.State, "state-1") {
 				t.Errorf("the client got %s", r.State)
 			}
 			calls := func() int { return len(s.received("tools/call")) + len(s.received("prompts/get")) }
-			before, bob, elsewhere := calls(), someone(v2026), someone(v2026)
-			bob.Principal.ID, elsewhere.Principal.Workspace = "bob", "other"
+			before := calls()
 			state := func(s string) string { return fmt.Sprintf(`,"requestState":%q`, s) }
 			retry := r.retry(`{"action":"accept","content":{}}`)
-			for name, o := range map[string]outcome{
+			outcomes := map[string]outcome{
 				"changed":               called(t, g, someone(v2026), arguments+strings.Replace(retry, r.State[20:24], "AAAA", 1)),
 				"cut":                   called(t, g, someone(v2026), arguments+state(r.State[:len(r.State)-1])),
 				"the backend's own":     called(t, g, someone(v2026), arguments+state("state-1")),
@@ -112,13 +136,11 @@ func TestRequestStateIsForItsRequestAlone(t *testing.T) {
 				"no string":             called(t, g, someone(v2026), `,"requestState":5`),
 				"two, the second null":  called(t, g, someone(v2026), arguments+state("forged")+`,"requestState":null`),
 				"two, the second sound": called(t, g, someone(v2026), arguments+state("forged")+retry),
-				"another principal":     called(t, g, bob, arguments+retry),
-				"another workspace":     called(t, g, elsewhere, arguments+retry),
-				"other arguments":       called(t, g, someone(v2026), `,"arguments":{"a":1,"b":3}`+retry),
-				"another method": called(t, g, someone(v2026), arguments+retry, func(c *api.Call) {
-					c.Kind, c.Method, c.Name = api.Prompts, "prompts/get", "prompt"
-				}),
-			} {
+			}
+			for name, change := range others {
+				outcomes[name] = called(t, g, someone(v2026), arguments+retry, change)
+			}
+			for name, o := range outcomes {
 				if !fault.Is(o.err, fault.Invalid) {
 					t.Errorf("%s: got %v and %s, want an invalid request", name, o.err, o.response)
 				}

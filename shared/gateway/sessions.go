@@ -28,12 +28,12 @@ import (
 // backendSession is the value of such an item.
 type backendSession struct {
 	Version mcpspec.Version `json:"v"`
-	ID      string          `json:"id"` // may be empty: the backend is stateless
+	ID      string          `json:"id"` // empty if the backend gave none
 
 	itemVersion int64 // distinguishes its item from one that took its place
 }
 
-// sessions are those that clients, and the gateway itself, have with backends.
+// sessions are those that clients have with backends. The gateway's own is with what is [known] of a backend.
 type sessions struct {
 	db     store.DB
 	log    *slog.Logger
@@ -102,7 +102,7 @@ func (ss *sessions) of(ctx context.Context, c api.Client, b *backend) (backendSe
 	return s, fault.Wrap(fault.Unavailable, err, "keep the session with a backend")
 }
 
-// put writes the session of a client, which is there for a time from now.
+// put are the operations that keep the session of a client for a time from now.
 func (ss *sessions) put(c api.Client, b *backend, itemVersion int64, value []byte, cond store.Condition) []store.Op {
 	until := time.Now().Add(ss.ttl)
 	ops := []store.Op{store.Put(store.Item{Key: sessionKey(holder(c), b), Value: value, Version: itemVersion, Expires: until}, cond)}

@@ -28,26 +28,28 @@ func TestBackendsAreReplaced(t *testing.T) {
 		g := gatewayOver(t, memory(t), at("one", one))
 		l := newLog()
 		relaying(t, "r", g, l)
-		l.until(t, one)          // it has compared the lists
-		sees(t, g, of(ann), "t") // at first
+		l.until(t, one) // it has compared the lists
+		sees(t, g, of(ann), "t")
 		asked := len(one.received("tools/list"))
+		// A second one comes.
 		g.backends.replace(t.Context(), []config.Backend{at("two", two, prefix("x_")), at("one", one)})
-		sees(t, g, of(ann), "x_u", "t") // with a second one
+		sees(t, g, of(ann), "x_u", "t")
 		two.only(t, 1)
 		if n := len(one.received("tools/list")); n != asked {
 			t.Errorf("the one that stayed was asked %d times more", n-asked)
 		}
+		// The second one changes, the first one goes.
 		g.backends.replace(t.Context(), []config.Backend{at("two", two, prefix("y_"))})
-		sees(t, g, of(ann), "y_u") // of the second one, changed, alone
+		sees(t, g, of(ann), "y_u")
 		if _, err := call(t, g, sessionBased("s"), "t"); err == nil {
 			t.Error("a tool of the one that went was called")
 		}
-		until(t, "nobody listens to it", func() bool { return one.open() == 0 })
+		until(t, "no one listens to it", func() bool { return one.open() == 0 })
 		two.only(t, 2)
 		if g.backends.replace(t.Context(), nil); g.Any(t.Context()) {
 			t.Error("with none there is one")
 		}
-		until(t, "nobody listens to the other one", func() bool { return two.open() == 0 })
+		until(t, "no one listens to the other one", func() bool { return two.open() == 0 })
 	})
 }
 
@@ -101,12 +103,14 @@ func TestMissingSecretFailsItsBackendOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sees(t, g, of(ann), "t") // without the secret
+	// Its secret is not there.
+	sees(t, g, of(ann), "t")
 	if n := len(locked.received("server/discover")) + len(locked.received("initialize")); n > 0 {
 		t.Error("it was asked without its credentials")
 	}
+	// The secret comes.
 	t.Setenv("GATEWAY_TEST_LATER", "Bearer later")
-	sees(t, g, of(ann), "l_t", "t") // with the secret
+	sees(t, g, of(ann), "l_t", "t")
 	// A file with such a fault is not taken as a whole.
 	c.Backends = append(c.Backends, config.Backend{Name: "x", URL: open.URL, Workspace: "w", Headers: c.Backends[0].Headers})
 	t.Setenv("GATEWAY_TEST_LATER", "")
@@ -140,7 +144,8 @@ func TestSameNameInTwoWorkspaces(t *testing.T) {
 		asked := len(mine.received("tools/list"))
 		theirs.notify(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
 		l.has(t, "r other b notifications/tools/list_changed")
-		sees(t, g, of(auth.Principal{ID: "x", Workspace: "other"}), "t", "u") // behind the change they are
+		// After the change the other workspace has the new list.
+		sees(t, g, of(auth.Principal{ID: "x", Workspace: "other"}), "t", "u")
 		g.List(t.Context(), of(ann), api.Tools)
 		if n := len(mine.received("tools/list")); n != asked {
 			t.Error("its change made the other one's list old")

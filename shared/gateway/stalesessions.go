@@ -25,7 +25,7 @@ const (
 	// usedEvery is how exactly the last use of a session is recorded, so that not every
 	// call writes.
 	usedEvery = 10 * time.Minute
-	// endTime bounds the time that a new session waits for the end of an old one.
+	// endTime bounds how long a new session, or a change of the backends or of their views, waits for the end of old sessions.
 	endTime = 2 * time.Second
 )
 

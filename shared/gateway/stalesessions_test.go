@@ -35,7 +35,7 @@ func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
 		was[name] = by(0, c)
 	}
 	first := by(0, declaring(ann, 0))
-	// It was used long ago, as the store tells it to the second.
+	// It was used long ago, as the store records it, to the second.
 	b := gateways[0].backends.now(t.Context())[0]
 	for _, key := range []store.Key{sessionKey(holder(declaring(ann, 0)), b), listKey(declaring(ann, 0), b)} {
 		items, err := db.Get(t.Context(), key)
@@ -61,7 +61,7 @@ func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
 		n := len(s.sessions) - len(gateways) - len(others) // without the gateways' own
 		s.mu.Unlock()
 		if n > maxOfPrincipal {
-			t.Fatalf("behind client %d there are %d sessions", i, n)
+			t.Fatalf("after client %d there are %d sessions", i, n)
 		}
 	}
 	page, err := db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: listKey(declaring(ann, 0), b).Partition, Limit: 1000})

@@ -82,11 +82,11 @@ func TestCallersSeeTheirOwnLists(t *testing.T) {
 					}
 				}
 			}
-			for _, nobody := range []api.Client{withToken("ann", ""), of(ann)} {
-				if got := names(g.List(t.Context(), nobody, api.Tools)); len(got) > 0 {
+			for _, tokenless := range []api.Client{withToken("ann", ""), of(ann)} {
+				if got := names(g.List(t.Context(), tokenless, api.Tools)); len(got) > 0 {
 					t.Errorf("without a token one sees %q", got)
 				}
-				if g.Has(t.Context(), nobody, api.Tools, "of-alice") || g.Capabilities(t.Context(), nobody).Tools {
+				if g.Has(t.Context(), tokenless, api.Tools, "of-alice") || g.Capabilities(t.Context(), tokenless).Tools {
 					t.Error("without a token there is something")
 				}
 			}
@@ -125,7 +125,7 @@ func TestOperatorListsAndCallerCalls(t *testing.T) {
 		t.Errorf("without a token one calls: %s", got)
 	}
 	if g.List(t.Context(), withToken("bob", "Bearer bob"), api.Tools).Shared {
-		t.Error("a list of a backend that tells callers apart is public")
+		t.Error("a list of a backend that distinguishes callers is public")
 	}
 	for _, m := range append(s.received("tools/call"), s.received("GET")...) {
 		if want := map[string]string{"GET": "Bearer operator"}[m.Method]; want != "" && m.Header.Get("Authorization") != want {

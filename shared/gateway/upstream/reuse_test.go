@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// closing tells when the client has closed a connection.
+// closing reports that the client has closed a connection.
 type closing struct {
 	*counted
 	closed chan struct{}

@@ -51,7 +51,7 @@ func all(t *testing.T, x *Exchange) (messages []string, garbage int, err error) 
 const result = `{"jsonrpc":"2.0","id":1,"result":{"x":9007199254740993}}`
 
 // GWN-05, GWN-15: messages come as the bytes that were sent, whichever way the backend
-// chose; what is no JSON has its own error, and the stream goes on behind it.
+// chose; what is no JSON has its own error, and the stream goes on after it.
 func TestAnswersAreRead(t *testing.T) {
 	deep := strings.Repeat("[", 100) + strings.Repeat("]", 100)
 	for _, c := range []struct {
