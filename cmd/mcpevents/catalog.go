@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -81,13 +80,7 @@ func (c *CatalogCheckCmd) checkConfig(cat *catalog.Catalog) error {
 	if cfg == nil || err != nil {
 		return err
 	}
-	var all []error
-	for _, s := range cfg.Sources {
-		if s.Workspace == c.Workspace {
-			all = append(all, ingest.CheckCatalog(cat, s))
-		}
-	}
-	return fault.Wrap(fault.Invalid, errors.Join(all...), "%s", c.Config)
+	return fault.Wrap(fault.Invalid, ingest.CheckSources(cat, c.Workspace, cfg.Sources), "%s", c.Config)
 }
 
 func printChanges(w io.Writer, changes []catalog.Change) {

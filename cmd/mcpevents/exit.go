@@ -44,8 +44,10 @@ var plainer = []struct {
 	say   string
 }{
 	{regexp.MustCompile(`^expected "(<.*)"$`), "missing argument: $1"},
-	{regexp.MustCompile(`expected \w+ value but got .*$`), "a value is missing"},
-	{regexp.MustCompile(`expected a valid \d+ bit u?int but got (".*")$`), "$1 is not a whole number"},
+	{regexp.MustCompile(`expected \w+ value but got "EOL".*$`), "a value is missing"},
+	{regexp.MustCompile(`expected \w+ value but got (".*?").*$`), "a value is missing; if it is $1, put = before it"},
+	{regexp.MustCompile(`expected a valid \d+ bit u?int but got (".*")$`), "$1 is not a whole number, or too large"},
+	{regexp.MustCompile(`expected a float but got (".*?").*$`), "$1 is not a number"},
 	{regexp.MustCompile(`expected duration but got (".*?"): time: .*$`), "$1 is not a duration (such as 90s, 15m or 1h30m)"},
 	{regexp.MustCompile(`parsing time (".*?")(?: as .*|: .*)$`), "$1 is not a time (RFC 3339, such as 2026-11-22T12:00:00Z)"},
 }
@@ -60,8 +62,9 @@ func usage(w io.Writer, err error) int {
 			}
 		}
 	}
-	if name, ok := strings.CutPrefix(text, "unexpected argument "); ok && group {
-		text = name + " is not a command"
+	if found, ok := strings.CutPrefix(text, "unexpected argument "); ok && group {
+		name, hint, _ := strings.Cut(found, ", ")
+		text = strings.TrimSuffix(name+" is not a command, "+hint, ", ")
 	}
 	for _, p := range plainer {
 		text = p.found.ReplaceAllString(text, p.say)

@@ -243,6 +243,8 @@ func TestOperatorsCommands(t *testing.T) {
 			{"overview --server http://127.0.0.1:1", exitUnavailable, "is it running, and is --server right"},
 			{"overview --server " + o.URL + "/mcp", exitRefused, o.URL + "/admin/v1"},
 			{"nonsense", exitUsage, "mcpevents: nonsense is not a command (see mcpevents --help)\n"},
+			{"serv", exitUsage, "mcpevents: serv is not a command, did you mean \"serve\"? (see mcpevents --help)\n"},
+			{"serve --publish-rate x", exitUsage, "--publish-rate: \"x\" is not a number (see mcpevents serve --help)"},
 			{"catalog nonsense", exitUsage, "nonsense is not a command (see mcpevents catalog --help)"},
 			{"subscriptions show a b", exitUsage, "unexpected argument b (see mcpevents subscriptions show --help)"},
 			{"demo --timeout 5", exitUsage, "--timeout: \"5\" is not a duration (such as 90s, 15m or 1h30m) (see mcpevents demo --help)"},

@@ -14,6 +14,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/source/verify"
 )
 
+// CheckSources does what [CheckCatalog] does for all sources of a workspace.
+func CheckSources(cat *catalog.Catalog, workspace string, sources []config.Source) error {
+	var all []error
+	for _, s := range sources {
+		if s.Workspace == workspace {
+			all = append(all, CheckCatalog(cat, s))
+		}
+	}
+	return errors.Join(all...)
+}
+
 // CheckCatalog finds all that mappings of a source have that does not fit the catalog of its workspace, each with its line:
 // event types that are not there, and variables that a URI template has and its mapping does not, or the other way
 // round. It is of kind fault.Invalid.
