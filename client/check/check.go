@@ -4,7 +4,10 @@
 //	check.go     the run: which event type, in which order, and what its checks share
 //	rules.go     the rules, with the section that each is in
 //	refusals.go  the checks of what is refused in any mode
-//	poll.go      those of each mode; so in push.go, webhook.go and deliver.go
+//	poll.go      the checks of polls
+//	push.go      the checks of streams
+//	webhook.go   the checks of webhook subscriptions
+//	deliver.go   the checks of deliveries to an endpoint
 //	conn.go      requests as revision 2026-07-28 has them, and streams
 //	receiver.go  an endpoint for webhooks that answers as a rule needs it
 //	report.go    the results as a table, JSON and JUnit

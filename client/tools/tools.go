@@ -50,7 +50,7 @@ const instructions = `These tools let you learn of things that happen elsewhere.
 type Tools struct {
 	client   *client.Client
 	inbox    inbox
-	progress time.Duration // between what a wait says of itself
+	progress time.Duration // between two progress notifications of a wait
 
 	ctx  context.Context // of all subscriptions
 	stop context.CancelFunc

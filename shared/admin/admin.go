@@ -53,7 +53,7 @@ type Options struct {
 	Guard auth.Guard
 	// MetadataURL is the protected resource metadata (RFC 9728) that a 401 names; may be empty.
 	MetadataURL   string
-	DB            store.DB // of the audit trail and the delivery log
+	DB            store.DB // for what is read directly: the audit trail, quotas, the records of deliveries and sources
 	Subscriptions *subscription.Service
 	Lists         *subscription.Lists
 	Operations    *delivery.Operations
@@ -109,7 +109,8 @@ func New(o Options) *Handler {
 		answers: httpjson.Answers{Scope: auth.ScopeOperate, MetadataURL: o.MetadataURL, Log: o.Log, Problems: true, Limited: o.Limited},
 	}
 	paths := endpoints(o)
-	h.switches = paths[oneSwitch]
+	h.switches = paths[oneSwitch] // ServeHTTP finds it, before the mux
+	delete(paths, oneSwitch)
 	for path, methods := range paths {
 		h.mux.HandleFunc(Prefix+path, func(w http.ResponseWriter, r *http.Request) { h.answer(w, r, methods) })
 	}
@@ -117,7 +118,7 @@ func New(o Options) *Handler {
 	return h
 }
 
-// oneSwitch is the path of one. A name has slashes.
+// oneSwitch is the path of one switch, whose name has slashes.
 const oneSwitch = "switches/{name...}"
 
 // endpoints are the paths behind [Prefix], and what their methods do.

@@ -53,7 +53,7 @@ type tick struct {
 type liveHandler struct {
 	events *eventHandlers
 	db     store.DB
-	ends   <-chan struct{} // all of them
+	ends   <-chan struct{} // is closed when live streams are to end
 	open   chan struct{}   // holds one for each
 	log    *slog.Logger
 }

@@ -64,7 +64,7 @@ func (h *switchHandlers) put(c *call) (any, error) {
 		return nil, err
 	}
 	if id, ok := name.SubscriptionID(); ok {
-		s, err := h.subscriptions.find(c, id)
+		s, err := h.subscriptions.seen.find(c, id)
 		if err != nil {
 			return nil, err
 		}
@@ -111,7 +111,7 @@ func (h *switchHandlers) remove(c *call) (any, error) {
 		return noContent, err // it is resumed already
 	}
 	if id, ok := name.SubscriptionID(); ok {
-		s, err := h.subscriptions.find(c, id)
+		s, err := h.subscriptions.seen.find(c, id)
 		if err == nil {
 			return noContent, h.subscriptions.setPaused(c, s, "", false)
 		}
