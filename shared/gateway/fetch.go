@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"strings"
 	"time"
 	"unicode"
@@ -83,7 +82,7 @@ func (v *view) fetchKnown(ctx context.Context, kind api.Kind) (*fetched, error) 
 		return &fetched{ttl: askAgain, shared: true}, nil
 	}
 	now, err := v.fetch(ctx, known, kind)
-	if errors.Is(err, upstream.ErrSession) || errors.Is(err, io.EOF) {
+	if errors.Is(err, upstream.ErrSession) || errors.Is(err, upstream.ErrNoResponse) && known.session != "" {
 		v.forget(known)
 		if known, err = v.known(ctx); err == nil {
 			now, err = v.fetch(ctx, known, kind)

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"io"
 	"math/big"
 	"net/http"
 
@@ -57,11 +58,13 @@ func (c *Client) Ask(ctx context.Context, r Request, method string, params json.
 	return x.Result(ctx)
 }
 
-// Result waits for the result of a request. What else the backend has to say on the way is for no one.
+// Result waits for the result of a request; [ErrNoResponse] if the backend ends its answer without one. What else the backend has to say on the way is for no one.
 func (x *Exchange) Result(ctx context.Context) (json.RawMessage, error) {
 	for {
 		m, err := x.Next(ctx)
 		switch {
+		case err == io.EOF:
+			return nil, fault.Wrap(fault.Unavailable, ErrNoResponse, "wait for a backend's answer")
 		case err != nil:
 			return nil, fault.Wrap(fault.Unavailable, err, "wait for a backend's answer")
 		case !m.Response():

@@ -19,6 +19,9 @@ import (
 // ErrSession reports that the backend does not know the session any more.
 var ErrSession = errors.New("upstream: the backend has ended the session")
 
+// ErrNoResponse reports that the backend has ended its answer without a response.
+var ErrNoResponse = errors.New("upstream: the answer ended without a response")
+
 // StatusError is an answer by HTTP alone.
 type StatusError struct{ Status int }
 
