@@ -38,7 +38,7 @@ func (g *Gateway) Call(ctx context.Context, c api.Call) error {
 	case client:
 		x.way = &roundsWay{x: x, states: g.states}
 	case backend:
-		x.way = &inputsWay{x: x, elicitations: g.elicitations}
+		x.way = &inputRoundsWay{x: x, elicitations: g.elicitations}
 	default:
 		x.way = &sessionWay{x: x, elicitations: g.elicitations}
 	}
@@ -57,7 +57,7 @@ func (g *Gateway) Call(ctx context.Context, c api.Call) error {
 
 // way is how a call is made, and what is done with that of its answer which is not the same in all revisions.
 // There are four, by the revisions of the client and the backend: [sessionWay], [statelessWay], [roundsWay]
-// and [inputsWay].
+// and [inputRoundsWay].
 type way interface {
 	// make puts the call to the backend, as often as it takes, until the client has its response or an error is returned.
 	make(ctx context.Context) error

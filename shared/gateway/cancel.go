@@ -51,7 +51,7 @@ func (g *Gateway) Cancel(ctx context.Context, c api.Client, body json.RawMessage
 	return g.Notify(ctx, c, jsonrpc.Replace(body, "params", jsonrpc.Replace(params, "requestId", requestID(c, id))))
 }
 
-// watch ends a call when its client cancels it, which leaves the item with the key. The function that it returns ends
+// watch ends a call when its client cancels it: then there is an item with the key. The function that it returns ends
 // the watch, and waits for that.
 func watch(ctx context.Context, db store.DB, key store.Key, cancel context.CancelCauseFunc) (end func()) {
 	ctx, stop := context.WithCancel(ctx)

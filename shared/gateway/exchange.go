@@ -244,11 +244,11 @@ func (x *exchange) outOfPlace(ctx context.Context) error {
 
 // translated is a response in the form of the client's revision, and the code of an error as it was.
 func (x *exchange) translated(m upstream.Message) (response json.RawMessage, code int) {
-	way := translate.Way{Client: x.call.Version, Backend: x.with.Version}
+	between := translate.Way{Client: x.call.Version, Backend: x.with.Version}
 	if m.Result == nil {
-		return way.Error(x.call.Method, m.Raw)
+		return between.Error(x.call.Method, m.Raw)
 	}
-	return jsonrpc.Replace(m.Raw, "result", way.Result(x.call.Method, m.Result)), 0
+	return jsonrpc.Replace(m.Raw, "result", between.Result(x.call.Method, m.Result)), 0
 }
 
 // send hands a message to the client.

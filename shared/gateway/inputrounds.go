@@ -34,8 +34,8 @@ const (
 	lastLook  = 250 * time.Millisecond
 )
 
-// inputsWay is the way from a client with a session to a backend of 2026-07-28.
-type inputsWay struct {
+// inputRoundsWay is the way from a client with a session to a backend of 2026-07-28.
+type inputRoundsWay struct {
 	x            *exchange
 	elicitations *elicitations
 	kept         []store.Key     // what the store holds of the elicitations to the client
@@ -43,7 +43,7 @@ type inputsWay struct {
 	inputs       []*input        // what the client was asked, in all rounds
 }
 
-func (w *inputsWay) make(ctx context.Context) error {
+func (w *inputRoundsWay) make(ctx context.Context) error {
 	defer func() { w.elicitations.over(w.kept, w.inputs) }()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -70,7 +70,7 @@ func (w *inputsWay) make(ctx context.Context) error {
 }
 
 // params are those of the call as a backend of 2026-07-28 wants them.
-func (w *inputsWay) params() json.RawMessage {
+func (w *inputRoundsWay) params() json.RawMessage {
 	c := translate.Client{Info: w.x.call.Info, Capabilities: w.x.call.Capabilities, Level: w.x.call.Level}
 	if len(c.Info) == 0 {
 		c.Info = w.x.client.Server
@@ -82,7 +82,7 @@ func (w *inputsWay) params() json.RawMessage {
 }
 
 // header repeats what a request of 2026-07-28 has to repeat in headers.
-func (w *inputsWay) header() (http.Header, error) {
+func (w *inputRoundsWay) header() (http.Header, error) {
 	h := http.Header{mcpspec.HeaderMethod: {w.x.call.Method}}
 	if w.x.call.Member != "ref" {
 		h[mcpspec.HeaderName] = []string{mcpspec.EncodeHeader(w.x.entry.Own)}
@@ -91,7 +91,7 @@ func (w *inputsWay) header() (http.Header, error) {
 }
 
 // supply asks the client for what the backend wants and returns the params of the next round.
-func (w *inputsWay) supply(ctx context.Context, params json.RawMessage) (json.RawMessage, error) {
+func (w *inputRoundsWay) supply(ctx context.Context, params json.RawMessage) (json.RawMessage, error) {
 	if !translate.MultiRound[w.x.call.Method] {
 		return nil, w.x.failed(errors.New("gateway: it asks for input where the revision does not let it"))
 	}
@@ -117,7 +117,7 @@ type input struct {
 }
 
 // put puts the requests to the client and waits for all answers.
-func (w *inputsWay) put(ctx context.Context, requests json.RawMessage) (json.RawMessage, error) {
+func (w *inputRoundsWay) put(ctx context.Context, requests json.RawMessage) (json.RawMessage, error) {
 	if lacks := translate.Demanded(w.x.call.Capabilities, w.input); len(lacks) > 0 {
 		e := translate.Missing(w.x.entry.Backend, lacks)
 		e.Code = jsonrpc.InvalidRequest
@@ -169,7 +169,7 @@ func sessionRequest(in *input, params json.RawMessage) json.RawMessage {
 }
 
 // await waits until all elicitations have their answers.
-func (w *inputsWay) await(ctx context.Context, inputs []*input) error {
+func (w *inputRoundsWay) await(ctx context.Context, inputs []*input) error {
 	for wait := firstLook; ; wait = min(wait*3/2, lastLook) {
 		if err := periodic.Sleep(ctx, wait); err != nil {
 			return w.x.failed(err)
@@ -207,7 +207,7 @@ func (w *inputsWay) await(ctx context.Context, inputs []*input) error {
 // responses makes of the answers the inputResponses of the next round. This revision has no
 // errors there: for an elicitation the user cancelled, and for all else the call ends
 // with the client's own error.
-func (w *inputsWay) responses(inputs []*input) (json.RawMessage, error) {
+func (w *inputRoundsWay) responses(inputs []*input) (json.RawMessage, error) {
 	out := []byte{'{'}
 	for i, in := range inputs {
 		result := jsonrpc.Member(in.answer, "result")
@@ -226,7 +226,7 @@ func (w *inputsWay) responses(inputs []*input) (json.RawMessage, error) {
 }
 
 // refusal ends the call with the error that the client answered.
-func (w *inputsWay) refusal(failure json.RawMessage) error {
+func (w *inputRoundsWay) refusal(failure json.RawMessage) error {
 	if failure == nil {
 		return fault.New(fault.Invalid, "the client answered with neither a result nor an error")
 	}
@@ -234,9 +234,11 @@ func (w *inputsWay) refusal(failure json.RawMessage) error {
 	return w.x.send(append(append(body, failure...), '}'), true)
 }
 
-func (w *inputsWay) elicit(ctx context.Context, _ upstream.Message) error { return w.x.outOfPlace(ctx) }
+func (w *inputRoundsWay) elicit(ctx context.Context, _ upstream.Message) error {
+	return w.x.outOfPlace(ctx)
+}
 
-func (w *inputsWay) respond(m upstream.Message) error {
+func (w *inputRoundsWay) respond(m upstream.Message) error {
 	if translate.InputRequired(m.Result) {
 		w.input = m.Result // for the next round
 		return nil

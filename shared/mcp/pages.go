@@ -20,7 +20,7 @@ const (
 	atBackends      = 'b'
 )
 
-// maxCursor bounds what is in a cursor, in bytes: the longest name of an entry, and more.
+// maxCursor bounds what is in a cursor, in bytes: the name of its list, the longest name of an entry, and more.
 const maxCursor = 1200
 
 // member is nextCursor in a result of that scope, for the list of that name.

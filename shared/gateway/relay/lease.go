@@ -52,7 +52,7 @@ type lease struct {
 // acquire takes the lease of a backend that no relay holds, or prepares to take it from one that
 // is about to end. It is nil while another one has it.
 func (r *Relay) acquire(ctx context.Context, b *follower) (*lease, error) {
-	if r.bounded() && time.Until(r.Until) < r.Handover {
+	if r.bounded() && time.Until(r.Until) <= r.Handover {
 		return nil, nil // others are to have it
 	}
 	l := &lease{relay: r, backend: b, key: key(b, "-")}
@@ -121,7 +121,7 @@ func (l *lease) mayFollow(held *store.Item) *holding {
 		return nil
 	}
 	until := time.UnixMilli(h.Until)
-	if time.Until(until) >= l.relay.Handover || !until.Before(l.relay.Until) {
+	if time.Until(until) > l.relay.Handover || !until.Before(l.relay.Until) {
 		return nil
 	}
 	return h
