@@ -133,6 +133,9 @@ type Server struct {
 	stop    context.CancelFunc
 	workers sync.WaitGroup
 	undo    []func() // closes what was opened, if a later step of the start fails
+
+	shutdown sync.Once
+	ended    error // what came of it
 }
 
 // New starts a server. It returns when requests are accepted, which does not end with ctx. What
@@ -340,7 +343,13 @@ func (s *Server) Served() <-chan error { return s.served }
 // Shutdown drains: streams get their end, running deliveries finish, and nothing
 // accepted is lost. When ctx ends first, running deliveries are cut off, which come again after the next start, and
 // Shutdown returns the error of ctx some seconds later at the latest. A store that cannot be closed is another error.
+// Called again, it waits for the first call and returns what that did.
 func (s *Server) Shutdown(ctx context.Context) error {
+	s.shutdown.Do(func() { s.ended = s.drain(ctx) })
+	return s.ended
+}
+
+func (s *Server) drain(ctx context.Context) error {
 	s.close()
 	err := s.endpoint.Close(ctx)
 	if s.listening != nil {

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -48,13 +47,9 @@ func serve(t *testing.T, change func(*Options)) *Server {
 	return e
 }
 
-var ends sync.Map // servers that were ended
-
+// end shuts a server down, which may be over.
 func end(t *testing.T, e *Server) {
 	t.Helper()
-	if _, done := ends.LoadOrStore(e, true); done {
-		return
-	}
 	http.DefaultClient.CloseIdleConnections() // for one that was never used a server waits 5 s
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -207,6 +207,9 @@ func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 	if took := time.Since(start); took > 10*time.Second {
 		t.Errorf("Close took %v", took)
 	}
+	if err := e.Shutdown(t.Context()); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("called again, Shutdown returned %v", err)
+	}
 	settings.Log = quiet()
 	again, err := New(t.Context(), settings)
 	if err != nil {

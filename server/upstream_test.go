@@ -145,7 +145,6 @@ func TestAProgramsOwnServer(t *testing.T) {
 		<-progress // it runs
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
-		ends.Store(s, true)
 		if err := s.Shutdown(ctx); err != nil {
 			t.Error(err)
 		}

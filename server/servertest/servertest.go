@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -73,14 +72,9 @@ func Start(t *testing.T, o server.Options) *server.Server {
 	return s
 }
 
-var ended sync.Map // servers
-
-// End shuts a server down, unless it was before.
+// End shuts a server down before the end of the test.
 func End(t *testing.T, s *server.Server) {
 	t.Helper()
-	if _, before := ended.LoadOrStore(s, true); before {
-		return
-	}
 	http.DefaultClient.CloseIdleConnections() // for one that was never used a server waits 5 s
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
