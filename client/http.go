@@ -132,7 +132,7 @@ func unreachable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	return fault.Wrap(fault.Unavailable, Hide(err), "call the server")
+	return fault.Wrap(fault.Unavailable, Hide(err), "call the server (is it running, and is its URL right?)")
 }
 
 // Refusal turns an answer that is an error into one of ours. It reads the error body of POST /events, that of

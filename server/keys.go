@@ -162,7 +162,7 @@ func checkDatabase(data, path string) error {
 func readSecrets(data string) (secrets, error) {
 	b, err := os.ReadFile(secretsPath(data))
 	if err != nil {
-		return secrets{}, fault.Wrap(fault.Invalid, err, "read the keys of the data directory %s", data)
+		return secrets{}, fault.Wrap(fault.Invalid, err, "read the keys (is %s the data directory of a server?)", data)
 	}
 	var s secrets
 	if err := json.Unmarshal(b, &s); err != nil || len(s.Private) == 0 || len(s.Public) == 0 {

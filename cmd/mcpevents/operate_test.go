@@ -240,7 +240,7 @@ func TestOperatorsCommands(t *testing.T) {
 			{"events list", exitRefused, "name a uri"},
 			{"deadletters replay --rate 5000", exitRefused, "allowed: 1 to 1000"},
 			{"deadletters replay --rate 0", exitRefused, "rate is 0 (allowed: 1 to 1000)"},
-			{"overview --server http://127.0.0.1:1", exitUnavailable, "is it running, and is --server right"},
+			{"overview --server http://127.0.0.1:1", exitUnavailable, "is it running, and is its URL right"},
 			{"overview --server " + o.URL + "/mcp", exitRefused, o.URL + "/admin/v1"},
 			{"nonsense", exitUsage, "mcpevents: nonsense is not a command (see mcpevents --help)\n"},
 			{"serv", exitUsage, "mcpevents: serv is not a command, did you mean \"serve\"? (see mcpevents --help)\n"},

@@ -46,10 +46,8 @@ func (c Client) Do(ctx context.Context, method, path string, query url.Values, b
 	}
 	resp, answer, err := c.Server.Do(ctx, method, at, nil, b)
 	switch {
-	case ctx.Err() != nil:
-		return nil, ctx.Err()
 	case err != nil:
-		return nil, fault.Wrap(fault.Unavailable, err, "%s does not answer; is it running, and is --server right?", c.Server.URL)
+		return nil, err // the context's own, if that ended
 	case resp.StatusCode >= 300:
 		return nil, advise(client.Refusal(resp, answer))
 	case resp.StatusCode != http.StatusNoContent && !json.Valid(answer):
