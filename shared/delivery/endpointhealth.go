@@ -93,7 +93,7 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// Failing is how many endpoints get no first attempt now: Slow are attempted in the slow lane, Paused not at all, until
+// Failing is how many endpoints get no attempt of the fast lane now: Slow are attempted in the slow lane, Paused not at all, until
 // a time that they asked for or that grows with their failures.
 type Failing struct{ Slow, Paused int }
 

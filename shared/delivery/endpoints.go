@@ -43,9 +43,9 @@ type endpointState struct {
 	fast    int             // attempts under way in the fast lane
 	waiting []chan struct{} // for a slot there, the oldest first
 	slow    int             // attempts under way in the slow lane
+	unknown int             // of these, the ones that began before the origin was known
 	queued  []chan struct{} // for a slot there, the oldest first
 	took    time.Duration   // the last attempt
-	unknown int             // of these, the ones that began before the origin was known
 	hanging int             // attempts that outlived the patience of the fast lane
 
 	failures  int       // in a row
@@ -67,8 +67,8 @@ type originState struct {
 const (
 	slowAfter = 3                // failures in a row
 	slowFor   = 30 * time.Second // then another delivery may try
-	// slowLatency is from when on a successful answer is a slow one. It is the patience of
-	// the fast lane, so that an endpoint that needs longer does not come back to it each time.
+	// slowLatency is from when on a successful answer is a slow one. Embedded it is the
+	// patience of the fast lane, so that an endpoint that needs longer does not come back to it each time; on AWS that is 3 s.
 	slowLatency = 2 * time.Second
 	// slotWait is how long an attempt waits while its endpoint has all the attempts
 	// under way that it may have. In the slow lane only those wait whose endpoint answers sooner.

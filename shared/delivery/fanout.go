@@ -178,7 +178,7 @@ type headerID struct{ workspace, key string }
 
 // match finds the patterns in use that each group's events match, and how many
 // subscribers they have: one read for the shapes and the concrete patterns, and a second
-// only where other shapes are in use.
+// only where other shapes are in use, or streams read.
 func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[headerID]int, error) {
 	now := f.now()
 	var r reads

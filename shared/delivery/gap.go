@@ -9,6 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // A gap notice says that a subscription of the MCP Events extension lost events between two refreshes, with the
@@ -205,5 +206,5 @@ func (n *notices) next(del *delivery, retryAfter time.Duration) (time.Duration, 
 	}
 	// Nothing else says it before the next refresh.
 	wait = min(max(schedule[len(schedule)-1], time.Second)<<min(len(del.Attempts)-len(schedule)+1, 12), gapRetry)
-	return max(wait, min(retryAfter, MaxRetryAfter)), n.deliveries.now().Sub(del.First) < gapFor
+	return max(wait, min(retryAfter, webhook.MaxRetryAfter)), n.deliveries.now().Sub(del.First) < gapFor
 }

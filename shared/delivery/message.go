@@ -61,7 +61,7 @@ type Reactivation struct {
 	Subscription string `json:"sub"`
 }
 
-// SingleTask asks dispatch for one further attempt of one delivery.
+// SingleTask asks dispatch for one attempt of one delivery in the slow lane.
 type SingleTask struct {
 	V            int    `json:"v"`
 	Workspace    string `json:"ws"`

@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // Retry moves due deliveries from the due table to the slow queue. It runs every minute.
@@ -39,7 +40,7 @@ const (
 )
 
 // longest is how far ahead of the clock that wrote it a due entry can lie.
-const longest = MaxRetryAfter*(100+Jitter*100)/100 + backup
+const longest = webhook.MaxRetryAfter*(100+Jitter*100)/100 + backup
 
 func (r *Retry) now() time.Time { return timeBy(r.Now) }
 

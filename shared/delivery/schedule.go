@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // Schedule is the delays before each attempt; the first is 0.
@@ -26,9 +27,6 @@ var (
 // Jitter is by how much a delay may deviate, either way.
 const Jitter = 0.2
 
-// MaxRetryAfter bounds what an endpoint may ask for.
-const MaxRetryAfter = 24 * time.Hour
-
 // Next is the delay after the given number of attempts, or false when that was
 // the last. retryAfter is what the endpoint asked for, 0 for nothing.
 func (s Schedule) Next(attempts int, retryAfter time.Duration) (time.Duration, bool) {
@@ -36,7 +34,7 @@ func (s Schedule) Next(attempts int, retryAfter time.Duration) (time.Duration, b
 		return 0, false
 	}
 	d := time.Duration(float64(s[attempts]) * (1 - Jitter + 2*Jitter*rand.Float64()))
-	return max(d, min(retryAfter, MaxRetryAfter)), true
+	return max(d, min(retryAfter, webhook.MaxRetryAfter)), true
 }
 
 // total is the time from the first attempt to the last, with all jitter.

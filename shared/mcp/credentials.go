@@ -2,7 +2,6 @@ package mcp
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"time"
 
@@ -13,9 +12,6 @@ import (
 // A stream lives longer than the request that it began with. So the caller's
 // credentials are looked at again: when nothing was sent for a while, when the catalog
 // changed, and before an event if the last look is a heartbeat ago.
-
-// errRevoked ends a stream whose caller would not be let in any more.
-var errRevoked = errors.New("mcp: the caller's credentials are not good any more")
 
 // unsure reports whether the last look at the credentials is too long ago to send an event.
 func (o *streamWriter) unsure() bool { return time.Since(o.looked) >= o.streams.timing.heartbeat }

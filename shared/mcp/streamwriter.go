@@ -22,6 +22,7 @@ import (
 var (
 	errAge        = errors.New("mcp: the stream reached its maximum age")
 	errExpired    = errors.New("mcp: the caller's token has expired")
+	errRevoked    = errors.New("mcp: the caller's credentials are not good any more")
 	errEnding     = errors.New("mcp: the server is shutting down")
 	errSuperseded = errors.New("mcp: the principal opened too many newer streams")
 	errTaken      = errors.New("mcp: the session ended or has a newer stream")

@@ -68,7 +68,7 @@ var Table = []Definition{
 	{QueueDepth, Gauge, "", "queue", "Messages in a queue, those in flight and delayed included."},
 	{QueueAge, Gauge, "s", "queue", "Age of the oldest message of a queue."},
 	{StreamsOpen, Gauge, "", "", "Streams that this process holds open."},
-	{EndpointsFailing, Gauge, "", "", "Endpoints that this process knows to be failing: no first attempt goes to them."},
+	{EndpointsFailing, Gauge, "", "", "Endpoints that this process knows to be failing: no attempt of the fast lane goes to them."},
 	{EndpointStates, Gauge, "", "state", "The same by state: slow ones are attempted in the slow lane, paused ones not at all for now."},
 	{StreamsEnded, Counter, "", "reason", "Streams that ended, by the reason in the log line stream ended."},
 	{Polls, Counter, "", "", "Answers to events/poll."},

@@ -8,7 +8,7 @@
 //
 // A [Registrar] makes subscriptions, a [Service] changes and ends them one by one, and a [Sweeper] ends those that
 // expired: all by way of [Records]. [Lists] find many: those of a principal, a workspace, an
-// event type.
+// event type, or an operator's [Choice].
 //
 // No HTTP, no AWS, no SQL enters here; what a subscription needs of the outside
 // (sealing, checking and verifying a target) are functions given by the wiring.
