@@ -15,7 +15,8 @@ import (
 
 // Clients of 2026-07-28 do not end sessions, for they have none: what was begun for them at a
 // backend of the earlier revisions stays until the backend forgets it. So it is listed by
-// principal and backend, and when there are too many the one that was used least lately is ended. For one that the backend has forgotten see exchange.inSession.
+// principal and backend, and when there are too many the one that was used least lately is ended. For one that the backend
+// has forgotten see exchange.inSession.
 
 const (
 	// maxOfPrincipal is how many sessions a principal has with one backend, other than

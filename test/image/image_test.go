@@ -115,8 +115,8 @@ func content(t *testing.T) (root, binary string) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("what .dockerignore leaves does not build: %v\n%s", err, out)
 	}
-	for name, mode := range map[string]os.FileMode{"data": 0o700, "etc": 0o755, "etc/mcpevents": 0o755} {
-		if err := os.Mkdir(filepath.Join(root, name), mode); err != nil && !os.IsExist(err) {
+	for name, mode := range map[string]os.FileMode{"data": 0o700, "etc/mcpevents": 0o755} {
+		if err := os.MkdirAll(filepath.Join(root, name), mode); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -58,7 +58,8 @@ func (c *Client) Ask(ctx context.Context, r Request, method string, params json.
 	return x.Result(ctx)
 }
 
-// Result waits for the result of a request; [ErrNoResponse] if the backend ends its answer without one. What else the backend has to say on the way is for no one.
+// Result waits for the result of a request; [ErrNoResponse] if the backend ends its answer without one.
+// What else the backend has to say on the way is for no one.
 func (x *Exchange) Result(ctx context.Context) (json.RawMessage, error) {
 	for {
 		m, err := x.Next(ctx)
