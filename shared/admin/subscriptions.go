@@ -59,7 +59,7 @@ func viewOf(s subscription.Selected) subscriptionView {
 
 // subscriptionHandlers list and show subscriptions, and end, pause, resume and test them.
 type subscriptionHandlers struct {
-	seen       visible
+	visible    visible
 	catalogs   catalog.Source
 	operations *delivery.Operations
 	switches   *switches.Set
@@ -92,7 +92,7 @@ func (h *subscriptionHandlers) list(c *call) (any, error) {
 func (h *subscriptionHandlers) selected(c *call, choice subscription.Choice, after string, limit int) ([]subscription.Selected, string, error) {
 	ctx, workspace := c.Context(), c.who.Workspace
 	if choice.URI == "" {
-		return h.seen.lists.Select(ctx, workspace, choice, after, limit)
+		return h.visible.lists.Select(ctx, workspace, choice, after, limit)
 	}
 	cat, err := h.catalogs.Catalog(ctx, workspace)
 	if err != nil {
@@ -103,14 +103,14 @@ func (h *subscriptionHandlers) selected(c *call, choice subscription.Choice, aft
 	case !ok:
 		return nil, "", nil
 	case choice != subscription.Choice{URI: choice.URI}:
-		return h.seen.lists.Select(ctx, workspace, choice, after, limit)
+		return h.visible.lists.Select(ctx, workspace, choice, after, limit)
 	}
-	return h.seen.lists.Covering(ctx, workspace, entry.Name, choice.URI, after, limit)
+	return h.visible.lists.Covering(ctx, workspace, entry.Name, choice.URI, after, limit)
 }
 
 // named is the subscription that the path names.
 func (h *subscriptionHandlers) named(c *call) (*subscription.Selected, error) {
-	return h.seen.find(c, c.PathValue("id"))
+	return h.visible.find(c, c.PathValue("id"))
 }
 
 func (h *subscriptionHandlers) end(c *call) (any, error) {
@@ -119,7 +119,7 @@ func (h *subscriptionHandlers) end(c *call) (any, error) {
 		return nil, err
 	}
 	err = c.change("subscription.end", s.ID, viewOf(*s), nil, func() error {
-		return h.seen.subscriptions.End(c.Context(), c.who.Workspace, s.Principal, s.ID)
+		return h.visible.subscriptions.End(c.Context(), c.who.Workspace, s.Principal, s.ID)
 	})
 	return noContent, err
 }
@@ -145,7 +145,7 @@ func (h *subscriptionHandlers) resume(c *call) (any, error) {
 			return h.setPaused(c, s, "", false)
 		}
 		return c.change("subscription.resume", s.ID, viewOf(*s), nil, func() error {
-			_, err := h.seen.subscriptions.Enable(c.Context(), c.who.Workspace, s.Principal, s.ID)
+			_, err := h.visible.subscriptions.Enable(c.Context(), c.who.Workspace, s.Principal, s.ID)
 			return err
 		})
 	})
@@ -184,19 +184,19 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 	}
 	if !pause {
 		return c.change("subscription.resume", s.ID, before, nil, func() error {
-			changed, err := h.seen.subscriptions.SetPaused(c.Context(), c.who.Workspace, s.Principal, s.ID, false, h.switches.ResumeOps(c.who.Workspace, name)...)
+			changed, err := h.visible.subscriptions.SetPaused(c.Context(), c.who.Workspace, s.Principal, s.ID, false, h.switches.ResumeOps(c.who.Workspace, name)...)
 			if err == nil && !changed { // it was made anew since, under the same id
 				_, err = h.switches.Resume(c.Context(), c.who.Workspace, name)
 			}
 			if err != nil {
 				return err
 			}
-			return release(c, h.switches, name)
+			return requeue(c, h.switches, name)
 		})
 	}
 	after := pausedBy(c, name, reason)
 	return c.change("subscription.pause", s.ID, before, after, func() error {
-		changed, err := h.seen.subscriptions.SetPaused(c.Context(), c.who.Workspace, s.Principal, s.ID, true, h.switches.PauseOps(c.who.Workspace, after)...)
+		changed, err := h.visible.subscriptions.SetPaused(c.Context(), c.who.Workspace, s.Principal, s.ID, true, h.switches.PauseOps(c.who.Workspace, after)...)
 		if err == nil && !changed {
 			err = h.switches.Pause(c.Context(), c.who.Workspace, after)
 		}

@@ -64,7 +64,7 @@ func (h *switchHandlers) put(c *call) (any, error) {
 		return nil, err
 	}
 	if id, ok := name.SubscriptionID(); ok {
-		s, err := h.subscriptions.seen.find(c, id)
+		s, err := h.subscriptions.visible.find(c, id)
 		if err != nil {
 			return nil, err
 		}
@@ -111,7 +111,7 @@ func (h *switchHandlers) remove(c *call) (any, error) {
 		return noContent, err // it is resumed already
 	}
 	if id, ok := name.SubscriptionID(); ok {
-		s, err := h.subscriptions.seen.find(c, id)
+		s, err := h.subscriptions.visible.find(c, id)
 		if err == nil {
 			return noContent, h.subscriptions.setPaused(c, s, "", false)
 		}
@@ -123,12 +123,12 @@ func (h *switchHandlers) remove(c *call) (any, error) {
 		if _, err := h.switches.Resume(c.Context(), c.who.Workspace, name); err != nil {
 			return err
 		}
-		return release(c, h.switches, name)
+		return requeue(c, h.switches, name)
 	})
 }
 
-// release begins to bring back what waits for a switch; the job of every minute goes on with it.
-func release(c *call, set *switches.Set, name switches.Name) error {
+// requeue begins to bring back what waits for a switch; the job of every minute goes on with it.
+func requeue(c *call, set *switches.Set, name switches.Name) error {
 	_, err := set.RequeueOf(c.Context(), c.who.Workspace, name)
 	return err
 }
