@@ -169,7 +169,7 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	})
 	changed("list=prompts")
 	changed("uri=" + watched)
-	notified(update, prompts) // of what may have changed while nobody listened
+	notified(update, prompts) // of what may have changed while no one listened
 
 	began = time.Now()
 	configure("backends: []\n")

@@ -315,7 +315,7 @@ func TestListenSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	e := serve(t, nil)
 	strict := serve(t, func(s *server.Options) { s.Limits.AllowInsecureTargets = false })
-	const nobody = "http://127.0.0.1:9" // discard
+	const noServer = "http://127.0.0.1:9" // discard
 	tests := []struct {
 		name    string
 		args    []string
@@ -329,11 +329,11 @@ func TestListenSaysWhatIsWrong(t *testing.T) {
 		{"an_unknown_argument", []string{"--server", e.URL, "--via", "events", "--name", "ci.build_finished", "--arg", "x=y"}, exitRefused, `"x"`},
 		{"a_private_target", []string{"--server", strict.URL, "--uri", buildURI}, exitRefused, "https"},
 		{"an_endpoint_that_fails_the_challenge", []string{
-			"--server", e.URL, "--via", "events", "--name", "ci.build_finished", "--target", nobody,
+			"--server", e.URL, "--via", "events", "--name", "ci.build_finished", "--target", noServer,
 		}, exitRefused, "CallbackEndpointError"},
 		{"an_anonymous_subscriber", []string{"--server", strict.URL, "--via", "events", "--name", "ci.build_finished"}, exitDenied, "authenticated"},
-		{"a_server_that_is_not_there", []string{"--server", nobody, "--uri", buildURI, "--for", "200ms"}, exitUnavailable, "call the server"},
-		{"a_server_that_is_not_there_yet", []string{"--server", nobody, "--uri", buildURI, "--for", "200ms", "--log-format", "text"}, exitUnavailable, `msg="request failed, retrying" try=2 of=5`},
+		{"a_server_that_is_not_there", []string{"--server", noServer, "--uri", buildURI, "--for", "200ms"}, exitUnavailable, "call the server"},
+		{"a_server_that_is_not_there_yet", []string{"--server", noServer, "--uri", buildURI, "--for", "200ms", "--log-format", "text"}, exitUnavailable, `msg="request failed, retrying" try=2 of=5`},
 		{"too_few_events", []string{"--server", e.URL, "--uri", buildURI, "--count", "1", "--for", "300ms"}, exitUnavailable, "1 of 1 events did not arrive"},
 		{"a_bad_cursor", []string{"--server", e.URL, "--stream", "--uri", buildURI, "--cursor", "nonsense"}, exitRefused, "cursor"},
 		{"nothing_to_listen_to", nil, exitUsage, "--uri, or the --name"},

@@ -139,7 +139,7 @@ func TestACallerThatGoesAway(t *testing.T) {
 	})
 }
 
-// CNV-05: after five timeouts in a row a provider is not asked for a while, and nobody waits for it;
+// CNV-05: after five timeouts in a row a provider is not asked for a while, and no one waits for it;
 // then one message is let through, and its answer decides.
 func TestAProviderRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -256,7 +256,7 @@ func TestConsent(t *testing.T) {
 			t.Error("something was sent after consent was revoked")
 		}
 		for _, given := range []bool{true, false} {
-			if _, err := r.Consent(t.Context(), ann, "nobody", "ann", given); !fault.Is(err, fault.NotFound) {
+			if _, err := r.Consent(t.Context(), ann, "none", "ann", given); !fault.Is(err, fault.NotFound) {
 				t.Errorf("got %v", err)
 			}
 		}
@@ -324,16 +324,16 @@ func TestConsentsAreKept(t *testing.T) {
 
 // CNV-06: the one principal of --auth none cannot consent for everybody.
 func TestNobodyConsentsForAll(t *testing.T) {
-	nobody := ann
-	nobody.Anonymous = true
+	anonymous := ann
+	anonymous.Anonymous = true
 	for _, allowed := range []bool{false, true} {
 		r := newRig(t, three, func(o *Options) { o.AllowAnonymous = allowed })
 		r.on("fast", says("x", 0))
 		r.consent("fast") // perhaps while it was allowed
-		_, err := r.sayAs(nobody, UserMessage)
+		_, err := r.sayAs(anonymous, UserMessage)
 		must(t, err)
-		if got := r.calls("fast") == 1; got != allowed || r.Offers(t.Context(), nobody).Any() != allowed {
-			t.Errorf("allowed %v: sent %v, offered %+v", allowed, got, r.Offers(t.Context(), nobody))
+		if got := r.calls("fast") == 1; got != allowed || r.Offers(t.Context(), anonymous).Any() != allowed {
+			t.Errorf("allowed %v: sent %v, offered %+v", allowed, got, r.Offers(t.Context(), anonymous))
 		}
 	}
 }
@@ -431,7 +431,7 @@ func TestEventsNeedARule(t *testing.T) {
 }
 
 // AUT-07: a principal that sends more than its rate gets an error that says so, and when to come again; what it
-// says goes to nobody, and others have their own.
+// says goes to no one, and others have their own.
 func TestTheRateOfAPrincipal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, three, func(o *Options) { o.Rate = NewRate(rate.Same(1)) })

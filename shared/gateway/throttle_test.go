@@ -26,7 +26,7 @@ func TestFloodsAreThrottled(t *testing.T) {
 		other.List(t.Context(), statelessClient(ann), api.Tools)
 		for range flood {
 			s.notify(toolsChanged)
-			s.notify(updated("x://nobody"))
+			s.notify(updated("x://none"))
 		}
 		s.list(oneTool("new"))
 		s.notify(toolsChanged)

@@ -88,7 +88,7 @@ func TestWhatAPrincipalMayHaveOpen(t *testing.T) {
 			t.Errorf("%d principals are remembered", len(l.open))
 		}
 	})
-	each(t, "AUT-07 nobody is known as the anonymous one", 2, false, func(t *testing.T, k keeper) {
+	each(t, "AUT-07 no one is known as the anonymous one", 2, false, func(t *testing.T, k keeper) {
 		var all []*held
 		for range 5 {
 			all = append(all, take(t, k, auth.Principal{ID: "anonymous", Anonymous: true}))
