@@ -13,6 +13,7 @@ const (
 	metaCursor      = prefix + "cursor"
 	metaEventID     = prefix + "eventId"
 	metaTime        = prefix + "time"
+	metaURI         = prefix + "uri"
 	metaTruncated   = prefix + "truncated"
 	metaIdempotency = prefix + "idempotencyKey"
 )

@@ -23,10 +23,22 @@ type occurrence struct {
 	Cursor    string          `json:"cursor"`
 	Truncated bool            `json:"truncated"`
 	Error     *rpcError       `json:"error"`
+	Meta      json.RawMessage `json:"_meta"`
 }
 
 func (o *occurrence) event(via string) Event {
-	return Event{Via: via, ID: o.EventID, Name: o.Name, Time: o.Timestamp, Cursor: o.Cursor, Received: time.Now(), Data: o.Data}
+	return Event{Via: via, ID: o.EventID, Name: o.Name, URI: o.uri(), Time: o.Timestamp, Cursor: o.Cursor, Received: time.Now(), Data: o.Data}
+}
+
+// uri returns the event's URI. Only servers of this project send it. Others may have anything in _meta, and their events must
+// still arrive.
+func (o *occurrence) uri() string {
+	var meta map[string]json.RawMessage
+	var uri string
+	if json.Unmarshal(o.Meta, &meta) != nil || json.Unmarshal(meta[metaURI], &uri) != nil {
+		return ""
+	}
+	return uri
 }
 
 // What a server may ask for (SEP-3415, "Response" of polls: a floor of 1000 ms).

@@ -465,3 +465,39 @@ func TestSubscribeToAServerWithSessions(t *testing.T) {
 		p.ends()
 	})
 }
+
+func TestAnEventCarriesItsURI(t *testing.T) {
+	t.Parallel()
+	h := newHome(t, nil)
+	uris := make(chan string, 10)
+	reads := func(p *program) {
+		p.sub.Arguments = nil // all orders
+		p.sub.Event = func(_ context.Context, e client.Event) error { uris <- e.URI; return nil }
+	}
+	for _, mode := range modes {
+		t.Run("EVX-24 by "+mode, func(t *testing.T) {
+			p := run(t, h.server.URL, mode, reads)
+			p.begins()
+			h.publish("by-" + mode)
+			if got := take(t, uris, p.ended); got != shipped {
+				t.Errorf("got the URI %q, want %q", got, shipped)
+			}
+			p.ends()
+		})
+	}
+	for _, meta := range []string{`null`, `7`, `{}`, `{"io.github.mcp-events/uri":7}`} {
+		t.Run("EVX-24 a server with other metadata, "+meta, func(t *testing.T) {
+			s := newScript(t, map[string]func(int, http.ResponseWriter) string{"events/poll": func(n int, _ http.ResponseWriter) string {
+				if n == 1 {
+					return `{"events":[],"cursor":"c1","nextPollMs":0}`
+				}
+				return `{"events":[` + strings.Replace(occurrence("e1"), `{`, `{"_meta":`+meta+`,`, 1) + `],"cursor":"c2","nextPollMs":99999}`
+			}})
+			p := run(t, s.URL, client.ModePoll, reads)
+			if got := take(t, uris, p.ended); got != "" {
+				t.Errorf("got the URI %q, want none", got)
+			}
+			p.ends()
+		})
+	}
+}

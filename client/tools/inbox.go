@@ -10,7 +10,7 @@ import (
 const (
 	// maxKept bounds the events that are kept, read or not, and maxBytes their data: the oldest go.
 	maxKept, maxBytes = 1000, 4 << 20
-	// maxText bounds an id, a name, a time and a note, which the other server writes, in bytes.
+	// maxText bounds an id, a name, a URI, a time and a note, which the other server writes, in bytes.
 	maxText = 1 << 10
 	// defaultLimit and maxLimit are of one result, and maxResult bounds its data in bytes, for a model reads it.
 	defaultLimit, maxLimit, maxResult = 20, 50, 64 << 10
@@ -21,6 +21,7 @@ type shown struct {
 	Subscription string `json:"subscription"`
 	ID           string `json:"id,omitempty"`
 	Name         string `json:"name"`
+	URI          string `json:"uri,omitempty" jsonschema:"what the event is about, if the server says so"`
 	Time         string `json:"time,omitempty"`
 	Data         any    `json:"data,omitempty"`
 	Note         string `json:"note,omitempty" jsonschema:"what happened to the subscription instead of an event, or to this event's data"`
@@ -53,7 +54,7 @@ type inbox struct {
 }
 
 func (b *inbox) add(subscription string, e client.Event) {
-	k := kept{shown: shown{Subscription: subscription, ID: clip(e.ID), Name: clip(e.Name), Time: clip(e.Time)}, size: len(e.Data)}
+	k := kept{shown: shown{Subscription: subscription, ID: clip(e.ID), Name: clip(e.Name), URI: clip(e.URI), Time: clip(e.Time)}, size: len(e.Data)}
 	if k.size > maxResult {
 		k.size, k.Note = 0, "the data is too large to be shown here"
 	} else {

@@ -131,6 +131,13 @@ func (e *Entry) bind(rest string) map[string]string {
 	return vars
 }
 
+// Bind returns the values that an event URI gives to the variables of the template, decoded. It returns false if the URI does not
+// match the template. The map is nil for a fixed URI.
+func (e *Entry) Bind(uri string) (map[string]string, bool) {
+	vars := e.bind(strings.TrimPrefix(uri, Scheme))
+	return vars, e.Expand(vars) == uri
+}
+
 // Expand fills in the template. Omitted variables become "*"; for a fixed URI it is
 // the URI. Values are encoded as RFC 6570 does for simple variables. An empty value
 // counts as omitted, for no URI has an empty segment.

@@ -98,7 +98,7 @@ func (s *sender) fill(ctx context.Context, r *webhook.Request, sub *subscription
 	e = &redacted
 	if sub.Origin == subscription.MCPEvents {
 		r.Timeout = s.options.EventsTimeout
-		r.Body = eventsBody(e, sub.Cursor)
+		r.Body = eventsBody(e, s.entry(ctx, e), sub.Cursor)
 		if r.ID, err = s.webhookID(ctx, sub.ID, e); err != nil {
 			return err
 		}
@@ -146,14 +146,21 @@ func (s *sender) sign(ctx context.Context, r *webhook.Request, workspace, id str
 	return nil
 }
 
-// webhookType is that of the catalog; an event type that left the catalog has its name.
+// webhookType returns the type that the catalog gives to webhooks of the event, or else the name of the event type.
 func (s *sender) webhookType(ctx context.Context, e *event.Event) string {
-	if cat, err := s.catalog.Catalog(ctx, e.Workspace); err == nil {
-		if entry := cat.ByName(e.Name); entry != nil && entry.WebhookType != "" {
-			return entry.WebhookType
-		}
+	if entry := s.entry(ctx, e); entry != nil && entry.WebhookType != "" {
+		return entry.WebhookType
 	}
 	return e.Name
+}
+
+// entry returns the event's type, or nil if the catalog no longer has it or cannot be read.
+func (s *sender) entry(ctx context.Context, e *event.Event) *catalog.Entry {
+	cat, err := s.catalog.Catalog(ctx, e.Workspace)
+	if err != nil {
+		return nil
+	}
+	return cat.ByName(e.Name)
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

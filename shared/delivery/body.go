@@ -3,6 +3,7 @@ package delivery
 import (
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -22,17 +23,20 @@ func standardBody(e *event.Event, webhookType, id string) []byte {
 	return append(appendData(b, e), '}')
 }
 
-// eventsBody is an EventOccurrence (SEP-3415).
-func eventsBody(e *event.Event, cursor string) []byte {
-	b := make([]byte, 0, len(e.Data)+len(e.Name)+len(cursor)+224)
+// eventsBody returns an EventOccurrence (SEP-3415). entry is the event type, or nil if the catalog no longer has it.
+func eventsBody(e *event.Event, entry *catalog.Entry, cursor string) []byte {
+	b := make([]byte, 0, len(e.Data)+2*len(e.URI)+len(e.Name)+len(cursor)+384)
 	b = jsonrpc.AppendString(append(b, `{"eventId":`...), e.ID)
 	b = jsonrpc.AppendString(append(b, `,"name":`...), e.Name)
 	b = appendData(appendTimestamp(b, e), e)
 	b = append(b, `,"cursor":`...)
 	if cursor == "" {
-		return append(b, `null}`...)
+		b = append(b, `null`...)
+	} else {
+		b = jsonrpc.AppendString(b, cursor)
 	}
-	return append(jsonrpc.AppendString(b, cursor), '}')
+	b = subscription.AppendOccurrenceMeta(append(b, `,"_meta":{`...), e, entry)
+	return append(b, `}}`...)
 }
 
 func appendTimestamp(b []byte, e *event.Event) []byte {

@@ -60,6 +60,7 @@ func parseHandle(text string) (h handle, err error) {
 type toolEvent struct {
 	ID   string          `json:"id"`
 	Name string          `json:"name"`
+	URI  string          `json:"uri"` // tells apart the events of a subscription that left variables open
 	Time string          `json:"time"`
 	Data json.RawMessage `json:"data,omitempty"`
 	Note string          `json:"note,omitempty"`
@@ -118,7 +119,7 @@ func (r *reading) add(ev *event.Event) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	x := toolEvent{ID: ev.ID, Name: ev.Name, Time: ev.Timestamp(), Data: data}
+	x := toolEvent{ID: ev.ID, Name: ev.Name, URI: ev.URI, Time: ev.Timestamp(), Data: data}
 	if len(data) > maxToolBytes {
 		x.Data, x.Note = nil, "the data is too large to be shown here"
 	}

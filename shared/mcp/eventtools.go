@@ -43,7 +43,7 @@ const (
 	subscriptionInput = `"subscription":{"type":"string","description":"the subscription as the last call returned it"}`
 	limitInput        = `"limit":{"type":"integer","minimum":1,"maximum":20,"default":20,"description":"how many events at most"}`
 	eventsOutput      = `"events":{"type":"array","items":{"type":"object","properties":{"id":{"type":"string"},"name":{"type":"string"},` +
-		`"time":{"type":"string"},"data":{},"note":{"type":"string","description":"what happened to this event's data"}},"required":["id","name","time"]}},` +
+		`"uri":{"type":"string","description":"what the event is about"},"time":{"type":"string"},"data":{},"note":{"type":"string","description":"what happened to this event's data"}},"required":["id","name","uri","time"]}},` +
 		`"subscription":{"type":"string","description":"use this one in the next call: it goes on after these events"},` +
 		`"more":{"type":"boolean","description":"there are more events: call again"},` +
 		`"gap":{"type":"boolean","description":"events before these were lost, for too much time has passed"}`

@@ -26,8 +26,8 @@ type toolAnswer struct {
 // shownEvents is the result of a tool that reads.
 type shownEvents struct {
 	Events []struct {
-		ID, Name, Time, Note string
-		Data                 json.RawMessage
+		ID, Name, URI, Time, Note string
+		Data                      json.RawMessage
 	}
 	Subscription        string
 	More, Gap, TimedOut bool
@@ -160,7 +160,7 @@ func TestEventTools(t *testing.T) {
 			f.publish("event://ci/build-finished", `{"status":"passed"}`)
 			ev := f.publish("event://ci/build-finished", `{"status":"failed","n":12345678901234567890}`)
 			call(toolWait, at(sub.Subscription), &first)
-			if len(first.Events) != 1 || first.Events[0].ID != ev.ID || first.Events[0].Name != "ci.build" || first.Events[0].Time != ev.Timestamp() ||
+			if len(first.Events) != 1 || first.Events[0].ID != ev.ID || first.Events[0].Name != "ci.build" || first.Events[0].URI != ev.URI || first.Events[0].Time != ev.Timestamp() ||
 				string(first.Events[0].Data) != `{"status":"failed","n":12345678901234567890}` || first.More || first.Gap || first.TimedOut {
 				t.Errorf("got %+v", first)
 			}

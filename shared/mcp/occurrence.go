@@ -77,7 +77,7 @@ func unknownEvent(name string) error {
 	return fault.New(fault.NotFound, "unknown event type %.128q", name).With(map[string]any{"kind": "event"})
 }
 
-// appendOccurrence appends the members of an EventOccurrence (SEP-3415) but the cursor.
+// appendOccurrence appends the members of an EventOccurrence (SEP-3415) except its cursor and its _meta.
 func appendOccurrence(b []byte, ev *event.Event, data json.RawMessage) []byte {
 	b = jsonrpc.AppendString(append(b, `"eventId":`...), ev.ID)
 	b = jsonrpc.AppendString(append(b, `,"name":`...), ev.Name)

@@ -10,6 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // Bounds of one page of a poll.
@@ -58,7 +59,8 @@ func (h *polls) poll(ctx context.Context, c *call) (result, error) {
 			b = append(b, ',')
 		}
 		b = appendOccurrence(append(b, '{'), ev, data)
-		b = append(b, '}')
+		b = subscription.AppendOccurrenceMeta(append(b, `,"_meta":{`...), ev, w.Entry)
+		b = append(b, `}}`...)
 	}
 	b = jsonrpc.AppendString(append(b, `],"cursor":`...), page.Cursor)
 	b = strconv.AppendBool(append(b, `,"truncated":`...), page.Truncated)

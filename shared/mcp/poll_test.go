@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // polled is the result of events/poll.
@@ -19,6 +20,7 @@ type polled struct {
 		EventID, Name, Timestamp string
 		Data                     json.RawMessage
 		Cursor                   json.RawMessage
+		Meta                     map[string]json.RawMessage `json:"_meta"`
 	}
 	Cursor     string
 	Truncated  *bool
@@ -53,6 +55,17 @@ func pollParams(name, arguments, cursor string) string {
 	return `"name":"` + name + `","arguments":` + arguments + `,"cursor":` + cursor
 }
 
+// isAbout checks what the _meta of an EventOccurrence says of the event.
+func isAbout(t *testing.T, meta map[string]json.RawMessage, uri, arguments string) {
+	t.Helper()
+	if got := string(meta[subscription.MetaURI]); got != uri {
+		t.Errorf("the uri in _meta is %s, want %s", got, uri)
+	}
+	if got := string(meta[subscription.MetaArguments]); got != arguments {
+		t.Errorf("the arguments in _meta are %s, want %s", got, arguments)
+	}
+}
+
 func TestPoll(t *testing.T) {
 	t.Run("EVX-05_null_bootstraps_and_brings_no_history", func(t *testing.T) {
 		f := newFixture(t, nil)
@@ -74,6 +87,18 @@ func TestPoll(t *testing.T) {
 				t.Errorf("repeated: %+v", again)
 			}
 		}
+	})
+	t.Run("EVX-24_each_event_says_which_thing_it_is_about", func(t *testing.T) {
+		f := newFixture(t, nil)
+		cursor := f.poll(alice, "github.push", `{"owner":"acme"}`, "", "").Cursor
+		f.publish("event://github/acme/a%20b/push", `{"n":1}`)
+		f.publish("event://github/acme/web/push", `{"n":2}`)
+		p := f.poll(alice, "github.push", `{"owner":"acme"}`, cursor, "")
+		if len(p.Events) != 2 {
+			t.Fatalf("got %d events, want 2", len(p.Events))
+		}
+		isAbout(t, p.Events[0].Meta, `"event://github/acme/a%20b/push"`, `{"owner":"acme","repo":"a b"}`)
+		isAbout(t, p.Events[1].Meta, `"event://github/acme/web/push"`, `{"owner":"acme","repo":"web"}`)
 	})
 	t.Run("EVX-05_pages", func(t *testing.T) {
 		f := newFixture(t, nil)

@@ -91,9 +91,10 @@ func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 	if err != nil { // of this event only
 		return p.fail(mcpspec.NoteEventsError, p.streams.faults.translate(ctx, err, p.version, eventsMethods))
 	}
-	return p.note(mcpspec.NoteEventsEvent, d.Cursor, func(b []byte) []byte {
+	return p.send(mcpspec.NoteEventsEvent, func(b []byte) []byte {
+		b = jsonrpc.AppendString(append(b, `"cursor":`...), d.Cursor)
 		return appendOccurrence(append(b, ','), d.Event, data)
-	})
+	}, func(b []byte) []byte { return subscription.AppendOccurrenceMeta(b, d.Event, p.Entry) }, "")
 }
 
 // due is when the next heartbeat must be sent at the latest.

@@ -61,6 +61,7 @@ func TestPush(t *testing.T) {
 			if *first.Params.Truncated {
 				t.Errorf("truncated: %+v", first)
 			}
+			members := map[string]int{mcpspec.NoteEventsActive: 1, mcpspec.NoteEventsEvent: 3}
 			frames := []pushed{first}
 			for i := range 3 {
 				ev := f.publish("event://ci/deploy", fmt.Sprintf(`{"n":%d}`, i))
@@ -72,12 +73,21 @@ func TestPush(t *testing.T) {
 				frames = append(frames, p)
 			}
 			for _, p := range frames {
-				if got := string(p.Params.Meta[mcpspec.MetaSubscription]); got != id || len(p.Params.Meta) != 1 {
+				if got := string(p.Params.Meta[mcpspec.MetaSubscription]); got != id || len(p.Params.Meta) != members[p.Method] {
 					t.Errorf("%s: _meta is %v, want the id %s", p.Method, p.Params.Meta, id)
 				}
 			}
 			o.cancel()
 		}
+	})
+	t.Run("EVX-24_each_event_says_which_thing_it_is_about", func(t *testing.T) {
+		f := newFixture(t, nil)
+		o, _ := f.push(alice, "1", "github.push", `{"owner":"acme"}`, "")
+		f.publish("event://github/acme/a%20b/push", `{"n":1}`)
+		isAbout(t, o.pushed().Params.Meta, `"event://github/acme/a%20b/push"`, `{"owner":"acme","repo":"a b"}`)
+		fixed, _ := f.push(alice, "2", "ci.deploy", `{}`, "")
+		f.publish("event://ci/deploy", `{"n":2}`)
+		isAbout(t, fixed.pushed().Params.Meta, `"event://ci/deploy"`, `{}`)
 	})
 	t.Run("EVX-06_the_server's_end_is_a_result_with_the_id", func(t *testing.T) {
 		f := newFixture(t, nil)

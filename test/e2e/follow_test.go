@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -109,7 +108,6 @@ func (f *follower) wait(t *testing.T, n int) []occurrence {
 type note struct {
 	occurrence
 	Truncated *bool
-	Meta      map[string]json.RawMessage `json:"_meta"`
 }
 
 // opened opens an events/stream and checks its first message.
@@ -248,6 +246,27 @@ func following(t *testing.T, s *harness.Target) {
 		if p := from.poll(t, nil); len(p.Events) == 0 || p.Truncated || p.Events[len(p.Events)-1].EventID != own+"-3" {
 			t.Errorf("a poll from the webhook's cursor, which lies before what it came with: %+v", p)
 		}
+	})
+
+	t.Run("EVX-24 with a variable left open, each event says in every mode which thing it is about", func(t *testing.T) {
+		args := object{"owner": own + "-about"}
+		f := follow(t, s, "github.push", args)
+		hook := receiver.Endpoint("about")
+		subscribe(t, alice, hook, "github.push", args)
+		st := opened(t, s, 1, "github.push", args, "")
+		s.Publish(t, push(own+"-about", own+"-about", "a%20b"))
+		uri := "event://github/" + own + "-about/a%20b/push"
+		for mode, occ := range map[string]occurrence{
+			"poll": f.wait(t, 1)[0], "push": occurrences(t, st, 1)[0], "webhook": decode[occurrence](t, hook.Wait(t, 1)[0].Body),
+		} {
+			if got := decode[string](t, occ.Meta[harness.Prefix+"uri"]); got != uri {
+				t.Errorf("%s: the uri in _meta is %q, want %q", mode, got, uri)
+			}
+			if got, want := occ.Meta[harness.Prefix+"arguments"], marshal(t, object{"owner": own + "-about", "repo": "a b"}); !sameJSON(t, got, want) {
+				t.Errorf("%s: the arguments in _meta are %s, want %s", mode, got, want)
+			}
+		}
+		unsubscribe(t, alice, hook, "github.push", args)
 	})
 
 	t.Run("EVX-07 what is no cursor of this workspace is refused", func(t *testing.T) {

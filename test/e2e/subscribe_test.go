@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
@@ -19,6 +20,7 @@ type occurrence struct {
 	Timestamp string
 	Data      map[string]any
 	Cursor    *string
+	Meta      map[string]json.RawMessage `json:"_meta"`
 }
 
 // TestSubscribe shows events/subscribe and events/unsubscribe (SEP-3415).
