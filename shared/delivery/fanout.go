@@ -3,6 +3,7 @@ package delivery
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -18,11 +19,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
-// Fanout takes accepted events, appends them to the log, and sends page tasks to
-// the subscribers of every pattern that they match.
+// Fanout appends accepted events to the log and sends page tasks to the subscribers of every pattern that they match.
 //
-// A batch that is redelivered finds its events in the log and leaves them there; its page
-// tasks may be sent twice.
+// A batch that is redelivered finds its events in the log and leaves them there, but its page tasks may be sent twice.
 type Fanout struct {
 	DB      store.DB
 	Log     *eventlog.Log
@@ -36,50 +35,67 @@ type Fanout struct {
 	Tracer *trace.Tracer
 }
 
-// uriBatch is what one batch brings for one URI, in order.
+// uriBatch holds the events of one batch that have the same URI, in their order.
 type uriBatch struct {
 	workspace, uri string
 	entry          *catalog.Entry
 	vars           map[string]string
 	events         []event.Event
-	ids            []string // of the messages
+	messages       []queue.Message // of the events
 
 	webhookKeys []string // patterns with subscribers
 	inBandKeys  []string // patterns with readers
-	err         error
+
+	refused map[string]error // why the log refuses events, by message
+	err     error            // of the whole group
+}
+
+// try runs a step for the group, unless an earlier step failed. A panic is an error of this group only.
+func (g *uriBatch) try(step func() error) {
+	if g.err != nil {
+		return
+	}
+	defer recovered(&g.err)
+	g.err = step()
+}
+
+// permanent reports whether a step fails again however often it is repeated, because the event itself cannot be
+// handled.
+func permanent(err error) bool {
+	switch fault.KindOf(err) {
+	case fault.Invalid, fault.TooLarge, fault.NotFound:
+		return true
+	}
+	return false
 }
 
 // Handle is the [queue.Handler] of the events queue.
+//
+// It dead-letters an event that can never be handled, so that it does not block its group. An error that may pass
+// fails only the group in which it happened.
 func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	var spans trace.Spans
 	defer func() { spans.End(failure(err)) }()
-	groups, poison, failed := f.group(ctx, batch, &spans)
-	if len(poison) > 0 {
-		if err := f.Queue.Send(ctx, queue.Dead, poison...); err != nil {
-			return nil, fault.Wrap(fault.Unavailable, err, "dead-letter events that cannot be decoded")
-		}
-		f.Metrics.DeadLettered(string(queue.Events), len(poison))
-	}
-	if len(groups) == 0 {
-		return failed, nil
-	}
+	groups, errs := f.group(ctx, batch, &spans)
 	headers, err := f.match(ctx, groups)
 	if err != nil {
 		return nil, err
 	}
 	again := slices.ContainsFunc(batch, func(m queue.Message) bool { return m.Received > 1 })
 	if f.DB.Ordered() && !again {
-		// Log and queues are one file, so the log takes no longer than the first attempts.
+		// The log and the queues are one file, so appending takes no longer than the first attempts.
 		var sending sync.WaitGroup
 		tasks := pageTasks(groups, headers)
 		sending.Go(func() { err = f.send(ctx, tasks) })
 		f.append(ctx, groups)
 		sending.Wait()
 	} else {
-		// First the log: while it fails, the batch is redelivered again and again, and must
-		// not send its tasks each time.
+		// Append first. If the log fails, the batch is redelivered again and again, and must not send its tasks
+		// each time.
 		f.append(ctx, groups)
-		err = f.Queue.Send(ctx, queue.Deliveries, pageTasks(groups, headers)...)
+		if tasks := pageTasks(groups, headers); len(tasks) > 0 {
+			err = f.Queue.Send(ctx, queue.Deliveries, tasks...)
+		}
 	}
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "send page tasks")
@@ -87,13 +103,48 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 	for _, g := range groups {
 		if g.err != nil {
 			slog.ErrorContext(ctx, "fanout failed", "uri", g.uri, "events", len(g.events), "error", g.err)
-			failed = append(failed, g.ids...)
+			for _, m := range g.messages {
+				errs[m.ID] = g.err
+			}
+			continue
 		}
+		maps.Copy(errs, g.refused)
 	}
-	return failed, nil
+	return f.settle(ctx, batch, errs), nil
 }
 
-// failure is what a span says of an error.
+// settle dead-letters the messages whose error is permanent and returns the others that have an error. Behind a message
+// that stays on the queue, the queue redelivers all later messages of the same FIFO group, so it leaves those too.
+func (f *Fanout) settle(ctx context.Context, batch []queue.Message, errs map[string]error) (failed []string) {
+	var letters []queue.Outgoing
+	var dead []string
+	blocked := map[string]bool{}
+	for _, m := range batch {
+		err := errs[m.ID]
+		switch {
+		case err == nil:
+		case permanent(err) && (m.Group == "" || !blocked[m.Group]):
+			reason := fault.Public(err)
+			slog.ErrorContext(ctx, "event dead-lettered", "message", m.ID, "reason", reason)
+			letters = append(letters, queue.NewDeadLetter(queue.Events, m, reason, nil, f.now()))
+			dead = append(dead, m.ID)
+		default:
+			blocked[m.Group] = true
+			failed = append(failed, m.ID)
+		}
+	}
+	if len(letters) == 0 {
+		return failed
+	}
+	if err := f.Queue.Send(ctx, queue.Dead, letters...); err != nil {
+		slog.ErrorContext(ctx, "dead letters not sent", "queue", queue.Events, "messages", len(dead), "error", err)
+		return append(failed, dead...)
+	}
+	f.Metrics.DeadLettered(string(queue.Events), len(letters))
+	return failed
+}
+
+// failure returns the error kind that a span records.
 func failure(err error) string {
 	if err == nil {
 		return ""
@@ -101,8 +152,8 @@ func failure(err error) string {
 	return fault.KindOf(err).String()
 }
 
-// send queues page tasks. In one process their first attempts begin before the tasks are
-// written: the event that is not settled yet stands for them.
+// send queues page tasks. In one process their first attempts begin before the tasks are written. Until then the event,
+// which is not settled yet, brings them back after a crash.
 func (f *Fanout) send(ctx context.Context, tasks []queue.Outgoing) error {
 	if q, ok := f.Queue.(queue.Forwarder); ok {
 		return q.Forward(ctx, queue.Deliveries, tasks...)
@@ -110,118 +161,177 @@ func (f *Fanout) send(ctx context.Context, tasks []queue.Outgoing) error {
 	return f.Queue.Send(ctx, queue.Deliveries, tasks...)
 }
 
-// pageTasks are the tasks for all groups that did not fail.
+// pageTasks returns the tasks of all groups that did not fail.
 func pageTasks(groups []*uriBatch, headers map[headerID]int) (tasks []queue.Outgoing) {
 	for _, g := range groups {
-		if g.err != nil {
-			continue
-		}
-		for _, key := range g.webhookKeys {
-			for _, t := range pages(g.workspace, key, subscription.Range{}, headers[headerID{g.workspace, key}], g.events) {
-				tasks = append(tasks, queue.Outgoing{Body: t.encode()})
+		g.try(func() error {
+			var own []queue.Outgoing
+			for _, key := range g.webhookKeys {
+				for _, t := range pages(g.workspace, key, subscription.Range{}, headers[headerID{g.workspace, key}], g.events) {
+					own = append(own, queue.Outgoing{Body: t.encode()})
+				}
 			}
-		}
+			tasks = append(tasks, own...)
+			return nil
+		})
 	}
 	return tasks
 }
 
-// group sorts a batch by workspace and URI. An event that cannot be decoded, or has no event
-// type any more, is dead-lettered: it must not block its group.
-func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.Spans) (groups []*uriBatch, poison []queue.Outgoing, left []string) {
+// group sorts a batch by workspace and URI. It returns the errors of the messages that cannot be handled, by message.
+//
+// A message of a newer version stays on the queue, and so do all later messages of its FIFO group. The queue redelivers
+// them with it, so handling them now would repeat their webhooks at each receive.
+func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.Spans) (groups []*uriBatch, errs map[string]error) {
 	type id struct{ workspace, uri string }
 	byURI := map[id]*uriBatch{}
+	errs = map[string]error{}
+	blocked := map[string]error{}
+	catalogs := latestCatalogs{source: f.Catalog}
 	for _, m := range batch {
 		f.Log.CheckClock(m.Sent)
-		reason := ""
-		e, err := event.Decode(m.Body)
-		if newer(err) {
-			left = append(left, m.ID)
+		if err := blocked[m.Group]; err != nil && m.Group != "" {
+			errs[m.ID] = err
 			continue
+		}
+		e, err := decodeEventMessage(m)
+		var g *uriBatch
+		if err == nil {
+			if g = byURI[id{e.Workspace, e.URI}]; g == nil {
+				g, err = catalogs.find(ctx, e.Workspace, e.URI)
+			}
 		}
 		if err != nil {
-			reason = "the message is not an event of a known version"
-		}
-		g := byURI[id{e.Workspace, e.URI}]
-		if reason == "" && g == nil {
-			cat, err := f.Catalog.Catalog(ctx, e.Workspace)
-			if err == nil {
-				if entry, vars, ok := cat.Match(e.URI); ok {
-					g = &uriBatch{workspace: e.Workspace, uri: e.URI, entry: entry, vars: vars}
-				} else {
-					reason = "the URI matches no event type of the catalog"
-				}
-			} else {
-				g = &uriBatch{workspace: e.Workspace, uri: e.URI, err: err}
+			errs[m.ID] = err
+			if !permanent(err) {
+				slog.WarnContext(ctx, "event left in queue", "message", m.ID, "error", err)
+				blocked[m.Group] = err
 			}
-			if g != nil {
-				byURI[id{e.Workspace, e.URI}] = g
-				groups = append(groups, g)
-			}
-		}
-		if reason != "" {
-			slog.ErrorContext(ctx, "event dead-lettered", "message", m.ID, "reason", reason)
-			poison = append(poison, queue.NewDeadLetter(queue.Events, m, reason, nil, f.now()))
 			continue
+		}
+		if len(g.events) == 0 {
+			byURI[id{e.Workspace, e.URI}] = g
+			groups = append(groups, g)
 		}
 		if span := f.Tracer.Continue(e.Trace, "fanout", trace.Consumer); span.On() {
 			span.Set(trace.Event(e.Workspace, e.ID, e.Name)...)
 			e.Trace = spans.Add(span)
 		}
-		g.events, g.ids = append(g.events, e), append(g.ids, m.ID)
+		g.events, g.messages = append(g.events, e), append(g.messages, m)
 	}
-	return groups, poison, left
+	return groups, errs
+}
+
+// decodeEventMessage decodes a message of the events queue. The error of one that a newer program wrote is not
+// [permanent].
+func decodeEventMessage(m queue.Message) (e event.Event, err error) {
+	defer recovered(&err)
+	e, err = event.Decode(m.Body)
+	if err != nil && !newer(err) {
+		err = fault.New(fault.Invalid, "the message is not an event of a known version")
+	}
+	return e, err
+}
+
+// latestCatalogs finds event types for one batch.
+type latestCatalogs struct {
+	source catalog.Source
+	latest map[string]latestCatalog // by workspace
+}
+
+type latestCatalog struct {
+	catalog *catalog.Catalog
+	err     error
+}
+
+// find returns an empty group for a URI, with the event type that it matches.
+//
+// The catalog of this process may be seconds old, so the event may be of a type that publish knows already. Before find
+// gives up it reads the latest catalog, once per workspace and batch.
+func (c *latestCatalogs) find(ctx context.Context, workspace, uri string) (g *uriBatch, err error) {
+	defer recovered(&err)
+	match := func(cat *catalog.Catalog) bool {
+		entry, vars, ok := cat.Match(uri)
+		g = &uriBatch{workspace: workspace, uri: uri, entry: entry, vars: vars}
+		return ok
+	}
+	cat, err := c.source.Catalog(ctx, workspace)
+	switch {
+	case err == nil && match(cat):
+		return g, nil
+	case err != nil && !fault.Is(err, fault.NotFound):
+		return nil, err
+	}
+	last, read := c.latest[workspace]
+	if !read {
+		last.catalog, last.err = catalog.Latest(ctx, c.source, workspace)
+		if c.latest == nil {
+			c.latest = map[string]latestCatalog{}
+		}
+		c.latest[workspace] = last
+	}
+	switch {
+	case last.err != nil:
+		return nil, last.err
+	case !match(last.catalog):
+		return nil, fault.New(fault.NotFound, "the URI matches no event type of the catalog")
+	}
+	return g, nil
 }
 
 func (f *Fanout) now() time.Time { return timeBy(f.Now) }
 
 type headerID struct{ workspace, key string }
 
-// match finds the patterns in use that each group's events match, and how many
-// subscribers they have: one read for the shapes and the concrete patterns, and a second
-// only where other shapes are in use, or streams read.
+// match finds the patterns in use that each group's events match, and how many subscribers they have. It needs one read
+// for the shapes and the concrete patterns, and a second one only if other shapes are in use or streams read.
 func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[headerID]int, error) {
 	now := f.now()
 	var r reads
 	for _, g := range groups {
-		if g.err != nil {
-			continue
-		}
-		for _, scope := range subscription.Scopes(g.entry.Name) {
-			r.want(subscription.ShapesKey(g.workspace, scope))
-		}
-		r.want(subscription.HeaderKey(g.workspace, g.uri))
+		g.try(func() error {
+			wanted := []store.Key{subscription.HeaderKey(g.workspace, g.uri)}
+			for _, scope := range subscription.Scopes(g.entry.Name) {
+				wanted = append(wanted, subscription.ShapesKey(g.workspace, scope))
+			}
+			return r.want(wanted...)
+		})
 	}
 	if err := r.do(ctx, f.DB); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read the shapes in use")
 	}
 	for _, g := range groups {
-		if g.err != nil {
-			continue
-		}
-		for _, scope := range subscription.Scopes(g.entry.Name) {
-			webhooks, inBand := subscription.InUse(r.got(subscription.ShapesKey(g.workspace, scope)), scope, now)
-			g.webhookKeys = append(g.webhookKeys, keys(g, webhooks)...)
-			g.inBandKeys = append(g.inBandKeys, keys(g, inBand)...)
-		}
-		for _, key := range g.webhookKeys {
-			r.want(subscription.HeaderKey(g.workspace, key))
-		}
-		for _, key := range g.inBandKeys {
-			r.want(eventlog.InterestKey(g.workspace, key))
-		}
+		g.try(func() error {
+			for _, scope := range subscription.Scopes(g.entry.Name) {
+				webhooks, inBand := subscription.InUse(r.got(subscription.ShapesKey(g.workspace, scope)), scope, now)
+				g.webhookKeys = append(g.webhookKeys, keys(g, webhooks)...)
+				g.inBandKeys = append(g.inBandKeys, keys(g, inBand)...)
+			}
+			var wanted []store.Key
+			for _, key := range g.webhookKeys {
+				wanted = append(wanted, subscription.HeaderKey(g.workspace, key))
+			}
+			for _, key := range g.inBandKeys {
+				wanted = append(wanted, eventlog.InterestKey(g.workspace, key))
+			}
+			return r.want(wanted...)
+		})
 	}
 	if err := r.do(ctx, f.DB); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read the patterns in use")
 	}
 	headers := map[headerID]int{}
 	for _, g := range groups {
-		g.webhookKeys = slices.DeleteFunc(g.webhookKeys, func(key string) bool {
-			n := subscription.HeaderCount(r.got(subscription.HeaderKey(g.workspace, key)))
-			headers[headerID{g.workspace, key}] = n
-			return n <= 0
-		})
-		g.inBandKeys = slices.DeleteFunc(g.inBandKeys, func(key string) bool {
-			return !eventlog.ReadInterest(r.got(eventlog.InterestKey(g.workspace, key))).Until.After(now)
+		g.try(func() error {
+			g.webhookKeys = slices.DeleteFunc(g.webhookKeys, func(key string) bool {
+				n := subscription.HeaderCount(r.got(subscription.HeaderKey(g.workspace, key)))
+				headers[headerID{g.workspace, key}] = n
+				return n <= 0
+			})
+			g.inBandKeys = slices.DeleteFunc(g.inBandKeys, func(key string) bool {
+				return !eventlog.ReadInterest(r.got(eventlog.InterestKey(g.workspace, key))).Until.After(now)
+			})
+			return nil
 		})
 	}
 	return headers, nil
@@ -237,13 +347,10 @@ func keys(g *uriBatch, shapes []subscription.Shape) (out []string) {
 	return out
 }
 
-// append writes each group to the log, several groups at a time. The order within
-// a URI is the order of the batch.
+// append writes each group to the log, several groups concurrently. Within a URI it keeps the order of the batch.
 func (f *Fanout) append(ctx context.Context, groups []*uriBatch) {
 	if len(groups) == 1 { // ordinary under little load
-		if groups[0].err == nil {
-			groups[0].err = f.appendOne(ctx, groups[0])
-		}
+		groups[0].try(func() error { return f.appendOne(ctx, groups[0]) })
 		return
 	}
 	var wg sync.WaitGroup
@@ -255,7 +362,7 @@ func (f *Fanout) append(ctx context.Context, groups []*uriBatch) {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			g.err = f.appendOne(ctx, g)
+			g.try(func() error { return f.appendOne(ctx, g) })
 		})
 	}
 	wg.Wait()
@@ -267,10 +374,35 @@ func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 		write = f.Log.AppendUnordered
 	}
 	done, err := write(ctx, g.workspace, g.uri, g.events, g.inBandKeys)
-	if err == nil && done.First {
-		err = f.Log.RecordChild(ctx, g.workspace, g.uri)
+	if permanent(err) {
+		// At least one of the events cannot be stored. Find out which, and append the others.
+		events, messages := g.events, g.messages
+		g.events, g.messages, g.refused = nil, nil, map[string]error{}
+		for i, e := range events {
+			part, err := write(ctx, g.workspace, g.uri, events[i:i+1], g.inBandKeys)
+			switch {
+			case permanent(err):
+				g.refused[messages[i].ID] = err
+				continue
+			case err != nil:
+				g.events, g.messages = events, messages
+				return err
+			}
+			done.First = done.First || part.First
+			g.events, g.messages = append(g.events, e), append(g.messages, messages[i])
+		}
+		err = nil
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	if done.First {
+		// The list of sub-resources is a convenience. Failing the group for it would repeat its webhooks.
+		if err := f.Log.RecordChild(ctx, g.workspace, g.uri); err != nil {
+			slog.WarnContext(ctx, "sub-resource not listed", "uri", g.uri, "error", err)
+		}
+	}
+	return nil
 }
 
 // reads collects keys and reads each once.
@@ -279,14 +411,24 @@ type reads struct {
 	items   map[store.Key]*store.Item
 }
 
-func (r *reads) want(k store.Key) {
+// want asks for keys, all or none of them. It refuses a key that the store would refuse, because that would fail the
+// read for all groups.
+func (r *reads) want(keys ...store.Key) error {
+	for _, k := range keys {
+		if err := k.Check(); err != nil {
+			return err
+		}
+	}
 	if r.items == nil {
 		r.items = map[store.Key]*store.Item{}
 	}
-	if _, ok := r.items[k]; !ok {
-		r.items[k] = nil
-		r.pending = append(r.pending, k)
+	for _, k := range keys {
+		if _, ok := r.items[k]; !ok {
+			r.items[k] = nil
+			r.pending = append(r.pending, k)
+		}
 	}
+	return nil
 }
 
 func (r *reads) do(ctx context.Context, db store.DB) error {

@@ -6,10 +6,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
-// Bounds of keys, names and queries, the same for every adapter.
+// Bounds of keys, names and queries, the same for every adapter. Those of keys are DynamoDB's. A partition has room for
+// an event URI and what is written around it, and a sort key for an event URI.
 const (
-	maxPartition = 1024
-	maxSort      = 512
+	maxPartition = 2048
+	maxSort      = 1024
 	maxCountName = 200
 	maxLimit     = 1000
 	defaultLimit = 100

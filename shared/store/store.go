@@ -53,8 +53,8 @@ const (
 // Key addresses an item.
 type Key struct {
 	Table     Table
-	Partition string // not empty, at most 1,024 bytes
-	Sort      string // not empty, at most 512 bytes; ordered bytewise
+	Partition string // not empty, at most 2,048 bytes
+	Sort      string // not empty, at most 1,024 bytes; ordered bytewise
 }
 
 // Item is a stored value with the fields that conditions test.

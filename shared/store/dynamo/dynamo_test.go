@@ -346,7 +346,7 @@ func large(n int) []store.Op {
 	ops := make([]store.Op, n)
 	for i := range ops {
 		ops[i] = store.Put(store.Item{
-			Key:   store.Key{Table: store.Log, Partition: fmt.Sprint("large", i), Sort: strings.Repeat("s", 512)},
+			Key:   store.Key{Table: store.Log, Partition: fmt.Sprint("large", i), Sort: strings.Repeat("s", 1024)},
 			Value: make([]byte, store.MaxItem), Counts: map[string]int64{"n": 1},
 		})
 	}

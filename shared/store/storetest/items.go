@@ -194,8 +194,8 @@ var limitCases = []testCase{
 		b.refused("one too many", err, fault.Invalid, fault.TooLarge)
 	}},
 	{"keys_of_the_largest_size", func(b *bench) {
-		partition := strings.Repeat("p", 1024-len(b.prefix))
-		key := b.at(partition, strings.Repeat("s", 512))
+		partition := strings.Repeat("p", 2048-len(b.prefix))
+		key := b.at(partition, strings.Repeat("s", 1024))
 		b.write(put(key, "v"))
 		if b.value(key) != "v" {
 			b.Error("the item came back changed")
@@ -206,8 +206,8 @@ var limitCases = []testCase{
 			"empty partition":      {Table: store.Log, Sort: "s"},
 			"empty sort key":       {Table: store.Log, Partition: "p"},
 			"no table":             {Partition: "p", Sort: "s"},
-			"partition over 1,024": {Table: store.Log, Partition: strings.Repeat("p", 1025), Sort: "s"},
-			"sort key over 512":    {Table: store.Log, Partition: "p", Sort: strings.Repeat("s", 513)},
+			"partition over 2,048": {Table: store.Log, Partition: strings.Repeat("p", 2049), Sort: "s"},
+			"sort key over 1,024":  {Table: store.Log, Partition: "p", Sort: strings.Repeat("s", 1025)},
 			"partition not UTF-8":  {Table: store.Log, Partition: "p\xff", Sort: "s"},
 			"sort key not UTF-8":   {Table: store.Log, Partition: "p", Sort: "\xc3("},
 		} {

@@ -1,0 +1,236 @@
+package delivery
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
+)
+
+// pushURI returns the URI of a github.push event with n bytes.
+func pushURI(n int) string {
+	const around = "event://github/acme//push"
+	return "event://github/acme/" + strings.Repeat("r", n-len(around)) + "/push"
+}
+
+// fanOut passes what is on the events queue to one fanout and what it made to dispatch.
+func (r *rig) fanOut(change func(*Fanout)) (failed []string, err error) {
+	r.t.Helper()
+	fanout, dispatch, _ := r.process()
+	if change != nil {
+		change(fanout)
+	}
+	batch := r.queues[queue.Events]
+	r.queues[queue.Events] = nil
+	failed, err = fanout.Handle(r.t.Context(), batch)
+	r.hand(queue.Deliveries, dispatch.Pages)
+	return failed, err
+}
+
+// deadReasons returns the reasons of the dead letters of the events queue.
+func (r *rig) deadReasons() (reasons []string) {
+	r.t.Helper()
+	for _, m := range r.queues[queue.Dead] {
+		l, err := queue.ParseDeadLetter(m.Body)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		reasons = append(reasons, l.Reason)
+	}
+	return reasons
+}
+
+func TestFanoutOfLongURIs(t *testing.T) {
+	t.Run("AWS-05 an event with the longest URI is logged, listed and delivered", func(t *testing.T) {
+		r := newRig(t)
+		uri := pushURI(event.MaxURI)
+		r.register(uri)
+		r.publishTo(uri, "github.push", "evt_long", `{}`)
+		if failed, err := r.fanOut(nil); len(failed) > 0 || err != nil {
+			t.Fatalf("got failed %v, %v, want none", failed, err)
+		}
+		if posted(r)["evt_long"] != 1 {
+			t.Errorf("got posts %v, want one of evt_long", posted(r))
+		}
+		below, err := r.log.Below(t.Context(), "default", "event://github/acme", 10)
+		if err != nil || !slices.Equal(below, []string{uri}) {
+			t.Errorf("got %d sub-resources, %v, want the URI", len(below), err)
+		}
+	})
+	t.Run("AWS-05 an event whose keys are too long is dead-lettered, and the others of its batch are delivered", func(t *testing.T) {
+		r := newRig(t)
+		r.register("event://ci/build-finished")
+		r.publishTo("event://github/acme/app/push", "github.push", "evt_long", `{}`)
+		long := &r.queues[queue.Events][0]
+		long.Body = []byte(strings.Replace(string(long.Body), `"default"`, `"`+strings.Repeat("w", 3000)+`"`, 1))
+		r.publish("evt_1")
+		failed, err := r.fanOut(nil)
+		if len(failed) > 0 || err != nil {
+			t.Fatalf("got failed %v, %v, want none", failed, err)
+		}
+		if posted(r)["evt_1"] != 1 {
+			t.Errorf("got posts %v, want one of evt_1", posted(r))
+		}
+		if got := r.deadReasons(); len(got) != 1 || !strings.Contains(got[0], "partition key") {
+			t.Errorf("got dead letters %q, want one about the key", got)
+		}
+	})
+}
+
+func TestFanoutDeadLettersEventsThatTheLogRefuses(t *testing.T) {
+	r := newRig(t)
+	r.register("event://ci/build-finished")
+	r.publish("evt_1", "evt_refused", "evt_2")
+	refuse := hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
+		for _, op := range ops {
+			if strings.Contains(string(op.Item.Value), "evt_refused") {
+				return fault.New(fault.TooLarge, "the item is too large")
+			}
+		}
+		return nil
+	}}
+	again := r.queues[queue.Events]
+	for i := range again {
+		again[i].Received = 2 // the log comes first then
+	}
+	failed, err := r.fanOut(func(f *Fanout) { f.Log.DB = refuse })
+	if len(failed) > 0 || err != nil {
+		t.Fatalf("got failed %v, %v, want none", failed, err)
+	}
+	if got := posted(r); got["evt_1"] != 1 || got["evt_2"] != 1 || got["evt_refused"] != 0 {
+		t.Errorf("AWS-05: got posts %v, want one each of evt_1 and evt_2", got)
+	}
+	if got := r.deadReasons(); len(got) != 1 || !strings.Contains(got[0], "too large") {
+		t.Errorf("got dead letters %q, want one of evt_refused", got)
+	}
+}
+
+func TestFanoutDeliversAlthoughTheURICannotBeListed(t *testing.T) {
+	r := newRig(t)
+	r.register("event://ci/build-finished")
+	r.publish("evt_1")
+	throttled := hooked{DB: r.db, writeAll: func(_ context.Context, ops []store.Op) error {
+		return fault.New(fault.Unavailable, "throttled")
+	}}
+	failed, err := r.fanOut(func(f *Fanout) { f.Log.DB = throttled })
+	if len(failed) > 0 || err != nil || posted(r)["evt_1"] != 1 {
+		t.Errorf("got failed %v, %v, posts %v, want evt_1 delivered", failed, err, posted(r))
+	}
+}
+
+func TestFanoutWithAnOldCatalog(t *testing.T) {
+	const added = testCatalog + "  - name: new.type\n    uri: event://new/type\n"
+	parse := func(src string) *catalog.Catalog {
+		c, err := catalog.Parse([]byte(src))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	for name, tc := range map[string]struct {
+		latest string
+		dead   []string
+	}{
+		"AWS-05 an event of a type that was added a moment ago is delivered": {latest: added},
+		"AWS-05 an event of a type that was removed is dead-lettered":        {testCatalog, []string{"the URI matches no event type of the catalog"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				if _, err := catalog.Apply(t.Context(), r.db, catalog.Shared, parse(testCatalog)); err != nil {
+					t.Fatal(err)
+				}
+				stored := catalog.NewStored(r.db, nil, slog.New(slog.DiscardHandler))
+				if _, err := stored.Catalog(t.Context(), "default"); err != nil { // of an earlier batch
+					t.Fatal(err)
+				}
+				time.Sleep(time.Second)
+				if _, err := catalog.Apply(t.Context(), r.db, catalog.Shared, parse(tc.latest)); err != nil {
+					t.Fatal(err)
+				}
+				r.catalogs = catalog.NewStatic(parse(added))
+				r.services = r.service(r.db, r.log)
+				r.register("event://new/type")
+				r.publishTo("event://new/type", "new.type", "evt_new", `{}`)
+				failed, err := r.fanOut(func(f *Fanout) { f.Catalog = stored })
+				if len(failed) > 0 || err != nil {
+					t.Fatalf("got failed %v, %v, want none", failed, err)
+				}
+				if got := r.deadReasons(); !slices.Equal(got, tc.dead) {
+					t.Errorf("got dead letters %q, want %q", got, tc.dead)
+				}
+				if got, want := posted(r)["evt_new"], 1-len(tc.dead); got != want {
+					t.Errorf("got %d posts, want %d", got, want)
+				}
+			})
+		})
+	}
+}
+
+func TestFanoutOfAWorkspaceWithoutACatalog(t *testing.T) {
+	r := newRig(t)
+	r.publish("evt_1")
+	failed, err := r.fanOut(func(f *Fanout) { f.Catalog = catalog.NewStored(r.db, nil, slog.New(slog.DiscardHandler)) })
+	if len(failed) > 0 || err != nil || len(r.queues[queue.Dead]) != 1 {
+		t.Errorf("got failed %v, %v, dead letters %q, want one dead letter", failed, err, r.deadReasons())
+	}
+}
+
+func TestFanoutLeavesMessagesBehindANewerOne(t *testing.T) {
+	r := newRig(t)
+	r.register("event://ci/build-finished")
+	r.publish("evt_newer", "evt_behind")
+	r.queues[queue.Events] = append(r.queues[queue.Events], message("poison", `{"v":1`))
+	r.publishTo("event://github/acme/app/push", "github.push", "evt_other", `{}`)
+	batch := r.queues[queue.Events]
+	for i := range batch {
+		batch[i].Group = "ci"
+	}
+	batch[0].Body = []byte(strings.Replace(string(batch[0].Body), `"v":1`, `"v":99`, 1))
+	batch[3].Group = "push"
+	failed, err := r.fanOut(nil)
+	if want := []string{batch[0].ID, batch[1].ID, batch[2].ID}; err != nil || !slices.Equal(failed, want) {
+		t.Errorf("AWS-06: got failed %v, %v, want %v", failed, err, want)
+	}
+	if got := posted(r); len(got) > 0 {
+		t.Errorf("got posts %v, want none: each receive would repeat them", got)
+	}
+	if got := r.deadReasons(); len(got) > 0 {
+		t.Errorf("got dead letters %q, want none: each receive would repeat them", got)
+	}
+}
+
+func TestFanoutSurvivesAPanicOfOneGroup(t *testing.T) {
+	for _, received := range []int{1, 2} {
+		r := newRig(t)
+		r.register("event://ci/build-finished")
+		r.publishTo("event://github/acme/app/push", "github.push", "evt_panics", `{}`)
+		r.publish("evt_1")
+		batch := r.queues[queue.Events]
+		for i := range batch {
+			batch[i].Received = received
+		}
+		panics := hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
+			if strings.Contains(ops[0].Item.Partition, "github") {
+				panic("a defect")
+			}
+			return nil
+		}}
+		failed, err := r.fanOut(func(f *Fanout) { f.Log.DB = panics })
+		if err != nil || !slices.Equal(failed, []string{batch[0].ID}) {
+			t.Errorf("receive %d: got failed %v, %v, want AWS-05 the event that panics only", received, failed, err)
+		}
+		if posted(r)["evt_1"] != 1 {
+			t.Errorf("receive %d: got posts %v, want one of evt_1", received, posted(r))
+		}
+	}
+}
