@@ -197,21 +197,22 @@ func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay t
 	case !CanReturn(l.Queue):
 		return false, fault.New(fault.Conflict, "the dead letter is of %s, to which nothing can be sent back", l.Queue)
 	}
-	// First sent, then deleted: who dies in between leaves a letter that is sent twice, and none that is lost.
-	if err := o.resend(ctx, l, body, delay); err != nil {
+	// Send before deleting. A process that dies in between leaves a letter that is sent twice, but loses none.
+	if err := o.resend(ctx, l, body, it.Sort, delay); err != nil {
 		return false, err
 	}
 	keys := queueLetterKeys(workspace, string(l.Queue), it.Sort)
 	err = o.deliveries.db.Write(ctx, store.Delete(keys[0], store.Exists()), store.Delete(keys[1]))
 	if errors.Is(err, store.ErrConflict) {
-		return false, nil // someone else has sent it meanwhile
+		return false, nil // another process has sent it meanwhile
 	}
 	return err == nil, fault.Wrap(fault.Unavailable, err, "delete a dead letter that was sent back")
 }
 
-// resend sends the message of a dead letter to its queue. Only publish sends to the events queue, so an event goes back to
-// publish by the inbox, and under its id.
-func (o *Operations) resend(ctx context.Context, l queue.DeadLetter, body []byte, delay time.Duration) error {
+// resend sends the message of a dead letter to its queue. Only publish sends to the events queue, so an event goes through
+// the inbox, with its id and the name of the letter. The name makes the event different from the first one for the
+// queue's deduplication, and a repeated resend of the same letter equal to the first resend.
+func (o *Operations) resend(ctx context.Context, l queue.DeadLetter, body []byte, letter string, delay time.Duration) error {
 	to, out := l.Queue, queue.Outgoing{Body: body, Group: l.Group}
 	if to == queue.Events {
 		var e event.Event
@@ -220,7 +221,7 @@ func (o *Operations) resend(ctx context.Context, l queue.DeadLetter, body []byte
 			return fault.New(fault.Conflict, "the message of the dead letter is no event")
 		}
 		to = queue.Inbox
-		if out, err = publish.InboxMessage(e.Workspace, publish.Input{URI: e.URI, ID: e.ID, Time: e.Time, Data: e.Data}); err != nil {
+		if out, err = publish.InboxMessage(e.Workspace, publish.Input{URI: e.URI, ID: e.ID, Time: e.Time, Data: e.Data, Resend: letter}); err != nil {
 			return err
 		}
 	}

@@ -2,15 +2,21 @@ package delivery
 
 import (
 	"bytes"
+	"context"
 	"log/slog"
 	"maps"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/metric"
+	"github.com/mcp-events/mcpevents/shared/publish"
 	"github.com/mcp-events/mcpevents/shared/queue"
+	queuesqlite "github.com/mcp-events/mcpevents/shared/queue/sqlite"
 )
 
 func TestDeadLettersThatAQueueMoved(t *testing.T) {
@@ -86,4 +92,62 @@ func TestDeadLettersOfBuses(t *testing.T) {
 	if sent := r.queues[queue.Inbox]; len(sent) != 2 {
 		t.Errorf("the inbox got %d messages", len(sent))
 	}
+}
+
+// An operator fixes the cause of a dead letter of the events queue and sends it back a minute later. The queue still
+// remembers the event as a repetition then.
+func TestDeadEventsAreSentBack(t *testing.T) {
+	t.Run("OPS-04 AWS-05 an event that is sent back within five minutes reaches fanout, once per letter", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t)
+			log := slog.New(slog.DiscardHandler)
+			queues, err := queuesqlite.Open(r.db.Engine(), queuesqlite.Options{Log: log})
+			if err != nil {
+				t.Fatal(err)
+			}
+			service := &publish.Service{Catalog: r.catalogs, Queue: queues}
+			in := publish.Input{URI: "event://ci/build-finished", ID: "evt_1", Data: []byte(`{"ok":true}`)}
+			if _, err := service.Accept(t.Context(), r.principal(), []publish.Input{in}); err != nil {
+				t.Fatal(err)
+			}
+			refused, err := catalog.Parse([]byte("events:\n  - name: other\n    uri: event://other\n"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			source := catalog.NewStatic(refused)
+			fanout := &Fanout{DB: r.db, Log: r.log, Catalog: source, Queue: queues}
+			operations := NewOperations(r.db, queues, nil)
+			received := 0
+			ctx, stop := context.WithCancel(t.Context())
+			var running sync.WaitGroup
+			for name, h := range map[queue.Name]queue.Handler{
+				queue.Dead: operations.File, queue.Inbox: (&publish.Inbox{Service: service, Log: log}).Handle,
+				queue.Events: func(ctx context.Context, batch []queue.Message) ([]string, error) {
+					received += len(batch)
+					return fanout.Handle(ctx, batch)
+				},
+			} {
+				running.Go(func() { _ = queues.Consume(ctx, name, h, queue.ConsumeOptions{}) })
+			}
+			defer func() { stop(); running.Wait(); _ = queues.Close() }()
+			letter := func() Letter {
+				time.Sleep(time.Minute)
+				letters, _, err := operations.Letters(t.Context(), "default", LetterQuery{Queue: string(queue.Events)}, "", 10)
+				if err != nil || len(letters) != 1 {
+					t.Fatalf("got %d letters, %v, want one", len(letters), err)
+				}
+				return letters[0]
+			}
+			for round := 1; round <= 2; round++ { // the second letter is that of the event that was sent back
+				l := letter()
+				if done, err := operations.Retry(t.Context(), "default", l, nil, 0); !done || err != nil {
+					t.Fatalf("round %d: got %v, %v, want it sent back", round, done, err)
+				}
+				time.Sleep(10 * time.Second)
+				if received != round+1 {
+					t.Fatalf("round %d: fanout received %d events, want %d", round, received, round+1)
+				}
+			}
+		})
+	})
 }

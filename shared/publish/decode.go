@@ -91,6 +91,12 @@ func (r *refused) event(raw json.RawMessage, at string, workspaces bool) Input {
 				continue
 			}
 			in.Workspace = r.text(value, at+"/workspace")
+		case "resend":
+			if !workspaces {
+				r.unknownMember(at, name)
+				continue
+			}
+			in.Resend = r.text(value, at+"/resend")
 		default:
 			r.unknownMember(at, name)
 			continue

@@ -6,18 +6,18 @@ import (
 	"strconv"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
-// Inbox takes events from direct senders: whoever may send to the inbox queue (IAM
-// on AWS) may publish. The body of a message is an event, an array of events, or
-// a structured CloudEvent, as in POST /events; the member "workspace" (in a
-// CloudEvent an extension attribute) names the workspace.
+// Inbox accepts events from direct senders. Everyone with permission to send to the inbox queue (IAM on AWS) may
+// publish. The body of a message is an event, an array of events, or a structured CloudEvent, as in POST /events. The
+// member "workspace" (in a CloudEvent an extension attribute) names the workspace.
 //
-// A message is taken as a whole or not at all. One that can never be taken goes to
-// the dead queue with the reason, as a [queue.DeadLetter], and holds up no other.
+// A message is accepted as a whole or not at all. A message that can never be accepted goes to the dead queue with the
+// reason, as a [queue.DeadLetter], and does not hold up other messages.
 type Inbox struct {
 	Service *Service
 	// Workspace is that of events that name none; auth.DefaultWorkspace when empty.
@@ -129,10 +129,6 @@ func (b *Inbox) part(ctx context.Context, m queue.Message, in []Input, start int
 	if !auth.ValidWorkspace(workspace) {
 		return nil, fault.New(fault.Invalid, "%s", describe(in[0].at+"/workspace", "is not the name of a workspace"))
 	}
-	cat, err := b.Service.Catalog.Catalog(ctx, workspace)
-	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "look up the event types of workspace %s", workspace)
-	}
 	sent := trace.Parse(m.Attributes[trace.Parent], m.Attributes[trace.State])
 	for i := range in {
 		if in[i].Trace.Parent == "" {
@@ -147,8 +143,43 @@ func (b *Inbox) part(ctx context.Context, m queue.Message, in []Input, start int
 			in[i].Time = m.Sent.UTC()
 		}
 	}
-	out, _, err := b.Service.prepare(cat, workspace, in, spans)
-	return out, err
+	cat, err := b.Service.Catalog.Catalog(ctx, workspace)
+	if err == nil {
+		var out []queue.Outgoing
+		if out, err = b.check(cat, workspace, in, spans); !dependsOnCatalog(err) {
+			return out, err
+		}
+	} else if !dependsOnCatalog(err) {
+		return nil, fault.Wrap(fault.Unavailable, err, "look up the event types of workspace %s", workspace)
+	}
+	// The catalog of this process may be seconds old. A message that it refuses is checked against the latest one
+	// before it becomes a dead letter.
+	latest, last := catalog.Latest(ctx, b.Service.Catalog, workspace)
+	if last != nil {
+		return nil, fault.Wrap(fault.Unavailable, last, "look up the event types of workspace %s", workspace)
+	}
+	if latest == cat {
+		return nil, err
+	}
+	return b.check(latest, workspace, in, spans)
+}
+
+// check prepares inputs. Their spans end if the catalog refuses them.
+func (b *Inbox) check(cat *catalog.Catalog, workspace string, in []Input, spans *trace.Spans) ([]queue.Outgoing, error) {
+	var begun trace.Spans
+	out, _, err := b.Service.prepare(cat, workspace, in, &begun)
+	if err != nil {
+		begun.End(fault.KindOf(err).String())
+		return nil, err
+	}
+	*spans = append(*spans, begun...)
+	return out, nil
+}
+
+// dependsOnCatalog reports whether another catalog may accept what this one refuses, because it has another event type or
+// another schema.
+func dependsOnCatalog(err error) bool {
+	return fault.Is(err, fault.NotFound) || fault.Is(err, fault.Unprocessable)
 }
 
 // letter is the dead letter of a message.

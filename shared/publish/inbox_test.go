@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
@@ -203,4 +204,86 @@ func FuzzDecode(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A direct sender gets no answer that would have it try again, so the inbox must not refuse by an old catalog.
+func TestInboxWithAnOldCatalog(t *testing.T) {
+	const later = `events:
+  - name: late
+    uri: event://late
+    payloadSchema: {type: object, properties: {n: {}}}
+`
+	for name, tc := range map[string]struct{ before, after, body, dead string }{
+		"AWS-05 of an event type that was added a moment ago": {types, types + strings.TrimPrefix(later, "events:\n"), `{"uri":"event://late","data":{"n":1}}`, ""},
+		"AWS-05 of a schema that was relaxed a moment ago":    {strings.Replace(later, "{}", "{type: string}", 1), later, `{"uri":"event://late","data":{"n":1}}`, ""},
+		"AWS-05 of a workspace that is a moment old":          {"", later, `{"uri":"event://late","data":{"n":1}}`, ""},
+		"of an event type that is unknown now too":            {types, later, `{"uri":"event://x/y","data":{}}`, "/uri: belongs to no event type"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			db, err := sqlite.Open(":memory:", sqlite.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer db.Close()
+			apply := func(src string) {
+				cat, err := catalog.Parse([]byte(src))
+				if err == nil {
+					_, err = catalog.Apply(t.Context(), db, "default", cat)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			b, q := inbox(t)
+			stored := catalog.NewStored(db, nil, slog.New(slog.DiscardHandler))
+			b.Service.Catalog = stored
+			if tc.before != "" {
+				apply(tc.before)
+			}
+			_, _ = stored.Catalog(t.Context(), "default") // of an earlier message
+			apply(tc.after)
+			failed, err := b.Handle(t.Context(), []queue.Message{message("m1", tc.body)})
+			if len(failed) > 0 || err != nil {
+				t.Fatalf("got failed %v, %v, want none", failed, err)
+			}
+			reason := ""
+			for _, m := range q.on[queue.Dead] {
+				l, err := queue.ParseDeadLetter(m.Body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				reason = l.Reason
+			}
+			if reason != tc.dead || len(q.on[queue.Events])+len(q.on[queue.Dead]) != 1 {
+				t.Errorf("got %d events and dead letter %q, want %q", len(q.on[queue.Events]), reason, tc.dead)
+			}
+		})
+	}
+}
+
+// The events queue drops a repetition of an event for five minutes, so an event that is sent back needs another
+// deduplication id than the first time.
+func TestInboxSendsEventsBack(t *testing.T) {
+	b, q := inbox(t)
+	resend := func(letter string) queue.Message {
+		out, err := InboxMessage("default", Input{URI: "event://ci/build-finished", ID: "x", Data: json.RawMessage(`1`), Resend: letter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return message("m"+letter, string(out.Body))
+	}
+	failed, err := b.Handle(t.Context(), []queue.Message{resend(""), resend("letter1"), resend("letter1"), resend("letter2")})
+	m := q.on[queue.Events]
+	if len(failed) > 0 || err != nil || len(m) != 4 {
+		t.Fatalf("got failed %v, %v, %d events, want 4", failed, err, len(m))
+	}
+	if m[0].Dedup == m[1].Dedup || m[1].Dedup != m[2].Dedup || m[2].Dedup == m[3].Dedup {
+		t.Errorf("got deduplication ids %q, %q, %q, %q, want one per letter", m[0].Dedup, m[1].Dedup, m[2].Dedup, m[3].Dedup)
+	}
+	if m[0].Group != m[1].Group {
+		t.Errorf("got groups %q and %q, want the same", m[0].Group, m[1].Group)
+	}
+	if _, err := decode([]byte(`{"uri":"event://ci/build-finished","data":1,"resend":"x"}`), false); !fault.Is(err, fault.Invalid) {
+		t.Errorf("POST /events with resend: got %v, want it refused", err)
+	}
 }

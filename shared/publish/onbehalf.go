@@ -35,13 +35,16 @@ func (b ByInbox) Publish(ctx context.Context, p auth.Principal, in Input) error 
 	return fault.Wrap(fault.Unavailable, b.Queue.Send(ctx, queue.Inbox, out), "send to the inbox")
 }
 
-// InboxMessage is what [Inbox] takes for an event of a workspace; without a trace.
+// InboxMessage returns the message with which [Inbox] publishes an event of a workspace. It carries no trace.
 func InboxMessage(workspace string, in Input) (queue.Outgoing, error) {
 	body := jsonrpc.AppendString([]byte(`{"workspace":`), workspace)
 	body = jsonrpc.AppendString(append(body, `,"uri":`...), in.URI)
 	body = jsonrpc.AppendString(append(body, `,"id":`...), in.ID)
 	if !in.Time.IsZero() {
 		body = jsonrpc.AppendString(append(body, `,"time":`...), in.Time.Format(time.RFC3339Nano))
+	}
+	if in.Resend != "" {
+		body = jsonrpc.AppendString(append(body, `,"resend":`...), in.Resend)
 	}
 	body = append(append(append(body, `,"data":`...), in.Data...), '}')
 	if body = queue.Escape(body); len(body) > queue.MaxBody {

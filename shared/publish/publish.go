@@ -60,8 +60,11 @@ type Input struct {
 	Data json.RawMessage
 	// Trace is the trace that it belongs to; may be none.
 	Trace trace.Context
-	// Workspace is for the inbox alone; a caller's is that of its principal.
+	// Workspace is for the inbox only. A caller's events belong to the workspace of its principal.
 	Workspace string
+	// Resend is for the inbox only. It names the dead letter that is sent back to its queue. The queue has accepted the
+	// event before, perhaps within the last five minutes, and would drop it as a repetition.
+	Resend string
 
 	// URIAt and DataAt are the JSON Pointers of the two in what was sent, for faults. An empty URIAt is /uri of the event.
 	URIAt, DataAt string
@@ -183,9 +186,11 @@ func (s *Service) prepare(cat *catalog.Catalog, workspace string, in []Input, sp
 			r.add(fault.TooLarge, in[i].at, "is larger than %d bytes in the queue", queue.MaxBody)
 			continue
 		}
-		out = append(out, queue.Outgoing{
-			Body: body, Group: group(cat, workspace, e), Dedup: digest(workspace, e.URI, e.ID),
-		})
+		dedup := digest(workspace, e.URI, e.ID)
+		if in[i].Resend != "" {
+			dedup = digest(workspace, e.URI, e.ID, in[i].Resend)
+		}
+		out = append(out, queue.Outgoing{Body: body, Group: group(cat, workspace, e), Dedup: dedup})
 		accepted = append(accepted, Accepted{ID: e.ID, URI: e.URI})
 	}
 	if err := r.err(len(in)); err != nil {
