@@ -11,14 +11,23 @@ import (
 )
 
 // Read returns a page of the entries of p with keys greater than after, oldest first. The read is strongly
-// consistent. When more is true, the next page begins after next. An ordered store is read up to the end that it had
-// before the read: then every entry with a key up to next has been read.
+// consistent. If more is true, the next page begins after next.
+//
+// Read reads an ordered store only up to the end that the store has when Read is called. So if more is false, the
+// caller has every entry with a key up to next.
 func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (entries []Entry, more bool, next int64, err error) {
+	return l.ReadUntil(ctx, p, after, l.DB.End(), limit)
+}
+
+// ReadUntil is like [Log.Read], but it reads an ordered store only up to the position end. The caller got end from
+// [Log.Position]. Readers of several partitions pass the same end to all reads, so that they see all partitions at one
+// moment although they read one after the other. If writers stamp, there is no such position and ReadUntil ignores end.
+func (l *Log) ReadUntil(ctx context.Context, p Partition, after, end int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	q := store.Query{Table: store.Log, Partition: p.name, After: afterKey(after), Limit: limit}
-	var end int64
 	if l.DB.Ordered() {
-		end = l.DB.End()
 		q.Until = sortKey(end)
+	} else {
+		end = 0
 	}
 	page, err := l.DB.Query(ctx, q)
 	if err != nil {

@@ -51,12 +51,15 @@ const (
 // partition, whose next entry may have the same key as one of them.
 const maxOpen = eventlog.MaxSent - eventlog.Shards
 
-// Poll reads once what is after a cursor, without a tail and without state. A concrete URI takes one read of the store,
-// a wildcard one for each of its partitions.
+// Poll reads the events after a cursor once, without a tail and without state. It reads the store once for a concrete
+// URI and once per partition for a wildcard.
 //
-// It merges the events of several partitions by their keys, so that the cursor, one position for all, moves with them.
-// Where writers stamp, smaller keys may still be committed within [eventlog.Window] of now. There the cursor does not
-// move but names what was sent. Events for which it has no room wait until they are older than the window.
+// Poll merges the events of several partitions by their keys, so that the cursor can be one position for all of them.
+// That position must not pass an event that is committed to a partition after Poll has read it. An ordered store has an
+// end, which Poll takes before the first read, and it reads every partition only up to that end. Where writers stamp,
+// smaller keys may still be committed within [eventlog.Window] of now. There the cursor stays behind the window and
+// names the events that were sent since. If it has no room for an event, the event waits until it is older than the
+// window.
 func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 	p := poll{tails: ts, request: r, began: ts.Log.Time(), seen: map[string]bool{}, resume: map[uint64]int64{}}
 	p.settled = p.began.Add(-eventlog.Window).UnixMicro()
@@ -110,7 +113,7 @@ type poll struct {
 	request PollRequest
 
 	began     time.Time
-	settled   int64 // no key up to it will be committed any more
+	settled   int64 // no key up to it will be committed any more; an ordered store is read up to here
 	start     int64
 	truncated bool
 	exact     bool // one partition, whose keys grow in commit order, or an ordered store
@@ -242,7 +245,7 @@ func (p *poll) next(ctx context.Context) (first *pollReader, err error) {
 // ahead reads until a reader has its next entry, if there is one.
 func (p *poll) ahead(ctx context.Context, s *pollReader) (err error) {
 	for len(s.ahead) == 0 && s.more {
-		if s.ahead, s.more, s.pos, err = p.tails.Log.Read(ctx, s.part, s.pos, s.limit); err != nil {
+		if s.ahead, s.more, s.pos, err = p.tails.Log.ReadUntil(ctx, s.part, s.pos, p.settled, s.limit); err != nil {
 			return err
 		}
 	}
