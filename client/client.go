@@ -34,6 +34,7 @@ type Client struct {
 	url     string
 	version mcpspec.Version
 	session atomic.Pointer[string] // of the revisions that have sessions
+	begun   atomic.Bool            // Begin has succeeded since the last session ended
 	renewal sync.Mutex
 	seq     atomic.Int64
 	memory  memory
@@ -66,6 +67,7 @@ func (c *Client) Begin(ctx context.Context) error {
 		return nil
 	}
 	c.setSession("")
+	c.begun.Store(false)
 	var result struct {
 		ProtocolVersion string `json:"protocolVersion"`
 	}
@@ -84,6 +86,7 @@ func (c *Client) Begin(ctx context.Context) error {
 	if err == nil && resp.StatusCode >= 300 {
 		err = Refusal(resp, b)
 	}
+	c.begun.Store(err == nil)
 	return err
 }
 
@@ -94,28 +97,32 @@ func (c *Client) sessionID() string { return *c.session.Load() }
 
 func (c *Client) setSession(id string) { c.session.Store(&id) }
 
-// call sends a request of a subscription, in a new session if the last one is gone.
-func (c *Client) call(f *flow, method string, params map[string]any, result any) error {
+// call sends a request of a subscription and returns the header of the answer. It starts a new session if the last one
+// has ended, or if an earlier call could not start one.
+func (c *Client) call(f *flow, method string, params map[string]any, result any) (http.Header, error) {
 	session := c.sessionID()
-	err := c.Call(f.ctx, method, params, result)
-	if !errors.Is(err, errSessionGone) {
-		return err
+	if c.stateless() || c.begun.Load() {
+		header, err := c.exchange(f.ctx, method, params, result)
+		if !errors.Is(err, errSessionGone) {
+			return header, err
+		}
+		f.log.Warn("session ended, starting a new one")
 	}
-	f.log.Warn("session ended, starting a new one")
-	if err = c.renew(f.ctx, session); err == nil {
-		err = c.Call(f.ctx, method, params, result)
+	if err := c.renew(f.ctx, session); err != nil {
+		return nil, err
 	}
+	header, err := c.exchange(f.ctx, method, params, result)
 	if errors.Is(err, errSessionGone) {
-		return fault.New(fault.Unavailable, "%s: the new session has ended, too", method)
+		err = fault.New(fault.Unavailable, "%s: the new session has ended, too", method)
 	}
-	return err
+	return header, err
 }
 
-// renew begins a new session, unless someone else has done so since the one that is gone.
+// renew starts a new session unless another goroutine has replaced the given one already.
 func (c *Client) renew(ctx context.Context, gone string) error {
 	c.renewal.Lock()
 	defer c.renewal.Unlock()
-	if c.sessionID() != gone {
+	if c.begun.Load() && c.sessionID() != gone {
 		return nil
 	}
 	return c.Begin(ctx)
@@ -255,21 +262,27 @@ func (c *Client) post(ctx context.Context, method string, params map[string]any)
 	return c.stream(ctx, http.MethodPost, c.header(method, params), c.request(method, params))
 }
 
-// stream sends a request whose answer is a stream.
+// stream sends a request whose answer is a stream. The stream fails if it is silent for too long; see [liveBody].
 func (c *Client) stream(ctx context.Context, method string, header http.Header, body []byte) (io.ReadCloser, error) {
-	req, err := c.server.request(ctx, method, c.url, header, body)
+	live, cancel := context.WithCancelCause(ctx)
+	req, err := c.server.request(live, method, c.url, header, body)
 	if err != nil {
+		cancel(nil)
 		return nil, err
 	}
+	dead := time.AfterFunc(c.silence, func() { cancel(errSilent) })
 	resp, err := c.server.streams().Do(req)
 	if err != nil {
-		return nil, unreachable(ctx, err)
+		dead.Stop()
+		cancel(nil)
+		return nil, unreachable(ctx, silent(live, err))
 	}
+	content := &liveBody{ReadCloser: resp.Body, ctx: live, cancel: cancel, dead: dead, limit: c.silence}
 	if resp.StatusCode == http.StatusOK && strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
-		return resp.Body, nil
+		return content, nil
 	}
-	defer func() { _ = resp.Body.Close() }()
-	b, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	defer func() { _ = content.Close() }()
+	b, _ := io.ReadAll(io.LimitReader(content, maxAnswer))
 	var answer struct {
 		Error *rpcError `json:"error"`
 	}

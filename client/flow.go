@@ -64,7 +64,7 @@ type step struct {
 	done   bool
 }
 
-// maxSeen is by how many of the last events of a subscription repetitions are recognised.
+// maxSeen is the number of a subscription's last events that are recognized when they arrive again.
 const maxSeen = 10_000
 
 // maxWaiting is how many webhooks of a subscription may wait to be handled.
@@ -73,7 +73,7 @@ const maxWaiting = 1000
 func newFlow(ctx context.Context, c *Client, s Subscription) (*flow, error) {
 	f := &flow{
 		sub: s, store: c.store(), key: c.storeKey(s), log: c.log().With("name", s.Name),
-		slots: make(chan struct{}, max(1, s.Concurrency)), seen: bounded.NewMap[string, struct{}](maxSeen),
+		slots: make(chan struct{}, max(1, s.Concurrency)), seen: bounded.NewMap[string, struct{}](2 * maxSeen), // it may forget the older half
 	}
 	f.ctx, f.fail = context.WithCancelCause(ctx)
 	saved, err := f.store.Load(ctx, f.key)

@@ -19,9 +19,9 @@ import (
 //	http.Handle("/hooks", hooks)
 //
 // It verifies each request with the Standard Webhooks library, by the secrets of the subscription that
-// X-MCP-Subscription-Id names. A request whose id is not known yet, as that of the challenge that comes while
-// events/subscribe is open, is tried with the secrets of those that still wait for their id (SEP-3415, "Endpoint
-// verification"). It answers challenges itself, and hands gap and terminated to their subscription. An event is known
+// X-MCP-Subscription-Id names. If the id is not known, it tries the secrets of the subscriptions that wait for the answer
+// to events/subscribe. For example, a challenge arrives while that request is open (SEP-3415, "Endpoint verification"),
+// and a server that lost a subscription gives it a new id when the client refreshes it. It answers challenges itself, and hands gap and terminated to their subscription. An event is known
 // by its eventId; webhook-id may be the same or a message's own.
 //
 // Statuses: 204 acknowledged; 200 challenge echoed; 400 no event; 401 no signature by a secret of the subscription;
@@ -33,7 +33,7 @@ type Handler struct {
 	Log *slog.Logger
 
 	mu      sync.RWMutex
-	pending []*hook            // without an id
+	pending []*hook            // whose events/subscribe has no answer yet, so that the server may choose another id
 	bound   map[string][]*hook // servers choose ids, so two can choose the same
 }
 
@@ -46,20 +46,21 @@ func (h *Handler) Listen(addr string) (end func(), err error) {
 	return end, err
 }
 
-func (h *Handler) add(k *hook) {
+// await accepts requests for a subscription under an id that the handler does not know yet. From now on the server may
+// choose a new id, because it does not know the subscription or has lost it.
+func (h *Handler) await(k *hook) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.pending = append(h.pending, k)
+	if !slices.Contains(h.pending, k) {
+		h.pending = append(h.pending, k)
+	}
 }
 
-// bind notes the id of a subscription. A server may change it when it has lost the subscription.
+// bind sets the id of a subscription to the one in the server's answer.
 func (h *Handler) bind(k *hook, id string) {
-	if k.id == id {
-		return
-	}
-	h.remove(k)
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.removeLocked(k)
 	if h.bound == nil {
 		h.bound = map[string][]*hook{}
 	}
@@ -67,10 +68,15 @@ func (h *Handler) bind(k *hook, id string) {
 	k.id = id
 }
 
+// remove forgets a subscription.
 func (h *Handler) remove(k *hook) {
-	same := func(other *hook) bool { return other == k }
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.removeLocked(k)
+}
+
+func (h *Handler) removeLocked(k *hook) {
+	same := func(other *hook) bool { return other == k }
 	h.pending = slices.DeleteFunc(h.pending, same)
 	if rest := slices.DeleteFunc(h.bound[k.id], same); len(rest) > 0 {
 		h.bound[k.id] = rest
@@ -79,7 +85,7 @@ func (h *Handler) remove(k *hook) {
 	}
 }
 
-// candidates are the subscriptions that a request may be for, and whether its id is known.
+// candidates returns the subscriptions that a request may be for, and whether its id is known.
 func (h *Handler) candidates(id string) (hooks []*hook, known bool) {
 	h.mu.RLock()
 	defer h.mu.RUnlock()

@@ -269,6 +269,35 @@ func TestHandlerHandsControlMessagesOn(t *testing.T) {
 	})
 }
 
+func TestARefreshMayChangeTheID(t *testing.T) {
+	t.Parallel()
+	hooks := endpoint(t)
+	var s *script
+	s = newScript(t, map[string]func(int, http.ResponseWriter) string{
+		"events/subscribe": func(n int, _ http.ResponseWriter) string {
+			id := fmt.Sprint("sub_", n)
+			status, text := post(t, hooks.URL, s.secret(t, n), id, "msg_verification_"+id, `{"type":"verification","challenge":"nonce"}`, nil)
+			if status != 200 {
+				t.Errorf("the challenge of request %d was answered with %d %s, want 200", n, status, text)
+				return `{"code":-32015,"message":"the endpoint did not echo the challenge"}`
+			}
+			if n == 1 { // the server loses the subscription, and the refresh makes another one
+				return fmt.Sprintf(`{"id":%q,"refreshBefore":%q,"cursor":null}`, id, time.Now().Add(time.Second).Format(time.RFC3339Nano))
+			}
+			if status, text := post(t, hooks.URL, s.secret(t, 1), "sub_1", "old", occurrence("old"), nil); status != 204 {
+				t.Errorf("during the refresh a webhook under the first id was answered with %d %s, want 204", status, text)
+			}
+			return fmt.Sprintf(`{"id":%q,"refreshBefore":null,"cursor":null}`, id)
+		},
+	})
+	p := run(t, s.URL, client.ModeWebhook, func(p *program) { p.o.Webhooks = hooks })
+	t.Run("EVX-12 EVX-19 a challenge under a new id is answered while the refresh is open", func(t *testing.T) {
+		p.begins()
+		p.handles("old")
+	})
+	p.ends()
+}
+
 func isTerminated(t *testing.T, err error) {
 	t.Helper()
 	terminated, ok := err.(*client.Terminated)
@@ -333,6 +362,36 @@ func TestARefreshRotatesTheSecretInTime(t *testing.T) {
 		p.handles("e3", "e4")
 	})
 	p.ends()
+}
+
+func TestASubscriptionIsRefreshedInTimeWhateverTheClocksSay(t *testing.T) {
+	t.Parallel()
+	const lifetime = 4 * time.Second
+	for name, ahead := range map[string]time.Duration{"ahead of": -2 * time.Hour, "behind": 2 * time.Hour} {
+		t.Run("RCH-01 the program's clock is "+name+" the server's", func(t *testing.T) {
+			t.Parallel()
+			var times []time.Time
+			s := newScript(t, map[string]func(int, http.ResponseWriter) string{
+				"events/subscribe": func(_ int, w http.ResponseWriter) string {
+					times = append(times, time.Now())
+					now := time.Now().Add(ahead)
+					w.Header().Set("Date", now.UTC().Format(http.TimeFormat))
+					return fmt.Sprintf(`{"id":"sub_1","refreshBefore":%q,"cursor":null}`, now.Add(lifetime).Format(time.RFC3339Nano))
+				},
+			})
+			p := run(t, s.URL, client.ModeWebhook, nil)
+			for n := 0; n < 2; {
+				if take(t, s.came, p.ended) == "events/subscribe" {
+					n++
+				}
+			}
+			p.ends()
+			// The Date header has whole seconds, so the lifetime looks up to a second longer.
+			if got := times[1].Sub(times[0]); got < lifetime/2 || got > lifetime {
+				t.Errorf("refreshed after %s, want between %s and %s", got, lifetime/2, lifetime)
+			}
+		})
+	}
 }
 
 func TestAWebhookThatTakesLongIsHandledOnce(t *testing.T) {

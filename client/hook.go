@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"math/rand/v2"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -63,17 +64,16 @@ type grant struct {
 func (c *Client) webhook(f *flow) error {
 	k := &hook{flow: f, url: c.Webhooks.URL, over: make(chan error, 1), again: make(chan struct{}, 1)}
 	k.rotate()
-	c.Webhooks.add(k)
 	defer c.Webhooks.remove(k)
 	if !f.sub.Keep {
 		// The server may know a subscription whose answer was lost: it is ended in any case.
 		defer c.unsubscribe(k)
 	}
-	var until time.Time // zero is for ever
+	var lifetime time.Duration
 	began, rotated := time.Now(), time.Now()
 	anew := f.position() != "" // an earlier run may have left a subscription
 	for failures := 0; ; {
-		wait := refreshAfter(began, until)
+		wait := time.Until(began.Add(refreshAfter(lifetime)))
 		switch {
 		case failures > 0:
 			wait = backoff(failures - 1)
@@ -102,9 +102,9 @@ func (c *Client) webhook(f *flow) error {
 			if f.begun {
 				f.log.Debug("subscription refreshed", "subscription", k.id)
 			}
-			began, until, failures, anew = asked, granted, 0, false
+			began, lifetime, failures, anew = asked, granted, 0, false
 			f.started(Begun{Mode: ModeWebhook, ID: k.id, Secret: k.keys()[0]})
-		case !Again(err):
+		case !f.transient(err):
 			return f.ended(err)
 		case f.begun:
 			f.log.Warn("subscription not refreshed", "error", err)
@@ -116,15 +116,40 @@ func (c *Client) webhook(f *flow) error {
 	}
 }
 
-// refreshAfter is after between half and three quarters of the lifetime, so that clients that began at once do not
-// refresh at once, and a refresh that fails can be tried again. What never lapses is refreshed once a day: that moves
-// the cursor, and reactivates what was suspended.
-func refreshAfter(began, until time.Time) time.Duration {
-	lifetime := 2 * defaultRotate
-	if !until.IsZero() {
-		lifetime = max(until.Sub(began), time.Second)
+// refreshAfter returns between half and three quarters of a lifetime. The jitter keeps clients that started together
+// from refreshing together, and the rest of the lifetime leaves room to repeat a refresh that fails. A subscription
+// whose lifetime does not end (0) is refreshed about once a day, because that moves its cursor and reactivates it if it
+// was suspended.
+func refreshAfter(lifetime time.Duration) time.Duration {
+	if lifetime == 0 {
+		lifetime = 2 * defaultRotate
 	}
-	return max(time.Until(began.Add(lifetime/2+rand.N(lifetime/4))), 0)
+	return lifetime/2 + rand.N(lifetime/4)
+}
+
+const (
+	// clockTolerance is the difference between two clocks that is taken for the time of the exchange, and for the whole
+	// seconds of a Date header.
+	clockTolerance = 5 * time.Second
+	// leastLifetime is the shortest lifetime.
+	leastLifetime = time.Second
+	// unknownLifetime is the lifetime if the answer's clock is not known and must be far behind ours.
+	unknownLifetime = time.Minute
+)
+
+// grantedLifetime returns how long a subscription lives that ends at the given time of the server's clock. It compares
+// that time with the Date of the answer if our clock is different. Otherwise a clock that is ahead would refresh
+// continuously, and one that is behind would let the subscription lapse.
+func grantedLifetime(until, answered time.Time, header http.Header) time.Duration {
+	now := answered
+	if date, err := http.ParseTime(header.Get("Date")); err == nil && answered.Sub(date).Abs() > clockTolerance {
+		now = date
+	}
+	lifetime := until.Sub(now)
+	if lifetime < -clockTolerance {
+		return unknownLifetime
+	}
+	return max(lifetime, leastLifetime)
 }
 
 // delivery names the subscription, whose key is all of it but the secret.
@@ -154,13 +179,15 @@ func (k *hook) regain(g Gap) error {
 	return nil
 }
 
-// subscribe makes the subscription or refreshes it. The cursor is always that of what was acknowledged: a server
-// that has the subscription ignores it, one that has lost it goes on from there. So that it does, anew ends what the
-// server has first.
-func (c *Client) subscribe(k *hook, anew bool) (until time.Time, err error) {
+// subscribe makes the subscription or refreshes it, and returns its lifetime, 0 if that does not end.
+//
+// The request has the cursor of the last acknowledged event. A server that still has the subscription ignores the
+// cursor, and a server that has lost it continues from there. With anew, subscribe first ends the subscription at the
+// server, so that the cursor is used.
+func (c *Client) subscribe(k *hook, anew bool) (lifetime time.Duration, err error) {
 	if anew {
-		if err := c.call(k.flow, mcpspec.MethodEventsUnsub, k.delivery(""), nil); Again(err) {
-			return until, err
+		if _, err := c.call(k.flow, mcpspec.MethodEventsUnsub, k.delivery(""), nil); Again(err) {
+			return 0, err
 		}
 	}
 	params := k.delivery(k.keys()[0])
@@ -172,11 +199,14 @@ func (c *Client) subscribe(k *hook, anew bool) (until time.Time, err error) {
 		params["ttlMs"] = k.sub.TTL.Milliseconds()
 	}
 	var g grant
-	if err := c.call(k.flow, mcpspec.MethodEventsSub, params, &g); err != nil {
-		return until, err
+	c.Webhooks.await(k)
+	header, err := c.call(k.flow, mcpspec.MethodEventsSub, params, &g)
+	if err != nil {
+		return 0, err
 	}
+	answered := time.Now()
 	if g.ID == "" {
-		return until, fault.New(fault.Unavailable, "%s: the server's answer has no id", mcpspec.MethodEventsSub)
+		return 0, fault.New(fault.Unavailable, "%s: the server's answer has no id", mcpspec.MethodEventsSub)
 	}
 	c.Webhooks.bind(k, g.ID)
 	if anew {
@@ -187,14 +217,14 @@ func (c *Client) subscribe(k *hook, anew bool) (until time.Time, err error) {
 	}
 	if g.Truncated {
 		if err := k.gap(Gap{Name: k.sub.Name, Cursor: g.Cursor}); err != nil {
-			return until, err
+			return 0, err
 		}
 	}
 	k.settle(g.Cursor)
-	if g.RefreshBefore != nil {
-		until = *g.RefreshBefore
+	if g.RefreshBefore == nil {
+		return 0, nil
 	}
-	return until, nil
+	return grantedLifetime(*g.RefreshBefore, answered, header), nil
 }
 
 // unsubscribe ends the subscription at the server, also when ctx has ended.

@@ -184,17 +184,36 @@ func stranger(resp *http.Response, body []byte) bool {
 // Strange is the error of an answer by something else than a server of ours.
 func Strange(resp *http.Response, kind fault.Kind) error {
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
-	return fault.New(kind, "%s answered %s with %s, which no server of mcp-events does; is --server right?",
-		resp.Request.URL.Redacted(), resp.Status, cmp.Or(media, "no media type"))
+	return &strangeError{resp.StatusCode, fault.New(kind, "%s answered %s with %s, which no server of mcp-events does; is --server right?",
+		resp.Request.URL.Redacted(), resp.Status, cmp.Or(media, "no media type"))}
+}
+
+// strangeError is the error of [Strange].
+type strangeError struct {
+	status int
+	err    *fault.Error
+}
+
+func (e *strangeError) Error() string { return e.err.Error() }
+
+func (e *strangeError) Unwrap() error { return e.err }
+
+// byProxy reports whether an error is an answer that a proxy gives while it has no backend, for example because the
+// server is being replaced. The same answer for every request means that the URL is wrong.
+func byProxy(err error) bool {
+	e, ok := errors.AsType[*strangeError](err)
+	return ok && (e.status == http.StatusNotFound || e.status == http.StatusMethodNotAllowed)
 }
 
 var kindsOfStatuses = map[int]fault.Kind{
 	http.StatusUnauthorized:          fault.Unauthenticated,
 	http.StatusForbidden:             fault.Forbidden,
 	http.StatusNotFound:              fault.NotFound,
+	http.StatusRequestTimeout:        fault.Unavailable,
 	http.StatusConflict:              fault.Conflict,
 	http.StatusRequestEntityTooLarge: fault.TooLarge,
 	http.StatusUnprocessableEntity:   fault.Unprocessable,
+	http.StatusTooEarly:              fault.Unavailable,
 	http.StatusTooManyRequests:       fault.Exhausted,
 }
 

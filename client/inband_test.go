@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // sends writes notifications of a stream.
@@ -114,8 +117,8 @@ func TestPoll(t *testing.T) {
 				return `{"events":[],"cursor":"c1","nextPollMs":0}`
 			case 2:
 				return `{"events":[` + occurrence("e1") + `,` + occurrence("e2") + `],"cursor":"c2","hasMore":true,"nextPollMs":99999}`
-			case 3: // more without progress is no reason to hurry
-				return `{"events":[],"cursor":"c3","hasMore":true,"truncated":true}`
+			case 3: // more although the cursor stays the same is no reason to hurry
+				return `{"events":[],"cursor":"c2","hasMore":true,"truncated":true}`
 			}
 			return `{"code":-32023,"message":"NotFound"}`
 		}})
@@ -127,19 +130,107 @@ func TestPoll(t *testing.T) {
 				t.Errorf("got %s, want %s", got, want)
 			}
 		}
-		if g := take(t, p.gaps, nil); g.Cursor != "c3" {
+		if g := take(t, p.gaps, nil); g.Cursor != "c2" {
 			t.Errorf("got %+v", g)
 		}
 		if err := take(t, p.ended, nil); !errors.As(err, new(*client.Terminated)) {
 			t.Errorf("ended by %v", err)
 		}
-		for n, want := range []any{nil, "c1", "c2", "c3"} {
+		for n, want := range []any{nil, "c1", "c2", "c2"} {
 			if got := cursorOf(t, s.params("events/poll")[n]); got != want {
 				t.Errorf("request %d asked from %v, want %v", n+1, got, want)
 			}
 		}
 		if times[1].Sub(times[0]) < 100*time.Millisecond || times[3].Sub(times[2]) < 100*time.Millisecond {
 			t.Errorf("polled at %v", times)
+		}
+	})
+	t.Run("RCH-01 empty pages that announce more are followed by the next poll immediately", func(t *testing.T) {
+		s := newScript(t, map[string]func(int, http.ResponseWriter) string{"events/poll": func(n int, _ http.ResponseWriter) string {
+			if n < 5 {
+				return fmt.Sprintf(`{"events":[],"cursor":"c%d","hasMore":true,"nextPollMs":3600000}`, n)
+			}
+			return `{"events":[` + occurrence("e1") + `],"cursor":"c5","nextPollMs":3600000}`
+		}})
+		p := run(t, s.URL, client.ModePoll, nil)
+		p.handles("e1")
+		p.ends()
+		if got := len(s.params("events/poll")); got != 5 {
+			t.Errorf("got %d polls, want 5", got)
+		}
+	})
+	t.Run("RCH-01 a page that a proxy answers for a moment does not end the subscription", func(t *testing.T) {
+		for _, status := range []int{http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusRequestTimeout, http.StatusTooEarly} {
+			t.Run(strconv.Itoa(status), func(t *testing.T) {
+				t.Parallel()
+				s := newScript(t, map[string]func(int, http.ResponseWriter) string{"events/poll": func(n int, w http.ResponseWriter) string {
+					switch n {
+					case 1:
+						return `{"events":[],"cursor":"c1"}`
+					case 2:
+						w.Header().Set("Content-Type", "text/html")
+						w.WriteHeader(status)
+						fmt.Fprint(w, "<html>no backend</html>")
+						return ""
+					}
+					return `{"events":[` + occurrence("e1") + `],"cursor":"c2"}`
+				}})
+				p := run(t, s.URL, client.ModePoll, nil)
+				p.handles("e1")
+				p.ends()
+			})
+		}
+	})
+	t.Run("RCH-01 a page instead of the first answer is an error, because the URL may be wrong", func(t *testing.T) {
+		s := newScript(t, map[string]func(int, http.ResponseWriter) string{"events/poll": func(_ int, w http.ResponseWriter) string {
+			w.WriteHeader(http.StatusNotFound)
+			fmt.Fprint(w, "<html>not here</html>")
+			return ""
+		}})
+		p := run(t, s.URL, client.ModePoll, nil)
+		if err := take(t, p.ended, nil); !fault.Is(err, fault.NotFound) {
+			t.Errorf("ended by %v, want an error of kind not found", err)
+		}
+	})
+	t.Run("RCH-01 the last ten thousand events are recognized when they come again", func(t *testing.T) {
+		const first, all = 5000, 10_001
+		page := func(from, to int, cursor string) string {
+			var events []string
+			for i := from; i < to; i++ {
+				events = append(events, occurrence("e"+strconv.Itoa(i)))
+			}
+			return `{"events":[` + strings.Join(events, ",") + `],"cursor":"` + cursor + `","hasMore":true}`
+		}
+		s := newScript(t, map[string]func(int, http.ResponseWriter) string{"events/poll": func(n int, _ http.ResponseWriter) string {
+			switch n {
+			case 1:
+				return page(0, first, "a")
+			case 2:
+				return page(first, all, "b")
+			case 3:
+				return page(all-10_000, first, "c")
+			}
+			return `{"events":[` + occurrence("last") + `],"cursor":"d"}`
+		}})
+		handled, last := map[string]int{}, make(chan string, 1)
+		p := run(t, s.URL, client.ModePoll, func(p *program) {
+			p.sub.Event = func(_ context.Context, e client.Event) error {
+				if handled[e.ID]++; e.ID == "last" {
+					last <- e.ID
+				}
+				return nil
+			}
+		})
+		take(t, last, p.ended)
+		p.ends()
+		twice := 0
+		for _, n := range handled {
+			if n > 1 {
+				twice++
+			}
+		}
+		if twice > 0 || len(handled) != all+1 {
+			t.Errorf("handled %d events twice of %d, want 0 of %d", twice, len(handled), all+1)
 		}
 	})
 	t.Run("RCH-01 a refusal of the first request is no termination", func(t *testing.T) {

@@ -2,14 +2,12 @@ package client
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
@@ -56,7 +54,7 @@ func (c *Client) poll(f *flow) (time.Duration, error) {
 		HasMore    bool         `json:"hasMore"`
 		NextPollMs int64        `json:"nextPollMs"`
 	}
-	if err := c.call(f, mcpspec.MethodEventsPoll, f.params(), &page); err != nil {
+	if _, err := c.call(f, mcpspec.MethodEventsPoll, f.params(), &page); err != nil {
 		return 0, err
 	}
 	f.started(Begun{Mode: ModePoll})
@@ -81,38 +79,30 @@ func (c *Client) poll(f *flow) (time.Duration, error) {
 	if len(page.Events) == 0 {
 		f.mark(page.Cursor)
 	}
-	progress := len(page.Events) > 0 && page.Cursor != f.cursor
+	progress := page.Cursor != f.cursor
 	f.cursor = page.Cursor
-	if page.HasMore && progress { // more without progress is a server's mistake, not a backlog
+	// A page of a filtered poll can be empty although matching events follow it. If hasMore is true but the cursor stays
+	// the same, the server is wrong, and polling again immediately would never end.
+	if page.HasMore && progress {
 		return 0, nil
 	}
 	return min(max(time.Duration(page.NextPollMs)*time.Millisecond, cmp.Or(c.MinPoll, leastPoll)), longestPoll), nil
 }
 
-// deadAfter is after how long without a message a stream is dead: more than twice the interval at which a server
-// sends heartbeats (SEP-3415, "Lifecycle": at least every 30 seconds).
-const deadAfter = 65 * time.Second
-
 // push opens a stream and reads it to its end.
 func (c *Client) push(f *flow) (time.Duration, error) {
-	ctx, cancel := context.WithCancelCause(f.ctx)
-	defer cancel(nil)
-	dead := time.AfterFunc(c.silence, func() { cancel(errSilent) })
-	defer dead.Stop()
-	body, err := c.post(ctx, mcpspec.MethodEventsStream, f.params())
+	body, err := c.post(f.ctx, mcpspec.MethodEventsStream, f.params())
 	if err != nil {
-		return 0, silent(ctx, err)
+		return 0, err
 	}
 	defer func() { _ = body.Close() }()
 	for events := sse.NewReader(body, maxStreamEvent); ; {
-		dead.Reset(c.silence)
 		e, err := events.Next()
-		dead.Stop() // an event may take long
 		switch {
 		case errors.Is(err, io.EOF):
 			return firstPause, nil
 		case err != nil:
-			return 0, silent(ctx, unreachable(f.ctx, err))
+			return 0, unreachable(f.ctx, err)
 		case len(e.Data) == 0:
 			continue
 		}
@@ -120,16 +110,6 @@ func (c *Client) push(f *flow) (time.Duration, error) {
 			return 0, err
 		}
 	}
-}
-
-var errSilent = fault.New(fault.Unavailable, "the stream was silent for too long")
-
-// silent is the error of a stream that was cut because it was silent, or else err.
-func silent(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); errors.Is(cause, errSilent) {
-		return cause
-	}
-	return err
 }
 
 // message handles one message of a stream.

@@ -28,6 +28,7 @@ type Stream struct {
 	// Opened is called when a stream is open; may be nil.
 	Opened func()
 
+	begun bool          // a stream was open
 	last  string        // Last-Event-ID, of the session-based revisions
 	retry time.Duration // what the server asked for
 }
@@ -48,7 +49,7 @@ func (f *Stream) Run(ctx context.Context) error {
 			f.Log.Warn("session ended, starting a new one")
 			f.Client.setSession("")
 			f.last = ""
-		case err != nil && !Again(err):
+		case err != nil && !Again(err) && !(f.begun && byProxy(err)):
 			return err
 		case err != nil:
 			f.Log.Warn("stream interrupted, reconnecting", "error", err)
@@ -94,7 +95,7 @@ func (f *Stream) once(ctx context.Context, failures *int) error {
 		return err
 	}
 	defer func() { _ = body.Close() }()
-	*failures = 0
+	*failures, f.begun = 0, true
 	if !f.Client.stateless() && f.Opened != nil {
 		f.Opened()
 	}

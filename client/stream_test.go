@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -8,11 +9,74 @@ import (
 	"net/http/httptest"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
+
+// TestAStreamThatIsSilentIsOpenedAgain uses a proxy that keeps the connection open although the server behind it is gone.
+func TestAStreamThatIsSilentIsOpenedAgain(t *testing.T) {
+	t.Parallel()
+	const acknowledged = `data: {"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{"notifications":{"resourceSubscriptions":["event://a/b"]}}}` + "\n\n"
+	var requests atomic.Int32
+	end := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, acknowledged)
+		if requests.Add(1) == 1 {
+			w.(http.Flusher).Flush()
+			<-end
+			return
+		}
+		io.WriteString(w, `data: {"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"event://a/b","payload":1}}`+"\n\n")
+	}))
+	defer server.Close()
+	defer close(end)
+	c, err := client.New(client.Server{URL: server.URL, Agent: "test/1"}, mcpspec.V20260728)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client.SetSilence(c, 50*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	enough := fmt.Errorf("enough")
+	s := &client.Stream{Client: c, URIs: []string{"event://a/b"}, Log: slog.New(slog.DiscardHandler), Event: func(client.Event) error { return enough }}
+	if err := s.Run(ctx); err != enough {
+		t.Errorf("the stream ended with %v after %d requests, want the event of the second", err, requests.Load())
+	}
+}
+
+// TestAStreamWithHeartbeatsStaysOpen has comments as heartbeats, which are no events.
+func TestAStreamWithHeartbeatsStaysOpen(t *testing.T) {
+	t.Parallel()
+	var requests atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		requests.Add(1)
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, `data: {"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{"notifications":{"resourceSubscriptions":["event://a/b"]}}}`+"\n\n")
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for range 10 {
+			w.(http.Flusher).Flush()
+			<-tick.C
+			io.WriteString(w, ":\n\n")
+		}
+		io.WriteString(w, `data: {"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"event://a/b","payload":1}}`+"\n\n")
+	}))
+	defer server.Close()
+	c, err := client.New(client.Server{URL: server.URL, Agent: "test/1"}, mcpspec.V20260728)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client.SetSilence(c, 500*time.Millisecond)
+	enough := fmt.Errorf("enough")
+	s := &client.Stream{Client: c, URIs: []string{"event://a/b"}, Log: slog.New(slog.DiscardHandler), Event: func(client.Event) error { return enough }}
+	if err := s.Run(t.Context()); err != enough || requests.Load() != 1 {
+		t.Errorf("the stream ended with %v after %d requests, want the event of the first", err, requests.Load())
+	}
+}
 
 // SUB-08: a listen that a server cannot begin just now, which it says in a response with status 200, is tried again.
 func TestAStreamThatCannotBeginNowIsTriedAgain(t *testing.T) {

@@ -168,7 +168,7 @@ func (f *flow) follow(once func() (time.Duration, error)) error {
 		switch {
 		case f.ctx.Err() != nil:
 			return context.Cause(f.ctx)
-		case err != nil && !Again(err):
+		case err != nil && !f.transient(err):
 			return f.ended(err)
 		}
 		if err == nil || f.open {
@@ -183,6 +183,12 @@ func (f *flow) follow(once func() (time.Duration, error)) error {
 			return context.Cause(f.ctx)
 		}
 	}
+}
+
+// transient reports whether to try again after an error. Once the server has accepted the subscription, an answer of a
+// proxy that has no backend for a moment is transient, too; before, it means that the URL is wrong.
+func (f *flow) transient(err error) bool {
+	return Again(err) || f.begun && byProxy(err)
 }
 
 // params are those of events/poll and events/stream.

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -400,16 +401,22 @@ func TestSubscribeRefusesWhatCannotBe(t *testing.T) {
 	})
 }
 
-// older is a server that does not know 2026-07-28, in front of one that does. Forget ends all sessions.
-func older(t *testing.T, target string) (url string, forget func()) {
+// older is a server that does not know 2026-07-28, in front of one that does. Forget ends all sessions and answers the
+// given number of requests for a new session with a 404 page.
+func older(t *testing.T, target string) (url string, forget func(refused int32)) {
 	t.Helper()
 	var sessions, gone sync.Map
+	var refuse atomic.Int32
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		if r.Header.Get("Mcp-Protocol-Version") == "2026-07-28" {
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(http.StatusBadRequest)
 			_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":1,"error":{"code":-32022,"message":"Unsupported protocol version"}}`)
+			return
+		}
+		if r.Header.Get("Mcp-Session-Id") == "" && refuse.Add(-1) >= 0 {
+			http.Error(w, "<html>no backend</html>", http.StatusNotFound)
 			return
 		}
 		if _, gone := gone.Load(r.Header.Get("Mcp-Session-Id")); gone {
@@ -434,7 +441,8 @@ func older(t *testing.T, target string) (url string, forget func()) {
 		_, _ = io.Copy(w, resp.Body)
 	}))
 	t.Cleanup(s.Close)
-	return s.URL, func() {
+	return s.URL, func(refused int32) {
+		refuse.Store(refused)
 		sessions.Range(func(id, _ any) bool { gone.Store(id, true); return true })
 	}
 }
@@ -442,18 +450,26 @@ func older(t *testing.T, target string) (url string, forget func()) {
 func TestSubscribeToAServerWithSessions(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{client.ModeWebhook, client.ModePoll} {
-		t.Run("RCH-01 by "+mode+" a session that is gone is begun again", func(t *testing.T) {
-			h := newHome(t, nil)
-			url, forget := older(t, h.server.URL)
-			p := run(t, url, mode, func(p *program) { p.sub.TTL = time.Second })
-			p.begins()
-			h.publish("a")
-			p.handles("a")
-			forget()
-			h.publish("b")
-			p.handles("b")
-			p.ends()
-		})
+		for refused, name := range []string{
+			"RCH-01 by " + mode + " a session that is gone is begun again",
+			"RCH-01 by " + mode + " a session that is gone is begun again, although a proxy has no backend at first",
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				h := newHome(t, nil)
+				url, forget := older(t, h.server.URL)
+				p := run(t, url, mode, func(p *program) { p.sub.TTL = 3 * time.Second })
+				p.begins()
+				h.publish("a")
+				p.handles("a")
+				forget(int32(refused))
+				h.publish("b")
+				p.handles("b")
+				h.publish("c")
+				p.handles("c")
+				p.ends()
+			})
+		}
 	}
 	t.Run("RCH-01 without a mode it polls", func(t *testing.T) {
 		h := newHome(t, nil)
