@@ -138,11 +138,15 @@ func logTo(log *slog.Logger) *slog.Logger {
 	return log
 }
 
-func (c *Client) store() Store {
-	if c.Store == nil {
-		return &c.memory
+// storeOf returns the store that keeps the cursor of a subscription.
+func (c *Client) storeOf(s Subscription) Store {
+	switch {
+	case s.Store != nil:
+		return s.Store
+	case c.Store != nil:
+		return c.Store
 	}
-	return c.Store
+	return &c.memory
 }
 
 // End ends the session, if there is one, also when ctx has ended. It takes five seconds at most: the server forgets a

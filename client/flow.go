@@ -28,7 +28,8 @@ type flow struct {
 	fail    context.CancelCauseFunc
 	slots   chan struct{} // held by the events that are handled now
 	running sync.WaitGroup
-	waiting atomic.Int64 // webhooks at the door
+	ahead   chan struct{} // held by the events in queue
+	waiting atomic.Int64  // webhooks at the door
 	flights singleflight.Group
 	seen    *bounded.Map[string, struct{}]
 
@@ -62,7 +63,13 @@ func (f *flow) pin(cursor string) {
 type step struct {
 	cursor string
 	done   bool
+	event  bool // not only a position
 }
+
+// maxAhead limits how many events are handled while an older one is not acknowledged, for example because its command
+// fails again and again. The saved cursor cannot pass that event, so a program that starts again handles the later ones
+// a second time.
+const maxAhead = 1000
 
 // maxSeen is the number of a subscription's last events that are recognized when they arrive again.
 const maxSeen = 10_000
@@ -72,8 +79,9 @@ const maxWaiting = 1000
 
 func newFlow(ctx context.Context, c *Client, s Subscription) (*flow, error) {
 	f := &flow{
-		sub: s, store: c.store(), key: c.storeKey(s), log: c.log().With("name", s.Name),
-		slots: make(chan struct{}, max(1, s.Concurrency)), seen: bounded.NewMap[string, struct{}](2 * maxSeen), // it may forget the older half
+		sub: s, store: c.storeOf(s), key: c.storeKey(s), log: c.log().With("name", s.Name),
+		slots: make(chan struct{}, max(1, s.Concurrency)), ahead: make(chan struct{}, maxAhead),
+		seen: bounded.NewMap[string, struct{}](2 * maxSeen), // it may forget the older half
 	}
 	f.ctx, f.fail = context.WithCancelCause(ctx)
 	saved, err := f.store.Load(ctx, f.key)
@@ -143,14 +151,25 @@ func (f *flow) end(cause error) {
 	f.running.Wait()
 }
 
-// take has an event of a stream or a poll handled, until it is acknowledged. It returns when there is a slot for it.
+// take starts to handle an event of a stream or a poll, and repeats that until the event is acknowledged. It returns when
+// there is a slot for the event.
 func (f *flow) take(e Event) error {
+	select {
+	case f.ahead <- struct{}{}:
+	default:
+		f.log.Warn("waiting for an older event", "handled", maxAhead)
+		select {
+		case f.ahead <- struct{}{}:
+		case <-f.ctx.Done():
+			return context.Cause(f.ctx)
+		}
+	}
 	select {
 	case f.slots <- struct{}{}:
 	case <-f.ctx.Done():
 		return context.Cause(f.ctx)
 	}
-	s := f.push(e.Cursor)
+	s := f.push(e.Cursor, true)
 	if !f.spawn(func() {
 		defer func() { <-f.slots }()
 		if f.retry(func() error { return f.once(e) }, "event", e.ID) == nil {
@@ -198,13 +217,13 @@ func (f *flow) mark(cursor string) {
 	if cursor == "" {
 		return
 	}
-	f.finish(f.push(cursor))
+	f.finish(f.push(cursor, false))
 }
 
-func (f *flow) push(cursor string) *step {
+func (f *flow) push(cursor string, event bool) *step {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := &step{cursor: cursor}
+	s := &step{cursor: cursor, event: event}
 	f.queue = append(f.queue, s)
 	return s
 }
@@ -219,16 +238,24 @@ func (f *flow) finish(s *step) {
 		if f.queue[0].cursor != "" {
 			cursor = f.queue[0].cursor
 		}
+		f.leave(f.queue[0])
 		f.queue = f.queue[1:]
 	}
-	// Heartbeats behind an event that takes long are one step, not one each.
-	if n := len(f.queue); n > 1 && f.queue[n-1].done && f.queue[n-2].done {
+	// Heartbeats behind an event that takes long become one step.
+	if n := len(f.queue); n > 1 && f.queue[n-1].done && f.queue[n-2].done && !f.queue[n-1].event {
 		if f.queue[n-1].cursor != "" {
 			f.queue[n-2].cursor = f.queue[n-1].cursor
 		}
 		f.queue = f.queue[:n-1]
 	}
 	f.save(cursor)
+}
+
+// leave makes room for another event if the step that leaves the queue has one.
+func (f *flow) leave(s *step) {
+	if s.event {
+		<-f.ahead
+	}
 }
 
 // settle saves a cursor that a server says is safe: that of a webhook, or of the answer to a refresh.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -242,6 +243,60 @@ func TestPoll(t *testing.T) {
 			t.Errorf("ended by %v", err)
 		}
 	})
+}
+
+func TestAnEventThatIsNotAcknowledgedBoundsHowManyLaterOnesAreHandled(t *testing.T) {
+	t.Parallel()
+	const most, last = 1000, 2500
+	s := newScript(t, map[string]func(int, http.ResponseWriter) string{"events/poll": func(n int, _ http.ResponseWriter) string {
+		var events []string
+		for i := (n - 1) * 100; i < n*100 && i <= last; i++ {
+			events = append(events, occurrence("e"+strconv.Itoa(i)))
+		}
+		return fmt.Sprintf(`{"events":[%s],"cursor":"c%d","hasMore":%t}`, strings.Join(events, ","), n, n*100 <= last)
+	}})
+	older, logged := make(chan struct{}), make(chan string, 100)
+	var handled atomic.Int32
+	all := make(chan struct{})
+	p := run(t, s.URL, client.ModePoll, func(p *program) {
+		p.o.Log = slog.New(slog.NewTextHandler(lines(logged), nil))
+		p.sub.Concurrency = 2
+		p.sub.Event = func(ctx context.Context, e client.Event) error {
+			if e.ID == "e0" {
+				<-older
+			}
+			if handled.Add(1) == last+1 {
+				close(all)
+			}
+			return nil
+		}
+	})
+	t.Run("RCH-01 RCH-03 they wait, and the log says so", func(t *testing.T) {
+		for !strings.Contains(take(t, logged, p.ended), "waiting for an older event") {
+		}
+		for deadline := time.Now().Add(patience); handled.Load() < most-1 && time.Now().Before(deadline); {
+			runtime.Gosched() // those with a slot end
+		}
+		if got := handled.Load(); got != most-1 {
+			t.Errorf("handled %d events after the one that is not acknowledged, want %d", got, most-1)
+		}
+	})
+	t.Run("RCH-01 they continue when it is acknowledged", func(t *testing.T) {
+		close(older)
+		take(t, all, p.ended)
+	})
+	p.ends()
+}
+
+// lines writes to a channel, and drops what it has no room for.
+type lines chan string
+
+func (l lines) Write(b []byte) (int, error) {
+	select {
+	case l <- string(b):
+	default:
+	}
+	return len(b), nil
 }
 
 // journal is a store that knows what was acknowledged.

@@ -122,21 +122,24 @@ func (p Publisher) items(value json.RawMessage, n int) ([]item, error) {
 		return nil, fault.New(fault.Invalid, "--id is for one event, and there are several")
 	}
 	for _, it := range items {
-		if it["uri"] == nil && it["specversion"] == nil {
+		if absent(it["uri"]) && absent(it["specversion"]) {
 			return nil, fault.New(fault.Invalid, "value %d of the data is an event without \"uri\"; give --uri when it is a payload", n)
 		}
 		if p.ID != "" {
 			it["id"] = quoted(p.ID)
 		}
-		if it["id"] == nil {
+		if absent(it["id"]) {
 			it["id"] = quoted(event.NewID()) // chosen here, so that a request can be repeated
 		}
-		if !p.Time.IsZero() && it["time"] == nil {
+		if !p.Time.IsZero() && absent(it["time"]) {
 			it["time"] = quoted(p.Time.Format(time.RFC3339Nano))
 		}
 	}
 	return items, nil
 }
+
+// absent reports whether a member is missing or null, which the server treats alike.
+func absent(value json.RawMessage) bool { return value == nil || string(value) == "null" }
 
 func quoted(s string) json.RawMessage {
 	b, _ := json.Marshal(s) // a string

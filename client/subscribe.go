@@ -31,6 +31,8 @@ type Subscription struct {
 	Mode string
 	// Cursor is where to begin when the store has no cursor; empty is from now on.
 	Cursor string
+	// Store keeps the cursor of this subscription; nil is the store of [Options].
+	Store Store
 	// Concurrency is how many events are handled at once; 0 is one, which keeps their order.
 	Concurrency int
 

@@ -4,6 +4,5 @@ package run
 
 import "os/exec"
 
-// Elsewhere there are no process groups: a command is killed alone.
-func inGroup(*exec.Cmd)   {}
-func end(*exec.Cmd) error { return nil }
+// inGroup does nothing where there are no process groups. There, only the command itself is killed.
+func inGroup(*exec.Cmd) (end func(err error) error) { return func(error) error { return nil } }

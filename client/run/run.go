@@ -31,7 +31,7 @@ import (
 type Command struct {
 	// Line is given to sh -c.
 	Line string
-	// Timeout bounds a run; 0 is ten minutes. Then the command and what it has started get SIGTERM, and after
+	// Timeout bounds a run; 0 is ten minutes. Then the command and the processes that it started get SIGTERM, and after
 	// ten seconds SIGKILL.
 	Timeout time.Duration
 	// Failed is a file to which an event is appended, as a line of JSON, when its command has failed Tries times. The
@@ -50,9 +50,10 @@ type Command struct {
 const (
 	defaultTimeout = 10 * time.Minute
 	defaultTries   = 5
-	// grace is how long a command may take to end after SIGTERM.
-	grace = 10 * time.Second
 )
+
+// grace is how long a command, and the processes that it started, may take to end after SIGTERM. Tests change it.
+var grace = 10 * time.Second
 
 // Handle runs the command for an event. Its error is to have the event handled again.
 func (c *Command) Handle(ctx context.Context, e client.Event) error {
@@ -91,19 +92,23 @@ func (c *Command) run(ctx context.Context, e client.Event, input []byte) error {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(append(input, '\n')), c.Stdout, c.Stderr
 	cmd.Env = append(inherited(), environment(e)...)
 	cmd.WaitDelay = grace
-	inGroup(cmd)
+	end := inGroup(cmd)
 	err := cmd.Run()
-	if left := end(cmd); left != nil {
+	if left := end(err); left != nil {
 		c.Log.Warn("command's processes not ended", "event", e.ID, "error", left)
 	}
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return fault.New(fault.Unavailable, "the command took longer than %s", timeout)
-	}
-	if errors.Is(err, exec.ErrWaitDelay) { // it succeeded, but something that it started holds its output
+	switch {
+	case succeeded(err):
 		return nil
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return fault.New(fault.Unavailable, "the command took longer than %s", timeout)
 	}
 	return err
 }
+
+// succeeded reports whether a command has ended with 0 by itself. [exec.ErrWaitDelay] means that it has, and that a
+// process that it started still holds its output.
+func succeeded(err error) bool { return err == nil || errors.Is(err, exec.ErrWaitDelay) }
 
 // keyVariable is how this program got the key of the server. What a command does about an event is not to have it: an
 // event's text may come from anyone, and an agent may do what it says.

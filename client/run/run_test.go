@@ -165,6 +165,18 @@ func TestACommandThatDoesNotEnd(t *testing.T) {
 			t.Error("what it started lives")
 		}
 	})
+	t.Run("RCH-03 is ended after its time, also what ignores SIGTERM although its shell ends with 0", func(t *testing.T) {
+		run.SetGrace(t, 200*time.Millisecond)
+		pid := filepath.Join(t.TempDir(), "pid")
+		c := command(`trap 'exit 0' TERM; sh -c 'trap "" TERM; echo $$ > ` + pid + `; sleep 600 & wait; wait' & wait`)
+		c.Timeout = 500 * time.Millisecond
+		if err := c.Handle(t.Context(), shipped); err == nil || !strings.Contains(err.Error(), "longer than 500ms") {
+			t.Errorf("got %v, want an error about its time", err)
+		}
+		if alive(t, pid) {
+			t.Error("its child is still alive")
+		}
+	})
 	t.Run("RCH-03 is ended with the program, and has not failed", func(t *testing.T) {
 		dir := t.TempDir()
 		pid, failed := filepath.Join(dir, "pid"), filepath.Join(dir, "failed.jsonl")

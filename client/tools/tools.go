@@ -64,8 +64,31 @@ type Tools struct {
 // subscription is one that runs. Its members are guarded by the mutex of Tools.
 type subscription struct {
 	id, name string
+	place    *position
 	end      context.CancelFunc
 	failed   error // why it ended by itself
+}
+
+// position is the [client.Store] of one subscription. It is forgotten with the subscription, so that a later one to the same
+// events begins at its own time.
+type position struct {
+	mu     sync.Mutex
+	cursor string
+}
+
+// Load implements [client.Store].
+func (p *position) Load(context.Context, string) (string, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.cursor, nil
+}
+
+// Save implements [client.Store].
+func (p *position) Save(_ context.Context, _, cursor string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cursor = cursor
+	return nil
 }
 
 // New makes the tools of a client of the other server.
@@ -189,7 +212,11 @@ func (t *Tools) begin(in toSubscribe, key string) (s *subscription, begun <-chan
 		return &subscription{}, nil, nil, fault.New(fault.Exhausted, "there are %d subscriptions, which is the most: unsubscribe from one first", maxSubscriptions)
 	}
 	t.n++
-	s = &subscription{id: fmt.Sprintf("s%d", t.n), name: in.Name}
+	place := &position{}
+	if s != nil { // it failed, and the new one continues
+		place = s.place
+	}
+	s = &subscription{id: fmt.Sprintf("s%d", t.n), name: in.Name, place: place}
 	t.subs[key] = s
 	ctx, cancel := context.WithCancel(t.ctx)
 	s.end = cancel
@@ -198,7 +225,7 @@ func (t *Tools) begin(in toSubscribe, key string) (s *subscription, begun <-chan
 	t.wg.Go(func() {
 		defer cancel()
 		err := t.client.Subscribe(ctx, client.Subscription{
-			Name: in.Name, Arguments: in.Arguments,
+			Name: in.Name, Arguments: in.Arguments, Store: place,
 			Begun: func(client.Begun) { once.Do(func() { close(ready) }) },
 			Event: func(_ context.Context, e client.Event) error { t.inbox.add(s.id, e); return nil },
 			Gap: func(context.Context, client.Gap) error {

@@ -227,6 +227,59 @@ func TestAClientThatKnowsToolsAloneGetsEvents(t *testing.T) {
 	})
 }
 
+// witness returns the data of each event of a type as soon as the server's log has it.
+func (a *agent) witness(name string) <-chan string {
+	a.Helper()
+	c, err := client.Connect(a.Context(), a.server.URL, client.Options{Key: "agent", Agent: "test/1"})
+	if err != nil {
+		a.Fatal(err)
+	}
+	begun, data, ended := make(chan struct{}), make(chan string, 100), make(chan struct{})
+	ctx, cancel := context.WithCancel(context.WithoutCancel(a.Context()))
+	go func() {
+		defer close(ended)
+		_ = c.Subscribe(ctx, client.Subscription{
+			Name: name, Mode: client.ModePush, Begun: func(client.Begun) { close(begun) },
+			Event: func(_ context.Context, e client.Event) error { data <- string(e.Data); return nil },
+		})
+	}()
+	a.Cleanup(func() { cancel(); <-ended })
+	select {
+	case <-begun:
+	case <-ended:
+		a.Fatal("the subscription has ended")
+	}
+	return data
+}
+
+func TestASubscriptionThatFollowsAnEndedOneBeginsNow(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t, "agent")
+	var s struct{ Subscription string }
+	subscribe := func() { a.call("subscribe", map[string]any{"name": "file.read"}, &s) }
+	wait := func() (got read) {
+		a.call("wait_for_event", map[string]any{"subscription": s.Subscription, "seconds": 10}, &got)
+		return got
+	}
+	inLog := a.witness("file.read")
+	subscribe()
+	a.publishAt("event://file/read", "before")
+	if got := wait(); len(got.Events) != 1 {
+		t.Fatalf("got %+v, want the first event", got)
+	}
+	a.call("unsubscribe", map[string]any{"subscription": s.Subscription}, nil)
+	a.publishAt("event://file/read", "between")
+	for !strings.Contains(<-inLog, "between") {
+	}
+	subscribe()
+	a.publishAt("event://file/read", "after")
+	t.Run("RCH-04 the events between the two are not delivered", func(t *testing.T) {
+		if got := wait(); len(got.Events) != 1 || got.Events[0].Data["title"] != "after" {
+			t.Errorf("got %+v, want only the event after the second subscribe", got)
+		}
+	})
+}
+
 func TestWhatAModelIsRefused(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, "agent")
