@@ -19,16 +19,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/switches"
 )
 
-// A delivery that does not succeed at once is kept as one item per (subscription, event), with
-// its attempts. The rules that keep it from being attempted twice at the same time:
+// A delivery that does not succeed with its first attempt is stored as one item per subscription and event, with its
+// attempts. These rules keep two workers from continuing it at the same time:
 //
-//   - Its version is the number of attempts recorded plus one. An outcome is
-//     written only over the version it follows, so of two workers that made
-//     the same attempt one records it, and only that one schedules the next.
-//   - The item and its due entry are written in one transaction, before the
-//     message for the next attempt is sent. A worker that dies in between loses
-//     the message, not the delivery: the due entry brings it back.
-//   - A message whose attempt is not the delivery's next one is stale and dropped.
+//   - Each write increments the item's version and requires the version that the worker read. Of two workers that made the
+//     same attempt, one records it and schedules the next one. The other one learns from the [claim] of its write that it
+//     has nothing left to do.
+//   - The item and its due entry are written in one transaction, before the message for the next attempt is sent. If the
+//     worker dies in between, the due entry replaces the lost message.
+//   - A message is stale, and dropped, if its attempt is not the delivery's next one.
+//
+// [lifecycle] has all states and steps.
 
 // delivery is the value of its item.
 type delivery struct {
@@ -51,9 +52,11 @@ type delivery struct {
 	Due      time.Time `json:"due,omitzero"`
 	DueAt    time.Time `json:"dueat,omitzero"`
 	Attempts []attempt `json:"a,omitempty"`
-	// Base is how many of them were made before a person had a dead letter retried: the schedule
-	// begins anew after them.
+	// Base is the number of attempts that an earlier delivery of the event made before it was given up. The schedule starts
+	// after them.
 	Base int `json:"base,omitempty"`
+	// Again is set if a person had the event delivered again. A gap of it was announced before.
+	Again bool `json:"again,omitempty"`
 	// Test is set for a test event, which is delivered whatever the subscription asks for.
 	Test bool `json:"test,omitempty"`
 	// Paused is where it waits for a switch, since PausedAt; see paused.go.
@@ -65,6 +68,7 @@ type delivery struct {
 	made time.Time // when the next attempt was scheduled
 
 	version int64     // of the item, 0 before it is written
+	stored  string    // the state of the item
 	waits   store.Key // its due entry, or where it waits for a switch; zero when there is neither
 }
 
@@ -77,8 +81,6 @@ type attempt struct {
 }
 
 const (
-	statePending = "pending"
-	stateDead    = "dead"
 	// KeptFor is how long dead letters and records stay (design: 7 days).
 	KeptFor = 7 * 24 * time.Hour
 	// backup is how long after its time a due entry brings back a retry whose
@@ -91,6 +93,11 @@ const (
 )
 
 func (del *delivery) key() string { return cmp.Or(del.Key, del.Event) }
+
+// ownKey is the key of a delivery whose event id was published before, by an event that is still stored.
+func (del *delivery) ownKey() string {
+	return fmt.Sprintf("%s#%d", event.Event{ID: del.Event, URI: del.URI}.Key(), del.Published.UnixMicro())
+}
 
 func deliveryKey(workspace, sub, eventKey string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "d#" + workspace + "#" + sub, Sort: eventKey}
@@ -126,7 +133,7 @@ func (del *delivery) item() store.Item {
 	}
 	return store.Item{
 		Key:   deliveryKey(del.Workspace, del.Subscription, del.key()),
-		Value: value, Version: int64(len(del.Attempts)) + 1,
+		Value: value, Version: del.version + 1,
 		Expires: expires,
 	}
 }
@@ -159,8 +166,11 @@ func decodeDelivery(it *store.Item) (*delivery, error) {
 	if err := json.Unmarshal(it.Value, &del); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "decode a delivery")
 	}
+	del.version, del.stored = it.Version, del.State
 	if del.State == statePending {
-		del.version, del.waits = it.Version, del.place()
+		if del.waits = del.place(); !del.PausedAt.IsZero() {
+			del.stored = statePaused
+		}
 	}
 	return &del, nil
 }
@@ -201,103 +211,102 @@ type deliveries struct {
 	queue  queue.Sender
 	now    func() time.Time
 	log    *slog.Logger
-	bodies *bounded.Map[string, time.Time] // since when events are stored, by workspace and key
+	bodies *bounded.Map[string, storedBody] // by workspace and key
 }
 
 // maxBodies bounds the events of which a process knows that they are stored.
 const maxBodies = 20_000
 
 func newDeliveries(db store.DB, q queue.Sender, now func() time.Time, log *slog.Logger) *deliveries {
-	return &deliveries{db, q, now, loggerOr(log), bounded.NewMap[string, time.Time](maxBodies)}
+	return &deliveries{db, q, now, loggerOr(log), bounded.NewMap[string, storedBody](maxBodies)}
 }
 
-// write puts the delivery in the place of what is stored of it, and entry, if there is one, in that of its due entry, in
-// one write with what also does. It reports false when another worker wrote first.
-func (ds *deliveries) write(ctx context.Context, del *delivery, entry *store.Item, what string, also ...store.Op) (bool, error) {
-	it := del.item()
-	ops := append([]store.Op{store.Put(it, continues(del.version))}, also...)
-	var waits store.Key
-	if entry != nil {
-		ops, waits = append(ops, store.Put(*entry)), entry.Key
-	}
-	if del.waits != (store.Key{}) && del.waits != waits {
-		ops = append(ops, store.Delete(del.waits))
-	}
-	err := ds.db.Write(ctx, ops...)
-	if errors.Is(err, store.ErrConflict) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fault.Wrap(fault.Unavailable, err, "%s", what)
-	}
-	del.version, del.waits = it.Version, waits
-	return true, nil
-}
-
-// scheduleNext writes the delivery with its next attempt due at the given time, and sends the message for it if the queue
-// can delay it that long. It reports false when another worker had recorded this attempt already.
-func (ds *deliveries) scheduleNext(ctx context.Context, del *delivery, e *event.Event, due time.Time) (bool, error) {
-	if del.version == 0 {
-		if err := ds.storeBody(ctx, e, del.key()); err != nil {
-			return false, err
-		}
-	}
-	return ds.writeNext(ctx, del, due)
-}
-
-// writeNext is scheduleNext for an event that is stored already, in one write with what also does.
-func (ds *deliveries) writeNext(ctx context.Context, del *delivery, due time.Time, also ...store.Op) (bool, error) {
-	now := ds.now()
-	del.Due, del.DueAt, del.made = due, due, now
-	direct := due.Sub(now) <= queue.MaxDelay-backup
-	if direct {
-		del.DueAt = due.Add(backup)
-	}
-	entry := del.dueEntry()
-	mine, err := ds.write(ctx, del, &entry, "record an attempt", also...)
-	if err != nil || !mine || !direct {
-		return mine, err
-	}
-	err = ds.queue.Send(ctx, queue.Slow, del.due().outgoing(max(0, due.Sub(now))))
-	if err != nil {
-		// The due entry brings it back: the delivery is late, not lost.
-		ds.log.WarnContext(ctx, "retry postponed", "subscription", del.Subscription, "event", del.Event, "error", err)
-	}
-	return true, nil
-}
-
-// rememberStored is how long a process remembers that an event is stored. It may be deleted meanwhile, because the only
-// subscriber that failed was erased.
+// rememberStored is how long a process remembers that an event is stored. The event may be deleted meanwhile, because the
+// only subscriber whose delivery failed was erased.
 const rememberStored = time.Minute
 
-// storeBody stores the event for its retries: once, at its first failure, for all
-// subscribers.
-func (ds *deliveries) storeBody(ctx context.Context, e *event.Event, key string) error {
-	return ds.writeBody(ctx, e, key, "", retriedFor, store.Absent())
+// expiryTolerance is how much earlier than required a stored event may expire. Most deliveries of an event fail within it,
+// so its item is written once.
+const expiryTolerance = time.Hour
+
+// storedBody is what a process knows of an event that is stored under a key.
+type storedBody struct {
+	published int64 // microseconds since 1970
+	expires   time.Time
+	seen      time.Time
 }
 
-// keepBody is storeBody for an event that waits for a switch, and is kept for longer.
-func (ds *deliveries) keepBody(ctx context.Context, e *event.Event, key string) error {
-	return ds.writeBody(ctx, e, key, "kept#", switches.Kept+retriedFor)
-}
-
-// writeBody writes an event unless this process did lately; kind tells its two expiries apart.
-func (ds *deliveries) writeBody(ctx context.Context, e *event.Event, key, kind string, keep time.Duration, cond ...store.Condition) error {
-	id := e.Workspace + "#" + key
-	if at, stored := ds.bodies.Get(kind + id); stored && ds.now().Sub(at) < rememberStored {
-		return nil
+// storeBody stores the event of a delivery for its retries, for at least as long as keep. All subscribers share one item,
+// which is written at the first failure and again when it would expire too early.
+//
+// If the item holds an event that was published under the same id at another time, storeBody gives the delivery a key that
+// includes the time of publication, so that both events are delivered.
+func (ds *deliveries) storeBody(ctx context.Context, del *delivery, e *event.Event, keep time.Duration) error {
+	now, published := ds.now(), e.Published.UnixMicro()
+	expires := now.Add(keep)
+	for range maxContests {
+		id := e.Workspace + "#" + del.key()
+		known, ok := ds.bodies.Get(id)
+		if ok = ok && now.Sub(known.seen) < rememberStored; ok && known.published != published {
+			del.Key = del.ownKey()
+			continue
+		}
+		if ok && !known.expires.Before(expires.Add(-expiryTolerance)) {
+			return nil
+		}
+		body, err := ds.putBody(ctx, del, e, expires)
+		if err != nil {
+			return fault.Wrap(fault.Unavailable, err, "store the event for its retries")
+		}
+		if body.seen = now; body.published != 0 || !body.expires.IsZero() {
+			ds.bodies.Put(id, body)
+		}
 	}
+	return fault.New(fault.Unavailable, "store the event for its retries: its item changes too often")
+}
+
+// putBody writes the event of a delivery, unless its item has another event or lasts long enough, and returns the stored
+// body. The result is zero if another process changed the item meanwhile.
+func (ds *deliveries) putBody(ctx context.Context, del *delivery, e *event.Event, expires time.Time) (storedBody, error) {
 	value, err := json.Marshal(e)
 	if err != nil {
-		return fault.Wrap(fault.Internal, err, "encode the event")
+		return storedBody{}, fault.Wrap(fault.Internal, err, "encode the event")
 	}
-	err = ds.db.Write(ctx, store.Put(store.Item{Key: bodyKey(e.Workspace, key), Value: value, Expires: ds.now().Add(keep)}, cond...))
-	if err != nil && !errors.Is(err, store.ErrConflict) {
-		return fault.Wrap(fault.Unavailable, err, "store the event for its retries")
+	// The version is the expiry, so that of two processes that extend it the later expiry wins.
+	it := store.Item{Key: bodyKey(e.Workspace, del.key()), Value: value, Version: expires.Unix(), Expires: expires}
+	written := storedBody{published: e.Published.UnixMicro(), expires: expires}
+	err = ds.db.Write(ctx, store.Put(it, store.Absent()))
+	if !errors.Is(err, store.ErrConflict) {
+		return written, err
 	}
-	ds.bodies.Put(kind+id, ds.now())
-	ds.bodies.Put(id, ds.now())
-	return nil
+	items, err := ds.db.Get(ctx, it.Key)
+	if err != nil || items[0] == nil {
+		return storedBody{}, err
+	}
+	if had, err := decodeEvent(items[0]); err == nil {
+		stored := storedBody{published: had.Published.UnixMicro(), expires: items[0].Expires}
+		if stored.published != written.published || !stored.expires.Before(expires.Add(-expiryTolerance)) {
+			return stored, nil
+		}
+	}
+	err = ds.db.Write(ctx, store.Put(it, store.VersionIs(items[0].Version)))
+	if errors.Is(err, store.ErrConflict) {
+		return storedBody{}, nil
+	}
+	return written, err
+}
+
+// eventIn decodes the stored event of a delivery. It returns nil if there is none, or if it was published at another time
+// under the same id.
+func (del *delivery) eventIn(it *store.Item) (*event.Event, error) {
+	if it == nil {
+		return nil, nil
+	}
+	e, err := decodeEvent(it)
+	if err != nil || otherPublication(e.Published, del.Published) {
+		return nil, err
+	}
+	return e, nil
 }
 
 func decodeEvent(it *store.Item) (*event.Event, error) {

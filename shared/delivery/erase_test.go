@@ -7,6 +7,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -81,7 +82,7 @@ func TestAnErasedEventIsStoredAgain(t *testing.T) {
 	body := bodyKey("default", e.Key())
 	kept := func() *store.Item {
 		t.Helper()
-		if err := d.deliveries.storeBody(t.Context(), e, e.Key()); err != nil {
+		if err := d.deliveries.storeBody(t.Context(), newDelivery(&subscription.Subscriber{}, e, r.now), e, retriedFor); err != nil {
 			t.Fatal(err)
 		}
 		items, err := r.db.Get(t.Context(), body)

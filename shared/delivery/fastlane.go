@@ -111,8 +111,8 @@ func (f *fastLane) detach(ctx context.Context, del *delivery, e *event.Event, he
 		return false
 	}
 	due := f.now().Add(max(f.options.Timeout, f.options.EventsTimeout))
-	mine, err := f.deliveries.scheduleNext(ctx, del, e, due)
-	if err != nil || !mine {
+	whose, err := f.deliveries.scheduleNext(ctx, del, e, due)
+	if err != nil || whose != mine {
 		<-f.detached
 		return false
 	}

@@ -63,8 +63,7 @@ func gapKey(workspace, sub string) store.Key {
 
 // announceGap sends a gap notice for a delivery that is about to be abandoned, unless one covers it already.
 func (n *notices) announceGap(ctx context.Context, del *delivery) error {
-	// What a person had delivered again was lost, or delivered, before.
-	if n.gaps == nil || del.Origin != subscription.MCPEvents || del.Test || del.Base > 0 || n.terminator.plain(del.Target) {
+	if n.gaps == nil || del.Origin != subscription.MCPEvents || del.Test || del.Again || n.terminator.plain(del.Target) {
 		return nil
 	}
 	const tries = 5
@@ -100,10 +99,10 @@ func (n *notices) tryGap(ctx context.Context, del *delivery) (done bool, err err
 	}
 	value, _ := json.Marshal(gapMark{V: taskVersion, ID: notice.Event, From: from, At: now.UnixMicro()}) // numbers and a text
 	condition := continues(version)
-	done, err = n.deliveries.writeNext(ctx, notice, due, store.Put(store.Item{
+	whose, err := n.deliveries.writeNext(ctx, notice, due, store.Put(store.Item{
 		Key: gapKey(del.Workspace, del.Subscription), Value: value, Version: version + 1, Expires: now.Add(gapFor + KeptFor),
 	}, condition))
-	if done && err == nil {
+	if done = whose == mine; done && err == nil {
 		n.log.InfoContext(ctx, "gap announced", "workspace", del.Workspace, "subscription", del.Subscription, "event", del.Event)
 	}
 	return done, err

@@ -160,6 +160,7 @@ func decodeLetter(it *store.Item) (*delivery, time.Time, error) {
 	if err != nil {
 		return nil, time.Time{}, err
 	}
+	del.version, del.stored, del.waits = 0, stateNone, store.Key{} // those of the delivery's own item
 	var micros int64
 	if _, err := fmt.Sscanf(it.Sort, "%d#", &micros); err != nil {
 		return nil, time.Time{}, fault.Wrap(fault.Internal, err, "decode the key of a dead letter")
@@ -222,29 +223,39 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 	if err != nil {
 		return false, fault.Wrap(fault.Unavailable, err, "read a dead letter")
 	}
-	if items[1] == nil {
+	e, err := del.eventIn(items[1])
+	if err != nil {
+		return false, err
+	}
+	if e == nil {
 		return false, skipped(SkippedExpired, "the event of the dead letter is not stored any more")
 	}
 	now := o.deliveries.now()
 	if items[0] != nil {
-		del.version = items[0].Version
-		if current, err := decodeDelivery(items[0]); err == nil && current.State != stateDead {
+		current, err := decodeDelivery(items[0])
+		if err != nil {
+			return false, o.deliveries.setAside(ctx, items[0], err)
+		}
+		if meets(current.stored) != mine {
 			if left, err := o.findOfWebhook(ctx, workspace, id); err != nil || left == nil {
-				return false, err // someone else has retried it meanwhile
+				return false, err // another worker has retried it meanwhile
 			}
 			return false, skipped(SkippedUnderway, "the event is being delivered to the subscription already")
 		}
+		del.Base = len(del.Attempts) // the letter has no attempts of its own
+		del.takePlaceOf(current)
 	}
 	keys := del.letterKeys(at)
 	gone := []store.Op{store.Delete(keys[0], store.Exists())}
 	for _, key := range keys[1:] {
 		gone = append(gone, store.Delete(key))
 	}
-	body := *items[1]
-	body.Expires = now.Add(retriedFor) // from now on, as for any delivery
-	gone = append(gone, store.Put(body))
-	del.State, del.First, del.Base, del.Target = statePending, now, len(del.Attempts), sub.Target.URL
-	return o.deliveries.writeNext(ctx, del, now.Add(delay), gone...)
+	if err := o.deliveries.storeBody(ctx, del, e, retriedFor); err != nil { // from now on, as for any delivery
+		return false, err
+	}
+	del.Again, del.First, del.Base, del.Target = true, now, len(del.Attempts), sub.Target.URL
+	whose, err := o.deliveries.writeNext(ctx, del, now.Add(delay), gone...)
+	return whose == mine, err
 }
 
 // SendTest delivers a test event to a subscription, marked as one, on the way of any other: signed,
@@ -274,26 +285,9 @@ func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription
 	now := o.deliveries.now()
 	subscriber := sub.Subscriber()
 	del := newDelivery(&subscriber, e, now)
-	del.Test = test
-	items, err := o.deliveries.db.Get(ctx, deliveryKey(sub.Workspace, sub.ID, del.key()))
-	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "read a delivery")
-	}
-	if items[0] != nil { // a dead letter keeps its place in the list, and its attempts
-		before, err := decodeDelivery(items[0])
-		if err != nil {
-			return err
-		}
-		if before.State != stateDead {
-			return fault.New(fault.Conflict, "the event is being delivered to the subscription already")
-		}
-		del.version, del.Attempts, del.Base = items[0].Version, before.Attempts, len(before.Attempts)
-	}
-	if err := o.deliveries.storeBody(ctx, e, del.key()); err != nil {
-		return err
-	}
-	done, err := o.deliveries.writeNext(ctx, del, now)
-	if err == nil && !done {
+	del.Test, del.Again = test, true
+	whose, err := o.deliveries.scheduleNext(ctx, del, e, now)
+	if err == nil && whose != mine {
 		return fault.New(fault.Conflict, "the event is being delivered to the subscription already")
 	}
 	return err

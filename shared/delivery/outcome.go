@@ -56,17 +56,17 @@ func (o *outcomes) record(ctx context.Context, del *delivery, sub *subscription.
 	gone := out.Status == http.StatusGone
 	final := gone || out.Status == http.StatusRequestEntityTooLarge
 	wait, again := o.options.schedule(sub.Origin).Next(len(del.Attempts)-del.Base, out.RetryAfter)
-	var mine bool
+	var whose claim
 	switch {
 	case final: // the endpoint knows of it
-		mine, err = o.deadLetter(ctx, del, e)
+		whose, err = o.deadLetter(ctx, del, e)
 	case again:
-		mine, err = o.deliveries.scheduleNext(ctx, del, e, now.Add(wait))
+		whose, err = o.deliveries.scheduleNext(ctx, del, e, now.Add(wait))
 	default:
-		mine, err = o.abandon(ctx, del, e)
+		whose, err = o.abandon(ctx, del, e)
 	}
-	if err != nil || !mine {
-		return notes, err
+	if err != nil || whose != mine {
+		return notes, err // another worker has recorded this attempt, or the delivery is over
 	}
 	notes = o.records.add(notes, del, made)
 	st, err := o.status.failed(ctx, o.deliveries.db, workspace, sub, out, now)
@@ -97,33 +97,35 @@ func (o *outcomes) record(ctx context.Context, del *delivery, sub *subscription.
 	return notes, err
 }
 
-// abandon gives a delivery up whose endpoint did not turn it away.
-func (o *outcomes) abandon(ctx context.Context, del *delivery, e *event.Event) (bool, error) {
+// abandon gives up a delivery that the endpoint did not refuse, so its subscriber is told of the gap.
+func (o *outcomes) abandon(ctx context.Context, del *delivery, e *event.Event) (claim, error) {
 	if err := o.notices.announceGap(ctx, del); err != nil {
-		return false, err
+		return 0, err
 	}
 	return o.deadLetter(ctx, del, e)
 }
 
-// deadLetter gives a delivery up: it is a dead letter now, kept for a week.
-func (o *outcomes) deadLetter(ctx context.Context, del *delivery, e *event.Event) (bool, error) {
-	if e != nil && del.version == 0 {
-		if err := o.deliveries.storeBody(ctx, e, del.key()); err != nil {
-			return false, err
-		}
+// deadLetter gives up a delivery and keeps it as a dead letter for a week.
+func (o *outcomes) deadLetter(ctx context.Context, del *delivery, e *event.Event) (claim, error) {
+	if del.version != 0 {
+		e = nil // stored already
 	}
 	now := o.deliveries.now()
-	del.State, del.Due = stateDead, time.Time{}
-	value := del.item().Value
-	var letters []store.Op
-	for _, key := range del.letterKeys(now) {
-		letters = append(letters, store.Put(store.Item{Key: key, Value: value, Version: now.UnixMicro(), Expires: now.Add(KeptFor)}))
-	}
-	mine, err := o.deliveries.write(ctx, del, nil, "record a dead letter", letters...)
-	if err == nil && mine {
+	del.Due = time.Time{}
+	whose, err := o.deliveries.write(ctx, del, change{
+		step: stepGiveUp, what: "record a dead letter", event: e, keep: retriedFor,
+		also: func() (letters []store.Op) {
+			value := del.item().Value
+			for _, key := range del.letterKeys(now) {
+				letters = append(letters, store.Put(store.Item{Key: key, Value: value, Version: now.UnixMicro(), Expires: now.Add(KeptFor)}))
+			}
+			return letters
+		},
+	})
+	if err == nil && whose == mine {
 		o.metrics.DeadLettered(metric.Webhook, 1)
 	}
-	return mine, err
+	return whose, err
 }
 
 // statuses decides when a subscription's status is worth a write: after a

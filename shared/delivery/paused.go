@@ -62,16 +62,17 @@ func (w *pauses) pause(ctx context.Context, del *delivery, sub *subscription.Sub
 	if err != nil || which == "" {
 		return false, err
 	}
-	if e != nil {
-		if err := w.deliveries.keepBody(ctx, e, del.key()); err != nil {
-			return false, err
-		}
-	}
-	task := del.due().Task
-	entry := w.switches.Item(del.Workspace, which, switches.Message{Queue: queue.Slow, Body: encode(task), Group: task.endpoint()})
-	del.Paused, del.PausedAt = pausedKey{entry.Partition, entry.Sort}, w.deliveries.now()
-	del.Due, del.DueAt = time.Time{}, time.Time{}
-	_, err = w.deliveries.write(ctx, del, &entry, "pause a delivery") // false: it went on elsewhere
+	// Even if another worker continues the delivery, this one does not attempt it.
+	_, err = w.deliveries.write(ctx, del, change{
+		step: stepPause, what: "pause a delivery", event: e, keep: switches.Kept + retriedFor,
+		entry: func() store.Item {
+			task := del.due().Task
+			entry := w.switches.Item(del.Workspace, which, switches.Message{Queue: queue.Slow, Body: encode(task), Group: task.endpoint()})
+			del.Paused, del.PausedAt = pausedKey{entry.Partition, entry.Sort}, w.deliveries.now()
+			del.Due, del.DueAt = time.Time{}, time.Time{}
+			return entry
+		},
+	})
 	return true, err
 }
 

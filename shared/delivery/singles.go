@@ -184,15 +184,15 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 		return del.forget(), nil
 	}
 	if record.State == subscription.Suspended {
-		return nil, d.backlog.suspend(ctx, del)
+		return nil, d.backlog.suspend(ctx, del, nil)
 	}
-	if body[0] == nil {
-		d.log().WarnContext(ctx, "event expired before delivery", "subscription", t.Subscription, "event", t.Event)
-		_, err := d.outcomes.abandon(ctx, del, nil)
+	e, err := del.eventIn(body[0])
+	if err != nil {
 		return nil, err
 	}
-	e, err := decodeEvent(body[0])
-	if err != nil {
+	if e == nil {
+		d.log().WarnContext(ctx, "event expired before delivery", "subscription", t.Subscription, "event", t.Event)
+		_, err := d.outcomes.abandon(ctx, del, nil)
 		return nil, err
 	}
 	right, err := d.Terminator.Review.Subscription(ctx, record, false)

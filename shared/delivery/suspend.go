@@ -18,9 +18,6 @@ import (
 // log. Whoever suspends a delivery reads the subscription again afterwards, so that
 // one of the two sees the other.
 
-// stateSuspended is the state of a delivery in the backlog.
-const stateSuspended = "held"
-
 // backlog is the suspended deliveries of all subscriptions.
 type backlog struct {
 	deliveries    *deliveries
@@ -32,18 +29,15 @@ func (b *backlog) add(ctx context.Context, sub *subscription.Subscriber, e *even
 	if e.Published.After(time.UnixMicro(sub.Suspended).Add(2 * eventlog.MaxSkew)) {
 		return nil // the replay brings it
 	}
-	del := newDelivery(sub, e, b.deliveries.now())
-	if err := b.deliveries.storeBody(ctx, e, del.key()); err != nil {
-		return err
-	}
-	return b.suspend(ctx, del)
+	return b.suspend(ctx, newDelivery(sub, e, b.deliveries.now()), e)
 }
 
-// suspend puts a delivery into the backlog.
-func (b *backlog) suspend(ctx context.Context, del *delivery) error {
-	del.State, del.Due, del.DueAt = stateSuspended, time.Time{}, time.Time{}
-	if mine, err := b.deliveries.write(ctx, del, nil, "suspend a delivery"); err != nil || !mine {
-		return err // nil: it went on elsewhere
+// suspend puts a delivery into the backlog. The event is needed for a new one, to be stored with it.
+func (b *backlog) suspend(ctx context.Context, del *delivery, e *event.Event) error {
+	del.Due, del.DueAt = time.Time{}, time.Time{}
+	whose, err := b.deliveries.write(ctx, del, change{step: stepSuspend, what: "suspend a delivery", event: e, keep: retriedFor})
+	if err != nil || whose != mine {
+		return err // another worker continues it, or it is over
 	}
 	record, err := b.subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
 	if err != nil || record == nil || record.State == subscription.Suspended {
@@ -54,9 +48,7 @@ func (b *backlog) suspend(ctx context.Context, del *delivery) error {
 
 // reactivate schedules the next attempt of a suspended delivery.
 func (b *backlog) reactivate(ctx context.Context, del *delivery) error {
-	del.State = statePending
-	del.version = del.item().Version
-	_, err := b.deliveries.writeNext(ctx, del, b.deliveries.now())
+	_, err := b.deliveries.writeNext(ctx, del, b.deliveries.now()) // another worker may have reactivated it
 	return err
 }
 
