@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -20,10 +21,20 @@ const (
 	// maxHops bounds the page tasks that follow from one another because an endpoint is
 	// slow; the remaining events then go to the slow lane.
 	maxHops = 64
-	// retryPage is the delay of a page task whose events could not even become single
-	// deliveries, because the store failed.
+	// retryPage is the first delay of a page task whose events could not even become single deliveries, because the
+	// store failed. It doubles with each retry, up to [queue.MaxDelay].
 	retryPage = 30 * time.Second
+	// maxPageRetries bounds these retries, which take about four hours. Each of them may repeat a webhook.
+	maxPageRetries = 20
 )
+
+// pageDelay returns the delay of a page task's retry.
+func pageDelay(retries int) time.Duration {
+	if retries == 0 {
+		return 0
+	}
+	return min(retryPage<<min(retries-1, 10), queue.MaxDelay)
+}
 
 // rejected dead-letters a message that cannot be decoded, and reports whether it did. A message
 // of a newer version stays in its queue for a newer process.
@@ -42,46 +53,58 @@ func (d *Dispatcher) rejected(ctx context.Context, q queue.Name, m queue.Message
 	return true
 }
 
-// undecodable dead-letters the part of a page that belongs to a subscriber whose item cannot be
-// decoded.
+// undecodable dead-letters the part of a page that belongs to a subscriber whose item cannot be decoded.
 func (d *Dispatcher) undecodable(ctx context.Context, t PageTask, r subscription.Range) error {
-	const reason = "the subscriber's item cannot be decoded"
-	d.log().ErrorContext(ctx, "subscriber dead-lettered", "workspace", t.Workspace, "pattern", t.Pattern, "position", r.From, "error", reason)
+	return d.deadLetterPages(ctx, pages(t.Workspace, t.Pattern, r, 1, t.Events), "the subscriber's item cannot be decoded")
+}
+
+// deadLetterPages dead-letters page tasks. They begin anew if they are sent back.
+func (d *Dispatcher) deadLetterPages(ctx context.Context, tasks []PageTask, reason string) error {
 	var out []queue.Outgoing
-	for _, task := range pages(t.Workspace, t.Pattern, r, 1, t.Events) {
-		m := queue.Message{Outgoing: queue.Outgoing{Body: task.encode()}, Sent: d.now()}
+	for _, t := range tasks {
+		d.log().ErrorContext(ctx, "page dead-lettered", "workspace", t.Workspace, "pattern", t.Pattern, "range", t.Range, "reason", reason)
+		m := queue.Message{Outgoing: queue.Outgoing{Body: t.encode()}, Sent: d.now()}
 		out = append(out, queue.NewDeadLetter(queue.Deliveries, m, reason, nil, d.now()))
 	}
 	if err := d.Queue.Send(ctx, queue.Dead, out...); err != nil {
-		return fault.Wrap(fault.Unavailable, err, "dead-letter a subscriber that cannot be decoded")
+		return fault.Wrap(fault.Unavailable, err, "dead-letter a page")
 	}
 	d.Metrics.DeadLettered(string(queue.Deliveries), len(out))
 	return nil
 }
 
-// remaining returns page tasks for the events that a page did not send to one subscriber, those
-// from index done on. After an error they become single deliveries instead, and only those that
-// could not be written are left.
+// remaining returns page tasks for the events that a page did not send to one subscriber, those from index done on.
+// After an error they become single deliveries instead. Events that cannot be written as single deliveries are left to
+// another page, which repeats their first attempt, up to [maxPageRetries] times. After that, or if an event can never be
+// written, they are dead letters of the deliveries queue.
 func (d *Dispatcher) remaining(ctx context.Context, t PageTask, sub *subscription.Subscriber, done int, err error) []PageTask {
-	if err != nil {
-		ctx, cancel := finishing(ctx)
-		defer cancel()
-		d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", sub.ID, "error", err)
-		for ; done < len(t.Events); done++ {
-			if !sub.Wants(t.payloads[done], d.now()) {
-				continue
-			}
-			if err := d.fast.toSlowLane(ctx, sub, &t.Events[done]); err != nil {
-				break
-			}
+	tasksOf := func(events []event.Event) []PageTask {
+		return pages(t.Workspace, t.Pattern, subscription.At(sub.ID), 1, events)
+	}
+	if err == nil {
+		return tasksOf(t.Events[done:])
+	}
+	ctx, cancel := finishing(ctx)
+	defer cancel()
+	d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", sub.ID, "error", err)
+	for ; done < len(t.Events); done++ {
+		if !sub.Wants(t.payloads[done], d.now()) {
+			continue
+		}
+		err := d.fast.toSlowLane(ctx, sub, &t.Events[done])
+		if permanent(err) {
+			err = d.deadLetterPages(ctx, tasksOf(t.Events[done:done+1]), fault.Public(err))
+		}
+		if err != nil {
+			break
 		}
 	}
-	if done == len(t.Events) {
+	tasks := tasksOf(t.Events[done:])
+	if len(tasks) > 0 && t.Retries >= maxPageRetries && d.deadLetterPages(ctx, tasks, "the deliveries could not be written") == nil {
 		return nil
 	}
-	tasks := pages(t.Workspace, t.Pattern, subscription.At(sub.ID), 1, t.Events[done:])
 	for i := range tasks {
-		tasks[i].retried = err != nil
+		tasks[i].Retries = t.Retries + 1
 	}
 	return tasks
 }

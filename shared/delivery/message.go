@@ -51,8 +51,10 @@ type PageTask struct {
 	// Paused is what [Watermark] knows the task by that waited for a switch.
 	Paused string `json:"pk,omitempty"`
 
+	// Retries is how often the task was sent again because the store failed. It is sent with a delay then.
+	Retries int `json:"rt,omitempty"`
+
 	payloads []*subscription.Payload // of the events, shared by their subscribers
-	retried  bool                    // the store failed; it is sent with a delay
 }
 
 // Reactivation names a subscription that is active again.

@@ -88,7 +88,7 @@ func (d *Dispatcher) group(ctx context.Context, batch []queue.Message) (work []*
 			work = append(work, p)
 		}
 		p.Events = append(p.Events, t.Events...)
-		p.Hops = max(p.Hops, t.Hops)
+		p.Hops, p.Retries = max(p.Hops, t.Hops), max(p.Retries, t.Retries)
 		if t.Paused != "" {
 			p.wasPaused = append(p.wasPaused, t.Paused)
 		}
@@ -183,9 +183,7 @@ func (d *Dispatcher) sendPages(ctx context.Context, hops int, tasks []PageTask) 
 	for i, t := range tasks {
 		t.Hops = hops
 		out[i].Body = t.encode()
-		if t.retried {
-			out[i].Delay = retryPage
-		}
+		out[i].Delay = pageDelay(t.Retries)
 	}
 	return fault.Wrap(fault.Unavailable, d.Queue.Send(ctx, queue.Deliveries, out...), "send page tasks")
 }

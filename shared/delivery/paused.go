@@ -106,7 +106,7 @@ func (w *pauses) pausePage(ctx context.Context, p *page) error {
 		tasks := pages(p.Workspace, p.Pattern, p.Range, 1, events)
 		ops = append(ops, w.mark(p.Workspace, tasks)...)
 		for _, t := range tasks {
-			t.Count, t.Hops = p.Count, p.Hops
+			t.Count, t.Hops, t.Retries = p.Count, p.Hops, p.Retries
 			ops = append(ops, store.Put(w.switches.Item(p.Workspace, which, switches.Message{Queue: queue.Deliveries, Body: t.encode()})))
 		}
 	}

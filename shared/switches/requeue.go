@@ -76,15 +76,15 @@ func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error
 	byQueue := map[queue.Name][]queue.Outgoing{}
 	var gone []store.Op
 	for i, it := range items {
-		var p stored
-		if err := json.Unmarshal(it.Value, &p); err != nil {
-			return fault.Wrap(fault.Internal, err, "decode what is paused")
+		m, err := decodeStored(it.Value)
+		if err != nil {
+			return err
 		}
 		delay := time.Duration(before+i) / RequeueRate * time.Second
 		if !s.Alone {
 			delay += MaxAge // until every process knows that it was resumed
 		}
-		byQueue[p.Queue] = append(byQueue[p.Queue], queue.Outgoing{Body: []byte(p.Body), Group: p.Group, Delay: delay})
+		byQueue[m.Queue] = append(byQueue[m.Queue], queue.Outgoing{Body: m.Body, Group: m.Group, Delay: delay})
 		gone = append(gone, store.Delete(it.Key))
 	}
 	for name, out := range byQueue {

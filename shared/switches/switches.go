@@ -272,28 +272,55 @@ type Message struct {
 	Group string
 }
 
-// stored is a message as its item has it.
+// stored is the value of a paused message's item.
 type stored struct {
 	V     int        `json:"v"`
 	Queue queue.Name `json:"q"`
 	Group string     `json:"g,omitempty"`
-	Body  string     `json:"b"` // text, as queues take it
+	// Body is the message's body if it is JSON, and otherwise a string with it. As a string, a body of JSON with many
+	// quotes would be nearly twice as long, and too long for an item. The version before wrote only strings.
+	Body json.RawMessage `json:"b"`
+}
+
+// encodeStored encodes a message. The longest message that a queue accepts fits into an item.
+func encodeStored(m Message) []byte {
+	out := stored{version, m.Queue, m.Group, m.Body}
+	if !json.Valid(m.Body) || m.Body[0] == '"' {
+		out.Body, _ = json.Marshal(string(m.Body)) // a string
+	}
+	value, _ := json.Marshal(out) // strings, a number, and JSON that was checked
+	return value
+}
+
+func decodeStored(value []byte) (Message, error) {
+	var s stored
+	if err := json.Unmarshal(value, &s); err != nil {
+		return Message{}, fault.Wrap(fault.Internal, err, "decode a paused message")
+	}
+	m := Message{Queue: s.Queue, Body: s.Body, Group: s.Group}
+	if len(s.Body) > 0 && s.Body[0] == '"' {
+		var text string
+		if err := json.Unmarshal(s.Body, &text); err != nil {
+			return Message{}, fault.Wrap(fault.Internal, err, "decode a paused message")
+		}
+		m.Body = []byte(text)
+	}
+	return m, nil
 }
 
 func waitingPartition(workspace string, n Name, shard int) string {
 	return fmt.Sprintf("paused#%s#%d#%s", workspace, shard, n)
 }
 
-// Item returns the item of a message that waits, for a caller that writes more with it.
+// Item returns the item of a paused message, for a caller that writes more with it.
 func (s *Set) Item(workspace string, n Name, m Message) store.Item {
 	now := s.now()
 	id := rand.Text()
-	value, _ := json.Marshal(stored{version, m.Queue, m.Group, string(m.Body)})
 	return store.Item{
 		Key: store.Key{
 			Table: store.Deliveries, Partition: waitingPartition(workspace, n, int(id[0])%shards),
 			Sort: fmt.Sprintf("%016d#%s", now.UnixMicro(), id),
 		},
-		Value: value, Expires: now.Add(Kept),
+		Value: encodeStored(m), Expires: now.Add(Kept),
 	}
 }

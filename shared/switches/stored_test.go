@@ -1,0 +1,51 @@
+package switches
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+)
+
+type sent struct{ bodies []string }
+
+func (s *sent) Send(_ context.Context, _ queue.Name, msgs ...queue.Outgoing) error {
+	for _, m := range msgs {
+		s.bodies = append(s.bodies, string(m.Body))
+	}
+	return nil
+}
+
+// The version before stored bodies as strings.
+func TestRequeueOfPausedMessages(t *testing.T) {
+	for name, tc := range map[string]struct{ value, want string }{
+		"OPS-06 that the version before paused": {`{"v":1,"q":"slow","b":"{\"a\":\"<\\\"\"}"}`, `{"a":"<\""}`},
+		"OPS-06 that are JSON":                  {string(encodeStored(Message{Queue: queue.Slow, Body: []byte(`{"a":["",""]}`)})), `{"a":["",""]}`},
+		"OPS-06 that are no JSON":               {string(encodeStored(Message{Queue: queue.Slow, Body: []byte(`a "b`)})), `a "b`},
+		"OPS-06 that are a string of JSON":      {string(encodeStored(Message{Queue: queue.Slow, Body: []byte(`"a\"b"`)})), `"a\"b"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			db, err := sqlite.Open(":memory:", sqlite.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer db.Close()
+			q := &sent{}
+			s := &Set{DB: db, Queue: q, Alone: true}
+			item := s.Item("default", All, Message{Queue: queue.Slow, Body: []byte(`{}`)})
+			item.Value, item.Expires = []byte(tc.value), time.Now().Add(time.Hour)
+			if err := db.Write(t.Context(), store.Put(item)); err != nil {
+				t.Fatal(err)
+			}
+			if n, err := s.RequeueOf(t.Context(), "default", All); n != 1 || err != nil {
+				t.Fatalf("got %d, %v, want one requeued", n, err)
+			}
+			if len(q.bodies) != 1 || q.bodies[0] != tc.want {
+				t.Errorf("got %q, want %q", q.bodies, tc.want)
+			}
+		})
+	}
+}
