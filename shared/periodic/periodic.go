@@ -8,20 +8,20 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"sync"
 	"time"
 )
 
-// Job is something that is to be done again and again. One that is cut off goes on in
-// the next round where it stood.
+// Job is work that is done again in each round. A job that runs out of time continues in the next round.
 type Job struct {
 	Name string
 	// Run does one round and reports how many things it dealt with.
 	Run func(ctx context.Context) (done int, err error)
 }
 
-// Round runs the jobs side by side, each for at most the given time, and returns what
-// failed. A job that only ran out of time is no failure.
+// Round runs the jobs concurrently, each for at most the given time, and returns their errors. Running out of time is
+// not an error. A panic is an error of its job only.
 func Round(ctx context.Context, each time.Duration, log *slog.Logger, jobs ...Job) error {
 	errs := make([]error, len(jobs))
 	var running sync.WaitGroup
@@ -32,7 +32,8 @@ func Round(ctx context.Context, each time.Duration, log *slog.Logger, jobs ...Jo
 	return errors.Join(errs...)
 }
 
-// Every runs each job in rounds of its own until ctx ends, and waits for those that run.
+// Every runs each job in rounds of its own until ctx ends, and then waits for the running ones. A panic ends one round of
+// its job only.
 func Every(ctx context.Context, interval time.Duration, log *slog.Logger, jobs ...Job) {
 	var running sync.WaitGroup
 	for _, j := range jobs {
@@ -66,7 +67,7 @@ func Sleep(ctx context.Context, d time.Duration) error {
 func (j Job) round(ctx context.Context, each time.Duration, log *slog.Logger) error {
 	own, cancel := context.WithTimeout(ctx, each)
 	defer cancel()
-	done, err := j.Run(own)
+	done, err := j.run(own)
 	switch {
 	case err != nil && ctx.Err() != nil: // everything ends
 		return nil
@@ -81,4 +82,14 @@ func (j Job) round(ctx context.Context, each time.Duration, log *slog.Logger) er
 		log.InfoContext(ctx, "periodic job done", "job", j.Name, "done", done)
 	}
 	return nil
+}
+
+// run returns a panic of the job as an error, because a panic would end the process and with it all other jobs.
+func (j Job) run(ctx context.Context) (done int, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return j.Run(ctx)
 }

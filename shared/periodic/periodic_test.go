@@ -57,6 +57,32 @@ func TestJobsDoNotHoldEachOtherUp(t *testing.T) {
 	})
 }
 
+func TestAPanicEndsItsJobOnly(t *testing.T) {
+	panics := periodic.Job{Name: "panics", Run: func(context.Context) (int, error) { panic("a defect") }}
+	t.Run("AWS-16 in one round", func(t *testing.T) {
+		worked := false
+		err := periodic.Round(t.Context(), time.Minute, quiet, panics,
+			periodic.Job{Name: "works", Run: func(context.Context) (int, error) { worked = true; return 1, nil }})
+		if !worked || err == nil || !strings.HasPrefix(err.Error(), "panics: panic: a defect") {
+			t.Errorf("got %v, other job done %v; want the panic as an error, and the other job done", err, worked)
+		}
+	})
+	t.Run("AWS-16 round after round", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute-time.Second)
+			defer cancel()
+			rounds := 0
+			periodic.Every(ctx, time.Minute, quiet, periodic.Job{Name: "panics", Run: func(context.Context) (int, error) {
+				rounds++
+				panic("a defect")
+			}})
+			if rounds != 3 {
+				t.Errorf("got %d rounds of a job that panics, want 3", rounds)
+			}
+		})
+	})
+}
+
 var key = store.Key{Table: store.Deliveries, Partition: "position", Sort: "-"}
 
 type walk struct {

@@ -3,6 +3,8 @@ package sqs
 import (
 	"context"
 	"encoding/base64"
+	"fmt"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
@@ -13,14 +15,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
-// Lambda makes a handler into a function for an event source mapping with
-// ReportBatchItemFailures. What failed is made visible after [queue.Backoff], for
-// which the function needs sqs:ChangeMessageVisibility; the mapping itself leaves it invisible for the
-// queue's visibility timeout.
+// Lambda makes a handler into a function for an event source mapping with ReportBatchItemFailures.
+//
+// It makes failed messages visible after [queue.Backoff], for which the function needs sqs:ChangeMessageVisibility. The
+// mapping itself would leave them invisible for the queue's visibility timeout. A panic is an error of the batch. It does
+// not end the process, which may be handling other work.
 func (q *Queues) Lambda(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
 	return func(ctx context.Context, event events.SQSEvent) (events.SQSEventResponse, error) {
 		batch := Messages(event)
-		failed, err := h(ctx, batch)
+		failed, err := call(ctx, h, batch)
 		if err != nil {
 			q.backOff(ctx, event, batch, ids(batch))
 			// Lambda counts this as an error of the function; the whole batch is redelivered.
@@ -31,6 +34,16 @@ func (q *Queues) Lambda(h queue.Handler) func(context.Context, events.SQSEvent) 
 		q.backOff(ctx, event, batch, failed)
 		return Response(failed), nil
 	}
+}
+
+// call returns a panic of the handler as an error.
+func call(ctx context.Context, h queue.Handler, batch []queue.Message) (failed []string, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return h(ctx, batch)
 }
 
 // Messages are the records of an event, in their order.
