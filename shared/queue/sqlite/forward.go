@@ -70,6 +70,11 @@ func (mq *memoryQueue) forward(f *forwarding, msgs []queue.Outgoing, size int) b
 	if mq.loaded != mq.newest || mq.resident+len(msgs) > mq.q.opts.MaxReady || mq.bytes+size > mq.q.opts.MaxBytes {
 		return false
 	}
+	for i := range msgs {
+		if mq.mustSpill(msgs[i].Group) {
+			return false
+		}
+	}
 	sent := mq.q.engine.Now().UnixMicro()
 	f.open.Store(int64(len(msgs)))
 	for i := range msgs {
@@ -77,7 +82,7 @@ func (mq *memoryQueue) forward(f *forwarding, msgs []queue.Outgoing, size int) b
 			id: mq.lastID.Add(1), group: msgs[i].Group, body: bytes.Clone(msgs[i].Body), sent: sent, forwarded: f,
 		}
 		f.msgs = append(f.msgs, m)
-		mq.unloaded[m.id] = struct{}{}
+		mq.unloaded[m.id] = m.group
 		mq.total++
 		mq.add(m)
 	}

@@ -56,9 +56,16 @@ func (d *deque[T]) reserve(n int) {
 type group struct {
 	name    string
 	ready   deque[*message]
+	bytes   int  // of the bodies of ready messages
 	busy    int  // messages of a standard queue in handlers
 	locked  bool // by a batch of a FIFO queue
 	bounded bool // out of the ring until one of its messages is settled
+}
+
+func (g *group) pop() *message {
+	m := g.ready.pop()
+	g.bytes -= len(m.body)
+	return m
 }
 
 // ready holds the messages that can be delivered, by group, each group in turn. A FIFO queue keeps the order within a
@@ -82,6 +89,7 @@ func (r *ready) group(name string) *group {
 func (r *ready) add(m *message) {
 	g := r.group(m.group)
 	g.ready.push(m)
+	g.bytes += len(m.body)
 	r.count++
 	if g.ready.len() == 1 && !g.locked {
 		r.ring.push(g)
@@ -108,11 +116,11 @@ func (r *ready) take(n, perGroup int) (batch []*message) {
 			break
 		}
 		r.ring.pop()
-		batch = append(batch, g.ready.pop())
+		batch = append(batch, g.pop())
 		if r.fifo {
 			g.locked = true
 			for !again && len(batch) < n && g.ready.len() > 0 && g.ready.first().received == 0 {
-				batch = append(batch, g.ready.pop())
+				batch = append(batch, g.pop())
 			}
 		} else if g.busy++; g.ready.len() > 0 {
 			r.ring.push(g)
@@ -131,6 +139,9 @@ func (r *ready) pushFront(name string, msgs ...*message) {
 	g := r.group(name)
 	was := g.ready.len()
 	g.ready.pushFront(msgs...)
+	for _, m := range msgs {
+		g.bytes += len(m.body)
+	}
 	r.count += len(msgs)
 	if was == 0 && !g.locked {
 		r.ring.push(g)

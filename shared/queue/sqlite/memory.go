@@ -31,7 +31,8 @@ type memoryQueue struct {
 	loaded, newest int64
 	// unloaded are forwarded and delayed messages that were in memory before [memoryQueue.load] read their rows. It
 	// skips those rows.
-	unloaded map[int64]struct{}
+	unloaded map[int64]string // their groups
+	spilled  map[string]*spill
 	resident int // messages in memory: ready, in flight, in back-off
 	bytes    int // of their bodies
 
@@ -52,6 +53,7 @@ type statements struct {
 	table                             string
 	insert, remove, removeRange, fail string
 	load, promote, show, nextDue      string
+	refill, row                       string
 	body                              string
 	oldest                            string
 }
@@ -60,7 +62,8 @@ func newMemoryQueue(q *Queues, name queue.Name) *memoryQueue {
 	t := "queue_" + string(name)
 	mq := &memoryQueue{
 		q: q, name: name, wake: make(chan struct{}, 1),
-		ready: ready{fifo: name.FIFO(), groups: map[string]*group{}}, unloaded: map[int64]struct{}{},
+		ready: ready{fifo: name.FIFO(), groups: map[string]*group{}}, unloaded: map[int64]string{},
+		spilled: map[string]*spill{},
 		sql: statements{
 			table:       t,
 			insert:      "INSERT INTO " + t + " (id, grp, due, received, sent, body) VALUES (?, ?, ?, 0, ?, ?)",
@@ -68,6 +71,8 @@ func newMemoryQueue(q *Queues, name queue.Name) *memoryQueue {
 			removeRange: "DELETE FROM " + t + " WHERE id BETWEEN ? AND ?",
 			fail:        "UPDATE " + t + " SET received=? WHERE id=?",
 			load:        "SELECT id, grp, received, sent, body FROM " + t + " WHERE id > ? AND due = 0 ORDER BY id LIMIT ?",
+			refill:      "SELECT id, grp, received, sent, body FROM " + t + " WHERE id BETWEEN ? AND ? AND due = 0 AND grp = ? ORDER BY id LIMIT ?",
+			row:         "SELECT id, grp, received, sent, body FROM " + t + " WHERE id=?",
 			promote:     "SELECT id, grp, received, sent, body FROM " + t + " WHERE due > 0 AND due > ? AND due <= ? ORDER BY due, id LIMIT ?",
 			show:        "UPDATE " + t + " SET due=0 WHERE id=?",
 			nextDue:     "SELECT min(due) FROM " + t + " WHERE due > 0",
@@ -130,11 +135,13 @@ func (mq *memoryQueue) publish(msgs []*message, delayed int, due int64) {
 			continue // it was read from its row already, or will be
 		}
 		mq.loaded = m.id
+		if mq.mustSpill(m.group) {
+			mq.spill(m, m.id)
+			continue
+		}
 		mq.add(m)
 	}
-	if mq.loaded < mq.newest && mq.hasRoom() {
-		mq.wakePump(time.Time{})
-	}
+	mq.wakeReader()
 	mq.wakeWorker()
 }
 
@@ -194,6 +201,9 @@ func (mq *memoryQueue) take(opts queue.ConsumeOptions) (*batch, chan struct{}) {
 	}
 	mq.inFlight += len(msgs)
 	mq.wakeWorker()
+	if len(mq.spilled) > 0 {
+		mq.wakeReader()
+	}
 	return f, nil
 }
 
@@ -233,9 +243,23 @@ func (mq *memoryQueue) settle(f *batch, failed func(*message) bool) {
 	}
 	mq.wakeWorker()
 	mq.submit()
-	if mq.loaded < mq.newest && mq.hasRoom() {
+	mq.wakeReader()
+}
+
+// wakeReader wakes the pump if it has to read rows for which memory has room.
+func (mq *memoryQueue) wakeReader() {
+	if mq.mustRead() {
 		mq.wakePump(time.Time{})
 	}
+}
+
+// mustRead reports whether there are rows for which memory has room.
+func (mq *memoryQueue) mustRead() bool {
+	if mq.loaded < mq.newest && mq.hasRoom() {
+		return true
+	}
+	_, sp, _ := mq.toRefill()
+	return sp != nil
 }
 
 func (mq *memoryQueue) accept(m *message) {

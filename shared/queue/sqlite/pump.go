@@ -18,8 +18,8 @@ const (
 	sleep = time.Minute
 )
 
-// pump is the timer of a queue: it ends back-offs, reads delayed messages that are due and those
-// that memory had no space for, and retries writes that failed.
+// pump is the timer of a queue. It ends back-offs, reads delayed messages that are due and messages for which memory had
+// no room, and retries writes that failed.
 func (mq *memoryQueue) pump() {
 	timer := time.NewTimer(sleep)
 	defer timer.Stop()
@@ -28,6 +28,9 @@ func (mq *memoryQueue) pump() {
 		mq.endBackoffs(time.Now())
 		err := mq.promote()
 		if e := mq.load(); err == nil {
+			err = e
+		}
+		if e := mq.refill(); err == nil {
 			err = e
 		}
 		if mq.dedup != nil && time.Since(forgotten) >= sleep {
@@ -81,7 +84,7 @@ func (mq *memoryQueue) pause(troubled bool) time.Duration {
 	if mq.nextDue > 0 && mq.resident < mq.q.opts.MaxReady {
 		at(now.Add(mq.wait(mq.nextDue)))
 	}
-	if mq.loaded < mq.newest && mq.hasRoom() {
+	if mq.mustRead() {
 		at(now)
 	}
 	if troubled {
@@ -145,7 +148,7 @@ func (p *promotion) Apply(tx *engine.Tx) error {
 		if err != nil {
 			return err
 		}
-		msgs, err := rows(s.Int(1, due[0]).Int(2, due[1]).Int(3, int64(p.room-len(p.msgs))), func() {})
+		msgs, err := rows(s.Int(1, due[0]).Int(2, due[1]).Int(3, int64(p.room-len(p.msgs))), readBytes, func() {})
 		if err != nil {
 			return err
 		}
@@ -182,8 +185,12 @@ func (p *promotion) Done(err error) {
 	mq.nextDue = p.nextDue
 	mq.delayed -= len(p.msgs)
 	for _, m := range p.msgs {
+		if mq.mustSpill(m.group) {
+			mq.spill(m, mq.loaded+1) // rows before that may be in memory
+			continue
+		}
 		if m.id > mq.loaded {
-			mq.unloaded[m.id] = struct{}{}
+			mq.unloaded[m.id] = m.group
 		}
 		mq.add(m)
 		mq.pass(m)
@@ -210,7 +217,7 @@ func (mq *memoryQueue) load() error {
 			if err != nil {
 				return err
 			}
-			msgs, err = rows(s.Int(1, after).Int(2, int64(room)), func() { last = s.ColumnInt(0) })
+			msgs, err = rows(s.Int(1, after).Int(2, int64(room)), readBytes, func() { last = s.ColumnInt(0) })
 			return err
 		})
 		if err != nil {
@@ -222,9 +229,14 @@ func (mq *memoryQueue) load() error {
 			mq.loaded = newest // everything that was committed before the read is in memory
 		}
 		for _, m := range msgs {
-			if _, here := mq.unloaded[m.id]; !here {
-				mq.add(m)
+			if _, here := mq.unloaded[m.id]; here {
+				continue
 			}
+			if mq.mustSpill(m.group) {
+				mq.spill(m, m.id)
+				continue
+			}
+			mq.add(m)
 		}
 		for id := range mq.unloaded {
 			if id <= mq.loaded {
@@ -237,10 +249,10 @@ func (mq *memoryQueue) load() error {
 	}
 }
 
-// rows reads messages until they have many bytes.
-func rows(s *engine.Stmt, each func()) (msgs []*message, err error) {
+// rows reads messages until their bodies have many bytes.
+func rows(s *engine.Stmt, most int, each func()) (msgs []*message, err error) {
 	defer s.Reset()
-	for size := 0; size < readBytes; {
+	for size := 0; size < most; {
 		row, err := s.Step()
 		if err != nil || !row {
 			return msgs, err
