@@ -205,22 +205,22 @@ func streamHeaders(h http.Header, r *http.Request) {
 	}
 }
 
-// appendResponses appends the responses in a body, one or a batch, as events; id
-// makes their ids, and may be nil.
-func appendResponses(dst, body []byte, id func() string) []byte {
-	one := func(text []byte) {
+// appendResponses appends the responses in a body, one or a batch, as events. id returns the id of an event, and gets whether the
+// event is the last one; it may be nil.
+func appendResponses(dst, body []byte, id func(last bool) string) []byte {
+	responses := [][]byte{body}
+	if len(body) > 0 && body[0] == '[' {
+		responses = nil
+		for text := range jsonrpc.Elements(body) {
+			responses = append(responses, text)
+		}
+	}
+	for i, text := range responses {
 		ev := sse.Event{Name: eventResponse, Data: text}
 		if id != nil {
-			ev.ID = id()
+			ev.ID = id(i == len(responses)-1)
 		}
 		dst = sse.Append(dst, ev)
-	}
-	if len(body) == 0 || body[0] != '[' {
-		one(body)
-		return dst
-	}
-	for text := range jsonrpc.Elements(body) {
-		one(text)
 	}
 	return dst
 }

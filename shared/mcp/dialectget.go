@@ -69,7 +69,7 @@ func (s *dialectStream) hold(ctx context.Context) error {
 	return nil
 }
 
-// lifecycle makes an event about the connection; params is a JSON object.
+// lifecycle returns an event about the connection. params is a JSON object.
 func (s *dialectStream) lifecycle(method string, params any, retry time.Duration) []byte {
 	return sse.Append(nil, sse.Event{
 		Name: eventLifecycle, ID: s.position.next(s.resumeAt()), Retry: retry,
@@ -85,7 +85,7 @@ func (s *dialectStream) begin() error {
 	if err := s.write(s.lifecycle("streamOpened", timestamp(), 0)); err != nil {
 		return err
 	}
-	return s.tellGap()
+	return s.sendGap()
 }
 
 func (s *dialectStream) heartbeat(ctx context.Context) error {
@@ -131,5 +131,10 @@ func (s *dialectStream) respond(ctx context.Context, n responseNotice, cursor st
 		s.streams.faults.log(ctx, "sealed answer not opened", err)
 		return nil
 	}
-	return s.write(appendResponses(nil, text, func() string { return s.position.next(cursor) }))
+	return s.write(appendResponses(nil, text, func(last bool) string {
+		if last {
+			return s.position.next(cursor)
+		}
+		return s.position.next(s.reached) // a client that is cut off within the batch gets the batch again
+	}))
 }

@@ -100,6 +100,22 @@ func TestDialectPost(t *testing.T) {
 			t.Errorf("got %s", got)
 		}
 	})
+	t.Run("SSE-03_a_client_that_is_cut_off_within_a_batch_of_answers_gets_the_batch_again", func(t *testing.T) {
+		o, id := f.dialectStream(alice)
+		f.dialect(alice, "["+rpcText("1", "ping", "")+","+rpcText("2", "ping", "")+"]", jsonOnly, "Mcp-Session-Id: "+id)
+		first := o.event()
+		if !strings.Contains(string(first.Data), `"id":1`) {
+			t.Fatalf("got %s", first.Data)
+		}
+		o.cancel()
+		<-o.ended
+		again, _ := f.dialectStream(alice, "Mcp-Session-Id: "+id, "Last-Event-ID: "+first.ID)
+		for _, want := range []string{`"id":1`, `"id":2`} {
+			if got := again.response(); !strings.Contains(got, want) {
+				t.Errorf("after the resume: got %s, want %s", got, want)
+			}
+		}
+	})
 	t.Run("SSE-03_what_does_not_fit_into_a_notice_is_the_answer_to_the_POST", func(t *testing.T) {
 		src := "events:\n"
 		for i := range 90 {

@@ -161,12 +161,12 @@ func (s *sessionStream) deliver(ctx context.Context, d stream.Delivery) error {
 
 func (s *sessionStream) event(cursor string) sse.Event { return sse.Event{ID: s.position.next(cursor)} }
 
-// open makes this the newest stream of its session and opens its feed. What was
-// subscribed after that reaches the stream as a notice.
+// open makes this the newest stream of its session and opens its feed. Subscriptions that are made later reach the stream as a
+// notice.
 func (s *sessionStream) open(ctx context.Context) error {
 	began := s.streams.feeds.Log.Position()
 	s.connection = randomText(8)
-	before, err := s.streams.sessions.TakeOver(ctx, s.sess, s.connection)
+	before, begun, err := s.streams.sessions.TakeOver(ctx, s.sess, s.connection)
 	if err != nil {
 		return err
 	}
@@ -183,9 +183,16 @@ func (s *sessionStream) open(ctx context.Context) error {
 			[]string{stream.TopicSession(s.sess.Key), stream.TopicCatalog, stream.TopicPrincipal(s.principal.ID)}, s.backendTopics(ctx)...,
 		),
 	}
-	// The first stream of a session brings what happened since each subscription, for
-	// a client may subscribe before its stream is open. Later ones go on from their cursor or from now.
-	first := !before && s.position.cursor == ""
+	if !begun {
+		s.onBegin = func() {
+			if err := s.streams.sessions.Begun(ctx, s.sess, s.connection); err != nil {
+				s.streams.faults.log(ctx, "first stream not recorded", err) // the next one repeats its events
+			}
+		}
+	}
+	// The first stream of a session that begins sends the events since each subscription, because clients may subscribe before
+	// they open the stream. Later streams continue from their cursor or from now.
+	first := !begun && s.position.cursor == ""
 	for uri, t := range subscribed {
 		s.targets[uri] = t.target
 		if !first {
@@ -256,21 +263,23 @@ func (s *sessionStream) add(ctx context.Context, t subscribed) error {
 	return nil
 }
 
-// begin writes the first frames: from 2025-11-25 on an event that is only an id, from which
-// the client can come back before anything happened.
+// begin sends the first frames. From 2025-11-25 on that is an event with only an id, from which the client can resume before
+// anything happened.
 func (s *sessionStream) begin() error {
+	at := s.resumeAt()
+	first := comment // sends the headers
 	if s.sess.Version >= mcpspec.V20251125 {
-		if err := s.write(sse.Append(nil, sse.Event{ID: s.position.next(s.resumeAt()), Data: []byte{}})); err != nil {
-			return err
-		}
-	} else if err := s.write(comment); err != nil { // so that the headers leave
+		first = sse.Append(nil, sse.Event{ID: s.position.next(at), Data: []byte{}})
+	}
+	if err := s.write(first); err != nil {
 		return err
 	}
-	return s.tellGap()
+	return s.sendGap()
 }
 
-// tellGap says after a gap in the log that all may have changed.
-func (s *sessionStream) tellGap() error {
+// sendGap notifies the client after a gap in the log that everything may have changed. A client that is cut off before it has all
+// of the notifications gets them again: the feed has not read anything yet, so all of them carry the position before the gap.
+func (s *sessionStream) sendGap() error {
 	if !s.feed.Truncated {
 		return nil
 	}

@@ -1,15 +1,19 @@
 package mcp
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -331,6 +335,99 @@ func TestResume(t *testing.T) {
 			t.Errorf("got %s", m.sse.Data)
 		}
 	})
+	t.Run("SES-03_a_client_that_is_cut_off_before_it_knows_of_the_whole_gap_is_told_again", func(t *testing.T) {
+		f := newFixture(t, nil)
+		s := f.session(alice, mcpspec.V20251125)
+		f.follow(alice, s, "event://ci", "event://github")
+		g := f.stream(alice, s, "") // the log has the events of parents from now on
+		parts := strings.SplitN(g.event().ID, ".", 3)
+		g.cancel()
+		last := parts[0] + "." + parts[1] + "." + f.tails.Sealer.Seal(auth.DefaultWorkspace, eventlog.Cursor{At: f.log.Position() - time.Hour.Microseconds()})
+		for read := range 3 { // frames before it is cut off; the first frame is only an id
+			g := f.stream(alice, s, last)
+			ids, uris := []string{last, g.event().ID}, map[string]bool{}
+			for range 2 {
+				m := g.next()
+				if string(m.Params.Meta[MetaTruncated]) != "true" {
+					t.Fatalf("cut off after %d frames: got %s", read, m.sse.Data)
+				}
+				ids, uris[m.Params.URI] = append(ids, m.sse.ID), true
+			}
+			if len(uris) != 2 {
+				t.Errorf("cut off after %d frames: got %v, want both URIs", read, uris)
+			}
+			last = ids[read]
+			g.cancel()
+		}
+	})
+	t.Run("SES-03_a_client_that_is_cut_off_between_two_notifications_of_a_change_gets_both", func(t *testing.T) {
+		f := newFixture(t, nil)
+		s := f.initialize(alice, mcpspec.V20250618, `{"extensions":{"`+mcpspec.EventsExtension+`":{}}}`).Header.Get(mcpspec.HeaderSession)
+		g := f.stream(alice, s, "")
+		must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
+		first := g.next()
+		if first.Method != mcpspec.NoteResourcesChange {
+			t.Fatalf("got %s", first.sse.Data)
+		}
+		g.cancel()
+		g = f.stream(alice, s, first.sse.ID)
+		for _, want := range []string{mcpspec.NoteResourcesChange, mcpspec.NoteEventsChange} {
+			if m := g.next(); m.Method != want {
+				t.Errorf("after the resume: got %s, want %s", m.sse.Data, want)
+			}
+		}
+	})
+	t.Run("SES-03_when_the_first_stream_fails_the_second_sends_the_events_since_the_subscribe", func(t *testing.T) {
+		catalogs := &shaky{}
+		f := newFixture(t, func(o *Options) { catalogs.Source, o.Catalogs = o.Catalogs, catalogs })
+		s := f.session(alice, mcpspec.V20251125)
+		f.follow(alice, s, "event://ci/deploy")
+		f.publish("event://ci/deploy", `{"n":1}`)
+		catalogs.fails.Store(1)
+		if r := f.do("GET", alice, "", "Accept:", "Accept: text/event-stream", "Mcp-Session-Id: "+s); r.Status != 503 {
+			t.Fatalf("the first stream: status %d, want 503", r.Status)
+		}
+		g := f.stream(alice, s, "")
+		g.event()
+		g.next().isEvent(t, "event://ci/deploy", `{"n":1}`)
+		g.cancel()
+		g = f.stream(alice, s, "") // the stream has begun now, so this one starts at the end of the log
+		g.event()
+		f.publish("event://ci/deploy", `{"n":2}`)
+		g.next().isEvent(t, "event://ci/deploy", `{"n":2}`)
+	})
+	t.Run("SES-04_of_two_first_streams_that_open_at_the_same_time_one_stays_open", func(t *testing.T) {
+		db := &takenOver{}
+		f := newFixture(t, func(o *Options) { db.DB, o.Sessions = o.Sessions, db })
+		s := f.session(alice, mcpspec.V20251125)
+		f.follow(alice, s, "event://ci/deploy")
+		var quicker *open
+		during := func() {
+			quicker = f.stream(alice, s, "")
+			quicker.event()
+		}
+		db.during.Store(&during)
+		slower := f.stream(alice, s, "")
+		slower.event()
+		quicker.end()
+		f.publish("event://ci/deploy", `{"n":1}`)
+		slower.next().isEvent(t, "event://ci/deploy", `{"n":1}`)
+	})
+}
+
+// takenOver is a store that calls a function once when a stream is about to take over its session.
+type takenOver struct {
+	store.DB
+	during atomic.Pointer[func()]
+}
+
+func (db *takenOver) Write(ctx context.Context, ops ...store.Op) error {
+	if ops[0].Item.Sort == "stream" {
+		if during := db.during.Swap(nil); during != nil {
+			(*during)()
+		}
+	}
+	return db.DB.Write(ctx, ops...)
 }
 
 func nonceOf(id string) string { n, _, _ := strings.Cut(id, "."); return n }

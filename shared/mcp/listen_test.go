@@ -171,6 +171,31 @@ func TestListen(t *testing.T) {
 			}
 		}
 	})
+	t.Run("SUB-08_a_client_that_is_cut_off_between_two_notifications_of_a_change_gets_both", func(t *testing.T) {
+		f := newFixture(t, nil)
+		const filter = `{"resourcesListChanged":true,"eventsListChanged":true}`
+		l := f.listen(alice, "1", filter)
+		l.next()
+		must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
+		first := l.next()
+		l.cancel()
+		l = f.listenWith(alice, "2", filter, `"`+MetaCursor+`":`+string(first.Params.Meta[MetaCursor]))
+		l.next()
+		for _, want := range []string{mcpspec.NoteResourcesChange, mcpspec.NoteEventsChange} {
+			m := l.next()
+			if m.Method != want {
+				t.Errorf("after the resume: got %s, want %s", m.sse.Data, want)
+			}
+			first = m
+		}
+		l.cancel()
+		l = f.listenWith(alice, "3", filter, `"`+MetaCursor+`":`+string(first.Params.Meta[MetaCursor]))
+		l.next()
+		must(t, f.log.Notify(t.Context(), "default", stream.TopicPrincipal("alice"), json.RawMessage(`{}`)))
+		if m := l.next(); m.Method != mcpspec.NoteResourcesChange {
+			t.Errorf("after the resume from the last notification: got %s", m.sse.Data)
+		}
+	})
 	t.Run("SUB-08_a_gap_is_said", func(t *testing.T) {
 		f := newFixture(t, nil)
 		l := f.listen(alice, "1", `{"resourceSubscriptions":["event://ci/deploy"]}`)

@@ -32,7 +32,7 @@ func (h *sessionMethods) setLevel(ctx context.Context, c *call) (result, error) 
 	return result{}, h.notify(ctx, c)
 }
 
-// say sends a log message, if its level is asked for.
+// say sends a log message, if the client asked for its level.
 func (s *sessionStream) say(level, message, uri string) error {
 	if s.sess.Level == "" || !mcpspec.SevereAs(level, s.sess.Level) {
 		return nil

@@ -48,6 +48,9 @@ func (st *streams) hold(w http.ResponseWriter, c *call, open func(context.Contex
 	}
 	o.start(w, c)
 	if err = o.framing.begin(); err == nil {
+		if o.onBegin != nil {
+			o.onBegin()
+		}
 		err = o.run(ctx)
 	}
 	o.finish(c, err)

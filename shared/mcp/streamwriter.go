@@ -54,6 +54,7 @@ type streamWriter struct {
 	// the stream of a session.
 	subscriptionID json.RawMessage
 	framing        framing
+	onBegin        func()   // called when the first message was written; may be nil
 	ends           []func() // what to do when it is over, in the order in which it began
 }
 
@@ -169,13 +170,16 @@ func (o *streamWriter) asks(note string) bool {
 	}[note]
 }
 
-// sendChanges notifies of those changes of lists that the client asked for.
+// sendChanges sends the notifications of a delivery that the client asked for. cursor is the position after the delivery. Only the
+// last notification carries it: a client that was cut off before must get the delivery again.
 func (o *streamWriter) sendChanges(cursor string, notes ...string) error {
-	for _, note := range notes {
-		if !o.asks(note) {
-			continue
+	asked := slices.DeleteFunc(notes, func(note string) bool { return !o.asks(note) })
+	for i, note := range asked {
+		at := o.reached
+		if i == len(asked)-1 {
+			at = cursor
 		}
-		if err := o.send(note, nil, nil, cursor); err != nil {
+		if err := o.send(note, nil, nil, at); err != nil {
 			return err
 		}
 	}

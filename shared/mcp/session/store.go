@@ -11,6 +11,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"time"
@@ -27,13 +28,15 @@ import (
 //
 //   - the session itself
 //     #          how many URIs it is subscribed to
-//     stream     which of its GET streams is the newest
+//     stream     which of its GET streams is the newest; its version is 0 once a stream has begun
 //     open       in the dialect: that this stream is open
 //     u#HASH     one URI that it is subscribed to
 //     i#HASH     in the dialect: a request id that was used
 //
-// The partition is named by a hash of the id: who reads the store cannot take a
-// session over.
+// The items next to the session expire up to [TTL] later than the session. Otherwise a request that still works with the old
+// expiry, because another request has just prolonged the session, could write a subscription that ends before its session.
+//
+// The partition is named by a hash of the id, so that someone who reads the store cannot take over a session.
 type Store struct {
 	DB store.DB
 	// MaxURIs is how many URIs a session may be subscribed to.
@@ -121,11 +124,15 @@ func ListKey(workspace, principal string) store.Key {
 // Partition is that of a session's items.
 func Partition(key string) store.Key { return itemKey(key, sortSession) }
 
+// listed returns the entry of the session in the list of its principal's sessions. It lives as long as the session's items.
 func (s *Session) listed() store.Item {
 	key := ListKey(s.Workspace, s.Principal)
 	key.Sort = s.Key
-	return store.Item{Key: key, Expires: s.expires}
+	return store.Item{Key: key, Expires: s.itemsExpire()}
 }
+
+// itemsExpire returns when the items next to the session expire.
+func (s *Session) itemsExpire() time.Time { return s.expires.Add(TTL) }
 
 // Create makes a session. Its id is 32 random bytes.
 func (s *Store) Create(ctx context.Context, sess Session) (*Session, error) {
@@ -164,38 +171,42 @@ func (s *Store) Load(ctx context.Context, id string, p auth.Principal, dialect b
 	return sess, nil
 }
 
-// touch puts off the expiry of all items of a session.
+// touch prolongs a session, and before it the subscriptions, so that an interruption leaves no session that outlives them.
 func (s *Store) touch(ctx context.Context, sess *Session) error {
-	expires := time.Now().Add(TTL)
-	item := sess.item
-	item.Version++
-	item.Expires = expires
 	prolonged := *sess
-	prolonged.expires = expires
-	err := s.DB.Write(ctx, store.Put(item, store.VersionIs(sess.item.Version)), store.Put(prolonged.listed()))
-	if errors.Is(err, store.ErrConflict) {
-		return nil // another request did, or it was just ended: the next request will see
-	}
-	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "prolong the session")
-	}
+	prolonged.expires = time.Now().Add(TTL)
 	uris, err := s.uris(ctx, sess.Key)
 	if err != nil {
 		return err
 	}
 	for _, it := range uris {
-		it.Expires = expires
-		// Not to bring back what was unsubscribed meanwhile.
+		if !it.Expires.Before(prolonged.expires) {
+			continue // the next touch comes early enough for it
+		}
+		it.Expires = prolonged.itemsExpire()
+		// The condition keeps a URI away that was unsubscribed meanwhile.
 		if err := s.DB.Write(ctx, store.Put(it, store.Exists())); err != nil && !errors.Is(err, store.ErrConflict) {
 			return fault.Wrap(fault.Unavailable, err, "prolong the session")
 		}
 	}
-	sess.expires = expires
-	// Counting anew also mends what a crash left wrong.
+	// Counting again also corrects what a crash left wrong.
 	err = s.DB.Write(ctx, store.Put(store.Item{
-		Key: itemKey(sess.Key, sortCount), Counts: map[string]int64{countURIs: int64(len(uris))}, Expires: expires,
+		Key: itemKey(sess.Key, sortCount), Counts: map[string]int64{countURIs: int64(len(uris))}, Expires: prolonged.itemsExpire(),
 	}))
-	return fault.Wrap(fault.Unavailable, err, "prolong the session")
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "prolong the session")
+	}
+	prolonged.item.Version++
+	prolonged.item.Expires = prolonged.expires
+	err = s.DB.Write(ctx, store.Put(prolonged.item, store.VersionIs(sess.item.Version)), store.Put(prolonged.listed()))
+	if errors.Is(err, store.ErrConflict) {
+		return nil // another request has prolonged, changed or ended the session; the next request reads it again
+	}
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "prolong the session")
+	}
+	*sess = prolonged
+	return nil
 }
 
 // Subscribe adds a URI to the session. Doing it twice is doing it once.
@@ -203,10 +214,10 @@ func (s *Store) Subscribe(ctx context.Context, sess *Session, u URI) error {
 	value, _ := json.Marshal(u)
 	key := uriKey(sess.Key, u.URI)
 	count := store.Add(itemKey(sess.Key, sortCount), map[string]int64{countURIs: 1}, map[string]int64{countURIs: int64(s.MaxURIs)})
-	count.Item.Expires = sess.expires
+	count.Item.Expires = sess.itemsExpire()
 	err := s.DB.Write(ctx,
 		store.Check(itemKey(sess.Key, sortSession), store.Exists()),
-		store.Put(store.Item{Key: key, Value: value, Expires: sess.expires}, store.Absent()),
+		store.Put(store.Item{Key: key, Value: value, Expires: sess.itemsExpire()}, store.Absent()),
 		count,
 	)
 	if err == nil || !errors.Is(err, store.ErrConflict) {
@@ -273,16 +284,46 @@ func uriKey(sess, uri string) store.Key {
 	return itemKey(sess, sortURI+base64.RawURLEncoding.EncodeToString(h[:]))
 }
 
-// TakeOver makes the stream the newest of its session. It reports whether the
-// session had one before.
-func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) (before bool, err error) {
-	key := itemKey(sess.Key, sortStream)
-	items, err := s.DB.Get(ctx, key)
-	if err != nil {
-		return false, fault.Wrap(fault.Unavailable, err, "read the session's stream")
+// TakeOver makes a stream the newest of its session. It reports whether the session had a stream before, and whether one of them
+// has begun (see [Store.Begun]). If several streams take over at the same time, only one of them has no stream before it.
+func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) (before, begun bool, err error) {
+	for range 5 {
+		item := store.Item{Key: itemKey(sess.Key, sortStream), Value: []byte(connection), Expires: sess.itemsExpire()}
+		items, err := s.DB.Get(ctx, item.Key)
+		if err != nil {
+			return false, false, fault.Wrap(fault.Unavailable, err, "read the session's stream")
+		}
+		condition := store.Absent()
+		before = items[0] != nil
+		if before {
+			condition = store.VersionIs(items[0].Version)
+		}
+		if begun = before && items[0].Version == 0; !begun {
+			item.Version = pending(connection)
+		}
+		err = s.DB.Write(ctx, store.Put(item, condition))
+		if err == nil || !errors.Is(err, store.ErrConflict) {
+			return before, begun, fault.Wrap(fault.Unavailable, err, "take over the session's stream")
+		}
 	}
-	err = s.DB.Write(ctx, store.Put(store.Item{Key: key, Value: []byte(connection), Expires: time.Now().Add(TTL)}))
-	return items[0] != nil, fault.Wrap(fault.Unavailable, err, "take over the session's stream")
+	return false, false, fault.New(fault.Unavailable, "the session's stream is being taken over by other requests")
+}
+
+// Begun records that the client got the beginning of a stream that took over, and thereby what it can resume from. If a newer
+// stream has taken over, that one records it.
+func (s *Store) Begun(ctx context.Context, sess *Session, connection string) error {
+	item := store.Item{Key: itemKey(sess.Key, sortStream), Value: []byte(connection), Expires: sess.itemsExpire()}
+	err := s.DB.Write(ctx, store.Put(item, store.VersionIs(pending(connection))))
+	if errors.Is(err, store.ErrConflict) {
+		return nil
+	}
+	return fault.Wrap(fault.Unavailable, err, "record the session's first stream")
+}
+
+// pending returns the version of the item of a stream that has not begun. It is different for each connection, and not 0.
+func pending(connection string) int64 {
+	h := sha256.Sum256([]byte(connection))
+	return int64(binary.BigEndian.Uint64(h[:])>>1) | 1
 }
 
 // Served reads the session of an open stream anew. It returns nil when the

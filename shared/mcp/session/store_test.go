@@ -1,0 +1,258 @@
+package session_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+)
+
+var alice = auth.Principal{ID: "alice", Workspace: "default"}
+
+// hooked is a store that calls functions before it reads or writes.
+type hooked struct {
+	store.DB
+	query func(store.Query) error
+	write func([]store.Op) error
+}
+
+func (h *hooked) Query(ctx context.Context, q store.Query) (store.Page, error) {
+	if h.query != nil {
+		if err := h.query(q); err != nil {
+			return store.Page{}, err
+		}
+	}
+	return h.DB.Query(ctx, q)
+}
+
+func (h *hooked) Write(ctx context.Context, ops ...store.Op) error {
+	if h.write != nil {
+		if err := h.write(ops); err != nil {
+			return err
+		}
+	}
+	return h.DB.Write(ctx, ops...)
+}
+
+// inBubble runs a test over a store in memory, with a clock that moves only while everything waits.
+func inBubble(t *testing.T, test func(*testing.T, *hooked, *session.Store)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer db.Close()
+		h := &hooked{DB: db}
+		test(t, h, &session.Store{DB: h, MaxURIs: 10})
+	})
+}
+
+func create(t *testing.T, s *session.Store) *session.Session {
+	t.Helper()
+	made, err := s.Create(t.Context(), session.Session{Workspace: alice.Workspace, Principal: alice.ID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+func load(t *testing.T, s *session.Store, id string) *session.Session {
+	t.Helper()
+	sess, err := s.Load(t.Context(), id, alice, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sess
+}
+
+func subscribe(t *testing.T, s *session.Store, sess *session.Session, uri string) {
+	t.Helper()
+	if err := s.Subscribe(t.Context(), sess, session.URI{URI: uri}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// staysSubscribed uses a session once an hour, and checks each time that it is still subscribed.
+func staysSubscribed(t *testing.T, s *session.Store, id string, hours int) {
+	t.Helper()
+	for hour := range hours {
+		sess := load(t, s, id)
+		uris, err := s.Subscriptions(t.Context(), sess.Key)
+		if err != nil || len(uris) != 1 {
+			t.Fatalf("after %d hours the live session is subscribed to %v, want one URI (error %v)", hour, uris, err)
+		}
+		time.Sleep(time.Hour)
+	}
+}
+
+func TestASubscriptionLivesAsLongAsItsSession(t *testing.T) {
+	t.Run("SES-02 while the session is used every hour", func(t *testing.T) {
+		inBubble(t, func(t *testing.T, _ *hooked, s *session.Store) {
+			made := create(t, s)
+			subscribe(t, s, made, "event://ci/deploy")
+			staysSubscribed(t, s, made.ID, 100)
+		})
+	})
+	t.Run("SES-02 when another request prolongs the session between reading it and subscribing", func(t *testing.T) {
+		inBubble(t, func(t *testing.T, _ *hooked, s *session.Store) {
+			made := create(t, s)
+			time.Sleep(11 * time.Hour)
+			slow := load(t, s, made.ID) // more than half of its life is left
+			time.Sleep(2 * time.Hour)
+			load(t, s, made.ID)
+			subscribe(t, s, slow, "event://ci/deploy")
+			staysSubscribed(t, s, made.ID, 50)
+		})
+	})
+	t.Run("SES-02 when two requests prolong the session at the same time and the slower one subscribes", func(t *testing.T) {
+		inBubble(t, func(t *testing.T, h *hooked, s *session.Store) {
+			made := create(t, s)
+			time.Sleep(13 * time.Hour)
+			h.write = func([]store.Op) error {
+				h.write = nil
+				load(t, s, made.ID)
+				return nil
+			}
+			subscribe(t, s, load(t, s, made.ID), "event://ci/deploy")
+			staysSubscribed(t, s, made.ID, 50)
+		})
+	})
+	for _, step := range []string{"the subscriptions are read", "a subscription is written", "the count is written", "the session is written"} {
+		t.Run("SES-02 when prolonging the session is interrupted twice, before "+step, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, h *hooked, s *session.Store) {
+				made := create(t, s)
+				subscribe(t, s, made, "event://ci/deploy")
+				time.Sleep(13 * time.Hour)
+				for range 2 {
+					down := fault.New(fault.Unavailable, "no answer")
+					h.query = func(q store.Query) error {
+						if step == "the subscriptions are read" && strings.HasPrefix(q.After, "u#") {
+							return down
+						}
+						return nil
+					}
+					h.write = func(ops []store.Op) error {
+						sort := ops[0].Item.Sort
+						if step == "a subscription is written" && strings.HasPrefix(sort, "u#") ||
+							step == "the count is written" && sort == "#" || step == "the session is written" && sort == "-" {
+							return down
+						}
+						return nil
+					}
+					_, _ = s.Load(t.Context(), made.ID, alice, false)
+					h.query, h.write = nil, nil
+					time.Sleep(5 * time.Hour)
+				}
+				staysSubscribed(t, s, made.ID, 50)
+			})
+		})
+	}
+	t.Run("SES-01 and what is left of an expired session is found by its principal's list", func(t *testing.T) {
+		inBubble(t, func(t *testing.T, h *hooked, s *session.Store) {
+			made := create(t, s)
+			subscribe(t, s, made, "event://ci/deploy")
+			time.Sleep(session.TTL + time.Hour)
+			if _, err := s.Load(t.Context(), made.ID, alice, false); err != session.ErrNone {
+				t.Errorf("the session's error is %v, want %v", err, session.ErrNone)
+			}
+			if n := len(stored(t, h, session.ListKey(alice.Workspace, alice.ID))); n != 1 {
+				t.Errorf("the list has %d sessions, want 1", n)
+			}
+			time.Sleep(session.TTL)
+			for _, partition := range []store.Key{session.Partition(made.Key), session.ListKey(alice.Workspace, alice.ID)} {
+				if items := stored(t, h, partition); len(items) > 0 {
+					t.Errorf("a day later there are still %v", items)
+				}
+			}
+		})
+	})
+}
+
+func stored(t *testing.T, db store.DB, partition store.Key) []store.Item {
+	t.Helper()
+	page, err := db.Query(t.Context(), store.Query{Table: partition.Table, Partition: partition.Partition})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return page.Items
+}
+
+func TestTakeOver(t *testing.T) {
+	takeOver := func(t *testing.T, s *session.Store, sess *session.Session, connection string, before, begun bool) {
+		t.Helper()
+		gotBefore, gotBegun, err := s.TakeOver(t.Context(), sess, connection)
+		if err != nil || gotBefore != before || gotBegun != begun {
+			t.Errorf("stream %s found an earlier stream %v, begun %v, error %v; want %v, %v", connection, gotBefore, gotBegun, err, before, begun)
+		}
+	}
+	begins := func(t *testing.T, s *session.Store, sess *session.Session, connection string) {
+		t.Helper()
+		if err := s.Begun(t.Context(), sess, connection); err != nil {
+			t.Error(err)
+		}
+	}
+	isNewest := func(t *testing.T, s *session.Store, sess *session.Session, connection string, want bool) {
+		t.Helper()
+		if served, err := s.Served(t.Context(), sess, connection); err != nil || (served != nil) != want {
+			t.Errorf("stream %s is the newest: %v, want %v (error %v)", connection, served != nil, want, err)
+		}
+	}
+	t.Run("SES-03 a stream that did not begin leaves the events since the subscribe to the next one", func(t *testing.T) {
+		inBubble(t, func(t *testing.T, _ *hooked, s *session.Store) {
+			sess := create(t, s)
+			takeOver(t, s, sess, "a", false, false)
+			takeOver(t, s, sess, "b", true, false)
+			begins(t, s, sess, "a") // too late, because b has taken over
+			takeOver(t, s, sess, "c", true, false)
+			begins(t, s, sess, "c")
+			isNewest(t, s, sess, "c", true)
+			takeOver(t, s, sess, "d", true, true)
+			isNewest(t, s, sess, "c", false)
+			isNewest(t, s, sess, "d", true)
+		})
+	})
+	t.Run("SES-04 of two streams that take over at the same time, one finds the other", func(t *testing.T) {
+		inBubble(t, func(t *testing.T, h *hooked, s *session.Store) {
+			sess := create(t, s)
+			h.write = func([]store.Op) error {
+				h.write = nil
+				takeOver(t, s, sess, "quicker", false, false)
+				return nil
+			}
+			takeOver(t, s, sess, "slower", true, false)
+			isNewest(t, s, sess, "quicker", false)
+			isNewest(t, s, sess, "slower", true)
+		})
+	})
+	t.Run("SES-03 a stream that begins while another takes over is not overlooked", func(t *testing.T) {
+		inBubble(t, func(t *testing.T, h *hooked, s *session.Store) {
+			sess := create(t, s)
+			takeOver(t, s, sess, "a", false, false)
+			h.write = func([]store.Op) error {
+				h.write = nil
+				begins(t, s, sess, "a")
+				return nil
+			}
+			takeOver(t, s, sess, "b", true, true)
+		})
+	})
+	t.Run("SES-03 a stream that an earlier release opened has begun", func(t *testing.T) {
+		inBubble(t, func(t *testing.T, h *hooked, s *session.Store) {
+			sess := create(t, s)
+			key := session.Partition(sess.Key)
+			key.Sort = "stream"
+			if err := h.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte("old"), Expires: time.Now().Add(time.Hour)})); err != nil {
+				t.Fatal(err)
+			}
+			takeOver(t, s, sess, "new", true, true)
+		})
+	})
+}
