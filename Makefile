@@ -18,6 +18,7 @@ SIMULATIONS := ^($(shell sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' shared/*/
 SIMULATED = $$(go list $(PKG) | grep -xF "$$(go list $(addprefix ./,$(sort $(dir $(wildcard shared/*/*simulation_test.go)))))" || true)
 FUZZTIME ?= 20s
 SOAK     ?= 10m
+CHAOS    ?= 1h
 CACHE    ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mcp-events
 VENV     := $(CACHE)/lint-$(shell cksum < tools/lint.txt | cut -d' ' -f1)
 
@@ -56,7 +57,7 @@ build: ## build the command line into bin/
 # Tests that take long, which make test leaves to make test-full; that one fails if one of them is not there.
 LATER := TestSAMBuild TestDeployAndRollBackUnderTraffic TestRetriesAreNoLoop TestKillFunctions TestInstancesBehindOneAddress \
   TestRequirementsOnLocalAWS TestConversationOnLocalAWS TestReplayOnAWS TestHangingEndpointsOnAWS TestManagedInstance TestSoak \
-  TestEverybodyOnLocalAWS TestStoryOfAnOutageOnAWS TestAllReleasesBuild
+  TestEverybodyOnLocalAWS TestStoryOfAnOutageOnAWS TestAllReleasesBuild TestChaos
 empty :=
 LATERS := ^($(subst $(empty) ,|,$(strip $(LATER))))$$
 
@@ -186,6 +187,14 @@ soak: ## have 50 clients call good and bad backends through two instances for SO
 .PHONY: soak-aws
 soak-aws: ## the same through the functions on local AWS
 	MCPEVENTS_SOAK=$(SOAK) MCPEVENTS_SOAK_ON=aws go test -count=1 -v -run TestSoak -timeout 60m ./test/fleet
+
+.PHONY: chaos
+chaos: prerequisites ## publish for CHAOS (1h) while the server, clients and endpoints fail, and count the lost events: none
+	MCPEVENTS_CHAOS=$(CHAOS) go test -count=1 -v -run '^TestChaos$$/^stand-alone$$' -timeout 4h ./test/chaos
+
+.PHONY: chaos-aws
+chaos-aws: prerequisites ## the same through the functions on local AWS
+	MCPEVENTS_CHAOS=$(CHAOS) go test -count=1 -v -run '^TestChaos$$/^local_AWS$$' -timeout 4h ./test/chaos
 
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (20s)

@@ -22,6 +22,7 @@ import (
 type follower struct {
 	connections atomic.Int64
 	stop        func()
+	ledger      *ledger // records the events instead of ids and seen, unless it is nil
 
 	begin sync.Once
 	begun chan struct{} // closed when it follows
@@ -73,8 +74,8 @@ func listening(target *harness.Target, principal string, version mcpspec.Version
 	}
 }
 
-// occurring is events/poll or events/stream, or each for a second in turn, of one subscription.
-func occurring(target *harness.Target, arguments map[string]any, modes ...string) func(context.Context, *follower) error {
+// occurring is events/poll or events/stream, or each for a second in turn, of one subscription to an event type.
+func occurring(target *harness.Target, name string, arguments map[string]any, modes ...string) func(context.Context, *follower) error {
 	return func(ctx context.Context, f *follower) error {
 		c, err := newClient(target, "alice", mcpspec.V20260728)
 		if err != nil {
@@ -88,7 +89,7 @@ func occurring(target *harness.Target, arguments map[string]any, modes ...string
 				turn, cancel = context.WithTimeout(ctx, time.Second)
 			}
 			err := c.Subscribe(turn, client.Subscription{
-				Name: "message.created", Arguments: arguments, Mode: modes[n%len(modes)],
+				Name: name, Arguments: arguments, Mode: modes[n%len(modes)],
 				Event: func(_ context.Context, e client.Event) error { return f.take(e) },
 			})
 			cancel()
@@ -110,7 +111,17 @@ func (f *follower) Handle(_ context.Context, r slog.Record) error {
 	switch r.Message {
 	case "following":
 		f.opened()
-	case "request failed, retrying", "stream interrupted, reconnecting":
+		if f.ledger != nil {
+			f.ledger.start()
+		}
+	case "request failed, retrying", "stream interrupted, reconnecting", "subscription not refreshed", "subscription refreshed",
+		"subscription was suspended", "subscription ended", "webhook refused", "server reported an error":
+	case "events missing after resume":
+		if f.ledger != nil {
+			f.ledger.gap()
+			break
+		}
+		fallthrough
 	default:
 		f.fault("the client says: " + r.Message)
 	}
@@ -127,6 +138,10 @@ func (f *follower) take(e client.Event) error {
 	if err := json.Unmarshal(e.Data, &payload); err != nil || e.ID == "" || e.ID != payload.ID {
 		f.fault(fmt.Sprintf("the event %q has the payload of %q: %v", e.ID, payload.ID, err))
 	}
+	if f.ledger != nil {
+		f.ledger.receive(e.ID, payload.ID)
+		return nil
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.ids, f.seen[e.ID] = append(f.ids, e.ID), true
@@ -134,6 +149,10 @@ func (f *follower) take(e client.Event) error {
 }
 
 func (f *follower) fault(text string) {
+	if f.ledger != nil {
+		f.ledger.fault("%s", text)
+		return
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.faults) < 10 {

@@ -73,12 +73,12 @@ func TestInstancesBehindOneAddress(t *testing.T) {
 		{"SES-01 SES-03 a session of single URIs", listening(target, "bob", mcpspec.V20251125, one...), of("globex")},
 		{"SUB-08 a listen", listening(target, "alice", mcpspec.V20260728, everything...), of("acme", "globex")},
 		{"SUB-08 a listen of one URI", listening(target, "alice", mcpspec.V20260728, one[0]), of("globex-c0-")},
-		{"EVX-06 a stream of one channel", occurring(target, channel(1), mcpspec.ModePush), of("globex-c1-")},
-		{"EVX-06 a stream of a workspace", occurring(target, workspace, mcpspec.ModePush), of("acme")},
-		{"EVX-05 polls of one channel", occurring(target, channel(2), mcpspec.ModePoll), of("globex-c2-")},
-		{"EVX-05 polls of a workspace", occurring(target, workspace, mcpspec.ModePoll), of("acme")},
-		{"EVX-07 one channel in both modes", occurring(target, channel(3), mcpspec.ModePoll, mcpspec.ModePush), of("globex-c3-")},
-		{"EVX-07 a workspace in both modes", occurring(target, workspace, mcpspec.ModePoll, mcpspec.ModePush), of("acme")},
+		{"EVX-06 a stream of one channel", occurring(target, "message.created", channel(1), mcpspec.ModePush), of("globex-c1-")},
+		{"EVX-06 a stream of a workspace", occurring(target, "message.created", workspace, mcpspec.ModePush), of("acme")},
+		{"EVX-05 polls of one channel", occurring(target, "message.created", channel(2), mcpspec.ModePoll), of("globex-c2-")},
+		{"EVX-05 polls of a workspace", occurring(target, "message.created", workspace, mcpspec.ModePoll), of("acme")},
+		{"EVX-07 one channel in both modes", occurring(target, "message.created", channel(3), mcpspec.ModePoll, mcpspec.ModePush), of("globex-c3-")},
+		{"EVX-07 a workspace in both modes", occurring(target, "message.created", workspace, mcpspec.ModePoll, mcpspec.ModePush), of("acme")},
 	}
 	var open []*follower
 	for _, f := range followers {

@@ -199,6 +199,13 @@ func (a *AWS) KillOf(function string) {
 	}
 }
 
+// KillAny kills a process of any function, preferably one that serves an invocation.
+func (a *AWS) KillAny() {
+	if a.stack.Kill() != "" {
+		a.killed.Add(1)
+	}
+}
+
 // Retire sends SIGTERM to all processes of a function, as Lambda does before it
 // takes an instance away.
 func (a *AWS) Retire(function string) { a.stack.Retire(function) }

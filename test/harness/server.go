@@ -53,15 +53,16 @@ type Server struct {
 	// Data is its data directory.
 	Data string
 
-	tb     testing.TB
-	addr   string
-	binary string
-	config string // its file
-	keys   string // the section of it
-	args   []string
-	env    []string
-	p      *process
-	out    *output
+	tb      testing.TB
+	addr    string
+	binary  string
+	catalog string // its file
+	config  string // its file
+	keys    string // the section of it
+	args    []string
+	env     []string
+	p       *process
+	out     *output
 }
 
 // StartServer builds and starts the embedded server, and ends it with the test.
@@ -82,9 +83,9 @@ func NewServer(tb testing.TB, o ServerOptions) *Server {
 		s.Data = filepath.Join(dir, "data")
 	}
 	s.addr = FreeAddr(tb)
-	catalog := filepath.Join(Root(tb), "catalog.yaml")
+	s.catalog = filepath.Join(Root(tb), "catalog.yaml")
 	if o.Catalog != "" {
-		catalog = writeFile(tb, dir, "catalog.yaml", o.Catalog)
+		s.catalog = writeFile(tb, dir, "catalog.yaml", o.Catalog)
 	}
 	config := o.Config
 	auth := o.Auth
@@ -106,7 +107,7 @@ func NewServer(tb testing.TB, o ServerOptions) *Server {
 	}
 	s.config = writeFile(tb, dir, "config.yaml", config)
 	s.args = []string{
-		"serve", "--addr", s.addr, "--data", s.Data, "--catalog", catalog, "--config", s.config, "--auth", auth, "--publish-rate", "0", "--registration-rate", "0",
+		"serve", "--addr", s.addr, "--data", s.Data, "--catalog", s.catalog, "--config", s.config, "--auth", auth, "--publish-rate", "0", "--registration-rate", "0",
 	}
 	if !o.Guarded {
 		s.args = append(s.args, "--allow-insecure-targets")
@@ -176,6 +177,19 @@ func (s *Server) healthy(ctx context.Context) bool {
 
 // Kill ends the server with SIGKILL.
 func (s *Server) Kill() { s.p.kill() }
+
+// TryStop ends the server with SIGTERM and waits for it. It may be called from any goroutine.
+func (s *Server) TryStop() error { return s.p.stop(40 * time.Second) }
+
+// SetCatalog replaces the text of the catalog file, which [ServerOptions.Catalog] must have named. A running server
+// notices the change. It may be called from any goroutine.
+func (s *Server) SetCatalog(text string) error {
+	next := s.catalog + ".next"
+	if err := os.WriteFile(next, []byte(text), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, s.catalog) // so that the server never reads half of it
+}
 
 // Stop ends the server with SIGTERM and waits for it.
 func (s *Server) Stop() {
