@@ -75,10 +75,15 @@ func (h *eventHandlers) list(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	seen := map[string]bool{} // a batch that came again may be there twice
+	type published struct {
+		key string
+		at  time.Time
+	}
+	seen := map[published]bool{} // the log has an event of a repeated batch twice
 	found = slices.DeleteFunc(found, func(e event.Event) bool {
-		again := seen[e.Key()]
-		seen[e.Key()] = true
+		it := published{e.Key(), e.Published.UTC()}
+		again := seen[it]
+		seen[it] = true
 		return again || name != "" && e.Name != name
 	})
 	return eventList{listOf(c, found, next, viewOfEvent), truncated}, nil

@@ -37,7 +37,7 @@ func (l *Log) Append(ctx context.Context, workspace, uri string, events []event.
 	return done, nil
 }
 
-// appendTo appends the events to a partition of the URI, without those that its last segment has.
+// appendTo appends the events to a partition of the URI, except those that its last segment already names.
 func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []event.Event, copies ...Partition) (done Appended, err error) {
 	last, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, Reverse: true, Limit: 1})
 	if err != nil {
@@ -46,7 +46,7 @@ func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []ev
 	done.After = l.Position()
 	fresh := events
 	var floor, before int64
-	var written []string // of the batch
+	var written []event.Event // of the batch
 	if len(last.Items) == 1 {
 		end, err := parseKey(last.Items[0].Sort)
 		if err != nil {
@@ -61,10 +61,9 @@ func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []ev
 		// may be past the segment. Only of a young segment it is sure that no reader is.
 		young := l.DB.Ordered() || l.Time().UnixMicro()-end <= SlowAppend.Microseconds()
 		fresh = slices.DeleteFunc(slices.Clone(events), func(e event.Event) bool {
-			found := young && (slices.Contains(s.Before, e.ID) ||
-				slices.ContainsFunc(s.Events, func(seen event.Event) bool { return seen.ID == e.ID }))
+			found := young && s.has(&e, end)
 			if found {
-				written = append(written, e.ID)
+				written = append(written, e)
 			}
 			return found
 		})
@@ -73,21 +72,20 @@ func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []ev
 		}
 	}
 	again := len(written) > 0 // it is not known how far the batch came before
+	const timeSize = 17       // of a publication time in a list, until the year 2286
 	room := maxSegment
-	for _, id := range written {
-		room -= len(id) + 3
-	}
-	for _, e := range fresh {
-		room -= len(e.ID) + 3
+	for _, e := range events {
+		room -= len(e.ID) + 3 + timeSize
 	}
 	for _, part := range pack(fresh, room, store.MaxTransaction-1-len(copies)) {
-		s := segment{V: segmentVersion, Events: part, Before: written}
+		s := segment{V: segmentVersion, Events: part}
+		for _, e := range written {
+			s.Before, s.BeforeAt = append(s.Before, e.ID), append(s.BeforeAt, e.Published.UnixMicro())
+		}
 		if floor, err = l.put(ctx, p, s, floor, copies...); err != nil {
 			return done, fault.Wrap(fault.Unavailable, err, "append to the log of %s", uri)
 		}
-		for _, e := range part {
-			written = append(written, e.ID)
-		}
+		written = append(written, part...)
 	}
 	done.First = again || day(before) != day(l.Time().UnixMicro())
 	return done, nil

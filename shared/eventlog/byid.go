@@ -85,10 +85,10 @@ func (l *Log) Find(ctx context.Context, parts []Partition, id string, n int) (*e
 	return nil, nil
 }
 
-// in returns the event with an id of a segment; nil if it has none.
+// in returns the newest event with an id of a segment; nil if it has none.
 func (l *Log) in(ctx context.Context, segment store.Item, id string) (*event.Event, error) {
 	entries, err := l.decode(ctx, segment)
-	for _, e := range entries {
+	for _, e := range slices.Backward(entries) {
 		if e.Event != nil && e.Event.ID == id {
 			return e.Event, nil
 		}

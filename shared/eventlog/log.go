@@ -20,6 +20,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -56,7 +57,15 @@ type Entry struct {
 	id string // of the event, made once for all readers of the entry
 }
 
-// ID identifies the entry. An event has the same ID in every partition.
+// eventEntry returns the entry of an event.
+func eventEntry(key int64, e *event.Event) Entry {
+	// Publishers choose ids. If one uses an id again after the deduplication period, that is another event.
+	id := e.Key() + "#" + strconv.FormatInt(e.Published.UnixMicro(), 36)
+	return Entry{Key: key, Event: e, id: id}
+}
+
+// ID identifies the entry. An event has the same ID in every partition. Two events with the same id and URI have
+// different IDs if they were published at different times.
 func (e Entry) ID() string {
 	if e.Event != nil {
 		return e.id

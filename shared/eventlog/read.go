@@ -105,9 +105,9 @@ func (l *Log) Latest(ctx context.Context, workspace, uri string, unordered bool,
 			return nil, err
 		}
 		for i := len(es) - 1; i >= 0 && len(out) < n; i-- {
-			if e := es[i].Event; !seen[e.ID] {
-				seen[e.ID] = true
-				out = append(out, *e)
+			if id := es[i].ID(); !seen[id] {
+				seen[id] = true
+				out = append(out, *es[i].Event)
 			}
 		}
 	}

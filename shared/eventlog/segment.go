@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/event"
@@ -17,9 +18,11 @@ type segment struct {
 	V       int              `json:"v"`
 	Events  []event.Event    `json:"e,omitempty"`
 	Notices []noticeEnvelope `json:"n,omitempty"`
-	// Before are the ids of the events of the same batch in earlier segments. So the last segment names all events
-	// of a batch that comes again.
-	Before []string `json:"b,omitempty"`
+	// Before are the ids of the batch's events that earlier segments hold, and BeforeAt their publication times in
+	// microseconds since 1970. So if the batch is repeated, its last segment tells which events were written. Segments
+	// of earlier releases have no times.
+	Before   []string `json:"b,omitempty"`
+	BeforeAt []int64  `json:"bp,omitempty"`
 
 	life time.Duration // 0 is the retention plus an hour
 }
@@ -39,6 +42,25 @@ func (s segment) encode() ([]byte, error) {
 		value = event.AppendMember(value, "e", events)
 	}
 	return value, err
+}
+
+// has reports whether the segment or an earlier one of its batch holds an event. end is the segment's stamp.
+func (s segment) has(e *event.Event, end int64) bool {
+	published := e.Published.UnixMicro()
+	for i, id := range s.Before {
+		switch {
+		case id != e.ID:
+		case len(s.BeforeAt) == len(s.Before):
+			if s.BeforeAt[i] == published {
+				return true
+			}
+		case published <= end: // the event was in the batch, or its publisher used the id again before the batch was written
+			return true
+		}
+	}
+	return slices.ContainsFunc(s.Events, func(seen event.Event) bool {
+		return seen.ID == e.ID && seen.Published.UnixMicro() == published
+	})
 }
 
 func (s segment) len() int { return len(s.Events) + len(s.Notices) }
@@ -100,7 +122,7 @@ func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	}
 	entries := make([]Entry, 0, s.len())
 	for i := range s.Events {
-		entries = append(entries, Entry{Key: first + step*int64(i), Event: &s.Events[i], id: s.Events[i].Key()})
+		entries = append(entries, eventEntry(first+step*int64(i), &s.Events[i]))
 	}
 	for i, n := range s.Notices {
 		entries = append(entries, Entry{Key: first + step*int64(i), NoticeID: n.ID, Notice: n.Body})
@@ -121,7 +143,7 @@ func salvage(item store.Item, last int64) (entries []Entry) {
 	for i, raw := range s.Events {
 		var e event.Event
 		if json.Unmarshal(raw, &e) == nil {
-			entries = append(entries, Entry{Key: first + int64(i), Event: &e, id: e.Key()})
+			entries = append(entries, eventEntry(first+int64(i), &e))
 		}
 	}
 	return entries
