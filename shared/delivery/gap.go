@@ -108,8 +108,10 @@ func (n *notices) tryGap(ctx context.Context, del *delivery) (done bool, err err
 	return done, err
 }
 
-// lastGap reads the last gap of a subscription and reports whether it covers a delivery: whoever goes on from its
-// cursor, when the notice comes, meets the event.
+// lastGap reads the last gap of a subscription and reports whether its notice also announces the loss of a delivery. It
+// does if a client that resumes from the notice's cursor, as soon as the notice arrives, finds the event. So the event
+// must have been in the log by then. Its publication time does not show that, because an event may wait in the events
+// queue, but the time of its first attempt does, because fanout writes the log before it queues the delivery.
 func (n *notices) lastGap(ctx context.Context, del *delivery) (last gapMark, version int64, covers bool, err error) {
 	items, err := n.deliveries.db.Get(ctx, gapKey(del.Workspace, del.Subscription))
 	if err != nil {
@@ -122,7 +124,7 @@ func (n *notices) lastGap(ctx context.Context, del *delivery) (last gapMark, ver
 	if json.Unmarshal(items[0].Value, &last) != nil || last.From > position(del.Published) {
 		return last, version, false, nil
 	}
-	if !del.Published.After(time.UnixMicro(last.At).Add(-eventlog.Window)) {
+	if !del.First.After(time.UnixMicro(last.At).Add(-eventlog.Window)) {
 		return last, version, true, nil
 	}
 	notice, err := n.deliveries.db.Get(ctx, deliveryKey(del.Workspace, del.Subscription, last.ID))

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/webhook"
@@ -69,6 +70,37 @@ func TestGaps(t *testing.T) {
 		r.run()
 		if ids, p = r.gaps(t); len(ids) != 2 || r.gapAt(t, p) >= second.UnixMicro() {
 			t.Errorf("notices %v after another outage, want two", ids)
+		}
+	})
+
+	t.Run("EVX-13 an event that waited in its queue while a gap was announced gets a notice of its own", func(t *testing.T) {
+		r := newRig(t)
+		id := r.subscribe().ID
+		refuses, announced := refuse(r, failed), time.Time{}
+		r.script = func(n int) webhook.Outcome {
+			out := refuses(n)
+			if out.Status == 200 && announced.IsZero() {
+				announced = r.now
+			}
+			return out
+		}
+		r.publish("first")
+		r.run()
+		if ids, _ := r.gaps(t); len(ids) != 1 {
+			t.Fatalf("the first lost event was announced by %d notices, want 1", len(ids))
+		}
+		// Fanout receives this event only now, after the client has read the log to its end.
+		accepted := announced.Add(-30 * time.Second)
+		r.queues[queue.Events] = append(r.queues[queue.Events], queue.Message{
+			ID: "late", Outgoing: r.message("event://ci/build-finished", "ci.build_finished", "late", `{"ok":true}`, accepted), Sent: accepted,
+		})
+		r.run()
+		if state := r.deliveryState(id, "late"); state != "dead" {
+			t.Fatalf("the delivery is %s, want dead", state)
+		}
+		ids, p := r.gaps(t)
+		if len(ids) != 2 || r.gapAt(t, p) >= accepted.UnixMicro() {
+			t.Errorf("both lost events were announced by %d notices, the last with a cursor at %d, want 2 and before %d", len(ids), r.gapAt(t, p), accepted.UnixMicro())
 		}
 	})
 
