@@ -29,43 +29,40 @@ func InterestKey(workspace, key string) store.Key {
 
 const untilCount = "until"
 
-// Interested makes sure that the partitions of a pattern are written until one retention from now, and returns since
-// when they are. The caller has marked the shape before.
-func (l *Log) Interested(ctx context.Context, workspace, key string) (Interest, error) {
+// Interested makes sure that the partitions of a pattern are written until the given time, and at least for one retention
+// from now. It returns since when they are. The caller has marked the shape before.
+func (l *Log) Interested(ctx context.Context, workspace, key string, until time.Time) (Interest, error) {
 	k := InterestKey(workspace, key)
+	if kept := l.KeptUntil(); until.Before(kept) {
+		until = kept
+	}
 	for {
-		items, err := l.DB.Get(ctx, k)
+		had, err := l.Interest(ctx, workspace, key)
 		if err != nil {
-			return Interest{}, fault.Wrap(fault.Unavailable, err, "read the interest in %s", key)
+			return Interest{}, err
 		}
 		now := l.Time()
 		since := now.UnixMicro()
 		if l.DB.Ordered() {
 			since = l.DB.End()
 		}
-		until := l.KeptUntil()
-		ahead := func(in Interest) bool { return in.Since > since+2*MaxSkew.Microseconds() } // the clock was set back
-		if it := items[0]; it != nil && ReadInterest(it).Until.After(now) && !ahead(ReadInterest(it)) {
-			in := ReadInterest(it)
-			if until.Sub(in.Until) > l.Reaches()/16 { // renew seldom
-				if err := l.DB.Write(ctx, store.Raise(k, untilCount, until.Unix())); err != nil {
-					return Interest{}, fault.Wrap(fault.Unavailable, err, "renew the interest in %s", key)
-				}
-				in.Until = until
-			}
-			return in, nil
-		}
+		item := store.Item{Key: k, Version: since, Counts: map[string]int64{untilCount: until.Unix()}, Expires: until.Add(interestMargin)}
 		cond := store.Absent()
-		if items[0] != nil {
-			cond = store.VersionIs(items[0].Version)
+		if had != (Interest{}) {
+			cond = store.VersionIs(had.Since)
 		}
-		// The item outlives its interest, so that a client with an old cursor learns of the gap.
-		err = l.DB.Write(ctx, store.Put(store.Item{
-			Key: k, Version: since,
-			Counts: map[string]int64{untilCount: until.Unix()},
-		}, cond))
+		setBack := had.Since > since+2*MaxSkew.Microseconds() // the clock
+		if had.Until.After(now) && !setBack {
+			if until.Sub(had.Until) <= l.Reaches()/16 { // renew seldom
+				return had, nil
+			}
+			// Each renewal moves the version, so that of two concurrent ones the shorter does not win. The beginning is
+			// not exact to the microsecond.
+			item.Version = had.Since + 1
+		}
+		err = l.DB.Write(ctx, store.Put(item, cond))
 		if err == nil {
-			return Interest{Since: since, Until: until}, nil
+			return ReadInterest(&item), nil
 		}
 		if !errors.Is(err, store.ErrConflict) {
 			return Interest{}, fault.Wrap(fault.Unavailable, err, "record the interest in %s", key)
@@ -73,7 +70,17 @@ func (l *Log) Interested(ctx context.Context, workspace, key string) (Interest, 
 	}
 }
 
-// ReadInterest decodes an item of interest. No item is no interest.
+// interestMargin is how much longer than the interest its item stays. Where a clock differs a little, the item must not
+// be gone first.
+const interestMargin = time.Hour
+
+// Interest returns the interest in a pattern. It is the zero value if there is none, or if it ended a while ago.
+func (l *Log) Interest(ctx context.Context, workspace, key string) (Interest, error) {
+	it, err := store.One(ctx, l.DB, InterestKey(workspace, key), "read the interest in a pattern")
+	return ReadInterest(it), err
+}
+
+// ReadInterest decodes an item of interest. A nil item is no interest.
 func ReadInterest(it *store.Item) Interest {
 	if it == nil {
 		return Interest{}

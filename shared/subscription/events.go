@@ -95,9 +95,12 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	if err := g.verify(ctx, p, r.URL, id, key); err != nil {
 		return nil, err
 	}
+	now := g.now().UTC()
+	until := g.grant(now, r.TTL)
 	oldest := g.Service.Log.Oldest()
 	if pattern.Kind != Concrete {
-		in, err := Interested(ctx, g.Service.Records.DB, g.Service.Log, p.Workspace, pattern)
+		granted := Subscription{Workspace: p.Workspace, Until: until}
+		in, err := granted.interested(ctx, g.Service.Records.DB, g.Service.Log, pattern)
 		if err != nil {
 			return nil, err
 		}
@@ -106,13 +109,12 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		}
 		oldest = max(oldest, in.Reaches())
 	}
-	now := g.now().UTC()
 	want := &Subscription{
 		ID: id, Workspace: p.Workspace, Principal: p.ID, Origin: MCPEvents,
 		EventURIs: []string{pattern.URI()}, Patterns: []Pattern{pattern},
 		Target: Target{URL: r.URL, Type: Standard, Fingerprint: fingerprint(r.Secret)},
 		Name:   r.Name, Arguments: selection.Arguments, Filters: selection.Filters, Redact: selection.Redact,
-		Created: now, Until: g.grant(now, r.TTL), State: Active, Plain: r.Plain,
+		Created: now, Until: until, State: Active, Plain: r.Plain,
 		Resumed: now.Add(-time.Minute).Unix(), // failures count by the minute, from the next one on: from this one
 		Cursor:  g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: from}),
 	}

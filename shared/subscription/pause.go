@@ -46,8 +46,8 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string) 
 		if suspended = sub != nil && sub.State == Active; !suspended {
 			return nil
 		}
-		for _, p := range sub.Patterns { // so that the log has what is published from now on
-			if _, err := Interested(ctx, s.Records.DB, s.Log, workspace, p); err != nil {
+		for _, p := range sub.Patterns { // so that the log has all events that are published from now on
+			if _, err := sub.interested(ctx, s.Records.DB, s.Log, p); err != nil {
 				return err
 			}
 		}

@@ -100,16 +100,30 @@ const headerLasts = time.Minute
 
 var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// Interested records that someone reads the pattern in band: first its shape,
-// then the pattern itself. Events published after it returned are in the pattern's
-// partitions of the log. A concrete pattern needs none. What lasts long enough is not
-// written again.
+// Interested records that a client reads the pattern in band and may come back during the retention: first the
+// pattern's shape, then the pattern itself. The log then has events that are published after Interested returns in the
+// pattern's partitions. A concrete pattern needs no interest. An interest that lasts long enough is not written again.
 func Interested(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p Pattern) (eventlog.Interest, error) {
+	return interestedUntil(ctx, db, log, workspace, p, log.KeptUntil())
+}
+
+// interested records the interest of a webhook subscription of MCP Events in a pattern. It lasts for the subscription
+// and for one retention after it, because the cursors in deliveries and gap notices must lead to its events even if the
+// client refreshes the subscription seldom. A subscription that never expires has an interest that never ends.
+func (s *Subscription) interested(ctx context.Context, db store.DB, log *eventlog.Log, p Pattern) (eventlog.Interest, error) {
+	until := headerStays
+	if !s.Until.IsZero() {
+		until = s.Until.Add(log.Reaches())
+	}
+	return interestedUntil(ctx, db, log, s.Workspace, p, until)
+}
+
+func interestedUntil(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p Pattern, until time.Time) (eventlog.Interest, error) {
 	if p.Kind == Concrete {
 		return eventlog.Interest{}, nil
 	}
-	// Longer than the interest itself, whose renewal may come first.
-	least := log.KeptUntil().Unix()
+	// The shape's time is later than that of the interest, whose renewal may be written first.
+	least := until.Unix()
 	shapes, name := ShapesKey(workspace, p.Shape.Scope), "i_"+p.Shape.Name
 	it, err := store.One(ctx, db, shapes, "read the interest in a shape")
 	if err != nil {
@@ -120,5 +134,5 @@ func Interested(ctx context.Context, db store.DB, log *eventlog.Log, workspace s
 			return eventlog.Interest{}, fault.Wrap(fault.Unavailable, err, "record the interest in a shape")
 		}
 	}
-	return log.Interested(ctx, workspace, p.Key)
+	return log.Interested(ctx, workspace, p.Key, until)
 }

@@ -49,9 +49,16 @@ func (g *Registrar) watermark(ctx context.Context, sub *Subscription, had eventl
 	return eventlog.Cursor{At: max(c.At, end), Given: now.UnixMicro()}, nil
 }
 
-// nothingAfter reports whether the log holds no event of the subscription's patterns after a position.
+// nothingAfter reports whether no event of the subscription's patterns is in the log after a position. It reports false
+// if the log was not written for a pattern since then, because an event may be on its way that the log does not have.
 func (g *Registrar) nothingAfter(ctx context.Context, sub *Subscription, at int64) (bool, error) {
 	for _, p := range sub.Patterns {
+		if p.Kind != Concrete {
+			in, err := g.Service.Log.Interest(ctx, sub.Workspace, p.Key)
+			if err != nil || in.Reaches() > at {
+				return false, err
+			}
+		}
 		for _, part := range p.Partitions(g.Service.Log, sub.Workspace) {
 			after := at - g.Service.Log.LookBack(part).Microseconds()
 			for more := true; more; {
