@@ -136,7 +136,8 @@ func (c *Cache[T]) get(ctx context.Context, name string, usable func(h *held[T])
 		c.mu.Unlock()
 		select {
 		case <-r.done:
-			if r.err != nil || !r.began.Before(called) {
+			// A read that began earlier may have failed because the process was frozen during it, maybe for hours.
+			if !r.began.Before(called) {
 				return c.outcome(h, r)
 			}
 		case <-ctx.Done():
@@ -146,11 +147,11 @@ func (c *Cache[T]) get(ctx context.Context, name string, usable func(h *held[T])
 	}
 }
 
-// outcome is what a read came to: after a failure the last document, while it may be used.
+// outcome returns the result of a read. After a failed read it is the last document, unless that is too old by now.
 func (c *Cache[T]) outcome(h *held[T], r *reading) (T, int64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if r.err != nil && (h.checked.IsZero() || r.began.Sub(h.checked) >= MaxStale) {
+	if r.err != nil && (h.checked.IsZero() || c.now().Sub(h.checked) >= MaxStale) {
 		var zero T
 		return zero, 0, r.err
 	}
