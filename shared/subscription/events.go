@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -180,7 +181,7 @@ func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subs
 			err = g.Service.Records.insert(ctx, cat, want, expiry...)
 		} else {
 			live := !have.lapsed(g.now())
-			if have.V < recordVersion || !maps.Equal(have.Contracts, want.Contracts) {
+			if have.V < recordVersion || !maps.Equal(have.Contracts, want.Contracts) || !samePatterns(have.Patterns, want.Patterns) {
 				want.Created = have.Created
 				if err := g.Service.Records.addEntries(ctx, cat, want); err != nil {
 					return nil, err
@@ -199,8 +200,9 @@ func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subs
 	}
 }
 
-// refresh carries over what a refresh keeps: the creation, the old secret for the
-// rotation's grace, and the watermark while delivery was running.
+// refresh carries over what a refresh keeps: the creation, the old secret for the rotation's grace, and the watermark while
+// delivery was running. If the URI template of the event type has changed, the subscription moves to its new pattern, and is owed
+// the events of that pattern since the watermark.
 func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live bool, r SubscribeRequest, expiry []store.Op) error {
 	want.Created, want.Revision = have.Created, have.Revision
 	same := hmac.Equal(have.Target.Fingerprint, want.Target.Fingerprint)
@@ -210,7 +212,8 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 		want.Target.Previous, want.Target.PreviousUntil = have.Target.Secret, g.now().Add(rotationGrace).Unix()
 	}
 	want.Replayed = have.Replayed
-	have.Patterns = want.Patterns                         // the same, as the catalog has them now
+	old, watermark := have.Patterns, have.Cursor
+	have.Patterns = want.Patterns                         // as the catalog has them now
 	if live && (r.Cursor == "" || have.State == Active) { // deliveries go on: what a client polled elsewhere is not settled here
 		want.Cursor = g.advanced(ctx, have)
 	}
@@ -220,13 +223,29 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 	}
 	// While delivery runs it owes nothing that a cursor could ask for; after a
 	// suspension the client may know better from where.
-	if live && (have.State != Suspended || r.Cursor == "") {
+	moved := !samePatterns(old, want.Patterns)
+	if live && (have.State != Suspended || r.Cursor == "") && !(moved && r.Cursor != "") {
 		want.Owed = have.Owed
+	}
+	if moved && want.Owed == 0 && g.Replay != nil {
+		c, err := g.Sealer.Open(want.Workspace, watermark)
+		if err != nil {
+			return err
+		}
+		want.Owed = max(c.At, 1)
 	}
 	if !have.Until.IsZero() && have.expiryKey() != want.expiryKey() {
 		expiry = append(expiry, store.Delete(have.expiryKey()))
 	}
+	if moved {
+		return g.Service.Records.move(ctx, want, old, expiry...)
+	}
 	return g.Service.Records.update(ctx, want, expiry...)
+}
+
+// samePatterns reports whether a subscription with these patterns is stored and counted at the same places.
+func samePatterns(a, b []Pattern) bool {
+	return slices.EqualFunc(a, b, func(a, b Pattern) bool { return a.Key == b.Key && a.Shape == b.Shape })
 }
 
 // replay sends what the subscription is owed and then writes that it is owed

@@ -13,6 +13,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/rate"
@@ -53,6 +54,63 @@ func TestAReplayThatWasCutOffIsMadeUpFor(t *testing.T) {
 	}
 	if len(r.after) != 2 || r.after[1] != from {
 		t.Errorf("replayed after %v, want a failure and a success from %d", r.after, from)
+	}
+}
+
+// TestARefreshAfterTheURITemplateChanged refreshes a subscription before the recheck ends it.
+func TestARefreshAfterTheURITemplateChanged(t *testing.T) {
+	for arguments, keys := range map[string]struct{ old, moved string }{
+		`{"owner":"acme","repo":"app"}`: {"event://github/acme/app/push", "event://gh/acme/app/push"},
+		`{"owner":"acme"}`:              {"event://github/acme/*/push", "event://gh/acme/*/push"},
+	} {
+		f := newFixture(t, Options{})
+		r := &replays{}
+		f.Replay = r
+		watermark := f.clock.Add(-time.Minute).UnixMicro()
+		request := SubscribeRequest{Arguments: json.RawMessage(arguments)}
+		counts := func(key string) [2]int {
+			t.Helper()
+			items, err := f.db.Get(t.Context(), HeaderKey("default", key))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return [2]int{HeaderCount(items[0]), len(f.subscribers(key))}
+		}
+		check := func(when string, old, moved int) {
+			t.Helper()
+			for key, want := range map[string]int{keys.old: old, keys.moved: moved} {
+				if got := counts(key); got != [2]int{want, want} {
+					t.Errorf("%s, %s counts %d subscribers and has %d; want %d", when, key, got[0], got[1], want)
+				}
+			}
+		}
+		first := f.subscribe(SubscribeRequest{
+			Arguments: request.Arguments, Cursor: f.Sealer.Seal("default", eventlog.Cursor{At: watermark}),
+		})
+		r.after = nil
+		f.Service.Catalog.(*catalog.Static).Replace(parse(t, strings.ReplaceAll(patternCatalog, "event://github/", "event://gh/")))
+
+		second := f.subscribe(request)
+		check("EVX-08 after the refresh", 0, 1)
+		if second.ID != first.ID || !second.Refreshed {
+			t.Errorf("EVX-08 the refresh answered %+v, want a refresh of %s", second, first.ID)
+		}
+		if len(r.after) != 1 {
+			t.Errorf("EVX-11 the events since the change were replayed %d times, want once", len(r.after))
+		}
+		f.subscribe(request)
+		check("EVX-08 after another refresh", 0, 1)
+		if len(r.after) != 1 {
+			t.Errorf("EVX-11 after another refresh they were replayed %d times, want once", len(r.after))
+		}
+		if err := f.Unsubscribe(t.Context(), alice, "github.push", request.Arguments, "https://chat.example/cb"); err != nil {
+			t.Fatal(err)
+		}
+		check("EVX-08 after the unsubscribe", 0, 0)
+		if _, err := f.Subscribe(t.Context(), bob, SubscribeRequest{Name: "github.push", Arguments: request.Arguments, URL: "https://b.example/", Secret: "whsec_b"}); err != nil {
+			t.Fatal(err)
+		}
+		check("EVX-08 after another principal subscribed", 0, 1)
 	}
 }
 

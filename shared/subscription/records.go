@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/bounded"
@@ -116,6 +117,34 @@ func (r *Records) update(ctx context.Context, sub *Subscription, extra ...store.
 		ops = append(ops, store.Put(it))
 	}
 	return fault.Wrap(fault.Unavailable, r.DB.Write(ctx, append(ops, extra...)...), "write the subscription")
+}
+
+// move writes a changed subscription as update does, under other patterns than the old ones. The counters are raised before and
+// lowered after the write, as for a subscription that begins or ends.
+func (r *Records) move(ctx context.Context, sub *Subscription, old []Pattern, extra ...store.Op) error {
+	if err := r.count(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
+		return err
+	}
+	for _, p := range old {
+		if !slices.ContainsFunc(sub.Patterns, func(now Pattern) bool { return now.Key == p.Key }) {
+			extra = append(extra, store.Delete(subscriberKey(sub.Workspace, p.Key, sub.ID)))
+		}
+	}
+	err := r.update(ctx, sub, extra...)
+	unused := old
+	switch {
+	case errors.Is(err, store.ErrConflict):
+		unused = sub.Patterns
+	case err != nil: // it may have been written; counters that are too high hide no subscription
+		slog.WarnContext(ctx, "subscription counters uncertain", "error", err)
+		return err
+	}
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if uerr := r.count(undo, sub.Workspace, unused, -1); uerr != nil {
+		slog.WarnContext(ctx, "subscription counters too high", "error", uerr)
+	}
+	return err
 }
 
 // remove takes a subscription's items away, with the extra operations given. With
