@@ -25,9 +25,9 @@ const (
 	slowAttempts = 512
 	// slowPerEndpoint is how many of them are for one endpoint.
 	slowPerEndpoint = 8
-	// pageWorkers is how many batches of pages are in hand at once: enough that those with
-	// an endpoint that hangs leave room for the others.
-	pageWorkers = 128
+	// pageWorkers is how many batches of pages are handled concurrently, and pagesPerGroup how many pages of one pattern or
+	// of one busy endpoint. Pages wait for slow endpoints for seconds, so there are enough workers for the others.
+	pageWorkers, pagesPerGroup = 512, 128
 	// queueBytes bounds the bodies that a queue keeps in memory, and attemptBytes those of the
 	// attempts under way; what is more waits in the file. With large payloads each is held
 	// several times on its way.
@@ -47,7 +47,7 @@ func (s *Server) run(ctx context.Context, r roles) {
 	ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	s.work(ctx, queue.Events, r.fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4, MaxReceives: maxReceives})
 	s.work(ctx, queue.Deliveries, s.dispatcher.Pages, queue.ConsumeOptions{
-		Batch: 10, Concurrency: pageWorkers, Visibility: 2 * time.Minute, MaxReceives: maxReceives,
+		Batch: 10, Concurrency: pageWorkers, PerGroup: pagesPerGroup, Visibility: 2 * time.Minute, MaxReceives: maxReceives,
 	})
 	s.work(ctx, queue.Slow, s.dispatcher.Singles, queue.ConsumeOptions{
 		Batch: 1, Concurrency: slowAttempts, PerGroup: slowPerEndpoint, Visibility: 2 * time.Minute,

@@ -277,7 +277,7 @@ func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Seal
 	if err != nil {
 		return roles{}, err
 	}
-	sender := webhook.NewSender(webhook.Options{Guard: guard, Identity: identity, ConnsPerHost: attempts, UserAgent: app.UserAgent()})
+	sender := webhook.NewSender(webhook.Options{Guard: guard, Identity: identity, ConnsPerHost: 2 * attempts, UserAgent: app.UserAgent()})
 	s.undo = append(s.undo, sender.Close)
 	sealer, err := webhook.NewSealer(keys.Public)
 	if err != nil {

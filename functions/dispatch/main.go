@@ -23,9 +23,12 @@ import (
 const (
 	// atOnce is how many first attempts a process has under way.
 	atOnce = 128
-	// patience is how long one may keep its place without an answer. The process is frozen
-	// when its batch is done, so it is cut off then, and the slow lane makes it anew.
+	// patience is how long one may keep its slot without an answer. The process is frozen when its batch is done, so the
+	// attempt is canceled then, and the slow lane repeats it.
 	patience = 3 * time.Second
+	// slowAnswer is how long an endpoint takes for an answer that counts as slow. Its further deliveries take the slow lane,
+	// because a page holds one of few invocations until its slowest endpoint has answered.
+	slowAnswer = time.Second
 )
 
 func main() {
@@ -35,7 +38,7 @@ func main() {
 	sender := webhook.NewSender(webhook.Options{Guard: webhooks.Guard(&p.Core), UserAgent: app.UserAgent()})
 	subscriptions := p.Subscriptions()
 	options := webhooks.Deliveries(p.Limits)
-	options.Concurrency, options.Patience = atOnce, patience
+	options.Concurrency, options.Patience, options.SlowAnswer = atOnce, patience, slowAnswer
 	tokens := boot.NewLazy(func(ctx context.Context) (*eventlog.Sealer, error) { return cursors.Sealer(ctx, p.DB) })
 	dispatcher := webhooks.Dispatch(&p.Core, subscriptions, webhooks.Terminator(&p.Core, subscriptions), sender, opener,
 		tokens.Get, nil, webhooks.Switches(&p.Core, false), options)

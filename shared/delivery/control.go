@@ -67,7 +67,7 @@ func (n *notices) send(ctx context.Context, del *delivery, at poster) ([]store.O
 		return del.forget(), nil
 	}
 	now := n.deliveries.now()
-	out, err := at(del.Control.Target.URL, len(del.Control.Body), func() webhook.Outcome {
+	out, err := at(del.Control.Target.URL, func() webhook.Outcome {
 		return n.sender.send(ctx, del, del.Control.Target.URL, trace.Context{}, func(r *webhook.Request) error {
 			r.Timeout, r.Body = n.options.EventsTimeout, del.Control.Body
 			return n.sender.sign(ctx, r, del.Workspace, del.Subscription, del.Control.Target)

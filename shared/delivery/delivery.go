@@ -52,6 +52,8 @@ type delivery struct {
 	Due      time.Time `json:"due,omitzero"`
 	DueAt    time.Time `json:"dueat,omitzero"`
 	Attempts []attempt `json:"a,omitempty"`
+	Size     int       `json:"b,omitempty"` // as in [SingleTask]
+	Waits    int       `json:"w,omitempty"` // how often it had to wait for its endpoint in the due table
 	// Base is the number of attempts that an earlier delivery of the event made before it was given up. The schedule starts
 	// after them.
 	Base int `json:"base,omitempty"`
@@ -65,7 +67,8 @@ type delivery struct {
 	// Control is set for a message that carries no event; Event is then its own id.
 	Control *control `json:"ctl,omitempty"`
 
-	made time.Time // when the next attempt was scheduled
+	made  time.Time // when the next attempt was scheduled
+	later bool      // it waits in the due table only, without a message
 
 	version int64     // of the item, 0 before it is written
 	stored  string    // the state of the item
@@ -142,7 +145,7 @@ func (del *delivery) item() store.Item {
 func (del *delivery) due() dueEntry {
 	return dueEntry{At: del.Due.UnixMilli(), Made: del.made.UnixMilli(), Task: SingleTask{
 		V: taskVersion, Endpoint: endpointID(del.Target), Workspace: del.Workspace, Principal: del.Principal,
-		Subscription: del.Subscription, Event: del.Event, Key: del.Key, Attempt: len(del.Attempts) + 1,
+		Subscription: del.Subscription, Event: del.Event, Key: del.Key, Attempt: len(del.Attempts) + 1, Size: del.Size,
 	}}
 }
 
@@ -180,7 +183,7 @@ func newDelivery(sub *subscription.Subscriber, e *event.Event, now time.Time) *d
 	return &delivery{
 		V: taskVersion, Workspace: e.Workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
 		Event: e.ID, Key: e.Key(), URI: e.URI, Name: e.Name, Target: sub.Target.URL, State: statePending, First: now,
-		Published: e.Published,
+		Published: e.Published, Size: len(e.Data),
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/bounded"
@@ -41,22 +42,24 @@ type Options struct {
 	// Timeout bounds an attempt of a SEP-1803 subscription (20 s), EventsTimeout
 	// one of an MCP Events subscription (10 s).
 	Timeout, EventsTimeout time.Duration
-	// Concurrency is how many attempts run at once in this process (128).
+	// Concurrency is how many first attempts this process has under way at most (128).
 	Concurrency int
 	// Patience is how long an attempt may keep its slot in the fast lane without an
 	// answer. Then the delivery belongs to the slow lane. 0 waits to the end.
 	Patience time.Duration
-	// Detached is how many attempts may go on without their page after that; the others are
-	// canceled and made again in the slow lane. 0 suits a process that is frozen when its batch
-	// is done.
+	// SlowAnswer is how long an endpoint takes for an answer that counts as slow (2 s). Its next deliveries take the slow
+	// lane.
+	SlowAnswer time.Duration
+	// Detached is how many attempts may continue without their page after that. The others are canceled and repeated in
+	// the slow lane. 0 is right for a process that is frozen when its batch is done.
 	Detached int
-	// EndpointAtOnce bounds the first attempts under way to one endpoint (64).
+	// EndpointAtOnce limits the first attempts under way to one endpoint (64). It is at most a quarter of Concurrency.
 	EndpointAtOnce int
 	// EndpointRate bounds the attempts a second to one endpoint, those of all processes
 	// together; 0 does not.
 	EndpointRate int64
-	// Bytes bounds the bodies of the attempts under way (64 MiB), the larger part for
-	// endpoints in good health.
+	// Bytes limits the bodies of the attempts under way (64 MiB): half for the fast lane, a quarter for the slow one, a
+	// quarter for attempts that hang.
 	Bytes int64
 	// Records says which attempts leave a delivery record.
 	Records Records
@@ -109,11 +112,10 @@ type Dispatcher struct {
 	backlog    *backlog
 	pauses     *pauses
 	fast       *fastLane
-	slots      chan struct{}
-	bytes      budgets
-	endpoints  endpoints
+	lanes      *lanes
 	rate       *endpointRates
 	handled    *bounded.Map[string, map[string]bool] // of pages that failed: subscribers that are done, by message
+	underWay   sync.Map                              // attempts of the slow lane, by [SingleTask.id]
 	// unrecorded is what could not be written of attempts of the slow lane, by [SingleTask.id].
 	unrecorded *bounded.Map[string, []store.Op]
 	progress   progress
@@ -131,6 +133,7 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 	o.Records = cmp.Or(o.Records, RecordFailures)
 	o.EndpointAtOnce = cmp.Or(o.EndpointAtOnce, 64)
 	o.Bytes = cmp.Or(o.Bytes, 64<<20)
+	o.SlowAnswer = cmp.Or(o.SlowAnswer, 2*time.Second)
 	if o.Schedule == nil {
 		o.Schedule = StandardSchedule
 	}
@@ -147,15 +150,15 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 	}
 	d.backlog = &backlog{d.deliveries, d.Subscriptions}
 	d.pauses = &pauses{d.deliveries, d.Switches}
-	d.slots = make(chan struct{}, d.Options.Concurrency)
-	d.bytes = newBudgets(d.Options.Bytes)
-	d.endpoints.atOnce = max(1, min(d.Options.EndpointAtOnce, d.Options.Concurrency/4))
-	d.endpoints.maxWaiting = max(1, d.Options.Concurrency/8)
+	d.lanes = newLanes(laneLimits{
+		attempts: o.Concurrency, perEndpoint: max(1, min(o.EndpointAtOnce, o.Concurrency/4)), detached: o.Detached,
+		bytes: o.Bytes, slowAnswer: o.SlowAnswer,
+	}, d.now)
 	d.unrecorded = bounded.NewMap[string, []store.Op](maxHandled)
 	d.rate = newEndpointRates(d.DB, d.Options.EndpointRate, d.now)
 	d.fast = &fastLane{
-		deliveries: d.deliveries, sender: d.sender, outcomes: d.outcomes, endpoints: &d.endpoints, rate: d.rate, bytes: &d.bytes,
-		options: o, now: d.now, log: d.log(), detached: make(chan struct{}, o.Detached),
+		deliveries: d.deliveries, sender: d.sender, outcomes: d.outcomes, lanes: d.lanes, rate: d.rate,
+		options: o, now: d.now, log: d.log(),
 	}
 	d.handled = bounded.NewMap[string, map[string]bool](maxHandled)
 	return d

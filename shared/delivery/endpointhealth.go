@@ -6,20 +6,21 @@ import (
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
-// record updates the state by an outcome.
-func (h *endpoints) record(e *endpointState, id string, out webhook.Outcome, now time.Time) {
+// record updates what is known about an endpoint after an attempt.
+func (l *lanes) record(e *endpointState, out webhook.Outcome, now time.Time) {
 	o := e.origin
 	if internal(out) {
 		return
 	}
 	e.took = out.Took
 	if out.Category == "" {
+		e.proven, e.silent = true, false
 		clear(o.failed)
 		o.connect, o.slowUntil = 0, time.Time{}
 		e.failures, e.pauses, e.openUntil = 0, 0, time.Time{}
 		e.limit = min(e.limit+1, maxSlowAtOnce)
 		e.slowUntil = time.Time{}
-		if out.Took >= slowLatency {
+		if out.Took >= l.limits.slowAnswer {
 			e.slowUntil = now.Add(slowFor)
 		}
 		return
@@ -33,7 +34,7 @@ func (h *endpoints) record(e *endpointState, id string, out webhook.Outcome, now
 		e.slowUntil = later(e.slowUntil, now.Add(slowFor))
 	}
 	if len(o.failed) < originAfter {
-		o.failed[id] = struct{}{}
+		o.failed[e.id] = struct{}{}
 	}
 	if unconnected(out) {
 		o.connect++
@@ -86,6 +87,29 @@ func internal(out webhook.Outcome) bool {
 	return out.Category == webhook.Aborted || out.Category == webhook.Internal
 }
 
+// isSlow reports whether first attempts to the endpoint take the slow lane.
+func (e *endpointState) isSlow(now time.Time) bool {
+	return now.Before(e.slowUntil) || now.Before(e.openUntil) || e.origin != nil && now.Before(e.origin.slowUntil)
+}
+
+// isDoubtful reports whether an attempt of the slow lane may hang, because the last ones did or failed.
+func (e *endpointState) isDoubtful(now time.Time) bool {
+	return !e.openUntil.IsZero() || now.Before(e.slowUntil) && (!e.proven || e.silent || e.failures > 0)
+}
+
+// startProbe has the next first attempts take the slow lane if the time of a slow endpoint has passed, and reports whether
+// it has: the caller's attempt is then the probe, and the others wait for its outcome. Otherwise they would hang again
+// together.
+func (e *endpointState) startProbe(now time.Time) (probe bool) {
+	for _, until := range []*time.Time{&e.origin.slowUntil, &e.slowUntil, &e.openUntil} {
+		if !until.IsZero() {
+			*until = now.Add(probeTime)
+			probe = true
+		}
+	}
+	return probe
+}
+
 func later(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
@@ -98,16 +122,16 @@ func later(a, b time.Time) time.Time {
 type Failing struct{ Slow, Paused int }
 
 // Failing counts the endpoints that fail or are slow.
-func (d *Dispatcher) Failing() Failing { return d.endpoints.failing(d.now()) }
+func (d *Dispatcher) Failing() Failing { return d.lanes.failing(d.now()) }
 
-func (h *endpoints) failing(now time.Time) (n Failing) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, e := range h.byID {
+func (l *lanes) failing(now time.Time) (n Failing) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.byID {
 		switch {
 		case now.Before(e.openUntil):
 			n.Paused++
-		case now.Before(e.slowUntil) || e.origin != nil && now.Before(e.origin.slowUntil):
+		case e.isSlow(now):
 			n.Slow++
 		}
 	}

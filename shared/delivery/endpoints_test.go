@@ -11,76 +11,99 @@ import (
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
-// TestEndpointPlaces: WHK-16.
-func TestEndpointPlaces(t *testing.T) {
+// someLanes are the lanes of a process in which as many attempts may be under way to one endpoint.
+func someLanes(attempts, perEndpoint int) *lanes {
+	return newLanes(laneLimits{attempts: attempts, perEndpoint: perEndpoint, detached: 10, bytes: 64 << 20, slowAnswer: 2 * time.Second}, time.Now)
+}
+
+// to is a call of an endpoint by its owner.
+func to(url string) call {
+	return call{endpoint: endpointID(url), url: url, principal: "owner of " + url, bytes: 100}
+}
+
+// waitFor is how long a page waits from now on.
+func waitFor(busy, others time.Duration) patience {
+	return patience{busy: time.Now().Add(busy), others: time.Now().Add(others)}
+}
+
+func TestEndpointSlots(t *testing.T) {
 	const url = "https://hooks.example.com/a"
-	t.Run("WHK-16 as many wait for a slot as there are slots, for half a second, the oldest first", func(t *testing.T) {
+	t.Run("WHK-25 attempts that wait for their endpoint get its slots in the order in which their events were queued", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			h := &endpoints{atOnce: 2, maxWaiting: 2}
-			enter := func() bool { return h.enterFast(t.Context(), "a", url, time.Now()) }
+			l := someLanes(8, 2)
+			first, _ := l.Reserve(t.Context(), to(url), waitFor(time.Second, time.Minute))
+			first.Done(webhook.Outcome{Status: 200})
+			var held []*slot
 			for range 2 {
-				if !enter() {
-					t.Fatal("there are two places")
+				s, v := l.Reserve(t.Context(), to(url), waitFor(time.Second, time.Minute))
+				if v != granted {
+					t.Fatalf("verdict %v for one of two slots", v)
 				}
+				held = append(held, s)
 			}
-			got := make(chan string, 2)
-			for i := range 2 {
-				go func() { got <- fmt.Sprint(i, enter()) }()
+			type result struct {
+				since int64
+				v     verdict
+				after time.Duration
+			}
+			began, got := time.Now(), make(chan result, 3)
+			for _, since := range []int64{30, 10, 20} {
+				go func() {
+					c := to(url)
+					c.since = since
+					_, v := l.Reserve(t.Context(), c, waitFor(time.Second, time.Minute))
+					got <- result{since, v, time.Since(began)}
+				}()
 				synctest.Wait()
 			}
-			began := time.Now()
-			if enter() || time.Since(began) > 0 {
-				t.Errorf("a fifth attempt got a slot or waited %v", time.Since(began))
+			for i, want := range []int64{10, 20} {
+				held[i].Done(webhook.Outcome{Status: 200})
+				if r := <-got; r != (result{want, granted, 0}) {
+					t.Errorf("slot %d: got %+v, want the event queued at %d", i, r, want)
+				}
 			}
-			h.leaveFast("a", url, webhook.Outcome{Status: 200}, time.Now())
-			if first := <-got; first != "0 true" {
-				t.Errorf("the slot went to %s", first)
+			if r := <-got; r != (result{30, tooLate, time.Second}) {
+				t.Errorf("got %+v, want the last one to give up after a second", r)
 			}
-			if second := <-got; second != "1 false" || time.Since(began) != slotWait {
-				t.Errorf("the other one: %s after %v", second, time.Since(began))
-			}
-			h.leaveFast("a", url, webhook.Outcome{Status: 200}, time.Now())
-			h.leaveFast("a", url, webhook.Outcome{Status: 200}, time.Now())
-			if e := h.byID["a"]; e.fast != 0 || len(e.waiting) != 0 {
-				t.Errorf("%d places are taken, %d wait", e.fast, len(e.waiting))
+			if e := l.byID[endpointID(url)]; e.fast != 2 || len(e.flows) != 0 || l.waiters != 0 || len(l.waiting) != 0 {
+				t.Errorf("%d slots are taken, want 2; %d flows, %d wait, want none", e.fast, len(e.flows), l.waiters)
 			}
 		})
 	})
 
 	t.Run("WHK-16 what is known of endpoints is bounded; those with attempts under way stay", func(t *testing.T) {
-		h := &endpoints{atOnce: 2, maxWaiting: 2}
-		now := time.Now()
+		l := someLanes(1000, 2)
 		for i := range 3 * maxEndpoint {
-			id, url := fmt.Sprint(i), fmt.Sprintf("https://h%d.example.com/", i)
-			if !h.enterFast(t.Context(), id, url, now) {
+			s, v := l.Reserve(t.Context(), to(fmt.Sprintf("https://h%d.example.com/", i)), patience{})
+			if v != granted {
 				t.Fatal("a new endpoint has no slot")
 			}
 			if i%1000 != 0 {
-				h.leaveFast(id, url, webhook.Outcome{Status: 200}, now)
+				s.Done(webhook.Outcome{Status: 200})
 			}
-			if len(h.byID) > maxEndpoint || len(h.origins) > maxEndpoint {
-				t.Fatalf("%d endpoints of %d origins are known", len(h.byID), len(h.origins))
+			if len(l.byID) > maxEndpoint || len(l.origins) > maxEndpoint {
+				t.Fatalf("%d endpoints of %d origins are known", len(l.byID), len(l.origins))
 			}
 		}
 		for i := 0; i < 3*maxEndpoint; i += 1000 {
-			if e := h.byID[fmt.Sprint(i)]; e == nil || e.fast != 1 {
+			if e := l.byID[endpointID(fmt.Sprintf("https://h%d.example.com/", i))]; e == nil || e.fast != 1 {
 				t.Fatalf("endpoint %d with an attempt under way is forgotten", i)
 			}
 		}
 	})
 }
 
-// TestPlacesInTheSlowLane: WHK-16.
-func TestPlacesInTheSlowLane(t *testing.T) {
+// TestSlotsOfTheSlowLane: WHK-16.
+func TestSlotsOfTheSlowLane(t *testing.T) {
 	const url = "https://hooks.example.com/a"
 	const attempts = 100
 	for _, c := range []struct {
 		name string
 		out  webhook.Outcome
-		made func(n int) bool // of the attempts, when all were handed out together once
+		made func(n int) bool // of the attempts, when all were received together once
 	}{
 		{
-			"WHK-16 an endpoint that fails at once is asked as fast as it answers, four at a time",
+			"WHK-16 an endpoint that fails immediately gets attempts as fast as it answers, four at a time",
 			webhook.Outcome{Status: 500, Category: webhook.HTTP5xx, Took: 10 * time.Millisecond},
 			func(n int) bool { return n == attempts },
 		},
@@ -97,32 +120,34 @@ func TestPlacesInTheSlowLane(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				h := &endpoints{atOnce: 2, maxWaiting: attempts}
-				if !h.enterFast(t.Context(), "a", url, time.Now()) {
+				l := someLanes(8*attempts, 2)
+				s, v := l.Reserve(t.Context(), to(url), patience{})
+				if v != granted {
 					t.Fatal("no slot for the first")
 				}
-				h.leaveFast("a", url, c.out, time.Now())
+				s.Done(c.out)
 				time.Sleep(hangPause)
 				var made, now, most atomic.Int64
 				var running sync.WaitGroup
 				for range attempts {
 					running.Go(func() {
-						if _, ok := h.enterSlow(t.Context(), "a", time.Now()); !ok {
+						s, _ := l.ReserveSlow(t.Context(), to(url))
+						if s == nil {
 							return
 						}
 						made.Add(1)
 						most.Store(max(most.Load(), now.Add(1)))
 						time.Sleep(c.out.Took)
 						now.Add(-1)
-						h.leaveSlow("a", url, c.out, time.Now())
+						s.Done(c.out)
 					})
 				}
 				running.Wait()
 				if n := int(made.Load()); !c.made(n) || most.Load() > slowAtOnce {
-					t.Errorf("%d attempts, %d at once", n, most.Load())
+					t.Errorf("%d attempts, %d at the same time", n, most.Load())
 				}
-				if e := h.byID["a"]; e.slow != 0 || len(e.queued) != 0 || h.waiting != 0 || e.origin.slow != 0 {
-					t.Errorf("%d places are taken, %d and %d wait", e.slow, len(e.queued), h.waiting)
+				if e := l.byID[endpointID(url)]; e.slow != 0 || len(e.queued) != 0 || l.queued != 0 || e.origin.doubtful.total != 0 || l.slowBytes != 0 || l.hangingBytes != 0 {
+					t.Errorf("%d slots with %d bytes are taken, %d and %d wait, want none", e.slow, l.slowBytes+l.hangingBytes, len(e.queued), l.queued)
 				}
 			})
 		})
@@ -148,11 +173,11 @@ func TestPausesGrowByAttemptsAndNotByBursts(t *testing.T) {
 		})
 	}
 	busy := func(retryAfter time.Duration) webhook.Outcome { return asksForLess(503, retryAfter) }
-	h, now := &endpoints{atOnce: 100, maxWaiting: 10}, time.Now()
-	e := h.get("a", url)
+	l, now := someLanes(400, 100), time.Now()
+	e := l.get("a", url)
 	burst := func(retryAfter time.Duration) time.Duration {
 		for range 50 { // all were under way when the first was refused
-			h.record(e, "a", busy(retryAfter), now)
+			l.record(e, busy(retryAfter), now)
 		}
 		pause := e.openUntil.Sub(now)
 		now = e.openUntil
@@ -175,8 +200,8 @@ func TestPausesGrowByAttemptsAndNotByBursts(t *testing.T) {
 		})
 	}
 	t.Run("WHK-09 of a burst the longest Retry-After holds", func(t *testing.T) {
-		h.record(e, "a", busy(time.Hour), now)
-		h.record(e, "a", busy(time.Second), now)
+		l.record(e, busy(time.Hour), now)
+		l.record(e, busy(time.Second), now)
 		if got := e.openUntil.Sub(now); got != time.Hour {
 			t.Errorf("paused for %v", got)
 		}
@@ -212,21 +237,21 @@ func TestAnOriginIsJudgedByItsEndpoints(t *testing.T) {
 		{"WHK-16 what fails on our side says nothing", steps(webhook.Outcome{Category: webhook.Internal}, 1, 2, 3, 4, 5, 6), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			h := &endpoints{atOnce: 10, maxWaiting: 10}
-			urls, now := oneOrigin(10), time.Now()
+			now := time.Now()
+			l := someLanes(100, 10)
+			l.now = func() time.Time { return now }
+			urls := oneOrigin(10)
 			for _, s := range c.steps {
-				h.mu.Lock()
-				id := endpointID(urls[s.endpoint])
-				e := h.get(id, urls[s.endpoint])
-				h.record(e, id, s.out, now)
-				h.mu.Unlock()
+				l.mu.Lock()
+				l.record(l.get(endpointID(urls[s.endpoint]), urls[s.endpoint]), s.out, now)
+				l.mu.Unlock()
 			}
-			if got := !h.enterFast(t.Context(), endpointID(urls[0]), urls[0], now); got != c.slow {
-				t.Errorf("a neighbour is slow: %v, want %v", got, c.slow)
+			_, v := l.Reserve(t.Context(), to(urls[0]), patience{})
+			if got := v == slowLane; got != c.slow {
+				t.Errorf("a neighbor is slow: %v, want %v", got, c.slow)
 			}
-			const other = "https://other.example.com/hook"
-			if !h.enterFast(t.Context(), endpointID(other), other, now) {
-				t.Error("another origin is slow")
+			if _, v := l.Reserve(t.Context(), to("https://other.example.com/hook"), patience{}); v != granted {
+				t.Errorf("verdict %v for another origin, want granted", v)
 			}
 		})
 	}

@@ -168,7 +168,7 @@ func pageTasks(groups []*uriBatch, headers map[headerID]int) (tasks []queue.Outg
 			var own []queue.Outgoing
 			for _, key := range g.webhookKeys {
 				for _, t := range pages(g.workspace, key, subscription.Range{}, headers[headerID{g.workspace, key}], g.events) {
-					own = append(own, queue.Outgoing{Body: t.encode()})
+					own = append(own, t.outgoing())
 				}
 			}
 			tasks = append(tasks, own...)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -13,53 +14,44 @@ import (
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
-// fastLane makes first attempts, in which no endpoint may keep the others waiting.
+// fastLane makes first attempts.
 type fastLane struct {
 	deliveries *deliveries
 	sender     *sender
 	outcomes   *outcomes
-	endpoints  *endpoints
+	lanes      *lanes
 	rate       *endpointRates
-	bytes      *budgets
 	options    *Options
 	now        func() time.Time
 	log        *slog.Logger
 
 	attempts sync.WaitGroup // under way
-	detached chan struct{}  // holds one for each attempt that goes on without its page
 }
 
-// attempt makes the first attempt of a delivery. An endpoint that hangs
-// would block the page, and with it all other subscribers, until the timeout. So after
-// [Options.Patience] the delivery belongs to the slow lane. A few attempts may go on detached
-// from their page: the delivery is stored without an attempt, due when the attempt must have
-// ended, and the outcome then replaces it. If the process dies, the stored delivery is
-// retried; if the attempt ends, its message is stale. All other attempts are canceled and made
-// again in the slow lane, which the endpoint may see as a repetition.
+// attempt sends an event to one subscriber for the first time and returns the records to write. It releases the slot.
 //
-// May is asked last, right before the POST: the result is [errMaybeEnded] if it says no.
-func (f *fastLane) attempt(ctx context.Context, sub *subscription.Subscriber, e *event.Event, may func() bool) ([]store.Op, error) {
-	target := sub.Target.URL
-	id := endpointID(target)
-	if f.rate.awaited(id, f.now()) || !f.rate.allow(ctx, id) || !f.endpoints.enterFast(ctx, id, target, f.now()) {
+// A hanging endpoint must not hold up the page, so attempt waits only for [Options.Patience] and then moves the delivery to
+// the slow lane. If there is capacity, it keeps the running POST ("detaches" it): it stores the delivery as due at the time
+// by which the POST must have timed out, and the outcome of the POST later replaces that entry. If the process dies, the
+// stored entry is retried. If the POST finishes, the entry's message is stale and dropped. Without capacity, attempt cancels
+// the POST and the slow lane repeats it, so the endpoint may see the event twice.
+//
+// Right before the POST it calls mayStart, and it returns [errMaybeEnded] if the subscription may have ended since the page
+// was read.
+func (f *fastLane) attempt(ctx context.Context, s *slot, sub *subscription.Subscriber, e *event.Event, mayStart func() bool) ([]store.Op, error) {
+	defer s.Done(unused) // if it was not released with an outcome
+	if !f.rate.allow(ctx, s.endpoint) {
 		return nil, f.toSlowLane(ctx, sub, e)
+	}
+	if !mayStart() {
+		return nil, errMaybeEnded
 	}
 	del := newDelivery(sub, e, f.now())
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
 	defer stop()
-	held := f.bytes.fast(len(e.Data))
-	if !may() {
-		cancel()
-		held.release()
-		f.endpoints.leaveFast(id, target, webhook.Outcome{Category: webhook.Aborted}, f.now())
-		return nil, errMaybeEnded
-	}
 	answer := make(chan webhook.Outcome, 1)
-	f.attempts.Go(func() {
-		answer <- f.sender.attempt(own, del, sub, e)
-		held.release()
-	})
+	f.attempts.Go(func() { answer <- f.sender.attempt(own, del, sub, e) })
 	var over <-chan time.Time // never, unless there is a patience
 	if f.options.Patience > 0 {
 		patience := time.NewTimer(f.options.Patience)
@@ -69,54 +61,38 @@ func (f *fastLane) attempt(ctx context.Context, sub *subscription.Subscriber, e 
 	select {
 	case out := <-answer:
 		cancel()
-		f.endpoints.leaveFast(id, target, out, f.now())
+		s.Done(out)
 		return f.outcomes.record(ctx, del, sub, e, out)
 	case <-over:
 	}
-	mayGoOn := f.endpoints.outlivesPatience(id, target, f.now())
-	if mayGoOn && f.detach(ctx, del, e, held) {
+	if s.Detach() && f.store(ctx, del, e) {
+		detached := *s
+		s.kind = noSlot
 		f.attempts.Go(func() {
-			defer func() { <-f.detached }()
 			defer cancel()
 			out := <-answer
-			f.endpoints.leaveHanging(id, target, out, f.now())
+			detached.Done(out)
 			f.recordDetached(own, del, *sub, *e, out)
 		})
 		return nil, nil
 	}
 	cancel()
 	out := <-answer
-	if mayGoOn {
-		f.endpoints.leaveHanging(id, target, out, f.now())
-	}
+	s.Done(out)
 	if internal(out) && ctx.Err() == nil {
 		return nil, f.toSlowLane(ctx, sub, e)
 	}
-	return f.outcomes.record(ctx, del, sub, e, out) // the answer came just then
+	return f.outcomes.record(ctx, del, sub, e, out) // the answer arrived at that moment
 }
 
 // errMaybeEnded says that a subscription may have ended since its page was read.
 var errMaybeEnded = errors.New("delivery: the subscription may have ended")
 
-// detach lets an attempt outlive its page: it takes a slot, moves the attempt's bytes to the
-// budget of hanging ones, and writes the delivery that its outcome will replace.
-func (f *fastLane) detach(ctx context.Context, del *delivery, e *event.Event, held *share) bool {
-	select {
-	case f.detached <- struct{}{}:
-	default:
-		return false
-	}
-	if !f.bytes.hang(held) {
-		<-f.detached
-		return false
-	}
+// store writes the delivery that the outcome of a detached attempt will replace.
+func (f *fastLane) store(ctx context.Context, del *delivery, e *event.Event) bool {
 	due := f.now().Add(max(f.options.Timeout, f.options.EventsTimeout))
 	whose, err := f.deliveries.scheduleNext(ctx, del, e, due)
-	if err != nil || whose != mine {
-		<-f.detached
-		return false
-	}
-	return true
+	return err == nil && whose == mine
 }
 
 // recordDetached records the outcome of a detached attempt.
@@ -131,9 +107,14 @@ func (f *fastLane) recordDetached(ctx context.Context, del *delivery, sub subscr
 	}
 }
 
-// toSlowLane turns a first attempt into a single delivery in the slow lane.
+// toSlowLane turns a first attempt into a single delivery in the slow lane. It is due when its endpoint may get attempts
+// again. Until then its message is delayed, so it is not received for nothing.
 func (f *fastLane) toSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event) error {
-	now := f.now()
-	_, err := f.deliveries.scheduleNext(ctx, newDelivery(sub, e, now), e, now.Add(f.rate.delay(endpointID(sub.Target.URL), now)))
+	now, id := f.now(), endpointID(sub.Target.URL)
+	wait := f.lanes.pauseLeft(id)
+	if wait > 0 {
+		wait += rand.N(wait/5 + 1)
+	}
+	_, err := f.deliveries.scheduleNext(ctx, newDelivery(sub, e, now), e, now.Add(max(f.rate.delay(id, now), wait)))
 	return err
 }

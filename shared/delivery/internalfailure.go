@@ -18,8 +18,8 @@ import (
 // cause is mended, and neither delays or repeats anything else.
 
 const (
-	// maxHops bounds the page tasks that follow from one another because an endpoint is
-	// slow; the remaining events then go to the slow lane.
+	// maxHops limits the page tasks that follow from one another without an attempt, because the endpoint of a subscriber
+	// is busy. Its events then go to the slow lane.
 	maxHops = 64
 	// retryPage is the first delay of a page task whose events could not even become single deliveries, because the
 	// store failed. It doubles with each retry, up to [queue.MaxDelay].
@@ -73,40 +73,58 @@ func (d *Dispatcher) deadLetterPages(ctx context.Context, tasks []PageTask, reas
 	return nil
 }
 
-// remaining returns page tasks for the events that a page did not send to one subscriber, those from index done on.
-// After an error they become single deliveries instead. Events that cannot be written as single deliveries are left to
-// another page, which repeats their first attempt, up to [maxPageRetries] times. After that, or if an event can never be
-// written, they are dead letters of the deliveries queue.
-func (d *Dispatcher) remaining(ctx context.Context, t PageTask, sub *subscription.Subscriber, done int, err error) []PageTask {
+// remaining returns page tasks for the events that a page did not send to one subscriber. Events that failed internally
+// become single deliveries instead. Those that cannot be written are left to another page, which repeats their first
+// attempt, up to [maxPageRetries] times. After that, or if an event can never be written, they are dead letters of the
+// deliveries queue.
+func (d *Dispatcher) remaining(ctx context.Context, t PageTask, sub *subscription.Subscriber, r *served) []PageTask {
 	tasksOf := func(events []event.Event) []PageTask {
-		return pages(t.Workspace, t.Pattern, subscription.At(sub.ID), 1, events)
+		tasks := pages(t.Workspace, t.Pattern, subscription.At(sub.ID), 1, events)
+		for i := range tasks {
+			tasks[i].endpoint, tasks[i].Since, tasks[i].Hops = endpointID(sub.Target.URL), t.Since, t.Hops+1
+		}
+		return tasks
 	}
-	if err == nil {
-		return tasksOf(t.Events[done:])
+	var left []event.Event
+	for _, i := range r.left {
+		left = append(left, t.Events[i])
+	}
+	tasks := tasksOf(left)
+	for i := range tasks {
+		if r.sent { // the task gets shorter, so it needs no limit and no pause
+			tasks[i].Hops = t.Hops
+		} else {
+			tasks[i].delay = time.Duration(min(t.Hops, 30)) * time.Second
+		}
+	}
+	if r.err == nil {
+		return tasks
 	}
 	ctx, cancel := finishing(ctx)
 	defer cancel()
-	d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", sub.ID, "error", err)
-	for ; done < len(t.Events); done++ {
-		if !sub.Wants(t.payloads[done], d.now()) {
-			continue
-		}
-		err := d.fast.toSlowLane(ctx, sub, &t.Events[done])
+	d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", sub.ID, "error", r.err)
+	var unwritten []event.Event
+	for n, i := range r.failed {
+		err := d.fast.toSlowLane(ctx, sub, &t.Events[i])
 		if permanent(err) {
-			err = d.deadLetterPages(ctx, tasksOf(t.Events[done:done+1]), fault.Public(err))
+			err = d.deadLetterPages(ctx, tasksOf(t.Events[i:i+1]), fault.Public(err))
 		}
 		if err != nil {
+			for _, i := range r.failed[n:] {
+				unwritten = append(unwritten, t.Events[i])
+			}
 			break
 		}
 	}
-	tasks := tasksOf(t.Events[done:])
-	if len(tasks) > 0 && t.Retries >= maxPageRetries && d.deadLetterPages(ctx, tasks, "the deliveries could not be written") == nil {
-		return nil
+	again := tasksOf(unwritten)
+	if len(again) > 0 && t.Retries >= maxPageRetries && d.deadLetterPages(ctx, again, "the deliveries could not be written") == nil {
+		return tasks
 	}
-	for i := range tasks {
-		tasks[i].Retries = t.Retries + 1
+	for i := range again {
+		again[i].Retries = t.Retries + 1
+		again[i].delay = pageDelay(again[i].Retries)
 	}
-	return tasks
+	return append(tasks, again...)
 }
 
 // failedInternally retries a delivery after an internal failure: first by the queue, then by the
@@ -117,7 +135,7 @@ func (d *Dispatcher) failedInternally(ctx context.Context, m queue.Message, t Si
 	if m.Received < laterReceives {
 		return false
 	}
-	err := d.waitInDueTable(ctx, t, laterDue, &attempt{At: d.now(), Category: string(webhook.Internal)})
+	err := d.waitLater(ctx, t, 0, &attempt{At: d.now(), Category: string(webhook.Internal)})
 	if fault.Is(err, fault.Internal) {
 		return d.rejected(ctx, queue.Slow, m, err) // its item cannot be decoded
 	}

@@ -245,7 +245,7 @@ func (ds *deliveries) writeNext(ctx context.Context, del *delivery, due time.Tim
 func (ds *deliveries) writeNextOf(ctx context.Context, del *delivery, e *event.Event, due time.Time, also []store.Op) (claim, error) {
 	now := ds.now()
 	del.Due, del.DueAt, del.made = due, due, now
-	direct := due.Sub(now) <= queue.MaxDelay-backup
+	direct := !del.later && due.Sub(now) <= queue.MaxDelay-backup
 	if direct {
 		del.DueAt = due.Add(backup)
 	}

@@ -22,9 +22,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -42,8 +44,11 @@ type PageTask struct {
 	// before anything is sent.
 	Count  int           `json:"n"`
 	Events []event.Event `json:"ev,omitempty"`
-	// Hops is how many page tasks led to this one.
+	// Hops is how many page tasks led to this one without an attempt.
 	Hops int `json:"h,omitempty"`
+	// Since is when the first of the tasks that led to this one was queued, in milliseconds since 1970. If it is missing,
+	// this is the first.
+	Since int64 `json:"at,omitempty"`
 	// Reactivation asks, instead, for the deliveries that were suspended with a
 	// subscription. The range is that of the subscription.
 	Reactivation *Reactivation `json:"res,omitempty"`
@@ -55,6 +60,8 @@ type PageTask struct {
 	Retries int `json:"rt,omitempty"`
 
 	payloads []*subscription.Payload // of the events, shared by their subscribers
+	endpoint string                  // the [endpointID] of its only subscriber; "" if it is not known
+	delay    time.Duration           // of its message
 }
 
 // Reactivation names a subscription that is active again.
@@ -78,6 +85,8 @@ type SingleTask struct {
 	Attempt int `json:"n"`
 	// Endpoint is the [endpointID] of its target; a message of the version before has none.
 	Endpoint string `json:"e,omitempty"`
+	// Size is how many bytes the event's data has, about; a message of the version before has none.
+	Size int `json:"b,omitempty"`
 }
 
 func (t SingleTask) key() string { return cmp.Or(t.Key, t.Event) }
@@ -89,6 +98,24 @@ func (t SingleTask) id() string {
 
 // endpoint is whose slot an attempt takes.
 func (t SingleTask) endpoint() string { return cmp.Or(t.Endpoint, t.Subscription) }
+
+// outgoing is the message of a page task.
+func (t PageTask) outgoing() queue.Outgoing {
+	return queue.Outgoing{Body: t.encode(), Group: t.group(), Delay: t.delay}
+}
+
+// group is the pattern, or the endpoint or the subscription if the task is for one only, so that many tasks of one of them
+// do not delay the tasks of others.
+func (t PageTask) group() string {
+	if t.endpoint != "" {
+		return t.endpoint
+	}
+	of := t.Workspace + "\x00" + t.Pattern
+	if len(t.Range.From) > len("00000000") {
+		of += "\x00" + t.Range.From
+	}
+	return digest(of)
+}
 
 func (t PageTask) encode() []byte {
 	events := t.Events

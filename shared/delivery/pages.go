@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -25,17 +27,30 @@ type page struct {
 	err  error
 }
 
-// Pages is the [queue.Handler] of the deliveries queue. Tasks of one batch for
-// the same range share one read of its subscribers.
+// Pages is the [queue.Handler] of the deliveries queue. Tasks of one batch for the same range share one read of its
+// subscribers.
 //
-// A page fails as a whole only where nothing was sent, or where what is left of it cannot
-// be queued. Then this process remembers which subscribers are done, and their webhooks are
-// not repeated when the page is redelivered.
+// A page holds its worker and its messages for seconds only. Events that no endpoint's slot became free for meanwhile become
+// tasks of their own. A page fails as a whole only if it sent nothing, or if those tasks cannot be queued. Then this
+// process remembers which subscribers are done, and does not repeat their webhooks when the page is redelivered.
 func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed []string, err error) {
+	received := make([]receivedPage, len(batch))
+	batch = slices.Clone(batch)
+	for i, m := range batch {
+		r := receivedPage{message: m}
+		r.task, r.err = decodeTask(m.Body, func(t PageTask) int { return t.V })
+		switch {
+		case r.err == nil && r.task.Since != 0:
+			batch[i].Sent = time.UnixMilli(r.task.Since)
+		case r.err == nil:
+			r.task.Since = m.Sent.UnixMilli()
+		}
+		received[i] = r
+	}
 	if err := d.progress.late(ctx, d.DB, batch, d.now()); err != nil {
 		return nil, err
 	}
-	work, failed := d.group(ctx, batch)
+	work, failed := d.group(ctx, received)
 	var wg sync.WaitGroup
 	do := func(p *page) {
 		defer recovered(&p.err)
@@ -61,17 +76,24 @@ func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed [
 	return failed, nil
 }
 
-// group decodes a batch and puts tasks for the same range together.
-func (d *Dispatcher) group(ctx context.Context, batch []queue.Message) (work []*page, failed []string) {
+// receivedPage is a message of the deliveries queue.
+type receivedPage struct {
+	message queue.Message
+	task    PageTask
+	err     error // it cannot be decoded
+}
+
+// group puts tasks for the same range together.
+func (d *Dispatcher) group(ctx context.Context, received []receivedPage) (work []*page, failed []string) {
 	type rangeID struct {
 		workspace, pattern string
 		subscription.Range
 	}
 	byRange := map[rangeID]*page{}
-	for _, m := range batch {
-		t, err := decodeTask(m.Body, func(t PageTask) int { return t.V })
-		if err != nil {
-			if !d.rejected(ctx, queue.Deliveries, m, err) {
+	for _, r := range received {
+		m, t := r.message, r.task
+		if r.err != nil {
+			if !d.rejected(ctx, queue.Deliveries, m, r.err) {
 				failed = append(failed, m.ID)
 			}
 			continue
@@ -88,7 +110,7 @@ func (d *Dispatcher) group(ctx context.Context, batch []queue.Message) (work []*
 			work = append(work, p)
 		}
 		p.Events = append(p.Events, t.Events...)
-		p.Hops, p.Retries = max(p.Hops, t.Hops), max(p.Retries, t.Retries)
+		p.Hops, p.Retries, p.Since = max(p.Hops, t.Hops), max(p.Retries, t.Retries), min(p.Since, t.Since)
 		if t.Paused != "" {
 			p.wasPaused = append(p.wasPaused, t.Paused)
 		}
@@ -113,7 +135,7 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 			if err := d.pauses.markAnew(ctx, p, parts); err != nil {
 				return err
 			}
-			return d.sendPages(ctx, t.Hops+1, parts)
+			return d.sendPages(ctx, followUps(t, parts))
 		}
 	}
 	read := time.Now()
@@ -136,10 +158,10 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 	if found.More { // more than the header said: the rest is another task
 		rest := t.Range
 		rest.From = found.Last
-		done.left = append(done.left, pages(t.Workspace, t.Pattern, rest, 1, t.Events)...)
+		done.left = append(done.left, followUps(t, pages(t.Workspace, t.Pattern, rest, 1, t.Events))...)
 	}
 	if err = d.pauses.markAnew(ctx, p, done.left); err == nil {
-		err = d.sendPages(ctx, t.Hops+1, done.left)
+		err = d.sendPages(ctx, done.left)
 	}
 	for _, position := range found.Broken {
 		if err == nil {
@@ -162,35 +184,59 @@ func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), finishTime)
 }
 
-// lastStart is until when a page may start attempts, so that those it has
-// started end before its batch does: a slow endpoint with many
-// events would otherwise have the page canceled and redelivered from its start, for ever.
-func (d *Dispatcher) lastStart(ctx context.Context) (at time.Time, ok bool) {
-	end, ok := ctx.Deadline()
-	if !ok {
-		return at, false
+const (
+	// busyHold is how long a page waits for an endpoint that has all the attempts under way that it may have, and hold how
+	// long it waits for slots that others have.
+	busyHold = time.Second
+	hold     = 5 * time.Second
+)
+
+// patienceOf is how long a page waits for slots. Its attempts have to end before its batch does, or the page would be
+// canceled and redelivered from its start.
+func (d *Dispatcher) patienceOf(ctx context.Context) patience {
+	now := time.Now()
+	p := patience{busy: now.Add(busyHold), others: now.Add(hold)}
+	if end, ok := ctx.Deadline(); ok {
+		left := end.Sub(now)
+		last := now.Add(max(left/2, left-max(d.Options.Timeout, d.Options.EventsTimeout)-2*time.Second))
+		p = patience{busy: earlier(p.busy, last), others: earlier(p.others, last)}
 	}
-	left := time.Until(end)
-	return time.Now().Add(max(left/2, left-max(d.Options.Timeout, d.Options.EventsTimeout)-2*time.Second)), true
+	return p
 }
 
-// sendPages queues tasks; hops is how many messages led to them.
-func (d *Dispatcher) sendPages(ctx context.Context, hops int, tasks []PageTask) error {
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+// followUps are the tasks that a task is split into.
+func followUps(t PageTask, parts []PageTask) []PageTask {
+	for i := range parts {
+		parts[i].Hops, parts[i].Since = t.Hops+1, t.Since
+	}
+	return parts
+}
+
+// sendPages queues tasks.
+func (d *Dispatcher) sendPages(ctx context.Context, tasks []PageTask) error {
 	if len(tasks) == 0 {
 		return nil
 	}
 	out := make([]queue.Outgoing, len(tasks))
 	for i, t := range tasks {
-		t.Hops = hops
-		out[i].Body = t.encode()
-		out[i].Delay = pageDelay(t.Retries)
+		out[i] = t.outgoing()
 	}
 	return fault.Wrap(fault.Unavailable, d.Queue.Send(ctx, queue.Deliveries, out...), "send page tasks")
 }
 
-// stale is the age from which the subscribers of a page are read again: on AWS no
-// attempt starts more than a second after deregister has answered.
-const stale = 800 * time.Millisecond
+// A subscriber whose record is older than this is read again before an attempt. On AWS no attempt may start more than a
+// second after deregister has answered. In one process the [Gate] sees to that, and pausing acts within five seconds.
+const (
+	stale         = 800 * time.Millisecond
+	staleWithGate = 2 * time.Second
+)
 
 // sent is the result of a page.
 type sent struct {
@@ -199,9 +245,8 @@ type sent struct {
 	subscribers map[string]bool // the ones that are done
 }
 
-// sendAll makes the first attempts of a page: subscribers in parallel, the
-// events of one subscriber in order. It returns when all outcomes are recorded. Where
-// one subscriber fails internally, only that one is left.
+// sendAll makes the first attempts of a page, to all subscribers concurrently, and returns when all outcomes are recorded. If
+// an event fails internally for one subscriber, only that event is left.
 func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.Subscriber, read time.Time) sent {
 	var (
 		wg  sync.WaitGroup
@@ -212,21 +257,18 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 		out.subscribers[id] = true
 	}
 	p.payloads = subscription.Payloads(p.Events)
-	last, limited := d.lastStart(ctx)
-	late := func() bool { return limited && time.Now().After(last) }
+	wait := d.patienceOf(ctx)
 	for i := range subs {
 		sub := &subs[i]
 		if p.done[sub.ID] {
 			continue
 		}
-		d.slots <- struct{}{}
 		serve := func() {
-			defer func() { <-d.slots }()
-			notes, done, err := d.guardedSendTo(ctx, p.PageTask, sub, read, late)
-			left := d.remaining(ctx, p.PageTask, sub, done, err)
+			r := d.sendTo(ctx, p.PageTask, sub, read, wait)
+			left := d.remaining(ctx, p.PageTask, sub, r)
 			mu.Lock()
 			defer mu.Unlock()
-			out.ops = append(out.ops, notes...)
+			out.ops = append(out.ops, r.notes...)
 			out.left = append(out.left, left...)
 			if len(left) == 0 {
 				out.subscribers[sub.ID] = true
@@ -242,14 +284,6 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 	return out
 }
 
-// guardedSendTo is sendTo, with a panic as an error of this subscriber: in a goroutine it would
-// end the process, and the next one at the same message.
-func (d *Dispatcher) guardedSendTo(ctx context.Context, t PageTask, sub *subscription.Subscriber, read time.Time, late func() bool,
-) (notes []store.Op, done int, err error) {
-	defer recovered(&err)
-	return d.sendTo(ctx, t, sub, read, late)
-}
-
 // recovered makes a panic an error.
 func recovered(err *error) {
 	if p := recover(); p != nil {
@@ -259,95 +293,192 @@ func recovered(err *error) {
 
 func panicked(p any) error { return fmt.Errorf("panic: %v\n%s", p, debug.Stack()) }
 
-// sendTo makes the first attempts for one subscriber and returns the records to
-// write. The events from index done on are left to another page.
-func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.Subscriber, read time.Time, late func() bool,
-) (notes []store.Op, done int, err error) {
+// served is the result of a page for one subscriber.
+type served struct {
+	mu     sync.Mutex
+	notes  []store.Op // to write
+	sent   bool       // an attempt was made
+	left   []int      // events for another page, by their index
+	failed []int      // events that failed internally
+	err    error      // the last failure
+}
+
+// add adds the result of an event.
+func (r *served) add(i int, notes []store.Op, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.notes = append(r.notes, notes...)
+	switch {
+	case errors.Is(err, errMaybeEnded):
+		r.left = append(r.left, i) // another page sees whether it has ended
+	case err != nil:
+		r.failed, r.err = append(r.failed, i), err
+	}
+}
+
+// sendTo makes the first attempts for one subscriber: several at the same time, as many as its endpoint may have.
+func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.Subscriber, read time.Time, wait patience) *served {
+	r := &served{}
+	done, err := d.start(ctx, t, sub, read, wait, r)
+	for i := done; i < len(t.Events); i++ {
+		switch {
+		case err == nil:
+			r.left = append(r.left, i)
+		case sub.Wants(t.payloads[i], d.now()):
+			r.failed, r.err = append(r.failed, i), err
+		}
+	}
+	slices.Sort(r.left)
+	slices.Sort(r.failed)
+	return r
+}
+
+// start starts the attempts of [Dispatcher.sendTo], and returns when they have ended. The events from index done on have had
+// none: because of the error, or because it is time for another page.
+//
+// A panic is an error of this subscriber. In a goroutine it would end the process, and the next one at the same message.
+func (d *Dispatcher) start(ctx context.Context, t PageTask, sub *subscription.Subscriber, read time.Time, wait patience, r *served) (done int, err error) {
+	var attempts sync.WaitGroup
+	defer attempts.Wait()
+	defer recovered(&err)
 	right, err := d.Terminator.Review.Subscriber(ctx, t.Workspace, t.Pattern, sub, false)
 	if err != nil {
 		return d.terminate(ctx, t, sub, err)
 	}
-	for i := range t.Events {
-		e := &t.Events[i]
+	next := call{endpoint: endpointID(sub.Target.URL), url: sub.Target.URL, principal: t.Workspace + "#" + sub.Principal, since: t.Since}
+	for ; done < len(t.Events); done++ {
+		e := &t.Events[done]
 		if ctx.Err() != nil {
-			return notes, i, ctx.Err()
+			return done, ctx.Err()
 		}
-		if !sub.Wants(t.payloads[i], d.now()) {
+		if !sub.Wants(t.payloads[done], d.now()) {
 			continue
 		}
 		if may, err := right.May(ctx, e); err != nil {
-			return notes, i, err
+			return done, err
 		} else if !may {
 			continue
 		}
-		if late() {
-			if t.Hops < maxHops {
-				return notes, i, nil
-			}
-			if err := d.fast.toSlowLane(ctx, sub, e); err != nil { // no further page
-				return notes, i, err
+		if diverted, err := d.divert(ctx, sub, e); err != nil {
+			return done, err
+		} else if diverted {
+			continue
+		}
+		if d.rate.awaited(next.endpoint, d.now()) {
+			if err := d.fast.toSlowLane(ctx, sub, e); err != nil {
+				return done, err
 			}
 			continue
 		}
-		if sub.Suspended != 0 {
-			if err := d.backlog.add(ctx, sub, e); err != nil {
-				return notes, i, err
+		next.bytes = int64(len(e.Data))
+		s, verdict := d.lanes.Reserve(ctx, next, wait)
+		if verdict == tooLate && t.Hops < maxHops {
+			return done, nil
+		}
+		if verdict != granted {
+			if err := d.fast.toSlowLane(ctx, sub, e); err != nil {
+				return done, err
 			}
 			continue
 		}
-		if paused, err := d.pauses.pause(ctx, newDelivery(sub, e, d.now()), sub, e); err != nil {
-			return notes, i, err
-		} else if paused {
-			continue
-		}
-		if d.Gate == nil && time.Since(read) > stale {
-			served, err := subscription.Served(ctx, d.DB, t.Workspace, t.Pattern, []string{sub.ID})
-			if err != nil {
-				return notes, i, err
+		fresh, err := d.again(ctx, t, sub, &read)
+		if err != nil || fresh == nil {
+			s.Done(unused)
+			if err == nil {
+				done = len(t.Events) // it has ended
 			}
-			read = time.Now()
-			if !served[sub.ID] {
-				return notes, len(t.Events), nil
+			return done, err
+		}
+		if fresh != sub || s.waited {
+			if fresh.Target.URL != sub.Target.URL {
+				s.Done(unused)
+				return done, nil
+			}
+			sub = fresh
+			if diverted, err := d.divert(ctx, sub, e); diverted || err != nil {
+				s.Done(unused)
+				if err != nil {
+					return done, err
+				}
+				continue
 			}
 		}
 		if !d.Gate.enter(sub.ID, read) {
-			return notes, i, nil // another page sees whether it was created again
+			s.Done(unused)
+			return done, nil // another page sees whether it was created again
 		}
-		note, err := d.fast.attempt(ctx, sub, e, func() bool {
-			if d.Gate == nil {
-				return time.Since(read) <= stale+slotWait
-			}
-			return d.Gate.enter(sub.ID, read)
-		})
-		notes = append(notes, note...)
-		if errors.Is(err, errMaybeEnded) {
-			return notes, i, nil // another page sees
+		r.sent = true
+		i, to, read := done, sub, read
+		attempt := func() {
+			var err error
+			var notes []store.Op
+			defer func() { r.add(i, notes, err) }()
+			defer recovered(&err)
+			notes, err = d.fast.attempt(ctx, s, to, e, func() bool {
+				if d.Gate == nil {
+					return time.Since(read) <= time.Second
+				}
+				return d.Gate.enter(to.ID, read)
+			})
 		}
-		if err != nil {
-			return notes, i, err
+		if done == len(t.Events)-1 { // often the only one
+			attempt()
+		} else {
+			attempts.Go(attempt)
 		}
 	}
-	return notes, len(t.Events), nil
+	return done, nil
 }
 
-// terminate is sendTo for a subscriber that may not go on by the catalog of this process: it
-// is terminated, or, if that catalog turns out to be old, left to a further page.
-func (d *Dispatcher) terminate(ctx context.Context, t PageTask, sub *subscription.Subscriber, err error) (notes []store.Op, done int, _ error) {
+// again returns the subscriber, read again if its record is too old, or nil if it has ended.
+func (d *Dispatcher) again(ctx context.Context, t PageTask, sub *subscription.Subscriber, read *time.Time) (*subscription.Subscriber, error) {
+	limit := stale
+	if d.Gate != nil {
+		limit = staleWithGate
+	}
+	now := time.Now()
+	if now.Sub(*read) <= limit {
+		return sub, nil
+	}
+	found, err := subscription.Subscribers(ctx, d.DB, t.Workspace, t.Pattern, subscription.At(sub.ID), 1)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(found.List) > 0:
+		sub = &found.List[0]
+	case len(found.Broken) == 0:
+		return nil, nil
+	}
+	*read = now
+	return sub, nil
+}
+
+// divert handles an event for a subscriber that gets no attempts now, because it is suspended or paused, and reports whether
+// it did.
+func (d *Dispatcher) divert(ctx context.Context, sub *subscription.Subscriber, e *event.Event) (bool, error) {
+	if sub.Suspended != 0 {
+		return true, d.backlog.add(ctx, sub, e)
+	}
+	return d.pauses.pause(ctx, newDelivery(sub, e, d.now()), sub, e)
+}
+
+// terminate terminates a subscriber that may not continue by the catalog of this process. If that catalog turns out to be
+// old, it leaves the events to a further page.
+func (d *Dispatcher) terminate(ctx context.Context, t PageTask, sub *subscription.Subscriber, err error) (done int, _ error) {
 	if _, is := errors.AsType[*subscription.Terminated](err); !is {
-		return nil, 0, err
+		return 0, err
 	}
 	if sub.Until != 0 && d.now().Unix() >= sub.Until {
-		return nil, len(t.Events), nil
+		return len(t.Events), nil
 	}
 	ended, err := d.Terminator.Terminate(ctx, t.Workspace, sub.Principal, sub.ID)
-	if err != nil {
-		return nil, 0, err
+	switch {
+	case err != nil:
+		return 0, err
+	case ended:
+		return len(t.Events), nil
+	case t.Hops >= maxHops:
+		return 0, fault.New(fault.Unavailable, "the catalog in this process is still older than the subscription")
 	}
-	if !ended && t.Hops >= maxHops {
-		return nil, 0, fault.New(fault.Unavailable, "the catalog in this process is still older than the subscription")
-	}
-	if !ended {
-		return nil, 0, nil
-	}
-	return nil, len(t.Events), nil
+	return 0, nil
 }

@@ -53,9 +53,13 @@ func TestEndpointsThatHangDoNotHoldOthersUp(t *testing.T) {
 			Options: p.Options, Log: p.Log, Poster: c,
 		})
 		began := time.Now()
-		r.done(d.Pages(t.Context(), []queue.Message{pageMessage("1", pageOf(key, someEvents(3, 60)...))}))
-		if took := time.Since(began); took > 7*time.Second {
-			t.Errorf("the page took %s, with a timeout of 20 s and a patience of 2 s", took)
+		batch := []queue.Message{pageMessage("1", pageOf(key, someEvents(3, 60)...))}
+		for len(batch) > 0 {
+			r.done(d.Pages(t.Context(), batch))
+			if took := time.Since(began); took > hold+p.Options.Patience {
+				t.Errorf("a page took %s, with a timeout of 20 s and a patience of 2 s", took)
+			}
+			batch, r.queues[queue.Deliveries], began = r.queues[queue.Deliveries], nil, time.Now()
 		}
 		c.mu.Lock()
 		if c.got["https://well.example.com/"] != 3 {

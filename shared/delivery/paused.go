@@ -107,7 +107,7 @@ func (w *pauses) pausePage(ctx context.Context, p *page) error {
 		ops = append(ops, w.mark(p.Workspace, tasks)...)
 		for _, t := range tasks {
 			t.Count, t.Hops, t.Retries = p.Count, p.Hops, p.Retries
-			ops = append(ops, store.Put(w.switches.Item(p.Workspace, which, switches.Message{Queue: queue.Deliveries, Body: t.encode()})))
+			ops = append(ops, store.Put(w.switches.Item(p.Workspace, which, switches.Message{Queue: queue.Deliveries, Body: t.encode(), Group: t.group()})))
 		}
 	}
 	if len(rest) == 0 {

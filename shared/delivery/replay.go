@@ -54,7 +54,8 @@ func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, aft
 // tasksOf are the page tasks by which events go to one subscription after a delay.
 func tasksOf(workspace, pattern, id string, events []event.Event, delay time.Duration) (out []queue.Outgoing) {
 	for _, t := range pages(workspace, pattern, subscription.At(id), 1, events) {
-		out = append(out, queue.Outgoing{Body: t.encode(), Delay: delay})
+		t.delay = delay
+		out = append(out, t.outgoing())
 	}
 	return out
 }
@@ -73,7 +74,7 @@ func (r *Replayer) Reactivate(ctx context.Context, s *subscription.Subscription)
 		V: taskVersion, Workspace: s.Workspace, Range: subscription.At(s.ID),
 		Reactivation: &Reactivation{Principal: s.Principal, Subscription: s.ID},
 	}
-	err := r.Queue.Send(ctx, queue.Deliveries, queue.Outgoing{Body: task.encode()})
+	err := r.Queue.Send(ctx, queue.Deliveries, task.outgoing())
 	return fault.Wrap(fault.Unavailable, err, "reactivate the deliveries of a subscription")
 }
 

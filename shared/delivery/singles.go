@@ -38,6 +38,10 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 			}
 			continue
 		}
+		if _, other := d.underWay.LoadOrStore(t.id(), true); other {
+			continue // another message asks for the same attempt, and stays in the queue if that is not made
+		}
+		defer d.underWay.Delete(t.id()) // when the outcomes are written
 		wg.Go(func() {
 			ops, err := d.once(ctx, m, t)
 			switch {
@@ -73,12 +77,14 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 var errNoSlot = errors.New("delivery: the endpoint has no free slot")
 
 const (
-	// laterReceives is how often a delivery waits for its endpoint in the queue; afterwards it
-	// waits in the due table.
-	laterReceives = 12
-	// laterDue is how long it waits there, at least; longer than a queue delays a message,
-	// so that the one entry replaces all messages.
-	laterDue = queue.MaxDelay
+	// laterReceives is how often a message waits for its endpoint by failing, each time twice as long as before. Then
+	// the delivery waits in the due table. A message that failed stays in flight, and SQS allows 120,000 of them in a queue.
+	// The waits in the queue also end before the due entry, the backup of the message, would bring a second one.
+	laterReceives = 5
+	// minLater and maxLater limit how long it then waits, unless its endpoint gets no attempt for longer.
+	minLater, maxLater = time.Minute, 15 * time.Minute
+	// manyWaits is how often a delivery has waited there before it is given up when the time of its schedule has passed.
+	manyWaits = 6
 )
 
 // once is inSlowLane, unless the attempt was made and could only not be recorded.
@@ -89,55 +95,52 @@ func (d *Dispatcher) once(ctx context.Context, m queue.Message, t SingleTask) (n
 	}
 	notes, err = d.inSlowLane(ctx, m, t)
 	if errors.Is(err, errNoSlot) && m.Received >= laterReceives {
-		return nil, d.waitInDueTable(ctx, t, laterDue, nil)
+		return nil, d.waitLater(ctx, t, 0, nil)
 	}
 	return notes, err
 }
 
 // inSlowLane makes the attempt that a task asks for if its endpoint has a free slot.
 func (d *Dispatcher) inSlowLane(ctx context.Context, m queue.Message, t SingleTask) ([]store.Op, error) {
-	id := t.endpoint()
-	wait, ok := d.endpoints.enterSlow(ctx, id, d.now())
-	if !ok {
-		if wait < laterDue {
+	s, wait := d.lanes.ReserveSlow(ctx, call{endpoint: t.endpoint(), principal: t.Workspace + "#" + t.Principal, bytes: int64(t.Size)})
+	if s == nil {
+		if wait < maxLater {
 			return nil, errNoSlot
 		}
-		return nil, d.waitInDueTable(ctx, t, wait, nil)
+		return nil, d.waitLater(ctx, t, wait, nil)
 	}
-	var target string
-	var out webhook.Outcome
-	defer func() { d.endpoints.leaveSlow(id, target, out, d.now()) }()
-	return d.single(ctx, t, func(url string, n int, post func() webhook.Outcome) (webhook.Outcome, error) {
-		if !d.rate.allow(ctx, id) {
+	out := unused
+	defer func() { s.Done(out) }()
+	return d.single(ctx, t, func(url string, post func() webhook.Outcome) (webhook.Outcome, error) {
+		if !d.rate.allow(ctx, s.endpoint) {
 			return webhook.Outcome{}, errNoSlot
 		}
-		held, ok := d.bytes.slow(n, d.endpoints.isOpen(id))
-		if !ok {
-			return webhook.Outcome{}, errNoSlot
-		}
-		defer held.release()
-		target, out = url, post()
+		s.url, out = url, post()
 		return out, nil
 	})
 }
 
-// waitInDueTable postpones a delivery whose endpoint has had no free slot for long. When the
-// time of its schedule has passed, it is dead-lettered with the attempts that it had.
-// Failure, if not nil, is then recorded as the last one.
-func (d *Dispatcher) waitInDueTable(ctx context.Context, t SingleTask, wait time.Duration, failure *attempt) error {
+// waitLater has a delivery wait in the due table, at least for the given time, because its endpoint has had no free slot for
+// some time. Meanwhile it has no message. Deliveries that have waited for longer wait for longer, so an endpoint that is
+// down costs each of them a few messages, and they arrive soon after it is back. When the time of its schedule has passed
+// and it has waited many times, the delivery is dead-lettered with the attempts that it had. Failure, if not nil, is then
+// recorded as the last one.
+func (d *Dispatcher) waitLater(ctx context.Context, t SingleTask, wait time.Duration, failure *attempt) error {
 	del, _, err := d.deliveries.current(ctx, t)
 	if err != nil || del == nil {
 		return err
 	}
 	now := d.now()
-	if del.Control == nil && now.Sub(del.First) > d.Options.schedule(del.Origin).total() {
+	age := now.Sub(del.First)
+	if del.Control == nil && del.Waits >= manyWaits && age > d.Options.schedule(del.Origin).total() {
 		if failure != nil {
 			del.Attempts = append(del.Attempts, *failure)
 		}
 		_, err := d.outcomes.abandon(ctx, del, nil)
 		return err
 	}
-	wait = max(wait, laterDue)
+	wait = max(wait, min(age/2, maxLater), minLater)
+	del.later, del.Waits = true, del.Waits+1
 	_, err = d.deliveries.writeNext(ctx, del, now.Add(wait+rand.N(wait/5)))
 	return err
 }
@@ -160,8 +163,8 @@ func (ds *deliveries) current(ctx context.Context, t SingleTask, others ...store
 	return del, items[1:], nil
 }
 
-// poster makes an attempt with an event of n bytes, if the memory budget allows it.
-type poster func(url string, n int, post func() webhook.Outcome) (webhook.Outcome, error)
+// poster makes an attempt if the endpoint rate limit allows it.
+type poster func(url string, post func() webhook.Outcome) (webhook.Outcome, error)
 
 // single makes the attempt that a task asks for, unless it is stale.
 func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]store.Op, error) {
@@ -220,7 +223,7 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 	if !d.Gate.enter(sub.ID, read) {
 		return d.single(ctx, t, at) // it has ended since, and may have been created again
 	}
-	out, err := at(sub.Target.URL, len(e.Data), func() webhook.Outcome {
+	out, err := at(sub.Target.URL, func() webhook.Outcome {
 		if !d.Gate.enter(sub.ID, read) {
 			return webhook.Outcome{Category: webhook.Aborted, Err: errMaybeEnded}
 		}

@@ -102,7 +102,7 @@ func inWorld(t *testing.T, options Options, do func(w *world)) {
 			o    queue.ConsumeOptions
 		}{
 			{queue.Events, fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4}},
-			{queue.Deliveries, w.d.Pages, queue.ConsumeOptions{Batch: 10, Concurrency: 128, Visibility: 2 * time.Minute}},
+			{queue.Deliveries, w.d.Pages, queue.ConsumeOptions{Batch: 10, Concurrency: 512, PerGroup: 128, Visibility: 2 * time.Minute}},
 			{queue.Slow, func(ctx context.Context, batch []queue.Message) ([]string, error) {
 				w.mu.Lock()
 				w.received += len(batch)
@@ -175,6 +175,11 @@ func (w *world) mostTo(url string) int {
 }
 
 func embedded() Options { return Options{Concurrency: 256, Patience: 2 * time.Second, Detached: 1024} }
+
+// functionOptions are those of the dispatch function.
+func functionOptions() Options {
+	return Options{Concurrency: 128, Patience: 3 * time.Second, SlowAnswer: time.Second}
+}
 
 // oneOrigin are endpoints of one origin, as all callbacks of ChatGPT are.
 func oneOrigin(n int) (urls []string) {

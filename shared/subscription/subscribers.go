@@ -45,24 +45,6 @@ func Subscribers(ctx context.Context, db store.DB, workspace, patternKey string,
 	return f, nil
 }
 
-// Served reports which of the subscribers are still there: one strongly
-// consistent read, for a delivery whose page was read too long ago.
-func Served(ctx context.Context, db store.DB, workspace, patternKey string, ids []string) (map[string]bool, error) {
-	keys := make([]store.Key, len(ids))
-	for i, id := range ids {
-		keys[i] = subscriberKey(workspace, patternKey, id)
-	}
-	items, err := db.Get(ctx, keys...)
-	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "read subscribers again")
-	}
-	served := make(map[string]bool, len(ids))
-	for i, it := range items {
-		served[ids[i]] = it != nil
-	}
-	return served, nil
-}
-
 // Wants reports whether the subscriber is to get the event by the pattern it
 // lies under: not expired, not delivered by another of its patterns, and let through by its filters.
 func (s *Subscriber) Wants(p *Payload, now time.Time) bool {
