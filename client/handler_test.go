@@ -254,7 +254,7 @@ func TestHandlerHandsControlMessagesOn(t *testing.T) {
 				return `{"id":"sub_7","refreshBefore":null,"cursor":null}`
 			},
 		})
-		p := run(t, s.URL, client.ModeWebhook, func(p *program) { p.o.Webhooks = hooks })
+		p := run(t, s.URL, client.ModeWebhook, func(p *program) { p.o.Webhooks, p.sub.Unsubscribe = hooks, true })
 		if b := p.begins(); b.ID != "sub_7" {
 			t.Errorf("began as %+v", b)
 		}
@@ -272,9 +272,13 @@ func TestHandlerHandsControlMessagesOn(t *testing.T) {
 func TestARefreshMayChangeTheID(t *testing.T) {
 	t.Parallel()
 	hooks := endpoint(t)
+	refreshed := make(chan struct{})
 	var s *script
 	s = newScript(t, map[string]func(int, http.ResponseWriter) string{
 		"events/subscribe": func(n int, _ http.ResponseWriter) string {
+			if n == 2 {
+				defer close(refreshed)
+			}
 			id := fmt.Sprint("sub_", n)
 			status, text := post(t, hooks.URL, s.secret(t, n), id, "msg_verification_"+id, `{"type":"verification","challenge":"nonce"}`, nil)
 			if status != 200 {
@@ -294,6 +298,7 @@ func TestARefreshMayChangeTheID(t *testing.T) {
 	t.Run("EVX-12 EVX-19 a challenge under a new id is answered while the refresh is open", func(t *testing.T) {
 		p.begins()
 		p.handles("old")
+		take(t, refreshed, p.ended)
 	})
 	p.ends()
 }

@@ -60,13 +60,13 @@ type grant struct {
 	} `json:"deliveryStatus"`
 }
 
-// webhook subscribes, refreshes in time, and unsubscribes at the end.
+// webhook subscribes, refreshes in time, and unsubscribes at the end if the subscription says so.
 func (c *Client) webhook(f *flow) error {
 	k := &hook{flow: f, url: c.Webhooks.URL, over: make(chan error, 1), again: make(chan struct{}, 1)}
 	k.rotate()
 	defer c.Webhooks.remove(k)
-	if !f.sub.Keep {
-		// The server may know a subscription whose answer was lost: it is ended in any case.
+	if f.sub.Unsubscribe {
+		// Also without an answer to events/subscribe, because the server may have made the subscription.
 		defer c.unsubscribe(k)
 	}
 	var lifetime time.Duration

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"io/fs"
@@ -41,32 +42,76 @@ func (d Dir) Save(ctx context.Context, key, cursor string) error {
 
 func (d Dir) file(key string) File { return File(filepath.Join(string(d), key+".cursor")) }
 
-// File is a [Store] for one subscription, whatever its key: a file that is replaced as those of [Dir] are.
+// File is a [Store] for one subscription: a file that is replaced as those of [Dir] are. The file names its subscription, and
+// both methods fail with kind fault.Conflict for any other, because two subscriptions that share a cursor would move it
+// past each other's events. An empty key stands for any subscription.
 type File string
 
 // maxCursor bounds a cursor that is read back, in bytes.
 const maxCursor = 64 << 10
 
+// fileVersion is the format of a file that names its subscription. Earlier versions of this package wrote only the cursor.
+const fileVersion = 1
+
+// savedCursor is the content of a [File], in JSON.
+type savedCursor struct {
+	Version      int    `json:"version"`
+	Subscription string `json:"subscription"`
+	Cursor       string `json:"cursor"`
+}
+
 // Load implements [Store].
-func (f File) Load(context.Context, string) (string, error) {
-	file, err := os.Open(string(f))
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil
-	}
-	if err != nil {
-		return "", fault.Wrap(fault.Unavailable, err, "read the cursor")
-	}
-	defer func() { _ = file.Close() }()
-	b, err := io.ReadAll(io.LimitReader(file, maxCursor+1))
-	if err == nil && len(b) > maxCursor {
-		err = fault.New(fault.Invalid, "%s is larger than a cursor", string(f))
-	}
-	return string(b), fault.Wrap(fault.Unavailable, err, "read the cursor")
+func (f File) Load(_ context.Context, key string) (string, error) {
+	saved, err := f.read(key)
+	return saved.Cursor, err
 }
 
 // Save implements [Store].
-func (f File) Save(_ context.Context, _, cursor string) error {
-	return fault.Wrap(fault.Unavailable, durable.WriteFile(string(f), []byte(cursor)), "save the cursor")
+func (f File) Save(_ context.Context, key, cursor string) error {
+	content := []byte(cursor)
+	if key != "" {
+		if _, err := f.read(key); err != nil {
+			return err
+		}
+		var err error
+		if content, err = json.Marshal(savedCursor{fileVersion, key, cursor}); err != nil {
+			return fault.Wrap(fault.Internal, err, "encode the cursor")
+		}
+	}
+	return fault.Wrap(fault.Unavailable, durable.WriteFile(string(f), content), "save the cursor")
+}
+
+// read returns the content of the file; the zero value if there is no file. It refuses the file of another subscription.
+func (f File) read(key string) (saved savedCursor, err error) {
+	file, err := os.Open(string(f))
+	if errors.Is(err, fs.ErrNotExist) {
+		return saved, nil
+	}
+	if err != nil {
+		return saved, fault.Wrap(fault.Unavailable, err, "read the cursor")
+	}
+	defer func() { _ = file.Close() }()
+	const limit = 8 * maxCursor // a cursor in JSON is up to six times as long
+	b, err := io.ReadAll(io.LimitReader(file, limit+1))
+	if err != nil {
+		return saved, fault.Wrap(fault.Unavailable, err, "read the cursor")
+	}
+	if json.Unmarshal(b, &saved) != nil || saved.Subscription == "" {
+		saved = savedCursor{Cursor: string(b)}
+	}
+	switch {
+	case len(b) > limit || len(saved.Cursor) > maxCursor:
+		err = fault.New(fault.Invalid, "%s is larger than a cursor", string(f))
+	case saved.Version > fileVersion:
+		err = fault.New(fault.Invalid, "%s was written by a newer version of this program", string(f))
+	case key != "" && saved.Subscription != "" && saved.Subscription != key:
+		err = fault.New(fault.Conflict, "%s has the cursor of another subscription, %.200q: give each subscription a file of its own, "+
+			"or remove the file to begin now", string(f), saved.Subscription)
+	}
+	if err != nil {
+		return savedCursor{}, err
+	}
+	return saved, nil
 }
 
 // memory is the [Store] of a program that has none.

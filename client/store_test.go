@@ -44,6 +44,37 @@ func TestFilesOfCursors(t *testing.T) {
 			}
 		}
 	})
+	t.Run("RCH-01 RCH-03 two subscriptions cannot share a file", func(t *testing.T) {
+		file := client.File(filepath.Join(t.TempDir(), "cursor"))
+		if err := file.Save(t.Context(), "a", "a1"); err != nil {
+			t.Fatal(err)
+		}
+		if cursor, err := file.Load(t.Context(), "b"); !fault.Is(err, fault.Conflict) {
+			t.Errorf("another subscription loaded %q, %v, want an error of kind conflict", cursor, err)
+		}
+		if err := file.Save(t.Context(), "b", "b1"); !fault.Is(err, fault.Conflict) {
+			t.Errorf("another subscription saved its cursor: %v, want an error of kind conflict", err)
+		}
+		if cursor, err := file.Load(t.Context(), "a"); cursor != "a1" || err != nil {
+			t.Errorf("the first one loaded %q, %v, want a1", cursor, err)
+		}
+	})
+	t.Run("RCH-01 RCH-03 a file that holds only a cursor belongs to the subscription that loads it", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "cursor")
+		if err := os.WriteFile(path, []byte("a1"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		file := client.File(path)
+		if cursor, err := file.Load(t.Context(), "a"); cursor != "a1" || err != nil {
+			t.Errorf("loaded %q, %v, want a1", cursor, err)
+		}
+		if err := file.Save(t.Context(), "a", "a2"); err != nil {
+			t.Error(err)
+		}
+		if cursor, err := file.Load(t.Context(), "a"); cursor != "a2" || err != nil {
+			t.Errorf("loaded %q, %v, want a2", cursor, err)
+		}
+	})
 	t.Run("RCH-01 what is no cursor is refused", func(t *testing.T) {
 		file := filepath.Join(dir, "large")
 		if err := os.WriteFile(file, []byte(strings.Repeat("x", 100_000)), 0o600); err != nil {

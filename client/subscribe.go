@@ -41,9 +41,10 @@ type Subscription struct {
 	TTL time.Duration
 	// Rotate is the age at which a refresh replaces the webhook's secret; 0 is a day.
 	Rotate time.Duration
-	// Keep leaves a webhook subscription at the server when ctx ends, until its lifetime does. What comes meanwhile
-	// is tried again for minutes. A server whose event types have no cursors loses nothing only so.
-	Keep bool
+	// Unsubscribe ends a webhook subscription at the server when ctx ends. Without it the subscription stays until its
+	// lifetime ends, and the server retries the events of the meantime for minutes. Do not set it in a program that is
+	// replaced while it runs: the new version has the same subscription, which the end of the old one would end.
+	Unsubscribe bool
 
 	// Event handles an event. Nil acknowledges it: the cursor moves, and the event does not come again. After an
 	// error it comes again, at growing intervals; whoever wants to give an event up returns nil. Its context ends

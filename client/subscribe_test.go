@@ -314,6 +314,36 @@ func TestWebhooksThatTheServerGaveUp(t *testing.T) {
 	})
 }
 
+// TestARollingDeployment starts the new version of a program before it ends the old one. Both have the same URL, event type
+// and arguments, and so the same subscription.
+func TestARollingDeployment(t *testing.T) {
+	t.Parallel()
+	h := newHome(t, nil)
+	var current atomic.Pointer[client.Handler]
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { current.Load().ServeHTTP(w, r) }))
+	defer front.Close()
+	version := func() *program {
+		hooks := &client.Handler{URL: front.URL}
+		current.Store(hooks)
+		p := run(t, h.server.URL, client.ModeWebhook, func(p *program) { p.o.Webhooks = hooks })
+		p.begins()
+		return p
+	}
+	old := version()
+	h.publish("a")
+	old.handles("a")
+	next := version()
+	h.publish("b")
+	next.handles("b")
+	old.ends()
+	h.publish("c")
+	t.Run("RCH-01 EVX-19 the new program receives webhooks after the end of the old one", func(t *testing.T) {
+		next.t = t
+		next.handles("c")
+	})
+	next.ends()
+}
+
 func TestTheModeIsTheBestThatBothHave(t *testing.T) {
 	t.Parallel()
 	const types = `

@@ -36,7 +36,7 @@ type Options struct {
 
 	// Cursor is where to begin; with File only if that does not exist yet.
 	Cursor string
-	// File keeps the cursor of Name; empty keeps it nowhere.
+	// File keeps the cursor of Name; empty keeps it nowhere. With a file, a webhook subscription of Name stays at the end.
 	File string
 
 	// Listen is the address of the receiver of webhooks, Target the URL at which the server reaches it; empty is that
@@ -124,7 +124,8 @@ func (o *Options) subscribe(ctx context.Context, caller *client.Client, p *print
 	caller.MinPoll = leastPoll
 	s := client.Subscription{
 		Name: o.Name, Arguments: o.Arguments, Mode: o.Mode, TTL: o.TTL, Cursor: o.Cursor, Concurrency: o.Concurrency,
-		Event: func(_ context.Context, e client.Event) error { return p.print(e) },
+		Unsubscribe: o.File == "", // with a file, another run continues, or has already begun to
+		Event:       func(_ context.Context, e client.Event) error { return p.print(e) },
 		Gap: func(_ context.Context, g client.Gap) error {
 			return p.print(client.Event{Via: o.Mode, Envelope: "gap", Name: g.Name, Cursor: g.Cursor, Received: time.Now()})
 		},

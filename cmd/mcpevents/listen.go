@@ -26,7 +26,7 @@ type ListenCmd struct {
 	Cursor string            `placeholder:"CURSOR" help:"Continue from this cursor, which an earlier run printed (--stream of 2026-07-28, --via events in any mode)."`
 
 	Exec        string        `placeholder:"COMMAND" help:"With --name: run this for each event instead of printing it. The event is JSON on its standard input, and EVENT_ID, EVENT_NAME, EVENT_TIME, EVENT_URI, EVENT_SUBSCRIPTION and EVENT_CURSOR are in its environment. When it ends with 0, the event is done; else it is run again, after growing intervals."`
-	CursorFile  string        `placeholder:"FILE" help:"With --name: go on from the cursor in this file, which moves past an event when that is printed, or when the command of --exec ended with 0."`
+	CursorFile  string        `placeholder:"FILE" help:"With --name: continue from the cursor in this file, which moves past an event when it is printed, or when the command of --exec has ended with 0. Each subscription needs a file of its own."`
 	Concurrency int           `default:"1" placeholder:"N" help:"With --exec: how many commands run at once (${default}); one keeps the order of events."`
 	Timeout     time.Duration `default:"10m" help:"With --exec: longest run of a command, which is ended then and has failed."`
 	Tries       int           `default:"5" placeholder:"N" help:"With --failed-file: how often a command is run for an event (${default})."`
@@ -42,7 +42,7 @@ type ListenCmd struct {
 
 // Help is the long help of the command.
 func (c *ListenCmd) Help() string {
-	return `Registers a webhook, answers the challenge, verifies every signature, prints each event as one line of JSON, and deregisters at the end (SIGINT, SIGTERM, --count, --for). With --stream it opens a stream instead, and goes on without a gap after a disconnect; so does --mode push for one event type, and --mode poll asks again and again.
+	return `Registers a webhook, answers the challenge, verifies every signature, prints each event as one line of JSON, and deregisters at the end (SIGINT, SIGTERM, --count, --for); with --cursor-file the subscription stays until it expires, because another run continues it. With --stream it opens a stream instead, and goes on without a gap after a disconnect; so does --mode push for one event type, and --mode poll asks again and again.
 
 A server that is not run with --allow-insecure-targets only sends to public https addresses: give that of a tunnel as --target.
 

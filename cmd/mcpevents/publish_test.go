@@ -110,8 +110,8 @@ func TestPublishSendsEvents(t *testing.T) {
 				`{"data":1,"id":"ce","source":"s","specversion":"1.0","subject":"event://x/y","type":"t"}]`}, lines: 4,
 		},
 		{
-			name: "id_and_time_that_are_null_count_as_absent",
-			args: []string{"--data", `{"uri":"event://a/b","id":null,"time":null,"data":1}`, "--time", "2026-01-02T03:04:05Z"},
+			name:   "id_and_time_that_are_null_count_as_absent",
+			args:   []string{"--data", `{"uri":"event://a/b","id":null,"time":null,"data":1}`, "--time", "2026-01-02T03:04:05Z"},
 			bodies: []string{`{"data":1,"id":"ID","time":"2026-01-02T03:04:05Z","uri":"event://a/b"}`}, lines: 1,
 		},
 		{

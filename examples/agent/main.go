@@ -73,7 +73,7 @@ func run(ctx context.Context, log *slog.Logger) error {
 	}
 	defer c.End(context.WithoutCancel(ctx))
 	return c.Subscribe(ctx, client.Subscription{
-		Name: *event, Arguments: json.RawMessage(*arguments), Mode: *mode, Keep: true,
+		Name: *event, Arguments: json.RawMessage(*arguments), Mode: *mode,
 		Event: func(_ context.Context, e client.Event) error { return effects.once(e.ID, e.Data) },
 		Gap: func(context.Context, client.Gap) error {
 			log.Warn("events were lost: an agent would now look at the present state by a tool")
