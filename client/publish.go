@@ -74,11 +74,16 @@ func (p Publisher) Publish(ctx context.Context, r io.Reader) error {
 	}
 	var batch []item
 	bytes, read := 0, 0
-	for d := json.NewDecoder(r); ; {
+	in := untilDone(ctx, r)
+	defer func() { _ = in.Close() }()
+	for d := json.NewDecoder(in); ; {
 		var value json.RawMessage
 		err := d.Decode(&value)
 		if errors.Is(err, io.EOF) {
 			break
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
 		if err != nil {
 			return fault.New(fault.Invalid, "value %d of the data is not JSON: %v", read+1, err)
@@ -103,6 +108,18 @@ func (p Publisher) Publish(ctx context.Context, r io.Reader) error {
 		return fault.New(fault.Invalid, "the data is empty")
 	}
 	return p.flush(ctx, url, batch)
+}
+
+// untilDone reads from r until ctx ends, also while r has nothing to read. A goroutine stays until r returns.
+func untilDone(ctx context.Context, r io.Reader) *io.PipeReader {
+	out, in := io.Pipe()
+	stop := context.AfterFunc(ctx, func() { _ = out.CloseWithError(ctx.Err()) })
+	go func() {
+		defer stop()
+		_, err := io.Copy(in, r)
+		_ = in.CloseWithError(err) // nil is io.EOF
+	}()
+	return out
 }
 
 // items makes events of value number n of the data.

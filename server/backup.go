@@ -75,7 +75,7 @@ func Backup(ctx context.Context, data, file string, shown io.Writer) (err error)
 // outcome says what failed. An interrupt is a failure, so that no script goes on without a backup.
 func outcome(ctx context.Context, err error, what string) error {
 	if err != nil && ctx.Err() != nil {
-		return fault.New(fault.Unavailable, "%s: interrupted, and nothing is written", what)
+		return fault.Wrap(fault.Unavailable, ctx.Err(), "%s: nothing is written", what)
 	}
 	kind := engine.Kind(err)
 	if kind == fault.Internal { // of the file system

@@ -129,6 +129,9 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 			o.Progress(fmt.Sprintf("%s: %v", s.what, err))
 		}
 	}
+	if err := ctx.Err(); err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "check %s", client.Shown(o.URL))
+	}
 	// No check looks at these.
 	c.skip("it takes an operator to remove an event type or a right", ruleTerminated)
 	c.skip("the server offers events", ruleUnoffered)

@@ -21,6 +21,8 @@ const (
 	exitRefused     = 3 // input that is refused; it will be again
 	exitDenied      = 4 // a caller who is unknown or may not do this
 	exitUnavailable = 5 // a server that does not answer, a limit that is reached
+	// exitInterrupted is for a command that SIGINT or SIGTERM ended before it was done. Shells use the same code.
+	exitInterrupted = 130
 )
 
 // exits is the one table from kinds of faults to exit codes.
@@ -73,10 +75,16 @@ func usage(w io.Writer, err error) int {
 	return exitUsage
 }
 
-// report prints an error and its data, and returns the exit code.
+// report prints an error and its data, and returns the exit code. Commands that run until they are interrupted, such as
+// serve and listen, return no error then. For any other command an interrupt means that it is not done.
 func report(w io.Writer, err error) int {
-	if err == nil || errors.Is(err, context.Canceled) {
+	if err == nil {
 		return exitDone
+	}
+	if errors.Is(err, context.Canceled) {
+		cause := strings.TrimSuffix(": "+err.Error(), ": "+context.Canceled.Error())
+		fmt.Fprintf(w, "mcpevents: interrupted%s\n", cause)
+		return exitInterrupted
 	}
 	fmt.Fprintf(w, "mcpevents: %v\n", err)
 	if data := fault.DataOf(err); data != nil {

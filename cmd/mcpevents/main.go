@@ -57,7 +57,7 @@ type CLI struct {
 
 const description = `Event subscriptions for MCP: publish an event once, and it reaches webhooks and open streams.
 
-Every flag is also an environment variable, named with it below. Exit codes: 0 done; 1 a fault of this program; 2 wrong usage; 3 the input was refused; 4 the caller is not allowed to do this; 5 the server is unavailable or a limit is reached, and trying again may help.`
+Every flag is also an environment variable, named with it below. Exit codes: 0 done; 1 a fault of this program; 2 wrong usage; 3 the input was refused; 4 the caller is not allowed to do this; 5 the server is unavailable or a limit is reached, and trying again may help; 130 interrupted by SIGINT or SIGTERM before it was done.`
 
 func main() {
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))

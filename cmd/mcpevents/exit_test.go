@@ -1,0 +1,77 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+)
+
+func TestAnInterruptedCommandIsNotDone(t *testing.T) {
+	for name, tt := range map[string]struct {
+		err  error
+		says string
+	}{
+		"alone":          {context.Canceled, "mcpevents: interrupted\n"},
+		"with its cause": {fault.Wrap(fault.Internal, context.Canceled, "100 events were accepted before this"), "mcpevents: interrupted: 100 events were accepted before this\n"},
+		"among others":   {errors.Join(context.Canceled, errors.New("second")), "mcpevents: interrupted: context canceled\nsecond\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			if code := report(&out, tt.err); code != exitInterrupted || out.String() != tt.says {
+				t.Errorf("got exit code %d and %q, want %d and %q", code, out.String(), exitInterrupted, tt.says)
+			}
+		})
+	}
+}
+
+func TestPublishIsInterruptedWhileItsProducerIsQuiet(t *testing.T) {
+	accepted := make(chan struct{})
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		accept(w, body)
+		close(accepted)
+	}))
+	defer s.Close()
+	data, producer := io.Pipe() // stays open
+	go func() {
+		for i := range 150 {
+			fmt.Fprintln(producer, i)
+		}
+		<-accepted
+		_ = syscall.Kill(syscall.Getpid(), syscall.SIGTERM)
+	}()
+	var out, errs bytes.Buffer
+	code := run([]string{"publish", "-q", "--server", s.URL, "--uri", "event://x", "--data", "-"}, data, &out, &errs)
+	if want := "mcpevents: interrupted: 100 events were accepted before this\n"; code != exitInterrupted || errs.String() != want {
+		t.Errorf("got exit code %d and %q, want %d and %q", code, errs.String(), exitInterrupted, want)
+	}
+}
+
+func TestCheckIsInterrupted(t *testing.T) {
+	stop := syscall.SIGTERM
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.Header().Set("Content-Type", "application/json")
+		switch {
+		case bytes.Contains(body, []byte("server/discover")):
+			fmt.Fprint(w, `{"jsonrpc":"2.0","id":1,"result":{"supportedVersions":["2026-07-28"],"capabilities":{"extensions":{"io.modelcontextprotocol/events":{}}}}}`)
+		default:
+			_ = syscall.Kill(syscall.Getpid(), stop)
+			<-r.Context().Done()
+		}
+	}))
+	defer s.Close()
+	code, out, errs := command(t, "", "check", s.URL+"/mcp")
+	if code != exitInterrupted || out != "" || !strings.Contains(errs, "mcpevents: interrupted") {
+		t.Errorf("got exit code %d, %q and %q, want %d and no report", code, out, errs, exitInterrupted)
+	}
+}
