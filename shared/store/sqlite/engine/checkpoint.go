@@ -28,6 +28,7 @@ func (e *Engine) checkpoints() {
 			return
 		case <-tick.C:
 		}
+		_ = e.files.check() // so that the log tells of it although nothing is written
 		e.probe()
 		if !e.dirty.Swap(false) {
 			continue

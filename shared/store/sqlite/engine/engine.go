@@ -13,6 +13,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"runtime"
 	"sync"
@@ -57,6 +58,7 @@ type Engine struct {
 
 	dirty   atomic.Bool // written since the last checkpoint
 	health  health
+	files   presence
 	disk    disk
 	commits atomic.Int64
 	// checkpointed counts checkpoints.
@@ -184,9 +186,10 @@ func (e *Engine) Close() error {
 	for i := range conns {
 		conns[i] = <-e.pool
 	}
-	var err error
+	err := e.files.check()
 	if !e.inMemory() {
-		_, _, err = e.writer.checkpoint("TRUNCATE")
+		_, _, failed := e.writer.checkpoint("TRUNCATE")
+		err = cmp.Or(err, failed)
 	}
 	close(e.pool)
 	for _, c := range conns {

@@ -47,7 +47,7 @@ func (e *Engine) openFile(path string, opts Options) (err error) {
 		}
 		e.pool <- reader
 	}
-	return nil
+	return e.files.open(path)
 }
 
 // maxQuickCheck is the size up to which the whole file is checked at the start. That takes up to 0.2 s.

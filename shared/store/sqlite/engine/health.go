@@ -19,10 +19,13 @@ type health struct {
 	checkpoint error
 }
 
-// Health is an error if the last write or checkpoint failed because of the file or the disk, or if the file is damaged.
-// The log has the cause. While writes fail, the engine tries one of its own every half second, so that an idle server
+// Health is an error if the last write or checkpoint failed because of the file or the disk, or if the file is damaged, was
+// removed or was replaced. The log has the cause. While writes fail, the engine tries one of its own every half second, so that an idle server
 // recovers too.
 func (e *Engine) Health() error {
+	if err := e.files.check(); err != nil {
+		return err
+	}
 	h := &e.health
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -272,14 +272,20 @@ func (e *Engine) commit(group []*entry) (came int) {
 	return came
 }
 
-// lasting reports that every job of the group would fail with the error again: the disk is full, the file locked.
+// lasting reports that every job of the group would fail with the error again: the disk is full, the file locked or removed.
 func lasting(err error) bool {
+	if errors.Is(err, errRemoved) {
+		return true
+	}
 	se, ok := errors.AsType[*Error](err)
 	return ok && transient[se.Code.ToPrimary()]
 }
 
 // attempt applies jobs in one transaction. On an error nothing is written; otherwise each entry has its own outcome.
 func (e *Engine) attempt(conn *Conn, group []*entry) (err error) {
+	if err := e.files.check(); err != nil {
+		return err
+	}
 	written := e.disk.written.Load()
 	defer func() {
 		wrote := e.disk.written.Load() > written
