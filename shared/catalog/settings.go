@@ -65,19 +65,32 @@ func Compare(ctx context.Context, db store.DB, workspace string, next *Catalog) 
 // Apply stores a catalog as the workspace's, which every process uses within [settings.MaxAge]; nil leaves the workspace
 // without one of its own. That it changed is then announced by [settings.Announce]. A catalog that gives an event type its
 // order back is of kind fault.Invalid, one that does not fit into an item fault.TooLarge, a concurrent change fault.Conflict.
-func Apply(ctx context.Context, db store.DB, workspace string, next *Catalog) (a Applied, err error) {
-	var src []byte
-	if next != nil {
-		if a.Changes, err = Compare(ctx, db, workspace, next); err != nil {
-			return Applied{}, err
-		}
-		src = next.Source()
+func Apply(ctx context.Context, db store.DB, workspace string, next *Catalog) (Applied, error) {
+	document, changes, err := Document(ctx, db, workspace, next)
+	if err != nil {
+		return Applied{}, err
 	}
-	a.Version, a.Changed, err = settings.Write(ctx, db, documents+workspace, src, func(version int64, _ []byte) []store.Op {
+	written, err := settings.WriteAll(ctx, db, document)
+	if err != nil {
+		return Applied{}, err
+	}
+	return Applied{written[0].Version, written[0].Changed, changes}, nil
+}
+
+// Document returns the document that [Apply] writes, for callers that write others with it, and what it changes.
+func Document(ctx context.Context, db store.DB, workspace string, next *Catalog) (d settings.Document, changes []Change, err error) {
+	if next != nil {
+		if changes, err = Compare(ctx, db, workspace, next); err != nil {
+			return d, nil, err
+		}
+		d.Text = next.Source()
+	}
+	d.Name = documents + workspace
+	d.Also = func(version int64, _ []byte) []store.Op {
 		return append(settings.Unannounced(settings.Catalog, workspace, []string{workspace}, version, time.Now()),
 			store.Put(store.Item{Key: store.Key{Table: store.Settings, Partition: namesPartition, Sort: workspace}}))
-	})
-	return a, err
+	}
+	return d, changes, nil
 }
 
 // namesPartition lists the workspaces that have or had a catalog, [Shared] among them.

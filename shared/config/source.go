@@ -19,13 +19,19 @@ const document = "config"
 // from 1, and whether anything changed. That backends changed is then announced by
 // [settings.Announce]. A concurrent change is of kind fault.Conflict.
 func Apply(ctx context.Context, db store.DB, next *Config) (version int64, changed bool, err error) {
-	return settings.Write(ctx, db, document, next.source, func(version int64, old []byte) []store.Op {
+	d := next.Document()
+	return settings.Write(ctx, db, d.Name, d.Text, d.Also)
+}
+
+// Document returns the document that [Apply] writes, for callers that write others with it.
+func (next *Config) Document() settings.Document {
+	return settings.Document{Name: document, Text: next.source, Also: func(version int64, old []byte) []store.Op {
 		before, err := parseStored(old)
 		if err != nil { // of another version of this program
 			before = &Config{}
 		}
 		return settings.UnannouncedOf(settings.Backends, changedBackends(before, next), version, time.Now())
-	})
+	}}
 }
 
 // Load reads the stored configuration; an empty one when none was stored.

@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -61,42 +62,89 @@ func Read(ctx context.Context, db store.DB, name string) ([]byte, int64, error) 
 	return src, items[0].Version, nil
 }
 
-// Write stores a document and returns its version. A text that is stored already
-// changes nothing. An empty text takes the place of a document that is removed, so that its versions go on. A text that does not fit into an item compressed is of kind
-// fault.TooLarge; a write between our read and our write is fault.Conflict. What
-// also makes of the new version and the text before is written with it, all or none; it may be nil.
+// Document is a text to store under a name.
+type Document struct {
+	Name string
+	// Text replaces the stored text. An empty text takes the place of a document that is removed, so that its versions
+	// continue.
+	Text []byte
+	// Also returns more operations for the transaction, from the new version and the text before. It may be nil.
+	Also func(version int64, old []byte) []store.Op
+}
+
+// Written is the outcome for a [Document]. Changed is false if the same text was stored already.
+type Written struct {
+	Version int64
+	Changed bool
+}
+
+// Write stores one document; see [WriteAll].
 func Write(ctx context.Context, db store.DB, name string, src []byte, also func(version int64, old []byte) []store.Op) (version int64, changed bool, err error) {
-	old, version, err := Read(ctx, db, name)
+	all, err := WriteAll(ctx, db, Document{name, src, also})
 	if err != nil {
 		return 0, false, err
 	}
+	return all[0].Version, all[0].Changed, nil
+}
+
+// WriteAll stores documents, all or none: it reads and compresses all of them, and writes the changed ones in one
+// transaction. Only if these are more than a transaction holds, about 24 catalogs, it writes several transactions. The error
+// is of kind fault.TooLarge for a text that does not fit into an item, and of kind fault.Conflict if another writer changed
+// one of the documents meanwhile.
+func WriteAll(ctx context.Context, db store.DB, docs ...Document) ([]Written, error) {
+	all, names := make([]Written, len(docs)), make([]string, len(docs))
+	var transactions [][]store.Op
+	for i, d := range docs {
+		ops, err := d.prepare(ctx, db, &all[i])
+		if err != nil {
+			return nil, err
+		}
+		names[i] = d.Name
+		if last := len(transactions) - 1; last >= 0 && len(transactions[last])+len(ops) <= store.MaxTransaction {
+			transactions[last] = append(transactions[last], ops...)
+		} else if len(ops) > 0 {
+			transactions = append(transactions, ops)
+		}
+	}
+	for _, ops := range transactions {
+		err := db.Write(ctx, ops...)
+		if errors.Is(err, store.ErrConflict) {
+			return nil, fault.New(fault.Conflict, "%s was changed by another writer meanwhile; look at it and try again", strings.Join(names, " or "))
+		}
+		if err != nil {
+			return nil, fault.Wrap(fault.Internal, err, "write %s", strings.Join(names, ", "))
+		}
+	}
+	return all, nil
+}
+
+// prepare returns the operations that store a document, none if it is unchanged.
+func (d Document) prepare(ctx context.Context, db store.DB, w *Written) ([]store.Op, error) {
+	old, version, err := Read(ctx, db, d.Name)
+	if err != nil {
+		return nil, err
+	}
+	w.Version = version
 	cond := store.Absent()
 	if version > 0 {
-		if bytes.Equal(old, src) {
-			return version, false, nil
+		if bytes.Equal(old, d.Text) {
+			return nil, nil
 		}
 		cond = store.VersionIs(version)
 	}
-	packed, err := pack(src)
+	packed, err := pack(d.Text)
 	if err != nil {
-		return 0, false, fault.Wrap(fault.Internal, err, "write %s", name)
+		return nil, fault.Wrap(fault.Internal, err, "write %s", d.Name)
 	}
-	version++
+	w.Version, w.Changed = version+1, true
 	ops := []store.Op{
-		store.Put(store.Item{Key: text(name), Value: packed, Version: version}, cond),
-		store.Put(store.Item{Key: head(name), Version: version}),
+		store.Put(store.Item{Key: text(d.Name), Value: packed, Version: w.Version}, cond),
+		store.Put(store.Item{Key: head(d.Name), Version: w.Version}),
 	}
-	if also != nil {
-		ops = append(ops, also(version, old)...)
+	if d.Also != nil {
+		ops = append(ops, d.Also(w.Version, old)...)
 	}
-	err = db.Write(ctx, ops...)
-	if errors.Is(err, store.ErrConflict) {
-		return 0, false, fault.New(fault.Conflict, "%s was changed by somebody else meanwhile; look at it and try again", name)
-	}
-	if err != nil {
-		return 0, false, fault.Wrap(fault.Internal, err, "write %s", name)
-	}
-	return version, true, nil
+	return ops, nil
 }
 
 func pack(src []byte) ([]byte, error) {

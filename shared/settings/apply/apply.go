@@ -19,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -81,8 +82,8 @@ func (o Outcome) CatalogChanged() bool {
 	return slices.ContainsFunc(o.Catalogs, func(c Catalog) bool { return c.Changed })
 }
 
-// Apply writes the files, or none if something speaks against one of them: that is of kind fault.Invalid. Every
-// process uses them within [settings.MaxAge]; what changed is then announced by [settings.Announce].
+// Apply writes the files, all or none; see [settings.WriteAll]. The error is of kind fault.Invalid if one of them is refused.
+// Every process uses them within [settings.MaxAge]; then [settings.Announce] announces the changes.
 func (t *Target) Apply(ctx context.Context, f Files) (o Outcome, err error) {
 	if f.Catalogs, err = t.withRemoved(ctx, f); err != nil {
 		return o, err
@@ -93,17 +94,30 @@ func (t *Target) Apply(ctx context.Context, f Files) (o Outcome, err error) {
 	if err := t.check(ctx, f); err != nil {
 		return o, err
 	}
+	var documents []settings.Document
 	for _, workspace := range slices.Sorted(maps.Keys(f.Catalogs)) {
-		applied, err := catalog.Apply(ctx, t.DB, workspace, f.Catalogs[workspace])
+		document, changes, err := catalog.Document(ctx, t.DB, workspace, f.Catalogs[workspace])
 		if err != nil {
 			return o, err
 		}
-		o.Catalogs = append(o.Catalogs, Catalog{workspace, applied})
+		documents = append(documents, document)
+		o.Catalogs = append(o.Catalogs, Catalog{workspace, catalog.Applied{Changes: changes}})
 	}
 	if f.Config != nil {
-		o.ConfigVersion, o.ConfigChanged, err = config.Apply(ctx, t.DB, f.Config)
+		documents = append(documents, f.Config.Document())
 	}
-	return o, err
+	written, err := settings.WriteAll(ctx, t.DB, documents...)
+	if err != nil {
+		return Outcome{}, err
+	}
+	for i := range o.Catalogs {
+		o.Catalogs[i].Version, o.Catalogs[i].Changed = written[i].Version, written[i].Changed
+	}
+	if f.Config != nil {
+		last := written[len(written)-1]
+		o.ConfigVersion, o.ConfigChanged = last.Version, last.Changed
+	}
+	return o, nil
 }
 
 // withRemoved adds nil for each catalog that is to be removed.

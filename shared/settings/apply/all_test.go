@@ -1,0 +1,42 @@
+package apply
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+)
+
+func TestFilesAreAppliedAllOrNone(t *testing.T) {
+	db := database(t)
+	target := &Target{DB: db}
+	if _, err := target.Apply(t.Context(), files(t, plain, "keys: []")); err != nil {
+		t.Fatal(err)
+	}
+	// Hashes cannot be compressed, so these keys do not fit into an item.
+	var keys strings.Builder
+	keys.WriteString("keys:\n")
+	for range 7500 {
+		sum := make([]byte, 32)
+		_, _ = rand.Read(sum)
+		fmt.Fprintf(&keys, "  - {principal: %s, scopes: [], sha256: %s}\n", rand.Text(), hex.EncodeToString(sum))
+	}
+	next := files(t, chatter, keys.String())
+	next.AllowBreaking = true
+	_, err := target.Apply(t.Context(), next)
+	t.Run("EVS-14 a configuration that is too large is refused", func(t *testing.T) {
+		if !fault.Is(err, fault.TooLarge) {
+			t.Errorf("got %v, want an error of kind too large", err)
+		}
+	})
+	t.Run("EVS-14 the catalog that came with it is not in use", func(t *testing.T) {
+		got, err := catalog.Load(t.Context(), db, "default")
+		if err != nil || string(got.Source()) != plain {
+			t.Errorf("the catalog is\n%s\n%v, want\n%s", got.Source(), err, plain)
+		}
+	})
+}
