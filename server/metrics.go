@@ -53,6 +53,12 @@ func (s *Server) measure() error {
 			n, err := s.db.Count(ctx, delivery.DueTable, delivery.FirstDuePartition, delivery.AfterDue)
 			return metric.One(float64(n)), err
 		}),
+		watch(metric.SettingsRefused, func(context.Context) ([]metric.Reading, error) {
+			if s.refused.Load() {
+				return metric.One(1), nil
+			}
+			return metric.One(0), nil
+		}),
 		watch(metric.StreamsOpen, func(context.Context) ([]metric.Reading, error) {
 			return metric.One(float64(s.endpoint.OpenStreams())), nil
 		}),
@@ -108,6 +114,10 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 		if _, err := s.queues.Depth(r.Context(), queue.Events); err != nil {
 			return nil, fault.Wrap(fault.Unavailable, err, "read the queues")
 		}
-		return map[string]string{"status": "ready"}, nil
+		ready := map[string]string{"status": "ready"}
+		if s.refused.Load() { // the last settings are in use, so requests can still be served
+			ready["settings"] = "refused"
+		}
+		return ready, nil
 	})
 }

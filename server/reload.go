@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"time"
@@ -20,6 +21,9 @@ import (
 // files are the catalogs and the configuration of the options. They are all that there are: what an earlier run
 // had in the store beside them does not stay.
 func (o Options) files() (apply.Files, error) {
+	if o.SettingsError != nil {
+		return apply.Files{}, o.SettingsError
+	}
 	shared, err := catalog.ParseFile(o.CatalogName, o.Catalog)
 	if err != nil {
 		return apply.Files{}, err
@@ -40,6 +44,7 @@ func (o Options) files() (apply.Files, error) {
 func (s *Server) Reload(ctx context.Context, o Options) error {
 	f, err := o.files()
 	if err != nil {
+		s.refused.Store(true)
 		return err
 	}
 	done, err := s.apply(ctx, f)
@@ -56,6 +61,34 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 	return err
 }
 
+// startWith decides how to start if the settings were refused: with the last ones if the options allow it and the store has
+// some that this version can read. Otherwise it returns the refusal. An error of the store is no refusal.
+func (s *Server) startWith(ctx context.Context, o Options, refused error) error {
+	if refused == nil || !o.LastSettings || fault.Is(refused, fault.Unavailable) || fault.Is(refused, fault.Internal) {
+		return refused
+	}
+	names, err := catalog.Names(ctx, s.db)
+	for _, name := range names {
+		if err == nil {
+			_, err = catalog.Load(ctx, s.db, name)
+		}
+	}
+	if err == nil {
+		_, err = config.Load(ctx, s.db)
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w; the last settings cannot be used either: %v", refused, err)
+	case len(names) == 0:
+		return refused
+	}
+	s.refused.Store(true)
+	s.catalogs.Written()
+	s.core.Config.Written()
+	s.core.Log.Error("settings refused at start", "error", refused)
+	return nil
+}
+
 // apply brings files into use at once.
 func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error) {
 	target := apply.Target{DB: s.db, Endings: s.terminator.Endings, Check: func(ctx context.Context, c *config.Config) error {
@@ -64,6 +97,7 @@ func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error
 	done, err := target.Apply(ctx, f)
 	s.catalogs.Written()
 	s.core.Config.Written()
+	s.refused.Store(err != nil)
 	if err != nil {
 		return done, err
 	}

@@ -24,6 +24,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	sdk "go.opentelemetry.io/otel/sdk/metric"
@@ -77,6 +78,12 @@ type Options struct {
 	Auth auth.Mode
 	// AllowBreaking lets changed catalogs end live subscriptions; without it they are refused.
 	AllowBreaking bool
+	// SettingsError is set by a program that could not read the catalogs or the configuration. They count as refused.
+	SettingsError error
+	// LastSettings lets the server start if the catalogs or the configuration are refused but the data directory has those
+	// that it used last. It uses these, logs why, and says so in GET /readyz and the metric of refused settings, until
+	// [Server.Reload] succeeds. Without LastSettings, New fails.
+	LastSettings bool
 	// Limits are all other settings, as the flags of serve. The zero value is [DefaultLimits]; to change one, begin with
 	// those.
 	Limits config.Limits
@@ -128,6 +135,8 @@ type Server struct {
 	terminator   *delivery.Terminator
 	conversation *conversation.Service
 
+	refused atomic.Bool // the last catalogs and configuration were refused
+
 	closing context.Context // ends when it shuts down
 	close   context.CancelFunc
 	stop    context.CancelFunc
@@ -144,9 +153,9 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
-	files, err := o.files()
-	if err != nil {
-		return nil, err
+	files, refused := o.files()
+	if refused != nil && !o.LastSettings {
+		return nil, refused
 	}
 	s := &Server{core: app.Core{Limits: o.Limits, Log: o.Log}, served: make(chan error, 2)}
 	if o.Upstream != nil {
@@ -193,7 +202,10 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := s.apply(ctx, files); err != nil {
+	if refused == nil {
+		_, refused = s.apply(ctx, files)
+	}
+	if err := s.startWith(ctx, o, refused); err != nil {
 		return nil, err
 	}
 	if mount != nil {
@@ -229,6 +241,9 @@ func (o *Options) complete() error {
 		return fault.New(fault.Invalid, "Data is missing: a directory, or :memory: to keep nothing")
 	case o.Auth != auth.ModeNone && o.Auth != auth.ModeKeys && o.Auth != auth.ModeJWT:
 		return fault.New(fault.Invalid, "Auth is %.100q (allowed: none, keys, jwt)", string(o.Auth))
+	}
+	if o.Auth == auth.ModeKeys && o.Config == nil && o.SettingsError == nil {
+		return fault.New(fault.Invalid, "--auth keys needs a --config file with keys")
 	}
 	o.Limits.DeliveryLog = cmp.Or(o.Limits.DeliveryLog, "all")
 	if err := o.Limits.Check(); err != nil {

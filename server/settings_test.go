@@ -235,3 +235,67 @@ func TestConversationsNeedARule(t *testing.T) {
 		refuses(t, bad, c.says)
 	}
 }
+
+func TestSettingsThatAreRefused(t *testing.T) {
+	var o Options
+	s := serve(t, func(with *Options) { with.Catalog = types(t, "good"); o = *with })
+	good, bad := o, o
+	bad.Catalog = []byte("events: nonsense")
+	ready := func(t *testing.T, s *Server, want string) {
+		t.Helper()
+		if code, body := ask(t, s, "", "GET", "/readyz", ""); code != http.StatusOK || body != want {
+			t.Errorf("GET /readyz got %d %s, want 200 %s", code, body, want)
+		}
+	}
+	const usual, refused = `{"status":"ready"}`, `{"settings":"refused","status":"ready"}`
+	t.Run("OPS-16 a refused reload keeps the settings and shows in readyz and the metrics", func(t *testing.T) {
+		ready(t, s, usual)
+		if err := s.Reload(t.Context(), bad); !fault.Is(err, fault.Invalid) {
+			t.Errorf("got %v, want an error of kind invalid", err)
+		}
+		if got := in(t, s, "any"); !slices.Equal(got, []string{"good"}) {
+			t.Errorf("the event types are %q, want good", got)
+		}
+		ready(t, s, refused)
+		if _, text := ask(t, s, "", "GET", "/metrics", ""); !strings.Contains(text, "\nmcpevents_settings_refused 1") {
+			t.Error("the metric mcpevents_settings_refused is not 1")
+		}
+		if err := s.Reload(t.Context(), good); err != nil {
+			t.Fatal(err)
+		}
+		ready(t, s, usual)
+	})
+	end(t, s)
+	t.Run("OPS-16 a start with refused settings fails unless it may use the last ones", func(t *testing.T) {
+		if _, err := New(t.Context(), bad); !fault.Is(err, fault.Invalid) {
+			t.Errorf("got %v, want an error of kind invalid", err)
+		}
+	})
+	unread := good
+	unread.Catalog, unread.SettingsError = nil, fault.New(fault.Invalid, "there is no catalog")
+	for name, with := range map[string]Options{"invalid": bad, "unreadable": unread} {
+		t.Run("OPS-16 a start with settings that are "+name+" uses the last ones", func(t *testing.T) {
+			with.LastSettings = true
+			s, err := New(t.Context(), with)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer end(t, s)
+			if got := in(t, s, "any"); !slices.Equal(got, []string{"good"}) {
+				t.Errorf("the event types are %q, want good", got)
+			}
+			ready(t, s, refused)
+			if err := s.Reload(t.Context(), good); err != nil {
+				t.Error(err)
+			}
+			ready(t, s, usual)
+		})
+	}
+	t.Run("OPS-16 the first start with refused settings fails", func(t *testing.T) {
+		first := bad
+		first.Data, first.LastSettings = t.TempDir(), true
+		if _, err := New(t.Context(), first); !fault.Is(err, fault.Invalid) {
+			t.Errorf("got %v, want an error of kind invalid", err)
+		}
+	})
+}

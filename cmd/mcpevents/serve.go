@@ -40,10 +40,11 @@ type ServeCmd struct {
 
 // Run serves until SIGINT or SIGTERM, then drains.
 func (c *ServeCmd) Run(g *Globals) error {
-	s, err := c.settings()
-	if err != nil {
-		return err
-	}
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP) // from the start, because SIGHUP ends a program that does not wait for it
+	defer signal.Stop(hangup)
+	s := c.settings()
+	s.LastSettings = true
 	s.Log = g.logger(g.err)
 	slog.SetDefault(s.Log)
 	webhook.MuteTransport()
@@ -68,9 +69,7 @@ func (c *ServeCmd) Run(g *Globals) error {
 		return err
 	}
 	started.Store(e)
-	if err := c.follow(ctx, e, s.Log); err != nil {
-		s.Log.Warn("file watch failed", "error", err)
-	}
+	go c.follow(ctx, e, hangup, s.Log)
 	s.Log.Info("serving", "mcp", e.URL+"/mcp", "events", e.URL+"/events", "data", s.Data, "auth", string(s.Auth))
 	if s.Limits.AllowInsecureTargets {
 		s.Log.Warn("insecure webhook targets allowed")
@@ -90,54 +89,40 @@ func (c *ServeCmd) Run(g *Globals) error {
 	return err
 }
 
-// settings are the flags and the files.
-func (c *ServeCmd) settings() (server.Options, error) {
-	src, err := read("catalog", c.Catalog)
-	if err != nil {
-		return server.Options{}, err
-	}
+// settings returns the flags and the files. A file that cannot be read is the options' SettingsError.
+func (c *ServeCmd) settings() server.Options {
 	s := server.Options{
-		Addr: c.Addr, Data: c.Data, Catalog: src, CatalogName: c.Catalog, Auth: auth.Mode(c.Auth), Limits: c.Limits,
+		Addr: c.Addr, Data: c.Data, CatalogName: c.Catalog, Auth: auth.Mode(c.Auth), Limits: c.Limits,
 		AllowBreaking: c.AllowBreaking, AdminAddr: c.Admin,
 	}
-	if s.Workspaces, err = readCatalogs(c.Own); err != nil {
-		return s, err
+	if s.Catalog, s.SettingsError = read("catalog", c.Catalog); s.SettingsError != nil {
+		return s
 	}
-	s.Config, err = readConfig(c.Config)
-	return s, err
+	if s.Workspaces, s.SettingsError = readCatalogs(c.Own); s.SettingsError != nil {
+		return s
+	}
+	s.Config, s.SettingsError = readConfig(c.Config)
+	return s
 }
 
-// follow takes over changes of the catalog and configuration files until ctx
-// ends: when a file changes, and on SIGHUP. Files with a fault change nothing.
-func (c *ServeCmd) follow(ctx context.Context, e *server.Server, log *slog.Logger) error {
+// follow brings changes of the catalog and configuration files into use until ctx ends: when a file changes, and on SIGHUP.
+// If one of the files is refused, all settings stay.
+func (c *ServeCmd) follow(ctx context.Context, e *server.Server, hangup <-chan os.Signal, log *slog.Logger) {
 	paths := append(slices.Collect(maps.Values(c.Own)), c.Catalog)
 	if c.Config != "" {
 		paths = append(paths, c.Config)
 	}
-	changed, err := watch.Files(ctx, paths, log)
-	if err != nil {
-		return err
-	}
-	hangup := make(chan os.Signal, 1)
-	signal.Notify(hangup, syscall.SIGHUP)
-	go func() {
-		defer signal.Stop(hangup)
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-changed:
-			case <-hangup:
-				log.Info("SIGHUP received")
-			}
-			s, err := c.settings()
-			if err == nil {
-				err = e.Reload(ctx, s)
-			}
-			if err != nil && ctx.Err() == nil {
-				log.Error("reload failed", "error", err)
-			}
+	changed := watch.Files(ctx, paths)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-hangup:
+			log.Info("SIGHUP received")
 		}
-	}()
-	return nil
+		if err := e.Reload(ctx, c.settings()); err != nil && ctx.Err() == nil {
+			log.Error("reload failed", "error", err)
+		}
+	}
 }

@@ -50,6 +50,7 @@ const (
 	LimitsReached     = "mcpevents_limits_reached"
 	SourceRequests    = "mcpevents_source_requests"
 	SourceRefused     = "mcpevents_source_refused"
+	SettingsRefused   = "mcpevents_settings_refused"
 )
 
 // Webhook is the value of the attribute queue for deliveries, which have no queue of their own.
@@ -67,6 +68,7 @@ var Table = []Definition{
 	{RetriesWaiting, Gauge, "", "", "Deliveries that wait for their next attempt; embedded only."},
 	{QueueDepth, Gauge, "", "queue", "Messages in a queue, those in flight and delayed included."},
 	{QueueAge, Gauge, "s", "queue", "Age of the oldest message of a queue."},
+	{SettingsRefused, Gauge, "", "", "1 while the last catalog or configuration was refused and the one before is in use; embedded only."},
 	{StreamsOpen, Gauge, "", "", "Streams that this process holds open."},
 	{EndpointsFailing, Gauge, "", "", "Endpoints that this process knows to be failing: no attempt of the fast lane goes to them."},
 	{EndpointStates, Gauge, "", "state", "The same by state: slow ones are attempted in the slow lane, paused ones not at all for now."},

@@ -3,62 +3,90 @@ package watch
 
 import (
 	"context"
-	"log/slog"
-	"path/filepath"
-	"strings"
+	"os"
 	"time"
-
-	"github.com/fsnotify/fsnotify"
-
-	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
-// settle is how long a file must not have changed before it is read: editors and
-// copying write in several steps.
-const settle = 150 * time.Millisecond
+const (
+	// every is how often the files are looked at.
+	every = time.Second
+	// settle is how long a file must not have changed before it is read, because editors and copying write in several steps.
+	settle = 150 * time.Millisecond
+)
 
-// Files returns a channel that gets a value when one of the files was written or replaced, until ctx ends. It watches
-// their directories, since many programs replace a file instead of writing it.
-func Files(ctx context.Context, paths []string, log *slog.Logger) (<-chan struct{}, error) {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "watch the files")
-	}
-	names := map[string]bool{}
-	for _, p := range paths {
-		path, err := filepath.Abs(p)
-		if err == nil {
-			err = watcher.Add(filepath.Dir(path))
-		}
-		if err != nil {
-			_ = watcher.Close()
-			return nil, fault.Wrap(fault.Unavailable, err, "watch %s", p)
-		}
-		names[path] = true
-	}
+// Files returns a channel that gets a value after one of the files was written, replaced or removed, until ctx ends.
+//
+// It looks at the files once a second and follows links. So it also sees changes without a notification in the directory
+// that the path names: a file behind a link, a replaced directory, and the ..data link of a Kubernetes ConfigMap.
+func Files(ctx context.Context, paths []string) <-chan struct{} {
 	changed := make(chan struct{}, 1)
+	before := look(paths)
 	go func() {
-		defer func() { _ = watcher.Close() }()
-		timer := time.NewTimer(time.Hour)
-		timer.Stop()
+		tick := time.NewTicker(every)
+		defer tick.Stop()
 		for {
 			select {
 			case <-ctx.Done():
 				return
-			case ev := <-watcher.Events:
-				// Mounted configuration is swapped by a link whose name begins with dots.
-				if names[ev.Name] || strings.HasPrefix(filepath.Base(ev.Name), "..") {
-					timer.Reset(settle)
-				}
-			case err := <-watcher.Errors:
-				log.Warn("file watch failed", "error", err)
-			case <-timer.C:
-				select {
-				case changed <- struct{}{}:
-				default:
-				}
+			case <-tick.C:
+			}
+			now := look(paths)
+			if same(before, now) {
+				continue
+			}
+			if before = settled(ctx, paths, now); ctx.Err() != nil {
+				return
+			}
+			select {
+			case changed <- struct{}{}:
+			default:
 			}
 		}
 	}()
-	return changed, nil
+	return changed
+}
+
+// settled waits until the files stay the same for a moment, and returns their state.
+func settled(ctx context.Context, paths []string, state []os.FileInfo) []os.FileInfo {
+	pause := time.NewTimer(settle)
+	defer pause.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return state
+		case <-pause.C:
+		}
+		now := look(paths)
+		if same(state, now) {
+			return state
+		}
+		state = now
+		pause.Reset(settle)
+	}
+}
+
+// look returns the state of each file, nil for one that is not there or cannot be looked at. Reading it then fails, too.
+func look(paths []string) []os.FileInfo {
+	state := make([]os.FileInfo, len(paths))
+	for i, path := range paths {
+		if info, err := os.Stat(path); err == nil {
+			state[i] = info
+		}
+	}
+	return state
+}
+
+// same reports whether no file was written, replaced or removed between two states.
+func same(a, b []os.FileInfo) bool {
+	for i := range a {
+		switch x, y := a[i], b[i]; {
+		case x == nil || y == nil:
+			if x != y {
+				return false
+			}
+		case !os.SameFile(x, y) || x.Size() != y.Size() || !x.ModTime().Equal(y.ModTime()):
+			return false
+		}
+	}
+	return true
 }

@@ -1,44 +1,107 @@
 package watch
 
 import (
-	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
 func TestFiles(t *testing.T) {
-	dir := t.TempDir()
-	path, other := filepath.Join(dir, "catalog.yaml"), filepath.Join(dir, ".catalog.yaml.swp")
-	write := func(path string) {
+	write := func(t *testing.T, path, text string) {
 		t.Helper()
-		if err := os.WriteFile(path, []byte("events: []"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		must(t, os.WriteFile(path, []byte(text), 0o600))
 	}
-	write(path)
-	changed, err := Files(t.Context(), []string{path}, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
+	link := func(t *testing.T, to, path string) {
+		t.Helper()
+		must(t, os.Symlink(to, path+".new"))
+		must(t, os.Rename(path+".new", path))
 	}
-	for how, change := range map[string]func(){
-		"written": func() { write(path) },
-		"replaced": func() {
-			write(other)
-			if err := os.Rename(other, path); err != nil {
-				t.Fatal(err)
+	for name, prepare := range map[string]func(t *testing.T, dir string) (path string, change func()){
+		"EVS-14 a file that is written": func(t *testing.T, dir string) (string, func()) {
+			path := filepath.Join(dir, "c.yaml")
+			write(t, path, "one")
+			return path, func() { write(t, path, "three") }
+		},
+		"EVS-14 a file that is replaced": func(t *testing.T, dir string) (string, func()) {
+			path := filepath.Join(dir, "c.yaml")
+			write(t, path, "one")
+			return path, func() {
+				write(t, path+".new", "two")
+				must(t, os.Rename(path+".new", path))
 			}
 		},
+		"EVS-14 a file that is removed": func(t *testing.T, dir string) (string, func()) {
+			path := filepath.Join(dir, "c.yaml")
+			write(t, path, "one")
+			return path, func() { must(t, os.Remove(path)) }
+		},
+		"EVS-14 a link to a file elsewhere that is written": func(t *testing.T, dir string) (string, func()) {
+			write(t, filepath.Join(dir, "real", "c.yaml"), "one")
+			must(t, os.Mkdir(filepath.Join(dir, "etc"), 0o700))
+			link(t, "../real/c.yaml", filepath.Join(dir, "etc", "c.yaml"))
+			return filepath.Join(dir, "etc", "c.yaml"), func() { write(t, filepath.Join(dir, "real", "c.yaml"), "three") }
+		},
+		"EVS-14 a ConfigMap of Kubernetes": func(t *testing.T, dir string) (string, func()) {
+			write(t, filepath.Join(dir, "..1", "c.yaml"), "one")
+			write(t, filepath.Join(dir, "..2", "c.yaml"), "two")
+			link(t, "..1", filepath.Join(dir, "..data"))
+			link(t, "..data/c.yaml", filepath.Join(dir, "c.yaml"))
+			return filepath.Join(dir, "c.yaml"), func() { link(t, "..2", filepath.Join(dir, "..data")) }
+		},
+		"EVS-14 a link to a folder that is replaced": func(t *testing.T, dir string) (string, func()) {
+			write(t, filepath.Join(dir, "r1", "c.yaml"), "one")
+			write(t, filepath.Join(dir, "r2", "c.yaml"), "two")
+			link(t, "r1", filepath.Join(dir, "current"))
+			return filepath.Join(dir, "current", "c.yaml"), func() { link(t, "r2", filepath.Join(dir, "current")) }
+		},
+		"EVS-14 a folder that is replaced": func(t *testing.T, dir string) (string, func()) {
+			write(t, filepath.Join(dir, "conf", "c.yaml"), "one")
+			return filepath.Join(dir, "conf", "c.yaml"), func() {
+				must(t, os.Rename(filepath.Join(dir, "conf"), filepath.Join(dir, "old")))
+				write(t, filepath.Join(dir, "conf", "c.yaml"), "two")
+			}
+		},
+		"EVS-14 a folder that is not there at first": func(t *testing.T, dir string) (string, func()) {
+			path := filepath.Join(dir, "later", "c.yaml")
+			return path, func() { write(t, path, "one") }
+		},
 	} {
-		change()
-		select {
-		case <-changed:
-		case <-time.After(20 * time.Second):
-			t.Errorf("a file that is %s is not noticed", how)
-		}
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			synctest.Test(t, func(t *testing.T) {
+				path, change := prepare(t, dir)
+				changed := Files(t.Context(), []string{path})
+				time.Sleep(10 * every)
+				select {
+				case <-changed:
+					t.Error("a change is reported before there is one")
+				default:
+				}
+				change()
+				time.Sleep(every + settle)
+				synctest.Wait()
+				select {
+				case <-changed:
+				default:
+					t.Error("the change is not noticed")
+				}
+				time.Sleep(10 * every)
+				select {
+				case <-changed:
+					t.Error("the change is reported twice")
+				default:
+				}
+			})
+		})
 	}
-	if _, err := Files(t.Context(), []string{filepath.Join(dir, "none", "catalog.yaml")}, nil); err == nil {
-		t.Error("a folder that is not there is watched")
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }
