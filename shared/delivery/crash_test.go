@@ -49,6 +49,8 @@ type rig struct {
 	sealer   *eventlog.Sealer
 	plain    []string // targets without control messages
 	messages bool     // an id per message
+	// unordered has processes stamp events themselves, as they do over DynamoDB.
+	unordered bool
 	// directory may be nil.
 	directory auth.Directory
 
@@ -86,6 +88,8 @@ type mortal struct {
 	store.DB
 	r *rig
 }
+
+func (m mortal) Ordered() bool { return m.DB.Ordered() && !m.r.unordered }
 
 func (m mortal) Get(ctx context.Context, keys ...store.Key) (items []*store.Item, err error) {
 	err = m.r.step(func() (err error) { items, err = m.DB.Get(ctx, keys...); return err })
