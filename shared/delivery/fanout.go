@@ -137,7 +137,7 @@ func (f *Fanout) settle(ctx context.Context, batch []queue.Message, errs map[str
 		return failed
 	}
 	if err := f.Queue.Send(ctx, queue.Dead, letters...); err != nil {
-		slog.ErrorContext(ctx, "dead letters not sent", "queue", queue.Events, "messages", len(dead), "error", err)
+		slog.ErrorContext(ctx, "dead letter not sent", "queue", queue.Events, "messages", len(dead), "error", err)
 		return append(failed, dead...)
 	}
 	f.Metrics.DeadLettered(string(queue.Events), len(letters))
