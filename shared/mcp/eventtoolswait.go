@@ -68,9 +68,14 @@ func (h *eventTools) await(ctx context.Context, c *call, r *reading) error {
 		case <-feed.Ready():
 		case <-progress.C:
 			c.late.progress(c, time.Since(began), r.seconds)
+			if s, err := h.selected(ctx, c.principal, r.handle.name, r.handle.arguments); err == nil { // else the next call returns the error
+				if _, err := h.follow(ctx, feed, r, s); err != nil {
+					return err
+				}
+				r.handle.cursor = feed.Cursor()
+			}
 		case <-ctx.Done():
-			r.handle.cursor = feed.Cursor()
-			return context.Cause(ctx)
+			return context.Cause(ctx) // the cursor is that of the last look at the catalog
 		}
 	}
 }
@@ -82,9 +87,14 @@ func (h *eventTools) drain(ctx context.Context, c *call, feed *stream.Feed, r *r
 		if err != nil || !ok {
 			return err
 		}
+		cursor := d.Cursor
 		if len(r.Events) == 0 { // it may have waited for long
-			if err := h.again(ctx, c, r); err != nil {
+			changed, err := h.again(ctx, c, feed, r)
+			if err != nil {
 				return err
+			}
+			if changed { // the cursor was made without the partitions that were added since
+				cursor = feed.Cursor()
 			}
 		}
 		if d.Event != nil && r.Wants(d.Event) {
@@ -92,21 +102,34 @@ func (h *eventTools) drain(ctx context.Context, c *call, feed *stream.Feed, r *r
 				return err
 			}
 		}
-		r.handle.cursor = d.Cursor
+		r.handle.cursor = cursor
 	}
 }
 
-// again holds a subscription to the caller's credentials, and to the catalog, as they are now.
-func (h *eventTools) again(ctx context.Context, c *call, r *reading) error {
+// again checks the subscription against the caller's credentials and the catalog as they are now. It reports whether it
+// added partitions to the feed.
+func (h *eventTools) again(ctx context.Context, c *call, feed *stream.Feed, r *reading) (changed bool, err error) {
 	now, err := recheck(ctx, h.auth, c.request.Header, c.principal)
 	if err != nil {
-		return fault.Wrap(fault.Unauthenticated, err, "the caller's credentials are not valid any more")
+		return false, fault.Wrap(fault.Unauthenticated, err, "the caller's credentials are not valid any more")
 	}
 	s, err := h.selected(ctx, now, r.handle.name, r.handle.arguments)
-	if err == nil {
-		r.Selection = s
+	if err != nil {
+		return false, err
 	}
-	return err
+	return h.follow(ctx, feed, r, s)
+}
+
+// follow makes s the selection of a wait. If the event type gave up its order or regained it, follow adds the partitions
+// of the log that its events go to now, and reports true.
+func (h *eventTools) follow(ctx context.Context, feed *stream.Feed, r *reading, s subscription.Selection) (changed bool, err error) {
+	if changed = s.Pattern != r.Pattern; changed {
+		if err := feed.Add(ctx, s.Pattern, h.feeds.AfterChange(s.Pattern)); err != nil {
+			return false, err
+		}
+	}
+	r.Selection = s
+	return changed, nil
 }
 
 // progress notifies a client that asked for it how long a call has waited.

@@ -75,7 +75,8 @@ func (p *push) note(name, cursor string, more func([]byte) []byte) error {
 
 // deliver sends an event, or follows a changed catalog.
 func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
-	for { // the event is not to be lost over a store that does not answer
+	pattern := p.Pattern
+	for { // the event must not be lost if the store does not answer
 		err := p.check(ctx, d.Event == nil || p.unsure())
 		if err == nil {
 			break
@@ -87,12 +88,16 @@ func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 	if d.Event == nil {
 		return nil
 	}
+	cursor := d.Cursor
+	if p.Pattern != pattern { // the cursor was made without the partitions that were added since
+		cursor = p.resumeAt()
+	}
 	data, err := p.Data(d.Event)
 	if err != nil { // of this event only
 		return p.fail(mcpspec.NoteEventsError, p.streams.faults.translate(ctx, err, p.version, eventsMethods))
 	}
 	return p.send(mcpspec.NoteEventsEvent, func(b []byte) []byte {
-		b = jsonrpc.AppendString(append(b, `"cursor":`...), d.Cursor)
+		b = jsonrpc.AppendString(append(b, `"cursor":`...), cursor)
 		return appendOccurrence(append(b, ','), d.Event, data)
 	}, func(b []byte) []byte { return subscription.AppendOccurrenceMeta(b, d.Event, p.Entry) }, "")
 }
@@ -146,8 +151,9 @@ func (p *push) end(c *call, why error) {
 	p.complete(c, "")
 }
 
-// check holds the subscription to the catalog as it is now, and to the caller's
-// credentials if that is asked for. Additions change nothing for it.
+// check ends the subscription if the current catalog no longer allows it or, if credentials is true, if the caller's
+// credentials no longer do. If the event type gave up its order or regained it, check adds the partitions of the log that
+// its events go to now.
 func (p *push) check(ctx context.Context, credentials bool) error {
 	before := p.principal
 	if credentials {
@@ -170,6 +176,11 @@ func (p *push) check(ctx context.Context, credentials bool) error {
 	}
 	switch kind := fault.KindOf(err); {
 	case err == nil:
+		if chosen.Pattern != p.Pattern {
+			if err := p.feed.Add(ctx, chosen.Pattern, p.streams.feeds.AfterChange(chosen.Pattern)); err != nil {
+				return err
+			}
+		}
 		p.Selection, p.catalog = chosen, cat
 		return nil
 	case kind == fault.Forbidden:

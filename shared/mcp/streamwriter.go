@@ -311,7 +311,6 @@ func (o *streamWriter) resolveAgain(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	after := o.streams.feeds.Log.Position() - time.Second.Microseconds() // the change was a moment ago
 	for uri, t := range o.targets {
 		if t.topic != "" || t.backend != "" {
 			continue
@@ -332,11 +331,7 @@ func (o *streamWriter) resolveAgain(ctx context.Context) error {
 			if slices.ContainsFunc(t.patterns, func(q subscription.Pattern) bool { return q.Key == p.Key && q.Unordered == p.Unordered }) {
 				continue
 			}
-			from := after
-			if p.Unordered { // its log may have gone on elsewhere since before the change was announced
-				from -= (2 * time.Minute).Microseconds()
-			}
-			if err := o.feed.Add(ctx, p, from); err != nil {
+			if err := o.feed.Add(ctx, p, o.streams.feeds.AfterChange(p)); err != nil {
 				return err
 			}
 			t.patterns = append(t.patterns, p)

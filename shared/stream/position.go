@@ -21,6 +21,20 @@ func (ts *Tails) reach(c eventlog.Cursor, p eventlog.Partition, maxAge time.Dura
 	return ts.Log.Reach(c, ts.Sealer.From(c, p), floor)
 }
 
+// changeLag is how long before a reader learns of a changed catalog fanout may have used it to write the log.
+const changeLag = 2 * time.Minute
+
+// AfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog gives to an open
+// stream. If an event type gives up its order, its events go to other partitions as soon as fanout knows, so those must
+// be read from before the stream learned of the change.
+func (ts *Tails) AfterChange(p subscription.Pattern) int64 {
+	after := ts.Log.Position() - time.Second.Microseconds()
+	if p.Unordered {
+		after -= changeLag.Microseconds()
+	}
+	return after
+}
+
 // interested is [subscription.Interested] at most once in an eighth of the retention, for each pattern and process.
 func (ts *Tails) interested(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error) {
 	key := workspace + "#" + p.Key
