@@ -22,7 +22,9 @@ func boundBodies(h http.Handler, limit time.Duration) http.Handler {
 		}
 		control := http.NewResponseController(w)
 		if err := control.SetReadDeadline(time.Now().Add(limit)); err == nil {
-			r.Body = &timedBody{ReadCloser: r.Body, control: control, left: r.ContentLength}
+			sending(r, true)
+			whole := func() { sending(r, false) }
+			r.Body = &timedBody{ReadCloser: r.Body, control: control, left: r.ContentLength, received: whole}
 		}
 		h.ServeHTTP(w, r)
 	})
@@ -34,6 +36,8 @@ type timedBody struct {
 	control *http.ResponseController
 	left    int64 // negative when the length is not known
 	whole   bool
+	// received is called when the body has been read.
+	received func()
 }
 
 func (b *timedBody) Read(p []byte) (int, error) {
@@ -44,6 +48,7 @@ func (b *timedBody) Read(p []byte) (int, error) {
 	if !b.whole && (err == io.EOF || b.left == 0) {
 		b.whole = true
 		_ = b.control.SetReadDeadline(time.Time{})
+		b.received()
 	}
 	return n, err
 }

@@ -7,8 +7,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/net/netutil"
-
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
@@ -64,7 +62,8 @@ func (s *Server) listen(addr string) (net.Listener, error) {
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "listen")
 	}
-	listener = netutil.LimitListener(listener, descriptors.Accepted())
+	s.connections = limitConnections(listener, descriptors.Accepted())
+	listener = s.connections
 	s.undo = append(s.undo, func() { _ = listener.Close() })
 	s.URL = "http://" + listener.Addr().String()
 	return listener, nil

@@ -126,8 +126,10 @@ type Server struct {
 	handler    http.Handler
 	metrics    http.Handler
 	listening  *http.Server // nil if it does not
-	served     chan error
-	operators  *http.Server // nil unless the admin API has an address of its own
+	// connections are those of listening.
+	connections *connections
+	served      chan error
+	operators   *http.Server // nil unless the admin API has an address of its own
 
 	upstream     *inprocess.Transport // nil without one
 	backends     *gateway.Gateway
@@ -220,6 +222,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	s.run(ctx, roles)
 	if listener != nil {
 		s.listening = s.httpServer(s.handler)
+		s.connections.serveBy(s.listening)
 		go func() { s.served <- s.listening.Serve(listener) }()
 	}
 	return s, nil
