@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/mcp-events/mcpevents/shared/durable"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/progress"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
@@ -69,7 +70,7 @@ func Backup(ctx context.Context, data, file string, shown io.Writer) (err error)
 	if err != nil {
 		return err
 	}
-	return os.Rename(out.Name(), file)
+	return durable.Rename(out.Name(), file)
 }
 
 // outcome says what failed. An interrupt is a failure, so that no script goes on without a backup.
@@ -173,7 +174,7 @@ func Restore(ctx context.Context, file, data string, shown io.Writer) (err error
 	if len(found) != 2 {
 		return fault.New(fault.Invalid, "it is no backup: it lacks %s or %s", databaseName, keysName)
 	}
-	return errors.Join(os.Rename(found[databaseName], filepath.Join(data, databaseName)), os.Rename(found[keysName], secretsPath(data)))
+	return errors.Join(durable.Rename(found[databaseName], filepath.Join(data, databaseName)), durable.Rename(found[keysName], secretsPath(data)))
 }
 
 // untilDone reads until ctx ends.

@@ -19,16 +19,22 @@ func WriteFile(path string, content []byte) error {
 	_, err = temp.Write(content)
 	err = errors.Join(err, temp.Sync(), temp.Close())
 	if err == nil {
-		err = os.Rename(temp.Name(), path)
-	}
-	if err == nil {
-		err = syncDir(dir)
+		err = Rename(temp.Name(), path)
 	}
 	return err
 }
 
-// syncDir makes a rename outlive the machine.
-func syncDir(dir string) error {
+// Rename renames a file whose content is synced. The new name outlives the machine once Rename has returned without an
+// error.
+func Rename(from, to string) error {
+	if err := os.Rename(from, to); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(to))
+}
+
+// syncDir makes the names in a directory outlive the machine. Tests replace it.
+var syncDir = func(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err
