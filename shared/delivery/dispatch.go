@@ -12,7 +12,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
-	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/switches"
 	"github.com/mcp-events/mcpevents/shared/trace"
 	"github.com/mcp-events/mcpevents/shared/webhook"
@@ -30,7 +29,7 @@ type Opener interface {
 
 // Subscriptions is what dispatch asks of subscriptions beyond their items.
 type Subscriptions interface {
-	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
+	Finder
 	Disable(ctx context.Context, workspace, principal, id, reason string) (ended bool, err error)
 	Suspend(ctx context.Context, workspace, principal, id string) error
 }
@@ -116,8 +115,7 @@ type Dispatcher struct {
 	rate       *endpointRates
 	handled    *bounded.Map[string, map[string]bool] // of pages that failed: subscribers that are done, by message
 	underWay   sync.Map                              // attempts of the slow lane, by [SingleTask.id]
-	// unrecorded is what could not be written of attempts of the slow lane, by [SingleTask.id].
-	unrecorded *bounded.Map[string, []store.Op]
+	unrecorded unrecorded
 	progress   progress
 }
 
@@ -154,7 +152,6 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 		attempts: o.Concurrency, perEndpoint: max(1, min(o.EndpointAtOnce, o.Concurrency/4)), detached: o.Detached,
 		bytes: o.Bytes, slowAnswer: o.SlowAnswer,
 	}, d.now)
-	d.unrecorded = bounded.NewMap[string, []store.Op](maxHandled)
 	d.rate = newEndpointRates(d.DB, d.Options.EndpointRate, d.now)
 	d.fast = &fastLane{
 		deliveries: d.deliveries, sender: d.sender, outcomes: d.outcomes, lanes: d.lanes, rate: d.rate,

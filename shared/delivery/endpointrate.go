@@ -12,11 +12,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// endpointRates bound the attempts a second to one endpoint, those of all processes
-// together, without a write per attempt: a process leases several of a second's tokens
-// by one conditional write, and those that it does not use are lost. So the bound holds
-// exactly, and up to one lease per process may go unused. A limiter of x/time/rate knows one
-// process only.
+// endpointRates limits the attempts per second and endpoint across all processes. A write per attempt would be too
+// expensive, so each process leases several tokens of the current second with one conditional write. Unused tokens expire
+// with the second. The limit therefore holds exactly, but up to one lease per process may be wasted. We cannot use
+// x/time/rate because it limits a single process.
+//
+// A delivery without a token waits for its turn in a later second. Turns are leased in the same way as tokens, so that the
+// waiting deliveries of all processes arrive at the rate that the endpoint can have. A turn is not a token: an attempt needs
+// one when its turn comes.
 type endpointRates struct {
 	db    store.DB
 	limit int64 // a second; 0 is none
@@ -36,9 +39,18 @@ type tokenLease struct {
 
 	second int64 // since 1970
 	left   int64
-	spent  bool      // nothing is left of the second anywhere
-	next   time.Time // for the next delivery that has to wait
+	spent  bool // nothing is left of the second anywhere
+
+	turn      int64 // the last second in which deliveries have turns
+	turnsLeft int64 // of it, in this process
 }
+
+const (
+	// maxSeek bounds how many seconds are tried for a turn, and seekStep how many seconds are skipped after a full one. So
+	// the search reaches an hour further than the last turn of this process.
+	maxSeek  = 70
+	seekStep = 60
+)
 
 // leasesPerSecond is into how many leases a second's attempts are cut.
 const leasesPerSecond = 4
@@ -64,11 +76,7 @@ func (r *endpointRates) allow(ctx context.Context, id string) bool {
 		return ok
 	}
 	n := max(1, r.limit/leasesPerSecond)
-	op := store.Add(store.Key{
-		Table: store.Deliveries, Partition: "t#" + id, Sort: fmt.Sprint(now.Unix()),
-	}, map[string]int64{"n": n}, map[string]int64{"n": r.limit})
-	op.Item.Expires = now.Add(time.Minute)
-	err := r.db.Write(ctx, op)
+	err := r.count(ctx, id, fmt.Sprint(now.Unix()), now, n)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	t := r.get(id)
@@ -107,25 +115,56 @@ func (r *endpointRates) take(id string, now time.Time) (ok, known bool) {
 	return false, t.spent
 }
 
-// delay is how long a delivery over the rate waits: they are redelivered one by one, at the
-// endpoint's rate.
-func (r *endpointRates) delay(id string, now time.Time) time.Duration {
+// count adds n to the tokens or turns of a second. It returns [store.ErrConflict] if the second has no n left.
+func (r *endpointRates) count(ctx context.Context, id, sort string, second time.Time, n int64) error {
+	op := store.Add(store.Key{Table: store.Deliveries, Partition: "t#" + id, Sort: sort}, map[string]int64{"n": n}, map[string]int64{"n": r.limit})
+	op.Item.Expires = second.Add(time.Minute)
+	return r.db.Write(ctx, op)
+}
+
+// reserve returns how long a delivery waits for its turn.
+func (r *endpointRates) reserve(ctx context.Context, id string, now time.Time) time.Duration {
 	if r.limit == 0 {
 		return 0
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	lease := r.get(id).lease
+	r.mu.Unlock()
+	if lease.Acquire(ctx, 1) != nil {
+		return time.Second // the write of the delivery will fail, too
+	}
+	defer lease.Release(1)
+	r.mu.Lock()
 	t := r.get(id)
-	t.next = later(t.next, now).Add(time.Second / time.Duration(r.limit))
-	return t.next.Sub(now)
+	second := max(t.turn, now.Unix()+1)
+	if t.turn == second && t.turnsLeft > 0 {
+		t.turnsLeft--
+		r.mu.Unlock()
+		return time.Unix(second, 0).Sub(now)
+	}
+	r.mu.Unlock()
+	n := max(1, r.limit/leasesPerSecond)
+	for step, tries := int64(1), 0; tries < maxSeek; tries++ {
+		// If the store does not answer, the process spaces its own deliveries.
+		if err := r.count(ctx, id, fmt.Sprintf("turn#%d", second), time.Unix(second, 0), n); !errors.Is(err, store.ErrConflict) {
+			break
+		}
+		second += step
+		step = min(2*step, seekStep)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t = r.get(id)
+	t.turn, t.turnsLeft = second, n-1
+	return time.Unix(second, 0).Sub(now)
 }
 
-// awaited reports whether earlier deliveries wait for the rate: a first attempt comes after them.
+// awaited reports whether earlier deliveries wait for their turns. A first attempt must not overtake them.
 func (r *endpointRates) awaited(id string, now time.Time) bool {
 	if r.limit == 0 {
 		return false
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.get(id).next.After(now)
+	return r.get(id).turn > now.Unix()
 }

@@ -115,6 +115,7 @@ func (f *fastLane) toSlowLane(ctx context.Context, sub *subscription.Subscriber,
 	if wait > 0 {
 		wait += rand.N(wait/5 + 1)
 	}
-	_, err := f.deliveries.scheduleNext(ctx, newDelivery(sub, e, now), e, now.Add(max(f.rate.delay(id, now), wait)))
+	turn := f.rate.reserve(ctx, id, now)
+	_, err := f.deliveries.scheduleNext(ctx, newDelivery(sub, e, now.Add(turn)), e, now.Add(max(turn, wait)))
 	return err
 }

@@ -3,9 +3,13 @@ package delivery
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/singleflight"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/queue"
@@ -14,16 +18,20 @@ import (
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
-// Singles is the [queue.Handler] of the slow queue: further attempts, and first ones to
-// endpoints known to be slow. All of a batch run at once. A delivery whose endpoint has no free
-// slot is not attempted: it is reported as failed and redelivered after seconds,
-// which costs no write and none of its attempts.
+// Singles is the [queue.Handler] of the slow queue. It makes all attempts of a batch concurrently: retries, and first
+// attempts to endpoints that are known to be slow. If an endpoint has no free slot, Singles reports the message as failed, so
+// that it is redelivered after seconds. That costs no write and none of the delivery's attempts.
+//
+// While earlier outcomes cannot be written, Singles makes no attempts, because it could not record them either.
 func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed []string, err error) {
+	if err := d.writeUnrecorded(ctx); err != nil {
+		return nil, err
+	}
 	var (
 		wg    sync.WaitGroup
 		mu    sync.Mutex
 		notes []store.Op
-		made  = map[string][]store.Op{} // the same, by attempt
+		made  = map[string]outcomeOf{} // the same, by message
 	)
 	fail := func(m queue.Message) {
 		mu.Lock()
@@ -43,13 +51,14 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 		}
 		defer d.underWay.Delete(t.id()) // when the outcomes are written
 		wg.Go(func() {
+			began := d.now()
 			ops, err := d.once(ctx, m, t)
 			switch {
 			case err == nil:
 				mu.Lock()
 				defer mu.Unlock()
 				notes = append(notes, ops...)
-				made[t.id()] = ops
+				made[m.ID] = outcomeOf{t, began, ops}
 			case errors.Is(err, errNoSlot):
 				fail(m)
 			case !d.failedInternally(ctx, m, t, err):
@@ -62,42 +71,131 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 		ctx, cancel := finishing(ctx)
 		defer cancel()
 		if err := d.DB.WriteAll(ctx, notes...); err != nil {
-			// Among them are ends of deliveries. The messages are redelivered, and this process
-			// then writes them without another attempt.
-			for id, ops := range made {
-				d.unrecorded.Put(id, ops)
-			}
+			// The messages are redelivered. Until then, or before the next batch, this process writes the outcomes.
+			d.unrecorded.add(made)
 			return nil, fault.Wrap(fault.Unavailable, err, "record deliveries")
 		}
 	}
 	return failed, nil
 }
 
+// outcomeOf is the outcome of an attempt that could not be written.
+type outcomeOf struct {
+	task  SingleTask
+	began time.Time
+	ops   []store.Op
+}
+
+// unrecorded holds the outcomes that could not be written. There are at most as many as attempts ran concurrently, because no
+// attempt starts while there are any.
+type unrecorded struct {
+	mu        sync.Mutex
+	byMessage map[string]outcomeOf
+	writing   singleflight.Group
+}
+
+func (u *unrecorded) add(made map[string]outcomeOf) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.byMessage == nil {
+		u.byMessage = map[string]outcomeOf{}
+	}
+	for message, o := range made {
+		if len(o.ops) > 0 {
+			u.byMessage[message] = o
+		}
+	}
+}
+
+func (u *unrecorded) all() map[string]outcomeOf {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return maps.Clone(u.byMessage)
+}
+
+func (u *unrecorded) remove(done map[string]outcomeOf) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for message := range done {
+		delete(u.byMessage, message)
+	}
+}
+
+// writeUnrecorded writes the outcomes that could not be written before, except those of deliveries that another worker has
+// continued since, or that were delivered again.
+func (d *Dispatcher) writeUnrecorded(ctx context.Context) error {
+	left := d.unrecorded.all()
+	if len(left) == 0 {
+		return nil
+	}
+	_, err, _ := d.unrecorded.writing.Do("", func() (any, error) {
+		left := d.unrecorded.all()
+		var ops []store.Op
+		for _, o := range left {
+			del, _, err := d.deliveries.current(ctx, o.task)
+			if err != nil && !fault.Is(err, fault.Internal) {
+				return nil, err
+			}
+			if err == nil && del != nil && !del.First.After(o.began) {
+				ops = append(ops, o.ops...)
+			}
+		}
+		if len(ops) > 0 {
+			if err := d.DB.WriteAll(ctx, ops...); err != nil {
+				return nil, fault.Wrap(fault.Unavailable, err, "record earlier deliveries")
+			}
+		}
+		d.unrecorded.remove(left)
+		return nil, nil
+	})
+	return err
+}
+
 // errNoSlot says that an endpoint has no free slot for an attempt.
 var errNoSlot = errors.New("delivery: the endpoint has no free slot")
+
+// errNoToken is errNoSlot for an endpoint whose rate limit is used up.
+var errNoToken = fmt.Errorf("delivery: the endpoint's rate limit is used up: %w", errNoSlot)
 
 const (
 	// laterReceives is how often a message waits for its endpoint by failing, each time twice as long as before. Then
 	// the delivery waits in the due table. A message that failed stays in flight, and SQS allows 120,000 of them in a queue.
 	// The waits in the queue also end before the due entry, the backup of the message, would bring a second one.
 	laterReceives = 5
+	// tokenReceives is how often a delivery waits in the queue for the endpoint's rate limit.
+	tokenReceives = 3
 	// minLater and maxLater limit how long it then waits, unless its endpoint gets no attempt for longer.
 	minLater, maxLater = time.Minute, 15 * time.Minute
 	// manyWaits is how often a delivery has waited there before it is given up when the time of its schedule has passed.
 	manyWaits = 6
 )
 
-// once is inSlowLane, unless the attempt was made and could only not be recorded.
+// once makes the attempt that a task asks for. A delivery that had to wait in the queue too often waits in the due table
+// instead.
 func (d *Dispatcher) once(ctx context.Context, m queue.Message, t SingleTask) (notes []store.Op, err error) {
 	defer recovered(&err)
-	if ops, ok := d.unrecorded.Get(t.id()); ok && len(ops) > 0 {
-		return ops, nil
-	}
 	notes, err = d.inSlowLane(ctx, m, t)
-	if errors.Is(err, errNoSlot) && m.Received >= laterReceives {
+	switch {
+	case errors.Is(err, errNoToken) && m.Received >= tokenReceives:
+		return nil, d.waitForRate(ctx, t)
+	case errors.Is(err, errNoSlot) && m.Received >= laterReceives:
 		return nil, d.waitLater(ctx, t, 0, nil)
 	}
 	return notes, err
+}
+
+// waitForRate schedules a delivery for a second that has capacity left under the endpoint's rate limit. The wait does not
+// count as time of its schedule, so a delivery is never given up because others were first.
+func (d *Dispatcher) waitForRate(ctx context.Context, t SingleTask) error {
+	del, _, err := d.deliveries.current(ctx, t)
+	if err != nil || del == nil {
+		return err
+	}
+	now := d.now()
+	wait := d.rate.reserve(ctx, t.endpoint(), now)
+	del.First = del.First.Add(wait)
+	_, err = d.deliveries.writeNext(ctx, del, now.Add(wait))
+	return err
 }
 
 // inSlowLane makes the attempt that a task asks for if its endpoint has a free slot.
@@ -113,7 +211,7 @@ func (d *Dispatcher) inSlowLane(ctx context.Context, m queue.Message, t SingleTa
 	defer func() { s.Done(out) }()
 	return d.single(ctx, t, func(url string, post func() webhook.Outcome) (webhook.Outcome, error) {
 		if !d.rate.allow(ctx, s.endpoint) {
-			return webhook.Outcome{}, errNoSlot
+			return webhook.Outcome{}, errNoToken
 		}
 		s.url, out = url, post()
 		return out, nil
@@ -163,6 +261,20 @@ func (ds *deliveries) current(ctx context.Context, t SingleTask, others ...store
 	return del, items[1:], nil
 }
 
+// withoutRecord ends a delivery whose subscription is not served. A disabled subscription may be resumed, so its deliveries
+// are kept as dead letters.
+func (d *Dispatcher) withoutRecord(ctx context.Context, del *delivery) ([]store.Op, error) {
+	found, err := d.Subscriptions.Find(ctx, del.Workspace, del.Subscription)
+	if err != nil {
+		return nil, err
+	}
+	if found == nil || found.Principal != del.Principal || found.State != subscription.Disabled {
+		return del.forget(), nil
+	}
+	_, err = d.outcomes.abandon(ctx, del, nil)
+	return nil, err
+}
+
 // poster makes an attempt if the endpoint rate limit allows it.
 type poster func(url string, post func() webhook.Outcome) (webhook.Outcome, error)
 
@@ -184,7 +296,7 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 		return nil, err
 	}
 	if record == nil {
-		return del.forget(), nil
+		return d.withoutRecord(ctx, del)
 	}
 	if record.State == subscription.Suspended {
 		return nil, d.backlog.suspend(ctx, del, nil)

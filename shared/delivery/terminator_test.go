@@ -172,8 +172,8 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 		before := len(r.posts)
 		r.change(buildType, restricted)
 		r.run()
-		if n := posted(r)["evt_1"]; n != before || r.served(sub.ID) || r.deliveryState(sub.ID, "evt_1") != "none" {
-			t.Errorf("sent %d times, served %v, the delivery is %s", n, r.served(sub.ID), r.deliveryState(sub.ID, "evt_1"))
+		if n := posted(r)["evt_1"]; n != before || r.served(sub.ID) || r.deliveryState(sub.ID, "evt_1") != stateDead {
+			t.Errorf("sent %d times, served %v, the delivery is %s, want a dead letter that its owner sees", n, r.served(sub.ID), r.deliveryState(sub.ID, "evt_1"))
 		}
 	})
 
