@@ -14,10 +14,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
-// Belonging is something that is stored of a subscription's deliveries: all its keys.
+// Belonging is something that is stored for a subscription's deliveries, with all its keys.
 type Belonging struct {
 	Kind string
 	Keys []store.Key
+	// At is when it was made; zero if that is not known.
+	At time.Time
 	// Body is the stored event of a delivery, and URI the event's. Own says that no one else can use it.
 	Body store.Key
 	URI  string
@@ -41,6 +43,7 @@ func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit
 	err := of("deliveries", deliveryKey(workspace, id, ""), func(it *store.Item, b *Belonging) {
 		if del, err := decodeDelivery(it); err == nil {
 			body(del, b)
+			b.At = del.First
 			if del.waits != (store.Key{}) {
 				b.Keys = append(b.Keys, del.waits)
 			}
@@ -50,7 +53,7 @@ func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit
 		err = of("deadLetters", store.Key{Table: store.Deliveries, Partition: lettersOf(workspace, id)}, func(it *store.Item, b *Belonging) {
 			if del, at, err := decodeLetter(it); err == nil {
 				body(del, b)
-				b.Keys = del.letterKeys(at)
+				b.At, b.Keys = at, del.letterKeys(at)
 			}
 		})
 	}
@@ -61,6 +64,7 @@ func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit
 			if json.Unmarshal(it.Value, &r) != nil || !ok {
 				return
 			}
+			b.At = r.At
 			for _, partition := range []string{byEvent(workspace, r.Event), byOrigin(workspace, r.Origin), ofAll(workspace)} {
 				b.Keys = append(b.Keys, store.Key{Table: store.Deliveries, Partition: partition, Sort: stamp + "#" + id + "#" + rest})
 			}
@@ -112,16 +116,26 @@ func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []str
 	return fault.Wrap(fault.Unavailable, o.deliveries.db.Write(ctx, store.Put(store.Item{Key: key, Value: value})), "note what is erased")
 }
 
-// SweepErased deletes what was recorded for subscriptions after they were erased.
+// SweepErased deletes everything that was recorded for subscriptions after they were erased. A subscription that its client
+// has created again keeps everything since then.
 func (o *Operations) SweepErased(ctx context.Context) (n int, err error) {
 	err = store.Each(ctx, o.deliveries.db, store.Key{Table: store.Deliveries, Partition: erasedPartition}, "list what is erased", func(it *store.Item) error {
 		var e erased
 		if err := json.Unmarshal(it.Value, &e); err != nil {
-			return fault.Wrap(fault.Internal, err, "decode what is erased")
+			return o.deliveries.setAside(ctx, it, fault.Wrap(fault.Internal, err, "decode an erasure"))
 		}
 		var ops []store.Op
 		for ids := e.IDs; len(ids) >= 16; ids = ids[16:] {
-			err := o.Belongings(ctx, e.Workspace, "sub_"+hex.EncodeToString(ids[:16]), func(b Belonging) error {
+			id := "sub_" + hex.EncodeToString(ids[:16])
+			subs := subscription.Service{Records: subscription.Records{DB: o.deliveries.db, Now: o.deliveries.now}}
+			again, err := subs.Find(ctx, e.Workspace, id)
+			if err != nil {
+				return err
+			}
+			err = o.Belongings(ctx, e.Workspace, id, func(b Belonging) error {
+				if again != nil && (b.At.IsZero() || !b.At.Before(again.Created)) {
+					return nil
+				}
 				n++
 				for _, key := range b.Keys {
 					ops = append(ops, store.Delete(key))

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -180,7 +181,8 @@ func ListRecords(ctx context.Context, db store.DB, workspace string, ask RecordQ
 	})
 }
 
-// newest makes a query from the newest item on, and reads those of a span that read takes; next is "" at the end.
+// newest reads one page of items, newest first, and returns those within a span that read accepts. An item that cannot be
+// decoded is logged and left out, so that it does not hide the others. next is "" at the end.
 func newest[T any](ctx context.Context, db store.DB, q store.Query, within Span, what string, read func(*store.Item) (T, bool, error)) (list []T, next string, err error) {
 	q.Reverse = true
 	q.Within(within.Since, within.Until)
@@ -189,11 +191,12 @@ func newest[T any](ctx context.Context, db store.DB, q store.Query, within Span,
 		return nil, "", fault.Wrap(fault.Unavailable, err, "%s", what)
 	}
 	for i := range page.Items {
-		entry, takes, err := read(&page.Items[i])
-		if err != nil {
-			return nil, "", err
-		}
-		if takes {
+		it := &page.Items[i]
+		entry, takes, err := read(it)
+		switch {
+		case err != nil:
+			slog.ErrorContext(ctx, "stored item not listed", "table", it.Table, "partition", it.Partition, "sort", it.Sort, "error", err)
+		case takes:
 			list = append(list, entry)
 		}
 	}

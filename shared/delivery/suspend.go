@@ -60,8 +60,11 @@ func (b *backlog) reactivateAll(ctx context.Context, workspace string, r Reactiv
 	}
 	return store.Each(ctx, b.deliveries.db, deliveryKey(workspace, r.Subscription, ""), "list the suspended deliveries", func(it *store.Item) error {
 		del, err := decodeDelivery(it)
-		if err != nil || del.State != stateSuspended {
-			return err
+		if err != nil {
+			return b.deliveries.setAside(ctx, it, err)
+		}
+		if del.State != stateSuspended {
+			return nil
 		}
 		return b.reactivate(ctx, del)
 	})
