@@ -20,11 +20,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
-// A replay retries the dead letters of a selection, or delivers what was published in a span of time to one subscription
-// again (replay.go), as a job. The job is one item with its position; who works on it writes it over the version that it read, so that of two only one goes on. It is found
-// by an entry in a list of those that run, which a job of every minute walks. A letter is
-// gone once it is retried, so a crash repeats none. The letters of a replay are those that there were
-// when it was asked for.
+// A replay retries the dead letters of a selection, or delivers the events of a time span to one subscription again
+// (replay.go), as a job. The job is one item with its position. A worker claims the job for [replayClaim] before it sends
+// anything, and each step renews the claim, so that two workers do not send the same events. If a worker dies, another one
+// continues after that time, and at most one step is repeated. A list of running jobs, which a job of every minute walks,
+// leads to them. A letter is deleted when it is retried, so a repeated step skips it. The letters of a replay are those that
+// existed when it was requested.
 
 // Replays begins, runs and cancels replays. Make it with [NewReplays].
 type Replays struct {
@@ -89,6 +90,8 @@ type Replay struct {
 	// Before is where it goes on, and Next when.
 	Before string    `json:"before,omitempty"`
 	Next   time.Time `json:"next,omitzero"`
+	// Claimed is until when one worker continues it.
+	Claimed time.Time `json:"claimed,omitzero"`
 
 	version int64
 }
@@ -107,6 +110,8 @@ const (
 	replayAhead = time.Minute
 	// replayMoment is how long who begins a replay goes on with it.
 	replayMoment = 3 * time.Second
+	// replayClaim is how long a worker may take for a step, so it is also how long a replay stops if its worker dies.
+	replayClaim = 2 * time.Minute
 	// replayWorkers are how many letters are retried at once.
 	replayWorkers = 8
 	// maxCount bounds how many letters are counted.
@@ -251,31 +256,51 @@ func (rs *Replays) Run(ctx context.Context) (taken int, err error) {
 	return taken, errors.Join(append(errs, err)...)
 }
 
-// run goes on with one replay until it is done, ahead of the clock, or, if until is not zero, no longer than that.
+// run claims one replay and continues it until it is done or far enough ahead of the clock, or, if until is not zero, until
+// that time.
 func (rs *Replays) run(ctx context.Context, workspace, id string, until time.Time) (taken int, err error) {
-	for {
-		r, err := rs.Find(ctx, workspace, id)
-		if err != nil {
-			return taken, err
-		}
-		if r == nil || r.State != ReplayRunning {
-			return taken, fault.Wrap(fault.Unavailable, rs.deliveries.db.Write(ctx, store.Delete(runningKey(workspace, id))), "end a replay")
-		}
+	r, err := rs.Find(ctx, workspace, id)
+	if err != nil {
+		return 0, err
+	}
+	if r == nil || r.State != ReplayRunning {
+		return 0, fault.Wrap(fault.Unavailable, rs.deliveries.db.Write(ctx, store.Delete(runningKey(workspace, id))), "end a replay")
+	}
+	for claimed := false; r.State == ReplayRunning; {
 		now := rs.deliveries.now()
 		if r.Next.Before(now) {
 			r.Next = now
 		}
-		if r.Next.Sub(now) > cmp.Or(rs.Ahead, replayAhead) || !until.IsZero() && now.After(until) {
+		enough := r.Next.Sub(now) > cmp.Or(rs.Ahead, replayAhead) || !until.IsZero() && now.After(until)
+		if enough && !claimed {
+			return taken, nil
+		}
+		if !claimed && r.Claimed.After(now) {
+			return taken, nil // another worker continues it
+		}
+		if r.Claimed = now.Add(replayClaim); enough {
+			r.Claimed = time.Time{}
+		}
+		if enough || !claimed {
+			if err := rs.save(ctx, r); errors.Is(err, store.ErrConflict) {
+				return taken, nil // another worker was first, or it was canceled
+			} else if err != nil {
+				return taken, fault.Wrap(fault.Unavailable, err, "claim a replay")
+			}
+			claimed = true
+		}
+		if enough {
 			return taken, nil
 		}
 		n, err := rs.step(ctx, r, now)
 		if errors.Is(err, store.ErrConflict) {
-			return taken, nil // another process goes on, or it was canceled
+			return taken, nil // it was canceled, or the step took so long that another worker continues it
 		}
 		if taken += n; err != nil {
 			return taken, err
 		}
 	}
+	return taken, nil
 }
 
 // Begin goes on with a new replay for a moment, and returns how it is then. At the default rate that is enough
@@ -372,12 +397,13 @@ func (rs *Replays) countMore(ctx context.Context, of *Replay, replayed int, beca
 	return nil
 }
 
-// Each visits the replays of a workspace, with the keys of each.
+// Each visits the replays of a workspace, with the keys of each. It logs and skips one that cannot be decoded.
 func (rs *Replays) Each(ctx context.Context, workspace string, visit func(r *Replay, keys []store.Key) error) error {
 	return store.Each(ctx, rs.deliveries.db, replayKey(workspace, "-"), "list the replays", func(it *store.Item) error {
 		r, err := decodeReplay(it)
 		if err != nil {
-			return err
+			rs.deliveries.log.ErrorContext(ctx, "replay not decoded", "workspace", workspace, "replay", it.Sort, "error", err)
+			return nil
 		}
 		return visit(r, []store.Key{it.Key, runningKey(workspace, r.ID)})
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -17,6 +18,8 @@ type resumed struct {
 	Workspace string    `json:"ws"`
 	Name      Name      `json:"n"`
 	At        time.Time `json:"at"`
+	// Claimed is until when one worker requeues them.
+	Claimed time.Time `json:"claimed,omitzero"`
 }
 
 func resumedKey(workspace string, n Name) store.Key {
@@ -26,40 +29,91 @@ func resumedKey(workspace string, n Name) store.Key {
 // round is for how long one run of Requeue spreads what it requeues.
 const round = time.Minute
 
-// Requeue puts messages of switches that were resumed back on their queues, and reports how many. It
-// runs every minute, and right after a resume; what it requeues in a run is spread over a minute. A message
-// is deleted after it was sent: a crash in between sends it twice.
+// claimedFor is how long a worker may take for one run of one switch. If it dies, another worker continues after that time.
+const claimedFor = 2 * time.Minute
+
+// Requeue puts messages of switches that were resumed back on their queues, and returns how many. It runs every minute, and
+// right after a resume; the messages of one run are spread over a minute. A worker claims a switch before it sends its
+// messages, and deletes each message after sending it, so only a crash sends some of them twice.
 func (s *Set) Requeue(ctx context.Context) (requeued int, err error) {
 	var errs []error
-	err = store.Each(ctx, s.DB, store.Key{Table: store.Deliveries, Partition: resumedPart}, "list what was resumed", func(it *store.Item) error {
+	err = store.Each(ctx, s.DB, store.Key{Table: store.Deliveries, Partition: resumedPart}, "list the resumed switches", func(it *store.Item) error {
 		var r resumed
 		if err := json.Unmarshal(it.Value, &r); err != nil {
-			errs = append(errs, fault.Wrap(fault.Internal, err, "decode what was resumed"))
+			errs = append(errs, s.setAside(ctx, it, fault.Wrap(fault.Internal, err, "decode a resumed switch")))
 			return nil
 		}
 		n, err := s.RequeueOf(ctx, r.Workspace, r.Name)
 		requeued += n
-		if err == nil && n == 0 && s.now().Sub(r.At) > linger {
-			err = s.DB.Write(ctx, store.Delete(it.Key))
-		}
 		errs = append(errs, err)
 		return nil
 	})
 	return requeued, errors.Join(append(errs, err)...)
 }
 
-// RequeueOf is [Set.Requeue] for one switch, which does nothing while that is paused.
+// RequeueOf is [Set.Requeue] for one switch. It does nothing while that is paused, or while another worker requeues its
+// messages.
 func (s *Set) RequeueOf(ctx context.Context, workspace string, n Name) (requeued int, err error) {
 	if sw, err := s.Get(ctx, workspace, n); err != nil || sw != nil {
 		return 0, err
 	}
+	r, version, err := s.claim(ctx, workspace, n)
+	if err != nil || r == nil {
+		return 0, err
+	}
+	requeued, err = s.requeueAll(ctx, workspace, n)
+	var end store.Op
+	key := resumedKey(workspace, n)
+	if err == nil && requeued == 0 && s.now().Sub(r.At) > linger {
+		end = store.Delete(key, store.VersionIs(version))
+	} else {
+		r.Claimed = time.Time{}
+		end = store.Put(r.item(version+1), store.VersionIs(version))
+	}
+	released := s.DB.Write(ctx, end)
+	if errors.Is(released, store.ErrConflict) {
+		released = nil // it was paused or resumed meanwhile
+	}
+	return requeued, errors.Join(err, fault.Wrap(fault.Unavailable, released, "release a resumed switch"))
+}
+
+// item is a resumed switch as it is stored.
+func (r *resumed) item(version int64) store.Item {
+	value, _ := json.Marshal(r) // texts and times
+	return store.Item{Key: resumedKey(r.Workspace, r.Name), Value: value, Version: version, Expires: r.At.Add(Kept)}
+}
+
+// claim claims the messages of a resumed switch. It returns nil if there is none, or another worker has claimed it.
+func (s *Set) claim(ctx context.Context, workspace string, n Name) (*resumed, int64, error) {
+	items, err := s.DB.Get(ctx, resumedKey(workspace, n))
+	if err != nil || items[0] == nil {
+		return nil, 0, fault.Wrap(fault.Unavailable, err, "read a resumed switch")
+	}
+	var r resumed
+	if err := json.Unmarshal(items[0].Value, &r); err != nil {
+		return nil, 0, s.setAside(ctx, items[0], fault.Wrap(fault.Internal, err, "decode a resumed switch"))
+	}
+	if r.Claimed.After(s.now()) {
+		return nil, 0, nil
+	}
+	r.Claimed = s.now().Add(claimedFor)
+	version := items[0].Version + 1
+	err = s.DB.Write(ctx, store.Put(r.item(version), store.VersionIs(items[0].Version)))
+	if errors.Is(err, store.ErrConflict) {
+		return nil, 0, nil
+	}
+	return &r, version, fault.Wrap(fault.Unavailable, err, "claim a resumed switch")
+}
+
+// requeueAll requeues the messages of a switch, as many as fit into one run.
+func (s *Set) requeueAll(ctx context.Context, workspace string, n Name) (requeued int, err error) {
 	const most = RequeueRate * int(round/time.Second)
 	for shard := range shards {
 		q := store.Query{Table: store.Deliveries, Partition: waitingPartition(workspace, n, shard), Limit: 100}
 		for more := true; more && requeued < most; {
 			page, err := s.DB.Query(ctx, q)
 			if err != nil {
-				return requeued, fault.Wrap(fault.Unavailable, err, "list what is paused")
+				return requeued, fault.Wrap(fault.Unavailable, err, "list the paused messages")
 			}
 			if err := s.requeue(ctx, page.Items, requeued); err != nil {
 				return requeued, err
@@ -71,6 +125,17 @@ func (s *Set) RequeueOf(ctx context.Context, workspace string, n Name) (requeued
 	return requeued, nil
 }
 
+// setAside dead-letters an item that cannot be decoded, so that it does not block the others.
+func (s *Set) setAside(ctx context.Context, it *store.Item, reason error) error {
+	m := queue.Message{ID: it.Partition + " " + it.Sort, Outgoing: queue.Outgoing{Body: it.Value}}
+	letter := queue.NewDeadLetter(queue.Name("table:"+it.Table), m, fault.Public(reason), nil, s.now())
+	if err := s.Queue.Send(ctx, queue.Dead, letter); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "dead-letter an item that cannot be decoded")
+	}
+	slog.ErrorContext(ctx, "stored item dead-lettered", "table", it.Table, "partition", it.Partition, "sort", it.Sort, "error", reason)
+	return fault.Wrap(fault.Unavailable, s.DB.Write(ctx, store.Delete(it.Key)), "delete an item that cannot be decoded")
+}
+
 // requeue sends messages, those after the first so many of this round.
 func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error {
 	byQueue := map[queue.Name][]queue.Outgoing{}
@@ -78,7 +143,10 @@ func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error
 	for i, it := range items {
 		m, err := decodeStored(it.Value)
 		if err != nil {
-			return err
+			if err := s.setAside(ctx, &it, err); err != nil {
+				return err
+			}
+			continue
 		}
 		delay := time.Duration(before+i) / RequeueRate * time.Second
 		if !s.Alone {

@@ -198,11 +198,8 @@ func (s *Set) Pause(ctx context.Context, workspace string, sw Switch) error {
 
 // ResumeOps are the writes that resume, for who writes more with them.
 func (s *Set) ResumeOps(workspace string, n Name) []store.Op {
-	value, _ := json.Marshal(resumed{version, workspace, n, s.now().UTC()})
-	return []store.Op{
-		store.Delete(key(workspace, n)),
-		store.Put(store.Item{Key: resumedKey(workspace, n), Value: value, Expires: s.now().Add(Kept)}),
-	}
+	r := resumed{V: version, Workspace: workspace, Name: n, At: s.now().UTC()}
+	return []store.Op{store.Delete(key(workspace, n)), store.Put(r.item(0))}
 }
 
 // Resume resumes; false if it was not paused. [Set.Requeue] brings back what waits.
