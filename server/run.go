@@ -45,9 +45,9 @@ const (
 // run starts the workers. They end with [Server.Shutdown], not with ctx.
 func (s *Server) run(ctx context.Context, r roles) {
 	ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
-	s.work(ctx, queue.Events, r.fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4, MaxReceives: maxReceives})
+	s.work(ctx, queue.Events, r.fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4, MaxReceives: maxReceives, Bytes: queueBytes / 2})
 	s.work(ctx, queue.Deliveries, s.dispatcher.Pages, queue.ConsumeOptions{
-		Batch: 10, Concurrency: pageWorkers, PerGroup: pagesPerGroup, Visibility: 2 * time.Minute, MaxReceives: maxReceives,
+		Batch: 10, Concurrency: pageWorkers, PerGroup: pagesPerGroup, Bytes: queueBytes, Visibility: 2 * time.Minute, MaxReceives: maxReceives,
 	})
 	s.work(ctx, queue.Slow, s.dispatcher.Singles, queue.ConsumeOptions{
 		Batch: 1, Concurrency: slowAttempts, PerGroup: slowPerEndpoint, Visibility: 2 * time.Minute,

@@ -112,6 +112,9 @@ type ConsumeOptions struct {
 	// PerGroup is how many messages of a group of a standard queue may be in handlers at once;
 	// 0 is any number. Messages without a group are not bounded. SQS has no such bound.
 	PerGroup int
+	// Bytes limits the bodies of the messages in handlers together; 0 is any size. Half of it is for one group of a standard
+	// queue. A single message is handled whatever its size. SQS has no such limit.
+	Bytes int
 }
 
 // Consumer runs handlers outside of Lambda.

@@ -57,6 +57,7 @@ type group struct {
 	name    string
 	ready   deque[*message]
 	bytes   int  // of the bodies of ready messages
+	handled int  // of the bodies of messages in handlers
 	busy    int  // messages of a standard queue in handlers
 	locked  bool // by a batch of a FIFO queue
 	bounded bool // out of the ring until one of its messages is settled
@@ -75,6 +76,8 @@ type ready struct {
 	groups map[string]*group
 	ring   deque[*group]
 	count  int
+
+	handled int // bytes of the bodies in handlers
 }
 
 func (r *ready) group(name string) *group {
@@ -99,28 +102,35 @@ func (r *ready) add(m *message) {
 // available reports that take may find a message.
 func (r *ready) available() bool { return r.ring.len() > 0 }
 
-// take removes up to n messages. On a FIFO queue it locks their groups, each until [ready.unlock]; on a
-// standard one at most perGroup of a group are in handlers until [ready.settled], if that is not 0.
+// take removes up to n messages. On a FIFO queue it locks their groups, each until [ready.unlock]; on a standard one at most
+// perGroup of a group are in handlers until [ready.settled], if that is not 0. Messages in handlers have at most the given
+// number of bytes, unless it is 0.
 //
 // A message that failed before is a batch of its own, so that a message that always fails fails no others.
-func (r *ready) take(n, perGroup int) (batch []*message) {
+func (r *ready) take(n, perGroup, bytes int) (batch []*message) {
 	for len(batch) < n && r.available() {
 		g := r.ring.first()
-		if perGroup > 0 && !r.fifo && g.name != "" && g.busy >= perGroup {
+		m := g.ready.first()
+		if bytes > 0 && r.handled > 0 && r.handled+len(m.body) > bytes {
+			break
+		}
+		most := bytes > 0 && g.handled > 0 && g.handled+len(m.body) > bytes/2
+		if !r.fifo && g.name != "" && (perGroup > 0 && g.busy >= perGroup || most) {
 			g.bounded = true
 			r.ring.pop()
 			continue
 		}
-		again := g.ready.first().received > 0
+		again := m.received > 0
 		if again && len(batch) > 0 {
 			break
 		}
 		r.ring.pop()
-		batch = append(batch, g.pop())
+		batch = append(batch, r.handle(g))
 		if r.fifo {
 			g.locked = true
-			for !again && len(batch) < n && g.ready.len() > 0 && g.ready.first().received == 0 {
-				batch = append(batch, g.pop())
+			for !again && len(batch) < n && g.ready.len() > 0 && g.ready.first().received == 0 &&
+				(bytes == 0 || r.handled+len(g.ready.first().body) <= bytes) {
+				batch = append(batch, r.handle(g))
 			}
 		} else if g.busy++; g.ready.len() > 0 {
 			r.ring.push(g)
@@ -146,6 +156,24 @@ func (r *ready) pushFront(name string, msgs ...*message) {
 	if was == 0 && !g.locked {
 		r.ring.push(g)
 	}
+}
+
+// handle removes the first message of a group for a handler.
+func (r *ready) handle(g *group) *message {
+	m := g.pop()
+	m.handled = len(m.body)
+	g.handled += m.handled
+	r.handled += m.handled
+	return m
+}
+
+// left is called when a message has left its handler.
+func (r *ready) left(m *message) {
+	r.handled -= m.handled
+	if g := r.groups[m.group]; g != nil {
+		g.handled -= m.handled
+	}
+	m.handled = 0
 }
 
 // settled is called when a message of a group of a standard queue has left its handler.

@@ -188,7 +188,7 @@ type batch struct {
 func (mq *memoryQueue) take(opts queue.ConsumeOptions) (*batch, chan struct{}) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
-	msgs := mq.ready.take(opts.Batch, opts.PerGroup)
+	msgs := mq.ready.take(opts.Batch, opts.PerGroup, opts.Bytes)
 	if len(msgs) == 0 {
 		woken := make(chan struct{}, 1)
 		mq.waiting = append(mq.waiting, woken)
@@ -225,6 +225,9 @@ func (mq *memoryQueue) settle(f *batch, failed func(*message) bool) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
 	mq.inFlight -= len(f.msgs)
+	for _, m := range f.msgs {
+		mq.ready.left(m)
+	}
 	now := time.Now()
 	if mq.ready.fifo {
 		mq.settleGroups(f, failed, now)

@@ -559,3 +559,45 @@ func workUntilKilled(path string) {
 	}
 	all.Wait()
 }
+
+func TestTheBytesInHandlersAreBounded(t *testing.T) {
+	t.Run("WHK-26 handlers have at most the given bytes, a group at most half of them, and every message is handled", func(t *testing.T) {
+		const bytes, size = 1000, 100
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			var mu sync.Mutex
+			now, most, all := map[string]int{}, map[string]int{}, 0
+			add := func(m queue.Message, n int) {
+				mu.Lock()
+				defer mu.Unlock()
+				for _, of := range []string{m.Group, "all"} {
+					now[of] += n
+					most[of] = max(most[of], now[of])
+				}
+				all += max(n, 0) / size
+			}
+			defer run(q, queue.Deliveries, queue.ConsumeOptions{Batch: 3, Concurrency: 50, Bytes: bytes}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				for _, m := range batch {
+					add(m, len(m.Body))
+				}
+				time.Sleep(time.Second)
+				for _, m := range batch {
+					add(m, -len(m.Body))
+				}
+				return nil, nil
+			})()
+			var msgs []queue.Outgoing
+			for i := range 60 {
+				msgs = append(msgs, queue.Outgoing{Body: []byte(strings.Repeat("x", size)), Group: []string{"a", "a", "b"}[i%3]})
+			}
+			if err := q.Send(context.Background(), queue.Deliveries, msgs...); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Minute)
+			mu.Lock()
+			defer mu.Unlock()
+			if all != len(msgs) || most["all"] != bytes || most["a"] > bytes/2 || most["b"] > bytes/2 {
+				t.Errorf("%d of %d messages were handled, with at most %v bytes at the same time; want %d, and half of it for a group", all, len(msgs), most, bytes)
+			}
+		})
+	})
+}

@@ -85,6 +85,7 @@ type message struct {
 	body     []byte // nil: to be read from its row
 	sent     int64  // microseconds since 1970
 	received int
+	handled  int // bytes of its body that count as in a handler
 
 	forwarded *forwarding // until it is a row or accepted; see [Queues.Forward]
 	hasRow    bool        // of a forwarded message
