@@ -37,7 +37,7 @@ func TestRequeueOfPausedMessages(t *testing.T) {
 			s := &Set{DB: db, Queue: q, Alone: true}
 			item := s.Item("default", All, Message{Queue: queue.Slow, Body: []byte(`{}`)})
 			item.Value, item.Expires = []byte(tc.value), time.Now().Add(time.Hour)
-			if err := db.Write(t.Context(), store.Put(item)); err != nil {
+			if err := db.Write(t.Context(), append(s.ResumeOps("default", All), store.Put(item))...); err != nil {
 				t.Fatal(err)
 			}
 			if n, err := s.RequeueOf(t.Context(), "default", All); n != 1 || err != nil {
