@@ -77,28 +77,13 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 	var spans trace.Spans
 	defer func() { spans.End(failure(err)) }()
 	groups, errs := f.group(ctx, batch, &spans)
-	headers, err := f.match(ctx, groups)
+	if f.DB.Ordered() {
+		err = f.deliverOrdered(ctx, groups, slices.ContainsFunc(batch, func(m queue.Message) bool { return m.Received > 1 }))
+	} else {
+		err = f.deliver(ctx, groups)
+	}
 	if err != nil {
 		return nil, err
-	}
-	again := slices.ContainsFunc(batch, func(m queue.Message) bool { return m.Received > 1 })
-	if f.DB.Ordered() && !again {
-		// The log and the queues are one file, so appending takes no longer than the first attempts.
-		var sending sync.WaitGroup
-		tasks := pageTasks(groups, headers)
-		sending.Go(func() { err = f.send(ctx, tasks) })
-		f.append(ctx, groups)
-		sending.Wait()
-	} else {
-		// Append first. If the log fails, the batch is redelivered again and again, and must not send its tasks
-		// each time.
-		f.append(ctx, groups)
-		if tasks := pageTasks(groups, headers); len(tasks) > 0 {
-			err = f.Queue.Send(ctx, queue.Deliveries, tasks...)
-		}
-	}
-	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "send page tasks")
 	}
 	for _, g := range groups {
 		if g.err != nil {
@@ -111,6 +96,65 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 		maps.Copy(errs, g.refused)
 	}
 	return f.settle(ctx, batch, errs), nil
+}
+
+// deliverOrdered appends the events to a log that one process owns, and sends page tasks. The log and the queues are one
+// file, so appending takes no longer than the first attempts, and the two run concurrently.
+//
+// A subscription that is made from a cursor meanwhile waits for the batch before it replays the log; see
+// [eventlog.Log.AwaitBatches].
+func (f *Fanout) deliverOrdered(ctx context.Context, groups []*uriBatch, again bool) error {
+	defer f.Log.BeginBatch()()
+	headers, err := f.match(ctx, groups)
+	if err != nil {
+		return err
+	}
+	if again {
+		// Append first. If the log fails, the batch is redelivered again and again, and must not send its tasks each
+		// time.
+		f.append(ctx, groups)
+		return f.sendTasks(ctx, pageTasks(groups, headers))
+	}
+	var sending sync.WaitGroup
+	tasks := pageTasks(groups, headers)
+	sending.Go(func() { err = f.send(ctx, tasks) })
+	f.append(ctx, groups)
+	sending.Wait()
+	return fault.Wrap(fault.Unavailable, err, "send page tasks")
+}
+
+// deliver appends the events to the log and then sends page tasks.
+//
+// It looks for subscribers only when the log has the events. A subscription that is made from a cursor meanwhile is either
+// found here, or its replay, which reads the log after it was written, finds the events there. In the other order an event
+// could miss both. In-band readers are the exception, because their partitions of the log are written last. If there are
+// any, deliver looks for subscribers again.
+func (f *Fanout) deliver(ctx context.Context, groups []*uriBatch) error {
+	f.append(ctx, groups)
+	headers, err := f.match(ctx, groups)
+	if err != nil {
+		return err
+	}
+	read := false
+	for _, g := range groups {
+		if len(g.inBandKeys) > 0 {
+			g.try(func() error { return f.Log.AppendPatterns(ctx, g.events, g.inBandKeys, g.entry.Unordered()) })
+			read = true
+		}
+	}
+	if read {
+		if headers, err = f.match(ctx, groups); err != nil {
+			return err
+		}
+	}
+	return f.sendTasks(ctx, pageTasks(groups, headers))
+}
+
+func (f *Fanout) sendTasks(ctx context.Context, tasks []queue.Outgoing) error {
+	if len(tasks) == 0 {
+		return nil
+	}
+	return fault.Wrap(fault.Unavailable, f.Queue.Send(ctx, queue.Deliveries, tasks...), "send page tasks")
 }
 
 // settle dead-letters the messages whose error is permanent and returns the others that have an error. Behind a message
@@ -289,6 +333,7 @@ func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[headerID]in
 	now := f.now()
 	var r reads
 	for _, g := range groups {
+		g.webhookKeys, g.inBandKeys = nil, nil
 		g.try(func() error {
 			wanted := []store.Key{subscription.HeaderKey(g.workspace, g.uri)}
 			for _, scope := range subscription.Scopes(g.entry.Name) {

@@ -25,6 +25,9 @@ const MaxReplay = 5000
 // Replay implements [subscription.Replayer]: it enqueues the events of the
 // subscription's patterns after the given key, oldest first within a partition.
 func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, after int64) (truncated bool, err error) {
+	if err := r.Log.AwaitBatches(ctx); err != nil {
+		return false, err
+	}
 	sent := 0
 	for _, p := range s.Patterns {
 		for _, part := range p.Partitions(r.Log, s.Workspace) {

@@ -90,7 +90,8 @@ type Log struct {
 	// Broken counts items that cannot be decoded. Readers skip them.
 	Broken atomic.Int64
 
-	broken bounded.Map[store.Key, bool] // items that are counted and logged already
+	broken  bounded.Map[store.Key, bool] // items that are counted and logged already
+	batches batches
 }
 
 // Time is that of the clock of the stamps.

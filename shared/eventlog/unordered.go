@@ -45,15 +45,42 @@ func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events
 			mu.Lock()
 			done.First, done.After = done.First || own.First, min(done.After, own.After)
 			mu.Unlock()
-			for _, key := range keys {
-				for _, events := range pack(part, maxSegment, store.MaxTransaction) {
-					if _, err := l.put(ctx, shard(workspace, key, i), segment{V: segmentVersion, Events: events}, 0); err != nil {
-						return fault.Wrap(fault.Unavailable, err, "append to the log of %s", key)
-					}
-				}
-			}
-			return nil
+			return l.putPatterns(ctx, i, part, keys)
 		})
 	}
 	return done, write.Wait()
+}
+
+// AppendPatterns appends events of one URI, which its own partition has already, to the partitions of the pattern keys. It
+// is for a store that is not ordered.
+func (l *Log) AppendPatterns(ctx context.Context, events []event.Event, keys []string, unordered bool) error {
+	if !unordered {
+		for _, e := range events {
+			if err := l.AppendPattern(ctx, e, keys); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	shards := map[int][]event.Event{}
+	for _, e := range events {
+		shards[shardOf(e.ID)] = append(shards[shardOf(e.ID)], e)
+	}
+	write, ctx := errgroup.WithContext(ctx)
+	for i, part := range shards {
+		write.Go(func() error { return l.putPatterns(ctx, i, part, keys) })
+	}
+	return write.Wait()
+}
+
+// putPatterns appends events to one shard of each pattern key.
+func (l *Log) putPatterns(ctx context.Context, i int, part []event.Event, keys []string) error {
+	for _, key := range keys {
+		for _, events := range pack(part, maxSegment, store.MaxTransaction) {
+			if _, err := l.put(ctx, shard(part[0].Workspace, key, i), segment{V: segmentVersion, Events: events}, 0); err != nil {
+				return fault.Wrap(fault.Unavailable, err, "append to the log of %s", key)
+			}
+		}
+	}
+	return nil
 }
