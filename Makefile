@@ -89,21 +89,7 @@ test-full: prerequisites ## run all tests, with the race detector but for simula
 	  [ -z "$$inner" ] || CGO_ENABLED=1 go test -vet=off -race -count=1 -timeout 25m -p 3 -json $$inner || code=1; \
 	  [ -z "$$simulated" ] || go test -vet=off -count=1 -timeout 14m -json -run '$(SIMULATIONS)' $$simulated || code=1; \
 	  [ -z "$$outer" ] || MCPEVENTS_TEST_RACE=1 go test -vet=off -count=1 -timeout 25m -p 3 -parallel 4 -json $$outer || code=1; \
-	  exit $$code; } | go run ./tools/testview -again build/again $(if $(filter ./...,$(PKG)),-log $(TESTLOG) -with '$(LATER)') || $(MAKE) again
-
-# The tests of whole servers look at the time, and a machine may have something else to do. When up to three tests failed,
-# they run once more, alone; what then fails has failed. The names stay in the output of the first run.
-.PHONY: again
-again:
-	@[ -s build/again ] || exit 1; echo "once more:"; cat build/again
-	@{ code=0; while read -r pkg tests; do \
-	  case $$pkg in \
-	  */test/fleet|*/test/backend) race=-race cgo=1;; \
-	  */functions|*/test/*) race= cgo=0;; \
-	  *) race=-race cgo=1;; esac; \
-	  CGO_ENABLED=$$cgo MCPEVENTS_TEST_RACE=1 go test -vet=off $$race -count=1 -timeout 25m -json -run "^($${tests// /|})\$$" $$pkg </dev/null || code=1; \
-	  done <build/again; exit $$code; } | \
-	  go run ./tools/testview -with "$$(cut -d ' ' -f 2- build/again | tr '\n' ' ')" $(if $(filter ./...,$(PKG)),-append -log $(TESTLOG))
+	  exit $$code; } | go run ./tools/testview $(if $(filter ./...,$(PKG)),-log $(TESTLOG) -with '$(LATER)')
 
 .PHONY: test-release
 test-release: ## run all tests as make test-full does, the large ones (kills under load, fan-out) at their full size

@@ -399,7 +399,7 @@ const (
 // settle waits until everything has arrived or is given up, or until nothing changes any more.
 func (c *chaos) settle() {
 	c.t.Logf("%s has published: %s", c.target.Name, c.summary())
-	began, changed, last := time.Now(), time.Now(), -1
+	began, changed, logged, last := time.Now(), time.Now(), time.Now(), -1
 	for time.Since(changed) < stillness && time.Since(began) < longestSettling && wait(c.t.Context(), 3*time.Second) {
 		left, arrived := 0, 0
 		for _, l := range c.consumers {
@@ -413,6 +413,10 @@ func (c *chaos) settle() {
 		}
 		if left == 0 {
 			break
+		}
+		if time.Since(logged) > 30*time.Second {
+			logged = time.Now()
+			c.t.Logf("%s is settling: %s", c.target.Name, c.summary())
 		}
 		if state := arrived - left; state != last {
 			last, changed = state, time.Now()

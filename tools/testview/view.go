@@ -36,7 +36,6 @@ type viewer struct {
 	names  options
 	counts counts
 	bad    bool
-	broken bool // bad for another reason than a test that ended and may do better another time
 }
 
 func newViewer(out io.Writer, names options) *viewer {
@@ -73,7 +72,7 @@ func (v *viewer) take(raw []byte) {
 	case l.Action == "build-output":
 		fmt.Fprint(v.out, l.Output)
 	case l.Action == "build-fail":
-		v.bad, v.broken = true, true
+		v.bad = true
 	case l.Action == "output" && l.Test != "":
 		v.keep(l)
 	case l.Action == "output":
@@ -82,9 +81,6 @@ func (v *viewer) take(raw []byte) {
 		v.test(l)
 	case l.Action == "fail":
 		v.bad = true
-		if !slices.ContainsFunc(v.failed, func(key string) bool { return strings.HasPrefix(key, l.Package+" ") }) {
-			v.broken = true
-		}
 		v.unfinished(l.Package)
 	}
 }
@@ -126,9 +122,6 @@ func (v *viewer) test(l line) {
 		v.counts.failed++
 		v.bad = true
 		v.failed = append(v.failed, key)
-		if b := v.tests[key]; b != nil && strings.Contains(b.String(), "DATA RACE") {
-			v.broken = true
-		}
 		v.print(key)
 	default:
 		return
@@ -143,7 +136,6 @@ func (v *viewer) unfinished(pkg string) {
 	for _, key := range slices.Sorted(maps.Keys(v.tests)) {
 		if pkg == "" || strings.HasPrefix(key, pkg+" ") {
 			v.counts.failed++
-			v.broken = true
 			v.failed = append(v.failed, key)
 			v.print(key)
 			delete(v.tests, key)
@@ -163,7 +155,7 @@ func (v *viewer) finish(took time.Duration) {
 		v.unfinished("")
 	}
 	if len(v.ends) == 0 {
-		v.bad, v.broken = true, true
+		v.bad = true
 	}
 	fmt.Fprintf(v.out, "\n%d tests passed, %d failed, %d skipped in %s\n",
 		v.counts.passed, v.counts.failed, v.counts.skipped, took.Round(100*time.Millisecond))
@@ -177,7 +169,7 @@ func (v *viewer) finish(took time.Duration) {
 	}
 	for _, name := range v.names.with {
 		if !v.ran[name] {
-			v.bad, v.broken = true, true
+			v.bad = true
 			fmt.Fprintln(v.out, "--- MISSING:", name, "is named to run, and there is no such test")
 		}
 	}
@@ -187,29 +179,4 @@ func (v *viewer) finish(took time.Duration) {
 	if v.bad {
 		fmt.Fprintln(v.out, "FAIL")
 	}
-}
-
-// maxAgain is how many top-level tests may fail and be run once more. When more do, it is not the machine.
-const maxAgain = 3
-
-// again returns a line for each package with tests to run once more: its path, and their names, separated by spaces.
-func (v *viewer) again() []string {
-	if v.broken {
-		return nil
-	}
-	byPackage, tests := map[string]string{}, 0
-	for _, key := range v.failed {
-		if pkg, name, _ := strings.Cut(key, " "); !strings.Contains(name, "/") {
-			byPackage[pkg] += " " + name
-			tests++
-		}
-	}
-	if tests > maxAgain {
-		return nil
-	}
-	var lines []string
-	for _, pkg := range slices.Sorted(maps.Keys(byPackage)) {
-		lines = append(lines, pkg+byPackage[pkg])
-	}
-	return lines
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -133,59 +132,5 @@ func TestView(t *testing.T) {
 				t.Errorf("the log is not the stream: %q", kept)
 			}
 		})
-	}
-}
-
-// fails is the stream of a package whose test of that name failed.
-func fails(name, output string) string {
-	return `{"Action":"output","Package":"m/` + name + `","Test":"` + name + `","Output":"` + output + `"}
-{"Action":"fail","Package":"m/` + name + `","Test":"` + name + `/one"}
-{"Action":"fail","Package":"m/` + name + `","Test":"` + name + `"}
-{"Action":"output","Package":"m/` + name + `","Output":"FAIL\tm/` + name + `\t0.01s\n"}
-{"Action":"fail","Package":"m/` + name + `"}
-`
-}
-
-func TestAgain(t *testing.T) {
-	for _, tt := range []struct {
-		name, stream, want string
-		with               []string
-	}{
-		{name: "nothing_failed", stream: passed},
-		{name: "two_of_two_packages", stream: passed + fails("TestB", "late") + fails("TestC", "late"), want: "m/TestB TestB\nm/TestC TestC\n"},
-		{name: "four_are_too_many", stream: fails("TestB", "") + fails("TestC", "") + fails("TestD", "") + fails("TestE", "")},
-		{name: "a_data_race_is_no_matter_of_time", stream: fails("TestB", "WARNING: DATA RACE")},
-		{name: "nor_is_a_package_that_does_not_build", stream: fails("TestB", "late") + `{"ImportPath":"m/a","Action":"build-fail"}` + "\n"},
-		{name: "nor_is_one_that_fails_without_a_test", stream: fails("TestB", "late") + `{"Action":"fail","Package":"m/a"}` + "\n"},
-		{name: "nor_is_a_test_that_did_not_end", stream: fails("TestB", "late") + `{"Action":"output","Package":"m/a","Test":"TestA","Output":"working"}` + "\n"},
-		{name: "nor_is_one_that_is_missing", stream: fails("TestB", "late"), with: []string{"TestGone"}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			name := filepath.Join(t.TempDir(), "build", "again")
-			for range 2 { // the second time over what the first one wrote
-				if _, err := run(strings.NewReader(tt.stream), io.Discard, options{again: name, with: tt.with}); err != nil {
-					t.Fatal(err)
-				}
-			}
-			got, err := os.ReadFile(name)
-			if err != nil && !os.IsNotExist(err) {
-				t.Fatal(err)
-			}
-			if string(got) != tt.want {
-				t.Errorf("got %q, want %q", got, tt.want)
-			}
-		})
-	}
-}
-
-func TestTheSecondLogIsAddedToTheFirst(t *testing.T) {
-	log := filepath.Join(t.TempDir(), "test.json")
-	for _, add := range []bool{false, true} {
-		if _, err := run(strings.NewReader(passed), io.Discard, options{log: log, add: add}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if got, err := os.ReadFile(log); err != nil || string(got) != passed+passed {
-		t.Errorf("got %q, %v", got, err)
 	}
 }
