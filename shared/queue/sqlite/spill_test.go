@@ -72,7 +72,7 @@ func TestSpilledMessagesAreHandledOnce(t *testing.T) {
 	for seed := range uint64(20) {
 		for _, name := range []queue.Name{queue.Slow, queue.Events} {
 			inBubble(t, Options{MaxReady: 24}, func(t *testing.T, q *Queues) {
-				r := rand.New(rand.NewPCG(seed, 1))
+				r, handler := rand.New(rand.NewPCG(seed, 1)), rand.New(rand.NewPCG(seed, 2))
 				var mu sync.Mutex
 				handling, accepted, order := map[string]bool{}, map[string]int{}, map[string][]string{}
 				stop := run(q, name, queue.ConsumeOptions{Batch: 4, Concurrency: 16, PerGroup: 3}, func(_ context.Context, batch []queue.Message) (failed []string, err error) {
@@ -83,8 +83,8 @@ func TestSpilledMessagesAreHandledOnce(t *testing.T) {
 						}
 						handling[m.ID] = true
 					}
-					pause := time.Duration(r.IntN(2000)) * time.Millisecond
-					fails := r.IntN(10) == 0
+					pause := time.Duration(handler.IntN(2000)) * time.Millisecond
+					fails := handler.IntN(10) == 0
 					mu.Unlock()
 					time.Sleep(pause)
 					mu.Lock()
