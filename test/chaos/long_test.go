@@ -81,7 +81,8 @@ func TestChaos(t *testing.T) {
 				}
 				return nil
 			},
-			pause: 5 * time.Second,
+			pause:  5 * time.Second,
+			depths: func() []string { return a.QueueDepths(t.Context(), t) },
 		}).run()
 	})
 }
@@ -136,7 +137,8 @@ type chaos struct {
 	rate       int // events per second
 	setCatalog func(text string) error
 	kill       func(*rand.Rand) error
-	pause      time.Duration // between two kills, on average
+	pause      time.Duration   // between two kills, on average
+	depths     func() []string // of the queues; nil if the test cannot see them
 
 	length    time.Duration
 	seed      uint64
@@ -510,6 +512,10 @@ func (c *chaos) report() {
 			wanted, delivered, repeated = wanted+len(all), delivered+len(all)-len(missing), repeated+received-different
 			dead, announced, lost = dead+deadHere, announced+announcedHere, lost+len(lostHere)
 		})
+	}
+	if lost > 0 && c.depths != nil {
+		// Messages that are still there are late instead of lost.
+		c.t.Logf("the queues: %s", strings.Join(c.depths(), "; "))
 	}
 	c.t.Logf("%s, %v: %s", c.target.Name, c.length, c.summary())
 	c.t.Logf("%s: accepted %d, deliveries expected %d, delivered %d, repeated %d, dead-lettered %d, announced as gap %d, lost %d",

@@ -172,6 +172,24 @@ func (a *AWS) Enqueue(tb testing.TB, id, body string, attributes map[string]stri
 	}
 }
 
+// QueueDepths describes how many messages each queue holds: visible, in flight and delayed.
+func (a *AWS) QueueDepths(ctx context.Context, tb testing.TB) (depths []string) {
+	client := sqs.NewFromConfig(awslocal.Config(endpoints(tb).SQS))
+	for _, id := range []string{"InboxQueue", "EventsQueue", "DeliveriesQueue", "SlowQueue", "DeadQueue", "EventsDeadQueue"} {
+		url := a.stack.QueueURL(id)
+		out, err := client.GetQueueAttributes(ctx, &sqs.GetQueueAttributesInput{
+			QueueUrl: &url, AttributeNames: []sqstypes.QueueAttributeName{sqstypes.QueueAttributeNameAll},
+		})
+		if err != nil {
+			depths = append(depths, fmt.Sprintf("%s: %v", id, err))
+			continue
+		}
+		depths = append(depths, fmt.Sprintf("%s: %s visible, %s in flight, %s delayed", id, out.Attributes["ApproximateNumberOfMessages"],
+			out.Attributes["ApproximateNumberOfMessagesNotVisible"], out.Attributes["ApproximateNumberOfMessagesDelayed"]))
+	}
+	return depths
+}
+
 // stream is the logical id of the function behind the MCP endpoint.
 const stream = "StreamFunction"
 
