@@ -21,6 +21,9 @@ type Feed struct {
 	sole      bool
 	wants     func(*event.Event) bool
 	ordered   bool // the store orders all partitions; see order.go
+	// begin is the position from which the feed was opened, and given when that was the end of the log; see
+	// [eventlog.Cursor.Given].
+	begin, given int64
 	// wake receives when there is something to return, and when the feed has ended.
 	wake chan struct{}
 
@@ -68,14 +71,16 @@ func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 		tails: ts, workspace: r.Workspace, sole: r.Sole, wants: r.Wants, ordered: ts.Log.DB.Ordered(),
 		wake: make(chan struct{}, 1), parts: map[string]*source{},
 	}
-	now := ts.Log.Position()
+	opened, now := ts.Log.Time().UnixMicro(), ts.Log.Position()
 	from := func(eventlog.Partition) int64 { return now }
+	f.begin, f.given = now, opened
 	topics := cmp.Or(r.TopicsAfter, now)
 	if r.Cursor != "" {
 		c, err := ts.Sealer.Open(r.Workspace, r.Cursor)
 		if err != nil {
 			return nil, err
 		}
+		f.begin, f.given = c.At, c.Given
 		from = func(p eventlog.Partition) int64 {
 			start, truncated := ts.reach(c, p, r.MaxAge)
 			f.Truncated = f.Truncated || truncated

@@ -82,8 +82,11 @@ func (f *Feed) Cursor() string {
 		at = end
 	}
 	c := eventlog.Cursor{At: at}
-	if f.ordered && at >= end {
+	switch {
+	case f.ordered && at >= end:
 		c.Given = f.tails.Log.Time().UnixMicro()
+	case f.ordered && at >= f.begin:
+		c.Given = f.given // everything after the position is later than that
 	}
 	placed := !open && len(places) > 0 && len(places) <= eventlog.MaxPlaces
 	if placed && (len(places) > 1 || !f.sole) {

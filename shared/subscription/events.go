@@ -88,10 +88,11 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		return nil, err
 	}
 	pattern := selection.Pattern
-	from, truncated, err := g.start(ctx, p.Workspace, pattern, r)
+	at, truncated, err := g.start(ctx, p.Workspace, pattern, r)
 	if err != nil {
 		return nil, err
 	}
+	from := at.At
 	id := derivedID(p, r.URL, r.Name, selection.Arguments)
 	if err := g.verify(ctx, p, r.URL, id, key); err != nil {
 		return nil, err
@@ -117,7 +118,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		Name:   r.Name, Arguments: selection.Arguments, Filters: selection.Filters, Redact: selection.Redact,
 		Created: now, Until: until, State: Active, Plain: r.Plain,
 		Resumed: now.Add(-time.Minute).Unix(), // failures count by the minute, from the next one on: from this one
-		Cursor:  g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: from}),
+		Cursor:  g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: from, Given: at.Given}),
 	}
 	want.rely(cat, grantOf(cat, p))
 	if want.Target.Secret, err = g.seal(want, key); err != nil {
@@ -272,25 +273,30 @@ func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bo
 	return truncated, nil
 }
 
-// start finds the position to deliver from.
-func (g *Registrar) start(ctx context.Context, workspace string, pattern Pattern, r SubscribeRequest) (from int64, truncated bool, err error) {
+// start finds the position to deliver from. Without a cursor that is the end of the log, which may be older than the log
+// reaches back if nothing was published for long.
+func (g *Registrar) start(ctx context.Context, workspace string, pattern Pattern, r SubscribeRequest) (from eventlog.Cursor, truncated bool, err error) {
 	own := eventlog.Own(workspace, pattern.Key)
 	if r.Cursor == "" {
-		from = g.Service.Log.Position()
+		if g.Service.Log.DB.Ordered() {
+			from.Given = g.Service.Log.Time().UnixMicro() // before the position is read
+		}
+		from.At = g.Service.Log.Position()
 		if pattern.Kind == Concrete {
-			from, err = g.Service.Log.EndOf(ctx, workspace, pattern.Key)
+			from.At, err = g.Service.Log.EndOf(ctx, workspace, pattern.Key)
 		}
 		return from, false, err
 	}
 	c, err := g.Sealer.Open(workspace, r.Cursor)
 	if err != nil {
-		return 0, false, err
+		return from, false, err
 	}
 	floor := g.Service.Log.Oldest()
 	if r.MaxAge > 0 {
 		floor = max(floor, g.now().Add(-r.MaxAge).UnixMicro())
 	}
-	from, truncated = g.Service.Log.Reach(c, g.Sealer.From(c, own), floor)
+	from.Given = c.Given
+	from.At, truncated = g.Service.Log.Reach(c, g.Sealer.From(c, own), floor)
 	return from, truncated, nil
 }
 
