@@ -239,7 +239,8 @@ type replay struct {
 	Skipped  int64  `json:"skipped"`
 }
 
-// follow shows a replay until it is over, if the answer is one that is not. An interrupt leaves it running.
+// follow shows the progress of a running replay until it is over. An interrupt, or a server that stays away, ends only
+// the watching: follow then says that the replay continues, and returns an error because the caller asked to wait.
 func (c *Command) follow(ctx context.Context, api Client, answer json.RawMessage) (json.RawMessage, error) {
 	var r replay
 	if json.Unmarshal(answer, &r) != nil || r.State != "running" || r.ID == "" {
@@ -257,7 +258,10 @@ func (c *Command) follow(ctx context.Context, api Client, answer json.RawMessage
 		if err != nil {
 			stop()
 			stop = func() {}
-			fmt.Fprintf(c.Err, "The replay goes on. To watch it: mcpevents replays watch %[1]s. To cancel it: mcpevents replays cancel %[1]s\n", r.ID)
+			fmt.Fprintf(c.Err, "The replay continues on the server. To watch it: mcpevents replays watch %[1]s. To cancel it: mcpevents replays cancel %[1]s\n", r.ID)
+			if ctx.Err() != nil {
+				return nil, ctx.Err() // names no request, which would look as if one had failed
+			}
 			return nil, err
 		}
 		failed, answer = 0, next
