@@ -136,7 +136,7 @@ func (f *Feed) add(ctx context.Context, p subscription.Pattern, from func(eventl
 	}
 	for _, part := range parts {
 		start := from(part)
-		if since := in.Reaches(); since > start && f.resume != nil {
+		if since := in.Reaches(); since > max(start, f.given) && f.resume != nil {
 			f.Truncated = true
 			start = since
 		}

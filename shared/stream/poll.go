@@ -87,7 +87,7 @@ func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 		return nil, err
 	}
 	p.start, p.truncated = ts.reach(c, eventlog.Own(r.Workspace, r.Pattern.Key), r.MaxAge)
-	if reaches > p.start {
+	if reaches > max(p.start, c.Given) {
 		p.start, p.truncated = reaches, true
 	}
 	for _, hash := range c.Sent {

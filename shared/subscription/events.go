@@ -106,7 +106,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		if err != nil {
 			return nil, err
 		}
-		if reaches := in.Reaches(); r.Cursor != "" && from < reaches {
+		if reaches := in.Reaches(); r.Cursor != "" && max(from, at.Given) < reaches {
 			from, truncated = reaches, true
 		}
 		oldest = max(oldest, in.Reaches())

@@ -42,25 +42,25 @@ func (g *Registrar) watermark(ctx context.Context, sub *Subscription, had eventl
 	}
 	// Nothing is open. If the log has nothing after the cursor either, then nothing is on its way:
 	// what has left the log was with dispatch for the whole retention.
-	quiet, err := g.nothingAfter(ctx, sub, c.At)
+	quiet, err := g.nothingAfter(ctx, sub, c)
 	if err != nil || !quiet {
 		return c, err
 	}
 	return eventlog.Cursor{At: max(c.At, end), Given: now.UnixMicro()}, nil
 }
 
-// nothingAfter reports whether no event of the subscription's patterns is in the log after a position. It reports false
+// nothingAfter reports whether no event of the subscription's patterns is in the log after a cursor. It reports false
 // if the log was not written for a pattern since then, because an event may be on its way that the log does not have.
-func (g *Registrar) nothingAfter(ctx context.Context, sub *Subscription, at int64) (bool, error) {
+func (g *Registrar) nothingAfter(ctx context.Context, sub *Subscription, c eventlog.Cursor) (bool, error) {
 	for _, p := range sub.Patterns {
 		if p.Kind != Concrete {
 			in, err := g.Service.Log.Interest(ctx, sub.Workspace, p.Key)
-			if err != nil || in.Reaches() > at {
+			if err != nil || in.Reaches() > max(c.At, c.Given) {
 				return false, err
 			}
 		}
 		for _, part := range p.Partitions(g.Service.Log, sub.Workspace) {
-			after := at - g.Service.Log.LookBack(part).Microseconds()
+			after := c.At - g.Service.Log.LookBack(part).Microseconds()
 			for more := true; more; {
 				entries, rest, next, err := g.Service.Log.Read(ctx, part, after, 1)
 				if err != nil || len(entries) > 0 {
