@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -208,4 +209,42 @@ func TestReadersSkipABrokenItem(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A stream tells its client its position in each heartbeat, also while an entry is written that the stream has not read yet.
+// An ordered store has a position after everything that was returned, so the client that resumes there gets nothing twice.
+func TestAStreamCutWhileItCannotReadTheNextEventResumesWithoutRepeatingOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := &stumbling{DB: embedded(t).(*sqlite.DB)}
+		r := over(t, db)
+		publisher := &eventlog.Log{DB: db.DB}
+		f := r.open(from("", openPattern))
+		var want []string
+		for i := range 2 * eventlog.MaxSent { // more than a cursor can name
+			id := fmt.Sprint("e-", i)
+			r.append([]event.Event{occurrence(id, "event://sim/busy")}, openPattern.Key)
+			if got := next(t, f, time.Second); got != id {
+				t.Fatalf("the stream brings %q, want %q", got, id)
+			}
+		}
+		for i, p := range own(8) { // in several shards
+			id := fmt.Sprint("later-", i)
+			want = append(want, id)
+			db.fails.Store(1000) // the stream cannot read
+			_, err := publisher.Append(t.Context(), "default", p.Key, []event.Event{occurrence(id, p.Key)}, []string{openPattern.Key})
+			must(t, err)
+			synctest.Wait()
+			cursor := f.Cursor()
+			db.fails.Store(0)
+			page := r.poll(stream.PollRequest{Pattern: openPattern, Cursor: cursor, Most: 100, Bytes: 1 << 20})
+			var got []string
+			for _, e := range page.Events {
+				got = append(got, e.ID)
+			}
+			if !slices.Equal(got, want) {
+				t.Fatalf("EVX-26: with the cursor of the stream, a poll returns %v, want %v", got, want)
+			}
+		}
+		f.Close()
+	})
 }

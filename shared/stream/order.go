@@ -55,19 +55,25 @@ func (f *Feed) first() (first *source) {
 	return first
 }
 
-// mayFollow reports that no source can still bring an entry before the key.
+// mayFollow reports that no source can still bring an entry before the key, which is the key of an entry that was read.
 func (f *Feed) mayFollow(key int64) bool {
 	for _, s := range f.parts {
-		if len(s.ahead) == 0 && s.past < key && !(s.caughtUp && s.quiet()) {
+		if len(s.ahead) == 0 && s.readTo(key) < key {
 			return false
 		}
 	}
 	return true
 }
 
-// quiet reports that nothing was written since the source was read. It is true up to every end of the log that was
-// known before the call.
-func (s *source) quiet() bool { return s.written != nil && s.written() <= s.past }
+// readTo returns the position up to which every entry of the source has been read. end is a position that the log had
+// reached before the call. If nothing was written to the source since it was read, it is read up to end. The source
+// remembers that: once something is written to it, the store no longer tells.
+func (s *source) readTo(end int64) int64 {
+	if s.caughtUp && s.past < end && s.written != nil && s.written() <= s.past {
+		s.past = end
+	}
+	return s.past
+}
 
 // readAhead reads one page of the past of a source.
 func (f *Feed) readAhead(ctx context.Context, s *source) error {
@@ -107,11 +113,8 @@ func (f *Feed) drain() (any bool, err error) {
 
 // reached is the position up to which every entry of the source was returned. end is an earlier end of the log.
 func (s *source) reached(end int64) int64 {
-	switch {
-	case len(s.ahead) > 0:
+	if len(s.ahead) > 0 {
 		return s.ahead[0].entry.Key - 1
-	case s.caughtUp && s.quiet():
-		return max(s.past, end)
 	}
-	return s.past
+	return s.readTo(end)
 }
