@@ -8,15 +8,16 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 // connections is a listener that holds a bounded number of connections.
 //
 // When it is full, it makes room for new connections by closing old ones on which the server only waits for the client: those
-// without a complete request header, idle ones, and those whose request body is slow. It takes them from the client address that
-// has most of them, so that one client cannot lock out the others. Streams and running requests are never closed. The last places
-// are for health checks and operators.
+// without a complete request header, idle ones, and those that are slow to send a request body or to read a response. It takes
+// them from the client address that has most of them, so that one client cannot lock out the others. Streams and running requests
+// are never closed. The last places are for health checks and operators.
 type connections struct {
 	net.Listener
 	most     int // connections at the same time
@@ -26,8 +27,17 @@ type connections struct {
 	open map[*connection]struct{}
 }
 
-// slowBody is how long a client may take to send the body of a request before its connection may be closed to make room.
-const slowBody = 5 * time.Second
+const (
+	// slowClient is how long a client may take to send the body of a request, or to read what the server writes, before its
+	// connection may be closed to make room.
+	slowClient = 5 * time.Second
+	// floodClient takes its place if more than a quarter of all connections wait for clients. Otherwise a client could fill the
+	// server with new requests faster than they become slow.
+	floodClient = 500 * time.Millisecond
+	// readTime is how long a client may take to read writeSize bytes of a response. Streams have deadlines of their own.
+	readTime  = time.Minute
+	writeSize = 64 << 10
+)
 
 func limitConnections(l net.Listener, most int) *connections {
 	return &connections{Listener: l, most: most, reserved: min(64, most/16+1), open: map[*connection]struct{}{}}
@@ -43,6 +53,9 @@ type connection struct {
 	state http.ConnState
 	body  bool      // the client is still sending the body of a request
 	since time.Time // when state or body changed
+
+	writing atomic.Int64 // when the current write began, in nanoseconds since 1970; 0 if there is none
+	bounded atomic.Bool  // the handler has set a deadline for writes
 }
 
 // Accept implements [net.Listener]. It closes connections for which it has no room.
@@ -80,12 +93,20 @@ func (l *connections) admit(c net.Conn) *connection {
 // makeRoom closes the oldest waiting connections of the client that has most of them. It closes several, because it looks at all
 // connections. The caller holds the lock.
 func (l *connections) makeRoom() {
+	busy, now := 0, time.Now()
+	for k := range l.open {
+		if k.waits(now) > 0 {
+			busy++
+		}
+	}
+	patience := slowClient
+	if busy > l.most/4 {
+		patience = floodClient
+	}
 	waiting := map[netip.Prefix][]*connection{}
 	var most []*connection
-	now := time.Now()
 	for k := range l.open {
-		waits := k.state == http.StateNew || k.state == http.StateIdle || k.body && now.Sub(k.since) > slowBody
-		if !waits {
+		if k.state != http.StateNew && k.state != http.StateIdle && k.waits(now) <= patience {
 			continue
 		}
 		list := append(waiting[k.client], k)
@@ -98,6 +119,49 @@ func (l *connections) makeRoom() {
 		delete(l.open, k)
 		_ = k.Conn.Close()
 	}
+}
+
+// waits returns for how long a running request has waited for the client, which sends a body or reads what the server writes.
+// The caller holds the lock.
+func (k *connection) waits(now time.Time) time.Duration {
+	var since time.Time
+	if at := k.writing.Load(); at != 0 {
+		since = time.Unix(0, at)
+	}
+	if k.body && (since.IsZero() || k.since.Before(since)) {
+		since = k.since
+	}
+	if since.IsZero() {
+		return 0
+	}
+	return max(now.Sub(since), 1)
+}
+
+// Write implements [net.Conn]. A client that stops reading fails the write after [readTime], unless the handler has set a
+// deadline.
+func (k *connection) Write(p []byte) (n int, err error) {
+	defer k.writing.Store(0)
+	for {
+		now := time.Now()
+		k.writing.Store(now.UnixNano())
+		part := p[n:]
+		if !k.bounded.Load() {
+			part = part[:min(len(part), writeSize)]
+			if err := k.Conn.SetWriteDeadline(now.Add(readTime)); err != nil {
+				return n, err
+			}
+		}
+		written, err := k.Conn.Write(part)
+		if n += written; err != nil || n == len(p) {
+			return n, err
+		}
+	}
+}
+
+// SetWriteDeadline implements [net.Conn]. [http.Server] removes the deadline at the end of each request.
+func (k *connection) SetWriteDeadline(t time.Time) error {
+	k.bounded.Store(!t.IsZero())
+	return k.Conn.SetWriteDeadline(t)
 }
 
 // Close implements [net.Conn].

@@ -92,7 +92,7 @@ func TestAFullServerMakesRoom(t *testing.T) {
 			defer l.mu.Unlock()
 			for k := range l.open {
 				if k.body {
-					k.since = k.since.Add(-2 * slowBody)
+					k.since = k.since.Add(-2 * slowClient)
 					n++
 				}
 			}
@@ -103,6 +103,78 @@ func TestAFullServerMakesRoom(t *testing.T) {
 		}
 	})
 }
+
+// TestAFloodOfSlowClients fills a server with requests that are too young to be slow.
+func TestAFloodOfSlowClients(t *testing.T) {
+	large := make([]byte, 32<<20) // more than the buffers of a connection hold
+	for name, c := range map[string]struct {
+		request string
+		waits   func(k *connection) bool
+	}{
+		"that send a body": {
+			"POST /mcp HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nx",
+			func(k *connection) bool { return k.body },
+		},
+		"that do not read the response": {
+			"GET /large HTTP/1.1\r\nHost: x\r\n\r\n",
+			func(k *connection) bool { return k.writing.Load() != 0 },
+		},
+	} {
+		t.Run("OPS-16 "+name, func(t *testing.T) {
+			addr, l := serveAtMost(t, 20, func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				if r.URL.Path == "/large" {
+					_, _ = w.Write(large)
+				}
+			})
+			for range 20 {
+				connect(t, addr, c.request)
+			}
+			eventually(t, func() bool {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				n := 0
+				for k := range l.open {
+					if c.waits(k) && k.waits(time.Now()) > floodClient {
+						n++
+					}
+				}
+				return n >= l.most-l.reserved
+			})
+			if got := answered(t, connect(t, addr, get)); got != http.StatusOK {
+				t.Errorf("a new client gets the status %d, want 200", got)
+			}
+		})
+	}
+}
+
+func TestAResponseThatIsNotRead(t *testing.T) {
+	deadline := make(chan time.Time, 1)
+	k := limitConnections(nil, 20).admit(noting{nil, deadline})
+	if _, err := k.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if left := time.Until(<-deadline); left <= 0 || left > readTime {
+		t.Errorf("OPS-16 the write may take %s, want at most %s", left, readTime)
+	}
+	want := time.Now().Add(time.Hour)
+	if err := k.SetWriteDeadline(want); err != nil || !(<-deadline).Equal(want) {
+		t.Errorf("the handler's deadline is not set: %v", err)
+	}
+	if _, err := k.Write([]byte("x")); err != nil || len(deadline) > 0 {
+		t.Errorf("the handler's deadline was changed: %v", err)
+	}
+}
+
+// noting is a connection that notes the deadlines of its writes.
+type noting struct {
+	net.Conn
+	deadlines chan time.Time
+}
+
+func (n noting) RemoteAddr() net.Addr               { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1)} }
+func (n noting) Write(p []byte) (int, error)        { return len(p), nil }
+func (n noting) SetWriteDeadline(t time.Time) error { n.deadlines <- t; return nil }
 
 // eventually polls a condition of a server that runs in real time.
 func eventually(t *testing.T, done func() bool) {
