@@ -139,6 +139,7 @@ func (s *Set) setAside(ctx context.Context, it *store.Item, reason error) error 
 // requeue sends messages, those after the first so many of this round.
 func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error {
 	byQueue := map[queue.Name][]queue.Outgoing{}
+	stored := map[queue.Name][]store.Item{} // the items of the messages
 	var gone []store.Op
 	for i, it := range items {
 		m, err := decodeStored(it.Value)
@@ -153,10 +154,15 @@ func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error
 			delay += MaxAge // until every process knows that it was resumed
 		}
 		byQueue[m.Queue] = append(byQueue[m.Queue], queue.Outgoing{Body: m.Body, Group: m.Group, Delay: delay})
+		stored[m.Queue] = append(stored[m.Queue], it)
 		gone = append(gone, store.Delete(it.Key))
 	}
 	for name, out := range byQueue {
-		if err := s.Queue.Send(ctx, name, out...); err != nil {
+		err := s.Queue.Send(ctx, name, out...)
+		if refused(err) {
+			err = s.sendEach(ctx, name, out, stored[name])
+		}
+		if err != nil {
 			return fault.Wrap(fault.Unavailable, err, "requeue what was paused")
 		}
 	}
@@ -165,3 +171,20 @@ func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error
 	}
 	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, gone...), "delete what was requeued")
 }
+
+// sendEach sends messages one by one and dead-letters those that the queue refuses, so that they do not block the others.
+func (s *Set) sendEach(ctx context.Context, name queue.Name, out []queue.Outgoing, items []store.Item) error {
+	for i, m := range out {
+		err := s.Queue.Send(ctx, name, m)
+		if refused(err) {
+			err = s.setAside(ctx, &items[i], err)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refused reports whether a queue will never accept a message.
+func refused(err error) bool { return fault.Is(err, fault.Invalid) || fault.Is(err, fault.TooLarge) }

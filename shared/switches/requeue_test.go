@@ -1,0 +1,132 @@
+package switches
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+)
+
+// between calls a function before the first read of paused messages.
+type between struct {
+	store.DB
+	do func()
+}
+
+func (b *between) Query(ctx context.Context, q store.Query) (store.Page, error) {
+	if do := b.do; do != nil && strings.HasPrefix(q.Partition, "paused#") {
+		b.do = nil
+		do()
+	}
+	return b.DB.Query(ctx, q)
+}
+
+func newStore(t *testing.T) store.DB {
+	t.Helper()
+	db, err := sqlite.Open(":memory:", sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+// One worker is about to end an old resume. Meanwhile the switch is paused and resumed again, and another worker claims it.
+func TestAnEndedRequeueLeavesALaterResume(t *testing.T) {
+	db, ctx := newStore(t), t.Context()
+	began := time.Now()
+	clock := func() time.Time { return began }
+	other := &Set{DB: db, Queue: &sent{}, Alone: true, Now: clock}
+	if err := other.Pause(ctx, "default", Switch{Name: All}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Resume(ctx, "default", All); err != nil {
+		t.Fatal(err)
+	}
+	began = began.Add(linger + time.Minute)
+	var claimed *resumed
+	s := &Set{Queue: &sent{}, Alone: true, Now: clock, DB: &between{db, func() {
+		if err := other.Pause(ctx, "default", Switch{Name: All}); err != nil {
+			t.Fatal(err)
+		}
+		if ok, err := other.Resume(ctx, "default", All); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		var err error
+		if claimed, _, err = other.claim(ctx, "default", All); err != nil || claimed == nil {
+			t.Fatal(claimed, err)
+		}
+	}}}
+	if _, err := s.RequeueOf(ctx, "default", All); err != nil {
+		t.Fatal(err)
+	}
+	items, err := db.Get(ctx, resumedKey("default", All))
+	if err != nil || items[0] == nil {
+		t.Fatalf("WHK-22: the later resume is gone (%v), so its messages would never be requeued", err)
+	}
+	var left resumed
+	if err := json.Unmarshal(items[0].Value, &left); err != nil || !left.Claimed.Equal(claimed.Claimed) {
+		t.Errorf("WHK-22: the resume is claimed until %v, want %v, %v", left.Claimed, claimed.Claimed, err)
+	}
+}
+
+// picky refuses messages as a queue does whose limit they exceed.
+type picky struct {
+	bodies, dead []string
+}
+
+func (p *picky) Send(_ context.Context, q queue.Name, msgs ...queue.Outgoing) error {
+	for _, m := range msgs {
+		if q != queue.Dead && strings.Contains(string(m.Body), "refused") {
+			return fault.New(fault.TooLarge, "a message for %s is too large", q)
+		}
+	}
+	for _, m := range msgs {
+		if q == queue.Dead {
+			p.dead = append(p.dead, string(m.Body))
+		} else {
+			p.bodies = append(p.bodies, string(m.Body))
+		}
+	}
+	return nil
+}
+
+func TestARefusedMessageDoesNotBlockTheOthersOfItsSwitch(t *testing.T) {
+	db, q := newStore(t), &picky{}
+	s := &Set{DB: db, Queue: q, Alone: true}
+	ops := s.ResumeOps("default", All)
+	for _, body := range []string{`{"a":1}`, `{"refused":1}`, `{"a":2}`} {
+		ops = append(ops, store.Put(s.Item("default", All, Message{Queue: queue.Slow, Body: []byte(body)})))
+	}
+	if err := db.WriteAll(t.Context(), ops...); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.RequeueOf(t.Context(), "default", All); err != nil {
+		t.Fatal(err)
+	}
+	if len(q.bodies) != 2 || len(q.dead) != 1 || !strings.Contains(q.dead[0], "refused") {
+		t.Errorf("AWS-16: got messages %q and dead letters %q, want two and one", q.bodies, q.dead)
+	}
+	if n, err := s.RequeueOf(t.Context(), "default", All); n != 0 || err != nil {
+		t.Errorf("AWS-16: got %d messages in the next run, %v, want none", n, err)
+	}
+}
+
+// The trace state of an event may have these characters, which encoding/json escapes unless it is told not to.
+func TestAPausedMessageKeepsItsSize(t *testing.T) {
+	body := `{"a":"` + strings.Repeat("<&>", 60<<10) + `"}`
+	m := Message{Queue: queue.Slow, Body: []byte(body)}
+	value := encodeStored(m)
+	if len(value) > len(body)+100 {
+		t.Errorf("WHK-22: a message of %d bytes takes %d in its item", len(body), len(value))
+	}
+	if got, err := decodeStored(value); err != nil || string(got.Body) != body {
+		t.Errorf("WHK-22: the message came back changed, %v", err)
+	}
+}
