@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -401,6 +402,27 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 			t.Errorf("the replay is %+v, %v; want 2 replayed", job, err)
 		}
 	})
+	t.Run("AWS-16 among the events of dead letters that are replayed", func(t *testing.T) {
+		r := newRig(t)
+		r.register("event://ci/build-finished")
+		r.script = tooLarge
+		r.publish("evt_1", "evt_2", "evt_3")
+		r.run()
+		key := event.Event{URI: "event://ci/build-finished", ID: "evt_2"}.Key()
+		if err := r.db.Write(t.Context(), store.Put(store.Item{Key: bodyKey("default", key), Value: []byte(`{"v":`)})); err != nil {
+			t.Fatal(err)
+		}
+		r.now = r.now.Add(time.Second)
+		replays := NewReplays(r.operations(), r.services, r.log)
+		job, err := replays.Start(t.Context(), "default", "op", nil, ReplaySelect{}, 20)
+		if err == nil {
+			job, err = replays.Begin(t.Context(), job)
+		}
+		if err != nil || job.State != ReplayDone || job.Replayed != 2 || job.Skipped != 1 {
+			t.Errorf("the replay is %+v, %v; want 2 replayed, one skipped", job, err)
+		}
+	})
+
 	t.Run("WHK-18 where a new delivery of its event begins", func(t *testing.T) {
 		r := newRig(t)
 		sub := r.register("event://ci/build-finished")

@@ -225,7 +225,8 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 	}
 	e, err := del.eventIn(items[1])
 	if err != nil {
-		return false, err
+		o.deliveries.log.ErrorContext(ctx, "stored event not decoded", "workspace", workspace, "event", del.Event, "error", err)
+		return false, skipped(SkippedExpired, "the event of the dead letter cannot be decoded")
 	}
 	if e == nil {
 		return false, skipped(SkippedExpired, "the event of the dead letter is not stored any more")

@@ -198,7 +198,9 @@ func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay t
 		return false, fault.New(fault.Conflict, "the dead letter is of %s, to which nothing can be sent back", l.Queue)
 	}
 	// Send before deleting. A process that dies in between leaves a letter that is sent twice, but loses none.
-	if err := o.resend(ctx, l, body, it.Sort, delay); err != nil {
+	if err := o.resend(ctx, l, body, it.Sort, delay); permanent(err) {
+		return false, fault.New(fault.Conflict, "the queue refuses the message of the dead letter: %s", fault.Public(err))
+	} else if err != nil {
 		return false, err
 	}
 	keys := queueLetterKeys(workspace, string(l.Queue), it.Sort)
@@ -214,6 +216,9 @@ func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay t
 // queue's deduplication, and a repeated resend of the same letter equal to the first resend.
 func (o *Operations) resend(ctx context.Context, l queue.DeadLetter, body []byte, letter string, delay time.Duration) error {
 	to, out := l.Queue, queue.Outgoing{Body: body, Group: l.Group}
+	if to == queue.Inbox {
+		out.Group = "" // its sender may have chosen one that our queues do not accept, and the inbox needs none
+	}
 	if to == queue.Events {
 		var e event.Event
 		err := json.Unmarshal(body, &e)

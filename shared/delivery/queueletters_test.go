@@ -151,3 +151,50 @@ func TestDeadEventsAreSentBack(t *testing.T) {
 		})
 	})
 }
+
+// strict checks messages as the queues do.
+type strict struct {
+	queue.Sender
+	check *queuesqlite.Queues // whose messages nobody receives
+}
+
+func (s strict) Send(ctx context.Context, q queue.Name, msgs ...queue.Outgoing) error {
+	if err := s.check.Send(ctx, q, msgs...); err != nil {
+		return err
+	}
+	return s.Sender.Send(ctx, q, msgs...)
+}
+
+// SQS accepts more characters in a group than our queues do, and whoever may send to the inbox chooses one.
+func TestAReplayOfMessagesThatTheirQueueRefuses(t *testing.T) {
+	r := newRig(t)
+	queues, err := queuesqlite.Open(r.db.Engine(), queuesqlite.Options{Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer queues.Close()
+	o := NewOperations(r.db, strict{mortal{r.db, r}, queues}, func() time.Time { return r.now })
+	var batch []queue.Message
+	for i, m := range []struct {
+		from  queue.Name
+		group string
+	}{{queue.Slow, "first"}, {queue.Slow, "a group"}, {queue.Slow, "last"}, {queue.Inbox, "tenant:1"}} {
+		m := queue.NewDeadLetter(m.from, queue.Message{Outgoing: queue.Outgoing{Body: []byte(`{}`), Group: m.group}, Sent: r.now}, "a reason", nil, r.now)
+		batch = append(batch, queue.Message{ID: string(rune('a' + i)), Outgoing: m, Sent: r.now})
+	}
+	r.done(o.File(t.Context(), batch))
+	r.now = r.now.Add(time.Second)
+	for from, want := range map[queue.Name]struct{ replayed, skipped int }{queue.Slow: {2, 1}, queue.Inbox: {1, 0}} {
+		replays := NewReplays(o, r.services, r.log)
+		job, err := replays.Start(t.Context(), "default", "op", nil, ReplaySelect{Queue: string(from)}, 20)
+		if err == nil {
+			job, err = replays.Begin(t.Context(), job)
+		}
+		if err != nil || job.State != ReplayDone || job.Replayed != want.replayed || job.Skipped != want.skipped {
+			t.Errorf("OPS-05 AWS-16 the replay of %s is %+v, %v; want %d replayed, %d skipped", from, job, err, want.replayed, want.skipped)
+		}
+		if n := len(r.queues[from]); n != want.replayed {
+			t.Errorf("OPS-05 AWS-16 %s got %d messages, want %d", from, n, want.replayed)
+		}
+	}
+}
