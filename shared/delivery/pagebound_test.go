@@ -97,3 +97,37 @@ func TestPausingLargePayloads(t *testing.T) {
 		})
 	}
 }
+
+// A page task that was sent again many times and a new one are in the same batch, and the store fails once more.
+func TestANewPageHasAllItsRetries(t *testing.T) {
+	r := newRig(t)
+	r.register("event://ci/build-finished")
+	r.script = fails
+	fanout, d, _ := r.process()
+	for _, id := range []string{"evt_old", "evt_new"} {
+		r.publish(id)
+		r.hand(queue.Events, fanout.Handle)
+	}
+	tasks := r.queues[queue.Deliveries]
+	old, err := decodeTask(tasks[0].Body, func(t PageTask) int { return t.V })
+	if err != nil || len(tasks) != 2 {
+		t.Fatalf("got %d page tasks, %v, want two", len(tasks), err)
+	}
+	old.Retries = maxPageRetries
+	tasks[0].Body = old.encode()
+	d.backlog.deliveries.db = hooked{DB: r.db, write: func(context.Context, []store.Op) error {
+		return fault.New(fault.Unavailable, "the table is throttled")
+	}}
+	r.hand(queue.Deliveries, d.Pages)
+	if n := len(r.queues[queue.Dead]); n != 1 || !strings.Contains(string(r.queues[queue.Dead][0].Body), "evt_old") {
+		t.Errorf("AWS-05: got %d dead letters, want one of the old page", n)
+	}
+	left := r.queues[queue.Deliveries]
+	if len(left) != 1 {
+		t.Fatalf("AWS-05: got %d page tasks that are left, want one of the new page", len(left))
+	}
+	task, err := decodeTask(left[0].Body, func(t PageTask) int { return t.V })
+	if err != nil || task.Retries != 1 || len(task.Events) != 1 || task.Events[0].ID != "evt_new" {
+		t.Errorf("AWS-05: got %d retries of %d events, %v, want the first retry of the new page", task.Retries, len(task.Events), err)
+	}
+}

@@ -101,16 +101,18 @@ func (d *Dispatcher) group(ctx context.Context, received []receivedPage) (work [
 		done, again := d.handled.Get(m.ID)
 		id := rangeID{t.Workspace, t.Pattern, t.Range}
 		p := byRange[id]
-		if p == nil || t.Reactivation != nil || again {
+		// A retry has a limit of its own, which must not count for the events of other tasks.
+		alone := t.Reactivation != nil || again || t.Retries > 0
+		if p == nil || alone {
 			p = &page{PageTask: t, done: done}
 			p.Events = nil
-			if t.Reactivation == nil && !again {
+			if !alone {
 				byRange[id] = p
 			}
 			work = append(work, p)
 		}
 		p.Events = append(p.Events, t.Events...)
-		p.Hops, p.Retries, p.Since = max(p.Hops, t.Hops), max(p.Retries, t.Retries), min(p.Since, t.Since)
+		p.Hops, p.Since = max(p.Hops, t.Hops), min(p.Since, t.Since)
 		if t.Paused != "" {
 			p.wasPaused = append(p.wasPaused, t.Paused)
 		}
