@@ -93,6 +93,46 @@ func TestEndpointSlots(t *testing.T) {
 	})
 }
 
+// Endpoints that never answered, and some that answered quickly before, hang: as many attempts as there are slots. Each has a
+// host of its own, so that only the limits of the lane hold.
+func TestEndpointsThatMayHangLeaveRoomForTheOthers(t *testing.T) {
+	for name, proven := range map[string]bool{"WHK-16 new endpoints": false, "WHK-16 endpoints that hung before": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := someLanes(32, 8)
+				reserve := func(url string) (*slot, verdict) { return l.Reserve(t.Context(), to(url), patience{}) }
+				good, _ := reserve("https://good.example.com/")
+				good.Done(webhook.Outcome{Status: 200, Took: 20 * time.Millisecond})
+				for i := range 32 {
+					url := fmt.Sprintf("https://h%d.example.com/", i)
+					if proven {
+						s, _ := reserve(url)
+						s.Done(webhook.Outcome{Status: 200, Took: 20 * time.Millisecond})
+						s, _ = reserve(url)
+						s.Detach()
+						s.Done(unused)
+					}
+				}
+				time.Sleep(slowFor)
+				taken := 0
+				for i := range 32 {
+					if _, v := reserve(fmt.Sprintf("https://h%d.example.com/", i)); v == granted {
+						taken++
+					}
+				}
+				if taken != 24 {
+					t.Errorf("%d attempts to endpoints that may hang started, want three quarters of 32", taken)
+				}
+				if s, v := reserve("https://good.example.com/"); v != granted {
+					t.Errorf("the good endpoint got verdict %v, want a slot without waiting", v)
+				} else {
+					s.Done(unused)
+				}
+			})
+		})
+	}
+}
+
 // TestSlotsOfTheSlowLane: WHK-16.
 func TestSlotsOfTheSlowLane(t *testing.T) {
 	const url = "https://hooks.example.com/a"

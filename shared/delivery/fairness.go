@@ -127,7 +127,7 @@ func (l *lanes) fits(p *pool, bytes int64) bool {
 }
 
 func (l *lanes) poolOf(e *endpointState) *pool {
-	if e.took >= unhurriedAnswer {
+	if e.took >= unhurriedAnswer || !e.proven || e.silent {
 		return &l.pools[unhurriedPool]
 	}
 	return &l.pools[quickPool]

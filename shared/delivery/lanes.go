@@ -25,7 +25,7 @@ type lanes struct {
 	origins map[string]*originState
 
 	fast    usage          // of all attempts in the fast lane
-	pools   [2]pool        // quick endpoints, slow ones
+	pools   [2]pool        // quick endpoints; slow ones and those that may hang
 	turn    int            // the pool to grant from next
 	waiting map[string]int // attempts that wait in the fast lane, by principal
 	waiters int            // all of them
@@ -48,8 +48,8 @@ type laneLimits struct {
 const (
 	// unproven limits the attempts to an endpoint that has not answered one with success yet: it may hang.
 	unproven = 8
-	// unhurriedAnswer is how long an endpoint takes for an answer to be one that takes its time. These together get at most
-	// three quarters of the fast lane, so that there is always a slot for the others.
+	// unhurriedAnswer is how long an endpoint takes for an answer to be one that takes its time. These, and the endpoints that
+	// may hang, together get at most three quarters of the fast lane, so that there is always a slot for the others.
 	unhurriedAnswer = 200 * time.Millisecond
 	// maxWaiters is how many attempts may wait for each slot of the fast lane, on average. When there are more, no principal
 	// has more of them waiting than the others.
