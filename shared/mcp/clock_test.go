@@ -25,6 +25,7 @@ type written struct {
 	header http.Header
 	buf    bytes.Buffer
 	at     []time.Time
+	takes  time.Duration // for a write
 }
 
 func newWritten() *written { return &written{header: http.Header{}} }
@@ -33,9 +34,20 @@ func (w *written) Header() http.Header { return w.header }
 func (w *written) WriteHeader(int)     {}
 func (w *written) Write(b []byte) (int, error) {
 	w.mu.Lock()
+	takes := w.takes
+	w.mu.Unlock()
+	time.Sleep(takes)
+	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.at = append(w.at, time.Now())
 	return w.buf.Write(b)
+}
+
+// slowDown makes every write take a time.
+func (w *written) slowDown(takes time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.takes = takes
 }
 
 func (w *written) text() string {

@@ -19,6 +19,8 @@ type framing interface {
 	due(quiet time.Time) time.Time
 	// heartbeat keeps a quiet stream alive.
 	heartbeat(ctx context.Context) error
+	// moved is called when the feed has moved its cursor past events of the log that the client does not get.
+	moved() error
 	// failed takes an error of the feed. With nil the stream goes on.
 	failed(ctx context.Context, err error) error
 	// event is what an event has beside the message that the cursor is of.
@@ -47,6 +49,8 @@ func (p plain) heartbeat(ctx context.Context) error {
 	}
 	return p.write(comment)
 }
+
+func (plain) moved() error { return nil }
 
 func (plain) failed(_ context.Context, err error) error { return err }
 

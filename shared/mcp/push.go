@@ -122,6 +122,12 @@ func (p *push) heartbeat(ctx context.Context) error {
 	return p.note(mcpspec.NoteEventsHeartbeat, p.resumeAt(), nil)
 }
 
+// moved sends the cursor without waiting for the next heartbeat. A client that is cut off while its stream reads many
+// events that its filter drops would otherwise read them again each time.
+func (p *push) moved() error {
+	return p.note(mcpspec.NoteEventsHeartbeat, p.resumeAt(), nil)
+}
+
 // failed notifies the client of a failure that may pass, and waits a moment. Other
 // failures it returns.
 func (p *push) failed(ctx context.Context, err error) error {

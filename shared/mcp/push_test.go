@@ -13,7 +13,10 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -322,6 +325,62 @@ func TestPushClock(t *testing.T) {
 		}
 		if events != 100 || beats < 6 || beats > 12 {
 			t.Errorf("%d events and %d heartbeats in 200 s", events, beats)
+		}
+	})
+	// publishMany appends 3,000 events with "status":"passed" to the log.
+	publishMany := func(f *fixture) {
+		f.t.Helper()
+		const uri = "event://ci/build-finished"
+		for i := range 30 {
+			var batch []event.Event
+			for k := range 100 {
+				batch = append(batch, event.Event{
+					Workspace: auth.DefaultWorkspace, ID: fmt.Sprint(i, "-", k), URI: uri, Name: "ci.build",
+					Data: json.RawMessage(`{"status":"passed"}`), Time: time.Now(), Published: time.Now(),
+				})
+			}
+			_, err := f.log.Append(context.Background(), auth.DefaultWorkspace, uri, batch, nil)
+			must(f.t, err)
+		}
+	}
+	for name, db := range map[string]func() store.DB{"SQLite": inMemory, "DynamoDB": several} {
+		t.Run("EVX-06_the_cursor_moves_while_a_filter_drops_many_old_events_"+name, func(t *testing.T) {
+			inBubble(t, db, nil, func(f *fixture) *http.Request {
+				cursor := f.tails.Sealer.Seal(auth.DefaultWorkspace, eventlog.Cursor{At: f.log.Position()})
+				publishMany(f)
+				time.Sleep(time.Minute)
+				return f.statelessRequest(alice, mcpspec.MethodEventsStream, pollParams("ci.build", `{"status":"failed"}`, cursor))
+			}, func(b *bubbled) {
+				time.Sleep(time.Second)
+				cursors := map[string]bool{}
+				for _, m := range frames(t, b.text()) {
+					var p pushed
+					must(t, json.Unmarshal(m.sse.Data, &p))
+					cursors[p.Params.Cursor] = true
+				}
+				if n := len(cursors); n < 4 {
+					t.Errorf("within a second the client got %d cursors, want one after each 1,000 of 3,000 events", n)
+				}
+			})
+		})
+	}
+	t.Run("EVX-06_heartbeats_between_events_that_take_minutes_to_send", func(t *testing.T) {
+		got := serve(t, nil, `"name":"ci.build"`, func(b *bubbled) {
+			b.slowDown(100 * time.Millisecond)
+			publishMany(b.f)
+			time.Sleep(2 * time.Minute)
+		})
+		last, beats := got[0].at, 0
+		for _, p := range got {
+			if p.Method == mcpspec.NoteEventsHeartbeat {
+				last, beats = p.at, beats+1
+			}
+			if d := p.at.Sub(last); d > 30*time.Second {
+				t.Fatalf("after %d heartbeats none for %v, want one at least every 30 s", beats, d)
+			}
+		}
+		if len(got) < 1000 || beats < 3 {
+			t.Errorf("%d messages and %d heartbeats in two minutes", len(got), beats)
 		}
 	})
 	t.Run("EVX-06_a_failure_that_passes_is_announced_and_loses_nothing", func(t *testing.T) {

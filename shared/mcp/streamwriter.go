@@ -69,7 +69,12 @@ func (o *streamWriter) run(ctx context.Context) error {
 		if err := o.pass(ctx); err != nil {
 			return err
 		}
-		left := time.Until(o.framing.due(o.wrote.Add(o.streams.timing.heartbeat)))
+		if o.feed.CursorMoved() {
+			if err := o.framing.moved(); err != nil {
+				return err
+			}
+		}
+		left := o.untilHeartbeat()
 		if left <= 0 {
 			if err := o.framing.heartbeat(ctx); err != nil {
 				return err
@@ -86,7 +91,12 @@ func (o *streamWriter) run(ctx context.Context) error {
 	}
 }
 
-// pass sends all that is there now.
+// untilHeartbeat returns the time until the next heartbeat must be sent.
+func (o *streamWriter) untilHeartbeat() time.Duration {
+	return time.Until(o.framing.due(o.wrote.Add(o.streams.timing.heartbeat)))
+}
+
+// pass sends what the feed has now. It returns early if a heartbeat is due.
 func (o *streamWriter) pass(ctx context.Context) error {
 	for ctx.Err() == nil {
 		d, ok, err := o.feed.Poll(ctx)
@@ -105,6 +115,9 @@ func (o *streamWriter) pass(ctx context.Context) error {
 		}
 		if err != nil {
 			return err
+		}
+		if o.untilHeartbeat() <= 0 {
+			return nil
 		}
 	}
 	return context.Cause(ctx)

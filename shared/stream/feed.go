@@ -27,13 +27,22 @@ type Feed struct {
 	// wake receives when there is something to return, and when the feed has ended.
 	wake chan struct{}
 
-	mu   sync.Mutex
-	in   []*batch // from the tails, not taken yet
-	held bool     // every batch wakes the reader: an entry waits until the other sources are as far
-	err  error
+	mu      sync.Mutex
+	in      []*batch // from the tails, not taken yet
+	waiting load     // of in
+	taken   load     // live entries that the reader has taken from in and not returned
+	// catchingUp says that entries of the past come first, so the number of waiting entries says nothing about the
+	// reader's speed.
+	catchingUp bool
+	missed     map[string]bool // partitions with a batch that was dropped because too much waits
+	held       bool            // every batch wakes the reader: an entry waits until the other sources are as far
+	err        error
 
 	parts  map[string]*source
 	back   []*source // the sources that still read their past
+	ahead  load      // live entries in the sources, if the store is ordered
+	old    int       // other entries there
+	passed bool      // entries of the past were dropped since the last delivery
 	queue  []queued  // unless the store is ordered
 	sent   recent
 	resume map[uint64]struct{} // the hashes of the cursor whose entries were not met yet
@@ -47,6 +56,7 @@ type source struct {
 	start   int64
 	floor   int64  // every entry with a key up to it was returned
 	past    int64  // how far the feed itself has read
+	bound   int64  // no floor of the past may pass it; 0 is no bound
 	handed  int64  // the greatest key returned, where keys grow in commit order
 	place   uint64 // names the partition of a concrete URI in a cursor
 
@@ -61,6 +71,7 @@ type queued struct {
 	entry eventlog.Entry
 	floor int64 // of the source once this is returned; 0 leaves it
 	read  time.Time
+	live  bool // from a tail, so it counts as waiting
 }
 
 // Open starts a feed. It records the interest in parents and wildcards before it returns, so the feed returns every
@@ -151,8 +162,11 @@ func (f *Feed) join(s *source, start int64, renew func(context.Context) error) {
 	}
 	s.start, s.floor, s.past = start, start, start
 	f.parts[s.part.Name()] = s
-	s.written = f.tails.join(f, s.part, renew)
 	f.back = append(f.back, s)
+	f.mu.Lock()
+	f.catchingUp = true
+	f.mu.Unlock()
+	s.written = f.tails.join(f, s.part, renew)
 }
 
 // Remove ends the subscription to a pattern. The feed may still return events of it that it has read.
@@ -171,6 +185,9 @@ func (f *Feed) remove(pattern string, topic bool) {
 		if s.pattern == pattern && s.topic == topic {
 			f.tails.leave(f, s.part)
 			delete(f.parts, name)
+			for _, q := range s.ahead {
+				f.left(q)
+			}
 		}
 	}
 }
@@ -178,14 +195,23 @@ func (f *Feed) remove(pattern string, topic bool) {
 // Ready receives when [Feed.Poll] has something again after it had nothing.
 func (f *Feed) Ready() <-chan struct{} { return f.wake }
 
-// Poll is the next delivery; ok is false when there is nothing now. It fails with [ErrSlow] or [ErrClosed] when there
-// will be none.
+// Poll returns the next delivery. ok is false if there is none now, or if Poll has dropped so many entries that the
+// caller should have a turn, e.g. for a heartbeat. Then [Feed.Ready] receives immediately. Poll fails with [ErrSlow] or
+// [ErrClosed] when the feed has ended.
 func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
+	if err := f.ended(); err != nil {
+		return Delivery{}, false, err
+	}
 	if f.ordered {
 		return f.pollInOrder(ctx)
 	}
-	for {
+	for left := effort; ; {
 		for len(f.queue) > 0 {
+			if left <= 0 {
+				f.wakeLater()
+				return Delivery{}, false, nil
+			}
+			left--
 			q := f.queue[0]
 			if f.queue = f.queue[1:]; len(f.queue) == 0 {
 				f.queue = nil // a quiet stream keeps no memory
@@ -194,7 +220,13 @@ func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 				return d, true, nil
 			}
 		}
+		f.readMissed()
 		if len(f.back) > 0 {
+			if left <= 0 {
+				f.wakeLater()
+				return Delivery{}, false, nil
+			}
+			left -= pageEffort
 			if err := f.readPast(ctx); err != nil {
 				return Delivery{}, false, err
 			}
@@ -202,17 +234,31 @@ func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 		}
 		f.mu.Lock()
 		in, err := f.in, f.err
-		f.in = nil
+		f.in, f.waiting, f.catchingUp = nil, load{}, false
 		f.mu.Unlock()
 		if err != nil || len(in) == 0 {
 			return Delivery{}, false, err
 		}
 		for _, b := range in {
 			if s := f.parts[b.part.Name()]; s != nil {
-				f.enqueue(s, b.entries, b.floor, b.read)
+				f.enqueue(s, b.entries, b.floor, b.read, true)
 			}
 		}
 	}
+}
+
+// effort bounds one call of [Feed.Poll]. Each entry that it drops costs 1, and each page that it reads costs pageEffort.
+const (
+	effort     = 1000
+	pageEffort = effort / 25
+)
+
+// CursorMoved reports whether the feed has dropped entries of its past since its last delivery or the last call. Then
+// [Feed.Cursor] may be far after the last delivery's cursor, and a client that gets it need not read them again.
+func (f *Feed) CursorMoved() bool {
+	moved := f.passed
+	f.passed = false
+	return moved
 }
 
 // take turns an entry into a delivery, unless it was sent before or its pattern was removed.
@@ -225,6 +271,7 @@ func (f *Feed) take(q queued) (Delivery, bool) {
 	if id == "" || q.entry.Key <= max(q.src.start, q.src.handed) {
 		return Delivery{}, false
 	}
+	f.passed = f.passed || !q.live
 	if f.tails.Log.LookBack(q.src.part) == 0 {
 		q.src.handed = q.entry.Key
 	}
@@ -245,6 +292,7 @@ func (f *Feed) take(q queued) (Delivery, bool) {
 	if q.src.topic {
 		d.Topic, d.Notice = q.src.pattern, q.entry.Notice
 	}
+	f.passed = false
 	return d, true
 }
 

@@ -16,20 +16,27 @@ import (
 
 // pollInOrder is [Feed.Poll] over an ordered store.
 func (f *Feed) pollInOrder(ctx context.Context) (Delivery, bool, error) {
-	for {
+	for left := effort; ; {
+		if left <= 0 {
+			f.wakeLater()
+			return Delivery{}, false, nil
+		}
 		first := f.first()
 		behind := f.furthestBack()
 		switch {
 		case behind != nil && (first == nil || behind.past < first.ahead[0].entry.Key):
+			left -= pageEffort
 			if err := f.readAhead(ctx, behind); err != nil {
 				return Delivery{}, false, err
 			}
 			continue
 		case first != nil && f.mayFollow(first.ahead[0].entry.Key):
+			left--
 			q := first.ahead[0]
 			if first.ahead = first.ahead[1:]; len(first.ahead) == 0 {
 				first.ahead = nil // a quiet stream keeps no memory
 			}
+			f.left(q)
 			if d, ok := f.take(q); ok {
 				return d, true, nil
 			}
@@ -77,38 +84,70 @@ func (s *source) readTo(end int64) int64 {
 
 // readAhead reads one page of the past of a source.
 func (f *Feed) readAhead(ctx context.Context, s *source) error {
+	if _, err := f.drain(); err != nil {
+		return err
+	}
 	entries, more, next, err := f.readPage(ctx, s)
 	if err != nil {
 		return err
 	}
-	s.bring(entries, next, time.Now())
-	s.caughtUp = !more
+	f.bring(s, entries, next, time.Now(), false)
+	f.mu.Lock()
+	s.caughtUp = !more && !f.missed[s.part.Name()]
+	f.mu.Unlock()
+	if s.caughtUp {
+		f.leaveBack(s)
+	}
 	return nil
 }
 
-// bring adds what was read up to a position.
-func (s *source) bring(entries []eventlog.Entry, upTo int64, read time.Time) {
+// bring adds entries to a source that was read up to a position.
+func (f *Feed) bring(s *source, entries []eventlog.Entry, upTo int64, read time.Time, live bool) {
 	for _, e := range entries {
 		if e.Key > s.past {
-			s.ahead = append(s.ahead, queued{src: s, entry: e, read: read})
+			s.ahead = append(s.ahead, queued{src: s, entry: e, read: read, live: live})
+			if live {
+				f.ahead = f.ahead.plus(load{1, size(e)})
+			} else {
+				f.old++
+			}
 		}
 	}
 	s.past = max(s.past, upTo)
 }
 
+// left counts an entry that is no longer ahead.
+func (f *Feed) left(q queued) {
+	if q.live {
+		f.ahead = f.ahead.minus(load{1, size(q.entry)})
+	} else {
+		f.old--
+	}
+}
+
 // drain takes what the tails brought. It drops what they bring to a source that still reads its past, which reads it
-// there.
-func (f *Feed) drain() (any bool, err error) {
+// there. A source that missed a batch reads on from the log itself.
+func (f *Feed) drain() (some bool, err error) {
 	f.mu.Lock()
-	in, err := f.in, f.err
-	f.in = nil
+	in, missed, err := f.in, f.missed, f.err
+	f.in, f.waiting, f.missed = nil, load{}, nil
 	f.mu.Unlock()
 	for _, b := range in {
 		if s := f.parts[b.part.Name()]; s != nil && s.caughtUp {
-			s.bring(b.entries, b.floor, b.read)
+			f.bring(s, b.entries, b.floor, b.read, true)
 		}
 	}
-	return len(in) > 0, err
+	for name := range missed {
+		if s := f.parts[name]; s != nil && s.caughtUp {
+			s.caughtUp = false
+			f.back = append(f.back, s)
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.taken = f.ahead
+	f.catchingUp = len(f.back) > 0 || f.catchingUp && (f.old > 0 || f.taken.reaches(f.tails.mostWaiting.half()))
+	return len(in) > 0 || len(missed) > 0, err
 }
 
 // reached is the position up to which every entry of the source was returned. end is an earlier end of the log.

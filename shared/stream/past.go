@@ -57,16 +57,27 @@ func (f *Feed) readPast(ctx context.Context) error {
 	if s == nil {
 		return nil
 	}
-	floor := f.tails.Log.Time().Add(-eventlog.Window).UnixMicro()
+	began := f.tails.Log.Time().Add(-eventlog.Window).UnixMicro()
 	entries, more, next, err := f.readPage(ctx, s)
 	if err != nil {
 		return err
 	}
 	s.past = next
+	if s.bound == 0 && next > began {
+		// From here on smaller keys may be committed after they were passed. The tail brings those entries, but only
+		// after the past was read, which may take long if the client reads slowly.
+		s.bound = began
+	}
+	floor := began
+	if s.bound != 0 {
+		floor = s.bound
+	}
 	if more {
 		floor = min(floor, next)
+	} else {
+		f.leaveBack(s)
 	}
-	f.enqueue(s, entries, floor, time.Now())
+	f.enqueue(s, entries, floor, time.Now(), false)
 	return nil
 }
 
@@ -84,11 +95,13 @@ func (f *Feed) furthestBack() (behind *source) {
 	return behind
 }
 
-// readPage reads one page between the start of a source and its tail. After the last one its past is read.
+// readPage reads one page between the start of a source and its tail.
 func (f *Feed) readPage(ctx context.Context, s *source) (entries []eventlog.Entry, more bool, next int64, err error) {
 	entries, more, next, err = f.tails.Log.Read(ctx, s.part, s.past, max(minPage, pageSize/len(f.back)))
-	if err == nil && !more {
-		f.back = slices.DeleteFunc(f.back, func(other *source) bool { return other == s })
-	}
 	return entries, more, next, fault.Wrap(fault.Unavailable, err, "read the past of a stream")
+}
+
+// leaveBack notes that the past of a source was read.
+func (f *Feed) leaveBack(s *source) {
+	f.back = slices.DeleteFunc(f.back, func(other *source) bool { return other == s })
 }

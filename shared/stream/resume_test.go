@@ -90,9 +90,10 @@ func TestAStreamThatIsCutOffWhileItCatchesUpComesFurther(t *testing.T) {
 				for ; len(got) < uris*events && cuts < patience; cuts++ {
 					f := r.open(from(cursor, patterns...))
 					for range 80 {
-						d, ok, err := f.Poll(t.Context())
-						must(t, err)
-						if !ok {
+						ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+						d, err := await(ctx, f)
+						cancel()
+						if err != nil {
 							break
 						}
 						got[d.Event.ID], cursor, times = true, d.Cursor, times+1

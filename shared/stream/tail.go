@@ -32,6 +32,7 @@ type tail struct {
 type batch struct {
 	part    eventlog.Partition
 	entries []eventlog.Entry
+	load    load  // of the entries
 	floor   int64 // every entry with a key up to it is in this or an earlier batch
 	read    time.Time
 }
@@ -174,7 +175,7 @@ func prune(seen map[string]int64, from int64) {
 // spread gives a batch to every feed. A feed that has no room for it ends, so it does not hold up the others. Its cursor
 // stays good.
 func (t *tail) spread(b *batch) {
-	b.read = time.Now()
+	b.read, b.load = time.Now(), loadOf(b.entries)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for f := range t.feeds {

@@ -31,8 +31,11 @@ const (
 	watched = 10 * time.Second
 	// renewEvery is how often the interest in a pattern is renewed, unless an eighth of the retention is shorter.
 	renewEvery = time.Hour
-	// buffer is how many unread batches a feed may have before it is ended.
-	buffer = 256
+	// maxWaiting and maxWaitingBytes bound the entries, and their payloads, that wait for the reader of a feed. A feed
+	// whose reader falls further behind is ended.
+	maxWaiting, maxWaitingBytes = 10_000, 16 << 20
+	// maxFloors is how many batches may wait before a feed ignores batches without entries.
+	maxFloors = 256
 )
 
 // pageSize is how many log items one read asks for. The reads of a stream that catches up share it, each with at least
@@ -54,6 +57,8 @@ type Tails struct {
 	stop    context.CancelFunc
 	running sync.WaitGroup
 
+	mostWaiting load // for each feed
+
 	mu    sync.Mutex
 	tails map[string]*tail
 
@@ -64,7 +69,10 @@ type Tails struct {
 // New makes the tails of a process over its log. Sealer seals the cursors.
 func New(log *eventlog.Log, db store.DB, sealer *eventlog.Sealer) *Tails {
 	ctx, stop := context.WithCancel(context.Background())
-	return &Tails{Log: log, DB: db, Sealer: sealer, ctx: ctx, stop: stop, tails: map[string]*tail{}}
+	return &Tails{
+		Log: log, DB: db, Sealer: sealer, ctx: ctx, stop: stop, tails: map[string]*tail{},
+		mostWaiting: load{maxWaiting, maxWaitingBytes},
+	}
 }
 
 // Close ends all tails and waits for them. Feeds that are still open get [ErrClosed].
