@@ -242,43 +242,7 @@ func TestAnIDIsPublishedAgain(t *testing.T) {
 	})
 }
 
-// TestAStoredEventOutlivesItsSchedule: WHK-18. The event of a delivery is stored as long as the delivery can need it.
-func TestAStoredEventOutlivesItsSchedule(t *testing.T) {
-	t.Run("WHK-18 an event that is delivered again on its eleventh day has all attempts", func(t *testing.T) {
-		options := embedded()
-		options.Schedule = Schedule{0, 24 * time.Hour, 24 * time.Hour}
-		inWorld(t, options, func(w *world) {
-			url := oneOrigin(1)[0]
-			sub := w.to(url)[0]
-			w.answer = func(webhook.Request) webhook.Outcome { return tooLarge(0) }
-			if err := w.enqueue("evt_1", `{"ok":true}`); err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(11 * 24 * time.Hour)
-			operations := NewOperations(w.db, w.queued, nil)
-			e, err := operations.Stored(w.t.Context(), "default", "event://ci/build-finished", "evt_1")
-			if err != nil || e == nil {
-				t.Fatal(e, err)
-			}
-			w.answer = func(webhook.Request) webhook.Outcome { return succeeds(0) }
-			if err := w.enqueue("evt_2", `{"ok":true}`); err != nil { // so that the subscription is not disabled
-				t.Fatal(err)
-			}
-			time.Sleep(time.Minute)
-			w.answer = func(webhook.Request) webhook.Outcome { return fails(0) }
-			before := len(w.attemptsTo(url)) // counted first, because the workers do not wait for Deliver to return
-			if err := operations.Deliver(w.t.Context(), sub, e); err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(6 * 24 * time.Hour)
-			if n := len(w.attemptsTo(url)) - before; n != len(options.Schedule) {
-				t.Errorf("got %d attempts, want %d", n, len(options.Schedule))
-			}
-			if e, err = operations.Stored(w.t.Context(), "default", "event://ci/build-finished", "evt_1"); err != nil || e == nil {
-				t.Errorf("its dead letter has no event any more (%v)", err)
-			}
-		})
-	})
+func TestARetriedDeadLetterKeepsItsEvent(t *testing.T) {
 	t.Run("WHK-22 retrying a dead letter does not shorten the time for which a paused delivery can wait", func(t *testing.T) {
 		r := newRig(t)
 		sub := r.register("event://ci/build-finished")

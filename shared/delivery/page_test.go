@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,12 +17,15 @@ import (
 // unhurried is an endpoint that takes its time.
 type unhurried struct {
 	takes time.Duration
+	mu    sync.Mutex
 	got   map[string]int
 }
 
 func (u *unhurried) Send(ctx context.Context, r webhook.Request) webhook.Outcome {
 	select {
 	case <-time.After(u.takes):
+		u.mu.Lock()
+		defer u.mu.Unlock()
 		u.got[r.ID]++
 		return webhook.Outcome{Status: 200, Took: u.takes}
 	case <-ctx.Done():
