@@ -37,18 +37,20 @@ func (o Options) files() (apply.Files, error) {
 	return f, nil
 }
 
-// Reload applies catalogs and the configuration: all of them, or none if something speaks against one.
+// Reload applies catalogs and the configuration: all of them, or none if one is refused. Only a configuration that can be used with
+// the catalogs in use is applied although a new catalog is refused.
 // Open streams are notified of changed catalogs and backends, and webhook subscriptions that a
 // changed catalog leaves behind end. A stream that was open when its workspace lost its own catalog is notified
 // of that, and of later changes of the shared one when it comes back.
 func (s *Server) Reload(ctx context.Context, o Options) error {
 	f, err := o.files()
-	if err != nil {
-		s.refused.Store(true)
-		return err
+	var done apply.Outcome
+	if err == nil {
+		done, err = s.apply(ctx, f)
 	}
-	done, err := s.apply(ctx, f)
+	s.refused.Store(err != nil)
 	if err != nil {
+		s.applyConfig(ctx, o, err)
 		return err
 	}
 	backends, err := s.core.Config.Backends(ctx)
@@ -61,10 +63,32 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 	return err
 }
 
+// applyConfig applies only the configuration of refused options. A key that an operator removes must not stay valid because of
+// a catalog. It keeps the configuration in use if the new one is refused too, or if its file is empty, as it is while a program
+// replaces its content.
+func (s *Server) applyConfig(ctx context.Context, o Options, refused error) {
+	if o.Config == nil || o.Config.Empty() || !refusal(refused) {
+		return
+	}
+	// Without catalogs it ends no subscriptions.
+	done, err := s.apply(ctx, apply.Files{Config: o.Config, AllowBreaking: true})
+	switch {
+	case err != nil && ctx.Err() == nil:
+		s.core.Log.Error("configuration not applied", "error", err)
+	case done.ConfigChanged:
+		s.core.Log.Warn("only configuration applied", "error", refused)
+	}
+}
+
+// refusal reports whether an error says that settings are wrong, and not that the store failed.
+func refusal(err error) bool {
+	return err != nil && !fault.Is(err, fault.Unavailable) && !fault.Is(err, fault.Internal)
+}
+
 // startWith decides how to start if the settings were refused: with the last ones if the options allow it and the store has
 // some that this version can read. Otherwise it returns the refusal. An error of the store is no refusal.
 func (s *Server) startWith(ctx context.Context, o Options, refused error) error {
-	if refused == nil || !o.LastSettings || fault.Is(refused, fault.Unavailable) || fault.Is(refused, fault.Internal) {
+	if !o.LastSettings || !refusal(refused) {
 		return refused
 	}
 	names, err := catalog.Names(ctx, s.db)
@@ -86,6 +110,7 @@ func (s *Server) startWith(ctx context.Context, o Options, refused error) error 
 	s.catalogs.Written()
 	s.core.Config.Written()
 	s.core.Log.Error("settings refused at start", "error", refused)
+	s.applyConfig(ctx, o, refused)
 	return nil
 }
 
@@ -97,7 +122,6 @@ func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error
 	done, err := target.Apply(ctx, f)
 	s.catalogs.Written()
 	s.core.Config.Written()
-	s.refused.Store(err != nil)
 	if err != nil {
 		return done, err
 	}

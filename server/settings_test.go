@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -297,5 +298,77 @@ func TestSettingsThatAreRefused(t *testing.T) {
 		if _, err := New(t.Context(), first); !fault.Is(err, fault.Invalid) {
 			t.Errorf("got %v, want an error of kind invalid", err)
 		}
+	})
+}
+
+// TestAKeyThatIsRemoved removes the key of an operator in a configuration that is fine.
+func TestAKeyThatIsRemoved(t *testing.T) {
+	key := func(principal string) string {
+		return fmt.Sprintf("  - {principal: %s, scopes: [\"events:read\"], sha256: %s}\n", principal, hash(principal))
+	}
+	start := func(t *testing.T) (*Server, Options) {
+		var o Options
+		s := serve(t, func(with *Options) {
+			with.Auth, with.Catalog = auth.ModeKeys, types(t, "good")
+			with.Config = configured(t, "keys:\n"+key("leaked")+key("kept"))
+			o = *with
+		})
+		return s, o
+	}
+	valid := func(t *testing.T, s *Server, principal string, want bool) {
+		t.Helper()
+		code, _ := ask(t, s, principal, "GET", "/admin/v1/subscriptions", "")
+		if got := code != http.StatusUnauthorized; got != want {
+			t.Errorf("the key of %s gets the status %d", principal, code)
+		}
+	}
+	for name, refuse := range map[string]func(o *Options){
+		"invalid": func(o *Options) { o.Catalog = []byte("events: nonsense") },
+		"unreadable": func(o *Options) {
+			o.Catalog, o.SettingsError = nil, fault.New(fault.Invalid, "there is no catalog")
+		},
+	} {
+		t.Run("EVS-14 is refused although the catalog is "+name, func(t *testing.T) {
+			s, o := start(t)
+			refuse(&o)
+			o.Config = configured(t, "keys:\n"+key("kept"))
+			if err := s.Reload(t.Context(), o); !fault.Is(err, fault.Invalid) {
+				t.Errorf("got %v, want an error of kind invalid", err)
+			}
+			valid(t, s, "leaked", false)
+			valid(t, s, "kept", true)
+		})
+		t.Run("EVS-14 is refused after a start although the catalog is "+name, func(t *testing.T) {
+			s, o := start(t)
+			end(t, s)
+			refuse(&o)
+			o.Config, o.LastSettings = configured(t, "keys:\n"+key("kept")), true
+			s, err := New(t.Context(), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer end(t, s)
+			valid(t, s, "leaked", false)
+			valid(t, s, "kept", true)
+			if _, body := ask(t, s, "", "GET", "/readyz", ""); !strings.Contains(body, "refused") {
+				t.Errorf("readyz says %s, want refused settings", body)
+			}
+		})
+	}
+	t.Run("EVS-14 is refused although it was the last one", func(t *testing.T) {
+		s, o := start(t)
+		o.Config = configured(t, "keys: []\n")
+		if err := s.Reload(t.Context(), o); !fault.Is(err, fault.Invalid) {
+			t.Errorf("got %v, want an error of kind invalid", err)
+		}
+		valid(t, s, "leaked", false)
+	})
+	t.Run("EVS-14 stays valid while the file is empty", func(t *testing.T) {
+		s, o := start(t)
+		o.Config = configured(t, "")
+		if err := s.Reload(t.Context(), o); !fault.Is(err, fault.Invalid) {
+			t.Errorf("got %v, want an error of kind invalid", err)
+		}
+		valid(t, s, "kept", true)
 	})
 }

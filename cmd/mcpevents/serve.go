@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -43,14 +44,15 @@ func (c *ServeCmd) Run(g *Globals) error {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP) // from the start, because SIGHUP ends a program that does not wait for it
 	defer signal.Stop(hangup)
+	ctx, stop := interruptible()
+	defer stop()
+	changed := watch.Files(ctx, c.files())
 	s := c.settings()
 	s.LastSettings = true
 	s.Log = g.logger(g.err)
 	slog.SetDefault(s.Log)
 	webhook.MuteTransport()
 	server.CollectLessOften()
-	ctx, stop := interruptible()
-	defer stop()
 	var started atomic.Pointer[server.Server]
 	if c.Debug != "" {
 		if err := server.ServeDebug(ctx, c.Debug, started.Load); err != nil {
@@ -69,7 +71,7 @@ func (c *ServeCmd) Run(g *Globals) error {
 		return err
 	}
 	started.Store(e)
-	go c.follow(ctx, e, hangup, s.Log)
+	go c.follow(ctx, e, changed, hangup, s.Log)
 	s.Log.Info("serving", "mcp", e.URL+"/mcp", "events", e.URL+"/events", "data", s.Data, "auth", string(s.Auth))
 	if s.Limits.AllowInsecureTargets {
 		s.Log.Warn("insecure webhook targets allowed")
@@ -95,34 +97,46 @@ func (c *ServeCmd) settings() server.Options {
 		Addr: c.Addr, Data: c.Data, CatalogName: c.Catalog, Auth: auth.Mode(c.Auth), Limits: c.Limits,
 		AllowBreaking: c.AllowBreaking, AdminAddr: c.Admin,
 	}
-	if s.Catalog, s.SettingsError = read("catalog", c.Catalog); s.SettingsError != nil {
-		return s
-	}
-	if s.Workspaces, s.SettingsError = readCatalogs(c.Own); s.SettingsError != nil {
-		return s
-	}
-	s.Config, s.SettingsError = readConfig(c.Config)
+	var unread [3]error
+	s.Catalog, unread[0] = read("catalog", c.Catalog)
+	s.Workspaces, unread[1] = readCatalogs(c.Own)
+	s.Config, unread[2] = readConfig(c.Config)
+	s.SettingsError = cmp.Or(unread[:]...)
 	return s
 }
 
-// follow brings changes of the catalog and configuration files into use until ctx ends: when a file changes, and on SIGHUP.
-// If one of the files is refused, all settings stay.
-func (c *ServeCmd) follow(ctx context.Context, e *server.Server, hangup <-chan os.Signal, log *slog.Logger) {
+// files returns the paths of the catalog and configuration files.
+func (c *ServeCmd) files() []string {
 	paths := append(slices.Collect(maps.Values(c.Own)), c.Catalog)
 	if c.Config != "" {
 		paths = append(paths, c.Config)
 	}
-	changed := watch.Files(ctx, paths)
+	return paths
+}
+
+// reloadAgain is how long after a reload that the store failed the next one begins.
+const reloadAgain = 5 * time.Second
+
+// follow brings changes of the catalog and configuration files into use until ctx ends: when a file changes, and on SIGHUP. It
+// repeats a reload that failed for another reason than the files, for example because the disk is full. If one of the files is
+// refused, the settings stay; see [server.Server.Reload].
+func (c *ServeCmd) follow(ctx context.Context, e *server.Server, changed <-chan struct{}, hangup <-chan os.Signal, log *slog.Logger) {
+	var again <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-changed:
+		case <-again:
 		case <-hangup:
 			log.Info("SIGHUP received")
 		}
+		again = nil
 		if err := e.Reload(ctx, c.settings()); err != nil && ctx.Err() == nil {
 			log.Error("reload failed", "error", err)
+			if fault.Is(err, fault.Unavailable) || fault.Is(err, fault.Internal) || fault.Is(err, fault.Conflict) {
+				again = time.After(reloadAgain)
+			}
 		}
 	}
 }

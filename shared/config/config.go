@@ -7,6 +7,7 @@
 package config
 
 import (
+	"bytes"
 	"net/http"
 	"regexp"
 	"slices"
@@ -111,6 +112,9 @@ func ParseFile(name string, src []byte) (*Config, error) {
 	}
 	return p.config, nil
 }
+
+// Empty reports whether the file of the configuration has no text at all, not even comments.
+func (c *Config) Empty() bool { return len(bytes.TrimSpace(c.source)) == 0 }
 
 // blank reports whether a file holds nothing but comments.
 func blank(src []byte) bool {

@@ -14,7 +14,8 @@ const (
 	settle = 150 * time.Millisecond
 )
 
-// Files returns a channel that gets a value after one of the files was written, replaced or removed, until ctx ends.
+// Files returns a channel that gets a value after one of the files was written, replaced or removed, or became readable, until
+// ctx ends. Callers that read the files first call Files before, so that they miss no change.
 //
 // It looks at the files once a second and follows links. So it also sees changes without a notification in the directory
 // that the path names: a file behind a link, a replaced directory, and the ..data link of a Kubernetes ConfigMap.
@@ -65,18 +66,31 @@ func settled(ctx context.Context, paths []string, state []os.FileInfo) []os.File
 	}
 }
 
-// look returns the state of each file, nil for one that is not there or cannot be looked at. Reading it then fails, too.
+// look returns the state of each file, nil for one that is not there or cannot be read.
 func look(paths []string) []os.FileInfo {
 	state := make([]os.FileInfo, len(paths))
 	for i, path := range paths {
-		if info, err := os.Stat(path); err == nil {
+		if info, err := os.Stat(path); err == nil && readable(path, info) {
 			state[i] = info
 		}
 	}
 	return state
 }
 
-// same reports whether no file was written, replaced or removed between two states.
+// readable reports whether the file can be opened. Whether it can is not in its state: it depends on the owner, the group and
+// access control lists.
+func readable(path string, info os.FileInfo) bool {
+	if !info.Mode().IsRegular() {
+		return true // opening a pipe waits for its writer
+	}
+	f, err := os.Open(path)
+	if err == nil {
+		_ = f.Close()
+	}
+	return err == nil
+}
+
+// same reports whether no file was written, replaced or removed, or became readable or unreadable, between two states.
 func same(a, b []os.FileInfo) bool {
 	for i := range a {
 		switch x, y := a[i], b[i]; {
@@ -84,7 +98,7 @@ func same(a, b []os.FileInfo) bool {
 			if x != y {
 				return false
 			}
-		case !os.SameFile(x, y) || x.Size() != y.Size() || !x.ModTime().Equal(y.ModTime()):
+		case !os.SameFile(x, y) || x.Size() != y.Size() || !x.ModTime().Equal(y.ModTime()) || x.Mode() != y.Mode():
 			return false
 		}
 	}

@@ -38,6 +38,12 @@ func TestFiles(t *testing.T) {
 			write(t, path, "one")
 			return path, func() { must(t, os.Remove(path)) }
 		},
+		"EVS-14 a file that may be read now": func(t *testing.T, dir string) (string, func()) {
+			path := filepath.Join(dir, "c.yaml")
+			write(t, path, "one")
+			must(t, os.Chmod(path, 0))
+			return path, func() { must(t, os.Chmod(path, 0o600)) }
+		},
 		"EVS-14 a link to a file elsewhere that is written": func(t *testing.T, dir string) (string, func()) {
 			write(t, filepath.Join(dir, "real", "c.yaml"), "one")
 			must(t, os.Mkdir(filepath.Join(dir, "etc"), 0o700))
