@@ -105,8 +105,8 @@ func (f File) read(key string) (saved savedCursor, err error) {
 	case saved.Version > fileVersion:
 		err = fault.New(fault.Invalid, "%s was written by a newer version of this program", string(f))
 	case key != "" && saved.Subscription != "" && saved.Subscription != key:
-		err = fault.New(fault.Conflict, "%s has the cursor of another subscription, %.200q: give each subscription a file of its own, "+
-			"or remove the file to begin now", string(f), saved.Subscription)
+		err = fault.New(fault.Conflict, "%s has the cursor of another subscription, %.200q, which has another server URL, event type or "+
+			"arguments: give each subscription a file of its own, or remove the file to begin now", string(f), saved.Subscription)
 	}
 	if err != nil {
 		return savedCursor{}, err
