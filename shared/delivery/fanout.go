@@ -135,14 +135,11 @@ func (f *Fanout) deliver(ctx context.Context, groups []*uriBatch) error {
 	if err != nil {
 		return err
 	}
-	read := false
-	for _, g := range groups {
-		if len(g.inBandKeys) > 0 {
-			g.try(func() error { return f.Log.AppendPatterns(ctx, g.events, g.inBandKeys, g.entry.Unordered()) })
-			read = true
-		}
-	}
-	if read {
+	read := slices.DeleteFunc(slices.Clone(groups), func(g *uriBatch) bool { return len(g.inBandKeys) == 0 })
+	if len(read) > 0 {
+		each(read, func(g *uriBatch) error {
+			return f.Log.AppendPatterns(ctx, g.events, g.inBandKeys, g.entry.Unordered())
+		})
 		if headers, err = f.match(ctx, groups); err != nil {
 			return err
 		}
@@ -392,10 +389,15 @@ func keys(g *uriBatch, shapes []subscription.Shape) (out []string) {
 	return out
 }
 
-// append writes each group to the log, several groups concurrently. Within a URI it keeps the order of the batch.
+// append writes each group to the log. Within a URI it keeps the order of the batch.
 func (f *Fanout) append(ctx context.Context, groups []*uriBatch) {
+	each(groups, func(g *uriBatch) error { return f.appendOne(ctx, g) })
+}
+
+// each runs a step for the groups that have not failed, several groups concurrently.
+func each(groups []*uriBatch, step func(*uriBatch) error) {
 	if len(groups) == 1 { // ordinary under little load
-		groups[0].try(func() error { return f.appendOne(ctx, groups[0]) })
+		groups[0].try(func() error { return step(groups[0]) })
 		return
 	}
 	var wg sync.WaitGroup
@@ -407,7 +409,7 @@ func (f *Fanout) append(ctx context.Context, groups []*uriBatch) {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			g.try(func() error { return f.appendOne(ctx, g) })
+			g.try(func() error { return step(g) })
 		})
 	}
 	wg.Wait()

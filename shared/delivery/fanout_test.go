@@ -2,6 +2,7 @@ package delivery
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -11,9 +12,11 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // pushURI returns the URI of a github.push event with n bytes.
@@ -232,5 +235,80 @@ func TestFanoutSurvivesAPanicOfOneGroup(t *testing.T) {
 		if posted(r)["evt_1"] != 1 {
 			t.Errorf("receive %d: got posts %v, want one of evt_1", received, posted(r))
 		}
+	}
+}
+
+// slowStore is a store like DynamoDB in which each request takes a while.
+type slowStore struct {
+	unorderedStore
+	took time.Duration
+}
+
+func (s slowStore) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
+	time.Sleep(s.took)
+	return s.unorderedStore.Get(ctx, keys...)
+}
+
+func (s slowStore) Query(ctx context.Context, q store.Query) (store.Page, error) {
+	time.Sleep(s.took)
+	return s.unorderedStore.Query(ctx, q)
+}
+
+func (s slowStore) Write(ctx context.Context, ops ...store.Op) error {
+	time.Sleep(s.took)
+	return s.unorderedStore.Write(ctx, ops...)
+}
+
+// If a full batch took longer than the function may run, each attempt would start from the beginning, and the events would
+// wait in the queue for as long as the store is slow.
+func TestGivenASlowStoreAndReadersOfPatternsWhenABatchIsFullThenFanoutTakesHardlyLongerThanForOneEvent(t *testing.T) {
+	took := func(t *testing.T, events, uris int) (took time.Duration) {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t)
+			log := &eventlog.Log{DB: unorderedStore{r.db}}
+			for _, p := range []subscription.Pattern{
+				{Kind: subscription.Parent, Key: "event://github/acme/**", Shape: subscription.Shape{Scope: "parents", Name: "d2"}},
+				{Kind: subscription.Parent, Key: "event://github/**", Shape: subscription.Shape{Scope: "parents", Name: "d1"}},
+			} {
+				if _, err := subscription.Interested(t.Context(), unorderedStore{r.db}, log, "default", p); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i := range events {
+				r.publishTo(fmt.Sprintf("event://github/acme/app%d/push", i%uris), "github.push", fmt.Sprint("evt_", i), `{}`)
+			}
+			began := time.Now()
+			failed, err := r.fanOut(func(f *Fanout) {
+				f.DB = slowStore{unorderedStore{r.db}, 100 * time.Millisecond}
+				f.Log = &eventlog.Log{DB: f.DB}
+				f.Now = time.Now
+			})
+			if len(failed) > 0 || err != nil {
+				t.Fatalf("got failed %v, %v, want none", failed, err)
+			}
+			took = time.Since(began)
+			for _, key := range []string{"event://github/acme/**", "event://github/**"} {
+				n := 0
+				for _, p := range eventlog.Pattern("default", key) {
+					entries, _, _, err := log.Read(t.Context(), p, 0, 100)
+					if err != nil {
+						t.Fatal(err)
+					}
+					n += len(entries)
+				}
+				if n != events {
+					t.Errorf("got %d events of %s, want %d", n, key, events)
+				}
+			}
+		})
+		return took
+	}
+	one := took(t, 1, 1)
+	for _, uris := range []int{1, 10} {
+		t.Run(fmt.Sprintf("EVX-26 ten events of %d URIs", uris), func(t *testing.T) {
+			if got := took(t, 10, uris); got >= 2*one {
+				t.Errorf("ten events took %v, want hardly more than the %v of one", got, one)
+			}
+		})
 	}
 }

@@ -29,12 +29,7 @@ func (l *Log) Append(ctx context.Context, workspace, uri string, events []event.
 	if done, err = l.appendTo(ctx, Own(workspace, uri), uri, events, l.copies(workspace, uri, keys)...); err != nil || l.DB.Ordered() {
 		return done, err
 	}
-	for _, e := range events {
-		if err := l.AppendPattern(ctx, e, keys); err != nil {
-			return done, err
-		}
-	}
-	return done, nil
+	return done, l.AppendPatterns(ctx, events, keys, false)
 }
 
 // appendTo appends the events to a partition of the URI, except those that its last segment already names.
@@ -104,17 +99,6 @@ func (l *Log) copies(workspace, uri string, keys []string) (parts []Partition) {
 }
 
 func day(stamp int64) int64 { return stamp / (24 * time.Hour).Microseconds() }
-
-// AppendPattern appends one event to the partitions of the pattern keys given.
-func (l *Log) AppendPattern(ctx context.Context, e event.Event, keys []string) error {
-	for _, key := range keys {
-		p := shard(e.Workspace, key, shardOf(e.URI))
-		if _, err := l.put(ctx, p, segment{V: segmentVersion, Events: []event.Event{e}}, 0); err != nil {
-			return fault.Wrap(fault.Unavailable, err, "append to the log of %s", key)
-		}
-	}
-	return nil
-}
 
 // put writes one segment and returns the key of its last entry, or 0 when the store stamps. A slow append is written
 // again with a new key, because a reader may be past the first one. An ordered store also writes the segment to the

@@ -53,18 +53,18 @@ func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events
 
 // AppendPatterns appends events of one URI, which its own partition has already, to the partitions of the pattern keys. It
 // is for a store that is not ordered.
+//
+// The events that go to the same partition share a segment, and the partitions are written concurrently. So a batch of many
+// events takes hardly longer than a single event. Otherwise, when the store is slow, a batch could take longer than its
+// function may run, and as each attempt starts from the beginning, the URI would never get past it.
 func (l *Log) AppendPatterns(ctx context.Context, events []event.Event, keys []string, unordered bool) error {
-	if !unordered {
-		for _, e := range events {
-			if err := l.AppendPattern(ctx, e, keys); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
 	shards := map[int][]event.Event{}
 	for _, e := range events {
-		shards[shardOf(e.ID)] = append(shards[shardOf(e.ID)], e)
+		i := shardOf(e.URI)
+		if unordered {
+			i = shardOf(e.ID)
+		}
+		shards[i] = append(shards[i], e)
 	}
 	write, ctx := errgroup.WithContext(ctx)
 	for i, part := range shards {
@@ -73,14 +73,22 @@ func (l *Log) AppendPatterns(ctx context.Context, events []event.Event, keys []s
 	return write.Wait()
 }
 
+// maxPatterns is how many pattern keys putPatterns writes concurrently.
+const maxPatterns = 8
+
 // putPatterns appends events to one shard of each pattern key.
 func (l *Log) putPatterns(ctx context.Context, i int, part []event.Event, keys []string) error {
+	write, ctx := errgroup.WithContext(ctx)
+	write.SetLimit(maxPatterns)
 	for _, key := range keys {
-		for _, events := range pack(part, maxSegment, store.MaxTransaction) {
-			if _, err := l.put(ctx, shard(part[0].Workspace, key, i), segment{V: segmentVersion, Events: events}, 0); err != nil {
-				return fault.Wrap(fault.Unavailable, err, "append to the log of %s", key)
+		write.Go(func() error {
+			for _, events := range pack(part, maxSegment, store.MaxTransaction) {
+				if _, err := l.put(ctx, shard(part[0].Workspace, key, i), segment{V: segmentVersion, Events: events}, 0); err != nil {
+					return fault.Wrap(fault.Unavailable, err, "append to the log of %s", key)
+				}
 			}
-		}
+			return nil
+		})
 	}
-	return nil
+	return write.Wait()
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
@@ -148,4 +150,41 @@ func fnv32(s string) uint32 {
 	h := fnv.New32a()
 	h.Write([]byte(s))
 	return h.Sum32()
+}
+
+// patient is a store like DynamoDB whose writes take a while.
+type patient struct {
+	unordered
+	took time.Duration
+}
+
+func (p patient) Write(ctx context.Context, ops ...store.Op) error {
+	time.Sleep(p.took)
+	return p.unordered.Write(ctx, ops...)
+}
+
+// A function may run for seconds only. If the time of a batch grew with its size, a slow store would keep a full batch from
+// ever being appended.
+func TestGivenAStoreWithSlowWritesWhenAFullBatchIsAppendedToPatternsThenItTakesHardlyLongerThanOneEvent(t *testing.T) {
+	patterns := []string{"event://ci/**", "event://**", "event://ci/*"}
+	for name, ofType := range map[string]bool{"an ordered event type": false, "an unordered event type": true} {
+		t.Run("EVX-26 "+name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				db := memory(t)
+				log := &eventlog.Log{DB: patient{unordered: unordered{db}, took: 300 * time.Millisecond}}
+				began := time.Now()
+				if err := log.AppendPatterns(t.Context(), numbered(0, 10), patterns, ofType); err != nil {
+					t.Fatal(err)
+				}
+				if took := time.Since(began); took >= 600*time.Millisecond {
+					t.Errorf("10 events and %d patterns took %v, want hardly more than the 300ms of one write", len(patterns), took)
+				}
+				for _, p := range patterns {
+					if got := read(t, log, eventlog.Pattern("default", p)); len(got) != 10 {
+						t.Errorf("got %v of %s, want 10 events", got, p)
+					}
+				}
+			})
+		})
+	}
 }

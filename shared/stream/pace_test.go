@@ -33,7 +33,7 @@ func TestHowLongAnEventWaitsForItsStream(t *testing.T) {
 					e, began := occurrence(fmt.Sprint("e-", n), ownPattern.Key), time.Now()
 					if n%2 == 1 {
 						e.URI = "event://sim/p/x"
-						must(t, r.log.AppendPattern(t.Context(), e, []string{parentPattern.Key}))
+						must(t, r.log.AppendPatterns(t.Context(), []event.Event{e}, []string{parentPattern.Key}, false))
 					} else {
 						r.append([]event.Event{e})
 					}
