@@ -12,9 +12,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
-// margin is what a batch leaves of its invocation's time, so that what was done
-// is reported before Lambda ends the process, and what failed comes again soon.
+// margin is the part of its invocation's time that a batch leaves, so that its result is reported before Lambda ends the
+// process, and failed messages are redelivered soon. It is at most a third of the time, because local AWS runs functions
+// with limits of a few seconds.
 const margin = 2 * time.Second
+
+// batchDeadline returns when a batch must end whose invocation ends at the given time.
+func batchDeadline(now, end time.Time) time.Time { return end.Add(-min(margin, end.Sub(now)/3)) }
 
 // Batches is the handler of a function that reads one queue.
 func (p *Process) Batches(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
@@ -22,7 +26,7 @@ func (p *Process) Batches(h queue.Handler) func(context.Context, events.SQSEvent
 	return func(ctx context.Context, event events.SQSEvent) (events.SQSEventResponse, error) {
 		if deadline, ok := ctx.Deadline(); ok {
 			var cancel context.CancelFunc
-			ctx, cancel = context.WithDeadline(ctx, deadline.Add(-margin))
+			ctx, cancel = context.WithDeadline(ctx, batchDeadline(time.Now(), deadline))
 			defer cancel()
 		}
 		return handle(ctx, event)
