@@ -172,8 +172,9 @@ func (a *AWS) Enqueue(tb testing.TB, id, body string, attributes map[string]stri
 	}
 }
 
-// QueueDepths describes how many messages each queue holds: visible, in flight and delayed.
-func (a *AWS) QueueDepths(ctx context.Context, tb testing.TB) (depths []string) {
+// QueueDepths returns how many messages the queues on an event's way hold, and describes them for each queue: visible, in
+// flight and delayed.
+func (a *AWS) QueueDepths(ctx context.Context, tb testing.TB) (queued int, depths []string) {
 	client := sqs.NewFromConfig(awslocal.Config(endpoints(tb).SQS))
 	for _, id := range []string{"InboxQueue", "EventsQueue", "DeliveriesQueue", "SlowQueue", "DeadQueue", "EventsDeadQueue"} {
 		url := a.stack.QueueURL(id)
@@ -184,10 +185,19 @@ func (a *AWS) QueueDepths(ctx context.Context, tb testing.TB) (depths []string) 
 			depths = append(depths, fmt.Sprintf("%s: %v", id, err))
 			continue
 		}
-		depths = append(depths, fmt.Sprintf("%s: %s visible, %s in flight, %s delayed", id, out.Attributes["ApproximateNumberOfMessages"],
-			out.Attributes["ApproximateNumberOfMessagesNotVisible"], out.Attributes["ApproximateNumberOfMessagesDelayed"]))
+		var counts [3]int
+		for i, attribute := range []sqstypes.QueueAttributeName{
+			sqstypes.QueueAttributeNameApproximateNumberOfMessages, sqstypes.QueueAttributeNameApproximateNumberOfMessagesNotVisible,
+			sqstypes.QueueAttributeNameApproximateNumberOfMessagesDelayed,
+		} {
+			counts[i], _ = strconv.Atoi(out.Attributes[string(attribute)]) // SQS sends numbers
+		}
+		if !strings.HasSuffix(id, "DeadQueue") {
+			queued += counts[0] + counts[1] + counts[2]
+		}
+		depths = append(depths, fmt.Sprintf("%s: %d visible, %d in flight, %d delayed", id, counts[0], counts[1], counts[2]))
 	}
-	return depths
+	return queued, depths
 }
 
 // stream is the logical id of the function behind the MCP endpoint.
