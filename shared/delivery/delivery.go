@@ -10,6 +10,8 @@ import (
 	"log/slog"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -187,12 +189,53 @@ func newDelivery(sub *subscription.Subscriber, e *event.Event, now time.Time) *d
 	}
 }
 
-// forget deletes all that is stored of a delivery.
+// forget returns the notes that delete all that is stored of a delivery, unless the delivery has changed since it was read.
 func (del *delivery) forget() []store.Op {
 	if del.version == 0 {
 		return nil
 	}
-	return []store.Op{store.Delete(deliveryKey(del.Workspace, del.Subscription, del.key())), store.Delete(del.waits)}
+	return []store.Op{
+		store.Delete(deliveryKey(del.Workspace, del.Subscription, del.key()), store.VersionIs(del.version)),
+		store.Delete(del.waits),
+	}
+}
+
+// maxForgets is how many deliveries writeNotes deletes concurrently.
+const maxForgets = 16
+
+// writeNotes writes the notes of attempts: their records, and what [delivery.forget] returns.
+//
+// Notes are written some time after their delivery was read. Meanwhile another worker may have continued the delivery, or it
+// was requested again; see [deliveries.renew]. Then the delivery stays, and its due entry brings it back.
+func writeNotes(ctx context.Context, db store.DB, notes []store.Op) error {
+	var plain []store.Op
+	var forgets [][]store.Op
+	for len(notes) > 0 {
+		n := 1
+		if notes[0].Cond == (store.Condition{}) {
+			plain = append(plain, notes[0])
+		} else {
+			n = 2 // with what it waits for
+			forgets = append(forgets, notes[:n])
+		}
+		notes = notes[n:]
+	}
+	if len(plain) > 0 {
+		if err := db.WriteAll(ctx, plain...); err != nil {
+			return err
+		}
+	}
+	writes, ctx := errgroup.WithContext(ctx)
+	writes.SetLimit(maxForgets)
+	for _, ops := range forgets {
+		writes.Go(func() error {
+			if err := db.Write(ctx, ops...); !errors.Is(err, store.ErrConflict) {
+				return err
+			}
+			return nil
+		})
+	}
+	return writes.Wait()
 }
 
 func (t dueEntry) outgoing(delay time.Duration) queue.Outgoing {

@@ -99,7 +99,7 @@ func (f *fastLane) store(ctx context.Context, del *delivery, e *event.Event) boo
 func (f *fastLane) recordDetached(ctx context.Context, del *delivery, sub subscription.Subscriber, e event.Event, out webhook.Outcome) {
 	notes, err := f.outcomes.record(ctx, del, &sub, &e, out)
 	if err == nil && len(notes) > 0 {
-		err = f.deliveries.db.WriteAll(ctx, notes...)
+		err = writeNotes(ctx, f.deliveries.db, notes)
 	}
 	if err != nil {
 		f.log.WarnContext(ctx, "attempt outcome lost",

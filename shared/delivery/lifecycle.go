@@ -205,13 +205,30 @@ func (ds *deliveries) contest(ctx context.Context, del *delivery, fresh bool) (c
 		del.Key = del.ownKey()
 		return mine, nil
 	case meets(state) != mine:
-		return meets(state), nil
+		return ds.renew(ctx, current)
 	case current == nil:
 		del.version, del.stored = 0, stateNone
 	default:
 		del.takePlaceOf(current)
 	}
 	return mine, nil
+}
+
+// renew lets a pending delivery stand for a new one of the same event, whose event was requested again, for example by a
+// client that subscribed from an older cursor. An attempt of the pending delivery may be under way, or its subscription may
+// have been missing a moment ago. So renew changes the item's version. Then the worker that has read the item before does
+// not delete it, and the event is delivered once more.
+//
+// The claim is mine if the delivery has changed and the worker may try again.
+func (ds *deliveries) renew(ctx context.Context, current *delivery) (claim, error) {
+	if current.State != statePending {
+		return others, nil // has no attempt under way
+	}
+	err := ds.db.Write(ctx, store.Put(current.item(), store.VersionIs(current.version)))
+	if errors.Is(err, store.ErrConflict) {
+		return mine, nil
+	}
+	return others, fault.Wrap(fault.Unavailable, err, "renew a delivery")
 }
 
 // takePlaceOf lets a new delivery continue the history of a dead one. Its schedule starts from the beginning.

@@ -95,7 +95,7 @@ func (w worker) make(s step) (whose claim, err error) {
 		failed()
 		return w.d.outcomes.deadLetter(ctx, w.del, &w.event)
 	case stepForget:
-		return mine, w.d.DB.WriteAll(ctx, w.del.forget()...)
+		return mine, writeNotes(ctx, w.d.DB, w.del.forget())
 	}
 	return 0, fmt.Errorf("no step %q", s)
 }
@@ -192,6 +192,9 @@ func want(from string, s step) storedLife {
 func TestADeliveryLivesByItsTable(t *testing.T) {
 	for from, steps := range lifecycle {
 		for s := range steps {
+			if from == stateNone && s == stepForget {
+				continue // writes nothing
+			}
 			t.Run(fmt.Sprintf("WHK-18 %s when it is %q", s, from), func(t *testing.T) {
 				crashes := 0
 				atEachStep(t, 2, func(point int, late bool) bool {
@@ -238,7 +241,7 @@ func TestTwoWorkersHaveOneDelivery(t *testing.T) {
 		for first := range steps {
 			for second := range steps {
 				if second == stepForget {
-					continue // has no condition: the event was delivered
+					continue // does not say whose the delivery is
 				}
 				t.Run(fmt.Sprintf("WHK-23 first %s, then %s when it was %q", first, second, from), func(t *testing.T) {
 					l := newLives(t)

@@ -152,7 +152,7 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 	ctx, cancel := finishing(ctx)
 	defer cancel()
 	if len(done.ops) > 0 {
-		if err := d.DB.WriteAll(store.Unhurried(ctx), done.ops...); err != nil {
+		if err := writeNotes(store.Unhurried(ctx), d.DB, done.ops); err != nil {
 			// The deliveries were made; sending them again for their records would harm.
 			d.log().WarnContext(ctx, "delivery records lost", "records", len(done.ops), "error", err)
 		}

@@ -70,7 +70,7 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 	if len(notes) > 0 {
 		ctx, cancel := finishing(ctx)
 		defer cancel()
-		if err := d.DB.WriteAll(ctx, notes...); err != nil {
+		if err := writeNotes(ctx, d.DB, notes); err != nil {
 			// The messages are redelivered. Until then, or before the next batch, this process writes the outcomes.
 			d.unrecorded.add(made)
 			return nil, fault.Wrap(fault.Unavailable, err, "record deliveries")
@@ -141,7 +141,7 @@ func (d *Dispatcher) writeUnrecorded(ctx context.Context) error {
 			}
 		}
 		if len(ops) > 0 {
-			if err := d.DB.WriteAll(ctx, ops...); err != nil {
+			if err := writeNotes(ctx, d.DB, ops); err != nil {
 				return nil, fault.Wrap(fault.Unavailable, err, "record earlier deliveries")
 			}
 		}

@@ -1,0 +1,95 @@
+package delivery
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+)
+
+// interrupted finds subscriptions, and calls a function after it found one of them missing.
+type interrupted struct {
+	Subscriptions
+	missing func()
+}
+
+func (i interrupted) Find(ctx context.Context, workspace, id string) (*subscription.Selected, error) {
+	found, err := i.Subscriptions.Find(ctx, workspace, id)
+	if found == nil {
+		i.missing()
+	}
+	return found, err
+}
+
+// The client subscribes again from a cursor before an event whose delivery is still stored. The first attempt of its replay
+// fails, so the event's delivery depends on what is stored.
+func TestGivenAStoredDeliveryWhenItsClientSubscribesAgainBeforeItIsDeletedThenTheEventIsDeliveredAgain(t *testing.T) {
+	type step struct {
+		*rig
+		d          *Dispatcher
+		id, cursor string
+	}
+	end := func(s *step) {
+		if err := s.services.End(t.Context(), "default", "alice", s.id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again := func(s *step) {
+		s.script = fails
+		s.subscribe(func(ask *subscription.SubscribeRequest) { ask.Cursor = s.cursor })
+		s.hand(queue.Deliveries, s.d.Pages)
+		s.script = succeeds
+	}
+	for name, interrupt := range map[string]func(*step){
+		"after its subscription was found missing": func(s *step) {
+			end(s)
+			s.d.Subscriptions = interrupted{s.d.Subscriptions, func() { again(s) }}
+		},
+		"after its endpoint accepted it": func(s *step) {
+			s.script = succeeds
+			once := true
+			s.d.DB = hooked{DB: s.d.DB, writeAll: func(context.Context, []store.Op) error {
+				if once {
+					once = false
+					end(s)
+					again(s)
+				}
+				return nil
+			}}
+		},
+	} {
+		t.Run("WHK-18 EVX-11 "+name, func(t *testing.T) {
+			r := newRig(t)
+			sub := r.subscribe()
+			s := &step{rig: r, id: sub.ID, cursor: r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})}
+			r.now = r.now.Add(time.Second)
+			r.script = fails
+			r.publish("evt_1")
+			fanout, d, _ := r.process()
+			s.d = d
+			r.hand(queue.Events, fanout.Handle)
+			r.hand(queue.Deliveries, d.Pages)
+			if st := r.deliveryState(sub.ID, "evt_1"); st != statePending {
+				t.Fatalf("the delivery is %s, want it pending", st)
+			}
+			interrupt(s)
+			r.hand(queue.Slow, d.Singles)
+			if st := r.deliveryState(sub.ID, "evt_1"); st != statePending {
+				t.Errorf("the delivery is %s after the client subscribed again, want it pending", st)
+			}
+			r.script = succeeds
+			before := posted(r)["evt_1"]
+			r.run()
+			if n := posted(r)["evt_1"] - before; n != 1 {
+				t.Errorf("the event was posted %d more times, want once", n)
+			}
+			if st := r.deliveryState(sub.ID, "evt_1"); st != "none" {
+				t.Errorf("the delivery is %s at the end, want none", st)
+			}
+		})
+	}
+}
