@@ -77,6 +77,34 @@ func (s *shares) release(principal string) {
 	}
 }
 
+// byteShares counts the bytes that the principals' attempts hold in memory.
+type byteShares struct {
+	total int64
+	by    map[string]int64
+}
+
+// fits reports whether a principal may have n more bytes. All principals together have at most the given number, and one of
+// them three quarters of it. The first attempt always fits.
+func (s *byteShares) fits(principal string, n, limit int64) bool {
+	had := s.by[principal]
+	return s.total == 0 || s.total+n <= limit && (had == 0 || had+n <= limit*3/4)
+}
+
+func (s *byteShares) add(principal string, n int64) {
+	if s.by == nil {
+		s.by = map[string]int64{}
+	}
+	s.total += n
+	s.by[principal] += n
+}
+
+func (s *byteShares) release(principal string, n int64) {
+	s.total -= n
+	if s.by[principal] -= n; s.by[principal] == 0 {
+		delete(s.by, principal)
+	}
+}
+
 const (
 	slowAfter = 3                // failures in a row
 	slowFor   = 30 * time.Second // then another delivery may try

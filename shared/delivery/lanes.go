@@ -30,7 +30,7 @@ type lanes struct {
 	waiting map[string]int // attempts that wait in the fast lane, by principal
 	waiters int            // all of them
 
-	slowBytes, hangingBytes int64
+	slowBytes, hangingBytes byteShares
 	detached                int
 	queued                  int // attempts that wait in the slow lane
 }
@@ -151,9 +151,9 @@ func (s *slot) release() {
 		e.slow--
 		e.slowBytes -= s.held()
 		if s.doubtful {
-			l.hangingBytes -= s.held()
+			l.hangingBytes.release(s.principal, s.held())
 		} else {
-			l.slowBytes -= s.held()
+			l.slowBytes.release(s.principal, s.held())
 		}
 		if s.origin != nil {
 			s.origin.doubtful.release(s.principal)
@@ -161,7 +161,7 @@ func (s *slot) release() {
 	case hangingSlot:
 		e.hanging--
 		l.detached--
-		l.hangingBytes -= s.held()
+		l.hangingBytes.release(s.principal, s.held())
 		s.origin.hanging.release(s.principal)
 	}
 	s.kind = noSlot
@@ -179,13 +179,13 @@ func (s *slot) Detach() bool {
 	defer l.mu.Unlock()
 	e.silent, e.slowUntil = true, later(e.slowUntil, l.now().Add(slowFor))
 	may := l.detached < l.limits.detached && e.hanging < maxHanging &&
-		(l.hangingBytes == 0 || l.hangingBytes+s.held() <= l.limits.bytes/4) && e.origin.hanging.take(s.principal, maxOriginHanging)
+		l.hangingBytes.fits(s.principal, s.held(), l.limits.bytes/4) && e.origin.hanging.take(s.principal, maxOriginHanging)
 	if may {
 		s.release()
 		s.kind, s.origin = hangingSlot, e.origin
 		e.hanging++
 		l.detached++
-		l.hangingBytes += s.held()
+		l.hangingBytes.add(s.principal, s.held())
 	}
 	l.grantFast(e)
 	return may
@@ -251,7 +251,7 @@ func (l *lanes) takeSlow(e *endpointState, c call, now time.Time) (s *slot, wait
 		return nil, e.openUntil.Sub(now)
 	case !e.openUntil.IsZero() && others > 0: // a probe is under way
 		return nil, probeTime / 2
-	case others >= e.limit, *used > 0 && *used+s.held() > limit, e.slow > 0 && e.slowBytes+s.held() > limit/4:
+	case others >= e.limit, !used.fits(c.principal, s.held(), limit), e.slow > 0 && e.slowBytes+s.held() > limit/4:
 		return nil, time.Second
 	case s.doubtful && e.origin != nil:
 		if !e.origin.doubtful.take(c.principal, maxOriginDoubtful) {
@@ -261,7 +261,7 @@ func (l *lanes) takeSlow(e *endpointState, c call, now time.Time) (s *slot, wait
 	}
 	e.slow++
 	e.slowBytes += s.held()
-	*used += s.held()
+	used.add(c.principal, s.held())
 	return s, 0
 }
 
