@@ -122,8 +122,8 @@ func TestWebhookRequest(t *testing.T) {
 			names = append(names, name)
 		}
 		slices.Sort(names)
-		if !slices.Equal(names, []string{"cursor", "data", "eventId", "name", "timestamp"}) {
-			t.Errorf("members %v", names)
+		if !slices.Equal(names, []string{"_meta", "cursor", "data", "eventId", "name", "timestamp"}) {
+			t.Errorf("got the members %v, want _meta, cursor, data, eventId, name and timestamp", names)
 		}
 		if e.Header.Get("X-MCP-Subscription-Id") != sub.ID || len(e.Body) > 256<<10 {
 			t.Errorf("X-MCP-Subscription-Id %q, %d bytes", e.Header.Get("X-MCP-Subscription-Id"), len(e.Body))
