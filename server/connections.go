@@ -216,6 +216,8 @@ func (l *connections) serveBy(s *http.Server) {
 	rest := s.Handler
 	s.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if k, ok := r.Context().Value(connectionKey{}).(*connection); ok && k.reserved && !forOperators(r.URL.Path) {
+			// net/http reads the rest of the body before it closes the connection, and would wait for it without a limit.
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(floodClient))
 			w.Header().Set("Connection", "close")
 			w.Header().Set("Retry-After", "5")
 			http.Error(w, "too many connections", http.StatusServiceUnavailable)

@@ -188,7 +188,7 @@ func eventually(t *testing.T, done func() bool) {
 
 func TestAServerFullOfStreamsServesOperators(t *testing.T) {
 	started, end := make(chan bool), make(chan struct{})
-	addr, _ := serveAtMost(t, 20, func(w http.ResponseWriter, r *http.Request) {
+	addr, l := serveAtMost(t, 20, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/mcp" {
 			started <- true
 			<-end
@@ -203,6 +203,17 @@ func TestAServerFullOfStreamsServesOperators(t *testing.T) {
 	if got := answered(t, connect(t, addr, get)); got != http.StatusServiceUnavailable {
 		t.Errorf("OPS-16 one stream too many gets the status %d, want 503", got)
 	}
+	for range 2 { // which take the last places until they are closed
+		c := connect(t, addr, "POST /mcp HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nx")
+		if got := answered(t, c); got != http.StatusServiceUnavailable {
+			t.Errorf("OPS-16 a request without the rest of its body gets the status %d, want 503", got)
+		}
+	}
+	eventually(t, func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.open) == 18
+	})
 	for _, path := range []string{"/healthz", "/admin/subscriptions"} {
 		if got := answered(t, connect(t, addr, "GET "+path+" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")); got != http.StatusOK {
 			t.Errorf("OPS-16 %s gets the status %d, want 200", path, got)
