@@ -45,6 +45,7 @@ type uriBatch struct {
 
 	webhookKeys []string // patterns with subscribers
 	inBandKeys  []string // patterns with readers
+	appended    eventlog.Appended
 
 	refused map[string]error // why the log refuses events, by message
 	err     error            // of the whole group
@@ -138,7 +139,7 @@ func (f *Fanout) deliver(ctx context.Context, groups []*uriBatch) error {
 	read := slices.DeleteFunc(slices.Clone(groups), func(g *uriBatch) bool { return len(g.inBandKeys) == 0 })
 	if len(read) > 0 {
 		each(read, func(g *uriBatch) error {
-			return f.Log.AppendPatterns(ctx, g.events, g.inBandKeys, g.entry.Unordered())
+			return f.Log.AppendPatterns(ctx, g.appended, g.events, g.inBandKeys, g.entry.Unordered())
 		})
 		if headers, err = f.match(ctx, groups); err != nil {
 			return err
@@ -443,6 +444,7 @@ func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 	if err != nil {
 		return err
 	}
+	g.appended = done
 	if done.First {
 		// The list of sub-resources is a convenience. Failing the group for it would repeat its webhooks.
 		if err := f.Log.RecordChild(ctx, g.workspace, g.uri); err != nil {

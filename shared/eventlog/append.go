@@ -17,6 +17,8 @@ type Appended struct {
 	First bool
 	// After is a position before all these events.
 	After int64
+
+	keys []int64 // of the events in the own partition, if writers stamp and the URI has one writer
 }
 
 // Append appends events of one URI, in order, to its own partition and to the partitions of the pattern keys. The
@@ -29,7 +31,7 @@ func (l *Log) Append(ctx context.Context, workspace, uri string, events []event.
 	if done, err = l.appendTo(ctx, Own(workspace, uri), uri, events, l.copies(workspace, uri, keys)...); err != nil || l.DB.Ordered() {
 		return done, err
 	}
-	return done, l.AppendPatterns(ctx, events, keys, false)
+	return done, l.AppendPatterns(ctx, done, events, keys, false)
 }
 
 // appendTo appends the events to a partition of the URI, except those that its last segment already names.
@@ -42,6 +44,7 @@ func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []ev
 	fresh := events
 	var floor, before int64
 	var written []event.Event // of the batch
+	stamps := map[string]int64{}
 	if len(last.Items) == 1 {
 		end, err := parseKey(last.Items[0].Sort)
 		if err != nil {
@@ -62,6 +65,9 @@ func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []ev
 			}
 			return found
 		})
+		for i, e := range written { // of an earlier segment this is not the exact key, but it is in the same order
+			stamps[e.ID] = end - int64(len(written)-1-i)
+		}
 		if len(written) > 0 { // the earlier segments of the batch are shortly before this one
 			done.After = min(done.After, end-time.Minute.Microseconds())
 		}
@@ -80,7 +86,15 @@ func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []ev
 		if floor, err = l.put(ctx, p, s, floor, copies...); err != nil {
 			return done, fault.Wrap(fault.Unavailable, err, "append to the log of %s", uri)
 		}
+		for i, e := range part {
+			stamps[e.ID] = floor - int64(len(part)-1-i)
+		}
 		written = append(written, part...)
+	}
+	if !l.DB.Ordered() {
+		for _, e := range events {
+			done.keys = append(done.keys, stamps[e.ID])
+		}
 	}
 	done.First = again || day(before) != day(l.Time().UnixMicro())
 	return done, nil
@@ -115,6 +129,9 @@ func (l *Log) put(ctx context.Context, p Partition, s segment, floor int64, copi
 	for {
 		started := time.Now() // monotonic, unlike the stamp's clock
 		stamp := max(l.Time().UnixMicro(), floor) + int64(s.len())
+		if floor == 0 && l.mayUse(s.stamp) {
+			stamp = s.stamp
+		}
 		item := store.Item{
 			Key:     store.Key{Table: store.Log, Partition: p.name, Sort: sortKey(stamp)},
 			Value:   value,
@@ -135,12 +152,19 @@ func (l *Log) put(ctx context.Context, p Partition, s segment, floor int64, copi
 		if err != nil {
 			return 0, err
 		}
-		if time.Since(started) <= SlowAppend {
+		if time.Since(started) <= SlowAppend && (stamp != s.stamp || l.mayUse(stamp)) {
 			return stamp, nil
 		}
 		l.Slow.Add(1)
 		floor = stamp
 	}
+}
+
+// mayUse reports whether an append may still be committed with a stamp of another append. An old stamp may be behind a
+// reader already. Readers read entries with a stamp far in the future again and again.
+func (l *Log) mayUse(stamp int64) bool {
+	age := l.Time().UnixMicro() - stamp
+	return age <= SlowAppend.Microseconds() && age >= -2*MaxSkew.Microseconds()
 }
 
 // stamped returns the writes of an item and its copies for an ordered store, which stamps them.

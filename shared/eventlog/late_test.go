@@ -63,7 +63,7 @@ func TestAPageEndsAfterAWholeStamp(t *testing.T) {
 	const many = 250
 	for i := range many {
 		e := event.Event{Workspace: "default", ID: fmt.Sprint(i), URI: "event://ci/x", Data: []byte(`{}`)}
-		if err := log.AppendPatterns(t.Context(), []event.Event{e}, []string{"event://ci/**"}, false); err != nil {
+		if err := log.AppendPatterns(t.Context(), eventlog.Appended{}, []event.Event{e}, []string{"event://ci/**"}, false); err != nil {
 			t.Fatal(err)
 		}
 		if i == many/2 {

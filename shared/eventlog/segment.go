@@ -24,7 +24,8 @@ type segment struct {
 	Before   []string `json:"b,omitempty"`
 	BeforeAt []int64  `json:"bp,omitempty"`
 
-	life time.Duration // 0 is the retention plus an hour
+	life  time.Duration // 0 is the retention plus an hour
+	stamp int64         // of the last event in its own partition; 0 is unknown
 }
 
 type noticeEnvelope struct {

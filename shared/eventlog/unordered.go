@@ -45,19 +45,22 @@ func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events
 			mu.Lock()
 			done.First, done.After = done.First || own.First, min(done.After, own.After)
 			mu.Unlock()
-			return l.putPatterns(ctx, i, part, keys)
+			return l.putPatterns(ctx, i, part, nil, keys)
 		})
 	}
 	return done, write.Wait()
 }
 
-// AppendPatterns appends events of one URI, which its own partition has already, to the partitions of the pattern keys. It
-// is for a store that is not ordered.
+// AppendPatterns appends events of one URI to the partitions of the pattern keys. done is the result of appending them
+// to their own partition, or empty. It is for a store that is not ordered.
+//
+// The own partition has one writer at a time, and its keys grow. The copies get the same keys, so that a pattern has the
+// events of a URI in the same order, even if the clocks of two writers differ.
 //
 // The events that go to the same partition share a segment, and the partitions are written concurrently. So a batch of many
 // events takes hardly longer than a single event. Otherwise, when the store is slow, a batch could take longer than its
 // function may run, and as each attempt starts from the beginning, the URI would never get past it.
-func (l *Log) AppendPatterns(ctx context.Context, events []event.Event, keys []string, unordered bool) error {
+func (l *Log) AppendPatterns(ctx context.Context, done Appended, events []event.Event, keys []string, unordered bool) error {
 	shards := map[int][]event.Event{}
 	for _, e := range events {
 		i := shardOf(e.URI)
@@ -68,7 +71,11 @@ func (l *Log) AppendPatterns(ctx context.Context, events []event.Event, keys []s
 	}
 	write, ctx := errgroup.WithContext(ctx)
 	for i, part := range shards {
-		write.Go(func() error { return l.putPatterns(ctx, i, part, keys) })
+		stamps := done.keys
+		if unordered || len(stamps) != len(part) {
+			stamps = nil
+		}
+		write.Go(func() error { return l.putPatterns(ctx, i, part, stamps, keys) })
 	}
 	return write.Wait()
 }
@@ -76,14 +83,20 @@ func (l *Log) AppendPatterns(ctx context.Context, events []event.Event, keys []s
 // maxPatterns is how many pattern keys putPatterns writes concurrently.
 const maxPatterns = 8
 
-// putPatterns appends events to one shard of each pattern key.
-func (l *Log) putPatterns(ctx context.Context, i int, part []event.Event, keys []string) error {
+// putPatterns appends events to one shard of each pattern key. stamps are the keys of the events in their own partition,
+// or nil.
+func (l *Log) putPatterns(ctx context.Context, i int, part []event.Event, stamps []int64, keys []string) error {
 	write, ctx := errgroup.WithContext(ctx)
 	write.SetLimit(maxPatterns)
 	for _, key := range keys {
 		write.Go(func() error {
+			written := 0
 			for _, events := range pack(part, maxSegment, store.MaxTransaction) {
-				if _, err := l.put(ctx, shard(part[0].Workspace, key, i), segment{V: segmentVersion, Events: events}, 0); err != nil {
+				s := segment{V: segmentVersion, Events: events}
+				if written += len(events); stamps != nil {
+					s.stamp = stamps[written-1]
+				}
+				if _, err := l.put(ctx, shard(part[0].Workspace, key, i), s, 0); err != nil {
 					return fault.Wrap(fault.Unavailable, err, "append to the log of %s", key)
 				}
 			}

@@ -173,7 +173,7 @@ func TestGivenAStoreWithSlowWritesWhenAFullBatchIsAppendedToPatternsThenItTakesH
 				db := memory(t)
 				log := &eventlog.Log{DB: patient{unordered: unordered{db}, took: 300 * time.Millisecond}}
 				began := time.Now()
-				if err := log.AppendPatterns(t.Context(), numbered(0, 10), patterns, ofType); err != nil {
+				if err := log.AppendPatterns(t.Context(), eventlog.Appended{}, numbered(0, 10), patterns, ofType); err != nil {
 					t.Fatal(err)
 				}
 				if took := time.Since(began); took >= 600*time.Millisecond {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -33,7 +34,7 @@ func TestHowLongAnEventWaitsForItsStream(t *testing.T) {
 					e, began := occurrence(fmt.Sprint("e-", n), ownPattern.Key), time.Now()
 					if n%2 == 1 {
 						e.URI = "event://sim/p/x"
-						must(t, r.log.AppendPatterns(t.Context(), []event.Event{e}, []string{parentPattern.Key}, false))
+						must(t, r.log.AppendPatterns(t.Context(), eventlog.Appended{}, []event.Event{e}, []string{parentPattern.Key}, false))
 					} else {
 						r.append([]event.Event{e})
 					}

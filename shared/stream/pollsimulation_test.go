@@ -164,7 +164,7 @@ func (w pollers) write(ctx context.Context, l *eventlog.Log, events []event.Even
 		return err
 	}
 	for _, e := range events {
-		if err := l.AppendPatterns(ctx, []event.Event{e}, []string{w.pattern.Key}, false); err != nil {
+		if err := l.AppendPatterns(ctx, eventlog.Appended{}, []event.Event{e}, []string{w.pattern.Key}, false); err != nil {
 			return err
 		}
 	}

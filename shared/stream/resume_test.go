@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -37,7 +38,7 @@ func TestAResumeRepeatsNothingInTheOrdinaryCase(t *testing.T) {
 					f := r.open(from(cursor, patterns...))
 					own, below := occurrence(fmt.Sprintf("own-%d", n), ownPattern.Key), occurrence(fmt.Sprintf("p-%d", n), "event://sim/p/x")
 					r.append([]event.Event{own})
-					must(t, r.log.AppendPatterns(t.Context(), []event.Event{below}, []string{parentPattern.Key}, false))
+					must(t, r.log.AppendPatterns(t.Context(), eventlog.Appended{}, []event.Event{below}, []string{parentPattern.Key}, false))
 					ctx, cancel := context.WithTimeout(t.Context(), 1300*time.Millisecond)
 					for {
 						d, err := await(ctx, f)
@@ -82,7 +83,7 @@ func TestAStreamThatIsCutOffWhileItCatchesUpComesFurther(t *testing.T) {
 				for n := range uris * events {
 					e := occurrence(fmt.Sprintf("e-%d", n), single[n%uris].Key)
 					r.append([]event.Event{e})
-					must(t, r.log.AppendPatterns(t.Context(), []event.Event{e}, []string{parentPattern.Key}, false))
+					must(t, r.log.AppendPatterns(t.Context(), eventlog.Appended{}, []event.Event{e}, []string{parentPattern.Key}, false))
 					time.Sleep(100 * time.Millisecond)
 				}
 				time.Sleep(time.Minute)

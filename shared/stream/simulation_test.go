@@ -136,7 +136,7 @@ func (w world) run(t *testing.T) outcome {
 			writers.Go(func() {
 				for n := 0; time.Now().Before(end); n++ {
 					e := occurrence(fmt.Sprintf("w%d-%d", i, n), "event://sim/p/x")
-					if err := writerLogs[i].AppendPatterns(ctx, []event.Event{e}, []string{parentPattern.Key}, false); err != nil {
+					if err := writerLogs[i].AppendPatterns(ctx, eventlog.Appended{}, []event.Event{e}, []string{parentPattern.Key}, false); err != nil {
 						t.Error(err)
 					}
 					publish(e.ID)
