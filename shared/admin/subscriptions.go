@@ -139,14 +139,21 @@ func (h *subscriptionHandlers) pause(c *call) (any, error) {
 	return h.pausing(c, func(s *subscription.Selected) error { return h.setPaused(c, s, in.Reason, true) })
 }
 
+// resume resumes a paused subscription and enables a disabled one. The deliveries of the latter may have been suspended before
+// it was disabled. If a request is interrupted between enabling and reactivating, the next resume reactivates them.
 func (h *subscriptionHandlers) resume(c *call) (any, error) {
 	return h.pausing(c, func(s *subscription.Selected) error {
 		if s.State != subscription.Disabled {
-			return h.setPaused(c, s, "", false)
+			if err := h.setPaused(c, s, "", false); err != nil || s.State != subscription.Active {
+				return err
+			}
+			return h.operations.Reactivate(c.Context(), s.Subscription)
 		}
 		return c.change("subscription.resume", s.ID, viewOf(*s), nil, func() error {
-			_, err := h.visible.subscriptions.Enable(c.Context(), c.who.Workspace, s.Principal, s.ID)
-			return err
+			if _, err := h.visible.subscriptions.Enable(c.Context(), c.who.Workspace, s.Principal, s.ID); err != nil {
+				return err
+			}
+			return h.operations.Reactivate(c.Context(), s.Subscription)
 		})
 	})
 }

@@ -73,11 +73,21 @@ func enqueue(ctx context.Context, q queue.Sender, tasks []queue.Outgoing) error 
 // Reactivate implements [subscription.Replayer]: dispatch makes the deliveries that were
 // suspended with the subscription.
 func (r *Replayer) Reactivate(ctx context.Context, s *subscription.Subscription) error {
+	return reactivate(ctx, r.Queue, s)
+}
+
+// Reactivate has dispatch make the suspended deliveries of a subscription that a person enabled. It can be repeated: dispatch
+// leaves all others as they are, and those of a subscription that is suspended.
+func (o *Operations) Reactivate(ctx context.Context, s *subscription.Subscription) error {
+	return reactivate(ctx, o.deliveries.queue, s)
+}
+
+func reactivate(ctx context.Context, q queue.Sender, s *subscription.Subscription) error {
 	task := PageTask{
 		V: taskVersion, Workspace: s.Workspace, Range: subscription.At(s.ID),
 		Reactivation: &Reactivation{Principal: s.Principal, Subscription: s.ID},
 	}
-	err := r.Queue.Send(ctx, queue.Deliveries, task.outgoing())
+	err := q.Send(ctx, queue.Deliveries, task.outgoing())
 	return fault.Wrap(fault.Unavailable, err, "reactivate the deliveries of a subscription")
 }
 

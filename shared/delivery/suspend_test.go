@@ -257,6 +257,48 @@ func TestSuspension(t *testing.T) {
 	})
 }
 
+// TestASubscriptionIsDisabledWhileItIsSuspended: WHK-12, EVX-14.
+func TestASubscriptionIsDisabledWhileItIsSuspended(t *testing.T) {
+	for name, enable := range map[string]func(r *rig, id string){
+		"a person enables it": func(r *rig, id string) {
+			if enabled, err := r.services.Enable(r.t.Context(), "default", "alice", id); err != nil || !enabled {
+				r.t.Fatal(enabled, err)
+			}
+			if err := r.operations().Reactivate(r.t.Context(), r.record(id).Subscription); err != nil {
+				r.t.Fatal(err)
+			}
+		},
+		"its client subscribes again": func(r *rig, _ string) { r.subscribe() },
+	} {
+		t.Run("EVX-14 its suspended deliveries are sent when "+name, func(t *testing.T) {
+			r := newRig(t)
+			id := r.subscribe().ID
+			r.script = fails
+			r.publish("evt_1")
+			r.work()
+			r.now = time.Now() // the log has its own clock
+			r.suspend(id)
+			r.run()
+			if st := r.deliveryState(id, "evt_1"); st != stateSuspended {
+				t.Fatalf("the delivery is %s, want %s", st, stateSuspended)
+			}
+			if ended, err := r.services.Disable(t.Context(), "default", "alice", id, "all deliveries of five days failed"); err != nil || !ended {
+				t.Fatal(ended, err)
+			}
+			r.script = succeeds
+			before := posted(r)["evt_1"]
+			enable(r, id)
+			r.run()
+			if n := posted(r)["evt_1"] - before; n != 1 {
+				t.Errorf("the event was posted %d times, want 1", n)
+			}
+			if st := r.deliveryState(id, "evt_1"); st != "none" {
+				t.Errorf("the delivery is %s, want none", st)
+			}
+		})
+	}
+}
+
 // TestARefreshTellsOneOfThePublishedCategories: EVX-10. lastError of a subscription of MCP Events is one of six.
 func TestARefreshTellsOneOfThePublishedCategories(t *testing.T) {
 	for category, want := range map[webhook.Category]webhook.Category{

@@ -1,6 +1,7 @@
 package subscription
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -127,7 +128,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	if r.Cursor != "" && g.Replay != nil {
 		want.Owed = max(from, 1) // 0 is nothing
 	}
-	have, err := g.upsert(ctx, cat, want, r)
+	have, err := g.upsert(ctx, cat, want, from, r)
 	if err != nil {
 		return nil, err
 	}
@@ -162,9 +163,9 @@ func unknownEvent(name string) error {
 }
 
 // upsert writes the subscription, or merges it into the one that is there, which
-// it returns unless its time was over.
-func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, r SubscribeRequest) (*Subscription, error) {
-	asked := *want
+// it returns unless its time was over. From is the position in the log at which a new one begins.
+func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, from int64, r SubscribeRequest) (*Subscription, error) {
+	asked, replaces := *want, false
 	for {
 		*want = asked // what an earlier round found is over
 		have, err := g.Service.Records.load(ctx, want.Workspace, want.Principal, want.ID)
@@ -175,7 +176,10 @@ func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subs
 			if err := g.Service.Records.DB.Write(ctx, store.Delete(recordKey(have.Workspace, have.Principal, have.ID), store.VersionIs(have.Revision))); err != nil && !errors.Is(err, store.ErrConflict) {
 				return nil, fault.Wrap(fault.Unavailable, err, "replace the ended subscription")
 			}
-			have = nil
+			have, replaces = nil, true
+		}
+		if replaces && have == nil && g.Replay != nil {
+			want.Owed = cmp.Or(want.Owed, max(from, 1)) // so that deliveries that were suspended before it ended are reactivated
 		}
 		expiry := want.expiryOps()
 		if have == nil {
