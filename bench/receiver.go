@@ -30,7 +30,8 @@ type receiver struct {
 // received is where webhooks are noted, and how their ids are found.
 type received struct {
 	*ledger
-	find Received
+	find  Received
+	delay time.Duration // before each answer
 }
 
 const (
@@ -129,10 +130,32 @@ func (r *receiver) serve(conn net.Conn) {
 		}
 		if run := r.run.Load(); run != nil {
 			run.note(&m, at, served%verifyEvery == 0)
+			if !r.wait(run.delay) {
+				return
+			}
 		}
 		if _, err := conn.Write(noContent); err != nil || m.closing {
 			return
 		}
+	}
+}
+
+// wait waits before an answer. It reports false if the receiver closes meanwhile.
+func (r *receiver) wait(delay time.Duration) bool {
+	if delay == 0 {
+		return true
+	}
+	r.mu.Lock()
+	hung, open := r.hung, r.conns != nil
+	r.mu.Unlock()
+	if !open {
+		return false
+	}
+	select {
+	case <-time.After(delay):
+		return true
+	case <-hung:
+		return false
 	}
 }
 

@@ -174,7 +174,7 @@ var runs atomic.Int64
 func (p *pass) run(ctx context.Context, report *Report) error {
 	o := p.options
 	l := newLedger(fmt.Sprintf("bench-%d-%d-", os.Getpid(), runs.Add(1)), o.Shape, p.secrets)
-	p.receiver.run.Store(&received{ledger: l, find: p.adapter.Received})
+	p.receiver.run.Store(&received{ledger: l, find: p.adapter.Received, delay: o.AnswerDelay})
 	defer progress.Count(o.Progress, p.name()+" delivered", int64(len(l.took)), l.arrived.Load)()
 
 	before := p.sample(ctx)

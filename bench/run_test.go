@@ -73,6 +73,27 @@ func TestRunMeasuresTheServer(t *testing.T) {
 	}
 }
 
+// TestMemoryOfSlowEndpointsIsBounded does not wait for all deliveries, which takes minutes with such endpoints.
+func TestMemoryOfSlowEndpointsIsBounded(t *testing.T) {
+	t.Run("WHK-26 50 endpoints that take 1.5 s for 238 KB each leave the server under 400 MiB", func(t *testing.T) {
+		const most = 400 << 20
+		o := options(t)
+		o.Events, o.Publishers, o.Subscribers, o.Payload, o.AnswerDelay = 200, 16, 50, 238_000, 1500*time.Millisecond
+		o.Wait = 15 * time.Second
+		report, err := Run(t.Context(), o)
+		if err != nil || len(report.Results) != 1 {
+			t.Fatalf("got %+v, %v", report, err)
+		}
+		r := report.Results[0]
+		if r.PeakRSS == 0 || r.PeakRSS >= most {
+			t.Errorf("got a peak of %d MiB, want less than %d", r.PeakRSS>>20, most>>20)
+		}
+		if r.Delivered == 0 || r.Forged != 0 || r.Strange != 0 {
+			t.Errorf("got %+v, want deliveries with the right signatures", r)
+		}
+	})
+}
+
 func TestRunMeasuresBesideEndpointsThatHang(t *testing.T) {
 	for _, elsewhere := range []bool{false, true} {
 		t.Run(fmt.Sprintf("at other origins: %t", elsewhere), func(t *testing.T) {

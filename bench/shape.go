@@ -23,6 +23,8 @@ type Shape struct {
 	// of the healthy endpoints or, with HangOrigin, each at an origin of its own. They count for nothing themselves.
 	Hang       int  `json:"hang"`
 	HangOrigin bool `json:"hangOrigin"`
+	// AnswerDelay is how long the healthy endpoints take to answer.
+	AnswerDelay time.Duration `json:"answerDelayNs,omitempty"`
 }
 
 // maxDeliveries bounds what one run keeps in memory about its deliveries, four bytes each.
@@ -36,8 +38,8 @@ func (s Shape) check() error {
 			return fault.New(fault.Invalid, "--%s %d is not allowed (at least 1)", name, n)
 		}
 	}
-	if s.Rate < 0 || s.Hang < 0 {
-		return fault.New(fault.Invalid, "--rate and --hang are not allowed to be negative")
+	if s.Rate < 0 || s.Hang < 0 || s.AnswerDelay < 0 {
+		return fault.New(fault.Invalid, "--rate, --hang and --answer-delay are not allowed to be negative")
 	}
 	if s.deliveries() > maxDeliveries {
 		return fault.New(fault.Invalid, "%d deliveries are too many (at most %d)", s.deliveries(), maxDeliveries)
@@ -76,6 +78,10 @@ func (s Shape) String() string {
 	case s.Rate > 0:
 		speed = fmt.Sprintf("%d events a second", s.Rate)
 	}
-	return fmt.Sprintf("%d events, batch %d, %d publishers, %s, %d URIs, %d subscribers each, payload %d B",
-		s.Events, s.Batch, s.Publishers, speed, s.URIs, s.Subscribers, s.Payload)
+	delay := ""
+	if s.AnswerDelay > 0 {
+		delay = fmt.Sprintf(", answers after %s", s.AnswerDelay)
+	}
+	return fmt.Sprintf("%d events, batch %d, %d publishers, %s, %d URIs, %d subscribers each, payload %d B%s",
+		s.Events, s.Batch, s.Publishers, speed, s.URIs, s.Subscribers, s.Payload, delay)
 }

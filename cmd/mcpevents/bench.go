@@ -10,16 +10,17 @@ import (
 
 // BenchCmd measures how events get from a publisher to endpoints; package bench does the work.
 type BenchCmd struct {
-	Events      int  `default:"20000" help:"Events to publish."`
-	Batch       int  `default:"1" help:"Events per publish request."`
-	Publishers  int  `default:"16" help:"Connections that publish."`
-	Rate        int  `help:"Events a second; 0 is as fast as the server takes them."`
-	URIs        int  `name:"uris" default:"1" help:"Event URIs that the events are spread over."`
-	Subscribers int  `default:"1" help:"Webhook subscriptions for each URI, each with an endpoint of its own."`
-	Payload     int  `default:"500" help:"Bytes of an event's payload."`
-	Hang        int  `placeholder:"N" help:"Measure twice: without and beside N endpoints that never answer. Each subscribes to every URI."`
-	HangOrigin  bool `help:"Put each endpoint of --hang at an origin of its own, not at that of the others."`
-	Latency     bool `help:"Publish one event at a time, the next when it has arrived everywhere; at most 2,000."`
+	Events      int           `default:"20000" help:"Events to publish."`
+	Batch       int           `default:"1" help:"Events per publish request."`
+	Publishers  int           `default:"16" help:"Connections that publish."`
+	Rate        int           `help:"Events a second; 0 is as fast as the server takes them."`
+	URIs        int           `name:"uris" default:"1" help:"Event URIs that the events are spread over."`
+	Subscribers int           `default:"1" help:"Webhook subscriptions for each URI, each with an endpoint of its own."`
+	Payload     int           `default:"500" help:"Bytes of an event's payload."`
+	Hang        int           `placeholder:"N" help:"Measure twice: without and beside N endpoints that never answer. Each subscribes to every URI."`
+	HangOrigin  bool          `help:"Put each endpoint of --hang at an origin of its own, not at that of the others."`
+	AnswerDelay time.Duration `placeholder:"DURATION" help:"How long each endpoint takes to answer, e.g. 1500ms."`
+	Latency     bool          `help:"Publish one event at a time, the next when it has arrived everywhere; at most 2,000."`
 
 	JSON    string   `placeholder:"FILE" help:"Write the results as JSON (- is the standard output)."`
 	SVG     string   `placeholder:"FILE" help:"Draw a chart of how long the deliveries took."`
@@ -48,7 +49,8 @@ func (*BenchCmd) Help() string {
   mcpevents bench --rate 500 --uris 10                       a steady load
   mcpevents bench --events 500 --subscribers 100             one event to a hundred endpoints
   mcpevents bench --latency                                  one event at a time
-  mcpevents bench --events 400 --rate 40 --subscribers 19 --hang 1   beside an endpoint that hangs`
+  mcpevents bench --events 400 --rate 40 --subscribers 19 --hang 1   beside an endpoint that hangs
+  mcpevents bench --events 300 --payload 230000 --subscribers 50 --answer-delay 1500ms   the memory that slow endpoints cost`
 }
 
 // Run implements the command.
@@ -97,7 +99,7 @@ func (c *BenchCmd) options(g *Globals) (bench.Options, error) {
 	o := bench.Options{
 		Shape: bench.Shape{
 			Events: c.Events, Batch: c.Batch, Publishers: c.Publishers, Rate: c.Rate, URIs: c.URIs, Subscribers: c.Subscribers,
-			Payload: c.Payload, Latency: c.Latency, Hang: c.Hang, HangOrigin: c.HangOrigin,
+			Payload: c.Payload, Latency: c.Latency, Hang: c.Hang, HangOrigin: c.HangOrigin, AnswerDelay: c.AnswerDelay,
 		},
 		Serve:  []string{self, "--log-level", "error", "serve"},
 		Server: c.Server, Token: c.Key, Data: c.Data, Receiver: c.Receiver, Timeout: c.Timeout, Wait: c.Wait,
