@@ -95,3 +95,40 @@ func (l *Log) in(ctx context.Context, segment store.Item, id string) (*event.Eve
 	}
 	return nil, err
 }
+
+// has reports whether an ordered store has an event. It needs no read if nothing was appended since the event was
+// published.
+func (l *Log) has(ctx context.Context, e *event.Event) (bool, error) {
+	since := e.Published.Add(-2 * MaxSkew).UnixMicro()
+	if since > l.DB.End() {
+		return false, nil
+	}
+	page, err := l.DB.Query(ctx, store.Query{
+		Table: store.Log, Partition: ofID(e.Workspace, e.ID), After: sortKey(max(since, 0)), Reverse: true, Limit: maxSameID,
+	})
+	if err != nil {
+		return false, fault.Wrap(fault.Unavailable, err, "look up an event")
+	}
+	for _, it := range page.Items {
+		if string(it.Value) != e.URI {
+			continue
+		}
+		items, err := l.DB.Get(ctx, store.Key{Table: store.Log, Partition: Own(e.Workspace, e.URI).name, Sort: it.Sort})
+		if err != nil {
+			return false, fault.Wrap(fault.Unavailable, err, "read an event")
+		}
+		if items[0] == nil {
+			continue
+		}
+		entries, err := l.decode(ctx, *items[0])
+		if err != nil {
+			return false, err
+		}
+		if slices.ContainsFunc(entries, func(had Entry) bool {
+			return had.Event != nil && had.Event.ID == e.ID && had.Event.Published.UnixMicro() == e.Published.UnixMicro()
+		}) {
+			return true, nil
+		}
+	}
+	return false, nil
+}

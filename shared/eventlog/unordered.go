@@ -3,6 +3,7 @@ package eventlog
 import (
 	"context"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -27,7 +28,7 @@ func (l *Log) Of(workspace, uri string, unordered bool) []Partition {
 // event chooses its shard, for the URI and for the pattern keys, so that neither is written to one partition alone.
 func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events []event.Event, keys []string) (done Appended, err error) {
 	if l.DB.Ordered() {
-		return l.Append(ctx, workspace, uri, events, keys)
+		return l.appendAbsent(ctx, workspace, uri, events, keys)
 	}
 	shards := map[int][]event.Event{}
 	for _, e := range events {
@@ -49,6 +50,31 @@ func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events
 		})
 	}
 	return done, write.Wait()
+}
+
+// appendAbsent is [Log.Append] for a URI with several writers to an ordered store. If a batch comes again, another writer
+// may have appended since, so the last segment does not tell which of its events are written. Their ids do.
+func (l *Log) appendAbsent(ctx context.Context, workspace, uri string, events []event.Event, keys []string) (done Appended, err error) {
+	position := l.Position()
+	absent := make([]event.Event, 0, len(events))
+	for i := range events {
+		written, err := l.has(ctx, &events[i])
+		if err != nil {
+			return done, err
+		}
+		if !written {
+			absent = append(absent, events[i])
+		}
+	}
+	if len(absent) > 0 {
+		done, err = l.Append(ctx, workspace, uri, absent, keys)
+	} else {
+		done.After = position
+	}
+	if len(absent) < len(events) {
+		done.First, done.After = true, min(done.After, position-time.Minute.Microseconds())
+	}
+	return done, err
 }
 
 // AppendPatterns appends events of one URI to the partitions of the pattern keys. done is the result of appending them

@@ -188,3 +188,27 @@ func TestGivenAStoreWithSlowWritesWhenAFullBatchIsAppendedToPatternsThenItTakesH
 		})
 	}
 }
+
+// The queue spreads an unordered event type over several groups. After a crash or a lost response a group's batch comes again,
+// and another group may have appended to the log meanwhile.
+func TestABatchOfAnUnorderedTypeThatComesAgainAfterAnotherOneIsInTheLogOnce(t *testing.T) {
+	log := &eventlog.Log{DB: memory(t)}
+	published := time.Now().Add(-time.Hour)
+	group := func(ids ...string) (events []event.Event) {
+		for _, id := range ids {
+			events = append(events, event.Event{Workspace: "default", ID: id, URI: uri, Data: []byte(`{}`), Published: published})
+		}
+		return events
+	}
+	reused := group("a1")
+	reused[0].Published = published.Add(6 * time.Minute) // so it is another event
+	for _, batch := range [][]event.Event{group("a1", "a2"), group("b1"), group("a1", "a2", "a3"), group("b1"), reused, group("b2"), reused} {
+		if _, err := log.AppendUnordered(t.Context(), "default", uri, batch, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := read(t, log, log.Of("default", uri, true))
+	if want := []string{"a1", "a1", "a2", "a3", "b1", "b2"}; !slices.Equal(got, want) {
+		t.Errorf("EVX-26: the log holds %v, want %v", got, want)
+	}
+}
