@@ -31,7 +31,7 @@ type Opener interface {
 type Subscriptions interface {
 	Finder
 	Disable(ctx context.Context, workspace, principal, id, reason string) (ended bool, err error)
-	Suspend(ctx context.Context, workspace, principal, id string) error
+	Suspend(ctx context.Context, workspace, principal, id string, resumed int64) error
 }
 
 // Options are the operator's choices. Zero values are the defaults.

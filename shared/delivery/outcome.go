@@ -81,7 +81,7 @@ func (o *outcomes) record(ctx context.Context, del *delivery, sub *subscription.
 			err = o.notices.foreseeGap(ctx, workspace, sub, e.Name)
 		}
 		if err == nil && failing {
-			err = o.subscriptions.Suspend(ctx, workspace, sub.Principal, sub.ID)
+			err = o.subscriptions.Suspend(ctx, workspace, sub.Principal, sub.ID, sub.Resumed)
 		}
 		if err != nil { // the next failure will see it
 			o.log.WarnContext(ctx, "subscription not suspended", "subscription", sub.ID, "error", err)

@@ -291,7 +291,7 @@ func TestTheWatermarkSkipsNothing(t *testing.T) {
 				}
 			case 11:
 				if rapid.IntRange(0, 5).Draw(rt, "suspend") == 0 {
-					if err := h.services.Suspend(t.Context(), "default", "alice", h.id); err != nil {
+					if err := h.services.Suspend(t.Context(), "default", "alice", h.id, h.resumed(h.id)); err != nil {
 						rt.Fatal(err)
 					}
 				}

@@ -34,9 +34,22 @@ func (r *rig) subscribe(change ...func(*subscription.SubscribeRequest)) *subscri
 
 func (r *rig) suspend(id string) {
 	r.t.Helper()
-	if err := r.services.Suspend(r.t.Context(), "default", "alice", id); err != nil {
+	if err := r.services.Suspend(r.t.Context(), "default", "alice", id, r.resumed(id)); err != nil {
 		r.t.Fatal(err)
 	}
+}
+
+// resumed returns when a subscription was last resumed, or 0 if it has ended.
+func (r *rig) resumed(id string) int64 {
+	r.t.Helper()
+	record, err := r.services.Lookup(r.t.Context(), "default", "alice", id)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if record == nil {
+		return 0
+	}
+	return record.Resumed
 }
 
 func (r *rig) state(id string) subscription.State {
@@ -166,6 +179,41 @@ func TestSuspension(t *testing.T) {
 					t.Errorf("%s, want %s", got, c.want)
 				}
 			})
+		}
+	})
+
+	t.Run("EVX-14 an attempt that began before a refresh and fails after it does not suspend the subscription again", func(t *testing.T) {
+		r := newRig(t)
+		id := r.subscribe().ID
+		_, d, _ := r.process()
+		record, err := r.services.Lookup(t.Context(), "default", "alice", id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sub := record.Subscriber()
+		fail := func(n int) {
+			t.Helper()
+			e := &event.Event{Workspace: "default", ID: fmt.Sprint("e", n), URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{}`)}
+			notes, err := d.outcomes.record(t.Context(), newDelivery(&sub, e, r.now), &sub, e, fails(n))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := d.DB.WriteAll(t.Context(), notes...); err != nil {
+				t.Fatal(err)
+			}
+			r.now = r.now.Add(rateAsk)
+		}
+		r.now = r.now.Add(2 * time.Minute)
+		for n := range 100 {
+			fail(n)
+		}
+		if got := r.state(id); got != subscription.Suspended {
+			t.Fatalf("after 100 failures it is %s, want suspended", got)
+		}
+		r.subscribe()
+		fail(100)
+		if got := r.state(id); got != subscription.Active {
+			t.Errorf("after the refresh and the end of an old attempt it is %s, want active", got)
 		}
 	})
 

@@ -38,12 +38,13 @@ func (s *Subscription) PausedSince() time.Time {
 	return time.UnixMicro(s.Paused).UTC()
 }
 
-// Suspend stops the deliveries of a subscription that fail nearly all, until a
-// refresh. What is published meanwhile is owed to it.
-func (s *Service) Suspend(ctx context.Context, workspace, principal, id string) error {
+// Suspend stops the deliveries of a subscription until a refresh, because nearly all of them failed since the time at which it
+// was last resumed ([Subscription.Resumed]). It does nothing if the subscription was resumed again, for example while an
+// attempt was under way that failed afterwards. The events that are published until the refresh are owed to the subscriber.
+func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, resumed int64) error {
 	suspended := false
 	err := s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
-		if suspended = sub != nil && sub.State == Active; !suspended {
+		if suspended = sub != nil && sub.State == Active && sub.Resumed == resumed; !suspended {
 			return nil
 		}
 		for _, p := range sub.Patterns { // so that the log has all events that are published from now on
