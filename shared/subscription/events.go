@@ -89,11 +89,13 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		return nil, err
 	}
 	pattern := selection.Pattern
-	at, truncated, err := g.start(ctx, p.Workspace, pattern, r)
-	if err != nil {
-		return nil, err
+	var at eventlog.Cursor
+	var truncated bool
+	if r.Cursor != "" { // refuse a bad one before the endpoint is asked
+		if at, truncated, err = g.start(ctx, p.Workspace, pattern, r); err != nil {
+			return nil, err
+		}
 	}
-	from := at.At
 	id := derivedID(p, r.URL, r.Name, selection.Arguments)
 	if err := g.verify(ctx, p, r.URL, id, key); err != nil {
 		return nil, err
@@ -107,10 +109,15 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		if err != nil {
 			return nil, err
 		}
-		if reaches := in.Reaches(); r.Cursor != "" && max(from, at.Given) < reaches {
-			from, truncated = reaches, true
+		if reaches := in.Reaches(); r.Cursor != "" && max(at.At, at.Given) < reaches {
+			at, truncated = eventlog.Cursor{At: reaches}, true
 		}
 		oldest = max(oldest, in.Reaches())
+	}
+	if r.Cursor == "" { // asking the endpoint took its time, and the log has the events of the pattern since then
+		if at, _, err = g.start(ctx, p.Workspace, pattern, r); err != nil {
+			return nil, err
+		}
 	}
 	want := &Subscription{
 		ID: id, Workspace: p.Workspace, Principal: p.ID, Origin: MCPEvents,
@@ -119,25 +126,25 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		Name:   r.Name, Arguments: selection.Arguments, Filters: selection.Filters, Redact: selection.Redact,
 		Created: now, Until: until, State: Active, Plain: r.Plain,
 		Resumed: now.Add(-time.Minute).Unix(), // failures count by the minute, from the next one on: from this one
-		Cursor:  g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: from, Given: at.Given}),
+		Cursor:  g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: at.At, Given: at.Given}),
 	}
 	want.rely(cat, grantOf(cat, p))
 	if want.Target.Secret, err = g.seal(want, key); err != nil {
 		return nil, err
 	}
 	if r.Cursor != "" && g.Replay != nil {
-		want.Owed = max(from, 1) // 0 is nothing
+		want.Owed = max(at.At, 1) // 0 is nothing
 	}
-	have, err := g.upsert(ctx, cat, want, from, r)
+	have, err := g.upsert(ctx, cat, want, at.At, r)
 	if err != nil {
 		return nil, err
 	}
 	out := &SubscribeResult{ID: id, RefreshBefore: want.Until, Cursor: want.Cursor, Truncated: truncated}
 	switch {
 	case want.Owed != 0:
-		if at, gap := g.Service.Log.Reach(eventlog.Cursor{}, want.Owed, oldest); gap && (r.Cursor == "" || want.Owed != max(from, 1)) {
+		if begin, gap := g.Service.Log.Reach(eventlog.Cursor{}, want.Owed, oldest); gap && (r.Cursor == "" || want.Owed != max(at.At, 1)) {
 			out.Truncated = true
-			out.Cursor = g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: at})
+			out.Cursor = g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: begin})
 		}
 		more, err := g.replay(ctx, want)
 		if err != nil {

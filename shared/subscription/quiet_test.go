@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // The first cursor of a subscription is the end of the log. It is not old only because nothing was published for days.
@@ -27,31 +29,51 @@ func TestAfterDaysWithoutEventsTheCursorOfANewSubscriptionLeadsToNoGap(t *testin
 	}
 }
 
-// eventful publishes an event while an endpoint is verified.
-type eventful struct {
+// slowEndpoint is verified while something else happens.
+type slowEndpoint struct {
 	*outside
-	publish func()
+	meanwhile func()
 }
 
-func (e eventful) Verify(context.Context, string, string, []byte) error {
-	e.publish()
+func (e slowEndpoint) Verify(context.Context, string, string, []byte) error {
+	e.meanwhile()
 	return nil
 }
 
-// The log writes the partitions of a template only from the subscription on. An event that is published while the endpoint
-// is verified is no gap, even if nothing was published before.
-func TestAnEventPublishedWhileAnEndpointIsVerifiedLeavesNoGapBehindTheCursorOfItsSubscription(t *testing.T) {
-	f := newFixture(t, Options{})
-	f.Registrar.Targets = eventful{f.outside, func() {
-		const uri = "event://github/acme/app/push"
-		if _, err := f.Service.Log.Append(t.Context(), "default", uri, []event.Event{*newEvent(uri)}, nil); err != nil {
-			t.Fatal(err)
-		}
-	}}
-	request := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"acme"}`)}
-	request.Cursor = f.subscribe(request).Cursor
-	request.URL = "https://moved.example.com/hook"
-	if moved := f.subscribe(request); moved.Truncated {
-		t.Error("EVX-11: a client that moves to another endpoint with its first cursor is told of a gap, want none")
+// stampedByWriters is a store that does not order commits.
+type stampedByWriters struct{ store.DB }
+
+func (stampedByWriters) Ordered() bool { return false }
+func (stampedByWriters) End() int64    { return 0 }
+
+// The log writes the partitions of a template only from the subscription on. The time in which the endpoint is verified is
+// no gap, however long it is and whatever is published then.
+func TestAfterAnEndpointWasVerifiedSlowlyTheCursorOfItsSubscriptionLeadsToNoGap(t *testing.T) {
+	const uri = "event://github/acme/app/push"
+	for name, use := range map[string]func(*fixture, *eventlog.Log){
+		"EVX-11 an event on an ordered log": func(f *fixture, log *eventlog.Log) {
+			f.Registrar.Targets = slowEndpoint{f.outside, func() {
+				if _, err := log.Append(t.Context(), "default", uri, []event.Event{*newEvent(uri)}, nil); err != nil {
+					t.Fatal(err)
+				}
+			}}
+		},
+		"EVX-11 ten seconds where writers stamp": func(f *fixture, log *eventlog.Log) {
+			log.DB = stampedByWriters{log.DB}
+			var late time.Duration
+			log.Now = func() time.Time { return time.Now().Add(late) }
+			f.Registrar.Targets = slowEndpoint{f.outside, func() { late += 10 * time.Second }}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, Options{})
+			use(f, f.Service.Log)
+			request := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"acme"}`)}
+			request.Cursor = f.subscribe(request).Cursor
+			request.URL = "https://moved.example.com/hook"
+			if moved := f.subscribe(request); moved.Truncated {
+				t.Error("a client that moves to another endpoint with its first cursor is told of a gap, want none")
+			}
+		})
 	}
 }
