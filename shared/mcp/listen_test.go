@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -8,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -230,6 +232,17 @@ func TestListen(t *testing.T) {
 			}
 		}
 	})
+	t.Run("EVS-14_an_event_of_a_type_that_was_just_added_reaches_a_process_with_an_old_catalog", func(t *testing.T) {
+		before := mustParse(t, strings.Replace(testCatalog, "- name: ci.build\n", "- name: ci.other\n", 1))
+		f := newFixture(t, func(o *Options) {
+			o.Catalogs = agedCatalog{catalog.NewStatic(before), mustParse(t, testCatalog)}
+		})
+		l := f.listen(alice, "1", `{"resourceSubscriptions":["event://ci"]}`)
+		l.next()
+		f.waitShape("event://ci")
+		f.publish("event://ci/build-finished", `{"status":"new"}`)
+		l.next().isEvent(t, "event://ci/build-finished", `{"status":"new"}`)
+	})
 	t.Run("EVS-14_events_follow_the_new_catalog", func(t *testing.T) {
 		f := newFixture(t, nil)
 		l := f.listen(alice, "1", `{"resourceSubscriptions":["event://ci/deploy"],"resourcesListChanged":true}`)
@@ -244,3 +257,12 @@ func TestListen(t *testing.T) {
 		l.next().isEvent(t, "event://ci/deploy/step", `{"status":"new"}`)
 	})
 }
+
+// agedCatalog is a source whose cached catalog is older than its latest one.
+type agedCatalog struct {
+	catalog.Source
+	latest *catalog.Catalog
+}
+
+// Latest returns the catalog that the cache does not have yet.
+func (a agedCatalog) Latest(context.Context, string) (*catalog.Catalog, error) { return a.latest, nil }

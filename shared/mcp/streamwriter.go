@@ -201,13 +201,13 @@ func (o *streamWriter) sendChanges(cursor string, notes ...string) error {
 
 var topicSubscriptions = stream.TopicSubscription("")
 
-// sendEvent sends an event, unless the catalog as it is now lets it through no longer.
+// sendEvent sends an event if the current catalog still allows it.
 func (o *streamWriter) sendEvent(ctx context.Context, d stream.Delivery) error {
-	cat, err := o.streams.catalogs.of(ctx, o.principal)
+	ev := d.Event
+	cat, err := o.streams.catalogs.with(ctx, o.principal, ev.Name)
 	if err != nil {
 		return err
 	}
-	ev := d.Event
 	if !allowed(cat, o.principal, ev) || !cat.ByName(ev.Name).PushAllowed() {
 		return nil
 	}

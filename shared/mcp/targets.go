@@ -20,6 +20,17 @@ func (cs catalogs) of(ctx context.Context, p auth.Principal) (*catalog.Catalog, 
 	return cat, fault.Wrap(fault.Unavailable, err, "read the catalog")
 }
 
+// with returns the principal's catalog. If it lacks the named event type, with reads the latest catalog, because the
+// type may have been added, and its first event published, within the seconds for which this process keeps a catalog.
+func (cs catalogs) with(ctx context.Context, p auth.Principal, name string) (*catalog.Catalog, error) {
+	cat, err := cs.of(ctx, p)
+	if err == nil && cat.ByName(name) == nil {
+		cat, err = catalog.Latest(ctx, cs.source, p.Workspace)
+		err = fault.Wrap(fault.Unavailable, err, "read the latest catalog")
+	}
+	return cat, err
+}
+
 // targets makes out what the URIs of streams stand for.
 type targets struct {
 	subscriptions Subscriptions
