@@ -7,6 +7,7 @@ import (
 	"maps"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -117,13 +118,13 @@ func TestDeadEventsAreSentBack(t *testing.T) {
 			source := catalog.NewStatic(refused)
 			fanout := &Fanout{DB: r.db, Log: r.log, Catalog: source, Queue: queues}
 			operations := NewOperations(r.db, queues, nil)
-			received := 0
+			var received atomic.Int64
 			ctx, stop := context.WithCancel(t.Context())
 			var running sync.WaitGroup
 			for name, h := range map[queue.Name]queue.Handler{
 				queue.Dead: operations.File, queue.Inbox: (&publish.Inbox{Service: service, Log: log}).Handle,
 				queue.Events: func(ctx context.Context, batch []queue.Message) ([]string, error) {
-					received += len(batch)
+					received.Add(int64(len(batch)))
 					return fanout.Handle(ctx, batch)
 				},
 			} {
@@ -144,8 +145,8 @@ func TestDeadEventsAreSentBack(t *testing.T) {
 					t.Fatalf("round %d: got %v, %v, want it sent back", round, done, err)
 				}
 				time.Sleep(10 * time.Second)
-				if received != round+1 {
-					t.Fatalf("round %d: fanout received %d events, want %d", round, received, round+1)
+				if got := received.Load(); got != int64(round)+1 {
+					t.Fatalf("round %d: fanout received %d events, want %d", round, got, round+1)
 				}
 			}
 		})
