@@ -42,8 +42,8 @@ func (d Dir) Save(ctx context.Context, key, cursor string) error {
 
 func (d Dir) file(key string) File { return File(filepath.Join(string(d), key+".cursor")) }
 
-// File is a [Store] for one subscription: a file that is replaced as those of [Dir] are. The file names its subscription, and
-// both methods fail with kind fault.Conflict for any other, because two subscriptions that share a cursor would move it
+// File is a [Store] in a single file for one subscription. Like [Dir], it replaces the file as a whole. The file names its
+// subscription, and both methods fail with kind fault.Conflict for any other, because two subscriptions that share a cursor would move it
 // past each other's events. An empty key stands for any subscription.
 type File string
 

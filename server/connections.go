@@ -187,7 +187,7 @@ func clientOf(a net.Addr) netip.Prefix {
 	return p
 }
 
-// changed is the [http.Server.ConnState] of the server.
+// changed records a state that net/http reports for a connection. It is the [http.Server.ConnState] hook.
 func (l *connections) changed(c net.Conn, state http.ConnState) {
 	if k, ok := c.(*connection); ok {
 		l.mu.Lock()

@@ -9,7 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
-// endpointState is what this process knows about one endpoint. An endpoint is a URL without its query: the callbacks of one
+// endpointState is the health of one endpoint, as this process has seen it. An endpoint is a URL without its query: the callbacks of one
 // client share an origin, and a bad one must not harm its neighbors. An origin as a whole counts as failing only if it
 // cannot be connected to, or if endpoint after endpoint of it fails without a success in between.
 //

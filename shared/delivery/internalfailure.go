@@ -58,7 +58,7 @@ func (d *Dispatcher) undecodable(ctx context.Context, t PageTask, r subscription
 	return d.deadLetterPages(ctx, pages(t.Workspace, t.Pattern, r, 1, t.Events), "the subscriber's item cannot be decoded")
 }
 
-// deadLetterPages dead-letters page tasks. They begin anew if they are sent back.
+// deadLetterPages dead-letters page tasks. A task that is sent back starts from the beginning.
 func (d *Dispatcher) deadLetterPages(ctx context.Context, tasks []PageTask, reason string) error {
 	var out []queue.Outgoing
 	for _, t := range tasks {

@@ -25,7 +25,7 @@ type lanes struct {
 	origins map[string]*originState
 
 	fast    usage          // of all attempts in the fast lane
-	pools   [2]pool        // quick endpoints; slow ones and those that may hang
+	pools   [2]pool        // one for quick endpoints, one for endpoints that are slow or may hang
 	turn    int            // the pool to grant from next
 	waiting map[string]int // attempts that wait in the fast lane, by principal
 	waiters int            // all of them
@@ -191,7 +191,7 @@ func (s *slot) Detach() bool {
 	return may
 }
 
-// pauseLeft is how long an endpoint gets no attempt from now on.
+// pauseLeft returns how long an endpoint stays paused after failures, or 0 if it may receive attempts now.
 func (l *lanes) pauseLeft(endpoint string) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()

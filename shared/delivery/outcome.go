@@ -97,7 +97,7 @@ func (o *outcomes) record(ctx context.Context, del *delivery, sub *subscription.
 	return notes, err
 }
 
-// abandon gives up a delivery that the endpoint did not refuse, so its subscriber is told of the gap.
+// abandon gives up a delivery and announces the gap to the subscriber, because the endpoint did not refuse the event.
 func (o *outcomes) abandon(ctx context.Context, del *delivery, e *event.Event) (claim, error) {
 	if err := o.notices.announceGap(ctx, del); err != nil {
 		return 0, err

@@ -176,7 +176,7 @@ func (w *world) mostTo(url string) int {
 
 func embedded() Options { return Options{Concurrency: 256, Patience: 2 * time.Second, Detached: 1024} }
 
-// functionOptions are those of the dispatch function.
+// functionOptions returns the options of the dispatch function.
 func functionOptions() Options {
 	return Options{Concurrency: 128, Patience: 3 * time.Second, SlowAnswer: time.Second}
 }

@@ -85,7 +85,7 @@ func (l *Log) Find(ctx context.Context, parts []Partition, id string, n int) (*e
 	return nil, nil
 }
 
-// in returns the newest event with an id of a segment; nil if it has none.
+// in returns the newest event with the given id in a segment. It returns nil if the segment does not contain the id.
 func (l *Log) in(ctx context.Context, segment store.Item, id string) (*event.Event, error) {
 	entries, err := l.decode(ctx, segment)
 	for _, e := range slices.Backward(entries) {

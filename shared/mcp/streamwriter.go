@@ -96,7 +96,7 @@ func (o *streamWriter) untilHeartbeat() time.Duration {
 	return time.Until(o.framing.due(o.wrote.Add(o.streams.timing.heartbeat)))
 }
 
-// pass sends what the feed has now. It returns early if a heartbeat is due.
+// pass sends the deliveries that the feed has ready. It returns early if a heartbeat is due.
 func (o *streamWriter) pass(ctx context.Context) error {
 	for ctx.Err() == nil {
 		d, ok, err := o.feed.Poll(ctx)

@@ -74,7 +74,7 @@ func listening(target *harness.Target, principal string, version mcpspec.Version
 	}
 }
 
-// occurring is events/poll or events/stream, or each for a second in turn, of one subscription to an event type.
+// occurring follows an event type with events/poll or events/stream, or with each of them for a second in turn.
 func occurring(target *harness.Target, name string, arguments map[string]any, modes ...string) func(context.Context, *follower) error {
 	return func(ctx context.Context, f *follower) error {
 		c, err := newClient(target, "alice", mcpspec.V20260728)
