@@ -151,6 +151,13 @@ type chaos struct {
 
 	mu                                  sync.Mutex
 	kills, clientKills, breaks, changes int
+	faults                              []fault
+}
+
+// fault is one thing that the run did to a server, a client or an endpoint.
+type fault struct {
+	at   time.Time
+	text string
 }
 
 func (c *chaos) run() {
@@ -290,10 +297,36 @@ func about(r *rand.Rand, d time.Duration) time.Duration { return d/2 + upTo(r, d
 
 func upTo(r *rand.Rand, d time.Duration) time.Duration { return time.Duration(r.Int64N(int64(d))) }
 
-func (c *chaos) count(n *int) {
+// count adds one to n and notes the fault for the history of events that are lost.
+func (c *chaos) count(n *int, text string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	*n++
+	c.faults = append(c.faults, fault{time.Now(), text})
+}
+
+// history describes what the server recorded of an event's deliveries to a consumer, and the faults of the half minute
+// before and the minute after the event was accepted.
+func (c *chaos) history(e event, l *ledger, accepted time.Time) string {
+	var b strings.Builder
+	if l.subscription != "" {
+		var list struct{ Items []json.RawMessage }
+		query := url.Values{"event": {e.id()}, "subscription": {l.subscription}}
+		if err := c.admin(c.t.Context(), "deliveries?"+query.Encode(), &list); err != nil {
+			fmt.Fprintf(&b, "\n  no delivery records: %v", err)
+		}
+		for _, item := range list.Items {
+			fmt.Fprintf(&b, "\n  delivery %s", item)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, f := range c.faults {
+		if after := f.at.Sub(accepted); after > -30*time.Second && after < time.Minute {
+			fmt.Fprintf(&b, "\n  %+.1f s: %s", after.Seconds(), f.text)
+		}
+	}
+	return b.String()
 }
 
 func (c *chaos) killServers(ctx context.Context, r *rand.Rand) {
@@ -302,7 +335,7 @@ func (c *chaos) killServers(ctx context.Context, r *rand.Rand) {
 			c.t.Errorf("a server does not end or start again: %v", err)
 			return
 		}
-		c.count(&c.kills)
+		c.count(&c.kills, "a server or function was ended")
 	}
 }
 
@@ -313,8 +346,9 @@ func (c *chaos) killClients(ctx context.Context, r *rand.Rand) {
 		if r.IntN(15) == 0 {
 			away = min(3*time.Minute, c.length/4)
 		}
-		c.listeners[r.IntN(len(c.listeners))].kill(away)
-		c.count(&c.clientKills)
+		l := c.listeners[r.IntN(len(c.listeners))]
+		l.kill(away)
+		c.count(&c.clientKills, fmt.Sprintf("%s was killed for %v", l.name, away.Round(time.Second)))
 	}
 }
 
@@ -323,7 +357,7 @@ func (c *chaos) breakEndpoints(ctx context.Context, r *rand.Rand) {
 	for wait(ctx, about(r, 5*time.Second)) {
 		name := fmt.Sprintf("webhook-that-fails-at-times-%d", r.IntN(regions))
 		c.door.fail(name, randomWay(r))
-		c.count(&c.breaks)
+		c.count(&c.breaks, name+" fails")
 		if !wait(ctx, about(r, 8*time.Second)) {
 			break
 		}
@@ -350,7 +384,7 @@ func (c *chaos) outage(ctx context.Context, r *rand.Rand) {
 	for n := 0; wait(ctx, min(time.Minute, c.length/8)); n++ {
 		name := []string{outageName, hookName}[n%2]
 		c.door.fail(name, randomWay(r))
-		c.count(&c.breaks)
+		c.count(&c.breaks, name+" fails")
 		more := wait(ctx, min(3*time.Minute, c.length/4))
 		c.door.fail(name, nil)
 		if !more {
@@ -368,7 +402,7 @@ func (c *chaos) changeCatalog(ctx context.Context, r *rand.Rand) {
 			}
 			return
 		}
-		c.count(&c.changes)
+		c.count(&c.changes, "the catalog changed")
 		for range 3 {
 			c.send(c.book.take(1, addedURI(n)))
 		}
@@ -507,7 +541,7 @@ func (c *chaos) report() {
 			t.Logf("%d events, %d delivered, %d repeated, %d dead-lettered, %d announced as gap (%d gaps), %d lost; %d starts or connections",
 				len(all), len(all)-len(missing), received-different, deadHere, announcedHere, len(l.gaps), len(lostHere), l.starts)
 			for _, e := range lostHere[:min(len(lostHere), 20)] {
-				t.Errorf("%s is lost: %s, accepted at %s", e.id(), c.book.uri(e), all[e].Format(time.StampMilli))
+				t.Errorf("%s is lost: %s, accepted at %s%s", e.id(), c.book.uri(e), all[e].Format(time.StampMilli), c.history(e, l, all[e]))
 			}
 			if len(lostHere) > 20 {
 				t.Errorf("%d more are lost", len(lostHere)-20)
