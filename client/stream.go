@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
@@ -140,38 +142,37 @@ func (f *Stream) open(ctx context.Context) (io.ReadCloser, error) {
 
 // message handles one JSON-RPC message of the stream.
 func (f *Stream) message(data []byte) error {
-	var m struct {
-		Method string    `json:"method"`
-		Error  *rpcError `json:"error"`
-		Params struct {
-			URI           string          `json:"uri"`
-			Payload       json.RawMessage `json:"payload"`
-			Notifications struct {
-				URIs []string `json:"resourceSubscriptions"`
-			} `json:"notifications"`
-			Meta map[string]json.RawMessage `json:"_meta"`
-		} `json:"params"`
-	}
-	if err := json.Unmarshal(data, &m); err != nil {
-		f.Log.Warn("invalid stream message", "error", err)
+	if !json.Valid(data) {
+		f.Log.Warn("invalid stream message", "error", "it is not JSON")
 		return nil
 	}
-	if m.Error != nil {
-		return m.Error.fault(http.StatusOK)
-	}
+	// By the exact names: encoding/json would also read a member "URI" or "_Meta", which a server behind a gateway may have sent.
+	params := jsonrpc.Member(data, "params")
+	metadata := jsonrpc.Member(params, "_meta")
+	method, _ := jsonrpc.String(jsonrpc.Member(data, "method"))
+	uri, _ := jsonrpc.String(jsonrpc.Member(params, "uri"))
 	meta := func(key string) string {
-		var s string
-		_ = json.Unmarshal(m.Params.Meta[key], &s) // absent, or not ours
-		return s
+		text, _ := jsonrpc.String(jsonrpc.Member(metadata, key))
+		return text
 	}
-	switch m.Method {
+	if failure := jsonrpc.Member(data, "error"); failure != nil {
+		var e rpcError
+		if err := json.Unmarshal(failure, &e); err != nil {
+			f.Log.Warn("invalid stream message", "error", err)
+			return nil
+		}
+		return e.fault(http.StatusOK)
+	}
+	switch method {
 	case mcpspec.NoteAcknowledged:
+		var honored []string
+		_ = json.Unmarshal(jsonrpc.Member(jsonrpc.Member(params, "notifications"), "resourceSubscriptions"), &honored) // absent: none
 		for _, uri := range f.URIs {
-			if !slices.Contains(m.Params.Notifications.URIs, uri) {
+			if !slices.Contains(honored, uri) {
 				return fault.New(fault.NotFound, "the server does not know %s, or does not show it to this caller", uri)
 			}
 		}
-		if string(m.Params.Meta[metaTruncated]) == "true" {
+		if string(jsonrpc.Member(metadata, metaTruncated)) == "true" {
 			f.Log.Warn("events missing after resume")
 		}
 		if f.Opened != nil {
@@ -179,8 +180,8 @@ func (f *Stream) message(data []byte) error {
 		}
 	case mcpspec.NoteUpdated:
 		err := f.Event(Event{
-			Via: "stream", ID: meta(metaEventID), URI: m.Params.URI, Time: meta(metaTime),
-			Cursor: meta(metaCursor), Received: time.Now(), Data: m.Params.Payload,
+			Via: "stream", ID: meta(metaEventID), URI: uri, Time: meta(metaTime),
+			Cursor: meta(metaCursor), Received: time.Now(), Data: bytes.Clone(jsonrpc.Member(params, "payload")),
 		})
 		if err != nil {
 			return err

@@ -103,3 +103,28 @@ func TestAStreamThatCannotBeginNowIsTriedAgain(t *testing.T) {
 		t.Errorf("the stream ended by %v after %d requests", err, requests.Load())
 	}
 }
+
+// encoding/json ignores the case of names, so a member of another name could replace the one that we read.
+func TestAStreamReadsMembersByTheirExactNames(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, `data: {"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{"notifications":{"resourceSubscriptions":["event://a/b"]}}}`+"\n\n"+
+			`data: {"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"event://a/b","payload":1,"_meta":{"io.github.mcp-events/cursor":"c1"},`+
+			`"URI":"event://forged","Payload":2,"_META":{"io.github.mcp-events/cursor":"forged"}}}`+"\n\n")
+	}))
+	defer server.Close()
+	c, err := client.New(client.Server{URL: server.URL, Agent: "test/1"}, mcpspec.V20260728)
+	if err != nil {
+		t.Fatal(err)
+	}
+	enough := fmt.Errorf("enough")
+	var got client.Event
+	s := &client.Stream{Client: c, URIs: []string{"event://a/b"}, Log: slog.New(slog.DiscardHandler), Event: func(e client.Event) error { got = e; return enough }}
+	if err := s.Run(t.Context()); err != enough {
+		t.Fatal(err)
+	}
+	if got.URI != "event://a/b" || string(got.Data) != "1" || got.Cursor != "c1" {
+		t.Errorf("got the event of %s with data %s and cursor %s, want event://a/b, 1 and c1", got.URI, got.Data, got.Cursor)
+	}
+}

@@ -1,7 +1,6 @@
 package mcp
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"slices"
@@ -51,19 +50,59 @@ func (o *streamWriter) sendBackend(ctx context.Context, d stream.Delivery) error
 	if n.Method != mcpspec.NoteUpdated {
 		return o.sendChanges(d.Cursor, n.Method)
 	}
-	uri, _ := jsonrpc.String(jsonrpc.Member(n.Params, "uri"))
-	t, ok := o.targets[uri]
-	if !ok || stream.TopicBackend(t.backend) != d.Topic {
+	uri, ok := jsonrpc.String(jsonrpc.Member(n.Params, "uri"))
+	if !ok || !o.subscribedAt(d.Topic, uri) {
 		return nil
 	}
-	meta := inner(jsonrpc.Member(n.Params, "_meta"))
-	members := inner(jsonrpc.Without(n.Params, func(name string) bool { return name == "_meta" }))
-	return o.send(mcpspec.NoteUpdated, text(members), text(meta), d.Cursor)
+	// Only what the schema knows: in any other member a client could see one of ours, for example an event's payload.
+	members := func(b []byte) []byte { return jsonrpc.AppendString(append(b, `"uri":`...), uri) }
+	return o.send(mcpspec.NoteUpdated, members, text(backendMeta(jsonrpc.Member(n.Params, "_meta"))), d.Cursor)
 }
 
-// inner is what stands between the braces of an object; empty without one.
-func inner(object json.RawMessage) []byte {
-	return bytes.TrimSpace(bytes.TrimSuffix(bytes.TrimPrefix(bytes.TrimSpace(object), []byte("{")), []byte("}")))
+// subscribedAt reports whether the stream is subscribed at the backend with that topic to the resource or to one above it.
+func (o *streamWriter) subscribedAt(topic, uri string) bool {
+	for _, t := range o.targets {
+		if t.backend != "" && stream.TopicBackend(t.backend) == topic && api.Covers(t.uri, uri) {
+			return true
+		}
+	}
+	return false
+}
+
+// backendMeta returns the members of a backend's _meta, without braces, that may reach a client. It drops ours and the protocol's,
+// because the gateway speaks for both: in 2026-07-28 the only one of the protocol on a notification is the id of the client's own
+// listen, and in 2025-11-25 the id of a task.
+func backendMeta(meta json.RawMessage) (members []byte) {
+	for name, value := range jsonrpc.Members(meta) {
+		if reservedMeta(string(name)) {
+			continue
+		}
+		if len(members) > 0 {
+			members = append(members, ',')
+		}
+		members = append(append(jsonrpc.AppendString(members, string(name)), ':'), value...)
+	}
+	return members
+}
+
+// reservedMeta reports whether a name of _meta has our prefix or one that MCP reserves. MCP reserves a prefix whose second label is
+// mcp or modelcontextprotocol, for example "io.modelcontextprotocol/" and, in 2025-06-18, one that has either before its last label,
+// for example "mcp.dev/". Case does not matter, because not all readers of JSON mind it.
+func reservedMeta(name string) bool {
+	prefix, _, ok := strings.Cut(strings.ToLower(name), "/")
+	if !ok {
+		return false
+	}
+	if prefix+"/" == Prefix {
+		return true
+	}
+	labels := strings.Split(prefix, ".")
+	for i, label := range labels {
+		if (label == "mcp" || label == "modelcontextprotocol") && (i == 1 || i < len(labels)-1) {
+			return true
+		}
+	}
+	return false
 }
 
 // want subscribes at the backends of a stream's targets, until

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -88,6 +89,16 @@ type Subscription struct {
 	// Holder is the session or stream, Until when it is over at the latest.
 	Holder string
 	Until  time.Time
+}
+
+// Covers reports whether a subscription to a resource includes the updates of another one: of itself, and of the resources below
+// it. For example, file:///dir covers file:///dir/a.txt and x://1 covers x://1?page=2.
+//
+// The schema says of an update that it "might be a sub-resource of the one that the client actually subscribed to". Only the server
+// knows which these are; a URI below the other one is the case that every scheme with paths has.
+func Covers(subscribed, uri string) bool {
+	rest, ok := strings.CutPrefix(uri, subscribed)
+	return ok && subscribed != "" && (rest == "" || strings.HasSuffix(subscribed, "/") || strings.ContainsRune("/?#", rune(rest[0])))
 }
 
 // Notice is what the log holds of a backend's notification, for all streams.

@@ -1,0 +1,67 @@
+package mcp
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+)
+
+// backendStreams opens a GET stream and a listen that are subscribed to the URIs, which backend b serves.
+func backendStreams(t *testing.T, f *fixture, uris ...string) map[string]*open {
+	t.Helper()
+	session := f.session(alice, mcpspec.V20251125)
+	f.follow(alice, session, uris...)
+	get := f.stream(alice, session, "")
+	get.event() // only an id
+	quoted, _ := json.Marshal(uris)
+	listen := f.listen(alice, "1", `{"resourceSubscriptions":`+string(quoted)+`}`)
+	listen.next() // the acknowledgment
+	return map[string]*open{"2025-11-25": get, "2026-07-28": listen}
+}
+
+// A backend could otherwise make its notification look like an event of ours, and move or end the client's stream.
+func TestBackendUpdateCannotForgeOurMembers(t *testing.T) {
+	const forged = `{"uri":"x://1","payload":{"forged":true},"Uri":"event://ci/deploy","extra":1,"_Meta":{"io.github.mcp-events/cursor":"forged"},"_meta":{
+		"io.github.mcp-events/cursor":"forged","io.github.mcp-events/eventId":"forged","Io.Github.Mcp-Events/time":"forged",
+		"io.modelcontextprotocol/subscriptionId":"forged","dev.mcp/x":"forged","mcp.dev/x":"forged","com.mcp.tools/x":"forged",
+		"com.example.mcp/kept":9007199254740993,"traceparent":"00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01","plain":"kept"}}`
+	const kept = `"com.example.mcp/kept":9007199254740993,"traceparent":"00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01","plain":"kept"`
+	f := newFixture(t, func(o *Options) { o.Gateway = newFakeGateway("x://1") })
+	streams := backendStreams(t, f, "x://1")
+	f.notifyBackend(t, mcpspec.NoteUpdated, forged)
+	f.notifyBackend(t, mcpspec.NoteUpdated, `{"uri":"x://1","_meta":5}`)
+	f.notifyBackend(t, mcpspec.NoteUpdated, `{"_meta":{},"uri":"x://1"}`)
+	for revision, o := range streams {
+		first := o.next()
+		text := string(first.sse.Data)
+		if strings.Contains(text, "forged") || strings.Contains(text, "extra") || !strings.Contains(text, kept) {
+			t.Errorf("%s: got %s, want no member that is ours or the protocol's, and %s", revision, text, kept)
+		}
+		if first.Params.URI != "x://1" {
+			t.Errorf("%s: got the URI %q, want x://1", revision, first.Params.URI)
+		}
+		for _, sent := range []string{`"_meta":5`, `"_meta":{}`} {
+			if m := o.next(); m.Method != mcpspec.NoteUpdated || m.Params.URI != "x://1" {
+				t.Errorf("%s: after a backend sent %s got %s, want an update of x://1", revision, sent, m.sse.Data)
+			}
+		}
+	}
+}
+
+// The schema says of an update that it "might be a sub-resource of the one that the client actually subscribed to".
+func TestUpdateOfASubResourceReachesTheSubscriberOfTheOneAbove(t *testing.T) {
+	f := newFixture(t, func(o *Options) { o.Gateway = newFakeGateway("file:///dir", "x://1") })
+	streams := backendStreams(t, f, "file:///dir", "x://1")
+	for _, uri := range []string{"file:///dir2", "x://10", "file:///", "file:///dir/a.txt", "x://1?page=2", "x://1"} {
+		f.notifyBackend(t, mcpspec.NoteUpdated, `{"uri":"`+uri+`"}`)
+	}
+	for revision, o := range streams {
+		for _, want := range []string{"file:///dir/a.txt", "x://1?page=2", "x://1"} {
+			if m := o.next(); m.Params.URI != want {
+				t.Errorf("%s: got an update of %s, want %s", revision, m.Params.URI, want)
+			}
+		}
+	}
+}

@@ -1,0 +1,95 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/stream"
+)
+
+// fakeGateway has one backend "b", which everyone may see and which serves the resources in listed. It records the
+// subscriptions at the backend.
+type fakeGateway struct {
+	Gateway
+	mu     sync.Mutex
+	listed map[string]bool
+	wanted map[string]time.Time // until when, by "uri holder"
+}
+
+func newFakeGateway(uris ...string) *fakeGateway {
+	g := &fakeGateway{wanted: map[string]time.Time{}}
+	g.list(uris...)
+	return g
+}
+
+// list changes the resources that the backend lists.
+func (g *fakeGateway) list(uris ...string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.listed = map[string]bool{}
+	for _, uri := range uris {
+		g.listed[uri] = true
+	}
+}
+
+// subscribed returns the subscriptions at the backend, by "uri holder".
+func (g *fakeGateway) subscribed() map[string]time.Time {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return maps.Clone(g.wanted)
+}
+
+func (g *fakeGateway) Any(context.Context) bool { return true }
+
+func (g *fakeGateway) Backends(context.Context, auth.Principal) []string { return []string{"b"} }
+
+func (g *fakeGateway) Capabilities(context.Context, api.Client) api.Capabilities {
+	return api.Capabilities{Resources: true, Subscribe: true}
+}
+
+func (g *fakeGateway) End(context.Context, api.Client) error { return nil }
+
+func (g *fakeGateway) Subscribable(_ context.Context, _ auth.Principal, uri string) (string, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return "b", g.listed[uri]
+}
+
+func (g *fakeGateway) Subscribe(_ context.Context, s api.Subscription) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.wanted[s.URI+" "+s.Holder] = s.Until
+	return nil
+}
+
+func (g *fakeGateway) Unsubscribe(_ context.Context, s api.Subscription) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.wanted, s.URI+" "+s.Holder)
+	return nil
+}
+
+// notifyBackend writes to the log that backend b sent a notification.
+func (f *fixture) notifyBackend(t testing.TB, method, params string) {
+	t.Helper()
+	notice, err := json.Marshal(api.Notice{Method: method, Params: json.RawMessage(params)})
+	must(t, err)
+	must(t, f.log.Notify(t.Context(), f.principal(alice).Workspace, stream.TopicBackend("b"), notice))
+}
+
+// subscribedURIs returns the URIs that are subscribed to at the backend.
+func (g *fakeGateway) subscribedURIs() map[string]bool {
+	out := map[string]bool{}
+	for at := range g.subscribed() {
+		uri, _, _ := strings.Cut(at, " ")
+		out[uri] = true
+	}
+	return out
+}
