@@ -122,7 +122,7 @@ func (o *streamWriter) want(ctx context.Context, holder string, until time.Time)
 		if t.backend == "" {
 			continue
 		}
-		w := api.Subscription{Place: api.Place{Workspace: o.principal.Workspace, Backend: t.backend}, URI: t.uri, Holder: holder, Until: until}
+		w := api.Subscription{Place: api.Place{Workspace: o.principal.Workspace, Backend: t.backend}, URI: t.uri, Principal: o.principal.ID, Holder: holder, Until: until}
 		if err := o.streams.backends.Subscribe(ctx, w); err != nil {
 			end()
 			return nil, err

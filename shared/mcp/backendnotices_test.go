@@ -4,8 +4,11 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // backendStreams opens a GET stream and a listen that are subscribed to the URIs, which backend b serves.
@@ -64,4 +67,57 @@ func TestUpdateOfASubResourceReachesTheSubscriberOfTheOneAbove(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A session that is used lives on, and the relay unsubscribes when the subscription at the backend has expired.
+func TestSubscriptionAtABackendLivesAsLongAsItsSession(t *testing.T) {
+	g := newFakeGateway("x://1")
+	f := newFixture(t, func(o *Options) { o.Gateway = g })
+	id := f.session(alice, mcpspec.V20251125)
+	f.follow(alice, id, "x://1")
+	holder := "x://1 " + session.Key(id)
+	if until := g.subscribed()[holder]; time.Until(until) < session.TTL {
+		t.Errorf("subscribed at the backend for %s, want the session's %s at least", time.Until(until), session.TTL)
+	}
+	// Half of the session's life is over when less of it is left.
+	items, err := f.db.Get(t.Context(), session.Partition(session.Key(id)))
+	must(t, err)
+	items[0].Expires = time.Now().Add(session.TTL/2 - time.Minute)
+	must(t, f.db.Write(t.Context(), store.Put(*items[0])))
+	g.forget(holder)
+	if r := f.sessionBased(alice, id, "ping", ""); r.Status != 200 {
+		t.Fatalf("ping: %+v", r)
+	}
+	if until := g.subscribed()[holder]; time.Until(until) < session.TTL {
+		t.Errorf("after the session was prolonged it is subscribed at the backend for %s more, want %s at least", time.Until(until), session.TTL)
+	}
+}
+
+func TestResourceThatItsBackendDoesNotListAnyMore(t *testing.T) {
+	t.Run("a client can unsubscribe", func(t *testing.T) {
+		g := newFakeGateway("x://1")
+		f := newFixture(t, func(o *Options) { o.Gateway = g })
+		id := f.session(alice, mcpspec.V20251125)
+		f.follow(alice, id, "x://1")
+		g.list()
+		if r := f.sessionBased(alice, id, mcpspec.MethodUnsubscribe, `"uri":"x://1"`); r.Status != 200 || strings.Contains(r.Body, "error") {
+			t.Errorf("unsubscribe was answered with %d %s, want a result", r.Status, r.Body)
+		}
+		if left := g.subscribed(); len(left) > 0 {
+			t.Errorf("after it unsubscribed the client is subscribed at the backend to %v, want nothing", left)
+		}
+	})
+	t.Run("a reopened stream brings its updates", func(t *testing.T) {
+		g := newFakeGateway("x://1")
+		f := newFixture(t, func(o *Options) { o.Gateway = g })
+		id := f.session(alice, mcpspec.V20251125)
+		f.follow(alice, id, "x://1")
+		g.list()
+		get := f.stream(alice, id, "")
+		get.event() // only an id
+		f.notifyBackend(t, mcpspec.NoteUpdated, `{"uri":"x://1"}`)
+		if m := get.next(); m.Method != mcpspec.NoteUpdated || m.Params.URI != "x://1" {
+			t.Errorf("got %s, want an update of x://1", m.sse.Data)
+		}
+	})
 }

@@ -163,7 +163,7 @@ func New(o Options) (*Endpoint, error) {
 		e.backends = noGateway{}
 	}
 	if o.Sessions != nil {
-		e.sessions = &session.Store{DB: o.Sessions, MaxURIs: o.MaxStreamURIs, Broken: metric.NewUndecodable(o.Logger)}
+		e.sessions = &session.Store{DB: o.Sessions, MaxURIs: o.MaxStreamURIs, Broken: metric.NewUndecodable(o.Logger), Prolong: e.prolong}
 	}
 	e.shut, e.cut = context.WithCancel(context.Background())
 	e.admission = &admission{maxAge: o.MaxAge, writeTimeout: o.WriteTimeout, leases: o.Leases, faults: e.faults}

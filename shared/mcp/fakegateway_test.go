@@ -59,7 +59,10 @@ func (g *fakeGateway) End(context.Context, api.Client) error { return nil }
 func (g *fakeGateway) Subscribable(_ context.Context, _ auth.Principal, uri string) (string, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return "b", g.listed[uri]
+	if !g.listed[uri] {
+		return "", false
+	}
+	return "b", true
 }
 
 func (g *fakeGateway) Subscribe(_ context.Context, s api.Subscription) error {
@@ -92,4 +95,11 @@ func (g *fakeGateway) subscribedURIs() map[string]bool {
 		out[uri] = true
 	}
 	return out
+}
+
+// forget removes the record of a subscription, to see whether it is written again.
+func (g *fakeGateway) forget(at string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.wanted, at)
 }

@@ -239,6 +239,11 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 		if _, has := s.targets[u.URI]; has {
 			continue
 		}
+		if u.Backend != "" {
+			// The session is subscribed there, whether the backend lists the resource just now or not.
+			fresh[u.URI] = subscribed{target{uri: u.URI, asked: u.URI, backend: u.Backend}, u.Position()}
+			continue
+		}
 		t, err := s.streams.targets.resolve(ctx, cat, s.principal, u.URI)
 		switch {
 		case err == nil:

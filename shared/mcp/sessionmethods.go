@@ -62,8 +62,7 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *call) (result, error)
 		return result{}, sessionFault(err)
 	}
 	if t.backend != "" {
-		err := h.backends.Subscribe(ctx, api.Subscription{Place: api.Place{Workspace: c.principal.Workspace, Backend: t.backend}, URI: t.uri, Holder: c.session.Key, Until: time.Now().Add(session.TTL)})
-		if err != nil {
+		if err := h.backends.Subscribe(ctx, atBackend(c.session, t.backend, t.uri, c.session.NeedsUntil())); err != nil {
 			return result{}, err
 		}
 	}
@@ -106,16 +105,21 @@ func (h *sessionMethods) unsubscribe(ctx context.Context, c *call) (result, erro
 	if err != nil {
 		return result{}, err
 	}
-	backend := ""
-	if h.backends.Any(ctx) && !known(cat, uri) {
-		backend, _ = h.backends.Subscribable(ctx, c.principal, uri)
+	// The record says where the session is subscribed. The backend may not list the resource any more.
+	record, err := h.sessions.Subscription(ctx, c.session, uri)
+	if err != nil {
+		return result{}, err
+	}
+	ofBackend := record != nil && record.Backend != ""
+	if record == nil && h.backends.Any(ctx) && !known(cat, uri) {
+		_, ofBackend = h.backends.Subscribable(ctx, c.principal, uri)
 	}
 	switch {
-	case backend != "":
-		if err := h.backends.Unsubscribe(ctx, api.Subscription{Place: api.Place{Workspace: c.principal.Workspace, Backend: backend}, URI: uri, Holder: c.session.Key}); err != nil {
+	case record != nil && ofBackend:
+		if err := h.backends.Unsubscribe(ctx, atBackend(c.session, record.Backend, uri, time.Time{})); err != nil {
 			return result{}, err
 		}
-	case !strings.HasPrefix(uri, subscriptionScheme):
+	case !ofBackend && !strings.HasPrefix(uri, subscriptionScheme):
 		if uri, err = catalog.CanonicalPattern(uri); err != nil {
 			return result{}, fault.Wrap(fault.Invalid, err, "unsubscribe")
 		}
@@ -144,11 +148,25 @@ func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session.Sessi
 		if u.Backend == "" || h.backends == (noGateway{}) {
 			continue
 		}
-		w := api.Subscription{Place: api.Place{Workspace: sess.Workspace, Backend: u.Backend}, URI: u.URI, Holder: sess.Key}
-		if err := h.backends.Unsubscribe(ctx, w); err != nil {
+		if err := h.backends.Unsubscribe(ctx, atBackend(sess, u.Backend, u.URI, time.Time{})); err != nil {
 			h.faults.log(ctx, "backend subscription left to expire", err)
 		}
 	}
+}
+
+// atBackend returns a session's subscription at a backend.
+func atBackend(sess *session.Session, backend, uri string, until time.Time) api.Subscription {
+	return api.Subscription{
+		Place: api.Place{Workspace: sess.Workspace, Backend: backend}, URI: uri, Principal: sess.Principal, Holder: sess.Key, Until: until,
+	}
+}
+
+// prolong keeps a session's subscription at a backend for as long as the session.
+func (e *Endpoint) prolong(ctx context.Context, sess *session.Session, u session.URI, until time.Time) error {
+	if e.backends == (noGateway{}) {
+		return nil
+	}
+	return e.backends.Subscribe(ctx, atBackend(sess, u.Backend, u.URI, until))
 }
 
 // initialize serves initialize: it settles the revision and makes the

@@ -86,6 +86,8 @@ func (p Place) String() string { return p.Workspace + "#" + p.Backend }
 type Subscription struct {
 	Place
 	URI string
+	// Principal is the holder's. It counts against its quota and gets its turn when the relay subscribes.
+	Principal string
 	// Holder is the session or stream, Until when it is over at the latest.
 	Holder string
 	Until  time.Time

@@ -43,6 +43,9 @@ type Store struct {
 	MaxURIs int
 	// Broken counts what cannot be decoded.
 	Broken *metric.Undecodable
+	// Prolong is called when a session is prolonged, for each URI of a backend, with the time until which the session needs it;
+	// may be nil.
+	Prolong func(ctx context.Context, sess *Session, uri URI, until time.Time) error
 }
 
 // Session is what is known of one.
@@ -134,6 +137,9 @@ func (s *Session) listed() store.Item {
 // itemsExpire returns when the items next to the session expire.
 func (s *Session) itemsExpire() time.Time { return s.expires.Add(TTL) }
 
+// NeedsUntil returns when other records of the session may expire. Like the items next to the session they outlive it by [TTL].
+func (s *Session) NeedsUntil() time.Time { return s.itemsExpire() }
+
 // Create makes a session. Its id is 32 random bytes.
 func (s *Store) Create(ctx context.Context, sess Session) (*Session, error) {
 	id := make([]byte, 32)
@@ -187,6 +193,16 @@ func (s *Store) touch(ctx context.Context, sess *Session) error {
 		// The condition keeps a URI away that was unsubscribed meanwhile.
 		if err := s.DB.Write(ctx, store.Put(it, store.Exists())); err != nil && !errors.Is(err, store.ErrConflict) {
 			return fault.Wrap(fault.Unavailable, err, "prolong the session")
+		}
+	}
+	if s.Prolong != nil {
+		for _, u := range s.decodeURIs(ctx, uris) {
+			if u.Backend == "" {
+				continue
+			}
+			if err := s.Prolong(ctx, sess, u, prolonged.itemsExpire()); err != nil {
+				return err
+			}
 		}
 	}
 	// Counting again also corrects what a crash left wrong.
@@ -245,6 +261,21 @@ func (s *Store) Unsubscribe(ctx context.Context, sess *Session, uri string) erro
 		return nil
 	}
 	return fault.Wrap(fault.Unavailable, err, "remove the session's subscription")
+}
+
+// Subscription returns the session's record of a URI, or nil if the session is not subscribed to it.
+func (s *Store) Subscription(ctx context.Context, sess *Session, uri string) (*URI, error) {
+	items, err := s.DB.Get(ctx, uriKey(sess.Key, uri))
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read the session's subscription")
+	}
+	if items[0] == nil {
+		return nil, nil
+	}
+	if found := s.decodeURIs(ctx, []store.Item{*items[0]}); len(found) > 0 {
+		return &found[0], nil
+	}
+	return nil, nil
 }
 
 // Subscriptions lists the URIs of the session.
