@@ -80,12 +80,10 @@ func (b *backend) abandon(c *upstream.Client, s backendSession, id json.RawMessa
 	ctx, cancel := context.WithTimeout(context.Background(), notifyTime)
 	defer cancel()
 	params := append(append([]byte(`{"requestId":`), id...), `,"reason":"no client waits for the response"}`...)
-	answer, err := c.Post(ctx, upstream.Request{
+	err := c.Send(ctx, upstream.Request{
 		Body: jsonrpc.AppendNotification(nil, mcpspec.NoteCancelled, params), Version: s.Version, Session: s.ID,
 	})
 	if err != nil {
 		b.options.Log.WarnContext(ctx, "cancellation not sent to backend", "backend", b.Name, "error", err)
-		return
 	}
-	answer.Close()
 }

@@ -33,6 +33,7 @@ type elicitation struct {
 	With      backendSession `json:"w"`
 	ID        []byte         `json:"id,omitempty"` // as the backend wrote it, to the byte; nothing when the call waits for the answer, see inputrounds.go
 	Parts     int            `json:"n,omitempty"`  // of the answer that is kept
+	Claimed   int64          `json:"c,omitempty"`  // until when an answer is being sent, in milliseconds since 1970
 }
 
 // elicitations are those that are open.
@@ -65,7 +66,7 @@ func elicitationKey(id string) store.Key {
 // ask keeps a backend's request and returns the id that the client is to see.
 func (es *elicitations) ask(ctx context.Context, c api.Client, b *backend, with backendSession, id json.RawMessage) (string, error) {
 	name := elicitationPrefix + rand.Text()
-	value, err := json.Marshal(elicitation{c.Principal.Workspace, c.Principal.ID, c.Session, b.server(), with, id, 0})
+	value, err := json.Marshal(elicitation{c.Principal.Workspace, c.Principal.ID, c.Session, b.server(), with, id, 0, 0})
 	if err != nil {
 		return "", fault.Wrap(fault.Internal, err, "encode a backend's request")
 	}
@@ -121,9 +122,9 @@ func (es *elicitations) over(kept []store.Key, inputs []*input) {
 	}
 }
 
-// Answer hands a client's answer, a result or an error, on to the backend that asked. An answer
-// to nothing, or to what another session was asked, is a fault of kind NotFound and changes
-// nothing; one that the backend did not take can be sent again.
+// Answer hands a client's answer, a result or an error, to the backend that asked. An answer to an unknown request, or to one that
+// another session was asked, is a fault of kind NotFound and has no effect. If the backend does not accept the answer, the fault is
+// of kind Unavailable and the client can send it again.
 func (g *Gateway) Answer(ctx context.Context, c api.Client, id string, body json.RawMessage) error {
 	unknown := fault.New(fault.NotFound, "there is no request with this id to answer")
 	if !strings.HasPrefix(id, elicitationPrefix) || len(id) > 64 {
@@ -144,28 +145,59 @@ func (g *Gateway) Answer(ctx context.Context, c api.Client, id string, body json
 	if q.Session != c.Session || q.Workspace != c.Principal.Workspace || q.Principal != c.Principal.ID {
 		return unknown
 	}
-	for _, b := range g.backends.visible(ctx, c.Principal) {
-		if b.server() != q.Backend {
-			continue
+	b := g.backends.server(ctx, c.Principal, q.Backend)
+	switch {
+	case b == nil:
+		return unknown
+	case len(q.ID) == 0:
+		return g.elicitations.keep(ctx, id, q, body, items[0].Expires)
+	}
+	return g.elicitations.answer(ctx, b.caller(c.Token), items[0], q, body)
+}
+
+// answer sends an answer to the backend. It claims the request first, so that of two answers that arrive together only one is sent,
+// and gives it back if the backend does not accept the answer.
+func (es *elicitations) answer(ctx context.Context, c *upstream.Client, item *store.Item, q elicitation, body json.RawMessage) error {
+	busy := fault.New(fault.Unavailable, "another answer to this request is being sent to the backend")
+	if time.Now().UnixMilli() < q.Claimed {
+		return busy
+	}
+	write := func(ctx context.Context, claimed time.Time) error {
+		q.Claimed = 0
+		if !claimed.IsZero() {
+			q.Claimed = claimed.UnixMilli()
 		}
-		if len(q.ID) == 0 {
-			return g.elicitations.keep(ctx, id, q, body, items[0].Expires)
-		}
-		ctx, cancel := context.WithTimeout(ctx, g.options.AskTimeout)
-		defer cancel()
-		x, err := b.caller(c.Token).Post(ctx, upstream.Request{
-			Body: jsonrpc.Replace(body, "id", q.ID), Version: q.With.Version, Session: q.With.ID,
-		})
+		value, err := json.Marshal(q)
 		if err != nil {
-			return fault.Wrap(fault.Unavailable, err, "hand an answer to backend %s", b.Name)
+			return fault.Wrap(fault.Internal, err, "encode a backend's request")
 		}
-		x.Close()
-		tidy, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidyTime)
-		defer cancel()
-		g.elicitations.drop(tidy, []store.Key{elicitationKey(id)})
+		next := *item
+		next.Value, next.Version = value, item.Version+1
+		if err := es.db.Write(ctx, store.Put(next, store.VersionIs(item.Version))); err != nil {
+			return err
+		}
+		item.Version++
 		return nil
 	}
-	return unknown
+	switch err := write(ctx, time.Now().Add(c.AskTimeout+tidyTime)); {
+	case errors.Is(err, store.ErrConflict):
+		return busy // or the call is over, which the client learns when it repeats its answer
+	case err != nil:
+		return fault.Wrap(fault.Unavailable, err, "claim a backend's request")
+	}
+	sending, cancel := context.WithTimeout(ctx, c.AskTimeout)
+	defer cancel()
+	err := c.Send(sending, upstream.Request{Body: jsonrpc.Replace(body, "id", q.ID), Version: q.With.Version, Session: q.With.ID})
+	tidy, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidyTime)
+	defer cancel()
+	if err == nil {
+		es.drop(tidy, []store.Key{item.Key})
+		return nil
+	}
+	if err := write(tidy, time.Time{}); err != nil && !errors.Is(err, store.ErrConflict) {
+		es.log.WarnContext(ctx, "claim left to expire", "error", err)
+	}
+	return fault.Wrap(fault.Unavailable, err, "send an answer to backend %s", c.Observer.Name)
 }
 
 // answerPart is how much of an answer one item holds.

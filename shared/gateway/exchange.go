@@ -180,7 +180,7 @@ var passed = map[string]bool{
 func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, err error) {
 	switch {
 	case m.Response():
-		if string(m.ID) != string(x.id) {
+		if !jsonrpc.SameID(m.ID, x.id) {
 			x.backend().dropped(ctx, dropOther)
 			return false, nil
 		}
@@ -225,7 +225,7 @@ func (x *exchange) ownProgress(m upstream.Message, params json.RawMessage) (upst
 		sent = x.token
 	}
 	got := jsonrpc.Member(params, "progressToken")
-	if own == nil || !translate.SameToken(got, sent) {
+	if own == nil || !jsonrpc.SameID(got, sent) {
 		x.backend().dropped(context.Background(), dropProgress)
 		return m, false
 	}
@@ -266,11 +266,9 @@ func (x *exchange) refuse(ctx context.Context, m upstream.Message, code int, why
 
 // reply answers a backend's request in the client's place.
 func (x *exchange) reply(ctx context.Context, body []byte) error {
-	answer, err := x.client.Post(ctx, upstream.Request{Body: body, Version: x.with.Version, Session: x.with.ID})
-	if err != nil {
+	if err := x.client.Send(ctx, upstream.Request{Body: body, Version: x.with.Version, Session: x.with.ID}); err != nil {
 		return x.failed(err)
 	}
-	answer.Close()
 	return nil
 }
 

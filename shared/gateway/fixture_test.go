@@ -305,6 +305,19 @@ func (s *scripted) sendTo(asked, text string) {
 	}
 }
 
+// intercept lets a test answer some requests instead of the scripted backend: those for which first reports true.
+func (s *scripted) intercept(first func(w http.ResponseWriter, r *http.Request, m got) bool) {
+	s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		m := got{Header: r.Header.Clone(), Session: r.Header.Get("Mcp-Session-Id"), Raw: string(body)}
+		_ = json.Unmarshal(body, &m)
+		r.Body = io.NopCloser(strings.NewReader(string(body)))
+		if !first(w, r, m) {
+			s.ServeHTTP(w, r)
+		}
+	})
+}
+
 // hangUp ends all open streams.
 func (s *scripted) hangUp() {
 	s.mu.Lock()

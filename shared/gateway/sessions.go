@@ -220,12 +220,9 @@ func (g *Gateway) Notify(ctx context.Context, c api.Client, body json.RawMessage
 	atOnce(sessions, func(b *backend, s backendSession) {
 		ctx, cancel := context.WithTimeout(ctx, notifyTime)
 		defer cancel()
-		x, err := b.caller(c.Token).Post(ctx, upstream.Request{Body: body, Version: s.Version, Session: s.ID})
-		if err != nil {
+		if err := b.caller(c.Token).Send(ctx, upstream.Request{Body: body, Version: s.Version, Session: s.ID}); err != nil {
 			g.options.Log.WarnContext(ctx, "notification not sent to backend", "backend", b.Name, "error", err)
-			return
 		}
-		x.Close()
 	})
 	return nil
 }

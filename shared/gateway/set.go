@@ -100,6 +100,16 @@ func (bs *backends) visible(ctx context.Context, p auth.Principal) []*backend {
 	return out
 }
 
+// server returns the backend with that [backend.server] which a principal may use, or nil.
+func (bs *backends) server(ctx context.Context, p auth.Principal, name string) *backend {
+	for _, b := range bs.visible(ctx, p) {
+		if b.server() == name {
+			return b
+		}
+	}
+	return nil
+}
+
 // shown are the views that a client has of them. A backend that is asked with callers'
 // tokens shows nothing to who has none.
 func (bs *backends) shown(ctx context.Context, c api.Client) []*view {

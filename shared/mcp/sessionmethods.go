@@ -58,13 +58,17 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *call) (result, error)
 			return result{}, err
 		}
 	}
-	if err := h.sessions.Subscribe(ctx, c.session, session.URI{URI: t.uri, After: h.feeds.Log.Position(), Open: open, Backend: t.backend}); err != nil {
-		return result{}, sessionFault(err)
-	}
-	if t.backend != "" {
+	after := h.feeds.Log.Position()
+	if t.backend != "" { // before the session's record, because the backend's quota may refuse it
 		if err := h.backends.Subscribe(ctx, atBackend(c.session, t.backend, t.uri, c.session.NeedsUntil())); err != nil {
 			return result{}, err
 		}
+	}
+	if err := h.sessions.Subscribe(ctx, c.session, session.URI{URI: t.uri, After: after, Open: open, Backend: t.backend}); err != nil {
+		if t.backend != "" && !fault.Is(err, fault.Unavailable) {
+			h.unsubscribeAll(ctx, c.session, []session.URI{{URI: t.uri, Backend: t.backend}})
+		}
+		return result{}, sessionFault(err)
 	}
 	return result{}, h.notify(ctx, c)
 }

@@ -153,21 +153,3 @@ func Tool(entry json.RawMessage, client mcpspec.Version) json.RawMessage {
 	}
 	return jsonrpc.Without(entry, func(name string) bool { return name == "outputSchema" })
 }
-
-// SameToken reports whether a progress token is the one that was sent, though the backend may write
-// it in another way: other escapes, or a number as a double.
-func SameToken(got, sent json.RawMessage) bool {
-	if string(got) == string(sent) {
-		return true
-	}
-	if len(got) == 0 || len(got) > jsonrpc.MaxID {
-		return false
-	}
-	if text, ok := jsonrpc.String(got); ok {
-		same, ok := jsonrpc.String(sent)
-		return ok && same == text
-	}
-	one, err := strconv.ParseFloat(string(got), 64)
-	other, err2 := strconv.ParseFloat(string(sent), 64)
-	return err == nil && err2 == nil && one == other
-}

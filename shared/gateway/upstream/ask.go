@@ -140,11 +140,11 @@ func (c *Client) Initialize(ctx context.Context, d Declared) (k Known, err error
 	}
 	k = Known{mcpspec.Version(text), x.Session, jsonrpc.Member(result, "capabilities")}
 	note := jsonrpc.AppendNotification(nil, mcpspec.NoteInitialized, nil)
-	done, err := c.Post(ctx, Request{Body: note, Version: k.Version, Session: k.Session})
-	if err != nil {
+	if err := c.Send(ctx, Request{Body: note, Version: k.Version, Session: k.Session}); err != nil {
+		// The session is not used. If it cannot be ended either, the backend forgets it.
+		_ = c.End(context.WithoutCancel(ctx), k.Version, k.Session)
 		return Known{}, err
 	}
-	done.Close()
 	return k, nil
 }
 

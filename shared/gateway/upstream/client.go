@@ -25,6 +25,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
 // MaxMessage bounds a message of a backend in bytes.
@@ -88,7 +89,41 @@ func (c *Client) Get(ctx context.Context, r Request, lastEventID string) (*Excha
 	return c.do(ctx, http.MethodGet, r, h)
 }
 
+// Send sends a notification, or the response to a request of the backend. It returns an error unless the backend accepts it:
+// "If the server cannot accept the input, it MUST return an HTTP error status code" (2025-11-25, Transports), with or without JSON.
+func (c *Client) Send(ctx context.Context, r Request) error {
+	h := http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
+	trace.From(ctx).AddTo(h)
+	resp, err := c.roundTrip(ctx, http.MethodPost, r, h)
+	if err != nil {
+		return err
+	}
+	x := &Exchange{Status: resp.StatusCode, body: resp.Body}
+	defer x.Close()
+	if succeeded(resp) {
+		return nil
+	}
+	if x.sessionLost(resp, r) {
+		return ErrSession
+	}
+	return &StatusError{resp.StatusCode}
+}
+
 func (c *Client) do(ctx context.Context, method string, r Request, h http.Header) (*Exchange, error) {
+	resp, err := c.roundTrip(ctx, method, r, h)
+	if err != nil {
+		return nil, err
+	}
+	x := &Exchange{Session: resp.Header.Get(mcpspec.HeaderSession), Status: resp.StatusCode, body: resp.Body, dropped: c.Dropped}
+	if err := x.begin(resp, r); err != nil {
+		x.Close()
+		return nil, err
+	}
+	return x, nil
+}
+
+// roundTrip sends a request and returns the response with its body unread.
+func (c *Client) roundTrip(ctx context.Context, method string, r Request, h http.Header) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.URL, bytes.NewReader(r.Body))
 	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make a request to a backend")
@@ -117,10 +152,7 @@ func (c *Client) do(ctx context.Context, method string, r Request, h http.Header
 		_ = resp.Body.Close()
 		return nil, fault.New(fault.Unavailable, "the backend's session has a name of over %d bytes", maxSession)
 	}
-	x := &Exchange{Session: resp.Header.Get(mcpspec.HeaderSession), Status: resp.StatusCode, body: resp.Body, dropped: c.Dropped}
-	if err := x.begin(resp, r.Session); err != nil {
-		x.Close()
-		return nil, err
-	}
-	return x, nil
+	return resp, nil
 }
+
+func succeeded(resp *http.Response) bool { return resp.StatusCode >= 200 && resp.StatusCode < 300 }

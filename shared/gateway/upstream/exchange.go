@@ -47,14 +47,14 @@ type Exchange struct {
 	dropped func(ctx context.Context, reason string) // see [Client.Dropped]
 }
 
-// begin makes the body readable, or finds that there is no message in it.
-func (x *Exchange) begin(resp *http.Response, session string) error {
+// begin makes the body of a response to the request readable, or returns an error if it has no message.
+func (x *Exchange) begin(resp *http.Response, r Request) error {
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
-	ok := resp.StatusCode >= 200 && resp.StatusCode < 300
+	ok := succeeded(resp)
 	switch {
-	case resp.StatusCode == http.StatusNotFound && session != "":
-		return ErrSession
-	case resp.StatusCode == http.StatusBadRequest && session != "" && x.sessionLost():
+	case !ok && media == "application/json" && x.answers(r):
+		return nil
+	case !ok && x.sessionLost(resp, r):
 		return ErrSession
 	case resp.StatusCode == http.StatusAccepted || resp.StatusCode == http.StatusNoContent:
 		return nil
@@ -69,28 +69,73 @@ func (x *Exchange) begin(resp *http.Response, session string) error {
 	return &StatusError{resp.StatusCode}
 }
 
-// maxRefusal bounds what is read of a refusal to see its reason.
-const maxRefusal = 16 << 10
+// sessionNotFound is the code with which official libraries say that they do not know the session.
+const sessionNotFound = "-32001"
 
-// sessionLost reports whether a 400 means that the session is not known any more. The revisions
-// want a 404 for that, but servers of before, and many made after the examples of the
-// official TypeScript library, look for a request's session before they know that it is missing:
-// "Bad Request: No valid session ID provided", "Bad Request: Server not initialized",
-// "Invalid or missing session ID", as an error of code -32000 or as text.
-func (x *Exchange) sessionLost() bool {
-	text, err := io.ReadAll(io.LimitReader(x.body, maxRefusal))
+// answers reports whether the body of a refusal has the response to the request, by its id. Then that is the answer, whatever the
+// status: the backend has read the request and may have acted on it, so it must not be sent again. The exception is an error whose
+// code says that the session is unknown.
+func (x *Exchange) answers(r Request) bool {
+	id := jsonrpc.Member(r.Body, "id")
+	if id == nil {
+		return false
+	}
+	parts, _, bad := jsonrpc.Split(x.peek(MaxMessage))
+	if bad != nil {
+		return false
+	}
+	for _, raw := range parts {
+		m, ok := Read(raw)
+		if ok && m.Response() && jsonrpc.SameID(m.ID, id) {
+			if r.Session != "" && string(jsonrpc.Member(m.Error, "code")) == sessionNotFound {
+				return false
+			}
+			x.queued = parts
+			return true
+		}
+	}
+	return false
+}
+
+// peek returns at most so many bytes of the body and leaves them to be read.
+func (x *Exchange) peek(most int64) []byte {
+	text, err := io.ReadAll(io.LimitReader(x.body, most))
+	rest := io.Reader(x.body)
+	if err != nil {
+		rest = failed{err}
+	}
 	x.body = struct {
 		io.Reader
 		io.Closer
-	}{io.MultiReader(bytes.NewReader(text), x.body), x.body}
-	if err != nil {
+	}{io.MultiReader(bytes.NewReader(text), rest), x.body}
+	return text
+}
+
+// failed is a body that cannot be read.
+type failed struct{ err error }
+
+func (f failed) Read([]byte) (int, error) { return 0, f.err }
+
+// maxRefusal bounds what is read of a refusal to see its reason.
+const maxRefusal = 16 << 10
+
+// sessionLost reports whether a refusal means that the backend does not know the session of the request any more. The revisions
+// want a 404 for that. Servers of before, and many made after the examples of the official TypeScript library, look for a request's
+// session before they know that it is missing and answer 400: "Bad Request: No valid session ID provided", "Bad Request: Server not
+// initialized", "Invalid or missing session ID", as an error of code -32000 or as text.
+func (x *Exchange) sessionLost(resp *http.Response, r Request) bool {
+	switch {
+	case r.Session == "":
 		return false
+	case resp.StatusCode != http.StatusBadRequest:
+		return resp.StatusCode == http.StatusNotFound
 	}
+	text := x.peek(maxRefusal)
 	reason := string(text)
 	if json.Valid(text) {
 		failure := jsonrpc.Member(text, "error")
 		reason, _ = jsonrpc.String(jsonrpc.Member(failure, "message"))
-		if code := string(jsonrpc.Member(failure, "code")); code != "-32000" && code != "-32001" && code != "-32600" {
+		if code := string(jsonrpc.Member(failure, "code")); code != "-32000" && code != sessionNotFound && code != "-32600" {
 			return false
 		}
 	}
