@@ -31,7 +31,7 @@ type Limits struct {
 	// FullStreams is as [lease.Shared] has it.
 	FullStreams string `name:"full-streams" default:"oldest" help:"What one more stream than --streams does: oldest (ends the oldest) or refuse (is answered with an error)."`
 	// StreamConcurrency is without meaning embedded, where a stream holds no request up.
-	StreamConcurrency int64   `name:"stream-concurrency" default:"0" help:"Requests that all instances of the MCP endpoint can serve at once; open streams take at most 80 % of them. 0 is no bound. On AWS only."`
+	StreamConcurrency int64   `name:"stream-concurrency" default:"0" help:"Requests that all instances of the MCP endpoint can serve at once; open streams take at most 80 % of them, and one more ends its principal's oldest. 0 is no bound. On AWS only."`
 	PublishRate       float64 `name:"publish-rate" default:"1000" help:"Events per second that a principal may publish, on average; 0 is no limit. Without meaning for --auth none."`
 	RegistrationRate  float64 `name:"registration-rate" default:"20" help:"Registrations and refreshes of webhook subscriptions per second that a principal may make, on average; 0 is no limit. Without meaning for --auth none."`
 	ConversationRate  float64 `name:"conversation-rate" default:"10" help:"Messages of conversations per second that a principal may send, on average; 0 is no limit. Without meaning for --auth none."`

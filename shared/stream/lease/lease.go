@@ -1,6 +1,7 @@
-// Package lease bounds how many streams are open: each principal's by ending its
-// oldest, so that a client that was cut off unseen does not lock itself out, or, if the operator
-// wants that, by refusing more; and those of a whole fleet by refusing more.
+// Package lease bounds how many streams are open, those of each principal and those of a whole fleet. A stream
+// beyond either bound ends its principal's oldest, so that a client does not lock itself out with streams that it
+// left without the server noticing, or is refused if the operator wants that. A principal without
+// streams is refused if the fleet has no room.
 //
 // [Local] knows the streams of one process and is exact. [Shared] keeps leases in
 // the store for instances that come and go; a stream learns there at its next check that

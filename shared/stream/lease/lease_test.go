@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"crypto/rand"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -136,7 +137,7 @@ func TestAFleetHasRoomForSoMany(t *testing.T) {
 	)
 	for range 20 {
 		wg.Go(func() {
-			release, err := instance().Take(t.Context(), alice, func() {})
+			release, err := instance().Take(t.Context(), auth.Principal{ID: rand.Text(), Workspace: "default"}, func() {})
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
@@ -157,7 +158,7 @@ func TestAFleetHasRoomForSoMany(t *testing.T) {
 		l.Release()
 	}
 	one := func() {
-		if _, err := instance().Take(t.Context(), alice, func() {}); err != nil {
+		if _, err := instance().Take(t.Context(), auth.Principal{ID: rand.Text(), Workspace: "default"}, func() {}); err != nil {
 			t.Error(err)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"sync"
 	"time"
 
@@ -17,19 +18,22 @@ import (
 
 // Shared gives leases to the streams of all instances over one store.
 //
-// A principal's leases are items of one partition in the order of their times, which the
-// streams renew: whoever adds one beyond the bound deletes one that is not renewed, since its stream
-// has died or never began, or else the oldest. The fleet's streams are
-// counted by the period in which they were opened, a period being as long as a
-// stream may last, so that what a killed instance did not count down is forgotten with
-// its period.
+// A principal's leases are items of one partition, ordered by the time at which their streams were opened.
+// The streams renew them. A stream beyond the principal's quota deletes a lease that is overdue, because
+// its stream has died or never began, or otherwise the oldest.
+//
+// A counter bounds the streams of the whole fleet. If all slots are taken, a new stream deletes its principal's
+// oldest lease as well and starts while that stream still runs, because Lambda does not report a client that
+// left: otherwise a client that reconnects would wait until its abandoned streams reach their maximum age.
+// The streams that still run then are bounded, see [Shared.handovers]. The counters are per period, and a
+// period is as long as a stream may last, so the streams of a killed instance stop counting after two periods.
 type Shared struct {
 	DB store.DB
 	// Max is how many streams a principal may have open.
 	Max Max
 	// Fleet is how many all may have; 0 is no bound.
 	Fleet int64
-	// Refuse has a stream over Max refused (Exhausted) instead of ending the oldest.
+	// Refuse makes Take refuse a stream beyond Max (Exhausted) or Fleet instead of ending the principal's oldest.
 	Refuse bool
 	// Life is the longest that a stream may be open.
 	Life time.Duration
@@ -66,19 +70,23 @@ func (s *Shared) now() time.Time {
 	return time.Now()
 }
 
-// Take gives a lease, and takes the oldest from a principal that has too many. It
-// is a fault of kind Unavailable that names a limit when the fleet has no room.
+// Take gives a lease, and deletes the principal's oldest if it has too many or all slots are taken. It returns
+// a fault of kind Unavailable that names a limit if the fleet has no room.
 func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error) {
-	leave, err := s.enter(ctx)
-	if err != nil || p.Anonymous {
+	leave, replaces, err := s.enter(ctx, p)
+	if err != nil || p.Anonymous && s.Fleet == 0 {
 		return leave, err
+	}
+	most := math.MaxInt
+	if !p.Anonymous {
+		most = s.Max(ctx, p)
 	}
 	now := s.now()
 	own := store.Item{
 		Key: principalKey(p, fmt.Sprintf("%016d#%s", now.UnixMicro(), rand.Text())), Expires: now.Add(s.Life + time.Minute),
 	}
 	giveBack := func() { s.tidy("lease", store.Delete(own.Key)) }
-	if err := s.place(ctx, own, s.Max(ctx, p)); err != nil {
+	if err := s.place(ctx, own, most, replaces); err != nil {
 		leave()
 		giveBack() // it may be written
 		return nil, err
@@ -104,16 +112,18 @@ func (s *Shared) overdue(it store.Item) bool {
 
 func (s *Shared) check() time.Duration { return cmp.Or(s.Check, 15*time.Second) }
 
-// place writes a lease and deletes those beyond the bound.
-func (s *Shared) place(ctx context.Context, own store.Item, most int) error {
+// place writes a lease and deletes those beyond the quota, or at least one other if the new stream replaces one.
+func (s *Shared) place(ctx context.Context, own store.Item, most int, replaces bool) error {
 	if err := s.DB.Write(ctx, store.Put(s.renewed(own))); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "take a lease")
 	}
-	var live, dead []store.Op // the oldest first
+	var live, dead []store.Op // of the principal's other streams, the oldest first
 	err := store.Each(ctx, s.DB, own.Key, "read the leases", func(it *store.Item) error {
-		if s.overdue(*it) {
+		switch {
+		case it.Key == own.Key:
+		case s.overdue(*it):
 			dead = append(dead, store.Delete(it.Key))
-		} else {
+		default:
 			live = append(live, store.Delete(it.Key))
 		}
 		return nil
@@ -121,49 +131,73 @@ func (s *Shared) place(ctx context.Context, own store.Item, most int) error {
 	if err != nil {
 		return err
 	}
-	over := len(dead) + len(live) - most
-	if over <= 0 {
-		return nil
-	}
-	if s.Refuse && len(live) > most { // one of them is its own; of two at once both may be refused
+	over := len(dead) + len(live) + 1 - most
+	if s.Refuse && len(live) >= most { // of two streams that start together, both may be refused
 		return full(most)
+	}
+	if replaces {
+		over = max(over, 1)
+	}
+	if over = min(over, len(dead)+len(live)); over <= 0 {
+		return nil
 	}
 	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, append(dead, live...)[:over]...), "take over a lease")
 }
 
-// enter counts a stream of the fleet in.
-func (s *Shared) enter(ctx context.Context) (leave func(), err error) {
+// handovers returns how many streams may run beyond the fleet's bound because their principals have opened
+// another in their place. Each of them ends at its next renewal. The endpoint's concurrency has a fifth
+// for calls beyond the fleet's bound, and handovers take at most half of it.
+func (s *Shared) handovers() int64 { return max(1, s.Fleet/8) }
+
+// enter counts a stream of the fleet in. If all slots are taken, the stream may replace another of its principal.
+func (s *Shared) enter(ctx context.Context, p auth.Principal) (leave func(), replaces bool, err error) {
 	if s.Fleet == 0 {
-		return func() {}, nil
+		return func() {}, false, nil
 	}
 	period := s.now().UnixMilli() / max(1, s.Life.Milliseconds())
 	this, last := periodKey(period), periodKey(period-1)
 	items, err := s.DB.Get(ctx, last)
 	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "count the open streams")
+		return nil, false, fault.Wrap(fault.Unavailable, err, "count the open streams")
 	}
 	room := s.Fleet
 	if items[0] != nil {
 		room -= max(0, items[0].Counts[countStreams])
-	}
-	full := fault.New(fault.Unavailable, "all %d streams of this server are in use", s.Fleet).
-		AtLimit("streams", float64(s.Fleet))
-	if room < 1 {
-		return nil, full
 	}
 	count := func(n int64, limits map[string]int64) store.Op {
 		op := store.Add(this, map[string]int64{countStreams: n}, limits)
 		op.Item.Expires = time.UnixMilli((period + 3) * s.Life.Milliseconds())
 		return op
 	}
-	err = s.DB.Write(ctx, count(1, map[string]int64{countStreams: room}))
-	if errors.Is(err, store.ErrConflict) {
-		return nil, full
+	countIn := func(room int64) (bool, error) {
+		if room < 1 {
+			return false, nil
+		}
+		err := s.DB.Write(ctx, count(1, map[string]int64{countStreams: room}))
+		if errors.Is(err, store.ErrConflict) {
+			return false, nil
+		}
+		return err == nil, fault.Wrap(fault.Unavailable, err, "count the open streams")
+	}
+	ok, err := countIn(room)
+	if err == nil && !ok && !s.Refuse {
+		if replaces, err = s.hasStream(ctx, p); replaces {
+			ok, err = countIn(room + s.handovers())
+		}
 	}
 	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "count the open streams")
+		return nil, false, err
 	}
-	return func() { s.tidy("count", count(-1, nil)) }, nil
+	if !ok {
+		return nil, false, fault.New(fault.Unavailable, "all %d streams of this server are in use", s.Fleet).AtLimit("streams", float64(s.Fleet))
+	}
+	return func() { s.tidy("count", count(-1, nil)) }, replaces, nil
+}
+
+// hasStream reports whether a principal has a stream that another could replace.
+func (s *Shared) hasStream(ctx context.Context, p auth.Principal) (bool, error) {
+	page, err := s.DB.Query(ctx, store.Query{Table: store.Sessions, Partition: principalKey(p, "").Partition, Limit: 1})
+	return len(page.Items) > 0, fault.Wrap(fault.Unavailable, err, "read the leases")
 }
 
 // watch renews a lease from time to time, and learns so that it is gone. A store that does
