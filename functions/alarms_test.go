@@ -85,6 +85,30 @@ func TestAlarms(t *testing.T) {
 			}
 		}
 	})
+	t.Run("AWS-20 HttpErrorsAlarm watches every function URL", func(t *testing.T) {
+		urls, want := 0, []string{}
+		resources := at(tree(t), "Resources")
+		for i := 0; i < len(resources.Content); i += 2 {
+			if at(resources.Content[i+1], "Properties", "FunctionUrlConfig") != nil {
+				urls++
+				want = append(want, "MetricName: Url5xxCount, Dimensions: [{Name: FunctionName, Value: !Ref "+resources.Content[i].Value+"}]")
+			}
+		}
+		for _, metric := range want {
+			if !strings.Contains(all["HttpErrorsAlarm"], metric) {
+				t.Errorf("HttpErrorsAlarm is %q, want %q in it", all["HttpErrorsAlarm"], metric)
+			}
+		}
+		if urls == 0 {
+			t.Error("the template has no function URL")
+		}
+	})
+	t.Run("AWS-20 Lambda passes metrics on whatever LogLevel is", func(t *testing.T) {
+		// Lambda drops lines below its own level, and takes those without one for INFO. The functions filter their log themselves.
+		if got := value(at(tree(t), "Globals", "Function", "LoggingConfig", "ApplicationLogLevel")); got != "DEBUG" {
+			t.Errorf("ApplicationLogLevel is %q, want DEBUG", got)
+		}
+	})
 	t.Run("OPS-14 no alarm or chart looks at a metric that is none of ours", func(t *testing.T) {
 		source, err := os.ReadFile("../template.yaml")
 		if err != nil {

@@ -90,7 +90,8 @@ func StartWith(needs Needs) *Process {
 func Build(needs Needs) (*Process, error) { return build(os.Getenv, needs) }
 
 func build(getenv func(string) string, needs Needs) (*Process, error) {
-	log, level := newLog()
+	level := &slog.LevelVar{}
+	log := newLog(level)
 	s, err := readSettings(getenv, needs, log)
 	if err != nil {
 		return nil, err
@@ -119,7 +120,7 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 		DB: db, Queues: p.queues, Catalogs: catalog.NewStored(db, time.Now, log), Config: config.NewStored(db, time.Now, log),
 		EventLog: &eventlog.Log{DB: db, Retention: s.limits.LogRetention}, Limits: s.limits, Log: log,
 	}
-	p.emf = metric.NewEMF(log, getenv(envStack), time.Now)
+	p.emf = metric.NewEMF(newLog(slog.LevelInfo), getenv(envStack), time.Now) // alarms look at them whatever the log's level is
 	if p.Metrics, err = metric.NewSet(p.emf.Provider()); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
 	}
@@ -172,10 +173,8 @@ func tableName(given string) string { return given[strings.LastIndexByte(given, 
 
 func queueVariable(q queue.Name) string { return envQueue + strings.ToUpper(string(q)) + "_URL" }
 
-// newLog writes JSON as Lambda's log filter reads it: members timestamp, level
-// and message.
-func newLog() (*slog.Logger, *slog.LevelVar) {
-	level := &slog.LevelVar{}
+// newLog returns a logger that writes JSON with the members timestamp, level and message, which Lambda reads.
+func newLog(level slog.Leveler) *slog.Logger {
 	return slog.New(slog.NewJSONHandler(os.Stdout, &slog.HandlerOptions{
 		Level: level,
 		ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
@@ -189,5 +188,5 @@ func newLog() (*slog.Logger, *slog.LevelVar) {
 			}
 			return a
 		},
-	})), level
+	}))
 }

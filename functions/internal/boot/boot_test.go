@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 	"github.com/aws/aws-lambda-go/events"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
@@ -40,6 +42,35 @@ func started(t *testing.T, change map[string]string) (*Process, error) {
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "b")
 	env := environment(change)
 	return build(func(name string) string { return env[name] }, everything)
+}
+
+func TestMetrics(t *testing.T) {
+	t.Run("AWS-20 with LogLevel ERROR metrics are written and log lines are not", func(t *testing.T) {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stdout := os.Stdout
+		os.Stdout = w
+		defer func() { os.Stdout = stdout }()
+		p, err := started(t, map[string]string{envLogLevel: "ERROR", envStack: "a-stack"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Log.Info("something ordinary")
+		p.Metrics.Published(3)
+		p.emf.Close(t.Context())
+		_ = w.Close()
+		written, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for text, want := range map[string]bool{metric.EventsPublished: true, "something ordinary": false} {
+			if got := strings.Contains(string(written), text); got != want {
+				t.Errorf("%q is written: %t, want %t, in %q", text, got, want, written)
+			}
+		}
+	})
 }
 
 func TestTheProcessIsBuiltFromTheEnvironment(t *testing.T) {
