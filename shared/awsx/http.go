@@ -1,9 +1,11 @@
 package awsx
 
 import (
+	"context"
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -12,16 +14,22 @@ import (
 
 const (
 	connectTimeout = 3 * time.Second
+	// requestLimit bounds an attempt of a request, so that a connection that went silent does not take the whole time of
+	// the caller. DynamoDB, SQS, KMS and SSM answer within milliseconds. The SDK repeats the request on another connection.
+	requestLimit = 5 * time.Second
+	// receiveLimit is that of a request which may wait up to 20 s for messages.
+	receiveLimit = 20*time.Second + requestLimit
+	// invokeLimit is that of a request which waits for a function, of which the longest that is waited for has 60 s.
+	invokeLimit = 60*time.Second + requestLimit
 	// maxIdle connections to a service are kept. The SDK's 10 are too few for a
 	// dispatch that records a page of outcomes at once.
 	maxIdle = 100
 )
 
-// NewHTTPClient returns the HTTP client of a configuration. It bounds
-// connecting, not answering: an SQS long poll takes 20 seconds, and every caller
-// has a context.
+// NewHTTPClient returns the HTTP client of a configuration. It bounds connecting and each attempt of a request, see
+// [limitOf].
 //
-// It also mends a race of the SDK. As soon as an answer's header is there, the
+// It also works around a race of the SDK. As soon as an answer's header is there, the
 // SDK closes the request's body, and the body's WriteTo then returns [io.EOF] as an
 // error. If net/http is just asking whether the body has come to its end, as it
 // does with an answer within microseconds, it takes that for a broken body and
@@ -38,10 +46,40 @@ func NewHTTPClient() aws.HTTPClient {
 type client struct{ aws.HTTPClient }
 
 func (c client) Do(req *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithTimeout(req.Context(), limitOf(req))
+	req = req.WithContext(ctx)
 	if req.Body != nil && req.Body != http.NoBody {
 		req.Body = body{req.Body}
 	}
-	return c.HTTPClient.Do(req)
+	resp, err := c.HTTPClient.Do(req)
+	if err != nil {
+		cancel()
+		return resp, err
+	}
+	resp.Body = limited{resp.Body, cancel}
+	return resp, nil
+}
+
+// limitOf returns how long an attempt of a request may take until the response's body is read.
+func limitOf(req *http.Request) time.Duration {
+	switch {
+	case strings.HasSuffix(req.Header.Get("X-Amz-Target"), ".ReceiveMessage"):
+		return receiveLimit
+	case strings.HasSuffix(req.URL.Path, "/invocations"):
+		return invokeLimit
+	}
+	return requestLimit
+}
+
+// limited is a response's body that ends the time limit of its request when it is closed.
+type limited struct {
+	io.ReadCloser
+	cancel context.CancelFunc
+}
+
+func (l limited) Close() error {
+	defer l.cancel()
+	return l.ReadCloser.Close()
 }
 
 // body has no WriteTo.
