@@ -5,8 +5,8 @@
 //	                          │  process ◀── GET  invocation/next
 //	   Response ◀─────────────┘          ──▶ POST invocation/{id}/response
 //
-// A process takes one invocation at a time, or as many as [MaxConcurrency] in its
-// environment says: it is a managed instance then.
+// A process takes one invocation at a time, and it is frozen (SIGSTOP) while it waits for the next one. With
+// [MaxConcurrency] in its environment it takes that many: it is a managed instance then, which is never frozen.
 //
 // Nothing of events, queues or HTTP fronts may enter here; they come with
 // localstack/internal/mapping, furl and schedule, which call [Function.Invoke].
@@ -255,6 +255,9 @@ func (f *Function) idled(i *instance) {
 	select {
 	case <-i.stopping: // gets no further call
 	default:
+		if f.atOnce == 1 {
+			i.freeze()
+		}
 		f.room = append(f.room, i)
 	}
 }

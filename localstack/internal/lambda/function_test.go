@@ -22,6 +22,9 @@ import (
 // TestMain makes this test binary the function under test when it is started as one.
 func TestMain(m *testing.M) {
 	testfn.Main()
+	if os.Getenv(runnerVariable) != "" {
+		runUntilKilled()
+	}
 	os.Exit(m.Run())
 }
 

@@ -83,6 +83,7 @@ func (f *Function) start(call *invocation) (*instance, error) {
 	out := &lines{w: f.cfg.Output, prefix: f.cfg.Name + " " + i.id + " "}
 	i.cmd.Stdout, i.cmd.Stderr = out, out
 	i.cmd.WaitDelay = f.cfg.Grace
+	i.cmd.SysProcAttr = endWithParent() // a stopped process would not notice that the runner is gone
 	i.work <- call
 	i.started = time.Now()
 	if err := i.cmd.Start(); err != nil {
@@ -134,10 +135,28 @@ func (i *instance) give(call *invocation) bool {
 	if i.dead {
 		return false
 	}
+	if i.f.atOnce == 1 {
+		i.signal(syscall.SIGCONT)
+	}
 	i.calls[call.id] = call
 	i.work <- call // never blocks: there is room
 	return true
 }
+
+// freeze stops an idle process, as Lambda does between two events. A process that is to end is not stopped, because
+// it would not handle its SIGTERM.
+func (i *instance) freeze() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	select {
+	case <-i.stopping:
+	default:
+		i.signal(syscall.SIGSTOP)
+	}
+}
+
+// signal sends a signal. An error means that the process is gone already.
+func (i *instance) signal(s syscall.Signal) { _ = i.cmd.Process.Signal(s) }
 
 func (i *instance) busy() bool {
 	i.mu.Lock()
@@ -190,8 +209,11 @@ func (i *instance) expire(call *invocation) {
 // stop asks the process to end, and sees to it after the grace.
 func (i *instance) stop() {
 	i.stopOnce.Do(func() {
+		i.mu.Lock()
 		close(i.stopping)
-		_ = i.cmd.Process.Signal(syscall.SIGTERM) // as with kill, an error means it is gone
+		i.signal(syscall.SIGTERM)
+		i.signal(syscall.SIGCONT)
+		i.mu.Unlock()
 		i.f.wg.Go(func() {
 			timer := time.NewTimer(i.f.cfg.Grace)
 			defer timer.Stop()

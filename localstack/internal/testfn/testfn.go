@@ -16,6 +16,7 @@ import (
 	"os/signal"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -121,6 +122,11 @@ func (c Call) run(ctx context.Context) (any, error) {
 		panic(c.Text)
 	case "exit":
 		os.Exit(7)
+	case "tick":
+		go tick()
+		return os.Getpid(), nil
+	case "pause":
+		return longest.Load(), nil
 	case "hang":
 		select {} // ignores its deadline
 	case "dynamodb":
@@ -149,6 +155,20 @@ func (c Call) run(ctx context.Context) (any, error) {
 		return &events.LambdaFunctionURLStreamingResponse{Body: r}, nil
 	}
 	return nil, fmt.Errorf("the test function cannot %q", c.Do)
+}
+
+// longest is the longest time in milliseconds between two rounds of [tick].
+var longest atomic.Int64
+
+// tick works in the background, also after the answer to its invocation.
+func tick() {
+	last := time.Now()
+	for {
+		time.Sleep(time.Millisecond)
+		now := time.Now()
+		longest.Store(max(longest.Load(), now.Sub(last).Milliseconds()))
+		last = now
+	}
 }
 
 // dynamodb sends "Operation {body}" to DynamoDB and returns what comes back.
