@@ -1,7 +1,8 @@
 // Command permissions writes docs/permissions.md: which function may send which request to AWS and
-// why, and which services may send to queues, as template.yaml says. With the calls that the tests recorded it says what no test used.
+// why, and which services may send to queues, as template.yaml says.
 //
-// A permission that is missing fails the test that needs it, so both directions are covered.
+// Its test fails if the code of a function makes an operation that the template does not allow. With the calls that
+// tests on local AWS recorded, the command fails if the template allows something that no code and no test uses.
 package main
 
 import (
@@ -11,6 +12,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"unicode"
@@ -53,7 +55,7 @@ func main() {
 	template := flag.String("template", "template.yaml", "the deployment template")
 	out := flag.String("out", "docs/permissions.md", "the page to write")
 	check := flag.Bool("check", false, "write nothing, and fail if the page is not up to date")
-	calls := flag.String("calls", "", "file with the calls that tests recorded; fail if one that is granted is not among them")
+	calls := flag.String("calls", "", "file with the calls that tests recorded; fail if a permission is neither among them nor needed by the code")
 	flag.Parse()
 	if err := run(*template, *out, *check, *calls); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -89,51 +91,50 @@ func run(template, out string, check bool, calls string) error {
 	if err != nil {
 		return err
 	}
-	never := unused(functions, used)
+	c, err := load(filepath.Dir(template))
+	if err != nil {
+		return err
+	}
+	never := unused(functions, used, c.needs())
 	for _, p := range never {
-		fmt.Printf("no test uses: %s %s: %s on %s\n", p.function, p.statement, p.action, p.resource)
+		fmt.Printf("unused: %s %s: %s on %s\n", p.function, p.statement, p.action, p.resource)
 	}
 	if len(never) > 0 {
-		return fmt.Errorf("%d permissions are granted and not used by any test", len(never))
+		return fmt.Errorf("%d permissions are granted, and no code and no test uses them", len(never))
 	}
 	return nil
 }
 
-// unused are the permissions that no recorded call needed.
-func unused(functions map[string][]statement, used map[permission]bool) (never []permission) {
+// unused returns the permissions that no recorded call used and no code needs. A permission that the code needs may be
+// used after hours or after a rare failure, so it does not count that no test uses it.
+func unused(functions map[string][]statement, used map[permission]bool, needs map[string][]need) (never []permission) {
 	for _, id := range sorted(functions) {
-		for _, p := range permissions(id, functions[id]) {
-			call := p
-			if strings.HasPrefix(p.resource, "arn:") || p.resource == "SealingKey" {
-				call.resource = "" // named otherwise when it is called
-			}
-			if !used[call] && !used[call.alike()] && !byPoller(p) && rare[p] == "" {
-				never = append(never, p)
+		for _, st := range functions[id] {
+			for _, p := range permissions(id, []statement{st}) {
+				call := p
+				if strings.HasPrefix(p.resource, "arn:") || p.resource == "SealingKey" {
+					call.resource = "" // named otherwise when it is called
+				}
+				if !used[call] && !used[call.alike()] && !byPoller(p) && !p.needed(st, needs[id]) {
+					never = append(never, p)
+				}
 			}
 		}
 	}
 	return never
 }
 
-// rare are the permissions that no test on local AWS need use, and why they are granted.
-var rare = map[permission]string{
-	{"DeregisterFunction", "RemoveSubscriptions", "dynamodb:PutItem", "SubscriptionsTable"}: "a counter that has expired begins anew",
-	{"StreamFunction", "CountShapesInUse", "dynamodb:PutItem", "SubscriptionsTable"}:        "a counter that has expired begins anew",
-	{"RegisterFunction", "WriteSubscriptions", "dynamodb:DeleteItem", "SubscriptionsTable"}: "a subscription that has ended makes room for a new one",
-	{"DispatchFunction", "RecordInterestOfSuspended", "dynamodb:GetItem", "LogTable"}:       ofSuspended,
-	{"DispatchFunction", "RecordInterestOfSuspended", "dynamodb:BatchGetItem", "LogTable"}:  ofSuspended,
-	{"DispatchFunction", "RecordInterestOfSuspended", "dynamodb:PutItem", "LogTable"}:       ofSuspended,
-	{"DispatchFunction", "SendPagesAndRetries", "sqs:SendMessage", "DeadQueue"}:             "a message that cannot be decoded is dead-lettered",
-	{"RetryFunction", "SendRetriesAndDeadLetters", "sqs:SendMessage", "DeadQueue"}:          "an item that cannot be decoded is dead-lettered",
-	{"RetryFunction", "MoveDueEntries", "dynamodb:DeleteItem", "DeliveriesTable"}:           "an item that cannot be decoded is dead-lettered",
-	{"PublishFunction", "TakeFromInbox", "sqs:ChangeMessageVisibility", "InboxQueue"}:       "a message that fails comes again after seconds",
+// needed reports whether the code of the function makes the operation that the statement allows.
+func (p permission) needed(st statement, needs []need) bool {
+	return slices.ContainsFunc(needs, func(n need) bool {
+		return n.resource == p.resource && (n.action == p.action || n.action == p.alike().action) && n.allowed([]statement{st})
+	})
 }
 
-const ofSuspended = "a suspended subscription to many URIs keeps their log"
-
-// byPoller are the requests that Lambda sends for a function's event source mapping.
+// byPoller reports whether Lambda sends the request for a function's event source mapping, or boot does for a message
+// that failed.
 func byPoller(p permission) bool {
-	return slices.Contains([]string{"sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"}, p.action)
+	return slices.Contains([]string{"sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes", "sqs:ChangeMessageVisibility"}, p.action)
 }
 
 // alike is the permission that comes with this one: the store reads one key or several, and writes
@@ -225,20 +226,13 @@ func recorded(file string) (map[permission]bool, error) {
 func render(functions map[string][]statement) []byte {
 	var b bytes.Buffer
 	b.WriteString("# Permissions\n\nWhat each function may ask of AWS, and why. Written by `make permissions` from template.yaml; do not edit.\n" +
-		"The tests on local AWS refuse what is not here, and `make permissions-check` lists what is here and no test uses.\n" +
+		"The tests on local AWS refuse everything else. A test derives the requests to DynamoDB and SQS from the code of each function and\n" +
+		"wants them here, and `make permissions-check` lists the permissions that no code and no test uses.\n" +
 		"Event source mappings receive and delete messages with the permissions of their function.\n")
 	for _, id := range sorted(functions) {
 		fmt.Fprintf(&b, "\n## %s\n\n| why | may | on | of that |\n|---|---|---|---|\n", id)
 		for _, st := range functions[id] {
 			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", words(st.Sid), strings.Join(st.Action, ", "), strings.Join(st.Resource, ", "), st.only())
-		}
-	}
-	b.WriteString("\n## Rarely used\n\nWhat no test need use, and why it is granted.\n\n| function | why | may | on | when |\n|---|---|---|---|---|\n")
-	for _, id := range sorted(functions) {
-		for _, p := range permissions(id, functions[id]) {
-			if reason := rare[p]; reason != "" {
-				fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", id, words(p.statement), p.action, p.resource, reason)
-			}
 		}
 	}
 	return b.Bytes()

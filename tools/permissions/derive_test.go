@@ -1,0 +1,64 @@
+package main
+
+import (
+	"slices"
+	"testing"
+)
+
+func TestDerive(t *testing.T) {
+	c, err := load("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	needs := c.needs()
+	for id, all := range needs {
+		for _, n := range all {
+			t.Logf("%s %s %s %q  %s", id, n.action, n.resource, n.prefix, n.at)
+		}
+	}
+	functions, err := read(template)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Run("AWS-10 the template grants each operation that the code of a function makes", func(t *testing.T) {
+		for _, id := range sorted(needs) {
+			for _, n := range missing(id, functions[id], needs[id]) {
+				t.Errorf("no statement of %s allows %s on %s for partitions %q, which %s needs", id, n.action, n.resource, n.prefix+"*", n.at)
+			}
+		}
+	})
+	t.Run("AWS-10 a permission that the code needs is missed, whether or not a test uses it", func(t *testing.T) {
+		for _, want := range []struct {
+			function string
+			need     need
+		}{
+			{"RegisterFunction", need{"dynamodb:PutItem", "LogTable", "i#", "(*shared/eventlog.Log).Interested"}},
+			{"StreamFunction", need{"dynamodb:UpdateItem", "SubscriptionsTable", "shapes#", "shared/subscription.interestedUntil"}},
+			{"DispatchFunction", need{"dynamodb:BatchWriteItem", "DeliveriesTable", "due#", "(*shared/delivery.deliveries).writeAll"}},
+			{"RetryFunction", need{"dynamodb:DeleteItem", "SettingsTable", "announce", "shared/settings.Announced"}},
+			{"FanoutFunction", need{"sqs:SendMessage", "DeadQueue", "", "(*shared/delivery.Fanout).bury"}},
+		} {
+			if !slices.ContainsFunc(needs[want.function], func(n need) bool {
+				return n.action == want.need.action && n.resource == want.need.resource && n.prefix == want.need.prefix
+			}) {
+				t.Errorf("%s: the code is not found to need %+v", want.function, want.need)
+			}
+			var left []statement
+			for _, st := range functions[want.function] {
+				if !want.need.allowed([]statement{st}) {
+					left = append(left, st)
+				}
+			}
+			if len(missing(want.function, left, needs[want.function])) == 0 {
+				t.Errorf("%s: without %s on %s nothing is missing", want.function, want.need.action, want.need.resource)
+			}
+		}
+	})
+	t.Run("AWS-10 what is said to be unreachable is in the code", func(t *testing.T) {
+		for _, u := range unreachable {
+			if !slices.ContainsFunc(needs[u.function], u.covers) {
+				t.Errorf("the code of %s no longer has %s on %s: remove it from the list", u.function, u.at, u.resource)
+			}
+		}
+	})
+}
