@@ -36,7 +36,7 @@ func onlyFails(sub *subscription.Subscriber, st subscription.Status, now time.Ti
 
 // disable disables the subscription of an endpoint and announces it, once.
 func (o *outcomes) disable(ctx context.Context, workspace string, sub *subscription.Subscriber, reason string, st subscription.Status) error {
-	ended, err := o.subscriptions.Disable(ctx, workspace, sub.Principal, sub.ID, reason)
+	ended, err := o.subscriptions.Disable(ctx, workspace, sub.Principal, sub.ID, reason, sub.Resumed)
 	if err != nil || !ended {
 		return err
 	}

@@ -83,6 +83,31 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 			})
 		})
 	}
+	for name, last := range map[string]webhook.Outcome{
+		"with an error": fails(1), "with 410": {Status: 410, Category: webhook.HTTP4xx},
+	} {
+		t.Run("WHK-12 an attempt that began before its owner resumed it, and fails afterwards "+name+", does not disable it", func(t *testing.T) {
+			r, id := failingRig(t, subscription.SEP1803)
+			for _, e := range []string{"evt_1", "evt_2"} { // ten attempts
+				r.publish(e)
+				r.run()
+			}
+			r.now = r.now.Add(DisableAfter)
+			r.script = func(int) webhook.Outcome {
+				for _, paused := range []bool{true, false} {
+					if _, err := r.services.SetPaused(t.Context(), "default", "alice", id, paused); err != nil {
+						t.Error(err)
+					}
+				}
+				return last
+			}
+			r.publish("evt_3")
+			r.work()
+			if got := r.record(id); got.State != subscription.Active || posted(r)["evt_3"] == 0 {
+				t.Errorf("it is %s (%s) after %d attempts, want active after at least one", got.State, got.Reason, posted(r)["evt_3"])
+			}
+		})
+	}
 	t.Run("WHK-12 one success in between, and it stays", func(t *testing.T) {
 		r, id := failingRig(t, subscription.SEP1803)
 		r.publish("evt_1")

@@ -30,7 +30,7 @@ type Opener interface {
 // Subscriptions is what dispatch asks of subscriptions beyond their items.
 type Subscriptions interface {
 	Finder
-	Disable(ctx context.Context, workspace, principal, id, reason string) (ended bool, err error)
+	Disable(ctx context.Context, workspace, principal, id, reason string, resumed int64) (ended bool, err error)
 	Suspend(ctx context.Context, workspace, principal, id string, resumed int64) error
 }
 

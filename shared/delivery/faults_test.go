@@ -124,7 +124,7 @@ func TestADisabledSubscriptionKeepsItsRetries(t *testing.T) {
 	r.script = fails
 	r.publish("evt_1")
 	r.work()
-	if ended, err := r.services.Disable(t.Context(), "default", "alice", sub.ID, "all deliveries of five days failed"); err != nil || !ended {
+	if ended, err := r.services.Disable(t.Context(), "default", "alice", sub.ID, "all deliveries of five days failed", 0); err != nil || !ended {
 		t.Fatal(ended, err)
 	}
 	r.run() // the next attempt is due

@@ -330,7 +330,7 @@ func TestASubscriptionIsDisabledWhileItIsSuspended(t *testing.T) {
 			if st := r.deliveryState(id, "evt_1"); st != stateSuspended {
 				t.Fatalf("the delivery is %s, want %s", st, stateSuspended)
 			}
-			if ended, err := r.services.Disable(t.Context(), "default", "alice", id, "all deliveries of five days failed"); err != nil || !ended {
+			if ended, err := r.services.Disable(t.Context(), "default", "alice", id, "all deliveries of five days failed", r.resumed(id)); err != nil || !ended {
 				t.Fatal(ended, err)
 			}
 			r.script = succeeds

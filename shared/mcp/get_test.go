@@ -214,7 +214,7 @@ func TestSessionStream(t *testing.T) {
 			t.Errorf("bob: %s", r.Body)
 		}
 		id, _ := subscription.ParseURI(uri)
-		_, err := f.service.Disable(t.Context(), "default", "alice", id, "gone")
+		_, err := f.service.Disable(t.Context(), "default", "alice", id, "gone", 0)
 		must(t, err)
 		for range 2 { // the list changed, too; either may come first
 			if m := g.next(); m.Method == mcpspec.NoteUpdated {

@@ -61,11 +61,12 @@ func noSubscription() error {
 	return fault.New(fault.NotFound, "there is no such subscription").With(map[string]any{"kind": "subscription"})
 }
 
-// Disable ends a subscription on the server's own account (a 410, a revoked
-// right). Its record stays readable for a week. It reports false if it had ended already.
-func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason string) (ended bool, err error) {
+// Disable ends a subscription because of its endpoint's answers since the time at which it was last resumed
+// ([Subscription.Resumed]). Its record stays readable for a week. Disable reports false if the subscription had ended
+// already, or was resumed again, for example while an attempt was under way that failed afterwards.
+func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason string, resumed int64) (ended bool, err error) {
 	err = s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
-		if ended = sub != nil && sub.State != Disabled; !ended {
+		if ended = sub != nil && sub.State != Disabled && sub.Resumed == resumed; !ended {
 			return nil
 		}
 		sub.State, sub.Reason = Disabled, reason

@@ -300,7 +300,7 @@ func TestOverlappingPatternsDeliverOnce(t *testing.T) {
 func TestDisabledSubscriptionIsShownToItsOwner(t *testing.T) {
 	f := newFixture(t, Options{})
 	got := f.register(alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/"})
-	if _, err := f.Disable(t.Context(), "default", "alice", got.Subscription.ID, "the endpoint is gone"); err != nil {
+	if _, err := f.Disable(t.Context(), "default", "alice", got.Subscription.ID, "the endpoint is gone", 0); err != nil {
 		t.Fatal(err)
 	}
 	if n := len(f.subscribers(build)); n != 0 {
