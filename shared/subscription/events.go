@@ -179,10 +179,8 @@ func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subs
 		if err != nil {
 			return nil, err
 		}
-		if have != nil && have.State == Disabled {
-			if err := g.Service.Records.DB.Write(ctx, store.Delete(recordKey(have.Workspace, have.Principal, have.ID), store.VersionIs(have.Revision))); err != nil && !errors.Is(err, store.ErrConflict) {
-				return nil, fault.Wrap(fault.Unavailable, err, "replace the ended subscription")
-			}
+		if have != nil && have.State == Disabled { // insert writes over its record, so that a crash cannot lose both
+			want.Revision, want.Marked = have.Revision, have.Marked
 			have, replaces = nil, true
 		}
 		if replaces && have == nil && g.Replay != nil {

@@ -275,3 +275,43 @@ func TestSubscribe(t *testing.T) {
 		}
 	})
 }
+
+// TestADisabledSubscriptionIsCreatedAgain replaces the record of a disabled subscription.
+func TestADisabledSubscriptionIsCreatedAgain(t *testing.T) {
+	disabled := func(t *testing.T) (*fixture, SubscribeRequest, string) {
+		f := newFixture(t, Options{})
+		request := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`)}
+		id := f.subscribe(request).ID
+		resumed, err := f.Lookup(t.Context(), "default", "alice", id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ended, err := f.Disable(t.Context(), "default", "alice", id, "all deliveries of five days failed", resumed.Resumed); err != nil || !ended {
+			t.Fatal(ended, err)
+		}
+		return f, request, id
+	}
+	t.Run("and its record stays if the new one cannot be written", func(t *testing.T) {
+		f, request, id := disabled(t)
+		f.Records.DB = &refusing{DB: f.db, err: fault.New(fault.Unavailable, "the process dies")}
+		if _, err := f.trySubscribe(request); err == nil {
+			t.Fatal("subscribed without a write of the record")
+		}
+		if got, err := f.Find(t.Context(), "default", id); err != nil || got == nil || got.State != Disabled {
+			t.Errorf("got %+v, %v, want the disabled subscription", got, err)
+		}
+	})
+	t.Run("and is listed and counted as an active one", func(t *testing.T) {
+		f, request, id := disabled(t)
+		if again := f.subscribe(request); again.ID != id || again.Refreshed {
+			t.Errorf("got %+v, want a new subscription with the id %s", again, id)
+		}
+		counts, err := f.CountStates(t.Context(), "default", 10)
+		if err != nil || counts[Active] != 1 || counts[Disabled] != 0 {
+			t.Errorf("got %v, %v, want one active subscription and no disabled one", counts, err)
+		}
+		if used, err := Used(t.Context(), f.db, "default", "alice"); err != nil || used != 1 {
+			t.Errorf("%d count towards the quota (%v), want 1", used, err)
+		}
+	})
+}
