@@ -41,7 +41,7 @@ func (s *sender) attempt(ctx context.Context, del *delivery, sub *subscription.S
 func (s *sender) send(ctx context.Context, del *delivery, target string, traced trace.Context, fill func(*webhook.Request) error) (out webhook.Outcome) {
 	defer func() {
 		if p := recover(); p != nil {
-			out = webhook.Outcome{Category: webhook.Internal, Err: panicked(p)}
+			out = webhook.Outcome{Category: webhook.Internal, Err: fault.Panicked(p)}
 		}
 	}()
 	n := len(del.Attempts) + 1

@@ -228,7 +228,8 @@ func writeNotes(ctx context.Context, db store.DB, notes []store.Op) error {
 	writes, ctx := errgroup.WithContext(ctx)
 	writes.SetLimit(maxForgets)
 	for _, ops := range forgets {
-		writes.Go(func() error {
+		writes.Go(func() (err error) {
+			defer fault.Recovered(&err)
 			if err := db.Write(ctx, ops...); !errors.Is(err, store.ErrConflict) {
 				return err
 			}

@@ -56,7 +56,7 @@ func (g *uriBatch) try(step func() error) {
 	if g.err != nil {
 		return
 	}
-	defer recovered(&g.err)
+	defer fault.Recovered(&g.err)
 	g.err = step()
 }
 
@@ -118,7 +118,10 @@ func (f *Fanout) deliverOrdered(ctx context.Context, groups []*uriBatch, again b
 	}
 	var sending sync.WaitGroup
 	tasks := pageTasks(groups, headers)
-	sending.Go(func() { err = f.send(ctx, tasks) })
+	sending.Go(func() {
+		defer fault.Recovered(&err)
+		err = f.send(ctx, tasks)
+	})
 	f.append(ctx, groups)
 	sending.Wait()
 	return fault.Wrap(fault.Unavailable, err, "send page tasks")
@@ -267,7 +270,7 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.
 // decodeEventMessage decodes a message of the events queue. The error of one that a newer program wrote is not
 // [permanent].
 func decodeEventMessage(m queue.Message) (e event.Event, err error) {
-	defer recovered(&err)
+	defer fault.Recovered(&err)
 	e, err = event.Decode(m.Body)
 	if err != nil && !newer(err) {
 		err = fault.New(fault.Invalid, "the message is not an event of a known version")
@@ -291,7 +294,7 @@ type latestCatalog struct {
 // The catalog of this process may be seconds old, so the event may be of a type that publish knows already. Before find
 // gives up it reads the latest catalog, once per workspace and batch.
 func (c *latestCatalogs) find(ctx context.Context, workspace, uri string) (g *uriBatch, err error) {
-	defer recovered(&err)
+	defer fault.Recovered(&err)
 	match := func(cat *catalog.Catalog) bool {
 		entry, vars, ok := cat.Match(uri)
 		g = &uriBatch{workspace: workspace, uri: uri, entry: entry, vars: vars}

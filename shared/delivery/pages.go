@@ -3,8 +3,6 @@ package delivery
 import (
 	"context"
 	"errors"
-	"fmt"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -53,7 +51,7 @@ func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed [
 	work, failed := d.group(ctx, received)
 	var wg sync.WaitGroup
 	do := func(p *page) {
-		defer recovered(&p.err)
+		defer fault.Recovered(&p.err)
 		p.err = d.page(ctx, p)
 	}
 	for i, p := range work {
@@ -286,15 +284,6 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 	return out
 }
 
-// recovered makes a panic an error.
-func recovered(err *error) {
-	if p := recover(); p != nil {
-		*err = panicked(p)
-	}
-}
-
-func panicked(p any) error { return fmt.Errorf("panic: %v\n%s", p, debug.Stack()) }
-
 // served is the result of a page for one subscriber.
 type served struct {
 	mu     sync.Mutex
@@ -342,7 +331,7 @@ func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.S
 func (d *Dispatcher) start(ctx context.Context, t PageTask, sub *subscription.Subscriber, read time.Time, wait patience, r *served) (done int, err error) {
 	var attempts sync.WaitGroup
 	defer attempts.Wait()
-	defer recovered(&err)
+	defer fault.Recovered(&err)
 	right, err := d.Terminator.Review.Subscriber(ctx, t.Workspace, t.Pattern, sub, false)
 	if err != nil {
 		return d.terminate(ctx, t, sub, err)
@@ -415,7 +404,7 @@ func (d *Dispatcher) start(ctx context.Context, t PageTask, sub *subscription.Su
 			var err error
 			var notes []store.Op
 			defer func() { r.add(i, notes, err) }()
-			defer recovered(&err)
+			defer fault.Recovered(&err)
 			notes, err = d.fast.attempt(ctx, s, to, e, func() bool {
 				if d.Gate == nil {
 					return time.Since(read) <= time.Second

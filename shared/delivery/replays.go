@@ -335,7 +335,8 @@ func (rs *Replays) step(ctx context.Context, r *Replay, now time.Time) (n int, e
 	var work errgroup.Group
 	work.SetLimit(replayWorkers)
 	for i, l := range letters {
-		work.Go(func() error {
+		work.Go(func() (err error) {
+			defer fault.Recovered(&err)
 			done, err := rs.again(ctx, r.Workspace, l, delay+time.Duration(i)*time.Second/time.Duration(r.Rate))
 			mu.Lock()
 			defer mu.Unlock()

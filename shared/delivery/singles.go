@@ -173,7 +173,7 @@ const (
 // once makes the attempt that a task asks for. A delivery that had to wait in the queue too often waits in the due table
 // instead.
 func (d *Dispatcher) once(ctx context.Context, m queue.Message, t SingleTask) (notes []store.Op, err error) {
-	defer recovered(&err)
+	defer fault.Recovered(&err)
 	notes, err = d.inSlowLane(ctx, m, t)
 	switch {
 	case errors.Is(err, errNoToken) && m.Received >= tokenReceives:

@@ -38,7 +38,8 @@ func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events
 	var mu sync.Mutex
 	write, ctx := errgroup.WithContext(ctx)
 	for i, part := range shards {
-		write.Go(func() error {
+		write.Go(func() (err error) {
+			defer fault.Recovered(&err)
 			own, err := l.appendTo(ctx, shard(workspace, uri, i), uri, part)
 			if err != nil {
 				return err
@@ -101,7 +102,10 @@ func (l *Log) AppendPatterns(ctx context.Context, done Appended, events []event.
 		if unordered || len(stamps) != len(part) {
 			stamps = nil
 		}
-		write.Go(func() error { return l.putPatterns(ctx, i, part, stamps, keys) })
+		write.Go(func() (err error) {
+			defer fault.Recovered(&err)
+			return l.putPatterns(ctx, i, part, stamps, keys)
+		})
 	}
 	return write.Wait()
 }
@@ -115,7 +119,8 @@ func (l *Log) putPatterns(ctx context.Context, i int, part []event.Event, stamps
 	write, ctx := errgroup.WithContext(ctx)
 	write.SetLimit(maxPatterns)
 	for _, key := range keys {
-		write.Go(func() error {
+		write.Go(func() (err error) {
+			defer fault.Recovered(&err)
 			written := 0
 			for _, events := range pack(part, maxSegment, store.MaxTransaction) {
 				s := segment{V: segmentVersion, Events: events}

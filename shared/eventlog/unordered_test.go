@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -210,5 +211,24 @@ func TestABatchOfAnUnorderedTypeThatComesAgainAfterAnotherOneIsInTheLogOnce(t *t
 	got := read(t, log, log.Of("default", uri, true))
 	if want := []string{"a1", "a1", "a2", "a3", "b1", "b2"}; !slices.Equal(got, want) {
 		t.Errorf("EVX-26: the log holds %v, want %v", got, want)
+	}
+}
+
+// panicking panics when a segment is written.
+type panicking struct{ *stamping }
+
+func (panicking) Write(context.Context, ...store.Op) error { panic("a defect") }
+
+func TestAPanicInAWriterIsAnErrorOfItsBatch(t *testing.T) {
+	s, _ := logOf(t)
+	log := &eventlog.Log{DB: panicking{s}}
+	events := numbered(0, 3)
+	for name, write := range map[string]func() error{
+		"unordered":      func() error { _, err := log.AppendUnordered(t.Context(), "default", uri, events, nil); return err },
+		"pattern copies": func() error { return log.AppendPatterns(t.Context(), eventlog.Appended{}, events, []string{"event://*"}, true) },
+	} {
+		if err := write(); err == nil || !strings.Contains(err.Error(), "panic: a defect") {
+			t.Errorf("%s: got %v, want the panic as an error", name, err)
+		}
 	}
 }

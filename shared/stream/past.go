@@ -24,7 +24,8 @@ func (f *Feed) beginAtEnd(ctx context.Context) error {
 	read.SetLimit(maxReads)
 	var mu sync.Mutex
 	for _, s := range f.back {
-		read.Go(func() error {
+		read.Go(func() (err error) {
+			defer fault.Recovered(&err)
 			if s.place != 0 {
 				end, err := f.tails.Log.EndOf(ctx, f.workspace, s.pattern)
 				s.start, s.floor, s.past = end, end, end

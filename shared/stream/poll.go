@@ -195,7 +195,10 @@ func (p *poll) fresh(ctx context.Context) (c eventlog.Cursor, err error) {
 func (p *poll) readAll(ctx context.Context) error {
 	var all errgroup.Group
 	for _, s := range p.readers {
-		all.Go(func() error { return p.ahead(ctx, s) })
+		all.Go(func() (err error) {
+			defer fault.Recovered(&err)
+			return p.ahead(ctx, s)
+		})
 	}
 	return all.Wait()
 }

@@ -141,7 +141,10 @@ func (q *Queues) sendAll(ctx context.Context, url *string, all [][]types.SendMes
 	var sending errgroup.Group
 	sending.SetLimit(maxParallel)
 	for _, batch := range all {
-		sending.Go(func() error { return q.sendBatch(ctx, url, batch) })
+		sending.Go(func() (err error) {
+			defer fault.Recovered(&err)
+			return q.sendBatch(ctx, url, batch)
+		})
 	}
 	return sending.Wait()
 }
