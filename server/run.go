@@ -38,21 +38,19 @@ const (
 	savePositions = time.Hour
 	// replayEvery is how often replays go on: often, for canceling one does not stop what is scheduled until then.
 	replayEvery = 4 * time.Second
-	// maxReceives is how often a message may fail before it is a dead letter: days.
-	maxReceives = 1000
 )
 
 // run starts the workers. They end with [Server.Shutdown], not with ctx.
 func (s *Server) run(ctx context.Context, r roles) {
 	ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
-	s.work(ctx, queue.Events, r.fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4, MaxReceives: maxReceives, Bytes: queueBytes / 2})
+	s.work(ctx, queue.Events, r.fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4, MaxReceives: queue.MaxReceives, Bytes: queueBytes / 2})
 	s.work(ctx, queue.Deliveries, s.dispatcher.Pages, queue.ConsumeOptions{
-		Batch: 10, Concurrency: pageWorkers, PerGroup: pagesPerGroup, Bytes: queueBytes, Visibility: 2 * time.Minute, MaxReceives: maxReceives,
+		Batch: 10, Concurrency: pageWorkers, PerGroup: pagesPerGroup, Bytes: queueBytes, Visibility: 2 * time.Minute, MaxReceives: queue.MaxReceives,
 	})
 	s.work(ctx, queue.Slow, s.dispatcher.Singles, queue.ConsumeOptions{
 		Batch: 1, Concurrency: slowAttempts, PerGroup: slowPerEndpoint, Visibility: 2 * time.Minute,
 	})
-	s.work(ctx, queue.Inbox, r.inbox.Handle, queue.ConsumeOptions{Batch: 10, Concurrency: 2, MaxReceives: 5})
+	s.work(ctx, queue.Inbox, r.inbox.Handle, queue.ConsumeOptions{Batch: 10, Concurrency: 2, MaxReceives: queue.MaxReceives})
 	s.work(ctx, queue.Dead, r.operations.File, queue.ConsumeOptions{})
 	s.workers.Go(func() {
 		periodic.Every(ctx, time.Minute, s.core.Log, periodic.Job{Name: "due retries", Run: r.retry.Run},

@@ -123,10 +123,18 @@ type Consumer interface {
 	Consume(ctx context.Context, q Name, h Handler, opts ConsumeOptions) error
 }
 
+// MaxReceives is how many failures dead-letter a message, the most that SQS allows. With [Backoff] they take ten days, so
+// that a message of a newer version waits that long for a newer program. SQS would delete it after 14 days.
+const MaxReceives = 1000
+
 // Backoff is how long a failed message waits after so many receives: a second, doubled with each, at most five minutes.
-// It is up to a fifth more or less, so that messages that failed together are not redelivered together.
+// A message that has failed for almost two days waits 25 minutes each time. All times are up to a fifth more or less, so
+// that messages that failed together are not redelivered together.
 func Backoff(received int) time.Duration {
 	d := min(time.Second<<min(max(received-1, 0), 9), 5*time.Minute)
+	if received > MaxReceives/2 {
+		d = 25 * time.Minute
+	}
 	return d - d/5 + rand.N(2*d/5+1)
 }
 
