@@ -56,7 +56,7 @@ func (s *Server) run(ctx context.Context, r roles) {
 		periodic.Every(ctx, time.Minute, s.core.Log, periodic.Job{Name: "due retries", Run: r.retry.Run},
 			periodic.Job{Name: "resumed deliveries", Run: r.switches.Requeue},
 			periodic.Job{Name: "erasures", Run: r.operations.SweepErased},
-			periodic.Job{Name: "expiry", Run: r.expiry.Sweep}, periodic.Job{Name: "audit", Run: s.terminator.Audit})
+			periodic.Job{Name: "expiry", Run: r.expiry.Sweep}, periodic.Job{Name: "counts", Run: r.expiry.Recount}, periodic.Job{Name: "audit", Run: s.terminator.Audit})
 	})
 	s.workers.Go(func() {
 		periodic.Every(ctx, replayEvery, s.core.Log,

@@ -1,5 +1,5 @@
 // Command retry is the function that runs every minute, moves due deliveries to
-// the slow queue, files dead letters of queues, removes subscriptions that expired, ends those that a changed
+// the slow queue, files dead letters of queues, removes subscriptions that expired, recounts them, ends those that a changed
 // catalog has left behind, and announces changed catalogs and backends if that was not done before.
 // None of these can hold up another.
 package main
@@ -18,6 +18,7 @@ import (
 func main() {
 	p := boot.StartWith(boot.Webhooks)
 	subscriptions := p.Subscriptions()
+	expiry := webhooks.Expiry(&p.Core, subscriptions)
 	operations := webhooks.Operations(&p.Core)
 	jobs := []periodic.Job{
 		{Name: "due retries", Run: webhooks.Retry(&p.Core).Run},
@@ -25,7 +26,8 @@ func main() {
 		{Name: "replays", Run: webhooks.Replays(&p.Core, subscriptions, operations).Run},
 		{Name: "dead letters", Run: p.Dead(operations.File)},
 		{Name: "erasures", Run: operations.SweepErased},
-		{Name: "expiry", Run: webhooks.Expiry(&p.Core, subscriptions).Sweep},
+		{Name: "expiry", Run: expiry.Sweep},
+		{Name: "counts", Run: expiry.Recount},
 		{Name: "audit", Run: webhooks.Terminator(&p.Core, subscriptions).Audit},
 		{Name: "announcements", Run: func(ctx context.Context) (int, error) {
 			_, err := settings.Announce(ctx, p.DB, time.Now().Add(-settings.MaxAge), stream.AnnounceStored(p.EventLog))

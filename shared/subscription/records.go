@@ -41,7 +41,8 @@ func timeBy(now func() time.Time) time.Time {
 
 // insert writes a subscription that begins, if its principal and the workspace may have one more. Like the other
 // counters, the sum of the workspace is raised before, and lowered again when it is certain that nothing was written.
-// That of the principal is in the transaction; it is looked at before as well, so that one that is refused is not listed.
+// [Sweeper.Recount] corrects it after a crash. The count of the principal is in the transaction. insert also checks it
+// before, so that a subscription that is refused is not listed.
 func (r *Records) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) error {
 	if err := r.full(ctx, sub); err != nil {
 		return err

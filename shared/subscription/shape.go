@@ -3,6 +3,8 @@ package subscription
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -67,6 +69,11 @@ func (r *Records) count(ctx context.Context, workspace string, patterns []Patter
 	for _, p := range patterns {
 		shapes[p.Shape] += n
 	}
+	if n > 0 {
+		if err := r.healShapes(ctx, workspace, shapes); err != nil {
+			return err
+		}
+	}
 	for shape, d := range shapes {
 		op := store.Add(ShapesKey(workspace, shape.Scope), map[string]int64{"w_" + shape.Name: d}, nil)
 		if err := r.DB.Write(ctx, op); err != nil {
@@ -89,6 +96,34 @@ func (r *Records) count(ctx context.Context, workspace string, patterns []Patter
 		empty.Item.Expires = r.now().Add(headerLasts)
 		if err := r.DB.Write(ctx, empty); err != nil && !errors.Is(err, store.ErrConflict) {
 			return fault.Wrap(fault.Unavailable, err, "let the header of an empty pattern expire")
+		}
+	}
+	return nil
+}
+
+// healShapes sets shape counters below zero to zero. Earlier releases left such counters, and the next subscription with the
+// shape would not be found.
+func (r *Records) healShapes(ctx context.Context, workspace string, shapes map[Shape]int64) error {
+	byKey := map[store.Key][]string{}
+	for shape := range shapes {
+		key := ShapesKey(workspace, shape.Scope)
+		byKey[key] = append(byKey[key], "w_"+shape.Name)
+	}
+	items, err := r.DB.Get(ctx, slices.Collect(maps.Keys(byKey))...)
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "read the shapes in use")
+	}
+	for _, it := range items {
+		if it == nil {
+			continue
+		}
+		for _, name := range byKey[it.Key] {
+			if it.Counts[name] >= 0 {
+				continue
+			}
+			if err := r.DB.Write(ctx, store.Raise(it.Key, name, 0)); err != nil {
+				return fault.Wrap(fault.Unavailable, err, "heal the shapes in use")
+			}
 		}
 	}
 	return nil
