@@ -51,7 +51,7 @@ func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []ev
 			return done, err
 		}
 		s, err := decodeSegment(last.Items[0])
-		if err != nil && err != errLater {
+		if err != nil && err != ErrLater {
 			l.pass(ctx, last.Items[0], err)
 		}
 		floor, before = end, end

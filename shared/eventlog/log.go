@@ -87,7 +87,7 @@ type Log struct {
 	Skewed atomic.Int64
 	// Late counts entries that a reader met for the first time further back than slow appends and skew explain.
 	Late atomic.Int64
-	// Broken counts items that cannot be decoded. Readers skip them.
+	// Broken counts items that cannot be decoded. Readers skip them, or stay before them if they are of a later release.
 	Broken atomic.Int64
 
 	broken  bounded.Map[store.Key, bool] // items that are counted and logged already

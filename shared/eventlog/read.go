@@ -11,7 +11,8 @@ import (
 )
 
 // Read returns a page of the entries of p with keys greater than after, oldest first. The read is strongly
-// consistent. If more is true, the next page begins after next.
+// consistent. If more is true, the next page begins after next. If the first item is of a later release, Read fails with
+// [ErrLater].
 //
 // Read reads an ordered store only up to the end that the store has when Read is called. So if more is false, the
 // caller has every entry with a key up to next.
@@ -40,10 +41,14 @@ func (l *Log) ReadUntil(ctx context.Context, p Partition, after, end int64, limi
 	horizon := l.Time().Add(2 * MaxSkew).UnixMicro()
 	for _, item := range page.Items {
 		es, err := l.decode(ctx, item)
+		key, keyErr := parseKey(item.Sort)
+		if err == ErrLater && next > after && key > next {
+			return entries, true, next, nil // the next read fails
+		}
 		if err != nil {
 			return nil, false, after, err
 		}
-		if key, err := parseKey(item.Sort); err == nil {
+		if keyErr == nil {
 			next = max(next, key)
 		}
 		for _, e := range es {

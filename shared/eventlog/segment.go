@@ -84,15 +84,16 @@ func pack(events []event.Event, room, most int) [][]event.Event {
 	return out
 }
 
-// errLater is returned for a segment of a later release, which that release can read.
-var errLater = fault.New(fault.Unavailable, "a segment of the log is of a later release")
+// ErrLater is returned for a segment of a later release, which that release can read. A reader stays before it in its
+// partition, and goes on with the others.
+var ErrLater = fault.New(fault.Unavailable, "a segment of the log is of a later release")
 
 func decodeSegment(item store.Item) (s segment, err error) {
 	if err := json.Unmarshal(item.Value, &s); err != nil {
 		return segment{}, fault.Wrap(fault.Internal, err, "decode log segment %s", item.Sort)
 	}
 	if s.V > segmentVersion {
-		return segment{}, errLater
+		return segment{}, ErrLater
 	}
 	if s.V != segmentVersion {
 		return segment{}, fault.New(fault.Internal, "decode log segment %s: unknown version %d", item.Sort, s.V)
@@ -109,7 +110,10 @@ func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 		return nil, nil
 	}
 	s, err := decodeSegment(item)
-	if err == errLater {
+	if err == ErrLater {
+		if l.count(item) {
+			slog.ErrorContext(ctx, "log item of later release", "partition", item.Partition, "key", item.Sort)
+		}
 		return nil, err
 	}
 	if err != nil {
@@ -152,10 +156,17 @@ func salvage(item store.Item, last int64) (entries []Entry) {
 
 // pass counts and logs, once, an item that cannot be decoded.
 func (l *Log) pass(ctx context.Context, item store.Item, err error) {
+	if l.count(item) {
+		slog.ErrorContext(ctx, "log item skipped", "partition", item.Partition, "key", item.Sort, "error", err)
+	}
+}
+
+// count counts an item that cannot be read, and reports whether it is the first time.
+func (l *Log) count(item store.Item) bool {
 	if _, known := l.broken.Get(item.Key); known {
-		return
+		return false
 	}
 	l.broken.Put(item.Key, true)
 	l.Broken.Add(1)
-	slog.ErrorContext(ctx, "log item skipped", "partition", item.Partition, "key", item.Sort, "error", err)
+	return true
 }

@@ -35,6 +35,7 @@ type Feed struct {
 	// reader's speed.
 	catchingUp bool
 	missed     map[string]bool // partitions with a batch that was dropped because too much waits
+	later      map[string]bool // partitions whose tails stay before an item of a later release
 	held       bool            // every batch wakes the reader: an entry waits until the other sources are as far
 	err        error
 
@@ -59,6 +60,9 @@ type source struct {
 	bound   int64  // no floor of the past may pass it; 0 is no bound
 	handed  int64  // the greatest key returned, where keys grow in commit order
 	place   uint64 // names the partition of a concrete URI in a cursor
+	// stuck says that the next item is of a later release. The source keeps its position, so that a client that resumes
+	// when that release runs gets everything after it, and the other sources go on.
+	stuck bool
 
 	// The rest is for an ordered store.
 	ahead    []queued     // read and not returned yet
@@ -240,7 +244,7 @@ func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 			return Delivery{}, false, err
 		}
 		for _, b := range in {
-			if s := f.parts[b.part.Name()]; s != nil {
+			if s := f.parts[b.part.Name()]; s != nil && !s.stuck {
 				f.enqueue(s, b.entries, b.floor, b.read, true)
 			}
 		}

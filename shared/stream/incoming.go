@@ -47,6 +47,16 @@ func (f *Feed) offer(b *batch) {
 	if f.err != nil {
 		return
 	}
+	if b.later {
+		if f.ordered { // otherwise the floor of the source stays, and holds up no other
+			if f.later == nil {
+				f.later = map[string]bool{}
+			}
+			f.later[b.part.Name()] = true
+			f.signal()
+		}
+		return
+	}
 	n := len(f.in)
 	if f.held {
 		f.signal()
@@ -173,7 +183,7 @@ func (f *Feed) settle() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for len(f.in) > 0 && len(f.in[0].entries) == 0 {
-		if s := f.parts[f.in[0].part.Name()]; s != nil {
+		if s := f.parts[f.in[0].part.Name()]; s != nil && !s.stuck {
 			s.floor = max(s.floor, f.in[0].floor)
 		}
 		if f.in = f.in[1:]; len(f.in) == 0 {

@@ -65,7 +65,7 @@ func (f *Feed) first() (first *source) {
 // mayFollow reports that no source can still bring an entry before the key, which is the key of an entry that was read.
 func (f *Feed) mayFollow(key int64) bool {
 	for _, s := range f.parts {
-		if len(s.ahead) == 0 && s.readTo(key) < key {
+		if len(s.ahead) == 0 && !s.stuck && s.readTo(key) < key {
 			return false
 		}
 	}
@@ -88,6 +88,9 @@ func (f *Feed) readAhead(ctx context.Context, s *source) error {
 		return err
 	}
 	entries, more, next, err := f.readPage(ctx, s)
+	if f.stay(s, err) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -129,8 +132,8 @@ func (f *Feed) left(q queued) {
 // there. A source that missed a batch reads on from the log itself.
 func (f *Feed) drain() (some bool, err error) {
 	f.mu.Lock()
-	in, missed, err := f.in, f.missed, f.err
-	f.in, f.waiting, f.missed = nil, load{}, nil
+	in, missed, later, err := f.in, f.missed, f.later, f.err
+	f.in, f.waiting, f.missed, f.later = nil, load{}, nil, nil
 	f.mu.Unlock()
 	for _, b := range in {
 		if s := f.parts[b.part.Name()]; s != nil && s.caughtUp {
@@ -143,11 +146,16 @@ func (f *Feed) drain() (some bool, err error) {
 			f.back = append(f.back, s)
 		}
 	}
+	for name := range later {
+		if s := f.parts[name]; s != nil && s.caughtUp { // otherwise its own reads tell
+			s.caughtUp, s.stuck = false, true
+		}
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.taken = f.ahead
 	f.catchingUp = len(f.back) > 0 || f.catchingUp && (f.old > 0 || f.taken.reaches(f.tails.mostWaiting.half()))
-	return len(in) > 0 || len(missed) > 0, err
+	return len(in) > 0 || len(missed) > 0 || len(later) > 0, err
 }
 
 // reached is the position up to which every entry of the source was returned. end is an earlier end of the log.

@@ -2,6 +2,7 @@ package stream
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -34,7 +35,11 @@ func (f *Feed) beginAtEnd(ctx context.Context) error {
 			for more, next := true, s.start; more; {
 				var entries []eventlog.Entry
 				var err error
-				if entries, more, next, err = f.tails.Log.Read(ctx, s.part, next, pageSize); err != nil {
+				entries, more, next, err = f.tails.Log.Read(ctx, s.part, next, pageSize)
+				if errors.Is(err, eventlog.ErrLater) {
+					return nil // the tail stays before that item
+				}
+				if err != nil {
 					return err
 				}
 				mu.Lock()
@@ -60,6 +65,9 @@ func (f *Feed) readPast(ctx context.Context) error {
 	}
 	began := f.tails.Log.Time().Add(-eventlog.Window).UnixMicro()
 	entries, more, next, err := f.readPage(ctx, s)
+	if f.stay(s, err) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -100,6 +108,17 @@ func (f *Feed) furthestBack() (behind *source) {
 func (f *Feed) readPage(ctx context.Context, s *source) (entries []eventlog.Entry, more bool, next int64, err error) {
 	entries, more, next, err = f.tails.Log.Read(ctx, s.part, s.past, max(minPage, pageSize/len(f.back)))
 	return entries, more, next, fault.Wrap(fault.Unavailable, err, "read the past of a stream")
+}
+
+// stay leaves a source at its position if the error says that the next item is of a later release, and reports whether it
+// did.
+func (f *Feed) stay(s *source, err error) bool {
+	if !errors.Is(err, eventlog.ErrLater) {
+		return false
+	}
+	s.stuck, s.caughtUp = true, false
+	f.leaveBack(s)
+	return true
 }
 
 // leaveBack notes that the past of a source was read.

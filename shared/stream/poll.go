@@ -2,6 +2,7 @@ package stream
 
 import (
 	"context"
+	"errors"
 	"math"
 	"time"
 
@@ -210,6 +211,9 @@ func (p *poll) read(ctx context.Context) error {
 	}
 	for {
 		s, err := p.next(ctx)
+		if errors.Is(err, eventlog.ErrLater) && len(p.events) > 0 {
+			return nil // the next poll fails, until that release runs
+		}
 		if err != nil || s == nil {
 			return err
 		}

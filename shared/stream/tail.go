@@ -2,6 +2,7 @@ package stream
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -34,6 +35,7 @@ type batch struct {
 	entries []eventlog.Entry
 	load    load  // of the entries
 	floor   int64 // every entry with a key up to it is in this or an earlier batch
+	later   bool  // the next item is of a later release, so the tail stays before it; there are no entries
 	read    time.Time
 }
 
@@ -88,8 +90,16 @@ func (t *tail) run(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			slog.WarnContext(ctx, "tail read failed", "error", err)
 			wait = idlePoll
+			if errors.Is(err, eventlog.ErrLater) { // logged once by the log
+				if wait = watched; len(fresh) > 0 {
+					from = last
+					t.spread(&batch{part: t.part, entries: fresh, floor: last})
+				}
+				t.spread(&batch{part: t.part, later: true})
+				break
+			}
+			slog.WarnContext(ctx, "tail read failed", "error", err)
 		default:
 			if len(fresh) > 0 {
 				lastEntry = began
@@ -141,12 +151,15 @@ func (t *tail) renewInterest(ctx context.Context, now time.Time, last *time.Time
 }
 
 // poll reads all entries after from that were not seen. It marks them as seen only when the whole poll succeeds, for
-// only then the feeds get them.
+// only then the feeds get them. If an ordered store has an item of a later release, poll returns the entries before it, too.
 func (t *tail) poll(ctx context.Context, from int64, seen map[string]int64) (fresh []eventlog.Entry, last int64, err error) {
 	next, more := from, true
 	for more {
 		var page []eventlog.Entry
 		page, more, next, err = t.tails.Log.Read(ctx, t.part, next, pageSize)
+		if errors.Is(err, eventlog.ErrLater) && t.tails.Log.DB.Ordered() {
+			return fresh, next, err
+		}
 		if err != nil {
 			return nil, 0, err
 		}
