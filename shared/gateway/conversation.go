@@ -38,12 +38,19 @@ func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method strin
 		result, err = g.sessions.converse(ctx, c, b, method, params)
 	}
 	switch {
-	case errors.Is(err, upstream.ErrAnswer):
+	case refused(err):
 		return nil, api.ErrRefused
 	case err != nil:
 		return nil, fault.Wrap(fault.Unavailable, err, "hand backend %s a message", name)
 	}
 	return result, nil
+}
+
+// refused reports whether a backend rejected a message, for which this one message may be the reason: with an error, or with a
+// status from 400 to 499.
+func refused(err error) bool {
+	status, ok := errors.AsType[*upstream.StatusError](err)
+	return ok && status.Status/100 == 4 || errors.Is(err, upstream.ErrAnswer) || errors.Is(err, upstream.ErrSession)
 }
 
 // Prepare gets a backend ready for [Gateway.Converse]: it finds out what that is, and begins the client's

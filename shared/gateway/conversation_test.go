@@ -91,6 +91,19 @@ func TestUserMessageThatABackendDoesNotTake(t *testing.T) {
 	}
 }
 
+// CNV-03: a status from 400 to 499 refuses one client's message, so that it is no reason to let the backend rest for all
+// clients. Another status is a failure of the backend.
+func TestAStatusInsteadOfAnAnswerToAUserMessage(t *testing.T) {
+	for status, refused := range map[int]bool{http.StatusBadRequest: true, http.StatusForbidden: true, http.StatusBadGateway: false} {
+		b := listener(t, false, func(x *turn) { x.w.WriteHeader(status) })
+		g := gatewayOver(t, memory(t), at("notes", b))
+		_, err := g.Converse(t.Context(), sessionBased("s"), "notes", userMessage, json.RawMessage(said))
+		if err == nil || errors.Is(err, api.ErrRefused) != refused {
+			t.Errorf("with status %d got error %v, want a refusal: %v", status, err, refused)
+		}
+	}
+}
+
 // CNV-03: who is late is cancelled, as its revision has it.
 func TestLateUserMessageIsCancelled(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
