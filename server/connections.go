@@ -215,13 +215,19 @@ func (l *connections) serveBy(s *http.Server) {
 	}
 	rest := s.Handler
 	s.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if k, ok := r.Context().Value(connectionKey{}).(*connection); ok && k.reserved && !forOperators(r.URL.Path) {
+		k, ok := r.Context().Value(connectionKey{}).(*connection)
+		if ok && k.reserved && !forOperators(r.URL.Path) {
 			// net/http reads the rest of the body before it closes the connection, and would wait for it without a limit.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(floodClient))
 			w.Header().Set("Connection", "close")
 			w.Header().Set("Retry-After", "5")
 			http.Error(w, "too many connections", http.StatusServiceUnavailable)
 			return
+		}
+		if ok {
+			// A request may go on without its client, for example a tool call within a session. Its connection does not.
+			stop := context.AfterFunc(r.Context(), func() { _ = k.Close() })
+			defer stop()
 		}
 		rest.ServeHTTP(w, r)
 	})

@@ -104,6 +104,24 @@ func TestAFullServerMakesRoom(t *testing.T) {
 	})
 }
 
+// Given a request that goes on without its client, when the client leaves, then its connection takes no place any more.
+func TestOPS_16_AClientThatLeavesGivesItsPlaceBack(t *testing.T) {
+	begun, end := make(chan struct{}), make(chan struct{})
+	addr, l := serveAtMost(t, 20, func(http.ResponseWriter, *http.Request) {
+		close(begun)
+		<-end
+	})
+	defer close(end)
+	c := connect(t, addr, get)
+	<-begun
+	_ = c.Close()
+	eventually(t, func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.open) == 0
+	})
+}
+
 // TestAFloodOfSlowClients fills a server with requests that are too young to be slow.
 func TestAFloodOfSlowClients(t *testing.T) {
 	large := make([]byte, 32<<20) // more than the buffers of a connection hold

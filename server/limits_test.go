@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,8 +19,8 @@ import (
 func limited(t *testing.T) *Server {
 	return serve(t, func(o *Options) {
 		text := "quotas:\n  - {subscriptions: 7}\n  - {workspace: few, workspaceSubscriptions: 2}\n  - {principal: subscriptions, subscriptions: 1}\n  - {principal: streams, streams: 1}\n" +
-			"  - {principal: publishRate, publishRate: 1}\n  - {principal: registrationRate, registrationRate: 0.1}\nkeys:\n"
-		for _, who := range []string{"op", "caller", "subscriptions", "streams", "publishRate", "registrationRate"} {
+			"  - {principal: publishRate, publishRate: 1}\n  - {principal: registrationRate, registrationRate: 0.1}\n  - {principal: sessions, sessions: 1}\nkeys:\n"
+		for _, who := range []string{"op", "caller", "subscriptions", "streams", "publishRate", "registrationRate", "sessions"} {
 			text += fmt.Sprintf("  - {principal: %s, sha256: %s, scopes: [events:read, events:subscribe, events:publish, events:operate]}\n", who, hash(who))
 		}
 		for _, who := range []string{"workspaceSubscriptions", "neighbour"} {
@@ -101,6 +102,20 @@ func TestLimits(t *testing.T) {
 			}
 			return send("op", "GET", "/admin/v1/live", "")
 		},
+		"testsPerEndpoint": func() string {
+			register("neighbour", nil)
+			id := regexp.MustCompile(`"id":"(sub_\w+)"`).FindStringSubmatch(send("neighbour", "GET", "/admin/v1/subscriptions", ""))
+			if id == nil {
+				t.Fatal("there is no subscription to test")
+			}
+			return twice(func() string { return send("neighbour", "POST", "/admin/v1/subscriptions/"+id[1]+"/test", "") })()
+		},
+		"sessions": func() string { // one more ends another one
+			for range 2 {
+				send("sessions", "POST", "/mcp", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"c","version":"1"}}}`)
+			}
+			return `"limit":"sessions","max":`
+		},
 		"streams": func() string { superseded(t, s); return `"limit":"streams","max":` }, // it ends the oldest, and refuses nothing
 	}
 	for name, f := range meet {
@@ -126,16 +141,16 @@ func TestLimits(t *testing.T) {
 			}
 		}
 		for _, m := range regexp.MustCompile(`(?m)\| `+"`(\\w+)`"+` \|$`).FindAllStringSubmatch(string(page), -1) {
-			if other := m[1] == "conversationRate" || m[1] == "verificationsPerHost"; meet[m[1]] == nil && !other { // met in the tests of their packages
+			if other := slices.Contains([]string{"conversationRate", "verificationsPerHost", "calls"}, m[1]); meet[m[1]] == nil && !other { // met in the tests of their packages
 				t.Errorf("nothing meets %s", m[1])
 			}
 		}
 	})
 	t.Run("OPS-15 the overview tells quotas, and what is used", func(t *testing.T) {
 		for who, want := range map[string]string{
-			"subscriptions": `{"name":"subscriptions","max":1,"used":1},{"name":"streams","max":100},{"name":"publishRate","max":1000},`,
+			"subscriptions": `{"name":"subscriptions","max":1,"used":1},{"name":"streams","max":100},{"name":"calls","max":100},{"name":"sessions","max":1000},{"name":"publishRate","max":1000},`,
 			"streams":       `{"name":"subscriptions","max":7,"used":0},{"name":"streams","max":1},`,
-			"publishRate":   `{"name":"subscriptions","max":7,"used":0},{"name":"streams","max":100},{"name":"publishRate","max":1},`,
+			"publishRate":   `{"name":"subscriptions","max":7,"used":0},{"name":"streams","max":100},{"name":"calls","max":100},{"name":"sessions","max":1000},{"name":"publishRate","max":1},`,
 		} {
 			if got := send("op", "GET", "/admin/v1/overview?principal="+who, ""); !strings.Contains(got, `"principal":"`+who+`","quotas":[`+want) {
 				t.Errorf("%s: %s", who, got)

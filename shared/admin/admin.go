@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/audit"
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -26,6 +27,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/httpjson"
+	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -68,6 +70,8 @@ type Options struct {
 	Sources  ingest.Sources
 	// SourceSecrets looks up the secrets of sources, for requests that are tried; nil checks no signature.
 	SourceSecrets func(context.Context, config.Value) (string, error)
+	// Rate limits the changes that each owner makes; nil does not. Operators are not limited.
+	Rate *rate.Rate
 	// Most is how much a principal may have of a quota of package config.
 	Most func(name string) func(ctx context.Context, workspace, principal string) float64
 	// Live is closed when live streams are to end.
@@ -84,6 +88,7 @@ type Handler struct {
 	answers  httpjson.Answers
 	trail    *audit.Trail
 	mux      *http.ServeMux
+	rate     *rate.Rate
 	switches map[string]endpoint // what the methods of one switch do
 }
 
@@ -105,7 +110,7 @@ func paged(names ...string) []string { return append(names, "cursor", "limit") }
 // New makes the API.
 func New(o Options) *Handler {
 	h := &Handler{
-		auth: o.Auth, guard: o.Guard, trail: &audit.Trail{DB: o.DB}, mux: http.NewServeMux(),
+		auth: o.Auth, guard: o.Guard, trail: &audit.Trail{DB: o.DB}, mux: http.NewServeMux(), rate: o.Rate,
 		answers: httpjson.Answers{Scope: auth.ScopeOperate, MetadataURL: o.MetadataURL, Log: o.Log, Problems: true, Limited: o.Limited},
 	}
 	paths := endpoints(o)
@@ -217,6 +222,11 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[str
 		}
 		if c.read(r, e.query); c.err != nil {
 			return nil, c.err
+		}
+		if r.Method != http.MethodGet && !c.operator {
+			if err := h.rate.Take(r.Context(), who, 1, time.Now()); err != nil {
+				return nil, err
+			}
 		}
 		return e.serve(c)
 	})

@@ -279,6 +279,9 @@ func TestWhoMayDoWhat(t *testing.T) {
 		f.call("alice", "POST", "subscriptions/"+id+"/pause", "", 200, nil)
 		f.call("alice", "POST", "subscriptions/"+id+"/resume", "", 200, nil)
 		f.call("alice", "POST", "subscriptions/"+id+"/test", "", 202, nil)
+		if raw := f.call("alice", "POST", "subscriptions/"+id+"/test", "", 429, nil); !strings.Contains(string(raw), `"limit":"testsPerEndpoint","max":1,"retryAfterSeconds":1`) {
+			t.Errorf("AUT-07: a second test event in a second got %s", raw)
+		}
 		f.call("alice", "POST", "dead-letters/"+letter+"/retry", "", 202, nil)
 		f.eventually("the retry", func() bool { return f.arrived("evt_1") == 2 })
 		f.call("op", "POST", "subscriptions/"+id+"/pause", "", 200, nil)

@@ -82,8 +82,8 @@ func (c *Core) Most(name string) func(ctx context.Context, workspace, principal 
 	}
 }
 
-// rate is [Core.Most] for what is counted per second.
-func (c *Core) rate(name string) rate.Of {
+// Rate is [Core.Most] for what is counted per second.
+func (c *Core) Rate(name string) rate.Of {
 	most := c.Most(name)
 	return func(ctx context.Context, p auth.Principal) float64 { return most(ctx, p.Workspace, p.ID) }
 }
@@ -91,6 +91,11 @@ func (c *Core) rate(name string) rate.Of {
 // Streams is how many streams a principal may have open.
 func (c *Core) Streams(ctx context.Context, p auth.Principal) int {
 	return int(c.Most(config.Streams)(ctx, p.Workspace, p.ID))
+}
+
+// Sessions is how many sessions a principal may have.
+func (c *Core) Sessions(ctx context.Context, p auth.Principal) int {
+	return int(c.Most(config.Sessions)(ctx, p.Workspace, p.ID))
 }
 
 // Guard keeps pages of other sites out of the endpoints. It is one for all of them, so that it logs a

@@ -6,9 +6,11 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/conversation"
+	"github.com/mcp-events/mcpevents/shared/descriptors"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/stream/lease"
 )
@@ -33,6 +35,8 @@ func (c *Core) Stream(feeds *stream.Tails, leases mcp.Leases, backends *gateway.
 	o.Feeds, o.Sessions, o.Leases = feeds, c.DB, leases
 	o.Subscriptions, o.Gateway, o.Conversation = c.Lists(), backends, talk
 	o.MaxAge, o.Heartbeat, o.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, l.AnswerStreamAfter
+	o.MaxSessions = c.Sessions
+	o.Calls = rate.NewHeld(config.Calls, "calls to backends", c.Rate(config.Calls), descriptors.Outgoing())
 	o.PollMin, o.PollMax, o.EventTools = l.PollMin, l.PollMax, l.EventTools
 	return o
 }
@@ -75,7 +79,7 @@ func (c *Core) Relay(g *gateway.Gateway) *relay.Relay {
 // Conversation passes what is said in conversations on to those whom the configuration names.
 func (c *Core) Conversation(o conversation.Options) (*conversation.Service, error) {
 	o.DB, o.Catalogs, o.Source, o.Log = c.DB, c.Catalogs, c.Config, c.Log
-	o.AllowAnonymous, o.Rate = c.Limits.AllowInsecureTargets, conversation.NewRate(c.rate(config.ConversationRate))
+	o.AllowAnonymous, o.Rate = c.Limits.AllowInsecureTargets, conversation.NewRate(c.Rate(config.ConversationRate))
 	return conversation.New(o)
 }
 

@@ -11,7 +11,7 @@ import (
 // Publish takes events in. The service checks and queues them, the handler is POST /events,
 // and the inbox handles the queue of that name, with what buses put there for sources.
 func (c *Core) Publish() (*publish.Service, *publish.Handler, *publish.Inbox) {
-	service := &publish.Service{Catalog: c.Catalogs, Queue: c.Queues, Rate: publish.NewRate(c.rate(config.PublishRate)), Metrics: c.Metrics, Tracer: c.Tracer}
+	service := &publish.Service{Catalog: c.Catalogs, Queue: c.Queues, Rate: publish.NewRate(c.Rate(config.PublishRate)), Metrics: c.Metrics, Tracer: c.Tracer}
 	handler := &publish.Handler{
 		Service: service, Auth: c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, Log: c.Log,
 	}
@@ -21,7 +21,7 @@ func (c *Core) Publish() (*publish.Service, *publish.Handler, *publish.Inbox) {
 // Sources is POST /sources/{name}, which publishes by the service. Secrets looks up those of the sources.
 func (c *Core) Sources(service *publish.Service, secrets func(context.Context, config.Value) (string, error)) *ingest.Handler {
 	return &ingest.Handler{
-		Intake: c.intake(service), Secrets: secrets, Rate: publish.NewRate(c.rate(config.PublishRate)), Guard: c.Guard(),
+		Intake: c.intake(service), Secrets: secrets, Rate: publish.NewRate(c.Rate(config.PublishRate)), Guard: c.Guard(),
 		Limited: func(limit string) { c.Metrics.LimitReached(limit) },
 	}
 }

@@ -32,7 +32,7 @@ func (c *Core) Lists() *subscription.Lists { return &subscription.Lists{DB: c.DB
 func (c *Core) Registrations() subscription.Options {
 	l := c.Limits
 	return subscription.Options{
-		Rate: subscription.NewRate(c.rate(config.RegistrationRate)), Secret: subscription.SecretType(l.WebhookSecret),
+		Rate: subscription.NewRate(c.Rate(config.RegistrationRate)), Secret: subscription.SecretType(l.WebhookSecret),
 		DefaultTTL: l.DefaultTTL, MinTTL: l.MinTTL, MaxTTL: l.MaxTTL, AllowNoExpiry: l.AllowNoExpiry,
 		VerifyRegistrations: l.VerifyRegistrations, VerifiedTargets: l.VerifiedTargets,
 	}

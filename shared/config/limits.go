@@ -30,6 +30,8 @@ type Limits struct {
 	Streams int64 `name:"streams" default:"100" help:"Streams that a principal may have open."`
 	// FullStreams is as [lease.Shared] has it.
 	FullStreams string `name:"full-streams" default:"oldest" help:"What one more stream than --streams does: oldest (ends the oldest) or refuse (is answered with an error)."`
+	Calls       int64  `name:"calls" default:"100" help:"Calls to backends that a principal may have under way, per process. Without meaning for --auth none."`
+	Sessions    int64  `name:"sessions" default:"1000" help:"Sessions that a principal may have; one more ends the one that was unused for longest. Without meaning for --auth none."`
 	// StreamConcurrency is without meaning embedded, where a stream holds no request up.
 	StreamConcurrency int64   `name:"stream-concurrency" default:"0" help:"Requests that all instances of the MCP endpoint can serve at once; open streams take at most 80 % of them, and one more ends its principal's oldest. 0 is no bound. On AWS only."`
 	PublishRate       float64 `name:"publish-rate" default:"1000" help:"Events per second that a principal may publish, on average; 0 is no limit. Without meaning for --auth none."`
@@ -204,6 +206,8 @@ func (l Limits) checkRanges() error {
 	}{
 		{"quota", float64(l.Quota), 1},
 		{"streams", float64(l.Streams), 1},
+		{"calls", float64(l.Calls), 1},
+		{"sessions", float64(l.Sessions), 1},
 		{"stream-concurrency", float64(l.StreamConcurrency), 0},
 		{"publish-rate", l.PublishRate, 0},
 		{"registration-rate", l.RegistrationRate, 0},

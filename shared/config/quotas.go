@@ -12,6 +12,8 @@ import (
 const (
 	Subscriptions    = "subscriptions"
 	Streams          = "streams"
+	Calls            = "calls"
+	Sessions         = "sessions"
 	PublishRate      = "publishRate"
 	RegistrationRate = "registrationRate"
 	ConversationRate = "conversationRate"
@@ -21,7 +23,7 @@ const (
 
 // QuotaNames lists them.
 func QuotaNames() []string {
-	return []string{Subscriptions, Streams, PublishRate, RegistrationRate, ConversationRate, WorkspaceSubscriptions}
+	return []string{Subscriptions, Streams, Calls, Sessions, PublishRate, RegistrationRate, ConversationRate, WorkspaceSubscriptions}
 }
 
 // MaxQuotas is the largest number of quotas in a configuration.
@@ -34,6 +36,10 @@ func (l Limits) Most(name string) float64 {
 		return float64(l.Quota)
 	case Streams:
 		return float64(l.Streams)
+	case Calls:
+		return float64(l.Calls)
+	case Sessions:
+		return float64(l.Sessions)
 	case PublishRate:
 		return l.PublishRate
 	case RegistrationRate:

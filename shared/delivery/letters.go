@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -110,11 +111,15 @@ type Operations struct {
 	// Metrics counts the messages that a queue gave up; may be nil.
 	Metrics    *metric.Set
 	deliveries *deliveries
+	tests      *rate.Keyed[string] // test events by endpoint
 }
 
 // NewOperations makes operations. The clock may be nil.
 func NewOperations(db store.DB, q queue.Sender, now func() time.Time) *Operations {
-	return &Operations{deliveries: newDeliveries(db, q, func() time.Time { return timeBy(now) }, nil)}
+	return &Operations{
+		deliveries: newDeliveries(db, q, func() time.Time { return timeBy(now) }, nil),
+		tests:      rate.NewKeyed[string](1, 1, maxEndpoint),
+	}
 }
 
 // Letters returns the dead letters that are asked for, newest first, those before the given key; next is
@@ -260,9 +265,14 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 }
 
 // SendTest delivers a test event to a subscription, marked as one, on the way of any other: signed,
-// retried and recorded. It returns the event's id.
+// retried and recorded. It returns the event's id. An endpoint gets one test event per second from one process; more are
+// refused with fault.Exhausted and [rate.RetryAfter], because nothing else shows that the endpoint wants them.
 func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscription) (id string, err error) {
 	now := o.deliveries.now().UTC()
+	if !o.tests.Get(endpointID(sub.Target.URL)).AllowN(now, 1) {
+		return "", fault.New(fault.Exhausted, "the limit testsPerEndpoint of 1 test event per second is reached").
+			With(rate.RetryAfter{Limit: fault.Limit{Limit: "testsPerEndpoint", Max: 1}, Seconds: 1})
+	}
 	e := event.Event{
 		Workspace: sub.Workspace, ID: "test_" + event.NewID(), URI: sub.EventURIs[0], Name: TestType, Time: now, Published: now,
 		Data: json.RawMessage(`{"test":true}`),

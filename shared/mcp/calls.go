@@ -23,6 +23,7 @@ import (
 // calls hands requests, and what clients notify and answer, on to backends.
 type calls struct {
 	backends Gateway
+	underWay *rate.Held
 	catalogs catalogs
 	faults   faults
 	timing   timing
@@ -46,6 +47,16 @@ func declaration(raw json.RawMessage) json.RawMessage {
 	return bytes.Clone(raw)
 }
 
+// clientInfo returns a client's declaration of its name, or nil if it is not an Implementation, which backends would refuse.
+func clientInfo(raw json.RawMessage) json.RawMessage {
+	_, named := jsonrpc.String(jsonrpc.Member(raw, "name"))
+	_, versioned := jsonrpc.String(jsonrpc.Member(raw, "version"))
+	if !named || !versioned {
+		return nil
+	}
+	return declaration(raw)
+}
+
 // client is the caller as backends know it.
 func (c *call) client() api.Client {
 	out := api.Client{Principal: c.principal, Version: c.version, Token: c.request.Header.Get("Authorization")}
@@ -53,8 +64,8 @@ func (c *call) client() api.Client {
 		out.Session, out.Capabilities, out.Info, out.Level = c.session.Key, c.session.Capabilities, c.session.Client, c.session.Level
 		return out
 	}
-	out.Capabilities = jsonrpc.Member(c.meta, mcpspec.MetaCapabilities)
-	out.Info = jsonrpc.Member(c.meta, mcpspec.MetaClient)
+	out.Capabilities = declaration(jsonrpc.Member(c.meta, mcpspec.MetaCapabilities))
+	out.Info = clientInfo(jsonrpc.Member(c.meta, mcpspec.MetaClient))
 	out.Level, _ = jsonrpc.String(jsonrpc.Member(c.meta, mcpspec.MetaLogLevel))
 	return out
 }
@@ -125,8 +136,13 @@ func (h proxying) serve(w http.ResponseWriter, c *call) error {
 	return h.calls.serve(w, c, to)
 }
 
-// serve calls what a backend has and relays its answer.
+// serve calls what a backend has and relays its answer. The call of a client that has left counts until it ends.
 func (h *calls) serve(w http.ResponseWriter, c *call, to route) error {
+	release, err := h.underWay.Take(c.request.Context(), c.principal)
+	if err != nil {
+		return err
+	}
+	defer release()
 	request := api.Call{
 		Client: c.client(), Kind: to.kind, Name: to.name, Member: to.member, Method: c.msg.Method,
 		ID: bytes.Clone(c.msg.ID), Params: c.msg.Params, Header: parameterHeaders(c.request.Header),
@@ -135,7 +151,7 @@ func (h *calls) serve(w http.ResponseWriter, c *call, to route) error {
 	request.Send, request.ResponseOnly = p.send, !p.streams
 	ctx, end := p.begin(h.shut)
 	defer end()
-	err := h.backends.Call(ctx, request)
+	err = h.backends.Call(ctx, request)
 	if err != nil && p.failed(err) {
 		return nil
 	}

@@ -26,7 +26,7 @@ func (d dialect) get(w http.ResponseWriter, c *call) {
 	d.endpoint.sessionStream(w, c, d.enter, func(ctx context.Context, last position) (*streamWriter, error) {
 		if c.session == nil {
 			var err error
-			if c.session, err = d.endpoint.sessions.Create(ctx, session.Session{
+			if c.session, err = d.endpoint.session.create(ctx, c.principal, session.Session{
 				Workspace: c.principal.Workspace, Principal: c.principal.ID, Version: dialectVersion, Dialect: true,
 			}); err != nil {
 				return nil, err

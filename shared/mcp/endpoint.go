@@ -16,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/metric"
+	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -58,6 +59,8 @@ type Options struct {
 	// Sessions holds the sessions of the earlier revisions, for which it needs Feeds. Without it initialize
 	// is unknown, and requests of these revisions are served one by one.
 	Sessions store.DB
+	// MaxSessions is how many sessions a principal may have; nil is no limit.
+	MaxSessions func(ctx context.Context, p auth.Principal) int
 
 	Subscriptions Subscriptions
 	Registrar     Registrar
@@ -100,6 +103,8 @@ type Options struct {
 	WriteTimeout time.Duration
 	// Leases bound the streams of a principal and of the fleet; nil bounds neither.
 	Leases Leases
+	// Calls bound the calls to backends that a principal has under way; nil does not.
+	Calls *rate.Held
 	// MaxStreamURIs is how many URIs a session or a listen may be subscribed to; 0
 	// is 200. MaxStreamPatterns is how many of them may be parents or wildcards,
 	// each of which is several partitions of the log to read; 0 is 20.
@@ -163,7 +168,9 @@ func New(o Options) (*Endpoint, error) {
 		e.backends = noGateway{}
 	}
 	if o.Sessions != nil {
-		e.sessions = &session.Store{DB: o.Sessions, MaxURIs: o.MaxStreamURIs, Broken: metric.NewUndecodable(o.Logger), Prolong: e.prolong}
+		e.sessions = &session.Store{
+			DB: o.Sessions, MaxURIs: o.MaxStreamURIs, Max: o.MaxSessions, Broken: metric.NewUndecodable(o.Logger), Prolong: e.prolong,
+		}
 	}
 	e.shut, e.cut = context.WithCancel(context.Background())
 	e.admission = &admission{maxAge: o.MaxAge, writeTimeout: o.WriteTimeout, leases: o.Leases, faults: e.faults}
@@ -177,7 +184,7 @@ func New(o Options) (*Endpoint, error) {
 	}
 	timing := timing{heartbeat: o.Heartbeat, answerAfter: o.AnswerStreamAfter, writeTimeout: o.WriteTimeout}
 	targets := &targets{o.Subscriptions, e.backends}
-	e.calls = &calls{e.backends, e.catalogs, e.faults, timing, e.shut}
+	e.calls = &calls{e.backends, o.Calls, e.catalogs, e.faults, timing, e.shut}
 	e.session = &sessionMethods{
 		sessions: e.sessions, catalogs: e.catalogs, targets: targets, feeds: o.Feeds, backends: e.backends,
 		about: e.about, replies: e.replies, faults: e.faults, maxPatterns: o.MaxStreamPatterns,

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -196,14 +197,14 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *call) {
 		Payloads: declares(declared, Extension), Events: declares(declared, mcpspec.EventsExtension),
 	}
 	if h.backends != (noGateway{}) {
-		s.Client = declaration(c.param("clientInfo"))
+		s.Client = clientInfo(c.param("clientInfo"))
 		if !c.dialect { // which has no way to ask a client, whatever it could answer
 			s.Capabilities = declaration(declared)
 		}
 	}
 	if c.session != nil { // the dialect lets a session begin without initialize
 		err = h.redeclare(c, s)
-	} else if c.session, err = h.sessions.Create(c.request.Context(), s); err == nil {
+	} else if c.session, err = h.create(c.request.Context(), c.principal, s); err == nil {
 		w.Header().Set(mcpspec.HeaderSession, c.session.ID)
 	}
 	if err != nil {
@@ -217,23 +218,42 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *call) {
 	})
 }
 
+// create makes a session. It ends another one of a principal that has as many as it may have.
+func (h *sessionMethods) create(ctx context.Context, p auth.Principal, s session.Session) (*session.Session, error) {
+	surplus, err := h.sessions.Surplus(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	if surplus != nil {
+		h.faults.metrics.LimitReached("sessions")
+		if err := h.end(ctx, surplus, api.Client{Principal: p, Session: surplus.Key}); err != nil {
+			return nil, err
+		}
+	}
+	return h.sessions.Create(ctx, s)
+}
+
+// end ends a session, its stream, and what it has at backends, where client is known by it.
+func (h *sessionMethods) end(ctx context.Context, s *session.Session, client api.Client) error {
+	if h.backends.Any(ctx) {
+		if err := h.backends.End(ctx, client); err != nil {
+			h.faults.log(ctx, "backend sessions left to expire", err)
+		}
+	}
+	uris, err := h.sessions.Remove(ctx, s)
+	h.unsubscribeAll(ctx, s, uris)
+	if err != nil {
+		return err
+	}
+	return h.feeds.Log.Notify(ctx, s.Workspace, stream.TopicSession(s.Key), sessionNotice)
+}
+
 // delete serves DELETE: it ends a session and its stream.
 func (e *Endpoint) delete(w http.ResponseWriter, c *call) {
-	r := c.request
 	if !e.enterSession(w, c) {
 		return
 	}
-	if e.backends.Any(r.Context()) {
-		if err := e.backends.End(r.Context(), c.client()); err != nil {
-			e.faults.log(r.Context(), "backend sessions left to expire", err)
-		}
-	}
-	uris, err := e.sessions.Remove(r.Context(), c.session)
-	e.session.unsubscribeAll(r.Context(), c.session, uris)
-	if err == nil {
-		err = e.options.Feeds.Log.Notify(r.Context(), c.principal.Workspace, stream.TopicSession(c.session.Key), sessionNotice)
-	}
-	if err != nil {
+	if err := e.session.end(c.request.Context(), c.session, c.client()); err != nil {
 		e.replies.sessionFailed(w, c, err)
 		return
 	}

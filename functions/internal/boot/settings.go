@@ -29,7 +29,7 @@ const (
 // of lists the limits that are for some functions only. One that is in no list is for all.
 var of = map[Needs][]string{
 	Callers: {
-		"streams", "stream-concurrency", "publish-rate", "conversation-rate", "stream-max-age", "heartbeat",
+		"streams", "calls", "sessions", "stream-concurrency", "publish-rate", "conversation-rate", "stream-max-age", "heartbeat",
 		"answer-stream-after", "poll-min", "poll-max", "event-tools", "jwt-issuer", "jwt-audience", "jwt-jwks-url", "jwt-algorithms",
 		"jwt-principal-claim", "jwt-workspace-claim", "jwt-leeway", "allowed-origins",
 	},

@@ -41,6 +41,8 @@ type Store struct {
 	DB store.DB
 	// MaxURIs is how many URIs a session may be subscribed to.
 	MaxURIs int
+	// Max is how many sessions a principal may have; nil is no limit.
+	Max func(ctx context.Context, p auth.Principal) int
 	// Broken counts what cannot be decoded.
 	Broken *metric.Undecodable
 	// Prolong is called when a session is prolonged, for each URI of a backend, with the time until which the session needs it;
@@ -91,8 +93,12 @@ func (u URI) Position() int64 {
 	return u.Since.Add(-2 * eventlog.MaxSkew).UnixMicro()
 }
 
-// TTL is how long an unused session lives.
-const TTL = 24 * time.Hour
+const (
+	// TTL is how long an unused session lives.
+	TTL = 24 * time.Hour
+	// firstTTL is how long a session waits for its first use.
+	firstTTL = 5 * time.Minute
+)
 
 // ErrNone is a session that is unknown, ended, expired or another principal's: they
 // look alike.
@@ -128,10 +134,11 @@ func ListKey(workspace, principal string) store.Key {
 func Partition(key string) store.Key { return itemKey(key, sortSession) }
 
 // listed returns the entry of the session in the list of its principal's sessions. It lives as long as the session's items.
+// Its version is when the session began or was last prolonged, in seconds since 1970.
 func (s *Session) listed() store.Item {
 	key := ListKey(s.Workspace, s.Principal)
 	key.Sort = s.Key
-	return store.Item{Key: key, Expires: s.itemsExpire()}
+	return store.Item{Key: key, Version: time.Now().Unix(), Expires: s.itemsExpire()}
 }
 
 // itemsExpire returns when the items next to the session expire.
@@ -140,19 +147,44 @@ func (s *Session) itemsExpire() time.Time { return s.expires.Add(TTL) }
 // NeedsUntil returns when other records of the session may expire. Like the items next to the session they outlive it by [TTL].
 func (s *Session) NeedsUntil() time.Time { return s.itemsExpire() }
 
-// Create makes a session. Its id is 32 random bytes.
+// Create makes a session. Its id is 32 random bytes. It expires after a few minutes unless [Store.Load] finds it before.
 func (s *Store) Create(ctx context.Context, sess Session) (*Session, error) {
 	id := make([]byte, 32)
 	_, _ = rand.Read(id) // never fails (Go 1.24)
 	sess.ID = base64.RawURLEncoding.EncodeToString(id)
 	sess.Key = Key(sess.ID)
-	sess.expires = time.Now().Add(TTL)
+	life := firstTTL
+	if sess.Dialect { // its stream may be all that uses it
+		life = TTL
+	}
+	sess.expires = time.Now().Add(life)
 	value, _ := json.Marshal(sess) // strings and booleans
 	sess.item = store.Item{Key: itemKey(sess.Key, sortSession), Value: value, Version: 1, Expires: sess.expires}
 	if err := s.DB.Write(ctx, store.Put(sess.item, store.Absent()), store.Put(sess.listed())); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "make a session")
 	}
 	return &sess, nil
+}
+
+// Surplus returns the session that has to end before the principal begins another one, or nil if it has fewer than [Store.Max].
+// It is the one that was prolonged the longest time ago.
+func (s *Store) Surplus(ctx context.Context, p auth.Principal) (*Session, error) {
+	if s.Max == nil || p.Anonymous {
+		return nil, nil
+	}
+	key := ListKey(p.Workspace, p.ID)
+	var n int
+	var oldest store.Item
+	err := store.Each(ctx, s.DB, key, "list the sessions of a principal", func(it *store.Item) error {
+		if n++; n == 1 || it.Version < oldest.Version {
+			oldest = *it
+		}
+		return nil
+	})
+	if err != nil || n < s.Max(ctx, p) {
+		return nil, err
+	}
+	return &Session{Workspace: p.Workspace, Principal: p.ID, Key: oldest.Key.Sort}, nil
 }
 
 // Load finds the caller's session, and lengthens its life when half of it is over.

@@ -55,7 +55,13 @@ func inBubble(t *testing.T, test func(*testing.T, *hooked, *session.Store)) {
 	})
 }
 
+// create makes a session and uses it once.
 func create(t *testing.T, s *session.Store) *session.Session {
+	t.Helper()
+	return load(t, s, createUnused(t, s).ID)
+}
+
+func createUnused(t *testing.T, s *session.Store) *session.Session {
 	t.Helper()
 	made, err := s.Create(t.Context(), session.Session{Workspace: alice.Workspace, Principal: alice.ID})
 	if err != nil {

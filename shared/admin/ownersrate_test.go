@@ -1,0 +1,24 @@
+package admin_test
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/server"
+)
+
+// AUT-07: an owner's changes have the rate of registrations. An operator's have none, and neither has reading.
+func TestOwnersChangesHaveARate(t *testing.T) {
+	f := start(t, func(o *server.Options) { o.Limits.RegistrationRate = 0.1 }) // a burst of one
+	id := f.subscribe("alice", "/a", built)
+	f.call("alice", http.MethodPost, "subscriptions/"+id+"/pause", "", http.StatusOK, nil)
+	if raw := f.call("alice", http.MethodPost, "subscriptions/"+id+"/resume", "", http.StatusTooManyRequests, nil); !strings.Contains(string(raw), `"limit":"registrationRate"`) {
+		t.Errorf("the limit is not named: %s", raw)
+	}
+	f.call("alice", http.MethodGet, "subscriptions/"+id, "", http.StatusOK, nil)
+	for range 3 {
+		f.call("op", http.MethodPost, "subscriptions/"+id+"/resume", "", http.StatusOK, nil)
+		f.call("op", http.MethodPost, "subscriptions/"+id+"/pause", "", http.StatusOK, nil)
+	}
+}
