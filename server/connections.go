@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
 )
 
 // connections is a listener that holds a bounded number of connections.
@@ -83,7 +85,7 @@ func (l *connections) admit(c net.Conn) *connection {
 		return nil
 	}
 	k := &connection{
-		Conn: c, all: l, client: clientOf(c.RemoteAddr()), reserved: len(l.open) >= l.most-l.reserved,
+		Conn: c, all: l, client: auth.ClientNetwork(c.RemoteAddr().String()), reserved: len(l.open) >= l.most-l.reserved,
 		state: http.StateNew, since: time.Now(),
 	}
 	l.open[k] = struct{}{}
@@ -170,21 +172,6 @@ func (k *connection) Close() error {
 	delete(k.all.open, k)
 	k.all.mu.Unlock()
 	return k.Conn.Close()
-}
-
-// clientOf returns the address that connections are counted by. A client with IPv6 usually has a network of 64 bits.
-func clientOf(a net.Addr) netip.Prefix {
-	tcp, ok := a.(*net.TCPAddr)
-	if !ok {
-		return netip.Prefix{}
-	}
-	ip := tcp.AddrPort().Addr().Unmap()
-	bits := 32
-	if ip.Is6() {
-		bits = 64
-	}
-	p, _ := ip.Prefix(bits) // a zone is dropped; an invalid address counts as one client
-	return p
 }
 
 // changed records a state that net/http reports for a connection. It is the [http.Server.ConnState] hook.

@@ -170,14 +170,19 @@ type incoming struct {
 
 func (in *incoming) take(w http.ResponseWriter, r *http.Request) (any, error) {
 	ctx := r.Context()
-	received, leave, err := in.large.read(w, r)
-	defer leave()
+	received, held, err := in.large.read(w, r, in.Handler.now)
+	defer func() { held.leave() }()
 	if err != nil {
 		return nil, err
 	}
 	body, signed, err := in.verify(ctx, r, received)
 	if err != nil {
 		return nil, err
+	}
+	if held == nil && len(body) > smallBody { // it was compressed
+		if held, err = in.large.enter(auth.ClientNetwork(r.RemoteAddr), in.now, nil); err != nil {
+			return nil, err
+		}
 	}
 	if err := in.Rate.Take(ctx, Principal(in.source.Source), 1, in.now); err != nil {
 		return nil, err
@@ -208,28 +213,33 @@ func challengeOf(s config.Source, doc map[string]any) (string, bool) {
 	return verify.Challenge(doc["body"])
 }
 
-// verify refuses a request that its provider did not send, and returns its body without its Content-Encoding and what
-// [verify.Verifier.Verify] says is signed. A provider
-// that compresses may have signed the body before it did, or afterwards. What no one has signed is not said to be
-// malformed: that is not looked at.
+// verify refuses a request that its provider did not send. It returns the body without its Content-Encoding, and what
+// [verify.Verifier.Verify] returns as signed.
+//
+// A provider that compresses may have signed the body before it compressed it, or afterwards. So a body whose signature does not
+// match is unpacked and verified again. If that fails too, verify does not say whether the body was malformed.
 func (in *incoming) verify(ctx context.Context, r *http.Request, received []byte) (content []byte, signed string, err error) {
 	v, err := verifier(ctx, in.source, in.Secrets)
-	if err != nil { // of the configuration, which a sender cannot mend; the log has it
+	if err != nil { // of the configuration, which a sender cannot fix; the log has it
 		return nil, "", &fault.Error{Kind: fault.Unavailable, Message: "the source " + in.source.Name + " cannot verify requests now", Err: err}
 	}
 	request := verify.Request{Header: r.Header, Body: received, Key: r.PathValue(pathKey)}
 	signed, refused := v.Verify(request, in.now)
-	if refused != nil && !isEncoded(r.Header) {
-		return nil, "", refused
-	}
-	content, err = decode(r.Header, received)
-	if refused == nil {
+	switch {
+	case refused == nil:
+		content, err = decode(r.Header, received)
 		return content, signed, err
+	case !isEncoded(r.Header) || in.source.Verify.Scheme == verify.None || fault.Public(refused) != verify.NoMatch:
+		return nil, "", refused // which another body would not change
 	}
-	if err != nil {
-		return nil, "", refused
+	err = in.large.unpack(r, received, func(unpacked []byte) {
+		request.Body = unpacked
+		if signed, refused = v.Verify(request, in.now); refused == nil {
+			content = unpacked
+		}
+	})
+	if err == nil {
+		err = refused
 	}
-	request.Body = content
-	signed, err = v.Verify(request, in.now)
 	return content, signed, err
 }

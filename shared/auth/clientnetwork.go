@@ -1,0 +1,21 @@
+package auth
+
+import "net/netip"
+
+// ClientNetwork returns the network by which limits count a client with this remote address: an IPv4 address, or the 64 bits that
+// a client with IPv6 usually has. Addresses that cannot be parsed count as one client.
+func ClientNetwork(remote string) netip.Prefix {
+	ip, err := netip.ParseAddr(remote) // on Lambda, without a port
+	if withPort, bad := netip.ParseAddrPort(remote); bad == nil {
+		ip, err = withPort.Addr(), nil
+	}
+	if err != nil {
+		return netip.Prefix{}
+	}
+	bits := 32
+	if ip = ip.Unmap(); ip.Is6() {
+		bits = 64
+	}
+	p, _ := ip.Prefix(bits) // drops a zone
+	return p
+}
