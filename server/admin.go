@@ -50,8 +50,10 @@ func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http
 		return handler
 	}
 	s.operators = s.httpServer(boundBodies(handler, bodyTime))
+	limited := limitConnections(listener, adminConnections())
+	limited.serveBy(s.operators)
 	go func() {
-		if err := s.operators.Serve(listener); err != http.ErrServerClosed {
+		if err := s.operators.Serve(limited); err != http.ErrServerClosed {
 			s.served <- err
 		}
 	}()

@@ -42,7 +42,13 @@ const (
 )
 
 func limitConnections(l net.Listener, most int) *connections {
-	return &connections{Listener: l, most: most, reserved: min(64, most/16+1), open: map[*connection]struct{}{}}
+	return &connections{Listener: l, most: most, open: map[*connection]struct{}{}}
+}
+
+// reserving keeps the last places for health checks and operators.
+func (l *connections) reserving() *connections {
+	l.reserved = min(64, l.most/16+1)
+	return l
 }
 
 // connection is an accepted connection. Its fields are guarded by connections.mu.
@@ -56,8 +62,13 @@ type connection struct {
 	body  bool      // the client is still sending the body of a request
 	since time.Time // when state or body changed
 
-	writing atomic.Int64 // when the current write began, in nanoseconds since 1970; 0 if there is none
+	writing atomic.Int64 // when the current write began, less blocked, in nanoseconds since 1970; 0 if there is none
 	bounded atomic.Bool  // the handler has set a deadline for writes
+
+	// Only Write uses these. A client that reads a few bytes at a time must not look as if each of them were a new start.
+	blocked time.Duration // how long writes took since the last writeSize bytes, less the time between writes
+	written int           // bytes since then
+	wrote   time.Time     // when the last write ended
 }
 
 // Accept implements [net.Listener]. It closes connections for which it has no room.
@@ -139,24 +150,33 @@ func (k *connection) waits(now time.Time) time.Duration {
 	return max(now.Sub(since), 1)
 }
 
-// Write implements [net.Conn]. A client that stops reading fails the write after [readTime], unless the handler has set a
-// deadline.
+// Write implements [net.Conn]. A client that does not read writeSize bytes within [readTime] fails the write, unless the handler
+// has set a deadline.
 func (k *connection) Write(p []byte) (n int, err error) {
 	defer k.writing.Store(0)
+	now := time.Now()
+	if k.blocked -= now.Sub(k.wrote); k.blocked <= 0 {
+		k.blocked, k.written = 0, 0
+	}
 	for {
-		now := time.Now()
-		k.writing.Store(now.UnixNano())
+		k.writing.Store(now.Add(-k.blocked).UnixNano())
 		part := p[n:]
 		if !k.bounded.Load() {
-			part = part[:min(len(part), writeSize)]
-			if err := k.Conn.SetWriteDeadline(now.Add(readTime)); err != nil {
+			part = part[:min(len(part), writeSize-k.written)]
+			if err := k.Conn.SetWriteDeadline(now.Add(readTime - k.blocked)); err != nil {
 				return n, err
 			}
 		}
 		written, err := k.Conn.Write(part)
+		k.wrote = time.Now()
+		k.blocked, k.written = k.blocked+k.wrote.Sub(now), k.written+written
+		if k.written >= writeSize {
+			k.blocked, k.written = 0, 0
+		}
 		if n += written; err != nil || n == len(p) {
 			return n, err
 		}
+		now = k.wrote
 	}
 }
 

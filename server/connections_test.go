@@ -5,7 +5,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -16,7 +18,7 @@ func serveAtMost(t *testing.T, most int, h http.HandlerFunc) (addr string, l *co
 	if err != nil {
 		t.Fatal(err)
 	}
-	l = limitConnections(inner, most)
+	l = limitConnections(inner, most).reserving()
 	s := &http.Server{Handler: boundBodies(h, time.Minute)}
 	l.serveBy(s)
 	ended := make(chan error, 1)
@@ -168,7 +170,7 @@ func TestAFloodOfSlowClients(t *testing.T) {
 
 func TestAResponseThatIsNotRead(t *testing.T) {
 	deadline := make(chan time.Time, 1)
-	k := limitConnections(nil, 20).admit(noting{nil, deadline})
+	k := limitConnections(nil, 20).reserving().admit(noting{nil, deadline})
 	if _, err := k.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
@@ -181,6 +183,56 @@ func TestAResponseThatIsNotRead(t *testing.T) {
 	}
 	if _, err := k.Write([]byte("x")); err != nil || len(deadline) > 0 {
 		t.Errorf("the handler's deadline was changed: %v", err)
+	}
+}
+
+func TestAClientThatReadsAFewBytesAtATime(t *testing.T) {
+	for name, c := range map[string]struct {
+		pause time.Duration // between writes
+		read  time.Duration // that the client takes for each
+		want  bool          // its connection may be closed to make room
+	}{
+		"OPS-16 of a queue of responses is slow":           {0, 400 * time.Millisecond, true},
+		"OPS-16 of a stream that has little to say is not": {15 * time.Second, 400 * time.Millisecond, false},
+		"OPS-16 of a queue of responses, but fast, is not": {0, time.Millisecond, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client, server := net.Pipe()
+				k := limitConnections(nil, 20).admit(addressed{server, &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1)}})
+				reader := make(chan bool)
+				go func() {
+					defer close(reader)
+					for {
+						time.Sleep(c.read)
+						if _, err := client.Read(make([]byte, 200)); err != nil {
+							return
+						}
+					}
+				}()
+				longest := time.Duration(0)
+				for range 100 {
+					time.Sleep(c.pause)
+					written := make(chan error)
+					go func() {
+						_, err := k.Write(make([]byte, 200))
+						written <- err
+					}()
+					synctest.Wait() // it is blocked
+					k.all.mu.Lock()
+					longest = max(longest, k.waits(time.Now()))
+					k.all.mu.Unlock()
+					if err := <-written; err != nil {
+						t.Fatal(err)
+					}
+				}
+				if slow := longest > slowClient; slow != c.want {
+					t.Errorf("it waited for the client for %s, so it is slow: %t, want %t", longest, slow, c.want)
+				}
+				_ = server.Close()
+				<-reader
+			})
+		})
 	}
 }
 
@@ -246,7 +298,7 @@ func TestAServerFullOfStreamsServesOperators(t *testing.T) {
 }
 
 func TestRoomIsMadeByTheClientWithTheMostConnections(t *testing.T) {
-	l := limitConnections(nil, 20)
+	l := limitConnections(nil, 20).reserving()
 	from := func(ip string) *connection {
 		client, server := net.Pipe()
 		t.Cleanup(func() { _ = client.Close() })
@@ -272,3 +324,65 @@ type addressed struct {
 }
 
 func (a addressed) RemoteAddr() net.Addr { return a.remote }
+
+// TestOtherListenersAreLimited opens more connections than the admin API and the address for debugging may have.
+func TestOtherListenersAreLimited(t *testing.T) {
+	s := serve(t, func(o *Options) { o.AdminAddr = "127.0.0.1:0" })
+	for name, c := range map[string]struct {
+		addr, path string
+		most       int
+	}{
+		"the admin API":             {strings.TrimPrefix(s.AdminURL, "http://"), "/admin/v1/overview", adminConnections()},
+		"the address for debugging": {debugging(t, s), "/debug/vars", debugConnections},
+	} {
+		t.Run("OPS-16 "+name, func(t *testing.T) {
+			const more = 10
+			var all []net.Conn
+			for range c.most + more {
+				all = append(all, connect(t, c.addr, ""))
+			}
+			if got := answered(t, connect(t, c.addr, "GET "+c.path+" HTTP/1.1\r\nHost: localhost\r\n\r\n")); got != http.StatusOK {
+				t.Errorf("status %d, want 200", got)
+			}
+			closed := 0
+			for _, k := range all[:more] { // the oldest ones were closed before the answer
+				_ = k.SetReadDeadline(time.Now().Add(2 * time.Second))
+				if _, err := k.Read(make([]byte, 1)); err == io.EOF {
+					closed++
+				}
+			}
+			if closed != more {
+				t.Errorf("of %d connections %d were closed, want %d", c.most+more, closed, more)
+			}
+		})
+	}
+}
+
+// debugging serves a server's address for debugging.
+func debugging(t *testing.T, s *Server) (addr string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr = l.Addr().String()
+	_ = l.Close()
+	if err := ServeDebug(t.Context(), addr, func() *Server { return s }); err != nil {
+		t.Fatal(err)
+	}
+	return addr
+}
+
+func TestPagesOfOtherSitesCannotDebug(t *testing.T) {
+	addr := debugging(t, serve(t, nil))
+	for header, want := range map[string]int{
+		"Host: localhost":       http.StatusOK,
+		"Host: rebound.example": http.StatusForbidden,
+		"Host: localhost\r\nOrigin: https://other.example": http.StatusForbidden,
+		"Host: localhost\r\nSec-Fetch-Site: cross-site":    http.StatusForbidden,
+	} {
+		if got := answered(t, connect(t, addr, "GET /debug/vars HTTP/1.1\r\n"+header+"\r\n\r\n")); got != want {
+			t.Errorf("AUT-06 with %q the status is %d, want %d", header, got, want)
+		}
+	}
+}

@@ -14,9 +14,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway"
 )
 
-// ServeDebug serves net/http/pprof and [Server.Counters] at an address of its own, on loopback only:
-// they tell what a server does, and no caller is authenticated there. Started returns the server, or nil
-// while it starts. ServeDebug returns at once; what it serves ends with ctx.
+// debugConnections is how many connections the address for debugging may have.
+const debugConnections = 16
+
+// ServeDebug serves net/http/pprof and [Server.Counters] at an address of its own. It must be loopback, because callers are not
+// authenticated there. Web pages and other names of the address are refused. Started returns the server, or nil while it starts.
+// ServeDebug returns immediately. It stops serving when ctx ends.
 func ServeDebug(ctx context.Context, addr string, started func() *Server) error {
 	if err := auth.CheckListen(addr, auth.ModeNone); err != nil {
 		return fault.Wrap(fault.Invalid, err, "--debug-addr")
@@ -39,9 +42,19 @@ func ServeDebug(ctx context.Context, addr string, started func() *Server) error 
 		}
 		_ = json.NewEncoder(w).Encode(counters) // the client may be gone
 	})
-	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	guard := auth.NewGuard(nil, nil, nil)
+	guarded := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := guard.Check(r); err != nil {
+			http.Error(w, fault.Public(err), http.StatusForbidden)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+	s := &http.Server{Handler: boundBodies(guarded, bodyTime), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10}
+	limited := limitConnections(l, debugConnections)
+	limited.serveBy(s)
 	context.AfterFunc(ctx, func() { _ = s.Close() })
-	go func() { _ = s.Serve(l) }()
+	go func() { _ = s.Serve(limited) }()
 	return nil
 }
 

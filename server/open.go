@@ -53,16 +53,23 @@ func (s *Server) open(ctx context.Context, o Options) (secrets, error) {
 	return keys, nil
 }
 
+// adminConnections is how many connections the admin API may have at an address of its own.
+func adminConnections() int { return min(256, descriptors.Accepted()/4+1) }
+
 // listen begins to listen, if there is an address.
-func (s *Server) listen(addr string) (net.Listener, error) {
+func (s *Server) listen(addr, adminAddr string) (net.Listener, error) {
 	if addr == "" {
 		return nil, nil
+	}
+	most := descriptors.Accepted()
+	if adminAddr != "" {
+		most = max(1, most-adminConnections())
 	}
 	listener, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "listen")
 	}
-	s.connections = limitConnections(listener, descriptors.Accepted())
+	s.connections = limitConnections(listener, most).reserving()
 	listener = s.connections
 	s.undo = append(s.undo, func() { _ = listener.Close() })
 	s.URL = "http://" + listener.Addr().String()

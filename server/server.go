@@ -192,7 +192,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	s.tails = stream.New(s.core.EventLog, s.db, cursors)
 	s.tails.Shares = s.catalogs.Shares
 	s.undo = append(s.undo, s.tails.Close)
-	listener, err := s.listen(o.Addr)
+	listener, err := s.listen(o.Addr, o.AdminAddr)
 	if err != nil {
 		return nil, err
 	}

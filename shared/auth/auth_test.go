@@ -217,23 +217,29 @@ func TestGuard(t *testing.T) {
 		addr         net.Addr
 		host, origin string
 		want         bool
+		site         string
 	}{
-		"no browser":                   {local, "127.0.0.1:8080", "", true},
-		"a page of this machine":       {local, "localhost:8080", "http://localhost:3000", true},
-		"another site":                 {local, "localhost:8080", "https://evil.example", false},
-		"a rebound name":               {local, "evil.example:8080", "", false},
-		"a name that is configured":    {local, "dev.example.com", "", true},
-		"an opaque origin":             {local, "localhost:8080", "null", false},
-		"IPv6":                         {local, "[::1]:8080", "http://[::1]:3000", true},
-		"a name like localhost":        {local, "localhost.evil.example", "", false},
-		"a configured origin":          {public, "events.example.com", "https://console.example.com", true},
-		"its own origin is not listed": {public, "events.example.com", "https://events.example.com", false},
-		"a local page, public server":  {public, "events.example.com", "http://localhost:3000", false},
-		"on Lambda":                    {nil, "x.lambda-url.us-east-1.on.aws", "", true},
+		"no browser":                   {local, "127.0.0.1:8080", "", true, ""},
+		"a page of this machine":       {local, "localhost:8080", "http://localhost:3000", true, ""},
+		"another site":                 {local, "localhost:8080", "https://evil.example", false, ""},
+		"a rebound name":               {local, "evil.example:8080", "", false, ""},
+		"a name that is configured":    {local, "dev.example.com", "", true, ""},
+		"an opaque origin":             {local, "localhost:8080", "null", false, ""},
+		"IPv6":                         {local, "[::1]:8080", "http://[::1]:3000", true, ""},
+		"a name like localhost":        {local, "localhost.evil.example", "", false, ""},
+		"a configured origin":          {public, "events.example.com", "https://console.example.com", true, ""},
+		"its own origin is not listed": {public, "events.example.com", "https://events.example.com", false, ""},
+		"a local page, public server":  {public, "events.example.com", "http://localhost:3000", false, ""},
+		"an image on another site":     {local, "localhost:8080", "", false, "cross-site"},
+		"a script of this host":        {local, "localhost:8080", "", true, "same-origin"},
+		"an address that was typed":    {local, "localhost:8080", "", true, "none"},
+		"a configured origin by CORS":  {public, "events.example.com", "https://console.example.com", true, "cross-site"},
+		"on Lambda":                    {nil, "x.lambda-url.us-east-1.on.aws", "", true, ""},
 	} {
 		t.Run("AUT-06 "+name, func(t *testing.T) {
 			r := httptest.NewRequest(http.MethodPost, "/", nil)
 			r.Host = tc.host
+			r.Header.Set("Sec-Fetch-Site", tc.site)
 			if tc.origin != "" {
 				r.Header.Set("Origin", tc.origin)
 			}

@@ -35,8 +35,8 @@ func NewGuard(origins, hosts []string, log *slog.Logger) Guard {
 	return Guard{Origins: origins, Hosts: hosts, log: log, logged: bounded.NewMap[string, bool](maxLoggedHosts)}
 }
 
-// Check refuses a request with an Origin that is not allowed, and one that came in
-// on a loopback address under another name (DNS rebinding). The error is of kind
+// Check refuses a request with an Origin that is not allowed, one that a browser sends for another site without saying its Origin
+// (such as for an image), and one that came in on a loopback address under another name (DNS rebinding). The error is of kind
 // fault.Forbidden.
 func (g Guard) Check(r *http.Request) error {
 	local := onLoopback(r)
@@ -45,7 +45,10 @@ func (g Guard) Check(r *http.Request) error {
 		return fault.New(fault.Forbidden, "the Host %.128q is not allowed here; a server behind a proxy allows it by --allowed-hosts", r.Host)
 	}
 	origin := r.Header.Get("Origin")
-	if origin == "" || slices.Contains(g.Origins, origin) {
+	switch {
+	case origin == "" && r.Header.Get("Sec-Fetch-Site") == "cross-site":
+		return fault.New(fault.Forbidden, "a page of another site cannot make this request")
+	case origin == "" || slices.Contains(g.Origins, origin):
 		return nil
 	}
 	if u, err := url.Parse(origin); err == nil && local && u.Host != "" && Loopback(u.Host) {
