@@ -57,7 +57,8 @@ type Handler struct {
 
 	mu     sync.Mutex
 	signIn *signIn
-	until  time.Time // when signIn is asked for again
+	until  time.Time     // when signIn is asked for again
+	asking chan struct{} // closed when the authorization server has answered; nil if it is not being asked
 }
 
 type file struct {
@@ -75,8 +76,12 @@ type signIn struct {
 	Token     string   `json:"tokenEndpoint"`
 }
 
-// fresh is how long the endpoints of an authorization server are not asked for again.
-const fresh = 10 * time.Minute
+const (
+	// fresh is how long the endpoints of an authorization server are used before the handler asks for them again.
+	fresh = 10 * time.Minute
+	// patience is how long the authorization server has to answer.
+	patience = 10 * time.Second
+)
 
 // New makes the handler.
 func New(o Options, log *slog.Logger) *Handler {
@@ -152,23 +157,46 @@ func policy(at *signIn) string {
 		"; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types lit-html"
 }
 
-// endpoints are those of the authorization server; nil without one, or while it does not answer.
+// endpoints returns the endpoints of the authorization server. It returns nil without one, and until it answers for the first time.
+// Later it returns the last known endpoints while it asks again.
 func (h *Handler) endpoints(ctx context.Context) *signIn {
 	if h.Client == nil {
 		return nil
 	}
 	h.mu.Lock()
+	if h.asking == nil && !time.Now().Before(h.until) {
+		h.asking = make(chan struct{})
+		// Others wait for the answer too, so it does not end with this request.
+		go h.ask(context.WithoutCancel(ctx), h.asking)
+	}
+	asking, known := h.asking, h.signIn
+	h.mu.Unlock()
+	if asking == nil || known != nil {
+		return known
+	}
+	select {
+	case <-asking:
+	case <-ctx.Done():
+	}
+	h.mu.Lock()
 	defer h.mu.Unlock()
-	if time.Now().Before(h.until) {
-		return h.signIn
-	}
-	authorize, token, err := h.Client.Endpoints(ctx)
-	if err != nil {
-		h.log.WarnContext(ctx, "authorization server not found", "issuer", h.Client.Issuer, "error", err)
-		h.signIn, h.until = nil, time.Now().Add(5*time.Second)
-		return nil
-	}
-	c := h.Client
-	h.signIn, h.until = &signIn{c.Issuer, c.ID, c.Scopes, c.Resource, authorize, token}, time.Now().Add(fresh)
 	return h.signIn
+}
+
+// ask asks the authorization server for its endpoints, and closes answered. If it fails, the last known ones stay.
+func (h *Handler) ask(ctx context.Context, answered chan struct{}) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	c := h.Client
+	authorize, token, err := c.Endpoints(ctx)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	defer close(answered)
+	h.asking = nil
+	if err != nil {
+		h.log.WarnContext(ctx, "authorization server not found", "issuer", c.Issuer, "error", err)
+		h.until = time.Now().Add(5 * time.Second)
+		return
+	}
+	h.signIn, h.until = &signIn{c.Issuer, c.ID, c.Scopes, c.Resource, authorize, token}, time.Now().Add(fresh)
 }

@@ -8,6 +8,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // ask gets a path of the console.
@@ -55,6 +57,60 @@ func TestSignIn(t *testing.T) {
 		if got := strings.TrimSpace(ask(h, "GET", "/console/config.json").Body.String()); got != want {
 			t.Errorf("got %s", got)
 		}
+	})
+}
+
+// TestSignInSurvivesCallers: a caller who leaves, or a server that fails later, does not take the sign-in from other people.
+func TestSignInSurvivesCallers(t *testing.T) {
+	const offered = `"signIn":{`
+	setUp := func() (h *Handler, answers chan error) {
+		answers = make(chan error)
+		h = New(Options{Auth: "jwt", Client: &Client{Issuer: "https://id.example.com/", ID: "console", Endpoints: func(ctx context.Context) (string, string, error) {
+			select {
+			case err := <-answers:
+				return "https://id.example.com/authorize", "https://id.example.com/token", err
+			case <-ctx.Done():
+				return "", "", ctx.Err()
+			}
+		}}}, slog.New(slog.DiscardHandler))
+		return h, answers
+	}
+	config := func(ctx context.Context, h *Handler) string {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequestWithContext(ctx, "GET", "/console/config.json", nil))
+		return w.Body.String()
+	}
+	t.Run("OPS-11 given a request that was aborted during the first question, the next one gets the sign-in", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			h, answers := setUp()
+			aborted, abort := context.WithCancel(t.Context())
+			abort()
+			_ = config(aborted, h)
+			go func() { answers <- nil }()
+			if got := config(t.Context(), h); !strings.Contains(got, offered) {
+				t.Errorf("got %s, want the sign-in", got)
+			}
+		})
+	})
+	t.Run("OPS-11 given a server that no longer answers, the last known endpoints stay and requests do not wait", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			h, answers := setUp()
+			go func() { answers <- nil }()
+			_ = config(t.Context(), h)
+			time.Sleep(fresh)
+			began := time.Now()
+			for range 3 {
+				if got, took := config(t.Context(), h), time.Since(began); !strings.Contains(got, offered) || took > 0 {
+					t.Errorf("after %s: got %s, want the sign-in immediately", took, got)
+				}
+			}
+			answers <- errors.New("down")
+			synctest.Wait()
+			if got := config(t.Context(), h); !strings.Contains(got, offered) {
+				t.Errorf("after a failure: got %s, want the sign-in", got)
+			}
+			time.Sleep(time.Minute) // the question that is open ends
+		})
 	})
 }
 
