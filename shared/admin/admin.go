@@ -140,7 +140,7 @@ func endpoints(o Options) map[string]map[string]endpoint {
 	overview := &overviewHandler{o.Lists, o.Operations, o.Switches, o.DB, o.Kept, o.Most}
 	backends := &backendHandler{o.Backends}
 	sources := &sourceHandlers{o.Sources, o.SourceSecrets, o.DB, o.Kept, o.Catalogs}
-	live := &liveHandler{events, o.DB, o.Live, make(chan struct{}, maxLive), o.Log}
+	live := &liveHandler{events: events, auth: o.Auth, db: o.DB, ends: o.Live, log: o.Log}
 	attempts := paged("event", "origin", "since", "until", "outcome")
 	return map[string]map[string]endpoint{
 		"openapi.json":                  {get: {true, nil, describe}},

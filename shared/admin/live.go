@@ -5,8 +5,11 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
+	"slices"
+	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
@@ -33,6 +36,8 @@ const (
 	shown = 20
 	// heartbeat is the longest quiet.
 	heartbeat = 15 * time.Second
+	// recheckEvery is how often a live stream checks that its caller may still see it.
+	recheckEvery = 5 * time.Second
 	// retail is how often new URIs are looked for, where each look is paid for.
 	retail = 30 * time.Second
 )
@@ -52,16 +57,60 @@ type tick struct {
 // liveHandler opens live streams.
 type liveHandler struct {
 	events *eventHandlers
+	auth   auth.Authenticator
 	db     store.DB
 	ends   <-chan struct{} // is closed when live streams are to end
-	open   chan struct{}   // holds one for each
 	log    *slog.Logger
+
+	mu   sync.Mutex
+	open []*place // oldest first
+}
+
+// place is the permission of a workspace to have one live stream.
+type place struct {
+	workspace string
+	taken     chan struct{} // closed when another workspace got it
+}
+
+// enter returns a place for a stream of a workspace, or nil. When all places are taken, the workspace with the most streams loses its
+// oldest one, unless this workspace would then have more than that one.
+func (h *liveHandler) enter(workspace string) *place {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.open) >= maxLive {
+		has := map[string]int{}
+		for _, p := range h.open {
+			has[p.workspace]++
+		}
+		oldest := h.open[0]
+		for _, p := range h.open {
+			if has[p.workspace] > has[oldest.workspace] {
+				oldest = p
+			}
+		}
+		if has[oldest.workspace] <= has[workspace]+1 {
+			return nil
+		}
+		close(oldest.taken)
+		h.open = slices.DeleteFunc(h.open, func(p *place) bool { return p == oldest })
+	}
+	p := &place{workspace, make(chan struct{})}
+	h.open = append(h.open, p)
+	return p
+}
+
+// leave gives a place back.
+func (h *liveHandler) leave(p *place) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.open = slices.DeleteFunc(h.open, func(other *place) bool { return other == p })
 }
 
 // tail is where one live stream is.
 type tail struct {
 	*liveHandler
 	*call
+	place     *place
 	since     time.Time
 	seen      map[string]time.Time // records and events since lookBack
 	parts     []eventlog.Partition
@@ -72,21 +121,20 @@ type tail struct {
 }
 
 func (h *liveHandler) stream(c *call) (any, error) {
-	select {
-	case h.open <- struct{}{}:
-	default:
+	p := h.enter(c.who.Workspace)
+	if p == nil {
 		return nil, fault.New(fault.Exhausted, "this instance has %d live streams open, which is its bound", maxLive).AtLimit("liveStreams", maxLive)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		defer func() { <-h.open }()
-		t := &tail{liveHandler: h, call: c, since: time.Now(), seen: map[string]time.Time{}, end: -1}
+		defer h.leave(p)
+		t := &tail{liveHandler: h, call: c, place: p, since: time.Now(), seen: map[string]time.Time{}, end: -1}
 		out := sse.NewWriter(w, heartbeat)
 		out.Start()
 		t.run(out)
 	}), nil
 }
 
-// run ends without a word: the client comes again.
+// run serves the stream. It ends without a message, because the client connects again.
 func (t *tail) run(out *sse.Writer) {
 	ctx, every := t.Context(), lookEvery
 	if !t.db.Ordered() {
@@ -101,13 +149,21 @@ func (t *tail) run(out *sse.Writer) {
 	}
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
-	for last := time.Now(); time.Now().Before(end); {
+	checked := time.Now()
+	for last := checked; time.Now().Before(end); {
 		select {
 		case <-ctx.Done():
 			return
 		case <-t.ends:
 			return
+		case <-t.place.taken:
+			return
 		case <-ticker.C:
+		}
+		if time.Since(checked) >= recheckEvery {
+			if checked = time.Now(); !t.allowed() {
+				return
+			}
 		}
 		news, err := t.look()
 		if err != nil {
@@ -126,6 +182,18 @@ func (t *tail) run(out *sse.Writer) {
 		}
 		last = time.Now()
 	}
+}
+
+// allowed reports whether the caller may still see the workspace. While that cannot be decided, they may.
+func (t *tail) allowed() bool {
+	now, err := t.auth.Authenticate(t.Context(), t.Header)
+	switch {
+	case fault.Is(err, fault.Unauthenticated), fault.Is(err, fault.Forbidden):
+		return false
+	case err != nil:
+		return true
+	}
+	return now.ID == t.who.ID && now.Workspace == t.who.Workspace && now.Has(auth.ScopeOperate)
 }
 
 // look finds what is new since the last look.

@@ -92,6 +92,19 @@ func TestLive(t *testing.T) {
 			t.Errorf("got %s", raw)
 		}
 	})
+	t.Run("AUT-05 given a workspace that has almost all of them, another one gets the place of its oldest", func(t *testing.T) {
+		f.watch("foreign")
+		for end := time.After(patience); ; {
+			select {
+			case _, open := <-ticks:
+				if !open {
+					return
+				}
+			case <-end:
+				t.Fatal("the oldest stream is still open")
+			}
+		}
+	})
 	t.Run("OPS-11 a shutdown ends them", func(t *testing.T) {
 		begun := time.Now()
 		if err := f.s.Shutdown(t.Context()); err != nil {
