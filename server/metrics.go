@@ -80,8 +80,8 @@ func (s *Server) queueReadings(figure func(queue.Depth) float64) func(context.Co
 	}
 }
 
-// serveMetrics answers GET /metrics in the text format of Prometheus, to callers with the
-// scope events:operate.
+// serveMetrics answers GET /metrics in the text format of Prometheus, to operators of the default workspace. The metrics are those of
+// the whole process, and name the backends and sources of all workspaces.
 func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	if err := s.mayOperate(r); err != nil {
 		answers := httpjson.Answers{Scope: auth.ScopeOperate, MetadataURL: s.core.ResourceMetadata, Log: s.core.Log}
@@ -100,7 +100,13 @@ func (s *Server) mayOperate(r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return p.Require(auth.ScopeOperate)
+	if err := p.Require(auth.ScopeOperate); err != nil {
+		return err
+	}
+	if p.Workspace != auth.DefaultWorkspace {
+		return fault.New(fault.Forbidden, "the metrics are of all workspaces, and only operators of the workspace %s may read them", auth.DefaultWorkspace)
+	}
+	return nil
 }
 
 // readyz answers whether what a request needs can be had: the store can be written, the queues can be

@@ -250,14 +250,15 @@ func TestMetrics(t *testing.T) {
 	t.Parallel()
 	t.Run("OPS-12 metrics agree with what publishers and receivers counted", metricsAgree)
 	t.Run("OPS-12 the dashboard asks only for what is served", dashboardAsksForWhatIsServed)
-	t.Run("OPS-12 who may not operate sees none", func(t *testing.T) {
+	t.Run("OPS-12 AUT-05 only operators of the default workspace see them", func(t *testing.T) {
 		s := serve(t, func(o *Options) {
 			o.Auth, o.Config = auth.ModeKeys, configured(t, fmt.Sprintf(`keys:
   - {principal: alice, scopes: ["events:read", "events:subscribe", "events:publish"], sha256: %s}
   - {principal: op, scopes: ["events:operate"], sha256: %s}
-`, hash("alice-key"), hash("op-key")))
+  - {principal: op, workspace: other, scopes: ["events:operate"], sha256: %s}
+`, hash("alice-key"), hash("op-key"), hash("other-key")))
 		})
-		for key, want := range map[string]int{"": http.StatusUnauthorized, "alice-key": http.StatusForbidden, "op-key": http.StatusOK} {
+		for key, want := range map[string]int{"": http.StatusUnauthorized, "alice-key": http.StatusForbidden, "op-key": http.StatusOK, "other-key": http.StatusForbidden} {
 			if status, body := ask(t, s, key, "GET", "/metrics", ""); status != want || strings.Contains(body, "mcpevents_") != (want == http.StatusOK) {
 				t.Errorf("%q: got %d, %.200s", key, status, body)
 			}
