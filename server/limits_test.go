@@ -141,7 +141,9 @@ func TestLimits(t *testing.T) {
 			}
 		}
 		for _, m := range regexp.MustCompile(`(?m)\| `+"`(\\w+)`"+` \|$`).FindAllStringSubmatch(string(page), -1) {
-			if other := slices.Contains([]string{"conversationRate", "verificationsPerHost", "calls"}, m[1]); meet[m[1]] == nil && !other { // met in the tests of their packages
+			// Other packages' tests meet these.
+			other := slices.Contains([]string{"conversationRate", "calls", "failedVerificationsPerHost"}, m[1]) || strings.HasSuffix(m[1], "erifications")
+			if meet[m[1]] == nil && !other {
 				t.Errorf("nothing meets %s", m[1])
 			}
 		}

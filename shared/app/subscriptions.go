@@ -30,10 +30,13 @@ func (c *Core) Lists() *subscription.Lists { return &subscription.Lists{DB: c.DB
 
 // Registrations are the rules of subscriptions that are made.
 func (c *Core) Registrations() subscription.Options {
-	l := c.Limits
+	l, verifications := c.Limits, c.Most(config.Verifications)
 	return subscription.Options{
 		Rate: subscription.NewRate(c.Rate(config.RegistrationRate)), Secret: subscription.SecretType(l.WebhookSecret),
 		DefaultTTL: l.DefaultTTL, MinTTL: l.MinTTL, MaxTTL: l.MaxTTL, AllowNoExpiry: l.AllowNoExpiry,
 		VerifyRegistrations: l.VerifyRegistrations, VerifiedTargets: l.VerifiedTargets,
+		Verifications: func(ctx context.Context, workspace, principal string) int64 {
+			return int64(verifications(ctx, workspace, principal))
+		},
 	}
 }

@@ -17,14 +17,19 @@ const (
 	PublishRate      = "publishRate"
 	RegistrationRate = "registrationRate"
 	ConversationRate = "conversationRate"
+	// Verifications are challenges within a minute. No setting has them.
+	Verifications = "verifications"
 	// WorkspaceSubscriptions are those of all principals of a workspace together.
 	WorkspaceSubscriptions = "workspaceSubscriptions"
 )
 
 // QuotaNames lists them.
 func QuotaNames() []string {
-	return []string{Subscriptions, Streams, Calls, Sessions, PublishRate, RegistrationRate, ConversationRate, WorkspaceSubscriptions}
+	return []string{Subscriptions, Streams, Calls, Sessions, PublishRate, RegistrationRate, ConversationRate, Verifications, WorkspaceSubscriptions}
 }
+
+// DefaultVerifications is how many challenges a principal without a quota of its own may have sent within a minute.
+const DefaultVerifications = 200
 
 // MaxQuotas is the largest number of quotas in a configuration.
 const MaxQuotas = 10_000
@@ -46,6 +51,8 @@ func (l Limits) Most(name string) float64 {
 		return l.RegistrationRate
 	case ConversationRate:
 		return l.ConversationRate
+	case Verifications:
+		return DefaultVerifications
 	}
 	return 0
 }

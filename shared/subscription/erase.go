@@ -46,9 +46,10 @@ func (l *Lists) ForgetEnded(ctx context.Context, workspace, principal, id string
 func Held(workspace, principal string) map[string]store.Key {
 	who := workspace + "#" + principal
 	return map[string]store.Key{
-		"verifications":   {Table: store.Subscriptions, Partition: "v#" + who},
-		"idempotencyKeys": {Table: store.Subscriptions, Partition: "idem#" + who},
-		"quotas":          quotaKey(workspace, principal),
+		"verifications":      verificationKey(workspace, principal, "-"),
+		"verificationCounts": verificationCountKey(workspace, principal, "-"),
+		"idempotencyKeys":    {Table: store.Subscriptions, Partition: "idem#" + who},
+		"quotas":             quotaKey(workspace, principal),
 	}
 }
 

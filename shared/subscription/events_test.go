@@ -194,38 +194,6 @@ func TestSubscribe(t *testing.T) {
 			t.Errorf("%d challenges, want one for principal and URL that was answered: %v", len(f.outside.verified), f.outside.verified)
 		}
 	})
-	t.Run("SRF-07 all processes together ask a host a limited number of times", func(t *testing.T) {
-		f := newFixture(t, Options{})
-		f.clock = time.Now().Truncate(time.Minute)
-		other := *f.Registrar // another process with the same store
-		other.Service = &Service{Records: Records{DB: f.db, Now: f.Now}, Catalog: f.Catalog, Log: f.Log}
-		ask := func(s *Registrar, n int, host string) error {
-			_, err := s.Subscribe(t.Context(), alice, SubscribeRequest{
-				Name: "github.push", URL: fmt.Sprintf("https://%s/%d", host, n), Secret: "whsec_x",
-			})
-			return err
-		}
-		for n := range maxVerifications {
-			if err := ask([]*Registrar{f.Registrar, &other}[n%2], n, []string{"host.example", "HOST.example:8443"}[n%2]); err != nil {
-				t.Fatal(n, err)
-			}
-		}
-		for n, s := range []*Registrar{f.Registrar, &other} {
-			if err := ask(s, maxVerifications+n, "host.example"); !fault.Is(err, fault.Exhausted) || fault.LimitOf(err) != "verificationsPerHost" {
-				t.Errorf("over the limit: %v", err)
-			}
-		}
-		if len(f.outside.verified) != maxVerifications {
-			t.Errorf("%d challenges, want %d", len(f.outside.verified), maxVerifications)
-		}
-		if err := ask(&other, 0, "other.example"); err != nil {
-			t.Errorf("another host: %v", err)
-		}
-		f.clock = f.clock.Add(time.Minute)
-		if err := ask(&other, maxVerifications, "host.example"); err != nil {
-			t.Errorf("a minute later: %v", err)
-		}
-	})
 	t.Run("EVX-12 a malformed secret is refused where the endpoint is verified already", func(t *testing.T) {
 		f := newFixture(t, Options{})
 		r := SubscribeRequest{Arguments: args(`{"owner":"a"}`)}

@@ -63,6 +63,9 @@ type Options struct {
 	VerifyRegistrations bool
 	// VerifiedTargets are URL prefixes that need no challenge.
 	VerifiedTargets []string
+	// Verifications returns how many challenges a principal may have sent within a minute; nil is
+	// [DefaultVerifications] for all.
+	Verifications func(ctx context.Context, workspace, principal string) int64
 	// Rate limits how often a principal registers or subscribes; nil does not. Refreshes
 	// count: they cost as much. Ending a subscription is never refused.
 	Rate *rate.Rate

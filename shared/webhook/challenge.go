@@ -32,23 +32,17 @@ type verification struct {
 	Challenge string `json:"challenge"`
 }
 
-// Verify asks an endpoint whether it wants deliveries (SEP-3415): it posts a
-// fresh challenge, signed as every delivery is, and expects it back in a 2xx body.
-// An endpoint that does not echo may declare its path in its origin's
-// /.well-known/mcp-webhook-receiver.json instead. The challenge lives as long as
-// this call and is used once.
+// Verify asks an endpoint whether it wants deliveries (SEP-3415). It posts a fresh challenge, signed like a delivery, and
+// expects it back in a 2xx body. An endpoint that does not echo it may declare its path in its origin's
+// /.well-known/mcp-webhook-receiver.json instead. A challenge is used once and lives as long as this call. Callers limit how many
+// they send (SRF-07).
 //
-// The fault is Invalid for a target that is refused outright, Exhausted over the
-// limit per host, and else Unavailable with the data {"reason": category}, the category
-// one of those that are published.
+// The fault is Invalid for a target that is refused outright. Otherwise it is Unavailable with the data {"reason": category},
+// where category is one of the published ones.
 func (s *Sender) Verify(ctx context.Context, target, subscriptionID string, keys [][]byte) error {
 	u, err := s.guard.CheckURL(target)
 	if err != nil {
 		return err
-	}
-	if !s.verifications.Get(u.Hostname()).AllowN(s.now(), 1) {
-		return fault.New(fault.Exhausted, "too many verifications of this host; try again later").
-			AtLimit("verificationsPerHost", float64(s.burst))
 	}
 	failure := s.challenge(ctx, target, subscriptionID, keys)
 	if failure == nil {

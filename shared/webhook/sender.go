@@ -17,7 +17,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/descriptors"
-	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
@@ -38,9 +37,6 @@ type Options struct {
 	// closed; then a request waits, within its own timeout, and is [Internal]
 	// after it. ConnsPerHost and the idle connections are at most half of it.
 	MaxConns int
-	// Challenges bounds verifications per host: so many at once, and then one a
-	// second (100).
-	Challenges int
 	// Now is the clock.
 	Now func() time.Time
 }
@@ -48,16 +44,14 @@ type Options struct {
 // Sender posts webhooks. It is safe for concurrent use; connections are reused
 // over calls, by HTTP/2 where the endpoint offers it.
 type Sender struct {
-	guard         *Guard
-	transport     *http.Transport
-	identity      *Identity
-	userAgent     []string
-	now           func() time.Time
-	targets       *bounded.Map[string, *url.URL]
-	verifications *rate.Keyed[string] // per host, so that registrations cannot make an amplifier of us (SRF-07)
-	burst         int                 // of them
-	places        *places
-	connect       func(ctx context.Context, network, address string) (net.Conn, error)
+	guard     *Guard
+	transport *http.Transport
+	identity  *Identity
+	userAgent []string
+	now       func() time.Time
+	targets   *bounded.Map[string, *url.URL]
+	places    *places
+	connect   func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // Request is one attempt of one delivery.
@@ -91,7 +85,6 @@ const maxIdle = 512
 func NewSender(o Options) *Sender {
 	o.MaxConns = cmp.Or(o.MaxConns, descriptors.Outgoing())
 	o.ConnsPerHost = min(cmp.Or(o.ConnsPerHost, 128), max(1, o.MaxConns/2))
-	o.Challenges = cmp.Or(o.Challenges, 100)
 	o.Guard = cmp.Or(o.Guard, &Guard{})
 	o.UserAgent = cmp.Or(o.UserAgent, "mcp-events/dev")
 	if o.Now == nil {
@@ -99,8 +92,7 @@ func NewSender(o Options) *Sender {
 	}
 	s := &Sender{
 		guard: o.Guard, identity: o.Identity, userAgent: []string{o.UserAgent}, now: o.Now,
-		targets:       bounded.NewMap[string, *url.URL](8192),
-		verifications: rate.NewKeyed[string](1, o.Challenges, 16_384), burst: o.Challenges,
+		targets: bounded.NewMap[string, *url.URL](8192),
 	}
 	s.places = newPlaces(o.MaxConns, s.Close)
 	s.connect = s.bounded(s.guard.DialContext)
