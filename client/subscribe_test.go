@@ -305,7 +305,7 @@ func TestWebhooksThatTheServerGaveUp(t *testing.T) {
 	})
 	t.Run("EVX-21 EVX-19 a repetition in another message is dropped", func(t *testing.T) {
 		t.Parallel()
-		h := newHome(t, func(o *server.Options) { o.Limits.WebhookID = "message" })
+		h := newHome(t, func(o *server.Options) { o.Limits.Profile = "final" })
 		p := run(t, h.server.URL, client.ModeWebhook, nil)
 		p.begins()
 		h.publish("a", "b")

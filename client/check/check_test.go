@@ -55,10 +55,9 @@ func TestOurServerHoldsTheRules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Run("RCH-06 it fails only where it differs by default", func(t *testing.T) {
-		// The numbers and the answer that ChatGPT expects; docs/reference/sep-3415.md.
-		if got := outcome(report, check.Failed); !slices.Equal(got, []string{"error-numbers", "webhook-unsubscribe-unknown"}) || report.FailedMust > 0 {
-			t.Errorf("failed: %q", got)
+	t.Run("RCH-06 EVX-25 it fails no rule, in the released profile", func(t *testing.T) {
+		if got := outcome(report, check.Failed); len(got) > 0 || report.Profile != "released" {
+			t.Errorf("failed: %q in the profile %q %v, want none in released", got, report.Profile, report.ShownBy)
 		}
 	})
 	t.Run("RCH-06 what is not testable is what the receiver and the operator are needed for", func(t *testing.T) {
@@ -77,7 +76,7 @@ func written(t *testing.T, report *check.Report) {
 			t.Fatal(err)
 		}
 	}
-	if !strings.Contains(table.String(), "passed        MUST    push-active") || !strings.Contains(table.String(), "error-numbers: NotFound is -32011, not -32023") {
+	if !strings.Contains(table.String(), "passed        MUST    push-active") || !strings.Contains(table.String(), "profile: released") {
 		t.Error(table.String())
 	}
 	var again check.Report
@@ -109,14 +108,14 @@ func written(t *testing.T, report *check.Report) {
 func TestAServerSetToTheTextHoldsAllRules(t *testing.T) {
 	t.Parallel()
 	report, err := check.Run(t.Context(), ours(t, func(o *server.Options) {
-		o.Limits.EventCodes, o.Limits.UnknownUnsubscribe = "sep3415", "not-found"
+		o.Limits.Profile = "final"
 		o.Catalog = append(o.Catalog, "  - {name: poll.only, uri: event://poll/only, delivery: [poll]}\n"...)
 	}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := outcome(report, check.Failed); len(got) > 0 {
-		t.Errorf("RCH-06: failed: %q", got)
+	if got := outcome(report, check.Failed); len(got) > 0 || report.Profile != "final" {
+		t.Errorf("RCH-06 EVX-25: failed: %q in the profile %q %v, want none in final", got, report.Profile, report.ShownBy)
 	}
 	if slices.Contains(outcome(report, check.NotTestable), "error-mode") {
 		t.Error("RCH-06: a mode that an event type lacks was not asked for")

@@ -1,14 +1,19 @@
 package check
 
 import (
+	"cmp"
 	"encoding/json"
 	"encoding/xml"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // What a rule came to.
@@ -27,19 +32,55 @@ type Result struct {
 
 // Report is all of a run.
 type Report struct {
-	Server      string   `json:"server"`
-	Text        string   `json:"text"`
-	Passed      int      `json:"passed"`
-	Failed      int      `json:"failed"`
-	FailedMust  int      `json:"failedMust"`
-	NotTestable int      `json:"notTestable"`
-	Results     []Result `json:"results"`
+	Server string `json:"server"`
+	Text   string `json:"text"`
+	// Profile is the one that the server showed: released, final, "mixed", or empty if there was no occasion. ShownBy says by
+	// which of its answers, for each profile.
+	Profile     string              `json:"profile"`
+	ShownBy     map[string][]string `json:"shownBy,omitempty"`
+	Passed      int                 `json:"passed"`
+	Failed      int                 `json:"failed"`
+	FailedMust  int                 `json:"failedMust"`
+	NotTestable int                 `json:"notTestable"`
+	Results     []Result            `json:"results"`
 }
 
-// results are what is known so far. A rule that failed once has failed.
-type results struct{ byRule map[*Rule]*Result }
+// mixed is the profile of a server that shows more than one.
+const mixed = "mixed"
 
-func newResults() *results { return &results{byRule: map[*Rule]*Result{}} }
+// results are what is known so far. A rule that failed once has failed.
+type results struct {
+	byRule  map[*Rule]*Result
+	shownBy map[string][]string // by profile
+}
+
+func newResults() *results {
+	return &results{byRule: map[*Rule]*Result{}, shownBy: map[string][]string{}}
+}
+
+// shows records that the server showed a profile.
+func (r *results) shows(profile mcpspec.Profile, by string) {
+	if p := string(profile); !slices.Contains(r.shownBy[p], by) {
+		r.shownBy[p] = append(r.shownBy[p], by)
+	}
+}
+
+// judgeProfile returns the profile of the server, and judges whether it has just one.
+func (r *results) judgeProfile() string {
+	switch len(r.shownBy) {
+	case 0:
+		return ""
+	case 1:
+		r.pass(ruleProfile)
+		return slices.Collect(maps.Keys(r.shownBy))[0]
+	}
+	var parts []string
+	for _, profile := range mcpspec.Profiles() {
+		parts = append(parts, profile+" by "+strings.Join(r.shownBy[profile], ", "))
+	}
+	r.fail(ruleProfile, "the server shows %s", strings.Join(parts, "; "))
+	return mixed
+}
 
 func (r *results) set(rule *Rule, result, detail string) {
 	had := r.byRule[rule]
@@ -71,8 +112,9 @@ func (r *results) has(rule *Rule) bool { return r.byRule[rule] != nil }
 
 // report is all rules; those without a result were not testable because of otherwise.
 func (r *results) report(server, otherwise string) *Report {
+	profile := r.judgeProfile()
 	r.skip(otherwise, rules...)
-	out := &Report{Server: server, Text: Text}
+	out := &Report{Server: server, Text: Text, Profile: profile, ShownBy: r.shownBy}
 	for _, rule := range rules {
 		result := *r.byRule[rule]
 		out.Results = append(out.Results, result)
@@ -123,6 +165,7 @@ func (r *Report) Table(w io.Writer) error {
 			return err
 		}
 	}
+	fmt.Fprintf(w, "\nprofile: %s\n", cmp.Or(r.Profile, "not seen"))
 	_, err := fmt.Fprintf(w, "\n%d passed, %d failed (%d of them a MUST), %d not testable; %s\n", r.Passed, r.Failed, r.FailedMust, r.NotTestable, r.Text)
 	return err
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // Text is which text the rules are of.
@@ -76,7 +78,7 @@ var (
 	ruleUnknownEvent = rule("error-unknown-event", must, inErrors, "an unknown event type is NotFound")
 	ruleBadArguments = rule("error-arguments", must, inErrors, "arguments that do not fit inputSchema are InvalidParams")
 	ruleWrongMode    = rule("error-mode", must, inErrors, "a delivery mode that the event type lacks is Unsupported")
-	ruleProposed     = rule("error-numbers", should, inErrors, "errors have the numbers of the text, which are provisional")
+	ruleProfile      = rule("profile", should, inErrors, "error numbers, webhook-id and unknown subscriptions follow one profile, released or final")
 
 	rulePollNull    = rule("poll-null", must, inPoll, "a poll without a position has no events")
 	rulePollAbsent  = rule("poll-absent", must, inCursor, "an absent cursor is the same as null")
@@ -116,7 +118,7 @@ var (
 	ruleDelivery      = rule("webhook-delivery", must, inDelivery, "an event is POSTed, as JSON")
 	ruleHeaders       = rule("webhook-headers", must, inSecurity, "every delivery has the headers of Standard Webhooks and X-MCP-Subscription-Id")
 	ruleSignature     = rule("webhook-signature", must, inSecurity, "every delivery is signed with the client's secret, with the time of the attempt")
-	ruleWebhookID     = rule("webhook-id", should, inSecurity, "webhook-id is the eventId")
+	ruleWebhookID     = rule("webhook-id", should, inSecurity, "webhook-id is the eventId, or in the final profile an id of the message, msg_…")
 	ruleSize          = rule("webhook-size", should, inSecurity, "a delivery is at most 256 KiB")
 	ruleReplay        = rule("webhook-replay", should, inSubscribe, "a new subscription with a cursor gets what came after it")
 	ruleRetry         = rule("webhook-retry", must, inDelivery, "a delivery that failed is tried again, with a new timestamp and signature")
@@ -127,12 +129,12 @@ var (
 	ruleRotation      = rule("webhook-rotation", must, inIdentity, "a new secret at a refresh signs what comes after it")
 	ruleDual          = rule("webhook-dual", should, inSecurity, "for a while the old secret signs, too")
 	ruleUnsubscribe   = rule("webhook-unsubscribe", must, inUnsubscribe, "events/unsubscribe stops deliveries")
-	ruleUnsubUnknown  = rule("webhook-unsubscribe-unknown", should, inErrors, "events/unsubscribe of what is not subscribed is NotFound")
+	ruleUnsubUnknown  = rule("webhook-unsubscribe-unknown", should, inErrors, "events/unsubscribe of an unknown subscription is NotFound, or in the released profile an empty result")
 
 	ruleTerminated = rule("terminated", must, inTermination, "a subscription that loses its access or its event type is ended with a signal")
 )
 
-// Codes are the numbers of the named errors: of the text, and of the sketch that it replaces.
+// codes are the numbers of the named errors in the final and in the released profile.
 var codes = map[string][]int{
 	"InvalidParams":         {-32602},
 	"NotFound":              {-32023, -32011},
@@ -143,12 +145,12 @@ var codes = map[string][]int{
 
 // refused judges an answer that must be an error of a name.
 func (r *results) refused(rule *Rule, a *answer, name, what string) {
-	for i, code := range codes[name] {
-		if a.code() == code {
-			r.pass(rule)
-			r.judge(ruleProposed, i == 0, "%s is %d, not %d", name, code, codes[name][0])
-			return
+	if i := slices.Index(codes[name], a.code()); i >= 0 {
+		r.pass(rule)
+		if len(codes[name]) > 1 {
+			r.shows([]mcpspec.Profile{mcpspec.Final, mcpspec.Released}[i], "error numbers")
 		}
+		return
 	}
 	r.fail(rule, "%s is answered with %s, not with %s (%d)", what, a, name, codes[name][0])
 }

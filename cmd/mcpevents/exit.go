@@ -10,6 +10,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
@@ -62,6 +63,12 @@ func usage(w io.Writer, err error) int {
 			if n := p.Node(); n != nil {
 				command, group = n.FullPath(), len(n.Children) > 0
 			}
+		}
+	}
+	if flag, ok := strings.CutPrefix(text, "unknown flag --"); ok {
+		flag, _, _ = strings.Cut(flag, ",") // after it, kong may suggest another flag
+		if removed := config.Removed(flag); removed != nil {
+			text = fault.Public(removed)
 		}
 	}
 	if found, ok := strings.CutPrefix(text, "unexpected argument "); ok && group {

@@ -75,3 +75,13 @@ func TestCheckIsInterrupted(t *testing.T) {
 		t.Errorf("got exit code %d, %q and %q, want %d and no report", code, out, errs, exitInterrupted)
 	}
 }
+
+func TestARemovedFlagNamesItsReplacement(t *testing.T) {
+	for _, flag := range []string{"--webhook-id=message", "--event-codes=sep3415", "--unknown-unsubscribe=not-found"} {
+		var out, errs bytes.Buffer
+		code := run([]string{"serve", flag}, nil, &out, &errs)
+		if code != exitUsage || !strings.Contains(errs.String(), "use --profile (MCPEVENTS_PROFILE) instead") {
+			t.Errorf("EVX-25: serve %s: exit code %d and %q, want %d and the replacement", flag, code, errs.String(), exitUsage)
+		}
+	}
+}

@@ -101,7 +101,7 @@ func (c *ServeCmd) settings() server.Options {
 	s.Catalog, unread[0] = read("catalog", c.Catalog)
 	s.Workspaces, unread[1] = readCatalogs(c.Own)
 	s.Config, unread[2] = readConfig(c.Config)
-	s.SettingsError = cmp.Or(unread[:]...)
+	s.SettingsError = cmp.Or(append(unread[:], config.CheckRemoved(os.LookupEnv))...)
 	return s
 }
 

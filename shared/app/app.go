@@ -19,6 +19,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync"
@@ -27,6 +28,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/rate"
@@ -80,6 +82,19 @@ func (c *Core) Most(name string) func(ctx context.Context, workspace, principal 
 		}
 		return now.Most(name, workspace, principal, c.Limits)
 	}
+}
+
+// Profile returns the profile of the MCP Events extension that a principal is configured for, or the default one.
+func (c *Core) Profile(ctx context.Context, p auth.Principal) mcpspec.Profile {
+	profile := mcpspec.Profile(c.Limits.Profile)
+	if c.Config == nil {
+		return profile
+	}
+	now, err := c.Config.Config(ctx)
+	if err != nil {
+		return profile
+	}
+	return cmp.Or(now.Profile(p.Workspace, p.ID), profile)
 }
 
 // Rate is [Core.Most] for what is counted per second.

@@ -23,7 +23,7 @@ func implementation() mcp.Implementation {
 func (c *Core) Endpoint() mcp.Options {
 	return mcp.Options{
 		Server: implementation(), Auth: c.Auth, Catalogs: c.Catalogs, ResourceMetadata: c.ResourceMetadata,
-		AnonymousWebhooks: c.Limits.AllowInsecureTargets, EventCodes: EventCodes(c.Limits),
+		AnonymousWebhooks: c.Limits.AllowInsecureTargets, Profile: c.Profile,
 		Guard: c.Guard(), Logger: c.Log, Metrics: c.Metrics,
 	}
 }
@@ -90,11 +90,3 @@ func (c *Core) Consent(s *conversation.Service) *conversation.Handler {
 
 // RefusesStreams reports whether a stream over a principal's quota is refused, or the oldest ends.
 func RefusesStreams(l config.Limits) bool { return l.FullStreams == "refuse" }
-
-// EventCodes are the error numbers of the events methods.
-func EventCodes(l config.Limits) mcp.EventCodes {
-	if l.EventCodes == "sep3415" {
-		return mcp.ProposalCodes
-	}
-	return mcp.SketchCodes
-}

@@ -20,7 +20,7 @@ func (c *Core) Subscriptions() *subscription.Service {
 			SumOf: func(ctx context.Context, workspace string) int64 { return int64(sum(ctx, workspace, "")) },
 		},
 		Catalog: c.Catalogs, Log: c.EventLog,
-		AllowAnonymous: c.Limits.AllowInsecureTargets, UnknownUnsubscribe: c.Limits.UnknownUnsubscribe == "not-found",
+		AllowAnonymous: c.Limits.AllowInsecureTargets,
 		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // MaxSource is the largest configuration file in bytes.
@@ -39,7 +40,9 @@ type Config struct {
 	// quotas are limits of a principal of a workspace or, without a name, of each of them that has none of its own. They
 	// take the place of the settings. A rate of 0 is no limit.
 	quotas map[place]map[string]float64
-	source []byte
+	// profiles are those of principals and, without a name, of workspaces.
+	profiles map[place]mcpspec.Profile
+	source   []byte
 }
 
 // Backend is an MCP server behind the gateway.
@@ -102,6 +105,7 @@ func ParseFile(name string, src []byte) (*Config, error) {
 			field{"sources", p.sources},
 			field{"conversation", func(n *strictyaml.Node, _ string) { talk = n }},
 			field{"quotas", p.quotas},
+			field{"principals", p.principals},
 		)
 		if talk != nil { // which may name backends
 			p.conversation(talk)

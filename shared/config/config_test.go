@@ -209,7 +209,7 @@ func TestLimits(t *testing.T) {
 	for name, value := range map[string]string{
 		"QUOTA": "many", "STREAMS": "0", "PUBLISH_RATE": "NaN", "REGISTRATION_RATE": "-1", "CONVERSATION_RATE": "-1", "WEBHOOK_TIMEOUT": "5", "EVENTS_TIMEOUT": "1h", "RETRY_SCHEDULE": "5s",
 		"EVENTS_RETRY_SCHEDULE": "0s,1ms", "DELIVERY_LOG": "some", "HEARTBEAT": "1m", "DEFAULT_TTL": "200h", "LOG_RETENTION": "1s",
-		"MIN_TTL": "0s", "ALLOW_NO_EXPIRY": "maybe", "WEBHOOK_SECRET": "weak", "EVENT_CODES": "own", "UNKNOWN_UNSUBSCRIBE": "error",
+		"MIN_TTL": "0s", "ALLOW_NO_EXPIRY": "maybe", "WEBHOOK_SECRET": "weak", "PROFILE": "draft", "WEBHOOK_ID": "event", "EVENT_CODES": "sketch", "UNKNOWN_UNSUBSCRIBE": "empty",
 		"VERIFIED_TARGETS": "https://good.example", "TARGET_PORTS": "443,0",
 	} {
 		if _, err := FromEnv(environ(map[string]string{EnvPrefix + name: value})); !fault.Is(err, fault.Invalid) {

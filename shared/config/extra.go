@@ -29,6 +29,8 @@ func withSettings(lookup func(string) (string, bool)) (func(string) (string, boo
 		switch own, set := lookup(EnvName(name)); {
 		case !ok || value == "":
 			return nil, fault.New(fault.Invalid, "%s: %.100q is not NAME=VALUE, such as quota=50", EnvSettings, part)
+		case Removed(name) != nil:
+			return nil, fault.Wrap(fault.Invalid, Removed(name), "%s", EnvSettings)
 		case !known[name]:
 			return nil, fault.New(fault.Invalid, "%s: unknown setting %.100q", EnvSettings, name)
 		case given[EnvName(name)] != "":

@@ -11,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // EnvPrefix begins the name of every environment variable of ours.
@@ -61,11 +62,9 @@ type Limits struct {
 	MaxTTL        time.Duration `name:"max-ttl" default:"168h" help:"Longest life of an MCP Events subscription between refreshes."`
 	AllowNoExpiry bool          `name:"allow-no-expiry" help:"Let an MCP Events subscription that asks for it (ttlMs null) never expire."`
 
-	WebhookSecret      string `name:"webhook-secret" default:"standard" help:"Secret of SEP-1803 subscriptions: standard, raw (adds X-Hub-Signature-256), or none (unsigned)."`
-	ServerIdentity     bool   `name:"server-identity" help:"Sign webhooks with this server's ed25519 key too (v1a); receivers find the public key at /.well-known/mcp-webhook-jwks.json. Embedded only."`
-	WebhookID          string `name:"webhook-id" default:"event" help:"webhook-id of MCP Events deliveries: event (the eventId, as ChatGPT and the AI SDK expect) or message (one per delivery, the same in all its attempts)."`
-	UnknownUnsubscribe string `name:"unknown-unsubscribe" default:"empty" help:"Answer to events/unsubscribe of an unknown subscription: empty (as ChatGPT expects) or not-found (SEP-3415)."`
-	EventCodes         string `name:"event-codes" default:"sketch" help:"Error numbers of the events methods: sketch (ChatGPT, -32011 to -32015) or sep3415 (-32023 to -32027)."`
+	WebhookSecret  string `name:"webhook-secret" default:"standard" help:"Secret of SEP-1803 subscriptions: standard, raw (adds X-Hub-Signature-256), or none (unsigned)."`
+	ServerIdentity bool   `name:"server-identity" help:"Sign webhooks with this server's ed25519 key too (v1a); receivers find the public key at /.well-known/mcp-webhook-jwks.json. Embedded only."`
+	Profile        string `name:"profile" default:"released" help:"Text of the MCP Events extension that subscriptions follow: released (as ChatGPT, the AI SDK and TanStack do) or final (SEP-3415). Principals and clients can choose another."`
 
 	AllowInsecureTargets bool          `name:"allow-insecure-targets" help:"Development only: http and private addresses as webhook targets, and events/subscribe without authentication."`
 	VerifyRegistrations  bool          `name:"verify-registrations" help:"Have endpoints of resources/subscriptions/register echo a challenge first, as those of events/subscribe do."`
@@ -105,6 +104,9 @@ func DefaultLimits() Limits {
 // os.LookupEnv; what is missing or empty has its default, and so have those whose names are in except. A
 // value that cannot be read, or is out of range, is of kind fault.Invalid.
 func FromEnv(lookup func(string) (string, bool), except ...string) (Limits, error) {
+	if err := CheckRemoved(lookup); err != nil {
+		return Limits{}, err
+	}
 	lookup, err := withSettings(lookup)
 	if err != nil {
 		return Limits{}, err
@@ -236,10 +238,8 @@ func (l Limits) checkChoices() error {
 	}{
 		{"delivery-log", cmp.Or(l.DeliveryLog, "failures"), []string{"failures", "all", "none"}},
 		{"webhook-secret", l.WebhookSecret, []string{"standard", "raw", "none"}},
-		{"unknown-unsubscribe", l.UnknownUnsubscribe, []string{"empty", "not-found"}},
-		{"webhook-id", l.WebhookID, []string{"event", "message"}},
+		{"profile", l.Profile, mcpspec.Profiles()},
 		{"full-streams", l.FullStreams, []string{"oldest", "refuse"}},
-		{"event-codes", l.EventCodes, []string{"sketch", "sep3415"}},
 	} {
 		if !slices.Contains(x.allowed, x.value) {
 			return fault.New(fault.Invalid, "--%s %q is not allowed (allowed: %s)", x.name, x.value, strings.Join(x.allowed, ", "))

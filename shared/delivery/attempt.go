@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/trace"
@@ -99,7 +101,7 @@ func (s *sender) fill(ctx context.Context, r *webhook.Request, sub *subscription
 	if sub.Origin == subscription.MCPEvents {
 		r.Timeout = s.options.EventsTimeout
 		r.Body = eventsBody(e, s.entry(ctx, e), sub.Cursor)
-		if r.ID, err = s.webhookID(ctx, sub.ID, e); err != nil {
+		if r.ID, err = s.webhookID(ctx, sub, e); err != nil {
 			return err
 		}
 	} else {
@@ -108,18 +110,19 @@ func (s *sender) fill(ctx context.Context, r *webhook.Request, sub *subscription
 	return s.sign(ctx, r, e.Workspace, sub.ID, sub.Target)
 }
 
-// webhookID is the id of a delivery of an MCP Events subscription. That of a message depends on the subscription and the
-// event alone, so that all attempts and replays have the same, whichever process makes them. Its digits are
-// hexadecimal: it is never taken for a control message, msg_<type>_….
-func (s *sender) webhookID(ctx context.Context, sub string, e *event.Event) (string, error) {
-	if !s.options.MessageIDs {
+// webhookID returns the id of a delivery of an MCP Events subscription. In the released profile that is the event's id. In the
+// final profile it is an id of the message, which depends only on the subscription and the event, so that all attempts and
+// replays have the same id, whichever process makes them. Its digits are hexadecimal, so it is never taken for the id of a
+// control message, msg_<type>_….
+func (s *sender) webhookID(ctx context.Context, sub *subscription.Subscriber, e *event.Event) (string, error) {
+	if cmp.Or(sub.Profile, s.options.Profile) != mcpspec.Final {
 		return e.ID, nil
 	}
 	sealer, err := s.gaps.Sealer(ctx)
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("msg_%016x", sealer.Hash("message\x00"+e.Workspace+"\x00"+sub+"\x00"+e.Key())), nil
+	return fmt.Sprintf("msg_%016x", sealer.Hash("message\x00"+e.Workspace+"\x00"+sub.ID+"\x00"+e.Key())), nil
 }
 
 // sign adds the keys to a request.

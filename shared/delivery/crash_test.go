@@ -16,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
@@ -48,7 +49,7 @@ type rig struct {
 	log      *eventlog.Log
 	sealer   *eventlog.Sealer
 	plain    []string // targets without control messages
-	messages bool     // an id per message
+	profile  mcpspec.Profile
 	// unordered has processes stamp events themselves, as they do over DynamoDB.
 	unordered bool
 	// directory may be nil.
@@ -199,7 +200,7 @@ func (r *rig) terminator(m mortal, services *subscriptions) *Terminator {
 		Queue: m, Subscriptions: services, Lists: services.Lists, Now: func() time.Time { return r.now }, Log: slog.New(slog.DiscardHandler),
 		Plain:       r.plain,
 		Review:      &subscription.Review{DB: m, Catalog: r.catalogs, Directory: r.directory},
-		ErrorObject: func(reason error) json.RawMessage { return []byte(fmt.Sprintf("%q", reason)) },
+		ErrorObject: func(_ mcpspec.Profile, reason error) json.RawMessage { return []byte(fmt.Sprintf("%q", reason)) },
 	}
 }
 
@@ -243,7 +244,7 @@ func (r *rig) process() (*Fanout, *Dispatcher, *Retry) {
 	services := r.service(m, log)
 	d := NewDispatcher(&Dispatcher{
 		DB: m, Queue: m, Subscriptions: services.Service, Catalog: r.catalogs, Poster: endpoint{r}, Opener: plain{}, Terminator: r.terminator(m, services),
-		Now: clock, Options: Options{Records: RecordAll, MessageIDs: r.messages}, Log: slog.New(slog.DiscardHandler),
+		Now: clock, Options: Options{Records: RecordAll, Profile: r.profile}, Log: slog.New(slog.DiscardHandler),
 		Gaps: &Gaps{Log: log, Sealer: func(context.Context) (*eventlog.Sealer, error) { return r.sealer, nil }},
 	})
 	return &Fanout{DB: m, Log: log, Catalog: r.catalogs, Queue: m}, d, &Retry{DB: m, Queue: m, Now: clock}

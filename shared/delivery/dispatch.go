@@ -9,6 +9,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -62,8 +63,8 @@ type Options struct {
 	Bytes int64
 	// Records says which attempts leave a delivery record.
 	Records Records
-	// MessageIDs gives each delivery of an MCP Events subscription a webhook-id of its own, in place of the event's id.
-	MessageIDs bool
+	// Profile is that of MCP Events subscriptions that have none of their own.
+	Profile mcpspec.Profile
 	// LogDeliveries writes a log line for each attempt.
 	LogDeliveries bool
 }

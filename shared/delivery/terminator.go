@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"log/slog"
@@ -9,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -22,8 +24,10 @@ type Terminator struct {
 	Subscriptions Terminable
 	Lists         *subscription.Lists
 	Review        *subscription.Review
-	// ErrorObject is the error member of a termination notice: code, message and data.
-	ErrorObject func(reason error) json.RawMessage
+	// ErrorObject returns the error member of a termination notice: code, message and data.
+	ErrorObject func(profile mcpspec.Profile, reason error) json.RawMessage
+	// Profile is that of subscriptions that have none of their own.
+	Profile mcpspec.Profile
 	// Plain are prefixes of target URLs that get no notices.
 	Plain []string
 	Now   func() time.Time
@@ -85,7 +89,7 @@ func (e *Terminator) notice(sub *subscription.Subscription, reason error) *deliv
 	body, _ := json.Marshal(struct { // its error member is JSON already
 		Type  string          `json:"type"`
 		Error json.RawMessage `json:"error"`
-	}{"terminated", e.ErrorObject(reason)})
+	}{"terminated", e.ErrorObject(cmp.Or(sub.Profile, e.Profile), reason)})
 	now, subscriber := e.now(), sub.Subscriber()
 	del := newNotice(sub.Workspace, &subscriber, sub.Name, "terminated", now)
 	del.Due, del.DueAt, del.made, del.Control.Body = now, now.Add(backup), now, body

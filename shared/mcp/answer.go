@@ -212,7 +212,7 @@ func (p *responseRelay) failed(err error) bool {
 		return true
 	}
 	return p.end(func(b []byte) []byte {
-		return jsonrpc.AppendError(b, p.c.msg.ID, p.faults.translate(p.c.request.Context(), err, p.c.version, coreMethods))
+		return jsonrpc.AppendError(b, p.c.msg.ID, p.faults.translate(p.c.request.Context(), err, p.c.version, p.c.profile))
 	})
 }
 

@@ -18,6 +18,7 @@ type call struct {
 	body      []byte // of the whole HTTP request
 	principal auth.Principal
 	version   mcpspec.Version
+	profile   mcpspec.Profile  // of a method of the MCP Events extension; empty for all others
 	session   *session.Session // nil in the stateless revisions
 	dialect   bool             // of named events, see dialect.go
 	msg       jsonrpc.Message

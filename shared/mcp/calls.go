@@ -199,7 +199,7 @@ func (e *Endpoint) takeIn(w http.ResponseWriter, c *call) {
 		}
 		code = http.StatusTooManyRequests
 	}
-	sendError(w, code, nil, e.faults.translate(c.request.Context(), err, c.version, coreMethods))
+	sendError(w, code, nil, e.faults.translate(c.request.Context(), err, c.version, c.profile))
 }
 
 // handle hands a notification or an answer on to backends. Without any, and without a session, nothing that a client notifies or

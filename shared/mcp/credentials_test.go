@@ -54,7 +54,7 @@ func terminated(t *testing.T, text string) bool {
 	}
 	var notice pushed
 	must(t, json.Unmarshal(all[len(all)-2].sse.Data, &notice))
-	return notice.Method == mcpspec.NoteEventsTerminated && notice.Params.Error != nil && notice.Params.Error.Code == SketchCodes.Forbidden
+	return notice.Method == mcpspec.NoteEventsTerminated && notice.Params.Error != nil && notice.Params.Error.Code == codes[mcpspec.Released].Forbidden
 }
 
 // streamOfType opens an events/stream.

@@ -131,7 +131,7 @@ func TestSwitchedOff(t *testing.T) {
 		{
 			name: "only register, as the function of that name",
 			change: func(o *Options) {
-				*o = Options{Auth: o.Auth, Catalogs: o.Catalogs, Registrar: o.Registrar, EventCodes: o.EventCodes, Logger: o.Logger}
+				*o = Options{Auth: o.Auth, Catalogs: o.Catalogs, Registrar: o.Registrar, Logger: o.Logger}
 			},
 			unknown: []string{
 				mcpspec.MethodListen, mcpspec.MethodSubscribe, mcpspec.MethodDeregister, mcpspec.MethodEventsUnsub, mcpspec.MethodResources, mcpspec.MethodTemplates,

@@ -82,8 +82,11 @@ type Options struct {
 	// EventTools serves events as tools too, to clients that know tools alone; see eventtools.go.
 	EventTools bool
 
-	// EventCodes are the numbers of the errors of the events methods.
-	EventCodes EventCodes
+	// Profile returns the profile of the MCP Events extension that a principal is configured for, or the default one. Nil is
+	// [mcpspec.Released] for all.
+	Profile func(ctx context.Context, p auth.Principal) mcpspec.Profile
+	// EventsRevisions replaces [mcpspec.EventsRevisions].
+	EventsRevisions map[string]mcpspec.Profile
 
 	// Guard keeps pages of other sites out.
 	Guard auth.Guard
@@ -124,6 +127,9 @@ func (o Options) withDefaults() Options {
 	o.MaxStreamPatterns = cmp.Or(o.MaxStreamPatterns, 20)
 	o.PageSize = cmp.Or(o.PageSize, 100)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
+	if o.EventsRevisions == nil {
+		o.EventsRevisions = mcpspec.EventsRevisions
+	}
 	return o
 }
 
@@ -162,7 +168,7 @@ func New(o Options) (*Endpoint, error) {
 	o = o.withDefaults()
 	e := &Endpoint{
 		options: o, methods: methodTable{}, catalogs: catalogs{o.Catalogs}, backends: o.Gateway,
-		faults: faults{o.EventCodes, o.Logger, o.Metrics},
+		faults: faults{o.Logger, o.Metrics},
 	}
 	if e.backends == nil {
 		e.backends = noGateway{}

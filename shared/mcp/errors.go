@@ -28,21 +28,18 @@ const (
 	codeUnavailable     = 503
 )
 
-// EventCodes numbers the named errors of the MCP Events extension.
-type EventCodes struct {
+// eventCodes numbers the named errors of the MCP Events extension.
+type eventCodes struct {
 	NotFound, Forbidden, ResourceExhausted, Unsupported, CallbackEndpointError int
 }
 
-// The number sets in use.
-var (
-	// SketchCodes are those of the working group's design sketch, of the published
-	// conformance scenarios and of ChatGPT: the default.
-	SketchCodes = EventCodes{-32011, -32012, -32013, -32014, -32015}
-	// ProposalCodes are those of SEP-3415, provisional until it is accepted.
-	ProposalCodes = EventCodes{-32023, -32024, -32025, -32026, -32027}
-)
+// codes are the numbers of each profile.
+var codes = map[mcpspec.Profile]eventCodes{
+	mcpspec.Released: {-32011, -32012, -32013, -32014, -32015},
+	mcpspec.Final:    {-32023, -32024, -32025, -32026, -32027},
+}
 
-// family says which column of the table a method's faults are read in.
+// family says whether a method is of the MCP Events extension, whose faults have names and numbers of their own.
 type family uint8
 
 const (
@@ -73,7 +70,6 @@ var meanings = map[fault.Kind]meaning{
 
 // faults translates errors for clients, and logs those that are ours.
 type faults struct {
-	codes   EventCodes
 	logger  *slog.Logger
 	metrics *metric.Set
 }
@@ -82,19 +78,19 @@ func (f faults) log(ctx context.Context, msg string, err error) {
 	f.logger.ErrorContext(ctx, msg, "error", err)
 }
 
-// translate makes a JSON-RPC error of what a handler returned. One that is a
-// JSON-RPC error already stays.
-func (f faults) translate(ctx context.Context, err error, v mcpspec.Version, of family) *jsonrpc.Error {
+// translate returns the JSON-RPC error for an error of a handler. It returns a JSON-RPC error as it is. The profile is that of
+// the call, and empty for a method that is not of the MCP Events extension.
+func (f faults) translate(ctx context.Context, err error, v mcpspec.Version, profile mcpspec.Profile) *jsonrpc.Error {
 	if rpc, ok := errors.AsType[*jsonrpc.Error](err); ok {
 		return rpc
 	}
 	f.metrics.LimitReached(fault.LimitOf(err))
 	kind := fault.KindOf(err)
-	if data, ok := fault.DataOf(err).(map[string]any); ok && of == eventsMethods && kind == fault.Unavailable {
+	if data, ok := fault.DataOf(err).(map[string]any); ok && profile != "" && kind == fault.Unavailable {
 		// Why a client's callback endpoint was not verified: one of the published lastError categories.
 		if reason, ok := data["reason"].(string); ok {
 			return &jsonrpc.Error{
-				Code:    f.codes.CallbackEndpointError,
+				Code:    codes[profile].CallbackEndpointError,
 				Message: "CallbackEndpointError: the callback endpoint was not verified",
 				Data:    map[string]string{"reason": reason},
 			}
@@ -107,18 +103,18 @@ func (f faults) translate(ctx context.Context, err error, v mcpspec.Version, of 
 	default:
 		f.log(ctx, "MCP request failed", err)
 	}
-	return f.codes.object(err, v, of)
+	return errorOf(err, v, profile)
 }
 
-// object is what the table makes of a fault.
-func (c EventCodes) object(err error, v mcpspec.Version, of family) *jsonrpc.Error {
+// errorOf looks a fault up in the table.
+func errorOf(err error, v mcpspec.Version, profile mcpspec.Profile) *jsonrpc.Error {
 	kind := fault.KindOf(err)
 	m := meanings[kind]
 	out := &jsonrpc.Error{Code: m.stateless, Message: fault.Public(err)}
 	if !v.Stateless() {
 		out.Code = m.sessionBased
 	}
-	if of == eventsMethods && m.events != "" {
+	if c, events := codes[profile]; events && m.events != "" {
 		out.Code = map[string]int{
 			"NotFound": c.NotFound, "Forbidden": c.Forbidden, "ResourceExhausted": c.ResourceExhausted, "Unsupported": c.Unsupported,
 		}[m.events]
@@ -130,10 +126,10 @@ func (c EventCodes) object(err error, v mcpspec.Version, of family) *jsonrpc.Err
 	return out
 }
 
-// ErrorObject is the error by which the end of a subscription is notified in a webhook
-// (SEP-3415, Subscription Termination), with the same code and text as on a stream.
-func (c EventCodes) ErrorObject(reason error) json.RawMessage {
-	return jsonrpc.AppendErrorObject(nil, c.object(reason, mcpspec.V20260728, eventsMethods))
+// ErrorObject returns the error with which a webhook notifies the end of a subscription of the profile (SEP-3415, Subscription
+// Termination). Its code and text are the same as on a stream.
+func ErrorObject(profile mcpspec.Profile, reason error) json.RawMessage {
+	return jsonrpc.AppendErrorObject(nil, errorOf(reason, mcpspec.V20260728, profile))
 }
 
 // status is the HTTP status of a response in the stateless revisions. Only where the

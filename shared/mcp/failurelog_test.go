@@ -65,11 +65,11 @@ func TestClientsThatWentAwayAreNoFailures(t *testing.T) {
 	gone, leave := context.WithCancel(t.Context())
 	leave()
 	why := fault.Wrap(fault.Unavailable, fmt.Errorf("exchange: %w", context.Canceled), "reach a backend")
-	f.endpoint.faults.translate(gone, why, mcpspec.V20260728, coreMethods)
+	f.endpoint.faults.translate(gone, why, mcpspec.V20260728, "")
 	if line := said.take(); line != "" {
 		t.Errorf("the log has %q", line)
 	}
-	f.endpoint.faults.translate(t.Context(), why, mcpspec.V20260728, coreMethods)
+	f.endpoint.faults.translate(t.Context(), why, mcpspec.V20260728, "")
 	if line := said.take(); !strings.Contains(line, "context canceled") {
 		t.Errorf("of a client that waits the log has %q", line)
 	}

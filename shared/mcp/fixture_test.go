@@ -175,7 +175,7 @@ func newEndpointOn(t testing.TB, db store.DB, change func(*Options)) *fixture {
 	must(t, err)
 	o := Options{
 		Server: Implementation{Name: "mcp-events", Version: "1.2.3"},
-		Auth:   keys, Catalogs: f.catalogs, Feeds: f.tails, Sessions: db, EventCodes: SketchCodes,
+		Auth:   keys, Catalogs: f.catalogs, Feeds: f.tails, Sessions: db,
 		MaxAge: 5 * time.Minute, Heartbeat: 15 * time.Second, AnswerStreamAfter: time.Second, PollMin: time.Second, PollMax: 30 * time.Second,
 		Subscriptions: &subscription.Lists{DB: db}, Registrar: f.registrar, Deregistrar: f.service,
 		Logger: slog.New(slog.DiscardHandler),

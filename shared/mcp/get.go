@@ -57,9 +57,9 @@ func (e *Endpoint) sessionStream(w http.ResponseWriter, c *call, enter func(http
 	case err == nil:
 	case fault.Is(err, fault.Exhausted):
 		w.Header().Set("Retry-After", "5")
-		sendError(w, http.StatusTooManyRequests, nil, e.faults.translate(c.request.Context(), err, c.version, coreMethods))
+		sendError(w, http.StatusTooManyRequests, nil, e.faults.translate(c.request.Context(), err, c.version, c.profile))
 	case fault.Is(err, fault.Invalid):
-		sendError(w, http.StatusBadRequest, nil, e.faults.translate(c.request.Context(), err, c.version, coreMethods))
+		sendError(w, http.StatusBadRequest, nil, e.faults.translate(c.request.Context(), err, c.version, c.profile))
 	default:
 		e.replies.sessionFailed(w, c, err)
 	}

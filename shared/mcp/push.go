@@ -28,6 +28,7 @@ type push struct {
 	plain
 	selected
 	version mcpspec.Version
+	profile mcpspec.Profile
 	beaten  time.Time // when the last heartbeat, or active, was sent
 }
 
@@ -46,7 +47,7 @@ func (st *streams) openPush(ctx context.Context, c *call) (*streamWriter, error)
 	// The body of the request must not live as long as the stream.
 	w.Arguments = bytes.Clone(w.Arguments)
 	o := &streamWriter{kind: kindEvents, streams: st, principal: c.principal, header: c.request.Header}
-	p := &push{plain: plain{o}, selected: w, version: c.version}
+	p := &push{plain: plain{o}, selected: w, version: c.version, profile: c.profile}
 	o.framing = p
 	return o, o.open(ctx, stream.Request{
 		Workspace: c.principal.Workspace, Patterns: []subscription.Pattern{w.Pattern}, Topics: []string{stream.TopicCatalog},
@@ -94,7 +95,7 @@ func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 	}
 	data, err := p.Data(d.Event)
 	if err != nil { // of this event only
-		return p.fail(mcpspec.NoteEventsError, p.streams.faults.translate(ctx, err, p.version, eventsMethods))
+		return p.fail(mcpspec.NoteEventsError, p.streams.faults.translate(ctx, err, p.version, p.profile))
 	}
 	return p.send(mcpspec.NoteEventsEvent, func(b []byte) []byte {
 		b = jsonrpc.AppendString(append(b, `"cursor":`...), cursor)
@@ -134,7 +135,7 @@ func (p *push) failed(ctx context.Context, err error) error {
 	if !fault.Is(err, fault.Unavailable) || errors.Is(err, stream.ErrClosed) || errors.Is(err, errWriting) {
 		return err
 	}
-	if err := p.fail(mcpspec.NoteEventsError, p.streams.faults.translate(ctx, err, p.version, eventsMethods)); err != nil {
+	if err := p.fail(mcpspec.NoteEventsError, p.streams.faults.translate(ctx, err, p.version, p.profile)); err != nil {
 		return err
 	}
 	if periodic.Sleep(ctx, recovery) != nil {
@@ -151,7 +152,7 @@ func (p *push) fail(name string, rpc *jsonrpc.Error) error {
 // end notifies why the subscription ended, if it did. The cursor was in the notifications.
 func (p *push) end(c *call, why error) {
 	if end, ok := errors.AsType[*ended](why); ok {
-		rpc := p.streams.faults.translate(c.request.Context(), end.reason, p.version, eventsMethods)
+		rpc := p.streams.faults.translate(c.request.Context(), end.reason, p.version, p.profile)
 		_ = p.fail(mcpspec.NoteEventsTerminated, rpc) // it ends either way
 	}
 	p.complete(c, "")

@@ -427,7 +427,7 @@ func (r *revocable) say(p auth.Principal, err error) {
 type numbers map[string]int
 
 var (
-	codeSets    = map[string]EventCodes{"sketch": SketchCodes, "SEP-3415": ProposalCodes}
+	codeSets    = map[string]mcpspec.Profile{"sketch": mcpspec.Released, "SEP-3415": mcpspec.Final}
 	invalid     = numbers{"sketch": -32602, "SEP-3415": -32602}
 	unknown     = numbers{"sketch": -32011, "SEP-3415": -32023}
 	forbidden   = numbers{"sketch": -32012, "SEP-3415": -32024}
@@ -441,8 +441,8 @@ func TestWhatCannotBeFollowed(t *testing.T) {
 	methods := []struct{ method, more, mode, not string }{
 		{mcpspec.MethodEventsPoll, "", "poll", "audit.entry"}, {mcpspec.MethodEventsStream, "", "push", "audit.entry"}, {mcpspec.MethodEventsSub, "," + callback, "webhook", "chat.typing"},
 	}
-	for set, codes := range codeSets {
-		f := newFixture(t, func(o *Options) { o.EventCodes = codes })
+	for set, profile := range codeSets {
+		f := newFixture(t, func(o *Options) { o.Profile = always(profile) })
 		for _, tc := range []struct {
 			name, key, params string
 			code              numbers

@@ -69,7 +69,7 @@ func (r *replies) fault(w http.ResponseWriter, c *call, m method, err error) {
 	if missingScopes(err) {
 		err = r.allMissing(c, m, err)
 	}
-	rpc := r.faults.translate(c.request.Context(), err, c.version, m.family)
+	rpc := r.faults.translate(c.request.Context(), err, c.version, c.profile)
 	code := http.StatusOK
 	switch {
 	case fault.Is(err, fault.Unauthenticated):

@@ -107,7 +107,7 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		scope = m.scope
 	}
 	if name == mcpspec.MethodEventsSub || name == mcpspec.MethodEventsUnsub {
-		rpc = e.faults.translate(r.Context(), err, mcpspec.V20260728, eventsMethods)
+		rpc = e.faults.translate(r.Context(), err, mcpspec.V20260728, e.defaultProfile(r.Context(), auth.Principal{}))
 	}
 	if challenge := auth.Challenge(err, e.options.ResourceMetadata, scope); challenge != "" {
 		w.Header().Set("WWW-Authenticate", challenge)

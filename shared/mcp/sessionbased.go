@@ -100,7 +100,7 @@ func (r *replies) sessionFailed(w http.ResponseWriter, c *call, err error) {
 		http.Error(w, "session not found", http.StatusNotFound)
 		return
 	}
-	rpc := r.faults.translate(c.request.Context(), err, c.version, coreMethods)
+	rpc := r.faults.translate(c.request.Context(), err, c.version, c.profile)
 	w.Header().Set("Retry-After", "1")
 	sendError(w, http.StatusServiceUnavailable, c.msg.ID, rpc)
 }

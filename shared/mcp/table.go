@@ -95,7 +95,7 @@ func (h answering) serve(w http.ResponseWriter, c *call) error {
 	r, err := h.answer(c.request.Context(), c)
 	build := func(b []byte) []byte {
 		if err != nil {
-			return jsonrpc.AppendError(b, c.msg.ID, h.replies.faults.translate(c.request.Context(), err, c.version, coreMethods))
+			return jsonrpc.AppendError(b, c.msg.ID, h.replies.faults.translate(c.request.Context(), err, c.version, c.profile))
 		}
 		return h.replies.appendResult(b, c, r)
 	}
@@ -222,7 +222,13 @@ func (e *Endpoint) webhookMethods(answer func(func(context.Context, *call) (resu
 // dispatch serves a request that has passed the checks of its revision.
 func (e *Endpoint) dispatch(w http.ResponseWriter, c *call) {
 	m := e.methods[c.msg.Method]
-	err := m.permits(c)
+	var err error
+	if m.family == eventsMethods {
+		c.profile, err = e.profileOf(c)
+	}
+	if err == nil {
+		err = m.permits(c)
+	}
 	if err == nil {
 		err = m.handler.serve(w, c)
 	}

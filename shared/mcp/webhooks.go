@@ -161,6 +161,7 @@ func (h *webhooks) eventsSubscribe(ctx context.Context, c *call) (result, error)
 			return result{}, invalidParams("%s must be a boolean", MetaPlain)
 		}
 	}
+	r.Profile = c.profile
 	made, err := h.registrar.Subscribe(ctx, c.principal, r)
 	if err != nil {
 		return result{}, err
@@ -196,7 +197,11 @@ func (h *webhooks) eventsUnsubscribe(ctx context.Context, c *call) (result, erro
 	if err != nil {
 		return result{}, err
 	}
-	return result{}, h.deregistrar.Unsubscribe(ctx, c.principal, name, arguments, url)
+	err = h.deregistrar.Unsubscribe(ctx, c.principal, name, arguments, url)
+	if c.profile == mcpspec.Released && fault.Is(err, fault.NotFound) {
+		err = nil // as released clients expect
+	}
+	return result{}, err
 }
 
 // known refuses a caller who is not authenticated: such a caller could end or take

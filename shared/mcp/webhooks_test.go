@@ -142,8 +142,8 @@ func TestEventsSubscribe(t *testing.T) {
 		}
 	})
 	webhook := func(members string) string { return `"name":"ci.build","delivery":{` + members + `}` }
-	for set, codes := range codeSets {
-		f := newFixture(t, func(o *Options) { o.EventCodes = codes })
+	for set, profile := range codeSets {
+		f := newFixture(t, func(o *Options) { o.Profile = always(profile) })
 		for name, tc := range map[string]struct {
 			params string
 			code   numbers
@@ -194,18 +194,6 @@ func TestEventsSubscribe(t *testing.T) {
 	})
 }
 
-func TestUnsubscribeOfNothing(t *testing.T) {
-	f := newFixture(t, nil)
-	f.service.UnknownUnsubscribe = true
-	t.Run("EVX-15_is_NotFound_where_that_is_configured", func(t *testing.T) {
-		m := f.stateless(alice, mcpspec.MethodEventsUnsub, `"name":"ci.build",`+callback).rpc(t)
-		if m.Error == nil || m.Error.Code != -32011 || !strings.HasPrefix(m.Error.Message, "NotFound") {
-			t.Fatalf("got %+v", m.Error)
-		}
-		sameJSON(t, m.Error.Data, `{"kind":"subscription"}`)
-	})
-}
-
 // TestForward puts the methods that change subscriptions behind other endpoints,
 // as on AWS: stream hands the whole request on.
 func TestForward(t *testing.T) {
@@ -217,9 +205,9 @@ func TestForward(t *testing.T) {
 		})
 	}
 	f := newFixture(t, func(o *Options) {
-		register, err := New(Options{Auth: o.Auth, Catalogs: o.Catalogs, Registrar: o.Registrar, EventCodes: o.EventCodes, Logger: o.Logger})
+		register, err := New(Options{Auth: o.Auth, Catalogs: o.Catalogs, Registrar: o.Registrar, Logger: o.Logger})
 		must(t, err)
-		deregister, err := New(Options{Auth: o.Auth, Catalogs: o.Catalogs, Deregistrar: o.Deregistrar, EventCodes: o.EventCodes, Logger: o.Logger})
+		deregister, err := New(Options{Auth: o.Auth, Catalogs: o.Catalogs, Deregistrar: o.Deregistrar, Logger: o.Logger})
 		must(t, err)
 		o.ForwardRegistrar, o.ForwardDeregistrar = note(register), note(deregister)
 		o.Registrar, o.Deregistrar = nil, nil

@@ -106,6 +106,25 @@ const (
 // EventsExtension is the MCP Events extension (SEP-3415) in capabilities.
 const EventsExtension = "io.modelcontextprotocol/events"
 
+// Profile says which text of the MCP Events extension applies where its released clients and its Final text differ: in the
+// webhook-id of deliveries, in the numbers of errors, and in the answer to an unknown events/unsubscribe.
+type Profile string
+
+// The profiles.
+const (
+	// Released is the profile of the released clients: ChatGPT, the AI SDK and TanStack.
+	Released Profile = "released"
+	// Final is the profile of the Final text (SEP-3415).
+	Final Profile = "final"
+)
+
+// Profiles lists them.
+func Profiles() []string { return []string{string(Released), string(Final)} }
+
+// EventsRevisions are the values of the setting revision of [EventsExtension] that this server implements, with their profiles.
+// The texts that could be read define none so far, so a client cannot declare one.
+var EventsRevisions = map[string]Profile{}
+
 // Delivery modes of the MCP Events extension.
 const (
 	ModePush    = "push"

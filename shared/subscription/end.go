@@ -23,8 +23,8 @@ func (s *Service) Deregister(ctx context.Context, p auth.Principal, uri string) 
 	return s.End(ctx, p.Workspace, p.ID, id)
 }
 
-// Unsubscribe ends the subscription with this identity. It is idempotent. The event type may be gone from the
-// catalog, or refuse by now such arguments as the subscription has.
+// Unsubscribe ends the subscription with this identity, or returns NotFound if there is none. The event type may be gone from the
+// catalog, or may refuse the subscription's arguments by now.
 func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage, url string) error {
 	if _, err := s.permitEvents(ctx, p); err != nil {
 		return err
@@ -36,11 +36,7 @@ func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string
 	if err != nil {
 		return err
 	}
-	err = s.End(ctx, p.Workspace, p.ID, derivedID(p, url, name, canonicalJSON(members)))
-	if fault.Is(err, fault.NotFound) && !s.UnknownUnsubscribe {
-		return nil
-	}
-	return err
+	return s.End(ctx, p.Workspace, p.ID, derivedID(p, url, name, canonicalJSON(members)))
 }
 
 // End ends a subscription as [Service.Deregister] does, for whoever may; NotFound if there is none.

@@ -18,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -34,6 +35,8 @@ type SubscribeRequest struct {
 	TTL    TTL
 	// Plain keeps control envelopes from the client, but for the challenge.
 	Plain bool
+	// Profile is that of the MCP Events extension for the deliveries.
+	Profile mcpspec.Profile
 }
 
 // TTL is the lifetime that a client suggests.
@@ -124,7 +127,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		EventURIs: []string{pattern.URI()}, Patterns: []Pattern{pattern},
 		Target: Target{URL: r.URL, Type: Standard, Fingerprint: fingerprint(r.Secret)},
 		Name:   r.Name, Arguments: selection.Arguments, Filters: selection.Filters, Redact: selection.Redact,
-		Created: now, Until: until, State: Active, Plain: r.Plain,
+		Created: now, Until: until, State: Active, Plain: r.Plain, Profile: r.Profile,
 		Resumed: now.Add(-time.Minute).Unix(), // failures count by the minute, from the next one on: from this one
 		Cursor:  g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: at.At, Given: at.Given}),
 	}

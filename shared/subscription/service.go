@@ -21,9 +21,6 @@ type Service struct {
 	// AllowAnonymous lets the anonymous principal use events/subscribe and events/unsubscribe; for
 	// development only.
 	AllowAnonymous bool
-	// UnknownUnsubscribe answers events/unsubscribe of an unknown subscription
-	// with NotFound, as SEP-3415 says, and not with an empty result.
-	UnknownUnsubscribe bool
 	// The topics that notices go to; see shared/stream.
 	PrincipalTopic    func(principal string) string
 	SubscriptionTopic func(id string) string

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -99,8 +100,10 @@ type Subscription struct {
 	Grant     Grant             `json:"g,omitzero"`
 	Contracts map[string]string `json:"ct,omitempty"`
 	// Plain says that the client takes no control envelopes but the challenge.
-	Plain   bool      `json:"plain,omitempty"`
-	Created time.Time `json:"c"`
+	Plain bool `json:"plain,omitempty"`
+	// Profile is that of the MCP Events extension at the latest events/subscribe; empty is the default one.
+	Profile mcpspec.Profile `json:"pf,omitempty"`
+	Created time.Time       `json:"c"`
 	// Until is when it ends unless it is refreshed; zero is never.
 	Until time.Time `json:"until,omitzero"`
 	// Cursor is the safe watermark in clear: nothing at or before it is still to be delivered.
@@ -137,6 +140,8 @@ type Subscriber struct {
 	Until     int64    `json:"until,omitempty"` // seconds since 1970
 	Cursor    string   `json:"cur,omitempty"`
 	Redact    []string `json:"red,omitempty"`
+	// Profile is as in [Subscription].
+	Profile mcpspec.Profile `json:"pf,omitempty"`
 	// Entry is the event type of the pattern, "" for a parent, and Contract what it
 	// was; Grant is as in [Subscription].
 	Entry    string `json:"e,omitempty"`
@@ -243,7 +248,7 @@ func (s *Subscription) Subscriber() Subscriber {
 	sub := Subscriber{
 		V: recordVersion, ID: s.ID, Principal: s.Principal, Origin: s.Origin,
 		Target: s.Target, Filters: s.Filters, Cursor: s.Cursor, Redact: s.Redact, Grant: s.Grant, Suspended: s.Suspended, Resumed: s.Resumed,
-		Paused: s.Paused,
+		Paused: s.Paused, Profile: s.Profile,
 	}
 	if !s.Until.IsZero() {
 		sub.Until = s.Until.Unix()

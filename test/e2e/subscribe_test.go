@@ -386,7 +386,7 @@ func TestErrorCodes(t *testing.T) {
 		}
 	}
 	t.Run("EVX-15 unknown is NotFound by configuration", func(t *testing.T) {
-		sep := harness.StartServer(t, harness.ServerOptions{Args: []string{"--unknown-unsubscribe", "not-found", "--event-codes", "sep3415"}})
+		sep := harness.StartServer(t, harness.ServerOptions{Args: []string{"--profile", "final"}})
 		c := sep.Stateless("alice")
 		params := object{"name": "ci.build_finished", "arguments": object{}, "delivery": object{"mode": "webhook", "url": "https://example.com/x"}}
 		c.Refused(t, -32023, "events/unsubscribe", params)

@@ -16,7 +16,7 @@ func TestWebhookID(t *testing.T) {
 	t.Run("embedded", func(t *testing.T) {
 		t.Parallel()
 		s := harness.StartServer(t, harness.ServerOptions{Args: []string{
-			"--webhook-id", "message", "--events-retry-schedule", "0s,1s,1s", "--full-streams", "refuse", "--streams", "2",
+			"--profile", "final", "--events-retry-schedule", "0s,1s,1s", "--full-streams", "refuse", "--streams", "2",
 		}})
 		messageIDs(t, &s.Target)
 		refusedStreams(t, &s.Target)
@@ -24,7 +24,7 @@ func TestWebhookID(t *testing.T) {
 	t.Run("local AWS", func(t *testing.T) {
 		t.Parallel()
 		aws := harness.StartAWS(t, harness.AWSOptions{Env: map[string]string{
-			"MCPEVENTS_WEBHOOK_ID": "message", "MCPEVENTS_EVENTS_RETRY_SCHEDULE": "0s,1s,1s", "MCPEVENTS_FULL_STREAMS": "refuse", "MCPEVENTS_STREAMS": "2",
+			"MCPEVENTS_PROFILE": "final", "MCPEVENTS_EVENTS_RETRY_SCHEDULE": "0s,1s,1s", "MCPEVENTS_FULL_STREAMS": "refuse", "MCPEVENTS_STREAMS": "2",
 		}})
 		messageIDs(t, &aws.Target)
 		refusedStreams(t, &aws.Target)
@@ -38,7 +38,7 @@ func refusedStreams(t *testing.T, s *harness.Target) {
 	first.Next(t)
 	c.Listen(t, 2, object{"resourcesListChanged": true}, nil).Next(t)
 	t.Run("AUT-07 EVX-16 a third stream is ResourceExhausted with its limit, and the open ones go on", func(t *testing.T) {
-		e := c.Refused(t, -32013, "events/stream", params)
+		e := c.Refused(t, -32025, "events/stream", params)
 		if !sameJSON(t, e.Data, []byte(`{"limit":"streams","max":2}`)) {
 			t.Errorf("data %s", e.Data)
 		}

@@ -151,7 +151,7 @@ func (f *fleet) instance(t testing.TB, o fleetOptions, allowed auth.Authenticato
 	must(t, err)
 	i.endpoint, err = mcp.New(mcp.Options{
 		Server: mcp.Implementation{Name: "fleet", Version: "1"}, Auth: allowed, Catalogs: catalog.NewStatic(cat),
-		Feeds: i.tails, Sessions: i.store, Gateway: i.gateway, EventCodes: mcp.SketchCodes,
+		Feeds: i.tails, Sessions: i.store, Gateway: i.gateway,
 		MaxAge: 5 * time.Minute, Heartbeat: 15 * time.Second, AnswerStreamAfter: time.Second,
 		Leases: &lease.Shared{DB: i.store, Max: func(context.Context, auth.Principal) int { return 1000 }, Life: 5 * time.Minute}, Logger: says,
 	})

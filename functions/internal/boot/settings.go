@@ -35,7 +35,7 @@ var of = map[Needs][]string{
 	},
 	Webhooks: {
 		"quota", "webhook-timeout", "events-timeout", "retry-schedule", "events-retry-schedule",
-		"default-ttl", "min-ttl", "max-ttl", "allow-no-expiry", "webhook-secret", "unknown-unsubscribe",
+		"default-ttl", "min-ttl", "max-ttl", "allow-no-expiry", "webhook-secret",
 		"verify-registrations", "verified-targets", "plain-targets", "blocked-targets", "target-ports",
 	},
 	Records: {"delivery-log"},
