@@ -9,7 +9,7 @@ func TestQuotas(t *testing.T) {
 	c, err := Parse([]byte(`quotas:
   - {principal: alice, subscriptions: 5000, publishRate: 0, calls: 20}
   - {workspace: small, subscriptions: 10, streams: 2, sessions: 7, registrationRate: 0.5, workspaceSubscriptions: 30}
-  - {workspace: small, principal: alice, streams: 5, conversationRate: 3}
+  - {workspace: small, principal: alice, streams: 5, conversationRate: 3, verifications: 7}
 `))
 	must(t, err)
 	l := DefaultLimits()
@@ -17,10 +17,10 @@ func TestQuotas(t *testing.T) {
 		who  string
 		want []float64 // in the order of QuotaNames
 	}{
-		{"default alice", []float64{5000, 100, 20, 1000, 0, 20, 10, 0}},
-		{"default bob", []float64{1000, 100, 100, 1000, 1000, 20, 10, 0}},
-		{"small bob", []float64{10, 2, 100, 7, 1000, 0.5, 10, 30}},
-		{"small alice", []float64{10, 5, 100, 7, 1000, 0.5, 3, 30}},
+		{"default alice", []float64{5000, 100, 20, 1000, 0, 20, 10, 200, 0}},
+		{"default bob", []float64{1000, 100, 100, 1000, 1000, 20, 10, 200, 0}},
+		{"small bob", []float64{10, 2, 100, 7, 1000, 0.5, 10, 200, 30}},
+		{"small alice", []float64{10, 5, 100, 7, 1000, 0.5, 3, 7, 30}},
 	} {
 		workspace, principal, _ := strings.Cut(x.who, " ")
 		for i, name := range QuotaNames() {
