@@ -22,9 +22,9 @@ import (
 // with.
 const settleAfter = 20 * time.Second
 
-// Audit terminates the subscriptions that may not go on after a change of the catalog, and
-// reports how many. An audit that is interrupted goes on where it stopped, and a workspace
-// that fails does not stop the others.
+// Audit terminates the subscriptions that may not continue after a change of the catalog, and reports how many. An
+// audit that is interrupted resumes where it stopped, and a workspace that fails does not stop the others. After an
+// interruption the next audit begins with the workspaces that had no turn: there may be more than an audit has time for.
 func (e *Terminator) Audit(ctx context.Context) (ended int, err error) {
 	e.auditing.Lock()
 	defer e.auditing.Unlock()
@@ -35,11 +35,18 @@ func (e *Terminator) Audit(ctx context.Context) (ended int, err error) {
 	if e.audited == nil {
 		e.audited = map[string]string{}
 	}
+	if i, found := slices.BinarySearch(workspaces, e.interrupted); found || i > 0 {
+		if found {
+			i++
+		}
+		workspaces = slices.Concat(workspaces[i:], workspaces[:i])
+	}
 	var errs []error
 	for _, workspace := range workspaces {
 		n, err := e.auditOne(ctx, workspace)
 		ended += n
 		if ctx.Err() != nil {
+			e.interrupted = workspace
 			return ended, ctx.Err()
 		}
 		errs = append(errs, fault.Wrap(fault.Unavailable, err, "audit the subscriptions of workspace %s", workspace))

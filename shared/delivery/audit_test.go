@@ -2,8 +2,10 @@ package delivery
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -74,4 +76,45 @@ func TestAnUndecodableRecordDoesNotStopTheAudit(t *testing.T) {
 	if ended, err := e.Audit(t.Context()); err != nil || ended != 0 {
 		t.Errorf("the audit does not settle: %d ended, %v", ended, err)
 	}
+}
+
+// hurried is a source of catalogs whose caller runs out of time after some of them.
+type hurried struct {
+	catalog.Source
+	asked map[string]int
+	left  int
+	tired context.CancelFunc
+}
+
+func (s *hurried) Catalog(ctx context.Context, workspace string) (*catalog.Catalog, error) {
+	if s.left--; s.left < 0 {
+		s.tired()
+		return nil, ctx.Err()
+	}
+	s.asked[workspace]++
+	return s.Source.Catalog(ctx, workspace)
+}
+
+func TestAudits(t *testing.T) {
+	t.Run("AWS-16 each workspace has its turn although an audit has time for a few", func(t *testing.T) {
+		r := newRig(t)
+		const all, each = 10, 3
+		for i := range all {
+			if err := r.db.Write(t.Context(), store.Put(store.Item{Key: store.Key{Table: store.Subscriptions, Partition: "w#", Sort: fmt.Sprint("w", i)}})); err != nil {
+				t.Fatal(err)
+			}
+		}
+		e := r.terminator(mortal{r.db, r}, r.services)
+		source := &hurried{Source: r.catalogs, asked: map[string]int{}}
+		e.Review.Catalog = source
+		for range all {
+			ctx, cancel := context.WithCancel(t.Context())
+			source.left, source.tired = each, cancel
+			_, _ = e.Audit(ctx)
+			cancel()
+		}
+		if len(source.asked) != all {
+			t.Errorf("after %d audits %d workspaces were looked at, want %d: %v", all, len(source.asked), all, source.asked)
+		}
+	})
 }

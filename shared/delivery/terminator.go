@@ -33,8 +33,9 @@ type Terminator struct {
 	Now   func() time.Time
 	Log   *slog.Logger
 
-	auditing sync.Mutex
-	audited  map[string]string // fingerprints of catalogs, by workspace
+	auditing    sync.Mutex
+	audited     map[string]string // fingerprints of catalogs, by workspace
+	interrupted string            // the workspace at which the last audit ran out of time
 }
 
 // Terminable is what a terminator asks of subscriptions. [subscription.Service] implements it.
