@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
@@ -126,8 +125,7 @@ func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error
 		return done, err
 	}
 	s.backends.Any(ctx) // ends the sessions with those that are gone
-	_, err = settings.Announce(ctx, s.db, time.Time{}, stream.AnnounceStored(s.core.EventLog))
-	return done, err
+	return done, settings.Announce(ctx, s.db, 0, stream.AnnounceStored(s.core.EventLog))
 }
 
 // logChanges tells the operator what is another than before.

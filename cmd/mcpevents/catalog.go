@@ -148,7 +148,7 @@ func (c *CatalogApplyCmd) Run(g *Globals) error {
 		return nil
 	}
 	fmt.Fprintf(g.out, "Connected clients are notified in %s, when every function uses it.\n", settings.MaxAge)
-	return settings.AnnounceAll(ctx, db, stream.AnnounceStored(&eventlog.Log{DB: db}))
+	return settings.Announce(ctx, db, settings.MaxAge, stream.AnnounceStored(&eventlog.Log{DB: db}))
 }
 
 func printVersion(w io.Writer, what string, version int64, changed bool) {

@@ -30,8 +30,7 @@ func main() {
 		{Name: "counts", Run: expiry.Recount},
 		{Name: "audit", Run: webhooks.Terminator(&p.Core, subscriptions).Audit},
 		{Name: "announcements", Run: func(ctx context.Context) (int, error) {
-			_, err := settings.Announce(ctx, p.DB, time.Now().Add(-settings.MaxAge), stream.AnnounceStored(p.EventLog))
-			return 0, err
+			return 0, settings.Announce(ctx, p.DB, settings.MaxAge, stream.AnnounceStored(p.EventLog))
 		}},
 	}
 	p.Start(func(ctx context.Context) error {

@@ -3,7 +3,6 @@ package catalog
 import (
 	"context"
 	"slices"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/settings"
@@ -87,7 +86,7 @@ func Document(ctx context.Context, db store.DB, workspace string, next *Catalog)
 	}
 	d.Name = documents + workspace
 	d.Also = func(version int64, _ []byte) []store.Op {
-		return append(settings.Unannounced(settings.Catalog, workspace, []string{workspace}, version, time.Now()),
+		return append(settings.Unannounced(settings.Catalog, workspace, []string{workspace}, version),
 			store.Put(store.Item{Key: store.Key{Table: store.Settings, Partition: namesPartition, Sort: workspace}}))
 	}
 	return d, changes, nil

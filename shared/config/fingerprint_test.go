@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
@@ -81,7 +80,7 @@ func TestApplySaysWhoseBackendsChanged(t *testing.T) {
 		}
 	}
 	announced := map[settings.Change]int{}
-	_, err = settings.Announce(t.Context(), db, time.Time{}, func(_ context.Context, c settings.Change) error {
+	err = settings.Announce(t.Context(), db, 0, func(_ context.Context, c settings.Change) error {
 		announced[c]++
 		return nil
 	})

@@ -30,7 +30,7 @@ func (next *Config) Document() settings.Document {
 		if err != nil { // of another version of this program
 			before = &Config{}
 		}
-		return settings.UnannouncedOf(settings.Backends, changedBackends(before, next), version, time.Now())
+		return settings.UnannouncedOf(settings.Backends, changedBackends(before, next), version)
 	}}
 }
 

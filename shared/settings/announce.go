@@ -12,10 +12,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// What a document changes for clients is announced to them only when every process uses the
-// document, so that who asks for a list after the announcement gets the new one at any
-// instance. Until then an item beside the documents says that it is still to be
-// done; it is written with the document, so that no crash loses it.
+// A change of a document is announced to clients only when every process uses the document, so that a client that asks
+// for a list after the announcement gets the new one at any instance. Until then an item next to the documents says that
+// the announcement is due. It is written with the document, so that no crash loses it.
 
 // Kind is what a change is of.
 type Kind string
@@ -35,54 +34,46 @@ type Change struct {
 
 const unannouncedPartition = "announce"
 
-const appliedAt = "at" // milliseconds since 1970
-
-// Unannounced says that a version of a document changes something for these workspaces. What was
-// said for a document before is replaced, so that it must be of the same workspaces: document is
-// a name of its own where they differ. Without workspaces there is nothing to say.
-func Unannounced(kind Kind, document string, workspaces []string, version int64, now time.Time) []store.Op {
+// Unannounced returns the item that says that a version of a document changes something for these workspaces. It replaces
+// the document's item of an earlier version, which therefore must be of the same workspaces. If they differ, document
+// has to be a name of its own for each version.
+func Unannounced(kind Kind, document string, workspaces []string, version int64) []store.Op {
 	if len(workspaces) == 0 {
 		return nil
 	}
 	return []store.Op{store.Put(store.Item{
 		Key:     store.Key{Table: store.Settings, Partition: unannouncedPartition, Sort: string(kind) + ":" + document},
 		Value:   []byte(strings.Join(workspaces, "\n")),
-		Version: version, Counts: map[string]int64{appliedAt: now.UnixMilli()},
+		Version: version,
 	})}
 }
 
 // UnannouncedOf is [Unannounced] where each version may be of other workspaces.
-func UnannouncedOf(kind Kind, workspaces []string, version int64, now time.Time) []store.Op {
-	return Unannounced(kind, strconv.FormatInt(version, 10), workspaces, version, now)
+func UnannouncedOf(kind Kind, workspaces []string, version int64) []store.Op {
+	return Unannounced(kind, strconv.FormatInt(version, 10), workspaces, version)
 }
 
-// Announce hands on the changes that were stored up to a time, each once unless a crash or another
-// announcer comes between: those that every process uses, as after [MaxAge]. The zero time is for the only
-// process, which uses all of them. waiting is how many documents are too new.
-func Announce(ctx context.Context, db store.DB, until time.Time, announce func(context.Context, Change) error) (waiting int, err error) {
-	var errs []error // one that cannot be announced keeps no other from its turn
-	err = store.Each(ctx, db, store.Key{Table: store.Settings, Partition: unannouncedPartition}, "read what is to be announced", func(it *store.Item) error {
-		if !until.IsZero() && time.UnixMilli(it.Counts[appliedAt]).After(until) {
-			waiting++
-		} else {
-			errs = append(errs, announceOne(ctx, db, *it, announce))
-		}
-		return ctx.Err()
+// Announce announces the changes that are stored when it is called, each once unless a crash or another announcer
+// interferes. Before that it waits until every process uses the documents: for [MaxAge], or not at all in the only
+// process. It does not rely on the time at which a document was stored, because the clock of the operator's machine,
+// which writes it, may be wrong.
+func Announce(ctx context.Context, db store.DB, wait time.Duration, announce func(context.Context, Change) error) error {
+	var due []store.Item
+	err := store.Each(ctx, db, store.Key{Table: store.Settings, Partition: unannouncedPartition}, "read the changes to announce", func(it *store.Item) error {
+		due = append(due, *it)
+		return nil
 	})
-	return waiting, errors.Join(append(errs, err)...)
-}
-
-// AnnounceAll waits until every process uses what is stored, and announces it.
-func AnnounceAll(ctx context.Context, db store.DB, announce func(context.Context, Change) error) error {
-	for {
-		waiting, err := Announce(ctx, db, time.Now().Add(-MaxAge), announce)
-		if err != nil || waiting == 0 {
-			return err
-		}
-		if err := periodic.Sleep(ctx, MaxAge/5); err != nil {
-			return err
-		}
+	if err != nil || len(due) == 0 {
+		return err
 	}
+	if err := periodic.Sleep(ctx, wait); err != nil {
+		return err
+	}
+	var errs []error // a change that cannot be announced does not keep the others from their turn
+	for _, it := range due {
+		errs = append(errs, announceOne(ctx, db, it, announce))
+	}
+	return errors.Join(errs...)
 }
 
 func announceOne(ctx context.Context, db store.DB, it store.Item, announce func(context.Context, Change) error) error {
@@ -96,5 +87,5 @@ func announceOne(ctx context.Context, db store.DB, it store.Item, announce func(
 	if errors.Is(err, store.ErrConflict) { // a newer one waits for its turn
 		return nil
 	}
-	return fault.Wrap(fault.Unavailable, err, "record what was announced")
+	return fault.Wrap(fault.Unavailable, err, "record an announcement")
 }

@@ -321,10 +321,9 @@ func (s *system) apply(ctx context.Context, cat *catalog.Catalog) error {
 	announce := stream.AnnounceStored(p.core.EventLog)
 	if s.shared == nil {
 		p.catalogs.Written()
-		_, err := settings.Announce(ctx, p.core.DB, time.Time{}, announce)
-		return err
+		return settings.Announce(ctx, p.core.DB, 0, announce)
 	}
-	return settings.AnnounceAll(ctx, p.core.DB, announce)
+	return settings.Announce(ctx, p.core.DB, settings.MaxAge, announce)
 }
 
 // poster sends webhooks to the made-up endpoints.
