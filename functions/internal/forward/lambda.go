@@ -2,20 +2,31 @@ package forward
 
 import (
 	"context"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
 	"github.com/aws/aws-sdk-go-v2/service/lambda"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
-// Lambda invokes a function by its name.
-//
-// Notes:
-//   - A request is sent once: a second one could make a second subscription.
-//     Clients repeat it, with their idempotency key if they have one.
+// attempts is how often a throttled invocation is tried. With up to a second between them, a caller waits 3 s at most.
+const attempts = 4
+
+// Lambda invokes a function by its name. It repeats a request that Lambda throttled, because the function did not run.
+// It repeats no other failed request, because a second one could create a second subscription. Clients
+// repeat it, with their idempotency key if they have one.
 func Lambda(cfg aws.Config, function string) Invoke {
-	client := lambda.NewFromConfig(cfg, func(o *lambda.Options) { o.Retryer = aws.NopRetryer{} })
+	client := lambda.NewFromConfig(cfg, func(o *lambda.Options) {
+		o.RetryMaxAttempts = attempts
+		o.Retryer = retry.NewStandard(func(s *retry.StandardOptions) {
+			s.MaxBackoff = time.Second
+			s.Retryables = []retry.IsErrorRetryable{retry.RetryableErrorCode{Codes: map[string]struct{}{
+				"TooManyRequestsException": {},
+			}}}
+		})
+	})
 	return func(ctx context.Context, payload []byte) ([]byte, error) {
 		out, err := client.Invoke(ctx, &lambda.InvokeInput{FunctionName: &function, Payload: payload})
 		if err != nil {
