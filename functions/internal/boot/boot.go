@@ -18,6 +18,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/mcp-events/mcpevents/functions/internal/parameters"
@@ -65,11 +66,12 @@ type Process struct {
 	Mode      auth.Mode
 	Anonymous bool
 
-	queues *queuesqs.Queues
-	emf    *metric.EMF
-	spans  *sdktrace.TracerProvider // nil if none are exported
-	getenv func(string) string
-	mount  func(*http.ServeMux) // what is served beside the function's own; may be nil
+	queues    *queuesqs.Queues
+	emf       *metric.EMF
+	spans     *sdktrace.TracerProvider // nil if none are exported
+	collector collector                // of spans and metrics
+	getenv    func(string) string
+	mount     func(*http.ServeMux) // what is served beside the function's own; may be nil
 }
 
 // Start builds the process from the environment. On an error it ends the
@@ -133,8 +135,12 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 			return nil, err
 		}
 		to.HTTP = &http.Client{Timeout: flushTime}
-		if p.emf.Export, err = otlp.Metrics(to, getenv(envStack)); err != nil {
+		export, err := otlp.Metrics(to, getenv(envStack))
+		if err != nil {
 			return nil, err
+		}
+		p.emf.Export = func(ctx context.Context, all *metricdata.ResourceMetrics) {
+			p.collector.send(ctx, func(ctx context.Context) { export(ctx, all) })
 		}
 		p.Tracer = trace.New(p.spans)
 	}

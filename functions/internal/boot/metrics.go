@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/aws/aws-lambda-go/lambda"
@@ -24,17 +25,43 @@ func (p *Process) Ending() lambda.Option {
 	})
 }
 
-// flushTime is how long an invocation may take for its spans, so that a collector which does not answer costs little.
-const flushTime = time.Second
+const (
+	// flushTime bounds how long an invocation waits for the collector, because its caller waits as well.
+	flushTime = 500 * time.Millisecond
+	// flushPause is how long a process sends nothing after the collector was too slow.
+	flushPause = time.Minute
+)
 
-// sendSpans sends the spans that ended. A process that Lambda freezes does not do it later.
-func (p *Process) sendSpans(ctx context.Context) {
-	if p.spans == nil {
+// collector bounds what a slow collector of spans and metrics costs the callers of a function.
+type collector struct {
+	mu     sync.Mutex
+	paused time.Time // until then
+}
+
+// send calls f, which sends something within flushTime, unless the collector was too slow recently. The spans and
+// metrics of that time are lost.
+func (c *collector) send(ctx context.Context, f func(ctx context.Context)) {
+	c.mu.Lock()
+	paused := time.Now().Before(c.paused)
+	c.mu.Unlock()
+	if paused {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTime)
 	defer cancel()
-	_ = p.spans.ForceFlush(ctx) // what failed is in the log
+	f(ctx)
+	if ctx.Err() != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.paused = time.Now().Add(flushPause)
+	}
+}
+
+// sendSpans sends the spans that ended. A process that Lambda freezes does not do it later.
+func (p *Process) sendSpans(ctx context.Context) {
+	if p.spans != nil {
+		p.collector.send(ctx, func(ctx context.Context) { _ = p.spans.ForceFlush(ctx) }) // the log has the error
+	}
 }
 
 // measured is a handler after which the metrics are written.

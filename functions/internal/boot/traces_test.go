@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -45,6 +46,33 @@ func TestSpansOfAFunction(t *testing.T) {
 			if !strings.Contains(all, want) {
 				t.Errorf("no %s in %s", want, all)
 			}
+		}
+	})
+	t.Run("OPS-12 OPS-13 a collector that does not answer delays one invocation a minute, by half a second", func(t *testing.T) {
+		release := make(chan struct{})
+		var asked atomic.Int64
+		silent := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+			asked.Add(1)
+			<-release
+		}))
+		defer silent.Close()
+		defer close(release)
+		p, err := started(t, map[string]string{"MCPEVENTS_SETTINGS": "otlp-endpoint=" + silent.URL})
+		if err != nil {
+			t.Fatal(err)
+		}
+		work := invoked(func(context.Context, []byte) ([]byte, error) {
+			p.Tracer.Start(trace.Context{}, "attempt", trace.Client).End("")
+			p.Metrics.DeadLettered("inbox", 3)
+			return nil, nil
+		})
+		for range 3 {
+			if _, err := (measured{work, p}).Invoke(t.Context(), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := asked.Load(); n != 1 {
+			t.Errorf("the collector was asked %d times, want once", n)
 		}
 	})
 	t.Run("OPS-13 without a collector there is no tracer", func(t *testing.T) {
