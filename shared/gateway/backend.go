@@ -19,6 +19,7 @@ type backend struct {
 	drops   *metric.Tally
 	own     upstream.Client // speaks for the gateway itself, with the operator's credentials
 	granted granted
+	streams streams
 	changed chan struct{} // receives when what is wanted of it may have changed
 
 	*view   // with the operator's credentials

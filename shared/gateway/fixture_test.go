@@ -111,6 +111,9 @@ type scripted struct {
 	ends chan struct{}
 	// getStatus refuses streams.
 	getStatus int
+	// mute leaves listens without an acknowledgment, and refused leaves resources out of it; may be nil.
+	mute    bool
+	refused func(uri string) bool
 
 	mu       sync.Mutex
 	sessions map[string]bool
@@ -225,6 +228,8 @@ func (s *scripted) post(w http.ResponseWriter, r *http.Request, session string) 
 		answer(`"result":{"protocolVersion":"` + p.ProtocolVersion + `","serverInfo":{},"capabilities":` + s.capabilities + `}`)
 	case m.Method == "subscriptions/listen":
 		s.stream(w, r, m)
+	case m.Method == "ping":
+		answer(`"result":{}`)
 	case strings.HasSuffix(m.Method, "/list"):
 		var p struct{ Cursor string }
 		_ = json.Unmarshal(m.Params, &p)
@@ -269,6 +274,9 @@ func (s *scripted) stream(w http.ResponseWriter, r *http.Request, m got) {
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.WriteHeader(http.StatusOK)
+	if m.Method == "subscriptions/listen" && !s.mute {
+		fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/subscriptions/acknowledged\",\"params\":%s}\n\n", s.acknowledge(m.Params))
+	}
 	w.(http.Flusher).Flush()
 	for {
 		select {
@@ -282,6 +290,21 @@ func (s *scripted) stream(w http.ResponseWriter, r *http.Request, m got) {
 			return
 		}
 	}
+}
+
+// acknowledge returns the params of an acknowledgment that honors all that a listen asks for but the refused resources.
+func (s *scripted) acknowledge(params json.RawMessage) string {
+	var p struct {
+		Notifications map[string]json.RawMessage
+	}
+	_ = json.Unmarshal(params, &p)
+	if asked := p.Notifications["resourceSubscriptions"]; asked != nil && s.refused != nil {
+		var uris []string
+		_ = json.Unmarshal(asked, &uris)
+		p.Notifications["resourceSubscriptions"], _ = json.Marshal(slices.DeleteFunc(uris, s.refused))
+	}
+	text, _ := json.Marshal(p.Notifications)
+	return `{"notifications":` + string(text) + `}`
 }
 
 // notify sends a message to all open streams and says how many they were.

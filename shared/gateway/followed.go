@@ -2,8 +2,10 @@ package gateway
 
 import (
 	"context"
+	"slices"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
@@ -40,15 +42,28 @@ func (f Followed) Ask(ctx context.Context) (api.Capabilities, mcpspec.Version, e
 	return known.Capabilities, known.version, nil
 }
 
-// Wanted are the URIs that sessions or streams are subscribed to there. Changed receives when they may be others.
-func (f Followed) Wanted(ctx context.Context) (map[string]bool, error) {
-	out := map[string]bool{}
+// Wanted returns the URIs that sessions or streams are subscribed to there, each with the principals that are. Changed receives when
+// they may be others.
+func (f Followed) Wanted(ctx context.Context) (map[string][]string, error) {
+	out := map[string][]string{}
 	partition := store.Key{Table: store.Sessions, Partition: wantedPartition(f.Place())}
 	err := store.Each(ctx, f.options.DB, partition, "read the subscriptions at a backend", func(it *store.Item) error {
-		out[string(it.Value)] = true
+		uri, principal := string(it.Value), wantedBy(it.Sort)
+		if !slices.Contains(out[uri], principal) {
+			out[uri] = append(out[uri], principal)
+		}
 		return nil
 	})
 	return out, err
+}
+
+// SetNoStream records until when the backend has no notification stream; the zero time records that it has one.
+func (f Followed) SetNoStream(ctx context.Context, until time.Time) error {
+	op := store.Delete(noStreamKey(f.Place()))
+	if !until.IsZero() {
+		op = store.Put(store.Item{Key: noStreamKey(f.Place()), Expires: until})
+	}
+	return fault.Wrap(fault.Unavailable, f.options.DB.Write(ctx, op), "record the notification stream of a backend")
 }
 
 // Changed is described at [Followed.Wanted].

@@ -477,7 +477,8 @@ func TestListenAsksForWhatThereIs(t *testing.T) {
 		until(t, "both are open", func() bool { return s.open() == 2 })
 		unsubscribe(t, g, wants("x://1", "s1"))
 		s.only(t, 2)
-		// A change of what is listened to announces nothing.
+		// The subscription that took effect was announced, its end was not.
+		l.has(t, `r default b notifications/resources/updated {"uri":"x://1"}`)
 		l.silent(t, s)
 	})
 }
@@ -492,7 +493,7 @@ func TestNothingComesTwiceWhileSubscriptionsChange(t *testing.T) {
 		relaying(t, "r", g, l)
 		s.only(t, 1)
 		until(t, "the lists are compared", func() bool { return len(s.received("resources/templates/list")) > 0 })
-		notified := map[string]int{}
+		notified := map[string]int{`r default b notifications/resources/updated {"uri":"x://first"}`: 1}
 		send := func(asked, text, announced string) {
 			s.sendTo(asked, text)
 			notified["r default b "+announced]++
@@ -516,6 +517,7 @@ func TestNothingComesTwiceWhileSubscriptionsChange(t *testing.T) {
 		const more = 3 * 8
 		for i := range more {
 			uri := fmt.Sprintf("x://%d.", i)
+			notified[fmt.Sprintf(`r default b notifications/resources/updated {"uri":%q}`, uri)]++ // its subscription takes effect
 			subscribe(t, g, wants(uri, "s1"))
 			until(t, "it is asked for", func() bool {
 				s.mu.Lock()

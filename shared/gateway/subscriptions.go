@@ -4,6 +4,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"strings"
+	"sync"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -11,23 +14,82 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
+// A subscription at a backend is an item under "p#", its principal, its URI and its holder, so that those of one principal are next
+// to each other. The principal and the URI are hashes. Items of an earlier release begin with the URI and do not name the principal.
+
 func wantedPartition(p api.Place) string { return "w#" + p.String() }
 
-func wantedKey(s api.Subscription) store.Key {
-	h := sha256.Sum256([]byte(s.URI))
-	return store.Key{Table: store.Sessions, Partition: wantedPartition(s.Place), Sort: hex.EncodeToString(h[:]) + "#" + s.Holder}
+func wantedPrefix(s api.Subscription) string {
+	h := sha256.Sum256([]byte(s.Principal))
+	return "p#" + hex.EncodeToString(h[:16]) + "#"
 }
 
-// Subscribe records a subscription. The relay acts on it within a second, embedded at once.
+func wantedURI(s api.Subscription) string {
+	h := sha256.Sum256([]byte(s.URI))
+	return hex.EncodeToString(h[:])
+}
+
+func wantedKey(s api.Subscription) store.Key {
+	return store.Key{Table: store.Sessions, Partition: wantedPartition(s.Place), Sort: wantedPrefix(s) + wantedURI(s) + "#" + s.Holder}
+}
+
+// earlierWantedKey is the key that an earlier release gave the subscription.
+func earlierWantedKey(s api.Subscription) store.Key {
+	return store.Key{Table: store.Sessions, Partition: wantedPartition(s.Place), Sort: wantedURI(s) + "#" + s.Holder}
+}
+
+// wantedBy returns the hash of the principal in an item's sort key, or "" for one of an earlier release.
+func wantedBy(sort string) string {
+	rest, ok := strings.CutPrefix(sort, "p#")
+	if !ok {
+		return ""
+	}
+	principal, _, _ := strings.Cut(rest, "#")
+	return principal
+}
+
+// maxWanted is how many resources of one backend a principal may be subscribed to.
+const maxWanted = 2000
+
+// Subscribe records a subscription. The relay acts on it within a second, stand-alone immediately. A principal that has too many at
+// the backend is refused; one that exists is prolonged.
 func (g *Gateway) Subscribe(ctx context.Context, s api.Subscription) error {
-	err := g.options.DB.Write(ctx, store.Put(store.Item{Key: wantedKey(s), Value: []byte(s.URI), Expires: s.Until}))
+	if err := g.admit(ctx, s); err != nil {
+		return err
+	}
+	err := g.options.DB.Write(ctx, put(s))
 	g.backends.kick(ctx, s.Place)
 	return fault.Wrap(fault.Unavailable, err, "record a subscription at a backend")
 }
 
+// put is the operation that records a subscription.
+func put(s api.Subscription) store.Op {
+	return store.Put(store.Item{Key: wantedKey(s), Value: []byte(s.URI), Expires: s.Until})
+}
+
+// admit holds a principal to its number of resources at a backend.
+func (g *Gateway) admit(ctx context.Context, s api.Subscription) error {
+	prefix, own := wantedPrefix(s), wantedURI(s)
+	uris := map[string]bool{}
+	q := store.Query{Table: store.Sessions, Partition: wantedPartition(s.Place), After: prefix, Until: prefix + "~", Limit: 1000}
+	err := store.EachOf(ctx, g.options.DB, q, "count the subscriptions at a backend", func(it *store.Item) error {
+		uri, _, _ := strings.Cut(strings.TrimPrefix(it.Sort, prefix), "#")
+		uris[uri] = true
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if len(uris) >= maxWanted && !uris[own] {
+		return fault.New(fault.Exhausted, "the limit backendSubscriptions of %d is reached at backend %s", maxWanted, s.Backend).
+			AtLimit("backendSubscriptions", maxWanted)
+	}
+	return nil
+}
+
 // Unsubscribe ends it.
 func (g *Gateway) Unsubscribe(ctx context.Context, s api.Subscription) error {
-	err := g.options.DB.Write(ctx, store.Delete(wantedKey(s)))
+	err := g.options.DB.WriteAll(ctx, store.Delete(wantedKey(s)), store.Delete(earlierWantedKey(s)))
 	g.backends.kick(ctx, s.Place)
 	return fault.Wrap(fault.Unavailable, err, "end a subscription at a backend")
 }
@@ -44,12 +106,42 @@ func (bs *backends) kick(ctx context.Context, at api.Place) {
 	}
 }
 
-// Subscribable finds the backend that serves a resource and notifies of its changes.
+// Subscribable finds the backend that serves a resource and notifies of its changes. While the relay knows that a backend has no
+// notification stream there is none.
 func (g *Gateway) Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool) {
 	e, ok := g.lists.serves(ctx, g.backends.shown(ctx, api.Client{Principal: p}), api.Resources, uri)
 	if !ok || e.view.of.perCaller() { // the relay has no credentials there
 		return "", false
 	}
 	known, _ := e.view.known(ctx)
-	return e.Backend, known != nil && known.Subscribe
+	return e.Backend, known != nil && known.Subscribe && e.view.of.hasStream(ctx)
+}
+
+// noStreamKey is the item that exists while a backend is known to have no notification stream.
+func noStreamKey(p api.Place) store.Key {
+	return store.Key{Table: store.Sessions, Partition: "relay#" + p.String(), Sort: "nostream"}
+}
+
+// hasStream reports whether the backend may have a notification stream. It asks the store once per second: a listen names many
+// resources.
+func (b *backend) hasStream(ctx context.Context) bool {
+	b.streams.mu.Lock()
+	defer b.streams.mu.Unlock()
+	if time.Since(b.streams.read) < time.Second {
+		return !b.streams.none
+	}
+	items, err := b.options.DB.Get(ctx, noStreamKey(b.Place()))
+	if err != nil {
+		b.options.Log.WarnContext(ctx, "notification stream of backend not read", "backend", b.Name, "error", err)
+		return true
+	}
+	b.streams.read, b.streams.none = time.Now(), items[0] != nil
+	return !b.streams.none
+}
+
+// streams is what the store said last of a backend's notification stream.
+type streams struct {
+	mu   sync.Mutex
+	read time.Time
+	none bool
 }

@@ -76,7 +76,8 @@ func (l *lister) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if m.Method == mcpspec.MethodListen && l.notified != nil {
 		w.Header().Set("Content-Type", "text/event-stream")
-		fmt.Fprint(w, ": \n\n")
+		fmt.Fprint(w, `data: {"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{"notifications":`+
+			`{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true}}}`+"\n\n")
 		w.(http.Flusher).Flush()
 		for {
 			select {

@@ -4,9 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"maps"
-	"net/http"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,192 +16,244 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// following is one connection to a backend.
+// following is an open connection to a backend: a GET stream in a session of its own, or listens. One goroutine reads each stream.
+// Requests run in goroutines of their own and report to the one that runs [following.run] or [following.settle], which alone changes
+// the interests.
 type following struct {
 	*follower
 	relay        *Relay
 	capabilities api.Capabilities
 	version      mcpspec.Version
 	session      string
-	subscribed   map[string]bool
-	changed      atomic.Bool // a list, which the store does not remember yet
-	wanted       atomic.Pointer[map[string]bool]
 
-	// See listens.go.
-	further []*stream
-	reading sync.WaitGroup
-	failed  chan error
+	ctx     context.Context // of everything that runs for the connection
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+	begun   chan struct{} // closed when notifications may be announced
+	failed  chan error    // why a stream ended
+	reports chan func() error
+
+	interests interests
+	first     *stream
+	listens   listens // see listens.go
+
+	wanted  atomic.Pointer[map[string][]string] // as it was read last
+	changed atomic.Bool                         // a list, which the store does not remember yet
+	pings   chan struct{}                       // one for each ping of the backend that is being answered
+}
+
+func newFollowing(ctx context.Context, c *connection) *following {
+	f := &following{
+		follower: c.backend, relay: c.relay, capabilities: c.capabilities, version: c.version,
+		begun: make(chan struct{}), failed: make(chan error, 1), reports: make(chan func() error), interests: newInterests(),
+		pings: make(chan struct{}, maxPings),
+	}
+	f.ctx, f.cancel = context.WithCancel(ctx)
+	f.wanted.Store(&map[string][]string{})
+	return f
 }
 
 // connect opens the stream: a GET within a session of its own, or a listen.
-func (f *following) connect(ctx context.Context) (*upstream.Exchange, error) {
-	c := f.Client()
-	wanted, err := f.Wanted(ctx)
-	if err != nil {
-		return nil, err
-	}
-	f.wanted.Store(&wanted)
-	if f.version.Stateless() {
-		f.subscribed = wanted
-		return f.listen(ctx, true, wanted)
-	}
-	got, err := c.Initialize(ctx, upstream.Declared{Version: f.version})
-	if err != nil {
-		return nil, err
-	}
-	f.session, f.version = got.Session, got.Version
-	stream, err := c.Get(ctx, upstream.Request{Version: f.version, Session: f.session}, "")
-	if err != nil {
-		return nil, err
-	}
-	if stream.Status >= http.StatusBadRequest { // with a reason in JSON
-		stream.Close()
-		return nil, &upstream.StatusError{Status: stream.Status}
-	}
-	return stream, f.subscribe(ctx, wanted)
-}
-
-// missed announces an update of each resource that is subscribed to, unless a relay listened up to
-// now, or none ever did: which of them changed meanwhile cannot be known.
-func (f *following) missed(ctx context.Context, continued bool) error {
-	if continued || !f.capabilities.Subscribe {
-		return nil
-	}
-	db, key := f.relay.DB, key(f, "followed")
-	items, err := db.Get(ctx, key)
-	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "read whether a backend was listened to")
-	}
-	if items[0] == nil {
-		return fault.Wrap(fault.Unavailable, db.Write(ctx, store.Put(store.Item{Key: key})), "keep that a backend is listened to")
-	}
-	for uri := range f.subscribed {
-		n := api.Notice{Method: mcpspec.NoteUpdated, Params: append(append([]byte(`{"uri":`), jsonrpc.Quote(uri)...), '}')}
-		if err := f.relay.announce(ctx, f, n); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// listen asks for updates of these resources, and if it is to, for changes of all lists that the backend notifies of.
-func (f *following) listen(ctx context.Context, lists bool, uris map[string]bool) (*upstream.Exchange, error) {
-	c := f.Client()
-	filter := map[string]any{
-		"toolsListChanged": lists && f.capabilities.ToolsChanged, "promptsListChanged": lists && f.capabilities.PromptsChanged,
-		"resourcesListChanged": lists && f.capabilities.ResourcesChanged,
-	}
-	if len(uris) > 0 {
-		filter["resourceSubscriptions"] = slices.Sorted(maps.Keys(uris))
-	}
-	text, err := json.Marshal(filter)
-	if err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "encode a listen")
-	}
-	params := jsonrpc.Insert(c.Meta(f.version), "notifications", text)
-	const method = mcpspec.MethodListen
-	return c.Post(ctx, upstream.Request{
-		Body: jsonrpc.AppendRequest(nil, upstream.FreshID(), method, params), Version: f.version, Header: http.Header{mcpspec.HeaderMethod: {method}},
-	})
-}
-
-// subscribe makes the session's subscriptions those that are wanted.
-func (f *following) subscribe(ctx context.Context, wanted map[string]bool) error {
-	change := func(method, uri string) error {
-		params := append(append([]byte(`{"uri":`), jsonrpc.Quote(uri)...), '}')
-		_, err := f.Client().Ask(ctx, upstream.Request{Version: f.version, Session: f.session}, method, params)
-		if errors.Is(err, upstream.ErrAnswer) { // it may be gone there
-			f.relay.log(f).WarnContext(ctx, "backend refused subscription", "method", method, "error", err)
-			return nil
-		}
+func (f *following) connect() (err error) {
+	if err := f.refresh(); err != nil {
 		return err
 	}
-	for uri := range wanted {
-		if !f.subscribed[uri] {
-			if err := change(mcpspec.MethodSubscribe, uri); err != nil {
-				return err
-			}
-			f.subscribed[uri] = true
-		}
+	if f.version.Stateless() {
+		return f.listenFirst()
 	}
-	for uri := range f.subscribed {
-		if !wanted[uri] {
-			if err := change(mcpspec.MethodUnsubscribe, uri); err != nil {
-				return err
-			}
-			delete(f.subscribed, uri)
-		}
+	got, err := f.Client().Initialize(f.ctx, upstream.Declared{Version: f.version})
+	if err != nil {
+		return err
 	}
-	return nil
+	f.session, f.version = got.Session, got.Version
+	f.first, err = f.get()
+	return err
 }
 
-// asks reports whether a client is subscribed to a resource.
-func (f *following) asks(uri string) bool { return (*f.wanted.Load())[uri] }
+// request is an empty one in the session.
+func (f *following) request() upstream.Request {
+	return upstream.Request{Version: f.version, Session: f.session}
+}
 
-// close gives the connection up; there may be none.
-func (f *following) close(stream *upstream.Exchange) {
-	if stream != nil {
-		stream.Close()
+// openTime bounds how long a backend may take to begin a stream.
+const openTime = time.Minute
+
+// open sends the request of a stream, which lives as long as the connection.
+func (f *following) open(send func(context.Context) (*upstream.Exchange, error)) (*upstream.Exchange, error) {
+	ctx, cancel := context.WithCancel(f.ctx)
+	late := time.AfterFunc(openTime, cancel)
+	x, err := send(ctx)
+	if !late.Stop() && err == nil {
+		x.Close()
+		return nil, fault.New(fault.Unavailable, "the backend did not begin its stream within %s", openTime)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	if err != nil {
+		cancel()
+	}
+	return x, err
+}
+
+// statusOf is the HTTP status of a response, or 0 without one.
+func statusOf(x *upstream.Exchange, err error) int {
+	if status, ok := errors.AsType[*upstream.StatusError](err); ok {
+		return status.Status
+	}
+	if x != nil {
+		return x.Status
+	}
+	return 0
+}
+
+// begin lets notifications be announced. Subscriptions that took effect before are announced as updated, unless another relay
+// listened up to now.
+func (f *following) begin(continued bool) {
+	if continued {
+		f.interests.announced()
+	}
+	close(f.begun)
+}
+
+// close gives the connection up.
+func (f *following) close() {
+	f.cancel()
+	if f.first != nil {
+		f.first.end()
+	}
+	for _, s := range f.listens.further {
+		s.end()
+	}
+	f.running.Wait()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(f.ctx), 2*time.Second)
 	defer cancel()
+	f.catchUp(ctx, true)
 	if err := f.Client().End(ctx, f.version, f.session); err != nil {
 		f.relay.log(f).DebugContext(ctx, "backend session not ended", "error", err)
 	}
 }
 
-// wantedEvery is how often the subscriptions are looked at, which other instances write.
-const wantedEvery = time.Second
+const (
+	// wantedEvery is how often the subscriptions are read, which other instances write.
+	wantedEvery = time.Second
+	// checkEvery is how often the backend is asked whether it is still there: a proxy may keep the stream of a dead one open.
+	checkEvery = time.Minute
+	maxChecks  = 3 // failed ones in a row, until the connection is given up
+)
 
-// run hands on what comes, and follows what is wanted.
-func (f *following) run(ctx context.Context, x *upstream.Exchange) error {
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
-		defer cancel()
-		f.catchUp(ctx, true)
-	}()
-	ctx, cancel := context.WithCancel(ctx)
-	first := &stream{Exchange: x, uris: f.subscribed}
-	defer f.reading.Wait()
-	defer func() {
-		cancel()
-		for _, s := range append(f.further, first) {
-			s.end()
-		}
-	}()
-	f.start(ctx, first)
-	tick := time.NewTicker(wantedEvery)
+// run announces notifications and makes the subscriptions those that are wanted, until the connection ends.
+func (f *following) run(ctx context.Context) error {
+	tick, check, relist := time.NewTicker(wantedEvery), time.NewTicker(checkEvery), time.NewTicker(f.relay.relist())
 	defer tick.Stop()
+	defer check.Stop()
+	defer relist.Stop()
+	unanswered := 0
 	for {
+		f.pursue()
+		f.announceEffects()
 		select {
 		case err := <-f.failed:
 			return err
 		case <-ctx.Done():
 			return ctx.Err()
+		case report := <-f.reports:
+			if err := report(); err != nil {
+				return err
+			}
+			continue
 		case <-f.Changed():
+		case <-check.C:
+			f.check(&unanswered)
+			continue
+		case <-relist.C:
+			if f.listens.unheard {
+				if err := f.relay.compare(ctx, f, true); err != nil {
+					return err
+				}
+			}
+			continue
 		case <-tick.C:
 			f.catchUp(ctx, false)
 			f.remember(ctx)
 		}
-		wanted, err := f.Wanted(ctx)
-		if ctx.Err() != nil {
-			continue
-		}
-		if err != nil {
+		if err := f.refresh(); err != nil && ctx.Err() == nil {
 			f.relay.log(f).WarnContext(ctx, "wanted subscriptions not read", "error", err)
-			continue
 		}
-		f.wanted.Store(&wanted) // before the backend may notify of it
-		switch {
-		case maps.Equal(wanted, f.subscribed):
-		case f.version.Stateless():
-			err = f.follow(ctx, first, wanted)
-		default:
-			err = f.subscribe(ctx, wanted)
+	}
+}
+
+// settle subscribes to what is wanted before the lease is taken over, for a limited time.
+func (f *following) settle(limit time.Duration) {
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	for {
+		f.pursue()
+		if f.interests.idle() && !f.listens.opening {
+			return
 		}
-		if err != nil {
-			return err
+		select {
+		case report := <-f.reports:
+			if err := report(); err != nil {
+				f.fail(err)
+				return
+			}
+		case <-late.C:
+			return
+		case <-f.ctx.Done():
+			return
 		}
+	}
+}
+
+// refresh reads what clients want.
+func (f *following) refresh() error {
+	wanted, err := f.Wanted(f.ctx)
+	if err != nil {
+		return err
+	}
+	f.wanted.Store(&wanted) // before the backend may notify of it
+	f.interests.want(wanted)
+	return nil
+}
+
+// ask does something that takes time, and reports its outcome to the goroutine that owns the connection.
+func (f *following) ask(do func() func() error) {
+	f.running.Go(func() {
+		report := do()
+		select {
+		case f.reports <- report:
+		case <-f.ctx.Done():
+		}
+	})
+}
+
+// check asks the backend whether it is still there. Any answer will do, but that the session is unknown.
+func (f *following) check(unanswered *int) {
+	method, params := "ping", json.RawMessage(`{}`)
+	if f.version.Stateless() {
+		method, params = mcpspec.MethodDiscover, f.Client().Meta(f.version)
+	}
+	f.ask(func() func() error {
+		_, err := f.Client().Ask(f.ctx, f.request(), method, params)
+		return func() error {
+			switch {
+			case errors.Is(err, upstream.ErrSession):
+				return err
+			case err == nil || upstream.Refused(err):
+				*unanswered = 0
+				return nil
+			}
+			if *unanswered++; *unanswered >= maxChecks {
+				return err
+			}
+			return nil
+		}
+	})
+}
+
+// fail ends the connection, unless it ends already.
+func (f *following) fail(err error) {
+	select {
+	case f.failed <- err:
+	default:
 	}
 }
 
@@ -234,40 +283,125 @@ func (f *following) remember(ctx context.Context) {
 	}
 }
 
-// read hands on the notifications of a stream until it ends.
-func (f *following) read(ctx context.Context, stream *upstream.Exchange) error {
-	c := f.Client()
+// stream is one that is read.
+type stream struct {
+	*upstream.Exchange
+	uris map[string]bool // that a listen asks for
+
+	mu       sync.Mutex
+	ended    bool            // by us
+	open     bool            // a GET is at once, a listen when it is acknowledged
+	opened   chan struct{}   // closed when it is open or has failed
+	honoured json.RawMessage // what an acknowledgment says; nil without one
+	err      error           // why it ended before it was open
+}
+
+// end closes the stream; that it ends is no failure then.
+func (s *stream) end() {
+	s.mu.Lock()
+	s.ended = true
+	s.mu.Unlock()
+	s.Close()
+}
+
+// begin records that the stream is open.
+func (s *stream) begin(honoured json.RawMessage) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.open && s.err == nil {
+		s.open, s.honoured = true, honoured
+		close(s.opened)
+	}
+}
+
+// start reads a stream in the background. One with URIs is a listen, which is open when it is acknowledged.
+func (f *following) start(x *upstream.Exchange, listen map[string]bool) *stream {
+	s := &stream{Exchange: x, uris: listen, opened: make(chan struct{})}
+	if listen == nil {
+		s.begin(nil)
+	}
+	f.running.Go(func() {
+		err := f.read(s)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		switch {
+		case s.ended:
+		case s.open:
+			f.fail(err)
+		default:
+			s.err = err
+			close(s.opened)
+		}
+	})
+	return s
+}
+
+// maxPings is how many pings of a backend are answered at the same time.
+const maxPings = 4
+
+// read announces the notifications of a stream until it ends.
+func (f *following) read(s *stream) error {
 	for {
-		m, err := stream.Next(ctx)
+		m, err := s.Next(f.ctx)
 		if err != nil {
 			return err
 		}
-		switch {
-		case m.Response():
-			return errors.New("gateway: the backend ended its notifications")
-		case m.ID != nil && m.Method == "ping":
-			answer, err := c.Post(ctx, upstream.Request{
-				Body: jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)), Version: f.version, Session: f.session,
-			})
-			if err == nil {
-				answer.Close()
+		if m.Response() {
+			if m.Error != nil {
+				return upstream.ErrAnswer
 			}
+			return errors.New("gateway: the backend ended its notifications")
+		}
+		if m.Method == mcpspec.NoteAcknowledged {
+			s.begin(jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "notifications"))
+			continue
+		}
+		s.begin(nil) // it is open, though it was not acknowledged
+		select {
+		case <-f.begun:
+		case <-f.ctx.Done():
+			return f.ctx.Err()
+		}
+		switch {
+		case m.ID != nil && m.Method == "ping":
+			f.pong(m)
 		case m.ID != nil:
-			c.Dropped(ctx, dropElicitation)
+			f.Client().Dropped(f.ctx, dropElicitation)
 		default:
-			if err := f.handle(ctx, m); err != nil {
+			if err := f.handle(f.ctx, m); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// Why the relay does not hand on what a backend sends; see [upstream.Client.Dropped].
+// pong answers a ping of the backend. Its notifications do not wait for the answer to be accepted.
+func (f *following) pong(m upstream.Message) {
+	select {
+	case f.pings <- struct{}{}:
+	default:
+		f.Client().Dropped(f.ctx, dropPing)
+		return
+	}
+	f.running.Go(func() {
+		defer func() { <-f.pings }()
+		ctx, cancel := context.WithTimeout(f.ctx, f.Client().AskTimeout)
+		defer cancel()
+		r := f.request()
+		r.Body = jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`))
+		if err := f.Client().Send(ctx, r); err != nil {
+			f.relay.log(f).DebugContext(ctx, "ping of backend not answered", "error", err)
+		}
+	})
+}
+
+// Why the relay does not announce what a backend sends; see [upstream.Client.Dropped].
 const (
 	dropElicitation = "it asks a client outside of a call"
 	dropUpdate      = "an update without a URI, or too large"
 	dropUnasked     = "an update that no client subscribed to"
 	dropMethod      = "its method is none that is relayed"
+	dropPing        = "a ping while others are being answered"
 )
 
 // maxUpdate bounds what the log takes of one notification.
@@ -301,11 +435,25 @@ func (f *following) handle(ctx context.Context, m upstream.Message) error {
 			return nil
 		}
 		return f.relay.announce(ctx, f, api.Notice{Method: m.Method, Params: params})
-	case mcpspec.NoteAcknowledged, mcpspec.NoteMessage:
+	case mcpspec.NoteMessage:
 		return nil // nothing for clients
 	}
 	f.Client().Dropped(ctx, dropMethod)
 	return nil
+}
+
+// asks reports whether a client is subscribed to a resource or to one above it.
+func (f *following) asks(uri string) bool {
+	wanted := *f.wanted.Load()
+	if _, ok := wanted[uri]; ok {
+		return true
+	}
+	for subscribed := range wanted {
+		if api.Covers(subscribed, uri) {
+			return true
+		}
+	}
+	return false
 }
 
 // announceChange announces that lists have changed.

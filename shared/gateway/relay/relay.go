@@ -3,8 +3,10 @@
 //
 //	relay.go       which backends there are, and one follower for each
 //	lease.go       who of several relays follows a backend, and how another one takes over
-//	following.go   one connection: subscriptions, notifications, changes that were missed
-//	listens.go     its streams in 2026-07-28
+//	connection.go  the states of a connection
+//	following.go   an open connection: what is read from it and announced
+//	interests.go   which resources it is subscribed to
+//	listens.go     the same in 2026-07-28
 //	throttle.go    how much of it the log takes
 //
 // It sees a backend through [Backend]; calls and the lists of clients do not enter here, nor do the
@@ -18,10 +20,8 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"log/slog"
 	mathrand "math/rand/v2"
-	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -41,14 +41,17 @@ type Backend interface {
 	Place() api.Place
 	Client() *upstream.Client
 	Ask(ctx context.Context) (api.Capabilities, mcpspec.Version, error)
-	// Wanted are the URIs that clients are subscribed to; Changed receives when they may be others.
-	Wanted(ctx context.Context) (map[string]bool, error)
+	// Wanted returns the URIs that clients are subscribed to, each with the principals that are. Changed receives when they may be
+	// others.
+	Wanted(ctx context.Context) (map[string][]string, error)
 	Changed() <-chan struct{}
 	// List is its list of a kind as it was after Outdate. ChangeListVersion makes all instances fetch those lists again
 	// whose change that notification is.
 	Outdate()
 	List(ctx context.Context, kind api.Kind) ([]api.Entry, error)
 	ChangeListVersion(ctx context.Context, method string) error
+	// SetNoStream records until when the backend has no notification stream; the zero time records that it has one.
+	SetNoStream(ctx context.Context, until time.Time) error
 }
 
 // Announcer appends notices to a backend's topic of the log.
@@ -159,7 +162,7 @@ func (r *Relay) backend(ctx context.Context, f *follower, idled chan<- struct{})
 		l, err := r.acquire(ctx, f)
 		if l != nil {
 			f.idle.Store(false)
-			r.keep(l)
+			(&connection{relay: r, lease: l, backend: f}).keep()
 			l.release()
 		} else if err != nil && ctx.Err() == nil {
 			r.log(f).WarnContext(ctx, "relay lease not read", "error", err)
@@ -178,87 +181,6 @@ func (r *Relay) backend(ctx context.Context, f *follower, idled chan<- struct{})
 func spread(wait, most time.Duration) time.Duration {
 	least := min(wait, most/2)
 	return least + mathrand.N(least)
-}
-
-// keep keeps connecting, as long as it has the lease.
-func (r *Relay) keep(l *lease) {
-	least, most := r.pauses()
-	for wait := least; l.ctx.Err() == nil; {
-		began := time.Now()
-		err := r.follow(l)
-		if l.follows {
-			r.log(l.backend).InfoContext(l.ctx, "lease not taken over", "error", err)
-			return // the holder goes on
-		}
-		if err != nil && l.ctx.Err() == nil {
-			r.log(l.backend).WarnContext(l.ctx, "backend notifications interrupted", "error", err)
-		}
-		if time.Since(began) > wait {
-			wait = least // it was not refused, it ended
-		}
-		periodic.Sleep(l.ctx, spread(wait, most))
-		wait = min(2*wait, most)
-	}
-}
-
-// follow connects to a backend and relays until the connection or the lease ends. What changed
-// while no relay did is found by comparing the lists.
-func (r *Relay) follow(l *lease) error {
-	ctx, b := l.ctx, l.backend
-	capabilities, version, err := b.Ask(ctx)
-	if err != nil {
-		return err
-	}
-	if !capabilities.Notifies() {
-		return r.compareForEver(l)
-	}
-	f := &following{
-		follower: b, relay: r, capabilities: capabilities, version: version,
-		subscribed: map[string]bool{}, failed: make(chan error, 1),
-	}
-	stream, err := f.connect(ctx)
-	defer func() { f.close(stream) }()
-	if err != nil {
-		if status, ok := errors.AsType[*upstream.StatusError](err); ok && slices.Contains(noStream, status.Status) {
-			r.log(b).InfoContext(ctx, "backend has no notification stream, its lists are compared", "status", status.Status)
-			return r.compareForEver(l)
-		}
-		return err
-	}
-	// Only now: who has it is not to stop before this relay listens, and what changes after the
-	// comparison is notified.
-	l.connected.Store(true)
-	defer l.connected.Store(false)
-	if err := l.take(ctx); err != nil {
-		return err
-	}
-	if err := f.missed(ctx, l.took); err != nil {
-		return err
-	}
-	if err := r.compare(ctx, b, true); err != nil {
-		return err
-	}
-	l.took = false // the next connection has a gap before it
-	return f.run(ctx, stream)
-}
-
-// noStream are the answers to a GET by which a backend says that it has no stream: that of the revisions,
-// and those of servers that serve nothing but POST.
-var noStream = []int{http.StatusMethodNotAllowed, http.StatusNotFound, http.StatusNotImplemented}
-
-// compareForEver stands in for notifications.
-func (r *Relay) compareForEver(l *lease) error {
-	if err := l.take(l.ctx); err != nil {
-		return err
-	}
-	for {
-		if err := r.compare(l.ctx, l.backend, true); err != nil {
-			return err
-		}
-		if err := periodic.Sleep(l.ctx, cmp.Or(r.Relist, time.Minute)); err != nil {
-			return err
-		}
-	}
 }
 
 // compare fetches the lists and notifies of those that are not what they were when

@@ -64,6 +64,13 @@ func (p *throttle) due(end bool) (methods []string) {
 	return methods
 }
 
+// hold has a change announced later.
+func (p *throttle) hold(method string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.held[method] = true
+}
+
 // update waits until an update of that size may be announced. It reports false for one to be dropped.
 func (p *throttle) update(ctx context.Context, size int, asked bool) (announce bool, err error) {
 	n := 1 + size/updateUnit
@@ -77,6 +84,7 @@ func (p *throttle) update(ctx context.Context, size int, asked bool) (announce b
 func (f *following) catchUp(ctx context.Context, end bool) {
 	for _, method := range f.throttle.due(end) {
 		if err := f.announceChange(ctx, method); err != nil {
+			f.throttle.hold(method)
 			f.relay.log(f).WarnContext(ctx, "list change not announced", "error", err)
 		}
 	}

@@ -1,0 +1,217 @@
+package relay
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/periodic"
+)
+
+// connection is the relay's connection to one backend, for as long as the relay has the lease. It is a state machine:
+//
+//	         ┌────────── after 5 minutes ─────────┐
+//	         ▼                                    │
+//	──▶ asking ───it notifies of nothing───▶ no stream: its lists are compared every minute
+//	         │                                    ▲
+//	         │ it notifies                        │
+//	         ▼                                    │
+//	    connecting ──404, 405 or 501 to the GET───┘
+//	         │
+//	         │ the stream is open; a listen is acknowledged
+//	         ▼
+//	    comparing: the lease is taken over, and missed changes of lists are announced
+//	         │
+//	         ▼
+//	    streaming: notifications are announced, and the subscriptions follow what clients want
+//
+// An error in any state, or the end of the stream, leads back to asking, after a pause that grows while no stream stays open.
+type connection struct {
+	relay   *Relay
+	lease   *lease
+	backend *follower
+
+	state        state
+	capabilities api.Capabilities
+	version      mcpspec.Version
+	stream       *following // while it is connected
+	opened       time.Time  // when the last stream was open
+	reported     bool       // that the backend has no stream
+}
+
+type state string
+
+const (
+	asking     state = "asking"
+	noStream   state = "no stream"
+	connecting state = "connecting"
+	comparing  state = "comparing"
+	streaming  state = "streaming"
+)
+
+// askAgain is how long a backend without a stream, or with a refused subscription, is left alone. It may be one of several
+// replicas that was old, or get the capability later.
+const askAgain = 5 * time.Minute
+
+// noStreamStatus are the answers to a GET by which a backend says that it has no stream: that of the revisions, and those of servers
+// that serve nothing but POST. They mean this only as the answer to a GET.
+var noStreamStatus = []int{http.StatusMethodNotAllowed, http.StatusNotFound, http.StatusNotImplemented}
+
+// errNoStream reports a backend without a notification stream.
+var errNoStream = errors.New("gateway: the backend has no notification stream")
+
+// keep keeps the connection up for as long as the relay has the lease.
+func (c *connection) keep() {
+	least, most := c.relay.pauses()
+	log := c.relay.log(c.backend)
+	for wait := least; c.lease.ctx.Err() == nil; {
+		c.opened = time.Time{}
+		err := c.follow(c.lease.ctx)
+		if c.lease.follows {
+			log.InfoContext(c.lease.ctx, "lease not taken over", "error", err)
+			return // the holder continues
+		}
+		if err != nil && c.lease.ctx.Err() == nil {
+			log.WarnContext(c.lease.ctx, "backend notifications interrupted", "state", string(c.state), "error", err)
+		}
+		if !c.opened.IsZero() && time.Since(c.opened) > wait {
+			wait = least // it worked for a while
+		}
+		periodic.Sleep(c.lease.ctx, spread(wait, most))
+		wait = min(2*wait, most)
+	}
+}
+
+// follow walks through the states until one of them fails.
+func (c *connection) follow(ctx context.Context) error {
+	defer c.hangUp()
+	steps := map[state]func(context.Context) (state, error){
+		asking: c.ask, noStream: c.compareOnly, connecting: c.connect, comparing: c.compare, streaming: c.read,
+	}
+	for c.state = asking; ; {
+		c.relay.log(c.backend).DebugContext(ctx, "backend connection changed", "state", string(c.state))
+		next, err := steps[c.state](ctx)
+		if err != nil {
+			return err
+		}
+		c.state = next
+	}
+}
+
+func (c *connection) hangUp() {
+	c.lease.connected.Store(false)
+	if c.stream != nil {
+		c.stream.close()
+		c.stream = nil
+	}
+}
+
+func (c *connection) ask(ctx context.Context) (next state, err error) {
+	if c.capabilities, c.version, err = c.backend.Ask(ctx); err != nil {
+		return "", err
+	}
+	if !c.capabilities.Notifies() {
+		return noStream, nil
+	}
+	return connecting, nil
+}
+
+func (c *connection) connect(ctx context.Context) (state, error) {
+	c.stream = newFollowing(ctx, c)
+	err := c.stream.connect()
+	if errors.Is(err, errNoStream) {
+		if !c.reported {
+			c.relay.log(c.backend).InfoContext(ctx, "backend has no notification stream, its lists are compared", "error", err)
+		}
+		c.reported = true
+		c.hangUp()
+		return noStream, nil
+	}
+	c.opened, c.reported = time.Now(), false
+	return comparing, err
+}
+
+// compare takes the lease over from a holder that ends, only now that this relay listens too, and compares the lists: changes after
+// the comparison are notified.
+func (c *connection) compare(ctx context.Context) (state, error) {
+	c.lease.connected.Store(true)
+	if c.lease.follows {
+		c.stream.settle(min(c.backend.Client().AskTimeout, c.relay.Handover/2))
+	}
+	if err := c.lease.take(ctx); err != nil {
+		return "", err
+	}
+	// Only this connection continues the one before it. If it fails, the next one has a gap before it.
+	continued := c.lease.took
+	c.lease.took = false
+	if err := c.relay.compare(ctx, c.backend, true); err != nil {
+		return "", err
+	}
+	c.stream.begin(continued)
+	c.setNoStream(ctx, false)
+	return streaming, nil
+}
+
+func (c *connection) read(ctx context.Context) (state, error) { return asking, c.stream.run(ctx) }
+
+// compareOnly stands in for notifications until the backend is asked again.
+func (c *connection) compareOnly(ctx context.Context) (state, error) {
+	if err := c.lease.take(ctx); err != nil {
+		return "", err
+	}
+	if c.capabilities.Subscribe {
+		c.setNoStream(ctx, true)
+	}
+	for until := time.Now().Add(askAgain); time.Now().Before(until); {
+		if err := c.relay.compare(ctx, c.backend, true); err != nil {
+			return "", err
+		}
+		if err := periodic.Sleep(ctx, c.relay.relist()); err != nil {
+			return "", err
+		}
+	}
+	return asking, nil
+}
+
+func (r *Relay) relist() time.Duration { return cmp.Or(r.Relist, time.Minute) }
+
+// setNoStream records whether the backend has no notification stream: clients cannot subscribe to its resources then.
+func (c *connection) setNoStream(ctx context.Context, is bool) {
+	var until time.Time
+	if is {
+		until = time.Now().Add(askAgain + c.relay.relist())
+	}
+	if err := c.backend.SetNoStream(ctx, until); err != nil && ctx.Err() == nil {
+		c.relay.log(c.backend).WarnContext(ctx, "notification stream of backend not recorded", "error", err)
+	}
+}
+
+// get opens the stream of a session.
+func (f *following) get() (*stream, error) {
+	x, err := f.open(func(ctx context.Context) (*upstream.Exchange, error) {
+		return f.Client().Get(ctx, f.request(), "")
+	})
+	if status := statusOf(x, err); status >= http.StatusBadRequest { // an exchange has a reason in JSON
+		if x != nil {
+			x.Close()
+		}
+		if slices.Contains(noStreamStatus, status) {
+			return nil, fmt.Errorf("%w: the GET is answered with %d", errNoStream, status)
+		}
+		if err == nil {
+			err = fault.New(fault.Unavailable, "the GET is answered with %d", status)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return f.start(x, nil), nil
+}

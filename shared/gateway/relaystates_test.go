@@ -1,0 +1,532 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/relay"
+)
+
+// inProduction gives a relay the pauses that it has in production.
+func inProduction(r *relay.Relay) {
+	r.Relist, r.MinPause, r.MaxPause = time.Minute, time.Second, time.Minute
+}
+
+// count returns how many announcements with that text there are within a time.
+func (l log) count(text string, within time.Duration) (n int) {
+	end := time.After(within)
+	for {
+		select {
+		case got := <-l:
+			if strings.Contains(got, text) {
+				n++
+			}
+		case <-end:
+			return n
+		}
+	}
+}
+
+// forget drops what was announced so far.
+func (l log) forget() {
+	for len(l) > 0 {
+		<-l
+	}
+}
+
+// withResources has a backend list the resources.
+func withResources(uris ...string) func(*scripted) {
+	return func(s *scripted) {
+		s.lists = func(method, _ string) string {
+			if method != "resources/list" {
+				return emptyList(method)
+			}
+			var entries []string
+			for _, uri := range uris {
+				entries = append(entries, fmt.Sprintf(`{"uri":%q,"name":"n"}`, uri))
+			}
+			return `{"resources":[` + strings.Join(entries, ",") + `]}`
+		}
+	}
+}
+
+// transitions collects the states of connections to backends, which are logged.
+type transitions struct {
+	slog.Handler
+	mu     sync.Mutex
+	states []string
+}
+
+func (s *transitions) Enabled(context.Context, slog.Level) bool { return true }
+func (s *transitions) WithAttrs([]slog.Attr) slog.Handler       { return s }
+
+func (s *transitions) Handle(_ context.Context, line slog.Record) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	line.Attrs(func(a slog.Attr) bool {
+		if line.Message == "backend connection changed" && a.Key == "state" {
+			s.states = append(s.states, a.Value.String())
+		}
+		return true
+	})
+	return nil
+}
+
+// take returns the states since the last take.
+func (s *transitions) take() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := s.states
+	s.states = nil
+	return out
+}
+
+// TestStatesOfAConnection walks through the states of the relay's connection to a backend.
+func TestStatesOfAConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(t, func(s *scripted) { s.capabilities = `{"tools":{}}` })
+		states := &transitions{}
+		g := gatewayOver(t, memory(t), at("b", s))
+		relaying(t, "r", g, newLog(), inProduction, func(r *relay.Relay) { r.Log = slog.New(states) })
+		for _, step := range []struct {
+			given  string
+			change func()
+			within time.Duration
+			want   []string
+		}{
+			{"it notifies of nothing", func() {}, 4 * time.Minute, []string{"asking", "no stream"}},
+			{"it notifies since it was updated", func() {
+				s.mu.Lock()
+				s.capabilities = `{"tools":{"listChanged":true}}`
+				s.mu.Unlock()
+			}, 2 * time.Minute, []string{"asking", "connecting", "comparing", "streaming"}},
+			{"its stream ends", s.hangUp, time.Minute, []string{"asking", "connecting", "comparing", "streaming"}},
+			{"it does not serve streams", func() { s.refuse(405); s.hangUp() }, time.Minute, []string{"asking", "connecting", "no stream"}},
+			{"it serves streams again", func() { s.refuse(0) }, 5 * time.Minute, []string{"asking", "connecting", "comparing", "streaming"}},
+			{"its stream cannot be opened, and then it can", func() {
+				s.refuse(503)
+				s.hangUp()
+				time.AfterFunc(3*time.Second, func() { s.refuse(0) })
+			}, time.Minute, []string{"asking", "connecting", "asking", "connecting", "asking", "connecting", "comparing", "streaming"}},
+		} {
+			step.change()
+			time.Sleep(step.within)
+			if got := states.take(); !slices.Equal(slices.Compact(got), slices.Compact(step.want)) && !retries(got, step.want) {
+				t.Errorf("%s: the states were %q, want %q", step.given, got, step.want)
+			}
+		}
+	})
+}
+
+// retries reports whether the states begin and end as wanted, with failed attempts in between.
+func retries(got, want []string) bool {
+	return len(got) >= 6 && len(want) >= 6 && slices.Equal(got[len(got)-4:], want[len(want)-4:]) && slices.Equal(got[:2], want[:2])
+}
+
+// GWN-07: an old replica, or one that is restarted, does not end the notifications of a backend for good.
+func TestBackendThatHadNoStreamIsAskedAgain(t *testing.T) {
+	for name, c := range map[string]struct{ before, after func(*scripted) }{
+		"405 to the GET": {func(s *scripted) { s.getStatus = 405 }, func(s *scripted) { s.getStatus = 0 }},
+		"no capability":  {func(s *scripted) { s.capabilities = `{"tools":{},"resources":{}}` }, func(s *scripted) { s.capabilities = `{"tools":{},"resources":{"subscribe":true}}` }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newScripted(t, withResources("x://1"), c.before)
+				l := newLog()
+				g := gatewayOver(t, memory(t), at("b", s))
+				relaying(t, "r", g, l, inProduction)
+				time.Sleep(10 * time.Second)
+				if backend, ok := g.Subscribable(t.Context(), ann, "x://1"); ok {
+					t.Errorf("while backend %s has no stream a client can subscribe to its resources", backend)
+				}
+				s.mu.Lock()
+				c.after(s)
+				s.mu.Unlock()
+				time.Sleep(6 * time.Minute)
+				if n := s.open(); n != 1 {
+					t.Errorf("six minutes after the backend began to notify %d streams are open, want 1", n)
+				}
+				if _, ok := g.Subscribable(t.Context(), ann, "x://1"); !ok {
+					t.Error("a client cannot subscribe though the stream is open")
+				}
+			})
+		})
+	}
+}
+
+// GWN-04, GWN-07: a resource that the backend refuses concerns those who want it.
+func TestRefusedSubscriptionLeavesTheOthersAlone(t *testing.T) {
+	for _, status := range []int{200, 400, 404, 405, 500, 501} {
+		for _, noSession := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d, backend without sessions %v", status, noSession), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := newScripted(t, func(s *scripted) { s.noSession = noSession })
+					var refused atomic.Int64
+					s.intercept(func(w http.ResponseWriter, _ *http.Request, m got) bool {
+						if m.Method != "resources/subscribe" || !strings.Contains(string(m.Params), "bad") {
+							return false
+						}
+						refused.Add(1)
+						if status == 200 {
+							w.Header().Set("Content-Type", "application/json")
+							fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32602,"message":"unknown"}}`, m.ID)
+						} else {
+							w.WriteHeader(status)
+						}
+						return true
+					})
+					l := newLog()
+					g := gatewayOver(t, memory(t), at("b", s))
+					subscribe(t, g, wants("x://victim", "v"))
+					relaying(t, "r", g, l, inProduction)
+					s.only(t, 1)
+					subscribe(t, g, wants("x://bad", "a"))
+					time.Sleep(12 * time.Minute)
+					l.forget()
+					s.notify(updated("x://victim"))
+					if n := l.count("x://victim", time.Second); n != 1 {
+						t.Errorf("%d updates of another resource were announced, want 1", n)
+					}
+					s.only(t, 1)
+					if n := refused.Load(); n < 2 || n > 4 {
+						t.Errorf("in twelve minutes the refused resource was asked for %d times, want once every five minutes", n)
+					}
+				})
+			})
+		}
+	}
+}
+
+// GWN-04: one principal's resources do not hold up another's, whether they are many or slow.
+func TestSubscriptionsOfPrincipalsTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(t)
+		subscribed := make(chan string, 10_000)
+		s.intercept(func(_ http.ResponseWriter, r *http.Request, m got) bool {
+			if m.Method == "resources/subscribe" {
+				if strings.Contains(string(m.Params), "hangs") {
+					<-r.Context().Done()
+					return true
+				}
+				time.Sleep(75 * time.Millisecond)
+				subscribed <- string(m.Params)
+			}
+			return false
+		})
+		g := gatewayOver(t, memory(t), at("b", s))
+		relaying(t, "r", g, newLog(), inProduction)
+		s.only(t, 1)
+		for i := range 10 {
+			for j := range 100 {
+				w := wants(fmt.Sprintf("x://%d/%d", i, j), fmt.Sprint("s", i))
+				w.Principal = "many"
+				subscribe(t, g, w)
+			}
+		}
+		for i := range 50 {
+			w := wants(fmt.Sprintf("x://hangs/%d", i), "h")
+			w.Principal = "hangs"
+			subscribe(t, g, w)
+		}
+		time.Sleep(2 * time.Second)
+		began := time.Now()
+		w := wants("x://victim", "v")
+		w.Principal = "victim"
+		subscribe(t, g, w)
+		for text := range subscribed {
+			if strings.Contains(text, "victim") {
+				break
+			}
+		}
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("the subscription of another principal took %s, want 2 s at most", took)
+		}
+	})
+}
+
+func TestPrincipalHasALimitOfResourcesAtABackend(t *testing.T) {
+	g := gatewayOver(t, memory(t), at("b", newScripted(t)))
+	w := func(i int, principal string) api.Subscription {
+		w := wants(fmt.Sprint("x://", i), "s")
+		w.Principal = principal
+		return w
+	}
+	for i := range maxWanted {
+		if err := g.options.DB.Write(t.Context(), put(w(i, "ann"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := g.Subscribe(t.Context(), w(maxWanted, "ann")); !fault.Is(err, fault.Exhausted) {
+		t.Errorf("one more than %d resources: got %v, want a fault of kind exhausted", maxWanted, err)
+	}
+	subscribe(t, g, w(7, "ann"), w(maxWanted, "bob")) // prolonged, and another principal's
+	unsubscribe(t, g, w(7, "ann"))
+	subscribe(t, g, w(maxWanted, "ann"))
+}
+
+// GWN-04: the resource may have changed after the client subscribed here and before the relay subscribed there.
+func TestSubscriptionThatTakesEffectIsAnnounced(t *testing.T) {
+	for name, stateless := range map[string]bool{"2025-11-25": false, "2026-07-28": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newScripted(t, func(s *scripted) { s.stateless, s.getStatus = stateless, 503 })
+				l := newLog()
+				g := gatewayOver(t, memory(t), at("b", s))
+				relaying(t, "r", g, l, inProduction)
+				subscribe(t, g, wants("x://before", "s"))
+				time.Sleep(5 * time.Minute) // there is no connection yet
+				s.refuse(0)
+				if n := l.count("x://before", 10*time.Minute); n != 1 {
+					t.Errorf("a resource that was subscribed to before the first connection was announced %d times, want once", n)
+				}
+				subscribe(t, g, wants("x://later", "s"))
+				if n := l.count("x://later", 10*time.Minute); n != 1 {
+					t.Errorf("a resource that was subscribed to later was announced %d times, want once", n)
+				}
+			})
+		})
+	}
+}
+
+// GWN-05: a listen that was not acknowledged is no sign that something changed.
+func TestRefusedListenAnnouncesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(t, func(s *scripted) { s.stateless = true })
+		var listens atomic.Int64
+		s.intercept(func(w http.ResponseWriter, _ *http.Request, m got) bool {
+			if m.Method != "subscriptions/listen" {
+				return false
+			}
+			listens.Add(1)
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusNotFound)
+			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32601,"message":"Method not found"}}`, m.ID)
+			return true
+		})
+		l := newLog()
+		g := gatewayOver(t, memory(t), at("b", s))
+		subscribe(t, g, wants("x://1", "s"))
+		relaying(t, "r", g, l, inProduction)
+		if n := l.count("notifications/resources/updated", 20*time.Minute); n > 0 {
+			t.Errorf("%d updates were announced in 20 minutes, want none", n)
+		}
+		if n := listens.Load(); n > 80 {
+			t.Errorf("%d listens in 20 minutes", n)
+		}
+	})
+}
+
+// GWN-04: a backend of 2026-07-28 may refuse a listen for one of its resources, or leave it out of its acknowledgment.
+func TestRefusedResourceOfAListenLeavesTheOthersAlone(t *testing.T) {
+	bad := func(text string) bool { return strings.Contains(text, "bad") }
+	for name, change := range map[string]func(*scripted){
+		"left out": func(s *scripted) { s.refused = bad },
+		"refused":  func(*scripted) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newScripted(t, func(s *scripted) { s.stateless = true }, change)
+				s.intercept(func(w http.ResponseWriter, _ *http.Request, m got) bool {
+					if name != "refused" || m.Method != "subscriptions/listen" || !bad(string(m.Params)) {
+						return false
+					}
+					w.Header().Set("Content-Type", "application/json")
+					w.WriteHeader(http.StatusBadRequest)
+					fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32602,"message":"unknown resource"}}`, m.ID)
+					return true
+				})
+				l := newLog()
+				g := gatewayOver(t, memory(t), at("b", s))
+				for _, uri := range []string{"x://1", "x://2", "x://bad", "x://3"} {
+					subscribe(t, g, wants(uri, "s"))
+				}
+				relaying(t, "r", g, l, inProduction)
+				time.Sleep(time.Minute)
+				subscribe(t, g, wants("x://bad/2", "s"), wants("x://4", "s"))
+				time.Sleep(time.Minute)
+				for _, uri := range []string{"x://1", "x://2", "x://3", "x://4"} {
+					l.forget()
+					s.sendTo(uri+`"`, updated(uri))
+					if n := l.count(uri, time.Second); n != 1 {
+						t.Errorf("%d updates of %s were announced, want 1", n, uri)
+					}
+				}
+			})
+		})
+	}
+}
+
+// GWN-07: the pause grows by how long the backend could not be used, not by how long it took to say so.
+func TestSlowBackendIsAskedLessAndLessOften(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(t)
+		var mu sync.Mutex
+		var tries []time.Time
+		s.intercept(func(_ http.ResponseWriter, r *http.Request, m got) bool {
+			if m.Method != "server/discover" {
+				return false
+			}
+			mu.Lock()
+			tries = append(tries, time.Now())
+			mu.Unlock()
+			<-r.Context().Done()
+			return true
+		})
+		relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), newLog(), inProduction)
+		time.Sleep(20 * time.Minute)
+		mu.Lock()
+		defer mu.Unlock()
+		if last := tries[len(tries)-1].Sub(tries[len(tries)-2]); last < 35*time.Second {
+			t.Errorf("after 20 minutes a backend that does not answer is asked every %s, want 35 s at least", last)
+		}
+	})
+}
+
+// GWN-03, GWN-04: only the connection that took the lease over continues the one before it.
+func TestGapAfterAHandoverThatFailedIsAnnounced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(t)
+		var failing atomic.Bool
+		s.intercept(func(w http.ResponseWriter, _ *http.Request, m got) bool {
+			if failing.Load() && strings.HasSuffix(m.Method, "/list") {
+				w.WriteHeader(http.StatusServiceUnavailable)
+				return true
+			}
+			return false
+		})
+		db, l := memory(t), newLog()
+		gateways := func() *Gateway { return gatewayOver(t, db, at("b", s)) }
+		subscribe(t, gateways(), wants("x://1", "s"))
+		began := time.Now()
+		first := running(t, "first", gateways(), l, inTime(6*time.Second, 4*time.Second))
+		l.has(t, `first default b notifications/resources/updated {"uri":"x://1"}`)
+		time.Sleep(time.Until(began.Add(2500 * time.Millisecond)))
+		failing.Store(true)
+		running(t, "second", gateways(), l, func(r *relay.Relay) {
+			inTime(60*time.Second, 4*time.Second)(r)
+			r.MinPause, r.MaxPause = time.Second, time.Minute
+		})
+		<-first
+		until(t, "no relay listens", func() bool { return s.open() == 0 })
+		failing.Store(false) // the resource changes now
+		if n := l.count(`updated {"uri":"x://1"}`, 20*time.Second); n != 1 {
+			t.Errorf("after the gap %d updates were announced, want 1", n)
+		}
+	})
+}
+
+// GWN-04, GWN-06: a change that was held is announced, also if the log does not take it at the first try.
+func TestHeldChangeWhoseAnnouncementFailsIsAnnouncedLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(t)
+		l := newLog()
+		var fail atomic.Bool
+		var failed atomic.Int64
+		relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), l, func(r *relay.Relay) {
+			announce := r.Announce
+			r.Announce = func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
+				if fail.Load() && strings.Contains(string(notice), "tools/list_changed") {
+					failed.Add(1)
+					return errors.New("the log is throttled")
+				}
+				return announce(ctx, workspace, backend, notice)
+			}
+		})
+		s.only(t, 1)
+		l.until(t, s)
+		for range 51 { // the last one is held
+			s.notify(toolsChanged)
+		}
+		time.Sleep(200 * time.Millisecond)
+		fail.Store(true)
+		until(t, "the held change could not be announced", func() bool { return failed.Load() > 0 })
+		fail.Store(false)
+		l.forget()
+		if n := l.count("tools/list_changed", time.Minute); n == 0 {
+			t.Error("the held change was never announced")
+		}
+	})
+}
+
+// GWN-04: the answer to a ping is sent while notifications are read.
+func TestPingWhoseAnswerIsNotAcceptedHoldsNothingUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(t, func(s *scripted) { s.hang = func(method string) bool { return method == "" } })
+		l := newLog()
+		relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), l, inProduction)
+		s.only(t, 1)
+		l.until(t, s)
+		for i := range 10 {
+			s.notify(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"ping"}`, i))
+		}
+		s.notify(toolsChanged)
+		if n := l.count("tools/list_changed", time.Minute); n != 1 {
+			t.Errorf("after the pings %d changes were announced, want 1", n)
+		}
+	})
+}
+
+// GWN-07: a session that cannot be used is ended.
+func TestSessionWhoseInitializedFailsIsEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(t)
+		s.intercept(func(w http.ResponseWriter, _ *http.Request, m got) bool {
+			if m.Method == "notifications/initialized" {
+				w.WriteHeader(http.StatusServiceUnavailable)
+				return true
+			}
+			return false
+		})
+		relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), newLog(), inProduction)
+		time.Sleep(20 * time.Minute)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if n := len(s.sessions); n > 1 {
+			t.Errorf("after 20 minutes %d sessions are open at the backend, want 1 at most", n)
+		}
+	})
+}
+
+// GWN-07: a proxy may keep the stream of a dead backend open.
+func TestStreamOfADeadBackendIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(t)
+		var dead atomic.Bool
+		s.intercept(func(_ http.ResponseWriter, r *http.Request, m got) bool {
+			if dead.Load() && r.Method == http.MethodPost {
+				<-r.Context().Done()
+				return true
+			}
+			return false
+		})
+		relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), newLog(), inProduction)
+		s.only(t, 1)
+		dead.Store(true)
+		untilIn(t, "the stream is closed", 10*time.Minute, func() bool { return s.open() == 0 })
+		dead.Store(false)
+		untilIn(t, "a new one is open", 10*time.Minute, func() bool { return s.open() == 1 })
+	})
+}
+
+// untilIn waits longer than until, by the clock of a bubble.
+func untilIn(t *testing.T, what string, most time.Duration, ok func() bool) {
+	t.Helper()
+	for began := time.Now(); !ok(); time.Sleep(time.Second) {
+		if time.Since(began) > most {
+			t.Fatalf("not within %s: %s", most, what)
+		}
+	}
+}
