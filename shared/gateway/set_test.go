@@ -136,6 +136,7 @@ func TestSameNameInTwoWorkspaces(t *testing.T) {
 		if len(mine.received("resources/subscribe")) > 0 {
 			t.Error("it was subscribed at the other one, too")
 		}
+		l.has(t, `r other b notifications/resources/updated {"uri":"x://1"}`) // the subscription took effect
 		if before := append(l.until(t, mine), l.until(t, theirs)...); len(before) > 0 {
 			t.Errorf("before any change %q", before)
 		}
