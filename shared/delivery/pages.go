@@ -345,9 +345,14 @@ func (d *Dispatcher) start(ctx context.Context, t PageTask, sub *subscription.Su
 		if !sub.Wants(t.payloads[done], d.now()) {
 			continue
 		}
-		if may, err := right.May(ctx, e); err != nil {
+		may, err := right.May(ctx, e)
+		if errors.Is(err, subscription.ErrTypeRemoved) {
+			_, err = d.outcomes.abandon(ctx, newDelivery(sub, e, d.now()), e)
+		}
+		if err != nil {
 			return done, err
-		} else if !may {
+		}
+		if !may {
 			continue
 		}
 		if diverted, err := d.divert(ctx, sub, e); err != nil {

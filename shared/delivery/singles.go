@@ -323,9 +323,14 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 	if del.Test {
 		right = subscription.Right{} // it is for the endpoint, whatever the subscription asks for
 	}
-	if may, err := right.May(ctx, e); err != nil {
+	may, err := right.May(ctx, e)
+	switch {
+	case errors.Is(err, subscription.ErrTypeRemoved):
+		_, err := d.outcomes.abandon(ctx, del, nil)
 		return nil, err
-	} else if !may {
+	case err != nil:
+		return nil, err
+	case !may:
 		return del.forget(), nil
 	}
 	sub := record.Subscriber()

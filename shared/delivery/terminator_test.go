@@ -276,6 +276,32 @@ func TestAParentIsNarrowed(t *testing.T) {
 	}
 }
 
+// WHK-18, EVX-17: given a subscription to a parent, when the type of an event below it is removed before the event was delivered,
+// then the event becomes a dead letter, because nothing says any more who may have it.
+func TestAnEventWhoseTypeWasRemoved(t *testing.T) {
+	for name, attempted := range map[string]bool{"before its first attempt": false, "before a retry": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.script = fails
+			sub := r.register("event://ci")
+			fanout, d, _ := r.process()
+			r.publish("evt_1")
+			r.hand(queue.Events, fanout.Handle)
+			if attempted {
+				r.hand(queue.Deliveries, d.Pages)
+			}
+			r.change("ci.build_finished", "ci.renamed")
+			r.run()
+			if letters := r.lettersFor(sub.ID); len(letters) != 1 || letters[0].Event != "evt_1" {
+				t.Errorf("got the dead letters %+v, want one of evt_1", letters)
+			}
+			if got, most := posted(r)["evt_1"], map[bool]int{true: 1}[attempted]; got != most {
+				t.Errorf("the event was posted %d times, want %d", got, most)
+			}
+		})
+	}
+}
+
 // aged is a catalog of which a process holds an old version until it asks for the latest.
 type aged struct{ cached, latest *catalog.Static }
 

@@ -3,6 +3,7 @@ package subscription
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -168,9 +169,12 @@ func (r Right) permits(rule *catalog.Access, vars map[string]string) bool {
 	return rule == nil || slices.ContainsFunc(r.who, func(p auth.Principal) bool { return auth.CheckAccess(rule, vars, p) == nil })
 }
 
+// ErrTypeRemoved says that the catalog no longer has an event's type, so that nothing says who may have the event.
+var ErrTypeRemoved = errors.New("subscription: the event's type was removed from the catalog")
+
 // May reports whether the subscriber may have an event that matches its pattern. Under a
 // parent the rule of each event's type decides, as in band; elsewhere it has been decided
-// already.
+// already. It returns [ErrTypeRemoved] if there is no such rule any more.
 func (r Right) May(ctx context.Context, e *event.Event) (bool, error) {
 	if !r.each {
 		return true, nil
@@ -182,7 +186,7 @@ func (r Right) May(ctx context.Context, e *event.Event) (bool, error) {
 			return false, fault.Wrap(fault.Unavailable, err, "read the catalog")
 		}
 		if entry, vars, ok = cat.Match(e.URI); !ok || entry.Name != e.Name {
-			return false, nil
+			return false, ErrTypeRemoved
 		}
 	}
 	return entry.WebhookAllowed() && r.permits(entry.Access, vars), nil

@@ -127,7 +127,7 @@ func chaosCatalog(changes int) string {
 }
 
 // keptTypes is how many of the added event types a catalog has.
-const keptTypes = 20
+const keptTypes = 60
 
 func addedURI(n int) string { return fmt.Sprintf("event://chaos/added/n%d", n) }
 
