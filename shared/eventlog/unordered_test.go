@@ -224,8 +224,10 @@ func TestAPanicInAWriterIsAnErrorOfItsBatch(t *testing.T) {
 	log := &eventlog.Log{DB: panicking{s}}
 	events := numbered(0, 3)
 	for name, write := range map[string]func() error{
-		"unordered":      func() error { _, err := log.AppendUnordered(t.Context(), "default", uri, events, nil); return err },
-		"pattern copies": func() error { return log.AppendPatterns(t.Context(), eventlog.Appended{}, events, []string{"event://*"}, true) },
+		"unordered": func() error { _, err := log.AppendUnordered(t.Context(), "default", uri, events, nil); return err },
+		"pattern copies": func() error {
+			return log.AppendPatterns(t.Context(), eventlog.Appended{}, events, []string{"event://*"}, true)
+		},
 	} {
 		if err := write(); err == nil || !strings.Contains(err.Error(), "panic: a defect") {
 			t.Errorf("%s: got %v, want the panic as an error", name, err)
