@@ -172,6 +172,30 @@ func rolledBackBy(t *testing.T, resources *yaml.Node, id string, alarms *yaml.No
 	}
 }
 
+func TestTheFrontIsTheOnlyWay(t *testing.T) {
+	doc := tree(t)
+	const key = `!If [HasFront, !Select [2, !Split ["/", !Ref 'AWS::StackId']], ""]`
+	t.Run("AWS-25 the functions know the key that the front sends", func(t *testing.T) {
+		if got := written(t, *at(doc, "Globals", "Function", "Environment", "Variables", "MCPEVENTS_FRONT_KEY")); got != key {
+			t.Errorf("MCPEVENTS_FRONT_KEY is %s, want %s", got, key)
+		}
+		for _, origin := range at(doc, "Resources", "Front", "Properties", "DistributionConfig", "Origins").Content {
+			want := `[{HeaderName: X-Mcpevents-Front, HeaderValue: !Select [2, !Split ["/", !Ref 'AWS::StackId']]}]`
+			if headers := at(origin, "OriginCustomHeaders"); headers == nil || written(t, *headers) != want {
+				t.Errorf("origin %s does not send the key", value(at(origin, "Id")))
+			}
+		}
+	})
+}
+
+func TestTheSealingKey(t *testing.T) {
+	t.Run("AWS-22 it can be replicated to another Region", func(t *testing.T) {
+		if got := value(at(tree(t), "Resources", "SealingKey", "Properties", "MultiRegion")); got != "true" {
+			t.Errorf("MultiRegion is %q, want true", got)
+		}
+	})
+}
+
 // AWS-12: wherever a table or the key is used, it is the stack's own or the one that it adopts.
 func TestWhatIsAdoptedIsUsedEverywhere(t *testing.T) {
 	doc := tree(t)

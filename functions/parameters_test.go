@@ -116,7 +116,7 @@ func TestSettingsOfTheTemplate(t *testing.T) {
 		if settings[config.EnvSettings] == "" {
 			t.Errorf("%s is not given", config.EnvSettings)
 		}
-		known := map[string]bool{config.EnvSettings: true, "MCPEVENTS_AUTH": true, "MCPEVENTS_LOG_LEVEL": true}
+		known := map[string]bool{config.EnvSettings: true, "MCPEVENTS_AUTH": true, "MCPEVENTS_FRONT_KEY": true, "MCPEVENTS_LOG_LEVEL": true}
 		for name := range config.Names() {
 			known[config.EnvName(name)] = true
 			if settings[config.EnvName(name)] != "" {
@@ -195,7 +195,8 @@ func TestPatternsOfParameters(t *testing.T) {
 		"SourceEventPattern":  {[]string{"", `{"source":["aws.s3"]}`, " {\n  \"source\": [\"aws.s3\"]\n} "}, []string{"aws.s3", `["aws.s3"]`, `{"source":["aws.s3"]`}},
 		"SourceEventBus":      {[]string{"default", "orders", "aws.partner/example.com/shop"}, []string{"", "arn:aws:events:eu-central-1:123456789012:event-bus/orders", "a b"}},
 		"SourceTopicArn":      {[]string{"", "arn:aws:sns:eu-central-1:123456789012:orders"}, []string{"orders", "arn:aws:sns:eu-central-1:123456789012:orders.fifo"}},
-		"SourceBucketArns":    {[]string{"", "arn:aws:s3:::my-uploads"}, []string{"my-uploads", "arn:aws:s3:::my-uploads/*", "arn:aws:s3:::*"}}, // of each in the list
+		"SourceBucketArns":    {[]string{"", "arn:aws:s3:::my-uploads"}, []string{"my-uploads", "arn:aws:s3:::my-uploads/*", "arn:aws:s3:::*"}},                                                                                                  // of each in the list
+		"PublisherArns":       {[]string{"", "arn:aws:iam::123456789012:role/app/publisher", "arn:aws:iam::123456789012:root"}, []string{"*", "123456789012", "arn:aws:iam::123456789012:role/*", "arn:aws:sts::123456789012:assumed-role/a/b"}}, // of each in the list
 		"LogTableArn":         {[]string{"", "arn:aws:dynamodb:eu-central-1:123456789012:table/a-Log_1.x"}, []string{"a-Log", "arn:aws:dynamodb:eu-central-1:123456789012:table/a/index/b"}},
 		"SealingKeyArn":       {[]string{"", "arn:aws:kms:eu-central-1:123456789012:key/0a-1b"}, []string{"0a-1b", "arn:aws:kms:eu-central-1:123456789012:alias/x"}},
 		"FrontDomain":         {[]string{"", "events.example.com"}, []string{"https://events.example.com", "events.example.com/", "localhost"}},
@@ -291,6 +292,21 @@ func TestRulesOfParameters(t *testing.T) {
 	}
 }
 
+// reservations are the functions whose concurrency a parameter reserves: those with a URL, and the one that sends webhooks.
+var reservations = []string{"Stream", "Publish", "Admin", "Dispatch"}
+
+func TestReservedConcurrency(t *testing.T) {
+	doc := tree(t)
+	for _, name := range reservations {
+		t.Run("AWS-25 a parameter reserves concurrency for "+name, func(t *testing.T) {
+			got := written(t, *at(doc, "Resources", name+"Function", "Properties", "ReservedConcurrentExecutions"))
+			if want := "!If [Has" + name + "Reservation, !Ref " + name + "ReservedConcurrency, !Ref 'AWS::NoValue']"; got != want {
+				t.Errorf("got %s, want %s", got, want)
+			}
+		})
+	}
+}
+
 // AWS-08: with the defaults, what the queues may take at once and open streams may take fits the quota of a
 // new account, and nothing is reserved, which such an account refuses.
 func TestDefaultsFitANewAccount(t *testing.T) {
@@ -320,11 +336,13 @@ func TestDefaultsFitANewAccount(t *testing.T) {
 		t.Errorf("%d mappings and the streams take %d of %d", mappings, sum, quota)
 	}
 	for id, r := range d.Resources {
-		if n := r.Properties.ReservedConcurrentExecutions; n.Kind != 0 && (n.Tag != "!If" || n.Content[0].Value != "HasStreamReservation" || n.Content[2].Value != "AWS::NoValue") {
+		if n := r.Properties.ReservedConcurrentExecutions; n.Kind != 0 && (n.Tag != "!If" || n.Content[2].Value != "AWS::NoValue") {
 			t.Errorf("%s reserves", id)
 		}
 	}
-	if number("StreamReservedConcurrency") != 0 {
-		t.Error("a reservation by default")
+	for _, name := range reservations {
+		if n := number(name + "ReservedConcurrency"); n != 0 {
+			t.Errorf("%sReservedConcurrency is %d by default, want 0", name, n)
+		}
 	}
 }

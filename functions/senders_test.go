@@ -32,10 +32,18 @@ func sendersOf(t *testing.T, doc *yaml.Node, policy string) (all []sender) {
 		s := n.Content[1]
 		all = append(all, sender{
 			when: n.Content[0].Value, service: value(at(s, "Principal", "Service")), action: value(at(s, "Action")),
-			resource: value(at(s, "Resource")), condition: strings.Join(strings.Fields(written(t, *at(s, "Condition"))), " "),
+			resource: value(at(s, "Resource")), condition: conditionOf(t, s),
 		})
 	}
 	return all
+}
+
+func conditionOf(t *testing.T, statement *yaml.Node) string {
+	t.Helper()
+	if at(statement, "Condition") == nil {
+		return ""
+	}
+	return strings.Join(strings.Fields(written(t, *at(statement, "Condition"))), " ")
 }
 
 // SRC-01: what AWS services may put into the inbox is what parameters name, and without them nothing.
@@ -48,7 +56,8 @@ func TestWhoMaySendToTheInbox(t *testing.T) {
 			{"HasTopic", "sns.amazonaws.com", "sqs:SendMessage", "InboxQueue.Arn", ofTopic},
 			{"HasBuckets", "s3.amazonaws.com", "sqs:SendMessage", "InboxQueue.Arn", `ArnEquals: {"aws:SourceArn": !Ref SourceBucketArns} StringEquals: {"aws:SourceAccount": !Ref 'AWS::AccountId'}`},
 		}
-		if got := sendersOf(t, doc, "InboxPolicy"); !slices.Equal(got, want) {
+		got := slices.DeleteFunc(sendersOf(t, doc, "InboxPolicy"), func(s sender) bool { return s.service == "" }) // principals, not services
+		if !slices.Equal(got, want) {
 			t.Errorf("got %q", got)
 		}
 		dead := []sender{
@@ -57,6 +66,18 @@ func TestWhoMaySendToTheInbox(t *testing.T) {
 		}
 		if got := sendersOf(t, doc, "DeadQueuePolicy"); !slices.Equal(got, dead) {
 			t.Errorf("got %q", got)
+		}
+	})
+	t.Run("AWS-23 principals of other accounts are allowed by PublisherArns, to send and nothing else", func(t *testing.T) {
+		statements := at(doc, "Resources", "InboxPolicy", "Properties", "PolicyDocument", "Statement").Content
+		last := statements[len(statements)-1]
+		if got := last.Content[0].Value; got != "HasPublishers" {
+			t.Fatalf("the last statement is there on the condition %q, want HasPublishers", got)
+		}
+		s := last.Content[1]
+		if p, action, resource := at(s, "Principal", "AWS"), value(at(s, "Action")), value(at(s, "Resource")); p.Tag != "!Ref" || p.Value != "PublisherArns" ||
+			action != "sqs:SendMessage" || resource != "InboxQueue.Arn" {
+			t.Errorf("got %s", written(t, *s))
 		}
 	})
 	t.Run("SRC-01 nothing is made that no parameter asks for", func(t *testing.T) {
@@ -71,13 +92,14 @@ func TestWhoMaySendToTheInbox(t *testing.T) {
 		for name, want := range map[string]string{
 			"HasRule": `!Not [!Equals [!Ref SourceEventPattern, ""]]`, "HasTopic": `!Not [!Equals [!Ref SourceTopicArn, ""]]`,
 			"HasBuckets":     `!Not [!Equals [!Join ["", !Ref SourceBucketArns], ""]]`,
-			"HasRuleOrTopic": "!Or [!Condition HasRule, !Condition HasTopic]", "HasSenders": "!Or [!Condition HasRuleOrTopic, !Condition HasBuckets]",
+			"HasRuleOrTopic": "!Or [!Condition HasRule, !Condition HasTopic]", "HasSenders": "!Or [!Condition HasRuleOrTopic, !Condition HasBuckets, !Condition HasPublishers]",
+			"HasPublishers": `!Not [!Equals [!Join ["", !Ref PublisherArns], ""]]`,
 		} {
 			if got := written(t, *at(doc, "Conditions", name)); got != want {
 				t.Errorf("%s is %s", name, got)
 			}
 		}
-		for _, name := range []string{"SourceEventPattern", "SourceTopicArn", "SourceBucketArns"} {
+		for _, name := range []string{"SourceEventPattern", "SourceTopicArn", "SourceBucketArns", "PublisherArns"} {
 			if *d.Parameters[name].Default != "" {
 				t.Errorf("%s has a default", name)
 			}

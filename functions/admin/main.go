@@ -18,5 +18,5 @@ func main() {
 	subscriptions, operations := p.Subscriptions(), webhooks.Operations(&p.Core)
 	replays := webhooks.Replays(&p.Core, subscriptions, operations)
 	api := admin.New(webhooks.Admin(&p.Core, subscriptions, operations, replays, webhooks.Switches(&p.Core, false)))
-	lambdaurl.Start(p.Measured(webhooks.Operators(&p.Core, p.Mode, api, p.Serve(http.NotFoundHandler()))), p.Ending())
+	lambdaurl.Start(p.Measured(p.Fronted(webhooks.Operators(&p.Core, p.Mode, api, p.Serve(http.NotFoundHandler())))), p.Ending())
 }

@@ -12,7 +12,7 @@ func main() {
 	service, url, inbox := p.Publish()
 	mux := p.Serve(url, "/events")
 	p.Core.Sources(service, p.Secrets.Secret).Mount(mux)
-	p.Start(p.Sources(boot.Buffered(mux), func(arn string) queue.Handler {
+	p.Start(p.Sources(boot.Buffered(p.Fronted(mux)), func(arn string) queue.Handler {
 		if p.IsFrom(arn, queue.Inbox) {
 			return inbox.Handle
 		}

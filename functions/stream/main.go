@@ -67,5 +67,5 @@ func main() {
 	mux := p.Serve(p.Handler(endpoint), "/mcp", "/mcp/{"+mcp.PathWorkspace+"}")
 	mux.Handle("/consent", consent)
 	mux.Handle("/consent/{"+conversation.PathProvider+"}", consent)
-	lambdaurl.Start(p.Measured(auth.SecretPath{Auth: p.Auth, HTTPS: true}.Handler(mux)), p.Draining(endpoint))
+	lambdaurl.Start(p.Measured(p.Fronted(auth.SecretPath{Auth: p.Auth, HTTPS: true}.Handler(mux))), p.Draining(endpoint))
 }

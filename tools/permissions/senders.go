@@ -30,7 +30,9 @@ func (s *sender) UnmarshalYAML(n *yaml.Node) error {
 	if err := n.Decode(&st); err != nil {
 		return err
 	}
-	s.service = st.Principal["Service"]
+	if s.service = st.Principal["Service"]; s.service == "" {
+		s.service = "principals of `" + st.Principal["AWS"] + "`"
+	}
 	s.statement = statement{Sid: st.Sid, Action: st.Action, Resource: st.Resource, Condition: st.Condition}
 	return nil
 }
@@ -64,8 +66,8 @@ func readSenders(template string) (all []sender, err error) {
 
 func renderSenders(senders []sender) []byte {
 	var b bytes.Buffer
-	b.WriteString("\n## AWS services\n\nWhat the policies of queues let services of AWS do, where the parameters `Source…` name who may. " +
-		"Without them no queue has a policy.\n\n| condition | service | may | on | only from |\n|---|---|---|---|---|\n")
+	b.WriteString("\n## AWS services and publishers\n\nWhat the policies of queues let services of AWS do, where the parameters `Source…` name who may. " +
+		"Without them no queue has a policy.\n\n| condition | sender | may | on | only from |\n|---|---|---|---|---|\n")
 	for _, s := range senders {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", "`"+s.when+"`", s.service, strings.Join(s.Action, ", "), strings.Join(s.Resource, ", "), s.only())
 	}

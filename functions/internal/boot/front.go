@@ -1,0 +1,29 @@
+package boot
+
+import (
+	"crypto/subtle"
+	"net/http"
+)
+
+const (
+	// envFrontKey is a key that the front sends with every request in frontHeader. CloudFront replaces a header of this
+	// name that a client sent. Without a front it is empty.
+	envFrontKey = "MCPEVENTS_FRONT_KEY"
+	frontHeader = "X-Mcpevents-Front"
+)
+
+// Fronted refuses requests that did not pass the front, if there is one, so that a client that knows a function's URL does
+// not get past the firewall.
+func (p *Process) Fronted(next http.Handler) http.Handler {
+	key := []byte(p.getenv(envFrontKey))
+	if len(key) == 0 {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if subtle.ConstantTimeCompare([]byte(r.Header.Get(frontHeader)), key) != 1 {
+			http.Error(w, "this deployment is served at another host", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}

@@ -1,0 +1,35 @@
+package boot
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+)
+
+func TestFront(t *testing.T) {
+	for name, tc := range map[string]struct {
+		key    string
+		header []string
+		want   int
+	}{
+		"AWS-25 with a front, a request that passed it is served":           {"a-key", []string{"a-key"}, http.StatusOK},
+		"AWS-25 with a front, a request to the function's URL is refused":   {"a-key", nil, http.StatusForbidden},
+		"AWS-25 with a front, a request with another key is refused":        {"a-key", []string{"another"}, http.StatusForbidden},
+		"AWS-25 without a front, requests to the function's URL are served": {"", nil, http.StatusOK},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := started(t, map[string]string{envFrontKey: tc.key})
+			if err != nil {
+				t.Fatal(err)
+			}
+			mux := p.Serve(http.NotFoundHandler(), "/nothing")
+			r := httptest.NewRequest(http.MethodGet, "/healthz", http.NoBody)
+			r.Header[frontHeader] = tc.header
+			w := httptest.NewRecorder()
+			p.Fronted(mux).ServeHTTP(w, r)
+			if w.Code != tc.want {
+				t.Errorf("got %d, want %d", w.Code, tc.want)
+			}
+		})
+	}
+}
