@@ -165,7 +165,7 @@ func defaultOf(t *testing.T, name string) string {
 			return "https://a.example/"
 		}
 	}
-	if name == "allowed-hosts" || name == "console-client-id" {
+	if name == "allowed-hosts" || name == "console-client-id" || name == "jwt-scope-prefix" {
 		return "a.example"
 	}
 	b, err := os.ReadFile("../shared/config/limits.go")

@@ -78,6 +78,7 @@ type Limits struct {
 	JWTAlgorithms        []string      `name:"jwt-algorithms" default:"RS256,PS256,ES256,EdDSA" help:"Algorithms that tokens may be signed with."`
 	JWTPrincipal         string        `name:"jwt-principal-claim" default:"sub" help:"Claim that says who the caller is, together with the issuer."`
 	JWTWorkspace         string        `name:"jwt-workspace-claim" default:"" placeholder:"CLAIM" help:"Claim that names the caller's workspace. By default every caller is in the workspace default."`
+	JWTScopePrefix       string        `name:"jwt-scope-prefix" default:"" placeholder:"PREFIX" help:"Text in front of the names of scopes in tokens, such as the identifier of a resource server of Amazon Cognito and a slash. Scopes without it grant nothing."`
 	JWTLeeway            time.Duration `name:"jwt-leeway" default:"30s" help:"By how much the clock of an issuer may differ; at most 1m."`
 
 	OTLPEndpoint string  `name:"otlp-endpoint" placeholder:"URL" help:"Send traces and metrics to this OpenTelemetry collector, by OTLP over HTTP; such as http://127.0.0.1:4318."`

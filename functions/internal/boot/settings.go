@@ -31,7 +31,7 @@ var of = map[Needs][]string{
 	Callers: {
 		"streams", "calls", "sessions", "stream-concurrency", "publish-rate", "conversation-rate", "stream-max-age", "heartbeat",
 		"answer-stream-after", "poll-min", "poll-max", "event-tools", "jwt-issuer", "jwt-audience", "jwt-jwks-url", "jwt-algorithms",
-		"jwt-principal-claim", "jwt-workspace-claim", "jwt-leeway", "allowed-origins",
+		"jwt-principal-claim", "jwt-workspace-claim", "jwt-scope-prefix", "jwt-leeway", "allowed-origins",
 	},
 	Webhooks: {
 		"quota", "webhook-timeout", "events-timeout", "retry-schedule", "events-retry-schedule",

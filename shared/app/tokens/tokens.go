@@ -15,6 +15,6 @@ import (
 func Authenticator(l config.Limits, log *slog.Logger) (*jwt.Authenticator, error) {
 	return jwt.New(jwt.Options{
 		Issuers: l.JWTIssuers, JWKS: l.JWTKeys, Audience: l.JWTAudience, Algorithms: l.JWTAlgorithms,
-		PrincipalClaim: l.JWTPrincipal, WorkspaceClaim: l.JWTWorkspace, Leeway: l.JWTLeeway, Log: log,
+		PrincipalClaim: l.JWTPrincipal, WorkspaceClaim: l.JWTWorkspace, ScopePrefix: l.JWTScopePrefix, Leeway: l.JWTLeeway, Log: log,
 	})
 }

@@ -32,13 +32,25 @@ func (a *Authenticator) validate(c *claims) string {
 	if c.Expiry == nil {
 		return "it never expires"
 	}
-	if !slices.ContainsFunc(c.Audience, a.audience) {
+	if use := c.text("token_use"); use != "" && use != "access" {
+		return "it is no access token"
+	}
+	if !slices.ContainsFunc(c.audiences(), a.audience) {
 		return "it is for another audience"
 	}
 	if err := c.ValidateWithLeeway(josejwt.Expected{Time: a.options.Now()}, a.options.Leeway); err != nil {
 		return err.Error()
 	}
 	return ""
+}
+
+// audiences are the claim aud or, if the token has none, client_id. Access tokens of Amazon Cognito name the client that
+// requested them and no audience.
+func (c *claims) audiences() []string {
+	if id := c.text("client_id"); len(c.Audience) == 0 && id != "" {
+		return []string{id}
+	}
+	return c.Audience
 }
 
 // audience reports whether the value names this server.
@@ -83,7 +95,7 @@ func (a *Authenticator) principal(ctx context.Context, c *claims) (auth.Principa
 	return auth.Principal{
 		ID:        PrincipalID(c.Issuer, a.options.PrincipalClaim, subject),
 		Workspace: workspace,
-		Scopes:    c.scopes(),
+		Scopes:    c.scopes(a.options.ScopePrefix),
 		Claims:    c.texts(),
 		Expires:   c.Expiry.Time().Add(a.options.Leeway),
 	}, nil
@@ -110,13 +122,14 @@ func (c *claims) text(name string) string {
 }
 
 // scopes are those of scope (RFC 9068, section 2.2.3) and of scp, which some
-// servers write instead; either may be a string with spaces or an array.
-func (c *claims) scopes() []string {
+// servers write instead; either may be a string with spaces or an array. It returns those that begin with the prefix, without it.
+func (c *claims) scopes(prefix string) []string {
 	var scopes []string
 	for _, name := range []string{"scope", "scp"} {
 		for _, text := range values(c.all[name]) {
 			for s := range strings.FieldsSeq(text) {
-				if !slices.Contains(scopes, s) {
+				s, ours := strings.CutPrefix(s, prefix)
+				if ours && !slices.Contains(scopes, s) {
 					scopes = append(scopes, s)
 				}
 			}

@@ -56,6 +56,9 @@ type Options struct {
 	// WorkspaceClaim names the caller's workspace; empty puts everybody into
 	// [auth.DefaultWorkspace].
 	WorkspaceClaim string
+	// ScopePrefix is in front of the names of scopes, as in tokens of Amazon Cognito, whose scopes begin with the identifier
+	// of a resource server and a slash. Scopes without it grant nothing. May be empty.
+	ScopePrefix string
 	// Leeway is by how much clocks may differ, at most [MaxLeeway].
 	Leeway time.Duration
 	// Client fetches keys; nil is one of the package's own.

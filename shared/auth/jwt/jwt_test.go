@@ -265,3 +265,43 @@ func TestSettingsAreChecked(t *testing.T) {
 		})
 	}
 }
+
+// cognito makes the claims of an access token as Amazon Cognito writes it: it names its client and no audience.
+func cognito(use, client string) claims {
+	return claims{"aud": nil, "client_id": client, "token_use": use, "scope": "https://events.example.com/events:read other/events:publish openid"}
+}
+
+func TestTokensOfCognito(t *testing.T) {
+	const client, prefix = "1example23456789", "https://events.example.com/"
+	w := start(t, func(o *jwt.Options) {
+		o.Audience, o.ScopePrefix = append(o.Audience, client), prefix
+	})
+	t.Run("AWS-24 client_id is the audience, and scopes have a prefix", func(t *testing.T) {
+		p := w.accept(t, w.provider.Token("alice", "", cognito("access", client)))
+		if want := []string{"events:read"}; !slices.Equal(p.Scopes, want) {
+			t.Errorf("got scopes %q, want %q", p.Scopes, want)
+		}
+	})
+	t.Run("AWS-24 a token of another client is refused", func(t *testing.T) {
+		w.refuse(t, fault.Unauthenticated, w.provider.Token("alice", "", cognito("access", "another")))
+	})
+	t.Run("AWS-24 client_id does not count if the token has an audience", func(t *testing.T) {
+		c := cognito("access", client)
+		c["aud"] = "https://other.example.com"
+		w.refuse(t, fault.Unauthenticated, w.provider.Token("alice", "", c))
+	})
+	t.Run("AWS-24 an ID token is refused", func(t *testing.T) {
+		c := cognito("id", client)
+		c["aud"] = client
+		w.refuse(t, fault.Unauthenticated, w.provider.Token("alice", "", c))
+	})
+	t.Run("AWS-24 the metadata names the scopes as the authorization server does", func(t *testing.T) {
+		mux := http.NewServeMux()
+		w.Mount(mux)
+		r := httptest.NewRecorder()
+		mux.ServeHTTP(r, httptest.NewRequest(http.MethodGet, jwt.WellKnown, http.NoBody))
+		if want := `"` + prefix + `events:read"`; !strings.Contains(r.Body.String(), want) {
+			t.Errorf("got %s, want %s in it", r.Body, want)
+		}
+	})
+}

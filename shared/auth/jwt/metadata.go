@@ -51,9 +51,13 @@ type metadata struct {
 // clients look for that of https://host/mcp at either. Everybody may read it, web
 // pages included; there is no secret in it.
 func (a *Authenticator) Mount(mux *http.ServeMux) {
+	var scopes []string
+	for _, scope := range auth.Scopes() {
+		scopes = append(scopes, a.options.ScopePrefix+scope)
+	}
 	body, _ := json.Marshal(metadata{ // strings only
 		Resource: a.options.Audience[0], AuthorizationServers: a.options.Issuers,
-		Scopes: auth.Scopes(), Methods: []string{"header"}, Name: "mcp-events",
+		Scopes: scopes, Methods: []string{"header"}, Name: "mcp-events",
 	})
 	serve := func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
