@@ -87,7 +87,7 @@ type challenge struct {
 }
 
 func (g *Registrar) challengeOf(ctx context.Context, p auth.Principal, host string) challenge {
-	now, host := g.now(), strings.ToLower(host)
+	now, host := g.now(), strings.TrimSuffix(strings.ToLower(host), ".")
 	window := now.Unix() / int64(failureWindow/time.Second)
 	c := challenge{
 		sent:     verificationCountKey(p.Workspace, p.ID, fmt.Sprintf("sent#%d", now.Unix()/60)),

@@ -110,7 +110,7 @@ func TestLimitsOnVerifications(t *testing.T) {
 			}
 		}
 		for n := range 100 {
-			v.wantLimit(v.ask(alice, []string{"https://host.example/more/%d", "https://HOST.example:8443/%d"}[n%2], n), "failedVerifications")
+			v.wantLimit(v.ask(alice, []string{"https://host.example/more/%d", "https://HOST.example:8443/%d", "https://host.example./%d"}[n%3], n), "failedVerifications")
 		}
 		if n := v.challenges.Load(); n != maxFailed {
 			t.Errorf("%d challenges were sent, want %d", n, maxFailed)
