@@ -33,14 +33,14 @@ func TestBill(t *testing.T) {
 			snapshot{calls: map[string]int{"FanoutFunction": 3}},
 			map[string]float64{"queues": 2 * 3 * 0.50e-6, "functions": 3 * (0.20e-6 + 0.040*0.5*0.0000133334)},
 		},
-		"AWS-15 dispatch: reads, statuses as writes, and time for each delivery": {
+		"AWS-15 AWS-26 dispatch: requests of a fair queue, reads, statuses as writes, and time for each delivery": {
 			"DispatchFunction", false,
 			snapshot{
 				requests: map[string]awsx.Counts{"DispatchFunction": {"DynamoDB": {"Query": {Requests: 40, Units: 80}, "BatchWriteItem": {Requests: 2, Units: 50}}}},
 				calls:    map[string]int{"DispatchFunction": 4},
 			},
 			map[string]float64{
-				"reads": 80 * 0.125e-6, "writes": 50 * 0.625e-6, "queues": 2 * 4 * 0.40e-6,
+				"reads": 80 * 0.125e-6, "writes": 50 * 0.625e-6, "queues": 2 * 4 * 0.50e-6,
 				"functions": 4*(0.20e-6+0.060*0.5*0.0000133334) + deliveries*0.00025*0.5*0.0000133334,
 			},
 		},
@@ -51,7 +51,7 @@ func TestBill(t *testing.T) {
 				calls:    map[string]int{"DispatchFunction": 2}, starts: map[string]int{"DispatchFunction": 2},
 			},
 			map[string]float64{
-				"keys": 2 * 0.03e-4, "cold starts": 2 * 0.150 * 0.5 * 0.0000133334, "queues": 2 * 2 * 0.40e-6,
+				"keys": 2 * 0.03e-4, "cold starts": 2 * 0.150 * 0.5 * 0.0000133334, "queues": 2 * 2 * 0.50e-6,
 				"functions": 2*(0.20e-6+0.060*0.5*0.0000133334) + deliveries*0.00125*0.5*0.0000133334,
 			},
 		},

@@ -24,6 +24,7 @@ const (
 	perReadUnit   = 0.125 / 1e6
 	perFIFO       = 0.50 / 1e6 // a request or 64 KiB of it
 	perStandard   = 0.40 / 1e6
+	perFair       = 0.50 / 1e6 // of a standard queue whose messages have groups, as page tasks and deliveries have
 	perInvocation = 0.20 / 1e6
 	perGBSecond   = 0.0000133334
 	perKMS        = 0.03 / 1e4
@@ -161,7 +162,7 @@ func between(before, now snapshot, limits map[string]size, deliveries int, cold 
 				case service == "SQS" && f == "PublishFunction":
 					b.dollars["queues"] += float64(n.Chunks) * perFIFO
 				case service == "SQS":
-					b.dollars["queues"] += float64(n.Chunks) * perStandard
+					b.dollars["queues"] += float64(n.Chunks) * perFair
 				case service == "KMS":
 					b.dollars["keys"] += float64(n.Requests) * perKMS
 				case strings.HasSuffix(op, "GetItem"), op == "Query":
@@ -183,7 +184,7 @@ func between(before, now snapshot, limits map[string]size, deliveries int, cold 
 		case "FanoutFunction":
 			price = perFIFO
 		case "DispatchFunction":
-			price = perStandard
+			price = perFair
 			each := assumedDelivery
 			if cold {
 				each += assumedHandshake

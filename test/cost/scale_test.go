@@ -39,10 +39,10 @@ const (
 	streamPolls  = 4.0   // of the log a second, while there is traffic
 
 	// Dollars for a million deliveries, and requests for each; priceIdle is that of a million subscriptions.
-	priceWide, pricePages, priceBatches, priceSingle = 0.12, 0.06, 0.68, 1.43
-	requestsPages, requestsBatches, requestsSingle   = 0.035, 1.08, 2.26
-	priceIdle                                        = 2.13
-	million                                          = 1e6
+	priceWide, pricePages, priceBatches, priceSingle, priceQuiet = 0.12, 0.06, 0.68, 1.43, 5.30
+	requestsPages, requestsBatches, requestsSingle               = 0.035, 1.08, 2.26
+	priceIdle                                                    = 2.13
+	million                                                      = 1e6
 )
 
 // dispatched is how many deliveries one instance of dispatch makes in a second, of messages that have so many each.
@@ -108,7 +108,7 @@ func dollars(f float64) string { return fmt.Sprintf("$%.2f", f) }
 // oneToMany is one event to a million subscriptions of one pattern.
 func oneToMany(t *testing.T) string {
 	pages, splits := tree(million)
-	size := subscriberSize(t)
+	size, gb := subscriberSize(t), sizes(t)["DispatchFunction"].gb
 	units := math.Ceil(million / pages * size / 4096)
 	reading := partitionReads / units * million / pages // subscribers a second
 	rows := []row{{"`DispatchConcurrency`", "deliveries a second", "time", "price", "what saturates"}}
@@ -117,14 +117,15 @@ func oneToMany(t *testing.T) string {
 		if rate > reading {
 			rate, limit = reading, "reads of the pattern's partition"
 		}
-		rows = append(rows, row{number(n), number(rate), lasts(million / rate), dollars(priceWide), limit})
+		rows = append(rows, row{number(n), number(rate), lasts(million / rate), dollars(priceWide + waiting(gb, million/pages*groupBatch)), limit})
 	}
 	return table(rows...) + fmt.Sprintf("\n%s pages of %.0f subscribers and %s tasks that divide. A subscriber takes about %.0f bytes, a page %.0f read units: one partition gives %s\nsubscribers a second.\n",
 		number(pages), million/pages, number(splits), size, units, number(reading))
 }
 
 // daily is a hundred million deliveries a day, at their mean and at five times that.
-func daily() string {
+func daily(t *testing.T) string {
+	gb := sizes(t)["DispatchFunction"].gb
 	const deliveries, peak = 100e6, 5.0
 	rows := []row{{"load", "deliveries a second, mean and peak", "requests a day", "price a day", "publish, fanout, dispatch at once at the peak", "URIs that are needed at the peak"}}
 	for _, l := range []struct {
@@ -140,7 +141,7 @@ func daily() string {
 		events := mean * peak / l.subscribers
 		each := math.Min(l.subscribers, pageTarget) // of a page
 		rows = append(rows, row{
-			l.name, number(mean) + ", " + number(mean*peak), number(deliveries * l.requests), dollars(deliveries / million * l.price),
+			l.name, number(mean) + ", " + number(mean*peak), number(deliveries * l.requests), dollars(deliveries / million * (l.price + waiting(gb, groupBatch*each))),
 			fmt.Sprintf("%.0f, %.0f, %.0f", atOnce(events/l.batch, publishCall), atOnce(events/l.fanoutBatch, fanoutBatch), math.Ceil(mean*peak/dispatched(each))),
 			fmt.Sprintf("%.0f; without order %.0f", math.Ceil(events/perGroup), math.Ceil(events/(spreadGroups*perGroup))),
 		})
@@ -211,7 +212,8 @@ func TestTheScalePageIsWhatTheModelSays(t *testing.T) {
 	}
 	page := string(src)
 	for name, text := range map[string]string{
-		"one to a million": oneToMany(t), "a hundred million a day": daily(), "a million at rest": idle(), "one URI": oneURI(), "counters": counters(),
+		"one to a million": oneToMany(t), "a hundred million a day": daily(t), "a million at rest": idle(), "one URI": oneURI(), "counters": counters(),
+		"a month": month(t), "answers": answering(t),
 	} {
 		begin, end := "<!-- generated: "+name+" -->\n", "<!-- end -->"
 		_, rest, found := strings.Cut(page, begin)
@@ -246,6 +248,12 @@ func TestTheScaleModelUsesTheFiguresThatWereMeasured(t *testing.T) {
 		{"price per million deliveries, 100 subscribers an event, batches of ten, warm", pricePages},
 		{"price per million, one subscriber, batches of ten", priceBatches},
 		{"price per million, one subscriber, single publishes to four URIs", priceSingle},
+		{"quiet: every batch holds one event", priceQuiet},
+		{"a month in which nothing happens", monthMinutes},
+		{"a month in which nothing happens", monthRetry},
+		{"a month in which nothing happens", monthPollers},
+		{"store, a stream-hour of one URI", streamBusy},
+		{"store, a stream-hour of one URI", streamQuiet},
 		{"| requests per delivery, 100 subscribers an event, batches of ten", requestsPages},
 		{"| requests per delivery, one subscriber, batches of ten", requestsBatches},
 		{"| requests per delivery, one subscriber, single publishes to four URIs", requestsSingle},

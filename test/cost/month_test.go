@@ -1,0 +1,137 @@
+//go:build unix
+
+package cost
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/mcp-events/mcpevents/shared/metric"
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+// List prices of a month, us-east-1, in dollars (November 2026).
+const (
+	perAlarm     = 0.10 // a metric that an alarm looks at
+	perMetric    = 0.30 // a custom metric with data in every hour; in other hours it costs nothing
+	perDashboard = 3.00 // but for an account's first three
+	perKey       = 1.00
+	hours        = 720.0
+)
+
+// From the tables of docs/explanation/benchmarks.md.
+const (
+	monthMinutes, monthRetry, monthPollers = 0.56, 0.04, 1.10
+	streamBusy, streamQuiet                = 0.0034, 0.0009 // the store, an hour
+)
+
+// alarmed counts the metrics that the alarms of template.yaml look at, each of which is billed.
+func alarmed(t *testing.T) (metrics int) {
+	t.Helper()
+	src, err := os.ReadFile(filepath.Join(harness.Root(t), "template.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tpl struct {
+		Resources map[string]struct {
+			Type       string `yaml:"Type"`
+			Properties struct {
+				Metrics []struct {
+					MetricStat yaml.Node `yaml:"MetricStat"`
+				} `yaml:"Metrics"`
+			} `yaml:"Properties"`
+		} `yaml:"Resources"`
+	}
+	if err := yaml.Unmarshal(src, &tpl); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range tpl.Resources {
+		if r.Type != "AWS::CloudWatch::Alarm" {
+			continue
+		}
+		if len(r.Properties.Metrics) == 0 {
+			metrics++
+		}
+		for _, m := range r.Properties.Metrics {
+			if m.MetricStat.Kind != 0 {
+				metrics++
+			}
+		}
+	}
+	return metrics
+}
+
+// waiting is what a million deliveries add because dispatch waits for endpoints that answer in [answer], of
+// invocations with so many deliveries each. The prices that were measured are of endpoints that answer immediately.
+func waiting(gb, deliveries float64) float64 {
+	return answer * math.Max(1, deliveries/attempts) / deliveries * gb * perGBSecond * million
+}
+
+// month is what a deployment costs whatever happens, and what open streams and backends add to it.
+func month(t *testing.T) string {
+	limits := sizes(t)
+	alarms, metrics := float64(alarmed(t)), 0.0
+	for _, d := range metric.Table {
+		if !strings.Contains(d.Help, "embedded only") {
+			metrics++
+		}
+	}
+	always := hours * 3600 * limits[polling].gb * perGBSecond
+	relay := hours * 3600 * limits["RelayFunction"].gb * perGBSecond
+	running := monthMinutes + monthRetry + monthPollers
+	idle := running + alarms*perAlarm + perKey
+	return table(
+		row{"what", "a month"},
+		row{"`retry` and `relay` every minute, and receives of empty queues", dollars(running)},
+		row{number(alarms) + " metrics that alarms look at", dollars(alarms * perAlarm)},
+		row{"the KMS key", dollars(perKey)},
+		row{"**a deployment in which nothing happens**", "**" + dollars(idle) + "**"},
+		row{"its dashboard, if the account has three others", dollars(perDashboard)},
+		row{"its " + number(metrics) + " metrics, if each has data in every hour, without their split by attribute", dollars(metrics * perMetric)},
+		row{"a backend whose notifications are followed", dollars(relay)},
+		row{"a stream that is always open, quiet", dollars(always + hours*streamQuiet)},
+		row{"a stream that is always open, busy", dollars(always + hours*streamBusy)},
+		row{"10 of them", dollars(10 * (always + hours*streamBusy))},
+	)
+}
+
+// answering is what a million deliveries cost to endpoints that answer in [answer].
+func answering(t *testing.T) string {
+	gb := sizes(t)["DispatchFunction"].gb
+	rows := []row{{"load", "deliveries an invocation", "measured, endpoints answer immediately", "waiting for 0.2 s", "price per million"}}
+	for _, l := range []struct {
+		name                 string
+		deliveries, measured float64
+	}{
+		{"one event to a million", groupBatch * pageTarget, priceWide},
+		{"100 subscribers an event", groupBatch * pageTarget, pricePages},
+		{"one subscriber, batches of ten", groupBatch, priceBatches},
+		{"one subscriber, single publishes", groupBatch, priceSingle},
+		{"one subscriber, quiet: one event at a time", 1, priceQuiet},
+	} {
+		more := waiting(gb, l.deliveries)
+		rows = append(rows, row{l.name, number(l.deliveries), dollars(l.measured), dollars(more), dollars(l.measured + more)})
+	}
+	return table(rows...)
+}
+
+func TestPricesOfAMonth(t *testing.T) {
+	t.Run("AWS-26 an idle month counts every metric that an alarm looks at", func(t *testing.T) {
+		if n := alarmed(t); n < 40 {
+			t.Errorf("got %d metrics, want those of metric math as well", n)
+		}
+	})
+	t.Run("AWS-26 an endpoint's answer time is billed once per invocation, however many deliveries it sends", func(t *testing.T) {
+		const gb = 0.5
+		for deliveries, want := range map[float64]float64{1: 0.2 * gb * perGBSecond * 1e6, 10: 0.02 * gb * perGBSecond * 1e6, 128: 0.2 / 128 * gb * perGBSecond * 1e6} {
+			if got := waiting(gb, deliveries); math.Abs(got-want) > 1e-9 {
+				t.Errorf("%v deliveries: got $%v, want $%v", deliveries, got, want)
+			}
+		}
+	})
+}
