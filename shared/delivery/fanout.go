@@ -449,13 +449,19 @@ func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 	}
 	g.appended = done
 	if done.First {
-		// The list of sub-resources is a convenience. Failing the group for it would repeat its webhooks.
-		if err := f.Log.RecordChild(ctx, g.workspace, g.uri); err != nil {
+		// The list of sub-resources is a convenience. Failing the group for it would repeat its webhooks, and waiting for it
+		// would hold them up: at midnight, all URIs below a parent are written to one partition.
+		limited, cancel := context.WithTimeout(ctx, recordTime)
+		defer cancel()
+		if err := f.Log.RecordChild(limited, g.workspace, g.uri); err != nil {
 			slog.WarnContext(ctx, "sub-resource not listed", "uri", g.uri, "error", err)
 		}
 	}
 	return nil
 }
+
+// recordTime bounds how long a group waits until its URI is listed as a sub-resource.
+const recordTime = time.Second
 
 // reads collects keys and reads each once.
 type reads struct {
