@@ -219,7 +219,7 @@ local-deploy: sam-build ## deploy the template to LocalStack (docs/how-to/deploy
 
 # Where the pinned SAM is; for the tests.
 .PHONY: sam-path
-sam-path:
+sam-path: $(VENV)/installed
 	@echo $(VENV)/bin/sam
 
 $(TESTLOG):

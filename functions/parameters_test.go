@@ -19,9 +19,10 @@ import (
 // deployment is what the tests read of template.yaml.
 type deployment struct {
 	Parameters map[string]struct {
-		Default        *string `yaml:"Default"`
-		AllowedPattern string  `yaml:"AllowedPattern"`
-		Description    string  `yaml:"Description"`
+		Default        *string  `yaml:"Default"`
+		AllowedValues  []string `yaml:"AllowedValues"`
+		AllowedPattern string   `yaml:"AllowedPattern"`
+		Description    string   `yaml:"Description"`
 	} `yaml:"Parameters"`
 	Rules map[string]struct {
 		RuleCondition yaml.Node `yaml:"RuleCondition"`
@@ -66,7 +67,7 @@ func written(t *testing.T, n yaml.Node) string {
 
 // finds reports whether a function finds its resources by a variable, which is no setting.
 func finds(variable string) bool {
-	for _, prefix := range []string{"MCPEVENTS_TABLE_", "MCPEVENTS_QUEUE_", "MCPEVENTS_KEY_ID", "MCPEVENTS_STACK", "MCPEVENTS_REGISTER_", "MCPEVENTS_DEREGISTER_"} {
+	for _, prefix := range []string{"MCPEVENTS_TABLE_", "MCPEVENTS_QUEUE_", "MCPEVENTS_KEY_ID", "MCPEVENTS_STACK", "MCPEVENTS_FINGERPRINT", "MCPEVENTS_REGISTER_", "MCPEVENTS_DEREGISTER_"} {
 		if strings.HasPrefix(variable, prefix) {
 			return true
 		}
@@ -106,9 +107,13 @@ func TestSettingsOfTheTemplate(t *testing.T) {
 		if got := d.Resources["Keys"].Properties.Version; got != app.Version {
 			t.Errorf("the version of the resource is %s, that of the functions %s", got, app.Version)
 		}
+		const fingerprint = "MCPEVENTS_FINGERPRINT"
+		if got := written(t, d.Globals.Function.Environment.Variables[fingerprint]); got != "!GetAtt Keys.Fingerprint" {
+			t.Errorf("functions do not wait for the check: %s is %s", fingerprint, got)
+		}
 		for id, r := range d.Resources {
-			if r.Type == "AWS::Serverless::Function" && id != "KeysFunction" && r.DependsOn != "Keys" {
-				t.Errorf("%s does not wait for the check", id)
+			if _, own := r.Properties.Environment.Variables[fingerprint]; own != (id == "KeysFunction") {
+				t.Errorf("%s has a %s of its own: %v", id, fingerprint, own)
 			}
 		}
 	})

@@ -27,7 +27,6 @@ func (l *list) UnmarshalYAML(n *yaml.Node) error {
 
 type resource struct {
 	Type                string `yaml:"Type"`
-	DependsOn           string `yaml:"DependsOn"`
 	DeletionPolicy      string `yaml:"DeletionPolicy"`
 	UpdateReplacePolicy string `yaml:"UpdateReplacePolicy"`
 	Properties          struct {

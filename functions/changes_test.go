@@ -1,0 +1,103 @@
+package functions_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// changed are other values than the defaults of parameters that do not list theirs.
+var changed = map[string]string{
+	"JwtIssuer": "https://login.example.com", "JwtAudience": "https://e.example/mcp", "JwtJwksUrl": "https://login.example.com/keys",
+	"JwtPrincipalClaim": "email", "JwtWorkspaceClaim": "org", "AllowedOrigins": "https://console.example.com", "BlockedTargets": "a.example",
+	"PlainTargets": "https://chatgpt.com/", "Retention": "48h", "InboxConcurrency": "3", "FanoutConcurrency": "3", "DispatchConcurrency": "3",
+	"SlowConcurrency": "3", "StreamSeconds": "600", "StreamConcurrency": "100", "StreamReservedConcurrency": "50", "SecretsPrefix": "/other/",
+	"SourceEventPattern": `{"source":["aws.s3"]}`, "SourceEventBus": "orders", "SourceTopicArn": "arn:aws:sns:eu-central-1:123456789012:orders",
+	"SourceBucketArns": "arn:aws:s3:::my-uploads", "ExtraSettings": "quota=50", "AlarmTopicArn": "arn:aws:sns:eu-central-1:123456789012:alarms",
+	"AlarmEmail": "a@example.com", "FrontDomain": "events.example.com", "FrontCertificateArn": "arn:aws:acm:us-east-1:123456789012:certificate/1",
+	"FrontWebAclArn":        "arn:aws:wafv2:us-east-1:123456789012:global/webacl/a/1",
+	"SubscriptionsTableArn": "arn:aws:dynamodb:eu-central-1:123456789012:table/s", "LogTableArn": "arn:aws:dynamodb:eu-central-1:123456789012:table/l",
+	"DeliveriesTableArn": "arn:aws:dynamodb:eu-central-1:123456789012:table/d", "SessionsTableArn": "arn:aws:dynamodb:eu-central-1:123456789012:table/n",
+	"SettingsTableArn": "arn:aws:dynamodb:eu-central-1:123456789012:table/c", "KeysTableArn": "arn:aws:dynamodb:eu-central-1:123456789012:table/k",
+	"SealingKeyArn": "arn:aws:kms:eu-central-1:123456789012:key/1",
+}
+
+// deployed is what CloudFormation compares of a function.
+type deployed struct{ Config, Version string }
+
+// transformed returns the functions of the stack as SAM's transform makes them, for each set of parameters.
+func transformed(t *testing.T, sets []map[string]string) (stacks []map[string]deployed) {
+	t.Helper()
+	where, err := exec.CommandContext(t.Context(), "make", "-s", "-C", "..", "sam-path").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := json.Marshal(sets)
+	if err != nil {
+		t.Fatal(err)
+	}
+	python := filepath.Join(filepath.Dir(string(bytes.TrimSpace(where))), "python")
+	cmd := exec.CommandContext(t.Context(), python, "testdata/versions.py", "../template.yaml")
+	var stderr bytes.Buffer
+	cmd.Stdin, cmd.Stderr, cmd.Env = bytes.NewReader(in), &stderr, append(os.Environ(), "SAM_CLI_TELEMETRY=0")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, stderr.String())
+	}
+	if err := json.Unmarshal(out, &stacks); err != nil {
+		t.Fatal(err)
+	}
+	return stacks
+}
+
+// TestEachParameterCanBeChangedAlone compares a stack before and after a change, as CloudFormation does, in both
+// directions. A version with a new description and the old configuration fails the deployment ("A version for this
+// Lambda function exists"). A new configuration without a new version never gets any traffic.
+func TestEachParameterCanBeChangedAlone(t *testing.T) {
+	t.Parallel()
+	d, _ := readDeployment(t)
+	names, sets := []string{}, []map[string]string{{}}
+	for name, p := range d.Parameters {
+		value := changed[name]
+		for _, other := range p.AllowedValues {
+			if other != *p.Default {
+				value = other
+			}
+		}
+		if value == "" {
+			t.Fatalf("there is no other value for %s", name)
+		}
+		names, sets = append(names, name), append(sets, map[string]string{name: value})
+	}
+	stacks := transformed(t, sets)
+	for i, name := range names {
+		t.Run("AWS-17 "+name, func(t *testing.T) {
+			var stale, unpublished []string
+			for id, before := range stacks[0] {
+				after := stacks[i+1][id]
+				if before.Version == "" {
+					continue // keys, which CloudFormation calls without a version
+				}
+				switch config, version := before.Config != after.Config, before.Version != after.Version; {
+				case version && !config:
+					stale = append(stale, id)
+				case config && !version:
+					unpublished = append(unpublished, id)
+				}
+			}
+			slices.Sort(stale)
+			slices.Sort(unpublished)
+			if len(stale) > 0 {
+				t.Errorf("new versions of unchanged functions, which roll the deployment back: %s", strings.Join(stale, ", "))
+			}
+			if len(unpublished) > 0 {
+				t.Errorf("changed functions without a new version: %s", strings.Join(unpublished, ", "))
+			}
+		})
+	}
+}
