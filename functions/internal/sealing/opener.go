@@ -106,7 +106,7 @@ func (o *Opener) read(ctx context.Context, have *webhook.Opener, version int64) 
 	if have != nil && item.Version == version {
 		return have, version, nil
 	}
-	keyset, err := o.Wrapper.Unwrap(ctx, item.Value)
+	keyset, err := unwrap(ctx, o.Wrapper, item.Value)
 	if err != nil {
 		return nil, 0, err
 	}

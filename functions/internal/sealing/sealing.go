@@ -22,25 +22,34 @@ var (
 	publicKey  = store.Key{Table: store.Settings, Partition: "sealing", Sort: "public"}
 )
 
-// Wrapper encrypts the private keyset; KMS does.
+// Wrapper encrypts at most [maxDirect] bytes; KMS does.
 type Wrapper interface {
 	Wrap(ctx context.Context, clear []byte) ([]byte, error)
 	Unwrap(ctx context.Context, wrapped []byte) ([]byte, error)
 }
 
-// Create makes the keyset unless there is one, whoever else does the same at the
-// same time. It mends what a crash left half made.
+// Create makes the keyset unless there is one, also if several deployments do so concurrently. It completes a keyset that
+// a crash left incomplete. It refuses keys that dispatch could not use: a keyset that another KMS key wraps, and tables
+// of which one is older than the other.
 func Create(ctx context.Context, db store.DB, w Wrapper) error {
+	// The public keyset is written last, so if it is there, the private one is.
+	had, err := db.Get(ctx, publicKey)
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "look for the public keyset")
+	}
 	items, err := db.Get(ctx, privateKey)
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "look for the private keyset")
 	}
-	if items[0] == nil {
+	switch {
+	case items[0] == nil && had[0] != nil:
+		return fault.New(fault.Invalid, "the settings table has public sealing keys, and the keys table has no private ones: KeysTableArn and SettingsTableArn must be tables of one deployment, restored to one time")
+	case items[0] == nil:
 		private, _, err := webhook.GenerateKeyset()
 		if err != nil {
 			return err
 		}
-		wrapped, err := w.Wrap(ctx, private)
+		wrapped, err := wrap(ctx, w, private)
 		if err != nil {
 			return err
 		}
@@ -48,15 +57,12 @@ func Create(ctx context.Context, db store.DB, w Wrapper) error {
 			return err
 		}
 	}
-	if items, err = db.Get(ctx, publicKey); err != nil {
-		return fault.Wrap(fault.Unavailable, err, "look for the public keyset")
+	// Made from what is stored: that may be another's.
+	private, version, err := Private(ctx, db, w)
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "open the private sealing keys with the KMS key of the stack (SealingKeyArn), which must be the one that wrapped those in the keys table (KeysTableArn)")
 	}
-	if items[0] == nil {
-		// Made from what is stored: that may be another's.
-		private, version, err := Private(ctx, db, w)
-		if err != nil {
-			return err
-		}
+	if had[0] == nil {
 		public, err := webhook.PublicKeyset(private)
 		if err != nil {
 			return err
@@ -64,6 +70,26 @@ func Create(ctx context.Context, db store.DB, w Wrapper) error {
 		if err := once(ctx, db, store.Item{Key: publicKey, Value: public, Version: version}); err != nil {
 			return err
 		}
+	}
+	return checkPair(ctx, db, private)
+}
+
+// checkPair checks that the private keyset opens a secret that is sealed with the stored public one.
+func checkPair(ctx context.Context, db store.DB, private []byte) error {
+	sealer, err := Public(ctx, db)
+	if err != nil {
+		return err
+	}
+	opener, err := webhook.NewOpener(private)
+	if err != nil {
+		return err
+	}
+	sealed, err := sealer.Seal([]byte("probe"), webhook.Binding{})
+	if err != nil {
+		return err
+	}
+	if _, err := opener.Open(ctx, sealed, webhook.Binding{}); err != nil {
+		return fault.New(fault.Invalid, "the keys table cannot open secrets that are sealed with the public keys of the settings table: KeysTableArn and SettingsTableArn must be tables of one deployment, restored to one time")
 	}
 	return nil
 }
@@ -83,7 +109,7 @@ func Private(ctx context.Context, db store.DB, w Wrapper) (keyset []byte, versio
 	if err != nil {
 		return nil, 0, err
 	}
-	keyset, err = w.Unwrap(ctx, item.Value)
+	keyset, err = unwrap(ctx, w, item.Value)
 	return keyset, item.Version, err
 }
 
@@ -135,7 +161,7 @@ func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
 	if err != nil {
 		return err
 	}
-	wrapped, err := w.Wrap(ctx, private)
+	wrapped, err := wrap(ctx, w, private)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -23,7 +24,11 @@ type locked struct {
 	fail    error
 }
 
+// Wrap takes as much as KMS does.
 func (l *locked) Wrap(_ context.Context, clear []byte) ([]byte, error) {
+	if len(clear) > 4096 {
+		return nil, errors.New("ValidationException: plaintext has more than 4096 bytes")
+	}
 	return append([]byte("locked:"), clear...), l.fail
 }
 
@@ -156,7 +161,7 @@ func TestARotationOpensOldAndNew(t *testing.T) {
 		fresh := seal(t, db)
 		opens("the new one, in a process that began before", fresh)
 		opens("the old one", old)
-		if w.unwraps != 5 { // one to make it, two by the rotation, one at first use, one for the new key
+		if w.unwraps != 5 { // one by Create, two by the rotation, one at first use, one for the new key
 			t.Errorf("unwrapped %d times, want 5", w.unwraps)
 		}
 		// What nobody can open does not make it ask KMS each time.
@@ -192,4 +197,73 @@ func TestTheOpenerTriesAgainWhenKMSWasDown(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+func TestKeysThatDoNotFitAreRefused(t *testing.T) {
+	t.Run("of another KMS key", func(t *testing.T) {
+		db := open(t)
+		if err := Create(t.Context(), db, &locked{}); err != nil {
+			t.Fatal(err)
+		}
+		err := Create(t.Context(), db, &locked{fail: errors.New("IncorrectKeyException")})
+		if err == nil || !strings.Contains(err.Error(), "IncorrectKeyException") || !strings.Contains(err.Error(), "SealingKeyArn") {
+			t.Errorf("got error %v, want one that names the cause and the parameter", err)
+		}
+	})
+	t.Run("an older table of keys than that of settings", func(t *testing.T) {
+		db, w := open(t), &locked{}
+		if err := Create(t.Context(), db, w); err != nil {
+			t.Fatal(err)
+		}
+		old := stored(t, db, privateKey)
+		for _, step := range []Step{StepAdd, StepPromote} {
+			if err := Rotate(t.Context(), db, w, step); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := Create(t.Context(), db, w); err != nil {
+			t.Errorf("after a rotation: %v", err)
+		}
+		if err := db.Write(t.Context(), store.Put(store.Item{Key: privateKey, Value: old, Version: 1})); err != nil {
+			t.Fatal(err)
+		}
+		if err := Create(t.Context(), db, w); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "KeysTableArn") {
+			t.Errorf("got error %v, want one that names the parameter", err)
+		}
+	})
+}
+
+func TestAKeysetMayBeLargerThanKMSTakes(t *testing.T) {
+	db, w := open(t), &locked{}
+	if err := Create(t.Context(), db, w); err != nil {
+		t.Fatal(err)
+	}
+	first := seal(t, db)
+	for n := range 30 {
+		for _, step := range []Step{StepAdd, StepPromote} {
+			if err := Rotate(t.Context(), db, w, step); err != nil {
+				t.Fatalf("rotation %d, %s: %v", n+1, step, err)
+			}
+		}
+	}
+	if err := Create(t.Context(), db, w); err != nil {
+		t.Error(err)
+	}
+	opener := &Opener{DB: db, Wrapper: w}
+	for name, sealed := range map[string][]byte{"the first key": first, "the last key": seal(t, db)} {
+		if got, err := opener.Open(t.Context(), sealed, binding); err != nil || string(got) != "secret" {
+			t.Errorf("sealed with %s: got %q, %v", name, got, err)
+		}
+	}
+	if value := stored(t, db, privateKey); bytes.Contains(value, []byte("HpkePrivateKey")) {
+		t.Error("the private keyset is stored in clear")
+	}
+	value := stored(t, db, privateKey)
+	value[len(value)-1] ^= 1
+	if err := db.Write(t.Context(), store.Put(store.Item{Key: privateKey, Value: value, Version: 100})); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := Private(t.Context(), db, w); err == nil {
+		t.Error("a keyset that was changed is opened")
+	}
 }
