@@ -33,16 +33,11 @@ type deployed struct{ Config, Version string }
 // transformed returns the functions of the stack as SAM's transform makes them, for each set of parameters.
 func transformed(t *testing.T, sets []map[string]string) (stacks []map[string]deployed) {
 	t.Helper()
-	where, err := exec.CommandContext(t.Context(), "make", "-s", "-C", "..", "sam-path").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
 	in, err := json.Marshal(sets)
 	if err != nil {
 		t.Fatal(err)
 	}
-	python := filepath.Join(filepath.Dir(string(bytes.TrimSpace(where))), "python")
-	cmd := exec.CommandContext(t.Context(), python, "testdata/versions.py", "../template.yaml")
+	cmd := exec.CommandContext(t.Context(), python(t), "testdata/versions.py", "../template.yaml")
 	var stderr bytes.Buffer
 	cmd.Stdin, cmd.Stderr, cmd.Env = bytes.NewReader(in), &stderr, append(os.Environ(), "SAM_CLI_TELEMETRY=0")
 	out, err := cmd.Output()
@@ -100,4 +95,88 @@ func TestEachParameterCanBeChangedAlone(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestAPlainDeploymentKeepsEveryChange asks SAM which values a deployment sends to CloudFormation.
+func TestAPlainDeploymentKeepsEveryChange(t *testing.T) {
+	t.Parallel()
+	d, _ := readDeployment(t)
+	t.Run("AWS-18 the defaults of the SAM command line set no parameters", func(t *testing.T) {
+		b, err := os.ReadFile("../samconfig.toml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(b)) {
+			if strings.HasPrefix(strings.TrimSpace(line), "parameter_overrides") {
+				t.Errorf("samconfig.toml has %s", line)
+			}
+		}
+	})
+	t.Run("AWS-18 no page asks for a guided deployment, which would save all parameters", func(t *testing.T) {
+		err := filepath.WalkDir("../docs", func(path string, _ os.DirEntry, err error) error {
+			if err != nil || filepath.Ext(path) != ".md" || filepath.Base(path) == "conformance.md" {
+				return err
+			}
+			b, err := os.ReadFile(path)
+			if err == nil && bytes.Contains(b, []byte("--guided")) {
+				t.Errorf("%s has --guided", path)
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("AWS-18 a parameter that a deployment does not name keeps its value", func(t *testing.T) {
+		template := map[string]any{"Parameters": d.Parameters}
+		in, err := json.Marshal([]any{template, map[string]string{"Retention": "48h"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		const program = "import json, sys; from samcli.commands.deploy.deploy_context import DeployContext; json.dump(DeployContext.merge_parameters(*json.load(sys.stdin)), sys.stdout)"
+		cmd := exec.CommandContext(t.Context(), python(t), "-c", program)
+		cmd.Stdin, cmd.Env = bytes.NewReader(in), append(os.Environ(), "SAM_CLI_TELEMETRY=0")
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var sent []struct {
+			ParameterKey, ParameterValue string
+			UsePreviousValue             bool
+		}
+		if err := json.Unmarshal(out, &sent); err != nil {
+			t.Fatal(err)
+		}
+		if len(sent) != len(d.Parameters) {
+			t.Errorf("SAM sends %d parameters, want %d", len(sent), len(d.Parameters))
+		}
+		for _, p := range sent {
+			if named := p.ParameterKey == "Retention"; p.UsePreviousValue == named || named != (p.ParameterValue != "") {
+				t.Errorf("got %+v", p)
+			}
+		}
+	})
+	t.Run("AWS-18 keys is told of everything that can be adopted, in the order that it knows", func(t *testing.T) {
+		b, err := os.ReadFile("keys/adopted.go")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, n := range d.Resources["Keys"].Properties.Adopted {
+			names = append(names, `"`+n+`"`)
+		}
+		if want := strings.Join(names, ", "); len(names) != 7 || !strings.Contains(string(b), want) {
+			t.Errorf("keys/adopted.go does not have %s", want)
+		}
+	})
+}
+
+// python is the interpreter that has SAM.
+func python(t *testing.T) string {
+	t.Helper()
+	where, err := exec.CommandContext(t.Context(), "make", "-s", "-C", "..", "sam-path").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(filepath.Dir(string(bytes.TrimSpace(where))), "python")
 }

@@ -33,6 +33,7 @@ type resource struct {
 		Environment environmentOf        `yaml:"Environment"`
 		Settings    map[string]yaml.Node `yaml:"Settings"`
 		Version     string               `yaml:"Version"`
+		Adopted     []string             `yaml:"Adopted"`
 
 		Timeout  string `yaml:"Timeout"`
 		Policies []struct {

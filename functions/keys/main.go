@@ -25,22 +25,30 @@ import (
 
 func main() {
 	// At each event, so that a deletion never needs what the stack may have lost.
-	lambda.Start(handler(func() (store.DB, sealing.Wrapper, error) {
+	open := func() (store.DB, sealing.Wrapper, error) {
 		p, err := boot.Build(0)
 		if err != nil {
 			return nil, nil, err
 		}
 		return p.DB, kmswrap.KMS{Client: kms.NewFromConfig(p.AWS), Key: p.Variable(boot.EnvKey)}, nil
-	}))
+	}
+	status := func(ctx context.Context, stackID string) (string, error) {
+		p, err := boot.Build(0)
+		if err != nil {
+			return "", err
+		}
+		return readStatus(ctx, p.AWS, stackID)
+	}
+	lambda.Start(handler(open, status))
 }
 
 // opener reaches the store of the deployment, and the key that wraps the keyset.
 type opener func() (store.DB, sealing.Wrapper, error)
 
 // handler serves events of CloudFormation and the orders of an operator.
-func handler(open opener) func(context.Context, json.RawMessage) (any, error) {
+func handler(open opener, status stackStatus) func(context.Context, json.RawMessage) (any, error) {
 	serve := cfn.LambdaWrap(func(ctx context.Context, e cfn.Event) (string, map[string]any, error) {
-		return resourceID, map[string]any{"Fingerprint": fingerprint(e.ResourceProperties)}, change(ctx, open, e)
+		return resourceID, map[string]any{"Fingerprint": fingerprint(e.ResourceProperties)}, change(ctx, open, status, e)
 	})
 	return func(ctx context.Context, raw json.RawMessage) (any, error) {
 		var order struct {

@@ -21,11 +21,14 @@ const settingsProperty = "Settings"
 
 // change does what CloudFormation asks for. The other functions depend on the resource: an error here
 // fails the deployment before any of them gets its settings.
-func change(ctx context.Context, open opener, e cfn.Event) error {
+func change(ctx context.Context, open opener, status stackStatus, e cfn.Event) error {
 	if e.RequestType == cfn.RequestDelete {
 		return nil
 	}
 	if err := checkSettings(e.ResourceProperties); err != nil {
+		return err
+	}
+	if err := checkAdopted(ctx, status, e); err != nil {
 		return err
 	}
 	return create(ctx, open)

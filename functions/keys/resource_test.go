@@ -37,6 +37,12 @@ func (marked) Unwrap(_ context.Context, wrapped []byte) ([]byte, error) {
 // reported to CloudFormation.
 func stack(t *testing.T, open opener, event map[string]any) (report cfn.Response) {
 	t.Helper()
+	return stackIn(t, "UPDATE_IN_PROGRESS", open, event)
+}
+
+// stackIn is stack for a stack with the given status, "" if CloudFormation does not answer.
+func stackIn(t *testing.T, status string, open opener, event map[string]any) (report cfn.Response) {
+	t.Helper()
 	reports := 0
 	cloud := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		reports++
@@ -50,7 +56,13 @@ func stack(t *testing.T, open opener, event map[string]any) (report cfn.Response
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _ = handler(open)(t.Context(), raw) // what counts is the report
+	ask := func(_ context.Context, stackID string) (string, error) {
+		if stackID != "s" || status == "" {
+			return "", errors.New("no answer")
+		}
+		return status, nil
+	}
+	_, _ = handler(open, ask)(t.Context(), raw) // what counts is the report
 	if reports != 1 {
 		t.Fatalf("reported %d times", reports)
 	}

@@ -132,9 +132,9 @@ func (p permission) needed(st statement, needs []need) bool {
 }
 
 // byPoller reports whether Lambda sends the request for a function's event source mapping, or boot does for a message
-// that failed.
+// that failed. Local AWS has no CloudFormation, which keys asks.
 func byPoller(p permission) bool {
-	return slices.Contains([]string{"sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes", "sqs:ChangeMessageVisibility"}, p.action)
+	return slices.Contains([]string{"sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes", "sqs:ChangeMessageVisibility", "cloudformation:DescribeStacks"}, p.action)
 }
 
 // alike is the permission that comes with this one: the store reads one key or several, and writes
