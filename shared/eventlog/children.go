@@ -11,7 +11,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// LatestBelow returns up to n of the newest events of the sub-resources of a parent, oldest first. The caller's wants
+// LatestBelow returns up to n of the newest events of the sub-resources of a parent, oldest first, with up to [LatestBytes] of payloads.
+// The caller's wants
 // says which sub-resources are wanted and which of them are unordered. Of the first [maxKnown] sub-resources it reads
 // the [maxChildren] that [Log.RecordChild] recorded last.
 func (l *Log) LatestBelow(ctx context.Context, workspace, parent string, n int, wants func(uri string) (wanted, unordered bool)) ([]event.Event, error) {
@@ -38,9 +39,11 @@ func (l *Log) LatestBelow(ctx context.Context, workspace, parent string, n int, 
 			return nil, err
 		}
 		all = append(all, es...)
+		slices.SortStableFunc(all, func(a, b event.Event) int { return b.Published.Compare(a.Published) })
+		all = newest(all, n, func(e event.Event) int { return len(e.Data) })
 	}
-	slices.SortStableFunc(all, func(a, b event.Event) int { return a.Published.Compare(b.Published) })
-	return all[max(0, len(all)-n):], nil
+	slices.Reverse(all)
+	return all, nil
 }
 
 const (

@@ -1,6 +1,7 @@
 package eventlog
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -91,31 +92,62 @@ func (l *Log) wholeStamp(ctx context.Context, p Partition, page *store.Page) err
 	return nil
 }
 
-// Latest returns up to n of the newest events of a URI, oldest first.
+// LatestBytes limits the payloads of the events that [Log.Latest] and [Log.LatestBelow] return, and what they hold in memory meanwhile.
+const LatestBytes = 1 << 20
+
+// Latest returns up to n of the newest events of a URI, oldest first, with up to [LatestBytes] of payloads.
 func (l *Log) Latest(ctx context.Context, workspace, uri string, unordered bool, n int) ([]event.Event, error) {
-	var items []store.Item
+	var found []positioned
 	for _, p := range l.Of(workspace, uri, unordered) {
 		page, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, Reverse: true, Limit: n})
 		if err != nil {
 			return nil, fault.Wrap(fault.Unavailable, err, "read the latest events of %s", uri)
 		}
-		items = append(items, page.Items...)
-	}
-	slices.SortStableFunc(items, func(a, b store.Item) int { return strings.Compare(b.Sort, a.Sort) })
-	var out []event.Event
-	seen := map[string]bool{}    // a repeated batch may be there twice
-	for _, item := range items { // newest segment first
-		es, err := l.decode(ctx, item)
-		if err != nil {
-			return nil, err
-		}
-		for i := len(es) - 1; i >= 0 && len(out) < n; i-- {
-			if id := es[i].ID(); !seen[id] {
-				seen[id] = true
-				out = append(out, *es[i].Event)
+		for _, item := range page.Items {
+			es, err := l.decode(ctx, item)
+			if err != nil {
+				return nil, err
+			}
+			for i, e := range es {
+				found = append(found, positioned{item.Sort, i, e.ID(), *e.Event})
 			}
 		}
+		slices.SortStableFunc(found, func(a, b positioned) int {
+			return cmp.Or(strings.Compare(b.segment, a.segment), b.position-a.position)
+		})
+		seen := map[string]bool{} // a repeated batch may be there twice
+		found = slices.DeleteFunc(found, func(e positioned) bool {
+			again := seen[e.id]
+			seen[e.id] = true
+			return again
+		})
+		found = newest(found, n, func(e positioned) int { return len(e.event.Data) })
 	}
-	slices.Reverse(out)
-	return out, nil
+	events := make([]event.Event, len(found))
+	for i, e := range found {
+		events[len(found)-1-i] = e.event
+	}
+	return events, nil
+}
+
+// positioned is an event and its position in the log.
+type positioned struct {
+	segment  string // sort key
+	position int    // in the segment
+	id       string
+	event    event.Event
+}
+
+// newest returns the first events, at most n, that fit into [LatestBytes]. At least one fits. It clears the others, so that their
+// memory is freed.
+func newest[T any](events []T, n int, size func(T) int) []T {
+	fit, bytes := 0, 0
+	for fit < min(n, len(events)) {
+		if bytes += size(events[fit]); bytes > LatestBytes && fit > 0 {
+			break
+		}
+		fit++
+	}
+	clear(events[fit:])
+	return events[:fit]
 }

@@ -16,11 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
-// Bounds of what resources/read returns of an event URI.
-const (
-	maxLatest      = 20
-	maxLatestBytes = 1 << 20
-)
+// maxLatest is how many events resources/read returns of an event URI. Their payloads have at most [eventlog.LatestBytes].
+const maxLatest = 20
 
 const subscriptionScheme = "subscription://"
 
@@ -91,7 +88,7 @@ func (h *reads) readEvents(ctx context.Context, p auth.Principal, uri string) ([
 	out := latest{URI: uri, Events: []latestEvent{}}
 	size := 0
 	for _, ev := range found {
-		if size += len(ev.Data); len(out.Events) == maxLatest || size > maxLatestBytes {
+		if size += len(ev.Data); len(out.Events) == maxLatest || size > eventlog.LatestBytes {
 			break
 		}
 		if allowed(cat, p, &ev) {
