@@ -6,13 +6,18 @@ import (
 	"net/http"
 	"strconv"
 
+	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/httpjson"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
-// maxBatch is the number of messages in one batch.
-const maxBatch = 50
+const (
+	// maxBatch is the number of messages in one batch.
+	maxBatch = 50
+	// maxBatchBytes is the size of the responses after which the other requests of a batch are refused.
+	maxBatchBytes = 2 << 20
+)
 
 // batch serves an array of messages: part of 2025-03-26 and of no revision
 // since.
@@ -29,7 +34,7 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *call, parts []json.RawMessage
 	c.attached = nil // all parts together have the time of one request
 	c.request = c.request.Clone(c.request.Context())
 	c.request.Header.Set("Accept", "application/json") // parts of an array cannot be streams
-	serveParts(w, c, parts, func(w http.ResponseWriter, c *call) {
+	e.serveParts(w, c, parts, func(w http.ResponseWriter, c *call) {
 		switch {
 		case c.msg.Kind != jsonrpc.Request:
 			e.takeIn(w, c)
@@ -42,30 +47,42 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *call, parts []json.RawMessage
 }
 
 // serveParts serves each message of a batch, and answers with the responses in their order.
-func serveParts(w http.ResponseWriter, c *call, parts []json.RawMessage, serve func(http.ResponseWriter, *call)) {
+func (e *Endpoint) serveParts(w http.ResponseWriter, c *call, parts []json.RawMessage, serve func(http.ResponseWriter, *call)) {
 	if len(parts) > maxBatch {
 		sendError(w, http.StatusBadRequest, nil, invalidRequest("a batch has at most "+strconv.Itoa(maxBatch)+" messages"))
 		return
 	}
 	var answers [][]byte
+	size := 0
 	for _, raw := range parts {
 		one, kept := *c, httpjson.NewRecorder()
 		msg, bad := jsonrpc.Decode(raw)
 		one.msg, one.meta, one.body = msg, jsonrpc.Member(msg.Params, "_meta"), msg.Raw
 		one.inTrace()
-		if bad != nil {
+		switch {
+		case bad != nil:
 			sendError(kept, http.StatusBadRequest, msg.ID, bad)
-		} else {
+		case size > maxBatchBytes && msg.Kind == jsonrpc.Request:
+			full := fault.New(fault.Exhausted, "the responses of the batch have more than %d bytes; send this request again", maxBatchBytes).AtLimit("batchBytes", maxBatchBytes)
+			sendError(kept, http.StatusOK, msg.ID, e.faults.translate(c.request.Context(), full, c.version, ""))
+		default:
 			serve(kept, &one)
 		}
 		if body := kept.Body.Bytes(); json.Valid(body) {
 			answers = append(answers, body)
+			size += len(body)
 		}
 	}
 	if len(answers) == 0 {
 		w.WriteHeader(http.StatusAccepted)
 		return
 	}
+	release, err := e.replies.holdBytes(c, 2*size)
+	if err != nil {
+		sendError(w, http.StatusTooManyRequests, nil, e.faults.translate(c.request.Context(), err, c.version, ""))
+		return
+	}
+	defer release()
 	send(w, http.StatusOK, func(b []byte) []byte {
 		b = append(append(b, '['), bytes.Join(answers, comma)...)
 		return append(b, ']')

@@ -88,12 +88,18 @@ func (d dialect) post(w http.ResponseWriter, c *call) {
 	if ok && d.enter(kept, c) {
 		defer c.detach(d.endpoint.shut)()
 		if batch != nil {
-			serveParts(kept, c, batch, d.part)
+			d.endpoint.serveParts(kept, c, batch, d.part)
 		} else {
 			d.call(kept, c)
 		}
 	}
 	if !ok || c.session == nil || listsStream(r.Header) || !d.respond(c, kept) {
+		release, err := d.endpoint.replies.holdBytes(c, kept.Body.Len())
+		if err != nil {
+			sendError(w, http.StatusTooManyRequests, c.msg.ID, d.endpoint.faults.translate(r.Context(), err, c.version, ""))
+			return
+		}
+		defer release()
 		replay(w, r, kept)
 		return
 	}

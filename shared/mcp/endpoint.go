@@ -184,6 +184,7 @@ func New(o Options) (*Endpoint, error) {
 	e.replies = &replies{
 		faults: e.faults, catalogs: e.catalogs, metadata: o.ResourceMetadata,
 		server: append([]byte(`"`+mcpspec.MetaServer+`":`), jsonrpc.Encode(o.Server)...),
+		memory: rate.NewShare("answerBytes", "answers that clients have not read", answerBytes),
 	}
 	e.about = &description{
 		server: o.Server, methods: e.methods, sessions: e.sessions, backends: e.backends, conversation: o.Conversation,

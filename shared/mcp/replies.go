@@ -4,10 +4,12 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/rate"
 )
 
 // replies writes the responses of methods.
@@ -16,6 +18,33 @@ type replies struct {
 	catalogs catalogs
 	metadata string // see [Options.ResourceMetadata]
 	server   []byte // the _meta member that stands in every result of the stateless revisions, encoded once
+	memory   *rate.Share
+}
+
+const (
+	// answerBytes is the memory for larger answers until their clients have read them.
+	answerBytes = 128 << 20
+	// smallAnswer is the size up to which answers are not counted.
+	smallAnswer = 16 << 10
+	// answerTime is how long a client may take to read an answer.
+	answerTime = time.Minute
+)
+
+// hold takes the memory for a result and its encoded form. The caller releases it when the answer has been written.
+func (r *replies) hold(c *call, res result) (release func(), err error) {
+	size := len(res.meta)
+	for _, piece := range res.members {
+		size += len(piece)
+	}
+	return r.holdBytes(c, 2*size)
+}
+
+// holdBytes takes the memory for an answer. The caller releases it when the answer has been written.
+func (r *replies) holdBytes(c *call, size int) (release func(), err error) {
+	if size <= smallAnswer {
+		return func() {}, nil
+	}
+	return r.memory.Take(c.principal, size)
 }
 
 // appendResult appends the response of a method in the form of its revision.
@@ -94,6 +123,9 @@ func send(w http.ResponseWriter, status int, build func([]byte) []byte) {
 	h["Content-Type"] = jsonType
 	h.Set("Content-Length", strconv.Itoa(len(*buf)))
 	w.WriteHeader(status)
+	if len(*buf) > smallAnswer {
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerTime)) // where there are deadlines
+	}
 	_, _ = w.Write(*buf) // a client that is gone is no fault
 	if cap(*buf) <= 1<<20 {
 		buffers.Put(buf)

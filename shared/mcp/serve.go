@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
@@ -176,8 +177,12 @@ func mediaTypes(values []string) iter.Seq[string] {
 	}
 }
 
-// maxBody is the largest request body in bytes.
-const maxBody = 1 << 20
+const (
+	// maxBody is the largest request body in bytes.
+	maxBody = 1 << 20
+	// firstRead is how much memory a body gets before any of it has arrived, because its sender may never send it.
+	firstRead = 16 << 10
+)
 
 var errTooLarge = errors.New("mcp: body too large")
 
@@ -189,16 +194,15 @@ func readBody(r *http.Request) ([]byte, error) {
 	if r.Body == nil {
 		return nil, nil
 	}
-	if r.ContentLength > 0 && r.Body != http.NoBody {
-		body := make([]byte, r.ContentLength)
-		_, err := io.ReadFull(r.Body, body)
-		return body, err
+	var body bytes.Buffer
+	if r.ContentLength > 0 { // with room for the read that finds the end
+		body.Grow(int(min(r.ContentLength, firstRead)) + bytes.MinRead)
 	}
-	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
-	if err == nil && len(body) > maxBody {
+	_, err := body.ReadFrom(io.LimitReader(r.Body, maxBody+1))
+	if err == nil && body.Len() > maxBody {
 		return nil, errTooLarge
 	}
-	return body, err
+	return body.Bytes(), err
 }
 
 func isJSON(contentType string) bool {

@@ -93,6 +93,12 @@ func (h answering) serve(w http.ResponseWriter, c *call) error {
 	c.late = h.timing.late(w, c)
 	defer c.late.stop()
 	r, err := h.answer(c.request.Context(), c)
+	if err == nil {
+		var release func()
+		if release, err = h.replies.hold(c, r); err == nil {
+			defer release()
+		}
+	}
 	build := func(b []byte) []byte {
 		if err != nil {
 			return jsonrpc.AppendError(b, c.msg.ID, h.replies.faults.translate(c.request.Context(), err, c.version, c.profile))
