@@ -2,10 +2,7 @@ package gateway
 
 import (
 	"context"
-	"strings"
 	"time"
-
-	"github.com/yosida95/uritemplate/v3"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
@@ -91,20 +88,4 @@ func (v *view) have(kind api.Kind) *fetched {
 		return &fetched{}
 	}
 	return l
-}
-
-// Matching takes time that grows fast with both of these, and a backend and a client can choose them.
-const (
-	maxVariables = 16
-	maxMatched   = 2048 // bytes of a URI
-)
-
-// matcher reports whether a template stands for a URI (RFC 6570). One that cannot be read
-// stands for none.
-func matcher(template string) func(uri string) bool {
-	t, err := uritemplate.New(template)
-	if err != nil || len(t.Varnames()) > maxVariables || strings.Count(template, "{") > maxVariables {
-		return nil
-	}
-	return func(uri string) bool { return len(uri) <= maxMatched && t.Match(uri) != nil }
 }

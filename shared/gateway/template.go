@@ -1,0 +1,102 @@
+package gateway
+
+import (
+	"strings"
+
+	"github.com/yosida95/uritemplate/v3"
+)
+
+// A backend chooses its templates, and a client the URIs that are matched with them.
+const (
+	maxVariables = 16
+	maxMatched   = 2048 // bytes of a template, and of a URI
+)
+
+// matcher returns a function that reports whether a template stands for a URI (RFC 6570), or nil if the template cannot be read or is
+// too large.
+//
+// It does not look at the names in a query or at lengths of prefixes: the backend itself refuses a URI that it does not have. So its
+// time grows only with the length of the URI times the number of expressions, which cannot be said of uritemplate's Match.
+func matcher(template string) func(uri string) bool {
+	t, err := uritemplate.New(template)
+	if err != nil || len(template) > maxMatched || len(t.Varnames()) > maxVariables || strings.Count(template, "{") > maxVariables {
+		return nil
+	}
+	var parts []part
+	for rest := template; rest != ""; {
+		literal, expression, found := strings.Cut(rest, "{")
+		parts = append(parts, part{literal: literal})
+		if !found {
+			break
+		}
+		expression, rest, _ = strings.Cut(expression, "}")
+		parts = append(parts, expansion(expression))
+	}
+	return func(uri string) bool { return len(uri) <= maxMatched && matches(parts, uri) }
+}
+
+// part is a piece of a template: a literal, or the values that an expression can expand to.
+type part struct {
+	literal string
+	// first is the character that an expansion begins with unless it is empty; 0 is none.
+	first byte
+	// others are the characters that an expansion may have besides those of a plain value. Any are allowed if it is "*".
+	others string
+}
+
+// expansion returns what an expression can expand to (RFC 6570, section 3.2).
+func expansion(expression string) part {
+	switch operator := expression[0]; operator {
+	case '+':
+		return part{others: "*"}
+	case '#':
+		return part{first: '#', others: "*"}
+	case '.', '/':
+		return part{first: operator, others: ",=" + string(operator)}
+	case ';':
+		return part{first: ';', others: ",=;"}
+	case '?', '&':
+		return part{first: operator, others: ",=&"}
+	}
+	return part{others: ",="}
+}
+
+// matches reports whether the parts can stand for all of a URI. It keeps the set of positions that the parts so far can end at.
+func matches(parts []part, uri string) bool {
+	at := make([]bool, len(uri)+1)
+	at[0] = true
+	for _, p := range parts {
+		next := make([]bool, len(at))
+		inside := false // an expansion that has begun can go on here
+		for i := range at {
+			switch {
+			case p.others == "":
+				if at[i] && strings.HasPrefix(uri[i:], p.literal) {
+					next[i+len(p.literal)] = true
+				}
+			case inside || at[i]:
+				next[i] = true
+				inside = i < len(uri) && (inside && p.allows(uri[i]) || at[i] && p.begins(uri[i]))
+			}
+		}
+		at = next
+	}
+	return at[len(uri)]
+}
+
+// begins reports whether an expansion can begin with a character.
+func (p part) begins(c byte) bool {
+	if p.first != 0 {
+		return c == p.first
+	}
+	return p.allows(c)
+}
+
+// allows reports whether an expansion can have a character after its first.
+func (p part) allows(c byte) bool {
+	switch {
+	case p.others == "*", 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
+		return true
+	}
+	return strings.IndexByte("-._~%", c) >= 0 || strings.IndexByte(p.others, c) >= 0
+}
