@@ -1,6 +1,9 @@
 package jsonrpc
 
-import "encoding/json"
+import (
+	"bytes"
+	"encoding/json"
+)
 
 // What edits JSON objects as bytes: members change, all else stays as it was written.
 
@@ -66,7 +69,7 @@ func Repeats(object json.RawMessage) bool {
 func Insert(object json.RawMessage, name string, value json.RawMessage) json.RawMessage {
 	out := AppendString([]byte{'{'}, name)
 	out = append(append(out, ':'), value...)
-	rest := object[1:]
+	rest := bytes.TrimLeft(object[1:], " \t\r\n")
 	if len(rest) > 0 && rest[0] != '}' {
 		out = append(out, ',')
 	}

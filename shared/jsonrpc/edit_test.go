@@ -96,3 +96,13 @@ func from(object json.RawMessage, name string) int {
 	at, _ := locate(object, name)
 	return at
 }
+
+func TestInsertIntoObjectsWithBlanks(t *testing.T) {
+	for in, want := range map[string]string{
+		`{}`: `{"a":1}`, `{ }`: `{"a":1}`, "{\n\t}": `{"a":1}`, `{"b":2}`: `{"a":1,"b":2}`, `{ "b":2 }`: `{"a":1,"b":2 }`,
+	} {
+		if got := string(Insert(json.RawMessage(in), "a", json.RawMessage("1"))); got != want {
+			t.Errorf("GWN-15 insert a into %q: got %s, want %s", in, got, want)
+		}
+	}
+}
