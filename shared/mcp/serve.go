@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"mime"
 	"net/http"
+	"regexp"
 	"runtime/debug"
 	"strings"
 
@@ -60,7 +61,7 @@ func (e *Endpoint) caller(w http.ResponseWriter, r *http.Request) *call {
 	}
 	allowOrigin(w, r)
 	if r.Method == http.MethodOptions && r.Header.Get("Origin") != "" {
-		preflight(w)
+		preflight(w, r)
 		return nil
 	}
 	p, err := e.options.Auth.Authenticate(r.Context(), r.Header)
@@ -138,14 +139,23 @@ func allowOrigin(w http.ResponseWriter, r *http.Request) {
 	h.Set("Vary", "Origin")
 }
 
-func preflight(w http.ResponseWriter) {
+func preflight(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE")
 	h.Set("Access-Control-Allow-Headers",
 		"Authorization, Content-Type, Accept, Last-Event-ID, Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name")
+	// The names of parameters that clients mirror in headers are those of the backends' tools.
+	for name := range mediaTypes(r.Header.Values("Access-Control-Request-Headers")) {
+		if parameterHeader.MatchString(name) {
+			h.Add("Access-Control-Allow-Headers", name)
+		}
+	}
 	h.Set("Access-Control-Max-Age", "3600")
 	w.WriteHeader(http.StatusNoContent)
 }
+
+// parameterHeader is the name of a header that mirrors a parameter of a tool.
+var parameterHeader = regexp.MustCompile(`(?i)^Mcp-Param-[A-Za-z0-9!#$%&'*+.^_|~-]{1,128}$`)
 
 // accepts reports whether the Accept header lets the media type through. None at
 // all accepts anything (RFC 9110, section 12.5.1).

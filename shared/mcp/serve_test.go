@@ -67,6 +67,11 @@ func TestOrigins(t *testing.T) {
 		if r := f.do("OPTIONS", "", "", "Origin: https://evil.example"); r.Status != 403 {
 			t.Errorf("%+v", r)
 		}
+		r = f.do("OPTIONS", "", "", "Origin: https://app.example", "Access-Control-Request-Headers: content-type,mcp-param-region,x-other")
+		allowed := strings.Join(r.Header.Values("Access-Control-Allow-Headers"), ", ")
+		if !strings.Contains(allowed, "mcp-param-region") || strings.Contains(allowed, "x-other") {
+			t.Errorf("a page may send the headers %s, want those of parameters and no others of its choice", allowed)
+		}
 	})
 }
 
