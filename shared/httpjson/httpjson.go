@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strconv"
+	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -104,7 +105,7 @@ func (a Answers) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		if log == nil {
 			log = slog.Default()
 		}
-		log.ErrorContext(r.Context(), "request failed", "path", r.URL.Path, "kind", kind.String(), "error", err)
+		log.ErrorContext(r.Context(), "request failed", "path", pathOf(r), "kind", kind.String(), "error", err)
 	}
 	if kind == fault.Unavailable {
 		w.Header().Set("Retry-After", "1")
@@ -121,6 +122,14 @@ func (a Answers) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		return
 	}
 	reply(w, status, "application/json", map[string]json.RawMessage{"error": encode(kind, data, refusal{kind.String(), fault.Public(err)})})
+}
+
+// pathOf returns the path of a request for the log: that of its route if it has names of the caller's, such as a principal.
+func pathOf(r *http.Request) string {
+	if strings.Contains(r.Pattern, "{") {
+		return r.Pattern
+	}
+	return r.URL.Path
 }
 
 type refusal struct {

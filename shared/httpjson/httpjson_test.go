@@ -1,6 +1,7 @@
 package httpjson
 
 import (
+	"bytes"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -48,5 +49,18 @@ func TestRefusals(t *testing.T) {
 				t.Errorf("the log has %q", log.String())
 			}
 		})
+	}
+}
+
+func TestNamesInPathsAreNotLogged(t *testing.T) {
+	var log bytes.Buffer
+	answers := Answers{Log: slog.New(slog.NewTextHandler(&log, nil))}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/principals/{id}", func(w http.ResponseWriter, r *http.Request) {
+		answers.Serve(w, r, http.StatusOK, func() (any, error) { return nil, fault.New(fault.Unavailable, "down") })
+	})
+	mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("DELETE", "/principals/alice@example.com", nil))
+	if text := log.String(); strings.Contains(text, "alice") || !strings.Contains(text, "path=/principals/{id}") {
+		t.Errorf("OPS-04 the log has %s, want the route without the name", text)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
@@ -98,7 +99,7 @@ func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operati
 			}
 			for _, b := range conf.Backends {
 				if b.Workspace == workspace {
-					list = append(list, admin.Backend{Name: b.Name, URL: b.URL, Prefix: b.Prefix})
+					list = append(list, admin.Backend{Name: b.Name, URL: withoutSecrets(b.URL), Prefix: b.Prefix})
 				}
 			}
 			return list, nil
@@ -162,4 +163,14 @@ func Retry(c *app.Core) *delivery.Retry {
 // Expiry removes subscriptions that expired, and dead-letters what it cannot read.
 func Expiry(c *app.Core, subs *subscription.Service) *subscription.Sweeper {
 	return &subscription.Sweeper{Service: subs, DeadLetter: delivery.DeadLetterItem(c.DB, c.Queues, time.Now, c.Log)}
+}
+
+// withoutSecrets returns a backend's URL without its user information and query, which often hold keys.
+func withoutSecrets(text string) string {
+	u, err := url.Parse(text)
+	if err != nil {
+		return ""
+	}
+	u.User, u.RawQuery, u.Fragment = nil, "", ""
+	return u.String()
 }

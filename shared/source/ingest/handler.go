@@ -140,7 +140,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // withoutKey is a request for the log: the key of a source that verifies nothing is part of the path.
 func withoutKey(r *http.Request) *http.Request {
 	logged := r.WithContext(r.Context())
-	logged.URL = &url.URL{Path: "/sources/" + r.PathValue(pathSource)}
+	logged.URL, logged.Pattern = &url.URL{Path: "/sources/" + r.PathValue(pathSource)}, ""
 	return logged
 }
 
