@@ -8,6 +8,21 @@ import (
 	"github.com/mcp-events/mcpevents/server"
 )
 
+// SRF-07: an owner cannot have webhooks sent again to an endpoint that answered 410. An operator can.
+func TestAnOwnerDoesNotResumeASubscriptionOfAnEndpointThatIsGone(t *testing.T) {
+	f := start(t, nil)
+	id := f.subscribe("alice", "/a", built)
+	f.answerWith(http.StatusGone)
+	f.publish(built, "evt_1")
+	f.eventually("the end of the subscription", func() bool {
+		return len(f.list("op", "subscriptions?state=disabled").Items) == 1
+	})
+	if raw := f.call("alice", http.MethodPost, "subscriptions/"+id+"/resume", "", http.StatusConflict, nil); !strings.Contains(string(raw), "410 Gone") {
+		t.Errorf("the reason is not named: %s", raw)
+	}
+	f.call("op", http.MethodPost, "subscriptions/"+id+"/resume", "", http.StatusOK, nil)
+}
+
 // AUT-07: an owner's changes have the rate of registrations. An operator's have none, and neither has reading.
 func TestOwnersChangesHaveARate(t *testing.T) {
 	f := start(t, func(o *server.Options) { o.Limits.RegistrationRate = 0.1 }) // a burst of one

@@ -90,7 +90,7 @@ func (o *outcomes) record(ctx context.Context, del *delivery, sub *subscription.
 	switch {
 	case gone && sub.Origin == subscription.SEP1803:
 		// 410 Gone: the endpoint wants no further webhooks (Standard Webhooks).
-		err = o.disable(ctx, workspace, sub, "the endpoint answered 410 Gone", st)
+		err = o.disable(ctx, workspace, sub, subscription.ReasonGone, st)
 	case onlyFails(sub, st, now):
 		err = o.disable(ctx, workspace, sub, "all deliveries of five days failed", st)
 	}

@@ -66,6 +66,9 @@ func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason 
 			return nil
 		}
 		sub.State, sub.Reason = Disabled, reason
+		if reason == ReasonGone { // where a registration has to be verified, the next one sends a new challenge
+			return s.Records.remove(ctx, sub, true, store.Delete(verificationKey(workspace, principal, hash(sub.Target.URL))))
+		}
 		return s.Records.remove(ctx, sub, true)
 	})
 	if err != nil || !ended {
@@ -75,6 +78,9 @@ func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason 
 	s.notifyPrincipal(ctx, workspace, principal)
 	return true, nil
 }
+
+// ReasonGone is the reason of a subscription that was disabled because its endpoint wants no further webhooks.
+const ReasonGone = "the endpoint answered 410 Gone"
 
 // Enable brings a subscription back that was disabled. What was published in between is in the log, and not
 // delivered.

@@ -194,6 +194,18 @@ func TestSubscribe(t *testing.T) {
 			t.Errorf("%d challenges, want one for principal and URL that was answered: %v", len(f.outside.verified), f.outside.verified)
 		}
 	})
+	t.Run("SRF-07 an endpoint that answered 410 is verified again", func(t *testing.T) {
+		f := newFixture(t, Options{VerifyRegistrations: true})
+		r := RegisterRequest{URIs: []string{build}, Target: "https://a.example/"}
+		first := f.register(alice, r)
+		if ended, err := f.Disable(t.Context(), "default", "alice", first.Subscription.ID, ReasonGone, 0); !ended || err != nil {
+			t.Fatal(ended, err)
+		}
+		f.register(alice, r)
+		if len(f.outside.verified) != 2 {
+			t.Errorf("%d challenges, want one before and one after the 410", len(f.outside.verified))
+		}
+	})
 	t.Run("EVX-12 a malformed secret is refused where the endpoint is verified already", func(t *testing.T) {
 		f := newFixture(t, Options{})
 		r := SubscribeRequest{Arguments: args(`{"owner":"a"}`)}
