@@ -143,7 +143,7 @@ func (ds *deliveries) write(ctx context.Context, del *delivery, c change) (claim
 		if !errors.Is(err, store.ErrConflict) {
 			return 0, fault.Wrap(fault.Unavailable, err, "%s", c.what)
 		}
-		whose, err := ds.contest(ctx, del, fresh)
+		whose, err := ds.contest(ctx, del, c.step, fresh)
 		if err != nil || whose != mine {
 			return whose, err
 		}
@@ -186,7 +186,7 @@ func (ds *deliveries) put(ctx context.Context, del *delivery, to next, c change)
 }
 
 // contest finds out why a delivery could not be written. The claim is mine if the worker may try again.
-func (ds *deliveries) contest(ctx context.Context, del *delivery, fresh bool) (claim, error) {
+func (ds *deliveries) contest(ctx context.Context, del *delivery, s step, fresh bool) (claim, error) {
 	items, err := ds.db.Get(ctx, deliveryKey(del.Workspace, del.Subscription, del.key()))
 	if err != nil {
 		return 0, fault.Wrap(fault.Unavailable, err, "read a delivery")
@@ -205,7 +205,7 @@ func (ds *deliveries) contest(ctx context.Context, del *delivery, fresh bool) (c
 		del.Key = del.ownKey()
 		return mine, nil
 	case meets(state) != mine:
-		return ds.renew(ctx, current)
+		return ds.renew(ctx, current, s)
 	case current == nil:
 		del.version, del.stored = 0, stateNone
 	default:
@@ -214,17 +214,39 @@ func (ds *deliveries) contest(ctx context.Context, del *delivery, fresh bool) (c
 	return mine, nil
 }
 
-// renew lets a pending delivery stand for a new one of the same event, whose event was requested again, for example by a
-// client that subscribed from an older cursor. An attempt of the pending delivery may be under way, or its subscription may
+// renew lets a stored delivery stand for a new one of the same event, whose event was requested again, for example by a
+// client that subscribed from an older cursor. An attempt of the stored delivery may be under way, or its subscription may
 // have been missing a moment ago. So renew changes the item's version. Then the worker that has read the item before does
-// not delete it, and the event is delivered once more.
+// not continue or delete it. The message of that worker may have been the last trace of the delivery, because the due table
+// and switches delete their entries when they send a message. So renew also writes a due entry, by which the event is
+// delivered once more.
+//
+// A suspended delivery waits for the subscriber's refresh, unless the new one is to be attempted. A paused delivery waits
+// for its switch, if the new one would be paused, too.
 //
 // The claim is mine if the delivery has changed and the worker may try again.
-func (ds *deliveries) renew(ctx context.Context, current *delivery) (claim, error) {
-	if current.State != statePending {
-		return others, nil // has no attempt under way
+func (ds *deliveries) renew(ctx context.Context, current *delivery, s step) (claim, error) {
+	if current.stored == stateSuspended && s != stepSchedule {
+		return others, nil
 	}
-	err := ds.db.Write(ctx, store.Put(current.item(), store.VersionIs(current.version)))
+	if current.stored == statePaused && s == stepPause {
+		items, err := ds.db.Get(ctx, current.waits)
+		if err != nil || items[0] != nil {
+			return others, fault.Wrap(fault.Unavailable, err, "read a paused message")
+		}
+	}
+	now := ds.now()
+	current.resume(now)
+	if current.State, current.made = statePending, now; current.Due.IsZero() {
+		current.Due = now
+	}
+	current.DueAt = later(current.DueAt, now.Add(backup)) // after the message that may be under way
+	entry := current.dueEntry()
+	ops := []store.Op{store.Put(entry), store.Put(current.item(), store.VersionIs(current.version))}
+	if current.waits != (store.Key{}) && current.waits != entry.Key {
+		ops = append(ops, store.Delete(current.waits))
+	}
+	err := ds.db.Write(ctx, ops...)
 	if errors.Is(err, store.ErrConflict) {
 		return mine, nil
 	}

@@ -9,6 +9,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/switches"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // interrupted finds subscriptions, and calls a function after it found one of them missing.
@@ -81,6 +83,79 @@ func TestGivenAStoredDeliveryWhenItsClientSubscribesAgainBeforeItIsDeletedThenTh
 			if st := r.deliveryState(sub.ID, "evt_1"); st != statePending {
 				t.Errorf("the delivery is %s after the client subscribed again, want it pending", st)
 			}
+			r.script = succeeds
+			before := posted(r)["evt_1"]
+			r.run()
+			if n := posted(r)["evt_1"] - before; n != 1 {
+				t.Errorf("the event was posted %d more times, want once", n)
+			}
+			if st := r.deliveryState(sub.ID, "evt_1"); st != "none" {
+				t.Errorf("the delivery is %s at the end, want none", st)
+			}
+		})
+	}
+}
+
+// during makes a request of a dispatcher to its endpoint, and first calls a function once.
+type during struct {
+	Poster
+	do func()
+}
+
+func (p *during) Send(ctx context.Context, r webhook.Request) webhook.Outcome {
+	if do := p.do; do != nil {
+		p.do = nil
+		do()
+	}
+	return p.Poster.Send(ctx, r)
+}
+
+// A delivery's message may come from the due table or from a switch that was resumed. Then its entry there is gone.
+func TestGivenAnAttemptWithoutADueEntryWhenTheEventIsRequestedAgainMeanwhileThenItsDeliveryGoesOn(t *testing.T) {
+	origin := switches.Origin("https://hooks.example.com")
+	for name, wait := range map[string]func(*rig, *Dispatcher, *Retry){
+		"a retry from the due table": func(r *rig, _ *Dispatcher, retry *Retry) {
+			r.queues[queue.Slow] = nil // the message was lost
+			if _, err := retry.Run(r.t.Context()); err != nil {
+				r.t.Fatal(err)
+			}
+			r.now = r.now.Add(5 * time.Minute)
+			if n, err := retry.Run(r.t.Context()); n != 1 || err != nil {
+				r.t.Fatalf("%d deliveries were due, want 1 (%v)", n, err)
+			}
+		},
+		"a retry that was paused": func(r *rig, d *Dispatcher, _ *Retry) {
+			r.pause(origin, nil)
+			r.now = r.now.Add(2 * switches.MaxAge)
+			r.hand(queue.Slow, d.Singles)
+			r.resume(origin, nil)
+			r.now = r.now.Add(2 * switches.MaxAge)
+		},
+	} {
+		t.Run("WHK-18 EVX-11 "+name, func(t *testing.T) {
+			r := newRig(t)
+			sub := r.subscribe()
+			cursor := r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})
+			r.now = r.now.Add(time.Second)
+			r.script = fails
+			r.publish("evt_1")
+			fanout, d, retry := r.process()
+			d.pauses.switches = r.switches()
+			r.hand(queue.Events, fanout.Handle)
+			r.hand(queue.Deliveries, d.Pages)
+			wait(r, d, retry)
+			if n := len(r.queues[queue.Slow]); n != 1 {
+				t.Fatalf("%d messages wait in the slow lane, want 1", n)
+			}
+			d.sender.poster = &during{d.sender.poster, func() {
+				_, other, _ := r.process()
+				if err := r.services.End(t.Context(), "default", "alice", sub.ID); err != nil {
+					t.Error(err)
+				}
+				r.subscribe(func(ask *subscription.SubscribeRequest) { ask.Cursor = cursor })
+				r.hand(queue.Deliveries, other.Pages) // it fails, and meets the stored delivery
+			}}
+			r.hand(queue.Slow, d.Singles)
 			r.script = succeeds
 			before := posted(r)["evt_1"]
 			r.run()
