@@ -242,8 +242,8 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.
 		e, err := decodeEventMessage(m)
 		var g *uriBatch
 		if err == nil {
-			if g = byURI[id{e.Workspace, e.URI}]; g == nil {
-				g, err = catalogs.find(ctx, e.Workspace, e.URI)
+			if g = byURI[id{e.Workspace, e.URI}]; g == nil || g.entry.Name != e.Name {
+				g, err = catalogs.find(ctx, g, &e)
 			}
 		}
 		if err != nil {
@@ -289,31 +289,37 @@ type latestCatalog struct {
 	err     error
 }
 
-// find returns an empty group for a URI, with the event type that it matches.
+// find returns the group of an event's URI, with the event type that it matches. g is the group if there is one.
 //
-// The catalog of this process may be seconds old, so the event may be of a type that publish knows already. Before find
-// gives up it reads the latest catalog, once per workspace and batch.
-func (c *latestCatalogs) find(ctx context.Context, workspace, uri string) (g *uriBatch, err error) {
+// The catalog of this process may be seconds old, so the event may be of a type that publish knows already. The old catalog
+// may also have another type for the URI, under which find would miss the subscribers of the new one. Before find gives up
+// or accepts another type it reads the latest catalog, once per workspace and batch.
+func (c *latestCatalogs) find(ctx context.Context, g *uriBatch, e *event.Event) (_ *uriBatch, err error) {
 	defer fault.Recovered(&err)
+	if g == nil {
+		g = &uriBatch{workspace: e.Workspace, uri: e.URI}
+	}
 	match := func(cat *catalog.Catalog) bool {
-		entry, vars, ok := cat.Match(uri)
-		g = &uriBatch{workspace: workspace, uri: uri, entry: entry, vars: vars}
+		entry, vars, ok := cat.Match(e.URI)
+		if ok {
+			g.entry, g.vars = entry, vars
+		}
 		return ok
 	}
-	cat, err := c.source.Catalog(ctx, workspace)
-	switch {
-	case err == nil && match(cat):
-		return g, nil
-	case err != nil && !fault.Is(err, fault.NotFound):
-		return nil, err
-	}
-	last, read := c.latest[workspace]
+	last, read := c.latest[e.Workspace]
 	if !read {
-		last.catalog, last.err = catalog.Latest(ctx, c.source, workspace)
+		cat, err := c.source.Catalog(ctx, e.Workspace)
+		switch {
+		case err == nil && match(cat) && g.entry.Name == e.Name:
+			return g, nil
+		case err != nil && !fault.Is(err, fault.NotFound):
+			return nil, err
+		}
+		last.catalog, last.err = catalog.Latest(ctx, c.source, e.Workspace)
 		if c.latest == nil {
 			c.latest = map[string]latestCatalog{}
 		}
-		c.latest[workspace] = last
+		c.latest[e.Workspace] = last
 	}
 	switch {
 	case last.err != nil:
