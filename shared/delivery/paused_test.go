@@ -353,3 +353,32 @@ func TestDeliverAgain(t *testing.T) {
 		t.Errorf("OPS-05: got %d posts, want the event again", len(r.posts))
 	}
 }
+
+// Given an event that waits for a switch, when the URI template of its type changes and its subscriber refreshes, then the event
+// is delivered, or the refresh announces a gap.
+func TestAPausedEventOfASubscriptionThatMoves(t *testing.T) {
+	r := newRig(t)
+	r.script = succeeds
+	ask := func(ask *subscription.SubscribeRequest) {
+		ask.Name, ask.Arguments = "github.push", json.RawMessage(`{"owner":"acme","repo":"app"}`)
+	}
+	r.publish("evt_0") // so that the log has an end
+	r.handle()
+	r.subscribe(ask)
+	r.now = r.now.Add(time.Second)
+	r.pause(switches.All, nil)
+	r.publishTo("event://github/acme/app/push", "github.push", "evt_1", `{"branch":"main"}`)
+	r.handle()
+	r.change("event://github/", "event://gh/")
+	refreshed := r.subscribe(ask)
+	again := r.subscribe(ask)
+	r.resume(switches.All, nil)
+	r.now = r.now.Add(2 * switches.MaxAge)
+	r.handle()
+	if n := posted(r)["evt_1"]; n == 0 && !refreshed.Truncated {
+		t.Error("EVX-11 the event was not posted, and the refresh announced no gap")
+	}
+	if again.Truncated {
+		t.Error("EVX-11 the next refresh announced the gap once more")
+	}
+}

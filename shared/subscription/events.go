@@ -153,7 +153,9 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		if err != nil {
 			return nil, err
 		}
-		out.Truncated = out.Truncated || more
+		// Pages of the former URIs that are still queued, or that a switch holds, no longer find the subscription.
+		moved := have != nil && !samePatterns(have.Patterns, want.Patterns)
+		out.Truncated = out.Truncated || more || moved
 	case have != nil:
 		out.Truncated = false // delivery never stopped: nothing was skipped
 	}
@@ -226,9 +228,10 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 	}
 	want.Replayed = have.Replayed
 	old, watermark := have.Patterns, have.Cursor
-	have.Patterns = want.Patterns                         // as the catalog has them now
 	if live && (r.Cursor == "" || have.State == Active) { // deliveries go on: what a client polled elsewhere is not settled here
-		want.Cursor = g.advanced(ctx, have)
+		now := *have
+		now.Patterns = want.Patterns // as the catalog has them now
+		want.Cursor = g.advanced(ctx, &now)
 	}
 	want.Resumed, want.Paused, want.Marked = have.Resumed, have.Paused, have.Marked
 	if have.State == Suspended {
