@@ -1,5 +1,5 @@
-// Package rate bounds how much a principal asks for in a time. Who counts what, and what
-// the bound is, is up to those who use it.
+// Package rate limits what a principal asks for per second ([Rate]) and what it has at the same time ([Held]). Its users decide
+// what is counted and what the limit is.
 package rate
 
 import (
