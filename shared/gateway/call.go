@@ -31,7 +31,10 @@ func (g *Gateway) Call(ctx context.Context, c api.Call) error {
 	if known == nil {
 		return err
 	}
-	x := &exchange{call: c, entry: e, client: e.view.of.caller(c.Token), sessions: g.sessions, with: backendSession{Version: known.version}}
+	x := &exchange{
+		gateway: g, call: c, entry: e, known: known, client: e.view.of.caller(c.Token), sessions: g.sessions,
+		with: backendSession{Version: known.version},
+	}
 	switch client, backend := c.Version.Stateless(), known.version.Stateless(); {
 	case client && backend:
 		x.way = &statelessWay{x, g.states}
@@ -47,7 +50,12 @@ func (g *Gateway) Call(ctx context.Context, c api.Call) error {
 			return err
 		}
 	}
+	ctx, end := x.watch(ctx)
+	defer end()
 	err = x.way.make(ctx)
+	if err != nil && !x.responded && x.ended() != nil {
+		return x.ended()
+	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) && fault.Is(err, fault.Unavailable) { // whatever was under way
 		public := fault.New(fault.Unavailable, "the call to backend %s took longer than it may; whether it did what it was asked is not known", e.Backend)
 		return errors.Join(public, err)
@@ -63,6 +71,8 @@ type way interface {
 	make(ctx context.Context) error
 	// elicit takes a request of the backend: it puts it to the client, at once or in the response, answers it here, or drops it.
 	elicit(ctx context.Context, m upstream.Message) error
+	// withdraw handles that the backend cancels its request of that id.
+	withdraw(ctx context.Context, id json.RawMessage, m upstream.Message) error
 	// respond takes the response, which has the client's own id. It hands it on in the form of the client's revision, unless
 	// it demands what make supplies.
 	respond(m upstream.Message) error

@@ -87,7 +87,7 @@ func TestNewSessionIsNotForgottenWithTheOldOne(t *testing.T) {
 	s := newScripted(t)
 	g := gatewayOver(t, memory(t), at("b", s))
 	c, b := sessionBased("s1"), g.backends.now(t.Context())[0]
-	first, err := g.sessions.of(t.Context(), c, b)
+	first, _, err := g.sessions.of(t.Context(), c, b)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestNewSessionIsNotForgottenWithTheOldOne(t *testing.T) {
 		if err := g.sessions.forget(t.Context(), c, b, first); err != nil {
 			t.Fatal(err)
 		}
-		now, err := g.sessions.of(t.Context(), c, b)
+		now, _, err := g.sessions.of(t.Context(), c, b)
 		if err != nil || now.ID == first.ID || next.ID != "" && now.ID != next.ID {
 			t.Fatalf("got %+v, %v, after %+v and %+v", now, err, first, next)
 		}

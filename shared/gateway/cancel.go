@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"strconv"
+	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -11,68 +13,141 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// A client of the earlier revisions cancels a call by a notification, which may come
-// in at another instance than the one that makes the call; one of 2026-07-28 by closing its
-// connection. To backends it is the same the other way round. So a notification goes
-// on to the backends with sessions, and leaves a mark in the store for calls to backends
-// without; and a closed connection becomes a notification.
+// A client of the earlier revisions cancels a call by a notification, which may arrive at another instance than the one that makes
+// the call; one of 2026-07-28 by closing its connection. To backends it is the same the other way round. So Cancel passes the
+// notification on to the backends with sessions and leaves a mark in the store. The instance that makes the call sees the mark and
+// ends the call: the connection to a backend without sessions is closed, and one with sessions is notified again, because it may not
+// have known the request yet. A closed connection of a client becomes a notification.
 
 const (
-	// cancelLook is how often a call looks for its mark.
-	cancelLook = 500 * time.Millisecond
+	// firstMark and lastMark are how often a call looks for its mark: less and less often. A call of the same instance ends at once.
+	firstMark, lastMark = 500 * time.Millisecond, 5 * time.Second
 	// cancelLife is how long a mark is kept. A call begins before it is cancelled.
 	cancelLife = time.Minute
+	// markSkew is how far the clocks of instances may differ. An id that is used again within that time after its cancellation is
+	// cancelled again; the revisions do not let clients use an id again at all.
+	markSkew = time.Second
 	// notifyTime bounds the notification of a backend whose response no client waits for any more.
 	notifyTime = 5 * time.Second
 )
 
-var errCancelled = errors.New("gateway: the client has cancelled the call")
+var (
+	errCancelled = errors.New("gateway: the client has cancelled the call")
+	errRemoved   = errors.New("gateway: the backend was removed while it waited for an answer")
+)
 
 func cancelKey(c api.Client, id json.RawMessage) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "c#" + c.Session, Sort: string(requestID(c, id))}
 }
 
-// Cancel passes the notifications/cancelled of a client with a session on, whichever instance
-// makes the call. One that names no request, or comes
-// without a session, is dropped: it is not known whose request it means.
+// Cancel passes the notifications/cancelled of a client with a session on, whichever instance makes the call. It drops one that names
+// no request or arrives without a session, because it is not known whose request it means.
 func (g *Gateway) Cancel(ctx context.Context, c api.Client, body json.RawMessage) error {
 	params := jsonrpc.Member(body, "params")
 	id := jsonrpc.Member(params, "requestId")
 	if id == nil || len(id) > jsonrpc.MaxID || c.Session == "" {
 		return nil
 	}
-	err := g.options.DB.Write(ctx, store.Put(store.Item{Key: cancelKey(c, id), Expires: time.Now().Add(cancelLife)}))
+	key := cancelKey(c, id)
+	at := strconv.AppendInt(nil, time.Now().UnixMilli(), 10)
+	err := g.options.DB.Write(ctx, store.Put(store.Item{Key: key, Value: at, Expires: time.Now().Add(cancelLife)}))
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "note a cancellation")
 	}
-	return g.Notify(ctx, c, jsonrpc.Replace(body, "params", jsonrpc.Replace(params, "requestId", requestID(c, id))))
+	err = g.Notify(ctx, c, jsonrpc.Replace(body, "params", jsonrpc.Replace(params, "requestId", requestID(c, id))))
+	g.running.cancel(key)
+	return err
 }
 
-// watch ends a call when its client cancels it: then there is an item with the key. The function that it returns ends
-// the watch, and waits for that.
-func watch(ctx context.Context, db store.DB, key store.Key, cancel context.CancelCauseFunc) (end func()) {
-	ctx, stop := context.WithCancel(ctx)
-	done := make(chan struct{})
+// underWay are the calls of this instance by the keys of their marks.
+type underWay struct {
+	mu    sync.Mutex
+	calls map[store.Key]*context.CancelCauseFunc
+}
+
+func (r *underWay) add(key store.Key, cancel *context.CancelCauseFunc) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.calls == nil {
+		r.calls = map[store.Key]*context.CancelCauseFunc{}
+	}
+	r.calls[key] = cancel
+}
+
+func (r *underWay) remove(key store.Key, cancel *context.CancelCauseFunc) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.calls[key] == cancel {
+		delete(r.calls, key)
+	}
+}
+
+func (r *underWay) cancel(key store.Key) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if cancel := r.calls[key]; cancel != nil {
+		(*cancel)(errCancelled)
+	}
+}
+
+// watch returns a context that ends when the client cancels the call, or when the backend is removed while it waits for an answer of
+// the client. end ends the watch and waits for that.
+func (x *exchange) watch(ctx context.Context) (watched context.Context, end func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	x.watched = ctx
+	if x.call.Session == "" {
+		return ctx, func() { cancel(nil) }
+	}
+	key := cancelKey(x.call.Client, x.call.ID)
+	x.gateway.running.add(key, &cancel)
+	began, done := time.Now(), make(chan struct{})
 	go func() {
 		defer close(done)
-		tick := time.NewTicker(cancelLook)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
+		for wait := firstMark; ; wait = min(wait*3/2, lastMark) {
+			if periodic.Sleep(ctx, wait) != nil {
 				return
-			case <-tick.C:
 			}
-			if items, err := db.Get(ctx, key); err == nil && items[0] != nil {
+			if x.marked(ctx, began) {
 				cancel(errCancelled)
+				return
+			}
+			removed := x.gateway.backends.server(ctx, x.call.Principal, x.backend().server()) == nil
+			if removed && ctx.Err() == nil && x.asked.open(ctx, x.gateway.options.DB) {
+				cancel(errRemoved)
 				return
 			}
 		}
 	}()
-	return func() { stop(); <-done }
+	return ctx, func() {
+		cancel(nil)
+		<-done
+		x.gateway.running.remove(key, &cancel)
+	}
+}
+
+// marked reports whether the client has cancelled the call since it began. A mark of an earlier release has no time.
+func (x *exchange) marked(ctx context.Context, began time.Time) bool {
+	items, err := x.gateway.options.DB.Get(ctx, cancelKey(x.call.Client, x.call.ID))
+	if err != nil || items[0] == nil {
+		return false
+	}
+	at, err := strconv.ParseInt(string(items[0].Value), 10, 64)
+	return err != nil || !time.UnixMilli(at).Before(began.Add(-markSkew))
+}
+
+// ended returns why the call was ended from outside, or nil.
+func (x *exchange) ended() error {
+	switch cause := context.Cause(x.watched); {
+	case errors.Is(cause, errCancelled):
+		return fault.Wrap(fault.Conflict, errCancelled, "the call was cancelled")
+	case errors.Is(cause, errRemoved):
+		return fault.Wrap(fault.Unavailable, errRemoved, "backend %s was removed; it may have done a part of the call", x.entry.Backend)
+	}
+	return nil
 }
 
 // abandon notifies a backend with sessions that the client does not wait for the response any more.

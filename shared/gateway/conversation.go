@@ -61,7 +61,7 @@ func (g *Gateway) Prepare(ctx context.Context, c api.Client, name string) error 
 		return err
 	}
 	if !known.version.Stateless() && (known.UserMessages || known.AssistantResponses) {
-		_, err = g.sessions.of(ctx, c, b)
+		_, _, err = g.sessions.of(ctx, c, b)
 	}
 	return err
 }
@@ -81,7 +81,7 @@ func (bs *backends) named(ctx context.Context, c api.Client, name string) (*back
 // that it has forgotten is begun again, once.
 func (ss *sessions) converse(ctx context.Context, c api.Client, b *backend, method string, params json.RawMessage) (json.RawMessage, error) {
 	for again := false; ; again = true {
-		s, err := ss.of(ctx, c, b)
+		s, _, err := ss.of(ctx, c, b)
 		if err != nil {
 			return nil, err
 		}

@@ -1,13 +1,16 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -21,31 +24,59 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// exchange is what goes on with the backend in one call: the request, and what comes of it on its way to the client.
-// What changes between revisions is in package translate, and what has to be done about it in [way].
+// exchange is one call, from its request to its end. What differs between revisions is in package translate, and what has to be done
+// about it in [way]. A call is in one of these states:
+//
+//	          the stream ends: resumed
+//	              ┌───────┐
+//	              ▼       │
+//	──▶ begun ──▶ called ─┴──the response──▶ answered
+//	      │        │  ▲ │
+//	      │  asks  │  │ └──cancelled, failed, the client is gone, the time is over──▶ ended: the backend is notified
+//	      │        ▼  │ the answer, or the backend withdraws its question
+//	      │       waiting ──the backend is removed──▶ ended
+//	      └──cancelled while the session begins──▶ ended: the backend is not called
 type exchange struct {
 	way      way
+	gateway  *Gateway
 	sessions *sessions
 	call     api.Call
-	entry    entry // what is called
+	entry    entry  // what is called
+	known    *known // of the backend
 	client   *upstream.Client
 	with     backendSession
+	watched  context.Context // see [exchange.watch]
 
 	id        json.RawMessage // of the request at the backend
 	token     json.RawMessage // the progress token at the backend, where it is not the client's
+	answered  bool            // the backend has responded
 	responded bool            // the client has its response
 	gone      bool            // the client has gone
+	asked     questions       // what the client was asked
+
+	progress float64 // the greatest so far
+	floor    float64 // the greatest of earlier rounds
+	rounds   int     // that are over
 }
 
 // sessionWay is the way between a client and a backend that both have sessions.
 type sessionWay struct {
 	x            *exchange
 	elicitations *elicitations
-	kept         []store.Key // what the store holds of the elicitations to the client
+	open         []question // to the client
 }
 
+// question is what a backend asks the client, under the id that each of them sees.
+type question struct{ theirs, ours json.RawMessage }
+
 func (w *sessionWay) make(ctx context.Context) error {
-	defer func() { w.elicitations.over(w.kept, nil) }()
+	defer func() {
+		var kept []store.Key
+		for _, q := range w.open {
+			kept = append(kept, q.key())
+		}
+		w.elicitations.over(kept, nil)
+	}()
 	w.x.id = requestID(w.x.call.Client, w.x.call.ID)
 	return w.x.inSession(ctx, w.x.params())
 }
@@ -60,26 +91,53 @@ func (w *sessionWay) elicit(ctx context.Context, m upstream.Message) error {
 		return x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client does not support "+m.Method)
 	case x.call.ResponseOnly:
 		return x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client takes no event stream, so that it cannot be asked "+m.Method)
-	case len(w.kept) >= maxAsked:
+	case len(w.open) >= maxAsked:
 		return x.refuse(ctx, m, jsonrpc.InvalidRequest, "the client is not asked more than "+strconv.Itoa(maxAsked)+" times in one call")
 	}
 	id, err := w.elicitations.ask(ctx, x.call.Client, x.backend(), x.with, m.ID)
 	if err != nil {
 		return err
 	}
-	w.kept = append(w.kept, elicitationKey(id))
-	return x.send(jsonrpc.Replace(m.Raw, "id", jsonrpc.Quote(id)), false)
+	q := question{m.ID, jsonrpc.Quote(id)}
+	w.open = append(w.open, q)
+	x.asked.add(q.key())
+	return x.send(jsonrpc.Replace(m.Raw, "id", q.ours), false)
+}
+
+func (q question) key() store.Key {
+	id, _ := jsonrpc.String(q.ours)
+	return elicitationKey(id)
+}
+
+// withdraw passes on that the backend does not wait for an answer any more, under the id that the client knows. An answer that
+// arrives after that is one to an unknown request.
+func (w *sessionWay) withdraw(ctx context.Context, id json.RawMessage, m upstream.Message) error {
+	for _, q := range w.open {
+		if jsonrpc.SameID(q.theirs, id) {
+			w.elicitations.drop(ctx, []store.Key{q.key()})
+			params := jsonrpc.Replace(jsonrpc.Member(m.Raw, "params"), "requestId", q.ours)
+			return w.x.send(jsonrpc.Replace(m.Raw, "params", params), false)
+		}
+	}
+	return w.x.outOfPlace(ctx)
 }
 
 func (w *sessionWay) respond(m upstream.Message) error { return w.x.send(m.Raw, true) }
 
-// inSession calls a backend of the earlier revisions. A session that it has
-// forgotten is begun again, once. The backend is notified when the client does not wait any more.
+// inSession calls a backend of the earlier revisions. A session that it has forgotten is begun again, once. The backend is notified
+// if the call ends without its response, unless it never had the request.
 func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error {
 	for again := false; ; again = true {
-		var err error
-		if x.with, err = x.sessions.of(ctx, x.call.Client, x.backend()); err != nil {
+		began := time.Now()
+		begun, err := x.begin(ctx)
+		if err != nil {
 			return err
+		}
+		if begun && x.call.Session != "" && x.marked(ctx, began) {
+			return fault.Wrap(fault.Conflict, errCancelled, "the call was cancelled")
+		}
+		if ctx.Err() != nil {
+			return x.failed(ctx.Err())
 		}
 		answer, err := x.client.Post(ctx, upstream.Request{
 			Body: jsonrpc.AppendRequest(nil, x.id, x.call.Method, params), Version: x.with.Version, Session: x.with.ID,
@@ -90,16 +148,55 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 			}
 			continue
 		}
+		abandon := ctx.Err() != nil // it may have been sent
 		if err != nil {
 			err = x.failed(err)
 		} else {
 			err = x.relay(ctx, answer)
+			abandon = !x.responded && (err != nil || ctx.Err() != nil || x.gone)
 		}
-		if !x.responded && (ctx.Err() != nil || x.gone) {
+		if abandon && !x.answered {
 			x.backend().abandon(x.client, x.with, x.id)
 		}
 		return err
 	}
+}
+
+// begin finds or begins the session of the call. A cancellation does not interrupt that, because the backend might keep a session that
+// is not used.
+func (x *exchange) begin(ctx context.Context) (begun bool, err error) {
+	whole := context.WithoutCancel(ctx)
+	if ends, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		whole, cancel = context.WithDeadline(whole, ends)
+		defer cancel()
+	}
+	x.with, begun, err = x.sessions.of(whole, x.call.Client, x.backend())
+	return begun, err
+}
+
+// questions are the keys of the questions of a call.
+type questions struct {
+	mu   sync.Mutex
+	keys []store.Key
+}
+
+func (a *questions) add(key store.Key) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.keys = append(a.keys, key)
+}
+
+// open reports whether one of the last questions is still open.
+func (a *questions) open(ctx context.Context, db store.DB) bool {
+	a.mu.Lock()
+	last := slices.Clone(a.keys[max(0, len(a.keys)-store.MaxGet):])
+	a.mu.Unlock()
+	if len(last) == 0 {
+		return false
+	}
+	items, err := db.Get(ctx, last...)
+	return err == nil && slices.ContainsFunc(items, func(it *store.Item) bool { return it != nil })
 }
 
 // withoutSession calls a backend of revision 2026-07-28.
@@ -123,18 +220,27 @@ func (x *exchange) params() json.RawMessage {
 	return jsonrpc.Replace(x.call.Params, x.call.Member, own)
 }
 
-// maxResumes bounds how often one call goes on at a backend that ends its stream.
-const maxResumes = 100
+const (
+	// maxFruitless bounds how often in a row a call is resumed without an event.
+	maxFruitless = 10
+	// resumePause is the pause before a call is resumed if the backend does not ask for another one.
+	resumePause = time.Second
+)
 
 // relay hands messages on until the response.
 func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 	defer func() { answer.Close() }()
-	for resumed := 0; ; {
+	for fruitless := 0; ; {
 		m, err := answer.Next(ctx)
-		if err != nil && answer.EventID != "" && ctx.Err() == nil && resumed < maxResumes && !errors.Is(err, sse.ErrTooLarge) {
+		if err != nil && answer.EventID != "" && ctx.Err() == nil && !errors.Is(err, sse.ErrTooLarge) {
 			// The backend has ended the connection, not the call (2025-11-25, Resumability).
-			resumed++
-			next, rerr := x.resume(ctx, answer.EventID)
+			if fruitless++; answer.Events > 0 {
+				fruitless = 0
+			}
+			if fruitless >= maxFruitless {
+				return x.failed(err)
+			}
+			next, rerr := x.resume(ctx, answer)
 			if rerr != nil {
 				return x.failed(rerr)
 			}
@@ -149,6 +255,9 @@ func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 			return x.failed(err)
 		}
 		done, err := x.handle(ctx, m)
+		if done {
+			x.answered = true
+		}
 		if done && err == nil {
 			answer.Finish()
 		}
@@ -158,16 +267,22 @@ func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 	}
 }
 
-// resume goes on with a call's stream, after the pause that lets a backend end many.
-func (x *exchange) resume(ctx context.Context, last string) (*upstream.Exchange, error) {
-	if err := periodic.Sleep(ctx, time.Second); err != nil {
+// resume continues a call's stream after the pause that the backend asked for: "The client MUST respect the retry field" (2025-11-25,
+// Transports).
+func (x *exchange) resume(ctx context.Context, last *upstream.Exchange) (*upstream.Exchange, error) {
+	if err := periodic.Sleep(ctx, cmp.Or(last.Retry, resumePause)); err != nil {
 		return nil, err
 	}
-	answer, err := x.client.Get(ctx, upstream.Request{Version: x.with.Version, Session: x.with.ID}, last)
-	if err == nil && answer.EventID == "" {
-		answer.EventID = last
+	answer, err := x.client.Get(ctx, upstream.Request{Version: x.with.Version, Session: x.with.ID}, last.EventID)
+	if err != nil {
+		return nil, err
 	}
-	return answer, err
+	if answer.Status >= http.StatusBadRequest { // with a reason in JSON
+		answer.Close()
+		return nil, &upstream.StatusError{Status: answer.Status}
+	}
+	answer.EventID, answer.Retry = last.EventID, last.Retry
+	return answer, nil
 }
 
 // passed are the notifications that a backend may send within a call.
@@ -190,6 +305,8 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 		return false, x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
 	case m.ID != nil:
 		return false, x.way.elicit(ctx, m)
+	case m.Method == mcpspec.NoteCancelled && !x.with.Version.Stateless():
+		return false, x.way.withdraw(ctx, jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "requestId"), m)
 	case passed[m.Method]:
 		if m, ok := x.fits(m); ok {
 			return false, x.send(m.Raw, false)
@@ -229,6 +346,11 @@ func (x *exchange) ownProgress(m upstream.Message, params json.RawMessage) (upst
 		x.backend().dropped(context.Background(), dropProgress)
 		return m, false
 	}
+	value, err := strconv.ParseFloat(string(jsonrpc.Member(params, "progress")), 64)
+	if err == nil && x.rounds > 0 && value <= x.floor {
+		return m, false // "MUST increase with each notification", and a call that is made again begins anew
+	}
+	x.progress = max(x.progress, value)
 	if string(got) != string(own) {
 		m.Raw = jsonrpc.Replace(m.Raw, "params", jsonrpc.Replace(params, "progressToken", own))
 	}
@@ -249,6 +371,15 @@ func (x *exchange) translated(m upstream.Message) (response json.RawMessage, cod
 		return between.Error(x.call.Method, m.Raw)
 	}
 	return jsonrpc.Replace(m.Raw, "result", between.Result(x.call.Method, m.Result)), 0
+}
+
+// unsettle makes the next call ask the backend again what it is, if the code of its error says that it is not what it was: it may be
+// an older version of the server now.
+func (x *exchange) unsettle(code int) {
+	if code == mcpspec.CodeHeaderMismatch || code == mcpspec.CodeUnsupportedVersion {
+		x.entry.view.Outdate()
+		x.entry.view.forget(x.known)
+	}
 }
 
 // send hands a message to the client.

@@ -73,6 +73,7 @@ type Gateway struct {
 	lists        *lists
 	sessions     *sessions
 	elicitations *elicitations
+	running      underWay
 }
 
 // New makes a gateway. It reaches no backend yet, and looks up no secret: see [Gateway.Check].
@@ -93,7 +94,7 @@ func New(o Options) (*Gateway, error) {
 	}
 	g := &Gateway{options: &o, drops: &metric.Tally{Name: MetricDropped, Text: "backend messages dropped", Log: o.Log}, broken: metric.NewUndecodable(o.Log)}
 	g.backends, g.lists = &backends{options: &o, drops: g.drops}, &lists{options: &o}
-	g.sessions = &sessions{db: o.DB, log: o.Log, ttl: o.SessionTTL, broken: g.broken}
+	g.sessions = &sessions{db: o.DB, log: o.Log, ttl: o.SessionTTL, idle: o.CallTimeout + usedEvery, broken: g.broken}
 	g.elicitations = &elicitations{o.DB, o.Log, g.broken}
 	var err error
 	if g.states, err = newStates(o.Key); err != nil {

@@ -34,6 +34,9 @@ const (
 	lastLook  = 250 * time.Millisecond
 )
 
+// longestLater is the longest pause before a backend is called again that only wants to be called again later.
+const longestLater = 5 * time.Second
+
 // inputRoundsWay is the way from a client with a session to a backend of 2026-07-28.
 type inputRoundsWay struct {
 	x            *exchange
@@ -41,30 +44,31 @@ type inputRoundsWay struct {
 	kept         []store.Key     // what the store holds of the elicitations to the client
 	input        json.RawMessage // the backend's demand for input
 	inputs       []*input        // what the client was asked, in all rounds
+	later        time.Duration   // the last pause before a round in which nothing was asked
 }
 
 func (w *inputRoundsWay) make(ctx context.Context) error {
 	defer func() { w.elicitations.over(w.kept, w.inputs) }()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer watch(ctx, w.elicitations.db, cancelKey(w.x.call.Client, w.x.call.ID), cancel)()
 	params := w.params()
 	header, err := w.header()
 	if err != nil {
 		return err
 	}
-	for range maxRounds {
+	for asked := 0; asked < maxRounds; {
 		w.input = nil
 		err := w.x.withoutSession(ctx, params, header)
 		if err == nil && w.input != nil {
+			had := len(w.inputs)
 			params, err = w.supply(ctx, params)
+			if len(w.inputs) > had {
+				asked++
+			}
 		}
-		switch {
-		case errors.Is(context.Cause(ctx), errCancelled):
-			return fault.Wrap(fault.Conflict, errCancelled, "the call was cancelled")
-		case err != nil || w.x.responded:
+		if err != nil || w.x.responded {
 			return err
 		}
+		w.x.rounds++
+		w.x.floor = w.x.progress
 	}
 	return w.x.failed(fmt.Errorf("gateway: it asks for input in more than %d rounds", maxRounds))
 }
@@ -148,10 +152,15 @@ func (w *inputRoundsWay) put(ctx context.Context, requests json.RawMessage) (jso
 		}
 	}
 	if len(inputs) == 0 { // the backend only wants to be asked again, later
-		if err := periodic.Sleep(ctx, lastLook); err != nil {
+		w.later = min(max(w.later*3/2, lastLook), longestLater)
+		if err := periodic.Sleep(ctx, w.later); err != nil {
 			return nil, w.x.failed(err)
 		}
 		return nil, nil
+	}
+	w.later = 0
+	for _, in := range inputs {
+		w.x.asked.add(elicitationKey(in.id))
 	}
 	if err := w.await(ctx, inputs); err != nil {
 		return nil, err
@@ -238,15 +247,16 @@ func (w *inputRoundsWay) elicit(ctx context.Context, _ upstream.Message) error {
 	return w.x.outOfPlace(ctx)
 }
 
+func (w *inputRoundsWay) withdraw(ctx context.Context, _ json.RawMessage, _ upstream.Message) error {
+	return w.x.outOfPlace(ctx)
+}
+
 func (w *inputRoundsWay) respond(m upstream.Message) error {
 	if translate.InputRequired(m.Result) {
 		w.input = m.Result // for the next round
 		return nil
 	}
 	response, code := w.x.translated(m)
-	if code == mcpspec.CodeHeaderMismatch || code == mcpspec.CodeUnsupportedVersion {
-		// Not the client's doing: what was known of the backend is no longer so.
-		w.x.entry.view.Outdate()
-	}
+	w.x.unsettle(code)
 	return w.x.send(response, true)
 }

@@ -19,6 +19,8 @@ const (
 	maxList    = 32 << 20
 	maxName    = 1024
 	maxAsks    = 3
+	// maxConflicts is how many names of two backends a list and the log name.
+	maxConflicts = 100
 )
 
 // entry is one of a backend's list.
@@ -114,7 +116,11 @@ func (ls *lists) join(ctx context.Context, kind api.Kind, views []*view, lists [
 		}
 		out.TTL, out.Shared = min(out.TTL, l.ttl), out.Shared && l.shared
 		for _, e := range l.entries {
-			if has := taken[e.Name]; has != nil {
+			has := taken[e.Name]
+			if has == b || has != nil && len(out.Conflicts) >= maxConflicts {
+				continue // the same entry on two pages, because the list changed between them; or one too many
+			}
+			if has != nil {
 				out.Conflicts = append(out.Conflicts, e.Name)
 				ls.conflict(ctx, kind, e.Name, has, b)
 				continue

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -9,13 +8,14 @@ import (
 	"slices"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // Clients of 2026-07-28 do not end sessions, for they have none: what was begun for them at a
 // backend of the earlier revisions stays until the backend forgets it. So it is listed by
-// principal and backend, and when there are too many the one that was used least lately is ended. For one that the backend
+// principal and backend, and when there are too many those that no call can be under way in are ended. For one that the backend
 // has forgotten see exchange.inSession.
 
 const (
@@ -23,6 +23,8 @@ const (
 	// those of its own sessions: one for each set of capabilities and log level that its clients
 	// declare. More than a few are no clients in use.
 	maxOfPrincipal = 16
+	// maxInUse is how many it has at most, if calls may be under way in them.
+	maxInUse = 64
 	// usedEvery is how exactly the last use of a session is recorded, so that not every
 	// call writes.
 	usedEvery = 10 * time.Minute
@@ -39,33 +41,36 @@ func listKey(c api.Client, b *backend) store.Key {
 	}
 }
 
-// endOldest ends sessions of the principal that it has too many of.
-func (ss *sessions) endOldest(ctx context.Context, c api.Client, b *backend) {
+// makeRoom ends sessions of the principal that were not used for so long that no call is under way in them, if it has many. It refuses
+// one more where too many are in use.
+func (ss *sessions) makeRoom(ctx context.Context, c api.Client, b *backend) error {
 	if c.Session != "" {
-		return
+		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, endTime)
-	defer cancel()
 	own := listKey(c, b)
 	page, err := ss.db.Query(ctx, store.Query{Table: own.Table, Partition: own.Partition, Limit: 1000})
 	if err != nil {
 		ss.log.WarnContext(ctx, "backend sessions not counted", "backend", b.Name, "error", err)
-		return
+		return nil
 	}
-	// The longest unused first; of several the new one last.
-	slices.SortStableFunc(page.Items, func(x, y store.Item) int {
-		return cmp.Or(x.Expires.Compare(y.Expires), cmp.Compare(isOwn(x, own), isOwn(y, own)))
-	})
-	for _, it := range page.Items[:max(0, len(page.Items)-maxOfPrincipal)] {
-		ss.endListed(ctx, b, c.Token, it.Key)
+	others := slices.DeleteFunc(page.Items, func(it store.Item) bool { return it.Sort == own.Sort })
+	slices.SortFunc(others, func(x, y store.Item) int { return x.Expires.Compare(y.Expires) }) // the longest unused first
+	ending, cancel := context.WithTimeout(ctx, endTime)
+	defer cancel()
+	left := len(others)
+	for _, it := range others {
+		unused := ss.ttl - time.Until(it.Expires)
+		if left < maxOfPrincipal || unused <= ss.idle || ending.Err() != nil {
+			break
+		}
+		ss.endListed(ending, b, c.Token, it.Key)
+		left--
 	}
-}
-
-func isOwn(it store.Item, own store.Key) int {
-	if it.Sort == own.Sort {
-		return 1
+	if left >= maxInUse {
+		return fault.New(fault.Exhausted, "the limit backendSessions of %d is reached at backend %s", maxInUse, b.Name).
+			AtLimit("backendSessions", maxInUse)
 	}
-	return 0
+	return nil
 }
 
 // endListed ends a session by its place in the list.

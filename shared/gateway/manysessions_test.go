@@ -25,6 +25,9 @@ func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"by":"` + t.Session + `"}`) } })
 	db := memory(t)
 	gateways := []*Gateway{gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))}
+	for _, g := range gateways {
+		g.sessions.idle = -time.Hour // no call is ever under way
+	}
 	by := func(i int, c api.Client) string {
 		return mustCall(t, gateways[i%2], c, "t")
 	}

@@ -195,6 +195,12 @@ func (w *roundsWay) sendRequired(requests json.RawMessage) error {
 	return w.x.send(jsonrpc.AppendResult(nil, w.x.call.ID, append(b, '}')), true)
 }
 
+// withdraw forgets a question that the client was not asked yet.
+func (w *roundsWay) withdraw(_ context.Context, id json.RawMessage, _ upstream.Message) error {
+	w.pending = slices.DeleteFunc(w.pending, func(m upstream.Message) bool { return jsonrpc.SameID(m.ID, id) })
+	return nil
+}
+
 func (w *roundsWay) respond(m upstream.Message) error {
 	w.pending = nil // the backend waits for no answers any more
 	if len(w.refused) > 0 && (m.Result == nil || string(jsonrpc.Member(m.Result, "isError")) == "true") {

@@ -38,6 +38,7 @@ type sessions struct {
 	db     store.DB
 	log    *slog.Logger
 	ttl    time.Duration
+	idle   time.Duration // after which no call can be under way in a session that is not used
 	broken *metric.Undecodable
 }
 
@@ -69,25 +70,27 @@ func sessionKey(holder string, b *backend) store.Key {
 }
 
 // of finds the client's session with a backend, or begins one.
-func (ss *sessions) of(ctx context.Context, c api.Client, b *backend) (backendSession, error) {
-	var s backendSession
+func (ss *sessions) of(ctx context.Context, c api.Client, b *backend) (s backendSession, begun bool, err error) {
 	key := sessionKey(holder(c), b)
 	items, err := ss.db.Get(ctx, key)
 	if err != nil {
-		return s, fault.Wrap(fault.Unavailable, err, "read the session with a backend")
+		return s, false, fault.Wrap(fault.Unavailable, err, "read the session with a backend")
 	}
 	cond := store.Absent()
 	if items[0] != nil {
 		if json.Unmarshal(items[0].Value, &s) == nil {
 			s.itemVersion = items[0].Version
 			ss.used(ctx, c, b, items[0])
-			return s, nil
+			return s, false, nil
 		}
 		ss.broken.Add(ctx, "session with a backend")
 		cond = store.VersionIs(items[0].Version)
 	}
+	if err := ss.makeRoom(ctx, c, b); err != nil {
+		return s, false, err
+	}
 	if s, err = ss.begin(ctx, c, b); err != nil {
-		return s, fault.Wrap(fault.Unavailable, err, "begin a session with backend %s", b.Name)
+		return s, false, fault.Wrap(fault.Unavailable, err, "begin a session with backend %s", b.Name)
 	}
 	s.itemVersion = mathrand.Int64()
 	value, _ := json.Marshal(s) // strings
@@ -96,10 +99,7 @@ func (ss *sessions) of(ctx context.Context, c api.Client, b *backend) (backendSe
 		b.end(ctx, c.Token, s)
 		return ss.of(ctx, c, b)
 	}
-	if err == nil {
-		ss.endOldest(ctx, c, b)
-	}
-	return s, fault.Wrap(fault.Unavailable, err, "keep the session with a backend")
+	return s, true, fault.Wrap(fault.Unavailable, err, "keep the session with a backend")
 }
 
 // put are the operations that keep the session of a client for a time from now.

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"maps"
 	"net/http"
@@ -24,7 +25,9 @@ func (w *statelessWay) make(ctx context.Context) error {
 	params := w.x.params()
 	h := http.Header{mcpspec.HeaderMethod: {w.x.call.Method}}
 	maps.Copy(h, w.x.call.Header)
-	h[mcpspec.HeaderName] = []string{mcpspec.EncodeHeader(w.x.entry.Own)}
+	if w.x.call.Member != "ref" { // only tools/call, resources/read and prompts/get have the header
+		h[mcpspec.HeaderName] = []string{mcpspec.EncodeHeader(w.x.entry.Own)}
+	}
 	if raw := jsonrpc.Member(params, "requestState"); raw != nil {
 		sealed, _ := jsonrpc.String(raw)
 		state, err := w.states.open(sealed, w.x.belongs(), time.Now())
@@ -40,6 +43,10 @@ func (w *statelessWay) elicit(ctx context.Context, _ upstream.Message) error {
 	return w.x.outOfPlace(ctx)
 }
 
+func (w *statelessWay) withdraw(ctx context.Context, _ json.RawMessage, _ upstream.Message) error {
+	return w.x.outOfPlace(ctx)
+}
+
 func (w *statelessWay) respond(m upstream.Message) error {
 	if lacks := translate.Demanded(w.x.call.Capabilities, m.Result); len(lacks) > 0 {
 		return translate.Missing(w.x.entry.Backend, lacks)
@@ -51,6 +58,7 @@ func (w *statelessWay) respond(m upstream.Message) error {
 		}
 		m.Result = jsonrpc.Replace(m.Result, "requestState", jsonrpc.Quote(w.states.seal([]byte(text), w.x.belongs(), time.Now())))
 	}
-	response, _ := w.x.translated(m)
+	response, code := w.x.translated(m)
+	w.x.unsettle(code)
 	return w.x.send(response, true)
 }

@@ -36,8 +36,11 @@ type Exchange struct {
 	Session string
 	// Status is the HTTP status.
 	Status int
-	// EventID is that of the last event that had one.
+	// EventID is that of the last event that had one, Retry the pause that the backend asked for last before it is asked again, and
+	// Events how many there were.
 	EventID string
+	Retry   time.Duration
+	Events  int
 
 	request *request // nil if it does not answer one
 	failure string   // of the request, until its response comes
@@ -209,8 +212,12 @@ func (x *Exchange) next() (json.RawMessage, error) {
 		if err != nil {
 			return nil, err
 		}
+		x.Events++
 		if e.ID != "" {
 			x.EventID = e.ID
+		}
+		if e.Retry > 0 {
+			x.Retry = e.Retry
 		}
 		if len(e.Data) == 0 || e.Name != "" && !strings.EqualFold(e.Name, "message") {
 			continue // an event that is only an id
