@@ -1,7 +1,11 @@
 package mcp
 
 import (
+	"context"
 	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -120,4 +124,30 @@ func TestResourceThatItsBackendDoesNotListAnyMore(t *testing.T) {
 			t.Errorf("got %s, want an update of x://1", m.sse.Data)
 		}
 	})
+}
+
+// Clients often close the connection right after they have cancelled, answered or ended their session.
+func TestWhatAClientSendsBeforeItLeavesReachesTheBackend(t *testing.T) {
+	for method, send := range map[string]func(f *fixture, session string) *http.Request{
+		"Cancel": func(f *fixture, session string) *http.Request {
+			return f.request("POST", alice, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`, session)
+		},
+		"Answer": func(f *fixture, session string) *http.Request {
+			return f.request("POST", alice, `{"jsonrpc":"2.0","id":"gw_1","result":{}}`, session)
+		},
+		"End": func(f *fixture, session string) *http.Request { return f.request("DELETE", alice, "", session) },
+	} {
+		t.Run("GWN-13 "+method, func(t *testing.T) {
+			g := newFakeGateway()
+			f := newFixture(t, func(o *Options) { o.Gateway = g })
+			id := f.session(alice, mcpspec.V20251125)
+			left, cancel := context.WithCancel(t.Context())
+			cancel()
+			w := httptest.NewRecorder()
+			f.endpoint.ServeHTTP(w, send(f, "Mcp-Session-Id: "+id).WithContext(left))
+			if w.Code >= 300 || !slices.Contains(g.calls, method) {
+				t.Errorf("it was answered with %d, and the gateway got %q, want %s", w.Code, g.calls, method)
+			}
+		})
+	}
 }

@@ -30,7 +30,7 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *call, parts []json.RawMessage
 		sendError(w, http.StatusBadRequest, nil, invalidRequest("this revision has no batches"))
 		return
 	}
-	defer c.detach(e.shut)()
+	defer c.detach(e.shut, detachedFor)()
 	c.attached = nil // all parts together have the time of one request
 	c.request = c.request.Clone(c.request.Context())
 	c.request.Header.Set("Accept", "application/json") // parts of an array cannot be streams

@@ -175,7 +175,9 @@ func parameterHeaders(h http.Header) http.Header {
 func (e *Endpoint) takeIn(w http.ResponseWriter, c *call) {
 	handle := e.calls.handle
 	if e.conversations.handles(c) {
-		defer c.detach(e.shut)()
+		if c.attached == nil {
+			defer c.detach(e.shut, detachedFor)()
+		}
 		handle = e.conversations.handle
 	}
 	err := handle(c)

@@ -85,8 +85,10 @@ func (d dialect) belongs(w http.ResponseWriter, c *call, workspace string) bool 
 func (d dialect) post(w http.ResponseWriter, c *call) {
 	r, kept := c.request, httpjson.NewRecorder()
 	batch, ok := d.endpoint.receive(kept, c)
+	if ok {
+		defer c.detach(d.endpoint.shut, detachedFor)()
+	}
 	if ok && d.enter(kept, c) {
-		defer c.detach(d.endpoint.shut)()
 		if batch != nil {
 			d.endpoint.serveParts(kept, c, batch, d.part)
 		} else {

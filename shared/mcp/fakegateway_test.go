@@ -21,6 +21,7 @@ type fakeGateway struct {
 	mu     sync.Mutex
 	listed map[string]bool
 	wanted map[string]time.Time // until when, by "uri holder"
+	calls  []string             // that reached it, see reached
 }
 
 func newFakeGateway(uris ...string) *fakeGateway {
@@ -54,7 +55,25 @@ func (g *fakeGateway) Capabilities(context.Context, api.Client) api.Capabilities
 	return api.Capabilities{Resources: true, Subscribe: true}
 }
 
-func (g *fakeGateway) End(context.Context, api.Client) error { return nil }
+func (g *fakeGateway) End(ctx context.Context, _ api.Client) error { return g.reached(ctx, "End") }
+
+func (g *fakeGateway) Cancel(ctx context.Context, _ api.Client, _ json.RawMessage) error {
+	return g.reached(ctx, "Cancel")
+}
+
+func (g *fakeGateway) Answer(ctx context.Context, _ api.Client, _ string, _ json.RawMessage) error {
+	return g.reached(ctx, "Answer")
+}
+
+// reached records that a request reached the gateway with a context that has not ended.
+func (g *fakeGateway) reached(ctx context.Context, method string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if ctx.Err() == nil {
+		g.calls = append(g.calls, method)
+	}
+	return ctx.Err()
+}
 
 func (g *fakeGateway) Subscribable(_ context.Context, _ auth.Principal, uri string) (string, bool) {
 	g.mu.Lock()

@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -29,6 +30,12 @@ import (
 // wait take less than 3.2 KiB, the garbage collector halves a stack of 16 KiB.
 func (e *Endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer e.recovered(w, r)
+	if r.Method == http.MethodDelete {
+		// Without a body the context ends as soon as the client closes the connection.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), noticeFor)
+		defer cancel()
+		r = r.WithContext(ctx)
+	}
 	switch c := e.caller(w, r); {
 	case c == nil: // answered
 	case r.Method == http.MethodPost && r.PathValue(PathWorkspace) == "":

@@ -18,9 +18,11 @@ func (e *Endpoint) postSessionBased(w http.ResponseWriter, c *call) {
 		e.session.initialize(w, c)
 		return
 	}
-	if c.msg.Kind == jsonrpc.Request {
-		defer c.detach(e.shut)()
+	whole := noticeFor
+	if c.msg.Kind == jsonrpc.Request || e.conversations.handles(c) {
+		whole = detachedFor
 	}
+	defer c.detach(e.shut, whole)()
 	switch {
 	case !e.enterSession(w, c): // answered
 	case c.msg.Kind == jsonrpc.Request:
@@ -30,15 +32,20 @@ func (e *Endpoint) postSessionBased(w http.ResponseWriter, c *call) {
 	}
 }
 
-// detachedFor bounds a request whose client may be gone.
-const detachedFor = time.Minute
+const (
+	// detachedFor bounds a request whose client may be gone.
+	detachedFor = time.Minute
+	// noticeFor bounds a notification, an answer or the end of a session. Clients that cancel or end often close the connection right
+	// after they have sent it.
+	noticeFor = 10 * time.Second
+)
 
 // detach lets the request go on when its client disconnects, which in these
 // revisions is no cancellation (2025-11-25, Transports, Sending Messages). It ends with the endpoint.
-func (c *call) detach(shut context.Context) (stop func()) {
+func (c *call) detach(shut context.Context, whole time.Duration) (stop func()) {
 	ctx := c.request.Context()
 	c.attached = ctx
-	until := time.Now().Add(detachedFor)
+	until := time.Now().Add(whole)
 	if c.ends, _ = ctx.Deadline(); !c.ends.IsZero() && c.ends.Before(until) {
 		until = c.ends
 	}
