@@ -50,7 +50,7 @@ func (v *view) list(ctx context.Context, kind api.Kind, listVersion string, use 
 
 // refresh fetches the list; with an error it is the one that was fetched before.
 func (v *view) refresh(ctx context.Context, kind api.Kind, f *fetching) (*fetched, error) {
-	now, err := v.fetchKnown(ctx, kind)
+	now, err := v.fetchKnown(ctx, kind, f.listVersion)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.fetching[kind] == f {
@@ -72,8 +72,14 @@ func (v *view) refresh(ctx context.Context, kind api.Kind, f *fetching) (*fetche
 
 // fetchKnown fetches a list in the revision that the backend speaks. A session that it has
 // ended is begun again: it says so, or ends its answer without a response.
-func (v *view) fetchKnown(ctx context.Context, kind api.Kind) (*fetched, error) {
+func (v *view) fetchKnown(ctx context.Context, kind api.Kind, listVersion string) (*fetched, error) {
 	known, err := v.known(ctx)
+	if err == nil && !v.learned(known, kind, listVersion) {
+		v.forget(known)
+		if known, err = v.known(ctx); err == nil {
+			v.learned(known, kind, listVersion)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -530,3 +530,23 @@ func untilIn(t *testing.T, what string, most time.Duration, ok func() bool) {
 		}
 	}
 }
+
+// GWN-02: another instance than the relay's learns that a restarted backend serves more when the change is announced.
+func TestOtherInstanceAsksARestartedBackendAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(t, func(s *scripted) { s.capabilities = `{"prompts":{"listChanged":true}}` })
+		db, l := memory(t), newLog()
+		other := gatewayOver(t, db, at("b", s))
+		sees(t, other, of(ann))
+		relaying(t, "r", gatewayOver(t, db, at("b", s)), l)
+		s.only(t, 1)
+		time.Sleep(3 * time.Second)
+		s.mu.Lock()
+		s.capabilities = `{"prompts":{"listChanged":true},"tools":{"listChanged":true}}`
+		s.mu.Unlock()
+		s.forget() // it was restarted
+		s.hangUp()
+		l.has(t, "r default b notifications/tools/list_changed")
+		sees(t, other, of(ann), "t")
+	})
+}

@@ -51,13 +51,43 @@ type known struct {
 	version mcpspec.Version
 	session string // of the gateway's own session with it, in the session-based revisions
 	at      time.Time
+
+	// seen are the list versions that were current since it was asked, guarded by the view.
+	seen map[api.Kind]string
 }
 
 // own is the gateway's own session.
 func (k *known) own() backendSession { return backendSession{Version: k.version, ID: k.session} }
 
-// askAgain is how long what a backend said of itself is believed.
-const askAgain = 5 * time.Minute
+// What is known of a backend is fresh as follows.
+//
+//   - A list is used while its list version in the store is the one that it was fetched under, and for as long as the backend or the
+//     gateway's own limit says. The relay writes a new list version before it announces a change.
+//   - What the backend said of itself (revision and capabilities) is used for askAgain, and while the list versions are those that it
+//     was learned under: a backend whose list changes may have been restarted as another version of itself. A backend whose lists
+//     change all the time is asked once per askLeast. An error that says that the revision is another one ends it, too.
+//   - What is not fresh is still used while it cannot be asked for again.
+const (
+	askAgain = 5 * time.Minute
+	askLeast = 2 * time.Second
+)
+
+// learned reports whether what is known was learned under the list version of that kind.
+func (v *view) learned(k *known, kind api.Kind, listVersion string) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	was, seen := k.seen[kind]
+	switch {
+	case seen && was != listVersion && time.Since(k.at) > askLeast:
+		return false
+	case !seen:
+		if k.seen == nil {
+			k.seen = map[api.Kind]string{}
+		}
+		k.seen[kind] = listVersion
+	}
+	return true
+}
 
 // known is what the backend said of itself, asked for by one caller at a time.
 // Something older is better than nothing: with an error, it is what was known before.
