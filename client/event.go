@@ -11,7 +11,8 @@ type Event struct {
 	Via string `json:"via"`
 	// Envelope is gap or terminated for what is no event; only the command listen makes such ones.
 	Envelope string `json:"envelope,omitempty"`
-	// ID is the same in every mode and whenever the event comes again: the key to make its effects idempotent by.
+	// ID is the same in every mode and whenever the event arrives again. Together with URI it is the key to make the event's
+	// effects idempotent by, because publishers may choose the same id for events of two URIs.
 	ID           string `json:"id,omitempty"`
 	Name         string `json:"name,omitempty"`
 	URI          string `json:"uri,omitempty"`

@@ -107,13 +107,14 @@ func (c *Client) storeKey(s Subscription) string {
 	return fmt.Sprintf("%.100s-%s", clean, hex.EncodeToString(sum[:8]))
 }
 
-// once handles an event, unless it was handled before.
+// once handles an event, unless it was handled before. Publishers choose ids, and a server tells events of different URIs with
+// one id apart, also if one is published again later. A subscription with open variables gets them all.
 func (f *flow) once(e Event) error {
 	handle := func() error { return f.sub.Event(f.ctx, e) }
 	if e.ID == "" { // nothing distinguishes it from others
 		return handle()
 	}
-	return f.single("event "+e.ID, handle)
+	return f.single(fmt.Sprintf("event %q %q %q", e.ID, e.URI, e.Time), handle)
 }
 
 // single does something that has a name once, unless it fails. Whoever comes meanwhile shares the outcome.

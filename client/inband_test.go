@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -232,6 +233,39 @@ func TestPoll(t *testing.T) {
 		}
 		if twice > 0 || len(handled) != all+1 {
 			t.Errorf("handled %d events twice of %d, want 0 of %d", twice, len(handled), all+1)
+		}
+	})
+	t.Run("RCH-01 events of different URIs, or published at different times, with one id are all handled", func(t *testing.T) {
+		event := func(uri, at string) string {
+			return `{"eventId":"e1","name":"order.shipped","timestamp":"` + at + `","data":{},"_meta":{"io.github.mcp-events/uri":"` + uri + `"}}`
+		}
+		const early, late = "2026-11-21T09:24:00Z", "2026-11-21T09:34:00Z"
+		s := newScript(t, map[string]func(int, http.ResponseWriter) string{"events/poll": func(n int, _ http.ResponseWriter) string {
+			if n == 1 {
+				return `{"events":[` + strings.Join([]string{
+					event("event://orders/1/shipped", early), event("event://orders/2/shipped", early), event("event://orders/1/shipped", late),
+					event("event://orders/2/shipped", early), // again
+				}, ",") + `],"cursor":"a","hasMore":true}`
+			}
+			return `{"events":[` + occurrence("last") + `],"cursor":"b"}`
+		}})
+		var handled []string
+		last := make(chan string, 1)
+		p := run(t, s.URL, client.ModePoll, func(p *program) {
+			p.sub.Event = func(_ context.Context, e client.Event) error {
+				if e.ID == "last" {
+					last <- e.ID
+					return nil
+				}
+				handled = append(handled, e.URI+" "+e.Time)
+				return nil
+			}
+		})
+		take(t, last, p.ended)
+		p.ends()
+		want := []string{"event://orders/1/shipped " + early, "event://orders/2/shipped " + early, "event://orders/1/shipped " + late}
+		if !slices.Equal(handled, want) {
+			t.Errorf("handled %q, want %q", handled, want)
 		}
 	})
 	t.Run("RCH-01 a refusal of the first request is no termination", func(t *testing.T) {
