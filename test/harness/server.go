@@ -265,7 +265,7 @@ func (s *Server) Metrics(tb testing.TB) string {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	req.Header.Set("Authorization", "Bearer "+s.Keys["chief"])
+	req.Header.Set("Authorization", "Bearer "+s.Keys["monitor"])
 	resp, err := plain.Do(req)
 	if err != nil {
 		tb.Fatal(err)

@@ -39,7 +39,7 @@ var All = []string{"events:read", "events:subscribe", "events:publish"}
 
 // Callers are those that tests speak of: alice and bob may do all, reader may
 // only read, and publisher only publish. chatgpt has its key in the URL. auditor may have the events of conversations, steward
-// manages consents. foreign may do all in another workspace.
+// manages consents, monitor is an operator. foreign may do all in another workspace.
 func Callers() []Caller {
 	return []Caller{
 		{Principal: "alice", Scopes: All, Claims: map[string]string{"team": "red"}},
@@ -49,6 +49,7 @@ func Callers() []Caller {
 		{Principal: "publisher", Scopes: []string{"events:publish"}},
 		{Principal: "auditor", Scopes: []string{"events:read", "events:subscribe", "conversation"}},
 		{Principal: "steward", Scopes: []string{"events:read", "consent:manage"}},
+		{Principal: "monitor", Scopes: []string{"events:operate"}}, // reads the metrics
 		{Principal: "foreign", Workspace: "elsewhere", Scopes: All},
 		{Principal: "operator", Workspace: "live", Scopes: All}, // whose catalog changes
 		{Principal: "leaver", Workspace: "ending", Scopes: All}, // as does that of this one
