@@ -152,12 +152,16 @@ func (h *subscriptionHandlers) resume(c *call) (any, error) {
 		if s.Reason == subscription.ReasonGone && !c.operator {
 			return fault.New(fault.Conflict, "the endpoint answered 410 Gone, so only an operator can resume the subscription; register it again instead")
 		}
-		return c.change("subscription.resume", s.ID, viewOf(*s), nil, func() error {
+		err := c.change("subscription.resume", s.ID, viewOf(*s), nil, func() error {
 			if _, err := h.visible.subscriptions.Enable(c.Context(), c.who.Workspace, s.Principal, s.ID); err != nil {
 				return err
 			}
 			return h.operations.Reactivate(c.Context(), s.Subscription)
 		})
+		if err != nil {
+			return err
+		}
+		return h.setPaused(c, s, "", false) // it may have been paused before it was disabled
 	})
 }
 

@@ -382,3 +382,31 @@ func TestAPausedEventOfASubscriptionThatMoves(t *testing.T) {
 		t.Error("EVX-11 the next refresh announced the gap once more")
 	}
 }
+
+// Given an event that waits for a paused subscription, when the subscription is disabled, enabled and resumed, then the event is
+// delivered.
+func TestAPausedSubscriptionIsDisabledAndEnabled(t *testing.T) {
+	r := newRig(t)
+	r.script = succeeds
+	sub := r.register("event://ci/build-finished")
+	name := switches.Subscription(sub.ID)
+	r.pause(name, sub)
+	r.publish("evt_1")
+	r.handle()
+	if _, err := r.services.Disable(t.Context(), "default", sub.Principal, sub.ID, "gone", r.record(sub.ID).Resumed); err != nil {
+		t.Fatal(err)
+	}
+	if enabled, err := r.services.Enable(t.Context(), "default", sub.Principal, sub.ID); !enabled || err != nil {
+		t.Fatalf("the subscription was enabled: %v, %v", enabled, err)
+	}
+	r.handle()
+	if n := posted(r)["evt_1"]; n != 0 {
+		t.Errorf("OPS-06 WHK-18 the event was posted %d times although its subscription is paused", n)
+	}
+	r.resume(name, sub)
+	r.now = r.now.Add(2 * switches.MaxAge)
+	r.handle()
+	if n := posted(r)["evt_1"]; n != 1 {
+		t.Errorf("OPS-06 WHK-18 the event was posted %d times after its subscription was resumed, want once", n)
+	}
+}

@@ -82,8 +82,8 @@ func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason 
 // ReasonGone is the reason of a subscription that was disabled because its endpoint wants no further webhooks.
 const ReasonGone = "the endpoint answered 410 Gone"
 
-// Enable brings a subscription back that was disabled. What was published in between is in the log, and not
-// delivered.
+// Enable brings a subscription back that was disabled. Events that were published in between are in the log, and not
+// delivered. A subscription that was paused stays paused, so that resuming it brings back the deliveries that wait.
 func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (enabled bool, err error) {
 	cat, err := s.Catalog.Catalog(ctx, workspace)
 	if err != nil {
@@ -96,7 +96,7 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 		if enabled = sub.State == Disabled; !enabled {
 			return nil
 		}
-		sub.State, sub.Reason, sub.Paused, sub.Suspended, sub.Owed, sub.Resumed = Active, "", 0, 0, 0, s.Records.now().Unix()
+		sub.State, sub.Reason, sub.Suspended, sub.Owed, sub.Resumed = Active, "", 0, 0, s.Records.now().Unix()
 		return s.Records.insert(ctx, cat, sub, sub.expiryOps()...)
 	})
 	if err != nil || !enabled {

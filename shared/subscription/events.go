@@ -185,7 +185,7 @@ func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subs
 			return nil, err
 		}
 		if have != nil && have.State == Disabled { // insert writes over its record, so that a crash cannot lose both
-			want.Revision, want.Marked = have.Revision, have.Marked
+			want.Revision, want.Marked, want.Paused = have.Revision, have.Marked, have.Paused
 			have, replaces = nil, true
 		}
 		if replaces && have == nil && g.Replay != nil {
