@@ -33,9 +33,10 @@ func TestStoreRequestsOfACall(t *testing.T) {
 		{"2026", "s26_", "test_echo", 1, 0},
 		{"2026", "s25_", "test_echo", 2, 0},
 		{"2025", "s26_", "test_echo", 2, 0},
-		// A question is written; its answer reads the session and the question, and deletes it; the end of
-		// the call deletes again, since the answer may have come in elsewhere.
-		{"2025", "s25_", "test_elicitation", 5, 3},
+		// A question is written. Its answer reads the session and the question, claims the question so that a second answer
+		// at the same time does not reach the backend, and deletes it. The end of the call deletes it again, because the answer
+		// may have come in at another instance.
+		{"2025", "s25_", "test_elicitation", 5, 4},
 		{"2026", "s26_", "test_elicitation", 2, 0},
 		{"2026", "s25_", "test_elicitation", 4, 0},
 	} {
