@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -104,16 +103,6 @@ func (f *fixture) notifyBackend(t testing.TB, method, params string) {
 	notice, err := json.Marshal(api.Notice{Method: method, Params: json.RawMessage(params)})
 	must(t, err)
 	must(t, f.log.Notify(t.Context(), f.principal(alice).Workspace, stream.TopicBackend("b"), notice))
-}
-
-// subscribedURIs returns the URIs that are subscribed to at the backend.
-func (g *fakeGateway) subscribedURIs() map[string]bool {
-	out := map[string]bool{}
-	for at := range g.subscribed() {
-		uri, _, _ := strings.Cut(at, " ")
-		out[uri] = true
-	}
-	return out
 }
 
 // forget removes the record of a subscription, to see whether it is written again.
