@@ -159,7 +159,7 @@ func TestAFloodOfSlowClients(t *testing.T) {
 						n++
 					}
 				}
-				return n >= l.most-l.reserved
+				return n == l.most-l.reserved && len(l.open) == n // those on the reserved places were answered
 			})
 			if got := answered(t, connect(t, addr, get)); got != http.StatusOK {
 				t.Errorf("a new client gets the status %d, want 200", got)
