@@ -155,9 +155,10 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	notified(update)
 	changed("list=tools")
 	notified(tools)
-	// One more update says that the subscription took effect, and where the next invocation came late another one is on suspicion.
-	if count[tools] != 2 || count[prompts] > 0 || count[update] > 4 {
-		t.Errorf("over a hand-over in peace the stream was notified of %v, want two changes of tools and two to four updates", count)
+	// One more update says that the subscription took effect. If the next invocation came late, it notifies of everything once on
+	// suspicion.
+	if count[tools] < 2 || count[tools] > 3 || count[prompts] > 1 || count[update] > 4 {
+		t.Errorf("over a hand-over in peace the stream was notified of %v, want two or three changes of tools, at most one of prompts, and two to four updates", count)
 	}
 
 	elsewhere(t, stack)

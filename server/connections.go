@@ -231,13 +231,15 @@ func (l *connections) serveBy(s *http.Server) {
 			http.Error(w, "too many connections", http.StatusServiceUnavailable)
 			return
 		}
-		if ok {
-			// A request may go on without its client, for example a tool call within a session. Its connection does not.
-			stop := context.AfterFunc(r.Context(), func() { _ = k.Close() })
-			defer stop()
-		}
 		rest.ServeHTTP(w, r)
 	})
+}
+
+// clientLeft gives back the place of a client that has left while its request goes on. It is [mcp.Options.Left].
+func clientLeft(r *http.Request) {
+	if k, ok := r.Context().Value(connectionKey{}).(*connection); ok {
+		_ = k.Close()
+	}
 }
 
 // forOperators reports whether a path is served on the reserved connections.

