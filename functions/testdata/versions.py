@@ -68,6 +68,8 @@ class Stack:
             if name == "Fn::Select":
                 chosen = self.value(arg[1])
                 return (chosen.split(",") if isinstance(chosen, str) else chosen)[int(arg[0])]
+            if name == "Fn::Split":
+                return [*map(str, str(self.value(arg[1])).split(arg[0])), "", ""]  # a pseudo parameter has fewer parts
             if name == "Fn::Join":
                 return arg[0].join(map(str, self.value(arg[1])))
             if name == "Fn::Equals":
