@@ -15,6 +15,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
+// announceLast is for how much longer this function waits than the command that applies a catalog. The command usually announces
+// the change, and this function then finds nothing to do instead of announcing it a second time.
+const announceLast = 2 * time.Second
+
 func main() {
 	p := boot.StartWith(boot.Webhooks)
 	subscriptions := p.Subscriptions()
@@ -30,7 +34,7 @@ func main() {
 		{Name: "counts", Run: expiry.Recount},
 		{Name: "audit", Run: webhooks.Terminator(&p.Core, subscriptions).Audit},
 		{Name: "announcements", Run: func(ctx context.Context) (int, error) {
-			return 0, settings.Announce(ctx, p.DB, settings.MaxAge, stream.AnnounceStored(p.EventLog))
+			return 0, settings.Announce(ctx, p.DB, settings.MaxAge+announceLast, stream.AnnounceStored(p.EventLog))
 		}},
 	}
 	p.Start(func(ctx context.Context) error {

@@ -76,10 +76,11 @@ func Announce(ctx context.Context, db store.DB, wait time.Duration, announce fun
 	return errors.Join(errs...)
 }
 
-// announceOne announces a change, unless another announcer did so during the wait.
+// announceOne announces a change, unless another announcer did so during the wait or a newer version has replaced it, which
+// waits for its own turn.
 func announceOne(ctx context.Context, db store.DB, it store.Item, announce func(context.Context, Change) error) error {
 	now, err := store.One(ctx, db, it.Key, "read a change to announce")
-	if err != nil || now == nil {
+	if err != nil || now == nil || now.Version != it.Version {
 		return err
 	}
 	kind, _, _ := strings.Cut(it.Sort, ":")
