@@ -240,7 +240,11 @@ func (ds *deliveries) renew(ctx context.Context, current *delivery, s step) (cla
 	if current.State, current.made = statePending, now; current.Due.IsZero() {
 		current.Due = now
 	}
-	current.DueAt = later(current.DueAt, now.Add(backup)) // after the message that may be under way
+	if current.stored == statePending { // after the message that may be under way
+		current.DueAt = later(current.DueAt, now.Add(backup))
+	} else {
+		current.DueAt = now
+	}
 	entry := current.dueEntry()
 	ops := []store.Op{store.Put(entry), store.Put(current.item(), store.VersionIs(current.version))}
 	if current.waits != (store.Key{}) && current.waits != entry.Key {

@@ -5,7 +5,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -166,5 +168,32 @@ func TestGivenAnAttemptWithoutADueEntryWhenTheEventIsRequestedAgainMeanwhileThen
 				t.Errorf("the delivery is %s at the end, want none", st)
 			}
 		})
+	}
+}
+
+// EVX-14: given a suspended delivery that a refresh has not reactivated yet, when its event is requested again by the replay of
+// that refresh, then it is delivered at once, because no message of it is under way.
+func TestGivenASuspendedDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAtOnce(t *testing.T) {
+	r := newRig(t)
+	sub := r.subscribe()
+	r.suspend(sub.ID)
+	r.publish("evt_1")
+	r.work()
+	r.subscribe() // a refresh
+	record, err := r.services.Lookup(t.Context(), "default", "alice", sub.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &event.Event{Workspace: "default", ID: "evt_1", URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{"ok":true}`)}
+	if err := r.operations().Deliver(t.Context(), record, e); err != nil && !fault.Is(err, fault.Conflict) {
+		t.Fatal(err)
+	}
+	_, d, retry := r.process()
+	if _, err := retry.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.hand(queue.Slow, d.Singles)
+	if n := posted(r)["evt_1"]; n != 1 {
+		t.Errorf("it was posted %d times at once, want once", n)
 	}
 }
