@@ -62,7 +62,7 @@ func (m *room) enter(client netip.Prefix, now time.Time, cut func()) (*place, er
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.taken) >= largeBodies && !m.makeRoom(client, now) {
-		return nil, exhausted("largeBodies", largeBodies, "%d bodies of more than %d bytes are being read; try again", largeBodies, smallBody)
+		return nil, rate.Exceeded("largeBodies", largeBodies, "%d bodies of more than %d bytes are being read; try again", largeBodies, smallBody)
 	}
 	if m.taken == nil {
 		m.taken = map[*place]struct{}{}
@@ -114,12 +114,13 @@ func (p *place) await(control *http.ResponseController, until time.Time, arrived
 	return !p.lost
 }
 
-// whole notes that the body has been read and removes the deadline. It returns false if the place was given to another request.
-func (p *place) whole(control *http.ResponseController) bool {
+// done notes that the reading of the body has ended. It returns false if the place was given to another request. Only a complete body
+// has its deadline removed: before net/http answers, it reads what is left of an incomplete one, and would wait for that forever.
+func (p *place) done(control *http.ResponseController, complete bool) bool {
 	p.room.mu.Lock()
 	defer p.room.mu.Unlock()
 	p.cut = nil
-	if !p.lost {
+	if !p.lost && complete {
 		_ = control.SetReadDeadline(time.Time{})
 	}
 	return !p.lost
@@ -162,8 +163,8 @@ func (m *room) read(w http.ResponseWriter, r *http.Request, clock func() time.Ti
 				break
 			}
 		}
-		if !p.whole(control) {
-			return nil, nil, exhausted("largeBodies", largeBodies, "the body arrived too slowly while %d large ones were being read; try again", largeBodies)
+		if !p.done(control, err == nil) {
+			return nil, nil, rate.Exceeded("largeBodies", largeBodies, "the body arrived too slowly while %d large ones were being read; try again", largeBodies)
 		}
 	}
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
@@ -181,7 +182,7 @@ func (m *room) unpack(r *http.Request, received []byte, use func(content []byte)
 	m.mu.Lock()
 	if m.waiting[client] >= unpacking {
 		m.mu.Unlock()
-		return exhausted("unpacking", unpacking, "%d bodies from this address are waiting to be unpacked; try again", unpacking)
+		return rate.Exceeded("unpacking", unpacking, "%d bodies from this address are waiting to be unpacked; try again", unpacking)
 	}
 	if m.waiting == nil {
 		m.waiting = map[netip.Prefix]int{}
@@ -206,11 +207,6 @@ func (m *room) unpack(r *http.Request, received []byte, use func(content []byte)
 	return nil
 }
 
-// exhausted refuses a request because of a limit, and asks the sender to try again in a second.
-func exhausted(limit string, most float64, format string, args ...any) error {
-	return fault.New(fault.Exhausted, format, args...).With(rate.RetryAfter{Limit: fault.Limit{Limit: limit, Max: most}, Seconds: 1})
-}
-
 // isEncoded reports whether a body has a Content-Encoding.
 func isEncoded(h http.Header) bool {
 	encoding := h.Get("Content-Encoding")
@@ -229,7 +225,7 @@ func decode(h http.Header, body []byte) ([]byte, error) {
 	}
 }
 
-// unzip is what GZIP holds, of at most so many bytes.
+// unzip returns the content of a GZIP body, of at most so many bytes.
 func unzip(body []byte, most int) ([]byte, error) {
 	z, err := gzip.NewReader(bytes.NewReader(body))
 	if err != nil {
