@@ -270,8 +270,7 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscription) (id string, err error) {
 	now := o.deliveries.now().UTC()
 	if !o.tests.Get(endpointID(sub.Target.URL)).AllowN(now, 1) {
-		return "", fault.New(fault.Exhausted, "the limit testsPerEndpoint of 1 test event per second is reached").
-			With(rate.RetryAfter{Limit: fault.Limit{Limit: "testsPerEndpoint", Max: 1}, Seconds: 1})
+		return "", rate.Exceeded("testsPerEndpoint", 1, "the limit testsPerEndpoint of 1 test event per second is reached")
 	}
 	e := event.Event{
 		Workspace: sub.Workspace, ID: "test_" + event.NewID(), URI: sub.EventURIs[0], Name: TestType, Time: now, Published: now,

@@ -66,7 +66,9 @@ func elicitationKey(id string) store.Key {
 // ask keeps a backend's request and returns the id that the client is to see.
 func (es *elicitations) ask(ctx context.Context, c api.Client, b *backend, with backendSession, id json.RawMessage) (string, error) {
 	name := elicitationPrefix + rand.Text()
-	value, err := json.Marshal(elicitation{c.Principal.Workspace, c.Principal.ID, c.Session, b.server(), with, id, 0, 0})
+	value, err := json.Marshal(elicitation{
+		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Session: c.Session, Backend: b.server(), With: with, ID: id,
+	})
 	if err != nil {
 		return "", fault.Wrap(fault.Internal, err, "encode a backend's request")
 	}

@@ -5,24 +5,44 @@ import (
 	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/fault"
 )
+
+// holdings count what each principal holds now.
+type holdings struct {
+	mu  sync.Mutex
+	of  map[principal]int
+	all int
+}
+
+// add counts n more until release is called once. The caller holds the lock.
+func (h *holdings) add(who principal, n int) (release func()) {
+	if h.of == nil {
+		h.of = map[principal]int{}
+	}
+	h.of[who] += n
+	h.all += n
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.all -= n
+		if h.of[who] -= n; h.of[who] == 0 {
+			delete(h.of, who)
+		}
+	}
+}
 
 // Held limits how much of something a principal has at the same time. Like [Rate] it counts in this process only.
 type Held struct {
 	name, what string
-	of         Of
+	most       Of
 	total      int // of all principals together
-
-	mu   sync.Mutex
-	held map[principal]int
-	all  int
+	held       holdings
 }
 
-// NewHeld limits what a principal has by of, and what all have together by total. The limit's name and what is counted are
+// NewHeld limits what a principal has by most, and what all have together by total. The limit's name and what is counted are
 // for the error.
-func NewHeld(name, what string, of Of, total int) *Held {
-	return &Held{name: name, what: what, of: of, total: total, held: map[principal]int{}}
+func NewHeld(name, what string, most Of, total int) *Held {
+	return &Held{name: name, what: what, most: most, total: total}
 }
 
 // Take counts one more, until release is called once. Over the limit it fails with fault.Exhausted and [RetryAfter].
@@ -32,27 +52,18 @@ func (h *Held) Take(ctx context.Context, p auth.Principal) (release func(), err 
 		return func() {}, nil
 	}
 	limit := h.total
-	if own := int(h.of(ctx, p)); own > 0 && !p.Anonymous {
+	if own := int(h.most(ctx, p)); own > 0 && !p.Anonymous {
 		limit = min(limit, own)
 	}
 	who := principal{p.Workspace, p.ID}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.held[who] >= limit || h.all >= h.total {
-		if h.held[who] < limit {
-			limit = h.total
-		}
-		return nil, fault.New(fault.Exhausted, "the limit %s of %d %s at the same time is reached", h.name, limit, h.what).
-			With(RetryAfter{fault.Limit{Limit: h.name, Max: float64(limit)}, 1})
+	h.held.mu.Lock()
+	defer h.held.mu.Unlock()
+	switch {
+	case h.held.of[who] >= limit:
+	case h.held.all >= h.total:
+		limit = h.total
+	default:
+		return h.held.add(who, 1), nil
 	}
-	h.held[who]++
-	h.all++
-	return func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.all--
-		if h.held[who]--; h.held[who] == 0 {
-			delete(h.held, who)
-		}
-	}, nil
+	return nil, Exceeded(h.name, float64(limit), "the limit %s of %d %s at the same time is reached", h.name, limit, h.what)
 }

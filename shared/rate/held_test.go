@@ -51,7 +51,7 @@ func TestAnonymousCallersAreBoundByTheTotal(t *testing.T) {
 	for _, release := range of {
 		release()
 	}
-	if len(h.held) != 0 || h.all != 0 {
-		t.Errorf("%d principals and %d calls are remembered after all were released", len(h.held), h.all)
+	if len(h.held.of) != 0 || h.held.all != 0 {
+		t.Errorf("%d principals and %d calls are remembered after all were released", len(h.held.of), h.held.all)
 	}
 }

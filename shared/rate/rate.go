@@ -47,6 +47,15 @@ type RetryAfter struct {
 	Seconds int `json:"retryAfterSeconds"`
 }
 
+// Exceeded refuses a request because of a limit, and asks the sender to try again in a second: fault.Exhausted with [RetryAfter].
+func Exceeded(limit string, most float64, format string, args ...any) error {
+	return exceeded(limit, most, 1, format, args...)
+}
+
+func exceeded(limit string, most float64, seconds int, format string, args ...any) error {
+	return fault.New(fault.Exhausted, format, args...).With(RetryAfter{fault.Limit{Limit: limit, Max: most}, seconds})
+}
+
 // Take counts n, or refuses them with fault.Exhausted and [RetryAfter]. Without
 // authentication nothing is counted: all callers are the same principal then.
 func (r *Rate) Take(ctx context.Context, p auth.Principal, n int, now time.Time) error {
@@ -62,6 +71,5 @@ func (r *Rate) Take(ctx context.Context, p auth.Principal, n int, now time.Time)
 		return nil
 	}
 	wait := int(math.Ceil((float64(n) - l.TokensAt(now)) / perSecond))
-	return fault.New(fault.Exhausted, "the limit %s of %g %s per second is reached", r.name, perSecond, r.what).
-		With(RetryAfter{fault.Limit{Limit: r.name, Max: perSecond}, max(1, wait)})
+	return exceeded(r.name, perSecond, max(1, wait), "the limit %s of %g %s per second is reached", r.name, perSecond, r.what)
 }

@@ -537,12 +537,8 @@ func (t *trace) follow(v ssa.Value, path []string) {
 			t.result(tuple, v.Index, path)
 		case *ssa.Next:
 			t.follow(tuple.Iter.(*ssa.Range).X, path)
-		case *ssa.TypeAssert:
-			t.follow(tuple.X, path)
-		case *ssa.Lookup:
-			t.follow(tuple.X, path)
-		case *ssa.UnOp:
-			t.follow(tuple.X, path)
+		case *ssa.TypeAssert, *ssa.Lookup, *ssa.UnOp:
+			t.follow(operand(tuple), path)
 		}
 	case *ssa.Parameter:
 		t.parameter(v, path)
@@ -576,28 +572,14 @@ func (t *trace) follow(v ssa.Value, path []string) {
 		}
 	case *ssa.Alloc, *ssa.MakeSlice, *ssa.MakeMap, *ssa.Global:
 		t.into(v, path)
-	case *ssa.IndexAddr:
-		t.follow(v.X, path)
-	case *ssa.Index:
-		t.follow(v.X, path)
-	case *ssa.Lookup:
-		t.follow(v.X, path)
-	case *ssa.Slice:
-		t.follow(v.X, path)
-	case *ssa.UnOp:
-		t.follow(v.X, path)
-	case *ssa.ChangeType:
-		t.follow(v.X, path)
-	case *ssa.Convert:
-		t.follow(v.X, path)
-	case *ssa.MakeInterface:
-		t.follow(v.X, path)
-	case *ssa.ChangeInterface:
-		t.follow(v.X, path)
-	case *ssa.TypeAssert:
-		t.follow(v.X, path)
+	case *ssa.IndexAddr, *ssa.Index, *ssa.Lookup, *ssa.Slice, *ssa.UnOp, *ssa.ChangeType, *ssa.Convert, *ssa.MakeInterface,
+		*ssa.ChangeInterface, *ssa.TypeAssert:
+		t.follow(operand(v), path)
 	}
 }
+
+// operand returns the value that an instruction changes, which is its first operand.
+func operand(v ssa.Value) ssa.Value { return *v.(ssa.Instruction).Operands(nil)[0] }
 
 // into follows what is written to an address, a slice or a map.
 func (t *trace) into(addr ssa.Value, path []string) {

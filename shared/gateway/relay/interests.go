@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
-// interests are the resources that clients want of a backend, and what became of each on one connection. A backend may refuse one of
+// interests are the resources that clients want of a backend, with the state of each on one connection. A backend may refuse one of
 // them, or answer slowly. That concerns this resource alone, and principals take turns, so one that wants very many resources does
 // not hold up another.
 type interests struct {
@@ -24,7 +24,7 @@ type interests struct {
 type interest struct {
 	subscribed bool
 	changed    bool      // an update is to be announced, because it may have been missed before the subscription took effect
-	retry      time.Time // when the backend is asked again; zero if it did not refuse
+	retry      time.Time // when the request is repeated; zero if the backend did not refuse it
 }
 
 const (
@@ -84,7 +84,7 @@ func (i *interests) next() (uri, principal string, ok bool) {
 	return uri, principal, ok
 }
 
-// idle reports whether there is nothing to ask for and nothing is being asked.
+// idle reports whether all subscriptions are settled and no request is under way.
 func (i *interests) idle() bool {
 	_, _, left := i.next()
 	return !left && len(i.asking) == 0
@@ -107,7 +107,7 @@ func (i *interests) ended(uri string) {
 	}
 }
 
-// put off leaves a resource alone for a time, and reports whether it was not left alone before.
+// putOff leaves a resource alone for a time, and reports whether it was not left alone before.
 func (i *interests) putOff(uri string, d time.Duration) (first bool) {
 	of := i.of[uri]
 	if of == nil {
@@ -132,7 +132,7 @@ func (f *following) announceEffects() {
 		if !of.changed {
 			continue
 		}
-		n := api.Notice{Method: mcpspec.NoteUpdated, Params: append(append([]byte(`{"uri":`), jsonrpc.Quote(uri)...), '}')}
+		n := api.Notice{Method: mcpspec.NoteUpdated, Params: paramsOf(uri)}
 		if err := f.relay.announce(f.ctx, f, n); err != nil {
 			if f.ctx.Err() == nil {
 				f.relay.log(f).WarnContext(f.ctx, "update not announced", "error", err)
@@ -143,7 +143,12 @@ func (f *following) announceEffects() {
 	}
 }
 
-// pursue starts the requests that make the subscriptions those that are wanted.
+// paramsOf returns the params of a request or notification about a resource.
+func paramsOf(uri string) json.RawMessage {
+	return append(append([]byte(`{"uri":`), jsonrpc.Quote(uri)...), '}')
+}
+
+// pursue starts the requests that make the subscriptions equal to the interests.
 func (f *following) pursue() {
 	if !f.capabilities.Subscribe {
 		return
@@ -172,8 +177,7 @@ func (f *following) pursue() {
 
 // change subscribes or unsubscribes.
 func (f *following) change(method, uri string) error {
-	params := append(append([]byte(`{"uri":`), jsonrpc.Quote(uri)...), '}')
-	_, err := f.Client().Ask(f.ctx, f.request(), method, params)
+	_, err := f.Client().Ask(f.ctx, f.request(), method, paramsOf(uri))
 	if !errors.Is(err, upstream.ErrSession) {
 		return err
 	}
