@@ -28,7 +28,7 @@ var changed = map[string]string{
 	"SealingKeyArn": "arn:aws:kms:eu-central-1:123456789012:key/1",
 }
 
-// deployed is what CloudFormation compares of a function.
+// deployed holds the two texts of a function that CloudFormation compares.
 type deployed struct{ Config, Version string }
 
 // transformed returns the functions of the stack as SAM's transform makes them, for each set of parameters.
@@ -172,7 +172,7 @@ func TestAPlainDeploymentKeepsEveryChange(t *testing.T) {
 	})
 }
 
-// python is the interpreter that has SAM.
+// python returns the path of the interpreter that has SAM.
 func python(t *testing.T) string {
 	t.Helper()
 	where, err := exec.CommandContext(t.Context(), "make", "-s", "-C", "..", "sam-path").Output()

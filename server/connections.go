@@ -62,7 +62,7 @@ type connection struct {
 	body  bool      // the client is still sending the body of a request
 	since time.Time // when state or body changed
 
-	writing atomic.Int64 // when the current write began, less blocked, in nanoseconds since 1970; 0 if there is none
+	writing atomic.Int64 // when the current write began, less blocked, in nanoseconds since 1970; 0 between writes
 	bounded atomic.Bool  // the handler has set a deadline for writes
 
 	// Only Write uses these. A client that reads a few bytes at a time must not look as if each of them were a new start.

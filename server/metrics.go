@@ -80,8 +80,8 @@ func (s *Server) queueReadings(figure func(queue.Depth) float64) func(context.Co
 	}
 }
 
-// serveMetrics answers GET /metrics in the text format of Prometheus, to operators of the default workspace. The metrics are those of
-// the whole process, and name the backends and sources of all workspaces.
+// serveMetrics answers GET /metrics in the text format of Prometheus, to operators of the default workspace. The metrics cover
+// the whole process and name the backends and sources of all workspaces.
 func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	if err := s.mayOperate(r); err != nil {
 		answers := httpjson.Answers{Scope: auth.ScopeOperate, MetadataURL: s.core.ResourceMetadata, Log: s.core.Log}

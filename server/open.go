@@ -53,7 +53,7 @@ func (s *Server) open(ctx context.Context, o Options) (secrets, error) {
 	return keys, nil
 }
 
-// adminConnections is how many connections the admin API may have at an address of its own.
+// adminConnections returns how many connections the admin API may have at an address of its own.
 func adminConnections() int { return min(256, descriptors.Accepted()/4+1) }
 
 // listen begins to listen, if there is an address.

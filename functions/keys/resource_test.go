@@ -40,7 +40,7 @@ func stack(t *testing.T, open opener, event map[string]any) (report cfn.Response
 	return stackIn(t, "UPDATE_IN_PROGRESS", open, event)
 }
 
-// stackIn is stack for a stack with the given status, "" if CloudFormation does not answer.
+// stackIn sends an event like stack, for a stack with the given status; "" means that CloudFormation does not answer.
 func stackIn(t *testing.T, status string, open opener, event map[string]any) (report cfn.Response) {
 	t.Helper()
 	reports := 0

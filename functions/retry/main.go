@@ -1,6 +1,6 @@
 // Command retry is the function that runs every minute, moves due deliveries to
-// the slow queue, files dead letters of queues, removes subscriptions that expired, recounts them, ends those that a changed
-// catalog has left behind, and announces changed catalogs and backends if that was not done before.
+// the slow queue, files dead letters of queues, removes subscriptions that expired, recounts them, ends
+// subscriptions whose event type a changed catalog lacks, and announces changed catalogs and backends if that was not done before.
 // None of these can hold up another.
 package main
 

@@ -97,7 +97,7 @@ func (c *Core) Profile(ctx context.Context, p auth.Principal) mcpspec.Profile {
 	return cmp.Or(now.Profile(p.Workspace, p.ID), profile)
 }
 
-// Rate is [Core.Most] for what is counted per second.
+// Rate returns [Core.Most] for a quota that is counted per second.
 func (c *Core) Rate(name string) rate.Of {
 	most := c.Most(name)
 	return func(ctx context.Context, p auth.Principal) float64 { return most(ctx, p.Workspace, p.ID) }
@@ -108,7 +108,7 @@ func (c *Core) Streams(ctx context.Context, p auth.Principal) int {
 	return int(c.Most(config.Streams)(ctx, p.Workspace, p.ID))
 }
 
-// Sessions is how many sessions a principal may have.
+// Sessions returns how many sessions a principal may have.
 func (c *Core) Sessions(ctx context.Context, p auth.Principal) int {
 	return int(c.Most(config.Sessions)(ctx, p.Workspace, p.ID))
 }

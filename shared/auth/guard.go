@@ -36,7 +36,7 @@ func NewGuard(origins, hosts []string, log *slog.Logger) Guard {
 }
 
 // Check refuses a request with an Origin that is not allowed, one that a browser sends for another site without saying its Origin
-// (such as for an image), and one that came in on a loopback address under another name (DNS rebinding). The error is of kind
+// (such as for an image), and one that arrived on a loopback address under another name (DNS rebinding). The error is of kind
 // fault.Forbidden.
 func (g Guard) Check(r *http.Request) error {
 	local := onLoopback(r)

@@ -17,9 +17,9 @@ const (
 	// requestLimit bounds an attempt of a request, so that a connection that went silent does not take the whole time of
 	// the caller. DynamoDB, SQS, KMS and SSM answer within milliseconds. The SDK repeats the request on another connection.
 	requestLimit = 5 * time.Second
-	// receiveLimit is that of a request which may wait up to 20 s for messages.
+	// receiveLimit is longer, because such a request may wait up to 20 s for messages.
 	receiveLimit = 20*time.Second + requestLimit
-	// invokeLimit is that of a request which waits for a function, of which the longest that is waited for has 60 s.
+	// invokeLimit is longer still, because such a request waits for a function, which may run for 60 s.
 	invokeLimit = 60*time.Second + requestLimit
 	// maxIdle connections to a service are kept. The SDK's 10 are too few for a
 	// dispatch that records a page of outcomes at once.

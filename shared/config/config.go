@@ -40,7 +40,7 @@ type Config struct {
 	// quotas are limits of a principal of a workspace or, without a name, of each of them that has none of its own. They
 	// take the place of the settings. A rate of 0 is no limit.
 	quotas map[place]map[string]float64
-	// profiles are those of principals and, without a name, of workspaces.
+	// profiles has the profiles of principals and, without a name, of workspaces.
 	profiles map[place]mcpspec.Profile
 	source   []byte
 }

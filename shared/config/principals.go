@@ -14,7 +14,7 @@ import (
 const MaxPrincipals = 10_000
 
 // Profile returns the profile of the MCP Events extension of a principal, or else of its workspace. It is empty if the
-// configuration has none.
+// configuration sets no profile for them.
 func (c *Config) Profile(workspace, principal string) mcpspec.Profile {
 	return cmp.Or(c.profiles[place{workspace, principal}], c.profiles[place{workspace, ""}])
 }

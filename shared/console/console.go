@@ -57,8 +57,8 @@ type Handler struct {
 
 	mu     sync.Mutex
 	signIn *signIn
-	until  time.Time     // when signIn is asked for again
-	asking chan struct{} // closed when the authorization server has answered; nil if it is not being asked
+	until  time.Time     // when signIn is refreshed
+	asking chan struct{} // closed when the authorization server has answered; nil if no request is under way
 }
 
 type file struct {

@@ -63,7 +63,7 @@ type Options struct {
 	Bytes int64
 	// Records says which attempts leave a delivery record.
 	Records Records
-	// Profile is that of MCP Events subscriptions that have none of their own.
+	// Profile is the default for MCP Events subscriptions without a profile.
 	Profile mcpspec.Profile
 	// LogDeliveries writes a log line for each attempt.
 	LogDeliveries bool

@@ -122,7 +122,7 @@ func (d *rehearsal) upTo(span time.Duration) time.Duration {
 func (d *rehearsal) below(n int) int             { return d.random.IntN(n) }
 func (d *rehearsal) sleepUntil(at time.Duration) { time.Sleep(time.Until(d.begin.Add(at))) }
 
-// start starts a process and returns what stops it. The release before has no profiles, and so stores none.
+// start starts a process and returns a function that stops it. The earlier release does not know profiles and stores none.
 func (d *rehearsal) start(release string) (stop func()) {
 	ctx, cancel := context.WithCancel(d.t.Context())
 	log := &eventlog.Log{DB: d.db}

@@ -26,7 +26,7 @@ type Terminator struct {
 	Review        *subscription.Review
 	// ErrorObject returns the error member of a termination notice: code, message and data.
 	ErrorObject func(profile mcpspec.Profile, reason error) json.RawMessage
-	// Profile is that of subscriptions that have none of their own.
+	// Profile is the default for subscriptions without a profile.
 	Profile mcpspec.Profile
 	// Plain are prefixes of target URLs that get no notices.
 	Plain []string

@@ -92,7 +92,8 @@ func (l *Log) wholeStamp(ctx context.Context, p Partition, page *store.Page) err
 	return nil
 }
 
-// LatestBytes limits the payloads of the events that [Log.Latest] and [Log.LatestBelow] return, and what they hold in memory meanwhile.
+// LatestBytes limits the payloads of the events that [Log.Latest] and [Log.LatestBelow] return, and the memory that they use while
+// they read.
 const LatestBytes = 1 << 20
 
 // Latest returns up to n of the newest events of a URI, oldest first, with up to [LatestBytes] of payloads.

@@ -84,8 +84,8 @@ func pack(events []event.Event, room, most int) [][]event.Event {
 	return out
 }
 
-// ErrLater is returned for a segment of a later release, which that release can read. A reader stays before it in its
-// partition, and goes on with the others.
+// ErrLater is returned for a segment of a later release, which that release can read. A reader stops before it in its
+// partition and continues with the others.
 var ErrLater = fault.New(fault.Unavailable, "a segment of the log is of a later release")
 
 func decodeSegment(item store.Item) (s segment, err error) {

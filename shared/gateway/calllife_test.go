@@ -348,7 +348,7 @@ func TestSessionInUseIsNotEndedForAnother(t *testing.T) {
 	}
 }
 
-// What was known of a backend's revision is forgotten when the backend says that it does not speak it.
+// The gateway forgets a backend's revision when the backend answers that it does not speak it.
 func TestBackendThatSpeaksAnotherRevisionSince(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t, func(s *scripted) {

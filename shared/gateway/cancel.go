@@ -24,7 +24,8 @@ import (
 // have known the request yet. A closed connection of a client becomes a notification.
 
 const (
-	// firstMark and lastMark are how often a call looks for its mark: less and less often. A call of the same instance ends at once.
+	// A call looks for its mark after firstMark, and then less and less often, down to once per lastMark. A call at the instance that
+	// receives the cancellation ends without looking.
 	firstMark, lastMark = 500 * time.Millisecond, 5 * time.Second
 	// cancelLife is how long a mark is kept. A call begins before it is cancelled.
 	cancelLife = time.Minute

@@ -24,8 +24,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// exchange is one call, from its request to its end. What differs between revisions is in package translate, and what has to be done
-// about it in [way]. A call is in one of these states:
+// exchange is one call, from its request to its end. Package translate knows the differences between revisions, and [way] acts on
+// them. A call is in one of these states:
 //
 //	          the stream ends: resumed
 //	              ┌───────┐
@@ -41,7 +41,7 @@ type exchange struct {
 	gateway  *Gateway
 	sessions *sessions
 	call     api.Call
-	entry    entry  // what is called
+	entry    entry  // the tool, prompt or resource
 	known    *known // of the backend
 	client   *upstream.Client
 	with     backendSession
@@ -66,7 +66,7 @@ type sessionWay struct {
 	open         []question // to the client
 }
 
-// question is what a backend asks the client, under the id that each of them sees.
+// question is a request of the backend to the client, with the id that each of them sees.
 type question struct{ theirs, ours json.RawMessage }
 
 func (w *sessionWay) make(ctx context.Context) error {
@@ -348,7 +348,7 @@ func (x *exchange) ownProgress(m upstream.Message, params json.RawMessage) (upst
 	}
 	value, err := strconv.ParseFloat(string(jsonrpc.Member(params, "progress")), 64)
 	if err == nil && x.rounds > 0 && value <= x.floor {
-		return m, false // "MUST increase with each notification", and a call that is made again begins anew
+		return m, false // "MUST increase with each notification", and a repeated call starts from the beginning
 	}
 	x.progress = max(x.progress, value)
 	if string(got) != string(own) {

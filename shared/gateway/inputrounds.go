@@ -44,7 +44,7 @@ type inputRoundsWay struct {
 	kept         []store.Key     // what the store holds of the elicitations to the client
 	input        json.RawMessage // the backend's demand for input
 	inputs       []*input        // what the client was asked, in all rounds
-	later        time.Duration   // the last pause before a round in which nothing was asked
+	later        time.Duration   // the last pause before a round without a question
 }
 
 func (w *inputRoundsWay) make(ctx context.Context) error {

@@ -15,7 +15,7 @@ import (
 
 // Clients of 2026-07-28 do not end sessions, for they have none: what was begun for them at a
 // backend of the earlier revisions stays until the backend forgets it. So it is listed by
-// principal and backend, and when there are too many those that no call can be under way in are ended. For one that the backend
+// principal and backend, and when there are too many, the gateway ends sessions in which no call can be under way. For one that the backend
 // has forgotten see exchange.inSession.
 
 const (

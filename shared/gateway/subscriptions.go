@@ -14,8 +14,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// A subscription at a backend is an item under "p#", its principal, its URI and its holder, so that those of one principal are next
-// to each other. The principal and the URI are hashes. Items of an earlier release begin with the URI and do not name the principal.
+// A subscription at a backend is an item under "p#", its principal, its URI and its holder, so that the subscriptions of one principal are
+// next to each other. The principal and the URI are hashes. Items of an earlier release begin with the URI and do not name the principal.
 
 func wantedPartition(p api.Place) string { return "w#" + p.String() }
 
@@ -33,7 +33,7 @@ func wantedKey(s api.Subscription) store.Key {
 	return store.Key{Table: store.Sessions, Partition: wantedPartition(s.Place), Sort: wantedPrefix(s) + wantedURI(s) + "#" + s.Holder}
 }
 
-// earlierWantedKey is the key that an earlier release gave the subscription.
+// earlierWantedKey returns the key that an earlier release gave the subscription.
 func earlierWantedKey(s api.Subscription) store.Key {
 	return store.Key{Table: store.Sessions, Partition: wantedPartition(s.Place), Sort: wantedURI(s) + "#" + s.Holder}
 }
@@ -62,7 +62,7 @@ func (g *Gateway) Subscribe(ctx context.Context, s api.Subscription) error {
 	return fault.Wrap(fault.Unavailable, err, "record a subscription at a backend")
 }
 
-// put is the operation that records a subscription.
+// put returns the operation that records a subscription.
 func put(s api.Subscription) store.Op {
 	return store.Put(store.Item{Key: wantedKey(s), Value: []byte(s.URI), Expires: s.Until})
 }
@@ -106,8 +106,8 @@ func (bs *backends) kick(ctx context.Context, at api.Place) {
 	}
 }
 
-// Subscribable finds the backend that serves a resource and notifies of its changes. While the relay knows that a backend has no
-// notification stream there is none.
+// Subscribable finds the backend that serves a resource and notifies of its changes. It skips a backend of which the relay knows
+// that it has no notification stream.
 func (g *Gateway) Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool) {
 	e, ok := g.lists.serves(ctx, g.backends.shown(ctx, api.Client{Principal: p}), api.Resources, uri)
 	if !ok || e.view.of.perCaller() { // the relay has no credentials there
@@ -117,7 +117,7 @@ func (g *Gateway) Subscribable(ctx context.Context, p auth.Principal, uri string
 	return e.Backend, known != nil && known.Subscribe && e.view.of.hasStream(ctx)
 }
 
-// noStreamKey is the item that exists while a backend is known to have no notification stream.
+// noStreamKey returns the key of the item that exists while a backend is known to have no notification stream.
 func noStreamKey(p api.Place) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + p.String(), Sort: "nostream"}
 }
@@ -139,7 +139,7 @@ func (b *backend) hasStream(ctx context.Context) bool {
 	return !b.streams.none
 }
 
-// streams is what the store said last of a backend's notification stream.
+// streams caches whether backends have a notification stream.
 type streams struct {
 	mu   sync.Mutex
 	read time.Time

@@ -38,9 +38,9 @@ func matcher(template string) func(uri string) bool {
 // part is a piece of a template: a literal, or the values that an expression can expand to.
 type part struct {
 	literal string
-	// first is the character that an expansion begins with unless it is empty; 0 is none.
+	// first is the character with which a non-empty expansion begins, or 0 if that can be any character.
 	first byte
-	// others are the characters that an expansion may have besides those of a plain value. Any are allowed if it is "*".
+	// others are the further characters that an expansion may have besides the characters of a plain value; "*" allows all.
 	others string
 }
 

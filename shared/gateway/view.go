@@ -59,14 +59,14 @@ type known struct {
 // own is the gateway's own session.
 func (k *known) own() backendSession { return backendSession{Version: k.version, ID: k.session} }
 
-// What is known of a backend is fresh as follows.
+// The knowledge of a backend stays fresh as follows.
 //
 //   - A list is used while its list version in the store is the one that it was fetched under, and for as long as the backend or the
 //     gateway's own limit says. The relay writes a new list version before it announces a change.
-//   - What the backend said of itself (revision and capabilities) is used for askAgain, and while the list versions are those that it
-//     was learned under: a backend whose list changes may have been restarted as another version of itself. A backend whose lists
-//     change all the time is asked once per askLeast. An error that says that the revision is another one ends it, too.
-//   - What is not fresh is still used while it cannot be asked for again.
+//   - Its revision and capabilities are used for askAgain, and only while the list versions are the same as when they were learned:
+//     a backend whose list changes may have been restarted as another version of itself. A backend whose lists change all the time
+//     is asked once per askLeast. An error that says that the revision is another one ends it, too.
+//   - Knowledge that is not fresh is still used while the backend cannot be reached.
 const (
 	askAgain = 5 * time.Minute
 	askLeast = 2 * time.Second

@@ -124,7 +124,7 @@ func (a Answers) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	reply(w, status, "application/json", map[string]json.RawMessage{"error": encode(kind, data, refusal{kind.String(), fault.Public(err)})})
 }
 
-// pathOf returns the path of a request for the log: that of its route if it has names of the caller's, such as a principal.
+// pathOf returns the path of a request for the log. If the path has names of the caller's, such as a principal, it returns the route.
 func pathOf(r *http.Request) string {
 	if strings.Contains(r.Pattern, "{") {
 		return r.Pattern

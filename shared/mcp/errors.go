@@ -78,8 +78,8 @@ func (f faults) log(ctx context.Context, msg string, err error) {
 	f.logger.ErrorContext(ctx, msg, "error", err)
 }
 
-// translate returns the JSON-RPC error for an error of a handler. It returns a JSON-RPC error as it is. The profile is that of
-// the call, and empty for a method that is not of the MCP Events extension.
+// translate returns the JSON-RPC error for an error of a handler. It returns a JSON-RPC error as it is. The profile is the
+// profile of the call, and empty for a method outside of the MCP Events extension.
 func (f faults) translate(ctx context.Context, err error, v mcpspec.Version, profile mcpspec.Profile) *jsonrpc.Error {
 	if rpc, ok := errors.AsType[*jsonrpc.Error](err); ok {
 		return rpc

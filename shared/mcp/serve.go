@@ -151,7 +151,7 @@ func preflight(w http.ResponseWriter, r *http.Request) {
 	h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE")
 	h.Set("Access-Control-Allow-Headers",
 		"Authorization, Content-Type, Accept, Last-Event-ID, Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name")
-	// The names of parameters that clients mirror in headers are those of the backends' tools.
+	// Clients mirror parameters of the backends' tools in headers, so the names are not known in advance.
 	for name := range mediaTypes(r.Header.Values("Access-Control-Request-Headers")) {
 		if parameterHeader.MatchString(name) {
 			h.Add("Access-Control-Allow-Headers", name)

@@ -233,7 +233,7 @@ func (h *sessionMethods) create(ctx context.Context, p auth.Principal, s session
 	return h.sessions.Create(ctx, s)
 }
 
-// end ends a session, its stream, and what it has at backends, where client is known by it.
+// end ends a session, its stream, and its sessions and subscriptions at backends. The backends know the session as client.
 func (h *sessionMethods) end(ctx context.Context, s *session.Session, client api.Client) error {
 	if h.backends.Any(ctx) {
 		if err := h.backends.End(ctx, client); err != nil {

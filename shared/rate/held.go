@@ -7,7 +7,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 )
 
-// holdings count what each principal holds now.
+// holdings counts the things that each principal holds.
 type holdings struct {
 	mu  sync.Mutex
 	of  map[principal]int
@@ -39,8 +39,8 @@ type Held struct {
 	held       holdings
 }
 
-// NewHeld limits what a principal has by most, and what all have together by total. The limit's name and what is counted are
-// for the error.
+// NewHeld limits each principal by most and all principals together by total. The error contains name, the name of the limit, and
+// what, a plural for the things that are counted.
 func NewHeld(name, what string, most Of, total int) *Held {
 	return &Held{name: name, what: what, most: most, total: total}
 }

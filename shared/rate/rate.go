@@ -1,5 +1,5 @@
-// Package rate limits what a principal asks for per second ([Rate]) and what it has at the same time ([Held]). Its users decide
-// what is counted and what the limit is.
+// Package rate limits what a principal asks for per second ([Rate]) and what it has at the same time ([Held]). Its users choose the
+// unit and the limit.
 package rate
 
 import (

@@ -10,7 +10,7 @@ type Share struct {
 	held       holdings
 }
 
-// NewShare divides total bytes. The limit's name and what the bytes are for are for the error.
+// NewShare divides total bytes. The error contains name, the name of the limit, and what, the use of the bytes.
 func NewShare(name, what string, total int) *Share {
 	return &Share{name: name, what: what, total: total}
 }

@@ -23,7 +23,7 @@ func (s *Service) Deregister(ctx context.Context, p auth.Principal, uri string) 
 	return s.End(ctx, p.Workspace, p.ID, id)
 }
 
-// Unsubscribe ends the subscription with this identity, or returns NotFound if there is none. The event type may be gone from the
+// Unsubscribe ends the subscription with this identity, or returns NotFound if it does not exist. The event type may be gone from the
 // catalog, or may refuse the subscription's arguments by now.
 func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage, url string) error {
 	if _, err := s.permitEvents(ctx, p); err != nil {

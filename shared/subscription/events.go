@@ -35,7 +35,7 @@ type SubscribeRequest struct {
 	TTL    TTL
 	// Plain keeps control envelopes from the client, but for the challenge.
 	Plain bool
-	// Profile is that of the MCP Events extension for the deliveries.
+	// Profile is the profile of the MCP Events extension that deliveries follow.
 	Profile mcpspec.Profile
 }
 

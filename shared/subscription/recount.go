@@ -112,7 +112,7 @@ func (w *Sweeper) recount(ctx context.Context, workspace string) (by int64, err 
 	return by, nil
 }
 
-// agreed is the part of two differences that both have.
+// agreed returns the part of two differences on which both agree.
 func agreed(a, b int64) int64 {
 	switch {
 	case a > 0 && b > 0:

@@ -101,7 +101,7 @@ type Subscription struct {
 	Contracts map[string]string `json:"ct,omitempty"`
 	// Plain says that the client takes no control envelopes but the challenge.
 	Plain bool `json:"plain,omitempty"`
-	// Profile is that of the MCP Events extension at the latest events/subscribe; empty is the default one.
+	// Profile is the profile of the latest events/subscribe; empty is the default profile.
 	Profile mcpspec.Profile `json:"pf,omitempty"`
 	Created time.Time       `json:"c"`
 	// Until is when it ends unless it is refreshed; zero is never.

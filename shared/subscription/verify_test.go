@@ -63,7 +63,7 @@ func (v *verifier) wantLimit(err error, limit string) {
 func echo(context.Context, string) error   { return nil }
 func silent(context.Context, string) error { return errNoEcho }
 
-// TestLimitsOnVerifications: one caller's challenges cannot keep those of another from a host that both use.
+// TestLimitsOnVerifications shows that one caller's challenges do not block another caller's challenges to the same host.
 func TestLimitsOnVerifications(t *testing.T) {
 	t.Run("EVX-12 a principal has so many challenges a minute, and another at the same host has its own", func(t *testing.T) {
 		v := newVerifier(t, echo)
@@ -119,7 +119,7 @@ func TestLimitsOnVerifications(t *testing.T) {
 		if err := v.ask(bob, "https://host.example/b"); err != nil {
 			t.Errorf("another principal: %v", err)
 		}
-		// What was refused counted nowhere, so the principal has the rest of its minute.
+		// Refused attempts were not counted, so the principal has the rest of its minute.
 		for n := range DefaultVerifications - maxFailed {
 			if err := v.ask(alice, "https://other.example/%d", n); err != nil {
 				t.Fatal(n, err)

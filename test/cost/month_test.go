@@ -66,13 +66,13 @@ func alarmed(t *testing.T) (metrics int) {
 	return metrics
 }
 
-// waiting is what a million deliveries add because dispatch waits for endpoints that answer in [answer], of
+// waiting returns what a million deliveries cost in addition because dispatch waits for endpoints that answer in [answer], of
 // invocations with so many deliveries each. The prices that were measured are of endpoints that answer immediately.
 func waiting(gb, deliveries float64) float64 {
 	return answer * math.Max(1, deliveries/attempts) / deliveries * gb * perGBSecond * million
 }
 
-// month is what a deployment costs whatever happens, and what open streams and backends add to it.
+// month returns the table of the monthly costs of an idle deployment, and of open streams and backends.
 func month(t *testing.T) string {
 	limits := sizes(t)
 	alarms, metrics := float64(alarmed(t)), 0.0
@@ -100,7 +100,7 @@ func month(t *testing.T) string {
 	)
 }
 
-// answering is what a million deliveries cost to endpoints that answer in [answer].
+// answering returns the table of the prices of a million deliveries to endpoints that answer in [answer].
 func answering(t *testing.T) string {
 	gb := sizes(t)["DispatchFunction"].gb
 	rows := []row{{"load", "deliveries an invocation", "measured, endpoints answer immediately", "waiting for 0.2 s", "price per million"}}

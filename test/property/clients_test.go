@@ -70,7 +70,7 @@ func (p *publisher) draw() (batch []*occurrence) {
 	return batch
 }
 
-// input is the event as it is published.
+// input returns the event as it is published.
 func (o *occurrence) input() publish.Input {
 	data, _ := json.Marshal(payload{N: o.n, Even: o.even}) // numbers and a boolean
 	return publish.Input{URI: o.uri, ID: o.id, Data: data}

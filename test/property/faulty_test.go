@@ -76,7 +76,7 @@ func (l *line) do(request func() error) error {
 	return errFailed
 }
 
-// write is do for a request that changes something.
+// write makes a request that changes something, like do.
 func (l *line) write(ctx context.Context, request func() error) error {
 	if l.delay == nil {
 		return l.do(request)

@@ -108,7 +108,7 @@ type topic struct {
 
 var longName = strings.Repeat("long-", 100)
 
-// catalogText is the catalog. The type that turns gives up its order, and the late type is added during a run.
+// catalogText returns the catalog. The type that turns gives up its order, and the late type is added during a run.
 func catalogText(turned, late bool) string {
 	text := `events:
   - {name: plain, uri: "event://plain", payloadSchema: {type: object}, filters: {even: /even}}

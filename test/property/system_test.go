@@ -120,7 +120,7 @@ func newSystem(t *testing.T, s setup, cat *catalog.Catalog, at *endpoints) *syst
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// memoryFolder is a folder for database files. A sync of a file in memory takes no time.
+// memoryFolder returns a folder for database files. A sync of a file in memory takes no time.
 func memoryFolder(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "mcpevents-property-")

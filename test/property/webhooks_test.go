@@ -167,7 +167,7 @@ func (s *subscriber) subscribe(resume bool) bool {
 	return true
 }
 
-// last is the last cursor that the subscriber has.
+// last returns the last cursor that the subscriber has.
 func (s *subscriber) last() string {
 	for _, r := range slices.Backward(s.system.endpoints.receipts(s.url)) {
 		if r.cursor != "" {

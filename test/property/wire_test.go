@@ -18,7 +18,7 @@ import (
 // key is the API key of the only caller.
 const key = "alice-key"
 
-// request is a call of revision 2026-07-28 with params.
+// request returns a call of revision 2026-07-28 with params.
 func request(ctx context.Context, method string, params map[string]any) *http.Request {
 	all := map[string]any{"_meta": map[string]any{
 		mcpspec.MetaVersion: mcpspec.V20260728, mcpspec.MetaCapabilities: map[string]any{},

@@ -105,7 +105,7 @@ func load(dir string) (*code, error) {
 	return c, nil
 }
 
-// resourceOf is the logical id of a resource, such as LogTable for the name log.
+// resourceOf returns the logical id of a resource, such as LogTable for the name log.
 func resourceOf(name, kind string) string { return strings.ToUpper(name[:1]) + name[1:] + kind }
 
 // needs returns the operations that the code of each function makes, by its logical id.
@@ -270,7 +270,7 @@ func function(v ssa.Value) *ssa.Function {
 	return nil
 }
 
-// callees are the reached functions of this module that a call may be to.
+// callees returns the reached functions of this module that a call may call.
 func (r *role) callees(c *ssa.CallCommon) (all []*ssa.Function) {
 	if !c.IsInvoke() {
 		if f := c.StaticCallee(); f != nil && r.reached[f] {
@@ -332,7 +332,7 @@ func isNamed(t types.Type, path, name string) bool {
 	return ok && named.Obj().Name() == name && named.Obj().Pkg() != nil && named.Obj().Pkg().Path() == path
 }
 
-// keysIn is the number of arguments of a variadic call, 0 if it is passed a slice.
+// keysIn returns the number of arguments of a variadic call, or 0 if a slice is passed.
 func keysIn(arg ssa.Value) int64 {
 	if s, ok := arg.(*ssa.Slice); ok {
 		if a, ok := s.X.(*ssa.Alloc); ok {
@@ -344,7 +344,7 @@ func keysIn(arg ssa.Value) int64 {
 	return 0
 }
 
-// operation is the name of the function of package store, or the method of its DB, or of a queue, that a call is to.
+// operation returns the name of the called function of package store, or of the called method of its DB or of a queue, or "".
 func operation(c *ssa.CallCommon) string {
 	if c.IsInvoke() {
 		params := c.Signature().Params()
@@ -414,7 +414,7 @@ func (r *role) operations(c *ssa.CallCommon) (all []need) {
 	return all
 }
 
-// madeBy is the function of package store that makes an operation, such as Put.
+// madeBy returns the function of package store that makes an operation, such as Put, or "".
 func madeBy(c *ssa.Call) string {
 	if name := operation(&c.Call); ofOps[name] != nil {
 		return name
@@ -424,7 +424,7 @@ func madeBy(c *ssa.Call) string {
 
 type keyOf struct{ table, prefix string }
 
-// keys are the tables and the beginnings of partitions of the keys in v, below the path of fields.
+// keys returns the tables and the beginnings of partitions of the keys in v, below the path of fields.
 func (r *role) keys(v ssa.Value, path []string) (all []keyOf) {
 	t := r.trace()
 	t.stop = func(v ssa.Value, path []string) bool {
@@ -469,7 +469,7 @@ func written(addr ssa.Value, field string) bool {
 	return false
 }
 
-// texts are the values of a text field; of one that is not constant its beginning, "" if that is not known.
+// texts returns the values of a text field. Of a value that is not constant it returns the beginning, or "" if that is not known.
 func (r *role) texts(v ssa.Value, field string) []string {
 	t := r.trace()
 	t.text = true
@@ -509,7 +509,7 @@ func (t *trace) found(text string) {
 	}
 }
 
-// follow goes from a value to those that it is made of; path names the fields that are of interest. An address stands
+// follow goes from a value to the values from which it is made; path names the fields that are of interest. An address stands
 // for what is there, and a slice or a map for what is in it.
 func (t *trace) follow(v ssa.Value, path []string) {
 	if v == nil || len(path) > 6 {

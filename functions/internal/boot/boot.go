@@ -71,7 +71,7 @@ type Process struct {
 	spans     *sdktrace.TracerProvider // nil if none are exported
 	collector collector                // of spans and metrics
 	getenv    func(string) string
-	mount     func(*http.ServeMux) // what is served beside the function's own; may be nil
+	mount     func(*http.ServeMux) // adds further paths to the function's own; may be nil
 }
 
 // Start builds the process from the environment. On an error it ends the

@@ -57,7 +57,7 @@ func Create(ctx context.Context, db store.DB, w Wrapper) error {
 			return err
 		}
 	}
-	// Made from what is stored: that may be another's.
+	// The stored keys may belong to another stack.
 	private, version, err := Private(ctx, db, w)
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "open the private sealing keys with the KMS key of the stack (SealingKeyArn), which must be the one that wrapped those in the keys table (KeysTableArn)")

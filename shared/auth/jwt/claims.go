@@ -122,7 +122,8 @@ func (c *claims) text(name string) string {
 }
 
 // scopes are those of scope (RFC 9068, section 2.2.3) and of scp, which some
-// servers write instead; either may be a string with spaces or an array. It returns those that begin with the prefix, without it.
+// servers write instead; either may be a string with spaces or an array. It returns the scopes that begin with the
+// prefix, and removes the prefix.
 func (c *claims) scopes(prefix string) []string {
 	var scopes []string
 	for _, name := range []string{"scope", "scp"} {

@@ -61,8 +61,8 @@ const (
 // replicas that was old, or get the capability later.
 const askAgain = 5 * time.Minute
 
-// noStreamStatus are the answers to a GET by which a backend says that it has no stream: that of the revisions, and those of servers
-// that serve nothing but POST. They mean this only as the answer to a GET.
+// noStreamStatus lists the statuses that mean "no notification stream", as the answer to a GET only: 405 by the revisions, and 404 and
+// 501 from servers that accept only POST.
 var noStreamStatus = []int{http.StatusMethodNotAllowed, http.StatusNotFound, http.StatusNotImplemented}
 
 // errNoStream reports a backend without a notification stream.

@@ -70,7 +70,7 @@ func (f *following) connect() (err error) {
 	return err
 }
 
-// request is an empty one in the session.
+// request returns an empty request in the session.
 func (f *following) request() upstream.Request {
 	return upstream.Request{Version: f.version, Session: f.session}
 }
@@ -93,7 +93,7 @@ func (f *following) open(send func(context.Context) (*upstream.Exchange, error))
 	return x, err
 }
 
-// statusOf is the HTTP status of a response, or 0 without one.
+// statusOf returns the HTTP status of a response, or 0 without one.
 func statusOf(x *upstream.Exchange, err error) int {
 	if status, ok := errors.AsType[*upstream.StatusError](err); ok {
 		return status.Status
@@ -134,12 +134,12 @@ func (f *following) close() {
 const (
 	// wantedEvery is how often the subscriptions are read, which other instances write.
 	wantedEvery = time.Second
-	// checkEvery is how often the backend is asked whether it is still there: a proxy may keep the stream of a dead one open.
+	// checkEvery is how often the backend is pinged, because a proxy may keep the stream of a dead one open.
 	checkEvery = time.Minute
 	maxChecks  = 3 // failed ones in a row, until the connection is given up
 )
 
-// run announces notifications and makes the subscriptions those that are wanted, until the connection ends.
+// run announces notifications and keeps the subscriptions equal to the interests, until the connection ends.
 func (f *following) run(ctx context.Context) error {
 	tick, check, relist := time.NewTicker(wantedEvery), time.NewTicker(checkEvery), time.NewTicker(f.relay.relist())
 	defer tick.Stop()
@@ -180,7 +180,7 @@ func (f *following) run(ctx context.Context) error {
 	}
 }
 
-// settle subscribes to what is wanted before the lease is taken over, for a limited time.
+// settle makes the subscriptions before the lease is taken over, for a limited time.
 func (f *following) settle(limit time.Duration) {
 	late := time.NewTimer(limit)
 	defer late.Stop()
@@ -203,7 +203,7 @@ func (f *following) settle(limit time.Duration) {
 	}
 }
 
-// refresh reads what clients want.
+// refresh reads the interests of clients.
 func (f *following) refresh() error {
 	wanted, err := f.Wanted(f.ctx)
 	if err != nil {

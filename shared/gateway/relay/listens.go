@@ -16,11 +16,11 @@ import (
 )
 
 // What a listen asks for cannot be changed (2026-07-28, Subscriptions). If it were replaced by another one, a notification while both
-// are open would arrive twice, and nothing in it shows that it is the same. So resources that are wanted later are asked for by
-// further listens next to the first, and no two ask for the same.
+// are open would arrive twice, and nothing in it shows that it is the same. So further listens next to the first ask for
+// resources that are wanted later, and no two ask for the same one.
 //
-// A backend that refuses a listen does not say which of its resources is the reason. Then each half is asked for by itself, until the
-// resource that is refused is known.
+// A backend that refuses a listen does not say which of its resources is the reason. Then a listen for each half follows, until the refused
+// resource is known.
 
 const (
 	// maxListens is how many further ones there may be. Then one takes their place; an update of a resource in that very moment may
@@ -30,7 +30,7 @@ const (
 	maxSplit = 32
 )
 
-// listens are those of a connection next to the first.
+// listens has the listens of a connection next to the first.
 type listens struct {
 	further []*stream
 	opening bool              // one is being opened
@@ -88,7 +88,7 @@ func (f *following) listen(lists bool, uris map[string]bool) (*stream, error) {
 	return s, nil
 }
 
-// listenFirst opens the first listen. If the backend refuses it, the resources are asked for apart.
+// listenFirst opens the first listen. If the backend refuses it, further listens ask for the resources.
 func (f *following) listenFirst() error {
 	uris := map[string]bool{}
 	if f.capabilities.Subscribe {
@@ -155,7 +155,7 @@ func (f *following) split(uris map[string]bool, err error) {
 	}
 }
 
-// pursueListens makes the resources that are listened to those that are wanted.
+// pursueListens opens and closes listens until they cover exactly the wanted resources.
 func (f *following) pursueListens() {
 	if f.listens.opening {
 		return
@@ -236,7 +236,7 @@ func (f *following) pursueListens() {
 	})
 }
 
-// stillWanted are those of the resources that clients want.
+// stillWanted returns the resources that clients still want.
 func (f *following) stillWanted(uris map[string]bool) map[string]bool {
 	out := map[string]bool{}
 	for uri := range uris {

@@ -36,8 +36,8 @@ type Exchange struct {
 	Session string
 	// Status is the HTTP status.
 	Status int
-	// EventID is that of the last event that had one, Retry the pause that the backend asked for last before it is asked again, and
-	// Events how many there were.
+	// EventID is the latest id of an event, Retry the latest pause that the backend asked for before a reconnection, and Events the
+	// number of events.
 	EventID string
 	Retry   time.Duration
 	Events  int
