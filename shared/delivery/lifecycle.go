@@ -204,6 +204,8 @@ func (ds *deliveries) contest(ctx context.Context, del *delivery, s step, fresh 
 	case current != nil && del.Control == nil && otherPublication(current.Published, del.Published):
 		del.Key = del.ownKey()
 		return mine, nil
+	case meets(state) != mine && del.Again:
+		return others, nil // whoever asked is told that it is being delivered already
 	case meets(state) != mine:
 		return ds.renew(ctx, current, s)
 	case current == nil:
@@ -240,10 +242,11 @@ func (ds *deliveries) renew(ctx context.Context, current *delivery, s step) (cla
 	if current.State, current.made = statePending, now; current.Due.IsZero() {
 		current.Due = now
 	}
-	if current.stored == statePending { // after the message that may be under way
-		current.DueAt = later(current.DueAt, now.Add(backup))
-	} else {
+	switch {
+	case current.stored != statePending:
 		current.DueAt = now
+	case !current.DueAt.After(now): // after the message that may be under way
+		current.DueAt = now.Add(backup)
 	}
 	entry := current.dueEntry()
 	ops := []store.Op{store.Put(entry), store.Put(current.item(), store.VersionIs(current.version))}

@@ -171,29 +171,87 @@ func TestGivenAnAttemptWithoutADueEntryWhenTheEventIsRequestedAgainMeanwhileThen
 	}
 }
 
-// EVX-14: given a suspended delivery that a refresh has not reactivated yet, when its event is requested again by the replay of
-// that refresh, then it is delivered at once, because no message of it is under way.
+// EVX-14: a delivery is suspended, and the client's refresh asks for its event again before it has reactivated the
+// delivery. No message of the delivery is under way, so it is sent at once.
 func TestGivenASuspendedDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAtOnce(t *testing.T) {
 	r := newRig(t)
 	sub := r.subscribe()
+	cursor := r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})
+	r.now = r.now.Add(time.Second)
 	r.suspend(sub.ID)
 	r.publish("evt_1")
 	r.work()
-	r.subscribe() // a refresh
-	record, err := r.services.Lookup(t.Context(), "default", "alice", sub.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := &event.Event{Workspace: "default", ID: "evt_1", URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{"ok":true}`)}
-	if err := r.operations().Deliver(t.Context(), record, e); err != nil && !fault.Is(err, fault.Conflict) {
-		t.Fatal(err)
-	}
 	_, d, retry := r.process()
+	r.script = fails
+	r.subscribe(func(ask *subscription.SubscribeRequest) { ask.Cursor = cursor })
+	r.hand(queue.Deliveries, d.Pages)
+	r.script = succeeds
+	before := posted(r)["evt_1"]
 	if _, err := retry.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	r.hand(queue.Slow, d.Singles)
-	if n := posted(r)["evt_1"]; n != 1 {
+	if n := posted(r)["evt_1"] - before; n != 1 {
 		t.Errorf("it was posted %d times at once, want once", n)
+	}
+}
+
+// EVX-11: requesting an event again and again does not postpone its delivery.
+func TestADeliveryIsNotPostponedByRequestsForItsEvent(t *testing.T) {
+	r := newRig(t)
+	sub := r.subscribe()
+	cursor := r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})
+	r.now = r.now.Add(time.Second)
+	r.script = fails
+	r.publish("evt_1")
+	fanout, d, retry := r.process()
+	r.hand(queue.Events, fanout.Handle)
+	r.hand(queue.Deliveries, d.Pages)
+	if st := r.deliveryState(sub.ID, "evt_1"); st != statePending {
+		t.Fatalf("the delivery is %s, want it pending", st)
+	}
+	r.queues[queue.Slow] = nil // the message is lost, so the delivery depends on its due entry
+	const every = backup / 2
+	for range 10 {
+		r.now = r.now.Add(every)
+		if err := r.services.End(t.Context(), "default", "alice", sub.ID); err != nil {
+			t.Fatal(err)
+		}
+		r.subscribe(func(ask *subscription.SubscribeRequest) { ask.Cursor = cursor })
+		r.hand(queue.Deliveries, d.Pages)
+		n, err := retry.Run(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n > 0 {
+			return
+		}
+	}
+	t.Errorf("the delivery was not due within %v", 10*every)
+}
+
+// OPS-05: an operator who asks for an event while it is delivered gets a conflict, and does not delay the delivery.
+func TestAConflictLeavesTheDeliveryAsItIs(t *testing.T) {
+	r := newRig(t)
+	sub := r.subscribe()
+	fanout, d, _ := r.process()
+	r.script = fails
+	r.publish("evt_1")
+	r.hand(queue.Events, fanout.Handle)
+	r.hand(queue.Deliveries, d.Pages)
+	record, err := r.services.Lookup(t.Context(), "default", "alice", sub.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	published := &event.Event{Workspace: "default", ID: "evt_1", URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{"ok":true}`)}
+	d.sender.poster = &during{d.sender.poster, func() {
+		if err := r.operations().Deliver(t.Context(), record, published); !fault.Is(err, fault.Conflict) {
+			t.Errorf("an operator who asked for the event got %v, want a conflict", err)
+		}
+	}}
+	r.script = succeeds
+	r.hand(queue.Slow, d.Singles)
+	if st := r.deliveryState(sub.ID, "evt_1"); st != "none" {
+		t.Errorf("the delivery is %s after its endpoint accepted it, want none", st)
 	}
 }
