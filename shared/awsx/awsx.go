@@ -49,7 +49,7 @@ func load(_ context.Context, getenv func(string) string) (aws.Config, error) {
 		Region:           first(getenv(EnvRegion), getenv(EnvDefaultRegion)),
 		RetryMaxAttempts: defaultAttempts,
 		ConfigSources:    []any{serviceEndpoints{getenv}},
-		HTTPClient:       NewHTTPClient(),
+		HTTPClient:       NewHTTPClient(requestLimit),
 	}
 	if text := getenv(EnvAttempts); text != "" {
 		n, err := strconv.Atoi(text)

@@ -172,7 +172,7 @@ func TestARequestBodyIsReadAndNotAskedToWriteItself(t *testing.T) {
 		t.Fatal(err)
 	}
 	req.ContentLength = 4
-	resp, err := NewHTTPClient().Do(req)
+	resp, err := NewHTTPClient(requestLimit).Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,19 +15,20 @@ import (
 const (
 	connectTimeout = 3 * time.Second
 	// requestLimit bounds an attempt of a request, so that a connection that went silent does not take the whole time of
-	// the caller. DynamoDB, SQS, KMS and SSM answer within milliseconds. The SDK repeats the request on another connection.
-	requestLimit = 5 * time.Second
-	// receiveLimit is longer, because such a request may wait up to 20 s for messages.
-	receiveLimit = 20*time.Second + requestLimit
-	// invokeLimit is longer still, because such a request waits for a function, which may run for 60 s.
-	invokeLimit = 60*time.Second + requestLimit
+	// the caller; the shortest is the 18 s that fanout has. DynamoDB, SQS, KMS and SSM answer within milliseconds. The SDK
+	// repeats the request on another connection.
+	requestLimit = 8 * time.Second
+	// receiveWait and invokeWait are added for requests that wait at the service: for messages, and for a function that may
+	// run for 60 s.
+	receiveWait = 20 * time.Second
+	invokeWait  = 60 * time.Second
 	// maxIdle connections to a service are kept. The SDK's 10 are too few for a
 	// dispatch that records a page of outcomes at once.
 	maxIdle = 100
 )
 
-// NewHTTPClient returns the HTTP client of a configuration. It bounds connecting and each attempt of a request, see
-// [limitOf].
+// NewHTTPClient returns the HTTP client of a configuration. An attempt of a request may take as long as limit, and longer
+// if it waits at the service, see [waitOf].
 //
 // It also works around a race of the SDK. As soon as an answer's header is there, the
 // SDK closes the request's body, and the body's WriteTo then returns [io.EOF] as an
@@ -37,16 +38,19 @@ const (
 // emulator on this machine and the race detector that were 9 of 3,000 requests, and a
 // receive among them hides its messages. Without WriteTo, net/http reads, and a
 // closed body just ends.
-func NewHTTPClient() aws.HTTPClient {
-	return client{awshttp.NewBuildableClient().
+func NewHTTPClient(limit time.Duration) aws.HTTPClient {
+	return client{limit: limit, HTTPClient: awshttp.NewBuildableClient().
 		WithDialerOptions(func(d *net.Dialer) { d.Timeout = connectTimeout }).
 		WithTransportOptions(func(t *http.Transport) { t.MaxIdleConns, t.MaxIdleConnsPerHost = maxIdle, maxIdle })}
 }
 
-type client struct{ aws.HTTPClient }
+type client struct {
+	aws.HTTPClient
+	limit time.Duration
+}
 
 func (c client) Do(req *http.Request) (*http.Response, error) {
-	ctx, cancel := context.WithTimeout(req.Context(), limitOf(req))
+	ctx, cancel := context.WithTimeout(req.Context(), c.limit+waitOf(req))
 	req = req.WithContext(ctx)
 	if req.Body != nil && req.Body != http.NoBody {
 		req.Body = body{req.Body}
@@ -60,15 +64,15 @@ func (c client) Do(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// limitOf returns how long an attempt of a request may take until the response's body is read.
-func limitOf(req *http.Request) time.Duration {
+// waitOf returns how long a request may wait at the service before it is answered.
+func waitOf(req *http.Request) time.Duration {
 	switch {
 	case strings.HasSuffix(req.Header.Get("X-Amz-Target"), ".ReceiveMessage"):
-		return receiveLimit
+		return receiveWait
 	case strings.HasSuffix(req.URL.Path, "/invocations"):
-		return invokeLimit
+		return invokeWait
 	}
-	return requestLimit
+	return 0
 }
 
 // limited is a response's body that ends the time limit of its request when it is closed.

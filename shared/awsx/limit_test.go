@@ -27,7 +27,7 @@ func silent(t *testing.T) (cfg aws.Config, requests *int) {
 	t.Cleanup(transport.CloseIdleConnections)
 	endpoint := "http://aws.example"
 	return aws.Config{
-		Region: "eu-central-1", BaseEndpoint: &endpoint, RetryMaxAttempts: 2, HTTPClient: client{&http.Client{Transport: transport}},
+		Region: "eu-central-1", BaseEndpoint: &endpoint, RetryMaxAttempts: 2, HTTPClient: client{&http.Client{Transport: transport}, requestLimit},
 		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
 			return aws.Credentials{AccessKeyID: "a", SecretAccessKey: "b"}, nil
 		}),
@@ -42,11 +42,11 @@ func TestSilentConnections(t *testing.T) {
 		"a read of a table": {func(ctx context.Context, cfg aws.Config) error {
 			_, err := dynamodb.NewFromConfig(cfg).Query(ctx, &dynamodb.QueryInput{TableName: aws.String("t")})
 			return err
-		}, 12 * time.Second},
+		}, 18 * time.Second},
 		"a message to a queue": {func(ctx context.Context, cfg aws.Config) error {
 			_, err := sqs.NewFromConfig(cfg).SendMessage(ctx, &sqs.SendMessageInput{QueueUrl: cfg.BaseEndpoint, MessageBody: aws.String("m")})
 			return err
-		}, 12 * time.Second},
+		}, 18 * time.Second},
 		"a long poll of a queue, which waits for 20 s": {func(ctx context.Context, cfg aws.Config) error {
 			_, err := sqs.NewFromConfig(cfg).ReceiveMessage(ctx, &sqs.ReceiveMessageInput{QueueUrl: cfg.BaseEndpoint, WaitTimeSeconds: 20})
 			return err
@@ -72,7 +72,7 @@ func TestSilentConnections(t *testing.T) {
 }
 
 func TestResponseBodiesCanBeReadAfterDo(t *testing.T) {
-	c := client{doer(func(*http.Request) (*http.Response, error) {
+	c := client{limit: requestLimit, HTTPClient: doer(func(*http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader("body"))}, nil
 	})}
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://aws.example", http.NoBody)

@@ -69,7 +69,8 @@ type Endpoints struct {
 	DynamoDB, SQS, MiniStack, EventRuler string
 }
 
-var httpClient = awsx.NewHTTPClient()
+// httpClient allows for emulators on a busy machine.
+var httpClient = awsx.NewHTTPClient(time.Minute)
 
 // Config is an SDK configuration for base, one of the [Endpoints]. It reads
 // nothing from the environment.

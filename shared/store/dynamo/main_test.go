@@ -58,7 +58,7 @@ type bench struct {
 func open(t *testing.T) *bench {
 	t.Helper()
 	t.Parallel()
-	b := &bench{clock: &clock{now: time.Now()}, wire: &wire{client: awsx.NewHTTPClient()}, counter: &awsx.Counter{}}
+	b := &bench{clock: &clock{now: time.Now()}, wire: &wire{client: awsx.NewHTTPClient(time.Minute)}, counter: &awsx.Counter{}}
 	cfg := awslocal.Config(awslocal.Start(t, awslocal.DynamoDB).DynamoDB)
 	b.name = tables(t, dynamodb.NewFromConfig(cfg))
 	b.counter.Attach(&cfg)
