@@ -124,8 +124,11 @@ func (c Call) run(ctx context.Context) (any, error) {
 		os.Exit(7)
 	case "tick":
 		go tick()
+		<-rounds
 		return os.Getpid(), nil
 	case "pause":
+		<-rounds // may be of before the pause
+		<-rounds
 		return longest.Load(), nil
 	case "hang":
 		select {} // ignores its deadline
@@ -160,6 +163,9 @@ func (c Call) run(ctx context.Context) (any, error) {
 // longest is the longest time in milliseconds between two rounds of [tick].
 var longest atomic.Int64
 
+// rounds is sent to after each round of [tick] if somebody waits for it.
+var rounds = make(chan struct{})
+
 // tick works in the background, also after the answer to its invocation.
 func tick() {
 	last := time.Now()
@@ -168,6 +174,10 @@ func tick() {
 		now := time.Now()
 		longest.Store(max(longest.Load(), now.Sub(last).Milliseconds()))
 		last = now
+		select {
+		case rounds <- struct{}{}:
+		default:
+		}
 	}
 }
 
