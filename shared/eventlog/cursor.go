@@ -16,8 +16,7 @@ type Cursor struct {
 	At int64
 	// Sent holds the hashes of entries after At that were sent; at most [MaxSent].
 	Sent []uint64
-	// Places are the positions of partitions that have one of their own, at most [MaxPlaces]. It replaces At and Sent
-	// there.
+	// Places are the positions of partitions that have one of their own, at most [MaxPlaces]. It replaces At there.
 	Places []Place
 	// Given is when At was the end of the log, in the unit of At; 0 is unknown. The position of a quiet log does not
 	// age: everything after it was written after that time.

@@ -3,6 +3,7 @@ package stream_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,7 +12,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/stream"
-	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // TestASegmentOfALaterReleaseHoldsUpItsOwnPartitionOnly: after a rollback, a partition has a segment that this release cannot
@@ -31,7 +31,7 @@ func TestASegmentOfALaterReleaseHoldsUpItsOwnPartitionOnly(t *testing.T) {
 						first.Close()
 					}
 					r.append([]event.Event{occurrence("before", stuck.Key)})
-					readable := laterSegment(t, r, stuck)
+					readable := laterSegment(t, r, eventlog.Own("default", stuck.Key))
 					r.append([]event.Event{occurrence("after", stuck.Key)})
 					for i := range 3 {
 						r.append([]event.Event{occurrence(fmt.Sprint("other-", i), other.Key)})
@@ -78,27 +78,121 @@ func TestASegmentOfALaterReleaseHoldsUpItsOwnPartitionOnly(t *testing.T) {
 	}
 }
 
-// laterSegment writes a segment with an event that this release cannot read to the partition of a pattern. It returns the
-// segment as the later release reads it.
-func laterSegment(t *testing.T, r *rig, p subscription.Pattern) (readable store.Item) {
+// A poll of a wildcard stops at a segment of a later release in one shard only. The client gets the rest of that shard when the
+// later release answers its polls, or when it opens a stream there.
+func TestASegmentOfALaterReleaseHoldsUpItsOwnShardOfAPolledWildcardOnly(t *testing.T) {
+	for kind, newDB := range bothStores() {
+		for _, most := range []int{1, 3, 500} {
+			t.Run(fmt.Sprintf("EVX-26 %s, pages of %d", kind, most), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					r := over(t, newDB(t))
+					uris := uriPerShard()
+					request := stream.PollRequest{Pattern: openPattern, Most: most, Bytes: 1 << 20}
+					request.Cursor = r.poll(request).Cursor
+					got := map[string]int{}
+					pollAll := func() {
+						t.Helper()
+						for polls, quiet := 0, 0; quiet < 3; polls++ {
+							if polls > 1000 {
+								t.Fatalf("1000 polls did not reach the end; events: %v", got)
+							}
+							page := r.poll(request)
+							request.Cursor = page.Cursor
+							for _, e := range page.Events {
+								got[e.ID]++
+							}
+							if quiet++; len(page.Events) > 0 || page.More {
+								quiet = 0
+							}
+							if page.Truncated {
+								t.Fatal("a poll is truncated, want no gap")
+							}
+							if !page.More {
+								time.Sleep(eventlog.Window)
+							}
+						}
+					}
+					var others, rest []string
+					publish := func(rounds int) {
+						for range rounds {
+							for i, uri := range uris {
+								e := occurrence(fmt.Sprint("e-", len(others)+len(rest)), uri)
+								if i == 0 {
+									rest = append(rest, e.ID)
+								} else {
+									others = append(others, e.ID)
+								}
+								r.append([]event.Event{e}, openPattern.Key)
+							}
+							time.Sleep(time.Millisecond)
+						}
+					}
+					publish(1)
+					before := rest
+					shard := slices.IndexFunc(eventlog.Pattern("default", openPattern.Key), func(p eventlog.Partition) bool {
+						page, err := r.db.Query(t.Context(), store.Query{Table: store.Log, Partition: p.Name(), Limit: 1})
+						must(t, err)
+						return strings.Contains(string(page.Items[0].Value), fmt.Sprintf("%q", before[0]))
+					})
+					readable := laterSegment(t, r, eventlog.Pattern("default", openPattern.Key)[shard])
+					rest = []string{"later"}
+					publish(2 * eventlog.MaxSent / len(uris)) // more than a cursor can name
+
+					pollAll()
+					missing := func(ids []string) (out []string) {
+						for _, id := range ids {
+							if got[id] == 0 || got[id] > 1 && r.db.Ordered() {
+								out = append(out, fmt.Sprint(id, ": ", got[id], " times"))
+							}
+						}
+						return out
+					}
+					if wrong := missing(append(before, others...)); wrong != nil || got["later"] > 0 {
+						t.Fatalf("next to a segment of a later release, polls returned %v, want each once", wrong)
+					}
+					publish(3)
+					must(t, r.db.Write(t.Context(), store.Put(readable))) // as the later release reads it
+
+					f := r.open(from(request.Cursor, openPattern))
+					defer f.Close()
+					streamed := map[string]bool{}
+					for id := next(t, f, 30*time.Second); id != ""; id = next(t, f, 30*time.Second) {
+						streamed[id] = true
+					}
+					for _, id := range append(rest, others[len(others)-3*(len(uris)-1):]...) {
+						if !streamed[id] {
+							t.Errorf("EVX-26: a stream with the cursor of the poll skipped %s", id)
+						}
+					}
+					pollAll()
+					if wrong := missing(slices.Concat(before, rest, others)); wrong != nil {
+						t.Errorf("EVX-26: after the upgrade, polls returned %v, want each once", wrong)
+					}
+				})
+			})
+		}
+	}
+}
+
+// laterSegment writes a segment with an event that this release cannot read to a partition. It returns the segment as the later
+// release reads it.
+func laterSegment(t *testing.T, r *rig, p eventlog.Partition) (readable store.Item) {
 	t.Helper()
-	newest := func(r *rig) store.Item {
+	newest := func(r *rig, p eventlog.Partition) store.Item {
 		t.Helper()
-		page, err := r.db.Query(t.Context(), store.Query{
-			Table: store.Log, Partition: eventlog.Own("default", p.Key).Name(), Reverse: true, Limit: 1,
-		})
+		page, err := r.db.Query(t.Context(), store.Query{Table: store.Log, Partition: p.Name(), Reverse: true, Limit: 1})
 		must(t, err)
 		return page.Items[0]
 	}
-	elsewhere := over(t, embedded(t))
-	elsewhere.append([]event.Event{occurrence("later", p.Key)})
-	later := newest(elsewhere)
-	later.Value, later.Sort = []byte(`{"v":2}`), store.AtCommit
+	elsewhere, own := over(t, embedded(t)), eventlog.Own("default", ownPattern.Key)
+	elsewhere.append([]event.Event{occurrence("later", ownPattern.Key)})
+	later := newest(elsewhere, own)
+	later.Partition, later.Value, later.Sort = p.Name(), []byte(`{"v":2}`), store.AtCommit
 	if !r.db.Ordered() {
 		later.Sort = fmt.Sprintf("%016d", time.Now().UnixMicro()+1000)
 	}
 	must(t, r.db.Write(t.Context(), store.Put(later)))
-	readable = newest(r)
-	readable.Value = newest(elsewhere).Value
+	readable = newest(r, p)
+	readable.Value = newest(elsewhere, own).Value
 	return readable
 }

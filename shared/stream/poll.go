@@ -61,8 +61,11 @@ const maxOpen = eventlog.MaxSent - eventlog.Shards
 // smaller keys may still be committed within [eventlog.Window] of now. There the cursor stays behind the window and
 // names the events that were sent since. If it has no room for an event, the event waits until it is older than the
 // window.
+//
+// A partition stops before an item of a later release. The cursor then holds a position of its own for that partition, so
+// the others go on, and the client gets the rest of the partition when that release answers its poll.
 func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
-	p := poll{tails: ts, request: r, began: ts.Log.Time(), seen: map[string]bool{}, resume: map[uint64]int64{}}
+	p := poll{tails: ts, request: r, began: ts.Log.Time(), seen: map[string]bool{}, resume: map[uint64]sentEntry{}}
 	p.settled = p.began.Add(-eventlog.Window).UnixMicro()
 	if ts.Log.DB.Ordered() {
 		p.settled = ts.Log.Position()
@@ -87,18 +90,33 @@ func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.start, p.truncated = ts.reach(c, eventlog.Own(r.Workspace, r.Pattern.Key), r.MaxAge)
+	parts := r.Pattern.Partitions(ts.Log, r.Workspace)
+	var sole eventlog.Partition
+	if len(parts) == 1 {
+		sole = parts[0]
+	}
+	p.start, p.truncated = ts.reach(c, sole, r.MaxAge)
 	if reaches > max(p.start, c.Given) {
 		p.start, p.truncated = reaches, true
 	}
+	p.given = c.Given
 	for _, hash := range c.Sent {
-		p.resume[hash] = unmet
+		p.resume[hash] = sentEntry{hash: hash}
 	}
 	p.open = len(p.resume)
 	if p.lastTraffic = c.Last; c.Last == 0 {
 		p.lastTraffic = c.At
 	}
 	p.join()
+	if len(c.Places) > 0 && len(parts) > 1 {
+		for _, s := range p.readers { // an earlier poll stopped in some of them
+			start, truncated := ts.reach(c, s.part, r.MaxAge)
+			if start < p.start {
+				s.start, s.pos, s.apart = start, start, true
+				p.truncated = p.truncated || truncated
+			}
+		}
+	}
 	if err := p.read(ctx); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "poll the log")
 	}
@@ -116,6 +134,7 @@ type poll struct {
 	began     time.Time
 	settled   int64 // no key up to it will be committed any more; an ordered store is read up to here
 	start     int64
+	given     int64 // of the old cursor; see [eventlog.Cursor.Given]
 	truncated bool
 	exact     bool // one partition, whose keys grow in commit order, or an ordered store
 
@@ -123,8 +142,8 @@ type poll struct {
 	events  []*event.Event
 	bytes   int
 	seen    map[string]bool // entries by their ids
-	// resume are the hashes of the cursor, each with the key of its entry once that was met.
-	resume   map[uint64]int64
+	// resume are the hashes of the cursor, each with the entry once that was met.
+	resume   map[uint64]sentEntry
 	sent     []sentEntry // by this poll, unless the partition is exact
 	open     int         // how many hashes the next cursor may have to name
 	examined int
@@ -138,18 +157,31 @@ type poll struct {
 type sentEntry struct {
 	hash uint64
 	key  int64
+	from *pollReader // nil if the entry was not met yet
 }
-
-// unmet marks a hash of the cursor whose entry was not met yet.
-const unmet = 0
 
 // pollReader reads one partition ahead.
 type pollReader struct {
 	part  eventlog.Partition
 	limit int
 	ahead []eventlog.Entry
+	start int64
 	pos   int64 // how far it has read
 	more  bool
+	later bool  // the next item is of a later release
+	apart bool  // is or was later, so its position is not that of the others
+	floor int64 // where the next poll begins
+}
+
+// reached is the position up to which every entry was taken; [math.MaxInt64] if nothing is left.
+func (s *pollReader) reached() int64 {
+	switch {
+	case len(s.ahead) > 0:
+		return s.ahead[0].Key - 1
+	case s.more, s.later:
+		return s.pos
+	}
+	return math.MaxInt64
 }
 
 func (p *poll) join() {
@@ -160,7 +192,7 @@ func (p *poll) join() {
 	}
 	p.exact = p.tails.Log.LookBack(parts[0]) == 0 // an own partition is the only one
 	for _, part := range parts {
-		p.readers = append(p.readers, &pollReader{part: part, limit: min(limit, pageSize), pos: p.start, more: true})
+		p.readers = append(p.readers, &pollReader{part: part, limit: min(limit, pageSize), start: p.start, pos: p.start, more: true})
 	}
 }
 
@@ -211,9 +243,6 @@ func (p *poll) read(ctx context.Context) error {
 	}
 	for {
 		s, err := p.next(ctx)
-		if errors.Is(err, eventlog.ErrLater) && len(p.events) > 0 {
-			return nil // the next poll fails, until that release runs
-		}
 		if err != nil || s == nil {
 			return err
 		}
@@ -227,7 +256,7 @@ func (p *poll) read(ctx context.Context) error {
 		if e := s.ahead[0].Event; e != nil {
 			p.examinedBytes += len(e.Data)
 		}
-		if !p.take(s.ahead[0]) {
+		if !p.take(s, s.ahead[0]) {
 			return nil
 		}
 		p.examined++
@@ -249,10 +278,15 @@ func (p *poll) next(ctx context.Context) (first *pollReader, err error) {
 	return first, nil
 }
 
-// ahead reads until a reader has its next entry, if there is one.
+// ahead reads until a reader has its next entry, if there is one that this release can read.
 func (p *poll) ahead(ctx context.Context, s *pollReader) (err error) {
 	for len(s.ahead) == 0 && s.more {
-		if s.ahead, s.more, s.pos, err = p.tails.Log.ReadUntil(ctx, s.part, s.pos, p.settled, s.limit); err != nil {
+		s.ahead, s.more, s.pos, err = p.tails.Log.ReadUntil(ctx, s.part, s.pos, p.settled, s.limit)
+		if errors.Is(err, eventlog.ErrLater) { // logged once by the log
+			s.more, s.later, s.apart = false, true, len(p.readers) > 1
+			return nil
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -260,7 +294,7 @@ func (p *poll) ahead(ctx context.Context, s *pollReader) (err error) {
 }
 
 // take puts an entry on the page, or drops it if it does not belong there. It reports false when there is no room.
-func (p *poll) take(e eventlog.Entry) bool {
+func (p *poll) take(s *pollReader, e eventlog.Entry) bool {
 	id := e.ID()
 	if e.Event == nil || p.seen[id] || p.request.Wants != nil && !p.request.Wants(e.Event) {
 		return true
@@ -269,7 +303,7 @@ func (p *poll) take(e eventlog.Entry) bool {
 	open := !p.exact && e.Key > p.settled
 	if _, known := p.resume[hash]; known {
 		p.seen[id] = true
-		if p.resume[hash] = e.Key; !open {
+		if p.resume[hash] = (sentEntry{hash, e.Key, s}); !open {
 			p.open--
 		}
 		return true
@@ -286,7 +320,7 @@ func (p *poll) take(e eventlog.Entry) bool {
 		p.open++
 	}
 	if !p.exact {
-		p.sent = append(p.sent, sentEntry{hash, e.Key})
+		p.sent = append(p.sent, sentEntry{hash, e.Key, s})
 	}
 	p.seen[id] = true
 	p.events = append(p.events, e.Event)
@@ -298,30 +332,46 @@ func (p *poll) take(e eventlog.Entry) bool {
 func (p *poll) position() eventlog.Cursor {
 	at, rest := int64(math.MaxInt64), false
 	for _, s := range p.readers {
-		switch {
-		case len(s.ahead) > 0:
-			at, rest = min(at, s.ahead[0].Key-1), true
-		case s.more:
-			at, rest = min(at, s.pos), true
+		reached := s.reached()
+		rest = rest || reached < math.MaxInt64
+		if !s.apart {
+			at = min(at, reached)
 		}
 	}
 	switch {
-	case !rest && p.exact:
-		at = max(p.last, p.settled)
 	case !p.exact:
 		at = min(at, p.settled)
+	case at == math.MaxInt64:
+		at = max(p.last, p.settled)
 	}
 	c := eventlog.Cursor{At: max(at, p.start)}
-	if !rest && p.tails.Log.DB.Ordered() {
+	for _, s := range p.readers {
+		s.floor = c.At
+		if !s.apart {
+			continue
+		}
+		reached := s.reached()
+		if !p.exact {
+			reached = min(reached, p.settled)
+		}
+		if s.floor = min(c.At, max(reached, s.start)); s.floor < c.At {
+			c.Places = append(c.Places, p.tails.Sealer.PlaceOf(s.part, s.floor))
+		}
+	}
+	switch {
+	case !p.tails.Log.DB.Ordered():
+	case rest:
+		c.Given = p.given // everything after the position is later than that
+	default:
 		c.Given = p.began.UnixMicro()
 	}
 	for _, s := range p.sent {
-		if s.key > c.At {
+		if s.key > s.from.floor {
 			c.Sent = append(c.Sent, s.hash)
 		}
 	}
-	for hash, key := range p.resume {
-		if key > c.At || key == unmet && rest {
+	for hash, s := range p.resume {
+		if s.from == nil && rest || s.from != nil && s.key > s.from.floor {
 			c.Sent = append(c.Sent, hash)
 		}
 	}

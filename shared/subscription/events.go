@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -291,7 +292,6 @@ func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bo
 // start finds the position to deliver from. Without a cursor that is the end of the log, which may be older than the log
 // reaches back if nothing was published for long.
 func (g *Registrar) start(ctx context.Context, workspace string, pattern Pattern, r SubscribeRequest) (from eventlog.Cursor, truncated bool, err error) {
-	own := eventlog.Own(workspace, pattern.Key)
 	if r.Cursor == "" {
 		if g.Service.Log.DB.Ordered() {
 			from.Given = g.Service.Log.Time().UnixMicro() // before the position is read
@@ -311,7 +311,11 @@ func (g *Registrar) start(ctx context.Context, workspace string, pattern Pattern
 		floor = max(floor, g.now().Add(-r.MaxAge).UnixMicro())
 	}
 	from.Given = c.Given
-	from.At, truncated = g.Service.Log.Reach(c, g.Sealer.From(c, own), floor)
+	at := int64(math.MaxInt64)
+	for _, part := range pattern.Partitions(g.Service.Log, workspace) {
+		at = min(at, g.Sealer.From(c, part)) // a poll may be further in some shards of a wildcard than in others
+	}
+	from.At, truncated = g.Service.Log.Reach(c, at, floor)
 	return from, truncated, nil
 }
 

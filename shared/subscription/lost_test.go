@@ -143,6 +143,29 @@ func TestACursorFromBeforeAPatternWasReadIsAGap(t *testing.T) {
 	}
 }
 
+// A poll of a wildcard stops at a segment of a later release in one shard and goes on in the others. Its cursor then has a position
+// of its own for that shard, and a webhook that continues from it gets everything after that position.
+func TestASubscriptionFromACursorThatIsFurtherInSomeShards(t *testing.T) {
+	f := newFixture(t, Options{})
+	r := &replays{}
+	f.Replay = r
+	f.Log.Now = f.Now
+	if _, err := f.Log.Interested(t.Context(), "default", "event://github/a/*/push", f.clock.Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	polled := f.clock.Add(time.Minute).UnixMicro()
+	behind := polled - time.Second.Microseconds()
+	f.clock = f.clock.Add(time.Hour)
+	shard := eventlog.Pattern("default", "event://github/a/*/push")[5]
+	f.subscribe(SubscribeRequest{
+		Arguments: json.RawMessage(`{"owner":"a"}`),
+		Cursor:    f.Sealer.Seal("default", eventlog.Cursor{At: polled, Places: []eventlog.Place{f.Sealer.PlaceOf(shard, behind)}}),
+	})
+	if want := []int64{behind}; !slices.Equal(r.after, want) {
+		t.Errorf("EVX-26: events are replayed after %v, want %v", r.after, want)
+	}
+}
+
 // TestACursorOlderThanTheClientWantsIsAGap: EVX-07, by maxAgeMs of a subscription.
 func TestACursorOlderThanTheClientWantsIsAGap(t *testing.T) {
 	f := newFixture(t, Options{})
