@@ -115,8 +115,12 @@ func (ls *lists) join(ctx context.Context, kind api.Kind, views []*view, lists [
 			l = &fetched{ttl: maxTTL} // not known
 		}
 		out.TTL, out.Shared = min(out.TTL, l.ttl), out.Shared && l.shared
-		for _, e := range l.entries {
-			has := taken[e.Name]
+		for i := range l.entries {
+			e := &l.entries[i]
+			has := ownerByPrefix(views, kind, e)
+			if has == nil {
+				has = taken[e.Name]
+			}
 			if has == b || has != nil && len(out.Conflicts) >= maxConflicts {
 				continue // the same entry on two pages, because the list changed between them; or one too many
 			}
@@ -140,7 +144,7 @@ func (ls *lists) conflict(ctx context.Context, kind api.Kind, name string, first
 		return
 	}
 	ls.conflicts.Put(what, true)
-	ls.options.Log.WarnContext(ctx, "backend names conflict, the first serves it",
+	ls.options.Log.WarnContext(ctx, "backend names conflict, the first backend serves the name",
 		"of", kind.String(), "name", name, "first", first.Name, "second", second.Name)
 }
 

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -17,22 +18,22 @@ func (g *Gateway) Has(ctx context.Context, c api.Client, kind api.Kind, name str
 // stands for it. It looks into the lists at hand; before it says that there is none, into those as
 // they are now.
 func (ls *lists) serves(ctx context.Context, views []*view, kind api.Kind, name string) (entry, bool) {
-	if e, ok := find(kind, name, func(kind api.Kind) ([]*fetched, bool) { return atHand(views, kind) }); ok {
+	if e, ok := find(views, kind, name, func(kind api.Kind) ([]*fetched, bool) { return atHand(views, kind) }); ok {
 		return e, true
 	}
-	return find(kind, name, func(kind api.Kind) ([]*fetched, bool) {
+	return find(views, kind, name, func(kind api.Kind) ([]*fetched, bool) {
 		lists, _ := ls.gather(ctx, views, kind, func(*fetched) time.Duration { return min(missTTL, ls.options.ListTTL) })
 		return lists, true
 	})
 }
 
-// find looks a name up: the first backend that has it serves it. Resources come before templates. Of
-// lists that are not all there it finds what no other could serve.
-func find(kind api.Kind, name string, lists func(api.Kind) (l []*fetched, all bool)) (entry, bool) {
+// find looks a name up: the first backend that has it serves it, see [ownerByPrefix] for the exception. Resources come
+// before templates. In lists that are incomplete it finds only names that no other backend could serve.
+func find(views []*view, kind api.Kind, name string, lists func(api.Kind) (l []*fetched, all bool)) (entry, bool) {
 	of, all := lists(kind)
 	for _, l := range of {
 		for i := range l.all() {
-			if l.entries[i].Name == name {
+			if l.entries[i].Name == name && ownerByPrefix(views, kind, &l.entries[i]) == nil {
 				return l.entries[i], true
 			}
 		}
@@ -49,6 +50,23 @@ func find(kind api.Kind, name string, lists func(api.Kind) (l []*fetched, all bo
 		}
 	}
 	return entry{}, false
+}
+
+// ownerByPrefix returns the backend to which the name of an entry belongs because it begins with that backend's prefix,
+// and nil if that is the entry's own backend. For example, a backend without a prefix cannot show a tool gh_merge as that
+// of the backend with the prefix gh_.
+func ownerByPrefix(views []*view, kind api.Kind, e *entry) *backend {
+	if !kind.Prefixed() {
+		return nil
+	}
+	var owner *backend
+	longest := len(e.view.of.Prefix)
+	for _, v := range views {
+		if p := v.of.Prefix; len(p) > longest && strings.HasPrefix(e.Name, p) {
+			owner, longest = v.of, len(p)
+		}
+	}
+	return owner
 }
 
 // all are the entries; there are none of a list that is not known.
