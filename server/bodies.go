@@ -10,10 +10,13 @@ import (
 // largest one, 5 MiB, needs 90 KiB a second.
 const bodyTime = time.Minute
 
-// boundBodies ends requests whose body does not come in time. The server has no
-// ReadTimeout, because that would end streams too; here the deadline ends with the body. It
-// also bounds what net/http drains of a body that nobody read, so that a caller who
-// is refused does not keep its connection by sending slowly.
+// refusedBodyTime is how long the server waits for the rest of a body that the handler did not read to its end. Before
+// net/http sends the response, it reads up to 256 KiB of it.
+const refusedBodyTime = time.Second
+
+// boundBodies ends requests whose body does not arrive in time. The server has no
+// ReadTimeout, because that would end streams too; here the deadline ends with the body.
+// A request that is refused before its body is read is answered after [refusedBodyTime] at the latest.
 func boundBodies(h http.Handler, limit time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Body == nil || r.Body == http.NoBody {
@@ -24,7 +27,13 @@ func boundBodies(h http.Handler, limit time.Duration) http.Handler {
 		if err := control.SetReadDeadline(time.Now().Add(limit)); err == nil {
 			sending(r, true)
 			whole := func() { sending(r, false) }
-			r.Body = &timedBody{ReadCloser: r.Body, control: control, left: r.ContentLength, received: whole}
+			body := &timedBody{ReadCloser: r.Body, control: control, left: r.ContentLength, received: whole}
+			r.Body = body
+			defer func() {
+				if !body.whole {
+					_ = control.SetReadDeadline(time.Now().Add(min(limit, refusedBodyTime)))
+				}
+			}()
 		}
 		h.ServeHTTP(w, r)
 	})

@@ -54,8 +54,12 @@ func TestBodiesComeInTime(t *testing.T) {
 			return string(answer[9:12]), err
 		}
 		for path, want := range map[string]string{"/slow": "400", "/refused": "401"} {
+			began := time.Now()
 			if status, err := send(path, 1000, "{"); err != nil || status != want {
 				t.Errorf("AUT-06: a body that stops at %s: status %q, %v; want %s and the end of the connection", path, status, err, want)
+			}
+			if took := time.Since(began); path == "/refused" && took > 2*refusedBodyTime {
+				t.Errorf("AUT-06: a request that was refused before its body arrived was answered after %v, want at most %v", took, 2*refusedBodyTime)
 			}
 		}
 		for _, path := range []string{"/whole", "/exact"} {
