@@ -3,6 +3,7 @@ package subscription
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -63,7 +64,7 @@ func Select(e *catalog.Entry, raw json.RawMessage) (Selection, error) {
 // take reads one argument.
 func (s *Selection) take(name string, value json.RawMessage) error {
 	refuse := func(format string, args ...any) error {
-		return fault.New(fault.Invalid, format, args...).With(map[string]any{"argument": name})
+		return fault.New(fault.Invalid, format, args...).With(map[string]any{"argument": fmt.Sprintf("%.128s", name)})
 	}
 	pointer, isFilter := s.Entry.Filters[name]
 	switch {

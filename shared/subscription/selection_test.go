@@ -30,3 +30,16 @@ func TestArgumentsOfNoPossibleURI(t *testing.T) {
 		}
 	}
 }
+
+// TestUnknownArgument: AUT-06, EVX-03: an argument that the event type does not take is refused, and a long name is not repeated.
+func TestUnknownArgument(t *testing.T) {
+	entry := parse(t, patternCatalog).ByName("github.push")
+	for _, name := range []string{"colour", strings.Repeat("x", 100_000), strings.Repeat("ü", 100_000)} {
+		raw, _ := json.Marshal(map[string]int{name: 1})
+		_, err := Select(entry, raw)
+		data, _ := json.Marshal(fault.DataOf(err))
+		if !fault.Is(err, fault.Invalid) || !strings.Contains(string(data), name[:6]) || len(fault.Public(err))+len(data) > 1000 {
+			t.Errorf("%.10q: got %.400v with %.400s, want at most 1000 bytes that name it", name, err, data)
+		}
+	}
+}
