@@ -280,39 +280,62 @@ type Message struct {
 	Raw    json.RawMessage
 }
 
-// Read looks at a message. It reports false for what is no JSON-RPC message.
+// maxParams is how many members the params of a message may have. The names are compared, which takes memory.
+const maxParams = 1000
+
+// Read looks at a message. It reports false for what is no JSON-RPC message, and for one that has a member twice or a member of
+// its params: the client, which gets these bytes, might read another one than was checked here.
 func Read(raw json.RawMessage) (m Message, ok bool) {
 	m.Raw = raw
-	version, named := false, false
+	var version, id, method, params json.RawMessage
 	for key, value := range jsonrpc.Members(raw) {
+		var slot *json.RawMessage
 		switch string(key) {
 		case "jsonrpc":
-			version = string(value) == `"2.0"`
+			slot = &version
 		case "id":
-			if m.ID != nil || len(value) > jsonrpc.MaxID || value[0] == '{' || value[0] == '[' {
-				return m, false
-			}
-			if string(value) != "null" {
-				m.ID = value
-			}
+			slot = &id
 		case "method":
-			m.Method, named = jsonrpc.String(value)
-			if !named || m.Method == "" {
-				return m, false
-			}
+			slot = &method
+		case "params":
+			slot = &params
 		case "result":
-			m.Result = value
+			slot = &m.Result
 		case "error":
-			m.Error = value
+			slot = &m.Error
+		default:
+			continue
 		}
+		if *slot != nil {
+			return m, false
+		}
+		*slot = value
 	}
-	switch {
-	case !version:
+	if string(version) != `"2.0"` || repeats(params) {
 		return m, false
-	case m.Method != "":
-		return m, m.Result == nil && m.Error == nil
+	}
+	if id != nil && string(id) != "null" {
+		if len(id) > jsonrpc.MaxID || id[0] == '{' || id[0] == '[' {
+			return m, false
+		}
+		m.ID = id
+	}
+	if method != nil {
+		m.Method, _ = jsonrpc.String(method)
+		return m, m.Method != "" && m.Result == nil && m.Error == nil
 	}
 	return m, (m.Result != nil) != (m.Error != nil) && (m.ID != nil || m.Error != nil)
+}
+
+// repeats reports whether params have a member twice, or too many to tell.
+func repeats(params json.RawMessage) bool {
+	members := 0
+	for range jsonrpc.Members(params) {
+		if members++; members > maxParams {
+			return true
+		}
+	}
+	return jsonrpc.Repeats(params)
 }
 
 // Response reports whether the message answers a request.

@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -32,6 +33,14 @@ func TestWhatIsAMessage(t *testing.T) {
 
 		{name: "another case", in: `{"jsonrpc":"2.0","ID":1,"Method":"m"}`},
 		{name: "two ids", in: `{"jsonrpc":"2.0","id":1,"id":2,"method":"m"}`},
+		{name: "two ids of which one is null", in: `{"jsonrpc":"2.0","id":null,"id":2,"result":{}}`},
+		{name: "two methods", in: `{"jsonrpc":"2.0","method":"notifications/events/event","method":"notifications/progress"}`},
+		{name: "two params", in: `{"jsonrpc":"2.0","method":"m","params":{"a":1},"params":{}}`},
+		{name: "two results", in: `{"jsonrpc":"2.0","id":1,"result":{"a":1},"result":{}}`},
+		{name: "two errors", in: `{"jsonrpc":"2.0","id":1,"error":{"code":1},"error":{"code":2}}`},
+		{name: "a member of params twice", in: `{"jsonrpc":"2.0","id":1,"method":"m","params":{"mode":"url","mod\u0065":"form"}}`},
+		{name: "as many members of params as are compared", in: paramsOf(maxParams), ok: true, method: "m"},
+		{name: "more members of params than are compared", in: paramsOf(maxParams + 1)},
 		{name: "id object", in: `{"jsonrpc":"2.0","id":{},"method":"m"}`},
 		{name: "id array", in: `{"jsonrpc":"2.0","id":[1],"method":"m"}`},
 		{name: "id too long", in: `{"jsonrpc":"2.0","id":` + long + `,"method":"m"}`},
@@ -60,6 +69,14 @@ func TestWhatIsAMessage(t *testing.T) {
 			}
 		})
 	}
+}
+
+func paramsOf(members int) string {
+	names := make([]string, members)
+	for i := range names {
+		names[i] = fmt.Sprintf(`"m%d":1`, i)
+	}
+	return `{"jsonrpc":"2.0","method":"m","params":{` + strings.Join(names, ",") + `}}`
 }
 
 // FuzzRead holds a message to what it is with another id: the same but for that.
