@@ -52,6 +52,10 @@ func deploy(t *testing.T, change func(*runner.Options)) *runner.Stack {
 	t.Cleanup(func() {
 		stack.Close()
 		for _, denied := range stack.Denied() {
+			// While a deployment changes a table, processes from before ask for the old one, which their role may no longer use.
+			if _, table, ok := strings.Cut(denied, ":table/"); ok && !isOfStack(stack, table) {
+				continue
+			}
 			t.Errorf("a permission is missing: %s", denied)
 		}
 	})
@@ -67,6 +71,16 @@ func deploy(t *testing.T, change func(*runner.Options)) *runner.Stack {
 		t.Fatal(err)
 	}
 	return stack
+}
+
+// isOfStack reports whether a text begins with the name of a table that the stack uses.
+func isOfStack(stack *runner.Stack, text string) bool {
+	for variable, table := range stack.Environment("FanoutFunction") {
+		if strings.HasPrefix(variable, "MCPEVENTS_TABLE_") && strings.HasPrefix(text, table[strings.LastIndex(table, "/")+1:]+`"`) {
+			return true
+		}
+	}
+	return false
 }
 
 // database is the store of a stack, as the operator's command reaches it.

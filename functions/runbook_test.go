@@ -55,7 +55,6 @@ func TestRunbook(t *testing.T) {
 		Endpoints: runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack, SSM: ends.MiniStack},
 		Binaries:  harness.Functions(t),
 		Output:    lines{t}, Speed: 60,
-		Direct: true, // the gate knows the tables of the stack, and these are another's
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -80,6 +79,9 @@ func TestRunbook(t *testing.T) {
 		}
 		deregister(t, stack, uri)
 	})
+	for _, denied := range stack.Denied() {
+		t.Errorf("a permission is missing: %s", denied)
+	}
 }
 
 // restored makes a table as a restore does, and then does step 3 of the runbook. It returns the ARN.

@@ -6,6 +6,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -76,11 +78,31 @@ func (f flags) run(ctx context.Context, out, progress io.Writer) error {
 	if err := f.ready(out, stack); err != nil {
 		return err
 	}
+	go update(ctx, os.Stdin, progress, stack)
 	<-ctx.Done()
 	fmt.Fprintln(progress, "stopping")
 	stack.Close()
 	report(progress, stack)
 	return nil
+}
+
+// update changes a parameter of the stack with each line NAME=VALUE that it reads. An empty line is a plain deployment.
+func update(ctx context.Context, in io.Reader, progress io.Writer, stack *runner.Stack) {
+	lines := bufio.NewScanner(in)
+	for lines.Scan() && ctx.Err() == nil {
+		parameters := map[string]string{}
+		if name, value, ok := strings.Cut(lines.Text(), "="); ok {
+			parameters[name] = value
+		} else if lines.Text() != "" {
+			fmt.Fprintln(progress, "an update is a line NAME=VALUE, or an empty line for a plain deployment")
+			continue
+		}
+		if err := stack.Update(ctx, parameters); err != nil {
+			fmt.Fprintln(progress, err)
+			continue
+		}
+		fmt.Fprintln(progress, "updated")
+	}
 }
 
 // endpoints takes the flag for services that the environment does not name.

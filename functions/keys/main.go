@@ -19,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/functions/internal/cursors"
 	"github.com/mcp-events/mcpevents/functions/internal/sealing"
 	"github.com/mcp-events/mcpevents/functions/internal/sealing/kmswrap"
+	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
@@ -84,11 +85,11 @@ func create(ctx context.Context, open opener) error {
 }
 
 // patiently tries again for some seconds: the permissions of a function that was
-// made a moment ago may not have reached every service.
+// made a moment ago may not have reached every service. Keys that do not fit will not fit later either.
 func patiently(ctx context.Context, do func() error) error {
 	for pause := time.Second; ; pause *= 2 {
 		err := do()
-		if err == nil || pause > 8*time.Second || periodic.Sleep(ctx, pause) != nil {
+		if err == nil || fault.Is(err, fault.Invalid) || pause > 8*time.Second || periodic.Sleep(ctx, pause) != nil {
 			return err
 		}
 	}

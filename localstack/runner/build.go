@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -24,13 +25,18 @@ const parallelBuilds = 2
 
 // build compiles the functions as the deployment does, for this machine; with the paths of
 // the sources, so that what was compiled before is used again.
-func (s *Stack) build(ctx context.Context) error {
-	uris := map[string]bool{}
+func (s *Stack) build(ctx context.Context, sc *scope) error {
 	var todo []string
-	for _, fn := range s.functions {
-		if _, ok := s.opts.Binaries[fn.code]; !ok && !uris[fn.code] {
-			uris[fn.code] = true
-			todo = append(todo, fn.code)
+	for _, r := range s.tpl.Resources() {
+		if r.Type != functionType {
+			continue
+		}
+		uri, err := s.tpl.Text(r, "CodeUri", sc)
+		if err != nil {
+			return err
+		}
+		if _, ok := s.opts.Binaries[uri]; !ok && !slices.Contains(todo, uri) {
+			todo = append(todo, uri)
 		}
 	}
 	var (

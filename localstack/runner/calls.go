@@ -61,7 +61,8 @@ func (s *Stack) record() error {
 func (s *Stack) logical(arn string) string {
 	name := arn[strings.LastIndexAny(arn, ":/")+1:]
 	if id, ok := strings.CutPrefix(name, s.opts.Name+"-"); ok {
-		return strings.TrimSuffix(id, ".fifo")
+		id, _, _ = strings.Cut(strings.TrimSuffix(id, ".fifo"), "-") // the second name of a logical id has a number
+		return id
 	}
 	return arn
 }

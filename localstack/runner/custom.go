@@ -1,7 +1,6 @@
 package runner
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -69,31 +68,38 @@ func (c *callbacks) serve(w http.ResponseWriter, r *http.Request) {
 	ch <- report
 }
 
-// createCustom invokes the function of a custom resource with a Create, at every
-// start: the runner does not know what it created before.
-func (s *Stack) createCustom(ctx context.Context, sc *scope, r *template.Resource) error {
-	var properties map[string]any
-	if err := sc.tpl.Properties(r, sc, &properties); err != nil {
-		return err
+// custom invokes the function of a custom resource: with an Update if the stack made the resource before, and with a
+// Create otherwise, at every start, because the runner does not know what it created in an earlier one.
+func (s *scope) custom(r *template.Resource, before *made) (*made, error) {
+	st := s.stack
+	event := cfn.Event{
+		RequestType: cfn.RequestCreate, RequestID: uuid.NewString(), ResourceType: r.Type, LogicalResourceID: r.ID, StackID: st.id(),
 	}
-	target, _ := properties["ServiceToken"].(string)
-	fn := s.functionByName(target)
+	if err := s.tpl.Properties(r, s, &event.ResourceProperties); err != nil {
+		return nil, err
+	}
+	if before != nil {
+		event.RequestType, event.PhysicalResourceID = cfn.RequestUpdate, before.ref
+		if err := json.Unmarshal(before.properties, &event.OldResourceProperties); err != nil {
+			return nil, err
+		}
+	}
+	target, _ := event.ResourceProperties["ServiceToken"].(string)
+	fn := st.functionByName(target)
 	if fn == nil {
-		return errors.New("its ServiceToken is no function of the template")
+		return nil, errors.New("its ServiceToken is no function of the template")
 	}
-	s.progress("custom %s by %s", r.ID, fn.id)
-	token, report, cancel := s.callbacks.expect()
+	st.progress("custom %s by %s", r.ID, fn.id)
+	token, report, cancel := st.callbacks.expect()
 	defer cancel()
-	payload, err := json.Marshal(cfn.Event{
-		RequestType: cfn.RequestCreate, RequestID: uuid.NewString(), ResponseURL: s.invokeURL() + "/cloudformation/" + token,
-		ResourceType: r.Type, LogicalResourceID: r.ID, StackID: s.id(), ResourceProperties: properties,
-	})
+	event.ResponseURL = st.invokeURL() + "/cloudformation/" + token
+	payload, err := json.Marshal(event)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	resp, err := fn.Invoke(ctx, lambda.Invocation{Payload: payload})
+	resp, err := fn.Invoke(s.ctx, lambda.Invocation{Payload: payload})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	answer, err := resp.ReadAll()
 	if err == nil && resp.FunctionError != "" {
@@ -102,18 +108,17 @@ func (s *Stack) createCustom(ctx context.Context, sc *scope, r *template.Resourc
 	select {
 	case got := <-report: // also of a function that reported a failure and then failed
 		if got.Status != cfn.StatusSuccess {
-			return fmt.Errorf("%s: %s", got.Status, got.Reason)
+			return nil, fmt.Errorf("%s: %s", got.Status, got.Reason)
 		}
 		m := &made{ref: got.PhysicalResourceId, attributes: map[string]string{}}
 		for k, v := range got.Data {
 			m.attributes[k] = fmt.Sprint(v)
 		}
-		sc.made[r.ID] = m
-		return nil
+		return m, nil
 	default:
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return fmt.Errorf("%s ended without a report to the ResponseURL", fn.id)
+	return nil, fmt.Errorf("%s ended without a report to the ResponseURL", fn.id)
 }

@@ -1,15 +1,20 @@
 package runner
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/localstack/internal/access"
 	"github.com/mcp-events/mcpevents/localstack/internal/furl"
 	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
+	"github.com/mcp-events/mcpevents/localstack/internal/resource"
 	"github.com/mcp-events/mcpevents/localstack/internal/schedule"
 	"github.com/mcp-events/mcpevents/localstack/internal/template"
 )
@@ -44,8 +49,9 @@ type functionProperties struct {
 	Policies json.RawMessage
 
 	Description, Architectures, LoggingConfig, Tracing, Tags, EventInvokeConfig, RuntimeManagementConfig json.RawMessage
-	// A function has one version here, and nothing that moves traffic.
-	AutoPublishAlias, AutoPublishAliasAllProperties, VersionDescription, DeploymentPreference json.RawMessage
+	// Nothing moves traffic here: all calls go to the last version.
+	AutoPublishAlias, VersionDescription                template.Text
+	AutoPublishAliasAllProperties, DeploymentPreference json.RawMessage
 }
 
 type scheduleEvent struct {
@@ -58,58 +64,101 @@ type scheduleEvent struct {
 	RetryPolicy, FlexibleTimeWindow json.RawMessage
 }
 
-// function makes a function and notes what is to run with it.
-func (s *scope) function(r *template.Resource) (*made, error) {
-	var p functionProperties
-	if err := s.tpl.Properties(r, s, &p); err != nil {
-		return nil, err
+// shared are the properties of a function that are no part of its versions.
+var shared = []string{
+	"ReservedConcurrentExecutions", "RecursiveLoop", "FunctionUrlConfig", "Events", "Policies", "Tags", "EventInvokeConfig",
+	"RuntimeManagementConfig", "AutoPublishAlias", "AutoPublishAliasAllProperties", "VersionDescription", "DeploymentPreference",
+}
+
+// described is a function as the template describes it.
+type described struct {
+	functionProperties
+	cfg    lambda.Config // without its limit
+	policy access.Policy
+	// version and fixed are JSON: the properties that a version has of its own, and those that an update cannot change here.
+	version, fixed []byte
+}
+
+func (s *scope) describe(r *template.Resource) (described, error) {
+	var d described
+	if err := s.tpl.Properties(r, s, &d.functionProperties); err != nil {
+		return d, err
 	}
+	p, st := &d.functionProperties, s.stack
 	if p.Runtime != "provided.al2023" && p.Runtime != "provided.al2" {
-		return nil, fmt.Errorf("resource %s: runtime %q is not supported, only provided.al2023", r.ID, p.Runtime)
+		return d, fmt.Errorf("resource %s: runtime %q is not supported, only provided.al2023", r.ID, p.Runtime)
 	}
-	st := s.stack
 	name := given(p.FunctionName, st.opts.Name+"-"+r.ID)
-	arn := fmt.Sprintf("arn:aws:lambda:%s:%s:function:%s", st.opts.Region, account, name)
 	env := st.opts.environment(r.ID, st.endpoints, st.invokeURL())
 	for k, v := range p.Environment.Variables {
 		env[k] = string(v)
+		s.adopt(string(v))
 	}
-	cfg := lambda.Config{
-		Name: name, ARN: arn, Binary: st.binary(p.CodeUri), Env: over(env, st.opts.Env),
+	d.cfg = lambda.Config{
+		Name: name, ARN: fmt.Sprintf("arn:aws:lambda:%s:%s:function:%s", st.opts.Region, account, name),
+		Binary: st.binary(p.CodeUri), Env: over(env, st.opts.Env),
 		Memory: int(p.MemorySize), Timeout: time.Duration(p.Timeout) * time.Second,
-		Limit: st.unreserved, Grace: st.opts.Grace, Output: st.output, Log: st.opts.Log,
+		Grace: st.opts.Grace, Output: st.output, Log: st.opts.Log,
 	}
 	if m := st.opts.Managed[r.ID]; m.AtOnce > 0 {
-		cfg.Env[lambda.MaxConcurrency], cfg.Instances = strconv.Itoa(m.AtOnce), m.Instances
-	}
-	if n := p.ReservedConcurrentExecutions; n != nil {
-		if err := st.unreserved.Reserve(int(*n)); err != nil {
-			return nil, fmt.Errorf("resource %s: %w", r.ID, err)
-		}
-		cfg.Limit = lambda.NewLimit(int(*n))
+		d.cfg.Env[lambda.MaxConcurrency], d.cfg.Instances = strconv.Itoa(m.AtOnce), m.Instances
 	}
 	switch p.RecursiveLoop {
 	case "", "Terminate", "Allow":
-		cfg.AllowLoops = st.opts.AllowLoops || p.RecursiveLoop == "Allow"
+		d.cfg.AllowLoops = st.opts.AllowLoops || p.RecursiveLoop == "Allow"
 	default:
-		return nil, fmt.Errorf("resource %s: RecursiveLoop %q is neither Allow nor Terminate", r.ID, p.RecursiveLoop)
+		return d, fmt.Errorf("resource %s: RecursiveLoop %q is neither Allow nor Terminate", r.ID, p.RecursiveLoop)
 	}
 	streams := p.FunctionUrlConfig != nil && p.FunctionUrlConfig.InvokeMode == furl.Stream
 	if st.opts.Visibility > 0 && !streams && len(p.Events) == 0 {
-		cfg.Timeout = min(cfg.Timeout, st.opts.Visibility/2)
+		d.cfg.Timeout = min(d.cfg.Timeout, st.opts.Visibility/2)
 	}
 	if limit := st.opts.Timeouts[r.ID]; limit > 0 {
-		cfg.Timeout = limit
+		d.cfg.Timeout = limit
 	}
-	policy, err := access.Parse(p.Policies)
+	var err error
+	if d.policy, err = access.Parse(p.Policies); err != nil {
+		return d, fmt.Errorf("resource %s: %w", r.ID, err)
+	}
+	var all map[string]json.RawMessage
+	if err := s.tpl.Properties(r, s, &all); err != nil {
+		return d, err
+	}
+	maps.DeleteFunc(all, func(k string, _ json.RawMessage) bool { return slices.Contains(shared, k) })
+	if d.version, err = json.Marshal(all); err != nil {
+		return d, err
+	}
+	d.fixed, err = json.Marshal([]any{p.FunctionName, p.CodeUri, p.FunctionUrlConfig, p.Events, p.AutoPublishAlias})
+	return d, err
+}
+
+// adopt makes a table of another stack known to the gate if value is its ARN. A table that is not found stays unknown, and
+// the gate refuses requests to it.
+func (s *scope) adopt(value string) {
+	if _, name, ok := strings.Cut(value, ":table/"); ok && strings.HasPrefix(value, "arn:") {
+		if keys, err := resource.TableKeys(s.ctx, s.clients, name); err == nil {
+			s.stack.gate.know(name, tableName{arn: value, key: keys[0], keys: keys})
+		}
+	}
+}
+
+// function makes a function and notes what is to run with it.
+func (s *scope) function(r *template.Resource) (*made, error) {
+	d, err := s.describe(r)
 	if err != nil {
+		return nil, err
+	}
+	st := s.stack
+	fn := &function{id: r.ID, fixed: d.fixed, versions: 1, description: string(d.VersionDescription), published: d.version}
+	if err := fn.reserve(st.unreserved, d.ReservedConcurrentExecutions); err != nil {
 		return nil, fmt.Errorf("resource %s: %w", r.ID, err)
 	}
-	st.gate.grant(r.ID, policy)
-	m := &made{ref: name, attributes: map[string]string{"Arn": arn}}
-	fn := &function{id: r.ID, code: p.CodeUri, Function: lambda.New(cfg)}
+	d.cfg.Limit = fn.limit
+	fn.Function = lambda.New(d.cfg)
+	st.gate.grant(r.ID, d.policy)
 	st.functions = append(st.functions, fn)
-	if u := p.FunctionUrlConfig; u != nil {
+	m := &made{ref: d.cfg.Name, attributes: map[string]string{"Arn": d.cfg.ARN}}
+	if u := d.FunctionUrlConfig; u != nil {
 		if u.AuthType != "NONE" {
 			return nil, fmt.Errorf("resource %s: Function URLs of AuthType %q are not supported, only NONE", r.ID, u.AuthType)
 		}
@@ -122,12 +171,64 @@ func (s *scope) function(r *template.Resource) (*made, error) {
 		}
 		m.attributes["FunctionUrl"] = url
 	}
-	for event, e := range p.Events {
+	for event, e := range d.Events {
 		if err := s.event(fn, r, event, e.Type, e.Properties); err != nil {
 			return nil, fmt.Errorf("resource %s: event %s: %w", r.ID, event, err)
 		}
 	}
 	return m, nil
+}
+
+// configure changes a function. It publishes a version if the description of the version has changed. A function that is
+// called by its alias goes on as its last version says until then.
+func (s *scope) configure(r *template.Resource, before *made) (*made, error) {
+	d, err := s.describe(r)
+	if err != nil {
+		return nil, err
+	}
+	fn := s.stack.function(r.ID)
+	if !bytes.Equal(d.fixed, fn.fixed) {
+		return nil, errors.New("an update cannot change the name, code, URL, events or alias of a function here")
+	}
+	changed, publish := !bytes.Equal(d.version, fn.published), string(d.VersionDescription) != fn.description
+	if len(d.AutoPublishAlias) == 0 {
+		publish = changed
+	} else if publish && !changed {
+		return nil, fmt.Errorf("CREATE_FAILED: A version for this Lambda function exists ( %d ). Modify the function to create a new version", fn.versions)
+	}
+	if err := fn.reserve(s.stack.unreserved, d.ReservedConcurrentExecutions); err != nil {
+		return nil, err
+	}
+	s.stack.gate.grant(r.ID, d.policy)
+	fn.Govern(fn.limit, d.cfg.AllowLoops)
+	if publish {
+		s.stack.progress("update %s", d.cfg.Name)
+		fn.Configure(d.cfg.Env, d.cfg.Memory, d.cfg.Timeout)
+		fn.versions, fn.description, fn.published = fn.versions+1, string(d.VersionDescription), d.version
+	}
+	return &made{ref: before.ref, attributes: before.attributes}, nil
+}
+
+// reserve gives the function a limit of its own, or with nil that of the functions without one.
+func (f *function) reserve(unreserved *lambda.Limit, n *template.Int) error {
+	if f.limit != nil && (n == nil) == (f.reserved == nil) && (n == nil || *n == *f.reserved) {
+		return nil
+	}
+	if f.reserved != nil {
+		unreserved.Unreserve(int(*f.reserved))
+	}
+	limit := unreserved
+	if n != nil {
+		if err := unreserved.Reserve(int(*n)); err != nil {
+			if f.reserved != nil {
+				_ = unreserved.Reserve(int(*f.reserved)) // which was there a moment ago
+			}
+			return err
+		}
+		limit = lambda.NewLimit(int(*n))
+	}
+	f.reserved, f.limit = n, limit
+	return nil
 }
 
 // event notes a trigger of a function; it starts when the stack is complete.

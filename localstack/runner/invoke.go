@@ -73,6 +73,7 @@ func (s *Stack) invokeAPI() http.Handler {
 		}
 	})
 	mux.HandleFunc("PUT /cloudformation/{token}", s.callbacks.serve)
+	mux.HandleFunc("POST /cloudformation", s.describe)
 	return mux
 }
 

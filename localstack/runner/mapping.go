@@ -3,6 +3,7 @@ package runner
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/mcp-events/mcpevents/localstack/internal/access"
@@ -62,11 +63,20 @@ func (s *scope) mapping(r *template.Resource, name string) (*made, error) {
 		}
 		opts.ReportFailures = true
 	}
+	// An update ends the mapping of before, which sees the batches in its hands through.
+	s.stack.mappings = slices.DeleteFunc(s.stack.mappings, func(m *mapped) bool {
+		if m.id == r.ID {
+			m.stop()
+		}
+		return m.id == r.ID
+	})
 	if p.Enabled == nil || bool(*p.Enabled) {
-		s.stack.mappings = append(s.stack.mappings, mapped{
-			fn: fn, opts: opts,
+		m := &mapped{
+			id: r.ID, fn: fn, opts: opts,
 			source: mapping.Queue{Client: s.clients.SQS, URL: q.url, ARN: q.arn, DeadURL: s.stack.deadURL(q)},
-		})
+		}
+		s.stack.mappings = append(s.stack.mappings, m)
+		s.stack.startMapping(m)
 	}
 	return &made{ref: name}, nil
 }

@@ -206,7 +206,7 @@ func (o Options) environment(id string, e Endpoints, invoke string) map[string]s
 		"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret, "AWS_SESSION_TOKEN": id,
 		"AWS_EC2_METADATA_DISABLED": "true",
 		"AWS_ENDPOINT_URL_DYNAMODB": e.DynamoDB, "AWS_ENDPOINT_URL_SQS": e.SQS,
-		"AWS_ENDPOINT_URL_LAMBDA": invoke,
+		"AWS_ENDPOINT_URL_LAMBDA": invoke, "AWS_ENDPOINT_URL_CLOUDFORMATION": invoke + "/cloudformation",
 	}
 	if e.KMS != "" {
 		env["AWS_ENDPOINT_URL_KMS"] = e.KMS

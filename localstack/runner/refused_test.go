@@ -32,7 +32,7 @@ func TestTemplatesThatAreRefused(t *testing.T) {
 	const reads = "      Policies: [{Statement: [{Effect: Allow, Action: 'sqs:*', Resource: '*'}]}]\n"
 	tests := map[string]struct{ resources, want string }{
 		"an unknown type":               {"  A: {Type: AWS::S3::Bucket}", "resource A: resource type AWS::S3::Bucket is not supported"},
-		"an unknown runtime":            {"  F: {Type: AWS::Serverless::Function, Properties: {Runtime: go1.x}}", `runtime "go1.x" is not supported`},
+		"an unknown runtime":            {"  F: {Type: AWS::Serverless::Function, Properties: {CodeUri: fn, Runtime: go1.x}}", `runtime "go1.x" is not supported`},
 		"an unknown event":              {"  F:\n" + fn + "      Events: {E: {Type: SNS}}", `type "SNS" is not supported`},
 		"a URL with IAM":                {"  F:\n" + fn + "      FunctionUrlConfig: {AuthType: AWS_IAM}", `AuthType "AWS_IAM" are not supported`},
 		"a circle through a URL":        {"  F:\n" + fn + "      FunctionUrlConfig: {AuthType: NONE}\n      Environment: {Variables: {U: !GetAtt FUrl.FunctionUrl}}", "circular reference: F > F"},

@@ -43,18 +43,26 @@ type Stack struct {
 	dir        string // of the built functions
 	gate       *gate
 
+	tpl       *template.Template
+	update    sync.Mutex       // held by an update, and by the end of the stack
+	resources map[string]*made // by logical id
 	functions []*function
 	queues    map[string]*queue // by logical id
-	mappings  []mapped
+	mappings  []*mapped
 	schedules []scheduled
 	urls      map[string]string // logical id to Function URL
 	handlers  map[string]http.Handler
-	outputs   map[string]string
 	invoke    net.Addr
 	front     net.Addr
 
+	mu      sync.Mutex
+	outputs map[string]string
+	status  string         // as CloudFormation calls it
+	names   map[string]int // how many names each logical id has had
+
 	callbacks callbacks
-	stop      context.CancelFunc // ends mappings, schedules and kills
+	running   context.Context    // of mappings, schedules and kills; nil before they start
+	stop      context.CancelFunc // ends running
 	triggers  sync.WaitGroup
 	servers   []*http.Server
 	serving   sync.WaitGroup
@@ -64,14 +72,23 @@ type Stack struct {
 // function is a function of the template.
 type function struct {
 	*lambda.Function
-	id   string // logical
-	code string // CodeUri
+	id string // logical
+
+	// The rest is for updates.
+	fixed       []byte // the properties that they cannot change, as JSON
+	reserved    *template.Int
+	limit       *lambda.Limit
+	versions    int    // how many were published
+	description string // of the last version
+	published   []byte // the properties of the last version, as JSON
 }
 
 type mapped struct {
+	id     string // logical
 	fn     *function
 	source mapping.Source
 	opts   mapping.Options
+	stop   context.CancelFunc // nil before it starts
 }
 
 type scheduled struct {
@@ -89,7 +106,7 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 	}
 	s := &Stack{
 		opts: o, endpoints: o.Endpoints, unreserved: lambda.NewLimit(o.Concurrency), output: &lockedWriter{w: o.Output},
-		queues: map[string]*queue{}, urls: map[string]string{}, handlers: map[string]http.Handler{}, outputs: map[string]string{},
+		queues: map[string]*queue{}, urls: map[string]string{}, handlers: map[string]http.Handler{}, names: map[string]int{}, status: creating,
 		callbacks: callbacks{waiting: map[string]chan callback{}},
 	}
 	s.gate = &gate{
@@ -107,11 +124,10 @@ func (s *Stack) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	tpl, err := template.Parse(s.opts.Template, src)
-	if err != nil {
+	if s.tpl, err = template.Parse(s.opts.Template, src); err != nil {
 		return err
 	}
-	if err := tpl.CheckParameters(s.opts.Parameters); err != nil {
+	if err := s.tpl.CheckParameters(s.opts.Parameters); err != nil {
 		return err
 	}
 	if s.dir, err = os.MkdirTemp("", "mcpevents-functions-"); err != nil {
@@ -125,38 +141,16 @@ func (s *Stack) start(ctx context.Context) error {
 	if s.invoke, err = s.serve("127.0.0.1:0", s.invokeAPI()); err != nil {
 		return err
 	}
-	sc := &scope{ctx: ctx, stack: s, tpl: tpl, clients: s.opts.clients(s.endpoints), made: map[string]*made{}}
-	var custom []*template.Resource
-	for _, r := range tpl.Resources() {
-		ok, err := tpl.Included(r, sc)
-		switch {
-		case err != nil:
-			return err
-		case !ok:
-		case isCustom(r.Type):
-			custom = append(custom, r)
-		default:
-			if _, err := sc.make(r.ID); err != nil {
-				return fmt.Errorf("resource %s: %w", r.ID, err)
-			}
-		}
-	}
-	if err := s.build(ctx); err != nil {
+	sc := s.scope(ctx, s.opts.Parameters)
+	if err := s.build(ctx, sc); err != nil {
 		return err
 	}
-	for _, r := range custom {
-		if err := s.createCustom(ctx, sc, r); err != nil {
-			return fmt.Errorf("resource %s: %w", r.ID, err)
-		}
+	outputs, err := sc.makeAll()
+	if err != nil {
+		return err
 	}
-	for _, o := range tpl.Outputs() {
-		v, ok, err := tpl.Output(o, sc)
-		if err != nil {
-			return fmt.Errorf("output %s: %w", o.Name, err)
-		}
-		if ok {
-			s.outputs[o.Name] = v
-		}
+	if err := s.settle(sc, outputs); err != nil {
+		return err
 	}
 	if err := s.serveFront(); err != nil {
 		return err
@@ -168,9 +162,9 @@ func (s *Stack) start(ctx context.Context) error {
 // trigger starts what invokes functions without being asked.
 func (s *Stack) trigger() {
 	ctx, cancel := context.WithCancel(context.Background())
-	s.stop = cancel
+	s.running, s.stop = ctx, cancel
 	for _, m := range s.mappings {
-		s.triggers.Go(func() { mapping.Run(ctx, m.source, m.fn, m.opts) })
+		s.startMapping(m)
 	}
 	for _, t := range s.schedules {
 		s.triggers.Go(func() {
@@ -180,6 +174,16 @@ func (s *Stack) trigger() {
 	if s.opts.Kills > 0 {
 		s.triggers.Go(func() { s.chaos(ctx) })
 	}
+}
+
+// startMapping starts a mapping, unless the stack does not run yet.
+func (s *Stack) startMapping(m *mapped) {
+	if s.running == nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(s.running)
+	m.stop = cancel
+	s.triggers.Go(func() { mapping.Run(ctx, m.source, m.fn, m.opts) })
 }
 
 // tick is a scheduled invocation. Its response is not read; a failure is logged.
@@ -250,10 +254,16 @@ func (s *Stack) Deploy(id, binary string) {
 }
 
 // Outputs are the outputs of the template.
-func (s *Stack) Outputs() map[string]string { return over(s.outputs, nil) }
+func (s *Stack) Outputs() map[string]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return over(s.outputs, nil)
+}
 
 // QueueURL is the URL of the queue with a logical id, "" if there is none.
 func (s *Stack) QueueURL(id string) string {
+	s.gate.mu.RLock()
+	defer s.gate.mu.RUnlock()
 	if q := s.queues[id]; q != nil {
 		return q.url
 	}
@@ -267,6 +277,15 @@ func (s *Stack) Stats() map[string]lambda.Stats {
 		out[fn.id] = fn.Stats()
 	}
 	return out
+}
+
+// Environment is that of the last version of the function with a logical id.
+func (s *Stack) Environment(id string) map[string]string {
+	fn := s.function(id)
+	if fn == nil {
+		return nil
+	}
+	return fn.Env()
 }
 
 // AtWork is the number of processes of the function with a logical id that serve something.
@@ -303,6 +322,8 @@ const closeTime = 5 * time.Second
 // then the servers. It returns when all is gone; what the stack wrote to AWS stays.
 func (s *Stack) Close() {
 	s.closeOnce.Do(func() {
+		s.update.Lock()
+		defer s.update.Unlock()
 		if s.stop != nil {
 			s.stop()
 		}
@@ -353,6 +374,8 @@ func (s *Stack) function(id string) *function {
 }
 
 func (s *Stack) queueByARN(arn string) *queue {
+	s.gate.mu.RLock()
+	defer s.gate.mu.RUnlock()
 	for _, q := range s.queues {
 		if q.arn == arn {
 			return q

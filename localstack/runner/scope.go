@@ -1,7 +1,9 @@
 package runner
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -15,18 +17,24 @@ import (
 // scope makes the resources that the template's expressions refer to, each when
 // it is first asked for, and so finds circular references as CloudFormation does.
 type scope struct {
-	ctx     context.Context
-	stack   *Stack
-	tpl     *template.Template
-	clients resource.Clients
-	made    map[string]*made
-	chain   []string // the resources that are being made, outermost first
+	ctx        context.Context
+	stack      *Stack
+	tpl        *template.Template
+	clients    resource.Clients
+	parameters map[string]string
+	made       map[string]*made
+	chain      []string // the resources that are being made, outermost first
+	replaced   []*made  // resources that others have taken the place of
 }
 
 // made is a resource that exists.
 type made struct {
 	ref        string
 	attributes map[string]string
+	// properties are those that it was made from, as JSON.
+	properties []byte
+	// remove deletes it; nil if there is nothing to delete.
+	remove func(context.Context) error
 }
 
 // queue is what mappings need of a queue.
@@ -40,6 +48,7 @@ type queue struct {
 // Types that change nothing here: permissions are not checked, logs go to the output.
 var passive = []string{
 	"AWS::Logs::LogGroup", "AWS::IAM::Role", "AWS::IAM::Policy", "AWS::IAM::ManagedPolicy",
+	"AWS::CloudFront::Distribution", "AWS::CloudFront::ResponseHeadersPolicy",
 	"AWS::Lambda::Permission", "AWS::CloudWatch::Alarm", "AWS::CloudWatch::Dashboard", "AWS::SNS::Topic", "AWS::Logs::MetricFilter",
 }
 
@@ -68,9 +77,6 @@ func (s *scope) Attr(id, attribute string) (string, error) {
 			return fmt.Sprintf("arn:aws:iam::%s:role/%s-%s", account, s.stack.opts.Name, id), nil
 		}
 	}
-	if r := s.tpl.Resource(id); r != nil && isCustom(r.Type) && attribute == "Fingerprint" && s.made[id] == nil {
-		return "local", nil // describes versions, of which here are none; the resource comes after the functions
-	}
 	m, err := s.make(id)
 	if err != nil {
 		return "", err
@@ -89,7 +95,7 @@ func (s *scope) isFunction(id string) bool {
 
 // Parameter implements [template.Scope].
 func (s *scope) Parameter(name string) (string, bool) {
-	v, ok := s.stack.opts.Parameters[name]
+	v, ok := s.parameters[name]
 	return v, ok
 }
 
@@ -120,17 +126,33 @@ func (s *scope) make(id string) (*made, error) {
 	}
 	s.chain = append(s.chain, id)
 	defer func() { s.chain = s.chain[:len(s.chain)-1] }()
-	m, err := s.create(r)
+	var properties json.RawMessage
+	if err := s.tpl.Properties(r, s, &properties); err != nil {
+		return nil, err
+	}
+	before := s.stack.resources[id]
+	if before != nil && bytes.Equal(before.properties, properties) {
+		s.made[id] = before
+		return before, nil
+	}
+	m, err := s.create(r, before)
 	if err != nil {
 		return nil, err
+	}
+	m.properties = properties
+	if before != nil && before.ref != m.ref {
+		s.replaced = append(s.replaced, before)
 	}
 	s.made[id] = m
 	return m, nil
 }
 
-func (s *scope) create(r *template.Resource) (*made, error) {
-	name := s.stack.opts.Name + "-" + r.ID
+// create makes a resource, or gives the one of before its new properties.
+func (s *scope) create(r *template.Resource, before *made) (*made, error) {
+	name := s.stack.name(r.ID, before == nil)
 	switch {
+	case r.Type == functionType && before != nil:
+		return s.configure(r, before)
 	case r.Type == functionType:
 		return s.function(r)
 	case r.Type == mappingType:
@@ -144,7 +166,8 @@ func (s *scope) create(r *template.Resource) (*made, error) {
 		s.stack.progress("table  %s", name)
 		arn, err := t.Create(s.ctx, s.clients, name)
 		s.stack.gate.know(name, tableName{arn: arn, key: t.PartitionKey(), keys: t.Keys()})
-		return &made{ref: name, attributes: map[string]string{"Arn": arn}}, err
+		remove := func(ctx context.Context) error { return resource.DeleteTable(ctx, s.clients, name) }
+		return &made{ref: name, attributes: map[string]string{"Arn": arn}, remove: remove}, err
 	case r.Type == "AWS::SQS::Queue":
 		return s.queue(r, name)
 	case r.Type == "AWS::KMS::Key":
@@ -160,16 +183,18 @@ func (s *scope) create(r *template.Resource) (*made, error) {
 		if err := s.tpl.Properties(r, s, &a); err != nil {
 			return nil, err
 		}
-		return &made{ref: a.AliasName}, a.Create(s.ctx, s.clients)
+		remove := func(ctx context.Context) error { return a.Delete(ctx, s.clients) }
+		return &made{ref: a.AliasName, remove: remove}, a.Create(s.ctx, s.clients)
 	case slices.Contains(senders, r.Type):
 		return s.sender(r, name)
 	case isCustom(r.Type):
-		return nil, errors.New("only outputs may refer to a custom resource")
+		return s.custom(r, before)
 	case slices.Contains(passive, r.Type):
 		// Evaluated all the same, so that a dangling reference shows.
 		var ignored map[string]any
 		err := s.tpl.Properties(r, s, &ignored)
-		return &made{ref: name, attributes: map[string]string{"Arn": "arn:aws:local:" + s.stack.opts.Region + ":" + account + ":" + name}}, err
+		arn := "arn:aws:local:" + s.stack.opts.Region + ":" + account + ":" + name
+		return &made{ref: name, attributes: map[string]string{"Arn": arn, "DomainName": strings.ToLower(name) + ".local"}}, err
 	}
 	return nil, fmt.Errorf("resource type %s is not supported", r.Type)
 }

@@ -1,6 +1,8 @@
 package runner
 
 import (
+	"context"
+
 	"github.com/mcp-events/mcpevents/localstack/internal/resource"
 	"github.com/mcp-events/mcpevents/localstack/internal/template"
 )
@@ -17,19 +19,21 @@ func (s *scope) sender(r *template.Resource, name string) (*made, error) {
 		}
 		s.stack.progress("rule   %s", name)
 		arn, err := rule.Create(s.ctx, s.clients, name)
-		return &made{ref: name, attributes: map[string]string{"Arn": arn}}, err
+		remove := func(ctx context.Context) error { return rule.Delete(ctx, s.clients, name) }
+		// A rule of another bus is another rule.
+		return &made{ref: rule.EventBusName + "|" + name, attributes: map[string]string{"Arn": arn}, remove: remove}, err
 	case "AWS::SNS::Subscription":
 		var subscription resource.Subscription
 		if err := s.tpl.Properties(r, s, &subscription); err != nil {
 			return nil, err
 		}
 		arn, err := subscription.Create(s.ctx, s.clients)
-		return &made{ref: arn}, err
+		return &made{ref: arn, remove: func(ctx context.Context) error { return resource.Unsubscribe(ctx, s.clients, arn) }}, err
 	default:
 		var policy resource.QueuePolicy
 		if err := s.tpl.Properties(r, s, &policy); err != nil {
 			return nil, err
 		}
-		return &made{ref: name}, policy.Create(s.ctx, s.clients)
+		return &made{ref: name, remove: func(ctx context.Context) error { return policy.Delete(ctx, s.clients) }}, policy.Create(s.ctx, s.clients)
 	}
 }

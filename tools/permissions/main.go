@@ -112,7 +112,7 @@ func unused(functions map[string][]statement, used map[permission]bool, needs ma
 		for _, st := range functions[id] {
 			for _, p := range permissions(id, []statement{st}) {
 				call := p
-				if strings.HasPrefix(p.resource, "arn:") || p.resource == "SealingKey" {
+				if strings.HasPrefix(p.resource, "arn:") || p.resource == "SealingKey" || p.resource == "AWS::StackId" {
 					call.resource = "" // named otherwise when it is called
 				}
 				if !used[call] && !used[call.alike()] && !byPoller(p) && !p.needed(st, needs[id]) {
@@ -132,9 +132,9 @@ func (p permission) needed(st statement, needs []need) bool {
 }
 
 // byPoller reports whether Lambda sends the request for a function's event source mapping, or boot does for a message
-// that failed. Local AWS has no CloudFormation, which keys asks.
+// that failed.
 func byPoller(p permission) bool {
-	return slices.Contains([]string{"sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes", "sqs:ChangeMessageVisibility", "cloudformation:DescribeStacks"}, p.action)
+	return slices.Contains([]string{"sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes", "sqs:ChangeMessageVisibility"}, p.action)
 }
 
 // alike is the permission that comes with this one: the store reads one key or several, and writes

@@ -48,21 +48,36 @@ type Config struct {
 }
 
 // Limit is a number of invocations that may run at once.
-type Limit struct{ slots chan struct{} }
+type Limit struct {
+	slots    chan struct{}
+	reserved int // of the slots, for functions with a limit of their own
+}
 
 // NewLimit makes a limit of n invocations.
 func NewLimit(n int) *Limit { return &Limit{slots: make(chan struct{}, n)} }
 
+func (l *Limit) release() { <-l.slots }
+
 // minUnreserved is how much of an account's quota cannot be reserved, unless the quota is smaller.
 const minUnreserved = 100
 
-// Reserve takes n invocations off what functions without a reservation share.
+// Reserve takes n invocations off what functions without a reservation share. It waits for running invocations if they
+// have the slots. Reserve and Unreserve must not be called concurrently.
 func (l *Limit) Reserve(n int) error {
-	if left := cap(l.slots) - len(l.slots) - n; left < min(minUnreserved, cap(l.slots)) {
+	if left := cap(l.slots) - l.reserved - n; left < min(minUnreserved, cap(l.slots)) {
 		return fmt.Errorf("a reservation of %d decreases the account's unreserved concurrency below its minimum value of [%d]", n, min(minUnreserved, cap(l.slots)))
 	}
+	l.reserved += n
 	for range n {
 		l.slots <- struct{}{}
 	}
 	return nil
+}
+
+// Unreserve gives n reserved invocations back.
+func (l *Limit) Unreserve(n int) {
+	l.reserved -= n
+	for range n {
+		l.release()
+	}
 }

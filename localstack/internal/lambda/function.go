@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -92,7 +93,18 @@ func (f *Function) Name() string { return f.cfg.Name }
 func (f *Function) ARN() string { return f.cfg.ARN }
 
 // Timeout bounds an invocation.
-func (f *Function) Timeout() time.Duration { return f.cfg.Timeout }
+func (f *Function) Timeout() time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.cfg.Timeout
+}
+
+// Env is the environment of new processes.
+func (f *Function) Env() map[string]string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.cfg.Env)
+}
 
 // Invocation is a call of a function.
 type Invocation struct {
@@ -122,18 +134,20 @@ func (f *Function) Invoke(ctx context.Context, inv Invocation) (*Response, error
 	}
 	chain := parseTrace(inv.Trace)
 	chain.enter(f.cfg.ARN)
-	if err := f.acquire(ctx, inv.Wait); err != nil {
+	limit, err := f.acquire(ctx, inv.Wait)
+	if err != nil {
 		return nil, err
 	}
 	call := &invocation{
 		id:        uuid.NewString(),
 		payload:   inv.Payload,
 		trace:     chain.String(),
+		limit:     limit,
 		result:    make(chan *Response),
 		abandoned: make(chan struct{}),
 	}
 	if err := f.assign(call); err != nil {
-		f.release()
+		limit.release()
 		return nil, err
 	}
 	select {
@@ -150,12 +164,15 @@ func (f *Function) Invoke(ctx context.Context, inv Invocation) (*Response, error
 // that calls again at once is not to be throttled for that.
 const turnaround = 100 * time.Millisecond
 
-func (f *Function) acquire(ctx context.Context, wait bool) error {
+func (f *Function) acquire(ctx context.Context, wait bool) (*Limit, error) {
+	f.mu.Lock()
+	limit := f.cfg.Limit
+	f.mu.Unlock()
 	select {
 	case <-f.ctx.Done():
-		return ErrClosed
-	case f.cfg.Limit.slots <- struct{}{}:
-		return nil
+		return nil, ErrClosed
+	case limit.slots <- struct{}{}:
+		return limit, nil
 	default:
 	}
 	var patience <-chan time.Time
@@ -166,18 +183,16 @@ func (f *Function) acquire(ctx context.Context, wait bool) error {
 	}
 	select {
 	case <-f.ctx.Done():
-		return ErrClosed
+		return nil, ErrClosed
 	case <-ctx.Done():
-		return ctx.Err()
+		return nil, ctx.Err()
 	case <-patience:
 		f.count(func(s *Stats) { s.Throttles++ })
-		return ErrThrottled
-	case f.cfg.Limit.slots <- struct{}{}:
-		return nil
+		return nil, ErrThrottled
+	case limit.slots <- struct{}{}:
+		return limit, nil
 	}
 }
-
-func (f *Function) release() { <-f.cfg.Limit.slots }
 
 // assign hands the call to an instance with room, or to a new one.
 func (f *Function) assign(call *invocation) error {
@@ -340,6 +355,27 @@ func (f *Function) Deploy(binary string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.cfg.Binary = binary
+	f.replace()
+}
+
+// Configure changes what a new version of the function has of its own. Processes that are at work finish it as they
+// are, and get no further call.
+func (f *Function) Configure(env map[string]string, memory int, timeout time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cfg.Env, f.cfg.Memory, f.cfg.Timeout = env, or(memory, 128), or(timeout, 3*time.Second)
+	f.replace()
+}
+
+// Govern changes the settings that all versions share. Invocations that run keep the slot that they have.
+func (f *Function) Govern(limit *Limit, allowLoops bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cfg.Limit, f.cfg.AllowLoops = limit, allowLoops
+}
+
+// replace sees to it that the next calls start new processes. The mutex is held.
+func (f *Function) replace() {
 	f.room = nil
 	for i := range f.live {
 		if i.replaced = true; i.taken == 0 {

@@ -24,9 +24,10 @@ type instance struct {
 	cmd      *exec.Cmd
 	server   *http.Server
 	started  time.Time
-	since    time.Time // when a call ended; guarded by the function's mutex, as is
-	taken    int       // how many calls it has, and
-	replaced bool      // that it has code of before
+	timeout  time.Duration // of an invocation
+	since    time.Time     // when a call ended; guarded by the function's mutex, as is
+	taken    int           // how many calls it has, and
+	replaced bool          // that it has code of before
 	stopping chan struct{}
 	stopOnce sync.Once
 	gone     chan struct{} // closed when the process has exited
@@ -47,6 +48,7 @@ type invocation struct {
 	id        string
 	payload   []byte
 	trace     string
+	limit     *Limit         // of which it has a slot
 	result    chan *Response // unbuffered: a response is taken or abandoned
 	abandoned chan struct{}
 	// The others are guarded by the instance's mutex. The response has begun; it was an
@@ -73,7 +75,7 @@ func (f *Function) start(call *invocation) (*instance, error) {
 		return nil, err
 	}
 	i := &instance{
-		f: f, id: uuid.NewString()[:8],
+		f: f, id: uuid.NewString()[:8], timeout: f.cfg.Timeout,
 		stopping: make(chan struct{}), gone: make(chan struct{}),
 		work: make(chan *invocation, f.atOnce), calls: map[string]*invocation{call.id: call},
 	}
@@ -198,7 +200,7 @@ func (i *instance) expire(call *invocation) {
 	call.answered, call.failed, call.late = true, true, !begun
 	i.mu.Unlock()
 	i.f.count(func(s *Stats) { s.Errors++; s.Timeouts++ })
-	r := failure(call.id, "Sandbox.Timedout", "Task timed out after %.2f seconds", i.f.cfg.Timeout.Seconds())
+	r := failure(call.id, "Sandbox.Timedout", "Task timed out after %.2f seconds", i.timeout.Seconds())
 	if !begun {
 		call.deliver(r)
 	} else if cut != nil {
@@ -259,8 +261,8 @@ func (i *instance) wait(out *lines) {
 	for _, call := range unanswered {
 		call.deliver(i.obituary(call, reason))
 	}
-	for range calls {
-		i.f.release()
+	for _, call := range calls {
+		call.limit.release()
 	}
 	// A response may still be on its way from the dead process to its reader.
 	ctx, cancel := context.WithTimeout(context.Background(), i.f.cfg.Grace)
@@ -290,7 +292,7 @@ func (i *instance) lost(call *invocation, reason string) {
 func (i *instance) obituary(call *invocation, reason string) *Response {
 	switch {
 	case i.timedOut && i.ready:
-		return failure(call.id, "Sandbox.Timedout", "Task timed out after %.2f seconds", i.f.cfg.Timeout.Seconds())
+		return failure(call.id, "Sandbox.Timedout", "Task timed out after %.2f seconds", i.timeout.Seconds())
 	case i.timedOut:
 		return failure(call.id, "Sandbox.Timedout", "Init timed out after %.2f seconds", i.f.cfg.InitTimeout.Seconds())
 	case i.initErr != nil:

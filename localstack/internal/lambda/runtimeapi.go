@@ -67,8 +67,8 @@ func (i *instance) next(w http.ResponseWriter, r *http.Request) {
 func (i *instance) begin(call *invocation) time.Time {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	call.deadline = time.AfterFunc(i.f.cfg.Timeout, func() { i.expire(call) })
-	return time.Now().Add(i.f.cfg.Timeout)
+	call.deadline = time.AfterFunc(i.timeout, func() { i.expire(call) })
+	return time.Now().Add(i.timeout)
 }
 
 // finish ends a call that the process has answered, and gives the instance its room
@@ -99,7 +99,7 @@ func (i *instance) finish() {
 		call.deliver(failure(call.id, "Runtime.NoResponse", "the function did not respond"))
 	}
 	i.f.idled(i)
-	i.f.release()
+	call.limit.release()
 }
 
 // ending takes the call that a request for the next one ends: one that is over, or the

@@ -84,7 +84,10 @@ func (t *trace) String() string {
 
 // Loops reports whether Invoke refuses an invocation with this trace, and counts it then.
 func (f *Function) Loops(header string) bool {
-	if f.cfg.AllowLoops || f.Chained(header) < maxChain {
+	f.mu.Lock()
+	allow := f.cfg.AllowLoops
+	f.mu.Unlock()
+	if allow || f.Chained(header) < maxChain {
 		return false
 	}
 	f.count(func(s *Stats) { s.Recursive++ })

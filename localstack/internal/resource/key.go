@@ -57,3 +57,11 @@ func (a Alias) Create(ctx context.Context, c Clients) error {
 	}
 	return nil
 }
+
+// Delete removes the alias.
+func (a Alias) Delete(ctx context.Context, c Clients) error {
+	if _, err := c.KMS.DeleteAlias(ctx, &kms.DeleteAliasInput{AliasName: &a.AliasName}); err != nil {
+		return fmt.Errorf("delete %s: %w", a.AliasName, err)
+	}
+	return nil
+}

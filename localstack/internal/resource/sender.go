@@ -37,6 +37,11 @@ func (p QueuePolicy) Create(ctx context.Context, c Clients) error {
 	return nil
 }
 
+// Delete takes the policy off the queues.
+func (p QueuePolicy) Delete(ctx context.Context, c Clients) error {
+	return QueuePolicy{Queues: p.Queues}.Create(ctx, c)
+}
+
 // Rule are the properties of an AWS::Events::Rule with a pattern.
 type Rule struct {
 	Description, EventBusName, State string
@@ -85,6 +90,22 @@ func (r Rule) Create(ctx context.Context, c Clients, name string) (arn string, e
 	return aws.ToString(made.RuleArn), nil
 }
 
+// Delete removes the rule and its targets.
+func (r Rule) Delete(ctx context.Context, c Clients, name string) error {
+	out := &eventbridge.RemoveTargetsInput{Rule: &name, EventBusName: &r.EventBusName}
+	for _, t := range r.Targets {
+		out.Ids = append(out.Ids, t.Id)
+	}
+	_, err := c.Events.RemoveTargets(ctx, out)
+	if err == nil {
+		_, err = c.Events.DeleteRule(ctx, &eventbridge.DeleteRuleInput{Name: &name, EventBusName: &r.EventBusName})
+	}
+	if err != nil {
+		return fmt.Errorf("delete rule %s: %w", name, err)
+	}
+	return nil
+}
+
 func (t Target) input() types.Target {
 	in := types.Target{Id: &t.Id, Arn: &t.Arn}
 	if p := t.RetryPolicy; p != nil {
@@ -122,4 +143,12 @@ func (s Subscription) Create(ctx context.Context, c Clients) (arn string, err er
 		return "", fmt.Errorf("subscribe to topic %s: %w", s.TopicArn, err)
 	}
 	return aws.ToString(out.SubscriptionArn), nil
+}
+
+// Unsubscribe removes a subscription.
+func Unsubscribe(ctx context.Context, c Clients, arn string) error {
+	if _, err := c.SNS.Unsubscribe(ctx, &sns.UnsubscribeInput{SubscriptionArn: &arn}); err != nil {
+		return fmt.Errorf("remove subscription %s: %w", arn, err)
+	}
+	return nil
 }

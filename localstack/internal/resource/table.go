@@ -92,3 +92,23 @@ func (t Table) expire(ctx context.Context, c Clients, name string) error {
 	})
 	return err
 }
+
+// DeleteTable removes a table with its data.
+func DeleteTable(ctx context.Context, c Clients, name string) error {
+	if _, err := c.DynamoDB.DeleteTable(ctx, &dynamodb.DeleteTableInput{TableName: &name}); err != nil {
+		return fmt.Errorf("delete table %s: %w", name, err)
+	}
+	return nil
+}
+
+// TableKeys returns the names of the key attributes of a table, the partition key first.
+func TableKeys(ctx context.Context, c Clients, name string) (keys []string, err error) {
+	out, err := c.DynamoDB.DescribeTable(ctx, &dynamodb.DescribeTableInput{TableName: &name})
+	if err != nil {
+		return nil, fmt.Errorf("describe table %s: %w", name, err)
+	}
+	for _, k := range out.Table.KeySchema {
+		keys = append(keys, aws.ToString(k.AttributeName))
+	}
+	return keys, nil
+}

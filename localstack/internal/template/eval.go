@@ -38,19 +38,12 @@ func (t *Template) Included(r *Resource, s Scope) (bool, error) { return t.holds
 // them into v, a pointer to a struct with json tags. A property that v does not name is an error.
 func (t *Template) Properties(r *Resource, s Scope, v any) error {
 	var value any = map[string]any{}
-	if r.properties != nil {
-		p, err := t.eval(r.properties, s, 0)
+	if n := t.merged(r); n != nil {
+		p, err := t.eval(n, s, 0)
 		if err != nil {
 			return err
 		}
 		value = p
-	}
-	if section, ok := strings.CutPrefix(r.Type, "AWS::Serverless::"); ok && t.globals[section] != nil {
-		g, err := t.eval(t.globals[section], s, 0)
-		if err != nil {
-			return err
-		}
-		value = merge(g, value)
 	}
 	raw, err := json.Marshal(value)
 	if err != nil {
@@ -66,6 +59,25 @@ func (t *Template) Properties(r *Resource, s Scope, v any) error {
 		return &Error{File: t.file, Line: r.Line, Message: fmt.Sprintf("resource %s (%s): %s", r.ID, r.Type, text)}
 	}
 	return nil
+}
+
+// merged returns a resource's properties with the Globals of its type merged in, as SAM does before CloudFormation
+// evaluates them; nil if there are none.
+func (t *Template) merged(r *Resource) *yaml.Node {
+	section, ok := strings.CutPrefix(r.Type, "AWS::Serverless::")
+	if general := t.globals[section]; ok && general != nil {
+		return merge(general, r.properties)
+	}
+	return r.properties
+}
+
+// Text evaluates one property of a resource, which must be a text. It is "" if the resource does not have it.
+func (t *Template) Text(r *Resource, property string, s Scope) (string, error) {
+	n := member(t.merged(r), property)
+	if n == nil {
+		return "", nil
+	}
+	return t.text(n, s, 0)
 }
 
 // Output evaluates an output. ok is false when its condition does not hold.
@@ -183,6 +195,10 @@ func (t *Template) call(name string, at, arg *yaml.Node, s Scope, depth int) (an
 		return t.eval(arg.Content[2], s, depth+1)
 	case "Join":
 		return t.join(at, arg, s, depth)
+	case "Select":
+		return t.choose(at, arg, s, depth)
+	case "Split":
+		return t.split(at, arg, s, depth)
 	case "Equals", "And", "Or", "Not", "Condition":
 		return t.logic(name, at, arg, s, depth)
 	}
@@ -209,6 +225,37 @@ func (t *Template) join(at, arg *yaml.Node, s Scope, depth int) (any, error) {
 		}
 	}
 	return strings.Join(parts, arg.Content[0].Value), nil
+}
+
+func (t *Template) choose(at, arg *yaml.Node, s Scope, depth int) (any, error) {
+	if arg.Kind != yaml.SequenceNode || len(arg.Content) != 2 {
+		return nil, t.errorf(at, "Select needs an index and a list")
+	}
+	value, err := t.eval(arg.Content[1], s, depth+1)
+	if err != nil {
+		return nil, err
+	}
+	list, _ := value.([]any)
+	n, err := strconv.Atoi(arg.Content[0].Value)
+	if err != nil || n < 0 || n >= len(list) {
+		return nil, t.errorf(at, "Select needs an index and a list that has it")
+	}
+	return list[n], nil
+}
+
+func (t *Template) split(at, arg *yaml.Node, s Scope, depth int) (any, error) {
+	if arg.Kind != yaml.SequenceNode || len(arg.Content) != 2 || arg.Content[0].Value == "" {
+		return nil, t.errorf(at, "Split needs a delimiter and a text")
+	}
+	whole, err := t.text(arg.Content[1], s, depth+1)
+	if err != nil {
+		return nil, err
+	}
+	list := []any{}
+	for part := range strings.SplitSeq(whole, arg.Content[0].Value) {
+		list = append(list, part)
+	}
+	return list, nil
 }
 
 func (t *Template) ref(at *yaml.Node, id string, s Scope, depth int) (any, error) {

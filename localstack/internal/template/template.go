@@ -13,8 +13,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -41,10 +41,15 @@ type Resource struct {
 	Type string
 	// Line is where the resource begins.
 	Line int
+	// DeletionPolicy says what becomes of the resource when it leaves the stack; "" is Delete.
+	DeletionPolicy string
 
 	condition  string
 	properties *yaml.Node
 }
+
+// RetainExceptOnCreate is the policy of a resource that is deleted only by the rollback of the operation that made it.
+const RetainExceptOnCreate = "RetainExceptOnCreate"
 
 // Output is one entry of the Outputs section.
 type Output struct {
@@ -205,8 +210,10 @@ func (t *Template) parseResource(id string, k, v *yaml.Node) error {
 			r.properties = v
 		case "Condition":
 			r.condition = v.Value
-		case "DeletionPolicy", "UpdateReplacePolicy", "DependsOn", "Metadata":
-			// They matter when a stack changes or goes; here it only ever comes up.
+		case "DeletionPolicy":
+			r.DeletionPolicy = v.Value
+		case "UpdateReplacePolicy", "DependsOn", "Metadata":
+			// Resources that the runner replaces hold no data. References tell the order.
 		default:
 			return t.errorf(k, "resource member %q is not supported", key)
 		}
@@ -249,27 +256,52 @@ func (t *Template) parseOutput(name string, k, v *yaml.Node) error {
 	return nil
 }
 
-// merge puts specific over general as SAM merges Globals into a resource:
-// mappings member by member, lists appended to the general one, scalars replaced.
-func merge(general, specific any) any {
-	switch g := general.(type) {
-	case map[string]any:
-		s, ok := specific.(map[string]any)
-		if !ok {
-			return specific
-		}
-		out := maps.Clone(g)
-		for k, v := range s {
-			if old, ok := out[k]; ok {
-				v = merge(old, v)
-			}
-			out[k] = v
-		}
-		return out
-	case []any:
-		if s, ok := specific.([]any); ok {
-			return append(slices.Clone(g), s...)
+// merge puts specific over general as SAM merges Globals into a resource: mappings member by member, lists appended to
+// the general one, everything else replaced, intrinsic functions included.
+func merge(general, specific *yaml.Node) *yaml.Node {
+	switch {
+	case specific == nil:
+		return general
+	case general.Kind != specific.Kind || isIntrinsic(general) || isIntrinsic(specific):
+		return specific
+	case specific.Kind == yaml.SequenceNode:
+		out := *specific
+		out.Content = slices.Concat(general.Content, specific.Content)
+		return &out
+	case specific.Kind != yaml.MappingNode:
+		return specific
+	}
+	out := *specific
+	out.Content = slices.Clone(specific.Content)
+	for i := 0; i+1 < len(general.Content); i += 2 {
+		k, v := general.Content[i], general.Content[i+1]
+		n := slices.IndexFunc(out.Content, func(n *yaml.Node) bool { return n == member(specific, k.Value) })
+		if n < 0 {
+			out.Content = append(out.Content, k, v)
+		} else {
+			out.Content[n] = merge(v, out.Content[n])
 		}
 	}
-	return specific
+	return &out
+}
+
+// member returns the value of a member of a mapping, or nil.
+func member(n *yaml.Node, name string) *yaml.Node {
+	if n == nil || n.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == name {
+			return n.Content[i+1]
+		}
+	}
+	return nil
+}
+
+// isIntrinsic reports whether a value is an intrinsic function, in its short or long form.
+func isIntrinsic(n *yaml.Node) bool {
+	if strings.HasPrefix(n.Tag, "!") && !strings.HasPrefix(n.Tag, "!!") {
+		return true
+	}
+	return n.Kind == yaml.MappingNode && len(n.Content) == 2 && (n.Content[0].Value == "Ref" || strings.HasPrefix(n.Content[0].Value, "Fn::"))
 }

@@ -139,7 +139,7 @@ func TestFaultsNameTheirLine(t *testing.T) {
 	}{
 		"an unknown property":        {"Tmeout: 3", fmt.Sprintf("template.yaml:%d: resource F (AWS::Serverless::Function): property \"Tmeout\" is not supported here", at-3)},
 		"an unknown function":        {"List: !Cidr [a]", fmt.Sprintf("template.yaml:%d: function \"Cidr\" is not supported", at)},
-		"an unknown long function":   {"List: {\"Fn::Select\": [0, [a]]}", "function \"Select\" is not supported"},
+		"an unknown long function":   {"List: {\"Fn::Cidr\": [0, [a]]}", "function \"Cidr\" is not supported"},
 		"a dangling reference":       {"List: [!Ref Missing]", fmt.Sprintf("template.yaml:%d: Ref Missing: there is no such resource", at)},
 		"a dangling attribute":       {"List: [!GetAtt Missing.Arn]", "GetAtt Missing.Arn: there is no such resource"},
 		"a dangling substitution":    {"List: [!Sub \"${Missing.Arn}\"]", "Sub ${Missing.Arn}: there is no such resource"},

@@ -1,0 +1,245 @@
+package functions_test
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/eventbridge"
+	"github.com/aws/aws-sdk-go-v2/service/sns"
+
+	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/test/awslocal"
+)
+
+// together are the parameters that the template's rules allow only with others, or that have no effect without them, and
+// the values with which they are changed.
+var together = []struct {
+	names  []string
+	values map[string]string
+}{
+	{[]string{"JwtIssuer", "JwtAudience", "JwtJwksUrl", "JwtPrincipalClaim", "JwtWorkspaceClaim"}, map[string]string{
+		"Auth": "jwt", "JwtIssuer": "https://old.example.com", "JwtAudience": "https://old.example/mcp",
+	}},
+	{[]string{"FrontDomain", "FrontCertificateArn", "FrontWebAclArn"}, map[string]string{
+		"FrontDomain": "old.example.com", "FrontCertificateArn": "arn:aws:acm:us-east-1:123456789012:certificate/0",
+	}},
+	{[]string{"SourceEventBus"}, map[string]string{"SourceEventPattern": `{"source":["shop"]}`}},
+	{[]string{"TrafficShift"}, map[string]string{"GradualDeployment": "true"}},
+}
+
+// TestUpdatesOfARunningStack changes each parameter of a running stack alone, and back, with a plain deployment after each.
+func TestUpdatesOfARunningStack(t *testing.T) {
+	t.Parallel()
+	d, _ := readDeployment(t)
+	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
+	stack := deploy(t, func(o *runner.Options) {
+		o.Endpoints.SQS, o.Endpoints.EventBridge, o.Endpoints.SNS = ends.MiniStack, ends.MiniStack, ends.MiniStack
+		o.Parameters, o.Speed = nil, 0.01
+	})
+	prefix := strings.TrimSuffix(stack.Outputs()["SettingsTable"], "SettingsTable")
+	db := dynamodb.NewFromConfig(awslocal.Config(ends.DynamoDB))
+	cfg := awslocal.Config(ends.MiniStack)
+	topic, err := sns.NewFromConfig(cfg).CreateTopic(t.Context(), &sns.CreateTopicInput{Name: &prefix})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bus := prefix + "bus"
+	if _, err := eventbridge.NewFromConfig(cfg).CreateEventBus(t.Context(), &eventbridge.CreateEventBusInput{Name: &bus}); err != nil {
+		t.Fatal(err)
+	}
+
+	values := maps.Clone(changed)
+	values["SourceTopicArn"], values["SourceEventBus"] = *topic.TopicArn, bus
+	done := map[string]bool{}
+	change := func(t *testing.T, name string, base map[string]string) {
+		done[name] = true
+		before, ok := base[name]
+		if !ok {
+			before = *d.Parameters[name].Default
+		}
+		after := values[name]
+		for _, other := range d.Parameters[name].AllowedValues {
+			if other != before {
+				after = other
+			}
+		}
+		for _, value := range []string{after, before} {
+			parameters := maps.Clone(base)
+			if parameters == nil {
+				parameters = map[string]string{}
+			}
+			parameters[name] = value
+			if broken := broken(t, d, parameters); len(broken) > 0 {
+				t.Fatalf("the template's rules refuse %v: %v", parameters, broken)
+			}
+			if err := stack.Update(t.Context(), map[string]string{name: value}); err != nil {
+				t.Fatalf("%s=%s: %v", name, value, err)
+			}
+			checkPlainDeployment(t, stack)
+		}
+	}
+	for _, group := range together {
+		back := map[string]string{}
+		for name := range group.values {
+			back[name] = *d.Parameters[name].Default
+		}
+		if err := stack.Update(t.Context(), group.values); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range group.names {
+			t.Run("AWS-17 "+name, func(t *testing.T) { change(t, name, group.values) })
+		}
+		if err := stack.Update(t.Context(), back); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.Parameters)) {
+		if !done[name] && !strings.HasSuffix(name, "TableArn") && name != "SealingKeyArn" {
+			t.Run("AWS-17 "+name, func(t *testing.T) { change(t, name, nil) })
+		}
+	}
+	t.Run("AWS-17 changes reach the functions", func(t *testing.T) {
+		update(t, stack, map[string]string{"Retention": "48h", "StreamSeconds": "600"})
+		for id, variable := range map[string]string{"FanoutFunction": "MCPEVENTS_LOG_RETENTION", "StreamFunction": "MCPEVENTS_STREAM_MAX_AGE"} {
+			want := map[string]string{"FanoutFunction": "48h", "StreamFunction": "600s"}[id]
+			if got := stack.Environment(id)[variable]; got != want {
+				t.Errorf("%s of %s is %q, want %q", variable, id, got, want)
+			}
+		}
+	})
+
+	// A table or key that is adopted is left only with the confirmation.
+	for _, name := range slices.Sorted(maps.Keys(d.Parameters)) {
+		id, ok := strings.CutSuffix(name, "TableArn")
+		if !ok || id == "Keys" || id == "Settings" {
+			continue
+		}
+		t.Run("AWS-17, AWS-18 "+name, func(t *testing.T) {
+			own := stack.Environment("FanoutFunction")["MCPEVENTS_TABLE_"+strings.ToUpper(id)]
+			arn := restored(t, db, own, own+"-restored")
+			update(t, stack, map[string]string{name: arn})
+			checkPlainDeployment(t, stack)
+			checkLeaving(t, stack, name, arn)
+			update(t, stack, map[string]string{name: "", "LeaveAdopted": "true"})
+			if got := stack.Environment("FanoutFunction")["MCPEVENTS_TABLE_"+strings.ToUpper(id)]; got == arn || got == own {
+				t.Errorf("the functions have table %s, want a new one", got)
+			}
+			update(t, stack, map[string]string{"LeaveAdopted": "false"})
+		})
+	}
+	// With the confirmation, too, a deployment fails that leaves keys which stored secrets need.
+	t.Run("AWS-17, AWS-18 SealingKeyArn", func(t *testing.T) {
+		arn := stack.Environment("DispatchFunction")["MCPEVENTS_KEY_ID"]
+		update(t, stack, map[string]string{"SealingKeyArn": arn})
+		checkPlainDeployment(t, stack)
+		checkLeaving(t, stack, "SealingKeyArn", arn)
+	})
+	t.Run("AWS-17, AWS-18 KeysTableArn", func(t *testing.T) {
+		own := stack.Environment("DispatchFunction")["MCPEVENTS_TABLE_KEYS"]
+		arn := restored(t, db, own, own+"-restored")
+		update(t, stack, map[string]string{"KeysTableArn": arn})
+		checkPlainDeployment(t, stack)
+		checkLeaving(t, stack, "KeysTableArn", arn)
+		checkRefused(t, stack, map[string]string{"KeysTableArn": "", "LeaveAdopted": "true"}, "must be tables of one deployment")
+	})
+	t.Run("AWS-17, AWS-18 SettingsTableArn", func(t *testing.T) {
+		own := stack.Environment("DispatchFunction")["MCPEVENTS_TABLE_SETTINGS"]
+		arn := restored(t, db, own, own+"-restored")
+		update(t, stack, map[string]string{"SettingsTableArn": arn})
+		checkPlainDeployment(t, stack)
+		checkLeaving(t, stack, "SettingsTableArn", arn)
+		update(t, stack, map[string]string{"SettingsTableArn": "", "LeaveAdopted": "true"})
+	})
+}
+
+func update(t *testing.T, stack *runner.Stack, parameters map[string]string) {
+	t.Helper()
+	if err := stack.Update(t.Context(), parameters); err != nil {
+		t.Fatalf("update %v: %v", parameters, err)
+	}
+}
+
+// checkPlainDeployment checks that an update without parameters changes no function and no output.
+func checkPlainDeployment(t *testing.T, stack *runner.Stack) {
+	t.Helper()
+	state := func() map[string]map[string]string {
+		all := map[string]map[string]string{"outputs": stack.Outputs()}
+		for id := range stack.Stats() {
+			all[id] = stack.Environment(id)
+		}
+		return all
+	}
+	before := state()
+	update(t, stack, nil)
+	for id, after := range state() {
+		if !maps.Equal(before[id], after) {
+			t.Errorf("a plain deployment changed %s from %v to %v", id, before[id], after)
+		}
+	}
+}
+
+// checkLeaving checks that the stack does not leave an adopted table or key without the confirmation.
+func checkLeaving(t *testing.T, stack *runner.Stack, name, arn string) {
+	t.Helper()
+	checkRefused(t, stack, map[string]string{name: ""}, name+" is no longer set, so the stack would leave "+arn)
+}
+
+// checkRefused checks that an update fails for a reason and changes nothing.
+func checkRefused(t *testing.T, stack *runner.Stack, parameters map[string]string, reason string) {
+	t.Helper()
+	before := stack.Environment("DispatchFunction")
+	err := stack.Update(t.Context(), parameters)
+	if err == nil || !strings.Contains(err.Error(), reason) || strings.Contains(err.Error(), "roll back") {
+		t.Errorf("update %v: got error %v, want %q in it and a rollback", parameters, err, reason)
+	}
+	if after := stack.Environment("DispatchFunction"); !maps.Equal(before, after) {
+		t.Errorf("after the rollback dispatch has %v, want %v", after, before)
+	}
+	checkPlainDeployment(t, stack)
+}
+
+// TestARestoredTableIsKept is the story of docs/how-to/restore-on-aws.md: a subscription is lost, its table is restored
+// and adopted, and deployments after that keep it.
+func TestARestoredTableIsKept(t *testing.T) {
+	t.Parallel()
+	stack := deploy(t, nil)
+	target, hooks := endpoint(t, nil)
+	uri, secret := register(t, stack, target)
+	db := dynamodb.NewFromConfig(awslocal.Config(awslocal.Start(t, awslocal.DynamoDB).DynamoDB))
+	own := stack.Outputs()["SubscriptionsTable"]
+	arn := restored(t, db, own, own+"-restored")
+	deregister(t, stack, uri)
+
+	arrives := func(t *testing.T, build int) {
+		t.Helper()
+		id := publish(t, stack, build)
+		hook := wait(t, "the webhook", hooks)
+		if got := hook.header.Get("Webhook-Id"); got != id {
+			t.Errorf("got webhook-id %q, want %q", got, id)
+		}
+		if err := webhook.Verify(hook.header, hook.body, secret); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Run("AWS-18 the subscriptions of an adopted table get webhooks", func(t *testing.T) {
+		update(t, stack, map[string]string{"SubscriptionsTableArn": arn})
+		arrives(t, 1)
+	})
+	t.Run("AWS-18 a plain deployment keeps the adopted table", func(t *testing.T) {
+		update(t, stack, nil)
+		arrives(t, 2)
+	})
+	t.Run("AWS-18 a change of another parameter keeps it", func(t *testing.T) {
+		update(t, stack, map[string]string{"Retention": "48h"})
+		arrives(t, 3)
+	})
+	t.Run("AWS-18 a deployment that would leave it without the confirmation is rolled back", func(t *testing.T) {
+		checkLeaving(t, stack, "SubscriptionsTableArn", arn)
+		arrives(t, 4)
+	})
+	deregister(t, stack, uri)
+}

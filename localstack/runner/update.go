@@ -1,0 +1,167 @@
+package runner
+
+import (
+	"context"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/mcp-events/mcpevents/localstack/internal/access"
+	"github.com/mcp-events/mcpevents/localstack/internal/template"
+)
+
+// Statuses of a stack, as CloudFormation calls them.
+const (
+	creating    = "CREATE_IN_PROGRESS"
+	complete    = "UPDATE_COMPLETE"
+	updating    = "UPDATE_IN_PROGRESS"
+	rollingBack = "UPDATE_ROLLBACK_IN_PROGRESS"
+)
+
+// Update changes parameters of the running stack, as a deployment does. Parameters that are not given keep their values,
+// so Update without any is a plain deployment. Resources whose properties stay the same are not touched. If a resource
+// cannot be changed, Update changes everything back and returns the reason.
+//
+// A function gets new processes when a version is published, which takes a new description. As on AWS, an update fails
+// if a version has a new description and the function has not changed since its last version.
+func (s *Stack) Update(ctx context.Context, parameters map[string]string) error {
+	s.update.Lock()
+	defer s.update.Unlock()
+	if s.running.Err() != nil {
+		return errors.New("local runner: the stack is closed")
+	}
+	wanted := over(s.opts.Parameters, parameters)
+	if err := s.tpl.CheckParameters(wanted); err != nil {
+		return fmt.Errorf("local runner: %w", err)
+	}
+	s.setStatus(updating)
+	defer s.setStatus(complete)
+	next := s.scope(ctx, wanted)
+	outputs, err := next.makeAll()
+	if err == nil {
+		s.opts.Parameters = wanted
+		if err := s.settle(next, outputs); err != nil {
+			return fmt.Errorf("local runner: update: clean up: %w", err)
+		}
+		return nil
+	}
+	err = fmt.Errorf("local runner: update: %w", err)
+	s.setStatus(rollingBack)
+	changed := maps.Clone(s.resources)
+	maps.Copy(changed, next.made)
+	s.resources = changed
+	back := s.scope(context.WithoutCancel(ctx), s.opts.Parameters)
+	outputs, failed := back.makeAll()
+	if failed == nil {
+		failed = s.settle(back, outputs)
+	}
+	if failed != nil {
+		return errors.Join(err, fmt.Errorf("roll back: %w", failed))
+	}
+	return err
+}
+
+func (s *Stack) setStatus(status string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status = status
+}
+
+func (s *Stack) scope(ctx context.Context, parameters map[string]string) *scope {
+	return &scope{
+		ctx: ctx, stack: s, tpl: s.tpl, clients: s.opts.clients(s.endpoints), parameters: parameters, made: map[string]*made{},
+	}
+}
+
+// makeAll makes the resources whose conditions hold and returns the outputs.
+func (s *scope) makeAll() (outputs map[string]string, err error) {
+	for _, r := range s.tpl.Resources() {
+		included, err := s.tpl.Included(r, s)
+		if err != nil {
+			return nil, err
+		}
+		if old := s.stack.resources; old != nil && (old[r.ID] != nil) != included && (r.Type == functionType || r.Type == mappingType) {
+			return nil, fmt.Errorf("resource %s: an update cannot add or remove an %s here", r.ID, r.Type)
+		}
+		if !included {
+			continue
+		}
+		if _, err := s.make(r.ID); err != nil {
+			return nil, fmt.Errorf("resource %s: %w", r.ID, err)
+		}
+	}
+	outputs = map[string]string{}
+	for _, o := range s.tpl.Outputs() {
+		v, ok, err := s.tpl.Output(o, s)
+		if err != nil {
+			return nil, fmt.Errorf("output %s: %w", o.Name, err)
+		}
+		if ok {
+			outputs[o.Name] = v
+		}
+	}
+	return outputs, nil
+}
+
+// settle makes the resources of a scope those of the stack, and deletes the ones that are no longer in it unless their
+// policy is to retain them.
+func (s *Stack) settle(sc *scope, outputs map[string]string) error {
+	s.mu.Lock()
+	s.outputs = outputs
+	rolledBack := s.status == rollingBack
+	s.mu.Unlock()
+	gone := slices.Clone(sc.replaced)
+	for id, old := range s.resources {
+		policy := s.tpl.Resource(id).DeletionPolicy
+		retained := strings.HasPrefix(policy, "Retain") && !(rolledBack && policy == template.RetainExceptOnCreate)
+		if sc.made[id] == nil && !retained {
+			gone = append(gone, old)
+		}
+	}
+	s.resources = sc.made
+	var failed error
+	for _, old := range gone {
+		if old.remove != nil {
+			failed = errors.Join(failed, old.remove(sc.ctx))
+		}
+	}
+	return failed
+}
+
+// name returns the physical name of the resource with a logical id. A fresh one must not find what the stack has retained
+// under the name of before, so it gets a number.
+func (s *Stack) name(id string, fresh bool) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if fresh {
+		s.names[id]++
+	}
+	if n := s.names[id]; n > 1 {
+		return fmt.Sprintf("%s-%s-%d", s.opts.Name, id, n)
+	}
+	return s.opts.Name + "-" + id
+}
+
+// describe answers CloudFormation's DescribeStacks for this stack.
+func (s *Stack) describe(w http.ResponseWriter, r *http.Request) {
+	want := access.Request{Action: "cloudformation:DescribeStacks", Resource: s.id()}
+	if app := application(r); s.function(app) != nil && !s.opts.Direct && !s.gate.allows(app, want) {
+		s.gate.refuse(w, app, describe(want))
+		return
+	}
+	if r.FormValue("Action") != "DescribeStacks" || r.FormValue("StackName") != s.id() {
+		http.Error(w, "only DescribeStacks of this stack is supported", http.StatusBadRequest)
+		return
+	}
+	s.mu.Lock()
+	answer := struct {
+		XMLName xml.Name `xml:"DescribeStacksResponse"`
+		Status  string   `xml:"DescribeStacksResult>Stacks>member>StackStatus"`
+	}{Status: s.status}
+	s.mu.Unlock()
+	_ = xml.NewEncoder(w).Encode(answer) // the caller went away
+}

@@ -1,0 +1,271 @@
+package runner_test
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/aws/aws-lambda-go/cfn"
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+
+	"github.com/mcp-events/mcpevents/localstack/internal/testfn"
+	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/test/awslocal"
+)
+
+// deployment is a stack with one function for each way to change.
+const deployment = `
+Globals: {Function: {Runtime: provided.al2023, CodeUri: fn, Timeout: 10}}
+Parameters:
+  Note: {Type: String, Default: first}
+  Colour: {Type: String, Default: red}
+  Quiet: {Type: String, Default: "no"}
+  Reserved: {Type: Number, Default: 0}
+  Flavour: {Type: String, Default: vanilla}
+  Adopted: {Type: String, Default: ""}
+Conditions:
+  MakesTable: !Equals [!Ref Adopted, ""]
+  HasReserved: !Not [!Equals [!Ref Reserved, 0]]
+Resources:
+  Noted:
+    Type: AWS::Serverless::Function
+    Properties: {AutoPublishAlias: live, VersionDescription: !Ref Note}
+  Coloured:
+    Type: AWS::Serverless::Function
+    Properties: {AutoPublishAlias: live, VersionDescription: !Ref Colour, Environment: {Variables: {COLOUR: !Ref Colour}}}
+  Unpublished:
+    Type: AWS::Serverless::Function
+    Properties: {AutoPublishAlias: live, VersionDescription: always, Environment: {Variables: {QUIET: !Ref Quiet}}}
+  Bounded:
+    Type: AWS::Serverless::Function
+    Properties: {ReservedConcurrentExecutions: !If [HasReserved, !Ref Reserved, !Ref AWS::NoValue], FunctionUrlConfig: {AuthType: NONE}}
+  Table:
+    Type: AWS::DynamoDB::Table
+    Condition: MakesTable
+    DeletionPolicy: RetainExceptOnCreate
+    Properties:
+      AttributeDefinitions: [{AttributeName: pk, AttributeType: S}]
+      KeySchema: [{AttributeName: pk, KeyType: HASH}]
+  CustomFunction:
+    Type: AWS::Serverless::Function
+    Properties: {}
+  Custom:
+    Type: Custom::Thing
+    Properties: {ServiceToken: !GetAtt CustomFunction.Arn, Flavour: !Ref Flavour, Table: !If [MakesTable, !Ref Table, !Ref Adopted]}
+Outputs:
+  Colour: {Value: !Ref Colour}
+  Table: {Value: !If [MakesTable, !Ref Table, !Ref Adopted]}
+`
+
+// orders are the requests of CloudFormation to the custom resource. A flavour "bitter" is refused.
+type orders struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (o *orders) handle(raw []byte) (string, error) {
+	var e cfn.Event
+	if err := json.Unmarshal(raw, &e); err != nil {
+		return "", err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	was, _ := e.OldResourceProperties["Flavour"].(string)
+	now, _ := e.ResourceProperties["Flavour"].(string)
+	o.all = append(o.all, strings.TrimSpace(string(e.RequestType)+" "+strings.TrimSpace(was+" "+now)))
+	if now == "bitter" {
+		return "", errors.New("too bitter")
+	}
+	return `"x"`, nil
+}
+
+func (o *orders) take() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	all := o.all
+	o.all = nil
+	return all
+}
+
+func startDeployment(t *testing.T) (*runner.Stack, *orders, runner.Options) {
+	t.Helper()
+	custom := &orders{}
+	o := options(t, sink{"CustomFunction": custom.handle})
+	o.Template = write(t, deployment)
+	return start(t, o), custom, o
+}
+
+func update(t *testing.T, stack *runner.Stack, parameters map[string]string) {
+	t.Helper()
+	if err := stack.Update(t.Context(), parameters); err != nil {
+		t.Fatalf("update %v: %v", parameters, err)
+	}
+}
+
+// process returns a process of a function.
+func process(t *testing.T, stack *runner.Stack, id string) *os.Process {
+	t.Helper()
+	b, err := stack.Invoke(t.Context(), id, testfn.Call{Do: "pid"}.JSON())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(string(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := os.FindProcess(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func runs(p *os.Process) bool { return p.Signal(syscall.Signal(0)) == nil }
+
+// variable returns a variable of the environment in which a function runs.
+func variable(t *testing.T, stack *runner.Stack, id, name string) string {
+	t.Helper()
+	b, err := stack.Invoke(t.Context(), id, testfn.Call{Do: "describe"}.JSON())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d testfn.Description
+	if err := json.Unmarshal(b, &d); err != nil {
+		t.Fatal(err)
+	}
+	return d.Env[name]
+}
+
+func TestUpdate(t *testing.T) {
+	t.Parallel()
+	stack, custom, o := startDeployment(t)
+	if got, want := custom.take(), []string{"Create vanilla"}; !slices.Equal(got, want) {
+		t.Errorf("the custom resource got %q at the start, want %q", got, want)
+	}
+	noted, coloured := process(t, stack, "Noted"), process(t, stack, "Coloured")
+
+	t.Run("a changed function gets new processes, and an unchanged one keeps its own", func(t *testing.T) {
+		update(t, stack, map[string]string{"Colour": "blue"})
+		if got := variable(t, stack, "Coloured", "COLOUR"); got != "blue" || stack.Outputs()["Colour"] != "blue" {
+			t.Errorf("got %q, and the outputs %v, want blue", got, stack.Outputs())
+		}
+		eventually(t, "the process of the changed function ends", func() bool { return !runs(coloured) })
+		if !runs(noted) {
+			t.Error("the process of the unchanged function has ended")
+		}
+	})
+	t.Run("an update without parameters keeps the changed ones and touches nothing", func(t *testing.T) {
+		coloured = process(t, stack, "Coloured")
+		custom.take()
+		update(t, stack, nil)
+		if got := variable(t, stack, "Coloured", "COLOUR"); got != "blue" {
+			t.Errorf("got %q, want blue", got)
+		}
+		if !runs(coloured) {
+			t.Error("the process of an unchanged function has ended")
+		}
+		if got := custom.take(); len(got) > 0 {
+			t.Errorf("the custom resource got %q", got)
+		}
+	})
+	t.Run("AWS-17 a version whose description changes alone fails the update, which changes nothing", func(t *testing.T) {
+		err := stack.Update(t.Context(), map[string]string{"Note": "second", "Colour": "green"})
+		if err == nil || !strings.Contains(err.Error(), "resource Noted: CREATE_FAILED: A version for this Lambda function exists ( 1 )") {
+			t.Errorf("got error %v", err)
+		}
+		if got := variable(t, stack, "Coloured", "COLOUR"); got != "blue" {
+			t.Errorf("got %q after the rollback, want blue", got)
+		}
+		update(t, stack, map[string]string{"Colour": "red"}) // the rolled back parameters are not kept
+		if !runs(noted) {
+			t.Error("the process of an unchanged function has ended")
+		}
+	})
+	t.Run("without a new version the alias keeps the old configuration", func(t *testing.T) {
+		update(t, stack, map[string]string{"Quiet": "yes"})
+		if got := variable(t, stack, "Unpublished", "QUIET"); got != "no" {
+			t.Errorf("got %q, want no", got)
+		}
+	})
+	t.Run("a refusal of a custom resource rolls the update back", func(t *testing.T) {
+		err := stack.Update(t.Context(), map[string]string{"Flavour": "bitter", "Colour": "black"})
+		if err == nil || !strings.Contains(err.Error(), "too bitter") {
+			t.Errorf("got error %v, want the refusal", err)
+		}
+		if got, want := custom.take(), []string{"Update vanilla bitter"}; !slices.Equal(got, want) {
+			t.Errorf("the custom resource got %q, want %q", got, want)
+		}
+		if got := variable(t, stack, "Coloured", "COLOUR"); got != "red" {
+			t.Errorf("got %q after the rollback, want red", got)
+		}
+	})
+	t.Run("a table that leaves the stack is retained, and a new one is empty", func(t *testing.T) {
+		own := stack.Outputs()["Table"]
+		update(t, stack, map[string]string{"Adopted": "another"})
+		update(t, stack, map[string]string{"Adopted": ""})
+		if got := stack.Outputs()["Table"]; got == own || got == "another" {
+			t.Errorf("the stack has table %s after it left %s, want a new one", got, own)
+		}
+		db := dynamodb.NewFromConfig(awslocal.Config(o.Endpoints.DynamoDB))
+		if _, err := db.DescribeTable(t.Context(), &dynamodb.DescribeTableInput{TableName: &own}); err != nil {
+			t.Errorf("the table of before: %v", err)
+		}
+	})
+	t.Run("a table that a failed update made is deleted", func(t *testing.T) {
+		update(t, stack, map[string]string{"Adopted": "another"})
+		if err := stack.Update(t.Context(), map[string]string{"Adopted": "", "Flavour": "bitter"}); err == nil {
+			t.Error("the update succeeded")
+		}
+		if got := stack.Outputs()["Table"]; got != "another" {
+			t.Errorf("got table %q, want the one of before the update", got)
+		}
+		db := dynamodb.NewFromConfig(awslocal.Config(o.Endpoints.DynamoDB))
+		if _, err := db.DescribeTable(t.Context(), &dynamodb.DescribeTableInput{TableName: aws.String(o.Name + "-Table-3")}); err == nil {
+			t.Error("the table is still there")
+		}
+	})
+	t.Run("a reservation comes and goes while an invocation runs", func(t *testing.T) {
+		gate := testfn.NewGate(t)
+		held := make(chan error, 1)
+		go func() {
+			_, err := stack.Invoke(t.Context(), "Bounded", testfn.Call{Do: "pid", Gate: gate.URL}.JSON())
+			held <- err
+		}()
+		gate.Arrived(t)
+		status := func() int {
+			t.Helper()
+			resp, err := http.Get(stack.FunctionURL("Bounded"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			return resp.StatusCode
+		}
+		update(t, stack, map[string]string{"Reserved": "0"})
+		if err := stack.Update(t.Context(), map[string]string{"Reserved": "101"}); err == nil || !strings.Contains(err.Error(), "below its minimum value") {
+			t.Errorf("a reservation of more than half the quota: got error %v", err)
+		}
+		update(t, stack, map[string]string{"Reserved": "100"})
+		update(t, stack, map[string]string{"Reserved": "0"})
+		if got := status(); got == http.StatusTooManyRequests {
+			t.Errorf("got status %d without a reservation", got)
+		}
+		gate.Open()
+		if err := <-held; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("a parameter that the template does not have is refused", func(t *testing.T) {
+		if err := stack.Update(t.Context(), map[string]string{"Color": "red"}); err == nil || !strings.Contains(err.Error(), `no parameter "Color"`) {
+			t.Errorf("got error %v", err)
+		}
+	})
+}
