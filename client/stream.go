@@ -179,6 +179,10 @@ func (f *Stream) message(data []byte) error {
 			f.Opened()
 		}
 	case mcpspec.NoteUpdated:
+		if string(jsonrpc.Member(metadata, metaTruncated)) == "true" {
+			f.Log.Warn("events missing", "uri", uri)
+			break
+		}
 		err := f.Event(Event{
 			Via: "stream", ID: meta(metaEventID), URI: uri, Time: meta(metaTime),
 			Cursor: meta(metaCursor), Received: time.Now(), Data: bytes.Clone(jsonrpc.Member(params, "payload")),

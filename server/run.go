@@ -55,6 +55,7 @@ func (s *Server) run(ctx context.Context, r roles) {
 	s.workers.Go(func() {
 		periodic.Every(ctx, time.Minute, s.core.Log, periodic.Job{Name: "due retries", Run: r.retry.Run},
 			periodic.Job{Name: "resumed deliveries", Run: r.switches.Requeue},
+			periodic.Job{Name: "log items", Run: r.retry.LogItems},
 			periodic.Job{Name: "erasures", Run: r.operations.SweepErased},
 			periodic.Job{Name: "expiry", Run: r.expiry.Sweep}, periodic.Job{Name: "counts", Run: r.expiry.Recount}, periodic.Job{Name: "audit", Run: s.terminator.Audit})
 	})

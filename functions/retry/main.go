@@ -1,5 +1,5 @@
 // Command retry is the function that runs every minute, moves due deliveries to
-// the slow queue, files dead letters of queues, removes subscriptions that expired, recounts them, ends
+// the slow queue, files dead letters of queues and undecodable items of the event log, removes subscriptions that expired, recounts them, ends
 // subscriptions whose event type a changed catalog lacks, and announces changed catalogs and backends if that was not done before.
 // None of these can hold up another.
 package main
@@ -24,11 +24,13 @@ func main() {
 	subscriptions := p.Subscriptions()
 	expiry := webhooks.Expiry(&p.Core, subscriptions)
 	operations := webhooks.Operations(&p.Core)
+	retry := webhooks.Retry(&p.Core)
 	jobs := []periodic.Job{
-		{Name: "due retries", Run: webhooks.Retry(&p.Core).Run},
+		{Name: "due retries", Run: retry.Run},
 		{Name: "resumed deliveries", Run: webhooks.Switches(&p.Core, false).Requeue},
 		{Name: "replays", Run: webhooks.Replays(&p.Core, subscriptions, operations).Run},
 		{Name: "dead letters", Run: p.Dead(operations.File)},
+		{Name: "log items", Run: retry.LogItems},
 		{Name: "erasures", Run: operations.SweepErased},
 		{Name: "expiry", Run: expiry.Sweep},
 		{Name: "counts", Run: expiry.Recount},

@@ -23,7 +23,7 @@ type Replayer struct {
 const MaxReplay = 5000
 
 // Replay implements [subscription.Replayer]: it enqueues the events of the
-// subscription's patterns after the given key, oldest first within a partition.
+// subscription's patterns after the given key, oldest first within a partition. Truncated also says that events cannot be read.
 func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, after int64) (truncated bool, err error) {
 	if err := r.Log.AwaitBatches(ctx); err != nil {
 		return false, err
@@ -40,6 +40,10 @@ func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, aft
 				}
 				var events []event.Event
 				for _, e := range entries {
+					if e.Lost {
+						truncated = true
+						continue
+					}
 					events = append(events, *e.Event)
 				}
 				if sent += len(events); sent > MaxReplay {
@@ -51,7 +55,7 @@ func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, aft
 			}
 		}
 	}
-	return false, nil
+	return truncated, nil
 }
 
 // tasksOf are the page tasks by which events go to one subscription after a delay.
@@ -129,7 +133,7 @@ func (rs *Replays) published(ctx context.Context, sub *subscription.Subscription
 			more, after = true, entries[i-1].Key
 			break
 		}
-		if len(subscribers.List) > 0 && subscribers.List[0].Wants(&subscription.Payload{Event: e.Event}, rs.deliveries.now()) {
+		if e.Event != nil && len(subscribers.List) > 0 && subscribers.List[0].Wants(&subscription.Payload{Event: e.Event}, rs.deliveries.now()) {
 			events = append(events, *e.Event)
 		}
 	}

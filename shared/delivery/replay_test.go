@@ -2,10 +2,13 @@ package delivery
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -126,4 +129,50 @@ func TestReplayOfEvents(t *testing.T) {
 			t.Errorf("it sent %d, %v", n, err)
 		}
 	})
+}
+
+// A client subscribes with a cursor, and the log has an item after it that cannot be decoded. The client gets the other events,
+// learns of the gap, and operators find the item among the dead letters.
+func TestASubscriptionFromBeforeALogItemThatCannotBeDecoded(t *testing.T) {
+	r := newRig(t)
+	const uri = "event://github/acme/app/push"
+	before := r.db.End()
+	r.publishTo(uri, "github.push", "evt_1", `{"branch":"main"}`)
+	r.work()
+	broken := store.Item{Key: store.Key{Table: store.Log, Partition: eventlog.Own("default", uri).Name(), Sort: store.AtCommit}, Value: []byte(`{"v":1,"e":7}`)}
+	if err := r.db.Write(t.Context(), store.Put(broken)); err != nil {
+		t.Fatal(err)
+	}
+	r.publishTo(uri, "github.push", "evt_2", `{"branch":"main"}`)
+	r.work()
+	sub := &subscription.Subscription{
+		Workspace: "default", ID: strings.Repeat("a", 43), Patterns: []subscription.Pattern{{Kind: subscription.Concrete, Key: uri}},
+	}
+	truncated, err := (&Replayer{Log: r.log, Queue: mortal{r.db, r}}).Replay(t.Context(), sub, before)
+	if err != nil || !truncated {
+		t.Errorf("EVX-07: the replay is truncated: %v, %v; want true", truncated, err)
+	}
+	replayed := 0
+	for _, m := range r.queues[queue.Deliveries] {
+		if task, err := decodeTask(m.Body, func(t PageTask) int { return t.V }); err == nil {
+			replayed += len(task.Events)
+		}
+	}
+	if replayed != 2 {
+		t.Errorf("EVX-26: %d events were replayed, want 2", replayed)
+	}
+	retry := &Retry{DB: r.db, Queue: mortal{r.db, r}, EventLog: r.log, Now: func() time.Time { return r.now }}
+	for range 2 {
+		if _, err := retry.LogItems(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	letters := r.queues[queue.Dead]
+	if len(letters) != 1 {
+		t.Fatalf("%d dead letters were sent, want 1", len(letters))
+	}
+	l, err := queue.ParseDeadLetter(letters[0].Body)
+	if err != nil || l.Queue != "table:log" || l.Body != string(broken.Value) {
+		t.Errorf("the dead letter is %+v, %v; want the item of the table", l, err)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/queue"
@@ -18,6 +19,8 @@ import (
 type Retry struct {
 	DB    store.DB
 	Queue queue.Sender
+	// EventLog is needed by [Retry.LogItems].
+	EventLog *eventlog.Log
 	// SaveEvery is that of [periodic.Minutes].
 	SaveEvery time.Duration
 	Now       func() time.Time
@@ -123,14 +126,28 @@ func (r *Retry) deadLetter(ctx context.Context, it *store.Item, reason error) er
 // round does not fail on it again. The letter's origin is "table:" and the table's name.
 func DeadLetterItem(db store.DB, q queue.Sender, now func() time.Time, log *slog.Logger) func(context.Context, *store.Item, error) error {
 	return func(ctx context.Context, it *store.Item, reason error) error {
-		m := queue.Message{ID: it.Partition + " " + it.Sort, Outgoing: queue.Outgoing{Body: it.Value}}
-		letter := queue.NewDeadLetter(queue.Name("table:"+it.Table), m, fault.Public(reason), nil, now())
-		if err := q.Send(ctx, queue.Dead, letter); err != nil {
-			return fault.Wrap(fault.Unavailable, err, "dead-letter an item that cannot be decoded")
+		if err := sendItemLetter(ctx, q, it, fault.Public(reason), now()); err != nil {
+			return err
 		}
 		log.ErrorContext(ctx, "stored item dead-lettered", "table", it.Table, "partition", it.Partition, "sort", it.Sort, "error", reason)
 		return fault.Wrap(fault.Unavailable, db.Write(ctx, store.Delete(it.Key)), "delete an item that cannot be decoded")
 	}
+}
+
+func sendItemLetter(ctx context.Context, q queue.Sender, it *store.Item, reason string, now time.Time) error {
+	m := queue.Message{ID: it.Partition + " " + it.Sort, Outgoing: queue.Outgoing{Body: it.Value}}
+	letter := queue.NewDeadLetter(queue.Name("table:"+it.Table), m, reason, nil, now)
+	return fault.Wrap(fault.Unavailable, q.Send(ctx, queue.Dead, letter), "dead-letter an item that cannot be decoded")
+}
+
+// LogItems dead-letters items of the event log that readers could not decode, and reports how many. The items stay in the log,
+// where every reader that passes them learns of the gap.
+func (r *Retry) LogItems(ctx context.Context) (n int, err error) {
+	err = r.EventLog.BrokenItems(ctx, func(item *store.Item) error {
+		n++
+		return sendItemLetter(ctx, r.Queue, item, "the item of the event log cannot be decoded", r.now())
+	})
+	return n, err
 }
 
 // Entries lie in the minute in which they are due. After the clock was set back, those that

@@ -87,7 +87,7 @@ func (l *Log) Find(ctx context.Context, parts []Partition, id string, n int) (*e
 
 // in returns the newest event with the given id in a segment. It returns nil if the segment does not contain the id.
 func (l *Log) in(ctx context.Context, segment store.Item, id string) (*event.Event, error) {
-	entries, err := l.decode(ctx, segment)
+	entries, err := l.events(ctx, segment)
 	for _, e := range slices.Backward(entries) {
 		if e.Event != nil && e.Event.ID == id {
 			return e.Event, nil
@@ -120,7 +120,7 @@ func (l *Log) has(ctx context.Context, e *event.Event) (bool, error) {
 		if items[0] == nil {
 			continue
 		}
-		entries, err := l.decode(ctx, *items[0])
+		entries, err := l.events(ctx, *items[0])
 		if err != nil {
 			return false, err
 		}

@@ -53,8 +53,10 @@ type Entry struct {
 	// NoticeID and Notice are set in topics.
 	NoticeID string
 	Notice   json.RawMessage
+	// Lost says that an item of the log cannot be decoded. The entry is at the position of the events or notices that were in it.
+	Lost bool
 
-	id string // of the event, made once for all readers of the entry
+	id string // of the event or of the loss, made once for all readers of the entry
 }
 
 // eventEntry returns the entry of an event.
@@ -67,7 +69,7 @@ func eventEntry(key int64, e *event.Event) Entry {
 // ID identifies the entry. An event has the same ID in every partition. Two events with the same id and URI have
 // different IDs if they were published at different times.
 func (e Entry) ID() string {
-	if e.Event != nil {
+	if e.Event != nil || e.Lost {
 		return e.id
 	}
 	return e.NoticeID
@@ -87,7 +89,7 @@ type Log struct {
 	Skewed atomic.Int64
 	// Late counts entries that a reader met for the first time further back than slow appends and skew explain.
 	Late atomic.Int64
-	// Broken counts items that cannot be decoded. Readers skip them, or stay before them if they are of a later release.
+	// Broken counts items that cannot be decoded. Readers get an entry that says so, or stay before items of a later release.
 	Broken atomic.Int64
 
 	broken  bounded.Map[store.Key, bool] // items that are counted and logged already

@@ -36,7 +36,7 @@ func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.T
 		items, more = items[:n], true
 	}
 	for _, it := range items {
-		entries, err := l.decode(ctx, it)
+		entries, err := l.events(ctx, it)
 		if err != nil {
 			return nil, "", err
 		}

@@ -13,7 +13,7 @@ import (
 
 // Read returns a page of the entries of p with keys greater than after, oldest first. The read is strongly
 // consistent. If more is true, the next page begins after next. If the first item is of a later release, Read fails with
-// [ErrLater].
+// [ErrLater]. An item that cannot be decoded is an entry with [Entry.Lost].
 //
 // Read reads an ordered store only up to the end that the store has when Read is called. So if more is false, the
 // caller has every entry with a key up to next.
@@ -105,7 +105,7 @@ func (l *Log) Latest(ctx context.Context, workspace, uri string, unordered bool,
 			return nil, fault.Wrap(fault.Unavailable, err, "read the latest events of %s", uri)
 		}
 		for _, item := range page.Items {
-			es, err := l.decode(ctx, item)
+			es, err := l.events(ctx, item)
 			if err != nil {
 				return nil, err
 			}

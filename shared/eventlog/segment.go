@@ -2,7 +2,10 @@ package eventlog
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"slices"
 	"time"
@@ -101,8 +104,14 @@ func decodeSegment(item store.Item) (s segment, err error) {
 	return s, nil
 }
 
-// decode returns the entries of an item. An item that cannot be decoded has none, so that it does not stop its
-// readers for ever.
+// events returns the entries of an item without [Entry.Lost].
+func (l *Log) events(ctx context.Context, item store.Item) ([]Entry, error) {
+	entries, err := l.decode(ctx, item)
+	return slices.DeleteFunc(entries, func(e Entry) bool { return e.Lost }), err
+}
+
+// decode returns the entries of an item. If the item cannot be decoded, one of them is [Entry.Lost]. So the item does not stop
+// its readers for ever, and they can notify their clients.
 func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	last, err := parseKey(item.Sort)
 	if err != nil {
@@ -120,11 +129,7 @@ func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 		l.pass(ctx, item, err)
 		return salvage(item, last), nil
 	}
-	// With several writers, entries with keys of their own would mix with those of other segments.
-	first, step := last-int64(s.len())+1, int64(1)
-	if len(item.Sort) > stampSize {
-		first, step = last, 0
-	}
+	first, step := keysOf(item, last, s.len())
 	entries := make([]Entry, 0, s.len())
 	for i := range s.Events {
 		entries = append(entries, eventEntry(first+step*int64(i), &s.Events[i]))
@@ -135,30 +140,88 @@ func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	return entries, nil
 }
 
-// salvage returns the events of a broken segment that can be decoded.
+// keysOf returns the key of the first of n entries of an item, and the distance to the next one. With several writers it is 0,
+// because entries with keys of their own would mix with those of other segments.
+func keysOf(item store.Item, last int64, n int) (first, step int64) {
+	if len(item.Sort) > stampSize {
+		return last, 0
+	}
+	return last - int64(n) + 1, 1
+}
+
+// salvage returns the events of a broken segment that can be decoded, and an entry for the others, with the key of the first of
+// them.
 func salvage(item store.Item, last int64) (entries []Entry) {
+	lost := Entry{Key: last, Lost: true, id: "lost#" + item.Partition + "#" + item.Sort}
 	var s struct {
 		V      int               `json:"v"`
 		Events []json.RawMessage `json:"e"`
 	}
-	if json.Unmarshal(item.Value, &s) != nil || s.V != segmentVersion {
-		return nil
+	if json.Unmarshal(item.Value, &s) != nil || s.V != segmentVersion || len(s.Events) == 0 {
+		return []Entry{lost}
 	}
-	first := last - int64(len(s.Events)) + 1
+	first, step := keysOf(item, last, len(s.Events))
+	told := false
 	for i, raw := range s.Events {
 		var e event.Event
 		if json.Unmarshal(raw, &e) == nil {
-			entries = append(entries, eventEntry(first+int64(i), &e))
+			entries = append(entries, eventEntry(first+step*int64(i), &e))
+		} else if !told {
+			lost.Key, told = first+step*int64(i), true
+			entries = append(entries, lost)
 		}
 	}
 	return entries
 }
 
-// pass counts and logs, once, an item that cannot be decoded.
-func (l *Log) pass(ctx context.Context, item store.Item, err error) {
-	if l.count(item) {
-		slog.ErrorContext(ctx, "log item skipped", "partition", item.Partition, "key", item.Sort, "error", err)
+// pass counts and logs, once, an item that cannot be decoded, and records it for operators. The item itself stays where it is,
+// so that all its readers meet it.
+func (l *Log) pass(ctx context.Context, item store.Item, reason error) {
+	if !l.count(item) {
+		return
 	}
+	slog.ErrorContext(ctx, "log item skipped", "partition", item.Partition, "key", item.Sort, "error", reason)
+	value, _ := json.Marshal(brokenItem{segmentVersion, item.Partition, item.Sort}) // texts
+	hash := sha256.Sum256([]byte(item.Partition + "\x00" + item.Sort))
+	record := store.Item{
+		Key:   store.Key{Table: store.Log, Partition: brokenItems, Sort: hex.EncodeToString(hash[:])},
+		Value: value, Expires: l.KeptUntil().Add(time.Hour),
+	}
+	if err := l.DB.Write(ctx, store.Put(record, store.Absent())); err != nil && !errors.Is(err, store.ErrConflict) {
+		slog.WarnContext(ctx, "skipped log item not recorded", "error", err)
+	}
+}
+
+// brokenItem names an item of the log that cannot be decoded.
+type brokenItem struct {
+	V         int    `json:"v"`
+	Partition string `json:"p"`
+	Sort      string `json:"s"`
+}
+
+const brokenItems = "x#"
+
+// BrokenItems calls visit with the items that readers could not decode, with each until visit succeeds for it. The record of an
+// item stays as long as readers may meet the item, so that they do not record it again.
+func (l *Log) BrokenItems(ctx context.Context, visit func(*store.Item) error) error {
+	partition := store.Key{Table: store.Log, Partition: brokenItems}
+	return store.Each(ctx, l.DB, partition, "list undecodable items of the log", func(record *store.Item) error {
+		var b brokenItem
+		if record.Version != 0 || json.Unmarshal(record.Value, &b) != nil {
+			return nil
+		}
+		item, err := store.One(ctx, l.DB, store.Key{Table: store.Log, Partition: b.Partition, Sort: b.Sort}, "read an undecodable item of the log")
+		if err != nil {
+			return err
+		}
+		if item != nil {
+			if err := visit(item); err != nil {
+				return err
+			}
+		}
+		record.Version = 1
+		return fault.Wrap(fault.Unavailable, l.DB.Write(ctx, store.Put(*record)), "note that an item of the log was dead-lettered")
+	})
 }
 
 // count counts an item that cannot be read, and reports whether it is the first time.

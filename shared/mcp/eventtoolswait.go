@@ -36,7 +36,7 @@ func (h *eventTools) wait(c *call, r *reading) error {
 	c.late.waits(c.late.timing.answerAfter)
 	err = h.await(limited, c, r)
 	switch {
-	case len(r.Events) > 0: // what comes after them fails again, with the next call
+	case len(r.Events) > 0, r.Gap: // what comes after them fails again, with the next call
 		return nil
 	case limited.Err() != nil: // the time, or the end of this instance: the model calls again either way
 		r.TimedOut = true
@@ -61,7 +61,7 @@ func (h *eventTools) await(ctx context.Context, c *call, r *reading) error {
 	progress := time.NewTicker(progressEvery)
 	defer progress.Stop()
 	for {
-		if err := h.drain(ctx, c, feed, r); err != nil || len(r.Events) > 0 {
+		if err := h.drain(ctx, c, feed, r); err != nil || len(r.Events) > 0 || r.Gap {
 			return err
 		}
 		select {
@@ -102,6 +102,7 @@ func (h *eventTools) drain(ctx context.Context, c *call, feed *stream.Feed, r *r
 				return err
 			}
 		}
+		r.Gap = r.Gap || d.Lost != ""
 		r.handle.cursor = cursor
 	}
 }

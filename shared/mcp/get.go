@@ -13,7 +13,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
@@ -290,8 +289,7 @@ func (s *sessionStream) sendGap() error {
 	}
 	cursor := s.resumeAt()
 	for _, t := range s.targets {
-		uri := func(b []byte) []byte { return jsonrpc.AppendString(append(b, `"uri":`...), t.asked) }
-		if err := s.send(mcpspec.NoteUpdated, uri, text(metaTruncated), cursor); err != nil {
+		if err := s.sendGapOf(t.asked, cursor); err != nil {
 			return err
 		}
 	}

@@ -86,6 +86,9 @@ func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 			return err
 		}
 	}
+	if d.Lost != "" {
+		return p.note(mcpspec.NoteEventsActive, d.Cursor, func(b []byte) []byte { return append(b, `,"truncated":true`...) })
+	}
 	if d.Event == nil {
 		return nil
 	}

@@ -156,6 +156,8 @@ func (o *streamWriter) notify(ctx context.Context, d stream.Delivery) error {
 	switch {
 	case d.Event != nil:
 		return o.sendEvent(ctx, d)
+	case d.Lost != "":
+		return o.sendLost(d)
 	case d.Topic == stream.TopicCatalog && stream.OfBackends(d.Notice):
 		return o.sendOtherBackends(ctx, d.Cursor)
 	case d.Topic == stream.TopicCatalog:
@@ -227,6 +229,34 @@ func (o *streamWriter) eventMeta(b []byte, ev *event.Event) []byte {
 		b = append(b, ev.Data...)
 	}
 	return b
+}
+
+// sendLost notifies the client of the URIs some of whose events cannot be read. Only the last notification carries the cursor,
+// so that a client that is cut off before it gets all of them again.
+func (o *streamWriter) sendLost(d stream.Delivery) error {
+	var uris []string
+	for _, t := range o.targets {
+		if slices.ContainsFunc(t.patterns, func(p subscription.Pattern) bool { return p.Key == d.Lost }) {
+			uris = append(uris, t.asked)
+		}
+	}
+	for i, uri := range uris {
+		cursor := o.reached
+		if i == len(uris)-1 {
+			cursor = d.Cursor
+		}
+		if err := o.sendGapOf(uri, cursor); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sendGapOf notifies the client that events of a URI are missing.
+func (o *streamWriter) sendGapOf(uri, cursor string) error {
+	return o.send(mcpspec.NoteUpdated, func(b []byte) []byte {
+		return jsonrpc.AppendString(append(b, `"uri":`...), uri)
+	}, text(metaTruncated), cursor)
 }
 
 // sendState notifies that the state of a subscription changed.

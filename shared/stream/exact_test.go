@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -177,38 +179,116 @@ func TestWhatIsOpenedAfterTheClockWentBackBeginsAtTheEnd(t *testing.T) {
 	}
 }
 
-// One item that cannot be decoded stops neither streams nor polls. It is counted once.
-func TestReadersSkipABrokenItem(t *testing.T) {
-	for name, value := range map[string]string{
-		"no JSON": "{", "an unknown version": `{"v":0}`, "an event that is none": `{"v":1,"e":[{"v":0}]}`,
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := over(t, embedded(t))
-			poll := stream.PollRequest{Pattern: ownPattern, Most: 10, Bytes: 1 << 20}
-			poll.Cursor = r.poll(poll).Cursor
-			f := r.open(from("", ownPattern))
-			defer f.Close()
-			r.append([]event.Event{occurrence("before", ownPattern.Key)})
-			broken := store.Item{Key: store.Key{Table: store.Log, Partition: eventlog.Own("default", ownPattern.Key).Name(), Sort: store.AtCommit}, Value: []byte(value)}
-			must(t, r.db.Write(t.Context(), store.Put(broken)))
-			r.append([]event.Event{occurrence("after", ownPattern.Key)})
-			for _, want := range []string{"before", "after"} {
-				if id := next(t, f, 10*time.Second); id != want {
-					t.Errorf("got %q, want %s", id, want)
-				}
+// An item that cannot be decoded does not stop streams and polls. They notify their clients of the gap once, and the item is
+// recorded for operators once.
+func TestReadersPassAnItemThatCannotBeDecodedAndReportTheGap(t *testing.T) {
+	patterns := map[string]subscription.Pattern{"a URI": ownPattern, "a wildcard": openPattern}
+	for kind, newDB := range bothStores() {
+		for which, pattern := range patterns {
+			for name, value := range map[string]string{
+				"no JSON": "{", "an unknown version": `{"v":0}`, "an event that is none": `{"v":1,"e":[{"v":0}]}`,
+			} {
+				t.Run(fmt.Sprintf("EVX-07 EVX-26 %s, %s, %s", kind, which, name), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						r := over(t, newDB(t))
+						poll := stream.PollRequest{Pattern: pattern, Most: 10, Bytes: 1 << 20}
+						poll.Cursor = r.poll(poll).Cursor
+						f := r.open(from("", pattern))
+						r.append([]event.Event{occurrence("before", ownPattern.Key)}, openPattern.Key)
+						time.Sleep(time.Second)
+						breakItem(t, r, partitionOf(t, r, pattern, "before"), value)
+						time.Sleep(time.Second)
+						r.append([]event.Event{occurrence("after", ownPattern.Key)}, openPattern.Key)
+
+						cursors := map[string]string{}
+						var got []string
+						for range 3 {
+							ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+							d, err := await(ctx, f)
+							cancel()
+							id := ""
+							switch {
+							case err != nil:
+								t.Fatalf("after %v: %v", got, err)
+							case d.Event != nil:
+								id = d.Event.ID
+							case d.Lost == pattern.Key:
+								id = "lost"
+							}
+							got, cursors[id] = append(got, id), d.Cursor
+						}
+						f.Close()
+						if want := []string{"before", "lost", "after"}; !slices.Equal(got, want) {
+							t.Errorf("the stream brings %v, want %v", got, want)
+						}
+						page := r.poll(poll)
+						if len(page.Events) != 2 || !page.Truncated || page.More {
+							t.Errorf("the poll returns %d events, truncated %v, more %v; want 2, true, false", len(page.Events), page.Truncated, page.More)
+						}
+						for at, cursor := range map[string]string{"the poll": page.Cursor, "the gap in the stream": cursors["lost"]} {
+							poll.Cursor = cursor
+							if page := r.poll(poll); page.Truncated {
+								t.Errorf("a poll from %s is truncated again", at)
+							}
+						}
+						poll.Cursor = cursors["before"]
+						if page := r.poll(poll); !page.Truncated || len(page.Events) != 1 {
+							t.Errorf("a poll from before the gap returns %d events, truncated %v, want 1 and true", len(page.Events), page.Truncated)
+						}
+						latest, err := r.log.Latest(t.Context(), "default", ownPattern.Key, false, 5)
+						if err != nil || len(latest) != 2 {
+							t.Errorf("the latest events are %v, %v, want 2", latest, err)
+						}
+						if n := r.log.Broken.Load(); n != 1 {
+							t.Errorf("%d broken items were counted, want 1", n)
+						}
+						another := &eventlog.Log{DB: r.db} // of another process
+						if _, _, _, err := another.Read(t.Context(), partitionOf(t, r, pattern, "before"), 0, 100); err != nil {
+							t.Error(err)
+						}
+						recorded := func() (bodies []string) {
+							must(t, r.log.BrokenItems(t.Context(), func(it *store.Item) error {
+								bodies = append(bodies, string(it.Value))
+								return nil
+							}))
+							return bodies
+						}
+						if got := recorded(); !slices.Equal(got, []string{value}) {
+							t.Errorf("recorded are the items %q, want %q", got, value)
+						}
+						if got := recorded(); got != nil {
+							t.Errorf("the items %q are recorded again", got)
+						}
+					})
+				})
 			}
-			if page := r.poll(poll); len(page.Events) != 2 {
-				t.Errorf("%+v", page)
-			}
-			latest, err := r.log.Latest(t.Context(), "default", ownPattern.Key, false, 5)
-			if err != nil || len(latest) != 2 {
-				t.Errorf("%v, %v", latest, err)
-			}
-			if n := r.log.Broken.Load(); n != 1 {
-				t.Errorf("%d broken items were counted", n)
-			}
-		})
+		}
 	}
+}
+
+// partitionOf returns the partition of a pattern that holds an event.
+func partitionOf(t *testing.T, r *rig, pattern subscription.Pattern, id string) eventlog.Partition {
+	t.Helper()
+	parts := pattern.Partitions(r.log, "default")
+	i := slices.IndexFunc(parts, func(p eventlog.Partition) bool {
+		page, err := r.db.Query(t.Context(), store.Query{Table: store.Log, Partition: p.Name(), Limit: 1})
+		must(t, err)
+		return len(page.Items) > 0 && strings.Contains(string(page.Items[0].Value), strconv.Quote(id))
+	})
+	if i < 0 {
+		t.Fatalf("no partition of %s holds the event %s", pattern.Key, id)
+	}
+	return parts[i]
+}
+
+// breakItem writes an item that cannot be decoded to a partition.
+func breakItem(t *testing.T, r *rig, p eventlog.Partition, value string) {
+	t.Helper()
+	broken := store.Item{Key: store.Key{Table: store.Log, Partition: p.Name(), Sort: store.AtCommit}, Value: []byte(value)}
+	if !r.db.Ordered() {
+		broken.Sort = fmt.Sprintf("%016d", time.Now().UnixMicro())
+	}
+	must(t, r.db.Write(t.Context(), store.Put(broken)))
 }
 
 // A stream tells its client its position in each heartbeat, also while an entry is written that the stream has not read yet.

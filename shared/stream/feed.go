@@ -293,8 +293,11 @@ func (f *Feed) take(q queued) (Delivery, bool) {
 		}
 	}
 	d := Delivery{Event: q.entry.Event, Cursor: f.Cursor(), Read: q.read}
-	if q.src.topic {
+	switch {
+	case q.src.topic: // a lost notice is a notice without a text
 		d.Topic, d.Notice = q.src.pattern, q.entry.Notice
+	case q.entry.Lost:
+		d.Lost = q.src.pattern
 	}
 	f.passed = false
 	return d, true

@@ -3,7 +3,6 @@ package stream_test
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -129,12 +128,7 @@ func TestASegmentOfALaterReleaseHoldsUpItsOwnShardOfAPolledWildcardOnly(t *testi
 					}
 					publish(1)
 					before := rest
-					shard := slices.IndexFunc(eventlog.Pattern("default", openPattern.Key), func(p eventlog.Partition) bool {
-						page, err := r.db.Query(t.Context(), store.Query{Table: store.Log, Partition: p.Name(), Limit: 1})
-						must(t, err)
-						return strings.Contains(string(page.Items[0].Value), fmt.Sprintf("%q", before[0]))
-					})
-					readable := laterSegment(t, r, eventlog.Pattern("default", openPattern.Key)[shard])
+					readable := laterSegment(t, r, partitionOf(t, r, openPattern, before[0]))
 					rest = []string{"later"}
 					publish(2 * eventlog.MaxSent / len(uris)) // more than a cursor can name
 

@@ -34,7 +34,7 @@ type Page struct {
 	Events []*event.Event
 	// Cursor resumes after them, in any mode and at any instance.
 	Cursor string
-	// Truncated is as in [Feed].
+	// Truncated is as in [Feed], or says that some events cannot be read.
 	Truncated bool
 	// More reports that there are more events now.
 	More bool
@@ -296,7 +296,7 @@ func (p *poll) ahead(ctx context.Context, s *pollReader) (err error) {
 // take puts an entry on the page, or drops it if it does not belong there. It reports false when there is no room.
 func (p *poll) take(s *pollReader, e eventlog.Entry) bool {
 	id := e.ID()
-	if e.Event == nil || p.seen[id] || p.request.Wants != nil && !p.request.Wants(e.Event) {
+	if e.Event == nil && !e.Lost || p.seen[id] || e.Event != nil && p.request.Wants != nil && !p.request.Wants(e.Event) {
 		return true
 	}
 	hash := p.tails.Sealer.Hash(id)
@@ -308,9 +308,9 @@ func (p *poll) take(s *pollReader, e eventlog.Entry) bool {
 		}
 		return true
 	}
-	size := len(e.Event.Data)
+	size := size(e)
 	switch {
-	case len(p.events) >= p.request.Most, len(p.events) > 0 && p.bytes+size > p.request.Bytes:
+	case !e.Lost && (len(p.events) >= p.request.Most || len(p.events) > 0 && p.bytes+size > p.request.Bytes):
 		p.more = true
 		return false
 	case open && p.open >= maxOpen:
@@ -323,6 +323,10 @@ func (p *poll) take(s *pollReader, e eventlog.Entry) bool {
 		p.sent = append(p.sent, sentEntry{hash, e.Key, s})
 	}
 	p.seen[id] = true
+	if e.Lost {
+		p.truncated = true
+		return true
+	}
 	p.events = append(p.events, e.Event)
 	p.bytes += size
 	return true

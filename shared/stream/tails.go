@@ -163,13 +163,15 @@ type Request struct {
 	Wants func(*event.Event) bool
 }
 
-// Delivery is an event or a notice that a feed returns.
+// Delivery is an event, a notice or a gap that a feed returns.
 type Delivery struct {
 	// Event is set for an event.
 	Event *event.Event
-	// Topic and Notice are set for a notice.
+	// Topic and Notice are set for a notice. Notice is nil if the notice cannot be read.
 	Topic  string
 	Notice []byte
+	// Lost is the key of a pattern some of whose events cannot be read. The client must be notified of the gap.
+	Lost string
 	// Cursor resumes after this delivery.
 	Cursor string
 	// Read is when this process read it from the log.

@@ -116,7 +116,7 @@ func (f *follower) Handle(_ context.Context, r slog.Record) error {
 		}
 	case "request failed, retrying", "stream interrupted, reconnecting", "subscription not refreshed", "subscription refreshed",
 		"subscription was suspended", "subscription ended", "webhook refused", "server reported an error":
-	case "events missing after resume":
+	case "events missing after resume", "events missing":
 		if f.ledger != nil {
 			f.ledger.gap()
 			break

@@ -157,7 +157,7 @@ func Switches(c *app.Core, alone bool) *switches.Set {
 
 // Retry moves what is due to the slow lane.
 func Retry(c *app.Core) *delivery.Retry {
-	return &delivery.Retry{DB: c.DB, Queue: c.Queues, Log: c.Log}
+	return &delivery.Retry{DB: c.DB, Queue: c.Queues, EventLog: c.EventLog, Log: c.Log}
 }
 
 // Expiry removes subscriptions that expired, and dead-letters what it cannot read.
