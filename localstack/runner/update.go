@@ -77,9 +77,20 @@ func (s *Stack) scope(ctx context.Context, parameters map[string]string) *scope 
 	}
 }
 
-// makeAll makes the resources whose conditions hold and returns the outputs.
+// makeAll makes the resources whose conditions hold and returns the outputs. It begins with the custom resources, so that
+// the error of one names it and not a resource that refers to it.
 func (s *scope) makeAll() (outputs map[string]string, err error) {
-	for _, r := range s.tpl.Resources() {
+	resources := s.tpl.Resources()
+	slices.SortStableFunc(resources, func(a, b *template.Resource) int {
+		switch custom := isCustom(a.Type); {
+		case custom == isCustom(b.Type):
+			return 0
+		case custom:
+			return -1
+		}
+		return 1
+	})
+	for _, r := range resources {
 		included, err := s.tpl.Included(r, s)
 		if err != nil {
 			return nil, err

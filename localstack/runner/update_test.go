@@ -35,12 +35,12 @@ Conditions:
   MakesTable: !Equals [!Ref Adopted, ""]
   HasReserved: !Not [!Equals [!Ref Reserved, 0]]
 Resources:
-  Noted:
-    Type: AWS::Serverless::Function
-    Properties: {AutoPublishAlias: live, VersionDescription: !Ref Note}
   Coloured:
     Type: AWS::Serverless::Function
     Properties: {AutoPublishAlias: live, VersionDescription: !Ref Colour, Environment: {Variables: {COLOUR: !Ref Colour}}}
+  Noted:
+    Type: AWS::Serverless::Function
+    Properties: {AutoPublishAlias: live, VersionDescription: !Ref Note}
   Unpublished:
     Type: AWS::Serverless::Function
     Properties: {AutoPublishAlias: live, VersionDescription: always, Environment: {Variables: {QUIET: !Ref Quiet}}}
