@@ -123,9 +123,7 @@ func TestADeadEventIsReplayed(t *testing.T) {
 		r.publish("evt_3")
 		r.hand(queue.Events, fanout.Handle)
 		r.hand(queue.Deliveries, d.Pages)
-		if err := r.services.End(t.Context(), "default", "alice", got.ID); err != nil {
-			t.Fatal(err)
-		}
+		r.end(got.ID)
 		r.script = succeeds
 		r.now = r.now.Add(time.Second)
 		before := posted(r)
@@ -143,9 +141,7 @@ func TestADeadEventIsReplayed(t *testing.T) {
 		r.script = refuse(r, fails(0))
 		r.publish("evt_1")
 		r.run()
-		if err := r.services.End(t.Context(), "default", "alice", got.ID); err != nil {
-			t.Fatal(err)
-		}
+		r.end(got.ID)
 		r.now = r.now.Add(time.Second)
 		r.posts = nil
 		r.subscribe(func(s *subscription.SubscribeRequest) { s.Cursor = got.Cursor })

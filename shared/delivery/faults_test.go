@@ -36,16 +36,21 @@ func (r *rig) inSlowLane(broken *atomic.Bool, ids ...string) (*Dispatcher, *Retr
 	return d, retry, batch
 }
 
-// deliverAgain has an event that is stored for its retries delivered again.
+// deliverAgain delivers an event that is stored for its retries again.
 func (r *rig) deliverAgain(sub *subscription.Subscription, id string) {
 	r.t.Helper()
-	e, err := r.operations().Stored(r.t.Context(), "default", "event://ci/build-finished", id)
-	if err == nil {
-		err = r.operations().Deliver(r.t.Context(), sub, e)
-	}
-	if err != nil {
+	if err := r.tryDeliverAgain(sub, id); err != nil {
 		r.t.Fatal(err)
 	}
+}
+
+// tryDeliverAgain does the same and returns the error. It may be called from any goroutine.
+func (r *rig) tryDeliverAgain(sub *subscription.Subscription, id string) error {
+	e, err := r.operations().Stored(r.t.Context(), "default", "event://ci/build-finished", id)
+	if err != nil {
+		return err
+	}
+	return r.operations().Deliver(r.t.Context(), sub, e)
 }
 
 // TestAnOutcomeCannotBeWritten: WHK-18. The endpoint has accepted an event, and the store cannot take the outcome.
@@ -152,9 +157,7 @@ func TestADisabledSubscriptionKeepsItsRetries(t *testing.T) {
 		r.script = fails
 		r.publish("evt_1")
 		r.work()
-		if err := r.services.End(t.Context(), "default", "alice", sub.ID); err != nil {
-			t.Fatal(err)
-		}
+		r.end(sub.ID)
 		r.run()
 		if letters := r.lettersFor(sub.ID); len(letters) > 0 || r.deliveryState(sub.ID, "evt_1") != "none" {
 			t.Errorf("got %d dead letters, and the delivery is %s", len(letters), r.deliveryState(sub.ID, "evt_1"))
@@ -170,9 +173,7 @@ func TestASubscriptionIsCreatedAgainAfterAnErasure(t *testing.T) {
 	r.publish("evt_0")
 	r.work()
 	operations := r.operations()
-	if err := r.services.End(t.Context(), "default", "alice", id); err != nil {
-		t.Fatal(err)
-	}
+	r.end(id)
 	if err := operations.SweepLater(t.Context(), "default", []string{id}); err != nil {
 		t.Fatal(err)
 	}

@@ -205,7 +205,7 @@ func (ds *deliveries) contest(ctx context.Context, del *delivery, s step, fresh 
 		del.Key = del.ownKey()
 		return mine, nil
 	case meets(state) != mine && del.Again:
-		return others, nil // whoever asked is told that it is being delivered already
+		return others, nil // the person who asked for it gets a conflict
 	case meets(state) != mine:
 		return ds.renew(ctx, current, s)
 	case current == nil:
@@ -221,7 +221,7 @@ func (ds *deliveries) contest(ctx context.Context, del *delivery, s step, fresh 
 // have been missing a moment ago. So renew changes the item's version. Then the worker that has read the item before does
 // not continue or delete it. The message of that worker may have been the last trace of the delivery, because the due table
 // and switches delete their entries when they send a message. So renew also writes a due entry, by which the event is
-// delivered once more.
+// delivered once more. An entry that is due later keeps its time, so that frequent requests do not postpone the delivery.
 //
 // A suspended delivery waits for the subscriber's refresh, unless the new one is to be attempted. A paused delivery waits
 // for its switch, if the new one would be paused, too.
