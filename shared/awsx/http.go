@@ -14,12 +14,12 @@ import (
 
 const (
 	connectTimeout = 3 * time.Second
-	// requestLimit bounds an attempt of a request, so that a connection that went silent does not take the whole time of
-	// the caller; the shortest is the 18 s that fanout has. DynamoDB, SQS, KMS and SSM answer within milliseconds. The SDK
-	// repeats the request on another connection.
+	// requestLimit bounds an attempt of a request, because a connection can go silent. The SDK then repeats the request on
+	// another connection, and both attempts fit into the 18 s that fanout has. DynamoDB, SQS, KMS and SSM usually answer
+	// within milliseconds.
 	requestLimit = 8 * time.Second
-	// receiveWait and invokeWait are added for requests that wait at the service: for messages, and for a function that may
-	// run for 60 s.
+	// receiveWait and invokeWait extend the limit of requests that wait at the service: receiving waits for messages, and
+	// invoking waits for a function, which may run for 60 s.
 	receiveWait = 20 * time.Second
 	invokeWait  = 60 * time.Second
 	// maxIdle connections to a service are kept. The SDK's 10 are too few for a
@@ -27,8 +27,8 @@ const (
 	maxIdle = 100
 )
 
-// NewHTTPClient returns the HTTP client of a configuration. An attempt of a request may take as long as limit, and longer
-// if it waits at the service, see [waitOf].
+// NewHTTPClient returns the HTTP client of a configuration. It ends an attempt of a request after limit, or later if the
+// request waits at the service, see [waitOf].
 //
 // It also works around a race of the SDK. As soon as an answer's header is there, the
 // SDK closes the request's body, and the body's WriteTo then returns [io.EOF] as an

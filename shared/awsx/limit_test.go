@@ -27,7 +27,7 @@ func silent(t *testing.T) (cfg aws.Config, requests *int) {
 	t.Cleanup(transport.CloseIdleConnections)
 	endpoint := "http://aws.example"
 	return aws.Config{
-		Region: "eu-central-1", BaseEndpoint: &endpoint, RetryMaxAttempts: 2, HTTPClient: client{&http.Client{Transport: transport}, requestLimit},
+		Region: "eu-central-1", BaseEndpoint: &endpoint, RetryMaxAttempts: 2, HTTPClient: client{limit: requestLimit, HTTPClient: &http.Client{Transport: transport}},
 		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
 			return aws.Credentials{AccessKeyID: "a", SecretAccessKey: "b"}, nil
 		}),

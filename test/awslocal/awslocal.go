@@ -69,7 +69,7 @@ type Endpoints struct {
 	DynamoDB, SQS, MiniStack, EventRuler string
 }
 
-// httpClient allows for emulators on a busy machine.
+// httpClient gives each request a minute, because an emulator on a busy machine can be slow.
 var httpClient = awsx.NewHTTPClient(time.Minute)
 
 // Config is an SDK configuration for base, one of the [Endpoints]. It reads

@@ -16,7 +16,6 @@ import (
 	"os/signal"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -127,9 +126,8 @@ func (c Call) run(ctx context.Context) (any, error) {
 		<-rounds
 		return os.Getpid(), nil
 	case "pause":
-		<-rounds // may be of before the pause
-		<-rounds
-		return longest.Load(), nil
+		<-rounds // this round may have ended before the process was frozen
+		return <-rounds, nil
 	case "hang":
 		select {} // ignores its deadline
 	case "dynamodb":
@@ -160,22 +158,20 @@ func (c Call) run(ctx context.Context) (any, error) {
 	return nil, fmt.Errorf("the test function cannot %q", c.Do)
 }
 
-// longest is the longest time in milliseconds between two rounds of [tick].
-var longest atomic.Int64
-
-// rounds is sent to after each round of [tick] if somebody waits for it.
-var rounds = make(chan struct{})
+// rounds receives the longest time in milliseconds between two rounds of [tick], after each round for which an invocation
+// waits.
+var rounds = make(chan int64)
 
 // tick works in the background, also after the answer to its invocation.
 func tick() {
-	last := time.Now()
+	last, longest := time.Now(), int64(0)
 	for {
 		time.Sleep(time.Millisecond)
 		now := time.Now()
-		longest.Store(max(longest.Load(), now.Sub(last).Milliseconds()))
+		longest = max(longest, now.Sub(last).Milliseconds())
 		last = now
 		select {
-		case rounds <- struct{}{}:
+		case rounds <- longest:
 		default:
 		}
 	}

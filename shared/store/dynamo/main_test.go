@@ -58,8 +58,8 @@ type bench struct {
 func open(t *testing.T) *bench {
 	t.Helper()
 	t.Parallel()
-	b := &bench{clock: &clock{now: time.Now()}, wire: &wire{client: awsx.NewHTTPClient(time.Minute)}, counter: &awsx.Counter{}}
 	cfg := awslocal.Config(awslocal.Start(t, awslocal.DynamoDB).DynamoDB)
+	b := &bench{clock: &clock{now: time.Now()}, wire: &wire{client: cfg.HTTPClient}, counter: &awsx.Counter{}}
 	b.name = tables(t, dynamodb.NewFromConfig(cfg))
 	b.counter.Attach(&cfg)
 	b.client = dynamodb.NewFromConfig(cfg, func(o *dynamodb.Options) { o.HTTPClient = b.wire })
