@@ -19,23 +19,11 @@ const refusedBodyTime = time.Second
 // A request that is refused before its body is read is answered after [refusedBodyTime] at the latest.
 func boundBodies(h http.Handler, limit time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Body == nil || r.Body == http.NoBody {
-			h.ServeHTTP(w, r)
-			return
-		}
-		control := http.NewResponseController(w)
-		if err := control.SetReadDeadline(time.Now().Add(limit)); err == nil {
-			sending(r, true)
-			whole := func() { sending(r, false) }
-			body := &timedBody{ReadCloser: r.Body, control: control, left: r.ContentLength, received: whole}
-			r.Body = body
-			defer func() {
-				if !body.whole {
-					_ = control.SetReadDeadline(time.Now().Add(min(limit, refusedBodyTime)))
-				}
-			}()
-		}
+		body := newTimedBody(w, r, limit)
 		h.ServeHTTP(w, r)
+		if body != nil && !body.whole {
+			_ = body.control.SetReadDeadline(time.Now().Add(min(limit, refusedBodyTime)))
+		}
 	})
 }
 
@@ -47,6 +35,22 @@ type timedBody struct {
 	whole   bool
 	// received is called when the body has been read.
 	received func()
+}
+
+// newTimedBody replaces the body of a request with one that must arrive within the limit. It returns nil if there is no body, or if
+// the connection cannot have a deadline. It is apart from its caller because every open stream keeps the stack of its handlers.
+func newTimedBody(w http.ResponseWriter, r *http.Request, limit time.Duration) *timedBody {
+	if r.Body == nil || r.Body == http.NoBody {
+		return nil
+	}
+	control := http.NewResponseController(w)
+	if err := control.SetReadDeadline(time.Now().Add(limit)); err != nil {
+		return nil
+	}
+	sending(r, true)
+	body := &timedBody{ReadCloser: r.Body, control: control, left: r.ContentLength, received: func() { sending(r, false) }}
+	r.Body = body
+	return body
 }
 
 func (b *timedBody) Read(p []byte) (int, error) {
