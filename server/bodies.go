@@ -38,7 +38,8 @@ type timedBody struct {
 }
 
 // newTimedBody replaces the body of a request with one that must arrive within the limit. It returns nil if there is no body, or if
-// the connection cannot have a deadline. It is apart from its caller because every open stream keeps the stack of its handlers.
+// the connection cannot have a deadline. It is not part of boundBodies because an open stream keeps the frame of boundBodies on its
+// stack as long as it lasts.
 func newTimedBody(w http.ResponseWriter, r *http.Request, limit time.Duration) *timedBody {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil

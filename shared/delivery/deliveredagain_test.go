@@ -127,7 +127,7 @@ func TestADeadEventIsReplayed(t *testing.T) {
 		r.script = succeeds
 		r.now = r.now.Add(time.Second)
 		before := posted(r)
-		r.subscribe(func(s *subscription.SubscribeRequest) { s.Cursor = got.Cursor })
+		r.subscribeFrom(got.Cursor)
 		r.drain(d, retry)
 		for _, id := range []string{"evt_1", "evt_2", "evt_3"} {
 			if posted(r)[id] == before[id] {
@@ -144,7 +144,7 @@ func TestADeadEventIsReplayed(t *testing.T) {
 		r.end(got.ID)
 		r.now = r.now.Add(time.Second)
 		r.posts = nil
-		r.subscribe(func(s *subscription.SubscribeRequest) { s.Cursor = got.Cursor })
+		r.subscribeFrom(got.Cursor)
 		r.run()
 		if n := posted(r)["evt_1"]; n != len(EventsSchedule) {
 			t.Errorf("the event was attempted %d times, want %d", n, len(EventsSchedule))

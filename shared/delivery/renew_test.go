@@ -190,7 +190,7 @@ func TestGivenASuspendedDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAtO
 	_, d, retry := r.process()
 	r.script = fails
 	r.subscribeFrom(cursor)
-	r.queues[queue.Deliveries] = r.queues[queue.Deliveries][1:] // the first message, which reactivates it, takes its time
+	r.queues[queue.Deliveries] = r.queues[queue.Deliveries][1:] // hold back the message that reactivates the delivery
 	r.hand(queue.Deliveries, d.Pages)
 	r.script = succeeds
 	before := posted(r)["evt_1"]

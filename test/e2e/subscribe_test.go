@@ -334,7 +334,7 @@ func subscribing(t *testing.T, s *harness.Target) {
 			}
 			return ids
 		}
-		// An event that is requested while an attempt is under way may wait for its due entry, two minutes.
+		// An event that is requested again during an attempt may wait up to two minutes for its due entry.
 		if !harness.Within(t, 3*time.Minute, func() bool { return len(missing()) == 0 && read() == "active" }) {
 			t.Errorf("missing are %v, and the subscription is %s", missing(), read())
 		}
