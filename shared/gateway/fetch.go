@@ -121,6 +121,10 @@ func (v *view) fetch(ctx context.Context, known *known, kind api.Kind) (*fetched
 			params = jsonrpc.Insert(params, "cursor", cursor)
 		}
 		result, err := c.Ask(ctx, upstream.Request{Version: known.version, Session: known.session}, kind.Method(), params)
+		if errors.Is(err, upstream.ErrUnknownMethod) {
+			// The capability resources stands for two lists, and many servers have no resource templates.
+			return &fetched{ttl: askAgain, shared: true}, nil
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -97,7 +97,7 @@ type scripted struct {
 	supported    string
 	capabilities string
 	noSession    bool
-	// lists answer the list methods: the result, by cursor.
+	// lists answer the list methods: the result, by cursor. An empty one means that the method is unknown.
 	lists func(method, cursor string) string
 	// call answers all requests that are not of the protocol itself.
 	call func(*turn)
@@ -236,7 +236,11 @@ func (s *scripted) post(w http.ResponseWriter, r *http.Request, session string) 
 		s.mu.Lock()
 		lists := s.lists
 		s.mu.Unlock()
-		answer(`"result":` + lists(m.Method, p.Cursor))
+		if result := lists(m.Method, p.Cursor); result != "" {
+			answer(`"result":` + result)
+			return
+		}
+		answer(`"error":{"code":-32601,"message":"Method not found"}`)
 	case strings.HasPrefix(m.Method, "resources/") && strings.HasSuffix(m.Method, "subscribe"), m.Method == "logging/setLevel":
 		answer(`"result":{}`)
 	default:

@@ -220,6 +220,31 @@ func TestOneStreamForAllRelays(t *testing.T) {
 	}
 }
 
+// GWN-04: the capability resources does not promise resource templates. A backend that does not know their method is one without
+// templates, and its changes are announced.
+func TestChangesOfABackendWithoutResourceTemplatesAreAnnounced(t *testing.T) {
+	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newScripted(t, func(s *scripted) {
+					s.stateless = stateless
+					s.lists = func(method, cursor string) string {
+						if method == api.Templates.Method() {
+							return ""
+						}
+						return oneTool("t")(method, cursor)
+					}
+				})
+				l := newLog()
+				relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), l)
+				s.only(t, 1)
+				s.notify(toolsChanged)
+				l.has(t, "r default b notifications/tools/list_changed")
+			})
+		})
+	}
+}
+
 // remembered is what the store keeps of the list of tools.
 func remembered(t *testing.T, db store.DB) []byte {
 	t.Helper()

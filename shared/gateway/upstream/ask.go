@@ -5,9 +5,11 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"math/big"
 	"net/http"
+	"strconv"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
@@ -16,6 +18,9 @@ import (
 
 // ErrAnswer reports that the backend answered with an error.
 var ErrAnswer = errors.New("upstream: the backend answered with an error")
+
+// ErrUnknownMethod reports that the backend answered that it does not know the method. It is an [ErrAnswer] too.
+var ErrUnknownMethod = fmt.Errorf("%w: it does not know the method", ErrAnswer)
 
 // Refused reports whether the backend answered, though not with what was asked for.
 func Refused(err error) bool {
@@ -71,7 +76,11 @@ func (x *Exchange) Result(ctx context.Context) (json.RawMessage, error) {
 		case !m.Response():
 		case m.Error != nil:
 			x.Finish()
-			return nil, fault.Wrap(fault.Unavailable, ErrAnswer, "a backend answered with the error %s", jsonrpc.Member(m.Error, "code"))
+			code, cause := jsonrpc.Member(m.Error, "code"), ErrAnswer
+			if string(code) == strconv.Itoa(jsonrpc.MethodNotFound) {
+				cause = ErrUnknownMethod
+			}
+			return nil, fault.Wrap(fault.Unavailable, cause, "a backend answered with the error %s", code)
 		default:
 			x.Finish()
 			return m.Result, nil
