@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -683,6 +684,60 @@ func TestLogLevelIsSent(t *testing.T) {
 		if len(notified) != 1 || string(notified[0].Params) != `{"level":"error"}` || notified[0].Session != b.received("tools/call")[0].Session {
 			t.Errorf("got %v", notified)
 		}
+	}
+}
+
+// GWN-16: a log level that a backend could not set, when the session began or later, is set with a later call.
+func TestALogLevelThatCouldNotBeSetIsSetWithALaterCall(t *testing.T) {
+	for name, when := range map[string]func(*testing.T, *Gateway, api.Client, *atomic.Bool){
+		"when the session began": func(t *testing.T, g *Gateway, c api.Client, fails *atomic.Bool) {
+			fails.Store(true)
+			mustCall(t, g, c, "t")
+		},
+		"later": func(t *testing.T, g *Gateway, c api.Client, fails *atomic.Bool) {
+			quietly := c
+			quietly.Level = ""
+			mustCall(t, g, quietly, "t")
+			fails.Store(true)
+			if err := g.SetLevel(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
+				var fails atomic.Bool
+				set := 0
+				s.intercept(func(w http.ResponseWriter, _ *http.Request, m got) bool {
+					if m.Method != mcpspec.MethodSetLevel {
+						return false
+					}
+					if fails.Load() {
+						w.WriteHeader(http.StatusServiceUnavailable)
+						return true
+					}
+					set++
+					return false
+				})
+				g := gatewayOver(t, memory(t), at("b", s))
+				client := sessionBased("s1")
+				client.Level = "error"
+				when(t, g, client, &fails)
+				fails.Store(false)
+				mustCall(t, g, client, "t")
+				if set != 0 {
+					t.Errorf("the call right after the failure set the level %d times, want none", set)
+				}
+				time.Sleep(levelPause + time.Second)
+				for range 2 {
+					mustCall(t, g, client, "t")
+				}
+				if set != 1 {
+					t.Errorf("later calls set the level %d times, want once", set)
+				}
+			})
+		})
 	}
 }
 

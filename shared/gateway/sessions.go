@@ -29,6 +29,8 @@ import (
 type backendSession struct {
 	Version mcpspec.Version `json:"v"`
 	ID      string          `json:"id"` // empty if the backend gave none
+	// LevelDue is when a call sets the client's log level again because it could not be set, in milliseconds since 1970; 0 if it is set.
+	LevelDue int64 `json:"l,omitempty"`
 
 	itemVersion int64 // distinguishes its item from one that took its place
 }
@@ -80,7 +82,11 @@ func (ss *sessions) of(ctx context.Context, c api.Client, b *backend) (s backend
 	if items[0] != nil {
 		if json.Unmarshal(items[0].Value, &s) == nil {
 			s.itemVersion = items[0].Version
-			ss.used(ctx, c, b, items[0])
+			if s.LevelDue != 0 && time.Now().UnixMilli() >= s.LevelDue {
+				ss.setLevel(ctx, c, b, &s)
+			} else {
+				ss.used(ctx, c, b, items[0])
+			}
 			return s, false, nil
 		}
 		ss.broken.Add(ctx, "session with a backend")
@@ -134,31 +140,51 @@ func (ss *sessions) begin(ctx context.Context, c api.Client, b *backend) (s back
 	if err != nil || c.Level == "" || !capabilitiesOf(got.Capabilities).Logging {
 		return s, err
 	}
-	if err := b.setLevel(ctx, c, s); err != nil {
-		ss.log.WarnContext(ctx, "log level not set at backend", "backend", b.Name, "error", err)
-	}
+	s.LevelDue = ss.tryLevel(ctx, c, b, s)
 	return s, nil
 }
 
-// setLevel asks a backend for log messages within a session.
-func (b *backend) setLevel(ctx context.Context, c api.Client, s backendSession) error {
+// levelPause is how long calls wait before they set a log level again that could not be set. So a backend that hangs delays few of them.
+const levelPause = 10 * time.Second
+
+// tryLevel asks a backend for log messages within a session. It returns when to try again if the backend could not be asked. A backend
+// that refuses is left alone.
+func (ss *sessions) tryLevel(ctx context.Context, c api.Client, b *backend, s backendSession) (due int64) {
+	ctx, cancel := context.WithTimeout(ctx, notifyTime)
+	defer cancel()
 	params := append(append([]byte(`{"level":`), jsonrpc.Quote(c.Level)...), '}')
 	_, err := b.caller(c.Token).Ask(ctx, upstream.Request{Version: s.Version, Session: s.ID}, mcpspec.MethodSetLevel, params)
-	return err
+	if err == nil {
+		return 0
+	}
+	ss.log.WarnContext(ctx, "log level not set at backend", "backend", b.Name, "error", err)
+	if errors.Is(err, upstream.ErrAnswer) {
+		return 0
+	}
+	return time.Now().Add(levelPause).UnixMilli()
 }
 
-// SetLevel asks the backends that a client has a session with for the log messages
-// that it wants. Sessions that begin later ask for them then.
+// setLevel sets the log level in a session that is kept, and records whether that has to be repeated.
+func (ss *sessions) setLevel(ctx context.Context, c api.Client, b *backend, s *backendSession) {
+	was := s.LevelDue
+	if s.LevelDue = ss.tryLevel(ctx, c, b, *s); s.LevelDue == was {
+		return
+	}
+	value, _ := json.Marshal(s) // strings and a number
+	err := ss.db.Write(ctx, ss.put(c, b, s.itemVersion, value, store.VersionIs(s.itemVersion))...)
+	if err != nil && !errors.Is(err, store.ErrConflict) { // with a conflict the session is another one, which has the level
+		ss.log.WarnContext(ctx, "state of log level not recorded", "backend", b.Name, "error", err)
+	}
+}
+
+// SetLevel asks the backends that a client has a session with for the log messages that it wants. Sessions that begin later ask for
+// them then, and those whose backend could not be asked do so with their next call.
 func (g *Gateway) SetLevel(ctx context.Context, c api.Client) error {
 	sessions, err := g.sessions.all(ctx, c, g.backends.visible(ctx, c.Principal))
 	if err != nil {
 		return err
 	}
-	atOnce(sessions, func(b *backend, s backendSession) {
-		if err := b.setLevel(ctx, c, s); err != nil {
-			g.options.Log.WarnContext(ctx, "log level not set at backend", "backend", b.Name, "error", err)
-		}
-	})
+	atOnce(sessions, func(b *backend, s backendSession) { g.sessions.setLevel(ctx, c, b, &s) })
 	return nil
 }
 
