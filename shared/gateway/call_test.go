@@ -556,6 +556,66 @@ func TestAnswerThatDidNotArriveCanBeSentAgain(t *testing.T) {
 	}
 }
 
+// GWN-09: progress that clients make with the requests of backends, for example with sampling, reaches the backend that asked,
+// under its own token, also if several use the same one. Progress of others, and of requests that are answered, reaches no backend.
+func TestProgressOfSamplingReachesTheBackendThatAsked(t *testing.T) {
+	const token = `12345678901234567890`
+	asking := func(s *scripted) {
+		s.call = func(t *turn) {
+			t.ask("sampling/createMessage", `{"messages":[],"maxTokens":1,"_meta":{"progressToken":`+token+`,"x":1.0}}`)
+			t.result(`{}`)
+		}
+	}
+	one := newScripted(t, asking, func(s *scripted) { s.lists = oneTool("one") })
+	two := newScripted(t, asking, func(s *scripted) { s.lists = oneTool("two") })
+	g := gatewayOver(t, memory(t), at("one", one), at("two", two))
+	progress := func(client, token string, value int) {
+		t.Helper()
+		note := fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":%d,"big":9007199254740993}}`, token, value)
+		if err := g.Progress(t.Context(), sessionBased(client), json.RawMessage(note)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for client, asker := range map[string]*scripted{"s1": one, "s2": two} {
+		x := start(t, g, sessionBased(client), map[string]string{"s1": "one", "s2": "two"}[client], "1", `{"name":"t"}`)
+		var asked struct {
+			ID     string
+			Params struct {
+				Meta struct {
+					ProgressToken json.RawMessage
+					X             json.RawMessage
+				} `json:"_meta"`
+			}
+		}
+		question := x.next(t).text
+		if err := json.Unmarshal([]byte(question), &asked); err != nil || string(asked.Params.Meta.X) != "1.0" {
+			t.Fatalf("the client was asked %s: %v", question, err)
+		}
+		own := string(asked.Params.Meta.ProgressToken)
+		progress("stranger", own, 1)
+		progress(client, token, 2) // a token that the client does not know
+		progress(client, own, 3)
+		got := asker.next(t, mcpspec.NoteProgress)
+		if want := `{"progressToken":` + token + `,"progress":3,"big":9007199254740993}`; string(got.Params) != want {
+			t.Errorf("the backend got %s, want %s", got.Params, want)
+		}
+		if want := asker.received("tools/call")[0].Session; got.Session != want {
+			t.Errorf("progress arrived in session %q, want that of the call, %q", got.Session, want)
+		}
+		answer := json.RawMessage(`{"jsonrpc":"2.0","id":"` + asked.ID + `","result":{}}`)
+		if err := g.Answer(t.Context(), sessionBased(client), asked.ID, answer); err != nil {
+			t.Fatal(err)
+		}
+		if err := x.end(t); err != nil {
+			t.Fatal(err)
+		}
+		progress(client, own, 4)
+		if n := len(asker.received(mcpspec.NoteProgress)); n != 1 {
+			t.Errorf("the backend got progress %d times, want once", n)
+		}
+	}
+}
+
 type failing struct{}
 
 func (failing) RoundTrip(*http.Request) (*http.Response, error) { return nil, errors.New("cut off") }
@@ -593,7 +653,7 @@ func TestQuestionsGoWithTheCall(t *testing.T) {
 	for life, want := range map[time.Duration]time.Duration{10 * time.Minute: 10*time.Minute + 2*time.Second, 5 * time.Hour: elicitationLife} {
 		ctx, cancel := context.WithTimeout(t.Context(), life)
 		defer cancel()
-		id, err := g.elicitations.ask(ctx, sessionBased("s1"), g.backends.now(ctx)[0], backendSession{}, nil)
+		id, err := g.elicitations.ask(ctx, sessionBased("s1"), g.backends.now(ctx)[0], backendSession{}, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -617,7 +677,7 @@ func TestLateAnswerGoesWithTheCall(t *testing.T) {
 	s := newScripted(t)
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
-	id, err := g.elicitations.ask(t.Context(), sessionBased("s1"), g.backends.now(t.Context())[0], backendSession{}, nil)
+	id, err := g.elicitations.ask(t.Context(), sessionBased("s1"), g.backends.now(t.Context())[0], backendSession{}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,6 +32,7 @@ type elicitation struct {
 	Backend   string         `json:"b"` // by [backend.server]
 	With      backendSession `json:"w"`
 	ID        []byte         `json:"id,omitempty"` // as the backend wrote it, to the byte; nothing when the call waits for the answer, see inputrounds.go
+	Token     []byte         `json:"t,omitempty"`  // the backend's progress token, as it wrote it; the client's is the elicitation's own id
 	Parts     int            `json:"n,omitempty"`  // of the answer that is kept
 	Claimed   int64          `json:"c,omitempty"`  // until when an answer is being sent, in milliseconds since 1970
 }
@@ -63,11 +64,11 @@ func elicitationKey(id string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "q#" + id, Sort: "-"}
 }
 
-// ask keeps a backend's request and returns the id that the client is to see.
-func (es *elicitations) ask(ctx context.Context, c api.Client, b *backend, with backendSession, id json.RawMessage) (string, error) {
+// ask keeps a backend's request and returns the id that the client is to see. token is the request's progress token, or nil.
+func (es *elicitations) ask(ctx context.Context, c api.Client, b *backend, with backendSession, id, token json.RawMessage) (string, error) {
 	name := elicitationPrefix + rand.Text()
 	value, err := json.Marshal(elicitation{
-		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Session: c.Session, Backend: b.server(), With: with, ID: id,
+		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Session: c.Session, Backend: b.server(), With: with, ID: id, Token: token,
 	})
 	if err != nil {
 		return "", fault.Wrap(fault.Internal, err, "encode a backend's request")
@@ -124,37 +125,68 @@ func (es *elicitations) over(kept []store.Key, inputs []*input) {
 	}
 }
 
+// find returns the elicitation that a client knows by this id, its backend and its item. Unless this session was asked, the fault is of
+// kind NotFound.
+func (g *Gateway) find(ctx context.Context, c api.Client, id string) (q elicitation, b *backend, item *store.Item, err error) {
+	unknown := fault.New(fault.NotFound, "there is no request with this id to answer")
+	if !strings.HasPrefix(id, elicitationPrefix) || len(id) > 64 {
+		return q, nil, nil, unknown
+	}
+	items, err := g.options.DB.Get(ctx, elicitationKey(id))
+	if err != nil {
+		return q, nil, nil, fault.Wrap(fault.Unavailable, err, "find a backend's request")
+	}
+	if items[0] == nil {
+		return q, nil, nil, unknown
+	}
+	if json.Unmarshal(items[0].Value, &q) != nil {
+		g.broken.Add(ctx, "request of a backend")
+		return q, nil, nil, unknown
+	}
+	if q.Session != c.Session || q.Workspace != c.Principal.Workspace || q.Principal != c.Principal.ID {
+		return q, nil, nil, unknown
+	}
+	if b = g.backends.server(ctx, c.Principal, q.Backend); b == nil {
+		return q, nil, nil, unknown
+	}
+	return q, b, items[0], nil
+}
+
 // Answer hands a client's answer, a result or an error, to the backend that asked. An answer to an unknown request, or to one that
 // another session was asked, is a fault of kind NotFound and has no effect. If the backend does not accept the answer, the fault is
 // of kind Unavailable and the client can send it again.
 func (g *Gateway) Answer(ctx context.Context, c api.Client, id string, body json.RawMessage) error {
-	unknown := fault.New(fault.NotFound, "there is no request with this id to answer")
-	if !strings.HasPrefix(id, elicitationPrefix) || len(id) > 64 {
-		return unknown
-	}
-	items, err := g.options.DB.Get(ctx, elicitationKey(id))
-	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "find a backend's request")
-	}
-	if items[0] == nil {
-		return unknown
-	}
-	var q elicitation
-	if json.Unmarshal(items[0].Value, &q) != nil {
-		g.broken.Add(ctx, "request of a backend")
-		return unknown
-	}
-	if q.Session != c.Session || q.Workspace != c.Principal.Workspace || q.Principal != c.Principal.ID {
-		return unknown
-	}
-	b := g.backends.server(ctx, c.Principal, q.Backend)
+	q, b, item, err := g.find(ctx, c, id)
 	switch {
-	case b == nil:
-		return unknown
+	case err != nil:
+		return err
 	case len(q.ID) == 0:
-		return g.elicitations.keep(ctx, id, q, body, items[0].Expires)
+		return g.elicitations.keep(ctx, id, q, body, item.Expires)
 	}
-	return g.elicitations.answer(ctx, b.caller(c.Token), items[0], q, body)
+	return g.elicitations.answer(ctx, b.caller(c.Token), item, q, body)
+}
+
+// Progress hands the progress that a client makes with a backend's request, for example with sampling, to the backend under the token
+// of that request. It drops progress of a request that is not open, because progress may cross the end of its request.
+func (g *Gateway) Progress(ctx context.Context, c api.Client, body json.RawMessage) error {
+	params := jsonrpc.Member(body, "params")
+	id, _ := jsonrpc.String(jsonrpc.Member(params, "progressToken"))
+	q, b, _, err := g.find(ctx, c, id)
+	switch {
+	case fault.Is(err, fault.NotFound):
+		return nil
+	case err != nil:
+		return err
+	case len(q.Token) == 0:
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, notifyTime)
+	defer cancel()
+	body = jsonrpc.Replace(body, "params", jsonrpc.Replace(params, "progressToken", q.Token))
+	if err := b.caller(c.Token).Send(ctx, upstream.Request{Body: body, Version: q.With.Version, Session: q.With.ID}); err != nil {
+		g.options.Log.WarnContext(ctx, "notification not sent to backend", "backend", b.Name, "error", err)
+	}
+	return nil
 }
 
 // answer sends an answer to the backend. It claims the request first, so that of two answers that arrive together only one is sent,

@@ -94,13 +94,21 @@ func (w *sessionWay) elicit(ctx context.Context, m upstream.Message) error {
 	case len(w.open) >= maxAsked:
 		return x.refuse(ctx, m, jsonrpc.InvalidRequest, "the client is not asked more than "+strconv.Itoa(maxAsked)+" times in one call")
 	}
-	id, err := w.elicitations.ask(ctx, x.call.Client, x.backend(), x.with, m.ID)
+	params := jsonrpc.Member(m.Raw, "params")
+	meta := jsonrpc.Member(params, "_meta")
+	token := jsonrpc.Member(meta, "progressToken")
+	id, err := w.elicitations.ask(ctx, x.call.Client, x.backend(), x.with, m.ID, token)
 	if err != nil {
 		return err
 	}
 	q := question{m.ID, jsonrpc.Quote(id)}
 	w.open = append(w.open, q)
 	x.asked.add(q.key())
+	if token != nil {
+		// Tokens of several backends may be equal, and progress arrives without a request. Our id says whose it is.
+		meta = jsonrpc.Replace(meta, "progressToken", q.ours)
+		m.Raw = jsonrpc.Replace(m.Raw, "params", jsonrpc.Replace(params, "_meta", meta))
+	}
 	return x.send(jsonrpc.Replace(m.Raw, "id", q.ours), false)
 }
 

@@ -141,7 +141,7 @@ func (w *inputRoundsWay) put(ctx context.Context, requests json.RawMessage) (jso
 		}
 		inputs = append(inputs, in)
 		var err error
-		if in.id, err = w.elicitations.ask(ctx, w.x.call.Client, w.x.backend(), w.x.with, nil); err != nil {
+		if in.id, err = w.elicitations.ask(ctx, w.x.call.Client, w.x.backend(), w.x.with, nil, nil); err != nil {
 			return nil, err
 		}
 		w.kept = append(w.kept, elicitationKey(in.id))

@@ -41,7 +41,7 @@ func TestAnUndecodableQuestion(t *testing.T) {
 	s := newScripted(t)
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
-	id, err := g.elicitations.ask(t.Context(), sessionBased("s1"), g.backends.set[0], backendSession{}, json.RawMessage(`1`))
+	id, err := g.elicitations.ask(t.Context(), sessionBased("s1"), g.backends.set[0], backendSession{}, json.RawMessage(`1`), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -135,6 +135,9 @@ func TestWhatAClientSendsBeforeItLeavesReachesTheBackend(t *testing.T) {
 		"Answer": func(f *fixture, session string) *http.Request {
 			return f.request("POST", alice, `{"jsonrpc":"2.0","id":"gw_1","result":{}}`, session)
 		},
+		"Progress": func(f *fixture, session string) *http.Request {
+			return f.request("POST", alice, `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"gw_1","progress":1}}`, session)
+		},
 		"End": func(f *fixture, session string) *http.Request { return f.request("DELETE", alice, "", session) },
 	} {
 		t.Run("GWN-13 "+method, func(t *testing.T) {

@@ -228,6 +228,8 @@ func (h *calls) handle(c *call) error {
 		return err
 	case c.msg.Method == mcpspec.NoteCancelled:
 		return backends.Cancel(ctx, c.client(), c.msg.Raw)
+	case c.msg.Method == mcpspec.NoteProgress:
+		return backends.Progress(ctx, c.client(), c.msg.Raw)
 	case c.msg.Method == mcpspec.NoteRootsChange:
 		return backends.Notify(ctx, c.client(), c.msg.Raw)
 	}

@@ -64,6 +64,10 @@ func (g *fakeGateway) Answer(ctx context.Context, _ api.Client, _ string, _ json
 	return g.reached(ctx, "Answer")
 }
 
+func (g *fakeGateway) Progress(ctx context.Context, _ api.Client, _ json.RawMessage) error {
+	return g.reached(ctx, "Progress")
+}
+
 // reached records that a request reached the gateway with a context that has not ended.
 func (g *fakeGateway) reached(ctx context.Context, method string) error {
 	g.mu.Lock()

@@ -23,6 +23,7 @@ type Gateway interface {
 
 	Call(ctx context.Context, c api.Call) error
 	Answer(ctx context.Context, c api.Client, id string, body json.RawMessage) error
+	Progress(ctx context.Context, c api.Client, body json.RawMessage) error
 	Cancel(ctx context.Context, c api.Client, body json.RawMessage) error
 	Notify(ctx context.Context, c api.Client, body json.RawMessage) error
 	SetLevel(ctx context.Context, c api.Client) error
