@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -92,6 +94,46 @@ func TestCancelledCallEndsThoughItsBackendStaysSilent(t *testing.T) {
 			})
 		})
 	}
+}
+
+// GWN-13: a request and its cancellation reach the backend on two connections. A busy backend may see the cancellation first and
+// ignores it, so it is cancelled again when it must have seen the request.
+func TestACancellationThatOvertakesItsRequestIsRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { <-t.r.Context().Done() } })
+		arrived := make(chan struct{})
+		var mu sync.Mutex
+		var order []string // in which the backend saw the messages
+		see := func(method string) {
+			mu.Lock()
+			defer mu.Unlock()
+			order = append(order, method)
+		}
+		s.intercept(func(_ http.ResponseWriter, _ *http.Request, m got) bool {
+			switch m.Method {
+			case "tools/call":
+				close(arrived)
+				time.Sleep(500 * time.Millisecond)
+				see("request")
+			case "notifications/cancelled":
+				see("cancellation")
+			}
+			return false
+		})
+		g := gatewayOver(t, memory(t), at("b", s))
+		x := start(t, g, sessionBased("s"), "t", "1", `{"name":"t","arguments":{}}`)
+		<-arrived
+		cancelOne(t, g)
+		if err := x.end(t); !fault.Is(err, fault.Conflict) {
+			t.Errorf("the call ended with %v, want a fault of kind conflict", err)
+		}
+		time.Sleep(time.Minute)
+		mu.Lock()
+		defer mu.Unlock()
+		if want := []string{"cancellation", "request", "cancellation"}; !slices.Equal(order, want) {
+			t.Errorf("the backend saw %q, want %q", order, want)
+		}
+	})
 }
 
 // GWN-13: the mark of a cancellation is for the calls that began before it.

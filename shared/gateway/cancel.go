@@ -32,6 +32,9 @@ const (
 	// markSkew is how far the clocks of instances may differ. An id that is used again within that time after its cancellation is
 	// cancelled again; the revisions do not let clients use an id again at all.
 	markSkew = time.Second
+	// requestLead is how far a request is ahead of the notification that ends it. They take two connections, and a busy backend that
+	// sees the notification first ignores it.
+	requestLead = time.Second
 	// notifyTime bounds the notification of a backend whose response no client waits for any more.
 	notifyTime = 5 * time.Second
 )

@@ -147,6 +147,7 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 		if ctx.Err() != nil {
 			return x.failed(ctx.Err())
 		}
+		posted := time.Now()
 		answer, err := x.client.Post(ctx, upstream.Request{
 			Body: jsonrpc.AppendRequest(nil, x.id, x.call.Method, params), Version: x.with.Version, Session: x.with.ID,
 		})
@@ -164,6 +165,7 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 			abandon = !x.responded && (err != nil || ctx.Err() != nil || x.gone)
 		}
 		if abandon && !x.answered {
+			time.Sleep(time.Until(posted.Add(requestLead)))
 			x.backend().abandon(x.client, x.with, x.id)
 		}
 		return err
