@@ -167,11 +167,15 @@ bench: ## measure: the benchmarks of the packages, then the whole way of an even
 	go run ./cmd/mcpevents bench --gateway
 
 .PHONY: soak
-soak: ## have 50 clients call good and bad backends through two instances for SOAK (10m)
+soak: ## have 50 clients follow and call backends on three official SDKs for SOAK (10m), and account for all of it
+	MCPEVENTS_SOAK=$(SOAK) go test -count=1 -v -run '^TestSoak$$' -timeout 4h ./test/soak
+
+.PHONY: soak-fleet
+soak-fleet: ## have 50 clients call good and bad backends through two instances for SOAK (10m)
 	MCPEVENTS_SOAK=$(SOAK) CGO_ENABLED=1 go test -race -count=1 -v -run TestSoak -timeout 60m ./test/fleet
 
-.PHONY: soak-aws
-soak-aws: ## the same through the functions on local AWS
+.PHONY: soak-fleet-aws
+soak-fleet-aws: ## the same through the functions on local AWS
 	MCPEVENTS_SOAK=$(SOAK) MCPEVENTS_SOAK_ON=aws go test -count=1 -v -run TestSoak -timeout 60m ./test/fleet
 
 .PHONY: chaos

@@ -252,6 +252,15 @@ func (s *Server) PeakRSS() int64 { return peakRSS(s.p.cmd.Process.Pid) }
 // RSS is the resident memory of the running process, in bytes.
 func (s *Server) RSS() int64 { return procStatus(s.p.cmd.Process.Pid, "VmRSS:") }
 
+// Files counts the open file descriptors of the running process; 0 if there is no /proc.
+func (s *Server) Files() int {
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.p.cmd.Process.Pid))
+	if err != nil {
+		return 0
+	}
+	return len(entries)
+}
+
 // Output is all that the server wrote so far.
 func (s *Server) Output() string { return s.out.String() }
 
