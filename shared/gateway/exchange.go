@@ -160,12 +160,14 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 		abandon := ctx.Err() != nil // it may have been sent
 		if err != nil {
 			err = x.failed(err)
+			if abandon { // the client is gone, and the backend may not have seen the request
+				time.Sleep(time.Until(posted.Add(requestLead)))
+			}
 		} else {
 			err = x.relay(ctx, answer)
 			abandon = !x.responded && (err != nil || ctx.Err() != nil || x.gone)
 		}
 		if abandon && !x.answered {
-			time.Sleep(time.Until(posted.Add(requestLead)))
 			x.backend().abandon(x.client, x.with, x.id)
 		}
 		return err

@@ -1,0 +1,214 @@
+package gateway
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+)
+
+// callWalk is a call whose client and backend do what a row of [TestStatesOfACall] says.
+type callWalk struct {
+	*testing.T
+	gateway *Gateway
+	backend *scripted
+	turns   chan *turn // the request as the backend has it; the backend answers when the row says so
+	over    chan struct{}
+	x       *calling
+	gone    atomic.Bool // the client takes no more messages
+}
+
+const plainResult = `{"content":[]}`
+
+// called waits until the backend has the call.
+func (w *callWalk) called() *turn {
+	w.Helper()
+	select {
+	case at := <-w.turns:
+		return at
+	case <-time.After(patience):
+		w.Fatal("the backend was not called")
+	}
+	return nil
+}
+
+// waiting brings the call to the state in which the client is to answer a question. It returns the client's id of the question.
+func (w *callWalk) waiting() (at *turn, answered <-chan got, id string) {
+	w.Helper()
+	at = w.called()
+	answered = at.send("42", "elicitation/create", `{"message":"sure?","requestedSchema":{"type":"object","properties":{}}}`)
+	id, _ = w.x.question(w.T)
+	return at, answered, id
+}
+
+func (w *callWalk) cancel() {
+	w.Helper()
+	cancelOne(w.T, w.gateway)
+}
+
+// endStream ends the stream of a call after an event that it can be resumed from.
+func (w *callWalk) endStream(at *turn) {
+	at.w.Header().Set("Content-Type", "text/event-stream")
+	fmt.Fprintf(at.w, "id: %s.1\ndata: \n\n", at.ID)
+	close(w.over)
+}
+
+// GWN-11, GWN-13, GWN-14: each arrow in the comment of [exchange] leads where it says. A call that ends without a response is ended at
+// the backend too, unless the backend does not have it.
+func TestStatesOfACall(t *testing.T) {
+	kind := func(k fault.Kind) func(error) bool { return func(err error) bool { return fault.Is(err, k) } }
+	none := func(err error) bool { return err == nil }
+	some := func(err error) bool { return err != nil }
+	for _, row := range []struct {
+		name     string
+		when     func(w *callWalk)
+		want     func(error) bool // the error of the call
+		response bool             // the client has a response
+		calls    int              // that the backend had
+		notified int              // how often the backend was notified that the call has ended; -1 is at least once
+	}{
+		{"begun, cancelled while the session begins: ended, not called", func(w *callWalk) {
+			time.Sleep(500 * time.Millisecond) // the session takes a second
+			w.cancel()
+		}, kind(fault.Conflict), false, 0, 0},
+		{"called, the response: answered", func(w *callWalk) {
+			w.called().result(plainResult)
+			close(w.over)
+		}, none, true, 1, 0},
+		{"called, the stream ends: resumed, and then answered", func(w *callWalk) {
+			w.endStream(w.called())
+		}, none, true, 1, 0},
+		{"called, cancelled: ended", func(w *callWalk) {
+			w.called()
+			time.Sleep(2 * requestLead)
+			w.cancel()
+		}, kind(fault.Conflict), false, 1, -1},
+		{"called, the connection breaks: ended", func(w *callWalk) {
+			w.called().notify("notifications/message", `{"level":"info","data":"x"}`)
+			close(w.over)
+		}, kind(fault.Unavailable), false, 1, -1},
+		{"called, the client is gone: ended", func(w *callWalk) {
+			at := w.called()
+			w.gone.Store(true)
+			at.notify("notifications/message", `{"level":"info","data":"x"}`)
+		}, some, false, 1, -1},
+		{"called, the time is over: ended", func(w *callWalk) {
+			w.called()
+			time.Sleep(w.gateway.options.CallTimeout)
+		}, some, false, 1, -1},
+		{"waiting, the answer: called, and then answered", func(w *callWalk) {
+			at, answered, id := w.waiting()
+			if err := w.gateway.Answer(w.Context(), sessionBased("s"), id, accepting(id)); err != nil {
+				w.Error(err)
+			}
+			<-answered
+			at.result(plainResult)
+			close(w.over)
+		}, none, true, 1, 0},
+		{"waiting, the backend withdraws its question: called, and then answered", func(w *callWalk) {
+			at, _, _ := w.waiting()
+			at.notify("notifications/cancelled", `{"requestId":42}`)
+			if m := w.x.next(w.T); !strings.Contains(m.text, "notifications/cancelled") {
+				w.Errorf("the client got %s, want the end of the question", m.text)
+			}
+			at.result(plainResult)
+			close(w.over)
+		}, none, true, 1, 0},
+		{"waiting, cancelled: ended", func(w *callWalk) {
+			w.waiting()
+			w.cancel()
+		}, kind(fault.Conflict), false, 1, -1},
+		{"waiting, the backend is removed: ended", func(w *callWalk) {
+			w.waiting()
+			w.gateway.backends.replace(w.Context(), []config.Backend{at("other", newScripted(w.T))})
+		}, kind(fault.Unavailable), false, 1, -1},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := &callWalk{T: t, turns: make(chan *turn, 1), over: make(chan struct{}), x: &calling{messages: make(chan sent, 100), done: make(chan error, 1)}}
+				w.backend = newScripted(t, func(s *scripted) {
+					s.call = func(at *turn) {
+						w.turns <- at
+						select {
+						case <-w.over:
+						case <-at.r.Context().Done():
+						}
+					}
+				})
+				w.backend.intercept(func(rw http.ResponseWriter, r *http.Request, m got) bool {
+					id, _, resumed := strings.Cut(r.Header.Get("Last-Event-ID"), ".")
+					switch {
+					case m.Method == "initialize":
+						time.Sleep(time.Second)
+					case r.Method == http.MethodGet && resumed:
+						rw.Header().Set("Content-Type", "text/event-stream")
+						fmt.Fprintf(rw, "id: %s.2\ndata: {\"jsonrpc\":\"2.0\",\"id\":%s,\"result\":"+plainResult+"}\n\n", id, id)
+						return true
+					}
+					return false
+				})
+				w.gateway = gatewayOver(t, memory(t), at("b", w.backend))
+				sees(t, w.gateway, sessionBased("s"), "t")
+				go func() {
+					w.x.done <- w.gateway.Call(t.Context(), api.Call{
+						Client: sessionBased("s"), Kind: api.Tools, Name: "t", Member: "name", Method: "tools/call",
+						ID: json.RawMessage(`1`), Params: json.RawMessage(`{"name":"t","arguments":{}}`),
+						Send: func(m json.RawMessage, response bool) error {
+							if w.gone.Load() {
+								return errors.New("the client is gone")
+							}
+							w.x.messages <- sent{string(m), response, time.Now()}
+							return nil
+						},
+					})
+				}()
+				row.when(w)
+				if err := w.x.end(t); !row.want(err) {
+					t.Errorf("the call ended with %v", err)
+				}
+				time.Sleep(time.Minute)
+				response := false
+				for len(w.x.messages) > 0 {
+					response = response || (<-w.x.messages).response
+				}
+				if response != row.response {
+					t.Errorf("the client had a response: %t, want %t", response, row.response)
+				}
+				if n := len(w.backend.received("tools/call")); n != row.calls {
+					t.Errorf("the backend was called %d times, want %d", n, row.calls)
+				}
+				if n := len(w.backend.received("notifications/cancelled")); n != row.notified && (row.notified != -1 || n == 0) {
+					t.Errorf("the backend was notified %d times that the call has ended, want %d (-1: at least once)", n, row.notified)
+				}
+			})
+		})
+	}
+}
+
+// GWN-17: a client of 2026-07-28 is asked at once. The end of the call at the backend needs no pause, because the backend asked, so it
+// has the request.
+func TestAnInputRequiredIsNotDelayed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := gatewayOver(t, memory(t), at("b", asking(t, "42")))
+		client := statelessClient(ann)
+		client.Capabilities = json.RawMessage(`{"elicitation":{}}`)
+		sees(t, g, client, "t")
+		began := time.Now()
+		text, err := call(t, g, client, "t")
+		if err != nil || !strings.Contains(text, "input_required") {
+			t.Errorf("the client got %s, %v, want to be asked", text, err)
+		}
+		if took := time.Since(began); took > 100*time.Millisecond {
+			t.Errorf("the client was asked after %v, want 100 ms at most", took)
+		}
+	})
+}
