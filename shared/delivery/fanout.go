@@ -456,7 +456,7 @@ func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 	g.appended = done
 	if done.First {
 		// The list of sub-resources is a convenience. Failing the group for it would repeat its webhooks, and waiting for it
-		// would hold them up: at midnight, all URIs below a parent are written to one partition.
+		// would hold them up, because all URIs below a parent are written to one partition.
 		limited, cancel := context.WithTimeout(ctx, recordTime)
 		defer cancel()
 		if err := f.Log.RecordChild(limited, g.workspace, g.uri); err != nil {

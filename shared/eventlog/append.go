@@ -3,6 +3,7 @@ package eventlog
 import (
 	"context"
 	"errors"
+	"hash/fnv"
 	"slices"
 	"time"
 
@@ -13,7 +14,8 @@ import (
 
 // Appended is the result of [Log.Append].
 type Appended struct {
-	// First reports that these may be the first events of the URI on this day (UTC).
+	// First reports that these may be the first events of the URI on its day, which begins at the same time each day
+	// (see dayOf).
 	First bool
 	// After is a position before all these events.
 	After int64
@@ -96,7 +98,7 @@ func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []ev
 			done.keys = append(done.keys, stamps[e.ID])
 		}
 	}
-	done.First = again || day(before) != day(l.Time().UnixMicro())
+	done.First = again || dayOf(uri, before) != dayOf(uri, l.Time().UnixMicro())
 	return done, nil
 }
 
@@ -112,7 +114,15 @@ func (l *Log) copies(workspace, uri string, keys []string) (parts []Partition) {
 	return parts
 }
 
-func day(stamp int64) int64 { return stamp / (24 * time.Hour).Microseconds() }
+// dayOf returns the number of the URI's day that a stamp lies in. The URI's hash chooses when its day begins. Otherwise,
+// all sub-resources of a parent would be recorded in the parent's partition within seconds after midnight.
+func dayOf(uri string, stamp int64) int64 {
+	const day = 24 * time.Hour
+	h := fnv.New32a()
+	h.Write([]byte(uri))
+	begins := time.Duration(h.Sum32()) * time.Second % day
+	return (stamp + begins.Microseconds()) / day.Microseconds()
+}
 
 // put writes one segment and returns the key of its last entry, or 0 when the store stamps. A slow append is written
 // again with a new key, because a reader may be past the first one. An ordered store also writes the segment to the

@@ -80,7 +80,7 @@ func (l *Log) below(ctx context.Context, workspace, parent string, n int, take f
 func childrenOf(workspace, parent string) string { return "c#" + workspace + "#" + parent }
 
 // RecordChild lists a URI under its parents for a month, for [Log.LatestBelow] and [Log.Below]. Fanout calls it for
-// the first event of a URI on a day, and continues if it fails.
+// the first event of a URI on the URI's day (see [Appended]), and continues if it fails.
 func (l *Log) RecordChild(ctx context.Context, workspace, uri string) error {
 	segs := strings.Split(strings.TrimPrefix(uri, "event://"), "/")
 	var ops []store.Op
