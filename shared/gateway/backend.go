@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"sync"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -24,6 +26,7 @@ type backend struct {
 
 	*view   // with the operator's credentials
 	callers callers
+	logged  sync.Map // the time of the last line, by subject; see [backend.mayLog]
 }
 
 func newBackend(o *Options, drops *metric.Tally, c config.Backend) *backend {
@@ -35,6 +38,14 @@ func newBackend(o *Options, drops *metric.Tally, c config.Backend) *backend {
 	}
 	b.view = newView(b, "")
 	return b
+}
+
+// mayLog reports whether a line about a subject may be logged: one in [metric.LogEvery], so that the requests of clients do not
+// fill the log while the backend is down. The caller logs it.
+func (b *backend) mayLog(subject string) bool {
+	now := time.Now()
+	last, logged := b.logged.LoadOrStore(subject, now)
+	return !logged || now.Sub(last.(time.Time)) >= metric.LogEvery && b.logged.CompareAndSwap(subject, last, now)
 }
 
 // Place names it.

@@ -16,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/metric"
 )
 
 func names(l *api.List) (out []string) {
@@ -97,6 +98,34 @@ func TestConflictIsLoggedOnce(t *testing.T) {
 	if n := strings.Count(j.buf.String(), "backend names conflict"); n != 1 {
 		t.Errorf("%d lines", n)
 	}
+}
+
+// Given a backend that cannot be reached, when clients keep asking for its lists and capabilities, then the log names it once per
+// message and interval, and another unreachable backend has lines of its own.
+func TestAnUnreachableBackendDoesNotFillTheLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		down, alsoDown := newScripted(t), newScripted(t)
+		down.Close()
+		alsoDown.Close()
+		g := gatewayOver(t, memory(t), at("a", down), at("b", alsoDown))
+		var j journal
+		g.options.Log = slog.New(slog.NewTextHandler(&j, nil))
+		for range 2 {
+			for range 50 {
+				g.List(t.Context(), of(ann), api.Tools)
+				g.Capabilities(t.Context(), of(ann))
+			}
+			time.Sleep(metric.LogEvery)
+		}
+		for _, message := range []string{"backend list failed", "backend capabilities unknown"} {
+			for _, name := range []string{"a", "b"} {
+				line := fmt.Sprintf("msg=%q backend=%s ", message, name)
+				if got := strings.Count(j.buf.String(), line); got != 2 {
+					t.Errorf("%d lines with %s after 100 requests in two intervals, want 2", got, line)
+				}
+			}
+		}
+	})
 }
 
 // GWN-01: given a backend with a prefix, when another one offers a tool whose name begins with that prefix, then clients
