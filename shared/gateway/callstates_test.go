@@ -142,6 +142,8 @@ func TestStatesOfACall(t *testing.T) {
 						case <-w.over:
 						case <-at.r.Context().Done():
 						}
+						at.mu.Lock() // the test may still be writing the message that ended the call
+						defer at.mu.Unlock()
 					}
 				})
 				w.backend.intercept(func(rw http.ResponseWriter, r *http.Request, m got) bool {

@@ -44,10 +44,13 @@ type turn struct {
 	r     *http.Request
 	at    *scripted
 	asked int
+	mu    sync.Mutex // is held while a message is written
 }
 
 // write sends one event with these bytes.
 func (t *turn) write(format string, args ...any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.w.Header().Set("Content-Type", "text/event-stream")
 	fmt.Fprintf(t.w, "data: "+format+"\n\n", args...)
 	t.w.(http.Flusher).Flush()
