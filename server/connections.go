@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"net/http"
@@ -103,8 +104,8 @@ func (l *connections) admit(c net.Conn) *connection {
 	return k
 }
 
-// makeRoom closes the oldest waiting connections of the client that has most of them. It closes several, because it looks at all
-// connections. The caller holds the lock.
+// makeRoom closes waiting connections: first those of the client that has most of them, and of these the oldest. It closes several,
+// because it looks at all connections. The caller holds the lock.
 func (l *connections) makeRoom() {
 	busy, now := 0, time.Now()
 	for k := range l.open {
@@ -116,22 +117,31 @@ func (l *connections) makeRoom() {
 	if busy > l.most/4 {
 		patience = floodClient
 	}
-	waiting := map[netip.Prefix][]*connection{}
-	var most []*connection
+	if l.closeWaiting(now, patience) == 0 {
+		l.closeWaiting(now, 0) // the clients send new requests faster than they become slow
+	}
+}
+
+// closeWaiting closes some of the connections that wait for their client for longer than patience, and returns how many.
+// Idle ones and those without a request wait too. The caller holds the lock.
+func (l *connections) closeWaiting(now time.Time, patience time.Duration) int {
+	var waiting []*connection
+	of := map[netip.Prefix]int{}
 	for k := range l.open {
-		if k.state != http.StateNew && k.state != http.StateIdle && k.waits(now) <= patience {
-			continue
-		}
-		list := append(waiting[k.client], k)
-		if waiting[k.client] = list; len(list) > len(most) {
-			most = list
+		if k.state == http.StateNew || k.state == http.StateIdle || k.waits(now) > patience {
+			waiting = append(waiting, k)
+			of[k.client]++
 		}
 	}
-	slices.SortFunc(most, func(a, b *connection) int { return a.since.Compare(b.since) })
-	for _, k := range most[:min(len(most), l.most/64+1)] {
+	slices.SortFunc(waiting, func(a, b *connection) int {
+		return cmp.Or(cmp.Compare(of[b.client], of[a.client]), a.since.Compare(b.since))
+	})
+	closing := waiting[:min(len(waiting), l.most/64+1)]
+	for _, k := range closing {
 		delete(l.open, k)
 		_ = k.Conn.Close()
 	}
+	return len(closing)
 }
 
 // waits returns for how long a running request has waited for the client, which sends a body or reads what the server writes.

@@ -319,6 +319,42 @@ func TestRoomIsMadeByTheClientWithTheMostConnections(t *testing.T) {
 	}
 }
 
+// Given strangers who refill all places with unfinished bodies within moments, when another client connects, then it is served.
+func TestOPS_16_AFloodOfNewBodiesLocksNobodyOut(t *testing.T) {
+	for name, stranger := range map[string]func(i int) net.IP{
+		"from one address":     func(int) net.IP { return net.IPv4(192, 0, 2, 2) },
+		"from many addresses":  func(i int) net.IP { return net.IPv4(192, 0, 2, byte(10+i)) },
+		"next to the client's": func(int) net.IP { return net.IPv4(192, 0, 2, 1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := limitConnections(nil, 20).reserving()
+				from := func(ip net.IP, body bool) *connection {
+					client, server := net.Pipe()
+					t.Cleanup(func() { _ = client.Close() })
+					k := l.admit(addressed{server, &net.TCPAddr{IP: ip, Port: 1}})
+					if k != nil {
+						l.changed(k, http.StateActive)
+						k.body = body
+					}
+					return k
+				}
+				served := from(net.IPv4(192, 0, 2, 1), false)
+				for i := range 100 {
+					from(stranger(i), true)
+					time.Sleep(time.Millisecond)
+				}
+				if k := from(net.IPv4(192, 0, 2, 1), false); k == nil || k.reserved {
+					t.Errorf("the new client was refused: %+v", k)
+				}
+				if _, open := l.open[served]; !open {
+					t.Error("a request that was being served was closed")
+				}
+			})
+		})
+	}
+}
+
 // addressed is a connection from an address.
 type addressed struct {
 	net.Conn
