@@ -77,6 +77,7 @@ const (
 	dropProgress   = "it is the progress of another request"
 	dropOutOfPlace = "its method does not belong into a call"
 	dropNameless   = "an entry of a list without a name"
+	dropDeep       = "an entry of a list that is nested too deeply"
 	dropControls   = "an entry of a list with control characters in its name"
 )
 

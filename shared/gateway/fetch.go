@@ -120,7 +120,7 @@ func (v *view) fetch(ctx context.Context, known *known, kind api.Kind) (*fetched
 		if cursor != nil {
 			params = jsonrpc.Insert(params, "cursor", cursor)
 		}
-		result, err := c.Ask(ctx, upstream.Request{Version: known.version, Session: known.session}, kind.Method(), params)
+		result, err := c.Ask(ctx, upstream.Request{Version: known.version, Session: known.session, MaxDepth: maxListDepth}, kind.Method(), params)
 		if errors.Is(err, upstream.ErrUnknownMethod) {
 			// The capability resources stands for two lists, and many servers have no resource templates.
 			return &fetched{ttl: askAgain, shared: true}, nil
@@ -153,12 +153,21 @@ func (v *view) fetch(ctx context.Context, known *known, kind api.Kind) (*fetched
 	return nil, fault.New(fault.Unavailable, "backend %s lists more than %d pages", b.Name, maxPages)
 }
 
+const (
+	// maxListDepth is how deeply a backend's list may be nested, so that an entry over maxEntryDepth costs no other one.
+	maxListDepth = 1000
+	// maxEntryDepth leaves room for the response, its result and the list, because clients bound the depth of a whole message.
+	maxEntryDepth = jsonrpc.MaxDepth - 3
+)
+
 // entry is one of a backend's list, under the name that clients use; or why it is none.
 func (v *view) entry(kind api.Kind, raw json.RawMessage) (e entry, why string) {
 	own, ok := jsonrpc.String(jsonrpc.Member(raw, kind.Name()))
 	switch {
 	case !ok || own == "" || len(own) > maxName:
 		return e, dropNameless
+	case jsonrpc.Depth(raw) > maxEntryDepth:
+		return e, dropDeep
 	case !printable(raw):
 		return e, dropControls
 	}

@@ -64,6 +64,40 @@ func TestNamesWithControlCharactersAreDropped(t *testing.T) {
 	}
 }
 
+// GWN-05: given a backend that nests one entry of a list too deeply, when clients ask for the list, they get the other entries,
+// and the one is counted.
+func TestListWithADeepEntry(t *testing.T) {
+	nested := func(depth int) string { return strings.Repeat("[", depth) + strings.Repeat("]", depth) }
+	for name, c := range map[string]struct{ good, bad string }{
+		"by a level":         {nested(60), nested(61)},
+		"by hundreds":        {nested(1), nested(900)},
+		"in its annotations": {nested(1), strings.Repeat(`{"annotations":`, 900) + "1" + strings.Repeat("}", 900)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScripted(t, func(s *scripted) {
+				s.lists = func(method, _ string) string {
+					for _, k := range api.Kinds {
+						if k.Method() == method {
+							return fmt.Sprintf(`{%q:[{%q:"x:good","annotations":%s},{%q:"x:bad","annotations":%s}]}`, k.Member(), k.Name(), c.good, k.Name(), c.bad)
+						}
+					}
+					return `{}`
+				}
+			})
+			g := gatewayOver(t, memory(t), at("b", s))
+			for _, k := range api.Kinds {
+				list := g.List(t.Context(), sessionBased("s"), k)
+				if len(list.Entries) != 1 || list.Entries[0].Name != "x:good" {
+					t.Errorf("%s: got %d entries, want x:good alone", k, len(list.Entries))
+				}
+			}
+			if got, want := g.Dropped()["default/b"], int64(len(api.Kinds)); got[dropDeep] != want || len(got) != 1 {
+				t.Errorf("counted %v, want %d", got, want)
+			}
+		})
+	}
+}
+
 // GWN-05: a list that is no UTF-8 reaches no client.
 func TestListThatIsNoUTF8(t *testing.T) {
 	s := newScripted(t, func(s *scripted) {

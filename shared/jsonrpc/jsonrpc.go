@@ -72,13 +72,18 @@ const MaxBatch = 1000
 // apart. The error has code [ParseError], or [InvalidRequest] for a batch that is empty or
 // has more than [MaxBatch] messages.
 func Split(body []byte) (elements []json.RawMessage, batch bool, err *Error) {
+	return SplitDeep(body, MaxDepth)
+}
+
+// SplitDeep is [Split] with a bound of its own for the depth.
+func SplitDeep(body []byte, maxDepth int) (elements []json.RawMessage, batch bool, err *Error) {
 	body = bytes.TrimLeft(body, " \t\r\n")
 	switch {
 	case len(body) == 0:
 		return nil, false, &Error{Code: ParseError, Message: "the body is empty"}
 	case !utf8.Valid(body):
 		return nil, false, &Error{Code: ParseError, Message: "the body is not UTF-8"}
-	case Depth(body) > MaxDepth:
+	case Depth(body) > maxDepth:
 		return nil, false, &Error{Code: ParseError, Message: "the body is nested too deeply"}
 	case !json.Valid(body):
 		return nil, false, &Error{Code: ParseError, Message: "the body is not valid JSON"}

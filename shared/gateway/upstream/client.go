@@ -14,6 +14,7 @@ package upstream
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,6 +24,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 	"github.com/mcp-events/mcpevents/shared/trace"
@@ -62,6 +64,8 @@ type Request struct {
 	Session string
 	// Header are further headers, the mirrored ones of revision 2026-07-28.
 	Header http.Header
+	// MaxDepth is how deeply the answer may be nested; 0 is [jsonrpc.MaxDepth].
+	MaxDepth int
 }
 
 // Post sends a message. A status other than success without a JSON-RPC message is
@@ -114,7 +118,7 @@ func (c *Client) do(ctx context.Context, method string, r Request, h http.Header
 	if err != nil {
 		return nil, err
 	}
-	x := &Exchange{Session: resp.Header.Get(mcpspec.HeaderSession), Status: resp.StatusCode, body: resp.Body, dropped: c.Dropped}
+	x := &Exchange{Session: resp.Header.Get(mcpspec.HeaderSession), Status: resp.StatusCode, body: resp.Body, dropped: c.Dropped, maxDepth: cmp.Or(r.MaxDepth, jsonrpc.MaxDepth)}
 	if err := x.begin(resp, r); err != nil {
 		x.Close()
 		return nil, err

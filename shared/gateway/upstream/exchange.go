@@ -42,12 +42,13 @@ type Exchange struct {
 	Retry   time.Duration
 	Events  int
 
-	request *request // nil if it does not answer one
-	failure string   // of the request, until its response comes
-	body    io.ReadCloser
-	events  *sse.Reader
-	queued  []json.RawMessage
-	dropped func(ctx context.Context, reason string) // see [Client.Dropped]
+	request  *request // nil if it does not answer one
+	failure  string   // of the request, until its response comes
+	body     io.ReadCloser
+	events   *sse.Reader
+	queued   []json.RawMessage
+	dropped  func(ctx context.Context, reason string) // see [Client.Dropped]
+	maxDepth int
 }
 
 // begin makes the body of a response to the request readable, or returns an error if it has no message.
@@ -83,7 +84,7 @@ func (x *Exchange) answers(r Request) bool {
 	if id == nil {
 		return false
 	}
-	parts, _, bad := jsonrpc.Split(x.peek(MaxMessage))
+	parts, _, bad := jsonrpc.SplitDeep(x.peek(MaxMessage), x.maxDepth)
 	if bad != nil {
 		return false
 	}
@@ -154,7 +155,7 @@ func (x *Exchange) readJSON(ok bool) error {
 	if len(text) > MaxMessage {
 		return fault.New(fault.Unavailable, "the backend's answer is larger than %d bytes", MaxMessage)
 	}
-	parts, _, bad := jsonrpc.Split(text)
+	parts, _, bad := jsonrpc.SplitDeep(text, x.maxDepth)
 	switch {
 	case bad == nil:
 		x.queued = parts
@@ -222,7 +223,7 @@ func (x *Exchange) next() (json.RawMessage, error) {
 		if len(e.Data) == 0 || e.Name != "" && !strings.EqualFold(e.Name, "message") {
 			continue // an event that is only an id
 		}
-		parts, _, bad := jsonrpc.Split(e.Data)
+		parts, _, bad := jsonrpc.SplitDeep(e.Data, x.maxDepth)
 		if bad != nil {
 			return nil, &Garbage{bad.Message}
 		}
