@@ -49,10 +49,11 @@ type RetryAfter struct {
 
 // Exceeded refuses a request because of a limit, and asks the sender to try again in a second: fault.Exhausted with [RetryAfter].
 func Exceeded(limit string, most float64, format string, args ...any) error {
-	return exceeded(limit, most, 1, format, args...)
+	return ExceededFor(limit, most, 1, format, args...)
 }
 
-func exceeded(limit string, most float64, seconds int, format string, args ...any) error {
+// ExceededFor is [Exceeded] for a sender that has to wait for so many seconds.
+func ExceededFor(limit string, most float64, seconds int, format string, args ...any) error {
 	return fault.New(fault.Exhausted, format, args...).With(RetryAfter{fault.Limit{Limit: limit, Max: most}, seconds})
 }
 
@@ -71,5 +72,5 @@ func (r *Rate) Take(ctx context.Context, p auth.Principal, n int, now time.Time)
 		return nil
 	}
 	wait := int(math.Ceil((float64(n) - l.TokensAt(now)) / perSecond))
-	return exceeded(r.name, perSecond, max(1, wait), "the limit %s of %g %s per second is reached", r.name, perSecond, r.what)
+	return ExceededFor(r.name, perSecond, max(1, wait), "the limit %s of %g %s per second is reached", r.name, perSecond, r.what)
 }

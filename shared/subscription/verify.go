@@ -14,6 +14,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -83,6 +84,7 @@ type challenge struct {
 	byAll    store.Key // what all principals have failed at this host in this window
 	max      int64     // how many the principal may send in a minute
 	host     string
+	at       time.Time
 	expires  time.Time
 }
 
@@ -93,7 +95,7 @@ func (g *Registrar) challengeOf(ctx context.Context, p auth.Principal, host stri
 		sent:     verificationCountKey(p.Workspace, p.ID, fmt.Sprintf("sent#%d", now.Unix()/60)),
 		failures: verificationCountKey(p.Workspace, p.ID, fmt.Sprintf("failed#%s#%d", hash(host), window)),
 		byAll:    store.Key{Table: store.Subscriptions, Partition: "vh#" + hash(host), Sort: fmt.Sprintf("failed#%d", window)},
-		max:      DefaultVerifications, host: host, expires: now.Add(2 * failureWindow),
+		max:      DefaultVerifications, host: host, at: now, expires: now.Add(2 * failureWindow),
 	}
 	if g.Options.Verifications != nil {
 		c.max = g.Options.Verifications(ctx, p.Workspace, p.ID)
@@ -125,13 +127,19 @@ func countOf(it *store.Item, name string) int64 {
 func (c challenge) checkFailures(own, byAll *store.Item) error {
 	switch n := countOf(own, failedCount); {
 	case n >= maxFailed:
-		return fault.New(fault.Exhausted, "%d verifications of %.128s failed within five minutes; try again later", n, c.host).
-			AtLimit("failedVerifications", maxFailed)
+		return rate.ExceededFor("failedVerifications", maxFailed, c.untilNext(failureWindow),
+			"%d verifications of %.128s failed within five minutes; try again later", n, c.host)
 	case n > 0 && countOf(byAll, failedCount) >= maxFailedByAll:
-		return fault.New(fault.Exhausted, "%.128s fails the verifications of many callers, yours among them; try again in five minutes", c.host).
-			AtLimit("failedVerificationsPerHost", maxFailedByAll)
+		return rate.ExceededFor("failedVerificationsPerHost", maxFailedByAll, c.untilNext(failureWindow),
+			"%.128s fails the verifications of many callers, yours among them; try again in five minutes", c.host)
 	}
 	return nil
+}
+
+// untilNext returns how many seconds are left of the current window.
+func (c challenge) untilNext(window time.Duration) int {
+	seconds := int64(window / time.Second)
+	return int(seconds - c.at.Unix()%seconds)
 }
 
 // begin counts a challenge that is about to be sent. A refused one counts nowhere.
@@ -148,11 +156,10 @@ func (c challenge) begin(ctx context.Context, db store.DB) error {
 	case err != nil:
 		return err
 	case countOf(has, sentCount) >= c.max:
-		return fault.New(fault.Exhausted, "the limit of %d verifications per minute is reached; try again in a minute", c.max).
-			AtLimit("verifications", float64(c.max))
+		return rate.ExceededFor("verifications", float64(c.max), c.untilNext(time.Minute),
+			"the limit of %d verifications per minute is reached; try again in a minute", c.max)
 	}
-	return fault.New(fault.Exhausted, "%d verifications of %.128s are waiting for an answer; try again when they have ended", maxPending, c.host).
-		AtLimit("pendingVerifications", maxPending)
+	return rate.Exceeded("pendingVerifications", maxPending, "%d verifications of %.128s are waiting for an answer; try again when they have ended", maxPending, c.host)
 }
 
 // fail counts a failed challenge against the principal and the host.

@@ -1,7 +1,9 @@
 package subscription
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -57,6 +59,14 @@ func (v *verifier) wantLimit(err error, limit string) {
 	v.t.Helper()
 	if !fault.Is(err, fault.Exhausted) || fault.LimitOf(err) != limit {
 		v.t.Errorf("got %v of the limit %q, want the limit %q", err, fault.LimitOf(err), limit)
+	}
+	data, _ := json.Marshal(fault.DataOf(err))
+	most := map[string]int{"verifications": 60, "pendingVerifications": 1}[limit]
+	var wait struct {
+		Seconds int `json:"retryAfterSeconds"`
+	}
+	if err := json.Unmarshal(data, &wait); err != nil || wait.Seconds < 1 || wait.Seconds > cmp.Or(most, int(failureWindow/time.Second)) {
+		v.t.Errorf("EVX-12 the data of the limit %q is %s, want a time within the window", limit, data)
 	}
 }
 
