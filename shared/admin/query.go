@@ -3,7 +3,6 @@ package admin
 import (
 	"bytes"
 	"cmp"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -142,7 +142,7 @@ func (q *query) cursor() string {
 	if v == "" {
 		return ""
 	}
-	b, err := base64.RawURLEncoding.Strict().DecodeString(v)
+	b, err := opaque.Decode(v)
 	key, ok := bytes.CutPrefix(b, q.mark())
 	if err != nil || !ok || len(key) == 0 || len(key) > 511 {
 		q.fail("the cursor is not one of this list")
@@ -165,7 +165,7 @@ func (q *query) next(key string) string {
 	if key == "" {
 		return ""
 	}
-	return base64.RawURLEncoding.EncodeToString(append(q.mark(), key...))
+	return opaque.Encode(append(q.mark(), key...))
 }
 
 // body reads a JSON body into v, if there is one.

@@ -2,7 +2,6 @@ package delivery
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -11,6 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -89,10 +89,10 @@ func letterID(sub string, at time.Time, eventKey string) string {
 	return encodeLetterID(fmt.Sprintf("%s#%016d#%s", sub, at.UnixMicro(), eventKey))
 }
 
-func encodeLetterID(place string) string { return base64.RawURLEncoding.EncodeToString([]byte(place)) }
+func encodeLetterID(place string) string { return opaque.Encode([]byte(place)) }
 
 func parseLetterID(id string) (sub, sort string, ok bool) {
-	b, err := base64.RawURLEncoding.DecodeString(id)
+	b, err := opaque.Decode(id)
 	sub, sort, found := strings.Cut(string(b), "#")
 	return sub, sort, err == nil && found && sub != "" && len(sort) > 17 && len(sort) <= 400
 }

@@ -3,11 +3,11 @@ package eventlog
 import (
 	"crypto/hmac"
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/binary"
 	"slices"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 )
 
 // Cursor is a position in one or more partitions.
@@ -87,7 +87,7 @@ func (s *Sealer) Seal(workspace string, c Cursor) string {
 		b = binary.BigEndian.AppendUint64(b, h)
 	}
 	b = append(b, s.mac(workspace, b)...)
-	return base64.RawURLEncoding.EncodeToString(b)
+	return opaque.Encode(b)
 }
 
 // Open decodes a token. A token that this deployment did not seal for the workspace is a fault of kind Invalid.
@@ -96,7 +96,7 @@ func (s *Sealer) Open(workspace, token string) (Cursor, error) {
 	if len(token) > maxToken {
 		return Cursor{}, bad
 	}
-	b, err := base64.RawURLEncoding.Strict().DecodeString(token)
+	b, err := opaque.Decode(token)
 	if err != nil || len(b) < 9+macSize {
 		return Cursor{}, bad
 	}

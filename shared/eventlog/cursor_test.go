@@ -71,6 +71,7 @@ func TestCursor(t *testing.T) {
 			"of another deployment": func() (Cursor, error) { return sealer(t, 2).Open("default", token) },
 			"empty":                 func() (Cursor, error) { return s.Open("default", "") },
 			"with padding":          func() (Cursor, error) { return s.Open("default", token+"=") },
+			"with a line break":     func() (Cursor, error) { return s.Open("default", token+"\n") },
 		} {
 			if _, err := open(); !fault.Is(err, fault.Invalid) {
 				t.Errorf("%s: %v", name, err)

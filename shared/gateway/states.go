@@ -5,13 +5,13 @@ import (
 	"crypto/cipher"
 	"crypto/hkdf"
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 )
 
 // stateLife is how long a client may take to come back with what it was asked for.
@@ -44,13 +44,13 @@ func bound(p auth.Principal, method, backend, name, params string) []byte {
 
 func (s *states) seal(state, belongs []byte, now time.Time) string {
 	text := binary.BigEndian.AppendUint64(nil, uint64(now.Add(stateLife).Unix()))
-	return base64.RawURLEncoding.EncodeToString(s.aead.Seal(nil, nil, append(text, state...), belongs))
+	return opaque.Encode(s.aead.Seal(nil, nil, append(text, state...), belongs))
 }
 
 // open is the reverse of seal. What is forged, another's or too old is a fault of kind Invalid.
 func (s *states) open(sealed string, belongs []byte, now time.Time) ([]byte, error) {
 	bad := fault.New(fault.Invalid, "requestState is not one of this request, or too old")
-	raw, err := base64.RawURLEncoding.Strict().DecodeString(sealed)
+	raw, err := opaque.Decode(sealed)
 	if err != nil {
 		return nil, bad
 	}

@@ -2,12 +2,12 @@ package mcp
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -29,7 +29,7 @@ const (
 func (h handle) String() string {
 	arguments := ""
 	if string(h.arguments) != "{}" {
-		arguments = base64.RawURLEncoding.EncodeToString(h.arguments)
+		arguments = opaque.Encode(h.arguments)
 	}
 	return strings.Join([]string{h.name, arguments, h.cursor}, handleSeparator)
 }
@@ -47,7 +47,7 @@ func parseHandle(text string) (h handle, err error) {
 		return h, notAHandle()
 	}
 	if parts[1] != "" {
-		h.arguments, err = base64.RawURLEncoding.Strict().DecodeString(parts[1])
+		h.arguments, err = opaque.Decode(parts[1])
 		if err != nil || len(h.arguments) > maxHandleArguments || !json.Valid(h.arguments) || h.arguments[0] != '{' {
 			return handle{}, notAHandle()
 		}

@@ -2,8 +2,9 @@ package mcp
 
 import (
 	"bytes"
-	"encoding/base64"
 	"strings"
+
+	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 )
 
 // cursor is where a list goes on: after the entry of the catalog of that name, after the
@@ -29,7 +30,7 @@ func (c cursor) member(list, scope string) []byte {
 	if scope == public {
 		where -= 'a' - 'A'
 	}
-	b := append([]byte(`,"nextCursor":"`), base64.RawURLEncoding.EncodeToString(append([]byte{where}, list+" "+c.after...))...)
+	b := append([]byte(`,"nextCursor":"`), opaque.Encode(append([]byte{where}, list+" "+c.after...))...)
 	return append(b, '"')
 }
 
@@ -62,7 +63,7 @@ func (c *call) place(list string, at map[string]int) (place, error) {
 var errListCursor = invalidParams("the cursor is not one of this list")
 
 func parseCursor(list, token string) (p place, ok bool) {
-	raw, err := base64.RawURLEncoding.Strict().DecodeString(token)
+	raw, err := opaque.Decode(token)
 	if err != nil || len(raw) == 0 || len(raw) > maxCursor {
 		return p, false
 	}

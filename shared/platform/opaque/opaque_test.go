@@ -1,0 +1,19 @@
+package opaque
+
+import (
+	"bytes"
+	"testing"
+)
+
+func TestOnlyTheIssuedTokenIsDecoded(t *testing.T) {
+	want := []byte("a cursor")
+	token := Encode(want)
+	if got, err := Decode(token); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("Decode(%q) = %q, %v, want %q", token, got, err, want)
+	}
+	for _, changed := range []string{token + "\n", "\n" + token, token[:4] + "\r\n" + token[4:], token + "=", token + " ", token[:len(token)-1] + "t"} {
+		if got, err := Decode(changed); err == nil {
+			t.Errorf("Decode(%q) = %q, want an error", changed, got)
+		}
+	}
+}
