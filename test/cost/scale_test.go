@@ -213,7 +213,7 @@ func TestTheScalePageIsWhatTheModelSays(t *testing.T) {
 	page := string(src)
 	for name, text := range map[string]string{
 		"one to a million": oneToMany(t), "a hundred million a day": daily(t), "a million at rest": idle(), "one URI": oneURI(), "counters": counters(),
-		"a month": month(t), "answers": answering(t),
+		"a month": month(t), "answers": answering(t), "down": down(t),
 	} {
 		begin, end := "<!-- generated: "+name+" -->\n", "<!-- end -->"
 		_, rest, found := strings.Cut(page, begin)
@@ -258,6 +258,8 @@ func TestTheScaleModelUsesTheFiguresThatWereMeasured(t *testing.T) {
 		{"| requests per delivery, one subscriber, batches of ten", requestsBatches},
 		{"| requests per delivery, one subscriber, single publishes to four URIs", requestsSingle},
 		{"a million subscriptions more, a month, idle", priceIdle},
+		{"price per million events, an origin that refuses connections", priceDownStandard},
+		{"price per million events, an origin that refuses connections", priceDownEvents},
 	} {
 		_, rest, _ := strings.Cut(string(src), want.row)
 		line, _, _ := strings.Cut(rest, "\n")
