@@ -57,7 +57,7 @@ build: ## build the command line into bin/
 # Tests that take long, which make test leaves to make test-full; that one fails if one of them is not there.
 LATER := TestSAMBuild TestDeployAndRollBackUnderTraffic TestRetriesAreNoLoop TestKillFunctions TestInstancesBehindOneAddress \
   TestRequirementsOnLocalAWS TestConversationOnLocalAWS TestReplayOnAWS TestHangingEndpointsOnAWS TestManagedInstance TestSoak \
-  TestEverybodyOnLocalAWS TestStoryOfAnOutageOnAWS TestShortRetentionOnAWS TestAllReleasesBuild TestChaos
+  TestEverybodyOnLocalAWS TestStoryOfAnOutageOnAWS TestShortRetentionOnAWS TestRateOfOneSubscriberOnAWS TestAllReleasesBuild TestChaos
 empty :=
 LATERS := ^($(subst $(empty) ,|,$(strip $(LATER))))$$
 

@@ -55,6 +55,8 @@ type AWSOptions struct {
 	StreamTime time.Duration
 	// DispatchTime bounds an invocation of dispatch; 0 is as the template says.
 	DispatchTime time.Duration
+	// Defaults runs as many workers as the template's default parameters allow, instead of ten each.
+	Defaults bool
 }
 
 // AWS is the functions of template.yaml on local AWS: real binaries as processes,
@@ -105,13 +107,14 @@ func StartAWS(tb testing.TB, o AWSOptions) *AWS {
 	ends := endpoints(tb)
 	a := &AWS{out: &output{}, name: "test-" + strings.ToLower(crand.Text()[:8])}
 	began := time.Now()
+	parameters := map[string]string{"Auth": "keys", "AllowInsecureTargets": "true"}
+	if !o.Defaults { // as for an account that has long been used
+		parameters["FanoutConcurrency"], parameters["DispatchConcurrency"], parameters["StreamConcurrency"] = "10", "10", "1000"
+	}
 	stack, err := runner.Start(tb.Context(), runner.Options{
-		Template: filepath.Join(Root(tb), "template.yaml"),
-		Name:     a.name,
-		// As for an account that has long been used.
-		Parameters: map[string]string{
-			"Auth": "keys", "AllowInsecureTargets": "true", "FanoutConcurrency": "10", "DispatchConcurrency": "10", "StreamConcurrency": "1000",
-		},
+		Template:   filepath.Join(Root(tb), "template.yaml"),
+		Name:       a.name,
+		Parameters: parameters,
 		Env:        o.Env,
 		Region:     awslocal.Region,
 		Endpoints:  runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack, SSM: ends.MiniStack},
