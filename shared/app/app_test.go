@@ -3,6 +3,7 @@ package app
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -38,5 +39,15 @@ func TestOneGuardForAllEndpoints(t *testing.T) {
 	}
 	if n := strings.Count(out.String(), "host refused"); n != 1 {
 		t.Errorf("logged %d times: %s", n, out.String())
+	}
+	guard := core.Endpoint().Guard
+	for i := range 1000 {
+		r.Host = fmt.Sprintf("%d.example", i)
+		if err := guard.Check(r); !fault.Is(err, fault.Forbidden) {
+			t.Errorf("%s: got %v", r.Host, err)
+		}
+	}
+	if n := strings.Count(out.String(), "host refused"); n > 25 {
+		t.Errorf("AUT-06 a caller that makes up 1000 hosts causes %d lines in the log", n)
 	}
 }

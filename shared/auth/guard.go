@@ -8,6 +8,9 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -25,14 +28,19 @@ type Guard struct {
 
 	log    *slog.Logger
 	logged *bounded.Map[string, bool]
+	lines  *rate.Limiter
 }
 
-// maxLoggedHosts bounds the refused hosts that are remembered; callers choose them.
-const maxLoggedHosts = 64
+const (
+	// maxLoggedHosts bounds the refused hosts that are remembered; callers choose them.
+	maxLoggedHosts = 64
+	// loggedHosts is how many refused hosts are logged immediately. After that one per minute is.
+	loggedHosts = 20
+)
 
-// NewGuard makes a guard that logs each host that it refuses once.
+// NewGuard makes a guard that logs a host that it refuses once, and few hosts of a caller that makes up new ones.
 func NewGuard(origins, hosts []string, log *slog.Logger) Guard {
-	return Guard{Origins: origins, Hosts: hosts, log: log, logged: bounded.NewMap[string, bool](maxLoggedHosts)}
+	return Guard{Origins: origins, Hosts: hosts, log: log, logged: bounded.NewMap[string, bool](maxLoggedHosts), lines: rate.NewLimiter(rate.Every(time.Minute), loggedHosts)}
 }
 
 // Check refuses a request with an Origin that is not allowed, one that a browser sends for another site without saying its Origin
@@ -72,7 +80,7 @@ func (g Guard) logHost(r *http.Request) {
 		return
 	}
 	host := fmt.Sprintf("%.128s", r.Host) // of the caller's choice
-	if _, known := g.logged.Get(host); known {
+	if _, known := g.logged.Get(host); known || !g.lines.Allow() {
 		return
 	}
 	g.logged.Put(host, true)
