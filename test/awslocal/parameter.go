@@ -14,8 +14,13 @@ import (
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 )
 
-// PutParameter writes a secret into the Parameter Store of [MiniStack], over the one that was there.
+// PutParameter writes a secret into the Parameter Store of [MiniStack] in [Region], over the one that was there.
 func PutParameter(ctx context.Context, endpoint, name, value string) error {
+	return PutParameterIn(ctx, Region, endpoint, name, value)
+}
+
+// PutParameterIn is PutParameter for another region.
+func PutParameterIn(ctx context.Context, region, endpoint, name, value string) error {
 	body, err := json.Marshal(map[string]any{"Name": name, "Value": value, "Type": "SecureString", "Overwrite": true})
 	if err != nil {
 		return err
@@ -31,7 +36,7 @@ func PutParameter(ctx context.Context, endpoint, name, value string) error {
 	if err != nil {
 		return err
 	}
-	if err := v4.NewSigner().SignHTTP(ctx, credentials, req, fmt.Sprintf("%x", sha256.Sum256(body)), "ssm", cfg.Region, time.Now()); err != nil {
+	if err := v4.NewSigner().SignHTTP(ctx, credentials, req, fmt.Sprintf("%x", sha256.Sum256(body)), "ssm", region, time.Now()); err != nil {
 		return err
 	}
 	resp, err := http.DefaultClient.Do(req)

@@ -14,8 +14,9 @@ import (
 // are used.
 type Key struct {
 	Description string
+	MultiRegion bool
 
-	Enabled, EnableKeyRotation, KeyPolicy, KeySpec, KeyUsage, MultiRegion, PendingWindowInDays, Tags ignored
+	Enabled, EnableKeyRotation, KeyPolicy, KeySpec, KeyUsage, PendingWindowInDays, Tags ignored
 }
 
 // Alias is the properties of an AWS::KMS::Alias.
@@ -38,7 +39,9 @@ func (k Key) Create(ctx context.Context, c Clients, name string) (id, arn string
 	if !isCode(err, "NotFoundException") {
 		return "", "", fmt.Errorf("look for key %s: %w", name, err)
 	}
-	made, err := c.KMS.CreateKey(ctx, &kms.CreateKeyInput{Description: &k.Description, KeyUsage: types.KeyUsageTypeEncryptDecrypt})
+	made, err := c.KMS.CreateKey(ctx, &kms.CreateKeyInput{
+		Description: &k.Description, KeyUsage: types.KeyUsageTypeEncryptDecrypt, MultiRegion: &k.MultiRegion,
+	})
 	if err != nil {
 		return "", "", fmt.Errorf("create key %s: %w", name, err)
 	}

@@ -1,0 +1,176 @@
+package functions_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/kms"
+
+	"github.com/mcp-events/mcpevents/functions/internal/cursors"
+	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+// polled is the answer to events/poll.
+type polled struct {
+	Events    []struct{ EventID string }
+	Cursor    string
+	Truncated bool
+}
+
+func poll(t *testing.T, stack *runner.Stack, cursor string) (answer polled) {
+	t.Helper()
+	value, _ := json.Marshal(cursor)
+	if cursor == "" {
+		value = []byte("null")
+	}
+	raw := rpc(t, stack.URL(), "events/poll", `"name":"ci.build_finished","cursor":`+string(value))
+	if err := json.Unmarshal(raw, &answer); err != nil {
+		t.Fatal(err)
+	}
+	return answer
+}
+
+// TestMoveToAnotherRegion walks through "Move to another Region or account" in docs/how-to/restore-on-aws.md. Copies stand in for
+// the restored backups of tables because the emulator of DynamoDB has no backups. It serves the tables of all Regions, and the
+// emulator of KMS and of Parameter Store keeps Regions apart. Moving the host name needs CloudFront and is left out.
+func TestMoveToAnotherRegion(t *testing.T) {
+	const region, parameter, token = "eu-west-1", "/mcp-events/Move/backend", "Bearer s3cret"
+	asked := make(chan string, 100)
+	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case asked <- r.Header.Get("Authorization"):
+		default:
+		}
+		w.WriteHeader(http.StatusNotFound)
+	}))
+	defer backend.Close()
+
+	old := deploy(t, nil)
+	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
+	c, err := config.Parse([]byte("backends:\n  - {name: b, url: \"" + backend.URL + "/mcp\", headers: {Authorization: \"ssm:" + parameter + "\"}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := config.Apply(t.Context(), database(t, old), c); err != nil {
+		t.Fatal(err)
+	}
+	target, hooks := endpoint(t, nil)
+	uri, secret := register(t, old, target)
+	eventsTarget, eventsHooks := endpoint(t, func(w http.ResponseWriter, _ *http.Request, body []byte) {
+		var challenge struct{ Challenge string }
+		_ = json.Unmarshal(body, &challenge)
+		_ = json.NewEncoder(w).Encode(challenge)
+	})
+	eventsSecret, _ := webhook.NewSecret()
+	subscription := `"name":"ci.build_finished","delivery":{"mode":"webhook","url":"` + eventsTarget + `","secret":"` + eventsSecret + `"}`
+	rpc(t, old.URL(), "events/subscribe", subscription)
+	wait(t, "the challenge", eventsHooks)
+	cursor := poll(t, old, "").Cursor
+	kept := publish(t, old, 1)
+	wait(t, "the webhook of the registration", hooks)
+	wait(t, "the webhook of the subscription", eventsHooks)
+	sealer, err := cursors.Sealer(t.Context(), database(t, old))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const outage = 10 * time.Minute
+	lost := time.Now().Add(-outage).UnixMicro()
+	before := sealer.Seal(auth.DefaultWorkspace, eventlog.Cursor{At: lost, Given: lost})
+
+	// Prepare for the loss: replicate the key.
+	prefix := strings.TrimSuffix(old.Outputs()["SettingsTable"], "SettingsTable")
+	keys := kms.NewFromConfig(awslocal.Config(ends.MiniStack))
+	described, err := keys.DescribeKey(t.Context(), &kms.DescribeKeyInput{KeyId: aws.String("alias/" + prefix + "SealingKey")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	replica, err := keys.ReplicateKey(t.Context(), &kms.ReplicateKeyInput{KeyId: described.KeyMetadata.KeyId, ReplicaRegion: aws.String(region)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Restore the tables, and lose the old Region. The last event came after the backup.
+	db := dynamodb.NewFromConfig(awslocal.Config(ends.DynamoDB))
+	parameters := map[string]string{"Auth": "none", "AllowInsecureTargets": "true", "SealingKeyArn": *replica.ReplicaKeyMetadata.Arn}
+	for _, table := range store.Tables() {
+		id := strings.ToUpper(string(table[:1])) + string(table[1:]) + "Table"
+		parameters[id+"Arn"] = restored(t, db, prefix+id, prefix+id+"-moved")
+	}
+	publish(t, old, 2)
+	wait(t, "the webhook of the registration", hooks)
+	wait(t, "the webhook of the subscription", eventsHooks)
+	old.Close()
+	// Copy the secrets, and deploy.
+	if err := awslocal.PutParameterIn(t.Context(), region, ends.MiniStack, parameter, token); err != nil {
+		t.Fatal(err)
+	}
+	moved, err := runner.Start(t.Context(), runner.Options{
+		Template: "../template.yaml", Name: prefix + "moved", Region: region, Parameters: parameters,
+		Endpoints: runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack, SSM: ends.MiniStack},
+		Binaries:  harness.Functions(t),
+		Output:    lines{t}, Speed: 60,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer moved.Close()
+
+	t.Run("AWS-22 a cursor from before the move goes on", func(t *testing.T) {
+		got := poll(t, moved, cursor)
+		if got.Truncated || len(got.Events) != 1 || got.Events[0].EventID != kept {
+			t.Errorf("got %+v, want the event %s and no gap", got, kept)
+		}
+	})
+	t.Run("AWS-22 subscriptions get webhooks signed as before", func(t *testing.T) {
+		id := publish(t, moved, 3)
+		for _, subscriber := range []struct {
+			hooks  <-chan received
+			secret string
+		}{{hooks, secret}, {eventsHooks, eventsSecret}} {
+			hook := wait(t, "the webhook", subscriber.hooks)
+			if got := hook.header.Get("Webhook-Id"); got != id {
+				t.Errorf("got webhook-id %q, want %q", got, id)
+			}
+			if err := webhook.Verify(hook.header, hook.body, subscriber.secret); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	t.Run("AWS-22 a backend gets its secret from the new Region", func(t *testing.T) {
+		for len(asked) > 0 {
+			<-asked
+		}
+		rpc(t, moved.URL(), "tools/list", "")
+		if got := wait(t, "a request to the backend", asked); got != token {
+			t.Errorf("the backend was asked with %q, want %q", got, token)
+		}
+	})
+	t.Run("AWS-22 subscriptions are refreshed and ended", func(t *testing.T) {
+		rpc(t, moved.URL(), "events/subscribe", subscription)
+		rpc(t, moved.URL(), "events/unsubscribe", subscription)
+		deregister(t, moved, uri)
+	})
+	t.Run("AWS-22 with a short retention, a cursor from before the loss has a gap", func(t *testing.T) {
+		if err := moved.Update(t.Context(), map[string]string{"Retention": "5m"}); err != nil {
+			t.Fatal(err)
+		}
+		if got := poll(t, moved, before); !got.Truncated {
+			t.Errorf("got %+v, want a gap because an event was lost", got)
+		}
+	})
+	for _, denied := range moved.Denied() {
+		t.Errorf("a permission is missing: %s", denied)
+	}
+}
