@@ -72,9 +72,11 @@ type delivery struct {
 	made  time.Time // when the next attempt was scheduled
 	later bool      // it waits in the due table only, without a message
 
-	version int64     // of the item, 0 before it is written
-	stored  string    // the state of the item
-	waits   store.Key // its due entry, or where it waits for a switch; zero when there is neither
+	version int64  // of the item, 0 before it is written
+	stored  string // the state of the item
+	// recorded is the number of attempts in the item.
+	recorded int
+	waits    store.Key // its due entry, or where it waits for a switch; zero when there is neither
 }
 
 // attempt is one recorded attempt: a category, never what the endpoint said.
@@ -171,7 +173,7 @@ func decodeDelivery(it *store.Item) (*delivery, error) {
 	if err := json.Unmarshal(it.Value, &del); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "decode a delivery")
 	}
-	del.version, del.stored = it.Version, del.State
+	del.version, del.stored, del.recorded = it.Version, del.State, len(del.Attempts)
 	if del.State == statePending {
 		if del.waits = del.place(); !del.PausedAt.IsZero() {
 			del.stored = statePaused

@@ -181,7 +181,7 @@ func (ds *deliveries) put(ctx context.Context, del *delivery, to next, c change)
 		del.State = before
 		return conditional, err
 	}
-	del.version, del.waits, del.stored = it.Version, waits, to.state
+	del.version, del.waits, del.stored, del.recorded = it.Version, waits, to.state, len(del.Attempts)
 	return conditional, nil
 }
 
@@ -199,6 +199,9 @@ func (ds *deliveries) contest(ctx context.Context, del *delivery, s step, fresh 
 		state = current.stored
 	}
 	switch {
+	case !fresh && s != stepGiveUp && del.sameAttempt(current):
+		del.version, del.stored, del.waits = current.version, current.stored, current.waits
+		return mine, nil
 	case !fresh:
 		return lost(state), nil
 	case current != nil && del.Control == nil && otherPublication(current.Published, del.Published):
@@ -216,20 +219,35 @@ func (ds *deliveries) contest(ctx context.Context, del *delivery, s step, fresh 
 	return mine, nil
 }
 
+// sameAttempt reports whether a stored delivery has changed without another attempt since the worker read it, for example
+// because its event was requested again. The worker then writes its step all the same: its message was perhaps the last one,
+// so the delivery would wait for its due entry. A notice may have another content by then, so it is never the same.
+func (del *delivery) sameAttempt(current *delivery) bool {
+	return (del.stored == statePending || del.stored == statePaused) && current != nil && current.stored == statePending &&
+		len(current.Attempts) == del.recorded && del.Control == nil && !otherPublication(current.Published, del.Published)
+}
+
 // renew lets a stored delivery stand for a new one of the same event, whose event was requested again, for example by a
 // client that subscribed from an older cursor. An attempt of the stored delivery may be under way, or its subscription may
 // have been missing a moment ago. So renew changes the item's version. Then the worker that has read the item before does
-// not continue or delete it. The message of that worker may have been the last trace of the delivery, because the due table
+// not delete it or give it up. The message of that worker may have been the last trace of the delivery, because the due table
 // and switches delete their entries when they send a message. So renew also writes a due entry, by which the event is
 // delivered once more. An entry that is due later keeps its time, so that frequent requests do not postpone the delivery.
 //
-// A suspended delivery waits for the subscriber's refresh, unless the new one is to be attempted. A paused delivery waits
-// for its switch, if the new one would be paused, too.
+// A suspended delivery waits for the subscriber's refresh, unless the new one is to be attempted. Then it is scheduled
+// immediately, because it has no message. A paused delivery waits for its switch, if the new one would be paused, too.
 //
 // The claim is mine if the delivery has changed and the worker may try again.
 func (ds *deliveries) renew(ctx context.Context, current *delivery, s step) (claim, error) {
-	if current.stored == stateSuspended && s != stepSchedule {
+	switch {
+	case current.stored == stateSuspended && s != stepSchedule:
 		return others, nil
+	case current.stored == stateSuspended:
+		whose, err := ds.writeNext(ctx, current, ds.now())
+		if whose == over {
+			return mine, err
+		}
+		return others, err
 	}
 	if current.stored == statePaused && s == stepPause {
 		items, err := ds.db.Get(ctx, current.waits)

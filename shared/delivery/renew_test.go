@@ -177,6 +177,80 @@ func TestGivenAnAttemptWithoutADueEntryWhenTheEventIsRequestedAgainMeanwhileThen
 	}
 }
 
+// EVX-11: the message of the attempt was the only one, so the worker must schedule the next attempt although the delivery has
+// changed.
+func TestGivenAnAttemptUnderWayWhenItsEventIsRequestedAgainAndItFailsThenTheNextOneIsDueByTheSchedule(t *testing.T) {
+	r := newRig(t)
+	sub := r.subscribe()
+	cursor := r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})
+	r.now = r.now.Add(time.Second)
+	r.script = fails
+	r.publish("evt_1")
+	fanout, d, _ := r.process()
+	r.hand(queue.Events, fanout.Handle)
+	r.hand(queue.Deliveries, d.Pages)
+	d.sender.poster = &during{d.sender.poster, func() {
+		_, other, _ := r.process()
+		r.end(sub.ID)
+		r.subscribeFrom(cursor)
+		r.hand(queue.Deliveries, other.Pages) // it fails, and meets the stored delivery
+	}}
+	r.hand(queue.Slow, d.Singles)
+	const attempts = 2 // of the stored delivery
+	longest := time.Duration(float64(EventsSchedule[attempts])*(1+Jitter)) + time.Second
+	if m := r.queues[queue.Slow]; len(m) != 1 || m[0].Delay > longest {
+		t.Fatalf("the slow lane has the messages %v, want one with a delay of at most %v", m, longest)
+	}
+	r.script = succeeds
+	before := posted(r)["evt_1"]
+	r.hand(queue.Slow, d.Singles)
+	if n := posted(r)["evt_1"] - before; n != 1 || r.deliveryState(sub.ID, "evt_1") != "none" {
+		t.Errorf("it was posted %d more times, and the delivery is %s; want once and none", n, r.deliveryState(sub.ID, "evt_1"))
+	}
+}
+
+// refreshed finds a subscription, and calls a function after it found it suspended.
+type refreshed struct {
+	Subscriptions
+	suspended func()
+}
+
+func (s *refreshed) Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error) {
+	found, err := s.Subscriptions.Lookup(ctx, workspace, principal, id)
+	if do := s.suspended; do != nil && found != nil && found.State == subscription.Suspended {
+		s.suspended = nil
+		do()
+	}
+	return found, err
+}
+
+// EVX-14: the worker that suspends the delivery has its only message.
+func TestGivenARetryToASuspendedSubscriptionWhenItsClientRefreshesMeanwhileThenTheRetryIsMadeSoon(t *testing.T) {
+	r := newRig(t)
+	sub := r.subscribe()
+	cursor := r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})
+	r.now = r.now.Add(time.Second)
+	r.script = fails
+	r.publish("evt_1")
+	fanout, d, _ := r.process()
+	r.hand(queue.Events, fanout.Handle)
+	r.hand(queue.Deliveries, d.Pages)
+	r.suspend(sub.ID)
+	find := &refreshed{d.Subscriptions, func() {
+		_, other, _ := r.process()
+		r.subscribeFrom(cursor)
+		r.hand(queue.Deliveries, other.Pages) // it reactivates what is suspended, fails, and meets the stored delivery
+	}}
+	d.Subscriptions, d.backlog.subscriptions = find, find
+	r.hand(queue.Slow, d.Singles)
+	r.script = succeeds
+	before := posted(r)["evt_1"]
+	r.hand(queue.Slow, d.Singles)
+	if n := posted(r)["evt_1"] - before; n != 1 {
+		t.Errorf("it was posted %d times without a wait, want once", n)
+	}
+}
+
 // EVX-14: a delivery is suspended, and the client's refresh asks for its event again before it has reactivated the
 // delivery. No message of the delivery is under way, so it is sent at once.
 func TestGivenASuspendedDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAtOnce(t *testing.T) {
@@ -187,16 +261,13 @@ func TestGivenASuspendedDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAtO
 	r.suspend(sub.ID)
 	r.publish("evt_1")
 	r.work()
-	_, d, retry := r.process()
+	_, d, _ := r.process()
 	r.script = fails
 	r.subscribeFrom(cursor)
 	r.queues[queue.Deliveries] = r.queues[queue.Deliveries][1:] // hold back the message that reactivates the delivery
 	r.hand(queue.Deliveries, d.Pages)
 	r.script = succeeds
 	before := posted(r)["evt_1"]
-	if _, err := retry.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 	r.hand(queue.Slow, d.Singles)
 	if n := posted(r)["evt_1"] - before; n != 1 {
 		t.Errorf("it was posted %d times at once, want once", n)
