@@ -23,7 +23,8 @@ type Replayer struct {
 const MaxReplay = 5000
 
 // Replay implements [subscription.Replayer]: it enqueues the events of the
-// subscription's patterns after the given key, oldest first within a partition. Truncated also says that events cannot be read.
+// subscription's patterns after the given key, oldest first within a partition. Truncated also says that events cannot be read, for example those of a later release: the
+// subscription must not wait for that release.
 func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, after int64) (truncated bool, err error) {
 	if err := r.Log.AwaitBatches(ctx); err != nil {
 		return false, err
@@ -34,7 +35,7 @@ func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, aft
 			start := after - r.Log.LookBack(part).Microseconds()
 			for more := true; more; {
 				var entries []eventlog.Entry
-				entries, more, start, err = r.Log.Read(ctx, part, start, 100)
+				entries, more, start, err = r.Log.ReadPast(ctx, part, start, 100)
 				if err != nil {
 					return false, err
 				}
@@ -116,7 +117,7 @@ func (rs *Replays) published(ctx context.Context, sub *subscription.Subscription
 	if at >= len(parts) {
 		return "", nil, "", nil
 	}
-	entries, more, after, err := rs.log.Read(ctx, parts[at], after, 100)
+	entries, more, after, err := rs.log.ReadPast(ctx, parts[at], after, 100)
 	if err != nil || len(entries) == 0 && more {
 		return keys[at], nil, fmt.Sprintf("%d/%d", at, after), err
 	}

@@ -131,6 +131,64 @@ func TestReplayOfEvents(t *testing.T) {
 	})
 }
 
+// After a rollback the log has an item of a later release. Clients can still subscribe from a cursor before it, and operators can
+// replay a span that includes it.
+func TestReplaysPassAnItemOfALaterRelease(t *testing.T) {
+	const uri = "event://ci/build-finished"
+	given := func(t *testing.T) (*rig, *subscription.SubscribeResult, int64) {
+		r := newRig(t)
+		sub := r.subscribe()
+		before := r.db.End()
+		r.now = r.now.Add(time.Second)
+		r.publish("evt_1")
+		r.work()
+		later := store.Item{Key: store.Key{Table: store.Log, Partition: eventlog.Own("default", uri).Name(), Sort: store.AtCommit}, Value: []byte(`{"v":2}`)}
+		if err := r.db.Write(t.Context(), store.Put(later)); err != nil {
+			t.Fatal(err)
+		}
+		r.publish("evt_2")
+		r.work()
+		r.posts = nil
+		return r, sub, before
+	}
+	check := func(t *testing.T, r *rig) {
+		t.Helper()
+		r.work()
+		if got := posted(r); got["evt_1"] != 1 || got["evt_2"] != 1 || len(got) != 2 {
+			t.Errorf("EVX-26: the replay posted %v, want evt_1 and evt_2 once", got)
+		}
+	}
+	t.Run("EVX-07 EVX-26 a client subscribes from a cursor", func(t *testing.T) {
+		r, sub, before := given(t)
+		r.end(sub.ID)
+		got := r.subscribe(func(ask *subscription.SubscribeRequest) {
+			ask.Cursor = r.sealer.Seal("default", eventlog.Cursor{At: before})
+		})
+		if !got.Truncated {
+			t.Error("the subscription is not truncated, although the client misses the events of the later release")
+		}
+		check(t, r)
+	})
+	t.Run("OPS-05 an operator replays events", func(t *testing.T) {
+		r, got, before := given(t)
+		found, err := r.services.Find(t.Context(), "default", got.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.now = time.UnixMicro(r.db.End())
+		replays := NewReplays(NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now }), r.services, r.log)
+		ask := ReplaySelect{Events: true, Subscription: got.ID, Since: time.UnixMicro(before + 1)}
+		job, err := replays.Start(t.Context(), "default", "chief", found.Subscription, ask, 10)
+		if err == nil {
+			_, err = replays.Begin(t.Context(), job)
+		}
+		if err != nil {
+			t.Fatalf("the replay failed: %v", err)
+		}
+		check(t, r)
+	})
+}
+
 // A client subscribes with a cursor, and the log has an item after it that cannot be decoded. The client gets the other events,
 // learns of the gap, and operators find the item among the dead letters.
 func TestASubscriptionFromBeforeALogItemThatCannotBeDecoded(t *testing.T) {

@@ -53,7 +53,7 @@ func (l *Log) ByID(ctx context.Context, workspace, id, uri string) (*event.Event
 		if items[0] == nil {
 			return nil, nil // it has just expired
 		}
-		return l.in(ctx, *items[0], id)
+		return l.in(ctx, *items[0], id), nil
 	}
 	return nil, nil
 }
@@ -77,8 +77,8 @@ func (l *Log) Find(ctx context.Context, parts []Partition, id string, n int) (*e
 			return nil, fault.Wrap(fault.Unavailable, err, "look for an event")
 		}
 		for _, it := range page.Items {
-			if e, err := l.in(ctx, it, id); e != nil || err != nil {
-				return e, err
+			if e := l.in(ctx, it, id); e != nil {
+				return e, nil
 			}
 		}
 	}
@@ -86,14 +86,13 @@ func (l *Log) Find(ctx context.Context, parts []Partition, id string, n int) (*e
 }
 
 // in returns the newest event with the given id in a segment. It returns nil if the segment does not contain the id.
-func (l *Log) in(ctx context.Context, segment store.Item, id string) (*event.Event, error) {
-	entries, err := l.events(ctx, segment)
-	for _, e := range slices.Backward(entries) {
+func (l *Log) in(ctx context.Context, segment store.Item, id string) *event.Event {
+	for _, e := range slices.Backward(l.events(ctx, segment)) {
 		if e.Event != nil && e.Event.ID == id {
-			return e.Event, nil
+			return e.Event
 		}
 	}
-	return nil, err
+	return nil
 }
 
 // has reports whether an ordered store has an event. It needs no read if nothing was appended since the event was
@@ -120,11 +119,7 @@ func (l *Log) has(ctx context.Context, e *event.Event) (bool, error) {
 		if items[0] == nil {
 			continue
 		}
-		entries, err := l.events(ctx, *items[0])
-		if err != nil {
-			return false, err
-		}
-		if slices.ContainsFunc(entries, func(had Entry) bool {
+		if slices.ContainsFunc(l.events(ctx, *items[0]), func(had Entry) bool {
 			return had.Event != nil && had.Event.ID == e.ID && had.Event.Published.UnixMicro() == e.Published.UnixMicro()
 		}) {
 			return true, nil

@@ -36,11 +36,7 @@ func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.T
 		items, more = items[:n], true
 	}
 	for _, it := range items {
-		entries, err := l.events(ctx, it)
-		if err != nil {
-			return nil, "", err
-		}
-		for _, e := range slices.Backward(entries) {
+		for _, e := range slices.Backward(l.events(ctx, it)) {
 			if e.Event != nil {
 				events = append(events, *e.Event)
 			}

@@ -25,6 +25,16 @@ func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (en
 // [Log.Position]. Readers of several partitions pass the same end to all reads, so that they see all partitions at one
 // moment although they read one after the other. If writers stamp, there is no such position and ReadUntil ignores end.
 func (l *Log) ReadUntil(ctx context.Context, p Partition, after, end int64, limit int) (entries []Entry, more bool, next int64, err error) {
+	return l.read(ctx, p, after, end, limit, false)
+}
+
+// ReadPast is like [Log.Read], but an item of a later release is an entry with [Entry.Lost]. It is for readers that cannot wait
+// for that release.
+func (l *Log) ReadPast(ctx context.Context, p Partition, after int64, limit int) (entries []Entry, more bool, next int64, err error) {
+	return l.read(ctx, p, after, l.DB.End(), limit, true)
+}
+
+func (l *Log) read(ctx context.Context, p Partition, after, end int64, limit int, past bool) (entries []Entry, more bool, next int64, err error) {
 	q := store.Query{Table: store.Log, Partition: p.name, After: afterKey(after), Limit: limit}
 	if l.DB.Ordered() {
 		q.Until = sortKey(end)
@@ -43,6 +53,9 @@ func (l *Log) ReadUntil(ctx context.Context, p Partition, after, end int64, limi
 	for _, item := range page.Items {
 		es, err := l.decode(ctx, item)
 		key, keyErr := parseKey(item.Sort)
+		if err == ErrLater && past {
+			es, err = []Entry{lostEntry(item, key)}, nil
+		}
 		if err == ErrLater && next > after && key > next {
 			return entries, true, next, nil // the next read fails
 		}
@@ -105,11 +118,7 @@ func (l *Log) Latest(ctx context.Context, workspace, uri string, unordered bool,
 			return nil, fault.Wrap(fault.Unavailable, err, "read the latest events of %s", uri)
 		}
 		for _, item := range page.Items {
-			es, err := l.events(ctx, item)
-			if err != nil {
-				return nil, err
-			}
-			for i, e := range es {
+			for i, e := range l.events(ctx, item) {
 				found = append(found, positioned{item.Sort, i, e.ID(), *e.Event})
 			}
 		}

@@ -104,10 +104,10 @@ func decodeSegment(item store.Item) (s segment, err error) {
 	return s, nil
 }
 
-// events returns the entries of an item without [Entry.Lost].
-func (l *Log) events(ctx context.Context, item store.Item) ([]Entry, error) {
-	entries, err := l.decode(ctx, item)
-	return slices.DeleteFunc(entries, func(e Entry) bool { return e.Lost }), err
+// events returns the entries of an item without [Entry.Lost]. An item of a later release has none.
+func (l *Log) events(ctx context.Context, item store.Item) []Entry {
+	entries, _ := l.decode(ctx, item)
+	return slices.DeleteFunc(entries, func(e Entry) bool { return e.Lost })
 }
 
 // decode returns the entries of an item. If the item cannot be decoded, one of them is [Entry.Lost]. So the item does not stop
@@ -149,10 +149,15 @@ func keysOf(item store.Item, last int64, n int) (first, step int64) {
 	return last - int64(n) + 1, 1
 }
 
+// lostEntry returns the entry for the events of an item that cannot be read.
+func lostEntry(item store.Item, key int64) Entry {
+	return Entry{Key: key, Lost: true, id: "lost#" + item.Partition + "#" + item.Sort}
+}
+
 // salvage returns the events of a broken segment that can be decoded, and an entry for the others, with the key of the first of
 // them.
 func salvage(item store.Item, last int64) (entries []Entry) {
-	lost := Entry{Key: last, Lost: true, id: "lost#" + item.Partition + "#" + item.Sort}
+	lost := lostEntry(item, last)
 	var s struct {
 		V      int               `json:"v"`
 		Events []json.RawMessage `json:"e"`
