@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"strconv"
 	"strings"
 	"sync"
@@ -218,6 +219,30 @@ func TestSend_Connections(t *testing.T) {
 			t.Errorf("%d connections, %d requests", conns.Load(), ids.Load())
 		}
 	})
+
+	// net/http considers a connection idle shortly before RoundTrip gets the answer that came on it.
+	for name, end := range map[string]func(*Sender, string){
+		"all idle connections are closed": func(s *Sender, _ string) { s.Close() },
+		"another connection becomes idle": func(s *Sender, other string) { s.Send(context.Background(), request(other)) },
+	} {
+		t.Run("WHK-17 an answered request is sent again when its connection ends as idle because "+name, func(t *testing.T) {
+			srv, other := serve(t, func(http.ResponseWriter, *http.Request) {}), serve(t, func(http.ResponseWriter, *http.Request) {})
+			s := open(t, Options{MaxConns: 2}) // one of them idle
+			var idle atomic.Int32
+			sent := make(chan struct{})
+			ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{PutIdleConn: func(error) {
+				if idle.Add(1) == 1 {
+					end(s, other.URL)
+					<-sent // the answer is on its way until then
+				}
+			}})
+			o := s.Send(ctx, request(srv.URL))
+			close(sent)
+			if !o.OK() || idle.Load() != 2 {
+				t.Errorf("after %d answers the outcome is %+v, want success after 2", idle.Load(), o)
+			}
+		})
+	}
 
 	t.Run("one attempt uses two connections at most, however many are kept", func(t *testing.T) {
 		const kept = 5

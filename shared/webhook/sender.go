@@ -158,9 +158,9 @@ func (s *Sender) Check(target string) error {
 
 // Send makes one attempt. It follows no redirect, uses no proxy of the
 // environment, reads at most 16 KiB of the answer and returns within the timeout,
-// whatever the endpoint does. A kept connection that the endpoint closed just as
-// the request went out is replaced once by another one; the endpoint can then see the
-// same webhook-id twice.
+// whatever the endpoint does. If the endpoint closed a kept connection just as the request
+// went out, or the sender closed one as idle just as the answer arrived, Send repeats the
+// request once on another connection. The endpoint can then see the same webhook-id twice.
 func (s *Sender) Send(ctx context.Context, r Request) Outcome {
 	started := time.Now()
 	o := Outcome{}
@@ -224,6 +224,12 @@ func (s *Sender) exchange(parent context.Context, req *http.Request, timeout tim
 	ctx, x := follow(ctx, timeout)
 	defer x.end()
 	resp, err := s.transport.RoundTrip(req.WithContext(ctx))
+	if endedAsIdle(err) && req.GetBody != nil {
+		if body, used := req.GetBody(); used == nil {
+			req.Body = body
+			resp, err = s.transport.RoundTrip(req.WithContext(ctx))
+		}
+	}
 	if err != nil {
 		return answer{}, diagnose(parent, x, err)
 	}
@@ -253,6 +259,14 @@ func (s *Sender) exchange(parent context.Context, req *http.Request, timeout tim
 		return answer{}, diagnose(parent, x, err)
 	}
 	return a, nil // a body that broke off does not undo the status
+}
+
+// endedAsIdle reports whether net/http closed a connection as idle before RoundTrip had the answer that came on it. It marks a
+// connection as idle first, and then hands over an answer without a body. The endpoint is not to blame, and the status is lost.
+// net/http does not export these errors.
+func endedAsIdle(err error) bool {
+	return err != nil && (strings.HasSuffix(err.Error(), "http: CloseIdleConnections called") ||
+		strings.HasSuffix(err.Error(), "http: putIdleConn: too many idle connections"))
 }
 
 // header holds exactly the fields of the design, spelled as there.
