@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"crypto/rand"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -12,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/durable"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
@@ -210,4 +212,42 @@ func RotateKeys(data string) error {
 		return err
 	}
 	return writeSecrets(data, s)
+}
+
+// DropKeys removes the keys of a data directory that no stored secret is sealed with, except the key that seals, and returns how
+// many. It refuses a directory that a server uses. A backup holds the keys of its time, so it can still be restored.
+func DropKeys(ctx context.Context, data string) (dropped int, err error) {
+	s, err := readSecrets(data)
+	if err != nil {
+		return 0, err
+	}
+	path := filepath.Join(data, databaseName)
+	if err := checkDatabase(data, path); err != nil {
+		return 0, err
+	}
+	db, err := sqlite.Open(path, sqlite.Options{})
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = db.Close() }()
+	if _, err := checkSealed(ctx, db, s, false); err != nil {
+		return 0, fault.Wrap(fault.Invalid, err, "check the keys of %s", data)
+	}
+	// Otherwise the mark would be the last item that is sealed with the first key. The key that seals now stays.
+	if err := markSealed(ctx, db, s); err != nil {
+		return 0, err
+	}
+	s.Private, s.Public, dropped, err = webhook.DropKeys(s.Private, func(prefix []byte) (bool, error) {
+		return db.Contains(ctx, sealedText(prefix))
+	})
+	if err != nil || dropped == 0 {
+		return 0, err
+	}
+	return dropped, writeSecrets(data, s)
+}
+
+// sealedText returns how a secret that begins with the prefix begins in a stored item, where it is base64 in JSON. The last
+// bits of the prefix are left out because they share a character with what follows.
+func sealedText(prefix []byte) []byte {
+	return []byte(base64.RawStdEncoding.EncodeToString(prefix)[:len(prefix)*8/6])
 }

@@ -15,11 +15,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
-// Secrets rest sealed with HPKE (RFC 9180: DHKEM X25519, HKDF-SHA256,
-// AES-256-GCM). Whoever registers holds the public keyset and can only seal;
-// whoever sends holds the private one. Keysets are Tink's binary form: about 210
-// bytes a private key, so that a wrapping KMS request (4,096 bytes) has room for
-// more than ten rotations.
+// Stored secrets are sealed with HPKE (RFC 9180: DHKEM X25519, HKDF-SHA256, AES-256-GCM). The process that registers
+// has the public keyset and can only seal. The process that sends has the private keyset. Keysets have Tink's binary form,
+// about 150 bytes per private key.
 
 // Binding names what a sealed secret belongs to. One that was moved to another
 // workspace, subscription or target does not open.
@@ -73,6 +71,45 @@ func PromoteKey(private []byte) (newPrivate, public []byte, err error) {
 		return m.SetPrimary(newest.KeyID())
 	})
 }
+
+// DropKeys removes the keys that sealed nothing that is still stored. It keeps the key that seals and a key that was
+// added after it. For each older key it calls inUse with the bytes that begin everything the key has sealed. It returns the
+// number of removed keys. A removed key cannot be restored, so nothing may seal with it any more.
+func DropKeys(private []byte, inUse func(prefix []byte) (bool, error)) (newPrivate, public []byte, dropped int, err error) {
+	var failed error
+	newPrivate, public, err = changeKeys(private, "remove sealing keys", func(m *keyset.Manager) error {
+		h, err := m.Handle()
+		if err != nil {
+			return err
+		}
+		for i := range h.Len() {
+			key, err := h.Entry(i) // keys are in the order in which they were added
+			if err != nil || key.IsPrimary() {
+				return err
+			}
+			used, err := inUse(prefixOf(key.KeyID()))
+			if err != nil {
+				failed = err
+				return err
+			}
+			if used {
+				continue
+			}
+			if err := m.Delete(key.KeyID()); err != nil {
+				return err
+			}
+			dropped++
+		}
+		return nil
+	})
+	if failed != nil {
+		err = failed
+	}
+	return newPrivate, public, dropped, err
+}
+
+// prefixOf returns how Tink begins what a key has sealed: a version byte and the key's id.
+func prefixOf(id uint32) []byte { return binary.BigEndian.AppendUint32([]byte{1}, id) }
 
 // changeKeys writes the keysets after a change.
 func changeKeys(private []byte, what string, change func(*keyset.Manager) error) (newPrivate, public []byte, err error) {

@@ -2,6 +2,7 @@ package webhook
 
 import (
 	"bytes"
+	"errors"
 	"strconv"
 	"sync"
 	"testing"
@@ -193,4 +194,61 @@ func TestOpener_Concurrent(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+func TestDropKeysKeepsTheKeyThatSealsAndThoseInUse(t *testing.T) {
+	private, public, err := GenerateKeyset()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sealed [][]byte // by each key that has sealed, the oldest first
+	seal := func() {
+		t.Helper()
+		s, err := NewSealer(public)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := s.Seal([]byte("secret"), Binding{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sealed = append(sealed, text)
+	}
+	seal()
+	for range 3 {
+		if private, err = AddKey(private); err != nil {
+			t.Fatal(err)
+		}
+		if private, public, err = PromoteKey(private); err != nil {
+			t.Fatal(err)
+		}
+		seal()
+	}
+	if private, err = AddKey(private); err != nil { // which seals after its promotion
+		t.Fatal(err)
+	}
+	used := sealed[1]
+	private, public, dropped, err := DropKeys(private, func(prefix []byte) (bool, error) { return bytes.HasPrefix(used, prefix), nil })
+	if err != nil || dropped != 2 {
+		t.Fatalf("removed %d keys, %v; want 2 of 5", dropped, err)
+	}
+	opener, err := NewOpener(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []bool{false, true, false, true} {
+		if _, err := opener.Open(t.Context(), sealed[i], Binding{}); (err == nil) != want {
+			t.Errorf("key %d opens: %v, want %v", i, err == nil, want)
+		}
+	}
+	seal()
+	if _, err := opener.Open(t.Context(), sealed[4], Binding{}); err != nil {
+		t.Errorf("the new public keyset seals with a key that the private one lacks: %v", err)
+	}
+	if _, _, err = PromoteKey(private); err != nil {
+		t.Error(err)
+	}
+	if _, _, _, err := DropKeys(private, func([]byte) (bool, error) { return false, errors.New("cannot search") }); err == nil || err.Error() != "cannot search" {
+		t.Errorf("got %v, want the error of the search", err)
+	}
 }
