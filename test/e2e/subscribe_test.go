@@ -334,7 +334,7 @@ func subscribing(t *testing.T, s *harness.Target) {
 			}
 			return ids
 		}
-		// An event that is requested again during an attempt may wait up to two minutes for its due entry.
+		// This takes seconds, but an event whose endpoint has no free slot waits in the due table for more than a minute.
 		if !harness.Within(t, 3*time.Minute, func() bool { return len(missing()) == 0 && read() == "active" }) {
 			t.Errorf("missing are %v, and the subscription is %s", missing(), read())
 		}
