@@ -104,7 +104,7 @@ func markSealed(ctx context.Context, db store.DB, s secrets) error {
 	if err != nil {
 		return err
 	}
-	mark, err := sealer.Seal([]byte("mcpevents"), sealedBinding)
+	mark, err := sealer.Seal(ctx, []byte("mcpevents"), sealedBinding)
 	if err != nil {
 		return err
 	}

@@ -21,16 +21,12 @@ func main() {
 	webhook.MuteTransport()
 	sender := webhook.NewSender(webhook.Options{Guard: webhooks.Guard(&p.Core), UserAgent: app.UserAgent()})
 	endpoint := boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
-		sealer, err := sealing.Public(ctx, p.DB)
-		if err != nil {
-			return nil, err
-		}
 		tokens, err := cursors.Sealer(ctx, p.DB)
 		if err != nil {
 			return nil, err
 		}
 		options := p.Endpoint()
-		options.Registrar = webhooks.Register(&p.Core, p.Subscriptions(), sender, sealer, tokens)
+		options.Registrar = webhooks.Register(&p.Core, p.Subscriptions(), sender, &sealing.Sealer{DB: p.DB}, tokens)
 		return mcp.New(options)
 	})
 	p.Start(boot.Buffered(p.Serve(p.Handler(endpoint), "/mcp")))

@@ -150,7 +150,7 @@ func (plain) Verify(context.Context, string, string, []byte) error { return nil 
 func (plain) ParseSecret(s string) ([]byte, error)                 { return []byte(s), nil }
 func (plain) NewSecret(subscription.SecretType) (string, []byte)   { return "secret", []byte("secret") }
 
-func (plain) Seal(key []byte, _ subscription.Binding) ([]byte, error) {
+func (plain) Seal(_ context.Context, key []byte, _ subscription.Binding) ([]byte, error) {
 	return key, nil
 }
 

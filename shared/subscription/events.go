@@ -133,7 +133,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		Cursor:  g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: at.At, Given: at.Given}),
 	}
 	want.rely(cat, grantOf(cat, p))
-	if want.Target.Secret, err = g.seal(want, key); err != nil {
+	if want.Target.Secret, err = g.seal(ctx, want, key); err != nil {
 		return nil, err
 	}
 	if r.Cursor != "" && g.Replay != nil {

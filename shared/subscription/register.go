@@ -85,7 +85,7 @@ func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRe
 		Created: g.now().UTC(), State: Active,
 	}
 	sub.rely(cat, grantOf(cat, p))
-	secret, key, err := g.freshSecret(sub)
+	secret, key, err := g.freshSecret(ctx, sub)
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func (g *Registrar) registerAgain(ctx context.Context, cat *catalog.Catalog, p a
 		}
 		sub.Grant = grantOf(cat, p)
 		previous := sub.Target
-		secret, _, err := g.freshSecret(sub)
+		secret, _, err := g.freshSecret(ctx, sub)
 		if err != nil {
 			return err
 		}
@@ -157,14 +157,14 @@ func (g *Registrar) verifyRegistration(ctx context.Context, p auth.Principal, su
 	return err
 }
 
-func (g *Registrar) freshSecret(sub *Subscription) (secret string, key []byte, err error) {
+func (g *Registrar) freshSecret(ctx context.Context, sub *Subscription) (secret string, key []byte, err error) {
 	sub.Target.Type = g.Options.withDefaults().Secret
 	sub.Target.Secret = nil
 	if sub.Target.Type == None {
 		return "", nil, nil
 	}
 	secret, key = g.Targets.NewSecret(sub.Target.Type)
-	sealed, err := g.seal(sub, key)
+	sealed, err := g.seal(ctx, sub, key)
 	if err != nil {
 		return "", nil, err
 	}
@@ -172,8 +172,8 @@ func (g *Registrar) freshSecret(sub *Subscription) (secret string, key []byte, e
 	return secret, key, nil
 }
 
-func (g *Registrar) seal(sub *Subscription, key []byte) ([]byte, error) {
-	sealed, err := g.Targets.Seal(key, sub.Binding())
+func (g *Registrar) seal(ctx context.Context, sub *Subscription, key []byte) ([]byte, error) {
+	sealed, err := g.Targets.Seal(ctx, key, sub.Binding())
 	return sealed, fault.Wrap(fault.Unavailable, err, "seal the secret")
 }
 

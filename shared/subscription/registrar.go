@@ -31,7 +31,7 @@ type Targets interface {
 	// NewSecret makes a secret: what the client gets, and the key it stands for.
 	NewSecret(t SecretType) (secret string, key []byte)
 	// Seal encrypts a key for storage.
-	Seal(key []byte, b Binding) ([]byte, error)
+	Seal(ctx context.Context, key []byte, b Binding) ([]byte, error)
 }
 
 // Replayer sends past events to one subscription. shared/delivery implements it.

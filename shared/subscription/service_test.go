@@ -51,7 +51,7 @@ func (o *outside) NewSecret(SecretType) (string, []byte) {
 	return s, []byte(s)
 }
 
-func (o *outside) Seal(key []byte, _ Binding) ([]byte, error) {
+func (o *outside) Seal(_ context.Context, key []byte, _ Binding) ([]byte, error) {
 	sealed := bytes.Clone(key)
 	for i := range sealed {
 		sealed[i] ^= 0xff

@@ -121,11 +121,11 @@ func BenchmarkSealing(b *testing.B) {
 	opener, _ := NewOpener(private)
 	_, secret := NewSecret()
 	binding := Binding{Workspace: "default", Subscription: "sub_0123456789abcdef0123456789abcdef", Target: "https://example.com/hook"}
-	sealed, _ := sealer.Seal(secret, binding)
+	sealed, _ := sealer.Seal(b.Context(), secret, binding)
 	b.Run("seal", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			_, _ = sealer.Seal(secret, binding)
+			_, _ = sealer.Seal(b.Context(), secret, binding)
 		}
 	})
 	b.Run("open", func(b *testing.B) {

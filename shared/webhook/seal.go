@@ -179,7 +179,7 @@ func NewSealer(public []byte) (*Sealer, error) {
 
 // Seal encrypts a secret so that it opens for this binding only. The result is
 // 53 bytes longer than the secret.
-func (s *Sealer) Seal(secret []byte, b Binding) ([]byte, error) {
+func (s *Sealer) Seal(_ context.Context, secret []byte, b Binding) ([]byte, error) {
 	sealed, err := s.enc.Encrypt(secret, b.context())
 	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "seal a secret")

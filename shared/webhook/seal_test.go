@@ -39,7 +39,7 @@ func opener(t *testing.T, private []byte) *Opener {
 
 func seal(t *testing.T, s *Sealer, secret []byte, b Binding) []byte {
 	t.Helper()
-	sealed, err := s.Seal(secret, b)
+	sealed, err := s.Seal(t.Context(), secret, b)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +208,7 @@ func TestDropKeysKeepsTheKeyThatSealsAndThoseInUse(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		text, err := s.Seal([]byte("secret"), Binding{})
+		text, err := s.Seal(t.Context(), []byte("secret"), Binding{})
 		if err != nil {
 			t.Fatal(err)
 		}

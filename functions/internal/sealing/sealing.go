@@ -84,7 +84,7 @@ func checkPair(ctx context.Context, db store.DB, private []byte) error {
 	if err != nil {
 		return err
 	}
-	sealed, err := sealer.Seal([]byte("probe"), webhook.Binding{})
+	sealed, err := sealer.Seal(ctx, []byte("probe"), webhook.Binding{})
 	if err != nil {
 		return err
 	}

@@ -70,7 +70,7 @@ func seal(t *testing.T, db store.DB) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sealed, err := sealer.Seal([]byte("secret"), binding)
+	sealed, err := sealer.Seal(t.Context(), []byte("secret"), binding)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,7 @@ func Guard(c *app.Core) *webhook.Guard {
 }
 
 // Register makes subscriptions: sender verifies endpoints, sealer seals their secrets, and cursors their cursors.
-func Register(c *app.Core, subs *subscription.Service, sender *webhook.Sender, sealer *webhook.Sealer, cursors *eventlog.Sealer) *subscription.Registrar {
+func Register(c *app.Core, subs *subscription.Service, sender *webhook.Sender, sealer targets.Sealer, cursors *eventlog.Sealer) *subscription.Registrar {
 	return &subscription.Registrar{
 		Service: subs, Sealer: cursors, Targets: targets.Targets{Sender: sender, Sealer: sealer}, Options: c.Registrations(),
 		Replay: &delivery.Replayer{Log: c.EventLog, Queue: c.Queues}, Watermark: &delivery.Watermark{DB: c.DB},

@@ -12,10 +12,15 @@ import (
 // Targets implements [subscription.Targets].
 type Targets struct {
 	Sender *webhook.Sender
-	Sealer *webhook.Sealer
+	Sealer Sealer
 }
 
 var _ subscription.Targets = Targets{}
+
+// Sealer seals secrets. It has a context because the keyset can be in a store.
+type Sealer interface {
+	Seal(ctx context.Context, secret []byte, b webhook.Binding) ([]byte, error)
+}
 
 // Check refuses a URL that could never be delivered to.
 func (t Targets) Check(url string) error { return t.Sender.Check(url) }
@@ -43,6 +48,6 @@ func (t Targets) NewSecret(kind subscription.SecretType) (secret string, key []b
 }
 
 // Seal encrypts a key for storage.
-func (t Targets) Seal(key []byte, b subscription.Binding) ([]byte, error) {
-	return t.Sealer.Seal(key, webhook.Binding(b))
+func (t Targets) Seal(ctx context.Context, key []byte, b subscription.Binding) ([]byte, error) {
+	return t.Sealer.Seal(ctx, key, webhook.Binding(b))
 }

@@ -39,7 +39,7 @@ func TestTargets(t *testing.T) {
 		if !signed {
 			continue
 		}
-		sealed, err := targets.Seal(key, subscription.Binding{Workspace: "w", Subscription: "s", Target: "t"})
+		sealed, err := targets.Seal(t.Context(), key, subscription.Binding{Workspace: "w", Subscription: "s", Target: "t"})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,0 +1,48 @@
+package sealing
+
+import (
+	"bytes"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+)
+
+func TestALongRunningSealerFollowsARotation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db, w := open(t), &locked{}
+		sealer := &Sealer{DB: db}
+		if _, err := sealer.Seal(t.Context(), []byte("secret"), binding); !fault.Is(err, fault.Unavailable) {
+			t.Errorf("got error %v before there is a key, want one of kind unavailable", err)
+		}
+		if err := Create(t.Context(), db, w); err != nil {
+			t.Fatal(err)
+		}
+		sealed := func() []byte {
+			t.Helper()
+			got, err := sealer.Seal(t.Context(), []byte("secret"), binding)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return got
+		}
+		const prefix = 5 // a version byte and the id of the key
+		before := sealed()
+		for _, step := range []Step{StepAdd, StepPromote} {
+			if err := Rotate(t.Context(), db, w, step); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(ReloadAfter)
+		after := sealed()
+		if bytes.Equal(before[:prefix], after[:prefix]) {
+			t.Errorf("it seals with the key %x %s after another one was promoted", after[:prefix], ReloadAfter)
+		}
+		for _, text := range [][]byte{before, after} {
+			if got, err := (&Opener{DB: db, Wrapper: w}).Open(t.Context(), text, binding); err != nil || string(got) != "secret" {
+				t.Errorf("got %q, %v", got, err)
+			}
+		}
+	})
+}
