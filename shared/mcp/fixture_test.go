@@ -256,7 +256,9 @@ func (*fakeTargets) NewSecret(t subscription.SecretType) (string, []byte) {
 	return "whsec_generated" + string(t), []byte("key")
 }
 
-func (*fakeTargets) Seal(_ context.Context, key []byte, _ subscription.Binding) ([]byte, error) { return key, nil }
+func (*fakeTargets) Seal(_ context.Context, key []byte, _ subscription.Binding) ([]byte, error) {
+	return key, nil
+}
 
 // publish takes an event through fanout.
 func (f *fixture) publish(uri, data string) event.Event {

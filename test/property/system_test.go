@@ -364,7 +364,10 @@ func (openSecrets) ParseSecret(s string) ([]byte, error)                 { retur
 func (openSecrets) NewSecret(subscription.SecretType) (string, []byte) {
 	return "secret", []byte("secret")
 }
-func (openSecrets) Seal(_ context.Context, key []byte, _ subscription.Binding) ([]byte, error) { return key, nil }
+
+func (openSecrets) Seal(_ context.Context, key []byte, _ subscription.Binding) ([]byte, error) {
+	return key, nil
+}
 
 func must(t testing.TB, err error) {
 	t.Helper()
