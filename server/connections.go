@@ -34,9 +34,8 @@ const (
 	// slowClient is how long a client may take to send the body of a request, or to read what the server writes, before its
 	// connection may be closed to make room.
 	slowClient = 5 * time.Second
-	// floodClient takes its place if more than a quarter of all connections wait for clients. Otherwise a client could fill the
-	// server with new requests faster than they become slow.
-	floodClient = 500 * time.Millisecond
+	// refusedClient is how long the server reads the rest of a request that it refused for lack of connections.
+	refusedClient = 500 * time.Millisecond
 	// readTime is how long a client may take to read writeSize bytes of a response. Streams have deadlines of their own.
 	readTime  = time.Minute
 	writeSize = 64 << 10
@@ -105,7 +104,8 @@ func (l *connections) admit(c net.Conn) *connection {
 }
 
 // makeRoom closes waiting connections: first those of the client that has most of them, and of these the oldest. It closes several,
-// because it looks at all connections. The caller holds the lock.
+// because it looks at all connections. If more than a quarter of all connections wait for clients, even young ones are closed, because
+// a client could fill the server with new requests faster than they become slow. The caller holds the lock.
 func (l *connections) makeRoom() {
 	busy, now := 0, time.Now()
 	for k := range l.open {
@@ -113,12 +113,8 @@ func (l *connections) makeRoom() {
 			busy++
 		}
 	}
-	patience := slowClient
-	if busy > l.most/4 {
-		patience = floodClient
-	}
-	if l.closeWaiting(now, patience) == 0 {
-		l.closeWaiting(now, 0) // the clients send new requests faster than they become slow
+	if busy > l.most/4 || l.closeWaiting(now, slowClient) == 0 {
+		l.closeWaiting(now, 0)
 	}
 }
 
@@ -235,7 +231,7 @@ func (l *connections) serveBy(s *http.Server) {
 		k, ok := r.Context().Value(connectionKey{}).(*connection)
 		if ok && k.reserved && !forOperators(r.URL.Path) {
 			// net/http reads the rest of the body before it closes the connection, and would wait for it without a limit.
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(floodClient))
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedClient))
 			w.Header().Set("Connection", "close")
 			w.Header().Set("Retry-After", "5")
 			http.Error(w, "too many connections", http.StatusServiceUnavailable)

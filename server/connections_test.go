@@ -157,7 +157,7 @@ func TestAFloodOfSlowClients(t *testing.T) {
 				defer l.mu.Unlock()
 				n := 0
 				for k := range l.open {
-					if c.waits(k) && k.waits(time.Now()) > floodClient {
+					if c.waits(k) && k.waits(time.Now()) > 0 {
 						n++
 					}
 				}
@@ -340,9 +340,17 @@ func TestOPS_16_AFloodOfNewBodiesLocksNobodyOut(t *testing.T) {
 					return k
 				}
 				served := from(net.IPv4(192, 0, 2, 1), false)
+				var fresh *connection // its client has not sent the request yet
 				for i := range 100 {
 					from(stranger(i), true)
 					time.Sleep(time.Millisecond)
+					if i == 95 {
+						fresh = from(net.IPv4(192, 0, 2, 1), false)
+						l.changed(fresh, http.StateNew)
+					}
+				}
+				if _, open := l.open[fresh]; !open {
+					t.Error("the connection of a new client was closed before its request arrived")
 				}
 				if k := from(net.IPv4(192, 0, 2, 1), false); k == nil || k.reserved {
 					t.Errorf("the new client was refused: %+v", k)
