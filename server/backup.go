@@ -46,7 +46,8 @@ func Backup(ctx context.Context, data, file string, shown io.Writer) (err error)
 	if err := copyDatabase(ctx, path, copied, shown); err != nil {
 		return err
 	}
-	// The keys after the database: rotating only adds some.
+	// The keys are read after the database because a rotation adds keys. Dropping keys needs a stopped server, so a key that is
+	// removed meanwhile is one that the copied database does not need.
 	if _, err := readSecrets(data); err != nil {
 		return err
 	}
