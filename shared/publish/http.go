@@ -89,6 +89,10 @@ func read(w http.ResponseWriter, r *http.Request) ([]Input, error) {
 	if err != nil {
 		return nil, err
 	}
+	tooLarge := fault.New(fault.TooLarge, "the body is larger than %d bytes", MaxBody).AtLimit("body", MaxBody)
+	if r.ContentLength > MaxBody {
+		return nil, tooLarge
+	}
 	var buf bytes.Buffer
 	if r.ContentLength > 0 { // with room for the read that finds the end
 		buf.Grow(int(min(r.ContentLength, firstRead)) + bytes.MinRead)
@@ -97,7 +101,7 @@ func read(w http.ResponseWriter, r *http.Request) ([]Input, error) {
 	body := buf.Bytes()
 	if err != nil {
 		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-			return nil, fault.New(fault.TooLarge, "the body is larger than %d bytes", MaxBody).AtLimit("body", MaxBody)
+			return nil, tooLarge
 		}
 		return nil, fault.New(fault.Invalid, "the body ended early")
 	}

@@ -232,6 +232,29 @@ func TestHandlerAsksWhoItIs(t *testing.T) {
 	}
 }
 
+// Given a client that announces a body that is too large, when it keeps the connection open without sending it, then it is refused
+// without a wait for the body.
+func TestAUT_06_AnAnnouncedLargeBodyIsNotAwaited(t *testing.T) {
+	h, _ := handler(t)
+	body := &unread{}
+	r := httptest.NewRequest(http.MethodPost, "/events", body)
+	r.ContentLength = MaxBody + 1
+	r.Header.Set("Content-Type", "application/json")
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	if w.Code != http.StatusRequestEntityTooLarge || body.reads != 0 {
+		t.Errorf("status %d after %d reads of the body, want 413 after none", w.Code, body.reads)
+	}
+}
+
+// unread is a body that counts its reads.
+type unread struct{ reads int }
+
+func (u *unread) Read([]byte) (int, error) {
+	u.reads++
+	return 0, io.ErrUnexpectedEOF
+}
+
 func TestHandlerTakesOnlyPOST(t *testing.T) {
 	h, _ := handler(t)
 	for _, method := range []string{http.MethodGet, http.MethodPut, http.MethodDelete, http.MethodOptions} {
