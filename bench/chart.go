@@ -6,7 +6,7 @@ import (
 
 	"github.com/wcharczuk/go-chart/v2"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // percentiles of the chart, from the middle to the rarest.

@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // As much HTTP/1.1 as the driver and the receiver need. net/http would be a third of what is measured: it

@@ -9,7 +9,7 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // Report is what a run measured. Its JSON form is for machines to compare.

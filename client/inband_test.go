@@ -21,7 +21,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // sends writes notifications of a stream.

@@ -1,9 +1,9 @@
 package client
 
 import (
-	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // What this project adds to MCP, as it is on the wire. The server has these names in shared/mcp,

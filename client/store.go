@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 	"sync"
 
-	"github.com/mcp-events/mcpevents/shared/durable"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/durable"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // Store keeps the cursors of subscriptions, so that a program that starts again goes on where it was. A key names a

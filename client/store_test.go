@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 func TestFilesOfCursors(t *testing.T) {

@@ -10,9 +10,9 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/mcp-events/mcpevents/shared/durable"
-	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/progress"
+	"github.com/mcp-events/mcpevents/shared/platform/durable"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/progress"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 )
 

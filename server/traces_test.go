@@ -15,7 +15,7 @@ import (
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/encoding/protojson"
 
-	"github.com/mcp-events/mcpevents/shared/trace/otlp"
+	"github.com/mcp-events/mcpevents/shared/platform/trace/otlp"
 )
 
 // spanCollector is an OpenTelemetry collector: what it gets must be messages of OTLP.

@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/client/check"
 	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/server/servertest"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // ours is an embedded server with quick retries and heartbeats, and how to check it.

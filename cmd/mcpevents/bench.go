@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/bench"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // BenchCmd measures how events get from a publisher to endpoints; package bench does the work.

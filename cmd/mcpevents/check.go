@@ -7,7 +7,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/client/check"
 	"github.com/mcp-events/mcpevents/client/listen"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // CheckCmd tries a server against the specification.

@@ -7,7 +7,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // ConsentCmd holds the commands for consent.

@@ -6,8 +6,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/client/listen"
 	runs "github.com/mcp-events/mcpevents/client/run"
-	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // ListenCmd receives events until it is interrupted.

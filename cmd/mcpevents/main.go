@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/admin/operate"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
 )
 
 // Globals are the flags of every command.

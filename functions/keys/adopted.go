@@ -17,8 +17,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 
-	"github.com/mcp-events/mcpevents/shared/awsx"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/awsx"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // adoptable are the parameters of the tables and the key that a stack can adopt, in the order of the property Adopted.

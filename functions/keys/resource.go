@@ -10,7 +10,7 @@ import (
 	"github.com/aws/aws-lambda-go/cfn"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // resourceID never changes, so that CloudFormation never replaces the resource.

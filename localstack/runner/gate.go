@@ -15,7 +15,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/localstack/internal/access"
 	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
-	"github.com/mcp-events/mcpevents/shared/awsx"
+	"github.com/mcp-events/mcpevents/shared/platform/awsx"
 )
 
 // runnerApp marks the runner's own requests: those of the event source mappings,

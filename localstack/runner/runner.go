@@ -31,7 +31,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/mapping"
 	"github.com/mcp-events/mcpevents/localstack/internal/schedule"
 	"github.com/mcp-events/mcpevents/localstack/internal/template"
-	"github.com/mcp-events/mcpevents/shared/awsx"
+	"github.com/mcp-events/mcpevents/shared/platform/awsx"
 )
 
 // Stack is a template that runs. Its methods may be called concurrently.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/shared/app"
-	"github.com/mcp-events/mcpevents/shared/fault"
-	traces "github.com/mcp-events/mcpevents/shared/trace/otlp"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	traces "github.com/mcp-events/mcpevents/shared/platform/trace/otlp"
 )
 
 // exporter sends metrics to a collector every minute, and when it is shut down.

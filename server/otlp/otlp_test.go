@@ -11,8 +11,8 @@ import (
 	collector "go.opentelemetry.io/proto/otlp/collector/metrics/v1"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/mcp-events/mcpevents/shared/metric"
-	traces "github.com/mcp-events/mcpevents/shared/trace/otlp"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	traces "github.com/mcp-events/mcpevents/shared/platform/trace/otlp"
 )
 
 // OPS-12: a collector gets the metrics by OTLP, the last ones when the server ends.

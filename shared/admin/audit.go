@@ -5,7 +5,7 @@ import (
 	"errors"
 
 	"github.com/mcp-events/mcpevents/shared/audit"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // change makes a change with its entry in the audit trail. Before and after are nil for what is not there.

@@ -2,7 +2,7 @@ package admin
 
 import (
 	"github.com/mcp-events/mcpevents/shared/erase"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // erasure is what was erased, or in a dry run what would be, by kind.

@@ -1,7 +1,7 @@
 package admin
 
 import (
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 

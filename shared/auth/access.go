@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // CheckAccess holds a principal to the rule of a catalog entry: all its scopes, and

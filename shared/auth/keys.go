@@ -11,7 +11,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // Key is one static key of --auth keys. The key itself is nowhere stored, only

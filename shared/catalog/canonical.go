@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // Scheme is the beginning of every event URI.

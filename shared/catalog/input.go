@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"slices"
 
-	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
+	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 )
 
 // paramsSchema reads the schema of the template's variables. Its properties may

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 func TestCanonical(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
-	"github.com/mcp-events/mcpevents/shared/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 )
 
 // Parse reads a catalog file. Every fault is found in one go: the error is of kind

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/text/language"
 	"golang.org/x/text/message"
 
-	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
-	"github.com/mcp-events/mcpevents/shared/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 )
 
 var english = sync.OnceValue(func() *message.Printer { return message.NewPrinter(language.English) })

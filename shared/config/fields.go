@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
+	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 )
 
 // reader reads values of a file, and adds their faults to it.

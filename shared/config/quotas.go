@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
+	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 )
 
 // The names of the quotas, as errors and metrics have them, and quotas of the configuration.

@@ -1,6 +1,6 @@
 package config
 
-import "github.com/mcp-events/mcpevents/shared/fault"
+import "github.com/mcp-events/mcpevents/shared/platform/fault"
 
 // replaced names the setting that took the place of one that was removed.
 var replaced = map[string]string{

@@ -4,7 +4,7 @@ import (
 	"context"
 	"os"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // Value is a setting that may be a secret: a plain text, "env:NAME", the name of

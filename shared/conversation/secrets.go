@@ -11,7 +11,7 @@ import (
 	"net/url"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // MetaPrincipal is the _meta key by which a backend learns whose message it gets.

@@ -3,7 +3,7 @@ package delivery
 import (
 	"errors"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // Why something of a replay was skipped.

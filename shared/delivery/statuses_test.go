@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 )
 
 // TestStatusesOfOneEventToVeryMany: AWS-15. Statuses of a wide fan-out are bounded.

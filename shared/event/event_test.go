@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/trace"
+	"github.com/mcp-events/mcpevents/shared/platform/trace"
 )
 
 // form is the message as encoding/json sees it; those of earlier releases were written by it.

@@ -8,11 +8,11 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // list is the backend's list, fetched by one caller at a time when the one that was fetched

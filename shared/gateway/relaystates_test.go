@@ -15,9 +15,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // inProduction gives a relay the pauses that it has in production.

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // TestWhileTheStoreIsGone: AUT-06: the answer does not say what the server tried.

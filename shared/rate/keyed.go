@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 )
 
 // Keyed is a token bucket for each of a bounded number of keys. The buckets of keys that are

@@ -3,7 +3,7 @@ package store
 import (
 	"unicode/utf8"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // Bounds of keys, names and queries, the same for every adapter. Those of keys are DynamoDB's. A partition has room for

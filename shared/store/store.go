@@ -12,7 +12,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // Table names a group of items with one purpose, one retention and one set of

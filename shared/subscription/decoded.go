@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"hash/maphash"
 
-	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 )
 
 // decoded are subscribers by the text that they were decoded from, for the same few are read for each event. What

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // TestManyPrincipalsOfOneHost has 500 principals subscribe ten callbacks each at one host within five minutes, and renew all

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // VerificationPrefix starts the webhook-id of a challenge (SEP-3415).

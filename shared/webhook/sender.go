@@ -15,9 +15,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/bounded"
-	"github.com/mcp-events/mcpevents/shared/descriptors"
-	"github.com/mcp-events/mcpevents/shared/trace"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
+	"github.com/mcp-events/mcpevents/shared/platform/descriptors"
+	"github.com/mcp-events/mcpevents/shared/platform/trace"
 )
 
 // Options configure a [Sender]. Zero values are the defaults.

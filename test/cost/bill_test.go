@@ -6,7 +6,7 @@ import (
 	"math"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/awsx"
+	"github.com/mcp-events/mcpevents/shared/platform/awsx"
 )
 
 // TestBill (AWS-15) holds the price model to bills that were made by hand.

@@ -19,7 +19,7 @@ import (
 	"time"
 
 	mcpevents "github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 

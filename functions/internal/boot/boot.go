@@ -24,18 +24,18 @@ import (
 	"github.com/mcp-events/mcpevents/functions/internal/parameters"
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/awsx"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/awsx"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/trace"
+	"github.com/mcp-events/mcpevents/shared/platform/trace/otlp"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	queuesqs "github.com/mcp-events/mcpevents/shared/queue/sqs"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/dynamo"
-	"github.com/mcp-events/mcpevents/shared/trace"
-	"github.com/mcp-events/mcpevents/shared/trace/otlp"
 )
 
 // Environment variables that the template sets, beside those of

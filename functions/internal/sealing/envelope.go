@@ -8,7 +8,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // maxDirect is the number of bytes that KMS encrypts at most. Each rotation adds about 150 bytes to a keyset, so the

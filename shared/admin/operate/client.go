@@ -15,7 +15,7 @@ import (
 	"strings"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // prefix is where the API is, see package admin, which is not imported for that: it brings the server along.

@@ -6,7 +6,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/delivery"
-	"github.com/mcp-events/mcpevents/shared/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
 )
 
 // WatchEndpoints has the metrics of failing endpoints read from a dispatcher.

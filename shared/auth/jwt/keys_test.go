@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth/jwt"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/test/identity"
 )
 

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // WellKnown is the path of the protected resource metadata (RFC 9728, section 3). That of a

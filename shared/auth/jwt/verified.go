@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 )
 
 // Verifying a token costs more than most requests that it comes with. So what was

@@ -9,10 +9,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // What a listen asks for cannot be changed (2026-07-28, Subscriptions). If it were replaced by another one, a notification while both

@@ -23,11 +23,11 @@ import (
 	"net/url"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/sse"
-	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
 // MaxMessage bounds a message of a backend in bytes.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/metric"
-	"github.com/mcp-events/mcpevents/shared/trace"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/trace"
 )
 
 // Observer counts and traces requests to a backend. Its zero value does nothing.

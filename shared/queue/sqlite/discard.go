@@ -5,7 +5,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 
 	"github.com/mcp-events/mcpevents/shared/queue"

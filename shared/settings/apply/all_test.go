@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 func TestFilesAreAppliedAllOrNone(t *testing.T) {

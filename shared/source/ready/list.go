@@ -7,7 +7,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // List prints a line for each provider: its name, its title and its event types.

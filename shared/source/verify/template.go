@@ -4,7 +4,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 const (

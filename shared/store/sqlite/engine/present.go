@@ -7,7 +7,7 @@ import (
 	"os"
 	"sync"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // errRemoved refuses work while the file or its log is not at its path. The system keeps an open file that was removed or

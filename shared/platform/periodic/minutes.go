@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 

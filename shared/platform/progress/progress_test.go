@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/progress"
+	"github.com/mcp-events/mcpevents/shared/platform/progress"
 )
 
 func TestABarShowsWhatIsDone(t *testing.T) {
