@@ -13,10 +13,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
 // Client is as much of an MCP client as events need, for one revision of the protocol. Its methods may
@@ -32,7 +32,7 @@ type Client struct {
 
 	server  Server
 	url     string
-	version mcpspec.Version
+	version spec.Version
 	session atomic.Pointer[string] // of the revisions that have sessions
 	begun   atomic.Bool            // Begin has succeeded since the last session ended
 	renewal sync.Mutex
@@ -42,7 +42,7 @@ type Client struct {
 }
 
 // New makes a client of a server, which it does not call yet.
-func New(s Server, version mcpspec.Version) (*Client, error) {
+func New(s Server, version spec.Version) (*Client, error) {
 	url, err := s.Endpoint("/mcp")
 	if err != nil {
 		return nil, err
@@ -71,7 +71,7 @@ func (c *Client) Begin(ctx context.Context) error {
 	var result struct {
 		ProtocolVersion string `json:"protocolVersion"`
 	}
-	header, err := c.exchange(ctx, mcpspec.MethodInitialize, map[string]any{
+	header, err := c.exchange(ctx, spec.MethodInitialize, map[string]any{
 		"protocolVersion": c.version, "capabilities": map[string]any{}, "clientInfo": c.implementation(),
 	}, &result)
 	if err != nil {
@@ -82,7 +82,7 @@ func (c *Client) Begin(ctx context.Context) error {
 	}
 	c.setSession(header.Get("Mcp-Session-Id"))
 	body := []byte(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
-	resp, b, err := c.server.Do(ctx, http.MethodPost, c.url, c.header(mcpspec.NoteInitialized, nil), body)
+	resp, b, err := c.server.Do(ctx, http.MethodPost, c.url, c.header(spec.NoteInitialized, nil), body)
 	if err == nil && resp.StatusCode >= 300 {
 		err = Refusal(resp, b)
 	}
@@ -229,9 +229,9 @@ func (c *Client) request(method string, params map[string]any) []byte {
 		if meta == nil {
 			meta = map[string]any{}
 		}
-		meta[mcpspec.MetaVersion] = c.version
-		meta[mcpspec.MetaClient] = c.implementation()
-		meta[mcpspec.MetaCapabilities] = map[string]any{}
+		meta[spec.MetaVersion] = c.version
+		meta[spec.MetaClient] = c.implementation()
+		meta[spec.MetaCapabilities] = map[string]any{}
 		params["_meta"] = meta
 	}
 	b, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": c.seq.Add(1), "method": method, "params": params})
@@ -253,9 +253,9 @@ func (c *Client) header(method string, params map[string]any) http.Header {
 	}
 	if c.stateless() && method != "" {
 		h.Set("Mcp-Method", method)
-		member := map[string]string{mcpspec.MethodRead: "uri", mcpspec.MethodToolsCall: "name", mcpspec.MethodPromptsGet: "name"}[method]
+		member := map[string]string{spec.MethodRead: "uri", spec.MethodToolsCall: "name", spec.MethodPromptsGet: "name"}[method]
 		if name, ok := params[member].(string); ok {
-			h.Set("Mcp-Name", mcpspec.EncodeHeader(name))
+			h.Set("Mcp-Name", spec.EncodeHeader(name))
 		}
 	}
 	return h

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // Options say how [Connect] reaches a server, and what its subscriptions share. The zero value is for a server that
@@ -37,22 +37,22 @@ type Options struct {
 // sessions, or else a session of an earlier one, which [Client.End] ends. A server that does not answer is asked
 // again, five times. The error's kind is that of package fault, such as fault.Unauthenticated.
 func Connect(ctx context.Context, url string, o Options) (*Client, error) {
-	c, err := New(Server{URL: url, Key: o.Key, Agent: o.Agent, HTTP: o.HTTP}, mcpspec.V20260728)
+	c, err := New(Server{URL: url, Key: o.Key, Agent: o.Agent, HTTP: o.HTTP}, spec.V20260728)
 	if err != nil {
 		return nil, err
 	}
 	c.Log, c.Store, c.Webhooks, c.MinPoll = o.Log, o.Store, o.Webhooks, o.MinPoll
 	var discovered struct {
-		Versions []mcpspec.Version `json:"supportedVersions"`
+		Versions []spec.Version `json:"supportedVersions"`
 	}
-	err = c.persist(ctx, func() error { return c.Call(ctx, mcpspec.MethodDiscover, nil, &discovered) })
+	err = c.persist(ctx, func() error { return c.Call(ctx, spec.MethodDiscover, nil, &discovered) })
 	switch {
-	case err == nil && slices.Contains(discovered.Versions, mcpspec.V20260728):
+	case err == nil && slices.Contains(discovered.Versions, spec.V20260728):
 		return c, nil
 	case ctx.Err() != nil, Again(err), fault.Is(err, fault.Unauthenticated), fault.Is(err, fault.Forbidden):
 		return nil, err
 	}
-	for _, c.version = range mcpspec.Versions[1:] {
+	for _, c.version = range spec.Versions[1:] {
 		failed := c.persist(ctx, func() error { return c.Begin(ctx) })
 		if failed == nil {
 			return c, nil
@@ -84,7 +84,7 @@ func (c *Client) EventTypes(ctx context.Context) (types []EventType, err error) 
 			Events []EventType `json:"events"`
 			Next   string      `json:"nextCursor"`
 		}
-		if err := c.persist(ctx, func() error { return c.Call(ctx, mcpspec.MethodEvents, params, &page) }); err != nil {
+		if err := c.persist(ctx, func() error { return c.Call(ctx, spec.MethodEvents, params, &page) }); err != nil {
 			return nil, err
 		}
 		types = append(types, page.Events...)

@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // silencing is a server that answers until it is silent, and nothing then.
@@ -25,8 +25,8 @@ func (s *silencing) RoundTrip(r *http.Request) (*http.Response, error) {
 	var message struct{ Method string }
 	_ = json.NewDecoder(r.Body).Decode(&message)
 	result := map[string]string{
-		mcpspec.MethodInitialize: `{"protocolVersion":"2025-11-25"}`,
-		mcpspec.MethodRegister:   `{"subscription":{"uri":"subscription://s","webhookSecret":{"type":"none"}}}`,
+		spec.MethodInitialize: `{"protocolVersion":"2025-11-25"}`,
+		spec.MethodRegister:   `{"subscription":{"uri":"subscription://s","webhookSecret":{"type":"none"}}}`,
 	}[message.Method]
 	header := http.Header{"Content-Type": {"application/json"}, "Mcp-Session-Id": {"s"}}
 	body := io.NopCloser(strings.NewReader(`{"jsonrpc":"2.0","id":1,"result":` + result + `}`))
@@ -38,7 +38,7 @@ func (s *silencing) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestHold_EndsInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, away := slog.New(slog.DiscardHandler), &silencing{}
-		c, err := New(Server{URL: "http://server.test", Agent: "test/1", HTTP: &http.Client{Transport: away}}, mcpspec.V20251125)
+		c, err := New(Server{URL: "http://server.test", Agent: "test/1", HTTP: &http.Client{Transport: away}}, spec.V20251125)
 		if err != nil {
 			t.Fatal(err)
 		}

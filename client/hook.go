@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -186,7 +186,7 @@ func (k *hook) regain(g Gap) error {
 // server, so that the cursor is used.
 func (c *Client) subscribe(k *hook, anew bool) (lifetime time.Duration, err error) {
 	if anew {
-		if _, err := c.call(k.flow, mcpspec.MethodEventsUnsub, k.delivery(""), nil); Again(err) {
+		if _, err := c.call(k.flow, spec.MethodEventsUnsub, k.delivery(""), nil); Again(err) {
 			return 0, err
 		}
 	}
@@ -200,13 +200,13 @@ func (c *Client) subscribe(k *hook, anew bool) (lifetime time.Duration, err erro
 	}
 	var g grant
 	c.Webhooks.await(k)
-	header, err := c.call(k.flow, mcpspec.MethodEventsSub, params, &g)
+	header, err := c.call(k.flow, spec.MethodEventsSub, params, &g)
 	if err != nil {
 		return 0, err
 	}
 	answered := time.Now()
 	if g.ID == "" {
-		return 0, fault.New(fault.Unavailable, "%s: the server's answer has no id", mcpspec.MethodEventsSub)
+		return 0, fault.New(fault.Unavailable, "%s: the server's answer has no id", spec.MethodEventsSub)
 	}
 	c.Webhooks.bind(k, g.ID)
 	if anew {
@@ -231,7 +231,7 @@ func (c *Client) subscribe(k *hook, anew bool) (lifetime time.Duration, err erro
 func (c *Client) unsubscribe(k *hook) {
 	ctx, cancel := ending(k.ctx)
 	defer cancel()
-	switch err := c.Call(ctx, mcpspec.MethodEventsUnsub, k.delivery(""), nil); {
+	switch err := c.Call(ctx, spec.MethodEventsUnsub, k.delivery(""), nil); {
 	case err != nil && !fault.Is(err, fault.NotFound):
 		k.log.Warn("subscription not ended", "subscription", k.id, "error", err)
 	case k.id != "":

@@ -5,17 +5,17 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 func TestAKeyInAURLIsNotShown(t *testing.T) {
 	t.Run("RCH-05 an error about a server that is not there names it without the key", func(t *testing.T) {
-		c, err := client.New(client.Server{URL: "http://127.0.0.1:1/mcp/u/the-key?x=1", Agent: "test/1"}, mcpspec.V20260728)
+		c, err := client.New(client.Server{URL: "http://127.0.0.1:1/mcp/u/the-key?x=1", Agent: "test/1"}, spec.V20260728)
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = c.Call(t.Context(), mcpspec.MethodDiscover, map[string]any{}, nil)
+		err = c.Call(t.Context(), spec.MethodDiscover, map[string]any{}, nil)
 		if err == nil || strings.Contains(err.Error(), "the-key") || !strings.Contains(err.Error(), "http://127.0.0.1:1/mcp/u/xxxxx?x=1") {
 			t.Errorf("got %v", err)
 		}

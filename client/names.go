@@ -1,9 +1,9 @@
 package client
 
 import (
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // What this project adds to MCP, as it is on the wire. The server has these names in shared/mcp,
@@ -21,7 +21,7 @@ const (
 // kinds are those of the codes of errors. The named errors of MCP Events have two numberings: that of the working group's
 // design sketch, and that of SEP-3415.
 var kinds = map[int]fault.Kind{
-	-32011: fault.NotFound, -32023: fault.NotFound, mcpspec.CodeResourceNotFound: fault.NotFound,
+	-32011: fault.NotFound, -32023: fault.NotFound, spec.CodeResourceNotFound: fault.NotFound,
 	-32012: fault.Forbidden, -32024: fault.Forbidden,
 	-32013: fault.Exhausted, -32025: fault.Exhausted,
 	-32014: fault.Unsupported, -32026: fault.Unsupported, jsonrpc.MethodNotFound: fault.Unsupported,

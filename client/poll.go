@@ -8,8 +8,8 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
 // occurrence is an EventOccurrence (SEP-3415), or the params of a notification about the stream.
@@ -54,7 +54,7 @@ func (c *Client) poll(f *flow) (time.Duration, error) {
 		HasMore    bool         `json:"hasMore"`
 		NextPollMs int64        `json:"nextPollMs"`
 	}
-	if _, err := c.call(f, mcpspec.MethodEventsPoll, f.params(), &page); err != nil {
+	if _, err := c.call(f, spec.MethodEventsPoll, f.params(), &page); err != nil {
 		return 0, err
 	}
 	f.started(Begun{Mode: ModePoll})
@@ -91,7 +91,7 @@ func (c *Client) poll(f *flow) (time.Duration, error) {
 
 // push opens a stream and reads it to its end.
 func (c *Client) push(f *flow) (time.Duration, error) {
-	body, err := c.post(f.ctx, mcpspec.MethodEventsStream, f.params())
+	body, err := c.post(f.ctx, spec.MethodEventsStream, f.params())
 	if err != nil {
 		return 0, err
 	}
@@ -128,7 +128,7 @@ func (f *flow) message(data []byte) error {
 	}
 	cursor := m.Params.Cursor
 	switch m.Method {
-	case mcpspec.NoteEventsActive:
+	case spec.NoteEventsActive:
 		f.open = true
 		f.started(Begun{Mode: ModePush})
 		if m.Params.Truncated {
@@ -138,17 +138,17 @@ func (f *flow) message(data []byte) error {
 		} else {
 			f.mark(cursor)
 		}
-	case mcpspec.NoteEventsEvent:
+	case spec.NoteEventsEvent:
 		if err := f.take(m.Params.event(ModePush)); err != nil {
 			return err
 		}
-	case mcpspec.NoteEventsHeartbeat:
+	case spec.NoteEventsHeartbeat:
 		f.mark(cursor)
-	case mcpspec.NoteEventsError:
+	case spec.NoteEventsError:
 		if m.Params.Error != nil {
 			f.log.Warn("server reported an error", "error", m.Params.Error.fault(http.StatusOK))
 		}
-	case mcpspec.NoteEventsTerminated:
+	case spec.NoteEventsTerminated:
 		return terminated(f.sub.Name, m.Params.Error)
 	default:
 		return nil

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -46,7 +46,7 @@ func TestReceiver_Challenge(t *testing.T) {
 		fmt.Fprint(w, `{"jsonrpc":"2.0","id":1,"result":{"subscription":{"uri":"subscription://s","webhookSecret":{"type":"standard","key":"whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="}}}}`)
 	}))
 	defer server.Close()
-	c, err := client.New(client.Server{URL: server.URL, Agent: "test/1"}, mcpspec.V20260728)
+	c, err := client.New(client.Server{URL: server.URL, Agent: "test/1"}, spec.V20260728)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,10 +11,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
 // Stream reads the events of URIs from open streams, one after another, and
@@ -76,7 +76,7 @@ func (f *Stream) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	for _, uri := range f.URIs {
-		if err := f.Client.Call(ctx, mcpspec.MethodSubscribe, map[string]any{"uri": uri}, nil); err != nil {
+		if err := f.Client.Call(ctx, spec.MethodSubscribe, map[string]any{"uri": uri}, nil); err != nil {
 			return err
 		}
 	}
@@ -137,7 +137,7 @@ func (f *Stream) open(ctx context.Context) (io.ReadCloser, error) {
 	if f.Cursor != "" {
 		params["_meta"] = map[string]any{metaCursor: f.Cursor}
 	}
-	return c.post(ctx, mcpspec.MethodListen, params)
+	return c.post(ctx, spec.MethodListen, params)
 }
 
 // message handles one JSON-RPC message of the stream.
@@ -164,7 +164,7 @@ func (f *Stream) message(data []byte) error {
 		return e.fault(http.StatusOK)
 	}
 	switch method {
-	case mcpspec.NoteAcknowledged:
+	case spec.NoteAcknowledged:
 		var honored []string
 		_ = json.Unmarshal(jsonrpc.Member(jsonrpc.Member(params, "notifications"), "resourceSubscriptions"), &honored) // absent: none
 		for _, uri := range f.URIs {
@@ -178,7 +178,7 @@ func (f *Stream) message(data []byte) error {
 		if f.Opened != nil {
 			f.Opened()
 		}
-	case mcpspec.NoteUpdated:
+	case spec.NoteUpdated:
 		if string(jsonrpc.Member(metadata, metaTruncated)) == "true" {
 			f.Log.Warn("events missing", "uri", uri)
 			break

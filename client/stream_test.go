@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // TestAStreamThatIsSilentIsOpenedAgain uses a proxy that keeps the connection open although the server behind it is gone.
@@ -34,7 +34,7 @@ func TestAStreamThatIsSilentIsOpenedAgain(t *testing.T) {
 	}))
 	defer server.Close()
 	defer close(end)
-	c, err := client.New(client.Server{URL: server.URL, Agent: "test/1"}, mcpspec.V20260728)
+	c, err := client.New(client.Server{URL: server.URL, Agent: "test/1"}, spec.V20260728)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +66,7 @@ func TestAStreamWithHeartbeatsStaysOpen(t *testing.T) {
 		io.WriteString(w, `data: {"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"event://a/b","payload":1}}`+"\n\n")
 	}))
 	defer server.Close()
-	c, err := client.New(client.Server{URL: server.URL, Agent: "test/1"}, mcpspec.V20260728)
+	c, err := client.New(client.Server{URL: server.URL, Agent: "test/1"}, spec.V20260728)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestAStreamThatCannotBeginNowIsTriedAgain(t *testing.T) {
 			`data: {"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"event://a/b","payload":1}}`+"\n\n")
 	}))
 	defer server.Close()
-	c, err := client.New(client.Server{URL: server.URL, Agent: "test/1"}, mcpspec.V20260728)
+	c, err := client.New(client.Server{URL: server.URL, Agent: "test/1"}, spec.V20260728)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestAStreamReadsMembersByTheirExactNames(t *testing.T) {
 			`"URI":"event://forged","Payload":2,"_META":{"io.github.mcp-events/cursor":"forged"}}}`+"\n\n")
 	}))
 	defer server.Close()
-	c, err := client.New(client.Server{URL: server.URL, Agent: "test/1"}, mcpspec.V20260728)
+	c, err := client.New(client.Server{URL: server.URL, Agent: "test/1"}, spec.V20260728)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,16 +8,16 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // The modes of delivery (SEP-3415, "Delivery Modes").
 const (
-	ModeWebhook = mcpspec.ModeWebhook
-	ModePush    = mcpspec.ModePush
-	ModePoll    = mcpspec.ModePoll
+	ModeWebhook = spec.ModeWebhook
+	ModePush    = spec.ModePush
+	ModePoll    = spec.ModePoll
 )
 
 // Subscription says what to receive of an event type, and what to do with it. Name and Event are required.

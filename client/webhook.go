@@ -5,8 +5,8 @@ import (
 	"crypto/rand"
 	"errors"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // Registration is a subscription by resources/subscriptions/register (SEP-1803).
@@ -34,7 +34,7 @@ func (s *Registration) Begin(ctx context.Context, r *Receiver) error {
 		} `json:"subscription"`
 	}
 	err := s.Client.persist(ctx, func() error {
-		return s.Client.Call(ctx, mcpspec.MethodRegister, map[string]any{
+		return s.Client.Call(ctx, spec.MethodRegister, map[string]any{
 			"uris": s.URIs, "targetUri": s.Target, "_meta": map[string]any{metaIdempotency: idempotency},
 		}, &result)
 	})
@@ -61,7 +61,7 @@ func (s *Registration) End(ctx context.Context) error {
 	if s.uri == "" {
 		return nil
 	}
-	return s.Client.Call(ctx, mcpspec.MethodDeregister, map[string]any{"uri": s.uri}, nil)
+	return s.Client.Call(ctx, spec.MethodDeregister, map[string]any{"uri": s.uri}, nil)
 }
 
 // ID is the subscription's URI; empty before Begin.

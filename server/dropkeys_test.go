@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
@@ -90,7 +90,7 @@ func TestDropKeys(t *testing.T) {
 	if err != nil || uri == "" {
 		t.Fatalf("no first subscription, %v", err)
 	}
-	if _, text := read(t, call(t, e, "", mcpspec.MethodDeregister, map[string]any{"uri": uri})); strings.Contains(text, `"error"`) {
+	if _, text := read(t, call(t, e, "", spec.MethodDeregister, map[string]any{"uri": uri})); strings.Contains(text, `"error"`) {
 		t.Fatal(text)
 	}
 	end(t, e)

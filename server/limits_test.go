@@ -12,7 +12,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // limited is a server whose callers have little: the key of each is its name, and it has a quota of what it is named for.
@@ -60,7 +60,7 @@ func TestLimits(t *testing.T) {
 		return all
 	}
 	listen := func(all []string) string {
-		return mcp("caller", mcpspec.MethodListen, map[string]any{"notifications": map[string]any{"resourceSubscriptions": all}})
+		return mcp("caller", spec.MethodListen, map[string]any{"notifications": map[string]any{"resourceSubscriptions": all}})
 	}
 	const event = `{"uri":"event://ci/build-finished","data":{"build":1,"status":"passed"}}`
 	events := func(n int) string { return "[" + strings.TrimSuffix(strings.Repeat(event+",", n), ",") + "]" }
@@ -170,7 +170,7 @@ func TestLimits(t *testing.T) {
 func superseded(t *testing.T, s *Server) {
 	t.Helper()
 	open := func() *bufio.Reader {
-		resp := call(t, s, "streams", mcpspec.MethodListen, map[string]any{"notifications": map[string]any{}})
+		resp := call(t, s, "streams", spec.MethodListen, map[string]any{"notifications": map[string]any{}})
 		t.Cleanup(func() { _ = resp.Body.Close() })
 		r := bufio.NewReader(resp.Body)
 		if _, err := r.ReadString('\n'); err != nil {

@@ -21,8 +21,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // scrape reads GET /metrics as Prometheus does, with a key if there is one.
@@ -107,7 +107,7 @@ sources:
 	for i := range subscriptions {
 		subscribed(t, s, fmt.Sprintf("%s/%d", endpoint.URL, i), pullRequest)
 	}
-	mcp, err := client.New(client.Server{URL: s.URL, Agent: "test/1"}, mcpspec.V20260728)
+	mcp, err := client.New(client.Server{URL: s.URL, Agent: "test/1"}, spec.V20260728)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ sources:
 	for _, k := range []string{secretPath, secretPath, "another key"} {
 		ask(t, s, "", "POST", "/sources/builds/"+url.PathEscape(k), `{"kind":"none"}`)
 	}
-	stream := call(t, s, "", mcpspec.MethodListen, map[string]any{"notifications": map[string]any{"eventsListChanged": true}})
+	stream := call(t, s, "", spec.MethodListen, map[string]any{"notifications": map[string]any{"eventsListChanged": true}})
 	if _, err := stream.Body.Read(make([]byte, 1)); err != nil || stream.StatusCode != http.StatusOK {
 		t.Fatal(stream.Status, err)
 	}

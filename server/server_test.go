@@ -15,8 +15,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // patience bounds every wait.
@@ -99,8 +99,8 @@ func request(t *testing.T, s *Server, who, method, path, rpc, body string) *http
 		req.Header.Set("Authorization", "Bearer "+who)
 	}
 	if rpc != "" {
-		req.Header.Set(mcpspec.HeaderVersion, string(mcpspec.V20260728))
-		req.Header.Set(mcpspec.HeaderMethod, rpc)
+		req.Header.Set(spec.HeaderVersion, string(spec.V20260728))
+		req.Header.Set(spec.HeaderMethod, rpc)
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
@@ -130,7 +130,7 @@ func ask(t *testing.T, s *Server, who, method, path, body string) (status int, t
 func call(t *testing.T, s *Server, who, method string, params map[string]any) *http.Response {
 	t.Helper()
 	params["_meta"] = map[string]any{
-		mcpspec.MetaVersion: mcpspec.V20260728, mcpspec.MetaClient: map[string]string{"name": "test", "version": "1"}, mcpspec.MetaCapabilities: map[string]any{},
+		spec.MetaVersion: spec.V20260728, spec.MetaClient: map[string]string{"name": "test", "version": "1"}, spec.MetaCapabilities: map[string]any{},
 	}
 	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
 	if err != nil {
@@ -142,7 +142,7 @@ func call(t *testing.T, s *Server, who, method string, params map[string]any) *h
 // subscribed registers an endpoint for events.
 func subscribed(t *testing.T, s *Server, endpoint, uri string) {
 	t.Helper()
-	status, text := read(t, call(t, s, "", mcpspec.MethodRegister, map[string]any{"uris": []string{uri}, "targetUri": endpoint}))
+	status, text := read(t, call(t, s, "", spec.MethodRegister, map[string]any{"uris": []string{uri}, "targetUri": endpoint}))
 	if status != http.StatusOK || strings.Contains(text, `"error"`) {
 		t.Fatalf("%d %s", status, text)
 	}

@@ -19,8 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // What the demo publishes, and the event type of that.
@@ -138,13 +138,13 @@ func (d *demo) run(ctx context.Context) error {
 	failed := make(chan error, 4)
 	for _, way := range []struct {
 		name    string
-		version mcpspec.Version
+		version spec.Version
 		receive func(ctx context.Context, caller *client.Client, way string, open func()) error // until ctx ends
 	}{
-		{"webhook, SEP-1803", mcpspec.V20260728, d.register},
-		{"webhook, Events", mcpspec.V20260728, d.subscribe},
-		{"stream 2026-07-28", mcpspec.V20260728, d.stream},
-		{"stream 2025-11-25", mcpspec.V20251125, d.stream},
+		{"webhook, SEP-1803", spec.V20260728, d.register},
+		{"webhook, Events", spec.V20260728, d.subscribe},
+		{"stream 2026-07-28", spec.V20260728, d.stream},
+		{"stream 2025-11-25", spec.V20251125, d.stream},
 	} {
 		caller, err := client.New(d.remote, way.version)
 		if err != nil {

@@ -30,8 +30,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // Options are what to check, and how.
@@ -116,9 +116,9 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}{
 		{"list the event types", c.list},
 		{"send what must be refused", (&refusalCheck{c}).run},
-		{"poll", c.inMode(mcpspec.ModePoll, "polls", func(ctx context.Context, t eventType) { (&pollCheck{c, t}).run(ctx) })},
-		{"open streams", c.inMode(mcpspec.ModePush, "streams", func(ctx context.Context, t eventType) { (&pushCheck{c, t}).run(ctx) })},
-		{"subscribe webhooks", c.inMode(mcpspec.ModeWebhook, "webhooks", func(ctx context.Context, t eventType) { (&webhookCheck{subscriber{checker: c, t: t}}).run(ctx) })},
+		{"poll", c.inMode(spec.ModePoll, "polls", func(ctx context.Context, t eventType) { (&pollCheck{c, t}).run(ctx) })},
+		{"open streams", c.inMode(spec.ModePush, "streams", func(ctx context.Context, t eventType) { (&pushCheck{c, t}).run(ctx) })},
+		{"subscribe webhooks", c.inMode(spec.ModeWebhook, "webhooks", func(ctx context.Context, t eventType) { (&webhookCheck{subscriber{checker: c, t: t}}).run(ctx) })},
 	}
 	for _, s := range steps {
 		o.Progress(s.what)
@@ -166,7 +166,7 @@ func need[T any](v T, err error) T {
 
 // discover asks whether the server offers events, and returns why it does not.
 func (c *checker) discover(ctx context.Context) (without string, err error) {
-	a, err := c.conn.call(ctx, mcpspec.MethodDiscover, map[string]any{})
+	a, err := c.conn.call(ctx, spec.MethodDiscover, map[string]any{})
 	if err != nil {
 		return "", fault.Wrap(fault.Unavailable, err, "reach %s", client.Shown(c.URL))
 	}
@@ -180,14 +180,14 @@ func (c *checker) discover(ctx context.Context) (without string, err error) {
 		} `json:"capabilities"`
 	}
 	if a.result == nil || json.Unmarshal(a.result, &found) != nil {
-		return fmt.Sprintf("it does not speak revision %s, for server/discover is answered with %s", mcpspec.V20260728, a), nil
+		return fmt.Sprintf("it does not speak revision %s, for server/discover is answered with %s", spec.V20260728, a), nil
 	}
-	settings, offered := found.Capabilities.Extensions[mcpspec.EventsExtension]
+	settings, offered := found.Capabilities.Extensions[spec.EventsExtension]
 	if !offered {
 		if found.Capabilities.Events == nil {
-			return mcpspec.EventsExtension + " is not in its capabilities", c.unoffered(ctx)
+			return spec.EventsExtension + " is not in its capabilities", c.unoffered(ctx)
 		}
-		c.fail(ruleAdvertised, "events is in the capabilities itself, as the sketch had it, and %s is not in extensions", mcpspec.EventsExtension)
+		c.fail(ruleAdvertised, "events is in the capabilities itself, as the sketch had it, and %s is not in extensions", spec.EventsExtension)
 		return "", nil
 	}
 	var members struct {
@@ -199,7 +199,7 @@ func (c *checker) discover(ctx context.Context) (without string, err error) {
 
 // unoffered checks what holds for a server without events.
 func (c *checker) unoffered(ctx context.Context) error {
-	a, err := c.conn.call(ctx, mcpspec.MethodEvents, map[string]any{})
+	a, err := c.conn.call(ctx, spec.MethodEvents, map[string]any{})
 	if err != nil {
 		return err
 	}
@@ -218,7 +218,7 @@ func (c *checker) list(ctx context.Context) {
 		if cursor != "" {
 			params["cursor"] = cursor
 		}
-		a := need(c.conn.call(ctx, mcpspec.MethodEvents, params))
+		a := need(c.conn.call(ctx, spec.MethodEvents, params))
 		var page struct {
 			Events     []eventType `json:"events"`
 			NextCursor string      `json:"nextCursor"`
@@ -244,7 +244,7 @@ func (c *checker) list(ctx context.Context) {
 const maxPages = 100
 
 func (c *checker) descriptor(t eventType, twice bool) {
-	modes := []string{mcpspec.ModePoll, mcpspec.ModePush, mcpspec.ModeWebhook}
+	modes := []string{spec.ModePoll, spec.ModePush, spec.ModeWebhook}
 	unknown := slices.ContainsFunc(t.Delivery, func(m string) bool { return !slices.Contains(modes, m) })
 	c.judge(ruleNames, t.Name != "" && !twice, "the name %q is empty or twice in the list", t.Name)
 	c.judge(ruleModes, len(t.Delivery) > 0 && !unknown, "%s: delivery is %q", t.Name, t.Delivery)
@@ -261,7 +261,7 @@ func (c *checker) pick(mode string) (eventType, bool) {
 			return (c.Event == "" || c.Event == t.Name) && !slices.ContainsFunc(modes, func(m string) bool { return !slices.Contains(t.Delivery, m) })
 		}
 	}
-	i := slices.IndexFunc(c.types, offers(mcpspec.ModePoll, mcpspec.ModePush, mcpspec.ModeWebhook))
+	i := slices.IndexFunc(c.types, offers(spec.ModePoll, spec.ModePush, spec.ModeWebhook))
 	if i < 0 {
 		i = slices.IndexFunc(c.types, offers(mode))
 	}

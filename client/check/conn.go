@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
 const (
@@ -130,9 +130,9 @@ func (c *conn) send(ctx context.Context, key, method string, params map[string]a
 	id := c.seq
 	name, version, _ := strings.Cut(c.agent, "/")
 	params["_meta"] = map[string]any{
-		mcpspec.MetaVersion:      mcpspec.V20260728,
-		mcpspec.MetaClient:       map[string]string{"name": name, "version": version},
-		mcpspec.MetaCapabilities: map[string]any{"extensions": map[string]any{mcpspec.EventsExtension: map[string]any{}}},
+		spec.MetaVersion:      spec.V20260728,
+		spec.MetaClient:       map[string]string{"name": name, "version": version},
+		spec.MetaCapabilities: map[string]any{"extensions": map[string]any{spec.EventsExtension: map[string]any{}}},
 	}
 	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": id, "method": method, "params": params})
 	if err != nil {
@@ -145,8 +145,8 @@ func (c *conn) send(ctx context.Context, key, method string, params map[string]a
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json, "+sse.ContentType)
 	req.Header.Set("User-Agent", c.agent)
-	req.Header.Set(mcpspec.HeaderVersion, string(mcpspec.V20260728))
-	req.Header.Set(mcpspec.HeaderMethod, method)
+	req.Header.Set(spec.HeaderVersion, string(spec.V20260728))
+	req.Header.Set(spec.HeaderMethod, method)
 	if key != "" {
 		req.Header.Set("Authorization", "Bearer "+key)
 	}
@@ -177,7 +177,7 @@ var errNoStream = errors.New("the answer is no stream")
 func (c *conn) open(ctx context.Context, params map[string]any) (*stream, *answer, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	begun := time.AfterFunc(callTime, cancel)
-	resp, id, err := c.send(ctx, c.key, mcpspec.MethodEventsStream, params)
+	resp, id, err := c.send(ctx, c.key, spec.MethodEventsStream, params)
 	if err != nil {
 		cancel()
 		return nil, nil, err

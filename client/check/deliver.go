@@ -7,9 +7,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -37,11 +37,11 @@ func (c *deliveryCheck) arrived(d delivery) occurrence {
 	c.headers(d)
 	c.judge(ruleDelivery, d.method == http.MethodPost && mediaJSON(d.header), "%s of %q", d.method, d.header.Get("Content-Type"))
 	c.judge(ruleHeaders, d.header.Get(webhook.HeaderSubscription) == c.subscription.ID, "%s is %q, and the subscription is %s", webhook.HeaderSubscription, d.header.Get(webhook.HeaderSubscription), c.subscription.ID)
-	o := c.event(d.body, c.t, mcpspec.ModeWebhook)
+	o := c.event(d.body, c.t, spec.ModeWebhook)
 	message := strings.HasPrefix(d.id(), "msg_")
 	c.judge(ruleWebhookID, message || d.id() == o.EventID, "webhook-id is %s, and eventId is %s", d.id(), o.EventID)
 	if message { // the draft of the final text has the eventId too, so only an id of the message tells them apart
-		c.shows(mcpspec.Final, "webhook-id")
+		c.shows(spec.Final, "webhook-id")
 	}
 	return o
 }

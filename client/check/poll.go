@@ -5,9 +5,9 @@ import (
 	"encoding/json"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // page is the result of a poll.
@@ -29,7 +29,7 @@ type pollCheck struct {
 
 // poll sends one, and judges the form of its result.
 func (c *pollCheck) poll(ctx context.Context, more map[string]any) (*page, error) {
-	a, err := c.conn.call(ctx, mcpspec.MethodEventsPoll, c.params(c.t, more))
+	a, err := c.conn.call(ctx, spec.MethodEventsPoll, c.params(c.t, more))
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +64,7 @@ func (c *pollCheck) run(ctx context.Context) {
 		return
 	}
 	p := need(c.poll(ctx, map[string]any{"cursor": *start.Cursor}))
-	again := len(p.Events) > 0 && c.event(p.Events[0], c.t, mcpspec.ModePoll).EventID == ids[0]
+	again := len(p.Events) > 0 && c.event(p.Events[0], c.t, spec.ModePoll).EventID == ids[0]
 	c.judge(rulePollReplay, again, "the same position had %s first before", ids[0])
 	p = need(c.poll(ctx, map[string]any{"cursor": *start.Cursor, "maxEvents": 1}))
 	c.judge(rulePollMax, len(p.Events) == 1 && p.HasMore != nil && *p.HasMore, "maxEvents 1 has %d events, of 2", len(p.Events))
@@ -79,7 +79,7 @@ func (c *pollCheck) drain(ctx context.Context, cursor string, n int) (ids []stri
 			return ids
 		}
 		for _, raw := range p.Events {
-			ids = append(ids, c.event(raw, c.t, mcpspec.ModePoll).EventID)
+			ids = append(ids, c.event(raw, c.t, spec.ModePoll).EventID)
 		}
 		if p.Cursor != nil {
 			cursor = *p.Cursor

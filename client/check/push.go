@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // beat is what all notifications of a stream have.
@@ -30,7 +30,7 @@ func (c *pushCheck) seen(s *stream) func(note) {
 		}
 		var b beat
 		_ = json.Unmarshal(n.Params, &b)
-		got := string(b.Meta[mcpspec.MetaSubscription])
+		got := string(b.Meta[spec.MetaSubscription])
 		c.judge(rulePushID, got == strconv.Itoa(s.id), "%s of the request %d has the subscriptionId %s", n.Method, s.id, got)
 	}
 }
@@ -45,10 +45,10 @@ func (c *pushCheck) begin(ctx context.Context, cursor *string) (*stream, error) 
 		return nil, err
 	}
 	first := ""
-	_, err = s.next(ctx, c.Wait, mcpspec.NoteEventsActive, func(n note) {
+	_, err = s.next(ctx, c.Wait, spec.NoteEventsActive, func(n note) {
 		if first == "" {
 			first = n.Method
-			c.judge(rulePushActive, first == mcpspec.NoteEventsActive, "the first message is %q %s", first, clip(n.Params))
+			c.judge(rulePushActive, first == spec.NoteEventsActive, "the first message is %q %s", first, clip(n.Params))
 		}
 		c.seen(s)(n)
 	})
@@ -87,12 +87,12 @@ func (c *pushCheck) events(ctx context.Context, s *stream) {
 	c.emit(ctx, 2, rulePushEvent, rulePushResume, ruleSameID)
 	var came []occurrence
 	for range 2 {
-		n, err := s.next(ctx, c.Wait, mcpspec.NoteEventsEvent, c.seen(s))
+		n, err := s.next(ctx, c.Wait, spec.NoteEventsEvent, c.seen(s))
 		if err != nil {
 			c.fail(rulePushEvent, "%d of 2 events: %v", len(came), err)
 			return
 		}
-		came = append(came, c.event(n.Params, c.t, mcpspec.ModePush))
+		came = append(came, c.event(n.Params, c.t, spec.ModePush))
 	}
 	c.pass(rulePushEvent)
 	if before == nil || before.Cursor == nil {
@@ -110,19 +110,19 @@ func (c *pushCheck) events(ctx context.Context, s *stream) {
 		return
 	}
 	defer resumed.close()
-	n, err := resumed.next(ctx, c.Wait, mcpspec.NoteEventsEvent, c.seen(resumed))
+	n, err := resumed.next(ctx, c.Wait, spec.NoteEventsEvent, c.seen(resumed))
 	if err != nil {
 		c.fail(rulePushResume, "%v", err)
 		return
 	}
-	got := c.event(n.Params, c.t, mcpspec.ModePush).EventID
+	got := c.event(n.Params, c.t, spec.ModePush).EventID
 	c.judge(rulePushResume, got == came[1].EventID, "after the cursor of %s comes %s, not %s", came[0].EventID, got, came[1].EventID)
 }
 
 // heartbeat waits for one.
 func (c *pushCheck) heartbeat(ctx context.Context, s *stream) {
 	last := time.Now()
-	n, err := s.next(ctx, c.Wait, mcpspec.NoteEventsHeartbeat, c.seen(s))
+	n, err := s.next(ctx, c.Wait, spec.NoteEventsHeartbeat, c.seen(s))
 	switch {
 	case err == nil:
 		c.pass(rulePushHeartbeat)

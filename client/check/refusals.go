@@ -8,7 +8,7 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // unknownEvent is the name of no event type.
@@ -39,16 +39,16 @@ func (r *results) unfit(t eventType, ask func(params map[string]any) *answer) {
 
 // cheapest is an event type with a method that refuses without leaving anything.
 func (c *refusalCheck) cheapest() (string, eventType, bool) {
-	if t, ok := c.pick(mcpspec.ModePoll); ok && slices.Contains(t.Delivery, mcpspec.ModePoll) {
-		return mcpspec.MethodEventsPoll, t, true
+	if t, ok := c.pick(spec.ModePoll); ok && slices.Contains(t.Delivery, spec.ModePoll) {
+		return spec.MethodEventsPoll, t, true
 	}
-	t, ok := c.pick(mcpspec.ModePush)
-	return mcpspec.MethodEventsStream, t, ok
+	t, ok := c.pick(spec.ModePush)
+	return spec.MethodEventsStream, t, ok
 }
 
 // ask sends what must be refused: a stream that opens all the same is closed.
 func (c *refusalCheck) ask(ctx context.Context, method string, params map[string]any) *answer {
-	if method != mcpspec.MethodEventsStream {
+	if method != spec.MethodEventsStream {
 		return need(c.conn.call(ctx, method, params))
 	}
 	return need(c.conn.openRefused(ctx, params, c.Wait))
@@ -56,7 +56,7 @@ func (c *refusalCheck) ask(ctx context.Context, method string, params map[string
 
 // wrongMode asks an event type for a mode that it does not offer.
 func (c *refusalCheck) wrongMode(ctx context.Context) {
-	for mode, method := range map[string]string{mcpspec.ModePoll: mcpspec.MethodEventsPoll, mcpspec.ModePush: mcpspec.MethodEventsStream} {
+	for mode, method := range map[string]string{spec.ModePoll: spec.MethodEventsPoll, spec.ModePush: spec.MethodEventsStream} {
 		i := slices.IndexFunc(c.types, func(t eventType) bool { return !slices.Contains(t.Delivery, mode) && accepts(t.InputSchema, "{}") })
 		if _, offered := c.pick(mode); i < 0 || !offered { // what no event type offers, the server may not know as a method
 			continue

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // What a rule came to.
@@ -59,7 +59,7 @@ func newResults() *results {
 }
 
 // shows records that the server showed a profile.
-func (r *results) shows(profile mcpspec.Profile, by string) {
+func (r *results) shows(profile spec.Profile, by string) {
 	if p := string(profile); !slices.Contains(r.shownBy[p], by) {
 		r.shownBy[p] = append(r.shownBy[p], by)
 	}
@@ -75,7 +75,7 @@ func (r *results) judgeProfile() string {
 		return slices.Collect(maps.Keys(r.shownBy))[0]
 	}
 	var parts []string
-	for _, profile := range mcpspec.Profiles() {
+	for _, profile := range spec.Profiles() {
 		parts = append(parts, profile+" by "+strings.Join(r.shownBy[profile], ", "))
 	}
 	r.fail(ruleProfile, "the server shows %s", strings.Join(parts, "; "))

@@ -10,7 +10,7 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // Text is which text the rules are of.
@@ -148,7 +148,7 @@ func (r *results) refused(rule *Rule, a *answer, name, what string) {
 	if i := slices.Index(codes[name], a.code()); i >= 0 {
 		r.pass(rule)
 		if len(codes[name]) > 1 {
-			r.shows([]mcpspec.Profile{mcpspec.Final, mcpspec.Released}[i], "error numbers")
+			r.shows([]spec.Profile{spec.Final, spec.Released}[i], "error numbers")
 		}
 		return
 	}

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // subscribed is the result of events/subscribe.
@@ -40,7 +40,7 @@ var ofDeliveries = []*Rule{
 
 // delivery is the member of that name of events/subscribe.
 func toDelivery(url, secret string) map[string]any {
-	return map[string]any{"mode": mcpspec.ModeWebhook, "url": url, "secret": secret}
+	return map[string]any{"mode": spec.ModeWebhook, "url": url, "secret": secret}
 }
 
 // subscriber subscribes hooks of a receiver to an event type.
@@ -54,7 +54,7 @@ type subscriber struct {
 func (c *subscriber) subscribe(ctx context.Context, h *hook, more map[string]any) (*subscribed, *answer) {
 	params := c.params(c.t, more)
 	params["delivery"] = toDelivery(h.url, h.secret())
-	a := need(c.conn.call(ctx, mcpspec.MethodEventsSub, params))
+	a := need(c.conn.call(ctx, spec.MethodEventsSub, params))
 	s := &subscribed{}
 	if a.result == nil || json.Unmarshal(a.result, s) != nil {
 		return nil, a
@@ -77,7 +77,7 @@ func (c *subscriber) subscribe(ctx context.Context, h *hook, more map[string]any
 }
 
 func (c *subscriber) unsubscribe(ctx context.Context, h *hook) (*answer, error) {
-	return c.conn.call(ctx, mcpspec.MethodEventsUnsub, c.params(c.t, map[string]any{"delivery": map[string]any{"url": h.url}}))
+	return c.conn.call(ctx, spec.MethodEventsUnsub, c.params(c.t, map[string]any{"delivery": map[string]any{"url": h.url}}))
 }
 
 // webhookCheck checks events/subscribe and events/unsubscribe of an event type, and has deliveries checked.
@@ -96,7 +96,7 @@ func (c *webhookCheck) run(ctx context.Context) {
 		} else {
 			c.fail(ruleSubscribe, "%s", why)
 		}
-		c.skip(why, ofMode(mcpspec.ModeWebhook)...)
+		c.skip(why, ofMode(spec.ModeWebhook)...)
 		return
 	}
 	defer func() { _, _ = c.unsubscribe(context.WithoutCancel(ctx), h) }()
@@ -130,7 +130,7 @@ func (c *webhookCheck) verified(h *hook) {
 func (c *webhookCheck) refusedSubscriptions(ctx context.Context) {
 	h := c.receiver.hook("refused")
 	subscribe := func(key string, delivery map[string]any) *answer {
-		return need(c.conn.callAs(ctx, key, mcpspec.MethodEventsSub, c.params(c.t, map[string]any{"delivery": delivery})))
+		return need(c.conn.callAs(ctx, key, spec.MethodEventsSub, c.params(c.t, map[string]any{"delivery": delivery})))
 	}
 	a := subscribe("", toDelivery(h.url, h.secret()))
 	refused := a.status == http.StatusUnauthorized || a.status == http.StatusForbidden || slices.Contains(codes["Forbidden"], a.code())
@@ -139,14 +139,14 @@ func (c *webhookCheck) refusedSubscriptions(ctx context.Context) {
 	if !c.has(ruleUnknownEvent) {
 		c.unfit(c.t, func(params map[string]any) *answer {
 			params["delivery"] = toDelivery(h.url, h.secret())
-			return need(c.conn.call(ctx, mcpspec.MethodEventsSub, params))
+			return need(c.conn.call(ctx, spec.MethodEventsSub, params))
 		})
 	}
 	encoded := func(n int) string { return "whsec_" + base64.StdEncoding.EncodeToString(make([]byte, n)) }
 	for what, secret := range map[string]any{
 		"no secret": nil, "another prefix": "secret_" + encoded(32)[6:], "23 bytes": encoded(23), "65 bytes": encoded(65), "no base64": "whsec_!!!", "a password": "hunter2",
 	} {
-		a = subscribe(c.Key, map[string]any{"mode": mcpspec.ModeWebhook, "url": h.url, "secret": secret})
+		a = subscribe(c.Key, map[string]any{"mode": spec.ModeWebhook, "url": h.url, "secret": secret})
 		c.refused(ruleSecret, a, "InvalidParams", "a secret that is "+what)
 	}
 	for _, bad := range []string{"", "no url", "https://", "ftp://example.com/hook"} {
@@ -183,7 +183,7 @@ func (c *webhookCheck) keys(ctx context.Context, h *hook, s *subscribed) {
 	need(c.unsubscribe(ctx, other))
 	if a = need(c.unsubscribe(ctx, other)); a.err == nil {
 		c.pass(ruleUnsubUnknown)
-		c.shows(mcpspec.Released, "unknown subscription")
+		c.shows(spec.Released, "unknown subscription")
 		return
 	}
 	c.refused(ruleUnsubUnknown, a, "NotFound", "an unknown subscription")

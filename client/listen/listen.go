@@ -14,14 +14,14 @@ import (
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/client/run"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // Options say what to receive, how, and what to do with it.
 type Options struct {
 	Server   client.Server
-	Revision mcpspec.Version
+	Revision spec.Version
 
 	// URIs are what to receive: by webhooks of SEP-1803, or from an open stream if Stream is set.
 	URIs   []string

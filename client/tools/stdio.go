@@ -11,7 +11,7 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/jsonrpc"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
 // maxLine bounds a line of the client's in bytes.

@@ -8,8 +8,8 @@ import (
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/server/servertest"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // One more required member ends the webhook subscriptions to an event type: that is refused, by a reload and
@@ -79,9 +79,9 @@ func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 // registerHook registers a webhook of SEP-1803 at a server.
 func registerHook(t *testing.T, e *server.Server) {
 	t.Helper()
-	c, err := client.New(client.Server{URL: e.URL}, mcpspec.V20260728)
+	c, err := client.New(client.Server{URL: e.URL}, spec.V20260728)
 	if err == nil {
-		err = c.Call(t.Context(), mcpspec.MethodRegister, map[string]any{
+		err = c.Call(t.Context(), spec.MethodRegister, map[string]any{
 			"uris": []string{"event://ci/build-finished"}, "targetUri": "http://127.0.0.1:9/hook",
 		}, nil)
 	}

@@ -6,8 +6,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/client/listen"
 	runs "github.com/mcp-events/mcpevents/client/run"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // ListenCmd receives events until it is interrupted.
@@ -63,12 +63,12 @@ func (c *ListenCmd) Run(g *Globals) error {
 	ctx, stop := interruptible()
 	defer stop()
 	o := listen.Options{
-		Server: c.Remote.server(), Revision: mcpspec.Version(c.Revision), URIs: c.URI, Stream: c.Stream,
+		Server: c.Remote.server(), Revision: spec.Version(c.Revision), URIs: c.URI, Stream: c.Stream,
 		Name: c.Name, Arguments: args, Mode: c.Mode, TTL: c.TTL, Cursor: c.Cursor, File: c.CursorFile,
 		Listen: c.Listen, Target: c.Target, Count: c.Count, For: c.For, Out: g.out, Log: g.logger(g.err), Concurrency: c.Concurrency,
 	}
 	if c.Mode == "" && (c.Exec == "" || c.Target != "") {
-		o.Mode = mcpspec.ModeWebhook
+		o.Mode = spec.ModeWebhook
 	}
 	if c.ShowSecret {
 		o.Secret = g.err
@@ -84,7 +84,7 @@ func (c *ListenCmd) Run(g *Globals) error {
 // Validate refuses flags that do not go together, and takes --name alone for --via events.
 func (c *ListenCmd) Validate() error {
 	// Followed without a webhook.
-	followed := c.Mode != "" && c.Mode != mcpspec.ModeWebhook || c.Mode == "" && c.Exec != "" && c.Target == ""
+	followed := c.Mode != "" && c.Mode != spec.ModeWebhook || c.Mode == "" && c.Exec != "" && c.Target == ""
 	if c.Name != "" && len(c.URI) == 0 && !c.Stream { // an event type has a name in the extension alone
 		c.Via = "events"
 	}
@@ -98,7 +98,7 @@ func (c *ListenCmd) Validate() error {
 		return fault.New(fault.Invalid, "--concurrency, --tries and --timeout must be positive")
 	case followed && (c.Stream || c.Target != "" || c.ShowSecret || c.TTL != 0):
 		return fault.New(fault.Invalid, "--mode %s does not go with --stream, nor with --target, --show-secret and --ttl, which are for webhooks", cmp.Or(c.Mode, "push"))
-	case c.Mode == mcpspec.ModePush && c.Revision != "2026-07-28":
+	case c.Mode == spec.ModePush && c.Revision != "2026-07-28":
 		return fault.New(fault.Invalid, "--mode push is for revision 2026-07-28")
 	case followed && c.Name == "":
 		return fault.New(fault.Invalid, "--mode %s needs --name, the name of an event type", c.Mode)

@@ -14,7 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/server/servertest"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // patience bounds every wait.
@@ -130,7 +130,7 @@ const (
 // subscriptions lists the subscription:// resources of the server.
 func subscriptions(t *testing.T, server string) (uris []string) {
 	t.Helper()
-	caller, err := client.New(client.Server{URL: server}, mcpspec.V20260728)
+	caller, err := client.New(client.Server{URL: server}, spec.V20260728)
 	if err != nil {
 		t.Fatal(err)
 	}

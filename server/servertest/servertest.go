@@ -16,7 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // Patience bounds how long a test waits.
@@ -86,7 +86,7 @@ func End(t *testing.T, s *server.Server) {
 // Subscribe registers a webhook of a caller of the server at url, and returns the id of the subscription.
 func Subscribe(t *testing.T, url, who, target string, uris ...string) string {
 	t.Helper()
-	c, err := client.New(client.Server{URL: url, Key: who, Agent: "test/1"}, mcpspec.V20260728)
+	c, err := client.New(client.Server{URL: url, Key: who, Agent: "test/1"}, spec.V20260728)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 

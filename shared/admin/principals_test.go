@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // TestErase: OPS-07 and WHK-21, against the files of the store.
@@ -34,7 +34,7 @@ func TestErase(t *testing.T) {
 	f.call("op", "POST", "subscriptions/"+one+"/pause", `{"reason":"alice asked"}`, 200, nil)
 	f.call("op", "POST", "replays", `{"select":{"subscription":"`+two+`","until":"2020-01-01T00:00:00Z"}}`, 202, nil)
 	f.call("op", "DELETE", "subscriptions/"+gone, "", 204, nil)
-	c, err := client.New(client.Server{URL: f.s.URL, Key: "alice", Agent: "test/1"}, mcpspec.V20251125)
+	c, err := client.New(client.Server{URL: f.s.URL, Key: "alice", Agent: "test/1"}, spec.V20251125)
 	if err != nil {
 		t.Fatal(err)
 	}

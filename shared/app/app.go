@@ -28,9 +28,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/source/ingest"
@@ -85,8 +85,8 @@ func (c *Core) Most(name string) func(ctx context.Context, workspace, principal 
 }
 
 // Profile returns the profile of the MCP Events extension that a principal is configured for, or the default one.
-func (c *Core) Profile(ctx context.Context, p auth.Principal) mcpspec.Profile {
-	profile := mcpspec.Profile(c.Limits.Profile)
+func (c *Core) Profile(ctx context.Context, p auth.Principal) spec.Profile {
+	profile := spec.Profile(c.Limits.Profile)
 	if c.Config == nil {
 		return profile
 	}

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // MaxSource is the largest configuration file in bytes.
@@ -41,7 +41,7 @@ type Config struct {
 	// take the place of the settings. A rate of 0 is no limit.
 	quotas map[place]map[string]float64
 	// profiles has the profiles of principals and, without a name, of workspaces.
-	profiles map[place]mcpspec.Profile
+	profiles map[place]spec.Profile
 	source   []byte
 }
 

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // EnvPrefix begins the name of every environment variable of ours.
@@ -239,7 +239,7 @@ func (l Limits) checkChoices() error {
 	}{
 		{"delivery-log", cmp.Or(l.DeliveryLog, "failures"), []string{"failures", "all", "none"}},
 		{"webhook-secret", l.WebhookSecret, []string{"standard", "raw", "none"}},
-		{"profile", l.Profile, mcpspec.Profiles()},
+		{"profile", l.Profile, spec.Profiles()},
 		{"full-streams", l.FullStreams, []string{"oldest", "refuse"}},
 	} {
 		if !slices.Contains(x.allowed, x.value) {

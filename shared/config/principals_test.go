@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 func TestPrincipals(t *testing.T) {
@@ -16,8 +16,8 @@ func TestPrincipals(t *testing.T) {
   - {workspace: small, principal: bob, profile: released}
 `))
 		must(t, err)
-		for who, want := range map[string]mcpspec.Profile{
-			"default alice": mcpspec.Final, "default bob": "", "small alice": mcpspec.Final, "small bob": mcpspec.Released,
+		for who, want := range map[string]spec.Profile{
+			"default alice": spec.Final, "default bob": "", "small alice": spec.Final, "small bob": spec.Released,
 		} {
 			workspace, principal, _ := strings.Cut(who, " ")
 			if got := c.Profile(workspace, principal); got != want {

@@ -4,8 +4,8 @@ import (
 	"encoding/json"
 	"unicode/utf8"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
 // Limits of a message in bytes, or turns. What is over one is of kind fault.TooLarge

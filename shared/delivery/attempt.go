@@ -12,10 +12,10 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
@@ -115,7 +115,7 @@ func (s *sender) fill(ctx context.Context, r *webhook.Request, sub *subscription
 // replays have the same id, whichever process makes them. Its digits are hexadecimal, so it is never taken for the id of a
 // control message, msg_<type>_….
 func (s *sender) webhookID(ctx context.Context, sub *subscription.Subscriber, e *event.Event) (string, error) {
-	if cmp.Or(sub.Profile, s.options.Profile) != mcpspec.Final {
+	if cmp.Or(sub.Profile, s.options.Profile) != spec.Final {
 		return e.ID, nil
 	}
 	sealer, err := s.gaps.Sealer(ctx)

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/queue/sqlite"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -129,7 +129,7 @@ func inFunctions(t *testing.T, n int, do func(w *world)) {
 					Terminator: &Terminator{
 						Queue: queues, Subscriptions: services, Lists: w.services.Lists, Log: log,
 						Review:      &subscription.Review{DB: w.db, Catalog: w.catalogs},
-						ErrorObject: func(mcpspec.Profile, error) json.RawMessage { return []byte(`"x"`) },
+						ErrorObject: func(spec.Profile, error) json.RawMessage { return []byte(`"x"`) },
 					},
 					Options: functionOptions(),
 				})

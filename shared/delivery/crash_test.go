@@ -16,7 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
@@ -49,7 +49,7 @@ type rig struct {
 	log      *eventlog.Log
 	sealer   *eventlog.Sealer
 	plain    []string // targets without control messages
-	profile  mcpspec.Profile
+	profile  spec.Profile
 	// unordered has processes stamp events themselves, as they do over DynamoDB.
 	unordered bool
 	// directory may be nil.
@@ -200,7 +200,7 @@ func (r *rig) terminator(m mortal, services *subscriptions) *Terminator {
 		Queue: m, Subscriptions: services, Lists: services.Lists, Now: func() time.Time { return r.now }, Log: slog.New(slog.DiscardHandler),
 		Plain:       r.plain,
 		Review:      &subscription.Review{DB: m, Catalog: r.catalogs, Directory: r.directory},
-		ErrorObject: func(_ mcpspec.Profile, reason error) json.RawMessage { return []byte(fmt.Sprintf("%q", reason)) },
+		ErrorObject: func(_ spec.Profile, reason error) json.RawMessage { return []byte(fmt.Sprintf("%q", reason)) },
 	}
 }
 

@@ -8,10 +8,10 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/switches"
@@ -64,7 +64,7 @@ type Options struct {
 	// Records says which attempts leave a delivery record.
 	Records Records
 	// Profile is the default for MCP Events subscriptions without a profile.
-	Profile mcpspec.Profile
+	Profile spec.Profile
 	// LogDeliveries writes a log line for each attempt.
 	LogDeliveries bool
 }

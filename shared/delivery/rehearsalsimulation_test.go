@@ -24,8 +24,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/mcp"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/queue/sqlite"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -335,7 +335,7 @@ func (c *task) end(at time.Time) {
 		c.mu.Lock()
 		c.until = time.Now()
 		c.mu.Unlock()
-		c.call(mcpspec.MethodEventsUnsub, map[string]any{"delivery": map[string]any{"mode": "webhook", "url": c.url}}, nil)
+		c.call(spec.MethodEventsUnsub, map[string]any{"delivery": map[string]any{"mode": "webhook", "url": c.url}}, nil)
 	case c.d.begin.Add(c.removes):
 		c.mu.Lock()
 		c.gone, c.until = true, time.Now()
@@ -357,7 +357,7 @@ func (c *task) subscribe(rotate bool) {
 		Cursor        *string
 		Truncated     bool
 	}
-	c.call(mcpspec.MethodEventsSub, params, &g)
+	c.call(spec.MethodEventsSub, params, &g)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if g.ID == "" || c.id != "" && g.ID != c.id || g.RefreshBefore == nil || g.Truncated {
@@ -378,7 +378,7 @@ func (c *task) subscribe(rotate bool) {
 func (c *task) call(method string, params map[string]any, result any) {
 	params["name"], params["arguments"] = "github.push", map[string]any{"owner": fmt.Sprintf("channel%d", c.channel), "repo": "app"}
 	params["_meta"] = map[string]any{
-		mcpspec.MetaVersion: mcpspec.V20260728, mcpspec.MetaCapabilities: map[string]any{},
+		spec.MetaVersion: spec.V20260728, spec.MetaCapabilities: map[string]any{},
 		"io.modelcontextprotocol/clientInfo": map[string]any{"name": "chatgpt", "version": "1"},
 	}
 	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
@@ -389,7 +389,7 @@ func (c *task) call(method string, params map[string]any, result any) {
 	req := httptest.NewRequest(http.MethodPost, "/mcp", bytes.NewReader(body)).WithContext(c.d.t.Context())
 	for name, value := range map[string]string{
 		"Content-Type": "application/json", "Accept": "application/json, text/event-stream", "Authorization": "Bearer " + c.user,
-		mcpspec.HeaderVersion: string(mcpspec.V20260728), mcpspec.HeaderMethod: method,
+		spec.HeaderVersion: string(spec.V20260728), spec.HeaderMethod: method,
 	} {
 		req.Header.Set(name, value)
 	}

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -25,9 +25,9 @@ type Terminator struct {
 	Lists         *subscription.Lists
 	Review        *subscription.Review
 	// ErrorObject returns the error member of a termination notice: code, message and data.
-	ErrorObject func(profile mcpspec.Profile, reason error) json.RawMessage
+	ErrorObject func(profile spec.Profile, reason error) json.RawMessage
 	// Profile is the default for subscriptions without a profile.
-	Profile mcpspec.Profile
+	Profile spec.Profile
 	// Plain are prefixes of target URLs that get no notices.
 	Plain []string
 	Now   func() time.Time

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
@@ -34,7 +34,7 @@ func TestMessageIDs(t *testing.T) {
 
 	t.Run("EVX-21 each delivery has its own, the same in all attempts, by a new process each, and in a retry by hand", func(t *testing.T) {
 		r := newRig(t)
-		r.profile = mcpspec.Final
+		r.profile = spec.Final
 		a, b := subscribed(r)
 		r.script = fails
 		r.publish("evt_1", "evt_2")
@@ -80,7 +80,7 @@ func TestMessageIDs(t *testing.T) {
 	t.Run("EVX-21 a process dies at each step", func(t *testing.T) {
 		atEachStep(t, 10, func(point int, late bool) bool {
 			r := newRig(t)
-			r.profile = mcpspec.Final
+			r.profile = spec.Final
 			a, _ := subscribed(r)
 			r.script = failsFirst(2)
 			r.publish("evt_1")
@@ -94,15 +94,15 @@ func TestMessageIDs(t *testing.T) {
 	})
 
 	t.Run("EVX-21 EVX-25 a subscription keeps its profile whatever the default is, and one without has the default's", func(t *testing.T) {
-		for _, fallback := range []mcpspec.Profile{mcpspec.Released, mcpspec.Final} {
+		for _, fallback := range []spec.Profile{spec.Released, spec.Final} {
 			r := newRig(t)
 			r.profile = fallback
-			of := func(profile mcpspec.Profile) string {
+			of := func(profile spec.Profile) string {
 				return r.subscribe(func(s *subscription.SubscribeRequest) {
 					s.URL, s.Profile = "https://hooks.example.com/"+string(profile), profile
 				}).ID
 			}
-			want := map[string]mcpspec.Profile{of(mcpspec.Released): mcpspec.Released, of(mcpspec.Final): mcpspec.Final, of(""): fallback}
+			want := map[string]spec.Profile{of(spec.Released): spec.Released, of(spec.Final): spec.Final, of(""): fallback}
 			r.script = failsFirst(2)
 			r.publish("evt_1")
 			r.run()
@@ -113,7 +113,7 @@ func TestMessageIDs(t *testing.T) {
 			}
 			for sub, profile := range want {
 				for id := range got[sub] {
-					if (profile == mcpspec.Final) != format.MatchString(id) || len(got[sub]) != 1 {
+					if (profile == spec.Final) != format.MatchString(id) || len(got[sub]) != 1 {
 						t.Errorf("default %s: a subscription of the profile %q has the webhook-ids %v", fallback, profile, got[sub])
 					}
 				}
@@ -122,7 +122,7 @@ func TestMessageIDs(t *testing.T) {
 	})
 
 	t.Run("EVX-21 SEP-1803 and control messages keep theirs, and the default is the event's", func(t *testing.T) {
-		for _, profile := range []mcpspec.Profile{mcpspec.Final, mcpspec.Released, ""} {
+		for _, profile := range []spec.Profile{spec.Final, spec.Released, ""} {
 			r := newRig(t)
 			r.profile = profile
 			standard := r.register("event://ci/build-finished").ID
@@ -146,7 +146,7 @@ func TestMessageIDs(t *testing.T) {
 				}
 			}
 			want := map[string]int{"standard": len(StandardSchedule), "gap": 1, "event": len(EventsSchedule)}
-			if profile == mcpspec.Final {
+			if profile == spec.Final {
 				want["message"] = want["event"]
 				delete(want, "event")
 			}

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/queue/sqlite"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -88,7 +88,7 @@ func inWorld(t *testing.T, options Options, do func(w *world)) {
 		terminator := &Terminator{
 			Queue: queues, Subscriptions: services, Lists: w.services.Lists, Log: slog.New(slog.DiscardHandler),
 			Review:      &subscription.Review{DB: w.db, Catalog: w.catalogs},
-			ErrorObject: func(mcpspec.Profile, error) json.RawMessage { return []byte(`"x"`) },
+			ErrorObject: func(spec.Profile, error) json.RawMessage { return []byte(`"x"`) },
 		}
 		w.d = NewDispatcher(&Dispatcher{
 			DB: w.db, Queue: queues, Subscriptions: services, Catalog: w.catalogs, Poster: w, Opener: plain{},

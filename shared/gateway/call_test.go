@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -595,7 +595,7 @@ func TestProgressOfSamplingReachesTheBackendThatAsked(t *testing.T) {
 		progress("stranger", own, 1)
 		progress(client, token, 2) // a token that the client does not know
 		progress(client, own, 3)
-		got := asker.next(t, mcpspec.NoteProgress)
+		got := asker.next(t, spec.NoteProgress)
 		if want := `{"progressToken":` + token + `,"progress":3,"big":9007199254740993}`; string(got.Params) != want {
 			t.Errorf("the backend got %s, want %s", got.Params, want)
 		}
@@ -610,7 +610,7 @@ func TestProgressOfSamplingReachesTheBackendThatAsked(t *testing.T) {
 			t.Fatal(err)
 		}
 		progress(client, own, 4)
-		if n := len(asker.received(mcpspec.NoteProgress)); n != 1 {
+		if n := len(asker.received(spec.NoteProgress)); n != 1 {
 			t.Errorf("the backend got progress %d times, want once", n)
 		}
 	}
@@ -718,12 +718,12 @@ func TestChangedRootsReachTheClientsSessions(t *testing.T) {
 	for _, id := range []string{"s1", "s2"} {
 		mustCall(t, g, sessionBased(id), "t")
 	}
-	if err := g.Notify(t.Context(), sessionBased("s1"), json.RawMessage(`{"jsonrpc":"2.0","method":"`+mcpspec.NoteRootsChange+`"}`)); err != nil {
+	if err := g.Notify(t.Context(), sessionBased("s1"), json.RawMessage(`{"jsonrpc":"2.0","method":"`+spec.NoteRootsChange+`"}`)); err != nil {
 		t.Fatal(err)
 	}
-	got := s.received(mcpspec.NoteRootsChange)
-	if len(got) != 1 || got[0].Session != s.received("tools/call")[0].Session || len(idle.received(mcpspec.NoteRootsChange)) != 0 {
-		t.Errorf("the backends got %v and %v", got, idle.received(mcpspec.NoteRootsChange))
+	got := s.received(spec.NoteRootsChange)
+	if len(got) != 1 || got[0].Session != s.received("tools/call")[0].Session || len(idle.received(spec.NoteRootsChange)) != 0 {
+		t.Errorf("the backends got %v and %v", got, idle.received(spec.NoteRootsChange))
 	}
 }
 
@@ -770,7 +770,7 @@ func TestALogLevelThatCouldNotBeSetIsSetWithALaterCall(t *testing.T) {
 				var fails atomic.Bool
 				set := 0
 				s.intercept(func(w http.ResponseWriter, _ *http.Request, m got) bool {
-					if m.Method != mcpspec.MethodSetLevel {
+					if m.Method != spec.MethodSetLevel {
 						return false
 					}
 					if fails.Load() {

@@ -10,10 +10,10 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -160,7 +160,7 @@ func (b *backend) abandon(c *upstream.Client, s backendSession, id json.RawMessa
 	defer cancel()
 	params := append(append([]byte(`{"requestId":`), id...), `,"reason":"no client waits for the response"}`...)
 	err := c.Send(ctx, upstream.Request{
-		Body: jsonrpc.AppendNotification(nil, mcpspec.NoteCancelled, params), Version: s.Version, Session: s.ID,
+		Body: jsonrpc.AppendNotification(nil, spec.NoteCancelled, params), Version: s.Version, Session: s.ID,
 	})
 	if err != nil {
 		b.options.Log.WarnContext(ctx, "cancellation not sent to backend", "backend", b.Name, "error", err)

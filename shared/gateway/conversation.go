@@ -10,14 +10,14 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // asksFor reports whether a backend asks for the messages of a method.
 func asksFor(c api.Capabilities, method string) bool {
-	return method == mcpspec.MethodUserMessage && c.UserMessages || method == mcpspec.MethodAssistant && c.AssistantResponses
+	return method == spec.MethodUserMessage && c.UserMessages || method == spec.MethodAssistant && c.AssistantResponses
 }
 
 // Converse hands a backend, named as in the configuration, a message of a conversation,
@@ -101,7 +101,7 @@ func (b *backend) converse(ctx context.Context, c api.Client, s backendSession, 
 	id := upstream.FreshID()
 	r := upstream.Request{Body: jsonrpc.AppendRequest(nil, id, method, params), Version: s.Version, Session: s.ID}
 	if s.Version.Stateless() {
-		r.Header = http.Header{mcpspec.HeaderMethod: {method}}
+		r.Header = http.Header{spec.HeaderMethod: {method}}
 	}
 	client := b.caller(c.Token)
 	answer, err := client.Post(ctx, r)
@@ -120,7 +120,7 @@ func (b *backend) converse(ctx context.Context, c api.Client, s backendSession, 
 
 // withMeta adds to params what every request of revision 2026-07-28 has. The capabilities
 // of the client are not passed on: nothing is asked of it while it waits for context.
-func (b *backend) withMeta(version mcpspec.Version, params json.RawMessage) json.RawMessage {
+func (b *backend) withMeta(version spec.Version, params json.RawMessage) json.RawMessage {
 	own := string(jsonrpc.Member(b.own.Meta(version), "_meta"))
 	given := strings.TrimSuffix(strings.TrimPrefix(string(jsonrpc.Member(params, "_meta")), "{"), "}")
 	if given != "" {

@@ -16,11 +16,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -299,8 +299,8 @@ func (x *exchange) resume(ctx context.Context, last *upstream.Exchange) (*upstre
 
 // passed are the notifications that a backend may send within a call.
 var passed = map[string]bool{
-	mcpspec.NoteProgress: true, mcpspec.NoteMessage: true, mcpspec.NoteElicited: true,
-	mcpspec.NoteTaskStatus: true,
+	spec.NoteProgress: true, spec.NoteMessage: true, spec.NoteElicited: true,
+	spec.NoteTaskStatus: true,
 }
 
 // handle hands one message on.
@@ -317,7 +317,7 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 		return false, x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
 	case m.ID != nil:
 		return false, x.way.elicit(ctx, m)
-	case m.Method == mcpspec.NoteCancelled && !x.with.Version.Stateless():
+	case m.Method == spec.NoteCancelled && !x.with.Version.Stateless():
 		return false, x.way.withdraw(ctx, jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "requestId"), m)
 	case passed[m.Method]:
 		if m, ok := x.fits(m); ok {
@@ -334,13 +334,13 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 func (x *exchange) fits(m upstream.Message) (upstream.Message, bool) {
 	params := jsonrpc.Member(m.Raw, "params")
 	switch {
-	case m.Method == mcpspec.NoteProgress:
+	case m.Method == spec.NoteProgress:
 		return x.ownProgress(m, params)
 	case !x.call.Version.Stateless():
 		return m, true
-	case m.Method == mcpspec.NoteMessage:
+	case m.Method == spec.NoteMessage:
 		level, _ := jsonrpc.String(jsonrpc.Member(params, "level"))
-		return m, x.call.Level != "" && mcpspec.SevereAs(level, x.call.Level)
+		return m, x.call.Level != "" && spec.SevereAs(level, x.call.Level)
 	}
 	return m, x.with.Version.Stateless()
 }
@@ -388,7 +388,7 @@ func (x *exchange) translated(m upstream.Message) (response json.RawMessage, cod
 // unsettle makes the next call ask the backend again what it is, if the code of its error says that it is not what it was: it may be
 // an older version of the server now.
 func (x *exchange) unsettle(code int) {
-	if code == mcpspec.CodeHeaderMismatch || code == mcpspec.CodeUnsupportedVersion {
+	if code == spec.CodeHeaderMismatch || code == spec.CodeUnsupportedVersion {
 		x.entry.view.Outdate()
 		x.entry.view.forget(x.known)
 	}

@@ -10,9 +10,9 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // list is the backend's list, fetched by one caller at a time when the one that was fetched
@@ -209,7 +209,7 @@ func unprintable(r rune) bool {
 // hints are what a page of a list says of its caching (2026-07-28, Caching). A backend that
 // says nothing, as all of the earlier revisions, has a list for its caller alone and for as
 // long as the gateway itself uses it.
-func hints(version mcpspec.Version, result json.RawMessage, own time.Duration) (ttl time.Duration, shared bool) {
+func hints(version spec.Version, result json.RawMessage, own time.Duration) (ttl time.Duration, shared bool) {
 	ttl = own
 	if !version.Stateless() {
 		return ttl, false

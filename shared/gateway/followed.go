@@ -7,8 +7,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -30,7 +30,7 @@ func (g *Gateway) Followed(ctx context.Context) (out []Followed) {
 func (f Followed) Client() *upstream.Client { return &f.own }
 
 // Ask asks it anew what it is: it may be another one since.
-func (f Followed) Ask(ctx context.Context) (api.Capabilities, mcpspec.Version, error) {
+func (f Followed) Ask(ctx context.Context) (api.Capabilities, spec.Version, error) {
 	f.mu.Lock()
 	was := f.last
 	f.mu.Unlock()

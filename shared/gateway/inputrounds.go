@@ -10,10 +10,10 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -87,9 +87,9 @@ func (w *inputRoundsWay) params() json.RawMessage {
 
 // header repeats what a request of 2026-07-28 has to repeat in headers.
 func (w *inputRoundsWay) header() (http.Header, error) {
-	h := http.Header{mcpspec.HeaderMethod: {w.x.call.Method}}
+	h := http.Header{spec.HeaderMethod: {w.x.call.Method}}
 	if w.x.call.Member != "ref" {
-		h[mcpspec.HeaderName] = []string{mcpspec.EncodeHeader(w.x.entry.Own)}
+		h[spec.HeaderName] = []string{spec.EncodeHeader(w.x.entry.Own)}
 	}
 	return h, w.x.addParameters(h)
 }
@@ -221,7 +221,7 @@ func (w *inputRoundsWay) responses(inputs []*input) (json.RawMessage, error) {
 	for i, in := range inputs {
 		result := jsonrpc.Member(in.answer, "result")
 		if failure := jsonrpc.Member(in.answer, "error"); failure != nil || result == nil {
-			if in.method != mcpspec.MethodElicit {
+			if in.method != spec.MethodElicit {
 				return nil, w.refusal(failure)
 			}
 			result = json.RawMessage(`{"action":"cancel"}`)

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -304,7 +304,7 @@ func TestParameterHeadersAreValidated(t *testing.T) {
 func TestOutputSchemaOfAListedTool(t *testing.T) {
 	const tool = `{"name":"tool","inputSchema":{"type":"object"},"outputSchema":{"type":"array"},"x":1.0}`
 	e := instances(t, 1, serving(t, true, nil, tool))[0].List(t.Context(), someone(v2025), api.Tools).Entries[0]
-	for version, want := range map[mcpspec.Version]string{v2026: tool, v2025: `{"name":"tool","inputSchema":{"type":"object"},"x":1.0}`} {
+	for version, want := range map[spec.Version]string{v2026: tool, v2025: `{"name":"tool","inputSchema":{"type":"object"},"x":1.0}`} {
 		if got := string(e.For(version)); got != want {
 			t.Errorf("%s: %s, want %s", version, got, want)
 		}

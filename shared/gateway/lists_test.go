@@ -15,8 +15,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 func names(l *api.List) (out []string) {
@@ -195,8 +195,8 @@ func TestRevisionIsFoundOut(t *testing.T) {
 		asked                         []string // of discover and initialize, how often
 	}{
 		{name: "2026", pinned: config.AutoVersion, stateless: true, want: "2026-07-28"},
-		{name: "2025", pinned: config.AutoVersion, want: string(mcpspec.LatestSessionBased)},
-		{name: "discover without 2026", pinned: config.AutoVersion, supported: "2025-11-25", want: string(mcpspec.LatestSessionBased)},
+		{name: "2025", pinned: config.AutoVersion, want: string(spec.LatestSessionBased)},
+		{name: "discover without 2026", pinned: config.AutoVersion, supported: "2025-11-25", want: string(spec.LatestSessionBased)},
 		{name: "pinned to 2025", pinned: "2025-06-18", supported: "2026-07-28", want: "2025-06-18"},
 		{name: "pinned to 2026", pinned: "2026-07-28", stateless: true, want: "2026-07-28"},
 		{name: "pinned to 2026, which it is not", pinned: "2026-07-28"},

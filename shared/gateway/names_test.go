@@ -8,7 +8,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
 // steers is what a name may not have, by the code charts of Unicode.

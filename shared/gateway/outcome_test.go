@@ -9,8 +9,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 const (
@@ -56,7 +56,7 @@ func instances(t *testing.T, n int, s *scripted) (all []*Gateway) {
 
 func someone(version string) api.Client {
 	c := api.Client{
-		Principal: auth.Principal{Workspace: "default", ID: "alice"}, Version: mcpspec.Version(version),
+		Principal: auth.Principal{Workspace: "default", ID: "alice"}, Version: spec.Version(version),
 		Capabilities: json.RawMessage(able), Info: json.RawMessage(`{"name":"client","version":"2"}`),
 	}
 	if version == v2025 {

@@ -4,13 +4,13 @@ import (
 	"net/http"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // parameters are the arguments of a tool that headers repeat.
 func (x *exchange) parameters() ([]translate.Parameter, error) {
-	if x.call.Method != mcpspec.MethodToolsCall {
+	if x.call.Method != spec.MethodToolsCall {
 		return nil, nil
 	}
 	return translate.Parameters(x.entry.JSON)
@@ -30,7 +30,7 @@ func (x *exchange) checkParameters() error {
 			continue
 		}
 		if !expected || len(values) != 1 || !p.Equal(values[0], want) {
-			return &jsonrpc.Error{Code: mcpspec.CodeHeaderMismatch, Message: "Header mismatch: " + p.Header + " does not repeat its argument"}
+			return &jsonrpc.Error{Code: spec.CodeHeaderMismatch, Message: "Header mismatch: " + p.Header + " does not repeat its argument"}
 		}
 	}
 	return nil
@@ -45,7 +45,7 @@ func (x *exchange) addParameters(h http.Header) error {
 	arguments := jsonrpc.Member(x.call.Params, "arguments")
 	for _, p := range list {
 		if text, ok := p.Text(arguments); ok {
-			h[p.Header] = []string{mcpspec.EncodeHeader(text)}
+			h[p.Header] = []string{spec.EncodeHeader(text)}
 		}
 	}
 	return nil

@@ -9,9 +9,9 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // A client of 2026-07-28 calls a backend that puts its elicitations in between, as
@@ -207,7 +207,7 @@ func (w *roundsWay) respond(m upstream.Message) error {
 		return translate.Missing(w.x.entry.Backend, w.refused)
 	}
 	response, code := w.x.translated(m)
-	if code == mcpspec.CodeNeedsURL {
+	if code == spec.CodeNeedsURL {
 		return w.needsURL(m.Error)
 	}
 	return w.x.send(response, true)
@@ -221,10 +221,10 @@ func (w *roundsWay) needsURL(failure json.RawMessage) error {
 		if mode != "url" || len(w.rounds.Asked) >= maxElicitations {
 			continue
 		}
-		if n := translate.Lacking(w.x.call.Capabilities, mcpspec.MethodElicit, params); n != "" && !slices.Contains(w.refused, n) {
+		if n := translate.Lacking(w.x.call.Capabilities, spec.MethodElicit, params); n != "" && !slices.Contains(w.refused, n) {
 			w.refused = append(w.refused, n)
 		}
-		requests = translate.AppendInput(requests, w.ask(needsURLMethod, translate.QuestionDigest(params)), mcpspec.MethodElicit, params)
+		requests = translate.AppendInput(requests, w.ask(needsURLMethod, translate.QuestionDigest(params)), spec.MethodElicit, params)
 	}
 	switch {
 	case len(w.refused) > 0:

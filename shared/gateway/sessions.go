@@ -13,10 +13,10 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -27,8 +27,8 @@ import (
 
 // backendSession is the value of such an item.
 type backendSession struct {
-	Version mcpspec.Version `json:"v"`
-	ID      string          `json:"id"` // empty if the backend gave none
+	Version spec.Version `json:"v"`
+	ID      string       `json:"id"` // empty if the backend gave none
 	// LevelDue is when a call sets the client's log level again because it could not be set, in milliseconds since 1970; 0 if it is set.
 	LevelDue int64 `json:"l,omitempty"`
 
@@ -131,7 +131,7 @@ func (ss *sessions) used(ctx context.Context, c api.Client, b *backend, it *stor
 
 // begin initializes a session with what the client declared.
 func (ss *sessions) begin(ctx context.Context, c api.Client, b *backend) (s backendSession, err error) {
-	d := upstream.Declared{Version: mcpspec.LatestSessionBased, Capabilities: c.Capabilities, Info: c.Info}
+	d := upstream.Declared{Version: spec.LatestSessionBased, Capabilities: c.Capabilities, Info: c.Info}
 	if !c.Version.Stateless() {
 		d.Version = c.Version
 	}
@@ -153,7 +153,7 @@ func (ss *sessions) tryLevel(ctx context.Context, c api.Client, b *backend, s ba
 	ctx, cancel := context.WithTimeout(ctx, notifyTime)
 	defer cancel()
 	params := append(append([]byte(`{"level":`), jsonrpc.Quote(c.Level)...), '}')
-	_, err := b.caller(c.Token).Ask(ctx, upstream.Request{Version: s.Version, Session: s.ID}, mcpspec.MethodSetLevel, params)
+	_, err := b.caller(c.Token).Ask(ctx, upstream.Request{Version: s.Version, Session: s.ID}, spec.MethodSetLevel, params)
 	if err == nil {
 		return 0
 	}

@@ -10,8 +10,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // statelessWay is the way between a client and a backend that are both of revision 2026-07-28. A requestState of
@@ -23,10 +23,10 @@ type statelessWay struct {
 
 func (w *statelessWay) make(ctx context.Context) error {
 	params := w.x.params()
-	h := http.Header{mcpspec.HeaderMethod: {w.x.call.Method}}
+	h := http.Header{spec.HeaderMethod: {w.x.call.Method}}
 	maps.Copy(h, w.x.call.Header)
 	if w.x.call.Member != "ref" { // only tools/call, resources/read and prompts/get have the header
-		h[mcpspec.HeaderName] = []string{mcpspec.EncodeHeader(w.x.entry.Own)}
+		h[spec.HeaderName] = []string{spec.EncodeHeader(w.x.entry.Own)}
 	}
 	if raw := jsonrpc.Member(params, "requestState"); raw != nil {
 		sealed, _ := jsonrpc.String(raw)

@@ -11,8 +11,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // view is a backend as it shows itself to those who have the same credentials: what it
@@ -48,7 +48,7 @@ func (v *view) client() *upstream.Client {
 // known is what a backend said of itself.
 type known struct {
 	api.Capabilities
-	version mcpspec.Version
+	version spec.Version
 	session string // of the gateway's own session with it, in the session-based revisions
 	at      time.Time
 
@@ -154,7 +154,7 @@ func (v *view) forget(was *known) {
 func (v *view) ask(ctx context.Context) (*known, error) {
 	c, pinned := v.client(), v.of.ProtocolVersion
 	auto := pinned == config.AutoVersion
-	if stateless := !auto && mcpspec.Version(pinned).Stateless(); auto || stateless {
+	if stateless := !auto && spec.Version(pinned).Stateless(); auto || stateless {
 		got, err := c.Discover(ctx)
 		if err == nil {
 			return newKnown(got), nil
@@ -163,9 +163,9 @@ func (v *view) ask(ctx context.Context) (*known, error) {
 			return nil, err
 		}
 	}
-	version := mcpspec.LatestSessionBased
+	version := spec.LatestSessionBased
 	if !auto {
-		version = mcpspec.Version(pinned)
+		version = spec.Version(pinned)
 	}
 	got, err := c.Initialize(ctx, upstream.Declared{Version: version})
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/stream/lease"
 )
 
@@ -61,11 +61,11 @@ func TestStreamsOfAPrincipal(t *testing.T) {
 	t.Run("AUT-07 a fleet without room says so, and calls get through", func(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.Leases = &oneStream{} })
 		f.listen(alice, "1", `{}`).next()
-		r := f.stateless(reader, mcpspec.MethodListen, `"notifications":{}`)
+		r := f.stateless(reader, spec.MethodListen, `"notifications":{}`)
 		if r.Status != 503 || r.code(t) != codeUnavailable || !strings.Contains(r.Body, `"limit":"streams"`) || r.Header.Get("Retry-After") == "" {
 			t.Errorf("%+v", r)
 		}
-		if r := f.stateless(reader, mcpspec.MethodResources, ""); r.Status != 200 {
+		if r := f.stateless(reader, spec.MethodResources, ""); r.Status != 200 {
 			t.Errorf("%+v", r)
 		}
 	})
@@ -73,13 +73,13 @@ func TestStreamsOfAPrincipal(t *testing.T) {
 		f := newFixture(t, keep(2, true))
 		f.listen(alice, "1", `{}`).next()
 		f.push(alice, "2", "ci.deploy", `{}`, "")
-		session := f.session(alice, mcpspec.V20251125)
+		session := f.session(alice, spec.V20251125)
 		for what, c := range map[string]struct {
 			reply
 			status, code int
 		}{
-			"push":   {f.stateless(alice, mcpspec.MethodEventsStream, pollParams("ci.deploy", `{}`, "")), 200, -32013},
-			"listen": {f.stateless(alice, mcpspec.MethodListen, `"notifications":{}`), 200, codeExhausted},
+			"push":   {f.stateless(alice, spec.MethodEventsStream, pollParams("ci.deploy", `{}`, "")), 200, -32013},
+			"listen": {f.stateless(alice, spec.MethodListen, `"notifications":{}`), 200, codeExhausted},
 			"GET":    {f.do("GET", alice, "", "Accept:", "Accept: text/event-stream", "Mcp-Session-Id: "+session), 429, codeExhausted},
 		} {
 			if c.Status != c.status || c.reply.code(t) != c.code || !strings.Contains(c.Body, `"limit":"streams","max":2`) {

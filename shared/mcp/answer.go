@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
 // timing is how long streams and answers may be quiet.

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 const readDeploys = `"uri":"event://ci/deploy"`
@@ -27,9 +27,9 @@ func TestABatchOfLargeAnswers(t *testing.T) {
 	large(f)
 	var batch []string
 	for i := range maxBatch {
-		batch = append(batch, fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":%q,"params":{%s}}`, i, mcpspec.MethodRead, readDeploys))
+		batch = append(batch, fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":%q,"params":{%s}}`, i, spec.MethodRead, readDeploys))
 	}
-	r := f.do("POST", alice, "["+strings.Join(batch, ",")+"]", "Mcp-Session-Id: "+f.session(alice, mcpspec.V20250326))
+	r := f.do("POST", alice, "["+strings.Join(batch, ",")+"]", "Mcp-Session-Id: "+f.session(alice, spec.V20250326))
 	var answers []struct {
 		Result, Error json.RawMessage
 	}
@@ -63,7 +63,7 @@ func (u unread) Write(p []byte) (int, error) {
 func TestAnswersThatAreNotRead(t *testing.T) {
 	f := newFixture(t, nil)
 	large(f)
-	request := func(key string) *http.Request { return f.statelessRequest(key, mcpspec.MethodRead, readDeploys) }
+	request := func(key string) *http.Request { return f.statelessRequest(key, spec.MethodRead, readDeploys) }
 	writing, closed, ended := make(chan bool), make(chan bool), make(chan bool)
 	const answers = 100
 	for range answers {

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // asker is a backend whose tool asks the user, and tells what came of it; or waits until it is cancelled.
@@ -75,30 +75,30 @@ func (a *asker) call(w http.ResponseWriter, r *http.Request, id json.RawMessage)
 }
 
 // capable is the header of a new session of a client that could answer.
-func (f *fixture) capable(v mcpspec.Version) string {
+func (f *fixture) capable(v spec.Version) string {
 	f.t.Helper()
-	return "Mcp-Session-Id: " + f.initialize(alice, v, `{"elicitation":{}}`).Header.Get(mcpspec.HeaderSession)
+	return "Mcp-Session-Id: " + f.initialize(alice, v, `{"elicitation":{}}`).Header.Get(spec.HeaderSession)
 }
 
 // capableInDialect is the same of the named-event dialect.
 func (f *fixture) capableInDialect() string {
 	f.t.Helper()
 	const params = `"protocolVersion":"2025-06-18","capabilities":{"elicitation":{}},"clientInfo":{"name":"t","version":"1"}`
-	return "Mcp-Session-Id: " + f.dialect(alice, rpcText("0", mcpspec.MethodInitialize, params), jsonOnly).Header.Get(mcpspec.HeaderSession)
+	return "Mcp-Session-Id: " + f.dialect(alice, rpcText("0", spec.MethodInitialize, params), jsonOnly).Header.Get(spec.HeaderSession)
 }
 
 // GWN-10, GWN-14: within a call whose client takes no event stream no elicitation is possible. So a backend of the earlier
 // revisions gets an error for its question and goes on, and a call to one of 2026-07-28 ends; neither waits.
 func TestNobodyIsAskedWithoutAStream(t *testing.T) {
-	call := rpcText("1", mcpspec.MethodToolsCall, `"name":"b_ask","arguments":{}`)
+	call := rpcText("1", spec.MethodToolsCall, `"name":"b_ask","arguments":{}`)
 	for _, stateless := range []bool{false, true} {
 		f := behindGateway(t, nil, startAsker(t, stateless).lister)
 		for name, ask := range map[string]func() reply{
 			"JSON only": func() reply {
-				return f.do("POST", alice, call, "Accept:", jsonOnly, f.capable(mcpspec.V20251125))
+				return f.do("POST", alice, call, "Accept:", jsonOnly, f.capable(spec.V20251125))
 			},
 			"a batch": func() reply {
-				r := f.do("POST", alice, "["+call+"]", f.capable(mcpspec.V20250326))
+				r := f.do("POST", alice, "["+call+"]", f.capable(spec.V20250326))
 				r.Body = strings.Trim(r.Body, "[]")
 				return r
 			},
@@ -125,8 +125,8 @@ func TestNobodyIsAskedWithoutAStream(t *testing.T) {
 // GWN-11: an answer is taken from a batch, too; one to nothing is an error there, and keeps nothing from the others.
 func TestAnswersInABatch(t *testing.T) {
 	f := behindGateway(t, nil, startAsker(t, false).lister)
-	session := f.capable(mcpspec.V20250326)
-	o := f.open(f.request("POST", alice, rpcText("1", mcpspec.MethodToolsCall, `"name":"b_ask","arguments":{}`), session))
+	session := f.capable(spec.V20250326)
+	o := f.open(f.request("POST", alice, rpcText("1", spec.MethodToolsCall, `"name":"b_ask","arguments":{}`), session))
 	id := o.next().ID
 	r := f.do("POST", alice, `[{"jsonrpc":"2.0","id":"gw_other","result":{}},{"jsonrpc":"2.0","id":`+string(id)+`,"result":{"action":"decline"}}]`, session)
 	if r.Status != 200 || strings.Count(r.Body, `"error"`) != 1 {
@@ -145,7 +145,7 @@ func TestCancellationInTheDialect(t *testing.T) {
 	a := startAsker(t, false)
 	f := behindGateway(t, nil, a.lister)
 	session := f.capableInDialect()
-	req := f.request("POST", alice, rpcText("7", mcpspec.MethodToolsCall, `"name":"b_ask","arguments":{"wait":true}`), session)
+	req := f.request("POST", alice, rpcText("7", spec.MethodToolsCall, `"name":"b_ask","arguments":{"wait":true}`), session)
 	req.URL.Path = dialectPath
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})

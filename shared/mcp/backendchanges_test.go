@@ -14,7 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -56,7 +56,7 @@ func (f *fixture) allKinds(key string) (streams map[string]*open, ack frame) {
 	f.t.Helper()
 	listen := f.listen(key, "1", `{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true}`)
 	ack = listen.next()
-	get := f.stream(key, f.session(key, mcpspec.V20251125), "")
+	get := f.stream(key, f.session(key, spec.V20251125), "")
 	get.event() // only an id
 	req := f.request("GET", key, "", "Accept:", "Accept: text/event-stream")
 	req.URL.Path = "/mcp/" + f.principal(key).Workspace
@@ -74,7 +74,7 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 	_, f := relayed(t, config.Backend{
 		Name: l.name, URL: l.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: config.AutoVersion, Scopes: []string{"billing"},
 	})
-	session := f.session(billing, mcpspec.V20251125)
+	session := f.session(billing, spec.V20251125)
 	allowed, _ := f.allKinds(billing)
 	// alice has not the scope, foreign is in another workspace.
 	refused := map[string]map[string]*open{}
@@ -82,11 +82,11 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 		refused[key], _ = f.allKinds(key)
 	}
 	kinds := []struct{ note, list string }{
-		{mcpspec.NoteToolsChange, mcpspec.MethodToolsList}, {mcpspec.NotePromptsChange, mcpspec.MethodPromptsList}, {mcpspec.NoteResourcesChange, mcpspec.MethodResources},
+		{spec.NoteToolsChange, spec.MethodToolsList}, {spec.NotePromptsChange, spec.MethodPromptsList}, {spec.NoteResourcesChange, spec.MethodResources},
 	}
 	alone := map[string]*open{}
 	for kind, filter := range map[string]string{
-		mcpspec.NoteToolsChange: `{"toolsListChanged":true}`, mcpspec.NotePromptsChange: `{"promptsListChanged":true}`, mcpspec.NoteResourcesChange: `{"resourcesListChanged":true}`,
+		spec.NoteToolsChange: `{"toolsListChanged":true}`, spec.NotePromptsChange: `{"promptsListChanged":true}`, spec.NoteResourcesChange: `{"resourcesListChanged":true}`,
 	} {
 		alone[kind] = f.listen(billing, "1", filter)
 		alone[kind].next()
@@ -120,14 +120,14 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 		}
 	}
 	// GWN-04: what a backend says of roots is for the streams of sessions only.
-	l.notified <- mcpspec.NoteRootsChange
-	if m := allowed["2025"].next(); m.Method != mcpspec.NoteRootsChange {
-		t.Fatalf("got %s, want %s", m.sse.Data, mcpspec.NoteRootsChange)
+	l.notified <- spec.NoteRootsChange
+	if m := allowed["2025"].next(); m.Method != spec.NoteRootsChange {
+		t.Fatalf("got %s, want %s", m.sse.Data, spec.NoteRootsChange)
 	}
-	l.notified <- mcpspec.NoteToolsChange
+	l.notified <- spec.NoteToolsChange
 	for revision, s := range allowed {
-		if m := s.next(); m.Method != mcpspec.NoteToolsChange {
-			t.Errorf("%s: got %s, want %s", revision, m.sse.Data, mcpspec.NoteToolsChange)
+		if m := s.next(); m.Method != spec.NoteToolsChange {
+			t.Errorf("%s: got %s, want %s", revision, m.sse.Data, spec.NoteToolsChange)
 		}
 	}
 	for _, workspace := range []string{auth.DefaultWorkspace, "elsewhere"} {
@@ -135,12 +135,12 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 	}
 	for who, theirs := range refused {
 		for revision, s := range theirs {
-			if m := s.next(); m.Method != mcpspec.NoteResourcesChange {
+			if m := s.next(); m.Method != spec.NoteResourcesChange {
 				t.Errorf("%s, %s: got %s", who, revision, m.sse.Data)
 			}
 			select {
 			case e := <-s.events:
-				if m := (frame{}); json.Unmarshal(e.Data, &m) == nil && m.Method != mcpspec.NoteEventsChange {
+				if m := (frame{}); json.Unmarshal(e.Data, &m) == nil && m.Method != spec.NoteEventsChange {
 					t.Errorf("%s, %s: then got %s", who, revision, e.Data)
 				}
 			case <-time.After(50 * time.Millisecond):

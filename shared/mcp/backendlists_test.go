@@ -16,7 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/gateway"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // lister is a backend that has nothing but lists. Each of its pages has two entries.
@@ -74,7 +74,7 @@ func (l *lister) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if hold != nil && strings.HasSuffix(m.Method, "/list") {
 		<-hold
 	}
-	if m.Method == mcpspec.MethodListen && l.notified != nil {
+	if m.Method == spec.MethodListen && l.notified != nil {
 		w.Header().Set("Content-Type", "text/event-stream")
 		fmt.Fprint(w, `data: {"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{"notifications":`+
 			`{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true}}}`+"\n\n")
@@ -131,14 +131,14 @@ func (l *lister) answer(method string, cursor *string) string {
 	var entries []string
 	for _, name := range l.names[min(first, end):end] {
 		entries = append(entries, map[string]string{
-			mcpspec.MethodToolsList:   fmt.Sprintf(`{"name":%q,"inputSchema":{"type":"object"}}`, name),
-			mcpspec.MethodPromptsList: fmt.Sprintf(`{"name":%q}`, name),
-			mcpspec.MethodResources:   fmt.Sprintf(`{"name":%q,"uri":"%s://%s"}`, name, l.name, name),
-			mcpspec.MethodTemplates:   fmt.Sprintf(`{"name":%q,"uriTemplate":"%s://%s/{id}"}`, name, l.name, name),
+			spec.MethodToolsList:   fmt.Sprintf(`{"name":%q,"inputSchema":{"type":"object"}}`, name),
+			spec.MethodPromptsList: fmt.Sprintf(`{"name":%q}`, name),
+			spec.MethodResources:   fmt.Sprintf(`{"name":%q,"uri":"%s://%s"}`, name, l.name, name),
+			spec.MethodTemplates:   fmt.Sprintf(`{"name":%q,"uriTemplate":"%s://%s/{id}"}`, name, l.name, name),
 		}[method])
 	}
 	member := map[string]string{
-		mcpspec.MethodToolsList: "tools", mcpspec.MethodPromptsList: "prompts", mcpspec.MethodResources: "resources", mcpspec.MethodTemplates: "resourceTemplates",
+		spec.MethodToolsList: "tools", spec.MethodPromptsList: "prompts", spec.MethodResources: "resources", spec.MethodTemplates: "resourceTemplates",
 	}[method]
 	return fmt.Sprintf(`"result":{%q:[%s]%s%s}`, member, strings.Join(entries, ","), next, hints)
 }
@@ -233,13 +233,13 @@ func TestListsOfBackendsOverPages(t *testing.T) {
 	for _, size := range []int{1, 2, 3, 7, 100} {
 		f := behindGateway(t, func(o *Options) { o.PageSize, o.Subscriptions = size, nil }, first, second, third)
 		f.catalogs.Replace(mustParse(t, noEvents))
-		for _, session := range []string{"", f.session(alice, mcpspec.V20251125), f.session(alice, mcpspec.V20250326)} {
+		for _, session := range []string{"", f.session(alice, spec.V20251125), f.session(alice, spec.V20250326)} {
 			for method, want := range map[string][]string{
-				mcpspec.MethodToolsList:   {"first_a", "first_b", "first_c", "x", "y", "z", "w", "third_d"},
-				mcpspec.MethodPromptsList: {"first_a", "first_b", "first_c", "x", "y", "z", "w", "third_d"},
+				spec.MethodToolsList:   {"first_a", "first_b", "first_c", "x", "y", "z", "w", "third_d"},
+				spec.MethodPromptsList: {"first_a", "first_b", "first_c", "x", "y", "z", "w", "third_d"},
 				// These have no prefix, and other URIs.
-				mcpspec.MethodResources: {"event", "a", "b", "c", "first_b", "x", "y", "z", "w", "d"},
-				mcpspec.MethodTemplates: {"a", "b", "c", "first_b", "x", "y", "z", "w", "d"},
+				spec.MethodResources: {"event", "a", "b", "c", "first_b", "x", "y", "z", "w", "d"},
+				spec.MethodTemplates: {"a", "b", "c", "first_b", "x", "y", "z", "w", "d"},
 			} {
 				got := f.wholeList(t, method, session, func(int) { time.Sleep(2 * time.Millisecond) }) // each page is gathered anew
 				if !slices.Equal(got.names, want) {
@@ -249,7 +249,7 @@ func TestListsOfBackendsOverPages(t *testing.T) {
 					t.Errorf("%s by pages of %d: %d pages, want %d", method, size, got.pages, pages)
 				}
 				var conflicts []string
-				if method == mcpspec.MethodToolsList || method == mcpspec.MethodPromptsList {
+				if method == spec.MethodToolsList || method == spec.MethodPromptsList {
 					conflicts = []string{"first_b"}
 				}
 				if !slices.Equal(got.conflicts, conflicts) {
@@ -282,7 +282,7 @@ func TestListThatChangesBetweenPages(t *testing.T) {
 		{name: "all are gone", now: nil, want: []string{"a", "b", "c", "d", "x", "y"}},
 		{name: "it is away", down: true, want: []string{"a", "b", "c", "d", "e", "x", "y"}},
 	} {
-		for _, kind := range []string{mcpspec.MethodToolsList, mcpspec.MethodPromptsList, mcpspec.MethodResources, mcpspec.MethodTemplates} {
+		for _, kind := range []string{spec.MethodToolsList, spec.MethodPromptsList, spec.MethodResources, spec.MethodTemplates} {
 			t.Run(c.name+" "+kind, func(t *testing.T) {
 				first, second := startLister(t, "plain", true, start...), startLister(t, "second", false, "x", "y")
 				f := behindGateway(t, func(o *Options) { o.PageSize, o.Subscriptions = 2, nil }, first, second)
@@ -307,7 +307,7 @@ func TestListThatChangesBetweenPages(t *testing.T) {
 // GWN-01: a cursor that is none of the list is refused with -32602 in both revisions.
 func TestForeignCursorsOfBackendLists(t *testing.T) {
 	f := behindGateway(t, nil, startLister(t, "first", true, "a", "b"))
-	session := f.session(alice, mcpspec.V20251125)
+	session := f.session(alice, spec.V20251125)
 	for _, c := range []cursor{
 		{atBackends, "gone 0 a"},
 		{atBackends, "first -1 a"},
@@ -319,11 +319,11 @@ func TestForeignCursorsOfBackendLists(t *testing.T) {
 		{'z', "a"},
 	} {
 		member := strings.TrimPrefix(string(c.member("tools", private)), `,"nextCursor":`)
-		r := f.stateless(alice, mcpspec.MethodToolsList, `"cursor":`+member)
+		r := f.stateless(alice, spec.MethodToolsList, `"cursor":`+member)
 		if r.Status != http.StatusBadRequest || r.code(t) != -32602 {
 			t.Errorf("%v: status %d, %s", c, r.Status, r.Body)
 		}
-		if r := f.sessionBased(alice, session, mcpspec.MethodToolsList, `"cursor":`+member); r.code(t) != -32602 {
+		if r := f.sessionBased(alice, session, spec.MethodToolsList, `"cursor":`+member); r.code(t) != -32602 {
 			t.Errorf("%v in a session: %s", c, r.Body)
 		}
 	}
@@ -377,7 +377,7 @@ func TestCachingHintsOfBackendLists(t *testing.T) {
 			})
 			f.catalogs.Replace(mustParse(t, noEvents))
 			for method, want := range map[string]string{
-				mcpspec.MethodToolsList: c.tools, mcpspec.MethodPromptsList: c.tools, mcpspec.MethodResources: c.resources, mcpspec.MethodTemplates: c.resources,
+				spec.MethodToolsList: c.tools, spec.MethodPromptsList: c.tools, spec.MethodResources: c.resources, spec.MethodTemplates: c.resources,
 			} {
 				got := f.wholeList(t, method, "", nil)
 				if got.pages < 2 {
@@ -410,12 +410,12 @@ func TestScopeDoesNotChangeBetweenPages(t *testing.T) {
 	} {
 		l.set(func() { l.hints = `"ttlMs":0,"cacheScope":"` + c.before + `"` })
 		var p backendPage
-		f.stateless("", mcpspec.MethodToolsList, "").result(t, &p)
+		f.stateless("", spec.MethodToolsList, "").result(t, &p)
 		if p.CacheScope != c.before {
 			t.Errorf("the first page is %s, want %s", p.CacheScope, c.before)
 		}
 		l.set(func() { l.hints = `"ttlMs":0,"cacheScope":"` + c.now + `"` })
-		r := f.stateless("", mcpspec.MethodToolsList, fmt.Sprintf(`"cursor":%q`, *p.NextCursor))
+		r := f.stateless("", spec.MethodToolsList, fmt.Sprintf(`"cursor":%q`, *p.NextCursor))
 		if r.Status != c.status {
 			t.Errorf("%s, then %s: %d %s", c.before, c.now, r.Status, r.Body)
 		}

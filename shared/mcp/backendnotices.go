@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -33,7 +33,7 @@ func (o *streamWriter) sendOtherBackends(ctx context.Context, cursor string) err
 	for _, topic := range o.backendTopics(ctx) {
 		o.feed.Follow(topic, now)
 	}
-	return o.sendChanges(cursor, mcpspec.NoteToolsChange, mcpspec.NotePromptsChange, mcpspec.NoteResourcesChange)
+	return o.sendChanges(cursor, spec.NoteToolsChange, spec.NotePromptsChange, spec.NoteResourcesChange)
 }
 
 // sendBackend sends what a backend notified of, if the stream asked for it and its principal may
@@ -47,7 +47,7 @@ func (o *streamWriter) sendBackend(ctx context.Context, d stream.Delivery) error
 	if !backends.Any(ctx) || !slices.Contains(backends.Backends(ctx, o.principal), strings.TrimPrefix(d.Topic, topicBackends)) {
 		return nil
 	}
-	if n.Method != mcpspec.NoteUpdated {
+	if n.Method != spec.NoteUpdated {
 		return o.sendChanges(d.Cursor, n.Method)
 	}
 	uri, ok := jsonrpc.String(jsonrpc.Member(n.Params, "uri"))
@@ -56,7 +56,7 @@ func (o *streamWriter) sendBackend(ctx context.Context, d stream.Delivery) error
 	}
 	// Only what the schema knows: in any other member a client could see one of ours, for example an event's payload.
 	members := func(b []byte) []byte { return jsonrpc.AppendString(append(b, `"uri":`...), uri) }
-	return o.send(mcpspec.NoteUpdated, members, text(backendMeta(jsonrpc.Member(n.Params, "_meta"))), d.Cursor)
+	return o.send(spec.NoteUpdated, members, text(backendMeta(jsonrpc.Member(n.Params, "_meta"))), d.Cursor)
 }
 
 // subscribedAt reports whether the stream is subscribed at the backend with that topic to the resource or to one above it.

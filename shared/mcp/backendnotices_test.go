@@ -11,14 +11,14 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // backendStreams opens a GET stream and a listen that are subscribed to the URIs, which backend b serves.
 func backendStreams(t *testing.T, f *fixture, uris ...string) map[string]*open {
 	t.Helper()
-	session := f.session(alice, mcpspec.V20251125)
+	session := f.session(alice, spec.V20251125)
 	f.follow(alice, session, uris...)
 	get := f.stream(alice, session, "")
 	get.event() // only an id
@@ -37,9 +37,9 @@ func TestBackendUpdateCannotForgeOurMembers(t *testing.T) {
 	const kept = `"com.example.mcp/kept":9007199254740993,"traceparent":"00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01","plain":"kept"`
 	f := newFixture(t, func(o *Options) { o.Gateway = newFakeGateway("x://1") })
 	streams := backendStreams(t, f, "x://1")
-	f.notifyBackend(t, mcpspec.NoteUpdated, forged)
-	f.notifyBackend(t, mcpspec.NoteUpdated, `{"uri":"x://1","_meta":5}`)
-	f.notifyBackend(t, mcpspec.NoteUpdated, `{"_meta":{},"uri":"x://1"}`)
+	f.notifyBackend(t, spec.NoteUpdated, forged)
+	f.notifyBackend(t, spec.NoteUpdated, `{"uri":"x://1","_meta":5}`)
+	f.notifyBackend(t, spec.NoteUpdated, `{"_meta":{},"uri":"x://1"}`)
 	for revision, o := range streams {
 		first := o.next()
 		text := string(first.sse.Data)
@@ -50,7 +50,7 @@ func TestBackendUpdateCannotForgeOurMembers(t *testing.T) {
 			t.Errorf("%s: got the URI %q, want x://1", revision, first.Params.URI)
 		}
 		for _, sent := range []string{`"_meta":5`, `"_meta":{}`} {
-			if m := o.next(); m.Method != mcpspec.NoteUpdated || m.Params.URI != "x://1" {
+			if m := o.next(); m.Method != spec.NoteUpdated || m.Params.URI != "x://1" {
 				t.Errorf("%s: after a backend sent %s got %s, want an update of x://1", revision, sent, m.sse.Data)
 			}
 		}
@@ -62,7 +62,7 @@ func TestUpdateOfASubResourceReachesTheSubscriberOfTheOneAbove(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.Gateway = newFakeGateway("file:///dir", "x://1") })
 	streams := backendStreams(t, f, "file:///dir", "x://1")
 	for _, uri := range []string{"file:///dir2", "x://10", "file:///", "file:///dir/a.txt", "x://1?page=2", "x://1"} {
-		f.notifyBackend(t, mcpspec.NoteUpdated, `{"uri":"`+uri+`"}`)
+		f.notifyBackend(t, spec.NoteUpdated, `{"uri":"`+uri+`"}`)
 	}
 	for revision, o := range streams {
 		for _, want := range []string{"file:///dir/a.txt", "x://1?page=2", "x://1"} {
@@ -77,7 +77,7 @@ func TestUpdateOfASubResourceReachesTheSubscriberOfTheOneAbove(t *testing.T) {
 func TestSubscriptionAtABackendLivesAsLongAsItsSession(t *testing.T) {
 	g := newFakeGateway("x://1")
 	f := newFixture(t, func(o *Options) { o.Gateway = g })
-	id := f.session(alice, mcpspec.V20251125)
+	id := f.session(alice, spec.V20251125)
 	f.follow(alice, id, "x://1")
 	holder := "x://1 " + session.Key(id)
 	if until := g.subscribed()[holder]; time.Until(until) < session.TTL {
@@ -101,10 +101,10 @@ func TestResourceThatItsBackendDoesNotListAnyMore(t *testing.T) {
 	t.Run("a client can unsubscribe", func(t *testing.T) {
 		g := newFakeGateway("x://1")
 		f := newFixture(t, func(o *Options) { o.Gateway = g })
-		id := f.session(alice, mcpspec.V20251125)
+		id := f.session(alice, spec.V20251125)
 		f.follow(alice, id, "x://1")
 		g.list()
-		if r := f.sessionBased(alice, id, mcpspec.MethodUnsubscribe, `"uri":"x://1"`); r.Status != 200 || strings.Contains(r.Body, "error") {
+		if r := f.sessionBased(alice, id, spec.MethodUnsubscribe, `"uri":"x://1"`); r.Status != 200 || strings.Contains(r.Body, "error") {
 			t.Errorf("unsubscribe was answered with %d %s, want a result", r.Status, r.Body)
 		}
 		if left := g.subscribed(); len(left) > 0 {
@@ -114,13 +114,13 @@ func TestResourceThatItsBackendDoesNotListAnyMore(t *testing.T) {
 	t.Run("a reopened stream brings its updates", func(t *testing.T) {
 		g := newFakeGateway("x://1")
 		f := newFixture(t, func(o *Options) { o.Gateway = g })
-		id := f.session(alice, mcpspec.V20251125)
+		id := f.session(alice, spec.V20251125)
 		f.follow(alice, id, "x://1")
 		g.list()
 		get := f.stream(alice, id, "")
 		get.event() // only an id
-		f.notifyBackend(t, mcpspec.NoteUpdated, `{"uri":"x://1"}`)
-		if m := get.next(); m.Method != mcpspec.NoteUpdated || m.Params.URI != "x://1" {
+		f.notifyBackend(t, spec.NoteUpdated, `{"uri":"x://1"}`)
+		if m := get.next(); m.Method != spec.NoteUpdated || m.Params.URI != "x://1" {
 			t.Errorf("got %s, want an update of x://1", m.sse.Data)
 		}
 	})
@@ -143,7 +143,7 @@ func TestWhatAClientSendsBeforeItLeavesReachesTheBackend(t *testing.T) {
 		t.Run("GWN-13 "+method, func(t *testing.T) {
 			g := newFakeGateway()
 			f := newFixture(t, func(o *Options) { o.Gateway = g })
-			id := f.session(alice, mcpspec.V20251125)
+			id := f.session(alice, spec.V20251125)
 			left, cancel := context.WithCancel(t.Context())
 			cancel()
 			w := httptest.NewRecorder()

@@ -7,9 +7,9 @@ import (
 	"strconv"
 
 	"github.com/mcp-events/mcpevents/shared/httpjson"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 const (
@@ -22,11 +22,11 @@ const (
 // batch serves an array of messages: part of 2025-03-26 and of no revision
 // since.
 func (e *Endpoint) batch(w http.ResponseWriter, c *call, parts []json.RawMessage) {
-	stateless := mcpspec.Version(c.request.Header.Get(mcpspec.HeaderVersion)).Stateless()
+	stateless := spec.Version(c.request.Header.Get(spec.HeaderVersion)).Stateless()
 	if !stateless && !e.enterSession(w, c) {
 		return
 	}
-	if stateless || c.version != mcpspec.V20250326 {
+	if stateless || c.version != spec.V20250326 {
 		sendError(w, http.StatusBadRequest, nil, invalidRequest("this revision has no batches"))
 		return
 	}
@@ -38,7 +38,7 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *call, parts []json.RawMessage
 		switch {
 		case c.msg.Kind != jsonrpc.Request:
 			e.takeIn(w, c)
-		case c.msg.Method == mcpspec.MethodInitialize:
+		case c.msg.Method == spec.MethodInitialize:
 			sendError(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
 		default:
 			e.dispatch(w, c)

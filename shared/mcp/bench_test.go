@@ -12,8 +12,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -77,11 +77,11 @@ func BenchmarkResourcesList(b *testing.B) {
 				}
 				e, err := New(o)
 				must(b, err)
-				body := []byte(statelessBody("1", mcpspec.MethodResources, ""))
+				body := []byte(statelessBody("1", spec.MethodResources, ""))
 				header := http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
 				if revision == "2026" {
-					header.Set(mcpspec.HeaderVersion, "2026-07-28")
-					header.Set(mcpspec.HeaderMethod, mcpspec.MethodResources)
+					header.Set(spec.HeaderVersion, "2026-07-28")
+					header.Set(spec.HeaderMethod, spec.MethodResources)
 				} else {
 					body = []byte(`{"jsonrpc":"2.0","id":1,"method":"resources/list","params":{}}`)
 				}

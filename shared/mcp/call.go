@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // call is one request on its way through the endpoint.
@@ -17,8 +17,8 @@ type call struct {
 	request   *http.Request
 	body      []byte // of the whole HTTP request
 	principal auth.Principal
-	version   mcpspec.Version
-	profile   mcpspec.Profile  // of a method of the MCP Events extension; empty for all others
+	version   spec.Version
+	profile   spec.Profile     // of a method of the MCP Events extension; empty for all others
 	session   *session.Session // nil in the stateless revisions
 	dialect   bool             // of named events, see dialect.go
 	msg       jsonrpc.Message

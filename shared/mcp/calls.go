@@ -13,9 +13,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -65,9 +65,9 @@ func (c *call) client() api.Client {
 		out.Session, out.Capabilities, out.Info, out.Level = c.session.Key, c.session.Capabilities, c.session.Client, c.session.Level
 		return out
 	}
-	out.Capabilities = declaration(jsonrpc.Member(c.meta, mcpspec.MetaCapabilities))
-	out.Info = clientInfo(jsonrpc.Member(c.meta, mcpspec.MetaClient))
-	out.Level, _ = jsonrpc.String(jsonrpc.Member(c.meta, mcpspec.MetaLogLevel))
+	out.Capabilities = declaration(jsonrpc.Member(c.meta, spec.MetaCapabilities))
+	out.Info = clientInfo(jsonrpc.Member(c.meta, spec.MetaClient))
+	out.Level, _ = jsonrpc.String(jsonrpc.Member(c.meta, spec.MetaLogLevel))
 	return out
 }
 
@@ -226,11 +226,11 @@ func (h *calls) handle(c *call) error {
 			return invalidRequest(fault.Public(err))
 		}
 		return err
-	case c.msg.Method == mcpspec.NoteCancelled:
+	case c.msg.Method == spec.NoteCancelled:
 		return backends.Cancel(ctx, c.client(), c.msg.Raw)
-	case c.msg.Method == mcpspec.NoteProgress:
+	case c.msg.Method == spec.NoteProgress:
 		return backends.Progress(ctx, c.client(), c.msg.Raw)
-	case c.msg.Method == mcpspec.NoteRootsChange:
+	case c.msg.Method == spec.NoteRootsChange:
 		return backends.Notify(ctx, c.client(), c.msg.Raw)
 	}
 	return nil

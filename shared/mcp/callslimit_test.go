@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/rate"
 )
 
@@ -16,7 +16,7 @@ func TestAUT_07_CallsOfClientsThatLeft(t *testing.T) {
 	b := startSlowCalls(t, false)
 	f := behindGateway(t, func(o *Options) { o.Calls = rate.NewHeld("calls", "calls", rate.Same(2), 100) }, b.lister)
 	const body = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"b_tool","arguments":{}}}`
-	session := f.session(alice, mcpspec.V20251125)
+	session := f.session(alice, spec.V20251125)
 	var waiting []slowCall
 	for range 2 {
 		ctx, leave := context.WithCancel(t.Context())
@@ -36,7 +36,7 @@ func TestAUT_07_CallsOfClientsThatLeft(t *testing.T) {
 	}
 
 	other := make(chan reply)
-	go func() { other <- f.do("POST", bob, body, "Mcp-Session-Id: "+f.session(bob, mcpspec.V20251125)) }()
+	go func() { other <- f.do("POST", bob, body, "Mcp-Session-Id: "+f.session(bob, spec.V20251125)) }()
 	close((<-b.calls).answer)
 	if r := <-other; r.rpc(t).Error != nil {
 		t.Errorf("another principal's call got %s", r.Body)

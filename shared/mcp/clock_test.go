@@ -14,8 +14,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -117,7 +117,7 @@ func inMemory() store.DB { return newMemory() }
 // listenTo makes a listen with the filter.
 func listenTo(filter string) func(*fixture) *http.Request {
 	return func(f *fixture) *http.Request {
-		return f.statelessRequest(alice, mcpspec.MethodListen, `"notifications":`+filter)
+		return f.statelessRequest(alice, spec.MethodListen, `"notifications":`+filter)
 	}
 }
 
@@ -179,7 +179,7 @@ func TestStreamClock(t *testing.T) {
 			}
 		})
 	})
-	for v, ends := range map[mcpspec.Version]bool{mcpspec.V20251125: true, mcpspec.V20250618: false} {
+	for v, ends := range map[spec.Version]bool{spec.V20251125: true, spec.V20250618: false} {
 		t.Run("SES-03_whether_a_session's_stream_ends_with_an_id_and_retry_at_"+string(v), func(t *testing.T) {
 			inBubble(t, inMemory, nil, func(f *fixture) *http.Request {
 				return f.request("GET", alice, "", "Mcp-Session-Id: "+f.newSession(session.Session{Version: v}).ID)
@@ -239,7 +239,7 @@ func TestUnsubscribedIsSilent(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var s *session.Session
 			inBubble(t, several, nil, func(f *fixture) *http.Request {
-				s = f.newSession(session.Session{Version: mcpspec.V20251125, Dialect: dialect})
+				s = f.newSession(session.Session{Version: spec.V20251125, Dialect: dialect})
 				for _, uri := range []string{"event://ci/deploy", "event://ci/build-finished"} {
 					must(f.t, f.endpoint.sessions.Subscribe(f.t.Context(), s, session.URI{URI: uri}))
 				}

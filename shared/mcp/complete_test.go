@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 const completable = `
@@ -55,8 +55,8 @@ func TestComplete(t *testing.T) {
 		"a scope that the caller has":            {billing, ref("event://billing/{plan}", "plan", ""), []string{"gold"}},
 	} {
 		t.Run("SES-05_"+strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
-			session := f.session(tc.key, mcpspec.V20251125)
-			for _, r := range []reply{f.stateless(tc.key, mcpspec.MethodComplete, tc.params), f.sessionBased(tc.key, session, mcpspec.MethodComplete, tc.params)} {
+			session := f.session(tc.key, spec.V20251125)
+			for _, r := range []reply{f.stateless(tc.key, spec.MethodComplete, tc.params), f.sessionBased(tc.key, session, spec.MethodComplete, tc.params)} {
 				var got struct{ Completion completion }
 				r.result(t, &got)
 				if !slices.Equal(got.Completion.Values, tc.want) || got.Completion.Total != len(tc.want) || got.Completion.HasMore || got.Completion.Values == nil {
@@ -77,7 +77,7 @@ func TestComplete(t *testing.T) {
 		"a context that is no text":         {alice, ref(deployTemplate, "stage", "") + `,"context":{"arguments":{"service":[]}}`},
 	} {
 		t.Run("SES-05_refuses_"+strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
-			if r := f.stateless(tc.key, mcpspec.MethodComplete, tc.params); r.code(t) != -32602 {
+			if r := f.stateless(tc.key, spec.MethodComplete, tc.params); r.code(t) != -32602 {
 				t.Errorf("got %s", r.Body)
 			}
 		})
@@ -87,7 +87,7 @@ func TestComplete(t *testing.T) {
 			f.publish(fmt.Sprintf("event://deploy/staging/s%03d/finished", i), `{}`)
 		}
 		var got struct{ Completion completion }
-		f.stateless(alice, mcpspec.MethodComplete, ref(deployTemplate, "service", "s")).result(t, &got)
+		f.stateless(alice, spec.MethodComplete, ref(deployTemplate, "service", "s")).result(t, &got)
 		if c := got.Completion; len(c.Values) != 100 || c.Total != 120 || !c.HasMore {
 			t.Errorf("%d values of %d, more: %v", len(c.Values), c.Total, c.HasMore)
 		}
@@ -97,7 +97,7 @@ func TestComplete(t *testing.T) {
 func TestSetLevel(t *testing.T) {
 	setLevel := func(f *fixture, s, level string) {
 		t.Helper()
-		if r := f.sessionBased(alice, s, mcpspec.MethodSetLevel, `"level":"`+level+`"`); r.Body != `{"jsonrpc":"2.0","id":1,"result":{}}` {
+		if r := f.sessionBased(alice, s, spec.MethodSetLevel, `"level":"`+level+`"`); r.Body != `{"jsonrpc":"2.0","id":1,"result":{}}` {
 			t.Fatalf("%s: %s", level, r.Body)
 		}
 	}
@@ -111,20 +111,20 @@ func TestSetLevel(t *testing.T) {
 		changes := 0
 		for done := false; !done || changes < 1; { // topics and events have no common order
 			switch m := g.next(); m.Method {
-			case mcpspec.NoteUpdated:
+			case spec.NoteUpdated:
 				done = true
-			case mcpspec.NoteResourcesChange:
+			case spec.NoteResourcesChange:
 				changes++
-			case mcpspec.NoteMessage:
+			case spec.NoteMessage:
 				warnings = append(warnings, g.paramsOf(m))
 			}
 		}
 		must(t, f.log.Notify(t.Context(), "default", "catalog", json.RawMessage(`{}`)))
 		for {
 			m := g.next()
-			if m.Method == mcpspec.NoteMessage {
+			if m.Method == spec.NoteMessage {
 				warnings = append(warnings, g.paramsOf(m))
-			} else if m.Method == mcpspec.NoteResourcesChange {
+			} else if m.Method == spec.NoteResourcesChange {
 				if changes++; changes == 2 {
 					return warnings
 				}
@@ -134,7 +134,7 @@ func TestSetLevel(t *testing.T) {
 	for level, want := range map[string]int{"": 0, "debug": 1, "warning": 1, "error": 0} {
 		t.Run("SES-05_what_is_told_at_level_"+level, func(t *testing.T) {
 			f := newFixture(t, nil)
-			s := f.session(alice, mcpspec.V20251125)
+			s := f.session(alice, spec.V20251125)
 			f.follow(alice, s, "event://ci/build-finished", "event://ci/deploy")
 			if level != "" {
 				setLevel(f.instance(), s, "alert")
@@ -153,7 +153,7 @@ func TestSetLevel(t *testing.T) {
 	}
 	t.Run("SES-05_an_open_stream_follows_the_level", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, mcpspec.V20250326)
+		s := f.session(alice, spec.V20250326)
 		f.follow(alice, s, "event://ci/build-finished", "event://ci/deploy")
 		g := f.stream(alice, s, "")
 		setLevel(f, s, "info")
@@ -165,15 +165,15 @@ func TestSetLevel(t *testing.T) {
 	})
 	t.Run("SES-05_levels_that_there_are_not", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, mcpspec.V20250618)
+		s := f.session(alice, spec.V20250618)
 		for _, params := range []string{``, `"level":"loud"`, `"level":"INFO"`, `"level":3`} {
-			if r := f.sessionBased(alice, s, mcpspec.MethodSetLevel, params); r.code(t) != -32602 {
+			if r := f.sessionBased(alice, s, spec.MethodSetLevel, params); r.code(t) != -32602 {
 				t.Errorf("%s: %s", params, r.Body)
 			}
 		}
 		for level, code := range map[string]int{`"info"`: 0, `"loud"`: -32602, `7`: -32602} {
-			body := strings.Replace(statelessBody("1", mcpspec.MethodDiscover, ""), `"_meta":{`, `"_meta":{"`+mcpspec.MetaLogLevel+`":`+level+`,`, 1)
-			if r := f.do("POST", alice, body, statelessHeaders(mcpspec.MethodDiscover, "")...); r.code(t) != code || code != 0 && r.Status != 400 {
+			body := strings.Replace(statelessBody("1", spec.MethodDiscover, ""), `"_meta":{`, `"_meta":{"`+spec.MetaLogLevel+`":`+level+`,`, 1)
+			if r := f.do("POST", alice, body, statelessHeaders(spec.MethodDiscover, "")...); r.code(t) != code || code != 0 && r.Status != 400 {
 				t.Errorf("2026-07-28, %s: %+v", level, r)
 			}
 		}

@@ -8,8 +8,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/conversation"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -131,5 +131,5 @@ func (o *streamWriter) sendContext(ctx context.Context, d stream.Delivery) error
 	if n.Cut {
 		meta = metaCut
 	}
-	return o.send(mcpspec.NoteContext, text(members), text(meta), d.Cursor)
+	return o.send(spec.NoteContext, text(members), text(meta), d.Cursor)
 }

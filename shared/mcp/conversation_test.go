@@ -16,7 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/conversation"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/stream"
@@ -101,10 +101,10 @@ func (f *fixture) notify(key, session, method, params string) reply {
 // inEachWay is a message of alice's with the params, as a request and as a notification of both kinds of revisions.
 func (f *fixture) inEachWay(params string) map[string]reply {
 	f.t.Helper()
-	session := f.session(alice, mcpspec.V20251125)
+	session := f.session(alice, spec.V20251125)
 	return map[string]reply{
-		"2026 request": f.stateless(alice, mcpspec.MethodUserMessage, params), "2025 request": f.sessionBased(alice, session, mcpspec.MethodUserMessage, params),
-		"2026 notification": f.notify(alice, "", mcpspec.MethodUserMessage, params), "2025 notification": f.notify(alice, session, mcpspec.MethodUserMessage, params),
+		"2026 request": f.stateless(alice, spec.MethodUserMessage, params), "2025 request": f.sessionBased(alice, session, spec.MethodUserMessage, params),
+		"2026 notification": f.notify(alice, "", spec.MethodUserMessage, params), "2025 notification": f.notify(alice, session, spec.MethodUserMessage, params),
 	}
 }
 
@@ -124,7 +124,7 @@ func (o *open) context() (p contextParams) {
 		if e := o.event(); len(e.Data) > 0 {
 			must(o.t, json.Unmarshal(e.Data, &m))
 		}
-		if m.Method == mcpspec.NoteContext {
+		if m.Method == spec.NoteContext {
 			must(o.t, json.Unmarshal(m.Params, &p))
 			return p
 		}
@@ -140,8 +140,8 @@ func TestConversationCapability(t *testing.T) {
 		"userMessages: false":                            ``,
 	} {
 		_, f, _ := talking(t, section)
-		init := f.initialize(alice, mcpspec.V20251125, `{}`)
-		for revision, r := range map[string]reply{"2026": f.stateless(alice, mcpspec.MethodDiscover, ""), "2025": init, "elsewhere": f.stateless(foreign, mcpspec.MethodDiscover, "")} {
+		init := f.initialize(alice, spec.V20251125, `{}`)
+		for revision, r := range map[string]reply{"2026": f.stateless(alice, spec.MethodDiscover, ""), "2025": init, "elsewhere": f.stateless(foreign, spec.MethodDiscover, "")} {
 			var got struct {
 				CacheScope   string
 				Capabilities struct {
@@ -161,7 +161,7 @@ func TestConversationCapability(t *testing.T) {
 				t.Errorf("%s: the cache scope is %s", section, got.CacheScope)
 			}
 		}
-		for name, there := range map[string]bool{mcpspec.MethodUserMessage: strings.Contains(want, "User"), mcpspec.MethodAssistant: strings.Contains(want, "Assistant")} {
+		for name, there := range map[string]bool{spec.MethodUserMessage: strings.Contains(want, "User"), spec.MethodAssistant: strings.Contains(want, "Assistant")} {
 			r := f.stateless(alice, name, message("m"))
 			if got := r.code(t) != -32601; got != there || r.Status == 404 == there {
 				t.Errorf("%s: %s is there: %v, %+v", section, name, got, r)
@@ -181,17 +181,17 @@ func TestContextOnListens(t *testing.T) {
 			t.Errorf("acknowledged %s", ack.Params.Notifications)
 		}
 	}
-	if r := one.notify(alice, "", mcpspec.MethodUserMessage, message("m1")); r.Status != 202 || r.Body != "" {
+	if r := one.notify(alice, "", spec.MethodUserMessage, message("m1")); r.Status != 202 || r.Body != "" {
 		t.Errorf("got %+v", r)
 	}
 	for o, id := range map[*open]string{first: `"a"`, second: `2`} {
 		p := o.context()
-		if p.MessageID != "m1" || p.Context != "Context from echo:\n> "+said+" m1" || string(p.Meta[mcpspec.MetaSubscription]) != id || p.Meta[MetaCursor] == nil {
+		if p.MessageID != "m1" || p.Context != "Context from echo:\n> "+said+" m1" || string(p.Meta[spec.MetaSubscription]) != id || p.Meta[MetaCursor] == nil {
 			t.Errorf("got %+v", p)
 		}
 	}
 	// What comes behind it shows that nothing came before.
-	one.notify(bob, "", mcpspec.MethodUserMessage, message("m2"))
+	one.notify(bob, "", spec.MethodUserMessage, message("m2"))
 	if p := other.context(); p.MessageID != "m2" {
 		t.Errorf("bob got %+v", p)
 	}
@@ -199,8 +199,8 @@ func TestContextOnListens(t *testing.T) {
 		t.Errorf("the provider was asked %d times", n)
 	}
 	// A long one is cut, and says so.
-	one.notify(alice, "", mcpspec.MethodUserMessage, `"messageId":"m3","content":"`+strings.Repeat("long ", 1000)+`"`)
-	if p := first.context(); p.MessageID != "m3" || len(p.Context) > 1024 || string(p.Meta[MetaContextCut]) != "true" || string(p.Meta[mcpspec.MetaSubscription]) != `"a"` {
+	one.notify(alice, "", spec.MethodUserMessage, `"messageId":"m3","content":"`+strings.Repeat("long ", 1000)+`"`)
+	if p := first.context(); p.MessageID != "m3" || len(p.Context) > 1024 || string(p.Meta[MetaContextCut]) != "true" || string(p.Meta[spec.MetaSubscription]) != `"a"` {
 		t.Errorf("got %+v", p)
 	}
 	select {
@@ -213,23 +213,23 @@ func TestContextOnListens(t *testing.T) {
 // CNV-02: in a session the context comes on its GET stream, wherever that is open; also behind a
 // gap, by the id of the last event. Other sessions of the principal get nothing.
 func TestContextInSessions(t *testing.T) {
-	for _, v := range []mcpspec.Version{mcpspec.V20250326, mcpspec.V20250618, mcpspec.V20251125} {
+	for _, v := range []spec.Version{spec.V20250326, spec.V20250618, spec.V20251125} {
 		t.Run(string(v), func(t *testing.T) {
 			_, one, two := talking(t, "userMessages: true")
 			session, another := one.session(alice, v), one.session(alice, v)
 			o, foreign := two.stream(alice, session, ""), two.stream(alice, another, "")
-			if r := one.notify(alice, session, mcpspec.MethodUserMessage, message("m1")); r.Status != 202 {
+			if r := one.notify(alice, session, spec.MethodUserMessage, message("m1")); r.Status != 202 {
 				t.Errorf("got %+v", r)
 			}
 			if p := o.context(); p.MessageID != "m1" || p.Context != "Context from echo:\n> "+said+" m1" {
 				t.Errorf("got %+v", p)
 			}
-			two.notify(alice, another, mcpspec.MethodUserMessage, message("m2"))
+			two.notify(alice, another, spec.MethodUserMessage, message("m2"))
 			if p := foreign.context(); p.MessageID != "m2" {
 				t.Errorf("another session got %+v", p)
 			}
-			if v == mcpspec.V20250326 {
-				batch := `[{"jsonrpc":"2.0","method":"` + mcpspec.MethodUserMessage + `","params":{` + message("m3") + `}},{"jsonrpc":"2.0","id":1,"method":"ping"}]`
+			if v == spec.V20250326 {
+				batch := `[{"jsonrpc":"2.0","method":"` + spec.MethodUserMessage + `","params":{` + message("m3") + `}},{"jsonrpc":"2.0","id":1,"method":"ping"}]`
 				if r := one.do("POST", alice, batch, "Mcp-Session-Id: "+session); r.Status != 200 || !strings.Contains(r.Body, `"id":1`) {
 					t.Errorf("got %+v", r)
 				}
@@ -246,12 +246,12 @@ func TestContextInSessions(t *testing.T) {
 // CNV-02: a context that came while a stream was cut off is there when it goes on.
 func TestContextBehindAGap(t *testing.T) {
 	_, one, two := talking(t, "userMessages: true")
-	session := one.session(alice, mcpspec.V20251125)
+	session := one.session(alice, spec.V20251125)
 	o := one.stream(alice, session, "")
 	last := o.event().ID
 	o.cancel()
 	<-o.ended
-	two.notify(alice, session, mcpspec.MethodUserMessage, message("m1"))
+	two.notify(alice, session, spec.MethodUserMessage, message("m1"))
 	if p := two.stream(alice, session, last).context(); p.MessageID != "m1" {
 		t.Errorf("got %+v", p)
 	}
@@ -261,7 +261,7 @@ func TestContextBehindAGap(t *testing.T) {
 func TestContextInTheDialect(t *testing.T) {
 	_, one, two := talking(t, "userMessages: true")
 	o, session := one.dialectStream(alice)
-	note := `{"jsonrpc":"2.0","method":"` + mcpspec.MethodUserMessage + `","params":{` + message("m1") + `}}`
+	note := `{"jsonrpc":"2.0","method":"` + spec.MethodUserMessage + `","params":{` + message("m1") + `}}`
 	if r := two.dialect(alice, note, jsonOnly, "Mcp-Session-Id: "+session); r.Status != 202 {
 		t.Errorf("got %+v", r)
 	}
@@ -274,7 +274,7 @@ func TestContextInTheDialect(t *testing.T) {
 // stream is sealed, and not for long.
 func TestContextWithoutAStream(t *testing.T) {
 	_, one, _ := talking(t, "userMessages: true")
-	if r := one.notify(alice, "", mcpspec.MethodUserMessage, message("m1")); r.Status != 202 {
+	if r := one.notify(alice, "", spec.MethodUserMessage, message("m1")); r.Status != 202 {
 		t.Errorf("got %+v", r)
 	}
 	page, err := one.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#" + stream.TopicConversation("alice")})
@@ -308,10 +308,10 @@ func TestMalformedMessages(t *testing.T) {
 // CNV-01: without the capability a message in a notification goes nowhere, as any that is unknown.
 func TestNotificationsThatNobodyAskedFor(t *testing.T) {
 	k, f, _ := talking(t, "assistantResponses: true")
-	if r := f.notify(alice, "", mcpspec.MethodUserMessage, message("m")); r.Status != 202 || k.count() != 0 {
+	if r := f.notify(alice, "", spec.MethodUserMessage, message("m")); r.Status != 202 || k.count() != 0 {
 		t.Errorf("got %+v, sent %d times", r, k.count())
 	}
-	if r := f.notify(alice, "", mcpspec.MethodAssistant, message("m")); r.Status != 202 || k.count() != 1 {
+	if r := f.notify(alice, "", spec.MethodAssistant, message("m")); r.Status != 202 || k.count() != 1 {
 		t.Errorf("got %+v, sent %d times", r, k.count())
 	}
 }
@@ -323,7 +323,7 @@ func TestMoreMessagesThanTheRate(t *testing.T) {
 			o.Rate = rate.New("conversationRate", "messages", rate.Same(0.01), func(float64) float64 { return 1 })
 		})
 	})
-	if r := f.stateless(alice, mcpspec.MethodUserMessage, message("m1")); r.code(t) != 0 {
+	if r := f.stateless(alice, spec.MethodUserMessage, message("m1")); r.code(t) != 0 {
 		t.Fatalf("%+v", r)
 	}
 	for what, r := range f.inEachWay(message("m2")) {
@@ -335,7 +335,7 @@ func TestMoreMessagesThanTheRate(t *testing.T) {
 			t.Errorf("%s: got %+v", what, r)
 		}
 	}
-	if r := f.stateless(bob, mcpspec.MethodUserMessage, message("m3")); r.code(t) != 0 {
+	if r := f.stateless(bob, spec.MethodUserMessage, message("m3")); r.code(t) != 0 {
 		t.Errorf("another principal: %+v", r)
 	}
 }

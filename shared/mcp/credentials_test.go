@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // opener begins a stream of event://ci/deploy and, unless it is of one type, of event://billing/invoice.
@@ -24,7 +24,7 @@ type opener struct {
 
 var openers = map[string]opener{
 	"AUT-04 listen": {open: func(f *fixture) *http.Request {
-		return f.statelessRequest(billing, mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci","event://billing/invoice"]}`)
+		return f.statelessRequest(billing, spec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci","event://billing/invoice"]}`)
 	}, payload: `"payload":`, ended: completed},
 	"AUT-04 GET":                  {open: streamOfSession("/mcp"), payload: `"payload":`, ended: says("retry: ")},
 	"AUT-04 the dialect's GET":    {open: streamOfSession(dialectPath), payload: `"payload":`, ended: says(`{"reason":"revoked"}`)},
@@ -54,13 +54,13 @@ func terminated(t *testing.T, text string) bool {
 	}
 	var notice pushed
 	must(t, json.Unmarshal(all[len(all)-2].sse.Data, &notice))
-	return notice.Method == mcpspec.NoteEventsTerminated && notice.Params.Error != nil && notice.Params.Error.Code == codes[mcpspec.Released].Forbidden
+	return notice.Method == spec.NoteEventsTerminated && notice.Params.Error != nil && notice.Params.Error.Code == codes[spec.Released].Forbidden
 }
 
 // streamOfType opens an events/stream.
 func streamOfType(name string) func(f *fixture) *http.Request {
 	return func(f *fixture) *http.Request {
-		return f.statelessRequest(billing, mcpspec.MethodEventsStream, `"name":"`+name+`"`)
+		return f.statelessRequest(billing, spec.MethodEventsStream, `"name":"`+name+`"`)
 	}
 }
 
@@ -72,9 +72,9 @@ func streamOfSession(path string) func(f *fixture) *http.Request {
 			r.URL.Path = path
 			return r
 		}
-		session := f.served(at("POST", rpcText("0", mcpspec.MethodInitialize, `"protocolVersion":"2025-11-25","capabilities":{}`))).Header().Get(mcpspec.HeaderSession)
+		session := f.served(at("POST", rpcText("0", spec.MethodInitialize, `"protocolVersion":"2025-11-25","capabilities":{}`))).Header().Get(spec.HeaderSession)
 		for i, uri := range []string{"event://ci", "event://billing/invoice"} {
-			f.served(at("POST", rpcText(strconv.Itoa(i+1), mcpspec.MethodSubscribe, `"uri":"`+uri+`"`), "Mcp-Session-Id: "+session))
+			f.served(at("POST", rpcText(strconv.Itoa(i+1), spec.MethodSubscribe, `"uri":"`+uri+`"`), "Mcp-Session-Id: "+session))
 		}
 		return at("GET", "", "Mcp-Session-Id: "+session)
 	}

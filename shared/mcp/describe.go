@@ -7,9 +7,9 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // resourceCapability is capabilities.resources, with the members of SEP-1803.
@@ -81,18 +81,18 @@ func (d *description) personal(ctx context.Context) bool {
 // capabilities are what is served to a caller, and nothing else.
 func (d *description) capabilities(stateless bool, to offers) capabilities {
 	c := capabilities{Extensions: map[string]any{}}
-	inBand := d.methods.has(mcpspec.MethodListen)
+	inBand := d.methods.has(spec.MethodListen)
 	if !stateless {
-		inBand = d.methods.has(mcpspec.MethodSubscribe)
+		inBand = d.methods.has(spec.MethodSubscribe)
 	}
 	var ways []string
 	if inBand {
 		ways = append(ways, "notification")
 	}
-	if d.methods.has(mcpspec.MethodRegister) {
+	if d.methods.has(spec.MethodRegister) {
 		ways = append(ways, "webhook")
 	}
-	if d.methods.has(mcpspec.MethodResources) {
+	if d.methods.has(spec.MethodResources) {
 		c.Resources = &resourceCapability{Events: true, Subscribe: inBand, ListChanged: inBand, Subscription: ways}
 	}
 	if to.backends.Tools || d.instructions != "" {
@@ -101,21 +101,21 @@ func (d *description) capabilities(stateless bool, to offers) capabilities {
 	if to.backends.Prompts {
 		c.Prompts = &listCapability{ListChanged: inBand}
 	}
-	if d.methods.has(mcpspec.MethodComplete) {
+	if d.methods.has(spec.MethodComplete) {
 		c.Completions = &struct{}{}
 	}
-	if stateless && to.backends.Logging || !stateless && d.methods.has(mcpspec.MethodSetLevel) {
+	if stateless && to.backends.Logging || !stateless && d.methods.has(spec.MethodSetLevel) {
 		c.Logging = &struct{}{}
 	}
 	if len(ways) > 0 {
-		c.Extensions[Extension] = extensionSettings{Events: d.methods.has(mcpspec.MethodResources), Subscription: ways}
+		c.Extensions[Extension] = extensionSettings{Events: d.methods.has(spec.MethodResources), Subscription: ways}
 		if !stateless {
 			c.Experimental = map[string]any{Extension: c.Extensions[Extension]}
 		}
 	}
-	if d.methods.has(mcpspec.MethodEvents) {
+	if d.methods.has(spec.MethodEvents) {
 		c.Events = &listCapability{ListChanged: inBand}
-		c.Extensions[mcpspec.EventsExtension] = c.Events
+		c.Extensions[spec.EventsExtension] = c.Events
 	}
 	if to.conversation.Any() {
 		c.ConversationEvents = &to.conversation
@@ -142,18 +142,18 @@ func (d *description) describeInitialize(to offers) []byte {
 // describeDiscover is the result of server/discover.
 func (d *description) describeDiscover(to offers) []byte {
 	return inner(jsonrpc.Encode(struct {
-		Versions     []mcpspec.Version `json:"supportedVersions"`
-		Capabilities capabilities      `json:"capabilities"`
-		Instructions string            `json:"instructions,omitempty"`
+		Versions     []spec.Version `json:"supportedVersions"`
+		Capabilities capabilities   `json:"capabilities"`
+		Instructions string         `json:"instructions,omitempty"`
 	}{d.supported(), d.capabilities(true, to), d.instructions}))
 }
 
 // supported lists the revisions that a client may choose, newest first.
-func (d *description) supported() []mcpspec.Version {
+func (d *description) supported() []spec.Version {
 	if d.sessions == nil {
-		return []mcpspec.Version{mcpspec.V20260728}
+		return []spec.Version{spec.V20260728}
 	}
-	return mcpspec.Versions
+	return spec.Versions
 }
 
 // discoverTTL is how long, in milliseconds, a client may keep what

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // described is what initialize and server/discover say.
@@ -24,8 +24,8 @@ type described struct {
 
 func (f *fixture) describeBoth() (initialize, discover described) {
 	f.t.Helper()
-	f.initialize(alice, mcpspec.V20251125, `{}`).result(f.t, &initialize)
-	f.stateless(alice, mcpspec.MethodDiscover, "").result(f.t, &discover)
+	f.initialize(alice, spec.V20251125, `{}`).result(f.t, &initialize)
+	f.stateless(alice, spec.MethodDiscover, "").result(f.t, &discover)
 	return initialize, discover
 }
 
@@ -66,32 +66,32 @@ func TestCapabilities(t *testing.T) {
 	})
 	t.Run("EVX-01_EVX-22_both_shapes_in_every_revision_and_a_client_that_declares_nothing_is_served", func(t *testing.T) {
 		f := newFixture(t, nil)
-		methods := []string{mcpspec.MethodEvents, mcpspec.MethodEventsPoll, mcpspec.MethodEventsSub, mcpspec.MethodEventsUnsub}
+		methods := []string{spec.MethodEvents, spec.MethodEventsPoll, spec.MethodEventsSub, spec.MethodEventsUnsub}
 		shapes := func(r reply) {
 			t.Helper()
 			var d described
 			r.result(t, &d)
 			var ext map[string]json.RawMessage
 			must(t, json.Unmarshal(d.Capabilities["extensions"], &ext))
-			sameJSON(t, ext[mcpspec.EventsExtension], `{"listChanged":true}`)
+			sameJSON(t, ext[spec.EventsExtension], `{"listChanged":true}`)
 			sameJSON(t, d.Capabilities["events"], `{"listChanged":true}`)
 		}
-		served := func(at mcpspec.Version, method string, r reply) {
+		served := func(at spec.Version, method string, r reply) {
 			t.Helper()
 			if r.Status != 200 || r.code(t) != 0 {
 				t.Errorf("%s in %s: %d %s", method, at, r.Status, r.Body)
 			}
 		}
-		for _, v := range []mcpspec.Version{mcpspec.V20250326, mcpspec.V20250618, mcpspec.V20251125} {
+		for _, v := range []spec.Version{spec.V20250326, spec.V20250618, spec.V20251125} {
 			r := f.initialize(alice, v, `{}`)
 			shapes(r)
 			for _, m := range methods {
-				served(v, m, f.sessionBased(alice, r.Header.Get(mcpspec.HeaderSession), m, `"name":"ci.build",`+callback))
+				served(v, m, f.sessionBased(alice, r.Header.Get(spec.HeaderSession), m, `"name":"ci.build",`+callback))
 			}
 		}
-		shapes(f.stateless(alice, mcpspec.MethodDiscover, ""))
+		shapes(f.stateless(alice, spec.MethodDiscover, ""))
 		for _, m := range methods { // clientCapabilities is {}
-			served(mcpspec.V20260728, m, f.stateless(alice, m, `"name":"ci.build",`+callback))
+			served(spec.V20260728, m, f.stateless(alice, m, `"name":"ci.build",`+callback))
 		}
 		if _, first := f.push(alice, "1", "ci.build", `{}`, ""); *first.Params.Truncated {
 			t.Errorf("got %+v", first)
@@ -102,7 +102,7 @@ func TestCapabilities(t *testing.T) {
 		if want := []string{"2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"}; !slices.Equal(d.SupportedVersions, want) {
 			t.Errorf("supportedVersions %v", d.SupportedVersions)
 		}
-		sameJSON(t, d.Meta[mcpspec.MetaServer], `{"name":"mcp-events","version":"1.2.3"}`)
+		sameJSON(t, d.Meta[spec.MetaServer], `{"name":"mcp-events","version":"1.2.3"}`)
 		if d.ResultType != "complete" || d.TTLMs == nil || d.CacheScope != public {
 			t.Errorf("got %+v", d)
 		}
@@ -125,7 +125,7 @@ func TestSwitchedOff(t *testing.T) {
 		{
 			name:     "no webhooks",
 			change:   func(o *Options) { o.Registrar, o.Deregistrar, o.Subscriptions = nil, nil, nil },
-			unknown:  []string{mcpspec.MethodRegister, mcpspec.MethodDeregister, mcpspec.MethodEventsSub, mcpspec.MethodEventsUnsub},
+			unknown:  []string{spec.MethodRegister, spec.MethodDeregister, spec.MethodEventsSub, spec.MethodEventsUnsub},
 			resource: `{"events":true,"subscribe":true,"listChanged":true,"subscription":["notification"]}`, events: `{"listChanged":true}`,
 		},
 		{
@@ -134,8 +134,8 @@ func TestSwitchedOff(t *testing.T) {
 				*o = Options{Auth: o.Auth, Catalogs: o.Catalogs, Registrar: o.Registrar, Logger: o.Logger}
 			},
 			unknown: []string{
-				mcpspec.MethodListen, mcpspec.MethodSubscribe, mcpspec.MethodDeregister, mcpspec.MethodEventsUnsub, mcpspec.MethodResources, mcpspec.MethodTemplates,
-				mcpspec.MethodRead, mcpspec.MethodEvents, mcpspec.MethodInitialize,
+				spec.MethodListen, spec.MethodSubscribe, spec.MethodDeregister, spec.MethodEventsUnsub, spec.MethodResources, spec.MethodTemplates,
+				spec.MethodRead, spec.MethodEvents, spec.MethodInitialize,
 			},
 		},
 	} {
@@ -147,7 +147,7 @@ func TestSwitchedOff(t *testing.T) {
 				}
 			}
 			var d described
-			f.stateless(alice, mcpspec.MethodDiscover, "").result(t, &d)
+			f.stateless(alice, spec.MethodDiscover, "").result(t, &d)
 			if tc.resource == "" {
 				if d.Capabilities["resources"] != nil || d.Capabilities["events"] != nil {
 					t.Errorf("got %s", d.Capabilities)
@@ -156,7 +156,7 @@ func TestSwitchedOff(t *testing.T) {
 			}
 			sameJSON(t, d.Capabilities["resources"], tc.resource)
 			sameJSON(t, d.Capabilities["events"], tc.events)
-			s := f.session(alice, mcpspec.V20251125)
+			s := f.session(alice, spec.V20251125)
 			for _, m := range tc.unknown {
 				if r := f.sessionBased(alice, s, m, ""); r.code(t) != -32601 || r.Status != http.StatusOK {
 					t.Errorf("%s in 2025-11-25: %d %s", m, r.Status, r.Body)

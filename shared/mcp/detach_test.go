@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // TestDisconnect shows what becomes of a request whose client goes away.
@@ -38,7 +38,7 @@ func TestDisconnect(t *testing.T) {
 				outcome <- ctx.Err()
 				return result{}, nil
 			}}}
-			headers := []string{"Mcp-Session-Id: " + f.session(alice, mcpspec.V20251125)}
+			headers := []string{"Mcp-Session-Id: " + f.session(alice, spec.V20251125)}
 			body := rpcText("1", "slow", "")
 			if tc.cancelled {
 				headers, body = statelessHeaders("slow", ""), statelessBody("1", "slow", "")

@@ -6,10 +6,10 @@ import (
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/httpjson"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
 // The named-event dialect, at /mcp/{workspace}: the same methods, sessions and
@@ -41,7 +41,7 @@ const (
 
 // dialectVersion is the revision of a session that was not initialized: what a
 // client that names none speaks.
-const dialectVersion = mcpspec.V20250326
+const dialectVersion = spec.V20250326
 
 // dialect serves it, with the endpoint's sessions, methods and streams.
 type dialect struct{ endpoint *Endpoint }
@@ -110,7 +110,7 @@ func (d dialect) post(w http.ResponseWriter, c *call) {
 
 // enter finds the session of a request that names one, or answers.
 func (d dialect) enter(w http.ResponseWriter, c *call) bool {
-	id := c.request.Header.Get(mcpspec.HeaderSession)
+	id := c.request.Header.Get(spec.HeaderSession)
 	return id == "" || d.endpoint.sessions == nil || d.endpoint.loadSession(w, c, id)
 }
 
@@ -136,7 +136,7 @@ func (d dialect) call(w http.ResponseWriter, c *call) {
 			return
 		}
 	}
-	if c.msg.Method == mcpspec.MethodInitialize {
+	if c.msg.Method == spec.MethodInitialize {
 		d.initialize(w, c)
 		return
 	}
@@ -151,7 +151,7 @@ func (d dialect) call(w http.ResponseWriter, c *call) {
 
 // part serves a message of a batch.
 func (d dialect) part(w http.ResponseWriter, c *call) {
-	if c.msg.Kind == jsonrpc.Request && c.msg.Method == mcpspec.MethodInitialize {
+	if c.msg.Kind == jsonrpc.Request && c.msg.Method == spec.MethodInitialize {
 		sendError(w, http.StatusOK, c.msg.ID, invalidRequest("initialize cannot be part of a batch"))
 		return
 	}

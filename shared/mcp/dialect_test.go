@@ -13,8 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
 const jsonOnly = "Accept: application/json"
@@ -47,7 +47,7 @@ func (f *fixture) dialectStream(key string, headers ...string) (o *open, session
 		f.t.Fatalf("GET: %d", o.status)
 	}
 	o.lifecycle("streamOpened")
-	return o, o.header.Get(mcpspec.HeaderSession)
+	return o, o.header.Get(spec.HeaderSession)
 }
 
 // lifecycle is the next event, which must be of this kind, and its params.
@@ -102,7 +102,7 @@ func TestDialectStream(t *testing.T) {
 				t.Errorf("%d, %s: %q, want %q", o.status, name, got, want)
 			}
 		}
-		if id := o.header.Get(mcpspec.HeaderSession); len(id) < 43 {
+		if id := o.header.Get(spec.HeaderSession); len(id) < 43 {
 			t.Errorf("session %q", id)
 		}
 		at, err := time.Parse(time.RFC3339, o.lifecycle("streamOpened")["timestamp"])
@@ -187,7 +187,7 @@ func TestDialectStream(t *testing.T) {
 		o, id := f.dialectStream(alice)
 		other, otherID := f.dialectStream(alice)
 		subscribe := func(id, uri string) {
-			r := f.dialect(alice, rpcText("1", mcpspec.MethodSubscribe, `"uri":"`+uri+`"`), "Accept: text/event-stream", "Mcp-Session-Id: "+id)
+			r := f.dialect(alice, rpcText("1", spec.MethodSubscribe, `"uri":"`+uri+`"`), "Accept: text/event-stream", "Mcp-Session-Id: "+id)
 			if r.Status != 200 || r.Body != "event: response\ndata: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n" {
 				t.Fatalf("%+v", r)
 			}
@@ -202,7 +202,7 @@ func TestDialectStream(t *testing.T) {
 		other.notification().isEvent(t, "event://ci/deploy", `{"n":2}`)
 		must(t, f.log.Notify(t.Context(), "default", "catalog", json.RawMessage(`{}`)))
 		for _, s := range []*open{o, other} {
-			if m := s.notification(); m.Method != mcpspec.NoteResourcesChange {
+			if m := s.notification(); m.Method != spec.NoteResourcesChange {
 				t.Errorf("got %s", m.sse.Data)
 			}
 		}
@@ -210,7 +210,7 @@ func TestDialectStream(t *testing.T) {
 	t.Run("SSE-04_resumes_from_the_last_event_id_at_another_instance", func(t *testing.T) {
 		f := newFixture(t, nil)
 		o, id := f.dialectStream(alice)
-		f.dialect(alice, rpcText("1", mcpspec.MethodSubscribe, `"uri":"event://ci/deploy"`), "Accept: text/event-stream", "Mcp-Session-Id: "+id)
+		f.dialect(alice, rpcText("1", spec.MethodSubscribe, `"uri":"event://ci/deploy"`), "Accept: text/event-stream", "Mcp-Session-Id: "+id)
 		f.waitTargets(1)
 		f.publish("event://ci/deploy", `{"n":1}`)
 		last := o.notification().sse.ID
@@ -230,7 +230,7 @@ func TestDialectStream(t *testing.T) {
 	})
 	t.Run("SSE-01_bad_requests", func(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.Leases = &oneStream{} })
-		sessionBased := f.session(alice, mcpspec.V20251125)
+		sessionBased := f.session(alice, spec.V20251125)
 		o, id := f.dialectStream(alice)
 		for name, tc := range map[string]struct {
 			key, method string
@@ -271,8 +271,8 @@ func TestDialectDocumented(t *testing.T) {
 	o := f.open(req)
 	var got []sse.Event
 	got = append(got, o.event())
-	session := "Mcp-Session-Id: " + o.header.Get(mcpspec.HeaderSession)
-	f.dialect(alice, rpcText(`"1"`, mcpspec.MethodSubscribe, `"uri":"event://ci/build-finished"`), jsonOnly, session)
+	session := "Mcp-Session-Id: " + o.header.Get(spec.HeaderSession)
+	f.dialect(alice, rpcText(`"1"`, spec.MethodSubscribe, `"uri":"event://ci/build-finished"`), jsonOnly, session)
 	got = append(got, o.event())
 	f.publish("event://ci/build-finished", `{"status":"passed"}`)
 	got = append(got, o.event())

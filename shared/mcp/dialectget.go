@@ -7,10 +7,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -40,7 +40,7 @@ func (d dialect) get(w http.ResponseWriter, c *call) {
 		if err := s.hold(ctx); err != nil {
 			return s.streamWriter, err
 		}
-		w.Header().Set(mcpspec.HeaderSession, s.sess.ID)
+		w.Header().Set(spec.HeaderSession, s.sess.ID)
 		streamHeaders(w.Header(), c.request)
 		return s.streamWriter, nil
 	})

@@ -14,18 +14,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/httpjson"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
 func TestDialectPost(t *testing.T) {
 	f := newFixture(t, nil)
-	list := rpcText(`"a"`, mcpspec.MethodTemplates, "")
+	list := rpcText(`"a"`, spec.MethodTemplates, "")
 	plain := f.dialect(alice, list, jsonOnly).Body
 	if !strings.Contains(plain, "event://github/") {
 		t.Fatal(plain)
@@ -54,7 +54,7 @@ func TestDialectPost(t *testing.T) {
 					t.Errorf("%q: %v", tc.accept, r.Header)
 				}
 			}
-			if r.Status != 200 || r.Body != want || r.Header.Get("Content-Type") != contentType || r.Header.Get(mcpspec.HeaderSession) != "" {
+			if r.Status != 200 || r.Body != want || r.Header.Get("Content-Type") != contentType || r.Header.Get(spec.HeaderSession) != "" {
 				t.Errorf("%q: %+v", tc.accept, r)
 			}
 		}
@@ -124,12 +124,12 @@ func TestDialectPost(t *testing.T) {
 		f := newFixture(t, nil)
 		f.catalogs.Replace(mustParse(t, src))
 		o, id := f.dialectStream(alice)
-		r := f.dialect(alice, rpcText("1", mcpspec.MethodResources, ""), jsonOnly, "Mcp-Session-Id: "+id)
+		r := f.dialect(alice, rpcText("1", spec.MethodResources, ""), jsonOnly, "Mcp-Session-Id: "+id)
 		if r.Status != 200 || len(r.Body) <= maxResponse || !json.Valid([]byte(r.Body)) {
 			t.Fatalf("status %d, %d bytes", r.Status, len(r.Body))
 		}
 		f.catalogs.Replace(mustParse(t, testCatalog))
-		r = f.dialect(alice, rpcText("2", mcpspec.MethodResources, ""), jsonOnly, "Mcp-Session-Id: "+id)
+		r = f.dialect(alice, rpcText("2", spec.MethodResources, ""), jsonOnly, "Mcp-Session-Id: "+id)
 		if got := o.response(); r.Status != 202 || !strings.Contains(got, `"id":2`) {
 			t.Errorf("%d, %.200s", r.Status, got)
 		}
@@ -147,7 +147,7 @@ func TestDialectPost(t *testing.T) {
 	})
 	t.Run("SSE-03_secrets_on_their_way_are_sealed", func(t *testing.T) {
 		o, id := f.dialectStream(alice)
-		f.dialect(alice, rpcText("1", mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`), jsonOnly, "Mcp-Session-Id: "+id)
+		f.dialect(alice, rpcText("1", spec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`), jsonOnly, "Mcp-Session-Id: "+id)
 		for {
 			e := o.event()
 			if e.Name != "response" {
@@ -174,7 +174,7 @@ func TestDialectPost(t *testing.T) {
 	})
 	t.Run("SSE-03_what_HTTP_has_to_say_is_said_to_the_POST", func(t *testing.T) {
 		o, id := f.dialectStream(reader)
-		r := f.dialect(reader, rpcText("1", mcpspec.MethodRegister, `"uris":["event://ci"],"targetUri":"https://a.example/"`), jsonOnly, "Mcp-Session-Id: "+id)
+		r := f.dialect(reader, rpcText("1", spec.MethodRegister, `"uris":["event://ci"],"targetUri":"https://a.example/"`), jsonOnly, "Mcp-Session-Id: "+id)
 		if r.Status != 403 || !strings.Contains(r.Header.Get("WWW-Authenticate"), "events:subscribe") || r.code(t) != codeForbidden {
 			t.Errorf("%+v", r)
 		}
@@ -239,11 +239,11 @@ func TestDialectMessages(t *testing.T) {
 			}
 		}
 		for body, want := range map[string]int{
-			rpcText("1", "no/such", ""):                              -32601,
-			rpcText("1", mcpspec.MethodDiscover, ""):                 -32601, // not of this revision
-			rpcText("1", mcpspec.MethodRead, ""):                     -32602,
-			rpcText("1", mcpspec.MethodRead, `"uri":"event://none"`): -32002,
-			rpcText("1", mcpspec.MethodRegister, `"uris":[]`):        -32602,
+			rpcText("1", "no/such", ""):                           -32601,
+			rpcText("1", spec.MethodDiscover, ""):                 -32601, // not of this revision
+			rpcText("1", spec.MethodRead, ""):                     -32602,
+			rpcText("1", spec.MethodRead, `"uri":"event://none"`): -32002,
+			rpcText("1", spec.MethodRegister, `"uris":[]`):        -32602,
 		} {
 			r := f.dialect(alice, body, jsonOnly)
 			if r.Status != 200 || r.code(t) != want || strings.Contains(r.Body, `"result"`) {
@@ -321,7 +321,7 @@ func TestDialectMessages(t *testing.T) {
 		}
 	})
 	t.Run("SSE-03_methods_of_a_session_need_one", func(t *testing.T) {
-		r := f.dialect(alice, rpcText("1", mcpspec.MethodSubscribe, `"uri":"event://ci"`), jsonOnly)
+		r := f.dialect(alice, rpcText("1", spec.MethodSubscribe, `"uri":"event://ci"`), jsonOnly)
 		if r.Status != 400 || r.code(t) != -32600 {
 			t.Errorf("%+v", r)
 		}
@@ -332,7 +332,7 @@ func TestDialectMessages(t *testing.T) {
 			"another principal":          f.dialect(bob, rpcText("1", "ping", ""), "Mcp-Session-Id: "+id),
 			"of another workspace":       f.dialectIn("elsewhere", "POST", foreign, rpcText("1", "ping", ""), "Mcp-Session-Id: "+id),
 			"none":                       f.dialect(alice, rpcText("1", "ping", ""), "Mcp-Session-Id: x"),
-			"a session of another world": f.dialect(alice, rpcText("1", "ping", ""), "Mcp-Session-Id: "+f.session(alice, mcpspec.V20250326)),
+			"a session of another world": f.dialect(alice, rpcText("1", "ping", ""), "Mcp-Session-Id: "+f.session(alice, spec.V20250326)),
 		} {
 			if r.Status != 404 || r.Body != "session not found\n" {
 				t.Errorf("%s: %+v", name, r)
@@ -340,9 +340,9 @@ func TestDialectMessages(t *testing.T) {
 		}
 	})
 	t.Run("SSE-03_initialize_begins_a_session_or_tells_of_the_client", func(t *testing.T) {
-		const initialize = `"protocolVersion":"2025-06-18","capabilities":{"extensions":{"` + Extension + `":{},"` + mcpspec.EventsExtension + `":{}}},"clientInfo":{"name":"t","version":"1"}`
-		r := f.dialect(alice, rpcText("1", mcpspec.MethodInitialize, initialize), jsonOnly)
-		id := r.Header.Get(mcpspec.HeaderSession)
+		const initialize = `"protocolVersion":"2025-06-18","capabilities":{"extensions":{"` + Extension + `":{},"` + spec.EventsExtension + `":{}}},"clientInfo":{"name":"t","version":"1"}`
+		r := f.dialect(alice, rpcText("1", spec.MethodInitialize, initialize), jsonOnly)
+		id := r.Header.Get(spec.HeaderSession)
 		if r.Status != 200 || id == "" || !strings.Contains(r.Body, `"protocolVersion":"2025-06-18"`) {
 			t.Fatalf("%+v", r)
 		}
@@ -356,19 +356,19 @@ func TestDialectMessages(t *testing.T) {
 		o.cancel()
 
 		o, id = f.dialectStream(alice)
-		if r := f.dialect(alice, rpcText("1", mcpspec.MethodInitialize, initialize), jsonOnly, "Mcp-Session-Id: "+id); r.Status != 202 {
+		if r := f.dialect(alice, rpcText("1", spec.MethodInitialize, initialize), jsonOnly, "Mcp-Session-Id: "+id); r.Status != 202 {
 			t.Fatalf("%+v", r)
 		}
 		if got := o.response(); !strings.Contains(got, `"protocolVersion":"2025-06-18"`) {
 			t.Errorf("got %s", got)
 		}
-		f.dialect(alice, rpcText("2", mcpspec.MethodSubscribe, `"uri":"event://ci/deploy"`), "Accept: text/event-stream", "Mcp-Session-Id: "+id)
+		f.dialect(alice, rpcText("2", spec.MethodSubscribe, `"uri":"event://ci/deploy"`), "Accept: text/event-stream", "Mcp-Session-Id: "+id)
 		f.publish("event://ci/deploy", `{"n":1}`)
 		if m := o.notification(); string(m.Params.Meta[MetaPayload]) != `{"n":1}` {
 			t.Errorf("without the payload that the client can take: %s", m.sse.Data)
 		}
 		must(t, f.log.Notify(t.Context(), "default", "catalog", json.RawMessage(`{}`)))
-		if a, b := o.notification().Method, o.notification().Method; a != mcpspec.NoteResourcesChange || b != mcpspec.NoteEventsChange {
+		if a, b := o.notification().Method, o.notification().Method; a != spec.NoteResourcesChange || b != spec.NoteEventsChange {
 			t.Errorf("got %s, %s", a, b)
 		}
 	})
@@ -401,8 +401,8 @@ func bare(t testing.TB, text string) string {
 func FuzzDialectPost(f *testing.F) {
 	for _, seed := range []string{
 		rpcText("1", "ping", ""), `{"jsonrpc":"2.0","id":1,"method":"resources/list"}`, "[" + rpcText("1", "ping", "") + ",7]", `{`, `[]`, "",
-		rpcText(`"\r\nevent: x"`, "ping", ""), rpcText("1", mcpspec.MethodSubscribe, `"uri":"event://ci"`), `{"jsonrpc":"2.0","method":"x"}`,
-		rpcText("1", mcpspec.MethodInitialize, `"protocolVersion":"2025-06-18","capabilities":{}`),
+		rpcText(`"\r\nevent: x"`, "ping", ""), rpcText("1", spec.MethodSubscribe, `"uri":"event://ci"`), `{"jsonrpc":"2.0","method":"x"}`,
+		rpcText("1", spec.MethodInitialize, `"protocolVersion":"2025-06-18","capabilities":{}`),
 	} {
 		f.Add(seed, "text/event-stream")
 		f.Add(seed, "application/json")
@@ -530,7 +530,7 @@ func TestDialectFailures(t *testing.T) {
 			"a POST in a session":    f.dialect(alice, rpcText("2", "ping", ""), "Mcp-Session-Id: "+id),
 			"a GET in a session":     f.dialectIn("default", "GET", alice, "", "Mcp-Session-Id: "+id),
 			"a GET that begins one":  f.dialectIn("default", "GET", alice, ""),
-			"an initialize":          f.dialect(alice, rpcText("1", mcpspec.MethodInitialize, `"protocolVersion":"2025-06-18","capabilities":{}`), jsonOnly),
+			"an initialize":          f.dialect(alice, rpcText("1", spec.MethodInitialize, `"protocolVersion":"2025-06-18","capabilities":{}`), jsonOnly),
 			"a workspace by the way": f.dialectIn("nowhere", "GET", alice, ""),
 		} {
 			want := 503

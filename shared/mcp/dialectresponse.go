@@ -7,9 +7,9 @@ import (
 	"net/http"
 
 	"github.com/mcp-events/mcpevents/shared/httpjson"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -33,7 +33,7 @@ type responseNotice struct {
 // everything that HTTP has a status for, and of what has no body.
 func (d dialect) respond(c *call, kept *httpjson.Recorder) bool {
 	body := kept.Body.Bytes()
-	if kept.Status != http.StatusOK || len(body) == 0 || len(body) > maxResponse || kept.Header().Get(mcpspec.HeaderSession) != "" {
+	if kept.Status != http.StatusOK || len(body) == 0 || len(body) > maxResponse || kept.Header().Get(spec.HeaderSession) != "" {
 		return false
 	}
 	ctx := c.request.Context()

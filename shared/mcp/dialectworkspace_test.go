@@ -7,7 +7,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 func TestDialectWorkspaces(t *testing.T) {
@@ -22,7 +22,7 @@ func TestDialectWorkspaces(t *testing.T) {
 		var all []reply
 		for _, workspace := range []string{"elsewhere", "nowhere", "%20", "a%2Fb", "DEFAULT", strings.Repeat("x", 2000)} {
 			for _, method := range []string{"GET", "POST"} {
-				for _, body := range []string{rpcText("1", mcpspec.MethodResources, ""), "{"} {
+				for _, body := range []string{rpcText("1", spec.MethodResources, ""), "{"} {
 					if method == "GET" {
 						body = ""
 					}
@@ -37,7 +37,7 @@ func TestDialectWorkspaces(t *testing.T) {
 				t.Errorf("got %+v, want as %+v", r, all[0])
 			}
 		}
-		if r := f.dialectIn("elsewhere", "POST", "", rpcText("1", mcpspec.MethodResources, "")); r.Status != 401 {
+		if r := f.dialectIn("elsewhere", "POST", "", rpcText("1", spec.MethodResources, "")); r.Status != 401 {
 			t.Errorf("nobody: %+v", r)
 		}
 	})
@@ -45,15 +45,15 @@ func TestDialectWorkspaces(t *testing.T) {
 		f := newFixture(t, func(o *Options) {
 			o.Catalogs = catalog.Workspaces{Own: map[string]catalog.Source{"default": f.catalogs}}
 		})
-		a := f.dialectIn("elsewhere", "POST", foreign, rpcText("1", mcpspec.MethodResources, ""))
-		b := f.dialectIn("nowhere", "POST", foreign, rpcText("1", mcpspec.MethodResources, ""))
+		a := f.dialectIn("elsewhere", "POST", foreign, rpcText("1", spec.MethodResources, ""))
+		b := f.dialectIn("nowhere", "POST", foreign, rpcText("1", spec.MethodResources, ""))
 		if a.Status != 404 || a.Body != b.Body {
 			t.Errorf("%+v, %+v", a, b)
 		}
 	})
 	t.Run("SSE-06_each_has_its_catalog_and_its_events", func(t *testing.T) {
 		names := func(workspace, key string) string {
-			return f.dialectIn(workspace, "POST", key, rpcText("1", mcpspec.MethodResources, ""), jsonOnly).Body
+			return f.dialectIn(workspace, "POST", key, rpcText("1", spec.MethodResources, ""), jsonOnly).Body
 		}
 		if a, b := names("default", alice), names("elsewhere", foreign); !strings.Contains(a, "ci.build") || strings.Contains(a, "other.thing") ||
 			!strings.Contains(b, "other.thing") || strings.Contains(b, "ci.build") {

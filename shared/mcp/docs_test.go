@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -66,7 +66,7 @@ func TestFollowingDocumented(t *testing.T) {
 	meta := `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}},`
 	request := strings.Replace(block(t, "Polls", "json", 1), `"params":{`, `"params":{`+meta, 1)
 	poll := func(body string) (result json.RawMessage) {
-		m := f.do("POST", alice, body, statelessHeaders(mcpspec.MethodEventsPoll, "")...).rpc(t)
+		m := f.do("POST", alice, body, statelessHeaders(spec.MethodEventsPoll, "")...).rpc(t)
 		if m.Error != nil {
 			t.Fatalf("the example is refused: %+v", m.Error)
 		}
@@ -75,7 +75,7 @@ func TestFollowingDocumented(t *testing.T) {
 	var first polled
 	must(t, json.Unmarshal(poll(request), &first))
 	o := f.open(f.request("POST", alice, strings.NewReplacer(
-		`"id":1`, `"id":7`, "events/poll", "events/stream", `,"maxEvents":20`, "").Replace(request), statelessHeaders(mcpspec.MethodEventsStream, "")...))
+		`"id":1`, `"id":7`, "events/poll", "events/stream", `,"maxEvents":20`, "").Replace(request), statelessHeaders(spec.MethodEventsStream, "")...))
 	frames := []sse.Event{o.event()}
 	f.publish("event://ci/build-finished", `{"status":"passed"}`)
 	f.publish("event://ci/build-finished", `{"status":"failed"}`)

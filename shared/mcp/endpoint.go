@@ -10,12 +10,12 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/stream"
@@ -83,10 +83,10 @@ type Options struct {
 	EventTools bool
 
 	// Profile returns the profile of the MCP Events extension that a principal is configured for, or the default one. Nil is
-	// [mcpspec.Released] for all.
-	Profile func(ctx context.Context, p auth.Principal) mcpspec.Profile
-	// EventsRevisions replaces [mcpspec.EventsRevisions].
-	EventsRevisions map[string]mcpspec.Profile
+	// [spec.Released] for all.
+	Profile func(ctx context.Context, p auth.Principal) spec.Profile
+	// EventsRevisions replaces [spec.EventsRevisions].
+	EventsRevisions map[string]spec.Profile
 
 	// Guard keeps pages of other sites out.
 	Guard auth.Guard
@@ -131,7 +131,7 @@ func (o Options) withDefaults() Options {
 	o.PageSize = cmp.Or(o.PageSize, 100)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 	if o.EventsRevisions == nil {
-		o.EventsRevisions = mcpspec.EventsRevisions
+		o.EventsRevisions = spec.EventsRevisions
 	}
 	return o
 }
@@ -186,7 +186,7 @@ func New(o Options) (*Endpoint, error) {
 	e.admission.ending, e.admission.end = context.WithCancelCause(context.Background())
 	e.replies = &replies{
 		faults: e.faults, catalogs: e.catalogs, metadata: o.ResourceMetadata,
-		server: append([]byte(`"`+mcpspec.MetaServer+`":`), jsonrpc.Encode(o.Server)...),
+		server: append([]byte(`"`+spec.MetaServer+`":`), jsonrpc.Encode(o.Server)...),
 		memory: rate.NewShare("answerBytes", "answers that clients have not read", answerBytes),
 	}
 	e.about = &description{

@@ -10,10 +10,10 @@ import (
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // Codes of our own. The specification asks new ones to lie outside of
@@ -34,9 +34,9 @@ type eventCodes struct {
 }
 
 // codes are the numbers of each profile.
-var codes = map[mcpspec.Profile]eventCodes{
-	mcpspec.Released: {-32011, -32012, -32013, -32014, -32015},
-	mcpspec.Final:    {-32023, -32024, -32025, -32026, -32027},
+var codes = map[spec.Profile]eventCodes{
+	spec.Released: {-32011, -32012, -32013, -32014, -32015},
+	spec.Final:    {-32023, -32024, -32025, -32026, -32027},
 }
 
 // family says whether a method is of the MCP Events extension, whose faults have names and numbers of their own.
@@ -57,7 +57,7 @@ type meaning struct {
 var meanings = map[fault.Kind]meaning{
 	fault.Internal:        {jsonrpc.InternalError, jsonrpc.InternalError, ""},
 	fault.Invalid:         {jsonrpc.InvalidParams, jsonrpc.InvalidParams, ""},
-	fault.NotFound:        {mcpspec.CodeResourceNotFound, jsonrpc.InvalidParams, "NotFound"},
+	fault.NotFound:        {spec.CodeResourceNotFound, jsonrpc.InvalidParams, "NotFound"},
 	fault.Forbidden:       {codeForbidden, codeForbidden, "Forbidden"},
 	fault.Unauthenticated: {codeUnauthenticated, codeUnauthenticated, "Forbidden"},
 	fault.Exhausted:       {codeExhausted, codeExhausted, "ResourceExhausted"},
@@ -80,7 +80,7 @@ func (f faults) log(ctx context.Context, msg string, err error) {
 
 // translate returns the JSON-RPC error for an error of a handler. It returns a JSON-RPC error as it is. The profile is the
 // profile of the call, and empty for a method outside of the MCP Events extension.
-func (f faults) translate(ctx context.Context, err error, v mcpspec.Version, profile mcpspec.Profile) *jsonrpc.Error {
+func (f faults) translate(ctx context.Context, err error, v spec.Version, profile spec.Profile) *jsonrpc.Error {
 	if rpc, ok := errors.AsType[*jsonrpc.Error](err); ok {
 		return rpc
 	}
@@ -107,7 +107,7 @@ func (f faults) translate(ctx context.Context, err error, v mcpspec.Version, pro
 }
 
 // errorOf looks a fault up in the table.
-func errorOf(err error, v mcpspec.Version, profile mcpspec.Profile) *jsonrpc.Error {
+func errorOf(err error, v spec.Version, profile spec.Profile) *jsonrpc.Error {
 	kind := fault.KindOf(err)
 	m := meanings[kind]
 	out := &jsonrpc.Error{Code: m.stateless, Message: fault.Public(err)}
@@ -128,8 +128,8 @@ func errorOf(err error, v mcpspec.Version, profile mcpspec.Profile) *jsonrpc.Err
 
 // ErrorObject returns the error with which a webhook notifies the end of a subscription of the profile (SEP-3415, Subscription
 // Termination). Its code and text are the same as on a stream.
-func ErrorObject(profile mcpspec.Profile, reason error) json.RawMessage {
-	return jsonrpc.AppendErrorObject(nil, errorOf(reason, mcpspec.V20260728, profile))
+func ErrorObject(profile spec.Profile, reason error) json.RawMessage {
+	return jsonrpc.AppendErrorObject(nil, errorOf(reason, spec.V20260728, profile))
 }
 
 // status is the HTTP status of a response in the stateless revisions. Only where the
@@ -139,7 +139,7 @@ func status(e *jsonrpc.Error) int {
 	switch e.Code {
 	case jsonrpc.MethodNotFound:
 		return http.StatusNotFound
-	case jsonrpc.ParseError, jsonrpc.InvalidRequest, jsonrpc.InvalidParams, mcpspec.CodeHeaderMismatch, mcpspec.CodeMissingCapability, mcpspec.CodeUnsupportedVersion:
+	case jsonrpc.ParseError, jsonrpc.InvalidRequest, jsonrpc.InvalidParams, spec.CodeHeaderMismatch, spec.CodeMissingCapability, spec.CodeUnsupportedVersion:
 		return http.StatusBadRequest
 	}
 	return http.StatusOK

@@ -11,7 +11,7 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 func withEventTools(o *Options) { o.EventTools = true }
@@ -59,7 +59,7 @@ func toolResult(t testing.TB, r reply, into any) {
 // toolIn calls a tool of an endpoint in the revision of the session, which is empty for 2026-07-28.
 func (f *fixture) toolIn(key, session, name, arguments string) reply {
 	f.t.Helper()
-	return f.in(key, session, mcpspec.MethodToolsCall, toolParams(name, arguments))
+	return f.in(key, session, spec.MethodToolsCall, toolParams(name, arguments))
 }
 
 func (f *fixture) tool(t *testing.T, key, name, arguments string) (out shownEvents) {
@@ -86,12 +86,12 @@ var eventToolNames = []string{toolTypes, toolSubscribe, toolUnsubscribe, toolRec
 
 func TestEventToolsAreOff(t *testing.T) {
 	f := newFixture(t, nil)
-	for _, method := range []string{mcpspec.MethodToolsList, mcpspec.MethodToolsCall} {
+	for _, method := range []string{spec.MethodToolsList, spec.MethodToolsCall} {
 		if r := f.stateless(alice, method, toolParams(toolTypes, `{}`)); r.code(t) != -32601 {
 			t.Errorf("RCH-04 by default %s answers %s", method, r.Body)
 		}
 	}
-	if r := f.stateless(alice, mcpspec.MethodDiscover, ""); strings.Contains(r.Body, `"tools":`) || strings.Contains(r.Body, toolTypes) {
+	if r := f.stateless(alice, spec.MethodDiscover, ""); strings.Contains(r.Body, `"tools":`) || strings.Contains(r.Body, toolTypes) {
 		t.Errorf("RCH-04 by default there are tools: %s", r.Body)
 	}
 }
@@ -99,7 +99,7 @@ func TestEventToolsAreOff(t *testing.T) {
 func TestEventTools(t *testing.T) {
 	f := newFixture(t, withEventTools)
 	sessions := map[string]string{"2026-07-28": ""}
-	for _, v := range []mcpspec.Version{mcpspec.V20250326, mcpspec.V20250618, mcpspec.V20251125} {
+	for _, v := range []spec.Version{spec.V20250326, spec.V20250618, spec.V20251125} {
 		sessions[string(v)] = f.session(alice, v)
 	}
 	for version, session := range sessions {
@@ -113,7 +113,7 @@ func TestEventTools(t *testing.T) {
 					Annotations              struct{ ReadOnlyHint bool }
 				}
 			}
-			f.in(alice, session, mcpspec.MethodToolsList, "").result(t, &list)
+			f.in(alice, session, spec.MethodToolsList, "").result(t, &list)
 			var names []string
 			for _, x := range list.Tools {
 				names = append(names, x.Name)
@@ -190,8 +190,8 @@ func TestEventTools(t *testing.T) {
 	})
 	t.Run("RCH-04 they are advertised, and the instructions say what for", func(t *testing.T) {
 		for _, r := range []reply{
-			f.stateless(alice, mcpspec.MethodDiscover, ""),
-			f.initialize(alice, mcpspec.V20251125, `{}`),
+			f.stateless(alice, spec.MethodDiscover, ""),
+			f.initialize(alice, spec.V20251125, `{}`),
 		} {
 			var about struct {
 				Capabilities struct{ Tools *listCapability }
@@ -396,9 +396,9 @@ func TestEventToolsBesideBackends(t *testing.T) {
 	}
 	for _, size := range []int{1, 2, 100} {
 		f := behindGateway(t, func(o *Options) { o.EventTools, o.PageSize = true, size }, l)
-		for _, session := range []string{"", f.session(alice, mcpspec.V20251125)} {
+		for _, session := range []string{"", f.session(alice, spec.V20251125)} {
 			t.Run(fmt.Sprintf("RCH-04 they follow on pages of %d", size), func(t *testing.T) {
-				if got, want := f.wholeList(t, mcpspec.MethodToolsList, session, nil).names, slices.Concat(eventToolNames, []string{"other", "third"}); !slices.Equal(got, want) {
+				if got, want := f.wholeList(t, spec.MethodToolsList, session, nil).names, slices.Concat(eventToolNames, []string{"other", "third"}); !slices.Equal(got, want) {
 					t.Errorf("got %q", got)
 				}
 			})

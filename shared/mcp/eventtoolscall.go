@@ -6,9 +6,9 @@ import (
 	"math"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -186,7 +186,7 @@ func (h *eventTools) selected(ctx context.Context, p auth.Principal, name string
 	if entry := cat.ByName(name); entry != nil && !auth.Visible(entry.Access, p) {
 		return subscription.Selection{}, unknownEvent(name)
 	}
-	return choose(cat, name, arguments, p, mcpspec.ModePoll)
+	return choose(cat, name, arguments, p, spec.ModePoll)
 }
 
 // subscribe makes the handle of what follows from now on.

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -145,6 +145,6 @@ func (l *lateAnswer) progress(c *call, waited time.Duration, total int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.streams && !l.over {
-		_ = l.write(sse.Append(nil, sse.Event{Data: jsonrpc.AppendNotification(nil, mcpspec.NoteProgress, params)})) // it is kept
+		_ = l.write(sse.Append(nil, sse.Event{Data: jsonrpc.AppendNotification(nil, spec.NoteProgress, params)})) // it is kept
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -22,12 +22,12 @@ func aWait(inSession bool, deadline time.Duration, more string) func(*fixture) *
 	return func(f *fixture) *http.Request {
 		call := func(tool, arguments, meta string) *http.Request {
 			params := toolParams(tool, arguments)
-			body := strings.Replace(statelessBody("1", mcpspec.MethodToolsCall, params), `"_meta":{`, `"_meta":{`+meta, 1)
+			body := strings.Replace(statelessBody("1", spec.MethodToolsCall, params), `"_meta":{`, `"_meta":{`+meta, 1)
 			if !inSession {
-				return f.request("POST", alice, body, statelessHeaders(mcpspec.MethodToolsCall, params)...)
+				return f.request("POST", alice, body, statelessHeaders(spec.MethodToolsCall, params)...)
 			}
-			return f.request("POST", alice, rpcText("1", mcpspec.MethodToolsCall, params+`,"_meta":{`+strings.TrimSuffix(meta, ",")+`}`),
-				"Mcp-Session-Id: "+f.newSession(session.Session{Version: mcpspec.V20251125}).ID)
+			return f.request("POST", alice, rpcText("1", spec.MethodToolsCall, params+`,"_meta":{`+strings.TrimSuffix(meta, ",")+`}`),
+				"Mcp-Session-Id: "+f.newSession(session.Session{Version: spec.V20251125}).ID)
 		}
 		var sub shownEvents
 		toolResult(f.t, reply{200, nil, f.served(call(toolSubscribe, `{"name":"ci.deploy"}`, "")).Body.String()}, &sub)
@@ -81,11 +81,11 @@ func TestWaitForEvent(t *testing.T) {
 						w.f.t.Fatalf("%d notifications of progress", len(before))
 					}
 					for i, m := range before {
-						if m.Method != mcpspec.NoteProgress {
+						if m.Method != spec.NoteProgress {
 							w.f.t.Fatalf("got %s", m.sse.Data)
 						}
 						params := map[string]any{"progressToken": "p", "progress": 5 * (i + 1), "total": 600, "message": "no event yet"}
-						sameJSON(w.f.t, m.sse.Data, string(jsonrpc.Encode(map[string]any{"jsonrpc": "2.0", "method": mcpspec.NoteProgress, "params": params})))
+						sameJSON(w.f.t, m.sse.Data, string(jsonrpc.Encode(map[string]any{"jsonrpc": "2.0", "method": spec.NoteProgress, "params": params})))
 					}
 				})
 			})
@@ -111,7 +111,7 @@ func TestWaitForEvent(t *testing.T) {
 					}
 					ev := w.f.publish("event://ci/deploy", `{"n":1}`)
 					var next shownEvents
-					recent := w.f.statelessRequest(alice, mcpspec.MethodToolsCall, toolParams(toolRecent, at(got.Subscription)))
+					recent := w.f.statelessRequest(alice, spec.MethodToolsCall, toolParams(toolRecent, at(got.Subscription)))
 					toolResult(w.f.t, reply{200, nil, w.f.served(recent).Body.String()}, &next)
 					if len(next.Events) != 1 || next.Events[0].ID != ev.ID {
 						w.f.t.Errorf("%s: then %+v", name, next)

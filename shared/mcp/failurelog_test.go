@@ -9,8 +9,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // logText is a log as its operator reads it: from level info on.
@@ -42,8 +42,8 @@ func TestWhyACallFailedIsLogged(t *testing.T) {
 		b.Config.SetKeepAlivesEnabled(false) // a connection that rests would be found closed, not refused
 		said := &logText{}
 		f := behindGateway(t, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(said, nil)) }, b)
-		session := f.session(alice, mcpspec.V20251125)
-		f.wholeList(t, mcpspec.MethodToolsList, "", nil)
+		session := f.session(alice, spec.V20251125)
+		f.wholeList(t, spec.MethodToolsList, "", nil)
 		b.Close()
 		for _, in := range []string{"", session} {
 			r := f.in(alice, in, "tools/call", `"name":"b_tool","arguments":{"private":"whisper"}`)
@@ -65,11 +65,11 @@ func TestClientsThatWentAwayAreNoFailures(t *testing.T) {
 	gone, leave := context.WithCancel(t.Context())
 	leave()
 	why := fault.Wrap(fault.Unavailable, fmt.Errorf("exchange: %w", context.Canceled), "reach a backend")
-	f.endpoint.faults.translate(gone, why, mcpspec.V20260728, "")
+	f.endpoint.faults.translate(gone, why, spec.V20260728, "")
 	if line := said.take(); line != "" {
 		t.Errorf("the log has %q", line)
 	}
-	f.endpoint.faults.translate(t.Context(), why, mcpspec.V20260728, "")
+	f.endpoint.faults.translate(t.Context(), why, spec.V20260728, "")
 	if line := said.take(); !strings.Contains(line, "context canceled") {
 		t.Errorf("of a client that waits the log has %q", line)
 	}

@@ -19,8 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
@@ -387,11 +387,11 @@ func statelessBody(id, method, params string) string {
 
 func statelessHeaders(method, params string) []string {
 	h := []string{"Mcp-Protocol-Version: 2026-07-28", "Mcp-Method: " + method}
-	if member := mcpspec.Mirrored[method]; member != "" {
+	if member := spec.Mirrored[method]; member != "" {
 		var p map[string]any
 		_ = json.Unmarshal([]byte("{"+params+"}"), &p)
 		if name, ok := p[member].(string); ok {
-			h = append(h, "Mcp-Name: "+mcpspec.EncodeHeader(name))
+			h = append(h, "Mcp-Name: "+spec.EncodeHeader(name))
 		}
 	}
 	return h
@@ -409,16 +409,16 @@ func (f *fixture) stateless(key, method, params string) reply {
 }
 
 // initialize begins a session of a client with the capabilities.
-func (f *fixture) initialize(key string, v mcpspec.Version, capabilities string) reply {
+func (f *fixture) initialize(key string, v spec.Version, capabilities string) reply {
 	f.t.Helper()
-	return f.do("POST", key, rpcText("0", mcpspec.MethodInitialize, `"protocolVersion":"`+string(v)+`","capabilities":`+capabilities+`,"clientInfo":{"name":"t","version":"1"}`))
+	return f.do("POST", key, rpcText("0", spec.MethodInitialize, `"protocolVersion":"`+string(v)+`","capabilities":`+capabilities+`,"clientInfo":{"name":"t","version":"1"}`))
 }
 
 // session begins one at the revision and returns its id.
-func (f *fixture) session(key string, v mcpspec.Version) string {
+func (f *fixture) session(key string, v spec.Version) string {
 	f.t.Helper()
 	r := f.initialize(key, v, `{}`)
-	id := r.Header.Get(mcpspec.HeaderSession)
+	id := r.Header.Get(spec.HeaderSession)
 	if r.Status != 200 || id == "" {
 		f.t.Fatalf("initialize: %+v", r)
 	}

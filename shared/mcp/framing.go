@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // FuzzFollow sends any params to events/poll and events/stream: they are answered in
@@ -37,7 +37,7 @@ func FuzzFollow(f *testing.F) {
 			}
 			params = "{" + meta + rest
 		}
-		for _, method := range []string{mcpspec.MethodEventsPoll, mcpspec.MethodEventsStream} {
+		for _, method := range []string{spec.MethodEventsPoll, spec.MethodEventsStream} {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 			w := &written{header: http.Header{}}
 			body := `{"jsonrpc":"2.0","id":1,"method":"` + method + `","params":` + params + `}`
@@ -60,7 +60,7 @@ func FuzzFollow(f *testing.F) {
 			switch {
 			case m.Error != nil && (m.Error.Code == -32603 || m.Error.Code == 0):
 				t.Errorf("%s %s: %s", method, params, text)
-			case m.Error == nil && m.Result == nil && m.Method != mcpspec.NoteEventsActive:
+			case m.Error == nil && m.Result == nil && m.Method != spec.NoteEventsActive:
 				t.Errorf("%s %s: %s", method, params, text)
 			}
 		}

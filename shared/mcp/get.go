@@ -13,9 +13,9 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -66,7 +66,7 @@ func (e *Endpoint) sessionStream(w http.ResponseWriter, c *call, enter func(http
 
 // lastEvent is where the client's last connection ended; nowhere if it names none.
 func (c *call) lastEvent() (position, error) {
-	last := c.request.Header.Get(mcpspec.HeaderLastEvent)
+	last := c.request.Header.Get(spec.HeaderLastEvent)
 	if c.session == nil || last == "" {
 		return position{}, nil
 	}
@@ -134,8 +134,8 @@ func (st *streams) newSessionStream(c *call, kind string, last position) *sessio
 	last.session = c.session.Key
 	return &sessionStream{sess: c.session, position: last, plain: plain{&streamWriter{
 		kind: kind, streams: st, principal: c.principal, header: c.request.Header,
-		resources: st.methods.has(mcpspec.MethodResources), events: c.session.Events && st.methods.has(mcpspec.MethodEvents),
-		tools: st.methods.has(mcpspec.MethodToolsList), prompts: st.methods.has(mcpspec.MethodPromptsList),
+		resources: st.methods.has(spec.MethodResources), events: c.session.Events && st.methods.has(spec.MethodEvents),
+		tools: st.methods.has(spec.MethodToolsList), prompts: st.methods.has(spec.MethodPromptsList),
 		payloads: c.session.Payloads, targets: map[string]target{},
 	}}}
 }
@@ -272,7 +272,7 @@ func (s *sessionStream) add(ctx context.Context, t subscribed) error {
 func (s *sessionStream) begin() error {
 	at := s.resumeAt()
 	first := comment // sends the headers
-	if s.sess.Version >= mcpspec.V20251125 {
+	if s.sess.Version >= spec.V20251125 {
 		first = sse.Append(nil, sse.Event{ID: s.position.next(at), Data: []byte{}})
 	}
 	if err := s.write(first); err != nil {
@@ -296,13 +296,13 @@ func (s *sessionStream) sendGap() error {
 	if err := s.say("warning", "the log does not reach back to where the stream ended; events are missing", ""); err != nil {
 		return err
 	}
-	return s.send(mcpspec.NoteResourcesChange, nil, nil, cursor)
+	return s.send(spec.NoteResourcesChange, nil, nil, cursor)
 }
 
 // end ends the connection, not the stream: the client may come back with the
 // id of the last frame. Before 2025-11-25 there is no such frame.
 func (s *sessionStream) end(_ *call, why error) {
-	if s.sess.Version >= mcpspec.V20251125 && !errors.Is(why, errTaken) {
+	if s.sess.Version >= spec.V20251125 && !errors.Is(why, errTaken) {
 		_ = s.write(sse.Append(nil, sse.Event{ID: s.position.next(s.resumeAt()), Retry: reconnect, Data: []byte{}}))
 	}
 }
@@ -318,7 +318,7 @@ func (s *sessionStream) refresh(ctx context.Context) error {
 	if sess == nil {
 		return errTaken
 	}
-	s.sess, s.payloads, s.events = sess, sess.Payloads, sess.Events && s.streams.methods.has(mcpspec.MethodEvents)
+	s.sess, s.payloads, s.events = sess, sess.Payloads, sess.Events && s.streams.methods.has(spec.MethodEvents)
 	wanted, fresh, err := s.subscriptions(ctx)
 	if err != nil {
 		return err

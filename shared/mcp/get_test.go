@@ -12,7 +12,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -21,7 +21,7 @@ import (
 func (f *fixture) follow(key, session string, uris ...string) {
 	f.t.Helper()
 	for _, uri := range uris {
-		if r := f.sessionBased(key, session, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`); r.code(f.t) != 0 {
+		if r := f.sessionBased(key, session, spec.MethodSubscribe, `"uri":"`+uri+`"`); r.code(f.t) != 0 {
 			f.t.Fatalf("subscribe to %s: %s", uri, r.Body)
 		}
 	}
@@ -30,7 +30,7 @@ func (f *fixture) follow(key, session string, uris ...string) {
 // following opens the stream of a new session of alice's that is subscribed to the URIs.
 func (f *fixture) following(uris ...string) (session string, g *open) {
 	f.t.Helper()
-	session = f.session(alice, mcpspec.V20251125)
+	session = f.session(alice, spec.V20251125)
 	f.follow(alice, session, uris...)
 	g = f.stream(alice, session, "")
 	g.event() // only an id
@@ -40,20 +40,20 @@ func (f *fixture) following(uris ...string) (session string, g *open) {
 // isEvent checks that the message is the event.
 func (m frame) isEvent(t testing.TB, uri, payload string) {
 	t.Helper()
-	if m.Method != mcpspec.NoteUpdated || m.Params.URI != uri || string(m.Params.Payload) != payload {
+	if m.Method != spec.NoteUpdated || m.Params.URI != uri || string(m.Params.Payload) != payload {
 		t.Fatalf("got %s %s %s, want %s %s", m.Method, m.Params.URI, m.Params.Payload, uri, payload)
 	}
 }
 
 func TestSubscribe(t *testing.T) {
 	f := newFixture(t, nil)
-	s := f.session(alice, mcpspec.V20251125)
+	s := f.session(alice, spec.V20251125)
 	for _, uri := range []string{
 		"event://ci/build-finished", "event://ci", "event://github/acme", "event://github/acme/web/push", "event://github/acme/*/push",
 		"EVENT://ci/build-finished", "event://chat",
 	} {
 		t.Run("EVS-05_accepts_"+uri, func(t *testing.T) {
-			for _, m := range []string{mcpspec.MethodSubscribe, mcpspec.MethodSubscribe, mcpspec.MethodUnsubscribe, mcpspec.MethodUnsubscribe} {
+			for _, m := range []string{spec.MethodSubscribe, spec.MethodSubscribe, spec.MethodUnsubscribe, spec.MethodUnsubscribe} {
 				r := f.sessionBased(alice, s, m, `"uri":"`+uri+`"`)
 				if r.Body != `{"jsonrpc":"2.0","id":1,"result":{}}` {
 					t.Errorf("%s: %s", m, r.Body)
@@ -71,7 +71,7 @@ func TestSubscribe(t *testing.T) {
 		"event://audit/entry":                    "stream",
 	} {
 		t.Run("EVS-05_refuses_"+uri, func(t *testing.T) {
-			m := f.sessionBased(alice, s, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`).rpc(t)
+			m := f.sessionBased(alice, s, spec.MethodSubscribe, `"uri":"`+uri+`"`).rpc(t)
 			if m.Error == nil || m.Error.Code != -32602 || !strings.Contains(m.Error.Message, names) {
 				t.Errorf("got %+v, want the fault named (%q)", m.Error, names)
 			}
@@ -79,28 +79,28 @@ func TestSubscribe(t *testing.T) {
 	}
 	t.Run("AUT-04_refuses_what_the_caller_may_not_have", func(t *testing.T) {
 		for _, uri := range []string{"event://billing/invoice", "event://tenant/acme/alarm", "event://billing"} {
-			if r := f.sessionBased(alice, s, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`); r.code(t) != codeForbidden {
+			if r := f.sessionBased(alice, s, spec.MethodSubscribe, `"uri":"`+uri+`"`); r.code(t) != codeForbidden {
 				t.Errorf("%s: %s", uri, r.Body)
 			}
 		}
 	})
 	t.Run("AUT-07_bounded", func(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.MaxStreamURIs, o.MaxStreamPatterns = 10, 3 })
-		s := f.session(alice, mcpspec.V20251125)
+		s := f.session(alice, spec.V20251125)
 		for i := range 10 {
 			f.follow(alice, s, fmt.Sprintf("event://github/acme/%d/push", i))
 		}
-		m := f.sessionBased(alice, s, mcpspec.MethodSubscribe, `"uri":"event://ci"`).rpc(t)
+		m := f.sessionBased(alice, s, spec.MethodSubscribe, `"uri":"event://ci"`).rpc(t)
 		if m.Error == nil || m.Error.Code != codeExhausted {
 			t.Fatalf("got %+v", m.Error)
 		}
 		sameJSON(t, m.Error.Data, `{"limit":"streamURIs","max":10}`)
-		f.sessionBased(alice, s, mcpspec.MethodUnsubscribe, `"uri":"event://github/acme/7/push"`)
+		f.sessionBased(alice, s, spec.MethodUnsubscribe, `"uri":"event://github/acme/7/push"`)
 		f.follow(alice, s, "event://ci", "event://github/acme/8/push")
 
-		s = f.session(alice, mcpspec.V20251125)
+		s = f.session(alice, spec.V20251125)
 		f.follow(alice, s, "event://ci", "event://github", "event://github/acme", "event://github/acme")
-		m = f.sessionBased(alice, s, mcpspec.MethodSubscribe, `"uri":"event://chat"`).rpc(t)
+		m = f.sessionBased(alice, s, spec.MethodSubscribe, `"uri":"event://chat"`).rpc(t)
 		if m.Error == nil || m.Error.Code != codeExhausted {
 			t.Fatalf("got %+v", m.Error)
 		}
@@ -112,7 +112,7 @@ func TestSubscribe(t *testing.T) {
 func TestSessionStream(t *testing.T) {
 	t.Run("EVS-06_each_matching_event_and_no_other", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, mcpspec.V20251125)
+		s := f.session(alice, spec.V20251125)
 		f.follow(alice, s, "event://ci/build-finished")
 		g := f.stream(alice, s, "")
 		if g.status != 200 || g.header.Get("Content-Type") != "text/event-stream" || g.header.Get("X-Accel-Buffering") != "no" || g.header.Get("Cache-Control") != "no-cache" {
@@ -128,7 +128,7 @@ func TestSessionStream(t *testing.T) {
 		for key, want := range map[string]string{MetaEventID: ev.ID, MetaTime: ev.Timestamp()} {
 			sameJSON(t, m.Params.Meta[key], `"`+want+`"`)
 		}
-		if m.Params.Meta[MetaCursor] == nil || m.Params.Meta[MetaPayload] != nil || m.Params.Meta[mcpspec.MetaSubscription] != nil || m.sse.ID == "" {
+		if m.Params.Meta[MetaCursor] == nil || m.Params.Meta[MetaPayload] != nil || m.Params.Meta[spec.MetaSubscription] != nil || m.sse.ID == "" {
 			t.Errorf("got %s", m.sse.Data)
 		}
 		f.publishIn("elsewhere", "event://ci/build-finished", `{"status":"theirs"}`)
@@ -156,7 +156,7 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("SES-02_subscriptions_made_at_another_instance", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, mcpspec.V20250618)
+		s := f.session(alice, spec.V20250618)
 		g := f.stream(alice, s, "")
 		other := f.instance()
 		other.follow(alice, s, "event://ci/build-finished", "event://github/acme")
@@ -167,7 +167,7 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("SES-02_what_was_published_before_the_first_stream", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, mcpspec.V20251125)
+		s := f.session(alice, spec.V20251125)
 		f.publish("event://ci/deploy", `{"n":0}`)
 		f.follow(alice, s, "event://ci/deploy")
 		f.publish("event://ci/deploy", `{"n":1}`)
@@ -180,15 +180,15 @@ func TestSessionStream(t *testing.T) {
 		s, g := f.following()
 		f.registerOne(bob, "event://ci/deploy", "https://b.example/") // bob's own business
 		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
-		if m := g.next(); m.Method != mcpspec.NoteResourcesChange {
+		if m := g.next(); m.Method != spec.NoteResourcesChange {
 			t.Errorf("EVS-12: got %s", m.sse.Data)
 		}
-		f.stateless(alice, mcpspec.MethodDeregister, `"uri":"`+uri+`"`)
-		if m := g.next(); m.Method != mcpspec.NoteResourcesChange {
+		f.stateless(alice, spec.MethodDeregister, `"uri":"`+uri+`"`)
+		if m := g.next(); m.Method != spec.NoteResourcesChange {
 			t.Errorf("EVS-12: got %s", m.sse.Data)
 		}
 		must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
-		if m := g.next(); m.Method != mcpspec.NoteResourcesChange {
+		if m := g.next(); m.Method != spec.NoteResourcesChange {
 			t.Errorf("EVS-14: got %s", m.sse.Data)
 		}
 		f.follow(alice, s, "event://ci/deploy")
@@ -197,11 +197,11 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("EVX-01_events_list_changed_for_who_declares_the_extension", func(t *testing.T) {
 		f := newFixture(t, nil)
-		r := f.initialize(alice, mcpspec.V20251125, `{"extensions":{"`+mcpspec.EventsExtension+`":{}}}`)
-		g := f.stream(alice, r.Header.Get(mcpspec.HeaderSession), "")
+		r := f.initialize(alice, spec.V20251125, `{"extensions":{"`+spec.EventsExtension+`":{}}}`)
+		g := f.stream(alice, r.Header.Get(spec.HeaderSession), "")
 		g.event()
 		must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
-		if a, b := g.next(), g.next(); a.Method != mcpspec.NoteResourcesChange || b.Method != mcpspec.NoteEventsChange {
+		if a, b := g.next(), g.next(); a.Method != spec.NoteResourcesChange || b.Method != spec.NoteEventsChange {
 			t.Errorf("got %s, %s", a.Method, b.Method)
 		}
 	})
@@ -210,16 +210,16 @@ func TestSessionStream(t *testing.T) {
 		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
 		s, g := f.following()
 		f.follow(alice, s, uri)
-		if r := f.sessionBased(bob, f.session(bob, mcpspec.V20251125), mcpspec.MethodSubscribe, `"uri":"`+uri+`"`); r.code(t) != -32002 {
+		if r := f.sessionBased(bob, f.session(bob, spec.V20251125), spec.MethodSubscribe, `"uri":"`+uri+`"`); r.code(t) != -32002 {
 			t.Errorf("bob: %s", r.Body)
 		}
 		id, _ := subscription.ParseURI(uri)
 		_, err := f.service.Disable(t.Context(), "default", "alice", id, "gone", 0)
 		must(t, err)
 		for range 2 { // the list changed, too; either may come first
-			if m := g.next(); m.Method == mcpspec.NoteUpdated {
+			if m := g.next(); m.Method == spec.NoteUpdated {
 				m.isEvent(t, uri, `{"state":"disabled"}`)
-			} else if m.Method != mcpspec.NoteResourcesChange {
+			} else if m.Method != spec.NoteResourcesChange {
 				t.Errorf("got %s", m.sse.Data)
 			}
 		}
@@ -243,7 +243,7 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("SES-03_no_priming_event_before_2025-11-25", func(t *testing.T) {
 		f := newFixture(t, nil)
-		for _, v := range []mcpspec.Version{mcpspec.V20250326, mcpspec.V20250618} {
+		for _, v := range []spec.Version{spec.V20250326, spec.V20250618} {
 			s := f.session(alice, v)
 			f.follow(alice, s, "event://ci/deploy")
 			g := f.stream(alice, s, "")
@@ -257,8 +257,8 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("payloads_in_meta_for_who_declares_the_extension", func(t *testing.T) {
 		f := newFixture(t, nil)
-		r := f.initialize(alice, mcpspec.V20251125, `{"experimental":{"`+Extension+`":{}}}`)
-		s := r.Header.Get(mcpspec.HeaderSession)
+		r := f.initialize(alice, spec.V20251125, `{"experimental":{"`+Extension+`":{}}}`)
+		s := r.Header.Get(spec.HeaderSession)
 		f.follow(alice, s, "event://ci/deploy")
 		g := f.stream(alice, s, "")
 		g.event()
@@ -270,7 +270,7 @@ func TestSessionStream(t *testing.T) {
 func TestResume(t *testing.T) {
 	t.Run("SES-03_at_another_instance_with_nothing_lost_or_repeated", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, mcpspec.V20251125)
+		s := f.session(alice, spec.V20251125)
 		f.follow(alice, s, "event://ci/deploy", "event://github/acme")
 		at, g := f, f.stream(alice, s, "")
 		last := g.event().ID
@@ -305,7 +305,7 @@ func TestResume(t *testing.T) {
 	})
 	t.Run("SES-03_an_id_of_another_session_is_refused", func(t *testing.T) {
 		f := newFixture(t, nil)
-		one, two := f.session(alice, mcpspec.V20251125), f.session(alice, mcpspec.V20251125)
+		one, two := f.session(alice, spec.V20251125), f.session(alice, spec.V20251125)
 		id := f.stream(alice, one, "").event().ID
 		if r := f.do("GET", alice, "", "Mcp-Session-Id: "+two, "Last-Event-ID: "+id); r.Status != 400 {
 			t.Errorf("%+v", r)
@@ -319,7 +319,7 @@ func TestResume(t *testing.T) {
 	})
 	t.Run("SES-03_a_gap_is_said", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, mcpspec.V20251125)
+		s := f.session(alice, spec.V20251125)
 		f.follow(alice, s, "event://ci/deploy")
 		g := f.stream(alice, s, "")
 		last := g.event().ID
@@ -328,16 +328,16 @@ func TestResume(t *testing.T) {
 		g = f.stream(alice, s, last)
 		g.event()
 		m := g.next()
-		if m.Method != mcpspec.NoteUpdated || m.Params.URI != "event://ci/deploy" || string(m.Params.Meta[MetaTruncated]) != "true" || m.Params.Payload != nil {
+		if m.Method != spec.NoteUpdated || m.Params.URI != "event://ci/deploy" || string(m.Params.Meta[MetaTruncated]) != "true" || m.Params.Payload != nil {
 			t.Errorf("got %s", m.sse.Data)
 		}
-		if m := g.next(); m.Method != mcpspec.NoteResourcesChange {
+		if m := g.next(); m.Method != spec.NoteResourcesChange {
 			t.Errorf("got %s", m.sse.Data)
 		}
 	})
 	t.Run("SES-03_a_client_that_is_cut_off_before_it_knows_of_the_whole_gap_is_told_again", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, mcpspec.V20251125)
+		s := f.session(alice, spec.V20251125)
 		f.follow(alice, s, "event://ci", "event://github")
 		g := f.stream(alice, s, "") // the log has the events of parents from now on
 		parts := strings.SplitN(g.event().ID, ".", 3)
@@ -362,16 +362,16 @@ func TestResume(t *testing.T) {
 	})
 	t.Run("SES-03_a_client_that_is_cut_off_between_two_notifications_of_a_change_gets_both", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.initialize(alice, mcpspec.V20250618, `{"extensions":{"`+mcpspec.EventsExtension+`":{}}}`).Header.Get(mcpspec.HeaderSession)
+		s := f.initialize(alice, spec.V20250618, `{"extensions":{"`+spec.EventsExtension+`":{}}}`).Header.Get(spec.HeaderSession)
 		g := f.stream(alice, s, "")
 		must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
 		first := g.next()
-		if first.Method != mcpspec.NoteResourcesChange {
+		if first.Method != spec.NoteResourcesChange {
 			t.Fatalf("got %s", first.sse.Data)
 		}
 		g.cancel()
 		g = f.stream(alice, s, first.sse.ID)
-		for _, want := range []string{mcpspec.NoteResourcesChange, mcpspec.NoteEventsChange} {
+		for _, want := range []string{spec.NoteResourcesChange, spec.NoteEventsChange} {
 			if m := g.next(); m.Method != want {
 				t.Errorf("after the resume: got %s, want %s", m.sse.Data, want)
 			}
@@ -380,7 +380,7 @@ func TestResume(t *testing.T) {
 	t.Run("SES-03_when_the_first_stream_fails_the_second_sends_the_events_since_the_subscribe", func(t *testing.T) {
 		catalogs := &shaky{}
 		f := newFixture(t, func(o *Options) { catalogs.Source, o.Catalogs = o.Catalogs, catalogs })
-		s := f.session(alice, mcpspec.V20251125)
+		s := f.session(alice, spec.V20251125)
 		f.follow(alice, s, "event://ci/deploy")
 		f.publish("event://ci/deploy", `{"n":1}`)
 		catalogs.fails.Store(1)
@@ -399,7 +399,7 @@ func TestResume(t *testing.T) {
 	t.Run("SES-04_of_two_first_streams_that_open_at_the_same_time_one_stays_open", func(t *testing.T) {
 		db := &takenOver{}
 		f := newFixture(t, func(o *Options) { db.DB, o.Sessions = o.Sessions, db })
-		s := f.session(alice, mcpspec.V20251125)
+		s := f.session(alice, spec.V20251125)
 		f.follow(alice, s, "event://ci/deploy")
 		var quicker *open
 		during := func() {

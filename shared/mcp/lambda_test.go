@@ -13,8 +13,8 @@ import (
 	"github.com/aws/aws-lambda-go/events"
 	"github.com/aws/aws-lambda-go/lambdaurl"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
 // functionURL is the event that a Function URL makes of a request.
@@ -43,7 +43,7 @@ func TestLambda(t *testing.T) {
 	defer cancel()
 
 	t.Run("SUB-09_an_answer", func(t *testing.T) {
-		res, err := invoke(ctx, functionURL(f.statelessRequest(alice, mcpspec.MethodDiscover, "")))
+		res, err := invoke(ctx, functionURL(f.statelessRequest(alice, spec.MethodDiscover, "")))
 		must(t, err)
 		body, err := io.ReadAll(res.Body)
 		must(t, err)
@@ -52,7 +52,7 @@ func TestLambda(t *testing.T) {
 		}
 	})
 	t.Run("SUB-01_a_listen", func(t *testing.T) {
-		req := f.statelessRequest(alice, mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`)
+		req := f.statelessRequest(alice, spec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`)
 		res, err := invoke(ctx, functionURL(req))
 		must(t, err)
 		if res.StatusCode != 200 || res.Headers["Content-Type"] != sse.ContentType || res.Headers["X-Accel-Buffering"] != "no" {
@@ -65,7 +65,7 @@ func TestLambda(t *testing.T) {
 			must(t, json.Unmarshal(e.Data, &m))
 			return m
 		}
-		if m := next(); m.Method != mcpspec.NoteAcknowledged {
+		if m := next(); m.Method != spec.NoteAcknowledged {
 			t.Errorf("got %s", m.Method)
 		}
 		f.publish("event://ci/deploy", `{"n":1}`)
@@ -89,7 +89,7 @@ func TestLambda(t *testing.T) {
 		for client, req := range map[string]*http.Request{
 			"2026-07-28": f.statelessRequest(alice, "tools/call", params),
 			"a_session": f.request("POST", alice, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{`+params+`}}`,
-				"Mcp-Session-Id: "+f.session(alice, mcpspec.V20251125)),
+				"Mcp-Session-Id: "+f.session(alice, spec.V20251125)),
 		} {
 			t.Run(fmt.Sprintf("GWN-14_a_hanging_backend_and_the_function's_deadline_%s_stateless_%v", client, stateless), func(t *testing.T) {
 				t.Parallel()

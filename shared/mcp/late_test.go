@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
 // listRequest is a request for a list in the revision of the session, which is empty for 2026-07-28.
@@ -38,14 +38,14 @@ func streamed(t *testing.T, r reply) (out reply) {
 	return reply{Status: r.Status, Header: r.Header, Body: string(e.Data)}
 }
 
-var listMethods = []string{mcpspec.MethodToolsList, mcpspec.MethodPromptsList, mcpspec.MethodResources, mcpspec.MethodTemplates}
+var listMethods = []string{spec.MethodToolsList, spec.MethodPromptsList, spec.MethodResources, spec.MethodTemplates}
 
 // GWN-01: a list that backends are slow with begins as a stream before it is there, keeps the
 // connection alive, and ends with the result; one that is there at once is JSON.
 func TestSlowListsAreStreams(t *testing.T) {
 	l := startLister(t, "b", true, "a")
 	f := behindGateway(t, func(o *Options) { o.AnswerStreamAfter, o.Heartbeat = 20*time.Millisecond, 5*time.Millisecond }, l)
-	for _, session := range []string{"", f.session(alice, mcpspec.V20251125)} {
+	for _, session := range []string{"", f.session(alice, spec.V20251125)} {
 		for _, method := range listMethods {
 			goOn := make(chan struct{})
 			l.set(func() { l.hold = goOn })
@@ -78,7 +78,7 @@ func TestSlowListsAreStreams(t *testing.T) {
 	}
 	l.set(func() { l.hold = nil })
 	f = behindGateway(t, nil, l)
-	for _, session := range []string{"", f.session(alice, mcpspec.V20251125)} {
+	for _, session := range []string{"", f.session(alice, spec.V20251125)} {
 		for _, method := range listMethods {
 			if r := f.answer(f.listRequest(method, session, "")); r.Status != 200 || r.Header.Get("Content-Type") != "application/json" {
 				t.Errorf("%s at once: %d, %s", method, r.Status, r.Header.Get("Content-Type"))
@@ -92,7 +92,7 @@ func TestSlowListsAreStreams(t *testing.T) {
 func TestListsThatAreStreamsAtOnce(t *testing.T) {
 	l := startLister(t, "b", true, "a", "b", "c")
 	f := behindGateway(t, func(o *Options) { o.AnswerStreamAfter, o.PageSize = 0, 2 }, l)
-	session := f.session(alice, mcpspec.V20251125)
+	session := f.session(alice, spec.V20251125)
 	for _, revision := range []string{"", session} {
 		for _, method := range listMethods {
 			streamed(t, f.answer(f.listRequest(method, revision, ""))).rpc(t)
@@ -106,18 +106,18 @@ func TestListsThatAreStreamsAtOnce(t *testing.T) {
 		}
 		gone := strings.TrimPrefix(string(cursor{atBackends, "gone 0 a"}.member("tools", private)), ",")
 		gone = strings.Replace(gone, "nextCursor", "cursor", 1)
-		if r := streamed(t, f.answer(f.listRequest(mcpspec.MethodToolsList, revision, gone))); r.code(t) != -32602 {
+		if r := streamed(t, f.answer(f.listRequest(spec.MethodToolsList, revision, gone))); r.code(t) != -32602 {
 			t.Errorf("a cursor of a backend that is gone: %s", r.Body)
 		}
 	}
-	if r := f.do("POST", alice, statelessBody("1", mcpspec.MethodToolsList, ""), "Mcp-Protocol-Version: 2026-07-28", "Mcp-Method: x"); r.Status != 400 {
+	if r := f.do("POST", alice, statelessBody("1", spec.MethodToolsList, ""), "Mcp-Protocol-Version: 2026-07-28", "Mcp-Method: x"); r.Status != 400 {
 		t.Errorf("a wrong header: %d %s", r.Status, r.Body)
 	}
-	if r := f.answer(f.listRequest(mcpspec.MethodEvents, "", "")); r.Status != 200 || r.Header.Get("Content-Type") != "application/json" {
+	if r := f.answer(f.listRequest(spec.MethodEvents, "", "")); r.Status != 200 || r.Header.Get("Content-Type") != "application/json" {
 		t.Errorf("a list of our own: %d %s", r.Status, r.Body)
 	}
 	// 2025-03-26 has batches, whose answer is one array.
-	old := f.session(alice, mcpspec.V20250326)
+	old := f.session(alice, spec.V20250326)
 	r := f.do("POST", alice, `[{"jsonrpc":"2.0","id":1,"method":"tools/list"},{"jsonrpc":"2.0","id":2,"method":"ping"}]`, "Mcp-Session-Id: "+old)
 	var answers []struct{ ID int }
 	if err := json.Unmarshal([]byte(r.Body), &answers); err != nil || len(answers) != 2 {

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // TestNoLeak gives everybody else the URI of alice's subscription and lets them
@@ -12,17 +12,17 @@ import (
 func TestNoLeak(t *testing.T) {
 	f := newFixture(t, nil)
 	uri := f.registerOne(alice, "event://ci/deploy", "https://alice.example/")
-	f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
+	f.stateless(alice, spec.MethodEventsSub, `"name":"ci.build",`+callback)
 	f.publish("event://ci/deploy", `{"of":"alice"}`)
 	for _, key := range []string{bob, foreign} {
-		s := f.session(key, mcpspec.V20251125)
+		s := f.session(key, spec.V20251125)
 		for name, try := range map[string]func() string{
-			mcpspec.MethodResources:   func() string { return f.stateless(key, mcpspec.MethodResources, "").Body },
-			mcpspec.MethodRead:        func() string { return f.stateless(key, mcpspec.MethodRead, `"uri":"`+uri+`"`).Body },
-			mcpspec.MethodDeregister:  func() string { return f.stateless(key, mcpspec.MethodDeregister, `"uri":"`+uri+`"`).Body },
-			mcpspec.MethodEventsUnsub: func() string { return f.stateless(key, mcpspec.MethodEventsUnsub, `"name":"ci.build",`+callback).Body },
-			mcpspec.MethodSubscribe:   func() string { return f.sessionBased(key, s, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`).Body },
-			mcpspec.MethodListen: func() string {
+			spec.MethodResources:   func() string { return f.stateless(key, spec.MethodResources, "").Body },
+			spec.MethodRead:        func() string { return f.stateless(key, spec.MethodRead, `"uri":"`+uri+`"`).Body },
+			spec.MethodDeregister:  func() string { return f.stateless(key, spec.MethodDeregister, `"uri":"`+uri+`"`).Body },
+			spec.MethodEventsUnsub: func() string { return f.stateless(key, spec.MethodEventsUnsub, `"name":"ci.build",`+callback).Body },
+			spec.MethodSubscribe:   func() string { return f.sessionBased(key, s, spec.MethodSubscribe, `"uri":"`+uri+`"`).Body },
+			spec.MethodListen: func() string {
 				l := f.listen(key, "1", `{"resourceSubscriptions":["`+uri+`"]}`)
 				defer l.cancel()
 				return string(l.next().sse.Data)
@@ -36,13 +36,13 @@ func TestNoLeak(t *testing.T) {
 						t.Errorf("%s in %s", secret, got)
 					}
 				}
-				if (name == mcpspec.MethodResources || name == mcpspec.MethodListen) && strings.Contains(got, uri) {
+				if (name == spec.MethodResources || name == spec.MethodListen) && strings.Contains(got, uri) {
 					t.Errorf("the subscription shows in %s", got)
 				}
 			})
 		}
 	}
-	if names, _ := f.all(alice, mcpspec.MethodResources); len(names) != 6 {
+	if names, _ := f.all(alice, spec.MethodResources); len(names) != 6 {
 		t.Errorf("alice has lost something: %v", names)
 	}
 }

@@ -6,11 +6,11 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -38,7 +38,7 @@ func (l *listening) begin() error {
 	if l.feed.Truncated {
 		meta = metaTruncated
 	}
-	return l.send(mcpspec.NoteAcknowledged, text(members), text(meta), l.resumeAt())
+	return l.send(spec.NoteAcknowledged, text(members), text(meta), l.resumeAt())
 }
 
 func (l *listening) end(c *call, _ error) { l.complete(c, l.resumeAt()) }
@@ -56,7 +56,7 @@ func (st *streams) openListen(ctx context.Context, c *call) (*streamWriter, erro
 	}
 	o := &streamWriter{
 		kind: kindListen, streams: st, principal: c.principal, header: c.request.Header,
-		payloads: declares(jsonrpc.Member(c.meta, mcpspec.MetaCapabilities), Extension),
+		payloads: declares(jsonrpc.Member(c.meta, spec.MetaCapabilities), Extension),
 		targets:  map[string]target{},
 	}
 	honoured, err := o.honour(ctx, asked)
@@ -127,12 +127,12 @@ func (c *call) cursor() (string, error) {
 // honour takes of what was asked for what is served here and open to the caller. A
 // URI that is unknown, or not the caller's to have, is left out.
 func (o *streamWriter) honour(ctx context.Context, asked filter) (filter, error) {
-	o.resources = asked.ResourcesListChanged && o.streams.methods.has(mcpspec.MethodResources)
-	o.events = asked.EventsListChanged && o.streams.methods.has(mcpspec.MethodEvents)
+	o.resources = asked.ResourcesListChanged && o.streams.methods.has(spec.MethodResources)
+	o.events = asked.EventsListChanged && o.streams.methods.has(spec.MethodEvents)
 	o.contexts = asked.ConversationContext && o.streams.conversation != nil && o.streams.conversation.Offers(ctx, o.principal).Any()
 	// There may be no backend yet: these lists are notified of when one comes, and acknowledged when one is there.
-	o.tools = asked.ToolsListChanged && o.streams.methods.has(mcpspec.MethodToolsList)
-	o.prompts = asked.PromptsListChanged && o.streams.methods.has(mcpspec.MethodPromptsList)
+	o.tools = asked.ToolsListChanged && o.streams.methods.has(spec.MethodToolsList)
+	o.prompts = asked.PromptsListChanged && o.streams.methods.has(spec.MethodPromptsList)
 	var offers api.Capabilities
 	if backends := o.streams.backends; (o.tools || o.prompts) && backends.Any(ctx) {
 		offers = backends.Capabilities(ctx, api.Client{Principal: o.principal})

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -28,7 +28,7 @@ func TestListen(t *testing.T) {
 		} {
 			l := f.listen(alice, "1", filter)
 			m := l.next()
-			if l.status != 200 || m.Method != mcpspec.NoteAcknowledged {
+			if l.status != 200 || m.Method != spec.NoteAcknowledged {
 				t.Fatalf("%d %s", l.status, m.sse.Data)
 			}
 			sameJSON(t, m.Params.Notifications, want)
@@ -44,7 +44,7 @@ func TestListen(t *testing.T) {
 			must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
 			frames = append(frames, l.next(), l.next())
 			for _, m := range frames {
-				if got := string(m.Params.Meta[mcpspec.MetaSubscription]); got != id {
+				if got := string(m.Params.Meta[spec.MetaSubscription]); got != id {
 					t.Errorf("%s: subscription id %s, want %s", m.Method, got, id)
 				}
 				if m.Params.Meta[MetaCursor] == nil {
@@ -54,7 +54,7 @@ func TestListen(t *testing.T) {
 					t.Errorf("SUB-10: %s has an SSE id or retry", m.Method)
 				}
 			}
-			if frames[2].Method != mcpspec.NoteResourcesChange || frames[3].Method != mcpspec.NoteEventsChange {
+			if frames[2].Method != spec.NoteResourcesChange || frames[3].Method != spec.NoteEventsChange {
 				t.Errorf("got %s, %s", frames[2].Method, frames[3].Method)
 			}
 			l.cancel()
@@ -64,12 +64,12 @@ func TestListen(t *testing.T) {
 		f := newFixture(t, nil)
 		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
 		for filter, want := range map[string][]string{
-			`{"resourcesListChanged":true}`:                           {mcpspec.NoteResourcesChange, mcpspec.NoteResourcesChange},
-			`{"eventsListChanged":true}`:                              {mcpspec.NoteEventsChange},
-			`{"resourceSubscriptions":["event://ci/build-finished"]}`: {mcpspec.NoteUpdated},
-			`{"resourceSubscriptions":["` + uri + `"]}`:               {mcpspec.NoteUpdated},
+			`{"resourcesListChanged":true}`:                           {spec.NoteResourcesChange, spec.NoteResourcesChange},
+			`{"eventsListChanged":true}`:                              {spec.NoteEventsChange},
+			`{"resourceSubscriptions":["event://ci/build-finished"]}`: {spec.NoteUpdated},
+			`{"resourceSubscriptions":["` + uri + `"]}`:               {spec.NoteUpdated},
 			`{"resourcesListChanged":true,"eventsListChanged":true,"resourceSubscriptions":["event://ci","` + uri + `"]}`: {
-				mcpspec.NoteResourcesChange, mcpspec.NoteEventsChange, mcpspec.NoteResourcesChange, mcpspec.NoteUpdated, mcpspec.NoteUpdated, mcpspec.NoteUpdated,
+				spec.NoteResourcesChange, spec.NoteEventsChange, spec.NoteResourcesChange, spec.NoteUpdated, spec.NoteUpdated, spec.NoteUpdated,
 			},
 			`{"toolsListChanged":true,"promptsListChanged":true}`: nil,
 		} {
@@ -122,19 +122,19 @@ func TestListen(t *testing.T) {
 		l.next()
 		must(t, f.endpoint.Close(t.Context()))
 		m := l.next()
-		if string(m.ID) != `"x"` || m.Result.ResultType != "complete" || string(m.Result.Meta[mcpspec.MetaSubscription]) != `"x"` ||
-			m.Result.Meta[MetaCursor] == nil || m.Result.Meta[mcpspec.MetaServer] == nil {
+		if string(m.ID) != `"x"` || m.Result.ResultType != "complete" || string(m.Result.Meta[spec.MetaSubscription]) != `"x"` ||
+			m.Result.Meta[MetaCursor] == nil || m.Result.Meta[spec.MetaServer] == nil {
 			t.Errorf("got %s", m.sse.Data)
 		}
 		l.end()
-		r := f.stateless(alice, mcpspec.MethodListen, `"notifications":{}`)
+		r := f.stateless(alice, spec.MethodListen, `"notifications":{}`)
 		if r.Status != http.StatusServiceUnavailable || r.Header.Get("Retry-After") == "" {
 			t.Errorf("a new one: %+v", r)
 		}
 	})
 	t.Run("SUB-07_headers", func(t *testing.T) {
 		l := newFixture(t, nil).listen(alice, "1", `{}`)
-		for name, want := range map[string]string{"Content-Type": "text/event-stream", "X-Accel-Buffering": "no", "Cache-Control": "no-cache", mcpspec.HeaderSession: ""} {
+		for name, want := range map[string]string{"Content-Type": "text/event-stream", "X-Accel-Buffering": "no", "Cache-Control": "no-cache", spec.HeaderSession: ""} {
 			if got := l.header.Get(name); got != want {
 				t.Errorf("%s: %q, want %q", name, got, want)
 			}
@@ -183,7 +183,7 @@ func TestListen(t *testing.T) {
 		l.cancel()
 		l = f.listenWith(alice, "2", filter, `"`+MetaCursor+`":`+string(first.Params.Meta[MetaCursor]))
 		l.next()
-		for _, want := range []string{mcpspec.NoteResourcesChange, mcpspec.NoteEventsChange} {
+		for _, want := range []string{spec.NoteResourcesChange, spec.NoteEventsChange} {
 			m := l.next()
 			if m.Method != want {
 				t.Errorf("after the resume: got %s, want %s", m.sse.Data, want)
@@ -194,7 +194,7 @@ func TestListen(t *testing.T) {
 		l = f.listenWith(alice, "3", filter, `"`+MetaCursor+`":`+string(first.Params.Meta[MetaCursor]))
 		l.next()
 		must(t, f.log.Notify(t.Context(), "default", stream.TopicPrincipal("alice"), json.RawMessage(`{}`)))
-		if m := l.next(); m.Method != mcpspec.NoteResourcesChange {
+		if m := l.next(); m.Method != spec.NoteResourcesChange {
 			t.Errorf("after the resume from the last notification: got %s", m.sse.Data)
 		}
 	})
@@ -205,7 +205,7 @@ func TestListen(t *testing.T) {
 		l.cancel()
 		f.log.Retention = time.Nanosecond
 		m := f.listenWith(alice, "1", `{"resourceSubscriptions":["event://ci/deploy"]}`, `"`+MetaCursor+`":`+cursor).next()
-		if m.Method != mcpspec.NoteAcknowledged || string(m.Params.Meta[MetaTruncated]) != "true" {
+		if m.Method != spec.NoteAcknowledged || string(m.Params.Meta[MetaTruncated]) != "true" {
 			t.Errorf("got %s", m.sse.Data)
 		}
 	})
@@ -215,7 +215,7 @@ func TestListen(t *testing.T) {
 			``, `"notifications":[]`, `"notifications":{"resourcesListChanged":"yes"}`,
 			`"notifications":{"resourceSubscriptions":"event://ci"}`, `"notifications":{"resourceSubscriptions":[1]}`,
 		} {
-			if r := f.stateless(alice, mcpspec.MethodListen, params); r.Status != 400 || r.code(t) != -32602 {
+			if r := f.stateless(alice, spec.MethodListen, params); r.Status != 400 || r.code(t) != -32602 {
 				t.Errorf("%s: %d %s", params, r.Status, r.Body)
 			}
 		}
@@ -226,7 +226,7 @@ func TestListen(t *testing.T) {
 			`"event://ci/deploy","event://ci/deploy","event://ci/deploy","event://ci/deploy"`: "streamURIs",
 			`"event://ci","event://github"`: "streamPatterns",
 		} {
-			r := f.stateless(alice, mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":[`+uris+`]}`)
+			r := f.stateless(alice, spec.MethodListen, `"notifications":{"resourceSubscriptions":[`+uris+`]}`)
 			if r.code(t) != codeExhausted || !strings.Contains(r.Body, limit) {
 				t.Errorf("%+v", r)
 			}
@@ -249,7 +249,7 @@ func TestListen(t *testing.T) {
 		l.next()
 		f.catalogs.Replace(mustParse(t, strings.Replace(testCatalog, "event://ci/build-finished", "event://ci/deploy/step", 1)))
 		must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
-		if m := l.next(); m.Method != mcpspec.NoteResourcesChange {
+		if m := l.next(); m.Method != spec.NoteResourcesChange {
 			t.Fatalf("got %s", m.sse.Data)
 		}
 		f.waitShape("event://ci/deploy")

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
 // listed is an entry of the catalog in the form of a list. The pieces are joined.

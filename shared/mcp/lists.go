@@ -8,9 +8,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -198,15 +198,15 @@ func (h *lists) listEvents(ctx context.Context, c *call) (result, error) {
 func (h *lists) modes(entry *catalog.Entry, c *call) []string {
 	p := c.principal
 	var modes []string
-	if entry.PushAllowed() && h.methods.has(mcpspec.MethodEventsStream) && c.version.Stateless() && p.Has(auth.ScopeRead) {
-		modes = append(modes, mcpspec.ModePush)
+	if entry.PushAllowed() && h.methods.has(spec.MethodEventsStream) && c.version.Stateless() && p.Has(auth.ScopeRead) {
+		modes = append(modes, spec.ModePush)
 	}
-	if entry.PollAllowed() && h.methods.has(mcpspec.MethodEventsPoll) && p.Has(auth.ScopeRead) {
-		modes = append(modes, mcpspec.ModePoll)
+	if entry.PollAllowed() && h.methods.has(spec.MethodEventsPoll) && p.Has(auth.ScopeRead) {
+		modes = append(modes, spec.ModePoll)
 	}
-	if entry.WebhookAllowed() && h.methods.has(mcpspec.MethodEventsSub) && p.Has(auth.ScopeSubscribe) &&
+	if entry.WebhookAllowed() && h.methods.has(spec.MethodEventsSub) && p.Has(auth.ScopeSubscribe) &&
 		(!p.Anonymous || h.anonymous) {
-		modes = append(modes, mcpspec.ModeWebhook)
+		modes = append(modes, spec.ModeWebhook)
 	}
 	return slices.Clip(modes)
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -51,7 +51,7 @@ func TestListResources(t *testing.T) {
 	f := newFixture(t, nil)
 	t.Run("EVS-02_fixed_event_types_with_their_schema", func(t *testing.T) {
 		var p listPage
-		f.stateless(alice, mcpspec.MethodResources, "").result(t, &p)
+		f.stateless(alice, spec.MethodResources, "").result(t, &p)
 		want := `{"uri":"event://ci/build-finished","name":"ci.build","title":"Build finished","description":"A build came to its end.",
 			"mimeType":"application/json","_meta":{"webhookType":"ci.build",
 			"eventSchema":{"type":"object","required":["status"],"properties":{"status":{"type":"string"}}}}}`
@@ -59,22 +59,22 @@ func TestListResources(t *testing.T) {
 		sameJSON(t, got, want)
 	})
 	t.Run("EVS-02_the_same_in_every_revision", func(t *testing.T) {
-		s := f.session(alice, mcpspec.V20250618)
+		s := f.session(alice, spec.V20250618)
 		var old listPage
-		r := f.sessionBased(alice, s, mcpspec.MethodResources, "")
+		r := f.sessionBased(alice, s, spec.MethodResources, "")
 		r.result(t, &old)
 		var names []string
 		for _, x := range old.Resources {
 			names = append(names, x["name"].(string))
 		}
-		stateless, _ := f.all(alice, mcpspec.MethodResources)
+		stateless, _ := f.all(alice, spec.MethodResources)
 		if !slices.Equal(names, stateless) || strings.Contains(r.Body, "resultType") || strings.Contains(r.Body, "ttlMs") {
 			t.Errorf("%v, %v: %s", names, stateless, r.Body)
 		}
 	})
 	t.Run("EVS-02_a_foreign_cursor_is_refused", func(t *testing.T) {
 		for _, cursor := range []string{`"x"`, `"!"`, `""`, `7`, `"Y25vLnN1Y2g"`} {
-			if r := f.stateless(alice, mcpspec.MethodResources, `"cursor":`+cursor); r.Status != 400 || r.code(t) != -32602 {
+			if r := f.stateless(alice, spec.MethodResources, `"cursor":`+cursor); r.Status != 400 || r.code(t) != -32602 {
 				t.Errorf("%s: %d %s", cursor, r.Status, r.Body)
 			}
 		}
@@ -84,7 +84,7 @@ func TestListResources(t *testing.T) {
 // GWN-01, EVS-02, EVS-03, EVX-02: a cursor is for the list that it came with.
 func TestCursorsOfOtherLists(t *testing.T) {
 	f := behindGateway(t, func(o *Options) { o.PageSize = 1 }, startLister(t, "b", true, "a", "b", "c"))
-	lists, of := append(slices.Clone(listMethods), mcpspec.MethodEvents), map[string]string{}
+	lists, of := append(slices.Clone(listMethods), spec.MethodEvents), map[string]string{}
 	for _, list := range lists {
 		var p listPage
 		if f.stateless(alice, list, "").result(t, &p); p.NextCursor == "" {
@@ -108,7 +108,7 @@ func TestListTemplates(t *testing.T) {
 	f := newFixture(t, nil)
 	t.Run("EVS-03_templates_with_their_schemas", func(t *testing.T) {
 		var p listPage
-		f.stateless(alice, mcpspec.MethodTemplates, "").result(t, &p)
+		f.stateless(alice, spec.MethodTemplates, "").result(t, &p)
 		got, _ := json.Marshal(p.ResourceTemplates[0])
 		sameJSON(t, got, `{"uriTemplate":"event://github/{owner}/{repo}/pull_request","name":"github.pull_request","title":"Pull request changed",
 			"description":"A pull request changed.","mimeType":"application/json","_meta":{"webhookType":"github.pr","eventSchema":{"type":"object"},
@@ -122,14 +122,14 @@ func TestListTemplates(t *testing.T) {
 func TestListsHoldWhatTheCallerMaySee(t *testing.T) {
 	f := newFixture(t, nil)
 	for _, tc := range []struct{ number, method, key, want string }{
-		{"AUT-04", mcpspec.MethodResources, alice, "ci.build ci.deploy audit.entry chat.typing"},
-		{"AUT-04", mcpspec.MethodResources, billing, "ci.build ci.deploy billing.invoice audit.entry chat.typing"},
-		{"AUT-04", mcpspec.MethodTemplates, alice, "github.pull_request github.push"},
-		{"AUT-04", mcpspec.MethodTemplates, acme, "github.pull_request github.push tenant.alarm"},
-		{"EVX-02", mcpspec.MethodEvents, alice, "ci.build ci.deploy github.pull_request github.push audit.entry chat.typing"},
-		{"EVX-02", mcpspec.MethodEvents, billing, "ci.build ci.deploy github.pull_request github.push billing.invoice audit.entry chat.typing"},
-		{"EVX-02", mcpspec.MethodEvents, acme, "ci.build ci.deploy github.pull_request github.push tenant.alarm audit.entry chat.typing"},
-		{"EVX-02", mcpspec.MethodEvents, reader, "ci.build ci.deploy github.pull_request github.push chat.typing"}, // webhooks need a scope
+		{"AUT-04", spec.MethodResources, alice, "ci.build ci.deploy audit.entry chat.typing"},
+		{"AUT-04", spec.MethodResources, billing, "ci.build ci.deploy billing.invoice audit.entry chat.typing"},
+		{"AUT-04", spec.MethodTemplates, alice, "github.pull_request github.push"},
+		{"AUT-04", spec.MethodTemplates, acme, "github.pull_request github.push tenant.alarm"},
+		{"EVX-02", spec.MethodEvents, alice, "ci.build ci.deploy github.pull_request github.push audit.entry chat.typing"},
+		{"EVX-02", spec.MethodEvents, billing, "ci.build ci.deploy github.pull_request github.push billing.invoice audit.entry chat.typing"},
+		{"EVX-02", spec.MethodEvents, acme, "ci.build ci.deploy github.pull_request github.push tenant.alarm audit.entry chat.typing"},
+		{"EVX-02", spec.MethodEvents, reader, "ci.build ci.deploy github.pull_request github.push chat.typing"}, // webhooks need a scope
 	} {
 		t.Run(tc.number+" "+tc.method+" of "+tc.key, func(t *testing.T) {
 			if names, _ := f.all(tc.key, tc.method); strings.Join(names, " ") != tc.want {
@@ -143,7 +143,7 @@ func TestListEvents(t *testing.T) {
 	f := newFixture(t, nil)
 	t.Run("EVX-02_event_types_with_their_schemas", func(t *testing.T) {
 		var p listPage
-		f.stateless(alice, mcpspec.MethodEvents, "").result(t, &p)
+		f.stateless(alice, spec.MethodEvents, "").result(t, &p)
 		got, _ := json.Marshal(p.Events[0])
 		var entry struct {
 			Name, Description          string
@@ -184,7 +184,7 @@ func TestListEvents(t *testing.T) {
 			f := newFixture(t, tc.change)
 			session := ""
 			if tc.session {
-				session = f.session(tc.key, mcpspec.V20251125)
+				session = f.session(tc.key, spec.V20251125)
 			}
 			got := f.delivery(tc.key, session)
 			for name, modes := range tc.want {
@@ -205,7 +205,7 @@ func (f *fixture) delivery(key, session string) map[string]string {
 			Delivery []string
 		}
 	}
-	f.in(key, session, mcpspec.MethodEvents, "").result(f.t, &p)
+	f.in(key, session, spec.MethodEvents, "").result(f.t, &p)
 	modes := map[string]string{}
 	for _, e := range p.Events {
 		modes[e.Name] = strings.Join(e.Delivery, " ")
@@ -261,7 +261,7 @@ func TestPagination(t *testing.T) {
 				f := newFixture(t, func(o *Options) {
 					o.PageSize, o.Catalogs, o.Subscriptions = size, catalog.NewStatic(cat), counted{subs, "alice"}
 				})
-				names, pages := f.all(alice, mcpspec.MethodResources)
+				names, pages := f.all(alice, spec.MethodResources)
 				for _, p := range pages {
 					if len(p.Resources) > size {
 						t.Errorf("a page of %d", len(p.Resources))
@@ -277,11 +277,11 @@ func TestPagination(t *testing.T) {
 				if !slices.Equal(names, wanted) {
 					t.Errorf("got %v", names)
 				}
-				events, _ := f.all(alice, mcpspec.MethodEvents)
+				events, _ := f.all(alice, spec.MethodEvents)
 				if !slices.Equal(events, want) {
 					t.Errorf("EVX-02: got %v", events)
 				}
-				if got, _ := f.all(bob, mcpspec.MethodResources); !slices.Equal(got, want) {
+				if got, _ := f.all(bob, spec.MethodResources); !slices.Equal(got, want) {
 					t.Errorf("bob sees %v", got)
 				}
 			})
@@ -307,11 +307,11 @@ func TestCacheScope(t *testing.T) {
 				tc.change(o)
 			})
 			var p listPage
-			f.stateless(alice, mcpspec.MethodTemplates, "").result(t, &p)
+			f.stateless(alice, spec.MethodTemplates, "").result(t, &p)
 			if p.CacheScope != tc.want {
 				t.Errorf("templates are %s", p.CacheScope)
 			}
-			f.stateless(alice, mcpspec.MethodResources, "").result(t, &p)
+			f.stateless(alice, spec.MethodResources, "").result(t, &p)
 			if p.CacheScope != private {
 				t.Errorf("resources, which hold the caller's subscriptions, are %s", p.CacheScope)
 			}

@@ -3,9 +3,9 @@ package mcp
 import (
 	"context"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // logger names the origin of our log messages to clients.
@@ -18,7 +18,7 @@ func (h *sessionMethods) setLevel(ctx context.Context, c *call) (result, error) 
 	if err != nil {
 		return result{}, err
 	}
-	if !mcpspec.KnownSeverity(level) {
+	if !spec.KnownSeverity(level) {
 		return result{}, invalidParams("level must be one of the severities of RFC 5424, debug to emergency")
 	}
 	if err := h.sessions.Change(ctx, c.session, func(s *session.Session) { s.Level = level }); err != nil {
@@ -34,10 +34,10 @@ func (h *sessionMethods) setLevel(ctx context.Context, c *call) (result, error) 
 
 // say sends a log message, if the client asked for its level.
 func (s *sessionStream) say(level, message, uri string) error {
-	if s.sess.Level == "" || !mcpspec.SevereAs(level, s.sess.Level) {
+	if s.sess.Level == "" || !spec.SevereAs(level, s.sess.Level) {
 		return nil
 	}
-	return s.send(mcpspec.NoteMessage, func(b []byte) []byte {
+	return s.send(spec.NoteMessage, func(b []byte) []byte {
 		b = append(b, `"level":"`+level+`","logger":"`+logger+`","data":{"message":`...)
 		b = jsonrpc.AppendString(b, message)
 		if uri != "" {
@@ -55,12 +55,12 @@ func (s *sessionStream) lost(t target) error {
 // checkLogLevel refuses a request of 2026-07-28 that asks for log messages at a level that
 // there is not. Only backends send some in this revision, which deprecates them.
 func (c *call) checkLogLevel() *jsonrpc.Error {
-	raw := jsonrpc.Member(c.meta, mcpspec.MetaLogLevel)
+	raw := jsonrpc.Member(c.meta, spec.MetaLogLevel)
 	if raw == nil {
 		return nil
 	}
-	if level, ok := jsonrpc.String(raw); !ok || !mcpspec.KnownSeverity(level) {
-		return invalidParams("%s must be one of the severities of RFC 5424", mcpspec.MetaLogLevel)
+	if level, ok := jsonrpc.String(raw); !ok || !spec.KnownSeverity(level) {
+		return invalidParams("%s must be one of the severities of RFC 5424", spec.MetaLogLevel)
 	}
 	return nil
 }

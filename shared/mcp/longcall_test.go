@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
 // slowCalls is a backend that answers calls by hand.
@@ -63,7 +63,7 @@ func callRequests(f *fixture, accept string) map[string]*http.Request {
 	return map[string]*http.Request{
 		"2026-07-28": f.request("POST", alice, body, headers...),
 		"a session": f.request("POST", alice, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"b_tool","arguments":{}}}`,
-			"Mcp-Session-Id: "+f.session(alice, mcpspec.V20251125), "Accept:", "Accept: "+accept),
+			"Mcp-Session-Id: "+f.session(alice, spec.V20251125), "Accept:", "Accept: "+accept),
 	}
 }
 

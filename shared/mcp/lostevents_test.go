@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -23,8 +23,8 @@ func TestClientsAreNotifiedOfEventsThatCannotBeRead(t *testing.T) {
 	}
 	gap := func(t *testing.T, m frame) {
 		t.Helper()
-		if text := string(m.sse.Data); m.Method != mcpspec.NoteUpdated || !strings.Contains(text, uri) || !strings.Contains(text, `"`+MetaTruncated+`":true`) {
-			t.Errorf("EVX-07: after the first event came %s, want %s of %s with %s", text, mcpspec.NoteUpdated, uri, MetaTruncated)
+		if text := string(m.sse.Data); m.Method != spec.NoteUpdated || !strings.Contains(text, uri) || !strings.Contains(text, `"`+MetaTruncated+`":true`) {
+			t.Errorf("EVX-07: after the first event came %s, want %s of %s with %s", text, spec.NoteUpdated, uri, MetaTruncated)
 		}
 	}
 	t.Run("EVX-06 EVX-07 events/stream is active again and truncated", func(t *testing.T) {
@@ -34,7 +34,7 @@ func TestClientsAreNotifiedOfEventsThatCannotBeRead(t *testing.T) {
 		var data []string
 		for range 3 {
 			p := o.pushed()
-			if p.Method == mcpspec.NoteEventsActive && p.Params.Truncated != nil && *p.Params.Truncated && p.Params.Cursor != "" && p.Params.Cursor != first.Params.Cursor {
+			if p.Method == spec.NoteEventsActive && p.Params.Truncated != nil && *p.Params.Truncated && p.Params.Cursor != "" && p.Params.Cursor != first.Params.Cursor {
 				data = append(data, "gap")
 				continue
 			}
@@ -67,8 +67,8 @@ func TestClientsAreNotifiedOfEventsThatCannotBeRead(t *testing.T) {
 	})
 	t.Run("SES-03 the stream of a session", func(t *testing.T) {
 		f := newFixture(t, nil)
-		id := f.session(alice, mcpspec.V20251125)
-		if r := f.sessionBased(alice, id, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`); r.Status != 200 {
+		id := f.session(alice, spec.V20251125)
+		if r := f.sessionBased(alice, id, spec.MethodSubscribe, `"uri":"`+uri+`"`); r.Status != 200 {
 			t.Fatalf("%d %s", r.Status, r.Body)
 		}
 		o := f.stream(alice, id, "")

@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/gateway"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // GWN-01: as long as there are no backends the endpoint is to clients what it is without a gateway.
@@ -15,16 +15,16 @@ func TestGatewayWithoutBackends(t *testing.T) {
 	without, with := newFixture(t, nil), newFixture(t, func(o *Options) { o.Gateway = g })
 	type request struct{ method, params string }
 	stateless := []request{
-		{mcpspec.MethodDiscover, ""},
-		{mcpspec.MethodToolsList, ""},
-		{mcpspec.MethodToolsCall, `"name":"t","arguments":{}`},
-		{mcpspec.MethodPromptsList, ""},
-		{mcpspec.MethodPromptsGet, `"name":"p"`},
-		{mcpspec.MethodResources, ""},
-		{mcpspec.MethodTemplates, ""},
-		{mcpspec.MethodResources, `"cursor":"Yng"`},
-		{mcpspec.MethodRead, `"uri":"file:///x"`},
-		{mcpspec.MethodComplete, `"ref":{"type":"ref/prompt","name":"p"},"argument":{"name":"a","value":""}`},
+		{spec.MethodDiscover, ""},
+		{spec.MethodToolsList, ""},
+		{spec.MethodToolsCall, `"name":"t","arguments":{}`},
+		{spec.MethodPromptsList, ""},
+		{spec.MethodPromptsGet, `"name":"p"`},
+		{spec.MethodResources, ""},
+		{spec.MethodTemplates, ""},
+		{spec.MethodResources, `"cursor":"Yng"`},
+		{spec.MethodRead, `"uri":"file:///x"`},
+		{spec.MethodComplete, `"ref":{"type":"ref/prompt","name":"p"},"argument":{"name":"a","value":""}`},
 	}
 	for _, r := range stateless {
 		want, got := without.stateless(alice, r.method, r.params), with.stateless(alice, r.method, r.params)
@@ -32,8 +32,8 @@ func TestGatewayWithoutBackends(t *testing.T) {
 			t.Errorf("%s %s: %d %s, without a gateway %d %s", r.method, r.params, got.Status, got.Body, want.Status, want.Body)
 		}
 	}
-	a, b := without.session(alice, mcpspec.V20251125), with.session(alice, mcpspec.V20251125)
-	for _, r := range append(stateless[1:], request{mcpspec.MethodSubscribe, `"uri":"file:///x"`}, request{mcpspec.MethodSetLevel, `"level":"debug"`}) {
+	a, b := without.session(alice, spec.V20251125), with.session(alice, spec.V20251125)
+	for _, r := range append(stateless[1:], request{spec.MethodSubscribe, `"uri":"file:///x"`}, request{spec.MethodSetLevel, `"level":"debug"`}) {
 		want, got := without.sessionBased(alice, a, r.method, r.params), with.sessionBased(alice, b, r.method, r.params)
 		if got.Status != want.Status || got.Body != want.Body {
 			t.Errorf("in a session %s %s: %d %s, without a gateway %d %s", r.method, r.params, got.Status, got.Body, want.Status, want.Body)

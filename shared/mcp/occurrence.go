@@ -8,9 +8,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -66,7 +66,7 @@ func choose(cat *catalog.Catalog, name string, arguments json.RawMessage, p auth
 	if err := s.Allowed(p); err != nil {
 		return s, err
 	}
-	if mode == mcpspec.ModePoll && !entry.PollAllowed() || mode == mcpspec.ModePush && !entry.PushAllowed() {
+	if mode == spec.ModePoll && !entry.PollAllowed() || mode == spec.ModePush && !entry.PushAllowed() {
 		return s, fault.New(fault.Unsupported, "%s is not delivered by %s", name, mode).
 			With(map[string]any{"feature": "deliveryMode", "value": mode})
 	}

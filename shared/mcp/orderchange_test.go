@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -28,7 +28,7 @@ func TestAnEventTypeGivesUpItsOrderWhileClientsReadIt(t *testing.T) {
 	const uri = "event://ci/deploy"
 	for name, request := range map[string]func(f *fixture) *http.Request{
 		"events/stream": func(f *fixture) *http.Request {
-			return f.statelessRequest(alice, mcpspec.MethodEventsStream, `"name":"ci.deploy"`)
+			return f.statelessRequest(alice, spec.MethodEventsStream, `"name":"ci.deploy"`)
 		},
 		"subscriptions/listen": listenTo(`{"resourceSubscriptions":["event://ci/deploy"]}`),
 	} {
@@ -76,7 +76,7 @@ func TestAnEventTypeGivesUpItsOrderWhileClientsReadIt(t *testing.T) {
 			got, _ := b.events()
 			var next shownEvents
 			params := toolParams(toolRecent, at(got.Subscription))
-			answer := b.f.served(b.f.request("POST", alice, statelessBody("1", mcpspec.MethodToolsCall, params), statelessHeaders(mcpspec.MethodToolsCall, params)...))
+			answer := b.f.served(b.f.request("POST", alice, statelessBody("1", spec.MethodToolsCall, params), statelessHeaders(spec.MethodToolsCall, params)...))
 			toolResult(t, reply{200, nil, answer.Body.String()}, &next)
 			if all := append(got.data(), next.data()...); !slices.Equal(all, []string{`{"n":1}`}) {
 				t.Errorf("the wait and the next call returned %v, want the event once", all)

@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -41,7 +41,7 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 		o.next()
 	}
 
-	all := []string{mcpspec.NoteToolsChange, mcpspec.NotePromptsChange, mcpspec.NoteResourcesChange}
+	all := []string{spec.NoteToolsChange, spec.NotePromptsChange, spec.NoteResourcesChange}
 	notified := func(o *open, revision string, want ...string) {
 		t.Helper()
 		var got []string
@@ -73,18 +73,18 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 
 	use("1", b)
 	areNotified(all...)
-	notify(mcpspec.NoteToolsChange)
-	areNotified(mcpspec.NoteToolsChange)
+	notify(spec.NoteToolsChange)
+	areNotified(spec.NoteToolsChange)
 	// Whoever was away learns of it too, and follows the new one.
 	back := reopen(before)
 	back.next()
-	notified(back, "resumed", mcpspec.NoteToolsChange)
+	notified(back, "resumed", spec.NoteToolsChange)
 
 	hidden := b
 	hidden.Scopes = []string{"never"}
 	use("2", hidden)
 	areNotified(all...)
-	notify(mcpspec.NoteToolsChange)
+	notify(spec.NoteToolsChange)
 	use("3")
 	areNotified(all...)
 	for who, o := range quiet {

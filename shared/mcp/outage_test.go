@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // TestWhileTheStoreIsGone: AUT-06: the answer does not say what the server tried.
@@ -18,13 +18,13 @@ func TestWhileTheStoreIsGone(t *testing.T) {
 	f := newFixture(t, nil)
 	must(t, f.db.(io.Closer).Close())
 	for name, r := range map[string]reply{
-		"read":       f.stateless(alice, mcpspec.MethodRead, `"uri":"event://ci/deploy"`),
-		"poll":       f.stateless(alice, mcpspec.MethodEventsPoll, `"name":"github.push","arguments":{"owner":"acme"}`),
-		"listen":     f.stateless(alice, mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci"]}`),
-		"initialize": f.initialize(alice, mcpspec.V20251125, `{}`),
-		"register":   f.stateless(alice, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`),
-		"subscribe":  f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback),
-		"a session":  f.sessionBased(alice, "some", mcpspec.MethodPing, ""),
+		"read":       f.stateless(alice, spec.MethodRead, `"uri":"event://ci/deploy"`),
+		"poll":       f.stateless(alice, spec.MethodEventsPoll, `"name":"github.push","arguments":{"owner":"acme"}`),
+		"listen":     f.stateless(alice, spec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci"]}`),
+		"initialize": f.initialize(alice, spec.V20251125, `{}`),
+		"register":   f.stateless(alice, spec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`),
+		"subscribe":  f.stateless(alice, spec.MethodEventsSub, `"name":"ci.build",`+callback),
+		"a session":  f.sessionBased(alice, "some", spec.MethodPing, ""),
 	} {
 		m := r.rpc(t)
 		if m.Error == nil || m.Error.Code != codeUnavailable || m.Error.Message != "this cannot be done now; try again" || strings.Contains(r.Body, "data") {
@@ -53,11 +53,11 @@ func TestAStreamThatFailsOverAnEventLosesNothing(t *testing.T) {
 	const filter = `{"resourceSubscriptions":["` + uri + `"]}`
 	catalogs := &shaky{}
 	f := newFixture(t, func(o *Options) { catalogs.Source, o.Catalogs = o.Catalogs, catalogs })
-	session := f.session(alice, mcpspec.V20251125)
+	session := f.session(alice, spec.V20251125)
 	f.follow(alice, session, uri)
 
 	l, s := f.listen(alice, "1", filter), f.stream(alice, session, "")
-	if m := l.next(); m.Method != mcpspec.NoteAcknowledged {
+	if m := l.next(); m.Method != spec.NoteAcknowledged {
 		t.Fatalf("got %s", m.sse.Data)
 	}
 	s.event()
@@ -75,7 +75,7 @@ func TestAStreamThatFailsOverAnEventLosesNothing(t *testing.T) {
 
 	l = f.listenWith(alice, "2", filter, `"`+MetaCursor+`":`+string(listened.Result.Meta[MetaCursor]))
 	s = f.stream(alice, session, followed.ID)
-	if m := l.next(); m.Method != mcpspec.NoteAcknowledged {
+	if m := l.next(); m.Method != spec.NoteAcknowledged {
 		t.Fatalf("got %s", m.sse.Data)
 	}
 	s.event()

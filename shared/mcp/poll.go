@@ -6,9 +6,9 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -34,7 +34,7 @@ type polls struct {
 
 // poll serves events/poll (SEP-3415). It keeps nothing between two polls.
 func (h *polls) poll(ctx context.Context, c *call) (result, error) {
-	w, err := h.catalogs.selected(ctx, c, mcpspec.ModePoll)
+	w, err := h.catalogs.selected(ctx, c, spec.ModePoll)
 	if err != nil {
 		return result{}, err
 	}

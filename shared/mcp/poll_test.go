@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -39,7 +39,7 @@ func (p *polled) data() (out []string) {
 func (f *fixture) poll(key, name, arguments, cursor, more string) polled {
 	f.t.Helper()
 	var p polled
-	f.stateless(key, mcpspec.MethodEventsPoll, pollParams(name, arguments, cursor)+more).result(f.t, &p)
+	f.stateless(key, spec.MethodEventsPoll, pollParams(name, arguments, cursor)+more).result(f.t, &p)
 	if p.ResultType != "complete" || p.Cursor == "" || p.Truncated == nil || p.HasMore == nil || p.NextPollMs == nil {
 		f.t.Fatalf("EVX-05 EVX-18: a member is missing: %+v", p)
 	}
@@ -75,7 +75,7 @@ func TestPoll(t *testing.T) {
 			t.Errorf("got %+v", first)
 		}
 		var absent polled // EVX-04: an absent member is null
-		f.stateless(alice, mcpspec.MethodEventsPoll, `"name":"ci.deploy"`).result(t, &absent)
+		f.stateless(alice, spec.MethodEventsPoll, `"name":"ci.deploy"`).result(t, &absent)
 		ev := f.publish("event://ci/deploy", `{"n":2}`)
 		for _, cursor := range []string{first.Cursor, absent.Cursor} {
 			p := f.poll(alice, "ci.deploy", `null`, cursor, `,"maxAgeMs":null,"maxEvents":null`)
@@ -169,14 +169,14 @@ func TestPoll(t *testing.T) {
 		theirs := f.poll(foreign, "ci.deploy", `{}`, "", "").Cursor
 		own := f.poll(alice, "ci.deploy", `{}`, "", "").Cursor
 		for _, cursor := range []string{`"x"`, `7`, `""`, `{}`, `"` + theirs + `"`, `"` + strings.ToUpper(own) + `"`, `"` + strings.Repeat("A", 5000) + `"`} {
-			listen := strings.Replace(statelessBody("1", mcpspec.MethodListen, `"notifications":{}`), `"_meta":{`, `"_meta":{"`+MetaCursor+`":`+cursor+`,`, 1)
+			listen := strings.Replace(statelessBody("1", spec.MethodListen, `"notifications":{}`), `"_meta":{`, `"_meta":{"`+MetaCursor+`":`+cursor+`,`, 1)
 			for method, r := range map[string]reply{
-				mcpspec.MethodEventsPoll:   f.stateless(alice, mcpspec.MethodEventsPoll, `"name":"ci.deploy","cursor":`+cursor),
-				mcpspec.MethodEventsStream: f.stateless(alice, mcpspec.MethodEventsStream, `"name":"ci.deploy","cursor":`+cursor),
-				mcpspec.MethodEventsSub:    f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.deploy",`+callback+`,"cursor":`+cursor),
-				mcpspec.MethodListen:       f.do("POST", alice, listen, statelessHeaders(mcpspec.MethodListen, "")...),
+				spec.MethodEventsPoll:   f.stateless(alice, spec.MethodEventsPoll, `"name":"ci.deploy","cursor":`+cursor),
+				spec.MethodEventsStream: f.stateless(alice, spec.MethodEventsStream, `"name":"ci.deploy","cursor":`+cursor),
+				spec.MethodEventsSub:    f.stateless(alice, spec.MethodEventsSub, `"name":"ci.deploy",`+callback+`,"cursor":`+cursor),
+				spec.MethodListen:       f.do("POST", alice, listen, statelessHeaders(spec.MethodListen, "")...),
 			} {
-				if method == mcpspec.MethodEventsSub && cursor == `""` {
+				if method == spec.MethodEventsSub && cursor == `""` {
 					continue // where an empty one is none
 				}
 				if r.Status != 400 || r.code(t) != -32602 {
@@ -207,16 +207,16 @@ func TestPoll(t *testing.T) {
 	})
 	t.Run("EVX-05_in_a_session_too", func(t *testing.T) {
 		f := newFixture(t, nil)
-		for _, v := range []mcpspec.Version{mcpspec.V20250326, mcpspec.V20250618, mcpspec.V20251125} {
+		for _, v := range []spec.Version{spec.V20250326, spec.V20250618, spec.V20251125} {
 			s := f.session(alice, v)
 			var p polled
-			f.sessionBased(alice, s, mcpspec.MethodEventsPoll, `"name":"ci.deploy"`).result(t, &p)
+			f.sessionBased(alice, s, spec.MethodEventsPoll, `"name":"ci.deploy"`).result(t, &p)
 			f.publish("event://ci/deploy", `{"n":1}`)
-			f.sessionBased(alice, s, mcpspec.MethodEventsPoll, pollParams("ci.deploy", `{}`, p.Cursor)).result(t, &p)
+			f.sessionBased(alice, s, spec.MethodEventsPoll, pollParams("ci.deploy", `{}`, p.Cursor)).result(t, &p)
 			if len(p.Events) != 1 || p.ResultType != "" {
 				t.Errorf("%s: %+v", v, p)
 			}
-			if r := f.sessionBased(alice, s, mcpspec.MethodEventsStream, `"name":"ci.deploy"`); r.code(t) != -32601 {
+			if r := f.sessionBased(alice, s, spec.MethodEventsStream, `"name":"ci.deploy"`); r.code(t) != -32601 {
 				t.Errorf("EVX-06: %s: %s", v, r.Body)
 			}
 		}
@@ -228,11 +228,11 @@ func TestPoll(t *testing.T) {
 			f.catalogs.Replace(mustParse(t, strings.Replace(testCatalog, from, to, 1)))
 		}
 		change("    description: Something was deployed.", "    description: Something was deployed.\n    access: {scopes: [deployers]}")
-		if r := f.stateless(alice, mcpspec.MethodEventsPoll, pollParams("ci.deploy", `{}`, cursor)); r.Status != http.StatusForbidden || r.code(t) != -32012 {
+		if r := f.stateless(alice, spec.MethodEventsPoll, pollParams("ci.deploy", `{}`, cursor)); r.Status != http.StatusForbidden || r.code(t) != -32012 {
 			t.Errorf("%d %s", r.Status, r.Body)
 		}
 		change("name: ci.deploy", "name: ci.rollout")
-		r := f.stateless(alice, mcpspec.MethodEventsPoll, pollParams("ci.deploy", `{}`, cursor))
+		r := f.stateless(alice, spec.MethodEventsPoll, pollParams("ci.deploy", `{}`, cursor))
 		if m := r.rpc(t); m.Error == nil || m.Error.Code != -32011 {
 			t.Errorf("%s", r.Body)
 		} else {

@@ -8,10 +8,10 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -27,8 +27,8 @@ const recovery = time.Second
 type push struct {
 	plain
 	selected
-	version mcpspec.Version
-	profile mcpspec.Profile
+	version spec.Version
+	profile spec.Profile
 	beaten  time.Time // when the last heartbeat, or active, was sent
 }
 
@@ -40,7 +40,7 @@ func (e *ended) Error() string { return "mcp: the subscription ends: " + e.reaso
 
 // openPush opens the stream of an events/stream (SEP-3415).
 func (st *streams) openPush(ctx context.Context, c *call) (*streamWriter, error) {
-	w, err := st.catalogs.selected(ctx, c, mcpspec.ModePush)
+	w, err := st.catalogs.selected(ctx, c, spec.ModePush)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func (st *streams) openPush(ctx context.Context, c *call) (*streamWriter, error)
 // begin confirms the subscription.
 func (p *push) begin() error {
 	p.beaten = time.Now()
-	return p.note(mcpspec.NoteEventsActive, p.resumeAt(), func(b []byte) []byte {
+	return p.note(spec.NoteEventsActive, p.resumeAt(), func(b []byte) []byte {
 		return strconv.AppendBool(append(b, `,"truncated":`...), p.feed.Truncated)
 	})
 }
@@ -87,7 +87,7 @@ func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 		}
 	}
 	if d.Lost != "" {
-		return p.note(mcpspec.NoteEventsActive, d.Cursor, func(b []byte) []byte { return append(b, `,"truncated":true`...) })
+		return p.note(spec.NoteEventsActive, d.Cursor, func(b []byte) []byte { return append(b, `,"truncated":true`...) })
 	}
 	if d.Event == nil {
 		return nil
@@ -98,9 +98,9 @@ func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 	}
 	data, err := p.Data(d.Event)
 	if err != nil { // of this event only
-		return p.fail(mcpspec.NoteEventsError, p.streams.faults.translate(ctx, err, p.version, p.profile))
+		return p.fail(spec.NoteEventsError, p.streams.faults.translate(ctx, err, p.version, p.profile))
 	}
-	return p.send(mcpspec.NoteEventsEvent, func(b []byte) []byte {
+	return p.send(spec.NoteEventsEvent, func(b []byte) []byte {
 		b = jsonrpc.AppendString(append(b, `"cursor":`...), cursor)
 		return appendOccurrence(append(b, ','), d.Event, data)
 	}, func(b []byte) []byte { return subscription.AppendOccurrenceMeta(b, d.Event, p.Entry) }, "")
@@ -123,13 +123,13 @@ func (p *push) heartbeat(ctx context.Context) error {
 		}
 	}
 	p.beaten = time.Now()
-	return p.note(mcpspec.NoteEventsHeartbeat, p.resumeAt(), nil)
+	return p.note(spec.NoteEventsHeartbeat, p.resumeAt(), nil)
 }
 
 // moved sends the cursor without waiting for the next heartbeat. A client that is cut off while its stream reads many
 // events that its filter drops would otherwise read them again each time.
 func (p *push) moved() error {
-	return p.note(mcpspec.NoteEventsHeartbeat, p.resumeAt(), nil)
+	return p.note(spec.NoteEventsHeartbeat, p.resumeAt(), nil)
 }
 
 // failed notifies the client of a failure that may pass, and waits a moment. Other
@@ -138,7 +138,7 @@ func (p *push) failed(ctx context.Context, err error) error {
 	if !fault.Is(err, fault.Unavailable) || errors.Is(err, stream.ErrClosed) || errors.Is(err, errWriting) {
 		return err
 	}
-	if err := p.fail(mcpspec.NoteEventsError, p.streams.faults.translate(ctx, err, p.version, p.profile)); err != nil {
+	if err := p.fail(spec.NoteEventsError, p.streams.faults.translate(ctx, err, p.version, p.profile)); err != nil {
 		return err
 	}
 	if periodic.Sleep(ctx, recovery) != nil {
@@ -156,7 +156,7 @@ func (p *push) fail(name string, rpc *jsonrpc.Error) error {
 func (p *push) end(c *call, why error) {
 	if end, ok := errors.AsType[*ended](why); ok {
 		rpc := p.streams.faults.translate(c.request.Context(), end.reason, p.version, p.profile)
-		_ = p.fail(mcpspec.NoteEventsTerminated, rpc) // it ends either way
+		_ = p.fail(spec.NoteEventsTerminated, rpc) // it ends either way
 	}
 	p.complete(c, "")
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
@@ -48,9 +48,9 @@ func (o *open) pushed() pushed {
 // push opens an events/stream and reads its first message.
 func (f *fixture) push(key, id, name, arguments, cursor string) (*open, pushed) {
 	f.t.Helper()
-	o := f.open(f.request("POST", key, statelessBody(id, mcpspec.MethodEventsStream, pollParams(name, arguments, cursor)), statelessHeaders(mcpspec.MethodEventsStream, "")...))
+	o := f.open(f.request("POST", key, statelessBody(id, spec.MethodEventsStream, pollParams(name, arguments, cursor)), statelessHeaders(spec.MethodEventsStream, "")...))
 	first := o.pushed()
-	if o.status != 200 || first.Method != mcpspec.NoteEventsActive || first.Params.Cursor == "" || first.Params.Truncated == nil {
+	if o.status != 200 || first.Method != spec.NoteEventsActive || first.Params.Cursor == "" || first.Params.Truncated == nil {
 		f.t.Fatalf("EVX-06: %d %+v", o.status, first)
 	}
 	return o, first
@@ -64,19 +64,19 @@ func TestPush(t *testing.T) {
 			if *first.Params.Truncated {
 				t.Errorf("truncated: %+v", first)
 			}
-			members := map[string]int{mcpspec.NoteEventsActive: 1, mcpspec.NoteEventsEvent: 3}
+			members := map[string]int{spec.NoteEventsActive: 1, spec.NoteEventsEvent: 3}
 			frames := []pushed{first}
 			for i := range 3 {
 				ev := f.publish("event://ci/deploy", fmt.Sprintf(`{"n":%d}`, i))
 				p := o.pushed()
-				if p.Method != mcpspec.NoteEventsEvent || p.Params.EventID != ev.ID || p.Params.Name != "ci.deploy" || p.Params.Cursor == "" ||
+				if p.Method != spec.NoteEventsEvent || p.Params.EventID != ev.ID || p.Params.Name != "ci.deploy" || p.Params.Cursor == "" ||
 					string(p.Params.Data) != fmt.Sprintf(`{"n":%d}`, i) || p.Params.Timestamp != ev.Timestamp() {
 					t.Errorf("EVX-04: got %+v", p)
 				}
 				frames = append(frames, p)
 			}
 			for _, p := range frames {
-				if got := string(p.Params.Meta[mcpspec.MetaSubscription]); got != id || len(p.Params.Meta) != members[p.Method] {
+				if got := string(p.Params.Meta[spec.MetaSubscription]); got != id || len(p.Params.Meta) != members[p.Method] {
 					t.Errorf("%s: _meta is %v, want the id %s", p.Method, p.Params.Meta, id)
 				}
 			}
@@ -97,7 +97,7 @@ func TestPush(t *testing.T) {
 		o, _ := f.push(alice, `"x"`, "ci.deploy", `{}`, "")
 		must(t, f.endpoint.Close(t.Context()))
 		m := o.next()
-		if string(m.ID) != `"x"` || m.Result.ResultType != "complete" || string(m.Result.Meta[mcpspec.MetaSubscription]) != `"x"` || m.Result.Meta[MetaCursor] != nil {
+		if string(m.ID) != `"x"` || m.Result.ResultType != "complete" || string(m.Result.Meta[spec.MetaSubscription]) != `"x"` || m.Result.Meta[MetaCursor] != nil {
 			t.Errorf("got %s", m.sse.Data)
 		}
 		o.end()
@@ -117,7 +117,7 @@ func TestPush(t *testing.T) {
 			if i == 1 { // events of two URIs have no order
 				f.publish("event://github/acme/api/push", want)
 			}
-			if p := b.pushed(); string(p.Params.Data) != want || string(p.Params.Meta[mcpspec.MetaSubscription]) != "2" {
+			if p := b.pushed(); string(p.Params.Data) != want || string(p.Params.Meta[spec.MetaSubscription]) != "2" {
 				t.Errorf("got %+v", p)
 			}
 		}
@@ -157,7 +157,7 @@ func TestPush(t *testing.T) {
 				read++
 				cursor = p.Cursor
 				var made struct{ Cursor string }
-				at.stateless(alice, mcpspec.MethodEventsSub, `"name":"github.push","arguments":`+args+`,"cursor":"`+cursor+`",`+callback).result(t, &made)
+				at.stateless(alice, spec.MethodEventsSub, `"name":"github.push","arguments":`+args+`,"cursor":"`+cursor+`",`+callback).result(t, &made)
 				if made.Cursor == "" {
 					t.Fatal("no cursor of a webhook")
 				}
@@ -179,7 +179,7 @@ func TestPush(t *testing.T) {
 		}
 		late := f.instance()
 		late.log.Now = func() time.Time { return time.Now().Add(time.Hour) }
-		o := late.open(late.statelessRequest(alice, mcpspec.MethodEventsStream, pollParams("ci.deploy", `{}`, old)+`,"maxAgeMs":60000`))
+		o := late.open(late.statelessRequest(alice, spec.MethodEventsStream, pollParams("ci.deploy", `{}`, old)+`,"maxAgeMs":60000`))
 		if first = o.pushed(); !*first.Params.Truncated {
 			t.Errorf("older than maxAgeMs: %+v", first)
 		}
@@ -204,14 +204,14 @@ func TestPush(t *testing.T) {
 			must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
 			if tc.code == 0 {
 				f.publish("event://ci/deploy", `{"n":1}`)
-				if p := o.pushed(); p.Method != mcpspec.NoteEventsEvent { // nor is there a list_changed: EVX-18
+				if p := o.pushed(); p.Method != spec.NoteEventsEvent { // nor is there a list_changed: EVX-18
 					t.Errorf("%s: got %+v", tc.name, p)
 				}
 				o.cancel()
 				continue
 			}
 			p := o.pushed()
-			if p.Method != mcpspec.NoteEventsTerminated || p.Params.Error == nil || p.Params.Error.Code != tc.code || string(p.Params.Meta[mcpspec.MetaSubscription]) != "7" {
+			if p.Method != spec.NoteEventsTerminated || p.Params.Error == nil || p.Params.Error.Code != tc.code || string(p.Params.Meta[spec.MetaSubscription]) != "7" {
 				t.Fatalf("%s: got %+v", tc.name, p)
 			}
 			sameJSON(t, p.Params.Error.Data, tc.data)
@@ -226,7 +226,7 @@ func TestPush(t *testing.T) {
 		o, _ := f.push(alice, "1", "ci.deploy", `{}`, "")
 		f.catalogs.Replace(mustParse(t, strings.Replace(testCatalog, "payloadSchema: {type: object}", "payloadSchema: {type: object, required: [n]}", 1)))
 		f.publish("event://ci/deploy", `{"n":1}`)
-		if p := o.pushed(); p.Method != mcpspec.NoteEventsTerminated {
+		if p := o.pushed(); p.Method != spec.NoteEventsTerminated {
 			t.Errorf("got %+v", p)
 		}
 	})
@@ -279,7 +279,7 @@ func TestPushClock(t *testing.T) {
 	serve := func(t *testing.T, change func(*Options), params string, during func(b *bubbled)) (out []pushed) {
 		t.Helper()
 		inBubble(t, inMemory, change, func(f *fixture) *http.Request {
-			return f.statelessRequest(alice, mcpspec.MethodEventsStream, params)
+			return f.statelessRequest(alice, spec.MethodEventsStream, params)
 		}, func(b *bubbled) {
 			during(b)
 			b.cancel()
@@ -308,12 +308,12 @@ func TestPushClock(t *testing.T) {
 		cursors := map[string]bool{}
 		for _, p := range got {
 			switch p.Method {
-			case mcpspec.NoteEventsEvent:
+			case spec.NoteEventsEvent:
 				events++
 				continue
-			case mcpspec.NoteEventsHeartbeat:
+			case spec.NoteEventsHeartbeat:
 				beats++
-				if p.Params.Cursor == "" || cursors[p.Params.Cursor] || string(p.Params.Meta[mcpspec.MetaSubscription]) != "1" {
+				if p.Params.Cursor == "" || cursors[p.Params.Cursor] || string(p.Params.Meta[spec.MetaSubscription]) != "1" {
 					t.Errorf("heartbeat %d: %+v", beats, p)
 				}
 				cursors[p.Params.Cursor] = true
@@ -349,7 +349,7 @@ func TestPushClock(t *testing.T) {
 				cursor := f.tails.Sealer.Seal(auth.DefaultWorkspace, eventlog.Cursor{At: f.log.Position()})
 				publishMany(f)
 				time.Sleep(time.Minute)
-				return f.statelessRequest(alice, mcpspec.MethodEventsStream, pollParams("ci.build", `{"status":"failed"}`, cursor))
+				return f.statelessRequest(alice, spec.MethodEventsStream, pollParams("ci.build", `{"status":"failed"}`, cursor))
 			}, func(b *bubbled) {
 				time.Sleep(time.Second)
 				cursors := map[string]bool{}
@@ -372,7 +372,7 @@ func TestPushClock(t *testing.T) {
 		})
 		last, beats := got[0].at, 0
 		for _, p := range got {
-			if p.Method == mcpspec.NoteEventsHeartbeat {
+			if p.Method == spec.NoteEventsHeartbeat {
 				last, beats = p.at, beats+1
 			}
 			if d := p.at.Sub(last); d > 30*time.Second {
@@ -395,11 +395,11 @@ func TestPushClock(t *testing.T) {
 			t.Fatalf("got %+v", got)
 		}
 		for _, p := range got[1:3] {
-			if p.Method != mcpspec.NoteEventsError || p.Params.Error == nil || p.Params.Error.Code != codeUnavailable || string(p.Params.Meta[mcpspec.MetaSubscription]) != "1" {
+			if p.Method != spec.NoteEventsError || p.Params.Error == nil || p.Params.Error.Code != codeUnavailable || string(p.Params.Meta[spec.MetaSubscription]) != "1" {
 				t.Errorf("got %+v", p)
 			}
 		}
-		if p := got[3]; p.Method != mcpspec.NoteEventsEvent || p.Params.EventID != id {
+		if p := got[3]; p.Method != spec.NoteEventsEvent || p.Params.EventID != id {
 			t.Errorf("got %+v", p)
 		}
 	})
@@ -427,7 +427,7 @@ func (r *revocable) say(p auth.Principal, err error) {
 type numbers map[string]int
 
 var (
-	codeSets    = map[string]mcpspec.Profile{"sketch": mcpspec.Released, "SEP-3415": mcpspec.Final}
+	codeSets    = map[string]spec.Profile{"sketch": spec.Released, "SEP-3415": spec.Final}
 	invalid     = numbers{"sketch": -32602, "SEP-3415": -32602}
 	unknown     = numbers{"sketch": -32011, "SEP-3415": -32023}
 	forbidden   = numbers{"sketch": -32012, "SEP-3415": -32024}
@@ -439,7 +439,7 @@ var (
 // TestWhatCannotBeFollowed holds for all three modes.
 func TestWhatCannotBeFollowed(t *testing.T) {
 	methods := []struct{ method, more, mode, not string }{
-		{mcpspec.MethodEventsPoll, "", "poll", "audit.entry"}, {mcpspec.MethodEventsStream, "", "push", "audit.entry"}, {mcpspec.MethodEventsSub, "," + callback, "webhook", "chat.typing"},
+		{spec.MethodEventsPoll, "", "poll", "audit.entry"}, {spec.MethodEventsStream, "", "push", "audit.entry"}, {spec.MethodEventsSub, "," + callback, "webhook", "chat.typing"},
 	}
 	for set, profile := range codeSets {
 		f := newFixture(t, func(o *Options) { o.Profile = always(profile) })
@@ -491,7 +491,7 @@ func TestMaxEvents(t *testing.T) {
 	for maxEvents, code := range map[string]int{
 		"0": -32602, "-1": -32602, "1.5": -32602, `"5"`: -32602, "[]": -32602, "1e999": -32602, "1": 0, "1e1": 0, "500": 0, "1000000000000": 0,
 	} {
-		if r := f.stateless(alice, mcpspec.MethodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents); r.code(t) != code {
+		if r := f.stateless(alice, spec.MethodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents); r.code(t) != code {
 			t.Errorf("EVX-05: maxEvents %s: %s", maxEvents, r.Body)
 		}
 	}

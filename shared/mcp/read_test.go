@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -18,7 +18,7 @@ type contents struct {
 func (f *fixture) readText(key, uri string, into any) {
 	f.t.Helper()
 	var c contents
-	f.stateless(key, mcpspec.MethodRead, `"uri":"`+uri+`"`).result(f.t, &c)
+	f.stateless(key, spec.MethodRead, `"uri":"`+uri+`"`).result(f.t, &c)
 	if len(c.Contents) != 1 || c.Contents[0].URI != uri || c.Contents[0].MIMEType != "application/json" {
 		f.t.Fatalf("got %+v", c)
 	}
@@ -110,7 +110,7 @@ func TestRead(t *testing.T) {
 			}
 		}
 	})
-	s := f.session(alice, mcpspec.V20251125)
+	s := f.session(alice, spec.V20251125)
 	for _, uri := range []string{
 		"event://nothing", "event://ci/build-finished/x", "event://github/ACME/web/push2", "event://github/UPPER/x/pull_request",
 		"file:///etc/passwd", "event://", "x", "subscription://sub_00000000000000000000000000000000", "subscription://x",
@@ -121,8 +121,8 @@ func TestRead(t *testing.T) {
 				r            reply
 				status, code int
 			}{
-				{f.stateless(alice, mcpspec.MethodRead, `"uri":"`+uri+`"`), 400, -32602},
-				{f.sessionBased(alice, s, mcpspec.MethodRead, `"uri":"`+uri+`"`), 200, -32002},
+				{f.stateless(alice, spec.MethodRead, `"uri":"`+uri+`"`), 400, -32602},
+				{f.sessionBased(alice, s, spec.MethodRead, `"uri":"`+uri+`"`), 200, -32002},
 			} {
 				m := tc.r.rpc(t)
 				if tc.r.Status != tc.status || m.Error == nil || m.Error.Code != tc.code {
@@ -138,7 +138,7 @@ func TestRead(t *testing.T) {
 	}
 	t.Run("EVS-04_without_a_uri", func(t *testing.T) {
 		for _, params := range []string{``, `"uri":7`, `"uri":null`, `"URI":"event://ci/deploy"`} {
-			if r := f.sessionBased(alice, s, mcpspec.MethodRead, params); r.code(t) != -32602 {
+			if r := f.sessionBased(alice, s, spec.MethodRead, params); r.code(t) != -32602 {
 				t.Errorf("%s: %s", params, r.Body)
 			}
 		}
@@ -156,7 +156,7 @@ func TestRead(t *testing.T) {
 			acme:    "event://tenant/other/alarm",
 			billing: "event://tenant",
 		} {
-			if r := f.stateless(key, mcpspec.MethodRead, `"uri":"`+uri+`"`); r.code(t) != codeForbidden {
+			if r := f.stateless(key, spec.MethodRead, `"uri":"`+uri+`"`); r.code(t) != codeForbidden {
 				t.Errorf("%s reads %s: %s", key, uri, r.Body)
 			}
 		}
@@ -177,7 +177,7 @@ func TestRead(t *testing.T) {
 			t.Errorf("got %+v", got)
 		}
 		for _, key := range []string{bob, foreign} {
-			if r := f.stateless(key, mcpspec.MethodRead, `"uri":"`+uri+`"`); r.code(t) != -32602 || !strings.Contains(r.Body, "resource not found") {
+			if r := f.stateless(key, spec.MethodRead, `"uri":"`+uri+`"`); r.code(t) != -32602 || !strings.Contains(r.Body, "resource not found") {
 				t.Errorf("%s: %s", key, r.Body)
 			}
 		}

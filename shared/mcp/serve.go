@@ -15,11 +15,11 @@ import (
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
 // ServeHTTP serves the endpoint. The checks come in the order of design.md
@@ -86,7 +86,7 @@ func (e *Endpoint) route(w http.ResponseWriter, c *call) {
 		dialect{e}.serve(w, c, workspace)
 		return
 	}
-	sessions := e.sessions != nil && !mcpspec.Version(r.Header.Get(mcpspec.HeaderVersion)).Stateless()
+	sessions := e.sessions != nil && !spec.Version(r.Header.Get(spec.HeaderVersion)).Stateless()
 	switch {
 	case sessions && r.Method == http.MethodGet:
 		e.get(w, c)
@@ -111,12 +111,12 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		return
 	}
 	scope, rpc := auth.ScopeRead, &jsonrpc.Error{Code: code, Message: fault.Public(err)}
-	name := r.Header.Get(mcpspec.HeaderMethod) // the body was not looked at
+	name := r.Header.Get(spec.HeaderMethod) // the body was not looked at
 	if m := e.methods[name]; m.scope != "" {
 		scope = m.scope
 	}
-	if name == mcpspec.MethodEventsSub || name == mcpspec.MethodEventsUnsub {
-		rpc = e.faults.translate(r.Context(), err, mcpspec.V20260728, e.defaultProfile(r.Context(), auth.Principal{}))
+	if name == spec.MethodEventsSub || name == spec.MethodEventsUnsub {
+		rpc = e.faults.translate(r.Context(), err, spec.V20260728, e.defaultProfile(r.Context(), auth.Principal{}))
 	}
 	if challenge := auth.Challenge(err, e.options.ResourceMetadata, scope); challenge != "" {
 		w.Header().Set("WWW-Authenticate", challenge)
@@ -304,12 +304,12 @@ func invalidRequest(text string) *jsonrpc.Error {
 
 // stateless reports whether a message is of the stateless revisions: by its version header, or by _meta.
 func (c *call) stateless() bool {
-	return mcpspec.Version(c.request.Header.Get(mcpspec.HeaderVersion)).Stateless() || namesStateless(c.meta)
+	return spec.Version(c.request.Header.Get(spec.HeaderVersion)).Stateless() || namesStateless(c.meta)
 }
 
 // namesStateless reports whether _meta names a protocol version, other than one of
 // those that have sessions: a client of these may say more than it must.
 func namesStateless(meta []byte) bool {
-	v, ok := jsonrpc.String(jsonrpc.Member(meta, mcpspec.MetaVersion))
-	return ok && (mcpspec.Version(v).Stateless() || !mcpspec.Version(v).Known())
+	v, ok := jsonrpc.String(jsonrpc.Member(meta, spec.MetaVersion))
+	return ok && (spec.Version(v).Stateless() || !spec.Version(v).Known())
 }

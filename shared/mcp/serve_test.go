@@ -10,8 +10,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 func TestCallers(t *testing.T) {
@@ -26,14 +26,14 @@ func TestCallers(t *testing.T) {
 		}
 	})
 	t.Run("AUT-01_403_names_the_missing_scopes", func(t *testing.T) {
-		r := f.stateless(reader, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`)
+		r := f.stateless(reader, spec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`)
 		if got := r.Header.Get("WWW-Authenticate"); r.Status != 403 || !strings.Contains(got, `error="insufficient_scope"`) || !strings.Contains(got, `scope="events:subscribe"`) {
 			t.Errorf("%d, %q", r.Status, got)
 		}
 		if r.code(t) != codeForbidden {
 			t.Error(r.Body)
 		}
-		r = f.stateless(alice, mcpspec.MethodRead, `"uri":"event://billing/invoice"`)
+		r = f.stateless(alice, spec.MethodRead, `"uri":"event://billing/invoice"`)
 		if got := r.Header.Get("WWW-Authenticate"); r.Status != 403 || !strings.Contains(got, `scope="billing"`) {
 			t.Errorf("%d, %q", r.Status, got)
 		}
@@ -43,17 +43,17 @@ func TestCallers(t *testing.T) {
 // Which origins and hosts there may be is shown with [auth.Guard].
 func TestOrigins(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.Guard = auth.Guard{Origins: []string{"https://app.example"}} })
-	discover := statelessBody("1", mcpspec.MethodDiscover, "")
+	discover := statelessBody("1", spec.MethodDiscover, "")
 	t.Run("AUT-06_the_answer_names_the_origin_that_asked", func(t *testing.T) {
 		for origin, status := range map[string]int{"": 200, "https://app.example": 200, "https://evil.example": 403} {
-			r := f.do("POST", alice, discover, append(statelessHeaders(mcpspec.MethodDiscover, ""), "Origin: "+origin)...)
+			r := f.do("POST", alice, discover, append(statelessHeaders(spec.MethodDiscover, ""), "Origin: "+origin)...)
 			if got := r.Header.Get("Access-Control-Allow-Origin"); r.Status != status || status == 200 && got != origin {
 				t.Errorf("%s: status %d, allowed origin %q", origin, r.Status, got)
 			}
 		}
 	})
 	t.Run("AUT-06_another_host", func(t *testing.T) {
-		req := f.statelessRequest(alice, mcpspec.MethodDiscover, "")
+		req := f.statelessRequest(alice, spec.MethodDiscover, "")
 		req.Host = "evil.example"
 		if r := f.answer(req); r.Status != 403 {
 			t.Errorf("%+v", r)
@@ -77,7 +77,7 @@ func TestOrigins(t *testing.T) {
 
 func TestMediaTypes(t *testing.T) {
 	f := newFixture(t, nil)
-	body, headers := statelessBody("1", mcpspec.MethodDiscover, ""), statelessHeaders(mcpspec.MethodDiscover, "")
+	body, headers := statelessBody("1", spec.MethodDiscover, ""), statelessHeaders(spec.MethodDiscover, "")
 	for _, tc := range []struct {
 		name   string
 		header []string
@@ -99,7 +99,7 @@ func TestMediaTypes(t *testing.T) {
 		})
 	}
 	t.Run("SES-04_listen needs a stream", func(t *testing.T) {
-		r := f.do("POST", alice, statelessBody("1", mcpspec.MethodListen, `"notifications":{}`), append(statelessHeaders(mcpspec.MethodListen, ""), "Accept:", "Accept: application/json")...)
+		r := f.do("POST", alice, statelessBody("1", spec.MethodListen, `"notifications":{}`), append(statelessHeaders(spec.MethodListen, ""), "Accept:", "Accept: application/json")...)
 		if r.Status != 406 {
 			t.Errorf("%d %s", r.Status, r.Body)
 		}
@@ -137,7 +137,7 @@ func TestFailures(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f := newFixture(t, func(o *Options) { o.Catalogs = broken{tc.err} })
-			r := f.stateless(alice, mcpspec.MethodResources, "")
+			r := f.stateless(alice, spec.MethodResources, "")
 			if r.Status != tc.status || r.code(t) != tc.code || strings.Contains(r.Body, "secret") {
 				t.Errorf("%d %s", r.Status, r.Body)
 			}
@@ -145,7 +145,7 @@ func TestFailures(t *testing.T) {
 	}
 	t.Run("the caller is not known now", func(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.Auth = broken{fault.New(fault.Unavailable, "secret detail")} })
-		if r := f.stateless(alice, mcpspec.MethodPing, ""); r.Status != 503 || r.Header.Get("Retry-After") == "" || strings.Contains(r.Body, "secret") {
+		if r := f.stateless(alice, spec.MethodPing, ""); r.Status != 503 || r.Header.Get("Retry-After") == "" || strings.Contains(r.Body, "secret") {
 			t.Errorf("%d %s", r.Status, r.Body)
 		}
 	})
@@ -160,11 +160,11 @@ func TestBodyOfUnknownLength(t *testing.T) {
 	f := newEndpoint(t, nil)
 	defer f.close()
 	for body, status := range map[string]int{
-		statelessBody("1", mcpspec.MethodDiscover, ""):         200,
+		statelessBody("1", spec.MethodDiscover, ""):            200,
 		`{"jsonrpc":"2.0",` + strings.Repeat(" ", 1<<20) + `}`: 413,
 		"": 400,
 	} {
-		req := f.request("POST", alice, body, statelessHeaders(mcpspec.MethodDiscover, "")...)
+		req := f.request("POST", alice, body, statelessHeaders(spec.MethodDiscover, "")...)
 		req.ContentLength = -1
 		rec := httptest.NewRecorder()
 		f.endpoint.ServeHTTP(rec, req)

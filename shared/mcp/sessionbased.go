@@ -7,14 +7,14 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // postSessionBased serves one message of the revisions that have sessions.
 func (e *Endpoint) postSessionBased(w http.ResponseWriter, c *call) {
-	if c.msg.Kind == jsonrpc.Request && c.msg.Method == mcpspec.MethodInitialize {
+	if c.msg.Kind == jsonrpc.Request && c.msg.Method == spec.MethodInitialize {
 		e.session.initialize(w, c)
 		return
 	}
@@ -60,9 +60,9 @@ func (c *call) detach(shut context.Context, whole time.Duration) (stop func()) {
 
 // enterSession finds the session and the revision of a request, or answers.
 func (e *Endpoint) enterSession(w http.ResponseWriter, c *call) bool {
-	c.version = mcpspec.V20250326 // what a client without the header speaks
-	if header := c.request.Header.Get(mcpspec.HeaderVersion); header != "" {
-		if c.version = mcpspec.Version(header); !c.version.Known() || len(c.request.Header[mcpspec.HeaderVersion]) > 1 {
+	c.version = spec.V20250326 // what a client without the header speaks
+	if header := c.request.Header.Get(spec.HeaderVersion); header != "" {
+		if c.version = spec.Version(header); !c.version.Known() || len(c.request.Header[spec.HeaderVersion]) > 1 {
 			sendError(w, http.StatusBadRequest, c.msg.ID, &jsonrpc.Error{
 				Code: jsonrpc.InvalidRequest, Message: "Bad Request: unsupported protocol version",
 				Data: map[string]any{"supported": e.about.supported(), "requested": clip(header)},
@@ -73,11 +73,11 @@ func (e *Endpoint) enterSession(w http.ResponseWriter, c *call) bool {
 	if e.sessions == nil {
 		return true
 	}
-	id := c.request.Header.Get(mcpspec.HeaderSession)
+	id := c.request.Header.Get(spec.HeaderSession)
 	switch {
-	case id == "" && c.request.Header.Get(mcpspec.HeaderVersion) == "":
+	case id == "" && c.request.Header.Get(spec.HeaderVersion) == "":
 		sendError(w, http.StatusBadRequest, c.msg.ID, &jsonrpc.Error{
-			Code: jsonrpc.InvalidRequest, Message: "Bad Request: the header MCP-Protocol-Version is missing: send " + string(mcpspec.V20260728) +
+			Code: jsonrpc.InvalidRequest, Message: "Bad Request: the header MCP-Protocol-Version is missing: send " + string(spec.V20260728) +
 				", or begin a session of an earlier revision with initialize",
 			Data: map[string]any{"supported": e.about.supported()},
 		})

@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 func TestInitialize(t *testing.T) {
@@ -21,22 +21,22 @@ func TestInitialize(t *testing.T) {
 		"2024-11-05": "2025-11-25", "2026-07-28": "2025-11-25", "2099-01-01": "2025-11-25", "x": "2025-11-25",
 	} {
 		t.Run("SES-01_negotiates_"+asked, func(t *testing.T) {
-			r := f.initialize(alice, mcpspec.Version(asked), `{}`)
+			r := f.initialize(alice, spec.Version(asked), `{}`)
 			var d described
 			r.result(t, &d)
-			id := r.Header.Get(mcpspec.HeaderSession)
+			id := r.Header.Get(spec.HeaderSession)
 			if d.ProtocolVersion != want || len(id) < 43 || strings.Trim(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") != "" {
 				t.Errorf("got %s, session %q", d.ProtocolVersion, id)
 			}
 		})
 	}
 	t.Run("SES-01_without_a_version", func(t *testing.T) {
-		if r := f.do("POST", alice, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}`); r.code(t) != -32602 || r.Header.Get(mcpspec.HeaderSession) != "" {
+		if r := f.do("POST", alice, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}`); r.code(t) != -32602 || r.Header.Get(spec.HeaderSession) != "" {
 			t.Errorf("%+v", r)
 		}
 	})
 	t.Run("SES-01_sessions_differ_and_cannot_be_guessed", func(t *testing.T) {
-		one, two := f.session(alice, mcpspec.V20251125), f.session(alice, mcpspec.V20251125)
+		one, two := f.session(alice, spec.V20251125), f.session(alice, spec.V20251125)
 		if one == two || len(one) < 26 { // 128 random bits, at least
 			t.Errorf("%s, then %s", one, two)
 		}
@@ -45,7 +45,7 @@ func TestInitialize(t *testing.T) {
 
 func TestSessions(t *testing.T) {
 	f := newFixture(t, nil)
-	s := f.session(alice, mcpspec.V20251125)
+	s := f.session(alice, spec.V20251125)
 	const ping = `{"jsonrpc":"2.0","id":7,"method":"ping"}`
 	in := "Mcp-Session-Id: " + s
 	for _, tc := range []struct {
@@ -86,24 +86,24 @@ func TestSessions(t *testing.T) {
 		})
 	}
 	t.Run("SES-01_a_session_is_stored_under_a_hash", func(t *testing.T) {
-		s := f.session(alice, mcpspec.V20251125)
+		s := f.session(alice, spec.V20251125)
 		if strings.Contains(session.Key(s), s) {
 			t.Error("the id is in the key")
 		}
 	})
 	t.Run("SES-01_another_instance_serves_it", func(t *testing.T) {
-		s := f.session(alice, mcpspec.V20251125)
+		s := f.session(alice, spec.V20251125)
 		other, err := New(f.endpoint.options)
 		must(t, err)
 		f.server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { other.ServeHTTP(w, r) })
 		defer func() { f.server.Config.Handler = f.endpoint }()
-		if r := f.sessionBased(alice, s, mcpspec.MethodPing, ""); r.Status != 200 {
+		if r := f.sessionBased(alice, s, spec.MethodPing, ""); r.Status != 200 {
 			t.Errorf("%+v", r)
 		}
 	})
 	t.Run("SES-05_methods_that_are_not_there", func(t *testing.T) {
-		s := f.session(alice, mcpspec.V20251125)
-		for _, m := range []string{"tools/list", "tools/call", "prompts/get", "prompts/list", mcpspec.MethodListen, mcpspec.MethodDiscover, "x"} {
+		s := f.session(alice, spec.V20251125)
+		for _, m := range []string{"tools/list", "tools/call", "prompts/get", "prompts/list", spec.MethodListen, spec.MethodDiscover, "x"} {
 			if r := f.sessionBased(alice, s, m, ""); r.Status != 200 || r.code(t) != -32601 {
 				t.Errorf("%s: %d %s", m, r.Status, r.Body)
 			}
@@ -117,7 +117,7 @@ func TestSessionExpiry(t *testing.T) {
 		defer f.close()
 		p := auth.Principal{ID: "alice", Workspace: "default"}
 		ctx := t.Context()
-		made, err := f.endpoint.sessions.Create(ctx, session.Session{Workspace: p.Workspace, Principal: p.ID, Version: mcpspec.V20251125})
+		made, err := f.endpoint.sessions.Create(ctx, session.Session{Workspace: p.Workspace, Principal: p.ID, Version: spec.V20251125})
 		must(t, err)
 		load := func() (*session.Session, error) { return f.endpoint.sessions.Load(ctx, made.ID, p, false) }
 		s, err := load()
@@ -143,7 +143,7 @@ func TestBatches(t *testing.T) {
 	f := newFixture(t, nil)
 	const two = `[{"jsonrpc":"2.0","id":1,"method":"ping"},{"jsonrpc":"2.0","method":"notifications/initialized"},{"jsonrpc":"2.0","id":"b","method":"x"},7,{"jsonrpc":"2.0","id":2,"method":"initialize"}]`
 	t.Run("SES-04_accepted_in_2025-03-26", func(t *testing.T) {
-		r := f.do("POST", alice, two, "Mcp-Session-Id: "+f.session(alice, mcpspec.V20250326))
+		r := f.do("POST", alice, two, "Mcp-Session-Id: "+f.session(alice, spec.V20250326))
 		if r.Status != 200 {
 			t.Fatalf("%+v", r)
 		}
@@ -153,12 +153,12 @@ func TestBatches(t *testing.T) {
 			{"jsonrpc":"2.0","id":2,"error":{"code":-32601,"message":"unknown method initialize"}}]`)
 	})
 	t.Run("SES-04_only_notifications", func(t *testing.T) {
-		r := f.do("POST", alice, `[{"jsonrpc":"2.0","method":"notifications/initialized"}]`, "Mcp-Session-Id: "+f.session(alice, mcpspec.V20250326))
+		r := f.do("POST", alice, `[{"jsonrpc":"2.0","method":"notifications/initialized"}]`, "Mcp-Session-Id: "+f.session(alice, spec.V20250326))
 		if r.Status != 202 || r.Body != "" {
 			t.Errorf("%+v", r)
 		}
 	})
-	for _, v := range []mcpspec.Version{mcpspec.V20250618, mcpspec.V20251125} {
+	for _, v := range []spec.Version{spec.V20250618, spec.V20251125} {
 		t.Run("SES-04_refused_in_"+string(v), func(t *testing.T) {
 			if r := f.do("POST", alice, two, "Mcp-Session-Id: "+f.session(alice, v)); r.Status != 400 || r.code(t) != jsonrpc.InvalidRequest {
 				t.Errorf("%+v", r)
@@ -167,7 +167,7 @@ func TestBatches(t *testing.T) {
 	}
 	t.Run("SES-04_bounded", func(t *testing.T) {
 		body := "[" + strings.Repeat(`{"jsonrpc":"2.0","id":1,"method":"ping"},`, maxBatch) + `{"jsonrpc":"2.0","id":1,"method":"ping"}]`
-		if r := f.do("POST", alice, body, "Mcp-Session-Id: "+f.session(alice, mcpspec.V20250326)); r.Status != 400 {
+		if r := f.do("POST", alice, body, "Mcp-Session-Id: "+f.session(alice, spec.V20250326)); r.Status != 400 {
 			t.Errorf("%+v", r)
 		}
 	})

@@ -11,8 +11,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -177,7 +177,7 @@ func (e *Endpoint) prolong(ctx context.Context, sess *session.Session, u session
 // initialize serves initialize: it settles the revision and makes the
 // session.
 func (h *sessionMethods) initialize(w http.ResponseWriter, c *call) {
-	c.version = mcpspec.LatestSessionBased
+	c.version = spec.LatestSessionBased
 	if h.sessions == nil {
 		sendError(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
 		return
@@ -188,13 +188,13 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *call) {
 		return
 	}
 	// One that is not session-based, or that we do not know, is answered with the latest that we do.
-	if v := mcpspec.Version(asked); v.Known() && !v.Stateless() {
+	if v := spec.Version(asked); v.Known() && !v.Stateless() {
 		c.version = v
 	}
 	declared := c.param("capabilities")
 	s := session.Session{
 		Workspace: c.principal.Workspace, Principal: c.principal.ID, Version: c.version, Dialect: c.dialect,
-		Payloads: declares(declared, Extension), Events: declares(declared, mcpspec.EventsExtension),
+		Payloads: declares(declared, Extension), Events: declares(declared, spec.EventsExtension),
 	}
 	if h.backends != (noGateway{}) {
 		s.Client = clientInfo(c.param("clientInfo"))
@@ -205,7 +205,7 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *call) {
 	if c.session != nil { // the dialect lets a session begin without initialize
 		err = h.redeclare(c, s)
 	} else if c.session, err = h.create(c.request.Context(), c.principal, s); err == nil {
-		w.Header().Set(mcpspec.HeaderSession, c.session.ID)
+		w.Header().Set(spec.HeaderSession, c.session.ID)
 	}
 	if err != nil {
 		h.replies.sessionFailed(w, c, err)

@@ -9,18 +9,18 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // TestStalledReadersAtTheEnd closes an endpoint while clients take nothing of what they
 // are sent.
 func TestStalledReadersAtTheEnd(t *testing.T) {
 	f := newFixture(t, nil)
-	session := f.session(bob, mcpspec.V20251125)
-	f.sessionBased(bob, session, mcpspec.MethodSubscribe, `"uri":"event://ci/deploy"`)
+	session := f.session(bob, spec.V20251125)
+	f.sessionBased(bob, session, spec.MethodSubscribe, `"uri":"event://ci/deploy"`)
 	requests := map[string]*http.Request{
-		"listen": f.statelessRequest(alice, mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`),
-		"push":   f.statelessRequest(reader, mcpspec.MethodEventsStream, `"name":"ci.deploy"`),
+		"listen": f.statelessRequest(alice, spec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`),
+		"push":   f.statelessRequest(reader, spec.MethodEventsStream, `"name":"ci.deploy"`),
 		"GET":    f.request("GET", bob, "", "Mcp-Session-Id: "+session),
 	}
 	for _, r := range requests {

@@ -4,8 +4,8 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // postStateless serves one message of the stateless revisions.
@@ -34,9 +34,9 @@ func unknownMethod(name string) *jsonrpc.Error {
 
 // checkVersion checks that header and _meta name the same known revision, and
 // that _meta has what it must. A notification has to have neither.
-func (c *call) checkVersion(supported []mcpspec.Version) *jsonrpc.Error {
-	headers := c.request.Header[mcpspec.HeaderVersion]
-	raw := jsonrpc.Member(c.meta, mcpspec.MetaVersion)
+func (c *call) checkVersion(supported []spec.Version) *jsonrpc.Error {
+	headers := c.request.Header[spec.HeaderVersion]
+	raw := jsonrpc.Member(c.meta, spec.MetaVersion)
 	version, isText := jsonrpc.String(raw)
 	switch {
 	case len(headers) > 1:
@@ -44,24 +44,24 @@ func (c *call) checkVersion(supported []mcpspec.Version) *jsonrpc.Error {
 	case len(headers) == 0 && c.msg.Kind == jsonrpc.Request:
 		return mismatch("%s is missing", "MCP-Protocol-Version")
 	case raw == nil && c.msg.Kind == jsonrpc.Request:
-		return invalidParams("_meta must name %s", mcpspec.MetaVersion)
+		return invalidParams("_meta must name %s", spec.MetaVersion)
 	case raw != nil && !isText:
-		return invalidParams("%s must be a string", mcpspec.MetaVersion)
+		return invalidParams("%s must be a string", spec.MetaVersion)
 	case raw != nil && len(headers) == 1 && headers[0] != version:
 		return mismatch("MCP-Protocol-Version is %q and _meta names %q", clip(headers[0]), clip(version))
 	}
 	if c.msg.Kind == jsonrpc.Request {
-		if declared := jsonrpc.Member(c.meta, mcpspec.MetaCapabilities); len(declared) == 0 || declared[0] != '{' {
-			return invalidParams("_meta must have the object %s", mcpspec.MetaCapabilities)
+		if declared := jsonrpc.Member(c.meta, spec.MetaCapabilities); len(declared) == 0 || declared[0] != '{' {
+			return invalidParams("_meta must have the object %s", spec.MetaCapabilities)
 		}
 	}
 	if len(headers) == 1 {
 		version = headers[0]
 	}
-	if c.version = mcpspec.Version(version); c.version != mcpspec.V20260728 {
-		c.version = mcpspec.V20260728 // the form of the answer
+	if c.version = spec.Version(version); c.version != spec.V20260728 {
+		c.version = spec.V20260728 // the form of the answer
 		return &jsonrpc.Error{
-			Code: mcpspec.CodeUnsupportedVersion, Message: "Unsupported protocol version",
+			Code: spec.CodeUnsupportedVersion, Message: "Unsupported protocol version",
 			Data: map[string]any{"supported": supported, "requested": clip(version)},
 		}
 	}
@@ -70,22 +70,22 @@ func (c *call) checkVersion(supported []mcpspec.Version) *jsonrpc.Error {
 
 func mismatch(format string, args ...any) *jsonrpc.Error {
 	bad := invalidParams("Header mismatch: "+format, args...)
-	bad.Code = mcpspec.CodeHeaderMismatch
+	bad.Code = spec.CodeHeaderMismatch
 	return bad
 }
 
 // checkHeaders checks that Mcp-Method and Mcp-Name repeat the body. On a
 // notification they need not be there.
 func (c *call) checkHeaders() *jsonrpc.Error {
-	if bad := c.checkHeader(mcpspec.HeaderMethod, c.msg.Method); bad != nil {
+	if bad := c.checkHeader(spec.HeaderMethod, c.msg.Method); bad != nil {
 		return bad
 	}
-	member, ok := mcpspec.Mirrored[c.msg.Method]
+	member, ok := spec.Mirrored[c.msg.Method]
 	if !ok {
 		return nil
 	}
 	name, _ := jsonrpc.String(c.param(member))
-	return c.checkHeader(mcpspec.HeaderName, name)
+	return c.checkHeader(spec.HeaderName, name)
 }
 
 func (c *call) checkHeader(header, want string) *jsonrpc.Error {
@@ -99,9 +99,9 @@ func (c *call) checkHeader(header, want string) *jsonrpc.Error {
 		return mismatch("%s was sent more than once", header)
 	}
 	got := strings.Trim(values[0], " \t")
-	if header == mcpspec.HeaderName { // the one that may be in Base64
+	if header == spec.HeaderName { // the one that may be in Base64
 		var err error
-		if got, err = mcpspec.DecodeHeader(got); err != nil {
+		if got, err = spec.DecodeHeader(got); err != nil {
 			return mismatch("%s is malformed", header)
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 const meta2026 = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}`
@@ -36,35 +36,35 @@ func TestTheOrderOfChecks(t *testing.T) {
 		{"SUB-09_parse", alice, `{"jsonrpc":"2.0","id":1,`, []string{version}, 400, -32700, ""},
 		{"SUB-09_shape", alice, `{"jsonrpc":"2.0","id":1,"method":7}`, []string{version}, 400, -32600, "1"},
 		{"SUB-09_shape_without_a_readable_id", alice, `{"jsonrpc":"2.0","id":null,"method":"server/discover"}`, []string{version}, 400, -32600, ""},
-		{"SUB-09_no_batches", alice, `[` + request("1", mcpspec.MethodDiscover, meta2026) + `]`, []string{version}, 400, -32600, ""},
+		{"SUB-09_no_batches", alice, `[` + request("1", spec.MethodDiscover, meta2026) + `]`, []string{version}, 400, -32600, ""},
 		{"SUB-09_no_responses", alice, `{"jsonrpc":"2.0","id":1,"result":{}}`, []string{version}, 400, -32600, ""},
-		{"SUB-09_version_header_missing", alice, request("1", mcpspec.MethodDiscover, meta2026), []string{"Mcp-Method: server/discover"}, 400, -32020, "1"},
-		{"SUB-09_version_header_differs", alice, request("1", mcpspec.MethodDiscover, meta2026), []string{"Mcp-Protocol-Version: 2025-11-25"}, 400, -32020, "1"},
-		{"SUB-09_version_header_twice", alice, request("1", mcpspec.MethodDiscover, meta2026), []string{version, version}, 400, -32020, "1"},
-		{"SUB-09_mismatch_before_unknown_version", alice, request("1", mcpspec.MethodDiscover, strings.ReplaceAll(meta2026, "2026-07-28", "2030-01-01")), []string{version}, 400, -32020, "1"},
+		{"SUB-09_version_header_missing", alice, request("1", spec.MethodDiscover, meta2026), []string{"Mcp-Method: server/discover"}, 400, -32020, "1"},
+		{"SUB-09_version_header_differs", alice, request("1", spec.MethodDiscover, meta2026), []string{"Mcp-Protocol-Version: 2025-11-25"}, 400, -32020, "1"},
+		{"SUB-09_version_header_twice", alice, request("1", spec.MethodDiscover, meta2026), []string{version, version}, 400, -32020, "1"},
+		{"SUB-09_mismatch_before_unknown_version", alice, request("1", spec.MethodDiscover, strings.ReplaceAll(meta2026, "2026-07-28", "2030-01-01")), []string{version}, 400, -32020, "1"},
 		{"SUB-09_no_params", alice, `{"jsonrpc":"2.0","id":1,"method":"server/discover"}`, []string{version}, 400, -32602, "1"},
-		{"SUB-09_no_meta", alice, request("1", mcpspec.MethodDiscover, ``), []string{version}, 400, -32602, "1"},
-		{"SUB-09_no_version_in_meta", alice, request("1", mcpspec.MethodDiscover, `"_meta":{"io.modelcontextprotocol/clientCapabilities":{}}`), []string{version}, 400, -32602, "1"},
-		{"SUB-09_version_in_meta_is_no_text", alice, request("1", mcpspec.MethodDiscover, `"_meta":{"io.modelcontextprotocol/protocolVersion":20260728}`), []string{version}, 400, -32602, "1"},
-		{"SUB-09_no_clientCapabilities", alice, request("1", mcpspec.MethodDiscover, `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}`), []string{version}, 400, -32602, "1"},
-		{"SUB-09_unknown_version", alice, request("1", mcpspec.MethodDiscover, strings.ReplaceAll(meta2026, "2026-07-28", "2030-01-01")), []string{"Mcp-Protocol-Version: 2030-01-01"}, 400, -32022, "1"},
-		{"SUB-09_unknown_old_version", alice, request(`"x"`, mcpspec.MethodDiscover, strings.ReplaceAll(meta2026, "2026-07-28", "1900-01-01")), []string{"Mcp-Protocol-Version: 1900-01-01"}, 400, -32022, `"x"`},
+		{"SUB-09_no_meta", alice, request("1", spec.MethodDiscover, ``), []string{version}, 400, -32602, "1"},
+		{"SUB-09_no_version_in_meta", alice, request("1", spec.MethodDiscover, `"_meta":{"io.modelcontextprotocol/clientCapabilities":{}}`), []string{version}, 400, -32602, "1"},
+		{"SUB-09_version_in_meta_is_no_text", alice, request("1", spec.MethodDiscover, `"_meta":{"io.modelcontextprotocol/protocolVersion":20260728}`), []string{version}, 400, -32602, "1"},
+		{"SUB-09_no_clientCapabilities", alice, request("1", spec.MethodDiscover, `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}`), []string{version}, 400, -32602, "1"},
+		{"SUB-09_unknown_version", alice, request("1", spec.MethodDiscover, strings.ReplaceAll(meta2026, "2026-07-28", "2030-01-01")), []string{"Mcp-Protocol-Version: 2030-01-01"}, 400, -32022, "1"},
+		{"SUB-09_unknown_old_version", alice, request(`"x"`, spec.MethodDiscover, strings.ReplaceAll(meta2026, "2026-07-28", "1900-01-01")), []string{"Mcp-Protocol-Version: 1900-01-01"}, 400, -32022, `"x"`},
 		{"SUB-10_method_header_missing", alice, request("1", "no/such", meta2026), []string{version}, 400, -32020, "1"},
-		{"SUB-10_method_header_differs", alice, request("1", mcpspec.MethodDiscover, meta2026), []string{version, "Mcp-Method: resources/list"}, 400, -32020, "1"},
-		{"SUB-10_method_header_is_case-sensitive", alice, request("1", mcpspec.MethodDiscover, meta2026), []string{version, "Mcp-Method: SERVER/DISCOVER"}, 400, -32020, "1"},
-		{"SUB-10_method_header_is_not_in_Base64", alice, request("1", mcpspec.MethodDiscover, meta2026), []string{version, "Mcp-Method: =?base64?c2VydmVyL2Rpc2NvdmVy?="}, 400, -32020, "1"},
-		{"SUB-10_name_header_missing", alice, request("1", mcpspec.MethodRead, `"uri":"event://ci/deploy",`+meta2026), []string{version, "Mcp-Method: resources/read"}, 400, -32020, "1"},
-		{"SUB-10_name_header_differs", alice, request("1", mcpspec.MethodRead, `"uri":"event://ci/deploy",`+meta2026), []string{version, "Mcp-Method: resources/read", "Mcp-Name: event://ci"}, 400, -32020, "1"},
-		{"SUB-10_name_header_malformed", alice, request("1", mcpspec.MethodRead, `"uri":"event://ci/deploy",`+meta2026), []string{version, "Mcp-Method: resources/read", "Mcp-Name: =?base64?!?="}, 400, -32020, "1"},
-		{"SUB-10_name_header_of_a_method_that_is_not_served", alice, request("1", mcpspec.MethodToolsCall, `"name":"x",`+meta2026), []string{version, "Mcp-Method: tools/call"}, 400, -32020, "1"},
+		{"SUB-10_method_header_differs", alice, request("1", spec.MethodDiscover, meta2026), []string{version, "Mcp-Method: resources/list"}, 400, -32020, "1"},
+		{"SUB-10_method_header_is_case-sensitive", alice, request("1", spec.MethodDiscover, meta2026), []string{version, "Mcp-Method: SERVER/DISCOVER"}, 400, -32020, "1"},
+		{"SUB-10_method_header_is_not_in_Base64", alice, request("1", spec.MethodDiscover, meta2026), []string{version, "Mcp-Method: =?base64?c2VydmVyL2Rpc2NvdmVy?="}, 400, -32020, "1"},
+		{"SUB-10_name_header_missing", alice, request("1", spec.MethodRead, `"uri":"event://ci/deploy",`+meta2026), []string{version, "Mcp-Method: resources/read"}, 400, -32020, "1"},
+		{"SUB-10_name_header_differs", alice, request("1", spec.MethodRead, `"uri":"event://ci/deploy",`+meta2026), []string{version, "Mcp-Method: resources/read", "Mcp-Name: event://ci"}, 400, -32020, "1"},
+		{"SUB-10_name_header_malformed", alice, request("1", spec.MethodRead, `"uri":"event://ci/deploy",`+meta2026), []string{version, "Mcp-Method: resources/read", "Mcp-Name: =?base64?!?="}, 400, -32020, "1"},
+		{"SUB-10_name_header_of_a_method_that_is_not_served", alice, request("1", spec.MethodToolsCall, `"name":"x",`+meta2026), []string{version, "Mcp-Method: tools/call"}, 400, -32020, "1"},
 		{"SUB-10_name_header_of_a_prompt_missing", alice, request("1", "prompts/get", `"name":"x",`+meta2026), []string{version, "Mcp-Method: prompts/get"}, 400, -32020, "1"},
 		{"SUB-09_unknown_method", alice, request("1", "no/such", meta2026), []string{version, "Mcp-Method: no/such"}, 404, -32601, "1"},
-		{"SUB-09_params", alice, request("1", mcpspec.MethodListen, meta2026), []string{version, "Mcp-Method: subscriptions/listen"}, 400, -32602, "1"},
-		{"SUB-10_name_header_in_Base64", alice, request("1", mcpspec.MethodRead, `"uri":"event://ci/deploy",`+meta2026), []string{version, "Mcp-Method: resources/read", "Mcp-Name: =?base64?ZXZlbnQ6Ly9jaS9kZXBsb3k=?="}, 200, 0, "1"},
-		{"SUB-10_own_methods_need_no_name_header", alice, request("1", mcpspec.MethodDeregister, `"uri":"subscription://x",`+meta2026), []string{version, "Mcp-Method: resources/subscriptions/deregister"}, 400, -32602, "1"},
-		{"SUB-09_clientInfo_is_optional", alice, request("9007199254740993", mcpspec.MethodDiscover, meta2026), []string{version, "Mcp-Method: server/discover"}, 200, 0, "9007199254740993"},
-		{"SUB-10_header_names_have_no_case", alice, request("1", mcpspec.MethodDiscover, meta2026), []string{"MCP-PROTOCOL-VERSION: 2026-07-28", "mcp-method: server/discover"}, 200, 0, "1"},
-		{"SUB-10_session_and_last_event_are_ignored", alice, request("1", mcpspec.MethodDiscover, meta2026), []string{version, "Mcp-Method: server/discover", "Mcp-Session-Id: nonsense", "Last-Event-ID: nonsense"}, 200, 0, "1"},
+		{"SUB-09_params", alice, request("1", spec.MethodListen, meta2026), []string{version, "Mcp-Method: subscriptions/listen"}, 400, -32602, "1"},
+		{"SUB-10_name_header_in_Base64", alice, request("1", spec.MethodRead, `"uri":"event://ci/deploy",`+meta2026), []string{version, "Mcp-Method: resources/read", "Mcp-Name: =?base64?ZXZlbnQ6Ly9jaS9kZXBsb3k=?="}, 200, 0, "1"},
+		{"SUB-10_own_methods_need_no_name_header", alice, request("1", spec.MethodDeregister, `"uri":"subscription://x",`+meta2026), []string{version, "Mcp-Method: resources/subscriptions/deregister"}, 400, -32602, "1"},
+		{"SUB-09_clientInfo_is_optional", alice, request("9007199254740993", spec.MethodDiscover, meta2026), []string{version, "Mcp-Method: server/discover"}, 200, 0, "9007199254740993"},
+		{"SUB-10_header_names_have_no_case", alice, request("1", spec.MethodDiscover, meta2026), []string{"MCP-PROTOCOL-VERSION: 2026-07-28", "mcp-method: server/discover"}, 200, 0, "1"},
+		{"SUB-10_session_and_last_event_are_ignored", alice, request("1", spec.MethodDiscover, meta2026), []string{version, "Mcp-Method: server/discover", "Mcp-Session-Id: nonsense", "Last-Event-ID: nonsense"}, 200, 0, "1"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := f.do("POST", tc.key, tc.body, tc.headers...)
@@ -72,7 +72,7 @@ func TestTheOrderOfChecks(t *testing.T) {
 			if r.Status != tc.status || r.code(t) != tc.code || string(m.ID) != tc.id {
 				t.Errorf("got status %d, code %d, id %s: %s", r.Status, r.code(t), m.ID, r.Body)
 			}
-			if r.Header.Get(mcpspec.HeaderSession) != "" {
+			if r.Header.Get(spec.HeaderSession) != "" {
 				t.Error("a session id was made")
 			}
 			if len(r.Body) > 2000 {
@@ -86,8 +86,8 @@ func TestUnsupportedVersion(t *testing.T) {
 	t.Run("SUB-09_names_the_versions_that_discover_names", func(t *testing.T) {
 		f := newFixture(t, nil)
 		var d described
-		f.stateless(alice, mcpspec.MethodDiscover, "").result(t, &d)
-		m := f.do("POST", alice, strings.ReplaceAll(statelessBody("1", mcpspec.MethodDiscover, ""), "2026-07-28", "2031-01-01"), "Mcp-Protocol-Version: 2031-01-01").rpc(t)
+		f.stateless(alice, spec.MethodDiscover, "").result(t, &d)
+		m := f.do("POST", alice, strings.ReplaceAll(statelessBody("1", spec.MethodDiscover, ""), "2026-07-28", "2031-01-01"), "Mcp-Protocol-Version: 2031-01-01").rpc(t)
 		var data struct {
 			Supported []string
 			Requested string
@@ -101,7 +101,7 @@ func TestUnsupportedVersion(t *testing.T) {
 
 func TestWhatTheStatelessRevisionHas(t *testing.T) {
 	f := newFixture(t, nil)
-	for _, m := range []string{mcpspec.MethodInitialize, mcpspec.MethodPing, "logging/setLevel", mcpspec.MethodSubscribe, mcpspec.MethodUnsubscribe, "notifications/initialized"} {
+	for _, m := range []string{spec.MethodInitialize, spec.MethodPing, "logging/setLevel", spec.MethodSubscribe, spec.MethodUnsubscribe, "notifications/initialized"} {
 		t.Run("SUB-09_"+strings.ReplaceAll(m, "/", "_")+"_is_unknown", func(t *testing.T) {
 			if r := f.stateless(alice, m, `"uri":"event://ci/deploy"`); r.Status != http.StatusNotFound || r.code(t) != -32601 {
 				t.Errorf("%d %s", r.Status, r.Body)
@@ -135,18 +135,18 @@ func TestWhatTheStatelessRevisionHas(t *testing.T) {
 	})
 	t.Run("SUB-10_EVX-18_results_have_their_type_and_caching_hints", func(t *testing.T) {
 		for method, cacheable := range map[string]bool{
-			mcpspec.MethodDiscover: true, mcpspec.MethodResources: true, mcpspec.MethodTemplates: true, mcpspec.MethodRead: true, mcpspec.MethodEvents: false, mcpspec.MethodComplete: false,
+			spec.MethodDiscover: true, spec.MethodResources: true, spec.MethodTemplates: true, spec.MethodRead: true, spec.MethodEvents: false, spec.MethodComplete: false,
 		} {
 			params := ""
 			switch method {
-			case mcpspec.MethodRead:
+			case spec.MethodRead:
 				params = `"uri":"event://ci/deploy"`
-			case mcpspec.MethodComplete:
+			case spec.MethodComplete:
 				params = ref("event://github/{owner}/{repo}/push", "repo", "")
 			}
 			var d described
 			f.stateless(alice, method, params).result(t, &d)
-			if d.ResultType != "complete" || (d.TTLMs != nil) != cacheable || (d.CacheScope != "") != cacheable || d.Meta[mcpspec.MetaServer] == nil {
+			if d.ResultType != "complete" || (d.TTLMs != nil) != cacheable || (d.CacheScope != "") != cacheable || d.Meta[spec.MetaServer] == nil {
 				t.Errorf("%s: %+v", method, d)
 			}
 		}

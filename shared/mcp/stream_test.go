@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
 // patience is how long a test waits for what must come.
@@ -96,7 +96,7 @@ func (f *fixture) listenWith(key, id, filter, meta string) *open {
 	}
 	body := `{"jsonrpc":"2.0","id":` + id + `,"method":"subscriptions/listen","params":{"notifications":` + filter +
 		`,"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{"extensions":{}}` + meta + `}}}`
-	return f.open(f.request("POST", key, body, statelessHeaders(mcpspec.MethodListen, "")...))
+	return f.open(f.request("POST", key, body, statelessHeaders(spec.MethodListen, "")...))
 }
 
 // stream opens the GET stream of a session.

@@ -21,10 +21,10 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -128,7 +128,7 @@ func TestWhyAStreamEnded(t *testing.T) {
 
 // sessionOf opens the stream of a new session of alice's, and has its header tell the session.
 func sessionOf(f *fixture) *open {
-	session := f.session(alice, mcpspec.V20251125)
+	session := f.session(alice, spec.V20251125)
 	o := f.stream(alice, session, "")
 	o.event()
 	o.header.Set("Test-Session", session)

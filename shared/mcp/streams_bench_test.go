@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // counter is a response that counts the events written to it.
@@ -42,9 +42,9 @@ func BenchmarkOpenStreams(b *testing.B) {
 	var events atomic.Int64
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	body := statelessBody("1", mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`)
+	body := statelessBody("1", spec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`)
 	for range streams {
-		req := f.request("POST", alice, body, statelessHeaders(mcpspec.MethodListen, "")...).WithContext(ctx)
+		req := f.request("POST", alice, body, statelessHeaders(spec.MethodListen, "")...).WithContext(ctx)
 		wg.Go(func() { f.endpoint.ServeHTTP(&counter{http.Header{}, &events}, req) })
 	}
 	reach := func(n int64) {

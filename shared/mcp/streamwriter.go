@@ -11,9 +11,9 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -161,12 +161,12 @@ func (o *streamWriter) notify(ctx context.Context, d stream.Delivery) error {
 	case d.Topic == stream.TopicCatalog && stream.OfBackends(d.Notice):
 		return o.sendOtherBackends(ctx, d.Cursor)
 	case d.Topic == stream.TopicCatalog:
-		if err := o.sendChanges(d.Cursor, mcpspec.NoteResourcesChange, mcpspec.NoteEventsChange); err != nil {
+		if err := o.sendChanges(d.Cursor, spec.NoteResourcesChange, spec.NoteEventsChange); err != nil {
 			return err
 		}
 		return o.resolveAgain(ctx)
 	case d.Topic == stream.TopicPrincipal(o.principal.ID):
-		return o.sendChanges(d.Cursor, mcpspec.NoteResourcesChange)
+		return o.sendChanges(d.Cursor, spec.NoteResourcesChange)
 	case strings.HasPrefix(d.Topic, topicSubscriptions):
 		return o.sendState(d)
 	case strings.HasPrefix(d.Topic, topicBackends):
@@ -180,8 +180,8 @@ func (o *streamWriter) notify(ctx context.Context, d stream.Delivery) error {
 // asks reports whether the client is notified of a list's changes by this notification.
 func (o *streamWriter) asks(note string) bool {
 	return map[string]bool{
-		mcpspec.NoteResourcesChange: o.resources, mcpspec.NoteEventsChange: o.events, mcpspec.NoteToolsChange: o.tools,
-		mcpspec.NotePromptsChange: o.prompts, mcpspec.NoteRootsChange: o.roots,
+		spec.NoteResourcesChange: o.resources, spec.NoteEventsChange: o.events, spec.NoteToolsChange: o.tools,
+		spec.NotePromptsChange: o.prompts, spec.NoteRootsChange: o.roots,
 	}[note]
 }
 
@@ -218,7 +218,7 @@ func (o *streamWriter) sendEvent(ctx context.Context, d stream.Delivery) error {
 		b = append(b, `,"payload":`...)
 		return append(b, ev.Data...)
 	}
-	return o.send(mcpspec.NoteUpdated, members, func(b []byte) []byte { return o.eventMeta(b, ev) }, d.Cursor)
+	return o.send(spec.NoteUpdated, members, func(b []byte) []byte { return o.eventMeta(b, ev) }, d.Cursor)
 }
 
 func (o *streamWriter) eventMeta(b []byte, ev *event.Event) []byte {
@@ -254,7 +254,7 @@ func (o *streamWriter) sendLost(d stream.Delivery) error {
 
 // sendGapOf notifies the client that events of a URI are missing.
 func (o *streamWriter) sendGapOf(uri, cursor string) error {
-	return o.send(mcpspec.NoteUpdated, func(b []byte) []byte {
+	return o.send(spec.NoteUpdated, func(b []byte) []byte {
 		return jsonrpc.AppendString(append(b, `"uri":`...), uri)
 	}, text(metaTruncated), cursor)
 }
@@ -269,7 +269,7 @@ func (o *streamWriter) sendState(d stream.Delivery) error {
 			State string `json:"state"`
 		}
 		_ = json.Unmarshal(d.Notice, &notice) // ours; without a state the client reads it
-		return o.send(mcpspec.NoteUpdated, func(b []byte) []byte {
+		return o.send(spec.NoteUpdated, func(b []byte) []byte {
 			b = jsonrpc.AppendString(append(b, `"uri":`...), t.asked)
 			if notice.State != "" {
 				b = jsonrpc.AppendString(append(b, `,"payload":{"state":`...), notice.State)
@@ -318,7 +318,7 @@ func (o *streamWriter) send(name string, members, meta func([]byte) []byte, curs
 			if meta != nil {
 				b = append(b, ',')
 			}
-		} else if name == mcpspec.NoteUpdated && cursor != "" && meta != nil {
+		} else if name == spec.NoteUpdated && cursor != "" && meta != nil {
 			b = jsonrpc.AppendString(append(b, `"`+MetaCursor+`":`...), cursor)
 			b = append(b, ',')
 		}
@@ -338,7 +338,7 @@ func (o *streamWriter) send(name string, members, meta func([]byte) []byte, curs
 // appendIDs appends what every message of a listen or an events/stream carries in
 // _meta. The latter has its cursors in params, and gives none.
 func (o *streamWriter) appendIDs(b []byte, cursor string) []byte {
-	b = append(b, `"`+mcpspec.MetaSubscription+`":`...)
+	b = append(b, `"`+spec.MetaSubscription+`":`...)
 	b = append(b, o.subscriptionID...)
 	if cursor == "" {
 		return b

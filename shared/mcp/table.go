@@ -9,9 +9,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
 // result is what a method answers, in the parts that all revisions share.
@@ -145,8 +145,8 @@ func (h forwarding) serve(w http.ResponseWriter, c *call) error {
 	}
 	if !c.version.Stateless() {
 		// The other side has no sessions; it serves the revision that was settled here.
-		r.Header.Del(mcpspec.HeaderSession)
-		r.Header.Set(mcpspec.HeaderVersion, string(c.version))
+		r.Header.Del(spec.HeaderSession)
+		r.Header.Set(spec.HeaderVersion, string(c.version))
 	}
 	h.to.ServeHTTP(w, r)
 	return nil
@@ -159,38 +159,38 @@ func (e *Endpoint) table(lists *lists) {
 		return answering{e.replies, e.calls.timing, f}
 	}
 	toBackend := func(r router, here handler) handler { return proxying{e.calls, r, here} }
-	t[mcpspec.MethodPing] = method{sessionBased: true, handler: answer(empty)}
-	t[mcpspec.MethodDiscover] = method{stateless: true, handler: answer(e.about.answerDiscover)}
+	t[spec.MethodPing] = method{sessionBased: true, handler: answer(empty)}
+	t[spec.MethodDiscover] = method{stateless: true, handler: answer(e.about.answerDiscover)}
 	if e.sessions != nil {
-		t[mcpspec.MethodInitialize] = method{sessionBased: true} // served where sessions are made
-		t[mcpspec.MethodSetLevel] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.setLevel)}
-		t[mcpspec.MethodSubscribe] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.subscribe)}
-		t[mcpspec.MethodUnsubscribe] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.unsubscribe)}
+		t[spec.MethodInitialize] = method{sessionBased: true} // served where sessions are made
+		t[spec.MethodSetLevel] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.setLevel)}
+		t[spec.MethodSubscribe] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.subscribe)}
+		t[spec.MethodUnsubscribe] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.unsubscribe)}
 	}
 	if o.Feeds != nil {
 		reads := &reads{e.catalogs, o.Feeds.Log, o.Subscriptions}
 		completions := &completions{e.catalogs, o.Feeds.Log}
 		polls := &polls{e.catalogs, o.Feeds, o.PollMin, o.PollMax, o.Metrics}
-		t[mcpspec.MethodResources] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.list(api.Resources))}
-		t[mcpspec.MethodTemplates] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.list(api.Templates))}
-		t[mcpspec.MethodComplete] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(e.calls.routeComplete, answer(completions.complete))}
-		t[mcpspec.MethodRead] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(e.calls.routeRead, answer(reads.read))}
-		t[mcpspec.MethodEvents] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(lists.listEvents)}
-		t[mcpspec.MethodEventsPoll] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(polls.poll)}
+		t[spec.MethodResources] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.list(api.Resources))}
+		t[spec.MethodTemplates] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.list(api.Templates))}
+		t[spec.MethodComplete] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(e.calls.routeComplete, answer(completions.complete))}
+		t[spec.MethodRead] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(e.calls.routeRead, answer(reads.read))}
+		t[spec.MethodEvents] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(lists.listEvents)}
+		t[spec.MethodEventsPoll] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(polls.poll)}
 		// A client of a revision with sessions could not end it: closing is not cancelling there.
-		t[mcpspec.MethodEventsStream] = method{stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: streaming{e.streams, e.streams.openPush}}
-		t[mcpspec.MethodListen] = method{stateless: true, scope: auth.ScopeRead, handler: streaming{e.streams, e.streams.openListen}}
+		t[spec.MethodEventsStream] = method{stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: streaming{e.streams, e.streams.openPush}}
+		t[spec.MethodListen] = method{stateless: true, scope: auth.ScopeRead, handler: streaming{e.streams, e.streams.openListen}}
 	}
 	if o.Gateway != nil {
 		backends := func(c *call) bool { return e.backends.Any(c.request.Context()) }
-		t[mcpspec.MethodToolsList] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: answer(lists.list(api.Tools))}
-		t[mcpspec.MethodPromptsList] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: answer(lists.list(api.Prompts))}
-		t[mcpspec.MethodToolsCall] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: toBackend(routeName(api.Tools), nil)}
-		t[mcpspec.MethodPromptsGet] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: toBackend(routeName(api.Prompts), nil)}
+		t[spec.MethodToolsList] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: answer(lists.list(api.Tools))}
+		t[spec.MethodPromptsList] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: answer(lists.list(api.Prompts))}
+		t[spec.MethodToolsCall] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: toBackend(routeName(api.Tools), nil)}
+		t[spec.MethodPromptsGet] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: toBackend(routeName(api.Prompts), nil)}
 	}
 	if h := lists.tools; h != nil {
-		t[mcpspec.MethodToolsList] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.list(api.Tools))}
-		t[mcpspec.MethodToolsCall] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(h.route, answer(h.call))}
+		t[spec.MethodToolsList] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.list(api.Tools))}
+		t[spec.MethodToolsCall] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(h.route, answer(h.call))}
 	}
 	if o.Conversation != nil {
 		for _, kind := range conversation.Kinds {
@@ -219,10 +219,10 @@ func (e *Endpoint) webhookMethods(answer func(func(context.Context, *call) (resu
 		}
 		e.methods[name] = row
 	}
-	add(mcpspec.MethodRegister, coreMethods, o.Registrar != nil, o.ForwardRegistrar, h.register)
-	add(mcpspec.MethodEventsSub, eventsMethods, o.Registrar != nil, o.ForwardRegistrar, h.eventsSubscribe)
-	add(mcpspec.MethodDeregister, coreMethods, o.Deregistrar != nil, o.ForwardDeregistrar, h.deregister)
-	add(mcpspec.MethodEventsUnsub, eventsMethods, o.Deregistrar != nil, o.ForwardDeregistrar, h.eventsUnsubscribe)
+	add(spec.MethodRegister, coreMethods, o.Registrar != nil, o.ForwardRegistrar, h.register)
+	add(spec.MethodEventsSub, eventsMethods, o.Registrar != nil, o.ForwardRegistrar, h.eventsSubscribe)
+	add(spec.MethodDeregister, coreMethods, o.Deregistrar != nil, o.ForwardDeregistrar, h.deregister)
+	add(spec.MethodEventsUnsub, eventsMethods, o.Deregistrar != nil, o.ForwardDeregistrar, h.eventsUnsubscribe)
 }
 
 // dispatch serves a request that has passed the checks of its revision.

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -30,22 +30,22 @@ func (f *fixture) damage(id string, which func(sort string) bool) (n int) {
 // is harmed.
 func TestAnUndecodableSessionIsNone(t *testing.T) {
 	f := newFixture(t, nil)
-	bad, good := f.session(alice, mcpspec.V20251125), f.session(alice, mcpspec.V20251125)
+	bad, good := f.session(alice, spec.V20251125), f.session(alice, spec.V20251125)
 	open := f.stream(alice, bad, "")
 	open.event()
 	if n := f.damage(bad, func(sort string) bool { return sort == "-" }); n != 1 {
 		t.Fatalf("%d items were damaged", n)
 	}
 	for range 3 {
-		if r := f.sessionBased(alice, bad, mcpspec.MethodResources, ""); r.Status != http.StatusNotFound {
+		if r := f.sessionBased(alice, bad, spec.MethodResources, ""); r.Status != http.StatusNotFound {
 			t.Errorf("the damaged session: %d %s", r.Status, r.Body)
 		}
 	}
 	if got := f.endpoint.sessions.Broken.Count("session"); got != 3 {
 		t.Errorf("counted %d", got)
 	}
-	for what, id := range map[string]string{"another": good, "a new one": f.session(alice, mcpspec.V20251125)} {
-		if r := f.sessionBased(alice, id, mcpspec.MethodResources, ""); r.Status != 200 {
+	for what, id := range map[string]string{"another": good, "a new one": f.session(alice, spec.V20251125)} {
+		if r := f.sessionBased(alice, id, spec.MethodResources, ""); r.Status != 200 {
 			t.Errorf("%s: %d %s", what, r.Status, r.Body)
 		}
 	}
@@ -54,9 +54,9 @@ func TestAnUndecodableSessionIsNone(t *testing.T) {
 // SES-04: of the subscriptions of a session one that cannot be decoded brings nothing, the others go on, and all of them end with it.
 func TestAnUndecodableSubscriptionOfASession(t *testing.T) {
 	f := newFixture(t, nil)
-	id := f.session(alice, mcpspec.V20251125)
+	id := f.session(alice, spec.V20251125)
 	for _, uri := range []string{"event://ci/deploy", "event://ci/build-finished"} {
-		if r := f.sessionBased(alice, id, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`); r.Status != 200 || r.rpc(t).Error != nil {
+		if r := f.sessionBased(alice, id, spec.MethodSubscribe, `"uri":"`+uri+`"`); r.Status != 200 || r.rpc(t).Error != nil {
 			t.Fatalf("%+v", r)
 		}
 	}

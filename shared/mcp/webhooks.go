@@ -6,9 +6,9 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -90,7 +90,7 @@ func (c *call) delivery() (url, secret string, err error) {
 	if len(raw) == 0 || raw[0] != '{' {
 		return "", "", invalidParams("delivery must be an object")
 	}
-	text := map[string]string{"mode": mcpspec.ModeWebhook}
+	text := map[string]string{"mode": spec.ModeWebhook}
 	for _, name := range []string{"url", "secret", "mode"} {
 		if v := jsonrpc.Member(raw, name); v != nil {
 			var ok bool
@@ -102,7 +102,7 @@ func (c *call) delivery() (url, secret string, err error) {
 	switch {
 	case text["url"] == "":
 		return "", "", invalidParams("delivery.url is missing")
-	case text["mode"] != mcpspec.ModeWebhook:
+	case text["mode"] != spec.ModeWebhook:
 		return "", "", fault.New(fault.Unsupported, "events/subscribe delivers by webhook only").
 			With(map[string]any{"feature": "deliveryMode", "value": clip(text["mode"])})
 	}
@@ -198,7 +198,7 @@ func (h *webhooks) eventsUnsubscribe(ctx context.Context, c *call) (result, erro
 		return result{}, err
 	}
 	err = h.deregistrar.Unsubscribe(ctx, c.principal, name, arguments, url)
-	if c.profile == mcpspec.Released && fault.Is(err, fault.NotFound) {
+	if c.profile == spec.Released && fault.Is(err, fault.NotFound) {
 		err = nil // as released clients expect
 	}
 	return result{}, err

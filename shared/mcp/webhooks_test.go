@@ -9,14 +9,14 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 func (f *fixture) registerOne(key, uri, target string) string {
 	f.t.Helper()
 	var got struct{ Subscription struct{ URI string } }
-	f.stateless(key, mcpspec.MethodRegister, `"uris":["`+uri+`"],"targetUri":"`+target+`"`).result(f.t, &got)
+	f.stateless(key, spec.MethodRegister, `"uris":["`+uri+`"],"targetUri":"`+target+`"`).result(f.t, &got)
 	if !strings.HasPrefix(got.Subscription.URI, "subscription://") {
 		f.t.Fatalf("got %+v", got)
 	}
@@ -25,11 +25,11 @@ func (f *fixture) registerOne(key, uri, target string) string {
 
 func TestRegister(t *testing.T) {
 	f := newFixture(t, nil)
-	s := f.session(alice, mcpspec.V20250326)
+	s := f.session(alice, spec.V20250326)
 	t.Run("EVS-08_answer", func(t *testing.T) {
 		for _, r := range []reply{
-			f.stateless(alice, mcpspec.MethodRegister, `"uris":["event://ci/deploy","event://github/acme"],"targetUri":"https://a.example/x"`),
-			f.sessionBased(alice, s, mcpspec.MethodRegister, `"uris":["event://ci/deploy","event://github/acme"],"targetUri":"https://a.example/x"`),
+			f.stateless(alice, spec.MethodRegister, `"uris":["event://ci/deploy","event://github/acme"],"targetUri":"https://a.example/x"`),
+			f.sessionBased(alice, s, spec.MethodRegister, `"uris":["event://ci/deploy","event://github/acme"],"targetUri":"https://a.example/x"`),
 		} {
 			var got struct{ Subscription map[string]json.RawMessage }
 			r.result(t, &got)
@@ -40,7 +40,7 @@ func TestRegister(t *testing.T) {
 		}
 	})
 	t.Run("EVS-08_all_or_nothing", func(t *testing.T) {
-		before, _ := f.all(alice, mcpspec.MethodResources)
+		before, _ := f.all(alice, spec.MethodResources)
 		for _, params := range []string{
 			`"targetUri":"https://a.example/"`,
 			`"uris":[],"targetUri":"https://a.example/"`,
@@ -50,11 +50,11 @@ func TestRegister(t *testing.T) {
 			`"uris":["event://ci/deploy"]`,
 			`"uris":["event://ci/deploy"],"targetUri":"http://a.example/"`,
 		} {
-			if r := f.stateless(alice, mcpspec.MethodRegister, params); r.Status != 400 || r.code(t) != -32602 {
+			if r := f.stateless(alice, spec.MethodRegister, params); r.Status != 400 || r.code(t) != -32602 {
 				t.Errorf("%s: %d %s", params, r.Status, r.Body)
 			}
 		}
-		if after, _ := f.all(alice, mcpspec.MethodResources); len(after) != len(before) {
+		if after, _ := f.all(alice, spec.MethodResources); len(after) != len(before) {
 			t.Error("a subscription was made")
 		}
 	})
@@ -65,17 +65,17 @@ func TestRegister(t *testing.T) {
 		} {
 			f.registrar.Options.Secret = kind
 			var got struct{ Subscription map[string]json.RawMessage }
-			f.stateless(alice, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/x"`).result(t, &got)
+			f.stateless(alice, spec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/x"`).result(t, &got)
 			sameJSON(t, got.Subscription["webhookSecret"], want)
 		}
 		f.registrar.Options.Secret = ""
 	})
 	t.Run("idempotency_key", func(t *testing.T) {
-		body := strings.Replace(statelessBody("1", mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://i.example/"`),
+		body := strings.Replace(statelessBody("1", spec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://i.example/"`),
 			`"_meta":{`, `"_meta":{"`+MetaIdempotency+`":"k1",`, 1)
 		var first, second struct{ Subscription struct{ URI string } }
-		f.do("POST", alice, body, statelessHeaders(mcpspec.MethodRegister, "")...).result(t, &first)
-		f.do("POST", alice, body, statelessHeaders(mcpspec.MethodRegister, "")...).result(t, &second)
+		f.do("POST", alice, body, statelessHeaders(spec.MethodRegister, "")...).result(t, &first)
+		f.do("POST", alice, body, statelessHeaders(spec.MethodRegister, "")...).result(t, &second)
 		if first != second || first.Subscription.URI == "" {
 			t.Errorf("%v, %v", first, second)
 		}
@@ -95,7 +95,7 @@ func TestEventsSubscribe(t *testing.T) {
 	}
 	subscribe := func(t *testing.T, params string) (a answer) {
 		t.Helper()
-		f.stateless(alice, mcpspec.MethodEventsSub, params).result(t, &a)
+		f.stateless(alice, spec.MethodEventsSub, params).result(t, &a)
 		return a
 	}
 	t.Run("EVX-08_answer_and_idempotency", func(t *testing.T) {
@@ -108,9 +108,9 @@ func TestEventsSubscribe(t *testing.T) {
 		if at, err := time.Parse(time.RFC3339, *a.RefreshBefore); err != nil || at.Location() != time.UTC {
 			t.Errorf("refreshBefore %s: %v", *a.RefreshBefore, err)
 		}
-		s := f.session(alice, mcpspec.V20251125)
+		s := f.session(alice, spec.V20251125)
 		var old answer
-		f.sessionBased(alice, s, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback).result(t, &old)
+		f.sessionBased(alice, s, spec.MethodEventsSub, `"name":"ci.build",`+callback).result(t, &old)
 		if old.ID != c.ID || old.ResultType != "" {
 			t.Errorf("in 2025-11-25: %+v", old)
 		}
@@ -161,7 +161,7 @@ func TestEventsSubscribe(t *testing.T) {
 			"EVX-08_ttl_fraction":         {`"name":"ci.build","ttlMs":1.5,` + callback, invalid, ``},
 		} {
 			t.Run(name+"_"+set, func(t *testing.T) {
-				r := f.stateless(alice, mcpspec.MethodEventsSub, tc.params)
+				r := f.stateless(alice, spec.MethodEventsSub, tc.params)
 				m := r.rpc(t)
 				if m.Error == nil || m.Error.Code != tc.code[set] {
 					t.Fatalf("%d %s", r.Status, r.Body)
@@ -176,8 +176,8 @@ func TestEventsSubscribe(t *testing.T) {
 		}
 		t.Run("EVX-16_limits_name_the_limit_"+set, func(t *testing.T) {
 			f.service.Records.QuotaOf = func(context.Context, string, string) int64 { return 1 }
-			f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
-			m := f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.deploy",`+callback).rpc(t)
+			f.stateless(alice, spec.MethodEventsSub, `"name":"ci.build",`+callback)
+			m := f.stateless(alice, spec.MethodEventsSub, `"name":"ci.deploy",`+callback).rpc(t)
 			if m.Error == nil || m.Error.Code != exhausted[set] {
 				t.Fatalf("got %+v", m)
 			}
@@ -186,7 +186,7 @@ func TestEventsSubscribe(t *testing.T) {
 	}
 	t.Run("EVX-08_a_known_principal_is_needed", func(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.Auth = auth.None() })
-		for _, m := range []string{mcpspec.MethodEventsSub, mcpspec.MethodEventsUnsub} {
+		for _, m := range []string{spec.MethodEventsSub, spec.MethodEventsUnsub} {
 			if r := f.stateless("", m, `"name":"ci.build",`+callback); r.code(t) != -32012 || r.Status != http.StatusUnauthorized || r.Header.Get("WWW-Authenticate") == "" {
 				t.Errorf("%s: %d %v %s", m, r.Status, r.Header, r.Body)
 			}
@@ -200,7 +200,7 @@ func TestForward(t *testing.T) {
 	var forwarded []string
 	note := func(h http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			forwarded = append(forwarded, r.Header.Get("Authorization")+" "+r.Header.Get(mcpspec.HeaderSession)+" "+r.Header.Get(mcpspec.HeaderVersion))
+			forwarded = append(forwarded, r.Header.Get("Authorization")+" "+r.Header.Get(spec.HeaderSession)+" "+r.Header.Get(spec.HeaderVersion))
 			h.ServeHTTP(w, r)
 		})
 	}
@@ -214,11 +214,11 @@ func TestForward(t *testing.T) {
 	})
 	t.Run("EVS-08_in_every_revision", func(t *testing.T) {
 		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
-		if r := f.stateless(alice, mcpspec.MethodDeregister, `"uri":"`+uri+`"`); r.code(t) != 0 {
+		if r := f.stateless(alice, spec.MethodDeregister, `"uri":"`+uri+`"`); r.code(t) != 0 {
 			t.Error(r.Body)
 		}
-		s := f.session(alice, mcpspec.V20250618)
-		r := f.sessionBased(alice, s, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`)
+		s := f.session(alice, spec.V20250618)
+		r := f.sessionBased(alice, s, spec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`)
 		if r.code(t) != 0 || strings.Contains(r.Body, "resultType") {
 			t.Error(r.Body)
 		}
@@ -226,19 +226,19 @@ func TestForward(t *testing.T) {
 		if got := forwarded[len(forwarded)-1]; got != want {
 			t.Errorf("forwarded %q, want %q", got, want)
 		}
-		if r := f.stateless(alice, mcpspec.MethodEventsSub, `"name":"no.such",`+callback); r.code(t) != -32011 {
+		if r := f.stateless(alice, spec.MethodEventsSub, `"name":"no.such",`+callback); r.code(t) != -32011 {
 			t.Error(r.Body)
 		}
 	})
 	t.Run("EVS-01_what_is_forwarded_is_advertised", func(t *testing.T) {
 		var d described
-		f.stateless(alice, mcpspec.MethodDiscover, "").result(t, &d)
+		f.stateless(alice, spec.MethodDiscover, "").result(t, &d)
 		if !strings.Contains(string(d.Capabilities["resources"]), "webhook") {
 			t.Errorf("got %s", d.Capabilities["resources"])
 		}
 	})
 	t.Run("a_batch_gets_each_its_answer", func(t *testing.T) {
-		s := f.session(alice, mcpspec.V20250326)
+		s := f.session(alice, spec.V20250326)
 		r := f.do("POST", alice, `[{"jsonrpc":"2.0","id":1,"method":"ping"},
 			{"jsonrpc":"2.0","id":2,"method":"resources/subscriptions/register","params":{"uris":["event://ci/deploy"],"targetUri":"https://a.example/"}}]`,
 			"Mcp-Session-Id: "+s)
@@ -250,7 +250,7 @@ func TestForward(t *testing.T) {
 	})
 	t.Run("no_scope_goes_no_further", func(t *testing.T) {
 		before := len(forwarded)
-		if r := f.stateless(reader, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`); r.Status != 403 || len(forwarded) != before {
+		if r := f.stateless(reader, spec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`); r.Status != 403 || len(forwarded) != before {
 			t.Errorf("%d, forwarded %d", r.Status, len(forwarded)-before)
 		}
 	})

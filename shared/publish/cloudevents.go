@@ -9,9 +9,9 @@ import (
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
 // CloudEvents 1.0 (JSON format 1.0.2, HTTP binding 1.0.2), read by ourselves. The

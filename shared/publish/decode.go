@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
 // envelope is how much deeper than its payload a request may be nested: an array

@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
 // fewMembers is up to how many members of an object are compared one by one.

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
 func TestTwice(t *testing.T) {

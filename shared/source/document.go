@@ -10,8 +10,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
 // maxNesting is how deep a document may be nested: its payload in an envelope of ours and one of its sender's.

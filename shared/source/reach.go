@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
 // parts are the members of a request's document.

@@ -20,9 +20,9 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/source/pattern"
 )
 

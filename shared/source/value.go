@@ -7,9 +7,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
 // maxDepth is how deep an object of values may be nested.

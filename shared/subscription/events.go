@@ -18,8 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -37,7 +37,7 @@ type SubscribeRequest struct {
 	// Plain keeps control envelopes from the client, but for the challenge.
 	Plain bool
 	// Profile is the profile of the MCP Events extension that deliveries follow.
-	Profile mcpspec.Profile
+	Profile spec.Profile
 }
 
 // TTL is the lifetime that a client suggests.

@@ -10,10 +10,10 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
 // Bounds of what has to be compared for one event and subscription.

@@ -3,7 +3,7 @@ package subscription
 import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
 // The _meta keys of an EventOccurrence (SEP-3415). Without them a subscriber that left variables open, e.g. to all orders, could

@@ -21,8 +21,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -102,8 +102,8 @@ type Subscription struct {
 	// Plain says that the client takes no control envelopes but the challenge.
 	Plain bool `json:"plain,omitempty"`
 	// Profile is the profile of the latest events/subscribe; empty is the default profile.
-	Profile mcpspec.Profile `json:"pf,omitempty"`
-	Created time.Time       `json:"c"`
+	Profile spec.Profile `json:"pf,omitempty"`
+	Created time.Time    `json:"c"`
 	// Until is when it ends unless it is refreshed; zero is never.
 	Until time.Time `json:"until,omitzero"`
 	// Cursor is the safe watermark in clear: nothing at or before it is still to be delivered.
@@ -141,7 +141,7 @@ type Subscriber struct {
 	Cursor    string   `json:"cur,omitempty"`
 	Redact    []string `json:"red,omitempty"`
 	// Profile is as in [Subscription].
-	Profile mcpspec.Profile `json:"pf,omitempty"`
+	Profile spec.Profile `json:"pf,omitempty"`
 	// Entry is the event type of the pattern, "" for a parent, and Contract what it
 	// was; Grant is as in [Subscription].
 	Entry    string `json:"e,omitempty"`

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -127,12 +127,12 @@ func newFlow(t *testing.T, target *harness.Target, count int) *flow {
 		f.endpoints = append(f.endpoints, e)
 	}
 	f.faulty = newFaulty(t, target)
-	f.listen = follow(t, listening(target, "bob", mcpspec.V20260728, "event://chat/acme"))
+	f.listen = follow(t, listening(target, "bob", spec.V20260728, "event://chat/acme"))
 	var all []string
 	for n := range uris {
 		all = append(all, uri(n))
 	}
-	f.get = follow(t, listening(target, "bob", mcpspec.V20251125, all...))
+	f.get = follow(t, listening(target, "bob", spec.V20251125, all...))
 	return f
 }
 

@@ -21,7 +21,7 @@ import (
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -125,7 +125,7 @@ func follows(t *testing.T, l *ledger, run func(context.Context, *follower) error
 // lifetime is short, so that it is refreshed often and a suspension ends soon.
 func hooked(target *harness.Target, d *door, name string, arguments map[string]any) func(context.Context, *follower) error {
 	return func(ctx context.Context, f *follower) error {
-		c, err := newClient(target, "alice", mcpspec.V20260728)
+		c, err := newClient(target, "alice", spec.V20260728)
 		if err != nil {
 			return err
 		}

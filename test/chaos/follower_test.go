@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -58,12 +58,12 @@ func follow(t *testing.T, run func(context.Context, *follower) error) *follower 
 }
 
 // newClient is a client of the package that users have.
-func newClient(target *harness.Target, principal string, version mcpspec.Version) (*client.Client, error) {
+func newClient(target *harness.Target, principal string, version spec.Version) (*client.Client, error) {
 	return client.New(client.Server{URL: target.MCP, Key: target.Keys[principal], Agent: "chaos/1"}, version)
 }
 
 // listening is subscriptions/listen, and in an earlier revision a session that is subscribed to the URIs, with its GET stream.
-func listening(target *harness.Target, principal string, version mcpspec.Version, uris ...string) func(context.Context, *follower) error {
+func listening(target *harness.Target, principal string, version spec.Version, uris ...string) func(context.Context, *follower) error {
 	return func(ctx context.Context, f *follower) error {
 		c, err := newClient(target, principal, version)
 		if err != nil {
@@ -77,7 +77,7 @@ func listening(target *harness.Target, principal string, version mcpspec.Version
 // occurring follows an event type with events/poll or events/stream, or with each of them for a second in turn.
 func occurring(target *harness.Target, name string, arguments map[string]any, modes ...string) func(context.Context, *follower) error {
 	return func(ctx context.Context, f *follower) error {
-		c, err := newClient(target, "alice", mcpspec.V20260728)
+		c, err := newClient(target, "alice", spec.V20260728)
 		if err != nil {
 			return err
 		}

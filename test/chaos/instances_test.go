@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -69,16 +69,16 @@ func TestInstancesBehindOneAddress(t *testing.T) {
 		run  func(context.Context, *follower) error
 		want []string
 	}{
-		{"SES-01 SES-02 SES-03 a session", listening(target, "bob", mcpspec.V20251125, everything...), of("acme", "globex")},
-		{"SES-01 SES-03 a session of single URIs", listening(target, "bob", mcpspec.V20251125, one...), of("globex")},
-		{"SUB-08 a listen", listening(target, "alice", mcpspec.V20260728, everything...), of("acme", "globex")},
-		{"SUB-08 a listen of one URI", listening(target, "alice", mcpspec.V20260728, one[0]), of("globex-c0-")},
-		{"EVX-06 a stream of one channel", occurring(target, "message.created", channel(1), mcpspec.ModePush), of("globex-c1-")},
-		{"EVX-06 a stream of a workspace", occurring(target, "message.created", workspace, mcpspec.ModePush), of("acme")},
-		{"EVX-05 polls of one channel", occurring(target, "message.created", channel(2), mcpspec.ModePoll), of("globex-c2-")},
-		{"EVX-05 polls of a workspace", occurring(target, "message.created", workspace, mcpspec.ModePoll), of("acme")},
-		{"EVX-07 one channel in both modes", occurring(target, "message.created", channel(3), mcpspec.ModePoll, mcpspec.ModePush), of("globex-c3-")},
-		{"EVX-07 a workspace in both modes", occurring(target, "message.created", workspace, mcpspec.ModePoll, mcpspec.ModePush), of("acme")},
+		{"SES-01 SES-02 SES-03 a session", listening(target, "bob", spec.V20251125, everything...), of("acme", "globex")},
+		{"SES-01 SES-03 a session of single URIs", listening(target, "bob", spec.V20251125, one...), of("globex")},
+		{"SUB-08 a listen", listening(target, "alice", spec.V20260728, everything...), of("acme", "globex")},
+		{"SUB-08 a listen of one URI", listening(target, "alice", spec.V20260728, one[0]), of("globex-c0-")},
+		{"EVX-06 a stream of one channel", occurring(target, "message.created", channel(1), spec.ModePush), of("globex-c1-")},
+		{"EVX-06 a stream of a workspace", occurring(target, "message.created", workspace, spec.ModePush), of("acme")},
+		{"EVX-05 polls of one channel", occurring(target, "message.created", channel(2), spec.ModePoll), of("globex-c2-")},
+		{"EVX-05 polls of a workspace", occurring(target, "message.created", workspace, spec.ModePoll), of("acme")},
+		{"EVX-07 one channel in both modes", occurring(target, "message.created", channel(3), spec.ModePoll, spec.ModePush), of("globex-c3-")},
+		{"EVX-07 a workspace in both modes", occurring(target, "message.created", workspace, spec.ModePoll, spec.ModePush), of("acme")},
 	}
 	var open []*follower
 	for _, f := range followers {

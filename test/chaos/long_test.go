@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -242,9 +242,9 @@ func (c *chaos) consume() {
 	mortal(add("listener, poll of one region", wish{below: one(3)}), client.ModePoll, orders, "--arg", "region=r3")
 	mortal(add("listener, push", wish{below: ordered, shade: "dark"}), client.ModePush, orders, "--arg", "shade=dark")
 
-	follows(t, add("a session", wish{below: all}), listening(s, "bob", mcpspec.V20251125, all))
-	follows(t, add("a listen", wish{below: all}), listening(s, "bob", mcpspec.V20260728, all))
-	follows(t, add("a listen of one URI", wish{below: one(2)}), listening(s, "bob", mcpspec.V20260728, one(2)))
+	follows(t, add("a session", wish{below: all}), listening(s, "bob", spec.V20251125, all))
+	follows(t, add("a listen", wish{below: all}), listening(s, "bob", spec.V20260728, all))
+	follows(t, add("a listen of one URI", wish{below: one(2)}), listening(s, "bob", spec.V20260728, one(2)))
 	follows(t, add("a stream", wish{below: "event://chaos/tickets"}), occurring(s, tickets, map[string]any{}, client.ModePush))
 	follows(t, add("a poll", wish{below: "event://chaos/tickets"}), occurring(s, tickets, map[string]any{}, client.ModePoll))
 	follows(t, add("both modes in turn", wish{below: ordered}), occurring(s, orders, map[string]any{}, client.ModePoll, client.ModePush))

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/publish"
 )
 
@@ -232,7 +232,7 @@ func (f *follower) poll(ctx context.Context, server *process) (more bool) {
 		Cursor             string
 		Truncated, HasMore bool
 	}
-	if err := call(ctx, server.endpoint, mcpspec.MethodEventsPoll, params, &page); err != nil {
+	if err := call(ctx, server.endpoint, spec.MethodEventsPoll, params, &page); err != nil {
 		f.passing(server, err)
 		return false
 	}
@@ -273,7 +273,7 @@ func (f *follower) follow(ctx context.Context, server *process) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, life)
 	defer cancel()
-	s := open(context.Background(), server.endpoint, request(ctx, mcpspec.MethodEventsStream, f.streamParams()))
+	s := open(context.Background(), server.endpoint, request(ctx, spec.MethodEventsStream, f.streamParams()))
 	defer s.close()
 	f.opened++
 	for left := 1 + f.random.IntN(400); left > 0; left-- {
@@ -302,16 +302,16 @@ func (f *follower) streamParams() map[string]any {
 // take handles one message of a stream.
 func (f *follower) take(m rpc) {
 	switch m.Method {
-	case mcpspec.NoteEventsActive:
+	case spec.NoteEventsActive:
 		if f.cursor == "" {
 			f.chain.since = time.Now()
 		}
 		if m.Params.Truncated {
 			f.truncated()
 		}
-	case mcpspec.NoteEventsEvent:
+	case spec.NoteEventsEvent:
 		f.chain.got = append(f.chain.got, m.Params.Data.N)
-	case mcpspec.NoteEventsTerminated:
+	case spec.NoteEventsTerminated:
 		f.chain.faults = append(f.chain.faults, fmt.Sprintf("the stream was terminated: %s", m.Params.Error))
 	}
 	if m.Params.Cursor != "" {
@@ -330,7 +330,7 @@ func (r *run) readOn(server *process, w wish, cursor string) (got map[int]bool, 
 			Truncated, HasMore bool
 		}
 		params := map[string]any{"name": w.name, "arguments": json.RawMessage(w.arguments()), "maxEvents": 500, "cursor": cursor}
-		if err := call(context.Background(), server.endpoint, mcpspec.MethodEventsPoll, params, &page); err != nil {
+		if err := call(context.Background(), server.endpoint, spec.MethodEventsPoll, params, &page); err != nil {
 			return nil, false, err
 		}
 		for _, e := range page.Events {

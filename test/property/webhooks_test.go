@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/delivery"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
@@ -148,7 +148,7 @@ func (s *subscriber) subscribe(resume bool) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
 	asked := time.Now()
-	if err := call(ctx, server.endpoint, mcpspec.MethodEventsSub, params, &out); err != nil {
+	if err := call(ctx, server.endpoint, spec.MethodEventsSub, params, &out); err != nil {
 		if !server.isDead() && !s.run.faults {
 			s.faults = append(s.faults, err.Error())
 		}

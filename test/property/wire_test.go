@@ -12,7 +12,7 @@ import (
 	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/mcp"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // key is the API key of the only caller.
@@ -21,7 +21,7 @@ const key = "alice-key"
 // request returns a call of revision 2026-07-28 with params.
 func request(ctx context.Context, method string, params map[string]any) *http.Request {
 	all := map[string]any{"_meta": map[string]any{
-		mcpspec.MetaVersion: mcpspec.V20260728, mcpspec.MetaCapabilities: map[string]any{},
+		spec.MetaVersion: spec.V20260728, spec.MetaCapabilities: map[string]any{},
 	}}
 	for name, value := range params {
 		all[name] = value
@@ -37,11 +37,11 @@ func request(ctx context.Context, method string, params map[string]any) *http.Re
 	r.Header.Set("Authorization", "Bearer "+key)
 	r.Header.Set("Accept", "application/json, text/event-stream")
 	r.Header.Set("Content-Type", "application/json")
-	r.Header.Set(mcpspec.HeaderVersion, string(mcpspec.V20260728))
-	r.Header.Set(mcpspec.HeaderMethod, method)
-	if member := mcpspec.Mirrored[method]; member != "" {
+	r.Header.Set(spec.HeaderVersion, string(spec.V20260728))
+	r.Header.Set(spec.HeaderMethod, method)
+	if member := spec.Mirrored[method]; member != "" {
 		if name, ok := params[member].(string); ok {
-			r.Header.Set(mcpspec.HeaderName, mcpspec.EncodeHeader(name))
+			r.Header.Set(spec.HeaderName, spec.EncodeHeader(name))
 		}
 	}
 	return r

@@ -15,7 +15,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 

@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/erase"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/mcp"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/switches"
 	"github.com/mcp-events/mcpevents/shared/webhook"
@@ -59,7 +59,7 @@ func Deliveries(l config.Limits) delivery.Options {
 		Schedule: l.RetrySchedule, EventsSchedule: l.EventsSchedule,
 		Timeout: l.WebhookTimeout, EventsTimeout: l.EventsTimeout,
 		EndpointAtOnce: int(l.EndpointConcurrency), EndpointRate: l.EndpointRate,
-		Records: delivery.Records(l.DeliveryLog), Profile: mcpspec.Profile(l.Profile),
+		Records: delivery.Records(l.DeliveryLog), Profile: spec.Profile(l.Profile),
 	}
 }
 
@@ -68,7 +68,7 @@ func Deliveries(l config.Limits) delivery.Options {
 func Terminator(c *app.Core, subs *subscription.Service) *delivery.Terminator {
 	directory, _ := c.Auth.(auth.Directory)
 	return &delivery.Terminator{
-		Queue: c.Queues, Subscriptions: subs, Lists: c.Lists(), ErrorObject: mcp.ErrorObject, Profile: mcpspec.Profile(c.Limits.Profile), Plain: c.Limits.PlainTargets, Log: c.Log,
+		Queue: c.Queues, Subscriptions: subs, Lists: c.Lists(), ErrorObject: mcp.ErrorObject, Profile: spec.Profile(c.Limits.Profile), Plain: c.Limits.PlainTargets, Log: c.Log,
 		Review: &subscription.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory},
 	}
 }

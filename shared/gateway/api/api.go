@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // Client is who calls: what a backend gets of it, and where its answers belong.
@@ -22,7 +22,7 @@ type Client struct {
 	Principal auth.Principal
 	// Session is the key of its session in the session-based revisions; empty in 2026-07-28.
 	Session string
-	Version mcpspec.Version
+	Version spec.Version
 	// Capabilities and Info are as the client sent them.
 	Capabilities, Info json.RawMessage
 	// Level is the least severity of log messages that its session asked for; empty for none.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // Kind is what a list is of.
@@ -29,10 +29,10 @@ var kinds = [...]struct {
 	what, method, member, name, changed string
 	prefixed                            bool
 }{
-	Tools:     {"tool", mcpspec.MethodToolsList, "tools", "name", mcpspec.NoteToolsChange, true},
-	Prompts:   {"prompt", mcpspec.MethodPromptsList, "prompts", "name", mcpspec.NotePromptsChange, true},
-	Resources: {"resource", mcpspec.MethodResources, "resources", "uri", mcpspec.NoteResourcesChange, false},
-	Templates: {"resource template", mcpspec.MethodTemplates, "resourceTemplates", "uriTemplate", mcpspec.NoteResourcesChange, false},
+	Tools:     {"tool", spec.MethodToolsList, "tools", "name", spec.NoteToolsChange, true},
+	Prompts:   {"prompt", spec.MethodPromptsList, "prompts", "name", spec.NotePromptsChange, true},
+	Resources: {"resource", spec.MethodResources, "resources", "uri", spec.NoteResourcesChange, false},
+	Templates: {"resource template", spec.MethodTemplates, "resourceTemplates", "uriTemplate", spec.NoteResourcesChange, false},
 }
 
 // String is what one entry is called in messages.
@@ -64,7 +64,7 @@ type Entry struct {
 }
 
 // For is the entry as a client of the revision can read it.
-func (e Entry) For(version mcpspec.Version) json.RawMessage { return translate.Tool(e.JSON, version) }
+func (e Entry) For(version spec.Version) json.RawMessage { return translate.Tool(e.JSON, version) }
 
 // List is what the backends of a principal have of a kind, in the order of the
 // configuration and of each backend.

@@ -11,9 +11,9 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // connection is the relay's connection to one backend, for as long as the relay has the lease. It is a state machine:
@@ -41,7 +41,7 @@ type connection struct {
 
 	state        state
 	capabilities api.Capabilities
-	version      mcpspec.Version
+	version      spec.Version
 	stream       *following // while it is connected
 	opened       time.Time  // when the last stream was open
 	reported     bool       // that the backend has no stream

@@ -10,9 +10,9 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -23,7 +23,7 @@ type following struct {
 	*follower
 	relay        *Relay
 	capabilities api.Capabilities
-	version      mcpspec.Version
+	version      spec.Version
 	session      string
 
 	ctx     context.Context // of everything that runs for the connection
@@ -229,7 +229,7 @@ func (f *following) ask(do func() func() error) {
 func (f *following) check(unanswered *int) {
 	method, params := "ping", json.RawMessage(`{}`)
 	if f.version.Stateless() {
-		method, params = mcpspec.MethodDiscover, f.Client().Meta(f.version)
+		method, params = spec.MethodDiscover, f.Client().Meta(f.version)
 	}
 	f.ask(func() func() error {
 		_, err := f.Client().Ask(f.ctx, f.request(), method, params)
@@ -352,7 +352,7 @@ func (f *following) read(s *stream) error {
 			}
 			return errors.New("gateway: the backend ended its notifications")
 		}
-		if m.Method == mcpspec.NoteAcknowledged {
+		if m.Method == spec.NoteAcknowledged {
 			s.begin(jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "notifications"))
 			continue
 		}
@@ -412,15 +412,15 @@ func (f *following) handle(ctx context.Context, m upstream.Message) error {
 	switch m.Method {
 	// The last is a notification of clients. A backend that sends it all the same is passed on to clients of
 	// the session-based revisions, as the proposal for gateways has it.
-	case mcpspec.NoteToolsChange, mcpspec.NotePromptsChange, mcpspec.NoteResourcesChange, mcpspec.NoteRootsChange:
-		if m.Method != mcpspec.NoteRootsChange { // no list of ours
+	case spec.NoteToolsChange, spec.NotePromptsChange, spec.NoteResourcesChange, spec.NoteRootsChange:
+		if m.Method != spec.NoteRootsChange { // no list of ours
 			f.Outdate()
 		}
 		if !f.throttle.change(m.Method) {
 			return nil
 		}
 		return f.announceChange(ctx, m.Method)
-	case mcpspec.NoteUpdated:
+	case spec.NoteUpdated:
 		uri, ok := jsonrpc.String(jsonrpc.Member(params, "uri"))
 		if !ok || uri == "" || len(params) > maxUpdate {
 			f.Client().Dropped(ctx, dropUpdate)
@@ -435,7 +435,7 @@ func (f *following) handle(ctx context.Context, m upstream.Message) error {
 			return nil
 		}
 		return f.relay.announce(ctx, f, api.Notice{Method: m.Method, Params: params})
-	case mcpspec.NoteMessage:
+	case spec.NoteMessage:
 		return nil // nothing for clients
 	}
 	f.Client().Dropped(ctx, dropMethod)
@@ -458,7 +458,7 @@ func (f *following) asks(uri string) bool {
 
 // announceChange announces that lists have changed.
 func (f *following) announceChange(ctx context.Context, method string) error {
-	if method == mcpspec.NoteRootsChange { // no list of ours
+	if method == spec.NoteRootsChange { // no list of ours
 		return f.relay.announce(ctx, f, api.Notice{Method: method})
 	}
 	if err := f.unsettle(ctx, method); err != nil {

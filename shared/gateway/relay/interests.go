@@ -7,8 +7,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // interests are the resources that clients want of a backend, with the state of each on one connection. A backend may refuse one of
@@ -132,7 +132,7 @@ func (f *following) announceEffects() {
 		if !of.changed {
 			continue
 		}
-		n := api.Notice{Method: mcpspec.NoteUpdated, Params: paramsOf(uri)}
+		n := api.Notice{Method: spec.NoteUpdated, Params: paramsOf(uri)}
 		if err := f.relay.announce(f.ctx, f, n); err != nil {
 			if f.ctx.Err() == nil {
 				f.relay.log(f).WarnContext(f.ctx, "update not announced", "error", err)
@@ -164,9 +164,9 @@ func (f *following) pursue() {
 		}
 		f.interests.asking[uri] = principal
 		f.interests.turns[principal]++
-		method := mcpspec.MethodSubscribe
+		method := spec.MethodSubscribe
 		if f.interests.of[uri].subscribed {
-			method = mcpspec.MethodUnsubscribe
+			method = spec.MethodUnsubscribe
 		}
 		f.ask(func() func() error {
 			err := f.change(method, uri)
@@ -194,9 +194,9 @@ func (f *following) changedTo(method, uri string, err error) error {
 	switch {
 	case errors.Is(err, upstream.ErrSession):
 		return err
-	case err == nil && method == mcpspec.MethodSubscribe:
+	case err == nil && method == spec.MethodSubscribe:
 		f.interests.took(uri)
-	case method == mcpspec.MethodUnsubscribe && (err == nil || upstream.Refused(err)): // it may be gone there
+	case method == spec.MethodUnsubscribe && (err == nil || upstream.Refused(err)): // it may be gone there
 		f.interests.ended(uri)
 	default:
 		f.refused(uri, err)

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // What a listen asks for cannot be changed (2026-07-28, Subscriptions). If it were replaced by another one, a notification while both
@@ -56,8 +56,8 @@ func (f *following) listen(lists bool, uris map[string]bool) (*stream, error) {
 		return nil, fault.Wrap(fault.Internal, err, "encode a listen")
 	}
 	r := upstream.Request{
-		Body:    jsonrpc.AppendRequest(nil, upstream.FreshID(), mcpspec.MethodListen, jsonrpc.Insert(c.Meta(f.version), "notifications", text)),
-		Version: f.version, Header: http.Header{mcpspec.HeaderMethod: {mcpspec.MethodListen}},
+		Body:    jsonrpc.AppendRequest(nil, upstream.FreshID(), spec.MethodListen, jsonrpc.Insert(c.Meta(f.version), "notifications", text)),
+		Version: f.version, Header: http.Header{spec.HeaderMethod: {spec.MethodListen}},
 	}
 	x, err := f.open(func(ctx context.Context) (*upstream.Exchange, error) { return c.Post(ctx, r) })
 	if err != nil {

@@ -29,9 +29,9 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -40,7 +40,7 @@ type Backend interface {
 	// Place names it, Client speaks to it for the relay, and Ask asks it anew what it is.
 	Place() api.Place
 	Client() *upstream.Client
-	Ask(ctx context.Context) (api.Capabilities, mcpspec.Version, error)
+	Ask(ctx context.Context) (api.Capabilities, spec.Version, error)
 	// Wanted returns the URIs that clients are subscribed to, each with the principals that are. Changed receives when they may be
 	// others.
 	Wanted(ctx context.Context) (map[string][]string, error)

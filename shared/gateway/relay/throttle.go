@@ -8,7 +8,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // A backend may notify of more than clients can use, by mistake or to harm: each notice is
@@ -39,7 +39,7 @@ func newThrottle() *throttle {
 	for _, kind := range api.Kinds {
 		p.changes[kind.Changed()] = rate.NewLimiter(changeRate, changeBurst)
 	}
-	p.changes[mcpspec.NoteRootsChange] = rate.NewLimiter(changeRate, changeBurst)
+	p.changes[spec.NoteRootsChange] = rate.NewLimiter(changeRate, changeBurst)
 	return p
 }
 

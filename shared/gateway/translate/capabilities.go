@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // Need is a capability of a client, such as "elicitation.url"; empty for none.
@@ -16,14 +16,14 @@ type Need string
 // that no client knows is lacking itself.
 func Lacking(capabilities json.RawMessage, method string, params json.RawMessage) Need {
 	switch method {
-	case mcpspec.MethodRoots:
+	case spec.MethodRoots:
 		return undeclared(capabilities, "roots")
-	case mcpspec.MethodSample:
+	case spec.MethodSample:
 		if jsonrpc.Member(params, "tools") != nil || jsonrpc.Member(params, "toolChoice") != nil {
 			return undeclared(capabilities, "sampling.tools")
 		}
 		return undeclared(capabilities, "sampling")
-	case mcpspec.MethodElicit:
+	case spec.MethodElicit:
 		if mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode")); mode == "url" {
 			return undeclared(capabilities, "elicitation.url")
 		}
@@ -62,7 +62,7 @@ func Missing(backend string, needs []Need) *jsonrpc.Error {
 		}
 	}
 	return &jsonrpc.Error{
-		Code: mcpspec.CodeMissingCapability, Message: "backend " + backend + " asks for what the client does not declare",
+		Code: spec.CodeMissingCapability, Message: "backend " + backend + " asks for what the client does not declare",
 		Data: map[string]any{"requiredCapabilities": required},
 	}
 }

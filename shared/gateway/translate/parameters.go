@@ -7,9 +7,9 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // A tool may ask that some of its arguments are repeated in headers (2026-07-28, Custom
@@ -70,7 +70,7 @@ func annotated(schema json.RawMessage, path []string, out *[]Parameter) error {
 			if !token(name) || kind != "string" && kind != "integer" && kind != "boolean" {
 				return errAnnotation
 			}
-			*out = append(*out, Parameter{http.CanonicalHeaderKey(mcpspec.HeaderParameter + name), path, kind})
+			*out = append(*out, Parameter{http.CanonicalHeaderKey(spec.HeaderParameter + name), path, kind})
 		case string(keyword) == "properties":
 			for name, property := range jsonrpc.Members(value) {
 				below := append(path[:len(path):len(path)], string(name))
@@ -128,7 +128,7 @@ func integer(s string) (*big.Int, bool) {
 
 // Equal reports whether a header says what [Parameter.Text] wants.
 func (p Parameter) Equal(header, want string) bool {
-	got, err := mcpspec.DecodeHeader(header)
+	got, err := spec.DecodeHeader(header)
 	if err != nil {
 		return false
 	}

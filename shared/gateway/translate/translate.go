@@ -17,18 +17,18 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // Way is a call's way between two revisions.
-type Way struct{ Client, Backend mcpspec.Version }
+type Way struct{ Client, Backend spec.Version }
 
 // MultiRound are the methods that 2026-07-28 lets ask for input.
-var MultiRound = map[string]bool{mcpspec.MethodToolsCall: true, mcpspec.MethodPromptsGet: true, mcpspec.MethodRead: true}
+var MultiRound = map[string]bool{spec.MethodToolsCall: true, spec.MethodPromptsGet: true, spec.MethodRead: true}
 
 // metaOfRequests are the members of _meta that only 2026-07-28 has.
-var metaOfRequests = []string{mcpspec.MetaVersion, mcpspec.MetaCapabilities, mcpspec.MetaClient, mcpspec.MetaLogLevel}
+var metaOfRequests = []string{spec.MetaVersion, spec.MetaCapabilities, spec.MetaClient, spec.MetaLogLevel}
 
 func ofRequests(name string) bool { return slices.Contains(metaOfRequests, name) }
 
@@ -55,14 +55,14 @@ type Client struct {
 }
 
 // ToStateless is params of a session-based client as a backend of 2026-07-28 wants them.
-func ToStateless(params json.RawMessage, version mcpspec.Version, c Client) json.RawMessage {
+func ToStateless(params json.RawMessage, version spec.Version, c Client) json.RawMessage {
 	meta := jsonrpc.Without(jsonrpc.Member(params, "_meta"), ofRequests)
 	if c.Level != "" {
-		meta = jsonrpc.Insert(meta, mcpspec.MetaLogLevel, jsonrpc.Quote(c.Level))
+		meta = jsonrpc.Insert(meta, spec.MetaLogLevel, jsonrpc.Quote(c.Level))
 	}
-	meta = jsonrpc.Insert(meta, mcpspec.MetaClient, c.Info)
-	meta = jsonrpc.Insert(meta, mcpspec.MetaCapabilities, c.Capabilities)
-	meta = jsonrpc.Insert(meta, mcpspec.MetaVersion, jsonrpc.Quote(string(version)))
+	meta = jsonrpc.Insert(meta, spec.MetaClient, c.Info)
+	meta = jsonrpc.Insert(meta, spec.MetaCapabilities, c.Capabilities)
+	meta = jsonrpc.Insert(meta, spec.MetaVersion, jsonrpc.Quote(string(version)))
 	params = jsonrpc.Without(params, func(name string) bool { return name == "_meta" })
 	return jsonrpc.Insert(params, "_meta", meta)
 }
@@ -85,7 +85,7 @@ func (w Way) Result(method string, result json.RawMessage) json.RawMessage {
 		}
 	case w.Client.Stateless():
 		result = jsonrpc.Without(result, func(name string) bool { return name == "resultType" })
-		if method == mcpspec.MethodRead && jsonrpc.Member(result, "ttlMs") == nil {
+		if method == spec.MethodRead && jsonrpc.Member(result, "ttlMs") == nil {
 			result = jsonrpc.Without(result, func(name string) bool { return name == "cacheScope" || name == "ttlMs" })
 			result = jsonrpc.Insert(jsonrpc.Insert(result, "cacheScope", json.RawMessage(`"private"`)), "ttlMs", json.RawMessage(`0`))
 		}
@@ -105,25 +105,25 @@ func complete(result json.RawMessage) json.RawMessage {
 }
 
 // ErrorCode is the code of an error as the client's revision has it. Error
-// [mcpspec.CodeNeedsURL] of a session-based backend stays for a stateless client: it is a question.
+// [spec.CodeNeedsURL] of a session-based backend stays for a stateless client: it is a question.
 func (w Way) ErrorCode(method string, code int, data json.RawMessage) int {
 	switch {
 	case w.Client.Stateless():
 		switch {
-		case code == mcpspec.CodeNeedsURL && w.Backend.Stateless():
+		case code == spec.CodeNeedsURL && w.Backend.Stateless():
 			return jsonrpc.InternalError
-		case code == mcpspec.CodeResourceNotFound:
+		case code == spec.CodeResourceNotFound:
 			return jsonrpc.InvalidParams
 		}
 	case w.Backend.Stateless():
 		switch code {
 		case jsonrpc.InvalidParams:
-			if method == mcpspec.MethodRead && jsonrpc.Member(data, "uri") != nil {
-				return mcpspec.CodeResourceNotFound
+			if method == spec.MethodRead && jsonrpc.Member(data, "uri") != nil {
+				return spec.CodeResourceNotFound
 			}
-		case mcpspec.CodeMissingCapability:
+		case spec.CodeMissingCapability:
 			return jsonrpc.InvalidRequest
-		case mcpspec.CodeHeaderMismatch, mcpspec.CodeUnsupportedVersion: // not the client's doing
+		case spec.CodeHeaderMismatch, spec.CodeUnsupportedVersion: // not the client's doing
 			return jsonrpc.InternalError
 		}
 	}
@@ -143,7 +143,7 @@ func (w Way) Error(method string, response json.RawMessage) (out json.RawMessage
 
 // Tool is an entry of a list as a client of the revision can read it. Up to 2025-11-25 the output of a
 // tool is an object, and client libraries refuse the whole list for one that is not.
-func Tool(entry json.RawMessage, client mcpspec.Version) json.RawMessage {
+func Tool(entry json.RawMessage, client spec.Version) json.RawMessage {
 	output := jsonrpc.Member(entry, "outputSchema")
 	if output == nil || client.Stateless() {
 		return entry

@@ -5,14 +5,14 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // kind names a way by what is translated on it.
 func (w Way) kind() string {
-	name := func(v mcpspec.Version) string {
-		if v == mcpspec.V20260728 {
+	name := func(v spec.Version) string {
+		if v == spec.V20260728 {
 			return "2026"
 		}
 		return "2025"
@@ -23,8 +23,8 @@ func (w Way) kind() string {
 // everyWay calls check for each pair of revisions.
 func everyWay(t *testing.T, check func(t *testing.T, w Way)) {
 	t.Helper()
-	for _, client := range mcpspec.Versions {
-		for _, backend := range mcpspec.Versions {
+	for _, client := range spec.Versions {
+		for _, backend := range spec.Versions {
 			w := Way{client, backend}
 			t.Run(fmt.Sprintf("client %s, backend %s", client, backend), func(t *testing.T) { check(t, w) })
 		}
@@ -39,21 +39,21 @@ func TestErrorCodes(t *testing.T) {
 		code               int
 		want               map[string]int // by kind of way; the others keep the code
 	}{
-		{"a resource that is not there", mcpspec.MethodRead, uri, mcpspec.CodeResourceNotFound, map[string]int{
+		{"a resource that is not there", spec.MethodRead, uri, spec.CodeResourceNotFound, map[string]int{
 			"2026 to 2025": jsonrpc.InvalidParams, "2026 to 2026": jsonrpc.InvalidParams,
 		}},
-		{"a resource that is not there, in 2026", mcpspec.MethodRead, uri, jsonrpc.InvalidParams, map[string]int{
-			"2025 to 2026": mcpspec.CodeResourceNotFound,
+		{"a resource that is not there, in 2026", spec.MethodRead, uri, jsonrpc.InvalidParams, map[string]int{
+			"2025 to 2026": spec.CodeResourceNotFound,
 		}},
-		{"bad params of a resource", mcpspec.MethodRead, `{}`, jsonrpc.InvalidParams, nil},
-		{"bad params of a tool", mcpspec.MethodToolsCall, uri, jsonrpc.InvalidParams, nil},
-		{"URLs to visit", mcpspec.MethodToolsCall, `{}`, mcpspec.CodeNeedsURL, map[string]int{"2026 to 2026": jsonrpc.InternalError}},
-		{"a capability is missing", mcpspec.MethodToolsCall, `{}`, mcpspec.CodeMissingCapability, map[string]int{
+		{"bad params of a resource", spec.MethodRead, `{}`, jsonrpc.InvalidParams, nil},
+		{"bad params of a tool", spec.MethodToolsCall, uri, jsonrpc.InvalidParams, nil},
+		{"URLs to visit", spec.MethodToolsCall, `{}`, spec.CodeNeedsURL, map[string]int{"2026 to 2026": jsonrpc.InternalError}},
+		{"a capability is missing", spec.MethodToolsCall, `{}`, spec.CodeMissingCapability, map[string]int{
 			"2025 to 2026": jsonrpc.InvalidRequest,
 		}},
-		{"headers", mcpspec.MethodToolsCall, `{}`, mcpspec.CodeHeaderMismatch, map[string]int{"2025 to 2026": jsonrpc.InternalError}},
-		{"version", mcpspec.MethodToolsCall, `{}`, mcpspec.CodeUnsupportedVersion, map[string]int{"2025 to 2026": jsonrpc.InternalError}},
-		{"the backend's own", mcpspec.MethodToolsCall, `{}`, -32050, nil},
+		{"headers", spec.MethodToolsCall, `{}`, spec.CodeHeaderMismatch, map[string]int{"2025 to 2026": jsonrpc.InternalError}},
+		{"version", spec.MethodToolsCall, `{}`, spec.CodeUnsupportedVersion, map[string]int{"2025 to 2026": jsonrpc.InternalError}},
+		{"the backend's own", spec.MethodToolsCall, `{}`, -32050, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			everyWay(t, func(t *testing.T, w Way) {
@@ -79,35 +79,35 @@ func TestResultsHaveWhatTheClientsRevisionHas(t *testing.T) {
 		name, method, in string
 		want             map[string]string // by kind of way; the others keep the bytes
 	}{
-		{"of 2025", mcpspec.MethodToolsCall, `{"content":[],"n":12345678901234567890}`, map[string]string{
+		{"of 2025", spec.MethodToolsCall, `{"content":[],"n":12345678901234567890}`, map[string]string{
 			"2026 to 2025": `{"resultType":"complete","content":[],"n":12345678901234567890}`,
 			"2026 to 2026": `{"resultType":"complete","content":[],"n":12345678901234567890}`,
 			"2025 to 2026": `{"content":[],"n":12345678901234567890}`,
 		}},
-		{"of 2026", mcpspec.MethodToolsCall, `{"resultType":"complete","content":[]}`, map[string]string{
+		{"of 2026", spec.MethodToolsCall, `{"resultType":"complete","content":[]}`, map[string]string{
 			"2025 to 2026": `{"content":[]}`,
 		}},
-		{"a foreign resultType of a backend that has none", mcpspec.MethodToolsCall, `{"resultType":"mine","content":[]}`, map[string]string{
+		{"a foreign resultType of a backend that has none", spec.MethodToolsCall, `{"resultType":"mine","content":[]}`, map[string]string{
 			"2026 to 2025": `{"resultType":"complete","content":[]}`,
 			"2025 to 2026": `{"content":[]}`,
 		}},
-		{"structured content that is an object", mcpspec.MethodToolsCall, `{"resultType":"complete","structuredContent":{"a":1}}`, map[string]string{
+		{"structured content that is an object", spec.MethodToolsCall, `{"resultType":"complete","structuredContent":{"a":1}}`, map[string]string{
 			"2025 to 2026": `{"structuredContent":{"a":1}}`,
 		}},
-		{"structured content that is none", mcpspec.MethodToolsCall, `{"resultType":"complete","structuredContent":[1]}`, map[string]string{
+		{"structured content that is none", spec.MethodToolsCall, `{"resultType":"complete","structuredContent":[1]}`, map[string]string{
 			"2025 to 2026": `{}`,
 		}},
-		{"a resource without hints of caching", mcpspec.MethodRead, `{"contents":[]}`, map[string]string{
+		{"a resource without hints of caching", spec.MethodRead, `{"contents":[]}`, map[string]string{
 			"2026 to 2025": `{"resultType":"complete","ttlMs":0,"cacheScope":"private","contents":[]}`,
 			"2026 to 2026": `{"resultType":"complete","contents":[]}`,
 			"2025 to 2026": `{"contents":[]}`,
 		}},
-		{"a resource with hints of caching", mcpspec.MethodRead, `{"contents":[],"ttlMs":5,"cacheScope":"public"}`, map[string]string{
+		{"a resource with hints of caching", spec.MethodRead, `{"contents":[],"ttlMs":5,"cacheScope":"public"}`, map[string]string{
 			"2026 to 2025": `{"resultType":"complete","contents":[],"ttlMs":5,"cacheScope":"public"}`,
 			"2026 to 2026": `{"resultType":"complete","contents":[],"ttlMs":5,"cacheScope":"public"}`,
 			"2025 to 2026": `{"contents":[],"ttlMs":5,"cacheScope":"public"}`,
 		}},
-		{"no object", mcpspec.MethodToolsCall, `[1]`, nil},
+		{"no object", spec.MethodToolsCall, `[1]`, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			everyWay(t, func(t *testing.T, w Way) {
@@ -128,8 +128,8 @@ func TestResultsHaveWhatTheClientsRevisionHas(t *testing.T) {
 func TestParamsHaveWhatTheBackendsRevisionHas(t *testing.T) {
 	const (
 		plain   = `{"name":"t","_meta":{"progressToken":1,"mine":true},"arguments":{"n":1e2}}`
-		ofRound = `{"name":"t","_meta":{"progressToken":1,"` + mcpspec.MetaVersion + `":"2026-07-28","` + mcpspec.MetaCapabilities + `":{},"` +
-			mcpspec.MetaClient + `":{},"` + mcpspec.MetaLogLevel + `":"info","mine":true},"inputResponses":{},"requestState":"s","arguments":{"n":1e2}}`
+		ofRound = `{"name":"t","_meta":{"progressToken":1,"` + spec.MetaVersion + `":"2026-07-28","` + spec.MetaCapabilities + `":{},"` +
+			spec.MetaClient + `":{},"` + spec.MetaLogLevel + `":"info","mine":true},"inputResponses":{},"requestState":"s","arguments":{"n":1e2}}`
 	)
 	got, replaced := ToSessionBased(json.RawMessage(ofRound), json.RawMessage(`"gw_1"`))
 	if want := `{"name":"t","_meta":{"progressToken":"gw_1","mine":true},"arguments":{"n":1e2}}`; string(got) != want || !replaced {
@@ -138,15 +138,15 @@ func TestParamsHaveWhatTheBackendsRevisionHas(t *testing.T) {
 	if got, replaced = ToSessionBased(json.RawMessage(`{"name":"t"}`), json.RawMessage(`"gw_1"`)); string(got) != `{"name":"t"}` || replaced {
 		t.Errorf("without _meta: %s, %v", got, replaced)
 	}
-	got = ToStateless(json.RawMessage(plain), mcpspec.V20260728, Client{Info: json.RawMessage(`{"name":"c"}`), Capabilities: json.RawMessage(`{"roots":{}}`), Level: "info"})
-	want := `{"_meta":{"` + mcpspec.MetaVersion + `":"2026-07-28","` + mcpspec.MetaCapabilities + `":{"roots":{}},"` + mcpspec.MetaClient + `":{"name":"c"},"` +
-		mcpspec.MetaLogLevel + `":"info","progressToken":1,"mine":true},"name":"t","arguments":{"n":1e2}}`
+	got = ToStateless(json.RawMessage(plain), spec.V20260728, Client{Info: json.RawMessage(`{"name":"c"}`), Capabilities: json.RawMessage(`{"roots":{}}`), Level: "info"})
+	want := `{"_meta":{"` + spec.MetaVersion + `":"2026-07-28","` + spec.MetaCapabilities + `":{"roots":{}},"` + spec.MetaClient + `":{"name":"c"},"` +
+		spec.MetaLogLevel + `":"info","progressToken":1,"mine":true},"name":"t","arguments":{"n":1e2}}`
 	if string(got) != want {
 		t.Errorf("for a stateless backend:\n%s, want\n%s", got, want)
 	}
 	// What a client forged of these members does not get through.
-	forged := ToStateless(json.RawMessage(`{"_meta":{"`+mcpspec.MetaVersion+`":"1999"}}`), mcpspec.V20260728, Client{Info: json.RawMessage(`{}`), Capabilities: json.RawMessage(`{}`)})
-	if v, _ := jsonrpc.String(jsonrpc.Member(jsonrpc.Member(forged, "_meta"), mcpspec.MetaVersion)); v != string(mcpspec.V20260728) {
+	forged := ToStateless(json.RawMessage(`{"_meta":{"`+spec.MetaVersion+`":"1999"}}`), spec.V20260728, Client{Info: json.RawMessage(`{}`), Capabilities: json.RawMessage(`{}`)})
+	if v, _ := jsonrpc.String(jsonrpc.Member(jsonrpc.Member(forged, "_meta"), spec.MetaVersion)); v != string(spec.V20260728) {
 		t.Errorf("got %s", forged)
 	}
 }
@@ -159,9 +159,9 @@ func TestOutputsAreObjectsUpTo2025(t *testing.T) {
 		{`{"name":"t","outputSchema":{"type":"array"}}`, `{"name":"t"}`},
 		{`{"name":"t","outputSchema":{}}`, `{"name":"t"}`},
 	} {
-		for _, v := range mcpspec.Versions {
+		for _, v := range spec.Versions {
 			want := tt.sessionBased
-			if v == mcpspec.V20260728 {
+			if v == spec.V20260728 {
 				want = tt.in
 			}
 			if got := Tool(json.RawMessage(tt.in), v); string(got) != want {
@@ -177,14 +177,14 @@ func TestWhatAClientLacksForAQuestion(t *testing.T) {
 		capabilities, method, params string
 		want                         Need
 	}{
-		{`{}`, mcpspec.MethodRoots, `{}`, "roots"},
-		{`{"roots":{}}`, mcpspec.MethodRoots, `{}`, ""},
-		{`{"sampling":{}}`, mcpspec.MethodSample, `{}`, ""},
-		{`{"sampling":{}}`, mcpspec.MethodSample, `{"tools":[]}`, "sampling.tools"},
-		{`{"elicitation":{}}`, mcpspec.MethodElicit, `{}`, ""},
-		{`{"elicitation":{}}`, mcpspec.MethodElicit, `{"mode":"url"}`, "elicitation.url"},
-		{`{"elicitation":{"url":{}}}`, mcpspec.MethodElicit, `{"mode":"url"}`, ""},
-		{`{"elicitation":{"url":{}}}`, mcpspec.MethodElicit, `{"mode":"form"}`, "elicitation.form"},
+		{`{}`, spec.MethodRoots, `{}`, "roots"},
+		{`{"roots":{}}`, spec.MethodRoots, `{}`, ""},
+		{`{"sampling":{}}`, spec.MethodSample, `{}`, ""},
+		{`{"sampling":{}}`, spec.MethodSample, `{"tools":[]}`, "sampling.tools"},
+		{`{"elicitation":{}}`, spec.MethodElicit, `{}`, ""},
+		{`{"elicitation":{}}`, spec.MethodElicit, `{"mode":"url"}`, "elicitation.url"},
+		{`{"elicitation":{"url":{}}}`, spec.MethodElicit, `{"mode":"url"}`, ""},
+		{`{"elicitation":{"url":{}}}`, spec.MethodElicit, `{"mode":"form"}`, "elicitation.form"},
 		{`{}`, "no/such", `{}`, "no/such"},
 	} {
 		if got := Lacking(json.RawMessage(tt.capabilities), tt.method, json.RawMessage(tt.params)); got != tt.want {

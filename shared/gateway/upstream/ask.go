@@ -11,9 +11,9 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // ErrAnswer reports that the backend answered with an error.
@@ -37,7 +37,7 @@ func FreshID() json.RawMessage {
 
 // Known is what a backend says of itself.
 type Known struct {
-	Version      mcpspec.Version
+	Version      spec.Version
 	Session      string          // that initialize began
 	Capabilities json.RawMessage // as it sent them
 }
@@ -50,7 +50,7 @@ func (c *Client) Ask(ctx context.Context, r Request, method string, params json.
 	// Others may ask within the same session at the same time.
 	r.Body = jsonrpc.AppendRequest(nil, FreshID(), method, params)
 	if r.Version.Stateless() {
-		r.Header = http.Header{mcpspec.HeaderMethod: {method}}
+		r.Header = http.Header{spec.HeaderMethod: {method}}
 	}
 	x, err := c.Post(ctx, r)
 	if err != nil {
@@ -90,16 +90,16 @@ func (x *Exchange) Result(ctx context.Context) (json.RawMessage, error) {
 
 // Meta is params with what every request of a stateless revision has, and nothing else. The client has
 // no capabilities: no one is there to be asked.
-func (c *Client) Meta(version mcpspec.Version) json.RawMessage {
-	out := append([]byte(`{"_meta":{"`+mcpspec.MetaVersion+`":`), jsonrpc.Quote(string(version))...)
-	out = append(out, `,"`+mcpspec.MetaCapabilities+`":{},"`+mcpspec.MetaClient+`":`...)
+func (c *Client) Meta(version spec.Version) json.RawMessage {
+	out := append([]byte(`{"_meta":{"`+spec.MetaVersion+`":`), jsonrpc.Quote(string(version))...)
+	out = append(out, `,"`+spec.MetaCapabilities+`":{},"`+spec.MetaClient+`":`...)
 	return append(append(out, c.Server...), `}}`...)
 }
 
 // Discover asks a backend of 2026-07-28 what it is.
 func (c *Client) Discover(ctx context.Context) (k Known, err error) {
-	const version = mcpspec.V20260728
-	result, err := c.Ask(ctx, Request{Version: version}, mcpspec.MethodDiscover, c.Meta(version))
+	const version = spec.V20260728
+	result, err := c.Ask(ctx, Request{Version: version}, spec.MethodDiscover, c.Meta(version))
 	if err != nil {
 		return k, err
 	}
@@ -114,7 +114,7 @@ func (c *Client) Discover(ctx context.Context) (k Known, err error) {
 
 // Declared is what initialize says of the client.
 type Declared struct {
-	Version            mcpspec.Version
+	Version            spec.Version
 	Capabilities, Info json.RawMessage // nil is none, and what [Client] calls itself
 }
 
@@ -134,7 +134,7 @@ func (c *Client) Initialize(ctx context.Context, d Declared) (k Known, err error
 	if err != nil {
 		return k, fault.Wrap(fault.Internal, err, "encode initialize")
 	}
-	x, err := c.Post(ctx, Request{Body: jsonrpc.AppendRequest(nil, json.RawMessage(`0`), mcpspec.MethodInitialize, params)})
+	x, err := c.Post(ctx, Request{Body: jsonrpc.AppendRequest(nil, json.RawMessage(`0`), spec.MethodInitialize, params)})
 	if err != nil {
 		return k, err
 	}
@@ -144,11 +144,11 @@ func (c *Client) Initialize(ctx context.Context, d Declared) (k Known, err error
 		return k, err
 	}
 	text, ok := jsonrpc.String(jsonrpc.Member(result, "protocolVersion"))
-	if version := mcpspec.Version(text); !ok || version < mcpspec.V20250326 || version.Stateless() {
+	if version := spec.Version(text); !ok || version < spec.V20250326 || version.Stateless() {
 		return k, fault.New(fault.Unavailable, "the backend answers initialize with the revision %.40q", text)
 	}
-	k = Known{mcpspec.Version(text), x.Session, jsonrpc.Member(result, "capabilities")}
-	note := jsonrpc.AppendNotification(nil, mcpspec.NoteInitialized, nil)
+	k = Known{spec.Version(text), x.Session, jsonrpc.Member(result, "capabilities")}
+	note := jsonrpc.AppendNotification(nil, spec.NoteInitialized, nil)
 	if err := c.Send(ctx, Request{Body: note, Version: k.Version, Session: k.Session}); err != nil {
 		// The session is not used. If it cannot be ended either, the backend forgets it.
 		_ = c.End(context.WithoutCancel(ctx), k.Version, k.Session)
@@ -158,7 +158,7 @@ func (c *Client) Initialize(ctx context.Context, d Declared) (k Known, err error
 }
 
 // End ends a session, if there is one.
-func (c *Client) End(ctx context.Context, version mcpspec.Version, session string) error {
+func (c *Client) End(ctx context.Context, version spec.Version, session string) error {
 	if session == "" {
 		return nil
 	}

@@ -23,11 +23,11 @@ import (
 	"net/url"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
 // MaxMessage bounds a message of a backend in bytes.
@@ -59,7 +59,7 @@ type Client struct {
 type Request struct {
 	Body []byte
 	// Version is the revision that is spoken; empty before it is settled.
-	Version mcpspec.Version
+	Version spec.Version
 	// Session is the session of a session-based revision.
 	Session string
 	// Header are further headers, the mirrored ones of revision 2026-07-28.
@@ -88,7 +88,7 @@ func (c *Client) Post(ctx context.Context, r Request) (*Exchange, error) {
 func (c *Client) Get(ctx context.Context, r Request, lastEventID string) (*Exchange, error) {
 	h := http.Header{"Accept": {sse.ContentType}}
 	if lastEventID != "" {
-		h.Set(mcpspec.HeaderLastEvent, lastEventID)
+		h.Set(spec.HeaderLastEvent, lastEventID)
 	}
 	return c.do(ctx, http.MethodGet, r, h)
 }
@@ -118,7 +118,7 @@ func (c *Client) do(ctx context.Context, method string, r Request, h http.Header
 	if err != nil {
 		return nil, err
 	}
-	x := &Exchange{Session: resp.Header.Get(mcpspec.HeaderSession), Status: resp.StatusCode, body: resp.Body, dropped: c.Dropped, maxDepth: cmp.Or(r.MaxDepth, jsonrpc.MaxDepth)}
+	x := &Exchange{Session: resp.Header.Get(spec.HeaderSession), Status: resp.StatusCode, body: resp.Body, dropped: c.Dropped, maxDepth: cmp.Or(r.MaxDepth, jsonrpc.MaxDepth)}
 	if err := x.begin(resp, r); err != nil {
 		x.Close()
 		return nil, err
@@ -135,10 +135,10 @@ func (c *Client) roundTrip(ctx context.Context, method string, r Request, h http
 	req.Header = h
 	maps.Copy(h, r.Header)
 	if r.Version != "" {
-		req.Header.Set(mcpspec.HeaderVersion, string(r.Version))
+		req.Header.Set(spec.HeaderVersion, string(r.Version))
 	}
 	if r.Session != "" {
-		req.Header.Set(mcpspec.HeaderSession, r.Session)
+		req.Header.Set(spec.HeaderSession, r.Session)
 	}
 	if c.Credentials != nil {
 		if err := c.Credentials(ctx, req.Header); err != nil {
@@ -152,7 +152,7 @@ func (c *Client) roundTrip(ctx context.Context, method string, r Request, h http
 		}
 		return nil, fault.Wrap(fault.Unavailable, err, "reach the backend")
 	}
-	if len(resp.Header.Get(mcpspec.HeaderSession)) > maxSession {
+	if len(resp.Header.Get(spec.HeaderSession)) > maxSession {
 		_ = resp.Body.Close()
 		return nil, fault.New(fault.Unavailable, "the backend's session has a name of over %d bytes", maxSession)
 	}

@@ -7,10 +7,10 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // Observer counts and traces requests to a backend. Its zero value does nothing.
@@ -39,7 +39,7 @@ type request struct {
 func (o Observer) begin(ctx context.Context, r *Request) (*request, trace.Context) {
 	where := trace.From(ctx)
 	method, is := requested(r.Body)
-	if !is || method == mcpspec.MethodListen {
+	if !is || method == spec.MethodListen {
 		return nil, where
 	}
 	q := &request{by: o, span: o.Tracer.Start(where, method, trace.Client)}

@@ -14,9 +14,9 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 const (
@@ -97,7 +97,7 @@ func TestRequestsAreObserved(t *testing.T) {
 		send(toolCall, answer("text/event-stream", 200, "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\"}\n\n"))
 		for _, none := range []string{
 			`{"jsonrpc":"2.0","method":"notifications/initialized"}`, `{"jsonrpc":"2.0","id":3,"result":{"method":"x"}}`,
-			`{"jsonrpc":"2.0","id":1,"method":"` + mcpspec.MethodListen + `","params":{}}`,
+			`{"jsonrpc":"2.0","id":1,"method":"` + spec.MethodListen + `","params":{}}`,
 		} {
 			send(none, answer("", 202, ""))
 			if got.header.Get("Traceparent") != parent {

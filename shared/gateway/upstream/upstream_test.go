@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
 func serve(t *testing.T, h http.HandlerFunc) *Client {

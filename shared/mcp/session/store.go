@@ -18,9 +18,9 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -52,9 +52,9 @@ type Store struct {
 
 // Session is what is known of one.
 type Session struct {
-	Workspace string          `json:"ws"`
-	Principal string          `json:"pr"`
-	Version   mcpspec.Version `json:"ver"`
+	Workspace string       `json:"ws"`
+	Principal string       `json:"pr"`
+	Version   spec.Version `json:"ver"`
 	// Payloads and Events say which extensions the client declared.
 	Payloads bool `json:"pay,omitempty"`
 	Events   bool `json:"ev,omitempty"`

@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // other is an argument for what has not the value.
@@ -30,7 +30,7 @@ type follower struct {
 
 func follow(t *testing.T, base, name string, arguments map[string]any) *follower {
 	t.Helper()
-	c, err := client.New(client.Server{URL: base, Agent: "test/1"}, mcpspec.V20260728)
+	c, err := client.New(client.Server{URL: base, Agent: "test/1"}, spec.V20260728)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func (f *follower) poll(t *testing.T) (ids []string) {
 		Cursor string
 	}
 	params := map[string]any{"name": f.name, "arguments": f.arguments, "cursor": f.cursor}
-	if err := f.client.Call(t.Context(), mcpspec.MethodEventsPoll, params, &page); err != nil {
+	if err := f.client.Call(t.Context(), spec.MethodEventsPoll, params, &page); err != nil {
 		t.Fatal(err)
 	}
 	f.cursor = page.Cursor

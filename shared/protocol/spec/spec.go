@@ -1,9 +1,9 @@
-// Package mcpspec has the words of the Model Context Protocol: revisions, methods, headers,
+// Package spec has the words of the Model Context Protocol: revisions, methods, headers,
 // _meta keys, error codes and levels of log messages.
 //
 // Both sides of the server use it: shared/mcp, which speaks to clients, and shared/gateway,
 // which speaks to backends. What a method does does not enter here, nor what is ours.
-package mcpspec
+package spec
 
 import "slices"
 

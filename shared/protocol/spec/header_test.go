@@ -1,4 +1,4 @@
-package mcpspec
+package spec
 
 import (
 	"strings"
