@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
-	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
 // alarms are those of the template, as they are written there.

@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/durable"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/progress"
-	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
 // A backup is a compressed tar file with two members, which belong together: without the keys no secret in the

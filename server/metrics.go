@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/httpjson"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
-	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
 // newMetrics makes the instruments and what GET /metrics answers. The readers of [Options] get the same.

@@ -13,9 +13,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/platform/descriptors"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/queue"
-	queuesqlite "github.com/mcp-events/mcpevents/shared/queue/sqlite"
-	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
 // open opens the store and the queues, and reads or makes the keys.

@@ -11,9 +11,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/settings/apply"
 	"github.com/mcp-events/mcpevents/shared/source/ingest"
+	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 

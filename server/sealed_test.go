@@ -7,7 +7,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // A database that was restored without its keys, or with those of another, cannot sign a single webhook.

@@ -15,7 +15,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
 // RCH-07: a program learns what is wrong with its options.

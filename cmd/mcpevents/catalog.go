@@ -16,11 +16,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/platform/awsx/profile"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/settings/apply"
 	"github.com/mcp-events/mcpevents/shared/source/ingest"
-	"github.com/mcp-events/mcpevents/shared/store"
-	"github.com/mcp-events/mcpevents/shared/store/dynamo"
+	"github.com/mcp-events/mcpevents/shared/storage/settings"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/dynamo"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 

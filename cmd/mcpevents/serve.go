@@ -18,7 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/settings/watch"
+	"github.com/mcp-events/mcpevents/shared/storage/settings/watch"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 

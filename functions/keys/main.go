@@ -21,7 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/functions/internal/sealing/kmswrap"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 func main() {

@@ -4,7 +4,7 @@ package main
 
 import (
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
-	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
 func main() {

@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
-	"github.com/mcp-events/mcpevents/shared/settings"
+	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 

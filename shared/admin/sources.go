@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/source"
 	"github.com/mcp-events/mcpevents/shared/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/source/verify"
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 const (

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
 // AUT-06: a host that is refused is logged once for all endpoints, not once for each.

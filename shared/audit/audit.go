@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // DefaultRetention is how long entries stay: a year and a month.

@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/settings"
-	"github.com/mcp-events/mcpevents/shared/settings/settingstest"
-	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/settings"
+	"github.com/mcp-events/mcpevents/shared/storage/settings/settingstest"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
 func one(name string) []byte {

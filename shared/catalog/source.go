@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/settings"
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/settings"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // Source serves the current catalog of a workspace. An unknown workspace is of

@@ -12,8 +12,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/settings"
-	"github.com/mcp-events/mcpevents/shared/settings/settingstest"
+	"github.com/mcp-events/mcpevents/shared/storage/settings"
+	"github.com/mcp-events/mcpevents/shared/storage/settings/settingstest"
 )
 
 func hashOf(key string) string {

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/settings"
-	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/settings"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
 // GWN-01: whatever of a backend may change what clients see of it makes other backends of its workspace, and of no other.

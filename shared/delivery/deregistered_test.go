@@ -3,7 +3,7 @@ package delivery
 import (
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 

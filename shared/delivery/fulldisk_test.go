@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 

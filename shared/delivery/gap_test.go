@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/queue"
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )

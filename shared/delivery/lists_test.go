@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/mcp-events/mcpevents/shared/store"
-	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
 // counted is a store that counts what it is asked. A query is one request of DynamoDB, which store/dynamo is held to, and

@@ -16,8 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/publish"
-	"github.com/mcp-events/mcpevents/shared/queue"
-	queuesqlite "github.com/mcp-events/mcpevents/shared/queue/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
 )
 
 func TestDeadLettersThatAQueueMoved(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
 // OPS-03: in a file every failure is in every list, and of very many successes some are only in the subscription's

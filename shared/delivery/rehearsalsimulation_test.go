@@ -26,8 +26,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-	"github.com/mcp-events/mcpevents/shared/queue"
-	queuesqlite "github.com/mcp-events/mcpevents/shared/queue/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-	"github.com/mcp-events/mcpevents/shared/queue"
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 

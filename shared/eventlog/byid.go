@@ -7,7 +7,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // An ordered store has an item under the id of each event, in the commit of its segment and with the same stamp. Its

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // Interest says that a client reads a pattern in band, or may come back to read it. While it lasts, fanout writes the

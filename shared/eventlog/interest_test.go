@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 func TestAnInterestThatIsNotRenewedLeavesNoItem(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // After a rollback, a partition has an item of a later release between two events.

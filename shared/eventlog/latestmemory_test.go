@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/store"
-	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
 // measured is a store that notes the largest heap at the beginning of a query.

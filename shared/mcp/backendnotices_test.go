@@ -12,7 +12,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // backendStreams opens a GET stream and a listen that are subscribed to the URIs, which backend b serves.

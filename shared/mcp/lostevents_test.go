@@ -6,7 +6,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // The log has an item that cannot be decoded between two events. Clients get both events and, in between, a notification of the

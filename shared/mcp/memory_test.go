@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // memory is a store for tests in a synctest bubble, where the pools that SQLite

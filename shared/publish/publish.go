@@ -29,8 +29,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/rate"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
 // Limits of a request.

@@ -13,8 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/rate"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
 const types = `events:

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
-	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
 const (

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // tail reads one partition as it grows, for all feeds of the process that want it. It runs while it has feeds.

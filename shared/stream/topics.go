@@ -8,7 +8,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/settings"
+	"github.com/mcp-events/mcpevents/shared/storage/settings"
 )
 
 // The topics. A topic belongs to a workspace. The package that notifies it defines the JSON of its notices.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // SetPaused pauses the deliveries of a subscription, or resumes them, in one write with what also

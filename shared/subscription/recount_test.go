@@ -8,7 +8,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // TestTheSumOfAWorkspaceIsCorrected: OPS-15, after processes that died between counting and writing a subscription.

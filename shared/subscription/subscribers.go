@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // Found is the result of reading a pattern's subscribers.

@@ -18,8 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/server/servertest"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/store"
-	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/test/identity"
 )
 

@@ -21,7 +21,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/backend"
 	"github.com/mcp-events/mcpevents/test/harness"
 )

@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/queue"
-	queuesqlite "github.com/mcp-events/mcpevents/shared/queue/sqlite"
-	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/test/identity"
 )
 

@@ -24,8 +24,8 @@ import (
 
 const (
 	module    = "github.com/mcp-events/mcpevents"
-	storePath = module + "/shared/store"
-	queuePath = module + "/shared/queue"
+	storePath = module + "/shared/storage/store"
+	queuePath = module + "/shared/storage/queue"
 )
 
 // need is an operation on a table or queue that the code of a function makes.
@@ -43,7 +43,7 @@ var unreachable = []exception{
 	{"DeregisterFunction", "SessionsTable", "shared/mcp/session", "the endpoint behind stream has no sessions"},
 	{"DeregisterFunction", "LogTable", "shared/eventlog", "stream forwards requests that end subscriptions, and no polls"},
 	{"AdminFunction", "LogTable", "shared/eventlog.Log).ByID", "only an ordered store is asked by id"},
-	{"RelayFunction", "SettingsTable", "shared/settings", "relay reads the configuration, and no catalog"},
+	{"RelayFunction", "SettingsTable", "shared/storage/settings", "relay reads the configuration, and no catalog"},
 }
 
 // missing returns the needs of a function that no statement allows.

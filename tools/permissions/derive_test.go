@@ -35,7 +35,7 @@ func TestDerive(t *testing.T) {
 			{"RegisterFunction", need{"dynamodb:PutItem", "LogTable", "i#", "(*shared/eventlog.Log).Interested"}},
 			{"StreamFunction", need{"dynamodb:UpdateItem", "SubscriptionsTable", "shapes#", "shared/subscription.interestedUntil"}},
 			{"DispatchFunction", need{"dynamodb:BatchWriteItem", "DeliveriesTable", "due#", "(*shared/delivery.deliveries).writeAll"}},
-			{"RetryFunction", need{"dynamodb:DeleteItem", "SettingsTable", "announce", "shared/settings.Announced"}},
+			{"RetryFunction", need{"dynamodb:DeleteItem", "SettingsTable", "announce", "shared/storage/settings.Announced"}},
 			{"FanoutFunction", need{"sqs:SendMessage", "DeadQueue", "", "(*shared/delivery.Fanout).bury"}},
 		} {
 			if !slices.ContainsFunc(needs[want.function], func(n need) bool {

@@ -32,10 +32,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/platform/trace/otlp"
-	"github.com/mcp-events/mcpevents/shared/queue"
-	queuesqs "github.com/mcp-events/mcpevents/shared/queue/sqs"
-	"github.com/mcp-events/mcpevents/shared/store"
-	"github.com/mcp-events/mcpevents/shared/store/dynamo"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	queuesqs "github.com/mcp-events/mcpevents/shared/storage/queue/sqs"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/dynamo"
 )
 
 // Environment variables that the template sets, beside those of

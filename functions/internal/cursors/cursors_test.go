@@ -6,7 +6,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
 func TestTheKeyIsMadeOnceAndSharedByAll(t *testing.T) {

@@ -3,7 +3,7 @@
 // that for a deployment on AWS, and an embedded server for itself, at its start and when a file changes.
 //
 // The form of a file is the business of shared/catalog and shared/config. Who uses what was written, and when
-// clients are notified of it, is that of shared/settings.
+// clients are notified of it, is that of shared/storage/settings.
 package apply
 
 import (
@@ -19,9 +19,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/source/ingest"
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/settings"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 

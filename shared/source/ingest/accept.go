@@ -10,7 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/publish"
 	"github.com/mcp-events/mcpevents/shared/source"
-	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // accept makes an event of the document of a request, and returns when it is durable. What is known of the event gets into

@@ -25,10 +25,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/publish"
-	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/source"
 	"github.com/mcp-events/mcpevents/shared/source/verify"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
 // Wildcards of the routes of a [Handler].

@@ -11,8 +11,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/publish"
-	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/source"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
 // retry is a document that did not fit, as its dead letter holds it and as the inbox gets it back. Whoever may send to the

@@ -15,9 +15,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/source/ingest"
-	"github.com/mcp-events/mcpevents/shared/store"
-	"github.com/mcp-events/mcpevents/shared/store/sqlite"
-	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
 var noon = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)

@@ -1,0 +1,78 @@
+package sqlite
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	store "github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+)
+
+// TestDelaysAfterTheClockWentBack has the clock of the machine set back by a day and by some minutes.
+// Timers go on, as they do on a machine.
+func TestDelaysAfterTheClockWentBack(t *testing.T) {
+	text := func(body string, delay time.Duration) queue.Outgoing {
+		return queue.Outgoing{Body: []byte(body), Delay: delay}
+	}
+	for name, back := range map[string]time.Duration{"by a day": 24 * time.Hour, "by ten minutes": 10 * time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var ahead atomic.Int64
+				ahead.Store(int64(back))
+				now := func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
+				q, end := start(t, store.Memory, store.Options{SweepEvery: -1, Engine: engine.Options{Now: now}}, Options{})
+				defer end()
+				arrived := map[string]time.Duration{}
+				var stop func()
+				start := time.Now()
+				read := func() {
+					stop = run(q, queue.Slow, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+						for _, m := range batch {
+							if _, again := arrived[string(m.Body)]; again {
+								t.Errorf("%s came twice", m.Body)
+							}
+							arrived[string(m.Body)] = time.Since(start)
+						}
+						return nil, nil
+					})
+				}
+				read()
+				send(t, q, queue.Slow, text("before", time.Second))
+				time.Sleep(2 * time.Second)
+				stop()
+				if arrived["before"] != time.Second {
+					t.Fatalf("it came after %v", arrived["before"])
+				}
+				send(t, q, queue.Slow, text("in memory", time.Second)) // it is promoted, and nobody takes it
+				time.Sleep(2 * time.Second)
+				send(t, q, queue.Slow, text("waiting", 5*time.Second))
+
+				ahead.Store(0)
+				start = time.Now()
+				send(t, q, queue.Slow, text("after", 5*time.Second))
+				read()
+				time.Sleep(20 * time.Minute)
+				stop()
+				for body, want := range map[string][2]time.Duration{
+					"in memory": {0, 0},
+					"after":     {5 * time.Second, 5 * time.Second},
+					"waiting":   {0, min(back, 2*time.Minute) + queue.MaxDelay}, // where the clock tells nothing, the longest delay at most
+				} {
+					if got, ok := arrived[body]; !ok || got < want[0] || got > want[1] {
+						t.Errorf("%q came after %v (%v), want %v to %v", body, got, ok, want[0], want[1])
+					}
+				}
+				if got := arrived["waiting"]; back > queue.MaxDelay && got > time.Minute {
+					t.Errorf("what was due in a day came after %v, want it within a minute", got)
+				}
+				if n := rowsOf(t, q, queue.Slow); n != 0 {
+					t.Errorf("%d rows are left", n)
+				}
+			})
+		})
+	}
+}

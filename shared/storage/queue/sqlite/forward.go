@@ -1,0 +1,153 @@
+package sqlite
+
+import (
+	"bytes"
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+)
+
+// forwardWithin is the longest time that a forwarded message has no row. A message that is accepted before that, and
+// before any other commit, never gets one.
+const forwardWithin = 10 * time.Millisecond
+
+// forwarding holds messages that are delivered before they are written. Their sender waits until each is a row or
+// accepted.
+//
+//	Forward ─▶ ready ─▶ handler ─▶ accepted: no row
+//	    └─▶ job of the engine, soon: a row for each that is not accepted yet
+type forwarding struct {
+	queue *memoryQueue
+	msgs  []*message
+	open  atomic.Int64 // messages that are neither
+	err   error
+	done  chan struct{}
+}
+
+var _ queue.Forwarder = (*Queues)(nil)
+
+// Forward implements [queue.Forwarder]. It sends messages with a delay, those of a FIFO queue,
+// and those that do not fit into memory.
+func (q *Queues) Forward(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
+	mq, err := q.queue(name)
+	if err != nil {
+		return err
+	}
+	size, plain := 0, !name.FIFO()
+	for i := range msgs {
+		if err := check(name, &msgs[i]); err != nil {
+			return err
+		}
+		plain = plain && msgs[i].Delay == 0
+		size += len(msgs[i].Body)
+	}
+	if len(msgs) == 0 {
+		return ctx.Err()
+	}
+	f := &forwarding{queue: mq, done: make(chan struct{})}
+	if !plain || !mq.forward(f, msgs, size) {
+		return q.Send(ctx, name, msgs...)
+	}
+	if err := q.engine.Within(forwardWithin, f); err != nil {
+		return fault.Wrap(engine.Kind(err), err, "forward %d messages to %s", len(msgs), name)
+	}
+	select {
+	case <-f.done:
+		return fault.Wrap(engine.Kind(f.err), f.err, "forward %d messages to %s", len(msgs), name)
+	case <-ctx.Done():
+		return ctx.Err() // they are handled and written all the same
+	}
+}
+
+// forward makes messages ready that have no row, and reports false if they do not fit.
+func (mq *memoryQueue) forward(f *forwarding, msgs []queue.Outgoing, size int) bool {
+	mq.mu.Lock()
+	defer mq.mu.Unlock()
+	if mq.loaded != mq.newest || mq.resident+len(msgs) > mq.q.opts.MaxReady || mq.bytes+size > mq.q.opts.MaxBytes {
+		return false
+	}
+	for i := range msgs {
+		if mq.mustSpill(msgs[i].Group) {
+			return false
+		}
+	}
+	sent := mq.q.engine.Now().UnixMicro()
+	f.open.Store(int64(len(msgs)))
+	for i := range msgs {
+		m := &message{
+			id: mq.lastID.Add(1), group: msgs[i].Group, body: bytes.Clone(msgs[i].Body), sent: sent, forwarded: f,
+		}
+		f.msgs = append(f.msgs, m)
+		mq.unloaded[m.id] = m.group
+		mq.total++
+		mq.add(m)
+	}
+	mq.wakeWorker()
+	return true
+}
+
+// closeOne counts a message that is a row or accepted.
+func (f *forwarding) closeOne() {
+	if f.open.Add(-1) == 0 {
+		close(f.done)
+	}
+}
+
+// Apply writes the messages that are not accepted yet.
+func (f *forwarding) Apply(tx *engine.Tx) error {
+	mq := f.queue
+	for _, m := range f.msgs {
+		mq.mu.Lock()
+		accepted, received, body := m.accepted, m.received, m.body
+		m.hasRow = !accepted
+		mq.mu.Unlock()
+		if accepted {
+			continue
+		}
+		stmt, err := tx.Stmt(mq.sql.insert)
+		if err != nil {
+			return err
+		}
+		if err := stmt.Int(1, m.id).Text(2, m.group).Int(3, 0).Int(4, m.sent).Blob(5, body).Exec(); err != nil {
+			return err
+		}
+		if received > 1 {
+			if stmt, err = tx.Stmt(mq.sql.fail); err != nil {
+				return err
+			}
+			if err := stmt.Int(1, int64(received)).Int(2, m.id).Exec(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Done answers the sender. Messages that could not be written are handled all the same, and again when the sender
+// repeats them.
+func (f *forwarding) Done(err error) {
+	mq := f.queue
+	mq.mu.Lock()
+	defer mq.mu.Unlock()
+	for _, m := range f.msgs {
+		if m.forwarded != nil {
+			m.forwarded, m.bare, f.err = nil, err != nil, err
+			f.closeOne()
+		}
+		mq.pass(m)
+	}
+}
+
+// pass records a message in memory whose row [memoryQueue.load] has not read. If all rows before it are in memory too,
+// load need not read it.
+func (mq *memoryQueue) pass(m *message) {
+	if mq.loaded == mq.newest {
+		mq.newest = max(mq.newest, m.id)
+		mq.loaded = mq.newest
+		delete(mq.unloaded, m.id)
+	}
+}

@@ -1,0 +1,170 @@
+package sqlite
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+)
+
+func TestForwardedMessages(t *testing.T) {
+	forward := func(t *testing.T, q *Queues, bodies ...string) (took time.Duration) {
+		t.Helper()
+		var msgs []queue.Outgoing
+		for _, b := range bodies {
+			msgs = append(msgs, queue.Outgoing{Body: []byte(b)})
+		}
+		start := time.Now()
+		if err := q.Forward(context.Background(), queue.Deliveries, msgs...); err != nil {
+			t.Fatal(err)
+		}
+		return time.Since(start)
+	}
+	t.Run("what is accepted soon is never written", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			defer run(q, queue.Deliveries, queue.ConsumeOptions{}, accept)()
+			time.Sleep(time.Second) // nothing else is written
+			before := q.engine.Stats().Commits
+			if took := forward(t, q, "a", "b"); took != 0 {
+				t.Errorf("its sender waited %v", took)
+			}
+			time.Sleep(time.Second)
+			if n := rowsOf(t, q, queue.Deliveries); n != 0 {
+				t.Errorf("%d rows", n)
+			}
+			if d := depth(t, q, queue.Deliveries); d.Visible+d.InFlight != 0 {
+				t.Errorf("the depth is %+v", d)
+			}
+			if n := q.engine.Stats().Commits - before; n > 1 {
+				t.Errorf("%d commits", n)
+			}
+		})
+	})
+	t.Run("what takes longer is a row before its sender goes on", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			time.Sleep(time.Second) // nothing else is written
+			release := make(chan struct{})
+			defer run(q, queue.Deliveries, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) {
+				<-release
+				return nil, nil
+			})()
+			if took := forward(t, q, "a"); took != forwardWithin {
+				t.Errorf("its sender waited %v, want %v", took, forwardWithin)
+			}
+			if n := rowsOf(t, q, queue.Deliveries); n != 1 {
+				t.Errorf("%d rows, want 1", n)
+			}
+			close(release)
+			time.Sleep(time.Second)
+			if n := rowsOf(t, q, queue.Deliveries); n != 0 {
+				t.Errorf("%d rows are left", n)
+			}
+		})
+	})
+	t.Run("what fails at first is written, and comes again", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			calls := make(chan int, 10)
+			defer run(q, queue.Deliveries, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				calls <- batch[0].Received
+				if batch[0].Received < 3 {
+					return []string{batch[0].ID}, nil
+				}
+				return nil, nil
+			})()
+			forward(t, q, "a")
+			for want := 1; want <= 3; want++ {
+				if got := <-calls; got != want {
+					t.Errorf("receive %d, want %d", got, want)
+				}
+			}
+			time.Sleep(time.Second)
+			if n := rowsOf(t, q, queue.Deliveries); n != 0 {
+				t.Errorf("%d rows are left", n)
+			}
+		})
+	})
+	t.Run("what could not be written keeps its body, also as a dead letter", func(t *testing.T) {
+		inBubble(t, Options{MaxBytes: 10}, func(t *testing.T, q *Queues) {
+			l := q.queues[queue.Deliveries]
+			f := &forwarding{queue: l, done: make(chan struct{})}
+			if !l.forward(f, []queue.Outgoing{{Body: []byte("forwarded")}}, 9) {
+				t.Fatal("it does not fit")
+			}
+			f.Done(errors.New("disk full"))
+			send(t, q, queue.Deliveries, queue.Outgoing{Body: []byte("another")}) // more than fits
+			var bodies []string
+			stop := run(q, queue.Deliveries, queue.ConsumeOptions{MaxReceives: 2}, func(_ context.Context, batch []queue.Message) (failed []string, _ error) {
+				for _, m := range batch {
+					if string(m.Body) != "another" {
+						bodies = append(bodies, string(m.Body))
+						failed = append(failed, m.ID)
+					}
+				}
+				return failed, nil
+			})
+			time.Sleep(time.Minute)
+			stop()
+			if !slices.Equal(bodies, []string{"forwarded", "forwarded"}) {
+				t.Errorf("the handler got %q", bodies)
+			}
+			var letter queue.DeadLetter
+			stop = run(q, queue.Dead, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				return nil, json.Unmarshal(batch[0].Body, &letter)
+			})
+			time.Sleep(time.Minute)
+			stop()
+			if letter.Body != "forwarded" {
+				t.Errorf("the dead letter holds %q", letter.Body)
+			}
+		})
+	})
+	t.Run("each is handed out once, also beside those that do not fit into memory", func(t *testing.T) {
+		inBubble(t, Options{MaxReady: 10}, func(t *testing.T, q *Queues) {
+			var mu sync.Mutex
+			seen := map[string]int{}
+			sending := make(chan struct{})
+			go func() {
+				defer close(sending)
+				for i := range 40 {
+					forward(t, q, fmt.Sprint("f", i))
+					send(t, q, queue.Deliveries, queue.Outgoing{Body: fmt.Append(nil, "s", i)}, queue.Outgoing{Body: fmt.Append(nil, "t", i)})
+				}
+			}()
+			time.Sleep(20 * time.Millisecond)
+			defer run(q, queue.Deliveries, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				mu.Lock()
+				for _, m := range batch {
+					seen[string(m.Body)]++
+				}
+				mu.Unlock()
+				time.Sleep(3 * time.Millisecond)
+				return nil, nil
+			})()
+			<-sending
+			time.Sleep(10 * time.Second)
+			mu.Lock()
+			defer mu.Unlock()
+			if len(seen) != 120 {
+				t.Errorf("%d of 120 messages came", len(seen))
+			}
+			for body, n := range seen {
+				if n != 1 {
+					t.Errorf("%s came %d times", body, n)
+				}
+			}
+			mq := q.queues[queue.Deliveries]
+			n := rowsOf(t, q, queue.Deliveries)
+			mq.mu.Lock()
+			defer mq.mu.Unlock()
+			if n != 0 || len(mq.unloaded) != 0 {
+				t.Errorf("%d rows are left, %d are remembered", n, len(mq.unloaded))
+			}
+		})
+	})
+}

@@ -1,0 +1,603 @@
+package sqlite
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	store "github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+)
+
+func rowsOf(t *testing.T, q *Queues, name queue.Name) (n int64) {
+	t.Helper()
+	err := q.engine.Read(context.Background(), func(c *engine.Conn) (err error) {
+		n, err = c.Int("SELECT count(*) FROM " + q.queues[name].sql.table)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func depth(t *testing.T, q *Queues, name queue.Name) queue.Depth {
+	t.Helper()
+	d, err := q.Depth(context.Background(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func accept(context.Context, []queue.Message) ([]string, error) { return nil, nil }
+
+func TestGroupsOfAStandardQueueTakeTurns(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+		var noisy []queue.Outgoing
+		for i := range 100 {
+			noisy = append(noisy, queue.Outgoing{Body: fmt.Appendf(nil, "noisy %d", i), Group: "noisy"})
+		}
+		send(t, q, queue.Slow, noisy...)
+		send(t, q, queue.Slow, queue.Outgoing{Body: []byte("quiet 0"), Group: "a"}, queue.Outgoing{Body: []byte("quiet 1"), Group: "b"})
+		var got []string
+		stop := run(q, queue.Slow, queue.ConsumeOptions{Batch: 1}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			got = append(got, string(batch[0].Body))
+			return nil, nil
+		})
+		synctest.Wait()
+		stop()
+		if last := max(slices.Index(got, "quiet 0"), slices.Index(got, "quiet 1")); len(got) != 102 || last > 4 {
+			t.Errorf("%d messages; the quiet groups were through after %d", len(got), last+1)
+		}
+	})
+}
+
+// Ten workers, and groups whose messages never end: a healthy group gets through at once, and what is bounded goes on when
+// a place is free.
+func TestAGroupAtItsBoundIsPassedOver(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+		const hanging, each, perGroup = 2, 50, 4
+		var msgs []queue.Outgoing
+		for i := range each {
+			for g := range hanging {
+				msgs = append(msgs, queue.Outgoing{Body: fmt.Appendf(nil, "hangs %d", i), Group: fmt.Sprint("hanging", g)})
+			}
+		}
+		send(t, q, queue.Slow, msgs...)
+		var mu sync.Mutex
+		running, healthy, done := map[string]int{}, 0, 0
+		defer run(q, queue.Slow, queue.ConsumeOptions{Batch: 1, Concurrency: 10, PerGroup: perGroup}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			m := batch[0]
+			mu.Lock()
+			if running[m.Group]++; running[m.Group] > perGroup && m.Group != "" {
+				t.Errorf("%d of %s at once", running[m.Group], m.Group)
+			}
+			mu.Unlock()
+			if strings.HasPrefix(m.Group, "hanging") {
+				time.Sleep(20 * time.Second)
+			} else {
+				time.Sleep(10 * time.Millisecond)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			running[m.Group]--
+			done++
+			if !strings.HasPrefix(m.Group, "hanging") {
+				healthy++
+			}
+			if string(m.Body) == "hangs 0" && m.Received == 1 {
+				return []string{m.ID}, nil // it comes again, at the front of its group
+			}
+			return nil, nil
+		})()
+		synctest.Wait()
+		for i := range 20 {
+			group := "healthy"
+			if i%2 == 0 {
+				group = "" // without a group there is no bound
+			}
+			send(t, q, queue.Slow, queue.Outgoing{Body: fmt.Appendf(nil, "healthy %d", i), Group: group})
+		}
+		time.Sleep(time.Second)
+		mu.Lock()
+		if healthy != 20 {
+			t.Errorf("%d of 20 healthy messages in a second", healthy)
+		}
+		mu.Unlock()
+		time.Sleep(each / perGroup * 20 * time.Second)
+		time.Sleep(time.Minute)
+		mu.Lock()
+		defer mu.Unlock()
+		if want := 20 + hanging*(each+1); done != want {
+			t.Errorf("%d calls, want %d", done, want)
+		}
+		mq := q.queues[queue.Slow]
+		mq.mu.Lock()
+		defer mq.mu.Unlock()
+		if len(mq.ready.groups) != 0 {
+			t.Errorf("%d groups left", len(mq.ready.groups))
+		}
+	})
+}
+
+// What is put back costs the same however much waits: 20,000 calls on a long queue copy each element a few times, not
+// 20,000 times.
+func TestPuttingBackIsLinear(t *testing.T) {
+	const n = 20_000
+	var d deque[int]
+	for i := range n {
+		d.push(i)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for i := range n {
+		d.pushFront(-1-2*i, -2*i)
+		d.push(n + i)
+	}
+	runtime.ReadMemStats(&after)
+	if got, most := after.TotalAlloc-before.TotalAlloc, uint64(16*n*8); got > most {
+		t.Errorf("%d bytes allocated, want at most %d", got, most)
+	}
+	last := 1 - 2*n - 1
+	for d.len() > 0 {
+		if v := d.pop(); v < last {
+			t.Fatalf("%d after %d", v, last)
+		} else {
+			last = v
+		}
+	}
+	if last != 2*n-1 {
+		t.Errorf("the last is %d", last)
+	}
+}
+
+func TestAHandlerThatPanicsOrReportsNonsenseFailsItsBatch(t *testing.T) {
+	for name, h := range map[string]queue.Handler{
+		"panic":   func(context.Context, []queue.Message) ([]string, error) { panic("oops") },
+		"foreign": func(context.Context, []queue.Message) ([]string, error) { return []string{"4711"}, nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+				send(t, q, queue.Inbox, queue.Outgoing{Body: []byte("m")}, queue.Outgoing{Body: []byte("n")})
+				stop := run(q, queue.Inbox, queue.ConsumeOptions{MaxReceives: 2}, h)
+				time.Sleep(5 * time.Minute)
+				stop()
+				if d := depth(t, q, queue.Dead); d.Visible != 2 {
+					t.Errorf("dead: %+v", d)
+				}
+			})
+		})
+	}
+}
+
+func TestDepth(t *testing.T) {
+	inBubble(t, Options{MaxReady: 4}, func(t *testing.T, q *Queues) {
+		began := time.Now()
+		want := func(what string, want queue.Depth) {
+			t.Helper()
+			if got := depth(t, q, queue.Slow); got != want {
+				t.Errorf("%s: got %+v, want %+v", what, got, want)
+			}
+		}
+		oldest := began.UTC().Truncate(time.Microsecond)
+		want("empty", queue.Depth{})
+		for i := range 9 {
+			send(t, q, queue.Slow, queue.Outgoing{Body: fmt.Appendf(nil, "%d", i), Delay: time.Duration(i%3/2) * time.Minute})
+		}
+		want("sent", queue.Depth{Visible: 6, Delayed: 3, Oldest: oldest})
+		release := make(chan struct{})
+		stop := run(q, queue.Slow, queue.ConsumeOptions{Batch: 2}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			<-release
+			if batch[0].Received == 1 {
+				return []string{batch[0].ID}, nil
+			}
+			return nil, nil
+		})
+		synctest.Wait()
+		want("in a handler", queue.Depth{Visible: 4, InFlight: 2, Delayed: 3, Oldest: oldest})
+		time.Sleep(time.Second)
+		close(release)
+		synctest.Wait()
+		want("three accepted, three failed", queue.Depth{InFlight: 3, Delayed: 3, Oldest: oldest})
+		time.Sleep(time.Hour)
+		stop()
+		want("all accepted", queue.Depth{})
+		if rows := rowsOf(t, q, queue.Slow); rows != 0 {
+			t.Errorf("%d rows in the end", rows)
+		}
+	})
+}
+
+func TestTheMemoryIsBounded(t *testing.T) {
+	const n = 3000
+	for name, opts := range map[string]Options{"messages": {MaxReady: 50}, "bytes": {MaxBytes: 10_000}} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, opts, func(t *testing.T, q *Queues) {
+				mq := q.queues[queue.Events]
+				check := func() {
+					mq.mu.Lock()
+					defer mq.mu.Unlock()
+					if opts.MaxReady > 0 && mq.resident > opts.MaxReady {
+						t.Errorf("%d messages in memory", mq.resident)
+					}
+					if slack := 12 << 10; opts.MaxBytes > 0 && mq.bytes > opts.MaxBytes+readStep*30+slack {
+						t.Errorf("%d bytes in memory", mq.bytes)
+					}
+				}
+				var msgs []queue.Outgoing
+				var want []string
+				for i := range n {
+					body := fmt.Sprintf("%05d%s", i, strings.Repeat("x", 20))
+					want = append(want, body)
+					msgs = append(msgs, queue.Outgoing{Body: []byte(body), Group: fmt.Sprintf("g%d", i%7), Dedup: body[:5]})
+				}
+				send(t, q, queue.Events, msgs[:n/2]...)
+				check()
+				var mu sync.Mutex
+				var got []string
+				stop := run(q, queue.Events, queue.ConsumeOptions{Concurrency: 3}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+					check()
+					mu.Lock()
+					defer mu.Unlock()
+					for _, m := range batch {
+						got = append(got, string(m.Body))
+					}
+					return nil, nil
+				})
+				for part := range slices.Chunk(msgs[n/2:], 100) {
+					send(t, q, queue.Events, part...)
+				}
+				synctest.Wait()
+				stop()
+				for g := range 7 {
+					var group []string
+					for _, body := range got {
+						var i int
+						if _, err := fmt.Sscanf(body[:5], "%d", &i); err == nil && i%7 == g {
+							group = append(group, body)
+						}
+					}
+					if !slices.IsSorted(group) {
+						t.Errorf("group %d is out of order", g)
+					}
+				}
+				slices.Sort(got)
+				if !slices.Equal(got, want) {
+					t.Errorf("%d messages came, want %d, each once", len(got), len(want))
+				}
+				mq.mu.Lock()
+				defer mq.mu.Unlock()
+				if mq.resident != 0 || mq.bytes != 0 || len(mq.ready.groups) != 0 || mq.total != 0 {
+					t.Errorf("left over: %d messages, %d bytes, %d groups", mq.resident, mq.bytes, len(mq.ready.groups))
+				}
+			})
+		})
+	}
+}
+
+func TestWhatWasNotAcceptedIsThereAfterARestart(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "events.db")
+	session := func(use func(q *Queues)) {
+		q, end := start(t, path, store.Options{}, Options{})
+		use(q)
+		end()
+	}
+	once := queue.Outgoing{Body: []byte("once"), Group: "g", Dedup: "once"}
+	session(func(q *Queues) {
+		send(t, q, queue.Deliveries, queue.Outgoing{Body: []byte("accepted")}, queue.Outgoing{Body: []byte("failed")})
+		send(t, q, queue.Slow, queue.Outgoing{Body: []byte("late"), Delay: 10 * time.Minute})
+		send(t, q, queue.Events, once)
+		done := make(chan struct{})
+		stop := run(q, queue.Deliveries, queue.ConsumeOptions{Visibility: time.Hour}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			defer close(done)
+			return []string{batch[1].ID}, nil
+		})
+		<-done
+		stop()
+		if d := depth(t, q, queue.Deliveries); d.InFlight != 1 || d.Visible != 0 {
+			t.Errorf("before the restart: %+v", d)
+		}
+	})
+	session(func(q *Queues) {
+		if d := depth(t, q, queue.Deliveries); d.Visible != 1 {
+			t.Errorf("after the restart: %+v", d)
+		}
+		if d := depth(t, q, queue.Slow); d.Delayed != 1 || d.Visible != 0 {
+			t.Errorf("the delayed message after the restart: %+v", d)
+		}
+		send(t, q, queue.Events, once)
+		if d := depth(t, q, queue.Events); d.Visible != 1 {
+			t.Errorf("the second message with the same id after the restart: %+v", d)
+		}
+		got := make(chan queue.Message)
+		stop := run(q, queue.Deliveries, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			got <- batch[0]
+			return nil, nil
+		})
+		if m := <-got; string(m.Body) != "failed" || m.Received != 2 {
+			t.Errorf("got %+v", m)
+		}
+		stop()
+	})
+}
+
+func TestConsumingEndsWhenTheQueuesAreClosed(t *testing.T) {
+	db, err := store.Open(store.Memory, store.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	q, err := Open(db.Engine(), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	result := make(chan error)
+	go func() {
+		result <- q.Consume(context.Background(), queue.Inbox, accept, queue.ConsumeOptions{Concurrency: 3})
+	}()
+	if err := q.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-result; !fault.Is(err, fault.Unavailable) {
+		t.Errorf("got %v", err)
+	}
+	if err := q.Consume(context.Background(), "nowhere", accept, queue.ConsumeOptions{}); !fault.Is(err, fault.Invalid) {
+		t.Errorf("an unknown queue: %v", err)
+	}
+}
+
+// Closing while a handler runs ends its context and waits for it, so that it never works on a file that is closed, and
+// keeps its outcome.
+func TestClosingWaitsForRunningHandlers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "events.db")
+	db, err := store.Open(path, store.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := Open(db.Engine(), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	send(t, q, queue.Slow, queue.Outgoing{Body: []byte("accepted"), Group: "a"}, queue.Outgoing{Body: []byte("failed"), Group: "b"})
+	running, returned := make(chan struct{}, 2), make(chan error, 2)
+	stop := run(q, queue.Slow, queue.ConsumeOptions{Batch: 1, Concurrency: 2}, func(ctx context.Context, batch []queue.Message) ([]string, error) {
+		running <- struct{}{}
+		<-ctx.Done()
+		err := q.Send(context.Background(), queue.Inbox, queue.Outgoing{Body: batch[0].Body}) // the file is still open
+		returned <- err
+		if string(batch[0].Body) == "failed" {
+			return nil, ctx.Err()
+		}
+		return nil, nil
+	})
+	<-running
+	<-running
+	if err := q.Close(); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	if len(returned) != 2 {
+		t.Fatalf("%d of 2 handlers have returned", len(returned))
+	}
+	for range 2 {
+		if err := <-returned; err != nil {
+			t.Error(err)
+		}
+	}
+	stop()
+	if err := db.Close(); err != nil {
+		t.Error(err)
+	}
+	again := open(t, path, Options{})
+	if d := depth(t, again, queue.Slow); d.Visible != 1 {
+		t.Errorf("after the restart: %+v, want the failed one", d)
+	}
+}
+
+func TestClosingDoesNotWaitForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db, err := store.Open(store.Memory, store.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := Open(db.Engine(), Options{Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		send(t, q, queue.Inbox, queue.Outgoing{Body: []byte("m")})
+		running := make(chan struct{})
+		stop := run(q, queue.Inbox, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) {
+			close(running)
+			time.Sleep(time.Hour) // deaf to its context
+			return nil, nil
+		})
+		<-running
+		start := time.Now()
+		if err := q.Close(); !fault.Is(err, fault.Unavailable) || time.Since(start) != closeTime {
+			t.Errorf("got %v after %v", err, time.Since(start))
+		}
+		if err := db.Close(); err != nil {
+			t.Error(err)
+		}
+		stop() // its outcome meets a closed file
+	})
+}
+
+// crashFile, in the environment, makes this test binary the process that is killed.
+const crashFile = "QUEUE_CRASH_FILE"
+
+// TestAKilledProcessLosesNoMessage kills a process that sends and handles, and
+// then looks for every message whose Send had returned and whose handler had not.
+func TestAKilledProcessLosesNoMessage(t *testing.T) {
+	if path := os.Getenv(crashFile); path != "" {
+		workUntilKilled(path)
+		return
+	}
+	path := filepath.Join(t.TempDir(), "events.db")
+	sent, handled := map[string]bool{}, map[string]bool{}
+	for round := range 3 {
+		child := exec.Command(os.Args[0], "-test.run=^TestAKilledProcessLosesNoMessage$")
+		child.Env = append(os.Environ(), fmt.Sprintf("%s=%s", crashFile, path), fmt.Sprintf("QUEUE_CRASH_ROUND=%d", round))
+		child.Stderr = os.Stderr
+		out, err := child.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := child.Start(); err != nil {
+			t.Fatal(err)
+		}
+		lines := bufio.NewScanner(out)
+		for n := 0; lines.Scan(); n++ {
+			verb, body, _ := strings.Cut(lines.Text(), " ")
+			if verb == "sent" {
+				sent[body] = true
+			} else {
+				handled[body] = true
+			}
+			if n == 300*(round+1) {
+				_ = child.Process.Kill()
+			}
+		}
+		_ = child.Wait()
+	}
+	q := open(t, path, Options{})
+	var mu sync.Mutex
+	arrived := make(chan struct{}, 1)
+	for _, name := range []queue.Name{queue.Events, queue.Deliveries} {
+		stop := run(q, name, queue.ConsumeOptions{Concurrency: 2}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, m := range batch {
+				handled[string(m.Body)] = true
+			}
+			select {
+			case arrived <- struct{}{}:
+			default:
+			}
+			return nil, nil
+		})
+		defer stop()
+	}
+	timeout := time.After(20 * time.Second)
+	for {
+		lost := 0
+		mu.Lock()
+		for body := range sent {
+			if !handled[body] {
+				lost++
+			}
+		}
+		mu.Unlock()
+		if lost == 0 {
+			return
+		}
+		select {
+		case <-arrived:
+		case <-timeout:
+			t.Fatalf("%d of %d messages are lost", lost, len(sent))
+		}
+	}
+}
+
+func workUntilKilled(path string) {
+	fail := func(err error) {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	say := func(verb string, body []byte) {
+		if _, err := io.WriteString(os.Stdout, verb+" "+string(body)+"\n"); err != nil {
+			os.Exit(0) // nobody listens any more
+		}
+	}
+	db, err := store.Open(path, store.Options{})
+	fail(err)
+	q, err := Open(db.Engine(), Options{MaxReady: 20})
+	fail(err)
+	for _, name := range []queue.Name{queue.Events, queue.Deliveries} {
+		go func() {
+			fail(q.Consume(context.Background(), name, func(_ context.Context, batch []queue.Message) (failed []string, err error) {
+				for i, m := range batch {
+					if i >= 4 { // those behind it fail too, for the order's sake
+						failed = append(failed, m.ID)
+						continue
+					}
+					say("handled", m.Body)
+				}
+				return failed, nil
+			}, queue.ConsumeOptions{Concurrency: 2}))
+		}()
+	}
+	var all sync.WaitGroup
+	for w := range 4 {
+		all.Go(func() {
+			for i := range 100_000 { // the parent ends it long before
+				body := fmt.Appendf(nil, "%s-%d-%d", os.Getenv("QUEUE_CRASH_ROUND"), w, i)
+				if i%2 == 0 {
+					fail(q.Send(context.Background(), queue.Deliveries, queue.Outgoing{Body: body}))
+				} else {
+					fail(q.Send(context.Background(), queue.Events, queue.Outgoing{Body: body, Group: fmt.Sprint("g", w), Dedup: string(body)}))
+				}
+				say("sent", body)
+			}
+		})
+	}
+	all.Wait()
+}
+
+func TestTheBytesInHandlersAreBounded(t *testing.T) {
+	t.Run("WHK-26 handlers have at most the given bytes, a group at most half of them, and every message is handled", func(t *testing.T) {
+		const bytes, size = 1000, 100
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			var mu sync.Mutex
+			now, most, all := map[string]int{}, map[string]int{}, 0
+			add := func(m queue.Message, n int) {
+				mu.Lock()
+				defer mu.Unlock()
+				for _, of := range []string{m.Group, "all"} {
+					now[of] += n
+					most[of] = max(most[of], now[of])
+				}
+				all += max(n, 0) / size
+			}
+			defer run(q, queue.Deliveries, queue.ConsumeOptions{Batch: 3, Concurrency: 50, Bytes: bytes}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				for _, m := range batch {
+					add(m, len(m.Body))
+				}
+				time.Sleep(time.Second)
+				for _, m := range batch {
+					add(m, -len(m.Body))
+				}
+				return nil, nil
+			})()
+			var msgs []queue.Outgoing
+			for i := range 60 {
+				msgs = append(msgs, queue.Outgoing{Body: []byte(strings.Repeat("x", size)), Group: []string{"a", "a", "b"}[i%3]})
+			}
+			if err := q.Send(context.Background(), queue.Deliveries, msgs...); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Minute)
+			mu.Lock()
+			defer mu.Unlock()
+			if all != len(msgs) || most["all"] != bytes || most["a"] > bytes/2 || most["b"] > bytes/2 {
+				t.Errorf("%d of %d messages were handled, with at most %v bytes at the same time; want %d, and half of it for a group", all, len(msgs), most, bytes)
+			}
+		})
+	})
+}

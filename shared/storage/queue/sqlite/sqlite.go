@@ -1,0 +1,183 @@
+// Package sqlite keeps the queues of the embedded mode in the store's SQLite
+// file, and runs their handlers in this process.
+//
+// A message is a row from before Send returns until its handler has accepted it. Sends share their commits with all
+// other writes (package engine). Delivering needs no SQL: the next messages are also in memory, up to a bound, and the
+// commit wakes the workers that wait.
+//
+//	Send ─▶ row ─┬─▶ ready, by group ─▶ in flight ─▶ accepted ─▶ row deleted, with the next commit
+//	             ├─▶ delayed (only a row) ▲      └─▶ failed ─▶ waits for its back-off ─▶ ready,
+//	             └─▶ too many (only a row)┘                    or moved to the dead letters
+//
+// Only memory knows which messages are in flight or wait for their back-off. After a crash the next process delivers
+// those messages again.
+//
+// The semantics are those of an SQS queue with an event source mapping; queue/queuetest defines them. Message bodies are
+// opaque here.
+package sqlite
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+)
+
+// Options change how [Queues] work. The zero value is the default.
+type Options struct {
+	// Log gets failures; nil is [slog.Default].
+	Log *slog.Logger
+	// MaxReady is the number of messages of a queue that are kept in memory; 0 is 65,536. A queue that has as many in
+	// flight or in back-off delivers no others.
+	MaxReady int
+	// MaxBytes bounds the bodies of a queue that are kept in memory; 0 is 64 MiB.
+	MaxBytes int
+	// DeadLettered is called with messages of a queue that were received too often; may be nil.
+	DeadLettered func(q queue.Name, n int)
+}
+
+// Queues are the queues of one file. Close them before the file.
+type Queues struct {
+	engine *engine.Engine
+	opts   Options
+	queues map[queue.Name]*memoryQueue
+
+	open    context.Context // until Close
+	end     context.CancelFunc
+	once    sync.Once
+	running sync.WaitGroup // pumps
+
+	mu        sync.Mutex
+	consumers map[chan struct{}]bool // each is closed when it has ended
+}
+
+var (
+	_ queue.Sender   = (*Queues)(nil)
+	_ queue.Consumer = (*Queues)(nil)
+)
+
+// Open opens the queues in the file of e, with every message that was not accepted before.
+func Open(e *engine.Engine, opts Options) (*Queues, error) {
+	if opts.Log == nil {
+		opts.Log = slog.Default()
+	}
+	if opts.MaxReady <= 0 {
+		opts.MaxReady = 65_536
+	}
+	if opts.MaxBytes <= 0 {
+		opts.MaxBytes = 64 << 20
+	}
+	q := &Queues{engine: e, opts: opts, queues: map[queue.Name]*memoryQueue{}, consumers: map[chan struct{}]bool{}}
+	q.open, q.end = context.WithCancel(context.Background())
+	for _, name := range queue.Names() {
+		q.queues[name] = newMemoryQueue(q, name)
+	}
+	if err := e.Do(context.Background(), setup{q}); err != nil {
+		return nil, fault.Wrap(engine.Kind(err), err, "open the queues")
+	}
+	for _, mq := range q.queues {
+		q.running.Go(mq.pump)
+	}
+	return q, nil
+}
+
+// setup creates the tables and reads what the last process left.
+type setup struct{ q *Queues }
+
+func (s setup) Apply(tx *engine.Tx) error {
+	for _, mq := range s.q.queues {
+		if err := mq.setUp(tx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (setup) Done(error) {}
+
+func (q *Queues) queue(name queue.Name) (*memoryQueue, error) {
+	if mq := q.queues[name]; mq != nil {
+		return mq, nil
+	}
+	return nil, fault.New(fault.Invalid, "unknown queue %q (queues: %s)", name, queue.Names())
+}
+
+// Depth returns the state of a queue. A failed message that waits for its back-off counts as in flight.
+func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error) {
+	mq, err := q.queue(name)
+	if err != nil {
+		return queue.Depth{}, err
+	}
+	d := mq.depth()
+	err = q.engine.Read(ctx, func(c *engine.Conn) error {
+		sent, err := c.Int(mq.sql.oldest)
+		if sent > 0 && d.Visible+d.InFlight+d.Delayed > 0 {
+			d.Oldest = time.UnixMicro(sent).UTC()
+		}
+		return err
+	})
+	return d, fault.Wrap(engine.Kind(err), err, "read the depth of %s", name)
+}
+
+// closeTime is how long Close waits for handlers whose context it has ended.
+const closeTime = 5 * time.Second
+
+// Close ends the contexts of running calls and waits for their handlers, for a bounded time. Then it writes what was
+// accepted. What a handler reports after that is lost, and the next process delivers its messages again.
+func (q *Queues) Close() error {
+	var err error
+	q.once.Do(func() {
+		q.mu.Lock()
+		q.end()
+		q.mu.Unlock()
+		err = q.waitForConsumers()
+		q.running.Wait()
+		for _, mq := range q.queues {
+			if e := mq.flush(); err == nil {
+				err = e
+			}
+		}
+	})
+	return fault.Wrap(engine.Kind(err), err, "close the queues")
+}
+
+// consumer registers a consumer, for Close to wait for; it fails after Close.
+func (q *Queues) consumer() (ended func(), err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.open.Err() != nil {
+		return nil, errClosed
+	}
+	done := make(chan struct{})
+	q.consumers[done] = true
+	return func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		close(done)
+		delete(q.consumers, done)
+	}, nil
+}
+
+var errClosed = fault.New(fault.Unavailable, "the queues were closed")
+
+func (q *Queues) waitForConsumers() error {
+	q.mu.Lock()
+	all := slices.Collect(maps.Keys(q.consumers))
+	q.mu.Unlock()
+	timeout := time.NewTimer(closeTime)
+	defer timeout.Stop()
+	for i, done := range all {
+		select {
+		case <-done:
+		case <-timeout.C:
+			return fault.New(fault.Unavailable, "%d consumers still run %v after their contexts ended", len(all)-i, closeTime)
+		}
+	}
+	return nil
+}

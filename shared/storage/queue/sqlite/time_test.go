@@ -1,0 +1,221 @@
+package sqlite
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	store "github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+)
+
+// inBubble runs a test in its own time, with queues in memory.
+func inBubble(t *testing.T, opts Options, test func(t *testing.T, q *Queues)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { test(t, open(t, store.Memory, opts)) })
+}
+
+func send(t *testing.T, q *Queues, name queue.Name, msgs ...queue.Outgoing) {
+	t.Helper()
+	if err := q.Send(context.Background(), name, msgs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// arrivals collects bodies with the time since the test began.
+type arrivals struct {
+	mu    sync.Mutex
+	start time.Time
+	list  []string
+}
+
+func (a *arrivals) add(batch []queue.Message) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, m := range batch {
+		a.list = append(a.list, fmt.Sprintf("%s@%v#%d", m.Body, time.Since(a.start).Truncate(time.Second), m.Received))
+	}
+}
+
+func (a *arrivals) want(t *testing.T, want ...string) {
+	t.Helper()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !slices.Equal(a.list, want) {
+		t.Errorf("got %q, want %q", a.list, want)
+	}
+}
+
+func run(q *Queues, name queue.Name, opts queue.ConsumeOptions, h queue.Handler) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = q.Consume(ctx, name, h, opts)
+	}()
+	return func() { cancel(); <-done }
+}
+
+func TestTimes(t *testing.T) {
+	text := func(body string, delay time.Duration) queue.Outgoing {
+		return queue.Outgoing{Body: []byte(body), Delay: delay}
+	}
+	t.Run("delays_end_when_they_should", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			a := arrivals{start: time.Now()}
+			defer run(q, queue.Slow, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				a.add(batch)
+				return nil, nil
+			})()
+			send(t, q, queue.Slow, text("longest", queue.MaxDelay), text("hour's third", 10*time.Minute), text("now", 0))
+			time.Sleep(time.Minute)
+			send(t, q, queue.Slow, text("sooner", 5*time.Second))
+			time.Sleep(20 * time.Minute)
+			a.want(t, "now@0s#1", "sooner@1m5s#1", "hour's third@10m0s#1", "longest@15m0s#1")
+		})
+	})
+	t.Run("AWS-05_a_failure_comes_again_after_a_growing_back-off_and_ends_as_a_dead_letter", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			start := time.Now()
+			var times []time.Time
+			stop := run(q, queue.Slow, queue.ConsumeOptions{MaxReceives: 12}, func(context.Context, []queue.Message) ([]string, error) {
+				times = append(times, time.Now())
+				return nil, errors.New("no")
+			})
+			send(t, q, queue.Slow, queue.Outgoing{Body: []byte(`m "quoted" ä`), Group: "g"})
+			time.Sleep(2 * time.Hour)
+			stop()
+			for i, want := range []time.Duration{1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300} {
+				want *= time.Second
+				if gap := times[i+1].Sub(times[i]); gap < want*4/5 || gap > want*6/5+time.Millisecond {
+					t.Errorf("after failure %d it came again in %v, want about %v", i+1, gap, want)
+				}
+			}
+			dead := make(chan queue.Message, 1)
+			defer run(q, queue.Dead, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				dead <- batch[0]
+				return nil, nil
+			})()
+			m := <-dead
+			if m.Group != "g" || !m.Sent.Equal(start.Truncate(time.Microsecond)) || m.Received != 1 || len(times) != 12 {
+				t.Errorf("after %d calls the dead letter is %+v", len(times), m)
+			}
+			var l queue.DeadLetter
+			if err := json.Unmarshal(m.Body, &l); err != nil {
+				t.Fatal(err)
+			}
+			want := queue.DeadLetter{
+				V: 2, Queue: queue.Slow, Reason: queue.ReasonReceives, Message: "1", Sent: m.Sent, Dead: l.Dead, Received: 12, Group: "g", Body: `m "quoted" ä`,
+			}
+			if !reflect.DeepEqual(l, want) {
+				t.Errorf("AWS-07: the dead letter is %+v, want %+v", l, want)
+			}
+		})
+	})
+	t.Run("a_call_keeps_its_messages_until_it_returns", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			a := arrivals{start: time.Now()}
+			defer run(q, queue.Slow, queue.ConsumeOptions{Concurrency: 2}, func(ctx context.Context, batch []queue.Message) ([]string, error) {
+				a.add(batch)
+				<-ctx.Done()
+				if took := time.Since(a.start); took != 30*time.Second {
+					t.Errorf("the context ended after %v, want the visibility", took)
+				}
+				time.Sleep(time.Hour)
+				return nil, nil // late, and still the outcome
+			})()
+			send(t, q, queue.Slow, text("m", 0))
+			time.Sleep(3 * time.Hour)
+			a.want(t, "m@0s#1")
+			if n := rowsOf(t, q, queue.Slow); n != 0 {
+				t.Errorf("%d rows, want none", n)
+			}
+		})
+	})
+	t.Run("a_message_that_failed_with_others_comes_again_alone", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			var good, bad int
+			stop := run(q, queue.Inbox, queue.ConsumeOptions{MaxReceives: 3}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				for _, m := range batch {
+					if string(m.Body) == "poison" {
+						bad++
+						panic("poison")
+					}
+				}
+				good += len(batch)
+				return nil, nil
+			})
+			send(t, q, queue.Inbox, text("a", 0), text("poison", 0), text("b", 0))
+			time.Sleep(time.Minute)
+			stop()
+			if d := depth(t, q, queue.Dead); d.Visible != 1 || good != 2 || bad != 3 {
+				t.Errorf("%d dead, want 1; %d good calls, want 2; %d bad ones, want 3", d.Visible, good, bad)
+			}
+		})
+	})
+	t.Run("a_deduplication_id_counts_for_five_minutes", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			a := arrivals{start: time.Now()}
+			defer run(q, queue.Events, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				a.add(batch)
+				return nil, nil
+			})()
+			for i := range 14 {
+				send(t, q, queue.Events, queue.Outgoing{Body: fmt.Appendf(nil, "%d", i), Group: "g", Dedup: "d"})
+				time.Sleep(59 * time.Second)
+			}
+			// Every 5 m 54 s one gets through: dropped ones do not lengthen the window.
+			a.want(t, "0@0s#1", "6@5m54s#1", "12@11m48s#1")
+		})
+	})
+	t.Run("a_settlement_whose_transaction_did_not_begin_is_written_later", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			defer run(q, queue.Slow, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) { return nil, nil })()
+			mq := q.queues[queue.Slow]
+			mq.mu.Lock()
+			mq.settling = true // a job is on its way, and finds the file locked by somebody else
+			mq.mu.Unlock()
+			send(t, q, queue.Slow, text("m", 0))
+			synctest.Wait()
+			(&settling{queue: mq}).Done(errors.New("the database is locked"))
+			time.Sleep(retryAfter + time.Second)
+			if n := rowsOf(t, q, queue.Slow); n != 0 {
+				t.Errorf("%d rows, want none", n)
+			}
+		})
+	})
+	t.Run("a_settlement_that_could_not_be_written_is_written_later", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			defer run(q, queue.Slow, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) { return nil, nil })()
+			mq := q.queues[queue.Slow]
+			mq.mu.Lock()
+			mq.settling = true // as if a job were on its way
+			mq.mu.Unlock()
+			send(t, q, queue.Slow, text("m", 0))
+			synctest.Wait()
+			job := &settling{queue: mq}
+			mq.mu.Lock()
+			job.taken.append(&mq.accepted)
+			mq.settling = false
+			mq.mu.Unlock()
+			if len(job.taken.ids) != 1 {
+				t.Fatalf("%d messages to delete, want 1", len(job.taken.ids))
+			}
+			job.Done(errors.New("disk full"))
+			if n := rowsOf(t, q, queue.Slow); n != 1 {
+				t.Errorf("%d rows before, want 1", n)
+			}
+			time.Sleep(retryAfter + time.Second)
+			if n := rowsOf(t, q, queue.Slow); n != 0 {
+				t.Errorf("%d rows after, want none", n)
+			}
+		})
+	})
+}

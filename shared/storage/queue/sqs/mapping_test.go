@@ -1,0 +1,107 @@
+package sqs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/aws/aws-lambda-go/events"
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/sqs"
+	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
+
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+)
+
+// hidden is the visibility timeout of a mapping's queue in seconds. As on AWS it is longer than any call takes, so that
+// only a back-off brings a message again within a test.
+const hidden = 120
+
+// Consume plays an event source mapping with ReportBatchItemFailures, and the redrive policy of its queue: it calls what
+// [Queues.Lambda] makes of h.
+func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, opts queue.ConsumeOptions) error {
+	errs := make([]error, max(1, opts.Concurrency))
+	var pollers sync.WaitGroup
+	for i := range errs {
+		pollers.Go(func() {
+			for ctx.Err() == nil && errs[i] == nil {
+				errs[i] = q.invoke(context.WithoutCancel(ctx), name, h, opts)
+			}
+		})
+	}
+	pollers.Wait()
+	return errors.Join(errs...)
+}
+
+// invoke calls the function with what a queue has, and deletes what must not come again.
+func (q *Queues) invoke(ctx context.Context, name queue.Name, h queue.Handler, opts queue.ConsumeOptions) error {
+	url := q.urls[name]
+	var event events.SQSEvent
+	for wait := int32(1); len(event.Records) < cmp.Or(opts.Batch, 10); wait = 0 {
+		out, err := q.client.ReceiveMessage(ctx, &sqs.ReceiveMessageInput{
+			QueueUrl: &url, MaxNumberOfMessages: int32(min(10, cmp.Or(opts.Batch, 10)-len(event.Records))), VisibilityTimeout: hidden, WaitTimeSeconds: wait,
+			MessageSystemAttributeNames: []types.MessageSystemAttributeName{types.MessageSystemAttributeNameAll},
+		})
+		if err != nil {
+			return err
+		}
+		for _, m := range out.Messages {
+			event.Records = append(event.Records, events.SQSMessage{
+				MessageId: *m.MessageId, Body: *m.Body, ReceiptHandle: *m.ReceiptHandle, Attributes: m.Attributes,
+				EventSourceARN: "arn:aws:sqs:us-east-1:0:" + url[strings.LastIndexByte(url, '/')+1:],
+			})
+		}
+		if len(out.Messages) == 0 {
+			break
+		}
+	}
+	if len(event.Records) == 0 {
+		return nil
+	}
+	response, err := q.Lambda(h)(ctx, event)
+	failed, groups := map[string]bool{}, map[string]bool{}
+	for _, f := range response.BatchItemFailures {
+		failed[f.ItemIdentifier] = true
+	}
+	var done []types.DeleteMessageBatchRequestEntry
+	for i, m := range Messages(event) {
+		if err != nil || failed[m.ID] {
+			own := !name.FIFO() || !groups[m.Group] // the others of the group wait for the first
+			groups[m.Group] = true
+			if !own || opts.MaxReceives == 0 || m.Received < opts.MaxReceives {
+				continue
+			}
+			if err := q.Send(ctx, queue.Dead, queue.Outgoing{Body: m.Body, Group: m.Group}); err != nil {
+				return err
+			}
+		}
+		done = append(done, types.DeleteMessageBatchRequestEntry{Id: aws.String(strconv.Itoa(i)), ReceiptHandle: &event.Records[i].ReceiptHandle})
+	}
+	for part := range slices.Chunk(done, 10) {
+		if _, err := q.client.DeleteMessageBatch(ctx, &sqs.DeleteMessageBatchInput{QueueUrl: &url, Entries: part}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// depth is how full a queue is, by SQS's approximate figures.
+func (q *Queues) depth(ctx context.Context, name queue.Name) (queue.Depth, error) {
+	const visible, invisible, delayed = types.QueueAttributeNameApproximateNumberOfMessages,
+		types.QueueAttributeNameApproximateNumberOfMessagesNotVisible, types.QueueAttributeNameApproximateNumberOfMessagesDelayed
+	out, err := q.client.GetQueueAttributes(ctx, &sqs.GetQueueAttributesInput{
+		QueueUrl: aws.String(q.urls[name]), AttributeNames: []types.QueueAttributeName{visible, invisible, delayed},
+	})
+	if err != nil {
+		return queue.Depth{}, err
+	}
+	count := func(name types.QueueAttributeName) int {
+		n, _ := strconv.Atoi(out.Attributes[string(name)])
+		return n
+	}
+	return queue.Depth{Visible: count(visible), InFlight: count(invisible), Delayed: count(delayed)}, nil
+}

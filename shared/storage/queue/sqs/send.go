@@ -1,0 +1,206 @@
+package sqs
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/sqs"
+	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+)
+
+const (
+	// maxTries is how often an entry is sent that SQS did not take; the SDK
+	// repeats whole requests by itself.
+	maxTries = 6
+	// maxParallel requests of one Send are under way at once.
+	maxParallel = 8
+)
+
+// Send is SendMessage for one message and SendMessageBatch for more, in as few requests as possible. Entries of a batch
+// that SQS does not take are sent again. A JSON body is sent as [queue.Escape] makes it. Another body that SQS refuses is invalid.
+//
+// On a FIFO queue the batches are sent one after the other. If SQS refuses one entry for a passing reason and takes a
+// later one of the same group, the first one comes after it. SQS has no way to prevent that for batches.
+func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
+	url, err := q.url(name)
+	if err != nil {
+		return err
+	}
+	entries := make([]types.SendMessageBatchRequestEntry, len(msgs))
+	for i, msg := range msgs {
+		if entries[i], err = entry(name, msg); err != nil {
+			return err
+		}
+		entries[i].Id = aws.String(strconv.Itoa(i % maxEntries))
+	}
+	if err := q.sendAll(ctx, url, batches(entries), name.FIFO()); err != nil {
+		return failure(err, "sending %d messages to %s", len(msgs), name)
+	}
+	return nil
+}
+
+// entry checks and translates a message.
+func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequestEntry, err error) {
+	body := msg.Body
+	if refused(body) && json.Valid(body) { // which has no such control characters
+		body = queue.Escape(body)
+	}
+	switch {
+	case len(body) == 0 || !utf8.Valid(body) || refused(body):
+		return e, fault.New(fault.Invalid, "a message for %s is empty or has characters that XML 1.0 lacks", name)
+	case len(body) > queue.MaxBody:
+		return e, fault.New(fault.TooLarge, "a message for %s has %d bytes (allowed: up to %d)", name, len(body), queue.MaxBody)
+	case !word(msg.Group):
+		return e, fault.New(fault.Invalid, "the group of a message for %s is invalid (allowed: up to 128 characters of [A-Za-z0-9_-])", name)
+	case !printable(msg.Dedup):
+		return e, fault.New(fault.Invalid, "the deduplication id of a message for %s is invalid (allowed: up to 128 ASCII characters without spaces)", name)
+	case msg.Delay < 0 || msg.Delay > queue.MaxDelay:
+		return e, fault.New(fault.Invalid, "delay %v of a message for %s is not allowed (allowed: 0 to %v)", msg.Delay, name, queue.MaxDelay)
+	}
+	e.MessageBody = aws.String(string(body))
+	if msg.Group != "" {
+		e.MessageGroupId = &msg.Group
+	}
+	if !name.FIFO() {
+		if msg.Dedup != "" {
+			return e, fault.New(fault.Invalid, "%s does not deduplicate", name)
+		}
+		e.DelaySeconds = seconds(msg.Delay)
+		return e, nil
+	}
+	switch {
+	case msg.Group == "":
+		return e, fault.New(fault.Invalid, "a message for %s needs a group", name)
+	case msg.Delay != 0:
+		return e, fault.New(fault.Invalid, "a message for %s cannot be delayed", name)
+	}
+	// Without an id of the sender's, SQS wants one all the same; this one drops
+	// nothing but the SDK's own repetitions.
+	e.MessageDeduplicationId = aws.String(msg.Dedup)
+	if msg.Dedup == "" {
+		e.MessageDeduplicationId = aws.String(rand.Text())
+	}
+	return e, nil
+}
+
+// refused reports whether a text has a character that SQS refuses because XML 1.0 lacks it: U+FFFE, U+FFFF, or a control
+// character other than tab, line feed and carriage return.
+func refused(body []byte) bool {
+	return bytes.ContainsFunc(body, func(r rune) bool {
+		return r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == 0xfffe || r == 0xffff
+	})
+}
+
+func word(s string) bool {
+	return len(s) <= 128 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") == ""
+}
+
+// printable is the alphabet of SQS for deduplication ids: letters, digits and punctuation.
+func printable(s string) bool {
+	return len(s) <= 128 && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f })
+}
+
+// batches cuts entries, in their order, into what a request takes.
+func batches(entries []types.SendMessageBatchRequestEntry) (all [][]types.SendMessageBatchRequestEntry) {
+	start, size := 0, 0
+	for i, e := range entries {
+		n := len(*e.MessageBody)
+		if i > start && (i-start == maxEntries || size+n > maxBytes) {
+			all = append(all, entries[start:i])
+			start, size = i, 0
+		}
+		size += n
+	}
+	if start < len(entries) {
+		all = append(all, entries[start:])
+	}
+	return all
+}
+
+// sendAll sends the batches, one after the other or several at once.
+func (q *Queues) sendAll(ctx context.Context, url *string, all [][]types.SendMessageBatchRequestEntry, inOrder bool) error {
+	if inOrder || len(all) == 1 {
+		for _, batch := range all {
+			if err := q.sendBatch(ctx, url, batch); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var sending errgroup.Group
+	sending.SetLimit(maxParallel)
+	for _, batch := range all {
+		sending.Go(func() (err error) {
+			defer fault.Recovered(&err)
+			return q.sendBatch(ctx, url, batch)
+		})
+	}
+	return sending.Wait()
+}
+
+func (q *Queues) sendBatch(ctx context.Context, url *string, batch []types.SendMessageBatchRequestEntry) error {
+	if len(batch) == 1 {
+		e := batch[0]
+		_, err := q.client.SendMessage(ctx, &sqs.SendMessageInput{
+			QueueUrl: url, MessageBody: e.MessageBody, DelaySeconds: e.DelaySeconds,
+			MessageGroupId: e.MessageGroupId, MessageDeduplicationId: e.MessageDeduplicationId,
+		})
+		return err
+	}
+	id := func(e types.SendMessageBatchRequestEntry) string { return *e.Id }
+	return untilTaken(ctx, batch, id, func(batch []types.SendMessageBatchRequestEntry) ([]types.BatchResultErrorEntry, error) {
+		out, err := q.client.SendMessageBatch(ctx, &sqs.SendMessageBatchInput{QueueUrl: url, Entries: batch})
+		if err != nil {
+			return nil, err
+		}
+		return out.Failed, nil
+	})
+}
+
+// untilTaken makes a batch request, and makes it again with the entries that SQS did not take.
+func untilTaken[E any](
+	ctx context.Context, entries []E, id func(E) string, request func([]E) ([]types.BatchResultErrorEntry, error),
+) error {
+	for try := 0; len(entries) > 0; try++ {
+		if try == maxTries {
+			return fault.New(fault.Unavailable, "SQS did not take %d entries of a batch", len(entries))
+		}
+		if try > 0 {
+			if err := pause(ctx, try-1); err != nil {
+				return err
+			}
+		}
+		failed, err := request(entries)
+		if err != nil {
+			return err
+		}
+		if entries, err = remaining(entries, failed, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// remaining are the entries of a batch request that failed for a passing
+// reason, in their order. A reason that will not pass is an error.
+func remaining[E any](entries []E, failed []types.BatchResultErrorEntry, id func(E) string) ([]E, error) {
+	again := map[string]bool{}
+	for _, f := range failed {
+		if f.SenderFault {
+			return nil, fault.New(fault.Internal, "SQS refused an entry: %s", aws.ToString(f.Code))
+		}
+		again[aws.ToString(f.Id)] = true
+	}
+	return slices.DeleteFunc(slices.Clone(entries), func(e E) bool { return !again[id(e)] }), nil
+}

@@ -1,0 +1,98 @@
+// Package settingstest has a store for the tests of documents, with switches for
+// what a real store cannot be made to do: fail, and wait. It does no more than
+// shared/storage/settings needs.
+package settingstest
+
+import (
+	"context"
+	"sync"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// Store keeps items in memory. Methods that documents do not need panic.
+type Store struct {
+	store.DB // nil
+
+	mu    sync.Mutex
+	items map[store.Key]store.Item
+	reads map[string]int
+	fail  error
+	gate  <-chan struct{}
+}
+
+// New makes an empty store.
+func New() *Store {
+	return &Store{items: map[store.Key]store.Item{}, reads: map[string]int{}}
+}
+
+// Fail makes reads fail with err from now on; nil ends that.
+func (s *Store) Fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fail = err
+}
+
+// Hold makes reads wait until gate is closed.
+func (s *Store) Hold(gate <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gate = gate
+}
+
+// Reads counts the reads of items with a sort key since the last call for it.
+func (s *Store) Reads(sort string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.reads[sort]
+	delete(s.reads, sort)
+	return n
+}
+
+// Ordered is [store.DB.Ordered]: it is like DynamoDB.
+func (s *Store) Ordered() bool { return false }
+
+// Get is [store.DB.Get].
+func (s *Store) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
+	s.mu.Lock()
+	gate := s.gate
+	s.mu.Unlock()
+	if gate != nil {
+		select {
+		case <-gate:
+		case <-ctx.Done():
+			return nil, fault.Wrap(fault.Unavailable, ctx.Err(), "get")
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]*store.Item, len(keys))
+	for i, k := range keys {
+		s.reads[k.Sort]++
+		if s.fail != nil {
+			return nil, s.fail
+		}
+		if it, ok := s.items[k]; ok {
+			out[i] = &it
+		}
+	}
+	return out, nil
+}
+
+// Write is [store.DB.Write] for puts.
+func (s *Store) Write(_ context.Context, ops ...store.Op) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, op := range ops {
+		old, ok := s.items[op.Item.Key]
+		switch kind, v := op.Cond.Unpack(); {
+		case kind == "absent" && ok, kind == "version" && (!ok || old.Version != v):
+			return store.ErrConflict
+		}
+	}
+	for _, op := range ops {
+		s.items[op.Item.Key] = op.Item
+	}
+	return nil
+}

@@ -1,0 +1,247 @@
+package dynamo
+
+import (
+	"maps"
+	"math/big"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// attributes of an item as DynamoDB has them.
+type attributes = map[string]types.AttributeValue
+
+func number(n int64) types.AttributeValue {
+	return &types.AttributeValueMemberN{Value: strconv.FormatInt(n, 10)}
+}
+
+func keyOf(key store.Key) attributes {
+	return attributes{
+		"pk": &types.AttributeValueMemberS{Value: key.Partition},
+		"sk": &types.AttributeValueMemberS{Value: key.Sort},
+	}
+}
+
+// encode lays an item out; mark may be nil.
+func encode(item store.Item, mark []byte) attributes {
+	attrs := keyOf(item.Key)
+	attrs["v"] = number(item.Version)
+	if packed := deflate(item.Value); packed != nil {
+		attrs["z"] = &types.AttributeValueMemberB{Value: packed}
+	} else if len(item.Value) > 0 {
+		attrs["d"] = &types.AttributeValueMemberB{Value: item.Value}
+	}
+	for name, n := range item.Counts {
+		attrs["c_"+name] = number(n)
+	}
+	if !item.Expires.IsZero() {
+		attrs["exp"] = number(item.Expires.Unix())
+	}
+	if mark != nil {
+		attrs["t"] = &types.AttributeValueMemberB{Value: mark}
+	}
+	return attrs
+}
+
+// decode reads what [encode] and the count updates wrote.
+func decode(table store.Table, attrs attributes) (*store.Item, error) {
+	item := &store.Item{Key: store.Key{Table: table}}
+	for name, attr := range attrs {
+		var err error
+		switch a := attr.(type) {
+		case *types.AttributeValueMemberS:
+			switch name {
+			case "pk":
+				item.Partition = a.Value
+			case "sk":
+				item.Sort = a.Value
+			}
+		case *types.AttributeValueMemberB:
+			switch name {
+			case "d":
+				item.Value = a.Value
+			case "z":
+				item.Value, err = inflate(a.Value)
+			}
+		case *types.AttributeValueMemberN:
+			err = setNumber(item, name, a.Value)
+		}
+		if err != nil {
+			return nil, fault.Wrap(fault.Internal, err, "reading attribute %s of an item of %s", name, table)
+		}
+	}
+	return item, nil
+}
+
+// setNumber sets the member of item that a numeric attribute holds.
+func setNumber(item *store.Item, name, text string) error {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return err
+	}
+	switch {
+	case name == "v":
+		item.Version = n
+	case name == "exp":
+		item.Expires = time.Unix(n, 0).UTC()
+	case strings.HasPrefix(name, "c_"):
+		if item.Counts == nil {
+			item.Counts = map[string]int64{}
+		}
+		item.Counts[name[2:]] = n
+	}
+	return nil
+}
+
+// expression collects the names and values that an expression refers to.
+type expression struct {
+	names  map[string]string
+	values attributes
+}
+
+// name stands for an attribute name, which may be a reserved word or hold any character.
+func (e *expression) name(attribute string) string {
+	for ref, known := range e.names {
+		if known == attribute {
+			return ref
+		}
+	}
+	if e.names == nil {
+		e.names = map[string]string{}
+	}
+	ref := "#n" + strconv.Itoa(len(e.names))
+	e.names[ref] = attribute
+	return ref
+}
+
+func (e *expression) value(v types.AttributeValue) string {
+	if e.values == nil {
+		e.values = attributes{}
+	}
+	ref := ":v" + strconv.Itoa(len(e.values))
+	e.values[ref] = v
+	return ref
+}
+
+// alive holds for an item that has not expired, and for an absent one.
+func (e *expression) alive(now time.Time) string {
+	exp := e.name("exp")
+	return "(attribute_not_exists(" + exp + ") OR " + exp + " > " + e.value(number(now.Unix())) + ")"
+}
+
+// dead holds for an item that has expired.
+func (e *expression) dead(now time.Time) string {
+	return e.name("exp") + " <= " + e.value(number(now.Unix()))
+}
+
+// condition translates a [store.Condition]; empty is none.
+func (e *expression) condition(c store.Condition, now time.Time) string {
+	switch kind, version := c.Unpack(); kind {
+	case "absent":
+		return "attribute_not_exists(pk) OR " + e.dead(now)
+	case "exists":
+		return "attribute_exists(pk) AND " + e.alive(now)
+	case "version":
+		v := e.name("v")
+		equal := v + " = " + e.value(number(version))
+		if version == 0 { // An item that only counts has no version.
+			equal = "(" + equal + " OR attribute_exists(pk) AND attribute_not_exists(" + v + "))"
+		}
+		return equal + " AND " + e.alive(now)
+	}
+	return ""
+}
+
+// holds evaluates a condition here, for an item that was read; nil is absent.
+func holds(c store.Condition, item *store.Item) bool {
+	switch kind, version := c.Unpack(); kind {
+	case "absent":
+		return item == nil
+	case "exists":
+		return item != nil
+	case "version":
+		return item != nil && item.Version == version
+	}
+	return true
+}
+
+// unmarked holds unless the item was last written by the write with this mark.
+func (e *expression) unmarked(mark []byte) string {
+	t := e.name("t")
+	return "(attribute_not_exists(" + t + ") OR " + t + " <> " + e.value(&types.AttributeValueMemberB{Value: mark}) + ")"
+}
+
+// sum is the update that adds the counts and, if there is one, sets the expiry and the mark.
+func (e *expression) sum(item store.Item, mark []byte) string {
+	var add []string
+	for _, name := range slices.Sorted(maps.Keys(item.Counts)) {
+		add = append(add, e.name("c_"+name)+" "+e.value(number(item.Counts[name])))
+	}
+	var update []string
+	if len(add) > 0 {
+		update = append(update, "ADD "+strings.Join(add, ", "))
+	}
+	if set := e.assign(item, false, mark); set != "" {
+		update = append(update, "SET "+set)
+	}
+	return strings.Join(update, " ")
+}
+
+// assign lists assignments: of the expiry if there is one, of the mark if it is
+// not nil, and if asked for of the counts.
+func (e *expression) assign(item store.Item, counts bool, mark []byte) string {
+	var set []string
+	if counts {
+		for _, name := range slices.Sorted(maps.Keys(item.Counts)) {
+			set = append(set, e.name("c_"+name)+" = "+e.value(number(item.Counts[name])))
+		}
+	}
+	if !item.Expires.IsZero() {
+		set = append(set, e.name("exp")+" = "+e.value(number(item.Expires.Unix())))
+	}
+	if mark != nil {
+		set = append(set, e.name("t")+" = "+e.value(&types.AttributeValueMemberB{Value: mark}))
+	}
+	return strings.Join(set, ", ")
+}
+
+// below holds when one of the counts is smaller or absent; raising has only one.
+func (e *expression) below(counts map[string]int64) string {
+	var any []string
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		ref := e.name("c_" + name)
+		any = append(any, "attribute_not_exists("+ref+") OR "+ref+" < "+e.value(number(counts[name])))
+	}
+	return "(" + strings.Join(any, " OR ") + ")"
+}
+
+// within holds when no count will exceed its limit.
+func (e *expression) within(counts, limits map[string]int64) (conditions []string) {
+	for _, name := range slices.Sorted(maps.Keys(limits)) {
+		// The difference may leave int64; DynamoDB's numbers have 38 digits.
+		room := new(big.Int).Sub(big.NewInt(limits[name]), big.NewInt(counts[name]))
+		ref := e.name("c_" + name)
+		below := ref + " <= " + e.value(&types.AttributeValueMemberN{Value: room.String()})
+		if room.Sign() >= 0 { // An absent count is 0.
+			below = "(attribute_not_exists(" + ref + ") OR " + below + ")"
+		}
+		conditions = append(conditions, below)
+	}
+	return conditions
+}
+
+// fits reports whether the counts stay within the limits when they start at zero.
+func fits(counts, limits map[string]int64) bool {
+	for name, limit := range limits {
+		if counts[name] > limit {
+			return false
+		}
+	}
+	return true
+}

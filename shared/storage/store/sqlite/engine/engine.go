@@ -1,0 +1,206 @@
+// Package engine is one SQLite file with one writer, for the adapters that keep
+// their state in it: the store (store/sqlite) and the queues (queue/sqlite).
+//
+// One goroutine writes. It puts all jobs that wait into one transaction: a group commit. Every commit syncs the file to
+// the disk (WAL, synchronous=FULL), and all jobs that came during the commit before share that sync and the rewriting
+// of pages.
+//
+//	Do, Post ──▶ queue of jobs ──▶ writer: BEGIN, job, job, job, COMMIT ──▶ answers
+//	Read     ──▶ pool of connections, each of which sees the last commit
+//	             checkpoints: move the log into the file, beside the writer
+//
+// The file belongs to one process at a time. Tables and domain types do not appear here. Go on in shared/storage/store/sqlite.
+package engine
+
+import (
+	"cmp"
+	"context"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+)
+
+// Memory, as a path, keeps everything in memory. Nothing of it outlives the engine.
+const Memory = ":memory:"
+
+// Options change how an [Engine] works. The zero value is the default.
+type Options struct {
+	// Readers is the number of connections for reading; 0 is two per CPU in
+	// use, at most 8. In memory there is one connection for everything.
+	Readers int
+	// CacheSize is the page cache of each connection in bytes; 0 is 8 MiB.
+	CacheSize int
+	// Now is the clock; nil is [time.Now].
+	Now func() time.Time
+}
+
+// Engine is an open file. Its methods may be called concurrently.
+type Engine struct {
+	now    func() time.Time
+	lock   *Conn
+	writer *Conn
+	tx     Tx
+	pool   chan *Conn // readers; in memory, the writer
+
+	gate   sync.RWMutex // held for reading while a job is handed over
+	closed bool
+	queue  chan *entry
+	// entries are reused. Each engine has its own, because their channels cannot leave the synctest bubble of a test.
+	entries sync.Pool
+
+	lazyMu  sync.Mutex
+	lazy    []*entry
+	lazyBy  time.Time // when the first of them is to be committed; zero without any
+	lazyArm chan struct{}
+
+	dirty   atomic.Bool // written since the last checkpoint
+	health  health
+	files   presence
+	disk    disk
+	commits atomic.Int64
+	// checkpointed counts checkpoints.
+	checkpointed atomic.Int64
+
+	maxFrames int
+	stop      chan struct{}
+	running   sync.WaitGroup
+}
+
+// Open opens the file at path, or [Memory], and starts the writer. The folder must
+// exist. A file that another engine has open, in this process or another, is refused
+// with fault.Conflict.
+func Open(path string, opts Options) (*Engine, error) {
+	if opts.Readers <= 0 {
+		opts.Readers = min(2*runtime.GOMAXPROCS(0), 8)
+	}
+	if opts.CacheSize <= 0 {
+		opts.CacheSize = 8 << 20
+	}
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	e := &Engine{
+		now: opts.Now, queue: make(chan *entry, maxQueue), lazyArm: make(chan struct{}, 1),
+		stop: make(chan struct{}), maxFrames: maxFrames,
+	}
+	var err error
+	if path == Memory {
+		err = e.openMemory()
+	} else {
+		err = e.openFile(path, opts)
+	}
+	if err != nil {
+		e.closeConns()
+		if _, damaged := blames(err); damaged {
+			return nil, fault.Wrap(fault.Invalid, err,
+				"the database %[1]s is damaged; restore a backup, or move %[1]s, %[1]s-wal and %[1]s-shm away to start anew", path)
+		}
+		return nil, fault.Wrap(Kind(err), err, "open the database %s", path)
+	}
+	e.running.Go(e.write)
+	if path != Memory {
+		e.running.Go(e.checkpoints)
+	}
+	return e, nil
+}
+
+// Now is the engine's clock.
+func (e *Engine) Now() time.Time { return e.now() }
+
+// Read calls f with a connection that sees every commit that was answered before. f does not write or keep the
+// connection.
+func (e *Engine) Read(ctx context.Context, f func(c *Conn) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	var conn *Conn
+	select {
+	case conn = <-e.pool:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if conn == nil {
+		return errClosed
+	}
+	whole := false // f has returned
+	defer func() {
+		if !whole || conn.inTransaction() {
+			conn.reset()
+		}
+		e.pool <- conn
+	}()
+	err := f(conn)
+	whole = true
+	e.health.noteRead(err)
+	return err
+}
+
+// Snapshot is a [Engine.Read] whose statements all see the same commit.
+func (e *Engine) Snapshot(ctx context.Context, f func(c *Conn) error) error {
+	return e.Read(ctx, func(c *Conn) error {
+		if err := run(c, "BEGIN"); err != nil {
+			return err
+		}
+		err := f(c)
+		if end := run(c, "COMMIT"); err == nil {
+			err = end
+		}
+		return err
+	})
+}
+
+// inMemory reports that one connection does everything, in turn.
+func (e *Engine) inMemory() bool { return e.lock == nil }
+
+func (e *Engine) lockWriter() *Conn {
+	if e.inMemory() {
+		return <-e.pool
+	}
+	return e.writer
+}
+
+func (e *Engine) unlockWriter() {
+	if e.inMemory() {
+		e.pool <- e.writer
+	}
+}
+
+// Close refuses new jobs, commits those that wait, and closes the file.
+func (e *Engine) Close() error {
+	e.gate.Lock()
+	if e.closed {
+		e.gate.Unlock()
+		return nil
+	}
+	e.closed = true
+	close(e.queue)
+	e.gate.Unlock()
+	close(e.stop)
+	e.running.Wait()
+
+	// Readers finish. Later ones get nil from the closed pool and are refused.
+	conns := make([]*Conn, cap(e.pool))
+	for i := range conns {
+		conns[i] = <-e.pool
+	}
+	err := e.files.check()
+	if !e.inMemory() {
+		_, _, failed := e.writer.checkpoint("TRUNCATE")
+		err = cmp.Or(err, failed)
+	}
+	close(e.pool)
+	for _, c := range conns {
+		if c != e.writer {
+			c.close()
+		}
+	}
+	e.writer.close()
+	if e.lock != nil {
+		e.lock.close()
+	}
+	e.disk.close()
+	return fault.Wrap(Kind(err), err, "close the database")
+}

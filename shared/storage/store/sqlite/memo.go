@@ -1,0 +1,129 @@
+package sqlite
+
+import (
+	"maps"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// memo keeps what was read from [store.Subscriptions] until the next commit that changes that table. Every event is
+// looked up there twice, and only registrations change it.
+//
+// The writer counts such commits before it answers them, so a caller that got its answer never reads an older state. A
+// read that is older than a commit is kept under the count before it, where no later read finds it.
+type memo struct {
+	commits atomic.Uint64
+	items   *bounded.Map[store.Key, keptItem]
+	pages   *bounded.Map[store.Query, keptPage]
+}
+
+type keptItem struct {
+	at   uint64
+	item *store.Item // nil: there is no such item
+}
+
+type keptPage struct {
+	at   uint64
+	page store.Page
+}
+
+// What is kept takes at most 4,096 × 8 KiB and 512 × 64 KiB of values.
+const (
+	maxKeptItem = 8 << 10
+	maxKeptPage = 64 << 10
+)
+
+func newMemo() memo {
+	return memo{items: bounded.NewMap[store.Key, keptItem](4096), pages: bounded.NewMap[store.Query, keptPage](512)}
+}
+
+// changed counts a transaction that may have changed the table, whatever its outcome.
+func (m *memo) changed(ops []store.Op) {
+	for i := range ops {
+		if ops[i].Item.Table == store.Subscriptions && ops[i].Kind != store.OpCheck {
+			m.commits.Add(1)
+			return
+		}
+	}
+}
+
+// get finds all keys as they were after one commit, if they are all kept.
+func (m *memo) get(keys []store.Key, now time.Time) ([]*store.Item, bool) {
+	at := m.commits.Load()
+	items := make([]*store.Item, len(keys))
+	for i, key := range keys {
+		if key.Table != store.Subscriptions {
+			return nil, false
+		}
+		kept, ok := m.items.Get(key)
+		if !ok || kept.at != at {
+			return nil, false
+		}
+		if kept.item != nil && !expired(kept.item, now) {
+			own := share(*kept.item)
+			items[i] = &own
+		}
+	}
+	return items, true
+}
+
+// keepItems keeps what was read after so many commits.
+func (m *memo) keepItems(at uint64, keys []store.Key, items []*store.Item) {
+	for i, key := range keys {
+		if key.Table != store.Subscriptions || items[i] != nil && len(items[i].Value) > maxKeptItem {
+			continue
+		}
+		kept := keptItem{at: at}
+		if items[i] != nil {
+			own := share(*items[i])
+			kept.item = &own
+		}
+		m.items.Put(key, kept)
+	}
+}
+
+func (m *memo) query(q store.Query, now time.Time) (store.Page, bool) {
+	if q.Table != store.Subscriptions {
+		return store.Page{}, false
+	}
+	kept, ok := m.pages.Get(q)
+	if !ok || kept.at != m.commits.Load() {
+		return store.Page{}, false
+	}
+	return copyPage(kept.page, now), true
+}
+
+func (m *memo) keepPage(at uint64, q store.Query, page store.Page, now time.Time) {
+	size := 0
+	for i := range page.Items {
+		size += len(page.Items[i].Value)
+	}
+	if q.Table == store.Subscriptions && size <= maxKeptPage {
+		m.pages.Put(q, keptPage{at, copyPage(page, now)})
+	}
+}
+
+// copyPage leaves out what has expired.
+func copyPage(page store.Page, now time.Time) store.Page {
+	page.Items = slices.Clone(page.Items)
+	page.Items = slices.DeleteFunc(page.Items, func(it store.Item) bool { return expired(&it, now) })
+	for i := range page.Items {
+		page.Items[i] = share(page.Items[i])
+	}
+	return page
+}
+
+// share is an item that its reader may change, but for the bytes of the value.
+func share(it store.Item) store.Item {
+	it.Counts = maps.Clone(it.Counts)
+	it.Value = slices.Clip(it.Value)
+	return it
+}
+
+func expired(it *store.Item, now time.Time) bool {
+	return !it.Expires.IsZero() && it.Expires.Unix() <= now.Unix()
+}

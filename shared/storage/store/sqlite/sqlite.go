@@ -1,0 +1,300 @@
+// Package sqlite keeps a [store.DB] in one SQLite file, for the embedded mode.
+//
+// One table per [store.Table], an index on partition and sort key, and one on
+// the expiry of the items that have one:
+//
+//	id    rowid, so that new items lie together at the end of the file
+//	pk    partition     ver     version
+//	sk    sort key      counts  "name=1,other=-2", sorted by name
+//	exp   seconds since 1970, 0 is never
+//	val   value
+//
+// A table clustered by its key (WITHOUT ROWID) was measured and refused. Items of several hundred bytes at scattered
+// keys cost it twice the CPU, because every put splits and rewrites pages of a few items each.
+//
+// Package engine has the file and its one writer; the queues of queue/sqlite share them. This store is ordered: it
+// stamps [store.AtCommit] in the writer, and it notifies watchers of the log at the commit. It passes store/storetest.
+package sqlite
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+)
+
+// Memory, as a path, keeps everything in memory.
+const Memory = engine.Memory
+
+// Options change how a [DB] works. The zero value is the default.
+type Options struct {
+	// Engine are the options of the file.
+	Engine engine.Options
+	// SweepEvery is how often expired items are removed; 0 is 30 s, negative is never.
+	SweepEvery time.Duration
+}
+
+// DB is a [store.DB] and a [store.Watcher] in a SQLite file.
+type DB struct {
+	engine *engine.Engine
+	stamps stamps
+	watch  watchers
+	memo   memo
+
+	stop    context.CancelFunc
+	once    sync.Once
+	running sync.WaitGroup
+}
+
+var (
+	_ store.DB      = (*DB)(nil)
+	_ store.Watcher = (*DB)(nil)
+)
+
+// schemaVersion is the layout of the tables. A file with a later one is refused.
+const schemaVersion = 1
+
+// statements are the texts of a table's statements. They are the keys under
+// which each connection keeps them prepared.
+type statements struct {
+	get, asc, desc             string
+	state, put, delete, counts string
+	sweep, count               string
+}
+
+var tables = func() map[store.Table]*statements {
+	all := map[store.Table]*statements{}
+	for _, t := range store.Tables() {
+		const columns = "ver, exp, counts, val"
+		page := "SELECT sk, " + columns + " FROM " + string(t) + " WHERE pk=? AND sk>? AND sk<? ORDER BY sk %s LIMIT ?"
+		all[t] = &statements{
+			get:   fmt.Sprintf("SELECT %s FROM %s WHERE pk=? AND sk=?", columns, t),
+			asc:   fmt.Sprintf(page, "ASC"),
+			desc:  fmt.Sprintf(page, "DESC"),
+			state: fmt.Sprintf("SELECT ver, exp, counts FROM %s WHERE pk=? AND sk=?", t),
+			put: fmt.Sprintf(`INSERT INTO %s (pk, sk, ver, exp, counts, val) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE
+				SET ver=excluded.ver, exp=excluded.exp, counts=excluded.counts, val=excluded.val`, t),
+			delete: fmt.Sprintf("DELETE FROM %s WHERE pk=? AND sk=?", t),
+			counts: fmt.Sprintf("UPDATE %s SET exp=?, counts=? WHERE pk=? AND sk=?", t),
+			count:  fmt.Sprintf("SELECT count(*) FROM %s WHERE pk>=? AND pk<?", t),
+			sweep:  fmt.Sprintf("DELETE FROM %[1]s WHERE id IN (SELECT id FROM %[1]s WHERE exp>0 AND exp<=? ORDER BY exp LIMIT ?)", t),
+		}
+	}
+	return all
+}()
+
+// Open opens the file at path, or [Memory], and creates what it lacks.
+func Open(path string, opts Options) (*DB, error) {
+	e, err := engine.Open(path, opts.Engine)
+	if err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	db := &DB{engine: e, memo: newMemo(), stop: stop}
+	if err := e.Do(context.Background(), &setup{db: db}); err != nil {
+		stop()
+		e.Close()
+		return nil, fault.Wrap(engine.Kind(err), err, "set up the store in %s", path)
+	}
+	if opts.SweepEvery == 0 {
+		opts.SweepEvery = 30 * time.Second
+	}
+	if opts.SweepEvery > 0 {
+		db.running.Go(func() { db.sweeps(ctx, opts.SweepEvery) })
+	}
+	return db, nil
+}
+
+// setup creates the tables and reads the last stamp.
+type setup struct{ db *DB }
+
+func (s *setup) Apply(tx *engine.Tx) error {
+	version, err := tx.Int("PRAGMA user_version")
+	if err != nil {
+		return err
+	}
+	if version > schemaVersion {
+		return fault.New(fault.Unsupported, "the database has schema version %d of a later release (supported: up to %d)", version, schemaVersion)
+	}
+	if version == schemaVersion {
+		return s.db.stamps.load(tx)
+	}
+	schema := fmt.Sprintf(`CREATE TABLE IF NOT EXISTS stamps (last INTEGER NOT NULL);
+		INSERT INTO stamps SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM stamps);
+		PRAGMA user_version = %d;`, schemaVersion)
+	for _, t := range store.Tables() {
+		schema += fmt.Sprintf(`
+			CREATE TABLE IF NOT EXISTS %[1]s (id INTEGER PRIMARY KEY, pk TEXT NOT NULL, sk TEXT NOT NULL,
+				ver INTEGER NOT NULL, exp INTEGER NOT NULL, counts TEXT NOT NULL, val BLOB NOT NULL, UNIQUE (pk, sk));
+			CREATE INDEX IF NOT EXISTS %[1]s_exp ON %[1]s (exp) WHERE exp > 0;`, t)
+	}
+	if err := tx.Exec(schema); err != nil {
+		return err
+	}
+	return s.db.stamps.load(tx)
+}
+
+func (*setup) Done(error) {}
+
+// Engine is the file and its writer, for queue/sqlite to share.
+func (db *DB) Engine() *engine.Engine { return db.engine }
+
+// Ordered is true: there is one writer, and it stamps.
+func (db *DB) Ordered() bool { return true }
+
+// End is the last stamp that was committed. After a crash it is up to a tenth of a second later.
+func (db *DB) End() int64 { return db.stamps.end.Load() }
+
+// Close ends the sweeps, commits what waits and closes the file.
+func (db *DB) Close() error {
+	var err error
+	db.once.Do(func() {
+		db.stop()
+		db.running.Wait()
+		// With the exact last stamp, a restart need not assume that the whole reserve was used.
+		if stampErr := db.engine.Do(context.Background(), &settle{db: db}); stampErr != nil {
+			slog.Warn("last stamp not written", "error", stampErr)
+		}
+		err = db.engine.Close()
+	})
+	return err
+}
+
+// Get reads all keys from one commit.
+func (db *DB) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
+	if len(keys) > store.MaxGet {
+		return nil, fault.New(fault.Invalid, "the read has %d keys (allowed: up to %d)", len(keys), store.MaxGet)
+	}
+	for _, key := range keys {
+		if err := checkKey(key); err != nil {
+			return nil, err
+		}
+	}
+	if items, ok := db.memo.get(keys, db.engine.Now()); ok {
+		return items, ctx.Err()
+	}
+	at := db.memo.commits.Load()
+	items := make([]*store.Item, len(keys))
+	read := db.engine.Snapshot
+	if len(keys) == 1 {
+		read = db.engine.Read // a statement alone is its own transaction
+	}
+	err := read(ctx, func(c *engine.Conn) error {
+		now := db.engine.Now().Unix()
+		for i, key := range keys {
+			item, err := get(c, key, now)
+			if err != nil {
+				return err
+			}
+			items[i] = item
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fault.Wrap(engine.Kind(err), err, "read %d items", len(keys))
+	}
+	db.memo.keepItems(at, keys, items)
+	return items, nil
+}
+
+func get(c *engine.Conn, key store.Key, now int64) (*store.Item, error) {
+	s, err := c.Stmt(tables[key.Table].get)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Reset()
+	row, err := s.Text(1, key.Partition).Text(2, key.Sort).Step()
+	if err != nil || !row {
+		return nil, err
+	}
+	item := &store.Item{Key: key}
+	if !scan(s, 0, now, item) {
+		return nil, nil
+	}
+	return item, nil
+}
+
+// scan reads the columns ver, exp, counts and val, the first of which is given. It reports false for an expired item.
+func scan(s *engine.Stmt, column int, now int64, item *store.Item) bool {
+	if exp := s.ColumnInt(column + 1); exp != 0 {
+		if exp <= now {
+			return false
+		}
+		item.Expires = time.Unix(exp, 0).UTC()
+	}
+	item.Version = s.ColumnInt(column)
+	item.Counts = decodeCounts(s.ColumnText(column + 2))
+	item.Value = s.ColumnBlob(column + 3)
+	return true
+}
+
+// maxPage is the size of the values at which a page ends, as in DynamoDB.
+const maxPage = 1 << 20
+
+// Query reads one page. Expired items count for the limit, so that no page takes long.
+func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
+	if err := checkQuery(&q); err != nil {
+		return store.Page{}, err
+	}
+	if page, ok := db.memo.query(q, db.engine.Now()); ok {
+		return page, ctx.Err()
+	}
+	at := db.memo.commits.Load()
+	var page store.Page
+	err := db.engine.Read(ctx, func(c *engine.Conn) error {
+		now := db.engine.Now().Unix()
+		sql := tables[q.Table].asc
+		if q.Reverse {
+			sql = tables[q.Table].desc
+		}
+		s, err := c.Stmt(sql)
+		if err != nil {
+			return err
+		}
+		defer s.Reset()
+		s.Text(1, q.Partition).Text(2, q.After).Text(3, upper(q)).Int(4, int64(q.Limit)+1)
+		size := 0
+		for read := 0; ; read++ {
+			row, err := s.Step()
+			if err != nil || !row {
+				return err
+			}
+			if read == q.Limit || size >= maxPage {
+				page.More = true
+				return nil
+			}
+			item := store.Item{Key: store.Key{Table: q.Table, Partition: q.Partition, Sort: s.ColumnText(0)}}
+			page.Last = item.Sort
+			if scan(s, 1, now, &item) {
+				if page.Items == nil {
+					page.Items = make([]store.Item, 0, min(q.Limit, 32))
+				}
+				page.Items = append(page.Items, item)
+				size += len(item.Value)
+			}
+		}
+	})
+	if err != nil {
+		return store.Page{}, fault.Wrap(engine.Kind(err), err, "query %s", q.Table)
+	}
+	db.memo.keepPage(at, q, page, db.engine.Now())
+	return page, nil
+}
+
+// upper is the exclusive upper bound of a query's sort keys.
+func upper(q store.Query) string {
+	// No key, being UTF-8, has the byte 0xff.
+	bound := "\xff"
+	if q.Until != "" {
+		bound = q.Until + "\x00" // what follows Until, bytewise
+	}
+	if q.Before != "" {
+		bound = min(bound, q.Before)
+	}
+	return bound
+}

@@ -1,0 +1,240 @@
+package storetest
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+var itemCases = []testCase{
+	{"what_is_put_is_read_back_in_the_order_of_the_keys", func(b *bench) {
+		one := store.Item{
+			Key: b.at("p", "one"), Value: []byte("first"), Version: -1 << 63,
+			Counts:  map[string]int64{"a": 1<<63 - 1, "b_-9": -5},
+			Expires: time.Now().Add(time.Hour).Truncate(time.Second),
+		}
+		two := store.Item{Key: b.key(store.Log, "p", "two"), Value: []byte("second")}
+		b.write(store.Put(one), store.Put(two))
+
+		got, err := b.db.Get(b.ctx, two.Key, b.at("p", "nobody"), one.Key, b.at("q", "one"))
+		if err != nil {
+			b.Fatal(err)
+		}
+		if len(got) != 4 || got[0] == nil || got[1] != nil || got[2] == nil || got[3] != nil {
+			b.Fatalf("got %v, want the second, nil, the first, nil", got)
+		}
+		b.same(*got[0], two)
+		b.same(*got[2], one)
+	}},
+	{"nothing_is_read_for_no_keys", func(b *bench) {
+		if got, err := b.db.Get(b.ctx); err != nil || len(got) != 0 {
+			b.Errorf("got %v, %v", got, err)
+		}
+		if err := b.db.Write(b.ctx); err != nil {
+			b.Errorf("Write of nothing: %v", err)
+		}
+		if err := b.db.WriteAll(b.ctx); err != nil {
+			b.Errorf("WriteAll of nothing: %v", err)
+		}
+	}},
+	{"a_key_asked_for_twice_is_answered_twice", func(b *bench) {
+		b.write(put(b.at("p", "s"), "v"))
+		got, err := b.db.Get(b.ctx, b.at("p", "s"), b.at("p", "s"))
+		if err != nil || len(got) != 2 || got[0] == nil || got[1] == nil {
+			b.Errorf("got %v, %v", got, err)
+		}
+	}},
+	{"a_put_replaces_the_whole_item", func(b *bench) {
+		key := b.at("p", "s")
+		b.write(store.Put(store.Item{Key: key, Value: []byte("old"), Version: 3, Counts: map[string]int64{"n": 1}, Expires: time.Now().Add(time.Hour)}))
+		b.write(store.Put(store.Item{Key: key, Value: []byte("new")}))
+		b.same(*b.get(key), store.Item{Key: key, Value: []byte("new")})
+	}},
+	{"nil_and_empty_values_are_the_same", func(b *bench) {
+		b.write(store.Put(store.Item{Key: b.at("p", "nil")}), store.Put(store.Item{Key: b.at("p", "empty"), Value: []byte{}}))
+		for _, sort := range []string{"nil", "empty"} {
+			if item := b.get(b.at("p", sort)); item == nil || len(item.Value) != 0 {
+				b.Errorf("%s: got %v", sort, item)
+			}
+		}
+	}},
+	{"values_are_binary", func(b *bench) {
+		all := make([]byte, 0, 512)
+		for i := range 256 {
+			all = append(all, byte(i))
+		}
+		all = append(all, 0, 0xff, 0xfe, 0)
+		b.write(store.Put(store.Item{Key: b.at("p", "s"), Value: all}))
+		if got := b.get(b.at("p", "s")); got == nil || !bytes.Equal(got.Value, all) {
+			b.Error("the bytes came back changed")
+		}
+	}},
+	{"keys_may_hold_any_text", func(b *bench) {
+		for _, text := range []string{"a#b/c:d", "ä€😀", "tab\there", "quote'\"\\%_*", " ", "a\x00b"} {
+			key := b.at(text, text)
+			b.write(put(key, text))
+			if got := b.value(key); got != text {
+				b.Errorf("%q: got %q", text, got)
+			}
+		}
+		b.absent("a key that differs after a zero byte", b.at("a\x00b", "a\x00c"), b.at("a", "a"))
+	}},
+	{"tables_and_partitions_keep_apart", func(b *bench) {
+		for i, table := range store.Tables() {
+			b.write(put(b.key(table, "p", "s"), fmt.Sprint(i)))
+		}
+		for i, table := range store.Tables() {
+			if got := b.value(b.key(table, "p", "s")); got != fmt.Sprint(i) {
+				b.Errorf("table %s: got %q, want %d", table, got, i)
+			}
+		}
+		b.absent("another partition", b.at("P", "s"), b.at("p ", "s"))
+	}},
+	{"a_delete_removes_and_may_find_nothing", func(b *bench) {
+		key := b.at("p", "s")
+		b.write(put(key, "v"))
+		b.write(store.Delete(key))
+		b.absent("after the delete", key)
+		b.write(store.Delete(key))
+	}},
+	{"WriteAll_takes_any_number", func(b *bench) {
+		const n = 260
+		var ops []store.Op
+		for i := range n {
+			ops = append(ops, put(b.at("many", fmt.Sprintf("%04d", i)), fmt.Sprint(i)))
+		}
+		b.writeAll(ops...)
+		items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "many", Limit: 1000})
+		if len(items) != n {
+			b.Fatalf("%d of %d items are there", len(items), n)
+		}
+		for i := range ops {
+			ops[i] = store.Delete(ops[i].Item.Key)
+		}
+		ops[17] = put(b.at("many", "0017"), "kept")
+		b.writeAll(ops...)
+		items, _ = b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "many"})
+		if len(items) != 1 || string(items[0].Value) != "kept" {
+			b.Errorf("left over: %v", sorts(items))
+		}
+	}},
+	{"WriteAll_refuses_what_needs_a_transaction", func(b *bench) {
+		key := b.at("p", "s")
+		for name, op := range map[string]store.Op{
+			"a condition": put(key, "v", store.Absent()),
+			"Add":         store.Add(key, map[string]int64{"n": 1}, nil),
+			"Raise":       store.Raise(key, "n", 1),
+			"Check":       store.Check(key, store.Exists()),
+		} {
+			b.refused(name, b.db.WriteAll(b.ctx, op), fault.Invalid)
+		}
+		b.absent("after the refusals", key)
+	}},
+}
+
+// same compares items as the contract does: expiry to the second, no difference
+// between nil and empty.
+func (b *bench) same(got, want store.Item) {
+	b.Helper()
+	equal := got.Key == want.Key && bytes.Equal(got.Value, want.Value) && got.Version == want.Version &&
+		got.Expires.IsZero() == want.Expires.IsZero() && len(got.Counts) == len(want.Counts)
+	if equal && !want.Expires.IsZero() {
+		equal = got.Expires.Unix() == want.Expires.Unix()
+	}
+	for name, n := range want.Counts {
+		if m, ok := got.Counts[name]; !ok || m != n {
+			equal = false
+		}
+	}
+	if !equal {
+		b.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+var limitCases = []testCase{
+	{"the_largest_item_fits_and_one_byte_more_does_not", func(b *bench) {
+		key := b.at("p", "s")
+		largest := bytes.Repeat([]byte{0xa5}, store.MaxItem)
+		b.write(store.Put(store.Item{Key: key, Value: largest}))
+		if got := b.get(key); got == nil || !bytes.Equal(got.Value, largest) {
+			b.Error("the largest value came back changed")
+		}
+		over := store.Put(store.Item{Key: b.at("p", "over"), Value: append(largest, 0)})
+		b.refused("Write", b.db.Write(b.ctx, over), fault.TooLarge, fault.Invalid)
+		b.refused("WriteAll", b.db.WriteAll(b.ctx, over), fault.TooLarge, fault.Invalid)
+		b.absent("after the refusals", over.Item.Key)
+	}},
+	{"MaxTransaction", func(b *bench) {
+		var ops []store.Op
+		for i := range store.MaxTransaction + 1 {
+			ops = append(ops, put(b.at("p", fmt.Sprintf("%03d", i)), "v"))
+		}
+		b.refused("one too many", b.db.Write(b.ctx, ops...), fault.Invalid, fault.TooLarge)
+		b.absent("after the refusal", ops[0].Item.Key)
+		b.write(ops[:store.MaxTransaction]...)
+		if got := b.value(ops[store.MaxTransaction-1].Item.Key); got != "v" {
+			b.Errorf("the last of the largest transaction: %q", got)
+		}
+	}},
+	{"MaxGet", func(b *bench) {
+		var keys []store.Key
+		for i := range store.MaxGet + 1 {
+			keys = append(keys, b.at("p", fmt.Sprintf("%03d", i)))
+		}
+		b.write(put(keys[3], "three"))
+		got, err := b.db.Get(b.ctx, keys[:store.MaxGet]...)
+		if err != nil || len(got) != store.MaxGet || got[3] == nil || got[4] != nil {
+			b.Errorf("the largest Get: %d items, %v", len(got), err)
+		}
+		_, err = b.db.Get(b.ctx, keys...)
+		b.refused("one too many", err, fault.Invalid, fault.TooLarge)
+	}},
+	{"keys_of_the_largest_size", func(b *bench) {
+		partition := strings.Repeat("p", 2048-len(b.prefix))
+		key := b.at(partition, strings.Repeat("s", 1024))
+		b.write(put(key, "v"))
+		if b.value(key) != "v" {
+			b.Error("the item came back changed")
+		}
+	}},
+	{"keys_that_no_adapter_takes", func(b *bench) {
+		for name, key := range map[string]store.Key{
+			"empty partition":      {Table: store.Log, Sort: "s"},
+			"empty sort key":       {Table: store.Log, Partition: "p"},
+			"no table":             {Partition: "p", Sort: "s"},
+			"partition over 2,048": {Table: store.Log, Partition: strings.Repeat("p", 2049), Sort: "s"},
+			"sort key over 1,024":  {Table: store.Log, Partition: "p", Sort: strings.Repeat("s", 1025)},
+			"partition not UTF-8":  {Table: store.Log, Partition: "p\xff", Sort: "s"},
+			"sort key not UTF-8":   {Table: store.Log, Partition: "p", Sort: "\xc3("},
+		} {
+			b.refused("Write: "+name, b.db.Write(b.ctx, put(key, "v")), fault.Invalid, fault.TooLarge)
+			b.refused("WriteAll: "+name, b.db.WriteAll(b.ctx, put(key, "v")), fault.Invalid, fault.TooLarge)
+			_, err := b.db.Get(b.ctx, key)
+			b.refused("Get: "+name, err, fault.Invalid, fault.TooLarge)
+		}
+	}},
+	{"count_names", func(b *bench) {
+		for _, name := range []string{"", "a.b", "ä", "a b", "#x"} {
+			b.refused("Add "+name, b.db.Write(b.ctx, store.Add(b.at("p", "s"), map[string]int64{name: 1}, nil)), fault.Invalid)
+			b.refused("Put "+name, b.db.Write(b.ctx, store.Put(store.Item{Key: b.at("p", "s"), Counts: map[string]int64{name: 1}})), fault.Invalid)
+		}
+	}},
+	{"an_item_at_most_once_in_a_write", func(b *bench) {
+		key := b.at("p", "s")
+		b.refused("put and delete", b.db.Write(b.ctx, put(key, "v"), store.Delete(key)), fault.Invalid)
+		b.refused("check and put", b.db.Write(b.ctx, store.Check(key, store.Absent()), put(key, "v")), fault.Invalid)
+		b.absent("after the refusals", key)
+	}},
+	{"query_limits", func(b *bench) {
+		for _, limit := range []int{-1, 1001} {
+			_, err := b.db.Query(b.ctx, store.Query{Table: store.Log, Partition: "p", Limit: limit})
+			b.refused(fmt.Sprintf("limit %d", limit), err, fault.Invalid)
+		}
+		_, err := b.db.Query(b.ctx, store.Query{Table: store.Log})
+		b.refused("no partition", err, fault.Invalid)
+	}},
+}

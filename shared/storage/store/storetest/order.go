@@ -1,0 +1,277 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// deadline bounds waiting for something that must come.
+const deadline = 30 * time.Second
+
+func stamped(b *bench, partition string, span int) store.Op {
+	op := put(b.key(store.Log, partition, store.AtCommit), fmt.Sprint(span))
+	op.Span = span
+	return op
+}
+
+// log reads the stamps of a partition.
+func (b *bench) log(partition string) []int64 {
+	b.Helper()
+	items, _ := b.pages(store.Query{Table: store.Log, Partition: b.prefix + partition})
+	stamps := make([]int64, len(items))
+	for i, item := range items {
+		stamps[i] = b.stamp(item.Sort)
+	}
+	return stamps
+}
+
+func (b *bench) stamp(sort string) int64 {
+	b.Helper()
+	n, err := strconv.ParseInt(sort, 10, 64)
+	if err != nil || len(sort) != 16 {
+		b.Fatalf("%q is no stamp of 16 digits", sort)
+	}
+	return n
+}
+
+var commitCases = []testCase{
+	{"refused_unless_ordered", func(b *bench) {
+		if b.db.Ordered() {
+			return
+		}
+		b.refused("Write", b.db.Write(b.ctx, stamped(b, "p", 0)), fault.Invalid, fault.Unsupported)
+		b.refused("WriteAll", b.db.WriteAll(b.ctx, stamped(b, "p", 0)), fault.Invalid, fault.Unsupported)
+	}},
+	{"a_stamp_is_the_time_of_the_commit", func(b *bench) {
+		if !b.db.Ordered() {
+			return
+		}
+		before := time.Now().UnixMicro()
+		b.write(stamped(b, "p", 0))
+		after := time.Now().UnixMicro()
+		stamps := b.log("p")
+		if len(stamps) != 1 || stamps[0] < before || stamps[0] > after+int64(time.Second/time.Microsecond) {
+			b.Errorf("got %v, want one of %d to %d", stamps, before, after)
+		}
+	}},
+	{"stamps_grow_from_write_to_write_over_all_partitions", func(b *bench) {
+		if !b.db.Ordered() {
+			return
+		}
+		last := int64(0)
+		for i := range 30 {
+			partition, span := fmt.Sprint("p", i%3), i%4
+			b.write(stamped(b, partition, span))
+			stamps := b.log(partition)
+			newest := stamps[len(stamps)-1]
+			if newest-int64(max(span, 1)) < last {
+				b.Fatalf("write %d of span %d got stamp %d after %d", i, span, newest, last)
+			}
+			last = newest
+		}
+	}},
+	{"each_stamp_of_a_transaction_is_its_own", func(b *bench) {
+		if !b.db.Ordered() {
+			return
+		}
+		b.write(stamped(b, "p", 2), stamped(b, "p", 3), stamped(b, "q", 1), put(b.at("p", "s"), "v", store.Absent()))
+		p, q := b.log("p"), b.log("q")
+		if len(p) != 2 || len(q) != 1 || p[1]-3 < p[0] || q[0] <= p[1] {
+			b.Errorf("got %v and %v", p, q)
+		}
+		b.conflicts("a stamp in a transaction that does not happen", stamped(b, "p", 1), put(b.at("p", "s"), "v", store.Absent()))
+		if got := b.log("p"); len(got) != 2 {
+			b.Errorf("after the conflict: %v", got)
+		}
+	}},
+	{"only_a_put_can_be_stamped", func(b *bench) {
+		if !b.db.Ordered() {
+			return
+		}
+		key := b.key(store.Log, "p", store.AtCommit)
+		b.refused("delete", b.db.Write(b.ctx, store.Delete(key)), fault.Invalid)
+		b.refused("add", b.db.Write(b.ctx, store.Add(key, map[string]int64{"n": 1}, nil)), fault.Invalid)
+		b.refused("a negative span", b.db.Write(b.ctx, stamped(b, "p", -2)), fault.Invalid)
+		b.refused("the stamp of none", b.db.Write(b.ctx, stamped(b, "p", store.SameStamp)), fault.Invalid)
+		b.refused("the same stamp twice in a partition",
+			b.db.Write(b.ctx, stamped(b, "p", 1), stamped(b, "p", store.SameStamp)), fault.Invalid)
+	}},
+	{"copies_share_a_stamp", func(b *bench) {
+		if !b.db.Ordered() {
+			return
+		}
+		b.write(stamped(b, "p", 3), stamped(b, "q", store.SameStamp), stamped(b, "r", store.SameStamp))
+		b.write(stamped(b, "p", 1))
+		p, q, r := b.log("p"), b.log("q"), b.log("r")
+		if len(p) != 2 || len(q) != 1 || len(r) != 1 || q[0] != p[0] || r[0] != p[0] || p[1] <= p[0] {
+			b.Errorf("got %v, %v and %v", p, q, r)
+		}
+	}},
+	{"the_end_is_the_last_stamp", func(b *bench) {
+		if !b.db.Ordered() {
+			if end := b.db.End(); end != 0 {
+				b.Errorf("a store that is not ordered ends at %d", end)
+			}
+			return
+		}
+		for i := range 3 {
+			b.write(stamped(b, "p", i))
+			stamps := b.log("p")
+			if end := b.db.End(); end != stamps[i] {
+				b.Errorf("the end is %d after %v", end, stamps)
+			}
+		}
+	}},
+	{"a_reader_who_follows_misses_nothing", func(b *bench) {
+		if !b.db.Ordered() {
+			return
+		}
+		const writers, each = 8, 25
+		ctx, done := context.WithCancel(b.ctx)
+		var all, reading sync.WaitGroup
+		var seen []int64
+		reading.Go(func() {
+			after, ending := "", false
+			for {
+				page, err := b.db.Query(b.ctx, store.Query{Table: store.Log, Partition: b.prefix + "p", After: after})
+				if err != nil {
+					b.Errorf("Query: %v", err)
+					return
+				}
+				for _, item := range page.Items {
+					seen = append(seen, b.stamp(item.Sort))
+					after = item.Sort
+				}
+				if ending && len(page.Items) == 0 {
+					return
+				}
+				ending = ctx.Err() != nil
+			}
+		})
+		for w := range writers {
+			all.Go(func() {
+				for i := range each {
+					write := b.db.Write
+					if i%2 == 0 {
+						write = b.db.WriteAll
+					}
+					if err := write(b.ctx, stamped(b, "p", 1+(w+i)%3), stamped(b, "q", 1)); err != nil {
+						b.Errorf("write: %v", err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		done()
+		reading.Wait()
+		if len(seen) != writers*each || !slices.IsSorted(seen) {
+			b.Errorf("the reader saw %d of %d, sorted: %v", len(seen), writers*each, slices.IsSorted(seen))
+		}
+		stamps := slices.Sorted(slices.Values(append(b.log("q"), seen...)))
+		if len(slices.Compact(stamps)) != 2*writers*each {
+			b.Error("two items have the same stamp")
+		}
+	}},
+}
+
+var watchCases = []testCase{
+	{"every_commit_to_the_partition_is_announced", func(b *bench) {
+		watcher, ok := b.db.(store.Watcher)
+		if !ok {
+			return
+		}
+		changed, written, stop := watcher.Watch(b.prefix + "p")
+		defer stop()
+		other, _, stopOther := watcher.Watch(b.prefix + "other")
+		defer stopOther()
+		for i := range 5 {
+			b.write(put(b.key(store.Log, "p", fmt.Sprint(i)), "v"))
+			select {
+			case <-changed:
+			case <-time.After(deadline):
+				b.Fatalf("write %d was not announced", i)
+			}
+		}
+		b.writeAll(store.Delete(b.key(store.Log, "p", "0")), put(b.key(store.Log, "p", "9"), "v"))
+		select {
+		case <-changed:
+		case <-time.After(deadline):
+			b.Fatal("WriteAll was not announced")
+		}
+		if b.db.Ordered() {
+			if n := written(); n != 0 {
+				b.Errorf("the partition was stamped at %d before it was", n)
+			}
+			b.write(stamped(b, "p", 1))
+			if n := written(); n == 0 || n != b.db.End() {
+				b.Errorf("the partition was stamped at %d, the end is %d", n, b.db.End())
+			}
+		}
+		select {
+		case <-other:
+			b.Error("a partition was announced that nobody wrote")
+		default:
+		}
+	}},
+	{"announcements_are_coalesced_and_shared", func(b *bench) {
+		watcher, ok := b.db.(store.Watcher)
+		if !ok {
+			return
+		}
+		first, _, stopFirst := watcher.Watch(b.prefix + "p")
+		second, _, stopSecond := watcher.Watch(b.prefix + "p")
+		defer stopSecond()
+		for i := range 20 { // no one receives, and the writer does not wait
+			b.write(put(b.key(store.Log, "p", fmt.Sprint(i)), "v"))
+		}
+		for _, ch := range []<-chan struct{}{first, second} {
+			select {
+			case <-ch:
+			case <-time.After(deadline):
+				b.Fatal("a watcher was not told")
+			}
+		}
+		stopFirst()
+		stopFirst() // a second time does nothing
+		b.write(put(b.key(store.Log, "p", "x"), "v"))
+		select {
+		case <-second:
+		case <-time.After(deadline):
+			b.Fatal("the other watcher was not told after the first had stopped")
+		}
+	}},
+}
+
+var cancelCases = []testCase{
+	{"a_call_whose_context_has_ended_does_nothing", func(b *bench) {
+		key := b.at("p", "s")
+		ctx, cancel := context.WithCancel(b.ctx)
+		cancel()
+		calls := map[string]func() error{
+			"Get": func() error { _, err := b.db.Get(ctx, key); return err },
+			"Query": func() error {
+				_, err := b.db.Query(ctx, store.Query{Table: store.Log, Partition: key.Partition})
+				return err
+			},
+			"Write":    func() error { return b.db.Write(ctx, put(key, "v")) },
+			"WriteAll": func() error { return b.db.WriteAll(ctx, put(key, "v")) },
+			"a transaction": func() error {
+				return b.db.Write(ctx, put(key, "v"), put(b.at("p", "t"), "v"))
+			},
+		}
+		for name, call := range calls {
+			if err := call(); !errors.Is(err, context.Canceled) {
+				b.Errorf("%s: got error %v, want context.Canceled", name, err)
+			}
+		}
+		b.absent("after the calls", key)
+	}},
+}

@@ -1,0 +1,143 @@
+package storetest
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// mixed are sort keys whose order differs between bytes, letters and numbers.
+var mixed = []string{"a", "B", "10", "9", "Z", "z", "é", "e", "~", "!", "a#1", "a#10", "a#2", "😀", "￿", "A", "aa", "a\x00"}
+
+var queryCases = []testCase{
+	{"order_is_bytewise_in_both_directions", func(b *bench) {
+		var ops []store.Op
+		for _, sort := range mixed {
+			ops = append(ops, put(b.at("p", sort), sort), put(b.at("another", sort), sort), put(b.key(store.Log, "p", sort), sort))
+		}
+		b.writeAll(ops...)
+		want := slices.Sorted(slices.Values(mixed))
+		for _, limit := range []int{0, 1, 2, 5, len(mixed), 1000} {
+			for _, eventual := range []bool{false, true} {
+				q := store.Query{Table: store.Subscriptions, Partition: b.prefix + "p", Limit: limit, Eventual: eventual}
+				items, _ := b.pages(q)
+				if got := sorts(items); !eventual && !slices.Equal(got, want) {
+					b.Errorf("limit %d: got %q, want %q", limit, got, want)
+				} else if !slices.IsSorted(got) {
+					b.Errorf("limit %d, eventual: %q is not sorted", limit, got)
+				}
+				q.Reverse = true
+				items, _ = b.pages(q)
+				got := sorts(items)
+				slices.Reverse(got)
+				if !eventual && !slices.Equal(got, want) {
+					b.Errorf("limit %d, reverse: got the reverse of %q, want of %q", limit, got, want)
+				}
+			}
+		}
+	}},
+	{"ranges", func(b *bench) {
+		all := []string{"b", "d", "f", "h", "j"}
+		for _, sort := range all {
+			b.write(put(b.at("p", sort), ""))
+		}
+		bounds := []string{"", "a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k"}
+		for _, after := range bounds {
+			for _, until := range bounds {
+				for _, before := range []string{"", "d", "g", "h"} {
+					var want []string
+					for _, s := range all {
+						if s > after && (until == "" || s <= until) && (before == "" || s < before) {
+							want = append(want, s)
+						}
+					}
+					q := store.Query{Table: store.Subscriptions, Partition: b.prefix + "p", After: after, Until: until, Before: before}
+					items, _ := b.pages(q)
+					if got := sorts(items); !slices.Equal(got, want) {
+						b.Errorf("after %q until %q before %q: got %v, want %v", after, until, before, got, want)
+					}
+					if before != "" && before != "g" {
+						continue // in reverse a few suffice
+					}
+					q.Reverse, q.Limit = true, 2
+					items, _ = b.pages(q)
+					got := sorts(items)
+					slices.Reverse(got)
+					if !slices.Equal(got, want) {
+						b.Errorf("after %q until %q before %q, reverse: got the reverse of %v, want of %v", after, until, before, got, want)
+					}
+				}
+			}
+		}
+	}},
+	{"an_empty_partition", func(b *bench) {
+		page, err := b.db.Query(b.ctx, store.Query{Table: store.Log, Partition: b.prefix + "nobody"})
+		if err != nil || page.More || len(page.Items) != 0 {
+			b.Errorf("got %+v, %v", page, err)
+		}
+	}},
+	{"the_latest_item_is_one_page", func(b *bench) {
+		for i := range 5 {
+			b.write(put(b.at("p", fmt.Sprint(i)), fmt.Sprint(i)))
+		}
+		page, err := b.db.Query(b.ctx, store.Query{Table: store.Subscriptions, Partition: b.prefix + "p", Reverse: true, Limit: 1})
+		if err != nil || len(page.Items) != 1 || page.Items[0].Sort != "4" || !page.More || page.Last != "4" {
+			b.Errorf("got %+v, %v", page, err)
+		}
+	}},
+	{"a_page_holds_whole_items", func(b *bench) {
+		want := store.Item{Key: b.at("p", "s"), Value: []byte("v"), Version: 3, Counts: map[string]int64{"n": 2}}
+		b.write(store.Put(want))
+		items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "p"})
+		if len(items) != 1 {
+			b.Fatalf("got %d items", len(items))
+		}
+		b.same(items[0], want)
+	}},
+	{"the_default_limit_is_100", func(b *bench) {
+		var ops []store.Op
+		for i := range 130 {
+			ops = append(ops, put(b.at("p", fmt.Sprintf("%03d", i)), ""))
+		}
+		b.writeAll(ops...)
+		items, pages := b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "p"})
+		if len(items) != 130 || pages < 2 {
+			b.Errorf("got %d items in %d pages", len(items), pages)
+		}
+	}},
+	{"large_items_are_paged_completely", func(b *bench) {
+		const n, size = 14, 300 << 10 // 4 MB in one partition
+		for i := range n {
+			b.writeAll(store.Put(store.Item{
+				Key: b.at("large", fmt.Sprintf("%02d", i)), Value: bytes.Repeat([]byte{byte(i)}, size),
+			}))
+		}
+		for _, reverse := range []bool{false, true} {
+			items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "large", Limit: 1000, Reverse: reverse})
+			if reverse {
+				slices.Reverse(items)
+			}
+			if len(items) != n {
+				b.Fatalf("reverse %v: got %v", reverse, sorts(items))
+			}
+			for i, item := range items {
+				if item.Sort != fmt.Sprintf("%02d", i) || !bytes.Equal(item.Value, bytes.Repeat([]byte{byte(i)}, size)) {
+					b.Errorf("reverse %v: item %d is %s with %d bytes", reverse, i, item.Sort, len(item.Value))
+				}
+			}
+		}
+	}},
+	{"a_write_is_seen_by_the_next_read", func(b *bench) {
+		key := b.at("p", "s")
+		for i := range 40 {
+			want := fmt.Sprint(i)
+			b.write(put(key, want))
+			items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: key.Partition})
+			if got := b.value(key); got != want || len(items) != 1 || string(items[0].Value) != want {
+				b.Fatalf("after writing %s: Get sees %s, Query sees %v", want, got, items)
+			}
+		}
+	}},
+}
