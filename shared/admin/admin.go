@@ -20,14 +20,14 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/audit"
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/erase"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/httpjson"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -71,7 +71,7 @@ type Options struct {
 	// SourceSecrets looks up the secrets of sources, for requests that are tried; nil checks no signature.
 	SourceSecrets func(context.Context, config.Value) (string, error)
 	// Rate limits the changes that each owner makes; nil does not. Operators are not limited.
-	Rate *rate.Rate
+	Rate *quota.Rate
 	// Most is how much a principal may have of a quota of package config.
 	Most func(name string) func(ctx context.Context, workspace, principal string) float64
 	// Live is closed when live streams are to end.
@@ -88,7 +88,7 @@ type Handler struct {
 	answers  httpjson.Answers
 	trail    *audit.Trail
 	mux      *http.ServeMux
-	rate     *rate.Rate
+	rate     *quota.Rate
 	switches map[string]endpoint // what the methods of one switch do
 }
 

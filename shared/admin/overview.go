@@ -24,12 +24,12 @@ type overview struct {
 	Recent        recent                     `json:"recent"`
 	Delivery      kept                       `json:"delivery"`
 	// Principal is whose quotas are listed: who is asked for, or the caller.
-	Principal string  `json:"principal"`
-	Quotas    []quota `json:"quotas"`
+	Principal string     `json:"principal"`
+	Quotas    []quotaUse `json:"quotas"`
 }
 
-// quota is a limit that may be another for each principal.
-type quota struct {
+// quotaUse is a limit that may be another for each principal.
+type quotaUse struct {
 	Name string `json:"name"`
 	// Max is absent if there is no limit; Used is absent of what is counted per second, or by each process.
 	Max  float64 `json:"max,omitempty"`
@@ -86,7 +86,7 @@ func (h *overviewHandler) show(c *call) (any, error) {
 		return nil, err
 	}
 	for _, name := range config.QuotaNames() {
-		of := quota{Name: name, Max: h.most(name)(ctx, workspace, o.Principal)}
+		of := quotaUse{Name: name, Max: h.most(name)(ctx, workspace, o.Principal)}
 		switch name {
 		case config.Subscriptions:
 			of.Used = &used

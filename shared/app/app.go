@@ -25,13 +25,13 @@ import (
 	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -98,7 +98,7 @@ func (c *Core) Profile(ctx context.Context, p auth.Principal) spec.Profile {
 }
 
 // Rate returns [Core.Most] for a quota that is counted per second.
-func (c *Core) Rate(name string) rate.Of {
+func (c *Core) Rate(name string) quota.Of {
 	most := c.Most(name)
 	return func(ctx context.Context, p auth.Principal) float64 { return most(ctx, p.Workspace, p.ID) }
 }

@@ -4,13 +4,13 @@ import (
 	"context"
 	"encoding/json"
 
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/platform/descriptors"
-	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/stream/lease"
 )
@@ -36,7 +36,7 @@ func (c *Core) Stream(feeds *stream.Tails, leases mcp.Leases, backends *gateway.
 	o.Subscriptions, o.Gateway, o.Conversation = c.Lists(), backends, talk
 	o.MaxAge, o.Heartbeat, o.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, l.AnswerStreamAfter
 	o.MaxSessions = c.Sessions
-	o.Calls = rate.NewHeld(config.Calls, "calls to backends", c.Rate(config.Calls), descriptors.Outgoing())
+	o.Calls = quota.NewHeld(config.Calls, "calls to backends", c.Rate(config.Calls), descriptors.Outgoing())
 	o.PollMin, o.PollMax, o.EventTools = l.PollMin, l.PollMax, l.EventTools
 	return o
 }

@@ -11,13 +11,13 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/publish"
-	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -65,7 +65,7 @@ type Options struct {
 	// Rest is how long a provider rests that was late too often; 0 is 30 s.
 	Rest time.Duration
 	// Rate limits how many messages a principal sends; nil does not.
-	Rate *rate.Rate
+	Rate *quota.Rate
 	// Secrets looks up what a setting refers to; nil is the environment. It is asked for each
 	// message to a provider at a URL.
 	Secrets func(ctx context.Context, v config.Value) (string, error)
@@ -92,8 +92,8 @@ type Service struct {
 const minBurst = 20
 
 // NewRate limits to a number of messages per second, with bursts of two seconds' worth.
-func NewRate(of rate.Of) *rate.Rate {
-	return rate.New("conversationRate", "messages", of, func(perSecond float64) float64 { return max(2*perSecond, minBurst) })
+func NewRate(of quota.Of) *quota.Rate {
+	return quota.New("conversationRate", "messages", of, func(perSecond float64) float64 { return max(2*perSecond, minBurst) })
 }
 
 // New makes a service. It calls no provider yet.
@@ -183,7 +183,7 @@ func (s *Service) Offers(ctx context.Context, p auth.Principal) Offers {
 
 // Forward hands a message to all that the caller consented to, and returns the context
 // that came within the budget. Whose did not is left out, logged and counted. One more than the rate
-// allows goes to no provider: fault.Exhausted with [rate.RetryAfter].
+// allows goes to no provider: fault.Exhausted with [quota.RetryAfter].
 func (s *Service) Forward(ctx context.Context, c Caller, m *Message) (*Context, error) {
 	if err := s.options.Rate.Take(ctx, c.Principal, 1, time.Now()); err != nil {
 		return nil, err

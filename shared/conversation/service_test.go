@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -434,14 +434,14 @@ func TestEventsNeedARule(t *testing.T) {
 // says goes to no one, and others have their own.
 func TestTheRateOfAPrincipal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, three, func(o *Options) { o.Rate = NewRate(rate.Same(1)) })
+		r := newRig(t, three, func(o *Options) { o.Rate = NewRate(quota.Same(1)) })
 		r.on("fast", says("x", 0))
 		r.consent("fast")
 		for range minBurst {
 			r.say()
 		}
 		_, err := r.sayAs(ann, UserMessage)
-		if data := fault.DataOf(err); !fault.Is(err, fault.Exhausted) || data != (rate.RetryAfter{Limit: fault.Limit{Limit: "conversationRate", Max: 1}, Seconds: 1}) {
+		if data := fault.DataOf(err); !fault.Is(err, fault.Exhausted) || data != (quota.RetryAfter{Limit: fault.Limit{Limit: "conversationRate", Max: 1}, Seconds: 1}) {
 			t.Errorf("got %v with %v", err, data)
 		}
 		if n := r.calls("fast"); n != minBurst {

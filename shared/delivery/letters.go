@@ -7,11 +7,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/opaque"
-	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -111,14 +111,14 @@ type Operations struct {
 	// Metrics counts the messages that a queue gave up; may be nil.
 	Metrics    *metric.Set
 	deliveries *deliveries
-	tests      *rate.Keyed[string] // test events by endpoint
+	tests      *quota.Keyed[string] // test events by endpoint
 }
 
 // NewOperations makes operations. The clock may be nil.
 func NewOperations(db store.DB, q queue.Sender, now func() time.Time) *Operations {
 	return &Operations{
 		deliveries: newDeliveries(db, q, func() time.Time { return timeBy(now) }, nil),
-		tests:      rate.NewKeyed[string](1, 1, maxEndpoint),
+		tests:      quota.NewKeyed[string](1, 1, maxEndpoint),
 	}
 }
 
@@ -266,11 +266,11 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 
 // SendTest delivers a test event to a subscription, marked as one, on the way of any other: signed,
 // retried and recorded. It returns the event's id. An endpoint gets one test event per second from one process; more are
-// refused with fault.Exhausted and [rate.RetryAfter], because nothing else shows that the endpoint wants them.
+// refused with fault.Exhausted and [quota.RetryAfter], because nothing else shows that the endpoint wants them.
 func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscription) (id string, err error) {
 	now := o.deliveries.now().UTC()
 	if !o.tests.Get(endpointID(sub.Target.URL)).AllowN(now, 1) {
-		return "", rate.Exceeded("testsPerEndpoint", 1, "the limit testsPerEndpoint of 1 test event per second is reached")
+		return "", quota.Exceeded("testsPerEndpoint", 1, "the limit testsPerEndpoint of 1 test event per second is reached")
 	}
 	e := event.Event{
 		Workspace: sub.Workspace, ID: "test_" + event.NewID(), URI: sub.EventURIs[0], Name: TestType, Time: now, Published: now,

@@ -11,19 +11,19 @@ import (
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // calls hands requests, and what clients notify and answer, on to backends.
 type calls struct {
 	backends Gateway
-	underWay *rate.Held
+	underWay *quota.Held
 	left     func(*http.Request) // see [Options.Left]
 	catalogs catalogs
 	faults   faults
@@ -201,7 +201,7 @@ func (e *Endpoint) takeIn(w http.ResponseWriter, c *call) {
 		w.Header().Set("Retry-After", "1")
 		code = http.StatusServiceUnavailable
 	case kind == fault.Exhausted:
-		if after, ok := fault.DataOf(err).(rate.RetryAfter); ok {
+		if after, ok := fault.DataOf(err).(quota.RetryAfter); ok {
 			w.Header().Set("Retry-After", strconv.Itoa(after.Seconds))
 		}
 		code = http.StatusTooManyRequests

@@ -6,15 +6,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-	"github.com/mcp-events/mcpevents/shared/rate"
 )
 
 // Given a principal whose calls all wait for a backend and whose clients have left, when it makes one more, then that call is
 // refused by name, and another principal's call is made.
 func TestAUT_07_CallsOfClientsThatLeft(t *testing.T) {
 	b := startSlowCalls(t, false)
-	f := behindGateway(t, func(o *Options) { o.Calls = rate.NewHeld("calls", "calls", rate.Same(2), 100) }, b.lister)
+	f := behindGateway(t, func(o *Options) { o.Calls = quota.NewHeld("calls", "calls", quota.Same(2), 100) }, b.lister)
 	const body = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"b_tool","arguments":{}}}`
 	session := f.session(alice, spec.V20251125)
 	var waiting []slowCall

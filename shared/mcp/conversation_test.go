@@ -14,10 +14,10 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
@@ -320,7 +320,7 @@ func TestNotificationsThatNobodyAskedFor(t *testing.T) {
 func TestMoreMessagesThanTheRate(t *testing.T) {
 	f := newFixture(t, func(o *Options) {
 		o.Conversation = newTalk(t, o.Sessions, "userMessages: true", func(o *conversation.Options) {
-			o.Rate = rate.New("conversationRate", "messages", rate.Same(0.01), func(float64) float64 { return 1 })
+			o.Rate = quota.New("conversationRate", "messages", quota.Same(0.01), func(float64) float64 { return 1 })
 		})
 	})
 	if r := f.stateless(alice, spec.MethodUserMessage, message("m1")); r.code(t) != 0 {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
@@ -16,7 +17,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -110,7 +110,7 @@ type Options struct {
 	// held for it.
 	Left func(*http.Request)
 	// Calls bound the calls to backends that a principal has under way; nil does not.
-	Calls *rate.Held
+	Calls *quota.Held
 	// MaxStreamURIs is how many URIs a session or a listen may be subscribed to; 0
 	// is 200. MaxStreamPatterns is how many of them may be parents or wildcards,
 	// each of which is several partitions of the log to read; 0 is 20.
@@ -187,7 +187,7 @@ func New(o Options) (*Endpoint, error) {
 	e.replies = &replies{
 		faults: e.faults, catalogs: e.catalogs, metadata: o.ResourceMetadata,
 		server: append([]byte(`"`+spec.MetaServer+`":`), jsonrpc.Encode(o.Server)...),
-		memory: rate.NewShare("answerBytes", "answers that clients have not read", answerBytes),
+		memory: quota.NewShare("answerBytes", "answers that clients have not read", answerBytes),
 	}
 	e.about = &description{
 		server: o.Server, methods: e.methods, sessions: e.sessions, backends: e.backends, conversation: o.Conversation,

@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/rate"
 )
 
 // replies writes the responses of methods.
@@ -18,7 +18,7 @@ type replies struct {
 	catalogs catalogs
 	metadata string // see [Options.ResourceMetadata]
 	server   []byte // the _meta member that stands in every result of the stateless revisions, encoded once
-	memory   *rate.Share
+	memory   *quota.Share
 }
 
 const (

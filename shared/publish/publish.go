@@ -23,13 +23,13 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
@@ -85,7 +85,7 @@ type Service struct {
 	Catalog catalog.Source
 	Queue   queue.Sender
 	// Rate limits what a principal publishes; nil does not.
-	Rate *rate.Rate
+	Rate *quota.Rate
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 	// Metrics counts accepted events and dead letters; may be nil.
@@ -96,8 +96,8 @@ type Service struct {
 
 // NewRate limits to a number of events per second, with bursts of two seconds' worth
 // and at least one full request.
-func NewRate(of rate.Of) *rate.Rate {
-	return rate.New("publishRate", "events", of, func(perSecond float64) float64 { return max(2*perSecond, MaxEvents) })
+func NewRate(of quota.Of) *quota.Rate {
+	return quota.New("publishRate", "events", of, func(perSecond float64) float64 { return max(2*perSecond, MaxEvents) })
 }
 
 func (s *Service) now() time.Time {

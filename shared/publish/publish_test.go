@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
@@ -256,7 +256,7 @@ func TestRate(t *testing.T) {
 	now := noon
 	s, q := service(t)
 	s.Now = func() time.Time { return now }
-	s.Rate = NewRate(rate.Same(100))
+	s.Rate = NewRate(quota.Same(100))
 	batch := make([]Input, MaxEvents)
 	for i := range batch {
 		batch[i] = Input{URI: "event://ci/build-finished", Data: json.RawMessage(`1`)}
@@ -265,7 +265,7 @@ func TestRate(t *testing.T) {
 		t.Errorf("AUT-07: a full request must pass: %v", err)
 	}
 	_, err := s.Accept(t.Context(), publisher, batch[:50])
-	if data, ok := fault.DataOf(err).(rate.RetryAfter); !fault.Is(err, fault.Exhausted) || !ok || data.Seconds != 1 || data.LimitName() != "publishRate" || data.Max != 100 || !strings.Contains(err.Error(), "100 events per second") {
+	if data, ok := fault.DataOf(err).(quota.RetryAfter); !fault.Is(err, fault.Exhausted) || !ok || data.Seconds != 1 || data.LimitName() != "publishRate" || data.Max != 100 || !strings.Contains(err.Error(), "100 events per second") {
 		t.Errorf("AUT-07: got %v, %+v", err, fault.DataOf(err))
 	}
 	other := publisher

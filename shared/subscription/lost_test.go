@@ -12,11 +12,11 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -316,7 +316,7 @@ func TestHeadersUnderConcurrentRegistrations(t *testing.T) {
 
 // TestRegistrationsAreLimited: AUT-07.
 func TestRegistrationsAreLimited(t *testing.T) {
-	f := newFixture(t, Options{Rate: NewRate(rate.Same(2))})
+	f := newFixture(t, Options{Rate: NewRate(quota.Same(2))})
 	register := func(p auth.Principal) error {
 		_, err := f.Register(t.Context(), p, RegisterRequest{URIs: []string{build}, Target: "https://a.example/hook"})
 		return err
@@ -332,7 +332,7 @@ func TestRegistrationsAreLimited(t *testing.T) {
 	}
 	_, err := f.trySubscribe(r)
 	for name, err := range map[string]error{"register": register(alice), "subscribe": err} {
-		data, ok := fault.DataOf(err).(rate.RetryAfter)
+		data, ok := fault.DataOf(err).(quota.RetryAfter)
 		if !fault.Is(err, fault.Exhausted) || !ok || data.LimitName() != "registrationRate" || data.Max != 2 || data.Seconds != 1 || !strings.Contains(err.Error(), "2 registrations per second") {
 			t.Errorf("AUT-07 %s: got %v, %+v", name, err, fault.DataOf(err))
 		}

@@ -5,8 +5,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/rate"
 )
 
 // Limits of subscriptions (design: limits and defaults).
@@ -68,7 +68,7 @@ type Options struct {
 	Verifications func(ctx context.Context, workspace, principal string) int64
 	// Rate limits how often a principal registers or subscribes; nil does not. Refreshes
 	// count: they cost as much. Ending a subscription is never refused.
-	Rate *rate.Rate
+	Rate *quota.Rate
 }
 
 func (o Options) withDefaults() Options {
@@ -80,8 +80,8 @@ func (o Options) withDefaults() Options {
 }
 
 // NewRate limits registrations to a number per second, with bursts of ten seconds' worth.
-func NewRate(of rate.Of) *rate.Rate {
-	return rate.New("registrationRate", "registrations", of, func(perSecond float64) float64 { return max(1, 10*perSecond) })
+func NewRate(of quota.Of) *quota.Rate {
+	return quota.New("registrationRate", "registrations", of, func(perSecond float64) float64 { return max(1, 10*perSecond) })
 }
 
 // Registrar makes and refreshes subscriptions, by both protocols.

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -127,10 +127,10 @@ func countOf(it *store.Item, name string) int64 {
 func (c challenge) checkFailures(own, byAll *store.Item) error {
 	switch n := countOf(own, failedCount); {
 	case n >= maxFailed:
-		return rate.ExceededFor("failedVerifications", maxFailed, c.untilNext(failureWindow),
+		return quota.ExceededFor("failedVerifications", maxFailed, c.untilNext(failureWindow),
 			"%d verifications of %.128s failed within five minutes; try again later", n, c.host)
 	case n > 0 && countOf(byAll, failedCount) >= maxFailedByAll:
-		return rate.ExceededFor("failedVerificationsPerHost", maxFailedByAll, c.untilNext(failureWindow),
+		return quota.ExceededFor("failedVerificationsPerHost", maxFailedByAll, c.untilNext(failureWindow),
 			"%.128s fails the verifications of many callers, yours among them; try again in five minutes", c.host)
 	}
 	return nil
@@ -156,10 +156,10 @@ func (c challenge) begin(ctx context.Context, db store.DB) error {
 	case err != nil:
 		return err
 	case countOf(has, sentCount) >= c.max:
-		return rate.ExceededFor("verifications", float64(c.max), c.untilNext(time.Minute),
+		return quota.ExceededFor("verifications", float64(c.max), c.untilNext(time.Minute),
 			"the limit of %d verifications per minute is reached; try again in a minute", c.max)
 	}
-	return rate.Exceeded("pendingVerifications", maxPending, "%d verifications of %.128s are waiting for an answer; try again when they have ended", maxPending, c.host)
+	return quota.Exceeded("pendingVerifications", maxPending, "%d verifications of %.128s are waiting for an answer; try again when they have ended", maxPending, c.host)
 }
 
 // fail counts a failed challenge against the principal and the host.

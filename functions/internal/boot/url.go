@@ -12,7 +12,7 @@ import (
 
 	"github.com/aws/aws-lambda-go/events"
 
-	"github.com/mcp-events/mcpevents/shared/httpjson"
+	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
 )
 
 // Buffered makes an HTTP handler the handler of a Function URL that does not

@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/publish"
-	"github.com/mcp-events/mcpevents/shared/rate"
 )
 
 const (
@@ -62,7 +62,7 @@ func (m *room) enter(client netip.Prefix, now time.Time, cut func()) (*place, er
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.taken) >= largeBodies && !m.makeRoom(client, now) {
-		return nil, rate.Exceeded("largeBodies", largeBodies, "%d bodies of more than %d bytes are being read; try again", largeBodies, smallBody)
+		return nil, quota.Exceeded("largeBodies", largeBodies, "%d bodies of more than %d bytes are being read; try again", largeBodies, smallBody)
 	}
 	if m.taken == nil {
 		m.taken = map[*place]struct{}{}
@@ -164,7 +164,7 @@ func (m *room) read(w http.ResponseWriter, r *http.Request, clock func() time.Ti
 			}
 		}
 		if !p.done(control, err == nil) {
-			return nil, nil, rate.Exceeded("largeBodies", largeBodies, "the body arrived too slowly while %d large ones were being read; try again", largeBodies)
+			return nil, nil, quota.Exceeded("largeBodies", largeBodies, "the body arrived too slowly while %d large ones were being read; try again", largeBodies)
 		}
 	}
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
@@ -182,7 +182,7 @@ func (m *room) unpack(r *http.Request, received []byte, use func(content []byte)
 	m.mu.Lock()
 	if m.waiting[client] >= unpacking {
 		m.mu.Unlock()
-		return rate.Exceeded("unpacking", unpacking, "%d bodies from this address are waiting to be unpacked; try again", unpacking)
+		return quota.Exceeded("unpacking", unpacking, "%d bodies from this address are waiting to be unpacked; try again", unpacking)
 	}
 	if m.waiting == nil {
 		m.waiting = map[netip.Prefix]int{}

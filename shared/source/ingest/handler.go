@@ -19,13 +19,13 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/httpjson"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/publish"
-	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/source"
 	"github.com/mcp-events/mcpevents/shared/source/verify"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -88,7 +88,7 @@ type Handler struct {
 	Intake
 	Secrets func(context.Context, config.Value) (string, error)
 	// Rate limits what a source sends, as the principal [Principal]; nil does not.
-	Rate *rate.Rate
+	Rate *quota.Rate
 	// Guard refuses what a browser sends for another site.
 	Guard auth.Guard
 	// Limited gets the name of each limit that a request met; may be nil.

@@ -16,12 +16,12 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/publish"
-	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -287,7 +287,7 @@ func TestHandler(t *testing.T) {
 	})
 	t.Run("SRC-05 a flood is limited", func(t *testing.T) {
 		f := newFixture(t)
-		f.Rate = rate.New("publishRate", "events", rate.Same(1), func(float64) float64 { return 1 })
+		f.Rate = quota.New("publishRate", "events", quota.Same(1), func(float64) float64 { return 1 })
 		f.wants(t, pull("d-1", opened), 202, `"d-1"`, ingest.Accepted)
 		r := pull("d-2", opened)
 		r.Header.Set("X-Hub-Signature-256", "sha256=00")

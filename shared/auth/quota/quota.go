@@ -1,6 +1,6 @@
-// Package rate limits what a principal asks for per second ([Rate]) and what it has at the same time ([Held]). Its users choose the
+// Package quota limits what a principal asks for per second ([Rate]) and what it has at the same time ([Held]). Its users choose the
 // unit and the limit.
-package rate
+package quota
 
 import (
 	"context"

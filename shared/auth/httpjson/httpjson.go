@@ -11,8 +11,8 @@ import (
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/rate"
 )
 
 // statuses translates kinds of errors for HTTP.
@@ -96,7 +96,7 @@ func (a Answers) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	case allowed:
 		status = http.StatusMethodNotAllowed
 		w.Header().Set("Allow", data.Methods)
-	case rate.RetryAfter:
+	case quota.RetryAfter:
 		w.Header().Set("Retry-After", strconv.Itoa(data.Seconds))
 	}
 	switch kind {

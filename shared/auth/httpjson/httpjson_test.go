@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/rate"
 )
 
 // AUT-03, AUT-06, AUT-07: a refusal has the status of its kind, says what the caller can act on, and nothing of
@@ -27,7 +27,7 @@ func TestRefusals(t *testing.T) {
 		"its data":        {func() (any, error) { return nil, fault.New(fault.NotFound, "no").With(map[string]int{"n": 1}) }, 404, `{"error":{"kind":"not found","message":"no","n":1}}`, "", ""},
 		"data of no name": {func() (any, error) { return nil, fault.New(fault.NotFound, "no").With([]int{1}) }, 404, `{"error":{"kind":"not found","message":"no"}}`, "", ""},
 		"a limit": {func() (any, error) {
-			return nil, fault.New(fault.Exhausted, "slow").With(rate.RetryAfter{Limit: fault.Limit{Limit: "l", Max: 1}, Seconds: 7})
+			return nil, fault.New(fault.Exhausted, "slow").With(quota.RetryAfter{Limit: fault.Limit{Limit: "l", Max: 1}, Seconds: 7})
 		}, 429, `{"error":{"kind":"exhausted","message":"slow","limit":"l","max":1,"retryAfterSeconds":7}}`, "Retry-After: 7", ""},
 		"a method":         {func() (any, error) { return nil, NotAllowed("PUT, DELETE") }, 405, `{"error":{"kind":"unsupported","message":"the HTTP method is not possible here","allow":"PUT, DELETE"}}`, "Allow: PUT, DELETE", ""},
 		"no service":       {func() (any, error) { return nil, fault.Wrap(fault.Unavailable, errors.New("secret"), "read") }, 503, `{"error":{"kind":"unavailable","message":"this cannot be done now; try again"}}`, "Retry-After: 1", "secret"},

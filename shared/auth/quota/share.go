@@ -1,4 +1,4 @@
-package rate
+package quota
 
 import "github.com/mcp-events/mcpevents/shared/auth"
 
