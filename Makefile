@@ -14,8 +14,8 @@ ADDR     ?= 127.0.0.1:8080
 PKG      ?= ./...
 TESTLOG  := build/test.json
 # Simulations run without the race detector, for they take ten times as long with it: a pattern of their names, and their packages.
-SIMULATIONS := ^($(shell sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' shared/*/*simulation_test.go | paste -sd '|'))$$
-SIMULATED = $$(go list $(PKG) | grep -xF "$$(go list $(addprefix ./,$(sort $(dir $(wildcard shared/*/*simulation_test.go)))))" || true)
+SIMULATIONS := ^($(shell sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' $$(find shared -name '*simulation_test.go') | paste -sd '|'))$$
+SIMULATED = $$(go list $(PKG) | grep -xF "$$(go list $(addprefix ./,$(sort $(dir $(shell find shared -name '*simulation_test.go')))))" || true)
 FUZZTIME ?= 20s
 SOAK     ?= 10m
 CHAOS    ?= 1h

@@ -20,7 +20,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/source"
+	"github.com/mcp-events/mcpevents/shared/events/source"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // Handler is the endpoint of webhook subscriptions, of any number of clients. A program serves it at URL, with a

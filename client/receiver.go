@@ -13,8 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // Receiver is an endpoint in this process for the webhooks of a [Registration] (SEP-1803). Those of MCP Events have

@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // TestReceiver_Challenge registers at a server that verifies endpoints before it answers.

@@ -59,7 +59,7 @@ func TestSAMBuild(t *testing.T) {
 	}
 	change := func(marker string) {
 		t.Helper()
-		write(t, filepath.Join(tree, "shared", "delivery", "marker.go"), "package delivery\n\nfunc init() { println(\""+marker+"\") }\n")
+		write(t, filepath.Join(tree, "shared", "events", "delivery", "marker.go"), "package delivery\n\nfunc init() { println(\""+marker+"\") }\n")
 	}
 	where, err := exec.CommandContext(ctx, "make", "-s", "-C", tree, "sam-path").Output()
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // receiver is an endpoint for webhooks with a path for each hook.

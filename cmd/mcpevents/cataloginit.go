@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"github.com/mcp-events/mcpevents/shared/source/ready"
+	"github.com/mcp-events/mcpevents/shared/events/source/ready"
 )
 
 // CatalogInitCmd writes ready-made sources and their event types.

@@ -21,7 +21,7 @@ func TestCatalogInit(t *testing.T) {
 		}
 	})
 	t.Run("SRC-06 and a configuration that makes events of what GitHub sends", func(t *testing.T) {
-		body, err := os.ReadFile("../../shared/source/ready/testdata/github/pull_request.opened.json")
+		body, err := os.ReadFile("../../shared/events/source/ready/testdata/github/pull_request.opened.json")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,9 +17,9 @@ import (
 	"github.com/mcp-events/mcpevents/server/otlp"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/settings/watch"
-	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // ServeCmd runs the embedded server.

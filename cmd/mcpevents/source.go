@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/source/ingest"
 )
 
 // SourceCmd holds the commands for sources.

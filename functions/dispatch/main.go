@@ -15,9 +15,9 @@ import (
 	"github.com/mcp-events/mcpevents/functions/internal/sealing/kmswrap"
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
-	"github.com/mcp-events/mcpevents/shared/eventlog"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
-	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 const (

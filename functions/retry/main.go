@@ -10,9 +10,9 @@ import (
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
+	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
-	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
 // announceLast is for how much longer this function waits than the command that applies a catalog. The command usually announces

@@ -7,10 +7,10 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
-	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/events/delivery"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
-	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 func accepted(body any) httpjson.Answer {

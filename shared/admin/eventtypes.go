@@ -1,8 +1,8 @@
 package admin
 
 import (
-	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 )
 
 // typeView is an event type of the catalog as the API shows it.

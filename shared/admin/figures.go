@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/events/delivery"
 )
 
 const (

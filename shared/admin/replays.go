@@ -3,10 +3,10 @@ package admin
 import (
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/events/delivery"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
-	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // replayView is a replay as the API shows it.

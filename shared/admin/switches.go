@@ -4,9 +4,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/switches"
 )
 
 // switchHandlers list and show switches, set and remove them.

@@ -1,8 +1,8 @@
 package admin
 
 import (
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // visible are the subscriptions that a caller may see: an operator those of the workspace, an owner their own.

@@ -4,8 +4,8 @@ import (
 	"context"
 
 	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/publish"
-	"github.com/mcp-events/mcpevents/shared/source/ingest"
+	"github.com/mcp-events/mcpevents/shared/events/publish"
+	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 )
 
 // Publish takes events in. The service checks and queues them, the handler is POST /events,

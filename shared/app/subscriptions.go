@@ -4,8 +4,8 @@ import (
 	"context"
 
 	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/stream"
-	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
 )
 
 // Subscriptions finds and ends subscriptions. Register of package webhooks makes them.

@@ -6,13 +6,13 @@ import (
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/source"
+	"github.com/mcp-events/mcpevents/shared/events/source/pattern"
+	"github.com/mcp-events/mcpevents/shared/events/source/verify"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/source"
-	"github.com/mcp-events/mcpevents/shared/source/pattern"
-	"github.com/mcp-events/mcpevents/shared/source/verify"
 )
 
 // Limits of the section "sources".

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/source"
+	"github.com/mcp-events/mcpevents/shared/events/source"
 )
 
 const githubSource = `sources:

@@ -4,7 +4,7 @@
 //	client ─▶ shared/mcp ─▶ [Service.Forward] ─▶ consent? ─▶ providers ─▶ merge ─▶ context
 //	                                │            (store)    at URLs
 //	                                │                       backends, by shared/gateway
-//	                                └─────────────────────▶ event, by shared/publish
+//	                                └─────────────────────▶ event, by shared/events/publish
 //
 // What is said here is the most private thing that passes through the system. So
 // nothing of it is in an error or a log line, at any level: failures have a [Reason],

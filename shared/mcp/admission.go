@@ -15,7 +15,7 @@ import (
 )
 
 // Leases bound the open streams of a principal and of all instances;
-// those of shared/stream/lease do.
+// those of shared/events/stream/lease do.
 type Leases interface {
 	Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error)
 }

@@ -7,9 +7,9 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/stream/lease"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-	"github.com/mcp-events/mcpevents/shared/stream/lease"
 )
 
 // keep is an option: so many streams for each principal, of which the oldest ends for one more, unless that is refused.

@@ -7,10 +7,10 @@ import (
 	"net/http"
 
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
+	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
 // An answer that is to go out on the caller's open stream travels as a notice on

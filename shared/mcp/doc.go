@@ -14,7 +14,7 @@
 // [http.Handler] that the whole request is handed to; what is not in the table is
 // not advertised and answers as unknown. Messages are read by jsonrpc and
 // streams written by sse. What a subscription or an event is does not enter
-// here: see shared/subscription, shared/eventlog and shared/stream. Nor does the gateway: [Gateway] is what
+// here: see shared/events/subscription, shared/events/log and shared/events/stream. Nor does the gateway: [Gateway] is what
 // is needed of it, with the data of gateway/api. Sessions are kept by package session, below.
 //
 // Events are served as tools as well, in the files eventtools*.go, for clients that know tools alone.

@@ -5,9 +5,9 @@ import (
 	"slices"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
 // The tools have the names of those that client/tools serves over stdio. There a process keeps what came; here nothing

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
 // fakeGateway has one backend "b", which everyone may see and which serves the resources in listed. It records the

@@ -4,8 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
-	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
 // framing is what differs between the kinds of streams: the listen, the events/stream, the stream of a

@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
 // GWN-01, GWN-04: streams of all three kinds that were opened while there was no backend are notified of the lists of one

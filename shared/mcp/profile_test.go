@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 func always(profile spec.Profile) func(context.Context, auth.Principal) spec.Profile {

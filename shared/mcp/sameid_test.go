@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/events/event"
 )
 
 // TestStreamsTellEventsOfOneIDApart publishes under one id to two URIs that a

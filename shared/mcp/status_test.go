@@ -5,7 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
 )
 
 // TestDeliveryStatusTellsOfThrottling: EVX-10. An endpoint that asked to be left alone is throttled for as long as

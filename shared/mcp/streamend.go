@@ -10,7 +10,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/events/stream"
 )
 
 // The kinds of streams, in the log.

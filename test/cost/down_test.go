@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
@@ -53,7 +53,7 @@ const dueAttempt = perReadUnit/2 + perWriteUnit
 
 // dueAttempts counts the attempts of a schedule that wait in the due table only.
 func dueAttempts(s delivery.Schedule) (n float64) {
-	const backup = 2 * time.Minute // as in shared/delivery: how long after its message the due entry brings back a retry
+	const backup = 2 * time.Minute // as in shared/events/delivery: how long after its message the due entry brings back a retry
 	for _, delay := range s {
 		if delay > queue.MaxDelay-backup {
 			n++

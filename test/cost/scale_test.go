@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/subscription"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -34,7 +34,7 @@ const (
 	dispatchCall = 0.060
 	answer       = 0.200 // of an endpoint
 	attempts     = 128.0 // at once in a dispatcher
-	spreadGroups = 16.0  // of an unordered URI, as in shared/publish
+	spreadGroups = 16.0  // of an unordered URI, as in shared/events/publish
 	logged       = 0.75  // KB of an event of 500 B in the log
 	streamPolls  = 4.0   // of the log a second, while there is traffic
 

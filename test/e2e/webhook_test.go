@@ -189,7 +189,7 @@ func TestPublicKeys(t *testing.T) {
 	})
 }
 
-// TestStatuses shows what each kind of answer of an endpoint leads to; shared/webhook has all of them.
+// TestStatuses shows what each kind of answer of an endpoint leads to; shared/events/webhook has all of them.
 func TestStatuses(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--retry-schedule", "0s,1s"}})

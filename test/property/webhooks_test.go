@@ -11,10 +11,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/events/delivery"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
-	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // mood is how an endpoint answers.

@@ -41,8 +41,8 @@ type exception struct{ function, resource, at, why string }
 var unreachable = []exception{
 	{"RegisterFunction", "SessionsTable", "shared/mcp/session", "the endpoint behind stream has no sessions"},
 	{"DeregisterFunction", "SessionsTable", "shared/mcp/session", "the endpoint behind stream has no sessions"},
-	{"DeregisterFunction", "LogTable", "shared/eventlog", "stream forwards requests that end subscriptions, and no polls"},
-	{"AdminFunction", "LogTable", "shared/eventlog.Log).ByID", "only an ordered store is asked by id"},
+	{"DeregisterFunction", "LogTable", "shared/events/log", "stream forwards requests that end subscriptions, and no polls"},
+	{"AdminFunction", "LogTable", "shared/events/log.Log).ByID", "only an ordered store is asked by id"},
 	{"RelayFunction", "SettingsTable", "shared/storage/settings", "relay reads the configuration, and no catalog"},
 }
 

@@ -32,11 +32,11 @@ func TestDerive(t *testing.T) {
 			function string
 			need     need
 		}{
-			{"RegisterFunction", need{"dynamodb:PutItem", "LogTable", "i#", "(*shared/eventlog.Log).Interested"}},
-			{"StreamFunction", need{"dynamodb:UpdateItem", "SubscriptionsTable", "shapes#", "shared/subscription.interestedUntil"}},
-			{"DispatchFunction", need{"dynamodb:BatchWriteItem", "DeliveriesTable", "due#", "(*shared/delivery.deliveries).writeAll"}},
+			{"RegisterFunction", need{"dynamodb:PutItem", "LogTable", "i#", "(*shared/events/log.Log).Interested"}},
+			{"StreamFunction", need{"dynamodb:UpdateItem", "SubscriptionsTable", "shapes#", "shared/events/subscription.interestedUntil"}},
+			{"DispatchFunction", need{"dynamodb:BatchWriteItem", "DeliveriesTable", "due#", "(*shared/events/delivery.deliveries).writeAll"}},
 			{"RetryFunction", need{"dynamodb:DeleteItem", "SettingsTable", "announce", "shared/storage/settings.Announced"}},
-			{"FanoutFunction", need{"sqs:SendMessage", "DeadQueue", "", "(*shared/delivery.Fanout).bury"}},
+			{"FanoutFunction", need{"sqs:SendMessage", "DeadQueue", "", "(*shared/events/delivery.Fanout).bury"}},
 		} {
 			if !slices.ContainsFunc(needs[want.function], func(n need) bool {
 				return n.action == want.need.action && n.resource == want.need.resource && n.prefix == want.need.prefix

@@ -1,5 +1,5 @@
 // Command sources writes the part of docs/reference/sources.md about the ready-made sources: what
-// shared/source/ready has.
+// shared/events/source/ready has.
 package main
 
 import (
@@ -13,8 +13,8 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/source/ready"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/source/ready"
 )
 
 // What is generated stands between these lines.
@@ -52,7 +52,7 @@ func run(page string, check bool) error {
 	case bytes.Equal(have, want):
 		return nil
 	case check:
-		return fmt.Errorf("%s is not what shared/source/ready says (go run ./tools/sources)", page)
+		return fmt.Errorf("%s is not what shared/events/source/ready says (go run ./tools/sources)", page)
 	}
 	return os.WriteFile(page, want, 0o644)
 }

@@ -4,7 +4,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/eventlog"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )

@@ -8,9 +8,9 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
-	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // ReloadAfter is how old a process's keyset may be before a secret that does not

@@ -5,8 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
-	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // Sealer seals secrets with the stored public keyset. It reads the keyset again when its copy is older than [ReloadAfter], so

@@ -2,7 +2,7 @@
 // store: the public part in the settings, for register; the private part wrapped by
 // KMS in a table of its own, for dispatch.
 //
-// Only functions/keys writes. Go on in shared/webhook (what sealing is) and in
+// Only functions/keys writes. Go on in shared/events/webhook (what sealing is) and in
 // sealing/kmswrap.
 package sealing
 
@@ -10,9 +10,9 @@ import (
 	"context"
 	"errors"
 
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
-	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // Where the keys rest. The partition of the settings table is one of those that

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/events/delivery"
 )
 
 // A schedule is written twice: as the default of a flag, and for a dispatcher without settings.

@@ -1,0 +1,169 @@
+package delivery
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/trace"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+)
+
+// sender makes attempts: a signed request each, with its span, its count and its line in the log.
+type sender struct {
+	poster  Poster
+	opener  Opener
+	catalog catalog.Source
+	gaps    *Gaps // whose sealer makes the ids of messages
+	options *Options
+	now     func() time.Time
+	log     *slog.Logger
+	metrics *metric.Set
+	tracer  *trace.Tracer
+}
+
+// attempt makes one signed POST of an event.
+func (s *sender) attempt(ctx context.Context, del *delivery, sub *subscription.Subscriber, e *event.Event) webhook.Outcome {
+	return s.send(ctx, del, sub.Target.URL, e.Trace, func(r *webhook.Request) error { return s.fill(ctx, r, sub, e) })
+}
+
+// send makes the next POST of a delivery, a request that fill completes. An internal failure has the
+// category [webhook.Internal].
+func (s *sender) send(ctx context.Context, del *delivery, target string, traced trace.Context, fill func(*webhook.Request) error) (out webhook.Outcome) {
+	defer func() {
+		if p := recover(); p != nil {
+			out = webhook.Outcome{Category: webhook.Internal, Err: fault.Panicked(p)}
+		}
+	}()
+	n := len(del.Attempts) + 1
+	span := s.tracer.Continue(traced, "attempt", trace.Client)
+	defer func() {
+		if span.On() {
+			endSpan(span, del, target, n, out)
+		}
+	}()
+	r := webhook.Request{Trace: span.Context, URL: target, ID: del.Event, SubscriptionID: del.Subscription, At: s.now(), Timeout: s.options.Timeout}
+	if err := fill(&r); err != nil {
+		return webhook.Outcome{Category: webhook.Internal, Err: err}
+	}
+	out = s.poster.Send(ctx, r)
+	if internal(out) {
+		return out
+	}
+	published := del.Published
+	if published.IsZero() { // of a control message
+		published = del.First
+	}
+	lag := s.now().Sub(published)
+	s.metrics.Attempt(string(out.Category), n, out.Took, lag)
+	if s.options.LogDeliveries {
+		level := slog.LevelInfo
+		if out.Category != "" {
+			level = slog.LevelWarn
+		}
+		s.log.LogAttrs(ctx, level, "delivery attempt",
+			slog.String("workspace", del.Workspace), slog.String("subscription", del.Subscription), slog.String("event", del.Event),
+			slog.String("name", del.Name), slog.String("origin", subscription.OriginOf(target)), slog.Int("attempt", n), slog.Int("status", out.Status),
+			slog.String("category", string(out.Category)), slog.Float64("took_ms", milliseconds(out.Took)), slog.Float64("lag_ms", milliseconds(lag)))
+	}
+	return out
+}
+
+func endSpan(span trace.Span, del *delivery, target string, n int, out webhook.Outcome) {
+	span.Set(trace.Event(del.Workspace, del.Event, del.Name)...)
+	span.Set(attribute.String("mcpevents.subscription", del.Subscription), attribute.Int("mcpevents.attempt", n),
+		attribute.String("http.request.method", http.MethodPost), attribute.String("server.address", subscription.OriginOf(target)))
+	if out.Status != 0 {
+		span.Set(attribute.Int("http.response.status_code", out.Status))
+	}
+	span.End(string(out.Category))
+}
+
+// fill adds the body and the keys to a request.
+func (s *sender) fill(ctx context.Context, r *webhook.Request, sub *subscription.Subscriber, e *event.Event) error {
+	redacted := *e
+	var err error
+	if redacted.Data, err = subscription.Redacted(e.Data, sub.Redact); err != nil {
+		return err
+	}
+	e = &redacted
+	if sub.Origin == subscription.MCPEvents {
+		r.Timeout = s.options.EventsTimeout
+		r.Body = eventsBody(e, s.entry(ctx, e), sub.Cursor)
+		if r.ID, err = s.webhookID(ctx, sub, e); err != nil {
+			return err
+		}
+	} else {
+		r.Body = standardBody(e, s.webhookType(ctx, e), sub.ID)
+	}
+	return s.sign(ctx, r, e.Workspace, sub.ID, sub.Target)
+}
+
+// webhookID returns the id of a delivery of an MCP Events subscription. In the released profile that is the event's id. In the
+// final profile it is an id of the message, which depends only on the subscription and the event, so that all attempts and
+// replays have the same id, whichever process makes them. Its digits are hexadecimal, so it is never taken for the id of a
+// control message, msg_<type>_….
+func (s *sender) webhookID(ctx context.Context, sub *subscription.Subscriber, e *event.Event) (string, error) {
+	if cmp.Or(sub.Profile, s.options.Profile) != spec.Final {
+		return e.ID, nil
+	}
+	sealer, err := s.gaps.Sealer(ctx)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("msg_%016x", sealer.Hash("message\x00"+e.Workspace+"\x00"+sub.ID+"\x00"+e.Key())), nil
+}
+
+// sign adds the keys to a request.
+func (s *sender) sign(ctx context.Context, r *webhook.Request, workspace, id string, target subscription.Target) error {
+	if target.Type == subscription.None {
+		return nil
+	}
+	binding := webhook.Binding{Workspace: workspace, Subscription: id, Target: target.URL}
+	key, err := s.opener.Open(ctx, target.Secret, binding)
+	if err != nil {
+		return fault.Wrap(fault.Internal, err, "open the secret")
+	}
+	r.Keys = [][]byte{key}
+	if target.Type == subscription.Raw {
+		r.RawSecret = key
+	}
+	if len(target.Previous) > 0 && s.now().Unix() < target.PreviousUntil {
+		old, err := s.opener.Open(ctx, target.Previous, binding)
+		if err != nil {
+			return fault.Wrap(fault.Internal, err, "open the previous secret")
+		}
+		r.Keys = append(r.Keys, old)
+	}
+	return nil
+}
+
+// webhookType returns the type that the catalog gives to webhooks of the event, or else the name of the event type.
+func (s *sender) webhookType(ctx context.Context, e *event.Event) string {
+	if entry := s.entry(ctx, e); entry != nil && entry.WebhookType != "" {
+		return entry.WebhookType
+	}
+	return e.Name
+}
+
+// entry returns the event's type, or nil if the catalog no longer has it or cannot be read.
+func (s *sender) entry(ctx context.Context, e *event.Event) *catalog.Entry {
+	cat, err := s.catalog.Catalog(ctx, e.Workspace)
+	if err != nil {
+		return nil
+	}
+	return cat.ByName(e.Name)
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

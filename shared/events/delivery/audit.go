@@ -1,0 +1,148 @@
+package delivery
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+)
+
+// A delivery finds out when a subscription may not go on. Without events there is no delivery,
+// so once a minute an audit compares the catalog of every workspace that has subscriptions with
+// the one that was audited last, and checks all subscriptions to event types that are gone or
+// have other terms.
+//
+// A change is audited twice, some time apart: other processes may use the old catalog for
+// [settings.MaxAge], and accept subscriptions to an event type that is gone.
+
+// settleAfter is how long a catalog must have been seen before it is the one to compare
+// with.
+const settleAfter = 20 * time.Second
+
+// Audit terminates the subscriptions that may not continue after a change of the catalog, and reports how many. An
+// audit that is interrupted resumes where it stopped, and a workspace that fails does not stop the others. After an
+// interruption the next audit begins with the workspaces that had no turn: there may be more than an audit has time for.
+func (e *Terminator) Audit(ctx context.Context) (ended int, err error) {
+	e.auditing.Lock()
+	defer e.auditing.Unlock()
+	workspaces, err := e.Lists.Workspaces(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if e.audited == nil {
+		e.audited = map[string]string{}
+	}
+	if i, found := slices.BinarySearch(workspaces, e.interrupted); found || i > 0 {
+		if found {
+			i++
+		}
+		workspaces = slices.Concat(workspaces[i:], workspaces[:i])
+	}
+	var errs []error
+	for _, workspace := range workspaces {
+		n, err := e.auditOne(ctx, workspace)
+		ended += n
+		if ctx.Err() != nil {
+			e.interrupted = workspace
+			return ended, ctx.Err()
+		}
+		errs = append(errs, fault.Wrap(fault.Unavailable, err, "audit the subscriptions of workspace %s", workspace))
+	}
+	return ended, errors.Join(errs...)
+}
+
+func (e *Terminator) auditOne(ctx context.Context, workspace string) (ended int, err error) {
+	cat, err := e.Review.Catalog.Catalog(ctx, workspace)
+	if fault.Is(err, fault.NotFound) {
+		return 0, nil // a workspace without a catalog neither publishes nor delivers
+	}
+	if err != nil || e.audited[workspace] == cat.Fingerprint() {
+		return 0, err
+	}
+	last, err := e.Lists.AuditState(ctx, workspace)
+	if err != nil {
+		return 0, err
+	}
+	next, now := last, e.now()
+	switch {
+	case last.Settled == cat.Fingerprint() && last.Seen == "":
+		e.audited[workspace] = last.Settled
+		return 0, nil
+	case last.Seen != cat.Fingerprint():
+		next.Seen, next.Since = cat.Fingerprint(), now.Unix()
+	case now.Unix()-last.Since < int64(settleAfter/time.Second):
+		return 0, nil
+	default:
+		next = subscription.AuditState{Settled: cat.Fingerprint(), Terms: cat.Terms()}
+	}
+	// The position of an interrupted audit counts only for the same step.
+	at := subscription.AuditPosition{Step: next.Settled + next.Seen}
+	if last.At.Step == at.Step {
+		at = last.At
+	}
+	for _, scope := range concerned(last.Terms, cat.Terms()) {
+		if scope < at.Scope {
+			continue
+		}
+		if scope != at.Scope {
+			at.Scope, at.After = scope, ""
+		}
+		n, err := e.auditScope(ctx, workspace, last, &at)
+		if ended += n; err != nil {
+			return ended, err
+		}
+	}
+	next.At = subscription.AuditPosition{}
+	return ended, e.Lists.SetAuditState(ctx, workspace, next)
+}
+
+// concerned lists the scopes whose subscriptions may have lost something, in order.
+func concerned(before, after map[string]string) (scopes []string) {
+	for name, t := range before {
+		if after[name] != t {
+			scopes = append(scopes, subscription.Scope(name))
+		}
+	}
+	if len(scopes) > 0 {
+		scopes = append(scopes, subscription.Scope(""))
+	}
+	slices.Sort(scopes)
+	return scopes
+}
+
+// auditScope checks the subscriptions of a scope from a position on, and saves the position
+// after each page.
+func (e *Terminator) auditScope(ctx context.Context, workspace string, last subscription.AuditState, at *subscription.AuditPosition) (ended int, err error) {
+	var errs []error
+	for {
+		subs, next, err := e.Lists.Listed(ctx, workspace, at.Scope, at.After)
+		if err != nil {
+			return ended, err
+		}
+		for _, s := range subs {
+			terminated, err := e.Terminate(ctx, workspace, s.Principal, s.ID)
+			switch {
+			case errors.Is(err, subscription.ErrUndecodable):
+				e.log().ErrorContext(ctx, "subscription not audited", "workspace", workspace, "subscription", s.ID, "error", err)
+			case err != nil:
+				errs = append(errs, err)
+			case terminated:
+				ended++
+			}
+			if ctx.Err() != nil {
+				return ended, ctx.Err()
+			}
+		}
+		if err := errors.Join(errs...); err != nil || next == "" {
+			return ended, err
+		}
+		at.After = next
+		last.At = *at
+		if err := e.Lists.SetAuditState(ctx, workspace, last); err != nil {
+			return ended, err
+		}
+	}
+}

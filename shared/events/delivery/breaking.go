@@ -1,0 +1,147 @@
+package delivery
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+)
+
+// Ending is how many live subscriptions of a workspace a change of its catalog would end, and why.
+type Ending struct {
+	Workspace     string
+	Reason        string
+	Subscriptions int
+}
+
+// Endings looks which subscriptions catalogs would end that take the place of those in use, and ends none. A workspace
+// without one among them keeps its own. Those that end by the catalogs in use or for want of a key are left out.
+func (e *Terminator) Endings(ctx context.Context, next catalog.Source) ([]Ending, error) {
+	workspaces, err := e.Lists.Workspaces(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []Ending
+	for _, workspace := range workspaces {
+		found, err := e.endingsOf(ctx, workspace, next)
+		if err != nil {
+			return nil, fault.Wrap(fault.Unavailable, err, "look at the subscriptions of workspace %s", workspace)
+		}
+		out = append(out, found...)
+	}
+	return out, nil
+}
+
+func (e *Terminator) endingsOf(ctx context.Context, workspace string, next catalog.Source) ([]Ending, error) {
+	cat, err := next.Catalog(ctx, workspace)
+	if fault.Is(err, fault.NotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	used, err := e.Review.Catalog.Catalog(ctx, workspace)
+	if err != nil && !fault.Is(err, fault.NotFound) {
+		return nil, err
+	}
+	last, err := e.Lists.AuditState(ctx, workspace)
+	if err != nil || last.Settled == cat.Fingerprint() || used != nil && used.Fingerprint() == cat.Fingerprint() {
+		return nil, err
+	}
+	after := &subscription.Review{DB: e.Review.DB, Catalog: next, Directory: e.Review.Directory}
+	reasons, seen := map[string]int{}, map[string]bool{}
+	judge := func(sub *subscription.Subscription) error {
+		var now, then *subscription.Terminated
+		_, err := after.Subscription(ctx, sub, false)
+		if !errors.As(err, &then) {
+			return err
+		}
+		if gone, err := e.gone(ctx, sub); gone || err != nil { // by the keys, whatever the catalog
+			return err
+		}
+		if used != nil {
+			if _, err := e.Review.Subscription(ctx, sub, false); errors.As(err, &now) {
+				return nil
+			}
+		}
+		reasons[fault.Public(then.Reason)]++
+		return nil
+	}
+	for _, scope := range concerned(last.Terms, cat.Terms()) {
+		for place := ""; ; {
+			subs, following, err := e.Lists.Listed(ctx, workspace, scope, place)
+			if err != nil {
+				return nil, err
+			}
+			for _, s := range subs {
+				if seen[s.ID] {
+					continue
+				}
+				seen[s.ID] = true
+				sub, err := e.Subscriptions.Lookup(ctx, workspace, s.Principal, s.ID)
+				if sub != nil {
+					err = judge(sub)
+				}
+				if err != nil && !errors.Is(err, subscription.ErrUndecodable) {
+					return nil, err
+				}
+			}
+			if place = following; place == "" {
+				break
+			}
+		}
+	}
+	changes := catalog.Diff(used, cat)
+	var out []Ending
+	for reason, n := range reasons {
+		out = append(out, Ending{workspace, withChanges(reason, changes), n})
+	}
+	slices.SortFunc(out, func(a, b Ending) int { return cmp.Compare(a.Reason, b.Reason) })
+	return out, nil
+}
+
+// withChanges adds to the reason of an end what changed about its event type.
+func withChanges(reason string, changes []catalog.Change) string {
+	var what []string
+	for _, c := range changes {
+		if c.Breaking && reason == fault.Public(subscription.SchemaChanged(c.Event, "")) {
+			what = append(what, c.What)
+		}
+	}
+	if len(what) == 0 {
+		return reason
+	}
+	return fmt.Sprintf("%s (%s)", reason, strings.Join(what, ", "))
+}
+
+// gone reports whether a subscription's principal has no key that lets it subscribe.
+func (e *Terminator) gone(ctx context.Context, sub *subscription.Subscription) (bool, error) {
+	if e.Review.Directory == nil {
+		return false, nil
+	}
+	who, err := e.Review.Directory.Principals(ctx, sub.Workspace, sub.Principal, false)
+	if err != nil {
+		return false, fault.Wrap(fault.Unavailable, err, "look up the principal")
+	}
+	return !slices.ContainsFunc(who, func(p auth.Principal) bool { return p.Has(auth.ScopeSubscribe) }), nil
+}
+
+// Breaking is the error of catalogs that would end subscriptions; nil if they end none.
+func Breaking(endings []Ending) error {
+	if len(endings) == 0 {
+		return nil
+	}
+	total, parts := 0, make([]string, len(endings))
+	for i, x := range endings {
+		total += x.Subscriptions
+		parts[i] = fmt.Sprintf("%d in workspace %s because %s", x.Subscriptions, x.Workspace, x.Reason)
+	}
+	return fault.New(fault.Invalid, "the changed catalog would end %d live webhook subscriptions: %s; --allow-breaking lets it", total, strings.Join(parts, ", "))
+}

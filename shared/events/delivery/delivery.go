@@ -1,0 +1,367 @@
+package delivery
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/switches"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// A delivery that does not succeed with its first attempt is stored as one item per subscription and event, with its
+// attempts. These rules keep two workers from continuing it at the same time:
+//
+//   - Each write increments the item's version and requires the version that the worker read. Of two workers that made the
+//     same attempt, one records it and schedules the next one. The other one learns from the [claim] of its write that it
+//     has nothing left to do.
+//   - The item and its due entry are written in one transaction, before the message for the next attempt is sent. If the
+//     worker dies in between, the due entry replaces the lost message.
+//   - A message is stale, and dropped, if its attempt is not the delivery's next one.
+//
+// [lifecycle] has all states and steps.
+
+// delivery is the value of its item.
+type delivery struct {
+	V            int                 `json:"v"`
+	Workspace    string              `json:"ws"`
+	Principal    string              `json:"pr"`
+	Subscription string              `json:"sub"`
+	Origin       subscription.Origin `json:"o"`
+	Event        string              `json:"ev"`
+	Key          string              `json:"k,omitempty"` // as in [SingleTask]
+	URI          string              `json:"uri"`
+	Name         string              `json:"name"`
+	Target       string              `json:"url"`
+	State        string              `json:"st"` // one of the state constants
+	First        time.Time           `json:"t1"`
+	Published    time.Time           `json:"pub,omitzero"` // the event, for [Watermark]
+	// Due is when the next attempt is to be made, DueAt when its due entry acts:
+	// the same when the queue cannot delay a message that long, and else a while
+	// later, as a backup of the message.
+	Due      time.Time `json:"due,omitzero"`
+	DueAt    time.Time `json:"dueat,omitzero"`
+	Attempts []attempt `json:"a,omitempty"`
+	Size     int       `json:"b,omitempty"` // as in [SingleTask]
+	Waits    int       `json:"w,omitempty"` // how often it had to wait for its endpoint in the due table
+	// Base is the number of attempts that an earlier delivery of the event made before it was given up. The schedule starts
+	// after them.
+	Base int `json:"base,omitempty"`
+	// Again is set if a person had the event delivered again. A gap of it was announced before.
+	Again bool `json:"again,omitempty"`
+	// Test is set for a test event, which is delivered whatever the subscription asks for.
+	Test bool `json:"test,omitempty"`
+	// Paused is where it waits for a switch, since PausedAt; see paused.go.
+	Paused   pausedKey `json:"pk,omitzero"`
+	PausedAt time.Time `json:"pkt,omitzero"`
+	// Control is set for a message that carries no event; Event is then its own id.
+	Control *control `json:"ctl,omitempty"`
+
+	made  time.Time // when the next attempt was scheduled
+	later bool      // it waits in the due table only, without a message
+
+	version int64  // of the item, 0 before it is written
+	stored  string // the state of the item
+	// recorded is the number of attempts in the item.
+	recorded int
+	waits    store.Key // its due entry, or where it waits for a switch; zero when there is neither
+}
+
+// attempt is one recorded attempt: a category, never what the endpoint said.
+type attempt struct {
+	At       time.Time `json:"at"`
+	Category string    `json:"c"`
+	Status   int       `json:"s,omitempty"`
+	TookMS   int64     `json:"ms"`
+}
+
+const (
+	// KeptFor is how long dead letters and records stay (design: 7 days).
+	KeptFor = 7 * 24 * time.Hour
+	// backup is how long after its time a due entry brings back a retry whose
+	// message was lost.
+	backup = 2 * time.Minute
+	// dueShards spreads the entries of a minute.
+	dueShards = 8
+	// retriedFor is how long the event of a delivery is stored: for its retries, and then as a dead letter.
+	retriedFor = 5*24*time.Hour + KeptFor
+)
+
+func (del *delivery) key() string { return cmp.Or(del.Key, del.Event) }
+
+// ownKey is the key of a delivery whose event id was published before, by an event that is still stored.
+func (del *delivery) ownKey() string {
+	return fmt.Sprintf("%s#%d", event.Event{ID: del.Event, URI: del.URI}.Key(), del.Published.UnixMicro())
+}
+
+func deliveryKey(workspace, sub, eventKey string) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: "d#" + workspace + "#" + sub, Sort: eventKey}
+}
+
+func bodyKey(workspace, eventKey string) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: "b#" + workspace + "#" + eventKey, Sort: "-"}
+}
+
+func dueShard(sub, eventKey string) int {
+	h := fnv.New32a()
+	h.Write([]byte(sub + "#" + eventKey))
+	return int(h.Sum32() % dueShards)
+}
+
+func duePartition(shard int, minute time.Time) string {
+	return fmt.Sprintf("due#%d#%s", shard, minute.UTC().Format("200601021504"))
+}
+
+func dueKey(workspace, sub, eventKey string, at time.Time) store.Key {
+	return store.Key{
+		Table:     store.Deliveries,
+		Partition: duePartition(dueShard(sub, eventKey), at.Truncate(time.Minute)),
+		Sort:      sub + "#" + eventKey + "#" + workspace,
+	}
+}
+
+func (del *delivery) item() store.Item {
+	value, _ := json.Marshal(del) // times, strings and numbers
+	expires := del.First.Add(retriedFor)
+	if !del.PausedAt.IsZero() {
+		expires = del.PausedAt.Add(switches.Kept + retriedFor)
+	}
+	return store.Item{
+		Key:   deliveryKey(del.Workspace, del.Subscription, del.key()),
+		Value: value, Version: del.version + 1,
+		Expires: expires,
+	}
+}
+
+// due is the next attempt.
+func (del *delivery) due() dueEntry {
+	return dueEntry{At: del.Due.UnixMilli(), Made: del.made.UnixMilli(), Task: SingleTask{
+		V: taskVersion, Endpoint: endpointID(del.Target), Workspace: del.Workspace, Principal: del.Principal,
+		Subscription: del.Subscription, Event: del.Event, Key: del.Key, Attempt: len(del.Attempts) + 1, Size: del.Size,
+	}}
+}
+
+func (del *delivery) dueEntry() store.Item {
+	value, _ := json.Marshal(del.due())
+	return store.Item{
+		Key: dueKey(del.Workspace, del.Subscription, del.key(), del.DueAt), Value: value, Expires: del.DueAt.Add(KeptFor),
+	}
+}
+
+// dueEntry is the value of an entry in the due table.
+type dueEntry struct {
+	Task SingleTask `json:"t"`
+	At   int64      `json:"at"` // milliseconds since 1970
+	// Made is when the entry was written, in the same; the version before had none.
+	Made int64 `json:"made,omitempty"`
+}
+
+func decodeDelivery(it *store.Item) (*delivery, error) {
+	var del delivery
+	if err := json.Unmarshal(it.Value, &del); err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "decode a delivery")
+	}
+	del.version, del.stored, del.recorded = it.Version, del.State, len(del.Attempts)
+	if del.State == statePending {
+		if del.waits = del.place(); !del.PausedAt.IsZero() {
+			del.stored = statePaused
+		}
+	}
+	return &del, nil
+}
+
+// newDelivery is a delivery without attempts.
+func newDelivery(sub *subscription.Subscriber, e *event.Event, now time.Time) *delivery {
+	return &delivery{
+		V: taskVersion, Workspace: e.Workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
+		Event: e.ID, Key: e.Key(), URI: e.URI, Name: e.Name, Target: sub.Target.URL, State: statePending, First: now,
+		Published: e.Published, Size: len(e.Data),
+	}
+}
+
+// forget returns the notes that delete all that is stored of a delivery, unless the delivery has changed since it was read.
+func (del *delivery) forget() []store.Op {
+	if del.version == 0 {
+		return nil
+	}
+	return []store.Op{
+		store.Delete(deliveryKey(del.Workspace, del.Subscription, del.key()), store.VersionIs(del.version)),
+		store.Delete(del.waits),
+	}
+}
+
+// maxForgets is how many deliveries writeNotes deletes concurrently.
+const maxForgets = 16
+
+// writeNotes writes the notes of attempts: their records, and what [delivery.forget] returns.
+//
+// Notes are written some time after their delivery was read. Meanwhile another worker may have continued the delivery, or it
+// was requested again; see [deliveries.renew]. Then the delivery stays, and its due entry brings it back.
+func writeNotes(ctx context.Context, db store.DB, notes []store.Op) error {
+	var plain []store.Op
+	var forgets [][]store.Op
+	for len(notes) > 0 {
+		n := 1
+		if notes[0].Cond == (store.Condition{}) {
+			plain = append(plain, notes[0])
+		} else {
+			n = 2 // with what it waits for
+			forgets = append(forgets, notes[:n])
+		}
+		notes = notes[n:]
+	}
+	if len(plain) > 0 {
+		if err := db.WriteAll(ctx, plain...); err != nil {
+			return err
+		}
+	}
+	writes, ctx := errgroup.WithContext(ctx)
+	writes.SetLimit(maxForgets)
+	for _, ops := range forgets {
+		writes.Go(func() (err error) {
+			defer fault.Recovered(&err)
+			if err := db.Write(ctx, ops...); !errors.Is(err, store.ErrConflict) {
+				return err
+			}
+			return nil
+		})
+	}
+	return writes.Wait()
+}
+
+func (t dueEntry) outgoing(delay time.Duration) queue.Outgoing {
+	// Whole seconds, rounded up: an attempt is never early.
+	delay = (delay + time.Second - 1).Truncate(time.Second)
+	return queue.Outgoing{Body: encode(t.Task), Group: t.Task.endpoint(), Delay: delay}
+}
+
+func continues(had int64) store.Condition {
+	if had == 0 {
+		return store.Absent()
+	}
+	return store.VersionIs(had)
+}
+
+// deliveries are those that did not succeed at once, as they are stored: each with its due entry, and their events.
+type deliveries struct {
+	db     store.DB
+	queue  queue.Sender
+	now    func() time.Time
+	log    *slog.Logger
+	bodies *bounded.Map[string, storedBody] // by workspace and key
+}
+
+// maxBodies bounds the events of which a process knows that they are stored.
+const maxBodies = 20_000
+
+func newDeliveries(db store.DB, q queue.Sender, now func() time.Time, log *slog.Logger) *deliveries {
+	return &deliveries{db, q, now, loggerOr(log), bounded.NewMap[string, storedBody](maxBodies)}
+}
+
+// rememberStored is how long a process remembers that an event is stored. The event may be deleted meanwhile, because the
+// only subscriber whose delivery failed was erased.
+const rememberStored = time.Minute
+
+// expiryTolerance is how much earlier than required a stored event may expire. Most deliveries of an event fail within it,
+// so its item is written once.
+const expiryTolerance = time.Hour
+
+// storedBody is what a process knows of an event that is stored under a key.
+type storedBody struct {
+	published int64 // microseconds since 1970
+	expires   time.Time
+	seen      time.Time
+}
+
+// storeBody stores the event of a delivery for its retries, for at least as long as keep. All subscribers share one item,
+// which is written at the first failure and again when it would expire too early.
+//
+// If the item holds an event that was published under the same id at another time, storeBody gives the delivery a key that
+// includes the time of publication, so that both events are delivered.
+func (ds *deliveries) storeBody(ctx context.Context, del *delivery, e *event.Event, keep time.Duration) error {
+	now, published := ds.now(), e.Published.UnixMicro()
+	expires := now.Add(keep)
+	for range maxContests {
+		id := e.Workspace + "#" + del.key()
+		known, ok := ds.bodies.Get(id)
+		if ok = ok && now.Sub(known.seen) < rememberStored; ok && known.published != published {
+			del.Key = del.ownKey()
+			continue
+		}
+		if ok && !known.expires.Before(expires.Add(-expiryTolerance)) {
+			return nil
+		}
+		body, err := ds.putBody(ctx, del, e, expires)
+		if err != nil {
+			return fault.Wrap(fault.Unavailable, err, "store the event for its retries")
+		}
+		if body.seen = now; body.published != 0 || !body.expires.IsZero() {
+			ds.bodies.Put(id, body)
+		}
+	}
+	return fault.New(fault.Unavailable, "store the event for its retries: its item changes too often")
+}
+
+// putBody writes the event of a delivery, unless its item has another event or lasts long enough, and returns the stored
+// body. The result is zero if another process changed the item meanwhile.
+func (ds *deliveries) putBody(ctx context.Context, del *delivery, e *event.Event, expires time.Time) (storedBody, error) {
+	value, err := json.Marshal(e)
+	if err != nil {
+		return storedBody{}, fault.Wrap(fault.Internal, err, "encode the event")
+	}
+	// The version is the expiry, so that of two processes that extend it the later expiry wins.
+	it := store.Item{Key: bodyKey(e.Workspace, del.key()), Value: value, Version: expires.Unix(), Expires: expires}
+	written := storedBody{published: e.Published.UnixMicro(), expires: expires}
+	err = ds.db.Write(ctx, store.Put(it, store.Absent()))
+	if !errors.Is(err, store.ErrConflict) {
+		return written, err
+	}
+	items, err := ds.db.Get(ctx, it.Key)
+	if err != nil || items[0] == nil {
+		return storedBody{}, err
+	}
+	if had, err := decodeEvent(items[0]); err == nil {
+		stored := storedBody{published: had.Published.UnixMicro(), expires: items[0].Expires}
+		if stored.published != written.published || !stored.expires.Before(expires.Add(-expiryTolerance)) {
+			return stored, nil
+		}
+	}
+	err = ds.db.Write(ctx, store.Put(it, store.VersionIs(items[0].Version)))
+	if errors.Is(err, store.ErrConflict) {
+		return storedBody{}, nil
+	}
+	return written, err
+}
+
+// eventIn decodes the stored event of a delivery. It returns nil if there is none, or if it was published at another time
+// under the same id.
+func (del *delivery) eventIn(it *store.Item) (*event.Event, error) {
+	if it == nil {
+		return nil, nil
+	}
+	e, err := decodeEvent(it)
+	if err != nil || otherPublication(e.Published, del.Published) {
+		return nil, err
+	}
+	return e, nil
+}
+
+func decodeEvent(it *store.Item) (*event.Event, error) {
+	var e event.Event
+	if err := json.Unmarshal(it.Value, &e); err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "decode a stored event")
+	}
+	return &e, nil
+}

@@ -1,0 +1,77 @@
+package delivery
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/publish"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+)
+
+// A subscription whose endpoint only fails for [DisableAfter] is disabled. Its owner learns of it from its resource,
+// operators from a metric, and both from an event, if the catalog has a type for it.
+
+const (
+	// DisableAfter is for how long every attempt must have failed.
+	DisableAfter = 5 * 24 * time.Hour
+	// disableFailures is how many must have. A single failure does not count for five days without events, nor does
+	// one whose success was not worth a write.
+	disableFailures = 10
+	// DisabledURI is that of the event for a subscription that was disabled.
+	DisabledURI = "event://mcpevents/subscription-disabled"
+)
+
+// onlyFails reports whether every attempt failed for long enough.
+func onlyFails(sub *subscription.Subscriber, st subscription.Status, now time.Time) bool {
+	since := max(st.FailedSince.Unix(), sub.Resumed)
+	return st.Failures >= disableFailures && now.Unix()-since >= int64(DisableAfter/time.Second)
+}
+
+// disable disables the subscription of an endpoint and announces it, once.
+func (o *outcomes) disable(ctx context.Context, workspace string, sub *subscription.Subscriber, reason string, st subscription.Status) error {
+	ended, err := o.subscriptions.Disable(ctx, workspace, sub.Principal, sub.ID, reason, sub.Resumed)
+	if err != nil || !ended {
+		return err
+	}
+	o.metrics.Disabled()
+	o.log.WarnContext(ctx, "subscription disabled", "workspace", workspace, "subscription", sub.ID, "reason", reason, "category", st.LastError)
+	if err := o.publishDisabled(ctx, workspace, sub, reason, st); err != nil {
+		o.log.WarnContext(ctx, "operational event not published", "subscription", sub.ID, "error", err)
+	}
+	return nil
+}
+
+// publishDisabled publishes the event. A catalog without its type, or without a rule of who may have it, does not
+// want it: it names principals.
+func (o *outcomes) publishDisabled(ctx context.Context, workspace string, sub *subscription.Subscriber, reason string, st subscription.Status) error {
+	cat, err := o.terminator.Review.Catalog.Catalog(ctx, workspace)
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "read the catalog")
+	}
+	if entry, _, ok := cat.Match(DisabledURI); !ok || !ruled(entry) {
+		return nil
+	}
+	data, _ := json.Marshal(struct { // texts and a time
+		Subscription string    `json:"subscription"`
+		Principal    string    `json:"principal"`
+		Origin       string    `json:"origin"`
+		Reason       string    `json:"reason"`
+		LastError    string    `json:"lastError"`
+		FailingSince time.Time `json:"failingSince"`
+	}{subscription.URI(sub.ID), sub.Principal, subscription.OriginOf(sub.Target.URL), reason, st.LastError, st.FailedSince})
+	h := sha256.Sum256(fmt.Appendf(nil, "%s#%s#%d", workspace, sub.ID, o.deliveries.now().UnixMicro()))
+	return publish.ByInbox{Queue: o.deliveries.queue}.Publish(ctx, auth.Principal{Workspace: workspace}, publish.Input{
+		URI: DisabledURI, ID: "disabled_" + base64.RawURLEncoding.EncodeToString(h[:12]), Data: data,
+	})
+}
+
+func ruled(e *catalog.Entry) bool {
+	return e.Access != nil && len(e.Access.Scopes)+len(e.Access.Claims) > 0
+}

@@ -1,0 +1,195 @@
+package delivery
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+)
+
+// endpointState is the health of one endpoint, as this process has seen it. An endpoint is a URL without its query: the callbacks of one
+// client share an origin, and a bad one must not harm its neighbors. An origin as a whole counts as failing only if it
+// cannot be connected to, or if endpoint after endpoint of it fails without a success in between.
+//
+//	   ┌────────── answers in time ───────────┐
+//	   ▼                                      │
+//	healthy ──▶ slow: first attempts take the slow lane ──▶ open: no attempt
+//	 no answer      three failures in a row,       timeout, 429,     until a time,
+//	 in time        a late success                 502, 503, 504     then one probe
+//
+// Each process learns by its own few failures, which costs less than sharing every outcome.
+type endpointState struct {
+	id     string
+	origin *originState // nil until its URL is known
+
+	fast      int     // attempts under way in the fast lane
+	fastBytes int64   // of their bodies
+	flows     []*flow // with attempts that wait for a slot of the fast lane
+	slow      int     // attempts under way in the slow lane
+	slowBytes int64
+	queued    []*slowWaiter // for a slot of the slow lane, the oldest first
+	hanging   int           // detached attempts
+
+	proven    bool          // it has answered an attempt with success
+	silent    bool          // since then, it has not answered one in time
+	took      time.Duration // the last attempt
+	failures  int           // in a row
+	pauses    int           // in a row
+	slowUntil time.Time     // first attempts take the slow lane
+	openUntil time.Time     // no attempt before; afterwards one, until it succeeds
+	limit     int           // of attempts in the slow lane: up by one with a success, down to one by a timeout
+}
+
+// originState is what the endpoints of an origin have in common.
+type originState struct {
+	failed    map[string]struct{} // endpoints that failed since the last success of any
+	connect   int                 // failures to connect since then
+	slowUntil time.Time
+	hanging   shares // detached attempts
+	doubtful  shares // attempts of the slow lane to endpoints that may hang
+}
+
+// shares counts what the principals use of something that one of them must not take as a whole.
+type shares struct {
+	total int
+	by    map[string]int
+}
+
+// take adds one to a principal's share unless all principals together have the given number, or this one half of it.
+func (s *shares) take(principal string, limit int) bool {
+	if s.total >= limit || s.by[principal] >= max(1, limit/2) {
+		return false
+	}
+	if s.by == nil {
+		s.by = map[string]int{}
+	}
+	s.total++
+	s.by[principal]++
+	return true
+}
+
+func (s *shares) release(principal string) {
+	s.total--
+	if s.by[principal]--; s.by[principal] == 0 {
+		delete(s.by, principal)
+	}
+}
+
+// byteShares counts the bytes that the principals' attempts hold in memory.
+type byteShares struct {
+	total int64
+	by    map[string]int64
+}
+
+// fits reports whether a principal may have n more bytes. All principals together have at most the given number, and one of
+// them three quarters of it. The first attempt always fits.
+func (s *byteShares) fits(principal string, n, limit int64) bool {
+	had := s.by[principal]
+	return s.total == 0 || s.total+n <= limit && (had == 0 || had+n <= limit*3/4)
+}
+
+func (s *byteShares) add(principal string, n int64) {
+	if s.by == nil {
+		s.by = map[string]int64{}
+	}
+	s.total += n
+	s.by[principal] += n
+}
+
+func (s *byteShares) release(principal string, n int64) {
+	s.total -= n
+	if s.by[principal] -= n; s.by[principal] == 0 {
+		delete(s.by, principal)
+	}
+}
+
+const (
+	slowAfter = 3                // failures in a row
+	slowFor   = 30 * time.Second // then another delivery may try
+	// slotWait is how long an attempt of the slow lane waits while its endpoint has all the attempts under way that it
+	// may have. Only those wait whose endpoint answers sooner.
+	slotWait = 500 * time.Millisecond
+	// probeTime is how long first attempts take the slow lane while one of them probes a slow endpoint.
+	probeTime = 4 * time.Second
+
+	hangPause    = 10 * time.Second // after a timeout, doubled with each further one
+	maxHangPause = time.Minute
+	busyPause    = 5 * time.Second // after 429, 502, 503 or 504 without Retry-After
+	maxBusyPause = 5 * time.Minute
+
+	slowAtOnce    = 4 // attempts to one endpoint in the slow lane, to begin with
+	maxSlowAtOnce = 32
+	// maxHanging limits the detached attempts to one endpoint, maxOriginHanging those to one origin.
+	maxHanging       = 16
+	maxOriginHanging = 64
+	// maxOriginDoubtful limits the attempts of the slow lane to those endpoints of one origin that may hang.
+	maxOriginDoubtful = 64
+
+	// originAfter is how many endpoints of an origin fail before it counts as failing.
+	originAfter = 5
+	maxEndpoint = 20_000
+)
+
+// endpointID names an endpoint: a hash of its URL without query. It is also the group of
+// its messages in the slow queue, where a group has not all the characters of a URL.
+func endpointID(target string) string {
+	if i := strings.IndexAny(target, "?#"); i >= 0 {
+		target = target[:i]
+	}
+	return digest(target)
+}
+
+// digest is a text of 22 characters that a queue accepts as the name of a group.
+func digest(of string) string {
+	h := sha256.Sum256([]byte(of))
+	return base64.RawURLEncoding.EncodeToString(h[:16])
+}
+
+// get returns the state of an endpoint. Its URL may be unknown, which is "".
+func (l *lanes) get(id, target string) *endpointState {
+	e := l.byID[id]
+	if e == nil {
+		if l.byID == nil {
+			l.byID, l.origins = map[string]*endpointState{}, map[string]*originState{}
+		}
+		if len(l.byID) >= maxEndpoint {
+			l.forget()
+		}
+		e = &endpointState{id: id, limit: slowAtOnce}
+		l.byID[id] = e
+	}
+	if e.origin == nil && target != "" {
+		name := subscription.OriginOf(target)
+		if e.origin = l.origins[name]; e.origin == nil {
+			e.origin = &originState{failed: map[string]struct{}{}}
+			l.origins[name] = e.origin
+		}
+	}
+	return e
+}
+
+// forget removes endpoints without an attempt under way, healthy ones first.
+func (l *lanes) forget() {
+	idle := func(e *endpointState) bool { return e.fast+e.slow+e.hanging+len(e.flows)+len(e.queued) == 0 }
+	for _, all := range []bool{false, true} {
+		for id, e := range l.byID {
+			if len(l.byID) < maxEndpoint*3/4 {
+				break
+			}
+			if idle(e) && (all || e.failures == 0) {
+				delete(l.byID, id)
+			}
+		}
+	}
+	used := map[*originState]bool{}
+	for _, e := range l.byID {
+		used[e.origin] = true
+	}
+	for name, o := range l.origins {
+		if !used[o] {
+			delete(l.origins, name)
+		}
+	}
+}

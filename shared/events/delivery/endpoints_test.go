@@ -1,0 +1,340 @@
+package delivery
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+)
+
+// someLanes are the lanes of a process in which as many attempts may be under way to one endpoint.
+func someLanes(attempts, perEndpoint int) *lanes {
+	return newLanes(laneLimits{attempts: attempts, perEndpoint: perEndpoint, detached: 10, bytes: 64 << 20, slowAnswer: 2 * time.Second}, time.Now)
+}
+
+// to is a call of an endpoint by its owner.
+func to(url string) call {
+	return call{endpoint: endpointID(url), url: url, principal: "owner of " + url, bytes: 100}
+}
+
+// waitFor is how long a page waits from now on.
+func waitFor(busy, others time.Duration) patience {
+	return patience{busy: time.Now().Add(busy), others: time.Now().Add(others)}
+}
+
+func TestEndpointSlots(t *testing.T) {
+	const url = "https://hooks.example.com/a"
+	t.Run("WHK-25 attempts that wait for their endpoint get its slots in the order in which their events were queued", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			l := someLanes(8, 2)
+			first, _ := l.Reserve(t.Context(), to(url), waitFor(time.Second, time.Minute))
+			first.Done(webhook.Outcome{Status: 200})
+			var held []*slot
+			for range 2 {
+				s, v := l.Reserve(t.Context(), to(url), waitFor(time.Second, time.Minute))
+				if v != granted {
+					t.Fatalf("verdict %v for one of two slots", v)
+				}
+				held = append(held, s)
+			}
+			type result struct {
+				since int64
+				v     verdict
+				after time.Duration
+			}
+			began, got := time.Now(), make(chan result, 3)
+			for _, since := range []int64{30, 10, 20} {
+				go func() {
+					c := to(url)
+					c.since = since
+					_, v := l.Reserve(t.Context(), c, waitFor(time.Second, time.Minute))
+					got <- result{since, v, time.Since(began)}
+				}()
+				synctest.Wait()
+			}
+			for i, want := range []int64{10, 20} {
+				held[i].Done(webhook.Outcome{Status: 200})
+				if r := <-got; r != (result{want, granted, 0}) {
+					t.Errorf("slot %d: got %+v, want the event queued at %d", i, r, want)
+				}
+			}
+			if r := <-got; r != (result{30, tooLate, time.Second}) {
+				t.Errorf("got %+v, want the last one to give up after a second", r)
+			}
+			if e := l.byID[endpointID(url)]; e.fast != 2 || len(e.flows) != 0 || l.waiters != 0 || len(l.waiting) != 0 {
+				t.Errorf("%d slots are taken, want 2; %d flows, %d wait, want none", e.fast, len(e.flows), l.waiters)
+			}
+		})
+	})
+
+	t.Run("WHK-16 what is known of endpoints is bounded; those with attempts under way stay", func(t *testing.T) {
+		l := someLanes(1000, 2)
+		for i := range 3 * maxEndpoint {
+			s, v := l.Reserve(t.Context(), to(fmt.Sprintf("https://h%d.example.com/", i)), patience{})
+			if v != granted {
+				t.Fatal("a new endpoint has no slot")
+			}
+			if i%1000 != 0 {
+				s.Done(webhook.Outcome{Status: 200})
+			}
+			if len(l.byID) > maxEndpoint || len(l.origins) > maxEndpoint {
+				t.Fatalf("%d endpoints of %d origins are known", len(l.byID), len(l.origins))
+			}
+		}
+		for i := 0; i < 3*maxEndpoint; i += 1000 {
+			if e := l.byID[endpointID(fmt.Sprintf("https://h%d.example.com/", i))]; e == nil || e.fast != 1 {
+				t.Fatalf("endpoint %d with an attempt under way is forgotten", i)
+			}
+		}
+	})
+}
+
+// Endpoints that never answered, and some that answered quickly before, hang: as many attempts as there are slots. Each has a
+// host of its own, so that only the limits of the lane hold.
+func TestEndpointsThatMayHangLeaveRoomForTheOthers(t *testing.T) {
+	for name, proven := range map[string]bool{"WHK-16 new endpoints": false, "WHK-16 endpoints that hung before": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := someLanes(32, 8)
+				reserve := func(url string) (*slot, verdict) { return l.Reserve(t.Context(), to(url), patience{}) }
+				good, _ := reserve("https://good.example.com/")
+				good.Done(webhook.Outcome{Status: 200, Took: 20 * time.Millisecond})
+				for i := range 32 {
+					url := fmt.Sprintf("https://h%d.example.com/", i)
+					if proven {
+						s, _ := reserve(url)
+						s.Done(webhook.Outcome{Status: 200, Took: 20 * time.Millisecond})
+						s, _ = reserve(url)
+						s.Detach()
+						s.Done(unused)
+					}
+				}
+				time.Sleep(slowFor)
+				taken := 0
+				for i := range 32 {
+					if _, v := reserve(fmt.Sprintf("https://h%d.example.com/", i)); v == granted {
+						taken++
+					}
+				}
+				if taken != 24 {
+					t.Errorf("%d attempts to endpoints that may hang started, want three quarters of 32", taken)
+				}
+				if s, v := reserve("https://good.example.com/"); v != granted {
+					t.Errorf("the good endpoint got verdict %v, want a slot without waiting", v)
+				} else {
+					s.Done(unused)
+				}
+			})
+		})
+	}
+}
+
+// A principal has many endpoints that answer late, or hang, and get large events.
+func TestAPrincipalLeavesMemoryOfTheSlowLane(t *testing.T) {
+	for name, hang := range map[string]bool{"WHK-16 endpoints that answer late": false, "WHK-16 endpoints that hang": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := someLanes(100, 25)
+				l.limits.bytes = 32 << 20
+				reserve := func(host, principal string) *slot {
+					url := "https://" + host + ".example.com/"
+					if hang && l.byID[endpointID(url)] == nil {
+						s, _ := l.Reserve(t.Context(), to(url), patience{})
+						s.Done(webhook.Outcome{Status: 503, Category: webhook.HTTP5xx})
+						time.Sleep(busyPause)
+					}
+					s, _ := l.ReserveSlow(t.Context(), call{endpoint: endpointID(url), url: url, principal: principal, bytes: 240 << 10})
+					return s
+				}
+				var slots []*slot
+				for i := range 100 {
+					if s := reserve(fmt.Sprint("h", i), "mallory"); s != nil {
+						slots = append(slots, s)
+					}
+				}
+				if held := l.slowBytes.total + l.hangingBytes.total; held > l.limits.bytes*3/16 || held < l.limits.bytes/8 {
+					t.Errorf("the endpoints of one principal hold %d bytes, want at most three quarters of %d", held, l.limits.bytes/4)
+				}
+				if s := reserve("good", "alice"); s == nil {
+					t.Error("another principal's endpoint has to wait")
+				} else {
+					slots = append(slots, s)
+				}
+				for _, s := range slots {
+					s.Done(unused)
+				}
+				if n := l.slowBytes.total + l.hangingBytes.total; n != 0 || len(l.slowBytes.by)+len(l.hangingBytes.by) != 0 {
+					t.Errorf("%d bytes are held at the end, want none", n)
+				}
+			})
+		})
+	}
+}
+
+// TestSlotsOfTheSlowLane: WHK-16.
+func TestSlotsOfTheSlowLane(t *testing.T) {
+	const url = "https://hooks.example.com/a"
+	const attempts = 100
+	for _, c := range []struct {
+		name string
+		out  webhook.Outcome
+		made func(n int) bool // of the attempts, when all were received together once
+	}{
+		{
+			"WHK-16 an endpoint that fails immediately gets attempts as fast as it answers, four at a time",
+			webhook.Outcome{Status: 500, Category: webhook.HTTP5xx, Took: 10 * time.Millisecond},
+			func(n int) bool { return n == attempts },
+		},
+		{
+			"WHK-16 one that takes a second is not waited for",
+			webhook.Outcome{Status: 500, Category: webhook.HTTP5xx, Took: time.Second},
+			func(n int) bool { return n == slowAtOnce },
+		},
+		{
+			"WHK-16 one that asks for less is left alone",
+			webhook.Outcome{Status: 503, Category: webhook.HTTP5xx, Took: 10 * time.Millisecond},
+			func(n int) bool { return n <= slowAtOnce },
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := someLanes(8*attempts, 2)
+				s, v := l.Reserve(t.Context(), to(url), patience{})
+				if v != granted {
+					t.Fatal("no slot for the first")
+				}
+				s.Done(c.out)
+				time.Sleep(hangPause)
+				var made, now, most atomic.Int64
+				var running sync.WaitGroup
+				for range attempts {
+					running.Go(func() {
+						s, _ := l.ReserveSlow(t.Context(), to(url))
+						if s == nil {
+							return
+						}
+						made.Add(1)
+						most.Store(max(most.Load(), now.Add(1)))
+						time.Sleep(c.out.Took)
+						now.Add(-1)
+						s.Done(c.out)
+					})
+				}
+				running.Wait()
+				if n := int(made.Load()); !c.made(n) || most.Load() > slowAtOnce {
+					t.Errorf("%d attempts, %d at the same time", n, most.Load())
+				}
+				if e := l.byID[endpointID(url)]; e.slow != 0 || len(e.queued) != 0 || l.queued != 0 || e.origin.doubtful.total != 0 || l.slowBytes.total != 0 || l.hangingBytes.total != 0 {
+					t.Errorf("%d slots with %d bytes are taken, %d and %d wait, want none", e.slow, l.slowBytes.total+l.hangingBytes.total, len(e.queued), l.queued)
+				}
+			})
+		})
+	}
+}
+
+// TestPausesGrowByAttemptsAndNotByBursts: WHK-09.
+func TestPausesGrowByAttemptsAndNotByBursts(t *testing.T) {
+	const url = "https://hooks.example.com/a"
+	asksForLess := func(status int, retryAfter time.Duration) webhook.Outcome {
+		return webhook.Outcome{Status: status, Category: ofStatus(status), RetryAfter: retryAfter}
+	}
+	for status, want := range map[int][2]time.Duration{
+		429: {busyPause, time.Hour}, 502: {busyPause, time.Hour}, 503: {busyPause, time.Hour}, 504: {busyPause, time.Hour}, 500: {}, 404: {},
+	} {
+		t.Run(fmt.Sprintf("WHK-09 the pause after %d, and after one with Retry-After", status), func(t *testing.T) {
+			for i, retryAfter := range []time.Duration{0, time.Hour} {
+				e := &endpointState{}
+				if got := e.pause(asksForLess(status, retryAfter), false); got != want[i] {
+					t.Errorf("Retry-After %v: paused for %v, want %v", retryAfter, got, want[i])
+				}
+			}
+		})
+	}
+	busy := func(retryAfter time.Duration) webhook.Outcome { return asksForLess(503, retryAfter) }
+	l, now := someLanes(400, 100), time.Now()
+	e := l.get("a", url)
+	burst := func(retryAfter time.Duration) time.Duration {
+		for range 50 { // all were under way when the first was refused
+			l.record(e, busy(retryAfter), now)
+		}
+		pause := e.openUntil.Sub(now)
+		now = e.openUntil
+		return pause
+	}
+	for _, c := range []struct {
+		name       string
+		retryAfter time.Duration
+		want       time.Duration
+	}{
+		{"WHK-09 a burst of refusals is one", 0, busyPause},
+		{"WHK-09 the pause is doubled by an attempt after it", 0, 2 * busyPause},
+		{"WHK-09 Retry-After takes its place", time.Hour, time.Hour},
+		{"WHK-09 and does not count", 0, 4 * busyPause},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := burst(c.retryAfter); got != c.want {
+				t.Errorf("paused for %v, want %v", got, c.want)
+			}
+		})
+	}
+	t.Run("WHK-09 of a burst the longest Retry-After holds", func(t *testing.T) {
+		l.record(e, busy(time.Hour), now)
+		l.record(e, busy(time.Second), now)
+		if got := e.openUntil.Sub(now); got != time.Hour {
+			t.Errorf("paused for %v", got)
+		}
+	})
+}
+
+func TestAnOriginIsJudgedByItsEndpoints(t *testing.T) {
+	failed := webhook.Outcome{Status: 500, Category: webhook.HTTP5xx}
+	refused := webhook.Outcome{Category: webhook.ConnectionRefused}
+	good := webhook.Outcome{Status: 200}
+	type step struct {
+		endpoint int
+		out      webhook.Outcome
+	}
+	steps := func(out webhook.Outcome, endpoints ...int) (s []step) {
+		for _, e := range endpoints {
+			s = append(s, step{e, out})
+		}
+		return s
+	}
+	for _, c := range []struct {
+		name  string
+		steps []step
+		slow  bool // for an endpoint that nothing is known of
+	}{
+		{"WHK-16 one endpoint fails however often: its neighbours are not slow", steps(failed, 1, 1, 1, 1, 1, 1, 1, 1), false},
+		{"WHK-16 four endpoints fail", steps(failed, 1, 2, 3, 4), false},
+		{"WHK-16 five endpoints fail with no success in between", steps(failed, 1, 2, 3, 4, 5), true},
+		{"WHK-16 a success in between", append(append(steps(failed, 1, 2, 3, 4), step{6, good}), steps(failed, 5)...), false},
+		{"WHK-16 a success afterwards", append(steps(failed, 1, 2, 3, 4, 5), step{1, good}), false},
+		{"WHK-16 it cannot be connected to three times", steps(refused, 1, 1, 1), true},
+		{"WHK-16 twice, a success, once more", append(append(steps(refused, 1, 1), step{2, good}), steps(refused, 1)...), false},
+		{"WHK-16 what fails on our side says nothing", steps(webhook.Outcome{Category: webhook.Internal}, 1, 2, 3, 4, 5, 6), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			now := time.Now()
+			l := someLanes(100, 10)
+			l.now = func() time.Time { return now }
+			urls := oneOrigin(10)
+			for _, s := range c.steps {
+				l.mu.Lock()
+				l.record(l.get(endpointID(urls[s.endpoint]), urls[s.endpoint]), s.out, now)
+				l.mu.Unlock()
+			}
+			_, v := l.Reserve(t.Context(), to(urls[0]), patience{})
+			if got := v == slowLane; got != c.slow {
+				t.Errorf("a neighbor is slow: %v, want %v", got, c.slow)
+			}
+			if _, v := l.Reserve(t.Context(), to("https://other.example.com/hook"), patience{}); v != granted {
+				t.Errorf("verdict %v for another origin, want granted", v)
+			}
+		})
+	}
+}

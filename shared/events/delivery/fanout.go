@@ -1,0 +1,512 @@
+package delivery
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/trace"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// Fanout appends accepted events to the log and sends page tasks to the subscribers of every pattern that they match.
+//
+// A batch that is redelivered finds its events in the log and leaves them there, but its page tasks may be sent twice.
+type Fanout struct {
+	DB      store.DB
+	Log     *eventlog.Log
+	Catalog catalog.Source
+	Queue   queue.Sender
+	// Now is the clock; nil is [time.Now].
+	Now func() time.Time
+	// Metrics counts dead letters; may be nil.
+	Metrics *metric.Set
+	// Tracer makes a span of each event; may be nil.
+	Tracer *trace.Tracer
+}
+
+// uriBatch holds the events of one batch that have the same URI, in their order.
+type uriBatch struct {
+	workspace, uri string
+	entry          *catalog.Entry
+	vars           map[string]string
+	events         []event.Event
+	messages       []queue.Message // of the events
+
+	webhookKeys []string // patterns with subscribers
+	inBandKeys  []string // patterns with readers
+	appended    eventlog.Appended
+
+	refused map[string]error // why the log refuses events, by message
+	err     error            // of the whole group
+}
+
+// try runs a step for the group, unless an earlier step failed. A panic is an error of this group only.
+func (g *uriBatch) try(step func() error) {
+	if g.err != nil {
+		return
+	}
+	defer fault.Recovered(&g.err)
+	g.err = step()
+}
+
+// permanent reports whether a step fails again however often it is repeated, because the event itself cannot be
+// handled.
+func permanent(err error) bool {
+	switch fault.KindOf(err) {
+	case fault.Invalid, fault.TooLarge, fault.NotFound:
+		return true
+	}
+	return false
+}
+
+// Handle is the [queue.Handler] of the events queue.
+//
+// It dead-letters an event that can never be handled, so that it does not block its group. An error that may pass
+// fails only the group in which it happened.
+func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []string, err error) {
+	var spans trace.Spans
+	defer func() { spans.End(failure(err)) }()
+	groups, errs := f.group(ctx, batch, &spans)
+	if f.DB.Ordered() {
+		err = f.deliverOrdered(ctx, groups, slices.ContainsFunc(batch, func(m queue.Message) bool { return m.Received > 1 }))
+	} else {
+		err = f.deliver(ctx, groups)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range groups {
+		if g.err != nil {
+			slog.ErrorContext(ctx, "fanout failed", "uri", g.uri, "events", len(g.events), "error", g.err)
+			for _, m := range g.messages {
+				errs[m.ID] = g.err
+			}
+			continue
+		}
+		maps.Copy(errs, g.refused)
+	}
+	return f.settle(ctx, batch, errs), nil
+}
+
+// deliverOrdered appends the events to a log that one process owns, and sends page tasks. The log and the queues are one
+// file, so appending takes no longer than the first attempts, and the two run concurrently.
+//
+// A subscription that is made from a cursor meanwhile waits for the batch before it replays the log; see
+// [eventlog.Log.AwaitBatches].
+func (f *Fanout) deliverOrdered(ctx context.Context, groups []*uriBatch, again bool) error {
+	defer f.Log.BeginBatch()()
+	headers, err := f.match(ctx, groups)
+	if err != nil {
+		return err
+	}
+	if again {
+		// Append first. If the log fails, the batch is redelivered again and again, and must not send its tasks each
+		// time.
+		f.append(ctx, groups)
+		return f.sendTasks(ctx, pageTasks(groups, headers))
+	}
+	var sending sync.WaitGroup
+	tasks := pageTasks(groups, headers)
+	sending.Go(func() {
+		defer fault.Recovered(&err)
+		err = f.send(ctx, tasks)
+	})
+	f.append(ctx, groups)
+	sending.Wait()
+	return fault.Wrap(fault.Unavailable, err, "send page tasks")
+}
+
+// deliver appends the events to the log and then sends page tasks.
+//
+// It looks for subscribers only when the log has the events. A subscription that is made from a cursor meanwhile is either
+// found here, or its replay, which reads the log after it was written, finds the events there. In the other order an event
+// could miss both. In-band readers are the exception, because their partitions of the log are written last. If there are
+// any, deliver looks for subscribers again.
+func (f *Fanout) deliver(ctx context.Context, groups []*uriBatch) error {
+	f.append(ctx, groups)
+	headers, err := f.match(ctx, groups)
+	if err != nil {
+		return err
+	}
+	read := slices.DeleteFunc(slices.Clone(groups), func(g *uriBatch) bool { return len(g.inBandKeys) == 0 })
+	if len(read) > 0 {
+		each(read, func(g *uriBatch) error {
+			return f.Log.AppendPatterns(ctx, g.appended, g.events, g.inBandKeys, g.entry.Unordered())
+		})
+		if headers, err = f.match(ctx, groups); err != nil {
+			return err
+		}
+	}
+	return f.sendTasks(ctx, pageTasks(groups, headers))
+}
+
+func (f *Fanout) sendTasks(ctx context.Context, tasks []queue.Outgoing) error {
+	if len(tasks) == 0 {
+		return nil
+	}
+	return fault.Wrap(fault.Unavailable, f.Queue.Send(ctx, queue.Deliveries, tasks...), "send page tasks")
+}
+
+// settle dead-letters the messages whose error is permanent and returns the others that have an error. Behind a message
+// that stays on the queue, the queue redelivers all later messages of the same FIFO group, so it leaves those too.
+func (f *Fanout) settle(ctx context.Context, batch []queue.Message, errs map[string]error) (failed []string) {
+	var letters []queue.Outgoing
+	var dead []string
+	blocked := map[string]bool{}
+	for _, m := range batch {
+		err := errs[m.ID]
+		switch {
+		case err == nil:
+		case permanent(err) && (m.Group == "" || !blocked[m.Group]):
+			reason := fault.Public(err)
+			slog.ErrorContext(ctx, "event dead-lettered", "message", m.ID, "reason", reason)
+			letters = append(letters, queue.NewDeadLetter(queue.Events, m, reason, nil, f.now()))
+			dead = append(dead, m.ID)
+		default:
+			blocked[m.Group] = true
+			failed = append(failed, m.ID)
+		}
+	}
+	if len(letters) == 0 {
+		return failed
+	}
+	if err := f.Queue.Send(ctx, queue.Dead, letters...); err != nil {
+		slog.ErrorContext(ctx, "dead letter not sent", "queue", queue.Events, "messages", len(dead), "error", err)
+		return append(failed, dead...)
+	}
+	f.Metrics.DeadLettered(string(queue.Events), len(letters))
+	return failed
+}
+
+// failure returns the error kind that a span records.
+func failure(err error) string {
+	if err == nil {
+		return ""
+	}
+	return fault.KindOf(err).String()
+}
+
+// send queues page tasks. In one process their first attempts begin before the tasks are written. Until then the event,
+// which is not settled yet, brings them back after a crash.
+func (f *Fanout) send(ctx context.Context, tasks []queue.Outgoing) error {
+	if q, ok := f.Queue.(queue.Forwarder); ok {
+		return q.Forward(ctx, queue.Deliveries, tasks...)
+	}
+	return f.Queue.Send(ctx, queue.Deliveries, tasks...)
+}
+
+// pageTasks returns the tasks of all groups that did not fail.
+func pageTasks(groups []*uriBatch, headers map[headerID]int) (tasks []queue.Outgoing) {
+	for _, g := range groups {
+		g.try(func() error {
+			var own []queue.Outgoing
+			for _, key := range g.webhookKeys {
+				for _, t := range pages(g.workspace, key, subscription.Range{}, headers[headerID{g.workspace, key}], g.events) {
+					own = append(own, t.outgoing())
+				}
+			}
+			tasks = append(tasks, own...)
+			return nil
+		})
+	}
+	return tasks
+}
+
+// group sorts a batch by workspace and URI. It returns the errors of the messages that cannot be handled, by message.
+//
+// A message of a newer version stays on the queue, and so do all later messages of its FIFO group. The queue redelivers
+// them with it, so handling them now would repeat their webhooks at each receive.
+func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.Spans) (groups []*uriBatch, errs map[string]error) {
+	type id struct{ workspace, uri string }
+	byURI := map[id]*uriBatch{}
+	errs = map[string]error{}
+	blocked := map[string]error{}
+	catalogs := latestCatalogs{source: f.Catalog}
+	for _, m := range batch {
+		f.Log.CheckClock(m.Sent)
+		if err := blocked[m.Group]; err != nil && m.Group != "" {
+			errs[m.ID] = err
+			continue
+		}
+		e, err := decodeEventMessage(m)
+		var g *uriBatch
+		if err == nil {
+			if g = byURI[id{e.Workspace, e.URI}]; g == nil || g.entry.Name != e.Name {
+				g, err = catalogs.find(ctx, g, &e)
+			}
+		}
+		if err != nil {
+			errs[m.ID] = err
+			if !permanent(err) {
+				slog.WarnContext(ctx, "event left in queue", "message", m.ID, "error", err)
+				blocked[m.Group] = err
+			}
+			continue
+		}
+		if len(g.events) == 0 {
+			byURI[id{e.Workspace, e.URI}] = g
+			groups = append(groups, g)
+		}
+		if span := f.Tracer.Continue(e.Trace, "fanout", trace.Consumer); span.On() {
+			span.Set(trace.Event(e.Workspace, e.ID, e.Name)...)
+			e.Trace = spans.Add(span)
+		}
+		g.events, g.messages = append(g.events, e), append(g.messages, m)
+	}
+	return groups, errs
+}
+
+// decodeEventMessage decodes a message of the events queue. The error of one that a newer program wrote is not
+// [permanent].
+func decodeEventMessage(m queue.Message) (e event.Event, err error) {
+	defer fault.Recovered(&err)
+	e, err = event.Decode(m.Body)
+	if err != nil && !newer(err) {
+		err = fault.New(fault.Invalid, "the message is not an event of a known version")
+	}
+	return e, err
+}
+
+// latestCatalogs finds event types for one batch.
+type latestCatalogs struct {
+	source catalog.Source
+	latest map[string]latestCatalog // by workspace
+}
+
+type latestCatalog struct {
+	catalog *catalog.Catalog
+	err     error
+}
+
+// find returns the group of an event's URI, with the event type that it matches. g is the group if there is one.
+//
+// The catalog of this process may be seconds old, so the event may be of a type that publish knows already. The old catalog
+// may also have another type for the URI, under which find would miss the subscribers of the new one. Before find gives up
+// or accepts another type it reads the latest catalog, once per workspace and batch.
+func (c *latestCatalogs) find(ctx context.Context, g *uriBatch, e *event.Event) (_ *uriBatch, err error) {
+	defer fault.Recovered(&err)
+	if g == nil {
+		g = &uriBatch{workspace: e.Workspace, uri: e.URI}
+	}
+	match := func(cat *catalog.Catalog) bool {
+		entry, vars, ok := cat.Match(e.URI)
+		if ok {
+			g.entry, g.vars = entry, vars
+		}
+		return ok
+	}
+	last, read := c.latest[e.Workspace]
+	if !read {
+		cat, err := c.source.Catalog(ctx, e.Workspace)
+		switch {
+		case err == nil && match(cat) && g.entry.Name == e.Name:
+			return g, nil
+		case err != nil && !fault.Is(err, fault.NotFound):
+			return nil, err
+		}
+		last.catalog, last.err = catalog.Latest(ctx, c.source, e.Workspace)
+		if c.latest == nil {
+			c.latest = map[string]latestCatalog{}
+		}
+		c.latest[e.Workspace] = last
+	}
+	switch {
+	case last.err != nil:
+		return nil, last.err
+	case !match(last.catalog):
+		return nil, fault.New(fault.NotFound, "the URI matches no event type of the catalog")
+	}
+	return g, nil
+}
+
+func (f *Fanout) now() time.Time { return timeBy(f.Now) }
+
+type headerID struct{ workspace, key string }
+
+// match finds the patterns in use that each group's events match, and how many subscribers they have. It needs one read
+// for the shapes and the concrete patterns, and a second one only if other shapes are in use or streams read.
+func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[headerID]int, error) {
+	now := f.now()
+	var r reads
+	for _, g := range groups {
+		g.webhookKeys, g.inBandKeys = nil, nil
+		g.try(func() error {
+			wanted := []store.Key{subscription.HeaderKey(g.workspace, g.uri)}
+			for _, scope := range subscription.Scopes(g.entry.Name) {
+				wanted = append(wanted, subscription.ShapesKey(g.workspace, scope))
+			}
+			return r.want(wanted...)
+		})
+	}
+	if err := r.do(ctx, f.DB); err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read the shapes in use")
+	}
+	for _, g := range groups {
+		g.try(func() error {
+			for _, scope := range subscription.Scopes(g.entry.Name) {
+				webhooks, inBand := subscription.InUse(r.got(subscription.ShapesKey(g.workspace, scope)), scope, now)
+				g.webhookKeys = append(g.webhookKeys, keys(g, webhooks)...)
+				g.inBandKeys = append(g.inBandKeys, keys(g, inBand)...)
+			}
+			var wanted []store.Key
+			for _, key := range g.webhookKeys {
+				wanted = append(wanted, subscription.HeaderKey(g.workspace, key))
+			}
+			for _, key := range g.inBandKeys {
+				wanted = append(wanted, eventlog.InterestKey(g.workspace, key))
+			}
+			return r.want(wanted...)
+		})
+	}
+	if err := r.do(ctx, f.DB); err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read the patterns in use")
+	}
+	headers := map[headerID]int{}
+	for _, g := range groups {
+		g.try(func() error {
+			g.webhookKeys = slices.DeleteFunc(g.webhookKeys, func(key string) bool {
+				n := subscription.HeaderCount(r.got(subscription.HeaderKey(g.workspace, key)))
+				headers[headerID{g.workspace, key}] = n
+				return n <= 0
+			})
+			g.inBandKeys = slices.DeleteFunc(g.inBandKeys, func(key string) bool {
+				return !eventlog.ReadInterest(r.got(eventlog.InterestKey(g.workspace, key))).Until.After(now)
+			})
+			return nil
+		})
+	}
+	return headers, nil
+}
+
+func keys(g *uriBatch, shapes []subscription.Shape) (out []string) {
+	for _, s := range shapes {
+		if key, ok := subscription.KeyUnder(g.entry, g.vars, g.uri, s); ok {
+			out = append(out, key)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// append writes each group to the log. Within a URI it keeps the order of the batch.
+func (f *Fanout) append(ctx context.Context, groups []*uriBatch) {
+	each(groups, func(g *uriBatch) error { return f.appendOne(ctx, g) })
+}
+
+// each runs a step for the groups that have not failed, several groups concurrently.
+func each(groups []*uriBatch, step func(*uriBatch) error) {
+	if len(groups) == 1 { // ordinary under little load
+		groups[0].try(func() error { return step(groups[0]) })
+		return
+	}
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 32)
+	for _, g := range groups {
+		if g.err != nil {
+			continue
+		}
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			g.try(func() error { return step(g) })
+		})
+	}
+	wg.Wait()
+}
+
+func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
+	write := f.Log.Append
+	if g.entry.Unordered() {
+		write = f.Log.AppendUnordered
+	}
+	done, err := write(ctx, g.workspace, g.uri, g.events, g.inBandKeys)
+	if permanent(err) {
+		// At least one of the events cannot be stored. Find out which, and append the others.
+		events, messages := g.events, g.messages
+		g.events, g.messages, g.refused = nil, nil, map[string]error{}
+		for i, e := range events {
+			part, err := write(ctx, g.workspace, g.uri, events[i:i+1], g.inBandKeys)
+			switch {
+			case permanent(err):
+				g.refused[messages[i].ID] = err
+				continue
+			case err != nil:
+				g.events, g.messages = events, messages
+				return err
+			}
+			done.First = done.First || part.First
+			g.events, g.messages = append(g.events, e), append(g.messages, messages[i])
+		}
+		err = nil
+	}
+	if err != nil {
+		return err
+	}
+	g.appended = done
+	if done.First {
+		// The list of sub-resources is a convenience. Failing the group for it would repeat its webhooks, and waiting for it
+		// would hold them up, because all URIs below a parent are written to one partition.
+		limited, cancel := context.WithTimeout(ctx, recordTime)
+		defer cancel()
+		if err := f.Log.RecordChild(limited, g.workspace, g.uri); err != nil {
+			slog.WarnContext(ctx, "sub-resource not listed", "uri", g.uri, "error", err)
+		}
+	}
+	return nil
+}
+
+// recordTime bounds how long a group waits until its URI is listed as a sub-resource.
+const recordTime = time.Second
+
+// reads collects keys and reads each once.
+type reads struct {
+	pending []store.Key
+	items   map[store.Key]*store.Item
+}
+
+// want asks for keys, all or none of them. It refuses a key that the store would refuse, because that would fail the
+// read for all groups.
+func (r *reads) want(keys ...store.Key) error {
+	for _, k := range keys {
+		if err := k.Check(); err != nil {
+			return err
+		}
+	}
+	if r.items == nil {
+		r.items = map[store.Key]*store.Item{}
+	}
+	for _, k := range keys {
+		if _, ok := r.items[k]; !ok {
+			r.items[k] = nil
+			r.pending = append(r.pending, k)
+		}
+	}
+	return nil
+}
+
+func (r *reads) do(ctx context.Context, db store.DB) error {
+	for part := range slices.Chunk(r.pending, store.MaxGet) {
+		items, err := db.Get(ctx, part...)
+		if err != nil {
+			return err
+		}
+		for i, it := range items {
+			r.items[part[i]] = it
+		}
+	}
+	r.pending = nil
+	return nil
+}
+
+func (r *reads) got(k store.Key) *store.Item { return r.items[k] }

@@ -1,0 +1,375 @@
+package delivery
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// pushURI returns the URI of a github.push event with n bytes.
+func pushURI(n int) string {
+	const around = "event://github/acme//push"
+	return "event://github/acme/" + strings.Repeat("r", n-len(around)) + "/push"
+}
+
+// fanOut passes what is on the events queue to one fanout and what it made to dispatch.
+func (r *rig) fanOut(change func(*Fanout)) (failed []string, err error) {
+	r.t.Helper()
+	fanout, dispatch, _ := r.process()
+	if change != nil {
+		change(fanout)
+	}
+	batch := r.queues[queue.Events]
+	r.queues[queue.Events] = nil
+	failed, err = fanout.Handle(r.t.Context(), batch)
+	r.hand(queue.Deliveries, dispatch.Pages)
+	return failed, err
+}
+
+// deadReasons returns the reasons of the dead letters of the events queue.
+func (r *rig) deadReasons() (reasons []string) {
+	r.t.Helper()
+	for _, m := range r.queues[queue.Dead] {
+		l, err := queue.ParseDeadLetter(m.Body)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		reasons = append(reasons, l.Reason)
+	}
+	return reasons
+}
+
+func TestFanoutOfLongURIs(t *testing.T) {
+	t.Run("AWS-05 an event with the longest URI is logged, listed and delivered", func(t *testing.T) {
+		r := newRig(t)
+		uri := pushURI(event.MaxURI)
+		r.register(uri)
+		r.publishTo(uri, "github.push", "evt_long", `{}`)
+		if failed, err := r.fanOut(nil); len(failed) > 0 || err != nil {
+			t.Fatalf("got failed %v, %v, want none", failed, err)
+		}
+		if posted(r)["evt_long"] != 1 {
+			t.Errorf("got posts %v, want one of evt_long", posted(r))
+		}
+		below, err := r.log.Below(t.Context(), "default", "event://github/acme", 10)
+		if err != nil || !slices.Equal(below, []string{uri}) {
+			t.Errorf("got %d sub-resources, %v, want the URI", len(below), err)
+		}
+	})
+	t.Run("AWS-05 an event whose keys are too long is dead-lettered, and the others of its batch are delivered", func(t *testing.T) {
+		r := newRig(t)
+		r.register("event://ci/build-finished")
+		r.publishTo("event://github/acme/app/push", "github.push", "evt_long", `{}`)
+		long := &r.queues[queue.Events][0]
+		long.Body = []byte(strings.Replace(string(long.Body), `"default"`, `"`+strings.Repeat("w", 3000)+`"`, 1))
+		r.publish("evt_1")
+		failed, err := r.fanOut(nil)
+		if len(failed) > 0 || err != nil {
+			t.Fatalf("got failed %v, %v, want none", failed, err)
+		}
+		if posted(r)["evt_1"] != 1 {
+			t.Errorf("got posts %v, want one of evt_1", posted(r))
+		}
+		if got := r.deadReasons(); len(got) != 1 || !strings.Contains(got[0], "partition key") {
+			t.Errorf("got dead letters %q, want one about the key", got)
+		}
+	})
+}
+
+func TestFanoutDeadLettersEventsThatTheLogRefuses(t *testing.T) {
+	r := newRig(t)
+	r.register("event://ci/build-finished")
+	r.publish("evt_1", "evt_refused", "evt_2")
+	refuse := hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
+		for _, op := range ops {
+			if strings.Contains(string(op.Item.Value), "evt_refused") {
+				return fault.New(fault.TooLarge, "the item is too large")
+			}
+		}
+		return nil
+	}}
+	again := r.queues[queue.Events]
+	for i := range again {
+		again[i].Received = 2 // the log comes first then
+	}
+	failed, err := r.fanOut(func(f *Fanout) { f.Log.DB = refuse })
+	if len(failed) > 0 || err != nil {
+		t.Fatalf("got failed %v, %v, want none", failed, err)
+	}
+	if got := posted(r); got["evt_1"] != 1 || got["evt_2"] != 1 || got["evt_refused"] != 0 {
+		t.Errorf("AWS-05: got posts %v, want one each of evt_1 and evt_2", got)
+	}
+	if got := r.deadReasons(); len(got) != 1 || !strings.Contains(got[0], "too large") {
+		t.Errorf("got dead letters %q, want one of evt_refused", got)
+	}
+}
+
+func TestFanoutDeliversAlthoughTheURICannotBeListed(t *testing.T) {
+	r := newRig(t)
+	r.register("event://ci/build-finished")
+	r.publish("evt_1")
+	throttled := hooked{DB: r.db, writeAll: func(_ context.Context, ops []store.Op) error {
+		return fault.New(fault.Unavailable, "throttled")
+	}}
+	failed, err := r.fanOut(func(f *Fanout) { f.Log.DB = throttled })
+	if len(failed) > 0 || err != nil || posted(r)["evt_1"] != 1 {
+		t.Errorf("got failed %v, %v, posts %v, want evt_1 delivered", failed, err, posted(r))
+	}
+}
+
+func TestFanoutWithAnOldCatalog(t *testing.T) {
+	const added = testCatalog + "  - name: new.type\n    uri: event://new/type\n"
+	parse := func(src string) *catalog.Catalog {
+		c, err := catalog.Parse([]byte(src))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	for name, tc := range map[string]struct {
+		latest string
+		dead   []string
+	}{
+		"AWS-05 an event of a type that was added a moment ago is delivered": {latest: added},
+		"AWS-05 an event of a type that was removed is dead-lettered":        {testCatalog, []string{"the URI matches no event type of the catalog"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				if _, err := catalog.Apply(t.Context(), r.db, catalog.Shared, parse(testCatalog)); err != nil {
+					t.Fatal(err)
+				}
+				stored := catalog.NewStored(r.db, nil, slog.New(slog.DiscardHandler))
+				if _, err := stored.Catalog(t.Context(), "default"); err != nil { // of an earlier batch
+					t.Fatal(err)
+				}
+				time.Sleep(time.Second)
+				if _, err := catalog.Apply(t.Context(), r.db, catalog.Shared, parse(tc.latest)); err != nil {
+					t.Fatal(err)
+				}
+				r.catalogs = catalog.NewStatic(parse(added))
+				r.services = r.service(r.db, r.log)
+				r.register("event://new/type")
+				r.publishTo("event://new/type", "new.type", "evt_new", `{}`)
+				failed, err := r.fanOut(func(f *Fanout) { f.Catalog = stored })
+				if len(failed) > 0 || err != nil {
+					t.Fatalf("got failed %v, %v, want none", failed, err)
+				}
+				if got := r.deadReasons(); !slices.Equal(got, tc.dead) {
+					t.Errorf("got dead letters %q, want %q", got, tc.dead)
+				}
+				if got, want := posted(r)["evt_new"], 1-len(tc.dead); got != want {
+					t.Errorf("got %d posts, want %d", got, want)
+				}
+			})
+		})
+	}
+}
+
+func TestFanoutOfAWorkspaceWithoutACatalog(t *testing.T) {
+	r := newRig(t)
+	r.publish("evt_1")
+	failed, err := r.fanOut(func(f *Fanout) { f.Catalog = catalog.NewStored(r.db, nil, slog.New(slog.DiscardHandler)) })
+	if len(failed) > 0 || err != nil || len(r.queues[queue.Dead]) != 1 {
+		t.Errorf("got failed %v, %v, dead letters %q, want one dead letter", failed, err, r.deadReasons())
+	}
+}
+
+func TestFanoutLeavesMessagesBehindANewerOne(t *testing.T) {
+	r := newRig(t)
+	r.register("event://ci/build-finished")
+	r.publish("evt_newer", "evt_behind")
+	r.queues[queue.Events] = append(r.queues[queue.Events], message("poison", `{"v":1`))
+	r.publishTo("event://github/acme/app/push", "github.push", "evt_other", `{}`)
+	batch := r.queues[queue.Events]
+	for i := range batch {
+		batch[i].Group = "ci"
+	}
+	batch[0].Body = []byte(strings.Replace(string(batch[0].Body), `"v":1`, `"v":99`, 1))
+	batch[3].Group = "push"
+	failed, err := r.fanOut(nil)
+	if want := []string{batch[0].ID, batch[1].ID, batch[2].ID}; err != nil || !slices.Equal(failed, want) {
+		t.Errorf("AWS-06: got failed %v, %v, want %v", failed, err, want)
+	}
+	if got := posted(r); len(got) > 0 {
+		t.Errorf("got posts %v, want none: each receive would repeat them", got)
+	}
+	if got := r.deadReasons(); len(got) > 0 {
+		t.Errorf("got dead letters %q, want none: each receive would repeat them", got)
+	}
+}
+
+func TestFanoutSurvivesAPanicOfOneGroup(t *testing.T) {
+	for _, received := range []int{1, 2} {
+		r := newRig(t)
+		r.register("event://ci/build-finished")
+		r.publishTo("event://github/acme/app/push", "github.push", "evt_panics", `{}`)
+		r.publish("evt_1")
+		batch := r.queues[queue.Events]
+		for i := range batch {
+			batch[i].Received = received
+		}
+		panics := hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
+			if strings.Contains(ops[0].Item.Partition, "github") {
+				panic("a defect")
+			}
+			return nil
+		}}
+		failed, err := r.fanOut(func(f *Fanout) { f.Log.DB = panics })
+		if err != nil || !slices.Equal(failed, []string{batch[0].ID}) {
+			t.Errorf("receive %d: got failed %v, %v, want AWS-05 the event that panics only", received, failed, err)
+		}
+		if posted(r)["evt_1"] != 1 {
+			t.Errorf("receive %d: got posts %v, want one of evt_1", received, posted(r))
+		}
+	}
+}
+
+// slowStore is a store like DynamoDB in which each request takes a while.
+type slowStore struct {
+	unorderedStore
+	took time.Duration
+}
+
+func (s slowStore) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
+	time.Sleep(s.took)
+	return s.unorderedStore.Get(ctx, keys...)
+}
+
+func (s slowStore) Query(ctx context.Context, q store.Query) (store.Page, error) {
+	time.Sleep(s.took)
+	return s.unorderedStore.Query(ctx, q)
+}
+
+func (s slowStore) Write(ctx context.Context, ops ...store.Op) error {
+	time.Sleep(s.took)
+	return s.unorderedStore.Write(ctx, ops...)
+}
+
+// If a full batch took longer than the function may run, each attempt would start from the beginning, and the events would
+// wait in the queue for as long as the store is slow.
+func TestGivenASlowStoreAndReadersOfPatternsWhenABatchIsFullThenFanoutTakesHardlyLongerThanForOneEvent(t *testing.T) {
+	took := func(t *testing.T, events, uris int) (took time.Duration) {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t)
+			log := &eventlog.Log{DB: unorderedStore{r.db}}
+			for _, p := range []subscription.Pattern{
+				{Kind: subscription.Parent, Key: "event://github/acme/**", Shape: subscription.Shape{Scope: "parents", Name: "d2"}},
+				{Kind: subscription.Parent, Key: "event://github/**", Shape: subscription.Shape{Scope: "parents", Name: "d1"}},
+			} {
+				if _, err := subscription.Interested(t.Context(), unorderedStore{r.db}, log, "default", p); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i := range events {
+				r.publishTo(fmt.Sprintf("event://github/acme/app%d/push", i%uris), "github.push", fmt.Sprint("evt_", i), `{}`)
+			}
+			began := time.Now()
+			failed, err := r.fanOut(func(f *Fanout) {
+				f.DB = slowStore{unorderedStore{r.db}, 100 * time.Millisecond}
+				f.Log = &eventlog.Log{DB: f.DB}
+				f.Now = time.Now
+			})
+			if len(failed) > 0 || err != nil {
+				t.Fatalf("got failed %v, %v, want none", failed, err)
+			}
+			took = time.Since(began)
+			for _, key := range []string{"event://github/acme/**", "event://github/**"} {
+				n := 0
+				for _, p := range eventlog.Pattern("default", key) {
+					entries, _, _, err := log.Read(t.Context(), p, 0, 100)
+					if err != nil {
+						t.Fatal(err)
+					}
+					n += len(entries)
+				}
+				if n != events {
+					t.Errorf("got %d events of %s, want %d", n, key, events)
+				}
+			}
+		})
+		return took
+	}
+	one := took(t, 1, 1)
+	for _, uris := range []int{1, 10} {
+		t.Run(fmt.Sprintf("EVX-26 ten events of %d URIs", uris), func(t *testing.T) {
+			if got := took(t, 10, uris); got >= 2*one {
+				t.Errorf("ten events took %v, want hardly more than the %v of one", got, one)
+			}
+		})
+	}
+}
+
+// throttledList is a store whose partitions with the sub-resources of parents are throttled for as long as a caller waits.
+type throttledList struct{ store.DB }
+
+func (d throttledList) WriteAll(ctx context.Context, ops ...store.Op) error {
+	for _, op := range ops {
+		if strings.HasPrefix(op.Item.Key.Partition, "c#") {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+	}
+	return d.DB.WriteAll(ctx, ops...)
+}
+
+func TestFanoutAtMidnight(t *testing.T) {
+	t.Run("AWS-16 the first events of a day are not held up by a throttled list of sub-resources", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t)
+			uri := pushURI(100)
+			r.register(uri)
+			r.publishTo(uri, "github.push", "evt_first", `{}`)
+			began := time.Now()
+			failed, err := r.fanOut(func(f *Fanout) { f.Log = &eventlog.Log{DB: throttledList{r.db}} })
+			if len(failed) > 0 || err != nil || posted(r)["evt_first"] != 1 {
+				t.Errorf("got failed %v, %v, posts %v; want one post", failed, err, posted(r))
+			}
+			if took := time.Since(began); took > 2*time.Second {
+				t.Errorf("fanout took %v, want at most 2 s", took)
+			}
+		})
+	})
+}
+
+// Given an event type that was renamed and has subscribers, when a process with the old catalog handles its next event, then
+// the subscribers get it.
+func TestAnEventOfARenamedType(t *testing.T) {
+	for name, ids := range map[string][]string{"alone": {"evt_new"}, "behind one of the old name": {"evt_old", "evt_new"}, "before one of the old name": {"evt_new", "evt_old"}} {
+		t.Run("WHK-18 "+name, func(t *testing.T) {
+			r := newRig(t)
+			r.script = succeeds
+			old, err := r.catalogs.Catalog(t.Context(), "default")
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.change("ci.build_finished", "ci.renamed")
+			r.register("event://ci/build-finished")
+			for _, id := range ids {
+				r.publishTo("event://ci/build-finished", map[string]string{"evt_old": "ci.build_finished", "evt_new": "ci.renamed"}[id], id, `{"ok":true}`)
+			}
+			fanout, d, _ := r.process()
+			fanout.Catalog = &aged{catalog.NewStatic(old), r.catalogs.(*catalog.Static)}
+			r.hand(queue.Events, fanout.Handle)
+			r.hand(queue.Deliveries, d.Pages)
+			for _, id := range ids {
+				if n := posted(r)[id]; n != 1 {
+					t.Errorf("%s was posted %d times, want once", id, n)
+				}
+			}
+		})
+	}
+}

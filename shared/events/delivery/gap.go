@@ -1,0 +1,211 @@
+package delivery
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// A gap notice says that a subscription of the MCP Events extension lost events between two refreshes, with the
+// cursor to go on from (SEP-3415, Non-event webhook bodies and Cursor Lifecycle). There are two causes:
+//
+//   - A delivery is abandoned. The cursor lies before its event and before all that is open, so one notice is also
+//     for what is abandoned after it of the same outage. It is written before the dead letter: a crash in between
+//     announces a gap that is none yet, and never hides one.
+//   - A suspension is longer than the log. Its notice is written before the suspension, due when the log will no longer
+//     reach back to it, and dropped if the subscription is active again by then.
+//
+// A notice is a delivery of its own, beside those of events.
+
+// Gaps is what gap notices need beyond other deliveries.
+type Gaps struct {
+	Log *eventlog.Log
+	// Sealer makes cursors, and the ids of messages.
+	Sealer func(context.Context) (*eventlog.Sealer, error)
+}
+
+const (
+	// gapEvery is the least time between two gap notices of a subscription.
+	gapEvery = time.Minute
+	// gapFor is how long a notice is retried whose schedule is over: until an endpoint that only fails is disabled.
+	gapFor = DisableAfter
+	// gapRetry is the longest time between two attempts of that.
+	gapRetry = time.Hour
+	// suspensionGap is the key of the notice for a suspension. Those of events are hashes.
+	suspensionGap = "~gap"
+)
+
+// gap is which gap a control message announces.
+type gap string
+
+const (
+	gapAbandoned gap = "abandoned"
+	gapSuspended gap = "suspended" // its message is made when it is sent
+)
+
+// gapMark is the last gap that was announced to a subscription.
+type gapMark struct {
+	V    int    `json:"v"`
+	ID   string `json:"id"`   // of the notice
+	From int64  `json:"from"` // the position of its cursor
+	At   int64  `json:"at"`   // when it was written, in microseconds since 1970
+}
+
+func gapKey(workspace, sub string) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: "g#" + workspace + "#" + sub, Sort: "-"}
+}
+
+// announceGap sends a gap notice for a delivery that is about to be abandoned, unless one covers it already.
+func (n *notices) announceGap(ctx context.Context, del *delivery) error {
+	if n.gaps == nil || del.Origin != subscription.MCPEvents || del.Test || del.Again || n.terminator.plain(del.Target) {
+		return nil
+	}
+	const tries = 5
+	for range tries {
+		done, err := n.tryGap(ctx, del)
+		if done || err != nil {
+			return err
+		}
+	}
+	return fault.New(fault.Unavailable, "the gap of a subscription changes too often")
+}
+
+func (n *notices) tryGap(ctx context.Context, del *delivery) (done bool, err error) {
+	last, version, covers, err := n.lastGap(ctx, del)
+	if err != nil || covers {
+		return covers, err
+	}
+	record, err := n.subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
+	if err != nil || record == nil || record.Plain {
+		return true, err
+	}
+	now := n.deliveries.now()
+	body, from, err := n.gapBody(ctx, record, del.Published)
+	if err != nil {
+		return false, err
+	}
+	sub := record.Subscriber()
+	notice := newNotice(del.Workspace, &sub, record.Name, "gap", now)
+	notice.Control.Gap, notice.Control.Body = gapAbandoned, body
+	due := now
+	if version != 0 {
+		due = later(now, time.UnixMicro(last.At).Add(gapEvery))
+	}
+	value, _ := json.Marshal(gapMark{V: taskVersion, ID: notice.Event, From: from, At: now.UnixMicro()}) // numbers and a text
+	condition := continues(version)
+	whose, err := n.deliveries.writeNext(ctx, notice, due, store.Put(store.Item{
+		Key: gapKey(del.Workspace, del.Subscription), Value: value, Version: version + 1, Expires: now.Add(gapFor + KeptFor),
+	}, condition))
+	if done = whose == mine; done && err == nil {
+		n.log.InfoContext(ctx, "gap announced", "workspace", del.Workspace, "subscription", del.Subscription, "event", del.Event)
+	}
+	return done, err
+}
+
+// lastGap reads the last gap of a subscription and reports whether its notice also announces the loss of a delivery. It
+// does if a client that resumes from the notice's cursor, as soon as the notice arrives, finds the event. So the event
+// must have been in the log by then. Its publication time does not show that, because an event may wait in the events
+// queue, but the time of its first attempt does, because fanout writes the log before it queues the delivery.
+func (n *notices) lastGap(ctx context.Context, del *delivery) (last gapMark, version int64, covers bool, err error) {
+	items, err := n.deliveries.db.Get(ctx, gapKey(del.Workspace, del.Subscription))
+	if err != nil {
+		return last, 0, false, fault.Wrap(fault.Unavailable, err, "read the last gap of a subscription")
+	}
+	if items[0] == nil {
+		return last, 0, false, nil
+	}
+	version = items[0].Version
+	if json.Unmarshal(items[0].Value, &last) != nil || last.From > position(del.Published) {
+		return last, version, false, nil
+	}
+	if !del.First.After(time.UnixMicro(last.At).Add(-eventlog.Window)) {
+		return last, version, true, nil
+	}
+	notice, err := n.deliveries.db.Get(ctx, deliveryKey(del.Workspace, del.Subscription, last.ID))
+	if err != nil {
+		return last, 0, false, fault.Wrap(fault.Unavailable, err, "read a gap notice")
+	}
+	return last, version, notice[0] != nil, nil
+}
+
+// gapBody makes the message of a gap: its cursor covers the event that was lost and all that is open, as far back as the log
+// reaches.
+func (n *notices) gapBody(ctx context.Context, record *subscription.Subscription, lost time.Time) (body json.RawMessage, from int64, err error) {
+	sealer, err := n.gaps.Sealer(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	if had, err := sealer.Open(record.Workspace, record.Cursor); err == nil {
+		from = had.At
+	}
+	settled, _, err := (&Watermark{DB: n.deliveries.db}).Settled(ctx, record.Workspace, record.ID)
+	if err != nil {
+		return nil, 0, err
+	}
+	if record.Replayed <= settled {
+		from = max(from, settled)
+	}
+	if !lost.IsZero() {
+		from = min(from, position(lost))
+	}
+	from, _ = n.gaps.Log.Reach(eventlog.Cursor{}, from, n.gaps.Log.Oldest())
+	return encodeGap(sealer.Seal(record.Workspace, eventlog.Cursor{At: from})), from, nil
+}
+
+func encodeGap(cursor string) json.RawMessage {
+	body, _ := json.Marshal(struct { // two texts
+		Type   string `json:"type"`
+		Cursor string `json:"cursor"`
+	}{"gap", cursor})
+	return body
+}
+
+// foreseeGap writes the notice for a suspension that is about to begin; [notices.prepareGap] says what becomes of it.
+func (n *notices) foreseeGap(ctx context.Context, workspace string, sub *subscription.Subscriber, name string) error {
+	if n.gaps == nil || n.terminator.plain(sub.Target.URL) {
+		return nil
+	}
+	due := n.deliveries.now().Add(n.gaps.Log.Reaches())
+	notice := newNotice(workspace, sub, name, "gap", due)
+	notice.Key, notice.Control.Gap = suspensionGap, gapSuspended
+	_, err := n.deliveries.writeNext(ctx, notice, due) // false: one is written already
+	return err
+}
+
+// prepareGap reports what is to be done with a gap notice that is due: forget it, send it now, or, if the time is not zero,
+// send it then.
+func (n *notices) prepareGap(ctx context.Context, del *delivery, record *subscription.Subscription) (send bool, later time.Time, err error) {
+	if record == nil || record.Plain || n.gaps == nil {
+		return false, later, nil
+	}
+	del.Control.Target = record.Target // its secret may have been rotated
+	if del.Control.Gap == gapAbandoned || len(del.Control.Body) > 0 {
+		return true, later, nil
+	}
+	if record.State != subscription.Suspended {
+		return false, later, nil // it goes on; the refresh said what it lost
+	}
+	if end := time.UnixMicro(record.Suspended).Add(n.gaps.Log.Reaches()); n.deliveries.now().Before(end) {
+		return false, end, nil // of an earlier suspension
+	}
+	del.Control.Body, _, err = n.gapBody(ctx, record, time.UnixMicro(record.Suspended))
+	return err == nil, later, err
+}
+
+// next is when a control message that failed is attempted again; false is never.
+func (n *notices) next(del *delivery, retryAfter time.Duration) (time.Duration, bool) {
+	schedule := n.options.schedule(del.Origin)
+	wait, more := schedule.Next(len(del.Attempts), retryAfter)
+	if more || del.Control.Gap == "" {
+		return wait, more
+	}
+	// Nothing else says it before the next refresh.
+	wait = min(max(schedule[len(schedule)-1], time.Second)<<min(len(del.Attempts)-len(schedule)+1, 12), gapRetry)
+	return max(wait, min(retryAfter, webhook.MaxRetryAfter)), n.deliveries.now().Sub(del.First) < gapFor
+}

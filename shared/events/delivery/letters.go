@@ -1,0 +1,313 @@
+package delivery
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/opaque"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// A dead letter lies under four keys, so that each question is one query: those of its subscription
+// (x#), of its target's origin (xo#), of its event type (xe#), and all of the workspace (xa#). They
+// are written and deleted together.
+
+func (del *delivery) letterKeys(at time.Time) []store.Key {
+	return []store.Key{
+		{Table: store.Deliveries, Partition: lettersOf(del.Workspace, del.Subscription), Sort: fmt.Sprintf("%016d#%s", at.UnixMicro(), del.key())},
+		del.letterKey("xo#"+del.Workspace+"#"+subscription.OriginOf(del.Target), at),
+		del.letterKey("xe#"+del.Workspace+"#"+del.Name, at),
+		del.letterKey("xa#"+del.Workspace, at),
+	}
+}
+
+// lettersOf is the partition of a subscription's.
+func lettersOf(workspace, sub string) string { return "x#" + workspace + "#" + sub }
+
+func (del *delivery) letterKey(partition string, at time.Time) store.Key {
+	return store.Key{
+		Table: store.Deliveries, Partition: partition,
+		Sort: fmt.Sprintf("%016d#%s#%s", at.UnixMicro(), del.Subscription, del.key()),
+	}
+}
+
+// Letter is a delivery that was given up, or a message that no function could handle, which has a queue, attributes and no
+// subscription.
+type Letter struct {
+	ID           string
+	Queue        string // [WebhookQueue] of a delivery
+	Attributes   map[string]string
+	Subscription string
+	Principal    string
+	Protocol     subscription.Origin
+	Event        string
+	URI, Name    string
+	Origin       string
+	// Reason is the category of the last failure; "expired" when there was none.
+	Reason   string
+	Dead     time.Time
+	First    time.Time
+	Attempts []Try
+	Test     bool
+}
+
+// Try is one attempt of a letter's history.
+type Try struct {
+	At       time.Time
+	Category string
+	Status   int
+	Took     time.Duration
+}
+
+// ReasonExpired is that of a letter without a failure: its event was no longer there.
+const ReasonExpired = "expired"
+
+func (del *delivery) letter(at time.Time) Letter {
+	l := Letter{
+		ID: letterID(del.Subscription, at, del.key()), Queue: WebhookQueue, Subscription: del.Subscription, Principal: del.Principal, Protocol: del.Origin,
+		Event: del.Event, URI: del.URI, Name: del.Name, Origin: subscription.OriginOf(del.Target), Reason: ReasonExpired, Dead: at.UTC(),
+		First: del.First, Test: del.Test,
+	}
+	for _, a := range del.Attempts {
+		l.Attempts = append(l.Attempts, Try{a.At, a.Category, a.Status, time.Duration(a.TookMS) * time.Millisecond})
+		l.Reason = a.Category
+	}
+	return l
+}
+
+// The id of a letter is where it lies under its subscription.
+func letterID(sub string, at time.Time, eventKey string) string {
+	return encodeLetterID(fmt.Sprintf("%s#%016d#%s", sub, at.UnixMicro(), eventKey))
+}
+
+func encodeLetterID(place string) string { return opaque.Encode([]byte(place)) }
+
+func parseLetterID(id string) (sub, sort string, ok bool) {
+	b, err := opaque.Decode(id)
+	sub, sort, found := strings.Cut(string(b), "#")
+	return sub, sort, err == nil && found && sub != "" && len(sort) > 17 && len(sort) <= 400
+}
+
+// LetterQuery asks for dead letters that have all that is given.
+type LetterQuery struct {
+	Subscription string
+	Origin       string
+	Event        string // name of the event type
+	Queue        string
+	Span
+}
+
+// Operations are what operators and owners do to deliveries. Make it with [NewOperations].
+type Operations struct {
+	// Metrics counts the messages that a queue gave up; may be nil.
+	Metrics    *metric.Set
+	deliveries *deliveries
+	tests      *quota.Keyed[string] // test events by endpoint
+}
+
+// NewOperations makes operations. The clock may be nil.
+func NewOperations(db store.DB, q queue.Sender, now func() time.Time) *Operations {
+	return &Operations{
+		deliveries: newDeliveries(db, q, func() time.Time { return timeBy(now) }, nil),
+		tests:      quota.NewKeyed[string](1, 1, maxEndpoint),
+	}
+}
+
+// Letters returns the dead letters that are asked for, newest first, those before the given key; next is
+// "" at the end. It is one query of at most limit letters, by what narrows the most.
+func (o *Operations) Letters(ctx context.Context, workspace string, ask LetterQuery, before string, limit int) (list []Letter, next string, err error) {
+	q := store.Query{Table: store.Deliveries, Before: before, Limit: limit}
+	switch {
+	case ask.Subscription != "":
+		q.Partition = lettersOf(workspace, ask.Subscription)
+	case ask.Origin != "":
+		q.Partition = "xo#" + workspace + "#" + ask.Origin
+	case ask.Event != "":
+		q.Partition = "xe#" + workspace + "#" + ask.Event
+	case ask.Queue != "" && ask.Queue != WebhookQueue:
+		q.Partition = "xq#" + workspace + "#" + ask.Queue
+	default:
+		q.Partition = "xa#" + workspace
+	}
+	return newest(ctx, o.deliveries.db, q, ask.Span, "list dead letters", func(it *store.Item) (Letter, bool, error) {
+		l, err := readLetter(it)
+		return l, ask.takes(l), err
+	})
+}
+
+func (ask LetterQuery) takes(l Letter) bool {
+	return (ask.Subscription == "" || ask.Subscription == l.Subscription) && (ask.Origin == "" || ask.Origin == l.Origin) &&
+		(ask.Event == "" || ask.Event == l.Name) && (ask.Queue == "" || ask.Queue == l.Queue)
+}
+
+func readLetter(it *store.Item) (Letter, error) {
+	if isOfQueue(it) {
+		return decodeQueueLetter(it)
+	}
+	del, at, err := decodeLetter(it)
+	if err != nil {
+		return Letter{}, err
+	}
+	return del.letter(at), nil
+}
+
+func decodeLetter(it *store.Item) (*delivery, time.Time, error) {
+	del, err := decodeDelivery(it)
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	del.version, del.stored, del.waits = 0, stateNone, store.Key{} // those of the delivery's own item
+	var micros int64
+	if _, err := fmt.Sscanf(it.Sort, "%d#", &micros); err != nil {
+		return nil, time.Time{}, fault.Wrap(fault.Internal, err, "decode the key of a dead letter")
+	}
+	return del, time.UnixMicro(micros), nil
+}
+
+// Letter returns a dead letter; nil when there is none.
+func (o *Operations) Letter(ctx context.Context, workspace, id string) (*Letter, error) {
+	it, err := o.findOfQueue(ctx, workspace, id)
+	if err == nil && it == nil {
+		it, err = o.findOfWebhook(ctx, workspace, id)
+	}
+	if err != nil || it == nil {
+		return nil, err
+	}
+	l, err := readLetter(it)
+	return &l, err
+}
+
+func (o *Operations) findOfWebhook(ctx context.Context, workspace, id string) (*store.Item, error) {
+	sub, sort, ok := parseLetterID(id)
+	if !ok {
+		return nil, nil
+	}
+	items, err := o.deliveries.db.Get(ctx, store.Key{Table: store.Deliveries, Partition: lettersOf(workspace, sub), Sort: sort})
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read a dead letter")
+	}
+	return items[0], nil
+}
+
+// Retry makes a dead letter a delivery to its subscription again after a delay, with the same webhook-id and its schedule
+// from the start, or sends the message of a queue's letter back to it; the letter is gone then. It reports false when the
+// letter is not there (any more). A letter whose event is no longer stored, whose subscription has ended or is suspended,
+// or whose message cannot go back, is of kind Conflict.
+func (o *Operations) Retry(ctx context.Context, workspace string, l Letter, sub *subscription.Subscription, delay time.Duration) (bool, error) {
+	if l.Queue != WebhookQueue {
+		return o.sendBack(ctx, workspace, l.ID, delay)
+	}
+	return o.retry(ctx, workspace, l.ID, sub, delay)
+}
+
+func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subscription.Subscription, delay time.Duration) (bool, error) {
+	it, err := o.findOfWebhook(ctx, workspace, id)
+	if err != nil || it == nil {
+		return false, err
+	}
+	del, at, err := decodeLetter(it)
+	if err != nil {
+		return false, err
+	}
+	if sub == nil || sub.State == subscription.Disabled {
+		return false, skipped(SkippedEnded, "the subscription of the dead letter has ended")
+	}
+	if sub.State == subscription.Suspended {
+		return false, skipped(SkippedSuspended, "the subscription of the dead letter is suspended until its subscriber refreshes it (events/subscribe); retry it after that")
+	}
+	items, err := o.deliveries.db.Get(ctx, deliveryKey(workspace, del.Subscription, del.key()), bodyKey(workspace, del.key()))
+	if err != nil {
+		return false, fault.Wrap(fault.Unavailable, err, "read a dead letter")
+	}
+	e, err := del.eventIn(items[1])
+	if err != nil {
+		o.deliveries.log.ErrorContext(ctx, "stored event not decoded", "workspace", workspace, "event", del.Event, "error", err)
+		return false, skipped(SkippedExpired, "the event of the dead letter cannot be decoded")
+	}
+	if e == nil {
+		return false, skipped(SkippedExpired, "the event of the dead letter is not stored any more")
+	}
+	now := o.deliveries.now()
+	if items[0] != nil {
+		current, err := decodeDelivery(items[0])
+		if err != nil {
+			return false, o.deliveries.setAside(ctx, items[0], err)
+		}
+		if meets(current.stored) != mine {
+			if left, err := o.findOfWebhook(ctx, workspace, id); err != nil || left == nil {
+				return false, err // another worker has retried it meanwhile
+			}
+			return false, skipped(SkippedUnderway, "the event is being delivered to the subscription already")
+		}
+		del.Base = len(del.Attempts) // the letter has no attempts of its own
+		del.takePlaceOf(current)
+	}
+	keys := del.letterKeys(at)
+	gone := []store.Op{store.Delete(keys[0], store.Exists())}
+	for _, key := range keys[1:] {
+		gone = append(gone, store.Delete(key))
+	}
+	if err := o.deliveries.storeBody(ctx, del, e, retriedFor); err != nil { // from now on, as for any delivery
+		return false, err
+	}
+	del.Again, del.First, del.Base, del.Target = true, now, len(del.Attempts), sub.Target.URL
+	whose, err := o.deliveries.writeNext(ctx, del, now.Add(delay), gone...)
+	return whose == mine, err
+}
+
+// SendTest delivers a test event to a subscription, marked as one, on the way of any other: signed,
+// retried and recorded. It returns the event's id. An endpoint gets one test event per second from one process; more are
+// refused with fault.Exhausted and [quota.RetryAfter], because nothing else shows that the endpoint wants them.
+func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscription) (id string, err error) {
+	now := o.deliveries.now().UTC()
+	if !o.tests.Get(endpointID(sub.Target.URL)).AllowN(now, 1) {
+		return "", quota.Exceeded("testsPerEndpoint", 1, "the limit testsPerEndpoint of 1 test event per second is reached")
+	}
+	e := event.Event{
+		Workspace: sub.Workspace, ID: "test_" + event.NewID(), URI: sub.EventURIs[0], Name: TestType, Time: now, Published: now,
+		Data: json.RawMessage(`{"test":true}`),
+	}
+	if sub.Origin == subscription.MCPEvents { // its receivers know the names that they subscribed to
+		e.Name = sub.Name
+	}
+	return e.ID, o.deliver(ctx, sub, &e, true)
+}
+
+// TestType is the type of a test event's webhook.
+const TestType = "mcpevents.test"
+
+// Deliver delivers an event to a subscription again, with its id. An event that is being delivered
+// to it already is of kind Conflict.
+func (o *Operations) Deliver(ctx context.Context, sub *subscription.Subscription, e *event.Event) error {
+	return o.deliver(ctx, sub, e, false)
+}
+
+func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription, e *event.Event, test bool) error {
+	now := o.deliveries.now()
+	subscriber := sub.Subscriber()
+	del := newDelivery(&subscriber, e, now)
+	del.Test, del.Again = test, true
+	whose, err := o.deliveries.scheduleNext(ctx, del, e, now)
+	if err == nil && whose != mine {
+		return fault.New(fault.Conflict, "the event is being delivered to the subscription already")
+	}
+	return err
+}
+
+// Stored returns the event of a URI and an id, if it is stored for retries; nil if not.
+func (o *Operations) Stored(ctx context.Context, workspace, uri, id string) (*event.Event, error) {
+	items, err := o.deliveries.db.Get(ctx, bodyKey(workspace, event.Event{URI: uri, ID: id}.Key()))
+	if err != nil || items[0] == nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read a stored event")
+	}
+	return decodeEvent(items[0])
+}

@@ -1,0 +1,307 @@
+package delivery
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/switches"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// lives is a rig in which one delivery is brought into states and makes steps.
+type lives struct {
+	*rig
+	sub   *subscription.Subscription
+	event event.Event
+}
+
+const lifeOrigin = "https://hooks.example.com"
+
+func newLives(t *testing.T) *lives {
+	r := newRig(t)
+	l := &lives{rig: r, sub: r.register("event://ci/build-finished")}
+	l.event = event.Event{
+		Workspace: "default", ID: "evt_1", URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{"ok":true}`),
+	}
+	r.pause(switches.Origin(lifeOrigin), nil)
+	r.suspend(l.sub.ID)
+	return l
+}
+
+// worker is a process that has read the delivery. It is nil where a message is stale.
+type worker struct {
+	*lives
+	d   *Dispatcher
+	del *delivery
+}
+
+// reads starts a worker in the way in which its message would. A page and an operator bring a new delivery, a message of
+// the slow lane the stored one, and a refresh the suspended one.
+func (l *lives) reads(state string, attempt int) (worker, error) {
+	_, d, _ := l.process()
+	d.pauses.switches = &switches.Set{DB: d.DB, Now: d.Now}
+	w := worker{l, d, nil}
+	sub := l.sub.Subscriber()
+	var err error
+	switch state {
+	case stateNone, stateDead:
+		w.del = newDelivery(&sub, &l.event, l.now)
+	case statePending, statePaused:
+		w.del, _, err = d.deliveries.current(l.t.Context(), SingleTask{Workspace: "default", Subscription: sub.ID, Event: l.event.ID, Key: l.event.Key(), Attempt: attempt})
+	case stateSuspended:
+		items, getErr := d.DB.Get(l.t.Context(), deliveryKey("default", sub.ID, l.event.Key()))
+		if err = getErr; err == nil && items[0] != nil {
+			if w.del, err = decodeDelivery(items[0]); w.del.State != stateSuspended {
+				w.del = nil
+			}
+		}
+	}
+	return w, err
+}
+
+// make makes a step.
+func (w worker) make(s step) (whose claim, err error) {
+	ctx := w.t.Context()
+	before, version := w.del.stored, w.del.version
+	claimed := func() claim { // of a step whose function does not return it
+		if w.del.version != version {
+			return mine
+		}
+		return others
+	}
+	sub := w.sub.Subscriber()
+	failed := func() { w.del.Attempts = append(w.del.Attempts, attempt{At: w.now, Category: "http_5xx", Status: 500}) }
+	switch s {
+	case stepSchedule:
+		if before != stateSuspended {
+			failed()
+		}
+		return w.d.deliveries.scheduleNext(ctx, w.del, &w.event, w.now.Add(5*time.Minute))
+	case stepPause:
+		paused, err := w.d.pauses.pause(ctx, w.del, &sub, &w.event)
+		if err == nil && !paused {
+			err = fmt.Errorf("it was not paused")
+		}
+		return claimed(), err
+	case stepSuspend:
+		err := w.d.backlog.suspend(ctx, w.del, &w.event)
+		return claimed(), err
+	case stepGiveUp:
+		failed()
+		return w.d.outcomes.deadLetter(ctx, w.del, &w.event)
+	case stepForget:
+		return mine, writeNotes(ctx, w.d.DB, w.del.forget())
+	}
+	return 0, fmt.Errorf("no step %q", s)
+}
+
+// bring brings the delivery into a state and returns the number of its next attempt.
+func (l *lives) bring(state string) (attempt int) {
+	l.t.Helper()
+	if state == stateNone {
+		return 1
+	}
+	for s, to := range lifecycle[stateNone] {
+		if to.state != state {
+			continue
+		}
+		w, err := l.reads(stateNone, 1)
+		if err == nil {
+			_, err = w.make(s)
+		}
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		return len(w.del.Attempts) + 1
+	}
+	l.t.Fatalf("no step leads to %q", state)
+	return 0
+}
+
+// storedLife is everything that the store has of the delivery.
+type storedLife struct {
+	state                string
+	due, waiting, bodies int
+	letters              int
+}
+
+func (l *lives) storedLife() (s storedLife) {
+	l.t.Helper()
+	items, err := l.db.Get(l.t.Context(), deliveryKey("default", l.sub.ID, l.event.Key()), bodyKey("default", l.event.Key()))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	if items[0] != nil {
+		del, err := decodeDelivery(items[0])
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		s.state = del.stored
+	}
+	if items[1] != nil {
+		s.bodies = 1
+	}
+	count := func(partition string) int {
+		page, err := l.db.Query(l.t.Context(), store.Query{Table: store.Deliveries, Partition: partition, Limit: 1000})
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		return len(page.Items)
+	}
+	for minute := range 120 {
+		for shard := range dueShards {
+			s.due += count(duePartition(shard, l.now.Add(time.Duration(minute-60)*time.Minute)))
+		}
+	}
+	for shard := range 4 {
+		s.waiting += count(fmt.Sprintf("paused#default#%d#%s", shard, switches.Origin(lifeOrigin)))
+	}
+	s.letters = count(lettersOf("default", l.sub.ID))
+	return s
+}
+
+// want is what the table says of a step.
+func want(from string, s step) storedLife {
+	to := lifecycle[from][s]
+	w := storedLife{state: to.state, bodies: 1}
+	if to.due {
+		w.due = 1
+	}
+	if to.state == statePaused {
+		w.waiting = 1
+	}
+	if from == stateDead {
+		w.letters++ // it stays
+	}
+	if to.letter {
+		w.letters++
+	}
+	if from == stateNone && to.state == stateNone {
+		w.bodies = 0
+	}
+	return w
+}
+
+// TestADeliveryLivesByItsTable: WHK-18, WHK-23. From each state each step leads to the state that the table names, with its
+// due entry or dead letter, although the process dies before or after any write of it and another one repeats the step.
+func TestADeliveryLivesByItsTable(t *testing.T) {
+	for from, steps := range lifecycle {
+		for s := range steps {
+			if from == stateNone && s == stepForget {
+				continue // writes nothing
+			}
+			t.Run(fmt.Sprintf("WHK-18 %s when it is %q", s, from), func(t *testing.T) {
+				crashes := 0
+				atEachStep(t, 2, func(point int, late bool) bool {
+					l := newLives(t)
+					attempt := l.bring(from)
+					l.now = l.now.Add(time.Minute)
+					l.budget, l.late = point, late
+					for {
+						w, err := l.reads(from, attempt)
+						if err == nil && w.del != nil {
+							_, err = w.make(s)
+						}
+						if err == nil {
+							break
+						}
+						if !l.dead {
+							t.Fatal(err)
+						}
+						l.dead, l.budget = false, 0
+						l.now = l.now.Add(time.Second)
+						crashes++
+					}
+					got, want := l.storedLife(), want(from, s)
+					if late && lifecycle[from][s].letter && got.letters == want.letters+1 {
+						got.letters-- // a page that is repeated after its last write gives up once more
+					}
+					if got != want {
+						t.Fatalf("death at step %d (late %v): got %+v, want %+v", point, late, got, want)
+					}
+					return l.budget > 0
+				})
+				if crashes == 0 {
+					t.Error("no process died")
+				}
+			})
+		}
+	}
+}
+
+// TestTwoWorkersHaveOneDelivery: WHK-23. Two workers read the same delivery, and both make a step: one of them owns it, and
+// the other one finds out whether its attempts continue or it is over.
+func TestTwoWorkersHaveOneDelivery(t *testing.T) {
+	for from, steps := range lifecycle {
+		for first := range steps {
+			for second := range steps {
+				if second == stepForget {
+					continue // does not say whose the delivery is
+				}
+				t.Run(fmt.Sprintf("WHK-23 first %s, then %s when it was %q", first, second, from), func(t *testing.T) {
+					l := newLives(t)
+					attempt := l.bring(from)
+					a, err := l.reads(from, attempt)
+					if err != nil {
+						t.Fatal(err)
+					}
+					b, err := l.reads(from, attempt)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if whose, err := a.make(first); err != nil || whose != mine {
+						t.Fatalf("the first worker got %d, %v", whose, err)
+					}
+					after := lifecycle[from][first].state
+					want := lost(after)
+					if from == stateNone || from == stateDead {
+						want = meets(after)
+					}
+					got, err := b.make(second)
+					if second == stepPause || second == stepSuspend { // do not return it
+						if (got == mine) != (want == mine) {
+							t.Errorf("the second worker made its step: %v, want %v (%v)", got == mine, want == mine, err)
+						}
+						return
+					}
+					if err != nil || got != want {
+						t.Errorf("the second worker got claim %d, %v, want %d", got, err, want)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestTheTableIsClosed: each state that a step leads to has steps of its own, and each delivery can end.
+func TestTheTableIsClosed(t *testing.T) {
+	for from, steps := range lifecycle {
+		for s, to := range steps {
+			if _, ok := lifecycle[to.state]; !ok {
+				t.Errorf("%s leads from %q to %q, which is no state", s, from, to.state)
+			}
+			if to.due != (to.state == statePending) {
+				t.Errorf("%s leads from %q to %q with a due entry: %v", s, from, to.state, to.due)
+			}
+			if to.letter != (to.state == stateDead) {
+				t.Errorf("%s leads from %q to %q with a letter: %v", s, from, to.state, to.letter)
+			}
+		}
+	}
+	t.Run("WHK-18 a step that is not in it is refused", func(t *testing.T) {
+		l := newLives(t)
+		l.bring(stateSuspended)
+		w, err := l.reads(stateSuspended, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if whose, err := w.d.deliveries.write(context.Background(), w.del, change{step: stepGiveUp, what: "test"}); err == nil || !strings.Contains(err.Error(), "give up") {
+			t.Errorf("got claim %d, %v, want an error", whose, err)
+		}
+	})
+}

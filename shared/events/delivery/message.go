@@ -1,0 +1,221 @@
+// Package delivery is the way of an event from the events queue to the webhooks:
+// fanout appends it to the log and finds who wants it, dispatch signs and posts,
+// retry brings back what failed.
+//
+//	events queue ─▶ [Fanout] ─▶ event log
+//	                   │
+//	                   ▼ page tasks: events × a range of a pattern's subscribers
+//	               deliveries queue ─▶ [Dispatcher.Pages] ─▶ POST
+//	                                        │ failed, or endpoint known to be slow
+//	                                        ▼
+//	               slow queue ─────▶ [Dispatcher.Singles] ─▶ POST
+//	                   ▲                    │ due later than the queue can delay it
+//	                   └──── [Retry] ◀── due table
+//
+// Everything after the events queue may run twice, at any instance, and may be stopped
+// at any instruction. Why that is harmless stands where it is done: in
+// delivery.go for retries, in fanout.go for the log.
+package delivery
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+)
+
+// taskVersion is written into every message; a reader takes this and the one before.
+const taskVersion = 1
+
+// PageTask asks dispatch to send events to the subscribers in a range of a
+// pattern. It is the first attempt of each of these deliveries.
+type PageTask struct {
+	V         int                `json:"v"`
+	Workspace string             `json:"ws"`
+	Pattern   string             `json:"key"`
+	Range     subscription.Range `json:"r"`
+	// Count is about how many subscribers the range holds; a large one is split
+	// before anything is sent.
+	Count  int           `json:"n"`
+	Events []event.Event `json:"ev,omitempty"`
+	// Hops is how many page tasks led to this one without an attempt.
+	Hops int `json:"h,omitempty"`
+	// Since is when the first of the tasks that led to this one was queued, in milliseconds since 1970. If it is missing,
+	// this is the first.
+	Since int64 `json:"at,omitempty"`
+	// Reactivation asks, instead, for the deliveries that were suspended with a
+	// subscription. The range is that of the subscription.
+	Reactivation *Reactivation `json:"res,omitempty"`
+
+	// Paused is what [Watermark] knows the task by that waited for a switch.
+	Paused string `json:"pk,omitempty"`
+
+	// Retries is how often the task was sent again because the store failed. It is sent with a delay then.
+	Retries int `json:"rt,omitempty"`
+
+	payloads []*subscription.Payload // of the events, shared by their subscribers
+	endpoint string                  // the [endpointID] of its only subscriber; "" if it is not known
+	delay    time.Duration           // of its message
+}
+
+// Reactivation names a subscription that is active again.
+type Reactivation struct {
+	Principal    string `json:"pr"`
+	Subscription string `json:"sub"`
+}
+
+// SingleTask asks dispatch for one attempt of one delivery in the slow lane.
+type SingleTask struct {
+	V            int    `json:"v"`
+	Workspace    string `json:"ws"`
+	Principal    string `json:"pr"`
+	Subscription string `json:"sub"`
+	Event        string `json:"ev"`
+	// Key is the event's [event.Event.Key]. Without it the message is of a time
+	// when a delivery was found by the event's id.
+	Key string `json:"k,omitempty"`
+	// Attempt is the number of the attempt to make, from 1. The task is stale
+	// when the delivery has recorded it already.
+	Attempt int `json:"n"`
+	// Endpoint is the [endpointID] of its target; a message of the version before has none.
+	Endpoint string `json:"e,omitempty"`
+	// Size is how many bytes the event's data has, about; a message of the version before has none.
+	Size int `json:"b,omitempty"`
+}
+
+func (t SingleTask) key() string { return cmp.Or(t.Key, t.Event) }
+
+// id names the attempt.
+func (t SingleTask) id() string {
+	return fmt.Sprintf("%s#%s#%s#%d", t.Workspace, t.Subscription, t.key(), t.Attempt)
+}
+
+// endpoint is whose slot an attempt takes.
+func (t SingleTask) endpoint() string { return cmp.Or(t.Endpoint, t.Subscription) }
+
+// outgoing is the message of a page task.
+func (t PageTask) outgoing() queue.Outgoing {
+	return queue.Outgoing{Body: t.encode(), Group: t.group(), Delay: t.delay}
+}
+
+// group is the pattern, or the endpoint or the subscription if the task is for one only, so that many tasks of one of them
+// do not delay the tasks of others.
+func (t PageTask) group() string {
+	if t.endpoint != "" {
+		return t.endpoint
+	}
+	of := t.Workspace + "\x00" + t.Pattern
+	if len(t.Range.From) > len("00000000") {
+		of += "\x00" + t.Range.From
+	}
+	return digest(of)
+}
+
+func (t PageTask) encode() []byte {
+	events := t.Events
+	t.Events = nil
+	return event.AppendMember(encode(t), "ev", events)
+}
+
+func encode(task any) []byte {
+	b, err := json.Marshal(task)
+	if err != nil {
+		panic(fmt.Sprintf("delivery: a task does not marshal: %v", err)) // its JSON was parsed when it came in
+	}
+	return b
+}
+
+func decodeTask[T any](body []byte, version func(T) int) (T, error) {
+	var t T
+	if err := json.Unmarshal(body, &t); err != nil {
+		if newer(err) {
+			return t, err
+		}
+		return t, fault.Wrap(fault.Invalid, err, "decode a task")
+	}
+	switch v := version(t); {
+	case v > taskVersion:
+		return t, fault.New(fault.Unavailable, "decode a task: version %d is newer than %d", v, taskVersion)
+	case v < 1 || v < taskVersion-1:
+		return t, fault.New(fault.Invalid, "decode a task: version %d is not supported (supported: %d)", v, taskVersion)
+	}
+	return t, nil
+}
+
+// newer reports whether a message cannot be decoded because a newer program wrote it. It stays
+// in its queue, is redelivered however often, and is never dead-lettered.
+func newer(err error) bool { return fault.KindOf(err) == fault.Unavailable }
+
+// Sizes of pages and of the tree (design: the page is the first attempt).
+const (
+	// pageTarget is the mean number of subscribers in a page of a pattern with many.
+	pageTarget = 20
+	// pageSplit is the estimate above which a task is split before sending.
+	pageSplit = 40
+	// branches is into how many tasks one step of the tree splits at most.
+	branches = 64
+	// taskBytes is how much of a message the events of one task may take.
+	taskBytes = 200 << 10
+)
+
+// split cuts a range that holds about count subscribers into parts of about
+// [pageTarget], or into [branches] larger ones, which are split again.
+func split(r subscription.Range, count int) []subscription.Range {
+	n := min((count+pageTarget-1)/pageTarget, branches)
+	if count <= 25 || n < 2 {
+		return []subscription.Range{r}
+	}
+	lo, hi := bound(r.From, 0), bound(r.To, 1<<32)
+	if hi-lo < uint64(n) {
+		return []subscription.Range{r}
+	}
+	out := make([]subscription.Range, n)
+	for i := range out {
+		out[i] = subscription.Range{
+			From: fmt.Sprintf("%08x", lo+(hi-lo)*uint64(i)/uint64(n)),
+			To:   fmt.Sprintf("%08x", lo+(hi-lo)*uint64(i+1)/uint64(n)),
+		}
+	}
+	out[0].From, out[n-1].To = r.From, r.To
+	return out
+}
+
+func bound(digits string, open uint64) uint64 {
+	if digits == "" {
+		return open
+	}
+	v, err := strconv.ParseUint(digits[:min(8, len(digits))], 16, 64)
+	if err != nil {
+		return open
+	}
+	return v
+}
+
+// pages makes the tasks for events of one URI and a range of subscribers: events
+// are put together as far as a message holds them.
+func pages(workspace, key string, r subscription.Range, count int, events []event.Event) []PageTask {
+	ranges := split(r, count)
+	var tasks []PageTask
+	for _, part := range ranges {
+		size := 0
+		for i, e := range events {
+			n := len(e.Data) + len(e.URI) + len(e.Trace.Parent) + len(e.Trace.State) + 256
+			if i == 0 || size+n > taskBytes {
+				tasks = append(tasks, PageTask{
+					V: taskVersion, Workspace: workspace, Pattern: key, Range: part, Count: count / len(ranges),
+				})
+				size = 0
+			}
+			last := &tasks[len(tasks)-1]
+			last.Events = append(last.Events, e)
+			size += n
+		}
+	}
+	return tasks
+}

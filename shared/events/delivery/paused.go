@@ -1,0 +1,154 @@
+package delivery
+
+import (
+	"context"
+	"crypto/rand"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/switches"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// What a person paused (package switches) waits, without using up attempts or time of its schedule:
+//
+//   - while an event type or everything is paused, the page task, before its subscribers are read. So one
+//     event to very many is a few items. A mark per task holds [Watermark] back until it has been attempted.
+//   - while an origin or a subscription is paused, each delivery, which keeps its attempts.
+//
+// A paused message that is requeued is checked anew, and paused once more if something else is paused.
+
+// pausedKey is where a paused delivery waits.
+type pausedKey struct {
+	Partition string `json:"p"`
+	Sort      string `json:"s"`
+}
+
+// place is the key of its due entry, or of where it waits for a switch.
+func (del *delivery) place() store.Key {
+	if del.PausedAt.IsZero() {
+		return dueKey(del.Workspace, del.Subscription, del.key(), del.DueAt)
+	}
+	return store.Key{Table: store.Deliveries, Partition: del.Paused.Partition, Sort: del.Paused.Sort}
+}
+
+// resume ends the wait of a delivery for a switch, which does not count as time of its schedule.
+func (del *delivery) resume(now time.Time) {
+	if !del.PausedAt.IsZero() {
+		del.First = del.First.Add(max(0, now.Sub(del.PausedAt)))
+		del.Paused, del.PausedAt = pausedKey{}, time.Time{}
+	}
+}
+
+// pauses has deliveries and pages wait for switches.
+type pauses struct {
+	deliveries *deliveries
+	switches   *switches.Set // nil: nothing is paused
+}
+
+// pause pauses a delivery that may not be attempted now, and reports whether it did. Without a
+// subscriber it is a notice, without an event.
+func (w *pauses) pause(ctx context.Context, del *delivery, sub *subscription.Subscriber, e *event.Event) (bool, error) {
+	if w.switches == nil {
+		return false, nil
+	}
+	which, err := w.switches.Paused(ctx, del.Workspace, del.Name, subscription.OriginOf(del.Target))
+	if err == nil && which == "" && sub != nil && sub.Paused != 0 {
+		which = switches.Subscription(sub.ID)
+	}
+	if err != nil || which == "" {
+		return false, err
+	}
+	// Even if another worker continues the delivery, this one does not attempt it.
+	_, err = w.deliveries.write(ctx, del, change{
+		step: stepPause, what: "pause a delivery", event: e, keep: switches.Kept + retriedFor,
+		entry: func() store.Item {
+			task := del.due().Task
+			entry := w.switches.Item(del.Workspace, which, switches.Message{Queue: queue.Slow, Body: encode(task), Group: task.endpoint()})
+			del.Paused, del.PausedAt = pausedKey{entry.Partition, entry.Sort}, w.deliveries.now()
+			del.Due, del.DueAt = time.Time{}, time.Time{}
+			return entry
+		},
+	})
+	return true, err
+}
+
+func pausedPages(workspace string) string { return "w#paused#" + workspace }
+
+// pausePage pauses the part of a page whose event types are paused, and leaves the others.
+func (w *pauses) pausePage(ctx context.Context, p *page) error {
+	if w.switches == nil {
+		return nil
+	}
+	var (
+		ops  []store.Op
+		rest []event.Event
+		by   = map[switches.Name][]event.Event{}
+	)
+	for _, e := range p.Events {
+		which, err := w.switches.Paused(ctx, p.Workspace, e.Name, "")
+		if err != nil {
+			return err
+		}
+		if which == "" {
+			rest = append(rest, e)
+			continue
+		}
+		by[which] = append(by[which], e)
+	}
+	if len(by) == 0 {
+		return nil
+	}
+	for which, events := range by {
+		tasks := pages(p.Workspace, p.Pattern, p.Range, 1, events)
+		ops = append(ops, w.mark(p.Workspace, tasks)...)
+		for _, t := range tasks {
+			t.Count, t.Hops, t.Retries = p.Count, p.Hops, p.Retries
+			ops = append(ops, store.Put(w.switches.Item(p.Workspace, which, switches.Message{Queue: queue.Deliveries, Body: t.encode(), Group: t.group()})))
+		}
+	}
+	if len(rest) == 0 {
+		ops = append(ops, p.unmark()...) // by the new marks
+	}
+	if err := w.deliveries.db.WriteAll(ctx, ops...); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "pause a page")
+	}
+	p.Events = rest
+	return nil
+}
+
+func markKey(workspace, sort string) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: pausedPages(workspace), Sort: sort}
+}
+
+// mark has [Watermark] wait for tasks whose events are older than their messages.
+func (w *pauses) mark(workspace string, tasks []PageTask) (ops []store.Op) {
+	now := w.deliveries.now()
+	for i := range tasks {
+		tasks[i].Paused = earliest(now, tasks[i].Events) + rand.Text()
+		ops = append(ops, store.Put(store.Item{Key: markKey(workspace, tasks[i].Paused), Expires: now.Add(switches.Kept)}))
+	}
+	return ops
+}
+
+// unmark deletes the marks of a page's tasks.
+func (p *page) unmark() (ops []store.Op) {
+	for _, sort := range p.wasPaused {
+		ops = append(ops, store.Delete(markKey(p.Workspace, sort)))
+	}
+	return ops
+}
+
+// markAnew marks the tasks that are left of a page that was paused, in place of the page.
+func (w *pauses) markAnew(ctx context.Context, p *page, left []PageTask) error {
+	if len(p.wasPaused) == 0 {
+		return nil
+	}
+	if err := w.deliveries.db.WriteAll(ctx, w.mark(p.Workspace, left)...); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "mark a page that was paused")
+	}
+	return fault.Wrap(fault.Unavailable, w.deliveries.db.WriteAll(ctx, p.unmark()...), "mark a page that was paused")
+}

@@ -1,0 +1,412 @@
+package delivery
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/switches"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+func (r *rig) switches() *switches.Set {
+	return &switches.Set{DB: r.db, Queue: mortal{r.db, r}, Now: func() time.Time { return r.now }}
+}
+
+// handle has a process with fresh switches work until its queues are empty.
+func (r *rig) handle() {
+	r.t.Helper()
+	fanout, dispatch, _ := r.process()
+	dispatch.pauses.switches = r.switches()
+	for range 50 {
+		r.hand(queue.Events, fanout.Handle)
+		r.hand(queue.Deliveries, dispatch.Pages)
+		r.hand(queue.Slow, dispatch.Singles)
+	}
+}
+
+func (r *rig) pause(n switches.Name, sub *subscription.Subscription) {
+	r.t.Helper()
+	sw := switches.Switch{Name: n, By: "op", Reason: "maintenance"}
+	if _, mine := n.SubscriptionID(); mine {
+		if _, err := r.services.SetPaused(r.t.Context(), "default", sub.Principal, sub.ID, true, r.switches().PauseOps("default", sw)...); err != nil {
+			r.t.Fatal(err)
+		}
+		return
+	}
+	if err := r.switches().Pause(r.t.Context(), "default", sw); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) resume(n switches.Name, sub *subscription.Subscription) {
+	r.t.Helper()
+	if _, mine := n.SubscriptionID(); mine {
+		if _, err := r.services.SetPaused(r.t.Context(), "default", sub.Principal, sub.ID, false, r.switches().ResumeOps("default", n)...); err != nil {
+			r.t.Fatal(err)
+		}
+	} else if ok, err := r.switches().Resume(r.t.Context(), "default", n); err != nil || !ok {
+		r.t.Fatal(ok, err)
+	}
+	if _, err := r.switches().Requeue(r.t.Context()); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// TestSwitches: OPS-06, WHK-22. While a switch is paused nothing is attempted, first attempts and retries alike;
+// afterwards everything is, with its first webhook-id.
+func TestSwitches(t *testing.T) {
+	for _, kind := range []string{"all", "event", "origin", "subscription"} {
+		t.Run("OPS-06 WHK-22 a paused "+kind, func(t *testing.T) {
+			r := newRig(t)
+			sub := r.register("event://ci/build-finished")
+			n := map[string]switches.Name{
+				"all": switches.All, "event": switches.Event("ci.build_finished"),
+				"origin": switches.Origin("https://hooks.example.com"), "subscription": switches.Subscription(sub.ID),
+			}[kind]
+			r.script = failsFirst(1)
+			r.publish("evt_before")
+			fanout, first, _ := r.process()
+			r.hand(queue.Events, fanout.Handle)
+			r.hand(queue.Deliveries, first.Pages)
+			if len(r.posts) != 1 || len(r.queues[queue.Slow]) != 1 {
+				t.Fatalf("%d posts, %d retries, want 1 each", len(r.posts), len(r.queues[queue.Slow]))
+			}
+			r.pause(n, sub)
+			for i := range 3 {
+				r.publish(fmt.Sprintf("evt_%d", i))
+			}
+			r.handle()
+			if len(r.posts) != 1 {
+				t.Fatalf("%d posts while it was paused", len(r.posts)-1)
+			}
+			// A pause of weeks, longer than any schedule.
+			r.now = r.now.Add(20 * 24 * time.Hour)
+			r.handle()
+			r.resume(n, sub)
+			r.handle()
+			r.posts = r.posts[1:]
+			got := posted(r)
+			for _, id := range []string{"evt_before", "evt_0", "evt_1", "evt_2"} {
+				if got[id] != 1 {
+					t.Errorf("%s arrived %d times, want once: %v", id, got[id], got)
+				}
+			}
+		})
+	}
+}
+
+// TestPausedPagesHoldTheWatermark: OPS-06. What waits for a switch is not settled.
+func TestPausedPagesHoldTheWatermark(t *testing.T) {
+	r := newRig(t)
+	sub := r.register("event://ci/build-finished")
+	r.pause(switches.All, nil)
+	r.publish("evt_1")
+	published := r.now
+	r.handle()
+	r.now = r.now.Add(3 * time.Hour)
+	if err := r.db.Write(t.Context(), store.Raise(progressKey, countAt, r.now.UnixMicro())); err != nil {
+		t.Fatal(err)
+	}
+	settled := func() int64 {
+		t.Helper()
+		at, _, err := (&Watermark{DB: r.db}).Settled(t.Context(), "default", sub.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return at
+	}
+	if at := settled(); at >= published.UnixMicro() {
+		t.Errorf("OPS-06: settled up to %v, which is after the event that is paused", time.UnixMicro(at))
+	}
+	r.resume(switches.All, nil)
+	r.handle()
+	if at := settled(); len(r.posts) != 1 || at < published.UnixMicro() {
+		t.Errorf("OPS-06: %d posts, settled up to %v, want past the event", len(r.posts), time.UnixMicro(at))
+	}
+}
+
+// TestResumingDoesNotStampede: OPS-06.
+func TestResumingDoesNotStampede(t *testing.T) {
+	r := newRig(t)
+	set := r.switches()
+	set.Alone = true
+	var ops []store.Op
+	const n = 2 * switches.RequeueRate * 60
+	for i := range n {
+		ops = append(ops, store.Put(set.Item("default", switches.All, switches.Message{Queue: queue.Slow, Body: fmt.Appendf(nil, `{"n":%d}`, i)})))
+	}
+	if err := r.db.WriteAll(t.Context(), ops...); err != nil {
+		t.Fatal(err)
+	}
+	r.pause(switches.All, nil)
+	if requeued, err := set.Requeue(t.Context()); err != nil || requeued != 0 {
+		t.Fatalf("OPS-06: %d requeued while it is paused, %v", requeued, err)
+	}
+	if ok, err := set.Resume(t.Context(), "default", switches.All); err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	for round := 1; round <= 2; round++ {
+		if _, err := set.Requeue(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		perSecond := map[time.Duration]int{}
+		for _, m := range r.queues[queue.Slow] {
+			perSecond[m.Delay]++
+		}
+		r.queues[queue.Slow] = nil
+		total := 0
+		for delay, n := range perSecond {
+			if total += n; n > switches.RequeueRate+100 {
+				t.Errorf("OPS-06: %d are requeued in the second %v", n, delay)
+			}
+		}
+		if total < n/2-200 || total > n/2+200 {
+			t.Errorf("OPS-06: %d are requeued in round %d, want about half of %d", total, round, n)
+		}
+	}
+}
+
+// TestRecords: OPS-03, WHK-14.
+func TestRecords(t *testing.T) {
+	r := newRig(t)
+	sub := r.register("event://ci/build-finished")
+	r.script = func(n int) webhook.Outcome {
+		if n == 1 {
+			return webhook.Outcome{Category: webhook.HTTP5xx, Status: 503, Took: 7 * time.Millisecond}
+		}
+		return webhook.Outcome{Status: 200}
+	}
+	began := r.now
+	r.publish("evt_1")
+	r.run()
+	for name, ask := range map[string]RecordQuery{
+		"subscription": {Subscription: sub.ID}, "event": {Event: "evt_1"}, "origin": {Origin: "https://hooks.example.com"}, "everything": {},
+		"all of it": {Subscription: sub.ID, Event: "evt_1", Origin: "https://hooks.example.com", Span: Span{Since: began}},
+	} {
+		t.Run("OPS-03 WHK-14 by "+name, func(t *testing.T) {
+			list, next, err := ListRecords(t.Context(), r.db, "default", ask, "", 10)
+			if err != nil || next != "" || len(list) != 2 {
+				t.Fatalf("got %+v, %q, %v; want two attempts", list, next, err)
+			}
+			second, first := list[0], list[1]
+			if first.Attempt != 1 || first.Outcome() != Failed || first.Category != "http_5xx" || first.Status != 503 || first.TookMS != 7 || first.Next.IsZero() {
+				t.Errorf("the first attempt is %+v", first)
+			}
+			if second.Attempt != 2 || second.Outcome() != Delivered || !second.Next.IsZero() || second.At.Before(first.At) {
+				t.Errorf("the second attempt is %+v", second)
+			}
+		})
+	}
+	for name, ask := range map[string]RecordQuery{
+		"another subscription": {Subscription: "sub_x"}, "another event": {Event: "evt_2"}, "another origin": {Origin: "https://x"},
+		"another outcome": {Outcome: Dead}, "later": {Span: Span{Since: r.now.Add(time.Hour)}}, "earlier": {Span: Span{Until: began.Add(-time.Hour)}},
+	} {
+		if list, _, err := ListRecords(t.Context(), r.db, "default", ask, "", 10); err != nil || len(list) != 0 {
+			t.Errorf("OPS-03 %s: got %+v, %v", name, list, err)
+		}
+	}
+	if list, next, err := ListRecords(t.Context(), r.db, "default", RecordQuery{}, "", 1); err != nil || len(list) != 1 || next == "" {
+		t.Errorf("OPS-03: a page of one is %+v, %q, %v", list, next, err)
+	} else if rest, _, err := ListRecords(t.Context(), r.db, "default", RecordQuery{}, next, 10); err != nil || len(rest) != 1 || rest[0].Attempt != 1 {
+		t.Errorf("OPS-03: the next page is %+v, %v", rest, err)
+	}
+}
+
+// TestLettersAreRetried: OPS-04, WHK-13.
+func TestLettersAreRetried(t *testing.T) {
+	r := newRig(t)
+	sub := r.register("event://ci/build-finished")
+	r.script = tooLarge
+	r.publish("evt_1")
+	r.run()
+	ops := r.operations()
+	ask := func(q LetterQuery) []Letter {
+		t.Helper()
+		list, _, err := ops.Letters(t.Context(), "default", q, "", 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list
+	}
+	var letter Letter
+	for name, q := range map[string]LetterQuery{
+		"subscription": {Subscription: sub.ID}, "origin": {Origin: "https://hooks.example.com"}, "event type": {Event: "ci.build_finished"}, "everything": {},
+	} {
+		list := ask(q)
+		if len(list) != 1 || list[0].Reason != "http_4xx" || len(list[0].Attempts) != 1 || list[0].Event != "evt_1" {
+			t.Fatalf("OPS-04 WHK-13 by %s: got %+v", name, list)
+		}
+		letter = list[0]
+	}
+	had := len(r.posts)
+	r.script = failsFirst(had + 1) // it fails once more, and has its schedule from the start
+	for i, want := range []bool{true, false} {
+		if done, err := ops.Retry(t.Context(), "default", letter, sub, 0); err != nil || done != want {
+			t.Errorf("OPS-04: asked for the time %d, it is %v, %v", i+1, done, err)
+		}
+	}
+	r.run()
+	if n := len(r.posts) - had; n != 2 || r.posts[had].ID != "evt_1" || r.posts[had+1].ID != "evt_1" {
+		t.Errorf("OPS-04 WHK-13: %d posts after the retry, want two with the same webhook-id", n)
+	}
+	if list := ask(LetterQuery{}); len(list) != 0 {
+		t.Errorf("OPS-04: left %+v", list)
+	}
+	if list := ask(LetterQuery{Origin: "https://hooks.example.com"}); len(list) != 0 {
+		t.Errorf("OPS-04: left %+v", list)
+	}
+}
+
+// canceling cancels a replay in the middle of a step, when the second letter's subscription is looked up.
+type canceling struct {
+	Finder
+	cancel func()
+	asked  atomic.Int64
+}
+
+func (c *canceling) Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error) {
+	if c.asked.Add(1) == 2 {
+		c.cancel()
+	}
+	return c.Finder.Lookup(ctx, workspace, principal, id)
+}
+
+// TestACanceledReplayCountsWhatWasUnderWay: OPS-04.
+func TestACanceledReplayCountsWhatWasUnderWay(t *testing.T) {
+	r := newRig(t)
+	r.register("event://ci/build-finished")
+	r.script = tooLarge
+	for _, id := range []string{"evt_1", "evt_2", "evt_3"} {
+		r.publish(id)
+	}
+	r.run()
+	ops := r.operations()
+	subs := &canceling{Finder: r.services}
+	replays := NewReplays(ops, subs, nil)
+	job, err := replays.Start(t.Context(), "default", "chief", nil, ReplaySelect{}, 20)
+	if err != nil || job.Total != 3 {
+		t.Fatal(job, err)
+	}
+	subs.cancel = func() {
+		if _, err := replays.Cancel(t.Context(), "default", job.ID); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := replays.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	left, _, err := ops.Letters(t.Context(), "default", LetterQuery{}, "", 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if job, err = replays.Find(t.Context(), "default", job.ID); err != nil || job.State != ReplayCanceled || job.Replayed+len(left) != 3 {
+		t.Errorf("OPS-04: it ended as %+v with %d letters left, %v", job, len(left), err)
+	}
+}
+
+// TestTestEvents: OPS-02, WHK-15.
+func TestTestEvents(t *testing.T) {
+	r := newRig(t)
+	sub := r.register("event://ci/build-finished")
+	ops := r.operations()
+	id, err := ops.SendTest(t.Context(), sub)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.run()
+	if len(r.posts) != 1 || r.posts[0].ID != id || len(r.posts[0].Keys) == 0 {
+		t.Fatalf("WHK-15: got %+v, want one signed webhook %s", r.posts, id)
+	}
+	var body struct {
+		Type string
+		Data struct{ Test bool }
+	}
+	if err := json.Unmarshal(r.posts[0].Body, &body); err != nil || body.Type != TestType || !body.Data.Test {
+		t.Errorf("WHK-15: it is not marked: %s, %v", r.posts[0].Body, err)
+	}
+	if list, _, err := ListRecords(t.Context(), r.db, "default", RecordQuery{Event: id}, "", 10); err != nil || len(list) != 1 || !list[0].Test {
+		t.Errorf("OPS-02: its record is %+v, %v", list, err)
+	}
+}
+
+// TestDeliverAgain: OPS-05.
+func TestDeliverAgain(t *testing.T) {
+	r := newRig(t)
+	sub := r.register("event://ci/build-finished")
+	r.publish("evt_1")
+	r.run()
+	ops := r.operations()
+	e := event.Event{Workspace: "default", ID: "evt_1", URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{"ok":true}`)}
+	if err := ops.Deliver(t.Context(), sub, &e); err != nil {
+		t.Fatal(err)
+	}
+	r.run()
+	if len(r.posts) != 2 || r.posts[1].ID != "evt_1" {
+		t.Errorf("OPS-05: got %d posts, want the event again", len(r.posts))
+	}
+}
+
+// Given an event that waits for a switch, when the URI template of its type changes and its subscriber refreshes, then the event
+// is delivered, or the refresh announces a gap.
+func TestAPausedEventOfASubscriptionThatMoves(t *testing.T) {
+	r := newRig(t)
+	r.script = succeeds
+	ask := func(ask *subscription.SubscribeRequest) {
+		ask.Name, ask.Arguments = "github.push", json.RawMessage(`{"owner":"acme","repo":"app"}`)
+	}
+	r.publish("evt_0") // so that the log has an end
+	r.handle()
+	r.subscribe(ask)
+	r.now = r.now.Add(time.Second)
+	r.pause(switches.All, nil)
+	r.publishTo("event://github/acme/app/push", "github.push", "evt_1", `{"branch":"main"}`)
+	r.handle()
+	r.change("event://github/", "event://gh/")
+	refreshed := r.subscribe(ask)
+	again := r.subscribe(ask)
+	r.resume(switches.All, nil)
+	r.now = r.now.Add(2 * switches.MaxAge)
+	r.handle()
+	if n := posted(r)["evt_1"]; n == 0 && !refreshed.Truncated {
+		t.Error("EVX-11 the event was not posted, and the refresh announced no gap")
+	}
+	if again.Truncated {
+		t.Error("EVX-11 the next refresh announced the gap once more")
+	}
+}
+
+// Given an event that waits for a paused subscription, when the subscription is disabled, enabled and resumed, then the event is
+// delivered.
+func TestAPausedSubscriptionIsDisabledAndEnabled(t *testing.T) {
+	r := newRig(t)
+	r.script = succeeds
+	sub := r.register("event://ci/build-finished")
+	name := switches.Subscription(sub.ID)
+	r.pause(name, sub)
+	r.publish("evt_1")
+	r.handle()
+	if _, err := r.services.Disable(t.Context(), "default", sub.Principal, sub.ID, "gone", r.record(sub.ID).Resumed); err != nil {
+		t.Fatal(err)
+	}
+	if enabled, err := r.services.Enable(t.Context(), "default", sub.Principal, sub.ID); !enabled || err != nil {
+		t.Fatalf("the subscription was enabled: %v, %v", enabled, err)
+	}
+	r.handle()
+	if n := posted(r)["evt_1"]; n != 0 {
+		t.Errorf("OPS-06 WHK-18 the event was posted %d times although its subscription is paused", n)
+	}
+	r.resume(name, sub)
+	r.now = r.now.Add(2 * switches.MaxAge)
+	r.handle()
+	if n := posted(r)["evt_1"]; n != 1 {
+		t.Errorf("OPS-06 WHK-18 the event was posted %d times after its subscription was resumed, want once", n)
+	}
+}

@@ -1,0 +1,238 @@
+package delivery
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/publish"
+	"github.com/mcp-events/mcpevents/shared/events/source"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// A dead letter of a queue is filed: it becomes an item under two keys, that of its queue (xq#) and
+// that of all of the workspace (xa#), where those of webhooks are. Its name in a key begins with a mark that no
+// subscription has.
+
+// WebhookQueue is the queue of dead letters of webhooks, as people name it.
+const WebhookQueue = "webhooks"
+
+const (
+	ofQueue = "~"
+	// queueLettersKept is how long a filed letter stays: as long as its queue would keep it.
+	queueLettersKept = 14 * 24 * time.Hour
+)
+
+func queueLetterKeys(workspace, from, sort string) []store.Key {
+	return []store.Key{
+		{Table: store.Deliveries, Partition: "xq#" + workspace + "#" + from, Sort: sort},
+		{Table: store.Deliveries, Partition: "xa#" + workspace, Sort: sort},
+	}
+}
+
+// File is the [queue.Handler] of [queue.Dead], and of a queue to which SQS moves messages.
+func (o *Operations) File(ctx context.Context, batch []queue.Message) (failed []string, err error) {
+	for _, m := range batch {
+		if err := o.file(ctx, m); err != nil {
+			slog.ErrorContext(ctx, "dead letter not filed", "message", m.ID, "error", err)
+			failed = append(failed, m.ID)
+		}
+	}
+	return failed, nil
+}
+
+func (o *Operations) file(ctx context.Context, m queue.Message) error {
+	now := o.deliveries.now()
+	value := m.Body
+	l, err := queue.ParseDeadLetter(m.Body)
+	moved := err != nil || l.Queue == "" // by its queue, as it was
+	if moved {
+		var e event.Event
+		if m.From == queue.Events && json.Unmarshal(m.Body, &e) == nil {
+			m.Sent = e.Published // SQS stamps it anew when it moves a message of a FIFO queue
+		}
+		from, reason := origin(m)
+		value = queue.NewDeadLetter(from, m, reason, nil, now).Body
+		if l, err = queue.ParseDeadLetter(value); err != nil {
+			return err
+		}
+	}
+	at := l.Dead
+	if at.IsZero() {
+		at = m.Sent
+	}
+	sort := fmt.Sprintf("%016d#%s%s#%s", at.UnixMicro(), ofQueue, l.Queue, m.ID)
+	var ops []store.Op
+	for _, key := range queueLetterKeys(workspaceOf(l), string(l.Queue), sort) {
+		ops = append(ops, store.Put(store.Item{Key: key, Value: value, Expires: now.Add(queueLettersKept)}))
+	}
+	if err := o.deliveries.db.Write(ctx, ops...); err != nil {
+		return err
+	}
+	if moved { // who makes a dead letter counts it
+		o.Metrics.DeadLettered(string(l.Queue), 1)
+	}
+	return nil
+}
+
+// origin is the queue that a message without a letter is of, and why it is dead. SQS says from where it moved one. What
+// EventBridge and SNS cannot put into the inbox they put into the dead queue themselves, EventBridge with the reason.
+func origin(m queue.Message) (from queue.Name, reason string) {
+	if bus, _, _ := source.ReadEnvelope(m.Body); m.From == "" && bus != source.HTTP {
+		reason = string(bus) + " could not put it into the inbox"
+		if code := m.Attributes["ERROR_CODE"]; code != "" {
+			reason += ": " + code + ": " + m.Attributes["ERROR_MESSAGE"]
+		}
+		return queue.Inbox, reason
+	}
+	return cmp.Or(m.From, queue.Dead), queue.ReasonReceives
+}
+
+// workspaceOf is the workspace that the message was for. What does not say it is for those who operate the
+// default one. Of a message that is kept in part only the beginning is read, where messages of ours have it.
+func workspaceOf(l queue.DeadLetter) string {
+	body, err := l.Content()
+	if err != nil {
+		return auth.DefaultWorkspace
+	}
+	name := "ws"
+	if l.Queue == queue.Inbox { // from its sender
+		name = "workspace"
+	}
+	if workspace := memberText(body, name); auth.ValidWorkspace(workspace) {
+		return workspace
+	}
+	return auth.DefaultWorkspace
+}
+
+// memberText is the text of an object's member, also if what follows it is missing; "" if there is none.
+func memberText(object []byte, name string) (text string) {
+	d := json.NewDecoder(bytes.NewReader(object))
+	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+		return ""
+	}
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return text
+		}
+		var value json.RawMessage
+		if d.Decode(&value) != nil {
+			return text
+		}
+		if key == name {
+			text, _ = jsonrpc.String(value)
+		}
+	}
+	return text
+}
+
+// isOfQueue reports whether an item of a list is the letter of a queue.
+func isOfQueue(it *store.Item) bool {
+	_, rest, _ := strings.Cut(it.Sort, "#")
+	return strings.HasPrefix(rest, ofQueue)
+}
+
+func decodeQueueLetter(it *store.Item) (Letter, error) {
+	l, err := queue.ParseDeadLetter(it.Value)
+	if err != nil {
+		return Letter{}, fault.Wrap(fault.Internal, err, "decode a dead letter")
+	}
+	micros, rest, _ := strings.Cut(it.Sort, "#")
+	name, id, _ := strings.Cut(rest, "#")
+	out := Letter{
+		ID: encodeLetterID(name + "#" + micros + "#" + id), Queue: string(l.Queue), Reason: l.Reason, First: l.Sent, Dead: l.Dead.UTC(),
+		Attributes: l.Attributes,
+	}
+	if out.Dead.IsZero() {
+		out.Dead = out.First
+	}
+	return out, nil
+}
+
+// findOfQueue returns the item of a queue's letter; nil if there is none, or the id is another's.
+func (o *Operations) findOfQueue(ctx context.Context, workspace, id string) (*store.Item, error) {
+	name, rest, ok := parseLetterID(id)
+	from, of := strings.CutPrefix(name, ofQueue)
+	if !ok || !of {
+		return nil, nil
+	}
+	micros, message, _ := strings.Cut(rest, "#")
+	key := queueLetterKeys(workspace, from, micros+"#"+name+"#"+message)[0]
+	items, err := o.deliveries.db.Get(ctx, key)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read a dead letter")
+	}
+	return items[0], nil
+}
+
+// sendBack is [Operations.Retry] for the letter of a queue.
+func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay time.Duration) (bool, error) {
+	it, err := o.findOfQueue(ctx, workspace, id)
+	if err != nil || it == nil {
+		return false, err
+	}
+	l, err := queue.ParseDeadLetter(it.Value)
+	if err != nil {
+		return false, fault.Wrap(fault.Internal, err, "decode a dead letter")
+	}
+	body, err := l.Content()
+	switch {
+	case err != nil:
+		return false, fault.Wrap(fault.Internal, err, "read a dead letter")
+	case l.Truncated:
+		return false, fault.New(fault.Conflict, "of the message of the dead letter only the beginning is kept")
+	case !CanReturn(l.Queue):
+		return false, fault.New(fault.Conflict, "the dead letter is of %s, to which nothing can be sent back", l.Queue)
+	}
+	// Send before deleting. A process that dies in between leaves a letter that is sent twice, but loses none.
+	if err := o.resend(ctx, l, body, it.Sort, delay); permanent(err) {
+		return false, fault.New(fault.Conflict, "the queue refuses the message of the dead letter: %s", fault.Public(err))
+	} else if err != nil {
+		return false, err
+	}
+	keys := queueLetterKeys(workspace, string(l.Queue), it.Sort)
+	err = o.deliveries.db.Write(ctx, store.Delete(keys[0], store.Exists()), store.Delete(keys[1]))
+	if errors.Is(err, store.ErrConflict) {
+		return false, nil // another process has sent it meanwhile
+	}
+	return err == nil, fault.Wrap(fault.Unavailable, err, "delete a dead letter that was sent back")
+}
+
+// resend sends the message of a dead letter to its queue. Only publish sends to the events queue, so an event goes through
+// the inbox, with its id and the name of the letter. The name makes the event different from the first one for the
+// queue's deduplication, and a repeated resend of the same letter equal to the first resend.
+func (o *Operations) resend(ctx context.Context, l queue.DeadLetter, body []byte, letter string, delay time.Duration) error {
+	to, out := l.Queue, queue.Outgoing{Body: body, Group: l.Group}
+	if to == queue.Inbox {
+		out.Group = "" // its sender may have chosen one that our queues do not accept, and the inbox needs none
+	}
+	if to == queue.Events {
+		var e event.Event
+		err := json.Unmarshal(body, &e)
+		if err != nil {
+			return fault.New(fault.Conflict, "the message of the dead letter is no event")
+		}
+		to = queue.Inbox
+		if out, err = publish.InboxMessage(e.Workspace, publish.Input{URI: e.URI, ID: e.ID, Time: e.Time, Data: e.Data, Resend: letter}); err != nil {
+			return err
+		}
+	}
+	out.Delay = delay
+	return fault.Wrap(fault.Unavailable, o.deliveries.queue.Send(ctx, to, out), "send a message back to %s", l.Queue)
+}
+
+// CanReturn reports whether the dead letters of a queue can be sent back to it.
+func CanReturn(q queue.Name) bool { return q != queue.Dead && slices.Contains(queue.Names(), q) }

@@ -1,0 +1,166 @@
+package delivery
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// A subscription of the MCP Events extension is suspended by its rate of
+// failure over the last hour, not by a count (SEP-3415, webhook event delivery). All
+// dispatchers share the rate without sharing a counter: each writes what it
+// saw in a minute as an item of its own beside the subscription's status, in
+// batches that are written anyway, and the one that records a failure adds them up.
+//
+// Failures are written at once. Successes are not worth a write each: a
+// dispatcher writes them with the status, at the latest when they have doubled.
+// So the sum may lack up to half of another dispatcher's latest successes: a rate
+// that is taken for 95 % is 90 % at the least.
+
+const (
+	rateWindow  = time.Hour
+	rateMinimum = 100 // attempts, below which no rate says anything
+	// ratePercent is above how many failures in a hundred attempts delivery is suspended.
+	ratePercent = 95
+	// rateUnwritten is how many successes may always be unwritten.
+	rateUnwritten = 4
+	// rateAsk is how often one dispatcher adds up the attempts of one subscription, unless it makes
+	// rateMinimum of them sooner.
+	rateAsk   = 5 * time.Second
+	maxTallys = 100_000
+)
+
+// tally is what this dispatcher saw of one subscription.
+type tally struct {
+	minutes []minuteTally // those not written as they are, and the current one; oldest first
+	began   time.Time     // of written
+	written int           // successes
+	dirty   int           // successes that are not
+	asked   time.Time
+	since   int // attempts since then
+}
+
+// minuteTally is the value of an item: the attempts of one minute.
+type minuteTally struct {
+	Minute int64 `json:"-"` // since 1970
+	OK     int   `json:"ok,omitempty"`
+	Failed int   `json:"f,omitempty"`
+}
+
+// rates are the tallies of a dispatcher. The zero value is ready.
+type rates struct {
+	mu   sync.Mutex
+	self string // names this dispatcher's items
+	subs map[string]*tally
+}
+
+const ratePrefix = "rate#"
+
+func rateKey(workspace, id string, minute int64, self string) store.Key {
+	k := subscription.StatusKey(workspace, id)
+	k.Sort = fmt.Sprintf("%s%010d#%s", ratePrefix, minute, self)
+	return k
+}
+
+func (r *rates) get(workspace, id string, now time.Time) *tally {
+	if r.self == "" || len(r.subs) >= maxTallys {
+		r.self, r.subs = rand.Text()[:10], map[string]*tally{} // the old items keep their counts
+	}
+	key := workspace + "#" + id
+	t := r.subs[key]
+	if t == nil {
+		t = &tally{began: now}
+		r.subs[key] = t
+	}
+	return t
+}
+
+// count counts an attempt, and returns the writes that are due: all after a
+// failure or when flush is set, none or all after a success.
+func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (due []store.Op) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := r.get(workspace, id, now)
+	minute := now.Unix() / 60
+	if n := len(t.minutes); n == 0 || t.minutes[n-1].Minute != minute {
+		t.minutes = append(t.minutes, minuteTally{Minute: minute})
+	}
+	m := &t.minutes[len(t.minutes)-1]
+	t.since++
+	if failed {
+		m.Failed++
+	} else {
+		m.OK++
+		t.dirty++
+	}
+	if now.Sub(t.began) > rateWindow {
+		t.began, t.written = now, 0
+	}
+	if !failed && !flush && t.dirty < max(rateUnwritten, t.written) {
+		return nil
+	}
+	for _, m := range t.minutes {
+		value, _ := json.Marshal(m) // two numbers
+		due = append(due, store.Put(store.Item{
+			Key: rateKey(workspace, id, m.Minute, r.self), Value: value,
+			Expires: time.Unix(m.Minute*60, 0).Add(rateWindow + 2*time.Minute),
+		}))
+	}
+	t.minutes = append(t.minutes[:0], *m)
+	t.written, t.dirty = t.written+t.dirty, 0
+	return due
+}
+
+// failing reports whether the attempts of the last hour, those of all
+// dispatchers, failed too often. What was until resumed, in seconds since 1970, does
+// not count. It looks once in a while only.
+func (r *rates) failing(ctx context.Context, db store.DB, workspace, id string, resumed int64, now time.Time) (bool, error) {
+	r.mu.Lock()
+	t := r.get(workspace, id, now)
+	if now.Sub(t.asked) < rateAsk && !now.Before(t.asked) && t.since < rateMinimum {
+		r.mu.Unlock()
+		return false, nil
+	}
+	t.asked, t.since = now, 0
+	first := max(now.Add(-rateWindow).Unix(), resumed)/60 + 1
+	own := map[string]bool{}
+	ok, failed := 0, 0
+	for _, m := range t.minutes { // what the store has of these may be older
+		if own[rateKey(workspace, id, m.Minute, r.self).Sort] = true; m.Minute >= first {
+			ok, failed = ok+m.OK, failed+m.Failed
+		}
+	}
+	r.mu.Unlock()
+
+	q := store.Query{Table: store.Deliveries, Limit: 500}
+	from := rateKey(workspace, id, first, "")
+	q.Partition, q.After, q.Until = from.Partition, strings.TrimSuffix(from.Sort, "#"), ratePrefix+"~"
+	for {
+		page, err := db.Query(ctx, q)
+		if err != nil {
+			return false, fault.Wrap(fault.Unavailable, err, "read the rate of a subscription's failures")
+		}
+		for _, it := range page.Items {
+			if own[it.Sort] {
+				continue
+			}
+			var m minuteTally
+			if err := json.Unmarshal(it.Value, &m); err != nil {
+				continue // it expires soon, and one process's minute decides little
+			}
+			ok, failed = ok+m.OK, failed+m.Failed
+		}
+		if !page.More {
+			return ok+failed >= rateMinimum && 100*failed > ratePercent*(ok+failed), nil
+		}
+		q.After = page.Last
+	}
+}

@@ -1,0 +1,468 @@
+//go:build !race
+
+package delivery
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
+)
+
+const (
+	chatUsers    = 1000
+	chatChannels = 10
+	chatLifetime = 6 * time.Hour // that the server grants
+	chatHost     = "https://chat.example/mcp-events/"
+)
+
+// TestADayOfChatGPT lets a thousand users of the scripted double of ChatGPT live through 24 hours with this server. They
+// subscribe, refresh after 73 % of the lifetime, and rotate their secrets. Some delete a task, which unsubscribes, and some remove
+// the plugin, which does not. In the meantime another release is deployed next to the first, takes over, and is rolled back. Every
+// event that was published while a subscription lived must arrive at its callback, and no event after that.
+func TestADayOfChatGPT(t *testing.T) {
+	t.Run("EVX-20 EVX-09 EVX-10 EVX-15 a day, a deployment and a rollback lose no event", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t)
+			queues, err := queuesqlite.Open(r.db.Engine(), queuesqlite.Options{Log: slog.New(slog.DiscardHandler)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			d := &rehearsal{rig: r, queued: queues, callbacks: map[string]*task{}, random: rand.New(rand.NewPCG(20, 26)), begin: time.Now()}
+			before := d.start("before")
+			var everyone sync.WaitGroup
+			r.services.Service.Records.Now = time.Now
+			for n := range chatUsers {
+				joins, tasks := d.upTo(2*time.Hour), 1+n%10/7
+				removes := time.Duration(0) // the plugin
+				if n%10 == 3 {
+					removes = 3*time.Hour + d.upTo(18*time.Hour)
+				}
+				for i := range tasks {
+					c := &task{
+						d: d, user: fmt.Sprintf("user%d", n), url: fmt.Sprintf("%scallback_%d_%d", chatHost, n, i), channel: d.below(chatChannels),
+						got: map[string]bool{},
+					}
+					if (n+i)%6 == 5 {
+						c.deletes = 3*time.Hour + d.upTo(18*time.Hour)
+					}
+					d.tasks, d.callbacks[c.url] = append(d.tasks, c), c
+					c.removes = removes
+					everyone.Go(func() { time.Sleep(joins); c.live() })
+				}
+			}
+			d.sleepUntil(30 * time.Minute) // events come while users still join
+			everyone.Go(d.publish)
+			d.sleepUntil(8 * time.Hour)
+			after := d.start("after")
+			d.sleepUntil(8*time.Hour + 10*time.Minute)
+			before()
+			d.sleepUntil(16 * time.Hour)
+			before = d.start("before")
+			d.sleepUntil(16*time.Hour + 10*time.Minute)
+			after()
+			everyone.Wait()
+			time.Sleep(30 * time.Minute) // the longest schedule of an event is half of that
+			d.judge()
+			before()
+			_ = queues.Close()
+		})
+	})
+}
+
+// rehearsal is the server, whose processes come and go, and ChatGPT, which is one host for the callbacks of all users.
+type rehearsal struct {
+	*rig
+	queued *queuesqlite.Queues
+	begin  time.Time
+	random *rand.Rand
+
+	mu        sync.Mutex
+	serving   []http.Handler // the MCP endpoints of the processes
+	turn      int
+	tasks     []*task
+	callbacks map[string]*task // by URL
+	events    []published
+
+	challenges, posts, failures, refreshes, rotations atomic.Int64
+}
+
+type published struct {
+	id      string
+	channel int
+	at      time.Time
+}
+
+func (d *rehearsal) upTo(span time.Duration) time.Duration {
+	return time.Duration(d.random.Int64N(int64(span)))
+}
+func (d *rehearsal) below(n int) int             { return d.random.IntN(n) }
+func (d *rehearsal) sleepUntil(at time.Duration) { time.Sleep(time.Until(d.begin.Add(at))) }
+
+// start starts a process and returns a function that stops it. The earlier release does not know profiles and stores none.
+func (d *rehearsal) start(release string) (stop func()) {
+	ctx, cancel := context.WithCancel(d.t.Context())
+	log := &eventlog.Log{DB: d.db}
+	services := &subscription.Service{Records: subscription.Records{DB: d.db}, Catalog: d.catalogs, Log: log}
+	lists := &subscription.Lists{DB: d.db}
+	var registrar mcp.Registrar = &subscription.Registrar{
+		Service: services, Sealer: d.sealer, Targets: verifying{plain{}, d}, Options: subscription.Options{DefaultTTL: chatLifetime},
+		Replay: &Replayer{Log: log, Queue: d.queued}, Watermark: &Watermark{DB: d.db},
+	}
+	if release == "before" {
+		registrar = withoutProfiles{registrar}
+	}
+	var keys []auth.Key
+	for n := range chatUsers {
+		name := fmt.Sprintf("user%d", n)
+		h := sha256.Sum256([]byte(name))
+		keys = append(keys, auth.Key{Principal: name, Workspace: "default", Scopes: []string{auth.ScopeRead, auth.ScopeSubscribe}, SHA256: hex.EncodeToString(h[:])})
+	}
+	authenticator, err := auth.Keys(keys, nil)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	endpoint, err := mcp.New(mcp.Options{
+		Auth: authenticator, Catalogs: d.catalogs, Registrar: registrar, Deregistrar: services, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	terminator := &Terminator{
+		Queue: d.queued, Subscriptions: services, Lists: lists, Log: slog.New(slog.DiscardHandler), Plain: []string{chatHost},
+		Review: &subscription.Review{DB: d.db, Catalog: d.catalogs}, ErrorObject: mcp.ErrorObject,
+	}
+	dispatcher := NewDispatcher(&Dispatcher{
+		DB: d.db, Queue: d.queued, Subscriptions: services, Catalog: d.catalogs, Poster: d, Opener: plain{}, Terminator: terminator, Gate: &Gate{},
+		Gaps:    &Gaps{Log: log, Sealer: func(context.Context) (*eventlog.Sealer, error) { return d.sealer, nil }},
+		Options: embedded(), Log: slog.New(slog.DiscardHandler),
+	})
+	fanout := &Fanout{DB: d.db, Log: log, Catalog: d.catalogs, Queue: d.queued}
+	var workers sync.WaitGroup
+	for _, c := range []struct {
+		name queue.Name
+		h    queue.Handler
+		o    queue.ConsumeOptions
+	}{
+		{queue.Events, fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4}},
+		{queue.Deliveries, dispatcher.Pages, queue.ConsumeOptions{Batch: 10, Concurrency: 64, PerGroup: 16, Visibility: 2 * time.Minute}},
+		{queue.Slow, dispatcher.Singles, queue.ConsumeOptions{Batch: 1, Concurrency: 64, PerGroup: 8, Visibility: 2 * time.Minute}},
+	} {
+		workers.Go(func() { _ = d.queued.Consume(ctx, c.name, c.h, c.o) })
+	}
+	retry, sweeper := &Retry{DB: d.db, Queue: d.queued}, &subscription.Sweeper{Service: services}
+	workers.Go(func() {
+		for periodic.Sleep(ctx, time.Minute) == nil {
+			_, err := retry.Run(context.WithoutCancel(ctx))
+			_, swept := sweeper.Sweep(context.WithoutCancel(ctx))
+			if err := errors.Join(err, swept); err != nil {
+				d.t.Error(err)
+			}
+		}
+	})
+	d.mu.Lock()
+	d.serving = append(d.serving, endpoint)
+	d.mu.Unlock()
+	return func() {
+		d.mu.Lock()
+		d.serving = slices.DeleteFunc(d.serving, func(h http.Handler) bool { return h == endpoint })
+		d.mu.Unlock()
+		cancel()
+		workers.Wait()
+		dispatcher.Wait(context.Background())
+	}
+}
+
+type withoutProfiles struct{ mcp.Registrar }
+
+func (r withoutProfiles) Subscribe(ctx context.Context, p auth.Principal, s subscription.SubscribeRequest) (*subscription.SubscribeResult, error) {
+	s.Profile = ""
+	return r.Registrar.Subscribe(ctx, p, s)
+}
+
+// verifying are targets whose challenges the double answers.
+type verifying struct {
+	plain
+	d *rehearsal
+}
+
+func (v verifying) Verify(_ context.Context, url, _ string, key []byte) error {
+	time.Sleep(200 * time.Millisecond)
+	v.d.challenges.Add(1)
+	c := v.d.callbacks[url]
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gone || string(key) != c.secret {
+		return fmt.Errorf("the callback does not answer the challenge: gone %v, secret %q", c.gone, key)
+	}
+	return nil
+}
+
+// publish sends an event to a channel every three minutes, so each channel has one in half an hour.
+func (d *rehearsal) publish() {
+	for n := 0; time.Since(d.begin) < 24*time.Hour; n++ {
+		channel := n % chatChannels
+		id := fmt.Sprintf("evt_%d", n)
+		m := d.message(fmt.Sprintf("event://github/channel%d/app/push", channel), "github.push", id, `{"branch":"main"}`, time.Now())
+		m.Group, m.Dedup = fmt.Sprintf("g%d", channel), id
+		d.mu.Lock()
+		d.events = append(d.events, published{id, channel, time.Now()})
+		d.mu.Unlock()
+		if err := d.queued.Send(d.t.Context(), queue.Events, m); err != nil {
+			d.t.Fatal(err)
+		}
+		time.Sleep(3 * time.Minute)
+	}
+}
+
+// Send is the host of the callbacks.
+func (d *rehearsal) Send(ctx context.Context, r webhook.Request) webhook.Outcome {
+	n := d.posts.Add(1)
+	took := 50*time.Millisecond + time.Duration(n%10)*25*time.Millisecond
+	select {
+	case <-time.After(took):
+	case <-ctx.Done():
+		return webhook.Outcome{Category: webhook.Aborted, Err: ctx.Err()}
+	}
+	c := d.callbacks[r.URL]
+	if n%50 == 0 { // it is overloaded
+		d.failures.Add(1)
+		return webhook.Outcome{Status: 503, Category: webhook.HTTP5xx, Took: took}
+	}
+	return c.receive(r, took)
+}
+
+// task is one task of a user in ChatGPT: a subscription at a callback of its own.
+type task struct {
+	d         *rehearsal
+	user, url string
+	channel   int
+	// deletes and removes are when the user deletes the task, and removes the plugin; 0 is never.
+	deletes, removes time.Duration
+
+	mu          sync.Mutex
+	secret, old string
+	rotated     time.Time
+	id          string
+	cursor      *string
+	got         map[string]bool
+	from        time.Time // the answer to the first subscribe
+	until       time.Time // when it ended; zero if it did not
+	lapses      time.Time // refreshBefore
+	gone        bool
+	unexpected  []string
+}
+
+// receive is the callback.
+func (c *task) receive(r webhook.Request, took time.Duration) webhook.Outcome {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gone {
+		return webhook.Outcome{Status: 410, Category: webhook.HTTP4xx, Took: took}
+	}
+	// A new secret reaches the host of the callbacks later than the server, so that both have to sign for a while.
+	secret := c.secret
+	if time.Since(c.rotated) < 20*time.Minute && c.old != "" {
+		secret = c.old
+	}
+	if !slices.ContainsFunc(r.Keys, func(key []byte) bool { return string(key) == secret }) {
+		return webhook.Outcome{Status: 401, Category: webhook.HTTP4xx, Took: took}
+	}
+	var body struct {
+		EventID string  `json:"eventId"`
+		Type    string  `json:"type"`
+		Cursor  *string `json:"cursor"`
+	}
+	if err := json.Unmarshal(r.Body, &body); err != nil || body.Type != "" || r.ID != body.EventID || c.id != "" && r.SubscriptionID != c.id {
+		c.unexpected = append(c.unexpected, fmt.Sprintf("webhook-id %s of %s: %s", r.ID, r.SubscriptionID, r.Body))
+	}
+	c.got[body.EventID] = true
+	if body.Cursor != nil {
+		c.cursor = body.Cursor
+	}
+	return webhook.Outcome{Status: 200, Took: took}
+}
+
+// live is the life of a task until the end of the day.
+func (c *task) live() {
+	c.subscribe(true)
+	for round := 1; ; round++ {
+		due := time.Now().Add(time.Until(c.lapses) * 73 / 100)
+		end := c.d.begin.Add(24*time.Hour + 30*time.Minute)
+		for _, at := range []time.Duration{c.deletes, c.removes} {
+			if at > 0 && c.d.begin.Add(at).Before(end) {
+				end = c.d.begin.Add(at)
+			}
+		}
+		if due.After(end) {
+			time.Sleep(time.Until(end))
+			c.end(end)
+			return
+		}
+		time.Sleep(time.Until(due))
+		c.subscribe(round%2 == 0)
+		c.d.refreshes.Add(1)
+	}
+}
+
+// end ends the task as its user wanted.
+func (c *task) end(at time.Time) {
+	switch at {
+	case c.d.begin.Add(c.deletes):
+		c.mu.Lock()
+		c.until = time.Now()
+		c.mu.Unlock()
+		c.call(spec.MethodEventsUnsub, map[string]any{"delivery": map[string]any{"mode": "webhook", "url": c.url}}, nil)
+	case c.d.begin.Add(c.removes):
+		c.mu.Lock()
+		c.gone, c.until = true, time.Now()
+		c.mu.Unlock()
+	}
+}
+
+// subscribe creates or refreshes the subscription, with its last cursor.
+func (c *task) subscribe(rotate bool) {
+	c.mu.Lock()
+	if rotate {
+		c.old, c.secret, c.rotated = c.secret, fmt.Sprintf("whsec_%s_%d", c.url, c.d.rotations.Add(1)), time.Now()
+	}
+	params := map[string]any{"cursor": c.cursor, "delivery": map[string]any{"mode": "webhook", "url": c.url, "secret": c.secret}}
+	c.mu.Unlock()
+	var g struct {
+		ID            string
+		RefreshBefore *time.Time
+		Cursor        *string
+		Truncated     bool
+	}
+	c.call(spec.MethodEventsSub, params, &g)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if g.ID == "" || c.id != "" && g.ID != c.id || g.RefreshBefore == nil || g.Truncated {
+		c.unexpected = append(c.unexpected, fmt.Sprintf("granted %+v", g))
+		c.lapses = time.Now().Add(chatLifetime)
+		return
+	}
+	c.id, c.lapses = g.ID, *g.RefreshBefore
+	if c.from.IsZero() {
+		c.from = time.Now()
+	}
+	if g.Cursor != nil {
+		c.cursor = g.Cursor
+	}
+}
+
+// call sends a request to one of the processes, as a client that declares no capabilities does.
+func (c *task) call(method string, params map[string]any, result any) {
+	params["name"], params["arguments"] = "github.push", map[string]any{"owner": fmt.Sprintf("channel%d", c.channel), "repo": "app"}
+	params["_meta"] = map[string]any{
+		spec.MetaVersion: spec.V20260728, spec.MetaCapabilities: map[string]any{},
+		"io.modelcontextprotocol/clientInfo": map[string]any{"name": "chatgpt", "version": "1"},
+	}
+	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+	if err != nil {
+		c.d.t.Error(err)
+		return
+	}
+	req := httptest.NewRequest(http.MethodPost, "/mcp", bytes.NewReader(body)).WithContext(c.d.t.Context())
+	for name, value := range map[string]string{
+		"Content-Type": "application/json", "Accept": "application/json, text/event-stream", "Authorization": "Bearer " + c.user,
+		spec.HeaderVersion: string(spec.V20260728), spec.HeaderMethod: method,
+	} {
+		req.Header.Set(name, value)
+	}
+	c.d.mu.Lock()
+	c.d.turn++
+	process := c.d.serving[c.d.turn%len(c.d.serving)]
+	c.d.mu.Unlock()
+	w := httptest.NewRecorder()
+	process.ServeHTTP(w, req)
+	var answer struct{ Result, Error json.RawMessage }
+	if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || answer.Error != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.unexpected = append(c.unexpected, fmt.Sprintf("%s is answered with %d %s", method, w.Code, w.Body))
+		return
+	}
+	if result != nil {
+		if err := json.Unmarshal(answer.Result, result); err != nil {
+			c.d.t.Error(err)
+		}
+	}
+}
+
+// judge compares what each callback received with what was published for it.
+func (d *rehearsal) judge() {
+	const (
+		reports = 5
+		retries = 20 * time.Minute // more than the schedule of an event; one that fails just before the end of a task is not owed
+	)
+	var owed, lost, late, odd, unsubscribed, removed int
+	for _, c := range d.tasks {
+		c.mu.Lock()
+		for _, text := range c.unexpected {
+			if odd++; odd <= reports {
+				d.t.Errorf("%s of %s: %s", c.url, c.user, text)
+			}
+		}
+		switch {
+		case c.gone:
+			removed++
+		case !c.until.IsZero():
+			unsubscribed++
+		}
+		sub, err := d.services.Lookup(d.t.Context(), "default", c.user, c.id)
+		if alive := time.Now().Before(c.lapses) && (c.until.IsZero() || c.gone); err != nil || (sub != nil) != alive {
+			d.t.Errorf("%s of %s: subscription %v, %v; want one: %v", c.url, c.user, sub, err, alive)
+		}
+		for _, e := range d.events {
+			if e.channel != c.channel {
+				continue
+			}
+			switch ended := !c.until.IsZero(); {
+			case e.at.After(c.from) && (!ended || e.at.Before(c.until.Add(-retries))):
+				owed++
+				if !c.got[e.id] {
+					if lost++; lost <= reports {
+						d.t.Errorf("%s of %s has not got %s, published %v after the begin; it was subscribed at %v and has ended: %v", c.url, c.user, e.id, e.at.Sub(d.begin), c.from.Sub(d.begin), ended)
+					}
+				}
+			case ended && e.at.After(c.until) && c.got[e.id]:
+				if late++; late <= reports {
+					d.t.Errorf("%s of %s has got %s, published %v after it ended", c.url, c.user, e.id, e.at.Sub(c.until))
+				}
+			}
+		}
+		c.mu.Unlock()
+	}
+	if lost+late+odd > 0 {
+		d.t.Errorf("%d of %d events were lost, %d arrived after the end, %d answers and requests were unexpected", lost, owed, late, odd)
+	}
+	if owed < 10_000 || unsubscribed < 100 || removed < 80 || d.failures.Load() < 100 {
+		d.t.Errorf("too little happened: %d events were owed, %d tasks deleted, %d callbacks removed, %d attempts failed", owed, unsubscribed, removed, d.failures.Load())
+	}
+	d.t.Logf("%d tasks of %d users, %d of them deleted and %d with the plugin removed; %d events owed, %d attempts of which %d failed; %d challenges, %d refreshes, %d secrets",
+		len(d.tasks), chatUsers, unsubscribed, removed, owed, d.posts.Load(), d.failures.Load(), d.challenges.Load(), d.refreshes.Load(), d.rotations.Load())
+}

@@ -1,0 +1,328 @@
+package delivery
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/switches"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// end ends a subscription of alice. It may be called from any goroutine.
+func (r *rig) end(id string) {
+	r.t.Helper()
+	if err := r.services.End(r.t.Context(), "default", "alice", id); err != nil {
+		r.t.Errorf("end a subscription: %v", err)
+	}
+}
+
+// subscribeFrom subscribes alice from a cursor.
+func (r *rig) subscribeFrom(cursor string) {
+	r.t.Helper()
+	r.subscribe(func(ask *subscription.SubscribeRequest) { ask.Cursor = cursor })
+}
+
+// interrupted finds subscriptions, and calls a function after it found one of them missing.
+type interrupted struct {
+	Subscriptions
+	missing func()
+}
+
+func (i interrupted) Find(ctx context.Context, workspace, id string) (*subscription.Selected, error) {
+	found, err := i.Subscriptions.Find(ctx, workspace, id)
+	if found == nil {
+		i.missing()
+	}
+	return found, err
+}
+
+// The client subscribes again from a cursor before an event whose delivery is still stored. The first attempt of its replay
+// fails, so the event's delivery depends on what is stored.
+func TestGivenAStoredDeliveryWhenItsClientSubscribesAgainBeforeItIsDeletedThenTheEventIsDeliveredAgain(t *testing.T) {
+	type step struct {
+		*rig
+		d          *Dispatcher
+		id, cursor string
+	}
+	again := func(s *step) {
+		s.script = fails
+		s.subscribeFrom(s.cursor)
+		s.hand(queue.Deliveries, s.d.Pages)
+		s.script = succeeds
+	}
+	for name, interrupt := range map[string]func(*step){
+		"after its subscription was found missing": func(s *step) {
+			s.end(s.id)
+			s.d.Subscriptions = interrupted{s.d.Subscriptions, func() { again(s) }}
+		},
+		"after its endpoint accepted it": func(s *step) {
+			s.script = succeeds
+			once := true
+			s.d.DB = hooked{DB: s.d.DB, writeAll: func(context.Context, []store.Op) error {
+				if once {
+					once = false
+					s.end(s.id)
+					again(s)
+				}
+				return nil
+			}}
+		},
+	} {
+		t.Run("WHK-18 EVX-11 "+name, func(t *testing.T) {
+			r := newRig(t)
+			sub := r.subscribe()
+			s := &step{rig: r, id: sub.ID, cursor: r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})}
+			r.now = r.now.Add(time.Second)
+			r.script = fails
+			r.publish("evt_1")
+			fanout, d, _ := r.process()
+			s.d = d
+			r.hand(queue.Events, fanout.Handle)
+			r.hand(queue.Deliveries, d.Pages)
+			if st := r.deliveryState(sub.ID, "evt_1"); st != statePending {
+				t.Fatalf("the delivery is %s, want it pending", st)
+			}
+			interrupt(s)
+			r.hand(queue.Slow, d.Singles)
+			if st := r.deliveryState(sub.ID, "evt_1"); st != statePending {
+				t.Errorf("the delivery is %s after the client subscribed again, want it pending", st)
+			}
+			r.script = succeeds
+			before := posted(r)["evt_1"]
+			r.run()
+			if n := posted(r)["evt_1"] - before; n != 1 {
+				t.Errorf("the event was posted %d more times, want once", n)
+			}
+			if st := r.deliveryState(sub.ID, "evt_1"); st != "none" {
+				t.Errorf("the delivery is %s at the end, want none", st)
+			}
+		})
+	}
+}
+
+// during makes a request of a dispatcher to its endpoint, and first calls a function once.
+type during struct {
+	Poster
+	do func()
+}
+
+func (p *during) Send(ctx context.Context, r webhook.Request) webhook.Outcome {
+	if do := p.do; do != nil {
+		p.do = nil
+		do()
+	}
+	return p.Poster.Send(ctx, r)
+}
+
+// A delivery's message may come from the due table or from a switch that was resumed. Then its entry there is gone.
+func TestGivenAnAttemptWithoutADueEntryWhenTheEventIsRequestedAgainMeanwhileThenItsDeliveryGoesOn(t *testing.T) {
+	origin := switches.Origin("https://hooks.example.com")
+	for name, wait := range map[string]func(*rig, *Dispatcher, *Retry){
+		"a retry from the due table": func(r *rig, _ *Dispatcher, retry *Retry) {
+			r.queues[queue.Slow] = nil // the message was lost
+			if _, err := retry.Run(r.t.Context()); err != nil {
+				r.t.Fatal(err)
+			}
+			r.now = r.now.Add(5 * time.Minute)
+			if n, err := retry.Run(r.t.Context()); n != 1 || err != nil {
+				r.t.Fatalf("%d deliveries were due, want 1 (%v)", n, err)
+			}
+		},
+		"a retry that was paused": func(r *rig, d *Dispatcher, _ *Retry) {
+			r.pause(origin, nil)
+			r.now = r.now.Add(2 * switches.MaxAge)
+			r.hand(queue.Slow, d.Singles)
+			r.resume(origin, nil)
+			r.now = r.now.Add(2 * switches.MaxAge)
+		},
+	} {
+		t.Run("WHK-18 EVX-11 "+name, func(t *testing.T) {
+			r := newRig(t)
+			sub := r.subscribe()
+			cursor := r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})
+			r.now = r.now.Add(time.Second)
+			r.script = fails
+			r.publish("evt_1")
+			fanout, d, retry := r.process()
+			d.pauses.switches = r.switches()
+			r.hand(queue.Events, fanout.Handle)
+			r.hand(queue.Deliveries, d.Pages)
+			wait(r, d, retry)
+			if n := len(r.queues[queue.Slow]); n != 1 {
+				t.Fatalf("%d messages wait in the slow lane, want 1", n)
+			}
+			d.sender.poster = &during{d.sender.poster, func() {
+				_, other, _ := r.process()
+				r.end(sub.ID)
+				r.subscribeFrom(cursor)
+				r.hand(queue.Deliveries, other.Pages) // it fails, and meets the stored delivery
+			}}
+			r.hand(queue.Slow, d.Singles)
+			r.script = succeeds
+			before := posted(r)["evt_1"]
+			r.run()
+			if n := posted(r)["evt_1"] - before; n != 1 {
+				t.Errorf("the event was posted %d more times, want once", n)
+			}
+			if st := r.deliveryState(sub.ID, "evt_1"); st != "none" {
+				t.Errorf("the delivery is %s at the end, want none", st)
+			}
+		})
+	}
+}
+
+// EVX-11: the message of the attempt was the only one, so the worker must schedule the next attempt although the delivery has
+// changed.
+func TestGivenAnAttemptUnderWayWhenItsEventIsRequestedAgainAndItFailsThenTheNextOneIsDueByTheSchedule(t *testing.T) {
+	r := newRig(t)
+	sub := r.subscribe()
+	cursor := r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})
+	r.now = r.now.Add(time.Second)
+	r.script = fails
+	r.publish("evt_1")
+	fanout, d, _ := r.process()
+	r.hand(queue.Events, fanout.Handle)
+	r.hand(queue.Deliveries, d.Pages)
+	d.sender.poster = &during{d.sender.poster, func() {
+		_, other, _ := r.process()
+		r.end(sub.ID)
+		r.subscribeFrom(cursor)
+		r.hand(queue.Deliveries, other.Pages) // it fails, and meets the stored delivery
+	}}
+	r.hand(queue.Slow, d.Singles)
+	const attempts = 2 // of the stored delivery
+	longest := time.Duration(float64(EventsSchedule[attempts])*(1+Jitter)) + time.Second
+	if m := r.queues[queue.Slow]; len(m) != 1 || m[0].Delay > longest {
+		t.Fatalf("the slow lane has the messages %v, want one with a delay of at most %v", m, longest)
+	}
+	r.script = succeeds
+	before := posted(r)["evt_1"]
+	r.hand(queue.Slow, d.Singles)
+	if n := posted(r)["evt_1"] - before; n != 1 || r.deliveryState(sub.ID, "evt_1") != "none" {
+		t.Errorf("it was posted %d more times, and the delivery is %s; want once and none", n, r.deliveryState(sub.ID, "evt_1"))
+	}
+}
+
+// refreshed finds a subscription, and calls a function after it found it suspended.
+type refreshed struct {
+	Subscriptions
+	suspended func()
+}
+
+func (s *refreshed) Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error) {
+	found, err := s.Subscriptions.Lookup(ctx, workspace, principal, id)
+	if do := s.suspended; do != nil && found != nil && found.State == subscription.Suspended {
+		s.suspended = nil
+		do()
+	}
+	return found, err
+}
+
+// EVX-14: the worker that suspends the delivery has its only message.
+func TestGivenARetryToASuspendedSubscriptionWhenItsClientRefreshesMeanwhileThenTheRetryIsMadeSoon(t *testing.T) {
+	r := newRig(t)
+	sub := r.subscribe()
+	cursor := r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})
+	r.now = r.now.Add(time.Second)
+	r.script = fails
+	r.publish("evt_1")
+	fanout, d, _ := r.process()
+	r.hand(queue.Events, fanout.Handle)
+	r.hand(queue.Deliveries, d.Pages)
+	r.suspend(sub.ID)
+	find := &refreshed{d.Subscriptions, func() {
+		_, other, _ := r.process()
+		r.subscribeFrom(cursor)
+		r.hand(queue.Deliveries, other.Pages) // it reactivates what is suspended, fails, and meets the stored delivery
+	}}
+	d.Subscriptions, d.backlog.subscriptions = find, find
+	r.hand(queue.Slow, d.Singles)
+	r.script = succeeds
+	before := posted(r)["evt_1"]
+	r.hand(queue.Slow, d.Singles)
+	if n := posted(r)["evt_1"] - before; n != 1 {
+		t.Errorf("it was posted %d times without a wait, want once", n)
+	}
+}
+
+// EVX-14: a delivery is suspended, and the client's refresh asks for its event again before it has reactivated the
+// delivery. No message of the delivery is under way, so it is sent at once.
+func TestGivenASuspendedDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAtOnce(t *testing.T) {
+	r := newRig(t)
+	sub := r.subscribe()
+	cursor := r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})
+	r.now = r.now.Add(time.Second)
+	r.suspend(sub.ID)
+	r.publish("evt_1")
+	r.work()
+	_, d, _ := r.process()
+	r.script = fails
+	r.subscribeFrom(cursor)
+	r.queues[queue.Deliveries] = r.queues[queue.Deliveries][1:] // hold back the message that reactivates the delivery
+	r.hand(queue.Deliveries, d.Pages)
+	r.script = succeeds
+	before := posted(r)["evt_1"]
+	r.hand(queue.Slow, d.Singles)
+	if n := posted(r)["evt_1"] - before; n != 1 {
+		t.Errorf("it was posted %d times at once, want once", n)
+	}
+}
+
+// EVX-11: requesting an event again and again does not postpone its delivery.
+func TestADeliveryIsNotPostponedByRequestsForItsEvent(t *testing.T) {
+	r := newRig(t)
+	sub := r.subscribe()
+	cursor := r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})
+	r.now = r.now.Add(time.Second)
+	r.script = fails
+	r.publish("evt_1")
+	fanout, d, retry := r.process()
+	r.hand(queue.Events, fanout.Handle)
+	r.hand(queue.Deliveries, d.Pages)
+	if st := r.deliveryState(sub.ID, "evt_1"); st != statePending {
+		t.Fatalf("the delivery is %s, want it pending", st)
+	}
+	r.queues[queue.Slow] = nil // the message is lost, so the delivery depends on its due entry
+	const every = backup / 2
+	for range 10 {
+		r.now = r.now.Add(every)
+		r.end(sub.ID)
+		r.subscribeFrom(cursor)
+		r.hand(queue.Deliveries, d.Pages)
+		n, err := retry.Run(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n > 0 {
+			return
+		}
+	}
+	t.Errorf("the delivery was not due within %v", 10*every)
+}
+
+// OPS-05: an operator who asks for an event while it is delivered gets a conflict, and does not delay the delivery.
+func TestAConflictLeavesTheDeliveryAsItIs(t *testing.T) {
+	r := newRig(t)
+	sub := r.register("event://ci/build-finished")
+	fanout, d, _ := r.process()
+	r.script = fails
+	r.publish("evt_1")
+	r.hand(queue.Events, fanout.Handle)
+	r.hand(queue.Deliveries, d.Pages)
+	d.sender.poster = &during{d.sender.poster, func() {
+		if err := r.tryDeliverAgain(sub, "evt_1"); !fault.Is(err, fault.Conflict) {
+			t.Errorf("an operator who asked for the event got %v, want a conflict", err)
+		}
+	}}
+	r.script = succeeds
+	r.hand(queue.Slow, d.Singles)
+	if st := r.deliveryState(sub.ID, "evt_1"); st != "none" {
+		t.Errorf("the delivery is %s after its endpoint accepted it, want none", st)
+	}
+}

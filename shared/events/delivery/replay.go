@@ -1,0 +1,209 @@
+package delivery
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+)
+
+// Replayer sends the events of the log to one subscription.
+type Replayer struct {
+	Log   *eventlog.Log
+	Queue queue.Sender
+}
+
+// MaxReplay bounds one replay; a client with a longer gap gets truncated.
+const MaxReplay = 5000
+
+// Replay implements [subscription.Replayer]: it enqueues the events of the
+// subscription's patterns after the given key, oldest first within a partition. Truncated also says that events cannot be read, for example those of a later release: the
+// subscription must not wait for that release.
+func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, after int64) (truncated bool, err error) {
+	if err := r.Log.AwaitBatches(ctx); err != nil {
+		return false, err
+	}
+	sent := 0
+	for _, p := range s.Patterns {
+		for _, part := range p.Partitions(r.Log, s.Workspace) {
+			start := after - r.Log.LookBack(part).Microseconds()
+			for more := true; more; {
+				var entries []eventlog.Entry
+				entries, more, start, err = r.Log.ReadPast(ctx, part, start, 100)
+				if err != nil {
+					return false, err
+				}
+				var events []event.Event
+				for _, e := range entries {
+					if e.Lost {
+						truncated = true
+						continue
+					}
+					events = append(events, *e.Event)
+				}
+				if sent += len(events); sent > MaxReplay {
+					return true, nil
+				}
+				if err := enqueue(ctx, r.Queue, tasksOf(s.Workspace, p.Key, s.ID, events, 0)); err != nil {
+					return false, err
+				}
+			}
+		}
+	}
+	return truncated, nil
+}
+
+// tasksOf are the page tasks by which events go to one subscription after a delay.
+func tasksOf(workspace, pattern, id string, events []event.Event, delay time.Duration) (out []queue.Outgoing) {
+	for _, t := range pages(workspace, pattern, subscription.At(id), 1, events) {
+		t.delay = delay
+		out = append(out, t.outgoing())
+	}
+	return out
+}
+
+func enqueue(ctx context.Context, q queue.Sender, tasks []queue.Outgoing) error {
+	if len(tasks) == 0 {
+		return nil
+	}
+	return fault.Wrap(fault.Unavailable, q.Send(ctx, queue.Deliveries, tasks...), "enqueue a replay")
+}
+
+// Reactivate implements [subscription.Replayer]: dispatch makes the deliveries that were
+// suspended with the subscription.
+func (r *Replayer) Reactivate(ctx context.Context, s *subscription.Subscription) error {
+	return reactivate(ctx, r.Queue, s)
+}
+
+// Reactivate has dispatch make the suspended deliveries of a subscription that a person enabled. It can be repeated: dispatch
+// leaves all others as they are, and those of a subscription that is suspended.
+func (o *Operations) Reactivate(ctx context.Context, s *subscription.Subscription) error {
+	return reactivate(ctx, o.deliveries.queue, s)
+}
+
+func reactivate(ctx context.Context, q queue.Sender, s *subscription.Subscription) error {
+	task := PageTask{
+		V: taskVersion, Workspace: s.Workspace, Range: subscription.At(s.ID),
+		Reactivation: &Reactivation{Principal: s.Principal, Subscription: s.ID},
+	}
+	err := q.Send(ctx, queue.Deliveries, task.outgoing())
+	return fault.Wrap(fault.Unavailable, err, "reactivate the deliveries of a subscription")
+}
+
+// published reads on among the events of a span that a subscription is for, by a pattern and its filters: one page of one
+// partition of the log, from the position that an earlier call ended at; next is "" at the end. What was written in the
+// same microsecond stays together.
+func (rs *Replays) published(ctx context.Context, sub *subscription.Subscription, s ReplaySelect, position string, limit int) (pattern string, events []event.Event, next string, err error) {
+	var parts []eventlog.Partition
+	var keys []string
+	for _, p := range sub.Patterns {
+		for _, part := range p.Partitions(rs.log, sub.Workspace) {
+			parts, keys = append(parts, part), append(keys, p.Key)
+		}
+	}
+	begin := s.Since.UnixMicro() - 1
+	at, after := 0, begin
+	if position != "" {
+		if _, err := fmt.Sscanf(position, "%d/%d", &at, &after); err != nil {
+			return "", nil, "", fault.Wrap(fault.Internal, err, "read the position of a replay")
+		}
+	}
+	if at >= len(parts) {
+		return "", nil, "", nil
+	}
+	entries, more, after, err := rs.log.ReadPast(ctx, parts[at], after, 100)
+	if err != nil || len(entries) == 0 && more {
+		return keys[at], nil, fmt.Sprintf("%d/%d", at, after), err
+	}
+	subscribers, err := subscription.Subscribers(ctx, rs.deliveries.db, sub.Workspace, keys[at], subscription.At(sub.ID), 1)
+	if err != nil {
+		return "", nil, "", err
+	}
+	for i, e := range entries {
+		if e.Key > s.Until.UnixMicro() {
+			more = false
+			break
+		}
+		if len(events) >= limit && e.Key > entries[i-1].Key {
+			more, after = true, entries[i-1].Key
+			break
+		}
+		if e.Event != nil && len(subscribers.List) > 0 && subscribers.List[0].Wants(&subscription.Payload{Event: e.Event}, rs.deliveries.now()) {
+			events = append(events, *e.Event)
+		}
+	}
+	pattern = keys[at]
+	if !more {
+		at, after = at+1, begin
+	}
+	if at < len(parts) {
+		next = fmt.Sprintf("%d/%d", at, after)
+	}
+	return pattern, events, next, nil
+}
+
+// maxReads bounds how many pages of the log a count, or a step of a replay, reads.
+const maxReads = 1000
+
+// countEvents counts the events that a replay would send; more says that there may be more.
+func (rs *Replays) countEvents(ctx context.Context, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
+	if s.Until.IsZero() {
+		s.Until = rs.deliveries.now()
+	}
+	next := ""
+	for range maxReads {
+		var events []event.Event
+		if _, events, next, err = rs.published(ctx, sub, s, next, maxCount); err != nil {
+			return 0, false, err
+		}
+		if n += len(events); next == "" || n >= maxCount {
+			break
+		}
+	}
+	return n, next != "", nil
+}
+
+// stepEvents sends some of the events as page tasks, one for each second, and writes how far that came. Whoever dies
+// before that, or takes the same step as another, has some events sent twice, never none. To a subscription that is
+// suspended nothing is sent: what it missed comes with its refresh.
+func (rs *Replays) stepEvents(ctx context.Context, r *Replay, now time.Time, limit int) (n int, err error) {
+	sub, err := rs.subscriptions.Find(ctx, r.Workspace, r.Select.Subscription)
+	if err != nil {
+		return 0, err
+	}
+	over, left := sub == nil || sub.State == subscription.Disabled, limit
+	if over {
+		r.skip(SkippedEnded, r.Total-r.Replayed-r.Skipped)
+	}
+	for reads := 0; !over && left > 0 && reads < maxReads; reads++ {
+		pattern, events, next, err := rs.published(ctx, sub.Subscription, r.span(), r.Before, left)
+		if err != nil {
+			return n, err
+		}
+		r.Before, left, over = next, left-len(events), next == ""
+		if sub.State == subscription.Suspended {
+			r.skip(SkippedSuspended, len(events))
+			continue
+		}
+		var out []queue.Outgoing
+		for second := range slices.Chunk(events, r.Rate) {
+			delay := (max(0, r.Next.Sub(now)) + time.Second - 1).Truncate(time.Second)
+			out = append(out, tasksOf(r.Workspace, pattern, sub.ID, second, delay)...)
+			r.Next = r.Next.Add(time.Duration(len(second)) * time.Second / time.Duration(r.Rate))
+		}
+		if err := enqueue(ctx, rs.deliveries.queue, out); err != nil {
+			return n, err
+		}
+		n += len(events)
+	}
+	if r.Replayed += n; over {
+		r.State, r.Finished = ReplayDone, rs.deliveries.now().UTC()
+	}
+	return n, rs.save(ctx, r)
+}

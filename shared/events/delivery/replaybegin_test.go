@@ -1,0 +1,81 @@
+package delivery
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+)
+
+// slow is a store of subscriptions that takes a second for each.
+type slow struct {
+	Finder
+	clock *atomic.Int64
+}
+
+func (s slow) Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error) {
+	s.clock.Add(int64(time.Second))
+	return s.Finder.Lookup(ctx, workspace, principal, id)
+}
+
+// TestAReplayBeginsAtOnce: OPS-04. Whoever begins one schedules as much as is due until the job of every minute goes on
+// with it, so that no one waits for that.
+func TestAReplayBeginsAtOnce(t *testing.T) {
+	const letters, rate = 150, 2
+	begin := func(t *testing.T, finder func(Finder, *atomic.Int64) Finder) (*Replay, *Replays, *rig, *atomic.Int64) {
+		r := newRig(t)
+		r.register("event://ci/build-finished")
+		r.script = tooLarge
+		for i := range letters {
+			r.publish(fmt.Sprintf("evt_%d", i))
+		}
+		r.run()
+		clock := new(atomic.Int64)
+		clock.Store(r.now.UnixNano())
+		ops := NewOperations(r.db, mortal{r.db, r}, func() time.Time { return time.Unix(0, clock.Load()) })
+		replays := NewReplays(ops, finder(r.services, clock), nil)
+		job, err := replays.Start(t.Context(), "default", "chief", nil, ReplaySelect{}, rate)
+		if err != nil || job.Total != letters {
+			t.Fatal(job, err)
+		}
+		if job, err = replays.Begin(t.Context(), job); err != nil {
+			t.Fatal(err)
+		}
+		return job, replays, r, clock
+	}
+	t.Run("OPS-04 it has what is due within the minute, each letter at its time", func(t *testing.T) {
+		job, replays, r, clock := begin(t, func(f Finder, _ *atomic.Int64) Finder { return f })
+		ahead := job.Next.Sub(time.Unix(0, clock.Load()))
+		if job.State != ReplayRunning || ahead <= replayAhead || ahead > replayAhead+replayStep || job.Replayed != int(ahead/time.Second)*rate {
+			t.Errorf("%v ahead it is %+v", ahead, job)
+		}
+		delays := map[time.Duration]int{}
+		for _, m := range r.queues[queue.Slow] {
+			delays[m.Delay]++
+		}
+		for second := range int(ahead / time.Second) {
+			if n := delays[time.Duration(second)*time.Second]; n < 1 || n > 2*rate {
+				t.Errorf("in second %d there are %d", second, n)
+			}
+		}
+		clock.Add(int64(time.Minute))
+		for range 2 {
+			if _, err := replays.Run(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if job, err := replays.Find(t.Context(), "default", job.ID); err != nil || job.State != ReplayDone || job.Replayed != letters {
+			t.Errorf("a minute later it is %+v, %v", job, err)
+		}
+	})
+	t.Run("OPS-04 it takes no longer than a moment", func(t *testing.T) {
+		job, _, _, _ := begin(t, func(f Finder, clock *atomic.Int64) Finder { return slow{f, clock} })
+		if step := rate * int(replayStep/time.Second); job.State != ReplayRunning || job.Replayed != step {
+			t.Errorf("it is %+v, want %d replayed", job, step)
+		}
+	})
+}

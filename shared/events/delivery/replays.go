@@ -1,0 +1,417 @@
+package delivery
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"maps"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// A replay retries the dead letters of a selection, or delivers the events of a time span to one subscription again
+// (replay.go), as a job. The job is one item with its position. A worker claims the job for [replayClaim] before it sends
+// anything, and each step renews the claim, so that two workers do not send the same events. If a worker dies, another one
+// continues after that time, and at most one step is repeated. A list of running jobs, which a job of every minute walks,
+// leads to them. A letter is deleted when it is retried, so a repeated step skips it. The letters of a replay are those that
+// existed when it was requested.
+
+// Replays begins, runs and cancels replays. Make it with [NewReplays].
+type Replays struct {
+	// Ahead is how far ahead of the clock a replay schedules deliveries, which canceling it does not stop: at least the time
+	// between two calls of Run. 0 is a minute.
+	Ahead time.Duration
+
+	operations    *Operations // retries letters
+	deliveries    *deliveries
+	subscriptions Finder
+	log           *eventlog.Log // of the events that are replayed
+}
+
+// NewReplays makes replays. The log is needed to replay events.
+func NewReplays(o *Operations, subs Finder, log *eventlog.Log) *Replays {
+	return &Replays{operations: o, deliveries: o.deliveries, subscriptions: subs, log: log}
+}
+
+// ReplayState says how a replay is.
+type ReplayState string
+
+// The states.
+const (
+	ReplayRunning  ReplayState = "running"
+	ReplayDone     ReplayState = "done"
+	ReplayCanceled ReplayState = "canceled"
+)
+
+// ReplaySelect says which dead letters are meant: those that have all that is given, of webhooks unless it names another
+// queue. With Events it is the events of the
+// log, not dead letters, that the subscription is for.
+type ReplaySelect struct {
+	Events       bool      `json:"events,omitempty"`
+	Subscription string    `json:"subscription,omitempty"`
+	Origin       string    `json:"origin,omitempty"`
+	Event        string    `json:"event,omitempty"`
+	Queue        string    `json:"queue,omitempty"`
+	Since        time.Time `json:"since,omitzero"`
+	Until        time.Time `json:"until,omitzero"`
+}
+
+func (s ReplaySelect) query() LetterQuery {
+	return LetterQuery{Subscription: s.Subscription, Origin: s.Origin, Event: s.Event, Queue: cmp.Or(s.Queue, WebhookQueue), Span: Span{s.Since, s.Until}}
+}
+
+// Replay is a job.
+type Replay struct {
+	V         int          `json:"v"`
+	ID        string       `json:"id"`
+	Workspace string       `json:"ws"`
+	State     ReplayState  `json:"state"`
+	Select    ReplaySelect `json:"select"`
+	Rate      int          `json:"rate"`
+	By        string       `json:"by"`
+	Created   time.Time    `json:"created"`
+	Finished  time.Time    `json:"finished,omitzero"`
+	Total     int          `json:"total"`
+	Replayed  int          `json:"replayed"`
+	Skipped   int          `json:"skipped"`
+	// Because is how many of the skipped were for each reason.
+	Because map[string]int `json:"because,omitempty"`
+	// Before is where it goes on, and Next when.
+	Before string    `json:"before,omitempty"`
+	Next   time.Time `json:"next,omitzero"`
+	// Claimed is until when one worker continues it.
+	Claimed time.Time `json:"claimed,omitzero"`
+
+	version int64
+}
+
+const (
+	// DefaultReplayRate is how many letters a second are replayed, unless it is asked for otherwise.
+	DefaultReplayRate = 20
+	// MaxReplayRate is the most.
+	MaxReplayRate = 1000
+
+	replayVersion  = 1
+	replaysRunning = "replays"
+	// replayStep is how much time's worth is scheduled before the position is written.
+	replayStep = 5 * time.Second
+	// replayAhead is how far ahead of the clock a round schedules, unless [Replays.Ahead] says otherwise.
+	replayAhead = time.Minute
+	// replayMoment is how long who begins a replay goes on with it.
+	replayMoment = 3 * time.Second
+	// replayClaim is how long a worker may take for a step, so it is also how long a replay stops if its worker dies.
+	replayClaim = 2 * time.Minute
+	// replayWorkers are how many letters are retried at once.
+	replayWorkers = 8
+	// maxCount bounds how many letters are counted.
+	maxCount = 100_000
+	// sameReplay is how long a replay of events is not begun again: unlike dead letters, they are not gone once replayed.
+	sameReplay = 10 * time.Minute
+	// replayKept is how long a finished job can be read.
+	replayKept = 7 * 24 * time.Hour
+)
+
+func replayKey(workspace, id string) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: "replay#" + workspace, Sort: id}
+}
+
+func runningKey(workspace, id string) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: replaysRunning, Sort: workspace + "#" + id}
+}
+
+// Count counts what a selection has: dead letters, or events for that subscription; more says that there are more
+// than it counts.
+func (rs *Replays) Count(ctx context.Context, workspace string, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
+	if s.Events {
+		return rs.countEvents(ctx, sub, s)
+	}
+	for before := ""; ; {
+		list, next, err := rs.operations.Letters(ctx, workspace, s.query(), before, 1000)
+		if err != nil {
+			return 0, false, err
+		}
+		if n += len(list); next == "" {
+			return n, false, nil
+		}
+		if n >= maxCount {
+			return n, true, nil
+		}
+		before = next
+	}
+}
+
+// Start begins a replay. The same selection asked for again, while it runs, is the same replay; so is one of events
+// that was done a short time after it was asked for.
+// Sub is the subscription that is selected; only a replay of events needs it.
+func (rs *Replays) Start(ctx context.Context, workspace, by string, sub *subscription.Subscription, s ReplaySelect, rate int) (*Replay, error) {
+	text, _ := json.Marshal(s) // texts and times
+	hash := sha256.Sum256(text)
+	id := "rpl_" + base64.RawURLEncoding.EncodeToString(hash[:12])
+	for {
+		have, err := rs.Find(ctx, workspace, id)
+		if err != nil || have != nil && have.State == ReplayRunning {
+			return have, err
+		}
+		now := rs.deliveries.now().UTC()
+		if s.Events && have != nil && have.State == ReplayDone && now.Sub(have.Created) < sameReplay {
+			return have, nil
+		}
+		r := &Replay{V: replayVersion, ID: id, Workspace: workspace, State: ReplayRunning, Select: s, Rate: rate, By: by, Created: now, Next: now}
+		if have != nil {
+			r.version = have.version
+		}
+		if r.Total, _, err = rs.Count(ctx, workspace, sub, r.span()); err != nil {
+			return nil, err
+		}
+		entry := store.Item{Key: runningKey(workspace, id)}
+		err = rs.save(ctx, r, store.Put(entry))
+		if !errors.Is(err, store.ErrConflict) {
+			return r, fault.Wrap(fault.Unavailable, err, "begin a replay")
+		}
+	}
+}
+
+// span is what is meant: not what died, or was published, since it was asked for.
+func (r *Replay) span() ReplaySelect {
+	s := r.Select
+	if s.Until.IsZero() || s.Until.After(r.Created) {
+		s.Until = r.Created
+	}
+	return s
+}
+
+// save writes a job over the version that it was read at.
+func (rs *Replays) save(ctx context.Context, r *Replay, also ...store.Op) error {
+	had := r.version
+	r.version++
+	value, _ := json.Marshal(r) // texts, numbers and times
+	it := store.Item{Key: replayKey(r.Workspace, r.ID), Value: value, Version: r.version}
+	if !r.Finished.IsZero() {
+		it.Expires = r.Finished.Add(replayKept)
+		also = append(also, store.Delete(runningKey(r.Workspace, r.ID)))
+	}
+	return rs.deliveries.db.Write(ctx, append(also, store.Put(it, continues(had)))...)
+}
+
+// Find reads a replay; nil when there is none.
+func (rs *Replays) Find(ctx context.Context, workspace, id string) (*Replay, error) {
+	if id == "" || len(id) > 100 {
+		return nil, nil
+	}
+	items, err := rs.deliveries.db.Get(ctx, replayKey(workspace, id))
+	if err != nil || items[0] == nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read a replay")
+	}
+	return decodeReplay(items[0])
+}
+
+func decodeReplay(it *store.Item) (*Replay, error) {
+	r := &Replay{version: it.Version}
+	return r, fault.Wrap(fault.Internal, json.Unmarshal(it.Value, r), "decode a replay")
+}
+
+// Cancel ends a replay; what it has scheduled already is delivered. One that is over stays as it is.
+func (rs *Replays) Cancel(ctx context.Context, workspace, id string) (*Replay, error) {
+	for {
+		r, err := rs.Find(ctx, workspace, id)
+		if err != nil || r == nil || r.State != ReplayRunning {
+			return r, err
+		}
+		r.State, r.Finished = ReplayCanceled, rs.deliveries.now().UTC()
+		err = rs.save(ctx, r)
+		if !errors.Is(err, store.ErrConflict) {
+			return r, fault.Wrap(fault.Unavailable, err, "cancel a replay")
+		}
+	}
+}
+
+// Finder finds the subscription of a letter, or by its id alone. [subscription.Service] implements it.
+type Finder interface {
+	Find(ctx context.Context, workspace, id string) (*subscription.Selected, error)
+	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
+}
+
+// Run goes on with all replays that run, and reports how many letters it took. It runs every minute, and
+// when one begins; each letter is due at its second by the replay's rate.
+func (rs *Replays) Run(ctx context.Context) (taken int, err error) {
+	var errs []error
+	err = store.Each(ctx, rs.deliveries.db, store.Key{Table: store.Deliveries, Partition: replaysRunning}, "list the replays", func(it *store.Item) error {
+		end := strings.LastIndexByte(it.Sort, '#') // see runningKey
+		n, err := rs.run(ctx, it.Sort[:end], it.Sort[end+1:], time.Time{})
+		taken += n
+		errs = append(errs, err)
+		return nil
+	})
+	return taken, errors.Join(append(errs, err)...)
+}
+
+// run claims one replay and continues it until it is done or far enough ahead of the clock, or, if until is not zero, until
+// that time.
+func (rs *Replays) run(ctx context.Context, workspace, id string, until time.Time) (taken int, err error) {
+	r, err := rs.Find(ctx, workspace, id)
+	if err != nil {
+		return 0, err
+	}
+	if r == nil || r.State != ReplayRunning {
+		return 0, fault.Wrap(fault.Unavailable, rs.deliveries.db.Write(ctx, store.Delete(runningKey(workspace, id))), "end a replay")
+	}
+	for claimed := false; r.State == ReplayRunning; {
+		now := rs.deliveries.now()
+		if r.Next.Before(now) {
+			r.Next = now
+		}
+		enough := r.Next.Sub(now) > cmp.Or(rs.Ahead, replayAhead) || !until.IsZero() && now.After(until)
+		if enough && !claimed {
+			return taken, nil
+		}
+		if !claimed && r.Claimed.After(now) {
+			return taken, nil // another worker continues it
+		}
+		if r.Claimed = now.Add(replayClaim); enough {
+			r.Claimed = time.Time{}
+		}
+		if enough || !claimed {
+			if err := rs.save(ctx, r); errors.Is(err, store.ErrConflict) {
+				return taken, nil // another worker was first, or it was canceled
+			} else if err != nil {
+				return taken, fault.Wrap(fault.Unavailable, err, "claim a replay")
+			}
+			claimed = true
+		}
+		if enough {
+			return taken, nil
+		}
+		n, err := rs.step(ctx, r, now)
+		if errors.Is(err, store.ErrConflict) {
+			return taken, nil // it was canceled, or the step took so long that another worker continues it
+		}
+		if taken += n; err != nil {
+			return taken, err
+		}
+	}
+	return taken, nil
+}
+
+// Begin goes on with a new replay for a moment, and returns how it is then. At the default rate that is enough
+// until [Replays.Run] does.
+func (rs *Replays) Begin(ctx context.Context, r *Replay) (*Replay, error) {
+	if r.State != ReplayRunning || r.Before != "" || r.Replayed > 0 {
+		return r, nil
+	}
+	if _, err := rs.run(ctx, r.Workspace, r.ID, rs.deliveries.now().Add(replayMoment)); err != nil {
+		return nil, err
+	}
+	return rs.Find(ctx, r.Workspace, r.ID)
+}
+
+// step retries some letters and writes how far that came.
+func (rs *Replays) step(ctx context.Context, r *Replay, now time.Time) (n int, err error) {
+	limit := max(1, min(1000, r.Rate*int(replayStep/time.Second)))
+	if r.Select.Events {
+		return rs.stepEvents(ctx, r, now, limit)
+	}
+	letters, next, err := rs.operations.Letters(ctx, r.Workspace, r.span().query(), r.Before, limit)
+	if err != nil {
+		return 0, err
+	}
+	// Of two who make the same step each letter is one's, and one writes the position; the other adds its
+	// numbers. Who dies before that leaves those of a step uncounted.
+	replayed, before := r.Replayed, maps.Clone(r.Because)
+	r.Before = next
+	delay := max(0, r.Next.Sub(now))
+	r.Next = r.Next.Add(time.Duration(len(letters)) * time.Second / time.Duration(r.Rate))
+	var mu sync.Mutex
+	var work errgroup.Group
+	work.SetLimit(replayWorkers)
+	for i, l := range letters {
+		work.Go(func() (err error) {
+			defer fault.Recovered(&err)
+			done, err := rs.again(ctx, r.Workspace, l, delay+time.Duration(i)*time.Second/time.Duration(r.Rate))
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case fault.Is(err, fault.Conflict):
+				r.skip(whySkipped(err), 1)
+			case err != nil:
+				return err
+			case done:
+				r.Replayed++
+				n++
+			}
+			return nil
+		})
+	}
+	if err := work.Wait(); err != nil {
+		return n, err
+	}
+	if next == "" {
+		r.State, r.Finished = ReplayDone, rs.deliveries.now().UTC()
+	}
+	if err = rs.save(ctx, r); errors.Is(err, store.ErrConflict) {
+		for why, n := range before {
+			r.Because[why] -= n
+		}
+		if lost := rs.countMore(ctx, r, r.Replayed-replayed, r.Because); lost != nil {
+			return n, lost
+		}
+	}
+	return n, err
+}
+
+// again is Retry with a look at the subscription.
+func (rs *Replays) again(ctx context.Context, workspace string, l Letter, delay time.Duration) (done bool, err error) {
+	var sub *subscription.Subscription
+	if l.Queue == WebhookQueue {
+		if sub, err = rs.subscriptions.Lookup(ctx, workspace, l.Principal, l.Subscription); err != nil {
+			return false, err
+		}
+	}
+	return rs.operations.Retry(ctx, workspace, l, sub, delay)
+}
+
+// countMore adds to the numbers of a replay that another process has written, or a person canceled.
+func (rs *Replays) countMore(ctx context.Context, of *Replay, replayed int, because map[string]int) error {
+	for replayed+len(because) > 0 {
+		r, err := rs.Find(ctx, of.Workspace, of.ID)
+		if err != nil || r == nil {
+			return err
+		}
+		r.Replayed += replayed
+		for why, n := range because {
+			r.skip(why, n)
+		}
+		if err := rs.save(ctx, r); !errors.Is(err, store.ErrConflict) {
+			return fault.Wrap(fault.Unavailable, err, "count what was replayed")
+		}
+	}
+	return nil
+}
+
+// Each visits the replays of a workspace, with the keys of each. It logs and skips one that cannot be decoded.
+func (rs *Replays) Each(ctx context.Context, workspace string, visit func(r *Replay, keys []store.Key) error) error {
+	return store.Each(ctx, rs.deliveries.db, replayKey(workspace, "-"), "list the replays", func(it *store.Item) error {
+		r, err := decodeReplay(it)
+		if err != nil {
+			rs.deliveries.log.ErrorContext(ctx, "replay not decoded", "workspace", workspace, "replay", it.Sort, "error", err)
+			return nil
+		}
+		return visit(r, []store.Key{it.Key, runningKey(workspace, r.ID)})
+	})
+}
+
+// Unname takes the name of who began it off a replay. One that another process goes on with is left to a repetition.
+func (rs *Replays) Unname(ctx context.Context, r *Replay, name string) error {
+	r.By = name
+	return fault.Wrap(fault.Unavailable, rs.save(ctx, r), "take a name off a replay")
+}

@@ -1,0 +1,229 @@
+package delivery
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"time"
+
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// Retry moves due deliveries from the due table to the slow queue. It runs every minute.
+type Retry struct {
+	DB    store.DB
+	Queue queue.Sender
+	// EventLog is needed by [Retry.LogItems].
+	EventLog *eventlog.Log
+	// SaveEvery is that of [periodic.Minutes].
+	SaveEvery time.Duration
+	Now       func() time.Time
+	// Log gets items that cannot be decoded; nil is slog.Default.
+	Log *slog.Logger
+}
+
+var (
+	// WatermarkKey is where the position in the due table is kept.
+	WatermarkKey = store.Key{Table: store.Deliveries, Partition: "due#watermark", Sort: "-"}
+	// aheadKey is where the search after the clock was set back keeps its position.
+	aheadKey = store.Key{Table: store.Deliveries, Partition: "due#ahead", Sort: "-"}
+)
+
+// The partitions of the due table are named from FirstDuePartition to before AfterDue: the numbers of shards
+// come before other names that begin so.
+const (
+	DueTable                    = store.Deliveries
+	FirstDuePartition, AfterDue = "due#0", "due#:"
+)
+
+// longest is how far ahead of the clock that wrote it a due entry can lie.
+const longest = webhook.MaxRetryAfter*(100+Jitter*100)/100 + backup
+
+func (r *Retry) now() time.Time { return timeBy(r.Now) }
+
+// Run does one round and reports how many deliveries it moved. An entry is
+// deleted after its message was sent: a crash in between sends it twice, and the second
+// message is stale.
+func (r *Retry) Run(ctx context.Context) (moved int, err error) {
+	now := r.now()
+	due := periodic.Minutes{
+		DB: r.DB, Key: WatermarkKey, SaveEvery: r.SaveEvery, CatchUp: KeptFor, // a server may have been off for as long as entries are kept
+		Ahead: func(ctx context.Context, was time.Time) error { return r.clockSetBack(ctx, now, was) },
+	}
+	err = due.Walk(ctx, now, func(ctx context.Context, minute time.Time) error {
+		n, err := r.minute(ctx, minute, now, nil)
+		moved += n
+		return err
+	})
+	n, aheadErr := r.ahead(ctx, now)
+	return moved + n, errors.Join(err, aheadErr)
+}
+
+// minute moves the entries of a minute that only lets through.
+func (r *Retry) minute(ctx context.Context, minute, now time.Time, only func(dueEntry) bool) (moved int, err error) {
+	var errs []error
+	for shard := range dueShards {
+		n, err := r.move(ctx, duePartition(shard, minute), now, only)
+		moved += n
+		errs = append(errs, err)
+	}
+	return moved, errors.Join(errs...)
+}
+
+// move sends the entries of a partition that are due before the next round.
+func (r *Retry) move(ctx context.Context, partition string, now time.Time, only func(dueEntry) bool) (moved int, err error) {
+	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
+	for {
+		page, err := r.DB.Query(ctx, q)
+		if err != nil {
+			return moved, fault.Wrap(fault.Unavailable, err, "read the due table")
+		}
+		var out []queue.Outgoing
+		var del []store.Op
+		for i := range page.Items {
+			it := &page.Items[i]
+			var e dueEntry
+			if err := json.Unmarshal(it.Value, &e); err != nil {
+				if err := r.deadLetter(ctx, it, fault.Wrap(fault.Invalid, err, "the due entry cannot be decoded")); err != nil {
+					return moved, err
+				}
+				continue
+			}
+			if only != nil && !only(e) {
+				continue
+			}
+			out = append(out, e.outgoing(max(0, min(time.UnixMilli(e.At).Sub(now), time.Minute))))
+			del = append(del, store.Delete(it.Key))
+		}
+		if len(out) > 0 {
+			if err := r.Queue.Send(ctx, queue.Slow, out...); err != nil {
+				return moved, fault.Wrap(fault.Unavailable, err, "queue due deliveries")
+			}
+			if err := r.DB.WriteAll(ctx, del...); err != nil {
+				return moved, fault.Wrap(fault.Unavailable, err, "remove due entries")
+			}
+			moved += len(out)
+		}
+		if !page.More {
+			return moved, nil
+		}
+		q.After = page.Last
+	}
+}
+
+func (r *Retry) deadLetter(ctx context.Context, it *store.Item, reason error) error {
+	return DeadLetterItem(r.DB, r.Queue, r.now, loggerOr(r.Log))(ctx, it, reason)
+}
+
+// DeadLetterItem returns what a periodic job does with an item that cannot be decoded: it
+// sends the item's key and value to the dead queue and deletes the item, so that the next
+// round does not fail on it again. The letter's origin is "table:" and the table's name.
+func DeadLetterItem(db store.DB, q queue.Sender, now func() time.Time, log *slog.Logger) func(context.Context, *store.Item, error) error {
+	return func(ctx context.Context, it *store.Item, reason error) error {
+		if err := sendItemLetter(ctx, q, it, fault.Public(reason), now()); err != nil {
+			return err
+		}
+		log.ErrorContext(ctx, "stored item dead-lettered", "table", it.Table, "partition", it.Partition, "sort", it.Sort, "error", reason)
+		return fault.Wrap(fault.Unavailable, db.Write(ctx, store.Delete(it.Key)), "delete an item that cannot be decoded")
+	}
+}
+
+func sendItemLetter(ctx context.Context, q queue.Sender, it *store.Item, reason string, now time.Time) error {
+	m := queue.Message{ID: it.Partition + " " + it.Sort, Outgoing: queue.Outgoing{Body: it.Value}}
+	letter := queue.NewDeadLetter(queue.Name("table:"+it.Table), m, reason, nil, now)
+	return fault.Wrap(fault.Unavailable, q.Send(ctx, queue.Dead, letter), "dead-letter an item that cannot be decoded")
+}
+
+// LogItems dead-letters items of the event log that readers could not decode, and reports how many. The items stay in the log,
+// where every reader that passes them learns of the gap.
+func (r *Retry) LogItems(ctx context.Context) (n int, err error) {
+	err = r.EventLog.BrokenItems(ctx, func(item *store.Item) error {
+		n++
+		return sendItemLetter(ctx, r.Queue, item, "the item of the event log cannot be decoded", r.now())
+	})
+	return n, err
+}
+
+// Entries lie in the minute in which they are due. After the clock was set back, those that
+// were written before lie too far ahead: a retry in five seconds would wait for as long as
+// the clock was set back by. So the minutes in which such entries can lie are searched once.
+
+// search is what is still to be searched: the minutes from the item's version on, until
+// those in which the clock of Was could have written something.
+type search struct {
+	V     int   `json:"v"`
+	Was   int64 `json:"was"` // seconds since 1970
+	Until int64 `json:"until"`
+}
+
+// clockSetBack notes that the clock read was at the last round, and now reads now.
+func (r *Retry) clockSetBack(ctx context.Context, now, was time.Time) error {
+	items, err := r.DB.Get(ctx, aheadKey)
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "read the position of the search after a clock change")
+	}
+	next := search{V: taskVersion, Was: was.Unix(), Until: was.Add(longest).Unix()}
+	if items[0] != nil {
+		var before search
+		if err := json.Unmarshal(items[0].Value, &before); err == nil {
+			if before.Was == next.Was {
+				return nil // the round that noted it could not move its position
+			}
+			next.Until = max(next.Until, before.Until) // it was set back twice
+		}
+	}
+	value, _ := json.Marshal(next)
+	err = r.DB.Write(ctx, store.Put(store.Item{
+		Key: aheadKey, Version: now.Truncate(time.Minute).Add(time.Minute).Unix(), Value: value,
+	}))
+	return fault.Wrap(fault.Unavailable, err, "note that the clock was set back")
+}
+
+// ahead goes on with the search.
+func (r *Retry) ahead(ctx context.Context, now time.Time) (moved int, err error) {
+	items, err := r.DB.Get(ctx, aheadKey)
+	if err != nil || items[0] == nil {
+		return 0, fault.Wrap(fault.Unavailable, err, "read the position of the search after a clock change")
+	}
+	var s search
+	if err := json.Unmarshal(items[0].Value, &s); err != nil {
+		return 0, r.deadLetter(ctx, items[0], fault.Wrap(fault.Invalid, err, "the position of the search after a clock change cannot be decoded"))
+	}
+	had := items[0].Version
+	for from, until := time.Unix(had, 0), time.Unix(s.Until, 0); !from.After(until); {
+		for range 60 {
+			n, err := r.minute(ctx, from, now, func(e dueEntry) bool { return e.misplaced(now) })
+			moved += n
+			if err != nil {
+				return moved, err
+			}
+			from = from.Add(time.Minute)
+		}
+		err := r.DB.Write(ctx, store.Put(store.Item{Key: aheadKey, Version: from.Unix(), Value: items[0].Value}, store.VersionIs(had)))
+		if errors.Is(err, store.ErrConflict) {
+			return moved, nil // another round searches, or the clock was set back again
+		}
+		if err != nil {
+			return moved, fault.Wrap(fault.Unavailable, err, "save the position of the search after a clock change")
+		}
+		had = from.Unix()
+	}
+	err = r.DB.Write(ctx, store.Delete(aheadKey, store.VersionIs(had)))
+	if errors.Is(err, store.ErrConflict) {
+		err = nil
+	}
+	return moved, fault.Wrap(fault.Unavailable, err, "end the search after a clock change")
+}
+
+// misplaced reports whether an entry was written by a clock that was ahead of this one.
+// Those of the version before do not say when they were written; one that is further
+// away than the longest delay was.
+func (e dueEntry) misplaced(now time.Time) bool {
+	return time.UnixMilli(e.Made).Sub(now) > periodic.Tolerance || time.UnixMilli(e.At).Sub(now) > longest
+}

@@ -1,0 +1,53 @@
+package delivery
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+)
+
+// Schedule is the delays before each attempt; the first is 0.
+type Schedule []time.Duration
+
+// Schedules of the two kinds of subscriptions.
+var (
+	// StandardSchedule is that of Standard Webhooks: ten attempts over about
+	// three days. SEP-1803 subscriptions have no other way to recover an event.
+	StandardSchedule = Schedule{
+		0, 5 * time.Second, 5 * time.Minute, 30 * time.Minute, 2 * time.Hour, 5 * time.Hour,
+		10 * time.Hour, 14 * time.Hour, 20 * time.Hour, 24 * time.Hour,
+	}
+	// EventsSchedule is bounded as SEP-3415 guides (3 to 5 attempts within 10 to
+	// 15 minutes, jitter included); after it a client recovers by its cursor.
+	EventsSchedule = Schedule{0, 5 * time.Second, 40 * time.Second, 150 * time.Second, 480 * time.Second}
+)
+
+// Jitter is by how much a delay may deviate, either way.
+const Jitter = 0.2
+
+// Next is the delay after the given number of attempts, or false when that was
+// the last. retryAfter is what the endpoint asked for, 0 for nothing.
+func (s Schedule) Next(attempts int, retryAfter time.Duration) (time.Duration, bool) {
+	if attempts >= len(s) {
+		return 0, false
+	}
+	d := time.Duration(float64(s[attempts]) * (1 - Jitter + 2*Jitter*rand.Float64()))
+	return max(d, min(retryAfter, webhook.MaxRetryAfter)), true
+}
+
+// total is the time from the first attempt to the last, with all jitter.
+func (s Schedule) total() (sum time.Duration) {
+	for _, d := range s {
+		sum += d
+	}
+	return time.Duration(float64(sum) * (1 + Jitter))
+}
+
+func (o *Options) schedule(kind subscription.Origin) Schedule {
+	if kind == subscription.MCPEvents {
+		return o.EventsSchedule
+	}
+	return o.Schedule
+}

@@ -1,0 +1,374 @@
+//go:build !race
+
+package delivery
+
+// Simulations of days and crowds. The race detector makes each take ten times as long, and finds in them
+// no more than in the other tests of the same code; both make test and make test-full run them without it.
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+)
+
+// TestAnOutageOfTwoDays has an endpoint fail for 48 hours in which it gets an event every
+// 20 minutes, as its healthy neighbours do: one of its origin, one of another.
+func TestAnOutageOfTwoDays(t *testing.T) {
+	const (
+		outage = 48 * time.Hour
+		well   = 50 * time.Millisecond
+		events = int(outage / (20 * time.Minute))
+	)
+	for _, c := range []struct {
+		name string
+		out  webhook.Outcome
+		// late is by how much an attempt may come after its time, as a delivery has one. The queue counts
+		// in seconds; behind an endpoint that is paused, deliveries take turns, and then it is
+		// after the endpoint has recovered.
+		late   time.Duration
+		paused bool
+		// atMost is how many attempts there are while it is down.
+		atMost int
+		// perHour is how many messages of the slow queue an hour of one delivery's waiting takes.
+		perHour float64
+	}{
+		{
+			"WHK-09 it refuses connections: each delivery keeps its schedule",
+			webhook.Outcome{Category: webhook.ConnectionRefused, Took: time.Millisecond},
+			3 * time.Second, false, 10 * events, 1,
+		},
+		{
+			"WHK-09 it answers 503: it is asked once in five minutes, and all arrive when it is back",
+			webhook.Outcome{Status: 503, Category: webhook.HTTP5xx, Took: well},
+			30 * time.Minute, true, int(outage / maxBusyPause * 13 / 10), 25,
+		},
+		{
+			"WHK-16 it hangs: it is asked once in 80 s, and all arrive when it is back",
+			webhook.Outcome{Status: 200, Took: time.Hour},
+			30 * time.Minute, true, int(outage / (maxHangPause + 20*time.Second) * 13 / 10), 25,
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inWorld(t, embedded(), func(w *world) {
+				urls := append(oneOrigin(2), "https://other.example.com/hook")
+				w.to(urls...)
+				var down atomic.Bool
+				down.Store(true)
+				w.answer = func(r webhook.Request) webhook.Outcome {
+					if r.URL == urls[0] && down.Load() {
+						return c.out
+					}
+					return webhook.Outcome{Status: 200, Took: well}
+				}
+				at := w.send("e", events, outage)
+				w.mu.Lock()
+				mostDown := w.most[urls[0]]
+				clear(w.most)
+				w.mu.Unlock()
+				recovered := time.Now()
+				down.Store(false)
+				maps.Copy(at, w.send("after", 12, time.Hour))
+				time.Sleep(30 * time.Hour)
+
+				for _, url := range urls[1:] {
+					lags, missing := w.lags(url, at)
+					if missing > 0 || lags[len(lags)-1] > time.Second {
+						t.Errorf("%s misses %d events, the last took %v", url, missing, lags[len(lags)-1])
+					}
+				}
+				lags, missing := w.lags(urls[0], at)
+				if missing > 0 {
+					t.Errorf("%d of %d events have not arrived 30 hours after the endpoint recovered", missing, len(at))
+				}
+				var waited time.Duration
+				for _, lag := range lags {
+					waited += lag
+				}
+				n, _ := slices.BinarySearchFunc(w.attemptsTo(urls[0]), recovered, time.Time.Compare)
+				if n > c.atMost {
+					t.Errorf("%d attempts while it was down, want at most %d", n, c.atMost)
+				}
+				var from time.Time
+				if c.paused {
+					from = recovered
+				}
+				latest := w.schedule(t, urls[0], at, from, c.late)
+				perSecond, perMinute := w.rate(urls[0], recovered, time.Second), w.rate(urls[0], recovered, time.Minute)
+				if n := w.mostTo(urls[0]); n > 8 || mostDown > 2*maxHanging || perSecond > 16 || perMinute > 240 {
+					t.Errorf("the recovered endpoint had %d attempts under way, %d a second, %d a minute; %d under way while it was down", n, perSecond, perMinute, mostDown)
+				}
+				receives := float64(w.received) / waited.Hours()
+				if receives > c.perHour {
+					t.Errorf("%.2f messages an hour of a delivery, %d in all", receives, w.received)
+				}
+				t.Logf("%d attempts while it was down; the latest by %v; recovered: %d under way, %d a second, %d a minute; %.2f slow receives an hour of a delivery",
+					n, latest.Round(time.Millisecond), w.mostTo(urls[0]), perSecond, perMinute, receives)
+			})
+		})
+	}
+
+	t.Run("WHK-09 an endpoint that stays away: each delivery is a dead letter after its ten attempts", func(t *testing.T) {
+		inWorld(t, embedded(), func(w *world) {
+			urls := oneOrigin(1)
+			w.to(urls...)
+			w.answer = func(webhook.Request) webhook.Outcome {
+				return webhook.Outcome{Status: 500, Category: webhook.HTTP5xx, Took: well}
+			}
+			at := w.send("e", 24, 24*time.Hour)
+			time.Sleep(StandardSchedule.total() + time.Hour)
+			w.schedule(t, urls[0], at, time.Time{}, 3*time.Second)
+			if n := len(w.attemptsTo(urls[0])); n != len(at)*len(StandardSchedule) {
+				t.Errorf("%d attempts, want %d for each of %d events", n, len(StandardSchedule), len(at))
+			}
+			if n := len(w.dead(t)); n != len(at) {
+				t.Errorf("%d dead letters, want %d", n, len(at))
+			}
+		})
+	})
+}
+
+// TestAHealthyEndpointBesideCrowds: WHK-16. What many bad endpoints hold together (slots, bytes,
+// workers of the slow lane) is bounded, so that a healthy one is served as without them.
+func TestAHealthyEndpointBesideCrowds(t *testing.T) {
+	const (
+		healthy = "https://well.example.com/hook"
+		well    = 50 * time.Millisecond
+	)
+	large := `{"ok":"` + strings.Repeat("x", 180<<10) + `"}`
+	for name, c := range map[string]struct {
+		crowd   func(i int) string
+		n       int
+		takes   time.Duration
+		payload string
+		retried bool // the first attempt at the healthy one fails
+		most    time.Duration
+	}{
+		"of two endpoints with many subscriptions, almost slow": {
+			func(i int) string { return fmt.Sprintf("https://slow%d.example.com/hook?%d", i%2, i) }, 300, 1900 * time.Millisecond, "", false, time.Second,
+		},
+		"of endpoints that hang, with large bodies": {
+			func(i int) string { return fmt.Sprintf("https://hang%d.example.com/hook", i) }, 15, time.Hour, large, false, 3 * time.Second,
+		},
+		"of endpoints that hang, each at an origin of its own: first attempts": {
+			func(i int) string { return fmt.Sprintf("https://hang%d.example.com/hook", i) }, 100, time.Hour, "", false, 3 * time.Second,
+		},
+		"of endpoints that hang, each at an origin of its own: retries": {
+			func(i int) string { return fmt.Sprintf("https://hang%d.example.com/hook", i) }, 100, time.Hour, "", true, 13 * time.Second,
+		},
+		"of endpoints that hang at one origin: retries": {
+			func(i int) string { return fmt.Sprintf("https://hang.example.com/hook/%d", i) }, 400, time.Hour, "", true, 13 * time.Second,
+		},
+	} {
+		t.Run("WHK-16 a crowd "+name, func(t *testing.T) {
+			options := embedded()
+			options.Bytes = 32 << 20 // as the server has it
+			inWorld(t, options, func(w *world) {
+				w.payload = c.payload
+				urls := []string{healthy}
+				for i := range c.n {
+					urls = append(urls, c.crowd(i))
+				}
+				w.to(urls...)
+				w.answer = func(r webhook.Request) webhook.Outcome {
+					if r.URL != healthy {
+						return webhook.Outcome{Status: 200, Took: c.takes}
+					}
+					w.mu.Lock()
+					defer w.mu.Unlock()
+					if c.retried && len(w.attempts[r.ID+" "+r.URL]) == 1 {
+						return webhook.Outcome{Status: 500, Category: webhook.HTTP5xx, Took: well}
+					}
+					return webhook.Outcome{Status: 200, Took: well}
+				}
+				at := w.send("e", 20, 20*time.Second)
+				time.Sleep(time.Minute)
+				lags, missing := w.lags(healthy, at)
+				if missing > 0 || lags[len(lags)-1] > c.most {
+					t.Errorf("%d events are missing, the others took %v, want %v at the most", missing, lags, c.most)
+				}
+			})
+		})
+	}
+}
+
+// TestAWS04OneEventToTenThousand: AWS-04. One event goes to 10,000 subscriptions of which one in a hundred hangs.
+func TestAWS04OneEventToTenThousand(t *testing.T) {
+	const count = 10_000
+	took := func(hangs bool) (last time.Duration) {
+		inWorld(t, embedded(), func(w *world) {
+			var urls, others []string
+			for i := range count {
+				urls = append(urls, fmt.Sprintf("https://h%d.example.com/hook", i))
+				if i%100 != 0 {
+					others = append(others, urls[i])
+				}
+			}
+			w.services.Records.QuotaOf = func(context.Context, string, string) int64 { return 2 * count }
+			w.to(urls...)
+			bad := map[string]bool{}
+			for i := 0; i < count; i += 100 {
+				bad[urls[i]] = hangs
+			}
+			w.answer = func(r webhook.Request) webhook.Outcome {
+				if bad[r.URL] {
+					return webhook.Outcome{Status: 200, Took: time.Hour}
+				}
+				return webhook.Outcome{Status: 200, Took: 200 * time.Millisecond}
+			}
+			at := w.send("e", 1, time.Minute)
+			for _, url := range others {
+				lags, missing := w.lags(url, at)
+				if missing > 0 {
+					t.Fatalf("hangs %v: %s has not got the event after a minute", hangs, url)
+				}
+				last = max(last, lags[0])
+			}
+		})
+		return last
+	}
+	without, with := took(false), took(true)
+	t.Logf("the others had it after %v without, %v with 1 %% that hang: %.2f ×", without, with, float64(with)/float64(without))
+	if with > without*3/2 {
+		t.Errorf("the others had it after %v with 1 %% that hang, %v without", with, without)
+	}
+}
+
+// EVX-11: whatever fails, is retried, given up or suspended, and whichever process dies, the cursor
+// of a webhook or of a refresh never skips an event that is neither acknowledged nor abandoned;
+// and when all is calm again it has moved.
+func TestTheWatermarkSkipsNothing(t *testing.T) {
+	moved, deaths := 0, 0
+	rapid.Check(t, func(rt *rapid.T) {
+		h := newHistory(t, rapid.Uint64().Draw(rt, "seed"))
+		published := 0
+		check := func(cursor string) {
+			if what := h.skipped(cursor); what != "" {
+				rt.Fatalf("the cursor skips %s", what)
+			}
+		}
+		for range rapid.IntRange(30, 100).Draw(rt, "steps") {
+			budget := 0
+			if rapid.IntRange(0, 3).Draw(rt, "dies") == 0 {
+				budget = rapid.IntRange(1, 12).Draw(rt, "after")
+				deaths++
+			}
+			switch rapid.IntRange(0, 15).Draw(rt, "step") {
+			case 0, 1:
+				for range rapid.IntRange(1, 3).Draw(rt, "events") {
+					h.publish(fmt.Sprint("e-", published))
+					published++
+				}
+			case 2, 3:
+				h.handleSome(queue.Events, budget)
+			case 4, 5, 12, 13:
+				h.handleSome(queue.Deliveries, budget)
+			case 6:
+				h.handleSome(queue.Slow, budget)
+			case 7:
+				h.retryDue(budget)
+			case 8, 14:
+				// While there is time, the queues are worked at: the bound of the watermark.
+				h.all = true
+				h.handleSome(queue.Events, 0)
+				h.handleSome(queue.Deliveries, 0)
+				h.all = false
+				h.wait(rapid.SampledFrom([]time.Duration{time.Second, time.Minute, 6 * time.Minute, 20 * time.Minute, 2 * time.Hour, 2 * time.Hour}).Draw(rt, "time"))
+			case 9:
+				h.fails = rapid.SampledFrom([]int{0, 30, 70}).Draw(rt, "fails")
+			case 10, 15:
+				if got := h.subscribe(); got != nil {
+					check(got.Cursor)
+				}
+			case 11:
+				if rapid.IntRange(0, 5).Draw(rt, "suspend") == 0 {
+					if err := h.services.Suspend(t.Context(), "default", "alice", h.id, h.resumed(h.id)); err != nil {
+						rt.Fatal(err)
+					}
+				}
+			}
+			if h.body != "" {
+				check(h.body)
+			}
+		}
+		h.fails = 0
+		calm := func() {
+			for range 40 {
+				for _, q := range []queue.Name{queue.Events, queue.Deliveries, queue.Slow} {
+					h.handleSome(q, 0)
+				}
+				h.wait(time.Minute)
+				h.retryDue(0)
+			}
+		}
+		h.subscribe()
+		calm()
+		h.wait(2 * time.Hour)
+		end := h.log.Position()
+		h.publish("last")
+		calm()
+		got := h.subscribe()
+		check(got.Cursor)
+		c, err := h.sealer.Open("default", got.Cursor)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		if c.At < end {
+			rt.Fatalf("the cursor is at %d although all up to %d was delivered long ago", c.At, end)
+		}
+		moved++
+	})
+	if moved == 0 || deaths == 0 {
+		t.Errorf("%d histories, %d deaths", moved, deaths)
+	}
+}
+
+// TestAStoredEventOutlivesItsSchedule: WHK-18. The event of a delivery is stored as long as the delivery can need it.
+func TestAStoredEventOutlivesItsSchedule(t *testing.T) {
+	t.Run("WHK-18 an event that is delivered again on its eleventh day has all attempts", func(t *testing.T) {
+		options := embedded()
+		options.Schedule = Schedule{0, 24 * time.Hour, 24 * time.Hour}
+		inWorld(t, options, func(w *world) {
+			url := oneOrigin(1)[0]
+			sub := w.to(url)[0]
+			var outcome atomic.Value // of the attempts from now on
+			outcome.Store(tooLarge(0))
+			w.answer = func(webhook.Request) webhook.Outcome { return outcome.Load().(webhook.Outcome) }
+			if err := w.enqueue("evt_1", `{"ok":true}`); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(11 * 24 * time.Hour)
+			operations := NewOperations(w.db, w.queued, nil)
+			e, err := operations.Stored(w.t.Context(), "default", "event://ci/build-finished", "evt_1")
+			if err != nil || e == nil {
+				t.Fatal(e, err)
+			}
+			outcome.Store(succeeds(0))
+			if err := w.enqueue("evt_2", `{"ok":true}`); err != nil { // so that the subscription is not disabled
+				t.Fatal(err)
+			}
+			time.Sleep(time.Minute)
+			outcome.Store(fails(0))
+			before := len(w.attemptsTo(url)) // counted first, because the workers do not wait for Deliver to return
+			if err := operations.Deliver(w.t.Context(), sub, e); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(6 * 24 * time.Hour)
+			if n := len(w.attemptsTo(url)) - before; n != len(options.Schedule) {
+				t.Errorf("got %d attempts, want %d", n, len(options.Schedule))
+			}
+			if e, err = operations.Stored(w.t.Context(), "default", "event://ci/build-finished", "evt_1"); err != nil || e == nil {
+				t.Errorf("its dead letter has no event any more (%v)", err)
+			}
+		})
+	})
+}

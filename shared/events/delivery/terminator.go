@@ -1,0 +1,98 @@
+package delivery
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// Terminator ends subscriptions that may not go on. An endpoint of the MCP Events extension
+// gets a signed termination notice (SEP-3415, Subscription Termination), and the subscription
+// is deleted. A SEP-1803 subscription is disabled, and its owner sees why.
+type Terminator struct {
+	Queue         queue.Sender
+	Subscriptions Terminable
+	Lists         *subscription.Lists
+	Review        *subscription.Review
+	// ErrorObject returns the error member of a termination notice: code, message and data.
+	ErrorObject func(profile spec.Profile, reason error) json.RawMessage
+	// Profile is the default for subscriptions without a profile.
+	Profile spec.Profile
+	// Plain are prefixes of target URLs that get no notices.
+	Plain []string
+	Now   func() time.Time
+	Log   *slog.Logger
+
+	auditing    sync.Mutex
+	audited     map[string]string // fingerprints of catalogs, by workspace
+	interrupted string            // the workspace at which the last audit ran out of time
+}
+
+// Terminable is what a terminator asks of subscriptions. [subscription.Service] implements it.
+type Terminable interface {
+	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
+	Terminate(ctx context.Context, workspace, principal, id string,
+		judge func(*subscription.Subscription) error, also func(*subscription.Subscription, error) []store.Op) (*subscription.Subscription, error)
+}
+
+func (e *Terminator) now() time.Time    { return timeBy(e.Now) }
+func (e *Terminator) log() *slog.Logger { return loggerOr(e.Log) }
+
+// Terminate checks a subscription against the latest catalog and keys, and ends it if it may
+// not go on. The deletion and the due entry of its termination notice are one write, so that
+// a crash loses neither.
+func (e *Terminator) Terminate(ctx context.Context, workspace, principal, id string) (ended bool, err error) {
+	var (
+		notice *delivery
+		reason error
+	)
+	judge := func(sub *subscription.Subscription) error {
+		_, reason = e.Review.Subscription(ctx, sub, true)
+		return reason
+	}
+	sub, err := e.Subscriptions.Terminate(ctx, workspace, principal, id, judge, func(sub *subscription.Subscription, why error) []store.Op {
+		if notice = nil; sub.Plain || e.plain(sub.Target.URL) {
+			return nil
+		}
+		notice = e.notice(sub, why)
+		return []store.Op{store.Put(notice.item(), store.Absent()), store.Put(notice.dueEntry())}
+	})
+	if err != nil || sub == nil {
+		return false, err
+	}
+	e.log().InfoContext(ctx, "subscription terminated", "workspace", workspace, "subscription", id, "reason", reason, "notice", notice != nil)
+	if notice == nil {
+		return true, nil
+	}
+	if err := e.Queue.Send(ctx, queue.Slow, notice.due().outgoing(0)); err != nil {
+		// The due entry brings it back.
+		e.log().WarnContext(ctx, "termination notice postponed", "subscription", id, "error", err)
+	}
+	return true, nil
+}
+
+func (e *Terminator) plain(url string) bool {
+	return slices.ContainsFunc(e.Plain, func(prefix string) bool { return strings.HasPrefix(url, prefix) })
+}
+
+// notice is the delivery of a termination notice.
+func (e *Terminator) notice(sub *subscription.Subscription, reason error) *delivery {
+	body, _ := json.Marshal(struct { // its error member is JSON already
+		Type  string          `json:"type"`
+		Error json.RawMessage `json:"error"`
+	}{"terminated", e.ErrorObject(cmp.Or(sub.Profile, e.Profile), reason)})
+	now, subscriber := e.now(), sub.Subscriber()
+	del := newNotice(sub.Workspace, &subscriber, sub.Name, "terminated", now)
+	del.Due, del.DueAt, del.made, del.Control.Body = now, now.Add(backup), now, body
+	return del
+}

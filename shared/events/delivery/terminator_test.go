@@ -1,0 +1,395 @@
+package delivery
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+)
+
+// change replaces the catalog by testCatalog with one text put in place of another.
+func (r *rig) change(replacements ...string) {
+	r.t.Helper()
+	cat, err := catalog.Parse([]byte(strings.NewReplacer(replacements...).Replace(testCatalog)))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.catalogs.(*catalog.Static).Replace(cat)
+}
+
+const (
+	buildType  = "    uri: event://ci/build-finished\n"
+	restricted = buildType + "    access: {scopes: [builds]}\n"
+	payload    = "payloadSchema: {type: object, properties: {ok: {}}}"
+	required   = "payloadSchema: {type: object, required: [ok], properties: {ok: {}}}"
+	optional   = "payloadSchema: {type: object, properties: {ok: {}, more: {}}}"
+	pushOnly   = buildType + "    delivery: [push]\n"
+)
+
+func (r *rig) audit() {
+	r.t.Helper()
+	for range 2 { // the second settles
+		if _, err := r.terminator(mortal{r.db, r}, r.services).Audit(r.t.Context()); err != nil {
+			r.t.Fatal(err)
+		}
+		r.now = r.now.Add(30 * time.Second) // before what is lost is brought back
+	}
+}
+
+// notices are the ids and bodies of the messages that a subscription has ended.
+func (r *rig) notices() (ids map[string]int, bodies []string) {
+	ids = map[string]int{}
+	for _, p := range r.posts {
+		if strings.HasPrefix(p.ID, "msg_terminated_") {
+			ids[p.ID]++
+			bodies = append(bodies, string(p.Body))
+		}
+	}
+	return ids, bodies
+}
+
+func (r *rig) served(id string) bool {
+	r.t.Helper()
+	sub, err := r.services.Lookup(r.t.Context(), "default", "alice", id)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return sub != nil
+}
+
+// roster is a directory of one principal.
+type roster struct{ keys []auth.Principal }
+
+func (r *roster) Principals(_ context.Context, workspace, id string, _ bool) ([]auth.Principal, error) {
+	if workspace == "default" && id == "alice" {
+		return r.keys, nil
+	}
+	return nil, nil
+}
+
+// TestASubscriptionThatMayNotGoOnEnds: AUT-04, EVX-17, EVX-13.
+func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
+	for name, c := range map[string]struct {
+		change   []string
+		revoke   bool
+		publish  bool // else an audit finds it
+		reason   string
+		survives bool
+	}{
+		"AUT-04 a rule that its principal does not meet, found at delivery":       {change: []string{buildType, restricted}, publish: true, reason: "access was revoked"},
+		"AUT-04 a rule that its principal does not meet, found without any event": {change: []string{buildType, restricted}, reason: "access was revoked"},
+		"AUT-04 the principal's last key is gone":                                 {revoke: true, publish: true, reason: "access was revoked"},
+		"EVX-17 the event type is gone":                                           {change: []string{"ci.build_finished", "ci.renamed"}, reason: "the event type ci.build_finished was removed"},
+		"EVX-17 the event type changed incompatibly, found at delivery":           {change: []string{payload, required}, publish: true, reason: "ci.build_finished changed incompatibly"},
+		"EVX-17 the event type changed incompatibly, found without any event":     {change: []string{payload, required}, reason: "ci.build_finished changed incompatibly"},
+		"EVX-17 the event type is not delivered by webhook any more":              {change: []string{buildType, pushOnly}, reason: "ci.build_finished is not delivered by webhook"},
+		"EVX-17 an addition ends nothing, seen at delivery":                       {change: []string{payload, optional}, publish: true, survives: true},
+		"EVX-17 an addition ends nothing, seen by an audit":                       {change: []string{"webhookType: ci.build", "webhookType: ci.build\n    title: Builds\n    filters: {status: /status}"}, survives: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			keys := &roster{[]auth.Principal{r.principal()}}
+			if c.revoke {
+				r.directory = keys
+			}
+			plain, events := r.register("event://ci/build-finished"), r.subscribe()
+			r.change(c.change...)
+			if c.revoke {
+				keys.keys = nil
+			}
+			if c.publish {
+				r.publish("evt_1")
+			} else {
+				r.audit()
+			}
+			r.run()
+			if c.survives {
+				ids, _ := r.notices()
+				if want := map[bool]int{true: 2}[c.publish]; !r.served(plain.ID) || !r.served(events.ID) || len(ids) != 0 || posted(r)["evt_1"] != want {
+					t.Errorf("posts %v; want the event at both, and no end", posted(r))
+				}
+				return
+			}
+			if n := posted(r)["evt_1"]; n != 0 {
+				t.Errorf("the event was sent %d times", n)
+			}
+			ids, bodies := r.notices()
+			if len(r.posts) != 1 || len(ids) != 1 {
+				t.Fatalf("posts %v, want one message", posted(r))
+			}
+			var body struct {
+				Type  string
+				Error string
+			}
+			if err := json.Unmarshal([]byte(bodies[0]), &body); err != nil || body.Type != "terminated" || body.Error != c.reason {
+				t.Errorf("sent %s, want %q", bodies[0], c.reason)
+			}
+			p := r.posts[0]
+			if p.SubscriptionID != events.ID || p.URL != "https://hooks.example.com/a" || len(p.Keys) != 1 || string(p.Keys[0]) != "whsec_a" {
+				t.Errorf("sent to %s for %s with %d keys", p.URL, p.SubscriptionID, len(p.Keys))
+			}
+			if view, err := r.services.Read(t.Context(), r.principal(), subscription.URI(plain.ID)); err != nil || view.State != subscription.Disabled || view.Reason != c.reason {
+				t.Errorf("the subscription of SEP-1803 is %+v, %v", view, err)
+			}
+			if _, err := r.services.Read(t.Context(), r.principal(), subscription.URI(events.ID)); !fault.Is(err, fault.NotFound) {
+				t.Errorf("the subscription of MCP Events is still there: %v", err)
+			}
+		})
+	}
+
+	t.Run("AUT-04 a principal goes on by another of its keys", func(t *testing.T) {
+		r := newRig(t)
+		r.change(buildType, restricted)
+		rich := r.principal()
+		rich.Scopes = append([]string{"builds"}, rich.Scopes...)
+		keys := &roster{[]auth.Principal{rich}}
+		r.directory = keys
+		r.registerAs(rich, "https://hooks.example.com/a", "event://ci/build-finished")
+		keys.keys = []auth.Principal{r.principal(), rich}
+		r.publish("one")
+		r.run()
+		keys.keys = []auth.Principal{r.principal()}
+		r.publish("two")
+		r.run()
+		if n := posted(r); n["one"] != 1 || n["two"] != 0 {
+			t.Errorf("posts %v", n)
+		}
+	})
+
+	t.Run("EVX-17 what is due again is not sent after the end", func(t *testing.T) {
+		r := newRig(t)
+		sub := r.register("event://ci/build-finished")
+		r.script = fails
+		r.publish("evt_1")
+		r.work()
+		before := len(r.posts)
+		r.change(buildType, restricted)
+		r.run()
+		if n := posted(r)["evt_1"]; n != before || r.served(sub.ID) || r.deliveryState(sub.ID, "evt_1") != stateDead {
+			t.Errorf("sent %d times, served %v, the delivery is %s, want a dead letter that its owner sees", n, r.served(sub.ID), r.deliveryState(sub.ID, "evt_1"))
+		}
+	})
+
+	t.Run("EVX-13 an endpoint that fails is notified as often as of an event", func(t *testing.T) {
+		r := newRig(t)
+		id := r.subscribe().ID
+		r.audit()
+		r.script = fails
+		r.change(payload, required)
+		r.audit()
+		r.run()
+		ids, _ := r.notices()
+		if len(ids) != 1 || len(r.posts) != len(EventsSchedule) || r.served(id) {
+			t.Errorf("posts %v, want %d of one message", posted(r), len(EventsSchedule))
+		}
+	})
+
+	t.Run("EVX-13 who has subscribed again is not notified of the old end", func(t *testing.T) {
+		r := newRig(t)
+		r.subscribe()
+		r.audit()
+		r.script = fails
+		r.change(payload, required)
+		r.audit()
+		r.work()
+		r.script = succeeds
+		id := r.subscribe().ID
+		before := len(r.posts)
+		r.run()
+		if len(r.posts) != before || before == 0 || !r.served(id) {
+			t.Errorf("%d posts after it subscribed again, served %v", len(r.posts)-before, r.served(id))
+		}
+	})
+
+	t.Run("EVX-13 a client can do without the message, and so can the operator for it", func(t *testing.T) {
+		for _, by := range []string{"client", "operator"} {
+			r := newRig(t)
+			made := r.subscribe(func(s *subscription.SubscribeRequest) { s.Plain = by == "client" })
+			r.change(payload, required)
+			e := r.terminator(mortal{r.db, r}, r.services)
+			if by == "operator" {
+				e.Plain = []string{"https://other.example.com/", "https://hooks.example.com/"}
+			}
+			if ended, err := e.Terminate(t.Context(), "default", "alice", made.ID); !ended || err != nil {
+				t.Fatal(ended, err)
+			}
+			r.run()
+			if len(r.posts) != 0 || r.served(made.ID) {
+				t.Errorf("by the %s: posts %v, served %v", by, posted(r), r.served(made.ID))
+			}
+		}
+	})
+}
+
+// TestAParentIsNarrowed: AUT-04, EVX-17. A parent that was registered before a restricted
+// type appeared below it gets nothing of that type.
+func TestAParentIsNarrowed(t *testing.T) {
+	r := newRig(t)
+	sub := r.register("event://ci")
+	deploy := buildType + "  - name: ci.deployed\n    uriTemplate: event://ci/{team}/deployed\n    access: {claims: {team: team}}\n"
+	r.change(buildType, deploy)
+	r.audit()
+	publish := func(prefix string) {
+		r.publishTo("event://ci/build-finished", "ci.build_finished", prefix+"build", `{"ok":true}`)
+		r.publishTo("event://ci/search/deployed", "ci.deployed", prefix+"search", `{"ok":true}`)
+		r.publishTo("event://ci/ads/deployed", "ci.deployed", prefix+"ads", `{"ok":true}`)
+	}
+	publish("1")
+	r.run()
+	if n := posted(r); n["1build"] != 1 || len(n) != 1 {
+		t.Errorf("without the claim: posts %v", n)
+	}
+	// Retries are narrowed, too.
+	r.change(buildType, strings.Replace(deploy, "    access: {claims: {team: team}}\n", "", 1))
+	r.script, r.posts = fails, nil
+	r.publishTo("event://ci/ads/deployed", "ci.deployed", "2ads", `{"ok":true}`)
+	r.work()
+	before := posted(r)["2ads"]
+	r.change(buildType, deploy)
+	r.run()
+	if n := posted(r)["2ads"]; n != before || n == 0 {
+		t.Errorf("an event was sent %d times, and restricted after %d", n, before)
+	}
+	// With the claim it gets what that says.
+	member := r.principal()
+	member.Claims = map[string][]string{"team": {"search"}}
+	r.directory = &roster{[]auth.Principal{member}}
+	r.script, r.posts = succeeds, nil
+	publish("3")
+	r.run()
+	if n := posted(r); n["3build"] != 1 || n["3search"] != 1 || len(n) != 2 {
+		t.Errorf("with the claim: posts %v", n)
+	}
+	// When nothing is left below, it ends.
+	r.directory = nil
+	r.change(buildType, restricted, "event://ci/build-finished", "event://other/build-finished")
+	r.audit()
+	if r.served(sub.ID) {
+		t.Error("a parent of nothing is still served")
+	}
+}
+
+// WHK-18, EVX-17: given a subscription to a parent, when the type of an event below it is removed before the event was delivered,
+// then the event becomes a dead letter, because nothing says any more who may have it.
+func TestAnEventWhoseTypeWasRemoved(t *testing.T) {
+	for name, attempted := range map[string]bool{"before its first attempt": false, "before a retry": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.script = fails
+			sub := r.register("event://ci")
+			fanout, d, _ := r.process()
+			r.publish("evt_1")
+			r.hand(queue.Events, fanout.Handle)
+			if attempted {
+				r.hand(queue.Deliveries, d.Pages)
+			}
+			r.change("ci.build_finished", "ci.renamed")
+			r.run()
+			if letters := r.lettersFor(sub.ID); len(letters) != 1 || letters[0].Event != "evt_1" {
+				t.Errorf("got the dead letters %+v, want one of evt_1", letters)
+			}
+			if got, most := posted(r)["evt_1"], map[bool]int{true: 1}[attempted]; got != most {
+				t.Errorf("the event was posted %d times, want %d", got, most)
+			}
+		})
+	}
+}
+
+// aged is a catalog of which a process holds an old version until it asks for the latest.
+type aged struct{ cached, latest *catalog.Static }
+
+func (a *aged) Catalog(ctx context.Context, w string) (*catalog.Catalog, error) {
+	return a.cached.Catalog(ctx, w)
+}
+
+func (a *aged) Latest(ctx context.Context, w string) (*catalog.Catalog, error) {
+	cat, err := a.latest.Catalog(ctx, w)
+	a.cached.Replace(cat)
+	return cat, err
+}
+
+// TestAnOldCatalogEndsNothing: EVX-17. What speaks against a subscription is looked at
+// again by the latest catalog.
+func TestAnOldCatalogEndsNothing(t *testing.T) {
+	for name, newer := range map[string]string{
+		"its type is newer than the cached catalog":                   strings.Replace(testCatalog, "ci.build_finished", "ci.renamed", 1),
+		"its type has less in the cached catalog":                     strings.Replace(testCatalog, buildType, pushOnly, 1),
+		"its rule was another in the cached catalog":                  strings.Replace(testCatalog, buildType, restricted, 1),
+		"its schema was another, not compatible with that of the new": strings.Replace(testCatalog, payload, optional, 1),
+	} {
+		t.Run("EVX-17 "+name, func(t *testing.T) {
+			old, err := catalog.Parse([]byte(newer))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := newRig(t)
+			one, all := r.register("event://ci/build-finished"), r.register("event://ci")
+			fanout, d, _ := r.process()
+			a := &aged{catalog.NewStatic(old), r.catalogs.(*catalog.Static)}
+			d.Terminator.Review.Catalog = a
+			r.publish("evt_1")
+			r.hand(queue.Events, fanout.Handle)
+			for range 3 {
+				r.hand(queue.Deliveries, d.Pages)
+			}
+			if !r.served(one.ID) || !r.served(all.ID) {
+				t.Error("it ended")
+			}
+			want := 2
+			if strings.Contains(newer, "delivery: [push]") || strings.Contains(newer, "scopes: [builds]") {
+				want = 1 // a restriction that has gone may hold for seconds below a parent
+			}
+			if n := posted(r)["evt_1"]; n < want {
+				t.Errorf("%d posts, want %d", n, want)
+			}
+		})
+	}
+}
+
+// TestTheEndSurvivesCrashes kills a process at every step of ending a subscription and
+// telling it: EVX-13, EVX-17.
+func TestTheEndSurvivesCrashes(t *testing.T) {
+	for _, audited := range []bool{false, true} {
+		atEachStep(t, 12, func(point int, late bool) bool {
+			r := newRig(t)
+			id, other := r.subscribe().ID, r.register("event://ci/build-finished").ID
+			r.audit()
+			r.script = failsFirst(1)
+			r.change(buildType, restricted)
+			r.budget, r.late = point, late
+			if audited {
+				for range 3 {
+					e := r.terminator(mortal{r.db, r}, r.service(mortal{r.db, r}, r.log))
+					_, err := e.Audit(t.Context())
+					if died := r.dead; err != nil && !died {
+						t.Fatal(err)
+					} else if died {
+						r.dead, r.budget = false, 0
+					}
+					r.now = r.now.Add(30 * time.Second) // before what is lost is brought back
+				}
+			} else {
+				r.publish("evt_1")
+			}
+			r.run()
+			survived := r.budget > 0
+			r.dead, r.budget = false, 0
+			ids, _ := r.notices()
+			// Two attempts; the death, and a due entry that comes with its message, repeat one each.
+			if len(ids) != 1 || len(r.posts) < 2 || len(r.posts) > 4 {
+				t.Fatalf("death at step %d (late %v, audited %v): posts %v", point, late, audited, posted(r))
+			}
+			if r.served(id) || r.served(other) {
+				t.Fatalf("death at step %d (late %v, audited %v): it is still served", point, late, audited)
+			}
+			return survived
+		})
+	}
+}

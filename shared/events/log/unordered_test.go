@@ -1,0 +1,236 @@
+package eventlog_test
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// stamping is a store whose writers stamp, as DynamoDB's, and that counts what it is asked.
+type stamping struct {
+	store.DB
+	mu         sync.Mutex
+	reads      int
+	partitions map[string]int // segments written
+}
+
+func (s *stamping) Ordered() bool { return false }
+func (s *stamping) End() int64    { return 0 }
+
+func (s *stamping) Query(ctx context.Context, q store.Query) (store.Page, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reads++
+	return s.DB.Query(ctx, q)
+}
+
+func (s *stamping) Write(ctx context.Context, ops ...store.Op) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, op := range ops {
+		s.partitions[op.Item.Partition]++
+	}
+	return s.DB.Write(ctx, ops...)
+}
+
+func logOf(t *testing.T) (*stamping, *eventlog.Log) {
+	db := memory(t)
+	s := &stamping{DB: db, partitions: map[string]int{}}
+	return s, &eventlog.Log{DB: s}
+}
+
+func numbered(from, to int) (events []event.Event) {
+	for i := from; i < to; i++ {
+		events = append(events, event.Event{Workspace: "default", ID: fmt.Sprintf("e%d", i), URI: uri, Data: []byte(`{}`)})
+	}
+	return events
+}
+
+func read(t *testing.T, log *eventlog.Log, parts []eventlog.Partition) (ids []string) {
+	t.Helper()
+	for _, p := range parts {
+		var at int64
+		for more := true; more; {
+			var entries []eventlog.Entry
+			var err error
+			if entries, more, at, err = log.Read(t.Context(), p, at, 3); err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range entries {
+				ids = append(ids, e.Event.ID)
+			}
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// An unordered URI is written to by several at once, whose segments overlap in time; whoever reads page by
+// page gets each event once. What the log holds from the time when the URI had an order is there, too.
+func TestAnUnorderedURI(t *testing.T) {
+	db, log := logOf(t)
+	if _, err := log.Append(t.Context(), "default", uri, numbered(0, 10), nil); err != nil {
+		t.Fatal(err)
+	}
+	const parent = "event://ci/**"
+	var writers sync.WaitGroup
+	for i := 10; i < 210; i += 20 {
+		writers.Go(func() {
+			if _, err := log.AppendUnordered(t.Context(), "default", uri, numbered(i, i+20), []string{parent}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	writers.Wait()
+	want := []string{}
+	for _, e := range numbered(0, 210) {
+		want = append(want, e.ID)
+	}
+	slices.Sort(want)
+	if got := read(t, log, log.Of("default", uri, true)); !slices.Equal(got, want) {
+		t.Errorf("%d events are read, want 210: %v", len(got), got)
+	}
+	if got := read(t, log, eventlog.Pattern("default", parent)); len(got) != 200 {
+		t.Errorf("%d events are read of the parent, want 200", len(got))
+	}
+	if len(db.partitions) != 1+2*eventlog.Shards {
+		t.Errorf("the events are in the partitions %v", db.partitions)
+	}
+	latest, err := log.Latest(t.Context(), "default", uri, true, 5)
+	if err != nil || len(latest) != 5 {
+		t.Errorf("the latest are %v, %v", latest, err)
+	}
+}
+
+// A batch of one group costs a read and a write, as one of an ordered URI does, and one write for each
+// pattern that is read.
+func TestWhatAnUnorderedBatchCosts(t *testing.T) {
+	db, log := logOf(t)
+	var batch []event.Event
+	for _, e := range numbered(0, 1000) { // of one of 16 groups
+		if len(batch) < 10 && fnv32(e.ID)%16 == 3 {
+			batch = append(batch, e)
+		}
+	}
+	done, err := log.AppendUnordered(t.Context(), "default", uri, batch, []string{"event://ci/**"})
+	if err != nil || !done.First {
+		t.Fatalf("got %+v, %v", done, err)
+	}
+	writes := 0
+	for _, n := range db.partitions {
+		writes += n
+	}
+	if db.reads != 1 || writes != 2 {
+		t.Errorf("%d reads and %d writes, want 1 and 2", db.reads, writes)
+	}
+	if done, err = log.AppendUnordered(t.Context(), "default", uri, numbered(2000, 2100), nil); err != nil || !done.First {
+		t.Errorf("shards without an event of today: got %+v, %v", done, err)
+	}
+	if done, err = log.AppendUnordered(t.Context(), "default", uri, numbered(3000, 3010), nil); err != nil || done.First {
+		t.Errorf("shards with one: got %+v, %v", done, err)
+	}
+	if done, err = log.AppendUnordered(t.Context(), "default", uri, numbered(3000, 3010), nil); err != nil || !done.First {
+		t.Errorf("a batch that comes again: got %+v, %v", done, err)
+	}
+	if got := read(t, log, log.Of("default", uri, true)); len(got) != 120 {
+		t.Errorf("%d events are in the log, want 120", len(got))
+	}
+}
+
+func fnv32(s string) uint32 {
+	h := fnv.New32a()
+	h.Write([]byte(s))
+	return h.Sum32()
+}
+
+// patient is a store like DynamoDB whose writes take a while.
+type patient struct {
+	unordered
+	took time.Duration
+}
+
+func (p patient) Write(ctx context.Context, ops ...store.Op) error {
+	time.Sleep(p.took)
+	return p.unordered.Write(ctx, ops...)
+}
+
+// A function may run for seconds only. If the time of a batch grew with its size, a slow store would keep a full batch from
+// ever being appended.
+func TestGivenAStoreWithSlowWritesWhenAFullBatchIsAppendedToPatternsThenItTakesHardlyLongerThanOneEvent(t *testing.T) {
+	patterns := []string{"event://ci/**", "event://**", "event://ci/*"}
+	for name, ofType := range map[string]bool{"an ordered event type": false, "an unordered event type": true} {
+		t.Run("EVX-26 "+name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				db := memory(t)
+				log := &eventlog.Log{DB: patient{unordered: unordered{db}, took: 300 * time.Millisecond}}
+				began := time.Now()
+				if err := log.AppendPatterns(t.Context(), eventlog.Appended{}, numbered(0, 10), patterns, ofType); err != nil {
+					t.Fatal(err)
+				}
+				if took := time.Since(began); took >= 600*time.Millisecond {
+					t.Errorf("10 events and %d patterns took %v, want hardly more than the 300ms of one write", len(patterns), took)
+				}
+				for _, p := range patterns {
+					if got := read(t, log, eventlog.Pattern("default", p)); len(got) != 10 {
+						t.Errorf("got %v of %s, want 10 events", got, p)
+					}
+				}
+			})
+		})
+	}
+}
+
+// The queue spreads an unordered event type over several groups. After a crash or a lost response a group's batch comes again,
+// and another group may have appended to the log meanwhile.
+func TestABatchOfAnUnorderedTypeThatComesAgainAfterAnotherOneIsInTheLogOnce(t *testing.T) {
+	log := &eventlog.Log{DB: memory(t)}
+	published := time.Now().Add(-time.Hour)
+	group := func(ids ...string) (events []event.Event) {
+		for _, id := range ids {
+			events = append(events, event.Event{Workspace: "default", ID: id, URI: uri, Data: []byte(`{}`), Published: published})
+		}
+		return events
+	}
+	reused := group("a1")
+	reused[0].Published = published.Add(6 * time.Minute) // so it is another event
+	for _, batch := range [][]event.Event{group("a1", "a2"), group("b1"), group("a1", "a2", "a3"), group("b1"), reused, group("b2"), reused} {
+		if _, err := log.AppendUnordered(t.Context(), "default", uri, batch, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := read(t, log, log.Of("default", uri, true))
+	if want := []string{"a1", "a1", "a2", "a3", "b1", "b2"}; !slices.Equal(got, want) {
+		t.Errorf("EVX-26: the log holds %v, want %v", got, want)
+	}
+}
+
+// panicking panics when a segment is written.
+type panicking struct{ *stamping }
+
+func (panicking) Write(context.Context, ...store.Op) error { panic("a defect") }
+
+func TestAPanicInAWriterIsAnErrorOfItsBatch(t *testing.T) {
+	s, _ := logOf(t)
+	log := &eventlog.Log{DB: panicking{s}}
+	events := numbered(0, 3)
+	for name, write := range map[string]func() error{
+		"unordered": func() error { _, err := log.AppendUnordered(t.Context(), "default", uri, events, nil); return err },
+		"pattern copies": func() error {
+			return log.AppendPatterns(t.Context(), eventlog.Appended{}, events, []string{"event://*"}, true)
+		},
+	} {
+		if err := write(); err == nil || !strings.Contains(err.Error(), "panic: a defect") {
+			t.Errorf("%s: got %v, want the panic as an error", name, err)
+		}
+	}
+}

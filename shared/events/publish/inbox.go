@@ -1,0 +1,192 @@
+package publish
+
+import (
+	"context"
+	"log/slog"
+	"strconv"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/trace"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+)
+
+// Inbox accepts events from direct senders. Everyone with permission to send to the inbox queue (IAM on AWS) may
+// publish. The body of a message is an event, an array of events, or a structured CloudEvent, as in POST /events. The
+// member "workspace" (in a CloudEvent an extension attribute) names the workspace.
+//
+// A message is accepted as a whole or not at all. A message that can never be accepted goes to the dead queue with the
+// reason, as a [queue.DeadLetter], and does not hold up other messages.
+type Inbox struct {
+	Service *Service
+	// Workspace is that of events that name none; auth.DefaultWorkspace when empty.
+	Workspace string
+	// Documents reads what is no event but becomes one; nil reads nothing else.
+	Documents Documents
+	// Log gets what was dead-lettered; nil is slog.Default.
+	Log *slog.Logger
+}
+
+// Documents makes events of other messages. Ours is false for a message that is not for it.
+type Documents interface {
+	Read(ctx context.Context, body []byte) (in []Input, ours bool, err error)
+}
+
+// Handle is the [queue.Handler] of the inbox.
+func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []string, err error) {
+	var events, dead []queue.Outgoing
+	var spans trace.Spans
+	var taken, faulty []string
+	for _, m := range messages {
+		var begun trace.Spans
+		out, err := b.prepare(ctx, m, &begun)
+		if err != nil {
+			begun.End(fault.KindOf(err).String())
+		}
+		switch kind := fault.KindOf(err); {
+		case err == nil:
+			spans = append(spans, begun...)
+			events = append(events, out...)
+			taken = append(taken, m.ID)
+		case kind == fault.Unavailable || kind == fault.Internal: // ours: try again
+			b.log().ErrorContext(ctx, "inbox message failed", "message", m.ID, "error", err)
+			failed = append(failed, m.ID)
+		default:
+			b.log().WarnContext(ctx, "inbox message dead-lettered", "message", m.ID, "kind", kind.String())
+			dead = append(dead, b.letter(m, err))
+			faulty = append(faulty, m.ID)
+		}
+	}
+	// Events first: were they to fail after the letters were sent, the letters
+	// would be sent once more; this way round nothing is.
+	if len(events) > 0 {
+		if err := b.Service.queue(ctx, events, spans); err != nil {
+			b.log().ErrorContext(ctx, "inbox messages not queued", "messages", len(taken), "error", err)
+			failed = append(failed, taken...)
+		}
+	}
+	if len(dead) > 0 {
+		if err := b.Service.Queue.Send(ctx, queue.Dead, dead...); err != nil {
+			b.log().ErrorContext(ctx, "inbox messages not dead-lettered", "messages", len(faulty), "error", err)
+			failed = append(failed, faulty...)
+		} else {
+			b.Service.Metrics.DeadLettered(string(queue.Inbox), len(dead))
+		}
+	}
+	return failed, nil
+}
+
+func (b *Inbox) log() *slog.Logger {
+	if b.Log != nil {
+		return b.Log
+	}
+	return slog.Default()
+}
+
+// prepare turns one message into messages for the events queue.
+func (b *Inbox) prepare(ctx context.Context, m queue.Message, spans *trace.Spans) ([]queue.Outgoing, error) {
+	in, err := b.read(ctx, m.Body)
+	if err != nil {
+		return nil, err
+	}
+	var out []queue.Outgoing
+	for start := 0; start < len(in); {
+		workspace := in[start].Workspace
+		end := start + 1
+		for end < len(in) && in[end].Workspace == workspace {
+			end++
+		}
+		part, err := b.part(ctx, m, in[start:end], start, spans)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, part...)
+		start = end
+	}
+	return out, nil
+}
+
+func (b *Inbox) read(ctx context.Context, body []byte) ([]Input, error) {
+	if b.Documents != nil {
+		if in, ours, err := b.Documents.Read(ctx, body); ours || err != nil {
+			return in, err
+		}
+	}
+	return decode(body, true)
+}
+
+// part prepares inputs of one workspace, the first of which is number start of
+// the message.
+func (b *Inbox) part(ctx context.Context, m queue.Message, in []Input, start int, spans *trace.Spans) ([]queue.Outgoing, error) {
+	workspace := in[0].Workspace
+	if workspace == "" {
+		workspace = b.Workspace
+	}
+	if workspace == "" {
+		workspace = auth.DefaultWorkspace
+	}
+	if !auth.ValidWorkspace(workspace) {
+		return nil, fault.New(fault.Invalid, "%s", describe(in[0].at+"/workspace", "is not the name of a workspace"))
+	}
+	sent := trace.Parse(m.Attributes[trace.Parent], m.Attributes[trace.State])
+	for i := range in {
+		if in[i].Trace.Parent == "" {
+			in[i].Trace = sent
+		}
+		// The queue may deliver the message twice. Id and time come from the
+		// message then, so that both times it is the same event.
+		if in[i].ID == "" {
+			in[i].ID = "in_" + digest("inbox", m.ID, strconv.Itoa(start+i))
+		}
+		if in[i].Time.IsZero() {
+			in[i].Time = m.Sent.UTC()
+		}
+	}
+	cat, err := b.Service.Catalog.Catalog(ctx, workspace)
+	if err == nil {
+		var out []queue.Outgoing
+		if out, err = b.check(cat, workspace, in, spans); !dependsOnCatalog(err) {
+			return out, err
+		}
+	} else if !dependsOnCatalog(err) {
+		return nil, fault.Wrap(fault.Unavailable, err, "look up the event types of workspace %s", workspace)
+	}
+	// The catalog of this process may be seconds old. A message that it refuses is checked against the latest one
+	// before it becomes a dead letter.
+	latest, last := catalog.Latest(ctx, b.Service.Catalog, workspace)
+	if last != nil {
+		return nil, fault.Wrap(fault.Unavailable, last, "look up the event types of workspace %s", workspace)
+	}
+	if latest == cat {
+		return nil, err
+	}
+	return b.check(latest, workspace, in, spans)
+}
+
+// check prepares inputs. Their spans end if the catalog refuses them.
+func (b *Inbox) check(cat *catalog.Catalog, workspace string, in []Input, spans *trace.Spans) ([]queue.Outgoing, error) {
+	var begun trace.Spans
+	out, _, err := b.Service.prepare(cat, workspace, in, &begun)
+	if err != nil {
+		begun.End(fault.KindOf(err).String())
+		return nil, err
+	}
+	*spans = append(*spans, begun...)
+	return out, nil
+}
+
+// dependsOnCatalog reports whether another catalog may accept what this one refuses, because it has another event type or
+// another schema.
+func dependsOnCatalog(err error) bool {
+	return fault.Is(err, fault.NotFound) || fault.Is(err, fault.Unprocessable)
+}
+
+// letter is the dead letter of a message.
+func (b *Inbox) letter(m queue.Message, err error) queue.Outgoing {
+	var faults any
+	if data, ok := fault.DataOf(err).(Refusal); ok && len(data.Faults) > 0 {
+		faults = data.Faults
+	}
+	return queue.NewDeadLetter(queue.Inbox, m, fault.Public(err), faults, b.Service.now())
+}

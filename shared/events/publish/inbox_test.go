@@ -1,0 +1,289 @@
+package publish
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/trace"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+)
+
+func inbox(t testing.TB) (*Inbox, *sent) {
+	t.Helper()
+	s, q := service(t)
+	return &Inbox{Service: s, Log: slog.New(slog.DiscardHandler)}, q
+}
+
+func message(id, body string) queue.Message {
+	return queue.Message{ID: id, Outgoing: queue.Outgoing{Body: []byte(body)}, Received: 1, Sent: noon.Add(-time.Minute)}
+}
+
+func TestInboxTakesEvents(t *testing.T) {
+	b, q := inbox(t)
+	failed, err := b.Handle(t.Context(), []queue.Message{
+		message("m1", `{"uri":"event://ci/build-finished","data":1}`),
+		message("m2", `[{"uri":"event://ci/build-finished","id":"x","data":2},{"uri":"event://ci/build-finished","data":3,"workspace":"other"}]`),
+		message("m3", `{"specversion":"1.0","id":"msg_verification_y","source":"event://ci/build-finished","type":"t","data":4,"workspace":"other"}`),
+	})
+	if len(failed) > 0 || err != nil {
+		t.Fatal(failed, err)
+	}
+	var got []string
+	for _, e := range q.events(t) {
+		got = append(got, e.Workspace+" "+string(e.Data))
+		if !event.ValidID(e.ID) || strings.HasPrefix(e.ID, "msg_") || !e.Time.Equal(noon.Add(-time.Minute)) || !e.Published.Equal(noon) {
+			t.Errorf("got %+v", e)
+		}
+	}
+	if want := []string{"default 1", "default 2", "other 3", "other 4"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if len(q.on[queue.Dead]) > 0 {
+		t.Errorf("got dead letters %s", q.on[queue.Dead])
+	}
+}
+
+func TestInboxGivesARepeatedMessageTheSameEvents(t *testing.T) {
+	b, q := inbox(t)
+	array := `[{"uri":"event://ci/build-finished","data":1},{"uri":"event://ci/build-finished","data":1}]`
+	for range 2 {
+		if failed, err := b.Handle(t.Context(), []queue.Message{message("m1", array)}); len(failed) > 0 || err != nil {
+			t.Fatal(failed, err)
+		}
+	}
+	_, _ = b.Handle(t.Context(), []queue.Message{message("m2", array)})
+	m := q.on[queue.Events]
+	if m[0].Dedup != m[2].Dedup || m[1].Dedup != m[3].Dedup || m[0].Dedup == m[1].Dedup || m[4].Dedup == m[0].Dedup {
+		t.Error("a redelivered message gives other events, or different ones the same")
+	}
+}
+
+func TestInboxDeadLettersFaultyMessages(t *testing.T) {
+	for name, tc := range map[string]struct{ body, reason string }{
+		"not JSON":                      {`{`, "is not valid JSON"},
+		"EVS-07 a schema fault":         {`{"uri":"event://github/a/b/pull_request","data":{"action":"x"}}`, "/data/action: must be one of"},
+		"a payload's member twice":      {`[{"uri":"event://ci/build-finished","data":{"a":[{"b":1,"b":2}]}}]`, "/0/data/a/0/b: is given twice"},
+		"an unknown URI":                {`{"uri":"event://x/y","data":1}`, "belongs to no event type"},
+		"one bad event of an array":     {`[{"uri":"event://ci/build-finished","data":1},{"uri":"event://x/y","data":1}]`, "/1/uri: belongs to no event type"},
+		"AUT-05 an unknown workspace":   {`{"uri":"event://ci/build-finished","data":1,"workspace":"nowhere"}`, "unknown workspace"},
+		"AUT-05 a forbidden workspace":  {`{"uri":"event://ci/build-finished","data":1,"workspace":"a/../b"}`, "not the name of a workspace"},
+		"a message of control codes":    {"\x00\x01\xff", "is not valid JSON"},
+		"a message that is a full load": {strings.Repeat("\uFFFF", queue.MaxBody/3), "is not valid JSON"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, q := inbox(t)
+			failed, err := b.Handle(t.Context(), []queue.Message{
+				message("m1", `{"uri":"event://ci/build-finished","data":1}`),
+				message("m2", tc.body),
+				message("m3", `{"uri":"event://ci/build-finished","data":3}`),
+			})
+			if len(failed) > 0 || err != nil {
+				t.Fatal(failed, err)
+			}
+			if got := len(q.on[queue.Events]); got != 2 {
+				t.Errorf("got %d events of the good messages, want 2", got)
+			}
+			dead := q.on[queue.Dead]
+			if len(dead) != 1 || len(dead[0].Body) > queue.MaxBody {
+				t.Fatalf("got %d dead letters", len(dead))
+			}
+			l, err := queue.ParseDeadLetter(dead[0].Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.Contains(l.Reason, tc.reason) || l.Queue != queue.Inbox || l.Message != "m2" || l.Received != 1 || !l.Sent.Equal(noon.Add(-time.Minute)) || !l.Dead.Equal(noon) {
+				t.Errorf("AWS-07: got %+v, want the reason %q", l, tc.reason)
+			}
+			if body, err := l.Content(); err != nil || string(body) != tc.body {
+				t.Errorf("the message is not in the letter: %.100q, %v", body, err)
+			}
+			if strings.ContainsAny(string(dead[0].Body), "\uFFFE\uFFFF") {
+				t.Error("the letter has characters that SQS refuses")
+			}
+		})
+	}
+}
+
+func TestADeadLetterTellsTheAttributesOfItsMessage(t *testing.T) {
+	for name, tc := range map[string]struct {
+		value string
+		want  int
+	}{
+		"AWS-07 as they came": {"orders", 1}, "not those that leave no room": {strings.Repeat("x", queue.MaxBody), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, q := inbox(t)
+			m := message("m", "{")
+			m.Attributes = map[string]string{"from": tc.value}
+			if failed, err := b.Handle(t.Context(), []queue.Message{m}); len(failed) > 0 || err != nil {
+				t.Fatal(failed, err)
+			}
+			l, err := queue.ParseDeadLetter(q.on[queue.Dead][0].Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(l.Attributes) != tc.want || l.Body != "{" || tc.want > 0 && l.Attributes["from"] != tc.value {
+				t.Errorf("got %.200v", l)
+			}
+		})
+	}
+}
+
+type failing struct{}
+
+func (failing) Catalog(context.Context, string) (*catalog.Catalog, error) {
+	return nil, fault.New(fault.Unavailable, "down")
+}
+
+func TestInboxKeepsWhatItCannotTakeNow(t *testing.T) {
+	good, bad := message("good", `{"uri":"event://ci/build-finished","data":1}`), message("bad", `{`)
+	for name, tc := range map[string]struct {
+		change func(*Inbox, *sent)
+		want   []string
+	}{
+		"the catalog is down":      {func(b *Inbox, _ *sent) { b.Service.Catalog = failing{} }, []string{"good"}},
+		"the events queue is down": {func(_ *Inbox, q *sent) { q.fail = map[queue.Name]error{queue.Events: io.EOF} }, []string{"good"}},
+		"the dead queue is down":   {func(_ *Inbox, q *sent) { q.fail = map[queue.Name]error{queue.Dead: io.EOF} }, []string{"bad"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, q := inbox(t)
+			tc.change(b, q)
+			failed, err := b.Handle(t.Context(), []queue.Message{good, bad})
+			if err != nil || !slices.Equal(failed, tc.want) {
+				t.Errorf("got %v, %v, want %v", failed, err, tc.want)
+			}
+		})
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, s := range []string{
+		`{"uri":"event://ci/build-finished","data":1}`, `[{"uri":"event://a","data":{}}]`, `[]`, `{"specversion":"1.0","data_base64":5}`,
+		`{"specversion":"1.0","id":"1","source":"event://ci/build-finished","type":"x","data":"\uffff"}`, `{"\u0075ri":1}`,
+	} {
+		f.Add([]byte(s))
+	}
+	s, _ := service(f)
+	cat, _ := s.Catalog.Catalog(f.Context(), auth.DefaultWorkspace)
+	f.Fuzz(func(t *testing.T, body []byte) {
+		in, err := decode(body, true)
+		if err != nil {
+			if k := fault.KindOf(err); k == fault.Internal {
+				t.Fatalf("got %v", err)
+			}
+			return
+		}
+		out, accepted, err := s.prepare(cat, auth.DefaultWorkspace, in, &trace.Spans{})
+		if err != nil {
+			if k := fault.KindOf(err); k == fault.Internal {
+				t.Fatalf("got %v", err)
+			}
+			return
+		}
+		if len(out) != len(in) || len(accepted) != len(in) {
+			t.Fatalf("%d events became %d", len(in), len(out))
+		}
+		for i, m := range out {
+			var e event.Event
+			if err := json.Unmarshal(m.Body, &e); err != nil || e.ID != accepted[i].ID || !event.ValidID(e.ID) || strings.HasPrefix(e.ID, "msg_") || len(m.Body) > queue.MaxBody {
+				t.Fatalf("got %s, %v", m.Body, err)
+			}
+			if strings.ContainsAny(string(m.Body), "\uFFFE\uFFFF") {
+				t.Fatalf("got %q", m.Body)
+			}
+		}
+	})
+}
+
+// A direct sender gets no answer that would have it try again, so the inbox must not refuse by an old catalog.
+func TestInboxWithAnOldCatalog(t *testing.T) {
+	const later = `events:
+  - name: late
+    uri: event://late
+    payloadSchema: {type: object, properties: {n: {}}}
+`
+	for name, tc := range map[string]struct{ before, after, body, dead string }{
+		"AWS-05 of an event type that was added a moment ago": {types, types + strings.TrimPrefix(later, "events:\n"), `{"uri":"event://late","data":{"n":1}}`, ""},
+		"AWS-05 of a schema that was relaxed a moment ago":    {strings.Replace(later, "{}", "{type: string}", 1), later, `{"uri":"event://late","data":{"n":1}}`, ""},
+		"AWS-05 of a workspace that is a moment old":          {"", later, `{"uri":"event://late","data":{"n":1}}`, ""},
+		"of an event type that is unknown now too":            {types, later, `{"uri":"event://x/y","data":{}}`, "/uri: belongs to no event type"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			db, err := sqlite.Open(":memory:", sqlite.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer db.Close()
+			apply := func(src string) {
+				cat, err := catalog.Parse([]byte(src))
+				if err == nil {
+					_, err = catalog.Apply(t.Context(), db, "default", cat)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			b, q := inbox(t)
+			stored := catalog.NewStored(db, nil, slog.New(slog.DiscardHandler))
+			b.Service.Catalog = stored
+			if tc.before != "" {
+				apply(tc.before)
+			}
+			_, _ = stored.Catalog(t.Context(), "default") // of an earlier message
+			apply(tc.after)
+			failed, err := b.Handle(t.Context(), []queue.Message{message("m1", tc.body)})
+			if len(failed) > 0 || err != nil {
+				t.Fatalf("got failed %v, %v, want none", failed, err)
+			}
+			reason := ""
+			for _, m := range q.on[queue.Dead] {
+				l, err := queue.ParseDeadLetter(m.Body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				reason = l.Reason
+			}
+			if reason != tc.dead || len(q.on[queue.Events])+len(q.on[queue.Dead]) != 1 {
+				t.Errorf("got %d events and dead letter %q, want %q", len(q.on[queue.Events]), reason, tc.dead)
+			}
+		})
+	}
+}
+
+// The events queue drops a repetition of an event for five minutes, so an event that is sent back needs another
+// deduplication id than the first time.
+func TestInboxSendsEventsBack(t *testing.T) {
+	b, q := inbox(t)
+	resend := func(letter string) queue.Message {
+		out, err := InboxMessage("default", Input{URI: "event://ci/build-finished", ID: "x", Data: json.RawMessage(`1`), Resend: letter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return message("m"+letter, string(out.Body))
+	}
+	failed, err := b.Handle(t.Context(), []queue.Message{resend(""), resend("letter1"), resend("letter1"), resend("letter2")})
+	m := q.on[queue.Events]
+	if len(failed) > 0 || err != nil || len(m) != 4 {
+		t.Fatalf("got failed %v, %v, %d events, want 4", failed, err, len(m))
+	}
+	if m[0].Dedup == m[1].Dedup || m[1].Dedup != m[2].Dedup || m[2].Dedup == m[3].Dedup {
+		t.Errorf("got deduplication ids %q, %q, %q, %q, want one per letter", m[0].Dedup, m[1].Dedup, m[2].Dedup, m[3].Dedup)
+	}
+	if m[0].Group != m[1].Group {
+		t.Errorf("got groups %q and %q, want the same", m[0].Group, m[1].Group)
+	}
+	if _, err := decode([]byte(`{"uri":"event://ci/build-finished","data":1,"resend":"x"}`), false); !fault.Is(err, fault.Invalid) {
+		t.Errorf("POST /events with resend: got %v, want it refused", err)
+	}
+}

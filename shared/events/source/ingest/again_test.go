@@ -1,0 +1,470 @@
+package ingest_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/events/publish"
+	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/test/pipes"
+)
+
+const renamed = `{"action":"renamed","repository":{"owner":"acme","name":"site"}}`
+
+// letter is dead letter n, whose body can be sent back.
+func (f *fixture) letter(t *testing.T, n int) (queue.DeadLetter, string) {
+	t.Helper()
+	if len(f.sent[queue.Dead]) <= n {
+		t.Fatalf("%d dead letters", len(f.sent[queue.Dead]))
+	}
+	letter, err := queue.ParseDeadLetter(f.sent[queue.Dead][n].Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := letter.Content()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return letter, string(body)
+}
+
+// unfit is a fixture that has refused a request, whose dead letter has the body.
+func unfit(t *testing.T) (f *fixture, body string) {
+	t.Helper()
+	f = newFixture(t)
+	f.wants(t, pull("d-1", renamed), 422, ``, ingest.Unfit)
+	_, body = f.letter(t, 0)
+	return f, body
+}
+
+// read gives the inbox a message.
+func (f *fixture) read(t *testing.T, body string) {
+	t.Helper()
+	failed, err := f.inbox.Handle(t.Context(), []queue.Message{{ID: "m", Outgoing: queue.Outgoing{Body: []byte(body)}, Sent: f.now}})
+	if err != nil || len(failed) > 0 {
+		t.Errorf("%v %v", failed, err)
+	}
+}
+
+// mend has the mapping of github take everything.
+func (f *fixture) mend() {
+	f.Sources.(sources)[0].Events[0].Data, _ = parseValue(`{"action":"opened"}`)
+}
+
+func (f *fixture) wantEvents(t *testing.T, ids ...string) {
+	t.Helper()
+	var got []string
+	for _, e := range f.events(t) {
+		got = append(got, e.ID)
+	}
+	if strings.Join(got, " ") != strings.Join(ids, " ") {
+		t.Errorf("got the events %v, want %v", got, ids)
+	}
+}
+
+func TestDeadLettersAreTriedAgain(t *testing.T) {
+	t.Run("SRC-04 a letter that is tried again and a redelivery are one event", func(t *testing.T) {
+		f, body := unfit(t)
+		f.mend()
+		f.read(t, body)
+		f.wants(t, pull("d-1", renamed), 202, `"d-1"`, ingest.Duplicate)
+		f.wantEvents(t, "d-1")
+	})
+	t.Run("SRC-04 so are a redelivery and a letter that is tried again", func(t *testing.T) {
+		f, body := unfit(t)
+		f.mend()
+		f.wants(t, pull("d-1", renamed), 202, `"d-1"`, ingest.Accepted)
+		f.read(t, body)
+		f.wantEvents(t, "d-1")
+	})
+	t.Run("SRC-04 a letter without an id has that of the body as it was sent", func(t *testing.T) {
+		f := newFixture(t)
+		f.Sources.(sources)[0].Events[0].ID, _ = parseValue(`"/body/none"`)
+		spaced := strings.Replace(renamed, ":", " : ", 1)
+		f.wants(t, pull("d-1", spaced), 422, `"pointer":"/id"`, ingest.Unfit)
+		_, body := f.letter(t, 0)
+		f.mend()
+		f.Sources.(sources)[0].Events[0].ID = f.Sources.(sources)[1].Events[0].ID // none
+		f.read(t, body)
+		f.wants(t, pull("d-1", spaced), 202, `sha256_`, ingest.Duplicate)
+	})
+	t.Run("SRC-04 what does not fit still is a letter again, with its faults", func(t *testing.T) {
+		f, body := unfit(t)
+		f.read(t, body)
+		letter, again := f.letter(t, 1)
+		if again != body || !strings.Contains(string(letter.Faults), "/action") || !strings.HasPrefix(letter.Reason, "source github: ") {
+			t.Errorf("got %+v", letter)
+		}
+	})
+	t.Run("SRC-04 what no mapping matches any more is a letter again", func(t *testing.T) {
+		f := newFixture(t)
+		f.wants(t, pull("d-1", renamed), 422, ``, ingest.Unfit)
+		f.read(t, `{"id":"e-1","detail-type":"Alarm","source":"aws.cloudwatch","time":"never","detail":{}}`)
+		all := f.Sources.(sources)
+		all[0].Events[0].Match, all[3].Events[0].Match = all[2].Events[0].Match, all[2].Events[0].Match
+		for i := range 2 {
+			_, body := f.letter(t, i)
+			f.read(t, body)
+			if letter, again := f.letter(t, 2+i); again != body || !strings.HasSuffix(letter.Reason, ": no mapping matches it any more") {
+				t.Errorf("got %+v", letter)
+			}
+		}
+	})
+	t.Run("SRC-04 the source is not there any more", func(t *testing.T) {
+		f, body := unfit(t)
+		f.Sources.(sources)[0].Name = "hub"
+		f.read(t, body)
+		if letter, again := f.letter(t, 1); again != body || !strings.Contains(letter.Reason, `no source "github"`) {
+			t.Errorf("got %+v", letter)
+		}
+	})
+	t.Run("SRC-04 a request that is larger than a message", func(t *testing.T) {
+		f := newFixture(t)
+		large := `{"action":"renamed","repository":{"owner":"acme","name":"site"},"text":"` + strings.Repeat("lorem \uFFFE ", 300_000) + `"}`
+		f.wants(t, pull("d-1", large), 422, ``, ingest.Unfit)
+		letter, body := f.letter(t, 0)
+		if len(body) > queue.MaxBody || letter.Truncated || strings.ContainsAny(body, "\uFFFE\uFFFF") {
+			t.Fatalf("%d bytes, truncated %v", len(body), letter.Truncated)
+		}
+		f.mend()
+		f.read(t, body)
+		f.wantEvents(t, "d-1")
+	})
+	t.Run("SRC-04 two deliveries of the same body are two letters, and a redelivery none, where the sender says which", func(t *testing.T) {
+		for _, data := range []string{`"/body/state"`, `{"state":"/body/state"}`} { // of which the mapping takes none, and the catalog
+			f := newFixture(t)
+			open := &f.Sources.(sources)[1].Events[0]
+			open.ID, _ = parseValue(`"/headers/x-delivery"`)
+			open.Data, _ = parseValue(data)
+			open.Name = "github.pull_request" // of which a variable is missing
+			for _, id := range []string{"d-1", "d-2", "d-1"} {
+				r := httptest.NewRequest("POST", "http://127.0.0.1/sources/open/0123456789abcdef0123456789abcdef", strings.NewReader(`{}`))
+				r.Header.Set("X-Delivery", id)
+				f.wants(t, r, 422, ``, ingest.Unfit)
+			}
+			if n := len(f.sent[queue.Dead]); n != 2 {
+				t.Errorf("%d dead letters", n)
+			}
+		}
+	})
+	t.Run("SRC-04 a variable that no event can have", func(t *testing.T) {
+		f := newFixture(t)
+		f.wants(t, pull("d-1", strings.Replace(opened, "acme", strings.Repeat("a", 3000), 1)), 422, `"pointer":"/variables"`, ingest.Unfit)
+	})
+	t.Run("SRC-04 OPS-04 the log says why", func(t *testing.T) {
+		f := newFixture(t)
+		var log bytes.Buffer
+		f.Log = slog.New(slog.NewTextHandler(&log, nil))
+		f.wants(t, pull("d-1", renamed), 422, ``, ingest.Unfit)
+		if !strings.Contains(log.String(), `reason="/data/action: must be one of `) {
+			t.Errorf("got %s", &log)
+		}
+	})
+	t.Run("SRC-04 an event that is larger than its type may be", func(t *testing.T) {
+		f := newFixture(t)
+		f.Sources.(sources)[0].Events[0].Data, _ = parseValue(`"/body"`)
+		f.wants(t, pull("d-1", strings.Replace(opened, "{", `{"text":"`+strings.Repeat("a", 300_000)+`",`, 1)), 413, `/data: has 300`, ingest.Invalid)
+		_, body := f.letter(t, 0)
+		f.mend()
+		f.read(t, body)
+		f.wantEvents(t, "d-1")
+	})
+	t.Run("SRC-01 other messages are not taken for letters", func(t *testing.T) {
+		f := newFixture(t)
+		f.read(t, `{"specversion":"1.0","id":"c","source":"x","type":"y","subject":"event://cloudwatch/alarm","retry":"3","document":"7","data":{}}`)
+		f.wantEvents(t, "c")
+		f.read(t, `{"workspace":"default","retry":{"source":"github","packed":"AAAA"}}`)
+		f.read(t, `{"workspace":"default","retry":7}`)
+		if n := len(f.sent[queue.Dead]); n != 2 {
+			t.Errorf("%d dead letters", n)
+		}
+	})
+}
+
+func TestEachSourceOfABus(t *testing.T) {
+	f := newFixture(t)
+	other := f.Sources.(sources)[3]
+	other.Name, other.Workspace = "beside", "beside"
+	other.Events = append(other.Events[:0:0], other.Events...)
+	other.Events[0].ID, _ = parseValue(`"/nothing"`)
+	all := append(sources{other}, f.Sources.(sources)...)
+	f.inbox.Documents.(*ingest.Bus).Sources = all
+	alarm := `{"version":"0","id":"e-1","detail-type":"Alarm","source":"aws.cloudwatch","time":"2026-11-23T08:00:00Z","detail":{"state":"ALARM"}}`
+	f.read(t, alarm)
+	f.read(t, " "+alarm)
+	t.Run("SRC-04 what one source cannot take, the others get", func(t *testing.T) { f.wantEvents(t, "e-1", "e-1") })
+	t.Run("SRC-04 OPS-04 its dead letter is of its workspace, once, and for it alone", func(t *testing.T) {
+		_, body := f.letter(t, 0)
+		if len(f.sent[queue.Dead]) != 1 || !strings.HasPrefix(body, `{"workspace":"beside"`) {
+			t.Errorf("%d letters, the first is %s", len(f.sent[queue.Dead]), body)
+		}
+		all[0].Events[0].ID, _ = parseValue(`"/id"`)
+		f.read(t, body)
+		if last := f.events(t); len(last) != 3 || last[2].Workspace != "beside" {
+			t.Errorf("got %+v", last)
+		}
+	})
+}
+
+func TestNothingIsLookedAtBeforeTheSignature(t *testing.T) {
+	for encoding, body := range map[string]string{"": `{"not JSON`, "gzip": "no gzip", "br": opened, "GZIP": "\x1f\x8b\x08"} {
+		t.Run("SRC-02 a forged request, encoded "+encoding, func(t *testing.T) {
+			f := newFixture(t)
+			r := pull("d-1", body)
+			r.Header.Set("Content-Encoding", encoding)
+			r.Header.Set("X-Hub-Signature-256", "sha256="+signature("another secret", body))
+			f.wants(t, r, 401, `no signature or key matches`, ingest.Unverified)
+			if len(f.sent) > 0 {
+				t.Errorf("sent %v", f.sent)
+			}
+		})
+	}
+}
+
+func TestLargeBodies(t *testing.T) {
+	large := strings.Replace(opened, "{", `{"text":"`+strings.Repeat("a", 300_000)+`",`, 1)
+	// with returns a fixture that has 25 bodies of which so many bytes have arrived. They are from addresses in the format.
+	with := func(t *testing.T, sent int, from string) *fixture {
+		f := newFixture(t)
+		begun, end := make(chan bool), make(chan bool)
+		for i := range 25 {
+			go func() {
+				r := pull("d-1", opened)
+				r.RemoteAddr = fmt.Sprintf(from, i)
+				r.ContentLength = 1 << 20
+				r.Body = io.NopCloser(io.MultiReader(strings.NewReader(large[:sent]), slowBody{begun, end}))
+				_, _ = f.answer(t, r)
+				end <- true
+			}()
+			<-begun
+		}
+		t.Cleanup(func() {
+			for range 25 {
+				<-end
+				<-end
+			}
+		})
+		return f
+	}
+	t.Run("SRC-05 no one fills the memory with what may be unsigned", func(t *testing.T) {
+		f := with(t, 300_000, "192.0.2.1:%d")
+		f.wants(t, pull("d-2", large), 429, `"limit":"largeBodies"`, ingest.Limited)
+		f.wants(t, pull("d-3", opened), 202, `"d-3"`, ingest.Accepted)
+	})
+	t.Run("SRC-05 nor keeps large bodies out with requests that send nothing", func(t *testing.T) {
+		f := with(t, 10, "192.0.2.1:%d")
+		f.wants(t, pull("d-2", large), 202, `"d-2"`, ingest.Accepted)
+	})
+	t.Run("SRC-05 given one client that sends all of them, a large body of another is read", func(t *testing.T) {
+		f := with(t, 300_000, "203.0.113.1:%d")
+		f.wants(t, pull("d-2", large), 202, `"d-2"`, ingest.Accepted)
+	})
+	t.Run("SRC-05 given slow ones of many clients, a large body of another is read", func(t *testing.T) {
+		f := with(t, 300_000, "203.0.113.%d:1")
+		f.wants(t, pull("d-2", large), 429, `"limit":"largeBodies"`, ingest.Limited) // they are not slow yet
+		f.now = f.now.Add(time.Second)
+		f.wants(t, pull("d-2", large), 202, `"d-2"`, ingest.Accepted)
+	})
+	t.Run("SRC-05 nor with requests that send slowly", func(t *testing.T) {
+		f := newFixture(t)
+		for body, want := range map[string]bool{large: true, opened: false} {
+			w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
+			f.mux().ServeHTTP(w, pull("d-1", body))
+			switch left := w.left; {
+			case w.Code != 202 || want != (len(left) > 1):
+				t.Errorf("%d bytes: %d, the deadlines %v", len(body), w.Code, left)
+			case want && (slices.Max(left) > 2*time.Second || left[len(left)-1] > 0): // the last one is none
+				t.Errorf("got %v", left)
+			}
+		}
+	})
+	t.Run("SRC-05 a place is free when its request has been answered", func(t *testing.T) {
+		f := newFixture(t)
+		f.wants(t, pull("d-2", large), 202, `"d-2"`, ingest.Accepted)
+		for range 30 {
+			f.wants(t, pull("d-2", large), 202, `"d-2"`, ingest.Duplicate)
+		}
+	})
+}
+
+// TestLargeBodiesThatArriveSlowly sends large bodies over connections.
+func TestLargeBodiesThatArriveSlowly(t *testing.T) {
+	send := func(t *testing.T, addr string, part []byte, pause time.Duration) (status string) {
+		c, err := pipes.Dial(t.Context(), addr)
+		if err != nil {
+			t.Error(err)
+			return ""
+		}
+		defer c.Close()
+		answered := make(chan bool)
+		defer close(answered)
+		go func() {
+			_, _ = fmt.Fprintf(c, "POST /sources/github HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Hub-Signature-256: sha256=00\r\nContent-Length: 4000000\r\n\r\n")
+			_, _ = c.Write(make([]byte, 300_000))
+			for {
+				select {
+				case <-time.After(pause):
+				case <-answered:
+					return
+				}
+				if _, err := c.Write(part); err != nil {
+					return
+				}
+			}
+		}()
+		answer, _ := io.ReadAll(c)
+		return string(answer[:min(12, len(answer))])
+	}
+	for name, c := range map[string]struct {
+		part, pauseMillis int
+		want              time.Duration
+	}{
+		"a body that stops is refused after two seconds":        {1, 1e9, 2 * time.Second},
+		"a body that trickles is refused after two seconds":     {1, 100, 2 * time.Second},
+		"a body that is not whole is refused after ten seconds": {64 << 10, 1000, 10 * time.Second},
+	} {
+		t.Run("SRC-05 "+name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFixture(t)
+				server := pipes.Serve(t, f.mux())
+				began := time.Now()
+				status := send(t, server.Listener.Addr().String(), make([]byte, c.part), time.Duration(c.pauseMillis)*time.Millisecond)
+				if took := time.Since(began).Truncate(time.Second); status != "HTTP/1.1 400" || took != c.want {
+					t.Errorf("%q after %s, want 400 after %s", status, took, c.want)
+				}
+			})
+		})
+	}
+	t.Run("SRC-05 given 25 slow bodies, another large one is read and the slowest is told to try again", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture(t)
+			f.Now = nil
+			server := pipes.Serve(t, f.mux())
+			statuses := make(chan string, 25)
+			for i := range 25 {
+				go func() {
+					statuses <- send(t, server.Listener.Addr().String(), make([]byte, 1<<10+i), 10*time.Millisecond)
+				}()
+			}
+			time.Sleep(time.Second)
+			large := strings.Replace(opened, "{", `{"text":"`+strings.Repeat("a", 300_000)+`",`, 1)
+			if status, body := f.answer(t, pull("d-2", large)); status != 202 {
+				t.Errorf("another one got %d %s, want 202", status, body)
+			}
+			time.Sleep(time.Second) // net/http closes the connection after half of it
+			if n := len(statuses); n != 1 {
+				t.Errorf("%d of the slow ones were answered, want 1", n)
+			}
+			if got := <-statuses; got != "HTTP/1.1 429" {
+				t.Errorf("the slowest one got %q, want 429", got)
+			}
+		})
+	})
+}
+
+// deadlines is a connection that notes how long was left until each.
+type deadlines struct {
+	*httptest.ResponseRecorder
+	left []time.Duration
+}
+
+func (d *deadlines) SetReadDeadline(at time.Time) error {
+	d.left = append(d.left, time.Until(at))
+	return nil
+}
+
+// slowBody says when it is read, and ends with the error that it got.
+type slowBody struct{ begun, end chan bool }
+
+func (b slowBody) Read([]byte) (int, error) {
+	b.begun <- true
+	b.end <- true
+	return 0, fault.New(fault.Invalid, "cut")
+}
+
+func TestTheKeyIsNotLogged(t *testing.T) {
+	f := newFixture(t)
+	var log bytes.Buffer
+	f.Log = slog.New(slog.NewTextHandler(&log, nil))
+	f.down = true
+	const key = "0123456789abcdef0123456789abcdef"
+	f.wants(t, httptest.NewRequest("POST", "http://127.0.0.1/sources/open/"+key, strings.NewReader(`{}`)), 503, ``, ingest.Unavailable)
+	if text := log.String(); strings.Contains(text, key) || !strings.Contains(text, "path=/sources/open ") {
+		t.Errorf("SRC-02 the log has %s", text)
+	}
+}
+
+func TestTry(t *testing.T) {
+	f := newFixture(t)
+	cat, err := f.Catalogs.Catalog(t.Context(), "default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	try := func(s config.Source, raw string) ingest.Trial {
+		t.Helper()
+		all, err := ingest.Try(t.Context(), cat, s, []byte(raw), f.now, f.Secrets)
+		if err != nil || len(all) != 1 {
+			t.Fatalf("got %+v, %v", all, err)
+		}
+		return all[0]
+	}
+	github, slack := f.Sources.(sources)[0], f.Sources.(sources)[2]
+	headers := func(signed string) string {
+		return "X-GitHub-Event: pull_request\nX-GitHub-Delivery: d-1\nX-Hub-Signature-256: sha256=" + signature(secret, signed) + "\n"
+	}
+	t.Run("SRC-01 a file that an editor ended with a line break", func(t *testing.T) {
+		for _, end := range []string{"", "\n", "\r\n"} {
+			if got := try(github, headers(opened)+"\n"+opened+end); got.Signature != "verified" || got.ID != "d-1" || got.Refused() {
+				t.Errorf("%q: got %+v", end, got)
+			}
+		}
+		if got := try(github, headers(opened+"\n")+"\n"+opened+"\n"); got.Signature != "verified" {
+			t.Errorf("signed with it: got %+v", got)
+		}
+	})
+	t.Run("SRC-05 a compressed body", func(t *testing.T) {
+		if got := try(github, headers(opened)+"Content-Encoding: gzip\n\n"+zip(opened)); got.Kind != ingest.Accepted || got.Signature != "verified" {
+			t.Errorf("got %+v", got)
+		}
+		if got := try(github, headers(opened)+"Content-Encoding: gzip\n\n"+opened); got.Kind != ingest.Invalid || got.Refused() {
+			t.Errorf("got %+v", got)
+		}
+	})
+	t.Run("SRC-02 a signature of someone else", func(t *testing.T) {
+		if got := try(github, headers("other")+"\n"+opened); got.Kind != ingest.Unverified || got.URI == "" || !got.Refused() {
+			t.Errorf("got %+v", got)
+		}
+	})
+	t.Run("SRC-02 the URL verification of Slack", func(t *testing.T) {
+		if got := try(slack, "a: b\n\n"+`{"type":"url_verification","challenge":"abc"}`); got.Kind != ingest.Verified {
+			t.Errorf("got %+v", got)
+		}
+	})
+	t.Run("SRC-01 a header is no request line", func(t *testing.T) {
+		if got := try(github, "User-Agent: curl HTTP/1.1\n"+headers(opened)+"\n"+opened); got.Kind != ingest.Accepted {
+			t.Errorf("got %+v", got)
+		}
+	})
+	t.Run("SRC-01 what is no request", func(t *testing.T) {
+		for _, raw := range []string{"", " HTTP/1.1\n\n", "GET  HTTP/1.1\n\n", strings.Repeat("a", publish.MaxBody+100_000)} {
+			if all, err := ingest.Try(t.Context(), cat, github, []byte(raw), f.now, nil); err == nil && all[0].Kind == ingest.Accepted {
+				t.Errorf("%.20q: got %+v", raw, all)
+			}
+		}
+	})
+	if _, err := json.Marshal(try(github, headers(opened)+"\n"+opened)); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,98 @@
+package ingest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/source/verify"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+)
+
+// CheckSources does what [CheckCatalog] does for all sources of a workspace.
+func CheckSources(cat *catalog.Catalog, workspace string, sources []config.Source) error {
+	var all []error
+	for _, s := range sources {
+		if s.Workspace == workspace {
+			all = append(all, CheckCatalog(cat, s))
+		}
+	}
+	return errors.Join(all...)
+}
+
+// CheckCatalog finds all that mappings of a source have that does not fit the catalog of its workspace, each with its line:
+// event types that are not there, and variables that a URI template has and its mapping does not, or the other way
+// round. It is of kind fault.Invalid.
+func CheckCatalog(cat *catalog.Catalog, s config.Source) error {
+	var all []error
+	for _, m := range s.Events {
+		at := fmt.Sprintf("line %d: source %s: %s", m.Line, s.Name, m.Name)
+		entry := cat.ByName(m.Name)
+		if entry == nil {
+			all = append(all, fault.New(fault.Invalid, "%s is no event type of the catalog of workspace %s", at, s.Workspace))
+			continue
+		}
+		given := map[string]string{}
+		for name := range m.Variables {
+			given[name] = ""
+		}
+		known := "none"
+		if names := entry.Variables(); len(names) > 0 {
+			known = strings.Join(names, ", ")
+		}
+		switch missing := missingVariables(entry, given); len(missing) {
+		case 0:
+		case 1:
+			all = append(all, fault.New(fault.Invalid, "%s: the variable %s is missing", at, missing[0]))
+		default:
+			all = append(all, fault.New(fault.Invalid, "%s: the variables %s are missing", at, strings.Join(missing, ", ")))
+		}
+		for _, name := range slices.Sorted(maps.Keys(given)) {
+			if !slices.Contains(entry.Variables(), name) {
+				all = append(all, fault.New(fault.Invalid, "%s: the event type does not have %s (it has: %s); delete it from variables", at, name, known))
+			}
+		}
+	}
+	return errors.Join(all...)
+}
+
+func missingVariables(entry *catalog.Entry, given map[string]string) []string {
+	var missing []string
+	for _, name := range entry.Variables() {
+		if _, ok := given[name]; !ok {
+			missing = append(missing, name)
+		}
+	}
+	return missing
+}
+
+// CheckSecrets looks up the secrets of all sources. One that is not there, or that its scheme cannot use, is of kind
+// fault.Invalid.
+func CheckSecrets(ctx context.Context, sources []config.Source, lookup func(context.Context, config.Value) (string, error)) error {
+	for _, s := range sources {
+		if len(s.Secrets) == 0 {
+			continue
+		}
+		if _, err := verifier(ctx, s, lookup); err != nil {
+			return fault.Wrap(fault.Invalid, err, "line %d: source %s", s.Line, s.Name)
+		}
+	}
+	return nil
+}
+
+// verifier is the one of a source, with the secrets as they are now.
+func verifier(ctx context.Context, s config.Source, lookup func(context.Context, config.Value) (string, error)) (*verify.Verifier, error) {
+	secrets := make([]string, len(s.Secrets))
+	for i, v := range s.Secrets {
+		var err error
+		if secrets[i], err = lookup(ctx, v); err != nil {
+			return nil, err
+		}
+	}
+	return verify.New(s.Verify, secrets)
+}

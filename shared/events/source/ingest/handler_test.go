@@ -1,0 +1,354 @@
+package ingest_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/publish"
+	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+)
+
+const secret = "It's a Secret to Everybody"
+
+const catalogFile = `events:
+  - name: github.pull_request
+    uriTemplate: event://github/{owner}/{repo}/pull_request
+    payloadSchema: {type: object, required: [action], properties: {action: {enum: [opened, closed]}}}
+  - {name: cloudwatch.alarm, uri: event://cloudwatch/alarm}
+`
+
+const configFile = `sources:
+  - name: github
+    verify: {scheme: github, secrets: ["env:OLD", "env:NEW"]}
+    events:
+      - match: {headers: {x-github-event: [pull_request]}}
+        name: github.pull_request
+        variables: {owner: /body/repository/owner, repo: /body/repository/name}
+        id: /headers/x-github-delivery
+        data: {action: /body/action}
+  - name: open
+    verify: {scheme: none, secrets: ["env:PATH_KEY"]}
+    events: [{name: cloudwatch.alarm}]
+  - name: slack
+    verify: {scheme: slack, secrets: ["env:NEW"]}
+    events: [{match: {body: {type: [event_callback]}}, name: cloudwatch.alarm}]
+  - name: alarms
+    from: eventbridge
+    events: [{match: {detail-type: [Alarm]}, name: cloudwatch.alarm, id: /id, time: /time, data: /detail}]
+`
+
+// fixture is the handler over a store of its own; what it queues is kept.
+type fixture struct {
+	*ingest.Handler
+	inbox *publish.Inbox
+	now   time.Time
+	close func()
+
+	mu       sync.Mutex
+	sent     map[queue.Name][]queue.Outgoing
+	outcomes []ingest.Outcome
+	down     bool
+}
+
+func (f *fixture) Send(_ context.Context, q queue.Name, out ...queue.Outgoing) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.down {
+		return fault.New(fault.Unavailable, "the queue is down")
+	}
+	f.sent[q] = append(f.sent[q], out...)
+	return nil
+}
+
+func (f *fixture) Record(_ context.Context, o ingest.Outcome) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.outcomes = append(f.outcomes, o)
+}
+
+type sources []config.Source
+
+func (s sources) Sources(context.Context) ([]config.Source, error) { return s, nil }
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	f, _, _ := newFixtureOf(t, catalogFile, configFile, map[string]string{
+		"env:OLD": "a secret of yesterday", "env:NEW": secret, "env:PATH_KEY": "0123456789abcdef0123456789abcdef",
+	})
+	t.Cleanup(f.close)
+	return f
+}
+
+// newFixtureOf is newFixture with other files and secrets; it returns what they hold as well.
+func newFixtureOf(tb testing.TB, catalogFile, configFile string, secrets map[string]string) (*fixture, *catalog.Catalog, []config.Source) {
+	tb.Helper()
+	cat, err := catalog.Parse([]byte(catalogFile))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	cfg, err := config.Parse([]byte(configFile))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	f := &fixture{sent: map[queue.Name][]queue.Outgoing{}, now: time.Date(2026, 11, 23, 9, 0, 0, 0, time.UTC)}
+	clock := func() time.Time { return f.now }
+	db, err := sqlite.Open(":memory:", sqlite.Options{Engine: engine.Options{Now: clock}})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	f.close = func() { _ = db.Close() }
+	catalogs := catalog.NewStatic(cat)
+	service := &publish.Service{Catalog: catalogs, Queue: f, Now: clock}
+	intake := ingest.Intake{
+		Sources: sources(cfg.Sources), Catalogs: catalogs, Publisher: service, Seen: ingest.NewSeen(db), Queue: f, Recorder: f, Now: clock,
+	}
+	f.Handler = &ingest.Handler{
+		Intake:  intake,
+		Guard:   auth.NewGuard(nil, nil, nil),
+		Secrets: func(_ context.Context, v config.Value) (string, error) { return secrets[v.String()], nil },
+	}
+	f.inbox = &publish.Inbox{Service: service, Documents: &ingest.Bus{Intake: intake}}
+	return f, cat, cfg.Sources
+}
+
+// pull is a signed pull_request of GitHub.
+func pull(delivery, body string) *http.Request {
+	r := httptest.NewRequest("POST", "http://127.0.0.1/sources/github", strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("X-GitHub-Event", "pull_request")
+	r.Header.Set("X-GitHub-Delivery", delivery)
+	r.Header.Set("X-Hub-Signature-256", "sha256="+signature(secret, body))
+	return r
+}
+
+func signature(key, text string) string {
+	h := hmac.New(sha256.New, []byte(key))
+	h.Write([]byte(text))
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+func zip(text string) string {
+	var zipped bytes.Buffer
+	z := gzip.NewWriter(&zipped)
+	_, _ = z.Write([]byte(text))
+	_ = z.Close()
+	return zipped.String()
+}
+
+func (f *fixture) mux() *http.ServeMux {
+	mux := http.NewServeMux()
+	f.Mount(mux)
+	return mux
+}
+
+func (f *fixture) answer(t *testing.T, r *http.Request) (int, string) {
+	t.Helper()
+	w := httptest.NewRecorder()
+	f.mux().ServeHTTP(w, r)
+	return w.Code, strings.TrimSpace(w.Body.String())
+}
+
+func (f *fixture) wants(t *testing.T, r *http.Request, status int, text string, kind ingest.Kind) {
+	t.Helper()
+	before := len(f.outcomes)
+	code, body := f.answer(t, r)
+	if code != status || !strings.Contains(body, text) {
+		t.Errorf("got %d %s, want %d with %s", code, body, status, text)
+	}
+	switch {
+	case kind == "" && len(f.outcomes) != before:
+		t.Errorf("the outcome %+v was recorded", f.outcomes[before])
+	case kind != "" && (len(f.outcomes) != before+1 || f.outcomes[before].Kind != kind):
+		t.Errorf("recorded %+v, want %s", f.outcomes[before:], kind)
+	}
+}
+
+func (f *fixture) events(t *testing.T) []event.Event {
+	t.Helper()
+	var all []event.Event
+	for _, out := range f.sent[queue.Events] {
+		var e event.Event
+		if err := json.Unmarshal(out.Body, &e); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
+const opened = `{"action":"opened","repository":{"owner":"acme","name":"site"}}`
+
+func TestHandler(t *testing.T) {
+	t.Run("SRC-04 a signed request is an event", func(t *testing.T) {
+		f := newFixture(t)
+		f.wants(t, pull("d-1", opened), 202, `{"accepted":[{"id":"d-1","uri":"event://github/acme/site/pull_request"}]}`, ingest.Accepted)
+		all := f.events(t)
+		if len(all) != 1 || all[0].ID != "d-1" || all[0].Workspace != "default" || string(all[0].Data) != `{"action":"opened"}` || !all[0].Time.Equal(f.now) {
+			t.Errorf("got %+v", all)
+		}
+	})
+	t.Run("SRC-04 a redelivery is one event for three days", func(t *testing.T) {
+		f := newFixture(t)
+		f.wants(t, pull("d-1", opened), 202, `"d-1"`, ingest.Accepted)
+		f.now = f.now.Add(71 * time.Hour)
+		f.wants(t, pull("d-1", opened), 202, `{"accepted":[{"id":"d-1","uri":"event://github/acme/site/pull_request"}]}`, ingest.Duplicate)
+		if n := len(f.events(t)); n != 1 {
+			t.Errorf("%d events", n)
+		}
+	})
+	t.Run("SRC-04 a process that begins knows what another has taken", func(t *testing.T) {
+		f := newFixture(t)
+		f.wants(t, pull("d-1", opened), 202, `"d-1"`, ingest.Accepted)
+		db := f.Seen.DB // the record shares the next commit, which is this one
+		if err := db.Write(t.Context(), store.Put(store.Item{Key: store.Key{Table: store.Deliveries, Partition: "test", Sort: "commit"}})); err != nil {
+			t.Fatal(err)
+		}
+		f.Seen = ingest.NewSeen(db)
+		f.wants(t, pull("d-1", opened), 202, `"d-1"`, ingest.Duplicate)
+		f.wants(t, pull("d-2", opened), 202, `"d-1"`, ingest.Duplicate)
+	})
+	t.Run("SRC-02 either of two secrets", func(t *testing.T) {
+		f := newFixture(t)
+		r := pull("d-1", opened)
+		r.Header.Set("X-Hub-Signature-256", "sha256="+signature("a secret of yesterday", opened))
+		f.wants(t, r, 202, `"d-1"`, ingest.Accepted)
+	})
+	t.Run("SRC-02 who is refused learns that bearer tokens are of no use", func(t *testing.T) {
+		f := newFixture(t)
+		w := httptest.NewRecorder()
+		r := pull("d-1", opened)
+		r.Header.Del("X-Hub-Signature-256")
+		f.mux().ServeHTTP(w, r)
+		if got := w.Header().Values("WWW-Authenticate"); w.Code != 401 || len(got) != 1 || got[0] != `Webhook realm="github"` {
+			t.Errorf("got %d %q", w.Code, got)
+		}
+	})
+	t.Run("SRC-03 what no mapping matches is answered and kept nowhere", func(t *testing.T) {
+		f := newFixture(t)
+		r := pull("d-1", opened)
+		r.Header.Set("X-GitHub-Event", "ping")
+		f.wants(t, r, 202, `{"accepted":[]}`, ingest.Unmatched)
+		if len(f.sent) > 0 {
+			t.Errorf("sent %v", f.sent)
+		}
+	})
+	t.Run("SRC-02 without verification the path has the secret", func(t *testing.T) {
+		f := newFixture(t)
+		post := func(path string) *http.Request {
+			return httptest.NewRequest("POST", "http://127.0.0.1/sources/open"+path, strings.NewReader(`{}`))
+		}
+		f.wants(t, post("/0123456789abcdef0123456789abcdef"), 202, `sha256_`, ingest.Accepted)
+		f.wants(t, post("/0123456789abcdef0123456789abcdee"), 401, ``, ingest.Unverified)
+		f.wants(t, post(""), 404, ``, "")
+	})
+	t.Run("SRC-02 the URL verification of Slack", func(t *testing.T) {
+		f := newFixture(t)
+		body := `{"type":"url_verification","challenge":"abc"}`
+		r := httptest.NewRequest("POST", "http://127.0.0.1/sources/slack", strings.NewReader(body))
+		r.Header.Set("X-Slack-Request-Timestamp", "1795424400")
+		r.Header.Set("X-Slack-Signature", "v0="+signature(secret, "v0:1795424400:"+body))
+		f.wants(t, r, 200, `{"challenge":"abc"}`, ingest.Verified)
+		f.wants(t, httptest.NewRequest("POST", "http://127.0.0.1/sources/slack", strings.NewReader(body)), 401, ``, ingest.Unverified)
+	})
+	t.Run("SRC-05 GZIP, signed before or after", func(t *testing.T) {
+		f := newFixture(t)
+		zipped := zip(opened)
+		for id, signed := range map[string]string{"d-1": opened, "d-2": zipped} {
+			f := newFixture(t)
+			r := pull(id, zipped)
+			r.Header.Set("Content-Encoding", "gzip")
+			r.Header.Set("X-Hub-Signature-256", "sha256="+signature(secret, signed))
+			f.wants(t, r, 202, id, ingest.Accepted)
+		}
+		r := pull("d-3", strings.Repeat(zipped, 100_000)) // a bomb
+		r.Header.Set("Content-Encoding", "gzip")
+		f.wants(t, r, 413, `"limit":"body"`, ingest.Invalid)
+	})
+	t.Run("SRC-05 a flood is limited", func(t *testing.T) {
+		f := newFixture(t)
+		f.Rate = quota.New("publishRate", "events", quota.Same(1), func(float64) float64 { return 1 })
+		f.wants(t, pull("d-1", opened), 202, `"d-1"`, ingest.Accepted)
+		r := pull("d-2", opened)
+		r.Header.Set("X-Hub-Signature-256", "sha256=00")
+		f.wants(t, r, 401, ``, ingest.Unverified) // and counts nothing
+		f.wants(t, pull("d-3", opened), 429, `"retryAfterSeconds":1`, ingest.Limited)
+	})
+	t.Run("SRC-05 nothing is accepted that is not durable, and the provider sends it again", func(t *testing.T) {
+		f := newFixture(t)
+		f.down = true
+		f.wants(t, pull("d-1", opened), 503, ``, ingest.Unavailable)
+		f.down = false
+		f.wants(t, pull("d-1", opened), 202, `"d-1"`, ingest.Accepted)
+	})
+	t.Run("other requests", func(t *testing.T) {
+		f := newFixture(t)
+		f.wants(t, httptest.NewRequest("GET", "http://127.0.0.1/sources/github", nil), 405, ``, "")
+		f.wants(t, httptest.NewRequest("POST", "http://127.0.0.1/sources/other", nil), 404, ``, "")
+		for _, path := range []string{"alarms", "github/", "open/", "github/a/b", ""} {
+			f.wants(t, httptest.NewRequest("POST", "http://127.0.0.1/sources/"+path, nil), 404, `"kind":"not found"`, "")
+		}
+		f.wants(t, pull("d", strings.Repeat(" ", publish.MaxBody+1)), 413, ``, ingest.Invalid)
+		f.wants(t, pull("d", `{`), 400, `not JSON`, ingest.Invalid)
+		r := pull("d", opened)
+		r.Header.Set("Content-Encoding", "br")
+		f.wants(t, r, 415, `allowed: gzip`, ingest.Invalid)
+	})
+}
+
+func TestUnfit(t *testing.T) {
+	f := newFixture(t)
+	for range 2 {
+		f.wants(t, pull("d-1", renamed), 422, `"pointer":"/data/action"`, ingest.Unfit)
+	}
+	f.wants(t, pull("d-2", `{"action":"opened"}`), 422, `"pointer":"/variables/owner"`, ingest.Unfit)
+	if n := len(f.sent[queue.Dead]); n != 2 {
+		t.Fatalf("SRC-04 %d dead letters, want one for each request", n)
+	}
+	letter, _ := f.letter(t, 0)
+	if letter.Queue != queue.Inbox || !strings.HasPrefix(letter.Reason, "source github: ") || strings.Contains(letter.Body, "signature") {
+		t.Errorf("SRC-04 got %+v", letter)
+	}
+}
+
+func TestBus(t *testing.T) {
+	f := newFixture(t)
+	alarm := `{"version":"0","id":"e-1","detail-type":"Alarm","source":"aws.cloudwatch","time":"2026-11-23T08:00:00Z","detail":{"state":"ALARM"}}`
+	f.read(t, alarm)
+	all := f.events(t)
+	if len(all) != 1 || all[0].ID != "e-1" || all[0].Time.Hour() != 8 || string(all[0].Data) != `{"state":"ALARM"}` || all[0].URI != "event://cloudwatch/alarm" {
+		t.Errorf("SRC-01 got %+v", all)
+	}
+	f.read(t, strings.Replace(alarm, `"Alarm"`, `"Other"`, 1))
+	if len(f.events(t)) != 1 || len(f.sent[queue.Dead]) > 0 || f.outcomes[1].Kind != ingest.Unmatched {
+		t.Errorf("SRC-03 what matches nothing: %+v %+v", f.sent, f.outcomes)
+	}
+	f.read(t, `{"uri":"event://cloudwatch/alarm","data":{}}`)
+	if len(f.events(t)) != 2 {
+		t.Error("SRC-01 an event of a direct sender is none any more")
+	}
+	f.read(t, `{"Type":"Notification","TopicArn":"arn","Message":"x"}`)
+	if len(f.events(t)) != 2 || len(f.sent[queue.Dead]) > 0 {
+		t.Error("SRC-01 a bus without a source is not dropped")
+	}
+}

@@ -1,0 +1,87 @@
+package ingest
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/events/source"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+)
+
+// TestSavedIsLive sends a request and saves the same: mappings see one document. Go takes Host and Transfer-Encoding out of
+// the headers of a request that it serves.
+func TestSavedIsLive(t *testing.T) {
+	documents := make(chan any, 1)
+	documentOf := func(r *http.Request, body []byte) any {
+		doc, err := source.ReadRequest(r, body, nil)
+		if err != nil {
+			return err
+		}
+		return doc
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		documents <- documentOf(r, body)
+	}))
+	defer server.Close()
+	for name, raw := range map[string]string{
+		"with a length": "POST /sources/x?a=1 HTTP/1.1\r\nHost: Events.example\r\nX-A: b\r\nContent-Length: 2\r\n\r\n{}",
+		"in chunks":     "POST /sources/x?a=1 HTTP/1.1\r\nHost: Events.example\r\nX-A: b\r\nTrailer: X-T\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+		"of a proxy":    "POST http://Events.example/sources/x?a=1 HTTP/1.1\r\nHost: other.example\r\nX-A: b\r\nContent-Length: 2\r\n\r\n{}",
+	} {
+		t.Run("SRC-03 SRC-06 "+name, func(t *testing.T) {
+			conn, err := net.Dial("tcp", server.Listener.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if _, err := io.WriteString(conn, raw); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := bufio.NewReader(conn).ReadByte(); err != nil { // the answer has begun
+				t.Fatal(err)
+			}
+			live := <-documents
+			want := map[string]any{
+				"headers": map[string]any{"host": "Events.example", "x-a": "b"}, "query": map[string]any{"a": "1"}, "body": map[string]any{},
+			}
+			if !reflect.DeepEqual(live, want) {
+				t.Errorf("live: %v, want %v", live, want)
+			}
+			r, _, err := savedRequest([]byte(raw))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if saved := documentOf(r, []byte("{}")); !reflect.DeepEqual(saved, want) {
+				t.Errorf("saved: %v, want %v", saved, want)
+			}
+		})
+	}
+}
+
+// FuzzSavedRequest reads anything that a file may hold.
+func FuzzSavedRequest(f *testing.F) {
+	for _, text := range []string{
+		"POST /sources/github HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}\r\n", "A: b\n\n{}", "\n{}", " HTTP/1.1\n\n", "GET HTTP/1.1\nA: b\n\n",
+		"A: b\nA: c\n d\nContent-Length: -1\n\n{}", "POST http://[::1/x HTTP/1.1\n\n", "",
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		r, body, err := savedRequest(raw)
+		if err != nil {
+			if !fault.Is(err, fault.Invalid) && !fault.Is(err, fault.TooLarge) {
+				t.Fatal(err)
+			}
+			return
+		}
+		if r.URL == nil || r.Header == nil || len(body) > len(raw) {
+			t.Fatalf("got %+v with %d bytes of %d", r, len(body), len(raw))
+		}
+	})
+}

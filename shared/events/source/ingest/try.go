@@ -1,0 +1,192 @@
+package ingest
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/textproto"
+	"net/url"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/publish"
+	"github.com/mcp-events/mcpevents/shared/events/source"
+	"github.com/mcp-events/mcpevents/shared/events/source/verify"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+)
+
+// Trial is what a source would publish for a request or a message.
+type Trial struct {
+	Kind Kind `json:"kind"`
+	// Signature is "verified", "not verified: " and why not, or "not checked" and why.
+	Signature string `json:"signature,omitempty"`
+	Reason    string `json:"reason,omitempty"`
+	// Mapping counts from 1; 0 is none.
+	Mapping int    `json:"mapping,omitempty"`
+	Name    string `json:"name,omitempty"`
+	URI     string `json:"uri,omitempty"`
+	ID      string `json:"id,omitempty"`
+	// Time is omitted if it would be that of the request.
+	Time   time.Time       `json:"time,omitzero"`
+	Data   json.RawMessage `json:"data,omitempty"`
+	Faults any             `json:"faults,omitempty"`
+	// Document is what pointers and patterns see.
+	Document any `json:"document,omitempty"`
+}
+
+// Try runs a saved request, as it was on the wire, or a bus's message through a source, and publishes nothing. A bus's
+// message has as many trials as documents. Secrets may be nil: then the signature is not checked. What is no request at
+// all is of kind fault.Invalid.
+func Try(ctx context.Context, cat *catalog.Catalog, s config.Source, raw []byte, now time.Time, secrets lookup) ([]Trial, error) {
+	if s.From != source.HTTP {
+		from, docs, err := source.ReadEnvelope(raw)
+		if err != nil {
+			return nil, err
+		}
+		if from != s.From {
+			return nil, fault.New(fault.Invalid, "the message is none of %s", s.From)
+		}
+		trials := make([]Trial, len(docs))
+		for i, doc := range docs {
+			trials[i] = try(cat, s.Source, doc, nil)
+		}
+		return trials, nil
+	}
+	t, err := tryRequest(ctx, cat, s, raw, now, secrets)
+	if err != nil {
+		return nil, err
+	}
+	return []Trial{t}, nil
+}
+
+func tryRequest(ctx context.Context, cat *catalog.Catalog, s config.Source, raw []byte, now time.Time, secrets lookup) (Trial, error) {
+	r, sent, err := savedRequest(raw)
+	if err != nil {
+		return Trial{}, err
+	}
+	signature, body, err := trySignature(ctx, s, r, sent, now, secrets)
+	if err != nil {
+		return Trial{Kind: kindOf(err), Signature: signature, Reason: fault.Public(err)}, nil
+	}
+	doc, err := source.ReadRequest(r, body, s.Verify.Headers())
+	if err != nil {
+		return Trial{Kind: kindOf(err), Signature: signature, Reason: fault.Public(err)}, nil
+	}
+	if _, ok := challengeOf(s, doc); ok {
+		return Trial{Kind: Verified, Signature: signature, Document: doc}, nil
+	}
+	t := try(cat, s.Source, doc, body)
+	if t.Signature = signature; t.Kind == Accepted && t.Refused() {
+		t.Kind = Unverified
+	}
+	return t, nil
+}
+
+type lookup = func(context.Context, config.Value) (string, error)
+
+// The beginnings of [Trial.Signature].
+const (
+	signatureGood      = "verified"
+	signatureBad       = "not verified"
+	signatureUnchecked = "not checked"
+)
+
+// Refused reports whether the request would be refused for its signature, whatever it would publish.
+func (t Trial) Refused() bool { return strings.HasPrefix(t.Signature, signatureBad) }
+
+// trySignature verifies a saved request and returns its body without its Content-Encoding. Editors end files with a line
+// break, which is no part of a body that is signed without it.
+func trySignature(ctx context.Context, s config.Source, r *http.Request, sent []byte, now time.Time, secrets lookup) (said string, body []byte, err error) {
+	body, err = decode(r.Header, sent)
+	if secrets == nil {
+		return signatureUnchecked, body, err
+	}
+	v, faulty := verifier(ctx, s, secrets)
+	if faulty != nil {
+		return signatureUnchecked + ": " + fault.Public(faulty), body, err
+	}
+	key := strings.TrimPrefix(r.URL.Path, "/sources/"+s.Name+"/")
+	candidates := [][]byte{sent, body}
+	if r.Header.Get("Content-Length") == "" {
+		trimmed := bytes.TrimSuffix(bytes.TrimSuffix(sent, []byte("\n")), []byte("\r"))
+		candidates = [][]byte{trimmed, sent, body}
+	}
+	var refused error
+	for _, candidate := range candidates {
+		if _, refused = v.Verify(verify.Request{Header: r.Header, Body: candidate, Key: key}, now); refused != nil {
+			continue
+		}
+		if !isEncoded(r.Header) {
+			body = candidate
+		}
+		return signatureGood, body, err
+	}
+	return signatureBad + ": " + fault.Public(refused), body, err
+}
+
+func try(cat *catalog.Catalog, s source.Source, doc any, body []byte) Trial {
+	t := Trial{Kind: Unmatched, Document: doc}
+	event, err := s.Map(doc)
+	if event != nil {
+		t.Mapping, t.Name, t.Time, t.Data = event.Mapping+1, event.Name, event.Time, event.Data
+		if t.ID = event.ID; t.ID == "" && body != nil {
+			t.ID = bodyID(body)
+		}
+		event.ID = t.ID
+		var in publish.Input
+		if in, err = address(cat, s, event); err == nil {
+			t.Kind, t.URI = Accepted, in.URI
+			e, refused := publish.Check(cat, in)
+			if t.ID, err = e.ID, unfit(refused); in.ID == "" {
+				t.ID = "" // that of the message
+			}
+		}
+	}
+	if err != nil {
+		t.Kind, t.Reason, t.Faults = kindOf(err), fault.Public(err), faultsOf(err)
+	}
+	return t
+}
+
+// requestLine is the first line of a request: a method, a target and a version. A header may have these words as well, but
+// its name ends with a colon.
+var requestLine = regexp.MustCompile(`^[A-Z]+ \S+ HTTP/[0-9.]+\s*$`)
+
+// savedRequest reads a request as it was on the wire; the first line may be missing. What follows a body of the
+// Content-Length is cut, for editors end files with a line break.
+func savedRequest(raw []byte) (*http.Request, []byte, error) {
+	if len(raw) > publish.MaxBody+64<<10 {
+		return nil, nil, tooLarge()
+	}
+	reader := bufio.NewReader(bytes.NewReader(raw))
+	r := &http.Request{Method: http.MethodPost, URL: &url.URL{}}
+	if first, _, _ := bytes.Cut(raw, []byte("\n")); requestLine.Match(first) {
+		line, _ := reader.ReadString('\n')
+		u, err := url.ParseRequestURI(strings.Fields(line)[1])
+		if err != nil {
+			return nil, nil, fault.New(fault.Invalid, "the first line is not that of an HTTP request, such as POST /sources/github HTTP/1.1")
+		}
+		r.URL = u
+	}
+	header, err := textproto.NewReader(reader).ReadMIMEHeader()
+	if err != nil {
+		return nil, nil, fault.New(fault.Invalid, "the file is not an HTTP request: its headers, an empty line, its body")
+	}
+	r.Header = http.Header(header)
+	r.Host = cmp.Or(r.URL.Host, r.Header.Get("Host")) // as a server has it
+	r.Header.Del("Host")
+	var body bytes.Buffer
+	_, _ = body.ReadFrom(reader) // of memory
+	content := body.Bytes()
+	if n, err := strconv.Atoi(r.Header.Get("Content-Length")); err == nil && n >= 0 && n < len(content) {
+		content = content[:n]
+	}
+	return r, content, nil
+}

@@ -1,0 +1,285 @@
+package ready_test
+
+import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/source"
+	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
+	"github.com/mcp-events/mcpevents/shared/events/source/ready"
+)
+
+// sample is what a provider documents that it sends, and the event that it becomes.
+type sample struct {
+	File string
+	// From is where the provider documents it, Note what is other than there.
+	From, Note string
+	Headers    map[string]string
+	Want       struct {
+		Source, Name, URI, ID string
+		// Time is empty if the provider gives none.
+		Time string
+		Data any
+	}
+	// Arguments are what an agent might subscribe with, and gets the event.
+	Arguments map[string]any
+
+	body []byte
+}
+
+func samples(t *testing.T, provider string) []sample {
+	t.Helper()
+	dir := filepath.Join("testdata", provider)
+	text, err := os.ReadFile(filepath.Join(dir, "samples.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []sample
+	d := yaml.NewDecoder(bytes.NewReader(text))
+	d.KnownFields(true)
+	if err := d.Decode(&all); err != nil {
+		t.Fatal(err)
+	}
+	for i := range all {
+		if all[i].body, err = os.ReadFile(filepath.Join(dir, all[i].File)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return all
+}
+
+// read is what an operator's programs make of the files that are written.
+func read(t *testing.T, providers ...ready.Provider) (*catalog.Catalog, *config.Config) {
+	t.Helper()
+	cat, err := catalog.Parse(ready.Catalog(providers...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Parse(ready.Config(providers...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cat, c
+}
+
+func sourceOf(t *testing.T, c *config.Config, name string) config.Source {
+	t.Helper()
+	i := slices.IndexFunc(c.Sources, func(s config.Source) bool { return s.Name == name })
+	if i < 0 {
+		t.Fatalf("there is no source %s", name)
+	}
+	return c.Sources[i]
+}
+
+// secret is that of all providers.
+const secret = "a-secret-of-the-tests-0123456789"
+
+func TestMain(m *testing.M) {
+	for _, p := range ready.Providers() {
+		for _, name := range variables.FindAllStringSubmatch(string(ready.Config(p)), -1) {
+			if err := os.Setenv(name[1], secret); err != nil {
+				panic(err)
+			}
+		}
+	}
+	os.Exit(m.Run())
+}
+
+func mac(text string) string {
+	h := hmac.New(sha256.New, []byte(secret))
+	h.Write([]byte(text))
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// sign gives the headers and the path that a provider sends a body with, as its documentation says. It is written for
+// the tests alone, so that a mistake in package verify or in a configuration is none here too.
+func sign(provider string, body []byte, now time.Time) (path string, headers map[string]string) {
+	text, at := string(body), now.Unix()
+	path = "/sources/" + provider
+	switch provider {
+	case "github":
+		headers = map[string]string{"X-Hub-Signature-256": "sha256=" + mac(text)}
+	case "stripe":
+		headers = map[string]string{"Stripe-Signature": fmt.Sprintf("t=%d,v1=%s", at, mac(fmt.Sprintf("%d.%s", at, text)))}
+	case "slack":
+		headers = map[string]string{"X-Slack-Request-Timestamp": fmt.Sprint(at), "X-Slack-Signature": "v0=" + mac(fmt.Sprintf("v0:%d:%s", at, text))}
+	case "linear":
+		headers = map[string]string{"Linear-Signature": mac(text)}
+	case "pagerduty": // while the secret is rotated, there are two
+		headers = map[string]string{"X-PagerDuty-Signature": "v1=" + strings.Repeat("0f", 32) + ",v1=" + mac(text)}
+	case "alertmanager":
+		path += "/" + secret
+	}
+	return path, headers
+}
+
+// request is a sample as it is on the wire.
+func (s sample) request(provider string, now time.Time) []byte {
+	path, headers := sign(provider, s.body, now)
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "POST %s HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n", path, len(s.body))
+	for _, h := range []map[string]string{s.Headers, headers} {
+		for name, value := range h {
+			fmt.Fprintf(&b, "%s: %s\r\n", name, value)
+		}
+	}
+	b.WriteString("\r\n")
+	b.Write(s.body)
+	return b.Bytes()
+}
+
+// TestSamples has each sample go through its source and the catalog's schema, as mcpevents source check does.
+func TestSamples(t *testing.T) {
+	for _, p := range ready.Providers() {
+		cat, c := read(t, p)
+		used := map[string]bool{} // mappings
+		for _, s := range samples(t, p.Name) {
+			t.Run("SRC-06 "+p.Name+" "+s.File, func(t *testing.T) {
+				if u, err := url.Parse(s.From); err != nil || u.Scheme != "https" {
+					t.Errorf("from %q, which is not a page", s.From)
+				}
+				src, now := sourceOf(t, c, s.Want.Source), time.Now()
+				got := try(t, cat, src, s, p.Name, now)
+				used[fmt.Sprint(s.Want.Source, got.Mapping)] = true
+				if again := try(t, cat, src, s, p.Name, now.Add(time.Minute)); got.ID == "" || again.ID != got.ID || again.URI != got.URI {
+					t.Errorf("redelivered, it has the id %q and the URI %s; first it had %q and %s", again.ID, again.URI, got.ID, got.URI)
+				}
+			})
+		}
+		for _, s := range c.Sources {
+			for i := range s.Events {
+				if !used[fmt.Sprint(s.Name, i+1)] {
+					t.Errorf("SRC-06: source %s, mapping %d has no sample", s.Name, i+1)
+				}
+			}
+		}
+	}
+}
+
+// try compares the event of a sample with the one that it should become.
+func try(t *testing.T, cat *catalog.Catalog, src config.Source, s sample, provider string, now time.Time) ingest.Trial {
+	t.Helper()
+	raw := s.body
+	if src.From == source.HTTP {
+		raw = s.request(provider, now)
+	}
+	trials, err := ingest.Try(t.Context(), cat, src, raw, now, config.Environment)
+	if err != nil || len(trials) != 1 {
+		t.Fatalf("%d events, %v", len(trials), err)
+	}
+	got := trials[0]
+	if got.Kind != ingest.Accepted || src.From == source.HTTP && got.Signature != "verified" {
+		t.Fatalf("%s, signature %s: %s %v", got.Kind, got.Signature, got.Reason, got.Faults)
+	}
+	if got.Name != s.Want.Name || got.URI != s.Want.URI || s.Want.ID != "" && got.ID != s.Want.ID {
+		t.Errorf("got %s %s %q, want %s %s %q", got.Name, got.URI, got.ID, s.Want.Name, s.Want.URI, s.Want.ID)
+	}
+	if want := instant(t, s.Want.Time); !got.Time.Equal(want) {
+		t.Errorf("the time is %s, want %s", got.Time, want)
+	}
+	if want := document(t, s.Want.Data); !reflect.DeepEqual(decoded(t, got.Data), want) {
+		t.Errorf("the data is %s, want %v", got.Data, want)
+	}
+	return got
+}
+
+// TestNullDraft: servers that know no drafts send null.
+func TestNullDraft(t *testing.T) {
+	github, err := ready.Select("github")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cat, c := read(t, github...)
+	for _, s := range samples(t, "github") {
+		if s.File != "pull_request.labeled.json" {
+			continue
+		}
+		s.body = bytes.Replace(s.body, []byte(`"draft": false`), []byte(`"draft": null`), 1)
+		s.Want.Data.(map[string]any)["draft"] = nil
+		t.Run("SRC-06 a pull request whose draft is null", func(t *testing.T) {
+			try(t, cat, sourceOf(t, c, "github"), s, "github", time.Now())
+		})
+	}
+}
+
+func instant(t *testing.T, text string) (at time.Time) {
+	t.Helper()
+	if text == "" {
+		return at
+	}
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// document is a value of YAML as JSON has it.
+func document(t *testing.T, v any) any {
+	t.Helper()
+	text, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return decoded(t, text)
+}
+
+func decoded(t *testing.T, text []byte) (v any) {
+	t.Helper()
+	if err := json.Unmarshal(text, &v); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// TestSources: what is written is one configuration, whose sources fit the catalog beside it.
+func TestSources(t *testing.T) {
+	all := ready.Providers()
+	cat, c := read(t, all...)
+	t.Run("SRC-06 all sources fit the catalog", func(t *testing.T) {
+		used := map[string]bool{}
+		for _, s := range c.Sources {
+			if err := ingest.CheckCatalog(cat, s); err != nil {
+				t.Error(err)
+			}
+			for _, m := range s.Events {
+				used[m.Name] = true
+			}
+		}
+		for _, e := range cat.Entries() {
+			if !used[e.Name] {
+				t.Errorf("no source makes %s", e.Name)
+			}
+		}
+	})
+	for _, p := range all {
+		_, own := read(t, p)
+		for _, s := range own.Sources {
+			t.Run("SRC-06 the steps of "+p.Name+" say where "+s.Name+" is", func(t *testing.T) {
+				where := "the source `" + s.Name + "`"
+				if s.From == source.HTTP {
+					where = "`https://HOST/sources/" + s.Name
+				}
+				if (s.From == source.HTTP || len(own.Sources) > 1) && !strings.Contains(strings.Join(p.Setup, "\n"), where) {
+					t.Errorf("no step names %s", where)
+				}
+			})
+		}
+	}
+}

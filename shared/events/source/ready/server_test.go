@@ -1,0 +1,148 @@
+package ready_test
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/source"
+	"github.com/mcp-events/mcpevents/shared/events/source/ready"
+)
+
+// patience bounds every wait.
+const patience = time.Minute
+
+// TestServer sends samples as their providers do, and again as they redeliver, to an embedded server with the files as they
+// are written. Each is one event, for who asks for it as an agent might, and for no one who asks with one argument changed
+// into what the event does not have.
+func TestServer(t *testing.T) {
+	for _, p := range ready.Providers() {
+		_, c := read(t, p)
+		for _, s := range samples(t, p.Name) {
+			t.Run("SRC-06 "+p.Name+" "+s.File+" is one event, for who asks for it", func(t *testing.T) {
+				t.Parallel()
+				base := serve(t, p)
+				asks := follow(t, base, s.Want.Name, s.Arguments)
+				others := map[string]*follower{}
+				for name, value := range s.Arguments {
+					changed := maps.Clone(s.Arguments)
+					changed[name] = other(value)
+					others[name] = follow(t, base, s.Want.Name, changed)
+				}
+				want := []string{"mark"}
+				if sourceOf(t, c, s.Want.Source).From == source.HTTP { // what comes by the inbox queue is for AWS
+					began := time.Now()
+					first, second := post(t, base, p.Name, s, began), post(t, base, p.Name, s, began.Add(30*time.Second))
+					if len(first) != 1 || !reflect.DeepEqual(first, second) {
+						t.Fatalf("accepted %v, and again %v", first, second)
+					}
+					if first[0].URI != s.Want.URI || s.Want.ID != "" && first[0].ID != s.Want.ID {
+						t.Errorf("accepted %v, want %s %s", first, s.Want.ID, s.Want.URI)
+					}
+					want = []string{first[0].ID, "mark"}
+				}
+				mark(t, base, s)
+				var got []string
+				for end := time.Now().Add(patience); !slices.Contains(got, "mark") && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+					got = append(got, asks.poll(t)...)
+				}
+				if !slices.Equal(got, want) {
+					t.Errorf("got %v with %v, want %v", got, s.Arguments, want)
+				}
+				for name, o := range others {
+					if got := o.poll(t); len(got) > 0 {
+						t.Errorf("got %v though %s is not %v", got, name, o.arguments[name])
+					}
+				}
+			})
+		}
+	}
+}
+
+// serve starts a server with what is written for a provider.
+func serve(t *testing.T, p ready.Provider) (url string) {
+	t.Helper()
+	_, c := read(t, p)
+	s, err := server.New(t.Context(), server.Options{
+		Data: ":memory:", Catalog: ready.Catalog(p), CatalogName: ready.CatalogFile, Config: c, Auth: auth.ModeNone,
+		Limits: server.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := httptest.NewServer(s.Handler())
+	t.Cleanup(func() {
+		h.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := s.Shutdown(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return h.URL
+}
+
+type accepted struct{ ID, URI string }
+
+// post sends a sample, signed at a time.
+func post(t *testing.T, base, provider string, s sample, at time.Time) []accepted {
+	t.Helper()
+	path, headers := sign(provider, s.body, at)
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, base+path, strings.NewReader(string(s.body)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	for _, all := range []map[string]string{s.Headers, headers} {
+		for name, value := range all {
+			r.Header.Set(name, value)
+		}
+	}
+	var answer struct{ Accepted []accepted }
+	exchange(t, r, http.StatusAccepted, &answer)
+	return answer.Accepted
+}
+
+func exchange(t *testing.T, r *http.Request, status int, out any) {
+	t.Helper()
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != status {
+		t.Fatalf("status %d, %v: %s", resp.StatusCode, err, text)
+	}
+	if err := json.Unmarshal(text, out); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mark publishes one more event to the URI of a sample. Events of a URI are logged in their order, so whoever sees this
+// one sees all that came before it.
+func mark(t *testing.T, base string, s sample) {
+	t.Helper()
+	body, err := json.Marshal(map[string]any{"id": "mark", "uri": s.Want.URI, "data": s.Want.Data})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, base+"/events", strings.NewReader(string(body)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	var answer any
+	exchange(t, r, http.StatusAccepted, &answer)
+}

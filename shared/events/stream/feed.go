@@ -1,0 +1,312 @@
+package stream
+
+import (
+	"cmp"
+	"context"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+)
+
+// Feed is what one stream reads. All its methods are called by one goroutine.
+type Feed struct {
+	// Truncated reports that the log no longer holds everything since the cursor. Events may be missing.
+	Truncated bool
+
+	tails     *Tails
+	workspace string
+	sole      bool
+	wants     func(*event.Event) bool
+	ordered   bool // the store orders all partitions; see order.go
+	// begin is the position from which the feed was opened, and given when that was the end of the log; see
+	// [eventlog.Cursor.Given].
+	begin, given int64
+	// wake receives when there is something to return, and when the feed has ended.
+	wake chan struct{}
+
+	mu      sync.Mutex
+	in      []*batch // from the tails, not taken yet
+	waiting load     // of in
+	taken   load     // live entries that the reader has taken from in and not returned
+	// catchingUp says that entries of the past come first, so the number of waiting entries says nothing about the
+	// reader's speed.
+	catchingUp bool
+	missed     map[string]bool // partitions with a batch that was dropped because too much waits
+	later      map[string]bool // partitions whose tails stay before an item of a later release
+	held       bool            // every batch wakes the reader: an entry waits until the other sources are as far
+	err        error
+
+	parts  map[string]*source
+	back   []*source // the sources that still read their past
+	ahead  load      // live entries in the sources, if the store is ordered
+	old    int       // other entries there
+	passed bool      // entries of the past were dropped since the last delivery
+	queue  []queued  // unless the store is ordered
+	sent   recent
+	resume map[uint64]struct{} // the hashes of the cursor whose entries were not met yet
+}
+
+// source is one partition of a feed.
+type source struct {
+	part    eventlog.Partition
+	pattern string // the key of the pattern, or the topic; no two patterns share a partition
+	topic   bool
+	start   int64
+	floor   int64  // every entry with a key up to it was returned
+	past    int64  // how far the feed itself has read
+	bound   int64  // no floor of the past may pass it; 0 is no bound
+	handed  int64  // the greatest key returned, where keys grow in commit order
+	place   uint64 // names the partition of a concrete URI in a cursor
+	// stuck says that the next item is of a later release. The source keeps its position, so that a client that resumes
+	// when that release runs gets everything after it, and the other sources go on.
+	stuck bool
+
+	// The rest is for an ordered store.
+	ahead    []queued     // read and not returned yet
+	caughtUp bool         // the tail brings everything else
+	written  func() int64 // the last key that was written; nil if the store does not tell
+}
+
+type queued struct {
+	src   *source
+	entry eventlog.Entry
+	floor int64 // of the source once this is returned; 0 leaves it
+	read  time.Time
+	live  bool // from a tail, so it counts as waiting
+}
+
+// Open starts a feed. It records the interest in parents and wildcards before it returns, so the feed returns every
+// event that is published afterwards. Without a cursor the feed begins at the end of the log. A cursor of another
+// server is a fault of kind Invalid.
+func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
+	f := &Feed{
+		tails: ts, workspace: r.Workspace, sole: r.Sole, wants: r.Wants, ordered: ts.Log.DB.Ordered(),
+		wake: make(chan struct{}, 1), parts: map[string]*source{},
+	}
+	opened, now := ts.Log.Time().UnixMicro(), ts.Log.Position()
+	from := func(eventlog.Partition) int64 { return now }
+	f.begin, f.given = now, opened
+	topics := cmp.Or(r.TopicsAfter, now)
+	if r.Cursor != "" {
+		c, err := ts.Sealer.Open(r.Workspace, r.Cursor)
+		if err != nil {
+			return nil, err
+		}
+		f.begin, f.given = c.At, c.Given
+		from = func(p eventlog.Partition) int64 {
+			start, truncated := ts.reach(c, p, r.MaxAge)
+			f.Truncated = f.Truncated || truncated
+			return start
+		}
+		if !r.Sole && len(r.Topics) > 0 {
+			topics = from(eventlog.Partition{})
+		}
+		f.resume = make(map[uint64]struct{}, len(c.Sent))
+		for _, h := range c.Sent {
+			f.resume[h] = struct{}{}
+		}
+	}
+	for _, p := range r.Patterns {
+		if err := f.add(ctx, p, from); err != nil {
+			f.Close()
+			return nil, err
+		}
+	}
+	if r.Cursor == "" && !f.ordered {
+		if err := f.beginAtEnd(ctx); err != nil {
+			f.Close()
+			return nil, err
+		}
+	}
+	for _, t := range r.Topics {
+		for _, p := range ts.topics(ctx, r.Workspace, t) {
+			f.join(&source{part: p, pattern: t, topic: true}, topics, nil)
+		}
+	}
+	return f, nil
+}
+
+// Add subscribes the feed to another pattern, from a position on (see [eventlog.Log.Position]).
+func (f *Feed) Add(ctx context.Context, p subscription.Pattern, after int64) error {
+	return f.add(ctx, p, func(eventlog.Partition) int64 { return after })
+}
+
+func (f *Feed) add(ctx context.Context, p subscription.Pattern, from func(eventlog.Partition) int64) error {
+	parts := p.Partitions(f.tails.Log, f.workspace)
+	if len(parts) == 1 {
+		part := parts[0]
+		f.join(&source{part: part, pattern: p.Key, place: f.tails.Sealer.PlaceOf(part, 0).Partition}, from(part), nil)
+		return nil
+	}
+	renew := func(ctx context.Context) error {
+		_, err := subscription.Interested(ctx, f.tails.DB, f.tails.Log, f.workspace, p)
+		return err
+	}
+	in, err := subscription.Interested(ctx, f.tails.DB, f.tails.Log, f.workspace, p)
+	if err != nil {
+		return err
+	}
+	for _, part := range parts {
+		start := from(part)
+		if since := in.Reaches(); since > max(start, f.given) && f.resume != nil {
+			f.Truncated = true
+			start = since
+		}
+		f.join(&source{part: part, pattern: p.Key}, start, renew)
+	}
+	return nil
+}
+
+func (f *Feed) join(s *source, start int64, renew func(context.Context) error) {
+	if f.parts[s.part.Name()] != nil {
+		return
+	}
+	s.start, s.floor, s.past = start, start, start
+	f.parts[s.part.Name()] = s
+	f.back = append(f.back, s)
+	f.mu.Lock()
+	f.catchingUp = true
+	f.mu.Unlock()
+	s.written = f.tails.join(f, s.part, renew)
+}
+
+// Remove ends the subscription to a pattern. The feed may still return events of it that it has read.
+func (f *Feed) Remove(p subscription.Pattern) { f.remove(p.Key, false) }
+
+// Follow adds a topic to the feed, from a position on; see [Request.Topics].
+func (f *Feed) Follow(topic string, after int64) {
+	f.join(&source{part: eventlog.Topic(f.workspace, topic), pattern: topic, topic: true}, after, nil)
+}
+
+// Unfollow removes a topic that [Feed.Follow] added.
+func (f *Feed) Unfollow(topic string) { f.remove(topic, true) }
+
+func (f *Feed) remove(pattern string, topic bool) {
+	for name, s := range f.parts {
+		if s.pattern == pattern && s.topic == topic {
+			f.tails.leave(f, s.part)
+			delete(f.parts, name)
+			for _, q := range s.ahead {
+				f.left(q)
+			}
+		}
+	}
+}
+
+// Ready receives when [Feed.Poll] has something again after it had nothing.
+func (f *Feed) Ready() <-chan struct{} { return f.wake }
+
+// Poll returns the next delivery. ok is false if there is none now, or if Poll has dropped so many entries that the
+// caller should have a turn, e.g. for a heartbeat. Then [Feed.Ready] receives immediately. Poll fails with [ErrSlow] or
+// [ErrClosed] when the feed has ended.
+func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
+	if err := f.ended(); err != nil {
+		return Delivery{}, false, err
+	}
+	if f.ordered {
+		return f.pollInOrder(ctx)
+	}
+	for left := effort; ; {
+		for len(f.queue) > 0 {
+			if left <= 0 {
+				f.wakeLater()
+				return Delivery{}, false, nil
+			}
+			left--
+			q := f.queue[0]
+			if f.queue = f.queue[1:]; len(f.queue) == 0 {
+				f.queue = nil // a quiet stream keeps no memory
+			}
+			if d, ok := f.take(q); ok {
+				return d, true, nil
+			}
+		}
+		f.readMissed()
+		if len(f.back) > 0 {
+			if left <= 0 {
+				f.wakeLater()
+				return Delivery{}, false, nil
+			}
+			left -= pageEffort
+			if err := f.readPast(ctx); err != nil {
+				return Delivery{}, false, err
+			}
+			continue
+		}
+		f.mu.Lock()
+		in, err := f.in, f.err
+		f.in, f.waiting, f.catchingUp = nil, load{}, false
+		f.mu.Unlock()
+		if err != nil || len(in) == 0 {
+			return Delivery{}, false, err
+		}
+		for _, b := range in {
+			if s := f.parts[b.part.Name()]; s != nil && !s.stuck {
+				f.enqueue(s, b.entries, b.floor, b.read, true)
+			}
+		}
+	}
+}
+
+// effort bounds one call of [Feed.Poll]. Each entry that it drops costs 1, and each page that it reads costs pageEffort.
+const (
+	effort     = 1000
+	pageEffort = effort / 25
+)
+
+// CursorMoved reports whether the feed has dropped entries of its past since its last delivery or the last call. Then
+// [Feed.Cursor] may be far after the last delivery's cursor, and a client that gets it need not read them again.
+func (f *Feed) CursorMoved() bool {
+	moved := f.passed
+	f.passed = false
+	return moved
+}
+
+// take turns an entry into a delivery, unless it was sent before or its pattern was removed.
+func (f *Feed) take(q queued) (Delivery, bool) {
+	if f.parts[q.src.part.Name()] != q.src {
+		return Delivery{}, false
+	}
+	q.src.floor = max(q.src.floor, q.floor)
+	id := q.entry.ID()
+	if id == "" || q.entry.Key <= max(q.src.start, q.src.handed) {
+		return Delivery{}, false
+	}
+	f.passed = f.passed || !q.live
+	if f.tails.Log.LookBack(q.src.part) == 0 {
+		q.src.handed = q.entry.Key
+	}
+	if f.wants != nil && q.entry.Event != nil && !f.wants(q.entry.Event) {
+		return Delivery{}, false
+	}
+	if !f.sent.add(id, q.entry.Key, q.src.place != 0) {
+		return Delivery{}, false
+	}
+	if len(f.resume) > 0 {
+		hash := f.tails.Sealer.Hash(id)
+		if _, ok := f.resume[hash]; ok {
+			delete(f.resume, hash) // f.sent has it now
+			return Delivery{}, false
+		}
+	}
+	d := Delivery{Event: q.entry.Event, Cursor: f.Cursor(), Read: q.read}
+	switch {
+	case q.src.topic: // a lost notice is a notice without a text
+		d.Topic, d.Notice = q.src.pattern, q.entry.Notice
+	case q.entry.Lost:
+		d.Lost = q.src.pattern
+	}
+	f.passed = false
+	return d, true
+}
+
+// Close ends the feed. It may be called more than once.
+func (f *Feed) Close() {
+	f.fail(ErrClosed)
+	for _, s := range f.parts {
+		f.tails.leave(f, s.part)
+	}
+}

@@ -1,0 +1,392 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"math"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+)
+
+// PollRequest says what a poll wants and from where.
+type PollRequest struct {
+	Workspace string
+	Pattern   subscription.Pattern
+	// Cursor is where a poll, a stream or a webhook of the same pattern ended. Empty begins now.
+	Cursor string
+	// MaxAge is as in [Request].
+	MaxAge time.Duration
+	// Wants drops events; nil keeps all.
+	Wants func(*event.Event) bool
+	// Most bounds the events of the page, Bytes the sum of their payloads. The first event is taken whatever its
+	// size.
+	Most, Bytes int
+}
+
+// Page is the result of a poll.
+type Page struct {
+	Events []*event.Event
+	// Cursor resumes after them, in any mode and at any instance.
+	Cursor string
+	// Truncated is as in [Feed], or says that some events cannot be read.
+	Truncated bool
+	// More reports that there are more events now.
+	More bool
+	// Quiet is for how long polls with this cursor returned nothing.
+	Quiet time.Duration
+}
+
+// Bounds of the events, and of their payloads, that one poll examines, whether or not its filters drop them.
+const (
+	maxExamined      = 2000
+	maxExaminedBytes = 8 << 20
+)
+
+// maxOpen is the most entries within the window that a poll returns: what its cursor can name, less one for each
+// partition, whose next entry may have the same key as one of them.
+const maxOpen = eventlog.MaxSent - eventlog.Shards
+
+// Poll reads the events after a cursor once, without a tail and without state. It reads the store once for a concrete
+// URI and once per partition for a wildcard.
+//
+// Poll merges the events of several partitions by their keys, so that the cursor can be one position for all of them.
+// That position must not pass an event that is committed to a partition after Poll has read it. An ordered store has an
+// end, which Poll takes before the first read, and it reads every partition only up to that end. Where writers stamp,
+// smaller keys may still be committed within [eventlog.Window] of now. There the cursor stays behind the window and
+// names the events that were sent since. If it has no room for an event, the event waits until it is older than the
+// window.
+//
+// A partition stops before an item of a later release. The cursor then holds a position of its own for that partition, so
+// the others go on, and the client gets the rest of the partition when that release answers its poll.
+func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
+	p := poll{tails: ts, request: r, began: ts.Log.Time(), seen: map[string]bool{}, resume: map[uint64]sentEntry{}}
+	p.settled = p.began.Add(-eventlog.Window).UnixMicro()
+	if ts.Log.DB.Ordered() {
+		p.settled = ts.Log.Position()
+	}
+	p.lastTraffic = p.began.UnixMicro()
+	var reaches int64
+	if r.Pattern.Kind != subscription.Concrete {
+		in, err := ts.interested(ctx, r.Workspace, r.Pattern)
+		if err != nil {
+			return nil, err
+		}
+		reaches = in.Reaches()
+	}
+	if r.Cursor == "" {
+		c, err := p.fresh(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return p.page(c), nil
+	}
+	c, err := ts.Sealer.Open(r.Workspace, r.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	parts := r.Pattern.Partitions(ts.Log, r.Workspace)
+	var sole eventlog.Partition
+	if len(parts) == 1 {
+		sole = parts[0]
+	}
+	p.start, p.truncated = ts.reach(c, sole, r.MaxAge)
+	if reaches > max(p.start, c.Given) {
+		p.start, p.truncated = reaches, true
+	}
+	p.given = c.Given
+	for _, hash := range c.Sent {
+		p.resume[hash] = sentEntry{hash: hash}
+	}
+	p.open = len(p.resume)
+	if p.lastTraffic = c.Last; c.Last == 0 {
+		p.lastTraffic = c.At
+	}
+	p.join()
+	if len(c.Places) > 0 && len(parts) > 1 {
+		for _, s := range p.readers { // an earlier poll stopped in some of them
+			start, truncated := ts.reach(c, s.part, r.MaxAge)
+			if start < p.start {
+				s.start, s.pos, s.apart = start, start, true
+				p.truncated = p.truncated || truncated
+			}
+		}
+	}
+	if err := p.read(ctx); err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "poll the log")
+	}
+	if len(p.events) > 0 || p.held {
+		p.lastTraffic = p.began.UnixMicro()
+	}
+	return p.page(p.position()), nil
+}
+
+// poll is the state of one [Tails.Poll].
+type poll struct {
+	tails   *Tails
+	request PollRequest
+
+	began     time.Time
+	settled   int64 // no key up to it will be committed any more; an ordered store is read up to here
+	start     int64
+	given     int64 // of the old cursor; see [eventlog.Cursor.Given]
+	truncated bool
+	exact     bool // one partition, whose keys grow in commit order, or an ordered store
+
+	readers []*pollReader
+	events  []*event.Event
+	bytes   int
+	seen    map[string]bool // entries by their ids
+	// resume are the hashes of the cursor, each with the entry once that was met.
+	resume   map[uint64]sentEntry
+	sent     []sentEntry // by this poll, unless the partition is exact
+	open     int         // how many hashes the next cursor may have to name
+	examined int
+	// examinedBytes is the sum of the payloads examined.
+	examinedBytes int
+	last          int64 // the greatest key examined
+	lastTraffic   int64
+	more, held    bool
+}
+
+type sentEntry struct {
+	hash uint64
+	key  int64
+	from *pollReader // nil if the entry was not met yet
+}
+
+// pollReader reads one partition ahead.
+type pollReader struct {
+	part  eventlog.Partition
+	limit int
+	ahead []eventlog.Entry
+	start int64
+	pos   int64 // how far it has read
+	more  bool
+	later bool  // the next item is of a later release
+	apart bool  // is or was later, so its position is not that of the others
+	floor int64 // where the next poll begins
+}
+
+// reached is the position up to which every entry was taken; [math.MaxInt64] if nothing is left.
+func (s *pollReader) reached() int64 {
+	switch {
+	case len(s.ahead) > 0:
+		return s.ahead[0].Key - 1
+	case s.more, s.later:
+		return s.pos
+	}
+	return math.MaxInt64
+}
+
+func (p *poll) join() {
+	parts := p.request.Pattern.Partitions(p.tails.Log, p.request.Workspace)
+	limit := p.request.Most + 1
+	if len(parts) > 1 {
+		limit = max(10, limit/4)
+	}
+	p.exact = p.tails.Log.LookBack(parts[0]) == 0 // an own partition is the only one
+	for _, part := range parts {
+		p.readers = append(p.readers, &pollReader{part: part, limit: min(limit, pageSize), start: p.start, pos: p.start, more: true})
+	}
+}
+
+// fresh is the cursor at the end of the log. Where writers stamp, a clock may have been set back. So an own partition
+// ends at its last key, and for the others the cursor names the entries that are there.
+func (p *poll) fresh(ctx context.Context) (c eventlog.Cursor, err error) {
+	log, r := p.tails.Log, p.request
+	if len(r.Pattern.Partitions(log, r.Workspace)) == 1 || log.DB.Ordered() {
+		c.Given = p.began.UnixMicro()
+		c.At, err = log.EndOf(ctx, r.Workspace, r.Pattern.Key)
+		return c, err
+	}
+	p.start = log.Position()
+	c.At = p.start
+	p.join()
+	for more := true; more; {
+		if err := p.readAll(ctx); err != nil {
+			return c, fault.Wrap(fault.Unavailable, err, "read the end of the log")
+		}
+		more = false
+		for _, s := range p.readers {
+			for _, e := range s.ahead {
+				c.Sent = append(c.Sent, p.tails.Sealer.Hash(e.ID()))
+			}
+			s.ahead = nil
+			more = more || s.more
+		}
+	}
+	return c, nil
+}
+
+// readAll reads a page of every partition.
+func (p *poll) readAll(ctx context.Context) error {
+	var all errgroup.Group
+	for _, s := range p.readers {
+		all.Go(func() (err error) {
+			defer fault.Recovered(&err)
+			return p.ahead(ctx, s)
+		})
+	}
+	return all.Wait()
+}
+
+// read fills the page from the readers, in the order of the keys, until it is full or nothing is left.
+func (p *poll) read(ctx context.Context) error {
+	if err := p.readAll(ctx); err != nil {
+		return err
+	}
+	for {
+		s, err := p.next(ctx)
+		if err != nil || s == nil {
+			return err
+		}
+		if p.examined == maxExamined || p.examinedBytes >= maxExaminedBytes {
+			p.more = true
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if e := s.ahead[0].Event; e != nil {
+			p.examinedBytes += len(e.Data)
+		}
+		if !p.take(s, s.ahead[0]) {
+			return nil
+		}
+		p.examined++
+		p.last = s.ahead[0].Key
+		s.ahead = s.ahead[1:]
+	}
+}
+
+// next is the reader with the smallest key; nil when nothing is left.
+func (p *poll) next(ctx context.Context) (first *pollReader, err error) {
+	for _, s := range p.readers {
+		if err := p.ahead(ctx, s); err != nil {
+			return nil, err
+		}
+		if len(s.ahead) > 0 && (first == nil || s.ahead[0].Key < first.ahead[0].Key) {
+			first = s
+		}
+	}
+	return first, nil
+}
+
+// ahead reads until a reader has its next entry, if there is one that this release can read.
+func (p *poll) ahead(ctx context.Context, s *pollReader) (err error) {
+	for len(s.ahead) == 0 && s.more {
+		s.ahead, s.more, s.pos, err = p.tails.Log.ReadUntil(ctx, s.part, s.pos, p.settled, s.limit)
+		if errors.Is(err, eventlog.ErrLater) { // logged once by the log
+			s.more, s.later, s.apart = false, true, len(p.readers) > 1
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take puts an entry on the page, or drops it if it does not belong there. It reports false when there is no room.
+func (p *poll) take(s *pollReader, e eventlog.Entry) bool {
+	id := e.ID()
+	if e.Event == nil && !e.Lost || p.seen[id] || e.Event != nil && p.request.Wants != nil && !p.request.Wants(e.Event) {
+		return true
+	}
+	hash := p.tails.Sealer.Hash(id)
+	open := !p.exact && e.Key > p.settled
+	if _, known := p.resume[hash]; known {
+		p.seen[id] = true
+		if p.resume[hash] = (sentEntry{hash, e.Key, s}); !open {
+			p.open--
+		}
+		return true
+	}
+	size := size(e)
+	switch {
+	case !e.Lost && (len(p.events) >= p.request.Most || len(p.events) > 0 && p.bytes+size > p.request.Bytes):
+		p.more = true
+		return false
+	case open && p.open >= maxOpen:
+		p.held = true
+		return false
+	case open:
+		p.open++
+	}
+	if !p.exact {
+		p.sent = append(p.sent, sentEntry{hash, e.Key, s})
+	}
+	p.seen[id] = true
+	if e.Lost {
+		p.truncated = true
+		return true
+	}
+	p.events = append(p.events, e.Event)
+	p.bytes += size
+	return true
+}
+
+// position is the cursor for the next poll.
+func (p *poll) position() eventlog.Cursor {
+	at, rest := int64(math.MaxInt64), false
+	for _, s := range p.readers {
+		reached := s.reached()
+		rest = rest || reached < math.MaxInt64
+		if !s.apart {
+			at = min(at, reached)
+		}
+	}
+	switch {
+	case !p.exact:
+		at = min(at, p.settled)
+	case at == math.MaxInt64:
+		at = max(p.last, p.settled)
+	}
+	c := eventlog.Cursor{At: max(at, p.start)}
+	for _, s := range p.readers {
+		s.floor = c.At
+		if !s.apart {
+			continue
+		}
+		reached := s.reached()
+		if !p.exact {
+			reached = min(reached, p.settled)
+		}
+		if s.floor = min(c.At, max(reached, s.start)); s.floor < c.At {
+			c.Places = append(c.Places, p.tails.Sealer.PlaceOf(s.part, s.floor))
+		}
+	}
+	switch {
+	case !p.tails.Log.DB.Ordered():
+	case rest:
+		c.Given = p.given // everything after the position is later than that
+	default:
+		c.Given = p.began.UnixMicro()
+	}
+	for _, s := range p.sent {
+		if s.key > s.from.floor {
+			c.Sent = append(c.Sent, s.hash)
+		}
+	}
+	for hash, s := range p.resume {
+		if s.from == nil && rest || s.from != nil && s.key > s.from.floor {
+			c.Sent = append(c.Sent, hash)
+		}
+	}
+	return c
+}
+
+func (p *poll) page(c eventlog.Cursor) *Page {
+	c.Last = p.lastTraffic
+	return &Page{
+		Events: p.events, Truncated: p.truncated, More: p.more,
+		Cursor: p.tails.Sealer.Seal(p.request.Workspace, c),
+		Quiet:  max(0, p.began.Sub(time.UnixMicro(p.lastTraffic))),
+	}
+}

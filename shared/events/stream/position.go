@@ -1,0 +1,105 @@
+package stream
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+)
+
+// reach returns where a reader with a cursor starts in a partition. It is truncated when the log no longer has the events
+// after the cursor, or the client wants none so old. Where writers stamp, a cursor is up to a window before the moment
+// at which it was given; that is no gap.
+func (ts *Tails) reach(c eventlog.Cursor, p eventlog.Partition, maxAge time.Duration) (start int64, truncated bool) {
+	floor := ts.Log.Oldest()
+	if maxAge > 0 {
+		floor = max(floor, ts.Log.Time().Add(-maxAge-eventlog.Window).UnixMicro())
+	}
+	return ts.Log.Reach(c, ts.Sealer.From(c, p), floor)
+}
+
+// changeLag is how long before a reader learns of a changed catalog fanout may have used it to write the log.
+const changeLag = 2 * time.Minute
+
+// AfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog gives to an open
+// stream. If an event type gives up its order, its events go to other partitions as soon as fanout knows, so those must
+// be read from before the stream learned of the change.
+func (ts *Tails) AfterChange(p subscription.Pattern) int64 {
+	after := ts.Log.Position() - time.Second.Microseconds()
+	if p.Unordered {
+		after -= changeLag.Microseconds()
+	}
+	return after
+}
+
+// interested is [subscription.Interested] at most once in an eighth of the retention, for each pattern and process.
+func (ts *Tails) interested(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error) {
+	key := workspace + "#" + p.Key
+	now := ts.Log.Time()
+	in, ok := ts.interests.Get(key)
+	retention := now.Sub(time.UnixMicro(ts.Log.Oldest()))
+	if ok && in.Until.Sub(now) > retention-retention/8 {
+		return in, nil
+	}
+	in, err := subscription.Interested(ctx, ts.DB, ts.Log, workspace, p)
+	if err != nil {
+		return in, err
+	}
+	ts.interests.Put(key, in)
+	return in, nil
+}
+
+// Cursor is the position after everything that was returned. Any instance can resume from it.
+func (f *Feed) Cursor() string {
+	if f.ordered {
+		_, _ = f.drain() // the next [Feed.Poll] returns the error
+	} else {
+		f.settle()
+	}
+	end := f.tails.Log.Position() // before reached asks what was written last
+	at, open := int64(-1), false
+	var places []eventlog.Place
+	for _, s := range f.parts {
+		if f.sole && s.topic {
+			continue
+		}
+		floor := s.floor
+		if f.ordered {
+			floor = s.reached(end)
+		} else if s.place != 0 {
+			places = append(places, eventlog.Place{Partition: s.place, At: floor})
+		}
+		open = open || s.place == 0 && !s.topic
+		if at < 0 || floor < at {
+			at = floor
+		}
+	}
+	// A client that resumes with another pattern must find what is published of it from now on.
+	if at < 0 || at > end && !f.ordered && !f.sole {
+		at = end
+	}
+	c := eventlog.Cursor{At: at}
+	switch {
+	case f.ordered && at >= end:
+		c.Given = f.tails.Log.Time().UnixMicro()
+	case f.ordered && at >= f.begin:
+		c.Given = f.given // everything after the position is later than that
+	}
+	placed := !open && len(places) > 0 && len(places) <= eventlog.MaxPlaces
+	if placed && (len(places) > 1 || !f.sole) {
+		slices.SortFunc(places, func(a, b eventlog.Place) int { return cmp.Compare(a.Partition, b.Partition) })
+		c.Places = places
+	}
+	for _, id := range f.sent.after(at, placed) {
+		c.Sent = append(c.Sent, f.tails.Sealer.Hash(id))
+	}
+	if len(f.back) > 0 || len(f.queue) > 0 || f.first() != nil { // not all entries of the old cursor were met
+		for hash := range f.resume {
+			c.Sent = append(c.Sent, hash)
+		}
+	}
+	return f.tails.Sealer.Seal(f.workspace, c)
+}

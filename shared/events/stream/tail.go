@@ -1,0 +1,205 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// tail reads one partition as it grows, for all feeds of the process that want it. It runs while it has feeds.
+type tail struct {
+	tails *Tails
+	part  eventlog.Partition
+	renew func(context.Context) error // keeps the interest of a pattern alive; nil for others
+
+	mu    sync.Mutex
+	feeds map[*Feed]struct{}
+
+	cancel context.CancelFunc
+
+	// These are nil if the store cannot be watched.
+	changed <-chan struct{}
+	written func() int64
+	unwatch func()
+	from    int64 // the end of the log when the watch began
+}
+
+// batch is what one poll of a tail read. All feeds share it, and nothing changes it.
+type batch struct {
+	part    eventlog.Partition
+	entries []eventlog.Entry
+	load    load  // of the entries
+	floor   int64 // every entry with a key up to it is in this or an earlier batch
+	later   bool  // the next item is of a later release, so the tail stays before it; there are no entries
+	read    time.Time
+}
+
+func (t *tail) run(ctx context.Context) {
+	defer t.tails.running.Done()
+	changed := t.changed
+	defer t.unwatch()
+
+	log := t.tails.Log
+	lookBack := log.LookBack(t.part)
+	start := t.tails.Log.Time()
+	// The first feed itself reads what was appended before it joined. The tail starts a window earlier, so that it
+	// misses nothing in between. It reads an ordered store from where the watch began.
+	from := start.Add(-eventlog.Window).UnixMicro()
+	if log.DB.Ordered() {
+		from = t.from
+	}
+	seen := map[string]int64{}
+	var previous time.Time // start of the last poll
+	lastEntry, lastRenewal := start, start
+	timer := time.NewTimer(watched)
+	defer timer.Stop()
+	for unread, first := true, true; ; first = false {
+		notified := unread || changed == nil
+		if !first {
+			select {
+			case <-ctx.Done():
+				return
+			case <-changed:
+				notified = true
+			case <-timer.C:
+			}
+		}
+		began := t.tails.Log.Time()
+		select { // after a pause of the whole process both are ready
+		case <-changed:
+			notified = true
+		default:
+		}
+		if !notified { // nothing was written, only time has passed
+			if !log.DB.Ordered() { // its feeds know their position without a floor
+				t.spread(&batch{part: t.part, floor: max(from, began.Add(-eventlog.Window).UnixMicro())})
+			}
+			timer.Reset(watched)
+			t.renewInterest(ctx, began, &lastRenewal)
+			continue
+		}
+		fresh, last, err := t.poll(ctx, from, seen)
+		unread = err != nil
+		wait := pause(began.Sub(lastEntry))
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			wait = idlePoll
+			if errors.Is(err, eventlog.ErrLater) { // logged once by the log
+				if wait = watched; len(fresh) > 0 {
+					from = last
+					t.spread(&batch{part: t.part, entries: fresh, floor: last})
+				}
+				t.spread(&batch{part: t.part, later: true})
+				break
+			}
+			slog.WarnContext(ctx, "tail read failed", "error", err)
+		default:
+			if len(fresh) > 0 {
+				lastEntry = began
+				wait = pause(0)
+			}
+			floor := began.Add(-eventlog.Window).UnixMicro()
+			if lookBack > 0 && !previous.IsZero() {
+				t.watchBounds(fresh, previous)
+			}
+			previous = began
+			if lookBack == 0 {
+				from = max(from, last)
+				if floor = max(floor, last); log.DB.Ordered() {
+					floor = from
+				}
+			} else {
+				from = began.Add(-lookBack).UnixMicro()
+				prune(seen, from)
+			}
+			t.spread(&batch{part: t.part, entries: fresh, floor: floor})
+		}
+		t.renewInterest(ctx, began, &lastRenewal)
+		if changed != nil && !unread {
+			wait = watched // the store notifies of writes; the timer moves floors and interest
+		}
+		timer.Reset(wait)
+	}
+}
+
+// watchBounds counts entries that came later than the bounds of the log allow. They were within the reserve of the
+// window; a little later they would be missed.
+func (t *tail) watchBounds(fresh []eventlog.Entry, previous time.Time) {
+	bound := previous.Add(-eventlog.SlowAppend - 2*eventlog.MaxSkew).UnixMicro()
+	for _, e := range fresh {
+		if e.Key < bound {
+			t.tails.Log.Late.Add(1)
+		}
+	}
+}
+
+func (t *tail) renewInterest(ctx context.Context, now time.Time, last *time.Time) {
+	if t.renew == nil || now.Sub(*last) < min(renewEvery, t.tails.Log.Reaches()/8) {
+		return
+	}
+	*last = now
+	if err := t.renew(ctx); err != nil {
+		slog.WarnContext(ctx, "interest not renewed", "error", err)
+	}
+}
+
+// poll reads all entries after from that were not seen. It marks them as seen only when the whole poll succeeds, for
+// only then the feeds get them. If an ordered store has an item of a later release, poll returns the entries before it, too.
+func (t *tail) poll(ctx context.Context, from int64, seen map[string]int64) (fresh []eventlog.Entry, last int64, err error) {
+	next, more := from, true
+	for more {
+		var page []eventlog.Entry
+		page, more, next, err = t.tails.Log.Read(ctx, t.part, next, pageSize)
+		if errors.Is(err, eventlog.ErrLater) && t.tails.Log.DB.Ordered() {
+			return fresh, next, err
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		for _, e := range page {
+			if _, ok := seen[e.ID()]; !ok {
+				fresh = append(fresh, e)
+			}
+		}
+	}
+	if t.tails.Log.LookBack(t.part) > 0 {
+		for _, e := range fresh {
+			seen[e.ID()] = e.Key
+		}
+	}
+	return fresh, next, nil
+}
+
+func prune(seen map[string]int64, from int64) {
+	for id, key := range seen {
+		if key <= from {
+			delete(seen, id)
+		}
+	}
+}
+
+// spread gives a batch to every feed. A feed that has no room for it ends, so it does not hold up the others. Its cursor
+// stays good.
+func (t *tail) spread(b *batch) {
+	b.read, b.load = time.Now(), loadOf(b.entries)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for f := range t.feeds {
+		f.offer(b)
+	}
+}
+
+func (t *tail) watch() {
+	t.unwatch = func() {}
+	if w, ok := t.tails.Log.DB.(store.Watcher); ok {
+		t.changed, t.written, t.unwatch = w.Watch(t.part.Name())
+	}
+	t.from = t.tails.Log.Position()
+}

@@ -1,0 +1,185 @@
+// Package stream reads the event log for open MCP streams of every revision, for polls, and for readers in the same
+// process.
+//
+//	              ┌ tail of partition A ┐
+//	event log ────┤ tail of partition B ├──▶ feed ──▶ one open stream
+//	              └ …                   ┘     (cursor, duplicates, order)
+//
+// A process has one [Tails]. It reads each partition once, however many streams want it. A [Feed] merges the partitions
+// that one stream wants and drops what it has sent. Its cursor lets another instance go on. Wire formats are in
+// shared/mcp and do not appear here.
+package stream
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+const (
+	// busyPoll is the time between polls if there was an entry within quiet, idlePoll otherwise. A store that can be
+	// watched needs neither.
+	busyPoll, idlePoll, quiet = 250 * time.Millisecond, time.Second, time.Minute
+	// watched is the time between polls of a store that can be watched. They move the cursors of quiet streams.
+	watched = 10 * time.Second
+	// renewEvery is how often the interest in a pattern is renewed, unless an eighth of the retention is shorter.
+	renewEvery = time.Hour
+	// maxWaiting and maxWaitingBytes bound the entries, and their payloads, that wait for the reader of a feed. A feed
+	// whose reader falls further behind is ended.
+	maxWaiting, maxWaitingBytes = 10_000, 16 << 20
+	// maxFloors is how many batches may wait before a feed ignores batches without entries.
+	maxFloors = 256
+)
+
+// pageSize is how many log items one read asks for. The reads of a stream that catches up share it, each with at least
+// minPage.
+const (
+	pageSize = 200
+	minPage  = 5
+)
+
+// Tails owns the tails of a process. Make it with [New]; end it with [Tails.Close].
+type Tails struct {
+	Log    *eventlog.Log
+	DB     store.DB
+	Sealer *eventlog.Sealer
+	// Shares reports whether a workspace has the catalog of [catalog.Shared]; nil is none.
+	Shares func(ctx context.Context, workspace string) bool
+
+	ctx     context.Context
+	stop    context.CancelFunc
+	running sync.WaitGroup
+
+	mostWaiting load // for each feed
+
+	mu    sync.Mutex
+	tails map[string]*tail
+
+	// interests are known to be recorded in the store, so that not each poll has to ask.
+	interests bounded.Map[string, eventlog.Interest]
+}
+
+// New makes the tails of a process over its log. Sealer seals the cursors.
+func New(log *eventlog.Log, db store.DB, sealer *eventlog.Sealer) *Tails {
+	ctx, stop := context.WithCancel(context.Background())
+	return &Tails{
+		Log: log, DB: db, Sealer: sealer, ctx: ctx, stop: stop, tails: map[string]*tail{},
+		mostWaiting: load{maxWaiting, maxWaitingBytes},
+	}
+}
+
+// Close ends all tails and waits for them. Feeds that are still open get [ErrClosed].
+func (ts *Tails) Close() {
+	ts.stop()
+	ts.mu.Lock()
+	for _, t := range ts.tails {
+		t.mu.Lock()
+		for f := range t.feeds {
+			f.fail(ErrClosed)
+		}
+		t.mu.Unlock()
+	}
+	ts.mu.Unlock()
+	ts.running.Wait()
+}
+
+// Running is the number of partitions that are being read.
+func (ts *Tails) Running() int {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	return len(ts.tails)
+}
+
+// pause is the time until the next poll, so long after the last entry.
+func pause(since time.Duration) time.Duration {
+	if since > quiet {
+		return idlePoll
+	}
+	return busyPoll
+}
+
+// join adds f to the tail of p and starts the tail if there is none. It returns what tells the last key that was written
+// to p; nil if the store does not.
+func (ts *Tails) join(f *Feed, p eventlog.Partition, renew func(context.Context) error) (written func() int64) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	t := ts.tails[p.Name()]
+	if t == nil {
+		ctx, cancel := context.WithCancel(ts.ctx)
+		t = &tail{tails: ts, part: p, renew: renew, feeds: map[*Feed]struct{}{}, cancel: cancel}
+		t.watch()
+		ts.tails[p.Name()] = t
+		ts.running.Add(1)
+		go t.run(ctx)
+	}
+	t.mu.Lock()
+	t.feeds[f] = struct{}{}
+	t.mu.Unlock()
+	return t.written
+}
+
+// leave removes f from the tail of p, and ends the tail after its last feed.
+func (ts *Tails) leave(f *Feed, p eventlog.Partition) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	t := ts.tails[p.Name()]
+	if t == nil {
+		return
+	}
+	t.mu.Lock()
+	delete(t.feeds, f)
+	empty := len(t.feeds) == 0
+	t.mu.Unlock()
+	if empty {
+		t.cancel()
+		delete(ts.tails, p.Name())
+	}
+}
+
+// Request says what a feed wants and from where.
+type Request struct {
+	Workspace string
+	// Patterns are what the feed is subscribed to. More can be added later.
+	Patterns []subscription.Pattern
+	// Topics are notices of the system (see the Topic functions).
+	Topics []string
+	// Cursor resumes where another feed of the workspace ended. Empty starts at the end of the log.
+	Cursor string
+	// TopicsAfter is the position at which the notices of a feed without a cursor begin; 0 is the end of the log (see
+	// [eventlog.Log.Position]).
+	TopicsAfter int64
+	// MaxAge bounds how old the events after a cursor may be, to within [eventlog.Window]; 0 is no bound.
+	MaxAge time.Duration
+	// Sole says that the cursors are for these patterns alone. A resume does not repeat notices of the topics.
+	Sole bool
+	// Wants drops the events for which it is false; nil keeps all.
+	Wants func(*event.Event) bool
+}
+
+// Delivery is an event, a notice or a gap that a feed returns.
+type Delivery struct {
+	// Event is set for an event.
+	Event *event.Event
+	// Topic and Notice are set for a notice. Notice is nil if the notice cannot be read.
+	Topic  string
+	Notice []byte
+	// Lost is the key of a pattern some of whose events cannot be read. The client must be notified of the gap.
+	Lost string
+	// Cursor resumes after this delivery.
+	Cursor string
+	// Read is when this process read it from the log.
+	Read time.Time
+}
+
+// ErrClosed ends a feed whose process is shutting down.
+var ErrClosed = fault.New(fault.Unavailable, "the server is shutting down")
+
+// ErrSlow ends a feed whose reader did not keep up. The client can resume from its last cursor.
+var ErrSlow = fault.New(fault.Exhausted, "the reader is too slow; resume from the last cursor")

@@ -1,0 +1,74 @@
+package stream
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"strconv"
+
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/storage/settings"
+)
+
+// The topics. A topic belongs to a workspace. The package that notifies it defines the JSON of its notices.
+
+// TopicCatalog says that the event types of a workspace changed, or its backends; [OfBackends] tells which.
+const TopicCatalog = "catalog"
+
+// topics are the partitions of a topic: the catalog that a workspace shares with others is announced once for all.
+func (ts *Tails) topics(ctx context.Context, workspace, topic string) []eventlog.Partition {
+	out := []eventlog.Partition{eventlog.Topic(workspace, topic)}
+	if topic == TopicCatalog && ts.Shares != nil && ts.Shares(ctx, workspace) {
+		out = append(out, eventlog.Topic(catalog.Shared, topic))
+	}
+	return out
+}
+
+// TopicPrincipal says that the subscriptions of a principal changed.
+func TopicPrincipal(principal string) string {
+	return "principal-" + base64.RawURLEncoding.EncodeToString([]byte(principal))
+}
+
+// TopicSubscription says that the state of a subscription changed.
+func TopicSubscription(id string) string { return "subscription-" + id }
+
+// TopicSession says what another request changed for the open stream of a session.
+func TopicSession(id string) string { return "session-" + id }
+
+// AnnounceBackends notifies the streams of a workspace that its backends, or the settings of one, changed. version is
+// that of the new ones.
+func AnnounceBackends(ctx context.Context, log *eventlog.Log, workspace, version string) error {
+	notice, _ := json.Marshal(backendsNotice{version}) // a string
+	return log.NotifyAs(ctx, workspace, TopicCatalog, "backends-"+version, notice)
+}
+
+type backendsNotice struct {
+	Backends string `json:"backends"`
+}
+
+// OfBackends reports whether a notice of [TopicCatalog] is one of [AnnounceBackends].
+func OfBackends(notice json.RawMessage) bool {
+	var n backendsNotice
+	return json.Unmarshal(notice, &n) == nil && n.Backends != ""
+}
+
+// AnnounceStored is the announcement of stored documents for [settings.Announce].
+func AnnounceStored(log *eventlog.Log) func(context.Context, settings.Change) error {
+	return func(ctx context.Context, c settings.Change) error {
+		version := strconv.FormatInt(c.Version, 10)
+		if c.Kind == settings.Backends {
+			return AnnounceBackends(ctx, log, c.Workspace, version)
+		}
+		notice, _ := json.Marshal(map[string]string{"version": version}) // two strings
+		return log.NotifyAs(ctx, c.Workspace, TopicCatalog, "catalog-"+c.Workspace+"-"+version, notice)
+	}
+}
+
+// TopicBackend has the notifications of a backend of the gateway.
+func TopicBackend(name string) string { return "backend-" + name }
+
+// TopicConversation has the context for what a principal sent in notifications outside of sessions.
+func TopicConversation(principal string) string {
+	return "conversation-" + base64.RawURLEncoding.EncodeToString([]byte(principal))
+}

@@ -1,0 +1,343 @@
+package subscription
+
+import (
+	"cmp"
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// SubscribeRequest is events/subscribe (SEP-3415).
+type SubscribeRequest struct {
+	Name      string
+	Arguments json.RawMessage // an object; nil is an empty one
+	URL       string
+	Secret    string
+	// Cursor is where delivery starts; "" is now.
+	Cursor string
+	// MaxAge bounds the replay; 0 does not.
+	MaxAge time.Duration
+	TTL    TTL
+	// Plain keeps control envelopes from the client, but for the challenge.
+	Plain bool
+	// Profile is the profile of the MCP Events extension that deliveries follow.
+	Profile spec.Profile
+}
+
+// TTL is the lifetime that a client suggests.
+type TTL struct {
+	// Asked is false when the member was absent: the default is granted.
+	Asked bool
+	// Forever is an explicit null.
+	Forever bool
+	For     time.Duration
+}
+
+// SubscribeResult is its answer.
+type SubscribeResult struct {
+	ID            string
+	RefreshBefore time.Time // zero is no expiry
+	Cursor        string
+	Truncated     bool
+	// Refreshed is true when the subscription was there before. Suspended then
+	// reports that it was suspended until this refresh, and Status is what its deliveries came to.
+	Refreshed, Suspended bool
+	Status               Status
+}
+
+// Subscribe creates or refreshes a webhook subscription of the MCP Events
+// extension. Its identity is (principal, URL, name, canonical arguments).
+func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRequest) (*SubscribeResult, error) {
+	cat, err := g.Service.permitEvents(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.Options.Rate.Take(ctx, p, 1, g.now()); err != nil {
+		return nil, err
+	}
+	entry := cat.ByName(r.Name)
+	if entry == nil {
+		return nil, unknownEvent(r.Name)
+	}
+	selection, err := Select(entry, r.Arguments)
+	if err != nil {
+		return nil, err
+	}
+	if err := selection.Allowed(p); err != nil {
+		return nil, err
+	}
+	if !entry.WebhookAllowed() {
+		return nil, noWebhooks(r.Name)
+	}
+	if err := g.checkTarget(r.URL); err != nil {
+		return nil, err
+	}
+	key, err := g.Targets.ParseSecret(r.Secret)
+	if err != nil {
+		return nil, err
+	}
+	pattern := selection.Pattern
+	var at eventlog.Cursor
+	var truncated bool
+	if r.Cursor != "" { // refuse a bad one before the endpoint is asked
+		if at, truncated, err = g.start(ctx, p.Workspace, pattern, r); err != nil {
+			return nil, err
+		}
+	}
+	id := derivedID(p, r.URL, r.Name, selection.Arguments)
+	if err := g.verify(ctx, p, r.URL, id, key); err != nil {
+		return nil, err
+	}
+	now := g.now().UTC()
+	until := g.grant(now, r.TTL)
+	oldest := g.Service.Log.Oldest()
+	if pattern.Kind != Concrete {
+		granted := Subscription{Workspace: p.Workspace, Until: until}
+		in, err := granted.interested(ctx, g.Service.Records.DB, g.Service.Log, pattern)
+		if err != nil {
+			return nil, err
+		}
+		if reaches := in.Reaches(); r.Cursor != "" && max(at.At, at.Given) < reaches {
+			at, truncated = eventlog.Cursor{At: reaches}, true
+		}
+		oldest = max(oldest, in.Reaches())
+	}
+	if r.Cursor == "" { // asking the endpoint took its time, and the log has the events of the pattern since then
+		if at, _, err = g.start(ctx, p.Workspace, pattern, r); err != nil {
+			return nil, err
+		}
+	}
+	want := &Subscription{
+		ID: id, Workspace: p.Workspace, Principal: p.ID, Origin: MCPEvents,
+		EventURIs: []string{pattern.URI()}, Patterns: []Pattern{pattern},
+		Target: Target{URL: r.URL, Type: Standard, Fingerprint: fingerprint(r.Secret)},
+		Name:   r.Name, Arguments: selection.Arguments, Filters: selection.Filters, Redact: selection.Redact,
+		Created: now, Until: until, State: Active, Plain: r.Plain, Profile: r.Profile,
+		Resumed: now.Add(-time.Minute).Unix(), // failures count by the minute, from the next one on: from this one
+		Cursor:  g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: at.At, Given: at.Given}),
+	}
+	want.rely(cat, grantOf(cat, p))
+	if want.Target.Secret, err = g.seal(ctx, want, key); err != nil {
+		return nil, err
+	}
+	if r.Cursor != "" && g.Replay != nil {
+		want.Owed = max(at.At, 1) // 0 is nothing
+	}
+	have, err := g.upsert(ctx, cat, want, at.At, r)
+	if err != nil {
+		return nil, err
+	}
+	out := &SubscribeResult{ID: id, RefreshBefore: want.Until, Cursor: want.Cursor, Truncated: truncated}
+	switch {
+	case want.Owed != 0:
+		if begin, gap := g.Service.Log.Reach(eventlog.Cursor{}, want.Owed, oldest); gap && (r.Cursor == "" || want.Owed != max(at.At, 1)) {
+			out.Truncated = true
+			out.Cursor = g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: begin})
+		}
+		more, err := g.replay(ctx, want)
+		if err != nil {
+			return nil, err
+		}
+		// Pages of the former URIs that are still queued, or that a switch holds, no longer find the subscription.
+		moved := have != nil && !samePatterns(have.Patterns, want.Patterns)
+		out.Truncated = out.Truncated || more || moved
+	case have != nil:
+		out.Truncated = false // delivery never stopped: nothing was skipped
+	}
+	if have == nil {
+		g.Service.notifyPrincipal(ctx, p.Workspace, p.ID)
+		return out, nil
+	}
+	if out.Refreshed, out.Suspended = true, have.State == Suspended; out.Suspended {
+		g.Service.notifySubscription(ctx, p.Workspace, id, Active)
+	}
+	out.Status, err = statusOf(ctx, g.Service.Records.DB, p.Workspace, id)
+	return out, err
+}
+
+func unknownEvent(name string) error {
+	return fault.New(fault.NotFound, "unknown event type %.128q", name).With(map[string]any{"kind": "event"})
+}
+
+// upsert writes the subscription, or merges it into the one that is there, which
+// it returns unless its time was over. From is the position in the log at which a new one begins.
+func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, from int64, r SubscribeRequest) (*Subscription, error) {
+	asked, replaces := *want, false
+	for {
+		*want = asked // what an earlier round found is over
+		have, err := g.Service.Records.load(ctx, want.Workspace, want.Principal, want.ID)
+		if err != nil {
+			return nil, err
+		}
+		if have != nil && have.State == Disabled { // insert writes over its record, so that a crash cannot lose both
+			want.Revision, want.Marked, want.Paused = have.Revision, have.Marked, have.Paused
+			have, replaces = nil, true
+		}
+		if replaces && have == nil && g.Replay != nil {
+			want.Owed = cmp.Or(want.Owed, max(from, 1)) // so that deliveries that were suspended before it ended are reactivated
+		}
+		expiry := want.expiryOps()
+		if have == nil {
+			err = g.Service.Records.insert(ctx, cat, want, expiry...)
+		} else {
+			live := !have.lapsed(g.now())
+			if have.V < recordVersion || !maps.Equal(have.Contracts, want.Contracts) || !samePatterns(have.Patterns, want.Patterns) {
+				want.Created = have.Created
+				if err := g.Service.Records.addEntries(ctx, cat, want); err != nil {
+					return nil, err
+				}
+			}
+			if err = g.refresh(ctx, have, want, live, r, expiry); !live {
+				have = nil
+			}
+		}
+		if !errors.Is(err, store.ErrConflict) {
+			return have, fault.Wrap(fault.Unavailable, err, "subscribe")
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// refresh carries over what a refresh keeps: the creation, the old secret for the rotation's grace, and the watermark while
+// delivery was running. If the URI template of the event type has changed, the subscription moves to its new pattern, and is owed
+// the events of that pattern since the watermark.
+func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live bool, r SubscribeRequest, expiry []store.Op) error {
+	want.Created, want.Revision = have.Created, have.Revision
+	same := hmac.Equal(have.Target.Fingerprint, want.Target.Fingerprint)
+	if same {
+		want.Target.Previous, want.Target.PreviousUntil = have.Target.Previous, have.Target.PreviousUntil
+	} else {
+		want.Target.Previous, want.Target.PreviousUntil = have.Target.Secret, g.now().Add(rotationGrace).Unix()
+	}
+	want.Replayed = have.Replayed
+	old, watermark := have.Patterns, have.Cursor
+	if live && (r.Cursor == "" || have.State == Active) { // deliveries go on: what a client polled elsewhere is not settled here
+		now := *have
+		now.Patterns = want.Patterns // as the catalog has them now
+		want.Cursor = g.advanced(ctx, &now)
+	}
+	want.Resumed, want.Paused, want.Marked = have.Resumed, have.Paused, have.Marked
+	if have.State == Suspended {
+		want.Resumed = g.now().Unix()
+	}
+	// While delivery runs it owes nothing that a cursor could ask for; after a
+	// suspension the client may know better from where.
+	moved := !samePatterns(old, want.Patterns)
+	if live && (have.State != Suspended || r.Cursor == "") && !(moved && r.Cursor != "") {
+		want.Owed = have.Owed
+	}
+	if moved && want.Owed == 0 && g.Replay != nil {
+		c, err := g.Sealer.Open(want.Workspace, watermark)
+		if err != nil {
+			return err
+		}
+		want.Owed = max(c.At, 1)
+	}
+	if !have.Until.IsZero() && have.expiryKey() != want.expiryKey() {
+		expiry = append(expiry, store.Delete(have.expiryKey()))
+	}
+	if moved {
+		return g.Service.Records.move(ctx, want, old, expiry...)
+	}
+	return g.Service.Records.update(ctx, want, expiry...)
+}
+
+// samePatterns reports whether a subscription with these patterns is stored and counted at the same places.
+func samePatterns(a, b []Pattern) bool {
+	return slices.EqualFunc(a, b, func(a, b Pattern) bool { return a.Key == b.Key && a.Shape == b.Shape })
+}
+
+// replay sends what the subscription is owed and then writes that it is owed
+// nothing more. Whoever is cut off in between and subscribes again gets it then.
+func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bool, err error) {
+	owed := sub.Owed
+	if err := g.Replay.Reactivate(ctx, sub); err != nil {
+		return false, err
+	}
+	if truncated, err = g.Replay.Replay(ctx, sub, owed); err != nil {
+		return false, err
+	}
+	err = g.Service.Records.change(ctx, sub.Workspace, sub.Principal, sub.ID, func(sub *Subscription) error {
+		if sub == nil || sub.Owed != owed {
+			return nil
+		}
+		was := sub.Revision
+		sub.Owed, sub.Replayed, sub.Revision = 0, g.now().UnixMicro(), was+1
+		return g.Service.Records.DB.Write(ctx, store.Put(sub.encode(), store.VersionIs(was)))
+	})
+	if err != nil {
+		slog.WarnContext(ctx, "replay position not saved", "subscription", sub.ID, "error", err)
+	}
+	return truncated, nil
+}
+
+// start finds the position to deliver from. Without a cursor that is the end of the log, which may be older than the log
+// reaches back if nothing was published for long.
+func (g *Registrar) start(ctx context.Context, workspace string, pattern Pattern, r SubscribeRequest) (from eventlog.Cursor, truncated bool, err error) {
+	if r.Cursor == "" {
+		if g.Service.Log.DB.Ordered() {
+			from.Given = g.Service.Log.Time().UnixMicro() // before the position is read
+		}
+		from.At = g.Service.Log.Position()
+		if pattern.Kind == Concrete {
+			from.At, err = g.Service.Log.EndOf(ctx, workspace, pattern.Key)
+		}
+		return from, false, err
+	}
+	c, err := g.Sealer.Open(workspace, r.Cursor)
+	if err != nil {
+		return from, false, err
+	}
+	floor := g.Service.Log.Oldest()
+	if r.MaxAge > 0 {
+		floor = max(floor, g.now().Add(-r.MaxAge).UnixMicro())
+	}
+	from.Given = c.Given
+	at := int64(math.MaxInt64)
+	for _, part := range pattern.Partitions(g.Service.Log, workspace) {
+		at = min(at, g.Sealer.From(c, part)) // a poll may be further in some shards of a wildcard than in others
+	}
+	from.At, truncated = g.Service.Log.Reach(c, at, floor)
+	return from, truncated, nil
+}
+
+// grant decides the lifetime: never longer than asked, except for the floor.
+func (g *Registrar) grant(now time.Time, t TTL) time.Time {
+	o := g.Options.withDefaults()
+	ttl := o.DefaultTTL
+	switch {
+	case t.Forever && o.AllowNoExpiry:
+		return time.Time{}
+	case t.Forever:
+		ttl = o.MaxTTL
+	case t.Asked:
+		ttl = min(max(t.For, o.MinTTL), o.MaxTTL)
+	}
+	return now.Add(ttl).Truncate(time.Second)
+}
+
+func derivedID(p auth.Principal, url, name string, args json.RawMessage) string {
+	h := sha256.New()
+	for _, part := range []string{p.Workspace, p.ID, url, name, string(args)} {
+		fmt.Fprintf(h, "%d:%s", len(part), part)
+	}
+	return idPrefix + hex.EncodeToString(h.Sum(nil)[:16])
+}

@@ -1,0 +1,297 @@
+package subscription
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+func (f *fixture) subscribe(r SubscribeRequest) *SubscribeResult {
+	f.t.Helper()
+	got, err := f.trySubscribe(r)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return got
+}
+
+func (f *fixture) trySubscribe(r SubscribeRequest) (*SubscribeResult, error) {
+	if r.Name == "" {
+		r.Name = "github.push"
+	}
+	if r.URL == "" {
+		r.URL = "https://chat.example/cb"
+	}
+	if r.Secret == "" {
+		r.Secret = "whsec_one"
+	}
+	return f.Subscribe(f.t.Context(), alice, r)
+}
+
+func TestSubscribe(t *testing.T) {
+	args := func(s string) json.RawMessage { return json.RawMessage(s) }
+	t.Run("EVX-08 one identity, whatever the order of the arguments", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		a := f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"acme","repo":"app"}`)})
+		b := f.subscribe(SubscribeRequest{Arguments: args(`{ "repo":"app", "owner":"acme" }`)})
+		if a.ID != b.ID || !b.Refreshed || a.Refreshed {
+			t.Errorf("first %+v, second %+v", a, b)
+		}
+		other, err := f.Subscribe(t.Context(), bob, SubscribeRequest{
+			Name: "github.push", Arguments: args(`{"owner":"acme","repo":"app"}`), URL: "https://chat.example/cb", Secret: "whsec_one",
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if other.ID == a.ID {
+			t.Error("two principals share an id")
+		}
+		if n := len(f.subscribers("event://github/acme/app/push")); n != 2 {
+			t.Errorf("%d subscribers", n)
+		}
+	})
+	t.Run("EVX-03 an omitted variable matches all, an unknown argument is refused", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"acme"}`)})
+		if n := len(f.subscribers("event://github/acme/*/push")); n != 1 {
+			t.Errorf("%d subscribers", n)
+		}
+		if _, err := f.trySubscribe(SubscribeRequest{Arguments: args(`{"nope":1}`)}); !fault.Is(err, fault.Invalid) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("EVX-08 an authenticated principal is required", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		anonymous, err := auth.None().Authenticate(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = f.Subscribe(t.Context(), anonymous, SubscribeRequest{Name: "github.push", URL: "https://x.example/", Secret: "whsec_x"})
+		if !fault.Is(err, fault.Unauthenticated) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("EVX-09 the grant", func(t *testing.T) {
+		f := newFixture(t, Options{DefaultTTL: time.Hour, MinTTL: time.Minute, MaxTTL: 2 * time.Hour})
+		for _, tc := range []struct {
+			name string
+			ttl  TTL
+			want time.Duration
+		}{
+			{"the default", TTL{}, time.Hour},
+			{"as asked", TTL{Asked: true, For: 10 * time.Minute}, 10 * time.Minute},
+			{"the floor", TTL{Asked: true, For: time.Millisecond}, time.Minute},
+			{"the cap", TTL{Asked: true, For: 100 * time.Hour}, 2 * time.Hour},
+			{"null where it is not allowed", TTL{Asked: true, Forever: true}, 2 * time.Hour},
+		} {
+			got := f.subscribe(SubscribeRequest{TTL: tc.ttl})
+			if d := got.RefreshBefore.Sub(f.clock); d != tc.want {
+				t.Errorf("%s: granted %s, want %s", tc.name, d, tc.want)
+			}
+		}
+		f.Options.AllowNoExpiry = true
+		if got, err := f.trySubscribe(SubscribeRequest{TTL: TTL{Asked: true, Forever: true}}); err != nil || !got.RefreshBefore.IsZero() {
+			t.Errorf("null where it is allowed: %v %v", got, err)
+		}
+		if got, err := f.trySubscribe(SubscribeRequest{}); err != nil || got.RefreshBefore.IsZero() {
+			t.Errorf("null only if asked: %v %v", got, err)
+		}
+	})
+	t.Run("EVX-09 expiry stops delivery to the second and is swept", func(t *testing.T) {
+		f := newFixture(t, Options{MinTTL: time.Minute})
+		got := f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"a","repo":"b"}`), TTL: TTL{Asked: true, For: time.Minute}})
+		key := "event://github/a/b/push"
+		sub, e := f.subscribers(key)[0], newEvent(key)
+		if !sub.Wants(&Payload{Event: e}, got.RefreshBefore.Add(-time.Millisecond)) || sub.Wants(&Payload{Event: e}, got.RefreshBefore) {
+			t.Error("the end is not where it was granted")
+		}
+		f.clock = got.RefreshBefore
+		n, err := f.Sweep(t.Context())
+		if err != nil || n != 1 {
+			t.Fatalf("swept %d: %v", n, err)
+		}
+		if n := len(f.subscribers(key)); n != 0 {
+			t.Errorf("%d subscribers are left", n)
+		}
+	})
+	t.Run("EVX-09 a refreshed subscription survives the sweep of its first end", func(t *testing.T) {
+		f := newFixture(t, Options{MinTTL: time.Minute})
+		r := SubscribeRequest{Arguments: args(`{"owner":"a","repo":"b"}`), TTL: TTL{Asked: true, For: time.Minute}}
+		first := f.subscribe(r)
+		f.clock = f.clock.Add(50 * time.Second)
+		f.subscribe(r)
+		f.clock = first.RefreshBefore
+		if n, err := f.Sweep(t.Context()); err != nil || n != 0 {
+			t.Errorf("swept %d: %v", n, err)
+		}
+	})
+	t.Run("EVX-10 a replaced secret signs on for the grace", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		r := SubscribeRequest{Arguments: args(`{"owner":"a","repo":"b"}`)}
+		f.subscribe(r)
+		f.subscribe(r)
+		target := f.subscribers("event://github/a/b/push")[0].Target
+		if target.Previous != nil {
+			t.Error("a refresh with the same secret rotated")
+		}
+		r.Secret = "whsec_two"
+		f.subscribe(r)
+		rotated := f.subscribers("event://github/a/b/push")[0].Target
+		if !bytes.Equal(rotated.Previous, target.Secret) || rotated.PreviousUntil != f.clock.Add(24*time.Hour).Unix() {
+			t.Errorf("the previous secret is %q until %d", rotated.Previous, rotated.PreviousUntil)
+		}
+	})
+	t.Run("EVX-12 verified once per principal and URL, and not without", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		f.outside.refuse = fault.New(fault.Unavailable, "no echo")
+		if _, err := f.trySubscribe(SubscribeRequest{}); err == nil {
+			t.Error("subscribed an endpoint that refused")
+		}
+		if n := len(f.subscribers("event://github/*/*/push")); n != 0 {
+			t.Errorf("%d subscribers after a failed verification", n)
+		}
+		f.outside.refuse = nil
+		for _, owner := range []string{"a", "b", "a"} {
+			f.subscribe(SubscribeRequest{Arguments: args(fmt.Sprintf(`{"owner":%q}`, owner))})
+		}
+		if len(f.outside.verified) != 2 {
+			t.Errorf("%d challenges, want one that failed and one that did not", len(f.outside.verified))
+		}
+	})
+	t.Run("SRF-07 a registration is verified where the operator asks for it", func(t *testing.T) {
+		r := RegisterRequest{URIs: []string{build}, Target: "https://a.example/"}
+		f := newFixture(t, Options{})
+		f.register(alice, r)
+		if len(f.outside.verified) != 0 {
+			t.Error("challenged without being asked to")
+		}
+		f = newFixture(t, Options{VerifyRegistrations: true, VerifiedTargets: []string{"https://listed.example/"}})
+		f.outside.refuse = fault.New(fault.Unavailable, "not verified: timeout").With(map[string]any{"reason": "timeout"})
+		_, err := f.Register(t.Context(), alice, r)
+		if data, _ := fault.DataOf(err).(map[string]any); !fault.Is(err, fault.Invalid) || data["reason"] != "timeout" {
+			t.Errorf("an endpoint that refuses: %v with %v", err, data)
+		}
+		if used, err := Used(t.Context(), f.db, "default", "alice"); used != 0 || err != nil || len(f.subscribers(build)) != 0 {
+			t.Errorf("it left something: %d, %v", used, err)
+		}
+		f.outside.refuse = fault.New(fault.Exhausted, "too many verifications")
+		if _, err := f.Register(t.Context(), alice, r); !fault.Is(err, fault.Exhausted) {
+			t.Errorf("over the limit of a host: %v", err)
+		}
+		f.outside.refuse = nil
+		f.register(alice, RegisterRequest{URIs: []string{build}, Target: "https://listed.example/hook"})
+		f.register(alice, r)
+		f.register(alice, r)
+		if len(f.outside.verified) != 3 { // two that failed
+			t.Errorf("%d challenges, want one for principal and URL that was answered: %v", len(f.outside.verified), f.outside.verified)
+		}
+	})
+	t.Run("SRF-07 an endpoint that answered 410 is verified again", func(t *testing.T) {
+		f := newFixture(t, Options{VerifyRegistrations: true})
+		r := RegisterRequest{URIs: []string{build}, Target: "https://a.example/"}
+		first := f.register(alice, r)
+		if ended, err := f.Disable(t.Context(), "default", "alice", first.Subscription.ID, ReasonGone, 0); !ended || err != nil {
+			t.Fatal(ended, err)
+		}
+		f.register(alice, r)
+		if len(f.outside.verified) != 2 {
+			t.Errorf("%d challenges, want one before and one after the 410", len(f.outside.verified))
+		}
+	})
+	t.Run("EVX-12 a malformed secret is refused where the endpoint is verified already", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		r := SubscribeRequest{Arguments: args(`{"owner":"a"}`)}
+		f.subscribe(r)
+		r.Secret = "hunter2"
+		if _, err := f.trySubscribe(r); !fault.Is(err, fault.Invalid) {
+			t.Errorf("a refresh: %v", err)
+		}
+		r.Arguments = args(`{"owner":"b"}`)
+		if _, err := f.trySubscribe(r); !fault.Is(err, fault.Invalid) {
+			t.Errorf("another subscription: %v", err)
+		}
+	})
+	t.Run("EVX-12 a verification lapses in its time", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"a"}`)})
+		page, err := f.db.Query(t.Context(), store.Query{Table: store.Subscriptions, Partition: "v#default#alice"})
+		if err != nil || len(page.Items) != 1 || !page.Items[0].Expires.Equal(f.clock.Add(24*time.Hour)) {
+			t.Errorf("%+v, %v; want one that expires after a day", page.Items, err)
+		}
+	})
+	t.Run("EVX-15 unsubscribe by the same key", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"a","repo":"b"}`)})
+		unsubscribe := func() error {
+			return f.Unsubscribe(t.Context(), alice, "github.push", args(`{"repo":"b","owner":"a"}`), "https://chat.example/cb")
+		}
+		if err := unsubscribe(); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(f.subscribers("event://github/a/b/push")); n != 0 {
+			t.Errorf("%d subscribers", n)
+		}
+		if err := unsubscribe(); !fault.Is(err, fault.NotFound) {
+			t.Errorf("again: %v, want a fault of kind NotFound", err)
+		}
+	})
+	t.Run("EVX-15 unsubscribe with arguments that the event type refuses by now", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"a"}`)})
+		f.Catalog = catalog.NewStatic(parse(t, strings.ReplaceAll(patternCatalog, "owner", "org")))
+		if err := f.Unsubscribe(t.Context(), alice, "github.push", args(`{"owner":"a"}`), "https://chat.example/cb"); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(f.subscribers("event://github/a/*/push")); n != 0 {
+			t.Errorf("%d subscribers", n)
+		}
+	})
+}
+
+// TestADisabledSubscriptionIsCreatedAgain replaces the record of a disabled subscription.
+func TestADisabledSubscriptionIsCreatedAgain(t *testing.T) {
+	disabled := func(t *testing.T) (*fixture, SubscribeRequest, string) {
+		f := newFixture(t, Options{})
+		request := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`)}
+		id := f.subscribe(request).ID
+		resumed, err := f.Lookup(t.Context(), "default", "alice", id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ended, err := f.Disable(t.Context(), "default", "alice", id, "all deliveries of five days failed", resumed.Resumed); err != nil || !ended {
+			t.Fatal(ended, err)
+		}
+		return f, request, id
+	}
+	t.Run("and its record stays if the new one cannot be written", func(t *testing.T) {
+		f, request, id := disabled(t)
+		f.Records.DB = &refusing{DB: f.db, err: fault.New(fault.Unavailable, "the process dies")}
+		if _, err := f.trySubscribe(request); err == nil {
+			t.Fatal("subscribed without a write of the record")
+		}
+		if got, err := f.Find(t.Context(), "default", id); err != nil || got == nil || got.State != Disabled {
+			t.Errorf("got %+v, %v, want the disabled subscription", got, err)
+		}
+	})
+	t.Run("and is listed and counted as an active one", func(t *testing.T) {
+		f, request, id := disabled(t)
+		if again := f.subscribe(request); again.ID != id || again.Refreshed {
+			t.Errorf("got %+v, want a new subscription with the id %s", again, id)
+		}
+		counts, err := f.CountStates(t.Context(), "default", 10)
+		if err != nil || counts[Active] != 1 || counts[Disabled] != 0 {
+			t.Errorf("got %v, %v, want one active subscription and no disabled one", counts, err)
+		}
+		if used, err := Used(t.Context(), f.db, "default", "alice"); err != nil || used != 1 {
+			t.Errorf("%d count towards the quota (%v), want 1", used, err)
+		}
+	})
+}

@@ -1,0 +1,218 @@
+package subscription
+
+import (
+	"bytes"
+	"encoding/json"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+)
+
+// Bounds of what has to be compared for one event and subscription.
+const (
+	// maxFilterValues bounds the list of a filter.
+	maxFilterValues = 50
+	// maxAllValues bounds the values of all filters together, maxGlobs those with a `*`.
+	maxAllValues = 200
+	maxGlobs     = 50
+)
+
+// newFilter takes the argument of a filter: a scalar, a list of scalars of
+// which one must match, or a range, if there may be one.
+func newFilter(pointer string, of catalog.RangeType, raw json.RawMessage) (Filter, error) {
+	if isRange(raw) {
+		span, err := newSpan(of, raw)
+		return Filter{Pointer: pointer, Span: span}, err
+	}
+	var list []json.RawMessage
+	if err := json.Unmarshal(raw, &list); err != nil {
+		list = []json.RawMessage{raw}
+	}
+	if len(list) == 0 || len(list) > maxFilterValues {
+		return Filter{}, fault.New(fault.Invalid, "a filter takes 1 to %d values", maxFilterValues)
+	}
+	for i, v := range list {
+		v = bytes.TrimSpace(v)
+		if len(v) == 0 || len(v) > 512 || v[0] == '{' || v[0] == '[' || string(v) == "null" {
+			return Filter{}, fault.New(fault.Invalid, "a filter value is not allowed (allowed: a string, number or boolean of up to 512 bytes)")
+		}
+		list[i] = v
+	}
+	return Filter{Pointer: pointer, Values: list}, nil
+}
+
+// checkFilters bounds the work of all filters of a subscription.
+func checkFilters(filters []Filter) error {
+	all, globs := 0, 0
+	for _, f := range filters {
+		all += len(f.Values)
+		globs += len(f.values().globs)
+	}
+	switch {
+	case all > maxAllValues:
+		return fault.New(fault.Invalid, "the filters have %d values, %d are allowed together", all, maxAllValues)
+	case globs > maxGlobs:
+		return fault.New(fault.Invalid, "the filters have %d values with *, %d are allowed together", globs, maxGlobs)
+	}
+	return nil
+}
+
+// Payload is an event whose payload is decoded when a filter first looks at it, and then
+// at most once, however many subscribers ask. It is safe for concurrent use.
+type Payload struct {
+	Event *event.Event
+
+	decode sync.Once
+	doc    any
+}
+
+// Payloads makes one of each event.
+func Payloads(events []event.Event) []*Payload {
+	out := make([]*Payload, len(events))
+	for i := range events {
+		out[i] = &Payload{Event: &events[i]}
+	}
+	return out
+}
+
+// recentPayloads are those that streams look at now: a tail hands the same event to all of
+// them. Few, because a decoded payload may take some megabytes.
+var recentPayloads = bounded.NewMap[*event.Event, *Payload](16)
+
+// payloadOf is the payload of an event that other streams may look at, too.
+func payloadOf(e *event.Event) *Payload {
+	p, ok := recentPayloads.Get(e)
+	if !ok {
+		p = &Payload{Event: e}
+		recentPayloads.Put(e, p)
+	}
+	return p
+}
+
+// passes reports whether the payload satisfies all filters.
+func (p *Payload) passes(filters []Filter) bool {
+	if len(filters) == 0 {
+		return true
+	}
+	p.decode.Do(func() { p.doc = valueOf(p.Event.Data) })
+	return !slices.ContainsFunc(filters, func(f Filter) bool { return !f.accepts(p.doc) })
+}
+
+func (f Filter) accepts(doc any) bool {
+	way, err := jsonpointer.Parse(f.Pointer)
+	got, ok := way.In(doc)
+	if err != nil || !ok {
+		return false
+	}
+	if f.Span != nil {
+		return f.Span.accept(got)
+	}
+	return f.values().accept(got)
+}
+
+// values are those of a filter, read once for all elements of a list in a payload.
+type values struct {
+	texts   map[string]bool
+	globs   []glob
+	numbers map[float64]bool
+	digits  map[string]bool // numbers beyond float64
+	bools   map[bool]bool
+}
+
+func (f Filter) values() values {
+	v := values{texts: map[string]bool{}, numbers: map[float64]bool{}, digits: map[string]bool{}, bools: map[bool]bool{}}
+	for _, raw := range f.Values {
+		switch raw[0] {
+		case '"':
+			var text string
+			if json.Unmarshal(raw, &text) != nil {
+				continue
+			}
+			if strings.Contains(text, "*") {
+				v.globs = append(v.globs, strings.Split(text, "*"))
+			} else {
+				v.texts[text] = true
+			}
+		case 't', 'f':
+			v.bools[raw[0] == 't'] = true
+		default:
+			v.digits[string(raw)] = true
+			if n, err := strconv.ParseFloat(string(raw), 64); err == nil {
+				v.numbers[n] = true
+			}
+		}
+	}
+	return v
+}
+
+func (v values) accept(got any) bool {
+	switch got := got.(type) {
+	case string:
+		return v.texts[got] || slices.ContainsFunc(v.globs, func(g glob) bool { return g.matches(got) })
+	case json.Number:
+		n, err := strconv.ParseFloat(got.String(), 64)
+		return v.digits[got.String()] || err == nil && v.numbers[n]
+	case bool:
+		return v.bools[got]
+	case []any: // one of its elements
+		return slices.ContainsFunc(got, v.accept)
+	}
+	return false
+}
+
+// glob is a text with `*` for any characters, cut at its stars; it has at least two parts.
+type glob []string
+
+// matches searches the parts one after another, each after the one before: the first
+// match is always good enough, so nothing is read again and the time is linear.
+func (g glob) matches(s string) bool {
+	first, last := g[0], g[len(g)-1]
+	if len(s) < len(first)+len(last) || !strings.HasPrefix(s, first) || !strings.HasSuffix(s, last) {
+		return false
+	}
+	s = s[len(first) : len(s)-len(last)]
+	for _, part := range g[1 : len(g)-1] {
+		i := strings.Index(s, part)
+		if i < 0 {
+			return false
+		}
+		s = s[i+len(part):]
+	}
+	return true
+}
+
+// valueOf is the payload of an event, which is JSON unless the event lost it.
+func valueOf(payload json.RawMessage) any {
+	if len(payload) == 0 {
+		return nil
+	}
+	return jsonrpc.Value(payload)
+}
+
+// Redacted is the payload without the members at the pointers.
+func Redacted(payload json.RawMessage, pointers []string) (json.RawMessage, error) {
+	if len(pointers) == 0 {
+		return payload, nil
+	}
+	doc := valueOf(payload)
+	for _, p := range pointers {
+		way, err := jsonpointer.Parse(p)
+		if err != nil || len(way) == 0 {
+			continue
+		}
+		last := len(way) - 1
+		parent, _ := way[:last].In(doc)
+		if m, ok := parent.(map[string]any); ok {
+			delete(m, way[last])
+		}
+	}
+	return json.Marshal(doc)
+}

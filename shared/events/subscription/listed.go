@@ -1,0 +1,206 @@
+package subscription
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// What a change of the catalog does to subscriptions is found without a scan by four
+// kinds of items, written before a subscription is:
+//
+//	k#  per scope of shapes (an event type, or parents), by subscription: its owner
+//	w#  the workspaces that have or had subscriptions
+//	a#  per workspace, the catalog of the last audit of its subscriptions
+//	c#  the contracts that subscriptions rely on, by what is in them
+//
+// After a crash an entry may be there of a subscription that is not; never the
+// other way round.
+
+func listKey(workspace, scope, id string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "k#" + workspace + "#" + scope, Sort: id}
+}
+
+func contractKey(id string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "c#" + id, Sort: "-"}
+}
+
+const workspacesPartition = "w#"
+
+func (s *Subscription) listed() []store.Key {
+	var keys []store.Key
+	for _, p := range s.Patterns {
+		if k := listKey(s.Workspace, p.Shape.Scope, s.ID); !slices.Contains(keys, k) {
+			keys = append(keys, k)
+		}
+	}
+	return keys
+}
+
+// addEntries writes the entries of a subscription. Their version is the time of its creation, so
+// that the removal of an earlier subscription with the same id does not delete them.
+func (r *Records) addEntries(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
+	var ops []store.Op
+	for _, k := range append(sub.listed(), sub.indexed()...) {
+		ops = append(ops, store.Put(sub.entry(k)))
+	}
+	if err := r.DB.Write(ctx, ops...); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "list the subscription")
+	}
+	first := func() []byte { return AuditState{Settled: cat.Fingerprint(), Terms: cat.Terms()}.encode() }
+	if err := r.once(ctx, auditStateKey(sub.Workspace), first); err != nil {
+		return err
+	}
+	workspace := store.Key{Table: store.Subscriptions, Partition: workspacesPartition, Sort: sub.Workspace}
+	if err := r.once(ctx, workspace, func() []byte { return nil }); err != nil {
+		return err
+	}
+	for name, id := range sub.Contracts {
+		if err := r.once(ctx, contractKey(id), cat.ByName(name).Contract); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Subscription) entry(k store.Key) store.Item {
+	return store.Item{Key: k, Value: []byte(s.Principal), Version: s.Created.UnixMicro()}
+}
+
+// once writes an item unless it is there, or this process wrote it before.
+func (r *Records) once(ctx context.Context, k store.Key, value func() []byte) error {
+	if _, done := r.written.Get(k); done {
+		return nil
+	}
+	err := r.DB.Write(ctx, store.Put(store.Item{Key: k, Value: value()}, store.Absent()))
+	if err != nil && !errors.Is(err, store.ErrConflict) {
+		return fault.Wrap(fault.Unavailable, err, "store the contract of a subscription")
+	}
+	r.written.Put(k, true)
+	return nil
+}
+
+// removeEntries deletes the entries of a subscription. With keep, people still find it by its id.
+func (r *Records) removeEntries(ctx context.Context, sub *Subscription, keep bool) {
+	indexed := sub.indexed()
+	if keep {
+		indexed = indexed[1:]
+	}
+	for _, keys := range [][]store.Key{sub.listed(), indexed} { // one of the version before has only the first
+		var ops []store.Op
+		for _, k := range keys {
+			ops = append(ops, store.Delete(k, store.VersionIs(sub.Created.UnixMicro())))
+		}
+		if err := r.DB.Write(ctx, ops...); err != nil && !errors.Is(err, store.ErrConflict) {
+			slog.WarnContext(ctx, "subscription list entries not deleted", "error", err)
+		}
+	}
+}
+
+// rely notes what the subscription relies on: what its principal was granted, and
+// the event types as they are.
+func (s *Subscription) rely(cat *catalog.Catalog, g Grant) {
+	s.Grant, s.Contracts = g, nil
+	for _, p := range s.Patterns {
+		if e := cat.ByName(p.Entry); e != nil {
+			if s.Contracts == nil {
+				s.Contracts = map[string]string{}
+			}
+			s.Contracts[p.Entry] = e.ContractID()
+		}
+	}
+}
+
+// Lists are what owners, operators, audits and erasures look through: the subscriptions of a principal, of a workspace, of an
+// event type. They also keep how far audits and erasures came.
+type Lists struct {
+	DB  store.DB
+	Now func() time.Time
+}
+
+func (l *Lists) now() time.Time { return timeBy(l.Now) }
+
+// Owned names a subscription and its owner.
+type Owned struct{ ID, Principal string }
+
+// Listed returns the subscriptions of a scope in the order of their ids, those that follow
+// after; next is "" at the end. Some may be gone.
+func (l *Lists) Listed(ctx context.Context, workspace, scope, after string) (subs []Owned, next string, err error) {
+	page, err := l.DB.Query(ctx, store.Query{
+		Table: store.Subscriptions, Partition: listKey(workspace, scope, "-").Partition, After: after, Limit: 200,
+	})
+	if err != nil {
+		return nil, "", fault.Wrap(fault.Unavailable, err, "list the subscriptions to an event type")
+	}
+	for _, it := range page.Items {
+		subs = append(subs, Owned{it.Sort, string(it.Value)})
+	}
+	if page.More {
+		next = page.Last
+	}
+	return subs, next, nil
+}
+
+// Workspaces lists those in which there are or were subscriptions.
+func (l *Lists) Workspaces(ctx context.Context) (names []string, err error) {
+	partition := store.Key{Table: store.Subscriptions, Partition: workspacesPartition}
+	err = store.Each(ctx, l.DB, partition, "list the workspaces with subscriptions", func(it *store.Item) error {
+		names = append(names, it.Sort)
+		return nil
+	})
+	return names, err
+}
+
+// AuditState is the catalog against which a workspace's subscriptions were last audited; the
+// first one is that of the first subscription.
+type AuditState struct {
+	V int `json:"v"`
+	// Settled is the fingerprint of the catalog with these terms ([catalog.Catalog.Terms]).
+	Settled string            `json:"f"`
+	Terms   map[string]string `json:"t"`
+	// Seen is the fingerprint of a newer one, first seen in the second Since (since 1970).
+	Seen  string `json:"n,omitempty"`
+	Since int64  `json:"at,omitempty"`
+	// At is where an audit that is not complete was interrupted.
+	At AuditPosition `json:"place,omitzero"`
+}
+
+// AuditPosition is how far an audit came: through the scopes before Scope, and in that one through the
+// subscriptions up to After. Step says for which comparison of catalogs that counts.
+type AuditPosition struct {
+	Step  string `json:"step"`
+	Scope string `json:"scope"`
+	After string `json:"after"`
+}
+
+func auditStateKey(workspace string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "a#" + workspace, Sort: "-"}
+}
+
+func (a AuditState) encode() []byte {
+	a.V = 1
+	value, _ := json.Marshal(a) // texts and numbers
+	return value
+}
+
+// AuditState reads the state of the last audit of a workspace.
+func (l *Lists) AuditState(ctx context.Context, workspace string) (state AuditState, err error) {
+	it, err := store.One(ctx, l.DB, auditStateKey(workspace), "read the state of the last audit")
+	if err != nil || it == nil {
+		return state, err
+	}
+	return state, fault.Wrap(fault.Unavailable, json.Unmarshal(it.Value, &state), "decode the state of the last audit")
+}
+
+// SetAuditState writes it.
+func (l *Lists) SetAuditState(ctx context.Context, workspace string, state AuditState) error {
+	err := l.DB.Write(ctx, store.Put(store.Item{Key: auditStateKey(workspace), Value: state.encode()}))
+	return fault.Wrap(fault.Unavailable, err, "write the state of an audit")
+}

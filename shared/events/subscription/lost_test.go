@@ -1,0 +1,377 @@
+package subscription
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// replays counts what is replayed, and fails while it is told to.
+type replays struct {
+	after   []int64
+	resumed int
+	err     error
+}
+
+func (r *replays) Reactivate(context.Context, *Subscription) error {
+	r.resumed++
+	return nil
+}
+
+func (r *replays) Replay(_ context.Context, _ *Subscription, after int64) (bool, error) {
+	r.after = append(r.after, after)
+	return false, r.err
+}
+
+func TestAReplayThatWasCutOffIsMadeUpFor(t *testing.T) {
+	f := newFixture(t, Options{})
+	r := &replays{err: errors.New("the queue does not answer")}
+	f.Replay = r
+	from := f.clock.Add(-time.Hour).UnixMicro()
+	request := SubscribeRequest{
+		Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`), Cursor: f.Sealer.Seal("default", eventlog.Cursor{At: from}),
+	}
+	if _, err := f.trySubscribe(request); err == nil {
+		t.Fatal("subscribed although nothing could be replayed")
+	}
+	r.err = nil
+	for range 3 { // the client tries again, and refreshes later on
+		f.subscribe(request)
+	}
+	if len(r.after) != 2 || r.after[1] != from {
+		t.Errorf("replayed after %v, want a failure and a success from %d", r.after, from)
+	}
+}
+
+// TestARefreshAfterTheURITemplateChanged refreshes a subscription before the recheck ends it.
+func TestARefreshAfterTheURITemplateChanged(t *testing.T) {
+	for arguments, keys := range map[string]struct{ old, moved string }{
+		`{"owner":"acme","repo":"app"}`: {"event://github/acme/app/push", "event://gh/acme/app/push"},
+		`{"owner":"acme"}`:              {"event://github/acme/*/push", "event://gh/acme/*/push"},
+	} {
+		f := newFixture(t, Options{})
+		r := &replays{}
+		f.Replay = r
+		watermark := f.clock.Add(-time.Minute).UnixMicro()
+		request := SubscribeRequest{Arguments: json.RawMessage(arguments)}
+		counts := func(key string) [2]int {
+			t.Helper()
+			items, err := f.db.Get(t.Context(), HeaderKey("default", key))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return [2]int{HeaderCount(items[0]), len(f.subscribers(key))}
+		}
+		check := func(when string, old, moved int) {
+			t.Helper()
+			for key, want := range map[string]int{keys.old: old, keys.moved: moved} {
+				if got := counts(key); got != [2]int{want, want} {
+					t.Errorf("%s, %s counts %d subscribers and has %d; want %d", when, key, got[0], got[1], want)
+				}
+			}
+		}
+		first := f.subscribe(SubscribeRequest{
+			Arguments: request.Arguments, Cursor: f.Sealer.Seal("default", eventlog.Cursor{At: watermark}),
+		})
+		r.after = nil
+		f.Service.Catalog.(*catalog.Static).Replace(parse(t, strings.ReplaceAll(patternCatalog, "event://github/", "event://gh/")))
+
+		second := f.subscribe(request)
+		check("EVX-08 after the refresh", 0, 1)
+		if second.ID != first.ID || !second.Refreshed {
+			t.Errorf("EVX-08 the refresh answered %+v, want a refresh of %s", second, first.ID)
+		}
+		if len(r.after) != 1 {
+			t.Errorf("EVX-11 the events since the change were replayed %d times, want once", len(r.after))
+		}
+		f.subscribe(request)
+		check("EVX-08 after another refresh", 0, 1)
+		if len(r.after) != 1 {
+			t.Errorf("EVX-11 after another refresh they were replayed %d times, want once", len(r.after))
+		}
+		if err := f.Unsubscribe(t.Context(), alice, "github.push", request.Arguments, "https://chat.example/cb"); err != nil {
+			t.Fatal(err)
+		}
+		check("EVX-08 after the unsubscribe", 0, 0)
+		if _, err := f.Subscribe(t.Context(), bob, SubscribeRequest{Name: "github.push", Arguments: request.Arguments, URL: "https://b.example/", Secret: "whsec_b"}); err != nil {
+			t.Fatal(err)
+		}
+		check("EVX-08 after another principal subscribed", 0, 1)
+	}
+}
+
+// TestACursorFromBeforeAPatternWasReadIsAGap: EVX-07, in the answer to a subscription.
+func TestACursorFromBeforeAPatternWasReadIsAGap(t *testing.T) {
+	f := newFixture(t, Options{})
+	r := &replays{}
+	f.Replay = r
+	f.Log.Now = f.Now
+	if err := f.Log.Notify(t.Context(), "default", "any", nil); err != nil { // so that the log has an end
+		t.Fatal(err)
+	}
+	sub := func(at time.Time) *SubscribeResult {
+		t.Helper()
+		got := f.subscribe(SubscribeRequest{
+			Arguments: json.RawMessage(`{"owner":"a"}`), Cursor: f.Sealer.Seal("default", eventlog.Cursor{At: at.UnixMicro()}),
+		})
+		return got
+	}
+	if !sub(f.clock.Add(-time.Hour)).Truncated {
+		t.Error("the log has nothing of the pattern for an hour, and no client was notified")
+	}
+	if err := f.Unsubscribe(t.Context(), alice, "github.push", json.RawMessage(`{"owner":"a"}`), "https://chat.example/cb"); err != nil {
+		t.Fatal(err)
+	}
+	began := f.clock
+	f.clock = f.clock.Add(time.Hour)
+	if sub(began).Truncated {
+		t.Error("a gap was announced where the log has everything")
+	}
+}
+
+// A poll of a wildcard stops at a segment of a later release in one shard and goes on in the others. Its cursor then has a position
+// of its own for that shard, and a webhook that continues from it gets everything after that position.
+func TestASubscriptionFromACursorThatIsFurtherInSomeShards(t *testing.T) {
+	f := newFixture(t, Options{})
+	r := &replays{}
+	f.Replay = r
+	f.Log.Now = f.Now
+	if _, err := f.Log.Interested(t.Context(), "default", "event://github/a/*/push", f.clock.Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	polled := f.clock.Add(time.Minute).UnixMicro()
+	behind := polled - time.Second.Microseconds()
+	f.clock = f.clock.Add(time.Hour)
+	shard := eventlog.Pattern("default", "event://github/a/*/push")[5]
+	f.subscribe(SubscribeRequest{
+		Arguments: json.RawMessage(`{"owner":"a"}`),
+		Cursor:    f.Sealer.Seal("default", eventlog.Cursor{At: polled, Places: []eventlog.Place{f.Sealer.PlaceOf(shard, behind)}}),
+	})
+	if want := []int64{behind}; !slices.Equal(r.after, want) {
+		t.Errorf("EVX-26: events are replayed after %v, want %v", r.after, want)
+	}
+}
+
+// TestACursorOlderThanTheClientWantsIsAGap: EVX-07, by maxAgeMs of a subscription.
+func TestACursorOlderThanTheClientWantsIsAGap(t *testing.T) {
+	f := newFixture(t, Options{})
+	f.Replay = &replays{}
+	f.Log.Now = f.Now
+	began := f.clock
+	f.clock = f.clock.Add(time.Hour)
+	for maxAge, want := range map[time.Duration]bool{0: false, 2 * time.Hour: false, 30 * time.Minute: true} {
+		got, err := f.trySubscribe(SubscribeRequest{
+			Arguments: json.RawMessage(fmt.Sprintf(`{"owner":"a","repo":"r%d"}`, maxAge)), MaxAge: maxAge,
+			Cursor: f.Sealer.Seal("default", eventlog.Cursor{At: began.UnixMicro()}),
+		})
+		if err != nil || got.Truncated != want {
+			t.Errorf("a cursor of an hour ago, at most %v old: %+v, %v", maxAge, got, err)
+		}
+	}
+}
+
+func TestTheSweepComesBackForWhatEndsLaterInTheMinute(t *testing.T) {
+	f := newFixture(t, Options{})
+	f.Records.QuotaOf = quotaOf(1)
+	f.clock = f.clock.Truncate(time.Minute).Add(30 * time.Second)
+	got := f.subscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`), TTL: TTL{Asked: true, For: time.Minute}})
+	swept := 0
+	for _, at := range []time.Duration{-10 * time.Second, 50 * time.Second} {
+		f.clock = got.RefreshBefore.Add(at)
+		n, err := f.Sweep(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		swept += n
+	}
+	if swept != 1 {
+		t.Errorf("swept %d, want 1", swept)
+	}
+	if _, err := f.trySubscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"c"}`)}); err != nil {
+		t.Errorf("what has ended still takes the principal's quota: %v", err)
+	}
+}
+
+// unsure applies a transaction and loses its answer.
+type unsure struct {
+	store.DB
+	lose bool
+}
+
+func (u *unsure) Write(ctx context.Context, ops ...store.Op) error {
+	err := u.DB.Write(ctx, ops...)
+	if err == nil && u.lose && slices.ContainsFunc(ops, func(op store.Op) bool { return op.Item.Key == quotaKey("default", alice.ID) }) {
+		u.lose = false
+		return fault.New(fault.Unavailable, "no answer")
+	}
+	return err
+}
+
+func TestCountersAreNeverTooLow(t *testing.T) {
+	f := newFixture(t, Options{})
+	f.Records.DB = &unsure{DB: f.db, lose: true}
+	if _, err := f.Register(t.Context(), alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/hook"}); err == nil {
+		t.Fatal("registered without an answer of the store")
+	}
+	if n := len(f.subscribers(build)); n != 1 { // it compares with the header
+		t.Errorf("%d subscribers", n)
+	}
+}
+
+// headers are those of patterns that are stored, expired ones among them.
+func (f *fixture) headers(keys ...string) (stored []*store.Item) {
+	f.t.Helper()
+	for _, key := range keys {
+		items, err := f.db.Get(f.t.Context(), HeaderKey("default", key))
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		stored = append(stored, items[0])
+	}
+	return stored
+}
+
+func TestPatternsThatNobodyUsesLeaveNothing(t *testing.T) {
+	f := newFixture(t, Options{})
+	f.clock = time.Now()
+	const pattern = "event://github/acme/app/push"
+	register := func() string {
+		return URI(f.register(alice, RegisterRequest{URIs: []string{pattern}, Target: "https://a.example/hook"}).Subscription.ID)
+	}
+	end := func(uri string) {
+		t.Helper()
+		if err := f.Deregister(t.Context(), alice, uri); err != nil {
+			t.Fatal(err)
+		}
+	}
+	one, two := register(), register()
+	end(one)
+	if h := f.headers(pattern)[0]; HeaderCount(h) != 1 || h.Expires.Before(f.clock.AddDate(100, 0, 0)) {
+		t.Fatalf("the header of a pattern with a subscriber is %+v", h)
+	}
+	end(two)
+	h := f.headers(pattern)[0]
+	if HeaderCount(h) != 0 || h == nil || h.Expires.IsZero() || h.Expires.After(f.clock.Add(time.Hour)) {
+		t.Fatalf("the header of an empty pattern is %+v, want one that expires soon", h)
+	}
+	three := register() // before it expired
+	if h := f.headers(pattern)[0]; HeaderCount(h) != 1 || h.Expires.Before(f.clock.AddDate(100, 0, 0)) {
+		t.Errorf("the header that is used again is %+v", h)
+	}
+	f.clock = time.Now().Add(-time.Hour)
+	end(three)
+	if h := f.headers(pattern)[0]; h != nil {
+		t.Errorf("it is still there after its expiry: %+v", h)
+	}
+	f.clock = time.Now()
+	register()
+	if h := f.headers(pattern)[0]; HeaderCount(h) != 1 {
+		t.Errorf("begun anew it is %+v", h)
+	}
+}
+
+// Registrations and ends of the same pattern at once never leave a header that is too low,
+// or one that is empty and stays.
+func TestHeadersUnderConcurrentRegistrations(t *testing.T) {
+	f := newFixture(t, Options{})
+	f.clock, f.Records.Ended = time.Now(), nil
+	const pattern = "event://github/acme/app/push"
+	var running sync.WaitGroup
+	for worker := range 8 {
+		running.Go(func() {
+			for range 20 {
+				got, err := f.Register(t.Context(), alice, RegisterRequest{URIs: []string{pattern}, Target: "https://a.example/hook"})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if h := f.headers(pattern)[0]; HeaderCount(h) < 1 {
+					t.Errorf("worker %d: the header of a pattern with a subscriber is %+v", worker, h)
+				}
+				if err := f.Deregister(t.Context(), alice, URI(got.Subscription.ID)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	running.Wait()
+	if h := f.headers(pattern)[0]; h == nil || HeaderCount(h) != 0 || h.Expires.After(f.clock.Add(time.Hour)) {
+		t.Errorf("in the end it is %+v", h)
+	}
+}
+
+// TestRegistrationsAreLimited: AUT-07.
+func TestRegistrationsAreLimited(t *testing.T) {
+	f := newFixture(t, Options{Rate: NewRate(quota.Same(2))})
+	register := func(p auth.Principal) error {
+		_, err := f.Register(t.Context(), p, RegisterRequest{URIs: []string{build}, Target: "https://a.example/hook"})
+		return err
+	}
+	r := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`)}
+	for range 10 { // refreshes count
+		f.subscribe(r)
+	}
+	for range 10 {
+		if err := register(alice); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := f.trySubscribe(r)
+	for name, err := range map[string]error{"register": register(alice), "subscribe": err} {
+		data, ok := fault.DataOf(err).(quota.RetryAfter)
+		if !fault.Is(err, fault.Exhausted) || !ok || data.LimitName() != "registrationRate" || data.Max != 2 || data.Seconds != 1 || !strings.Contains(err.Error(), "2 registrations per second") {
+			t.Errorf("AUT-07 %s: got %v, %+v", name, err, fault.DataOf(err))
+		}
+	}
+	if err := register(bob); err != nil {
+		t.Errorf("AUT-07: another principal has its own rate: %v", err)
+	}
+	if err := f.Unsubscribe(t.Context(), alice, "github.push", r.Arguments, "https://chat.example/cb"); err != nil {
+		t.Errorf("AUT-07: an end is never refused: %v", err)
+	}
+	f.clock = f.clock.Add(time.Second)
+	if err := register(alice); err != nil {
+		t.Errorf("AUT-07: a second later: %v", err)
+	}
+}
+
+func TestWhatIsKnownToBeWrittenIsBounded(t *testing.T) {
+	f := newFixture(t, Options{})
+	made := 0
+	value := func() []byte { made++; return nil }
+	key := func(i int) store.Key {
+		return store.Key{Table: store.Subscriptions, Partition: "w#", Sort: fmt.Sprint(i)}
+	}
+	for i := range bounded.DefaultBound + 1 {
+		f.Records.DB = absorbing{f.db}
+		if err := f.Records.once(t.Context(), key(i), value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	made = 0
+	if _ = f.Records.once(t.Context(), key(bounded.DefaultBound), value); made != 0 {
+		t.Error("what was written last is written again")
+	}
+	if _ = f.Records.once(t.Context(), key(0), value); made != 1 {
+		t.Error("what was written first is still in memory")
+	}
+}
+
+// absorbing writes nothing.
+type absorbing struct{ store.DB }
+
+func (absorbing) Write(context.Context, ...store.Op) error { return nil }

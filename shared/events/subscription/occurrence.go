@@ -1,0 +1,38 @@
+package subscription
+
+import (
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+)
+
+// The _meta keys of an EventOccurrence (SEP-3415). Without them a subscriber that left variables open, e.g. to all orders, could
+// not tell which order an event is about.
+const (
+	MetaURI       = "io.github.mcp-events/uri"
+	MetaArguments = "io.github.mcp-events/arguments"
+)
+
+// AppendOccurrenceMeta appends the members that the _meta of an EventOccurrence has in every delivery mode, without braces.
+//
+// The arguments are the values of the variables of the event type's URI template, e.g. {"owner":"acme","repo":"web"}. They are
+// left out if the catalog has lost the event type or changed its template since the event was published; entry is nil in the first case.
+func AppendOccurrenceMeta(b []byte, e *event.Event, entry *catalog.Entry) []byte {
+	b = jsonrpc.AppendString(append(b, `"`+MetaURI+`":`...), e.URI)
+	if entry == nil {
+		return b
+	}
+	vars, ok := entry.Bind(e.URI)
+	if !ok {
+		return b
+	}
+	b = append(b, `,"`+MetaArguments+`":{`...)
+	for i, name := range entry.Variables() {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(jsonrpc.AppendString(b, name), ':')
+		b = jsonrpc.AppendString(b, vars[name])
+	}
+	return append(b, '}')
+}

@@ -1,0 +1,204 @@
+package subscription
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// RegisterRequest is resources/subscriptions/register (SEP-1803).
+type RegisterRequest struct {
+	URIs   []string
+	Target string
+	// IdempotencyKey makes a repetition within a day answer with the same
+	// subscription and a fresh secret; empty is none, at most 128 bytes.
+	IdempotencyKey string
+}
+
+// Registered is its answer. The secret is in no other answer.
+type Registered struct {
+	Subscription *Subscription
+	SecretType   SecretType
+	Secret       string
+}
+
+// Register creates a webhook subscription. It is all or nothing; every event
+// published after it returned is delivered. Faults are Invalid (naming the URI or
+// the target), Forbidden, Exhausted.
+func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRequest) (*Registered, error) {
+	cat, err := g.Service.permit(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.Options.Rate.Take(ctx, p, 1, g.now()); err != nil {
+		return nil, err
+	}
+	if len(r.URIs) == 0 || len(r.URIs) > MaxURIs {
+		return nil, fault.New(fault.Invalid, "uris has %d entries, 1 to %d are allowed", len(r.URIs), MaxURIs).AtLimit("registrationURIs", MaxURIs)
+	}
+	if len(r.IdempotencyKey) > 128 {
+		return nil, fault.New(fault.Invalid, "the idempotency key is longer than 128 bytes")
+	}
+	if err := g.checkTarget(r.Target); err != nil {
+		return nil, err
+	}
+	var patterns []Pattern
+	for _, uri := range r.URIs {
+		found, access, err := Resolve(cat, uri)
+		if err != nil {
+			return nil, err
+		}
+		if err := allowed(p, access); err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(access, func(a Access) bool { return a.Entry.WebhookAllowed() }) {
+			return nil, fault.New(fault.Invalid, "%s is not delivered by webhook", uri).With(map[string]any{"uri": uri})
+		}
+		for _, f := range found {
+			if !slices.ContainsFunc(patterns, func(p Pattern) bool { return p.Key == f.Key }) {
+				patterns = append(patterns, f)
+			}
+		}
+	}
+	if len(patterns) > MaxURIs+10 {
+		return nil, fault.New(fault.Invalid, "the URIs stand for too many patterns")
+	}
+	if r.IdempotencyKey != "" {
+		if again, err := g.registerAgain(ctx, cat, p, r); again != nil || err != nil {
+			return again, err
+		}
+	}
+	sub := &Subscription{
+		ID: newID(), Workspace: p.Workspace, Principal: p.ID, Origin: SEP1803,
+		EventURIs: slices.Clone(r.URIs), Patterns: patterns,
+		Target:  Target{URL: r.Target},
+		Created: g.now().UTC(), State: Active,
+	}
+	sub.rely(cat, grantOf(cat, p))
+	secret, key, err := g.freshSecret(ctx, sub)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.verifyRegistration(ctx, p, sub, key); err != nil {
+		return nil, err
+	}
+	var extra []store.Op
+	if r.IdempotencyKey != "" {
+		extra = append(extra, store.Put(store.Item{
+			Key: idempotencyKey(p, r.IdempotencyKey), Value: []byte(sub.ID), Expires: g.now().Add(24 * time.Hour),
+		}, store.Absent()))
+	}
+	switch err := g.Service.Records.insert(ctx, cat, sub, extra...); {
+	case errors.Is(err, store.ErrConflict) && r.IdempotencyKey != "":
+		again, err := g.registerAgain(ctx, cat, p, r) // a concurrent repetition was first
+		if again == nil && err == nil {
+			err = fault.New(fault.Unavailable, "the registration raced with another; try again")
+		}
+		return again, err
+	case err != nil:
+		return nil, fault.Wrap(fault.Unavailable, err, "register")
+	}
+	g.Service.notifyPrincipal(ctx, p.Workspace, p.ID)
+	return &Registered{Subscription: sub, SecretType: sub.Target.Type, Secret: secret}, nil
+}
+
+// registerAgain answers a repeated registration: the same subscription with a
+// fresh secret, since the first answer may be lost and the secret is stored nowhere in clear.
+// What the principal holds now counts from here on.
+func (g *Registrar) registerAgain(ctx context.Context, cat *catalog.Catalog, p auth.Principal, r RegisterRequest) (*Registered, error) {
+	it, err := store.One(ctx, g.Service.Records.DB, idempotencyKey(p, r.IdempotencyKey), "read the idempotency key")
+	if err != nil || it == nil {
+		return nil, err
+	}
+	var out *Registered
+	err = g.Service.Records.change(ctx, p.Workspace, p.ID, string(it.Value), func(sub *Subscription) error {
+		if sub == nil || sub.State == Disabled {
+			return fault.New(fault.Invalid, "the idempotency key belongs to a subscription that has ended")
+		}
+		if sub.Target.URL != r.Target || !slices.Equal(sub.EventURIs, r.URIs) {
+			return fault.New(fault.Invalid, "the idempotency key belongs to a registration with other parameters")
+		}
+		sub.Grant = grantOf(cat, p)
+		previous := sub.Target
+		secret, _, err := g.freshSecret(ctx, sub)
+		if err != nil {
+			return err
+		}
+		sub.Target.Previous, sub.Target.PreviousUntil = previous.Secret, g.now().Add(rotationGrace).Unix()
+		out = &Registered{Subscription: sub, SecretType: sub.Target.Type, Secret: secret}
+		return g.Service.Records.update(ctx, sub)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// verifyRegistration makes sure that a target wants deliveries where the operator asks for that: SEP-1803 itself
+// does not (SRF-07).
+func (g *Registrar) verifyRegistration(ctx context.Context, p auth.Principal, sub *Subscription, key []byte) error {
+	if !g.Options.VerifyRegistrations {
+		return nil
+	}
+	err := g.verify(ctx, p, sub.Target.URL, sub.ID, key)
+	if data := fault.DataOf(err); fault.Is(err, fault.Unavailable) && data != nil { // the target's fault, not ours
+		return fault.New(fault.Invalid, "the target was not verified: it must echo the challenge that it was sent").With(data)
+	}
+	return err
+}
+
+func (g *Registrar) freshSecret(ctx context.Context, sub *Subscription) (secret string, key []byte, err error) {
+	sub.Target.Type = g.Options.withDefaults().Secret
+	sub.Target.Secret = nil
+	if sub.Target.Type == None {
+		return "", nil, nil
+	}
+	secret, key = g.Targets.NewSecret(sub.Target.Type)
+	sealed, err := g.seal(ctx, sub, key)
+	if err != nil {
+		return "", nil, err
+	}
+	sub.Target.Secret = sealed
+	return secret, key, nil
+}
+
+func (g *Registrar) seal(ctx context.Context, sub *Subscription, key []byte) ([]byte, error) {
+	sealed, err := g.Targets.Seal(ctx, key, sub.Binding())
+	return sealed, fault.Wrap(fault.Unavailable, err, "seal the secret")
+}
+
+// Binding is what the subscription's sealed secrets are bound to.
+func (s *Subscription) Binding() Binding {
+	return Binding{Workspace: s.Workspace, Subscription: s.ID, Target: s.Target.URL}
+}
+
+func (g *Registrar) checkTarget(url string) error {
+	if len(url) > MaxTargetURL {
+		return fault.New(fault.Invalid, "the target URL is longer than %d bytes", MaxTargetURL).AtLimit("targetURL", MaxTargetURL)
+	}
+	return g.Targets.Check(url)
+}
+
+func newID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails (Go 1.24)
+	return idPrefix + hex.EncodeToString(b[:])
+}
+
+func idempotencyKey(p auth.Principal, key string) store.Key {
+	h := sha256.Sum256([]byte(key))
+	return store.Key{
+		Table: store.Subscriptions, Partition: "idem#" + p.Workspace + "#" + p.ID,
+		Sort: base64.RawURLEncoding.EncodeToString(h[:]),
+	}
+}

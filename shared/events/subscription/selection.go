@@ -1,0 +1,148 @@
+package subscription
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+)
+
+// Selection is what a name and arguments of the MCP Events extension ask for
+// (SEP-3415), the same in every mode: which events, and what of them.
+type Selection struct {
+	Entry *catalog.Entry
+	// Arguments are canonical: equal ones have equal bytes.
+	Arguments json.RawMessage
+	// Vars are the bound variables of the template; one that was left out stands for all values.
+	Vars    map[string]string
+	Pattern Pattern
+	Filters []Filter
+	// Redact are JSON pointers of the payload's members that are left out.
+	Redact []string
+}
+
+// Select checks the arguments of a subscription to an event type and takes them
+// apart: template variables bind the URI, the others narrow or change what is
+// delivered. A fault is of kind Invalid and names the argument.
+func Select(e *catalog.Entry, raw json.RawMessage) (Selection, error) {
+	args, err := objectOf(raw)
+	if err != nil {
+		return Selection{}, err
+	}
+	s := Selection{Entry: e, Vars: map[string]string{}}
+	for _, name := range slices.Sorted(maps.Keys(args)) {
+		if err := s.take(name, args[name]); err != nil {
+			return Selection{}, err
+		}
+	}
+	if err := checkFilters(s.Filters); err != nil {
+		return Selection{}, fault.Wrap(fault.Invalid, err, "arguments")
+	}
+	s.Arguments = canonicalJSON(args)
+	if err := e.ValidateArguments(s.Arguments); err != nil {
+		return Selection{}, err
+	}
+	if err := e.ValidateParams(s.Vars); err != nil {
+		return Selection{}, fault.Wrap(fault.Invalid, err, "arguments")
+	}
+	s.Pattern = ForEntry(e, s.Vars)
+	// No event has a URI that is too long, or has a dot segment or control characters.
+	if _, err := catalog.CanonicalPattern(s.Pattern.URI()); err != nil {
+		return Selection{}, fault.Wrap(fault.Invalid, err, "arguments")
+	}
+	return s, nil
+}
+
+// take reads one argument.
+func (s *Selection) take(name string, value json.RawMessage) error {
+	refuse := func(format string, args ...any) error {
+		return fault.New(fault.Invalid, format, args...).With(map[string]any{"argument": fmt.Sprintf("%.128s", name)})
+	}
+	pointer, isFilter := s.Entry.Filters[name]
+	switch {
+	case slices.Contains(s.Entry.Variables(), name):
+		v, ok := scalar(value)
+		if !ok || v == "" {
+			return refuse("argument %q is not a non-empty string", name)
+		}
+		s.Vars[name] = v
+	case isFilter:
+		f, err := newFilter(pointer, s.Entry.RangeOf(name), value)
+		if err != nil {
+			return fault.Wrap(fault.Invalid, err, "argument %q", name)
+		}
+		s.Filters = append(s.Filters, f)
+	case name == "redact" && len(s.Entry.Redact) > 0:
+		var on bool
+		if err := json.Unmarshal(value, &on); err != nil {
+			return refuse("argument %q is not a boolean", name)
+		}
+		if on {
+			s.Redact = s.Entry.Redact
+		}
+	default:
+		return refuse("%s takes no argument %.64q", s.Entry.Name, name)
+	}
+	return nil
+}
+
+// Allowed checks the principal's right to what is selected.
+func (s *Selection) Allowed(p auth.Principal) error {
+	return auth.CheckAccess(s.Entry.Access, s.Vars, p)
+}
+
+// Wants reports whether an event of the pattern is of the type and passes the filters.
+func (s *Selection) Wants(e *event.Event) bool {
+	return e.Name == s.Entry.Name && (len(s.Filters) == 0 || payloadOf(e).passes(s.Filters))
+}
+
+// Data is the event's payload without what is redacted.
+func (s *Selection) Data(e *event.Event) (json.RawMessage, error) {
+	return Redacted(e.Data, s.Redact)
+}
+
+// objectOf takes arguments apart; nothing and null are an empty object.
+func objectOf(raw json.RawMessage) (map[string]json.RawMessage, error) {
+	args := map[string]json.RawMessage{}
+	if len(bytes.TrimSpace(raw)) > 0 {
+		if err := json.Unmarshal(raw, &args); err != nil {
+			return nil, fault.New(fault.Invalid, "arguments is not an object")
+		}
+	}
+	if args == nil { // it was null
+		args = map[string]json.RawMessage{}
+	}
+	return args, nil
+}
+
+// scalar is the text of a string, a number or a boolean.
+func scalar(raw json.RawMessage) (string, bool) {
+	switch v := jsonrpc.Value(raw).(type) {
+	case string:
+		return v, true
+	case json.Number:
+		return v.String(), true
+	case bool:
+		return strconv.FormatBool(v), true
+	}
+	return "", false
+}
+
+// canonicalJSON orders members and drops insignificant space, so that equal
+// arguments have equal bytes. Numbers keep their digits.
+func canonicalJSON(args map[string]json.RawMessage) json.RawMessage {
+	values := make(map[string]any, len(args))
+	for name, raw := range args {
+		values[name] = jsonrpc.Value(raw)
+	}
+	text, _ := json.Marshal(values) // of JSON; maps are written in the order of their keys
+	return text
+}

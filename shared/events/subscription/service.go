@@ -1,0 +1,93 @@
+package subscription
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// Service finds, pauses, suspends and ends subscriptions that are there, and notifies of it. A [Registrar] makes
+// them. Its methods may be called concurrently, at any number of instances.
+type Service struct {
+	Records Records
+	Catalog catalog.Source
+	Log     *eventlog.Log
+	// AllowAnonymous lets the anonymous principal use events/subscribe and events/unsubscribe; for
+	// development only.
+	AllowAnonymous bool
+	// The topics that notices go to; see shared/events/stream.
+	PrincipalTopic    func(principal string) string
+	SubscriptionTopic func(id string) string
+}
+
+// Lookup reads a subscription for a delivery; nil when it is gone or no longer
+// served.
+func (s *Service) Lookup(ctx context.Context, workspace, principal, id string) (*Subscription, error) {
+	sub, err := s.Records.load(ctx, workspace, principal, id)
+	if err != nil || sub == nil || sub.State == Disabled || sub.lapsed(s.Records.now()) {
+		return nil, err
+	}
+	return sub, nil
+}
+
+// Find returns a subscription of the workspace, whoever it belongs to; nil when there is none.
+func (s *Service) Find(ctx context.Context, workspace, id string) (*Selected, error) {
+	if !validID(id) {
+		return nil, nil
+	}
+	entry, err := store.One(ctx, s.Records.DB, indexKey(workspace, id), "read subscriptions")
+	if err != nil || entry == nil {
+		return nil, err
+	}
+	sub, err := s.Records.load(ctx, workspace, string(entry.Value), id)
+	if err != nil || sub == nil || sub.lapsed(s.Records.now()) {
+		return nil, err
+	}
+	status, err := statusOf(ctx, s.Records.DB, workspace, id)
+	return &Selected{sub, status}, err
+}
+
+func (s *Service) notifyPrincipal(ctx context.Context, workspace, principal string) {
+	s.notify(ctx, workspace, s.PrincipalTopic, principal, map[string]any{"changed": "subscriptions"})
+}
+
+func (s *Service) notifySubscription(ctx context.Context, workspace, id string, state State) {
+	s.notify(ctx, workspace, s.SubscriptionTopic, id, map[string]any{"uri": URI(id), "state": state})
+}
+
+func (s *Service) notify(ctx context.Context, workspace string, topic func(string) string, of string, what map[string]any) {
+	if topic == nil {
+		return
+	}
+	notice, _ := json.Marshal(what) // texts
+	if err := s.Log.Notify(ctx, workspace, topic(of), notice); err != nil {
+		slog.WarnContext(ctx, "subscription change not announced", "error", err)
+	}
+}
+
+// permit checks what every method of a client needs: the scope, and a catalog to look at.
+func (s *Service) permit(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
+	if err := p.Require(auth.ScopeSubscribe); err != nil {
+		return nil, err
+	}
+	cat, err := s.Catalog.Catalog(ctx, p.Workspace)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read the catalog")
+	}
+	return cat, nil
+}
+
+// permitEvents adds to permit that a principal must be known: without one, anybody
+// could end anybody's subscription by guessing its key.
+func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
+	if p.Anonymous && !s.AllowAnonymous {
+		return nil, fault.New(fault.Unauthenticated, "an authenticated principal is needed")
+	}
+	return s.permit(ctx, p)
+}

@@ -1,0 +1,387 @@
+package subscription
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+)
+
+// outside stands for the targets: it seals by reversing, and verifies as told.
+type outside struct {
+	verified []string
+	refuse   error
+	secrets  atomic.Int64
+}
+
+func (o *outside) Check(url string) error {
+	if !strings.HasPrefix(url, "https://") {
+		return fault.New(fault.Invalid, "the target must be https")
+	}
+	return nil
+}
+
+func (o *outside) Verify(_ context.Context, url, _ string, _ []byte) error {
+	o.verified = append(o.verified, url)
+	return o.refuse
+}
+
+func (o *outside) ParseSecret(s string) ([]byte, error) {
+	if !strings.HasPrefix(s, "whsec_") {
+		return nil, fault.New(fault.Invalid, "not a whsec_ secret")
+	}
+	return []byte(s), nil
+}
+
+func (o *outside) NewSecret(SecretType) (string, []byte) {
+	s := fmt.Sprintf("whsec_made_here_%d", o.secrets.Add(1))
+	return s, []byte(s)
+}
+
+func (o *outside) Seal(_ context.Context, key []byte, _ Binding) ([]byte, error) {
+	sealed := bytes.Clone(key)
+	for i := range sealed {
+		sealed[i] ^= 0xff
+	}
+	return sealed, nil
+}
+
+type fixture struct {
+	*Service
+	*Registrar
+	*Lists
+	*Sweeper
+	t       *testing.T
+	db      *sqlite.DB
+	outside *outside
+	clock   time.Time
+	ended   []string
+}
+
+var (
+	alice = auth.Principal{ID: "alice", Workspace: "default", Scopes: auth.Scopes()}
+	bob   = auth.Principal{ID: "bob", Workspace: "default", Scopes: auth.Scopes()}
+)
+
+func newFixture(t *testing.T, o Options) *fixture {
+	t.Helper()
+	db, err := sqlite.Open(":memory:", sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	sealer, err := eventlog.NewSealer(make([]byte, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fixture{t: t, db: db, outside: &outside{}, clock: time.Now().Truncate(time.Second)}
+	f.Lists = &Lists{DB: db, Now: func() time.Time { return f.clock }}
+	f.Service = &Service{
+		Records: Records{DB: db, Now: f.Now, Ended: func(id string) { f.ended = append(f.ended, id) }},
+		Catalog: catalog.NewStatic(parse(t, patternCatalog)), Log: &eventlog.Log{DB: db},
+	}
+	f.Registrar = &Registrar{Service: f.Service, Sealer: sealer, Targets: f.outside, Options: o}
+	f.Sweeper = &Sweeper{Service: f.Service}
+	return f
+}
+
+func (f *fixture) register(p auth.Principal, r RegisterRequest) *Registered {
+	f.t.Helper()
+	got, err := f.Register(f.t.Context(), p, r)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return got
+}
+
+func (f *fixture) subscribers(key string) []Subscriber {
+	f.t.Helper()
+	found, err := Subscribers(f.t.Context(), f.db, "default", key, Range{}, 100)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	subs := found.List
+	items, err := f.db.Get(f.t.Context(), HeaderKey("default", key))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if n := HeaderCount(items[0]); n != len(subs) {
+		f.t.Errorf("the header of %s says %d subscribers, there are %d", key, n, len(subs))
+	}
+	return subs
+}
+
+const build = "event://ci/build-finished"
+
+func TestRegister(t *testing.T) {
+	t.Run("EVS-08 one subscription under each of its URIs, all or nothing", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		got := f.register(alice, RegisterRequest{URIs: []string{build, "event://github/acme"}, Target: "https://a.example/hook"})
+		if _, ok := ParseURI(URI(got.Subscription.ID)); !ok {
+			t.Errorf("id %q", got.Subscription.ID)
+		}
+		for _, key := range []string{build, "event://github/acme/**"} {
+			if subs := f.subscribers(key); len(subs) != 1 || subs[0].ID != got.Subscription.ID {
+				t.Errorf("under %s: %v", key, subs)
+			}
+		}
+		_, err := f.Register(t.Context(), alice, RegisterRequest{URIs: []string{build, "event://unknown/x"}, Target: "https://a.example/hook"})
+		if !fault.Is(err, fault.Invalid) {
+			t.Errorf("got %v, want a fault of kind Invalid", err)
+		}
+		if n := len(f.subscribers(build)); n != 1 {
+			t.Errorf("%d subscribers after a refused registration", n)
+		}
+	})
+	t.Run("EVS-08 one to fifty URIs", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		uris := make([]string, 51)
+		for i := range uris {
+			uris[i] = fmt.Sprintf("event://github/acme/r%d/push", i)
+		}
+		for _, n := range []int{0, 51} {
+			if _, err := f.Register(t.Context(), alice, RegisterRequest{URIs: uris[:n], Target: "https://a.example/"}); !fault.Is(err, fault.Invalid) {
+				t.Errorf("%d URIs: %v", n, err)
+			}
+		}
+		f.register(alice, RegisterRequest{URIs: uris[:50], Target: "https://a.example/"})
+	})
+	t.Run("EVS-10 the secret is in the answer and nowhere in clear", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		got := f.register(alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/"})
+		if got.Secret == "" {
+			t.Fatal("no secret")
+		}
+		for _, part := range []string{"o#default#alice", "p#default#" + build} {
+			page, err := f.db.Query(t.Context(), store.Query{Table: store.Subscriptions, Partition: part})
+			if err != nil || len(page.Items) == 0 {
+				t.Fatal(part, err)
+			}
+			for _, it := range page.Items {
+				if bytes.Contains(it.Value, []byte(got.Secret)) {
+					t.Errorf("%s holds the secret", part)
+				}
+			}
+		}
+		v, err := f.Read(t.Context(), alice, URI(got.Subscription.ID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, _ := json.Marshal(v); bytes.Contains(b, []byte(got.Secret)) {
+			t.Error("the view holds the secret")
+		}
+	})
+	t.Run("a repetition with the same key answers with the same subscription and a fresh secret", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		r := RegisterRequest{URIs: []string{build}, Target: "https://a.example/", IdempotencyKey: "k1"}
+		first, second := f.register(alice, r), f.register(alice, r)
+		if first.Subscription.ID != second.Subscription.ID || first.Secret == second.Secret {
+			t.Errorf("first %s %s, second %s %s", first.Subscription.ID, first.Secret, second.Subscription.ID, second.Secret)
+		}
+		if n := len(f.subscribers(build)); n != 1 {
+			t.Errorf("%d subscribers", n)
+		}
+		r.Target = "https://b.example/"
+		if _, err := f.Register(t.Context(), alice, r); !fault.Is(err, fault.Invalid) {
+			t.Errorf("other parameters under the same key: %v", err)
+		}
+	})
+	t.Run("concurrent repetitions make one subscription", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				if _, err := f.Register(context.Background(), alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/", IdempotencyKey: "k"}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if n := len(f.subscribers(build)); n != 1 {
+			t.Errorf("%d subscribers", n)
+		}
+	})
+	t.Run("the quota is kept and named", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		f.Records.QuotaOf = quotaOf(2)
+		r := RegisterRequest{URIs: []string{build}, Target: "https://a.example/"}
+		first := f.register(alice, r)
+		f.register(alice, r)
+		_, err := f.Register(t.Context(), alice, r)
+		if !fault.Is(err, fault.Exhausted) || !strings.Contains(fault.Public(err), "2") {
+			t.Errorf("got %v", err)
+		}
+		if n := len(f.subscribers(build)); n != 2 {
+			t.Errorf("%d subscribers", n)
+		}
+		if err := f.Deregister(t.Context(), alice, URI(first.Subscription.ID)); err != nil {
+			t.Fatal(err)
+		}
+		f.register(alice, r)
+	})
+}
+
+func TestDeregister(t *testing.T) {
+	f := newFixture(t, Options{})
+	got := f.register(alice, RegisterRequest{URIs: []string{build, "event://ci"}, Target: "https://a.example/"})
+	uri := URI(got.Subscription.ID)
+	var texts []string
+	for name, try := range map[string]struct {
+		p   auth.Principal
+		uri string
+	}{
+		"another principal's": {bob, uri},
+		"unknown":             {alice, URI("sub_00000000000000000000000000000000")},
+		"malformed":           {alice, "subscription://x"},
+	} {
+		t.Run("EVS-11 "+name+" answers like the others", func(t *testing.T) {
+			err := f.Deregister(t.Context(), try.p, try.uri)
+			if !fault.Is(err, fault.NotFound) {
+				t.Errorf("got %v", err)
+			}
+			texts = append(texts, fault.Public(err))
+		})
+	}
+	if len(texts) != 3 || texts[0] != texts[1] || texts[1] != texts[2] {
+		t.Errorf("the answers differ: %q", texts)
+	}
+	t.Run("EVS-11 the owner ends it, and it leaves nothing to look up", func(t *testing.T) {
+		if err := f.Deregister(t.Context(), alice, uri); err != nil {
+			t.Fatal(err)
+		}
+		if len(f.subscribers(build))+len(f.subscribers("event://ci/**")) != 0 {
+			t.Error("subscribers are left")
+		}
+		if len(f.ended) != 1 || f.ended[0] != got.Subscription.ID {
+			t.Errorf("notified of the end of %v", f.ended)
+		}
+		items, err := f.db.Get(t.Context(), ShapesKey("default", "entry:ci.build_finished"), ShapesKey("default", parentsScope))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, it := range items {
+			if webhooks, _ := InUse(it, "", f.clock); len(webhooks) != 0 {
+				t.Errorf("shapes still in use: %v", webhooks)
+			}
+		}
+	})
+}
+
+func TestOverlappingPatternsDeliverOnce(t *testing.T) {
+	f := newFixture(t, Options{})
+	f.register(alice, RegisterRequest{URIs: []string{"event://ci", build}, Target: "https://a.example/"})
+	e := newEvent(build)
+	wants := 0
+	for _, key := range []string{build, "event://ci/**"} {
+		for _, s := range f.subscribers(key) {
+			if s.Wants(&Payload{Event: e}, f.clock) {
+				wants++
+			}
+		}
+	}
+	if wants != 1 {
+		t.Errorf("EVS-13: the event would be sent %d times", wants)
+	}
+}
+
+func TestDisabledSubscriptionIsShownToItsOwner(t *testing.T) {
+	f := newFixture(t, Options{})
+	got := f.register(alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/"})
+	if _, err := f.Disable(t.Context(), "default", "alice", got.Subscription.ID, "the endpoint is gone", 0); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(f.subscribers(build)); n != 0 {
+		t.Errorf("WHK-08: %d subscribers are left", n)
+	}
+	v, err := f.Read(t.Context(), alice, URI(got.Subscription.ID))
+	if err != nil || v.State != Disabled || v.Reason == "" {
+		t.Errorf("EVS-12: %+v %v", v, err)
+	}
+	if err := f.Deregister(t.Context(), alice, URI(got.Subscription.ID)); err != nil {
+		t.Errorf("a disabled one cannot be deregistered: %v", err)
+	}
+}
+
+func TestListShowsOnesOwn(t *testing.T) {
+	f := newFixture(t, Options{})
+	for range 3 {
+		f.register(alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/"})
+	}
+	f.register(bob, RegisterRequest{URIs: []string{build}, Target: "https://b.example/"})
+	var all []View
+	after := ""
+	for {
+		page, next, err := f.List(t.Context(), alice, after, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, page...)
+		if after = next; after == "" {
+			break
+		}
+	}
+	if len(all) != 3 {
+		t.Errorf("EVS-12: alice sees %d subscriptions", len(all))
+	}
+}
+
+func newEvent(uri string) *event.Event {
+	return &event.Event{Workspace: "default", ID: "evt_1", URI: uri, Data: []byte(`{}`)}
+}
+
+// TestSubscribeThatRacesWithAnEnd: a refresh finds the subscription, which ends
+// before the refresh is written; so it is a new one, and owes its replay.
+func TestSubscribeThatRacesWithAnEnd(t *testing.T) {
+	f := newFixture(t, Options{})
+	r := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`)}
+	first := f.subscribe(r)
+	f.clock = f.clock.Add(time.Minute)
+	f.Records.DB = &interrupted{DB: f.db, before: func() {
+		f.Records.DB = f.db
+		if err := f.Unsubscribe(t.Context(), alice, "github.push", r.Arguments, "https://chat.example/cb"); err != nil {
+			t.Error(err)
+		}
+	}}
+	r.Secret = "whsec_two"
+	second := f.subscribe(r)
+	if second.ID != first.ID || second.Refreshed {
+		t.Errorf("EVX-08: got %+v, want a new subscription under the same id", second)
+	}
+	subs := f.subscribers("event://github/a/b/push")
+	if len(subs) != 1 || subs[0].Target.Previous != nil {
+		t.Errorf("EVX-10: %d subscribers, with the secret of the one that ended", len(subs))
+	}
+}
+
+// interrupted lets something happen before the first transaction that replaces a
+// subscription's record.
+type interrupted struct {
+	store.DB
+	before func()
+}
+
+func (i *interrupted) Write(ctx context.Context, ops ...store.Op) error {
+	if i.before != nil && len(ops) > 1 && strings.HasPrefix(ops[0].Item.Partition, "o#") {
+		before := i.before
+		i.before = nil
+		before()
+	}
+	return i.DB.Write(ctx, ops...)
+}
+
+func quotaOf(n int64) func(context.Context, string, string) int64 {
+	return func(context.Context, string, string) int64 { return n }
+}

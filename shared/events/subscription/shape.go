@@ -1,0 +1,173 @@
+package subscription
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// Two kinds of items tell fanout where to look, so that it never scans:
+//
+//	shapes  one per event type, and one for parents: how many subscriptions use
+//	        each shape ("w_" counts), and until when someone reads it in band ("i_" times)
+//	header  one per pattern: how many subscribers it has
+//
+// Both are counted up before a registration is written and down after one is
+// removed. So they may say too much after a crash, which costs a look-up, and
+// never too little, which would cost an event. A header that is counted down to nothing
+// expires a little later, so that patterns that are no longer used leave nothing.
+
+// ShapesKey is where the shapes of a scope are counted.
+func ShapesKey(workspace, scope string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "shapes#" + workspace + "#" + scope, Sort: "-"}
+}
+
+// HeaderKey is where the subscribers of a pattern are counted.
+func HeaderKey(workspace, key string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "p#" + workspace + "#" + key, Sort: "#"}
+}
+
+const headerCount = "n"
+
+// HeaderCount is the number of subscribers in a header; nil has none.
+func HeaderCount(header *store.Item) int {
+	if header == nil {
+		return 0
+	}
+	return int(header.Counts[headerCount])
+}
+
+// InUse lists the shapes of a scope that someone uses: with webhooks, and in band at the
+// given time. A nil item has none.
+func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []Shape) {
+	if item == nil {
+		return nil, nil
+	}
+	for name, n := range item.Counts {
+		switch {
+		case strings.HasPrefix(name, "w_") && n > 0:
+			webhooks = append(webhooks, Shape{Scope: scope, Name: name[2:]})
+		case strings.HasPrefix(name, "i_") && n > now.Unix():
+			inBand = append(inBand, Shape{Scope: scope, Name: name[2:]})
+		}
+	}
+	return webhooks, inBand
+}
+
+// count adds n to the counters of the patterns of a subscription. Each is its
+// own write: the shape counters are shared by all subscribers of a workspace and must
+// not be part of anyone's transaction.
+func (r *Records) count(ctx context.Context, workspace string, patterns []Pattern, n int64) error {
+	shapes := map[Shape]int64{}
+	for _, p := range patterns {
+		shapes[p.Shape] += n
+	}
+	if n > 0 {
+		if err := r.healShapes(ctx, workspace, shapes); err != nil {
+			return err
+		}
+	}
+	for shape, d := range shapes {
+		op := store.Add(ShapesKey(workspace, shape.Scope), map[string]int64{"w_" + shape.Name: d}, nil)
+		if err := r.DB.Write(ctx, op); err != nil {
+			return fault.Wrap(fault.Unavailable, err, "count the shapes of a subscription")
+		}
+	}
+	for _, p := range patterns {
+		op := store.Add(HeaderKey(workspace, p.Key), map[string]int64{headerCount: n}, nil)
+		if n > 0 {
+			op.Item.Expires = headerStays
+		}
+		if err := r.DB.Write(ctx, op); err != nil {
+			return fault.Wrap(fault.Unavailable, err, "count the subscribers of a pattern")
+		}
+		if n > 0 {
+			continue
+		}
+		// This changes nothing once someone has counted up again, which takes the expiry back.
+		empty := store.Add(op.Item.Key, map[string]int64{headerCount: 0}, map[string]int64{headerCount: 0})
+		empty.Item.Expires = r.now().Add(headerLasts)
+		if err := r.DB.Write(ctx, empty); err != nil && !errors.Is(err, store.ErrConflict) {
+			return fault.Wrap(fault.Unavailable, err, "let the header of an empty pattern expire")
+		}
+	}
+	return nil
+}
+
+// healShapes sets shape counters below zero to zero. Earlier releases left such counters, and the next subscription with the
+// shape would not be found.
+func (r *Records) healShapes(ctx context.Context, workspace string, shapes map[Shape]int64) error {
+	byKey := map[store.Key][]string{}
+	for shape := range shapes {
+		key := ShapesKey(workspace, shape.Scope)
+		byKey[key] = append(byKey[key], "w_"+shape.Name)
+	}
+	items, err := r.DB.Get(ctx, slices.Collect(maps.Keys(byKey))...)
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "read the shapes in use")
+	}
+	for _, it := range items {
+		if it == nil {
+			continue
+		}
+		for _, name := range byKey[it.Key] {
+			if it.Counts[name] >= 0 {
+				continue
+			}
+			if err := r.DB.Write(ctx, store.Raise(it.Key, name, 0)); err != nil {
+				return fault.Wrap(fault.Unavailable, err, "heal the shapes in use")
+			}
+		}
+	}
+	return nil
+}
+
+// headerLasts is for how long an empty header stays; headerStays is the expiry of one that
+// is not empty: never, but as a time, because an addition without one leaves the old.
+const headerLasts = time.Minute
+
+var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// Interested records that a client reads the pattern in band and may come back during the retention: first the
+// pattern's shape, then the pattern itself. The log then has events that are published after Interested returns in the
+// pattern's partitions. A concrete pattern needs no interest. An interest that lasts long enough is not written again.
+func Interested(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p Pattern) (eventlog.Interest, error) {
+	return interestedUntil(ctx, db, log, workspace, p, log.KeptUntil())
+}
+
+// interested records the interest of a webhook subscription of MCP Events in a pattern. It lasts for the subscription
+// and for one retention after it, because the cursors in deliveries and gap notices must lead to its events even if the
+// client refreshes the subscription seldom. A subscription that never expires has an interest that never ends.
+func (s *Subscription) interested(ctx context.Context, db store.DB, log *eventlog.Log, p Pattern) (eventlog.Interest, error) {
+	until := headerStays
+	if !s.Until.IsZero() {
+		until = s.Until.Add(log.Reaches())
+	}
+	return interestedUntil(ctx, db, log, s.Workspace, p, until)
+}
+
+func interestedUntil(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p Pattern, until time.Time) (eventlog.Interest, error) {
+	if p.Kind == Concrete {
+		return eventlog.Interest{}, nil
+	}
+	// The shape's time is later than that of the interest, whose renewal may be written first.
+	least := until.Unix()
+	shapes, name := ShapesKey(workspace, p.Shape.Scope), "i_"+p.Shape.Name
+	it, err := store.One(ctx, db, shapes, "read the interest in a shape")
+	if err != nil {
+		return eventlog.Interest{}, err
+	}
+	if it == nil || it.Counts[name] <= least {
+		if err := db.Write(ctx, store.Raise(shapes, name, least+int64(time.Hour/time.Second))); err != nil {
+			return eventlog.Interest{}, fault.Wrap(fault.Unavailable, err, "record the interest in a shape")
+		}
+	}
+	return log.Interested(ctx, workspace, p.Key, until)
+}

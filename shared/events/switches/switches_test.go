@@ -1,0 +1,94 @@
+package switches_test
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/switches"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+)
+
+// gone is a store that may be out of reach.
+type gone struct {
+	store.DB
+	err error
+}
+
+func (g *gone) Query(ctx context.Context, q store.Query) (store.Page, error) {
+	if g.err != nil {
+		return store.Page{}, g.err
+	}
+	return g.DB.Query(ctx, q)
+}
+
+// OPS-06, WHK-22: what one instance pauses, another one knows within five seconds, which has asked just before.
+func TestAnotherInstanceSeesASwitch(t *testing.T) {
+	db, err := sqlite.Open(filepath.Join(t.TempDir(), "db"), sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+	clock := func() time.Time { return now }
+	reach := &gone{DB: db}
+	operator, dispatcher := &switches.Set{DB: db, Now: clock}, &switches.Set{DB: reach, Now: clock}
+	paused := func(want switches.Name) {
+		t.Helper()
+		if got, err := dispatcher.Paused(t.Context(), "default", "a.b", "https://a.example"); err != nil || got != want {
+			t.Errorf("at %v: got %q, %v, want %q", now, got, err, want)
+		}
+	}
+	for _, name := range []switches.Name{switches.All, switches.Event("a.b"), switches.Origin("https://a.example")} {
+		paused("")
+		if err := operator.Pause(t.Context(), "default", switches.Switch{Name: name, By: "op"}); err != nil {
+			t.Fatal(err)
+		}
+		now = now.Add(4900 * time.Millisecond)
+		paused(name)
+		if _, err := operator.Resume(t.Context(), "default", name); err != nil {
+			t.Fatal(err)
+		}
+		now = now.Add(4900 * time.Millisecond)
+	}
+	paused("")
+	t.Run("OPS-06 who cannot ask goes on for less than that, and then attempts nothing", func(t *testing.T) {
+		reach.err = fault.New(fault.Unavailable, "gone")
+		now = now.Add(3 * time.Second)
+		paused("")
+		now = now.Add(1900 * time.Millisecond)
+		if _, err := dispatcher.Paused(t.Context(), "default", "a.b", ""); !errors.Is(err, reach.err) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestNames(t *testing.T) {
+	for text, want := range map[string]switches.Name{
+		"all":                           "all",
+		"event/a.b":                     "event/a.b",
+		"origin/https://a.example:8443": "origin/https://a.example:8443",
+		"origin/https:/a.example":       "origin/https://a.example", // as some proxies have it
+		"origin/http://[::1]:9000":      "origin/http://[::1]:9000",
+		"subscription/sub_1":            "subscription/sub_1",
+		"origin/foo":                    "",
+		"origin/a.example":              "",
+		"origin/https://a.example/":     "",
+		"origin/https://a.example/hook": "",
+		"origin/https://me@a.example":   "",
+		"origin/ftp://a.example":        "",
+		"origin/https://A.example":      "",
+		"origin/https://a.example:443":  "",
+		"origin/":                       "",
+		"nothing/x":                     "",
+	} {
+		got, err := switches.Parse(text)
+		if got != want || (want == "") != fault.Is(err, fault.Invalid) {
+			t.Errorf("OPS-06 %s: got %q, %v, want %q", text, got, err, want)
+		}
+	}
+}

@@ -1,0 +1,69 @@
+package targets
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+)
+
+func TestTargets(t *testing.T) {
+	private, public, err := webhook.GenerateKeyset()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sealer, err := webhook.NewSealer(public)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opener, err := webhook.NewOpener(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sender := webhook.NewSender(webhook.Options{Guard: &webhook.Guard{AllowInsecure: true}})
+	defer sender.Close()
+	targets := Targets{Sender: sender, Sealer: sealer}
+
+	for kind, signed := range map[subscription.SecretType]bool{
+		subscription.Standard: true, subscription.Raw: true, subscription.None: false,
+	} {
+		secret, key := targets.NewSecret(kind)
+		if (len(key) > 0) != signed || (secret != "") != signed {
+			t.Errorf("%s: a secret of %d characters, a key of %d bytes", kind, len(secret), len(key))
+		}
+		if !signed {
+			continue
+		}
+		sealed, err := targets.Seal(t.Context(), key, subscription.Binding{Workspace: "w", Subscription: "s", Target: "t"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := opener.Open(t.Context(), sealed, webhook.Binding{Workspace: "w", Subscription: "s", Target: "t"})
+		if err != nil || !bytes.Equal(got, key) {
+			t.Errorf("%s: %v", kind, err)
+		}
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			if err := webhook.Verify(r.Header, body, secret); err != nil {
+				t.Errorf("%s: %v", kind, err)
+			}
+			_, _ = w.Write(body) // which has the challenge
+		}))
+		if err := targets.Verify(t.Context(), srv.URL, "sub_1", key); err != nil {
+			t.Errorf("%s: %v", kind, err)
+		}
+		srv.Close()
+	}
+	secret, key := targets.NewSecret(subscription.Standard)
+	if got, err := targets.ParseSecret(secret); err != nil || !bytes.Equal(got, key) {
+		t.Error(err)
+	}
+	if err := targets.Check("gopher://example.com"); !fault.Is(err, fault.Invalid) {
+		t.Errorf("got %v", err)
+	}
+}
