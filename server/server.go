@@ -30,7 +30,6 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/metric"
 	oteltrace "go.opentelemetry.io/otel/trace"
 
-	"github.com/mcp-events/mcpevents/shared/admin"
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -49,6 +48,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/inprocess"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/operate/admin"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"

@@ -12,7 +12,7 @@ import (
 // TestTheCommandLineHasAllOfTheAPI compares the commands with the document of the API: its operations, their
 // parameters, and the members that are columns.
 func TestTheCommandLineHasAllOfTheAPI(t *testing.T) {
-	src, err := os.ReadFile("../../shared/admin/openapi.json")
+	src, err := os.ReadFile("../../shared/operate/admin/openapi.json")
 	if err != nil {
 		t.Fatal(err)
 	}

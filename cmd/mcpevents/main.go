@@ -17,9 +17,9 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/mattn/go-isatty"
 
-	"github.com/mcp-events/mcpevents/shared/admin/operate"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/operate/admin/operate"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 )
 

@@ -9,8 +9,8 @@ import (
 	"github.com/aws/aws-lambda-go/lambdaurl"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
-	"github.com/mcp-events/mcpevents/shared/admin"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
+	"github.com/mcp-events/mcpevents/shared/operate/admin"
 )
 
 func main() {

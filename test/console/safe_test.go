@@ -288,7 +288,7 @@ var libraries = map[string]map[string]string{
 
 // TestLibraries: OPS-11. The libraries are those of npm, byte for byte.
 func TestLibraries(t *testing.T) {
-	dir, ours := t.TempDir(), filepath.Join("..", "..", "shared", "console", "static", "lib")
+	dir, ours := t.TempDir(), filepath.Join("..", "..", "shared", "operate", "console", "static", "lib")
 	known := 0
 	for name, files := range libraries {
 		cmd := exec.CommandContext(t.Context(), "npm", "pack", "--silent", name)

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/admin/admintest"
+	"github.com/mcp-events/mcpevents/shared/operate/admin/admintest"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 

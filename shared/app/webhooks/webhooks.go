@@ -10,13 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/admin"
 	"github.com/mcp-events/mcpevents/shared/app"
-	"github.com/mcp-events/mcpevents/shared/audit"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/console"
-	"github.com/mcp-events/mcpevents/shared/erase"
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
@@ -24,6 +20,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/events/webhook/targets"
 	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/operate/admin"
+	"github.com/mcp-events/mcpevents/shared/operate/audit"
+	"github.com/mcp-events/mcpevents/shared/operate/console"
+	"github.com/mcp-events/mcpevents/shared/operate/erase"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 

@@ -13,7 +13,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/server/servertest"
-	"github.com/mcp-events/mcpevents/shared/admin/admintest"
+	"github.com/mcp-events/mcpevents/shared/operate/admin/admintest"
 )
 
 const patience = servertest.Patience

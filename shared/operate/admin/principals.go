@@ -1,7 +1,7 @@
 package admin
 
 import (
-	"github.com/mcp-events/mcpevents/shared/erase"
+	"github.com/mcp-events/mcpevents/shared/operate/erase"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 

@@ -5,8 +5,8 @@ import (
 	"net/http/httptest"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/admin"
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/operate/admin"
 )
 
 // TestOriginOfTheConsole: OPS-11. Behind TLS the console's own origin needs no setting; others do.

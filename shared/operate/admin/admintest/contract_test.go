@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/admin/admintest"
+	"github.com/mcp-events/mcpevents/shared/operate/admin/admintest"
 )
 
 const document = `{

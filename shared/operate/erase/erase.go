@@ -14,7 +14,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/mcp-events/mcpevents/shared/audit"
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
@@ -23,6 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
+	"github.com/mcp-events/mcpevents/shared/operate/audit"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 
-	"github.com/mcp-events/mcpevents/shared/audit"
+	"github.com/mcp-events/mcpevents/shared/operate/audit"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
