@@ -19,7 +19,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/events/source"
 	"github.com/mcp-events/mcpevents/test/harness"
 )

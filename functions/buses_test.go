@@ -14,7 +14,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 

@@ -14,8 +14,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/functions/internal/cursors"
 	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/store"

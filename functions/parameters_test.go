@@ -13,7 +13,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/shared/app"
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 )
 
 // deployment is what the tests read of template.yaml.
@@ -173,7 +173,7 @@ func defaultOf(t *testing.T, name string) string {
 	if name == "allowed-hosts" || name == "console-client-id" || name == "jwt-scope-prefix" {
 		return "a.example"
 	}
-	b, err := os.ReadFile("../shared/config/limits.go")
+	b, err := os.ReadFile("../shared/app/config/limits.go")
 	if err != nil {
 		t.Fatal(err)
 	}

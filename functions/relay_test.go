@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"

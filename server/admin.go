@@ -8,9 +8,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/operate/admin"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )

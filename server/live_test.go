@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config"
 )
 
 func TestLiveStreamsEndWithTheirKey(t *testing.T) {

@@ -7,13 +7,13 @@ import (
 	"log/slog"
 	"maps"
 
+	"github.com/mcp-events/mcpevents/shared/app/apply"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/settings/apply"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 )
 

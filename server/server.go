@@ -31,9 +31,9 @@ import (
 	oteltrace "go.opentelemetry.io/otel/trace"
 
 	"github.com/mcp-events/mcpevents/shared/app"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/delivery"

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/stream"

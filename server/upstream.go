@@ -3,8 +3,8 @@ package server
 import (
 	"net/http"
 
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/gateway/inprocess"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"

@@ -13,7 +13,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/server/servertest"
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/test/backend"
 )

@@ -11,6 +11,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
+	"github.com/mcp-events/mcpevents/shared/app/apply"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
@@ -18,7 +19,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/platform/awsx/profile"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/settings/apply"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/dynamo"

@@ -6,8 +6,8 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )

@@ -15,8 +15,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/server/otlp"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/settings/watch"

@@ -6,7 +6,7 @@ import (
 	"io"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )

@@ -14,8 +14,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 

@@ -24,9 +24,9 @@ import (
 	"log/slog"
 	"sync"
 
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
-	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"

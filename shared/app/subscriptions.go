@@ -3,7 +3,7 @@ package app
 import (
 	"context"
 
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 )

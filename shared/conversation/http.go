@@ -11,7 +11,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"

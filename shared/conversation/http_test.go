@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 )
 
 // CNV-03: a provider at a URL gets the params as they were sent, the operator's headers, and by which

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"

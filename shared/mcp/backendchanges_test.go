@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"

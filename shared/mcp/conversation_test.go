@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
-	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"

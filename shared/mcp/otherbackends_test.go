@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/test/harness"

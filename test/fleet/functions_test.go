@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/harness"
 )

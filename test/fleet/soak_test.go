@@ -20,7 +20,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/backend"
 	"github.com/mcp-events/mcpevents/test/harness"

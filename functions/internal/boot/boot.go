@@ -23,8 +23,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/functions/internal/parameters"
 	"github.com/mcp-events/mcpevents/shared/app"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/platform/awsx"

@@ -22,7 +22,7 @@ import (
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 	"golang.org/x/sync/singleflight"
 
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/platform/awsx"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"

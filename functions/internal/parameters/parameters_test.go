@@ -14,7 +14,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/platform/awsx"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )

@@ -6,8 +6,8 @@ package tokens
 import (
 	"log/slog"
 
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth/jwt"
-	"github.com/mcp-events/mcpevents/shared/config"
 )
 
 // Authenticator takes the access tokens that the settings describe. Settings that

@@ -18,10 +18,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
-	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"

@@ -5,7 +5,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/switches"

@@ -2,7 +2,7 @@
 // reported with its line, all of them at once, and nothing is guessed.
 //
 // Unknown members, duplicate keys, several documents and merge keys are faults.
-// It knows the shape of no particular file; shared/events/catalog and shared/config
+// It knows the shape of no particular file; shared/events/catalog and shared/app/config
 // walk the nodes that it hands out. No defaults and no environment enter here.
 package strictyaml
 

@@ -7,8 +7,8 @@
 //
 // A document is two items: a small head with the version, which readers
 // poll, and the compressed text, which they read when the version has moved. What
-// the text means is the business of shared/events/catalog and shared/config; what speaks
-// against a change is that of shared/settings/apply.
+// the text means is the business of shared/events/catalog and shared/app/config; what speaks
+// against a change is that of shared/app/apply.
 package settings
 
 import (

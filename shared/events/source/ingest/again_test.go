@@ -13,7 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"

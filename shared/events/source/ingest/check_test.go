@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"

@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
-	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/publish"

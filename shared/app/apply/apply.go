@@ -2,7 +2,7 @@
 // against the subscriptions that they would end, and then writes them to the store. `mcpevents catalog apply` does
 // that for a deployment on AWS, and an embedded server for itself, at its start and when a file changes.
 //
-// The form of a file is the business of shared/events/catalog and shared/config. Who uses what was written, and when
+// The form of a file is the business of shared/events/catalog and shared/app/config. Who uses what was written, and when
 // clients are notified of it, is that of shared/storage/settings.
 package apply
 
@@ -14,7 +14,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
