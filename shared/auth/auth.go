@@ -1,8 +1,7 @@
 // Package auth says who is calling and what they may do.
 //
 // An [Authenticator] turns the headers of a request into a [Principal], who
-// belongs to one workspace and holds scopes; [CheckAccess] holds a principal to a
-// catalog entry's own rule. No request body, no store and no protocol enters
+// belongs to one workspace and holds scopes. The access rules of events belong to package catalog. No request body, no store and no protocol enters
 // here. Callers translate the kinds fault.Unauthenticated and fault.Forbidden
 // into 401 and 403 with [Challenge].
 package auth
@@ -50,7 +49,7 @@ type Principal struct {
 	Workspace string
 	// Scopes are what the caller was granted.
 	Scopes []string
-	// Claims are the claims of the caller's token that are a text or several, for [CheckAccess].
+	// Claims are the claims of the caller's token that are a text or several, for the access rules of the catalog.
 	Claims map[string][]string
 	// Expires is when the caller has to authenticate again; zero is never. A stream
 	// ends then.

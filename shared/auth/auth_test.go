@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
@@ -140,46 +139,6 @@ func TestRequireNamesAllMissingScopes(t *testing.T) {
 	}
 	if (Principal{}).Has(ScopeRead) {
 		t.Error("the zero principal has a scope")
-	}
-}
-
-func TestCheckAccess(t *testing.T) {
-	rule := &catalog.Access{Scopes: []string{"github"}, Claims: map[string]string{"owner": "org"}}
-	member := Principal{Scopes: []string{"github"}, Claims: map[string][]string{"org": {"acme"}}}
-	several := Principal{Scopes: []string{"github"}, Claims: map[string][]string{"org": {"acme", "globex"}}}
-	for name, tc := range map[string]struct {
-		rule *catalog.Access
-		vars map[string]string
-		p    Principal
-		want string
-	}{
-		"no rule":                       {nil, nil, Principal{}, ""},
-		"the claim's own value":         {rule, map[string]string{"owner": "acme", "repo": "x"}, member, ""},
-		"another value":                 {rule, map[string]string{"owner": "evil"}, member, "must be equal"},
-		"a prefix of the value":         {rule, map[string]string{"owner": "acm"}, member, "must be equal"},
-		"the variable omitted":          {rule, map[string]string{"repo": "x"}, member, "must be given"},
-		"the variable empty":            {rule, map[string]string{"owner": ""}, member, "must be given"},
-		"no such claim":                 {rule, map[string]string{"owner": "acme"}, Principal{Scopes: member.Scopes}, `claim "org"`},
-		"an empty claim":                {rule, map[string]string{"owner": ""}, Principal{Scopes: member.Scopes, Claims: map[string][]string{"org": {""}}}, `claim "org"`},
-		"one of several values":         {rule, map[string]string{"owner": "globex"}, several, ""},
-		"none of several values":        {rule, map[string]string{"owner": "evil"}, several, "must be equal"},
-		"no values":                     {rule, map[string]string{"owner": ""}, Principal{Scopes: member.Scopes, Claims: map[string][]string{"org": {}}}, `claim "org"`},
-		"no scope":                      {rule, map[string]string{"owner": "acme"}, Principal{Claims: member.Claims}, "scope github"},
-		"anonymous has none of a claim": {rule, map[string]string{"owner": "acme"}, Principal{Anonymous: true, Scopes: member.Scopes}, "claim"},
-	} {
-		t.Run("AUT-04 "+name, func(t *testing.T) {
-			err := CheckAccess(tc.rule, tc.vars, tc.p)
-			if tc.want == "" {
-				if err != nil {
-					t.Error(err)
-				}
-			} else if !fault.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got %v, want %q", err, tc.want)
-			}
-		})
-	}
-	if !Visible(nil, Principal{}) || !Visible(rule, member) || Visible(rule, Principal{Scopes: member.Scopes}) || Visible(rule, Principal{Claims: member.Claims}) {
-		t.Error("Visible does not follow the rule")
 	}
 }
 

@@ -75,7 +75,7 @@ func (c *call) completing(cat *catalog.Catalog) (q completing, err error) {
 		return q, invalidParams("ref must be of type %s and have the uri of a template; there are no prompts", refResource)
 	}
 	for _, entry := range cat.Entries() {
-		if entry.URITemplate == uri && auth.Visible(entry.Access, c.principal) {
+		if entry.URITemplate == uri && entry.Access.VisibleTo(c.principal) {
 			q.entry = entry
 		}
 	}
@@ -136,7 +136,7 @@ func (h *completions) seen(ctx context.Context, p auth.Principal, cat *catalog.C
 	}
 	for _, uri := range uris {
 		entry, vars, ok := cat.Match(uri)
-		if !ok || entry != q.entry || auth.CheckAccess(entry.Access, vars, p) != nil {
+		if !ok || entry != q.entry || entry.Access.Check(p, vars) != nil {
 			continue
 		}
 		fits := true

@@ -156,7 +156,7 @@ func (h *eventTools) types(ctx context.Context, c *call, in toolInput) (out tool
 	out.EventTypes = []toolEventType{}
 	skip, size := in.after != "", 0
 	for _, x := range cat.Entries() {
-		if !x.PollAllowed() || !auth.Visible(x.Access, c.principal) {
+		if !x.PollAllowed() || !x.Access.VisibleTo(c.principal) {
 			continue
 		}
 		if skip {
@@ -183,7 +183,7 @@ func (h *eventTools) selected(ctx context.Context, p auth.Principal, name string
 	if err != nil {
 		return subscription.Selection{}, err
 	}
-	if entry := cat.ByName(name); entry != nil && !auth.Visible(entry.Access, p) {
+	if entry := cat.ByName(name); entry != nil && !entry.Access.VisibleTo(p) {
 		return subscription.Selection{}, unknownEvent(name)
 	}
 	return choose(cat, name, arguments, p, spec.ModePoll)

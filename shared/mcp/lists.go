@@ -83,7 +83,7 @@ func (h *lists) listCatalog(ctx context.Context, c *call, kind api.Kind, subscri
 	page := newPage(from, h.pageSize, c.shared(l.open))
 	if from.where == atCatalog {
 		page.addCatalog(list, func(x listed) [][]byte {
-			if !l.open && !auth.Visible(x.entry.Access, c.principal) {
+			if !l.open && !x.entry.Access.VisibleTo(c.principal) {
 				return nil
 			}
 			return x.pieces
@@ -183,7 +183,7 @@ func (h *lists) listEvents(ctx context.Context, c *call) (result, error) {
 	page := newPage(from, h.pageSize, &caching{0, private})
 	page.addCatalog(list, func(x listed) [][]byte {
 		modes := h.modes(x.entry, c)
-		if len(modes) == 0 || !auth.Visible(x.entry.Access, c.principal) {
+		if len(modes) == 0 || !x.entry.Access.VisibleTo(c.principal) {
 			return nil
 		}
 		return [][]byte{[]byte(`{"delivery":`), jsonrpc.Encode(modes), comma, x.pieces[0], []byte(`}`)}

@@ -114,7 +114,7 @@ func (h *reads) latest(ctx context.Context, cat *catalog.Catalog, who auth.Princ
 	}
 	return h.log.LatestBelow(ctx, who.Workspace, parent, maxLatest, func(uri string) (wanted, unordered bool) {
 		entry, vars, ok := cat.Match(uri)
-		return ok && subscription.Matches(p.Key, uri) && auth.CheckAccess(entry.Access, vars, who) == nil, ok && entry.Unordered()
+		return ok && subscription.Matches(p.Key, uri) && entry.Access.Check(who, vars) == nil, ok && entry.Unordered()
 	})
 }
 
@@ -124,7 +124,7 @@ func permitted(p auth.Principal, access []subscription.Access) ([]subscription.A
 	var out []subscription.Access
 	var denied error
 	for _, a := range access {
-		if err := auth.CheckAccess(a.Entry.Access, a.Vars, p); err != nil {
+		if err := a.Entry.Access.Check(p, a.Vars); err != nil {
 			denied = err
 			continue
 		}
@@ -143,7 +143,7 @@ func allowed(cat *catalog.Catalog, p auth.Principal, ev *event.Event) bool {
 		return entry != nil
 	}
 	_, vars, ok := cat.Match(ev.URI)
-	return ok && auth.CheckAccess(entry.Access, vars, p) == nil
+	return ok && entry.Access.Check(p, vars) == nil
 }
 
 // subscriptionState is what the text of a subscription URI holds.

@@ -93,15 +93,6 @@ type Entry struct {
 	contractID func() string
 }
 
-// Access is an entry's rule beside the general scopes.
-type Access struct {
-	// Scopes must all be held.
-	Scopes []string
-	// Claims maps a template variable to the claim of the caller's token that it
-	// must be equal to.
-	Claims map[string]string
-}
-
 // segment is what stands between two slashes of a URI: a literal in its
 // percent-encoded form, or a variable.
 type segment struct{ literal, variable string }

@@ -208,7 +208,7 @@ func Matches(a, b string) bool {
 // allowed checks the principal's right to all that a pattern covers.
 func allowed(p auth.Principal, access []Access) error {
 	for _, a := range access {
-		if err := auth.CheckAccess(a.Entry.Access, a.Vars, p); err != nil {
+		if err := a.Entry.Access.Check(p, a.Vars); err != nil {
 			return err
 		}
 	}

@@ -154,7 +154,7 @@ func (r Right) below(uri string) error {
 		bound := catalog.Access{Scopes: e.Access.Scopes, Claims: maps.Clone(e.Access.Claims)}
 		maps.DeleteFunc(bound.Claims, func(name, _ string) bool { return vars[name] == "" })
 		for _, p := range r.who {
-			if auth.Visible(e.Access, p) && auth.CheckAccess(&bound, vars, p) == nil {
+			if e.Access.VisibleTo(p) && bound.Check(p, vars) == nil {
 				return nil
 			}
 		}
@@ -166,7 +166,7 @@ func (r Right) below(uri string) error {
 }
 
 func (r Right) permits(rule *catalog.Access, vars map[string]string) bool {
-	return rule == nil || slices.ContainsFunc(r.who, func(p auth.Principal) bool { return auth.CheckAccess(rule, vars, p) == nil })
+	return rule == nil || slices.ContainsFunc(r.who, func(p auth.Principal) bool { return rule.Check(p, vars) == nil })
 }
 
 // ErrTypeRemoved says that the catalog no longer has an event's type, so that nothing says who may have the event.

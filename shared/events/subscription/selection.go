@@ -96,7 +96,7 @@ func (s *Selection) take(name string, value json.RawMessage) error {
 
 // Allowed checks the principal's right to what is selected.
 func (s *Selection) Allowed(p auth.Principal) error {
-	return auth.CheckAccess(s.Entry.Access, s.Vars, p)
+	return s.Entry.Access.Check(p, s.Vars)
 }
 
 // Wants reports whether an event of the pattern is of the type and passes the filters.
