@@ -10,7 +10,7 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/storage/minutes"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -21,7 +21,7 @@ type Retry struct {
 	Queue queue.Sender
 	// EventLog is needed by [Retry.LogItems].
 	EventLog *eventlog.Log
-	// SaveEvery is that of [periodic.Minutes].
+	// SaveEvery is that of [minutes.Position].
 	SaveEvery time.Duration
 	Now       func() time.Time
 	// Log gets items that cannot be decoded; nil is slog.Default.
@@ -52,7 +52,7 @@ func (r *Retry) now() time.Time { return timeBy(r.Now) }
 // message is stale.
 func (r *Retry) Run(ctx context.Context) (moved int, err error) {
 	now := r.now()
-	due := periodic.Minutes{
+	due := minutes.Position{
 		DB: r.DB, Key: WatermarkKey, SaveEvery: r.SaveEvery, CatchUp: KeptFor, // a server may have been off for as long as entries are kept
 		Ahead: func(ctx context.Context, was time.Time) error { return r.clockSetBack(ctx, now, was) },
 	}
@@ -225,5 +225,5 @@ func (r *Retry) ahead(ctx context.Context, now time.Time) (moved int, err error)
 // Those of the version before do not say when they were written; one that is further
 // away than the longest delay was.
 func (e dueEntry) misplaced(now time.Time) bool {
-	return time.UnixMilli(e.Made).Sub(now) > periodic.Tolerance || time.UnixMilli(e.At).Sub(now) > longest
+	return time.UnixMilli(e.Made).Sub(now) > minutes.Tolerance || time.UnixMilli(e.At).Sub(now) > longest
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/storage/minutes"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -62,14 +62,14 @@ type Sweeper struct {
 	Service *Service
 	// DeadLetter dead-letters an item that cannot be decoded. It must be set.
 	DeadLetter func(ctx context.Context, it *store.Item, reason error) error
-	// SaveEvery is that of [periodic.Minutes].
+	// SaveEvery is that of [minutes.Position].
 	SaveEvery time.Duration
 }
 
 // Sweep removes subscriptions that expired since the last one, and reports how many. It
 // goes on where it was interrupted.
 func (w *Sweeper) Sweep(ctx context.Context) (removed int, err error) {
-	position := periodic.Minutes{DB: w.Service.Records.DB, Key: sweepKey, Before: sweepKeyBefore, CatchUp: expiryKept, SaveEvery: w.SaveEvery}
+	position := minutes.Position{DB: w.Service.Records.DB, Key: sweepKey, Before: sweepKeyBefore, CatchUp: expiryKept, SaveEvery: w.SaveEvery}
 	err = position.Walk(ctx, w.Service.Records.now(), func(ctx context.Context, minute time.Time) error {
 		var errs []error
 		for shard := range sweepShards {

@@ -1,6 +1,5 @@
-// Package periodic runs what has to be done every minute: due retries, expiry, audit,
-// announcements. Each job has its own time and its own position ([Minutes]), so that none
-// can hold up another. What a job does is the business of the package that has it.
+// Package periodic runs the jobs of every minute: due retries, expiry, audit, announcements. Each job has its own time, so that
+// none can hold up another. The package of a job says what it does.
 package periodic
 
 import (

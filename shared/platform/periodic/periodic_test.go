@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,8 +11,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
-	"github.com/mcp-events/mcpevents/shared/storage/store"
-	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
 var quiet = slog.New(slog.DiscardHandler)
@@ -81,170 +78,4 @@ func TestAPanicEndsItsJobOnly(t *testing.T) {
 			}
 		})
 	})
-}
-
-var key = store.Key{Table: store.Deliveries, Partition: "position", Sort: "-"}
-
-type walk struct {
-	*testing.T
-	db  store.DB
-	now time.Time
-}
-
-func newWalk(t *testing.T) *walk {
-	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = db.Close() })
-	return &walk{t, db, time.Date(2026, 11, 22, 12, 0, 30, 0, time.UTC)}
-}
-
-// visit walks and returns the minutes as they were visited, told by their distance from now.
-func (w *walk) visit(fails ...int) (minutes []int, ahead time.Duration, err error) {
-	w.Helper()
-	m := periodic.Minutes{DB: w.db, Key: key, CatchUp: 7 * 24 * time.Hour, Ahead: func(_ context.Context, was time.Time) error {
-		ahead = was.Sub(w.now)
-		return nil
-	}}
-	err = m.Walk(w.Context(), w.now, func(_ context.Context, minute time.Time) error {
-		n := int(minute.Sub(w.now.Truncate(time.Minute)) / time.Minute)
-		minutes = append(minutes, n)
-		if slices.Contains(fails, n) {
-			return errors.New("this minute fails")
-		}
-		return nil
-	})
-	return minutes, ahead, err
-}
-
-func through(from, to int) (minutes []int) {
-	for n := from; n <= to; n++ {
-		minutes = append(minutes, n)
-	}
-	return minutes
-}
-
-func TestMinutes(t *testing.T) {
-	w := newWalk(t)
-	step := func(name string, later time.Duration, want []int, fails ...int) {
-		t.Helper()
-		w.now = w.now.Add(later)
-		got, _, err := w.visit(fails...)
-		if !slices.Equal(got, want) || (err != nil) != (len(fails) > 0) {
-			t.Errorf("%s: visited %v, %v; want %v", name, got, err, want)
-		}
-	}
-	step("the first time", 0, slices.Concat(through(-5, 0), through(-65, -6)))
-	step("a minute later", time.Minute, slices.Concat(through(-5, 0), through(-6, -6)))
-	step("after an hour: what is due now goes first", time.Hour, slices.Concat(through(-5, 0), through(-65, -6)))
-	step("a minute fails", 10*time.Minute, slices.Concat(through(-5, 0), through(-15, -6)), -12)
-	step("it is visited again", time.Minute, slices.Concat(through(-5, 0), through(-16, -6)))
-	step("and then no more", time.Minute, slices.Concat(through(-5, 0), through(-6, -6)))
-	step("all fail: the store is down", time.Minute, through(-5, -1), through(-5, 0)...)
-	w.now = w.now.Add(10 * 24 * time.Hour)
-	if got, _, err := w.visit(); err != nil || len(got) != 7*24*60+1 {
-		t.Errorf("after ten days %d minutes were visited, %v; want those of seven", len(got), err)
-	}
-	w.now = w.now.Add(-24 * time.Hour)
-	if got, ahead, err := w.visit(); err != nil || !slices.Equal(got, through(-5, 0)) || ahead < 23*time.Hour {
-		t.Errorf("the clock was set back: visited %v, told %v, %v", got, ahead, err)
-	}
-	w.now = w.now.Add(time.Minute)
-	if got, ahead, err := w.visit(); err != nil || ahead != 0 || len(got) != 7 {
-		t.Errorf("a minute later: visited %v, told %v, %v", got, ahead, err)
-	}
-}
-
-func TestAWalkThatIsCutOffGoesOn(t *testing.T) {
-	w := newWalk(t)
-	if _, _, err := w.visit(); err != nil {
-		t.Fatal(err)
-	}
-	w.now = w.now.Add(24 * time.Hour)
-	m := periodic.Minutes{DB: w.db, Key: key, CatchUp: 7 * 24 * time.Hour}
-	visits, rounds := 0, 0
-	for done := false; !done && rounds < 100; rounds++ {
-		ctx, cancel := context.WithCancel(t.Context())
-		left := 100
-		err := m.Walk(ctx, w.now, func(context.Context, time.Time) error {
-			visits++
-			if left--; left == 0 {
-				cancel()
-			}
-			return nil
-		})
-		cancel()
-		if done = err == nil; !done && !errors.Is(err, context.Canceled) {
-			t.Fatal(err)
-		}
-	}
-	if rounds > 20 || visits < 24*60 {
-		t.Errorf("%d rounds of 100 minutes, %d visits, for a day", rounds, visits)
-	}
-}
-
-func TestTwoWalksAtOnce(t *testing.T) {
-	w := newWalk(t)
-	if _, _, err := w.visit(); err != nil {
-		t.Fatal(err)
-	}
-	w.now = w.now.Add(time.Hour)
-	visits := 0
-	err := (periodic.Minutes{DB: w.db, Key: key, CatchUp: time.Hour}).Walk(t.Context(), w.now, func(context.Context, time.Time) error {
-		if visits++; visits == 1 {
-			if _, _, err := w.visit(); err != nil {
-				t.Error(err)
-			}
-		}
-		return nil
-	})
-	if err != nil || visits > 16 {
-		t.Errorf("%d visits beside another walk, %v", visits, err)
-	}
-	down := periodic.Minutes{DB: broken{w.db}, Key: key, CatchUp: time.Hour}
-	if err := down.Walk(t.Context(), w.now, func(context.Context, time.Time) error { return nil }); !fault.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "position") {
-		t.Errorf("got %v", err)
-	}
-}
-
-// broken reads nothing.
-type broken struct{ store.DB }
-
-func (broken) Get(context.Context, ...store.Key) ([]*store.Item, error) {
-	return nil, errors.New("down")
-}
-
-func TestAWalkThatFoundNothingWritesItsPositionOnceInAWhile(t *testing.T) {
-	w := newWalk(t)
-	m := periodic.Minutes{DB: w.db, Key: key, CatchUp: 7 * 24 * time.Hour, SaveEvery: time.Hour}
-	writes, had := 0, int64(0)
-	visited := map[time.Time]bool{}
-	began := w.now
-	for range 150 {
-		err := m.Walk(t.Context(), w.now, func(_ context.Context, minute time.Time) error {
-			visited[minute] = true
-			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		items, err := w.db.Get(t.Context(), key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if items[0] != nil && items[0].Version != had {
-			had = items[0].Version
-			writes++
-		}
-		w.now = w.now.Add(time.Minute)
-	}
-	if writes != 3 {
-		t.Errorf("%d writes in two and a half hours, want 3", writes)
-	}
-	for minute := began.Truncate(time.Minute); minute.Before(w.now.Truncate(time.Minute)); minute = minute.Add(time.Minute) {
-		if !visited[minute] {
-			t.Errorf("the minute %v was not visited", minute)
-		}
-	}
 }

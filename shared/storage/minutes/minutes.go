@@ -1,0 +1,137 @@
+// Package minutes walks work that is stored in one partition per minute, and saves how far a walk came.
+package minutes
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// Position is how far a job came whose work is stored in one partition per minute.
+type Position struct {
+	DB store.DB
+	// Key names the item that keeps the position. The item's version is the minute, in seconds since 1970.
+	Key store.Key
+	// Before names the item that a former release kept the position in. It may be zero.
+	Before store.Key
+	// CatchUp bounds how far back a walk goes after a long pause.
+	CatchUp time.Duration
+	// SaveEvery is how old the saved position may become before a complete walk saves it again; 0 saves after each walk. With a
+	// longer time an idle server writes less, visits that many minutes again each time, and does not notice that its clock was
+	// set back by less.
+	SaveEvery time.Duration
+	// Ahead is called first if the clock was set back; was is the time of the last walk. It may be nil.
+	Ahead func(ctx context.Context, was time.Time) error
+}
+
+const (
+	// lookBack is how far before the position a walk starts, because a slow writer, or one with a skewed clock, may write an
+	// entry just after its minute was visited.
+	lookBack = 5 * time.Minute
+	// stretch is how much of a long walk is visited before the position is saved, so that an interrupted walk does not start
+	// over.
+	stretch = 10 * time.Minute
+	// maxFailures is how many minutes may fail before a walk gives up, because the store is down.
+	maxFailures = 5
+	// Tolerance is how much two clocks may differ although neither was set.
+	Tolerance = 5 * time.Minute
+)
+
+// Walk visits the minutes from the position up to now. It visits the latest minutes first, because their work is due now, and
+// then the others in their order. A minute that fails does not stop the walk; the next walk visits it again.
+func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx context.Context, minute time.Time) error) error {
+	last := now.Truncate(time.Minute)
+	from, had, err := p.position(ctx, last)
+	if err != nil {
+		return err
+	}
+	if p.Ahead != nil && from.Sub(last) > Tolerance {
+		if err := p.Ahead(ctx, from); err != nil {
+			return err
+		}
+	}
+	// After the clock was set back, the minutes up to the position still have to be visited.
+	from = earlier(from, last).Add(-lookBack)
+	if oldest := last.Add(-p.CatchUp); from.Before(oldest) {
+		from = oldest
+	}
+	var errs []error
+	each := func(from, to time.Time) {
+		for minute := from; !minute.After(to) && len(errs) < maxFailures && ctx.Err() == nil; minute = minute.Add(time.Minute) {
+			if err := visit(ctx, minute); err != nil {
+				errs = append(errs, err)
+			}
+		}
+	}
+	old := had > last.Unix() || last.Sub(time.Unix(had, 0)) >= p.SaveEvery
+	save := func(to time.Time) bool {
+		if !old || len(errs) > 0 || ctx.Err() != nil {
+			return true
+		}
+		saved, err := p.save(ctx, to.Unix(), &had)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		return saved
+	}
+	latest := last.Add(-lookBack)
+	if latest.Before(from) {
+		latest = from
+	}
+	each(latest, last)
+	for ; from.Before(latest); from = from.Add(stretch) {
+		to := earlier(from.Add(stretch), latest).Add(-time.Minute)
+		each(from, to)
+		if !save(to) {
+			return nil // another walk is under way
+		}
+	}
+	save(last)
+	return errors.Join(append(errs, ctx.Err())...)
+}
+
+// position reads the minute that was visited last, and the version of its item, which is 0 if there is none.
+func (p Position) position(ctx context.Context, last time.Time) (at time.Time, version int64, err error) {
+	keys := []store.Key{p.Key}
+	if p.Before != (store.Key{}) {
+		keys = append(keys, p.Before)
+	}
+	items, err := p.DB.Get(ctx, keys...)
+	if err != nil {
+		return at, 0, fault.Wrap(fault.Unavailable, err, "read a job's position")
+	}
+	switch {
+	case items[0] != nil:
+		return time.Unix(items[0].Version, 0).UTC(), items[0].Version, nil
+	case len(items) > 1 && items[1] != nil:
+		return time.Unix(items[1].Version, 0).UTC(), 0, nil
+	}
+	return last.Add(-time.Hour), 0, nil
+}
+
+// save advances the position. It reports false if another walk advanced it.
+func (p Position) save(ctx context.Context, to int64, had *int64) (bool, error) {
+	if to == *had {
+		return true, nil
+	}
+	cond := store.Absent()
+	if *had != 0 {
+		cond = store.VersionIs(*had)
+	}
+	err := p.DB.Write(ctx, store.Put(store.Item{Key: p.Key, Version: to}, cond))
+	if errors.Is(err, store.ErrConflict) {
+		return false, nil
+	}
+	*had = to
+	return true, fault.Wrap(fault.Unavailable, err, "write a job's position")
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
