@@ -8,11 +8,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/operate/admin"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
 // listenAdmin begins to listen for operators, if they have an address of their own.
@@ -34,7 +34,7 @@ func (s *Server) listenAdmin(o Options) (net.Listener, error) {
 
 // serveAdmin serves the admin API and the console at their own address, or else with the rest, which it returns.
 func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http.Handler {
-	r.admin.Live, r.admin.SourceSecrets = s.closing.Done(), config.Environment
+	r.admin.Live, r.admin.SourceSecrets = s.closing.Done(), secret.FromEnvironment
 	configured := r.admin.Backends
 	r.admin.Backends = func(ctx context.Context, workspace string) ([]admin.Backend, error) {
 		list, err := configured(ctx, workspace)

@@ -50,6 +50,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/operate/admin"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
@@ -342,7 +343,7 @@ func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Seal
 	replays.Ahead = replayEvery
 	return roles{
 		admin: webhooks.Admin(&s.core, subs, operations, replays, set), operations: operations, replays: replays, switches: set,
-		mux: s.routes(publishing, s.core.Sources(publisher, config.Environment), identity), fanout: webhooks.Fanout(&s.core), inbox: inbox, retry: retry, expiry: expiry, relay: s.core.Relay(s.backends),
+		mux: s.routes(publishing, s.core.Sources(publisher, secret.FromEnvironment), identity), fanout: webhooks.Fanout(&s.core), inbox: inbox, retry: retry, expiry: expiry, relay: s.core.Relay(s.backends),
 	}, nil
 }
 

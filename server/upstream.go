@@ -5,6 +5,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/inprocess"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -14,12 +15,12 @@ import (
 const upstreamName = "upstream"
 
 // ownBackends are those that are in no configuration.
-func (s *Server) ownBackends() []config.Backend {
+func (s *Server) ownBackends() []api.Backend {
 	if s.upstream == nil {
 		return nil
 	}
-	return []config.Backend{{
-		Name: upstreamName, URL: inprocess.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: config.AutoVersion,
+	return []api.Backend{{
+		Name: upstreamName, URL: inprocess.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: api.AutoVersion,
 	}}
 }
 

@@ -6,9 +6,9 @@ import (
 	"io"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
 // SourceCmd holds the commands for sources.
@@ -59,7 +59,7 @@ func (c *SourceCheckCmd) Run(g *Globals) error {
 	if c.At.IsZero() {
 		c.At = time.Now()
 	}
-	trials, err := ingest.Try(context.Background(), cat, source, raw, c.At, config.Environment)
+	trials, err := ingest.Try(context.Background(), cat, source, raw, c.At, secret.FromEnvironment)
 	if err != nil {
 		return err
 	}

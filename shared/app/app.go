@@ -105,12 +105,12 @@ func (c *Core) Rate(name string) quota.Of {
 
 // Streams is how many streams a principal may have open.
 func (c *Core) Streams(ctx context.Context, p auth.Principal) int {
-	return int(c.Most(config.Streams)(ctx, p.Workspace, p.ID))
+	return int(c.Most(quota.Streams)(ctx, p.Workspace, p.ID))
 }
 
 // Sessions returns how many sessions a principal may have.
 func (c *Core) Sessions(ctx context.Context, p auth.Principal) int {
-	return int(c.Most(config.Sessions)(ctx, p.Workspace, p.ID))
+	return int(c.Most(quota.Sessions)(ctx, p.Workspace, p.ID))
 }
 
 // Guard keeps pages of other sites out of the endpoints. It is one for all of them, so that it logs a

@@ -36,7 +36,7 @@ func (c *Core) Stream(feeds *stream.Tails, leases mcp.Leases, backends *gateway.
 	o.Subscriptions, o.Gateway, o.Conversation = c.Lists(), backends, talk
 	o.MaxAge, o.Heartbeat, o.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, l.AnswerStreamAfter
 	o.MaxSessions = c.Sessions
-	o.Calls = quota.NewHeld(config.Calls, "calls to backends", c.Rate(config.Calls), descriptors.Outgoing())
+	o.Calls = quota.NewHeld(quota.Calls, "calls to backends", c.Rate(quota.Calls), descriptors.Outgoing())
 	o.PollMin, o.PollMax, o.EventTools = l.PollMin, l.PollMax, l.EventTools
 	return o
 }
@@ -79,7 +79,7 @@ func (c *Core) Relay(g *gateway.Gateway) *relay.Relay {
 // Conversation passes what is said in conversations on to those whom the configuration names.
 func (c *Core) Conversation(o conversation.Options) (*conversation.Service, error) {
 	o.DB, o.Catalogs, o.Source, o.Log = c.DB, c.Catalogs, c.Config, c.Log
-	o.AllowAnonymous, o.Rate = c.Limits.AllowInsecureTargets, conversation.NewRate(c.Rate(config.ConversationRate))
+	o.AllowAnonymous, o.Rate = c.Limits.AllowInsecureTargets, conversation.NewRate(c.Rate(quota.ConversationRate))
 	return conversation.New(o)
 }
 

@@ -3,15 +3,16 @@ package app
 import (
 	"context"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
 // Publish takes events in. The service checks and queues them, the handler is POST /events,
 // and the inbox handles the queue of that name, with what buses put there for sources.
 func (c *Core) Publish() (*publish.Service, *publish.Handler, *publish.Inbox) {
-	service := &publish.Service{Catalog: c.Catalogs, Queue: c.Queues, Rate: publish.NewRate(c.Rate(config.PublishRate)), Metrics: c.Metrics, Tracer: c.Tracer}
+	service := &publish.Service{Catalog: c.Catalogs, Queue: c.Queues, Rate: publish.NewRate(c.Rate(quota.PublishRate)), Metrics: c.Metrics, Tracer: c.Tracer}
 	handler := &publish.Handler{
 		Service: service, Auth: c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, Log: c.Log,
 	}
@@ -19,9 +20,9 @@ func (c *Core) Publish() (*publish.Service, *publish.Handler, *publish.Inbox) {
 }
 
 // Sources is POST /sources/{name}, which publishes by the service. Secrets looks up those of the sources.
-func (c *Core) Sources(service *publish.Service, secrets func(context.Context, config.Value) (string, error)) *ingest.Handler {
+func (c *Core) Sources(service *publish.Service, secrets func(context.Context, secret.Value) (string, error)) *ingest.Handler {
 	return &ingest.Handler{
-		Intake: c.intake(service), Secrets: secrets, Rate: publish.NewRate(c.Rate(config.PublishRate)), Guard: c.Guard(),
+		Intake: c.intake(service), Secrets: secrets, Rate: publish.NewRate(c.Rate(quota.PublishRate)), Guard: c.Guard(),
 		Limited: func(limit string) { c.Metrics.LimitReached(limit) },
 	}
 }

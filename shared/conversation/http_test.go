@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
 // CNV-03: a provider at a URL gets the params as they were sent, the operator's headers, and by which
@@ -42,7 +43,7 @@ conversation:
 `
 	r := newRig(t, src, func(o *Options) {
 		o.HTTP = nil
-		o.Secrets = func(_ context.Context, v config.Value) (string, error) {
+		o.Secrets = func(_ context.Context, v secret.Value) (string, error) {
 			return v.Resolve(func(name string) (string, bool) { return "Bearer s3", name == "PROVIDER_SECRET" })
 		}
 	})

@@ -18,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -68,7 +69,7 @@ type Options struct {
 	Rate *quota.Rate
 	// Secrets looks up what a setting refers to; nil is the environment. It is asked for each
 	// message to a provider at a URL.
-	Secrets func(ctx context.Context, v config.Value) (string, error)
+	Secrets func(ctx context.Context, v secret.Value) (string, error)
 	Log     *slog.Logger
 }
 
@@ -103,7 +104,7 @@ func New(o Options) (*Service, error) {
 	}
 	o.Rest = cmp.Or(o.Rest, restFor)
 	if o.Secrets == nil {
-		o.Secrets = config.Environment
+		o.Secrets = secret.FromEnvironment
 	}
 	o.Log = cmp.Or(o.Log, slog.Default())
 	s := &Service{

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
@@ -16,7 +15,7 @@ import (
 
 // backend is one MCP server behind the gateway.
 type backend struct {
-	config.Backend
+	api.Backend
 	options *Options // of the gateway
 	drops   *metric.Tally
 	own     upstream.Client // speaks for the gateway itself, with the operator's credentials
@@ -29,7 +28,7 @@ type backend struct {
 	logged  sync.Map // the time of the last line, by subject; see [backend.mayLog]
 }
 
-func newBackend(o *Options, drops *metric.Tally, c config.Backend) *backend {
+func newBackend(o *Options, drops *metric.Tally, c api.Backend) *backend {
 	b := &backend{Backend: c, options: o, drops: drops, changed: make(chan struct{}, 1)}
 	b.own = upstream.Client{
 		URL: c.URL, HTTP: o.HTTP, Credentials: credentials{backend: b}.add, Dropped: b.dropped,

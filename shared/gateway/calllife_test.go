@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
@@ -342,7 +341,7 @@ func TestCallWaitingForAnAnswerEndsWhenItsBackendIsRemoved(t *testing.T) {
 				})
 				g := gatewayOver(t, memory(t), at("b", s))
 				x, id := askedIn(t, g)
-				g.backends.replace(t.Context(), []config.Backend{at("other", newScripted(t))})
+				g.backends.replace(t.Context(), []api.Backend{at("other", newScripted(t))})
 				if err := g.Answer(t.Context(), sessionBased("s"), id, accepting(id)); !fault.Is(err, fault.NotFound) {
 					t.Errorf("an answer to the removed backend: got %v, want a fault of kind not found", err)
 				}

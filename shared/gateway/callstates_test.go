@@ -11,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
@@ -129,7 +128,7 @@ func TestStatesOfACall(t *testing.T) {
 		}, kind(fault.Conflict), false, 1, -1},
 		{"waiting, the backend is removed: ended", func(w *callWalk) {
 			w.waiting()
-			w.gateway.backends.replace(w.Context(), []config.Backend{at("other", newScripted(w.T))})
+			w.gateway.backends.replace(w.Context(), []api.Backend{at("other", newScripted(w.T))})
 		}, kind(fault.Unavailable), false, 1, -1},
 	} {
 		t.Run(row.name, func(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
@@ -80,7 +79,7 @@ func TestUserMessageReachesABackend(t *testing.T) {
 func TestUserMessageThatABackendDoesNotTake(t *testing.T) {
 	refuses := listener(t, true, func(x *turn) { x.write(`{"jsonrpc":"2.0","id":%s,"error":{"code":-32602,"message":"marigold"}}`, x.ID) })
 	silent := newScripted(t, func(s *scripted) { s.stateless = true })
-	g := gatewayOver(t, memory(t), at("refuses", refuses), at("silent", silent), at("secret", refuses, func(b *config.Backend) { b.Scopes = []string{"more"} }))
+	g := gatewayOver(t, memory(t), at("refuses", refuses), at("silent", silent), at("secret", refuses, func(b *api.Backend) { b.Scopes = []string{"more"} }))
 	for name, want := range map[string]error{"refuses": api.ErrRefused, "silent": api.ErrIncapable} {
 		if _, err := g.Converse(t.Context(), statelessClient(ann), name, userMessage, json.RawMessage(said)); err == nil || err.Error() != want.Error() {
 			t.Errorf("%s: got %v", name, err)

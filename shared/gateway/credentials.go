@@ -9,12 +9,12 @@ import (
 	"golang.org/x/oauth2/clientcredentials"
 	"golang.org/x/sync/singleflight"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
 // Secrets looks up what a setting of a backend refers to.
-type Secrets func(ctx context.Context, v config.Value) (string, error)
+type Secrets func(ctx context.Context, v secret.Value) (string, error)
 
 // resolve looks all secrets up, to see whether they are there.
 func (b *backend) resolve(ctx context.Context) error {

@@ -446,8 +446,8 @@ func memory(t *testing.T) store.DB {
 	return db
 }
 
-func at(name string, s *scripted, change ...func(*config.Backend)) config.Backend {
-	b := config.Backend{Name: name, URL: s.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: config.AutoVersion}
+func at(name string, s *scripted, change ...func(*api.Backend)) api.Backend {
+	b := api.Backend{Name: name, URL: s.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: api.AutoVersion}
 	for _, c := range change {
 		c(&b)
 	}
@@ -464,12 +464,12 @@ func parsed(t *testing.T, format string, args ...any) *config.Config {
 	return c
 }
 
-func prefix(p string) func(*config.Backend) { return func(b *config.Backend) { b.Prefix = p } }
+func prefix(p string) func(*api.Backend) { return func(b *api.Backend) { b.Prefix = p } }
 
 // quiet is the log of tests.
 var quiet = slog.New(slog.DiscardHandler)
 
-func gatewayOver(t *testing.T, db store.DB, backends ...config.Backend) *Gateway {
+func gatewayOver(t *testing.T, db store.DB, backends ...api.Backend) *Gateway {
 	t.Helper()
 	g, err := New(Options{
 		Backends: backends, DB: db, Server: json.RawMessage(`{"name":"gw","version":"1"}`),

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
@@ -84,7 +83,7 @@ func (s *scribe) behind(f *testing.F) *Gateway {
 		version = "2026-07-28"
 	}
 	g, err := New(Options{
-		Backends: []config.Backend{{Name: "b", URL: "http://backend.invalid/mcp", Workspace: auth.DefaultWorkspace, ProtocolVersion: version}},
+		Backends: []api.Backend{{Name: "b", URL: "http://backend.invalid/mcp", Workspace: auth.DefaultWorkspace, ProtocolVersion: version}},
 		DB:       db, HTTP: &http.Client{Transport: s}, Server: json.RawMessage(`{"name":"gw","version":"1"}`),
 		Key: []byte("0123456789abcdef0123456789abcdef"), Log: quiet, ListTTL: time.Hour, CallTimeout: 40 * time.Millisecond,
 	})

@@ -22,11 +22,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -34,10 +34,10 @@ import (
 // Options configure a [Gateway].
 type Options struct {
 	// Backends are those that there are, unless there is a Source.
-	Backends []config.Backend
+	Backends []api.Backend
 	// Source has the backends that there are, and is asked at each use; nil when they do not change. What it returns is
 	// not changed.
-	Source func(context.Context) ([]config.Backend, error)
+	Source func(context.Context) ([]api.Backend, error)
 	// Secrets looks up what a setting refers to; nil is the environment. It is asked for each
 	// request to a backend.
 	Secrets Secrets
@@ -90,7 +90,7 @@ func New(o Options) (*Gateway, error) {
 		o.Key = []byte(rand.Text())
 	}
 	if o.Secrets == nil {
-		o.Secrets = config.Environment
+		o.Secrets = secret.FromEnvironment
 	}
 	g := &Gateway{options: &o, drops: &metric.Tally{Name: MetricDropped, Text: "backend messages dropped", Log: o.Log}, broken: metric.NewUndecodable(o.Log)}
 	g.backends, g.lists = &backends{options: &o, drops: g.drops}, &lists{options: &o}

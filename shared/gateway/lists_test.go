@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
@@ -194,9 +193,9 @@ func TestRevisionIsFoundOut(t *testing.T) {
 		stateless                     bool
 		asked                         []string // of discover and initialize, how often
 	}{
-		{name: "2026", pinned: config.AutoVersion, stateless: true, want: "2026-07-28"},
-		{name: "2025", pinned: config.AutoVersion, want: string(spec.LatestSessionBased)},
-		{name: "discover without 2026", pinned: config.AutoVersion, supported: "2025-11-25", want: string(spec.LatestSessionBased)},
+		{name: "2026", pinned: api.AutoVersion, stateless: true, want: "2026-07-28"},
+		{name: "2025", pinned: api.AutoVersion, want: string(spec.LatestSessionBased)},
+		{name: "discover without 2026", pinned: api.AutoVersion, supported: "2025-11-25", want: string(spec.LatestSessionBased)},
 		{name: "pinned to 2025", pinned: "2025-06-18", supported: "2026-07-28", want: "2025-06-18"},
 		{name: "pinned to 2026", pinned: "2026-07-28", stateless: true, want: "2026-07-28"},
 		{name: "pinned to 2026, which it is not", pinned: "2026-07-28"},
@@ -207,7 +206,7 @@ func TestRevisionIsFoundOut(t *testing.T) {
 				s.stateless, s.supported = c.stateless, c.supported
 				s.capabilities = `{"tools":{"listChanged":true},"resources":{}}`
 			})
-			g := gatewayOver(t, memory(t), at("b", s, func(b *config.Backend) { b.ProtocolVersion = c.pinned }))
+			g := gatewayOver(t, memory(t), at("b", s, func(b *api.Backend) { b.ProtocolVersion = c.pinned }))
 			known, err := g.backends.now(t.Context())[0].known(t.Context())
 			if c.want == "" {
 				if err == nil {
@@ -225,7 +224,7 @@ func TestRevisionIsFoundOut(t *testing.T) {
 			if known.Capabilities != want {
 				t.Errorf("it offers %+v", known.Capabilities)
 			}
-			if c.pinned != config.AutoVersion && !c.stateless && len(s.received("server/discover")) > 0 {
+			if c.pinned != api.AutoVersion && !c.stateless && len(s.received("server/discover")) > 0 {
 				t.Error("it was asked in a revision that it is not pinned to")
 			}
 		})
@@ -254,8 +253,8 @@ func TestOwnSessionsAreEnded(t *testing.T) {
 // use no other.
 func TestBackendsAreSeenByWorkspaceAndScopes(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
-	g := gatewayOver(t, memory(t), at("open", s), at("scoped", s, prefix("s_"), func(b *config.Backend) { b.Scopes = []string{"x", "y"} }),
-		at("other", s, prefix("o_"), func(b *config.Backend) { b.Workspace = "other" }))
+	g := gatewayOver(t, memory(t), at("open", s), at("scoped", s, prefix("s_"), func(b *api.Backend) { b.Scopes = []string{"x", "y"} }),
+		at("other", s, prefix("o_"), func(b *api.Backend) { b.Workspace = "other" }))
 	for _, c := range []struct {
 		name string
 		p    auth.Principal

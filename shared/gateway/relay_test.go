@@ -16,7 +16,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -475,7 +474,7 @@ func TestListenAsksForWhatThereIs(t *testing.T) {
 		s := newScripted(t, func(s *scripted) {
 			s.stateless, s.capabilities = true, `{"tools":{"listChanged":true},"prompts":{"listChanged":false},"resources":{"subscribe":true}}`
 		})
-		g := gatewayOver(t, memory(t), at("b", s, func(b *config.Backend) { b.ProtocolVersion = "2026-07-28" }))
+		g := gatewayOver(t, memory(t), at("b", s, func(b *api.Backend) { b.ProtocolVersion = "2026-07-28" }))
 		l := newLog()
 		relaying(t, "r", g, l)
 		l.until(t, s)

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -104,7 +103,7 @@ func TestRequestStateIsForItsRequestAlone(t *testing.T) {
 				}
 				return emptyList(method)
 			})
-			inOther := at("b", s, func(b *config.Backend) { b.Workspace = "other" })
+			inOther := at("b", s, func(b *api.Backend) { b.Workspace = "other" })
 			g := gatewayOver(t, memory(t), at("b", s), at("c", s, prefix("c_")), inOther)
 			// Each is served, and differs from the call in one thing.
 			others := map[string]func(*api.Call){

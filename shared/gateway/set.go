@@ -6,7 +6,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
@@ -18,12 +17,12 @@ type backends struct {
 	drops   *metric.Tally
 
 	mu   sync.Mutex
-	from []config.Backend // what set was made of
-	set  []*backend       // not changed, but replaced
+	from []api.Backend // what set was made of
+	set  []*backend    // not changed, but replaced
 }
 
 // Check looks whether all secrets of backends are there; that they are not is of kind fault.Invalid.
-func (g *Gateway) Check(ctx context.Context, backends []config.Backend) error {
+func (g *Gateway) Check(ctx context.Context, backends []api.Backend) error {
 	for _, c := range backends {
 		if err := newBackend(g.options, g.drops, c).resolve(ctx); err != nil {
 			return err
@@ -36,7 +35,7 @@ func (g *Gateway) Check(ctx context.Context, backends []config.Backend) error {
 // their end. It ends the gateway's own sessions with those that go. Sessions of clients are left to
 // the server: calls may be under way in them, at any instance, and later on the operator's secrets may
 // be another server's.
-func (bs *backends) replace(ctx context.Context, backends []config.Backend) []*backend {
+func (bs *backends) replace(ctx context.Context, backends []api.Backend) []*backend {
 	set, gone := bs.swap(backends)
 	var wg sync.WaitGroup
 	for _, b := range gone {
@@ -48,7 +47,7 @@ func (bs *backends) replace(ctx context.Context, backends []config.Backend) []*b
 	return set
 }
 
-func (bs *backends) swap(backends []config.Backend) (set, gone []*backend) {
+func (bs *backends) swap(backends []api.Backend) (set, gone []*backend) {
 	bs.mu.Lock()
 	defer bs.mu.Unlock()
 	had := map[api.Place]*backend{}

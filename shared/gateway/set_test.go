@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -32,14 +31,14 @@ func TestBackendsAreReplaced(t *testing.T) {
 		sees(t, g, of(ann), "t")
 		asked := len(one.received("tools/list"))
 		// A second one comes.
-		g.backends.replace(t.Context(), []config.Backend{at("two", two, prefix("x_")), at("one", one)})
+		g.backends.replace(t.Context(), []api.Backend{at("two", two, prefix("x_")), at("one", one)})
 		sees(t, g, of(ann), "x_u", "t")
 		two.only(t, 1)
 		if n := len(one.received("tools/list")); n != asked {
 			t.Errorf("the one that stayed was asked %d times more", n-asked)
 		}
 		// The second one changes, the first one goes.
-		g.backends.replace(t.Context(), []config.Backend{at("two", two, prefix("y_"))})
+		g.backends.replace(t.Context(), []api.Backend{at("two", two, prefix("y_"))})
 		sees(t, g, of(ann), "y_u")
 		if _, err := call(t, g, sessionBased("s"), "t"); err == nil {
 			t.Error("a tool of the one that went was called")
@@ -56,10 +55,10 @@ func TestBackendsAreReplaced(t *testing.T) {
 // GWN-01: with a source each use sees the backends that there are then, and the last ones while it fails.
 func TestSourceOfBackends(t *testing.T) {
 	s := newScripted(t)
-	var now atomic.Pointer[[]config.Backend]
+	var now atomic.Pointer[[]api.Backend]
 	g, err := New(Options{
 		DB: memory(t), Server: []byte(`{}`), Key: make([]byte, 32), Log: quiet,
-		Source: func(context.Context) ([]config.Backend, error) {
+		Source: func(context.Context) ([]api.Backend, error) {
 			if p := now.Load(); p != nil {
 				return *p, nil
 			}
@@ -71,15 +70,15 @@ func TestSourceOfBackends(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name string
-		now  *[]config.Backend
+		now  *[]api.Backend
 		want []string
 	}{
 		{"it fails at first", nil, nil},
-		{"none", &[]config.Backend{}, nil},
-		{"one", &[]config.Backend{at("b", s)}, []string{"t"}},
-		{"with a prefix", &[]config.Backend{at("b", s, prefix("p_"))}, []string{"p_t"}},
+		{"none", &[]api.Backend{}, nil},
+		{"one", &[]api.Backend{at("b", s)}, []string{"t"}},
+		{"with a prefix", &[]api.Backend{at("b", s, prefix("p_"))}, []string{"p_t"}},
 		{"it fails", nil, []string{"p_t"}},
-		{"none again", &[]config.Backend{}, nil},
+		{"none again", &[]api.Backend{}, nil},
 	} {
 		now.Store(c.now)
 		if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, c.want) || g.Any(t.Context()) != (c.want != nil) {
@@ -98,7 +97,7 @@ func TestMissingSecretFailsItsBackendOnly(t *testing.T) {
 	c := parsed(t, "  - {name: locked, url: %q, prefix: l_, headers: {Authorization: \"env:GATEWAY_TEST_LATER\"}}\n  - {name: open, url: %q}\n", locked.URL, open.URL)
 	g, err := New(Options{
 		DB: memory(t), Server: []byte(`{}`), Key: make([]byte, 32), Log: quiet,
-		Source: func(context.Context) ([]config.Backend, error) { return c.Backends, nil },
+		Source: func(context.Context) ([]api.Backend, error) { return c.Backends, nil },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -112,7 +111,7 @@ func TestMissingSecretFailsItsBackendOnly(t *testing.T) {
 	t.Setenv("GATEWAY_TEST_LATER", "Bearer later")
 	sees(t, g, of(ann), "l_t", "t")
 	// A file with such a fault is not taken as a whole.
-	c.Backends = append(c.Backends, config.Backend{Name: "x", URL: open.URL, Workspace: "w", Headers: c.Backends[0].Headers})
+	c.Backends = append(c.Backends, api.Backend{Name: "x", URL: open.URL, Workspace: "w", Headers: c.Backends[0].Headers})
 	t.Setenv("GATEWAY_TEST_LATER", "")
 	if err := g.Check(t.Context(), c.Backends); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "GATEWAY_TEST_LATER") {
 		t.Errorf("it was taken: %v", err)
@@ -125,7 +124,7 @@ func TestSameNameInTwoWorkspaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mine, theirs := newScripted(t), newScripted(t)
 		db, l := memory(t), newLog()
-		g := gatewayOver(t, db, at("b", mine), at("b", theirs, func(b *config.Backend) { b.Workspace = "other" }))
+		g := gatewayOver(t, db, at("b", mine), at("b", theirs, func(b *api.Backend) { b.Workspace = "other" }))
 		relaying(t, "r", g, l)
 		mine.only(t, 1)
 		theirs.only(t, 1)
@@ -170,7 +169,7 @@ func TestAnotherServerUnderTheSameName(t *testing.T) {
 	x := start(t, g, sessionBased("s"), "t", "1", `{"name":"t"}`)
 	id, _ := jsonrpc.String(jsonrpc.Member([]byte(x.next(t).text), "id"))
 	had := one.received("tools/call")[0].Session
-	g.backends.replace(t.Context(), []config.Backend{at("b", two)})
+	g.backends.replace(t.Context(), []api.Backend{at("b", two)})
 	answer := fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%q,"result":{"action":"decline"}}`, id)
 	if err := g.Answer(t.Context(), sessionBased("s"), id, answer); !fault.Is(err, fault.NotFound) {
 		t.Errorf("the answer to a server that is gone: %v", err)
@@ -199,9 +198,9 @@ func TestOwnSessionEndsWithItsBackend(t *testing.T) {
 		g := gatewayOver(t, memory(t), at("b", one))
 		mustCall(t, g, sessionBased("s"), "t")
 		ofClient := one.received("tools/call")[0].Session
-		for i, next := range []config.Backend{at("b", one, prefix("p_")), at("b", two)} {
+		for i, next := range []api.Backend{at("b", one, prefix("p_")), at("b", two)} {
 			g.List(t.Context(), of(ann), api.Tools)
-			g.backends.replace(t.Context(), []config.Backend{next})
+			g.backends.replace(t.Context(), []api.Backend{next})
 			one.mu.Lock()
 			if len(one.sessions) != 1 || !one.sessions[ofClient] {
 				t.Errorf("after change %d it has the sessions %v, want %s", i, one.sessions, ofClient)

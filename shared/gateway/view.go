@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -153,7 +152,7 @@ func (v *view) forget(was *known) {
 // 2026-07-28 has, and else by initialize.
 func (v *view) ask(ctx context.Context) (*known, error) {
 	c, pinned := v.client(), v.of.ProtocolVersion
-	auto := pinned == config.AutoVersion
+	auto := pinned == api.AutoVersion
 	if stateless := !auto && spec.Version(pinned).Stateless(); auto || stateless {
 		got, err := c.Discover(ctx)
 		if err == nil {

@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
@@ -41,7 +40,7 @@ func personal(t *testing.T, stateless bool) *scripted {
 
 var personalLists sync.Mutex
 
-func forwarded(b *config.Backend) { b.ForwardToken = true }
+func forwarded(b *api.Backend) { b.ForwardToken = true }
 
 func withToken(id, token string) api.Client {
 	c := sessionBased("s-" + id)

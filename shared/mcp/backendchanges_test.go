@@ -10,20 +10,20 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // relayed is an instance that holds the connection to a backend, and another one over the same store.
-func relayed(t *testing.T, backend config.Backend) (holder, other *fixture) {
+func relayed(t *testing.T, backend api.Backend) (holder, other *fixture) {
 	t.Helper()
 	reach := func(o *Options) {
 		g, err := gateway.New(gateway.Options{
-			Backends: []config.Backend{backend}, DB: o.Sessions, Server: json.RawMessage(`{}`),
+			Backends: []api.Backend{backend}, DB: o.Sessions, Server: json.RawMessage(`{}`),
 			Key: bytes.Repeat([]byte{7}, 32), ListTTL: time.Hour, Log: slog.New(slog.DiscardHandler),
 		})
 		must(t, err)
@@ -71,8 +71,8 @@ func (f *fixture) allKinds(key string) (streams map[string]*open, ack frame) {
 func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 	l := startLister(t, "b", true, "t0")
 	l.notified, l.hints = make(chan string), `"ttlMs":3600000,"cacheScope":"private"`
-	_, f := relayed(t, config.Backend{
-		Name: l.name, URL: l.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: config.AutoVersion, Scopes: []string{"billing"},
+	_, f := relayed(t, api.Backend{
+		Name: l.name, URL: l.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: api.AutoVersion, Scopes: []string{"billing"},
 	})
 	session := f.session(billing, spec.V20251125)
 	allowed, _ := f.allKinds(billing)

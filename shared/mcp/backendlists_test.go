@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
@@ -147,9 +147,9 @@ func (l *lister) answer(method string, cursor *string) string {
 // underscore, but for the backend "plain".
 func behindGateway(t *testing.T, change func(*Options), backends ...*lister) *fixture {
 	t.Helper()
-	var configured []config.Backend
+	var configured []api.Backend
 	for _, l := range backends {
-		b := config.Backend{Name: l.name, URL: l.URL, Prefix: l.name + "_", Workspace: auth.DefaultWorkspace, ProtocolVersion: config.AutoVersion}
+		b := api.Backend{Name: l.name, URL: l.URL, Prefix: l.name + "_", Workspace: auth.DefaultWorkspace, ProtocolVersion: api.AutoVersion}
 		if l.name == "plain" {
 			b.Prefix = ""
 		}
@@ -354,14 +354,14 @@ func TestCachingHintsOfBackendLists(t *testing.T) {
 		{name: "the caller's token", hints: []string{long, short}, forward: true, tools: "2500 private", resources: "2500 private"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			var backends []config.Backend
+			var backends []api.Backend
 			for i, hints := range c.hints {
 				l := startLister(t, fmt.Sprintf("b%d", i), hints != "2025", "a", "b", "c")
 				if hints != "2025" {
 					l.hints = hints
 				}
-				backends = append(backends, config.Backend{
-					Name: l.name, Prefix: l.name, URL: l.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: config.AutoVersion, ForwardToken: c.forward && i == 0,
+				backends = append(backends, api.Backend{
+					Name: l.name, Prefix: l.name, URL: l.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: api.AutoVersion, ForwardToken: c.forward && i == 0,
 				})
 			}
 			f := newFixture(t, func(o *Options) {

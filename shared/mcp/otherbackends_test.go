@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -20,11 +19,11 @@ import (
 // longer, they bring nothing of it. Who asked for no lists, and another workspace, is notified of nothing.
 func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	l := startLister(t, "b", true, "t0")
-	var now atomic.Pointer[[]config.Backend]
-	now.Store(new([]config.Backend))
+	var now atomic.Pointer[[]api.Backend]
+	now.Store(new([]api.Backend))
 	gw, err := gateway.New(gateway.Options{
 		Server: json.RawMessage(`{}`), Key: make([]byte, 32),
-		Source: func(context.Context) ([]config.Backend, error) { return *now.Load(), nil },
+		Source: func(context.Context) ([]api.Backend, error) { return *now.Load(), nil },
 	})
 	must(t, err)
 	f := newFixture(t, func(o *Options) { o.Gateway = gw })
@@ -59,7 +58,7 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 		}
 	}
 	workspace := f.principal(billing).Workspace
-	use := func(version string, backends ...config.Backend) {
+	use := func(version string, backends ...api.Backend) {
 		t.Helper()
 		now.Store(&backends)
 		must(t, stream.AnnounceBackends(t.Context(), f.log, workspace, version))
@@ -69,7 +68,7 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 		notice, _ := json.Marshal(api.Notice{Method: method})
 		must(t, f.log.Notify(t.Context(), workspace, stream.TopicBackend("b"), notice))
 	}
-	b := config.Backend{Name: "b", URL: l.URL, Workspace: workspace, ProtocolVersion: config.AutoVersion, Scopes: []string{"billing"}}
+	b := api.Backend{Name: "b", URL: l.URL, Workspace: workspace, ProtocolVersion: api.AutoVersion, Scopes: []string{"billing"}}
 
 	use("1", b)
 	areNotified(all...)

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/test/backend"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
@@ -17,10 +17,10 @@ import (
 // TestStoreRequestsOfACall counts what a proxied call asks the store, without and with a question of
 // the backend. docs/reference/gateway.md has the numbers.
 func TestStoreRequestsOfACall(t *testing.T) {
-	var all []config.Backend
+	var all []api.Backend
 	for prefix, kind := range map[string]backend.Kind{"s25_": backend.Stateful, "s26_": backend.Stateless} {
 		b := harness.StartBackend(t, kind)
-		all = append(all, config.Backend{Name: prefix[:3], URL: b.URL, Prefix: prefix, Workspace: "default", ProtocolVersion: config.AutoVersion})
+		all = append(all, api.Backend{Name: prefix[:3], URL: b.URL, Prefix: prefix, Workspace: "default", ProtocolVersion: api.AutoVersion})
 	}
 	p := &pair{fleet: newFleet(t, fleetOptions{instances: 1, backends: all, principals: soakers(), alone: true})}
 	p.open(t)

@@ -24,13 +24,13 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
 	"github.com/mcp-events/mcpevents/shared/app"
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/stream/lease"
 	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -45,7 +45,7 @@ func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 // fleetOptions choose how the instances run.
 type fleetOptions struct {
 	instances   int
-	backends    []config.Backend
+	backends    []api.Backend
 	principals  []principal
 	callTimeout time.Duration
 	dynamo      bool // the store is DynamoDB Local, else SQLite in memory

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
@@ -30,7 +30,7 @@ const endTime = 9 * time.Second
 
 // startFunctions starts the functions before the backends. Their calls take bound at most. On
 // managed instances processes serve many requests, else one each.
-func startFunctions(t testing.TB, backends []config.Backend, bound time.Duration, managed bool) *functions {
+func startFunctions(t testing.TB, backends []api.Backend, bound time.Duration, managed bool) *functions {
 	t.Helper()
 	text := "backends:\n"
 	for _, b := range backends {

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/test/backend"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
@@ -28,11 +28,11 @@ type pair struct {
 func newPair(t *testing.T) *pair {
 	t.Helper()
 	p := &pair{backends: map[string]*harness.Backend{}}
-	var all []config.Backend
+	var all []api.Backend
 	for prefix, kind := range map[string]backend.Kind{"s25_": backend.Stateful, "s26_": backend.Stateless} {
 		b := harness.StartBackend(t, kind)
 		p.backends[prefix] = b
-		all = append(all, config.Backend{Name: prefix[:3], URL: b.URL, Prefix: prefix, Workspace: "default", ProtocolVersion: config.AutoVersion})
+		all = append(all, api.Backend{Name: prefix[:3], URL: b.URL, Prefix: prefix, Workspace: "default", ProtocolVersion: api.AutoVersion})
 	}
 	p.fleet = newFleet(t, fleetOptions{instances: 2, backends: all, principals: soakers(), callTimeout: time.Minute})
 	p.open(t)
@@ -236,7 +236,7 @@ func handOver(t *testing.T, prefix string, kind backend.Kind) {
 	following := func() bool { s := b.State(t); return s.Streams+s.Listens == 1 }
 	f := newFleet(t, fleetOptions{
 		instances: 2, principals: soakers(), lease: 3 * time.Second, // what a store of whole seconds allows
-		backends: []config.Backend{{Name: "b", URL: b.URL, Prefix: prefix, Workspace: "default", ProtocolVersion: config.AutoVersion}},
+		backends: []api.Backend{{Name: "b", URL: b.URL, Prefix: prefix, Workspace: "default", ProtocolVersion: api.AutoVersion}},
 		first:    func() { harness.Eventually(t, harness.Patience, "the first instance follows", following) },
 	})
 	c := f.at(1).Stateless("p0")

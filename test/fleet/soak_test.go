@@ -20,7 +20,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/backend"
 	"github.com/mcp-events/mcpevents/test/harness"
@@ -124,19 +124,19 @@ type soak struct {
 
 // start starts backends of both kinds. What the misbehaving one does on its streams is another thing
 // for each.
-func (s *soak) start() (all []config.Backend) {
+func (s *soak) start() (all []api.Backend) {
 	rogue := harness.StartBackend(s.t, backend.Misbehaving)
 	for prefix, kind := range map[string]backend.Kind{"s25_": backend.Stateful, "s26_": backend.Stateless} {
 		s.sound[prefix] = harness.StartBackend(s.t, kind)
 	}
 	for _, b := range []struct{ name, prefix, url, version string }{
-		{"sound25", "s25_", s.sound["s25_"].URL, config.AutoVersion},
-		{"sound26", "s26_", s.sound["s26_"].URL, config.AutoVersion},
+		{"sound25", "s25_", s.sound["s25_"].URL, api.AutoVersion},
+		{"sound26", "s26_", s.sound["s26_"].URL, api.AutoVersion},
 		{"rogue25", "r25_", rogue.URL + "?stream=foreign", "2025-11-25"},
 		{"rogue26", "r26_", rogue.URL + "?stream=garbage", "2026-07-28"},
 		{"drops", "d_", rogue.URL + "?stream=drop", "2026-07-28"},
 	} {
-		all = append(all, config.Backend{Name: b.name, URL: b.url, Prefix: b.prefix, Workspace: "default", ProtocolVersion: b.version})
+		all = append(all, api.Backend{Name: b.name, URL: b.url, Prefix: b.prefix, Workspace: "default", ProtocolVersion: b.version})
 	}
 	return all
 }

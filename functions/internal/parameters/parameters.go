@@ -22,11 +22,11 @@ import (
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 	"golang.org/x/sync/singleflight"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/platform/awsx"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
 const (
@@ -83,10 +83,10 @@ func New(cfg aws.Config, log *slog.Logger) *Store {
 
 // Secret looks a setting up: in Parameter Store if it refers to that, else in the environment. A
 // reference to what is not there, or not ours to read, is of kind fault.Invalid.
-func (s *Store) Secret(ctx context.Context, v config.Value) (string, error) {
+func (s *Store) Secret(ctx context.Context, v secret.Value) (string, error) {
 	name, ok := v.Parameter()
 	if !ok {
-		return config.Environment(ctx, v)
+		return secret.FromEnvironment(ctx, v)
 	}
 	h, _ := s.held.Get(name)
 	if s.due(h) {

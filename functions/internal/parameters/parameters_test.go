@@ -17,10 +17,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/platform/awsx"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
 // reference is the value of a header in a configuration.
-func reference(t *testing.T, text string) config.Value {
+func reference(t *testing.T, text string) secret.Value {
 	t.Helper()
 	c, err := config.Parse([]byte("backends:\n  - {name: b, url: 'https://b.example.com/mcp', headers: {Authorization: '" + text + "'}}\n"))
 	if err != nil {

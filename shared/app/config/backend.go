@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 )
 
@@ -15,8 +16,8 @@ var (
 	backendPrefix = regexp.MustCompile(`^[A-Za-z0-9_.-]{0,32}$`)
 )
 
-func (p *parser) backend(n *strictyaml.Node) Backend {
-	b := Backend{Workspace: auth.DefaultWorkspace, ProtocolVersion: AutoVersion}
+func (p *parser) backend(n *strictyaml.Node) api.Backend {
+	b := api.Backend{Workspace: auth.DefaultWorkspace, ProtocolVersion: api.AutoVersion}
 	say := named("backend", &b.Name)
 	given := p.fields(n, "a backend", say,
 		field{"name", into(&b.Name, p.matching(backendName))},
@@ -44,8 +45,8 @@ func (p *parser) backend(n *strictyaml.Node) Backend {
 
 func (r reader) protocolVersion(n *strictyaml.Node, what string) string {
 	s := r.file.String(n, what)
-	if s != AutoVersion && !slices.Contains(ProtocolVersions(), s) {
-		r.file.Add(n.Line, "%s: %q is not known (auto, %s)", what, strictyaml.Clip(s), strings.Join(ProtocolVersions(), ", "))
+	if s != api.AutoVersion && !slices.Contains(api.ProtocolVersions(), s) {
+		r.file.Add(n.Line, "%s: %q is not known (auto, %s)", what, strictyaml.Clip(s), strings.Join(api.ProtocolVersions(), ", "))
 	}
 	return s
 }
@@ -67,8 +68,8 @@ func (r reader) url(n *strictyaml.Node, what string) string {
 	return s
 }
 
-func (p *parser) oauth(n *strictyaml.Node, what string) *OAuth {
-	o := &OAuth{}
+func (p *parser) oauth(n *strictyaml.Node, what string) *api.OAuth {
+	o := &api.OAuth{}
 	given := p.fields(n, what, func(member string) string { return what + " " + member },
 		field{"tokenUrl", into(&o.TokenURL, p.tokenURL)},
 		field{"clientId", into(&o.ClientID, p.file.String)},

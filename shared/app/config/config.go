@@ -15,6 +15,9 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/source"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
@@ -31,9 +34,9 @@ type Config struct {
 	// Keys are the static keys of --auth keys.
 	Keys []auth.Key
 	// Backends are the MCP servers behind the gateway.
-	Backends []Backend
+	Backends []api.Backend
 	// Sources are where events come from, beside who publishes them.
-	Sources []Source
+	Sources []source.Source
 	// Conversation is who gets what is said in conversations; the zero value is no one.
 	Conversation Conversation
 
@@ -43,46 +46,6 @@ type Config struct {
 	// profiles has the profiles of principals and, without a name, of workspaces.
 	profiles map[place]spec.Profile
 	source   []byte
-}
-
-// Backend is an MCP server behind the gateway.
-type Backend struct {
-	// Name is unique: letters, digits, - and _, at most 64.
-	Name string
-	// URL is its MCP endpoint, http or https.
-	URL string
-	// Prefix goes before the names of its tools and prompts; may be empty.
-	Prefix string
-	// Workspace is who it belongs to; [auth.DefaultWorkspace] by default.
-	Workspace string
-	// Scopes are what a caller needs, beside the general ones, to see it.
-	Scopes []string
-	// ProtocolVersion is a revision of MCP, or "auto".
-	ProtocolVersion string
-	// Headers are sent with each request.
-	Headers map[string]Value
-	// OAuth gets tokens by client credentials; nil for none.
-	OAuth *OAuth
-	// ForwardToken passes on the caller's own token in calls. It must be asked for by name: the
-	// backend can then act as the caller. Without an Authorization header and OAuth the lists are asked
-	// for with it too.
-	ForwardToken bool
-}
-
-// OAuth is the client credentials grant of a backend (RFC 6749, section 4.4).
-type OAuth struct {
-	TokenURL     string
-	ClientID     string
-	ClientSecret Value
-	Scopes       []string
-}
-
-// AutoVersion lets the gateway find out the protocol version of a backend.
-const AutoVersion = "auto"
-
-// ProtocolVersions lists the revisions that a backend may be pinned to.
-func ProtocolVersions() []string {
-	return []string{"2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"}
 }
 
 // Parse reads a configuration file. Every fault is found in one go: the error is
@@ -251,9 +214,9 @@ var ownHeaders = []string{
 	"Mcp-Protocol-Version", "Mcp-Session-Id", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
 }
 
-func (r reader) headers(n *strictyaml.Node, what string) map[string]Value {
+func (r reader) headers(n *strictyaml.Node, what string) map[string]secret.Value {
 	what = strings.TrimSuffix(what, "s")
-	out := map[string]Value{}
+	out := map[string]secret.Value{}
 	for _, m := range r.file.Members(n, what) {
 		name := http.CanonicalHeaderKey(m.Key)
 		_, twice := out[name]
@@ -293,29 +256,29 @@ var parameterName = regexp.MustCompile(`^(/[A-Za-z0-9_.-]+)+$`)
 const maxParameter = 900
 
 // secret reads a reference.
-func (r reader) secret(n *strictyaml.Node, what string) Value { return r.value(n, what, true) }
+func (r reader) secret(n *strictyaml.Node, what string) secret.Value { return r.value(n, what, true) }
 
 // value reads a text or a reference; a secret must be a reference.
-func (r reader) value(n *strictyaml.Node, what string, secret bool) Value {
+func (r reader) value(n *strictyaml.Node, what string, mustRefer bool) secret.Value {
 	s := r.file.String(n, what)
 	if name, ok := strings.CutPrefix(s, "env:"); ok {
 		if !envName.MatchString(name) {
 			r.file.Add(n.Line, "%s: %q is not the name of an environment variable", what, strictyaml.Clip(name))
 		}
-		return Value{env: name}
+		return secret.Env(name)
 	}
 	if name, ok := strings.CutPrefix(s, "ssm:"); ok {
 		if !parameterName.MatchString(name) || len(name) > maxParameter {
 			r.file.Add(n.Line, "%s: %q is not the name of a parameter such as /mcp-events/name", what, strictyaml.Clip(name))
 		}
-		return Value{ssm: name}
+		return secret.SSM(name)
 	}
 	switch {
-	case secret && s != "":
+	case mustRefer && s != "":
 		r.file.Add(n.Line, "%s: a secret must not stand in this file; refer to an environment variable as env:NAME, or on AWS to a parameter as ssm:/NAME", what)
-		return Value{}
+		return secret.Value{}
 	case len(s) > 8192 || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }):
 		r.file.Add(n.Line, "%s: the text is too long or has control characters", what)
 	}
-	return Value{text: s}
+	return secret.Plain(s)
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/storage/settings/settingstest"
@@ -56,7 +57,7 @@ backends:
 		t.Errorf("got %+v", k)
 	}
 	gh, tickets, mine := c.Backends[0], c.Backends[1], c.Backends[2]
-	if gh.Name != "github" || gh.URL != "http://127.0.0.1:9000/mcp" || gh.Prefix != "gh_" || gh.ProtocolVersion != AutoVersion || gh.Workspace != "default" {
+	if gh.Name != "github" || gh.URL != "http://127.0.0.1:9000/mcp" || gh.Prefix != "gh_" || gh.ProtocolVersion != api.AutoVersion || gh.Workspace != "default" {
 		t.Errorf("got %+v", gh)
 	}
 	lookup := func(name string) (string, bool) { return "Bearer x", name == "GITHUB_AUTH" }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 )
 
@@ -58,7 +60,7 @@ type Provider struct {
 	// URL takes a POST of each message.
 	URL string
 	// Headers are sent with it.
-	Headers map[string]Value
+	Headers map[string]secret.Value
 	// Backend is the name of a backend of the same workspace.
 	Backend string
 	// Workspace is whose conversations it may get; [auth.DefaultWorkspace] by default.
@@ -135,7 +137,7 @@ func (p *parser) provider(n *strictyaml.Node) Provider {
 	if given == nil {
 		return v
 	}
-	known := slices.ContainsFunc(p.config.Backends, func(b Backend) bool { return b.Name == v.Backend && b.Workspace == v.Workspace })
+	known := slices.ContainsFunc(p.config.Backends, func(b api.Backend) bool { return b.Name == v.Backend && b.Workspace == v.Workspace })
 	_, identity := v.Headers[PrincipalHeader]
 	if !given["name"] {
 		p.file.Add(n.Line, "a provider has no name")

@@ -7,6 +7,8 @@ import (
 	"hash"
 	"maps"
 	"slices"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
 // Fingerprint names which backends belong to a workspace and how they are asked, in their order:
@@ -20,7 +22,7 @@ func (c *Config) Fingerprint(workspace string) string {
 		if h == nil {
 			h = sha256.New()
 		}
-		b.write(h)
+		writeBackend(h, b)
 	}
 	if h == nil {
 		return ""
@@ -28,20 +30,16 @@ func (c *Config) Fingerprint(workspace string) string {
 	return base64.RawURLEncoding.EncodeToString(h.Sum(nil))
 }
 
-func (b Backend) write(h hash.Hash) {
+func writeBackend(h hash.Hash, b api.Backend) {
 	fmt.Fprintf(h, "%q %q %q %q %q %t", b.Name, b.URL, b.Prefix, b.Scopes, b.ProtocolVersion, b.ForwardToken)
 	for _, name := range slices.Sorted(maps.Keys(b.Headers)) {
-		fmt.Fprintf(h, " %q", name)
-		b.Headers[name].write(h)
+		fmt.Fprintf(h, " %q %s", name, b.Headers[name].Fingerprint())
 	}
 	if o := b.OAuth; o != nil {
-		fmt.Fprintf(h, " oauth %q %q %q", o.TokenURL, o.ClientID, o.Scopes)
-		o.ClientSecret.write(h)
+		fmt.Fprintf(h, " oauth %q %q %q %s", o.TokenURL, o.ClientID, o.Scopes, o.ClientSecret.Fingerprint())
 	}
 	fmt.Fprintln(h)
 }
-
-func (v Value) write(h hash.Hash) { fmt.Fprintf(h, " %q %q %q", v.text, v.env, v.ssm) }
 
 // changedBackends are the workspaces whose backends are not the same in both.
 func changedBackends(before, after *Config) []string {

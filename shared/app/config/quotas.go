@@ -5,28 +5,9 @@ import (
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 )
-
-// The names of the quotas, as errors and metrics have them, and quotas of the configuration.
-const (
-	Subscriptions    = "subscriptions"
-	Streams          = "streams"
-	Calls            = "calls"
-	Sessions         = "sessions"
-	PublishRate      = "publishRate"
-	RegistrationRate = "registrationRate"
-	ConversationRate = "conversationRate"
-	// Verifications are challenges within a minute. No setting has them.
-	Verifications = "verifications"
-	// WorkspaceSubscriptions are those of all principals of a workspace together.
-	WorkspaceSubscriptions = "workspaceSubscriptions"
-)
-
-// QuotaNames lists them.
-func QuotaNames() []string {
-	return []string{Subscriptions, Streams, Calls, Sessions, PublishRate, RegistrationRate, ConversationRate, Verifications, WorkspaceSubscriptions}
-}
 
 // DefaultVerifications is how many challenges a principal without a quota of its own may have sent within a minute.
 const DefaultVerifications = 200
@@ -37,21 +18,21 @@ const MaxQuotas = 10_000
 // Most is the limit that the settings have under the name of a quota; 0 is none.
 func (l Limits) Most(name string) float64 {
 	switch name {
-	case Subscriptions:
+	case quota.Subscriptions:
 		return float64(l.Quota)
-	case Streams:
+	case quota.Streams:
 		return float64(l.Streams)
-	case Calls:
+	case quota.Calls:
 		return float64(l.Calls)
-	case Sessions:
+	case quota.Sessions:
 		return float64(l.Sessions)
-	case PublishRate:
+	case quota.PublishRate:
 		return l.PublishRate
-	case RegistrationRate:
+	case quota.RegistrationRate:
 		return l.RegistrationRate
-	case ConversationRate:
+	case quota.ConversationRate:
 		return l.ConversationRate
-	case Verifications:
+	case quota.Verifications:
 		return DefaultVerifications
 	}
 	return 0
@@ -90,15 +71,15 @@ func (p *parser) quota(n *strictyaml.Node) (who place, most map[string]float64) 
 			}
 		}},
 	}
-	for _, name := range QuotaNames() {
+	for _, name := range quota.Names() {
 		known = append(known, field{name, func(n *strictyaml.Node, what string) { most[name] = p.most(n, name) }})
 	}
 	p.fields(n, "a quota", plain, known...)
-	if _, sum := most[WorkspaceSubscriptions]; sum && who.name != "" {
-		p.file.Add(n.Line, "a quota: %s is of a workspace, not of a principal", WorkspaceSubscriptions)
+	if _, sum := most[quota.WorkspaceSubscriptions]; sum && who.name != "" {
+		p.file.Add(n.Line, "a quota: %s is of a workspace, not of a principal", quota.WorkspaceSubscriptions)
 	}
 	if len(most) == 0 {
-		p.file.Add(n.Line, "a quota: it has none of %s", strings.Join(QuotaNames(), ", "))
+		p.file.Add(n.Line, "a quota: it has none of %s", strings.Join(quota.Names(), ", "))
 	}
 	return who, most
 }

@@ -3,6 +3,8 @@ package config
 import (
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 )
 
 func TestQuotas(t *testing.T) {
@@ -15,7 +17,7 @@ func TestQuotas(t *testing.T) {
 	l := DefaultLimits()
 	for _, x := range []struct {
 		who  string
-		want []float64 // in the order of QuotaNames
+		want []float64 // in the order of quota.Names
 	}{
 		{"default alice", []float64{5000, 100, 20, 1000, 0, 20, 10, 200, 0}},
 		{"default bob", []float64{1000, 100, 100, 1000, 1000, 20, 10, 200, 0}},
@@ -23,7 +25,7 @@ func TestQuotas(t *testing.T) {
 		{"small alice", []float64{10, 5, 100, 7, 1000, 0.5, 3, 7, 30}},
 	} {
 		workspace, principal, _ := strings.Cut(x.who, " ")
-		for i, name := range QuotaNames() {
+		for i, name := range quota.Names() {
 			if got := c.Most(name, workspace, principal, l); got != x.want[i] {
 				t.Errorf("OPS-15: %s of %s is %g, want %g", name, x.who, got, x.want[i])
 			}

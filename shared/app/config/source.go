@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/source"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -60,7 +62,7 @@ type current struct {
 
 // NewStored reads the configuration from the store. The clock is time.Now when nil,
 // the log slog.Default. Own backends are there beside those of the configuration, and before them.
-func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...Backend) *Stored {
+func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...api.Backend) *Stored {
 	with := func(c *Config) (*current, error) {
 		keys, err := auth.Keys(c.Keys, now)
 		c.Backends = slices.Concat(own, c.Backends)
@@ -96,7 +98,7 @@ func (s *Stored) Config(ctx context.Context) (*Config, error) {
 }
 
 // Backends are those of the configuration; as long as nothing changed it is the same slice.
-func (s *Stored) Backends(ctx context.Context) ([]Backend, error) {
+func (s *Stored) Backends(ctx context.Context) ([]api.Backend, error) {
 	c, err := s.Config(ctx)
 	if err != nil {
 		return nil, err
@@ -105,7 +107,7 @@ func (s *Stored) Backends(ctx context.Context) ([]Backend, error) {
 }
 
 // Sources are those of the configuration; as long as nothing changed it is the same slice.
-func (s *Stored) Sources(ctx context.Context) ([]Source, error) {
+func (s *Stored) Sources(ctx context.Context) ([]source.Source, error) {
 	c, err := s.Config(ctx)
 	if err != nil {
 		return nil, err

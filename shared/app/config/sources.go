@@ -25,19 +25,8 @@ const (
 	maxMapping = 64 << 10
 )
 
-// Source is a source of events: what becomes of what it sends, and how that is known to be its own.
-type Source struct {
-	source.Source
-	// Line is where it stands in the file.
-	Line int
-	// Verify says how the sender is verified; zero for a bus, which IAM protects.
-	Verify verify.Settings
-	// Secrets are those of the scheme; any of them will do, so that one can take the place of another.
-	Secrets []Value
-}
-
 // Source finds a source by its name; the error names those that there are.
-func (c *Config) Source(name string) (Source, error) {
+func (c *Config) Source(name string) (source.Source, error) {
 	var names []string
 	for _, s := range c.Sources {
 		if s.Name == name {
@@ -45,7 +34,7 @@ func (c *Config) Source(name string) (Source, error) {
 		}
 		names = append(names, s.Name)
 	}
-	return Source{}, fault.New(fault.Invalid, "there is no source %q (there are: %s)", name, cmp.Or(strings.Join(names, ", "), "none"))
+	return source.Source{}, fault.New(fault.Invalid, "there is no source %q (there are: %s)", name, cmp.Or(strings.Join(names, ", "), "none"))
 }
 
 func (p *parser) sources(n *strictyaml.Node, _ string) {
@@ -57,8 +46,8 @@ func (p *parser) sources(n *strictyaml.Node, _ string) {
 	}
 }
 
-func (p *parser) source(n *strictyaml.Node) Source {
-	s := Source{Source: source.Source{Workspace: auth.DefaultWorkspace}, Line: n.Line}
+func (p *parser) source(n *strictyaml.Node) source.Source {
+	s := source.Source{Workspace: auth.DefaultWorkspace, Line: n.Line}
 	say := named("source", &s.Name)
 	before := p.file.Count()
 	var events *strictyaml.Node
@@ -130,7 +119,7 @@ func joined(all []source.From) string {
 }
 
 // verify reads how the sender is verified. The members beside scheme and secrets are those of the scheme hmac.
-func (p *parser) verify(n *strictyaml.Node, what string, s *Source) {
+func (p *parser) verify(n *strictyaml.Node, what string, s *source.Source) {
 	before := p.file.Count()
 	v := &s.Verify
 	if slices.Contains(verify.Schemes(), n.Value) {

@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
@@ -91,7 +92,7 @@ func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operati
 		Eraser: eraser,
 		Auth:   c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, DB: c.DB, Subscriptions: subs, Lists: lists,
 		Operations: operations, Replays: replays, Switches: set, Events: c.EventLog, Catalogs: c.Catalogs, Sources: c.Config,
-		Kept: delivery.Records(cmp.Or(c.Limits.DeliveryLog, string(delivery.RecordFailures))), Most: c.Most, Rate: subscription.NewRate(c.Rate(config.RegistrationRate)), Limited: c.Metrics.LimitReached, Log: c.Log,
+		Kept: delivery.Records(cmp.Or(c.Limits.DeliveryLog, string(delivery.RecordFailures))), Most: c.Most, Rate: subscription.NewRate(c.Rate(quota.RegistrationRate)), Limited: c.Metrics.LimitReached, Log: c.Log,
 		Backends: func(ctx context.Context, workspace string) (list []admin.Backend, err error) {
 			conf, err := c.Config.Config(ctx)
 			if err != nil || conf == nil {

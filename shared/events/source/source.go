@@ -6,7 +6,7 @@
 //	inbox queue ─▶ [ReadEnvelope] ────────────────────┘
 //
 // A document is JSON as [encoding/json] decodes it, with numbers as [json.Number]. Everything here is a function of it
-// and of the source: no request, no store and no secret enters. Package pattern chooses the mapping, package verify
+// and of the source: no request and no store enters. Package pattern chooses the mapping, package verify
 // says who sent a request, and package ingest puts all of it together. Go on in shared/events/source/ingest.
 package source
 
@@ -21,8 +21,10 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/source/pattern"
+	"github.com/mcp-events/mcpevents/shared/events/source/verify"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
@@ -43,11 +45,18 @@ func Buses() []From { return []From{EventBridge, SNS, S3} }
 // ValidName is what a source may be called: its name is a segment of a URL.
 var ValidName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
 
-// Source is what becomes of documents. The first mapping that matches counts.
+// Source is the configuration of a source: how its senders are verified, and how its documents become events.
 type Source struct {
 	Name, Workspace string
 	From            From
-	Events          []Mapping
+	// Events are the mappings. The first one that matches a document counts.
+	Events []Mapping
+	// Line is where the source is in the file of the configuration.
+	Line int
+	// Verify says how senders are verified. It is zero for a bus, which IAM protects.
+	Verify verify.Settings
+	// Secrets are the secrets of the scheme. A request may be signed with any of them, so that one can replace another.
+	Secrets []secret.Value
 }
 
 // Mapping is how a document becomes an event. Make its values with [ParseValue]. As JSON it is what the configuration has.

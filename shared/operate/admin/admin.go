@@ -18,7 +18,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
@@ -31,6 +30,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/operate/audit"
 	"github.com/mcp-events/mcpevents/shared/operate/erase"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -69,7 +69,7 @@ type Options struct {
 	Backends func(ctx context.Context, workspace string) ([]Backend, error)
 	Sources  ingest.Sources
 	// SourceSecrets looks up the secrets of sources, for requests that are tried; nil checks no signature.
-	SourceSecrets func(context.Context, config.Value) (string, error)
+	SourceSecrets func(context.Context, secret.Value) (string, error)
 	// Rate limits the changes that each owner makes; nil does not. Operators are not limited.
 	Rate *quota.Rate
 	// Most is how much a principal may have of a quota of package config.

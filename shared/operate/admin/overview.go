@@ -5,7 +5,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
@@ -85,12 +85,12 @@ func (h *overviewHandler) show(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range config.QuotaNames() {
+	for _, name := range quota.Names() {
 		of := quotaUse{Name: name, Max: h.most(name)(ctx, workspace, o.Principal)}
 		switch name {
-		case config.Subscriptions:
+		case quota.Subscriptions:
 			of.Used = &used
-		case config.WorkspaceSubscriptions:
+		case quota.WorkspaceSubscriptions:
 			of.Used = &sum
 		}
 		o.Quotas = append(o.Quotas, of)

@@ -8,13 +8,13 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	"github.com/mcp-events/mcpevents/shared/events/source"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/events/source/verify"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -68,32 +68,32 @@ func viewOfOutcome(r ingest.Record) outcomeView {
 // sourceHandlers list and show sources, and what became of their requests, and try requests.
 type sourceHandlers struct {
 	sources  ingest.Sources
-	secrets  func(context.Context, config.Value) (string, error)
+	secrets  func(context.Context, secret.Value) (string, error)
 	db       store.DB
 	kept     delivery.Records
 	catalogs catalog.Source
 }
 
 // own are those of the caller's workspace, by name.
-func (h *sourceHandlers) own(c *call) ([]config.Source, error) {
+func (h *sourceHandlers) own(c *call) ([]source.Source, error) {
 	all, err := h.sources.Sources(c.Context())
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "look up the sources")
 	}
-	own := slices.DeleteFunc(slices.Clone(all), func(s config.Source) bool { return s.Workspace != c.who.Workspace })
-	slices.SortFunc(own, func(a, b config.Source) int { return cmp.Compare(a.Name, b.Name) })
+	own := slices.DeleteFunc(slices.Clone(all), func(s source.Source) bool { return s.Workspace != c.who.Workspace })
+	slices.SortFunc(own, func(a, b source.Source) int { return cmp.Compare(a.Name, b.Name) })
 	return own, nil
 }
 
 // named is the source that the path names.
-func (h *sourceHandlers) named(c *call) (config.Source, error) {
+func (h *sourceHandlers) named(c *call) (source.Source, error) {
 	own, err := h.own(c)
 	if err != nil {
-		return config.Source{}, err
+		return source.Source{}, err
 	}
-	i := slices.IndexFunc(own, func(s config.Source) bool { return s.Name == c.PathValue("name") })
+	i := slices.IndexFunc(own, func(s source.Source) bool { return s.Name == c.PathValue("name") })
 	if i < 0 {
-		return config.Source{}, fault.New(fault.NotFound, "there is no such source in the configuration")
+		return source.Source{}, fault.New(fault.NotFound, "there is no such source in the configuration")
 	}
 	return own[i], nil
 }
@@ -107,8 +107,8 @@ func (h *sourceHandlers) list(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	own = slices.DeleteFunc(own, func(s config.Source) bool { return s.Name <= after }) // which may be gone
-	own, next := cut(own, func(s config.Source) string { return s.Name }, "", limit)
+	own = slices.DeleteFunc(own, func(s source.Source) bool { return s.Name <= after }) // which may be gone
+	own, next := cut(own, func(s source.Source) string { return s.Name }, "", limit)
 	views := make([]sourceView, len(own))
 	group, ctx := errgroup.WithContext(c.Context())
 	group.SetLimit(sourcesAtOnce)
@@ -134,7 +134,7 @@ func (h *sourceHandlers) read(c *call) (any, error) {
 }
 
 // view is one query.
-func (h *sourceHandlers) view(ctx context.Context, s config.Source) (sourceView, error) {
+func (h *sourceHandlers) view(ctx context.Context, s source.Source) (sourceView, error) {
 	now := time.Now()
 	records, _, err := ingest.ListRecords(ctx, h.db, s.Workspace, s.Name, ingest.RecordQuery{}, "", recentOutcomes)
 	v := sourceView{

@@ -13,8 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
+	"github.com/mcp-events/mcpevents/shared/events/source"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -412,7 +412,7 @@ func TestTry(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	try := func(s config.Source, raw string) ingest.Trial {
+	try := func(s source.Source, raw string) ingest.Trial {
 		t.Helper()
 		all, err := ingest.Try(t.Context(), cat, s, []byte(raw), f.now, f.Secrets)
 		if err != nil || len(all) != 1 {
@@ -422,7 +422,7 @@ func TestTry(t *testing.T) {
 	}
 	github, slack := f.Sources.(sources)[0], f.Sources.(sources)[2]
 	headers := func(signed string) string {
-		return "X-GitHub-Event: pull_request\nX-GitHub-Delivery: d-1\nX-Hub-Signature-256: sha256=" + signature(secret, signed) + "\n"
+		return "X-GitHub-Event: pull_request\nX-GitHub-Delivery: d-1\nX-Hub-Signature-256: sha256=" + signature(sharedSecret, signed) + "\n"
 	}
 	t.Run("SRC-01 a file that an editor ended with a line break", func(t *testing.T) {
 		for _, end := range []string{"", "\n", "\r\n"} {

@@ -35,7 +35,7 @@ func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, ours b
 			continue
 		}
 		for _, doc := range docs {
-			more, err := b.event(ctx, s.Source, doc, false)
+			more, err := b.event(ctx, s, doc, false)
 			if err != nil {
 				return nil, true, err
 			}
@@ -59,9 +59,9 @@ func (b *Bus) again(ctx context.Context, body []byte) ([]publish.Input, error) {
 		switch {
 		case s.Name != r.Retry.Source || s.Workspace != r.Workspace || s.From != r.Retry.From:
 		case s.From == source.HTTP:
-			return nil, b.request(ctx, s.Source, doc, identity{r.Retry.Hash, r.Retry.Signed})
+			return nil, b.request(ctx, s, doc, identity{r.Retry.Hash, r.Retry.Signed})
 		default:
-			return b.event(ctx, s.Source, doc, true)
+			return b.event(ctx, s, doc, true)
 		}
 	}
 	return nil, fault.New(fault.NotFound, "workspace %.64q has no source %.64q that takes this any more", r.Workspace, r.Retry.Source)

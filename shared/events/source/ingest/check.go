@@ -8,14 +8,15 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/source"
 	"github.com/mcp-events/mcpevents/shared/events/source/verify"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
 // CheckSources does what [CheckCatalog] does for all sources of a workspace.
-func CheckSources(cat *catalog.Catalog, workspace string, sources []config.Source) error {
+func CheckSources(cat *catalog.Catalog, workspace string, sources []source.Source) error {
 	var all []error
 	for _, s := range sources {
 		if s.Workspace == workspace {
@@ -28,7 +29,7 @@ func CheckSources(cat *catalog.Catalog, workspace string, sources []config.Sourc
 // CheckCatalog finds all that mappings of a source have that does not fit the catalog of its workspace, each with its line:
 // event types that are not there, and variables that a URI template has and its mapping does not, or the other way
 // round. It is of kind fault.Invalid.
-func CheckCatalog(cat *catalog.Catalog, s config.Source) error {
+func CheckCatalog(cat *catalog.Catalog, s source.Source) error {
 	var all []error
 	for _, m := range s.Events {
 		at := fmt.Sprintf("line %d: source %s: %s", m.Line, s.Name, m.Name)
@@ -73,7 +74,7 @@ func missingVariables(entry *catalog.Entry, given map[string]string) []string {
 
 // CheckSecrets looks up the secrets of all sources. One that is not there, or that its scheme cannot use, is of kind
 // fault.Invalid.
-func CheckSecrets(ctx context.Context, sources []config.Source, lookup func(context.Context, config.Value) (string, error)) error {
+func CheckSecrets(ctx context.Context, sources []source.Source, lookup func(context.Context, secret.Value) (string, error)) error {
 	for _, s := range sources {
 		if len(s.Secrets) == 0 {
 			continue
@@ -86,7 +87,7 @@ func CheckSecrets(ctx context.Context, sources []config.Source, lookup func(cont
 }
 
 // verifier is the one of a source, with the secrets as they are now.
-func verifier(ctx context.Context, s config.Source, lookup func(context.Context, config.Value) (string, error)) (*verify.Verifier, error) {
+func verifier(ctx context.Context, s source.Source, lookup func(context.Context, secret.Value) (string, error)) (*verify.Verifier, error) {
 	secrets := make([]string, len(s.Secrets))
 	for i, v := range s.Secrets {
 		var err error

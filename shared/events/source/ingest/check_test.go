@@ -9,6 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
 func TestChecksHaveLines(t *testing.T) {
@@ -43,7 +44,7 @@ func TestChecksHaveLines(t *testing.T) {
 		}
 	})
 	t.Run("SRC-01 SRC-02 a secret that is not there has its line", func(t *testing.T) {
-		err := ingest.CheckSecrets(t.Context(), cfg.Sources, func(context.Context, config.Value) (string, error) {
+		err := ingest.CheckSecrets(t.Context(), cfg.Sources, func(context.Context, secret.Value) (string, error) {
 			return "", fault.New(fault.Invalid, "env:MISSING is not set")
 		})
 		if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "line 2: source mixed") {

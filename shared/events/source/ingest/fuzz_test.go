@@ -12,8 +12,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
+	"github.com/mcp-events/mcpevents/shared/events/source"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/test/provider"
 )
@@ -33,7 +35,7 @@ const anyCatalog = `events:
 `
 
 // newSchemes is a fixture with the sources of all schemes.
-func newSchemes(tb testing.TB) (*fixture, *catalog.Catalog, []config.Source) {
+func newSchemes(tb testing.TB) (*fixture, *catalog.Catalog, []source.Source) {
 	tb.Helper()
 	secrets := map[string]string{}
 	for _, s := range provider.Schemes() {
@@ -142,7 +144,7 @@ func FuzzTry(f *testing.F) {
 	now := time.Unix(1_795_424_400, 0)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		for _, s := range all {
-			trials, err := ingest.Try(t.Context(), cat, s, raw, now, config.Environment)
+			trials, err := ingest.Try(t.Context(), cat, s, raw, now, secret.FromEnvironment)
 			if err != nil {
 				if k := fault.KindOf(err); k == fault.Internal || len(trials) > 0 {
 					t.Fatalf("%s: %v with %d trials", s.Name, err, len(trials))

@@ -18,7 +18,6 @@ import (
 	"net/url"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
@@ -28,6 +27,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/source/verify"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
@@ -39,7 +39,7 @@ const (
 
 // Sources are the sources of the configuration. [config.Stored] is one.
 type Sources interface {
-	Sources(ctx context.Context) ([]config.Source, error)
+	Sources(ctx context.Context) ([]source.Source, error)
 }
 
 // Publisher takes events in. [publish.Service] is one.
@@ -75,7 +75,7 @@ func (in *Intake) now() time.Time {
 	return time.Now()
 }
 
-func (in *Intake) sources(ctx context.Context) ([]config.Source, error) {
+func (in *Intake) sources(ctx context.Context) ([]source.Source, error) {
 	all, err := in.Sources.Sources(ctx)
 	return all, fault.Wrap(fault.Unavailable, err, "look up the sources")
 }
@@ -86,7 +86,7 @@ func (in *Intake) sources(ctx context.Context) ([]config.Source, error) {
 // encoding, rate, JSON, mapping, event.
 type Handler struct {
 	Intake
-	Secrets func(context.Context, config.Value) (string, error)
+	Secrets func(context.Context, secret.Value) (string, error)
 	// Rate limits what a source sends, as the principal [Principal]; nil does not.
 	Rate *quota.Rate
 	// Guard refuses what a browser sends for another site.
@@ -146,10 +146,10 @@ func withoutKey(r *http.Request) *http.Request {
 
 // source finds the source of a request. A key in the path is for those alone that verify nothing else; what has the
 // wrong number of segments is not there.
-func (h *Handler) source(r *http.Request) (config.Source, error) {
+func (h *Handler) source(r *http.Request) (source.Source, error) {
 	all, err := h.sources(r.Context())
 	if err != nil {
-		return config.Source{}, err
+		return source.Source{}, err
 	}
 	name := r.PathValue(pathSource)
 	for _, s := range all {
@@ -157,13 +157,13 @@ func (h *Handler) source(r *http.Request) (config.Source, error) {
 			return s, nil
 		}
 	}
-	return config.Source{}, fault.New(fault.NotFound, "there is no source at this path")
+	return source.Source{}, fault.New(fault.NotFound, "there is no source at this path")
 }
 
 // incoming is one request of a source that is there.
 type incoming struct {
 	*Handler
-	source  config.Source
+	source  source.Source
 	now     time.Time
 	outcome Outcome
 }
@@ -184,7 +184,7 @@ func (in *incoming) take(w http.ResponseWriter, r *http.Request) (any, error) {
 			return nil, err
 		}
 	}
-	if err := in.Rate.Take(ctx, Principal(in.source.Source), 1, in.now); err != nil {
+	if err := in.Rate.Take(ctx, Principal(in.source), 1, in.now); err != nil {
 		return nil, err
 	}
 	doc, err := source.ReadRequest(r, body, in.source.Verify.Headers())
@@ -196,9 +196,9 @@ func (in *incoming) take(w http.ResponseWriter, r *http.Request) (any, error) {
 		return httpjson.Answer{Status: http.StatusOK, Body: map[string]string{"challenge": challenge}}, nil
 	}
 	who := identity{bodyID(body), signed}
-	accepted, err := in.accept(ctx, in.source.Source, doc, who, in.now, &in.outcome)
+	accepted, err := in.accept(ctx, in.source, doc, who, in.now, &in.outcome)
 	if isUnfit(err) {
-		if kept := in.keep(ctx, in.source.Source, doc, who, in.outcome.ID, err, false, in.now); kept != nil {
+		if kept := in.keep(ctx, in.source, doc, who, in.outcome.ID, err, false, in.now); kept != nil {
 			return nil, kept
 		}
 	}
@@ -206,7 +206,7 @@ func (in *incoming) take(w http.ResponseWriter, r *http.Request) (any, error) {
 }
 
 // challengeOf is what Slack asks for to see that the URL is ours.
-func challengeOf(s config.Source, doc map[string]any) (string, bool) {
+func challengeOf(s source.Source, doc map[string]any) (string, bool) {
 	if s.Verify.Scheme != verify.Slack {
 		return "", false
 	}

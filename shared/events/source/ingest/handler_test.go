@@ -21,15 +21,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
+	"github.com/mcp-events/mcpevents/shared/events/source"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-const secret = "It's a Secret to Everybody"
+const sharedSecret = "It's a Secret to Everybody"
 
 const catalogFile = `events:
   - name: github.pull_request
@@ -87,21 +89,21 @@ func (f *fixture) Record(_ context.Context, o ingest.Outcome) {
 	f.outcomes = append(f.outcomes, o)
 }
 
-type sources []config.Source
+type sources []source.Source
 
-func (s sources) Sources(context.Context) ([]config.Source, error) { return s, nil }
+func (s sources) Sources(context.Context) ([]source.Source, error) { return s, nil }
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	f, _, _ := newFixtureOf(t, catalogFile, configFile, map[string]string{
-		"env:OLD": "a secret of yesterday", "env:NEW": secret, "env:PATH_KEY": "0123456789abcdef0123456789abcdef",
+		"env:OLD": "a secret of yesterday", "env:NEW": sharedSecret, "env:PATH_KEY": "0123456789abcdef0123456789abcdef",
 	})
 	t.Cleanup(f.close)
 	return f
 }
 
 // newFixtureOf is newFixture with other files and secrets; it returns what they hold as well.
-func newFixtureOf(tb testing.TB, catalogFile, configFile string, secrets map[string]string) (*fixture, *catalog.Catalog, []config.Source) {
+func newFixtureOf(tb testing.TB, catalogFile, configFile string, secrets map[string]string) (*fixture, *catalog.Catalog, []source.Source) {
 	tb.Helper()
 	cat, err := catalog.Parse([]byte(catalogFile))
 	if err != nil {
@@ -126,7 +128,7 @@ func newFixtureOf(tb testing.TB, catalogFile, configFile string, secrets map[str
 	f.Handler = &ingest.Handler{
 		Intake:  intake,
 		Guard:   auth.NewGuard(nil, nil, nil),
-		Secrets: func(_ context.Context, v config.Value) (string, error) { return secrets[v.String()], nil },
+		Secrets: func(_ context.Context, v secret.Value) (string, error) { return secrets[v.String()], nil },
 	}
 	f.inbox = &publish.Inbox{Service: service, Documents: &ingest.Bus{Intake: intake}}
 	return f, cat, cfg.Sources
@@ -138,7 +140,7 @@ func pull(delivery, body string) *http.Request {
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("X-GitHub-Event", "pull_request")
 	r.Header.Set("X-GitHub-Delivery", delivery)
-	r.Header.Set("X-Hub-Signature-256", "sha256="+signature(secret, body))
+	r.Header.Set("X-Hub-Signature-256", "sha256="+signature(sharedSecret, body))
 	return r
 }
 
@@ -267,7 +269,7 @@ func TestHandler(t *testing.T) {
 		body := `{"type":"url_verification","challenge":"abc"}`
 		r := httptest.NewRequest("POST", "http://127.0.0.1/sources/slack", strings.NewReader(body))
 		r.Header.Set("X-Slack-Request-Timestamp", "1795424400")
-		r.Header.Set("X-Slack-Signature", "v0="+signature(secret, "v0:1795424400:"+body))
+		r.Header.Set("X-Slack-Signature", "v0="+signature(sharedSecret, "v0:1795424400:"+body))
 		f.wants(t, r, 200, `{"challenge":"abc"}`, ingest.Verified)
 		f.wants(t, httptest.NewRequest("POST", "http://127.0.0.1/sources/slack", strings.NewReader(body)), 401, ``, ingest.Unverified)
 	})
@@ -278,7 +280,7 @@ func TestHandler(t *testing.T) {
 			f := newFixture(t)
 			r := pull(id, zipped)
 			r.Header.Set("Content-Encoding", "gzip")
-			r.Header.Set("X-Hub-Signature-256", "sha256="+signature(secret, signed))
+			r.Header.Set("X-Hub-Signature-256", "sha256="+signature(sharedSecret, signed))
 			f.wants(t, r, 202, id, ingest.Accepted)
 		}
 		r := pull("d-3", strings.Repeat(zipped, 100_000)) // a bomb

@@ -43,7 +43,7 @@ const standardKey = "0123456789abcdef0123456789abcdef"
 func replayed(t *testing.T) *fixture {
 	t.Helper()
 	f, _, _ := newFixtureOf(t, catalogFile, replayedFile, map[string]string{
-		"env:KEY": secret, "env:STANDARD": "whsec_" + base64.StdEncoding.EncodeToString([]byte(standardKey)),
+		"env:KEY": sharedSecret, "env:STANDARD": "whsec_" + base64.StdEncoding.EncodeToString([]byte(standardKey)),
 	})
 	t.Cleanup(f.close)
 	return f
@@ -56,15 +56,15 @@ func signedRequest(source, delivery, body string, at int64) *http.Request {
 	timed := fmt.Sprintf("%d.%s", at, body)
 	switch source {
 	case "linear":
-		r.Header.Set("X-Sig", signature(secret, body))
+		r.Header.Set("X-Sig", signature(sharedSecret, body))
 	case "timed":
 		r.Header.Set("X-At", fmt.Sprint(at))
-		r.Header.Set("X-Sig", signature(secret, timed))
+		r.Header.Set("X-Sig", signature(sharedSecret, timed))
 	case "other":
 		r.Header.Set("X-Other", "o")
-		r.Header.Set("X-Sig", signature(secret, "o."+body))
+		r.Header.Set("X-Sig", signature(sharedSecret, "o."+body))
 	case "stripe":
-		r.Header.Set("Stripe-Signature", fmt.Sprintf("t=%d,v1=%s", at, signature(secret, timed)))
+		r.Header.Set("Stripe-Signature", fmt.Sprintf("t=%d,v1=%s", at, signature(sharedSecret, timed)))
 	case "standard":
 		h := hmac.New(sha256.New, []byte(standardKey))
 		fmt.Fprintf(h, "msg_1.%s", timed)
@@ -124,7 +124,7 @@ func TestReplays(t *testing.T) {
 		at := f.now.Unix()
 		timed := fmt.Sprintf("%d.%s", at, `{"a":1}`)
 		standard := "whsec_" + base64.StdEncoding.EncodeToString([]byte(standardKey))
-		for i, key := range []string{secret, standard} {
+		for i, key := range []string{sharedSecret, standard} {
 			r := signedRequest("stripe", fmt.Sprint("d-", i), `{"a":1}`, at)
 			r.Header.Set("Stripe-Signature", fmt.Sprintf("t=%d,v1=%s", at, signature(key, timed)))
 			f.wants(t, r, 202, `"d-0"`, []ingest.Kind{ingest.Accepted, ingest.Duplicate}[i])

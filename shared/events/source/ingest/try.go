@@ -14,12 +14,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/events/source"
 	"github.com/mcp-events/mcpevents/shared/events/source/verify"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
 // Trial is what a source would publish for a request or a message.
@@ -44,7 +44,7 @@ type Trial struct {
 // Try runs a saved request, as it was on the wire, or a bus's message through a source, and publishes nothing. A bus's
 // message has as many trials as documents. Secrets may be nil: then the signature is not checked. What is no request at
 // all is of kind fault.Invalid.
-func Try(ctx context.Context, cat *catalog.Catalog, s config.Source, raw []byte, now time.Time, secrets lookup) ([]Trial, error) {
+func Try(ctx context.Context, cat *catalog.Catalog, s source.Source, raw []byte, now time.Time, secrets lookup) ([]Trial, error) {
 	if s.From != source.HTTP {
 		from, docs, err := source.ReadEnvelope(raw)
 		if err != nil {
@@ -55,7 +55,7 @@ func Try(ctx context.Context, cat *catalog.Catalog, s config.Source, raw []byte,
 		}
 		trials := make([]Trial, len(docs))
 		for i, doc := range docs {
-			trials[i] = try(cat, s.Source, doc, nil)
+			trials[i] = try(cat, s, doc, nil)
 		}
 		return trials, nil
 	}
@@ -66,7 +66,7 @@ func Try(ctx context.Context, cat *catalog.Catalog, s config.Source, raw []byte,
 	return []Trial{t}, nil
 }
 
-func tryRequest(ctx context.Context, cat *catalog.Catalog, s config.Source, raw []byte, now time.Time, secrets lookup) (Trial, error) {
+func tryRequest(ctx context.Context, cat *catalog.Catalog, s source.Source, raw []byte, now time.Time, secrets lookup) (Trial, error) {
 	r, sent, err := savedRequest(raw)
 	if err != nil {
 		return Trial{}, err
@@ -82,14 +82,14 @@ func tryRequest(ctx context.Context, cat *catalog.Catalog, s config.Source, raw 
 	if _, ok := challengeOf(s, doc); ok {
 		return Trial{Kind: Verified, Signature: signature, Document: doc}, nil
 	}
-	t := try(cat, s.Source, doc, body)
+	t := try(cat, s, doc, body)
 	if t.Signature = signature; t.Kind == Accepted && t.Refused() {
 		t.Kind = Unverified
 	}
 	return t, nil
 }
 
-type lookup = func(context.Context, config.Value) (string, error)
+type lookup = func(context.Context, secret.Value) (string, error)
 
 // The beginnings of [Trial.Signature].
 const (
@@ -103,7 +103,7 @@ func (t Trial) Refused() bool { return strings.HasPrefix(t.Signature, signatureB
 
 // trySignature verifies a saved request and returns its body without its Content-Encoding. Editors end files with a line
 // break, which is no part of a body that is signed without it.
-func trySignature(ctx context.Context, s config.Source, r *http.Request, sent []byte, now time.Time, secrets lookup) (said string, body []byte, err error) {
+func trySignature(ctx context.Context, s source.Source, r *http.Request, sent []byte, now time.Time, secrets lookup) (said string, body []byte, err error) {
 	body, err = decode(r.Header, sent)
 	if secrets == nil {
 		return signatureUnchecked, body, err

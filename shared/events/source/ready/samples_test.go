@@ -23,6 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/source"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/events/source/ready"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
 // sample is what a provider documents that it sends, and the event that it becomes.
@@ -78,22 +79,22 @@ func read(t *testing.T, providers ...ready.Provider) (*catalog.Catalog, *config.
 	return cat, c
 }
 
-func sourceOf(t *testing.T, c *config.Config, name string) config.Source {
+func sourceOf(t *testing.T, c *config.Config, name string) source.Source {
 	t.Helper()
-	i := slices.IndexFunc(c.Sources, func(s config.Source) bool { return s.Name == name })
+	i := slices.IndexFunc(c.Sources, func(s source.Source) bool { return s.Name == name })
 	if i < 0 {
 		t.Fatalf("there is no source %s", name)
 	}
 	return c.Sources[i]
 }
 
-// secret is that of all providers.
-const secret = "a-secret-of-the-tests-0123456789"
+// sharedSecret is the secret of all providers.
+const sharedSecret = "a-secret-of-the-tests-0123456789"
 
 func TestMain(m *testing.M) {
 	for _, p := range ready.Providers() {
 		for _, name := range variables.FindAllStringSubmatch(string(ready.Config(p)), -1) {
-			if err := os.Setenv(name[1], secret); err != nil {
+			if err := os.Setenv(name[1], sharedSecret); err != nil {
 				panic(err)
 			}
 		}
@@ -102,7 +103,7 @@ func TestMain(m *testing.M) {
 }
 
 func mac(text string) string {
-	h := hmac.New(sha256.New, []byte(secret))
+	h := hmac.New(sha256.New, []byte(sharedSecret))
 	h.Write([]byte(text))
 	return hex.EncodeToString(h.Sum(nil))
 }
@@ -124,7 +125,7 @@ func sign(provider string, body []byte, now time.Time) (path string, headers map
 	case "pagerduty": // while the secret is rotated, there are two
 		headers = map[string]string{"X-PagerDuty-Signature": "v1=" + strings.Repeat("0f", 32) + ",v1=" + mac(text)}
 	case "alertmanager":
-		path += "/" + secret
+		path += "/" + sharedSecret
 	}
 	return path, headers
 }
@@ -173,13 +174,13 @@ func TestSamples(t *testing.T) {
 }
 
 // try compares the event of a sample with the one that it should become.
-func try(t *testing.T, cat *catalog.Catalog, src config.Source, s sample, provider string, now time.Time) ingest.Trial {
+func try(t *testing.T, cat *catalog.Catalog, src source.Source, s sample, provider string, now time.Time) ingest.Trial {
 	t.Helper()
 	raw := s.body
 	if src.From == source.HTTP {
 		raw = s.request(provider, now)
 	}
-	trials, err := ingest.Try(t.Context(), cat, src, raw, now, config.Environment)
+	trials, err := ingest.Try(t.Context(), cat, src, raw, now, secret.FromEnvironment)
 	if err != nil || len(trials) != 1 {
 		t.Fatalf("%d events, %v", len(trials), err)
 	}

@@ -1,0 +1,42 @@
+package api
+
+import "github.com/mcp-events/mcpevents/shared/platform/secret"
+
+// Backend is the configuration of an MCP server behind the gateway.
+type Backend struct {
+	// Name is unique: letters, digits, - and _, at most 64.
+	Name string
+	// URL is the MCP endpoint of the backend, http or https.
+	URL string
+	// Prefix goes before the names of its tools and prompts. It may be empty.
+	Prefix string
+	// Workspace owns the backend; [auth.DefaultWorkspace] by default.
+	Workspace string
+	// Scopes lists the scopes that a caller needs, in addition to the general ones, to see the backend.
+	Scopes []string
+	// ProtocolVersion is a revision of MCP, or [AutoVersion].
+	ProtocolVersion string
+	// Headers are sent with each request.
+	Headers map[string]secret.Value
+	// OAuth gets tokens by client credentials. It may be nil.
+	OAuth *OAuth
+	// ForwardToken passes the caller's own token on in calls. Operators must ask for it by name, because the backend can then act
+	// as the caller. Without an Authorization header and OAuth, requests for lists carry it too.
+	ForwardToken bool
+}
+
+// OAuth configures the client credentials grant of a backend (RFC 6749, section 4.4).
+type OAuth struct {
+	TokenURL     string
+	ClientID     string
+	ClientSecret secret.Value
+	Scopes       []string
+}
+
+// AutoVersion lets the gateway find out the protocol version of a backend.
+const AutoVersion = "auto"
+
+// ProtocolVersions lists the revisions that a backend may be pinned to.
+func ProtocolVersions() []string {
+	return []string{"2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"}
+}

@@ -1,0 +1,62 @@
+// Package secret has the values of settings that may be secrets. Secrets are always references: the configuration never
+// contains them.
+package secret
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+)
+
+// Value is the value of a setting: a plain text, the name of an environment variable that holds it ("env:NAME"), or the name of
+// a parameter of SSM Parameter Store ("ssm:/NAME").
+type Value struct {
+	text, env, ssm string
+}
+
+// Plain makes a value from a text.
+func Plain(text string) Value { return Value{text: text} }
+
+// Env makes a value that refers to an environment variable.
+func Env(name string) Value { return Value{env: name} }
+
+// SSM makes a value that refers to a parameter of SSM Parameter Store.
+func SSM(name string) Value { return Value{ssm: name} }
+
+// String returns the reference. It does not show the text of a plain value, so that values can be logged.
+func (v Value) String() string {
+	if v.env != "" {
+		return "env:" + v.env
+	}
+	if v.ssm != "" {
+		return "ssm:" + v.ssm
+	}
+	return "(a plain value)"
+}
+
+// Fingerprint returns text that is equal for equal values. It contains the text of a plain value, so it must be hashed.
+func (v Value) Fingerprint() string { return fmt.Sprintf("%q %q %q", v.text, v.env, v.ssm) }
+
+// Parameter returns the name of the parameter of SSM Parameter Store that the value refers to; ok is false if it refers to none.
+func (v Value) Parameter() (name string, ok bool) { return v.ssm, v.ssm != "" }
+
+// Resolve looks up a reference to the environment. A missing or empty variable, and a reference to anything else, is an error of
+// kind [fault.Invalid].
+func (v Value) Resolve(lookup func(string) (string, bool)) (string, error) {
+	if v.ssm != "" {
+		return "", fault.New(fault.Invalid, "%s can be looked up on AWS only; refer to an environment variable as env:NAME", v)
+	}
+	if v.env == "" {
+		return v.text, nil
+	}
+	s, ok := lookup(v.env)
+	if !ok || s == "" {
+		return "", fault.New(fault.Invalid, "the environment variable %s, which the configuration refers to, is not set", v.env)
+	}
+	return s, nil
+}
+
+// FromEnvironment resolves a value in the environment of this process.
+func FromEnvironment(_ context.Context, v Value) (string, error) { return v.Resolve(os.LookupEnv) }
