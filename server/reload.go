@@ -117,7 +117,7 @@ func (s *Server) startWith(ctx context.Context, o Options, refused error) error 
 // apply brings files into use at once.
 func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error) {
 	target := apply.Target{DB: s.db, Endings: s.terminator.Endings, Check: func(ctx context.Context, c *config.Config) error {
-		return errors.Join(s.checkNames(c), s.backends.Check(ctx, c.Backends), s.conversation.Check(ctx, c), ingest.CheckSecrets(ctx, c.Sources, secret.FromEnvironment))
+		return errors.Join(s.checkNames(c), s.backends.Check(ctx, c.Backends), s.conversation.Check(ctx, &c.Conversation), ingest.CheckSecrets(ctx, c.Sources, secret.FromEnvironment))
 	}}
 	done, err := target.Apply(ctx, f)
 	s.catalogs.Written()

@@ -6,7 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/conversation/rules"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -29,7 +29,7 @@ func uriOf(kind Kind) string {
 // CheckCatalog reports what a catalog lacks for the events of conversations: it has
 // to declare them, each with an access rule, because without one everybody who may read
 // events could read what others say.
-func CheckCatalog(cat *catalog.Catalog, e config.ConversationEvents) error {
+func CheckCatalog(cat *catalog.Catalog, e rules.Events) error {
 	for _, kind := range kinds(e.UserMessage, e.AssistantResponse) {
 		if err := checkEntry(cat, kind); err != nil {
 			return err
@@ -52,13 +52,13 @@ func checkEntry(cat *catalog.Catalog, kind Kind) error {
 
 // eventsProvider stands for the events of conversations among the providers, so that
 // they are consented to in the same way; nil when there are none.
-func (s *Service) eventsProvider(e config.ConversationEvents) *provider {
+func (s *Service) eventsProvider(e rules.Events) *provider {
 	published := kinds(e.UserMessage, e.AssistantResponse)
 	if len(published) == 0 {
 		return nil
 	}
 	return &provider{
-		name: config.EventsProvider, workspace: e.Workspace, kinds: published, to: destination("events"),
+		name: rules.EventsProvider, workspace: e.Workspace, kinds: published, to: destination("events"),
 		title:       "Events",
 		description: "What is said becomes an event of this server. Who is allowed to by the operator can subscribe to it.",
 		ask: func(ctx context.Context, c Caller, m *Message, _ string) (json.RawMessage, error) {

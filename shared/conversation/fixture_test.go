@@ -15,6 +15,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/conversation/rules"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -24,9 +25,11 @@ import (
 const marker = "periwinkle"
 
 // source is a configuration that can change.
-type source struct{ atomic.Pointer[config.Config] }
+type source struct {
+	atomic.Pointer[rules.Conversation]
+}
 
-func (s *source) Config(context.Context) (*config.Config, error) { return s.Load(), nil }
+func (s *source) Conversation(context.Context) (*rules.Conversation, error) { return s.Load(), nil }
 
 // rig is a service with providers that do what a test says, in a bubble of its own time.
 type rig struct {
@@ -46,7 +49,7 @@ func newRig(t *testing.T, src string, change ...func(*Options)) *rig {
 	t.Helper()
 	r := &rig{t: t, log: &lockedBuffer{}, answers: map[string]func(*http.Request) (*http.Response, error){}}
 	r.source = &source{}
-	r.source.Store(parseConfig(t, src))
+	r.source.Store(parseRules(t, src))
 	o := Options{
 		Source: r.source, DB: &memory{items: map[store.Key]store.Item{}}, Key: make([]byte, 32),
 		Catalogs: catalog.NewStatic(mustCatalog(t, conversationCatalog)), Publisher: r, HTTP: &http.Client{Transport: r},
@@ -92,11 +95,11 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func parseConfig(t *testing.T, src string) *config.Config {
+func parseRules(t *testing.T, src string) *rules.Conversation {
 	t.Helper()
 	c, err := config.Parse([]byte(src))
 	must(t, err)
-	return c
+	return &c.Conversation
 }
 
 // RoundTrip is a provider.

@@ -11,7 +11,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/conversation/rules"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -44,7 +44,7 @@ func NewHTTP() *http.Client {
 }
 
 // headers are those that the operator gave a provider.
-func (s *Service) headers(ctx context.Context, v config.Provider) (http.Header, error) {
+func (s *Service) headers(ctx context.Context, v rules.Provider) (http.Header, error) {
 	h := http.Header{}
 	for name, value := range v.Headers {
 		text, err := s.options.Secrets(ctx, value)
@@ -58,7 +58,7 @@ func (s *Service) headers(ctx context.Context, v config.Provider) (http.Header, 
 
 // askURL asks a provider at a URL: by a POST of the message's params, which it answers
 // with a context as JSON, or with 204.
-func (s *Service) askURL(v config.Provider) asker {
+func (s *Service) askURL(v rules.Provider) asker {
 	return func(ctx context.Context, _ Caller, m *Message, principal string) (json.RawMessage, error) {
 		header, err := s.headers(ctx, v)
 		if err != nil {
@@ -78,7 +78,7 @@ func post(ctx context.Context, client *http.Client, url string, header http.Head
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json")
 	req.Header.Set(headerMethod, m.Kind.Method())
-	req.Header.Set(config.PrincipalHeader, principal)
+	req.Header.Set(rules.PrincipalHeader, principal)
 	resp, err := client.Do(req)
 	if err != nil {
 		return nil, failure{Unreachable}

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/conversation/rules"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
@@ -53,7 +53,7 @@ conversation:
 	}
 	h := got.Header
 	if got.Method != "POST" || got.URL.String() != "/one?k=v" || h.Get("Authorization") != "Bearer s3" || h.Get("X-Team") != "blue" ||
-		h.Get("Mcp-Method") != "conversation/userMessage" || h.Get("Content-Type") != "application/json" || len(h.Get(config.PrincipalHeader)) != 43 {
+		h.Get("Mcp-Method") != "conversation/userMessage" || h.Get("Content-Type") != "application/json" || len(h.Get(rules.PrincipalHeader)) != 43 {
 		t.Errorf("got %s %s %v", got.Method, got.URL, h)
 	}
 	r.Consent(t.Context(), ann, "one", "ann", false)
@@ -61,7 +61,7 @@ conversation:
 	if c := r.say(); c.Text != "Context from three:\n> x" || r.Counts()["default/two"]["refused"] != 1 || redirected.Load() != 0 {
 		t.Errorf("got %+v, %v, followed %d times", c, r.Counts(), redirected.Load())
 	}
-	if name := got.Header.Get(config.PrincipalHeader); name != "ann" {
+	if name := got.Header.Get(rules.PrincipalHeader); name != "ann" {
 		t.Errorf("the principal is named %q", name)
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
+	"github.com/mcp-events/mcpevents/shared/conversation/rules"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -25,7 +25,7 @@ import (
 // Source is the configuration as it is now. As long as nothing changed, it is the same
 // pointer.
 type Source interface {
-	Config(ctx context.Context) (*config.Config, error)
+	Conversation(ctx context.Context) (*rules.Conversation, error)
 }
 
 // Backends reaches the backends that are providers; [gateway.Gateway] does.
@@ -158,8 +158,8 @@ func (s *Service) Enabled(ctx context.Context) bool {
 
 // Check reports what speaks against a configuration, before it is taken: a secret that is
 // not there, of kind fault.Invalid.
-func (s *Service) Check(ctx context.Context, c *config.Config) error {
-	for _, v := range c.Conversation.Providers {
+func (s *Service) Check(ctx context.Context, c *rules.Conversation) error {
+	for _, v := range c.Providers {
 		if _, err := s.headers(ctx, v); err != nil {
 			return err
 		}

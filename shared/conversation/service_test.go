@@ -10,9 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
+	"github.com/mcp-events/mcpevents/shared/conversation/rules"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -200,11 +200,11 @@ func TestRestingOverAChange(t *testing.T) {
 			r.say()
 			synctest.Wait()
 		}
-		r.source.Store(parseConfig(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  budget: 400ms", 1)))
+		r.source.Store(parseRules(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  budget: 400ms", 1)))
 		if r.say(); r.calls("slow") != tripAfter {
 			t.Errorf("it was asked %d times", r.calls("slow"))
 		}
-		r.source.Store(parseConfig(t, strings.Replace(three, "http://slow/", "http://moved/", 1)))
+		r.source.Store(parseRules(t, strings.Replace(three, "http://slow/", "http://moved/", 1)))
 		r.consent("slow")
 		if got := r.say(); got.Text != "Context from slow:\n> moved" {
 			t.Errorf("got %q", got.Text)
@@ -271,21 +271,21 @@ func TestConsentIsForWhatItWasGivenFor(t *testing.T) {
 		r.on("fast", says("x", 0))
 		r.on("elsewhere", says("x", 0))
 		r.consent("fast")
-		r.source.Store(parseConfig(t, strings.ReplaceAll(three, "http://fast/", "http://elsewhere/")))
+		r.source.Store(parseRules(t, strings.ReplaceAll(three, "http://fast/", "http://elsewhere/")))
 		r.say()
 		views, err := r.Views(t.Context(), ann)
 		if err != nil || r.calls("elsewhere") != 0 || views[0].Name != "fast" || views[0].Consented || !views[0].Consent.Given {
 			t.Errorf("with another URL: %d calls, %+v, %v", r.calls("elsewhere"), views, err)
 		}
-		r.source.Store(parseConfig(t, "keys: []\n"))
+		r.source.Store(parseRules(t, "keys: []\n"))
 		if _, err := r.Consent(t.Context(), ann, "fast", "ann", true); !fault.Is(err, fault.NotFound) {
 			t.Errorf("of a removed one: %v", err)
 		}
-		r.source.Store(parseConfig(t, three))
+		r.source.Store(parseRules(t, three))
 		if r.say(); r.calls("fast") != 1 {
 			t.Error("the same one again is not the same")
 		}
-		r.source.Store(parseConfig(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  assistantResponses: true", 1)))
+		r.source.Store(parseRules(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  assistantResponses: true", 1)))
 		if _, err := r.sayAs(ann, AssistantResponse); err != nil || r.calls("fast") != 1 {
 			t.Errorf("an assistant's response was sent: %v", err)
 		}
@@ -380,9 +380,9 @@ func TestEvents(t *testing.T) {
 	if r.say(); len(r.published) != 0 {
 		t.Error("an event was published without consent")
 	}
-	r.consent(config.EventsProvider)
+	r.consent(rules.EventsProvider)
 	bob := auth.Principal{ID: "bob", Workspace: ann.Workspace}
-	_, err := r.Consent(t.Context(), bob, config.EventsProvider, "bob", true)
+	_, err := r.Consent(t.Context(), bob, rules.EventsProvider, "bob", true)
 	must(t, err)
 	for _, said := range []struct {
 		who  auth.Principal
@@ -418,12 +418,12 @@ func TestEventsNeedARule(t *testing.T) {
 		strings.ReplaceAll(conversationCatalog, "user-message", "message"):                    "declares no event type with the URI event://conversation/user-message",
 	} {
 		cat := mustCatalog(t, src)
-		err := CheckCatalog(cat, config.ConversationEvents{UserMessage: true})
+		err := CheckCatalog(cat, rules.Events{UserMessage: true})
 		if (err == nil) != (want == "") || err != nil && (!fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want)) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 		r := newRig(t, "conversation: {userMessages: true, events: {userMessage: true}}\n", func(o *Options) { o.Catalogs = catalog.NewStatic(cat) })
-		r.consent(config.EventsProvider)
+		r.consent(rules.EventsProvider)
 		if r.say(); len(r.published) == 1 != (want == "") {
 			t.Errorf("%q: %d events", want, len(r.published))
 		}

@@ -6,17 +6,17 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/conversation/rules"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // set is what one version of the configuration makes of the providers.
 type set struct {
-	config.Conversation
-	made      *config.Config // of it
-	providers []*provider    // the most important first
+	rules.Conversation
+	made      *rules.Conversation // of it
+	providers []*provider         // the most important first
 }
 
 // visible are those that a principal may use.
@@ -32,7 +32,7 @@ func (s *set) visible(ctx context.Context, p auth.Principal) []*provider {
 
 // current is what the configuration makes now.
 func (s *Service) current(ctx context.Context) (*set, error) {
-	c, err := s.options.Source.Config(ctx)
+	c, err := s.options.Source.Conversation(ctx)
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read the configuration")
 	}
@@ -45,12 +45,12 @@ func (s *Service) current(ctx context.Context) (*set, error) {
 }
 
 // make makes the providers; one that was there before keeps its breaker.
-func (s *Service) make(c *config.Config) *set {
-	next := &set{made: c, Conversation: c.Conversation}
-	for _, v := range c.Conversation.Providers {
+func (s *Service) make(c *rules.Conversation) *set {
+	next := &set{made: c, Conversation: *c}
+	for _, v := range c.Providers {
 		next.providers = append(next.providers, s.provider(c, v))
 	}
-	if p := s.eventsProvider(c.Conversation.Events); p != nil {
+	if p := s.eventsProvider(c.Events); p != nil {
 		next.providers = append(next.providers, p)
 	}
 	for _, p := range next.providers {
@@ -66,20 +66,16 @@ func (s *Service) make(c *config.Config) *set {
 	return next
 }
 
-func (s *Service) provider(c *config.Config, v config.Provider) *provider {
+func (s *Service) provider(c *rules.Conversation, v rules.Provider) *provider {
 	p := &provider{
 		name: v.Name, title: v.Title, description: v.Description, workspace: v.Workspace, plain: v.Principal,
-		kinds: kinds(c.Conversation.UserMessages, c.Conversation.AssistantResponses),
+		kinds: kinds(c.UserMessages, c.AssistantResponses),
 	}
 	if v.Backend == "" {
 		p.to, p.ask = destination("url", v.URL), s.askURL(v)
 		return p
 	}
-	for _, b := range c.Backends {
-		if b.Name == v.Backend && b.Workspace == v.Workspace {
-			p.to = destination("backend", v.Backend, b.URL)
-		}
-	}
+	p.to = destination("backend", v.Backend, v.BackendURL)
 	p.ask = s.askBackend(v.Backend)
 	p.visible = func(ctx context.Context, who auth.Principal) bool {
 		return s.options.Backends != nil && slices.Contains(s.options.Backends.Backends(ctx, who), v.Backend)

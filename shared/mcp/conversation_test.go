@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/conversation"
+	"github.com/mcp-events/mcpevents/shared/conversation/rules"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -32,10 +33,10 @@ type talk struct {
 	asked int
 }
 
-// configured is a configuration that stays.
-type configured struct{ config *config.Config }
+// configured is a configuration that does not change.
+type configured struct{ rules *rules.Conversation }
 
-func (c configured) Config(context.Context) (*config.Config, error) { return c.config, nil }
+func (c configured) Conversation(context.Context) (*rules.Conversation, error) { return c.rules, nil }
 
 func (k *talk) count() int {
 	k.mu.Lock()
@@ -60,7 +61,7 @@ func newTalk(t *testing.T, db store.DB, section string, change ...func(*conversa
 	c, err := config.Parse([]byte("conversation:\n  " + section + "\n  budget: 5s\n  maxContext: 1024\n  providers: [{name: echo, url: '" + provider.URL + "'}]\n"))
 	must(t, err)
 	o := conversation.Options{
-		Source: configured{c}, DB: db, Key: bytes.Repeat([]byte{3}, 32), Log: slog.New(slog.DiscardHandler),
+		Source: configured{&c.Conversation}, DB: db, Key: bytes.Repeat([]byte{3}, 32), Log: slog.New(slog.DiscardHandler),
 	}
 	for _, f := range change {
 		f(&o)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/conversation/rules"
 	"github.com/mcp-events/mcpevents/shared/events/source"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
@@ -38,7 +39,7 @@ type Config struct {
 	// Sources are where events come from, beside who publishes them.
 	Sources []source.Source
 	// Conversation is who gets what is said in conversations; the zero value is no one.
-	Conversation Conversation
+	Conversation rules.Conversation
 
 	// quotas are limits of a principal of a workspace or, without a name, of each of them that has none of its own. They
 	// take the place of the settings. A rate of 0 is no limit.

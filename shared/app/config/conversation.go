@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/conversation/rules"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 )
 
@@ -26,64 +26,9 @@ const (
 	maxPriority = 1000
 )
 
-// EventsProvider is the name under which callers consent that what they say is
-// published as an event; no provider can have it.
-const EventsProvider = "events"
-
-// PrincipalHeader tells a provider at a URL whose message it gets.
-const PrincipalHeader = "X-Mcp-Principal"
-
-// Conversation is the section "conversation": who gets what is said in the
-// conversations of clients, and gives context to them.
-type Conversation struct {
-	// UserMessages and AssistantResponses are what clients are asked to send.
-	UserMessages, AssistantResponses bool
-	// Budget is the time for all providers together; 500 ms by default.
-	Budget time.Duration
-	// MaxContext is the size of the merged context in bytes; 32 KiB by default.
-	MaxContext int
-	// Providers give context, the most important one first.
-	Providers []Provider
-	// Events are the events that messages become.
-	Events ConversationEvents
-}
-
-// Enabled reports whether clients are asked to send anything.
-func (c Conversation) Enabled() bool { return c.UserMessages || c.AssistantResponses }
-
-// Provider gives context to conversations. Either URL or Backend is set.
-type Provider struct {
-	// Name is unique in the workspace: letters, digits, - and _, at most 64.
-	Name string
-	// Title and Description tell people who it is, before they consent.
-	Title, Description string
-	// URL takes a POST of each message.
-	URL string
-	// Headers are sent with it.
-	Headers map[string]secret.Value
-	// Backend is the name of a backend of the same workspace.
-	Backend string
-	// Workspace is whose conversations it may get; [auth.DefaultWorkspace] by default.
-	Workspace string
-	// Priority goes before the order of the file: the greatest first; 0 by default.
-	Priority int
-	// Principal tells the provider who the caller is by the name that it has here;
-	// otherwise by a name that says nothing and is another one at each provider.
-	Principal bool
-}
-
-// ConversationEvents says which messages become events, and of which workspace.
-type ConversationEvents struct {
-	UserMessage, AssistantResponse bool
-	Workspace                      string
-}
-
-// Any reports whether there are any.
-func (e ConversationEvents) Any() bool { return e.UserMessage || e.AssistantResponse }
-
 func (p *parser) conversation(n *strictyaml.Node) {
 	c := &p.config.Conversation
-	*c = Conversation{Budget: 500 * time.Millisecond, MaxContext: 32 << 10, Events: ConversationEvents{Workspace: auth.DefaultWorkspace}}
+	*c = rules.Conversation{Budget: 500 * time.Millisecond, MaxContext: 32 << 10, Events: rules.Events{Workspace: auth.DefaultWorkspace}}
 	p.fields(n, "conversation", within("conversation"),
 		field{"userMessages", into(&c.UserMessages, p.file.Bool)},
 		field{"assistantResponses", into(&c.AssistantResponses, p.file.Bool)},
@@ -104,7 +49,7 @@ func (p *parser) conversation(n *strictyaml.Node) {
 	if c.Events.AssistantResponse && !c.AssistantResponses {
 		p.file.Add(n.Line, "conversation: events of assistant responses need assistantResponses: true")
 	}
-	slices.SortStableFunc(c.Providers, func(a, b Provider) int { return cmp.Compare(b.Priority, a.Priority) })
+	slices.SortStableFunc(c.Providers, func(a, b rules.Provider) int { return cmp.Compare(b.Priority, a.Priority) })
 }
 
 func (p *parser) providers(n *strictyaml.Node, what string) {
@@ -116,13 +61,13 @@ func (p *parser) providers(n *strictyaml.Node, what string) {
 	}
 }
 
-func (p *parser) provider(n *strictyaml.Node) Provider {
-	v := Provider{Workspace: auth.DefaultWorkspace}
+func (p *parser) provider(n *strictyaml.Node) rules.Provider {
+	v := rules.Provider{Workspace: auth.DefaultWorkspace}
 	say := named("provider", &v.Name)
 	given := p.fields(n, "a provider", say,
 		field{"name", func(n *strictyaml.Node, what string) {
-			if v.Name = p.matching(backendName)(n, what); v.Name == EventsProvider {
-				p.file.Add(n.Line, "no provider can have the name %s, which stands for the events of conversations", EventsProvider)
+			if v.Name = p.matching(backendName)(n, what); v.Name == rules.EventsProvider {
+				p.file.Add(n.Line, "no provider can have the name %s, which stands for the events of conversations", rules.EventsProvider)
 			}
 		}},
 		field{"title", into(&v.Title, p.line(200))},
@@ -137,8 +82,11 @@ func (p *parser) provider(n *strictyaml.Node) Provider {
 	if given == nil {
 		return v
 	}
-	known := slices.ContainsFunc(p.config.Backends, func(b api.Backend) bool { return b.Name == v.Backend && b.Workspace == v.Workspace })
-	_, identity := v.Headers[PrincipalHeader]
+	backend := slices.IndexFunc(p.config.Backends, func(b api.Backend) bool { return b.Name == v.Backend && b.Workspace == v.Workspace })
+	if backend >= 0 {
+		v.BackendURL = p.config.Backends[backend].URL
+	}
+	_, identity := v.Headers[rules.PrincipalHeader]
 	if !given["name"] {
 		p.file.Add(n.Line, "a provider has no name")
 	}
@@ -147,10 +95,10 @@ func (p *parser) provider(n *strictyaml.Node) Provider {
 		p.file.Add(n.Line, "%s", say("either url or backend is needed"))
 	case given["backend"] && given["headers"]:
 		p.file.Add(n.Line, "%s", say("headers are those of the backend"))
-	case given["backend"] && !known:
+	case given["backend"] && backend < 0:
 		p.file.Add(n.Line, "%s %s does not belong to the workspace %s", say("backend"), strictyaml.Clip(v.Backend), strictyaml.Clip(v.Workspace))
 	case identity:
-		p.file.Add(n.Line, "%s", say("header "+PrincipalHeader+" is set by the gateway"))
+		p.file.Add(n.Line, "%s", say("header "+rules.PrincipalHeader+" is set by the gateway"))
 	}
 	return v
 }

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/shared/conversation/rules"
 )
 
 func TestParseConversation(t *testing.T) {
@@ -25,7 +27,7 @@ backends:
 	must(t, err)
 	v := c.Conversation
 	if !v.UserMessages || !v.AssistantResponses || v.Budget != 1500*time.Millisecond || v.MaxContext != 4096 || !v.Enabled() ||
-		v.Events != (ConversationEvents{UserMessage: true, Workspace: "other"}) {
+		v.Events != (rules.Events{UserMessage: true, Workspace: "other"}) {
 		t.Errorf("got %+v", v)
 	}
 	memory, notes, other := v.Providers[0], v.Providers[1], v.Providers[2]

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/conversation/rules"
 	"github.com/mcp-events/mcpevents/shared/events/source"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
@@ -95,6 +96,15 @@ func (s *Stored) Config(ctx context.Context) (*Config, error) {
 		return nil, err
 	}
 	return c.config, nil
+}
+
+// Conversation returns the section "conversation". As long as nothing changed, it is the same pointer.
+func (s *Stored) Conversation(ctx context.Context) (*rules.Conversation, error) {
+	c, err := s.Config(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &c.Conversation, nil
 }
 
 // Backends are those of the configuration; as long as nothing changed it is the same slice.

@@ -1,0 +1,62 @@
+// Package rules has the section "conversation" of the configuration: who hears of conversations, and may add context to them.
+package rules
+
+import (
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
+)
+
+// EventsProvider is the name under which callers consent that their messages are published as events. No provider can have it.
+const EventsProvider = "events"
+
+// PrincipalHeader tells a provider with a URL whose message it gets.
+const PrincipalHeader = "X-Mcp-Principal"
+
+// Conversation says which messages of conversations clients are asked to send, and what happens to them. The zero value asks for
+// none.
+type Conversation struct {
+	// UserMessages and AssistantResponses say which messages clients are asked to send.
+	UserMessages, AssistantResponses bool
+	// Budget is the time for all providers together; 500 ms by default.
+	Budget time.Duration
+	// MaxContext is the largest size of the merged context in bytes; 32 KiB by default.
+	MaxContext int
+	// Providers give context, the most important one first.
+	Providers []Provider
+	// Events are the events that messages become.
+	Events Events
+}
+
+// Enabled reports whether clients are asked to send anything.
+func (c Conversation) Enabled() bool { return c.UserMessages || c.AssistantResponses }
+
+// Provider gives context to conversations. It is reached at a URL, or it is a backend.
+type Provider struct {
+	// Name is unique in the workspace: letters, digits, - and _, at most 64.
+	Name string
+	// Title and Description describe the provider to people before they consent.
+	Title, Description string
+	// URL receives a POST of each message. It is empty for a backend.
+	URL string
+	// Headers are sent with it.
+	Headers map[string]secret.Value
+	// Backend is the name of a backend of the same workspace, and BackendURL its endpoint.
+	Backend, BackendURL string
+	// Workspace limits the conversations that the provider gets; [auth.DefaultWorkspace] by default.
+	Workspace string
+	// Priority orders the providers before the order of the file does: the greatest first; 0 by default.
+	Priority int
+	// Principal tells the provider the caller's name here. Without it, the provider gets a name that says nothing about the caller
+	// and differs from provider to provider.
+	Principal bool
+}
+
+// Events says which messages become events, and of which workspace.
+type Events struct {
+	UserMessage, AssistantResponse bool
+	Workspace                      string
+}
+
+// Any reports whether any message becomes an event.
+func (e Events) Any() bool { return e.UserMessage || e.AssistantResponse }
