@@ -1,0 +1,123 @@
+// Package layout holds the packages to the layout that docs/explanation/architecture.md describes.
+package layout
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/mcp-events/mcpevents/"
+
+// wings are the folders of shared/. A package imports its own wing and those after it.
+var wings = []string{"app", "operate", "mcp", "conversation", "gateway", "events", "storage", "auth", "protocol", "platform"}
+
+type listed struct {
+	ImportPath string
+	Imports    []string
+}
+
+// packages lists the packages of the module with what they import, without their tests.
+func packages(t *testing.T) (all []listed) {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "./...")
+	cmd.Dir = "../.."
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p listed
+		err := d.Decode(&p)
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.ImportPath = strings.TrimPrefix(p.ImportPath, module)
+		for i := range p.Imports {
+			p.Imports[i] = strings.TrimPrefix(p.Imports[i], module)
+		}
+		all = append(all, p)
+	}
+}
+
+// wing returns the position of a package's wing in wings, or -1 for a package outside of shared/.
+func wing(path string) int {
+	path, shared := strings.CutPrefix(path, "shared/")
+	if !shared {
+		return -1
+	}
+	name, _, _ := strings.Cut(path, "/")
+	return slices.Index(wings, name)
+}
+
+// Given all packages of shared/, when their imports are listed, then none belongs to a wing above that of the package.
+func TestImportsPointDown(t *testing.T) {
+	found := map[string]bool{}
+	for _, p := range packages(t) {
+		if !strings.HasPrefix(p.ImportPath, "shared/") {
+			continue
+		}
+		own := wing(p.ImportPath)
+		if own < 0 {
+			t.Errorf("%s is in no wing, want one of %s", p.ImportPath, strings.Join(wings, ", "))
+			continue
+		}
+		found[wings[own]] = true
+		for _, imported := range p.Imports {
+			if to := wing(imported); to >= 0 && to < own {
+				t.Errorf("%s imports %s, which is above it (%s)", p.ImportPath, imported, strings.Join(wings, " > "))
+			}
+		}
+	}
+	if len(found) != len(wings) {
+		t.Errorf("packages were found in %d wings, want all %d", len(found), len(wings))
+	}
+}
+
+// Given a rule about one package, when its imports are listed, then they keep the rule.
+func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
+	under := func(folders ...string) func(string) bool {
+		return func(path string) bool {
+			return slices.ContainsFunc(folders, func(f string) bool { return path == f || strings.HasPrefix(path, f+"/") })
+		}
+	}
+	domain := under("net/http", "database/sql", "github.com/aws", "modernc.org")
+	rules := []struct {
+		name    string
+		of, not func(path string) bool
+	}{
+		{"nothing imports the programs", under("shared", "client", "server"), under("functions", "cmd")},
+		{"shared packages do not use the server", under("shared"), under("server")},
+		{"the endpoint uses the gateway through its data", under("shared/mcp"), func(path string) bool {
+			return under("shared/gateway")(path) && path != "shared/gateway/api"
+		}},
+		{"events and subscriptions know no transport and no cloud", under("shared/events/event", "shared/events/subscription"), domain},
+	}
+	all := packages(t)
+	for _, rule := range rules {
+		t.Run(rule.name, func(t *testing.T) {
+			covered := 0
+			for _, p := range all {
+				if !rule.of(p.ImportPath) {
+					continue
+				}
+				covered++
+				for _, imported := range p.Imports {
+					if rule.not(imported) {
+						t.Errorf("%s imports %s", p.ImportPath, imported)
+					}
+				}
+			}
+			if covered == 0 {
+				t.Error("no package is covered by the rule")
+			}
+		})
+	}
+}
