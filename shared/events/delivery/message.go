@@ -148,8 +148,8 @@ func decodeTask[T any](body []byte, version func(T) int) (T, error) {
 	return t, nil
 }
 
-// newer reports whether a message cannot be decoded because a newer program wrote it. It stays
-// in its queue, is redelivered however often, and is never dead-lettered.
+// newer reports whether a message cannot be decoded because a newer program wrote it. No handler dead-letters such a
+// message. It stays in its queue and is redelivered until a newer program handles it.
 func newer(err error) bool { return fault.KindOf(err) == fault.Unavailable }
 
 // Sizes of pages and of the tree (design: the page is the first attempt).

@@ -124,7 +124,7 @@ type Consumer interface {
 }
 
 // MaxReceives is how many failures dead-letter a message, the most that SQS allows. With [Backoff] they take ten days, so
-// that a message of a newer version waits that long for a newer program. SQS would delete it after 14 days.
+// that an event of a newer version waits that long for a newer program. SQS would delete it after 14 days.
 const MaxReceives = 1000
 
 // Backoff is how long a failed message waits after so many receives: a second, doubled with each, at most five minutes.
