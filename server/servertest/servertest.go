@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // Patience bounds how long a test waits.
@@ -29,10 +31,9 @@ type Caller struct {
 }
 
 // Options are those of a server with the sample catalog, which takes any target, and lets anybody in where callers is nil.
-// The test's package is two folders below the module.
 func Options(t *testing.T, callers map[string]Caller) server.Options {
 	t.Helper()
-	catalog, err := os.ReadFile("../../catalog.yaml")
+	catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
