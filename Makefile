@@ -6,6 +6,7 @@ SHELL := /bin/bash
 
 # Tools that are not in go.mod: a version here is the version everywhere.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+ACTIONLINT  := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 GOFUMPT     := mvdan.cc/gofumpt@v0.12.0
 GORELEASER  := github.com/goreleaser/goreleaser/v2@v2.14.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
@@ -108,7 +109,7 @@ prerequisites:
 	  echo "the tests need, and this machine lacks:$$missing (see \"Prerequisites\" in README.md)" >&2; exit 1; fi
 
 .PHONY: lint
-lint: lint-go lint-docs lint-vulnerabilities lint-template ## check form, correctness, documentation, known vulnerabilities, the template and the admin API's document
+lint: lint-go lint-docs lint-vulnerabilities lint-template lint-workflows ## check form, correctness, documentation, known vulnerabilities, the template, the admin API's document and the workflows
 
 .PHONY: lint-go
 lint-go:
@@ -116,6 +117,10 @@ lint-go:
 	go run $(STATICCHECK) ./...
 	@unformatted=$$(go run $(GOFUMPT) -l .); if [ -n "$$unformatted" ]; then \
 	  echo "not formatted by gofumpt (make format):"; echo "$$unformatted"; exit 1; fi
+
+.PHONY: lint-workflows
+lint-workflows:
+	go run $(ACTIONLINT) -color=false .github/workflows/*.yml
 
 .PHONY: lint-docs
 lint-docs:
