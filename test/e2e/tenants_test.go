@@ -224,7 +224,7 @@ var asked = []string{"elicitation/create", "sampling/createMessage", "roots/list
 // methods are those that the endpoint knows, from its source: a new one has to come
 // into the table.
 func methods(t *testing.T) (names []string) {
-	file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(harness.Root(t), "shared/protocol/spec/mcpspec.go"), nil, 0)
+	file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(harness.Root(t), "shared/protocol/spec/spec.go"), nil, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
