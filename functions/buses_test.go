@@ -49,6 +49,7 @@ func TestServicesSendToTheInbox(t *testing.T) {
 	put(t, bucket, "")
 	stack := deploy(t, func(o *runner.Options) {
 		o.Endpoints.SQS, o.Endpoints.EventBridge, o.Endpoints.SNS = ends.MiniStack, ends.MiniStack, ends.MiniStack
+		o.Parameters["InboxConcurrency"] = "2"
 		o.Parameters["SourceEventPattern"] = `{"source":["shop"]}`
 		o.Parameters["SourceTopicArn"] = *topic.TopicArn
 		o.Parameters["SourceBucketArns"] = "arn:aws:s3:::" + name

@@ -31,7 +31,8 @@ type deployment struct {
 			AssertDescription string    `yaml:"AssertDescription"`
 		} `yaml:"Assertions"`
 	} `yaml:"Rules"`
-	Globals struct {
+	Conditions map[string]yaml.Node `yaml:"Conditions"`
+	Globals    struct {
 		Function struct {
 			Environment environmentOf `yaml:"Environment"`
 		} `yaml:"Function"`
@@ -228,39 +229,45 @@ func TestPatternsOfParameters(t *testing.T) {
 // matches reports whether a parameter may have a value.
 func matches(pattern, value string) bool { return regexp.MustCompile(pattern).MatchString(value) }
 
+// evaluate returns the value of a node of the template as CloudFormation does. Parameters that are not given have their defaults.
+func evaluate(d deployment, parameters map[string]string, n yaml.Node) any {
+	args := make([]any, len(n.Content))
+	for i, c := range n.Content {
+		args[i] = evaluate(d, parameters, *c)
+	}
+	switch n.Tag {
+	case "!Ref":
+		if value, ok := parameters[n.Value]; ok {
+			return value
+		}
+		return *d.Parameters[n.Value].Default
+	case "!Equals":
+		return args[0] == args[1]
+	case "!Not":
+		return args[0] != true
+	case "!And":
+		return !slices.Contains(args, any(false))
+	case "!Or":
+		return slices.Contains(args, any(true))
+	case "!If":
+		if evaluate(d, parameters, d.Conditions[n.Content[0].Value]) == true {
+			return args[1]
+		}
+		return args[2]
+	}
+	return n.Value
+}
+
 // broken evaluates the rules as CloudFormation does before it changes anything, and returns the
 // description of each assertion that does not hold.
 func broken(t *testing.T, d deployment, parameters map[string]string) (descriptions []string) {
 	t.Helper()
-	var eval func(n yaml.Node) any
-	eval = func(n yaml.Node) any {
-		args := make([]any, len(n.Content))
-		for i, c := range n.Content {
-			args[i] = eval(*c)
-		}
-		switch n.Tag {
-		case "!Ref":
-			if value, ok := parameters[n.Value]; ok {
-				return value
-			}
-			return *d.Parameters[n.Value].Default
-		case "!Equals":
-			return args[0] == args[1]
-		case "!Not":
-			return args[0] != true
-		case "!And":
-			return !slices.Contains(args, any(false))
-		case "!Or":
-			return slices.Contains(args, any(true))
-		}
-		return n.Value
-	}
 	for _, rule := range d.Rules {
-		if rule.RuleCondition.Kind != 0 && eval(rule.RuleCondition) != true {
+		if rule.RuleCondition.Kind != 0 && evaluate(d, parameters, rule.RuleCondition) != true {
 			continue
 		}
 		for _, a := range rule.Assertions {
-			if eval(a.Assert) != true {
+			if evaluate(d, parameters, a.Assert) != true {
 				descriptions = append(descriptions, a.AssertDescription)
 			}
 		}
@@ -286,6 +293,8 @@ func TestRulesOfParameters(t *testing.T) {
 		"a firewall of nothing":           {map[string]string{"FrontWebAclArn": "arn"}, "are for FrontDomain"},
 		"a rule on a bus":                 {map[string]string{"SourceEventPattern": "{}", "SourceEventBus": "orders"}, ""},
 		"a bus without a rule":            {map[string]string{"SourceEventBus": "orders"}, "SourceEventBus is for SourceEventPattern"},
+		"a mapping of the inbox":          {map[string]string{"InboxConcurrency": "2"}, ""},
+		"a mapping that is too small":     {map[string]string{"InboxConcurrency": "1"}, "InboxConcurrency is 0 or at least 2"},
 		"an issuer that is not looked at": {map[string]string{"JwtIssuer": issuer}, "are for Auth=jwt"},
 	} {
 		t.Run("AWS-02 "+name, func(t *testing.T) {
@@ -312,42 +321,63 @@ func TestReservedConcurrency(t *testing.T) {
 	}
 }
 
-// AWS-08: with the defaults, what the queues may take at once and open streams may take fits the quota of a
-// new account, and nothing is reserved, which such an account refuses.
+// TestDefaultsFitANewAccount adds up the concurrent executions of the defaults while every queue has a backlog and a backend is
+// configured. A source over HTTP is a call, and retry checks the messages of the other sources. The quota of a new account
+// allows no reservations.
 func TestDefaultsFitANewAccount(t *testing.T) {
 	d, _ := readDeployment(t)
 	const quota = 10
-	number := func(name string) int {
-		n, err := strconv.Atoi(*d.Parameters[name].Default)
+	number := func(t *testing.T, value any) int {
+		t.Helper()
+		n, err := strconv.Atoi(value.(string))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return n
 	}
-	sum := number("StreamConcurrency") * 80 / 100
-	mappings := 0
+	parameter := func(t *testing.T, name string) int { t.Helper(); return number(t, *d.Parameters[name].Default) }
+	workers := map[string]int{}
 	for id, r := range d.Resources {
-		if r.Type != "AWS::Lambda::EventSourceMapping" {
-			continue
-		}
-		mappings++
-		n := number(r.Properties.ScalingConfig["MaximumConcurrency"].Value)
-		if n < 2 {
-			t.Errorf("%s: Lambda takes no %d", id, n)
-		}
-		sum += n
-	}
-	if mappings != 4 || sum > quota {
-		t.Errorf("%d mappings and the streams take %d of %d", mappings, sum, quota)
-	}
-	for id, r := range d.Resources {
-		if n := r.Properties.ReservedConcurrentExecutions; n.Kind != 0 && (n.Tag != "!If" || n.Content[2].Value != "AWS::NoValue") {
-			t.Errorf("%s reserves", id)
+		switch r.Type {
+		case "AWS::Lambda::EventSourceMapping":
+			if r.Properties.Enabled.Kind != 0 && evaluate(d, nil, r.Properties.Enabled) == "false" {
+				continue
+			}
+			if workers[id] = number(t, evaluate(d, nil, r.Properties.ScalingConfig["MaximumConcurrency"])); workers[id] < 2 {
+				t.Errorf("%s has a concurrency of %d, want at least the 2 that Lambda requires", id, workers[id])
+			}
+		case "AWS::Serverless::Function":
+			for _, e := range r.Properties.Events {
+				if e.Type == "Schedule" {
+					workers[id]++
+				}
+			}
 		}
 	}
-	for _, name := range reservations {
-		if n := number(name + "ReservedConcurrency"); n != 0 {
-			t.Errorf("%sReservedConcurrency is %d by default, want 0", name, n)
-		}
+	busy := 0
+	for _, n := range workers {
+		busy += n
 	}
+	t.Run("AWS-21 given a backlog in every queue, when retry and relay run, then calls have two executions", func(t *testing.T) {
+		if len(workers) != 5 || quota-busy < 2 {
+			t.Errorf("of %d executions %d are left to calls, want 2; the others are %v", quota, quota-busy, workers)
+		}
+	})
+	t.Run("AWS-08 given a backlog in every queue, when all streams are open, then they fit the quota", func(t *testing.T) {
+		if streams := parameter(t, "StreamConcurrency") * 80 / 100; busy+streams > quota {
+			t.Errorf("%d streams and %v take %d of %d", streams, workers, busy+streams, quota)
+		}
+	})
+	t.Run("AWS-08 no function has a reservation", func(t *testing.T) {
+		for id, r := range d.Resources {
+			if n := r.Properties.ReservedConcurrentExecutions; n.Kind != 0 && (n.Tag != "!If" || n.Content[2].Value != "AWS::NoValue") {
+				t.Errorf("%s reserves", id)
+			}
+		}
+		for _, name := range reservations {
+			if n := parameter(t, name+"ReservedConcurrency"); n != 0 {
+				t.Errorf("%sReservedConcurrency is %d by default, want 0", name, n)
+			}
+		}
+	})
 }

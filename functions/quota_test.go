@@ -40,6 +40,37 @@ func TestStreamsLeaveANewAccountEnoughForEvents(t *testing.T) {
 	deregister(t, stack, uri)
 }
 
+// TestMessagesOfTheInbox: AWS-21. By default retry checks the inbox, and no function is invoked for it.
+func TestMessagesOfTheInbox(t *testing.T) {
+	t.Parallel()
+	const message = `{"uri":"event://ci/build-finished","id":"from-inbox","data":{"build":1,"status":"passed"}}`
+	t.Run("AWS-21 given the defaults, when a program sends to the inbox, then retry publishes the event", func(t *testing.T) {
+		stack := deploy(t, nil)
+		target, hooks := endpoint(t, nil)
+		register(t, stack, target)
+		enqueue(t, stack, "InboxQueue", message)
+		if got := wait(t, "the webhook", hooks).header.Get("Webhook-Id"); got != "from-inbox" {
+			t.Errorf("got webhook-id %q, want from-inbox", got)
+		}
+		if n := stack.Stats()["PublishFunction"].Invocations; n > 0 {
+			t.Errorf("publish was invoked %d times, want only retry", n)
+		}
+	})
+	t.Run("AWS-21 given a message that waits for retry, when InboxConcurrency is set, then publish takes the message", func(t *testing.T) {
+		stack := deploy(t, func(o *runner.Options) { o.Speed = 0.01 }) // retry does not run
+		target, hooks := endpoint(t, nil)
+		register(t, stack, target)
+		enqueue(t, stack, "InboxQueue", message)
+		update(t, stack, map[string]string{"InboxConcurrency": "2"})
+		if got := wait(t, "the webhook", hooks).header.Get("Webhook-Id"); got != "from-inbox" {
+			t.Errorf("got webhook-id %q, want from-inbox", got)
+		}
+		if n := stack.Stats()["PublishFunction"].Invocations; n == 0 {
+			t.Error("publish was not invoked, want one invocation for the batch")
+		}
+	})
+}
+
 // TestTheQuotaIsDocumented: AWS-08. The README tells how to look the quota up, and leads to how to ask for more.
 func TestTheQuotaIsDocumented(t *testing.T) {
 	for file, commands := range map[string][]string{

@@ -49,6 +49,11 @@ type resource struct {
 		EventSourceArn        string               `yaml:"EventSourceArn"`
 		FunctionResponseTypes []string             `yaml:"FunctionResponseTypes"`
 		ScalingConfig         map[string]yaml.Node `yaml:"ScalingConfig"`
+		Enabled               yaml.Node            `yaml:"Enabled"`
+
+		Events map[string]struct {
+			Type string `yaml:"Type"`
+		} `yaml:"Events"`
 
 		VisibilityTimeout    int            `yaml:"VisibilityTimeout"`
 		RedrivePolicy        map[string]any `yaml:"RedrivePolicy"`
@@ -119,7 +124,8 @@ func TestWhoMayDoWhat(t *testing.T) {
 		"the private keyset is for dispatch and keys":             {"KeysTable.Arn", nil, "DispatchFunction KeysFunction"},
 		"they alone use the key that wraps it":                    {"SealingKey.Arn", nil, "DispatchFunction KeysFunction"},
 		"and keys alone writes it":                                {"KeysTable.Arn", []string{put, update, remove, batch}, "KeysFunction"},
-		"publish alone sends to the events queue":                 {"EventsQueue.Arn", []string{send}, "PublishFunction"},
+		"publish sends to the events queue, and retry from inbox": {"EventsQueue.Arn", []string{send}, "PublishFunction RetryFunction"},
+		"no other function takes from the inbox":                  {"InboxQueue.Arn", []string{receive}, "PublishFunction RetryFunction"},
 		"fanout alone takes from it":                              {"EventsQueue.Arn", []string{receive}, "FanoutFunction"},
 		"stream sends to the inbox; others what failed":           {"InboxQueue.Arn", []string{send}, "AdminFunction DispatchFunction RetryFunction StreamFunction"},
 		"dispatch alone takes deliveries":                         {"DeliveriesQueue.Arn", []string{receive}, "DispatchFunction"},

@@ -1,7 +1,7 @@
-// Command retry is the function that runs every minute, moves due deliveries to
-// the slow queue, files dead letters of queues and undecodable items of the event log, removes subscriptions that expired, recounts them, ends
-// subscriptions whose event type a changed catalog lacks, and announces changed catalogs and backends if that was not done before.
-// None of these can hold up another.
+// Command retry is the function that runs every minute. It moves due deliveries to the slow queue, publishes the messages of
+// the inbox, files dead letters of queues and undecodable items of the event log, removes subscriptions that expired, recounts
+// them, ends subscriptions whose event type a changed catalog lacks, and announces changed catalogs and backends if that was
+// not done before. The jobs run concurrently, so that none holds up another.
 package main
 
 import (
@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 )
 
@@ -20,7 +21,7 @@ import (
 const announceLast = 2 * time.Second
 
 func main() {
-	p := boot.StartWith(boot.Webhooks)
+	p := boot.StartWith(boot.Webhooks | boot.Records)
 	subscriptions := p.Subscriptions()
 	expiry := webhooks.Expiry(&p.Core, subscriptions)
 	operations := webhooks.Operations(&p.Core)
@@ -29,6 +30,8 @@ func main() {
 		{Name: "due retries", Run: retry.Run},
 		{Name: "resumed deliveries", Run: webhooks.Switches(&p.Core, false).Requeue},
 		{Name: "replays", Run: webhooks.Replays(&p.Core, subscriptions, operations).Run},
+		// By default no event source mapping reads the inbox, because it would take two concurrent executions.
+		{Name: "inbox", Run: p.Waiting(queue.Inbox, p.Inbox().Handle)},
 		{Name: "dead letters", Run: p.Dead(operations.File)},
 		{Name: "log items", Run: retry.LogItems},
 		{Name: "erasures", Run: operations.SweepErased},

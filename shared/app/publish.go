@@ -12,11 +12,22 @@ import (
 // Publish takes events in. The service checks and queues them, the handler is POST /events,
 // and the inbox handles the queue of that name, with what buses put there for sources.
 func (c *Core) Publish() (*publish.Service, *publish.Handler, *publish.Inbox) {
-	service := &publish.Service{Catalog: c.Catalogs, Queue: c.Queues, Rate: publish.NewRate(c.Rate(quota.PublishRate)), Metrics: c.Metrics, Tracer: c.Tracer}
+	service := c.publisher()
 	handler := &publish.Handler{
 		Service: service, Auth: c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, Log: c.Log,
 	}
-	return service, handler, &publish.Inbox{Service: service, Documents: &ingest.Bus{Intake: c.intake(service)}, Log: c.Log}
+	return service, handler, c.inbox(service)
+}
+
+// Inbox handles the inbox queue in a process that publishes nothing else.
+func (c *Core) Inbox() *publish.Inbox { return c.inbox(c.publisher()) }
+
+func (c *Core) publisher() *publish.Service {
+	return &publish.Service{Catalog: c.Catalogs, Queue: c.Queues, Rate: publish.NewRate(c.Rate(quota.PublishRate)), Metrics: c.Metrics, Tracer: c.Tracer}
+}
+
+func (c *Core) inbox(service *publish.Service) *publish.Inbox {
+	return &publish.Inbox{Service: service, Documents: &ingest.Bus{Intake: c.intake(service)}, Log: c.Log}
 }
 
 // Sources is POST /sources/{name}, which publishes by the service. Secrets looks up those of the sources.

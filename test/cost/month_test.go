@@ -26,7 +26,7 @@ const (
 
 // From the tables of docs/explanation/benchmarks.md.
 const (
-	monthMinutes, monthRetry, monthPollers = 0.56, 0.04, 1.10
+	monthMinutes, monthRetry, monthPollers = 0.56, 0.06, 0.84
 	streamBusy, streamQuiet                = 0.0034, 0.0009 // the store, an hour
 )
 

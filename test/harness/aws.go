@@ -109,7 +109,8 @@ func StartAWS(tb testing.TB, o AWSOptions) *AWS {
 	began := time.Now()
 	parameters := map[string]string{"Auth": "keys", "AllowInsecureTargets": "true"}
 	if !o.Defaults { // as for an account that has long been used
-		parameters["FanoutConcurrency"], parameters["DispatchConcurrency"], parameters["StreamConcurrency"] = "10", "10", "1000"
+		parameters["InboxConcurrency"], parameters["FanoutConcurrency"], parameters["DispatchConcurrency"] = "2", "10", "10"
+		parameters["StreamConcurrency"] = "1000"
 	}
 	stack, err := runner.Start(tb.Context(), runner.Options{
 		Template:   filepath.Join(Root(tb), "template.yaml"),

@@ -21,16 +21,16 @@ const (
 	finishTime = 10 * time.Second
 )
 
-// Drain hands the messages of the dead-letter queue at a URL to a handler until there are none, and deletes those that it
-// accepts. It returns how many these are. It does not wait for messages, so one that SQS does not find at once is for
-// the next call.
+// Drain hands the messages of the standard or dead-letter queue at a URL to a handler until there are none, and deletes the
+// messages that it accepts. It returns their number. It does not wait for messages, so a message that SQS does not find
+// immediately is for the next call.
 //
 // Their From is the queue that SQS moved them from. For those of which SQS does not say it, it is from, which may be "".
 func (q *Queues) Drain(ctx context.Context, url string, from queue.Name, h queue.Handler) (done int, err error) {
 	for {
 		batch, receipts, err := q.receive(ctx, url, from)
 		if err != nil || len(batch) == 0 {
-			return done, failure(err, "draining a dead-letter queue")
+			return done, failure(err, "receive the messages of a queue")
 		}
 		failed, err := h(ctx, batch)
 		if err != nil {
@@ -43,11 +43,11 @@ func (q *Queues) Drain(ctx context.Context, url string, from queue.Name, h queue
 			}
 		}
 		if err := q.remove(ctx, url, accepted); err != nil {
-			return done, failure(err, "deleting %d messages that were drained", len(accepted))
+			return done, failure(err, "delete %d handled messages", len(accepted))
 		}
 		done += len(accepted)
 		if len(failed) > 0 {
-			return done, fault.New(fault.Unavailable, "%d messages of a dead-letter queue were not accepted", len(failed))
+			return done, fault.New(fault.Unavailable, "%d messages of a queue were not accepted", len(failed))
 		}
 		if ctx.Err() != nil {
 			return done, ctx.Err()
