@@ -23,14 +23,19 @@ const (
 
 // Drain hands the messages of the standard or dead-letter queue at a URL to a handler until there are none, and deletes the
 // messages that it accepts. It returns their number. It does not wait for messages, so a message that SQS does not find
-// immediately is for the next call.
+// immediately is for the next call. A failed message does not hold up the others, but after a batch of which all fail, Drain
+// stops, because the handler may depend on something that is down.
 //
 // Their From is the queue that SQS moved them from. For those of which SQS does not say it, it is from, which may be "".
 func (q *Queues) Drain(ctx context.Context, url string, from queue.Name, h queue.Handler) (done int, err error) {
+	rejected := 0
 	for {
 		batch, receipts, err := q.receive(ctx, url, from)
-		if err != nil || len(batch) == 0 {
+		if err != nil {
 			return done, failure(err, "receive the messages of a queue")
+		}
+		if len(batch) == 0 {
+			return done, unaccepted(rejected)
 		}
 		failed, err := h(ctx, batch)
 		if err != nil {
@@ -46,13 +51,22 @@ func (q *Queues) Drain(ctx context.Context, url string, from queue.Name, h queue
 			return done, failure(err, "delete %d handled messages", len(accepted))
 		}
 		done += len(accepted)
-		if len(failed) > 0 {
-			return done, fault.New(fault.Unavailable, "%d messages of a queue were not accepted", len(failed))
+		rejected += len(failed)
+		if len(accepted) == 0 {
+			return done, unaccepted(rejected)
 		}
 		if ctx.Err() != nil {
 			return done, ctx.Err()
 		}
 	}
+}
+
+// unaccepted returns an error unless a handler accepted all messages.
+func unaccepted(n int) error {
+	if n == 0 {
+		return nil
+	}
+	return fault.New(fault.Unavailable, "%d messages of a queue were not accepted", n)
 }
 
 // receive takes up to ten messages, with what deleting each takes. It is not canceled: messages that it takes just then

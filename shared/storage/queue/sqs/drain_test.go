@@ -36,26 +36,26 @@ func TestDrain(t *testing.T) {
 		got = append(got, batch...)
 		return nil, nil
 	}
-	t.Run("OPS-04 what is not accepted stays", func(t *testing.T) {
-		n, err := q.Drain(t.Context(), q.urls[queue.Dead], "", func(_ context.Context, batch []queue.Message) ([]string, error) {
-			last := batch[len(batch)-1] // not the one that SQS moved, which is the oldest
-			got = append(got, batch[:len(batch)-1]...)
-			return []string{last.ID}, nil
+	t.Run("OPS-04 given a message that fails, then it stays and all others are accepted and deleted", func(t *testing.T) {
+		fails := ""
+		n, err := q.Drain(t.Context(), q.urls[queue.Dead], "", func(_ context.Context, batch []queue.Message) (failed []string, err error) {
+			if fails == "" {
+				fails = batch[len(batch)-1].ID // not the message that SQS moved, which is the oldest
+			}
+			for _, m := range batch {
+				if m.ID == fails {
+					failed = append(failed, m.ID)
+				} else {
+					got = append(got, m)
+				}
+			}
+			return failed, nil
 		})
-		if err == nil || n != len(got) || n == 0 {
-			t.Errorf("%d were accepted of %d, %v", n, len(got), err)
+		if err == nil || n != 24 || len(got) != 24 {
+			t.Errorf("accepted %d messages, handled %d, %v; want 24 and an error", n, len(got), err)
 		}
-		if depth, err := q.depth(t.Context(), queue.Dead); err != nil || depth.InFlight != 1 {
-			t.Errorf("got %+v, %v", depth, err)
-		}
-	})
-	t.Run("OPS-04 all the others are handed over, and gone", func(t *testing.T) {
-		n, err := q.Drain(t.Context(), q.urls[queue.Dead], "", accept)
-		if err != nil || len(got) != 24 {
-			t.Errorf("%d were accepted, %d in all, %v", n, len(got), err)
-		}
-		if depth, err := q.depth(t.Context(), queue.Dead); err != nil || depth.Visible != 0 {
-			t.Errorf("got %+v, %v", depth, err)
+		if depth, err := q.depth(t.Context(), queue.Dead); err != nil || depth.InFlight != 1 || depth.Visible != 0 {
+			t.Errorf("got %+v, %v, want the failed message in flight", depth, err)
 		}
 	})
 	t.Run("AWS-07 a message that SQS moved has its queue, its attributes and when it was sent", func(t *testing.T) {
@@ -76,6 +76,17 @@ func TestDrain(t *testing.T) {
 		got = nil
 		if _, err := q.Drain(t.Context(), q.urls[queue.Dead], queue.Events, accept); err != nil || len(got) != 1 || got[0].From != queue.Events {
 			t.Errorf("got %+v, %v", got, err)
+		}
+	})
+	t.Run("OPS-04 given a batch of which all messages fail, then the others wait for the next call", func(t *testing.T) {
+		send(t, q, queue.Dead, "", texts(24)...)
+		calls := 0
+		n, err := q.Drain(t.Context(), q.urls[queue.Dead], "", func(_ context.Context, batch []queue.Message) ([]string, error) {
+			calls++
+			return ids(batch), nil
+		})
+		if err == nil || n != 0 || calls != 1 {
+			t.Errorf("accepted %d messages in %d batches, %v; want an error after the first batch", n, calls, err)
 		}
 	})
 }
