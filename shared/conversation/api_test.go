@@ -15,8 +15,8 @@ import (
 // tokens are principals by the value of the Authorization header.
 type tokens map[string]auth.Principal
 
-func (k tokens) Authenticate(_ context.Context, h http.Header) (auth.Principal, error) {
-	if p, ok := k[h.Get("Authorization")]; ok {
+func (t tokens) Authenticate(_ context.Context, h http.Header) (auth.Principal, error) {
+	if p, ok := t[h.Get("Authorization")]; ok {
 		return p, nil
 	}
 	return auth.Principal{}, auth.ErrNoToken

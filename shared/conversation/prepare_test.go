@@ -22,19 +22,19 @@ type unready struct {
 
 func (*unready) Backends(context.Context, auth.Principal) []string { return []string{"notes"} }
 
-func (b *unready) Converse(ctx context.Context, _ api.Client, _, _ string, _ json.RawMessage) (json.RawMessage, error) {
-	if !b.ready.Load() {
+func (u *unready) Converse(ctx context.Context, _ api.Client, _, _ string, _ json.RawMessage) (json.RawMessage, error) {
+	if !u.ready.Load() {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
 	return json.RawMessage(`{"context":"x"}`), nil
 }
 
-func (b *unready) Prepare(ctx context.Context, _ api.Client, name string) error {
-	b.prepared.Add(1)
+func (u *unready) Prepare(ctx context.Context, _ api.Client, name string) error {
+	u.prepared.Add(1)
 	select {
-	case <-time.After(b.takes):
-		b.ready.Store(name == "notes")
+	case <-time.After(u.takes):
+		u.ready.Store(name == "notes")
 		return nil
 	case <-ctx.Done():
 		return errors.Join(ctx.Err(), errors.New("not ready"))

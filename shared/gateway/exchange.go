@@ -193,17 +193,17 @@ type questions struct {
 	keys []store.Key
 }
 
-func (a *questions) add(key store.Key) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.keys = append(a.keys, key)
+func (q *questions) add(key store.Key) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.keys = append(q.keys, key)
 }
 
 // open reports whether one of the last questions is still open.
-func (a *questions) open(ctx context.Context, db store.DB) bool {
-	a.mu.Lock()
-	last := slices.Clone(a.keys[max(0, len(a.keys)-store.MaxGet):])
-	a.mu.Unlock()
+func (q *questions) open(ctx context.Context, db store.DB) bool {
+	q.mu.Lock()
+	last := slices.Clone(q.keys[max(0, len(q.keys)-store.MaxGet):])
+	q.mu.Unlock()
 	if len(last) == 0 {
 		return false
 	}

@@ -70,15 +70,15 @@ type transitions struct {
 	states []string
 }
 
-func (s *transitions) Enabled(context.Context, slog.Level) bool { return true }
-func (s *transitions) WithAttrs([]slog.Attr) slog.Handler       { return s }
+func (t *transitions) Enabled(context.Context, slog.Level) bool { return true }
+func (t *transitions) WithAttrs([]slog.Attr) slog.Handler       { return t }
 
-func (s *transitions) Handle(_ context.Context, line slog.Record) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (t *transitions) Handle(_ context.Context, line slog.Record) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	line.Attrs(func(a slog.Attr) bool {
 		if line.Message == "backend connection changed" && a.Key == "state" {
-			s.states = append(s.states, a.Value.String())
+			t.states = append(t.states, a.Value.String())
 		}
 		return true
 	})
@@ -86,11 +86,11 @@ func (s *transitions) Handle(_ context.Context, line slog.Record) error {
 }
 
 // take returns the states since the last take.
-func (s *transitions) take() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	out := s.states
-	s.states = nil
+func (t *transitions) take() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := t.states
+	t.states = nil
 	return out
 }
 

@@ -70,11 +70,11 @@ func ownerByPrefix(views []*view, kind api.Kind, e *entry) *backend {
 }
 
 // all are the entries; there are none of a list that is not known.
-func (l *fetched) all() []entry {
-	if l == nil {
+func (f *fetched) all() []entry {
+	if f == nil {
 		return nil
 	}
-	return l.entries
+	return f.entries
 }
 
 // atHand are the lists that were fetched not long ago, whether they have changed since

@@ -131,9 +131,9 @@ const callReserve = 9 * time.Second
 // 2026-07-28 and not before (2025-11-25, Transports). It ends before the function is ended, which would
 // leave the client without an answer and cut off whatever else the process does; and when [Endpoint.Close] lets it
 // run no longer, which is answered at once.
-func (p *responseRelay) begin(shut context.Context) (ctx context.Context, end func()) {
-	ctx, ends := p.c.request.Context(), p.c.ends
-	if p.c.version.Stateless() {
+func (r *responseRelay) begin(shut context.Context) (ctx context.Context, end func()) {
+	ctx, ends := r.c.request.Context(), r.c.ends
+	if r.c.version.Stateless() {
 		ends, _ = ctx.Deadline()
 	} else {
 		ctx = context.WithoutCancel(ctx)
@@ -145,14 +145,14 @@ func (p *responseRelay) begin(shut context.Context) (ctx context.Context, end fu
 		ctx, cancel = context.WithDeadline(ctx, ends.Add(-callReserve))
 	}
 	stop := context.AfterFunc(shut, func() {
-		p.refuse()
+		r.refuse()
 		cancel()
 	})
-	p.waits(p.timing.heartbeat)
+	r.waits(r.timing.heartbeat)
 	return ctx, func() {
 		stop()
 		cancel()
-		p.stop()
+		r.stop()
 	}
 }
 
@@ -162,44 +162,44 @@ var errShutdown = &jsonrpc.Error{
 }
 
 // refuse answers that the server ends, unless the response is out. Notifying the backend may take longer.
-func (p *responseRelay) refuse() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.over {
+func (r *responseRelay) refuse() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.over {
 		return
 	}
-	_ = p.put(jsonrpc.AppendError(nil, p.c.msg.ID, errShutdown), true) // the call ends either way
-	_ = http.NewResponseController(p.w).Flush()                        // as above
+	_ = r.put(jsonrpc.AppendError(nil, r.c.msg.ID, errShutdown), true) // the call ends either way
+	_ = http.NewResponseController(r.w).Flush()                        // as above
 }
 
 // send hands a message to the client.
-func (p *responseRelay) send(message json.RawMessage, response bool) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.over { // refused
+func (r *responseRelay) send(message json.RawMessage, response bool) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.over { // refused
 		return errWriting
 	}
-	return p.put(message, response)
+	return r.put(message, response)
 }
 
 // put is send with the lock held.
-func (p *responseRelay) put(message json.RawMessage, response bool) error {
-	h := p.c.request.Header
+func (r *responseRelay) put(message json.RawMessage, response bool) error {
+	h := r.c.request.Header
 	switch {
 	case response:
-		p.close()
-	case !p.streams:
+		r.close()
+	case !r.streams:
 		return nil // it takes nothing in between
 	}
-	if response && p.out == nil && (accepts(h, "application/json") || !p.streams) {
+	if response && r.out == nil && (accepts(h, "application/json") || !r.streams) {
 		status := http.StatusOK
-		if p.c.version.Stateless() {
+		if r.c.version.Stateless() {
 			status = statusOf(message)
 		}
-		send(p.w, status, func(b []byte) []byte { return append(b, message...) })
+		send(r.w, status, func(b []byte) []byte { return append(b, message...) })
 		return nil
 	}
-	if err := p.write(sse.Append(nil, sse.Event{Data: message})); err != nil && p.c.version.Stateless() {
+	if err := r.write(sse.Append(nil, sse.Event{Data: message})); err != nil && r.c.version.Stateless() {
 		return errors.Join(errWriting, err)
 	}
 	return nil // without its client the call goes on in the earlier revisions
@@ -207,12 +207,12 @@ func (p *responseRelay) put(message json.RawMessage, response bool) error {
 
 // failed ends an answer that has begun with an error, and reports whether the
 // response is out.
-func (p *responseRelay) failed(err error) bool {
+func (r *responseRelay) failed(err error) bool {
 	if errors.Is(err, errWriting) {
 		return true
 	}
-	return p.end(func(b []byte) []byte {
-		return jsonrpc.AppendError(b, p.c.msg.ID, p.faults.translate(p.c.request.Context(), err, p.c.version, p.c.profile))
+	return r.end(func(b []byte) []byte {
+		return jsonrpc.AppendError(b, r.c.msg.ID, r.faults.translate(r.c.request.Context(), err, r.c.version, r.c.profile))
 	})
 }
 

@@ -14,11 +14,11 @@ import (
 )
 
 // backendTopics are those of all backends whose notifications a stream may have.
-func (o *streamWriter) backendTopics(ctx context.Context) (topics []string) {
-	if !o.streams.backends.Any(ctx) {
+func (w *streamWriter) backendTopics(ctx context.Context) (topics []string) {
+	if !w.streams.backends.Any(ctx) {
 		return nil
 	}
-	for _, name := range o.streams.backends.Backends(ctx, o.principal) {
+	for _, name := range w.streams.backends.Backends(ctx, w.principal) {
 		topics = append(topics, stream.TopicBackend(name))
 	}
 	return topics
@@ -28,40 +28,40 @@ var topicBackends = stream.TopicBackend("")
 
 // sendOtherBackends follows the backends that there are now, and notifies that their lists are
 // others.
-func (o *streamWriter) sendOtherBackends(ctx context.Context, cursor string) error {
-	now := o.streams.feeds.Log.Position()
-	for _, topic := range o.backendTopics(ctx) {
-		o.feed.Follow(topic, now)
+func (w *streamWriter) sendOtherBackends(ctx context.Context, cursor string) error {
+	now := w.streams.feeds.Log.Position()
+	for _, topic := range w.backendTopics(ctx) {
+		w.feed.Follow(topic, now)
 	}
-	return o.sendChanges(cursor, spec.NoteToolsChange, spec.NotePromptsChange, spec.NoteResourcesChange)
+	return w.sendChanges(cursor, spec.NoteToolsChange, spec.NotePromptsChange, spec.NoteResourcesChange)
 }
 
 // sendBackend sends what a backend notified of, if the stream asked for it and its principal may
 // still see the backend.
-func (o *streamWriter) sendBackend(ctx context.Context, d stream.Delivery) error {
+func (w *streamWriter) sendBackend(ctx context.Context, d stream.Delivery) error {
 	var n api.Notice
 	if json.Unmarshal(d.Notice, &n) != nil {
 		return nil // of another version
 	}
-	backends := o.streams.backends
-	if !backends.Any(ctx) || !slices.Contains(backends.Backends(ctx, o.principal), strings.TrimPrefix(d.Topic, topicBackends)) {
+	backends := w.streams.backends
+	if !backends.Any(ctx) || !slices.Contains(backends.Backends(ctx, w.principal), strings.TrimPrefix(d.Topic, topicBackends)) {
 		return nil
 	}
 	if n.Method != spec.NoteUpdated {
-		return o.sendChanges(d.Cursor, n.Method)
+		return w.sendChanges(d.Cursor, n.Method)
 	}
 	uri, ok := jsonrpc.String(jsonrpc.Member(n.Params, "uri"))
-	if !ok || !o.subscribedAt(d.Topic, uri) {
+	if !ok || !w.subscribedAt(d.Topic, uri) {
 		return nil
 	}
 	// Only what the schema knows: in any other member a client could see one of ours, for example an event's payload.
 	members := func(b []byte) []byte { return jsonrpc.AppendString(append(b, `"uri":`...), uri) }
-	return o.send(spec.NoteUpdated, members, text(backendMeta(jsonrpc.Member(n.Params, "_meta"))), d.Cursor)
+	return w.send(spec.NoteUpdated, members, text(backendMeta(jsonrpc.Member(n.Params, "_meta"))), d.Cursor)
 }
 
 // subscribedAt reports whether the stream is subscribed at the backend with that topic to the resource or to one above it.
-func (o *streamWriter) subscribedAt(topic, uri string) bool {
-	for _, t := range o.targets {
+func (w *streamWriter) subscribedAt(topic, uri string) bool {
+	for _, t := range w.targets {
 		if t.backend != "" && stream.TopicBackend(t.backend) == topic && api.Covers(t.uri, uri) {
 			return true
 		}
@@ -107,27 +107,27 @@ func reservedMeta(name string) bool {
 
 // want subscribes at the backends of a stream's targets, until
 // the function that it returns is called.
-func (o *streamWriter) want(ctx context.Context, holder string, until time.Time) (end func(), err error) {
+func (w *streamWriter) want(ctx context.Context, holder string, until time.Time) (end func(), err error) {
 	var all []api.Subscription
 	end = func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
 		defer cancel()
-		for _, w := range all {
-			if err := o.streams.backends.Unsubscribe(ctx, w); err != nil {
-				o.streams.faults.log(ctx, "backend subscription left to expire", err)
+		for _, subscribed := range all {
+			if err := w.streams.backends.Unsubscribe(ctx, subscribed); err != nil {
+				w.streams.faults.log(ctx, "backend subscription left to expire", err)
 			}
 		}
 	}
-	for _, t := range o.targets {
+	for _, t := range w.targets {
 		if t.backend == "" {
 			continue
 		}
-		w := api.Subscription{Place: api.Place{Workspace: o.principal.Workspace, Backend: t.backend}, URI: t.uri, Principal: o.principal.ID, Holder: holder, Until: until}
-		if err := o.streams.backends.Subscribe(ctx, w); err != nil {
+		wanted := api.Subscription{Place: api.Place{Workspace: w.principal.Workspace, Backend: t.backend}, URI: t.uri, Principal: w.principal.ID, Holder: holder, Until: until}
+		if err := w.streams.backends.Subscribe(ctx, wanted); err != nil {
 			end()
 			return nil, err
 		}
-		all = append(all, w)
+		all = append(all, wanted)
 	}
 	return end, nil
 }

@@ -117,19 +117,19 @@ func (h *conversations) handle(c *call) error {
 var topicConversations = stream.TopicConversation("")
 
 // sendContext sends a context to who sent the message.
-func (o *streamWriter) sendContext(ctx context.Context, d stream.Delivery) error {
+func (w *streamWriter) sendContext(ctx context.Context, d stream.Delivery) error {
 	var n contextNotice
-	if json.Unmarshal(d.Notice, &n) != nil || o.streams.conversation == nil {
+	if json.Unmarshal(d.Notice, &n) != nil || w.streams.conversation == nil {
 		return nil // of another version
 	}
-	members, err := o.streams.conversation.Open(o.principal, n.Context)
+	members, err := w.streams.conversation.Open(w.principal, n.Context)
 	if err != nil { // not written by this program; the others are still good
-		o.streams.faults.log(ctx, "sealed context not opened", err)
+		w.streams.faults.log(ctx, "sealed context not opened", err)
 		return nil
 	}
 	meta := ""
 	if n.Cut {
 		meta = metaCut
 	}
-	return o.send(spec.NoteContext, text(members), text(meta), d.Cursor)
+	return w.send(spec.NoteContext, text(members), text(meta), d.Cursor)
 }

@@ -14,15 +14,15 @@ import (
 // changed, and before an event if the last look is a heartbeat ago.
 
 // unsure reports whether the last look at the credentials is too long ago to send an event.
-func (o *streamWriter) unsure() bool { return time.Since(o.looked) >= o.streams.timing.heartbeat }
+func (w *streamWriter) unsure() bool { return time.Since(w.looked) >= w.streams.timing.heartbeat }
 
 // look takes over what the caller's credentials are worth now, or fails with
 // [errRevoked]. Where that is not known now, they are as good as they were.
-func (o *streamWriter) look(ctx context.Context) error {
-	o.looked = time.Now()
-	now, err := recheck(ctx, o.streams.auth, o.header, o.principal)
+func (w *streamWriter) look(ctx context.Context) error {
+	w.looked = time.Now()
+	now, err := recheck(ctx, w.streams.auth, w.header, w.principal)
 	if err == nil {
-		o.principal = now
+		w.principal = now
 	}
 	return err
 }

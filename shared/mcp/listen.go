@@ -80,9 +80,9 @@ func (st *streams) openListen(ctx context.Context, c *call) (*streamWriter, erro
 }
 
 // complete ends a stream on the server's own account with its result.
-func (o *streamWriter) complete(c *call, cursor string) {
-	text := o.streams.replies.appendResult(nil, c, result{meta: o.appendIDs(nil, cursor)})
-	_ = o.write(sse.Append(nil, sse.Event{Data: text})) // the stream ends either way
+func (w *streamWriter) complete(c *call, cursor string) {
+	text := w.streams.replies.appendResult(nil, c, result{meta: w.appendIDs(nil, cursor)})
+	_ = w.write(sse.Append(nil, sse.Event{Data: text})) // the stream ends either way
 }
 
 // filter reads the notifications that a listen asks for.
@@ -126,34 +126,34 @@ func (c *call) cursor() (string, error) {
 
 // honour takes of what was asked for what is served here and open to the caller. A
 // URI that is unknown, or not the caller's to have, is left out.
-func (o *streamWriter) honour(ctx context.Context, asked filter) (filter, error) {
-	o.resources = asked.ResourcesListChanged && o.streams.methods.has(spec.MethodResources)
-	o.events = asked.EventsListChanged && o.streams.methods.has(spec.MethodEvents)
-	o.contexts = asked.ConversationContext && o.streams.conversation != nil && o.streams.conversation.Offers(ctx, o.principal).Any()
+func (w *streamWriter) honour(ctx context.Context, asked filter) (filter, error) {
+	w.resources = asked.ResourcesListChanged && w.streams.methods.has(spec.MethodResources)
+	w.events = asked.EventsListChanged && w.streams.methods.has(spec.MethodEvents)
+	w.contexts = asked.ConversationContext && w.streams.conversation != nil && w.streams.conversation.Offers(ctx, w.principal).Any()
 	// There may be no backend yet: these lists are notified of when one comes, and acknowledged when one is there.
-	o.tools = asked.ToolsListChanged && o.streams.methods.has(spec.MethodToolsList)
-	o.prompts = asked.PromptsListChanged && o.streams.methods.has(spec.MethodPromptsList)
+	w.tools = asked.ToolsListChanged && w.streams.methods.has(spec.MethodToolsList)
+	w.prompts = asked.PromptsListChanged && w.streams.methods.has(spec.MethodPromptsList)
 	var offers api.Capabilities
-	if backends := o.streams.backends; (o.tools || o.prompts) && backends.Any(ctx) {
-		offers = backends.Capabilities(ctx, api.Client{Principal: o.principal})
+	if backends := w.streams.backends; (w.tools || w.prompts) && backends.Any(ctx) {
+		offers = backends.Capabilities(ctx, api.Client{Principal: w.principal})
 	}
 	out := filter{
-		ToolsListChanged: o.tools && offers.Tools, PromptsListChanged: o.prompts && offers.Prompts,
-		ResourcesListChanged: o.resources, EventsListChanged: o.events, ConversationContext: o.contexts,
+		ToolsListChanged: w.tools && offers.Tools, PromptsListChanged: w.prompts && offers.Prompts,
+		ResourcesListChanged: w.resources, EventsListChanged: w.events, ConversationContext: w.contexts,
 	}
 	if len(asked.ResourceSubscriptions) == 0 {
 		return out, nil
 	}
-	if most := o.streams.maxURIs; len(asked.ResourceSubscriptions) > most {
+	if most := w.streams.maxURIs; len(asked.ResourceSubscriptions) > most {
 		return out, session.LimitReached("streamURIs", most)
 	}
-	cat, err := o.streams.catalogs.of(ctx, o.principal)
+	cat, err := w.streams.catalogs.of(ctx, w.principal)
 	if err != nil {
 		return out, err
 	}
 	open := 0
 	for _, uri := range asked.ResourceSubscriptions {
-		t, err := o.streams.targets.resolve(ctx, cat, o.principal, uri)
+		t, err := w.streams.targets.resolve(ctx, cat, w.principal, uri)
 		switch kind := fault.KindOf(err); {
 		case err == nil:
 		case kind == fault.Internal || kind == fault.Unavailable:
@@ -161,13 +161,13 @@ func (o *streamWriter) honour(ctx context.Context, asked filter) (filter, error)
 		default:
 			continue
 		}
-		if _, twice := o.targets[t.uri]; twice {
+		if _, twice := w.targets[t.uri]; twice {
 			continue
 		}
-		if open += t.open(); open > o.streams.maxPatterns {
-			return out, session.LimitReached("streamPatterns", o.streams.maxPatterns)
+		if open += t.open(); open > w.streams.maxPatterns {
+			return out, session.LimitReached("streamPatterns", w.streams.maxPatterns)
 		}
-		o.targets[t.uri] = t
+		w.targets[t.uri] = t
 		out.ResourceSubscriptions = append(out.ResourceSubscriptions, uri)
 	}
 	return out, nil

@@ -73,27 +73,27 @@ func endReason(r *http.Request, why error) string {
 }
 
 // finish logs why the stream ended, and says so to a client that still reads.
-func (o *streamWriter) finish(c *call, why error) {
-	o.ended(c.request, why)
+func (w *streamWriter) finish(c *call, why error) {
+	w.ended(c.request, why)
 	if !errors.Is(why, errWriting) && c.request.Context().Err() == nil { // else the client closed it
-		o.framing.end(c, why)
+		w.framing.end(c, why)
 	}
 }
 
 // ended logs and counts the end of the stream. A principal is known by the beginning of its SHA-256, for its id may be
 // a person's name.
-func (o *streamWriter) ended(r *http.Request, why error) {
+func (w *streamWriter) ended(r *http.Request, why error) {
 	reason := endReason(r, why)
-	o.streams.faults.metrics.StreamEnded(reason)
+	w.streams.faults.metrics.StreamEnded(reason)
 	level, attrs := slog.LevelInfo, make([]slog.Attr, 0, 6)
-	hash := sha256.Sum256([]byte(o.principal.ID))
-	attrs = append(attrs, slog.String("reason", reason), slog.String("kind", o.kind), slog.String("workspace", o.principal.Workspace),
+	hash := sha256.Sum256([]byte(w.principal.ID))
+	attrs = append(attrs, slog.String("reason", reason), slog.String("kind", w.kind), slog.String("workspace", w.principal.Workspace),
 		slog.String("principal", hex.EncodeToString(hash[:6])))
-	if !o.began.IsZero() {
-		attrs = append(attrs, slog.Float64("open_s", time.Since(o.began).Round(time.Millisecond).Seconds()))
+	if !w.began.IsZero() {
+		attrs = append(attrs, slog.Float64("open_s", time.Since(w.began).Round(time.Millisecond).Seconds()))
 	}
 	if reason == reasonError {
 		level, attrs = slog.LevelWarn, append(attrs, slog.Any("error", why))
 	}
-	o.streams.faults.logger.LogAttrs(context.WithoutCancel(r.Context()), level, "stream ended", attrs...)
+	w.streams.faults.logger.LogAttrs(context.WithoutCancel(r.Context()), level, "stream ended", attrs...)
 }

@@ -59,25 +59,25 @@ func (st *streams) hold(w http.ResponseWriter, c *call, open func(context.Contex
 
 // start begins the stream on the response. Of the request only the id is needed from here on: the body must not live as
 // long as the stream.
-func (o *streamWriter) start(w http.ResponseWriter, c *call) {
-	o.subscriptionID = bytes.Clone(c.msg.ID)
-	c.msg, c.meta, c.body = jsonrpc.Message{ID: o.subscriptionID}, nil, nil
+func (w *streamWriter) start(response http.ResponseWriter, c *call) {
+	w.subscriptionID = bytes.Clone(c.msg.ID)
+	c.msg, c.meta, c.body = jsonrpc.Message{ID: w.subscriptionID}, nil, nil
 	var done func() bool
-	o.out, done = o.streams.admission.writer(w)
-	o.ends = append(o.ends, func() { done() })
+	w.out, done = w.streams.admission.writer(response)
+	w.ends = append(w.ends, func() { done() })
 }
 
 // open opens the feed.
-func (o *streamWriter) open(ctx context.Context, r stream.Request) (err error) {
-	if o.feed, err = o.streams.feeds.Open(ctx, r); err == nil {
-		o.ends = append(o.ends, o.feed.Close)
+func (w *streamWriter) open(ctx context.Context, r stream.Request) (err error) {
+	if w.feed, err = w.streams.feeds.Open(ctx, r); err == nil {
+		w.ends = append(w.ends, w.feed.Close)
 	}
 	return err
 }
 
 // close gives back what the stream held, the last first.
-func (o *streamWriter) close() {
-	for _, end := range slices.Backward(o.ends) {
+func (w *streamWriter) close() {
+	for _, end := range slices.Backward(w.ends) {
 		end()
 	}
 }

@@ -60,30 +60,30 @@ type streamWriter struct {
 
 // run passes on what comes until the stream ends, and returns why. Little is on
 // its stack while it waits: there are thousands of them.
-func (o *streamWriter) run(ctx context.Context) error {
-	o.wrote = time.Now()
-	o.looked, o.began = o.wrote, o.wrote
-	quiet := time.NewTimer(o.streams.timing.heartbeat)
+func (w *streamWriter) run(ctx context.Context) error {
+	w.wrote = time.Now()
+	w.looked, w.began = w.wrote, w.wrote
+	quiet := time.NewTimer(w.streams.timing.heartbeat)
 	defer quiet.Stop()
 	for {
-		if err := o.pass(ctx); err != nil {
+		if err := w.pass(ctx); err != nil {
 			return err
 		}
-		if o.feed.CursorMoved() {
-			if err := o.framing.moved(); err != nil {
+		if w.feed.CursorMoved() {
+			if err := w.framing.moved(); err != nil {
 				return err
 			}
 		}
-		left := o.untilHeartbeat()
+		left := w.untilHeartbeat()
 		if left <= 0 {
-			if err := o.framing.heartbeat(ctx); err != nil {
+			if err := w.framing.heartbeat(ctx); err != nil {
 				return err
 			}
 			continue
 		}
 		quiet.Reset(left)
 		select {
-		case <-o.feed.Ready():
+		case <-w.feed.Ready():
 		case <-quiet.C:
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -92,31 +92,31 @@ func (o *streamWriter) run(ctx context.Context) error {
 }
 
 // untilHeartbeat returns the time until the next heartbeat must be sent.
-func (o *streamWriter) untilHeartbeat() time.Duration {
-	return time.Until(o.framing.due(o.wrote.Add(o.streams.timing.heartbeat)))
+func (w *streamWriter) untilHeartbeat() time.Duration {
+	return time.Until(w.framing.due(w.wrote.Add(w.streams.timing.heartbeat)))
 }
 
 // pass sends the deliveries that the feed has ready. It returns early if a heartbeat is due.
-func (o *streamWriter) pass(ctx context.Context) error {
+func (w *streamWriter) pass(ctx context.Context) error {
 	for ctx.Err() == nil {
-		d, ok, err := o.feed.Poll(ctx)
+		d, ok, err := w.feed.Poll(ctx)
 		switch {
 		case err == nil && !ok:
 			return nil
 		case err == nil:
-			if err = o.framing.deliver(ctx, d); err == nil {
-				o.reached = d.Cursor
+			if err = w.framing.deliver(ctx, d); err == nil {
+				w.reached = d.Cursor
 			}
-			o.cut = err != nil
+			w.cut = err != nil
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		default:
-			err = o.framing.failed(ctx, err)
+			err = w.framing.failed(ctx, err)
 		}
 		if err != nil {
 			return err
 		}
-		if o.untilHeartbeat() <= 0 {
+		if w.untilHeartbeat() <= 0 {
 			return nil
 		}
 	}
@@ -125,76 +125,76 @@ func (o *streamWriter) pass(ctx context.Context) error {
 
 // resumeAt is the position after what was served: the feed's, unless the stream ends
 // over a delivery, which whoever resumes must get.
-func (o *streamWriter) resumeAt() string {
-	if o.cut {
-		return o.reached
+func (w *streamWriter) resumeAt() string {
+	if w.cut {
+		return w.reached
 	}
-	o.reached = o.feed.Cursor()
-	return o.reached
+	w.reached = w.feed.Cursor()
+	return w.reached
 }
 
 var comment = sse.Append(nil, sse.Event{Comment: " "})
 
-func (o *streamWriter) write(b []byte) error {
-	if err := o.out.Write(b); err != nil {
+func (w *streamWriter) write(b []byte) error {
+	if err := w.out.Write(b); err != nil {
 		return errors.Join(errWriting, err)
 	}
-	o.wrote = time.Now()
+	w.wrote = time.Now()
 	return nil
 }
 
 // verify looks at the caller's credentials again, if it is time to.
-func (o *streamWriter) verify(ctx context.Context, d stream.Delivery) error {
-	if d.Topic == stream.TopicCatalog || o.unsure() {
-		return o.look(ctx)
+func (w *streamWriter) verify(ctx context.Context, d stream.Delivery) error {
+	if d.Topic == stream.TopicCatalog || w.unsure() {
+		return w.look(ctx)
 	}
 	return nil
 }
 
 // notify sends what is the same on all streams but an events/stream.
-func (o *streamWriter) notify(ctx context.Context, d stream.Delivery) error {
+func (w *streamWriter) notify(ctx context.Context, d stream.Delivery) error {
 	switch {
 	case d.Event != nil:
-		return o.sendEvent(ctx, d)
+		return w.sendEvent(ctx, d)
 	case d.Lost != "":
-		return o.sendLost(d)
+		return w.sendLost(d)
 	case d.Topic == stream.TopicCatalog && stream.OfBackends(d.Notice):
-		return o.sendOtherBackends(ctx, d.Cursor)
+		return w.sendOtherBackends(ctx, d.Cursor)
 	case d.Topic == stream.TopicCatalog:
-		if err := o.sendChanges(d.Cursor, spec.NoteResourcesChange, spec.NoteEventsChange); err != nil {
+		if err := w.sendChanges(d.Cursor, spec.NoteResourcesChange, spec.NoteEventsChange); err != nil {
 			return err
 		}
-		return o.resolveAgain(ctx)
-	case d.Topic == stream.TopicPrincipal(o.principal.ID):
-		return o.sendChanges(d.Cursor, spec.NoteResourcesChange)
+		return w.resolveAgain(ctx)
+	case d.Topic == stream.TopicPrincipal(w.principal.ID):
+		return w.sendChanges(d.Cursor, spec.NoteResourcesChange)
 	case strings.HasPrefix(d.Topic, topicSubscriptions):
-		return o.sendState(d)
+		return w.sendState(d)
 	case strings.HasPrefix(d.Topic, topicBackends):
-		return o.sendBackend(ctx, d)
+		return w.sendBackend(ctx, d)
 	case strings.HasPrefix(d.Topic, topicConversations):
-		return o.sendContext(ctx, d)
+		return w.sendContext(ctx, d)
 	}
 	return nil
 }
 
 // asks reports whether the client is notified of a list's changes by this notification.
-func (o *streamWriter) asks(note string) bool {
+func (w *streamWriter) asks(note string) bool {
 	return map[string]bool{
-		spec.NoteResourcesChange: o.resources, spec.NoteEventsChange: o.events, spec.NoteToolsChange: o.tools,
-		spec.NotePromptsChange: o.prompts, spec.NoteRootsChange: o.roots,
+		spec.NoteResourcesChange: w.resources, spec.NoteEventsChange: w.events, spec.NoteToolsChange: w.tools,
+		spec.NotePromptsChange: w.prompts, spec.NoteRootsChange: w.roots,
 	}[note]
 }
 
 // sendChanges sends the notifications of a delivery that the client asked for. cursor is the position after the delivery. Only the
 // last notification carries it: a client that was cut off before must get the delivery again.
-func (o *streamWriter) sendChanges(cursor string, notes ...string) error {
-	asked := slices.DeleteFunc(notes, func(note string) bool { return !o.asks(note) })
+func (w *streamWriter) sendChanges(cursor string, notes ...string) error {
+	asked := slices.DeleteFunc(notes, func(note string) bool { return !w.asks(note) })
 	for i, note := range asked {
-		at := o.reached
+		at := w.reached
 		if i == len(asked)-1 {
 			at = cursor
 		}
-		if err := o.send(note, nil, nil, at); err != nil {
+		if err := w.send(note, nil, nil, at); err != nil {
 			return err
 		}
 	}
@@ -204,13 +204,13 @@ func (o *streamWriter) sendChanges(cursor string, notes ...string) error {
 var topicSubscriptions = stream.TopicSubscription("")
 
 // sendEvent sends an event if the current catalog still allows it.
-func (o *streamWriter) sendEvent(ctx context.Context, d stream.Delivery) error {
+func (w *streamWriter) sendEvent(ctx context.Context, d stream.Delivery) error {
 	ev := d.Event
-	cat, err := o.streams.catalogs.with(ctx, o.principal, ev.Name)
+	cat, err := w.streams.catalogs.with(ctx, w.principal, ev.Name)
 	if err != nil {
 		return err
 	}
-	if !allowed(cat, o.principal, ev) || !cat.ByName(ev.Name).PushAllowed() {
+	if !allowed(cat, w.principal, ev) || !cat.ByName(ev.Name).PushAllowed() {
 		return nil
 	}
 	members := func(b []byte) []byte {
@@ -218,13 +218,13 @@ func (o *streamWriter) sendEvent(ctx context.Context, d stream.Delivery) error {
 		b = append(b, `,"payload":`...)
 		return append(b, ev.Data...)
 	}
-	return o.send(spec.NoteUpdated, members, func(b []byte) []byte { return o.eventMeta(b, ev) }, d.Cursor)
+	return w.send(spec.NoteUpdated, members, func(b []byte) []byte { return w.eventMeta(b, ev) }, d.Cursor)
 }
 
-func (o *streamWriter) eventMeta(b []byte, ev *event.Event) []byte {
+func (w *streamWriter) eventMeta(b []byte, ev *event.Event) []byte {
 	b = jsonrpc.AppendString(append(b, `"`+MetaEventID+`":`...), ev.ID)
 	b = jsonrpc.AppendString(append(b, `,"`+MetaTime+`":`...), ev.Timestamp())
-	if o.payloads {
+	if w.payloads {
 		b = append(b, `,"`+MetaPayload+`":`...)
 		b = append(b, ev.Data...)
 	}
@@ -233,19 +233,19 @@ func (o *streamWriter) eventMeta(b []byte, ev *event.Event) []byte {
 
 // sendLost notifies the client of the URIs some of whose events cannot be read. Only the last notification carries the cursor,
 // so that a client that is cut off before it gets all of them again.
-func (o *streamWriter) sendLost(d stream.Delivery) error {
+func (w *streamWriter) sendLost(d stream.Delivery) error {
 	var uris []string
-	for _, t := range o.targets {
+	for _, t := range w.targets {
 		if slices.ContainsFunc(t.patterns, func(p subscription.Pattern) bool { return p.Key == d.Lost }) {
 			uris = append(uris, t.asked)
 		}
 	}
 	for i, uri := range uris {
-		cursor := o.reached
+		cursor := w.reached
 		if i == len(uris)-1 {
 			cursor = d.Cursor
 		}
-		if err := o.sendGapOf(uri, cursor); err != nil {
+		if err := w.sendGapOf(uri, cursor); err != nil {
 			return err
 		}
 	}
@@ -253,15 +253,15 @@ func (o *streamWriter) sendLost(d stream.Delivery) error {
 }
 
 // sendGapOf notifies the client that events of a URI are missing.
-func (o *streamWriter) sendGapOf(uri, cursor string) error {
-	return o.send(spec.NoteUpdated, func(b []byte) []byte {
+func (w *streamWriter) sendGapOf(uri, cursor string) error {
+	return w.send(spec.NoteUpdated, func(b []byte) []byte {
 		return jsonrpc.AppendString(append(b, `"uri":`...), uri)
 	}, text(metaTruncated), cursor)
 }
 
 // sendState notifies that the state of a subscription changed.
-func (o *streamWriter) sendState(d stream.Delivery) error {
-	for _, t := range o.targets {
+func (w *streamWriter) sendState(d stream.Delivery) error {
+	for _, t := range w.targets {
 		if t.topic != d.Topic {
 			continue
 		}
@@ -269,7 +269,7 @@ func (o *streamWriter) sendState(d stream.Delivery) error {
 			State string `json:"state"`
 		}
 		_ = json.Unmarshal(d.Notice, &notice) // ours; without a state the client reads it
-		return o.send(spec.NoteUpdated, func(b []byte) []byte {
+		return w.send(spec.NoteUpdated, func(b []byte) []byte {
 			b = jsonrpc.AppendString(append(b, `"uri":`...), t.asked)
 			if notice.State != "" {
 				b = jsonrpc.AppendString(append(b, `,"payload":{"state":`...), notice.State)
@@ -293,7 +293,7 @@ func text[T string | []byte](s T) func([]byte) []byte {
 
 // send writes a notification. members and meta append members of params and of
 // its _meta without braces; nil appends none.
-func (o *streamWriter) send(name string, members, meta func([]byte) []byte, cursor string) error {
+func (w *streamWriter) send(name string, members, meta func([]byte) []byte, cursor string) error {
 	text, wire := buffers.Get().(*[]byte), buffers.Get().(*[]byte)
 	defer func() {
 		for _, b := range []*[]byte{text, wire} {
@@ -308,13 +308,13 @@ func (o *streamWriter) send(name string, members, meta func([]byte) []byte, curs
 	if members != nil {
 		b = members(b)
 	}
-	if meta != nil || o.subscriptionID != nil {
+	if meta != nil || w.subscriptionID != nil {
 		if members != nil {
 			b = append(b, ',')
 		}
 		b = append(b, `"_meta":{`...)
-		if o.subscriptionID != nil {
-			b = o.appendIDs(b, cursor)
+		if w.subscriptionID != nil {
+			b = w.appendIDs(b, cursor)
 			if meta != nil {
 				b = append(b, ',')
 			}
@@ -328,18 +328,18 @@ func (o *streamWriter) send(name string, members, meta func([]byte) []byte, curs
 		b = append(b, '}')
 	}
 	b = append(b, `}}`...)
-	e := o.framing.event(cursor)
+	e := w.framing.event(cursor)
 	e.Data = b
 	*text = b
 	*wire = sse.Append((*wire)[:0], e)
-	return o.write(*wire)
+	return w.write(*wire)
 }
 
 // appendIDs appends what every message of a listen or an events/stream carries in
 // _meta. The latter has its cursors in params, and gives none.
-func (o *streamWriter) appendIDs(b []byte, cursor string) []byte {
+func (w *streamWriter) appendIDs(b []byte, cursor string) []byte {
 	b = append(b, `"`+spec.MetaSubscription+`":`...)
-	b = append(b, o.subscriptionID...)
+	b = append(b, w.subscriptionID...)
 	if cursor == "" {
 		return b
 	}
@@ -349,24 +349,24 @@ func (o *streamWriter) appendIDs(b []byte, cursor string) []byte {
 
 // resolveAgain adds what a changed catalog makes of the URIs: one may have become
 // the parent of a new event type. What is gone from the catalog stays and brings nothing.
-func (o *streamWriter) resolveAgain(ctx context.Context) error {
-	cat, err := o.streams.catalogs.of(ctx, o.principal)
+func (w *streamWriter) resolveAgain(ctx context.Context) error {
+	cat, err := w.streams.catalogs.of(ctx, w.principal)
 	if err != nil {
 		return err
 	}
-	for uri, t := range o.targets {
+	for uri, t := range w.targets {
 		if t.topic != "" || t.backend != "" {
 			continue
 		}
-		again, err := o.streams.targets.resolve(ctx, cat, o.principal, t.asked)
+		again, err := w.streams.targets.resolve(ctx, cat, w.principal, t.asked)
 		if err != nil {
 			if !t.lost {
-				if err := o.framing.lost(t); err != nil {
+				if err := w.framing.lost(t); err != nil {
 					return err
 				}
 			}
 			t.lost = true
-			o.targets[uri] = t
+			w.targets[uri] = t
 			continue
 		}
 		t.lost = false
@@ -374,33 +374,33 @@ func (o *streamWriter) resolveAgain(ctx context.Context) error {
 			if slices.ContainsFunc(t.patterns, func(q subscription.Pattern) bool { return q.Key == p.Key && q.Unordered == p.Unordered }) {
 				continue
 			}
-			if err := o.feed.Add(ctx, p, o.streams.feeds.AfterChange(p)); err != nil {
+			if err := w.feed.Add(ctx, p, w.streams.feeds.AfterChange(p)); err != nil {
 				return err
 			}
 			t.patterns = append(t.patterns, p)
 		}
-		o.targets[uri] = t
+		w.targets[uri] = t
 	}
 	return nil
 }
 
 // topics lists what the stream writer follows beside its targets' own.
-func (o *streamWriter) topics(ctx context.Context) []string {
+func (w *streamWriter) topics(ctx context.Context) []string {
 	var out []string
-	lists := o.resources || o.tools || o.prompts
-	if lists || o.events || len(o.targets) > 0 {
+	lists := w.resources || w.tools || w.prompts
+	if lists || w.events || len(w.targets) > 0 {
 		out = append(out, stream.TopicCatalog)
 	}
-	if o.resources {
-		out = append(out, stream.TopicPrincipal(o.principal.ID))
+	if w.resources {
+		out = append(out, stream.TopicPrincipal(w.principal.ID))
 	}
-	if o.contexts {
-		out = append(out, stream.TopicConversation(o.principal.ID))
+	if w.contexts {
+		out = append(out, stream.TopicConversation(w.principal.ID))
 	}
 	if lists {
-		return append(out, o.backendTopics(ctx)...)
+		return append(out, w.backendTopics(ctx)...)
 	}
-	for _, t := range o.targets {
+	for _, t := range w.targets {
 		if t.backend != "" {
 			out = append(out, stream.TopicBackend(t.backend))
 		}

@@ -333,9 +333,9 @@ func TestCloudEventsSDK(t *testing.T) {
 // quiet is a response writer that keeps nothing.
 type quiet struct{ header http.Header }
 
-func (w *quiet) Header() http.Header         { return w.header }
-func (w *quiet) WriteHeader(int)             {}
-func (w *quiet) Write(b []byte) (int, error) { return len(b), nil }
+func (q *quiet) Header() http.Header         { return q.header }
+func (q *quiet) WriteHeader(int)             {}
+func (q *quiet) Write(b []byte) (int, error) { return len(b), nil }
 
 // swallow is an events queue that keeps nothing.
 type swallow struct{}

@@ -64,22 +64,22 @@ type reach struct {
 	faults []jsonpointer.Fault
 }
 
-func (c *reach) fail(place jsonpointer.Pointer, format string, args ...any) {
-	c.faults = append(c.faults, jsonpointer.Fault{Pointer: place.String(), Message: fmt.Sprintf(format, args...)})
+func (r *reach) fail(place jsonpointer.Pointer, format string, args ...any) {
+	r.faults = append(r.faults, jsonpointer.Fault{Pointer: place.String(), Message: fmt.Sprintf(format, args...)})
 }
 
-func (c *reach) value(v Value, place jsonpointer.Pointer) {
+func (r *reach) value(v Value, place jsonpointer.Pointer) {
 	if v.kind == isPointer {
-		c.leads(v.pointer, place)
+		r.leads(v.pointer, place)
 	}
 	for _, name := range slices.Sorted(maps.Keys(v.members)) {
-		c.value(v.members[name], append(slices.Clip(place), name))
+		r.value(v.members[name], append(slices.Clip(place), name))
 	}
 }
 
 // pattern looks at the first two levels of a document, and at what is allowed in texts. At is the place in the document;
 // below $or it is the one that the $or stands on.
-func (c *reach) pattern(text json.RawMessage, at, place jsonpointer.Pointer) {
+func (r *reach) pattern(text json.RawMessage, at, place jsonpointer.Pointer) {
 	for name, value := range jsonrpc.Members(text) {
 		here, place := append(slices.Clip(at), string(name)), append(slices.Clip(place), string(name))
 		isList := value[0] == '['
@@ -87,58 +87,58 @@ func (c *reach) pattern(text json.RawMessage, at, place jsonpointer.Pointer) {
 		case string(name) == "$or" && isList:
 			i := 0
 			for branch := range jsonrpc.Elements(value) {
-				c.pattern(branch, at, append(slices.Clip(place), strconv.Itoa(i)))
+				r.pattern(branch, at, append(slices.Clip(place), strconv.Itoa(i)))
 				i++
 			}
-		case !c.leads(here, place) || kind == "":
+		case !r.leads(here, place) || kind == "":
 		case len(here) == 1 && isList:
-			c.fail(place, "%s: is no value: write the name of one of its members, as {%s: {NAME: […]}}", place, name)
+			r.fail(place, "%s: is no value: write the name of one of its members, as {%s: {NAME: […]}}", place, name)
 		case len(here) == 1:
-			c.pattern(value, here, place)
+			r.pattern(value, here, place)
 		case !isList:
-			c.fail(place, "%s: %s is a text and has no members: write the values that it may have, as [opened, closed]", place, kind)
+			r.fail(place, "%s: %s is a text and has no members: write the values that it may have, as [opened, closed]", place, kind)
 		default:
-			c.texts(value, kind, place)
+			r.texts(value, kind, place)
 		}
 	}
 }
 
 // texts refuses values that no text is.
-func (c *reach) texts(list json.RawMessage, kind string, place jsonpointer.Pointer) {
+func (r *reach) texts(list json.RawMessage, kind string, place jsonpointer.Pointer) {
 	i := 0
 	for value := range jsonrpc.Elements(list) {
 		place := append(slices.Clip(place), strconv.Itoa(i))
 		switch {
 		case value[0] == '{' && jsonrpc.Member(value, "numeric") != nil:
-			c.fail(place, "%s: %s is a text, which numeric never matches", place, kind)
+			r.fail(place, "%s: %s is a text, which numeric never matches", place, kind)
 		case value[0] == 'n':
-			c.fail(place, "%s: %s is a text, never null", place, kind)
+			r.fail(place, "%s: %s is a text, never null", place, kind)
 		case value[0] != '{' && value[0] != '"':
-			c.fail(place, "%s: %s is a text: write \"%s\"", place, kind, value)
+			r.fail(place, "%s: %s is a text: write \"%s\"", place, kind, value)
 		}
 		i++
 	}
 }
 
 // leads reports whether a document may have something at a pointer.
-func (c *reach) leads(pointer, place jsonpointer.Pointer) bool {
-	before := len(c.faults)
+func (r *reach) leads(pointer, place jsonpointer.Pointer) bool {
+	before := len(r.faults)
 	switch {
 	case len(pointer) == 0:
-	case c.from != HTTP && (slices.Contains(parts, pointer[0]) || c.from == S3 && pointer[0] == "Records"):
-		c.fail(place, "%.100q leads to nothing: %s", pointer, buses[c.from])
-	case c.from != HTTP:
+	case r.from != HTTP && (slices.Contains(parts, pointer[0]) || r.from == S3 && pointer[0] == "Records"):
+		r.fail(place, "%.100q leads to nothing: %s", pointer, buses[r.from])
+	case r.from != HTTP:
 	case !slices.Contains(parts, pointer[0]):
-		c.fail(place, "%.100q leads to nothing: a request has /headers, /query and /body", pointer)
+		r.fail(place, "%.100q leads to nothing: a request has /headers, /query and /body", pointer)
 	case len(pointer) < 2:
 	case pointer[0] == "headers" && pointer[1] != strings.ToLower(pointer[1]):
-		c.fail(place, "%.100q leads to nothing: the names of headers are in lower case there", pointer)
+		r.fail(place, "%.100q leads to nothing: the names of headers are in lower case there", pointer)
 	case pointer[0] == "headers" && !httpguts.ValidHeaderFieldName(pointer[1]):
-		c.fail(place, "%.100q leads to nothing: no header has such a name; write one without spaces, as x-request-id", pointer)
-	case pointer[0] == "headers" && hides(pointer[1], c.secret):
-		c.fail(place, "%.100q leads to nothing: a header with credentials or signatures is left out, and so are those that say how the body came", pointer)
+		r.fail(place, "%.100q leads to nothing: no header has such a name; write one without spaces, as x-request-id", pointer)
+	case pointer[0] == "headers" && hides(pointer[1], r.secret):
+		r.fail(place, "%.100q leads to nothing: a header with credentials or signatures is left out, and so are those that say how the body came", pointer)
 	case len(pointer) > 2 && textIn[pointer[0]] != "":
-		c.fail(place, "%.100q leads to nothing: %s is a text and has no members; write %.100s", pointer, textIn[pointer[0]], pointer[:2])
+		r.fail(place, "%.100q leads to nothing: %s is a text and has no members; write %.100s", pointer, textIn[pointer[0]], pointer[:2])
 	}
-	return len(c.faults) == before
+	return len(r.faults) == before
 }

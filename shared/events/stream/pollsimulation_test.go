@@ -31,16 +31,16 @@ type pollers struct {
 
 type polledAll struct{ published, skipped, repeated, polls, full, streams int }
 
-func (w pollers) run(t *testing.T) (res polledAll) {
+func (p pollers) run(t *testing.T) (res polledAll) {
 	t.Helper()
 	const instances, clients = 3, 4
 	sealer := sealer(t)
 	synctest.Test(t, func(t *testing.T) {
-		db := w.newDB(t)
+		db := p.newDB(t)
 		var tails []*stream.Tails
 		var logs []*eventlog.Log
 		for i := range instances {
-			skew := alternate(w.skew)(i)
+			skew := alternate(p.skew)(i)
 			l := &eventlog.Log{DB: db, Now: func() time.Time { return time.Now().Add(skew) }}
 			logs = append(logs, l)
 			ts := stream.New(l, db, sealer)
@@ -60,15 +60,15 @@ func (w pollers) run(t *testing.T) (res polledAll) {
 				cursor, idle := "", 0
 				for n := 0; idle < 3; n++ {
 					ts := tails[rand.IntN(instances)]
-					if n > 0 && w.streams && rand.IntN(4) == 0 {
-						cursor = w.follow(t, ts, cursor, got[c])
+					if n > 0 && p.streams && rand.IntN(4) == 0 {
+						cursor = p.follow(t, ts, cursor, got[c])
 						mu.Lock()
 						res.streams++
 						mu.Unlock()
 						continue
 					}
 					page, err := ts.Poll(t.Context(), stream.PollRequest{
-						Workspace: "default", Pattern: w.pattern, Cursor: cursor, Most: 1 + rand.IntN(40), Bytes: 1 << 20,
+						Workspace: "default", Pattern: p.pattern, Cursor: cursor, Most: 1 + rand.IntN(40), Bytes: 1 << 20,
 					})
 					if err != nil || page.Truncated {
 						t.Errorf("client %d: %v, %+v", c, err, page)
@@ -105,26 +105,26 @@ func (w pollers) run(t *testing.T) (res polledAll) {
 		}
 		begun.Wait()
 		var writing sync.WaitGroup
-		end := time.Now().Add(w.length)
+		end := time.Now().Add(p.length)
 		for i := range instances {
-			if w.pattern.Kind == subscription.Concrete && !w.pattern.Unordered && i > 0 {
+			if p.pattern.Kind == subscription.Concrete && !p.pattern.Unordered && i > 0 {
 				break // it has one writer at a time
 			}
 			writing.Go(func() {
 				for n := 0; time.Now().Before(end); n++ {
 					many := 1
-					if w.burst > 0 && n%20 == 10 {
-						many = w.burst
+					if p.burst > 0 && n%20 == 10 {
+						many = p.burst
 					}
 					var events []event.Event
 					for k := range many {
 						e := occurrence(fmt.Sprintf("%d-%d-%d", i, n, k), fmt.Sprintf("event://sim/%d", rand.IntN(30)))
-						if w.pattern.Kind == subscription.Concrete {
-							e.URI = w.pattern.Key
+						if p.pattern.Kind == subscription.Concrete {
+							e.URI = p.pattern.Key
 						}
 						events = append(events, e)
 					}
-					if err := w.write(t.Context(), logs[i], events); err != nil {
+					if err := p.write(t.Context(), logs[i], events); err != nil {
 						t.Error(err)
 					}
 					mu.Lock()
@@ -154,17 +154,17 @@ func (w pollers) run(t *testing.T) (res polledAll) {
 	return res
 }
 
-func (w pollers) write(ctx context.Context, l *eventlog.Log, events []event.Event) error {
-	if w.pattern.Unordered {
-		_, err := l.AppendUnordered(ctx, "default", w.pattern.Key, events, nil)
+func (p pollers) write(ctx context.Context, l *eventlog.Log, events []event.Event) error {
+	if p.pattern.Unordered {
+		_, err := l.AppendUnordered(ctx, "default", p.pattern.Key, events, nil)
 		return err
 	}
-	if w.pattern.Kind == subscription.Concrete {
-		_, err := l.Append(ctx, "default", w.pattern.Key, events, nil)
+	if p.pattern.Kind == subscription.Concrete {
+		_, err := l.Append(ctx, "default", p.pattern.Key, events, nil)
 		return err
 	}
 	for _, e := range events {
-		if err := l.AppendPatterns(ctx, eventlog.Appended{}, []event.Event{e}, []string{w.pattern.Key}, false); err != nil {
+		if err := l.AppendPatterns(ctx, eventlog.Appended{}, []event.Event{e}, []string{p.pattern.Key}, false); err != nil {
 			return err
 		}
 	}
@@ -173,9 +173,9 @@ func (w pollers) write(ctx context.Context, l *eventlog.Log, events []event.Even
 
 // follow reads a stream for a moment and returns where it left off: behind its last
 // event, or where the heartbeat is.
-func (w pollers) follow(t *testing.T, ts *stream.Tails, cursor string, got map[string]int) string {
+func (p pollers) follow(t *testing.T, ts *stream.Tails, cursor string, got map[string]int) string {
 	f, err := ts.Open(t.Context(), stream.Request{
-		Workspace: "default", Patterns: []subscription.Pattern{w.pattern}, Topics: []string{stream.TopicCatalog}, Cursor: cursor, Sole: true,
+		Workspace: "default", Patterns: []subscription.Pattern{p.pattern}, Topics: []string{stream.TopicCatalog}, Cursor: cursor, Sole: true,
 	})
 	if err != nil {
 		t.Error(err)

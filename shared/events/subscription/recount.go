@@ -37,14 +37,14 @@ func recountKey(workspace string) store.Key {
 
 // Recount corrects the sums of workspaces that two recounts in a row find wrong, and reports how many. It recounts a
 // workspace once per day, or every ten minutes while the workspace is at its limit.
-func (w *Sweeper) Recount(ctx context.Context) (corrected int, err error) {
-	workspaces, err := (&Lists{DB: w.Service.Records.DB}).Workspaces(ctx)
+func (s *Sweeper) Recount(ctx context.Context) (corrected int, err error) {
+	workspaces, err := (&Lists{DB: s.Service.Records.DB}).Workspaces(ctx)
 	if err != nil {
 		return 0, err
 	}
 	var errs []error
 	for _, workspace := range workspaces {
-		by, err := w.recount(ctx, workspace)
+		by, err := s.recount(ctx, workspace)
 		if err != nil {
 			errs = append(errs, fault.Wrap(fault.Unavailable, err, "recount the subscriptions of workspace %s", workspace))
 		} else if by != 0 {
@@ -59,8 +59,8 @@ func (w *Sweeper) Recount(ctx context.Context) (corrected int, err error) {
 }
 
 // recount recounts a workspace if it is time to, and returns by how much it changed the sum.
-func (w *Sweeper) recount(ctx context.Context, workspace string) (by int64, err error) {
-	r := &w.Service.Records
+func (s *Sweeper) recount(ctx context.Context, workspace string) (by int64, err error) {
+	r := &s.Service.Records
 	items, err := r.DB.Get(ctx, recountKey(workspace), sumKey(workspace))
 	if err != nil {
 		return 0, err
@@ -88,7 +88,7 @@ func (w *Sweeper) recount(ctx context.Context, workspace string) (by int64, err 
 	if last.Wrong == 0 && now.Sub(last.At) < wait {
 		return 0, nil
 	}
-	total, err := w.total(ctx, workspace)
+	total, err := s.total(ctx, workspace)
 	if err != nil {
 		return 0, err
 	}
@@ -124,8 +124,8 @@ func agreed(a, b int64) int64 {
 }
 
 // total adds up the counts of all principals that have a subscription in the workspace.
-func (w *Sweeper) total(ctx context.Context, workspace string) (total int64, err error) {
-	r := &w.Service.Records
+func (s *Sweeper) total(ctx context.Context, workspace string) (total int64, err error) {
+	r := &s.Service.Records
 	principals := map[string]bool{}
 	err = store.Each(ctx, r.DB, indexKey(workspace, "-"), "list the subscriptions of a workspace", func(it *store.Item) error {
 		principals[string(it.Value)] = true

@@ -68,12 +68,12 @@ type Sweeper struct {
 
 // Sweep removes subscriptions that expired since the last one, and reports how many. It
 // goes on where it was interrupted.
-func (w *Sweeper) Sweep(ctx context.Context) (removed int, err error) {
-	position := minutes.Position{DB: w.Service.Records.DB, Key: sweepKey, Before: sweepKeyBefore, CatchUp: expiryKept, SaveEvery: w.SaveEvery}
-	err = position.Walk(ctx, w.Service.Records.now(), func(ctx context.Context, minute time.Time) error {
+func (s *Sweeper) Sweep(ctx context.Context) (removed int, err error) {
+	position := minutes.Position{DB: s.Service.Records.DB, Key: sweepKey, Before: sweepKeyBefore, CatchUp: expiryKept, SaveEvery: s.SaveEvery}
+	err = position.Walk(ctx, s.Service.Records.now(), func(ctx context.Context, minute time.Time) error {
 		var errs []error
 		for shard := range sweepShards {
-			n, err := w.sweepPartition(ctx, expiryPartition(shard, minute))
+			n, err := s.sweepPartition(ctx, expiryPartition(shard, minute))
 			removed += n
 			errs = append(errs, err)
 		}
@@ -82,10 +82,10 @@ func (w *Sweeper) Sweep(ctx context.Context) (removed int, err error) {
 	return removed, err
 }
 
-func (w *Sweeper) sweepPartition(ctx context.Context, part string) (removed int, err error) {
+func (s *Sweeper) sweepPartition(ctx context.Context, part string) (removed int, err error) {
 	partition := store.Key{Table: store.Subscriptions, Partition: part}
-	err = store.Each(ctx, w.Service.Records.DB, partition, "list expired subscriptions", func(it *store.Item) error {
-		gone, err := w.sweepOne(ctx, it)
+	err = store.Each(ctx, s.Service.Records.DB, partition, "list expired subscriptions", func(it *store.Item) error {
+		gone, err := s.sweepOne(ctx, it)
 		if err == nil && gone {
 			removed++
 		}
@@ -96,38 +96,38 @@ func (w *Sweeper) sweepPartition(ctx context.Context, part string) (removed int,
 
 // sweepOne handles one entry. What cannot be decoded, itself or its subscription, is
 // dead-lettered.
-func (w *Sweeper) sweepOne(ctx context.Context, it *store.Item) (gone bool, err error) {
+func (s *Sweeper) sweepOne(ctx context.Context, it *store.Item) (gone bool, err error) {
 	var e expiry
 	if err := json.Unmarshal(it.Value, &e); err != nil {
-		return false, w.DeadLetter(ctx, it, fault.Wrap(fault.Invalid, err, "the expiry entry cannot be decoded"))
+		return false, s.DeadLetter(ctx, it, fault.Wrap(fault.Invalid, err, "the expiry entry cannot be decoded"))
 	}
-	gone, later, err := w.expire(ctx, e, it.Sort, it.Partition)
+	gone, later, err := s.expire(ctx, e, it.Sort, it.Partition)
 	switch {
 	case errors.Is(err, ErrUndecodable):
-		return false, w.DeadLetter(ctx, it, err)
+		return false, s.DeadLetter(ctx, it, err)
 	case err != nil || later:
 		return gone, err
 	}
-	return gone, fault.Wrap(fault.Unavailable, w.Service.Records.DB.Write(ctx, store.Delete(it.Key)), "remove an expiry entry")
+	return gone, fault.Wrap(fault.Unavailable, s.Service.Records.DB.Write(ctx, store.Delete(it.Key)), "remove an expiry entry")
 }
 
 // expire removes a subscription whose time is over. One that ends later in the
 // minute of its entry, or was written meanwhile, is left for another sweep.
-func (w *Sweeper) expire(ctx context.Context, e expiry, id, part string) (gone, later bool, err error) {
-	sub, err := w.Service.Records.load(ctx, e.Workspace, e.Principal, id)
+func (s *Sweeper) expire(ctx context.Context, e expiry, id, part string) (gone, later bool, err error) {
+	sub, err := s.Service.Records.load(ctx, e.Workspace, e.Principal, id)
 	if err != nil || sub == nil {
 		return false, false, err
 	}
-	if !sub.lapsed(w.Service.Records.now()) {
+	if !sub.lapsed(s.Service.Records.now()) {
 		return false, !sub.Until.IsZero() && sub.expiryKey().Partition == part, nil
 	}
-	err = w.Service.Records.remove(ctx, sub, false)
+	err = s.Service.Records.remove(ctx, sub, false)
 	if errors.Is(err, store.ErrConflict) {
 		return false, true, nil
 	}
 	if err != nil {
 		return false, false, err
 	}
-	w.Service.notifyPrincipal(ctx, e.Workspace, e.Principal)
+	s.Service.notifyPrincipal(ctx, e.Workspace, e.Principal)
 	return true, false, nil
 }

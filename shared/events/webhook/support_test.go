@@ -250,14 +250,14 @@ func answering(handle func(c net.Conn, r *bufio.Reader)) func(net.Conn, <-chan s
 type connections struct{ opened, now, most atomic.Int32 }
 
 // count is for [serveTLS].
-func (n *connections) count(srv *httptest.Server, _ *Options) {
+func (c *connections) count(srv *httptest.Server, _ *Options) {
 	srv.Config.ConnState = func(_ net.Conn, state http.ConnState) {
 		switch state {
 		case http.StateNew:
-			n.opened.Add(1)
-			n.most.Store(max(n.most.Load(), n.now.Add(1)))
+			c.opened.Add(1)
+			c.most.Store(max(c.most.Load(), c.now.Add(1)))
 		case http.StateClosed, http.StateHijacked:
-			n.now.Add(-1)
+			c.now.Add(-1)
 		}
 	}
 }

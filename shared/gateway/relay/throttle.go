@@ -44,40 +44,40 @@ func newThrottle() *throttle {
 }
 
 // change reports whether a change of a list is to be announced now; if not, it is held.
-func (p *throttle) change(method string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.held[method] = !p.changes[method].Allow()
-	return !p.held[method]
+func (t *throttle) change(method string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.held[method] = !t.changes[method].Allow()
+	return !t.held[method]
 }
 
 // due are the changes that were held and are to be announced now; at the end all that were held.
-func (p *throttle) due(end bool) (methods []string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for method, held := range p.held {
-		if held && (end || p.changes[method].Allow()) {
+func (t *throttle) due(end bool) (methods []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for method, held := range t.held {
+		if held && (end || t.changes[method].Allow()) {
 			methods = append(methods, method)
-			p.held[method] = false
+			t.held[method] = false
 		}
 	}
 	return methods
 }
 
 // hold has a change announced later.
-func (p *throttle) hold(method string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.held[method] = true
+func (t *throttle) hold(method string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.held[method] = true
 }
 
 // update waits until an update of that size may be announced. It reports false for one to be dropped.
-func (p *throttle) update(ctx context.Context, size int, asked bool) (announce bool, err error) {
+func (t *throttle) update(ctx context.Context, size int, asked bool) (announce bool, err error) {
 	n := 1 + size/updateUnit
 	if asked {
-		return true, p.updates.WaitN(ctx, n)
+		return true, t.updates.WaitN(ctx, n)
 	}
-	return p.unasked.AllowN(time.Now(), n), nil
+	return t.unasked.AllowN(time.Now(), n), nil
 }
 
 // catchUp announces the changes that were held.

@@ -25,29 +25,29 @@ func NewMap[K comparable, V any](bound int) *Map[K, V] {
 }
 
 // Get finds what is kept under a key.
-func (c *Map[K, V]) Get(k K) (V, bool) {
-	c.mu.RLock()
-	v, ok := c.young[k]
+func (m *Map[K, V]) Get(k K) (V, bool) {
+	m.mu.RLock()
+	v, ok := m.young[k]
 	promote := false
 	if !ok {
-		v, promote = c.old[k]
+		v, promote = m.old[k]
 	}
-	c.mu.RUnlock()
+	m.mu.RUnlock()
 	if promote {
-		c.Put(k, v)
+		m.Put(k, v)
 	}
 	return v, ok || promote
 }
 
 // Put keeps a value, in place of another under the same key.
-func (c *Map[K, V]) Put(k K, v V) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.young == nil {
-		c.half, c.young = DefaultBound/2, map[K]V{}
+func (m *Map[K, V]) Put(k K, v V) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.young == nil {
+		m.half, m.young = DefaultBound/2, map[K]V{}
 	}
-	if len(c.young) >= c.half {
-		c.old, c.young = c.young, make(map[K]V, c.half/8)
+	if len(m.young) >= m.half {
+		m.old, m.young = m.young, make(map[K]V, m.half/8)
 	}
-	c.young[k] = v
+	m.young[k] = v
 }
