@@ -39,8 +39,8 @@ type capabilities struct {
 	Prompts      *listCapability     `json:"prompts,omitempty"`
 	Completions  *struct{}           `json:"completions,omitempty"`
 	Logging      *struct{}           `json:"logging,omitempty"`
-	// Events is where the design sketch of the MCP Events extension, and ChatGPT
-	// with it, look for what is now in extensions.
+	// Events repeats the member of extensions for ChatGPT, which reads it here as in the first draft of the MCP Events
+	// extension.
 	Events *listCapability `json:"events,omitempty"`
 	// ConversationEvents is of the conversation events proposal.
 	ConversationEvents *conversation.Offers `json:"conversationEvents,omitempty"`

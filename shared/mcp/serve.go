@@ -22,12 +22,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// ServeHTTP serves the endpoint. The checks come in the order of design.md
-// section 5: origin, caller, size, JSON, message, version, headers, method, params.
+// ServeHTTP serves the endpoint. It checks a request in this order, which docs/reference/protocol.md promises: origin, caller,
+// size, JSON, message, version, headers, method, params.
 //
-// A stream stays on this stack for as long as it is open. So what only the
-// beginning needs is in functions of its own, here and below: while the frames down to the
-// wait take less than 3.2 KiB, the garbage collector halves a stack of 16 KiB.
+// An open stream keeps this stack. Everything that only its beginning needs is therefore in separate functions: the garbage
+// collector halves a stack of 16 KiB only if the frames of a waiting stream take less than 3.2 KiB.
 func (e *Endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer e.recovered(w, r)
 	if r.Method == http.MethodDelete {

@@ -12,8 +12,8 @@ import (
 
 const meta2026 = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}`
 
-// TestTheOrderOfChecks goes through the checks of design.md section 5 in their order;
-// later rows would also fail an earlier check if the order were another.
+// TestTheOrderOfChecks walks through the checks of a POST in the order of docs/reference/protocol.md. Many rows also violate a
+// later check, so they fail if the order changes.
 func TestTheOrderOfChecks(t *testing.T) {
 	f := newFixture(t, nil)
 	version := "Mcp-Protocol-Version: 2026-07-28"

@@ -269,7 +269,7 @@ func endedAsIdle(err error) bool {
 		strings.HasSuffix(err.Error(), "http: putIdleConn: too many idle connections"))
 }
 
-// header holds exactly the fields of the design, spelled as there.
+// header returns the header fields of docs/reference/webhooks.md and no others, in the spelling of that page.
 func (s *Sender) header(r *Request) http.Header {
 	at := r.At
 	if at.IsZero() {
