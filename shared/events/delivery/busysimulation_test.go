@@ -172,6 +172,33 @@ func inFunctions(t *testing.T, n int, do func(w *world)) {
 // sendOnly hides that the queues can forward, which SQS cannot.
 type sendOnly struct{ queue.Sender }
 
+func TestAHangingEndpointOnAWS(t *testing.T) {
+	for name, workers := range map[string]int{"default parameters": 2, "ten workers": 10} {
+		t.Run("WHK-16 given "+name+", when one of twenty endpoints of an origin hangs, then the others receive their events as without it", func(t *testing.T) {
+			inFunctions(t, workers, func(w *world) {
+				urls := oneOrigin(20)
+				w.to(urls...)
+				const well = 50 * time.Millisecond
+				w.answer = func(r webhook.Request) webhook.Outcome {
+					if r.URL == urls[0] {
+						return webhook.Outcome{Status: 200, Took: time.Hour}
+					}
+					return webhook.Outcome{Status: 200, Took: well}
+				}
+				at := w.send("e", 10*60*4, 10*time.Minute)
+				time.Sleep(10 * time.Second)
+				for _, url := range urls[1:] {
+					lags, missing := w.lags(url, at)
+					if p99 := lags[len(lags)*99/100]; missing > 0 || p99 > well*11/10 {
+						t.Errorf("%s misses %d events, p99 %v, worst %v; want a p99 of %v", url, missing, p99, lags[len(lags)-1], well)
+						break
+					}
+				}
+			})
+		})
+	}
+}
+
 func TestOneSubscriberOnAWS(t *testing.T) {
 	t.Run("WHK-24 an endpoint that answers in 200 ms receives 30 events per second", func(t *testing.T) {
 		inFunctions(t, 2, func(w *world) {

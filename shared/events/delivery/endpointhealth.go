@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"math/rand/v2"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
@@ -26,6 +27,9 @@ func (l *lanes) record(e *endpointState, out webhook.Outcome, now time.Time) {
 		return
 	}
 	e.failures++
+	if out.Category == webhook.Timeout {
+		e.silent = true
+	}
 	if pause := e.pause(out, now.Before(e.openUntil)); pause > 0 {
 		e.openUntil = later(e.openUntil, now.Add(pause))
 		e.slowUntil = later(e.slowUntil, e.openUntil)
@@ -108,6 +112,17 @@ func (e *endpointState) startProbe(now time.Time) (probe bool) {
 		}
 	}
 	return probe
+}
+
+// noteHang records that the endpoint did not answer an attempt of the fast lane in time, and whether it had not answered the one
+// before either. First attempts then take the slow lane, for longer each time: on AWS a probe that hangs holds one of few
+// invocations, and each process makes its own probes. A random part keeps processes from probing together.
+func (e *endpointState) noteHang(again bool, now time.Time) {
+	if e.hold = min(2*e.hold, maxHold); !again || e.hold == 0 {
+		e.hold = slowFor
+	}
+	e.silent = true
+	e.slowUntil = later(e.slowUntil, now.Add(e.hold-rand.N(e.hold/3)))
 }
 
 func later(a, b time.Time) time.Time {

@@ -34,6 +34,7 @@ type endpointState struct {
 
 	proven    bool          // it has answered an attempt with success
 	silent    bool          // since then, it has not answered one in time
+	hold      time.Duration // how long first attempts take the slow lane after that
 	took      time.Duration // the last attempt
 	failures  int           // in a row
 	pauses    int           // in a row
@@ -108,6 +109,9 @@ func (s *byteShares) release(principal string, n int64) {
 const (
 	slowAfter = 3                // failures in a row
 	slowFor   = 30 * time.Second // then another delivery may try
+	// maxHold limits how long first attempts take the slow lane after attempts that were not answered in time: slowFor after
+	// the first, and twice as long after each probe.
+	maxHold = 5 * time.Minute
 	// slotWait is how long an attempt of the slow lane waits while its endpoint has all the attempts under way that it
 	// may have. Only those wait whose endpoint answers sooner.
 	slotWait = 500 * time.Millisecond

@@ -133,6 +133,68 @@ func TestEndpointsThatMayHangLeaveRoomForTheOthers(t *testing.T) {
 	}
 }
 
+func TestProbesOfAnEndpointThatHangsBecomeRare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := someLanes(32, 0)
+		const url = "https://hooks.example.com/a"
+		// wait returns how long first attempts take the slow lane after an attempt that was not answered in time.
+		wait := func() time.Duration {
+			s, v := l.Reserve(t.Context(), to(url), patience{})
+			if v != granted {
+				t.Fatalf("got verdict %v, want a slot", v)
+			}
+			s.Detach()
+			s.Done(unused)
+			return time.Until(l.byID[endpointID(url)].slowUntil)
+		}
+		in := func(got, most time.Duration) bool { return got > most*2/3-time.Millisecond && got <= most }
+		for _, c := range []struct {
+			name string
+			want time.Duration
+		}{
+			{"WHK-16 the first attempt that is not answered in time", slowFor},
+			{"WHK-16 a probe is not answered in time", 2 * slowFor},
+			{"WHK-16 another one", 4 * slowFor},
+			{"WHK-16 many", 8 * slowFor},
+			{"WHK-16 and many more", maxHold},
+		} {
+			got := wait()
+			if !in(got, c.want) {
+				t.Errorf("%s: first attempts take the slow lane for %v, want up to a third less than %v", c.name, got, c.want)
+			}
+			time.Sleep(got)
+		}
+		s, _ := l.Reserve(t.Context(), to(url), patience{})
+		s.Done(webhook.Outcome{Status: 200, Took: 20 * time.Millisecond})
+		if got := wait(); !in(got, slowFor) {
+			t.Errorf("WHK-16 after a success: first attempts take the slow lane for %v, want up to a third less than %v", got, slowFor)
+		}
+	})
+}
+
+func TestAProbeAfterATimeoutInTheSlowLaneIsShort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := someLanes(32, 0)
+		const url = "https://hooks.example.com/a"
+		s, _ := l.ReserveSlow(t.Context(), to(url))
+		s.Done(webhook.Outcome{Category: webhook.Timeout, Took: 20 * time.Second})
+		time.Sleep(hangPause)
+		s, v := l.Reserve(t.Context(), to(url), patience{})
+		if v != granted {
+			t.Fatalf("WHK-16 got verdict %v, want a slot for a probe", v)
+		}
+		f := &fastLane{options: &Options{Patience: 3 * time.Second, SlowAnswer: time.Second}}
+		if got := f.patience(s); got != time.Second {
+			t.Errorf("WHK-16 the probe may take %v, want 1s", got)
+		}
+		s.Detach()
+		s.Done(unused)
+		if got := time.Until(l.byID[endpointID(url)].slowUntil); got <= slowFor*2/3-time.Millisecond || got > slowFor {
+			t.Errorf("WHK-16 first attempts take the slow lane for %v, want up to a third less than %v", got, slowFor)
+		}
+	})
+}
+
 // A principal has many endpoints that answer late, or hang, and get large events.
 func TestAPrincipalLeavesMemoryOfTheSlowLane(t *testing.T) {
 	for name, hang := range map[string]bool{"WHK-16 endpoints that answer late": false, "WHK-16 endpoints that hang": true} {

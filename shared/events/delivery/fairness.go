@@ -138,7 +138,7 @@ func (l *lanes) take(e *endpointState, p *pool, c call) *slot {
 	e.fastBytes += c.bytes
 	l.fast.add(c.bytes)
 	p.used.add(c.bytes)
-	return &slot{lanes: l, e: e, call: c, kind: fastSlot, pool: p}
+	return &slot{lanes: l, e: e, call: c, kind: fastSlot, pool: p, hung: e.silent}
 }
 
 // enqueue has an attempt wait.

@@ -54,7 +54,7 @@ func (f *fastLane) attempt(ctx context.Context, s *slot, sub *subscription.Subsc
 	f.attempts.Go(func() { answer <- f.sender.attempt(own, del, sub, e) })
 	var over <-chan time.Time // never, unless there is a patience
 	if f.options.Patience > 0 {
-		patience := time.NewTimer(f.options.Patience)
+		patience := time.NewTimer(f.patience(s))
 		defer patience.Stop()
 		over = patience.C
 	}
@@ -83,6 +83,15 @@ func (f *fastLane) attempt(ctx context.Context, s *slot, sub *subscription.Subsc
 		return nil, f.toSlowLane(ctx, sub, e)
 	}
 	return f.outcomes.record(ctx, del, sub, e, out) // the answer arrived at that moment
+}
+
+// patience returns how long an attempt may keep its slot without an answer. One that probes an endpoint that hung gets less: an
+// endpoint that takes longer than [Options.SlowAnswer] belongs in the slow lane anyway.
+func (f *fastLane) patience(s *slot) time.Duration {
+	if s.hung {
+		return min(f.options.Patience, f.options.SlowAnswer)
+	}
+	return f.options.Patience
 }
 
 // errMaybeEnded says that a subscription may have ended since its page was read.

@@ -102,6 +102,7 @@ type slot struct {
 	kind   slotKind
 	pool   *pool // of a fast slot
 	waited bool  // for it
+	hung   bool  // the endpoint did not answer the last attempt in time
 	// doubtful attempts of the slow lane may hang. They use the memory of attempts that hang.
 	doubtful bool
 	origin   *originState // whose shares it uses
@@ -177,7 +178,7 @@ func (s *slot) Detach() bool {
 	l, e := s.lanes, s.e
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	e.silent, e.slowUntil = true, later(e.slowUntil, l.now().Add(slowFor))
+	e.noteHang(s.hung, l.now())
 	may := l.detached < l.limits.detached && e.hanging < maxHanging &&
 		l.hangingBytes.fits(s.principal, s.held(), l.limits.bytes/4) && e.origin.hanging.take(s.principal, maxOriginHanging)
 	if may {
