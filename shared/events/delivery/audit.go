@@ -25,17 +25,17 @@ const settleAfter = 20 * time.Second
 // Audit terminates the subscriptions that may not continue after a change of the catalog, and reports how many. An
 // audit that is interrupted resumes where it stopped, and a workspace that fails does not stop the others. After an
 // interruption the next audit begins with the workspaces that had no turn: there may be more than an audit has time for.
-func (e *Terminator) Audit(ctx context.Context) (ended int, err error) {
-	e.auditing.Lock()
-	defer e.auditing.Unlock()
-	workspaces, err := e.Lists.Workspaces(ctx)
+func (t *Terminator) Audit(ctx context.Context) (ended int, err error) {
+	t.auditing.Lock()
+	defer t.auditing.Unlock()
+	workspaces, err := t.Lists.Workspaces(ctx)
 	if err != nil {
 		return 0, err
 	}
-	if e.audited == nil {
-		e.audited = map[string]string{}
+	if t.audited == nil {
+		t.audited = map[string]string{}
 	}
-	if i, found := slices.BinarySearch(workspaces, e.interrupted); found || i > 0 {
+	if i, found := slices.BinarySearch(workspaces, t.interrupted); found || i > 0 {
 		if found {
 			i++
 		}
@@ -43,10 +43,10 @@ func (e *Terminator) Audit(ctx context.Context) (ended int, err error) {
 	}
 	var errs []error
 	for _, workspace := range workspaces {
-		n, err := e.auditOne(ctx, workspace)
+		n, err := t.auditOne(ctx, workspace)
 		ended += n
 		if ctx.Err() != nil {
-			e.interrupted = workspace
+			t.interrupted = workspace
 			return ended, ctx.Err()
 		}
 		errs = append(errs, fault.Wrap(fault.Unavailable, err, "audit the subscriptions of workspace %s", workspace))
@@ -54,22 +54,22 @@ func (e *Terminator) Audit(ctx context.Context) (ended int, err error) {
 	return ended, errors.Join(errs...)
 }
 
-func (e *Terminator) auditOne(ctx context.Context, workspace string) (ended int, err error) {
-	cat, err := e.Review.Catalog.Catalog(ctx, workspace)
+func (t *Terminator) auditOne(ctx context.Context, workspace string) (ended int, err error) {
+	cat, err := t.Review.Catalog.Catalog(ctx, workspace)
 	if fault.Is(err, fault.NotFound) {
 		return 0, nil // a workspace without a catalog neither publishes nor delivers
 	}
-	if err != nil || e.audited[workspace] == cat.Fingerprint() {
+	if err != nil || t.audited[workspace] == cat.Fingerprint() {
 		return 0, err
 	}
-	last, err := e.Lists.AuditState(ctx, workspace)
+	last, err := t.Lists.AuditState(ctx, workspace)
 	if err != nil {
 		return 0, err
 	}
-	next, now := last, e.now()
+	next, now := last, t.now()
 	switch {
 	case last.Settled == cat.Fingerprint() && last.Seen == "":
-		e.audited[workspace] = last.Settled
+		t.audited[workspace] = last.Settled
 		return 0, nil
 	case last.Seen != cat.Fingerprint():
 		next.Seen, next.Since = cat.Fingerprint(), now.Unix()
@@ -90,13 +90,13 @@ func (e *Terminator) auditOne(ctx context.Context, workspace string) (ended int,
 		if scope != at.Scope {
 			at.Scope, at.After = scope, ""
 		}
-		n, err := e.auditScope(ctx, workspace, last, &at)
+		n, err := t.auditScope(ctx, workspace, last, &at)
 		if ended += n; err != nil {
 			return ended, err
 		}
 	}
 	next.At = subscription.AuditPosition{}
-	return ended, e.Lists.SetAuditState(ctx, workspace, next)
+	return ended, t.Lists.SetAuditState(ctx, workspace, next)
 }
 
 // concerned lists the scopes whose subscriptions may have lost something, in order.
@@ -115,18 +115,18 @@ func concerned(before, after map[string]string) (scopes []string) {
 
 // auditScope checks the subscriptions of a scope from a position on, and saves the position
 // after each page.
-func (e *Terminator) auditScope(ctx context.Context, workspace string, last subscription.AuditState, at *subscription.AuditPosition) (ended int, err error) {
+func (t *Terminator) auditScope(ctx context.Context, workspace string, last subscription.AuditState, at *subscription.AuditPosition) (ended int, err error) {
 	var errs []error
 	for {
-		subs, next, err := e.Lists.Listed(ctx, workspace, at.Scope, at.After)
+		subs, next, err := t.Lists.Listed(ctx, workspace, at.Scope, at.After)
 		if err != nil {
 			return ended, err
 		}
 		for _, s := range subs {
-			terminated, err := e.Terminate(ctx, workspace, s.Principal, s.ID)
+			terminated, err := t.Terminate(ctx, workspace, s.Principal, s.ID)
 			switch {
 			case errors.Is(err, subscription.ErrUndecodable):
-				e.log().ErrorContext(ctx, "subscription not audited", "workspace", workspace, "subscription", s.ID, "error", err)
+				t.log().ErrorContext(ctx, "subscription not audited", "workspace", workspace, "subscription", s.ID, "error", err)
 			case err != nil:
 				errs = append(errs, err)
 			case terminated:
@@ -141,7 +141,7 @@ func (e *Terminator) auditScope(ctx context.Context, workspace string, last subs
 		}
 		at.After = next
 		last.At = *at
-		if err := e.Lists.SetAuditState(ctx, workspace, last); err != nil {
+		if err := t.Lists.SetAuditState(ctx, workspace, last); err != nil {
 			return ended, err
 		}
 	}

@@ -23,14 +23,14 @@ type Ending struct {
 
 // Endings looks which subscriptions catalogs would end that take the place of those in use, and ends none. A workspace
 // without one among them keeps its own. Those that end by the catalogs in use or for want of a key are left out.
-func (e *Terminator) Endings(ctx context.Context, next catalog.Source) ([]Ending, error) {
-	workspaces, err := e.Lists.Workspaces(ctx)
+func (t *Terminator) Endings(ctx context.Context, next catalog.Source) ([]Ending, error) {
+	workspaces, err := t.Lists.Workspaces(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var out []Ending
 	for _, workspace := range workspaces {
-		found, err := e.endingsOf(ctx, workspace, next)
+		found, err := t.endingsOf(ctx, workspace, next)
 		if err != nil {
 			return nil, fault.Wrap(fault.Unavailable, err, "look at the subscriptions of workspace %s", workspace)
 		}
@@ -39,7 +39,7 @@ func (e *Terminator) Endings(ctx context.Context, next catalog.Source) ([]Ending
 	return out, nil
 }
 
-func (e *Terminator) endingsOf(ctx context.Context, workspace string, next catalog.Source) ([]Ending, error) {
+func (t *Terminator) endingsOf(ctx context.Context, workspace string, next catalog.Source) ([]Ending, error) {
 	cat, err := next.Catalog(ctx, workspace)
 	if fault.Is(err, fault.NotFound) {
 		return nil, nil
@@ -47,15 +47,15 @@ func (e *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 	if err != nil {
 		return nil, err
 	}
-	used, err := e.Review.Catalog.Catalog(ctx, workspace)
+	used, err := t.Review.Catalog.Catalog(ctx, workspace)
 	if err != nil && !fault.Is(err, fault.NotFound) {
 		return nil, err
 	}
-	last, err := e.Lists.AuditState(ctx, workspace)
+	last, err := t.Lists.AuditState(ctx, workspace)
 	if err != nil || last.Settled == cat.Fingerprint() || used != nil && used.Fingerprint() == cat.Fingerprint() {
 		return nil, err
 	}
-	after := &subscription.Review{DB: e.Review.DB, Catalog: next, Directory: e.Review.Directory}
+	after := &subscription.Review{DB: t.Review.DB, Catalog: next, Directory: t.Review.Directory}
 	reasons, seen := map[string]int{}, map[string]bool{}
 	judge := func(sub *subscription.Subscription) error {
 		var now, then *subscription.Terminated
@@ -63,11 +63,11 @@ func (e *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 		if !errors.As(err, &then) {
 			return err
 		}
-		if gone, err := e.gone(ctx, sub); gone || err != nil { // by the keys, whatever the catalog
+		if gone, err := t.gone(ctx, sub); gone || err != nil { // by the keys, whatever the catalog
 			return err
 		}
 		if used != nil {
-			if _, err := e.Review.Subscription(ctx, sub, false); errors.As(err, &now) {
+			if _, err := t.Review.Subscription(ctx, sub, false); errors.As(err, &now) {
 				return nil
 			}
 		}
@@ -76,7 +76,7 @@ func (e *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 	}
 	for _, scope := range concerned(last.Terms, cat.Terms()) {
 		for place := ""; ; {
-			subs, following, err := e.Lists.Listed(ctx, workspace, scope, place)
+			subs, following, err := t.Lists.Listed(ctx, workspace, scope, place)
 			if err != nil {
 				return nil, err
 			}
@@ -85,7 +85,7 @@ func (e *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 					continue
 				}
 				seen[s.ID] = true
-				sub, err := e.Subscriptions.Lookup(ctx, workspace, s.Principal, s.ID)
+				sub, err := t.Subscriptions.Lookup(ctx, workspace, s.Principal, s.ID)
 				if sub != nil {
 					err = judge(sub)
 				}
@@ -122,11 +122,11 @@ func withChanges(reason string, changes []catalog.Change) string {
 }
 
 // gone reports whether a subscription's principal has no key that lets it subscribe.
-func (e *Terminator) gone(ctx context.Context, sub *subscription.Subscription) (bool, error) {
-	if e.Review.Directory == nil {
+func (t *Terminator) gone(ctx context.Context, sub *subscription.Subscription) (bool, error) {
+	if t.Review.Directory == nil {
 		return false, nil
 	}
-	who, err := e.Review.Directory.Principals(ctx, sub.Workspace, sub.Principal, false)
+	who, err := t.Review.Directory.Principals(ctx, sub.Workspace, sub.Principal, false)
 	if err != nil {
 		return false, fault.Wrap(fault.Unavailable, err, "look up the principal")
 	}

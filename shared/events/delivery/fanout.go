@@ -52,12 +52,12 @@ type uriBatch struct {
 }
 
 // try runs a step for the group, unless an earlier step failed. A panic is an error of this group only.
-func (g *uriBatch) try(step func() error) {
-	if g.err != nil {
+func (b *uriBatch) try(step func() error) {
+	if b.err != nil {
 		return
 	}
-	defer fault.Recovered(&g.err)
-	g.err = step()
+	defer fault.Recovered(&b.err)
+	b.err = step()
 }
 
 // permanent reports whether a step fails again however often it is repeated, because the event itself cannot be

@@ -277,16 +277,16 @@ type task struct {
 }
 
 // receive is the callback.
-func (c *task) receive(r webhook.Request, took time.Duration) webhook.Outcome {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.gone {
+func (t *task) receive(r webhook.Request, took time.Duration) webhook.Outcome {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.gone {
 		return webhook.Outcome{Status: 410, Category: webhook.HTTP4xx, Took: took}
 	}
 	// A new secret reaches the host of the callbacks later than the server, so that both have to sign for a while.
-	secret := c.secret
-	if time.Since(c.rotated) < 20*time.Minute && c.old != "" {
-		secret = c.old
+	secret := t.secret
+	if time.Since(t.rotated) < 20*time.Minute && t.old != "" {
+		secret = t.old
 	}
 	if !slices.ContainsFunc(r.Keys, func(key []byte) bool { return string(key) == secret }) {
 		return webhook.Outcome{Status: 401, Category: webhook.HTTP4xx, Took: took}
@@ -296,119 +296,119 @@ func (c *task) receive(r webhook.Request, took time.Duration) webhook.Outcome {
 		Type    string  `json:"type"`
 		Cursor  *string `json:"cursor"`
 	}
-	if err := json.Unmarshal(r.Body, &body); err != nil || body.Type != "" || r.ID != body.EventID || c.id != "" && r.SubscriptionID != c.id {
-		c.unexpected = append(c.unexpected, fmt.Sprintf("webhook-id %s of %s: %s", r.ID, r.SubscriptionID, r.Body))
+	if err := json.Unmarshal(r.Body, &body); err != nil || body.Type != "" || r.ID != body.EventID || t.id != "" && r.SubscriptionID != t.id {
+		t.unexpected = append(t.unexpected, fmt.Sprintf("webhook-id %s of %s: %s", r.ID, r.SubscriptionID, r.Body))
 	}
-	c.got[body.EventID] = true
+	t.got[body.EventID] = true
 	if body.Cursor != nil {
-		c.cursor = body.Cursor
+		t.cursor = body.Cursor
 	}
 	return webhook.Outcome{Status: 200, Took: took}
 }
 
 // live is the life of a task until the end of the day.
-func (c *task) live() {
-	c.subscribe(true)
+func (t *task) live() {
+	t.subscribe(true)
 	for round := 1; ; round++ {
-		due := time.Now().Add(time.Until(c.lapses) * 73 / 100)
-		end := c.d.begin.Add(24*time.Hour + 30*time.Minute)
-		for _, at := range []time.Duration{c.deletes, c.removes} {
-			if at > 0 && c.d.begin.Add(at).Before(end) {
-				end = c.d.begin.Add(at)
+		due := time.Now().Add(time.Until(t.lapses) * 73 / 100)
+		end := t.d.begin.Add(24*time.Hour + 30*time.Minute)
+		for _, at := range []time.Duration{t.deletes, t.removes} {
+			if at > 0 && t.d.begin.Add(at).Before(end) {
+				end = t.d.begin.Add(at)
 			}
 		}
 		if due.After(end) {
 			time.Sleep(time.Until(end))
-			c.end(end)
+			t.end(end)
 			return
 		}
 		time.Sleep(time.Until(due))
-		c.subscribe(round%2 == 0)
-		c.d.refreshes.Add(1)
+		t.subscribe(round%2 == 0)
+		t.d.refreshes.Add(1)
 	}
 }
 
 // end ends the task as its user wanted.
-func (c *task) end(at time.Time) {
+func (t *task) end(at time.Time) {
 	switch at {
-	case c.d.begin.Add(c.deletes):
-		c.mu.Lock()
-		c.until = time.Now()
-		c.mu.Unlock()
-		c.call(spec.MethodEventsUnsub, map[string]any{"delivery": map[string]any{"mode": "webhook", "url": c.url}}, nil)
-	case c.d.begin.Add(c.removes):
-		c.mu.Lock()
-		c.gone, c.until = true, time.Now()
-		c.mu.Unlock()
+	case t.d.begin.Add(t.deletes):
+		t.mu.Lock()
+		t.until = time.Now()
+		t.mu.Unlock()
+		t.call(spec.MethodEventsUnsub, map[string]any{"delivery": map[string]any{"mode": "webhook", "url": t.url}}, nil)
+	case t.d.begin.Add(t.removes):
+		t.mu.Lock()
+		t.gone, t.until = true, time.Now()
+		t.mu.Unlock()
 	}
 }
 
 // subscribe creates or refreshes the subscription, with its last cursor.
-func (c *task) subscribe(rotate bool) {
-	c.mu.Lock()
+func (t *task) subscribe(rotate bool) {
+	t.mu.Lock()
 	if rotate {
-		c.old, c.secret, c.rotated = c.secret, fmt.Sprintf("whsec_%s_%d", c.url, c.d.rotations.Add(1)), time.Now()
+		t.old, t.secret, t.rotated = t.secret, fmt.Sprintf("whsec_%s_%d", t.url, t.d.rotations.Add(1)), time.Now()
 	}
-	params := map[string]any{"cursor": c.cursor, "delivery": map[string]any{"mode": "webhook", "url": c.url, "secret": c.secret}}
-	c.mu.Unlock()
+	params := map[string]any{"cursor": t.cursor, "delivery": map[string]any{"mode": "webhook", "url": t.url, "secret": t.secret}}
+	t.mu.Unlock()
 	var g struct {
 		ID            string
 		RefreshBefore *time.Time
 		Cursor        *string
 		Truncated     bool
 	}
-	c.call(spec.MethodEventsSub, params, &g)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if g.ID == "" || c.id != "" && g.ID != c.id || g.RefreshBefore == nil || g.Truncated {
-		c.unexpected = append(c.unexpected, fmt.Sprintf("granted %+v", g))
-		c.lapses = time.Now().Add(chatLifetime)
+	t.call(spec.MethodEventsSub, params, &g)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if g.ID == "" || t.id != "" && g.ID != t.id || g.RefreshBefore == nil || g.Truncated {
+		t.unexpected = append(t.unexpected, fmt.Sprintf("granted %+v", g))
+		t.lapses = time.Now().Add(chatLifetime)
 		return
 	}
-	c.id, c.lapses = g.ID, *g.RefreshBefore
-	if c.from.IsZero() {
-		c.from = time.Now()
+	t.id, t.lapses = g.ID, *g.RefreshBefore
+	if t.from.IsZero() {
+		t.from = time.Now()
 	}
 	if g.Cursor != nil {
-		c.cursor = g.Cursor
+		t.cursor = g.Cursor
 	}
 }
 
 // call sends a request to one of the processes, as a client that declares no capabilities does.
-func (c *task) call(method string, params map[string]any, result any) {
-	params["name"], params["arguments"] = "github.push", map[string]any{"owner": fmt.Sprintf("channel%d", c.channel), "repo": "app"}
+func (t *task) call(method string, params map[string]any, result any) {
+	params["name"], params["arguments"] = "github.push", map[string]any{"owner": fmt.Sprintf("channel%d", t.channel), "repo": "app"}
 	params["_meta"] = map[string]any{
 		spec.MetaVersion: spec.V20260728, spec.MetaCapabilities: map[string]any{},
 		"io.modelcontextprotocol/clientInfo": map[string]any{"name": "chatgpt", "version": "1"},
 	}
 	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
 	if err != nil {
-		c.d.t.Error(err)
+		t.d.t.Error(err)
 		return
 	}
-	req := httptest.NewRequest(http.MethodPost, "/mcp", bytes.NewReader(body)).WithContext(c.d.t.Context())
+	req := httptest.NewRequest(http.MethodPost, "/mcp", bytes.NewReader(body)).WithContext(t.d.t.Context())
 	for name, value := range map[string]string{
-		"Content-Type": "application/json", "Accept": "application/json, text/event-stream", "Authorization": "Bearer " + c.user,
+		"Content-Type": "application/json", "Accept": "application/json, text/event-stream", "Authorization": "Bearer " + t.user,
 		spec.HeaderVersion: string(spec.V20260728), spec.HeaderMethod: method,
 	} {
 		req.Header.Set(name, value)
 	}
-	c.d.mu.Lock()
-	c.d.turn++
-	process := c.d.serving[c.d.turn%len(c.d.serving)]
-	c.d.mu.Unlock()
+	t.d.mu.Lock()
+	t.d.turn++
+	process := t.d.serving[t.d.turn%len(t.d.serving)]
+	t.d.mu.Unlock()
 	w := httptest.NewRecorder()
 	process.ServeHTTP(w, req)
 	var answer struct{ Result, Error json.RawMessage }
 	if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || answer.Error != nil {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.unexpected = append(c.unexpected, fmt.Sprintf("%s is answered with %d %s", method, w.Code, w.Body))
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.unexpected = append(t.unexpected, fmt.Sprintf("%s is answered with %d %s", method, w.Code, w.Body))
 		return
 	}
 	if result != nil {
 		if err := json.Unmarshal(answer.Result, result); err != nil {
-			c.d.t.Error(err)
+			t.d.t.Error(err)
 		}
 	}
 }

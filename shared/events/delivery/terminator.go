@@ -45,53 +45,53 @@ type Terminable interface {
 		judge func(*subscription.Subscription) error, also func(*subscription.Subscription, error) []store.Op) (*subscription.Subscription, error)
 }
 
-func (e *Terminator) now() time.Time    { return timeBy(e.Now) }
-func (e *Terminator) log() *slog.Logger { return loggerOr(e.Log) }
+func (t *Terminator) now() time.Time    { return timeBy(t.Now) }
+func (t *Terminator) log() *slog.Logger { return loggerOr(t.Log) }
 
 // Terminate checks a subscription against the latest catalog and keys, and ends it if it may
 // not go on. The deletion and the due entry of its termination notice are one write, so that
 // a crash loses neither.
-func (e *Terminator) Terminate(ctx context.Context, workspace, principal, id string) (ended bool, err error) {
+func (t *Terminator) Terminate(ctx context.Context, workspace, principal, id string) (ended bool, err error) {
 	var (
 		notice *delivery
 		reason error
 	)
 	judge := func(sub *subscription.Subscription) error {
-		_, reason = e.Review.Subscription(ctx, sub, true)
+		_, reason = t.Review.Subscription(ctx, sub, true)
 		return reason
 	}
-	sub, err := e.Subscriptions.Terminate(ctx, workspace, principal, id, judge, func(sub *subscription.Subscription, why error) []store.Op {
-		if notice = nil; sub.Plain || e.plain(sub.Target.URL) {
+	sub, err := t.Subscriptions.Terminate(ctx, workspace, principal, id, judge, func(sub *subscription.Subscription, why error) []store.Op {
+		if notice = nil; sub.Plain || t.plain(sub.Target.URL) {
 			return nil
 		}
-		notice = e.notice(sub, why)
+		notice = t.notice(sub, why)
 		return []store.Op{store.Put(notice.item(), store.Absent()), store.Put(notice.dueEntry())}
 	})
 	if err != nil || sub == nil {
 		return false, err
 	}
-	e.log().InfoContext(ctx, "subscription terminated", "workspace", workspace, "subscription", id, "reason", reason, "notice", notice != nil)
+	t.log().InfoContext(ctx, "subscription terminated", "workspace", workspace, "subscription", id, "reason", reason, "notice", notice != nil)
 	if notice == nil {
 		return true, nil
 	}
-	if err := e.Queue.Send(ctx, queue.Slow, notice.due().outgoing(0)); err != nil {
+	if err := t.Queue.Send(ctx, queue.Slow, notice.due().outgoing(0)); err != nil {
 		// The due entry brings it back.
-		e.log().WarnContext(ctx, "termination notice postponed", "subscription", id, "error", err)
+		t.log().WarnContext(ctx, "termination notice postponed", "subscription", id, "error", err)
 	}
 	return true, nil
 }
 
-func (e *Terminator) plain(url string) bool {
-	return slices.ContainsFunc(e.Plain, func(prefix string) bool { return strings.HasPrefix(url, prefix) })
+func (t *Terminator) plain(url string) bool {
+	return slices.ContainsFunc(t.Plain, func(prefix string) bool { return strings.HasPrefix(url, prefix) })
 }
 
 // notice is the delivery of a termination notice.
-func (e *Terminator) notice(sub *subscription.Subscription, reason error) *delivery {
+func (t *Terminator) notice(sub *subscription.Subscription, reason error) *delivery {
 	body, _ := json.Marshal(struct { // its error member is JSON already
 		Type  string          `json:"type"`
 		Error json.RawMessage `json:"error"`
-	}{"terminated", e.ErrorObject(cmp.Or(sub.Profile, e.Profile), reason)})
-	now, subscriber := e.now(), sub.Subscriber()
+	}{"terminated", t.ErrorObject(cmp.Or(sub.Profile, t.Profile), reason)})
+	now, subscriber := t.now(), sub.Subscriber()
 	del := newNotice(sub.Workspace, &subscriber, sub.Name, "terminated", now)
 	del.Due, del.DueAt, del.made, del.Control.Body = now, now.Add(backup), now, body
 	return del
