@@ -1,4 +1,4 @@
-// Package layout holds the packages to the layout that docs/explanation/architecture.md describes.
+// Package layout tests that packages import each other only as docs/explanation/architecture.md allows.
 package layout
 
 import (
@@ -13,15 +13,15 @@ import (
 
 const module = "github.com/mcp-events/mcpevents/"
 
-// wings are the folders of shared/. A package imports its own wing and those after it.
-var wings = []string{"app", "operate", "mcp", "conversation", "gateway", "events", "storage", "auth", "protocol", "platform"}
+// layers are the folders of shared/. A package imports its own layer and the layers after it.
+var layers = []string{"app", "operate", "mcp", "conversation", "gateway", "events", "storage", "auth", "protocol", "platform"}
 
 type listed struct {
 	ImportPath string
 	Imports    []string
 }
 
-// packages lists the packages of the module with what they import, without their tests.
+// packages returns all packages of the module and their imports. It ignores the imports of tests.
 func packages(t *testing.T) (all []listed) {
 	t.Helper()
 	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "./...")
@@ -47,41 +47,41 @@ func packages(t *testing.T) (all []listed) {
 	}
 }
 
-// wing returns the position of a package's wing in wings, or -1 for a package outside of shared/.
-func wing(path string) int {
+// layer returns the position of a package's layer in layers, or -1 for a package outside of shared/.
+func layer(path string) int {
 	path, shared := strings.CutPrefix(path, "shared/")
 	if !shared {
 		return -1
 	}
 	name, _, _ := strings.Cut(path, "/")
-	return slices.Index(wings, name)
+	return slices.Index(layers, name)
 }
 
-// Given all packages of shared/, when their imports are listed, then none belongs to a wing above that of the package.
+// TestImportsPointDown checks that a package of shared/ imports only its own layer and lower ones.
 func TestImportsPointDown(t *testing.T) {
 	found := map[string]bool{}
 	for _, p := range packages(t) {
 		if !strings.HasPrefix(p.ImportPath, "shared/") {
 			continue
 		}
-		own := wing(p.ImportPath)
+		own := layer(p.ImportPath)
 		if own < 0 {
-			t.Errorf("%s is in no wing, want one of %s", p.ImportPath, strings.Join(wings, ", "))
+			t.Errorf("%s is in no layer, want one of %s", p.ImportPath, strings.Join(layers, ", "))
 			continue
 		}
-		found[wings[own]] = true
+		found[layers[own]] = true
 		for _, imported := range p.Imports {
-			if to := wing(imported); to >= 0 && to < own {
-				t.Errorf("%s imports %s, which is above it (%s)", p.ImportPath, imported, strings.Join(wings, " > "))
+			if to := layer(imported); to >= 0 && to < own {
+				t.Errorf("%s imports %s, which is above it (%s)", p.ImportPath, imported, strings.Join(layers, " > "))
 			}
 		}
 	}
-	if len(found) != len(wings) {
-		t.Errorf("packages were found in %d wings, want all %d", len(found), len(wings))
+	if len(found) != len(layers) {
+		t.Errorf("packages were found in %d layers, want all %d", len(found), len(layers))
 	}
 }
 
-// Given a rule about one package, when its imports are listed, then they keep the rule.
+// TestPackagesImportOnlyWhatTheyMay checks rules for single packages.
 func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
 	under := func(folders ...string) func(string) bool {
 		return func(path string) bool {
@@ -93,12 +93,12 @@ func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
 		name    string
 		of, not func(path string) bool
 	}{
-		{"nothing imports the programs", under("shared", "client", "server"), under("functions", "cmd")},
+		{"libraries do not import the programs", under("shared", "client", "server"), under("functions", "cmd")},
 		{"shared packages do not use the server", under("shared"), under("server")},
 		{"the endpoint uses the gateway through its data", under("shared/mcp"), func(path string) bool {
 			return under("shared/gateway")(path) && path != "shared/gateway/api"
 		}},
-		{"events and subscriptions know no transport and no cloud", under("shared/events/event", "shared/events/subscription"), domain},
+		{"events and subscriptions import no transport and no cloud package directly", under("shared/events/event", "shared/events/subscription"), domain},
 	}
 	all := packages(t)
 	for _, rule := range rules {

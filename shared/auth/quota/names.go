@@ -9,9 +9,9 @@ const (
 	PublishRate      = "publishRate"
 	RegistrationRate = "registrationRate"
 	ConversationRate = "conversationRate"
-	// Verifications counts challenges within a minute. It has no setting.
+	// Verifications limits the challenges per minute. It has no flag, and is set under quotas in the configuration only.
 	Verifications = "verifications"
-	// WorkspaceSubscriptions counts the subscriptions of all principals of a workspace together.
+	// WorkspaceSubscriptions limits the subscriptions of all principals of a workspace together. It has no flag either.
 	WorkspaceSubscriptions = "workspaceSubscriptions"
 )
 

@@ -1,4 +1,5 @@
-// Package rules has the section "conversation" of the configuration: who hears of conversations, and may add context to them.
+// Package rules defines the section "conversation" of the configuration: which context providers receive messages of
+// conversations, and which messages become events.
 package rules
 
 import (
@@ -10,7 +11,7 @@ import (
 // EventsProvider is the name under which callers consent that their messages are published as events. No provider can have it.
 const EventsProvider = "events"
 
-// PrincipalHeader tells a provider with a URL whose message it gets.
+// PrincipalHeader tells a context provider with a URL whose message it receives.
 const PrincipalHeader = "X-Mcp-Principal"
 
 // Conversation says which messages of conversations clients are asked to send, and what happens to them. The zero value asks for
@@ -22,7 +23,7 @@ type Conversation struct {
 	Budget time.Duration
 	// MaxContext is the largest size of the merged context in bytes; 32 KiB by default.
 	MaxContext int
-	// Providers give context, the most important one first.
+	// Providers are the context providers, the most important one first.
 	Providers []Provider
 	// Events are the events that messages become.
 	Events Events
@@ -31,7 +32,7 @@ type Conversation struct {
 // Enabled reports whether clients are asked to send anything.
 func (c Conversation) Enabled() bool { return c.UserMessages || c.AssistantResponses }
 
-// Provider gives context to conversations. It is reached at a URL, or it is a backend.
+// Provider configures a context provider, which is a URL or a backend.
 type Provider struct {
 	// Name is unique in the workspace: letters, digits, - and _, at most 64.
 	Name string
@@ -43,12 +44,13 @@ type Provider struct {
 	Headers map[string]secret.Value
 	// Backend is the name of a backend of the same workspace, and BackendURL its endpoint.
 	Backend, BackendURL string
-	// Workspace limits the conversations that the provider gets; [auth.DefaultWorkspace] by default.
+	// Workspace is the workspace whose conversations the provider receives; the default workspace if the file has none.
 	Workspace string
-	// Priority orders the providers before the order of the file does: the greatest first; 0 by default.
+	// Priority sorts the providers, the highest first. Providers with the same priority keep the order of the file. The default
+	// is 0.
 	Priority int
-	// Principal tells the provider the caller's name here. Without it, the provider gets a name that says nothing about the caller
-	// and differs from provider to provider.
+	// Principal, if true, sends the caller's principal id to the provider. Otherwise the provider receives a pseudonym that is
+	// different for each provider.
 	Principal bool
 }
 

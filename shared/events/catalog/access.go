@@ -9,7 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Access restricts who may have the events of an entry, in addition to the general scopes. A nil Access admits everyone.
+// Access restricts who may receive the events of an entry, in addition to the general scopes. A nil Access admits everyone.
 type Access struct {
 	// Scopes lists the scopes that a principal needs, all of them.
 	Scopes []string
@@ -17,12 +17,12 @@ type Access struct {
 	Claims map[string]string
 }
 
-// Check checks whether a principal may have the events with the given values of the template variables. The principal needs all
-// scopes and, for every claim rule, a variable that equals its claim or one of the claim's values. An omitted variable (in a
-// pattern or a parent) is refused, because it would cover values that the principal must not have. The anonymous principal of
-// --auth none has no claims, so it passes no claim rule.
+// Check returns nil if the principal may receive the events with these template variables. The principal needs all scopes and,
+// for every claim rule, a variable that equals its claim or one of the claim's values. Check refuses a missing variable, because a
+// pattern or a parent without it would also match values that the principal must not see. With --auth none callers have no claims,
+// so every claim rule refuses them.
 //
-// The error is of kind [fault.Forbidden]; missing scopes are its [auth.MissingScopes].
+// The error is of kind [fault.Forbidden]. If scopes are missing, its data is [auth.MissingScopes].
 func (a *Access) Check(p auth.Principal, vars map[string]string) error {
 	if a == nil {
 		return nil
@@ -45,7 +45,7 @@ func (a *Access) Check(p auth.Principal, vars map[string]string) error {
 	return nil
 }
 
-// VisibleTo reports whether the entry belongs in the principal's lists, because the principal may have at least some of its events.
+// VisibleTo reports whether the entry belongs in the principal's lists, because the principal may receive at least some of its events.
 func (a *Access) VisibleTo(p auth.Principal) bool {
 	if a == nil {
 		return true

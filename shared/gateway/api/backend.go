@@ -10,18 +10,19 @@ type Backend struct {
 	URL string
 	// Prefix goes before the names of its tools and prompts. It may be empty.
 	Prefix string
-	// Workspace owns the backend; [auth.DefaultWorkspace] by default.
+	// Workspace owns the backend; the default workspace if the file has none.
 	Workspace string
 	// Scopes lists the scopes that a caller needs, in addition to the general ones, to see the backend.
 	Scopes []string
 	// ProtocolVersion is a revision of MCP, or [AutoVersion].
 	ProtocolVersion string
-	// Headers are sent with each request.
+	// Headers are sent with each request. With ForwardToken, a caller's requests never carry a configured Authorization header.
 	Headers map[string]secret.Value
 	// OAuth gets tokens by client credentials. It may be nil.
 	OAuth *OAuth
-	// ForwardToken passes the caller's own token on in calls. Operators must ask for it by name, because the backend can then act
-	// as the caller. Without an Authorization header and OAuth, requests for lists carry it too.
+	// ForwardToken sends the caller's own token with calls, and no token if the caller has none. It is off by default, because the
+	// backend can then act as the caller. If the backend has neither OAuth nor a configured Authorization header, the gateway also
+	// requests its lists with the caller's token.
 	ForwardToken bool
 }
 

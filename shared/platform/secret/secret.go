@@ -1,5 +1,5 @@
-// Package secret has the values of settings that may be secrets. Secrets are always references: the configuration never
-// contains them.
+// Package secret defines [Value], a setting that is plain text or a reference to a secret. Package config requires a reference
+// wherever a setting is always a secret, so that configuration files contain no secrets.
 package secret
 
 import (
@@ -42,8 +42,8 @@ func (v Value) Fingerprint() string { return fmt.Sprintf("%q %q %q", v.text, v.e
 // Parameter returns the name of the parameter of SSM Parameter Store that the value refers to; ok is false if it refers to none.
 func (v Value) Parameter() (name string, ok bool) { return v.ssm, v.ssm != "" }
 
-// Resolve looks up a reference to the environment. A missing or empty variable, and a reference to anything else, is an error of
-// kind [fault.Invalid].
+// Resolve returns the text of a plain value, or the value of the environment variable that v refers to. It returns an error of
+// kind [fault.Invalid] if the variable is missing or empty, or if v refers to SSM.
 func (v Value) Resolve(lookup func(string) (string, bool)) (string, error) {
 	if v.ssm != "" {
 		return "", fault.New(fault.Invalid, "%s can be looked up on AWS only; refer to an environment variable as env:NAME", v)

@@ -10,7 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Position is how far a job came whose work is stored in one partition per minute.
+// Position tracks a job's progress through work that is stored in one partition per minute.
 type Position struct {
 	DB store.DB
 	// Key names the item that keeps the position. The item's version is the minute, in seconds since 1970.
@@ -19,11 +19,12 @@ type Position struct {
 	Before store.Key
 	// CatchUp bounds how far back a walk goes after a long pause.
 	CatchUp time.Duration
-	// SaveEvery is how old the saved position may become before a complete walk saves it again; 0 saves after each walk. With a
-	// longer time an idle server writes less, visits that many minutes again each time, and does not notice that its clock was
-	// set back by less.
+	// SaveEvery is how old the saved position may become before a complete walk saves it again; 0 saves after each walk. A larger
+	// value means fewer writes on an idle server. In return, each walk revisits that many minutes, and a clock that was set back
+	// by less may go unnoticed.
 	SaveEvery time.Duration
-	// Ahead is called first if the clock was set back; was is the time of the last walk. It may be nil.
+	// Ahead, if not nil, is called before a walk if the clock was set back, that is, if the saved position is more than
+	// [Tolerance] in the future. The argument was is that position.
 	Ahead func(ctx context.Context, was time.Time) error
 }
 
@@ -36,7 +37,7 @@ const (
 	stretch = 10 * time.Minute
 	// maxFailures is how many minutes may fail before a walk gives up, because the store is down.
 	maxFailures = 5
-	// Tolerance is how much two clocks may differ although neither was set.
+	// Tolerance is how far the clocks of two processes may differ before a walk assumes that one was set back.
 	Tolerance = 5 * time.Minute
 )
 
@@ -93,7 +94,8 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// position reads the minute that was visited last, and the version of its item, which is 0 if there is none.
+// position returns the saved minute and the version of its item. Without an item under Key the version is 0, and the minute is
+// that of the item under Before or, if there is none either, an hour before last.
 func (p Position) position(ctx context.Context, last time.Time) (at time.Time, version int64, err error) {
 	keys := []store.Key{p.Key}
 	if p.Before != (store.Key{}) {
