@@ -20,7 +20,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/test/awslocal"
-	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // polled is the answer to events/poll.
@@ -116,16 +115,7 @@ func TestMoveToAnotherRegion(t *testing.T) {
 	if err := awslocal.PutParameterIn(t.Context(), region, ends.MiniStack, parameter, token); err != nil {
 		t.Fatal(err)
 	}
-	moved, err := runner.Start(t.Context(), runner.Options{
-		Template: "../template.yaml", Name: prefix + "moved", Region: region, Parameters: parameters,
-		Endpoints: runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack, SSM: ends.MiniStack},
-		Binaries:  harness.Functions(t),
-		Output:    lines{t}, Speed: 60,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer moved.Close()
+	moved := deployCopy(t, ends, prefix+"moved", region, parameters)
 
 	t.Run("AWS-22 a cursor from before the move goes on", func(t *testing.T) {
 		got := poll(t, moved, cursor)

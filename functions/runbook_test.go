@@ -50,16 +50,7 @@ func TestRunbook(t *testing.T) {
 			t.Errorf("the template refuses %s=%s", name, arn)
 		}
 	}
-	stack, err := runner.Start(t.Context(), runner.Options{
-		Template: "../template.yaml", Name: strings.TrimSuffix(prefix, "-") + "-b", Region: awslocal.Region, Parameters: parameters,
-		Endpoints: runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack, SSM: ends.MiniStack},
-		Binaries:  harness.Functions(t),
-		Output:    lines{t}, Speed: 60,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stack.Close()
+	stack := deployCopy(t, ends, strings.TrimSuffix(prefix, "-")+"-b", awslocal.Region, parameters)
 	t.Run("AWS-12 the stack makes none of its own", func(t *testing.T) {
 		for _, table := range store.Tables() {
 			id := strings.TrimSuffix(prefix, "-") + "-b-" + strings.ToUpper(string(table[:1])) + string(table[1:]) + "Table"
@@ -137,4 +128,20 @@ func TestTheRunbookNamesParameters(t *testing.T) {
 			t.Errorf("docs/how-to/restore-on-aws.md says nothing of %s", name)
 		}
 	}
+}
+
+// deployCopy deploys the template once more, for example with tables and keys that were copied. The stack ends with the test.
+func deployCopy(t *testing.T, ends awslocal.Endpoints, name, region string, parameters map[string]string) *runner.Stack {
+	t.Helper()
+	stack, err := runner.Start(t.Context(), runner.Options{
+		Template: "../template.yaml", Name: name, Region: region, Parameters: parameters,
+		Endpoints: runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack, SSM: ends.MiniStack},
+		Binaries:  harness.Functions(t),
+		Output:    lines{t}, Speed: 60,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stack.Close() })
+	return stack
 }

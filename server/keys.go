@@ -246,8 +246,8 @@ func DropKeys(ctx context.Context, data string) (dropped int, err error) {
 	return dropped, writeSecrets(data, s)
 }
 
-// sealedText returns how a secret that begins with the prefix begins in a stored item, where it is base64 in JSON. The last
-// bits of the prefix are left out because they share a character with what follows.
+// sealedText returns how a secret that begins with the prefix begins in a stored item, where it is base64 in JSON. It leaves
+// out the last bits of the prefix, because they share a character with the following byte.
 func sealedText(prefix []byte) []byte {
 	return []byte(base64.RawStdEncoding.EncodeToString(prefix)[:len(prefix)*8/6])
 }

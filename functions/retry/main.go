@@ -31,7 +31,7 @@ func main() {
 		{Name: "resumed deliveries", Run: webhooks.Switches(&p.Core, false).Requeue},
 		{Name: "replays", Run: webhooks.Replays(&p.Core, subscriptions, operations).Run},
 		// By default no event source mapping reads the inbox, because it would take two concurrent executions.
-		{Name: "inbox", Run: p.Waiting(queue.Inbox, p.Inbox().Handle)},
+		{Name: "inbox", Run: p.Drain(queue.Inbox, p.Inbox().Handle)},
 		{Name: "dead letters", Run: p.Dead(operations.File)},
 		{Name: "log items", Run: retry.LogItems},
 		{Name: "erasures", Run: operations.SweepErased},

@@ -1,9 +1,9 @@
 // Package auth says who is calling and what they may do.
 //
 // An [Authenticator] turns the headers of a request into a [Principal], who
-// belongs to one workspace and holds scopes. The access rules of events belong to package catalog. No request body, no store and no protocol enters
-// here. Callers translate the kinds fault.Unauthenticated and fault.Forbidden
-// into 401 and 403 with [Challenge].
+// belongs to one workspace and holds scopes. The access rules of events belong to package catalog. This package knows no request
+// bodies, no store and no protocol. Callers translate the kinds fault.Unauthenticated and fault.Forbidden into 401 and 403 with
+// [Challenge].
 package auth
 
 import (
@@ -49,7 +49,7 @@ type Principal struct {
 	Workspace string
 	// Scopes are what the caller was granted.
 	Scopes []string
-	// Claims are the claims of the caller's token that are a text or several, for the access rules of the catalog.
+	// Claims are the claims of the caller's token whose values are strings. The access rules of the catalog use them.
 	Claims map[string][]string
 	// Expires is when the caller has to authenticate again; zero is never. A stream
 	// ends then.

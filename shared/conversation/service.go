@@ -94,7 +94,7 @@ const minBurst = 20
 
 // NewRate limits to a number of messages per second, with bursts of two seconds' worth.
 func NewRate(of quota.Of) *quota.Rate {
-	return quota.New("conversationRate", "messages", of, func(perSecond float64) float64 { return max(2*perSecond, minBurst) })
+	return quota.New(quota.ConversationRate, "messages", of, func(perSecond float64) float64 { return max(2*perSecond, minBurst) })
 }
 
 // New makes a service. It calls no provider yet.

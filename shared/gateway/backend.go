@@ -4,13 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
-	"sync"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"golang.org/x/time/rate"
 )
 
 // backend is one MCP server behind the gateway.
@@ -25,11 +24,20 @@ type backend struct {
 
 	*view   // with the operator's credentials
 	callers callers
-	logged  sync.Map // the time of the last line, by subject; see [backend.mayLog]
+
+	// These limit the log lines about requests of clients while the backend is down.
+	logCapabilities rate.Sometimes
+	logList         map[api.Kind]*rate.Sometimes
 }
 
 func newBackend(o *Options, drops *metric.Tally, c api.Backend) *backend {
-	b := &backend{Backend: c, options: o, drops: drops, changed: make(chan struct{}, 1)}
+	b := &backend{
+		Backend: c, options: o, drops: drops, changed: make(chan struct{}, 1),
+		logCapabilities: rate.Sometimes{Interval: metric.LogEvery}, logList: map[api.Kind]*rate.Sometimes{},
+	}
+	for _, kind := range api.Kinds {
+		b.logList[kind] = &rate.Sometimes{Interval: metric.LogEvery}
+	}
 	b.own = upstream.Client{
 		URL: c.URL, HTTP: o.HTTP, Credentials: credentials{backend: b}.add, Dropped: b.dropped,
 		Server: o.Server, AskTimeout: o.AskTimeout,
@@ -37,14 +45,6 @@ func newBackend(o *Options, drops *metric.Tally, c api.Backend) *backend {
 	}
 	b.view = newView(b, "")
 	return b
-}
-
-// mayLog reports whether a line about a subject may be logged: one in [metric.LogEvery], so that the requests of clients do not
-// fill the log while the backend is down. The caller logs it.
-func (b *backend) mayLog(subject string) bool {
-	now := time.Now()
-	last, logged := b.logged.LoadOrStore(subject, now)
-	return !logged || now.Sub(last.(time.Time)) >= metric.LogEvery && b.logged.CompareAndSwap(subject, last, now)
 }
 
 // Place names it.

@@ -121,8 +121,10 @@ func (g *Gateway) Capabilities(ctx context.Context, c api.Client) api.Capabiliti
 	for _, v := range g.backends.shown(ctx, c) {
 		wg.Go(func() {
 			known, err := v.known(ctx)
-			if err != nil && v.of.mayLog("capabilities") {
-				g.options.Log.WarnContext(ctx, "backend capabilities unknown", "backend", v.of.Name, "error", err)
+			if err != nil {
+				v.of.logCapabilities.Do(func() {
+					g.options.Log.WarnContext(ctx, "backend capabilities unknown", "backend", v.of.Name, "error", err)
+				})
 			}
 			if known == nil {
 				return

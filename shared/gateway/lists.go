@@ -94,9 +94,9 @@ func (ls *lists) gather(ctx context.Context, views []*view, kind api.Kind, use f
 			var err error
 			if lists[i], err = v.list(ctx, kind, versions[i], use); err != nil {
 				failed.Store(true)
-				if v.of.mayLog(kind.String()) {
+				v.of.logList[kind].Do(func() {
 					ls.options.Log.WarnContext(ctx, "backend list failed", "backend", v.of.Name, "of", kind.String(), "error", err)
-				}
+				})
 			}
 		})
 	}

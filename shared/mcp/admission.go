@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
@@ -64,7 +65,7 @@ func (a *admission) close(ctx context.Context) error {
 func (a *admission) admit(w http.ResponseWriter, r *http.Request, c *call) (ctx context.Context, leave func(), err error) {
 	out, ok := a.enter()
 	if !ok {
-		a.faults.metrics.LimitReached("streams")
+		a.faults.metrics.LimitReached(quota.Streams)
 		full(w, c.msg.ID)
 		return nil, nil, nil
 	}
@@ -90,7 +91,7 @@ func (a *admission) admit(w http.ResponseWriter, r *http.Request, c *call) (ctx 
 		return ctx, end, nil
 	}
 	release, err := a.leases.Take(ctx, c.principal, func() {
-		a.faults.metrics.LimitReached("streams")
+		a.faults.metrics.LimitReached(quota.Streams)
 		cancel(errSuperseded)
 	})
 	if err != nil {
@@ -152,6 +153,6 @@ func (a *admission) enter() (leave func(), ok bool) {
 func full(w http.ResponseWriter, id json.RawMessage) {
 	w.Header().Set("Retry-After", "5")
 	sendError(w, http.StatusServiceUnavailable, id, &jsonrpc.Error{
-		Code: codeUnavailable, Message: "no more streams can be opened here now", Data: map[string]any{"limit": "streams"},
+		Code: codeUnavailable, Message: "no more streams can be opened here now", Data: map[string]any{"limit": quota.Streams},
 	})
 }

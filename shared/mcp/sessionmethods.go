@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
@@ -225,7 +226,7 @@ func (h *sessionMethods) create(ctx context.Context, p auth.Principal, s session
 		return nil, err
 	}
 	if surplus != nil {
-		h.faults.metrics.LimitReached("sessions")
+		h.faults.metrics.LimitReached(quota.Sessions)
 		if err := h.end(ctx, surplus, api.Client{Principal: p, Session: surplus.Key}); err != nil {
 			return nil, err
 		}

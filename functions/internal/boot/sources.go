@@ -33,13 +33,13 @@ func (p *Process) Batches(h queue.Handler) func(context.Context, events.SQSEvent
 	}
 }
 
-// Waiting is a job that hands the messages that wait in a queue to a handler.
-func (p *Process) Waiting(name queue.Name, h queue.Handler) func(context.Context) (int, error) {
+// Drain returns a job that hands the waiting messages of a queue to a handler.
+func (p *Process) Drain(name queue.Name, h queue.Handler) func(context.Context) (int, error) {
 	url := p.Variable(queueVariable(name))
 	return func(ctx context.Context) (int, error) { return p.queues.Drain(ctx, url, "", h) }
 }
 
-// Dead is a job that hands the dead letters of all queues to a handler.
+// Dead returns a job that hands the dead letters of all queues to a handler.
 func (p *Process) Dead(h queue.Handler) func(context.Context) (int, error) {
 	dead, ofEvents := p.Variable(queueVariable(queue.Dead)), p.Variable(EnvEventsDead)
 	return func(ctx context.Context) (int, error) {

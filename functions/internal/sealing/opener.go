@@ -13,8 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// ReloadAfter is how old a process's keyset may be before a secret that does not
-// open makes it look for a newer one.
+// ReloadAfter is how old a process's keyset may be before it reads the stored one again: a [Sealer] always does, and an [Opener] only
+// if a secret does not open.
 const ReloadAfter = 10 * time.Second
 
 // Opener opens sealed secrets. It unwraps the private keyset at first use, once

@@ -30,20 +30,15 @@ func (s *Sealer) Seal(ctx context.Context, secret []byte, b webhook.Binding) ([]
 
 func (s *Sealer) current(ctx context.Context) (*webhook.Sealer, error) {
 	s.mu.Lock()
-	sealer, fresh := s.sealer, time.Since(s.read) < ReloadAfter
-	s.mu.Unlock()
-	if sealer != nil && fresh {
-		return sealer, nil
+	defer s.mu.Unlock()
+	if s.sealer != nil && time.Since(s.read) < ReloadAfter {
+		return s.sealer, nil
 	}
 	began := time.Now()
 	sealer, err := Public(ctx, s.DB)
 	if err != nil {
 		return nil, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if began.After(s.read) {
-		s.sealer, s.read = sealer, began
-	}
-	return s.sealer, nil
+	s.sealer, s.read = sealer, began
+	return sealer, nil
 }

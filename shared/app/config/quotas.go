@@ -9,9 +9,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 )
 
-// DefaultVerifications is how many challenges a principal without a quota of its own may have sent within a minute.
-const DefaultVerifications = 200
-
 // MaxQuotas is the largest number of quotas in a configuration.
 const MaxQuotas = 10_000
 
@@ -33,7 +30,7 @@ func (l Limits) Most(name string) float64 {
 	case quota.ConversationRate:
 		return l.ConversationRate
 	case quota.Verifications:
-		return DefaultVerifications
+		return quota.DefaultVerifications
 	}
 	return 0
 }

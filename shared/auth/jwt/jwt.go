@@ -7,7 +7,7 @@
 //
 // go-jose reads tokens and verifies signatures; which keys are trusted, for how
 // long, and who a token's holder is here, is said in this package. No token is
-// issued, kept, passed on or logged. Access rules are package auth's.
+// issued, kept, passed on or logged. Package catalog has the access rules of events.
 package jwt
 
 import (

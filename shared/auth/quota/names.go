@@ -15,6 +15,10 @@ const (
 	WorkspaceSubscriptions = "workspaceSubscriptions"
 )
 
+// DefaultVerifications is how many challenges per minute the server sends for a principal without a quota of its own, to all hosts
+// together.
+const DefaultVerifications = 200
+
 // Names lists the names of all quotas in a stable order.
 func Names() []string {
 	return []string{Subscriptions, Streams, Calls, Sessions, PublishRate, RegistrationRate, ConversationRate, Verifications, WorkspaceSubscriptions}

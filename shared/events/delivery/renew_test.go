@@ -28,6 +28,27 @@ func (r *rig) subscribeFrom(cursor string) {
 	r.subscribe(func(ask *subscription.SubscribeRequest) { ask.Cursor = cursor })
 }
 
+// subscribed subscribes alice. It returns the subscription and a cursor that is older than all events to come.
+func (r *rig) subscribed() (sub *subscription.SubscribeResult, cursor string) {
+	r.t.Helper()
+	sub = r.subscribe()
+	cursor = r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})
+	r.now = r.now.Add(time.Second)
+	return sub, cursor
+}
+
+// storeFailed publishes evt_1, whose first attempt fails, so that its delivery is stored. It returns the parts of the process that
+// made the attempt.
+func (r *rig) storeFailed() (*Dispatcher, *Retry) {
+	r.t.Helper()
+	r.script = fails
+	r.publish("evt_1")
+	fanout, d, retry := r.process()
+	r.hand(queue.Events, fanout.Handle)
+	r.hand(queue.Deliveries, d.Pages)
+	return d, retry
+}
+
 // interrupted finds subscriptions, and calls a function after it found one of them missing.
 type interrupted struct {
 	Subscriptions
@@ -144,9 +165,7 @@ func TestGivenAnAttemptWithoutADueEntryWhenTheEventIsRequestedAgainMeanwhileThen
 	} {
 		t.Run("WHK-18 EVX-11 "+name, func(t *testing.T) {
 			r := newRig(t)
-			sub := r.subscribe()
-			cursor := r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})
-			r.now = r.now.Add(time.Second)
+			sub, cursor := r.subscribed()
 			r.script = fails
 			r.publish("evt_1")
 			fanout, d, retry := r.process()
@@ -181,14 +200,8 @@ func TestGivenAnAttemptWithoutADueEntryWhenTheEventIsRequestedAgainMeanwhileThen
 // changed.
 func TestGivenAnAttemptUnderWayWhenItsEventIsRequestedAgainAndItFailsThenTheNextOneIsDueByTheSchedule(t *testing.T) {
 	r := newRig(t)
-	sub := r.subscribe()
-	cursor := r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})
-	r.now = r.now.Add(time.Second)
-	r.script = fails
-	r.publish("evt_1")
-	fanout, d, _ := r.process()
-	r.hand(queue.Events, fanout.Handle)
-	r.hand(queue.Deliveries, d.Pages)
+	sub, cursor := r.subscribed()
+	d, _ := r.storeFailed()
 	d.sender.poster = &during{d.sender.poster, func() {
 		_, other, _ := r.process()
 		r.end(sub.ID)
@@ -227,14 +240,8 @@ func (s *refreshed) Lookup(ctx context.Context, workspace, principal, id string)
 // EVX-14: the worker that suspends the delivery has its only message.
 func TestGivenARetryToASuspendedSubscriptionWhenItsClientRefreshesMeanwhileThenTheRetryIsMadeSoon(t *testing.T) {
 	r := newRig(t)
-	sub := r.subscribe()
-	cursor := r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})
-	r.now = r.now.Add(time.Second)
-	r.script = fails
-	r.publish("evt_1")
-	fanout, d, _ := r.process()
-	r.hand(queue.Events, fanout.Handle)
-	r.hand(queue.Deliveries, d.Pages)
+	sub, cursor := r.subscribed()
+	d, _ := r.storeFailed()
 	r.suspend(sub.ID)
 	find := &refreshed{d.Subscriptions, func() {
 		_, other, _ := r.process()
@@ -255,9 +262,7 @@ func TestGivenARetryToASuspendedSubscriptionWhenItsClientRefreshesMeanwhileThenT
 // delivery. No message of the delivery is under way, so it is sent at once.
 func TestGivenASuspendedDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAtOnce(t *testing.T) {
 	r := newRig(t)
-	sub := r.subscribe()
-	cursor := r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})
-	r.now = r.now.Add(time.Second)
+	sub, cursor := r.subscribed()
 	r.suspend(sub.ID)
 	r.publish("evt_1")
 	r.work()
@@ -277,14 +282,8 @@ func TestGivenASuspendedDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAtO
 // EVX-11: requesting an event again and again does not postpone its delivery.
 func TestADeliveryIsNotPostponedByRequestsForItsEvent(t *testing.T) {
 	r := newRig(t)
-	sub := r.subscribe()
-	cursor := r.sealer.Seal("default", eventlog.Cursor{At: r.log.Position()})
-	r.now = r.now.Add(time.Second)
-	r.script = fails
-	r.publish("evt_1")
-	fanout, d, retry := r.process()
-	r.hand(queue.Events, fanout.Handle)
-	r.hand(queue.Deliveries, d.Pages)
+	sub, cursor := r.subscribed()
+	d, retry := r.storeFailed()
 	if st := r.deliveryState(sub.ID, "evt_1"); st != statePending {
 		t.Fatalf("the delivery is %s, want it pending", st)
 	}

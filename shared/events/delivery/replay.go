@@ -23,8 +23,8 @@ type Replayer struct {
 const MaxReplay = 5000
 
 // Replay implements [subscription.Replayer]: it enqueues the events of the
-// subscription's patterns after the given key, oldest first within a partition. Truncated also says that events cannot be read, for example those of a later release: the
-// subscription must not wait for that release.
+// subscription's patterns after the given key, oldest first within a partition. It also reports truncated if some events cannot be
+// read, for example because a later release wrote them: the subscription must not wait for that release.
 func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, after int64) (truncated bool, err error) {
 	if err := r.Log.AwaitBatches(ctx); err != nil {
 		return false, err

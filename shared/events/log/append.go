@@ -114,7 +114,7 @@ func (l *Log) copies(workspace, uri string, keys []string) (parts []Partition) {
 	return parts
 }
 
-// dayOf returns the number of the URI's day that a stamp lies in. The URI's hash chooses when its day begins. Otherwise,
+// dayOf returns the number of the URI's day to which a stamp belongs. The URI's hash chooses when its day begins. Otherwise,
 // all sub-resources of a parent would be recorded in the parent's partition within seconds after midnight.
 func dayOf(uri string, stamp int64) int64 {
 	const day = 24 * time.Hour

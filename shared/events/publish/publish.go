@@ -97,7 +97,7 @@ type Service struct {
 // NewRate limits to a number of events per second, with bursts of two seconds' worth
 // and at least one full request.
 func NewRate(of quota.Of) *quota.Rate {
-	return quota.New("publishRate", "events", of, func(perSecond float64) float64 { return max(2*perSecond, MaxEvents) })
+	return quota.New(quota.PublishRate, "events", of, func(perSecond float64) float64 { return max(2*perSecond, MaxEvents) })
 }
 
 func (s *Service) now() time.Time {

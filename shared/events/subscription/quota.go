@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -34,7 +35,7 @@ func (r *Records) countSum(ctx context.Context, workspace string, n int64) error
 	}
 	err := r.DB.Write(ctx, op)
 	if errors.Is(err, store.ErrConflict) {
-		return fault.New(fault.Exhausted, "the limit of %d subscriptions of the workspace is reached", most).AtLimit("workspaceSubscriptions", float64(most))
+		return fault.New(fault.Exhausted, "the limit of %d subscriptions of the workspace is reached", most).AtLimit(quota.WorkspaceSubscriptions, float64(most))
 	}
 	return fault.Wrap(fault.Unavailable, err, "count the subscriptions of the workspace")
 }
@@ -51,8 +52,8 @@ func (r *Records) lowerSum(ctx context.Context, workspace string) {
 // full is an error of kind Exhausted if the principal has as many subscriptions as it may.
 func (r *Records) full(ctx context.Context, sub *Subscription) error {
 	used, err := Used(ctx, r.DB, sub.Workspace, sub.Principal)
-	if quota := r.quota(ctx, sub.Workspace, sub.Principal); err == nil && used >= quota {
-		err = fault.New(fault.Exhausted, "the limit of %d subscriptions is reached", quota).AtLimit("subscriptions", float64(quota))
+	if most := r.quota(ctx, sub.Workspace, sub.Principal); err == nil && used >= most {
+		err = fault.New(fault.Exhausted, "the limit of %d subscriptions is reached", most).AtLimit(quota.Subscriptions, float64(most))
 	}
 	return err
 }

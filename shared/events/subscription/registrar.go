@@ -64,7 +64,7 @@ type Options struct {
 	// VerifiedTargets are URL prefixes that need no challenge.
 	VerifiedTargets []string
 	// Verifications returns how many challenges a principal may have sent within a minute; nil is
-	// [DefaultVerifications] for all.
+	// [quota.DefaultVerifications] for all.
 	Verifications func(ctx context.Context, workspace, principal string) int64
 	// Rate limits how often a principal registers or subscribes; nil does not. Refreshes
 	// count: they cost as much. Ending a subscription is never refused.
@@ -81,7 +81,7 @@ func (o Options) withDefaults() Options {
 
 // NewRate limits registrations to a number per second, with bursts of ten seconds' worth.
 func NewRate(of quota.Of) *quota.Rate {
-	return quota.New("registrationRate", "registrations", of, func(perSecond float64) float64 { return max(1, 10*perSecond) })
+	return quota.New(quota.RegistrationRate, "registrations", of, func(perSecond float64) float64 { return max(1, 10*perSecond) })
 }
 
 // Registrar makes and refreshes subscriptions, by both protocols.

@@ -22,8 +22,6 @@ import (
 // challenges count against a host, and the host's total stops only principals that have failed there themselves. All processes
 // share the counters.
 const (
-	// DefaultVerifications is how many challenges a principal may have sent within a minute, to all hosts together.
-	DefaultVerifications = 200
 	// maxPending is how many challenges of a principal may be waiting for one host at the same time.
 	maxPending = 20
 	// maxFailed is how often a principal may fail at one host within a failureWindow.
@@ -95,7 +93,7 @@ func (g *Registrar) challengeOf(ctx context.Context, p auth.Principal, host stri
 		sent:     verificationCountKey(p.Workspace, p.ID, fmt.Sprintf("sent#%d", now.Unix()/60)),
 		failures: verificationCountKey(p.Workspace, p.ID, fmt.Sprintf("failed#%s#%d", hash(host), window)),
 		byAll:    store.Key{Table: store.Subscriptions, Partition: "vh#" + hash(host), Sort: fmt.Sprintf("failed#%d", window)},
-		max:      DefaultVerifications, host: host, at: now, expires: now.Add(2 * failureWindow),
+		max:      quota.DefaultVerifications, host: host, at: now, expires: now.Add(2 * failureWindow),
 	}
 	if g.Options.Verifications != nil {
 		c.max = g.Options.Verifications(ctx, p.Workspace, p.ID)
@@ -156,7 +154,7 @@ func (c challenge) begin(ctx context.Context, db store.DB) error {
 	case err != nil:
 		return err
 	case countOf(has, sentCount) >= c.max:
-		return quota.ExceededFor("verifications", float64(c.max), c.untilNext(time.Minute),
+		return quota.ExceededFor(quota.Verifications, float64(c.max), c.untilNext(time.Minute),
 			"the limit of %d verifications per minute is reached; try again in a minute", c.max)
 	}
 	return quota.Exceeded("pendingVerifications", maxPending, "%d verifications of %.128s are waiting for an answer; try again when they have ended", maxPending, c.host)

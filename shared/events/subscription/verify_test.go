@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
@@ -77,7 +78,7 @@ func silent(context.Context, string) error { return errNoEcho }
 func TestLimitsOnVerifications(t *testing.T) {
 	t.Run("EVX-12 a principal has so many challenges a minute, and another at the same host has its own", func(t *testing.T) {
 		v := newVerifier(t, echo)
-		for n := range DefaultVerifications {
+		for n := range quota.DefaultVerifications {
 			if err := v.ask(alice, "https://chat.example/a/%d", n); err != nil {
 				t.Fatal(n, err)
 			}
@@ -96,7 +97,7 @@ func TestLimitsOnVerifications(t *testing.T) {
 		if err := v.ask(alice, "https://chat.example/more"); err != nil {
 			t.Errorf("a minute later: %v", err)
 		}
-		if n, want := v.challenges.Load(), int64(DefaultVerifications+2); n != want {
+		if n, want := v.challenges.Load(), int64(quota.DefaultVerifications+2); n != want {
 			t.Errorf("%d challenges were sent, want %d", n, want)
 		}
 	})
@@ -130,7 +131,7 @@ func TestLimitsOnVerifications(t *testing.T) {
 			t.Errorf("another principal: %v", err)
 		}
 		// Refused attempts were not counted, so the principal has the rest of its minute.
-		for n := range DefaultVerifications - maxFailed {
+		for n := range quota.DefaultVerifications - maxFailed {
 			if err := v.ask(alice, "https://other.example/%d", n); err != nil {
 				t.Fatal(n, err)
 			}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
@@ -107,7 +108,7 @@ func TestManyPrincipalsOfOneHost(t *testing.T) {
 					t.Logf("day %d: challenges of 500 principals %d, of one that echoes %d, of one that does not %d, of 50 that do not %d",
 						day, honest.Load(), echoing.Load(), failing.Load(), crowd.Load())
 					// Five minutes touch six minutes and two windows.
-					if n, most := echoing.Load(), int64(6*DefaultVerifications); n > most {
+					if n, most := echoing.Load(), int64(6*quota.DefaultVerifications); n > most {
 						t.Errorf("%d challenges of one principal, want at most %d", n, most)
 					}
 					if n, most := failing.Load(), int64(2*(maxFailed+maxPending)); n > most {

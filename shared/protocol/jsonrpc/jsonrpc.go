@@ -75,7 +75,7 @@ func Split(body []byte) (elements []json.RawMessage, batch bool, err *Error) {
 	return SplitDeep(body, MaxDepth)
 }
 
-// SplitDeep is [Split] with a bound of its own for the depth.
+// SplitDeep does what [Split] does, but allows the given depth instead of [MaxDepth].
 func SplitDeep(body []byte, maxDepth int) (elements []json.RawMessage, batch bool, err *Error) {
 	body = bytes.TrimLeft(body, " \t\r\n")
 	switch {

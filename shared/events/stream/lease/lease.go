@@ -15,6 +15,7 @@ import (
 	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
@@ -38,7 +39,7 @@ func NewLocal(most Max, refuse bool) *Local {
 
 // full is the error for a principal who has as many streams as it may have.
 func full(most int) error {
-	return fault.New(fault.Exhausted, "all %d streams that you may have are open", most).AtLimit("streams", float64(most))
+	return fault.New(fault.Exhausted, "all %d streams that you may have are open", most).AtLimit(quota.Streams, float64(most))
 }
 
 // Take gives a lease, and takes the oldest from a principal that has too many, or refuses.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -189,7 +190,7 @@ func (s *Shared) enter(ctx context.Context, p auth.Principal) (leave func(), rep
 		return nil, false, err
 	}
 	if !ok {
-		return nil, false, fault.New(fault.Unavailable, "all %d streams of this server are in use", s.Fleet).AtLimit("streams", float64(s.Fleet))
+		return nil, false, fault.New(fault.Unavailable, "all %d streams of this server are in use", s.Fleet).AtLimit(quota.Streams, float64(s.Fleet))
 	}
 	return func() { s.tidy("count", count(-1, nil)) }, replaces, nil
 }
