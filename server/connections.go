@@ -103,8 +103,8 @@ func (l *connections) admit(c net.Conn) *connection {
 	return k
 }
 
-// makeRoom closes waiting connections: first those of the client that has most of them, and of these the oldest. It closes several,
-// because it looks at all connections. If more than a quarter of all connections wait for clients, even young ones are closed, because
+// makeRoom closes waiting connections, first the oldest ones of the client with the most waiting connections. It closes several at
+// a time, because it has to look at all connections. If more than a quarter of all connections wait for clients, even young ones are closed, because
 // a client could fill the server with new requests faster than they become slow. The caller holds the lock.
 func (l *connections) makeRoom() {
 	busy, now := 0, time.Now()

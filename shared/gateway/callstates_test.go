@@ -195,7 +195,7 @@ func TestStatesOfACall(t *testing.T) {
 	}
 }
 
-// GWN-17: a client of 2026-07-28 is asked at once. The end of the call at the backend needs no pause, because the backend asked, so it
+// GWN-17: the gateway asks a client of 2026-07-28 immediately. The end of the call at the backend needs no pause, because the backend asked, so it
 // has the request.
 func TestAnInputRequiredIsNotDelayed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -15,8 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// Leases bound the open streams of a principal and of all instances;
-// those of shared/events/stream/lease do.
+// Leases bound the open streams of a principal and of all instances. Package shared/events/stream/lease implements them.
 type Leases interface {
 	Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error)
 }

@@ -47,7 +47,7 @@ func down(t *testing.T) string {
 	return table(rows...)
 }
 
-// dueAttempt is what a retry costs more if it is due later than a queue can delay a message: retry reads its entry and
+// dueAttempt is the additional cost of a retry that is due later than a queue can delay a message: retry reads its entry and
 // deletes it. It sends the message that dispatch would otherwise send, so that costs nothing more.
 const dueAttempt = perReadUnit/2 + perWriteUnit
 

@@ -11,7 +11,7 @@ import (
 )
 
 // TestRateOfOneSubscriberOnAWS publishes a minute's worth of events in one burst to a subscriber whose endpoint takes 200 ms.
-// The functions run with the template's default parameters, so two invocations of dispatch at once send the webhooks.
+// The functions run with the template's default parameters, so two concurrent invocations of dispatch send the webhooks.
 func TestRateOfOneSubscriberOnAWS(t *testing.T) {
 	aws := harness.StartAWS(t, harness.AWSOptions{Defaults: true})
 	t.Run("WHK-24 an endpoint that answers in 200 ms receives 30 events per second, and all of a burst of 1,800", func(t *testing.T) {

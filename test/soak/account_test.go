@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// line is what a backend writes of a call.
+// line is a line that a backend writes about a call.
 type line struct {
 	Serving   bool   `json:"serving,omitempty"`
 	Called    string `json:"called,omitempty"`
@@ -44,7 +44,7 @@ type call struct {
 	restarted  bool // the backend was down meanwhile
 }
 
-// account keeps what both ends saw, and finds what does not match.
+// account keeps the observations of both ends, and finds differences.
 type account struct {
 	mu       sync.Mutex
 	calls    map[string]*call
@@ -141,7 +141,7 @@ func (a *account) changes(uri string, at time.Time, write func(version int) erro
 	return nil
 }
 
-// latest is the current version of a URI.
+// latest returns the current version of a URI.
 func (a *account) latest(uri string) int {
 	a.mu.Lock()
 	defer a.mu.Unlock()

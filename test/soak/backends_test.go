@@ -319,7 +319,7 @@ func serveGo(host, port, dir string) error {
 	return in.Err()
 }
 
-// arguments are those of the tools work and ask.
+// arguments are the arguments of the tools work and ask.
 type arguments struct {
 	Mark string `json:"mark"`
 	// MS is how long work takes, or how long ask waits for its answer.

@@ -19,7 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// client is a client of either generation. It follows resources of all backends and the lists, reads what changed, and
+// client is a client of either generation. It follows resources of all backends and the lists, reads changed resources, and
 // makes calls that it may cancel and whose questions it answers.
 type client struct {
 	*harness.Client
@@ -160,7 +160,7 @@ func (c *client) touch(uris ...string) {
 	}
 }
 
-// read reads what was announced until ctx ends.
+// read reads the announced resources until ctx ends.
 func (c *client) read(ctx context.Context) {
 	for {
 		select {

@@ -61,7 +61,7 @@ type run struct {
 	samples  []sample
 }
 
-// sample is what the server holds at a time.
+// sample is a measurement of the server.
 type sample struct {
 	after       time.Duration
 	rss         int64
@@ -144,7 +144,7 @@ func (r *run) start() {
 	}
 }
 
-// load runs the clients and the disturbances for the length of the run. Streams and readers go on until settle is done.
+// load runs the clients and the disturbances for the length of the run. Streams and readers continue until settle is done.
 func (r *run) load() {
 	following, end := context.WithCancel(r.t.Context())
 	var followers sync.WaitGroup
@@ -261,7 +261,7 @@ func (r *run) measure(ctx context.Context, _ *rand.Rand) {
 
 var total = regexp.MustCompile(`total (\d+)`)
 
-// goroutines counts those of the server; 0 if it does not say.
+// goroutines returns the number of goroutines of the server, or 0 if the server does not answer.
 func (r *run) goroutines(ctx context.Context) int {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.debug+"/debug/pprof/goroutine?debug=1", nil)
 	if err != nil {

@@ -2,8 +2,8 @@
 // against the subscriptions that they would end, and then writes them to the store. `mcpevents catalog apply` does
 // that for a deployment on AWS, and an embedded server for itself, at its start and when a file changes.
 //
-// The form of a file is the business of shared/events/catalog and shared/app/config. Who uses what was written, and when
-// clients are notified of it, is that of shared/storage/settings.
+// Packages shared/events/catalog and shared/app/config parse the files. Package shared/storage/settings distributes the written
+// documents and notifies clients.
 package apply
 
 import (

@@ -44,7 +44,7 @@ type Provider struct {
 	Headers map[string]secret.Value
 	// Backend is the name of a backend of the same workspace, and BackendURL its endpoint.
 	Backend, BackendURL string
-	// Workspace is the workspace whose conversations the provider receives; the default workspace if the file has none.
+	// Workspace is the workspace whose conversations the provider receives; by default the workspace "default".
 	Workspace string
 	// Priority sorts the providers, the highest first. Providers with the same priority keep the order of the file. The default
 	// is 0.

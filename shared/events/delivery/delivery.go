@@ -76,7 +76,7 @@ type delivery struct {
 	stored  string // the state of the item
 	// recorded is the number of attempts in the item.
 	recorded int
-	waits    store.Key // its due entry, or where it waits for a switch; zero when there is neither
+	waits    store.Key // its due entry, or its place while it waits for a switch; otherwise zero
 }
 
 // attempt is one recorded attempt: a category, never what the endpoint said.

@@ -21,7 +21,7 @@ type Retry struct {
 	Queue queue.Sender
 	// EventLog is needed by [Retry.LogItems].
 	EventLog *eventlog.Log
-	// SaveEvery is that of [minutes.Position].
+	// SaveEvery is the SaveEvery of [minutes.Position].
 	SaveEvery time.Duration
 	Now       func() time.Time
 	// Log gets items that cannot be decoded; nil is slog.Default.

@@ -10,7 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// stampless is a store whose writers stamp, as those of DynamoDB do, so that the test chooses the time.
+// stampless is a store whose writers stamp, like DynamoDB, so that the test chooses the time.
 type stampless struct{ store.DB }
 
 func (stampless) Ordered() bool { return false }

@@ -104,7 +104,7 @@ func decodeSegment(item store.Item) (s segment, err error) {
 	return s, nil
 }
 
-// events returns the entries of an item without [Entry.Lost]. An item of a later release has none.
+// events returns the readable entries of an item. It returns no entries for an item of a later release.
 func (l *Log) events(ctx context.Context, item store.Item) []Entry {
 	entries, _ := l.decode(ctx, item)
 	return slices.DeleteFunc(entries, func(e Entry) bool { return e.Lost })

@@ -62,7 +62,7 @@ type Sweeper struct {
 	Service *Service
 	// DeadLetter dead-letters an item that cannot be decoded. It must be set.
 	DeadLetter func(ctx context.Context, it *store.Item, reason error) error
-	// SaveEvery is that of [minutes.Position].
+	// SaveEvery is the SaveEvery of [minutes.Position].
 	SaveEvery time.Duration
 }
 

@@ -10,7 +10,7 @@ type Backend struct {
 	URL string
 	// Prefix goes before the names of its tools and prompts. It may be empty.
 	Prefix string
-	// Workspace owns the backend; the default workspace if the file has none.
+	// Workspace owns the backend; by default the workspace "default".
 	Workspace string
 	// Scopes lists the scopes that a caller needs, in addition to the general ones, to see the backend.
 	Scopes []string
@@ -20,9 +20,9 @@ type Backend struct {
 	Headers map[string]secret.Value
 	// OAuth gets tokens by client credentials. It may be nil.
 	OAuth *OAuth
-	// ForwardToken sends the caller's own token with calls, and no token if the caller has none. It is off by default, because the
-	// backend can then act as the caller. If the backend has neither OAuth nor a configured Authorization header, the gateway also
-	// requests its lists with the caller's token.
+	// ForwardToken sends the caller's own token with calls. A call without a token is sent without one. ForwardToken is off by
+	// default, because the backend can then act as the caller. If the configuration has no OAuth and no Authorization header, the
+	// gateway also requests the backend's lists with the caller's token.
 	ForwardToken bool
 }
 

@@ -6,7 +6,7 @@
 // A scheme only says where in a request its signatures, its time and the signed text
 // are; one function compares, in constant time.
 //
-// It depends on no other packages than event, for times, and fault. What comes of a request is in shared/events/source.
+// It depends on no other packages than event, for times, and fault. Package shared/events/source turns a verified request into an event.
 package verify
 
 import (

@@ -21,7 +21,7 @@ const (
 	finishTime = 10 * time.Second
 )
 
-// Drain hands the messages of the standard or dead-letter queue at a URL to a handler until there are none, and deletes the
+// Drain hands the messages of the standard or dead-letter queue at a URL to a handler until the queue is empty, and deletes the
 // messages that it accepts. It returns their number. It does not wait for messages, so a message that SQS does not find
 // immediately is for the next call. A failed message does not hold up the others, but after a batch of which all fail, Drain
 // stops, because the handler may depend on something that is down.
