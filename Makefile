@@ -87,7 +87,7 @@ check: ## vet, and run the tests that need no emulator, but for simulations: for
 .PHONY: test-full
 test-full: prerequisites ## run all tests, with the race detector but for simulations of days
 	@{ code=0; inner="$(INNER)"; simulated="$(SIMULATED)"; outer="$(OUTER)"; \
-	  [ -z "$$inner" ] || CGO_ENABLED=1 go test -vet=off -race -count=1 -timeout 25m -p 3 -json $$inner || code=1; \
+	  [ -z "$$inner" ] || CGO_ENABLED=1 go test -exec "$(CURDIR)/tools/racetest" -vet=off -race -count=1 -timeout 25m -p 3 -json $$inner || code=1; \
 	  [ -z "$$simulated" ] || go test -vet=off -count=1 -timeout 14m -json -run '$(SIMULATIONS)' $$simulated || code=1; \
 	  [ -z "$$outer" ] || MCPEVENTS_TEST_RACE=1 go test -vet=off -count=1 -timeout 25m -p 3 -parallel 4 -json $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview $(if $(filter ./...,$(PKG)),-log $(TESTLOG) -with '$(LATER)')
