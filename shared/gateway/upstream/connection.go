@@ -91,7 +91,11 @@ func (w *way) trace() *httptrace.ClientTrace {
 			over, ok := to.Conn.(*tls.Conn)
 			w.reused.Store(to.Reused && !(ok && over.ConnectionState().NegotiatedProtocol == "h2"))
 			w.sent.Store(false)
-			if w.conn, _ = to.Conn.(*counted); w.conn != nil {
+			conn := to.Conn
+			if over != nil {
+				conn = over.NetConn()
+			}
+			if w.conn, _ = conn.(*counted); w.conn != nil {
 				w.first = w.conn.n.Load()
 			}
 		},

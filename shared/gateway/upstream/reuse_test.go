@@ -17,12 +17,12 @@ import (
 
 // closing reports that the client has closed a connection.
 type closing struct {
-	*counted
+	net.Conn
 	closed chan struct{}
 }
 
 func (c *closing) Close() error {
-	err := c.counted.Close()
+	err := c.Conn.Close()
 	select {
 	case <-c.closed:
 	default:
@@ -43,14 +43,14 @@ func TestClosedConnectionIsReplaced(t *testing.T) {
 	transport := NewHTTP().Transport.(*http.Transport)
 	transport.IdleConnTimeout = 0 // however long this takes
 	var last *closing
-	transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		c, err := counting((&net.Dialer{}).DialContext)(ctx, network, addr)
+	transport.DialContext = counting(func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
 		if err != nil {
 			return nil, err
 		}
-		last = &closing{counted: c.(*counted), closed: make(chan struct{})}
+		last = &closing{Conn: c, closed: make(chan struct{})}
 		return last, nil
-	}
+	})
 	c := &Client{URL: server.URL, HTTP: &http.Client{Transport: transport}}
 	chosen := 0
 	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) {
