@@ -7,6 +7,7 @@ SHELL := /bin/bash
 # Tools that are not in go.mod: a version here is the version everywhere.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 ACTIONLINT  := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
+VALE        := github.com/errata-ai/vale/v3/cmd/vale@v3.19.0
 GOFUMPT     := mvdan.cc/gofumpt@v0.12.0
 GORELEASER  := github.com/goreleaser/goreleaser/v2@v2.14.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
@@ -109,7 +110,7 @@ prerequisites:
 	  echo "the tests need, and this machine lacks:$$missing (see \"Prerequisites\" in README.md)" >&2; exit 1; fi
 
 .PHONY: lint
-lint: lint-go lint-docs lint-vulnerabilities lint-template lint-workflows ## check form, correctness, documentation, known vulnerabilities, the template, the admin API's document and the workflows
+lint: lint-go lint-docs lint-prose lint-vulnerabilities lint-template lint-workflows ## check form, correctness, documentation, prose, known vulnerabilities, the template, the admin API's document and the workflows
 
 .PHONY: lint-go
 lint-go:
@@ -126,6 +127,13 @@ lint-workflows:
 lint-docs:
 	go run ./tools/docs
 	go test -count=1 -run '^TestTheCommandsOfThePagesParse$$|^TestTheSettingsAreDocumented$$' ./cmd/mcpevents
+
+# Folders in .vale/later are not checked yet, and docs/conformance.md is generated.
+.PHONY: lint-prose
+lint-prose:
+	@files=$$(git ls-files '*.go' '*.md' | grep -v -e /testdata/ -e '^docs/conformance.md$$' | \
+	  awk 'NR == FNR { later[$$0]; next } { folder = $$0; if (!sub(/\/[^\/]*$$/, "", folder)) folder = "." } !(folder in later)' .vale/later -); \
+	CGO_ENABLED=1 go run $(VALE) $$files && CGO_ENABLED=1 go run $(VALE) --config .vale/functions.ini $$(grep '\.go$$' <<<"$$files")
 
 # Without the vulnerability database, which is on the network, there is nothing to
 # compare with: that is told and is no failure. Everything else is one.
