@@ -205,7 +205,7 @@ func (q *request) post(c *caller, array bool, all ...values) ([]byte, error) {
 	return c.post(target, q.headers, q.content)
 }
 
-// text is the string at a JSON pointer (RFC 6901); empty if there is none.
+// text returns the string at a JSON pointer (RFC 6901), or "" if there is no string.
 func text(doc []byte, pointer string) string {
 	var whole any
 	p, err := jsonpointer.Parse(pointer)

@@ -32,7 +32,7 @@ func TestTextAtPointer(t *testing.T) {
 		}
 	}
 	if text([]byte("{"), "/id") != "" {
-		t.Error("text in what is no JSON")
+		t.Error("text in a document that is not JSON")
 	}
 }
 

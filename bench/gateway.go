@@ -43,7 +43,7 @@ func Gateway(ctx context.Context, o Options, calls int, w io.Writer) error {
 }
 
 const (
-	// warmCalls is how many calls are made before those that count.
+	// warmCalls is the number of calls before the measured ones.
 	warmCalls = 50
 	// progressSteps is how many progress messages a call has whose progress is measured.
 	progressSteps = 20
@@ -102,7 +102,7 @@ func (o Options) gateway(ctx context.Context, server string, backend *backend, c
 	return report, nil
 }
 
-// compared are percentiles of both ways, and what one is over the other.
+// compared describes the percentiles of both ways and their differences.
 func compared(direct, over []time.Duration) string {
 	slices.Sort(direct)
 	slices.Sort(over)

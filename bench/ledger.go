@@ -72,10 +72,10 @@ func (l *ledger) arrive(id []byte, endpoint int, at time.Time) {
 	}
 }
 
-// lost is how many deliveries have not arrived.
+// lost returns the number of deliveries that have not arrived.
 func (l *ledger) lost() int64 { return int64(len(l.took)) - l.arrived.Load() }
 
-// latencies are how long the deliveries took that arrived, sorted.
+// latencies returns the latencies of the arrived deliveries, sorted.
 func (l *ledger) latencies() []time.Duration {
 	out := make([]time.Duration, 0, len(l.took))
 	for i := range l.took {
@@ -87,7 +87,7 @@ func (l *ledger) latencies() []time.Duration {
 	return out
 }
 
-// percentile is the least value that at least p % of the sorted values do not exceed (nearest rank).
+// percentile returns the smallest of the sorted values that at least p % of them do not exceed (nearest rank).
 func percentile(sorted []time.Duration, p float64) time.Duration {
 	if len(sorted) == 0 {
 		return 0

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// cpuSeconds is the CPU time of a process so far (Linux; 0 elsewhere).
+// cpuSeconds returns a process's CPU time so far (Linux; 0 elsewhere).
 func cpuSeconds(pid int) float64 {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -25,7 +25,8 @@ func cpuSeconds(pid int) float64 {
 	return (user + system) / 100 // USER_HZ
 }
 
-// memory is a figure of a process in bytes (Linux; 0 elsewhere): VmRSS is what it has in memory, VmHWM the most that it had.
+// memory returns a figure of a process in bytes (Linux; 0 elsewhere), e.g. VmRSS for its resident memory or VmHWM for the
+// peak of it.
 func memory(pid int, figure string) int64 {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	for line := range strings.Lines(string(b)) {
@@ -37,7 +38,7 @@ func memory(pid int, figure string) int64 {
 	return 0
 }
 
-// fsyncTimes are how long 200 syncs of 4 KiB take in a directory, sorted.
+// fsyncTimes returns the durations of 200 syncs of 4 KiB in a directory, sorted.
 func fsyncTimes(dir string) []time.Duration {
 	f, err := os.CreateTemp(dir, "mcpevents-fsync-")
 	if err != nil {

@@ -68,7 +68,7 @@ func (r *receiver) listen(addr string) (origin string, err error) {
 
 func (r *receiver) origin() string { return "http://" + r.listeners[0].Addr().String() }
 
-// close ends all connections, those that hang included.
+// close ends all connections, including the hanging ones.
 func (r *receiver) close() {
 	for _, l := range r.listeners {
 		_ = l.Close()
@@ -166,7 +166,7 @@ func hangs(start []byte) bool {
 	return bytes.HasPrefix(path, []byte(hangPath))
 }
 
-// endpointOf is N of "POST /endpoint/N HTTP/1.1".
+// endpointOf returns N of "POST /endpoint/N HTTP/1.1".
 func endpointOf(start []byte) (int, error) {
 	_, rest, _ := bytes.Cut(start, []byte(" "))
 	path, _, _ := bytes.Cut(rest, []byte(" "))

@@ -33,7 +33,7 @@ type Machine struct {
 // Result is what one sender did with the shape. Times are in milliseconds.
 type Result struct {
 	Sender  string `json:"sender"`
-	Hanging int    `json:"hanging"` // endpoints beside, which count for nothing else here
+	Hanging int    `json:"hanging"` // further endpoints that hang, which no other figure counts
 
 	Published          int     `json:"published"`
 	Delivered          int64   `json:"delivered"`
@@ -161,7 +161,7 @@ func (r Report) WriteJSON(w io.Writer) error {
 	return e.Encode(r)
 }
 
-// ratio is how much longer the slowest hundredth takes. Deliveries that never arrive have no time.
+// ratio describes how much longer the slowest hundredth of the deliveries takes. Lost deliveries have no latency.
 func ratio(with, without Result) string {
 	if with.Lost > 0 || without.Latency.P99 == 0 {
 		return "unknown: deliveries are lost"

@@ -29,11 +29,11 @@ type Options struct {
 	Wait     time.Duration // how long after the last publish to wait for what has not arrived
 	Progress io.Writer     // a terminal that shows progress; nil shows none
 
-	env []string // of the server that is started, beside that of this process
+	env []string // variables of the started server, in addition to this process's environment
 }
 
-// Run measures the server with the shape, then each adapter. With [Shape.Hang] each is measured twice: without the
-// endpoints that hang, and beside them.
+// Run measures the server with the shape, then each adapter. With [Shape.Hang] it measures each twice, without and with the
+// hanging endpoints.
 func Run(ctx context.Context, o Options) (Report, error) {
 	return o.report(ctx, func(ctx context.Context, r *receiver, report *Report) error {
 		for _, a := range append([]Adapter{{}}, o.Adapters...) {
@@ -156,7 +156,7 @@ func (p *pass) register(ctx context.Context, count int, endpoint func(int) value
 	})
 }
 
-// together runs f n times at once and returns the first error, which ends the others' context.
+// together runs f n times concurrently and returns the first error, which cancels the context of the others.
 func together(ctx context.Context, n int, f func(context.Context) error) error {
 	all, ctx := errgroup.WithContext(ctx)
 	for range n {

@@ -124,8 +124,8 @@ func TestRunMeasuresBesideEndpointsThatHang(t *testing.T) {
 	}
 }
 
-// other is a sender of another make: it posts what is published to whoever registered, without waiting.
-// It sends the second event twice and the third not at all.
+// other is another product: it posts published events to the registered endpoints without waiting. It sends the second
+// event twice, and drops the third.
 type other struct {
 	mu      sync.Mutex
 	targets []string

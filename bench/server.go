@@ -103,7 +103,7 @@ func (o Options) serve(ctx context.Context, dir, config string, more []string) (
 	}
 }
 
-// freeAddresses are two different ones.
+// freeAddresses returns two different free addresses.
 func freeAddresses() (one, other string, err error) {
 	var addrs []string
 	for range 2 {
@@ -127,13 +127,13 @@ func (s *server) counts(ctx context.Context) *storeCounts {
 	return vars.Database
 }
 
-// goroutines is how many the server runs.
+// goroutines returns the number of the server's goroutines as text.
 func (s *server) goroutines(ctx context.Context) string {
 	first, _, _ := strings.Cut(string(s.debugPage(ctx, "/debug/pprof/goroutine?debug=1")), "\n")
 	return cmp.Or(strings.TrimPrefix(first, "goroutine profile: total "), "unknown")
 }
 
-// debugPage is what the server's debug address has at a path; empty if it has none.
+// debugPage returns a page of the server's debug address, or nothing if the server has no such page.
 func (s *server) debugPage(ctx context.Context, path string) []byte {
 	if s.debug == "" {
 		return nil

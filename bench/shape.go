@@ -14,7 +14,7 @@ type Shape struct {
 	Events      int  `json:"events"`
 	Batch       int  `json:"batch"`       // events per request
 	Publishers  int  `json:"publishers"`  // connections
-	Rate        int  `json:"rate"`        // events a second; 0 is as fast as the server takes them
+	Rate        int  `json:"rate"`        // events per second; 0 is as fast as the server accepts them
 	URIs        int  `json:"uris"`        // events are spread over them in turn
 	Subscribers int  `json:"subscribers"` // for each URI
 	Payload     int  `json:"payload"`     // bytes
@@ -52,17 +52,17 @@ func (s Shape) check() error {
 
 func (s Shape) deliveries() int { return s.Events * s.Subscribers }
 
-// endpoints is how many healthy endpoints there are; endpoint i subscribes to URI i modulo URIs.
+// endpoints returns the number of healthy endpoints. Endpoint i subscribes to the URI i modulo URIs.
 func (s Shape) endpoints() int { return s.Subscribers * s.URIs }
 
 func (s Shape) uri(i int) string { return "event://bench/" + strconv.Itoa(i%s.URIs) + "/tick" }
 
-// due is when the request with event n is to be sent.
+// due returns the time at which to send the request with event n.
 func (s Shape) due(started time.Time, n int) time.Time {
 	return started.Add(time.Duration(float64(n) / float64(s.Rate) * float64(time.Second)))
 }
 
-// filler is a payload of the wanted size.
+// filler returns a payload of the shape's size.
 func (s Shape) filler() string {
 	b := make([]byte, max(1, (s.Payload-14)/2))
 	_, _ = rand.Read(b) // never fails (Go 1.24)

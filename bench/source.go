@@ -8,8 +8,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// A source is measured beside POST /events: GitHub's requests for pull requests, signed and mapped, and the events that
-// come of them, published directly. All goes to one server with one subscription.
+// This file compares a source with POST /events: first signed requests of GitHub about pull requests, which the server
+// verifies and maps, then the resulting events, published directly. Both go to one server with one subscription.
 
 const (
 	sourceVariable = "MCPEVENTS_BENCH_SOURCE_SECRET"
@@ -59,7 +59,7 @@ func Source(ctx context.Context, o Options) (Report, error) {
 			return err
 		}
 		for _, body := range []string{pullRequest(0), pullRequest(95)} {
-			if err := p.beside(ctx, body, report); err != nil {
+			if err := p.compareSource(ctx, body, report); err != nil {
 				return err
 			}
 		}
@@ -67,8 +67,8 @@ func Source(ctx context.Context, o Options) (Report, error) {
 	})
 }
 
-// beside measures the source, and then the events that it made.
-func (p *pass) beside(ctx context.Context, body string, report *Report) error {
+// compareSource measures the source, and then the events that it made.
+func (p *pass) compareSource(ctx context.Context, body string, report *Report) error {
 	direct := own(p.server.url, "")
 	source := direct
 	source.Publish = Request{
@@ -92,8 +92,8 @@ func (p *pass) beside(ctx context.Context, body string, report *Report) error {
 	return nil
 }
 
-// pullRequest is the body of a request of GitHub's for an opened pull request, as a template. GitHub links each of three
-// repositories and the pull request itself with all that belongs to them; links is how many links each has here.
+// pullRequest returns a template for the body of GitHub's request about an opened pull request. GitHub adds links to each of
+// three repositories and to the pull request; here each has the given number of links.
 func pullRequest(links int) string {
 	var more strings.Builder
 	for i := range links {

@@ -159,11 +159,11 @@ func (p *publisher) publish(n int) error {
 	return err
 }
 
-// listensAtOnce is how many streams are opened beside each other.
+// listensAtOnce is the number of streams that are opened concurrently.
 const listensAtOnce = 64
 
-// listens opens count streams, each with its filter, and says when messages of the method arrive on them, until end is
-// called. It counts those that are open.
+// listens opens count streams, each with its filter, and sends the arrival times of messages with the method until end is
+// called. It counts the opened streams.
 func listens(ctx context.Context, server string, count int, method string, filter func(i int) string, opened *atomic.Int64) (arrived <-chan time.Time, end func(), err error) {
 	messages, conns := make(chan time.Time, count), make([]net.Conn, count)
 	all, ctx := errgroup.WithContext(ctx)

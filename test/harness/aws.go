@@ -40,8 +40,8 @@ type AWSOptions struct {
 	// Visibility replaces the visibility timeout of all queues, for tests in which
 	// work is lost; 0 leaves the template's.
 	Visibility time.Duration
-	// Managed runs the MCP endpoint as on managed instances: several processes that take
-	// several requests at once. They are built with the race detector as [RaceVariable] says.
+	// Managed runs the MCP endpoint as on Lambda Managed Instances: several processes that each serve several requests
+	// concurrently. [RaceVariable] decides whether they are built with the race detector.
 	Managed runner.Managed
 	// Fast builds them without.
 	Fast bool
@@ -80,7 +80,7 @@ var Quick = map[string]string{
 	"MCPEVENTS_QUOTA":                 "10000",
 }
 
-// emulators are those of the test process.
+// emulators are shared by all tests of the process.
 var emulators struct {
 	mu      sync.Mutex
 	running *awslocal.Running
@@ -207,7 +207,8 @@ func (a *AWS) QueueDepths(ctx context.Context, tb testing.TB) (queued int, depth
 // stream is the logical id of the function behind the MCP endpoint.
 const stream = "StreamFunction"
 
-// binaries are those of [Functions], but for a function that takes several requests at once.
+// binaries returns the executables of [Functions], with another build of a function that serves several requests
+// concurrently.
 func binaries(tb testing.TB, o AWSOptions) map[string]string {
 	tb.Helper()
 	all := Functions(tb)
@@ -260,8 +261,8 @@ func (a *AWS) KillUntil(done <-chan struct{}, perSecond float64) {
 // Killed counts the processes that were killed.
 func (a *AWS) Killed() int { return int(a.killed.Load()) }
 
-// Requests are the requests to AWS so far, by function; "mappings" are those of
-// the event source mappings, which AWS bills too.
+// Requests returns the number of requests to AWS so far, by function. The name "mappings" stands for the requests of the
+// event source mappings, which AWS bills too.
 func (a *AWS) Requests() map[string]awsx.Counts { return a.stack.Requests() }
 
 // Invocations counts the calls of a function so far.
@@ -279,10 +280,10 @@ func (a *AWS) Stats() (invocations, failures, throttles, starts int) {
 	return s.Invocations, s.Errors, s.Throttles, s.ColdStarts
 }
 
-// AtWork is how many processes of the MCP endpoint serve something.
+// AtWork returns the number of processes of the MCP endpoint that are serving a request.
 func (a *AWS) AtWork() int { return a.stack.AtWork(stream) }
 
-// Sessions are the entries of the table of sessions that have not expired, whose partition begins so.
+// Sessions returns the keys of the sessions table's unexpired items whose partition begins with prefix.
 func (a *AWS) Sessions(ctx context.Context, tb testing.TB, prefix string) (keys []store.Key, err error) {
 	tb.Helper()
 	db := dynamodb.NewFromConfig(awslocal.Config(endpoints(tb).DynamoDB))
@@ -312,13 +313,13 @@ func (a *AWS) Sessions(ctx context.Context, tb testing.TB, prefix string) (keys 
 	return keys, nil
 }
 
-// Last is the end of what the functions wrote, of about that many bytes.
+// Last returns the end of the functions' output, about most bytes.
 func (a *AWS) Last(most int) string { return a.out.tail(most) }
 
-// Output is what the functions wrote so far.
+// Output returns the functions' output so far.
 func (a *AWS) Output() string { return a.out.String() }
 
-// Items are all items of all tables, as text.
+// Items returns all items of all tables as text.
 func (a *AWS) Items(tb testing.TB) (items []string) {
 	tb.Helper()
 	db := dynamodb.NewFromConfig(awslocal.Config(endpoints(tb).DynamoDB))

@@ -32,7 +32,7 @@ func (a *AWS) ApplyConfig(tb testing.TB, text string) {
 	a.apply(tb, "default", catalog, "--config", writeFile(tb, tb.TempDir(), "config.yaml", a.keys+text))
 }
 
-// AnnounceCatalog is ApplyCatalog, and returns when clients were notified.
+// AnnounceCatalog applies a catalog as ApplyCatalog does, and waits until clients have been notified.
 func (a *AWS) AnnounceCatalog(tb testing.TB, workspace, catalog string) {
 	tb.Helper()
 	a.apply(tb, workspace, writeFile(tb, tb.TempDir(), "catalog.yaml", catalog), "--log-table", a.stack.Outputs()["LogTable"])

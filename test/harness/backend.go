@@ -74,10 +74,10 @@ func (b *Backend) Kill() { b.p.kill() }
 // Freeze lets it do nothing, its connections open, until [Backend.Thaw].
 func (b *Backend) Freeze() { _ = b.p.cmd.Process.Signal(syscall.SIGSTOP) }
 
-// Thaw is the end of [Backend.Freeze].
+// Thaw ends [Backend.Freeze].
 func (b *Backend) Thaw() { _ = b.p.cmd.Process.Signal(syscall.SIGCONT) }
 
-// State is what it saw since it started.
+// State returns the requests that the backend has seen since it started.
 func (b *Backend) State(tb testing.TB) (s backend.State) {
 	tb.Helper()
 	resp, err := plain.Get(b.base + "/state")
@@ -128,8 +128,8 @@ func (b *Backend) change(tb testing.TB, name, value string) {
 	}
 }
 
-// Config is its entry of config.yaml, below "backends:". The prefix may be empty;
-// more are further lines with their indentation.
+// Config returns the backend's entry below "backends:" in config.yaml. The prefix may be empty. more holds further lines
+// with their indentation.
 func (b *Backend) Config(name, prefix, more string) string {
 	return fmt.Sprintf("  - name: %s\n    url: %s\n    prefix: %q\n%s", name, b.URL, prefix, more)
 }

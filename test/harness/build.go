@@ -45,9 +45,8 @@ func Binary(tb testing.TB, pkg string, race bool) string {
 	return build(tb, key, race, pkg)
 }
 
-// Functions builds all functions and returns the executables by CodeUri. They are built
-// without the race detector: a process serves one invocation at a time, and what they
-// share with the embedded server is looked at there.
+// Functions builds all functions and returns the executables by CodeUri. It builds them without the race detector because
+// a process serves one invocation at a time, and the tests of the stand-alone server cover the shared code.
 func Functions(tb testing.TB) map[string]string {
 	tb.Helper()
 	mains, err := filepath.Glob(filepath.Join(Root(tb), "functions", "*", "main.go"))
@@ -109,7 +108,7 @@ func lock(tb testing.TB, name string) (unlock func()) {
 	return func() { _ = f.Close() } // which gives the lock back
 }
 
-// Root is the directory of the module.
+// Root returns the directory of the module.
 func Root(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.Getwd()

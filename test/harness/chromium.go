@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// Chromium is the program of a Chromium. Where the machine has none, it is Debian's, which apt-get installs if the
-// tests run as root.
+// Chromium returns the path of a Chromium. If the machine lacks one and the tests run as root, it installs Debian's with
+// apt-get.
 func Chromium(tb testing.TB) string {
 	tb.Helper()
 	if path := findChromium(); path != "" {

@@ -48,12 +48,12 @@ type Client struct {
 	seq atomic.Int64
 }
 
-// Stateless is a client of revision 2026-07-28.
+// Stateless returns a client of revision 2026-07-28.
 func (t *Target) Stateless(principal string) *Client {
 	return &Client{URL: t.MCP, Key: t.Keys[principal], Version: V20260728}
 }
 
-// SessionBased is a client of an earlier revision that has initialized a session.
+// SessionBased returns a client of an earlier revision with an initialized session.
 func (t *Target) SessionBased(tb testing.TB, principal, version string) *Client {
 	tb.Helper()
 	c := &Client{URL: t.MCP, Key: t.Keys[principal], Version: version}
@@ -75,7 +75,7 @@ type Answer struct {
 	Status int
 	Header http.Header
 	Body   []byte
-	// ID, Result and Error are those of the JSON-RPC response, if it was one.
+	// ID, Result and Error are the members of the JSON-RPC response, if the body is one.
 	ID     json.RawMessage
 	Result json.RawMessage
 	Error  *RPCError

@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// Dialect is a client of the named-event dialect in a workspace. Its session is
-// empty until [Client.OpenDialect].
+// Dialect returns a client of the named-event dialect in a workspace. Its session is empty until [Client.OpenDialect].
 func (t *Target) Dialect(principal, workspace string) *Client {
 	return &Client{URL: t.MCP + "/" + workspace, Key: t.Keys[principal]}
 }

@@ -15,9 +15,9 @@ import (
 	"time"
 )
 
-// installed is a directory below the user's cache directory that fill has filled, once
-// for each content of what pins it. Several test processes may ask at once: one
-// works, and the directory gets its name when it is complete.
+// installed returns a directory below the user's cache directory that fill has filled. It calls fill once for each content
+// of pins. If several test processes need the directory, one of them fills it while the others wait, and it gets
+// its name when it is complete.
 func installed(ctx context.Context, name string, pins []byte, fill func(ctx context.Context, dir string) error) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {

@@ -20,8 +20,7 @@ import (
 // nodeMajor is the oldest Node.js that the packages of the tests run on.
 const nodeMajor = 22
 
-// JS is a directory with scripts and their packages beside them, and a Node.js
-// that runs them.
+// JS is a directory with scripts and their packages, and a Node.js that runs them.
 type JS struct {
 	node, dir string
 }
@@ -29,10 +28,9 @@ type JS struct {
 // Node prepares to run the scripts of test/interop/js.
 func Node(tb testing.TB) *JS { return NodeIn(tb, filepath.Join("test", "interop", "js")) }
 
-// NodeIn prepares to run the scripts of a directory of the module, or those of its
-// packages, which are below node_modules. The first use on a machine
-// installs the packages that package-lock.json there pins into the user's cache directory, and
-// among them a Node.js where the machine's own is older than 22. That needs npm.
+// NodeIn prepares to run the scripts in a directory of the module, or the scripts of its packages below node_modules. The
+// first use on a machine installs the packages pinned by the directory's package-lock.json into the user's cache
+// directory, including a Node.js if the machine's own is older than 22. This needs npm.
 func NodeIn(tb testing.TB, dir string) *JS {
 	tb.Helper()
 	src := filepath.Join(Root(tb), dir)
@@ -61,7 +59,7 @@ func NodeIn(tb testing.TB, dir string) *JS {
 	return js
 }
 
-// Path is that of a file beside the scripts, or below node_modules.
+// Path returns the path of a file in the directory of the scripts, or below node_modules.
 func (j *JS) Path(name string) string { return filepath.Join(j.dir, name) }
 
 // Command prepares a script to run.
@@ -106,7 +104,7 @@ func findNode(installed string) (string, error) {
 	}
 	path := filepath.Join(installed, "node_modules", "node-"+runtime.GOOS+"-"+arch, "bin", "node")
 	if majorOf(path) < nodeMajor {
-		return "", fmt.Errorf("no Node.js %d or later: install it, for there is no package of it for %s/%s", nodeMajor, runtime.GOOS, runtime.GOARCH)
+		return "", fmt.Errorf("no Node.js %d or later: install it, because npm has no package of it for %s/%s", nodeMajor, runtime.GOOS, runtime.GOARCH)
 	}
 	return path, nil
 }
@@ -121,7 +119,7 @@ func majorOf(node string) int {
 	return n
 }
 
-// installs are those of the test process, by directory.
+// installs holds the test process's installations, by directory.
 var installs struct {
 	mu  sync.Mutex
 	all map[string]install
@@ -133,8 +131,7 @@ type install struct {
 	err error
 }
 
-// installOnce is installJS, tried once in a test process: where a registry does not
-// answer, only the first test waits for it.
+// installOnce calls installJS once per test process, so that only the first test waits for a registry that does not answer.
 func installOnce(ctx context.Context, src string) (string, error) {
 	installs.mu.Lock()
 	defer installs.mu.Unlock()
@@ -142,7 +139,7 @@ func installOnce(ctx context.Context, src string) (string, error) {
 		return i.dir, i.err
 	}
 	dir, err := installJS(ctx, src)
-	if ctx.Err() != nil { // says nothing of the registry
+	if ctx.Err() != nil { // the test ended, so the registry may still answer
 		return dir, err
 	}
 	if installs.all == nil {

@@ -43,7 +43,7 @@ func begin(dir string, env []string, out *output, name string, args ...string) (
 	return p, nil
 }
 
-// environment is the test's own without settings of the system under test.
+// environment returns the test's environment without settings of the system under test.
 func environment() []string {
 	var env []string
 	for _, kv := range os.Environ() {
@@ -68,7 +68,7 @@ func (p *process) stop(within time.Duration) error {
 	}
 }
 
-// kill ends the process at once, as a crash would.
+// kill ends the process immediately, as a crash would.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
 	<-p.ended
@@ -101,7 +101,7 @@ func (o *output) String() string {
 	return o.buf.String()
 }
 
-// tail is the end of the output, for messages.
+// tail returns the end of the output for failure messages.
 func (o *output) tail(n int) string {
 	s := o.String()
 	if len(s) > n {
@@ -110,8 +110,7 @@ func (o *output) tail(n int) string {
 	return s
 }
 
-// peakRSS is the largest resident set of a process so far, in bytes, as Linux
-// counts it; 0 where there is no /proc.
+// peakRSS returns a process's largest resident set so far, in bytes, as Linux counts it. Without /proc it returns 0.
 func peakRSS(pid int) int64 { return procStatus(pid, "VmHWM:") }
 
 func procStatus(pid int, field string) int64 {
@@ -128,7 +127,7 @@ func procStatus(pid int, field string) int64 {
 	return 0
 }
 
-// keepOutput writes the output beside the test's other artefacts when it failed.
+// keepOutput writes the output to the directory of a failed test's artefacts.
 func keepOutput(tb testing.TB, name string, out *output) {
 	if !tb.Failed() {
 		return

@@ -31,7 +31,7 @@ type HTTPAnswer struct {
 	Body   []byte
 }
 
-// publishers share connections, as many as a test publishes at once.
+// publishers keeps as many connections open as a test publishes concurrently.
 var publishers = &http.Client{
 	Timeout:   time.Minute,
 	Transport: &http.Transport{MaxIdleConnsPerHost: 32},

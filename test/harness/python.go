@@ -45,7 +45,7 @@ func (p *Python) Command(ctx context.Context, script string, args ...string) *ex
 	if !filepath.IsAbs(script) {
 		script = filepath.Join(p.dir, script)
 	}
-	// -B: nothing is written beside the script.
+	// -B keeps Python from writing bytecode next to the script.
 	cmd := exec.CommandContext(ctx, filepath.Join(p.venv, "bin", "python"), append([]string{"-B", "-u", script}, args...)...)
 	cmd.Env = environment()
 	cmd.WaitDelay = 5 * time.Second

@@ -44,7 +44,7 @@ func NewReceiver(tb testing.TB) *Receiver {
 	return r
 }
 
-// Addr is the address of the receiver, host and port.
+// Addr returns the receiver's host and port.
 func (r *Receiver) Addr() net.Addr { return r.srv.Listener.Addr() }
 
 // Endpoint makes an endpoint, which answers challenges and takes everything.
@@ -89,7 +89,7 @@ type Delivery struct {
 	Answered int
 }
 
-// ID is the webhook-id.
+// ID returns the header webhook-id.
 func (d *Delivery) ID() string { return d.Header.Get("webhook-id") }
 
 // Verify checks the signature by the Standard Webhooks library.
@@ -131,7 +131,7 @@ type Endpoint struct {
 	count      int
 }
 
-// URL is the target to register.
+// URL returns the target to register.
 func (e *Endpoint) URL() string { return e.url }
 
 // Answer sets how deliveries are answered; n counts them from 1.
@@ -162,21 +162,21 @@ func (e *Endpoint) SetSecret(secret string) {
 	e.secret = secret
 }
 
-// Secret is what SetSecret set.
+// Secret returns the secret that SetSecret has set.
 func (e *Endpoint) Secret() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.secret
 }
 
-// Deliveries are all so far, in the order of their arrival, repetitions included.
+// Deliveries returns all deliveries so far in the order of their arrival, including repetitions.
 func (e *Endpoint) Deliveries() []*Delivery {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return append([]*Delivery(nil), e.deliveries...)
 }
 
-// Challenges are the verifications so far.
+// Challenges returns the verification requests so far.
 func (e *Endpoint) Challenges() []*Delivery {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -190,8 +190,7 @@ func (e *Endpoint) IDs() map[string]int {
 	return maps.Clone(e.ids)
 }
 
-// Count is the number of deliveries so far, repetitions included, and of
-// different ids among them.
+// Count returns the number of deliveries so far, including repetitions, and the number of different ids among them.
 func (e *Endpoint) Count() (all, different int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -107,7 +107,7 @@ func (c *SDKClient) acknowledged() int {
 	return c.acks
 }
 
-// Updates are the resource updates that reached the client's handler.
+// Updates returns the resource updates that reached the client's handler.
 func (c *SDKClient) Updates() []*Update {
 	c.mu.Lock()
 	defer c.mu.Unlock()

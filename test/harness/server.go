@@ -22,14 +22,13 @@ import (
 	"github.com/mcp-events/mcpevents/test/identity"
 )
 
-// ServerOptions choose how the embedded server runs. The zero value is a server
-// with keys for [Callers] that sends webhooks anywhere, on a new data directory, with the catalog of
-// the repository.
+// ServerOptions choose how the stand-alone server runs. The zero value is a server that has keys for [Callers], sends
+// webhooks to any target, and uses a new data directory and the repository's catalog.
 type ServerOptions struct {
 	// Auth is "keys" (default) or "none".
 	Auth string
-	// Provider makes it "jwt": the server takes the provider's tokens, which become those for the server's
-	// MCP endpoint. Keys has none; a test puts tokens there by the name it gives their holder.
+	// Provider makes it "jwt": the server accepts the provider's tokens, which are issued for the server's MCP endpoint. Keys
+	// is empty then, and a test adds tokens to it under the names of their holders.
 	Provider *identity.Provider
 	// Callers replace [Callers].
 	Callers []Caller
@@ -47,7 +46,7 @@ type ServerOptions struct {
 	Fast bool
 }
 
-// Server is the embedded server as a process.
+// Server is the stand-alone server as a process.
 type Server struct {
 	Target
 	// Data is its data directory.
@@ -65,7 +64,7 @@ type Server struct {
 	out     *output
 }
 
-// StartServer builds and starts the embedded server, and ends it with the test.
+// StartServer builds and starts the stand-alone server, and ends it with the test.
 func StartServer(tb testing.TB, o ServerOptions) *Server {
 	tb.Helper()
 	s := NewServer(tb, o)
@@ -199,7 +198,7 @@ func (s *Server) Stop() {
 	}
 }
 
-// ExitCode is that of the server, which has ended.
+// ExitCode returns the exit code of a server that has ended.
 func (s *Server) ExitCode() int { return s.p.cmd.ProcessState.ExitCode() }
 
 // Enqueue puts messages on a queue of a server that does not run.
@@ -246,10 +245,10 @@ func (s *Server) SetConfig(tb testing.TB, text string) {
 	}
 }
 
-// PeakRSS is the largest resident memory of the running process so far, in bytes.
+// PeakRSS returns the running process's largest resident memory so far, in bytes.
 func (s *Server) PeakRSS() int64 { return peakRSS(s.p.cmd.Process.Pid) }
 
-// RSS is the resident memory of the running process, in bytes.
+// RSS returns the running process's resident memory in bytes.
 func (s *Server) RSS() int64 { return procStatus(s.p.cmd.Process.Pid, "VmRSS:") }
 
 // Files counts the open file descriptors of the running process; 0 if there is no /proc.
@@ -261,13 +260,13 @@ func (s *Server) Files() int {
 	return len(entries)
 }
 
-// Output is all that the server wrote so far.
+// Output returns the server's output so far.
 func (s *Server) Output() string { return s.out.String() }
 
-// Base is the URL of the server without a path.
+// Base returns the server's URL without a path.
 func (s *Server) Base() string { return "http://" + s.addr }
 
-// Metrics are what the server shows its operator at /metrics.
+// Metrics returns the page /metrics.
 func (s *Server) Metrics(tb testing.TB) string {
 	tb.Helper()
 	req, err := http.NewRequestWithContext(tb.Context(), http.MethodGet, s.Base()+"/metrics", nil)
@@ -293,9 +292,8 @@ var plain = &http.Client{
 	Transport: &http.Transport{DisableKeepAlives: true, Proxy: nil},
 }
 
-// FreeAddr finds a free port of 127.0.0.1. A program that is to keep it over restarts
-// cannot choose one itself; and it is none of those that the system gives to connections, and to
-// listeners that ask for any, which may come in between.
+// FreeAddr finds a free port of 127.0.0.1 for a program that must keep its port over restarts. The port is outside of the
+// range from which the system assigns ports to connections and listeners, so that it stays free between restarts.
 func FreeAddr(tb testing.TB) string {
 	tb.Helper()
 	const first, end = 10_000, 32_000

@@ -10,8 +10,8 @@ const FullVariable = "MCPEVENTS_TEST_FULL"
 // Full reports whether the large tests run at their full size.
 func Full() bool { return os.Getenv(FullVariable) != "" }
 
-// Size is how much a large test does: quick is what every change is held to in minutes,
-// full what is run by hand.
+// Size returns how much a large test does: quick in the tests of every change, which take minutes, and full in a run by
+// hand.
 func Size(quick, full int) int {
 	if Full() {
 		return full

@@ -35,7 +35,7 @@ type Update struct {
 	URI     string          `json:"uri"`
 	Payload json.RawMessage `json:"payload"`
 	Meta    map[string]any  `json:"_meta"`
-	// EventID, Time and Cursor are those of our _meta keys.
+	// EventID, Time and Cursor are the values of our _meta keys.
 	EventID, Time, Cursor string `json:"-"`
 	// SSE is the id of the server-sent event.
 	SSE string `json:"-"`
@@ -210,32 +210,31 @@ func (s *Stream) Close() {
 	<-s.ended
 }
 
-// Ended is closed when the stream has ended.
+// Ended returns a channel that is closed when the stream has ended.
 func (s *Stream) Ended() <-chan struct{} { return s.ended }
 
-// Err is why the stream ended: io.EOF when the server ended it in order.
+// Err returns the reason why the stream ended, or io.EOF if the server ended it in order.
 func (s *Stream) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
 }
 
-// Messages are all so far.
+// Messages returns all messages so far.
 func (s *Stream) Messages() []*Message {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([]*Message(nil), s.messages...)
 }
 
-// Primes are the ids of events without data so far, and Retry the last value of
-// a retry field.
+// Primes returns the ids of the events without data so far.
 func (s *Stream) Primes() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([]string(nil), s.primes...)
 }
 
-// Retry is the last retry field, in milliseconds as it was written.
+// Retry returns the text of the last retry field, in milliseconds.
 func (s *Stream) Retry() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -282,7 +281,7 @@ func (s *Stream) NextUpdate(tb testing.TB) *Update {
 	return u
 }
 
-// Updates are the resource updates so far.
+// Updates returns the resource updates so far.
 func (s *Stream) Updates() (updates []*Update) {
 	for _, m := range s.Messages() {
 		if u, err := m.Update(); err == nil {
@@ -332,7 +331,7 @@ func (s *Stream) await(ctx context.Context, come func() bool) bool {
 	}
 }
 
-// From are the messages after the first n.
+// From returns the messages after the first n.
 func (s *Stream) From(n int) []*Message {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -37,9 +37,9 @@ type Caller struct {
 // All are the scopes of the system.
 var All = []string{"events:read", "events:subscribe", "events:publish"}
 
-// Callers are those that tests speak of: alice and bob may do all, reader may
-// only read, and publisher only publish. chatgpt has its key in the URL. auditor may have the events of conversations, steward
-// manages consents, monitor is an operator. foreign may do all in another workspace.
+// Callers returns the callers that tests use. alice and bob have all scopes of clients, reader may only read, and publisher
+// may only publish. chatgpt has its key in the URL. auditor may receive the events of conversations, steward manages
+// consents, and monitor is an operator. foreign has all scopes of clients in another workspace.
 func Callers() []Caller {
 	return []Caller{
 		{Principal: "alice", Scopes: All, Claims: map[string]string{"team": "red"}},
@@ -68,7 +68,7 @@ func Callers() []Caller {
 	}
 }
 
-// SHA256 is the hash of a key as config.yaml holds it.
+// SHA256 returns the hash of a key in the format of config.yaml.
 func SHA256(key string) string {
 	sum := sha256.Sum256([]byte(key))
 	return hex.EncodeToString(sum[:])

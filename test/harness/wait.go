@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Patience is how long the harness waits for something that is to happen at once
-// on an idle machine. It is long, for machines are shared and built with the race detector.
+// Patience is how long the harness waits for something that happens immediately on an idle machine. It is long because
+// test machines are busy and the race detector is slow.
 const Patience = time.Minute
 
 // Eventually polls until cond holds. A test that waits on a process of its own

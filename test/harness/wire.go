@@ -24,7 +24,7 @@ type Wire struct {
 	Target
 
 	mu      sync.Mutex
-	held    chan struct{} // closed when requests may go on; nil while they may
+	held    chan struct{} // closed when requests may continue; nil while they are not held
 	under   map[*passage]struct{}
 	session string
 	version string
@@ -40,7 +40,7 @@ type passage struct {
 // passageKey is the context key of a request's passage.
 type passageKey struct{}
 
-// Wire is a wire to the target. It ends with the test.
+// Wire starts a wire to the target. It ends with the test.
 func (t *Target) Wire(tb testing.TB) *Wire {
 	tb.Helper()
 	target, err := url.Parse(t.MCP)
@@ -159,7 +159,7 @@ func (w *Wire) Cut() (n int) {
 	return n
 }
 
-// Streams is how many streams are open.
+// Streams returns the number of open streams.
 func (w *Wire) Streams() (n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -171,21 +171,21 @@ func (w *Wire) Streams() (n int) {
 	return n
 }
 
-// Resumed are the Last-Event-ID headers so far.
+// Resumed returns the Last-Event-ID headers so far.
 func (w *Wire) Resumed() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.resumed)
 }
 
-// Session is the session id that the server gave last.
+// Session returns the latest session id from the server.
 func (w *Wire) Session() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.session
 }
 
-// Version is the protocol revision that the last request's header named.
+// Version returns the protocol revision in the last request's header.
 func (w *Wire) Version() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
