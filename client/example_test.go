@@ -22,12 +22,10 @@ events:
 
 // serve starts a server for the examples.
 func serve(ctx context.Context) (s *server.Server, end func(), err error) {
-	o := server.Options{
-		Addr: "127.0.0.1:0", Data: ":memory:", Catalog: []byte(catalog), CatalogName: "catalog.yaml",
-		Limits: server.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
-	}
-	o.Limits.AllowInsecureTargets = true // the receiver is on this machine
-	s, err = server.New(ctx, o)
+	s, err = server.New(ctx, server.Options{
+		Addr: "127.0.0.1:0", Data: server.InMemory, Catalog: []byte(catalog), Log: slog.New(slog.DiscardHandler),
+		Settings: map[string]string{"allow-insecure-targets": "true"}, // because the receiver is on this machine
+	})
 	return s, func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
@@ -45,7 +43,7 @@ func ExampleClient_Subscribe() {
 	}
 	defer end()
 
-	c, err := client.Connect(ctx, s.URL, client.Options{Agent: "example/1"})
+	c, err := client.Connect(ctx, s.URL(), client.Options{Agent: "example/1"})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -53,7 +51,7 @@ func ExampleClient_Subscribe() {
 	err = c.Subscribe(ctx, client.Subscription{
 		Name: "order.shipped",
 		Begun: func(client.Begun) { // what is published from now on comes
-			_, _ = s.Publish(ctx, "default", server.Event{ID: "1", URI: "event://orders/42/shipped", Data: []byte(`{"carrier":"DHL"}`)})
+			_, _ = s.Publish(ctx, server.DefaultWorkspace, server.Event{ID: "1", URI: "event://orders/42/shipped", Data: []byte(`{"carrier":"DHL"}`)})
 		},
 		Event: func(_ context.Context, e client.Event) error {
 			fmt.Println(e.Via, e.Name, e.ID, string(e.Data))
@@ -82,7 +80,7 @@ func ExampleHandler() {
 	defer mine.Close()
 	hooks.URL = mine.URL + "/hooks"
 
-	c, err := client.Connect(ctx, s.URL, client.Options{Agent: "example/1", Webhooks: hooks})
+	c, err := client.Connect(ctx, s.URL(), client.Options{Agent: "example/1", Webhooks: hooks})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -93,7 +91,7 @@ func ExampleHandler() {
 		Begun: func(b client.Begun) {
 			fmt.Println("subscribed by", b.Mode)
 			for _, order := range []string{"41", "42"} {
-				_, _ = s.Publish(ctx, "default", server.Event{URI: "event://orders/" + order + "/shipped", Data: []byte(order)})
+				_, _ = s.Publish(ctx, server.DefaultWorkspace, server.Event{URI: "event://orders/" + order + "/shipped", Data: []byte(order)})
 			}
 		},
 		Event: func(_ context.Context, e client.Event) error {
@@ -129,7 +127,7 @@ func ExampleDir() {
 	run := func(begun func()) {
 		ctx, stop := context.WithCancel(ctx)
 		defer stop()
-		c, err := client.Connect(ctx, s.URL, client.Options{Agent: "example/1", Store: client.Dir(dir)})
+		c, err := client.Connect(ctx, s.URL(), client.Options{Agent: "example/1", Store: client.Dir(dir)})
 		if err != nil {
 			fmt.Println(err)
 			return
@@ -145,7 +143,7 @@ func ExampleDir() {
 		})
 	}
 	publish := func(id string) {
-		_, _ = s.Publish(ctx, "default", server.Event{ID: id, URI: "event://orders/42/shipped", Data: []byte("1")})
+		_, _ = s.Publish(ctx, server.DefaultWorkspace, server.Event{ID: id, URI: "event://orders/42/shipped", Data: []byte("1")})
 	}
 	run(func() { publish("first") })
 	publish("while-it-was-away")
@@ -165,7 +163,7 @@ func ExamplePublisher() {
 	}
 	defer end()
 	publisher := client.Publisher{
-		Server: client.Server{URL: s.URL, Agent: "example/1"}, URI: "event://orders/42/shipped", ID: "1",
+		Server: client.Server{URL: s.URL(), Agent: "example/1"}, URI: "event://orders/42/shipped", ID: "1",
 		Accepted: func(events []client.Accepted) error {
 			fmt.Println(events)
 			return nil

@@ -20,7 +20,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
@@ -34,11 +34,11 @@ var modes = []string{client.ModeWebhook, client.ModePush, client.ModePoll}
 // home is a server whose data and address outlive it.
 type home struct {
 	t       *testing.T
-	options server.Options
-	server  *server.Server
+	options standalone.Options
+	server  *standalone.Server
 }
 
-func newHome(t *testing.T, change func(*server.Options)) *home {
+func newHome(t *testing.T, change func(*standalone.Options)) *home {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -46,9 +46,9 @@ func newHome(t *testing.T, change func(*server.Options)) *home {
 	}
 	addr := l.Addr().String()
 	_ = l.Close()
-	h := &home{t: t, options: server.Options{
+	h := &home{t: t, options: standalone.Options{
 		Addr: addr, Data: t.TempDir(), Catalog: []byte(catalog), CatalogName: "catalog.yaml",
-		Limits: server.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
+		Limits: standalone.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
 	}}
 	h.options.Limits.AllowInsecureTargets, h.options.Limits.MinTTL = true, time.Second
 	h.options.Limits.PollMin, h.options.Limits.PollMax = 100*time.Millisecond, 100*time.Millisecond
@@ -62,7 +62,7 @@ func newHome(t *testing.T, change func(*server.Options)) *home {
 
 func (h *home) start() {
 	h.t.Helper()
-	s, err := server.New(context.Background(), h.options)
+	s, err := standalone.New(context.Background(), h.options)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -82,7 +82,7 @@ func (h *home) restart() { h.t.Helper(); h.stop(); h.start() }
 func (h *home) publish(ids ...string) {
 	h.t.Helper()
 	for _, id := range ids {
-		_, err := h.server.Publish(h.t.Context(), "default", server.Event{ID: id, URI: shipped, Data: json.RawMessage(`{"id":"` + id + `"}`)})
+		_, err := h.server.Publish(h.t.Context(), "default", standalone.Event{ID: id, URI: shipped, Data: json.RawMessage(`{"id":"` + id + `"}`)})
 		if err != nil {
 			h.t.Fatal(err)
 		}
@@ -250,7 +250,7 @@ func TestSubscribe(t *testing.T) {
 		})
 		t.Run("RCH-01 by "+mode+" an event that is not acknowledged comes again", func(t *testing.T) {
 			t.Parallel()
-			h := newHome(t, func(o *server.Options) {
+			h := newHome(t, func(o *standalone.Options) {
 				o.Limits.EventsSchedule = []time.Duration{0, time.Second, time.Second}
 			})
 			var mu sync.Mutex
@@ -279,7 +279,7 @@ func TestWebhooksThatTheServerGaveUp(t *testing.T) {
 	t.Parallel()
 	t.Run("EVX-13 EVX-19 a gap is a value, and what was given up comes again from its cursor", func(t *testing.T) {
 		t.Parallel()
-		h := newHome(t, func(o *server.Options) { o.Limits.EventsSchedule = []time.Duration{0, time.Second} })
+		h := newHome(t, func(o *standalone.Options) { o.Limits.EventsSchedule = []time.Duration{0, time.Second} })
 		var mu sync.Mutex
 		tries := 0
 		p := run(t, h.server.URL, client.ModeWebhook, func(p *program) {
@@ -305,7 +305,7 @@ func TestWebhooksThatTheServerGaveUp(t *testing.T) {
 	})
 	t.Run("EVX-21 EVX-19 a repetition in another message is dropped", func(t *testing.T) {
 		t.Parallel()
-		h := newHome(t, func(o *server.Options) { o.Limits.Profile = "final" })
+		h := newHome(t, func(o *standalone.Options) { o.Limits.Profile = "final" })
 		p := run(t, h.server.URL, client.ModeWebhook, nil)
 		p.begins()
 		h.publish("a", "b")
@@ -353,7 +353,7 @@ events:
   - {name: open, uri: event://x/open, delivery: [push, poll]}
   - {name: hooked, uri: event://x/hooked, delivery: [webhook]}
 `
-	h := newHome(t, func(o *server.Options) { o.Catalog = []byte(types) })
+	h := newHome(t, func(o *standalone.Options) { o.Catalog = []byte(types) })
 	for _, tt := range []struct {
 		name      string
 		reachable bool

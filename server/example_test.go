@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -24,8 +25,7 @@ events:
 `
 	ctx := context.Background()
 	s, err := server.New(ctx, server.Options{
-		Data: ":memory:", Catalog: []byte(catalog), CatalogName: "catalog.yaml",
-		Limits: server.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
+		Data: server.InMemory, Catalog: []byte(catalog), Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		fmt.Println(err)
@@ -39,12 +39,12 @@ events:
 	mine := httptest.NewServer(s.Handler()) // or http.ListenAndServe
 	defer mine.Close()
 
-	accepted, err := s.Publish(ctx, "default", server.Event{
+	accepted, err := s.Publish(ctx, server.DefaultWorkspace, server.Event{
 		ID: "shipped-42", URI: "event://orders/42/shipped", Data: json.RawMessage(`{"carrier":"DHL"}`),
 	})
 	fmt.Println(accepted, err)
-	_, err = s.Publish(ctx, "default", server.Event{URI: "event://orders/42/shipped", Data: json.RawMessage(`{}`)})
-	fmt.Println(err)
+	_, err = s.Publish(ctx, server.DefaultWorkspace, server.Event{URI: "event://orders/42/shipped", Data: json.RawMessage(`{}`)})
+	fmt.Println(errors.Is(err, server.ErrSchema), err)
 
 	resp, err := http.Post(mine.URL+"/events", "application/json",
 		bytes.NewBufferString(`{"uri":"event://orders/43/shipped","data":{"carrier":"UPS"}}`))
@@ -56,6 +56,6 @@ events:
 	fmt.Println(resp.Status)
 	// Output:
 	// [{shipped-42 event://orders/42/shipped}] <nil>
-	// the body lacks "carrier"
+	// true the body lacks "carrier"
 	// 202 Accepted
 }

@@ -20,11 +20,11 @@ func ExampleNew_upstream() {
 	var events *server.Server
 	mine := mcp.NewServer(&mcp.Implementation{Name: "orders", Version: "1"}, nil)
 	mcp.AddTool(mine, &mcp.Tool{Name: "ship"}, func(ctx context.Context, _ *mcp.CallToolRequest, o order) (*mcp.CallToolResult, any, error) {
-		_, err := events.Publish(ctx, "default", server.Event{URI: "event://orders/" + o.ID + "/shipped", Data: json.RawMessage(`{"carrier":"DHL"}`)})
+		_, err := events.Publish(ctx, server.DefaultWorkspace, server.Event{URI: "event://orders/" + o.ID + "/shipped", Data: json.RawMessage(`{"carrier":"DHL"}`)})
 		return nil, nil, err
 	})
 	events, err := server.New(context.Background(), server.Options{
-		Data:     ":memory:",
+		Data:     server.InMemory,
 		Catalog:  []byte(`events: [{name: order.shipped, uriTemplate: "event://orders/{order}/shipped"}]`),
 		Upstream: mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return mine }, nil),
 		Log:      slog.New(slog.DiscardHandler),

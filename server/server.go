@@ -1,413 +1,254 @@
-// Package server is the whole product in one process: the endpoint for MCP clients, the one for
-// publishers, and all work on deliveries, over one SQLite file. The command serve is a few lines
-// on it, and so is a program that brings events to its own MCP server:
+// Package server adds events to a Go program. It runs the whole product in the program's own process: the MCP endpoint,
+// the endpoint for publishers, the deliveries, the admin API and the console, with one SQLite file for the data.
 //
-//	s, err := server.New(ctx, server.Options{Data: "data", Catalog: catalog, Upstream: tools})
-//	…
-//	http.Handle("/", s.Handler())
-//	s.Publish(ctx, "default", server.Event{URI: "event://orders/42/shipped", Data: data})
-//	…
-//	s.Shutdown(ctx)
+//	s, err := server.New(ctx, server.Options{Addr: "127.0.0.1:8080", Data: "data", Catalog: catalog, Upstream: tools})
+//	if err != nil {
+//		return err
+//	}
+//	defer s.Shutdown(context.Background())
+//	_, err = s.Publish(ctx, server.DefaultWorkspace, server.Event{URI: "event://orders/42/shipped", Data: data})
 //
-// The parts are those of the functions on AWS (package app puts them together); here goroutines
-// run them. One process may use a data directory at a time.
+// A data directory belongs to one process at a time. The command mcpevents serve runs the same server.
+//
+// # Errors
+//
+// Use [errors.Is] with the errors of this package, for example [ErrUnknownEvent]. The text of an error says what to
+// change.
 package server
 
 import (
-	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
-	"reflect"
-	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/propagation"
 	sdk "go.opentelemetry.io/otel/sdk/metric"
 	oteltrace "go.opentelemetry.io/otel/trace"
 
-	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/config"
-	"github.com/mcp-events/mcpevents/shared/app/webhooks"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
-	"github.com/mcp-events/mcpevents/shared/events/delivery"
-	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
-	"github.com/mcp-events/mcpevents/shared/events/publish"
-	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/events/stream/lease"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
-	"github.com/mcp-events/mcpevents/shared/events/switches"
-	"github.com/mcp-events/mcpevents/shared/events/webhook"
-	"github.com/mcp-events/mcpevents/shared/gateway"
-	"github.com/mcp-events/mcpevents/shared/gateway/inprocess"
-	"github.com/mcp-events/mcpevents/shared/gateway/relay"
-	"github.com/mcp-events/mcpevents/shared/mcp"
-	"github.com/mcp-events/mcpevents/shared/operate/admin"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
-	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
-	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
-// Options are what a server is started with.
+// DefaultWorkspace is the workspace of all callers that have no other one.
+const DefaultWorkspace = auth.DefaultWorkspace
+
+// InMemory is the [Options.Data] of a server that keeps nothing after it ends.
+const InMemory = ":memory:"
+
+// The values of [Options.Auth].
+const (
+	// AuthNone lets every caller do everything. The server then listens only on loopback addresses.
+	AuthNone = "none"
+	// AuthKeys authenticates callers by the keys in [Options.Config].
+	AuthKeys = "keys"
+	// AuthJWT authenticates callers by the tokens of an authorization server, which the setting jwt-issuer names.
+	AuthJWT = "jwt"
+)
+
+var (
+	// ErrClosed is the error of [Server.Publish] and [Server.Reload] after a call of [Server.Shutdown].
+	ErrClosed = errors.New("the server is closed")
+	// ErrInvalid is the error of options, settings, events or files that are malformed or out of range.
+	ErrInvalid error = fault.Invalid
+	// ErrUnknownEvent is the error of an event whose URI belongs to no event type of the workspace's catalog.
+	ErrUnknownEvent error = fault.NotFound
+	// ErrSchema is the error of a payload that does not match the schema of its event type.
+	ErrSchema error = fault.Unprocessable
+	// ErrTooLarge is the error of a payload of more than 240 KiB, or of more than 1,000 events at once.
+	ErrTooLarge error = fault.TooLarge
+	// ErrUnavailable is the error of a failure that may pass, for example a full disk. Some events of the call may have
+	// been accepted. Publish them again with the same ids: the server drops repetitions within five minutes.
+	ErrUnavailable error = fault.Unavailable
+	// ErrConflict is the error of a change that others prevent, for example a catalog that would end live subscriptions.
+	ErrConflict error = fault.Conflict
+)
+
+// Options configure a server. Only Data is required.
 type Options struct {
-	// Addr is the address to listen on. It is loopback with [auth.ModeNone]. Empty listens
-	// nowhere: the program serves [Server.Handler] itself, and answers for who can reach it.
+	// Addr is the address to listen on, for example 127.0.0.1:8080. If it is empty, the program serves [Server.Handler]
+	// itself and is responsible for who can reach it.
 	Addr string
-	// Data is the directory of the database and the keys, which is made if it is not there.
-	// ":memory:" keeps nothing.
-	Data string
-	// Catalog declares the event types, in YAML; CatalogName names the file in error messages, catalog.yaml if it is empty.
-	Catalog     []byte
-	CatalogName string
-	// Workspaces have these catalogs; all others have the one above.
-	Workspaces map[string]*catalog.Catalog
-	// Config holds keys and backends; nil is none.
-	Config *config.Config
-	// Upstream is the program's own MCP server, Streamable HTTP of any revision: a backend in this process. Clients see its
-	// tools, prompts and resources beside the events, and callers of the default workspace alone. It is
-	// called at /mcp. Who calls is checked before; its own checks see no credentials.
-	Upstream http.Handler
-	// Auth is how callers are authenticated; empty is [auth.ModeNone].
-	Auth auth.Mode
-	// AllowBreaking lets changed catalogs end live subscriptions; without it they are refused.
-	AllowBreaking bool
-	// SettingsError is set by a program that could not read the catalogs or the configuration. They count as refused.
-	SettingsError error
-	// LastSettings lets the server start if the catalogs or the configuration are refused but the data directory has those
-	// that it used last. It uses these, logs why, and says so in GET /readyz and the metric of refused settings, until
-	// [Server.Reload] succeeds. Without LastSettings, New fails.
-	LastSettings bool
-	// Limits are all other settings, as the flags of serve. The zero value is [DefaultLimits]; to change one, begin with
-	// those.
-	Limits config.Limits
-	// AdminAddr is the address on which to serve the admin API and the console alone; it is loopback with
-	// [auth.ModeNone]. Empty serves it with the rest.
+	// AdminAddr is an address of its own for the admin API and the console. If it is empty, they are served with the rest.
 	AdminAddr string
-	// Metrics get what GET /metrics serves, such as a reader of OpenTelemetry's that exports. Who
-	// gives them shuts them down.
+	// Data is the directory of the database and the keys. New creates it. See also [InMemory].
+	Data string
+	// Catalog declares the event types, in YAML (docs/reference/catalog.md).
+	Catalog []byte
+	// Workspaces holds the catalogs of workspaces that have one of their own instead of Catalog.
+	Workspaces map[string][]byte
+	// Config holds keys, backends and sources, in YAML (docs/how-to/secure.md and docs/reference).
+	Config []byte
+	// Auth is [AuthNone], which is the default, [AuthKeys] or [AuthJWT].
+	Auth string
+	// Settings holds the settings that differ from their defaults, by the names of the flags of mcpevents serve, for
+	// example {"quota": "50", "log-retention": "48h"} (docs/reference/settings.md).
+	Settings map[string]string
+	// Upstream is the program's own MCP server, as a handler of Streamable HTTP. Callers of the default workspace see its
+	// tools, prompts and resources next to the events. The server authenticates callers and passes no credentials on.
+	Upstream http.Handler
+	// AllowBreaking applies a changed catalog although it ends live subscriptions. Otherwise it is refused.
+	AllowBreaking bool
+	// LastSettings starts the server with the catalogs and the configuration that it used last if the new ones are
+	// refused. The server logs why, and GET /readyz reports it, until a [Server.Reload] succeeds.
+	LastSettings bool
+	// Metrics are additional readers of the server's metrics, for example an OpenTelemetry exporter. GET /metrics works
+	// without one. The program shuts them down.
 	Metrics []sdk.Reader
-	// Traces get spans of what is done with events and backends, such as a provider of OpenTelemetry's SDK; nil makes
-	// none. Who gives it shuts it down.
+	// Traces receives the server's spans; nil records none. The program shuts it down.
 	Traces oteltrace.TracerProvider
-	// Log is [slog.Default] if it is nil.
+	// Log receives the server's log; nil is [slog.Default].
 	Log *slog.Logger
 }
 
-// DefaultLimits are the values that the flags of serve have by default.
-func DefaultLimits() config.Limits { return config.DefaultLimits() }
+// Event is an event to publish.
+type Event struct {
+	// URI says what the event is about, for example event://orders/42/shipped. An event type of the catalog must match it.
+	URI string
+	// ID makes repetitions harmless: the server drops an event with the URI and ID of one that it accepted within the
+	// last five minutes. If it is empty, the event gets a new id.
+	ID string
+	// Time is when the event happened; the zero time is now.
+	Time time.Time
+	// Data is the payload, in JSON.
+	Data json.RawMessage
+}
 
-// Event is an event to publish; see [publish.Input].
-type Event = publish.Input
+// Accepted identifies an accepted event.
+type Accepted struct {
+	ID string
+	// URI is the event's URI in canonical form.
+	URI string
+}
 
-// Accepted says what became of an event: its id, and its URI in canonical form.
-type Accepted = publish.Accepted
-
-// Server runs from [New] to [Server.Shutdown]. Its methods may be called concurrently.
+// Server is a running server. Its methods may be called concurrently.
 type Server struct {
-	// URL is where it listens, without a path; empty if it does not.
-	URL string
-	// AdminURL is where the admin API is, without its path.
-	AdminURL string
-
-	core       app.Core
-	db         *sqlite.DB
-	queues     *queuesqlite.Queues
-	tails      *stream.Tails
-	publisher  *publish.Service
-	dispatcher *delivery.Dispatcher
-	endpoint   *mcp.Endpoint
-	handler    http.Handler
-	metrics    http.Handler
-	listening  *http.Server // nil if it does not
-	// connections are those of listening.
-	connections *connections
-	served      chan error
-	operators   *http.Server // nil unless the admin API has an address of its own
-
-	upstream     *inprocess.Transport // nil without one
-	backends     *gateway.Gateway
-	catalogs     *catalog.Stored
-	terminator   *delivery.Terminator
-	conversation *conversation.Service
-
-	refused atomic.Bool // the last catalogs and configuration were refused
-
-	closing context.Context // ends when it shuts down
-	close   context.CancelFunc
-	stop    context.CancelFunc
-	workers sync.WaitGroup
-	undo    []func() // closes what was opened, if a later step of the start fails
-
-	shutdown sync.Once
-	ended    error // what came of it
+	running *standalone.Server
+	closed  atomic.Bool
 }
 
-// New starts a server. It returns when requests are accepted, which does not end with ctx. What
-// is missing or out of range in the options or in the data directory is of kind fault.Invalid.
-func New(ctx context.Context, o Options) (_ *Server, err error) {
-	if err := o.complete(); err != nil {
-		return nil, err
-	}
-	files, refused := o.files()
-	if refused != nil && !o.LastSettings {
-		return nil, refused
-	}
-	s := &Server{core: app.Core{Limits: o.Limits, Log: o.Log}, served: make(chan error, 2)}
-	if o.Upstream != nil {
-		s.upstream = &inprocess.Transport{Handler: o.Upstream, Log: o.Log}
-	}
-	s.closing, s.close = context.WithCancel(context.WithoutCancel(ctx))
-	if s.metrics, s.core.Metrics, err = newMetrics(o.Metrics); err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
-	}
-	if o.Traces != nil {
-		s.core.Tracer = trace.New(o.Traces)
-	}
-	mount, err := s.authenticate(o)
+// New starts a server and returns when it accepts requests. The server runs until [Server.Shutdown], also if ctx ends
+// before.
+func New(ctx context.Context, o Options) (*Server, error) {
+	internal, err := o.parse()
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			for _, undo := range slices.Backward(s.undo) {
-				undo()
-			}
+	running, err := standalone.New(ctx, internal)
+	if err != nil {
+		return nil, err
+	}
+	return &Server{running: running}, nil
+}
+
+// parse parses the settings and the files. It leaves a refusal of the files in SettingsError, because of LastSettings.
+func (o Options) parse() (standalone.Options, error) {
+	out := standalone.Options{
+		Addr: o.Addr, AdminAddr: o.AdminAddr, Data: o.Data, Catalog: o.Catalog, Auth: auth.Mode(o.Auth), Upstream: o.Upstream,
+		AllowBreaking: o.AllowBreaking, LastSettings: o.LastSettings, Metrics: o.Metrics, Traces: o.Traces, Log: o.Log,
+	}
+	var err error
+	if out.Limits, err = config.FromNames(o.Settings); err != nil {
+		return out, err
+	}
+	if o.Config != nil {
+		out.Config, out.SettingsError = config.Parse(o.Config)
+	}
+	out.Workspaces = map[string]*catalog.Catalog{}
+	for name, text := range o.Workspaces {
+		if !auth.ValidWorkspace(name) {
+			return out, fault.New(fault.Invalid, "%.100q is not the name of a workspace", name)
 		}
-	}()
-	keys, err := s.open(ctx, o)
-	if err != nil {
-		return nil, err
+		c, err := catalog.ParseFile("the catalog of workspace "+name, text)
+		if err != nil {
+			out.SettingsError = err
+			continue
+		}
+		out.Workspaces[name] = c
 	}
-	cursors, err := eventlog.NewSealer(keys.Cursor)
-	if err != nil {
-		return nil, err
-	}
-	s.tails = stream.New(s.core.EventLog, s.db, cursors)
-	s.tails.Shares = s.catalogs.Shares
-	s.undo = append(s.undo, s.tails.Close)
-	listener, err := s.listen(o.Addr, o.AdminAddr)
-	if err != nil {
-		return nil, err
-	}
-	operators, err := s.listenAdmin(o)
-	if err != nil {
-		return nil, err
-	}
-	roles, err := s.build(ctx, keys, cursors, listener)
-	if err != nil {
-		return nil, err
-	}
-	if refused == nil {
-		_, refused = s.apply(ctx, files)
-	}
-	if err := s.startWith(ctx, o, refused); err != nil {
-		return nil, err
-	}
-	if mount != nil {
-		mount(roles.mux)
-	}
-	if err := s.measure(); err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
-	}
-	proxies, _ := auth.ParseProxies(o.Limits.TrustedProxies) // the limits are checked
-	secret := auth.SecretPath{Auth: s.core.Auth, Proxies: proxies}
-	s.handler = boundBodies(secret.Handler(s.serveAdmin(roles, o.Auth, operators)), bodyTime)
-	s.run(ctx, roles)
-	if listener != nil {
-		s.listening = s.httpServer(s.handler)
-		s.connections.serveBy(s.listening)
-		go func() { s.served <- s.listening.Serve(listener) }()
-	}
-	return s, nil
+	return out, nil
 }
 
-// complete fills in defaults, and refuses what is missing or out of range.
-func (o *Options) complete() error {
-	if o.Log == nil {
-		o.Log = slog.Default()
+// URL returns the URL at which the server listens, without a path. It is empty if [Options.Addr] is.
+func (s *Server) URL() string { return s.running.URL }
+
+// AdminURL returns the URL of the admin API and the console, without a path.
+func (s *Server) AdminURL() string { return s.running.AdminURL }
+
+// Handler returns the handler of /mcp, /events, /sources, /consent, /admin, /console, /healthz, /readyz, /metrics and
+// the paths below /.well-known.
+func (s *Server) Handler() http.Handler { return s.running.Handler() }
+
+// Publish publishes events in a workspace and returns when they are on disk. It accepts all of them or none, unless the
+// error is [ErrUnavailable]. The events belong to the trace of the OpenTelemetry span in ctx, if there is one.
+func (s *Server) Publish(ctx context.Context, workspace string, events ...Event) ([]Accepted, error) {
+	if s.closed.Load() {
+		return nil, ErrClosed
 	}
-	if o.Auth == "" {
-		o.Auth = auth.ModeNone
+	parent := http.Header{}
+	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(parent))
+	in := make([]standalone.Event, len(events))
+	for i, e := range events {
+		in[i] = standalone.Event{URI: e.URI, ID: e.ID, Time: e.Time, Data: e.Data, Trace: trace.FromHeader(parent)}
 	}
-	if reflect.ValueOf(o.Limits).IsZero() {
-		o.Limits = DefaultLimits()
+	done, err := s.running.Publish(ctx, workspace, in...)
+	if err != nil {
+		return nil, s.closedOr(err)
 	}
-	switch {
-	case o.Data == "":
-		return fault.New(fault.Invalid, "Data is missing: a directory, or :memory: to keep nothing")
-	case o.Auth != auth.ModeNone && o.Auth != auth.ModeKeys && o.Auth != auth.ModeJWT:
-		return fault.New(fault.Invalid, "Auth is %.100q (allowed: none, keys, jwt)", string(o.Auth))
+	accepted := make([]Accepted, len(done))
+	for i, a := range done {
+		accepted[i] = Accepted(a)
 	}
-	if o.Auth == auth.ModeKeys && o.Config == nil && o.SettingsError == nil {
-		return fault.New(fault.Invalid, "--auth keys needs a --config file with keys")
+	return accepted, nil
+}
+
+// Reload applies the catalogs and the configuration of o. If the catalogs are refused, it applies only the
+// configuration, because a removed key must stop working. It ignores all other options except AllowBreaking.
+func (s *Server) Reload(ctx context.Context, o Options) error {
+	if s.closed.Load() {
+		return ErrClosed
 	}
-	o.Limits.DeliveryLog = cmp.Or(o.Limits.DeliveryLog, "all")
-	if err := o.Limits.Check(); err != nil {
+	internal, err := o.parse()
+	if err != nil {
 		return err
 	}
-	o.CatalogName = cmp.Or(o.CatalogName, "catalog.yaml")
-	if f, ok := o.Upstream.(http.HandlerFunc); ok && f == nil {
-		return fault.New(fault.Invalid, "Upstream is an http.HandlerFunc that is nil: leave it out, or give a handler")
-	}
-	if o.Addr == "" {
-		return nil
-	}
-	return auth.CheckListen(o.Addr, o.Auth)
+	return s.closedOr(s.running.Reload(ctx, internal))
 }
 
-// httpServer is one for the endpoint, or for operators. It bounds all but bodies and answers.
-func (s *Server) httpServer(h http.Handler) *http.Server {
-	return &http.Server{
-		Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
-		ErrorLog: slog.NewLogLogger(s.core.Log.Handler(), slog.LevelWarn),
+// closedOr marks an error with ErrClosed if the server was closed during the call.
+func (s *Server) closedOr(err error) error {
+	if err != nil && s.closed.Load() {
+		return fmt.Errorf("%w: %v", ErrClosed, err)
 	}
+	return err
 }
 
-// roles are what runs.
-type roles struct {
-	mux    *http.ServeMux
-	fanout *delivery.Fanout
-	inbox  *publish.Inbox
-	retry  *delivery.Retry
-	expiry *subscription.Sweeper
-	relay  *relay.Relay
-	admin  admin.Options
+// Served returns a channel that receives the error with which the listener failed, if it does before [Server.Shutdown].
+func (s *Server) Served() <-chan error { return s.running.Served() }
 
-	operations *delivery.Operations
-	replays    *delivery.Replays
-	switches   *switches.Set
-}
-
-// build makes all roles.
-func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Sealer, listener net.Listener) (roles, error) {
-	guard := webhooks.Guard(&s.core)
-	if listener != nil {
-		guard.BlockedHosts = append(guard.BlockedHosts, listener.Addr().String())
-	}
-	identity, err := keys.identity(s.core.Limits.ServerIdentity)
-	if err != nil {
-		return roles{}, err
-	}
-	sender := webhook.NewSender(webhook.Options{Guard: guard, Identity: identity, ConnsPerHost: 2 * attempts, UserAgent: app.UserAgent()})
-	s.undo = append(s.undo, sender.Close)
-	sealer, err := webhook.NewSealer(keys.Public)
-	if err != nil {
-		return roles{}, err
-	}
-	opener, err := webhook.NewOpener(keys.Private)
-	if err != nil {
-		return roles{}, err
-	}
-
-	gate := &delivery.Gate{}
-	subs := s.core.Subscriptions()
-	subs.Records.Ended, subs.Records.Started = gate.Ended, gate.Started
-	s.terminator = webhooks.Terminator(&s.core, subs)
-	set := webhooks.Switches(&s.core, true)
-	options := webhooks.Deliveries(s.core.Limits)
-	options.Concurrency, options.Patience, options.Detached, options.Bytes = attempts, attemptPatience, 4*attempts, attemptBytes
-	options.LogDeliveries = true
-	s.dispatcher = webhooks.Dispatch(&s.core, subs, s.terminator, sender, opener,
-		func(context.Context) (*eventlog.Sealer, error) { return cursors, nil }, gate, set, options)
-	retry, expiry := webhooks.Retry(&s.core), webhooks.Expiry(&s.core, subs)
-	retry.SaveEvery, expiry.SaveEvery = savePositions, savePositions
-	publisher, publishing, inbox := s.core.Publish()
-	s.publisher = publisher
-
-	if s.backends, err = s.core.Gateway(gateway.Options{Key: keys.Cursor, HTTP: s.reachBackends()}); err != nil {
-		return roles{}, err
-	}
-	s.conversation, err = s.core.Conversation(conversation.Options{
-		Key: keys.Cursor, Backends: s.backends, Prepares: true, Publisher: publish.OnBehalf{Service: publisher},
-	})
-	if err != nil {
-		return roles{}, err
-	}
-	s.undo = append(s.undo, func() { _ = s.conversation.Close(context.WithoutCancel(ctx)) })
-	endpoint := s.core.Stream(s.tails, lease.NewLocal(s.core.Streams, app.RefusesStreams(s.core.Limits)), s.backends, s.conversation)
-	endpoint.Left = clientLeft
-	endpoint.Registrar, endpoint.Deregistrar = webhooks.Register(&s.core, subs, sender, sealer, cursors), subs
-	if s.endpoint, err = mcp.New(endpoint); err != nil {
-		return roles{}, err
-	}
-	operations := webhooks.Operations(&s.core)
-	replays := webhooks.Replays(&s.core, subs, operations)
-	replays.Ahead = replayEvery
-	return roles{
-		admin: webhooks.Admin(&s.core, subs, operations, replays, set), operations: operations, replays: replays, switches: set,
-		mux: s.routes(publishing, s.core.Sources(publisher, secret.FromEnvironment), identity), fanout: webhooks.Fanout(&s.core), inbox: inbox, retry: retry, expiry: expiry, relay: s.core.Relay(s.backends),
-	}, nil
-}
-
-// Handler serves /admin, /console, /mcp, /events, /sources, /consent, /healthz and what is below /.well-known.
-func (s *Server) Handler() http.Handler { return s.handler }
-
-// Publish publishes events in a workspace, as POST /events does for a caller who may; the
-// workspace of a server without authentication is "default". It returns when they are on disk;
-// for the kinds of its errors see [publish.Service.Accept].
-func (s *Server) Publish(ctx context.Context, workspace string, events ...Event) ([]Accepted, error) {
-	return s.publisher.Accept(ctx, auth.Principal{Workspace: workspace, ID: "server", Scopes: []string{auth.ScopePublish}}, events)
-}
-
-// Served receives the error that ended the listener, if one does before [Server.Shutdown].
-func (s *Server) Served() <-chan error { return s.served }
-
-// Shutdown drains: streams get their end, running deliveries finish, and nothing
-// accepted is lost. When ctx ends first, running deliveries are cut off, which come again after the next start, and
-// Shutdown returns the error of ctx some seconds later at the latest. A store that cannot be closed is another error.
-// Called again, it waits for the first call and returns what that did.
+// Shutdown ends streams, waits for running deliveries and closes the data directory. If ctx ends first, it cuts running
+// deliveries off, which the next start repeats, and returns the error of ctx. Events that were accepted are never lost.
+// Another call waits for the first and returns the same error.
 func (s *Server) Shutdown(ctx context.Context) error {
-	s.shutdown.Do(func() { s.ended = s.drain(ctx) })
-	return s.ended
+	s.closed.Store(true)
+	return s.running.Shutdown(ctx)
 }
 
-func (s *Server) drain(ctx context.Context) error {
-	s.close()
-	err := s.endpoint.Close(ctx)
-	if s.listening != nil {
-		stopped := s.listening.Shutdown(ctx)
-		if err = errors.Join(err, stopped); err != nil {
-			_ = s.listening.Close()
-		}
-	}
-	if s.operators != nil {
-		err = errors.Join(err, s.operators.Shutdown(ctx))
-	}
-	s.stop()
-	done := make(chan struct{})
-	go func() {
-		s.workers.Wait()
-		s.dispatcher.Wait(ctx)
-		if s.upstream != nil {
-			_ = s.upstream.Wait(ctx) // that ctx ended is reported below
-		}
-		_ = s.conversation.Close(ctx) // that ctx ended is reported below
-		s.tails.Close()
-		close(done)
-	}()
-	select {
-	case <-done:
-	case <-ctx.Done():
-		err = errors.Join(err, ctx.Err())
-	}
-	// The queues end the contexts of what still runs and wait for it before the file is closed. Who is later still
-	// gets an error from the closed file.
-	closing := s.queues.Close()
-	select {
-	case <-done:
-	case <-time.After(time.Second):
-	}
-	closing = errors.Join(closing, s.db.Close())
-	if closing != nil && err != nil {
-		return fmt.Errorf("%w; before that: %v", closing, err)
-	}
-	return cmp.Or(closing, err)
+// Backup writes the database and the keys of a data directory to a new file. A server may be using the directory. The
+// file holds the keys of all secrets, so keep it secret.
+func Backup(ctx context.Context, data, file string) error {
+	return standalone.Backup(ctx, data, file, nil)
+}
+
+// Restore creates a data directory from a backup. It refuses a directory that has data.
+func Restore(ctx context.Context, file, data string) error {
+	return standalone.Restore(ctx, file, data, nil)
 }

@@ -1,154 +1,127 @@
-package server
+package server_test
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
-	"io"
+	"errors"
 	"log/slog"
-	"net/http"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
-	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	oteltrace "go.opentelemetry.io/otel/trace"
+
+	"github.com/mcp-events/mcpevents/server"
 )
 
-// patience bounds every wait.
-const patience = 30 * time.Second
+const orders = `events: [{name: order.shipped, uriTemplate: "event://orders/{order}/shipped", payloadSchema: {type: object}}]`
 
-func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
-
-// serve starts an embedded server with the sample catalog, and ends it with the test.
-func serve(t *testing.T, change func(*Options)) *Server {
+func start(t *testing.T, o server.Options) *server.Server {
 	t.Helper()
-	src, err := os.ReadFile("../catalog.yaml")
+	o.Data, o.Catalog, o.Log = server.InMemory, []byte(orders), slog.New(slog.DiscardHandler)
+	s, err := server.New(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := Options{
-		Addr: "127.0.0.1:0", Data: t.TempDir(), Catalog: src, CatalogName: "catalog.yaml", Auth: auth.ModeNone,
-		Limits: config.DefaultLimits(), Log: quiet(),
-	}
-	s.Limits.AllowInsecureTargets = true
-	if change != nil {
-		change(&s)
-	}
-	e, err := New(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { end(t, e) })
-	return e
+	t.Cleanup(func() { shutdown(t, s) })
+	return s
 }
 
-// end shuts a server down, which may be over.
-func end(t *testing.T, e *Server) {
+func shutdown(t *testing.T, s *server.Server) {
 	t.Helper()
-	http.DefaultClient.CloseIdleConnections() // for one that was never used a server waits 5 s
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	if err := e.Shutdown(ctx); err != nil {
-		t.Errorf("end the server: %v", err)
+	if err := s.Shutdown(ctx); err != nil {
+		t.Errorf("Shutdown: got %v, want no error", err)
 	}
 }
 
-// refuses fails unless a server with these options does not start, because of what it says.
-func refuses(t *testing.T, o Options, says string) {
-	t.Helper()
-	s, err := New(t.Context(), o)
-	if err == nil {
-		end(t, s)
-		t.Fatalf("it started, without saying %q", says)
-	}
-	if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), says) {
-		t.Errorf("got %v of kind %v, want %s", err, fault.KindOf(err), says)
+func TestNewRefusesOptionsThatAreMalformed(t *testing.T) {
+	for name, tc := range map[string]struct {
+		options server.Options
+		want    string // part of the error
+	}{
+		"without a directory":      {server.Options{}, "Data is missing"},
+		"unknown setting":          {server.Options{Data: server.InMemory, Settings: map[string]string{"quotas": "5"}}, `unknown setting "quotas"`},
+		"setting out of range":     {server.Options{Data: server.InMemory, Settings: map[string]string{"quota": "0"}}, "quota is 0"},
+		"unknown authentication":   {server.Options{Data: server.InMemory, Auth: "basic"}, "allowed: none, keys, jwt"},
+		"malformed configuration":  {server.Options{Data: server.InMemory, Catalog: []byte(orders), Config: []byte("kees: []")}, "kees"},
+		"malformed own catalog":    {server.Options{Data: server.InMemory, Catalog: []byte(orders), Workspaces: map[string][]byte{"a": []byte("event: []")}}, "workspace a"},
+		"malformed workspace name": {server.Options{Data: server.InMemory, Catalog: []byte(orders), Workspaces: map[string][]byte{"A b": nil}}, `"A b"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := server.New(t.Context(), tc.options)
+			if !errors.Is(err, server.ErrInvalid) || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want ErrInvalid with %q", err, tc.want)
+			}
+		})
 	}
 }
 
-// starts starts a server with these options once, and ends it.
-func starts(t *testing.T, o Options) {
-	t.Helper()
-	s, err := New(t.Context(), o)
-	if err != nil {
+func TestPublishNamesTheReasonOfARefusal(t *testing.T) {
+	s := start(t, server.Options{})
+	for name, tc := range map[string]struct {
+		event server.Event
+		want  error
+	}{
+		"unknown URI":     {server.Event{URI: "event://invoices/1", Data: json.RawMessage(`{}`)}, server.ErrUnknownEvent},
+		"payload":         {server.Event{URI: "event://orders/1/shipped", Data: json.RawMessage(`[]`)}, server.ErrSchema},
+		"malformed URI":   {server.Event{URI: "orders", Data: json.RawMessage(`{}`)}, server.ErrInvalid},
+		"payload's bytes": {server.Event{URI: "event://orders/1/shipped", Data: json.RawMessage(`"` + strings.Repeat("x", 300<<10) + `"`)}, server.ErrTooLarge},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := s.Publish(t.Context(), server.DefaultWorkspace, tc.event); !errors.Is(err, tc.want) {
+				t.Errorf("got %v, want %v", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestAClosedServerRefusesCallsWithErrClosed(t *testing.T) {
+	s := start(t, server.Options{Settings: map[string]string{"quota": "5"}})
+	shutdown(t, s)
+	if _, err := s.Publish(t.Context(), server.DefaultWorkspace, server.Event{URI: "event://orders/1/shipped", Data: json.RawMessage(`{}`)}); !errors.Is(err, server.ErrClosed) {
+		t.Errorf("Publish: got %v, want ErrClosed", err)
+	}
+	if err := s.Reload(t.Context(), server.Options{Catalog: []byte(orders)}); !errors.Is(err, server.ErrClosed) {
+		t.Errorf("Reload: got %v, want ErrClosed", err)
+	}
+}
+
+func TestAReloadedCatalogAppliesToTheNextEvent(t *testing.T) {
+	s := start(t, server.Options{})
+	paid := server.Event{URI: "event://orders/1/paid", Data: json.RawMessage(`{}`)}
+	if _, err := s.Publish(t.Context(), server.DefaultWorkspace, paid); !errors.Is(err, server.ErrUnknownEvent) {
+		t.Errorf("before the reload: got %v, want ErrUnknownEvent", err)
+	}
+	both := strings.Replace(orders, "[{", `[{name: order.paid, uriTemplate: "event://orders/{order}/paid"}, {`, 1)
+	if err := s.Reload(t.Context(), server.Options{Catalog: []byte(both)}); err != nil {
 		t.Fatal(err)
 	}
-	end(t, s)
+	if _, err := s.Publish(t.Context(), server.DefaultWorkspace, paid); err != nil {
+		t.Errorf("after the reload: got %v, want no error", err)
+	}
 }
 
-// hash is what a configuration has of a key.
-func hash(key string) string {
-	h := sha256.Sum256([]byte(key))
-	return hex.EncodeToString(h[:])
-}
-
-// request sends a request of who has that key, or of no one; rpc is its method at /mcp.
-func request(t *testing.T, s *Server, who, method, path, rpc, body string) *http.Response {
-	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, strings.NewReader(body))
-	if err != nil {
+func TestAPublishedEventBelongsToTheTraceOfTheContext(t *testing.T) {
+	spans := tracetest.NewSpanRecorder()
+	s := start(t, server.Options{Traces: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))})
+	parent := oteltrace.NewSpanContext(oteltrace.SpanContextConfig{
+		TraceID: oteltrace.TraceID{1}, SpanID: oteltrace.SpanID{2}, TraceFlags: oteltrace.FlagsSampled,
+	})
+	ctx := oteltrace.ContextWithSpanContext(t.Context(), parent)
+	if _, err := s.Publish(ctx, server.DefaultWorkspace, server.Event{URI: "event://orders/1/shipped", Data: json.RawMessage(`{}`)}); err != nil {
 		t.Fatal(err)
 	}
-	req.Header = http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
-	if who != "" {
-		req.Header.Set("Authorization", "Bearer "+who)
+	for _, span := range spans.Ended() {
+		if span.Name() == "publish" {
+			if got := span.SpanContext().TraceID(); got != parent.TraceID() {
+				t.Errorf("got a span of trace %s, want %s", got, parent.TraceID())
+			}
+			return
+		}
 	}
-	if rpc != "" {
-		req.Header.Set(spec.HeaderVersion, string(spec.V20260728))
-		req.Header.Set(spec.HeaderMethod, rpc)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return resp
+	t.Errorf("got %d spans, want one with the name publish", len(spans.Ended()))
 }
-
-// read reads a response to its end.
-func read(t *testing.T, resp *http.Response) (status int, text string) {
-	t.Helper()
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return resp.StatusCode, strings.TrimSpace(string(b))
-}
-
-// ask sends a request and reads the response.
-func ask(t *testing.T, s *Server, who, method, path, body string) (status int, text string) {
-	t.Helper()
-	return read(t, request(t, s, who, method, path, "", body))
-}
-
-// call calls a method of /mcp.
-func call(t *testing.T, s *Server, who, method string, params map[string]any) *http.Response {
-	t.Helper()
-	params["_meta"] = map[string]any{
-		spec.MetaVersion: spec.V20260728, spec.MetaClient: map[string]string{"name": "test", "version": "1"}, spec.MetaCapabilities: map[string]any{},
-	}
-	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return request(t, s, who, "POST", "/mcp", method, string(body))
-}
-
-// subscribed registers an endpoint for events.
-func subscribed(t *testing.T, s *Server, endpoint, uri string) {
-	t.Helper()
-	status, text := read(t, call(t, s, "", spec.MethodRegister, map[string]any{"uris": []string{uri}, "targetUri": endpoint}))
-	if status != http.StatusOK || strings.Contains(text, `"error"`) {
-		t.Fatalf("%d %s", status, text)
-	}
-}
-
-const (
-	buildFinished = "event://ci/build-finished"
-	pullRequest   = "event://github/acme/website/pull_request"
-)

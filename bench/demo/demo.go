@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -59,9 +59,9 @@ func Run(ctx context.Context, o Options) error {
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
 	d := &demo{out: o.Out, log: o.Log, began: time.Now(), arrived: make(chan arrival, 16)}
-	limits := server.DefaultLimits()
+	limits := standalone.DefaultLimits()
 	limits.AllowInsecureTargets = true // the receivers are on this machine
-	srv, err := server.New(ctx, server.Options{
+	srv, err := standalone.New(ctx, standalone.Options{
 		Addr: "127.0.0.1:0", Data: dir, Catalog: []byte(demoCatalog), CatalogName: "the catalog of the demo", Auth: auth.ModeNone,
 		Limits: limits, Log: o.Log,
 	})

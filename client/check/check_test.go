@@ -15,13 +15,13 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/mcp-events/mcpevents/client/check"
-	"github.com/mcp-events/mcpevents/server"
-	"github.com/mcp-events/mcpevents/server/servertest"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // ours is an embedded server with quick retries and heartbeats, and how to check it.
-func ours(t *testing.T, change func(*server.Options)) check.Options {
+func ours(t *testing.T, change func(*standalone.Options)) check.Options {
 	t.Helper()
 	o := servertest.Options(t, map[string]servertest.Caller{"agent": {Workspace: "default", Scopes: "events:read, events:subscribe"}})
 	o.Limits.Heartbeat, o.Limits.EventsSchedule = time.Second, []time.Duration{0, time.Second, time.Second}
@@ -33,7 +33,7 @@ func ours(t *testing.T, change func(*server.Options)) check.Options {
 	return check.Options{
 		URL: s.URL + "/mcp", Key: "agent", Agent: "check/1", Event: "ci.build_finished", Wait: 10 * time.Second, Progress: func(text string) { t.Log(text) },
 		Publish: func(ctx context.Context) error {
-			_, err := s.Publish(ctx, "default", server.Event{URI: "event://ci/build-finished", Data: json.RawMessage(`{"build":7,"status":"passed"}`)})
+			_, err := s.Publish(ctx, "default", standalone.Event{URI: "event://ci/build-finished", Data: json.RawMessage(`{"build":7,"status":"passed"}`)})
 			return err
 		},
 	}
@@ -107,7 +107,7 @@ func written(t *testing.T, report *check.Report) {
 
 func TestAServerSetToTheTextHoldsAllRules(t *testing.T) {
 	t.Parallel()
-	report, err := check.Run(t.Context(), ours(t, func(o *server.Options) {
+	report, err := check.Run(t.Context(), ours(t, func(o *standalone.Options) {
 		o.Limits.Profile = "final"
 		o.Catalog = append(o.Catalog, "  - {name: poll.only, uri: event://poll/only, delivery: [poll]}\n"...)
 	}))
@@ -125,7 +125,7 @@ func TestAServerSetToTheTextHoldsAllRules(t *testing.T) {
 // As in production: the receiver's URL is public, and here leads nowhere.
 func TestAddressesThatAServerMustNotTake(t *testing.T) {
 	t.Parallel()
-	o := ours(t, func(o *server.Options) { o.Limits.AllowInsecureTargets = false })
+	o := ours(t, func(o *standalone.Options) { o.Limits.AllowInsecureTargets = false })
 	o.Receiver = "https://receiver.invalid"
 	report, err := check.Run(t.Context(), o)
 	if err != nil {

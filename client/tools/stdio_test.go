@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/server/servertest"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 )
 
 // wire is a client that writes and reads lines. While unread is locked, it reads nothing.

@@ -14,20 +14,20 @@ import (
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/client/tools"
-	"github.com/mcp-events/mcpevents/server"
-	"github.com/mcp-events/mcpevents/server/servertest"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 )
 
 // agent is a client that knows tools alone, and the server whose events it gets.
 type agent struct {
 	*testing.T
-	server   *server.Server
+	server   *standalone.Server
 	session  *mcp.ClientSession
 	progress chan string
 }
 
 // connected starts a server, and has tools of a caller of it.
-func connected(t *testing.T, key string) (*server.Server, *tools.Tools) {
+func connected(t *testing.T, key string) (*standalone.Server, *tools.Tools) {
 	t.Helper()
 	o := servertest.Options(t, map[string]servertest.Caller{
 		"agent": {Workspace: "default", Scopes: "events:read"}, "stranger": {Workspace: "other", Scopes: "events:subscribe"},
@@ -94,7 +94,7 @@ func (a *agent) publish(service, text string) {
 
 func (a *agent) publishAt(uri, text string) {
 	a.Helper()
-	_, err := a.server.Publish(a.Context(), "default", server.Event{URI: uri, Data: json.RawMessage(fmt.Sprintf(`{"id":"I-1","title":%q,"severity":"critical"}`, text))})
+	_, err := a.server.Publish(a.Context(), "default", standalone.Event{URI: uri, Data: json.RawMessage(fmt.Sprintf(`{"id":"I-1","title":%q,"severity":"critical"}`, text))})
 	if err != nil {
 		a.Fatal(err)
 	}

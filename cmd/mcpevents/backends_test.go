@@ -11,8 +11,8 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"github.com/mcp-events/mcpevents/server"
-	"github.com/mcp-events/mcpevents/server/servertest"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/test/backend"
@@ -28,8 +28,8 @@ func TestReloadOfBackends(t *testing.T) {
 	upstream := httptest.NewServer(handler)
 	t.Cleanup(upstream.Close)
 	t.Cleanup(upstream.CloseClientConnections)
-	var now server.Options
-	e := serve(t, func(s *server.Options) { now = *s })
+	var now standalone.Options
+	e := serve(t, func(s *standalone.Options) { now = *s })
 	reload := func(src string) error {
 		t.Helper()
 		c, err := config.Parse([]byte(src))
@@ -84,8 +84,8 @@ func TestReloadOfBackends(t *testing.T) {
 // GWN-01, GWN-04: who listens is notified of the lists that a reload changes, and who comes back with its cursor of those that
 // were changed while the server was down; the same file again announces nothing.
 func TestStreamsAreNotifiedOfOtherBackends(t *testing.T) {
-	var now server.Options
-	settings := func(s *server.Options) {
+	var now standalone.Options
+	settings := func(s *standalone.Options) {
 		if now.Data != "" {
 			s.Data, s.Config = now.Data, now.Config
 		}
@@ -101,7 +101,7 @@ func TestStreamsAreNotifiedOfOtherBackends(t *testing.T) {
 	}
 	const changed = `"notifications/tools/list_changed"`
 	cursor := regexp.MustCompile(`"io.github.mcp-events/cursor":("[^"]+")`)
-	listen := func(e *server.Server, meta string) *output {
+	listen := func(e *standalone.Server, meta string) *output {
 		t.Helper()
 		body := `{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":{"toolsListChanged":true},` +
 			`"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}` + meta + `}}}`

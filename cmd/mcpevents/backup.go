@@ -4,16 +4,16 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
 )
 
-// BackupCmd is [server.Backup].
+// BackupCmd is [standalone.Backup].
 type BackupCmd struct {
 	File string `arg:"" help:"The file to write, such as mcpevents.tar.gz. It must not exist."`
 	Data string `default:"data" env:"MCPEVENTS_DATA" placeholder:"DIR" help:"Data directory of the server (${default}), which may run."`
 }
 
-// RestoreCmd is [server.Restore].
+// RestoreCmd is [standalone.Restore].
 type RestoreCmd struct {
 	File string `arg:"" help:"The backup."`
 	Data string `required:"" env:"MCPEVENTS_DATA" placeholder:"DIR" help:"Data directory to make. One that has data already is refused."`
@@ -28,7 +28,7 @@ func (c *BackupCmd) Help() string {
 func (c *BackupCmd) Run(g *Globals) error {
 	ctx, stop := interruptible()
 	defer stop()
-	if err := server.Backup(ctx, c.Data, c.File, g.bar()); err != nil {
+	if err := standalone.Backup(ctx, c.Data, c.File, g.bar()); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintf(g.out, "%s has all of %s, and its keys: keep it secret.\n", c.File, c.Data)
@@ -39,7 +39,7 @@ func (c *BackupCmd) Run(g *Globals) error {
 func (c *RestoreCmd) Run(g *Globals) error {
 	ctx, stop := interruptible()
 	defer stop()
-	if err := server.Restore(ctx, c.File, c.Data, g.bar()); err != nil {
+	if err := standalone.Restore(ctx, c.File, c.Data, g.bar()); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintf(g.out, "A server with --data %s goes on from there.\n", c.Data)

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/server"
-	"github.com/mcp-events/mcpevents/server/servertest"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
@@ -15,9 +15,9 @@ import (
 // One more required member ends the webhook subscriptions to an event type: that is refused, by a reload and
 // by a start, until it is confirmed.
 func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
-	var settings server.Options
+	var settings standalone.Options
 	log := newOutput()
-	e := serve(t, func(s *server.Options) {
+	e := serve(t, func(s *standalone.Options) {
 		s.Log = (&Globals{LogLevel: "info", LogFormat: "json"}).logger(log)
 		settings = *s
 	})
@@ -55,7 +55,7 @@ func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 	}
 	servertest.End(t, e)
 	settings.Catalog = breaking
-	refused, err := server.New(t.Context(), settings)
+	refused, err := standalone.New(t.Context(), settings)
 	if err == nil {
 		servertest.End(t, refused)
 		t.Fatal("it started")
@@ -64,7 +64,7 @@ func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 		t.Error(err)
 	}
 	settings.Catalog = before
-	again, err := server.New(t.Context(), settings)
+	again, err := standalone.New(t.Context(), settings)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +77,7 @@ func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 }
 
 // registerHook registers a webhook of SEP-1803 at a server.
-func registerHook(t *testing.T, e *server.Server) {
+func registerHook(t *testing.T, e *standalone.Server) {
 	t.Helper()
 	c, err := client.New(client.Server{URL: e.URL}, spec.V20260728)
 	if err == nil {

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
 )
 
 // A proxy on the same machine passes on the Host that its callers named.
@@ -14,7 +14,7 @@ func TestTheHostOfAProxy(t *testing.T) {
 	var g Globals
 	log := newOutput()
 	g.LogLevel, g.LogFormat = "info", "json"
-	e := serve(t, func(s *server.Options) {
+	e := serve(t, func(s *standalone.Options) {
 		s.Log = g.logger(log)
 		s.Limits.AllowedHosts = []string{"mcp.example.com", "other.example.com:8443"}
 	})

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
 )
 
 // KeysCmd is about the keys of an embedded server.
@@ -13,28 +13,28 @@ type KeysCmd struct {
 	Drop   DropCmd   `cmd:"" help:"Remove old keys that no stored webhook secret is sealed with."`
 }
 
-// RotateCmd is [server.RotateKeys].
+// RotateCmd is [standalone.RotateKeys].
 type RotateCmd struct {
 	Data string `default:"data" placeholder:"DIR" help:"Data directory of the server (${default}), which must be restarted to use the new key."`
 }
 
 // Run implements the command.
 func (c *RotateCmd) Run(g *Globals) error {
-	if err := server.RotateKeys(c.Data); err != nil {
+	if err := standalone.RotateKeys(c.Data); err != nil {
 		return err
 	}
 	_, _ = fmt.Fprintln(g.out, "A new key seals from the next start on; what the old ones sealed can still be opened.")
 	return nil
 }
 
-// DropCmd is [server.DropKeys].
+// DropCmd is [standalone.DropKeys].
 type DropCmd struct {
 	Data string `default:"data" placeholder:"DIR" help:"Data directory of the server (${default}), which must be stopped."`
 }
 
 // Run implements the command.
 func (c *DropCmd) Run(ctx context.Context, g *Globals) error {
-	dropped, err := server.DropKeys(ctx, c.Data)
+	dropped, err := standalone.DropKeys(ctx, c.Data)
 	if err != nil {
 		return err
 	}

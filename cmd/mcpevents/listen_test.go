@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/server"
-	"github.com/mcp-events/mcpevents/server/servertest"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
@@ -21,7 +21,7 @@ import (
 const patience = servertest.Patience
 
 // serve starts a server that lets anybody in, and ends it with the test.
-func serve(t *testing.T, change func(*server.Options)) *server.Server {
+func serve(t *testing.T, change func(*standalone.Options)) *standalone.Server {
 	t.Helper()
 	o := servertest.Options(t, nil)
 	if change != nil {
@@ -204,7 +204,7 @@ func TestListenTakesEachKindOfSecret(t *testing.T) {
 		{"standard", "--show-secret", "secret: whsec_"}, {"raw", "--show-secret=false", "receiving webhooks"}, {"none", "--show-secret=false", "receiving webhooks"},
 	} {
 		t.Run(tt.secret, func(t *testing.T) {
-			e := serve(t, func(s *server.Options) { s.Limits.WebhookSecret = tt.secret })
+			e := serve(t, func(s *standalone.Options) { s.Limits.WebhookSecret = tt.secret })
 			l := start(t, "listen", "--server", e.URL, "--uri", buildURI, "--count", "1", "--for", "20s", "--log-format", "text", tt.flag)
 			l.err.await(t, tt.says, 1)
 			publishOne(t, e.URL, buildURI, "b", build)
@@ -220,7 +220,7 @@ func TestListenTakesEachKindOfSecret(t *testing.T) {
 
 func TestListenRefreshesInTime(t *testing.T) {
 	t.Parallel()
-	e := serve(t, func(s *server.Options) { s.Limits.MinTTL = time.Second })
+	e := serve(t, func(s *standalone.Options) { s.Limits.MinTTL = time.Second })
 	l := start(t, "listen", "--server", e.URL, "--via", "events", "--name", "ci.build_finished", "--ttl", "1500ms",
 		"--log-level", "debug", "--log-format", "text", "--count", "1", "--for", "25s")
 	l.err.await(t, "subscription refreshed", 3)
@@ -236,7 +236,7 @@ func TestListenFollows(t *testing.T) {
 	const uri = "event://github/acme/site/pull_request"
 	for _, mode := range []string{"poll", "push"} {
 		t.Run(mode, func(t *testing.T) {
-			e := serve(t, func(s *server.Options) {
+			e := serve(t, func(s *standalone.Options) {
 				s.Limits.PollMin, s.Limits.PollMax = 100*time.Millisecond, 100*time.Millisecond
 			})
 			args := []string{
@@ -270,7 +270,7 @@ func TestListenReadsStreams(t *testing.T) {
 	for revision, restarts := range map[string]bool{"2026-07-28": true, "2025-11-25": true, "2025-06-18": false, "2025-03-26": false} {
 		t.Run(revision, func(t *testing.T) {
 			addr, data := freeAddr(t), t.TempDir()
-			again := func(s *server.Options) { s.Addr, s.Data = addr, data }
+			again := func(s *standalone.Options) { s.Addr, s.Data = addr, data }
 			e := serve(t, again)
 			l := start(t, "listen", "--server", e.URL, "--stream", "--revision", revision,
 				"--uri", "event://github/acme", "--uri", buildURI, "--count", "3", "--for", "25s", "--log-format", "text")
@@ -314,7 +314,7 @@ func freeAddr(t *testing.T) string {
 func TestListenSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	e := serve(t, nil)
-	strict := serve(t, func(s *server.Options) { s.Limits.AllowInsecureTargets = false })
+	strict := serve(t, func(s *standalone.Options) { s.Limits.AllowInsecureTargets = false })
 	const noServer = "http://127.0.0.1:9" // discard
 	tests := []struct {
 		name    string

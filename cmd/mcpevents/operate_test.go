@@ -12,14 +12,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/server"
-	"github.com/mcp-events/mcpevents/server/servertest"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 )
 
 // operated is an embedded server with one endpoint, as an operator works with it.
 type operated struct {
 	*testing.T
-	*server.Server
+	*standalone.Server
 	url          string
 	subscription string
 	status       atomic.Int64 // what the endpoint answers
@@ -58,7 +58,7 @@ func (o *operated) subscribe(target string) string {
 
 func (o *operated) publish(id string) {
 	o.Helper()
-	if _, err := o.Publish(o.Context(), "default", server.Event{URI: buildFinished, ID: id, Data: json.RawMessage(`{"build":1,"status":"passed"}`)}); err != nil {
+	if _, err := o.Publish(o.Context(), "default", standalone.Event{URI: buildFinished, ID: id, Data: json.RawMessage(`{"build":1,"status":"passed"}`)}); err != nil {
 		o.Fatal(err)
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/mcp-events/mcpevents/server"
-	"github.com/mcp-events/mcpevents/server/otlp"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/otlp"
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
@@ -52,10 +52,10 @@ func (c *ServeCmd) Run(g *Globals) error {
 	s.Log = g.logger(g.err)
 	slog.SetDefault(s.Log)
 	webhook.MuteTransport()
-	server.CollectLessOften()
-	var started atomic.Pointer[server.Server]
+	standalone.CollectLessOften()
+	var started atomic.Pointer[standalone.Server]
 	if c.Debug != "" {
-		if err := server.ServeDebug(ctx, c.Debug, started.Load); err != nil {
+		if err := standalone.ServeDebug(ctx, c.Debug, started.Load); err != nil {
 			return err
 		}
 	}
@@ -66,7 +66,7 @@ func (c *ServeCmd) Run(g *Globals) error {
 		}
 		defer end()
 	}
-	e, err := server.New(ctx, s)
+	e, err := standalone.New(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -92,8 +92,8 @@ func (c *ServeCmd) Run(g *Globals) error {
 }
 
 // settings returns the flags and the files. A file that cannot be read is the options' SettingsError.
-func (c *ServeCmd) settings() server.Options {
-	s := server.Options{
+func (c *ServeCmd) settings() standalone.Options {
+	s := standalone.Options{
 		Addr: c.Addr, Data: c.Data, CatalogName: c.Catalog, Auth: auth.Mode(c.Auth), Limits: c.Limits,
 		AllowBreaking: c.AllowBreaking, AdminAddr: c.Admin,
 	}
@@ -119,8 +119,8 @@ const reloadAgain = 5 * time.Second
 
 // follow brings changes of the catalog and configuration files into use until ctx ends: when a file changes, and on SIGHUP. It
 // repeats a reload that failed for another reason than the files, for example because the disk is full. If one of the files is
-// refused, the settings stay; see [server.Server.Reload].
-func (c *ServeCmd) follow(ctx context.Context, e *server.Server, changed <-chan struct{}, hangup <-chan os.Signal, log *slog.Logger) {
+// refused, the settings stay; see [standalone.Server.Reload].
+func (c *ServeCmd) follow(ctx context.Context, e *standalone.Server, changed <-chan struct{}, hangup <-chan os.Signal, log *slog.Logger) {
 	var again <-chan time.Time
 	for {
 		select {

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/server/servertest"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 )
 
 const (

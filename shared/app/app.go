@@ -1,5 +1,5 @@
 // Package app is the graph, built once for all modes: [Core] is what every role shares, and
-// each role has a constructor. The embedded server (package server) starts all roles in one
+// each role has a constructor. The stand-alone server (package standalone) starts all roles in one
 // process; a function starts one.
 //
 //	role        constructor                      a function                 embedded
@@ -13,7 +13,7 @@
 //	relay       [Core.Relay]                     functions/relay            one goroutine
 //	admin       webhooks.Admin                   functions/admin            /admin/v1
 //
-// It reads no environment and makes no client: functions/internal/boot and package server do,
+// It reads no environment and makes no client: functions/internal/boot and package standalone do,
 // and fill a Core. Rules of the domain do not enter here either; this package only puts
 // together what others are.
 package app

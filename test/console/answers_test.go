@@ -7,7 +7,7 @@ import (
 
 	"github.com/chromedp/chromedp/kb"
 
-	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/auth"
 )
 
@@ -117,7 +117,7 @@ func TestSteering(t *testing.T) {
 
 // TestLiveTail: OPS-11. What happens while one looks is shown, and can be stopped.
 func TestLiveTail(t *testing.T) {
-	w := start(t, func(o *server.Options) { o.Auth, o.Config = auth.ModeNone, nil })
+	w := start(t, func(o *standalone.Options) { o.Auth, o.Config = auth.ModeNone, nil })
 	w.subscribe("", "/ok", built)
 	b := open(t, w.console())
 	b.visit(w.console() + "#/live") // with --auth none without a sign-in

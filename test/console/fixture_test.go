@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/server"
-	"github.com/mcp-events/mcpevents/server/servertest"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 )
 
 const built, incident = "event://ci/build-finished", "event://incidents/api/created"
@@ -19,12 +19,12 @@ const built, incident = "event://ci/build-finished", "event://incidents/api/crea
 // world is an embedded server with endpoints: /ok takes everything, /down answers 503, /gone 413.
 type world struct {
 	*testing.T
-	s        *server.Server
+	s        *standalone.Server
 	receiver *httptest.Server
 	mended   atomic.Bool // whether all endpoints take everything
 }
 
-func start(t *testing.T, change func(*server.Options)) *world {
+func start(t *testing.T, change func(*standalone.Options)) *world {
 	t.Helper()
 	w := &world{T: t}
 	w.receiver = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
@@ -82,7 +82,7 @@ func (w *world) publishData(uri, id string, more map[string]any) {
 	if err != nil {
 		w.Fatal(err)
 	}
-	if _, err := w.s.Publish(w.Context(), "default", server.Event{URI: uri, ID: id, Data: raw}); err != nil {
+	if _, err := w.s.Publish(w.Context(), "default", standalone.Event{URI: uri, ID: id, Data: raw}); err != nil {
 		w.Fatal(err)
 	}
 }

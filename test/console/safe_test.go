@@ -15,8 +15,8 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
-	"github.com/mcp-events/mcpevents/server"
-	"github.com/mcp-events/mcpevents/server/servertest"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
@@ -72,8 +72,8 @@ func TestKeyboard(t *testing.T) {
 
 // TestExpiredKey: OPS-11. A key that is taken away leads to the sign-in, and from there to the same page.
 func TestExpiredKey(t *testing.T) {
-	var o server.Options
-	w := start(t, func(given *server.Options) { o = *given })
+	var o standalone.Options
+	w := start(t, func(given *standalone.Options) { o = *given })
 	b := open(t, w.console())
 	b.visit(w.console() + "#/subscriptions?state=active")
 	b.signIn("op")
@@ -133,8 +133,8 @@ func TestHostileContents(t *testing.T) {
 // TestManySubscriptions: OPS-11. The list of 100,000 subscriptions is paged, and as fast as a short one.
 func TestManySubscriptions(t *testing.T) {
 	const many = 100_000
-	var o server.Options
-	w := start(t, func(given *server.Options) { o = *given })
+	var o standalone.Options
+	w := start(t, func(given *standalone.Options) { o = *given })
 	sub := w.subscribe("alice", "/ok", built)
 	if err := w.s.Shutdown(t.Context()); err != nil {
 		t.Fatal(err)
@@ -205,7 +205,7 @@ func multiply(t *testing.T, path, sub, origin string, n int) {
 func TestAuthorizationServer(t *testing.T) {
 	const audience = "https://events.example.com/mcp"
 	provider := identity.Start(t, audience)
-	w := start(t, func(o *server.Options) {
+	w := start(t, func(o *standalone.Options) {
 		o.Auth, o.Config = auth.ModeJWT, nil
 		o.Limits.JWTIssuers, o.Limits.JWTAudience, o.Limits.ConsoleClientID = []string{provider.Issuer}, []string{audience}, "console"
 	})
@@ -267,7 +267,7 @@ func TestHeaders(t *testing.T) {
 
 // TestOtherAddress: OPS-11. With --admin-addr the console is there, and at the server's address it is not.
 func TestOtherAddress(t *testing.T) {
-	w := start(t, func(o *server.Options) { o.AdminAddr = "127.0.0.1:0" })
+	w := start(t, func(o *standalone.Options) { o.AdminAddr = "127.0.0.1:0" })
 	for at, status := range map[string]int{w.s.AdminURL + "/console": 200, w.s.URL + "/console/": 404, w.s.AdminURL + "/mcp": 404} {
 		resp, err := http.Get(at)
 		if err != nil {

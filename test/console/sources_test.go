@@ -9,8 +9,8 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
-	"github.com/mcp-events/mcpevents/server"
-	"github.com/mcp-events/mcpevents/server/servertest"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 )
 
 const (
@@ -26,9 +26,9 @@ const (
 )
 
 // withSources configures a server with sources.
-func withSources(t *testing.T) func(*server.Options) {
+func withSources(t *testing.T) func(*standalone.Options) {
 	t.Setenv("MCPEVENTS_TEST_BUILDS", sourceKey)
-	return func(o *server.Options) {
+	return func(o *standalone.Options) {
 		o.Config = servertest.Config(t, callers("op", "op2", "alice", "bob"), sources)
 	}
 }

@@ -1,7 +1,7 @@
 // Package property runs random schedules of publishers, polls, streams and webhook receivers against the product, and
 // checks that every accepted event reached every subscriber, became a dead letter, or lies in an announced gap.
 //
-// The product is assembled from its real parts, as package server and the functions assemble it. Two systems exist: a
+// The product is assembled from its real parts, as package standalone and the functions assemble it. Two systems exist: a
 // stand-alone server over a SQLite file, and several instances over a store that does not order commits, which is
 // DynamoDB Local or, in a synctest bubble, a SQLite store that hides its order. Only webhook endpoints are made up.
 //

@@ -221,7 +221,7 @@ func (s *system) start(number int, path string) *process {
 	consume := func(name queue.Name, h queue.Handler, o queue.ConsumeOptions) {
 		p.workers.Go(func() { _ = queues.Consume(ctx, name, h, o) })
 	}
-	if s.shared == nil { // as package server
+	if s.shared == nil { // as package standalone
 		consume(queue.Events, fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4, MaxReceives: 1000})
 		consume(queue.Deliveries, p.dispatcher.Pages, queue.ConsumeOptions{Batch: 10, Concurrency: 16, Visibility: 2 * time.Minute, MaxReceives: 1000})
 		consume(queue.Slow, p.dispatcher.Singles, queue.ConsumeOptions{Batch: 1, Concurrency: 32, PerGroup: 8, Visibility: 2 * time.Minute})

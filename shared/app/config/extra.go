@@ -57,3 +57,19 @@ func Names() map[string]bool {
 	}
 	return names
 }
+
+// FromNames returns the limits with the given values, by the names of the flags, and the defaults of all others. It
+// ignores the environment.
+func FromNames(values map[string]string) (Limits, error) {
+	known, variables := Names(), map[string]string{}
+	for name, value := range values {
+		switch {
+		case Removed(name) != nil:
+			return Limits{}, Removed(name)
+		case !known[name]:
+			return Limits{}, fault.New(fault.Invalid, "unknown setting %.100q", name)
+		}
+		variables[EnvName(name)] = value
+	}
+	return FromEnv(func(name string) (string, bool) { value, ok := variables[name]; return value, ok })
+}

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/auth"
 )
 
@@ -184,7 +184,7 @@ func TestDeliveriesAndDeadLetters(t *testing.T) {
 // TestWhatTheDeliveryLogDoesNotKeep: OPS-03.
 func TestWhatTheDeliveryLogDoesNotKeep(t *testing.T) {
 	for _, kept := range []string{"failures", "none"} {
-		f := start(t, func(o *server.Options) { o.Limits.DeliveryLog = kept })
+		f := start(t, func(o *standalone.Options) { o.Limits.DeliveryLog = kept })
 		f.subscribe("alice", "/a", built)
 		f.publish(built, "evt_1")
 		f.eventually("the event", func() bool { return f.arrived("evt_1") == 1 })
@@ -318,7 +318,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 
 // TestAnAddressForOperators: OPS-01.
 func TestAnAddressForOperators(t *testing.T) {
-	f := start(t, func(o *server.Options) { o.AdminAddr = "127.0.0.1:0" })
+	f := start(t, func(o *standalone.Options) { o.AdminAddr = "127.0.0.1:0" })
 	if f.s.AdminURL == f.s.URL {
 		t.Fatal("OPS-01: it has no address of its own")
 	}

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/server"
-	"github.com/mcp-events/mcpevents/server/servertest"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 	"github.com/mcp-events/mcpevents/shared/operate/admin/admintest"
 )
 
@@ -30,7 +30,7 @@ var callers = map[string]servertest.Caller{
 // fixture is an embedded server, and what an operator sees of it.
 type fixture struct {
 	*testing.T
-	s        *server.Server
+	s        *standalone.Server
 	contract *admintest.Contract
 
 	mu    sync.Mutex
@@ -44,7 +44,7 @@ type hook struct {
 	body     []byte
 }
 
-func start(t *testing.T, change func(*server.Options)) *fixture {
+func start(t *testing.T, change func(*standalone.Options)) *fixture {
 	t.Helper()
 	f := &fixture{T: t}
 	f.hold = httptest.NewServer(http.HandlerFunc(f.receive))
@@ -178,7 +178,7 @@ func (f *fixture) publish(uri, id string) {
 	if uri != built {
 		data = `{"id":"1","title":"down","severity":"error"}`
 	}
-	if _, err := f.s.Publish(f.Context(), "default", server.Event{URI: uri, ID: id, Data: json.RawMessage(data)}); err != nil {
+	if _, err := f.s.Publish(f.Context(), "default", standalone.Event{URI: uri, ID: id, Data: json.RawMessage(data)}); err != nil {
 		f.Fatal(err)
 	}
 }

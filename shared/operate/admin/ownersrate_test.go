@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
 )
 
 // SRF-07: an owner cannot have webhooks sent again to an endpoint that answered 410. An operator can.
@@ -25,7 +25,7 @@ func TestAnOwnerDoesNotResumeASubscriptionOfAnEndpointThatIsGone(t *testing.T) {
 
 // AUT-07: an owner's changes have the rate of registrations. An operator's have none, and neither has reading.
 func TestOwnersChangesHaveARate(t *testing.T) {
-	f := start(t, func(o *server.Options) { o.Limits.RegistrationRate = 0.1 }) // a burst of one
+	f := start(t, func(o *standalone.Options) { o.Limits.RegistrationRate = 0.1 }) // a burst of one
 	id := f.subscribe("alice", "/a", built)
 	f.call("alice", http.MethodPost, "subscriptions/"+id+"/pause", "", http.StatusOK, nil)
 	if raw := f.call("alice", http.MethodPost, "subscriptions/"+id+"/resume", "", http.StatusTooManyRequests, nil); !strings.Contains(string(raw), `"limit":"registrationRate"`) {

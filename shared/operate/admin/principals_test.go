@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
@@ -17,7 +17,7 @@ import (
 // TestErase: OPS-07 and WHK-21, against the files of the store.
 func TestErase(t *testing.T) {
 	var dir string
-	f := start(t, func(o *server.Options) { dir = o.Data })
+	f := start(t, func(o *standalone.Options) { dir = o.Data })
 	const web = "event://incidents/web/created"
 	one := f.subscribe("alice", "/secret-path-a", built)
 	two := f.subscribe("alice", "/secret-path-b", web)
@@ -120,7 +120,7 @@ func TestErase(t *testing.T) {
 
 // OPS-07: without authentication there is one principal, which is the operator too, and can be erased.
 func TestEraseWithoutAuthentication(t *testing.T) {
-	f := start(t, func(o *server.Options) { o.Auth, o.Config = auth.ModeNone, nil })
+	f := start(t, func(o *standalone.Options) { o.Auth, o.Config = auth.ModeNone, nil })
 	f.subscribe("", "/a", built)
 	for _, want := range []struct {
 		query               string

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/server"
-	"github.com/mcp-events/mcpevents/server/servertest"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 )
 
 const (
@@ -30,7 +30,7 @@ const (
 // startSources starts a server with sources, and returns what sends requests to one.
 func startSources(t *testing.T, keep string) (f *fixture, send func(body string) int) {
 	t.Setenv("MCPEVENTS_TEST_BUILDS", buildKey)
-	f = start(t, func(o *server.Options) {
+	f = start(t, func(o *standalone.Options) {
 		o.Config, o.Limits.DeliveryLog = servertest.Config(t, callers, sourced), keep
 	})
 	return f, func(body string) int {

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
 )
 
 // suspended is a subscription of MCP Events whose endpoint has failed with every event.
@@ -47,7 +47,7 @@ func suspended(f *fixture) string {
 }
 
 func TestASuspendedSubscription(t *testing.T) {
-	f := start(t, func(o *server.Options) { o.Limits.EventsSchedule = []time.Duration{0} })
+	f := start(t, func(o *standalone.Options) { o.Limits.EventsSchedule = []time.Duration{0} })
 	began := time.Now().Add(-time.Minute)
 	id := suspended(f)
 	t.Run("OPS-02 resume says that its subscriber has to refresh it", func(t *testing.T) {

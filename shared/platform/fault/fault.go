@@ -47,6 +47,10 @@ var names = [...]string{
 
 func (k Kind) String() string { return names[k] }
 
+// Error makes a kind an error, so that errors.Is(err, fault.NotFound) works and the public packages can export kinds as
+// error values without exporting this package.
+func (k Kind) Error() string { return names[k] }
+
 // Error is an error with a kind and, where it helps the caller, typed data.
 type Error struct {
 	Kind Kind
@@ -66,6 +70,12 @@ func (e *Error) Error() string {
 }
 
 func (e *Error) Unwrap() error { return e.Err }
+
+// Is reports whether target is the kind of e.
+func (e *Error) Is(target error) bool {
+	k, ok := target.(Kind)
+	return ok && k == e.Kind
+}
 
 // New makes an error of the given kind.
 func New(k Kind, format string, args ...any) *Error {

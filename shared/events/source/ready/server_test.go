@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/source"
 	"github.com/mcp-events/mcpevents/shared/events/source/ready"
@@ -74,9 +74,9 @@ func TestServer(t *testing.T) {
 func serve(t *testing.T, p ready.Provider) (url string) {
 	t.Helper()
 	_, c := read(t, p)
-	s, err := server.New(t.Context(), server.Options{
+	s, err := standalone.New(t.Context(), standalone.Options{
 		Data: ":memory:", Catalog: ready.Catalog(p), CatalogName: ready.CatalogFile, Config: c, Auth: auth.ModeNone,
-		Limits: server.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
+		Limits: standalone.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,193 @@
+package standalone
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/mcp-events/mcpevents/shared/platform/durable"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/progress"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+)
+
+// A backup is a compressed tar file with two members, which belong together: without the keys no secret in the
+// database can be opened. gzip's checksum finds a damaged one.
+const (
+	databaseName = "mcpevents.db"
+	keysName     = "keys.json"
+)
+
+// Backup writes the database and the keys of a data directory into a new file that only its owner can read. A server may
+// use the directory meanwhile; the backup holds what it had accepted when the backup began. Shown, if it is not nil,
+// gets progress bars.
+func Backup(ctx context.Context, data, file string, shown io.Writer) (err error) {
+	defer func() { err = outcome(ctx, err, "back up "+data) }()
+	path := filepath.Join(data, databaseName)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return fault.New(fault.Invalid, "%s is not the data directory of a server: there is no %s", data, path)
+	} else if err != nil {
+		return err
+	}
+	if _, err := os.Lstat(file); err == nil {
+		return fault.New(fault.Invalid, "%s exists already", file)
+	}
+	dir := filepath.Dir(file)
+	copied, err := os.CreateTemp(dir, ".mcpevents-*.db") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer func() { _, _ = copied.Close(), os.Remove(copied.Name()) }()
+	if err := copyDatabase(ctx, path, copied, shown); err != nil {
+		return err
+	}
+	// The keys are read after the database because a rotation adds keys. Dropping keys needs a stopped server, so a key that is
+	// removed meanwhile is one that the copied database does not need.
+	if _, err := readSecrets(data); err != nil {
+		return err
+	}
+	keys, err := os.Open(secretsPath(data))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = keys.Close() }()
+	out, err := os.CreateTemp(dir, ".mcpevents-*.tar.gz")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(out.Name()) }() // fails after the rename, as it should
+	zipped, err := gzip.NewWriterLevel(out, gzip.BestSpeed)
+	if err != nil {
+		return err
+	}
+	archive := tar.NewWriter(zipped)
+	err = errors.Join(add(ctx, archive, databaseName, copied, shown), add(ctx, archive, keysName, keys, nil),
+		archive.Close(), zipped.Close(), out.Sync(), out.Close())
+	if err != nil {
+		return err
+	}
+	return durable.Rename(out.Name(), file)
+}
+
+// outcome says what failed. An interrupt is a failure, so that no script goes on without a backup.
+func outcome(ctx context.Context, err error, what string) error {
+	if err != nil && ctx.Err() != nil {
+		return fault.Wrap(fault.Unavailable, ctx.Err(), "%s: nothing is written", what)
+	}
+	kind := engine.Kind(err)
+	if kind == fault.Internal { // of the file system
+		kind = fault.Invalid
+	}
+	return fault.Wrap(kind, err, "%s", what)
+}
+
+func copyDatabase(ctx context.Context, path string, to *os.File, shown io.Writer) error {
+	stop := func() {}
+	defer func() { stop() }()
+	return engine.Copy(ctx, path, to.Name(), func(size int64) {
+		stop = progress.Count(shown, "KiB copied", size>>10, func() int64 {
+			info, err := to.Stat()
+			if err != nil {
+				return 0
+			}
+			return info.Size() >> 10
+		})
+	})
+}
+
+// add appends a file to an archive.
+func add(ctx context.Context, to *tar.Writer, name string, f *os.File, shown io.Writer) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if err := to.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: info.Size(), ModTime: info.ModTime()}); err != nil {
+		return err
+	}
+	r, stop := progress.Bytes(shown, "written", info.Size(), f)
+	defer stop()
+	_, err = io.Copy(to, untilDone(ctx, r))
+	return err
+}
+
+// Restore makes a data directory of a backup. It refuses one that holds a server's data already, and leaves
+// nothing behind of a backup that is not whole.
+func Restore(ctx context.Context, file, data string, shown io.Writer) (err error) {
+	defer func() { err = outcome(ctx, err, "restore "+file) }()
+	in, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }()
+	info, err := in.Stat()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(data, 0o700); err != nil {
+		return err
+	}
+	for _, name := range []string{databaseName, databaseName + "-wal", keysName} {
+		if _, err := os.Lstat(filepath.Join(data, name)); err == nil {
+			return fault.New(fault.Conflict, "%s is there already; name an empty directory, or move it away", filepath.Join(data, name))
+		}
+	}
+	r, stop := progress.Bytes(shown, "read", info.Size(), in)
+	defer stop()
+	zipped, err := gzip.NewReader(untilDone(ctx, r))
+	if err != nil {
+		return fault.Wrap(fault.Invalid, err, "it is no backup")
+	}
+	found := map[string]string{} // member -> temporary file
+	defer func() {
+		for _, name := range found {
+			_ = os.Remove(name)
+		}
+	}()
+	for archive := tar.NewReader(zipped); ; {
+		h, err := archive.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return fault.Wrap(fault.Invalid, err, "it is damaged")
+		}
+		if h.Name != databaseName && h.Name != keysName || found[h.Name] != "" {
+			return fault.New(fault.Invalid, "it is no backup: it has the member %.100q", h.Name)
+		}
+		out, err := os.CreateTemp(data, ".restore-*") // mode 0600
+		if err != nil {
+			return err
+		}
+		found[h.Name] = out.Name()
+		_, err = io.Copy(out, archive)
+		if err = errors.Join(err, out.Sync(), out.Close()); err != nil {
+			return err
+		}
+	}
+	if _, err := io.Copy(io.Discard, zipped); err != nil { // to the checksum
+		return fault.Wrap(fault.Invalid, err, "it is damaged")
+	}
+	if len(found) != 2 {
+		return fault.New(fault.Invalid, "it is no backup: it lacks %s or %s", databaseName, keysName)
+	}
+	return errors.Join(durable.Rename(found[databaseName], filepath.Join(data, databaseName)), durable.Rename(found[keysName], secretsPath(data)))
+}
+
+// untilDone reads until ctx ends.
+func untilDone(ctx context.Context, r io.Reader) io.Reader {
+	return reader(func(b []byte) (int, error) {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+		return r.Read(b)
+	})
+}
+
+type reader func(b []byte) (int, error)
+
+func (f reader) Read(b []byte) (int, error) { return f(b) }

@@ -1,0 +1,255 @@
+package standalone
+
+import (
+	"cmp"
+	"context"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+)
+
+// connections is a listener that holds a bounded number of connections.
+//
+// When it is full, it makes room for new connections by closing old ones on which the server only waits for the client: those
+// without a complete request header, idle ones, and those that are slow to send a request body or to read a response. It takes
+// them from the client address that has most of them, so that one client cannot lock out the others. Streams and running requests
+// are never closed. The last places are for health checks and operators.
+type connections struct {
+	net.Listener
+	most     int // connections at the same time
+	reserved int // how many of them are for health checks and operators
+
+	mu   sync.Mutex
+	open map[*connection]struct{}
+}
+
+const (
+	// slowClient is how long a client may take to send the body of a request, or to read what the server writes, before its
+	// connection may be closed to make room.
+	slowClient = 5 * time.Second
+	// refusedClient is how long the server reads the rest of a request that it refused for lack of connections.
+	refusedClient = 500 * time.Millisecond
+	// readTime is how long a client may take to read writeSize bytes of a response. Streams have deadlines of their own.
+	readTime  = time.Minute
+	writeSize = 64 << 10
+)
+
+func limitConnections(l net.Listener, most int) *connections {
+	return &connections{Listener: l, most: most, open: map[*connection]struct{}{}}
+}
+
+// reserving keeps the last places for health checks and operators.
+func (l *connections) reserving() *connections {
+	l.reserved = min(64, l.most/16+1)
+	return l
+}
+
+// connection is an accepted connection. Its fields are guarded by connections.mu.
+type connection struct {
+	net.Conn
+	all      *connections
+	client   netip.Prefix
+	reserved bool // it has one of the last places
+
+	state http.ConnState
+	body  bool      // the client is still sending the body of a request
+	since time.Time // when state or body changed
+
+	writing atomic.Int64 // when the current write began, less blocked, in nanoseconds since 1970; 0 between writes
+	bounded atomic.Bool  // the handler has set a deadline for writes
+
+	// Only Write uses these. A client that reads a few bytes at a time must not look as if each of them were a new start.
+	blocked time.Duration // how long writes took since the last writeSize bytes, less the time between writes
+	written int           // bytes since then
+	wrote   time.Time     // when the last write ended
+}
+
+// Accept implements [net.Listener]. It closes connections for which it has no room.
+func (l *connections) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if admitted := l.admit(c); admitted != nil {
+			return admitted, nil
+		}
+		_ = c.Close()
+	}
+}
+
+// admit returns the connection with a place, or nil if all places are taken.
+func (l *connections) admit(c net.Conn) *connection {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.open) >= l.most-l.reserved {
+		l.makeRoom()
+	}
+	if len(l.open) >= l.most {
+		return nil
+	}
+	k := &connection{
+		Conn: c, all: l, client: auth.ClientNetwork(c.RemoteAddr().String()), reserved: len(l.open) >= l.most-l.reserved,
+		state: http.StateNew, since: time.Now(),
+	}
+	l.open[k] = struct{}{}
+	return k
+}
+
+// makeRoom closes waiting connections, first the oldest ones of the client with the most waiting connections. It closes several at
+// a time, because it has to look at all connections. If more than a quarter of all connections wait for clients, even young ones are closed, because
+// a client could fill the server with new requests faster than they become slow. The caller holds the lock.
+func (l *connections) makeRoom() {
+	busy, now := 0, time.Now()
+	for k := range l.open {
+		if k.waits(now) > 0 {
+			busy++
+		}
+	}
+	if busy > l.most/4 || l.closeWaiting(now, slowClient) == 0 {
+		l.closeWaiting(now, 0)
+	}
+}
+
+// closeWaiting closes some of the connections that wait for their client for longer than patience, and returns how many.
+// Idle ones and those without a request wait too. The caller holds the lock.
+func (l *connections) closeWaiting(now time.Time, patience time.Duration) int {
+	var waiting []*connection
+	of := map[netip.Prefix]int{}
+	for k := range l.open {
+		if k.state == http.StateNew || k.state == http.StateIdle || k.waits(now) > patience {
+			waiting = append(waiting, k)
+			of[k.client]++
+		}
+	}
+	slices.SortFunc(waiting, func(a, b *connection) int {
+		return cmp.Or(cmp.Compare(of[b.client], of[a.client]), a.since.Compare(b.since))
+	})
+	closing := waiting[:min(len(waiting), l.most/64+1)]
+	for _, k := range closing {
+		delete(l.open, k)
+		_ = k.Conn.Close()
+	}
+	return len(closing)
+}
+
+// waits returns for how long a running request has waited for the client, which sends a body or reads what the server writes.
+// The caller holds the lock.
+func (k *connection) waits(now time.Time) time.Duration {
+	var since time.Time
+	if at := k.writing.Load(); at != 0 {
+		since = time.Unix(0, at)
+	}
+	if k.body && (since.IsZero() || k.since.Before(since)) {
+		since = k.since
+	}
+	if since.IsZero() {
+		return 0
+	}
+	return max(now.Sub(since), 1)
+}
+
+// Write implements [net.Conn]. A client that does not read writeSize bytes within [readTime] fails the write, unless the handler
+// has set a deadline.
+func (k *connection) Write(p []byte) (n int, err error) {
+	defer k.writing.Store(0)
+	now := time.Now()
+	if k.blocked -= now.Sub(k.wrote); k.blocked <= 0 {
+		k.blocked, k.written = 0, 0
+	}
+	for {
+		k.writing.Store(now.Add(-k.blocked).UnixNano())
+		part := p[n:]
+		if !k.bounded.Load() {
+			part = part[:min(len(part), writeSize-k.written)]
+			if err := k.Conn.SetWriteDeadline(now.Add(readTime - k.blocked)); err != nil {
+				return n, err
+			}
+		}
+		written, err := k.Conn.Write(part)
+		k.wrote = time.Now()
+		k.blocked, k.written = k.blocked+k.wrote.Sub(now), k.written+written
+		if k.written >= writeSize {
+			k.blocked, k.written = 0, 0
+		}
+		if n += written; err != nil || n == len(p) {
+			return n, err
+		}
+		now = k.wrote
+	}
+}
+
+// SetWriteDeadline implements [net.Conn]. [http.Server] removes the deadline at the end of each request.
+func (k *connection) SetWriteDeadline(t time.Time) error {
+	k.bounded.Store(!t.IsZero())
+	return k.Conn.SetWriteDeadline(t)
+}
+
+// Close implements [net.Conn].
+func (k *connection) Close() error {
+	k.all.mu.Lock()
+	delete(k.all.open, k)
+	k.all.mu.Unlock()
+	return k.Conn.Close()
+}
+
+// changed records a state that net/http reports for a connection. It is the [http.Server.ConnState] hook.
+func (l *connections) changed(c net.Conn, state http.ConnState) {
+	if k, ok := c.(*connection); ok {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		k.state, k.body, k.since = state, false, time.Now()
+	}
+}
+
+// sending notes whether the client of a request is still sending its body. r may be a request of another listener.
+func sending(r *http.Request, body bool) {
+	if k, ok := r.Context().Value(connectionKey{}).(*connection); ok {
+		k.all.mu.Lock()
+		defer k.all.mu.Unlock()
+		k.body, k.since = body, time.Now()
+	}
+}
+
+type connectionKey struct{}
+
+// serveBy has a server tell l of its connections.
+func (l *connections) serveBy(s *http.Server) {
+	s.ConnState = l.changed
+	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+		return context.WithValue(ctx, connectionKey{}, c)
+	}
+	rest := s.Handler
+	s.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		k, ok := r.Context().Value(connectionKey{}).(*connection)
+		if ok && k.reserved && !forOperators(r.URL.Path) {
+			// net/http reads the rest of the body before it closes the connection, and would wait for it without a limit.
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedClient))
+			w.Header().Set("Connection", "close")
+			w.Header().Set("Retry-After", "5")
+			http.Error(w, "too many connections", http.StatusServiceUnavailable)
+			return
+		}
+		rest.ServeHTTP(w, r)
+	})
+}
+
+// clientLeft gives back the place of a client that has left while its request goes on. It is [mcp.Options.Left].
+func clientLeft(r *http.Request) {
+	if k, ok := r.Context().Value(connectionKey{}).(*connection); ok {
+		_ = k.Close()
+	}
+}
+
+// forOperators reports whether a path is served on the reserved connections.
+func forOperators(path string) bool {
+	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	return slices.Contains([]string{"healthz", "readyz", "metrics", "admin", "console"}, first)
+}

@@ -1,0 +1,434 @@
+package standalone
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// serveAtMost serves a handler with at most so many connections.
+func serveAtMost(t *testing.T, most int, h http.HandlerFunc) (addr string, l *connections) {
+	t.Helper()
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l = limitConnections(inner, most).reserving()
+	s := &http.Server{Handler: boundBodies(h, time.Minute)}
+	l.serveBy(s)
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(l) }()
+	t.Cleanup(func() {
+		_ = s.Close()
+		<-ended
+	})
+	return inner.Addr().String(), l
+}
+
+// connect opens a connection and sends a text.
+func connect(t *testing.T, addr, text string) net.Conn {
+	t.Helper()
+	c, err := net.DialTimeout("tcp", addr, 10*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	if _, err := io.WriteString(c, text); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// answered returns the status of the answer, or 0 if the connection is closed.
+func answered(t *testing.T, c net.Conn) int {
+	t.Helper()
+	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return 0
+	}
+	return answer.StatusCode
+}
+
+const get = "GET /mcp HTTP/1.1\r\nHost: x\r\n\r\n"
+
+func TestAFullServerMakesRoom(t *testing.T) {
+	answer := func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		_, _ = io.WriteString(w, "ok")
+	}
+	for name, open := range map[string]func(t *testing.T, addr string, l *connections){
+		"of clients that send nothing": func(t *testing.T, addr string, _ *connections) { connect(t, addr, "") },
+		"of clients that send half a header": func(t *testing.T, addr string, _ *connections) {
+			connect(t, addr, "GET /mcp HTTP/1.1\r\nHost:")
+		},
+		"of idle clients": func(t *testing.T, addr string, _ *connections) {
+			if got := answered(t, connect(t, addr, get)); got != http.StatusOK {
+				t.Errorf("status %d, want 200", got)
+			}
+		},
+	} {
+		t.Run("OPS-16 "+name, func(t *testing.T) {
+			addr, l := serveAtMost(t, 20, answer)
+			for range 60 {
+				open(t, addr, l)
+			}
+			if got := answered(t, connect(t, addr, get)); got != http.StatusOK {
+				t.Errorf("a new client gets the status %d, want 200", got)
+			}
+		})
+	}
+	t.Run("OPS-16 of clients that send a body slowly", func(t *testing.T) {
+		addr, l := serveAtMost(t, 20, answer)
+		for range 18 {
+			connect(t, addr, "POST /mcp HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nx")
+		}
+		eventually(t, func() bool { // all are known to send a body
+			n := 0
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			for k := range l.open {
+				if k.body {
+					k.since = k.since.Add(-2 * slowClient)
+					n++
+				}
+			}
+			return n == 18
+		})
+		if got := answered(t, connect(t, addr, get)); got != http.StatusOK {
+			t.Errorf("a new client gets the status %d, want 200", got)
+		}
+	})
+}
+
+// Given a request that goes on without its client, when the client leaves, then its connection takes no place any more.
+func TestOPS_16_AClientThatLeavesGivesItsPlaceBack(t *testing.T) {
+	begun, end := make(chan struct{}), make(chan struct{})
+	addr, l := serveAtMost(t, 20, func(_ http.ResponseWriter, r *http.Request) {
+		defer context.AfterFunc(r.Context(), func() { clientLeft(r) })()
+		close(begun)
+		<-end
+	})
+	defer close(end)
+	c := connect(t, addr, get)
+	<-begun
+	_ = c.Close()
+	eventually(t, func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.open) == 0
+	})
+}
+
+// TestAFloodOfSlowClients fills a server with requests that are too young to be slow.
+func TestAFloodOfSlowClients(t *testing.T) {
+	large := make([]byte, 32<<20) // more than the buffers of a connection hold
+	for name, c := range map[string]struct {
+		request string
+		waits   func(k *connection) bool
+	}{
+		"that send a body": {
+			"POST /mcp HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nx",
+			func(k *connection) bool { return k.body },
+		},
+		"that do not read the response": {
+			"GET /large HTTP/1.1\r\nHost: x\r\n\r\n",
+			func(k *connection) bool { return k.writing.Load() != 0 },
+		},
+	} {
+		t.Run("OPS-16 "+name, func(t *testing.T) {
+			addr, l := serveAtMost(t, 20, func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				if r.URL.Path == "/large" {
+					_, _ = w.Write(large)
+				}
+			})
+			for range 20 {
+				connect(t, addr, c.request)
+			}
+			eventually(t, func() bool {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				n := 0
+				for k := range l.open {
+					if c.waits(k) && k.waits(time.Now()) > 0 {
+						n++
+					}
+				}
+				return n == l.most-l.reserved && len(l.open) == n // those on the reserved places were answered
+			})
+			if got := answered(t, connect(t, addr, get)); got != http.StatusOK {
+				t.Errorf("a new client gets the status %d, want 200", got)
+			}
+		})
+	}
+}
+
+func TestAResponseThatIsNotRead(t *testing.T) {
+	deadline := make(chan time.Time, 1)
+	k := limitConnections(nil, 20).reserving().admit(noting{nil, deadline})
+	if _, err := k.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if left := time.Until(<-deadline); left <= 0 || left > readTime {
+		t.Errorf("OPS-16 the write may take %s, want at most %s", left, readTime)
+	}
+	want := time.Now().Add(time.Hour)
+	if err := k.SetWriteDeadline(want); err != nil || !(<-deadline).Equal(want) {
+		t.Errorf("the handler's deadline is not set: %v", err)
+	}
+	if _, err := k.Write([]byte("x")); err != nil || len(deadline) > 0 {
+		t.Errorf("the handler's deadline was changed: %v", err)
+	}
+}
+
+func TestAClientThatReadsAFewBytesAtATime(t *testing.T) {
+	for name, c := range map[string]struct {
+		pause time.Duration // between writes
+		read  time.Duration // that the client takes for each
+		want  bool          // its connection may be closed to make room
+	}{
+		"OPS-16 of a queue of responses is slow":           {0, 400 * time.Millisecond, true},
+		"OPS-16 of a stream that has little to say is not": {15 * time.Second, 400 * time.Millisecond, false},
+		"OPS-16 of a queue of responses, but fast, is not": {0, time.Millisecond, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client, server := net.Pipe()
+				k := limitConnections(nil, 20).admit(addressed{server, &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1)}})
+				reader := make(chan bool)
+				go func() {
+					defer close(reader)
+					for {
+						time.Sleep(c.read)
+						if _, err := client.Read(make([]byte, 200)); err != nil {
+							return
+						}
+					}
+				}()
+				longest := time.Duration(0)
+				for range 100 {
+					time.Sleep(c.pause)
+					written := make(chan error)
+					go func() {
+						_, err := k.Write(make([]byte, 200))
+						written <- err
+					}()
+					synctest.Wait() // it is blocked
+					k.all.mu.Lock()
+					longest = max(longest, k.waits(time.Now()))
+					k.all.mu.Unlock()
+					if err := <-written; err != nil {
+						t.Fatal(err)
+					}
+				}
+				if slow := longest > slowClient; slow != c.want {
+					t.Errorf("it waited for the client for %s, so it is slow: %t, want %t", longest, slow, c.want)
+				}
+				_ = server.Close()
+				<-reader
+			})
+		})
+	}
+}
+
+// noting is a connection that notes the deadlines of its writes.
+type noting struct {
+	net.Conn
+	deadlines chan time.Time
+}
+
+func (n noting) RemoteAddr() net.Addr               { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1)} }
+func (n noting) Write(p []byte) (int, error)        { return len(p), nil }
+func (n noting) SetWriteDeadline(t time.Time) error { n.deadlines <- t; return nil }
+
+// eventually polls a condition of a server that runs in real time.
+func eventually(t *testing.T, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it did not happen")
+		}
+	}
+}
+
+func TestAServerFullOfStreamsServesOperators(t *testing.T) {
+	started, end := make(chan bool), make(chan struct{})
+	addr, l := serveAtMost(t, 20, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/mcp" {
+			started <- true
+			<-end
+		}
+		_, _ = io.WriteString(w, "ok")
+	})
+	var streams []net.Conn
+	for range 18 {
+		streams = append(streams, connect(t, addr, get))
+		<-started
+	}
+	if got := answered(t, connect(t, addr, get)); got != http.StatusServiceUnavailable {
+		t.Errorf("OPS-16 one stream too many gets the status %d, want 503", got)
+	}
+	for range 2 { // which take the last places until they are closed
+		c := connect(t, addr, "POST /mcp HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nx")
+		if got := answered(t, c); got != http.StatusServiceUnavailable {
+			t.Errorf("OPS-16 a request without the rest of its body gets the status %d, want 503", got)
+		}
+	}
+	eventually(t, func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.open) == 18
+	})
+	for _, path := range []string{"/healthz", "/admin/subscriptions"} {
+		if got := answered(t, connect(t, addr, "GET "+path+" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")); got != http.StatusOK {
+			t.Errorf("OPS-16 %s gets the status %d, want 200", path, got)
+		}
+	}
+	close(end)
+	for i, c := range streams {
+		if got := answered(t, c); got != http.StatusOK {
+			t.Errorf("OPS-16 stream %d was cut off: status %d, want 200", i, got)
+		}
+	}
+}
+
+func TestRoomIsMadeByTheClientWithTheMostConnections(t *testing.T) {
+	l := limitConnections(nil, 20).reserving()
+	from := func(ip string) *connection {
+		client, server := net.Pipe()
+		t.Cleanup(func() { _ = client.Close() })
+		return l.admit(addressed{server, &net.TCPAddr{IP: net.ParseIP(ip), Port: 1}})
+	}
+	quiet := []*connection{from("192.0.2.1"), from("2001:db8::1")}
+	for range 100 {
+		if from("192.0.2.2") == nil || from("2001:db8:1::1") == nil || from("2001:db8:1::2") == nil {
+			t.Fatal("a client was refused")
+		}
+	}
+	for _, k := range quiet {
+		if _, open := l.open[k]; !open {
+			t.Errorf("the only connection of %s was closed", k.client)
+		}
+	}
+}
+
+// Given strangers who refill all places with unfinished bodies within moments, when another client connects, then it is served.
+func TestOPS_16_AFloodOfNewBodiesLocksNobodyOut(t *testing.T) {
+	for name, stranger := range map[string]func(i int) net.IP{
+		"from one address":     func(int) net.IP { return net.IPv4(192, 0, 2, 2) },
+		"from many addresses":  func(i int) net.IP { return net.IPv4(192, 0, 2, byte(10+i)) },
+		"next to the client's": func(int) net.IP { return net.IPv4(192, 0, 2, 1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := limitConnections(nil, 20).reserving()
+				from := func(ip net.IP, body bool) *connection {
+					client, server := net.Pipe()
+					t.Cleanup(func() { _ = client.Close() })
+					k := l.admit(addressed{server, &net.TCPAddr{IP: ip, Port: 1}})
+					if k != nil {
+						l.changed(k, http.StateActive)
+						k.body = body
+					}
+					return k
+				}
+				served := from(net.IPv4(192, 0, 2, 1), false)
+				var fresh *connection // its client has not sent the request yet
+				for i := range 100 {
+					from(stranger(i), true)
+					time.Sleep(time.Millisecond)
+					if i == 95 {
+						fresh = from(net.IPv4(192, 0, 2, 1), false)
+						l.changed(fresh, http.StateNew)
+					}
+				}
+				if _, open := l.open[fresh]; !open {
+					t.Error("the connection of a new client was closed before its request arrived")
+				}
+				if k := from(net.IPv4(192, 0, 2, 1), false); k == nil || k.reserved {
+					t.Errorf("the new client was refused: %+v", k)
+				}
+				if _, open := l.open[served]; !open {
+					t.Error("a request that was being served was closed")
+				}
+			})
+		})
+	}
+}
+
+// addressed is a connection from an address.
+type addressed struct {
+	net.Conn
+	remote net.Addr
+}
+
+func (a addressed) RemoteAddr() net.Addr { return a.remote }
+
+// TestOtherListenersAreLimited opens more connections than the admin API and the address for debugging may have.
+func TestOtherListenersAreLimited(t *testing.T) {
+	s := serve(t, func(o *Options) { o.AdminAddr = "127.0.0.1:0" })
+	for name, c := range map[string]struct {
+		addr, path string
+		most       int
+	}{
+		"the admin API":             {strings.TrimPrefix(s.AdminURL, "http://"), "/admin/v1/overview", adminConnections()},
+		"the address for debugging": {debugging(t, s), "/debug/vars", debugConnections},
+	} {
+		t.Run("OPS-16 "+name, func(t *testing.T) {
+			const more = 10
+			var all []net.Conn
+			for range c.most + more {
+				all = append(all, connect(t, c.addr, ""))
+			}
+			if got := answered(t, connect(t, c.addr, "GET "+c.path+" HTTP/1.1\r\nHost: localhost\r\n\r\n")); got != http.StatusOK {
+				t.Errorf("status %d, want 200", got)
+			}
+			closed := 0
+			for _, k := range all[:more] { // the oldest ones were closed before the answer
+				_ = k.SetReadDeadline(time.Now().Add(2 * time.Second))
+				if _, err := k.Read(make([]byte, 1)); err == io.EOF {
+					closed++
+				}
+			}
+			if closed != more {
+				t.Errorf("of %d connections %d were closed, want %d", c.most+more, closed, more)
+			}
+		})
+	}
+}
+
+// debugging serves a server's address for debugging.
+func debugging(t *testing.T, s *Server) (addr string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr = l.Addr().String()
+	_ = l.Close()
+	if err := ServeDebug(t.Context(), addr, func() *Server { return s }); err != nil {
+		t.Fatal(err)
+	}
+	return addr
+}
+
+func TestPagesOfOtherSitesCannotDebug(t *testing.T) {
+	addr := debugging(t, serve(t, nil))
+	for header, want := range map[string]int{
+		"Host: localhost":       http.StatusOK,
+		"Host: rebound.example": http.StatusForbidden,
+		"Host: localhost\r\nOrigin: https://other.example": http.StatusForbidden,
+		"Host: localhost\r\nSec-Fetch-Site: cross-site":    http.StatusForbidden,
+	} {
+		if got := answered(t, connect(t, addr, "GET /debug/vars HTTP/1.1\r\n"+header+"\r\n\r\n")); got != want {
+			t.Errorf("AUT-06 with %q the status is %d, want %d", header, got, want)
+		}
+	}
+}

@@ -1,0 +1,98 @@
+//go:build unix
+
+package standalone
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestConnectionsBelowTheLimit opens more connections to a server than it may have
+// descriptors: it goes on answering those it accepted, and keeps descriptors for its
+// database and its webhooks.
+func TestConnectionsBelowTheLimit(t *testing.T) {
+	const child, files = "MCPEVENTS_TEST_SERVE", 128
+	if os.Getenv(child) != "" {
+		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: files, Max: files}); err != nil {
+			t.Fatal(err)
+		}
+		serveUntilAsked(t)
+		return
+	}
+	server := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
+	server.Env = append(os.Environ(), child+"=1")
+	server.Stderr = os.Stderr
+	out, err := server.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask, err := server.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	lines.Scan()
+	addr := strings.TrimPrefix(lines.Text(), "http://")
+
+	var all []net.Conn
+	for range 2 * files {
+		c, err := net.DialTimeout("tcp", addr, 5*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, c)
+	}
+	last := all[len(all)-1] // older ones may have been closed to make room, because they send nothing
+	_ = last.SetDeadline(time.Now().Add(20 * time.Second))
+	if _, err := io.WriteString(last, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.ReadResponse(bufio.NewReader(last), nil)
+	if err != nil || answer.StatusCode != http.StatusOK {
+		t.Errorf("WHK-17 the newest connection is answered by %v, %v", answer, err)
+	}
+	if _, err := io.WriteString(ask, "count\n"); err != nil {
+		t.Fatal(err)
+	}
+	lines.Scan()
+	var free int
+	if _, err := fmt.Sscanf(lines.Text(), "free %d", &free); err != nil || free < files/4 {
+		t.Errorf("WHK-17 %q: of %d descriptors with %d connections", lines.Text(), files, 2*files)
+	}
+	for _, c := range all {
+		_ = c.Close()
+	}
+	if err := server.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+// serveUntilAsked serves and, at a line of its input, says how many files it can still open.
+func serveUntilAsked(t *testing.T) {
+	fmt.Println(serve(t, nil).URL)
+	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
+	var opened []*os.File
+	for {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			break
+		}
+		opened = append(opened, f)
+	}
+	for _, f := range opened {
+		_ = f.Close()
+	}
+	fmt.Printf("free %d\n", len(opened))
+}

@@ -1,0 +1,253 @@
+package standalone
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/platform/durable"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+)
+
+// secrets are the keys of an embedded server, in a file that only its owner reads.
+type secrets struct {
+	Private []byte `json:"private"` // Tink keyset that opens webhook secrets
+	Public  []byte `json:"public"`  // Tink keyset that seals them
+	Cursor  []byte `json:"cursor"`  // authenticates stream cursors
+	// Identity signs webhooks as this server's (v1a), beside the subscription's secret.
+	Identity string `json:"identity"`
+}
+
+func secretsPath(data string) string { return filepath.Join(data, keysName) }
+
+// loadSecrets reads the keys of the data directory, or makes them the first time. It refuses a database
+// whose secrets they do not open.
+func loadSecrets(ctx context.Context, data string, db store.DB) (secrets, error) {
+	if data == ":memory:" {
+		return newSecrets()
+	}
+	s, err := readSecrets(data)
+	missing := errors.Is(err, fs.ErrNotExist)
+	if missing {
+		s, err = newSecrets()
+	}
+	if err != nil {
+		return s, err
+	}
+	sealed, err := checkSealed(ctx, db, s, missing)
+	switch {
+	case fault.Is(err, fault.Conflict) && missing:
+		return s, fault.New(fault.Invalid, "%[1]s is missing but the database in %[2]s has secrets of webhooks that only its keys open: "+
+			"restore %[1]s from a backup, or remove the database to start anew", secretsPath(data), data)
+	case fault.Is(err, fault.Conflict):
+		return s, fault.New(fault.Invalid, "%[1]s has other keys than those that sealed the secrets of webhooks in the database in %[2]s: "+
+			"restore both from the same backup", secretsPath(data), data)
+	case err != nil:
+		return s, err
+	}
+	if missing {
+		if err := writeSecrets(data, s); err != nil {
+			return s, err
+		}
+	}
+	if sealed {
+		return s, nil
+	}
+	return s, markSealed(ctx, db, s)
+}
+
+// What is sealed under sealedKey opens with the keys that the secrets in the database are sealed with; only
+// the keys are in a file of their own.
+var (
+	sealedKey     = store.Key{Table: store.Settings, Partition: "keys", Sort: "-"}
+	sealedBinding = webhook.Binding{Subscription: "keys.json"}
+)
+
+// checkSealed reports whether the database has a mark that the keys open. If they do not, or are new
+// beside subscriptions of before, it is of kind fault.Conflict. Where there never were subscriptions
+// any keys will do.
+func checkSealed(ctx context.Context, db store.DB, s secrets, fresh bool) (sealed bool, err error) {
+	items, err := db.Get(ctx, sealedKey)
+	if err != nil {
+		return false, fault.Wrap(fault.Unavailable, err, "read what the keys open")
+	}
+	if items[0] == nil && !fresh { // a database of a version before
+		return false, nil
+	}
+	if items[0] != nil {
+		opener, err := webhook.NewOpener(s.Private)
+		if err != nil {
+			return false, err
+		}
+		if _, err := opener.Open(ctx, items[0].Value, sealedBinding); err == nil {
+			return true, nil
+		}
+	}
+	workspaces, err := (&subscription.Lists{DB: db}).Workspaces(ctx)
+	if err != nil || len(workspaces) == 0 {
+		return false, err
+	}
+	return false, fault.New(fault.Conflict, "the keys do not open what is sealed")
+}
+
+func markSealed(ctx context.Context, db store.DB, s secrets) error {
+	sealer, err := webhook.NewSealer(s.Public)
+	if err != nil {
+		return err
+	}
+	mark, err := sealer.Seal(ctx, []byte("mcpevents"), sealedBinding)
+	if err != nil {
+		return err
+	}
+	return fault.Wrap(fault.Unavailable, db.Write(ctx, store.Put(store.Item{Key: sealedKey, Value: mark})), "keep what the keys open")
+}
+
+func newSecrets() (secrets, error) {
+	private, public, err := webhook.GenerateKeyset()
+	if err != nil {
+		return secrets{}, err
+	}
+	s := secrets{Private: private, Public: public, Cursor: make([]byte, 32), Identity: webhook.GenerateIdentity()}
+	_, _ = rand.Read(s.Cursor) // never fails (Go 1.24)
+	return s, nil
+}
+
+// checkWritable tells of a data directory that cannot be written in its own words; SQLite's are
+// "unable to open database file".
+func checkWritable(data string) error {
+	probe, err := os.CreateTemp(data, "write-*")
+	if err != nil {
+		return fault.New(fault.Invalid, "the data directory %s cannot be written: %v", data, reason(err))
+	}
+	_ = probe.Close()
+	_ = os.Remove(probe.Name())
+	return nil
+}
+
+// reason is an error of a file without its name.
+func reason(err error) error {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		return e.Err
+	}
+	return err
+}
+
+// checkDatabase refuses a data directory that cannot be written, and a database that is gone or empty while its keys are there: the server would start without
+// the subscriptions and events that it holds, and nobody would know.
+func checkDatabase(data, path string) error {
+	if err := checkWritable(data); err != nil {
+		return err
+	}
+	keys := secretsPath(data)
+	if _, err := os.Stat(keys); err != nil {
+		return nil // a new directory, or reading the keys tells what is wrong
+	}
+	state := "is missing"
+	if info, err := os.Stat(path); err == nil && info.Size() > 0 {
+		return nil
+	} else if err == nil {
+		state = "is empty"
+	}
+	return fault.New(fault.Invalid, "%s %s but %s exists: restore the database from a backup, or remove both files to start anew",
+		path, state, keys)
+}
+
+func readSecrets(data string) (secrets, error) {
+	b, err := os.ReadFile(secretsPath(data))
+	if err != nil {
+		return secrets{}, fault.Wrap(fault.Invalid, err, "read the keys (is %s the data directory of a server?)", data)
+	}
+	var s secrets
+	if err := json.Unmarshal(b, &s); err != nil || len(s.Private) == 0 || len(s.Public) == 0 {
+		return s, fault.New(fault.Invalid, "%s is damaged; without it no stored secret can be opened", secretsPath(data))
+	}
+	return s, nil
+}
+
+// writeSecrets replaces the file whole or not at all: a half-written one would
+// lock every stored secret.
+func writeSecrets(data string, s secrets) error {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return fault.Wrap(fault.Internal, err, "encode the keys")
+	}
+	return fault.Wrap(fault.Unavailable, durable.WriteFile(secretsPath(data), b), "write the keys")
+}
+
+// identity is what signs v1a, nil unless it is switched on.
+func (s secrets) identity(on bool) (*webhook.Identity, error) {
+	if !on {
+		return nil, nil
+	}
+	key, err := webhook.ParseIdentity(s.Identity)
+	if err != nil {
+		return nil, err
+	}
+	return webhook.NewIdentity(key), nil
+}
+
+// RotateKeys adds a key to the sealing keyset of a data directory and makes it the one that seals;
+// the old ones still open what they sealed. A server that uses the directory must be restarted.
+// One process both seals and opens here, so the two steps that a fleet takes one after the
+// other are one.
+func RotateKeys(data string) error {
+	s, err := readSecrets(data)
+	if err != nil {
+		return err
+	}
+	added, err := webhook.AddKey(s.Private)
+	if err != nil {
+		return err
+	}
+	if s.Private, s.Public, err = webhook.PromoteKey(added); err != nil {
+		return err
+	}
+	return writeSecrets(data, s)
+}
+
+// DropKeys removes the keys of a data directory that no stored secret is sealed with, except the key that seals, and returns how
+// many. It refuses a directory that a server uses. A backup holds the keys of its time, so it can still be restored.
+func DropKeys(ctx context.Context, data string) (dropped int, err error) {
+	s, err := readSecrets(data)
+	if err != nil {
+		return 0, err
+	}
+	path := filepath.Join(data, databaseName)
+	if err := checkDatabase(data, path); err != nil {
+		return 0, err
+	}
+	db, err := sqlite.Open(path, sqlite.Options{})
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = db.Close() }()
+	if _, err := checkSealed(ctx, db, s, false); err != nil {
+		return 0, fault.Wrap(fault.Invalid, err, "check the keys of %s", data)
+	}
+	// Otherwise the mark would be the last item that is sealed with the first key. The key that seals now stays.
+	if err := markSealed(ctx, db, s); err != nil {
+		return 0, err
+	}
+	s.Private, s.Public, dropped, err = webhook.DropKeys(s.Private, func(prefix []byte) (bool, error) {
+		return db.Contains(ctx, sealedText(prefix))
+	})
+	if err != nil || dropped == 0 {
+		return 0, err
+	}
+	return dropped, writeSecrets(data, s)
+}
+
+// sealedText returns how a secret that begins with the prefix begins in a stored item, where it is base64 in JSON. It leaves
+// out the last bits of the prefix, because they share a character with the following byte.
+func sealedText(prefix []byte) []byte {
+	return []byte(base64.RawStdEncoding.EncodeToString(prefix)[:len(prefix)*8/6])
+}

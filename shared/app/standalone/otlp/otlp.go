@@ -1,0 +1,49 @@
+// Package otlp sends what a server measures, and its traces, to a collector. It is apart from package server, so that a
+// program that does not want that does not have the exporter.
+package otlp
+
+import (
+	"context"
+	"errors"
+
+	"go.opentelemetry.io/otel/exporters/otlp/otlpmetric/otlpmetrichttp"
+	sdk "go.opentelemetry.io/otel/sdk/metric"
+
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	traces "github.com/mcp-events/mcpevents/shared/platform/trace/otlp"
+)
+
+// exporter sends metrics to a collector every minute, and when it is shut down.
+func exporter(ctx context.Context, endpoint string) (*sdk.PeriodicReader, error) {
+	sender, err := otlpmetrichttp.New(ctx, otlpmetrichttp.WithEndpointURL(endpoint), otlpmetrichttp.WithURLPath(traces.PathMetrics))
+	if err != nil {
+		return nil, fault.Wrap(fault.Invalid, err, "--otlp-endpoint")
+	}
+	return sdk.NewPeriodicReader(sender), nil
+}
+
+// Export has a server's metrics and traces sent to the collector of its limits. End sends the last ones.
+func Export(ctx context.Context, s *standalone.Options) (end func(), err error) {
+	if err := s.Limits.Check(); err != nil {
+		return nil, err
+	}
+	metrics, err := exporter(ctx, s.Limits.OTLPEndpoint)
+	if err != nil {
+		return nil, err
+	}
+	spans, err := traces.Provider(traces.Options{
+		Endpoint: s.Limits.OTLPEndpoint, Ratio: s.Limits.TraceRatio, Version: app.Version, Log: s.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.Metrics, s.Traces = append(s.Metrics, metrics), spans
+	return func() {
+		ctx := context.WithoutCancel(ctx)
+		if err := errors.Join(metrics.Shutdown(ctx), spans.Shutdown(ctx)); err != nil {
+			s.Log.Warn("metrics not sent", "error", err)
+		}
+	}, nil
+}

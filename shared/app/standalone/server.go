@@ -1,0 +1,405 @@
+// Package standalone is the whole product in one process: the endpoint for MCP clients, the one for publishers, and all
+// work on deliveries, over one SQLite file. The parts are those of the functions on AWS, which package app builds; here
+// goroutines run them. One process may use a data directory at a time.
+//
+// The command serve starts a server from here. The public package server wraps it for other programs.
+package standalone
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"reflect"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	sdk "go.opentelemetry.io/otel/sdk/metric"
+	oteltrace "go.opentelemetry.io/otel/trace"
+
+	"github.com/mcp-events/mcpevents/shared/app"
+	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/app/webhooks"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/conversation"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/delivery"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/publish"
+	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/events/stream/lease"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/switches"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/inprocess"
+	"github.com/mcp-events/mcpevents/shared/gateway/relay"
+	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/operate/admin"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
+	"github.com/mcp-events/mcpevents/shared/platform/trace"
+	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+)
+
+// Options are what a server is started with.
+type Options struct {
+	// Addr is the address to listen on. It is loopback with [auth.ModeNone]. Empty listens
+	// nowhere: the program serves [Server.Handler] itself, and answers for who can reach it.
+	Addr string
+	// Data is the directory of the database and the keys, which is made if it is not there.
+	// ":memory:" keeps nothing.
+	Data string
+	// Catalog declares the event types, in YAML; CatalogName names the file in error messages, catalog.yaml if it is empty.
+	Catalog     []byte
+	CatalogName string
+	// Workspaces have these catalogs; all others have the one above.
+	Workspaces map[string]*catalog.Catalog
+	// Config holds keys and backends; nil is none.
+	Config *config.Config
+	// Upstream is the program's own MCP server, Streamable HTTP of any revision: a backend in this process. Clients see its
+	// tools, prompts and resources beside the events, and callers of the default workspace alone. It is
+	// called at /mcp. Who calls is checked before; its own checks see no credentials.
+	Upstream http.Handler
+	// Auth is how callers are authenticated; empty is [auth.ModeNone].
+	Auth auth.Mode
+	// AllowBreaking lets changed catalogs end live subscriptions; without it they are refused.
+	AllowBreaking bool
+	// SettingsError is set by a program that could not read the catalogs or the configuration. They count as refused.
+	SettingsError error
+	// LastSettings lets the server start if the catalogs or the configuration are refused but the data directory has those
+	// that it used last. It uses these, logs why, and says so in GET /readyz and the metric of refused settings, until
+	// [Server.Reload] succeeds. Without LastSettings, New fails.
+	LastSettings bool
+	// Limits are all other settings, as the flags of serve. The zero value is [DefaultLimits]; to change one, begin with
+	// those.
+	Limits config.Limits
+	// AdminAddr is the address on which to serve the admin API and the console alone; it is loopback with
+	// [auth.ModeNone]. Empty serves it with the rest.
+	AdminAddr string
+	// Metrics get what GET /metrics serves, such as a reader of OpenTelemetry's that exports. Who
+	// gives them shuts them down.
+	Metrics []sdk.Reader
+	// Traces get spans of what is done with events and backends, such as a provider of OpenTelemetry's SDK; nil makes
+	// none. Who gives it shuts it down.
+	Traces oteltrace.TracerProvider
+	// Log is [slog.Default] if it is nil.
+	Log *slog.Logger
+}
+
+// DefaultLimits are the values that the flags of serve have by default.
+func DefaultLimits() config.Limits { return config.DefaultLimits() }
+
+// Event is an event to publish; see [publish.Input].
+type Event = publish.Input
+
+// Accepted says what became of an event: its id, and its URI in canonical form.
+type Accepted = publish.Accepted
+
+// Server runs from [New] to [Server.Shutdown]. Its methods may be called concurrently.
+type Server struct {
+	// URL is where it listens, without a path; empty if it does not.
+	URL string
+	// AdminURL is where the admin API is, without its path.
+	AdminURL string
+
+	core       app.Core
+	db         *sqlite.DB
+	queues     *queuesqlite.Queues
+	tails      *stream.Tails
+	publisher  *publish.Service
+	dispatcher *delivery.Dispatcher
+	endpoint   *mcp.Endpoint
+	handler    http.Handler
+	metrics    http.Handler
+	listening  *http.Server // nil if it does not
+	// connections are those of listening.
+	connections *connections
+	served      chan error
+	operators   *http.Server // nil unless the admin API has an address of its own
+
+	upstream     *inprocess.Transport // nil without one
+	backends     *gateway.Gateway
+	catalogs     *catalog.Stored
+	terminator   *delivery.Terminator
+	conversation *conversation.Service
+
+	refused atomic.Bool // the last catalogs and configuration were refused
+
+	closing context.Context // ends when it shuts down
+	close   context.CancelFunc
+	stop    context.CancelFunc
+	workers sync.WaitGroup
+	undo    []func() // closes what was opened, if a later step of the start fails
+
+	shutdown sync.Once
+	ended    error // what came of it
+}
+
+// New starts a server. It returns when requests are accepted, which does not end with ctx. What
+// is missing or out of range in the options or in the data directory is of kind fault.Invalid.
+func New(ctx context.Context, o Options) (_ *Server, err error) {
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	files, refused := o.files()
+	if refused != nil && !o.LastSettings {
+		return nil, refused
+	}
+	s := &Server{core: app.Core{Limits: o.Limits, Log: o.Log}, served: make(chan error, 2)}
+	if o.Upstream != nil {
+		s.upstream = &inprocess.Transport{Handler: o.Upstream, Log: o.Log}
+	}
+	s.closing, s.close = context.WithCancel(context.WithoutCancel(ctx))
+	if s.metrics, s.core.Metrics, err = newMetrics(o.Metrics); err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
+	}
+	if o.Traces != nil {
+		s.core.Tracer = trace.New(o.Traces)
+	}
+	mount, err := s.authenticate(o)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			for _, undo := range slices.Backward(s.undo) {
+				undo()
+			}
+		}
+	}()
+	keys, err := s.open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	cursors, err := eventlog.NewSealer(keys.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	s.tails = stream.New(s.core.EventLog, s.db, cursors)
+	s.tails.Shares = s.catalogs.Shares
+	s.undo = append(s.undo, s.tails.Close)
+	listener, err := s.listen(o.Addr, o.AdminAddr)
+	if err != nil {
+		return nil, err
+	}
+	operators, err := s.listenAdmin(o)
+	if err != nil {
+		return nil, err
+	}
+	roles, err := s.build(ctx, keys, cursors, listener)
+	if err != nil {
+		return nil, err
+	}
+	if refused == nil {
+		_, refused = s.apply(ctx, files)
+	}
+	if err := s.startWith(ctx, o, refused); err != nil {
+		return nil, err
+	}
+	if mount != nil {
+		mount(roles.mux)
+	}
+	if err := s.measure(); err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
+	}
+	proxies, _ := auth.ParseProxies(o.Limits.TrustedProxies) // the limits are checked
+	secret := auth.SecretPath{Auth: s.core.Auth, Proxies: proxies}
+	s.handler = boundBodies(secret.Handler(s.serveAdmin(roles, o.Auth, operators)), bodyTime)
+	s.run(ctx, roles)
+	if listener != nil {
+		s.listening = s.httpServer(s.handler)
+		s.connections.serveBy(s.listening)
+		go func() { s.served <- s.listening.Serve(listener) }()
+	}
+	return s, nil
+}
+
+// complete fills in defaults, and refuses what is missing or out of range.
+func (o *Options) complete() error {
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	if o.Auth == "" {
+		o.Auth = auth.ModeNone
+	}
+	if reflect.ValueOf(o.Limits).IsZero() {
+		o.Limits = DefaultLimits()
+	}
+	switch {
+	case o.Data == "":
+		return fault.New(fault.Invalid, "Data is missing: a directory, or :memory: to keep nothing")
+	case o.Auth != auth.ModeNone && o.Auth != auth.ModeKeys && o.Auth != auth.ModeJWT:
+		return fault.New(fault.Invalid, "Auth is %.100q (allowed: none, keys, jwt)", string(o.Auth))
+	}
+	if o.Auth == auth.ModeKeys && o.Config == nil && o.SettingsError == nil {
+		return fault.New(fault.Invalid, "--auth keys needs a --config file with keys")
+	}
+	o.Limits.DeliveryLog = cmp.Or(o.Limits.DeliveryLog, "all")
+	if err := o.Limits.Check(); err != nil {
+		return err
+	}
+	o.CatalogName = cmp.Or(o.CatalogName, "catalog.yaml")
+	if f, ok := o.Upstream.(http.HandlerFunc); ok && f == nil {
+		return fault.New(fault.Invalid, "Upstream is an http.HandlerFunc that is nil: leave it out, or give a handler")
+	}
+	if o.Addr == "" {
+		return nil
+	}
+	return auth.CheckListen(o.Addr, o.Auth)
+}
+
+// httpServer is one for the endpoint, or for operators. It bounds all but bodies and answers.
+func (s *Server) httpServer(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
+		ErrorLog: slog.NewLogLogger(s.core.Log.Handler(), slog.LevelWarn),
+	}
+}
+
+// roles are what runs.
+type roles struct {
+	mux    *http.ServeMux
+	fanout *delivery.Fanout
+	inbox  *publish.Inbox
+	retry  *delivery.Retry
+	expiry *subscription.Sweeper
+	relay  *relay.Relay
+	admin  admin.Options
+
+	operations *delivery.Operations
+	replays    *delivery.Replays
+	switches   *switches.Set
+}
+
+// build makes all roles.
+func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Sealer, listener net.Listener) (roles, error) {
+	guard := webhooks.Guard(&s.core)
+	if listener != nil {
+		guard.BlockedHosts = append(guard.BlockedHosts, listener.Addr().String())
+	}
+	identity, err := keys.identity(s.core.Limits.ServerIdentity)
+	if err != nil {
+		return roles{}, err
+	}
+	sender := webhook.NewSender(webhook.Options{Guard: guard, Identity: identity, ConnsPerHost: 2 * attempts, UserAgent: app.UserAgent()})
+	s.undo = append(s.undo, sender.Close)
+	sealer, err := webhook.NewSealer(keys.Public)
+	if err != nil {
+		return roles{}, err
+	}
+	opener, err := webhook.NewOpener(keys.Private)
+	if err != nil {
+		return roles{}, err
+	}
+
+	gate := &delivery.Gate{}
+	subs := s.core.Subscriptions()
+	subs.Records.Ended, subs.Records.Started = gate.Ended, gate.Started
+	s.terminator = webhooks.Terminator(&s.core, subs)
+	set := webhooks.Switches(&s.core, true)
+	options := webhooks.Deliveries(s.core.Limits)
+	options.Concurrency, options.Patience, options.Detached, options.Bytes = attempts, attemptPatience, 4*attempts, attemptBytes
+	options.LogDeliveries = true
+	s.dispatcher = webhooks.Dispatch(&s.core, subs, s.terminator, sender, opener,
+		func(context.Context) (*eventlog.Sealer, error) { return cursors, nil }, gate, set, options)
+	retry, expiry := webhooks.Retry(&s.core), webhooks.Expiry(&s.core, subs)
+	retry.SaveEvery, expiry.SaveEvery = savePositions, savePositions
+	publisher, publishing, inbox := s.core.Publish()
+	s.publisher = publisher
+
+	if s.backends, err = s.core.Gateway(gateway.Options{Key: keys.Cursor, HTTP: s.reachBackends()}); err != nil {
+		return roles{}, err
+	}
+	s.conversation, err = s.core.Conversation(conversation.Options{
+		Key: keys.Cursor, Backends: s.backends, Prepares: true, Publisher: publish.OnBehalf{Service: publisher},
+	})
+	if err != nil {
+		return roles{}, err
+	}
+	s.undo = append(s.undo, func() { _ = s.conversation.Close(context.WithoutCancel(ctx)) })
+	endpoint := s.core.Stream(s.tails, lease.NewLocal(s.core.Streams, app.RefusesStreams(s.core.Limits)), s.backends, s.conversation)
+	endpoint.Left = clientLeft
+	endpoint.Registrar, endpoint.Deregistrar = webhooks.Register(&s.core, subs, sender, sealer, cursors), subs
+	if s.endpoint, err = mcp.New(endpoint); err != nil {
+		return roles{}, err
+	}
+	operations := webhooks.Operations(&s.core)
+	replays := webhooks.Replays(&s.core, subs, operations)
+	replays.Ahead = replayEvery
+	return roles{
+		admin: webhooks.Admin(&s.core, subs, operations, replays, set), operations: operations, replays: replays, switches: set,
+		mux: s.routes(publishing, s.core.Sources(publisher, secret.FromEnvironment), identity), fanout: webhooks.Fanout(&s.core), inbox: inbox, retry: retry, expiry: expiry, relay: s.core.Relay(s.backends),
+	}, nil
+}
+
+// Handler serves /admin, /console, /mcp, /events, /sources, /consent, /healthz and what is below /.well-known.
+func (s *Server) Handler() http.Handler { return s.handler }
+
+// Publish publishes events in a workspace, as POST /events does for a caller who may; the
+// workspace of a server without authentication is "default". It returns when they are on disk;
+// for the kinds of its errors see [publish.Service.Accept].
+func (s *Server) Publish(ctx context.Context, workspace string, events ...Event) ([]Accepted, error) {
+	return s.publisher.Accept(ctx, auth.Principal{Workspace: workspace, ID: "server", Scopes: []string{auth.ScopePublish}}, events)
+}
+
+// Served receives the error that ended the listener, if one does before [Server.Shutdown].
+func (s *Server) Served() <-chan error { return s.served }
+
+// Shutdown drains: streams get their end, running deliveries finish, and nothing
+// accepted is lost. When ctx ends first, running deliveries are cut off, which come again after the next start, and
+// Shutdown returns the error of ctx some seconds later at the latest. A store that cannot be closed is another error.
+// Called again, it waits for the first call and returns what that did.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.shutdown.Do(func() { s.ended = s.drain(ctx) })
+	return s.ended
+}
+
+func (s *Server) drain(ctx context.Context) error {
+	s.close()
+	err := s.endpoint.Close(ctx)
+	if s.listening != nil {
+		stopped := s.listening.Shutdown(ctx)
+		if err = errors.Join(err, stopped); err != nil {
+			_ = s.listening.Close()
+		}
+	}
+	if s.operators != nil {
+		err = errors.Join(err, s.operators.Shutdown(ctx))
+	}
+	s.stop()
+	done := make(chan struct{})
+	go func() {
+		s.workers.Wait()
+		s.dispatcher.Wait(ctx)
+		if s.upstream != nil {
+			_ = s.upstream.Wait(ctx) // that ctx ended is reported below
+		}
+		_ = s.conversation.Close(ctx) // that ctx ended is reported below
+		s.tails.Close()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		err = errors.Join(err, ctx.Err())
+	}
+	// The queues end the contexts of what still runs and wait for it before the file is closed. Who is later still
+	// gets an error from the closed file.
+	closing := s.queues.Close()
+	select {
+	case <-done:
+	case <-time.After(time.Second):
+	}
+	closing = errors.Join(closing, s.db.Close())
+	if closing != nil && err != nil {
+		return fmt.Errorf("%w; before that: %v", closing, err)
+	}
+	return cmp.Or(closing, err)
+}

@@ -1,0 +1,154 @@
+package standalone
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+)
+
+// patience bounds every wait.
+const patience = 30 * time.Second
+
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+// serve starts an embedded server with the sample catalog, and ends it with the test.
+func serve(t *testing.T, change func(*Options)) *Server {
+	t.Helper()
+	src, err := os.ReadFile("../../../catalog.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := Options{
+		Addr: "127.0.0.1:0", Data: t.TempDir(), Catalog: src, CatalogName: "catalog.yaml", Auth: auth.ModeNone,
+		Limits: config.DefaultLimits(), Log: quiet(),
+	}
+	s.Limits.AllowInsecureTargets = true
+	if change != nil {
+		change(&s)
+	}
+	e, err := New(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { end(t, e) })
+	return e
+}
+
+// end shuts a server down, which may be over.
+func end(t *testing.T, e *Server) {
+	t.Helper()
+	http.DefaultClient.CloseIdleConnections() // for one that was never used a server waits 5 s
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := e.Shutdown(ctx); err != nil {
+		t.Errorf("end the server: %v", err)
+	}
+}
+
+// refuses fails unless a server with these options does not start, because of what it says.
+func refuses(t *testing.T, o Options, says string) {
+	t.Helper()
+	s, err := New(t.Context(), o)
+	if err == nil {
+		end(t, s)
+		t.Fatalf("it started, without saying %q", says)
+	}
+	if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), says) {
+		t.Errorf("got %v of kind %v, want %s", err, fault.KindOf(err), says)
+	}
+}
+
+// starts starts a server with these options once, and ends it.
+func starts(t *testing.T, o Options) {
+	t.Helper()
+	s, err := New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end(t, s)
+}
+
+// hash is what a configuration has of a key.
+func hash(key string) string {
+	h := sha256.Sum256([]byte(key))
+	return hex.EncodeToString(h[:])
+}
+
+// request sends a request of who has that key, or of no one; rpc is its method at /mcp.
+func request(t *testing.T, s *Server, who, method, path, rpc, body string) *http.Response {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header = http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
+	if who != "" {
+		req.Header.Set("Authorization", "Bearer "+who)
+	}
+	if rpc != "" {
+		req.Header.Set(spec.HeaderVersion, string(spec.V20260728))
+		req.Header.Set(spec.HeaderMethod, rpc)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp
+}
+
+// read reads a response to its end.
+func read(t *testing.T, resp *http.Response) (status int, text string) {
+	t.Helper()
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, strings.TrimSpace(string(b))
+}
+
+// ask sends a request and reads the response.
+func ask(t *testing.T, s *Server, who, method, path, body string) (status int, text string) {
+	t.Helper()
+	return read(t, request(t, s, who, method, path, "", body))
+}
+
+// call calls a method of /mcp.
+func call(t *testing.T, s *Server, who, method string, params map[string]any) *http.Response {
+	t.Helper()
+	params["_meta"] = map[string]any{
+		spec.MetaVersion: spec.V20260728, spec.MetaClient: map[string]string{"name": "test", "version": "1"}, spec.MetaCapabilities: map[string]any{},
+	}
+	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return request(t, s, who, "POST", "/mcp", method, string(body))
+}
+
+// subscribed registers an endpoint for events.
+func subscribed(t *testing.T, s *Server, endpoint, uri string) {
+	t.Helper()
+	status, text := read(t, call(t, s, "", spec.MethodRegister, map[string]any{"uris": []string{uri}, "targetUri": endpoint}))
+	if status != http.StatusOK || strings.Contains(text, `"error"`) {
+		t.Fatalf("%d %s", status, text)
+	}
+}
+
+const (
+	buildFinished = "event://ci/build-finished"
+	pullRequest   = "event://github/acme/website/pull_request"
+)

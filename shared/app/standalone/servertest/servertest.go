@@ -1,0 +1,99 @@
+// Package servertest starts embedded servers for tests of what operators use.
+package servertest
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
+	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+// Patience bounds how long a test waits.
+const Patience = 20 * time.Second
+
+// Caller is what the key of a caller, which is its name, is good for.
+type Caller struct {
+	Workspace string
+	Scopes    string // separated by commas
+}
+
+// Options are those of a server with the sample catalog, which takes any target, and lets anybody in where callers is nil.
+func Options(t *testing.T, callers map[string]Caller) standalone.Options {
+	t.Helper()
+	catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := standalone.Options{
+		Addr: "127.0.0.1:0", Data: t.TempDir(), Catalog: catalog, CatalogName: "catalog.yaml", Auth: auth.ModeNone,
+		Limits: standalone.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
+	}
+	o.Limits.AllowInsecureTargets = true
+	if callers != nil {
+		o.Auth, o.Config = auth.ModeKeys, Config(t, callers, "")
+	}
+	return o
+}
+
+// Config is a configuration with the keys of callers, and more sections.
+func Config(t *testing.T, callers map[string]Caller, more string) *config.Config {
+	t.Helper()
+	text := "keys:\n"
+	for name, c := range callers {
+		text += fmt.Sprintf("  - {principal: %s, workspace: %s, scopes: [%s], sha256: %x}\n", name, c.Workspace, c.Scopes, sha256.Sum256([]byte(name)))
+	}
+	c, err := config.ParseFile("config.yaml", []byte(text+more))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// Start starts a server, which is shut down at the end of the test.
+func Start(t *testing.T, o standalone.Options) *standalone.Server {
+	t.Helper()
+	s, err := standalone.New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { End(t, s) })
+	return s
+}
+
+// End shuts a server down before the end of the test.
+func End(t *testing.T, s *standalone.Server) {
+	t.Helper()
+	http.DefaultClient.CloseIdleConnections() // for one that was never used a server waits 5 s
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	if err := s.Shutdown(ctx); err != nil {
+		t.Errorf("end the server: %v", err)
+	}
+}
+
+// Subscribe registers a webhook of a caller of the server at url, and returns the id of the subscription.
+func Subscribe(t *testing.T, url, who, target string, uris ...string) string {
+	t.Helper()
+	c, err := client.New(client.Server{URL: url, Key: who, Agent: "test/1"}, spec.V20260728)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct{ Subscription struct{ URI string } }
+	if err := c.Call(t.Context(), "resources/subscriptions/register", map[string]any{"uris": uris, "targetUri": target}, &got); err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimPrefix(got.Subscription.URI, "subscription://")
+}

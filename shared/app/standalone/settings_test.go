@@ -1,0 +1,374 @@
+package standalone
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+)
+
+func types(t *testing.T, names ...string) []byte {
+	t.Helper()
+	src := "events:\n"
+	for _, name := range names {
+		src += "  - {name: " + name + ", uri: 'event://" + name + "'}\n"
+	}
+	return []byte(src)
+}
+
+func ownTypes(t *testing.T, names ...string) *catalog.Catalog {
+	t.Helper()
+	c, err := catalog.Parse(types(t, names...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func configured(t *testing.T, src string) *config.Config {
+	t.Helper()
+	c, err := config.Parse([]byte(src))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// in lists the event types of a workspace.
+func in(t *testing.T, s *Server, workspace string) (names []string) {
+	t.Helper()
+	c, err := s.core.Catalogs.Catalog(t.Context(), workspace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range c.Entries() {
+		names = append(names, e.Name)
+	}
+	return names
+}
+
+// The files of a start are all that there are: neither catalogs nor backends of an earlier run stay.
+func TestFilesOfTheStartWin(t *testing.T) {
+	var o Options
+	end(t, serve(t, func(s *Options) {
+		s.Catalog, s.Workspaces = types(t, "shared"), map[string]*catalog.Catalog{"own": ownTypes(t, "own"), "kept": ownTypes(t, "kept")}
+		s.Config = configured(t, "backends:\n  - {name: b, url: 'http://127.0.0.1:1/mcp'}\n")
+		o = *s
+	}))
+	delete(o.Workspaces, "own")
+	o.Config = nil
+	for range 2 {
+		s, err := New(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for workspace, want := range map[string]string{"own": "shared", "kept": "kept", "any": "shared"} {
+			if got := in(t, s, workspace); !slices.Equal(got, []string{want}) {
+				t.Errorf("workspace %s has %q, want %s", workspace, got, want)
+			}
+		}
+		if c, err := s.core.Config.Config(t.Context()); err != nil || len(c.Backends) != 0 || s.backends.Any(t.Context()) {
+			t.Errorf("backends of the run before: %+v, %v", c, err)
+		}
+		end(t, s)
+	}
+	o.Workspaces["own"] = ownTypes(t, "again")
+	s, err := New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end(t, s)
+	if got := in(t, s, "own"); !slices.Equal(got, []string{"again"}) {
+		t.Errorf("a catalog that is given again: %q", got)
+	}
+}
+
+// What a reload applies is in use when it returns.
+func TestAReloadIsInUseAtOnce(t *testing.T) {
+	key := func(secret string) *config.Config {
+		return configured(t, "keys:\n  - {principal: a, scopes: [events:read], sha256: "+hash(secret)+"}\n")
+	}
+	var o Options
+	s := serve(t, func(with *Options) {
+		with.Auth, with.Catalog, with.Config = auth.ModeKeys, types(t, "before"), key("key")
+		o = *with
+	})
+	caller := func(secret string) error {
+		_, err := s.core.Auth.Authenticate(t.Context(), http.Header{"Authorization": {"Bearer " + secret}})
+		return err
+	}
+	if err := caller("key"); err != nil {
+		t.Fatal(err)
+	}
+	o.Catalog, o.Config = types(t, "after"), key("two")
+	if err := s.Reload(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	if got := in(t, s, "default"); !slices.Equal(got, []string{"after"}) {
+		t.Errorf("EVS-14: the event types are %q", got)
+	}
+	if err := caller("two"); err != nil || !fault.Is(caller("key"), fault.Unauthenticated) {
+		t.Errorf("AUT-02: the new key: %v; the old one: %v", err, caller("key"))
+	}
+	o.Config = nil
+	if err := s.Reload(t.Context(), o); !fault.Is(err, fault.Invalid) || caller("two") != nil {
+		t.Errorf("without keys nobody could call: %v", err)
+	}
+}
+
+// EVS-14: who has the catalog that workspaces share is notified once of its change, also of one while the server was down;
+// who has another is not.
+func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
+	var o Options
+	s := serve(t, func(with *Options) {
+		with.Catalog, with.Workspaces = types(t, "before"), map[string]*catalog.Catalog{"own": ownTypes(t, "own")}
+		o = *with
+	})
+	open := func(workspace, cursor string) *stream.Feed {
+		t.Helper()
+		f, err := s.tails.Open(t.Context(), stream.Request{Workspace: workspace, Topics: []string{stream.TopicCatalog}, Cursor: cursor})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(f.Close)
+		return f
+	}
+	// notified counts the changes before one that the test makes itself.
+	marks := 0
+	notified := func(f *stream.Feed, workspace string) (n int, cursor string) {
+		t.Helper()
+		marks++
+		mark := string(rune('a' + marks))
+		if err := stream.AnnounceBackends(t.Context(), &eventlog.Log{DB: s.db}, workspace, mark); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		for {
+			d, ok, err := f.Poll(ctx)
+			if err == nil && !ok {
+				select {
+				case <-f.Ready():
+					continue
+				case <-ctx.Done():
+					err = ctx.Err()
+				}
+			}
+			if err != nil {
+				t.Fatalf("workspace %s: %v", workspace, err)
+			}
+			if stream.OfBackends(d.Notice) {
+				return n, d.Cursor
+			}
+			n++
+		}
+	}
+	first, second, own := open("first", ""), open("second", ""), open("own", "")
+	o.Catalog = types(t, "after")
+	for range 2 { // the second changes nothing
+		if err := s.Reload(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cursors := map[string]string{}
+	for workspace, c := range map[string]struct {
+		feed *stream.Feed
+		want int
+	}{"first": {first, 1}, "second": {second, 1}, "own": {own, 0}} {
+		n, cursor := notified(c.feed, workspace)
+		if n != c.want {
+			t.Errorf("workspace %s was notified %d times, want %d", workspace, n, c.want)
+		}
+		cursors[workspace] = cursor
+	}
+	end(t, s)
+	o.Catalog = types(t, "later")
+	var err error
+	if s, err = New(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	defer end(t, s)
+	for workspace, want := range map[string]int{"first": 1, "own": 0} {
+		if n, _ := notified(open(workspace, cursors[workspace]), workspace); n != want {
+			t.Errorf("SUB-08: workspace %s came back and was notified %d times, want %d", workspace, n, want)
+		}
+	}
+}
+
+// CNV-07: a server whose catalog does not say who may have the events of conversations does not start,
+// and one that runs does not take such a catalog; nor does either take a provider whose secret is missing.
+func TestConversationsNeedARule(t *testing.T) {
+	const (
+		chatter  = "events:\n  - {name: conversation.user_message, uri: event://conversation/user-message"
+		ruled    = chatter + ", access: {scopes: [conversation]}}\n"
+		events   = "conversation: {userMessages: true, events: {userMessage: true}"
+		provider = events + ", providers: [{name: notes, url: 'http://127.0.0.1:1/notes', headers: {Authorization: 'env:NOT_THERE'}}]"
+	)
+	var o Options
+	s := serve(t, func(with *Options) {
+		with.Catalog, with.Config = []byte(ruled), configured(t, events+"}\n")
+		with.Limits.AllowInsecureTargets = false
+		o = *with
+	})
+	// CNV-06: without authentication no one can consent for all.
+	if status, text := ask(t, s, "", "PUT", "/consent/events", ""); status != http.StatusForbidden || !strings.Contains(text, "--allow-insecure-targets") {
+		t.Errorf("got %d %s", status, text)
+	}
+	for _, c := range []struct{ catalog, config, says string }{
+		{chatter + "}\n", events, "needs an access rule"},
+		{ruled, provider, "provider notes: header Authorization: the environment variable NOT_THERE"},
+	} {
+		bad := o
+		bad.Catalog, bad.Config = []byte(c.catalog), configured(t, c.config+"}\n")
+		if err := s.Reload(t.Context(), bad); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("reloaded: %v, want %s", err, c.says)
+		}
+		bad.Data = ":memory:"
+		refuses(t, bad, c.says)
+	}
+}
+
+func TestSettingsThatAreRefused(t *testing.T) {
+	var o Options
+	s := serve(t, func(with *Options) { with.Catalog = types(t, "good"); o = *with })
+	good, bad := o, o
+	bad.Catalog = []byte("events: nonsense")
+	ready := func(t *testing.T, s *Server, want string) {
+		t.Helper()
+		if code, body := ask(t, s, "", "GET", "/readyz", ""); code != http.StatusOK || body != want {
+			t.Errorf("GET /readyz got %d %s, want 200 %s", code, body, want)
+		}
+	}
+	const usual, refused = `{"status":"ready"}`, `{"settings":"refused","status":"ready"}`
+	t.Run("OPS-16 a refused reload keeps the settings and shows in readyz and the metrics", func(t *testing.T) {
+		ready(t, s, usual)
+		if err := s.Reload(t.Context(), bad); !fault.Is(err, fault.Invalid) {
+			t.Errorf("got %v, want an error of kind invalid", err)
+		}
+		if got := in(t, s, "any"); !slices.Equal(got, []string{"good"}) {
+			t.Errorf("the event types are %q, want good", got)
+		}
+		ready(t, s, refused)
+		if _, text := ask(t, s, "", "GET", "/metrics", ""); !strings.Contains(text, "\nmcpevents_settings_refused 1") {
+			t.Error("the metric mcpevents_settings_refused is not 1")
+		}
+		if err := s.Reload(t.Context(), good); err != nil {
+			t.Fatal(err)
+		}
+		ready(t, s, usual)
+	})
+	end(t, s)
+	t.Run("OPS-16 a start with refused settings fails unless it may use the last ones", func(t *testing.T) {
+		if _, err := New(t.Context(), bad); !fault.Is(err, fault.Invalid) {
+			t.Errorf("got %v, want an error of kind invalid", err)
+		}
+	})
+	unread := good
+	unread.Catalog, unread.SettingsError = nil, fault.New(fault.Invalid, "there is no catalog")
+	for name, with := range map[string]Options{"invalid": bad, "unreadable": unread} {
+		t.Run("OPS-16 a start with settings that are "+name+" uses the last ones", func(t *testing.T) {
+			with.LastSettings = true
+			s, err := New(t.Context(), with)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer end(t, s)
+			if got := in(t, s, "any"); !slices.Equal(got, []string{"good"}) {
+				t.Errorf("the event types are %q, want good", got)
+			}
+			ready(t, s, refused)
+			if err := s.Reload(t.Context(), good); err != nil {
+				t.Error(err)
+			}
+			ready(t, s, usual)
+		})
+	}
+	t.Run("OPS-16 the first start with refused settings fails", func(t *testing.T) {
+		first := bad
+		first.Data, first.LastSettings = t.TempDir(), true
+		if _, err := New(t.Context(), first); !fault.Is(err, fault.Invalid) {
+			t.Errorf("got %v, want an error of kind invalid", err)
+		}
+	})
+}
+
+// TestAKeyThatIsRemoved removes the key of an operator in a configuration that is fine.
+func TestAKeyThatIsRemoved(t *testing.T) {
+	key := func(principal string) string {
+		return fmt.Sprintf("  - {principal: %s, scopes: [\"events:read\"], sha256: %s}\n", principal, hash(principal))
+	}
+	start := func(t *testing.T) (*Server, Options) {
+		var o Options
+		s := serve(t, func(with *Options) {
+			with.Auth, with.Catalog = auth.ModeKeys, types(t, "good")
+			with.Config = configured(t, "keys:\n"+key("leaked")+key("kept"))
+			o = *with
+		})
+		return s, o
+	}
+	valid := func(t *testing.T, s *Server, principal string, want bool) {
+		t.Helper()
+		code, _ := ask(t, s, principal, "GET", "/admin/v1/subscriptions", "")
+		if got := code != http.StatusUnauthorized; got != want {
+			t.Errorf("the key of %s gets the status %d", principal, code)
+		}
+	}
+	for name, refuse := range map[string]func(o *Options){
+		"invalid": func(o *Options) { o.Catalog = []byte("events: nonsense") },
+		"unreadable": func(o *Options) {
+			o.Catalog, o.SettingsError = nil, fault.New(fault.Invalid, "there is no catalog")
+		},
+	} {
+		t.Run("EVS-14 is refused although the catalog is "+name, func(t *testing.T) {
+			s, o := start(t)
+			refuse(&o)
+			o.Config = configured(t, "keys:\n"+key("kept"))
+			if err := s.Reload(t.Context(), o); !fault.Is(err, fault.Invalid) {
+				t.Errorf("got %v, want an error of kind invalid", err)
+			}
+			valid(t, s, "leaked", false)
+			valid(t, s, "kept", true)
+		})
+		t.Run("EVS-14 is refused after a start although the catalog is "+name, func(t *testing.T) {
+			s, o := start(t)
+			end(t, s)
+			refuse(&o)
+			o.Config, o.LastSettings = configured(t, "keys:\n"+key("kept")), true
+			s, err := New(t.Context(), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer end(t, s)
+			valid(t, s, "leaked", false)
+			valid(t, s, "kept", true)
+			if _, body := ask(t, s, "", "GET", "/readyz", ""); !strings.Contains(body, "refused") {
+				t.Errorf("readyz says %s, want refused settings", body)
+			}
+		})
+	}
+	t.Run("EVS-14 is refused although it was the last one", func(t *testing.T) {
+		s, o := start(t)
+		o.Config = configured(t, "keys: []\n")
+		if err := s.Reload(t.Context(), o); !fault.Is(err, fault.Invalid) {
+			t.Errorf("got %v, want an error of kind invalid", err)
+		}
+		valid(t, s, "leaked", false)
+	})
+	t.Run("EVS-14 stays valid while the file is empty", func(t *testing.T) {
+		s, o := start(t)
+		o.Config = configured(t, "")
+		if err := s.Reload(t.Context(), o); !fault.Is(err, fault.Invalid) {
+			t.Errorf("got %v, want an error of kind invalid", err)
+		}
+		valid(t, s, "kept", true)
+	})
+}

@@ -1,0 +1,247 @@
+package standalone
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+)
+
+// RCH-07: a program learns what is wrong with its options.
+func TestOptionsThatCannotBeAreRefused(t *testing.T) {
+	types := []byte("events: []")
+	for want, o := range map[string]Options{
+		"Data is missing":       {Catalog: types},
+		`Auth is "basic"`:       {Data: ":memory:", Catalog: types, Auth: "basic"},
+		"--log-retention is 0s": {Data: ":memory:", Catalog: types, Limits: config.Limits{Quota: 5, Streams: 5}},
+		"is empty":              {Data: ":memory:"},
+		"that is nil":           {Data: ":memory:", Catalog: types, Upstream: http.HandlerFunc(nil)},
+	} {
+		refuses(t, o, want)
+	}
+}
+
+func TestAnEmptyDatabaseBesideOldKeysIsRefused(t *testing.T) {
+	var settings Options
+	end(t, serve(t, func(s *Options) { settings = *s }))
+	path := filepath.Join(settings.Data, "mcpevents.db")
+	for _, step := range []struct {
+		name   string
+		damage func() error
+	}{
+		{"is empty", func() error { return os.WriteFile(path, nil, 0o600) }},
+		{"is missing", func() error { return os.Remove(path) }},
+		{"is damaged", func() error { return os.WriteFile(path, []byte(strings.Repeat("no database ", 1000)), 0o600) }},
+	} {
+		if err := step.damage(); err != nil {
+			t.Fatal(err)
+		}
+		refuses(t, settings, step.name)
+		refuses(t, settings, "start anew")
+	}
+	// On purpose, without the keys.
+	for _, name := range []string{path, secretsPath(settings.Data)} {
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	starts(t, settings)
+}
+
+func TestADataDirectoryThatCannotBeWrittenIsNamed(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o555); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := os.CreateTemp(dir, "x"); err == nil { // by root
+		_ = f.Close()
+		dir = "/proc/self"
+	}
+	s := Options{Addr: "127.0.0.1:0", Data: dir, Catalog: []byte("events:\n  - {name: a.b, uri: event://a/b}\n"), CatalogName: "catalog.yaml", Auth: auth.ModeNone, Limits: config.DefaultLimits(), Log: quiet()}
+	refuses(t, s, "the data directory "+dir+" cannot be written")
+}
+
+func openDescriptors(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}
+
+// A start that fails, early or late, leaves nothing behind.
+func TestAFailedStartLeavesNothingOpen(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	parsed := func(src string) *config.Config {
+		c, err := config.Parse([]byte(src))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	for name, change := range map[string]func(*Options){
+		"keys": func(s *Options) {
+			if err := os.WriteFile(filepath.Join(s.Data, "keys.json"), []byte("{"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(s.Data, "mcpevents.db"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"address": func(s *Options) { s.Addr = taken.Addr().String() },
+		"backend": func(s *Options) {
+			s.Config = parsed("backends:\n  - {name: b, url: \"http://127.0.0.1:1/mcp\", prefix: b_, headers: {Authorization: \"env:NOT_THERE\"}}\n")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var settings Options
+			end(t, serve(t, func(s *Options) { settings = *s })) // whatever is opened once is open now
+			change(&settings)
+			http.DefaultClient.CloseIdleConnections()
+			goroutines, files := runtime.NumGoroutine(), openDescriptors(t)
+			for range 10 {
+				if e, err := New(t.Context(), settings); err == nil {
+					end(t, e)
+					t.Fatal("it started")
+				}
+			}
+			for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+				g, f := runtime.NumGoroutine(), openDescriptors(t)
+				if g <= goroutines && f <= files {
+					return
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("%d goroutines and %d descriptors, before %d and %d", g, f, goroutines, files)
+				}
+			}
+		})
+	}
+}
+
+// sqlJob is a job that runs a statement.
+type sqlJob string
+
+func (s sqlJob) Apply(tx *engine.Tx) error { return tx.Exec(string(s)) }
+func (sqlJob) Done(error)                  {}
+
+// OPS-16: alive and ready are two questions, and a server whose writes fail is not alive.
+func TestAliveAndReady(t *testing.T) {
+	e := serve(t, nil)
+	if code, body := ask(t, e, "", "GET", "/readyz", ""); code != http.StatusOK || body != `{"status":"ready"}` {
+		t.Errorf("got %d %s", code, body)
+	}
+	get := func() (int, string) { return ask(t, e, "", "GET", "/healthz", "") }
+	if code, body := get(); code != http.StatusOK || body != `{"status":"ok"}` {
+		t.Fatalf("got %d %s", code, body)
+	}
+	do := func(sql string) error { return e.db.Engine().Do(t.Context(), sqlJob(sql)) }
+	if err := do("PRAGMA max_page_count=1"); err != nil { // the disk is full
+		t.Fatal(err)
+	}
+	// A small write of the server itself may succeed in between: into what is left of a page.
+	code, body := 0, ""
+	for try := 0; try < 20 && code != http.StatusServiceUnavailable; try++ {
+		if err := do("CREATE TABLE x AS SELECT zeroblob(100000)"); err == nil {
+			t.Fatal("the disk is not full")
+		}
+		code, body = get()
+	}
+	if code != http.StatusServiceUnavailable || body != `{"reason":"the last write to the database failed","status":"unavailable"}` {
+		t.Errorf("got %d %s", code, body)
+	}
+	if err := do("PRAGMA max_page_count=1000000; CREATE TABLE x AS SELECT zeroblob(100000)"); err != nil {
+		t.Fatal(err)
+	}
+	if code, body := get(); code != http.StatusOK {
+		t.Errorf("after a write that succeeded: %d %s", code, body)
+	}
+}
+
+// A shutdown whose time is over cuts off what runs: and the delivery comes again.
+func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
+	t.Parallel()
+	var settings Options
+	end(t, serve(t, func(s *Options) { settings = *s }))
+	arrived := make(chan struct{}, 10)
+	release := make(chan struct{})
+	receiver := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		arrived <- struct{}{}
+		select {
+		case <-release:
+		case <-r.Context().Done():
+		}
+	}))
+	defer receiver.Close()
+	e, err := New(t.Context(), settings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	subscribed(t, e, receiver.URL+"/hook", buildFinished)
+	if _, err := e.Publish(t.Context(), auth.DefaultWorkspace, Event{URI: buildFinished, Data: []byte(`{"build":1,"status":"passed"}`)}); err != nil {
+		t.Fatal(err)
+	}
+	<-arrived
+	http.DefaultClient.CloseIdleConnections()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	if err := e.Shutdown(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Close: %v", err)
+	}
+	if took := time.Since(start); took > 10*time.Second {
+		t.Errorf("Close took %v", took)
+	}
+	if err := e.Shutdown(t.Context()); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("called again, Shutdown returned %v", err)
+	}
+	settings.Log = quiet()
+	again, err := New(t.Context(), settings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end(t, again)
+	defer close(release)
+	select {
+	case <-arrived:
+	case <-time.After(patience):
+		t.Error("the delivery did not come again")
+	}
+}
+
+// A server at rest writes and syncs nothing. Once a minute it looks for due deliveries, which this test does not wait for.
+func TestAtRestNothingIsWritten(t *testing.T) {
+	t.Parallel()
+	e := serve(t, nil)
+	disk := func() [2]int64 {
+		s := e.db.Engine().Stats()
+		return [2]int64{s.Syncs, s.Written}
+	}
+	last, since := disk(), time.Now()
+	for start := time.Now(); time.Since(since) < 3*time.Second; time.Sleep(50 * time.Millisecond) {
+		if now := disk(); now != last {
+			last, since = now, time.Now()
+		}
+		if time.Since(start) > 20*time.Second {
+			t.Fatal("syncs and bytes written still change 20 s after the start")
+		}
+	}
+	if last[0] == 0 {
+		t.Error("not even the start was counted")
+	}
+}

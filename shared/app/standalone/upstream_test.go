@@ -1,0 +1,208 @@
+package standalone
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"testing"
+	"time"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+)
+
+// program is someone's MCP server.
+type program struct {
+	*sdk.Server
+	asked chan http.Header // of each HTTP request
+}
+
+func newProgram() *program {
+	p := &program{sdk.NewServer(&sdk.Implementation{Name: "orders", Version: "1"}, nil), make(chan http.Header, 1000)}
+	sdk.AddTool(p.Server, &sdk.Tool{Name: "ship", Description: "Ship an order."}, ship)
+	return p
+}
+
+type order struct {
+	Order string `json:"order"`
+}
+
+// ship reports progress, and ends with its caller.
+func ship(ctx context.Context, req *sdk.CallToolRequest, in order) (*sdk.CallToolResult, any, error) {
+	if token := req.Params.GetProgressToken(); token != nil {
+		_ = req.Session.NotifyProgress(ctx, &sdk.ProgressNotificationParams{ProgressToken: token, Progress: 1, Message: "packed"})
+	}
+	if in.Order == "never" {
+		<-ctx.Done()
+		return nil, nil, ctx.Err()
+	}
+	return &sdk.CallToolResult{Content: []sdk.Content{&sdk.TextContent{Text: "shipped " + in.Order}}}, nil, nil
+}
+
+func (p *program) handler() http.Handler {
+	streamable := sdk.NewStreamableHTTPHandler(func(*http.Request) *sdk.Server { return p.Server }, nil)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p.asked <- r.Header
+		streamable.ServeHTTP(w, r)
+	})
+}
+
+// mounted is a program with events at an address of its own, and a client.
+func mounted(t *testing.T, p *program, change func(*Options)) (*Server, *httptest.Server) {
+	t.Helper()
+	s := serve(t, func(o *Options) {
+		o.Addr, o.Upstream = "", p.handler()
+		if change != nil {
+			change(o)
+		}
+	})
+	mine := httptest.NewServer(s.Handler())
+	t.Cleanup(func() { end(t, s); mine.Close() })
+	return s, mine
+}
+
+func dial(t *testing.T, url string, o *sdk.ClientOptions) *sdk.ClientSession {
+	t.Helper()
+	session, err := sdk.NewClient(&sdk.Implementation{Name: "test", Version: "1"}, o).Connect(t.Context(), &sdk.StreamableClientTransport{Endpoint: url + "/mcp"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = session.Close() })
+	return session
+}
+
+func tools(t *testing.T, session *sdk.ClientSession) (names []string) {
+	t.Helper()
+	for tool, err := range session.Tools(t.Context(), nil) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, tool.Name)
+	}
+	return names
+}
+
+func TestAProgramsOwnServer(t *testing.T) {
+	p := newProgram()
+	s, mine := mounted(t, p, nil)
+	progress, changed := make(chan string, 10), make(chan bool, 10)
+	session := dial(t, mine.URL, &sdk.ClientOptions{
+		ProgressNotificationHandler: func(_ context.Context, r *sdk.ProgressNotificationClientRequest) { progress <- r.Params.Message },
+		ToolListChangedHandler:      func(context.Context, *sdk.ToolListChangedRequest) { changed <- true },
+	})
+
+	t.Run("RCH-07 its tools have their names, beside the event types", func(t *testing.T) {
+		if got := tools(t, session); !slices.Equal(got, []string{"ship"}) {
+			t.Errorf("the tools are %q", got)
+		}
+		types := 0
+		for _, err := range session.ResourceTemplates(t.Context(), nil) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			types++
+		}
+		if types == 0 {
+			t.Error("there are no event types")
+		}
+	})
+
+	t.Run("RCH-07 a call's progress and result come through", func(t *testing.T) {
+		params := &sdk.CallToolParams{Name: "ship", Arguments: order{"42"}}
+		params.SetProgressToken("token")
+		result, err := session.CallTool(t.Context(), params)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := result.Content[0].(*sdk.TextContent).Text; text != "shipped 42" {
+			t.Errorf("the result is %q", text)
+		}
+		if got := <-progress; got != "packed" {
+			t.Errorf("the progress is %q", got)
+		}
+	})
+
+	t.Run("RCH-07 a notification of it reaches clients", func(t *testing.T) {
+		sdk.AddTool(p.Server, &sdk.Tool{Name: "return"}, ship)
+		select {
+		case <-changed:
+		case <-t.Context().Done():
+			t.Fatal("the client was not notified")
+		}
+		if got := tools(t, session); !slices.Equal(got, []string{"return", "ship"}) {
+			t.Errorf("the tools are %q", got)
+		}
+	})
+
+	t.Run("RCH-07 a shutdown ends calls that do not end", func(t *testing.T) {
+		failed := make(chan error, 1)
+		go func() {
+			_, err := session.CallTool(t.Context(), &sdk.CallToolParams{Name: "ship", Arguments: order{"never"}, Meta: sdk.Meta{"progressToken": "x"}})
+			failed <- err
+		}()
+		<-progress // it runs
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		if err := s.Shutdown(ctx); err != nil {
+			t.Error(err)
+		}
+		if err := <-failed; err == nil {
+			t.Error("the call succeeded")
+		}
+	})
+}
+
+func TestAProgramsOwnServerIsForTheDefaultWorkspace(t *testing.T) {
+	p := newProgram()
+	_, mine := mounted(t, p, func(o *Options) {
+		o.Auth = auth.ModeKeys
+		o.Config = configured(t, "keys:\n  - {principal: a, scopes: [events:read], sha256: "+hash("key")+"}\n"+
+			"  - {principal: b, workspace: other, scopes: [events:read], sha256: "+hash("two")+"}\n")
+	})
+	as := func(key string) []string {
+		t.Helper()
+		session, err := sdk.NewClient(&sdk.Implementation{Name: "test", Version: "1"}, nil).Connect(t.Context(), &sdk.StreamableClientTransport{
+			Endpoint: mine.URL + "/mcp", HTTPClient: &http.Client{Transport: bearer(key)},
+		}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer session.Close()
+		return tools(t, session)
+	}
+	if got := as("key"); !slices.Equal(got, []string{"ship"}) {
+		t.Errorf("RCH-07: who is in the default workspace sees %q", got)
+	}
+	if got := as("two"); len(got) > 0 {
+		t.Errorf("who is in another workspace sees %q", got)
+	}
+	if len(p.asked) == 0 {
+		t.Error("the program was not asked")
+	}
+	for range len(p.asked) {
+		if h := <-p.asked; h.Get("Authorization") != "" {
+			t.Error("the program gets the key of a caller")
+		}
+	}
+}
+
+// bearer adds a key to each request.
+type bearer string
+
+func (b bearer) RoundTrip(req *http.Request) (*http.Response, error) {
+	req = req.Clone(req.Context())
+	req.Header.Set("Authorization", "Bearer "+string(b))
+	return http.DefaultTransport.RoundTrip(req)
+}
+
+func TestABackendMustNotHaveTheNameOfTheProgramsOwn(t *testing.T) {
+	o := Options{
+		Data: t.TempDir(), Catalog: types(t, "a"), Upstream: newProgram().handler(), Log: quiet(),
+		Config: configured(t, "backends:\n  - {name: upstream, url: 'http://127.0.0.1:1/mcp'}\n"),
+	}
+	refuses(t, o, "upstream")
+	o.Config = configured(t, "backends:\n  - {name: upstream, workspace: other, url: 'http://127.0.0.1:1/mcp'}\n")
+	starts(t, o)
+}
