@@ -15,7 +15,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/localstack/internal/access"
 	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
-	"github.com/mcp-events/mcpevents/shared/platform/awsx"
+	"github.com/mcp-events/mcpevents/test/awscount"
 )
 
 // runnerApp marks the runner's own requests: those of the event source mappings,
@@ -28,9 +28,9 @@ type gate struct {
 	stack *Stack
 
 	mu       sync.RWMutex
-	policies map[string]access.Policy // by logical id of the function
-	tables   map[string]tableName     // by name
-	counts   map[string]awsx.Counts   // by who asked
+	policies map[string]access.Policy   // by logical id of the function
+	tables   map[string]tableName       // by name
+	counts   map[string]awscount.Counts // by who asked
 	denied   []string
 	calls    map[Call]bool
 }
@@ -46,14 +46,14 @@ const maxDenied = 100
 // Requests returns what each function, and "runner" for the event source mappings
 // and the start, asked of AWS so far. It is empty with [Options.Direct]. Calls and
 // errors are not seen from here, and capacity units as far as the emulator reports them.
-func (s *Stack) Requests() map[string]awsx.Counts {
+func (s *Stack) Requests() map[string]awscount.Counts {
 	s.gate.mu.RLock()
 	defer s.gate.mu.RUnlock()
-	out := map[string]awsx.Counts{}
+	out := map[string]awscount.Counts{}
 	for app, counts := range s.gate.counts {
-		out[app] = awsx.Counts{}
+		out[app] = awscount.Counts{}
 		for service, operations := range counts {
-			out[app][service] = map[string]awsx.Count{}
+			out[app][service] = map[string]awscount.Count{}
 			for operation, n := range operations {
 				out[app][service][operation] = n
 			}
@@ -108,7 +108,7 @@ func (g *gate) proxy(service string, target *url.URL) http.Handler {
 		ModifyResponse: func(resp *http.Response) error {
 			r := resp.Request
 			_, operation, _ := strings.Cut(r.Header.Get("X-Amz-Target"), ".")
-			n := awsx.Count{Requests: 1, BytesOut: max(r.ContentLength, 0)}
+			n := awscount.Count{Requests: 1, BytesOut: max(r.ContentLength, 0)}
 			if service == "DynamoDB" {
 				body, err := io.ReadAll(resp.Body)
 				if err != nil {
@@ -243,14 +243,14 @@ func (g *gate) refuse(w http.ResponseWriter, app, text string) {
 // credentials is its logical id.
 func application(r *http.Request) string { return r.Header.Get("X-Amz-Security-Token") }
 
-func (g *gate) add(app, service, operation string, n awsx.Count) {
+func (g *gate) add(app, service, operation string, n awscount.Count) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.counts[app] == nil {
-		g.counts[app] = awsx.Counts{}
+		g.counts[app] = awscount.Counts{}
 	}
 	if g.counts[app][service] == nil {
-		g.counts[app][service] = map[string]awsx.Count{}
+		g.counts[app][service] = map[string]awscount.Count{}
 	}
 	sum := g.counts[app][service][operation]
 	sum.Requests += n.Requests

@@ -31,7 +31,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/mapping"
 	"github.com/mcp-events/mcpevents/localstack/internal/schedule"
 	"github.com/mcp-events/mcpevents/localstack/internal/template"
-	"github.com/mcp-events/mcpevents/shared/platform/awsx"
+	"github.com/mcp-events/mcpevents/test/awscount"
 )
 
 // Stack is a template that runs. Its methods may be called concurrently.
@@ -110,7 +110,7 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 		callbacks: callbacks{waiting: map[string]chan callback{}},
 	}
 	s.gate = &gate{
-		stack: s, policies: map[string]access.Policy{}, tables: map[string]tableName{}, counts: map[string]awsx.Counts{}, calls: map[Call]bool{},
+		stack: s, policies: map[string]access.Policy{}, tables: map[string]tableName{}, counts: map[string]awscount.Counts{}, calls: map[Call]bool{},
 	}
 	if err := s.start(ctx); err != nil {
 		s.Close()

@@ -6,7 +6,7 @@ import (
 	"math"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/platform/awsx"
+	"github.com/mcp-events/mcpevents/test/awscount"
 )
 
 // TestBill (AWS-15) holds the price model to bills that were made by hand.
@@ -23,7 +23,7 @@ func TestBill(t *testing.T) {
 		"AWS-15 publish: FIFO requests by 64 KiB, and its time": {
 			"PublishFunction", false,
 			snapshot{
-				requests: map[string]awsx.Counts{"PublishFunction": {"SQS": {"SendMessageBatch": {Requests: 10, Chunks: 12}}}},
+				requests: map[string]awscount.Counts{"PublishFunction": {"SQS": {"SendMessageBatch": {Requests: 10, Chunks: 12}}}},
 				calls:    map[string]int{"PublishFunction": 10},
 			},
 			map[string]float64{"queues": 12 * 0.50e-6, "functions": 10 * (0.20e-6 + 0.015*limits["PublishFunction"].gb*0.0000133334)},
@@ -36,7 +36,7 @@ func TestBill(t *testing.T) {
 		"AWS-15 AWS-26 dispatch: requests of a fair queue, reads, statuses as writes, and time for each delivery": {
 			"DispatchFunction", false,
 			snapshot{
-				requests: map[string]awsx.Counts{"DispatchFunction": {"DynamoDB": {"Query": {Requests: 40, Units: 80}, "BatchWriteItem": {Requests: 2, Units: 50}}}},
+				requests: map[string]awscount.Counts{"DispatchFunction": {"DynamoDB": {"Query": {Requests: 40, Units: 80}, "BatchWriteItem": {Requests: 2, Units: 50}}}},
 				calls:    map[string]int{"DispatchFunction": 4},
 			},
 			map[string]float64{
@@ -47,7 +47,7 @@ func TestBill(t *testing.T) {
 		"AWS-15 a cold start, its key, and connecting to each endpoint": {
 			"DispatchFunction", true,
 			snapshot{
-				requests: map[string]awsx.Counts{"DispatchFunction": {"KMS": {"Decrypt": {Requests: 2}}}},
+				requests: map[string]awscount.Counts{"DispatchFunction": {"KMS": {"Decrypt": {Requests: 2}}}},
 				calls:    map[string]int{"DispatchFunction": 2}, starts: map[string]int{"DispatchFunction": 2},
 			},
 			map[string]float64{

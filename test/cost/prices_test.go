@@ -14,7 +14,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/mcp-events/mcpevents/shared/platform/awsx"
+	"github.com/mcp-events/mcpevents/test/awscount"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -108,7 +108,7 @@ func (s size) price(took time.Duration) float64 {
 
 // snapshot is what is counted, at one moment.
 type snapshot struct {
-	requests map[string]awsx.Counts
+	requests map[string]awscount.Counts
 	calls    map[string]int
 	starts   map[string]int
 	output   string

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/platform/awsx"
+	"github.com/mcp-events/mcpevents/test/awscount"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -114,7 +114,7 @@ func oneInAHundredHangs(t *testing.T, aws *harness.AWS) {
 
 	well := n - n/100
 	sent, want := 0, 0
-	send := func(name string) (time.Duration, map[string]awsx.Counts) {
+	send := func(name string) (time.Duration, map[string]awscount.Counts) {
 		before, began := aws.Requests(), time.Now()
 		sent, want = sent+1, want+well
 		aws.Publish(t, harness.Event{ID: name, URI: uri, Data: object{"key": "k", "size": 1}})
@@ -172,7 +172,7 @@ func webhooks(t *testing.T, target *harness.Target, uri string, targets []string
 }
 
 // requests logs what AWS was asked for between two counts, per delivery.
-func requests(t *testing.T, before, after map[string]awsx.Counts, deliveries int) {
+func requests(t *testing.T, before, after map[string]awscount.Counts, deliveries int) {
 	t.Helper()
 	var total int64
 	for app, counts := range after {

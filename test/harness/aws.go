@@ -27,8 +27,8 @@ import (
 	sqstypes "github.com/aws/aws-sdk-go-v2/service/sqs/types"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
-	"github.com/mcp-events/mcpevents/shared/platform/awsx"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/awscount"
 	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
@@ -263,7 +263,7 @@ func (a *AWS) Killed() int { return int(a.killed.Load()) }
 
 // Requests returns the number of requests to AWS so far, by function. The name "mappings" stands for the requests of the
 // event source mappings, which AWS bills too.
-func (a *AWS) Requests() map[string]awsx.Counts { return a.stack.Requests() }
+func (a *AWS) Requests() map[string]awscount.Counts { return a.stack.Requests() }
 
 // Invocations counts the calls of a function so far.
 func (a *AWS) Invocations(function string) int { return a.stack.Stats()[function].Invocations }

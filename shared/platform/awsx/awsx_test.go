@@ -2,7 +2,6 @@ package awsx
 
 import (
 	"context"
-	"encoding/json"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -13,7 +12,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
@@ -98,70 +96,6 @@ func TestAServiceMayHaveAnEndpointOfItsOwn(t *testing.T) {
 	put(t, cfg)
 	if all.requests != 1 || own.requests != 1 {
 		t.Errorf("%d requests to the common endpoint and %d to that of SQS, want one each", all.requests, own.requests)
-	}
-}
-
-func TestCounter(t *testing.T) {
-	var counter Counter
-	counter.Capacity = true
-	s := &server{}
-	cfg, err := load(t.Context(), env(EnvEndpoint, s.start(t)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	counter.Attach(&cfg)
-	put(t, cfg)
-	before := counter.Snapshot()
-
-	s.failures = 1
-	put(t, cfg)
-	send(t, cfg, strings.Repeat("x", 100<<10))
-
-	got := counter.Snapshot().Since(before)
-	for service, operations := range got {
-		for operation, count := range operations {
-			if count.BytesOut < 50 || count.BytesIn == 0 {
-				t.Errorf("%s %s: %d bytes out, %d in", service, operation, count.BytesOut, count.BytesIn)
-			}
-			count.BytesOut, count.BytesIn = 0, 0
-			operations[operation] = count
-		}
-	}
-	want := Counts{
-		"DynamoDB": {"PutItem": {Calls: 1, Requests: 2, Chunks: 2, Units: 1.5}},
-		"SQS":      {"SendMessage": {Calls: 1, Requests: 1, Chunks: 2}},
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
-	if got.Requests() != 3 {
-		t.Errorf("%d requests, want 3", got.Requests())
-	}
-
-	text, err := json.Marshal(&counter)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var back Counts
-	if err := json.Unmarshal(text, &back); err != nil || back["DynamoDB"]["PutItem"].Calls != 2 {
-		t.Errorf("%s, %v", text, err)
-	}
-}
-
-func TestCounterCountsFailedCalls(t *testing.T) {
-	var counter Counter
-	s := &server{failures: 10}
-	cfg, err := load(t.Context(), env(EnvEndpoint, s.start(t), EnvAttempts, "1"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	counter.Attach(&cfg)
-	if _, err := dynamodb.NewFromConfig(cfg).ListTables(t.Context(), nil); err == nil {
-		t.Fatal("no error")
-	}
-	got := counter.Snapshot()["DynamoDB"]["ListTables"]
-	if got.Calls != 1 || got.Requests != 1 || got.Errors != 1 {
-		t.Errorf("got %+v", got)
 	}
 }
 

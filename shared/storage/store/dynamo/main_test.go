@@ -17,8 +17,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
-	"github.com/mcp-events/mcpevents/shared/platform/awsx"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+	"github.com/mcp-events/mcpevents/test/awscount"
 	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
@@ -49,7 +49,7 @@ type bench struct {
 	*DB
 	clock   *clock
 	wire    *wire
-	counter *awsx.Counter
+	counter *awscount.Counter
 	client  *dynamodb.Client
 	name    func(store.Table) string
 }
@@ -59,7 +59,7 @@ func open(t *testing.T) *bench {
 	t.Helper()
 	t.Parallel()
 	cfg := awslocal.Config(awslocal.Start(t, awslocal.DynamoDB).DynamoDB)
-	b := &bench{clock: &clock{now: time.Now()}, wire: &wire{client: cfg.HTTPClient}, counter: &awsx.Counter{}}
+	b := &bench{clock: &clock{now: time.Now()}, wire: &wire{client: cfg.HTTPClient}, counter: &awscount.Counter{}}
 	b.name = tables(t, dynamodb.NewFromConfig(cfg))
 	b.counter.Attach(&cfg)
 	b.client = dynamodb.NewFromConfig(cfg, func(o *dynamodb.Options) { o.HTTPClient = b.wire })

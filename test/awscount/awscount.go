@@ -1,4 +1,5 @@
-package awsx
+// Package awscount counts the requests of AWS clients, for benchmarks and for tests that promise a number of requests.
+package awscount
 
 import (
 	"context"
@@ -14,20 +15,18 @@ import (
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 )
 
-// Count is what was sent for one operation of a service.
+// Count holds the figures of one operation of a service.
 type Count struct {
-	// Calls are calls of the client; Requests are what went over the wire for
-	// them, retries included; Errors are calls that failed.
+	// Calls counts the client's calls, Requests their requests on the wire including retries, and Errors the failed calls.
 	Calls    int64 `json:"calls"`
 	Requests int64 `json:"requests"`
 	Errors   int64 `json:"errors,omitempty"`
-	// BytesOut and BytesIn are those of the bodies.
+	// BytesOut and BytesIn are the sizes of the bodies.
 	BytesOut int64 `json:"bytesOut"`
 	BytesIn  int64 `json:"bytesIn"`
-	// Chunks are begun 64 KiB of request or response body, whichever is larger,
-	// per request: what SQS bills.
+	// Chunks counts begun 64 KiB of the request or the response body, whichever is larger. SQS bills these.
 	Chunks int64 `json:"chunks"`
-	// Units are DynamoDB's read or write units, counted with [Counter.Capacity] only.
+	// Units counts DynamoDB's read or write units, only with [Counter.Capacity].
 	Units float64 `json:"units,omitempty"`
 }
 
@@ -41,10 +40,10 @@ func (c *Count) add(d Count) {
 	c.Units += d.Units
 }
 
-// Counts are by service ("DynamoDB", "SQS") and operation ("PutItem").
+// Counts holds the counts by service ("DynamoDB", "SQS") and operation ("PutItem").
 type Counts map[string]map[string]Count
 
-// Requests adds up what went over the wire to all services.
+// Requests returns the number of requests on the wire to all services.
 func (c Counts) Requests() (n int64) {
 	for _, operations := range c {
 		for _, count := range operations {
@@ -54,7 +53,7 @@ func (c Counts) Requests() (n int64) {
 	return n
 }
 
-// Since is what was counted after an earlier snapshot.
+// Since returns the difference to an earlier snapshot.
 func (c Counts) Since(before Counts) Counts {
 	diff := Counts{}
 	for service, operations := range c {
@@ -76,25 +75,22 @@ func (c Counts) at(service string) map[string]Count {
 	return c[service]
 }
 
-// Counter counts the requests of AWS clients, for the benchmark's figures and
-// for tests that promise a number of requests. The zero value is ready; it is
-// safe for concurrent use.
+// Counter counts the requests of AWS clients. The zero value is ready, and it is safe for concurrent use.
 type Counter struct {
-	// Capacity asks DynamoDB for the units of every request. It changes the
-	// requests, so it is for the benchmark. Set it before [Counter.Attach].
+	// Capacity asks DynamoDB for the units of every request, which changes the requests. Set it before [Counter.Attach].
 	Capacity bool
 
 	mu     sync.Mutex
 	counts Counts
 }
 
-// Attach makes the clients that are built from cfg afterwards count. Clients
-// of several configurations may share a counter.
+// Attach counts the requests of the clients that are built from cfg afterwards. Clients of several configurations may
+// share a counter.
 func (c *Counter) Attach(cfg *aws.Config) {
 	cfg.APIOptions = append(cfg.APIOptions[:len(cfg.APIOptions):len(cfg.APIOptions)], c.register)
 }
 
-// Snapshot is a copy of what was counted so far.
+// Snapshot returns a copy of the counts so far.
 func (c *Counter) Snapshot() Counts {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -107,7 +103,7 @@ func (c *Counter) Snapshot() Counts {
 	return copied
 }
 
-// MarshalJSON is the snapshot, {"DynamoDB":{"PutItem":{"calls":1,…}}}.
+// MarshalJSON returns the snapshot as {"DynamoDB":{"PutItem":{"calls":1,…}}}.
 func (c *Counter) MarshalJSON() ([]byte, error) { return json.Marshal(c.Snapshot()) }
 
 func (c *Counter) add(ctx context.Context, d Count) {
@@ -128,7 +124,7 @@ func (c *Counter) register(stack *middleware.Stack) error {
 	if err := stack.Initialize.Add(calls, middleware.After); err != nil {
 		return err
 	}
-	// The last of the deserialize step is next to the wire and runs for every try.
+	// The last middleware of this step is closest to the wire and runs for every attempt.
 	return stack.Deserialize.Add(middleware.DeserializeMiddlewareFunc("mcpevents.requests", c.request), middleware.After)
 }
 
@@ -163,7 +159,7 @@ func (c *Counter) request(
 		c.add(ctx, count)
 		return out, meta, err
 	}
-	// The body is counted as it is read: its length is not always announced.
+	// The body is counted while it is read, because its length is not always announced.
 	resp.Body = &countedBody{ReadCloser: resp.Body, done: func(n int64) {
 		count.BytesIn = n
 		count.Chunks = chunks(max(count.BytesOut, n))
@@ -172,10 +168,10 @@ func (c *Counter) request(
 	return out, meta, err
 }
 
-// chunks are begun 64 KiB, at least one.
+// chunks returns the number of begun 64 KiB in n bytes, at least one.
 func chunks(n int64) int64 { return max(1, (n+64<<10-1)/(64<<10)) }
 
-// countedBody reports its length when it is closed, once.
+// countedBody reports its length once, when it is closed.
 type countedBody struct {
 	io.ReadCloser
 	n      int64
@@ -196,8 +192,7 @@ func (b *countedBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// askCapacity sets ReturnConsumedCapacity where the request has such a member.
-// Reflection keeps the services' packages out of here.
+// askCapacity sets ReturnConsumedCapacity if the request has such a member.
 func askCapacity(params any) {
 	v := reflect.ValueOf(params)
 	if v.Kind() != reflect.Pointer || v.Elem().Kind() != reflect.Struct {
@@ -208,7 +203,7 @@ func askCapacity(params any) {
 	}
 }
 
-// capacity adds up the units that an answer tells.
+// capacity returns the sum of the units in a response.
 func capacity(result any) (units float64) {
 	v := reflect.Indirect(reflect.ValueOf(result))
 	if v.Kind() != reflect.Struct {
