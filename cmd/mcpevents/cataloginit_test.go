@@ -74,7 +74,7 @@ func TestCatalogCheckWithConfig(t *testing.T) {
 		"it is good":                    {"sources: [{name: x, from: sns, events: [{name: a.b}]}]", ""},
 		"of another workspace":          {"sources: [{name: x, from: sns, workspace: other, events: [{name: a.c}]}]", ""},
 		"a mistake in it":               {"sources:\n- {name: x, from: sns, events: [{name: a.b, data: $.Message}]}", "config.yaml:2: source x: events: data: "},
-		"an event type that is missing": {"sources:\n- name: x\n  from: sns\n  events: [{name: a.c}]", "config.yaml: line 4: source x: a.c is no event type"},
+		"an event type that is missing": {"sources:\n- name: x\n  from: sns\n  events: [{name: a.c}]", "config.yaml: line 4: source x: a.c is not an event type"},
 	} {
 		t.Run("SRC-01 "+name, func(t *testing.T) {
 			code, out, errs := command(t, "", "catalog", "check", catalog, "--config", file("config.yaml", tt.config))

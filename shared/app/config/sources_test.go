@@ -87,7 +87,7 @@ func TestSourcesRefused(t *testing.T) {
 		{"a pattern for nothing of a request", strings.Replace(githubSource, "headers: {x-github-event: [pull_request]}", "$or: [{body: {a: [1]}}, {detail: {a: [1]}}]", 1), `events: match: "/detail" leads to nothing`},
 		{"the header with the signature", strings.Replace(githubSource, "fixed: 7", "fixed: /headers/x-hub-signature-256", 1), "config.yaml:9: source github: events: data: \"/headers/x-hub-signature-256\" leads to nothing: a header with credentials or signatures is left out"},
 		{"a variable of credentials", strings.Replace(githubSource, "owner: /body/repository/owner/login", "owner: /headers/authorization", 1), "config.yaml:7: source github: events: variables: "},
-		{"an id that is the same for all", strings.Replace(githubSource, "id: /headers", "id: headers", 1), `config.yaml:8: source github: events: id: must be a JSON Pointer to what is another for each delivery`},
+		{"an id that is the same for all", strings.Replace(githubSource, "id: /headers", "id: headers", 1), `config.yaml:8: source github: events: id: must be a JSON Pointer to a value that is unique per delivery`},
 		{"an id of several values", strings.Replace(githubSource, "id: /headers/x-github-delivery", "id: {a: /body/id}", 1), `config.yaml:8: source github: events: id: must be a JSON Pointer`},
 		{"a variable of several values", strings.Replace(githubSource, "repo: /body/repository/name", "repo: [a]", 1), `config.yaml:7: source github: events: variables: repo: must be a JSON Pointer, or a text`},
 		{"an empty variable", strings.Replace(githubSource, "repo: /body/repository/name", `repo: ""`, 1), `config.yaml:7: source github: events: variables: repo: must be a JSON Pointer, or a text`},

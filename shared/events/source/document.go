@@ -14,17 +14,21 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// maxNesting is how deep a document may be nested: its payload in an envelope of ours and one of its sender's.
+// maxNesting is the maximum nesting depth of a whole document: a payload of at most [event.MaxDepth] levels, our
+// envelope around it, and possibly an envelope of the sender.
 const maxNesting = event.MaxDepth + 4
 
-// never are headers that no document has: those with credentials, whatever the scheme, and those that say how the body came.
+// never lists headers that are left out of every document: those with credentials, whatever the scheme, and those
+// that describe how the body was transferred.
 var never = []string{"Authorization", "Proxy-Authorization", "Cookie", "Content-Length", "Transfer-Encoding", "Trailer"}
 
-// ReadRequest makes the document of a verified request: its headers and its query as texts, and its body. The body is given
-// without its Content-Encoding. Headers named in secret, and
-// those of never, are left out. The header host is the request's Host. Names are in lower case, and values of a name that
-// is there more than once are joined with ", ". A body is JSON, or a form; a form with the one field payload is the JSON
-// in it, as GitHub and Slack send it. Faults are of kind fault.Invalid or fault.Unsupported.
+// ReadRequest makes the document of a verified request. It has three members: headers and query, whose values are
+// strings, and body.
+//
+// Header names are in lower case, and the header host holds the request's Host. Headers in secret or in never are
+// left out. If a name occurs more than once, its values are joined with ", ". The body must already be free of its
+// Content-Encoding. It is JSON or a form. If a form has a single field named payload, the body is the JSON in that
+// field, because GitHub and Slack can send webhooks this way. Faults are of kind fault.Invalid or fault.Unsupported.
 func ReadRequest(of *http.Request, body []byte, secret []string) (doc map[string]any, err error) {
 	headers, query := map[string]any{}, map[string]any{}
 	for name, values := range of.Header {
@@ -35,7 +39,7 @@ func ReadRequest(of *http.Request, body []byte, secret []string) (doc map[string
 	if of.Host != "" && !hides("host", secret) {
 		headers["host"] = valid(of.Host)
 	}
-	for name, values := range of.URL.Query() { // what is malformed is left out
+	for name, values := range of.URL.Query() { // Query skips malformed parameters
 		query[valid(name)] = joined(values)
 	}
 	form, err := isForm(of.Header.Get("Content-Type"))
@@ -54,12 +58,13 @@ func ReadRequest(of *http.Request, body []byte, secret []string) (doc map[string
 	return map[string]any{"headers": headers, "query": query, "body": jsonrpc.Value(body)}, nil
 }
 
-// valid is a text as JSON decodes it.
+// valid returns text with invalid UTF-8 replaced by U+FFFD, as [encoding/json] does when it decodes.
 func valid(text string) string { return strings.ToValidUTF8(text, "\ufffd") }
 
 func joined(values []string) string { return valid(strings.Join(values, ", ")) }
 
-// isForm says which of the two kinds of bodies a Content-Type is. Text is JSON too: some providers send it so.
+// isForm reports whether a Content-Type is a form, rather than JSON. It accepts text/plain as JSON because some
+// providers send JSON with this type.
 func isForm(contentType string) (form bool, err error) {
 	if contentType == "" {
 		return false, nil
@@ -73,7 +78,7 @@ func isForm(contentType string) (form bool, err error) {
 	return form, nil
 }
 
-// fromForm makes JSON of a form.
+// fromForm converts a form to JSON.
 func fromForm(body []byte) ([]byte, error) {
 	fields, err := url.ParseQuery(string(body))
 	if err != nil {
@@ -89,7 +94,7 @@ func fromForm(body []byte) ([]byte, error) {
 	return jsonrpc.Encode(object), nil
 }
 
-// Document decodes JSON for [Source.Map].
+// Document decodes a JSON document for [Source.Map].
 func Document(text []byte) (any, error) {
 	if jsonrpc.Depth(text) > maxNesting {
 		return nil, fault.New(fault.Invalid, "the document is nested deeper than %d levels", maxNesting).AtLimit("nesting", maxNesting)

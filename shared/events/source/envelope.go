@@ -8,12 +8,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// maxRecords is how many records an S3 notification may have; S3 itself sends one.
+// maxRecords is the maximum number of records in an S3 notification. S3 itself sends one.
 const maxRecords = 100
 
-// ReadEnvelope recognises what an AWS bus put into the inbox queue, and makes its documents: the envelope of EventBridge,
-// that of SNS with its Message decoded if that is JSON, and each record of a notification of S3. From is [HTTP] for any
-// other message. A bus's own test message has no documents.
+// ReadEnvelope recognizes messages that an AWS service put into the inbox queue and returns their documents. An
+// EventBridge event is one document. So is an SNS envelope, and if its Message is JSON, it is decoded in place. An S3
+// notification has one document per record. For any other message, from is [HTTP]. The test message that S3 sends
+// when notifications are set up has no documents.
 func ReadEnvelope(body []byte) (from From, docs []any, err error) {
 	if body = bytes.TrimLeft(body, " \t\r\n"); len(body) == 0 || body[0] != '{' || !json.Valid(body) || jsonrpc.Member(body, "specversion") != nil {
 		return HTTP, nil, nil
@@ -50,7 +51,7 @@ func ReadEnvelope(body []byte) (from From, docs []any, err error) {
 	return from, []any{doc}, nil
 }
 
-// isS3 reports whether records are those of a notification of S3.
+// isS3 reports whether the Records member of a message holds records of an S3 notification.
 func isS3(records json.RawMessage) bool {
 	if len(records) == 0 || records[0] != '[' {
 		return false
@@ -65,7 +66,7 @@ func isS3(records json.RawMessage) bool {
 	return n > 0
 }
 
-// decodeMessage puts the JSON in an SNS message in the place of its text.
+// decodeMessage replaces the text of an SNS message with the JSON in it, if it is JSON.
 func decodeMessage(envelope map[string]any) {
 	if text, ok := envelope["Message"].(string); ok {
 		if inner, err := Document([]byte(text)); err == nil {

@@ -14,34 +14,35 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// parts are the members of a request's document.
+// parts are the members of a document made from a request.
 var parts = []string{"headers", "query", "body"}
 
-// buses say what a document of a bus has in the place of the parts of a request. It may have more: AWS adds members.
+// buses describes for each AWS service the members of its documents, for use in error messages. Documents may have
+// more, because AWS adds members.
 var buses = map[From]string{
 	EventBridge: "a message of EventBridge has /id, /time, /source, /detail-type and /detail",
 	SNS:         "a message of SNS has /MessageId, /TopicArn, /Timestamp and /Message",
 	S3:          "a document of S3 is one record, with /eventName, /eventTime and /s3",
 }
 
-// textIn are the parts whose members are texts, and what these are.
+// textIn holds the parts whose members are always strings, each with the noun that error messages use for a member.
 var textIn = map[string]string{"headers": "a header", "query": "a parameter of the query"}
 
-// hides reports whether a header is no part of a document: one with credentials, or one of secret.
+// hides reports whether a header is left out of documents because it is in never or in secret.
 func hides(name string, secret []string) bool {
 	same := func(s string) bool { return strings.EqualFold(s, name) }
 	return slices.ContainsFunc(never, same) || slices.ContainsFunc(secret, same)
 }
 
-// CheckValue finds the pointers of a value that lead to nothing in any document of a source. Headers of secret
-// are not in that of a request. The pointers of the faults are into the value as it was written.
+// CheckValue finds pointers in a value that cannot match anything in any document of a source. Headers in secret are
+// left out of a request's document. The pointers of the faults refer to the value as it was written.
 func CheckValue(from From, v Value, secret []string) []jsonpointer.Fault {
 	c := reach{from: from, secret: secret}
 	c.value(v, nil)
 	return c.faults
 }
 
-// CheckText is CheckValue for a value that must be no object: an id, a time or a variable.
+// CheckText does what CheckValue does, for values that must not be objects: ids, times and variables.
 func CheckText(from From, v Value, secret []string) []jsonpointer.Fault {
 	if from == HTTP && len(v.pointer) == 1 && textIn[v.pointer[0]] != "" {
 		return []jsonpointer.Fault{{Message: fmt.Sprintf("%q is always an object: write one of its members, as %s/NAME", v.pointer, v.pointer)}}
@@ -49,15 +50,15 @@ func CheckText(from From, v Value, secret []string) []jsonpointer.Fault {
 	return CheckValue(from, v, secret)
 }
 
-// CheckPattern finds what no document of a source matches in an event pattern in JSON. The pointers of the faults are into
-// the pattern.
+// CheckPattern finds parts of an event pattern, given as JSON, that cannot match any document of a source. The
+// pointers of the faults refer to the pattern.
 func CheckPattern(from From, text json.RawMessage, secret []string) []jsonpointer.Fault {
 	c := reach{from: from, secret: secret}
 	c.pattern(text, nil, nil)
 	return c.faults
 }
 
-// reach looks for what leads to nothing.
+// reach collects the pointers and patterns that can never match.
 type reach struct {
 	from   From
 	secret []string
@@ -77,8 +78,9 @@ func (r *reach) value(v Value, place jsonpointer.Pointer) {
 	}
 }
 
-// pattern looks at the first two levels of a document, and at what is allowed in texts. At is the place in the document;
-// below $or it is the one that the $or stands on.
+// pattern checks the first two levels of a pattern, and the values allowed for members that are always strings. At is
+// the current path in the document. An $or adds no level to it, because its alternatives apply to the object that
+// contains the $or.
 func (r *reach) pattern(text json.RawMessage, at, place jsonpointer.Pointer) {
 	for name, value := range jsonrpc.Members(text) {
 		here, place := append(slices.Clip(at), string(name)), append(slices.Clip(place), string(name))
@@ -103,7 +105,7 @@ func (r *reach) pattern(text json.RawMessage, at, place jsonpointer.Pointer) {
 	}
 }
 
-// texts refuses values that no text is.
+// texts refuses values that a string can never equal.
 func (r *reach) texts(list json.RawMessage, kind string, place jsonpointer.Pointer) {
 	i := 0
 	for value := range jsonrpc.Elements(list) {
@@ -120,7 +122,7 @@ func (r *reach) texts(list json.RawMessage, kind string, place jsonpointer.Point
 	}
 }
 
-// leads reports whether a document may have something at a pointer.
+// leads reports whether a document may have a value at a pointer.
 func (r *reach) leads(pointer, place jsonpointer.Pointer) bool {
 	before := len(r.faults)
 	switch {

@@ -2,8 +2,8 @@ package source
 
 import "net/url"
 
-// decodeKeys adds to each record of a notification of S3 the key of its object as it is, for S3 writes it URL-encoded: "red
-// flower.jpg" is "red+flower.jpg" there. The member has the name that AWS's own libraries give it.
+// decodeKeys adds a member urlDecodedKey to each record of an S3 notification, because S3 URL-encodes the object's
+// key: "red flower.jpg" is sent as "red+flower.jpg". AWS's own libraries use the same member name.
 func decodeKeys(records []any) {
 	for _, r := range records {
 		if object, ok := member(member(r, "s3"), "object").(map[string]any); ok {
@@ -15,7 +15,7 @@ func decodeKeys(records []any) {
 	}
 }
 
-// member is one of an object; nil if there is none.
+// member returns a member of an object, or nil if v is not an object or lacks the member.
 func member(v any, name string) any {
 	object, _ := v.(map[string]any)
 	return object[name]

@@ -1,13 +1,14 @@
-// Package source turns what happens elsewhere into events of the catalog, by configuration alone: a provider's webhook
-// (GitHub, Stripe, …) or a message that an AWS bus puts into the inbox queue.
+// Package source turns webhooks of providers (GitHub, Stripe, …) and messages that AWS services put into the inbox
+// queue into events of the catalog. A source needs only configuration, no code.
 //
 //	POST /sources/{name} ─▶ verify ─▶ [ReadRequest] ──┐
 //	                                                  ├─▶ document ─▶ [Source.Map] ─▶ [Event] ─▶ publish
 //	inbox queue ─▶ [ReadEnvelope] ────────────────────┘
 //
-// A document is JSON as [encoding/json] decodes it, with numbers as [json.Number]. Everything here is a function of it
-// and of the source: no request and no store enters. Package pattern chooses the mapping, package verify
-// says who sent a request, and package ingest puts all of it together. Go on in shared/events/source/ingest.
+// A document is JSON as [encoding/json] decodes it, with numbers as [json.Number]. The functions here depend only on
+// the document and the source. They use no store, and the request only to make its document. Package pattern selects
+// the mapping, package verify authenticates senders, and package ingest connects them. Read
+// shared/events/source/ingest next.
 package source
 
 import (
@@ -28,10 +29,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// From is where a source's documents come from.
+// From names the service that a source's documents come from.
 type From string
 
-// HTTP sources take requests at POST /sources/{name}. The others are bus sources, which take messages of the inbox queue.
+// HTTP sources receive requests at POST /sources/{name}. The others are bus sources, which receive messages from the
+// inbox queue.
 const (
 	HTTP        From = ""
 	EventBridge From = "eventbridge"
@@ -39,68 +41,74 @@ const (
 	S3          From = "s3"
 )
 
-// Buses are what bus sources can come from.
+// Buses returns the possible origins of a bus source.
 func Buses() []From { return []From{EventBridge, SNS, S3} }
 
-// ValidName is what a source may be called: its name is a segment of a URL.
+// ValidName matches valid names of sources. A name is a segment of a URL.
 var ValidName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
 
-// Source is the configuration of a source: how its senders are verified, and how its documents become events.
+// Source is the configuration of a source: how to verify its senders, and how to turn its documents into events.
 type Source struct {
 	Name, Workspace string
 	From            From
-	// Events are the mappings. The first one that matches a document counts.
+	// Events are the mappings. The first one that matches a document is used.
 	Events []Mapping
-	// Line is where the source is in the file of the configuration.
+	// Line is the line of the source in the configuration file.
 	Line int
-	// Verify says how senders are verified. It is zero for a bus, which IAM protects.
+	// Verify configures the verification of senders. It is zero for a bus source, because IAM controls access to the
+	// inbox queue.
 	Verify verify.Settings
-	// Secrets are the secrets of the scheme. A request may be signed with any of them, so that one can replace another.
+	// Secrets are the secrets of the scheme. A request may be signed with any of them, so that a secret can be
+	// rotated.
 	Secrets []secret.Value
 }
 
-// Mapping is how a document becomes an event. Make its values with [ParseValue]. As JSON it is what the configuration has.
+// Mapping describes how a document becomes an event. Make its values with [ParseValue]. Its JSON form is that of the
+// configuration.
 type Mapping struct {
-	// Line is where it stands in the file of the configuration.
+	// Line is the line of the mapping in the configuration file.
 	Line int `json:"-"`
-	// Match is the documents that it is for; nil is all.
+	// Match selects the documents that the mapping applies to. Nil selects all.
 	Match *pattern.Pattern `json:"match,omitempty"`
 	// Name is the event type.
 	Name string `json:"name"`
-	// Variables are those of the type's URI template.
+	// Variables are the values of the variables in the event type's URI template.
 	Variables map[string]Value `json:"variables,omitempty"`
-	// ID is the provider's id of the delivery, so that a redelivery is the same event; the zero value is a hash of the
-	// body of a request, and for a bus made of the message in the inbox queue.
+	// ID is the provider's id of the delivery, which makes a redelivery the same event. If it is zero, a request's
+	// event gets a hash of the body as its id, and a bus document's event an id derived from the message in the inbox
+	// queue.
 	ID Value `json:"id,omitzero"`
-	// Time is when it happened; the zero value, or one that leads to nothing, is now.
+	// Time is when the event happened. If it is zero or finds no value, the current time is used.
 	Time Value `json:"time,omitzero"`
-	// Data is the payload; the zero value is the whole body of a request, and the whole document of a bus.
+	// Data is the payload. If it is zero, the payload is the whole body of a request, or the whole document of a bus
+	// source.
 	Data Value `json:"data,omitzero"`
 }
 
-// Event is what a document becomes.
+// Event is the result of mapping a document.
 type Event struct {
 	// Mapping is the index of the mapping that matched.
 	Mapping   int
 	Name      string
 	Variables map[string]string
-	// ID is "" if the mapping has none.
+	// ID is empty if the mapping has no ID.
 	ID string
-	// Time is zero if the document has none.
+	// Time is zero if the document has no time.
 	Time time.Time
 	Data json.RawMessage
 }
 
-// Unfit is the data of the error of a document that does not fit.
+// Unfit is the data of the error that [Source.Map] returns for a document that matches a mapping but lacks values
+// that it needs.
 type Unfit struct {
 	// Faults have pointers into the mapping, such as /variables/repo.
 	Faults []jsonpointer.Fault `json:"faults"`
-	// ID is that of the event, if the document has one.
+	// ID is the id of the event, if it could be determined.
 	ID string `json:"-"`
 }
 
-// Map makes an event of a document. It is nil if no mapping matches. A document that a mapping matches and does not
-// fit is of kind fault.Unprocessable, with [Unfit].
+// Map makes an event from a document. It returns nil if no mapping matches. If a mapping matches but the document
+// lacks a value that it needs, the error is of kind fault.Unprocessable and its data is an [Unfit].
 func (s Source) Map(doc any) (*Event, error) {
 	for i := range s.Events {
 		if m := &s.Events[i]; m.Match == nil || m.Match.Matches(doc) {
@@ -120,7 +128,7 @@ func (m *Mapping) event(doc any, from From) (*Event, error) {
 	for _, name := range slices.Sorted(maps.Keys(m.Variables)) {
 		e.Variables[name] = unfit.text(m.Variables[name], doc, "/variables"+jsonpointer.Member(name))
 	}
-	if found, _ := m.ID.In(doc); isBool(found) { // all that is sent would be one of two events
+	if found, _ := m.ID.In(doc); isBool(found) { // with only two values, all later deliveries would count as redeliveries
 		unfit.add("/id", "%s is neither a string nor a number", m.ID)
 	} else if m.ID.given() {
 		e.ID = unfit.text(m.ID, doc, "/id")
@@ -145,7 +153,7 @@ func (u *Unfit) add(pointer, format string, args ...any) {
 	u.Faults = append(u.Faults, jsonpointer.Fault{Pointer: pointer, Message: fmt.Sprintf(format, args...)})
 }
 
-// text is a value that a URI or an id is made of.
+// text returns a value as the string that goes into a URI or an id.
 func (u *Unfit) text(v Value, doc any, pointer string) string {
 	found, ok := v.In(doc)
 	switch x := found.(type) {
@@ -182,10 +190,10 @@ func (u *Unfit) data(v Value, doc any, from From) json.RawMessage {
 	return jsonrpc.Encode(found)
 }
 
-// milliseconds is from where on a number is one of milliseconds: as seconds it would be in the year 5138.
+// milliseconds is the smallest number that is read as milliseconds. As seconds it would be in the year 5138.
 const milliseconds = 100_000_000_000
 
-// instant reads a time in one of the spellings of providers.
+// instant parses a time in any of the formats that providers use.
 func instant(v any) (time.Time, bool) {
 	text, _ := v.(string)
 	if n, ok := v.(json.Number); ok {
@@ -194,7 +202,7 @@ func instant(v any) (time.Time, bool) {
 		return t.UTC(), !t.IsZero()
 	}
 	seconds, err := strconv.ParseFloat(text, 64)
-	if !(err == nil && seconds > 0 && seconds < milliseconds*1000) { // NaN too
+	if !(err == nil && seconds > 0 && seconds < milliseconds*1000) { // also refuses NaN
 		return time.Time{}, false
 	}
 	if seconds < milliseconds {

@@ -237,12 +237,12 @@ func FuzzReadEnvelope(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		from, docs, err := ReadEnvelope(body)
 		if from == HTTP && (len(docs) > 0 || err != nil) {
-			t.Errorf("%v %v of what is for no one", docs, err)
+			t.Errorf("got %v and %v for a message that is not from a bus", docs, err)
 		}
 	})
 }
 
-// FuzzMap maps any document by values that reach everywhere.
+// FuzzMap maps arbitrary documents with values that use every kind of pointer.
 func FuzzMap(f *testing.F) {
 	f.Add("application/json", []byte(`{"id":"a","at":"2026-11-21T09:30:00Z","list":[{"x":1}]}`), "/body/id", "/body/list/0/x")
 	f.Add("application/x-www-form-urlencoded", []byte(`payload=%7B%7D&x=1`), "/headers", "/query/~1")

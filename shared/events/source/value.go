@@ -12,14 +12,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// maxDepth is how deep an object of values may be nested.
+// maxDepth is the maximum nesting depth of an object of values.
 const maxDepth = 16
 
-// jsonPath is the beginning of one (RFC 9535), which would be a constant here.
+// jsonPath matches the beginning of a JSONPath (RFC 9535). Without this check a JSONPath would silently become a
+// constant.
 var jsonPath = regexp.MustCompile(`^\$(\.\.?[A-Za-z_*]|\[)`)
 
-// Value is a part of an event: a JSON Pointer into the document (RFC 6901), a constant, or an object of values. The zero
-// value is none.
+// Value describes a part of an event: a JSON Pointer into the document (RFC 6901), a constant, or an object of
+// values. The zero value means that the part is not configured.
 type Value struct {
 	kind     kind
 	pointer  jsonpointer.Pointer
@@ -36,7 +37,7 @@ const (
 	isObject
 )
 
-// The values of a mapping without data.
+// Defaults for a mapping without data.
 var (
 	whole     = Value{kind: isPointer}
 	wholeBody = Value{kind: isPointer, pointer: jsonpointer.Pointer{"body"}}
@@ -44,7 +45,7 @@ var (
 
 func (v Value) given() bool { return v.kind != none }
 
-// String is the pointer, or what else it is.
+// String returns the pointer, or a phrase that describes the value in an error message.
 func (v Value) String() string {
 	switch {
 	case v.kind != isPointer:
@@ -55,10 +56,10 @@ func (v Value) String() string {
 	return v.pointer.String()
 }
 
-// IsZero reports whether the value is none.
+// IsZero reports whether the value is not configured.
 func (v Value) IsZero() bool { return !v.given() }
 
-// MarshalJSON is the value as it was written.
+// MarshalJSON returns the value as it was written in the configuration.
 func (v Value) MarshalJSON() ([]byte, error) {
 	switch v.kind {
 	case isPointer:
@@ -69,8 +70,8 @@ func (v Value) MarshalJSON() ([]byte, error) {
 	return jsonrpc.Encode(v.constant), nil
 }
 
-// ParseValue reads a value as [encoding/json] decodes it: a text that begins with / is a pointer, an object holds values,
-// and all else is a constant. Faults are of kind fault.Invalid.
+// ParseValue parses a value that [encoding/json] has decoded. A string that begins with / is a JSON Pointer, the
+// members of an object are values themselves, and anything else is a constant. Faults are of kind fault.Invalid.
 func ParseValue(v any) (Value, error) { return parseValue(v, 0) }
 
 func parseValue(v any, depth int) (Value, error) {
@@ -101,16 +102,16 @@ func parseValue(v any, depth int) (Value, error) {
 	return Value{kind: isConstant, constant: v}, nil
 }
 
-// CheckID refuses what can be the id of no delivery: by a constant, all that is sent would be one event, and a redelivery
-// of it. It is of kind fault.Invalid, as are the faults of the other checks.
+// CheckID refuses a value that cannot identify deliveries. With a constant, every delivery after the first would
+// count as a redelivery of it. The errors of this check and of those below are of kind fault.Invalid.
 func (v Value) CheckID() error {
 	if v.kind != isPointer {
-		return fault.New(fault.Invalid, "must be a JSON Pointer to what is another for each delivery, such as /headers/x-request-id or /body/id")
+		return fault.New(fault.Invalid, "must be a JSON Pointer to a value that is unique per delivery, such as /headers/x-request-id or /body/id")
 	}
 	return nil
 }
 
-// CheckVariable refuses what no URI can have.
+// CheckVariable refuses a value that cannot be part of a URI.
 func (v Value) CheckVariable() error {
 	switch v.constant.(type) {
 	case json.Number, bool:
@@ -126,7 +127,7 @@ func (v Value) CheckVariable() error {
 	return nil
 }
 
-// CheckTime refuses a constant that is no time.
+// CheckTime refuses a constant that is not a time.
 func (v Value) CheckTime() error {
 	if _, ok := instant(v.constant); v.kind != isPointer && !ok {
 		return fault.New(fault.Invalid, "must be a JSON Pointer, or a time as in RFC 3339")
@@ -134,8 +135,8 @@ func (v Value) CheckTime() error {
 	return nil
 }
 
-// In is what the value is for a document; ok is false if a pointer leads to nothing. A member of an object whose pointer
-// leads to nothing is left out.
+// In evaluates the value for a document. It returns false if a pointer finds no value. Members of an object whose
+// pointers find no value are left out.
 func (v Value) In(doc any) (found any, ok bool) {
 	switch v.kind {
 	case isPointer:

@@ -13,8 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// accept makes an event of the document of a request, and returns when it is durable. What is known of the event gets into
-// o, also if it is refused.
+// accept makes an event of a request's document and returns when the event is durable. It puts whatever is known of
+// the event into o, even if the event is refused.
 func (in *Intake) accept(ctx context.Context, s source.Source, doc any, who identity, now time.Time, o *Outcome) ([]publish.Accepted, error) {
 	event, err := s.Map(doc)
 	if err != nil || event == nil {
@@ -47,7 +47,7 @@ func (in *Intake) accept(ctx context.Context, s source.Source, doc any, who iden
 	}
 	if known := cmp.Or(all...); known != nil {
 		o.Kind, o.ID = Duplicate, known.ID
-		if added = all[last] == nil; added { // its replays may have another id; this id may be the invention of one
+		if added = all[last] == nil; added { // a replay may carry another id, so remember what was signed only if it is new, and not the id, which the replay may have made up
 			in.remember(ctx, s, now, keys[last:], *known)
 		}
 		return []publish.Accepted{*known}, nil
@@ -64,15 +64,16 @@ func (in *Intake) accept(ctx context.Context, s source.Source, doc any, who iden
 	return accepted, nil
 }
 
-// remember records what was accepted or kept. If it fails there may be one more of it; none is lost.
+// remember records an accepted event or a kept document. If this fails, the same request may be accepted or kept
+// twice, but it is not lost.
 func (in *Intake) remember(ctx context.Context, s source.Source, now time.Time, keys []store.Key, accepted publish.Accepted) {
 	if err := in.Seen.Add(ctx, now, keys, accepted); err != nil {
 		in.log().WarnContext(ctx, "source id not recorded", "source", s.Name, "error", err)
 	}
 }
 
-// unfit is an error of publishing as the sender of a document sees it: what is wrong with the event is wrong with
-// the document.
+// unfit converts an error of publishing for the sender of a document. If publishing finds the event invalid, the
+// document is what the sender got wrong.
 func unfit(err error) error {
 	switch fault.KindOf(err) {
 	case fault.Invalid, fault.NotFound:
@@ -81,18 +82,18 @@ func unfit(err error) error {
 	return err
 }
 
-// idOf is the id of the event of a document that does not fit its mapping, if it has one.
+// idOf returns the id of the event whose document does not fit its mapping, or "" if the id is not known.
 func idOf(err error) string {
 	of, _ := fault.DataOf(err).(source.Unfit)
 	return of.ID
 }
 
-// isUnfit reports whether an error is for who mends the mapping or the event type.
+// isUnfit reports whether an error can be fixed by changing the mapping or the event type.
 func isUnfit(err error) bool {
 	return fault.Is(err, fault.Unprocessable) || fault.Is(err, fault.TooLarge)
 }
 
-// toInput addresses an event by the catalog of its source's workspace.
+// toInput looks up the event's type in the catalog of the source's workspace and expands its URI.
 func (in *Intake) toInput(ctx context.Context, s source.Source, e *source.Event) (publish.Input, *catalog.Catalog, error) {
 	cat, err := in.Catalogs.Catalog(ctx, s.Workspace)
 	if err != nil {
@@ -112,6 +113,6 @@ func address(cat *catalog.Catalog, s source.Source, e *source.Event) (publish.In
 	}
 	return publish.Input{
 		URI: entry.Expand(e.Variables), ID: e.ID, Source: "source/" + s.Name, Time: e.Time, Data: e.Data, Workspace: s.Workspace,
-		URIAt: "/variables", DataAt: "/data", // in the mapping
+		URIAt: "/variables", DataAt: "/data", // pointers into the mapping, for faults
 	}, nil
 }

@@ -23,7 +23,7 @@ import (
 
 const renamed = `{"action":"renamed","repository":{"owner":"acme","name":"site"}}`
 
-// letter is dead letter n, whose body can be sent back.
+// letter returns the n-th dead letter and its body, which can be sent back.
 func (f *fixture) letter(t *testing.T, n int) (queue.DeadLetter, string) {
 	t.Helper()
 	if len(f.sent[queue.Dead]) <= n {
@@ -40,7 +40,7 @@ func (f *fixture) letter(t *testing.T, n int) (queue.DeadLetter, string) {
 	return letter, string(body)
 }
 
-// unfit is a fixture that has refused a request, whose dead letter has the body.
+// unfit returns a fixture with one dead letter, for a request that did not fit the catalog, and the letter's body.
 func unfit(t *testing.T) (f *fixture, body string) {
 	t.Helper()
 	f = newFixture(t)
@@ -49,7 +49,7 @@ func unfit(t *testing.T) (f *fixture, body string) {
 	return f, body
 }
 
-// read gives the inbox a message.
+// read delivers a message to the inbox.
 func (f *fixture) read(t *testing.T, body string) {
 	t.Helper()
 	failed, err := f.inbox.Handle(t.Context(), []queue.Message{{ID: "m", Outgoing: queue.Outgoing{Body: []byte(body)}, Sent: f.now}})
@@ -58,8 +58,8 @@ func (f *fixture) read(t *testing.T, body string) {
 	}
 }
 
-// mend has the mapping of github take everything.
-func (f *fixture) mend() {
+// acceptAll changes the mapping of github so that it accepts any document.
+func (f *fixture) acceptAll() {
 	f.Sources.(sources)[0].Events[0].Data, _ = parseValue(`{"action":"opened"}`)
 }
 
@@ -74,33 +74,33 @@ func (f *fixture) wantEvents(t *testing.T, ids ...string) {
 	}
 }
 
-func TestDeadLettersAreTriedAgain(t *testing.T) {
-	t.Run("SRC-04 a letter that is tried again and a redelivery are one event", func(t *testing.T) {
+func TestRetriedDeadLetters(t *testing.T) {
+	t.Run("SRC-04 given a retried letter, a redelivery is the same event", func(t *testing.T) {
 		f, body := unfit(t)
-		f.mend()
+		f.acceptAll()
 		f.read(t, body)
 		f.wants(t, pull("d-1", renamed), 202, `"d-1"`, ingest.Duplicate)
 		f.wantEvents(t, "d-1")
 	})
-	t.Run("SRC-04 so are a redelivery and a letter that is tried again", func(t *testing.T) {
+	t.Run("SRC-04 given a redelivery, the retried letter is the same event", func(t *testing.T) {
 		f, body := unfit(t)
-		f.mend()
+		f.acceptAll()
 		f.wants(t, pull("d-1", renamed), 202, `"d-1"`, ingest.Accepted)
 		f.read(t, body)
 		f.wantEvents(t, "d-1")
 	})
-	t.Run("SRC-04 a letter without an id has that of the body as it was sent", func(t *testing.T) {
+	t.Run("SRC-04 a retried letter without an id gets its id from the original body", func(t *testing.T) {
 		f := newFixture(t)
 		f.Sources.(sources)[0].Events[0].ID, _ = parseValue(`"/body/none"`)
 		spaced := strings.Replace(renamed, ":", " : ", 1)
 		f.wants(t, pull("d-1", spaced), 422, `"pointer":"/id"`, ingest.Unfit)
 		_, body := f.letter(t, 0)
-		f.mend()
+		f.acceptAll()
 		f.Sources.(sources)[0].Events[0].ID = f.Sources.(sources)[1].Events[0].ID // none
 		f.read(t, body)
 		f.wants(t, pull("d-1", spaced), 202, `sha256_`, ingest.Duplicate)
 	})
-	t.Run("SRC-04 what does not fit still is a letter again, with its faults", func(t *testing.T) {
+	t.Run("SRC-04 a retried document that still does not fit becomes a letter again, with its faults", func(t *testing.T) {
 		f, body := unfit(t)
 		f.read(t, body)
 		letter, again := f.letter(t, 1)
@@ -108,7 +108,7 @@ func TestDeadLettersAreTriedAgain(t *testing.T) {
 			t.Errorf("got %+v", letter)
 		}
 	})
-	t.Run("SRC-04 what no mapping matches any more is a letter again", func(t *testing.T) {
+	t.Run("SRC-04 a retried document that no mapping matches becomes a letter again", func(t *testing.T) {
 		f := newFixture(t)
 		f.wants(t, pull("d-1", renamed), 422, ``, ingest.Unfit)
 		f.read(t, `{"id":"e-1","detail-type":"Alarm","source":"aws.cloudwatch","time":"never","detail":{}}`)
@@ -122,15 +122,15 @@ func TestDeadLettersAreTriedAgain(t *testing.T) {
 			}
 		}
 	})
-	t.Run("SRC-04 the source is not there any more", func(t *testing.T) {
+	t.Run("SRC-04 a retried letter of a removed source is refused", func(t *testing.T) {
 		f, body := unfit(t)
 		f.Sources.(sources)[0].Name = "hub"
 		f.read(t, body)
-		if letter, again := f.letter(t, 1); again != body || !strings.Contains(letter.Reason, `no source "github"`) {
+		if letter, again := f.letter(t, 1); again != body || !strings.Contains(letter.Reason, `no longer has a source "github"`) {
 			t.Errorf("got %+v", letter)
 		}
 	})
-	t.Run("SRC-04 a request that is larger than a message", func(t *testing.T) {
+	t.Run("SRC-04 a request larger than a queue message is compressed and can be retried", func(t *testing.T) {
 		f := newFixture(t)
 		large := `{"action":"renamed","repository":{"owner":"acme","name":"site"},"text":"` + strings.Repeat("lorem \uFFFE ", 300_000) + `"}`
 		f.wants(t, pull("d-1", large), 422, ``, ingest.Unfit)
@@ -138,17 +138,17 @@ func TestDeadLettersAreTriedAgain(t *testing.T) {
 		if len(body) > queue.MaxBody || letter.Truncated || strings.ContainsAny(body, "\uFFFE\uFFFF") {
 			t.Fatalf("%d bytes, truncated %v", len(body), letter.Truncated)
 		}
-		f.mend()
+		f.acceptAll()
 		f.read(t, body)
 		f.wantEvents(t, "d-1")
 	})
-	t.Run("SRC-04 two deliveries of the same body are two letters, and a redelivery none, where the sender says which", func(t *testing.T) {
-		for _, data := range []string{`"/body/state"`, `{"state":"/body/state"}`} { // of which the mapping takes none, and the catalog
+	t.Run("SRC-04 given delivery ids, two deliveries of one body are two letters, and a redelivery adds none", func(t *testing.T) {
+		for _, data := range []string{`"/body/state"`, `{"state":"/body/state"}`} { // the mapping does not fit the first, and the catalog not the second
 			f := newFixture(t)
 			open := &f.Sources.(sources)[1].Events[0]
 			open.ID, _ = parseValue(`"/headers/x-delivery"`)
 			open.Data, _ = parseValue(data)
-			open.Name = "github.pull_request" // of which a variable is missing
+			open.Name = "github.pull_request" // which needs a variable that the mapping lacks
 			for _, id := range []string{"d-1", "d-2", "d-1"} {
 				r := httptest.NewRequest("POST", "http://127.0.0.1/sources/open/0123456789abcdef0123456789abcdef", strings.NewReader(`{}`))
 				r.Header.Set("X-Delivery", id)
@@ -159,11 +159,11 @@ func TestDeadLettersAreTriedAgain(t *testing.T) {
 			}
 		}
 	})
-	t.Run("SRC-04 a variable that no event can have", func(t *testing.T) {
+	t.Run("SRC-04 a document with an unusable variable is dead-lettered", func(t *testing.T) {
 		f := newFixture(t)
 		f.wants(t, pull("d-1", strings.Replace(opened, "acme", strings.Repeat("a", 3000), 1)), 422, `"pointer":"/variables"`, ingest.Unfit)
 	})
-	t.Run("SRC-04 OPS-04 the log says why", func(t *testing.T) {
+	t.Run("SRC-04 OPS-04 the log has the reason", func(t *testing.T) {
 		f := newFixture(t)
 		var log bytes.Buffer
 		f.Log = slog.New(slog.NewTextHandler(&log, nil))
@@ -172,16 +172,16 @@ func TestDeadLettersAreTriedAgain(t *testing.T) {
 			t.Errorf("got %s", &log)
 		}
 	})
-	t.Run("SRC-04 an event that is larger than its type may be", func(t *testing.T) {
+	t.Run("SRC-04 an event larger than its type allows is dead-lettered", func(t *testing.T) {
 		f := newFixture(t)
 		f.Sources.(sources)[0].Events[0].Data, _ = parseValue(`"/body"`)
 		f.wants(t, pull("d-1", strings.Replace(opened, "{", `{"text":"`+strings.Repeat("a", 300_000)+`",`, 1)), 413, `/data: has 300`, ingest.Invalid)
 		_, body := f.letter(t, 0)
-		f.mend()
+		f.acceptAll()
 		f.read(t, body)
 		f.wantEvents(t, "d-1")
 	})
-	t.Run("SRC-01 other messages are not taken for letters", func(t *testing.T) {
+	t.Run("SRC-01 other messages are not mistaken for letters", func(t *testing.T) {
 		f := newFixture(t)
 		f.read(t, `{"specversion":"1.0","id":"c","source":"x","type":"y","subject":"event://cloudwatch/alarm","retry":"3","document":"7","data":{}}`)
 		f.wantEvents(t, "c")
@@ -204,8 +204,8 @@ func TestEachSourceOfABus(t *testing.T) {
 	alarm := `{"version":"0","id":"e-1","detail-type":"Alarm","source":"aws.cloudwatch","time":"2026-11-23T08:00:00Z","detail":{"state":"ALARM"}}`
 	f.read(t, alarm)
 	f.read(t, " "+alarm)
-	t.Run("SRC-04 what one source cannot take, the others get", func(t *testing.T) { f.wantEvents(t, "e-1", "e-1") })
-	t.Run("SRC-04 OPS-04 its dead letter is of its workspace, once, and for it alone", func(t *testing.T) {
+	t.Run("SRC-04 when one source cannot map a message, the other sources still get it", func(t *testing.T) { f.wantEvents(t, "e-1", "e-1") })
+	t.Run("SRC-04 OPS-04 the dead letter is in the source's workspace, exists once, and retries only this source", func(t *testing.T) {
 		_, body := f.letter(t, 0)
 		if len(f.sent[queue.Dead]) != 1 || !strings.HasPrefix(body, `{"workspace":"beside"`) {
 			t.Errorf("%d letters, the first is %s", len(f.sent[queue.Dead]), body)
@@ -218,7 +218,7 @@ func TestEachSourceOfABus(t *testing.T) {
 	})
 }
 
-func TestNothingIsLookedAtBeforeTheSignature(t *testing.T) {
+func TestTheSignatureIsCheckedFirst(t *testing.T) {
 	for encoding, body := range map[string]string{"": `{"not JSON`, "gzip": "no gzip", "br": opened, "GZIP": "\x1f\x8b\x08"} {
 		t.Run("SRC-02 a forged request, encoded "+encoding, func(t *testing.T) {
 			f := newFixture(t)
@@ -235,7 +235,8 @@ func TestNothingIsLookedAtBeforeTheSignature(t *testing.T) {
 
 func TestLargeBodies(t *testing.T) {
 	large := strings.Replace(opened, "{", `{"text":"`+strings.Repeat("a", 300_000)+`",`, 1)
-	// with returns a fixture that has 25 bodies of which so many bytes have arrived. They are from addresses in the format.
+	// with returns a fixture that is reading 25 bodies, of each of which the given number of bytes has arrived. The
+	// format gives the clients' addresses.
 	with := func(t *testing.T, sent int, from string) *fixture {
 		f := newFixture(t)
 		begun, end := make(chan bool), make(chan bool)
@@ -258,26 +259,26 @@ func TestLargeBodies(t *testing.T) {
 		})
 		return f
 	}
-	t.Run("SRC-05 no one fills the memory with what may be unsigned", func(t *testing.T) {
+	t.Run("SRC-05 unverified senders cannot fill the memory", func(t *testing.T) {
 		f := with(t, 300_000, "192.0.2.1:%d")
 		f.wants(t, pull("d-2", large), 429, `"limit":"largeBodies"`, ingest.Limited)
 		f.wants(t, pull("d-3", opened), 202, `"d-3"`, ingest.Accepted)
 	})
-	t.Run("SRC-05 nor keeps large bodies out with requests that send nothing", func(t *testing.T) {
+	t.Run("SRC-05 requests that send nothing do not keep large bodies out", func(t *testing.T) {
 		f := with(t, 10, "192.0.2.1:%d")
 		f.wants(t, pull("d-2", large), 202, `"d-2"`, ingest.Accepted)
 	})
-	t.Run("SRC-05 given one client that sends all of them, a large body of another is read", func(t *testing.T) {
+	t.Run("SRC-05 given one client that sends all large bodies, another client's large body is read", func(t *testing.T) {
 		f := with(t, 300_000, "203.0.113.1:%d")
 		f.wants(t, pull("d-2", large), 202, `"d-2"`, ingest.Accepted)
 	})
-	t.Run("SRC-05 given slow ones of many clients, a large body of another is read", func(t *testing.T) {
+	t.Run("SRC-05 given slow bodies of many clients, another client's large body is read", func(t *testing.T) {
 		f := with(t, 300_000, "203.0.113.%d:1")
 		f.wants(t, pull("d-2", large), 429, `"limit":"largeBodies"`, ingest.Limited) // they are not slow yet
 		f.now = f.now.Add(time.Second)
 		f.wants(t, pull("d-2", large), 202, `"d-2"`, ingest.Accepted)
 	})
-	t.Run("SRC-05 nor with requests that send slowly", func(t *testing.T) {
+	t.Run("SRC-05 requests that send slowly do not keep large bodies out", func(t *testing.T) {
 		f := newFixture(t)
 		for body, want := range map[string]bool{large: true, opened: false} {
 			w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
@@ -285,12 +286,12 @@ func TestLargeBodies(t *testing.T) {
 			switch left := w.left; {
 			case w.Code != 202 || want != (len(left) > 1):
 				t.Errorf("%d bytes: %d, the deadlines %v", len(body), w.Code, left)
-			case want && (slices.Max(left) > 2*time.Second || left[len(left)-1] > 0): // the last one is none
+			case want && (slices.Max(left) > 2*time.Second || left[len(left)-1] > 0): // the last call removes the deadline
 				t.Errorf("got %v", left)
 			}
 		}
 	})
-	t.Run("SRC-05 a place is free when its request has been answered", func(t *testing.T) {
+	t.Run("SRC-05 a slot is free when its request has been answered", func(t *testing.T) {
 		f := newFixture(t)
 		f.wants(t, pull("d-2", large), 202, `"d-2"`, ingest.Accepted)
 		for range 30 {
@@ -299,7 +300,7 @@ func TestLargeBodies(t *testing.T) {
 	})
 }
 
-// TestLargeBodiesThatArriveSlowly sends large bodies over connections.
+// TestLargeBodiesThatArriveSlowly sends large bodies over real connections.
 func TestLargeBodiesThatArriveSlowly(t *testing.T) {
 	send := func(t *testing.T, addr string, part []byte, pause time.Duration) (status string) {
 		c, err := pipes.Dial(t.Context(), addr)
@@ -374,7 +375,7 @@ func TestLargeBodiesThatArriveSlowly(t *testing.T) {
 	})
 }
 
-// deadlines is a connection that notes how long was left until each.
+// deadlines is a response writer that records how far away each read deadline was when it was set.
 type deadlines struct {
 	*httptest.ResponseRecorder
 	left []time.Duration
@@ -385,7 +386,7 @@ func (d *deadlines) SetReadDeadline(at time.Time) error {
 	return nil
 }
 
-// slowBody says when it is read, and ends with the error that it got.
+// slowBody is a body that reports when it is being read, and ends with an error on demand.
 type slowBody struct{ begun, end chan bool }
 
 func (b slowBody) Read([]byte) (int, error) {
@@ -424,7 +425,7 @@ func TestTry(t *testing.T) {
 	headers := func(signed string) string {
 		return "X-GitHub-Event: pull_request\nX-GitHub-Delivery: d-1\nX-Hub-Signature-256: sha256=" + signature(sharedSecret, signed) + "\n"
 	}
-	t.Run("SRC-01 a file that an editor ended with a line break", func(t *testing.T) {
+	t.Run("SRC-01 a line break that an editor added at the end of the file is ignored", func(t *testing.T) {
 		for _, end := range []string{"", "\n", "\r\n"} {
 			if got := try(github, headers(opened)+"\n"+opened+end); got.Signature != "verified" || got.ID != "d-1" || got.Refused() {
 				t.Errorf("%q: got %+v", end, got)
@@ -442,22 +443,22 @@ func TestTry(t *testing.T) {
 			t.Errorf("got %+v", got)
 		}
 	})
-	t.Run("SRC-02 a signature of someone else", func(t *testing.T) {
+	t.Run("SRC-02 a signature with a wrong secret is not verified", func(t *testing.T) {
 		if got := try(github, headers("other")+"\n"+opened); got.Kind != ingest.Unverified || got.URI == "" || !got.Refused() {
 			t.Errorf("got %+v", got)
 		}
 	})
-	t.Run("SRC-02 the URL verification of Slack", func(t *testing.T) {
+	t.Run("SRC-02 Slack's URL verification is recognized", func(t *testing.T) {
 		if got := try(slack, "a: b\n\n"+`{"type":"url_verification","challenge":"abc"}`); got.Kind != ingest.Verified {
 			t.Errorf("got %+v", got)
 		}
 	})
-	t.Run("SRC-01 a header is no request line", func(t *testing.T) {
+	t.Run("SRC-01 a header is not mistaken for a request line", func(t *testing.T) {
 		if got := try(github, "User-Agent: curl HTTP/1.1\n"+headers(opened)+"\n"+opened); got.Kind != ingest.Accepted {
 			t.Errorf("got %+v", got)
 		}
 	})
-	t.Run("SRC-01 what is no request", func(t *testing.T) {
+	t.Run("SRC-01 input that is not a request is refused", func(t *testing.T) {
 		for _, raw := range []string{"", " HTTP/1.1\n\n", "GET  HTTP/1.1\n\n", strings.Repeat("a", publish.MaxBody+100_000)} {
 			if all, err := ingest.Try(t.Context(), cat, github, []byte(raw), f.now, nil); err == nil && all[0].Kind == ingest.Accepted {
 				t.Errorf("%.20q: got %+v", raw, all)

@@ -18,74 +18,75 @@ import (
 )
 
 const (
-	// smallBody is the size up to which the server reads a body from anyone. A request's sender is known only when its body
-	// has been read, so memory for larger ones is limited.
+	// smallBody is the largest body that the server reads from anyone. The sender of a request can be verified only
+	// after its body was read, so memory for larger bodies is limited.
 	smallBody = 256 << 10
-	// largeBodies is how many larger bodies are in memory at the same time.
+	// largeBodies is the maximum number of larger bodies in memory.
 	largeBodies = 25
-	// largeTime is how long the rest of a large body may take, because providers wait no longer for an answer. 5 MiB need
-	// 512 KiB per second.
+	// largeTime limits how long the rest of a large body may take to arrive. Providers do not wait longer for a
+	// response. 5 MiB in this time is 512 KiB per second.
 	largeTime = 10 * time.Second
-	// largeStall is how long the next largePart bytes of a large body may take.
+	// largeStall limits how long each further largePart bytes of a large body may take to arrive.
 	largeStall = 2 * time.Second
 	largePart  = 64 << 10
-	// largeSlow is how long a large body may take if all places are in use and another request needs one.
+	// largeSlow is how long a large body may take when all slots are in use and another request needs one.
 	largeSlow = 250 * time.Millisecond
-	// unpacking is how many requests of one client may wait for their turn to be unpacked before they are verified.
+	// unpacking is how many requests of one client may wait to be unpacked before they are verified.
 	unpacking = 4
-	// grown is how much memory is reserved for a body before any of it has arrived.
+	// grown is the maximum memory reserved for a body before any of it has arrived.
 	grown = 64 << 10
 )
 
-// room limits the memory for bodies whose senders are not known yet. The zero value is ready to use.
-type room struct {
+// bodySlots limits the memory for the bodies of senders that are not verified yet. The zero value is ready to use.
+type bodySlots struct {
 	mu      sync.Mutex
-	taken   map[*place]struct{}
-	waiting map[netip.Prefix]int // to be unpacked
+	taken   map[*bodySlot]struct{}
+	waiting map[netip.Prefix]int // number of requests waiting to be unpacked
 
-	turn sync.Mutex // held while a body is unpacked that may be a stranger's
+	turn sync.Mutex // held while unpacking the body of an unverified sender
 }
 
-// place is the permission to hold one large body.
-type place struct {
-	room     *room
+// bodySlot is the permission to hold one large body in memory.
+type bodySlot struct {
+	slots    *bodySlots
 	client   netip.Prefix
 	since    time.Time
-	received int    // bytes of the body
-	cut      func() // ends the reading of the body; nil if it is not being read
-	lost     bool   // it was given to another request
+	received int    // bytes of the body so far
+	cut      func() // ends the reading of the body; nil when it is not being read
+	lost     bool   // whether the slot was given to another request
 }
 
-// enter returns a place for a client's large body. If all are taken, it takes one from a body that arrives slowly. The request
-// that reads a body has a cut function.
-func (m *room) enter(client netip.Prefix, now time.Time, cut func()) (*place, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if len(m.taken) >= largeBodies && !m.makeRoom(client, now) {
+// reserve returns a slot for a client's large body. If all slots are taken, it takes one from a body that arrives
+// slowly, by calling that request's cut function. A request that has already read its body passes no cut.
+func (s *bodySlots) reserve(client netip.Prefix, now time.Time, cut func()) (*bodySlot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.taken) >= largeBodies && !s.makeRoom(client, now) {
 		return nil, quota.Exceeded("largeBodies", largeBodies, "%d bodies of more than %d bytes are being read; try again", largeBodies, smallBody)
 	}
-	if m.taken == nil {
-		m.taken = map[*place]struct{}{}
+	if s.taken == nil {
+		s.taken = map[*bodySlot]struct{}{}
 	}
-	p := &place{room: m, client: client, since: now, received: smallBody, cut: cut}
-	m.taken[p] = struct{}{}
-	return p, nil
+	slot := &bodySlot{slots: s, client: client, since: now, received: smallBody, cut: cut}
+	s.taken[slot] = struct{}{}
+	return slot, nil
 }
 
-// makeRoom frees the place of the slowest body. A client that has more places than the new one would have loses one even if its
-// bodies are quick, so that one client cannot keep the others out. The caller holds the lock.
-func (m *room) makeRoom(client netip.Prefix, now time.Time) bool {
+// makeRoom frees the slot of the slowest body. A client that holds more slots than the new client would is a
+// candidate even if its bodies arrive quickly, so that one client cannot keep the others out. The caller holds the
+// lock.
+func (s *bodySlots) makeRoom(client netip.Prefix, now time.Time) bool {
 	has := map[netip.Prefix]int{}
-	for p := range m.taken {
-		has[p.client]++
+	for slot := range s.taken {
+		has[slot.client]++
 	}
-	var slowest *place
-	for p := range m.taken {
-		if p.cut == nil || has[p.client] <= has[client]+1 && now.Sub(p.since) < largeSlow {
+	var slowest *bodySlot
+	for slot := range s.taken {
+		if slot.cut == nil || has[slot.client] <= has[client]+1 && now.Sub(slot.since) < largeSlow {
 			continue
 		}
-		if slowest == nil || p.pace(now) < slowest.pace(now) {
-			slowest = p
+		if slowest == nil || slot.pace(now) < slowest.pace(now) {
+			slowest = slot
 		}
 	}
 	if slowest == nil {
@@ -93,52 +94,53 @@ func (m *room) makeRoom(client netip.Prefix, now time.Time) bool {
 	}
 	slowest.lost = true
 	slowest.cut()
-	delete(m.taken, slowest)
+	delete(s.taken, slowest)
 	return true
 }
 
-// pace returns the bytes per second of a body so far.
-func (p *place) pace(now time.Time) float64 {
-	return float64(p.received) / max(now.Sub(p.since), time.Millisecond).Seconds()
+// pace returns the average rate at which the body has arrived, in bytes per second.
+func (slot *bodySlot) pace(now time.Time) float64 {
+	return float64(slot.received) / max(now.Sub(slot.since), time.Millisecond).Seconds()
 }
 
-// await counts bytes of the body that have arrived and sets the deadline of the next ones. It returns false if the place was given
-// to another request.
-func (p *place) await(control *http.ResponseController, until time.Time, arrived int64) bool {
-	p.room.mu.Lock()
-	defer p.room.mu.Unlock()
-	p.received += int(arrived)
-	if !p.lost {
-		_ = control.SetReadDeadline(until) // a function has its body already
+// await counts bytes that have arrived and sets the deadline for the next ones. It returns false if the slot was
+// given to another request.
+func (slot *bodySlot) await(control *http.ResponseController, until time.Time, arrived int64) bool {
+	slot.slots.mu.Lock()
+	defer slot.slots.mu.Unlock()
+	slot.received += int(arrived)
+	if !slot.lost {
+		_ = control.SetReadDeadline(until) // fails in a Lambda function, which has the whole body already
 	}
-	return !p.lost
+	return !slot.lost
 }
 
-// done notes that the reading of the body has ended. It returns false if the place was given to another request. Only a complete body
-// has its deadline removed: before net/http answers, it reads what is left of an incomplete one, and would wait for that forever.
-func (p *place) done(control *http.ResponseController, complete bool) bool {
-	p.room.mu.Lock()
-	defer p.room.mu.Unlock()
-	p.cut = nil
-	if !p.lost && complete {
+// done marks the end of reading the body. It returns false if the slot was given to another request. It removes the
+// deadline only from a complete body: before net/http responds, it reads the rest of an incomplete body, and without
+// a deadline it could wait forever.
+func (slot *bodySlot) done(control *http.ResponseController, complete bool) bool {
+	slot.slots.mu.Lock()
+	defer slot.slots.mu.Unlock()
+	slot.cut = nil
+	if !slot.lost && complete {
 		_ = control.SetReadDeadline(time.Time{})
 	}
-	return !p.lost
+	return !slot.lost
 }
 
-// leave gives a place back. p may be nil.
-func (p *place) leave() {
-	if p != nil {
-		p.room.mu.Lock()
-		defer p.room.mu.Unlock()
-		delete(p.room.taken, p)
+// release gives the slot back. The receiver may be nil.
+func (slot *bodySlot) release() {
+	if slot != nil {
+		slot.slots.mu.Lock()
+		defer slot.slots.mu.Unlock()
+		delete(slot.slots.taken, slot)
 	}
 }
 
-// read reads a body of at most [publish.MaxBody] bytes. It takes a place when the body turns out to be large. It does not
-// believe Content-Length, because a few requests that send nothing would then keep out all large ones. The caller leaves the
-// place, which may be nil, when the body is no longer in use.
-func (m *room) read(w http.ResponseWriter, r *http.Request, clock func() time.Time) (content []byte, p *place, err error) {
+// read reads a body of at most [publish.MaxBody] bytes. It takes a slot only when the body turns out to be large. It
+// does not rely on Content-Length, because a few requests that announce large bodies and send nothing would then keep
+// all others out. The caller releases the slot, which may be nil, when it no longer needs the body.
+func (s *bodySlots) read(w http.ResponseWriter, r *http.Request, clock func() time.Time) (content []byte, slot *bodySlot, err error) {
 	var body bytes.Buffer
 	if r.ContentLength > 0 {
 		body.Grow(int(min(r.ContentLength, grown)) + bytes.MinRead)
@@ -148,7 +150,7 @@ func (m *room) read(w http.ResponseWriter, r *http.Request, clock func() time.Ti
 	if err == nil && n > smallBody {
 		control := http.NewResponseController(w)
 		end := time.Now().Add(largeTime)
-		p, err = m.enter(auth.ClientNetwork(r.RemoteAddr), clock(), func() { _ = control.SetReadDeadline(time.Unix(1, 0)) })
+		slot, err = s.reserve(auth.ClientNetwork(r.RemoteAddr), clock(), func() { _ = control.SetReadDeadline(time.Unix(1, 0)) })
 		if err != nil {
 			return nil, nil, err
 		}
@@ -158,12 +160,12 @@ func (m *room) read(w http.ResponseWriter, r *http.Request, clock func() time.Ti
 			}
 			return end
 		}
-		for n = 0; p.await(control, until(), n); {
+		for n = 0; slot.await(control, until(), n); {
 			if n, err = body.ReadFrom(io.LimitReader(coming, largePart)); err != nil || n == 0 {
 				break
 			}
 		}
-		if !p.done(control, err == nil) {
+		if !slot.done(control, err == nil) {
 			return nil, nil, quota.Exceeded("largeBodies", largeBodies, "the body arrived too slowly while %d large ones were being read; try again", largeBodies)
 		}
 	}
@@ -172,32 +174,32 @@ func (m *room) read(w http.ResponseWriter, r *http.Request, clock func() time.Ti
 	} else if err != nil {
 		err = fault.New(fault.Invalid, "the body ended early")
 	}
-	return body.Bytes(), p, err
+	return body.Bytes(), slot, err
 }
 
-// unpack calls use with a body without its Content-Encoding, if it has a valid one. The sender is not known yet. Bodies are
-// unpacked and used one at a time, because a few KiB can become 5 MiB.
-func (m *room) unpack(r *http.Request, received []byte, use func(content []byte)) error {
+// unpack decompresses a body and calls use with the result. It does not call use if the body is malformed. The sender
+// is not verified yet, so bodies are unpacked and used one at a time, because a few KiB can become 5 MiB.
+func (s *bodySlots) unpack(r *http.Request, received []byte, use func(content []byte)) error {
 	client := auth.ClientNetwork(r.RemoteAddr)
-	m.mu.Lock()
-	if m.waiting[client] >= unpacking {
-		m.mu.Unlock()
+	s.mu.Lock()
+	if s.waiting[client] >= unpacking {
+		s.mu.Unlock()
 		return quota.Exceeded("unpacking", unpacking, "%d bodies from this address are waiting to be unpacked; try again", unpacking)
 	}
-	if m.waiting == nil {
-		m.waiting = map[netip.Prefix]int{}
+	if s.waiting == nil {
+		s.waiting = map[netip.Prefix]int{}
 	}
-	m.waiting[client]++
-	m.mu.Unlock()
+	s.waiting[client]++
+	s.mu.Unlock()
 	defer func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if m.waiting[client]--; m.waiting[client] == 0 {
-			delete(m.waiting, client)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.waiting[client]--; s.waiting[client] == 0 {
+			delete(s.waiting, client)
 		}
 	}()
-	m.turn.Lock()
-	defer m.turn.Unlock()
+	s.turn.Lock()
+	defer s.turn.Unlock()
 	if err := r.Context().Err(); err != nil {
 		return err
 	}
@@ -213,7 +215,7 @@ func isEncoded(h http.Header) bool {
 	return encoding != "" && !strings.EqualFold(encoding, "identity")
 }
 
-// decode removes the Content-Encoding of a body. The result has at most [publish.MaxBody] bytes, too.
+// decode removes the Content-Encoding of a body. It limits the result to [publish.MaxBody] bytes, too.
 func decode(h http.Header, body []byte) ([]byte, error) {
 	switch encoding := h.Get("Content-Encoding"); {
 	case !isEncoded(h):
@@ -225,7 +227,7 @@ func decode(h http.Header, body []byte) ([]byte, error) {
 	}
 }
 
-// unzip returns the content of a GZIP body, of at most so many bytes.
+// unzip decompresses a GZIP body to at most the given number of bytes.
 func unzip(body []byte, most int) ([]byte, error) {
 	z, err := gzip.NewReader(bytes.NewReader(body))
 	if err != nil {

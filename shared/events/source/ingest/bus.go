@@ -8,14 +8,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Bus reads the messages of the inbox queue that are not events: envelopes of EventBridge, SNS and S3, for the sources
-// that are from there, and documents that are tried again. It is a [publish.Documents].
+// Bus reads the messages of the inbox queue that are not CloudEvents: envelopes of EventBridge, SNS and S3, which it
+// gives to all sources of that origin, and documents of dead letters that are being retried. It is a
+// [publish.Documents].
 //
-// A message is for each source by itself: what one cannot take becomes a dead letter in the source's workspace, and the
-// others get their events.
+// Bus handles a message for each source independently. If one source cannot turn it into an event, the message
+// becomes a dead letter in that source's workspace, and the other sources still get their events.
 type Bus struct{ Intake }
 
-// Read makes the events of a message. Ours is false for a message that is none of a bus. An error is that of the
+// Read returns the events of a message. Ours is false if the message is not for a bus source. An error concerns the
 // message as a whole.
 func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, ours bool, err error) {
 	if isRetry(body) {
@@ -45,7 +46,7 @@ func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, ours b
 	return in, true, nil
 }
 
-// again maps a document of a dead letter once more.
+// again maps the document of a retried dead letter.
 func (b *Bus) again(ctx context.Context, body []byte) ([]publish.Input, error) {
 	r, doc, err := parseRetry(body)
 	if err != nil {
@@ -64,14 +65,14 @@ func (b *Bus) again(ctx context.Context, body []byte) ([]publish.Input, error) {
 			return b.event(ctx, s, doc, true)
 		}
 	}
-	return nil, fault.New(fault.NotFound, "workspace %.64q has no source %.64q that takes this any more", r.Workspace, r.Retry.Source)
+	return nil, fault.New(fault.NotFound, "workspace %.64q no longer has a source %.64q for this document", r.Workspace, r.Retry.Source)
 }
 
-// errUnmatched is why a letter that was sent back is one again. A mapping has matched it before, so that it may be the new
-// pattern that is wrong.
+// errUnmatched is the reason of a dead letter that was retried and is now not matched by any mapping. A mapping
+// matched it earlier, so the new pattern may be wrong. That is why it is kept again.
 var errUnmatched = fault.New(fault.Unprocessable, "no mapping matches it any more")
 
-// request publishes a request of a dead letter as the handler does.
+// request publishes the retried document of a request, as [Handler] does for a new request.
 func (b *Bus) request(ctx context.Context, s source.Source, doc any, who identity) error {
 	now := b.now()
 	o := Outcome{Workspace: s.Workspace, Source: s.Name}
@@ -83,13 +84,13 @@ func (b *Bus) request(ctx context.Context, s source.Source, doc any, who identit
 	switch {
 	case isUnfit(err):
 		return b.keep(ctx, s, doc, who, o.ID, err, true, now)
-	case fault.Is(err, fault.Exhausted): // it was accepted for good: the inbox tries again
+	case fault.Is(err, fault.Exhausted): // the sender already got a 202, so the inbox must retry
 		return fault.Wrap(fault.Unavailable, err, "publish a request that is tried again")
 	}
 	return err
 }
 
-// event is the event of a bus's document for a source, or none.
+// event maps a document of a bus source to at most one event.
 func (b *Bus) event(ctx context.Context, s source.Source, doc any, again bool) ([]publish.Input, error) {
 	now := b.now()
 	o := Outcome{Workspace: s.Workspace, Source: s.Name, Kind: Unmatched}

@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
-// CheckSources does what [CheckCatalog] does for all sources of a workspace.
+// CheckSources does what [CheckCatalog] does, for all sources of a workspace.
 func CheckSources(cat *catalog.Catalog, workspace string, sources []source.Source) error {
 	var all []error
 	for _, s := range sources {
@@ -26,16 +26,16 @@ func CheckSources(cat *catalog.Catalog, workspace string, sources []source.Sourc
 	return errors.Join(all...)
 }
 
-// CheckCatalog finds all that mappings of a source have that does not fit the catalog of its workspace, each with its line:
-// event types that are not there, and variables that a URI template has and its mapping does not, or the other way
-// round. It is of kind fault.Invalid.
+// CheckCatalog checks the mappings of a source against the catalog of its workspace. It reports, each with its line,
+// event types that do not exist, and variables that are in the URI template but not in the mapping, or the other way
+// round. Errors are of kind fault.Invalid.
 func CheckCatalog(cat *catalog.Catalog, s source.Source) error {
 	var all []error
 	for _, m := range s.Events {
 		at := fmt.Sprintf("line %d: source %s: %s", m.Line, s.Name, m.Name)
 		entry := cat.ByName(m.Name)
 		if entry == nil {
-			all = append(all, fault.New(fault.Invalid, "%s is no event type of the catalog of workspace %s", at, s.Workspace))
+			all = append(all, fault.New(fault.Invalid, "%s is not an event type in the catalog of workspace %s", at, s.Workspace))
 			continue
 		}
 		given := map[string]string{}
@@ -72,8 +72,8 @@ func missingVariables(entry *catalog.Entry, given map[string]string) []string {
 	return missing
 }
 
-// CheckSecrets looks up the secrets of all sources. One that is not there, or that its scheme cannot use, is of kind
-// fault.Invalid.
+// CheckSecrets looks up the secrets of all sources. If a secret does not exist, or its scheme cannot use it, the
+// error is of kind fault.Invalid.
 func CheckSecrets(ctx context.Context, sources []source.Source, lookup func(context.Context, secret.Value) (string, error)) error {
 	for _, s := range sources {
 		if len(s.Secrets) == 0 {
@@ -86,7 +86,7 @@ func CheckSecrets(ctx context.Context, sources []source.Source, lookup func(cont
 	return nil
 }
 
-// verifier is the one of a source, with the secrets as they are now.
+// verifier returns the verifier of a source with its current secrets.
 func verifier(ctx context.Context, s source.Source, lookup func(context.Context, secret.Value) (string, error)) (*verify.Verifier, error) {
 	secrets := make([]string, len(s.Secrets))
 	for i, v := range s.Secrets {

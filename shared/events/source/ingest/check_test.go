@@ -29,10 +29,10 @@ func TestChecksHaveLines(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Run("SRC-01 what does not fit the catalog has its line", func(t *testing.T) {
+	t.Run("SRC-01 a mapping that does not fit the catalog is reported with its line", func(t *testing.T) {
 		err := ingest.CheckCatalog(cat, cfg.Sources[0])
 		for _, want := range []string{
-			"line 5: source mixed: github.unknown is no event type", "line 7: source mixed: github.pull_request: the variable repo is missing",
+			"line 5: source mixed: github.unknown is not an event type", "line 7: source mixed: github.pull_request: the variable repo is missing",
 			"line 8: source mixed: cloudwatch.alarm: the event type does not have owner (it has: none); delete it from variables",
 		} {
 			if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want) {
@@ -43,7 +43,7 @@ func TestChecksHaveLines(t *testing.T) {
 			t.Errorf("a mapping that fits is refused: %v", err)
 		}
 	})
-	t.Run("SRC-01 SRC-02 a secret that is not there has its line", func(t *testing.T) {
+	t.Run("SRC-01 SRC-02 a missing secret is reported with its line", func(t *testing.T) {
 		err := ingest.CheckSecrets(t.Context(), cfg.Sources, func(context.Context, secret.Value) (string, error) {
 			return "", fault.New(fault.Invalid, "env:MISSING is not set")
 		})

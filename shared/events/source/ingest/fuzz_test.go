@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/provider"
 )
 
-// everyScheme has a source for each scheme, of its name.
+// everyScheme returns a configuration with one source per scheme, named after it.
 func everyScheme() string {
 	var b strings.Builder
 	b.WriteString("sources:\n")
@@ -34,7 +34,7 @@ const anyCatalog = `events:
   - {name: github.pull_request_at, uri: event://any/thing, payloadSchema: {type: object, properties: {action: {type: string}}}}
 `
 
-// newSchemes is a fixture with the sources of all schemes.
+// newSchemes returns a fixture with the sources of everyScheme.
 func newSchemes(tb testing.TB) (*fixture, *catalog.Catalog, []source.Source) {
 	tb.Helper()
 	secrets := map[string]string{}
@@ -45,7 +45,7 @@ func newSchemes(tb testing.TB) (*fixture, *catalog.Catalog, []source.Source) {
 	return f, cat, all
 }
 
-// parsed are the headers in lines of text, as net/http lets them in.
+// parsed parses lines of headers, keeping only those that net/http accepts.
 func parsed(text string) http.Header {
 	h := http.Header{}
 	for line := range strings.Lines(text) {
@@ -59,7 +59,7 @@ func parsed(text string) http.Header {
 
 var answered = map[int]bool{200: true, 202: true, 400: true, 401: true, 403: true, 404: true, 405: true, 413: true, 415: true, 422: true, 429: true}
 
-// FuzzHandler sends any headers, query and body to any scheme, signed or not.
+// FuzzHandler sends arbitrary headers, queries and bodies to sources of all schemes, with and without a signature.
 func FuzzHandler(f *testing.F) {
 	all := provider.Schemes()
 	for i := range all {
@@ -94,11 +94,11 @@ func FuzzHandler(f *testing.F) {
 			t.Fatalf("%s: %d %s", s.Name, status, answer)
 		}
 		if strings.Contains(answer, s.Secret) {
-			t.Errorf("%s: the answer has the secret: %s", s.Name, answer)
+			t.Errorf("%s: the response reveals the secret: %s", s.Name, answer)
 		}
 		events := fix.events(t)
 		if !sign && s.Credential != "" && (len(events) > 0 || len(fix.sent[queue.Dead]) > 0) {
-			t.Fatalf("%s: what no one signed became %+v", s.Name, fix.sent)
+			t.Fatalf("%s: an unsigned request became %+v", s.Name, fix.sent)
 		}
 		if len(events) > 1 || len(events) == 1 && (status != 202 || !strings.Contains(answer, events[0].ID)) {
 			t.Fatalf("%s: %d %s for %+v", s.Name, status, answer, events)
@@ -115,7 +115,7 @@ func FuzzHandler(f *testing.F) {
 	})
 }
 
-// visible keeps what a header may hold.
+// visible removes characters that a header cannot hold.
 func visible(r rune) rune {
 	if r < ' ' || r == 0x7f {
 		return -1
@@ -123,7 +123,7 @@ func visible(r rune) rune {
 	return r
 }
 
-// FuzzTry runs anything through a source of each scheme and of each bus.
+// FuzzTry runs arbitrary input through a source of each scheme and of each bus.
 func FuzzTry(f *testing.F) {
 	f.Add([]byte("POST /sources/github?x=1 HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 2\r\nX-GitHub-Delivery: d\r\n\r\n{}\r\n"))
 	f.Add([]byte("x-id: 1\n\n{\"a\":1}"))

@@ -1,12 +1,13 @@
-// Package ingest takes in what sources send: requests at POST /sources/{name}, and what AWS buses put into the inbox
-// queue. It verifies, has package source map, and publishes.
+// Package ingest receives documents for sources, as requests at POST /sources/{name} and as messages that AWS
+// services put into the inbox queue. It verifies them, maps them with package source, and publishes the events.
 //
 //	POST /sources/{name} ─▶ [Handler] ──┐
 //	                                    ├─▶ catalog ─▶ publish.Service
 //	inbox queue ─▶ publish.Inbox ─▶ [Bus]
 //
-// An id that was taken stays known for three days ([Seen]), for so long providers redeliver. What a verified request
-// holds and no event type takes becomes a dead letter of the inbox, which can be retried after the mapping was mended.
+// Package ingest remembers the ids of accepted events for three days ([Seen]), because providers redeliver for that
+// long. If a verified document cannot become an event, it becomes a dead letter of the inbox, which can be retried
+// after the mapping or the event type has been fixed.
 package ingest
 
 import (
@@ -37,32 +38,32 @@ const (
 	pathKey    = "key"
 )
 
-// Sources are the sources of the configuration. [config.Stored] is one.
+// Sources provides the configured sources. [config.Stored] implements it.
 type Sources interface {
 	Sources(ctx context.Context) ([]source.Source, error)
 }
 
-// Publisher takes events in. [publish.Service] is one.
+// Publisher accepts events. [publish.Service] implements it.
 type Publisher interface {
 	Accept(ctx context.Context, p auth.Principal, in []publish.Input) ([]publish.Accepted, error)
 }
 
-// Intake is what requests and messages have in common. For both it is to have the same publisher and the same [Seen]: a
-// request that is tried again and sent again is one event.
+// Intake is shared by requests and messages. Handler and Bus must use the same publisher and the same [Seen], so that
+// a request that is both retried from its dead letter and sent again becomes one event.
 type Intake struct {
 	Sources   Sources
 	Catalogs  catalog.Source
 	Publisher Publisher
 	Seen      Seen
-	// Queue takes the dead letters.
+	// Queue receives the dead letters.
 	Queue queue.Sender
-	// Recorder gets the outcome of each request and of each document of a message.
+	// Recorder records the outcome of each request and of each document of a message.
 	Recorder Recorder
-	// Metrics counts dead letters; may be nil.
+	// Metrics counts dead letters. It may be nil.
 	Metrics *metric.Set
-	// Now is the clock; nil is time.Now.
+	// Now returns the current time. Nil means time.Now.
 	Now func() time.Time
-	// Log gets what is not the sender's fault; nil is slog.Default.
+	// Log logs problems that the sender did not cause. Nil means slog.Default.
 	Log *slog.Logger
 }
 
@@ -80,41 +81,43 @@ func (in *Intake) sources(ctx context.Context) ([]source.Source, error) {
 	return all, fault.Wrap(fault.Unavailable, err, "look up the sources")
 }
 
-// Handler serves POST /sources/{name}, with the key of a source that verifies nothing as one more segment. It answers
-// 202 {"accepted":[{"id","uri"}]} when the event is durable, with an empty list if no mapping matches, and errors as
-// POST /events does. The order of checks: Host and Origin, source, method, size, signature,
-// encoding, rate, JSON, mapping, event.
+// Handler serves POST /sources/{name}. For a source with the scheme none, the path has the key as an additional
+// segment.
+//
+// It responds with 202 {"accepted":[{"id","uri"}]} when the event is durable. The list is empty if no mapping
+// matches. Errors look like those of POST /events. It checks, in this order: Host and Origin, source, method, size,
+// signature, encoding, quota, JSON, mapping, event.
 type Handler struct {
 	Intake
 	Secrets func(context.Context, secret.Value) (string, error)
-	// Rate limits what a source sends, as the principal [Principal]; nil does not.
+	// Rate is the quota of each source, as the principal [Principal]. Nil means no quota.
 	Rate *quota.Rate
-	// Guard refuses what a browser sends for another site.
+	// Guard refuses requests that a browser sends on behalf of another site.
 	Guard auth.Guard
-	// Limited gets the name of each limit that a request met; may be nil.
+	// Limited is called with the name of each limit that a request exceeds. It may be nil.
 	Limited func(limit string)
 
-	large room
+	large bodySlots
 }
 
-// Principal is who a source publishes as, for quotas.
+// Principal returns the principal that a source publishes as. Quotas apply to it.
 func Principal(s source.Source) auth.Principal {
 	return auth.Principal{ID: "source/" + s.Name, Workspace: s.Workspace, Scopes: []string{auth.ScopePublish}}
 }
 
-// Mount has the handler serve its paths.
+// Mount registers the handler's paths.
 func (h *Handler) Mount(mux *http.ServeMux) {
 	mux.Handle("/sources/{"+pathSource+"}", h)
 	mux.Handle("/sources/{"+pathSource+"}/{"+pathKey+"}", h)
-	mux.Handle("/sources/", h) // which is no source
+	mux.Handle("/sources/", h) // any other path gets a 404 from the handler
 }
 
-// answer is what a sender gets.
+// answer is the body of a 202 response.
 type answer struct {
 	Accepted []publish.Accepted `json:"accepted"`
 }
 
-// ServeHTTP answers a request.
+// ServeHTTP implements [http.Handler].
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answers := httpjson.Answers{Challenge: `Webhook realm="` + r.PathValue(pathSource) + `"`, Log: h.Log, Limited: h.Limited}
 	answers.Serve(w, withoutKey(r), http.StatusAccepted, func() (any, error) {
@@ -137,15 +140,14 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// withoutKey is a request for the log: the key of a source that verifies nothing is part of the path.
+// withoutKey returns a copy of the request for logging. Its path omits the key of a source with the scheme none.
 func withoutKey(r *http.Request) *http.Request {
 	logged := r.WithContext(r.Context())
 	logged.URL, logged.Pattern = &url.URL{Path: "/sources/" + r.PathValue(pathSource)}, ""
 	return logged
 }
 
-// source finds the source of a request. A key in the path is for those alone that verify nothing else; what has the
-// wrong number of segments is not there.
+// source finds the source of a request. The path has a key if and only if the source's scheme is none.
 func (h *Handler) source(r *http.Request) (source.Source, error) {
 	all, err := h.sources(r.Context())
 	if err != nil {
@@ -160,7 +162,7 @@ func (h *Handler) source(r *http.Request) (source.Source, error) {
 	return source.Source{}, fault.New(fault.NotFound, "there is no source at this path")
 }
 
-// incoming is one request of a source that is there.
+// incoming is a request to an existing source.
 type incoming struct {
 	*Handler
 	source  source.Source
@@ -171,7 +173,7 @@ type incoming struct {
 func (in *incoming) take(w http.ResponseWriter, r *http.Request) (any, error) {
 	ctx := r.Context()
 	received, held, err := in.large.read(w, r, in.Handler.now)
-	defer func() { held.leave() }()
+	defer func() { held.release() }()
 	if err != nil {
 		return nil, err
 	}
@@ -179,8 +181,8 @@ func (in *incoming) take(w http.ResponseWriter, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if held == nil && len(body) > smallBody { // it was compressed
-		if held, err = in.large.enter(auth.ClientNetwork(r.RemoteAddr), in.now, nil); err != nil {
+	if held == nil && len(body) > smallBody { // it was compressed and needs no slot until now
+		if held, err = in.large.reserve(auth.ClientNetwork(r.RemoteAddr), in.now, nil); err != nil {
 			return nil, err
 		}
 	}
@@ -205,7 +207,7 @@ func (in *incoming) take(w http.ResponseWriter, r *http.Request) (any, error) {
 	return answer{accepted}, err
 }
 
-// challengeOf is what Slack asks for to see that the URL is ours.
+// challengeOf returns the challenge that Slack sends to verify that the server owns the URL.
 func challengeOf(s source.Source, doc map[string]any) (string, bool) {
 	if s.Verify.Scheme != verify.Slack {
 		return "", false
@@ -213,14 +215,15 @@ func challengeOf(s source.Source, doc map[string]any) (string, bool) {
 	return verify.Challenge(doc["body"])
 }
 
-// verify refuses a request that its provider did not send. It returns the body without its Content-Encoding, and what
-// [verify.Verifier.Verify] returns as signed.
+// verify checks that the provider sent the request. It returns the body without its Content-Encoding, and the hash of
+// what is signed, as [verify.Verifier.Verify] does.
 //
-// A provider that compresses may have signed the body before it compressed it, or afterwards. So a body whose signature does not
-// match is unpacked and verified again. If that fails too, verify does not say whether the body was malformed.
+// A provider that compresses its requests may sign the body before or after compression. If the signature does not
+// match the body as received, verify unpacks the body and checks again. If that fails too, the error does not reveal
+// whether the body was malformed.
 func (in *incoming) verify(ctx context.Context, r *http.Request, received []byte) (content []byte, signed string, err error) {
 	v, err := verifier(ctx, in.source, in.Secrets)
-	if err != nil { // of the configuration, which a sender cannot fix; the log has it
+	if err != nil { // the configuration is wrong, which only the log should explain
 		return nil, "", &fault.Error{Kind: fault.Unavailable, Message: "the source " + in.source.Name + " cannot verify requests now", Err: err}
 	}
 	request := verify.Request{Header: r.Header, Body: received, Key: r.PathValue(pathKey)}
@@ -230,7 +233,7 @@ func (in *incoming) verify(ctx context.Context, r *http.Request, received []byte
 		content, err = decode(r.Header, received)
 		return content, signed, err
 	case !isEncoded(r.Header) || in.source.Verify.Scheme == verify.None || fault.Public(refused) != verify.NoMatch:
-		return nil, "", refused // which another body would not change
+		return nil, "", refused // unpacking the body would not change the result
 	}
 	err = in.large.unpack(r, received, func(unpacked []byte) {
 		request.Body = unpacked

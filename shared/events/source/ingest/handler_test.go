@@ -60,7 +60,7 @@ const configFile = `sources:
     events: [{match: {detail-type: [Alarm]}, name: cloudwatch.alarm, id: /id, time: /time, data: /detail}]
 `
 
-// fixture is the handler over a store of its own; what it queues is kept.
+// fixture is a handler with its own store. It keeps the messages that the handler queues.
 type fixture struct {
 	*ingest.Handler
 	inbox *publish.Inbox
@@ -102,7 +102,8 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
-// newFixtureOf is newFixture with other files and secrets; it returns what they hold as well.
+// newFixtureOf does what newFixture does with other files and secrets, and also returns the parsed catalog and
+// sources.
 func newFixtureOf(tb testing.TB, catalogFile, configFile string, secrets map[string]string) (*fixture, *catalog.Catalog, []source.Source) {
 	tb.Helper()
 	cat, err := catalog.Parse([]byte(catalogFile))
@@ -134,7 +135,7 @@ func newFixtureOf(tb testing.TB, catalogFile, configFile string, secrets map[str
 	return f, cat, cfg.Sources
 }
 
-// pull is a signed pull_request of GitHub.
+// pull returns a signed pull_request webhook of GitHub.
 func pull(delivery, body string) *http.Request {
 	r := httptest.NewRequest("POST", "http://127.0.0.1/sources/github", strings.NewReader(body))
 	r.Header.Set("Content-Type", "application/json")
@@ -180,7 +181,7 @@ func (f *fixture) wants(t *testing.T, r *http.Request, status int, text string, 
 	}
 	switch {
 	case kind == "" && len(f.outcomes) != before:
-		t.Errorf("the outcome %+v was recorded", f.outcomes[before])
+		t.Errorf("recorded %+v, want no outcome", f.outcomes[before])
 	case kind != "" && (len(f.outcomes) != before+1 || f.outcomes[before].Kind != kind):
 		t.Errorf("recorded %+v, want %s", f.outcomes[before:], kind)
 	}
@@ -202,7 +203,7 @@ func (f *fixture) events(t *testing.T) []event.Event {
 const opened = `{"action":"opened","repository":{"owner":"acme","name":"site"}}`
 
 func TestHandler(t *testing.T) {
-	t.Run("SRC-04 a signed request is an event", func(t *testing.T) {
+	t.Run("SRC-04 a signed request becomes an event", func(t *testing.T) {
 		f := newFixture(t)
 		f.wants(t, pull("d-1", opened), 202, `{"accepted":[{"id":"d-1","uri":"event://github/acme/site/pull_request"}]}`, ingest.Accepted)
 		all := f.events(t)
@@ -219,10 +220,10 @@ func TestHandler(t *testing.T) {
 			t.Errorf("%d events", n)
 		}
 	})
-	t.Run("SRC-04 a process that begins knows what another has taken", func(t *testing.T) {
+	t.Run("SRC-04 a new process knows the ids that another has accepted", func(t *testing.T) {
 		f := newFixture(t)
 		f.wants(t, pull("d-1", opened), 202, `"d-1"`, ingest.Accepted)
-		db := f.Seen.DB // the record shares the next commit, which is this one
+		db := f.Seen.DB // the record joins the next commit, which is this one
 		if err := db.Write(t.Context(), store.Put(store.Item{Key: store.Key{Table: store.Deliveries, Partition: "test", Sort: "commit"}})); err != nil {
 			t.Fatal(err)
 		}
@@ -230,13 +231,13 @@ func TestHandler(t *testing.T) {
 		f.wants(t, pull("d-1", opened), 202, `"d-1"`, ingest.Duplicate)
 		f.wants(t, pull("d-2", opened), 202, `"d-1"`, ingest.Duplicate)
 	})
-	t.Run("SRC-02 either of two secrets", func(t *testing.T) {
+	t.Run("SRC-02 a request may be signed with either of two secrets", func(t *testing.T) {
 		f := newFixture(t)
 		r := pull("d-1", opened)
 		r.Header.Set("X-Hub-Signature-256", "sha256="+signature("a secret of yesterday", opened))
 		f.wants(t, r, 202, `"d-1"`, ingest.Accepted)
 	})
-	t.Run("SRC-02 who is refused learns that bearer tokens are of no use", func(t *testing.T) {
+	t.Run("SRC-02 a refused sender is told to use a webhook signature, not a bearer token", func(t *testing.T) {
 		f := newFixture(t)
 		w := httptest.NewRecorder()
 		r := pull("d-1", opened)
@@ -246,7 +247,7 @@ func TestHandler(t *testing.T) {
 			t.Errorf("got %d %q", w.Code, got)
 		}
 	})
-	t.Run("SRC-03 what no mapping matches is answered and kept nowhere", func(t *testing.T) {
+	t.Run("SRC-03 an unmatched request is answered with an empty list and not kept", func(t *testing.T) {
 		f := newFixture(t)
 		r := pull("d-1", opened)
 		r.Header.Set("X-GitHub-Event", "ping")
@@ -255,7 +256,7 @@ func TestHandler(t *testing.T) {
 			t.Errorf("sent %v", f.sent)
 		}
 	})
-	t.Run("SRC-02 without verification the path has the secret", func(t *testing.T) {
+	t.Run("SRC-02 with the scheme none the path has the secret", func(t *testing.T) {
 		f := newFixture(t)
 		post := func(path string) *http.Request {
 			return httptest.NewRequest("POST", "http://127.0.0.1/sources/open"+path, strings.NewReader(`{}`))
@@ -264,7 +265,7 @@ func TestHandler(t *testing.T) {
 		f.wants(t, post("/0123456789abcdef0123456789abcdee"), 401, ``, ingest.Unverified)
 		f.wants(t, post(""), 404, ``, "")
 	})
-	t.Run("SRC-02 the URL verification of Slack", func(t *testing.T) {
+	t.Run("SRC-02 Slack's URL verification is answered with the challenge", func(t *testing.T) {
 		f := newFixture(t)
 		body := `{"type":"url_verification","challenge":"abc"}`
 		r := httptest.NewRequest("POST", "http://127.0.0.1/sources/slack", strings.NewReader(body))
@@ -273,7 +274,7 @@ func TestHandler(t *testing.T) {
 		f.wants(t, r, 200, `{"challenge":"abc"}`, ingest.Verified)
 		f.wants(t, httptest.NewRequest("POST", "http://127.0.0.1/sources/slack", strings.NewReader(body)), 401, ``, ingest.Unverified)
 	})
-	t.Run("SRC-05 GZIP, signed before or after", func(t *testing.T) {
+	t.Run("SRC-05 a GZIP body may be signed before or after compression", func(t *testing.T) {
 		f := newFixture(t)
 		zipped := zip(opened)
 		for id, signed := range map[string]string{"d-1": opened, "d-2": zipped} {
@@ -283,7 +284,7 @@ func TestHandler(t *testing.T) {
 			r.Header.Set("X-Hub-Signature-256", "sha256="+signature(sharedSecret, signed))
 			f.wants(t, r, 202, id, ingest.Accepted)
 		}
-		r := pull("d-3", strings.Repeat(zipped, 100_000)) // a bomb
+		r := pull("d-3", strings.Repeat(zipped, 100_000)) // a zip bomb
 		r.Header.Set("Content-Encoding", "gzip")
 		f.wants(t, r, 413, `"limit":"body"`, ingest.Invalid)
 	})
@@ -293,17 +294,17 @@ func TestHandler(t *testing.T) {
 		f.wants(t, pull("d-1", opened), 202, `"d-1"`, ingest.Accepted)
 		r := pull("d-2", opened)
 		r.Header.Set("X-Hub-Signature-256", "sha256=00")
-		f.wants(t, r, 401, ``, ingest.Unverified) // and counts nothing
+		f.wants(t, r, 401, ``, ingest.Unverified) // and does not count
 		f.wants(t, pull("d-3", opened), 429, `"retryAfterSeconds":1`, ingest.Limited)
 	})
-	t.Run("SRC-05 nothing is accepted that is not durable, and the provider sends it again", func(t *testing.T) {
+	t.Run("SRC-05 a request fails until its event is durable, so that the provider sends it again", func(t *testing.T) {
 		f := newFixture(t)
 		f.down = true
 		f.wants(t, pull("d-1", opened), 503, ``, ingest.Unavailable)
 		f.down = false
 		f.wants(t, pull("d-1", opened), 202, `"d-1"`, ingest.Accepted)
 	})
-	t.Run("other requests", func(t *testing.T) {
+	t.Run("requests with other methods and paths are refused", func(t *testing.T) {
 		f := newFixture(t)
 		f.wants(t, httptest.NewRequest("GET", "http://127.0.0.1/sources/github", nil), 405, ``, "")
 		f.wants(t, httptest.NewRequest("POST", "http://127.0.0.1/sources/other", nil), 404, ``, "")
@@ -343,14 +344,14 @@ func TestBus(t *testing.T) {
 	}
 	f.read(t, strings.Replace(alarm, `"Alarm"`, `"Other"`, 1))
 	if len(f.events(t)) != 1 || len(f.sent[queue.Dead]) > 0 || f.outcomes[1].Kind != ingest.Unmatched {
-		t.Errorf("SRC-03 what matches nothing: %+v %+v", f.sent, f.outcomes)
+		t.Errorf("SRC-03 an unmatched message: %+v %+v", f.sent, f.outcomes)
 	}
 	f.read(t, `{"uri":"event://cloudwatch/alarm","data":{}}`)
 	if len(f.events(t)) != 2 {
-		t.Error("SRC-01 an event of a direct sender is none any more")
+		t.Error("SRC-01 a direct sender's event is no longer accepted")
 	}
 	f.read(t, `{"Type":"Notification","TopicArn":"arn","Message":"x"}`)
 	if len(f.events(t)) != 2 || len(f.sent[queue.Dead]) > 0 {
-		t.Error("SRC-01 a bus without a source is not dropped")
+		t.Error("SRC-01 a message of a bus without sources is not dropped")
 	}
 }

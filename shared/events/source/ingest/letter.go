@@ -15,9 +15,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// retry is a document that did not fit, as its dead letter holds it and as the inbox gets it back. Whoever may send to the
-// inbox may publish, so that it is not verified again. The workspace comes first: it says whose letter it is, even if
-// only the beginning is kept.
+// retry is the body of a dead letter for a document that did not fit. Retrying the dead letter sends it back to the
+// inbox. It is not verified again, because anyone with permission to send to the inbox may publish. The workspace
+// comes first so that it is known even if only the beginning of the body is kept.
 type retry struct {
 	Workspace string  `json:"workspace"`
 	Retry     retried `json:"retry"`
@@ -26,24 +26,25 @@ type retry struct {
 type retried struct {
 	Source string      `json:"source"`
 	From   source.From `json:"from,omitempty"`
-	// Hash and Signed are the identity of a request.
+	// Hash and Signed are the [identity] of a request.
 	Hash   string `json:"hash,omitempty"`
 	Signed string `json:"signed,omitempty"`
-	// Document is what the mapping is for; Packed is the same in GZIP, if it is too large for the queue.
+	// Document is the document to map. Packed is the same in GZIP, if the document is too large for the queue.
 	Document json.RawMessage `json:"document,omitempty"`
 	Packed   []byte          `json:"packed,omitempty"`
 }
 
-// maxUnpacked bounds a document of a retry: a body as it is taken, with what JSON escapes of it, and headers.
+// maxUnpacked limits the size of an unpacked document: a body of the maximum size, plus JSON escapes and headers.
 const maxUnpacked = 3 * publish.MaxBody
 
-// isRetry reports whether a message of the inbox is one.
+// isRetry reports whether a message in the inbox is a retry.
 func isRetry(body []byte) bool {
 	return jsonrpc.Member(body, "retry") != nil && jsonrpc.Member(body, "specversion") == nil
 }
 
-// keep makes a document a dead letter of the inbox, to which it can be sent back, for who mends its mapping. What is sent again and again is kept once; a letter that was sent back
-// and does not fit still is kept again. ID is that of the event, if it has one.
+// keep makes a document a dead letter of the inbox, so that an operator can fix its mapping and retry it. A document
+// that is sent repeatedly is kept only once, but one that was retried and still does not fit is kept again. ID is the
+// id of the event, if it has one.
 func (in *Intake) keep(ctx context.Context, s source.Source, doc any, who identity, id string, why error, again bool, now time.Time) error {
 	body := encodeRetry(s, doc, who)
 	if who.body == "" {
@@ -66,7 +67,7 @@ func (in *Intake) keep(ctx context.Context, s source.Source, doc any, who identi
 	return nil
 }
 
-// faultsOf are the places that an error is about; nil if it has none.
+// faultsOf returns the faults in an error's data, or nil if there are none.
 func faultsOf(err error) any {
 	switch data := fault.DataOf(err).(type) {
 	case source.Unfit:
@@ -77,7 +78,7 @@ func faultsOf(err error) any {
 	return nil
 }
 
-// encodeRetry writes a retry that the inbox takes, if a queue can hold it in any way.
+// encodeRetry encodes a retry, compressed if it would otherwise be too large for a queue.
 func encodeRetry(s source.Source, doc any, who identity) []byte {
 	text := marshal(doc)
 	r := retry{s.Workspace, retried{Source: s.Name, From: s.From, Hash: who.body, Signed: who.signed, Document: text}}
@@ -87,21 +88,21 @@ func encodeRetry(s source.Source, doc any, who identity) []byte {
 	}
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
-	_, _ = z.Write(text) // into memory
+	_, _ = z.Write(text) // in memory, so it cannot fail
 	_ = z.Close()
 	r.Retry.Document, r.Retry.Packed = nil, b.Bytes()
 	if small := marshal(r); len(small) <= queue.MaxBody {
 		return small
 	}
-	return body // of which only the beginning is kept, and cannot go back
+	return body // dead-lettered with only its beginning, so it cannot be retried
 }
 
-// marshal writes JSON as queues take it: without the characters that XML lacks.
+// marshal encodes JSON without the characters that queues refuse because XML cannot hold them.
 func marshal(v any) []byte { return queue.Escape(jsonrpc.Encode(v)) }
 
-// parseRetry reads what encodeRetry wrote.
+// parseRetry decodes the result of encodeRetry.
 func parseRetry(body []byte) (r retry, doc any, err error) {
-	malformed := fault.New(fault.Invalid, "is not a document of a source that is tried again")
+	malformed := fault.New(fault.Invalid, "is not the document of a source")
 	if json.Unmarshal(body, &r) != nil {
 		return r, nil, malformed
 	}

@@ -8,18 +8,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Outcome is what became of a request to a source, or of a bus's message.
+// Outcome is the result of a request to a source, or of a document in a bus message.
 type Outcome struct {
 	Time              time.Time
 	Workspace, Source string
 	Kind              Kind
-	// Reason says why it was refused, without anything secret; it may repeat names of the sender's.
+	// Reason says why it was refused. It contains no secrets, but may contain names that the sender chose.
 	Reason string
-	// Name, URI and ID are those of the event, as far as they are known.
+	// Name, URI and ID describe the event, as far as they are known.
 	Name, URI, ID string
 }
 
-// of is the outcome with an error, if there is one.
+// of returns the outcome with the time and, if there is one, the error.
 func (o Outcome) of(err error, now time.Time) Outcome {
 	o.Time = now
 	if err != nil {
@@ -28,7 +28,7 @@ func (o Outcome) of(err error, now time.Time) Outcome {
 	return o
 }
 
-// Kind is a kind of outcome.
+// Kind classifies outcomes.
 type Kind string
 
 // The kinds of outcomes.
@@ -36,20 +36,21 @@ const (
 	Accepted    Kind = "accepted"
 	Duplicate   Kind = "duplicate"   // the event was accepted before
 	Unmatched   Kind = "unmatched"   // no mapping matches
-	Verified    Kind = "verified"    // the provider asked whether the URL is ours, and got its challenge
-	Unverified  Kind = "unverified"  // not signed by the provider, or too long ago
-	Invalid     Kind = "invalid"     // not a document
-	Unfit       Kind = "unfit"       // no event type takes it; a dead letter
-	Limited     Kind = "limited"     // over the rate
-	Unavailable Kind = "unavailable" // a failure of ours
+	Verified    Kind = "verified"    // the provider checked that we own the URL, and got its challenge back
+	Unverified  Kind = "unverified"  // the signature is missing, wrong or too old
+	Invalid     Kind = "invalid"     // not a valid document
+	Unfit       Kind = "unfit"       // a mapping matches but no valid event results; dead-lettered
+	Limited     Kind = "limited"     // over the quota
+	Unavailable Kind = "unavailable" // an error on our side
 )
 
-// Kinds are all of them.
+// Kinds returns all kinds.
 func Kinds() []Kind {
 	return []Kind{Accepted, Duplicate, Unmatched, Verified, Unverified, Invalid, Unfit, Limited, Unavailable}
 }
 
-// Refused reports whether something should have become an event and could not. What no mapping matches is not.
+// Refused reports whether a document should have become an event but could not. It is false for documents that no
+// mapping matches.
 func (k Kind) Refused() bool {
 	switch k {
 	case Unverified, Invalid, Unfit, Limited, Unavailable:
@@ -58,10 +59,10 @@ func (k Kind) Refused() bool {
 	return false
 }
 
-// succeeded reports whether the provider got what it asked for.
+// succeeded reports whether the provider's request had the effect that it asked for.
 func (k Kind) succeeded() bool { return k == Accepted || k == Duplicate || k == Verified }
 
-// Recorder keeps outcomes for operators. Record must not block on what is slow, nor fail.
+// Recorder keeps outcomes for operators. Record must not block on slow operations, and it does not return errors.
 type Recorder interface {
 	Record(ctx context.Context, o Outcome)
 }

@@ -18,42 +18,44 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Each source of a workspace has a partition (so#) with the outcomes of its requests in the order of time, for
-// [RecordsKept]. A flood must not become one of writes. So a process writes at most one outcome a second of each kind and
-// source, and [othersRate] of all of them. What became an event is a delivery's beginning, and follows the delivery
-// log: with "all" it is kept as far as that goes, in a file [successRate] a second; else one a minute. The next record
-// of the kind says how many were omitted before it.
+// Each source of a workspace has a partition (so#) with the outcomes of its requests in chronological order, for
+// [RecordsKept]. A flood of requests must not cause a flood of writes, so a process writes at most one outcome per
+// second for each kind and source, and [othersRate] per second overall.
+//
+// Successful outcomes follow the setting of the delivery log, because each is the beginning of deliveries. With "all"
+// they are kept at the rate of the delivery log, which with SQLite is [successRate] per second. Otherwise one per
+// minute is kept. The next record of a kind says how many were omitted before it.
 const (
 	kindRate    = rate.Limit(1)
 	kindBurst   = 10
 	othersRate  = 10
 	othersBurst = 50
-	// successRate is that of the delivery log, see package delivery.
+	// successRate is the rate of the delivery log, see package delivery.
 	successRate  = 200
 	successBurst = 10 * successRate
 )
 
-// RecordsKept is how long outcomes can be looked at: as long as deliveries.
+// RecordsKept is how long outcomes are kept, which is as long as deliveries.
 const RecordsKept = 7 * 24 * time.Hour
 
-// The settings of --delivery-log.
+// Values of the setting --delivery-log.
 const (
 	KeepAll      = "all"
 	KeepFailures = "failures"
 	KeepNone     = "none"
 )
 
-// Longest parts of a record in bytes: what is in a request may be longer.
+// Maximum lengths in bytes of the parts of a record. Longer values of a request are cut.
 const (
 	maxReason = 500
 	maxID     = 256
 	maxURI    = 2048
 )
 
-// recordTime bounds a write that the answer to a request waits for.
+// recordTime limits the write, because the response to a request waits for it.
 const recordTime = time.Second
 
-// Record is an outcome as it is kept.
+// Record is the stored form of an outcome.
 type Record struct {
 	V      int       `json:"v"`
 	Time   time.Time `json:"at"`
@@ -62,20 +64,20 @@ type Record struct {
 	Name   string    `json:"n,omitempty"`
 	URI    string    `json:"uri,omitempty"`
 	ID     string    `json:"id,omitempty"`
-	// Omitted counts outcomes of the kind that are missing before this one.
+	// Omitted is the number of outcomes of this kind that were not written before this one.
 	Omitted int64 `json:"om,omitempty"`
 }
 
 const recordVersion = 1
 
-// Records is the [Recorder] for operators: it counts outcomes, and keeps the newest. Make it with [NewRecords].
+// Records is the [Recorder] for operators. It counts outcomes and stores recent ones. Use [NewRecords] to create one.
 type Records struct {
 	db      store.DB
 	keep    string
 	metrics *metric.Set
 	log     *slog.Logger
 
-	others, successes *rate.Limiter // of the process
+	others, successes *rate.Limiter // limits of this process
 	mu                sync.Mutex
 	kinds             map[kindOfSource]*allowance
 }
@@ -85,17 +87,18 @@ type kindOfSource struct {
 	kind              Kind
 }
 
-// allowance is what may be written of a kind, and what was not.
+// allowance limits the records of one kind and counts the omitted ones.
 type allowance struct {
 	limit   *rate.Limiter
 	omitted int64
 }
 
-// maxAllowances bounds them when configurations come and go; a few more records are written when they begin anew.
+// maxAllowances limits the number of allowances as sources are added and removed. When it is reached all are cleared,
+// and a few more records are written.
 const maxAllowances = 5000
 
-// NewRecords makes one. Keep is one of [KeepAll], [KeepFailures] and [KeepNone]; empty is the second. Metrics and log
-// may be nil.
+// NewRecords returns a Records. Keep is [KeepAll], [KeepFailures] or [KeepNone]; an empty string means KeepFailures.
+// Metrics and log may be nil.
 func NewRecords(db store.DB, keep string, metrics *metric.Set, log *slog.Logger) *Records {
 	r := &Records{
 		db: db, keep: cmp.Or(keep, KeepFailures), metrics: metrics, log: log,
@@ -110,8 +113,9 @@ func NewRecords(db store.DB, keep string, metrics *metric.Set, log *slog.Logger)
 	return r
 }
 
-// Record counts an outcome, and writes it if it is to be kept. A file takes it with its next commit; elsewhere the
-// caller waits for the write, at most a second, for a function may be frozen after its answer.
+// Record counts an outcome and writes it unless a setting or limit excludes it. With SQLite the write joins the next
+// commit. With DynamoDB the caller waits for the write for at most a second, because a Lambda function may be frozen
+// after its response.
 func (r *Records) Record(ctx context.Context, o Outcome) {
 	r.metrics.Sourced(o.Source, string(o.Kind), o.Kind.Refused())
 	if r.keep == KeepNone {
@@ -121,7 +125,7 @@ func (r *Records) Record(ctx context.Context, o Outcome) {
 	if !ok {
 		return
 	}
-	value, _ := json.Marshal(Record{ // texts and a time
+	value, _ := json.Marshal(Record{ // strings and a time always encode
 		V: recordVersion, Time: o.Time.UTC(), Kind: o.Kind, Reason: clip(o.Reason, maxReason), Name: clip(o.Name, maxID),
 		URI: clip(o.URI, maxURI), ID: clip(o.ID, maxID), Omitted: omitted,
 	})
@@ -138,7 +142,7 @@ func (r *Records) Record(ctx context.Context, o Outcome) {
 	}
 }
 
-// takes reports whether an outcome is to be written, and how many of its kind were not since the last one.
+// takes reports whether to write an outcome, and how many of its kind were omitted since the last record.
 func (r *Records) takes(o Outcome) (omitted int64, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -176,7 +180,8 @@ func (r *Records) limitOf(k Kind) *rate.Limiter {
 
 func ofSource(workspace, source string) string { return "so#" + workspace + "#" + source }
 
-// clip cuts a text, which may end within a character, and makes it one that JSON can have.
+// clip cuts a string to a maximum length and removes invalid UTF-8, such as half a character at the end, so that JSON
+// can hold it.
 func clip(s string, most int) string {
 	if len(s) > most {
 		s = s[:most] + "…"
@@ -184,10 +189,11 @@ func clip(s string, most int) string {
 	return strings.ToValidUTF8(s, "")
 }
 
-// Refused, as the kind of a [RecordQuery], is all kinds that [Kind.Refused] is true of.
+// Refused in a [RecordQuery] selects all kinds for which [Kind.Refused] is true.
 const Refused Kind = "refused"
 
-// RecordQuery asks for outcomes of a kind, or of any, in a span of time, both ends included; zero times are open.
+// RecordQuery selects outcomes by kind and time. An empty kind selects all kinds. Since and Until are inclusive; zero
+// means unlimited.
 type RecordQuery struct {
 	Kind         Kind
 	Since, Until time.Time
@@ -197,11 +203,12 @@ func (ask RecordQuery) takes(k Kind) bool {
 	return ask.Kind == "" || ask.Kind == k || ask.Kind == Refused && k.Refused()
 }
 
-// lookedAt is how many records of other kinds a list of one kind looks at.
+// lookedAt is how many records a query for one kind reads at most.
 const lookedAt = 1000
 
-// ListRecords returns up to limit outcomes of a source, newest first, those before the given key; next is "" at the end.
-// It is one query. A list of one kind may have fewer although there are more.
+// ListRecords returns up to limit outcomes of a source, newest first, starting before the given key. Next is the key
+// to continue from, or "" at the end. It makes a single query, so a list of one kind may be shorter than limit
+// although there are more.
 func ListRecords(ctx context.Context, db store.DB, workspace, source string, ask RecordQuery, before string, limit int) (list []Record, next string, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: ofSource(workspace, source), Reverse: true, Before: before, Limit: limit}
 	if ask.Kind != "" {

@@ -22,12 +22,12 @@ import (
 
 var noon = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 
-// unordered is a store as DynamoDB is one, for what depends on that.
+// unordered makes a store behave like DynamoDB where code asks whether writes are ordered.
 type unordered struct{ store.DB }
 
 func (unordered) Ordered() bool { return false }
 
-// recorded has an outcome of each time recorded, and returns what is kept.
+// recorded records an outcome at each of the times, and returns the records that were kept.
 func recorded(t *testing.T, db store.DB, keep string, kind ingest.Kind, times ...time.Time) []ingest.Record {
 	t.Helper()
 	r := ingest.NewRecords(db, keep, nil, nil)
@@ -47,7 +47,7 @@ func listed(t *testing.T, db store.DB, ask ingest.RecordQuery) []ingest.Record {
 	return list
 }
 
-// commit has the store take what was written without hurry.
+// commit makes the store commit its pending unhurried writes.
 func commit(t *testing.T, db store.DB) {
 	t.Helper()
 	if err := db.Write(t.Context(), store.Put(store.Item{Key: store.Key{Table: store.Deliveries, Partition: "commit", Sort: "commit"}})); err != nil {
@@ -65,7 +65,7 @@ func open(t *testing.T) store.DB {
 	return db
 }
 
-// every are n times, each that long after the one before.
+// every returns n times, each one step after the previous one.
 func every(step time.Duration, n int) []time.Time {
 	all := make([]time.Time, n)
 	for i := range all {
@@ -82,7 +82,7 @@ func TestRecords(t *testing.T) {
 		kind       ingest.Kind
 		times      []time.Time
 		kept       int
-		omitted    int64 // of the newest
+		omitted    int64 // by the newest record
 	}{
 		{"SRC-03 a flood of what matches nothing is ten records, and then one a second with the count of the others", "all", false, ingest.Unmatched, every(ms, 1010), 11, 990},
 		{"SRC-05 so is one of what no one signed", "failures", true, ingest.Unverified, every(ms, 1010), 11, 990},
@@ -110,7 +110,7 @@ func TestRecords(t *testing.T) {
 			}
 		})
 	}
-	t.Run("SRC-05 floods of many sources together are bounded", func(t *testing.T) {
+	t.Run("SRC-05 the records of a flood from many sources are limited in total", func(t *testing.T) {
 		db := unordered{open(t)}
 		r := ingest.NewRecords(db, "", nil, nil)
 		n := 0
@@ -140,13 +140,13 @@ func TestListRecords(t *testing.T) {
 		})
 	}
 	r.Record(t.Context(), ingest.Outcome{Time: noon, Workspace: "other", Source: "github", Kind: ingest.Limited})
-	t.Run("SRC-04 newest first, cut to what is of use", func(t *testing.T) {
+	t.Run("SRC-04 records are listed newest first, with long values cut", func(t *testing.T) {
 		all := listed(t, db, ingest.RecordQuery{})
 		if len(all) != 6 || !all[0].Time.Equal(noon.Add(5*time.Second)) || len(all[0].Reason) > 510 || all[0].ID != "accepted" || all[0].URI != "event://a" || all[0].Name != "n" {
 			t.Errorf("got %+v", all)
 		}
 	})
-	t.Run("SRC-04 by kind and time", func(t *testing.T) {
+	t.Run("SRC-04 records can be selected by kind and time", func(t *testing.T) {
 		for _, x := range []struct {
 			ask  ingest.RecordQuery
 			want int
@@ -161,7 +161,7 @@ func TestListRecords(t *testing.T) {
 			}
 		}
 	})
-	t.Run("SRC-04 page by page, of one kind too", func(t *testing.T) {
+	t.Run("SRC-04 records can be listed page by page, also those of one kind", func(t *testing.T) {
 		for _, kind := range []ingest.Kind{"", ingest.Accepted, ingest.Refused} {
 			want, before := listed(t, db, ingest.RecordQuery{Kind: kind}), ""
 			for i := range want {
@@ -174,21 +174,22 @@ func TestListRecords(t *testing.T) {
 			if before != "" {
 				page, next, err := ingest.ListRecords(t.Context(), db, "default", "github", ingest.RecordQuery{Kind: kind}, before, 1)
 				if err != nil || len(page) != 0 || next != "" {
-					t.Errorf("%q: after the last there is %+v %s, %v", kind, page, next, err)
+					t.Errorf("%q: after the last page got %+v %s, %v", kind, page, next, err)
 				}
 			}
 		}
 	})
 }
 
-// broken takes no writes.
+// broken is a store that fails all writes.
 type broken struct{ store.DB }
 
 func (broken) Write(context.Context, ...store.Op) error {
 	return fault.New(fault.Unavailable, "the disk is full")
 }
 
-// TestOutcomesAreCounted: SRC-03, OPS-12. Each outcome is counted, also one that is not kept or cannot be.
+// TestOutcomesAreCounted: SRC-03, OPS-12. Every outcome is counted, including those that are not recorded or whose
+// record fails.
 func TestOutcomesAreCounted(t *testing.T) {
 	reader := otel.NewManualReader()
 	set, err := metric.NewSet(otel.NewMeterProvider(otel.WithReader(reader)))
@@ -197,11 +198,11 @@ func TestOutcomesAreCounted(t *testing.T) {
 	}
 	var log bytes.Buffer
 	ctx, cancel := context.WithCancel(t.Context())
-	cancel() // the client is gone
+	cancel() // the client has disconnected
 	db := open(t)
 	ingest.NewRecords(db, "", set, nil).Record(ctx, ingest.Outcome{Time: noon, Workspace: "default", Source: "github", Kind: ingest.Unfit})
 	if got := listed(t, db, ingest.RecordQuery{}); len(got) != 1 {
-		t.Errorf("SRC-04 the outcome of a request whose client is gone: %+v", got)
+		t.Errorf("SRC-04 the outcome of a request whose client has disconnected: %+v", got)
 	}
 	r := ingest.NewRecords(broken{db}, "all", set, slog.New(slog.NewTextHandler(&log, nil)))
 	for _, kind := range []ingest.Kind{ingest.Accepted, ingest.Unmatched, ingest.Unmatched} {

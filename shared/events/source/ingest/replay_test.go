@@ -19,7 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// In each of these the id of the event is in a header that is not signed.
+// In each of these sources, the id of the event is in a header that is not signed.
 const replayedFile = `sources:
   - name: linear
     verify: {scheme: hmac, secrets: ["env:KEY"], header: X-Sig}
@@ -49,7 +49,7 @@ func replayed(t *testing.T) *fixture {
 	return f
 }
 
-// signedRequest is a request of a source as its provider signs it at a time in seconds.
+// signedRequest returns a request that is signed as the source's provider would at the given time, in seconds.
 func signedRequest(source, delivery, body string, at int64) *http.Request {
 	r := httptest.NewRequest("POST", "http://127.0.0.1/sources/"+source, strings.NewReader(body))
 	r.Header.Set("X-Delivery", delivery)
@@ -77,20 +77,20 @@ func signedRequest(source, delivery, body string, at int64) *http.Request {
 
 func TestReplays(t *testing.T) {
 	for _, name := range []string{"linear", "timed", "other", "stripe", "standard"} {
-		t.Run("SRC-02 "+name+": a replay under another id is no second event", func(t *testing.T) {
+		t.Run("SRC-02 "+name+": a replay under another id does not become a second event", func(t *testing.T) {
 			f := replayed(t)
 			at := f.now.Unix()
 			f.wants(t, signedRequest(name, "d-1", `{"a":1}`, at), 202, `"d-1"`, ingest.Accepted)
 			f.wants(t, signedRequest(name, "d-2", `{"a":1}`, at), 202, `"d-1"`, ingest.Duplicate)
 			f.wants(t, signedRequest(name, "d-3", `{"a":2}`, at), 202, `"d-3"`, ingest.Accepted)
 		})
-		t.Run("SRC-04 "+name+": a redelivery that is signed anew is one event", func(t *testing.T) {
+		t.Run("SRC-04 "+name+": a redelivery that is signed again is the same event", func(t *testing.T) {
 			f := replayed(t)
 			at := f.now.Unix()
 			f.wants(t, signedRequest(name, "d-1", `{"a":1}`, at), 202, `"d-1"`, ingest.Accepted)
 			f.wants(t, signedRequest(name, "d-1", `{"a":1}`, at+60), 202, `"d-1"`, ingest.Duplicate)
 		})
-		t.Run("SRC-04 "+name+": a replay of what does not fit is no second dead letter, nor a second event later", func(t *testing.T) {
+		t.Run("SRC-04 "+name+": a replay of an unfit document does not become a second dead letter, nor a second event later", func(t *testing.T) {
 			f := replayed(t)
 			for i := range f.Sources.(sources) {
 				f.Sources.(sources)[i].Events[0].Data, _ = parseValue(`"/body/none"`)
@@ -111,7 +111,7 @@ func TestReplays(t *testing.T) {
 			f.wantEvents(t, "d-1")
 		})
 	}
-	t.Run("SRC-02 another spelling of a time that is signed is no other request", func(t *testing.T) {
+	t.Run("SRC-02 a replay with another spelling of the signed time is still a replay", func(t *testing.T) {
 		f := replayed(t)
 		at := f.now.Unix()
 		f.wants(t, signedRequest("standard", "d-1", `{"a":1}`, at), 202, `"d-1"`, ingest.Accepted)
@@ -119,7 +119,7 @@ func TestReplays(t *testing.T) {
 		r.Header.Set("Webhook-Timestamp", fmt.Sprintf("00%d", at))
 		f.wants(t, r, 202, `"d-1"`, ingest.Duplicate)
 	})
-	t.Run("SRC-02 nor is one without one of two signatures", func(t *testing.T) {
+	t.Run("SRC-02 a replay with only one of two signatures is still a replay", func(t *testing.T) {
 		f := replayed(t)
 		at := f.now.Unix()
 		timed := fmt.Sprintf("%d.%s", at, `{"a":1}`)
@@ -132,7 +132,7 @@ func TestReplays(t *testing.T) {
 	})
 }
 
-// meanwhile is a publisher during whose first call something else happens.
+// meanwhile is a publisher that runs a function during its first call.
 type meanwhile struct {
 	ingest.Publisher
 	then func()
@@ -146,18 +146,18 @@ func (m *meanwhile) Accept(ctx context.Context, p auth.Principal, in []publish.I
 	return m.Publisher.Accept(ctx, p, in)
 }
 
-// shared is a store of several processes.
+// shared makes a store behave as if several processes shared it.
 type shared struct{ store.DB }
 
 func (shared) Ordered() bool { return false }
 
-func TestReplaysAtTheSameTime(t *testing.T) {
+func TestConcurrentReplays(t *testing.T) {
 	const body = `{"a":1}`
 	for name, other := range map[string]func(f *fixture){
 		"by this process": func(*fixture) {},
 		"by another":      func(f *fixture) { f.Seen = ingest.NewSeen(f.Seen.DB) },
 	} {
-		// begun has other things happen while a request is being accepted.
+		// begun runs a function while a request is being accepted.
 		begun := func(t *testing.T, then func(f *fixture, at int64)) (f *fixture, at int64) {
 			f = replayed(t)
 			f.Seen = ingest.NewSeen(shared{f.Seen.DB})
@@ -170,7 +170,7 @@ func TestReplaysAtTheSameTime(t *testing.T) {
 			}}
 			return f, at
 		}
-		t.Run("SRC-02 a replay that is taken "+name+" is no second event", func(t *testing.T) {
+		t.Run("SRC-02 a replay "+name+" does not become a second event", func(t *testing.T) {
 			f, at := begun(t, func(f *fixture, at int64) {
 				f.wants(t, signedRequest("timed", "d-2", body, at), 503, `is being accepted under another id`, ingest.Unavailable)
 			})
@@ -181,7 +181,7 @@ func TestReplaysAtTheSameTime(t *testing.T) {
 			f.wants(t, signedRequest("timed", "d-2", body, at), 202, `"d-1"`, ingest.Duplicate)
 			f.wantEvents(t, "d-1")
 		})
-		t.Run("SRC-04 a redelivery that is taken "+name+" is taken, and the queue drops it", func(t *testing.T) {
+		t.Run("SRC-04 a redelivery "+name+" is accepted, and the queue drops it", func(t *testing.T) {
 			f, at := begun(t, func(f *fixture, at int64) {
 				f.wants(t, signedRequest("timed", "d-1", body, at), 202, `"d-1"`, ingest.Accepted)
 			})
@@ -192,7 +192,7 @@ func TestReplaysAtTheSameTime(t *testing.T) {
 				t.Errorf("sent %+v", sent)
 			}
 		})
-		t.Run("SRC-05 what fails is taken again "+name, func(t *testing.T) {
+		t.Run("SRC-05 after a failure "+name+", the request is accepted again", func(t *testing.T) {
 			f, at := begun(t, func(f *fixture, _ int64) { f.down = true })
 			f.wants(t, signedRequest("timed", "d-1", body, at), 503, ``, ingest.Unavailable)
 			f.down = false
@@ -200,7 +200,7 @@ func TestReplaysAtTheSameTime(t *testing.T) {
 			f.wants(t, signedRequest("timed", "d-1", body, at), 202, `"d-1"`, ingest.Accepted)
 		})
 	}
-	t.Run("SRC-05 what a process that died had begun is taken again by another, its replays a minute later", func(t *testing.T) {
+	t.Run("SRC-05 given a process that died while accepting a request, another process accepts it again, and its replays a minute later", func(t *testing.T) {
 		f := replayed(t)
 		at := f.now.Unix()
 		f.Seen = ingest.NewSeen(shared{f.Seen.DB})
@@ -215,14 +215,14 @@ func TestReplaysAtTheSameTime(t *testing.T) {
 			t.Errorf("got %d %s", code, answer)
 		}
 		f.Seen, f.down = ingest.NewSeen(f.Seen.DB), false
-		f.wants(t, signedRequest("timed", "d-1", body, at), 202, `"d-2"`, ingest.Duplicate) // the first one kept what the other had added
+		f.wants(t, signedRequest("timed", "d-1", body, at), 202, `"d-2"`, ingest.Duplicate) // the first request kept the key that the other one had recorded
 	})
-	t.Run("SRC-02 a replay of a redelivery is no second event either", func(t *testing.T) {
+	t.Run("SRC-02 a replay of a redelivery does not become a second event", func(t *testing.T) {
 		f := replayed(t)
 		at := f.now.Unix()
 		f.wants(t, signedRequest("timed", "d-1", body, at), 202, `"d-1"`, ingest.Accepted)
 		f.wants(t, signedRequest("timed", "d-1", body, at+1), 202, `"d-1"`, ingest.Duplicate)
 		f.wants(t, signedRequest("timed", "d-2", body, at+1), 202, `"d-1"`, ingest.Duplicate)
-		f.wants(t, signedRequest("timed", "d-2", `{"a":2}`, at+1), 202, `"d-2"`, ingest.Accepted) // its own id is not used up
+		f.wants(t, signedRequest("timed", "d-2", `{"a":2}`, at+1), 202, `"d-2"`, ingest.Accepted) // so its own id is still free
 	})
 }

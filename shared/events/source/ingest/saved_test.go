@@ -13,8 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// TestSavedIsLive sends a request and saves the same: mappings see one document. Go takes Host and Transfer-Encoding out of
-// the headers of a request that it serves.
+// TestSavedIsLive sends a request and also reads it from a file: mappings must see the same document. The two could
+// differ because net/http's server removes Host and Transfer-Encoding from the headers.
 func TestSavedIsLive(t *testing.T) {
 	documents := make(chan any, 1)
 	documentOf := func(r *http.Request, body []byte) any {
@@ -43,7 +43,7 @@ func TestSavedIsLive(t *testing.T) {
 			if _, err := io.WriteString(conn, raw); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := bufio.NewReader(conn).ReadByte(); err != nil { // the answer has begun
+			if _, err := bufio.NewReader(conn).ReadByte(); err != nil { // the response has begun
 				t.Fatal(err)
 			}
 			live := <-documents
@@ -64,7 +64,7 @@ func TestSavedIsLive(t *testing.T) {
 	}
 }
 
-// FuzzSavedRequest reads anything that a file may hold.
+// FuzzSavedRequest reads arbitrary files.
 func FuzzSavedRequest(f *testing.F) {
 	for _, text := range []string{
 		"POST /sources/github HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}\r\n", "A: b\n\n{}", "\n{}", " HTTP/1.1\n\n", "GET HTTP/1.1\nA: b\n\n",

@@ -20,16 +20,18 @@ import (
 )
 
 const (
-	// seenFor is how long an id is known. Stripe retries for three days, and GitHub redelivers what is not older.
+	// seenFor is how long an id is remembered. Stripe retries for three days, and GitHub can redeliver deliveries of
+	// the last three days.
 	seenFor = 72 * time.Hour
-	// begunFor is how long an event keeps out others under its key if its process dies.
+	// begunFor is how long a key stays reserved if the process dies while it accepts the event.
 	begunFor = time.Minute
 )
 
-// Seen knows the ids of what sources sent, and what was signed. The events queue drops what comes again within five
-// minutes under the same id, also at the same time; Seen is for later, and for replays under other ids. An id is recorded
-// after its event is durable, so that none is lost. No sender waits for that: the record shares the next commit, and until
-// then this process remembers it.
+// Seen remembers the ids of events that sources sent, and hashes of what was signed. The events queue already drops
+// events with the same id within five minutes, even concurrent ones. Seen detects later duplicates, and replays of a
+// signed request under other ids. An id is recorded only after its event is durable, so that an event cannot be lost.
+// The sender does not wait for the record: it is written with the next commit, and until then this process keeps it
+// in memory.
 type Seen struct {
 	DB store.DB
 
@@ -37,7 +39,7 @@ type Seen struct {
 	begun  *sync.Map // marks of the events that this process is accepting, by key
 }
 
-// NewSeen knows what the store does.
+// NewSeen returns a Seen with the ids that are recorded in db.
 func NewSeen(db store.DB) Seen { return Seen{db, &bounded.Map[store.Key, seen]{}, &sync.Map{}} }
 
 type seen struct {
@@ -45,9 +47,10 @@ type seen struct {
 	expires  time.Time
 }
 
-// begin has nothing be accepted under the key at the same time but the event of in: the same one again does no harm, for
-// the events queue drops it. End is nil while another is being accepted; else it is to be called with whether something has
-// been added under the key. Where several processes share the store this is a write.
+// begin reserves the key for the event of in. Concurrent calls with the same event succeed, because the events queue
+// drops the duplicate. While another event is being accepted under the key, begin returns a nil end. Otherwise the
+// caller must call end and say whether it has added a record under the key. If several processes share the store, the
+// reservation is a write.
 func (s Seen) begin(ctx context.Context, now time.Time, key store.Key, in publish.Input) (end func(added bool), err error) {
 	mark := markOf(in)
 	switch other, taken := s.begun.LoadOrStore(key, mark); {
@@ -76,19 +79,20 @@ func (s Seen) begin(ctx context.Context, now time.Time, key store.Key, in publis
 	return func(added bool) {
 		s.begun.Delete(key)
 		if !added {
-			_ = s.DB.Write(context.WithoutCancel(ctx), store.Delete(key, store.VersionIs(mark))) // else it expires
+			_ = s.DB.Write(context.WithoutCancel(ctx), store.Delete(key, store.VersionIs(mark))) // if this fails, the reservation expires
 		}
 	}, nil
 }
 
-// markOf stands for what the events queue knows an event by. No one finds another event with the same mark.
+// markOf hashes the id and the URI by which the events queue detects duplicates. A sender cannot construct a
+// different event with the same mark.
 func markOf(in publish.Input) int64 {
 	h := sha256.New()
 	fmt.Fprintf(h, "%q %q", in.ID, in.URI)
 	return int64(binary.BigEndian.Uint64(h.Sum(nil)))
 }
 
-// Known is what was accepted for each of the keys; nil if nothing was.
+// Known returns for each key the event that was accepted under it, or nil.
 func (s Seen) Known(ctx context.Context, now time.Time, keys []store.Key) ([]*publish.Accepted, error) {
 	known := make([]*publish.Accepted, len(keys))
 	var others []store.Key
@@ -115,9 +119,9 @@ func (s Seen) Known(ctx context.Context, now time.Time, keys []store.Key) ([]*pu
 	return known, nil
 }
 
-// Add records what was accepted under the keys.
+// Add records an accepted event under the keys.
 func (s Seen) Add(ctx context.Context, now time.Time, keys []store.Key, accepted publish.Accepted) error {
-	value, _ := json.Marshal(accepted) // two texts
+	value, _ := json.Marshal(accepted) // two strings always encode
 	expires := now.Add(seenFor)
 	ops := make([]store.Op, len(keys))
 	for i, key := range keys {
@@ -127,22 +131,22 @@ func (s Seen) Add(ctx context.Context, now time.Time, keys []store.Key, accepted
 	return s.DB.WriteAll(store.Unhurried(ctx), ops...)
 }
 
-// identity is by what a request is known when it comes again. It is zero for a bus's document.
+// identity identifies a request when it is sent again. It is zero for the documents of bus sources.
 type identity struct {
-	// body is the hash of the body, without its Content-Encoding.
+	// body is the hash of the body without its Content-Encoding.
 	body string
-	// signed is that of all that is signed; "" if nothing is. Whoever recorded a request can send it again with other
-	// headers, and so under another id, but not with another signed.
+	// signed is the hash of everything that is signed, or "" if the scheme signs nothing. An attacker who recorded a
+	// request can send it again with different unsigned headers, and so under another id, but signed stays the same.
 	signed string
 }
 
-// accepted are the keys of what was accepted: the id, which a redelivery has in common with the first request though it
-// may be signed anew, and last what is signed, which a replay has.
+// accepted returns the keys under which an accepted event is recorded: its id, which a redelivery repeats even if it
+// is signed again, and last the hash of what is signed, which a replay repeats.
 func (i identity) accepted(s source.Source, id string) []store.Key {
 	return i.withSigned(s, "signed", seenKey(s, "id", id))
 }
 
-// unfit are the keys of what was kept because it does not fit; the event may have no id.
+// unfit returns the keys under which a dead-lettered document is recorded. The event may have no id.
 func (i identity) unfit(s source.Source, id string) []store.Key {
 	return i.withSigned(s, "unfit-signed", seenKey(s, "unfit", i.body+" "+id))
 }
@@ -160,7 +164,8 @@ func seenKey(s source.Source, kind, id string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "sn#" + base64.RawURLEncoding.EncodeToString(h.Sum(nil)), Sort: "seen"}
 }
 
-// bodyID is the id of what has none of its own: the same body is the same event.
+// bodyID returns the id of a request's event that has no id of its own. Requests with the same body become the same
+// event.
 func bodyID(body []byte) string {
 	sum := sha256.Sum256(body)
 	return "sha256_" + base64.RawURLEncoding.EncodeToString(sum[:])

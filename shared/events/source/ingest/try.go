@@ -22,28 +22,29 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
-// Trial is what a source would publish for a request or a message.
+// Trial is the event that a source would publish for a request or message, or the reason why it would publish none.
 type Trial struct {
 	Kind Kind `json:"kind"`
-	// Signature is "verified", "not verified: " and why not, or "not checked" and why.
+	// Signature is "verified", "not checked", or one of "not verified" and "not checked" followed by a colon and the
+	// reason.
 	Signature string `json:"signature,omitempty"`
 	Reason    string `json:"reason,omitempty"`
-	// Mapping counts from 1; 0 is none.
+	// Mapping is the number of the matching mapping, counted from 1. It is 0 if no mapping matches.
 	Mapping int    `json:"mapping,omitempty"`
 	Name    string `json:"name,omitempty"`
 	URI     string `json:"uri,omitempty"`
 	ID      string `json:"id,omitempty"`
-	// Time is omitted if it would be that of the request.
+	// Time is omitted if the event would get the time of the request.
 	Time   time.Time       `json:"time,omitzero"`
 	Data   json.RawMessage `json:"data,omitempty"`
 	Faults any             `json:"faults,omitempty"`
-	// Document is what pointers and patterns see.
+	// Document is the document that pointers and patterns are evaluated on.
 	Document any `json:"document,omitempty"`
 }
 
-// Try runs a saved request, as it was on the wire, or a bus's message through a source, and publishes nothing. A bus's
-// message has as many trials as documents. Secrets may be nil: then the signature is not checked. What is no request at
-// all is of kind fault.Invalid.
+// Try runs a saved HTTP request or a bus message through a source without publishing anything. It returns one trial
+// per document of a bus message. If secrets is nil, the signature is not checked. Input that is not a request or
+// message at all is an error of kind fault.Invalid.
 func Try(ctx context.Context, cat *catalog.Catalog, s source.Source, raw []byte, now time.Time, secrets lookup) ([]Trial, error) {
 	if s.From != source.HTTP {
 		from, docs, err := source.ReadEnvelope(raw)
@@ -51,7 +52,7 @@ func Try(ctx context.Context, cat *catalog.Catalog, s source.Source, raw []byte,
 			return nil, err
 		}
 		if from != s.From {
-			return nil, fault.New(fault.Invalid, "the message is none of %s", s.From)
+			return nil, fault.New(fault.Invalid, "the message is not from %s", s.From)
 		}
 		trials := make([]Trial, len(docs))
 		for i, doc := range docs {
@@ -91,18 +92,18 @@ func tryRequest(ctx context.Context, cat *catalog.Catalog, s source.Source, raw 
 
 type lookup = func(context.Context, secret.Value) (string, error)
 
-// The beginnings of [Trial.Signature].
+// Prefixes of [Trial.Signature].
 const (
 	signatureGood      = "verified"
 	signatureBad       = "not verified"
 	signatureUnchecked = "not checked"
 )
 
-// Refused reports whether the request would be refused for its signature, whatever it would publish.
+// Refused reports whether the request would be refused because of its signature, regardless of the event in it.
 func (t Trial) Refused() bool { return strings.HasPrefix(t.Signature, signatureBad) }
 
-// trySignature verifies a saved request and returns its body without its Content-Encoding. Editors end files with a line
-// break, which is no part of a body that is signed without it.
+// trySignature verifies a saved request and returns its body without its Content-Encoding. Editors add a line break
+// at the end of a file, so trySignature also tries the body without it.
 func trySignature(ctx context.Context, s source.Source, r *http.Request, sent []byte, now time.Time, secrets lookup) (said string, body []byte, err error) {
 	body, err = decode(r.Header, sent)
 	if secrets == nil {
@@ -145,7 +146,7 @@ func try(cat *catalog.Catalog, s source.Source, doc any, body []byte) Trial {
 			t.Kind, t.URI = Accepted, in.URI
 			e, refused := publish.Check(cat, in)
 			if t.ID, err = e.ID, unfit(refused); in.ID == "" {
-				t.ID = "" // that of the message
+				t.ID = "" // the event would get the id of the message
 			}
 		}
 	}
@@ -155,12 +156,12 @@ func try(cat *catalog.Catalog, s source.Source, doc any, body []byte) Trial {
 	return t
 }
 
-// requestLine is the first line of a request: a method, a target and a version. A header may have these words as well, but
-// its name ends with a colon.
+// requestLine matches the first line of an HTTP request: a method, a target and a version. It cannot match a header,
+// because a header's name ends with a colon.
 var requestLine = regexp.MustCompile(`^[A-Z]+ \S+ HTTP/[0-9.]+\s*$`)
 
-// savedRequest reads a request as it was on the wire; the first line may be missing. What follows a body of the
-// Content-Length is cut, for editors end files with a line break.
+// savedRequest reads an HTTP request from a file. The request line may be missing. If there is a Content-Length,
+// anything after it is cut off, because editors add a line break at the end of a file.
 func savedRequest(raw []byte) (*http.Request, []byte, error) {
 	if len(raw) > publish.MaxBody+64<<10 {
 		return nil, nil, tooLarge()
@@ -180,10 +181,10 @@ func savedRequest(raw []byte) (*http.Request, []byte, error) {
 		return nil, nil, fault.New(fault.Invalid, "the file is not an HTTP request: its headers, an empty line, its body")
 	}
 	r.Header = http.Header(header)
-	r.Host = cmp.Or(r.URL.Host, r.Header.Get("Host")) // as a server has it
+	r.Host = cmp.Or(r.URL.Host, r.Header.Get("Host")) // as net/http's server does
 	r.Header.Del("Host")
 	var body bytes.Buffer
-	_, _ = body.ReadFrom(reader) // of memory
+	_, _ = body.ReadFrom(reader) // reading from memory cannot fail
 	content := body.Bytes()
 	if n, err := strconv.Atoi(r.Header.Get("Content-Length")); err == nil && n >= 0 && n < len(content) {
 		content = content[:n]

@@ -57,22 +57,22 @@ func TestParse_Bounds(t *testing.T) {
 			t.Error("does not match")
 		}
 	})
-	t.Run("SRC-03 more are not, and nothing is built of them", func(t *testing.T) {
+	t.Run("SRC-03 more are refused before they are built", func(t *testing.T) {
 		wantFaults(t, or(2, 10), []string{"/m9: makes the pattern stand for 1024 alternatives, 1000 are allowed"})
 	})
-	t.Run("SRC-03 a pattern that is too long", func(t *testing.T) {
+	t.Run("SRC-03 a pattern that is too long is refused", func(t *testing.T) {
 		wantFaults(t, `{"a":["`+strings.Repeat("x", MaxSize)+`"]}`, []string{"has 8202 bytes, 8192 are allowed"})
 	})
-	t.Run("SRC-03 a pattern that is too deep", func(t *testing.T) {
+	t.Run("SRC-03 a pattern that is too deep is refused", func(t *testing.T) {
 		deep := func(n int) string { return strings.Repeat(`{"a":`, n) + `["x"]` + strings.Repeat("}", n) }
 		if _, err := Parse([]byte(deep(MaxDepth - 1))); err != nil {
 			t.Fatal(err)
 		}
 		wantFaults(t, deep(MaxDepth), []string{strings.Repeat("/a", MaxDepth) + ": is nested deeper than 32 levels"})
-		// Reading on would take the square of the depth.
+		// Continuing to parse would take quadratic time in the depth.
 		wantFaults(t, strings.Repeat("[", MaxSize/2)+strings.Repeat("]", MaxSize/2), []string{strings.Repeat("/0", MaxDepth) + ": is nested deeper than 32 levels"})
 	})
-	t.Run("SRC-03 too many values in all alternatives", func(t *testing.T) {
+	t.Run("SRC-03 too many values in all alternatives are refused", func(t *testing.T) {
 		long := `["` + strings.TrimSuffix(strings.Repeat(`x","`, 50), `","`) + `"]`
 		pattern := strings.TrimSuffix(or(10, 3), "}") + `,"v":` + long + "}"
 		wantFaults(t, pattern, []string{"/v: makes the alternatives of the pattern have 57000 values together, 20000 are allowed"})
@@ -85,7 +85,7 @@ func TestParse_Bounds(t *testing.T) {
 	})
 }
 
-// BenchmarkParse has the patterns that take longest to read.
+// BenchmarkParse parses the patterns that take the longest.
 func BenchmarkParse(b *testing.B) {
 	leaves := `{"$or":[` + strings.TrimSuffix(strings.Repeat(`{"a":[1]},`, 800), ",") + `]}`
 	members := ""

@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
 )
 
-// FuzzParse shows that any text is a pattern within the bounds or refused with pointers into it.
+// FuzzParse checks that any text is either a pattern within the limits, or refused with pointers to places in it.
 func FuzzParse(f *testing.F) {
 	for _, e := range examples {
 		f.Add([]byte(e.pattern))
@@ -63,7 +63,7 @@ func wantPointers(t *testing.T, text []byte, err error) {
 	}
 }
 
-// reaches reports whether a pointer leads to a value in text.
+// reaches reports whether a pointer finds a value in text.
 func reaches(t *testing.T, text []byte, pointer string) bool {
 	v := decode(t, string(text))
 	unescape := strings.NewReplacer("~1", "/", "~0", "~")
@@ -88,8 +88,8 @@ func reaches(t *testing.T, text []byte, pointer string) bool {
 	return true
 }
 
-// FuzzMatches shows that three changes of a document do not change whether it matches: each value in an array of its
-// own, each element of an array twice, and a member that the pattern does not name.
+// FuzzMatches checks that three changes of a document do not change whether it matches: wrapping each value in an
+// array, repeating each element of an array, and adding a member that the pattern does not name.
 func FuzzMatches(f *testing.F) {
 	for _, e := range examples {
 		for _, doc := range slices.Concat(e.matches, e.not) {
@@ -106,7 +106,7 @@ func FuzzMatches(f *testing.F) {
 		object, ok := doc.(map[string]any)
 		if !ok {
 			if want {
-				t.Error("what is no object matches")
+				t.Error("a document that is not an object matches")
 			}
 			return
 		}
@@ -121,8 +121,8 @@ func FuzzMatches(f *testing.F) {
 	})
 }
 
-// stretched is v with each value in an array of its own, and each element of an array twice, in the outer
-// levels: the work doubles with each.
+// stretched returns v with each value in an array of its own, and each element of an array twice. It changes only the
+// outer levels, because the size doubles with each level.
 func stretched(v any, depth int) any {
 	switch v := v.(type) {
 	case map[string]any:

@@ -9,20 +9,20 @@ import (
 	"strings"
 )
 
-// generator makes patterns, and documents that they match often enough: both draw from few names and values.
+// generator makes patterns and documents. Both use only a few names and values, so that patterns match often enough.
 type generator struct {
 	*rand.Rand
 	theme theme
 }
 
-// theme is which operators a pattern may have. Event Ruler 2.1.0 answers wrongly where some of them meet
-// ([TestEventRuler_Differences]), so that it is no judge of that.
+// theme limits the operators in a pattern. Event Ruler 2.1.0 gives wrong results for some combinations of them
+// ([TestEventRuler_Differences]), so we cannot compare those.
 type theme int
 
 const (
-	withWildcards theme = iota // each alone in its leaf
+	withWildcards theme = iota // at most one in each leaf
 	withIgnoredCase
-	withAddresses // and documents without numbers
+	withAddresses // and documents have no numbers
 )
 
 func pick[T any](g *generator, of ...T) T { return of[g.IntN(len(of))] }
@@ -38,7 +38,7 @@ func (g *generator) text() string {
 	return string(b)
 }
 
-// someText is seldom empty, which anything-but refuses for a prefix.
+// someText returns a text that is empty in few cases only, because anything-but refuses an empty prefix.
 func (g *generator) someText() string {
 	if text := g.text(); text != `""` || g.IntN(20) == 0 {
 		return text
@@ -63,7 +63,7 @@ func (g *generator) question() question {
 	return q
 }
 
-// object is a pattern's; below $or it has fewer members, so that alternatives do not multiply.
+// object makes an object of a pattern. Within $or it has fewer members, so that the alternatives do not multiply.
 func (g *generator) object(depth int, inOr bool) string {
 	var members []string
 	seen := map[string]bool{}
@@ -134,7 +134,7 @@ func (g *generator) value() string {
 	return g.scalar()
 }
 
-// special is an operator that not every theme has.
+// special makes an operator that only some themes have.
 func (g *generator) special() string {
 	switch g.theme {
 	case withWildcards:

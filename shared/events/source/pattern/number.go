@@ -7,29 +7,30 @@ import (
 	"strings"
 )
 
-// maxExponent bounds the exponents of numbers in patterns, which are all that one of a document is
-// compared with.
+// maxExponent limits the exponents of numbers in patterns. Numbers in documents need no limit, because they are only
+// compared with those of patterns.
 const maxExponent = 10_000
 
-// decimal is a number by its value: 0.digits times ten to the power of exponent. The digits
-// begin and end with none that is zero; zero has no digits.
+// decimal is a number in a normal form, so that equal numbers are equal values: 0.digits times ten to the power of
+// exponent. The digits neither begin nor end with a zero, and the number zero has no digits.
 type decimal struct {
 	negative bool
 	digits   string
 	exponent int
 }
 
-// parseDecimal reads the text of a JSON number. An exponent too large for an int becomes the largest.
+// parseDecimal parses the text of a JSON number. An exponent that does not fit into an int is replaced by the nearest
+// int.
 func parseDecimal(n json.Number) decimal {
 	text, negative := strings.CutPrefix(string(n), "-")
 	mantissa, exponent := text, 0
 	if i := strings.IndexAny(text, "eE"); i >= 0 {
 		mantissa = text[:i]
-		exponent, _ = strconv.Atoi(text[i+1:]) // out of range: the nearest
+		exponent, _ = strconv.Atoi(text[i+1:]) // Atoi returns the nearest int if out of range
 	}
 	whole, fraction, _ := strings.Cut(mantissa, ".")
 	digits := strings.TrimLeft(whole+fraction, "0")
-	// Far from the ends of an int, so that the sum does not overflow.
+	// Keep away from the limits of int, so that the sum cannot overflow.
 	const most = 1 << 40
 	exponent = min(max(exponent, -most), most) + len(digits) - len(fraction)
 	digits = strings.TrimRight(digits, "0")
@@ -39,7 +40,7 @@ func parseDecimal(n json.Number) decimal {
 	return decimal{negative, digits, exponent}
 }
 
-// compare is negative, zero or positive as d is less than, equal to or greater than e.
+// compare returns a negative number, zero or a positive number if d is less than, equal to or greater than e.
 func (d decimal) compare(e decimal) int {
 	switch {
 	case d.sign() != e.sign():
@@ -60,7 +61,7 @@ func (d decimal) sign() int {
 	return 1
 }
 
-// compare is a test that a number stands so to another.
+// compare returns a test that passes for numbers whose comparison with n satisfies holds.
 func (p *parser) compare(n json.Number, pointer string, holds func(int) bool) test {
 	d := parseDecimal(n)
 	if d.exponent > maxExponent || d.exponent < -maxExponent {
@@ -81,7 +82,7 @@ var relations = map[string]func(int) bool{
 	">=": func(c int) bool { return c >= 0 },
 }
 
-// numeric reads ["=", n], a bound, or a lower and an upper one.
+// numeric parses the operand of the numeric operator: ["=", n], a bound, or a lower and an upper bound.
 func (p *parser) numeric(v any, pointer string) test {
 	list, _ := v.([]any)
 	var operators []string

@@ -10,7 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestDecimal compares with exact fractions, which would take the memory that an exponent asks for.
+// TestDecimal compares our comparison with that of exact fractions. The product cannot use those, because a number
+// with a large exponent would take a lot of memory.
 func TestDecimal(t *testing.T) {
 	number := rapid.Custom(func(t *rapid.T) json.Number {
 		text := rapid.StringMatching(`-?(0|[1-9][0-9]{0,3})(\.[0-9]{1,4})?`).Draw(t, "mantissa")
@@ -22,7 +23,7 @@ func TestDecimal(t *testing.T) {
 	exact := func(n json.Number) *big.Rat {
 		r, ok := new(big.Rat).SetString(string(n))
 		if !ok {
-			t.Fatalf("%s is no number", n)
+			t.Fatalf("%s is not a number", n)
 		}
 		return r
 	}
@@ -57,7 +58,7 @@ func TestDecimal(t *testing.T) {
 	}
 }
 
-// BenchmarkMatches has what a mapping of GitHub asks, and a large document that no element of fits.
+// BenchmarkMatches evaluates a typical pattern for GitHub on a large document without a match.
 func BenchmarkMatches(b *testing.B) {
 	many := `{"body":{"commits":[` + strings.TrimSuffix(strings.Repeat(`{"id":"0123456789","author":{"name":"x"},"added":["a","b"]},`, 5000), ",") + `]}}`
 	for name, tt := range map[string]struct{ pattern, doc string }{

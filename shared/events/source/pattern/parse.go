@@ -14,11 +14,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// maxFaults bounds what one answer lists.
+// maxFaults limits the faults that one error lists.
 const maxFaults = 20
 
-// Parse reads a pattern. All that is wrong in it comes as one fault of kind Invalid,
-// whose data is a []jsonpointer.Fault.
+// Parse parses a pattern. It returns everything that is wrong with it as one fault of kind Invalid, whose data is a
+// []jsonpointer.Fault.
 func Parse(text []byte) (*Pattern, error) {
 	p := parser{}
 	root := p.read(text)
@@ -43,12 +43,12 @@ func Parse(text []byte) (*Pattern, error) {
 	return nil, fault.New(fault.Invalid, "the event pattern: %s%s", first, more).With(p.faults)
 }
 
-// conjunction is leaves that must all match.
+// conjunction is a set of leaves that must all match.
 type conjunction []*leaf
 
 type parser struct {
 	faults []jsonpointer.Fault
-	// What comes after these faults is not read, and not multiplied.
+	// After one of these faults the parser stops reading (tooDeep) or combining alternatives (tooLarge).
 	tooDeep, tooLarge bool
 }
 
@@ -56,8 +56,8 @@ func (p *parser) fail(pointer, format string, args ...any) {
 	p.faults = append(p.faults, jsonpointer.Fault{Pointer: pointer, Message: fmt.Sprintf(format, args...)})
 }
 
-// object reads the members of an object, which must all match: every combination of
-// their alternatives.
+// object parses the members of an object. All members must match, so the result is every combination of the members'
+// alternatives.
 func (p *parser) object(value any, path []string, pointer string) []conjunction {
 	members, ok := value.(object)
 	switch {
@@ -99,7 +99,7 @@ func (p *parser) or(list []any, path []string, pointer string) (out []conjunctio
 	return out
 }
 
-// both is every combination of a and b. Its size is known before any is made.
+// both returns every combination of a and b. It checks the size of the result before it allocates it.
 func (p *parser) both(a, b []conjunction, pointer string) []conjunction {
 	if p.tooLarge {
 		return a
@@ -133,7 +133,8 @@ func size(all []conjunction) (values int) {
 	return values
 }
 
-// leaf reads the values of a leaf. That nothing is there, or one of some values, is two alternatives.
+// leaf parses the allowed values of a leaf. A list that allows both absence and some values results in two
+// alternatives.
 func (p *parser) leaf(list []any, path []string, pointer string) (out []conjunction) {
 	if len(list) == 0 {
 		p.fail(pointer, "is an empty list, which matches nothing")
@@ -158,7 +159,7 @@ func (p *parser) leaf(list []any, path []string, pointer string) (out []conjunct
 	return out
 }
 
-// tree puts the leaves of a conjunction where they are in a document.
+// tree arranges the leaves of a conjunction in a tree that has the shape of a document.
 func (p *parser) tree(c conjunction) *node {
 	root := &node{}
 	for _, l := range c {
@@ -171,7 +172,7 @@ func (p *parser) tree(c conjunction) *node {
 			at = at.child(name)
 		}
 		if at.leaf != nil || len(at.fields) > 0 {
-			p.fail(l.pointer, "is said here and in an object that applies beside it; say it once")
+			p.fail(l.pointer, "is also set by an object that applies at the same time; set it only once")
 			continue
 		}
 		at.leaf = l
@@ -190,13 +191,13 @@ func (n *node) child(name string) *node {
 	return c
 }
 
-// object keeps the order of its members, and those whose name is there twice.
+// object is a decoded JSON object. It keeps the order of its members, and members with the same name.
 type object []struct {
 	name  string
 	value any
 }
 
-// read decodes JSON with objects as type object.
+// read decodes JSON, with objects as values of type object.
 func (p *parser) read(text []byte) any {
 	if len(text) > MaxSize {
 		p.fail("", "has %d bytes, %d are allowed", len(text), MaxSize)
@@ -241,7 +242,7 @@ func (p *parser) decode(text json.RawMessage, pointer string, depth int) any {
 		name := string(key)
 		at := pointer + jsonpointer.Member(name)
 		if seen[name] {
-			p.fail(at, "is there twice")
+			p.fail(at, "appears twice")
 		}
 		seen[name] = true
 		members = append(members, object{{name, p.decode(value, at, depth+1)}}...)

@@ -1,40 +1,39 @@
-// Package pattern evaluates event patterns in the syntax of Amazon EventBridge:
-// which documents a mapping of a source is for (SRC-03).
+// Package pattern evaluates event patterns in the syntax of Amazon EventBridge. A mapping of a source uses a pattern
+// to select documents (SRC-03).
 //
-// A pattern has the shape of the documents that it matches, with a list of allowed
-// values at each leaf. It matches if every leaf does, and a leaf matches if one of its
-// values does. An array in a document stands for each of its elements; leaves that lie
-// in one array of objects must match in one and the same element.
+// A pattern has the shape of the documents that it matches, with a list of allowed values at each leaf. It matches if
+// every leaf matches, and a leaf matches if one of its values does. If a document has an array, the pattern is
+// applied to each of its elements. Leaves below the same array of objects must all match in the same element.
 //
-// It depends on fault and on JSON as jsonpointer and jsonrpc read it. What a document is, and
-// what happens to one that matches, is said in shared/events/source.
+// The package imports only fault, jsonpointer and jsonrpc. Package source defines documents, and what happens to
+// those that match.
 package pattern
 
 import (
 	"slices"
 )
 
-// Bounds of a pattern. The work of [Pattern.Matches] is at most the length of the
-// document times the values of all alternatives.
+// Limits of a pattern. The work of [Pattern.Matches] is at most the length of the document times the number of values
+// in all alternatives.
 const (
-	// MaxSize is the longest pattern in bytes. EventBridge takes 2048 characters.
+	// MaxSize is the maximum length of a pattern in bytes. EventBridge allows 2048 characters.
 	MaxSize = 8 << 10
-	// MaxDepth is how deep a pattern may be nested.
+	// MaxDepth is the maximum nesting depth of a pattern.
 	MaxDepth = 32
-	// MaxAlternatives is how many conjunctions a pattern may stand for: the $or in it,
-	// multiplied. EventBridge takes as many.
+	// MaxAlternatives is the maximum number of conjunctions that a pattern expands to, which is the product of the
+	// alternatives of its $or lists. EventBridge has the same limit.
 	MaxAlternatives = 1000
-	// MaxValues is how many values these may have together.
+	// MaxValues is the maximum number of values in all conjunctions together.
 	MaxValues = 20_000
 )
 
-// Pattern is a parsed event pattern. It may be used by several goroutines.
+// Pattern is a parsed event pattern. It is safe for concurrent use.
 type Pattern struct {
 	alternatives []*node // one of them must match
 	text         []byte
 }
 
-// MarshalJSON is the pattern as it was written.
+// MarshalJSON returns the pattern as it was written.
 func (p *Pattern) MarshalJSON() ([]byte, error) { return p.text, nil }
 
 // Matches reports whether doc, a document as encoding/json decodes it with UseNumber, matches.
@@ -45,11 +44,11 @@ func (p *Pattern) Matches(doc any) bool {
 	return slices.ContainsFunc(p.alternatives, func(n *node) bool { return n.matches(doc) })
 }
 
-// node is an object of a conjunction of leaves, or a leaf.
+// node is a node in the tree of a conjunction: an inner node, or one with a leaf.
 type node struct {
 	fields []field
 	leaf   *leaf
-	// wanting is that some leaf below must be found, not only be missing.
+	// wanting reports whether some leaf below needs a value, rather than only the absence of values.
 	wanting bool
 }
 
@@ -58,7 +57,7 @@ type field struct {
 	node *node
 }
 
-// leaf is a path with the values that are allowed there; one must be in the document.
+// leaf is a path and the values allowed there. A document must have one of them.
 type leaf struct {
 	path    []string
 	pointer string // in the pattern, for faults
@@ -69,7 +68,7 @@ type leaf struct {
 // test reports whether a value that is neither an object nor an array is allowed.
 type test func(value any) bool
 
-// missing stands for a member that is not there; null is one that is.
+// missing stands for a member that does not exist, as opposed to one that is null.
 type missing struct{}
 
 func (n *node) matches(value any) bool {
@@ -85,7 +84,7 @@ func (n *node) matches(value any) bool {
 		}
 		return true
 	case []any:
-		if n.wanting { // all of it in one element
+		if n.wanting { // all leaves below must match in the same element
 			return slices.ContainsFunc(value, n.matches)
 		}
 		return !slices.ContainsFunc(value, func(e any) bool { return !n.matches(e) })
@@ -109,7 +108,7 @@ func (l *leaf) matches(value any) bool {
 	})
 }
 
-// contains reports whether a value, or one in an array, passes. Objects are no values.
+// contains reports whether a value, or an element of an array, passes the test. Objects never pass.
 func contains(value any, ok test) bool {
 	switch value := value.(type) {
 	case map[string]any, missing:

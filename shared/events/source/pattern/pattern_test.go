@@ -17,8 +17,8 @@ func decode(t testing.TB, text string) any {
 	return v
 }
 
-// TestMatches has an example or two of each operator, from what EventBridge documents; what
-// its own implementation says of each is asked in TestEventRuler.
+// TestMatches has one or two examples of each operator, from the documentation of EventBridge.
+// TestEventRuler_Examples compares them with AWS's own implementation.
 func TestMatches(t *testing.T) {
 	for _, tt := range examples {
 		t.Run("SRC-03 "+tt.name, func(t *testing.T) {
@@ -38,7 +38,7 @@ func TestMatches(t *testing.T) {
 			}
 		})
 	}
-	t.Run("SRC-03 what is no object matches nothing", func(t *testing.T) {
+	t.Run("SRC-03 a document that is not an object never matches", func(t *testing.T) {
 		p, err := Parse([]byte(`{"a":[{"exists":false}]}`))
 		if err != nil {
 			t.Fatal(err)
@@ -54,7 +54,7 @@ func TestMatches(t *testing.T) {
 type example struct {
 	name, pattern string
 	matches, not  []string
-	// differs is that Event Ruler answers otherwise; [TestEventRuler_Differences] shows where.
+	// differs says that Event Ruler gives another result; [TestEventRuler_Differences] shows where.
 	differs bool
 }
 
@@ -120,7 +120,7 @@ func TestParse_Faults(t *testing.T) {
 type faultyPattern struct {
 	pattern string
 	want    []string
-	// oursAlone is that Event Ruler takes it.
+	// oursAlone says that Event Ruler accepts the pattern.
 	oursAlone bool
 }
 
@@ -143,8 +143,8 @@ var faulty = map[string]faultyPattern{
 	"a suffix of null":        {`{"a":[{"suffix":{"equals-ignore-case":null}}]}`, []string{"/a/0/suffix/equals-ignore-case: must be a string, not null"}, false},
 	"exists":                  {`{"a":[{"exists":1}]}`, []string{"/a/0/exists: must be true or false, not a number"}, false},
 	"wildcards side by side":  {`{"a":[{"wildcard":"a**b"}]}`, []string{"/a/0/wildcard: has two wildcards side by side; one is enough"}, false},
-	"a backslash":             {`{"a":[{"wildcard":"a\\b"}]}`, []string{`/a/0/wildcard: has a backslash before something else than * or \`}, false},
-	"a backslash at the end":  {`{"a":[{"wildcard":"a\\"}]}`, []string{`/a/0/wildcard: has a backslash before something else than * or \`}, false},
+	"a backslash":             {`{"a":[{"wildcard":"a\\b"}]}`, []string{`/a/0/wildcard: has a backslash before a character other than * or \`}, false},
+	"a backslash at the end":  {`{"a":[{"wildcard":"a\\"}]}`, []string{`/a/0/wildcard: has a backslash before a character other than * or \`}, false},
 	"cidr":                    {`{"a":[{"cidr":"10.0.0.1"}]}`, []string{"/a/0/cidr: must be a range of addresses, such as 10.0.0.0/8 or 2001:db8::/32"}, false},
 	"numeric text":            {`{"a":[{"numeric":"5"}]}`, []string{`/a/0/numeric: must be a list such as ["=", 5], [">", 0] or [">=", 0, "<", 10]`}, false},
 	"numeric relation":        {`{"a":[{"numeric":["!=",5]}]}`, []string{`/a/0/numeric: must be a list such as ["=", 5], [">", 0] or [">=", 0, "<", 10]`}, false},
@@ -154,20 +154,20 @@ var faulty = map[string]faultyPattern{
 	"an immense number":       {`{"a":[1e999999]}`, []string{"/a/0: is a number with an exponent beyond 10000"}, true},
 	"anything-but null":       {`{"a":[{"anything-but":null}]}`, []string{"/a/0/anything-but: must be a string or a number, not null"}, false},
 	"anything-but nothing":    {`{"a":[{"anything-but":[]}]}`, []string{"/a/0/anything-but: is an empty list"}, false},
-	"anything-but both":       {`{"a":[{"anything-but":["a",1]}]}`, []string{"/a/0/anything-but/1: is a number beside a string; all must be of one kind"}, false},
+	"anything-but both":       {`{"a":[{"anything-but":["a",1]}]}`, []string{"/a/0/anything-but/1: is a number, but the first value is a string; all must be of the same kind"}, false},
 	"anything-but no prefix":  {`{"a":[{"anything-but":{"prefix":["a",""]}}]}`, []string{"/a/0/anything-but/prefix/1: is empty, so that nothing would match"}, false},
 	"anything-but a number":   {`{"a":[{"anything-but":{"suffix":5}}]}`, []string{"/a/0/anything-but/suffix: must be a string, not a number"}, false},
 	"anything-but exists":     {`{"a":[{"anything-but":{"exists":true}}]}`, []string{"/a/0/anything-but: must be values or one of the operators prefix, suffix, equals-ignore-case, wildcard"}, false},
 	"one alternative":         {`{"$or":[{"a":[1]}]}`, []string{"/$or: has 1 alternative, at least 2 are needed"}, false},
 	"an alternative value":    {`{"$or":[{"a":[1]},"b"]}`, []string{"/$or/1: must be an object, not a string"}, false},
-	"a name twice":            {`{"a":[1],"b":{"c":[1],"c":[2]}}`, []string{"/b/c: is there twice"}, false},
+	"a name twice":            {`{"a":[1],"b":{"c":[1],"c":[2]}}`, []string{"/b/c: appears twice"}, false},
 	"all faults": {`{"a":1,"b":[{"prefix":1},{"x":1}],"c":{}}`, []string{
 		"/a: must be a list of values or an object, not a number",
 		"/b/0/prefix: must be a string, not a number",
 		"/b/1/x: is not an operator (allowed: anything-but, cidr, equals-ignore-case, exists, numeric, prefix, suffix, wildcard)",
 		"/c: is an empty object; leave it out to allow anything",
 	}, false},
-	"a leaf twice":         {`{"a":[1],"$or":[{"a":[2]},{"b":[1]}]}`, []string{"/$or/0/a: is said here and in an object that applies beside it; say it once"}, false},
-	"a leaf and an object": {`{"a":[1],"$or":[{"a":{"c":[2]}},{"b":[1]}]}`, []string{"/$or/0/a/c: is said here and in an object that applies beside it; say it once"}, true},
-	"an object and a leaf": {`{"a":{"c":[1]},"$or":[{"a":[2]},{"b":[1]}]}`, []string{"/$or/0/a: is said here and in an object that applies beside it; say it once"}, true},
+	"a leaf twice":         {`{"a":[1],"$or":[{"a":[2]},{"b":[1]}]}`, []string{"/$or/0/a: is also set by an object that applies at the same time; set it only once"}, false},
+	"a leaf and an object": {`{"a":[1],"$or":[{"a":{"c":[2]}},{"b":[1]}]}`, []string{"/$or/0/a/c: is also set by an object that applies at the same time; set it only once"}, true},
+	"an object and a leaf": {`{"a":{"c":[1]},"$or":[{"a":[2]},{"b":[1]}]}`, []string{"/$or/0/a: is also set by an object that applies at the same time; set it only once"}, true},
 }

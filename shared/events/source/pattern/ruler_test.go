@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }
 
-// question asks Event Ruler which documents match a pattern.
+// question is a pattern and documents, for which Event Ruler decides which of them match.
 type question struct {
 	Pattern   string   `json:"pattern"`
 	Documents []string `json:"documents"`
@@ -52,7 +52,7 @@ func askRuler(t testing.TB, questions []question) []verdict {
 	return out
 }
 
-// TestEventRuler_Examples asks AWS's own implementation about every example of this package.
+// TestEventRuler_Examples compares every example of this package with AWS's own implementation.
 func TestEventRuler_Examples(t *testing.T) {
 	var questions []question
 	var asked []example
@@ -77,7 +77,7 @@ func TestEventRuler_Examples(t *testing.T) {
 	}
 }
 
-// TestEventRuler_Refuses asks whether it refuses the patterns that we do.
+// TestEventRuler_Refuses checks that Event Ruler refuses the patterns that we refuse.
 func TestEventRuler_Refuses(t *testing.T) {
 	var names []string
 	var questions []question
@@ -92,8 +92,8 @@ func TestEventRuler_Refuses(t *testing.T) {
 	}
 }
 
-// TestEventRuler_Differences shows where we answer otherwise on purpose (docs/explanation/decisions.md).
-// If one of these fails on the side of Event Ruler, the difference is gone.
+// TestEventRuler_Differences shows where we deliberately give another result (docs/explanation/decisions.md). If one
+// of these fails because of Event Ruler's result, the difference no longer exists.
 func TestEventRuler_Differences(t *testing.T) {
 	for name, tt := range map[string]struct {
 		pattern, doc string
@@ -125,10 +125,10 @@ func TestEventRuler_Differences(t *testing.T) {
 	}
 }
 
-// envSeed chooses what is generated; without it every run asks the same.
+// envSeed names the variable with the seed of the generator. Without it, every run uses the same seed.
 const envSeed = "MCPEVENTS_TEST_SEED"
 
-// TestEventRuler_Generated compares verdicts on generated patterns and documents.
+// TestEventRuler_Generated compares our results on generated patterns and documents with Event Ruler's.
 func TestEventRuler_Generated(t *testing.T) {
 	const batches, size = 5, 300
 	seed := uint64(1)
@@ -167,7 +167,8 @@ func TestEventRuler_Generated(t *testing.T) {
 				if ours {
 					matched++
 				}
-				// What is absent in an array of objects depends on the order of names there; then ours matches more.
+				// Event Ruler's result for absence in an array of objects depends on the order of names. Ours may
+				// match more.
 				if ours == theirs.Matches[j] {
 					continue
 				}
@@ -177,20 +178,20 @@ func TestEventRuler_Generated(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d verdicts, of which %d are matches; %d differ by the order of names alone; %d patterns were refused by both", compared, matched, unequal, refused)
+	t.Logf("%d verdicts, of which %d are matches; %d differ only because of the order of names; %d patterns were refused by both", compared, matched, unequal, refused)
 	if matched < compared/20 || matched > compared*9/10 || refused > batches*size/2 {
-		t.Error("the generator shows too little")
+		t.Error("the generator covers too little")
 	}
 }
 
-// saidTwice reports whether all that is wrong is a path that is a leaf and an object: Event Ruler takes that.
+// saidTwice reports whether the only faults are paths that are both a leaf and an object. Event Ruler allows those.
 func saidTwice(err error) bool {
 	faults, _ := fault.DataOf(err).([]jsonpointer.Fault)
-	return !slices.ContainsFunc(faults, func(f jsonpointer.Fault) bool { return !strings.Contains(f.Message, "say it once") })
+	return !slices.ContainsFunc(faults, func(f jsonpointer.Fault) bool { return !strings.Contains(f.Message, "set it only once") })
 }
 
-// ordered reports whether Event Ruler's answer does not depend on the order of names: in each conjunction
-// what is absent comes after all that could lie in the same array.
+// ordered reports whether Event Ruler's result is independent of the order of names: in each conjunction, the leaves
+// for absence follow all leaves that could be in the same array.
 func ordered(p *Pattern) bool {
 	for _, root := range p.alternatives {
 		var absent, present [][]string

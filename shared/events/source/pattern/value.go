@@ -22,7 +22,7 @@ func isAbsence(v any) bool {
 	return ok && len(o) == 1 && o[0].name == opExists && o[0].value == false
 }
 
-// value reads one value of a leaf; nil after a fault.
+// value parses one value of a leaf. It returns nil after a fault.
 func (p *parser) value(v any, pointer string) test {
 	switch v := v.(type) {
 	case object:
@@ -67,7 +67,7 @@ func (p *parser) operator(o object, pointer string) test {
 	return nil
 }
 
-// text reads the operand of an operator on strings.
+// text parses the operand of an operator on strings.
 func (p *parser) text(operator string, v any, pointer string) test {
 	s, ok := v.(string)
 	if !ok {
@@ -100,7 +100,7 @@ func (p *parser) text(operator string, v any, pointer string) test {
 	}
 }
 
-// fold maps texts that differ only in case to one.
+// fold maps strings that differ only in case to the same string.
 func fold(s string) string {
 	return strings.Map(func(r rune) rune {
 		least := r
@@ -111,8 +111,8 @@ func fold(s string) string {
 	}, s)
 }
 
-// wildcard matches in linear time: the first and the last part must stand at the ends, each
-// other one where it is found first.
+// wildcard returns a matcher that takes linear time. The first and the last part must be at the ends of the string;
+// each part between them is matched at its first occurrence.
 func (p *parser) wildcard(s, pointer string) func(string) bool {
 	parts := []string{""}
 	for i := 0; i < len(s); i++ {
@@ -128,7 +128,7 @@ func (p *parser) wildcard(s, pointer string) func(string) bool {
 			i++
 			*last += s[i : i+1]
 		default:
-			p.fail(pointer, `has a backslash before something else than * or \`)
+			p.fail(pointer, `has a backslash before a character other than * or \`)
 		}
 	}
 	first, middle, last := parts[0], parts[1:], ""
@@ -158,7 +158,7 @@ func (p *parser) cidr(s, pointer string) func(string) bool {
 	}
 }
 
-// anythingBut is true of each value, of whatever type, that none of its operands holds for.
+// anythingBut returns a test that passes for a value of any type unless one of the operands matches it.
 func (p *parser) anythingBut(v any, pointer string) test {
 	operator := ""
 	if o, ok := v.(object); ok {
@@ -183,7 +183,7 @@ func (p *parser) anythingBut(v any, pointer string) test {
 			at += "/" + strconv.Itoa(i)
 		}
 		if kindOf(v) != kindOf(list[0]) {
-			p.fail(at, "is %s beside %s; all must be of one kind", kindOf(v), kindOf(list[0]))
+			p.fail(at, "is %s, but the first value is %s; all must be of the same kind", kindOf(v), kindOf(list[0]))
 		}
 		but = append(but, p.exception(operator, v, at))
 	}

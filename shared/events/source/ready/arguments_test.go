@@ -7,7 +7,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// other is an argument for what has not the value.
+// other returns an argument that an event with the given value does not match.
 func other(value any) any {
 	switch v := value.(type) {
 	case bool:
@@ -20,7 +20,7 @@ func other(value any) any {
 	return "another"
 }
 
-// follower polls for events.
+// follower polls for events with fixed arguments.
 type follower struct {
 	client    *client.Client
 	name      string
@@ -39,7 +39,7 @@ func follow(t *testing.T, base, name string, arguments map[string]any) *follower
 	return f
 }
 
-// poll gives the ids of the events since the poll before.
+// poll returns the ids of the events since the previous poll.
 func (f *follower) poll(t *testing.T) (ids []string) {
 	t.Helper()
 	var page struct {

@@ -10,7 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// List prints a line for each provider: its name, its title and its event types.
+// List prints one line per provider with its name, its title and its event types.
 func List(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, p := range Providers() {

@@ -12,13 +12,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/source/ready"
 )
 
-// TestMembers holds what mappings make against what the catalog shows subscribers.
+// TestMembers compares the members that mappings produce with the schema that subscribers see in the catalog.
 func TestMembers(t *testing.T) {
 	for _, p := range ready.Providers() {
 		cat, _ := read(t, p)
 		made := made(t, p)
 		for _, e := range cat.Entries() {
-			t.Run("SRC-06 "+e.Name+" has the members that its schema has", func(t *testing.T) {
+			t.Run("SRC-06 "+e.Name+" has exactly the members of its schema", func(t *testing.T) {
 				var schema struct {
 					Properties map[string]json.RawMessage
 					Required   []string
@@ -28,28 +28,28 @@ func TestMembers(t *testing.T) {
 				}
 				declared := slices.Sorted(maps.Keys(schema.Properties))
 				if got := slices.Sorted(maps.Keys(made[e.Name])); !slices.Equal(got, declared) {
-					t.Errorf("the mappings make %v, the schema has %v", got, declared)
+					t.Errorf("the mappings produce %v, the schema has %v", got, declared)
 				}
 				pointers := append(slices.Collect(maps.Values(e.Filters)), e.Redact...)
 				for _, pointer := range pointers {
 					if name := strings.Split(pointer, "/")[1]; !slices.Contains(declared, name) {
-						t.Errorf("a filter or redact is %s, which no event has", pointer)
+						t.Errorf("a filter or redaction uses %s, which no event has", pointer)
 					}
 				}
 				for _, pointer := range e.Redact {
 					if slices.Contains(schema.Required, pointer[1:]) {
-						t.Errorf("%s may be left out, but is required", pointer)
+						t.Errorf("%s is optional in the mapping but required by the schema", pointer)
 					}
 				}
 				if e.Title == "" || e.Description == "" {
-					t.Error("an agent does not see what it is")
+					t.Error("agents see no description of it")
 				}
 			})
 		}
 	}
 }
 
-// made are the members of the data of each event type.
+// made returns the members of the data that the mappings produce for each event type.
 func made(t *testing.T, p ready.Provider) map[string]map[string]bool {
 	t.Helper()
 	var c struct {

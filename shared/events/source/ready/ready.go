@@ -1,10 +1,10 @@
-// Package ready holds ready-made sources: for each provider a folder with the event types (catalog.yaml), the source that
-// makes them of what the provider sends (config.yaml), and what a person has to set (provider.yaml). [Write] puts those
-// of some providers together into files that an operator goes on with.
+// Package ready contains ready-made sources. Each provider has a folder with event types (catalog.yaml), a source
+// that produces them (config.yaml), and setup steps for a person (provider.yaml). [Write] combines the files of the
+// chosen providers into a catalog and a configuration, which the operator can then edit.
 //
-// Nothing here runs: the texts are read by package config and package catalog, as an operator's own are. The samples
-// that they are tested with, and where those come from, are in testdata. To add a provider, add its folder, its name in
-// the embed directive, and samples. Go on in shared/events/source.
+// Packages config and catalog parse these files like any operator's own. The samples for the tests, and notes on
+// their origin, are in testdata. To add a provider, add its folder, its name in the embed directive, and samples.
+// Read shared/events/source next.
 package ready
 
 import (
@@ -22,23 +22,23 @@ import (
 //go:embed alertmanager cloudwatch github linear pagerduty s3 slack stripe
 var files embed.FS
 
-// Provider is who sends what becomes events.
+// Provider is a service whose webhooks or messages become events.
 type Provider struct {
-	// Name is what it is chosen by.
+	// Name is the name that selects the provider.
 	Name string `yaml:"-"`
-	// Title is how it calls itself.
+	// Title is the provider's own name for itself.
 	Title string `yaml:"title"`
-	// Documentation is its own page about what it sends.
+	// Documentation is the URL of the provider's page about its webhooks or messages.
 	Documentation string `yaml:"documentation"`
-	// Setup is what a person does, step by step.
+	// Setup lists the steps for a person, in order.
 	Setup []string `yaml:"setup"`
 }
 
-// Providers lists all there are, by name.
+// Providers returns all providers, sorted by name.
 func Providers() []Provider {
 	folders, err := files.ReadDir(".")
 	if err != nil {
-		panic(err) // the files are part of the program
+		panic(err) // cannot happen: the files are embedded
 	}
 	all := make([]Provider, len(folders))
 	for i, f := range folders {
@@ -52,12 +52,12 @@ func provider(name string) Provider {
 	d := yaml.NewDecoder(bytes.NewReader(read(name, "provider.yaml")))
 	d.KnownFields(true)
 	if err := d.Decode(&p); err != nil {
-		panic(name + ": " + err.Error()) // a file of the program, which a test reads
+		panic(name + ": " + err.Error()) // an embedded file, which a test reads
 	}
 	return p
 }
 
-// Select finds providers by their names, in the order of these. One that is named twice is there once.
+// Select returns the providers with the given names, in that order and without repetitions.
 func Select(names ...string) ([]Provider, error) {
 	all := Providers()
 	var chosen []Provider
@@ -73,7 +73,7 @@ func Select(names ...string) ([]Provider, error) {
 	return chosen, nil
 }
 
-// Names are those of all providers.
+// Names returns the names of all providers.
 func Names() []string {
 	all := Providers()
 	names := make([]string, len(all))
@@ -83,7 +83,7 @@ func Names() []string {
 	return names
 }
 
-// Catalog is the text of a catalog with the event types of the providers.
+// Catalog returns the YAML of a catalog with the providers' event types.
 func Catalog(providers ...Provider) []byte {
 	var b bytes.Buffer
 	b.WriteString("# Event types of sources, as mcpevents catalog init wrote them. They are yours to change: check them with\n" +
@@ -95,7 +95,7 @@ func Catalog(providers ...Provider) []byte {
 	return b.Bytes()
 }
 
-// Config is the text of a configuration with the sources of the providers, and what to do at each as comments.
+// Config returns the YAML of a configuration with the providers' sources. Comments list the setup steps of each.
 func Config(providers ...Provider) []byte {
 	var b bytes.Buffer
 	b.WriteString("# Sources, as mcpevents catalog init wrote them. They are yours to change. HOST is where providers reach the server.\n" +
@@ -110,11 +110,11 @@ func Config(providers ...Provider) []byte {
 	return b.Bytes()
 }
 
-// body is a file without its first line.
+// body returns a file without its first line.
 func body(name, file, first string) []byte {
 	rest, ok := bytes.CutPrefix(read(name, file), []byte(first))
 	if !ok {
-		panic(name + "/" + file + " does not begin with " + first) // a test reads all
+		panic(name + "/" + file + " does not begin with " + first) // an embedded file, which a test reads
 	}
 	return rest
 }
@@ -122,15 +122,15 @@ func body(name, file, first string) []byte {
 func read(name, file string) []byte {
 	text, err := files.ReadFile(path.Join(name, file))
 	if err != nil {
-		panic(err) // the files are part of the program
+		panic(err) // cannot happen: the files are embedded
 	}
 	return text
 }
 
-// width is how long a line of a comment gets.
+// width is the maximum length of a comment line.
 const width = 120
 
-// comment writes a text as a comment among the items of a list.
+// comment writes text as a comment between the items of a list.
 func comment(b *bytes.Buffer, text string) {
 	const margin = "  #"
 	line := margin

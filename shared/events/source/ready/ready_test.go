@@ -14,19 +14,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// variables are the references to secrets in a configuration.
+// variables matches the references to secrets in a configuration.
 var variables = regexp.MustCompile(`"env:([A-Z_]+)"`)
 
 func TestProviders(t *testing.T) {
 	for _, p := range ready.Providers() {
-		t.Run("SRC-06 "+p.Name+" says what to set", func(t *testing.T) {
+		t.Run("SRC-06 "+p.Name+" explains each secret", func(t *testing.T) {
 			if u, err := url.Parse(p.Documentation); err != nil || u.Scheme != "https" || p.Title == "" {
 				t.Errorf("title %q, documentation %q", p.Title, p.Documentation)
 			}
 			text, steps := string(ready.Config(p)), strings.Join(p.Setup, "\n")
 			for _, m := range variables.FindAllStringSubmatch(text, -1) {
 				if !strings.Contains(steps, m[1]) {
-					t.Errorf("no step says what %s is", m[1])
+					t.Errorf("no step explains %s", m[1])
 				}
 			}
 			for line := range strings.Lines(text) {
@@ -42,13 +42,13 @@ func TestProviders(t *testing.T) {
 }
 
 func TestSelect(t *testing.T) {
-	t.Run("SRC-06 those that are named, once, in the order of the names", func(t *testing.T) {
+	t.Run("SRC-06 the named providers are returned once each, in the order of the names", func(t *testing.T) {
 		chosen, err := ready.Select("stripe", "github", "stripe")
 		if err != nil || len(chosen) != 2 || chosen[0].Name != "stripe" || chosen[1].Name != "github" {
 			t.Errorf("%v, %v", chosen, err)
 		}
 	})
-	t.Run("SRC-06 an unknown one is refused with those that there are", func(t *testing.T) {
+	t.Run("SRC-06 an unknown provider is refused, and the error lists the known ones", func(t *testing.T) {
 		_, err := ready.Select("github", "gitea")
 		if !fault.Is(err, fault.Invalid) || !strings.Contains(fault.Public(err), `"gitea"`) || !strings.Contains(fault.Public(err), "github, linear") {
 			t.Errorf("%v", err)
@@ -89,7 +89,7 @@ func TestWrite(t *testing.T) {
 			}
 		}
 	})
-	t.Run("SRC-06 files that are there stay as they are without force", func(t *testing.T) {
+	t.Run("SRC-06 existing files are kept unless force is set", func(t *testing.T) {
 		dir := t.TempDir()
 		own := filepath.Join(dir, ready.ConfigFile)
 		if err := os.WriteFile(own, []byte("keys: []\n"), 0o600); err != nil {
@@ -112,7 +112,7 @@ func TestWrite(t *testing.T) {
 			t.Errorf("by force: %q", got[1])
 		}
 	})
-	t.Run("SRC-06 no provider is refused", func(t *testing.T) {
+	t.Run("SRC-06 an empty list of providers is refused", func(t *testing.T) {
 		if err := ready.Write(t.TempDir(), nil, false); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%v", err)
 		}

@@ -26,19 +26,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
-// sample is what a provider documents that it sends, and the event that it becomes.
+// sample is a message from a provider's documentation, and the event that it should become.
 type sample struct {
 	File string
-	// From is where the provider documents it, Note what is other than there.
+	// From is the page with the message. Note describes how the sample differs from it.
 	From, Note string
 	Headers    map[string]string
 	Want       struct {
 		Source, Name, URI, ID string
-		// Time is empty if the provider gives none.
+		// Time is empty if the provider sends none.
 		Time string
 		Data any
 	}
-	// Arguments are what an agent might subscribe with, and gets the event.
+	// Arguments are arguments that an agent might subscribe with and that match the event.
 	Arguments map[string]any
 
 	body []byte
@@ -65,7 +65,7 @@ func samples(t *testing.T, provider string) []sample {
 	return all
 }
 
-// read is what an operator's programs make of the files that are written.
+// read parses the generated files as an operator's server would.
 func read(t *testing.T, providers ...ready.Provider) (*catalog.Catalog, *config.Config) {
 	t.Helper()
 	cat, err := catalog.Parse(ready.Catalog(providers...))
@@ -88,7 +88,7 @@ func sourceOf(t *testing.T, c *config.Config, name string) source.Source {
 	return c.Sources[i]
 }
 
-// sharedSecret is the secret of all providers.
+// sharedSecret is used as the secret of every provider.
 const sharedSecret = "a-secret-of-the-tests-0123456789"
 
 func TestMain(m *testing.M) {
@@ -108,8 +108,8 @@ func mac(text string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// sign gives the headers and the path that a provider sends a body with, as its documentation says. It is written for
-// the tests alone, so that a mistake in package verify or in a configuration is none here too.
+// sign returns the path and headers with which a provider sends a body, according to its documentation. It does not
+// use package verify or the configuration, so that it cannot repeat their mistakes.
 func sign(provider string, body []byte, now time.Time) (path string, headers map[string]string) {
 	text, at := string(body), now.Unix()
 	path = "/sources/" + provider
@@ -122,7 +122,7 @@ func sign(provider string, body []byte, now time.Time) (path string, headers map
 		headers = map[string]string{"X-Slack-Request-Timestamp": fmt.Sprint(at), "X-Slack-Signature": "v0=" + mac(fmt.Sprintf("v0:%d:%s", at, text))}
 	case "linear":
 		headers = map[string]string{"Linear-Signature": mac(text)}
-	case "pagerduty": // while the secret is rotated, there are two
+	case "pagerduty": // there are two while the secret is rotated
 		headers = map[string]string{"X-PagerDuty-Signature": "v1=" + strings.Repeat("0f", 32) + ",v1=" + mac(text)}
 	case "alertmanager":
 		path += "/" + sharedSecret
@@ -130,7 +130,7 @@ func sign(provider string, body []byte, now time.Time) (path string, headers map
 	return path, headers
 }
 
-// request is a sample as it is on the wire.
+// request returns the sample as an HTTP request.
 func (s sample) request(provider string, now time.Time) []byte {
 	path, headers := sign(provider, s.body, now)
 	var b bytes.Buffer
@@ -145,7 +145,7 @@ func (s sample) request(provider string, now time.Time) []byte {
 	return b.Bytes()
 }
 
-// TestSamples has each sample go through its source and the catalog's schema, as mcpevents source check does.
+// TestSamples runs each sample through its source and the catalog's schema, as mcpevents source check does.
 func TestSamples(t *testing.T) {
 	for _, p := range ready.Providers() {
 		cat, c := read(t, p)
@@ -153,7 +153,7 @@ func TestSamples(t *testing.T) {
 		for _, s := range samples(t, p.Name) {
 			t.Run("SRC-06 "+p.Name+" "+s.File, func(t *testing.T) {
 				if u, err := url.Parse(s.From); err != nil || u.Scheme != "https" {
-					t.Errorf("from %q, which is not a page", s.From)
+					t.Errorf("from is %q, want the URL of a page", s.From)
 				}
 				src, now := sourceOf(t, c, s.Want.Source), time.Now()
 				got := try(t, cat, src, s, p.Name, now)
@@ -173,7 +173,7 @@ func TestSamples(t *testing.T) {
 	}
 }
 
-// try compares the event of a sample with the one that it should become.
+// try compares the event of a sample with the expected one.
 func try(t *testing.T, cat *catalog.Catalog, src source.Source, s sample, provider string, now time.Time) ingest.Trial {
 	t.Helper()
 	raw := s.body
@@ -200,7 +200,7 @@ func try(t *testing.T, cat *catalog.Catalog, src source.Source, s sample, provid
 	return got
 }
 
-// TestNullDraft: servers that know no drafts send null.
+// TestNullDraft: a server without draft pull requests sends null for draft.
 func TestNullDraft(t *testing.T) {
 	github, err := ready.Select("github")
 	if err != nil {
@@ -213,7 +213,7 @@ func TestNullDraft(t *testing.T) {
 		}
 		s.body = bytes.Replace(s.body, []byte(`"draft": false`), []byte(`"draft": null`), 1)
 		s.Want.Data.(map[string]any)["draft"] = nil
-		t.Run("SRC-06 a pull request whose draft is null", func(t *testing.T) {
+		t.Run("SRC-06 a pull request whose draft is null becomes an event", func(t *testing.T) {
 			try(t, cat, sourceOf(t, c, "github"), s, "github", time.Now())
 		})
 	}
@@ -231,7 +231,7 @@ func instant(t *testing.T, text string) (at time.Time) {
 	return at
 }
 
-// document is a value of YAML as JSON has it.
+// document converts a value decoded from YAML to its decoded JSON form.
 func document(t *testing.T, v any) any {
 	t.Helper()
 	text, err := json.Marshal(v)
@@ -249,7 +249,7 @@ func decoded(t *testing.T, text []byte) (v any) {
 	return v
 }
 
-// TestSources: what is written is one configuration, whose sources fit the catalog beside it.
+// TestSources checks that the generated configuration is valid and that its sources fit the generated catalog.
 func TestSources(t *testing.T) {
 	all := ready.Providers()
 	cat, c := read(t, all...)
@@ -272,7 +272,7 @@ func TestSources(t *testing.T) {
 	for _, p := range all {
 		_, own := read(t, p)
 		for _, s := range own.Sources {
-			t.Run("SRC-06 the steps of "+p.Name+" say where "+s.Name+" is", func(t *testing.T) {
+			t.Run("SRC-06 the steps of "+p.Name+" name the address of "+s.Name, func(t *testing.T) {
 				where := "the source `" + s.Name + "`"
 				if s.From == source.HTTP {
 					where = "`https://HOST/sources/" + s.Name

@@ -20,17 +20,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/source/ready"
 )
 
-// patience bounds every wait.
+// patience limits every wait.
 const patience = time.Minute
 
-// TestServer sends samples as their providers do, and again as they redeliver, to an embedded server with the files as they
-// are written. Each is one event, for who asks for it as an agent might, and for no one who asks with one argument changed
-// into what the event does not have.
+// TestServer sends each sample to an embedded server as its provider would, and sends it again as a redelivery. The
+// server uses the generated files. Each sample must become exactly one event. A client with matching arguments
+// receives it; a client with one argument changed to a value that does not match does not.
 func TestServer(t *testing.T) {
 	for _, p := range ready.Providers() {
 		_, c := read(t, p)
 		for _, s := range samples(t, p.Name) {
-			t.Run("SRC-06 "+p.Name+" "+s.File+" is one event, for who asks for it", func(t *testing.T) {
+			t.Run("SRC-06 "+p.Name+" "+s.File+" becomes one event, for subscribers whose arguments match", func(t *testing.T) {
 				t.Parallel()
 				base := serve(t, p)
 				asks := follow(t, base, s.Want.Name, s.Arguments)
@@ -41,7 +41,7 @@ func TestServer(t *testing.T) {
 					others[name] = follow(t, base, s.Want.Name, changed)
 				}
 				want := []string{"mark"}
-				if sourceOf(t, c, s.Want.Source).From == source.HTTP { // what comes by the inbox queue is for AWS
+				if sourceOf(t, c, s.Want.Source).From == source.HTTP { // documents of the inbox queue need AWS
 					began := time.Now()
 					first, second := post(t, base, p.Name, s, began), post(t, base, p.Name, s, began.Add(30*time.Second))
 					if len(first) != 1 || !reflect.DeepEqual(first, second) {
@@ -70,7 +70,7 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// serve starts a server with what is written for a provider.
+// serve starts a server with the generated files of a provider.
 func serve(t *testing.T, p ready.Provider) (url string) {
 	t.Helper()
 	_, c := read(t, p)
@@ -95,7 +95,7 @@ func serve(t *testing.T, p ready.Provider) (url string) {
 
 type accepted struct{ ID, URI string }
 
-// post sends a sample, signed at a time.
+// post sends a sample, signed at the given time.
 func post(t *testing.T, base, provider string, s sample, at time.Time) []accepted {
 	t.Helper()
 	path, headers := sign(provider, s.body, at)
@@ -130,8 +130,8 @@ func exchange(t *testing.T, r *http.Request, status int, out any) {
 	}
 }
 
-// mark publishes one more event to the URI of a sample. Events of a URI are logged in their order, so whoever sees this
-// one sees all that came before it.
+// mark publishes one more event to the URI of a sample. The events of a URI are logged in order, so a client that
+// sees this one has seen all earlier ones.
 func mark(t *testing.T, base string, s sample) {
 	t.Helper()
 	body, err := json.Marshal(map[string]any{"id": "mark", "uri": s.Want.URI, "data": s.Want.Data})

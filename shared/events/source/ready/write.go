@@ -10,15 +10,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// The files that [Write] writes.
+// Names of the files that [Write] writes.
 const (
 	CatalogFile = "catalog.yaml"
 	ConfigFile  = "config.yaml"
 )
 
-// Write puts the event types and sources of providers into the two files of a folder, which it makes. Files that are
-// there already are replaced only by force; without it nothing is written, and the error, of kind fault.Conflict, says
-// what to do.
+// Write writes the providers' event types and sources to two files in a folder, which it creates if needed. If one of
+// the files exists and force is false, it writes neither and returns an error of kind fault.Conflict that says what
+// to do.
 func Write(dir string, providers []Provider, force bool) error {
 	if len(providers) == 0 {
 		return fault.New(fault.Invalid, "no ready-made source is named (there are: %s)", strings.Join(Names(), ", "))
@@ -33,14 +33,14 @@ func Write(dir string, providers []Provider, force bool) error {
 		return fault.Wrap(fault.Invalid, err, "make the folder")
 	}
 	for i, content := range [][]byte{Catalog(providers...), Config(providers...)} {
-		if err := os.WriteFile(paths[i], content, 0o644); err != nil { // no secrets: those are references
+		if err := os.WriteFile(paths[i], content, 0o644); err != nil { // contains no secrets, only references to them
 			return fault.Wrap(fault.Invalid, err, "write %s", paths[i])
 		}
 	}
 	return nil
 }
 
-// absent is an error if one of the files is there.
+// absent returns an error if one of the files exists.
 func absent(paths []string) error {
 	var there []string
 	for _, p := range paths {

@@ -1,10 +1,11 @@
 package verify
 
-// maxChallenge is the longest challenge that is answered; those of Slack have some fifty characters.
+// maxChallenge is the maximum length of a challenge. Slack's have about fifty characters.
 const maxChallenge = 1000
 
-// Challenge is what Slack wants to have back when a URL is entered there (url_verification of
-// its Events API), if body, the decoded JSON of a verified request, is that.
+// Challenge returns the challenge in a url_verification request of Slack's Events API, which Slack sends when someone
+// enters the URL of the server. Body is the decoded JSON of a verified request. The result is false for any other
+// body.
 func Challenge(body any) (string, bool) {
 	object, _ := body.(map[string]any)
 	if object["type"] != "url_verification" {

@@ -8,8 +8,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/constanttime"
 )
 
-// TestConstantTime reads the package: what a request brings meets a secret in two lines only, both of which compare
-// digests of one length in constant time, and no loop over secrets or signatures ends early.
+// TestConstantTime inspects the package's source. Only two lines may compare a part of a request with a secret, and
+// both must compare digests of equal length in constant time. Loops over secrets or signatures must not end early.
 func TestConstantTime(t *testing.T) {
 	t.Run("SRC-02 secrets are compared in constant time", func(t *testing.T) {
 		all, err := filepath.Glob("*.go")
@@ -39,8 +39,8 @@ func TestConstantTime(t *testing.T) {
 	})
 }
 
-// BenchmarkEqualTo measures whether a key that differs in its first letter is refused as fast as one that differs in
-// its last (SRC-02).
+// BenchmarkEqualTo measures whether a key that differs from the secret in the first letter takes as long as one that
+// differs in the last (SRC-02).
 func BenchmarkEqualTo(b *testing.B) {
 	secret := strings.Repeat("s", MaxSecret)
 	same := equalTo(secret)

@@ -17,8 +17,8 @@ var reasons = []string{
 	NoSignature, ManySignatures, HeaderTwice, HeaderMissing, Malformed, NoTime, NoMatch, TooOld, TooNew,
 }
 
-// FuzzVerify shows that no header that is made without the secret is taken, whatever the scheme, and that
-// one that is stays good among others.
+// FuzzVerify checks that no scheme accepts headers that were made without the secret, and that a genuine request is
+// still accepted when other headers are added to it.
 func FuzzVerify(f *testing.F) {
 	for _, s := range senders {
 		h := s.send([]byte("{}"), s.secrets[1], at)
@@ -29,7 +29,7 @@ func FuzzVerify(f *testing.F) {
 	f.Fuzz(func(t *testing.T, signature, timestamp, body string, seconds uint32) {
 		now := time.Unix(int64(seconds), 0)
 		for _, s := range senders {
-			v, err := New(s.settings, s.secrets[:1]) // another than that of the seeds
+			v, err := New(s.settings, s.secrets[:1]) // a secret that the seeds do not use
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -52,7 +52,8 @@ func FuzzVerify(f *testing.F) {
 
 var inBraces = regexp.MustCompile(`\{[^}]*\}`)
 
-// FuzzSettings shows that settings of the scheme hmac are refused with reasons, or verify what is signed as they say.
+// FuzzSettings checks that settings of the scheme hmac are either refused with reasons, or verify requests that are
+// signed accordingly.
 func FuzzSettings(f *testing.F) {
 	f.Add("X-Signature", "sha256", "hex", "sha256=", "{body}", "", int64(0))
 	f.Add("X-Signature", "sha512", "base64", "v1,", "{header:x-id}.{timestamp}.{body}", "X-Time", int64(time.Minute))
@@ -93,7 +94,7 @@ func FuzzSettings(f *testing.F) {
 			t.Errorf("%+v: %v", s, err)
 		}
 		if err := refusalOf(v, Request{Header: h, Body: []byte("another body")}, at); err == nil {
-			t.Errorf("%+v: another body is taken", s)
+			t.Errorf("%+v: another body is accepted", s)
 		}
 	})
 }

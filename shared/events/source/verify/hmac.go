@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/event"
 )
 
-// maxSignatures bounds what one request asks to be compared. Providers send one for each of their secrets.
+// maxSignatures limits the signatures in one request. Providers send one for each of their active secrets.
 const maxSignatures = 10
 
 var hashes = map[string]func() hash.Hash{
@@ -28,7 +28,7 @@ var decoders = map[string]func(string) ([]byte, error){
 	"": hex.DecodeString, "hex": hex.DecodeString, "base64": base64.StdEncoding.Strict().DecodeString,
 }
 
-// mac checks message authentication codes.
+// mac verifies message authentication codes.
 type mac struct {
 	hash   func() hash.Hash
 	decode func(string) ([]byte, error)
@@ -36,7 +36,8 @@ type mac struct {
 	signed template
 }
 
-// check reports whether one of signatures is that of what r says was signed, and returns a hash of that. All are compared.
+// check verifies that one of the signatures matches the signed text of r, and returns a hash of that text. It
+// compares all signatures.
 func (m mac) check(r Request, timestamp string, signatures []string) (signed string, no *refusal) {
 	if len(signatures) > maxSignatures {
 		return "", refuse(ManySignatures)
@@ -50,7 +51,7 @@ func (m mac) check(r Request, timestamp string, signatures []string) (signed str
 	for _, s := range signatures {
 		got, err := m.decode(s)
 		wellFormed = wellFormed || err == nil && len(got) == len(want)
-		// The lengths are no secret: that of the digest is known to everybody.
+		// This may depend on the length, because the length of a digest is not secret.
 		same = hmac.Equal(got, want) || same
 	}
 	switch {
@@ -94,8 +95,8 @@ func bindHMAC(s Settings, secret string) (check, error) {
 	}, nil
 }
 
-// split lists the signatures in a header. They are separated by commas or spaces, of which none is in
-// an encoded signature; a comma of the prefix separates nothing.
+// split returns the signatures in a header. They are separated by commas or spaces, which an encoded signature cannot
+// contain. If the prefix contains a comma, only spaces separate.
 func split(header, prefix string) (out []string, no *refusal) {
 	parts := strings.FieldsFunc(header, func(r rune) bool {
 		return r == ' ' || r == '\t' || r == ',' && !strings.Contains(prefix, ",")
@@ -111,8 +112,8 @@ func split(header, prefix string) (out []string, no *refusal) {
 	return out, nil
 }
 
-// bindStripe reads Stripe-Signature, which has the time and the signatures: t=…,v1=…,v1=…,v0=….
-// Of these v1 counts; v0 is that of test events.
+// bindStripe verifies the header Stripe-Signature, which holds a time and signatures: t=…,v1=…,v1=…,v0=…. Only v1 is
+// used; v0 is the signature of test events.
 func bindStripe(_ Settings, secret string) (check, error) {
 	signed, err := parseTemplate("{timestamp}.{body}")
 	if err != nil {
@@ -140,7 +141,7 @@ func splitStripe(header string) (timestamp string, signatures []string, no *refu
 	for part := range strings.SplitSeq(header, ",") {
 		switch name, value, _ := strings.Cut(strings.TrimSpace(part), "="); {
 		case name == "t" && timestamp != "":
-			return "", nil, refuse(NoTime) // two times: which one was signed?
+			return "", nil, refuse(NoTime) // ambiguous: either could be the signed one
 		case name == "t":
 			timestamp = value
 		case name == "v1":
@@ -156,7 +157,7 @@ func splitStripe(header string) (timestamp string, signatures []string, no *refu
 	return timestamp, signatures, nil
 }
 
-// one is the value of a header that must be there once.
+// one returns the value of a header that must occur exactly once.
 func one(h http.Header, name, missing string) (string, *refusal) {
 	switch values := h.Values(name); {
 	case len(values) > 1:
@@ -168,9 +169,9 @@ func one(h http.Header, name, missing string) (string, *refusal) {
 	}
 }
 
-// parseTime reads RFC 3339, or seconds or milliseconds since 1970 in digits alone.
+// parseTime parses a time in RFC 3339, or as digits: seconds or milliseconds since 1970.
 func parseTime(text string) (time.Time, *refusal) {
-	const lastSecond = 99_999_999_999 // in the year 5138; milliseconds are more since 1973
+	const lastSecond = 99_999_999_999 // in the year 5138; as milliseconds it is in 1973
 	n, err := strconv.ParseUint(text, 10, 63)
 	if err == nil && n > lastSecond {
 		return time.UnixMilli(int64(n)), nil

@@ -9,15 +9,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// at is the time of most known answers: 2026-10-19T00:00:00Z.
+// at is the time of most examples: 2026-10-19T00:00:00Z.
 var at = time.Unix(1792411200, 0)
 
-// TestKnownAnswers verifies requests whose signature someone else made. Those that a provider's
-// documentation prints are marked so; the others were made with the formula of the documentation by
+// TestKnownAnswers verifies requests whose signatures were made elsewhere. Comments mark those that a provider's
+// documentation prints. The others were made with the documentation's formula and
 //
 //	printf '%s' SIGNED | openssl dgst -sha256 -hmac SECRET
 //
-// with -binary and "openssl base64" where the scheme has base64.
+// plus -binary and "openssl base64" for schemes with base64.
 func TestKnownAnswers(t *testing.T) {
 	for name, tt := range map[string]struct {
 		settings Settings
@@ -167,7 +167,7 @@ func TestKnownAnswers(t *testing.T) {
 
 const stripeBody = `{"id":"evt_1Q2w3E","object":"event","type":"payment_intent.succeeded"}`
 
-// otherSecret differs in one letter, and is of the same form.
+// otherSecret returns a secret of the same form that differs in one letter.
 func otherSecret(secret string) string {
 	i := len(secret) / 2
 	c := "b"
@@ -191,7 +191,7 @@ func TestSettings_Headers(t *testing.T) {
 		Shopify: "x-shopify-hmac-sha256", GitLab: "x-gitlab-token webhook-signature", StandardWebhooks: "webhook-signature",
 		HMAC: "x-my-signature", None: "",
 	} {
-		t.Run("SRC-02 headers of "+scheme+" that are not part of a document", func(t *testing.T) {
+		t.Run("SRC-02 headers that "+scheme+" keeps out of documents", func(t *testing.T) {
 			s := Settings{Scheme: scheme}
 			if scheme == HMAC {
 				s.Header = "X-My-Signature"
@@ -210,13 +210,13 @@ func TestSettings_SignsTime(t *testing.T) {
 	}{
 		"github":            {Settings{Scheme: GitHub}, false},
 		"stripe":            {Settings{Scheme: Stripe}, true},
-		"gitlab":            {Settings{Scheme: GitLab}, true}, // with a signing token
+		"gitlab":            {Settings{Scheme: GitLab}, true}, // if the secret is a signing token
 		"standard-webhooks": {Settings{Scheme: StandardWebhooks}, true},
 		"none":              {Settings{Scheme: None}, false},
 		"hmac of the body":  {Settings{Scheme: HMAC, Header: "Linear-Signature"}, false},
 		"hmac with a time":  {Settings{Scheme: HMAC, Header: "X-Sig", Signed: "{timestamp}{body}", Timestamp: "X-At"}, true},
 	} {
-		t.Run("SRC-02 whether a time is signed by "+name, func(t *testing.T) {
+		t.Run("SRC-02 whether "+name+" signs a time", func(t *testing.T) {
 			if got := tt.settings.signsTime(); got != tt.want {
 				t.Errorf("got %t", got)
 			}
@@ -226,7 +226,7 @@ func TestSettings_SignsTime(t *testing.T) {
 
 func TestVerify_Signed(t *testing.T) {
 	for _, s := range senders {
-		t.Run("SRC-02 what is signed by "+s.name, func(t *testing.T) {
+		t.Run("SRC-02 the hash of the text signed by "+s.name, func(t *testing.T) {
 			v, err := New(s.settings, s.secrets[:2])
 			if err != nil {
 				t.Fatal(err)
@@ -243,7 +243,7 @@ func TestVerify_Signed(t *testing.T) {
 				t.Errorf("got %q, and %q by another secret", first, signed("{}", s.secrets[1], at))
 			}
 			if other := signed("[]", s.secrets[0], at); s.bodySigned && other == first {
-				t.Error("another body is the same")
+				t.Error("another body has the same hash")
 			}
 			if other := signed("{}", s.secrets[0], at.Add(time.Minute)); (other != first) != (s.time != "") {
 				t.Errorf("a minute later: %q, before %q", other, first)

@@ -9,14 +9,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// TestVerify_Refuses changes a genuine request of each sender in each way that matters.
+// TestVerify_Refuses changes a genuine request of each sender in every relevant way.
 func TestVerify_Refuses(t *testing.T) {
 	const tolerance = DefaultTolerance
 	for _, s := range senders {
 		signature := func(h http.Header, change func(string) string) { h.Set(s.signature, change(h.Get(s.signature))) }
 		other := s.send([]byte("{}"), s.secrets[2], at)
 		timed := s.time != ""
-		inHeader := timed && s.time == s.signature // Stripe's time
+		inHeader := timed && s.time == s.signature // as in Stripe's header
 		for _, tt := range []struct {
 			name   string
 			when   bool
@@ -66,7 +66,8 @@ func TestVerify_Refuses(t *testing.T) {
 	}
 }
 
-// missingTime is what a sender's scheme says: in Standard Webhooks the time is one of the headers.
+// missingTime returns the expected reason for a request without a time. In Standard Webhooks the time is one of
+// several required headers.
 func missingTime(s sender) string {
 	if s.time == "webhook-timestamp" {
 		return HeaderMissing
@@ -74,7 +75,7 @@ func missingTime(s sender) string {
 	return NoTime
 }
 
-// refusalOf is why a request is refused.
+// refusalOf returns the error of a refused request.
 func refusalOf(v *Verifier, r Request, now time.Time) error {
 	_, err := v.Verify(r, now)
 	return err
@@ -98,7 +99,8 @@ func wantReason(t *testing.T, err error, want string, secrets [3]string) {
 	}
 }
 
-// lower writes the names of headers as HTTP/2 sends them; net/http then makes them canonical.
+// lower converts the names of headers to lower case, as HTTP/2 sends them, and then to the canonical form of
+// net/http.
 func lower(h http.Header) http.Header {
 	out := http.Header{}
 	for name, values := range h {
@@ -107,7 +109,7 @@ func lower(h http.Header) http.Header {
 	return out
 }
 
-// flipped changes the last letter that is no padding.
+// flipped changes the last character that is not padding.
 func flipped(s string) string {
 	i := len(strings.TrimRight(s, "=")) - 2
 	c := "0"

@@ -11,16 +11,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// scheme is how a provider proves that it sent a request.
+// scheme describes how a provider authenticates its requests.
 type scheme struct {
 	headers []string // with credentials or signatures, in lower case
-	timed   bool     // whether a time is signed
+	timed   bool     // whether the signature covers a time
 	bind    func(s Settings, secret string) (check, error)
 }
 
-// schemes has a row for each; hmac gets its header from the settings.
+// schemes holds all schemes. The scheme hmac has no headers here, because its header is a setting.
 var schemes = map[string]scheme{
-	// The header x-hub-signature is the same with SHA-1; it is not looked at.
+	// GitHub also sends x-hub-signature, with SHA-1. We ignore it.
 	GitHub: {[]string{"x-hub-signature", "x-hub-signature-256"}, false, preset(Settings{
 		Header: "X-Hub-Signature-256", Prefix: "sha256=",
 	})},
@@ -37,13 +37,13 @@ var schemes = map[string]scheme{
 	None:             {nil, false, bindNone},
 }
 
-// preset is hmac with the settings of a provider.
+// preset returns the bind function of a scheme that is hmac with fixed settings.
 func preset(of Settings) func(Settings, string) (check, error) {
 	of.Scheme = HMAC
 	return func(_ Settings, secret string) (check, error) { return bindHMAC(of, secret) }
 }
 
-// bindNone compares the path's last segment with the secret.
+// bindNone compares the last segment of the path with the secret.
 func bindNone(_ Settings, secret string) (check, error) {
 	same := equalTo(secret)
 	return func(r Request) (p proof, no *refusal) {
@@ -54,8 +54,8 @@ func bindNone(_ Settings, secret string) (check, error) {
 	}, nil
 }
 
-// bindGitLab takes both that GitLab has: its signing tokens are those of Standard Webhooks
-// and begin with whsec_; any other secret is a secret token, which GitLab sends as it is.
+// bindGitLab supports both of GitLab's methods. A secret that begins with whsec_ is a signing token, which follows
+// Standard Webhooks. Any other secret is a secret token, which GitLab sends in a header.
 func bindGitLab(s Settings, secret string) (check, error) {
 	if isWebhookSecret(secret) {
 		return bindStandardWebhooks(s, secret)
@@ -70,7 +70,8 @@ func bindGitLab(s Settings, secret string) (check, error) {
 	}, nil
 }
 
-// equalTo compares with secret in a time that depends neither on where they differ nor on the length of secret.
+// equalTo returns a function that compares a string with the secret. Its time depends neither on where they differ
+// nor on the secret's length.
 func equalTo(secret string) func(string) bool {
 	want := sha256.Sum256([]byte(secret))
 	return func(s string) bool {
@@ -79,8 +80,8 @@ func equalTo(secret string) func(string) bool {
 	}
 }
 
-// bindStandardWebhooks leaves the signatures to the library of the specification. The time is
-// compared here: the library does it with its own clock and five minutes.
+// bindStandardWebhooks verifies signatures with the specification's own library. We check the time ourselves, because
+// the library uses its own clock and a fixed tolerance of five minutes.
 func bindStandardWebhooks(_ Settings, secret string) (check, error) {
 	key, err := webhookKey(secret)
 	if err != nil {
@@ -109,7 +110,7 @@ func bindStandardWebhooks(_ Settings, secret string) (check, error) {
 		if wh.VerifyIgnoringTimestamp(r.Body, r.Header) != nil {
 			return p, refuse(NoMatch)
 		}
-		plain := sha256.New() // of what the library signs: it reads the time as a number
+		plain := sha256.New() // the text that the library signs; it parses the time as a number, so leading zeros do not count
 		fmt.Fprintf(plain, "%s.%s.%s", r.Header.Get(standardwebhooks.HeaderWebhookID), strings.TrimLeft(timestamp, "0"), r.Body)
 		p.signed = sumOf(plain)
 		return p, nil

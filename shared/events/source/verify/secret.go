@@ -8,16 +8,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Bounds of secrets.
+// Limits for secrets.
 const (
-	// MaxSecrets is how many a source may have at once.
+	// MaxSecrets is the maximum number of secrets of a source.
 	MaxSecrets = 5
-	// MinSecret is the shortest secret in bytes: 128 bits, if they are random.
+	// MinSecret is the minimum length of a secret in bytes. 16 random bytes are 128 bits.
 	MinSecret = 16
-	// MinPathSecret is the shortest secret of the scheme none, which is seen by all that log URLs
-	// on the way: 24 characters have 128 bits even if they are hexadecimal in part.
+	// MinPathSecret is the minimum length of a secret for the scheme none. Anything on the way that logs URLs can see
+	// it, and people often use hexadecimal: 24 characters have 128 bits even if some of them are hexadecimal digits.
 	MinPathSecret = 24
-	// MaxSecret is the longest.
+	// MaxSecret is the maximum length of a secret in bytes.
 	MaxSecret = 1024
 
 	webhookPrefix = "whsec_"
@@ -25,9 +25,10 @@ const (
 	maxWebhookKey = 64
 )
 
-var pathSecret = regexp.MustCompile(`^[A-Za-z0-9._~-]+$`) // RFC 3986, 2.3: never escaped
+var pathSecret = regexp.MustCompile(`^[A-Za-z0-9._~-]+$`) // RFC 3986, 2.3: these characters are never escaped
 
-// checkSecrets refuses what no one should sign with. What it says repeats nothing of a secret.
+// checkSecrets refuses secrets that are too weak, or that look like mistakes. Its errors do not repeat any part of a
+// secret.
 func checkSecrets(scheme string, secrets []string) error {
 	if len(secrets) == 0 || len(secrets) > MaxSecrets {
 		return fault.New(fault.Invalid, "%d secrets are not allowed (allowed: 1 to %d)", len(secrets), MaxSecrets)
@@ -44,7 +45,7 @@ func checkSecrets(scheme string, secrets []string) error {
 		case len(strings.TrimSpace(s)) != len(s):
 			why = "begins or ends with white space; was a line break stored with it?"
 		case len(s) < least:
-			return fault.New(fault.Invalid, "secret %d of %d has %d bytes, at least %d are needed", i+1, len(secrets), len(s), least)
+			return fault.New(fault.Invalid, "secret %d of %d has %d bytes; at least %d are needed", i+1, len(secrets), len(s), least)
 		case len(s) > MaxSecret:
 			return fault.New(fault.Invalid, "secret %d of %d has %d bytes, %d are allowed", i+1, len(secrets), len(s), MaxSecret)
 		case scheme == None && !pathSecret.MatchString(s):
@@ -59,7 +60,7 @@ func checkSecrets(scheme string, secrets []string) error {
 
 func isWebhookSecret(secret string) bool { return strings.HasPrefix(secret, webhookPrefix) }
 
-// webhookKey decodes a secret of Standard Webhooks.
+// webhookKey decodes a secret in the format of Standard Webhooks.
 func webhookKey(secret string) ([]byte, error) {
 	text, ok := strings.CutPrefix(secret, webhookPrefix)
 	if !ok {

@@ -14,15 +14,15 @@ import (
 	"time"
 )
 
-// sender makes requests as a provider does.
+// sender creates requests as a provider does.
 type sender struct {
 	name     string
 	settings Settings
-	// secrets are an old, a new and a foreign one.
+	// secrets are an old, a new and an unrelated secret.
 	secrets [3]string
-	// signature and time are the headers with them; time is empty if none is signed.
+	// signature and time are the names of their headers. Time is empty if no time is signed.
 	signature, time string
-	// bodySigned is not so where the secret itself is sent.
+	// bodySigned is false for providers that send the secret itself.
 	bodySigned bool
 	send       func(body []byte, secret string, at time.Time) http.Header
 }

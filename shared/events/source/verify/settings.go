@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// The schemes.
+// Names of schemes.
 const (
 	GitHub           = "github"
 	Stripe           = "stripe"
@@ -24,7 +24,7 @@ const (
 	None             = "none"
 )
 
-// Bounds of settings.
+// Limits and defaults of settings.
 const (
 	DefaultTolerance = 5 * time.Minute
 	MinTolerance     = time.Second
@@ -34,33 +34,32 @@ const (
 	maxPrefix     = 64
 )
 
-// Settings are how a source is verified, as its configuration says. The zero value of
-// a setting is its default.
+// Settings configure how a source verifies its senders. The zero value of a setting means its default.
 type Settings struct {
-	// Scheme is one of the constants. There is no default.
+	// Scheme is one of the names above. It has no default.
 	Scheme string
-	// Header, for the scheme hmac, holds the signatures, separated by commas or spaces.
+	// Header, for the scheme hmac, is the header with the signatures, which are separated by commas or spaces.
 	Header string
 	// Algorithm, for hmac, is sha256 (the default), sha512 or sha1.
 	Algorithm string
 	// Encoding, for hmac, is hex (the default) or base64.
 	Encoding string
-	// Prefix, for hmac, stands before each signature, as "sha256=". Signatures without it are ignored.
+	// Prefix, for hmac, precedes each signature, e.g. "sha256=". Signatures without it are ignored.
 	Prefix string
-	// Signed, for hmac, is what is signed: text with {body}, {timestamp} and {header:NAME}
-	// in it. The default is {body}.
+	// Signed, for hmac, is the text that the provider signs, with the placeholders {body}, {timestamp} and
+	// {header:NAME}. The default is {body}.
 	Signed string
-	// Timestamp, for hmac, is the header that {timestamp} stands for: RFC 3339, or
-	// seconds or milliseconds since 1970.
+	// Timestamp, for hmac, is the header whose value replaces {timestamp}. The value is in RFC 3339, or seconds or
+	// milliseconds since 1970.
 	Timestamp string
-	// Tolerance is how far the time of a signature may be from now, in both directions, for
-	// schemes that sign it. The default is [DefaultTolerance].
+	// Tolerance is the maximum difference between the signed time and now, in either direction, for schemes that sign
+	// a time. The default is [DefaultTolerance].
 	Tolerance time.Duration
 }
 
-// Fault is one thing that is wrong with settings.
+// Fault describes a problem with one setting.
 type Fault struct {
-	// Setting is its name in the configuration.
+	// Setting is the name of the setting in the configuration.
 	Setting string `json:"setting"`
 	Message string `json:"message"`
 }
@@ -72,10 +71,10 @@ var (
 	encodings  = []string{"base64", "hex"}
 )
 
-// Schemes are the names of all schemes.
+// Schemes returns the names of all schemes.
 func Schemes() []string { return slices.Sorted(maps.Keys(schemes)) }
 
-// Check reports all that is wrong as one fault of kind Invalid, whose data is a []Fault.
+// Check returns all problems as one fault of kind Invalid, whose data is a []Fault.
 func (s Settings) Check() error {
 	var faults []Fault
 	fail := func(setting, format string, args ...any) {
@@ -151,7 +150,7 @@ func (s Settings) checkHMAC(fail func(setting, format string, args ...any)) {
 	case err != nil:
 		fail("signed", "%s", err)
 	case s.Timestamp != "" && !signed.has(partTimestamp):
-		fail("signed", "lacks {timestamp}; anybody could change a time that is not signed")
+		fail("signed", "lacks {timestamp}; anyone can change a time that is not signed")
 	case s.Timestamp == "" && signed.has(partTimestamp):
 		fail("timestamp", "is needed: the name of the header that {timestamp} stands for")
 	}
@@ -175,14 +174,15 @@ func (s Settings) complete() Settings {
 	return s
 }
 
-// signsTime reports whether a request may be too old: its scheme signs when it was sent. Where it does not, who recorded
-// a request can send it again at any time. For gitlab this is so with a signing token only.
+// signsTime reports whether the scheme's signature covers the time, so that old requests can be refused. Otherwise an
+// attacker who recorded a request can replay it at any time. With the scheme gitlab only signing tokens cover the
+// time.
 func (s Settings) signsTime() bool {
 	return schemes[s.Scheme].timed || s.Scheme == HMAC && s.Timestamp != ""
 }
 
-// Headers are the names, in lower case, of the headers that carry credentials or signatures. They
-// never become part of a document.
+// Headers returns the names, in lower case, of the headers with credentials or signatures. They are left out of
+// documents.
 func (s Settings) Headers() []string {
 	if s.Scheme == HMAC {
 		return []string{strings.ToLower(s.Header)}

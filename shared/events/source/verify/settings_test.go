@@ -36,8 +36,8 @@ func TestSettings_Check(t *testing.T) {
 		"hmac with MD5":             {Settings{Scheme: HMAC, Header: "X", Algorithm: "md5"}, []Fault{{"algorithm", `"md5" is not allowed (allowed: sha1, sha256, sha512)`}}},
 		"hmac in base32":            {Settings{Scheme: HMAC, Header: "X", Encoding: "base32"}, []Fault{{"encoding", `"base32" is not allowed (allowed: base64, hex)`}}},
 		"a prefix with a space":     {Settings{Scheme: HMAC, Header: "X", Prefix: "HMAC x"}, []Fault{{"prefix", "must be at most 64 printable ASCII characters without spaces"}}},
-		"nothing signed":            {Settings{Scheme: HMAC, Header: "X", Signed: "x"}, []Fault{{"signed", "has {body} 0 times; it must be there once"}}},
-		"the body twice":            {Settings{Scheme: HMAC, Header: "X", Signed: "{body}{body}"}, []Fault{{"signed", "has {body} 2 times; it must be there once"}}},
+		"nothing signed":            {Settings{Scheme: HMAC, Header: "X", Signed: "x"}, []Fault{{"signed", "has {body} 0 times; it must appear once"}}},
+		"the body twice":            {Settings{Scheme: HMAC, Header: "X", Signed: "{body}{body}"}, []Fault{{"signed", "has {body} 2 times; it must appear once"}}},
 		"an unknown part":           {Settings{Scheme: HMAC, Header: "X", Signed: "{url}{body}"}, []Fault{{"signed", "{url} is not allowed (allowed: {body}, {timestamp}, {header:NAME})"}}},
 		"a header without name":     {Settings{Scheme: HMAC, Header: "X", Signed: "{header:}{body}"}, []Fault{{"signed", "{header:} is not allowed (allowed: {body}, {timestamp}, {header:NAME})"}}},
 		"the Host":                  {Settings{Scheme: HMAC, Header: "X", Signed: "{header:Host}{body}"}, []Fault{{"signed", "{header:Host} is not allowed: proxies change it, and the server does not have it among the headers"}}},
@@ -46,7 +46,7 @@ func TestSettings_Check(t *testing.T) {
 		"a long text":               {Settings{Scheme: HMAC, Header: "X", Signed: strings.Repeat("x", 513)}, []Fault{{"signed", "has 513 bytes, 512 are allowed"}}},
 		"many parts":                {Settings{Scheme: HMAC, Header: "X", Signed: "{body}" + strings.Repeat("{timestamp}", 20)}, []Fault{{"signed", "has 21 parts, 20 are allowed"}}},
 		"a time without its header": {Settings{Scheme: HMAC, Header: "X", Signed: "{timestamp}{body}"}, []Fault{{"timestamp", "is needed: the name of the header that {timestamp} stands for"}}},
-		"a time that is not signed": {Settings{Scheme: HMAC, Header: "X", Timestamp: "X-At"}, []Fault{{"signed", "lacks {timestamp}; anybody could change a time that is not signed"}}},
+		"a time that is not signed": {Settings{Scheme: HMAC, Header: "X", Timestamp: "X-At"}, []Fault{{"signed", "lacks {timestamp}; anyone can change a time that is not signed"}}},
 		"all of it": {Settings{HMAC, "", "x", "y", "\x00", "{", ":", time.Hour * 100}, []Fault{
 			{"header", "is needed: the name of the header with the signature"},
 			{"timestamp", `":" is not the name of a header`},
@@ -87,11 +87,11 @@ func TestNew_Secrets(t *testing.T) {
 		"none at all":                   {GitHub, nil, "0 secrets are not allowed (allowed: 1 to 5)"},
 		"six":                           {GitHub, []string{good, good, good, good, good, good}, "6 secrets are not allowed (allowed: 1 to 5)"},
 		"an empty one":                  {GitHub, []string{good, ""}, "secret 2 of 2 is empty"},
-		"a short one":                   {GitHub, []string{"0123456789abcde"}, "secret 1 of 1 has 15 bytes, at least 16 are needed"},
+		"a short one":                   {GitHub, []string{"0123456789abcde"}, "secret 1 of 1 has 15 bytes; at least 16 are needed"},
 		"a long one":                    {GitHub, []string{strings.Repeat("x", 1025)}, "secret 1 of 1 has 1025 bytes, 1024 are allowed"},
 		"a line break":                  {GitHub, []string{good + "\n"}, "secret 1 of 1 begins or ends with white space; was a line break stored with it?"},
 		"spaces alone":                  {GitHub, []string{strings.Repeat(" ", 20)}, "secret 1 of 1 begins or ends with white space; was a line break stored with it?"},
-		"a short key of a path":         {None, []string{good}, "secret 1 of 1 has 16 bytes, at least 24 are needed"},
+		"a short key of a path":         {None, []string{good}, "secret 1 of 1 has 16 bytes; at least 24 are needed"},
 		"a key that would be escaped":   {None, []string{"0123456789abcdef/0123456789"}, "secret 1 of 1 has characters that a path would escape (allowed: letters, digits, - . _ ~)"},
 		"standard without its prefix":   {StandardWebhooks, []string{good}, "secret 1 of 1: does not begin with whsec_"},
 		"standard that is no base64":    {StandardWebhooks, []string{standard[0], "whsec_!" + good}, "secret 2 of 2: is not base64 after whsec_"},
@@ -117,7 +117,7 @@ func TestNew_Secrets(t *testing.T) {
 			}
 		})
 	}
-	t.Run("SRC-02 a verifier that is printed shows no secret", func(t *testing.T) {
+	t.Run("SRC-02 printing a verifier reveals no secret", func(t *testing.T) {
 		v, err := New(Settings{Scheme: GitHub}, []string{good})
 		if err != nil {
 			t.Fatal(err)

@@ -12,12 +12,12 @@ const (
 	maxParts    = 20
 )
 
-// template is what is signed, put together from a request.
+// template describes the signed text of a request.
 type template []part
 
 type part struct {
 	kind partKind
-	text string // of a literal; the name of a header
+	text string // the text of a literal, or the name of a header
 }
 
 type partKind int
@@ -29,7 +29,8 @@ const (
 	partHeader
 )
 
-// parseTemplate reads text with {body}, {timestamp} and {header:NAME} in it. The body must be there once.
+// parseTemplate parses text with the placeholders {body}, {timestamp} and {header:NAME}. It must contain {body}
+// exactly once.
 func parseTemplate(text string) (template, error) {
 	if len(text) > maxTemplate {
 		return nil, fault.New(fault.Invalid, "has %d bytes, %d are allowed", len(text), maxTemplate)
@@ -60,7 +61,7 @@ func parseTemplate(text string) (template, error) {
 		return nil, fault.New(fault.Invalid, "has %d parts, %d are allowed", len(out), maxParts)
 	}
 	if n := out.count(partBody); n != 1 {
-		return nil, fault.New(fault.Invalid, "has {body} %d times; it must be there once", n)
+		return nil, fault.New(fault.Invalid, "has {body} %d times; it must appear once", n)
 	}
 	return out, nil
 }
@@ -88,7 +89,7 @@ func (t template) count(k partKind) (n int) {
 	return n
 }
 
-// write puts what r says was signed into w, which never fails.
+// write writes the signed text of r to w, whose writes must not fail.
 func (t template) write(w io.Writer, r Request, timestamp string) *refusal {
 	for _, p := range t {
 		text := p.text

@@ -1,12 +1,11 @@
-// Package verify says who sent a request: it checks the signature or the secret that a
-// provider of webhooks puts into each one, before anything else is looked at (SRC-02).
+// Package verify authenticates the sender of a request: it checks the signature or secret that a webhook provider
+// puts into each request. This happens before anything else in the request is used (SRC-02).
 //
-// [Settings] choose a scheme: that of a provider, or hmac, which is put together from
-// settings. [New] binds it to the secrets, several at once while one is being replaced.
-// A scheme only says where in a request its signatures, its time and the signed text
-// are; one function compares, in constant time.
+// [Settings] select a scheme: one of a provider, or hmac, which has its own settings. [New] combines it with the
+// secrets. There may be several, so that secrets can be rotated. A scheme only finds the signatures, the time and the
+// signed text in a request. One function, mac.check, compares them in constant time.
 //
-// It depends on no other packages than event, for times, and fault. Package shared/events/source turns a verified request into an event.
+// The package imports only event, for times, and fault. Package source makes events of verified requests.
 package verify
 
 import (
@@ -16,47 +15,47 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Request is what arrived.
+// Request is the part of an HTTP request that is needed to verify it.
 type Request struct {
 	Header http.Header
-	// Body is what may have been signed.
+	// Body is the body that may have been signed.
 	Body []byte
-	// Key is the segment of the path after the source's name, for the scheme none.
+	// Key is the segment of the path after the source's name. Only the scheme none uses it.
 	Key string
 }
 
-// Reasons why a request is refused. They are constant and say nothing of a secret.
+// Reasons for refusing a request. They are constants, so they cannot reveal anything about a secret.
 const (
 	NoSignature    = "the signature is missing"
 	ManySignatures = "there are too many signatures"
-	HeaderTwice    = "a header that is needed to verify the request is there twice"
+	HeaderTwice    = "a header that is needed to verify the request occurs twice"
 	HeaderMissing  = "a header that is needed to verify the request is missing"
-	Malformed      = "no signature is written as the scheme says"
-	NoTime         = "the time of the signature is missing, or is no time"
+	Malformed      = "no signature has the format of the scheme"
+	NoTime         = "the time of the signature is missing or invalid"
 	NoMatch        = "no signature or key matches a secret"
 	TooOld         = "the signature is too old"
 	TooNew         = "the signature is from the future"
 )
 
-// Verifier checks requests by one scheme. It may be used by several goroutines.
+// Verifier verifies requests with one scheme. It is safe for concurrent use.
 type Verifier struct {
 	name      string
 	checks    []check // one for each secret
 	tolerance time.Duration
 }
 
-// check verifies a request by one secret.
+// check verifies a request with one secret.
 type check func(Request) (proof, *refusal)
 
-// proof is what a verified request has that no one else can make.
+// proof holds the parts of a verified request that only the sender could have made.
 type proof struct {
-	// at is when it was signed; zero if its scheme does not sign a time.
+	// at is the signed time, or zero if the scheme does not sign the time.
 	at time.Time
-	// signed is a hash of all that was signed; "" if its scheme signs nothing.
+	// signed is a hash of the signed text, or "" if the scheme signs nothing.
 	signed string
 }
 
-// New binds the scheme that s chooses to secrets; one of them must verify a request.
+// New returns a verifier for the scheme in s. A request must match one of the secrets.
 func New(s Settings, secrets []string) (*Verifier, error) {
 	if err := s.Check(); err != nil {
 		return nil, err
@@ -76,13 +75,13 @@ func New(s Settings, secrets []string) (*Verifier, error) {
 	return v, nil
 }
 
-// Verify succeeds if r was sent by someone who has a secret, and not longer before or after now
-// than is tolerated. Else it is a fault of kind Unauthenticated with one of the reasons.
+// Verify checks that r was sent by someone with one of the secrets, and that the signed time is within the tolerance
+// of now. Otherwise it returns a fault of kind Unauthenticated with one of the reasons above.
 //
-// Signed is the same for all requests that can be made of one that was recorded: a hash of what was signed, whatever the
-// secret. It is "" if the scheme signs nothing.
+// Signed is a hash of the signed text. It is the same for all replays of a request, whichever secret signed it, and
+// "" if the scheme signs nothing.
 //
-// Every secret is tried, whichever of them fits, so that the time this takes does not show which.
+// Verify tries every secret even after a match, so that its duration does not reveal which one matched.
 func (v *Verifier) Verify(r Request, now time.Time) (signed string, err error) {
 	var refused *refusal
 	verified := false
@@ -103,21 +102,21 @@ func (v *Verifier) Verify(r Request, now time.Time) (signed string, err error) {
 	return "", fault.New(fault.Unauthenticated, "%s", refused.reason)
 }
 
-// timely reports whether a time, which is zero if none is signed, is within the tolerance.
+// timely checks that a signed time is within the tolerance. A zero time, which means that no time is signed, passes.
 func (v *Verifier) timely(at, now time.Time) *refusal {
 	switch {
 	case at.IsZero():
 		return nil
 	case at.Before(now.Add(-v.tolerance)):
 		return &refusal{TooOld, rankTime}
-	case at.After(now.Add(v.tolerance)): // not by a difference: that of a far time does not fit into a Duration
+	case at.After(now.Add(v.tolerance)): // not now.Sub(at), which cannot represent very distant times
 		return &refusal{TooNew, rankTime}
 	}
 	return nil
 }
 
-// refusal is why one secret does not verify a request. Of several the one of the highest rank is given: secrets may
-// be of different forms, and what came closest says most.
+// refusal is the reason why one secret does not verify a request. If all secrets fail, Verify reports the reason with
+// the highest rank: the secrets may be of different forms, and the one that came closest to a match explains most.
 type refusal struct {
 	reason string
 	rank   int
@@ -136,8 +135,8 @@ func refuse(reason string) *refusal {
 	return &refusal{reason, rankForm}
 }
 
-// String is the scheme, so that no secret gets into a log with a Verifier.
+// String returns the scheme, so that logging a Verifier cannot reveal a secret.
 func (v *Verifier) String() string { return "verify by " + v.name }
 
-// GoString is the same for %#v.
+// GoString does the same for %#v.
 func (v *Verifier) GoString() string { return v.String() }

@@ -10,8 +10,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-func TestUnpackingWaitsItsTurn(t *testing.T) {
-	var m room
+func TestBodiesAreUnpackedOneAtATime(t *testing.T) {
+	var m bodySlots
 	from := func(addr string) *http.Request {
 		r := httptest.NewRequest("POST", "/sources/github", nil)
 		r.RemoteAddr = addr
@@ -34,7 +34,7 @@ func TestUnpackingWaitsItsTurn(t *testing.T) {
 		return n
 	}
 
-	m.turn.Lock() // a body is being unpacked
+	m.turn.Lock() // as if a body were being unpacked
 	for range unpacking {
 		unpack("192.0.2.1:1")
 	}
@@ -43,15 +43,15 @@ func TestUnpackingWaitsItsTurn(t *testing.T) {
 	}
 	err := m.unpack(from("192.0.2.1:2"), nil, func([]byte) { t.Error("SRC-05 it was unpacked") })
 	if fault.LimitOf(err) != "unpacking" || !fault.Is(err, fault.Exhausted) {
-		t.Errorf("SRC-05 one more of a client that has %d waiting got %v, want the limit unpacking", unpacking, err)
+		t.Errorf("SRC-05 given %d waiting requests of a client, the next one got %v, want the limit unpacking", unpacking, err)
 	}
-	unpack("192.0.2.2:1") // another client waits its turn
+	unpack("192.0.2.2:1") // another client may still wait
 	for waiting() < unpacking+1 {
 		runtime.Gosched()
 	}
 	m.turn.Unlock()
 	running.Wait()
 	if n := len(m.waiting); n != 0 {
-		t.Errorf("%d clients are counted after all have left", n)
+		t.Errorf("%d clients are still counted after all requests have ended", n)
 	}
 }
