@@ -6,15 +6,14 @@ import (
 	"code.dny.dev/ssrf"
 )
 
-// The ranges that are not globally routable come from code.dny.dev/ssrf, which
-// is generated from the IANA special-purpose registries: every special IPv4
-// range, everything outside 2000::/3 in IPv6 (so loopback, unique local, link
-// local, v4-mapped, v4-compatible and NAT64), and the special ranges within it
-// (Teredo, 6to4, documentation). What it cannot know is added here.
+// The ranges that are not globally routable come from code.dny.dev/ssrf, which is generated from the IANA
+// special-purpose registries. It refuses every special IPv4 range, everything outside 2000::/3 in IPv6 (which
+// includes loopback, unique local, link local, v4-mapped, v4-compatible and NAT64), and the special ranges within
+// 2000::/3 (Teredo, 6to4, documentation). This file adds what the registries do not list.
 var special = ssrf.New(ssrf.WithAnyPort(), ssrf.WithAnyNetwork())
 
-// metadata are the addresses at which clouds hand credentials to whoever runs
-// there. They stay refused where private addresses are allowed.
+// metadata are the addresses at which cloud providers give credentials to any program on the machine. They are
+// refused even if private addresses are allowed.
 var metadata = map[netip.Addr]bool{
 	netip.MustParseAddr("169.254.169.254"): true, // AWS, GCP, Azure, Oracle, DigitalOcean
 	netip.MustParseAddr("169.254.170.2"):   true, // AWS, container credentials
@@ -34,8 +33,8 @@ var (
 	compatible = netip.MustParsePrefix("::/96")        // RFC 4291 section 2.5.5.1
 )
 
-// embedded is the IPv4 address that an IPv6 address carries, by which a gateway
-// or a tunnel may reach it.
+// embedded returns the IPv4 address inside an IPv6 address, if there is one. A gateway or tunnel may forward traffic
+// to it.
 func embedded(a netip.Addr) (netip.Addr, bool) {
 	if !a.Is6() {
 		return netip.Addr{}, false
@@ -54,7 +53,7 @@ func embedded(a netip.Addr) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// checkAddr refuses an address that must not be connected to.
+// checkAddr returns an error if the address is one we must not connect to.
 func (g *Guard) checkAddr(a netip.Addr) error {
 	if a.Zone() != "" {
 		return blocked("an address with a zone")
@@ -66,7 +65,7 @@ func (g *Guard) checkAddr(a netip.Addr) error {
 	if g.AllowInsecure {
 		return nil
 	}
-	if carries { // also where the operator allowed the range around it, such as NAT64
+	if carries { // even if the operator allowed the surrounding range, e.g. NAT64
 		if err := g.checkAddr(inner); err != nil {
 			return err
 		}

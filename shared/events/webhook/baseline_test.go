@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// baseline counts goroutines and descriptors, and returns a check that there are no
-// more of them later, and that the process rests.
+// baseline counts goroutines and descriptors. The returned function checks that there are no more than that later,
+// and that the process is idle.
 func baseline(t *testing.T) (check func()) {
 	t.Helper()
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
@@ -27,7 +27,7 @@ func baseline(t *testing.T) (check func()) {
 					runtime.NumGoroutine(), countDescriptors(t), goroutines, descriptors, &all)
 				return
 			}
-			time.Sleep(10 * time.Millisecond) // nothing tells when the last goroutine has ended
+			time.Sleep(10 * time.Millisecond) // there is no signal for the end of the last goroutine
 		}
 	}
 }
@@ -41,12 +41,13 @@ func countDescriptors(t *testing.T) int {
 	return len(all)
 }
 
-// rests fails if the process uses more than a fifteenth of a core for a while: a goroutine that turns uses all of one.
+// rests fails if the process uses more than a fifteenth of a core for a while. A goroutine in a busy loop would use a
+// whole core.
 func rests(t *testing.T) {
 	t.Helper()
 	before := cpu()
 	const while = 300 * time.Millisecond
-	time.Sleep(while) // what is measured is that nothing happens in it
+	time.Sleep(while) // the process must stay idle for this time
 	if used := cpu() - before; used > 20*time.Millisecond {
 		t.Errorf("WHK-17 at rest %s of CPU in %s", used, while)
 	}

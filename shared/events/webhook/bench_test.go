@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// bareReceiver answers every request on a connection with 204 and does as little
-// as it can, so that what is measured is the sender.
+// bareReceiver answers every request on a connection with 204 and does as little else as possible, so that the
+// benchmark measures the sender.
 func bareReceiver(tb testing.TB) string {
 	tb.Helper()
 	return "http://" + raw(tb, func(c net.Conn, _ <-chan struct{}) { answerBare(c) }) + "/hook"
@@ -53,8 +53,8 @@ func cpu() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkSend is a delivery of 700 bytes over a kept connection, receiver
-// included. Read cpu-µs/op: the wall clock is that of a shared machine.
+// BenchmarkSend measures a delivery of 700 bytes over a kept connection, including the receiver. Use cpu-µs/op,
+// because wall-clock time depends on other programs on the machine.
 func BenchmarkSend(b *testing.B) {
 	for _, workers := range []int{1, 32} {
 		b.Run("workers="+strconv.Itoa(workers), func(b *testing.B) {
@@ -150,7 +150,7 @@ func BenchmarkCheckURL(b *testing.B) {
 	}
 }
 
-// BenchmarkTransport is the floor: the same bytes by net/http alone.
+// BenchmarkTransport is the lower bound: it sends the same bytes with net/http only.
 func BenchmarkTransport(b *testing.B) {
 	t := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 8}
 	defer t.CloseIdleConnections()

@@ -14,31 +14,30 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// VerificationPrefix starts the webhook-id of a challenge (SEP-3415).
+// VerificationPrefix is the prefix of the webhook-id of a challenge (SEP-3415).
 const VerificationPrefix = "msg_verification_"
 
-// receiverPath is where an origin may declare which of its paths take webhooks
-// (SEP-3415, "Endpoint verification").
+// receiverPath is the path at which an origin may declare which of its paths receive webhooks (SEP-3415, "Endpoint
+// verification").
 const receiverPath = "/.well-known/mcp-webhook-receiver.json"
 
-// challengeTimeout bounds each of the two requests of a verification: someone
-// waits for the answer of events/subscribe.
+// challengeTimeout limits each of the two requests of a verification, because a client is waiting for the response to
+// events/subscribe.
 const challengeTimeout = 10 * time.Second
 
-// verification is the control envelope of a challenge. Its members stand in the
-// order in which they are sent.
+// verification is the control envelope of a challenge. Its fields are in the order in which they are sent.
 type verification struct {
 	Type      string `json:"type"`
 	Challenge string `json:"challenge"`
 }
 
-// Verify asks an endpoint whether it wants deliveries (SEP-3415). It posts a fresh challenge, signed like a delivery, and
-// expects it back in a 2xx body. An endpoint that does not echo it may declare its path in its origin's
-// /.well-known/mcp-webhook-receiver.json instead. A challenge is used once and lives as long as this call. Callers limit how many
-// they send (SRF-07).
+// Verify checks that an endpoint wants deliveries (SEP-3415). It posts a fresh challenge, signed like a delivery, and
+// expects to find it in the body of a 2xx response. If the endpoint does not echo the challenge, its origin may
+// instead declare the path in /.well-known/mcp-webhook-receiver.json. Each challenge is used for one call only.
+// Callers limit how many calls they make (SRF-07).
 //
-// The fault is Invalid for a target that is refused outright. Otherwise it is Unavailable with the data {"reason": category},
-// where category is one of the published ones.
+// A target that the guard refuses is a fault of kind Invalid. Other failures are of kind Unavailable. Their data is
+// {"reason": category}, with one of the published categories, unless the failure was on our side.
 func (s *Sender) Verify(ctx context.Context, target, subscriptionID string, keys [][]byte) error {
 	u, err := s.guard.CheckURL(target)
 	if err != nil {
@@ -80,8 +79,8 @@ func (s *Sender) challenge(ctx context.Context, target, subscriptionID string, k
 	return nil
 }
 
-// echoes reports whether an answer has the challenge in it. It takes as long for one that differs in its first letter as for
-// one that differs in its last; the length of a challenge is known to everybody.
+// echoes reports whether a response contains the challenge. Its time does not depend on where the two differ. It may
+// depend on the length, because the length of a challenge is not secret.
 func echoes(body []byte, nonce string) bool {
 	var echo struct {
 		Challenge string `json:"challenge"`
@@ -92,7 +91,7 @@ func echoes(body []byte, nonce string) bool {
 	return subtle.ConstantTimeCompare([]byte(echo.Challenge), []byte(nonce)) == 1
 }
 
-// declared reports whether the target's origin says that the target's path takes webhooks.
+// declared reports whether the target's origin declares that the target's path receives webhooks.
 func (s *Sender) declared(ctx context.Context, target *url.URL) bool {
 	u := &url.URL{Scheme: target.Scheme, Host: target.Host, Path: receiverPath}
 	req := http.Request{
@@ -110,7 +109,7 @@ func (s *Sender) declared(ctx context.Context, target *url.URL) bool {
 		return false
 	}
 	path := target.EscapedPath()
-	// Dot segments would leave the prefix once the endpoint resolves them.
+	// Resolving dot segments or encoded slashes could lead outside the prefix.
 	if strings.Contains(path, "/.") || strings.Contains(strings.ToLower(path), "%2e") || strings.Contains(strings.ToLower(path), "%2f") {
 		return false
 	}
@@ -125,7 +124,7 @@ func (s *Sender) declared(ctx context.Context, target *url.URL) bool {
 	return false
 }
 
-// NewMessageID makes the webhook-id of a control envelope: msg_TYPE_RANDOM (SEP-3415).
+// NewMessageID returns a webhook-id for a control envelope, in the form msg_KIND_RANDOM (SEP-3415).
 func NewMessageID(kind string) string {
 	b := make([]byte, 18)
 	_, _ = rand.Read(b)

@@ -15,7 +15,7 @@ import (
 func TestVerifyTarget(t *testing.T) {
 	secret, key := NewSecret()
 	echo := echoing(secret)
-	t.Run("EVX-12 an endpoint that echoes is verified, by a signed challenge", func(t *testing.T) {
+	t.Run("EVX-12 an endpoint that echoes a signed challenge is verified", func(t *testing.T) {
 		var seen captured
 		srv := serve(t, func(w http.ResponseWriter, r *http.Request) {
 			body, _ := io.ReadAll(r.Body)
@@ -36,7 +36,7 @@ func TestVerifyTarget(t *testing.T) {
 			challenges = append(challenges, v.Challenge)
 		}
 		if challenges[0] == challenges[1] {
-			t.Error("a challenge is used twice")
+			t.Error("a challenge was used twice")
 		}
 		if err := Verify(seen.header, seen.body, secret); err != nil {
 			t.Error(err)
@@ -89,16 +89,16 @@ func TestVerifyTarget(t *testing.T) {
 		})
 	}
 
-	t.Run("EVX-12 an endpoint that is not there", func(t *testing.T) {
+	t.Run("EVX-12 an unreachable endpoint is not verified", func(t *testing.T) {
 		srv := serve(t, nil)
 		srv.Close()
 		wantReason(t, open(t, Options{}).Verify(t.Context(), srv.URL, "sub_1", nil), ConnectionRefused)
 	})
-	t.Run("EVX-12 the guarded path: a blocked address is reported as a refused connection", func(t *testing.T) {
+	t.Run("EVX-12 a blocked address is reported as a refused connection", func(t *testing.T) {
 		guard := &Guard{Resolver: newNameServer(t, localhost).resolver()}
 		wantReason(t, open(t, Options{Guard: guard}).Verify(t.Context(), "https://hooks.example.com/", "sub_1", nil), ConnectionRefused)
 	})
-	t.Run("SRF-06 a URL that cannot be is an invalid argument", func(t *testing.T) {
+	t.Run("SRF-06 an invalid URL is an invalid argument", func(t *testing.T) {
 		if err := open(t, Options{Guard: &Guard{}}).Verify(t.Context(), "http://example.com/", "sub_1", nil); !fault.Is(err, fault.Invalid) {
 			t.Errorf("got %v", err)
 		}
@@ -112,7 +112,7 @@ func wantReason(t *testing.T, err error, want Category) {
 		t.Errorf("got %v with %v, want the reason %s", err, data, want)
 	}
 	if strings.Contains(fault.Public(err), "127.0.0.1") {
-		t.Errorf("SRF-05 the error tells too much: %s", fault.Public(err))
+		t.Errorf("SRF-05 the error reveals too much: %s", fault.Public(err))
 	}
 }
 
@@ -228,6 +228,6 @@ func TestVerify_Errors(t *testing.T) {
 		t.Errorf("without a secret: %v", err)
 	}
 	if err := Verify(header("evt_1", at, good), body, "whsec_x"); !fault.Is(err, fault.Invalid) {
-		t.Errorf("with a secret that is none: %v", err)
+		t.Errorf("with a malformed secret: %v", err)
 	}
 }

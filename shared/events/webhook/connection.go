@@ -11,32 +11,30 @@ import (
 	"time"
 )
 
-// What an endpoint may send on a connection: answerQuota for each exchange under way
-// and one for the time between (a handshake, the rest of an answer that was not read to its
-// end). A whole answer is a header of [maxAnswerHeader], a body of [maxAnswer] and what
-// fits into an HTTP/2 stream's window. Each read costs readCost too, so that
-// single bytes use the quota up as well.
+// An endpoint may send at most answerQuota bytes per running exchange on a connection, plus answerQuota for the time
+// between exchanges, e.g. for a handshake or the unread rest of a response. A complete response consists of a header
+// of at most [maxAnswerHeader], a body of at most [maxAnswer], and whatever fits into the window of an HTTP/2 stream.
+// Each read also costs readCost, so that an endpoint which sends single bytes uses up its quota too.
 //
-// An HTTP/2 connection outlives the exchange that timed out, and frames
-// without content (empty DATA, SETTINGS, PING) have no other bound: reading
-// them takes most of a core.
+// Without this limit, an HTTP/2 connection stays open after its exchange has timed out, and an endpoint could send
+// empty frames (DATA, SETTINGS, PING) without limit. Reading them keeps most of a core busy.
 const (
 	answerQuota = 128 << 10
 	readCost    = 64
 )
 
-// errExcess ends a connection on which more came than answers hold.
+// errExcess ends a connection on which the endpoint sent more than its quota.
 var errExcess = errors.New("the endpoint sends without end")
 
-// conn is a connection to an endpoint, below TLS.
+// conn is a connection to an endpoint, below TLS. It enforces the quota.
 type conn struct {
 	net.Conn
 	closed func() // called once
 
 	once sync.Once
 	mu   sync.Mutex
-	left int // what may still be read
-	busy int // exchanges under way
+	left int // bytes that may still be read
+	busy int // running exchanges
 }
 
 func (c *conn) Read(p []byte) (int, error) {
@@ -58,7 +56,8 @@ func (c *conn) Close() error {
 	return err
 }
 
-// begin and end say that an exchange starts and that it is over. What was not used is not kept.
+// begin and end count running exchanges. An exchange's quota does not outlive it: what is left is cut to the new
+// maximum.
 func (c *conn) begin() { c.count(1) }
 func (c *conn) end()   { c.count(-1) }
 
@@ -69,13 +68,13 @@ func (c *conn) count(n int) {
 	c.left = min(c.left+max(0, n)*answerQuota, (c.busy+1)*answerQuota)
 }
 
-// exchange follows one exchange through the transport, which neither tells which
-// connection it takes nor how far it got.
+// exchange tracks one exchange through the transport, which reveals neither the connection that it uses nor how far
+// the exchange got.
 type exchange struct {
 	trace   httptrace.ClientTrace
-	ctx     context.Context // of the exchange; the transport dials with another
-	half    time.Time       // when half of its time is over
-	reached atomic.Bool     // it had a connection, or leave to make one, before half
+	ctx     context.Context // of the exchange; the transport dials with a different context
+	half    time.Time       // when half of the timeout is over
+	reached atomic.Bool     // whether it had a connection, or permission to open one, before half
 	conn    *conn
 }
 
@@ -87,7 +86,7 @@ func follow(ctx context.Context, timeout time.Duration) (context.Context, *excha
 	return httptrace.WithClientTrace(context.WithValue(ctx, exchangeKey{}, x), &x.trace), x
 }
 
-// got runs in the goroutine of RoundTrip; again when the transport repeats a request.
+// got is called in the goroutine of RoundTrip, and again each time the transport repeats a request.
 func (x *exchange) got(info httptrace.GotConnInfo) {
 	x.end()
 	x.reach()
@@ -101,8 +100,8 @@ func (x *exchange) got(info httptrace.GotConnInfo) {
 	}
 }
 
-// reach says that the rest is up to the endpoint. One that is left less than half
-// of the time is not to blame that it was too short.
+// reach records that the exchange no longer waits for us and depends on the endpoint. If less than half of the
+// timeout is left then, a timeout is not the endpoint's fault, so reach does not record it.
 func (x *exchange) reach() {
 	if time.Now().Before(x.half) {
 		x.reached.Store(true)
@@ -116,64 +115,63 @@ func (x *exchange) end() {
 	}
 }
 
-// places bounds the connections that are open, idle ones included. net/http bounds
-// neither those to all hosts together nor idle ones of HTTP/2.
-type places struct {
+// connLimit limits the number of open connections, including idle ones. net/http limits neither the total for all
+// hosts nor the idle connections of HTTP/2.
+type connLimit struct {
 	free chan struct{}
 	turn chan struct{}
 	// reclaim closes idle connections.
 	reclaim func()
 }
 
-func newPlaces(n int, reclaim func()) *places {
-	return &places{free: make(chan struct{}, n), turn: make(chan struct{}, 1), reclaim: reclaim}
+func newConnLimit(n int, reclaim func()) *connLimit {
+	return &connLimit{free: make(chan struct{}, n), turn: make(chan struct{}, 1), reclaim: reclaim}
 }
 
-var errNoPlace = errors.New("all connections are in use")
+var errNoConn = errors.New("all connections are in use")
 
-// take waits until there may be one connection more, as long as the exchange that
-// wants it lasts.
-func (p *places) take(x *exchange) error {
+// acquire waits until another connection may be opened, or until the exchange's context ends.
+func (l *connLimit) acquire(x *exchange) error {
 	select {
-	case p.free <- struct{}{}:
+	case l.free <- struct{}{}:
 		return nil
 	default:
 	}
 	select {
-	case p.turn <- struct{}{}:
-		defer func() { <-p.turn }()
+	case l.turn <- struct{}{}:
+		defer func() { <-l.turn }()
 	case <-x.ctx.Done():
-		return errNoPlace
+		return errNoConn
 	}
 	again := time.NewTicker(100 * time.Millisecond)
 	defer again.Stop()
 	for {
-		p.reclaim()
+		l.reclaim()
 		select {
-		case p.free <- struct{}{}:
+		case l.free <- struct{}{}:
 			return nil
 		case <-x.ctx.Done():
-			return errNoPlace
-		case <-again.C: // what became idle meanwhile
+			return errNoConn
+		case <-again.C: // reclaim those that became idle meanwhile
 		}
 	}
 }
 
-func (p *places) give() { <-p.free }
+func (l *connLimit) release() { <-l.free }
 
-// bounded dials within the sender's bound on connections.
+// bounded wraps a dial function so that it respects the limit of connections.
 func (s *Sender) bounded(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		x := ctx.Value(exchangeKey{}).(*exchange) // the transport keeps the values of the request's context
-		if err := s.places.take(x); err != nil {
+		x := ctx.Value(exchangeKey{}).(*exchange) // the transport keeps the context's values
+		if err := s.conns.acquire(x); err != nil {
 			return nil, err
 		}
 		x.reach()
 		c, err := dial(ctx, network, address)
 		if err != nil {
-			s.places.give()
+			s.conns.release()
 			return nil, &stageError{stageDial, err}
 		}
-		return &conn{Conn: c, closed: s.places.give, left: answerQuota}, nil
+		return &conn{Conn: c, closed: s.conns.release, left: answerQuota}, nil
 	}
 }

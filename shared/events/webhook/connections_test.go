@@ -27,7 +27,7 @@ func TestSend_Connections(t *testing.T) {
 		return srv, conns
 	}
 
-	t.Run("WHK-17 a connection is reused, also after an answer with a body", func(t *testing.T) {
+	t.Run("WHK-17 a connection is reused, even after a response with a body", func(t *testing.T) {
 		srv, conns := start(t, func(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(500)
 			_, _ = w.Write(make([]byte, maxAnswer))
@@ -36,12 +36,12 @@ func TestSend_Connections(t *testing.T) {
 		for range 50 {
 			s.Send(t.Context(), request(srv.URL))
 		}
-		if n := conns.opened.Load(); n > 2 { // on a busy machine an attempt may run out of time
+		if n := conns.opened.Load(); n > 2 { // on a busy machine an attempt may time out
 			t.Errorf("%d connections for 50 attempts", n)
 		}
 	})
 
-	t.Run("WHK-17 connections to one host are bounded", func(t *testing.T) {
+	t.Run("WHK-17 the number of connections to one host is limited", func(t *testing.T) {
 		srv, conns := start(t, func(http.ResponseWriter, *http.Request) {})
 		s := open(t, Options{ConnsPerHost: 3})
 		var wg sync.WaitGroup
@@ -83,7 +83,7 @@ func TestSend_Connections(t *testing.T) {
 		}
 		close(next)
 		wg.Wait()
-		// The server learns of a closed connection a little later than the sender.
+		// The server notices a closed connection slightly later than the sender.
 		if n := conns.most.Load(); n > idle+3*workers {
 			t.Errorf("%d connections open at once, opened %d", n, conns.opened.Load())
 		}
@@ -92,7 +92,7 @@ func TestSend_Connections(t *testing.T) {
 		}
 	})
 
-	t.Run("WHK-17 HTTP/2 origins leave few connections open too, which net/http does not see to", func(t *testing.T) {
+	t.Run("WHK-17 HTTP/2 origins leave few connections open, although net/http does not limit them", func(t *testing.T) {
 		const bound, hosts = 8, 100
 		var conns connections
 		_, s, target := serveTLS(t, func(http.ResponseWriter, *http.Request) {}, func(_ *httptest.Server, o *Options) {
@@ -104,7 +104,7 @@ func TestSend_Connections(t *testing.T) {
 				t.Fatal(o.Err)
 			}
 		}
-		// The server learns of a closed connection a little later than the sender.
+		// The server notices a closed connection slightly later than the sender.
 		if n := conns.most.Load(); n > 3*bound {
 			t.Errorf("%d connections open at once", n)
 		}
@@ -113,7 +113,7 @@ func TestSend_Connections(t *testing.T) {
 		}
 	})
 
-	t.Run("WHK-17 a request that finds no place waits within its own timeout, and the endpoint is not to blame", func(t *testing.T) {
+	t.Run("WHK-17 when all connections are in use, a request waits within its own timeout and the endpoint is not blamed", func(t *testing.T) {
 		const bound = 4
 		release := make(chan struct{})
 		arrived := make(chan struct{}, bound)
@@ -154,7 +154,7 @@ func TestSend_Connections(t *testing.T) {
 		}
 	})
 
-	t.Run("WHK-17 one origin takes at most half of all places", func(t *testing.T) {
+	t.Run("WHK-17 one origin uses at most half of all connections", func(t *testing.T) {
 		arrived := make(chan struct{}, 20)
 		addr := raw(t, func(c net.Conn, _ <-chan struct{}) {
 			arrived <- struct{}{}
@@ -193,7 +193,7 @@ func TestSend_Connections(t *testing.T) {
 		}
 	})
 
-	t.Run("a kept connection that was closed is replaced", func(t *testing.T) {
+	t.Run("a kept connection that the endpoint closed is replaced", func(t *testing.T) {
 		var conns, ids atomic.Int32
 		addr := raw(t, func(c net.Conn, _ <-chan struct{}) {
 			first := conns.Add(1) == 1
@@ -204,7 +204,7 @@ func TestSend_Connections(t *testing.T) {
 				}
 				ids.Add(1)
 				if first && n == 2 {
-					return // what an endpoint's idle timeout looks like when it loses the race
+					return // as when an endpoint's idle timeout loses the race
 				}
 				_, _ = io.WriteString(c, "HTTP/1.1 204 No Content\r\n\r\n")
 			}
@@ -220,20 +220,20 @@ func TestSend_Connections(t *testing.T) {
 		}
 	})
 
-	// net/http considers a connection idle shortly before RoundTrip gets the answer that came on it.
+	// net/http marks a connection as idle shortly before RoundTrip gets the response that arrived on it.
 	for name, end := range map[string]func(*Sender, string){
 		"all idle connections are closed": func(s *Sender, _ string) { s.Close() },
 		"another connection becomes idle": func(s *Sender, other string) { s.Send(context.Background(), request(other)) },
 	} {
-		t.Run("WHK-17 an answered request is sent again when its connection ends as idle because "+name, func(t *testing.T) {
+		t.Run("WHK-17 given a response, the request is repeated when its connection is closed as idle because "+name, func(t *testing.T) {
 			srv, other := serve(t, func(http.ResponseWriter, *http.Request) {}), serve(t, func(http.ResponseWriter, *http.Request) {})
-			s := open(t, Options{MaxConns: 2}) // one of them idle
+			s := open(t, Options{MaxConns: 2}) // one of them may be idle
 			var idle atomic.Int32
 			sent := make(chan struct{})
 			ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{PutIdleConn: func(error) {
 				if idle.Add(1) == 1 {
 					end(s, other.URL)
-					<-sent // the answer is on its way until then
+					<-sent // the response is delayed until then
 				}
 			}})
 			o := s.Send(ctx, request(srv.URL))
@@ -244,7 +244,7 @@ func TestSend_Connections(t *testing.T) {
 		})
 	}
 
-	t.Run("one attempt uses two connections at most, however many are kept", func(t *testing.T) {
+	t.Run("one attempt uses at most two connections, regardless of how many are kept", func(t *testing.T) {
 		const kept = 5
 		var together sync.WaitGroup
 		together.Add(kept)
@@ -262,7 +262,7 @@ func TestSend_Connections(t *testing.T) {
 					return
 				}
 				together.Done()
-				together.Wait() // so that each has a connection of its own
+				together.Wait() // so that each gets its own connection
 				_, _ = io.WriteString(c, "HTTP/1.1 204 No Content\r\n\r\n")
 			}
 		})

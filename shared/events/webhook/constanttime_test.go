@@ -8,7 +8,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/constanttime"
 )
 
-// TestChallenge_ConstantTime reads the code: a challenge meets what was echoed in one line only, which compares in constant time.
+// TestChallenge_ConstantTime inspects the source. Only one line may compare the challenge with the echo, and it must
+// do so in constant time.
 func TestChallenge_ConstantTime(t *testing.T) {
 	t.Run("EVX-12 the echo is compared with the challenge in constant time", func(t *testing.T) {
 		constanttime.Check(t, constanttime.Rules{
@@ -19,8 +20,8 @@ func TestChallenge_ConstantTime(t *testing.T) {
 	})
 }
 
-// BenchmarkEchoes measures whether an echo that differs in its first letter is refused as fast as one that differs in
-// its last (EVX-12).
+// BenchmarkEchoes measures whether an echo that differs in its first letter is refused as quickly as one that differs
+// in its last (EVX-12).
 func BenchmarkEchoes(b *testing.B) {
 	nonce := rand.Text() + rand.Text()
 	answer := func(challenge string) []byte {
@@ -30,6 +31,6 @@ func BenchmarkEchoes(b *testing.B) {
 		}
 		return body
 	}
-	early, late := answer("0"+nonce[1:]), answer(nonce[:len(nonce)-1]+"0") // no letter of a nonce
+	early, late := answer("0"+nonce[1:]), answer(nonce[:len(nonce)-1]+"0") // a nonce does not contain 0
 	constanttime.Measure(b, func() bool { return echoes(early, nonce) }, func() bool { return echoes(late, nonce) })
 }

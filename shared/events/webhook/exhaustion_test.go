@@ -21,11 +21,10 @@ import (
 	"time"
 )
 
-// childEndpoint names, in the process that a test starts, the endpoint to send to.
+// childEndpoint names the variable that tells a child process the endpoint.
 const childEndpoint = "WEBHOOK_TEST_ENDPOINT"
 
-// inChild runs the same test again in a process of its own, whose limit on open files can
-// be lowered, and returns what it printed.
+// inChild runs the same test in a child process, whose limit on open files can be lowered, and returns its output.
 func inChild(t *testing.T, endpoint string) []string {
 	t.Helper()
 	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
@@ -45,9 +44,8 @@ func inChild(t *testing.T, endpoint string) []string {
 
 func say(format string, args ...any) { fmt.Printf("\nsays: "+format+"\n", args...) }
 
-// TestSend_OutOfDescriptors shows that a process without a free descriptor does not blame
-// the endpoint, whether it stops at the name server's socket or at the endpoint's, and
-// that it delivers again afterwards.
+// TestSend_OutOfDescriptors checks that a process without free descriptors does not blame the endpoint, whether it
+// fails to open the name server's socket or the endpoint's. Afterwards it must deliver again.
 func TestSend_OutOfDescriptors(t *testing.T) {
 	if endpoint := os.Getenv(childEndpoint); endpoint != "" {
 		outOfDescriptors(t, endpoint)
@@ -69,7 +67,7 @@ func outOfDescriptors(t *testing.T, endpoint string) {
 	port := strconv.Itoa(int(portOf(t, endpoint)))
 	s := open(t, Options{Guard: &Guard{AllowInsecure: true, Resolver: names.resolver()}})
 	system := open(t, Options{Guard: &Guard{AllowInsecure: true}})
-	if o := open(t, Options{}).Send(t.Context(), request(endpoint)); !o.OK() { // opens what the runtime needs
+	if o := open(t, Options{}).Send(t.Context(), request(endpoint)); !o.OK() { // opens the descriptors that the runtime needs
 		t.Fatal(o.Err)
 	}
 	lowerLimit(t, uint64(countDescriptors(t)+20))
@@ -100,8 +98,8 @@ func lowerLimit(t *testing.T, n uint64) {
 	}
 }
 
-// TestSend_HangingOriginsUnderALowLimit sends to two hundred origins that hang, with 128
-// descriptors and the sender's defaults.
+// TestSend_HangingOriginsUnderALowLimit sends to two hundred origins that hang, with 128 descriptors and the sender's
+// default options.
 func TestSend_HangingOriginsUnderALowLimit(t *testing.T) {
 	if port := os.Getenv(childEndpoint); port != "" {
 		hangingOriginsUnderALowLimit(t, port)
@@ -163,7 +161,7 @@ func hangingOriginsUnderALowLimit(t *testing.T, port string) {
 	say("healthy: %s", s.Send(t.Context(), request("http://healthy.example.com:"+port)).Category)
 }
 
-// TestDiagnose_Ours are the errors that no test can bring about on every machine.
+// TestDiagnose_Ours checks errors that a test cannot cause on every machine.
 func TestDiagnose_Ours(t *testing.T) {
 	dial := func(errno syscall.Errno, address string) error {
 		addr := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))
@@ -179,7 +177,7 @@ func TestDiagnose_Ours(t *testing.T) {
 		{dial(syscall.ENOBUFS, six), Internal},
 		{dial(syscall.ENOMEM, six), Internal},
 		{dial(syscall.EADDRNOTAVAIL, four), Internal},
-		{dial(syscall.EADDRNOTAVAIL, six), ConnectionRefused}, // a machine without IPv6
+		{dial(syscall.EADDRNOTAVAIL, six), ConnectionRefused}, // on a machine without IPv6
 		{dial(syscall.ECONNREFUSED, four), ConnectionRefused},
 		{dial(syscall.ENETUNREACH, four), ConnectionRefused},
 		{&stageError{stageDial, &net.DNSError{Err: "dial udp 10.0.0.2:53: socket: too many open files", Name: "x.example"}}, Internal},

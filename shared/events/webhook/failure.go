@@ -11,8 +11,8 @@ import (
 	"syscall"
 )
 
-// stageError marks where an error came up, for [diagnose]: an EOF in a handshake
-// is another failure than an EOF in an answer.
+// stageError records the stage in which an error occurred, for [diagnose]. For example, an EOF during a handshake is
+// a different failure from an EOF during a response.
 type stageError struct {
 	stage string
 	err   error
@@ -26,13 +26,13 @@ const (
 func (e *stageError) Error() string { return e.stage } // never shown
 func (e *stageError) Unwrap() error { return e.err }
 
-// diagnose finds category and words for an error of an exchange. Parent is the
-// caller's context, without the timeout of the exchange.
+// diagnose classifies an error of an exchange and describes it in our own words. Parent is the caller's context,
+// which does not have the timeout of the exchange.
 func diagnose(parent context.Context, x *exchange, err error) *Failure {
 	switch {
 	case parent.Err() != nil:
 		return &Failure{Aborted, "the sender stopped"}
-	case errors.Is(err, errNoPlace), !x.reached.Load() && x.ctx.Err() != nil:
+	case errors.Is(err, errNoConn), !x.reached.Load() && x.ctx.Err() != nil:
 		return &Failure{Internal, "no connection was free in time"}
 	case errors.Is(err, errExcess):
 		return &Failure{ConnectionRefused, errExcess.Error()}
@@ -80,14 +80,14 @@ func diagnose(parent context.Context, x *exchange, err error) *Failure {
 	return &Failure{ConnectionRefused, "the connection ended without a valid answer"}
 }
 
-// exhausted are the errors of a machine or a process that has no more of something.
+// exhausted lists the errors of a process or machine that has run out of a resource.
 var exhausted = []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM}
 
-// ours is the error number of a failure that is not the endpoint's, or 0.
+// ours returns the error number of a failure that is on our side, or 0.
 func ours(err error) syscall.Errno {
 	if d, ok := errors.AsType[*net.DNSError](err); ok {
-		// It keeps the text of a socket's error at most, and a resolver that cannot
-		// open its own configuration knows no name.
+		// A DNSError keeps at most the text of a socket error. If the resolver could not open its own configuration,
+		// it reports an unknown name. So we test whether the process can still open a file.
 		for _, errno := range exhausted {
 			if strings.HasSuffix(d.Err, errno.Error()) {
 				return errno
@@ -103,8 +103,8 @@ func ours(err error) syscall.Errno {
 			return errno
 		}
 	}
-	// No port is left. A machine without IPv6 has the same error for every IPv6
-	// address, and then it is the target that cannot be reached.
+	// EADDRNOTAVAIL means that no local port is left. But a machine without IPv6 returns the same error for every
+	// IPv6 address, and then the target is unreachable, so we look at IPv4 only.
 	if o, ok := errors.AsType[*net.OpError](err); ok && errors.Is(err, syscall.EADDRNOTAVAIL) {
 		if a, ok := o.Addr.(*net.TCPAddr); ok && a.IP.To4() != nil {
 			return syscall.EADDRNOTAVAIL
@@ -121,8 +121,8 @@ func isTLS(err error) bool {
 	return ok
 }
 
-// tlsDetail keeps to our own words: the errors of crypto/x509 list the names in
-// the endpoint's certificate.
+// tlsDetail describes a TLS error in our own words, because the errors of crypto/x509 quote names from the endpoint's
+// certificate.
 func tlsDetail(err error) string {
 	if _, ok := errors.AsType[x509.HostnameError](err); ok {
 		return "the certificate is for another name"

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// framed is an HTTP/2 endpoint written by frames. It hands each request's stream to
-// answer, and reports when a connection has ended and how much was written to it.
+// framed is an HTTP/2 endpoint that writes single frames. It passes each request's stream to answer, and reports when
+// a connection has ended and how much was written to it.
 type framed struct {
 	target string
 	ended  chan struct{} // one for each connection
@@ -54,7 +54,7 @@ func (srv *framed) serve(c net.Conn, answer func(*http2.Framer, uint32) error) {
 		return
 	}
 	var answering sync.WaitGroup
-	var turn sync.Mutex // one stream at a time: a Framer's writes are for one goroutine
+	var turn sync.Mutex // one stream at a time, because a Framer's writes are for one goroutine
 	defer answering.Wait()
 	for {
 		frame, err := f.ReadFrame()
@@ -72,7 +72,7 @@ func (srv *framed) serve(c net.Conn, answer func(*http2.Framer, uint32) error) {
 	}
 }
 
-// counting counts what is written.
+// counting counts the written bytes.
 type counting struct {
 	net.Conn
 	n *atomic.Int64
@@ -93,7 +93,7 @@ func fields(pairs ...string) []byte {
 	return buf.Bytes()
 }
 
-// mute keeps the log of a test short.
+// mute keeps the test's log short.
 func mute(t *testing.T) {
 	before := log.Writer()
 	MuteTransport()
@@ -115,9 +115,8 @@ func respond(f *http2.Framer, stream uint32, status string, end bool) error {
 	})
 }
 
-// TestSend_Floods shows that an HTTP/2 endpoint that sends frames without end gets its
-// connection closed, during the attempt or after it, and that nothing is left
-// of it then: no goroutine, no descriptor, no CPU time.
+// TestSend_Floods checks that an HTTP/2 endpoint which sends frames without end has its connection closed, during the
+// attempt or after it, and that no goroutine, descriptor or CPU use remains.
 func TestSend_Floods(t *testing.T) {
 	mute(t)
 	check := baseline(t)
@@ -129,7 +128,7 @@ func TestSend_Floods(t *testing.T) {
 	header := func(status string, end bool) write {
 		return func(f *http2.Framer, stream uint32) error { return respond(f, stream, status, end) }
 	}
-	unended := func(f *http2.Framer, stream uint32) error { // CONTINUATION has to follow
+	unended := func(f *http2.Framer, stream uint32) error { // it requires a CONTINUATION frame
 		return f.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: fields(":status", "200")})
 	}
 	empty := func(f *http2.Framer, stream uint32) error { return f.WriteData(stream, false, nil) }
@@ -191,16 +190,16 @@ func TestSend_Floods(t *testing.T) {
 			case <-time.After(20 * time.Second):
 				t.Errorf("the connection is open after %d bytes", srv.wrote.Load())
 			}
-			t.Logf("%s of CPU, the endpoint's included", cpu()-before)
-			if n := srv.wrote.Load(); n > 16<<20 { // most of it stood in the kernel's buffers
-				t.Errorf("%d bytes were taken", n)
+			t.Logf("%s of CPU, including the endpoint's", cpu()-before)
+			if n := srv.wrote.Load(); n > 16<<20 { // most of them were in the kernel's buffers
+				t.Errorf("%d bytes were read", n)
 			}
 		})
 	}
 }
 
-// TestSend_FloodAfterSilence shows that frames which begin to come when the attempt has
-// timed out end the connection too.
+// TestSend_FloodAfterSilence checks that the connection is also closed if the flood begins after the attempt has
+// timed out.
 func TestSend_FloodAfterSilence(t *testing.T) {
 	begin := make(chan struct{})
 	srv, s := serveFrames(t, func(f *http2.Framer, stream uint32) error {
@@ -222,8 +221,8 @@ func TestSend_FloodAfterSilence(t *testing.T) {
 	rests(t)
 }
 
-// TestSend_SharedConnection: WHK-17. Concurrent deliveries share an HTTP/2 connection, and neither answers at their
-// bounds nor paths that hang cost the others on it anything.
+// TestSend_SharedConnection: WHK-17. Concurrent deliveries share an HTTP/2 connection. Responses of the maximum size,
+// and paths that hang, must not affect the other deliveries.
 func TestSend_SharedConnection(t *testing.T) {
 	var conns connections
 	var hanging sync.WaitGroup
@@ -235,9 +234,9 @@ func TestSend_SharedConnection(t *testing.T) {
 		}
 		w.Header().Set("X-Large", strings.Repeat("x", 24<<10))
 		w.WriteHeader(http.StatusInternalServerError)
-		_, _ = w.Write(make([]byte, 256<<10)) // sixteen times what is read of it
+		_, _ = w.Write(make([]byte, 256<<10)) // sixteen times what the sender reads
 	}, conns.count)
-	if o := s.Send(t.Context(), request(target)); o.Status != 500 { // settles on the protocol
+	if o := s.Send(t.Context(), request(target)); o.Status != 500 { // to negotiate the protocol
 		t.Fatalf("got %+v", o)
 	}
 	var wg sync.WaitGroup
@@ -256,7 +255,7 @@ func TestSend_SharedConnection(t *testing.T) {
 		wg.Go(func() {
 			for range 10 {
 				if o := s.Send(t.Context(), request(target+"/"+strconv.Itoa(i))); o.Status != 500 {
-					t.Errorf("WHK-17 a path beside one that hangs: got %+v", o)
+					t.Errorf("WHK-17 a path next to one that hangs: got %+v", o)
 				}
 			}
 		})
@@ -267,7 +266,7 @@ func TestSend_SharedConnection(t *testing.T) {
 	}
 }
 
-// TestConn_Quota is the bound itself.
+// TestConn_Quota tests the quota directly.
 func TestConn_Quota(t *testing.T) {
 	closed := 0
 	c := &conn{Conn: endless{}, closed: func() { closed++ }, left: answerQuota}
@@ -283,7 +282,7 @@ func TestConn_Quota(t *testing.T) {
 			total += n
 		}
 	}
-	for range 1000 { // exchanges that were used for nothing leave nothing
+	for range 1000 { // unused quota of past exchanges is not kept
 		c.begin()
 		c.end()
 	}

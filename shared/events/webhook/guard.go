@@ -15,47 +15,45 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Guard decides where webhooks may go. It checks twice: [Guard.CheckURL] early,
-// to tell a subscriber what is wrong, and before every request; and
-// [Guard.DialContext] at the boundary, on each address just before the connect
-// call, after DNS, so that a name which changes its address gains nothing.
+// Guard decides where webhooks may be sent. It checks twice. [Guard.CheckURL] runs early, to tell subscribers what is
+// wrong with their URL, and again before every request. [Guard.DialContext] checks each address after DNS resolution,
+// just before connecting, so that changing a name's address does not get around the check.
 //
-// The zero value is the strict one: https to globally routable addresses on the
-// ports 443 and 8443. A Guard must not be changed while in use.
+// The zero value is strict: it allows only https to globally routable addresses on ports 443 and 8443. A Guard must
+// not be changed while in use.
 type Guard struct {
-	// AllowInsecure also allows http, private addresses and every port; for
-	// development only. Metadata addresses and BlockedHosts stay refused.
+	// AllowInsecure also allows http, private addresses and every port. It is for development only. Metadata
+	// addresses and BlockedHosts remain refused.
 	AllowInsecure bool
-	// Ports replaces the allowed ports.
+	// Ports replaces the default list of allowed ports.
 	Ports []uint16
-	// BlockedHosts are refused: our own hosts, so that a webhook cannot call us.
-	// An entry is a name, .suffix for all names below, or an address; each may
-	// have a :port, without which every port is meant.
+	// BlockedHosts are our own hosts, which are refused so that a webhook cannot call this server. An entry is a
+	// name, .suffix for all names below it, or an address. It may have a :port, without which it applies to every
+	// port.
 	BlockedHosts []string
-	// AllowNets are networks of the operator's own that are targets on purpose.
+	// AllowNets are the operator's own networks that may be targets.
 	AllowNets []netip.Prefix
-	// Resolver resolves names; nil is the system's.
+	// Resolver resolves names. Nil means the system's resolver.
 	Resolver *net.Resolver
-	// Dialed, if set, is called with each address just before it is connected to.
+	// Dialed, if set, is called with each address just before connecting to it.
 	Dialed func(netip.AddrPort)
 }
 
 var defaultPorts = []uint16{443, 8443}
 
-// connectTimeout bounds name resolution and connecting together: enough for two
-// retransmissions of a SYN (after 1 s and 3 s), half of the shortest timeout.
+// connectTimeout limits name resolution and connecting together. It allows two retransmissions of a SYN (after 1 s
+// and 3 s) and is half of the shortest timeout.
 const connectTimeout = 5 * time.Second
 
-// blocked is the error of a refused target; its text holds nothing of the target.
+// blocked is the error for a refused target. Its text contains no part of the target.
 type blocked string
 
 func (b blocked) Error() string { return "the target is " + string(b) }
 
-// CheckURL parses a target and refuses what could never be delivered to: another
-// scheme than https, other ports, credentials, fragments, hosts in any spelling
-// but the plain one, addresses that are not globally routable. It resolves
-// nothing. The fault is of kind Invalid and fit for the subscriber; the URL
-// returned has a lower-case host and no default port.
+// CheckURL parses a target and refuses URLs to which we never deliver: schemes other than https, other ports,
+// credentials, fragments, hosts that are not in canonical form, and addresses that are not globally routable. It does
+// not resolve names. The fault is of kind Invalid and may be shown to the subscriber. The returned URL has a
+// lower-case host and omits the default port.
 func (g *Guard) CheckURL(raw string) (*url.URL, error) {
 	u, reason := g.check(raw)
 	if reason != "" {
@@ -64,14 +62,14 @@ func (g *Guard) CheckURL(raw string) (*url.URL, error) {
 	return u, nil
 }
 
-// check returns the URL, or what is wrong with it.
+// check returns the URL, or a description of what is wrong with it.
 func (g *Guard) check(raw string) (*url.URL, string) {
 	if raw == "" || len(raw) > MaxURL {
 		return nil, "is empty or longer than 2048 bytes"
 	}
 	for i := range len(raw) {
-		// Also keeps out CRLF, NUL, full-width digits and names that are not in their
-		// ASCII form; a backslash is a slash to some parsers.
+		// This also refuses CRLF, NUL, full-width digits and names that are not in their ASCII form. A backslash is
+		// refused because some parsers treat it as a slash.
 		if c := raw[i]; c <= ' ' || c >= 0x7f || c == '\\' {
 			return nil, "holds a character that must be encoded"
 		}
@@ -83,7 +81,7 @@ func (g *Guard) check(raw string) (*url.URL, string) {
 	switch {
 	case u.Scheme == "https", u.Scheme == "http" && g.AllowInsecure:
 	case u.Scheme == "http":
-		return nil, "is not https; for development only, a server that is run with --allow-insecure-targets takes http"
+		return nil, "is not https; for development only, a server that runs with --allow-insecure-targets accepts http"
 	default:
 		return nil, "is not https"
 	}
@@ -161,11 +159,11 @@ func (g *Guard) portNames() string {
 	return strings.Trim(strings.Join(strings.Fields(fmt.Sprint(ports)), ", "), "[]")
 }
 
-// localNames are top-level names that never lead to the public internet (RFC
-// 6761, RFC 6762, RFC 7686, RFC 8375, ICANN's reservation of internal).
+// localNames are top-level domains that never lead to the public internet (RFC 6761, RFC 6762, RFC 7686, RFC 8375,
+// ICANN's reservation of internal).
 var localNames = []string{"localhost", "local", "internal", "home.arpa", "onion", "localdomain", "lan", "intranet", "corp", "home"}
 
-// checkHost returns what is wrong with a host in lower case, or "".
+// checkHost returns a description of what is wrong with a lower-case host, or "".
 func (g *Guard) checkHost(host string, brackets bool) string {
 	if a, err := netip.ParseAddr(host); err == nil {
 		if a.Is6() != brackets || a.Is4In6() && !g.AllowInsecure {
@@ -188,8 +186,8 @@ func (g *Guard) checkHost(host string, brackets bool) string {
 			return "has no valid host"
 		}
 	}
-	// A host whose last label is a number is an IPv4 address to many parsers (WHATWG
-	// URL, "ends in a number"; inet_aton): octal, hexadecimal, short forms.
+	// Many parsers treat a host whose last label is a number as an IPv4 address (WHATWG URL, "ends in a number";
+	// inet_aton), in octal, hexadecimal or shortened form.
 	if isNumber(labels[len(labels)-1]) {
 		return "has an address in an unusual spelling"
 	}
@@ -232,8 +230,7 @@ func (g *Guard) hostBlocked(host string, port uint16) bool {
 	return false
 }
 
-// sameHost treats the unspecified address as every loopback address: connecting
-// to it reaches the same machine.
+// sameHost treats the unspecified address like a loopback address, because connecting to it reaches the same machine.
 func sameHost(a, b netip.Addr) bool {
 	local := func(a netip.Addr) bool { return a.IsLoopback() || a.IsUnspecified() }
 	a, b = a.Unmap(), b.Unmap()
@@ -250,8 +247,8 @@ func splitEntry(entry string) (name string, port uint16) {
 	return strings.Trim(entry, "[]"), 0
 }
 
-// DialContext connects to host:port if every address that would be connected to
-// may be. Names are resolved as absolute ones, without the machine's search list.
+// DialContext connects to host:port, and refuses each address that is not allowed just before connecting to it. It
+// resolves names as absolute names, so the machine's search list does not apply.
 func (g *Guard) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -264,7 +261,7 @@ func (g *Guard) DialContext(ctx context.Context, network, address string) (net.C
 	a, err := netip.ParseAddr(host)
 	switch {
 	case err == nil && a.Is4In6() && !g.AllowInsecure:
-		return nil, blocked("an address in an unusual spelling") // control would see it without its prefix
+		return nil, blocked("an address in an unusual spelling") // control would see the address without its prefix
 	case err != nil && strings.Contains(host, ".") && !strings.HasSuffix(host, "."):
 		address = host + ".:" + port
 	}
@@ -272,8 +269,7 @@ func (g *Guard) DialContext(ctx context.Context, network, address string) (net.C
 	return d.DialContext(ctx, network, address)
 }
 
-// control runs after the socket is made and before it connects, on the address
-// that the kernel will get.
+// control runs after the socket is created and before it connects, with the address that the kernel will use.
 func (g *Guard) control(network, address string, _ syscall.RawConn) error {
 	if network != "tcp4" && network != "tcp6" {
 		return blocked("not reached by TCP")

@@ -11,8 +11,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// forbidden are addresses that must never be connected to (SRF-02): at least one,
-// mostly the first and the last, of every special-purpose range.
+// forbidden are addresses that we must never connect to (SRF-02): at least one of every special-purpose range,
+// usually the first and the last.
 var forbidden = []string{
 	// IPv4
 	"0.0.0.0", "0.0.0.1", "0.255.255.255", "10.0.0.0", "10.0.0.1", "10.255.255.255", "100.64.0.0", "100.64.0.1",
@@ -29,7 +29,7 @@ var forbidden = []string{
 	"fec0::1", "ff00::1", "ff02::1", "ff0e::1", "100::1", "100:0:0:1::1", "2001:db8::1", "2001:db8:ffff::1", "3fff::1", "3fff:fff::1",
 	"2001:2::1", "2001:1::1", "2001:3::1", "2001:4:112::1", "2001:10::1", "2001:20::1", "2001:30::1", "2001:1ff::1",
 	"2620:4f:8000::1", "5f00::1", "4000::1", "8000::1", "e000::1", "200::1",
-	// addresses that carry an IPv4 address, private or public
+	// addresses that embed an IPv4 address, private or public
 	"::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::ffff:192.168.1.1", "::ffff:0:127.0.0.1",
 	"::127.0.0.1", "::10.0.0.1", "::169.254.169.254", "::8.8.8.8",
 	"64:ff9b::127.0.0.1", "64:ff9b::10.0.0.1", "64:ff9b::169.254.169.254", "64:ff9b::8.8.8.8",
@@ -47,8 +47,7 @@ var routable = []string{
 	"2606:4700::5efe:8.8.8.8",
 }
 
-// TestGuard_Addresses shows on the one function that every dialled address passes
-// which are refused (SRF-02).
+// TestGuard_Addresses tests the function that every dialed address passes (SRF-02).
 func TestGuard_Addresses(t *testing.T) {
 	strict, loose := &Guard{}, &Guard{AllowInsecure: true}
 	for _, text := range forbidden {
@@ -69,7 +68,7 @@ func TestGuard_Addresses(t *testing.T) {
 	if strict.checkAddr(netip.MustParseAddr("2606:4700::1%eth0")) == nil {
 		t.Error("SRF-02 an address with a zone is allowed")
 	}
-	t.Run("every metadata address is refused in every embedding, also in development", func(t *testing.T) {
+	t.Run("every metadata address is refused in every embedding, even in development mode", func(t *testing.T) {
 		for a := range metadata {
 			if !a.Is4() {
 				continue
@@ -89,7 +88,7 @@ func TestGuard_Addresses(t *testing.T) {
 			}
 		}
 	})
-	t.Run("the operator's networks", func(t *testing.T) {
+	t.Run("addresses in the operator's networks are allowed", func(t *testing.T) {
 		g := &Guard{AllowNets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), nat64}}
 		for text, allowed := range map[string]bool{
 			"10.1.0.1": true, "10.2.0.1": false, "53.1.1.1": true,
@@ -103,8 +102,8 @@ func TestGuard_Addresses(t *testing.T) {
 	})
 }
 
-// TestGuard_AnswersOfNameServers sends to a harmless name whose name server
-// answers with an address that is not (SRF-01, SRF-02). Nothing is connected to.
+// TestGuard_AnswersOfNameServers sends to a harmless name that the name server resolves to a forbidden address
+// (SRF-01, SRF-02). No connection may be opened.
 func TestGuard_AnswersOfNameServers(t *testing.T) {
 	var seen dials
 	var answer atomic.Value
@@ -118,7 +117,7 @@ func TestGuard_AnswersOfNameServers(t *testing.T) {
 			t.Errorf("SRF-02 %s: got %+v", text, o)
 		}
 		if strings.Contains(o.Err.Error(), text) {
-			t.Errorf("SRF-05 the error tells what a name resolves to: %v", o.Err)
+			t.Errorf("SRF-05 the error reveals the address of a name: %v", o.Err)
 		}
 	}
 	if all := seen.take(); len(all) > 0 {
@@ -126,8 +125,8 @@ func TestGuard_AnswersOfNameServers(t *testing.T) {
 	}
 }
 
-// TestGuard_Rebinding is a name that is public when it registers and private when
-// it delivers.
+// TestGuard_Rebinding tests a name that resolves to a public address when the subscription is registered and to a
+// private one at delivery.
 func TestGuard_Rebinding(t *testing.T) {
 	var seen dials
 	var answer atomic.Value
@@ -146,7 +145,7 @@ func TestGuard_Rebinding(t *testing.T) {
 
 	webhook := request(target)
 	webhook.Keys = [][]byte{key}
-	t.Run("SRF-01 a name that is public when it registers and private when it delivers", func(t *testing.T) {
+	t.Run("SRF-01 a name that is public at registration and private at delivery is refused", func(t *testing.T) {
 		if err := s.Verify(t.Context(), target, "sub_1", [][]byte{key}); err != nil {
 			t.Fatal(err)
 		}
@@ -158,7 +157,7 @@ func TestGuard_Rebinding(t *testing.T) {
 		}
 		for _, later := range []string{"127.0.0.2", "10.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.2", "fd00:ec2::254"} {
 			answer.Store([]netip.Addr{netip.MustParseAddr(later)})
-			// A fresh sender has no kept connection to the address that was checked before.
+			// A new sender has no kept connection to the previously checked address.
 			if o := open(t, Options{Guard: s.guard, RootCAs: pool(srv)}).Send(t.Context(), webhook); o.Category != Blocked {
 				t.Errorf("%s: got %+v", later, o)
 			}
@@ -167,7 +166,7 @@ func TestGuard_Rebinding(t *testing.T) {
 			t.Errorf("connected to %v, served %d", all, served.Load())
 		}
 	})
-	t.Run("SRF-01 of several addresses only those allowed are tried", func(t *testing.T) {
+	t.Run("SRF-01 of several addresses only the allowed ones are tried", func(t *testing.T) {
 		answer.Store([]netip.Addr{
 			netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("::1"), loopback.Addr(), netip.MustParseAddr("169.254.169.254"),
 		})
@@ -180,7 +179,7 @@ func TestGuard_Rebinding(t *testing.T) {
 			}
 		}
 	})
-	t.Run("SRF-01 the answer changes between the checks of one attempt", func(t *testing.T) {
+	t.Run("SRF-01 a name that changes its address between the checks of one attempt is refused", func(t *testing.T) {
 		var n atomic.Int32
 		s.guard.Resolver = newNameServer(t, func(string) []netip.Addr {
 			if n.Add(1)%2 == 1 {
@@ -227,7 +226,7 @@ func TestGuard_CheckURL(t *testing.T) {
 			t.Errorf("%s: got %v, %v; want %s", in, u, err, want)
 		}
 	}
-	t.Run("SRF-06 a refused port is named, with those that are allowed", func(t *testing.T) {
+	t.Run("SRF-06 the error for a port names it and the allowed ones", func(t *testing.T) {
 		for target, want := range map[string]string{
 			"https://example.com:22/":    "the target URL has port 22, which is not allowed (allowed: 443, 8443)",
 			"https://example.com:65536/": `the target URL has the port "65536", not a number from 1 to 65535`,
@@ -246,7 +245,7 @@ func TestGuard_CheckURL(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	t.Run("SRF-04 development also takes http, private addresses and names without a domain", func(t *testing.T) {
+	t.Run("SRF-04 development mode also allows http, private addresses and names without a domain", func(t *testing.T) {
 		g := &Guard{AllowInsecure: true, BlockedHosts: []string{"127.0.0.1:8080"}}
 		for in, allowed := range map[string]bool{
 			"http://127.0.0.1:9000/hook": true, "http://localhost:9000/": true, "http://receiver:9000/": true, "http://[::1]:9000/": true,
@@ -266,13 +265,12 @@ func TestGuard_CheckURL(t *testing.T) {
 	})
 }
 
-// TestSend_CheckedAtEveryAttempt is a target that registered while the rules were
-// others.
+// TestSend_CheckedAtEveryAttempt tests a target that was registered under less strict rules.
 func TestSend_CheckedAtEveryAttempt(t *testing.T) {
 	var seen dials
 	s := open(t, Options{Guard: &Guard{Dialed: seen.saw}})
 	for _, target := range []string{"http://example.com/", "https://127.0.0.1:9000/", "https://10.0.0.1/"} {
-		for range 2 { // also from the cache of targets
+		for range 2 { // the second time from the cache of targets
 			if o := s.Send(t.Context(), request(target)); o.Category != Blocked {
 				t.Errorf("SRF-01 SRF-04 %s: got %+v", target, o)
 			}

@@ -13,13 +13,12 @@ import (
 	"time"
 )
 
-// TestSend_HostileEndpoints shows that nothing an endpoint does holds a worker
-// past the timeout (WHK-11), makes it read without end (SRF-04), or reaches the
-// error (SRF-05).
+// TestSend_HostileEndpoints checks that an endpoint cannot hold a worker beyond the timeout (WHK-11), make it read
+// without limit (SRF-04), or get its text into the error (SRF-05).
 func TestSend_HostileEndpoints(t *testing.T) {
 	const marker = "S3CR3T-MARKER"
 	check := baseline(t)
-	t.Cleanup(func() { // when all have ended, WHK-17
+	t.Cleanup(func() { // after all have ended: WHK-17
 		check()
 		rests(t)
 	})
@@ -107,7 +106,7 @@ func TestSend_HostileEndpoints(t *testing.T) {
 				t.Errorf("WHK-11 held for %s", o.Took)
 			}
 			if text := fmt.Sprintf("%+v %#v %v", o, o, o.Err); strings.Contains(text, marker) || strings.Contains(text, "nonsense") {
-				t.Errorf("SRF-05 the outcome repeats the endpoint: %s", text)
+				t.Errorf("SRF-05 the outcome contains text from the endpoint: %s", text)
 			}
 			if f, ok := errors.AsType[*Failure](o.Err); o.Err != nil && (!ok || f.Category != o.Category) {
 				t.Errorf("error %#v", o.Err)

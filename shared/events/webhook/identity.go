@@ -13,16 +13,15 @@ import (
 
 const identityPrefix = "whsk_"
 
-// GenerateIdentity makes an ed25519 key as whsk_ text (Standard Webhooks), for
-// [ParseIdentity].
+// GenerateIdentity returns a new ed25519 key in the whsk_ format (Standard Webhooks), for [ParseIdentity].
 func GenerateIdentity() string {
 	seed := make([]byte, ed25519.SeedSize)
 	_, _ = rand.Read(seed)
 	return identityPrefix + base64.StdEncoding.EncodeToString(ed25519.NewKeyFromSeed(seed))
 }
 
-// ParseIdentity decodes a whsk_ key: the 64 bytes of an ed25519 private key, or
-// its 32-byte seed.
+// ParseIdentity decodes a whsk_ key, which contains either the 64 bytes of an ed25519 private key or its 32-byte
+// seed.
 func ParseIdentity(text string) (ed25519.PrivateKey, error) {
 	b, err := base64.StdEncoding.Strict().DecodeString(strings.TrimPrefix(text, identityPrefix))
 	if err != nil || !strings.HasPrefix(text, identityPrefix) {
@@ -55,8 +54,8 @@ type jwks struct {
 	Keys []jwk `json:"keys"`
 }
 
-// JWKS is the document for /.well-known/mcp-webhook-jwks.json: the public key, with its
-// RFC 7638 thumbprint as kid. A nil identity publishes none.
+// JWKS returns the document for /.well-known/mcp-webhook-jwks.json. It contains the public key with its RFC 7638
+// thumbprint as kid, or no key if the identity is nil.
 func (i *Identity) JWKS() []byte {
 	doc := jwks{Keys: []jwk{}}
 	if i != nil {
@@ -67,6 +66,6 @@ func (i *Identity) JWKS() []byte {
 			Use: "sig", Algorithm: "EdDSA",
 		})
 	}
-	b, _ := json.Marshal(doc) // strings only
+	b, _ := json.Marshal(doc) // only strings, so it cannot fail
 	return b
 }

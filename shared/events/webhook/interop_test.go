@@ -19,18 +19,18 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/vectors.json anew")
 
-// delivery is what arrived at an endpoint, and the secrets to try on it.
+// delivery is a request as it arrived at an endpoint, and the secrets to verify it with.
 type delivery struct {
 	Name    string            `json:"name"`
 	Secrets []string          `json:"secrets"`
 	Headers map[string]string `json:"headers"`
 	Body    []byte            `json:"body"` // base64
-	// valid says for each secret whether the delivery is by it.
+	// valid says for each secret whether it verifies the delivery.
 	valid []bool
 }
 
-// TestInterop sends over HTTP what a sender sends, and lets the Standard Webhooks
-// libraries for Go, JavaScript and Python verify the bytes that arrived (WHK-04, WHK-06).
+// TestInterop sends webhooks over HTTP and verifies the received bytes with the Standard Webhooks libraries for Go,
+// JavaScript and Python (WHK-04, WHK-06).
 func TestInterop(t *testing.T) {
 	deliveries := deliver(t)
 	file := filepath.Join(t.TempDir(), "deliveries.json")
@@ -70,8 +70,7 @@ func TestInterop(t *testing.T) {
 	})
 }
 
-// deliver sends one webhook of every kind and returns them as they arrived, each
-// also damaged in one place.
+// deliver sends one webhook of every kind. It returns each as it arrived, and again with one change.
 func deliver(t *testing.T) []delivery {
 	t.Helper()
 	seen := make(chan captured, 1)
@@ -152,8 +151,8 @@ func program(t *testing.T, name string) string {
 	return path
 }
 
-// installed runs an installation once per content of its files, in the user's
-// cache, and returns the directory.
+// installed runs an installation once for each content of its input files, in the user's cache, and returns the
+// directory.
 func installed(t *testing.T, name string, files []string, command ...string) string {
 	t.Helper()
 	cache, err := os.UserCacheDir()
@@ -200,7 +199,7 @@ func installed(t *testing.T, name string, files []string, command ...string) str
 	return final
 }
 
-// run starts a script that prints verdicts.
+// run runs a script that prints verdicts.
 func run(t *testing.T, env []string, command ...string) [][]bool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -230,8 +229,8 @@ type vector struct {
 	Signature string `json:"signature"`
 }
 
-// TestSign_Vectors compares with signatures made earlier, for whoever writes a
-// receiver. The first is the one that the Standard Webhooks libraries test with.
+// TestSign_Vectors compares with signatures made earlier, which authors of receivers can rely on. The first is the
+// test vector of the Standard Webhooks libraries.
 func TestSign_Vectors(t *testing.T) {
 	const path = "testdata/vectors.json"
 	b, err := os.ReadFile(path)

@@ -7,39 +7,37 @@ import (
 	"time"
 )
 
-// Category is what a subscriber may learn of a failure (SRF-05). It is chosen by
-// us and never holds a byte of what the endpoint said.
+// Category classifies a failure. It is all that a subscriber may learn about it (SRF-05), so it is one of our
+// constants and never contains anything that the endpoint sent.
 type Category string
 
-// The categories.
+// Categories of failures.
 const (
-	// ConnectionRefused: no connection came about, or it broke before a valid
-	// answer had come.
+	// ConnectionRefused: no connection could be opened, or it broke before a valid response arrived.
 	ConnectionRefused Category = "connection_refused"
-	// Timeout: the exchange was not complete in time.
+	// Timeout: the exchange did not complete in time.
 	Timeout Category = "timeout"
 	// TLSError: the handshake failed, or the certificate is not valid for the name.
 	TLSError Category = "tls_error"
 	// DNSError: the name has no address.
 	DNSError Category = "dns_error"
-	// Blocked: the target is one that is never connected to.
+	// Blocked: the target is an address that we never connect to.
 	Blocked Category = "blocked"
-	// HTTP4xx: an answer below 500 that is not 2xx. Redirects are among them: they
-	// are not followed, and it is the target that is wrong.
+	// HTTP4xx: the status is below 500 and not 2xx. This includes redirects, which we do not follow: the subscriber
+	// must correct the target.
 	HTTP4xx Category = "http_4xx"
-	// HTTP5xx: an answer of 500 or above.
+	// HTTP5xx: the status is 500 or above.
 	HTTP5xx Category = "http_5xx"
 	// ChallengeFailed: the endpoint did not echo its verification challenge.
 	ChallengeFailed Category = "challenge_failed"
-	// Aborted: we stopped, not the endpoint. It comes only when the context given to
-	// [Sender.Send] has ended, counts against no endpoint and is never shown.
+	// Aborted: the context given to [Sender.Send] ended. It does not count against the endpoint and is never shown.
 	Aborted Category = "aborted"
-	// Internal: the attempt failed for want of something of ours (descriptors, ports,
-	// memory, a free connection). It counts against no one and is never shown.
+	// Internal: the attempt failed because we lacked a resource (descriptors, ports, memory, a free connection). It
+	// does not count against the endpoint and is never shown.
 	Internal Category = "internal"
 )
 
-// Published maps a category to the six that SEP-3415 publishes.
+// Published maps a category to one of the six in SEP-3415.
 func (c Category) Published() Category {
 	if c == DNSError || c == Blocked {
 		return ConnectionRefused
@@ -49,24 +47,23 @@ func (c Category) Published() Category {
 
 // Outcome is the result of one attempt.
 type Outcome struct {
-	// Status is the HTTP status; 0 when there was no valid answer.
+	// Status is the HTTP status, or 0 if there was no valid response.
 	Status int
 	// Category is "" after a success.
 	Category Category
-	// RetryAfter is what the endpoint asked for with a failure: 0 to
-	// [MaxRetryAfter], 0 being nothing.
+	// RetryAfter is the delay that the endpoint requested with a failure, from 0 (none) to [MaxRetryAfter].
 	RetryAfter time.Duration
-	// Took is the time from the start to the end of the exchange.
+	// Took is the duration of the exchange.
 	Took time.Duration
-	// Err is a [*Failure], or nil after a success; for the log.
+	// Err is a [*Failure], or nil after a success. It is meant for the log.
 	Err error
 }
 
 // OK reports whether the endpoint accepted the webhook: any 2xx status.
 func (o Outcome) OK() bool { return o.Category == "" }
 
-// Failure says in our own words why an attempt failed. It wraps nothing: errors
-// of the libraries below quote what the endpoint sent.
+// Failure describes in our own words why an attempt failed. It does not wrap the underlying error, because the errors
+// of net/http and crypto/tls quote what the endpoint sent.
 type Failure struct {
 	Category Category
 	Detail   string
@@ -74,7 +71,7 @@ type Failure struct {
 
 func (f *Failure) Error() string { return string(f.Category) + ": " + f.Detail }
 
-// ofStatus is the category of a complete answer.
+// ofStatus returns the category of a complete response.
 func ofStatus(status int) Category {
 	switch {
 	case status >= 200 && status < 300:
@@ -85,8 +82,8 @@ func ofStatus(status int) Category {
 	return HTTP5xx
 }
 
-// ParseRetryAfter reads a Retry-After header, in seconds or as an HTTP date (RFC
-// 9110 section 10.2.3), bounded to 0 … [MaxRetryAfter]. What it cannot read is 0.
+// ParseRetryAfter parses a Retry-After header, in seconds or as an HTTP date (RFC 9110 section 10.2.3), and limits it
+// to 0 … [MaxRetryAfter]. It returns 0 for a malformed value.
 func ParseRetryAfter(value string, now time.Time) time.Duration {
 	value = strings.TrimSpace(value)
 	if value == "" || len(value) > 64 {

@@ -11,10 +11,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Verify checks a received webhook with the Standard Webhooks library: one of
-// the signatures must be by one of the secrets, and the timestamp within five
-// minutes of now. A secret is whsec_ text, or else a raw one that is its own key.
-// The fault is of kind Unauthenticated, or Invalid for a secret that is none.
+// Verify checks a received webhook with the Standard Webhooks library. One of the signatures must match one of the
+// secrets, and the timestamp must be within five minutes of now. A secret that begins with whsec_ is decoded; any
+// other secret is used as the key itself. The fault is of kind Unauthenticated, or Invalid for a malformed secret.
 func Verify(h http.Header, body []byte, secrets ...string) error {
 	for _, secret := range secrets {
 		key := []byte(secret)
@@ -25,7 +24,7 @@ func Verify(h http.Header, body []byte, secrets ...string) error {
 			}
 		}
 		if len(key) == 0 {
-			continue // anybody could sign with an empty key
+			continue // anyone can sign with an empty key
 		}
 		wh, _ := standardwebhooks.NewWebhookRaw(key)
 		err := wh.Verify(body, h)
@@ -50,12 +49,12 @@ func reason(err error) string {
 	return standardwebhooks.ErrInvalidHeaders.Error()
 }
 
-// MaxReceived is how large a body a receiver takes, in bytes: the largest webhook there is, and as much again.
+// MaxReceived is the largest body that a receiver should accept, in bytes. It is twice the size of the largest
+// webhook.
 const MaxReceived = 2 * MaxBody
 
-// Challenge finds the challenge in a verified request, if it is one. The
-// webhook-id, which is signed, must say so too: an event's own members must not be
-// taken for an envelope.
+// Challenge returns the challenge in a verified request, or false if the request is not a challenge. It also checks
+// the webhook-id, which is signed, because the data of an event could look like a challenge.
 func Challenge(h http.Header, body []byte) (string, bool) {
 	if !strings.HasPrefix(h.Get(HeaderID), VerificationPrefix) {
 		return "", false

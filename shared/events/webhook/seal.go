@@ -16,15 +16,15 @@ import (
 )
 
 // Stored secrets are sealed with HPKE (RFC 9180: DHKEM X25519, HKDF-SHA256, AES-256-GCM). The process that registers
-// has the public keyset and can only seal. The process that sends has the private keyset. Keysets have Tink's binary form,
-// about 150 bytes per private key.
+// subscriptions has the public keyset and can only seal. The process that sends webhooks has the private keyset.
+// Keysets have Tink's binary form, about 150 bytes per private key.
 
-// Binding names what a sealed secret belongs to. One that was moved to another
-// workspace, subscription or target does not open.
+// Binding identifies the subscription and target that a sealed secret belongs to. A sealed secret that is copied to
+// another workspace, subscription or target cannot be opened.
 type Binding struct{ Workspace, Subscription, Target string }
 
-// context is the binding as HPKE's info: each part with its length before it, so
-// that no two bindings have the same bytes.
+// context encodes the binding for HPKE's info parameter. Each part is preceded by its length, so that different
+// bindings never have the same bytes.
 func (b Binding) context() []byte {
 	const label = "mcpevents webhook secret 1"
 	out := make([]byte, 0, len(label)+len(b.Workspace)+len(b.Subscription)+len(b.Target)+3*binary.MaxVarintLen32)
@@ -36,8 +36,8 @@ func (b Binding) context() []byte {
 	return out
 }
 
-// GenerateKeyset makes a sealing key. The private keyset is in clear: the caller
-// wraps it, by KMS or by a file that only its owner may read.
+// GenerateKeyset returns a new keyset. The private keyset is not encrypted: the caller must protect it, with KMS or
+// with a file that only its owner can read.
 func GenerateKeyset() (private, public []byte, err error) {
 	h, err := keyset.NewHandle(hybrid.DHKEM_X25519_HKDF_SHA256_HKDF_SHA256_AES_256_GCM_Key_Template())
 	if err != nil {
@@ -46,8 +46,8 @@ func GenerateKeyset() (private, public []byte, err error) {
 	return writeKeysets(h)
 }
 
-// AddKey is the first step of a rotation: the private keyset with one more key,
-// which nothing is sealed with yet. Once every sender holds it, [PromoteKey] follows.
+// AddKey is the first step of a rotation. It returns the private keyset with an additional key, which does not seal
+// anything yet. When every sender has this keyset, call [PromoteKey].
 func AddKey(private []byte) ([]byte, error) {
 	out, _, err := changeKeys(private, "add a sealing key", func(m *keyset.Manager) error {
 		_, err := m.Add(hybrid.DHKEM_X25519_HKDF_SHA256_HKDF_SHA256_AES_256_GCM_Key_Template())
@@ -56,8 +56,8 @@ func AddKey(private []byte) ([]byte, error) {
 	return out, err
 }
 
-// PromoteKey is the second step of a rotation: the key added last becomes the
-// one that new secrets are sealed with. Older keys stay and open what they sealed.
+// PromoteKey is the second step of a rotation. The most recently added key becomes the one that seals new secrets.
+// Older keys stay, so that secrets sealed with them can still be opened.
 func PromoteKey(private []byte) (newPrivate, public []byte, err error) {
 	return changeKeys(private, "promote a sealing key", func(m *keyset.Manager) error {
 		h, err := m.Handle()
@@ -72,9 +72,9 @@ func PromoteKey(private []byte) (newPrivate, public []byte, err error) {
 	})
 }
 
-// DropKeys removes the keys that sealed nothing that is still stored. It keeps the key that seals and a key that was
-// added after it. For each older key it calls inUse with the bytes that begin everything the key has sealed. It returns the
-// number of removed keys. A removed key cannot be restored, so nothing may seal with it any more.
+// DropKeys removes old keys that are no longer in use. It keeps the key that seals and any key that was added after
+// it. For each older key it calls inUse with the prefix of everything that the key has sealed. It returns the number
+// of removed keys. A removed key cannot be restored, so no process may still seal with it.
 func DropKeys(private []byte, inUse func(prefix []byte) (bool, error)) (newPrivate, public []byte, dropped int, err error) {
 	var failed error
 	newPrivate, public, err = changeKeys(private, "remove sealing keys", func(m *keyset.Manager) error {
@@ -108,10 +108,10 @@ func DropKeys(private []byte, inUse func(prefix []byte) (bool, error)) (newPriva
 	return newPrivate, public, dropped, err
 }
 
-// prefixOf returns how Tink begins what a key has sealed: a version byte and the key's id.
+// prefixOf returns the prefix that Tink writes before sealed data: a version byte and the key's id.
 func prefixOf(id uint32) []byte { return binary.BigEndian.AppendUint32([]byte{1}, id) }
 
-// changeKeys writes the keysets after a change.
+// changeKeys applies a change to a private keyset and returns the new private and public keysets.
 func changeKeys(private []byte, what string, change func(*keyset.Manager) error) (newPrivate, public []byte, err error) {
 	h, err := readPrivate(private)
 	if err != nil {
@@ -127,7 +127,7 @@ func changeKeys(private []byte, what string, change func(*keyset.Manager) error)
 	return writeKeysets(h)
 }
 
-// PublicKeyset is the public part of a private keyset.
+// PublicKeyset returns the public part of a private keyset.
 func PublicKeyset(private []byte) ([]byte, error) {
 	h, err := readPrivate(private)
 	if err != nil {
@@ -140,7 +140,7 @@ func PublicKeyset(private []byte) ([]byte, error) {
 func readPrivate(private []byte) (*keyset.Handle, error) {
 	h, err := insecurecleartextkeyset.Read(keyset.NewBinaryReader(bytes.NewReader(private)))
 	if err != nil {
-		return nil, fault.New(fault.Internal, "read the private sealing keyset: not a keyset") // the cause may hold parts of it
+		return nil, fault.New(fault.Internal, "read the private sealing keyset: not a keyset") // omit the cause, which may contain parts of the keyset
 	}
 	return h, nil
 }
@@ -160,11 +160,10 @@ func writeKeysets(h *keyset.Handle) (private, public []byte, err error) {
 	return priv.Bytes(), pub.Bytes(), nil
 }
 
-// Sealer seals secrets for storage. It cannot open them. It is safe for
-// concurrent use.
+// Sealer seals secrets for storage. It cannot open them. It is safe for concurrent use.
 type Sealer struct{ enc tink.HybridEncrypt }
 
-// NewSealer takes a public keyset.
+// NewSealer returns a Sealer that uses a public keyset.
 func NewSealer(public []byte) (*Sealer, error) {
 	h, err := keyset.ReadWithNoSecrets(keyset.NewBinaryReader(bytes.NewReader(public)))
 	if err != nil {
@@ -177,8 +176,8 @@ func NewSealer(public []byte) (*Sealer, error) {
 	return &Sealer{enc: enc}, nil
 }
 
-// Seal encrypts a secret so that it opens for this binding only. The result is
-// 53 bytes longer than the secret.
+// Seal encrypts a secret so that it can be opened only with this binding. The result is 53 bytes longer than the
+// secret.
 func (s *Sealer) Seal(_ context.Context, secret []byte, b Binding) ([]byte, error) {
 	sealed, err := s.enc.Encrypt(secret, b.context())
 	if err != nil {
@@ -187,18 +186,17 @@ func (s *Sealer) Seal(_ context.Context, secret []byte, b Binding) ([]byte, erro
 	return sealed, nil
 }
 
-// openCache is how many opened secrets an [Opener] remembers: opening takes
-// about a hundred times as long as signing. At 64-byte secrets these are some 12 MB.
+// openCache is how many opened secrets an [Opener] keeps, because opening takes about a hundred times as long as
+// signing. With secrets of 64 bytes the cache needs about 12 MB.
 const openCache = 65_536
 
-// Opener opens what a [Sealer] of the same keyset sealed. It is safe for
-// concurrent use.
+// Opener opens secrets that a [Sealer] of the same keyset sealed. It is safe for concurrent use.
 type Opener struct {
 	dec    tink.HybridDecrypt
 	opened *bounded.Map[[sha256.Size]byte, []byte]
 }
 
-// NewOpener takes a private keyset in clear.
+// NewOpener returns an Opener that uses a private keyset, unencrypted.
 func NewOpener(private []byte) (*Opener, error) {
 	h, err := readPrivate(private)
 	if err != nil {
@@ -211,8 +209,8 @@ func NewOpener(private []byte) (*Opener, error) {
 	return &Opener{dec: dec, opened: bounded.NewMap[[sha256.Size]byte, []byte](openCache)}, nil
 }
 
-// Open decrypts a secret sealed for the same binding. The caller must not change
-// the result, which is kept for the next call.
+// Open decrypts a secret that was sealed with the same binding. The caller must not change the result, because it
+// stays in the cache.
 func (o *Opener) Open(_ context.Context, sealed []byte, b Binding) ([]byte, error) {
 	info := b.context()
 	h := sha256.New()

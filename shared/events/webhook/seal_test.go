@@ -59,17 +59,17 @@ func TestSealing(t *testing.T) {
 			}
 		}
 	})
-	t.Run("the same secret is sealed differently each time", func(t *testing.T) {
+	t.Run("sealing the same secret twice gives different results", func(t *testing.T) {
 		if bytes.Equal(sealed, seal(t, s, secret, home)) {
 			t.Error("equal")
 		}
 	})
-	t.Run("opens for no other binding", func(t *testing.T) {
+	t.Run("does not open with another binding", func(t *testing.T) {
 		for _, b := range []Binding{
 			{"other", home.Subscription, home.Target},
 			{home.Workspace, "sub_2", home.Target},
 			{home.Workspace, home.Subscription, "https://example.com/hook2"},
-			{"defaul", "tsub_1", home.Target}, // the same bytes, cut elsewhere
+			{"defaul", "tsub_1", home.Target}, // the same bytes, split differently
 			{},
 		} {
 			if _, err := o.Open(t.Context(), sealed, b); err == nil {
@@ -77,7 +77,7 @@ func TestSealing(t *testing.T) {
 			}
 		}
 	})
-	t.Run("a change is noticed", func(t *testing.T) {
+	t.Run("a changed byte is detected", func(t *testing.T) {
 		for i := range sealed {
 			changed := bytes.Clone(sealed)
 			changed[i] ^= 1
@@ -106,10 +106,10 @@ func TestSealing(t *testing.T) {
 			}
 		}
 		if _, err := NewSealer(private); err == nil {
-			t.Error("a sealer takes a private keyset")
+			t.Error("a sealer accepts a private keyset")
 		}
 		if _, err := NewOpener([]byte("no keyset")); err == nil {
-			t.Error("an opener takes anything")
+			t.Error("an opener accepts arbitrary bytes")
 		}
 	})
 	t.Run("sizes are as documented", func(t *testing.T) {
@@ -122,8 +122,8 @@ func TestSealing(t *testing.T) {
 	})
 }
 
-// TestSealing_Rotation follows the two steps: first every sender learns the new
-// key, then registering begins to use it. At no moment does a secret not open.
+// TestSealing_Rotation follows the two steps of a rotation: first every sender gets the new key, then registering
+// begins to use it. Every secret can be opened at any time.
 func TestSealing_Rotation(t *testing.T) {
 	before, s, _ := keys(t)
 	_, secret := NewSecret()
@@ -139,7 +139,7 @@ func TestSealing_Rotation(t *testing.T) {
 	}
 	between := seal(t, sealer(t, public), secret, home)
 	if _, err := opener(t, before).Open(t.Context(), between, home); err != nil {
-		t.Errorf("before it is promoted the new key is in use: %v", err)
+		t.Errorf("the new key is in use before it was promoted: %v", err)
 	}
 
 	after, public, err := PromoteKey(added)
@@ -148,7 +148,7 @@ func TestSealing_Rotation(t *testing.T) {
 	}
 	fresh := seal(t, sealer(t, public), secret, home)
 	if _, err := opener(t, before).Open(t.Context(), fresh, home); err == nil {
-		t.Error("after it is promoted the old key is in use")
+		t.Error("the old key still seals after the new one was promoted")
 	}
 	for name, private := range map[string][]byte{"added": added, "promoted": after} {
 		for i, sealed := range [][]byte{old, between, fresh} {
@@ -196,12 +196,12 @@ func TestOpener_Concurrent(t *testing.T) {
 	wg.Wait()
 }
 
-func TestDropKeysKeepsTheKeyThatSealsAndThoseInUse(t *testing.T) {
+func TestDropKeys_KeepsTheSealingKeyAndKeysInUse(t *testing.T) {
 	private, public, err := GenerateKeyset()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var sealed [][]byte // by each key that has sealed, the oldest first
+	var sealed [][]byte // one for each key that has sealed, oldest first
 	seal := func() {
 		t.Helper()
 		s, err := NewSealer(public)
@@ -224,7 +224,7 @@ func TestDropKeysKeepsTheKeyThatSealsAndThoseInUse(t *testing.T) {
 		}
 		seal()
 	}
-	if private, err = AddKey(private); err != nil { // which seals after its promotion
+	if private, err = AddKey(private); err != nil { // it seals after its promotion
 		t.Fatal(err)
 	}
 	used := sealed[1]

@@ -17,22 +17,21 @@ const (
 	newKey = 32
 )
 
-// NewSecret makes a Standard Webhooks secret of 32 random bytes: the whsec_ text
-// for the receiver, and the key that it stands for.
+// NewSecret returns a new Standard Webhooks secret of 32 random bytes: as whsec_ text for the receiver, and as the
+// decoded key.
 func NewSecret() (secret string, key []byte) {
 	key = make([]byte, newKey)
-	_, _ = rand.Read(key) // never fails; it ends the program instead
+	_, _ = rand.Read(key) // never fails; the program ends instead
 	return FormatSecret(key), key
 }
 
-// FormatSecret is the whsec_ text of a key.
+// FormatSecret returns the whsec_ text of a key.
 func FormatSecret(key []byte) string {
 	return secretPrefix + base64.StdEncoding.EncodeToString(key)
 }
 
-// NewRawSecret makes a shared secret without a format of its own (SEP-1803
-// WebhookSecret "raw"): 43 characters that stand for themselves, so its key is
-// the text.
+// NewRawSecret returns a new shared secret without a special format (SEP-1803 WebhookSecret "raw"). It has 43
+// characters, and its key is the text itself.
 func NewRawSecret() (secret string, key []byte) {
 	b := make([]byte, newKey)
 	_, _ = rand.Read(b)
@@ -40,15 +39,14 @@ func NewRawSecret() (secret string, key []byte) {
 	return secret, []byte(secret)
 }
 
-// ParseSecret decodes a whsec_ secret of 24 to 64 bytes in padded base64, as all
-// the Standard Webhooks libraries read it. Anything else is a fault of kind
-// Invalid, whose text repeats nothing of the secret.
+// ParseSecret decodes a whsec_ secret of 24 to 64 bytes in padded base64, which all Standard Webhooks libraries can
+// read. Other secrets are a fault of kind Invalid, whose text contains no part of the secret.
 func ParseSecret(secret string) ([]byte, error) {
 	text, ok := strings.CutPrefix(secret, secretPrefix)
 	if !ok {
 		return nil, fault.New(fault.Invalid, "the secret does not start with %s", secretPrefix)
 	}
-	// The decoder skips line breaks; other libraries do not.
+	// Go's decoder skips line breaks, but those of other libraries do not.
 	if strings.ContainsAny(text, "\r\n") {
 		return nil, fault.New(fault.Invalid, "the secret is not base64")
 	}

@@ -22,7 +22,7 @@ func TestParseSecret(t *testing.T) {
 		"whsec_" + strings.TrimRight(enc(32), "="):       0, // other libraries refuse it
 		"whsec_" + strings.ReplaceAll(enc(32), "+", "-"): 0,
 		"whsec_" + strings.Repeat("%", 40):               0,
-		"whsec_" + strings.Repeat("A", 42) + "B=":        0, // stray bits
+		"whsec_" + strings.Repeat("A", 42) + "B=":        0, // the unused bits are not zero
 		"whsec_" + strings.Repeat("A", 1<<20):            0,
 	} {
 		key, err := ParseSecret(in)
@@ -42,7 +42,7 @@ func TestNewSecret(t *testing.T) {
 		t.Errorf("got %d bytes, %v", len(key), err)
 	}
 	if other, _ := NewSecret(); other == secret {
-		t.Error("the same again")
+		t.Error("two secrets are equal")
 	}
 	raw, key := NewRawSecret()
 	if string(key) != raw || len(raw) != 43 {
@@ -71,7 +71,7 @@ func TestIdentity(t *testing.T) {
 	if got := string(none.JWKS()); got != `{"keys":[]}` {
 		t.Errorf("without an identity: %s", got)
 	}
-	// The key, its public half and its thumbprint of RFC 8037 appendix A.
+	// The key, its public part and its thumbprint are from RFC 8037 appendix A.
 	seedOf8037, _ := base64.RawURLEncoding.DecodeString("nWGxne_9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A")
 	key, err := ParseIdentity("whsk_" + base64.StdEncoding.EncodeToString(seedOf8037))
 	if err != nil {
@@ -94,7 +94,7 @@ func FuzzParseSecret(f *testing.F) {
 			return
 		}
 		if FormatSecret(key) != secret {
-			t.Fatalf("%q has a second spelling", secret)
+			t.Fatalf("%q can be written in two ways", secret)
 		}
 		if _, err := standardwebhooks.NewWebhook(secret); err != nil {
 			t.Fatalf("the library refuses %q: %v", secret, err)

@@ -23,26 +23,26 @@ import (
 // Options configure a [Sender]. Zero values are the defaults.
 type Options struct {
 	Guard *Guard
-	// UserAgent is name/version; mcp-events/dev by default.
+	// UserAgent is name/version. The default is mcp-events/dev.
 	UserAgent string
 	// RootCAs replaces the system's certificate authorities.
 	RootCAs *x509.CertPool
-	// Identity adds v1a signatures; nil adds none.
+	// Identity adds v1a signatures. If it is nil, there are none.
 	Identity *Identity
-	// ConnsPerHost bounds the connections to one host and port, busy or idle (128).
-	// A request over it waits, within its own timeout.
+	// ConnsPerHost limits the connections, busy or idle, to one host and port (default 128). Further requests wait,
+	// within their own timeout.
 	ConnsPerHost int
-	// MaxConns bounds the open connections to all hosts together, busy or idle (by
-	// default what [descriptors.Outgoing] leaves for them). At the bound idle ones are
-	// closed; then a request waits, within its own timeout, and is [Internal]
-	// after it. ConnsPerHost and the idle connections are at most half of it.
+	// MaxConns limits the open connections, busy or idle, to all hosts together. The default is the number that
+	// [descriptors.Outgoing] reserves. At the limit, idle connections are closed, and if that is not enough, a
+	// request waits within its own timeout and then fails as [Internal]. ConnsPerHost and the number of idle
+	// connections are at most half of MaxConns.
 	MaxConns int
-	// Now is the clock.
+	// Now returns the current time.
 	Now func() time.Time
 }
 
-// Sender posts webhooks. It is safe for concurrent use; connections are reused
-// over calls, by HTTP/2 where the endpoint offers it.
+// Sender posts webhooks. It is safe for concurrent use. Connections are reused between calls, with HTTP/2 if the
+// endpoint supports it.
 type Sender struct {
 	guard     *Guard
 	transport *http.Transport
@@ -50,38 +50,38 @@ type Sender struct {
 	userAgent []string
 	now       func() time.Time
 	targets   *bounded.Map[string, *url.URL]
-	places    *places
+	conns     *connLimit
 	connect   func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
-// Request is one attempt of one delivery.
+// Request is one attempt of a delivery.
 type Request struct {
-	// URL is checked by the guard again at every attempt.
+	// URL is the target. The guard checks it at every attempt.
 	URL string
-	// ID is the webhook-id: the event's id, the same over all attempts.
+	// ID is the webhook-id. It is the event's id, so all attempts have the same.
 	ID string
-	// SubscriptionID is the X-MCP-Subscription-Id.
+	// SubscriptionID is the value of X-MCP-Subscription-Id.
 	SubscriptionID string
-	// Body is sent as it is: JSON, at most [MaxBody] bytes. It must not be changed
-	// until a second after Send returned: a cancelled write may still read it.
+	// Body is JSON of at most [MaxBody] bytes and is sent unchanged. The caller must not modify it until a second
+	// after Send has returned, because a canceled write may still be reading it.
 	Body []byte
-	// Keys sign, each with a v1 signature; without keys there is none.
+	// Keys each add a v1 signature. Without keys there is none.
 	Keys [][]byte
-	// RawSecret adds X-Hub-Signature-256.
+	// RawSecret adds the header X-Hub-Signature-256.
 	RawSecret []byte
-	// Timeout bounds the whole exchange, from resolving the name to the end of the
-	// answer ([DefaultTimeout]).
+	// Timeout limits the whole exchange, from name resolution to the end of the response. The default is
+	// [DefaultTimeout].
 	Timeout time.Duration
-	// Trace is sent along, if there is one.
+	// Trace is sent as trace headers, if it is set.
 	Trace trace.Context
-	// At is the time of this attempt, for webhook-timestamp; zero is now.
+	// At is the time of this attempt, for webhook-timestamp. Zero means now.
 	At time.Time
 }
 
-// maxIdle is how many idle connections to all hosts together are kept.
+// maxIdle is the maximum number of idle connections to all hosts together.
 const maxIdle = 512
 
-// NewSender makes a sender. Close ends its idle connections.
+// NewSender returns a new sender. Close closes its idle connections.
 func NewSender(o Options) *Sender {
 	o.MaxConns = cmp.Or(o.MaxConns, descriptors.Outgoing())
 	o.ConnsPerHost = min(cmp.Or(o.ConnsPerHost, 128), max(1, o.MaxConns/2))
@@ -94,7 +94,7 @@ func NewSender(o Options) *Sender {
 		guard: o.Guard, identity: o.Identity, userAgent: []string{o.UserAgent}, now: o.Now,
 		targets: bounded.NewMap[string, *url.URL](8192),
 	}
-	s.places = newPlaces(o.MaxConns, s.Close)
+	s.conns = newConnLimit(o.MaxConns, s.Close)
 	s.connect = s.bounded(s.guard.DialContext)
 	config := &tls.Config{
 		MinVersion:         tls.VersionTLS12,
@@ -103,21 +103,21 @@ func NewSender(o Options) *Sender {
 		ClientSessionCache: tls.NewLRUClientSessionCache(1024),
 	}
 	s.transport = &http.Transport{
-		DialContext: s.connect, // and no proxy of the environment
+		DialContext: s.connect, // and ignore any proxy in the environment
 		DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			return s.dialTLS(ctx, network, address, config)
 		},
 		TLSClientConfig:        config,
 		ForceAttemptHTTP2:      true,
-		DisableCompression:     true, // an answer is bounded as it comes, not as it unpacks
+		DisableCompression:     true, // so that limits apply to what is received, without unpacking
 		MaxConnsPerHost:        o.ConnsPerHost,
 		MaxIdleConnsPerHost:    o.ConnsPerHost,
 		MaxIdleConns:           min(maxIdle, max(1, o.MaxConns/2)),
 		IdleConnTimeout:        time.Minute,
 		MaxResponseHeaderBytes: maxAnswerHeader,
-		WriteBufferSize:        8 << 10, // headers and an ordinary body in one write
+		WriteBufferSize:        8 << 10, // so that headers and a typical body are one write
 		HTTP2: &http.HTTP2Config{
-			// A connection that went silent is found by a ping, not by one timeout after another.
+			// Detect a dead connection with a ping instead of with the timeouts of several requests.
 			SendPingTimeout: 15 * time.Second, PingTimeout: 5 * time.Second, WriteByteTimeout: 10 * time.Second,
 			MaxReceiveBufferPerStream: 64 << 10, MaxReceiveBufferPerConnection: 1 << 20,
 		},
@@ -125,7 +125,7 @@ func NewSender(o Options) *Sender {
 	return s
 }
 
-// Close ends idle connections. Calls of Send under way are not touched.
+// Close closes idle connections. It does not affect running calls of Send.
 func (s *Sender) Close() { s.transport.CloseIdleConnections() }
 
 func (s *Sender) dialTLS(ctx context.Context, network, address string, config *tls.Config) (net.Conn, error) {
@@ -134,7 +134,7 @@ func (s *Sender) dialTLS(ctx context.Context, network, address string, config *t
 		return nil, err
 	}
 	config = config.Clone()
-	config.ServerName, _, _ = net.SplitHostPort(address) // the name, never the address it resolved to
+	config.ServerName, _, _ = net.SplitHostPort(address) // the name, not the resolved address
 	tc := tls.Client(c, config)
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
@@ -147,20 +147,22 @@ func (s *Sender) dialTLS(ctx context.Context, network, address string, config *t
 
 var contentType = []string{"application/json"}
 
-// bodyOf is of a type that net/http knows to be in memory: only then it writes headers and body at once.
+// bodyOf returns a body of a type that net/http recognizes as being in memory. Only then does it write headers and
+// body together.
 func bodyOf(b []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(b)) }
 
-// Check refuses a target early; see [Guard.CheckURL].
+// Check checks a target before anything is sent, see [Guard.CheckURL].
 func (s *Sender) Check(target string) error {
 	_, err := s.guard.CheckURL(target)
 	return err
 }
 
-// Send makes one attempt. It follows no redirect, uses no proxy of the
-// environment, reads at most 16 KiB of the answer and returns within the timeout,
-// whatever the endpoint does. If the endpoint closed a kept connection just as the request
-// went out, or the sender closed one as idle just as the answer arrived, Send repeats the
-// request once on another connection. The endpoint can then see the same webhook-id twice.
+// Send makes one attempt. It does not follow redirects or use a proxy from the environment, reads at most 16 KiB of
+// the response, and returns within the timeout regardless of what the endpoint does.
+//
+// Send repeats the request once, on another connection, in two cases: the endpoint closed a kept connection just as
+// the request was sent, or the sender closed a connection as idle just as the response arrived. The endpoint may then
+// see the same webhook-id twice.
 func (s *Sender) Send(ctx context.Context, r Request) Outcome {
 	started := time.Now()
 	o := Outcome{}
@@ -181,15 +183,15 @@ type answer struct {
 	body       []byte
 }
 
-// post makes the exchange. If keep is not nil the answer's body, up to [maxAnswer],
-// is appended to it, else it is passed over.
+// post performs the exchange. If keep is not nil, it appends the response body, up to [maxAnswer], to keep. Otherwise
+// it discards the body.
 func (s *Sender) post(parent context.Context, r *Request, keep []byte) (answer, *Failure) {
 	target, failure := s.target(r.URL)
 	if failure != nil {
 		return answer{}, failure
 	}
 	if len(r.Body) > MaxBody {
-		// As final as if the endpoint had said so itself.
+		// Report the status that an endpoint would use, because the failure is just as permanent.
 		return answer{status: http.StatusRequestEntityTooLarge}, &Failure{HTTP4xx, "the body is larger than 256 KiB and was not sent"}
 	}
 	req := http.Request{
@@ -201,20 +203,21 @@ func (s *Sender) post(parent context.Context, r *Request, keep []byte) (answer, 
 	return s.exchange(parent, &req, r.Timeout, keep)
 }
 
-// onceAgain gives the transport a body for one more connection. It would otherwise go on through all that are kept, and an
-// endpoint that takes a request and closes without an answer would get it from each.
+// onceAgain lets the transport repeat the body on one more connection. Without this limit, the transport would try
+// all kept connections, so an endpoint that reads a request and closes without a response would get it on each of
+// them.
 func onceAgain(body []byte) func() (io.ReadCloser, error) {
 	again := false
 	return func() (io.ReadCloser, error) {
 		if again {
-			return nil, io.EOF // as if this connection had ended the attempt
+			return nil, io.EOF // ends the attempt as if this connection had failed
 		}
 		again = true
 		return bodyOf(body), nil
 	}
 }
 
-// exchange runs a request and reads its answer, all within the timeout.
+// exchange sends a request and reads the response, within the timeout.
 func (s *Sender) exchange(parent context.Context, req *http.Request, timeout time.Duration, keep []byte) (answer, *Failure) {
 	if timeout <= 0 {
 		timeout = DefaultTimeout
@@ -235,10 +238,11 @@ func (s *Sender) exchange(parent context.Context, req *http.Request, timeout tim
 	}
 	a := answer{status: resp.StatusCode}
 	if a.status == http.StatusSwitchingProtocols {
-		_ = resp.Body.Close() // it is the bare connection, which no context ends
+		_ = resp.Body.Close() // the body is the bare connection, which the context would not end
 		return a, nil
 	}
-	// An end of the body within the bound leaves the connection fit for reuse; Close ends it otherwise.
+	// If the body ends within the limit, the connection can be reused. Otherwise closing the body closes the
+	// connection.
 	if ofStatus(a.status) != "" {
 		a.retryAfter = resp.Header.Get("Retry-After")
 	}
@@ -258,12 +262,13 @@ func (s *Sender) exchange(parent context.Context, req *http.Request, timeout tim
 	case errors.Is(err, errExcess):
 		return answer{}, diagnose(parent, x, err)
 	}
-	return a, nil // a body that broke off does not undo the status
+	return a, nil // the status counts even if the body broke off
 }
 
-// endedAsIdle reports whether net/http closed a connection as idle before RoundTrip had the answer that came on it. It marks a
-// connection as idle first, and then hands over an answer without a body. The endpoint is not to blame, and the status is lost.
-// net/http does not export these errors.
+// endedAsIdle reports whether net/http closed a connection as idle although a response had just arrived on it. This
+// happens because, for a response without a body, net/http marks the connection as idle before it hands over the
+// response. The status is then lost, but that is not the endpoint's fault. net/http does not export these errors, so
+// we compare their text.
 func endedAsIdle(err error) bool {
 	return err != nil && (strings.HasSuffix(err.Error(), "http: CloseIdleConnections called") ||
 		strings.HasSuffix(err.Error(), "http: putIdleConn: too many idle connections"))
@@ -286,9 +291,9 @@ func (s *Sender) header(r *Request) http.Header {
 		HeaderID:           one(r.ID),
 		HeaderTimestamp:    one(strconv.FormatInt(at.Unix(), 10)),
 		HeaderSubscription: one(r.SubscriptionID),
-		// Present and empty, it is not sent, but tells the transport that the request may
-		// be repeated on a fresh connection when a kept one turns out to be closed. That is
-		// ordinary after an instance was frozen between two invocations.
+		// An empty Idempotency-Key is not sent. It tells the transport that it may repeat the request on a new
+		// connection if a kept one turns out to be closed. This is common after a Lambda instance was frozen between
+		// two invocations.
 		"Idempotency-Key": {},
 	}
 	signature := Sign(r.Keys, r.ID, at, r.Body)
@@ -305,7 +310,7 @@ func (s *Sender) header(r *Request) http.Header {
 	return h
 }
 
-// target is the checked URL of a raw one. It is shared and must not be changed.
+// target returns the checked URL. The result is shared and must not be changed.
 func (s *Sender) target(raw string) (*url.URL, *Failure) {
 	if u, ok := s.targets.Get(raw); ok {
 		return u, nil

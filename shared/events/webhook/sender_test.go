@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// captured is what an endpoint got.
+// captured holds parts of a received request.
 type captured struct {
 	header http.Header
 	body   []byte
@@ -35,7 +35,7 @@ func capture(into chan<- captured) http.HandlerFunc {
 }
 
 func TestSend_Headers(t *testing.T) {
-	t.Run("WHK-01 a POST with exactly these fields, spelled as documented", func(t *testing.T) {
+	t.Run("WHK-01 a webhook is a POST with exactly the documented header fields", func(t *testing.T) {
 		heads := make(chan []string, 1)
 		addr := raw(t, func(c net.Conn, _ <-chan struct{}) {
 			r := bufio.NewReader(c)
@@ -89,7 +89,7 @@ func TestSend_Headers(t *testing.T) {
 		}
 	})
 
-	t.Run("WHK-03 timestamp and signature are those of the attempt", func(t *testing.T) {
+	t.Run("WHK-03 each attempt has its own timestamp and signature", func(t *testing.T) {
 		r := request(srv.URL)
 		var signatures []string
 		for i := range 2 {
@@ -105,7 +105,7 @@ func TestSend_Headers(t *testing.T) {
 		}
 	})
 
-	t.Run("WHK-05 v1a beside v1 verifies by the published key set", func(t *testing.T) {
+	t.Run("WHK-05 a v1a signature next to v1 verifies with the published key set", func(t *testing.T) {
 		key, err := ParseIdentity(GenerateIdentity())
 		if err != nil {
 			t.Fatal(err)
@@ -129,7 +129,7 @@ func TestSend_Headers(t *testing.T) {
 			return err == nil && ed25519.Verify(x, []byte(got.header.Get(HeaderID)+"."+got.header.Get(HeaderTimestamp)+"."+body), signature)
 		}
 		if !verifies(set.Keys[0], string(got.body)) {
-			t.Error("it does not verify by the key that signed")
+			t.Error("it does not verify with the signing key")
 		}
 		if verifies(set.Keys[0], string(got.body)+" ") {
 			t.Error("a changed body verifies")
@@ -140,7 +140,7 @@ func TestSend_Headers(t *testing.T) {
 		r := request(srv.URL)
 		r.Keys = nil
 		if _, ok := send(t, s, r).header[http.CanonicalHeaderKey(HeaderSignature)]; ok {
-			t.Error("there is one")
+			t.Error("there is a signature")
 		}
 	})
 }
@@ -169,7 +169,7 @@ func TestSend_Statuses(t *testing.T) {
 	}
 }
 
-// TestSend_RetryAfter: WHK-09. Seconds and dates are read, and bounded to a day.
+// TestSend_RetryAfter: WHK-09. Seconds and dates are parsed, and limited to a day.
 func TestSend_RetryAfter(t *testing.T) {
 	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	for value, want := range map[string]time.Duration{
@@ -258,11 +258,11 @@ func TestSend_Failures(t *testing.T) {
 		}
 		for _, name := range names.names() {
 			if name != "nowhere.example." {
-				t.Errorf("asked for %q: names must be absolute", name)
+				t.Errorf("looked up %q, want an absolute name", name)
 			}
 		}
 	})
-	t.Run("a name server that is silent", func(t *testing.T) {
+	t.Run("a name server that does not respond", func(t *testing.T) {
 		conn, err := net.ListenPacket("udp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
@@ -306,7 +306,7 @@ func TestSend_NoProxyFromTheEnvironment(t *testing.T) {
 	}
 	t.Setenv("NO_PROXY", "")
 	srv := serve(t, func(http.ResponseWriter, *http.Request) {})
-	// The environment's proxy is not used for loopback addresses anyway, so a name is needed.
+	// The environment's proxy is never used for loopback addresses, so the test needs a name.
 	guard := here(t)
 	target := "http://hooks.example.net:" + strconv.Itoa(int(portOf(t, srv.URL)))
 	o := open(t, Options{Guard: guard}).Send(t.Context(), request(target))

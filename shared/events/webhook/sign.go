@@ -11,10 +11,9 @@ import (
 	"time"
 )
 
-// Sign makes the webhook-signature header: one v1 signature (HMAC-SHA256 over
-// id, Unix seconds and body) for every key, separated by spaces, so that a
-// receiver can verify with either secret while one replaces the other. Without
-// keys it is empty.
+// Sign returns the webhook-signature header. It contains one v1 signature (HMAC-SHA256 over id, Unix seconds and
+// body) for each key, separated by spaces, so that a receiver can use either secret during a rotation. Without keys
+// it is empty.
 func Sign(keys [][]byte, id string, at time.Time, body []byte) string {
 	if len(keys) == 1 {
 		return sign(keys[0], id, at, body)
@@ -37,27 +36,26 @@ func sign(key []byte, id string, at time.Time, body []byte) string {
 	return string(b)
 }
 
-// signHub is the X-Hub-Signature-256 header: HMAC-SHA256 of the body alone.
+// signHub returns the X-Hub-Signature-256 header, which is an HMAC-SHA256 of the body only.
 func signHub(secret, body []byte) string {
 	m := hmac.New(sha256.New, secret)
 	m.Write(body)
 	return "sha256=" + hex.EncodeToString(m.Sum(nil))
 }
 
-// Identity signs with ed25519 beside the shared secrets (Standard Webhooks v1a),
-// so that a receiver can tell the server even from somebody who has the secret.
-// Its public key is served as a JWKS.
+// Identity adds ed25519 signatures (Standard Webhooks v1a) to those with shared secrets. They prove that the server
+// sent the webhook, rather than someone else who has the secret. The public key is served as a JWKS.
 type Identity struct{ key ed25519.PrivateKey }
 
-// NewIdentity signs with key.
+// NewIdentity returns an Identity that signs with key.
 func NewIdentity(key ed25519.PrivateKey) *Identity { return &Identity{key} }
 
-// Sign makes one v1a signature over the same bytes as [Sign].
+// Sign returns a v1a signature over the same bytes as [Sign].
 func (i *Identity) Sign(id string, at time.Time, body []byte) string {
 	return "v1a," + base64.StdEncoding.EncodeToString(ed25519.Sign(i.key, append(preamble(nil, id, at.Unix()), body...)))
 }
 
-// preamble is what a signature covers before the body.
+// preamble appends the part of the signed bytes that precedes the body.
 func preamble(b []byte, id string, at int64) []byte {
 	b = append(b, id...)
 	b = append(b, '.')

@@ -15,8 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// spellings are the ways to write a URL so that one parser sees another host, or
-// another address, than the next (SRF-03).
+// spellings returns URLs in which different parsers see different hosts or addresses (SRF-03).
 func spellings() []string {
 	var all []string
 	add := func(urls ...string) { all = append(all, urls...) }
@@ -68,7 +67,7 @@ func spellings() []string {
 		strings.Repeat("a", 64) + ".com", strings.Repeat("a.", 127) + "com", strings.Repeat("a", 2000) + ".com", strings.Repeat("1", 300), "com", "",
 		"xn--", "own.example.net", "OWN.example.net", "api.corp.example.net", "198.41.0.4",
 	} {
-		if host == "xn--" { // a label of its own only: no domain
+		if host == "xn--" { // as a label of its own it is not a domain
 			add("https://" + host + "/")
 			continue
 		}
@@ -85,9 +84,8 @@ func spellings() []string {
 	return all
 }
 
-// TestGuard_Spellings sends to every spelling. A name server answers every name with
-// a loopback address, on which there is a listener at a port that is allowed: nothing
-// is dialled, and nothing reaches it.
+// TestGuard_Spellings sends to every spelling. A name server resolves every name to a loopback address with a
+// listener on an allowed port. Still, there must be no attempt to connect.
 func TestGuard_Spellings(t *testing.T) {
 	var accepted atomic.Int32
 	addr := raw(t, func(net.Conn, <-chan struct{}) { accepted.Add(1) })
@@ -114,7 +112,7 @@ func TestGuard_Spellings(t *testing.T) {
 		}
 	}
 
-	t.Run("SRF-03 SRF-06 each is refused when it registers, in words that say what is wrong", func(t *testing.T) {
+	t.Run("SRF-03 SRF-06 each is refused at registration, with a message that says what is wrong", func(t *testing.T) {
 		for _, target := range distinct {
 			err := s.Check(target)
 			if !fault.Is(err, fault.Invalid) || !strings.HasPrefix(err.Error(), "the target URL ") {
@@ -126,7 +124,7 @@ func TestGuard_Spellings(t *testing.T) {
 		}
 		silent(t)
 	})
-	t.Run("SRF-03 no delivery gets a connection, no name is resolved", func(t *testing.T) {
+	t.Run("SRF-03 deliveries open no connection and resolve no name", func(t *testing.T) {
 		for _, target := range distinct {
 			if o := s.Send(t.Context(), request(target)); o.Category != Blocked {
 				t.Errorf("%.80q: got %+v", target, o)
@@ -137,7 +135,7 @@ func TestGuard_Spellings(t *testing.T) {
 		}
 		silent(t)
 	})
-	t.Run("SRF-03 the boundary holds on its own", func(t *testing.T) {
+	t.Run("SRF-03 the check at connecting is sufficient by itself", func(t *testing.T) {
 		tried := 0
 		for _, target := range distinct {
 			u, err := url.Parse(target)
@@ -150,23 +148,23 @@ func TestGuard_Spellings(t *testing.T) {
 				host = "[" + host + "]"
 			}
 			u.Scheme, u.Host = "http", fmt.Sprintf("%s:%d", host, port)
-			// As if the check of the URL had found nothing: through the transport,
+			// Skip the check of the URL: send through the transport,
 			s.targets.Put("unchecked", u)
 			if o := s.Send(t.Context(), request("unchecked")); o.OK() {
 				t.Errorf("%.80q: got %+v", target, o)
 			}
-			// and straight to the dialler.
+			// and call the dialer directly.
 			if conn, err := guard.DialContext(t.Context(), "tcp", u.Host); err == nil {
 				_ = conn.Close()
 				t.Errorf("%.80q: a connection", target)
 			}
 		}
 		if tried < 200 {
-			t.Errorf("only %d were tried", tried)
+			t.Errorf("only %d were dialed", tried)
 		}
 		silent(t)
 	})
-	t.Run("where it is allowed, the same listener is reached", func(t *testing.T) {
+	t.Run("given a guard that allows it, the same listener is reached", func(t *testing.T) {
 		loose := open(t, Options{Guard: &Guard{AllowInsecure: true, Resolver: hostile.resolver(), Dialed: seen.saw}})
 		loose.Send(t.Context(), request(fmt.Sprintf("http://own.example.net:%d/", port)))
 		if len(seen.take()) == 0 || accepted.Load() == 0 {

@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// nameServer answers every question for a name with the addresses that answer
-// returns; without any the name does not exist.
+// nameServer answers every question for a name with the addresses that answer returns. If there are none, the name
+// does not exist.
 type nameServer struct {
 	conn   net.PacketConn
 	answer func(name string) []netip.Addr
@@ -45,7 +45,7 @@ func newNameServer(tb testing.TB, answer func(name string) []netip.Addr) *nameSe
 	return n
 }
 
-// resolver asks this server and no other.
+// resolver returns a resolver that asks only this server.
 func (n *nameServer) resolver() *net.Resolver {
 	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "udp", n.conn.LocalAddr().String())
@@ -116,7 +116,7 @@ func (n *nameServer) names() []string {
 	return append([]string(nil), n.asked...)
 }
 
-// dials records the addresses that were about to be connected to.
+// dials records the addresses to which connections were about to be opened.
 type dials struct {
 	mu  sync.Mutex
 	all []netip.AddrPort
@@ -136,18 +136,18 @@ func (d *dials) take() []netip.AddrPort {
 	return all
 }
 
-// loopback stands for a public address in tests of the strict guard: it is the
-// operator's exception, and everything else keeps to the rules.
+// loopback stands for a public address in tests of the strict guard. It is listed as the operator's own network, and
+// all other rules apply.
 var loopback = netip.MustParsePrefix("127.0.0.1/32")
 
 func localhost(string) []netip.Addr { return []netip.Addr{loopback.Addr()} }
 
-// here is a loose guard for which every name leads to this machine.
+// here returns a permissive guard that resolves every name to this machine.
 func here(tb testing.TB) *Guard {
 	return &Guard{AllowInsecure: true, Resolver: newNameServer(tb, localhost).resolver()}
 }
 
-// open makes a sender for servers of tests.
+// open returns a sender for test servers.
 func open(tb testing.TB, o Options) *Sender {
 	tb.Helper()
 	if o.Guard == nil {
@@ -166,8 +166,8 @@ func serve(tb testing.TB, h http.HandlerFunc) *httptest.Server {
 	return srv
 }
 
-// serveTLS starts a TLS server whose certificate is for example.com, and a strict
-// guard's sender that finds it under every name.
+// serveTLS starts a TLS server whose certificate is for example.com, and returns a sender with a strict guard that
+// reaches this server under every name.
 func serveTLS(tb testing.TB, h http.HandlerFunc, with ...func(*httptest.Server, *Options)) (*httptest.Server, *Sender, string) {
 	tb.Helper()
 	srv := httptest.NewUnstartedServer(h)
@@ -204,8 +204,7 @@ func portOf(tb testing.TB, raw string) uint16 {
 	return uint16(n)
 }
 
-// raw is a TCP server that lets each connection be handled by hand, until the
-// test ends.
+// raw is a TCP server that passes each connection to handle, until the test ends.
 func raw(tb testing.TB, handle func(c net.Conn, done <-chan struct{})) string {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -236,7 +235,7 @@ func raw(tb testing.TB, handle func(c net.Conn, done <-chan struct{})) string {
 	return l.Addr().String()
 }
 
-// answering is a handler of [raw] for a connection whose first request has been read.
+// answering returns a handler for [raw] that gets each connection after its first request has been read.
 func answering(handle func(c net.Conn, r *bufio.Reader)) func(net.Conn, <-chan struct{}) {
 	return func(c net.Conn, _ <-chan struct{}) {
 		r := bufio.NewReader(c)
@@ -246,10 +245,10 @@ func answering(handle func(c net.Conn, r *bufio.Reader)) func(net.Conn, <-chan s
 	}
 }
 
-// connections counts those of a server.
+// connections counts the connections of a server.
 type connections struct{ opened, now, most atomic.Int32 }
 
-// count is for [serveTLS].
+// count is an option for [serveTLS].
 func (c *connections) count(srv *httptest.Server, _ *Options) {
 	srv.Config.ConnState = func(_ net.Conn, state http.ConnState) {
 		switch state {
@@ -262,7 +261,7 @@ func (c *connections) count(srv *httptest.Server, _ *Options) {
 	}
 }
 
-// readRequest reads a request with its body off a connection.
+// readRequest reads a request and its body from a connection.
 func readRequest(r *bufio.Reader) (head []string, err error) {
 	length := 0
 	for {
@@ -289,7 +288,7 @@ func cutField(line, name string) (string, bool) {
 	return "", false
 }
 
-// request is a delivery to a target.
+// request returns a delivery to a target.
 func request(target string) Request {
 	return Request{
 		URL: target, ID: "evt_1", SubscriptionID: "sub_1", Body: []byte(`{"type":"t","data":{}}`),
@@ -297,7 +296,8 @@ func request(target string) Request {
 	}
 }
 
-// echoing is an endpoint with secrets: 401 for what is signed by none of them, 200 with its challenge for a challenge, else 204.
+// echoing is an endpoint with secrets. It responds with 401 to requests that none of them signed, with 200 and the
+// challenge to a challenge, and with 204 to others.
 func echoing(secrets ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)

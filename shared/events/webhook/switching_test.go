@@ -13,15 +13,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// switching answers 101 to the first request and keeps the connection until the
-// sender ends it.
+// switching responds to the first request with 101 and keeps the connection open until the sender closes it.
 var switching = answering(func(c net.Conn, r *bufio.Reader) {
 	_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\nmore")
 	_, _ = io.Copy(io.Discard, r)
 })
 
-// TestSend_SwitchingProtocols shows that an endpoint that answers 101 keeps nothing: the
-// body of that answer is the bare connection, which no context ends.
+// TestSend_SwitchingProtocols checks that an endpoint cannot keep a connection by responding with 101. The body of
+// that response is the bare connection, which is not closed when the context ends.
 func TestSend_SwitchingProtocols(t *testing.T) {
 	check := baseline(t)
 	t.Cleanup(check) // after the cleanups of senders and servers
@@ -45,7 +44,7 @@ func TestSend_SwitchingProtocols(t *testing.T) {
 			check := baseline(t)
 			count := 100
 			if strings.HasPrefix(target, "https:") {
-				count = 20 // handshakes take their time with the race detector
+				count = 20 // handshakes are slow with the race detector
 			}
 			var wg sync.WaitGroup
 			for range count {
@@ -65,7 +64,7 @@ func TestSend_SwitchingProtocols(t *testing.T) {
 					t.Errorf("the challenge: got %v", err)
 				}
 			}
-			check() // with the sender and the server still open
+			check() // while the sender and the server are still open
 		})
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// certificate makes one that signs itself, and the pool that trusts it.
+// certificate returns a self-signed certificate, and a pool that trusts it.
 func certificate(t *testing.T, name string, until time.Time) (tls.Certificate, *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -44,7 +44,7 @@ func certificate(t *testing.T, name string, until time.Time) (tls.Certificate, *
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, p
 }
 
-// certified has a server of [serveTLS] show a certificate that ends after a time, which its sender trusts.
+// certified makes a server of [serveTLS] use a certificate with the given lifetime, which its sender trusts.
 func certified(t *testing.T, name string, life time.Duration) func(*httptest.Server, *Options) {
 	return func(srv *httptest.Server, o *Options) {
 		cert, trust := certificate(t, name, time.Now().Add(life))
@@ -58,7 +58,7 @@ func TestSend_TLS(t *testing.T) {
 	ok := func(http.ResponseWriter, *http.Request) {}
 	for name, c := range map[string]struct {
 		with func(*httptest.Server, *Options)
-		want string // of the error
+		want string // substring of the error
 	}{
 		"untrusted": {func(_ *httptest.Server, o *Options) { o.RootCAs = x509.NewCertPool() }, "authority"},
 		"expired":   {certified(t, "example.com", -time.Hour), "expired"},
@@ -75,7 +75,7 @@ func TestSend_TLS(t *testing.T) {
 			}
 		})
 	}
-	t.Run("TLS 1.2 is enough", func(t *testing.T) {
+	t.Run("TLS 1.2 is accepted", func(t *testing.T) {
 		_, s, target := serveTLS(t, ok, func(srv *httptest.Server, _ *Options) { srv.TLS = &tls.Config{MaxVersion: tls.VersionTLS12} })
 		if o := s.Send(t.Context(), request(target)); !o.OK() {
 			t.Errorf("got %+v", o)
@@ -87,7 +87,7 @@ func TestSend_TLS(t *testing.T) {
 		return open(t, Options{Guard: here(t)}),
 			"https://example.com:" + port
 	}
-	t.Run("no TLS at all", func(t *testing.T) {
+	t.Run("an endpoint without TLS is refused", func(t *testing.T) {
 		s, target := guarded(raw(t, func(c net.Conn, done <-chan struct{}) {
 			_, _ = io.WriteString(c, "HTTP/1.1 400 s3cr3t-marker\r\n\r\n")
 			<-done
@@ -97,13 +97,13 @@ func TestSend_TLS(t *testing.T) {
 			t.Errorf("got %+v", o)
 		}
 	})
-	t.Run("an end in the handshake", func(t *testing.T) {
+	t.Run("a connection that ends during the handshake fails", func(t *testing.T) {
 		s, target := guarded(raw(t, func(c net.Conn, _ <-chan struct{}) { _, _ = c.Read(make([]byte, 100)) }))
 		if o := s.Send(t.Context(), request(target)); o.Category != TLSError {
 			t.Errorf("got %+v", o)
 		}
 	})
-	t.Run("WHK-11 a handshake without end", func(t *testing.T) {
+	t.Run("WHK-11 a handshake that never completes times out", func(t *testing.T) {
 		s, target := guarded(raw(t, func(_ net.Conn, done <-chan struct{}) { <-done }))
 		r := request(target)
 		r.Timeout = 200 * time.Millisecond
@@ -131,11 +131,11 @@ func TestSend_HTTP2(t *testing.T) {
 	for name := range got.header {
 		names = append(names, strings.ToLower(name))
 	}
-	if len(names) != 7 { // content-length, content-type, user-agent, three of the standard, the subscription
+	if len(names) != 7 { // content-length, content-type, user-agent, three of Standard Webhooks, the subscription
 		t.Errorf("WHK-01 headers %v", names)
 	}
 
-	t.Run("WHK-11 a stream without an answer, beside one with", func(t *testing.T) {
+	t.Run("WHK-11 a stream without a response times out, and others on the connection succeed", func(t *testing.T) {
 		ended := make(chan struct{})
 		_, s, target := serveTLS(t, func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/hang" {
@@ -155,12 +155,12 @@ func TestSend_HTTP2(t *testing.T) {
 		if o := <-done; o.Category != Timeout || o.Took > 8*time.Second {
 			t.Errorf("got %+v", o)
 		}
-		<-ended // the endpoint is notified
+		<-ended // the endpoint sees the cancellation
 		if o := s.Send(t.Context(), request(target+"/")); !o.OK() {
-			t.Errorf("the connection is no longer fit: %v", o.Err)
+			t.Errorf("the connection can no longer be used: %v", o.Err)
 		}
 	})
-	t.Run("WHK-11 a body that drips", func(t *testing.T) {
+	t.Run("WHK-11 a slow body times out", func(t *testing.T) {
 		_, s, target := serveTLS(t, func(w http.ResponseWriter, r *http.Request) {
 			tick := time.NewTicker(20 * time.Millisecond)
 			defer tick.Stop()
@@ -180,7 +180,7 @@ func TestSend_HTTP2(t *testing.T) {
 			t.Errorf("got %+v", o)
 		}
 	})
-	t.Run("SRF-04 an endless body", func(t *testing.T) {
+	t.Run("SRF-04 an endless body is cut off", func(t *testing.T) {
 		_, s, target := serveTLS(t, func(w http.ResponseWriter, _ *http.Request) {
 			for {
 				if _, err := w.Write(make([]byte, 32<<10)); err != nil {
@@ -192,7 +192,7 @@ func TestSend_HTTP2(t *testing.T) {
 			t.Errorf("got %+v", o)
 		}
 	})
-	t.Run("SRF-04 SRF-05 a huge header", func(t *testing.T) {
+	t.Run("SRF-04 SRF-05 a huge header is refused", func(t *testing.T) {
 		_, s, target := serveTLS(t, func(w http.ResponseWriter, _ *http.Request) {
 			for i := range 200 {
 				w.Header().Set("X-"+strconv.Itoa(i), strings.Repeat("s3cr3t", 200))
@@ -205,8 +205,8 @@ func TestSend_HTTP2(t *testing.T) {
 	})
 }
 
-// TestSend_KeepsTheName shows that only the address is resolved: certificate,
-// SNI and Host are for the name (SRF-01).
+// TestSend_KeepsTheName checks that only the address is resolved: the certificate, SNI and Host are for the name
+// (SRF-01).
 func TestSend_KeepsTheName(t *testing.T) {
 	sni, host := make(chan string, 1), make(chan string, 1)
 	_, s, target := serveTLS(t, func(_ http.ResponseWriter, r *http.Request) {
@@ -222,7 +222,7 @@ func TestSend_KeepsTheName(t *testing.T) {
 	if got := <-host; "https://"+got != target {
 		t.Errorf("SRF-01 Host %q", got)
 	}
-	// Another name that resolves to the same address does not match the certificate.
+	// The certificate does not match another name that resolves to the same address.
 	if o := s.Send(t.Context(), request(strings.Replace(target, "example.com", "other.example", 1))); o.Category != TLSError {
 		t.Errorf("SRF-01 got %+v", o)
 	}

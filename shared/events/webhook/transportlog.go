@@ -6,14 +6,13 @@ import (
 	"log"
 )
 
-// MuteTransport keeps what net/http says of endpoints out of the standard log. It
-// writes a line for each HTTP/2 frame of a type that it does not expect, and the
-// first bytes of an answer that no request asked for: an endpoint must neither
-// fill our log (SRF-07) nor be quoted in it (SRF-05). Call it once, after
-// [slog.SetDefault], which replaces the standard log's writer.
+// MuteTransport keeps net/http's messages about endpoints out of the standard log. net/http logs a line for each
+// unexpected type of HTTP/2 frame, and the first bytes of unsolicited responses. An endpoint must be able neither to
+// fill our log (SRF-07) nor to put text into it (SRF-05). Call it once, after [slog.SetDefault], which replaces the
+// standard log's writer.
 func MuteTransport() { log.SetOutput(muted{log.Writer()}) }
 
-// muted drops the lines of the transport. No setting of net/http does.
+// muted drops the lines of the transport, because net/http has no setting for it.
 type muted struct{ io.Writer }
 
 var transportLines = [][]byte{
@@ -23,7 +22,7 @@ var transportLines = [][]byte{
 
 func (m muted) Write(line []byte) (int, error) {
 	for _, prefix := range transportLines {
-		if bytes.Contains(line, prefix) { // the log may begin a line with the time
+		if bytes.Contains(line, prefix) { // the line may begin with the time
 			return len(line), nil
 		}
 	}

@@ -1,42 +1,40 @@
-// Package webhook sends events to endpoints, and is the only way out: every
-// request to an address that a subscriber named passes its [Guard].
+// Package webhook sends events to endpoints. It is the only package that does: every request to an address that a
+// subscriber chose passes its [Guard].
 //
 //	secret at rest ──[Opener]──▶ keys ──[Sign]──▶ headers ┐
 //	                                                      ├─▶ [Sender] ─▶ [Guard] ─▶ endpoint
-//	event, already serialised ───────────────────────────▶┘       └────▶ [Outcome]
+//	event, already serialized ───────────────────────────▶┘       └────▶ [Outcome]
 //
-// It also holds the other end: [Verify] and [Challenge] for whoever
-// receives. It knows no subscriptions and no store; when to send, and what a
-// failure means for a subscription, is decided in shared/events/delivery. What an
-// endpoint answered stays here: only a status and a [Category] leave.
+// It also contains the receiver's side, [Verify] and [Challenge]. It does not use subscriptions or the store: package
+// delivery decides when to send and what a failure means for a subscription. The content of an endpoint's response
+// does not leave this package; only a status and a [Category] do.
 package webhook
 
 import "time"
 
-// Header names as they are written on the wire (Standard Webhooks; SEP-3415 for
-// the subscription id).
+// Names of headers, spelled as they are sent (Standard Webhooks, and SEP-3415 for the subscription id).
 const (
 	HeaderID           = "webhook-id"
 	HeaderTimestamp    = "webhook-timestamp"
 	HeaderSignature    = "webhook-signature"
 	HeaderSubscription = "X-MCP-Subscription-Id"
-	// HeaderHubSignature carries sha256=HEX for subscriptions with a raw secret
-	// (SEP-1803 WebhookSecret "raw"), in the form that GitHub made common.
+	// HeaderHubSignature contains sha256=HEX, as GitHub's webhooks do, for subscriptions with a raw secret (SEP-1803
+	// WebhookSecret "raw").
 	HeaderHubSignature = "X-Hub-Signature-256"
 )
 
-// Limits of an exchange (design: limits and defaults).
+// Limits of an exchange.
 const (
-	// MaxBody is the largest body that is sent, in bytes.
+	// MaxBody is the maximum size of a sent body, in bytes.
 	MaxBody = 256 << 10
-	// MaxURL is the longest target URL in bytes.
+	// MaxURL is the maximum length of a target URL, in bytes.
 	MaxURL = 2048
-	// maxAnswer is how much of an answer's body is read, in bytes.
+	// maxAnswer is how much of a response body is read, in bytes.
 	maxAnswer = 16 << 10
-	// maxAnswerHeader bounds an answer's header, informational ones included.
+	// maxAnswerHeader is the maximum size of a response header, including informational responses.
 	maxAnswerHeader = 32 << 10
-	// DefaultTimeout bounds an exchange of which nothing else was said.
+	// DefaultTimeout limits exchanges for which no other timeout is given.
 	DefaultTimeout = 20 * time.Second
-	// MaxRetryAfter bounds what an endpoint may ask for.
+	// MaxRetryAfter is the longest delay that an endpoint can request.
 	MaxRetryAfter = 24 * time.Hour
 )

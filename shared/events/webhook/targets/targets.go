@@ -1,5 +1,5 @@
-// Package targets fits shared/events/webhook to what shared/events/subscription asks of the
-// outside world: checking, verifying and sealing. It holds no rules of its own.
+// Package targets adapts shared/events/webhook to the interface [subscription.Targets], for checking, verifying and
+// sealing. It contains no rules of its own.
 package targets
 
 import (
@@ -17,18 +17,18 @@ type Targets struct {
 
 var _ subscription.Targets = Targets{}
 
-// Sealer seals secrets. It has a context because the keyset can be in a store.
+// Sealer seals secrets. It needs a context because the keyset may have to be read from a store.
 type Sealer interface {
 	Seal(ctx context.Context, secret []byte, b webhook.Binding) ([]byte, error)
 }
 
-// Check refuses a URL that could never be delivered to.
+// Check refuses a URL to which we never deliver.
 func (t Targets) Check(url string) error { return t.Sender.Check(url) }
 
 // Verify sends a challenge, which is signed unless key is nil.
 func (t Targets) Verify(ctx context.Context, url, subscriptionID string, key []byte) error {
 	if key == nil {
-		return t.Sender.Verify(ctx, url, subscriptionID, nil) // anybody could sign with an empty key
+		return t.Sender.Verify(ctx, url, subscriptionID, nil) // without a key, because anyone can sign with an empty one
 	}
 	return t.Sender.Verify(ctx, url, subscriptionID, [][]byte{key})
 }
@@ -36,7 +36,7 @@ func (t Targets) Verify(ctx context.Context, url, subscriptionID string, key []b
 // ParseSecret decodes a client's whsec_ secret.
 func (t Targets) ParseSecret(secret string) ([]byte, error) { return webhook.ParseSecret(secret) }
 
-// NewSecret makes a secret of the type; none has neither text nor key.
+// NewSecret returns a new secret of the given type. For subscription.None both results are empty.
 func (t Targets) NewSecret(kind subscription.SecretType) (secret string, key []byte) {
 	switch kind {
 	case subscription.None:

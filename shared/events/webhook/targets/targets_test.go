@@ -34,7 +34,7 @@ func TestTargets(t *testing.T) {
 	} {
 		secret, key := targets.NewSecret(kind)
 		if (len(key) > 0) != signed || (secret != "") != signed {
-			t.Errorf("%s: a secret of %d characters, a key of %d bytes", kind, len(secret), len(key))
+			t.Errorf("%s: got a secret of %d characters and a key of %d bytes", kind, len(secret), len(key))
 		}
 		if !signed {
 			continue
@@ -52,7 +52,7 @@ func TestTargets(t *testing.T) {
 			if err := webhook.Verify(r.Header, body, secret); err != nil {
 				t.Errorf("%s: %v", kind, err)
 			}
-			_, _ = w.Write(body) // which has the challenge
+			_, _ = w.Write(body) // echoes the challenge
 		}))
 		if err := targets.Verify(t.Context(), srv.URL, "sub_1", key); err != nil {
 			t.Errorf("%s: %v", kind, err)
