@@ -1,16 +1,13 @@
 //go:build unix
 
-// Package awslocal gives tests real servers for the AWS services that the
-// system uses: DynamoDB Local for DynamoDB, ElasticMQ for SQS, and MiniStack for
-// DynamoDB, SQS and KMS together. Event Ruler, AWS's own library for the event
-// patterns of EventBridge, is there as a judge of ours.
+// Package awslocal starts real servers for the AWS services that the system uses: DynamoDB Local for DynamoDB, ElasticMQ
+// for SQS, and MiniStack for DynamoDB, SQS and KMS together. It also runs Event Ruler, AWS's own library for EventBridge's
+// event patterns, to compare our patterns with.
 //
-// They run as processes of the test binary on free ports of 127.0.0.1, are
-// shared by its tests, and end with it, however it ends. The first use on a
-// machine installs them from Maven Central and PyPI into the user's cache
-// directory; that needs a JDK 17 or later, Maven, and Python 3.10 or later. An
-// endpoint named in the environment is used instead of starting one. Only tests
-// import this package.
+// The servers are child processes of the test binary on free ports of 127.0.0.1. The binary's tests share them, and they
+// end with the binary even if it crashes. The first use on a machine installs them from Maven Central and PyPI into the
+// user's cache directory, which needs a JDK 17 or later, Maven, and Python 3.10 or later. If the environment names an
+// endpoint, the package uses it and starts no server. Only tests import this package.
 package awslocal
 
 import (
@@ -69,11 +66,10 @@ type Endpoints struct {
 	DynamoDB, SQS, MiniStack, EventRuler string
 }
 
-// httpClient gives each request a minute, because an emulator on a busy machine can be slow.
+// httpClient allows one minute for each request, because an emulator on a busy machine can be slow.
 var httpClient = awsx.NewHTTPClient(time.Minute)
 
-// Config is an SDK configuration for base, one of the [Endpoints]. It reads
-// nothing from the environment.
+// Config returns an SDK configuration for base, one of the [Endpoints]. It ignores the environment.
 func Config(base string) aws.Config {
 	return aws.Config{
 		Region:       Region,
@@ -117,8 +113,8 @@ type Running struct {
 	set set
 }
 
-// StartAll starts the services, all those of AWS when none is named, for a caller
-// that is no test. Progress of an installation goes to log.
+// StartAll starts the services for a caller that is not a test. Without names it starts all AWS services. It writes the
+// progress of an installation to log.
 func StartAll(ctx context.Context, log io.Writer, services ...Service) (*Running, error) {
 	if len(services) == 0 {
 		services = []Service{DynamoDB, SQS, MiniStack}

@@ -27,11 +27,10 @@ var emulators embed.FS
 type kind struct {
 	env    string // names a running endpoint
 	folder string // below emulators
-	// identity is the file that tells one installation from another: a change
-	// of it installs anew. Empty is all files of the folder. localstack/start.sh
-	// makes and uses the same installation of MiniStack.
+	// identity is the file that identifies an installation: a change of the file causes a new installation. If it is empty,
+	// all files of the folder count. localstack/start.sh uses the same installation of MiniStack.
 	identity string
-	origin   string // for the message to whoever waits
+	origin   string // for the message to the waiting user
 	build    func(ctx context.Context, dir string) error
 	launch   func(ctx context.Context, dir string) (*process, string, error)
 }
@@ -43,9 +42,8 @@ var kinds = map[Service]kind{
 	MiniStack:  {env: EnvMiniStack, folder: "ministack", identity: "requirements.txt", origin: "PyPI, 50 MB", build: buildPython, launch: launchMiniStack},
 }
 
-// install returns the directory in which k is installed, installing it where
-// that has not been done. Several processes may ask at once: a lock lets one of
-// them work, and a directory only gets its name when it is complete.
+// install returns the directory in which k is installed, and installs it if necessary. If several processes call it
+// concurrently, one installs while the others wait for its lock. A directory gets its name when it is complete.
 func install(ctx context.Context, log io.Writer, k kind) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -100,7 +98,7 @@ func (k kind) files() fs.FS {
 	return sub
 }
 
-// id is 12 hexadecimal digits over what is installed.
+// id returns 12 hexadecimal digits that identify the content of the installation.
 func (k kind) id() (string, error) {
 	hash := sha256.New()
 	err := fs.WalkDir(k.files(), ".", func(name string, entry fs.DirEntry, err error) error {
@@ -117,8 +115,7 @@ func (k kind) id() (string, error) {
 	return hex.EncodeToString(hash.Sum(nil))[:12], err
 }
 
-// buildJava fetches the jars that pom.xml names into lib and compiles the
-// emulator's main class beside them.
+// buildJava fetches the jars of pom.xml into lib and compiles the emulator's main class next to them.
 func buildJava(ctx context.Context, dir string) error {
 	lib := filepath.Join(dir, "lib")
 	err := command(ctx, dir, "mvn", "-B", "-q", "-f", "pom.xml",

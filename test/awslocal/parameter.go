@@ -19,7 +19,7 @@ func PutParameter(ctx context.Context, endpoint, name, value string) error {
 	return PutParameterIn(ctx, Region, endpoint, name, value)
 }
 
-// PutParameterIn is PutParameter for another region.
+// PutParameterIn sets a parameter in another region, like PutParameter.
 func PutParameterIn(ctx context.Context, region, endpoint, name, value string) error {
 	body, err := json.Marshal(map[string]any{"Name": name, "Value": value, "Type": "SecureString", "Overwrite": true})
 	if err != nil {

@@ -171,8 +171,7 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// tail keeps the end of what is written to it and finds the line that tells the
-// address. It is safe for concurrent use.
+// tail keeps the end of a process's output and finds the line with the address. It is safe for concurrent use.
 type tail struct {
 	// line, if not nil, receives the address of the first "listening" line; it has room for one.
 	line chan string

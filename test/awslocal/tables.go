@@ -15,8 +15,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// CreateTables makes the tables that package dynamo expects, as template.yaml does on AWS, and waits for them; those that
-// exist stay as they are.
+// CreateTables creates the tables that package dynamo expects, as template.yaml does on AWS, and waits for them. It leaves
+// existing tables as they are.
 func CreateTables(ctx context.Context, client *dynamodb.Client, name func(store.Table) string) error {
 	for _, table := range store.Tables() {
 		if err := makeTable(ctx, client, name(table)); err != nil {

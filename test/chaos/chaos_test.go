@@ -78,7 +78,7 @@ func TestKillFunctions(t *testing.T) {
 	f.check(t, 5*time.Minute)
 }
 
-// flow is events on their way, with those that wait for them.
+// flow holds the published events and the consumers that wait for them.
 type flow struct {
 	target   *harness.Target
 	count    int
@@ -136,8 +136,8 @@ func newFlow(t *testing.T, target *harness.Target, count int) *flow {
 	return f
 }
 
-// publish sends all events, eight at once; what is not acknowledged is sent again
-// with the same id. When half of the deliveries are made, the faulty endpoints recover.
+// publish sends all events, eight concurrently, and repeats an unacknowledged event with the same id. After half of the
+// deliveries, the faulty endpoints recover.
 func (f *flow) publish(t *testing.T) {
 	t.Helper()
 	began := time.Now()

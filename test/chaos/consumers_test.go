@@ -121,7 +121,7 @@ func follows(t *testing.T, l *ledger, run func(context.Context, *follower) error
 	})
 }
 
-// hooked is a webhook subscription of the package client in the test's process, whose endpoint is behind the door. Its
+// hooked returns a webhook subscription of the package client in the test's process, with an endpoint behind the door. Its
 // lifetime is short, so that it is refreshed often and a suspension ends soon.
 func hooked(target *harness.Target, d *door, name string, arguments map[string]any) func(context.Context, *follower) error {
 	return func(ctx context.Context, f *follower) error {

@@ -141,7 +141,7 @@ func (f *faulty) served(want int) bool {
 	return true
 }
 
-// check counts what is lost and what came twice.
+// check counts lost and repeated deliveries.
 func (f *faulty) check(t *testing.T, count int, patience time.Duration) {
 	t.Helper()
 	want := map[string]bool{}

@@ -17,8 +17,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// follower gets events as a program does that uses the package client, which goes on from its last
-// position whatever happens to the server.
+// follower receives events like a program with the package client, which resumes from its last position after every
+// failure of the server.
 type follower struct {
 	connections atomic.Int64
 	stop        func()
@@ -57,12 +57,13 @@ func follow(t *testing.T, run func(context.Context, *follower) error) *follower 
 	return f
 }
 
-// newClient is a client of the package that users have.
+// newClient returns a client of the public package.
 func newClient(target *harness.Target, principal string, version spec.Version) (*client.Client, error) {
 	return client.New(client.Server{URL: target.MCP, Key: target.Keys[principal], Agent: "chaos/1"}, version)
 }
 
-// listening is subscriptions/listen, and in an earlier revision a session that is subscribed to the URIs, with its GET stream.
+// listening receives over subscriptions/listen, or in an earlier revision over the GET stream of a session that is
+// subscribed to the URIs.
 func listening(target *harness.Target, principal string, version spec.Version, uris ...string) func(context.Context, *follower) error {
 	return func(ctx context.Context, f *follower) error {
 		c, err := newClient(target, principal, version)

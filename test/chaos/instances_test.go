@@ -120,8 +120,8 @@ func TestInstancesBehindOneAddress(t *testing.T) {
 
 const stream = "StreamFunction"
 
-// restart kills an instance at equal shares of the messages, and now and then has all of them end
-// in order instead.
+// restart kills an instance whenever a share of the messages has been accepted, and sometimes ends all instances in order
+// instead.
 func restart(t *testing.T, aws *harness.AWS, accepted *atomic.Int64) {
 	total := 0
 	for _, r := range rooms {
@@ -141,8 +141,7 @@ func channelURI(workspace string, n int) string {
 	return fmt.Sprintf("event://chat/%s/c%d/message", workspace, n)
 }
 
-// messages are what is posted, in batches of ten to a channel. Their ids are workspace,
-// channel and number.
+// messages returns the messages to post, in batches of ten per channel. Their ids consist of workspace, channel and number.
 func messages() (batches [][]harness.Event) {
 	for _, room := range rooms {
 		for first := 0; first < room.events; first += 10 {
@@ -161,7 +160,7 @@ func messages() (batches [][]harness.Event) {
 	return batches
 }
 
-// post publishes four batches at once, those of a channel one after the other.
+// post publishes four batches concurrently, and the batches of one channel one after the other.
 func post(t *testing.T, target *harness.Target, batches [][]harness.Event, accepted *atomic.Int64) {
 	t.Helper()
 	var wg sync.WaitGroup

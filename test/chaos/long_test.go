@@ -106,7 +106,7 @@ func chaosCallers() []harness.Caller {
 	return append(harness.Callers(), harness.Caller{Principal: warden, Scopes: append([]string{"events:operate"}, harness.All...)})
 }
 
-// chaosCatalog is the catalog after a number of changes. Each change adds an event type; older ones of them go.
+// chaosCatalog returns the catalog after a number of changes. Each change adds an event type and removes an older one.
 func chaosCatalog(changes int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `events:
@@ -339,7 +339,7 @@ func (c *chaos) killServers(ctx context.Context, r *rand.Rand) {
 	}
 }
 
-// killClients kills listeners. Now and then one stays away for longer than its retry schedule.
+// killClients kills listeners. Sometimes a listener stays away for longer than its retry schedule.
 func (c *chaos) killClients(ctx context.Context, r *rand.Rand) {
 	for wait(ctx, about(r, 8*time.Second)) {
 		away := upTo(r, 5*time.Second)

@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// baselineFile holds what is known to fail: lines of target, revision, scenario with
-// check, and reason, separated by tabs. Lines that begin with # are for the reader.
+// baselineFile lists the known failures: lines of target, revision, scenario with check, and reason, separated by tabs.
+// Lines that begin with # are comments.
 const baselineFile = "baseline.tsv"
 
 var record = flag.Bool("record", false, "write the baseline anew instead of comparing with it")
@@ -50,7 +50,7 @@ func readBaseline() (map[entry]string, error) {
 	return known, nil
 }
 
-// writeBaseline writes the baseline anew for what was run, with the reasons that it had.
+// writeBaseline replaces the baseline's entries for the scenarios that ran, and keeps their reasons.
 func writeBaseline(ran []*report) error {
 	known, err := readBaseline()
 	if err != nil {
@@ -101,7 +101,7 @@ func hold(t *testing.T, r *report) {
 	}
 }
 
-// listed are the entries of the baseline for what was run.
+// listed returns the baseline's entries for the scenarios of a report.
 func listed(t *testing.T, r *report) map[entry]bool {
 	t.Helper()
 	known, err := readBaseline()

@@ -29,7 +29,7 @@ const (
 // such streams only where there are some.
 const streamLists = "MCPEVENTS_ANSWER_STREAM_AFTER"
 
-// behind starts the embedded server with a backend behind it.
+// behind starts the stand-alone server with a backend behind it.
 func behind(t *testing.T, kind backend.Kind) *harness.Server {
 	t.Helper()
 	b := harness.StartBackend(t, kind)
@@ -38,8 +38,8 @@ func behind(t *testing.T, kind backend.Kind) *harness.Server {
 	})
 }
 
-// patient is run, and once more if it is not as known: the suite waits a second or two for notifications, which
-// many processes on a machine at its limit do not always keep.
+// patient runs the scenarios, and runs them once more if the result differs from the baseline, because the suite waits only
+// a second or two for notifications, and a busy machine may need longer.
 func patient(t *testing.T, target, url, revision string) *report {
 	t.Helper()
 	r := run(t, target, url, revision)
@@ -50,7 +50,7 @@ func patient(t *testing.T, target, url, revision string) *report {
 	return r
 }
 
-// complete shows the requirement once nothing of the target is in the baseline.
+// complete shows the requirement if the baseline has no entry for the target.
 func complete(t *testing.T, r *report, set set) {
 	t.Helper()
 	if len(listed(t, r)) == 0 {
@@ -123,8 +123,8 @@ func TestLocalAWS(t *testing.T) {
 	}
 }
 
-// door leads to a server with a caller's key, for the suite has none. All else
-// goes through as it is, the Host and Origin that the suite forges too.
+// door is a proxy that adds a caller's key to requests, because the suite cannot. It passes on everything else unchanged,
+// including the Host and Origin that the suite forges.
 type door struct {
 	url, caller string
 	server      *url.URL

@@ -37,18 +37,18 @@ type result struct {
 // flaw is a check that failed or warned.
 type flaw struct{ check, why string }
 
-// ok wants a check, for a scenario that looked at nothing shows nothing. The suite
-// lets warnings pass; a server that does all that it should has none.
+// ok reports whether the scenario passed. A scenario without checks shows nothing, so it does not pass. The suite tolerates
+// warnings, which are about SHOULD requirements; we do not.
 func (r result) ok() bool { return r.failed == 0 && r.warned == 0 && r.passed > 0 }
 
-// report is what came of the scenarios that a revision requires.
+// report holds the results of the scenarios that a revision requires.
 type report struct {
 	target, revision string
 	results          []result
 	took             time.Duration
 }
 
-// scenarios counts those that passed, and all.
+// scenarios returns the numbers of passed scenarios and of all scenarios.
 func (r *report) scenarios() (passed, all int) {
 	for _, s := range r.results {
 		if s.ok() {
@@ -58,7 +58,7 @@ func (r *report) scenarios() (passed, all int) {
 	return passed, len(r.results)
 }
 
-// checks counts those that passed, and all.
+// checks returns the numbers of passed checks and of all checks.
 func (r *report) checks() (passed, all int) {
 	for _, s := range r.results {
 		passed += s.passed
@@ -67,7 +67,7 @@ func (r *report) checks() (passed, all int) {
 	return passed, all
 }
 
-// score is one line.
+// score returns the result as one line.
 func (r *report) score() string {
 	scenarios, allScenarios := r.scenarios()
 	checks, allChecks := r.checks()
@@ -75,7 +75,7 @@ func (r *report) score() string {
 		r.target, r.revision, scenarios, allScenarios, checks, allChecks, r.took.Seconds())
 }
 
-// print writes the table of scenarios, and what failed below it.
+// print writes the table of scenarios, followed by the failures.
 func (r *report) print(w io.Writer) {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(table, "\n%s, %s\tpassed\tfailed\twarnings\t\n", r.target, r.revision)

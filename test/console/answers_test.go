@@ -80,7 +80,7 @@ func TestReplay(t *testing.T) {
 	b.until(`[...document.querySelectorAll("tbody tr")].every(r => r.innerText.includes("op console"))`)
 }
 
-// TestSteering: OPS-11. A subscription is paused, resumed, tested and ended; a type is paused, and what is paused resumed.
+// TestSteering: OPS-11. A subscription is paused, resumed, tested and ended. An event type is paused and resumed.
 func TestSteering(t *testing.T) {
 	w := start(t, nil)
 	sub := w.subscribe("alice", "/ok", built)

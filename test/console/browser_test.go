@@ -57,7 +57,8 @@ type browser struct {
 	asks []string // URLs that were asked for
 }
 
-// open opens a tab. At the end of the test nothing may have been reported, and no host but those of the URLs asked.
+// open opens a tab. At the end of the test it fails if the page has reported an error or has contacted a host other than
+// the hosts of the allowed URLs.
 func open(t *testing.T, allowed ...string) *browser {
 	t.Helper()
 	program = harness.Chromium(t)
@@ -282,7 +283,7 @@ func (b *browser) fits(what string) {
 	}
 }
 
-// scheme is the color scheme that the person prefers.
+// scheme sets the preferred color scheme.
 func (b *browser) scheme(name string) {
 	b.Helper()
 	_, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{

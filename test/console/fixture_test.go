@@ -16,7 +16,7 @@ import (
 
 const built, incident = "event://ci/build-finished", "event://incidents/api/created"
 
-// world is an embedded server with endpoints: /ok takes everything, /down answers 503, /gone 413.
+// world is a stand-alone server with endpoints: /ok accepts everything, /down answers 503, /gone 413.
 type world struct {
 	*testing.T
 	s        *standalone.Server
@@ -46,7 +46,7 @@ func start(t *testing.T, change func(*standalone.Options)) *world {
 	return w
 }
 
-// callers have what their names promise: those that begin with "op" operate.
+// callers returns callers with the given names. Callers whose names begin with "op" are operators.
 func callers(names ...string) map[string]servertest.Caller {
 	all := map[string]servertest.Caller{}
 	for _, name := range names {

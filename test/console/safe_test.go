@@ -101,7 +101,7 @@ func (b *browser) signInFails(key, why string) {
 	b.shows(why)
 }
 
-// TestHostileContents: OPS-11. What comes from outside is text: no script of it runs, and nothing of it breaks a page.
+// TestHostileContents: OPS-11. Content from outside is shown as text: its scripts do not run, and it cannot break a page.
 func TestHostileContents(t *testing.T) {
 	w := start(t, nil)
 	evil := `"><img src=x onerror=alert(1)><script>alert(2)</script></td></table><style>*{display:none}</style>{{alert(3)}}${alert(4)}` +
@@ -234,7 +234,7 @@ func TestAuthorizationServer(t *testing.T) {
 	})
 }
 
-// TestHeaders: OPS-11. The policy allows nothing inline and no other host, and the files are those of the program.
+// TestHeaders: OPS-11. The policy forbids inline scripts and other hosts, and the served files are the embedded ones.
 func TestHeaders(t *testing.T) {
 	w := start(t, nil)
 	for path, kind := range map[string]string{"": "text/html", "app.js": "text/javascript", "console.css": "text/css", "lib/lit-html.js": "text/javascript", "config.json": "application/json", "icon.svg": "image/svg"} {
@@ -286,7 +286,7 @@ var libraries = map[string]map[string]string{
 	"uplot@1.6.32":   {"dist/uPlot.iife.min.js": "uPlot.iife.min.js", "dist/uPlot.min.css": "uPlot.min.css", "LICENSE": "uPlot.LICENSE"},
 }
 
-// TestLibraries: OPS-11. The libraries are those of npm, byte for byte.
+// TestLibraries: OPS-11. The libraries equal the published npm packages byte for byte.
 func TestLibraries(t *testing.T) {
 	dir, ours := t.TempDir(), filepath.Join("..", "..", "shared", "operate", "console", "static", "lib")
 	known := 0

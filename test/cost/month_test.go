@@ -18,7 +18,7 @@ import (
 // List prices of a month, us-east-1, in dollars (November 2026).
 const (
 	perAlarm     = 0.10 // a metric that an alarm looks at
-	perMetric    = 0.30 // a custom metric with data in every hour; in other hours it costs nothing
+	perMetric    = 0.30 // a custom metric with data in every hour; hours without data are free
 	perDashboard = 3.00 // but for an account's first three
 	perKey       = 1.00
 	hours        = 720.0
@@ -123,7 +123,7 @@ func answering(t *testing.T) string {
 func TestPricesOfAMonth(t *testing.T) {
 	t.Run("AWS-26 an idle month counts every metric that an alarm looks at", func(t *testing.T) {
 		if n := alarmed(t); n < 40 {
-			t.Errorf("got %d metrics, want those of metric math as well", n)
+			t.Errorf("got %d metrics, want the metrics of metric math as well", n)
 		}
 	})
 	t.Run("AWS-26 an endpoint's answer time is billed once per invocation, however many deliveries it sends", func(t *testing.T) {

@@ -101,7 +101,7 @@ func sizes(tb testing.TB) map[string]size {
 	return out
 }
 
-// price is what an invocation of so long costs.
+// price returns the price of an invocation with the given duration.
 func (s size) price(took time.Duration) float64 {
 	return perInvocation + min(took, s.limit).Seconds()*s.gb*perGBSecond
 }
@@ -141,15 +141,14 @@ func (b bill) total() (sum float64) {
 // events, and runs faster here than on AWS: see [BenchmarkIdle].
 var path = []string{"PublishFunction", "FanoutFunction", "DispatchFunction"}
 
-// since counts what work cost since a snapshot. Receives that bring nothing are left out, for they too
-// are a price of time. The event source mappings receive once for each invocation of
-// fanout and dispatch, and delete once after it.
+// since returns the cost of the work since a snapshot. It leaves out empty receives, because they are a price of time and not
+// of work. The event source mappings receive once for each invocation of fanout and dispatch, and delete once after it.
 func since(tb testing.TB, a *harness.AWS, before snapshot, deliveries int, cold bool, functions ...string) bill {
 	tb.Helper()
 	return between(before, take(a), sizes(tb), deliveries, cold, functions...)
 }
 
-// between is since for two snapshots.
+// between returns the cost of the work between two snapshots, like since.
 func between(before, now snapshot, limits map[string]size, deliveries int, cold bool, functions ...string) bill {
 	b := bill{dollars: map[string]float64{}, detail: map[string]float64{}}
 	for _, f := range functions {

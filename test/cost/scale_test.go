@@ -24,7 +24,7 @@ var update = flag.Bool("update", false, "write the tables of docs/explanation/sc
 const (
 	partitionReads  = 3_000.0 // read units a second of one DynamoDB partition
 	partitionWrites = 1_000.0 // write units
-	groupBatch      = 10.0    // messages of a FIFO queue that a function gets at once
+	groupBatch      = 10.0    // messages of a FIFO queue per invocation
 )
 
 // What is not a quota: from the tables of docs/explanation/benchmarks.md, or assumed as there.
@@ -33,7 +33,7 @@ const (
 	publishCall  = 0.015
 	dispatchCall = 0.060
 	answer       = 0.200 // of an endpoint
-	attempts     = 128.0 // at once in a dispatcher
+	attempts     = 128.0 // concurrent ones in a dispatcher
 	spreadGroups = 16.0  // of an unordered URI, as in shared/events/publish
 	logged       = 0.75  // KB of an event of 500 B in the log
 	streamPolls  = 4.0   // of the log a second, while there is traffic
@@ -45,16 +45,16 @@ const (
 	million                                                      = 1e6
 )
 
-// dispatched is how many deliveries one instance of dispatch makes in a second, of messages that have so many each.
+// dispatched returns how many deliveries one instance of dispatch makes per second, given the deliveries per message.
 func dispatched(deliveries float64) float64 {
 	all := groupBatch * deliveries
 	return all / (dispatchCall + answer*math.Max(1, all/attempts))
 }
 
-// atOnce is how many invocations are under way at a rate.
-func atOnce(perSecond, each float64) float64 { return math.Ceil(perSecond * each) }
+// concurrency returns the number of concurrent invocations at a rate.
+func concurrency(perSecond, each float64) float64 { return math.Ceil(perSecond * each) }
 
-// subscriberSize is the bytes of a usual subscriber under its pattern.
+// subscriberSize returns the size of a typical subscriber item in bytes.
 func subscriberSize(t *testing.T) float64 {
 	t.Helper()
 	sub := subscription.Subscription{
@@ -105,7 +105,7 @@ func lasts(seconds float64) string {
 
 func dollars(f float64) string { return fmt.Sprintf("$%.2f", f) }
 
-// oneToMany is one event to a million subscriptions of one pattern.
+// oneToMany returns the figures of one event to a million subscriptions of one pattern.
 func oneToMany(t *testing.T) string {
 	pages, splits := tree(million)
 	size, gb := subscriberSize(t), sizes(t)["DispatchFunction"].gb
@@ -123,7 +123,7 @@ func oneToMany(t *testing.T) string {
 		number(pages), million/pages, number(splits), size, units, number(reading))
 }
 
-// daily is a hundred million deliveries a day, at their mean and at five times that.
+// daily returns the figures of a hundred million deliveries per day, at their mean rate and at five times that rate.
 func daily(t *testing.T) string {
 	gb := sizes(t)["DispatchFunction"].gb
 	const deliveries, peak = 100e6, 5.0
@@ -142,7 +142,7 @@ func daily(t *testing.T) string {
 		each := math.Min(l.subscribers, pageTarget) // of a page
 		rows = append(rows, row{
 			l.name, number(mean) + ", " + number(mean*peak), number(deliveries * l.requests), dollars(deliveries / million * (l.price + waiting(gb, groupBatch*each))),
-			fmt.Sprintf("%.0f, %.0f, %.0f", atOnce(events/l.batch, publishCall), atOnce(events/l.fanoutBatch, fanoutBatch), math.Ceil(mean*peak/dispatched(each))),
+			fmt.Sprintf("%.0f, %.0f, %.0f", concurrency(events/l.batch, publishCall), concurrency(events/l.fanoutBatch, fanoutBatch), math.Ceil(mean*peak/dispatched(each))),
 			fmt.Sprintf("%.0f; without order %.0f", math.Ceil(events/perGroup), math.Ceil(events/(spreadGroups*perGroup))),
 		})
 	}
@@ -152,10 +152,10 @@ func daily(t *testing.T) string {
 // perGroup is how many events of one FIFO group pass fanout in a second.
 const perGroup = groupBatch / fanoutBatch
 
-// idle is a million subscriptions to which nothing happens.
+// idle returns the figures of a million subscriptions without events.
 func idle() string {
-	// In the partition of a pattern: its header, and the subscriber in a transaction. Shapes and headers are counted one by
-	// one; a header that may be empty is looked at once more.
+	// In the partition of a pattern, an ending writes the header, and the subscriber in a transaction. Shapes and headers are
+	// counted one by one, and a header that may be empty is read a second time.
 	const onePattern, oneShape, ending = 1 + 2, 1, 1 + 1 + 2
 	one := partitionWrites / onePattern
 	return table(
@@ -168,7 +168,7 @@ func idle() string {
 	)
 }
 
-// oneURI is what passes for one URI.
+// oneURI returns the throughput of one URI.
 func oneURI() string {
 	rows := []row{{"`order`", "`FanoutConcurrency`", "events a second", "fanout's requests a second", "write units a second, of a partition", "what saturates"}}
 	for _, c := range []struct {
@@ -193,7 +193,7 @@ func oneURI() string {
 		eventlog.Window.Seconds(), streamPolls, number(again), eventlog.Shards, math.Floor(eventlog.Shards*partitionReads/again))
 }
 
-// counters is why the shape counter is one item: what eight would add to a million batches that fanout reads.
+// counters returns what eight shape counters would add to a million batches of fanout, which is why there is one.
 func counters() string {
 	const shards = 8
 	more := (shards - 1) * perReadUnit * million
@@ -234,7 +234,7 @@ func TestTheScalePageIsWhatTheModelSays(t *testing.T) {
 	}
 }
 
-// The figures that the model takes from docs/explanation/benchmarks.md are those that are there.
+// The model's copies of figures equal the figures in docs/explanation/benchmarks.md.
 func TestTheScaleModelUsesTheFiguresThatWereMeasured(t *testing.T) {
 	src, err := os.ReadFile(filepath.Join(harness.Root(t), "docs", "explanation", "benchmarks.md"))
 	if err != nil {

@@ -57,7 +57,7 @@ func BenchmarkStreams(b *testing.B) {
 			listen := func() *harness.Stream {
 				return a.Stateless("alice").Listen(b, 1, map[string]any{"resourceSubscriptions": []string{uri}}, nil)
 			}
-			listen()                               // writes what is written once
+			listen()                               // makes the writes that happen only for the first reader
 			open := during(a, func() { listen() }) // in an instance of its own
 			busy := during(a, func() { time.Sleep(some) }).per(2 * some.Seconds())
 			time.Sleep(time.Minute)
@@ -141,7 +141,7 @@ func BenchmarkStreamLatency(b *testing.B) {
 	for n := range uris {
 		open = append(open, a.Stateless("alice").Listen(b, n, map[string]any{"resourceSubscriptions": []string{uri(n)}}, nil))
 	}
-	// round publishes to one URI after the other, at times that the polls know nothing of.
+	// round publishes to one URI after the other, at times that are independent of the polls.
 	round := func(name string) (took []time.Duration) {
 		var mu sync.Mutex
 		var wg sync.WaitGroup

@@ -11,8 +11,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// BenchmarkOneURI counts what the events of one URI ask of fanout, with an order and without, and how many batches of
-// the URI are worked on at once. docs/explanation/scale.md computes from it.
+// BenchmarkOneURI counts fanout's requests for the events of one URI, with an order and without, and the URI's concurrent
+// batches. docs/explanation/scale.md computes from it.
 func BenchmarkOneURI(b *testing.B) {
 	a := harness.StartAWS(b, harness.AWSOptions{Catalog: `events:
   - {name: ordered, uriTemplate: "event://ordered/{source}"}

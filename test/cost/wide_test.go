@@ -49,7 +49,7 @@ const (
 	statusBudget = 60.0
 )
 
-// tree is into how many pages an event to so many subscriptions is divided, and by how many tasks.
+// tree returns the number of pages into which an event to count subscriptions is divided, and of the tasks that divide it.
 func tree(count float64) (pages, splits float64) {
 	pages = 1
 	for each := count; each > pageSplit || pages == 1; {
@@ -60,9 +60,9 @@ func tree(count float64) (pages, splits float64) {
 	return pages, splits
 }
 
-// extrapolate is the price of one event to many subscriptions from that to n. The pages of a wider event
-// are smaller, and it takes more steps of the tree to them; of statuses, each dispatcher writes its budget a minute
-// and a share of the others. The time is that of ten dispatchers that send 100 webhooks a second each.
+// extrapolate computes the price of one event to many subscriptions from the measured price of one event to n. The pages of a
+// wider event are smaller, and the tree has more levels. Each dispatcher writes its budget of statuses per minute, and a
+// share of the others. The duration assumes ten dispatchers that send 100 webhooks per second each.
 func extrapolate(got bill, n, many float64) float64 {
 	// A task is sent, received and deleted in tens, and read by one query.
 	const perTask = 3*perStandard/10 + perReadUnit

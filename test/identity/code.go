@@ -8,7 +8,7 @@ import (
 	"net/url"
 )
 
-// authorize signs "operator" in at once and redirects with a code (RFC 6749, section 4.1), which is good for one
+// authorize signs "operator" in without asking and redirects with a code (RFC 6749, section 4.1). The code is valid for one
 // token and needs the verifier of its challenge (RFC 7636).
 func (p *Provider) authorize(w http.ResponseWriter, r *http.Request) {
 	asked := r.URL.Query()

@@ -26,7 +26,7 @@ import (
 	"time"
 )
 
-// Claims are those of a token, or the members of its header.
+// Claims are a token's claims, or the members of its header.
 type Claims = map[string]any
 
 // Key signs tokens.
@@ -56,7 +56,7 @@ func NewKey(tb testing.TB, id, alg string) *Key {
 	return k
 }
 
-// JWK is the public key as RFC 7517 writes it.
+// JWK returns the public key in the format of RFC 7517.
 func (k *Key) JWK() Claims {
 	jwk := Claims{"kid": k.ID, "alg": k.Alg, "use": "sig"}
 	switch pub := k.Private.Public().(type) {
@@ -71,8 +71,7 @@ func (k *Key) JWK() Claims {
 	return jwk
 }
 
-// Sign makes a token. Members of header replace those that belong there; nil
-// removes one.
+// Sign returns a token. Members of header replace the usual ones, and nil removes a member.
 func (k *Key) Sign(tb testing.TB, header, claims Claims) string {
 	tb.Helper()
 	return k.SignBytes(tb, header, encode(tb, claims))
@@ -138,7 +137,7 @@ func (k *Key) signature(tb testing.TB) func(string) []byte {
 	}
 }
 
-// Encode is base64url without padding.
+// Encode returns base64url without padding.
 func Encode(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
 
 // Provider is a running authorization server.
@@ -236,7 +235,7 @@ func (p *Provider) answer(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(doc)
 }
 
-// JWKS is the URL of the key set.
+// JWKS returns the URL of the key set.
 func (p *Provider) JWKS() string { return p.server.URL + "/tenant/keys" }
 
 // Fetches counts how often the key set was asked for.
@@ -266,15 +265,15 @@ func (p *Provider) Rotate(keys ...*Key) {
 	p.keys = keys
 }
 
-// Key is the n-th key.
+// Key returns the n-th key.
 func (p *Provider) Key(n int) *Key {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.keys[n]
 }
 
-// Claims are those of a good token for a subject, valid for five minutes, with
-// others over them; nil removes one.
+// Claims returns the claims of a good token for a subject, valid for five minutes. The claims in more replace them, and nil
+// removes a claim.
 func (p *Provider) Claims(subject string, scopes string, more Claims) Claims {
 	now := time.Now()
 	c := Claims{

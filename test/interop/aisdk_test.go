@@ -13,7 +13,7 @@ import (
 // TestAISDK shows the AI SDK's MCP events client: it subscribes, is verified,
 // receives, refreshes and unsubscribes, session-based and stateless.
 //
-// Its release 2.0.99 has webhooks alone: neither events/poll nor events/stream.
+// Its release 2.0.99 has webhooks only. It lacks events/poll and events/stream.
 func TestAISDK(t *testing.T) {
 	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {

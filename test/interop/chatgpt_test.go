@@ -54,7 +54,7 @@ func TestChatGPT(t *testing.T) {
 	})
 }
 
-// byPath is a double that has its key in the URL.
+// byPath returns a double that has its key in the URL.
 func byPath(t *testing.T, s *harness.Target) *chatGPT {
 	return newChatGPT(t, s, s.MCP+"/u/"+s.Keys["chatgpt"], "")
 }
@@ -105,7 +105,7 @@ func newChatGPT(t *testing.T, s *harness.Target, at, token string) *chatGPT {
 	return c
 }
 
-// serve is the one host of all callbacks.
+// serve answers for the host that all callbacks share.
 func (c *chatGPT) serve(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	c.mu.Lock()
@@ -164,7 +164,7 @@ func (c *chatGPT) call(method string, params object, result any) {
 	client.Call(c.T, method, params, result)
 }
 
-// ask is a person who asks for an event: a new callback and a subscription.
+// ask acts as a person who asks for an event: it creates a callback and a subscription.
 func (c *chatGPT) ask(name string, arguments object) (*callback, grant) {
 	c.Helper()
 	secret := make([]byte, 32)
@@ -329,7 +329,7 @@ func chatting(t *testing.T, c *chatGPT) {
 		c.T = t
 		var other grant
 		if second, other = c.ask("incident.created", arguments); other.ID == g.ID || c.challenges() != 2 {
-			t.Errorf("%+v beside %+v, %d challenges", other, g, c.challenges())
+			t.Errorf("got %+v, want it equal to %+v; %d challenges", other, g, c.challenges())
 		}
 		incident(t, "c", "critical")
 		if got := c.wait(first, 3)[2]; got.EventID != service+"c" || got.id != g.ID {

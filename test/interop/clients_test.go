@@ -27,8 +27,8 @@ const (
 	itself recovery = iota
 	// byCursor: it is made to listen again from the cursor that came last.
 	byCursor
-	// anew: it is made to subscribe again, and reads what it missed.
-	anew
+	// resubscribed: the test makes it subscribe again, and it reads the events that it missed.
+	resubscribed
 )
 
 // client is a client that others made.
@@ -43,11 +43,10 @@ type client struct {
 	brittle bool
 }
 
-// clientsOf are all that speak subscriptions. The revision 2026-07-28 has no resuming, so its
-// clients offer none: ours goes through what they have for requests of any kind. Mastra's
-// has nothing of that sort, and refuses to subscribe in the revisions with sessions. None of
-// them shows members of params that the protocol does not know, so they declare our extension
-// and find the payload in _meta.
+// clientsOf returns all clients with subscriptions. Revision 2026-07-28 does not define resuming, so its clients do not offer
+// it, and the test uses their calls for arbitrary requests. Mastra's client lacks such a call and refuses to subscribe in the
+// revisions with sessions. All clients drop members of params that the protocol does not define, so they declare our
+// extension and find the payload in _meta.
 func clientsOf(t *testing.T) []client {
 	js, python := harness.Node(t), harness.NewPython(t)
 	typescript := func(release string) func(*testing.T, *harness.Wire, string) driver {
@@ -73,7 +72,7 @@ func clientsOf(t *testing.T) []client {
 		{name: "TypeScript SDK 1", version: harness.V20251125, start: typescript("1")},
 		{name: "Python SDK", version: harness.V20251125, start: py, brittle: true},
 		{name: "Python SDK", version: harness.V20260728, start: py, recovery: byCursor},
-		{name: "Mastra", version: harness.V20260728, start: mastra, recovery: anew, quiet: true},
+		{name: "Mastra", version: harness.V20260728, start: mastra, recovery: resubscribed, quiet: true},
 	}
 }
 
@@ -95,10 +94,9 @@ func TestClients(t *testing.T) {
 	})
 }
 
-// subscribing takes all clients through the life of a subscription together. restart ends all
-// streams of the target as it ends them in operation. In a fleet an instance has half a second to
-// do so, which on a busy machine may end as a break; and what was subscribed and unsubscribed
-// at one instance is known to another, which has the stream, a moment later.
+// subscribing takes all clients together through the life of a subscription. restart ends all streams of the target as a
+// shutdown does. An instance of a fleet has half a second for this, so on a busy machine a stream may break instead. A
+// change of subscriptions at one instance reaches the instance with the stream a moment later.
 func subscribing(t *testing.T, s *harness.Target, fleet bool, restart func()) {
 	var users []*user
 	for i, c := range clientsOf(t) {
@@ -162,7 +160,7 @@ func (u *user) lags(t *testing.T, n int) int {
 	return n
 }
 
-// uri is the URI of one of the user's two channels, "a" and "b".
+// uri returns the URI of one of the user's two channels, "a" and "b".
 func (u *user) uri(channel string) string {
 	return "event://chat/" + u.own + "/" + channel + "/message"
 }
@@ -209,7 +207,7 @@ func (u *user) receives(t *testing.T, ids ...string) {
 	}
 	u.read = append(u.read, ids...) // a new stream may repeat the last moment, where the log is polled
 	slices.Sort(want)
-	slices.Sort(got) // clients may hand over what comes at once in any order
+	slices.Sort(got) // clients may report simultaneous updates in any order
 	if !slices.Equal(got, want) {
 		t.Fatalf("received %v, want %v", got, want)
 	}
@@ -307,7 +305,7 @@ func (u *user) recovers(t *testing.T, n string) {
 		for _, channel := range []string{"a", "b"} {
 			u.do(t, object{"do": "resume", "uri": u.uri(channel)}, nil)
 		}
-	case anew:
+	case resubscribed:
 		// Until it has noticed the end of its stream it takes itself for subscribed.
 		harness.Eventually(t, harness.Patience, "a new stream", func() bool {
 			u.do(t, object{"do": "subscribe", "uri": u.uri("a")}, nil)

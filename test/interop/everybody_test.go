@@ -41,7 +41,7 @@ func TestEverybodyEmbedded(t *testing.T) {
 	})
 }
 
-// TestEverybodyOnLocalAWS is the same with processes of functions that are killed.
+// TestEverybodyOnLocalAWS runs the same clients and kills processes of the functions.
 func TestEverybodyOnLocalAWS(t *testing.T) {
 	t.Parallel()
 	aws := harness.StartAWS(t, harness.AWSOptions{Visibility: 10 * time.Second, Env: enduring})
@@ -134,7 +134,7 @@ func publish(t *testing.T, s *harness.Target, events int, accepted *atomic.Int64
 	return all
 }
 
-// happening is the n-th event: four types in turn, whose variables and members differ. Its data holds its id.
+// happening returns the n-th event. It cycles through four types with different variables and members. The data holds the id.
 func happening(n int) harness.Event {
 	id := fmt.Sprintf("e-%05d", n)
 	pick := func(turn int, of ...string) string { return of[n/turn%len(of)] }

@@ -1,7 +1,6 @@
 //go:build unix
 
-// Package interop tests the embedded server, and the functions on local AWS, with clients
-// that others made, unmodified.
+// Package interop tests the stand-alone server, and the functions on local AWS, with unmodified clients of other makers.
 package interop
 
 import (

@@ -16,8 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// partiesOf are clients in all modes, of four makers: ours, the AI SDK's (which knows webhooks), Mastra's (which knows
-// resources), and the official SDKs of three languages.
+// partiesOf returns clients of four makers in all modes: ours, the AI SDK's (webhooks), Mastra's (resources), and the official
+// SDKs of three languages.
 func partiesOf(t *testing.T, s *harness.Target) []*party {
 	t.Helper()
 	return []*party{
@@ -36,7 +36,7 @@ func partiesOf(t *testing.T, s *harness.Target) []*party {
 	}
 }
 
-// ours is mcpevents listen, which is package client. Registered webhooks (SEP-1803) have no cursor.
+// ours runs mcpevents listen, which uses the package client. Registered webhooks (SEP-1803) have no cursor.
 func ours(t *testing.T, s *harness.Target, mode string, w wish, flags ...string) *party {
 	t.Helper()
 	p := &party{name: "package client, " + mode, wish: w, patient: true, mortal: mode != "register", says: "following"}
@@ -108,7 +108,7 @@ func aiSDK(t *testing.T, s *harness.Target, w wish, name string, arguments objec
 	})
 }
 
-// occurring are the params of events/poll and events/stream, from the cursor that the application keeps.
+// occurring returns the params of events/poll and events/stream with the cursor that the application keeps.
 func (p *party) occurring(name string, arguments object) object {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -125,7 +125,7 @@ func (p *party) continuesFrom(cursor string) {
 	p.cursor = cursor
 }
 
-// polling is the TypeScript SDK's client, whose application polls.
+// polling runs the TypeScript SDK's client with an application that polls.
 func polling(t *testing.T, s *harness.Target, w wish, name string, arguments object) *party {
 	t.Helper()
 	js := harness.Node(t)
@@ -155,8 +155,8 @@ func polling(t *testing.T, s *harness.Target, w wish, name string, arguments obj
 	})
 }
 
-// streaming is the Python SDK's client, whose application opens streams. It is not notified of every stream that a killed
-// server leaves behind: the application misses the heartbeats.
+// streaming runs the Python SDK's client with an application that opens streams. The client does not always notice that a
+// killed server's stream ended, so the application watches for missing heartbeats.
 func streaming(t *testing.T, s *harness.Target, w wish, name string, arguments object) *party {
 	t.Helper()
 	python := harness.NewPython(t)
@@ -234,7 +234,7 @@ func (p *party) took(st step) {
 	p.take(id, st.Payload)
 }
 
-// session is the Go SDK's client in a session of 2025-11-25, within the test's process. It resumes by itself.
+// session runs the Go SDK's client in a session of 2025-11-25, within the test's process. The client resumes by itself.
 func session(t *testing.T, s *harness.Target, w wish) *party {
 	t.Helper()
 	c := goSDK(t, s.Wire(t), harness.V20251125).(*goClient)

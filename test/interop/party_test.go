@@ -22,7 +22,7 @@ import (
 type party struct {
 	name string
 	wish
-	// mortal parties go on after a kill: they, or the application that the test is to them, kept a cursor.
+	// mortal parties resume after they were killed, because they, or the test as their application, kept a cursor.
 	mortal bool
 	// patient parties wait for a server that is away; others end, and are started again.
 	patient bool

@@ -64,7 +64,7 @@ func startHandler(t *testing.T) *theirs {
 	return s.started()
 }
 
-// place is a free address, and a file: what a server is started with each time.
+// place returns a free address and a file, with which a server is started each time.
 func place(t *testing.T) []string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -84,7 +84,7 @@ func (s *theirs) started() *theirs {
 	return s
 }
 
-// receiver is the client's, at an address that the server takes.
+// receiver returns the client's webhook handler, at an address that the server accepts.
 func (s *theirs) receiver() *mcpevents.Handler {
 	hooks := &mcpevents.Handler{URL: s.hooks.URL}
 	s.hooks.Config.Handler = hooks
@@ -215,9 +215,9 @@ func (s *theirs) connect(o mcpevents.Options) *mcpevents.Client {
 	return c
 }
 
-// TestOurClientAtServersOfOthers runs package client against servers on the official Python and TypeScript SDKs. Those of MCP
-// Events that were to be had from a registry are mcp-webhook-events and mcp-handler, of which the latter leaves its store
-// and its sender to the application. The third's transport, session and checks are the SDK's, and the methods for polls this test's.
+// TestOurClientAtServersOfOthers runs the package client against servers on the official Python and TypeScript SDKs. Two
+// implementations of MCP Events are published: mcp-webhook-events, and mcp-handler, which leaves the store and the sender
+// to the application. The third server uses the SDK's transport, session and checks, and this test's methods for polls.
 func TestOurClientAtServersOfOthers(t *testing.T) {
 	t.Parallel()
 	t.Run("mcp-webhook-events", func(t *testing.T) { webhooksOf(t, func(t *testing.T) *theirs { return startTheirs(t, "webhook") }) })
@@ -241,7 +241,7 @@ func TestOurClientAtServersOfOthers(t *testing.T) {
 	t.Run("polls of the Python SDK", pollsOf)
 }
 
-// webhooksOf are the stories of a server that has webhooks alone.
+// webhooksOf runs the stories of a server with webhooks only.
 func webhooksOf(t *testing.T, start func(t *testing.T) *theirs) {
 	t.Run("RCH-01 verified, filtered, received once, across a kill of the server and a new secret", func(t *testing.T) {
 		t.Parallel()
