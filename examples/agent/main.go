@@ -1,16 +1,16 @@
-// Command agent shows how a program does something once for each event, whoever is killed and when.
+// Command agent shows how a program does something once for each event, even if the program or the server is killed.
 //
 //	agent -server http://127.0.0.1:8080/mcp -event ci.build_finished -dir state
 //
-// Its effect is a line in state/effects, which stands for whatever an agent does about an event: ask a model, open a
-// ticket, send a message. Two rules make it happen exactly once, though events come at least once:
+// Its effect is a line in state/effects. A real agent would ask a model, open a ticket or send a message. Events arrive at
+// least once, and two rules make the effect happen exactly once:
 //
-//   - The cursor moves only after the effect is safe: package client saves it when the function for events returns nil.
-//     A kill before that brings the event again.
-//   - The effect has the event's id as its key. An event that comes again finds its effect done. Here the line is the
-//     effect and its key in one write; an API of another service takes the id as its idempotency key instead.
+//   - The cursor moves only after the effect is durable, because the package client saves it when the function for events
+//     returns nil. If the program is killed before that, the event arrives again.
+//   - The effect has the event's id as its key, so a repeated event finds its effect done. Here one write holds the effect
+//     and its key. With another service's API you would pass the id as the idempotency key.
 //
-// The server may be any that speaks MCP Events. The key of one that asks for it is in AGENT_KEY.
+// Any server that speaks MCP Events will do. If the server needs a key, set AGENT_KEY.
 package main
 
 import (
@@ -76,7 +76,7 @@ func run(ctx context.Context, log *slog.Logger) error {
 		Name: *event, Arguments: json.RawMessage(*arguments), Mode: *mode,
 		Event: func(_ context.Context, e client.Event) error { return effects.once(e.ID, e.Data) },
 		Gap: func(context.Context, client.Gap) error {
-			log.Warn("events were lost: an agent would now look at the present state by a tool")
+			log.Warn("events lost") // a real agent would now call a tool to read the current state
 			return nil
 		},
 	})
@@ -96,8 +96,8 @@ func connect(ctx context.Context, url string, o client.Options) (*client.Client,
 	}
 }
 
-// ledger is a file with a line for each effect, and the keys of those that are done. An agent that runs for years
-// would forget keys that are older than its server keeps events.
+// ledger is a file with one line for each effect, and the set of the lines' keys. An agent that runs for years would forget
+// keys that are older than the server's event log.
 type ledger struct {
 	mu   sync.Mutex
 	file *os.File
@@ -110,7 +110,8 @@ type effect struct {
 	Data json.RawMessage `json:"data"`
 }
 
-// open reads what is done, and cuts off the line that a kill left half written: its event comes again.
+// open reads the effects done so far. It cuts off a last line that is incomplete because the program was killed, whose
+// event will arrive again.
 func open(path string) (*ledger, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err

@@ -124,7 +124,7 @@ func story(t *testing.T, a *agent, s *harness.Server, begun func() bool, effects
 	}
 }
 
-// fast is a server that soon sends again what failed, and asks pollers to come soon.
+// fast starts a server with short retries and a short poll interval.
 func fast(t *testing.T) *harness.Server {
 	t.Helper()
 	return harness.StartServer(t, harness.ServerOptions{Fast: true, Args: []string{
@@ -220,7 +220,7 @@ func TestACommandForEachEvent(t *testing.T) {
 				return counts
 			})
 			if some(filepath.Join(dir, "failed")) {
-				t.Error("a command failed for good")
+				t.Error("a command failed permanently, want its last retry to succeed")
 			}
 		})
 	}

@@ -23,7 +23,7 @@ type call struct {
 	name    string
 	caps    *mcp.ClientCapabilities
 	known   mcp.InputResponseMap // answers of this round and of those before
-	resumed bool                 // a state of ours came with the request
+	resumed bool                 // the request carries our state
 }
 
 // begin takes up a request where its last round ended.
@@ -81,7 +81,7 @@ func (c *call) ask(questions mcp.InputRequestMap) (mcp.InputResponseMap, error) 
 	return nil, p
 }
 
-// send puts all questions at once.
+// send asks all questions concurrently.
 func (c *call) send(questions mcp.InputRequestMap) (mcp.InputResponseMap, error) {
 	var (
 		wg      sync.WaitGroup
@@ -144,8 +144,7 @@ func (c *call) can(questions mcp.InputRequestMap) error {
 
 func (c *call) roots() bool { return c.caps.RootsV2 != nil || c.caps.Roots.ListChanged }
 
-// missing is the error of a capability that the client would need. Up to
-// 2025-11-25 there is no code for it.
+// missing returns the error about a capability that the client lacks. Up to revision 2025-11-25 it has no code of its own.
 func (c *call) missing(caps *mcp.ClientCapabilities) error {
 	if !c.f.stateless {
 		return fmt.Errorf("the client did not declare a capability that %s needs", c.name)
@@ -189,12 +188,12 @@ func has(content map[string]any, names []string) bool {
 	return !slices.ContainsFunc(names, func(name string) bool { _, ok := content[name]; return !ok })
 }
 
-// form is a question to the user; schema is a JSON Schema.
+// form returns a question to the user. schema is a JSON Schema.
 func form(message, schema string) *mcp.ElicitParams {
 	return &mcp.ElicitParams{Mode: "form", Message: message, RequestedSchema: json.RawMessage(schema)}
 }
 
-// prompt is a question to the client's model.
+// prompt returns a question to the client's model.
 func prompt(text string, maxTokens int64) *mcp.CreateMessageWithToolsParams {
 	return &mcp.CreateMessageWithToolsParams{
 		MaxTokens: maxTokens,

@@ -10,8 +10,8 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// asking are the tools that need something of the client. The suite of each revision
-// calls its own; both backends have all, so that the revisions can be crossed.
+// asking returns the tools that ask the client for something. Each revision's suite calls its own tools, and both backends
+// have all of them, so that a suite can run against a backend of the other revision.
 func asking() []tool {
 	return []tool{
 		{name: "test_sampling", description: "Asks the client's model.", schema: stringArgument("prompt"), run: askModel},
@@ -94,7 +94,7 @@ func askForm(message, schema string) func(*call, *mcp.CallToolRequest) (*mcp.Cal
 	}
 }
 
-// told is the result that repeats what the user did.
+// told returns a result that repeats the user's answer.
 func told(a *mcp.ElicitResult, err error) (*mcp.CallToolResult, error) {
 	if err != nil {
 		return nil, err
@@ -196,7 +196,7 @@ func askWhoCan(c *call, _ *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 		questions["roots"] = &mcp.ListRootsParams{}
 	}
 	if len(questions) == 0 {
-		return nil, errors.New("there is nobody to ask")
+		return nil, errors.New("there is no client to ask")
 	}
 	answers, err := c.ask(questions)
 	return text("%d answers", len(answers)), err

@@ -20,7 +20,7 @@ const (
 	Misbehaving Kind = "misbehaving"
 )
 
-// Kinds are all kinds.
+// Kinds returns all kinds.
 func Kinds() []Kind { return []Kind{Stateful, Stateless, Misbehaving} }
 
 // v20260728 is the revision of [Stateless].

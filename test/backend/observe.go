@@ -13,19 +13,19 @@ import (
 type State struct {
 	// Requests counts messages by method.
 	Requests map[string]int `json:"requests"`
-	// Calls counts calls by tool, Cancelled those that the client gave up or cancelled.
+	// Calls counts calls by tool, Cancelled the calls that the client abandoned or cancelled.
 	Calls     map[string]int `json:"calls"`
 	Cancelled map[string]int `json:"cancelled"`
 	// Running are the calls that are under way; not with [Misbehaving].
 	Running int `json:"running"`
-	// Sessions are those that have begun and not ended; only with [Stateful].
+	// Sessions counts the open sessions, only with [Stateful].
 	Sessions int `json:"sessions"`
 	// Streams and Listens are the GET streams and subscriptions/listen that are open now.
 	Streams int `json:"streams"`
 	Listens int `json:"listens"`
 	// Subscribed counts by URI the subscriptions that hold now.
 	Subscribed map[string]int `json:"subscribed"`
-	// Headers are those of the last POST.
+	// Headers are the headers of the last POST.
 	Headers http.Header `json:"headers"`
 }
 
@@ -33,7 +33,7 @@ type State struct {
 type observer struct {
 	mu sync.Mutex
 	s  State
-	// held are the URIs that sessions are subscribed to, live the sessions there are; nil has none.
+	// held holds the URIs that each session is subscribed to, live the open sessions.
 	held map[*mcp.ServerSession]map[string]bool
 	live func() iter.Seq[*mcp.ServerSession]
 }

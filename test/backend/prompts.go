@@ -67,7 +67,7 @@ func messages(parts ...mcp.Content) *mcp.GetPromptResult {
 	return r
 }
 
-// complete offers towns that begin with what was typed.
+// complete offers the towns that begin with the typed text.
 func complete(_ context.Context, req *mcp.CompleteRequest) (*mcp.CompleteResult, error) {
 	towns := slices.DeleteFunc([]string{"paris", "parma", "perth", "test"}, func(town string) bool {
 		return !strings.HasPrefix(town, req.Params.Argument.Value)

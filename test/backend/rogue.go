@@ -108,7 +108,7 @@ func (g *rogue) forget(session string) {
 	delete(g.sessions, session)
 }
 
-// answered takes the client's answer to a request of ours.
+// answered receives the client's answer to our request.
 func (g *rogue) answered(w http.ResponseWriter, session string, id json.RawMessage, body []byte) {
 	g.mu.Lock()
 	ch := g.waiting[session+" "+string(id)]

@@ -55,7 +55,7 @@ func (x *exchange) error(code int, message string) {
 	x.json(status, fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"error":{"code":%d,"message":%q}}`, x.ID, code, message))
 }
 
-// content is a tool's result of a text, with the mark of the call.
+// content returns a tool's result with a text and the call's mark.
 func (x *exchange) content(format string, args ...any) string {
 	b, err := json.Marshal(fmt.Sprintf(format, args...))
 	if err != nil {
@@ -82,7 +82,7 @@ func (x *exchange) begin() {
 	x.write("")
 }
 
-// write writes bytes to the stream, at once.
+// write writes bytes to the stream and flushes them.
 func (x *exchange) write(s string) {
 	x.begin()
 	_, _ = io.WriteString(x.w, s)
@@ -137,7 +137,7 @@ func (x *exchange) ask(id, method, params string) json.RawMessage {
 	return nil
 }
 
-// question is the params of an elicitation with the mark of the call.
+// question returns the params of an elicitation with the call's mark.
 func (x *exchange) question() string {
 	b, err := json.Marshal(x.mark)
 	if err != nil {

@@ -62,8 +62,8 @@ func callOf(tool string) string {
 	return fmt.Sprintf(`{"jsonrpc":"2.0","id":"call","method":"tools/call","params":{"name":%q,"arguments":{"mark":"our mark","bytes":2097152,"count":300},"_meta":{"progressToken":"t"},"big":9007199254740993}}`, tool)
 }
 
-// outcome is what a call came to, as text: the status, the type, the first
-// megabyte of the body, and how it ended.
+// outcome describes a call's answer as text: the status, the content type, the first megabyte of the body, and how the body
+// ended.
 func (c *raw) outcome(t *testing.T, tool string, patience time.Duration) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -298,7 +298,7 @@ func TestMisbehavingStreams(t *testing.T) {
 	}
 }
 
-// stream opens the notification stream of a revision for so long, and returns what came of it.
+// stream opens a revision's notification stream for the given time and describes the answer.
 func stream(t *testing.T, base, how, version string, patience time.Duration) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -14,8 +14,8 @@ type behaviour struct {
 	do          func(x *exchange)
 }
 
-// behaviours by the name of the tool. Where the description says nothing else, a
-// good client of the backend ends the call with an error, in time, and goes on.
+// behaviours holds the behaviours by the name of the tool. Unless the description says otherwise, a good client of the
+// backend ends the call with an error in time and stays usable.
 var behaviours = map[string]behaviour{
 	// sound
 	"ok":      {"Answers as it should.", func(x *exchange) { x.say("ok") }},
@@ -180,7 +180,7 @@ func (x *exchange) size(otherwise int) int {
 	return otherwise
 }
 
-// next is an id that no other call has, as a JSON string.
+// next returns a unique id as a JSON string.
 func (x *exchange) next(name string) string {
 	return fmt.Sprintf(`"%s-%d"`, name, x.turn.Add(1))
 }

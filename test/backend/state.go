@@ -29,7 +29,7 @@ func (f *fixtures) seal(p progress) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(b) + "." + base64.RawURLEncoding.EncodeToString(f.mac(b)), nil
 }
 
-// open is the reverse of seal.
+// open reverses seal.
 func (f *fixtures) open(tool, state string) (p progress, err error) {
 	body, mac, _ := strings.Cut(state, ".")
 	b, err := base64.RawURLEncoding.DecodeString(body)

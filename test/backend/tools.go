@@ -17,7 +17,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// tool is a tool of the fixtures. The names are those that the conformance suite calls.
+// tool is a tool of the fixtures, with a name that the conformance suite calls.
 type tool struct {
 	name, description string
 	schema            string // empty takes no arguments
@@ -74,7 +74,7 @@ func (f *fixtures) add(t tool) {
 		})
 }
 
-// text is a result of one text.
+// text returns a result with one text.
 func text(format string, args ...any) *mcp.CallToolResult {
 	return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: fmt.Sprintf(format, args...)}}}
 }
@@ -95,7 +95,7 @@ func embedded(uri string) *mcp.EmbeddedResource {
 	return &mcp.EmbeddedResource{Resource: &mcp.ResourceContents{URI: uri, MIMEType: "text/plain", Text: "Embedded text."}}
 }
 
-// onePixel is a PNG.
+// onePixel returns a PNG of one pixel.
 func onePixel() []byte {
 	m := image.NewRGBA(image.Rect(0, 0, 1, 1))
 	m.Set(0, 0, color.RGBA{R: 255, A: 255})
@@ -106,7 +106,7 @@ func onePixel() []byte {
 	return b.Bytes()
 }
 
-// silence is a WAV file of one sample: PCM, mono, 8 kHz, 8 bits.
+// silence returns a WAV file with one sample: PCM, mono, 8 kHz, 8 bits.
 func silence() []byte {
 	return []byte("RIFF\x26\x00\x00\x00WAVE" +
 		"fmt \x10\x00\x00\x00\x01\x00\x01\x00\x40\x1f\x00\x00\x40\x1f\x00\x00\x01\x00\x08\x00" +

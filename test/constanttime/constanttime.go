@@ -134,7 +134,7 @@ func (c *checker) node(function string, n ast.Node) {
 	}
 }
 
-// harmless is a constant, or a length.
+// harmless reports whether an expression is a constant or a length.
 func (c *checker) harmless(e ast.Expr) bool {
 	switch e := e.(type) {
 	case *ast.BasicLit:
@@ -167,7 +167,7 @@ func (c *checker) call(function string, n *ast.CallExpr) {
 	}
 }
 
-// loop refuses a way out of a loop that has to go on.
+// loop reports a statement that leaves a loop early.
 func (c *checker) loop(function string, body *ast.BlockStmt) {
 	if !slices.Contains(c.rules.Whole, function) {
 		return

@@ -44,7 +44,7 @@ func welch(x, y []float64) float64 {
 	return (mx - my) / math.Sqrt(vx+vy)
 }
 
-// moments are the mean of what is at most a bound, and the variance of this mean.
+// moments returns the mean of the values up to a bound, and the variance of this mean.
 func moments(x []float64, most float64) (mean, variance float64) {
 	var n, sum, squares float64
 	for _, v := range x {

@@ -253,7 +253,7 @@ func (s *shell) await(at, want string, within time.Duration, printed func(string
 	}
 }
 
-// transcript is all that was printed.
+// transcript collects the printed output.
 type transcript struct {
 	mu sync.Mutex
 	b  strings.Builder

@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/tools/docs/page"
 )
 
-// shown is the one block of a language that a page shows under a word.
+// shown returns a page's only code block of a language after a word.
 func shown(t *testing.T, name, language, word string) string {
 	t.Helper()
 	p, err := page.Read(filepath.Join(harness.Root(t), name))
@@ -114,7 +114,7 @@ func TestTheServersInOtherLanguages(t *testing.T) {
 	}
 }
 
-// typescript runs a file beside the packages of the tests, by a Node.js that reads types.
+// typescript runs a file in the directory of the tests' packages, with a Node.js that supports types.
 func typescript(t *testing.T, file string) *exec.Cmd {
 	js := harness.Node(t)
 	text, err := os.ReadFile(file)

@@ -30,7 +30,7 @@ const user = 65532
 // instruction is a line of the last stage of the Dockerfile.
 type instruction struct{ name, arguments string }
 
-// finalStage is what the image is made of, with continued lines joined.
+// finalStage returns the instructions of the Dockerfile's last stage, with continued lines joined.
 func finalStage(t *testing.T) (all []instruction) {
 	t.Helper()
 	text := strings.ReplaceAll(read(t, "Dockerfile"), "\\\n", " ")
@@ -56,7 +56,7 @@ func read(t *testing.T, name string) string {
 	return string(b)
 }
 
-// of are the arguments of all instructions of a name.
+// of returns the arguments of all instructions with a name.
 func of(all []instruction, name string) (arguments []string) {
 	for _, i := range all {
 		if i.name == name {
@@ -100,7 +100,8 @@ func TestTheImage(t *testing.T) {
 	t.Run("RCH-10 it serves, is healthy, and ends, as its user on a read-only root", func(t *testing.T) { serves(t, root, of(stage, "ENV")[0]) })
 }
 
-// content builds what the image holds, from the files alone that the engine is given. No certificates: nothing is called here.
+// content builds the image's content from the files that the engine would receive. It leaves out the certificates, because
+// the test makes no TLS connection.
 func content(t *testing.T) (root, binary string) {
 	t.Helper()
 	source := sources(t)

@@ -40,8 +40,8 @@ func releases(t *testing.T) (file release) {
 	return file
 }
 
-// TestAllReleasesBuild has every platform's packages listed, and by default one platform compiled: each takes a minute or
-// two where nothing of it is cached.
+// TestAllReleasesBuild lists the packages of every platform. By default it compiles one platform, because each takes a minute
+// or two without a cache.
 func TestAllReleasesBuild(t *testing.T) {
 	t.Parallel()
 	b := releases(t).Builds[0]

@@ -1,7 +1,7 @@
-// Package pipes has servers for tests that run on the clock of testing/synctest: connections to them are pipes, for which all
-// wait at once. So what takes time, a lease of seconds or a pause of a minute, takes none.
+// Package pipes starts servers for tests that run on the clock of testing/synctest. Connections to the servers are pipes, so
+// that synctest notices when all goroutines wait, and a lease of seconds or a pause of a minute passes immediately.
 //
-// Clients reach them by [http.DefaultTransport], and by clones of it, at addresses of their own.
+// Clients reach a server at its address through [http.DefaultTransport] and its clones.
 package pipes
 
 import (

@@ -129,7 +129,7 @@ func (p *publisher) reuse() {
 	p.sent = nil
 }
 
-// follower reads events with one chain of cursors, by polls, streams, or both.
+// follower reads events with one chain of cursors, using polls, streams, or both.
 type follower struct {
 	*run
 	random *rand.Rand
@@ -202,8 +202,8 @@ func (f *follower) work(begun func()) {
 	}
 }
 
-// step makes one poll, or reads a stream for a moment. It reports whether there is more now. When the run has finished it
-// makes polls only, because a stream that brings nothing may just be slow.
+// step makes one poll, or reads a stream for a moment. It reports whether more events are waiting. After the run it only
+// polls, because a silent stream may just be slow.
 func (f *follower) step() (more bool) {
 	server := f.system.pick(f.random.IntN)
 	if server == nil {

@@ -211,7 +211,7 @@ func (s *system) start(number int, path string) *process {
 
 	ctx, end := context.WithCancel(context.Background())
 	p.end = end
-	p.workers.Go(func() { // a killed process ends at once
+	p.workers.Go(func() { // a killed process ends immediately
 		select {
 		case <-p.dead:
 			end()

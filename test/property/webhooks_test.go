@@ -319,8 +319,8 @@ func (s *subscriber) watermarks(receipts []receipt) (list []watermark) {
 	return list[:min(len(list), 6)]
 }
 
-// checkWatermark reads on from a cursor, and looks for events that were neither acknowledged nor given up when the
-// client got it.
+// checkWatermark reads on from a cursor. It expects every earlier event to have been acknowledged or given up before the client
+// received the cursor.
 func (s *subscriber) checkWatermark(server *process, w watermark, arrived map[int]time.Time, letters map[string][]delivery.Letter, report func(string, ...any)) {
 	got, truncated, err := s.readOn(server, s.wish, w.cursor)
 	if err != nil || truncated {

@@ -34,7 +34,7 @@ type Scheme struct {
 	sign func(s Scheme, h http.Header, id string, body []byte, at time.Time)
 }
 
-// Schemes are all that there are, each with a secret of its own.
+// Schemes returns all schemes, each with its own secret.
 func Schemes() []Scheme {
 	return []Scheme{
 		{
@@ -109,7 +109,7 @@ func Schemes() []Scheme {
 	}
 }
 
-// Path is where the source of that name takes requests of the scheme.
+// Path returns the path at which a source accepts requests of the scheme.
 func (s Scheme) Path(source string) string {
 	if s.Credential == "" {
 		return "/sources/" + source + "/" + s.Secret
@@ -117,18 +117,18 @@ func (s Scheme) Path(source string) string {
 	return "/sources/" + source
 }
 
-// Headers are those of a delivery of a JSON body, signed at a time.
+// Headers returns the headers of a delivery with a JSON body, signed at a time.
 func (s Scheme) Headers(id string, body []byte, at time.Time) http.Header {
 	h := http.Header{"Content-Type": {"application/json"}}
 	s.sign(s, h, id, body, at)
 	return h
 }
 
-// Setting is the environment variable of the secret.
+// Setting returns the secret's environment variable as NAME=VALUE.
 func (s Scheme) Setting() string { return s.Env + "=" + s.Secret }
 
-// Source is a source of the scheme's name whose deliveries become events of a type; it has no other variables and its
-// data is the body.
+// Source returns the configuration of a source with the scheme's name. Its deliveries become events of one type, which has no
+// variables and the body as its data.
 func (s Scheme) Source(event string) string {
 	return fmt.Sprintf("  - {name: %s, verify: %s, events: [{name: %s, id: %s, data: /body}]}\n", s.Name, s.Verify, event, s.ID)
 }
