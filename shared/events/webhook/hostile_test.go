@@ -129,7 +129,7 @@ func TestSend_DoesNotDecompress(t *testing.T) {
 	}
 }
 
-// TestSend_ReadsAtMostTheBound: SRF-04.
+// TestSend_ReadsAtMostTheBound: SRF-04. The sender stops reading at the limit.
 func TestSend_ReadsAtMostTheBound(t *testing.T) {
 	wrote := make(chan int64, 1)
 	srv := serve(t, func(w http.ResponseWriter, r *http.Request) {

@@ -140,8 +140,8 @@ func compare(t *testing.T, deliveries []delivery, verdicts [][]bool) {
 	}
 }
 
-// program finds one that the library of its language needs. A machine that has
-// no such language skips its subtest; one that has it must pass.
+// program finds the program that runs the library of its language. The subtest is skipped if the machine does not
+// have it.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
