@@ -14,31 +14,30 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// CloudEvents 1.0 (JSON format 1.0.2, HTTP binding 1.0.2), read by ourselves. The
-// official Go SDK judges this in the tests; it is not in the path of a request,
-// because it panics on a data_base64 that is no string and leaves
-// percent-encoded headers as they are.
+// We parse CloudEvents 1.0 (JSON format 1.0.2, HTTP binding 1.0.2) ourselves. The official Go SDK serves as a
+// reference in the tests. We do not use it for requests, because it panics if data_base64 is not a string, and does
+// not decode percent-encoded headers.
 //
-// The event:// URI of a CloudEvent is, in this order:
+// The event:// URI of a CloudEvent is the first of these that exists:
 //
-//  1. the extension attribute "mcpuri", if there is one;
-//  2. "source", if it is an event:// URI;
-//  3. "subject".
+// 1. the extension attribute "mcpuri";
+// 2. "source", if it is an event:// URI;
+// 3. "subject", if it is an event:// URI.
 //
-// "id" becomes the event's id, by event.ForeignID with "source" if it has other
-// characters or begins with "msg_"; "time" its time; "data" its payload, which must be JSON, and null
-// when it is missing. "traceparent" and "tracestate" (the extension for distributed tracing) are the trace that it
-// belongs to. "type", "dataschema" and other extensions are not used.
+// "id" becomes the event's id. If it has unsupported characters or begins with "msg_", event.ForeignID derives an id
+// from it and "source". "time" becomes the event's time, and "data" its payload, which must be JSON and is null if it
+// is missing. "traceparent" and "tracestate" (the extension for distributed tracing) set the event's trace. "type",
+// "dataschema" and other extensions are ignored.
 
-// uriExtension is the extension attribute that names the event:// URI.
+// uriExtension is the extension attribute with the event:// URI.
 const uriExtension = "mcpuri"
 
-// cloudEvent is the context of a CloudEvent, as text.
+// cloudEvent holds the context attributes of a CloudEvent, as text.
 type cloudEvent struct {
 	specversion, id, source, kind, subject, time, contentType, mcpURI string
 }
 
-// structured reads a CloudEvent in the JSON format.
+// structured parses a CloudEvent in the JSON format.
 func (r *refused) structured(raw json.RawMessage, in *Input, workspaces bool) {
 	var ce cloudEvent
 	var base64Data json.RawMessage
@@ -61,7 +60,7 @@ func (r *refused) structured(raw json.RawMessage, in *Input, workspaces bool) {
 			in.Data = value
 		case "data_base64":
 			base64Data = value
-		case trace.Parent: // what is no text is malformed, and as none
+		case trace.Parent: // anything but a string counts as no trace
 			parent, _ = jsonrpc.String(value)
 		case trace.State:
 			state, _ = jsonrpc.String(value)
@@ -91,14 +90,14 @@ func (r *refused) decodeBase64(value json.RawMessage, in *Input) {
 	data, err := base64.StdEncoding.DecodeString(text)
 	switch {
 	case in.Data != nil:
-		r.add(fault.Invalid, in.DataAt, "is given beside data")
+		r.add(fault.Invalid, in.DataAt, "is given together with data")
 	case !ok || err != nil:
 		r.add(fault.Invalid, in.DataAt, "is not Base64")
 	}
 	in.Data = data
 }
 
-// binary reads a CloudEvent whose attributes are headers and whose body is the data.
+// binary parses a CloudEvent whose attributes are in headers and whose body is the data.
 func (r *refused) binary(h http.Header, body []byte, in *Input) {
 	var ce cloudEvent
 	fields := ce.fields()
@@ -129,14 +128,14 @@ func (r *refused) binary(h http.Header, body []byte, in *Input) {
 	r.cloudEvent(ce, in, len(body) > 0)
 }
 
-// decoded is [headerText], empty if that fails.
+// decoded does what [headerText] does, and returns "" if that fails.
 func decoded(s string) string {
 	s, _ = headerText(s)
 	return s
 }
 
-// headerText undoes the encoding of an attribute in a header (HTTP binding,
-// section 3.1.3.2). A header may be quoted as a whole, too.
+// headerText decodes an attribute in a header (HTTP binding, section 3.1.3.2). The header may also be quoted as a
+// whole.
 func headerText(s string) (string, error) {
 	if len(s) >= 2 && s[0] == '"' && s[len(s)-1] == '"' {
 		s = strings.NewReplacer(`\"`, `"`, `\\`, `\`).Replace(s[1 : len(s)-1])
@@ -144,7 +143,7 @@ func headerText(s string) (string, error) {
 	return url.PathUnescape(s)
 }
 
-// cloudEvent checks the attributes and takes over what becomes of them.
+// cloudEvent checks the attributes of ce and copies them to the input.
 func (r *refused) cloudEvent(ce cloudEvent, in *Input, typed bool) {
 	if ce.specversion != "1.0" {
 		r.add(fault.Invalid, in.at+"/specversion", "must be 1.0")

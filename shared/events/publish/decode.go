@@ -10,14 +10,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// envelope is how much deeper than its payload a request may be nested: an array
-// of objects around it.
+// envelope is the nesting around a payload in a request: an array of objects.
 const envelope = 2
 
-// decode reads a body in JSON: one event or an array of events, each either in our own
-// form or as a structured CloudEvent, distinguished by "specversion". Faults are of
-// kind fault.Invalid (fault.TooLarge, fault.Unsupported) with a [Refusal]. With
-// workspaces an event may name its own.
+// decode parses a JSON body with one event or an array of events. Each event is in our own form or a structured
+// CloudEvent; the latter has "specversion". If workspaces is true, an event may name its workspace. Faults are of
+// kind fault.Invalid, fault.TooLarge or fault.Unsupported, with a [Refusal].
 func decode(body []byte, workspaces bool) ([]Input, error) {
 	var r refused
 	if jsonrpc.Depth(body) > event.MaxDepth+envelope {
@@ -48,7 +46,7 @@ func decode(body []byte, workspaces bool) ([]Input, error) {
 	return in, nil
 }
 
-// first is the first byte of a JSON value.
+// first returns the first byte of a JSON value, or 0.
 func first(b []byte) byte {
 	for _, c := range b {
 		if c != ' ' && c != '\n' && c != '\t' && c != '\r' {
@@ -58,7 +56,7 @@ func first(b []byte) byte {
 	return 0
 }
 
-// event reads one element at a pointer.
+// event parses one element. At is its JSON Pointer.
 func (r *refused) event(raw json.RawMessage, at string, workspaces bool) Input {
 	in := Input{at: at, DataAt: at + "/data"}
 	if first(raw) != '{' {
@@ -87,7 +85,7 @@ func (r *refused) event(raw json.RawMessage, at string, workspaces bool) Input {
 			in.Time = r.time(r.optional(value, at+"/time"), at+"/time")
 		case "workspace":
 			if !workspaces {
-				r.add(fault.Invalid, at+"/workspace", "cannot be chosen here: it is that of the caller")
+				r.add(fault.Invalid, at+"/workspace", "cannot be chosen here; events belong to the caller's workspace")
 				continue
 			}
 			in.Workspace = r.text(value, at+"/workspace")
@@ -119,7 +117,7 @@ func (r *refused) unknownMember(at, name string) {
 	r.add(fault.Invalid, at, "has the unknown member %q (allowed: uri, data, id, time)", name)
 }
 
-// text reads a string that is not empty.
+// text parses a non-empty string.
 func (r *refused) text(value json.RawMessage, at string) string {
 	s, ok := jsonrpc.String(value)
 	if !ok {
@@ -130,7 +128,7 @@ func (r *refused) text(value json.RawMessage, at string) string {
 	return s
 }
 
-// optional is text that may also be null.
+// optional does what text does, and also accepts null.
 func (r *refused) optional(value json.RawMessage, at string) string {
 	if string(value) == "null" {
 		return ""

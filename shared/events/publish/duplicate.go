@@ -9,25 +9,25 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// fewMembers is up to how many members of an object are compared one by one.
+// fewMembers is the number of members up to which names are compared one by one instead of in a map.
 const fewMembers = 16
 
-// object is an object or an array that is open while [twice] reads on.
+// object is an object or array whose end [findDuplicate] has not reached yet.
 type object struct {
 	array bool
-	index int    // of the array's element
-	name  []byte // of the object's current member, unescaped
-	begin int    // where its names begin among those of all open objects
+	index int    // index of the current element of an array
+	name  []byte // name of the current member of an object, unescaped
+	begin int    // index of its first name in the list of all open objects' names
 	many  map[string]bool
 }
 
-// twice finds a member that an object has twice, by one pass over valid JSON, and
-// returns its pointer. Parsers differ in which of the two they take, so what the schema
-// check saw might not be what a subscriber reads.
-func twice(data []byte) (pointer string, found bool) {
+// findDuplicate finds a member name that occurs twice in an object, in one pass over valid JSON, and returns a JSON
+// Pointer to it. We refuse duplicates because parsers differ in which of the two they use: a subscriber might read
+// another value than the one that passed the schema check.
+func findDuplicate(data []byte) (pointer string, found bool) {
 	var open []object
 	var names [][]byte
-	key := false // the next string is a member's name
+	key := false // whether the next string is a member's name
 	for i := 0; i < len(data); i++ {
 		switch data[i] {
 		case '{':
@@ -61,7 +61,7 @@ func twice(data []byte) (pointer string, found bool) {
 	return "", false
 }
 
-// has reports whether the object's current name is among its earlier ones.
+// has reports whether the object's current name occurred before in the object.
 func (o *object) has(names [][]byte) bool {
 	mine := names[o.begin:]
 	if len(mine) < fewMembers {
@@ -80,7 +80,7 @@ func (o *object) has(names [][]byte) bool {
 	return false
 }
 
-// maxPointer bounds the pointer to a fault: the names of a payload may be long.
+// maxPointer limits the length of a pointer, because the names in a payload may be long.
 const maxPointer = 1024
 
 func pointerTo(open []object) string {
@@ -99,7 +99,7 @@ func pointerTo(open []object) string {
 	return b.String()
 }
 
-// stringEnd is the index after the string that starts at i.
+// stringEnd returns the index after the string that starts at i.
 func stringEnd(b []byte, i int) int {
 	for i++; ; i++ {
 		switch b[i] {
@@ -111,7 +111,7 @@ func stringEnd(b []byte, i int) int {
 	}
 }
 
-// unescaped is the value of a JSON string; it shares b's memory unless something is escaped.
+// unescaped returns the value of a JSON string. The result shares b's memory unless something is escaped.
 func unescaped(b []byte) []byte {
 	if bytes.IndexByte(b, '\\') < 0 {
 		return b[1 : len(b)-1]

@@ -33,17 +33,17 @@ func TestTwice(t *testing.T) {
 		"{" + wide.String() + `"m3":1}`:                  "/m3",
 		"[{" + wide.String() + `"m":1},{"m1":1,"m1":2}]`: "/1/m1",
 	} {
-		if got, found := twice([]byte(in)); got != want || found != (want != "") {
+		if got, found := findDuplicate([]byte(in)); got != want || found != (want != "") {
 			t.Errorf("%.60s: got %q, %v, want %q", in, got, found, want)
 		}
 	}
 	long := `"` + strings.Repeat("é", 5000) + `"`
-	if got, found := twice([]byte("{" + long + ":1," + long + ":2}")); !found || len(got) > maxPointer+8 {
+	if got, found := findDuplicate([]byte("{" + long + ":1," + long + ":2}")); !found || len(got) > maxPointer+8 {
 		t.Errorf("the pointer has %d bytes", len(got))
 	}
 }
 
-// repeats is the plain way: every object read into a set.
+// repeats is a simple implementation, which decodes every object into a set.
 func repeats(d *json.Decoder) bool {
 	tok, err := d.Token()
 	if err != nil {
@@ -81,7 +81,7 @@ func FuzzTwice(f *testing.F) {
 		if err != nil {
 			return
 		}
-		pointer, found := twice(data)
+		pointer, found := findDuplicate(data)
 		if want := repeats(json.NewDecoder(bytes.NewReader(data))); found != want || (pointer != "") != found {
 			t.Fatalf("%s: got %q, %v, want %v", data, pointer, found, want)
 		}
@@ -92,6 +92,6 @@ func BenchmarkTwice(b *testing.B) {
 	data := []byte(`{"action":"opened","number":7,"text":"` + strings.Repeat("a", 600) + `"}`)
 	b.ReportAllocs()
 	for b.Loop() {
-		twice(data)
+		findDuplicate(data)
 	}
 }

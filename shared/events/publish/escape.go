@@ -10,15 +10,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// escape compacts JSON and writes some characters as \u escapes:
+// escape compacts JSON and writes these characters as \u escapes:
 //
-//   - U+FFFE and U+FFFF, which SQS refuses, for XML 1.0 lacks them;
-//   - <, >, &, U+2028 and U+2029, which encoding/json escapes wherever it meets
-//     raw JSON later on. Done here, once, the size that is checked is the size that
-//     travels: 240 KiB of HTML would otherwise outgrow the queue on its way.
+//   - U+FFFE and U+FFFF, which SQS refuses because XML 1.0 does not allow them;
+//   - <, >, &, U+2028 and U+2029, which encoding/json would otherwise escape later, wherever it copies
+//     the raw JSON. After this, the size no longer changes. Otherwise 240 KiB of HTML would pass the
+//     size check and then become too large for the queue.
 //
-// The value stays the same, digits of numbers included. Text that is not UTF-8 or
-// not JSON is of kind fault.Invalid.
+// The value does not change, not even the digits of numbers. Text that is not UTF-8 or not JSON is a fault of kind
+// fault.Invalid.
 func escape(data json.RawMessage) (json.RawMessage, error) {
 	if !utf8.Valid(data) {
 		return nil, fault.New(fault.Invalid, "is not UTF-8")

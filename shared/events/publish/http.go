@@ -14,27 +14,28 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 )
 
-// Handler serves POST /events. It takes
+// Handler serves POST /events. It accepts
 //
 //   - application/json: {"uri","data","id"?,"time"?}, or an array of these
 //   - CloudEvents: application/cloudevents+json, application/cloudevents-batch+json,
-//     or the binary mode, recognised by the header ce-specversion
+//     or the binary mode, which it recognizes by the header ce-specversion
 //
-// and answers 202 {"accepted":[{"id","uri"}]}, or an error as {"error":{"kind",
-// "message","uri"?,"faults"?:[{"pointer","message"}],"missingScopes"?,"limit"?,"max"?,"retryAfterSeconds"?}}.
-// The order of checks: Origin, method, caller, scope, media type, size, JSON, events.
+// It responds with 202 {"accepted":[{"id","uri"}]}, or with an error {"error":{"kind",
+// "message","uri"?,"faults"?:[{"pointer","message"}],"missingScopes"?,"limit"?,"max"?,"retryAfterSeconds"?}}. It
+// checks, in this order: Origin, method, caller, scope, media type, size, JSON, events.
 type Handler struct {
 	Service *Service
 	Auth    auth.Authenticator
-	// Guard refuses what a browser sends for another site.
+	// Guard refuses requests that a browser sends on behalf of another site.
 	Guard auth.Guard
-	// MetadataURL is the protected resource metadata (RFC 9728) that a 401 names; may be empty.
+	// MetadataURL is the URL of the protected resource metadata (RFC 9728) that a 401 response names. It may be
+	// empty.
 	MetadataURL string
-	// Log gets what is not the caller's fault; nil is slog.Default.
+	// Log logs problems that the caller did not cause. Nil means slog.Default.
 	Log *slog.Logger
 }
 
-// ServeHTTP answers a request.
+// ServeHTTP implements [http.Handler].
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answers := httpjson.Answers{Scope: auth.ScopePublish, MetadataURL: h.MetadataURL, Log: h.Log, Limited: func(name string) {
 		h.Service.Metrics.LimitReached(name)
@@ -69,7 +70,7 @@ func (h *Handler) publish(w http.ResponseWriter, r *http.Request) ([]Accepted, e
 	}
 	if sent := trace.FromHeader(r.Header); sent.Parent != "" {
 		for i := range in {
-			if in[i].Trace.Parent == "" { // a CloudEvent has where its way began, which may be further away
+			if in[i].Trace.Parent == "" { // a CloudEvent names the beginning of its trace, which may be earlier
 				in[i].Trace = sent
 			}
 		}
@@ -77,10 +78,10 @@ func (h *Handler) publish(w http.ResponseWriter, r *http.Request) ([]Accepted, e
 	return h.Service.Accept(r.Context(), p, in)
 }
 
-// firstRead bounds what is set aside for a body on its sender's word.
+// firstRead is the maximum memory reserved because of Content-Length, before any of the body has arrived.
 const firstRead = 64 << 10
 
-// read takes the events out of a request.
+// read parses the events in a request.
 func read(w http.ResponseWriter, r *http.Request) ([]Input, error) {
 	if enc := r.Header.Get("Content-Encoding"); enc != "" && !strings.EqualFold(enc, "identity") {
 		return nil, fault.New(fault.Unsupported, "a compressed body is not supported")
@@ -94,7 +95,7 @@ func read(w http.ResponseWriter, r *http.Request) ([]Input, error) {
 		return nil, tooLarge
 	}
 	var buf bytes.Buffer
-	if r.ContentLength > 0 { // with room for the read that finds the end
+	if r.ContentLength > 0 { // plus space for the read that returns EOF
 		buf.Grow(int(min(r.ContentLength, firstRead)) + bytes.MinRead)
 	}
 	_, err = buf.ReadFrom(http.MaxBytesReader(w, r.Body, MaxBody))
@@ -140,10 +141,10 @@ const (
 	modeBinary
 )
 
-// modeOf is how the events are sent.
+// modeOf returns the form in which the events are sent.
 func modeOf(h http.Header) (mode, error) {
 	contentType := h.Get("Content-Type")
-	if contentType == "application/json" && h.Get("Ce-Specversion") == "" { // nearly always
+	if contentType == "application/json" && h.Get("Ce-Specversion") == "" { // the most frequent case
 		return modePlain, nil
 	}
 	media, _, err := mime.ParseMediaType(contentType)
@@ -155,7 +156,7 @@ func modeOf(h http.Header) (mode, error) {
 		return modeStructured, nil
 	case media == "application/cloudevents-batch+json" && isJSON(contentType):
 		return modeBatch, nil
-	case strings.HasPrefix(media, "application/cloudevents"): // another format
+	case strings.HasPrefix(media, "application/cloudevents"): // a CloudEvents format that we do not support
 	case h.Get("Ce-Specversion") != "" && isJSON(contentType):
 		return modeBinary, nil
 	case media == "application/json" && isJSON(contentType):

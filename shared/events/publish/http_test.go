@@ -29,7 +29,7 @@ func handler(t testing.TB) (*Handler, *sent) {
 	return &Handler{Service: s, Auth: auth.None(), Log: slog.New(slog.DiscardHandler)}, q
 }
 
-// post sends a body with headers ("Name: value").
+// post sends a body with headers of the form "Name: value".
 func post(h http.Handler, body string, headers ...string) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(http.MethodPost, "/events", strings.NewReader(body))
 	for _, x := range headers {
@@ -43,7 +43,7 @@ func post(h http.Handler, body string, headers ...string) *httptest.ResponseReco
 
 const asJSON = "Content-Type: application/json"
 
-// ce is a structured CloudEvent with more members.
+// ce returns a structured CloudEvent with additional members.
 func ce(members string) string {
 	return `{"specversion":"1.0","id":"1","source":"event://ci/build-finished","type":"x"` + members + `}`
 }
@@ -95,7 +95,7 @@ func TestHandlerAccepts(t *testing.T) {
 			var got []string
 			for i, e := range q.events(t) {
 				if strings.HasPrefix(e.ID, "msg_") {
-					t.Errorf("a receiver would take %s for a control message", e.ID)
+					t.Errorf("a receiver would mistake %s for a control message", e.ID)
 				}
 				if answer.Accepted[i] != (Accepted{e.ID, e.URI}) {
 					t.Errorf("got %+v for %s", answer.Accepted[i], e.ID)
@@ -166,8 +166,8 @@ func TestHandlerRefuses(t *testing.T) {
 		"structured, no URI":              {`{"specversion":"1.0","id":"1","source":"/x","type":"x"}`, []string{structured}, 400, `none of mcpuri, source and subject is an event:// URI`},
 		"structured, not JSON inside":     {ce(`,"data":"x","datacontenttype":"text/plain"`), []string{structured}, 415, `a payload must be JSON`},
 		"structured, bad Base64":          {ce(`,"data_base64":5`), []string{structured}, 400, `{"pointer":"/data_base64","message":"is not Base64"}`},
-		"structured, Base64 is no JSON":   {ce(`,"data_base64":"eHg="`), []string{structured}, 400, `{"pointer":"/data_base64","message":"is not valid JSON"}`},
-		"structured, data twice":          {ce(`,"data":1,"data_base64":"MQ=="`), []string{structured}, 400, `is given beside data`},
+		"structured, Base64 is not JSON":  {ce(`,"data_base64":"eHg="`), []string{structured}, 400, `{"pointer":"/data_base64","message":"is not valid JSON"}`},
+		"structured, data twice":          {ce(`,"data":1,"data_base64":"MQ=="`), []string{structured}, 400, `is given together with data`},
 		"structured, bad time":            {ce(`,"time":"x"`), []string{structured}, 400, `"/time"`},
 		"binary, bad encoding":            {`1`, []string{asJSON, "ce-specversion: 1.0", "ce-id: %zz", "ce-type: x", "ce-source: event://ci/build-finished"}, 400, `badly percent-encoded`},
 		"binary, a header twice":          {`1`, []string{asJSON, "ce-specversion: 1.0", "ce-id: 1", "ce-id: 2", "ce-type: x", "ce-source: event://ci/build-finished"}, 400, `several headers`},
@@ -182,7 +182,7 @@ func TestHandlerRefuses(t *testing.T) {
 				t.Errorf("got %d %.400s\nwant %d %s", w.Code, w.Body, tc.status, tc.want)
 			}
 			if len(q.on) != 0 {
-				t.Error("something was enqueued")
+				t.Error("an event was queued")
 			}
 		})
 	}
@@ -204,7 +204,7 @@ func testKeys(t *testing.T) auth.Authenticator {
 	return keys
 }
 
-func TestHandlerAsksWhoItIs(t *testing.T) {
+func TestHandlerAuthenticates(t *testing.T) {
 	h, q := handler(t)
 	h.Auth, h.MetadataURL = testKeys(t), "https://x.example/.well-known/oauth-protected-resource"
 	ok := `{"uri":"event://ci/build-finished","data":1}`
@@ -232,8 +232,8 @@ func TestHandlerAsksWhoItIs(t *testing.T) {
 	}
 }
 
-// Given a client that announces a body that is too large, when it keeps the connection open without sending it, then it is refused
-// without a wait for the body.
+// Given a client that announces a body that is too large and does not send it, the handler refuses the request
+// without waiting for the body.
 func TestAUT_06_AnAnnouncedLargeBodyIsNotAwaited(t *testing.T) {
 	h, _ := handler(t)
 	body := &unread{}
@@ -247,7 +247,7 @@ func TestAUT_06_AnAnnouncedLargeBodyIsNotAwaited(t *testing.T) {
 	}
 }
 
-// unread is a body that counts its reads.
+// unread is a body that counts how often it is read.
 type unread struct{ reads int }
 
 func (u *unread) Read([]byte) (int, error) {
@@ -255,7 +255,7 @@ func (u *unread) Read([]byte) (int, error) {
 	return 0, io.ErrUnexpectedEOF
 }
 
-func TestHandlerTakesOnlyPOST(t *testing.T) {
+func TestHandlerAllowsOnlyPOST(t *testing.T) {
 	h, _ := handler(t)
 	for _, method := range []string{http.MethodGet, http.MethodPut, http.MethodDelete, http.MethodOptions} {
 		w := httptest.NewRecorder()
@@ -266,20 +266,20 @@ func TestHandlerTakesOnlyPOST(t *testing.T) {
 	}
 }
 
-func TestHandlerTellsNoInternals(t *testing.T) {
+func TestHandlerRevealsNoInternals(t *testing.T) {
 	h, q := handler(t)
 	q.fail = map[queue.Name]error{queue.Events: io.ErrUnexpectedEOF}
 	w := post(h, `{"uri":"event://ci/build-finished","data":1}`, asJSON)
 	if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" || strings.Contains(w.Body.String(), "EOF") {
 		t.Errorf("got %d %v %s", w.Code, w.Header(), w.Body)
 	}
-	h.Service = nil // panics
+	h.Service = nil // causes a panic
 	if w := post(h, `{"uri":"event://ci/build-finished","data":1}`, asJSON); w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), `"message":"internal error"`) {
 		t.Errorf("got %d %s", w.Code, w.Body)
 	}
 }
 
-// The official SDK is the judge of the three modes.
+// TestCloudEventsSDK sends events with the official SDK in all three modes.
 func TestCloudEventsSDK(t *testing.T) {
 	h, q := handler(t)
 	server := httptest.NewServer(h)
@@ -330,19 +330,19 @@ func TestCloudEventsSDK(t *testing.T) {
 	}
 }
 
-// quiet is a response writer that keeps nothing.
+// quiet is a response writer that discards everything.
 type quiet struct{ header http.Header }
 
 func (q *quiet) Header() http.Header         { return q.header }
 func (q *quiet) WriteHeader(int)             {}
 func (q *quiet) Write(b []byte) (int, error) { return len(b), nil }
 
-// swallow is an events queue that keeps nothing.
+// swallow is an events queue that discards everything.
 type swallow struct{}
 
 func (swallow) Send(context.Context, queue.Name, ...queue.Outgoing) error { return nil }
 
-// BenchmarkHandler is one publish request of 500 B of payload, without network and store.
+// BenchmarkHandler measures a publish request with 500 B of payload, without network and store.
 func BenchmarkHandler(b *testing.B) {
 	h, _ := handler(b)
 	h.Service.Queue = swallow{}

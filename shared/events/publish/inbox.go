@@ -12,28 +12,28 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Inbox accepts events from direct senders. Everyone with permission to send to the inbox queue (IAM on AWS) may
+// Inbox accepts events from direct senders. Anyone with permission to send to the inbox queue (IAM on AWS) may
 // publish. The body of a message is an event, an array of events, or a structured CloudEvent, as in POST /events. The
-// member "workspace" (in a CloudEvent an extension attribute) names the workspace.
+// member "workspace" (in a CloudEvent, an extension attribute) names the workspace.
 //
-// A message is accepted as a whole or not at all. A message that can never be accepted goes to the dead queue with the
-// reason, as a [queue.DeadLetter], and does not hold up other messages.
+// A message is accepted as a whole or not at all. A message that can never be accepted goes to the dead queue with
+// the reason, as a [queue.DeadLetter]. It does not hold up other messages.
 type Inbox struct {
 	Service *Service
-	// Workspace is that of events that name none; auth.DefaultWorkspace when empty.
+	// Workspace is the workspace of events that name none. Empty means auth.DefaultWorkspace.
 	Workspace string
-	// Documents reads what is no event but becomes one; nil reads nothing else.
+	// Documents reads messages that are not events but can become some. Nil means that there are no such messages.
 	Documents Documents
-	// Log gets what was dead-lettered; nil is slog.Default.
+	// Log logs failures and dead letters. Nil means slog.Default.
 	Log *slog.Logger
 }
 
-// Documents makes events of other messages. Ours is false for a message that is not for it.
+// Documents makes events from other messages. Ours is false if it does not handle the message.
 type Documents interface {
 	Read(ctx context.Context, body []byte) (in []Input, ours bool, err error)
 }
 
-// Handle is the [queue.Handler] of the inbox.
+// Handle implements [queue.Handler] for the inbox.
 func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []string, err error) {
 	var events, dead []queue.Outgoing
 	var spans trace.Spans
@@ -49,7 +49,7 @@ func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []
 			spans = append(spans, begun...)
 			events = append(events, out...)
 			taken = append(taken, m.ID)
-		case kind == fault.Unavailable || kind == fault.Internal: // ours: try again
+		case kind == fault.Unavailable || kind == fault.Internal: // an error on our side: try again
 			b.log().ErrorContext(ctx, "inbox message failed", "message", m.ID, "error", err)
 			failed = append(failed, m.ID)
 		default:
@@ -58,8 +58,8 @@ func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []
 			faulty = append(faulty, m.ID)
 		}
 	}
-	// Events first: were they to fail after the letters were sent, the letters
-	// would be sent once more; this way round nothing is.
+	// Send the events first. If that fails, the messages return and nothing is repeated. In the other order, the dead
+	// letters would be sent twice.
 	if len(events) > 0 {
 		if err := b.Service.queue(ctx, events, spans); err != nil {
 			b.log().ErrorContext(ctx, "inbox messages not queued", "messages", len(taken), "error", err)
@@ -84,7 +84,7 @@ func (b *Inbox) log() *slog.Logger {
 	return slog.Default()
 }
 
-// prepare turns one message into messages for the events queue.
+// prepare turns a message into messages for the events queue.
 func (b *Inbox) prepare(ctx context.Context, m queue.Message, spans *trace.Spans) ([]queue.Outgoing, error) {
 	in, err := b.read(ctx, m.Body)
 	if err != nil {
@@ -116,8 +116,7 @@ func (b *Inbox) read(ctx context.Context, body []byte) ([]Input, error) {
 	return decode(body, true)
 }
 
-// part prepares inputs of one workspace, the first of which is number start of
-// the message.
+// part prepares inputs of one workspace. Start is the index of the first within the message.
 func (b *Inbox) part(ctx context.Context, m queue.Message, in []Input, start int, spans *trace.Spans) ([]queue.Outgoing, error) {
 	workspace := in[0].Workspace
 	if workspace == "" {
@@ -134,8 +133,8 @@ func (b *Inbox) part(ctx context.Context, m queue.Message, in []Input, start int
 		if in[i].Trace.Parent == "" {
 			in[i].Trace = sent
 		}
-		// The queue may deliver the message twice. Id and time come from the
-		// message then, so that both times it is the same event.
+		// The queue may deliver the message twice. Derive the id and the time from the message, so that the result is
+		// the same event.
 		if in[i].ID == "" {
 			in[i].ID = "in_" + digest("inbox", m.ID, strconv.Itoa(start+i))
 		}
@@ -164,7 +163,7 @@ func (b *Inbox) part(ctx context.Context, m queue.Message, in []Input, start int
 	return b.check(latest, workspace, in, spans)
 }
 
-// check prepares inputs. Their spans end if the catalog refuses them.
+// check prepares inputs. If the catalog refuses them, it also ends their spans.
 func (b *Inbox) check(cat *catalog.Catalog, workspace string, in []Input, spans *trace.Spans) ([]queue.Outgoing, error) {
 	var begun trace.Spans
 	out, _, err := b.Service.prepare(cat, workspace, in, &begun)
@@ -182,7 +181,7 @@ func dependsOnCatalog(err error) bool {
 	return fault.Is(err, fault.NotFound) || fault.Is(err, fault.Unprocessable)
 }
 
-// letter is the dead letter of a message.
+// letter returns the dead letter for a message.
 func (b *Inbox) letter(m queue.Message, err error) queue.Outgoing {
 	var faults any
 	if data, ok := fault.DataOf(err).(Refusal); ok && len(data.Faults) > 0 {

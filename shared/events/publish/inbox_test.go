@@ -29,7 +29,7 @@ func message(id, body string) queue.Message {
 	return queue.Message{ID: id, Outgoing: queue.Outgoing{Body: []byte(body)}, Received: 1, Sent: noon.Add(-time.Minute)}
 }
 
-func TestInboxTakesEvents(t *testing.T) {
+func TestInboxAcceptsEvents(t *testing.T) {
 	b, q := inbox(t)
 	failed, err := b.Handle(t.Context(), []queue.Message{
 		message("m1", `{"uri":"event://ci/build-finished","data":1}`),
@@ -54,7 +54,7 @@ func TestInboxTakesEvents(t *testing.T) {
 	}
 }
 
-func TestInboxGivesARepeatedMessageTheSameEvents(t *testing.T) {
+func TestInboxMakesTheSameEventsOfARedeliveredMessage(t *testing.T) {
 	b, q := inbox(t)
 	array := `[{"uri":"event://ci/build-finished","data":1},{"uri":"event://ci/build-finished","data":1}]`
 	for range 2 {
@@ -65,7 +65,7 @@ func TestInboxGivesARepeatedMessageTheSameEvents(t *testing.T) {
 	_, _ = b.Handle(t.Context(), []queue.Message{message("m2", array)})
 	m := q.on[queue.Events]
 	if m[0].Dedup != m[2].Dedup || m[1].Dedup != m[3].Dedup || m[0].Dedup == m[1].Dedup || m[4].Dedup == m[0].Dedup {
-		t.Error("a redelivered message gives other events, or different ones the same")
+		t.Error("a redelivered message became other events, or two messages became the same")
 	}
 }
 
@@ -79,7 +79,7 @@ func TestInboxDeadLettersFaultyMessages(t *testing.T) {
 		"AUT-05 an unknown workspace":   {`{"uri":"event://ci/build-finished","data":1,"workspace":"nowhere"}`, "unknown workspace"},
 		"AUT-05 a forbidden workspace":  {`{"uri":"event://ci/build-finished","data":1,"workspace":"a/../b"}`, "not the name of a workspace"},
 		"a message of control codes":    {"\x00\x01\xff", "is not valid JSON"},
-		"a message that is a full load": {strings.Repeat("\uFFFF", queue.MaxBody/3), "is not valid JSON"},
+		"a message of the maximum size": {strings.Repeat("\uFFFF", queue.MaxBody/3), "is not valid JSON"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, q := inbox(t)
@@ -106,21 +106,21 @@ func TestInboxDeadLettersFaultyMessages(t *testing.T) {
 				t.Errorf("AWS-07: got %+v, want the reason %q", l, tc.reason)
 			}
 			if body, err := l.Content(); err != nil || string(body) != tc.body {
-				t.Errorf("the message is not in the letter: %.100q, %v", body, err)
+				t.Errorf("the dead letter does not contain the message: %.100q, %v", body, err)
 			}
 			if strings.ContainsAny(string(dead[0].Body), "\uFFFE\uFFFF") {
-				t.Error("the letter has characters that SQS refuses")
+				t.Error("the dead letter has characters that SQS refuses")
 			}
 		})
 	}
 }
 
-func TestADeadLetterTellsTheAttributesOfItsMessage(t *testing.T) {
+func TestADeadLetterHasTheAttributesOfItsMessage(t *testing.T) {
 	for name, tc := range map[string]struct {
 		value string
 		want  int
 	}{
-		"AWS-07 as they came": {"orders", 1}, "not those that leave no room": {strings.Repeat("x", queue.MaxBody), 0},
+		"AWS-07 unchanged": {"orders", 1}, "except those that are too large": {strings.Repeat("x", queue.MaxBody), 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, q := inbox(t)
@@ -146,7 +146,7 @@ func (failing) Catalog(context.Context, string) (*catalog.Catalog, error) {
 	return nil, fault.New(fault.Unavailable, "down")
 }
 
-func TestInboxKeepsWhatItCannotTakeNow(t *testing.T) {
+func TestInboxRetriesAfterFailures(t *testing.T) {
 	good, bad := message("good", `{"uri":"event://ci/build-finished","data":1}`), message("bad", `{`)
 	for name, tc := range map[string]struct {
 		change func(*Inbox, *sent)
@@ -206,7 +206,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// A direct sender gets no answer that would have it try again, so the inbox must not refuse by an old catalog.
+// A direct sender gets no response, so it would not retry. The inbox must not refuse a message because of an outdated
+// catalog.
 func TestInboxWithAnOldCatalog(t *testing.T) {
 	const later = `events:
   - name: late
@@ -240,7 +241,7 @@ func TestInboxWithAnOldCatalog(t *testing.T) {
 			if tc.before != "" {
 				apply(tc.before)
 			}
-			_, _ = stored.Catalog(t.Context(), "default") // of an earlier message
+			_, _ = stored.Catalog(t.Context(), "default") // fills the cache, as an earlier message would
 			apply(tc.after)
 			failed, err := b.Handle(t.Context(), []queue.Message{message("m1", tc.body)})
 			if len(failed) > 0 || err != nil {
@@ -261,8 +262,8 @@ func TestInboxWithAnOldCatalog(t *testing.T) {
 	}
 }
 
-// The events queue drops a repetition of an event for five minutes, so an event that is sent back needs another
-// deduplication id than the first time.
+// The events queue drops repetitions of an event for five minutes, so an event that is sent back from a dead letter
+// needs a new deduplication id.
 func TestInboxSendsEventsBack(t *testing.T) {
 	b, q := inbox(t)
 	resend := func(letter string) queue.Message {

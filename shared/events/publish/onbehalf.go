@@ -11,8 +11,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// OnBehalf publishes what the server itself makes of something that a principal did. The
-// principal needs no scope for it, but its rate counts.
+// OnBehalf publishes events that the server itself creates because of a principal's action. The principal does not
+// need the scope to publish, but the events count against its quota.
 type OnBehalf struct{ Service *Service }
 
 // Publish accepts one event, as [Service.Accept] does.
@@ -22,8 +22,8 @@ func (o OnBehalf) Publish(ctx context.Context, p auth.Principal, in Input) error
 	return err
 }
 
-// ByInbox does the same where only the inbox queue can be reached: [Inbox] checks the
-// event and publishes it.
+// ByInbox publishes in the same way from a function that can reach only the inbox queue. [Inbox] then checks and
+// publishes the event.
 type ByInbox struct{ Queue queue.Sender }
 
 // Publish sends one event to the inbox.

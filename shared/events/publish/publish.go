@@ -1,12 +1,12 @@
-// Package publish is the way in: it checks events against the catalog and puts the
-// accepted ones on the events queue, where fanout takes over.
+// Package publish receives events. It checks them against the catalog and puts them on the events queue, from which
+// fanout continues.
 //
 //	POST /events ─▶ [Handler] ──┐
 //	                            ├─▶ [Service] ─▶ events queue (FIFO)
-//	inbox queue ──▶ [Inbox] ────┘        └─▶ dead queue (what the inbox cannot take)
+//	inbox queue ──▶ [Inbox] ────┘        └─▶ dead queue (messages that the inbox cannot accept)
 //
-// What comes in by either way is all or nothing: a request, or a message. Nothing of
-// subscriptions enters here. Go on in shared/events/delivery.
+// A request or message is accepted as a whole or not at all. The package does not know about subscriptions. Read
+// shared/events/delivery next.
 package publish
 
 import (
@@ -35,67 +35,68 @@ import (
 
 // Limits of a request.
 const (
-	// MaxEvents is the largest number of events.
+	// MaxEvents is the maximum number of events.
 	MaxEvents = 1000
-	// MaxBody is the largest body in bytes.
+	// MaxBody is the maximum size of a body in bytes.
 	MaxBody = 5 << 20
-	// maxID bounds an identifier of another alphabet before it is hashed.
+	// maxID is the maximum length of an id that needs hashing because of its characters.
 	maxID = 4096
 )
 
-// Input is one event as its publisher gives it.
+// Input is one event as the publisher sent it.
 type Input struct {
-	// URI is the event:// URI, in any spelling.
+	// URI is the event:// URI, not necessarily in canonical form.
 	URI string
-	// ID is chosen by the publisher, who thereby makes repetition harmless: a
-	// second event with the same URI and id within five minutes is dropped.
-	// Empty is a new id. One outside of the alphabet of [event.ValidID], or that
-	// begins with "msg_", is mapped by [event.ForeignID].
+	// ID is chosen by the publisher, so that it can safely publish the event again: a second event with the same URI
+	// and id within five minutes is dropped. If it is empty, the event gets a new id. An id that is not a
+	// [event.ValidID], or that begins with "msg_", is mapped by [event.ForeignID].
 	ID string
-	// Source is the CloudEvents source, which an id is unique in; may be empty.
+	// Source is the CloudEvents source, within which ids are unique. It may be empty.
 	Source string
-	// Time is when it happened; zero is now.
+	// Time is when the event happened. Zero means now.
 	Time time.Time
-	// Data is the payload, valid JSON of any spacing.
+	// Data is the payload. It must be valid JSON, with any white space.
 	Data json.RawMessage
-	// Trace is the trace that it belongs to; may be none.
+	// Trace is the trace that the event belongs to. It may be empty.
 	Trace trace.Context
-	// Workspace is for the inbox only. A caller's events belong to the workspace of its principal.
+	// Workspace is used by the inbox only. In POST /events, the events belong to the workspace of the principal.
 	Workspace string
-	// Resend is for the inbox only. It names the dead letter that is sent back to its queue. The queue has accepted the
-	// event before, perhaps within the last five minutes, and would drop it as a repetition.
+	// Resend is used by the inbox only. It identifies a dead letter that is being sent back to its queue. The queue
+	// may have accepted the event in the last five minutes and would drop it as a repetition, so Resend becomes part
+	// of its deduplication id.
 	Resend string
 
-	// URIAt and DataAt are the JSON Pointers of the two in what was sent, for faults. An empty URIAt is /uri of the event.
+	// URIAt and DataAt are JSON Pointers to the two in the request, for faults. An empty URIAt means /uri of the
+	// event.
 	URIAt, DataAt string
 
-	at string // the pointer of the event
-	// cloud is true for a CloudEvent.
+	at string // JSON Pointer to the event
+	// cloud reports whether the event is a CloudEvent.
 	cloud bool
 }
 
-// Accepted says what became of an input.
+// Accepted is the result for an accepted input.
 type Accepted struct {
 	ID  string `json:"id"`
 	URI string `json:"uri"`
 }
 
-// Service accepts events. Its methods may be called concurrently.
+// Service accepts events. It is safe for concurrent use.
 type Service struct {
 	Catalog catalog.Source
 	Queue   queue.Sender
-	// Rate limits what a principal publishes; nil does not.
+	// Rate is the quota of each principal. Nil means no quota.
 	Rate *quota.Rate
-	// Now is the clock; nil is time.Now.
+	// Now returns the current time. Nil means time.Now.
 	Now func() time.Time
-	// Metrics counts accepted events and dead letters; may be nil.
+	// Metrics counts accepted events and dead letters. It may be nil.
 	Metrics *metric.Set
-	// Tracer makes a span of each accepted event; may be nil.
+	// Tracer starts a span for each accepted event. It may be nil.
 	Tracer *trace.Tracer
 }
 
-// NewRate limits to a number of events per second, with bursts of two seconds' worth
-// and at least one full request.
+// NewRate returns a quota of events per second. It allows bursts of two seconds' worth of events, and at least one
+// full request.
 func NewRate(of quota.Of) *quota.Rate {
 	return quota.New(quota.PublishRate, "events", of, func(perSecond float64) float64 { return max(2*perSecond, MaxEvents) })
 }
@@ -107,20 +108,20 @@ func (s *Service) now() time.Time {
 	return time.Now()
 }
 
-// Accept checks the events and, if all are good, puts them on the events queue, in
-// the order of in. It returns when they are durable. Otherwise nothing is accepted,
-// and the error is of kind
+// Accept checks the events and, if all are valid, puts them on the events queue in the order of in. It returns when
+// they are durable. If it returns an error, none of the events is accepted, unless the error is of kind
+// fault.Unavailable. The kinds are
 //
 //   - fault.Forbidden: the principal lacks the scope events:publish
 //   - fault.Invalid: something is malformed
-//   - fault.TooLarge: a payload over [event.MaxPayload], or over [MaxEvents] events
-//   - fault.NotFound: a URI belongs to no event type
-//   - fault.Unprocessable: a payload breaks its schema
-//   - fault.Exhausted: the principal's publish rate is reached
-//   - fault.Unavailable: the queue did not take them all. Some may have been sent: events
-//     that carry an id can be published again without being delivered twice.
+//   - fault.TooLarge: a payload is larger than [event.MaxPayload], or there are more than [MaxEvents] events
+//   - fault.NotFound: a URI matches no event type
+//   - fault.Unprocessable: a payload does not match its schema
+//   - fault.Exhausted: the principal's publish quota is used up
+//   - fault.Unavailable: the queue did not accept all events. It may have accepted some.
+//     Events with an id can be published again without being delivered twice.
 //
-// Where several apply, the first in this list; all faults are in the data, a [Refusal].
+// If several apply, the error has the first kind in this list. Its data, a [Refusal], contains all faults.
 func (s *Service) Accept(ctx context.Context, p auth.Principal, in []Input) ([]Accepted, error) {
 	if err := p.Require(auth.ScopePublish); err != nil {
 		return nil, err
@@ -151,7 +152,7 @@ func (s *Service) Accept(ctx context.Context, p auth.Principal, in []Input) ([]A
 	return accepted, nil
 }
 
-// queue puts accepted events on the events queue, and ends their spans.
+// queue puts accepted events on the events queue and ends their spans.
 func (s *Service) queue(ctx context.Context, events []queue.Outgoing, spans trace.Spans) error {
 	if err := s.Queue.Send(ctx, queue.Events, events...); err != nil {
 		spans.End(fault.Unavailable.String())
@@ -162,7 +163,7 @@ func (s *Service) queue(ctx context.Context, events []queue.Outgoing, spans trac
 	return nil
 }
 
-// prepare checks inputs against a catalog, begins their spans and encodes them for the events queue.
+// prepare checks inputs against a catalog, starts their spans and encodes them for the events queue.
 func (s *Service) prepare(cat *catalog.Catalog, workspace string, in []Input, spans *trace.Spans) ([]queue.Outgoing, []Accepted, error) {
 	now := s.now()
 	out := make([]queue.Outgoing, 0, len(in))
@@ -182,7 +183,7 @@ func (s *Service) prepare(cat *catalog.Catalog, workspace string, in []Input, sp
 			span.Set(trace.Event(workspace, e.ID, e.Name)...)
 		}
 		body := e.AppendJSON(nil)
-		if len(body) > queue.MaxBody { // the limits of its parts leave room; nothing else may pass
+		if len(body) > queue.MaxBody { // the limits of the parts should prevent this
 			r.add(fault.TooLarge, in[i].at, "is larger than %d bytes in the queue", queue.MaxBody)
 			continue
 		}
@@ -199,12 +200,12 @@ func (s *Service) prepare(cat *catalog.Catalog, workspace string, in []Input, sp
 	return out, accepted, nil
 }
 
-// groups is over how many FIFO groups the events of an unordered URI are spread. A group is
-// worked on by one batch of ten at a time, about 125 events a second.
+// groups is the number of FIFO groups for the events of an unordered URI. One batch of ten is processed at a time
+// within a group, which allows about 125 events per second.
 const groups = 16
 
-// group is the FIFO group of an event: that of its URI or, if the order is given up, one of several. An id
-// always has the same one, because the queue drops repetitions within a group.
+// group returns the FIFO group of an event. It is derived from the URI or, if the event type is unordered, one of
+// several. The same id always gets the same group, because the queue drops repetitions only within a group.
 func group(cat *catalog.Catalog, workspace string, e event.Event) string {
 	if !cat.ByName(e.Name).Unordered() {
 		return digest(workspace, e.URI)
@@ -214,15 +215,15 @@ func group(cat *catalog.Catalog, workspace string, e event.Event) string {
 	return digest(workspace, e.URI, strconv.Itoa(int(h.Sum32()%groups)))
 }
 
-// Check makes the event of an input, without workspace and times, and queues nothing. Errors are those of [Service.Accept]
-// for what is wrong with the input.
+// Check converts an input into an event, without workspace and times, and does not queue it. For a faulty input it
+// returns the same errors as [Service.Accept].
 func Check(cat *catalog.Catalog, in Input) (event.Event, error) {
 	var r refused
 	e, _ := r.check(cat, &in)
 	return e, r.err(1)
 }
 
-// check turns one input into an event without workspace and times, or reports its faults.
+// check converts an input into an event, without workspace and times, or reports its faults.
 func (r *refused) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	before := r.count
 	uriAt := cmp.Or(in.URIAt, in.at+"/uri")
@@ -241,10 +242,10 @@ func (r *refused) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	default:
 		id = event.ForeignID(in.Source, id)
 	}
-	data, err := normal(in.Data)
+	data, err := normalize(in.Data)
 	if err != nil {
 		r.refuse(in.DataAt, err)
-	} else if at, found := twice(data); found {
+	} else if at, found := findDuplicate(data); found {
 		r.add(fault.Invalid, in.DataAt+at, "is given twice")
 	}
 	if r.count > before {
@@ -264,12 +265,12 @@ func (r *refused) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	return event.Event{ID: id, URI: uri, Name: entry.Name, Data: data}, r.count == before
 }
 
-// escapedWildcard is the segment that [catalog.Canonical] makes of one that stands for any value.
+// escapedWildcard is the canonical form, see [catalog.Canonical], of a segment that is a wildcard.
 const escapedWildcard = "%2A"
 
-// normal checks a payload and gives it the form in which it travels: compact, and
-// with what other parties cannot bear written as an escape.
-func normal(data json.RawMessage) (json.RawMessage, error) {
+// normalize checks a payload and converts it to the form in which it is stored and sent: compact, with problematic
+// characters escaped.
+func normalize(data json.RawMessage) (json.RawMessage, error) {
 	if depth := jsonrpc.Depth(data); depth > event.MaxDepth {
 		return nil, fault.New(fault.Invalid, "is nested deeper than %d levels", event.MaxDepth).AtLimit("nesting", event.MaxDepth)
 	}
@@ -286,8 +287,8 @@ func normal(data json.RawMessage) (json.RawMessage, error) {
 	return data, nil
 }
 
-// digest names a FIFO group or a message: base64url SHA-256, 43 characters, of
-// the parts with their lengths, so that no two lists of parts give the same.
+// digest returns a name for a FIFO group or a deduplication id. It is the SHA-256 in base64url, with 43 characters,
+// of the parts and their lengths, so that different lists of parts give different results.
 func digest(parts ...string) string {
 	buf := make([]byte, 0, 1536)
 	for _, p := range parts {

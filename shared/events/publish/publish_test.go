@@ -29,7 +29,7 @@ const types = `events:
   - {name: ci.line, uri: "event://ci/line", order: none}
 `
 
-// sent is a queue that keeps what is sent to it.
+// sent is a queue that keeps the sent messages.
 type sent struct {
 	mu   sync.Mutex
 	on   map[queue.Name][]queue.Outgoing
@@ -101,7 +101,7 @@ func TestAcceptFillsIn(t *testing.T) {
 	}
 	for i, e := range events {
 		if e.ID != got[i].ID || e.URI != got[i].URI {
-			t.Errorf("event %d: got %s %s, answered %+v", i, e.ID, e.URI, got[i])
+			t.Errorf("event %d: got %s %s, accepted %+v", i, e.ID, e.URI, got[i])
 		}
 	}
 }
@@ -120,7 +120,7 @@ func TestGroupsAndDeduplication(t *testing.T) {
 	}
 	m := q.on[queue.Events]
 	if m[0].Group != m[2].Group || m[0].Dedup != m[1].Dedup || m[0].Dedup == m[2].Dedup {
-		t.Errorf("one URI must be one group, and a repeated id be dropped: %+v", m)
+		t.Errorf("want one group per URI and the same deduplication id for a repeated id: %+v", m)
 	}
 	if m[3].Group == m[0].Group || m[3].Dedup == m[0].Dedup {
 		t.Error("AUT-05: two workspaces share a group or a deduplication id")
@@ -129,12 +129,12 @@ func TestGroupsAndDeduplication(t *testing.T) {
 		t.Errorf("got %q, %q", m[0].Group, m[0].Dedup)
 	}
 	if digest("a", "bc") == digest("ab", "c") {
-		t.Error("the border between the parts does not count")
+		t.Error("moving the border between the parts does not change the digest")
 	}
 }
 
-// The events of a URI without order are in several groups, and a repeated one is in the group of the first: the
-// queue drops repetitions within a group only.
+// The events of an unordered URI are spread over several groups. A repeated event is in the same group as the first,
+// because the queue drops repetitions only within a group.
 func TestAnUnorderedURIHasSeveralGroups(t *testing.T) {
 	s, q := service(t)
 	for range 2 {
@@ -179,7 +179,7 @@ func TestAcceptRefuses(t *testing.T) {
 		"EVS-07 a payload breaks its schema":  {publisher, []Input{pr(`{"action":"x"}`)}, fault.Unprocessable, `/data/action: must be one of "opened", "closed"`},
 		"EVS-07 a variable breaks its schema": {publisher, []Input{{URI: "event://github/ACME/x/pull_request", Data: json.RawMessage(`{"action":"opened"}`)}}, fault.Unprocessable, "/uri: the variables of"},
 		"an unknown URI":                      {publisher, []Input{bad(func(in *Input) { in.URI = "event://ci/x" })}, fault.NotFound, "belongs to no event type"},
-		"a URI that is none":                  {publisher, []Input{bad(func(in *Input) { in.URI = "http://x" })}, fault.Invalid, "/uri: the event URI does not begin"},
+		"an invalid URI":                      {publisher, []Input{bad(func(in *Input) { in.URI = "http://x" })}, fault.Invalid, "/uri: the event URI does not begin"},
 		"EVS-07 a pattern":                    {publisher, []Input{bad(func(in *Input) { in.URI = "event://github/*/x/pull_request" })}, fault.Invalid, `is a pattern: "*"`},
 		"a parent":                            {publisher, []Input{bad(func(in *Input) { in.URI = "event://ci" })}, fault.NotFound, "belongs to no"},
 		"no payload":                          {publisher, []Input{bad(func(in *Input) { in.Data = nil })}, fault.Invalid, "is missing"},
@@ -192,7 +192,7 @@ func TestAcceptRefuses(t *testing.T) {
 		"too many":                            {publisher, make([]Input, MaxEvents+1), fault.TooLarge, "at most 1000"},
 		"an unknown workspace":                {auth.Principal{ID: "a", Workspace: "nowhere", Scopes: publisher.Scopes}, []Input{good}, fault.NotFound, "unknown workspace"},
 		"one of two: nothing is accepted":     {publisher, []Input{good, pr(`{}`)}, fault.Unprocessable, "none of the events was accepted"},
-		"the worst kind is reported":          {publisher, []Input{pr(`{}`), bad(func(in *Input) { in.URI = "x" })}, fault.Invalid, "does not begin with event:// (and 1 more faults)"},
+		"the most severe kind is reported":    {publisher, []Input{pr(`{}`), bad(func(in *Input) { in.URI = "x" })}, fault.Invalid, "does not begin with event:// (and 1 more faults)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, q := service(t)
@@ -201,7 +201,7 @@ func TestAcceptRefuses(t *testing.T) {
 				t.Errorf("got %v, %v: %.300v\nwant %v %q", got, fault.KindOf(err), err, tc.kind, tc.want)
 			}
 			if len(q.on) != 0 {
-				t.Errorf("something was enqueued: %v", q.on)
+				t.Errorf("an event was queued: %v", q.on)
 			}
 		})
 	}
@@ -246,12 +246,12 @@ func TestEscape(t *testing.T) {
 		}
 		again, _ := json.Marshal(got)
 		if string(again) != string(got) {
-			t.Errorf("%q grows to %q when it is marshalled again", got, again)
+			t.Errorf("%q becomes %q when it is encoded again", got, again)
 		}
 	}
 }
 
-// TestRate: AUT-07. Each principal has its own rate, and --auth none has none.
+// TestRate: AUT-07. Each principal has its own quota. With --auth none there is no quota.
 func TestRate(t *testing.T) {
 	now := noon
 	s, q := service(t)
@@ -271,14 +271,14 @@ func TestRate(t *testing.T) {
 	other := publisher
 	other.ID = "other"
 	if _, err := s.Accept(t.Context(), other, batch[:1]); err != nil {
-		t.Errorf("AUT-07: another principal has its own rate: %v", err)
+		t.Errorf("AUT-07: another principal is limited too: %v", err)
 	}
 	now = now.Add(time.Second)
 	if _, err := s.Accept(t.Context(), publisher, batch[:100]); err != nil {
-		t.Errorf("AUT-07: a second later 100 pass: %v", err)
+		t.Errorf("AUT-07: 100 events are refused a second later: %v", err)
 	}
 	if _, err := s.Accept(t.Context(), publisher, batch[:1]); !fault.Is(err, fault.Exhausted) {
-		t.Errorf("AUT-07: and no more: %v", err)
+		t.Errorf("AUT-07: a further event: %v", err)
 	}
 	anonymous, _ := auth.None().Authenticate(t.Context(), nil)
 	before := len(q.on[queue.Events])

@@ -8,18 +8,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
 )
 
-// Refusal is the data of an error of [Service.Accept] and of the decoders: where
-// the faults are.
+// Refusal is the data of errors of [Service.Accept] and of the decoders. It locates the faults.
 type Refusal struct {
-	// URI is the first that belongs to no event type, canonical; else empty.
+	// URI is the first URI that matches no event type, in canonical form. It is empty if there is none.
 	URI string `json:"uri,omitempty"`
-	// Faults are at most 100, with JSON pointers into what was sent.
+	// Faults are at most 100 faults, with JSON Pointers into the request.
 	Faults []jsonpointer.Fault `json:"faults,omitempty"`
-	// Limit is the first that was met; nil if none was.
+	// Limit is the first limit that was exceeded, or nil.
 	*fault.Limit
 }
 
-// LimitName makes the limit known to [fault.LimitOf].
+// LimitName returns the limit's name for [fault.LimitOf].
 func (r Refusal) LimitName() string {
 	if r.Limit == nil {
 		return ""
@@ -27,19 +26,18 @@ func (r Refusal) LimitName() string {
 	return r.Limit.Limit
 }
 
-// maxFaults bounds an answer.
+// maxFaults limits the faults in one response.
 const maxFaults = 100
 
 // refused collects the faults of a request.
 type refused struct {
 	Refusal
-	kind  fault.Kind // of the worst fault
+	kind  fault.Kind // of the most severe fault
 	count int
 	first string // message of the first fault of that kind
 }
 
-// severity orders the kinds: what is malformed comes before what is unknown, for
-// the caller must mend it first.
+// severity orders the kinds. Malformed input comes before unknown names, because the caller must fix it first.
 func severity(k fault.Kind) int {
 	return 1 + slices.Index([]fault.Kind{fault.Unprocessable, fault.NotFound, fault.TooLarge, fault.Unsupported, fault.Invalid}, k)
 }
@@ -55,7 +53,7 @@ func (r *refused) add(k fault.Kind, pointer, format string, args ...any) {
 	}
 }
 
-// refuse adds a fault of a part, and the limit that it is about.
+// refuse adds a fault for an error, and records the limit that the error is about.
 func (r *refused) refuse(pointer string, err error) {
 	if l, ok := fault.DataOf(err).(fault.Limit); ok && r.Limit == nil {
 		r.Limit = &l
@@ -63,7 +61,7 @@ func (r *refused) refuse(pointer string, err error) {
 	r.add(fault.KindOf(err), pointer, "%s", fault.Public(err))
 }
 
-// describe is a fault in a sentence.
+// describe returns a fault as a sentence.
 func describe(pointer, msg string) string {
 	if pointer == "" {
 		return "the body " + msg
@@ -71,7 +69,7 @@ func describe(pointer, msg string) string {
 	return pointer + ": " + msg
 }
 
-// unknown reports a URI without an event type.
+// unknown adds a fault for a URI that matches no event type.
 func (r *refused) unknown(pointer, uri string) {
 	if r.URI == "" {
 		r.URI = uri
@@ -79,7 +77,7 @@ func (r *refused) unknown(pointer, uri string) {
 	r.add(fault.NotFound, pointer, "belongs to no event type")
 }
 
-// schema takes over the faults that a check against a schema found below a pointer.
+// schema adds the faults of a schema check. If below is true, their pointers are relative to pointer.
 func (r *refused) schema(pointer string, err error, below bool) {
 	faults, ok := fault.DataOf(err).([]jsonpointer.Fault)
 	if !ok {
@@ -98,7 +96,7 @@ func (r *refused) schema(pointer string, err error, below bool) {
 	}
 }
 
-// err is nil without faults. n is the number of events of the request.
+// err returns an error with all faults, or nil if there are none. n is the number of events in the request.
 func (r *refused) err(n int) error {
 	if r.count == 0 {
 		return nil

@@ -28,18 +28,18 @@ func TestAnEventBelongsToThePublishersTrace(t *testing.T) {
 		headers []string
 		want    []trace.Context
 	}{
-		"OPS-13 no trace":                            {plain, []string{asJSON}, []trace.Context{none}},
-		"OPS-13 the headers of HTTP":                 {plain, []string{asJSON, header, state}, []trace.Context{a}},
-		"OPS-13 all events of an array":              {"[" + plain + "," + plain + "]", []string{asJSON, header, state}, []trace.Context{a, a}},
-		"OPS-13 a malformed header":                  {plain, []string{asJSON, header + "x", state}, []trace.Context{none}},
-		"OPS-13 two headers":                         {plain, []string{asJSON, header, header}, []trace.Context{none}},
-		"OPS-13 a malformed state":                   {plain, []string{asJSON, header, "tracestate: ,=,"}, []trace.Context{{Parent: parentA}}},
-		"OPS-13 CloudEvents structured":              {extension, []string{"Content-Type: application/cloudevents+json"}, []trace.Context{b}},
-		"OPS-13 CloudEvents, where the way began":    {extension, []string{"Content-Type: application/cloudevents+json", header}, []trace.Context{b}},
-		"OPS-13 CloudEvents, no text":                {ce(`,"traceparent":7`), []string{"Content-Type: application/cloudevents+json"}, []trace.Context{none}},
-		"OPS-13 CloudEvents batch, each its own":     {"[" + extension + "," + ce("") + "]", []string{"Content-Type: application/cloudevents-batch+json", header, state}, []trace.Context{b, a}},
-		"OPS-13 CloudEvents binary":                  {"1", append(binary, "ce-traceparent: "+parentB, "ce-tracestate: b=2"), []trace.Context{b}},
-		"OPS-13 CloudEvents binary, percent-encoded": {"1", append(binary, "ce-traceparent: "+parentB, "ce-tracestate: b%3D2"), []trace.Context{b}},
+		"OPS-13 no trace":                             {plain, []string{asJSON}, []trace.Context{none}},
+		"OPS-13 the headers of HTTP":                  {plain, []string{asJSON, header, state}, []trace.Context{a}},
+		"OPS-13 all events of an array":               {"[" + plain + "," + plain + "]", []string{asJSON, header, state}, []trace.Context{a, a}},
+		"OPS-13 a malformed header":                   {plain, []string{asJSON, header + "x", state}, []trace.Context{none}},
+		"OPS-13 two headers":                          {plain, []string{asJSON, header, header}, []trace.Context{none}},
+		"OPS-13 a malformed state":                    {plain, []string{asJSON, header, "tracestate: ,=,"}, []trace.Context{{Parent: parentA}}},
+		"OPS-13 CloudEvents structured":               {extension, []string{"Content-Type: application/cloudevents+json"}, []trace.Context{b}},
+		"OPS-13 CloudEvents, the origin of the trace": {extension, []string{"Content-Type: application/cloudevents+json", header}, []trace.Context{b}},
+		"OPS-13 CloudEvents, not a string":            {ce(`,"traceparent":7`), []string{"Content-Type: application/cloudevents+json"}, []trace.Context{none}},
+		"OPS-13 CloudEvents batch, each its own":      {"[" + extension + "," + ce("") + "]", []string{"Content-Type: application/cloudevents-batch+json", header, state}, []trace.Context{b, a}},
+		"OPS-13 CloudEvents binary":                   {"1", append(binary, "ce-traceparent: "+parentB, "ce-tracestate: b=2"), []trace.Context{b}},
+		"OPS-13 CloudEvents binary, percent-encoded":  {"1", append(binary, "ce-traceparent: "+parentB, "ce-tracestate: b%3D2"), []trace.Context{b}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, q := handler(t)
@@ -53,7 +53,7 @@ func TestAnEventBelongsToThePublishersTrace(t *testing.T) {
 			}
 			for _, m := range q.on[queue.Events] {
 				if strings.Contains(string(m.Body), `"tp"`) != (tc.want[0] != none) {
-					t.Errorf("the message is %s", m.Body)
+					t.Errorf("got the message %s", m.Body)
 				}
 			}
 		})
