@@ -1,8 +1,7 @@
-// Package event holds what an event is: its fields, the rules they obey, and
-// the message in which it travels between the stages.
+// Package event defines the event: its fields, the rules for them, and its encoding in messages between the stages.
 //
-// It knows no transport, no store and no cloud. Go on in shared/events/catalog (which
-// events there are), then shared/events/delivery (how one travels).
+// It does not depend on a transport, store or cloud. Read shared/events/catalog next, which defines event types, and
+// then shared/events/delivery, which delivers events.
 package event
 
 import (
@@ -23,38 +22,38 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// MaxPayload is the largest payload in bytes (design: 240 KiB), so that the
-// webhook body and the queue message around it stay under 256 KiB.
+// MaxPayload is the maximum size of a payload in bytes. It leaves enough space for the webhook body and the queue
+// message around it to stay below 256 KiB.
 const MaxPayload = 240 << 10
 
-// MaxURI is the longest event URI in bytes.
+// MaxURI is the maximum length of an event URI in bytes.
 const MaxURI = 1024
 
-// MaxDepth is the deepest JSON nesting of a payload.
+// MaxDepth is the maximum nesting depth of a payload.
 const MaxDepth = 64
 
 // Event is one occurrence of an event type of the catalog.
 type Event struct {
-	// Workspace is the tenant that the event belongs to.
+	// Workspace is the workspace that the event belongs to.
 	Workspace string
-	// ID is unique among the events of its URI: [A-Za-z0-9_-]{1,128}. It is the
-	// webhook-id of every delivery, so it must not contain a dot.
+	// ID is unique among the events of its URI. It matches [A-Za-z0-9_-]{1,128} and is the webhook-id of every
+	// delivery, so it must not contain a dot.
 	ID string
 	// URI is the canonical event:// URI.
 	URI string
-	// Name is the catalog's name of the event type.
+	// Name is the name of the event type in the catalog.
 	Name string
-	// Time is when it happened, as the publisher says.
+	// Time is when the event happened, according to the publisher.
 	Time time.Time
-	// Published is when it was accepted.
+	// Published is when the event was accepted.
 	Published time.Time
 	// Data is the payload: valid JSON, at most [MaxPayload] bytes.
 	Data json.RawMessage
-	// Trace is what its deliveries belong to; none for most.
+	// Trace is the trace that the event's deliveries belong to. Most events have none.
 	Trace trace.Context
 }
 
-// ValidID reports whether id may be used as an event id as it is: [A-Za-z0-9_-]{1,128}.
+// ValidID reports whether id can be used as an event id: [A-Za-z0-9_-]{1,128}.
 func ValidID(id string) bool {
 	for i := range len(id) {
 		switch c := id[i]; {
@@ -66,10 +65,10 @@ func ValidID(id string) bool {
 	return 1 <= len(id) && len(id) <= 128
 }
 
-// NewID returns a fresh id, sortable by time.
+// NewID returns a new id. Ids are sortable by time.
 func NewID() string { return idPrefix + uuid.Must(uuid.NewV7()).String() }
 
-// MadeAt returns when [NewID] made an id, to the millisecond; ok is false for an id that it did not make.
+// MadeAt returns the time, to the millisecond, at which [NewID] made an id. It returns false for any other id.
 func MadeAt(id string) (at time.Time, ok bool) {
 	rest, ok := strings.CutPrefix(id, idPrefix)
 	u, err := uuid.Parse(rest)
@@ -81,14 +80,13 @@ func MadeAt(id string) (at time.Time, ok bool) {
 
 const idPrefix = "evt_"
 
-// controlPrefix begins the webhook-id of a control message (SEP-3415: msg_<type>_<random>).
+// controlPrefix is the prefix of the webhook-id of a control message (SEP-3415: msg_<type>_<random>).
 const controlPrefix = "msg_"
 
-// ForeignID maps an identifier that a publisher chose (a CloudEvents source and
-// id, which together are unique) onto an event id: the id itself when it is valid, else
-// "ce_" and the base64url SHA-256 of source and id, so that the same pair always
-// gives the same event. An id that begins with "msg_" is hashed too: receivers
-// would take the webhook for a control message.
+// ForeignID returns the event id for an id that a publisher chose. A CloudEvents source and id together are unique.
+// If the id is valid, it is returned unchanged. Otherwise the result is "ce_" and the base64url SHA-256 of source and
+// id, so that the same pair always gives the same event id. An id that begins with "msg_" is hashed too, because
+// receivers would mistake the webhook for a control message.
 func ForeignID(source, id string) string {
 	if ValidID(id) && !strings.HasPrefix(id, controlPrefix) {
 		return id
@@ -98,19 +96,19 @@ func ForeignID(source, id string) string {
 	return "ce_" + base64.RawURLEncoding.EncodeToString(h.Sum(nil))
 }
 
-// Key tells the events of a workspace apart. The id alone does not: publishers
-// choose it, and events of different URIs may have the same one.
+// Key returns a key that is unique among the events of a workspace. The id is not sufficient: publishers choose it,
+// and events of different URIs may have the same id.
 func (e Event) Key() string {
 	h := sha256.Sum256([]byte(e.URI))
 	return e.ID + "#" + base64.RawURLEncoding.EncodeToString(h[:12])
 }
 
-// messageVersion is the version of [Event.AppendJSON]'s form. A reader takes
-// its own version and the one before.
+// messageVersion is the version of the encoding in [Event.AppendJSON]. Readers support this version and the previous
+// one.
 const messageVersion = 1
 
-// AppendJSON appends the event as it travels between the stages and rests in the log. Its payload is appended as it
-// is: publish has made it compact.
+// AppendJSON appends the encoding of the event that is used in messages and in the log. It appends the payload
+// unchanged, because publish has already compacted it.
 func (e Event) AppendJSON(b []byte) []byte {
 	b = slices.Grow(b, len(e.Data)+len(e.URI)+192)
 	b = append(b, `{"v":`...)
@@ -137,8 +135,8 @@ func (e Event) AppendJSON(b []byte) []byte {
 	return append(append(b, e.Data...), '}')
 }
 
-// AppendMember appends events as the last member of an object that ends in b, and ends it anew. Where
-// there are many bytes of them this spares the checks of encoding/json on what was checked before.
+// AppendMember appends a member with events to the JSON object that ends b. This is faster than encoding/json for
+// large events, because it does not validate them again.
 func AppendMember(b []byte, name string, events []Event) []byte {
 	b = append(jsonrpc.AppendString(append(b[:len(b)-1], ','), name), ":["...)
 	for i, e := range events {
@@ -150,10 +148,10 @@ func AppendMember(b []byte, name string, events []Event) []byte {
 	return append(b, "]}"...)
 }
 
-// MarshalJSON is [Event.AppendJSON] for encoding/json.
+// MarshalJSON implements [json.Marshaler] with [Event.AppendJSON].
 func (e Event) MarshalJSON() ([]byte, error) { return e.AppendJSON(nil), nil }
 
-// Decode reads what [Event.AppendJSON] wrote.
+// Decode decodes the encoding of [Event.AppendJSON].
 func Decode(b []byte) (e Event, err error) {
 	if !json.Valid(b) {
 		return Event{}, fault.New(fault.Invalid, "decode event: it is not JSON")
@@ -162,10 +160,10 @@ func Decode(b []byte) (e Event, err error) {
 	return e, err
 }
 
-// UnmarshalJSON is [Decode] for encoding/json, which has checked that b is JSON.
+// UnmarshalJSON implements [json.Unmarshaler]. encoding/json has already checked that b is valid JSON.
 func (e *Event) UnmarshalJSON(b []byte) error { return e.decode(b) }
 
-// decode reads valid JSON.
+// decode decodes valid JSON.
 func (e *Event) decode(b []byte) error {
 	var version, at, published, offset int64
 	var out Event
@@ -196,11 +194,11 @@ func (e *Event) decode(b []byte) error {
 			out.Data = bytes.Clone(value)
 		}
 		if !ok && version <= messageVersion {
-			return fault.New(fault.Invalid, "decode event: the member %q is of another type", key)
+			return fault.New(fault.Invalid, "decode event: the member %q has the wrong type", key)
 		}
 	}
 	switch {
-	case version > messageVersion: // a newer program reads it
+	case version > messageVersion: // fail in a way that is retried, so that a newer program can read it
 		return fault.New(fault.Unavailable, "decode event: version %d is newer than %d", version, messageVersion)
 	case version < 1:
 		return fault.New(fault.Invalid, "decode event: unknown version")
@@ -218,5 +216,5 @@ func integer(value []byte) (int64, bool) {
 	return n, err == nil
 }
 
-// Timestamp is the event's time as RFC 3339 with its zone.
+// Timestamp returns the event's time in RFC 3339, with its time zone.
 func (e Event) Timestamp() string { return e.Time.Format(time.RFC3339Nano) }

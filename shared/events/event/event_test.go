@@ -10,7 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 )
 
-// form is the message as encoding/json sees it; those of earlier releases were written by it.
+// form is the message as earlier releases encoded it, with encoding/json.
 type form struct {
 	V         int             `json:"v"`
 	Workspace string          `json:"ws"`
@@ -78,7 +78,7 @@ func TestDecodeReadsWhatEarlierReleasesWrote(t *testing.T) {
 func TestDecodeRefuses(t *testing.T) {
 	for name, text := range map[string]string{
 		"nothing":           ``,
-		"what is cut off":   `{"v":1,"data":{"a":`,
+		"a truncated event": `{"v":1,"data":{"a":`,
 		"two values":        `{"v":1} {"v":1}`,
 		"another type":      `[]`,
 		"no version":        `{"id":"a","data":1}`,
@@ -93,7 +93,7 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-func TestDecodeKeepsNothingOfItsInput(t *testing.T) {
+func TestDecodeCopiesItsInput(t *testing.T) {
 	text := samples[1].AppendJSON(nil)
 	e, err := Decode(text)
 	if err != nil {
@@ -105,7 +105,7 @@ func TestDecodeKeepsNothingOfItsInput(t *testing.T) {
 	}
 }
 
-// FuzzDecode holds the reader to encoding/json.
+// FuzzDecode compares Decode with encoding/json.
 func FuzzDecode(f *testing.F) {
 	for _, e := range samples {
 		f.Add(e.AppendJSON(nil))
@@ -118,7 +118,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		var want form
 		if err := json.Unmarshal(text, &want); err != nil {
-			t.Fatalf("took %q, of which encoding/json says %v", text, err)
+			t.Fatalf("accepted %q, for which encoding/json returns %v", text, err)
 		}
 		again, err := Decode(e.AppendJSON(nil))
 		if err != nil || string(again.Data) != string(e.Data) && len(e.Data) > 0 || again.ID != strings.ToValidUTF8(e.ID, "\ufffd") || !again.Time.Equal(e.Time) {
@@ -174,13 +174,13 @@ func TestEventsAsTheLastMember(t *testing.T) {
 			t.Fatal(err)
 		}
 		if string(got) != string(want) {
-			t.Errorf("%d events:\n%s, encoding/json has\n%s", n, got, want)
+			t.Errorf("%d events:\n%s, encoding/json writes\n%s", n, got, want)
 		}
 	}
 }
 
-// OPS-13: an event without a trace is written as it was before there were any; one with a trace has it in all that
-// is made of it, and earlier releases read it without.
+// OPS-13: an event without a trace is encoded as before traces existed. One with a trace keeps it in every encoding,
+// and earlier releases ignore it.
 func TestAnEventKeepsItsTrace(t *testing.T) {
 	e := samples[1]
 	const before = `{"v":1,"ws":"w","id":"evt_1","uri":"event://a/b","name":"a.b","t":1,"pub":-2,"data":{"a":[1,"}\"",{}]}}`

@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// maxTime bounds the text of a time in bytes; the parts of a second may have any number of digits.
+// maxTime is the maximum length of a time in bytes. RFC 3339 itself does not limit the digits of a fraction.
 const maxTime = 64
 
 var errTime = errors.New("not a date-time of RFC 3339")
 
-// ParseTime reads a date-time of RFC 3339, whose T and Z may be small letters (section 5.6). [time.Parse] takes no small
-// letters, and what RFC 3339 has not: a comma before the fraction, and hours of one digit.
+// ParseTime parses a date-time of RFC 3339. T and Z may be in lower case (section 5.6). Unlike [time.Parse], it
+// accepts lower case, and refuses a comma before the fraction and hours with one digit.
 func ParseTime(text string) (time.Time, error) {
 	if len(text) < len("2006-01-02T15:04:05Z") || len(text) > maxTime || text[len("2006-01-02T15")] != ':' || strings.Contains(text, ",") {
 		return time.Time{}, errTime
