@@ -12,13 +12,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// resumed notes that messages of a switch may be requeued.
+// resumed records that the paused messages of a switch may be requeued.
 type resumed struct {
 	V         int       `json:"v"`
 	Workspace string    `json:"ws"`
 	Name      Name      `json:"n"`
 	At        time.Time `json:"at"`
-	// Claimed is until when one worker requeues them.
+	// Claimed is the time until which one worker has the exclusive right to requeue them.
 	Claimed time.Time `json:"claimed,omitzero"`
 }
 
@@ -26,15 +26,16 @@ func resumedKey(workspace string, n Name) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: resumedPart, Sort: workspace + "#" + string(n)}
 }
 
-// round is for how long one run of Requeue spreads what it requeues.
+// round is the time over which one run of Requeue spreads the messages.
 const round = time.Minute
 
-// claimedFor is how long a worker may take for one run of one switch. If it dies, another worker continues after that time.
+// claimedFor limits how long a worker may take for one run of one switch. If the worker dies, another one continues
+// after this time.
 const claimedFor = 2 * time.Minute
 
-// Requeue puts messages of switches that were resumed back on their queues, and returns how many. It runs every minute, and
-// right after a resume; the messages of one run are spread over a minute. A worker claims a switch before it sends its
-// messages, and deletes each message after sending it, so only a crash sends some of them twice.
+// Requeue puts the paused messages of resumed switches back on their queues, and returns their number. It runs every
+// minute, and immediately after a resume. It spreads the messages of one run over a minute. A worker claims a switch
+// before it sends its messages, and deletes each message after sending it, so only a crash sends some messages twice.
 func (s *Set) Requeue(ctx context.Context) (requeued int, err error) {
 	var errs []error
 	err = store.Each(ctx, s.DB, store.Key{Table: store.Deliveries, Partition: resumedPart}, "list the resumed switches", func(it *store.Item) error {
@@ -51,8 +52,8 @@ func (s *Set) Requeue(ctx context.Context) (requeued int, err error) {
 	return requeued, errors.Join(append(errs, err)...)
 }
 
-// RequeueOf is [Set.Requeue] for one switch. It does nothing while that is paused, or while another worker requeues its
-// messages.
+// RequeueOf does what [Set.Requeue] does, for one switch. It does nothing while the switch is paused, or while
+// another worker requeues its messages.
 func (s *Set) RequeueOf(ctx context.Context, workspace string, n Name) (requeued int, err error) {
 	if sw, err := s.Get(ctx, workspace, n); err != nil || sw != nil {
 		return 0, err
@@ -77,13 +78,14 @@ func (s *Set) RequeueOf(ctx context.Context, workspace string, n Name) (requeued
 	return requeued, errors.Join(err, fault.Wrap(fault.Unavailable, released, "release a resumed switch"))
 }
 
-// item is a resumed switch as it is stored.
+// item returns the stored form of r.
 func (r *resumed) item(version int64) store.Item {
-	value, _ := json.Marshal(r) // texts and times
+	value, _ := json.Marshal(r) // strings and times always encode
 	return store.Item{Key: resumedKey(r.Workspace, r.Name), Value: value, Version: version, Expires: r.At.Add(Kept)}
 }
 
-// claim claims the messages of a resumed switch. It returns nil if there is none, or another worker has claimed it.
+// claim claims the messages of a resumed switch. It returns nil if the switch has not been resumed, or if another
+// worker has claimed it.
 func (s *Set) claim(ctx context.Context, workspace string, n Name) (*resumed, int64, error) {
 	items, err := s.DB.Get(ctx, resumedKey(workspace, n))
 	if err != nil || items[0] == nil {
@@ -105,7 +107,7 @@ func (s *Set) claim(ctx context.Context, workspace string, n Name) (*resumed, in
 	return &r, version, fault.Wrap(fault.Unavailable, err, "claim a resumed switch")
 }
 
-// requeueAll requeues the messages of a switch, as many as fit into one run.
+// requeueAll requeues as many messages of a switch as fit into one run.
 func (s *Set) requeueAll(ctx context.Context, workspace string, n Name) (requeued int, err error) {
 	const most = RequeueRate * int(round/time.Second)
 	for shard := range shards {
@@ -136,10 +138,11 @@ func (s *Set) setAside(ctx context.Context, it *store.Item, reason error) error 
 	return fault.Wrap(fault.Unavailable, s.DB.Write(ctx, store.Delete(it.Key)), "delete an item that cannot be decoded")
 }
 
-// requeue sends messages, those after the first so many of this round.
+// requeue sends the messages of items back to their queues. Before is the number of messages already sent in this
+// run, from which it computes the delays.
 func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error {
 	byQueue := map[queue.Name][]queue.Outgoing{}
-	stored := map[queue.Name][]store.Item{} // the items of the messages
+	stored := map[queue.Name][]store.Item{} // the items of the messages in byQueue
 	var gone []store.Op
 	for i, it := range items {
 		m, err := decodeStored(it.Value)
@@ -151,7 +154,7 @@ func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error
 		}
 		delay := time.Duration(before+i) / RequeueRate * time.Second
 		if !s.Alone {
-			delay += MaxAge // until every process knows that it was resumed
+			delay += MaxAge // until every process has seen the resume
 		}
 		byQueue[m.Queue] = append(byQueue[m.Queue], queue.Outgoing{Body: m.Body, Group: m.Group, Delay: delay})
 		stored[m.Queue] = append(stored[m.Queue], it)
@@ -172,7 +175,8 @@ func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error
 	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, gone...), "delete what was requeued")
 }
 
-// sendEach sends messages one by one and dead-letters those that the queue refuses, so that they do not block the others.
+// sendEach sends messages one by one. It dead-letters messages that the queue refuses, so that they do not block the
+// others.
 func (s *Set) sendEach(ctx context.Context, name queue.Name, out []queue.Outgoing, items []store.Item) error {
 	for i, m := range out {
 		err := s.Queue.Send(ctx, name, m)
@@ -186,5 +190,5 @@ func (s *Set) sendEach(ctx context.Context, name queue.Name, out []queue.Outgoin
 	return nil
 }
 
-// refused reports whether a queue will never accept a message.
+// refused reports whether an error means that a queue will never accept the message.
 func refused(err error) bool { return fault.Is(err, fault.Invalid) || fault.Is(err, fault.TooLarge) }

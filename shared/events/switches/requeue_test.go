@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
-// between calls a function before the first read of paused messages.
+// between calls a function before the first query for paused messages.
 type between struct {
 	store.DB
 	do func()
@@ -37,7 +37,8 @@ func newStore(t *testing.T) store.DB {
 	return db
 }
 
-// One worker is about to end an old resume. Meanwhile the switch is paused and resumed again, and another worker claims it.
+// Given one worker that is about to end an old resume, the switch is paused and resumed again, and another worker
+// claims it.
 func TestAnEndedRequeueLeavesALaterResume(t *testing.T) {
 	db, ctx := newStore(t), t.Context()
 	began := time.Now()
@@ -68,7 +69,7 @@ func TestAnEndedRequeueLeavesALaterResume(t *testing.T) {
 	}
 	items, err := db.Get(ctx, resumedKey("default", All))
 	if err != nil || items[0] == nil {
-		t.Fatalf("WHK-22: the later resume is gone (%v), so its messages would never be requeued", err)
+		t.Fatalf("WHK-22: the later resume was deleted (%v), so its messages would never be requeued", err)
 	}
 	var left resumed
 	if err := json.Unmarshal(items[0].Value, &left); err != nil || !left.Claimed.Equal(claimed.Claimed) {
@@ -76,7 +77,7 @@ func TestAnEndedRequeueLeavesALaterResume(t *testing.T) {
 	}
 }
 
-// picky refuses messages as a queue does whose limit they exceed.
+// picky refuses messages that exceed its limit, as a queue does.
 type picky struct {
 	bodies, dead []string
 }
@@ -118,7 +119,7 @@ func TestARefusedMessageDoesNotBlockTheOthersOfItsSwitch(t *testing.T) {
 	}
 }
 
-// The trace state of an event may have these characters, which encoding/json escapes unless it is told not to.
+// The trace state of an event may contain these characters, which encoding/json escapes by default.
 func TestAPausedMessageKeepsItsSize(t *testing.T) {
 	body := `{"a":"` + strings.Repeat("<&>", 60<<10) + `"}`
 	m := Message{Queue: queue.Slow, Body: []byte(body)}
@@ -127,6 +128,6 @@ func TestAPausedMessageKeepsItsSize(t *testing.T) {
 		t.Errorf("WHK-22: a message of %d bytes takes %d in its item", len(body), len(value))
 	}
 	if got, err := decodeStored(value); err != nil || string(got.Body) != body {
-		t.Errorf("WHK-22: the message came back changed, %v", err)
+		t.Errorf("WHK-22: the message has changed, %v", err)
 	}
 }

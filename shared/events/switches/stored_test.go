@@ -19,13 +19,13 @@ func (s *sent) Send(_ context.Context, _ queue.Name, msgs ...queue.Outgoing) err
 	return nil
 }
 
-// The version before stored bodies as strings.
+// The previous version stored all bodies as strings.
 func TestRequeueOfPausedMessages(t *testing.T) {
 	for name, tc := range map[string]struct{ value, want string }{
-		"OPS-06 that the version before paused": {`{"v":1,"q":"slow","b":"{\"a\":\"<\\\"\"}"}`, `{"a":"<\""}`},
-		"OPS-06 that are JSON":                  {string(encodeStored(Message{Queue: queue.Slow, Body: []byte(`{"a":["",""]}`)})), `{"a":["",""]}`},
-		"OPS-06 that are no JSON":               {string(encodeStored(Message{Queue: queue.Slow, Body: []byte(`a "b`)})), `a "b`},
-		"OPS-06 that are a string of JSON":      {string(encodeStored(Message{Queue: queue.Slow, Body: []byte(`"a\"b"`)})), `"a\"b"`},
+		"OPS-06 that the previous version paused": {`{"v":1,"q":"slow","b":"{\"a\":\"<\\\"\"}"}`, `{"a":"<\""}`},
+		"OPS-06 that are JSON":                    {string(encodeStored(Message{Queue: queue.Slow, Body: []byte(`{"a":["",""]}`)})), `{"a":["",""]}`},
+		"OPS-06 that are not JSON":                {string(encodeStored(Message{Queue: queue.Slow, Body: []byte(`a "b`)})), `a "b`},
+		"OPS-06 that are a string of JSON":        {string(encodeStored(Message{Queue: queue.Slow, Body: []byte(`"a\"b"`)})), `"a\"b"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			db, err := sqlite.Open(":memory:", sqlite.Options{})

@@ -1,12 +1,14 @@
-// Package switches holds what a person paused: all deliveries of a workspace, those of an event
-// type, those to an origin, or those of one subscription.
+// Package switches pauses and resumes deliveries: all of a workspace, those of an event type, those to an origin, or
+// those of one subscription.
 //
-// A switch is one item, there while it is paused. Dispatch asks [Set.Paused] before each attempt, which is
-// answered from memory and at most [MaxAge] old; that a subscription is paused stands in its own record,
-// which dispatch reads in any case. What may not be attempted is paused: its queue
-// message becomes an item, in the order of time, for as long as [Kept]. Resuming deletes the switch and
-// notes that there is something to requeue; [Set.Requeue] then puts the messages back at a bounded rate, and goes
-// on where it was interrupted. It knows no delivery: a message is what the queue's handler makes of it.
+// A switch is an item that exists while it is paused. Dispatch calls [Set.Paused] before each attempt. The answer
+// comes from memory and is at most [MaxAge] old. A paused subscription is also marked in its own record, which
+// dispatch reads anyway. If a delivery is paused, its queue message becomes an item, sorted by time, and is kept for
+// at most [Kept].
+//
+// Resuming deletes the switch and records that there are messages to requeue. [Set.Requeue] then puts the messages
+// back at a limited rate, and continues where it was interrupted. The package does not know what a delivery is:
+// messages are opaque to it.
 package switches
 
 import (
@@ -28,15 +30,16 @@ import (
 )
 
 const (
-	// MaxAge is how old the switches may be that a process knows.
+	// MaxAge is the maximum age of the switches that a process uses.
 	MaxAge = 4 * time.Second
-	// recheck is when it reads them again.
+	// recheck is the age at which a process reads them again.
 	recheck = 2 * time.Second
-	// Kept is how long a paused message waits for its switch.
+	// Kept is how long a paused message is kept.
 	Kept = 30 * 24 * time.Hour
-	// RequeueRate is how many messages a second are requeued for one switch.
+	// RequeueRate is the number of messages per second that are requeued for one switch.
 	RequeueRate = 100
-	// linger is how long after a resume messages are looked for that a process paused which did not know of it yet.
+	// linger is how long after a resume Requeue still looks for messages, because a process that did not know of the
+	// resume yet may have paused some.
 	linger = 10 * time.Minute
 
 	shards         = 4
@@ -47,19 +50,19 @@ const (
 	subscriptionOf = "subscription/"
 )
 
-// Name names a switch: "all", "event/NAME", "origin/ORIGIN" or "subscription/ID".
+// Name is the name of a switch: "all", "event/NAME", "origin/ORIGIN" or "subscription/ID".
 type Name string
 
 // All pauses all deliveries of a workspace.
 const All Name = "all"
 
-// Event is the switch of an event type, Origin that of a target's origin, Subscription that of a subscription.
+// Event names the switch of an event type, Origin that of a target's origin, and Subscription that of a subscription.
 func Event(name string) Name      { return Name("event/" + name) }
 func Origin(origin string) Name   { return Name("origin/" + origin) }
 func Subscription(id string) Name { return Name(subscriptionOf + id) }
 
-// Parse reads a name; a fault of kind Invalid says what names there are. Whoever makes one slash of two in a
-// path, as some proxies do, means the same origin.
+// Parse parses a name. For an invalid name it returns a fault of kind Invalid that lists the allowed forms. In an
+// origin, a single slash after the scheme is read as two, because some proxies merge slashes in paths.
 func Parse(text string) (Name, error) {
 	kind, rest, _ := strings.Cut(text, "/")
 	if scheme, host, cut := strings.Cut(rest, ":/"); kind == "origin" && cut {
@@ -70,45 +73,47 @@ func Parse(text string) (Name, error) {
 		return "", fault.New(fault.Invalid, "%.100q is not a switch (allowed: all, event/NAME, origin/ORIGIN, subscription/ID)", text)
 	}
 	if origin, cut := strings.CutPrefix(text, "origin/"); cut && !isOrigin(origin) {
-		return "", fault.New(fault.Invalid, "%.100q is not an origin (allowed: scheme and host in small letters, with a port unless it is the usual one, as https://hooks.example.com)", origin)
+		return "", fault.New(fault.Invalid, "%.100q is not an origin (allowed: scheme and host in lower case, with a port unless it is the default port, e.g. https://hooks.example.com)", origin)
 	}
 	return Name(text), nil
 }
 
-// usualPorts are left out of the origins of targets.
-var usualPorts = map[string]string{"http": "80", "https": "443"}
+// defaultPorts are omitted from the origins of targets.
+var defaultPorts = map[string]string{"http": "80", "https": "443"}
 
-// isOrigin reports whether a target can have the origin. A switch of another would pause nothing, and look as if it did.
+// isOrigin reports whether a target can have this origin. A switch with any other origin would appear to pause
+// something but have no effect.
 func isOrigin(text string) bool {
 	u, err := url.Parse(text)
-	return err == nil && u.Host != "" && usualPorts[u.Scheme] != "" && u.Port() != usualPorts[u.Scheme] &&
+	return err == nil && u.Host != "" && defaultPorts[u.Scheme] != "" && u.Port() != defaultPorts[u.Scheme] &&
 		text == u.Scheme+"://"+strings.ToLower(u.Host)
 }
 
-// SubscriptionID is the id in the switch of a subscription.
+// SubscriptionID returns the id of a subscription's switch.
 func (n Name) SubscriptionID() (id string, ok bool) {
 	return strings.CutPrefix(string(n), subscriptionOf)
 }
 
-// Switch is one that is paused.
+// Switch is a paused switch.
 type Switch struct {
 	Name   Name      `json:"name"`
 	State  string    `json:"state"` // "paused"
 	By     string    `json:"by"`
 	At     time.Time `json:"at"`
 	Reason string    `json:"reason"`
-	// Operator says that an operator paused it, and not the owner of the subscription.
+	// Operator is true if an operator paused it, rather than the owner of the subscription.
 	Operator bool `json:"operator"`
 }
 
-// StatePaused is the state of a switch that is there.
+// StatePaused is the state of every switch that exists.
 const StatePaused = "paused"
 
-// Set are the switches. Its methods may be called concurrently. Queue is needed by Requeue only.
+// Set accesses the switches. It is safe for concurrent use. Only Requeue needs Queue.
 type Set struct {
 	DB    store.DB
 	Queue queue.Sender
-	// Alone is true where no other process attempts deliveries: what is requeued may go at once.
+	// Alone is true if no other process attempts deliveries. Then messages can be requeued without waiting for others
+	// to see the resume.
 	Alone bool
 	Now   func() time.Time
 
@@ -132,12 +137,12 @@ func key(workspace string, n Name) store.Key {
 	return store.Key{Table: store.Settings, Partition: "switch#" + workspace, Sort: string(n)}
 }
 
-// Keys are those of a switch, and of what is to be requeued for it.
+// Keys returns the keys of a switch and of the record of its resume.
 func Keys(workspace string, n Name) []store.Key {
 	return []store.Key{key(workspace, n), resumedKey(workspace, n)}
 }
 
-// Get returns a switch, nil when it is not paused.
+// Get returns a switch, or nil if it is not paused.
 func (s *Set) Get(ctx context.Context, workspace string, n Name) (*Switch, error) {
 	items, err := s.DB.Get(ctx, key(workspace, n))
 	if err != nil || items[0] == nil {
@@ -147,8 +152,8 @@ func (s *Set) Get(ctx context.Context, workspace string, n Name) (*Switch, error
 	return &sw, err
 }
 
-// List returns the switches of a workspace in the order of their names, from behind after; next is
-// "" at the end.
+// List returns the switches of a workspace, sorted by name and starting after the given name. Next is the name to
+// continue from, or "" at the end.
 func (s *Set) List(ctx context.Context, workspace, after string, limit int) (list []Switch, next string, err error) {
 	page, err := s.DB.Query(ctx, store.Query{
 		Table: store.Settings, Partition: key(workspace, All).Partition, After: after, Limit: limit,
@@ -173,10 +178,11 @@ func decode(it *store.Item) (sw Switch, err error) {
 	return sw, fault.Wrap(fault.Internal, json.Unmarshal(it.Value, &sw), "decode a switch")
 }
 
-// PauseOps are the writes that pause, for who writes more with them; [Set.Pause] is theirs alone.
+// PauseOps returns the writes that pause a switch, for callers that write more in the same transaction. [Set.Pause]
+// writes only these.
 func (s *Set) PauseOps(workspace string, sw Switch) []store.Op {
 	sw.State, sw.At, sw.Reason = StatePaused, s.now().UTC(), clip(sw.Reason)
-	value, _ := json.Marshal(sw) // texts and a time
+	value, _ := json.Marshal(sw) // strings and a time always encode
 	return []store.Op{
 		store.Put(store.Item{Key: key(workspace, sw.Name), Value: value, Version: version}),
 		store.Delete(resumedKey(workspace, sw.Name)),
@@ -190,21 +196,22 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s[:maxReason], "")
 }
 
-// Pause pauses, or gives what is paused already another reason.
+// Pause pauses a switch, or changes the reason of one that is already paused.
 func (s *Set) Pause(ctx context.Context, workspace string, sw Switch) error {
 	err := s.DB.Write(ctx, s.PauseOps(workspace, sw)...)
 	s.forget(workspace)
 	return fault.Wrap(fault.Unavailable, err, "pause")
 }
 
-// ResumeOps are the writes that resume, for who writes more with them.
+// ResumeOps returns the writes that resume a switch, for callers that write more in the same transaction.
 func (s *Set) ResumeOps(workspace string, n Name) []store.Op {
 	r := resumed{V: version, Workspace: workspace, Name: n, At: s.now().UTC()}
-	// Each resume begins with another version, so that a worker that claimed an earlier one cannot end this one.
+	// Each resume starts with a different version, so that a worker with a claim on an earlier resume cannot end this
+	// one.
 	return []store.Op{store.Delete(key(workspace, n)), store.Put(r.item(r.At.UnixMicro()))}
 }
 
-// Resume resumes; false if it was not paused. [Set.Requeue] brings back what waits.
+// Resume resumes a switch. It returns false if the switch was not paused. [Set.Requeue] then requeues its messages.
 func (s *Set) Resume(ctx context.Context, workspace string, n Name) (bool, error) {
 	ops := s.ResumeOps(workspace, n)
 	ops[0].Cond = store.Exists()
@@ -222,8 +229,8 @@ func (s *Set) forget(workspace string) {
 	s.known.Put(workspace, known{})
 }
 
-// Paused returns the broadest switch that keeps a delivery from being attempted, "" if none does. Those of
-// subscriptions are not among them. Origin may be "": of a page, whose subscribers have several.
+// Paused returns the broadest switch that pauses a delivery, or "" if there is none. It does not consider switches of
+// subscriptions. Origin may be empty, for a page, whose subscribers have different origins.
 func (s *Set) Paused(ctx context.Context, workspace, eventName, origin string) (Name, error) {
 	if s == nil {
 		return "", nil
@@ -242,7 +249,7 @@ func (s *Set) Paused(ctx context.Context, workspace, eventName, origin string) (
 
 func (s *Set) names(ctx context.Context, workspace string) (map[Name]bool, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock() // others wait for the one that reads
+	defer s.mu.Unlock() // others wait while one goroutine reads
 	now := s.now()
 	have, _ := s.known.Get(workspace)
 	if age := now.Sub(have.read); age >= 0 && age < recheck {
@@ -264,30 +271,31 @@ func (s *Set) names(ctx context.Context, workspace string) (map[Name]bool, error
 	return nil, err
 }
 
-// Message is one that waits for its switch.
+// Message is a queue message that waits until its switch is resumed.
 type Message struct {
 	Queue queue.Name
 	Body  []byte
 	Group string
 }
 
-// stored is the value of a paused message's item.
+// stored is the stored form of a paused message.
 type stored struct {
 	V     int        `json:"v"`
 	Queue queue.Name `json:"q"`
 	Group string     `json:"g,omitempty"`
-	// Body is the message's body if it is JSON, and otherwise a string with it. As a string, a body of JSON with many
-	// quotes would be nearly twice as long, and too long for an item. The version before wrote only strings.
+	// Body is the message's body if that is JSON, and otherwise a string that contains it. We do not always use a
+	// string, because escaping the quotes can nearly double the size and make it too large for an item. The previous
+	// version wrote only strings.
 	Body json.RawMessage `json:"b"`
 }
 
-// encodeStored encodes a message. The longest message that a queue accepts fits into an item.
+// encodeStored encodes a message. The result for the largest message of a queue fits into an item.
 func encodeStored(m Message) []byte {
 	out := stored{version, m.Queue, m.Group, m.Body}
 	if !json.Valid(m.Body) || m.Body[0] == '"' {
 		out.Body, _ = json.Marshal(string(m.Body)) // a string
 	}
-	return jsonrpc.Encode(out) // unlike json.Marshal, which writes six bytes for each <, > and & of the body
+	return jsonrpc.Encode(out) // json.Marshal would write six bytes for each <, > and & in the body
 }
 
 func decodeStored(value []byte) (Message, error) {
@@ -310,7 +318,7 @@ func waitingPartition(workspace string, n Name, shard int) string {
 	return fmt.Sprintf("paused#%s#%d#%s", workspace, shard, n)
 }
 
-// Item returns the item of a paused message, for a caller that writes more with it.
+// Item returns the item of a paused message, for callers that write more in the same transaction.
 func (s *Set) Item(workspace string, n Name, m Message) store.Item {
 	now := s.now()
 	id := rand.Text()

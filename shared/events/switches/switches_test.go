@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
-// gone is a store that may be out of reach.
+// gone is a store that can become unavailable.
 type gone struct {
 	store.DB
 	err error
@@ -26,7 +26,8 @@ func (g *gone) Query(ctx context.Context, q store.Query) (store.Page, error) {
 	return g.DB.Query(ctx, q)
 }
 
-// OPS-06, WHK-22: what one instance pauses, another one knows within five seconds, which has asked just before.
+// OPS-06, WHK-22: an instance sees what another one paused within five seconds, even if it has read the switches just
+// before.
 func TestAnotherInstanceSeesASwitch(t *testing.T) {
 	db, err := sqlite.Open(filepath.Join(t.TempDir(), "db"), sqlite.Options{})
 	if err != nil {
@@ -56,7 +57,7 @@ func TestAnotherInstanceSeesASwitch(t *testing.T) {
 		now = now.Add(4900 * time.Millisecond)
 	}
 	paused("")
-	t.Run("OPS-06 who cannot ask goes on for less than that, and then attempts nothing", func(t *testing.T) {
+	t.Run("OPS-06 an instance that cannot read the switches continues for less than five seconds and then fails", func(t *testing.T) {
 		reach.err = fault.New(fault.Unavailable, "gone")
 		now = now.Add(3 * time.Second)
 		paused("")
@@ -72,7 +73,7 @@ func TestNames(t *testing.T) {
 		"all":                           "all",
 		"event/a.b":                     "event/a.b",
 		"origin/https://a.example:8443": "origin/https://a.example:8443",
-		"origin/https:/a.example":       "origin/https://a.example", // as some proxies have it
+		"origin/https:/a.example":       "origin/https://a.example", // as some proxies rewrite it
 		"origin/http://[::1]:9000":      "origin/http://[::1]:9000",
 		"subscription/sub_1":            "subscription/sub_1",
 		"origin/foo":                    "",
