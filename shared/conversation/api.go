@@ -12,26 +12,26 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// maxPrincipal bounds the name of a principal that an operator names.
+// maxPrincipal is the maximum length of a principal id in a request.
 const maxPrincipal = 512
 
-// View is a provider as those see it who are to consent.
+// View describes a context provider to a principal who is asked for consent.
 type View struct {
 	Name        string `json:"name"`
 	Title       string `json:"title,omitempty"`
 	Description string `json:"description,omitempty"`
-	// Receives are the kinds of messages that it gets, with consent.
+	// Receives lists the kinds of messages that the provider receives with consent.
 	Receives []Kind `json:"receives"`
-	// Consent is what was said last; nil when nothing was.
+	// Consent is the principal's latest decision, or nil if there is none.
 	Consent *Consent `json:"consent"`
-	// Consented is true when it gets all of Receives. After a change of where it sends to, or
-	// of what it receives, a consent that was given before does not cover it.
+	// Consented reports whether the consent covers everything in Receives. After a change of the provider's
+	// destination or of the messages it receives, an earlier consent does not cover it.
 	Consented bool `json:"consented"`
 }
 
-// Views lists the providers that the principal may use, with its consents.
+// Views lists the providers that the principal may use, each with the principal's consent.
 func (s *Service) Views(ctx context.Context, p auth.Principal) ([]View, error) {
-	visible, given, err := s.asked(ctx, p)
+	visible, given, err := s.listConsents(ctx, p)
 	out := []View{}
 	for _, v := range visible {
 		out = append(out, view(v, given))
@@ -39,14 +39,14 @@ func (s *Service) Views(ctx context.Context, p auth.Principal) ([]View, error) {
 	return out, err
 }
 
-// asked are the providers that the principal is asked to consent to, and what it said.
-func (s *Service) asked(ctx context.Context, p auth.Principal) ([]*provider, map[string]consentItem, error) {
+// listConsents returns the providers for which the principal is asked for consent, and the decisions so far.
+func (s *Service) listConsents(ctx context.Context, p auth.Principal) ([]*provider, map[string]consentItem, error) {
 	now, err := s.current(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
 	visible := slices.DeleteFunc(now.visible(ctx, p), func(v *provider) bool { return len(v.kinds) == 0 })
-	given, err := s.consents.of(ctx, p.Workspace, p.ID)
+	given, err := s.consents.list(ctx, p.Workspace, p.ID)
 	return visible, given, err
 }
 
@@ -60,11 +60,11 @@ func view(v *provider, given map[string]consentItem) View {
 	return out
 }
 
-// Consent gives the principal's consent to a provider, or revokes it; by is who did. Both take
-// effect before it returns. A provider that is not there is of kind fault.NotFound, unless
-// an old consent is to be revoked.
+// Consent records that the principal gives consent to a provider, or revokes it. By is the id of the caller, who may
+// be an operator. The change is in effect when Consent returns. If the provider does not exist, the error is of kind
+// fault.NotFound, except when an existing consent is revoked.
 func (s *Service) Consent(ctx context.Context, p auth.Principal, name, by string, give bool) (*View, error) {
-	visible, given, err := s.asked(ctx, p)
+	visible, given, err := s.listConsents(ctx, p)
 	if err != nil {
 		return nil, err
 	}
@@ -90,29 +90,29 @@ func (s *Service) Consent(ctx context.Context, p auth.Principal, name, by string
 	return &out, nil
 }
 
-// PathProvider is the wildcard of the pattern that a provider's consent is routed by:
-// "/consent/{provider}".
+// PathProvider is the wildcard in the pattern of the provider's route, "/consent/{provider}".
 const PathProvider = "provider"
 
 // Handler serves the consents of callers:
 //
-//	GET    /consent             the providers, and what the caller said to each
+//	GET    /consent             lists the providers and the caller's consents
 //	PUT    /consent/{provider}  gives consent
 //	DELETE /consent/{provider}  revokes it
 //
-// With ?principal=… an operator with the scope [auth.ScopeManage] does it for another principal
-// of its workspace. Errors are {"error":{"kind","message","missingScopes"?}}.
+// With ?principal=…, an operator with the scope [auth.ScopeManage] acts for another principal of the same workspace.
+// Errors are {"error":{"kind","message","missingScopes"?}}.
 type Handler struct {
 	Service *Service
 	Auth    auth.Authenticator
-	// Guard refuses what a browser sends for another site.
+	// Guard refuses requests that a browser sends on behalf of another site.
 	Guard auth.Guard
-	// MetadataURL is the protected resource metadata (RFC 9728) that a 401 names; may be empty.
+	// MetadataURL is the URL of the protected resource metadata (RFC 9728) that a 401 response names. It may be
+	// empty.
 	MetadataURL string
 	Log         *slog.Logger
 }
 
-// ServeHTTP answers a request.
+// ServeHTTP implements [http.Handler].
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answers := httpjson.Answers{Scope: auth.ScopeRead, MetadataURL: h.MetadataURL, Log: h.Log}
 	answers.Serve(w, r, http.StatusOK, func() (any, error) { return h.serve(r) })
@@ -143,7 +143,7 @@ func (h *Handler) serve(r *http.Request) (any, error) {
 			return nil, err
 		}
 		return h.Service.Consent(r.Context(), p, name, caller.ID, true)
-	case r.Method == http.MethodDelete && name != "": // which is open to whoever lost all rights
+	case r.Method == http.MethodDelete && name != "": // does not require a scope, so that a caller who has lost all rights can still revoke
 		return h.Service.Consent(r.Context(), p, name, caller.ID, false)
 	}
 	if name == "" {
@@ -152,12 +152,12 @@ func (h *Handler) serve(r *http.Request) (any, error) {
 	return nil, httpjson.NotAllowed("PUT, DELETE")
 }
 
-// subject is the principal whose consents a request is about: the caller, or whom an
-// operator names.
+// subject returns the principal whose consents a request is about: the caller, or the principal that an operator
+// names.
 func (h *Handler) subject(r *http.Request, caller auth.Principal) (auth.Principal, error) {
 	if caller.Anonymous && !h.Service.options.AllowAnonymous {
 		return caller, fault.New(fault.Forbidden,
-			"without authentication everybody is one principal, and one would consent for all: use --auth keys or jwt, or for development --allow-insecure-targets")
+			"without authentication all callers are the same principal, and one would consent for all; use --auth keys or jwt, or for development --allow-insecure-targets")
 	}
 	query := r.URL.Query()
 	for name := range query {
@@ -172,9 +172,9 @@ func (h *Handler) subject(r *http.Request, caller auth.Principal) (auth.Principa
 	case !caller.Has(auth.ScopeManage):
 		return caller, caller.Require(auth.ScopeManage)
 	case id == "" || len(id) > maxPrincipal || len(query["principal"]) > 1:
-		return caller, fault.New(fault.Invalid, "principal is empty, too long or given twice")
+		return caller, fault.New(fault.Invalid, "principal is empty, too long or repeated")
 	}
-	// What it may use is not known; the operator's own rights stand for it. When a message
-	// comes, its own count.
+	// We do not know what this principal may use, so the operator's rights are used here. When a message arrives, the
+	// principal's own rights apply.
 	return auth.Principal{ID: id, Workspace: caller.Workspace, Scopes: caller.Scopes, Claims: caller.Claims}, nil
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 )
 
-// tokens are principals by the value of the Authorization header.
+// tokens maps values of the Authorization header to principals.
 type tokens map[string]auth.Principal
 
 func (t tokens) Authenticate(_ context.Context, h http.Header) (auth.Principal, error) {
@@ -55,8 +55,8 @@ func (a *apiRig) do(who, method, path string, header ...string) *httptest.Respon
 	return w
 }
 
-// CNV-06: a caller sees who gets what, gives consent and revokes it; for others an operator of the
-// workspace does.
+// CNV-06: a caller sees the providers, gives consent and revokes it. An operator of the workspace can do so for
+// others.
 func TestAPI(t *testing.T) {
 	a := newAPI(t)
 	said := func(who, path string) (out string) {
@@ -81,7 +81,7 @@ func TestAPI(t *testing.T) {
 	for i, step := range []struct {
 		who, method, path string
 		status            int
-		then              string // what ann has
+		then              string // the expected consents of ann
 	}{
 		{"ann", "PUT", "/fast", 200, "ann fast:true(true by ann) slow:false bad:false events:false"},
 		{"ann", "PUT", "/fast", 200, "ann fast:true(true by ann) slow:false bad:false events:false"},
@@ -140,7 +140,7 @@ func TestAPIRefuses(t *testing.T) {
 				t.Errorf("the challenge is %q", challenge)
 			}
 			if tc.status == 405 && w.Header().Get("Allow") == "" {
-				t.Error("what is allowed is not said")
+				t.Error("the Allow header is missing")
 			}
 		})
 	}

@@ -13,36 +13,36 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Consents are kept by the store, in its own words:
+// consents stores consents as items:
 //
 //	table subscriptions, consent#WORKSPACE#HASH(principal)
-//	  p#PROVIDER   the last time that consent was given or revoked
+//	  p#PROVIDER   the latest time that consent was given or revoked
 //
-// They do not expire. A revoked one stays as the record that it was revoked. A
-// consent is for a provider as it was: for its name, where it sends to, and the kinds
-// of messages that it got. So neither a new URL nor a new kind is covered by it.
+// They do not expire. A revoked consent stays, as a record of the revocation. A consent covers a provider's name, its
+// destination, and the kinds of messages that it received at that time, so a new URL or a new kind needs a new
+// consent.
 type consents struct {
 	db     store.DB
 	broken *metric.Undecodable
 }
 
-// Consent is one such record.
+// Consent is a decision about one provider.
 type Consent struct {
-	// Given is false for one that was revoked.
+	// Given is false if the consent was revoked.
 	Given bool `json:"given"`
-	// At is when it was given or revoked, By who did: the principal, or an operator.
+	// At is when it was given or revoked, and By is the principal or operator who did it.
 	At time.Time `json:"at"`
 	By string    `json:"by"`
-	// Kinds are what it covers.
+	// Kinds are the kinds of messages that it covers.
 	Kinds []Kind `json:"kinds,omitempty"`
 }
 
-// consentItem is the value of the item.
+// consentItem is the stored form of a consent.
 type consentItem struct {
 	V         int    `json:"v"`
 	Principal string `json:"pr"`
 	Provider  string `json:"p"`
-	// To is a hash of where the provider sends to.
+	// To is a hash of the provider's destination.
 	To string `json:"to"`
 	Consent
 }
@@ -54,27 +54,27 @@ func consentPartition(workspace, principal string) string {
 	return "consent#" + workspace + "#" + base64.RawURLEncoding.EncodeToString(h[:])
 }
 
-// Consented is the partition with the consents of a principal.
+// Consented returns the partition with the consents of a principal.
 func Consented(workspace, principal string) store.Key { return consentKey(workspace, principal, "") }
 
 func consentKey(workspace, principal, provider string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: consentPartition(workspace, principal), Sort: "p#" + provider}
 }
 
-// destination is the hash of where a provider sends to. It may hold a secret in its query.
+// destination hashes the address of a provider, because its query may contain a secret.
 func destination(parts ...string) string {
 	b, _ := json.Marshal(parts) // strings
 	h := sha256.Sum256(b)
 	return base64.RawURLEncoding.EncodeToString(h[:])
 }
 
-// of reads all records of a principal, strongly consistent, by provider.
-func (c consents) of(ctx context.Context, workspace, principal string) (map[string]consentItem, error) {
+// list reads all consents of a principal, strongly consistent, by provider.
+func (c consents) list(ctx context.Context, workspace, principal string) (map[string]consentItem, error) {
 	out := map[string]consentItem{}
 	err := store.Each(ctx, c.db, Consented(workspace, principal), "read the consents", func(it *store.Item) error {
 		var item consentItem
 		if json.Unmarshal(it.Value, &item) != nil || item.V != consentVersion {
-			c.broken.Add(ctx, "consent") // it is not given
+			c.broken.Add(ctx, "consent") // counts as not given
 			return nil
 		}
 		out[item.Provider] = item
@@ -93,7 +93,7 @@ func (c consents) write(ctx context.Context, workspace string, item consentItem)
 	return fault.Wrap(fault.Unavailable, err, "write a consent")
 }
 
-// covers reports whether a message of the kind may be sent there.
+// covers reports whether a message of the kind may be sent to this destination.
 func (i consentItem) covers(to string, kind Kind) bool {
 	return i.Given && i.To == to && slices.Contains(i.Kinds, kind)
 }

@@ -13,16 +13,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// maxMemories bounds what is taken of one provider.
+// maxMemories limits the memories accepted from one provider.
 const maxMemories = 100
 
-// Context is what providers have to say to a message: a ConversationContextResult.
+// Context is the merged context for a message, a ConversationContextResult.
 type Context struct {
-	// Text is every provider's text under a heading of ours, see [merge].
+	// Text contains each provider's text under a heading of ours, see [merge].
 	Text string
 	// Memories are sorted by relevance.
 	Memories []Memory
-	// Cut is set when something had to be left out.
+	// Cut is true if some context was left out.
 	Cut bool
 }
 
@@ -30,12 +30,11 @@ type Context struct {
 type Memory struct {
 	Content   string  `json:"content"`
 	Relevance float64 `json:"relevance"` // 0 to 1
-	// Source begins with the provider's name; what the provider itself names follows
-	// after a colon.
+	// Source begins with the provider's name. If the provider names a source itself, that follows after a colon.
 	Source string `json:"source"`
 }
 
-// Members encodes the result without braces; nil when it is empty.
+// Members encodes the result as JSON members without braces. It returns nil if there is no context.
 func (c *Context) Members() []byte {
 	type structured struct {
 		Memories []Memory `json:"memories"`
@@ -54,17 +53,17 @@ func (c *Context) Members() []byte {
 	return b[1 : len(b)-1]
 }
 
-// answer is what one provider said, cleaned.
+// answer is one provider's context, after cleaning.
 type answer struct {
 	text     string
-	memories []Memory // by relevance; Source is the provider's own
+	memories []Memory // sorted by relevance; Source is as the provider sent it
 	cut      bool
 }
 
 var errMalformed = fault.New(fault.Unprocessable, "the value is not a context")
 
-// parseAnswer reads what a provider answered: valid JSON that is not to be trusted
-// in any other way. A memory without content or without a finite relevance is passed over.
+// parseAnswer parses a provider's response. It must be valid JSON, and is otherwise untrusted. Memories without
+// content or a finite relevance are skipped.
 func parseAnswer(raw json.RawMessage) (a answer, err error) {
 	if len(raw) == 0 || raw[0] != '{' {
 		return a, errMalformed
@@ -113,10 +112,10 @@ func parseMemory(raw json.RawMessage) (m Memory, ok bool) {
 	return m, true
 }
 
-// maxSource bounds the source that a provider names, in bytes.
+// maxSource is the maximum length in bytes of the source that a provider names.
 const maxSource = 200
 
-// clean makes one kind of line break out of all, and takes off what is not a string.
+// clean normalizes line breaks and removes control characters.
 func clean(s string) string {
 	s = strings.ReplaceAll(s, "\r\n", "\n")
 	s = strings.Map(func(r rune) rune {
@@ -133,7 +132,7 @@ func clean(s string) string {
 	return strings.TrimSpace(s)
 }
 
-// clip cuts a text at a border of characters.
+// clip cuts a string to a maximum length, without splitting a character.
 func clip(s string, most int) string {
 	if len(s) <= most {
 		return s

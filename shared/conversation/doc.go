@@ -1,14 +1,13 @@
-// Package conversation hands what is said in the conversations of clients to those
-// who were consented to, and gathers the context that they have to it.
+// Package conversation forwards the messages in clients' conversations to the context providers to which the user has
+// consented, and collects the context that they return.
 //
 //	client ─▶ shared/mcp ─▶ [Service.Forward] ─▶ consent? ─▶ providers ─▶ merge ─▶ context
 //	                                │            (store)    at URLs
-//	                                │                       backends, by shared/gateway
-//	                                └─────────────────────▶ event, by shared/events/publish
+//	                                │                       backends, through shared/gateway
+//	                                └─────────────────────▶ event, through shared/events/publish
 //
-// What is said here is the most private thing that passes through the system. So
-// nothing of it is in an error or a log line, at any level: failures have a [Reason],
-// which is a word of ours. Nothing is sent to anybody for whom the store has no
-// consent of this caller at this moment. No protocol enters here; the methods are in
-// shared/mcp, the HTTP API of consent is in api.go.
+// These messages are the most private data in the system. They never occur in errors or logs, at any level: a failure
+// only has a [Reason], which is one of our constants. A message is sent only to receivers for which the store has the
+// caller's consent at that moment. The package does not depend on a protocol: the MCP methods are in shared/mcp, and
+// the HTTP API for consents is in api.go.
 package conversation

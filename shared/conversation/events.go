@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// The URIs of the events that messages become.
+// URIs of the events that messages become.
 const (
 	UserMessageURI       = "event://conversation/user-message"
 	AssistantResponseURI = "event://conversation/assistant-response"
@@ -26,9 +26,8 @@ func uriOf(kind Kind) string {
 	return UserMessageURI
 }
 
-// CheckCatalog reports what a catalog lacks for the events of conversations: it has
-// to declare them, each with an access rule, because without one everybody who may read
-// events could read what others say.
+// CheckCatalog checks that a catalog declares the events of conversations, each with an access rule. Without one,
+// everyone with permission to read events could read the messages of others.
 func CheckCatalog(cat *catalog.Catalog, e rules.Events) error {
 	for _, kind := range kinds(e.UserMessage, e.AssistantResponse) {
 		if err := checkEntry(cat, kind); err != nil {
@@ -50,8 +49,8 @@ func checkEntry(cat *catalog.Catalog, kind Kind) error {
 	return nil
 }
 
-// eventsProvider stands for the events of conversations among the providers, so that
-// they are consented to in the same way; nil when there are none.
+// eventsProvider returns a provider that publishes messages as events, so that callers consent to it like to any
+// other. It returns nil if no messages are published.
 func (s *Service) eventsProvider(e rules.Events) *provider {
 	published := kinds(e.UserMessage, e.AssistantResponse)
 	if len(published) == 0 {
@@ -60,15 +59,14 @@ func (s *Service) eventsProvider(e rules.Events) *provider {
 	return &provider{
 		name: rules.EventsProvider, workspace: e.Workspace, kinds: published, to: destination("events"),
 		title:       "Events",
-		description: "What is said becomes an event of this server. Who is allowed to by the operator can subscribe to it.",
+		description: "Messages become events of this server. Anyone whom the operator permits can subscribe to them.",
 		ask: func(ctx context.Context, c Caller, m *Message, _ string) (json.RawMessage, error) {
 			return json.RawMessage(`{}`), s.publish(ctx, c, m)
 		},
 	}
 }
 
-// publish makes an event of a message. What was said before is left out: it was an
-// event itself.
+// publish publishes a message as an event, without the history, because those messages were events already.
 func (s *Service) publish(ctx context.Context, c Caller, m *Message) error {
 	if s.options.Publisher == nil || s.options.Catalogs == nil {
 		return failure{Internal}
@@ -85,7 +83,7 @@ func (s *Service) publish(ctx context.Context, c Caller, m *Message) error {
 	data = jsonrpc.AppendString(append(data, `,"content":`...), m.Content)
 	data = append(jsonrpc.AppendString(append(data, `,"principal":`...), c.Principal.ID), '}')
 	entry, _, _ := cat.Match(uriOf(m.Kind))
-	if entry.ValidatePayload(data) != nil { // the error would repeat of it
+	if entry.ValidatePayload(data) != nil { // do not log the error, because it quotes the message
 		return failure{Malformed}
 	}
 	err = s.options.Publisher.Publish(ctx, c.Principal, publish.Input{URI: uriOf(m.Kind), ID: eventID(c, m), Data: data})
@@ -98,7 +96,7 @@ func (s *Service) publish(ctx context.Context, c Caller, m *Message) error {
 	return failure{Refused}
 }
 
-// eventID is the same for a message that comes again.
+// eventID returns the event's id. It is the same if a message is sent again.
 func eventID(c Caller, m *Message) string {
 	b, _ := json.Marshal([]string{string(m.Kind), c.Principal.Workspace, c.Principal.ID, m.ID}) // strings
 	h := sha256.Sum256(b)

@@ -21,17 +21,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// marker is in everything that is said in these tests.
+// marker is in every message and context of these tests.
 const marker = "periwinkle"
 
-// source is a configuration that can change.
+// source is a configuration that can be replaced.
 type source struct {
 	atomic.Pointer[rules.Conversation]
 }
 
 func (s *source) Conversation(context.Context) (*rules.Conversation, error) { return s.Load(), nil }
 
-// rig is a service with providers that do what a test says, in a bubble of its own time.
+// rig is a service whose providers behave as a test says, in a synctest bubble.
 type rig struct {
 	*Service
 	t       *testing.T
@@ -40,7 +40,7 @@ type rig struct {
 	answers map[string]func(*http.Request) (*http.Response, error) // by the host of the URL
 
 	mu        sync.Mutex
-	asked     []string // the hosts
+	asked     []string // hosts, in the order of the requests
 	published []publish.Input
 	publish   func(context.Context) error
 }
@@ -65,10 +65,10 @@ func newRig(t *testing.T, src string, change ...func(*Options)) *rig {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		if err := r.Close(ctx); err != nil {
-			t.Errorf("something is still under way: %v", err)
+			t.Errorf("work is still running: %v", err)
 		}
 		if strings.Contains(r.log.String(), marker) {
-			t.Errorf("CNV-08: what was said is in the log: %s", r.log.String())
+			t.Errorf("CNV-08: a message or context is in the log: %s", r.log.String())
 		}
 	})
 	return r
@@ -102,7 +102,7 @@ func parseRules(t *testing.T, src string) *rules.Conversation {
 	return &c.Conversation
 }
 
-// RoundTrip is a provider.
+// RoundTrip answers for the providers.
 func (r *rig) RoundTrip(req *http.Request) (*http.Response, error) {
 	r.mu.Lock()
 	r.asked = append(r.asked, req.URL.Host)
@@ -125,14 +125,14 @@ func (r *rig) Publish(ctx context.Context, _ auth.Principal, in publish.Input) e
 	return nil
 }
 
-// on makes a host answer.
+// on sets the response of a host.
 func (r *rig) on(host string, answer func(*http.Request) (*http.Response, error)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.answers[host] = answer
 }
 
-// calls counts how often a host was asked so far.
+// calls returns how often a host was asked so far.
 func (r *rig) calls(host string) (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -144,14 +144,14 @@ func (r *rig) calls(host string) (n int) {
 	return n
 }
 
-// says answers with a context after a time.
+// says responds with a context after a delay.
 func says(text string, after time.Duration) func(*http.Request) (*http.Response, error) {
 	return answers(http.StatusOK, "application/json", `{"context":"`+text+`"}`, after)
 }
 
 func answers(status int, media, body string, after time.Duration) func(*http.Request) (*http.Response, error) {
 	return func(req *http.Request) (*http.Response, error) {
-		if after > 0 { // see golang.org/issue/78156: timers that are due when they are set
+		if after > 0 { // see golang.org/issue/78156: timers that are already due when they are set
 			select {
 			case <-time.After(after):
 			case <-req.Context().Done():
@@ -164,7 +164,7 @@ func answers(status int, media, body string, after time.Duration) func(*http.Req
 
 var ann = auth.Principal{ID: "ann", Workspace: auth.DefaultWorkspace, Scopes: []string{auth.ScopeRead}}
 
-// consent gives ann's consent.
+// consent gives ann's consent to the named providers.
 func (r *rig) consent(names ...string) {
 	r.t.Helper()
 	for _, name := range names {
@@ -173,7 +173,7 @@ func (r *rig) consent(names ...string) {
 	}
 }
 
-// say passes on a message of ann's.
+// say forwards a message from ann.
 func (r *rig) say() *Context {
 	r.t.Helper()
 	c, err := r.sayAs(ann, UserMessage)
@@ -181,12 +181,12 @@ func (r *rig) say() *Context {
 	return c
 }
 
-// sayAs passes on a message of a kind.
+// sayAs forwards a message of the given kind.
 func (r *rig) sayAs(p auth.Principal, kind Kind) (*Context, error) {
 	return r.Forward(r.t.Context(), Caller{Principal: p}, &Message{Kind: kind, ID: "m", Content: marker})
 }
 
-// memory is as much of a store as consents need, without goroutines of its own.
+// memory implements the parts of a store that consents need, without goroutines.
 type memory struct {
 	store.DB
 	mu    sync.Mutex

@@ -17,16 +17,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// MaxAnswer bounds what is read of a provider's answer in bytes.
+// MaxAnswer is the maximum size of a provider's response in bytes.
 const MaxAnswer = 256 << 10
 
-// headerMethod says which kind of message a provider gets, by the name that MCP has
-// for such a header.
+// headerMethod tells a provider the kind of message, with the header that MCP uses for the method.
 const headerMethod = "Mcp-Method"
 
-// NewHTTP makes a client for providers at URLs. They are the operator's, so that
-// their addresses may be private. Redirects are not followed, for credentials and the message
-// would go along, and no proxy of the environment is used.
+// NewHTTP returns a client for providers at URLs. The operator configured the URLs, so private addresses are allowed.
+// The client does not follow redirects, because they would receive the credentials and the message, and it ignores
+// proxies in the environment.
 func NewHTTP() *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
@@ -43,7 +42,7 @@ func NewHTTP() *http.Client {
 	}
 }
 
-// headers are those that the operator gave a provider.
+// headers returns the headers that the operator configured for a provider.
 func (s *Service) headers(ctx context.Context, v rules.Provider) (http.Header, error) {
 	h := http.Header{}
 	for name, value := range v.Headers {
@@ -56,8 +55,8 @@ func (s *Service) headers(ctx context.Context, v rules.Provider) (http.Header, e
 	return h, nil
 }
 
-// askURL asks a provider at a URL: by a POST of the message's params, which it answers
-// with a context as JSON, or with 204.
+// askURL asks a provider at a URL with a POST of the message's params. The provider responds with a context as JSON,
+// or with 204.
 func (s *Service) askURL(v rules.Provider) asker {
 	return func(ctx context.Context, _ Caller, m *Message, principal string) (json.RawMessage, error) {
 		header, err := s.headers(ctx, v)

@@ -13,8 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
-// CNV-03: a provider at a URL gets the params as they were sent, the operator's headers, and by which
-// name it knows the caller. A redirect is not followed, and no proxy is used.
+// CNV-03: a provider at a URL receives the params unchanged, the operator's headers, and its own name for the caller.
+// The client does not follow redirects or use a proxy.
 func TestProvidersAtURLs(t *testing.T) {
 	var redirected atomic.Int32
 	var got *http.Request
@@ -66,7 +66,7 @@ conversation:
 	}
 }
 
-// CNV-03: whoever answers slowly, byte by byte, is late as well, and leaves no connection behind.
+// CNV-03: a provider that responds slowly, byte by byte, times out too, and its connection is closed.
 func TestASlowBody(t *testing.T) {
 	gone := make(chan struct{})
 	provider := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -90,7 +90,7 @@ func TestASlowBody(t *testing.T) {
 	}
 }
 
-// CNV-08: a context on its way through the log can be read by its owner only.
+// CNV-08: only its owner can read a context in the log.
 func TestSealing(t *testing.T) {
 	r := newRig(t, three)
 	sealed := r.Seal(ann, []byte(marker))

@@ -5,19 +5,18 @@ import (
 	"strings"
 )
 
-// part is what one provider contributes.
+// part is the contribution of one provider.
 type part struct {
 	name, title string
 	answer
 }
 
-// merge makes one context of several, the most important first, within most bytes of
-// text. Who comes first takes what it needs: of the last text that does not fit the
-// beginning is taken, memories are taken whole or not.
+// merge combines the providers' contexts, the most important first, into one with at most the given number of bytes.
+// Each provider takes what it needs of the remaining space. A text that does not fit is cut at the end. A memory that
+// does not fit is left out.
 //
-// Each provider's text stands under a heading that names it, and each of its lines
-// begins with "> ". A line that does not is ours, so no provider can speak with the
-// voice of another.
+// Each provider's text is under a heading with its name, and each of its lines begins with "> ". Any other line is
+// ours, so a provider cannot imitate another one.
 func merge(parts []part, most int) *Context {
 	c := &Context{}
 	var text strings.Builder
@@ -51,11 +50,11 @@ func merge(parts []part, most int) *Context {
 
 const (
 	between = "\n\n"
-	// leastText is the least of a text that is worth to be there.
+	// leastText is the minimum length of a text that has been cut. Shorter ones are left out.
 	leastText = 32
 )
 
-// source names where a memory comes from. Names of providers have no colon.
+// source returns the source of a memory. Providers' names contain no colon.
 func (p part) source(own string) string {
 	if own == "" {
 		return p.name
@@ -63,8 +62,8 @@ func (p part) source(own string) string {
 	return p.name + ": " + own
 }
 
-// quote is a provider's text under its heading in at most room bytes, and whether
-// that is all of it; empty when there is no room.
+// quote returns a provider's text under its heading, in at most room bytes, and whether it is complete. It returns ""
+// if there is not enough room.
 func quote(p part, room int) (block string, whole bool) {
 	heading := "Context from " + p.name
 	if p.title != "" {
@@ -74,7 +73,7 @@ func quote(p part, room int) (block string, whole bool) {
 	if len(block) <= room {
 		return block, true
 	}
-	heading += ", of which the end is missing:\n"
+	heading += ", cut at the end:\n"
 	room -= len(heading)
 	for size := room; size >= leastText; {
 		block = quoted(strings.TrimSpace(clip(p.text, size)))

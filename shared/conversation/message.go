@@ -8,19 +8,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// Limits of a message in bytes, or turns. What is over one is of kind fault.TooLarge
-// with [Limit] as its data.
+// Limits of a message, in bytes or turns. Exceeding one is an error of kind fault.TooLarge, with [fault.Limit] as its data.
 const (
 	MaxMessageID = 256
 	MaxContent   = 64 << 10
 	MaxTurns     = 100
 	MaxHistory   = 96 << 10 // of all turns together
-	// MaxEncoded is the message as it is sent on, in JSON. It leaves room for what an event
-	// and a message of a queue have besides.
+	// MaxEncoded limits the forwarded message in JSON. It leaves space for the other parts of an event and of a queue
+	// message.
 	MaxEncoded = 192 << 10
 )
 
-// Kind is what was said: the method that carries it.
+// Kind is a kind of message. Each has its own MCP method.
 type Kind string
 
 // The kinds. The first is of the seed; the second answers one of its open questions.
@@ -29,31 +28,31 @@ const (
 	AssistantResponse Kind = "assistantResponse"
 )
 
-// Kinds are all of them.
+// Kinds lists all kinds.
 var Kinds = []Kind{UserMessage, AssistantResponse}
 
-// Method is the method of MCP that carries such a message.
+// Method returns the MCP method for messages of this kind.
 func (k Kind) Method() string { return "conversation/" + string(k) }
 
-// Message is what a client sends: the params of conversation/userMessage.
+// Message is a message from a client: the params of conversation/userMessage or conversation/assistantResponse.
 type Message struct {
 	Kind Kind `json:"-"`
-	// ID is chosen by the client. It names the message in the context that answers it,
-	// and makes a repeated one the same event.
+	// ID is chosen by the client. The context in the response refers to it, and sending it again produces the same
+	// event.
 	ID      string `json:"messageId"`
 	Content string `json:"content"`
-	// History is what was said before, the oldest first.
+	// History contains the previous messages, oldest first.
 	History []Turn `json:"recentHistory,omitempty"`
 }
 
-// Turn is an earlier message.
+// Turn is a previous message.
 type Turn struct {
 	Role    string `json:"role"` // "user" or "assistant"
 	Content string `json:"content"`
 }
 
-// Parse reads the params of a message, which are valid JSON. Unknown members are
-// passed over. The errors, of kind fault.Invalid or fault.TooLarge, repeat nothing of it.
+// Parse parses the params of a message, which must be valid JSON. It ignores unknown members. Errors, of kind
+// fault.Invalid or fault.TooLarge, do not quote the message.
 func Parse(kind Kind, params json.RawMessage) (*Message, error) {
 	m := &Message{Kind: kind}
 	if len(params) == 0 || params[0] != '{' {
@@ -78,9 +77,9 @@ func Parse(kind Kind, params json.RawMessage) (*Message, error) {
 	return m, nil
 }
 
-// text reads a member that must be a string.
+// text returns a member that must be a string.
 func text(object json.RawMessage, name string, most int) (string, error) {
-	raw, err := once(object, name)
+	raw, err := findOnce(object, name)
 	if err != nil {
 		return "", err
 	}
@@ -96,8 +95,8 @@ func text(object json.RawMessage, name string, most int) (string, error) {
 	return s, nil
 }
 
-// once finds a member that must not be there twice: a provider might read the other one.
-func once(object json.RawMessage, name string) (found json.RawMessage, err error) {
+// findOnce finds a member. It refuses duplicates, because a provider might read the other one.
+func findOnce(object json.RawMessage, name string) (found json.RawMessage, err error) {
 	n := 0
 	for key, value := range jsonrpc.Members(object) {
 		if string(key) == name {
@@ -112,7 +111,7 @@ func once(object json.RawMessage, name string) (found json.RawMessage, err error
 }
 
 func history(params json.RawMessage) ([]Turn, error) {
-	raw, err := once(params, "recentHistory")
+	raw, err := findOnce(params, "recentHistory")
 	switch {
 	case err != nil:
 		return nil, err
@@ -152,8 +151,8 @@ func tooLarge(what string, most int) error {
 	return fault.New(fault.TooLarge, "the limit %s of %d is exceeded", what, most).AtLimit(what, float64(most))
 }
 
-// Params encodes the message as it came, with further members of _meta, without
-// braces; nil for none.
+// Params encodes the message as it was received. Meta holds additional members of _meta, without braces, and may be
+// nil.
 func (m *Message) Params(meta []byte) json.RawMessage {
 	b := jsonrpc.Encode(m)
 	if len(meta) > 0 {

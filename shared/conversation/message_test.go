@@ -28,8 +28,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// CNV-08: a malformed message and one over a limit are told apart, and neither error repeats
-// any of it.
+// CNV-08: malformed messages and messages over a limit have different errors, and the errors do not quote the
+// message.
 func TestParseRefuses(t *testing.T) {
 	const secret = "marigold"
 	long := func(n int) string { return secret + strings.Repeat("x", n) }
@@ -71,13 +71,13 @@ func TestParseRefuses(t *testing.T) {
 				t.Errorf("the data is %v", fault.DataOf(err))
 			}
 			if strings.Contains(fmt.Sprintf("%v %+v", err, fault.DataOf(err)), secret) {
-				t.Errorf("CNV-08: the error repeats what was said: %v", err)
+				t.Errorf("CNV-08: the error quotes the message: %v", err)
 			}
 		})
 	}
 }
 
-// FuzzParse: what is taken is within the limits, and is the same after another reading.
+// FuzzParse: an accepted message is within the limits, and does not change when it is encoded and parsed again.
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{
 		`{"messageId":"m","content":"c"}`, `{"messageId":"m","content":"c","recentHistory":[{"role":"user","content":"\ud800"}]}`,

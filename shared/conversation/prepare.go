@@ -5,19 +5,20 @@ import (
 	"time"
 )
 
-// A backend that takes longer to begin a session than a message may wait would never give any
-// context, if each message began from nothing. So it gets ready after the answer, for the next message.
+// If starting a session with a backend takes longer than the budget of a message, and each message had to start one,
+// the backend would never provide any context. So after the response, the service lets the backend prepare a session
+// for the next message.
 
 const (
-	// prepareTime bounds how long that may take, and maxPreparing how often it happens at once.
+	// prepareTime limits a preparation, and maxPreparing limits how many run concurrently.
 	prepareTime  = 20 * time.Second
 	maxPreparing = 64
 )
 
-// preparation is what happens once at a time.
+// preparation identifies a preparation. Only one with the same identity runs at a time.
 type preparation struct{ backend, workspace, principal, session string }
 
-// prepare lets a backend get ready for the caller.
+// prepare starts preparing a backend for the caller, in the background.
 func (s *Service) prepare(c Caller, backend string) {
 	if !s.options.Prepares {
 		return

@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
-// unready is a backend that answers when it was prepared.
+// unready is a backend that answers only after it was prepared.
 type unready struct {
 	takes    time.Duration
 	prepared atomic.Int32
@@ -48,9 +48,9 @@ conversation:
   providers: [{name: notes, backend: notes}]
 `
 
-// CNV-03: a backend for which the budget was too short gets ready behind the answer, once at a time, so that a
-// later message has its context; where nothing goes on behind an answer it does not.
-func TestABackendGetsReadyBehindTheAnswer(t *testing.T) {
+// CNV-03: a backend that exceeded the budget is prepared after the response, once at a time, so that a later message
+// gets its context. Without Prepares it is not.
+func TestABackendIsPreparedAfterTheResponse(t *testing.T) {
 	for _, prepares := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			b := &unready{takes: 2 * time.Second}
@@ -71,7 +71,7 @@ func TestABackendGetsReadyBehindTheAnswer(t *testing.T) {
 	}
 }
 
-// CNV-03: what goes on behind answers ends with the service, and is bounded whoever asks.
+// CNV-03: preparations end with the service, and their number is limited across all callers.
 func TestPreparationsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &unready{takes: time.Hour}
@@ -81,7 +81,7 @@ func TestPreparationsEnd(t *testing.T) {
 		}
 		synctest.Wait()
 		if n := b.prepared.Load(); n != maxPreparing {
-			t.Errorf("%d at once, want %d", n, maxPreparing)
+			t.Errorf("%d run concurrently, want %d", n, maxPreparing)
 		}
 		time.Sleep(prepareTime)
 		synctest.Wait()

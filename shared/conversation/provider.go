@@ -13,30 +13,31 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
-// Reason says why a provider's context is missing.
+// Reason is the reason why a provider's context is missing.
 type Reason string
 
-// The reasons.
+// Reasons for missing context.
 const (
 	Late        Reason = "timeout"
-	Resting     Reason = "resting"     // it was late too often, see [breaker]
+	Resting     Reason = "resting"     // too many timeouts, see [breaker]
 	Unreachable Reason = "unreachable" // no connection, or one that broke
-	Refused     Reason = "refused"     // an answer that is an error
-	Malformed   Reason = "malformed"   // an answer that is no context
+	Refused     Reason = "refused"     // the response is an error
+	Malformed   Reason = "malformed"   // the response is not a context
 	TooLarge    Reason = "too large"
-	Incapable   Reason = "incapable" // a backend that does not ask for such messages
-	Abandoned   Reason = "abandoned" // the caller no longer waits for the answer
+	Incapable   Reason = "incapable" // the backend does not declare support for such messages
+	Abandoned   Reason = "abandoned" // the caller no longer waits for the response
 	Internal    Reason = "internal"
 )
 
-// failure is an error of a provider that says nothing but its reason.
+// failure is a provider's error, reduced to its reason.
 type failure struct{ reason Reason }
 
 func (f failure) Error() string {
 	return "conversation: the provider's answer is missing: " + string(f.reason)
 }
 
-// reasonOf finds the reason of what went wrong while a provider was asked.
+// reasonOf returns the reason of an error that occurred while a provider was asked. Asked is the context with the
+// budget, and asker that of the caller.
 func reasonOf(asked, asker context.Context, err error) Reason {
 	f, known := errors.AsType[failure](err)
 	switch {
@@ -52,24 +53,24 @@ func reasonOf(asked, asker context.Context, err error) Reason {
 	return Internal
 }
 
-// Caller is who sends a message.
+// Caller is the sender of a message.
 type Caller struct {
 	Principal auth.Principal
-	// Client is the caller as backends know it.
+	// Client identifies the caller to backends.
 	Client api.Client
 }
 
-// asker hands a message to one of those that may get it, who knows the caller by the
-// name principal, and returns a context that is not checked yet. Its errors are failures.
+// asker sends a message to a receiver, which knows the caller by the name principal, and returns the unchecked
+// context. Its errors are failures.
 type asker func(ctx context.Context, c Caller, m *Message, principal string) (json.RawMessage, error)
 
-// provider is one of those that may get messages. It may be used concurrently.
+// provider is a receiver of messages. It is safe for concurrent use.
 type provider struct {
 	name, title, description string
 	workspace                string
-	to                       string // what a consent is bound to
-	kinds                    []Kind // what it gets
-	plain                    bool   // gets the principal's own name
+	to                       string // hash of the destination, which consents are bound to
+	kinds                    []Kind // the kinds of messages that it receives
+	plain                    bool   // whether it gets the principal's real id
 	visible                  func(ctx context.Context, p auth.Principal) bool
 	ask                      asker
 	breaker                  *breaker
@@ -77,18 +78,18 @@ type provider struct {
 
 func (p *provider) gets(kind Kind) bool { return slices.Contains(p.kinds, kind) }
 
-// breaker lets a provider rest that has not answered in time several times one after
-// another. When it is rested, one message is let through, and its answer decides.
+// breaker stops asking a provider after several consecutive timeouts. After a pause it lets one message through,
+// whose result decides whether it continues.
 type breaker = gobreaker.CircuitBreaker[json.RawMessage]
 
-// The bounds of a breaker.
+// Settings of a breaker.
 const (
 	tripAfter = 5
 	restFor   = 30 * time.Second
 )
 
-// newBreaker makes one that counts what makes callers wait or would again: what is late or
-// cannot be reached. An error is no reason to rest: it may be about one caller's message.
+// newBreaker returns a breaker for a provider. It counts only failures that make callers wait: timeouts and failed
+// connections. It ignores other errors, because they may concern one caller's message only.
 func (s *Service) newBreaker(p *provider) *breaker {
 	return gobreaker.NewCircuitBreaker[json.RawMessage](gobreaker.Settings{
 		MaxRequests: 1, Timeout: s.options.Rest,

@@ -14,10 +14,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// MetaPrincipal is the _meta key by which a backend learns whose message it gets.
+// MetaPrincipal is the key in _meta that tells a backend whose message it receives.
 const MetaPrincipal = "io.github.mcp-events/principal"
 
-// secrets are what the deployment's key is for here.
+// secrets holds the keys that are derived from the deployment's key.
 type secrets struct {
 	names []byte
 	aead  cipher.AEAD
@@ -32,16 +32,16 @@ func newSecrets(key []byte) (*secrets, error) {
 	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "derive the key of contexts")
 	}
-	block, _ := aes.NewCipher(sealing) // of 32 bytes
+	block, _ := aes.NewCipher(sealing) // the key has 32 bytes
 	aead, err := cipher.NewGCMWithRandomNonce(block)
 	return &secrets{names, aead}, fault.Wrap(fault.Internal, err, "derive the key of contexts")
 }
 
-// nameFor is how a provider knows a principal: always by the same name, which no
-// other provider gets, and which says nothing unless the operator wants it to.
+// nameFor returns the name of a principal for a provider. It is always the same for this provider and different for
+// every other one. It does not reveal the principal unless the operator has allowed that.
 func (s *Service) nameFor(p *provider, who auth.Principal) string {
 	if p.plain {
-		return url.PathEscape(who.ID) // a header takes no other characters
+		return url.PathEscape(who.ID) // a header does not allow other characters
 	}
 	text, _ := json.Marshal([]string{p.to, who.Workspace, who.ID}) // strings
 	mac := hmac.New(sha256.New, s.secrets.names)
@@ -49,12 +49,12 @@ func (s *Service) nameFor(p *provider, who auth.Principal) string {
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// Seal makes a context unreadable for who reads the store, for a principal's streams.
+// Seal encrypts a context for a principal's streams, so that it cannot be read from the store.
 func (s *Service) Seal(who auth.Principal, text []byte) []byte {
 	return s.secrets.aead.Seal(nil, nil, text, owner(who))
 }
 
-// Open is the reverse of [Service.Seal].
+// Open decrypts the result of [Service.Seal].
 func (s *Service) Open(who auth.Principal, sealed []byte) ([]byte, error) {
 	text, err := s.secrets.aead.Open(nil, nil, sealed, owner(who))
 	return text, fault.Wrap(fault.Internal, err, "open a context")

@@ -22,23 +22,22 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Source is the configuration as it is now. As long as nothing changed, it is the same
-// pointer.
+// Source provides the current configuration. It returns the same pointer until the configuration changes.
 type Source interface {
 	Conversation(ctx context.Context) (*rules.Conversation, error)
 }
 
-// Backends reaches the backends that are providers; [gateway.Gateway] does.
+// Backends accesses backends that are providers. [gateway.Gateway] implements it.
 type Backends interface {
-	// Backends names those that a principal may use.
+	// Backends returns the names of the backends that a principal may use.
 	Backends(ctx context.Context, p auth.Principal) []string
-	// Converse asks one, and returns the result.
+	// Converse sends a request to a backend and returns the result.
 	Converse(ctx context.Context, c api.Client, backend, method string, params json.RawMessage) (json.RawMessage, error)
-	// Prepare gets one ready to be asked.
+	// Prepare starts a session with a backend, so that the next Converse is quick.
 	Prepare(ctx context.Context, c api.Client, backend string) error
 }
 
-// Publisher publishes an event in the workspace of the principal whose message it is.
+// Publisher publishes an event in the workspace of the message's principal.
 type Publisher interface {
 	Publish(ctx context.Context, p auth.Principal, in publish.Input) error
 }
@@ -47,40 +46,40 @@ type Publisher interface {
 type Options struct {
 	Source Source
 	DB     store.DB
-	// Key is 32 bytes of the deployment: it makes the names by which providers know
-	// principals, and seals contexts on their way through the log.
+	// Key is a key of 32 bytes. It is used to derive the names by which providers know principals, and to seal
+	// contexts in the log.
 	Key []byte
-	// Backends may be nil when there are none.
+	// Backends may be nil if there are no backends.
 	Backends Backends
 	// Catalogs and Publisher are needed for events.
 	Catalogs  catalog.Source
 	Publisher Publisher
-	// AllowAnonymous lets the one principal of --auth none consent, for everybody; for
+	// AllowAnonymous allows the single principal of --auth none to consent on behalf of all callers. It is for
 	// development only.
 	AllowAnonymous bool
-	// HTTP reaches providers at URLs; nil is [NewHTTP].
+	// HTTP is the client for providers at URLs. Nil means [NewHTTP].
 	HTTP *http.Client
-	// Prepares lets a backend for which the budget was too short get ready after the answer, so that the
-	// next message finds it so. It is of no use on Lambda, where nothing goes on there.
+	// Prepares lets a backend prepare a session after the response if it exceeded the budget, so that the next
+	// message gets its context. It is useless on Lambda, where the process is frozen after the response.
 	Prepares bool
-	// Rest is how long a provider rests that was late too often; 0 is 30 s.
+	// Rest is how long a provider is not asked after too many timeouts. 0 means 30 s.
 	Rest time.Duration
-	// Rate limits how many messages a principal sends; nil does not.
+	// Rate is the quota of messages of each principal. Nil means no quota.
 	Rate *quota.Rate
-	// Secrets looks up what a setting refers to; nil is the environment. It is asked for each
-	// message to a provider at a URL.
+	// Secrets looks up the secret that a setting refers to. Nil means the environment. It is called for each message
+	// to a provider at a URL.
 	Secrets func(ctx context.Context, v secret.Value) (string, error)
 	Log     *slog.Logger
 }
 
-// Service forwards messages to those that callers consented to. It may be used
-// concurrently. Make it with [New].
+// Service forwards messages to the receivers to which callers consented. It is safe for concurrent use. Create it
+// with [New].
 type Service struct {
 	options  Options
 	consents consents
 	secrets  *secrets
 	running  sync.WaitGroup
-	ending   context.Context // of what goes on after answers
+	ending   context.Context // context of the work after responses
 	end      context.CancelFunc
 	missing  metric.Tally
 
@@ -89,15 +88,15 @@ type Service struct {
 	preparing map[preparation]bool
 }
 
-// minBurst is how many messages a principal may send at once, however low its rate is.
+// minBurst is the minimum number of messages that a principal may send in a burst, even if the quota is low.
 const minBurst = 20
 
-// NewRate limits to a number of messages per second, with bursts of two seconds' worth.
+// NewRate returns a quota of messages per second, with bursts of two seconds' worth.
 func NewRate(of quota.Of) *quota.Rate {
 	return quota.New(quota.ConversationRate, "messages", of, func(perSecond float64) float64 { return max(2*perSecond, minBurst) })
 }
 
-// New makes a service. It calls no provider yet.
+// New creates a service. It does not call any provider.
 func New(o Options) (*Service, error) {
 	if o.HTTP == nil {
 		o.HTTP = NewHTTP()
@@ -119,8 +118,8 @@ func New(o Options) (*Service, error) {
 	return s, nil
 }
 
-// Close waits until nothing of earlier messages is under way any more, or ctx ends. No
-// message may be forwarded while and after it is called.
+// Close waits until all work for earlier messages has ended, or until ctx ends. Forward must not be called after
+// Close, or concurrently with it.
 func (s *Service) Close(ctx context.Context) error {
 	s.end()
 	done := make(chan struct{})
@@ -136,16 +135,16 @@ func (s *Service) Close(ctx context.Context) error {
 	}
 }
 
-// Offers is what a caller is asked to send.
+// Offers are the messages that a caller is asked to send.
 type Offers struct {
 	OnUserMessage       bool `json:"onUserMessage,omitempty"`
 	OnAssistantResponse bool `json:"onAssistantResponse,omitempty"`
 }
 
-// Any reports whether there is anything.
+// Any reports whether the caller is asked to send anything.
 func (o Offers) Any() bool { return o.OnUserMessage || o.OnAssistantResponse }
 
-// Has reports whether messages of the kind are asked for.
+// Has reports whether the caller is asked to send messages of the kind.
 func (o Offers) Has(kind Kind) bool {
 	return kind == UserMessage && o.OnUserMessage || kind == AssistantResponse && o.OnAssistantResponse
 }
@@ -156,8 +155,7 @@ func (s *Service) Enabled(ctx context.Context) bool {
 	return err == nil && now.Conversation.Enabled()
 }
 
-// Check reports what speaks against a configuration, before it is taken: a secret that is
-// not there, of kind fault.Invalid.
+// Check checks a configuration before it is put into use. A missing secret is an error of kind fault.Invalid.
 func (s *Service) Check(ctx context.Context, c *rules.Conversation) error {
 	for _, v := range c.Providers {
 		if _, err := s.headers(ctx, v); err != nil {
@@ -167,8 +165,8 @@ func (s *Service) Check(ctx context.Context, c *rules.Conversation) error {
 	return nil
 }
 
-// Offers finds out what a principal is asked to send: what is switched on and someone
-// could get.
+// Offers returns the messages that a principal is asked to send: those that are enabled and that at least one
+// provider could receive.
 func (s *Service) Offers(ctx context.Context, p auth.Principal) Offers {
 	now, err := s.current(ctx)
 	if err != nil || p.Anonymous && !s.options.AllowAnonymous {
@@ -182,9 +180,9 @@ func (s *Service) Offers(ctx context.Context, p auth.Principal) Offers {
 	return o
 }
 
-// Forward hands a message to all that the caller consented to, and returns the context
-// that came within the budget. Whose did not is left out, logged and counted. One more than the rate
-// allows goes to no provider: fault.Exhausted with [quota.RetryAfter].
+// Forward sends a message to all receivers to which the caller has consented, and returns the context that arrived
+// within the budget. Providers that miss the budget are skipped, logged and counted. If the quota is used up, Forward
+// does not send the message and returns fault.Exhausted with [quota.RetryAfter].
 func (s *Service) Forward(ctx context.Context, c Caller, m *Message) (*Context, error) {
 	if err := s.options.Rate.Take(ctx, c.Principal, 1, time.Now()); err != nil {
 		return nil, err
@@ -200,37 +198,37 @@ func (s *Service) Forward(ctx context.Context, c Caller, m *Message) (*Context, 
 	return merge(s.gather(ctx, now.Budget, receivers, c, m), now.MaxContext), nil
 }
 
-// consented are the providers to which a message of the kind may be sent now.
+// consented returns the providers to which a message of the kind may be sent now.
 func (s *Service) consented(ctx context.Context, now *set, p auth.Principal, kind Kind) ([]*provider, error) {
 	visible := slices.DeleteFunc(now.visible(ctx, p), func(v *provider) bool { return !v.gets(kind) })
 	if len(visible) == 0 || p.Anonymous && !s.options.AllowAnonymous {
 		return nil, nil
 	}
-	given, err := s.consents.of(ctx, p.Workspace, p.ID)
+	given, err := s.consents.list(ctx, p.Workspace, p.ID)
 	if err != nil {
 		return nil, err
 	}
 	return slices.DeleteFunc(visible, func(v *provider) bool { return !given[v.name].covers(v.to, kind) }), nil
 }
 
-// said is what came of asking one provider.
-type said struct {
+// reply is the result of asking one provider.
+type reply struct {
 	answer
-	missing Reason // empty when the answer is there
+	missing Reason // empty if there is an answer
 }
 
-// gather asks all at once, and returns what is there when the budget is used up, in
-// the order of the providers.
+// gather asks all receivers concurrently. It returns the parts that have arrived when the budget is used up, in the
+// order of the receivers.
 func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []*provider, c Caller, m *Message) (parts []part) {
 	asked, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
-	came := make([]chan said, len(receivers))
+	came := make([]chan reply, len(receivers))
 	for i, p := range receivers {
-		came[i] = make(chan said, 1) // a late one must not block
+		came[i] = make(chan reply, 1) // so that a late reply does not block
 		s.running.Go(func() { came[i] <- s.ask(ctx, asked, p, c, m) })
 	}
 	for i, p := range receivers {
-		x := said{}
+		x := reply{}
 		select {
 		case x = <-came[i]:
 		case <-asked.Done():
@@ -241,7 +239,7 @@ func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []
 			}
 		}
 		if x.missing != "" {
-			s.missed(ctx, p, x.missing)
+			s.countMissing(ctx, p, x.missing)
 			continue
 		}
 		parts = append(parts, part{p.name, p.title, x.answer})
@@ -249,8 +247,8 @@ func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []
 	return parts
 }
 
-// ask asks one, unless it rests.
-func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Message) said {
+// ask asks one provider, unless its breaker is open.
+func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Message) reply {
 	raw, err := p.breaker.Execute(func() (json.RawMessage, error) {
 		raw, err := p.ask(asked, c, m, s.nameFor(p, c.Principal))
 		if err != nil {
@@ -259,24 +257,23 @@ func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Mess
 		return raw, nil
 	})
 	if err != nil {
-		return said{missing: reasonOf(asked, ctx, err)}
+		return reply{missing: reasonOf(asked, ctx, err)}
 	}
 	a, err := parseAnswer(raw)
 	if err != nil {
-		return said{missing: Malformed}
+		return reply{missing: Malformed}
 	}
-	return said{answer: a}
+	return reply{answer: a}
 }
 
-// MetricMissing is the name under which missing contexts are counted, by workspace, provider
-// and reason.
+// MetricMissing is the metric that counts missing contexts, by workspace, provider and reason.
 const MetricMissing = "ConversationContextMissing"
 
-// missed counts and logs that a provider's context is missing.
-func (s *Service) missed(ctx context.Context, p *provider, why Reason) {
+// countMissing counts and logs that a provider's context is missing.
+func (s *Service) countMissing(ctx context.Context, p *provider, why Reason) {
 	s.missing.Add(ctx, slog.String("workspace", p.workspace), slog.String("provider", p.name), slog.String("reason", string(why)))
 }
 
-// Counts is how often the context of each provider, named workspace/provider, was
-// missing since the process began, and why.
+// Counts returns how often the context of each provider, named workspace/provider, was missing since the start of the
+// process, by reason.
 func (s *Service) Counts() map[string]map[string]int64 { return s.missing.ByThird() }

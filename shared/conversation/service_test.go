@@ -27,8 +27,8 @@ conversation:
     - {name: bad, url: "http://bad/"}
 `
 
-// CNV-03: all are asked at once, what is there within the budget is merged, and the rest is
-// cancelled, left out, logged by name and reason, and counted.
+// CNV-03: all providers are asked concurrently. What arrives within the budget is merged. The rest is canceled, left
+// out, logged with name and reason, and counted.
 func TestTellWithinTheBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, three)
@@ -50,7 +50,7 @@ func TestTellWithinTheBudget(t *testing.T) {
 			t.Errorf("got %q", got.Text)
 		}
 		if err := <-cancelled; !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("the late one ended with %v", err)
+			t.Errorf("the late provider's request ended with %v", err)
 		}
 		for name, want := range map[string]string{"fast": "map[]", "slow": "map[timeout:1]", "bad": "map[refused:1]"} {
 			if got := fmt.Sprint(r.Counts()["default/"+name]); got != want {
@@ -63,7 +63,7 @@ func TestTellWithinTheBudget(t *testing.T) {
 				t.Errorf("%q is not in the log: %s", want, log)
 			}
 		}
-		// Nor is one waited for that cannot be stopped.
+		// A provider that ignores the cancellation is not waited for either.
 		r.on("slow", func(*http.Request) (*http.Response, error) {
 			time.Sleep(5 * time.Second)
 			return nil, errors.New(marker)
@@ -81,7 +81,7 @@ func TestTellWithinTheBudget(t *testing.T) {
 	})
 }
 
-// CNV-03: an answer that is no context is left out, whatever it is.
+// CNV-03: a malformed answer is left out.
 func TestAnswersAreNotTrusted(t *testing.T) {
 	for name, tc := range map[string]struct {
 		answer func(*http.Request) (*http.Response, error)
@@ -119,7 +119,7 @@ func TestAnswersAreNotTrusted(t *testing.T) {
 	}
 }
 
-// CNV-03: a caller that goes away ends the asking, and is no fault of the provider's.
+// CNV-03: a caller that disconnects ends the requests, which is not counted against the provider.
 func TestACallerThatGoesAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, three)
@@ -139,8 +139,8 @@ func TestACallerThatGoesAway(t *testing.T) {
 	})
 }
 
-// CNV-05: after five timeouts in a row a provider is not asked for a while, and no one waits for it;
-// then one message is let through, and its answer decides.
+// CNV-05: after five consecutive timeouts a provider is not asked for a while, so that callers do not wait for it.
+// Then one message is let through, whose result decides.
 func TestAProviderRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, three)
@@ -149,13 +149,13 @@ func TestAProviderRests(t *testing.T) {
 		r.consent("slow")
 		say := func() *Context {
 			c := r.say()
-			synctest.Wait() // the breaker knows of it
+			synctest.Wait() // until the breaker has the result
 			return c
 		}
 		for range tripAfter - 1 {
 			say()
 		}
-		r.on("slow", says("once", 0)) // which begins the count anew
+		r.on("slow", says("once", 0)) // resets the count
 		say()
 		r.on("slow", slow)
 		for range tripAfter {
@@ -167,13 +167,13 @@ func TestAProviderRests(t *testing.T) {
 			say()
 		}
 		if took := time.Since(began); took != 0 || r.calls("slow") != asked || asked != 2*tripAfter {
-			t.Errorf("while it rests it was asked %d times more, %d before, and callers waited %v", r.calls("slow")-asked, asked, took)
+			t.Errorf("while its breaker was open it was asked %d times more, %d before, and callers waited %v", r.calls("slow")-asked, asked, took)
 		}
 		time.Sleep(restFor + time.Millisecond)
-		say() // still late
+		say() // still too slow
 		say()
 		if n := r.calls("slow") - asked; n != 1 {
-			t.Errorf("after its rest it was asked %d times", n)
+			t.Errorf("after the pause it was asked %d times", n)
 		}
 		time.Sleep(restFor + time.Millisecond)
 		r.on("slow", says("back", 0))
@@ -188,8 +188,8 @@ func TestAProviderRests(t *testing.T) {
 	})
 }
 
-// CNV-05: a provider that rests goes on resting when the configuration changes elsewhere, and does not
-// when it is at another address.
+// CNV-05: a provider's breaker stays open over an unrelated change of the configuration, but a provider with a new
+// address has a new breaker.
 func TestRestingOverAChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, three)
@@ -212,7 +212,7 @@ func TestRestingOverAChange(t *testing.T) {
 	})
 }
 
-// CNV-05: errors are no reason to rest; one caller's messages would silence a provider for all.
+// CNV-05: errors do not open the breaker. Otherwise one caller's messages could silence a provider for all.
 func TestErrorsAreNoReasonToRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, three)
@@ -227,14 +227,14 @@ func TestErrorsAreNoReasonToRest(t *testing.T) {
 	})
 }
 
-// CNV-06: consent is per principal and per provider; it counts from the answer on, and no longer
-// once it is revoked; both are recorded.
+// CNV-06: consent is per principal and provider. It applies from the response to giving it until it is revoked. Both
+// are recorded.
 func TestConsent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, three)
 		r.on("fast", says("x", 0))
 		if got := r.say(); got.Members() != nil || r.calls("fast") != 0 {
-			t.Error("something was sent without consent")
+			t.Error("a message was sent without consent")
 		}
 		r.consent("fast")
 		for name, p := range map[string]auth.Principal{
@@ -245,7 +245,7 @@ func TestConsent(t *testing.T) {
 			}
 		}
 		if r.say(); r.calls("fast") != 1 {
-			t.Error("the consent is not in force")
+			t.Error("the consent has no effect")
 		}
 		time.Sleep(time.Hour)
 		v, err := r.Consent(t.Context(), ann, "fast", "operator", false)
@@ -253,7 +253,7 @@ func TestConsent(t *testing.T) {
 			t.Errorf("got %+v, %v", v, err)
 		}
 		if r.say(); r.calls("fast") != 1 {
-			t.Error("something was sent after consent was revoked")
+			t.Error("a message was sent after consent was revoked")
 		}
 		for _, given := range []bool{true, false} {
 			if _, err := r.Consent(t.Context(), ann, "none", "ann", given); !fault.Is(err, fault.NotFound) {
@@ -263,8 +263,8 @@ func TestConsent(t *testing.T) {
 	})
 }
 
-// CNV-06: a consent is for what a provider was when it was given: not for another address under the
-// same name, nor for a kind of messages that it did not get then.
+// CNV-06: a consent is for the provider as it was: it does not cover another address under the same name, or a kind
+// of message that the provider did not receive then.
 func TestConsentIsForWhatItWasGivenFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, three)
@@ -283,14 +283,14 @@ func TestConsentIsForWhatItWasGivenFor(t *testing.T) {
 		}
 		r.source.Store(parseRules(t, three))
 		if r.say(); r.calls("fast") != 1 {
-			t.Error("the same one again is not the same")
+			t.Error("the same provider added again is not covered")
 		}
 		r.source.Store(parseRules(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  assistantResponses: true", 1)))
 		if _, err := r.sayAs(ann, AssistantResponse); err != nil || r.calls("fast") != 1 {
 			t.Errorf("an assistant's response was sent: %v", err)
 		}
 		if r.say(); r.calls("fast") != 2 {
-			t.Error("the user's messages are not covered any more")
+			t.Error("the user's messages are no longer covered")
 		}
 		r.consent("fast")
 		if _, err := r.sayAs(ann, AssistantResponse); err != nil || r.calls("fast") != 3 {
@@ -299,7 +299,7 @@ func TestConsentIsForWhatItWasGivenFor(t *testing.T) {
 	})
 }
 
-// CNV-06: while consents cannot be read, nothing is sent.
+// CNV-06: no message is sent while consents cannot be read.
 func TestWithoutTheStoreNothingIsSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, three)
@@ -311,7 +311,7 @@ func TestWithoutTheStoreNothingIsSent(t *testing.T) {
 	})
 }
 
-// CNV-06: a consent lies in a table that keeps its items, and does not expire.
+// CNV-06: a consent is stored in a table that keeps its items, and does not expire.
 func TestConsentsAreKept(t *testing.T) {
 	r := newRig(t, three)
 	r.consent("fast")
@@ -322,14 +322,14 @@ func TestConsentsAreKept(t *testing.T) {
 	}
 }
 
-// CNV-06: the one principal of --auth none cannot consent for everybody.
-func TestNobodyConsentsForAll(t *testing.T) {
+// CNV-06: the single principal of --auth none cannot consent for all callers.
+func TestAnonymousCallersCannotConsent(t *testing.T) {
 	anonymous := ann
 	anonymous.Anonymous = true
 	for _, allowed := range []bool{false, true} {
 		r := newRig(t, three, func(o *Options) { o.AllowAnonymous = allowed })
 		r.on("fast", says("x", 0))
-		r.consent("fast") // perhaps while it was allowed
+		r.consent("fast") // as if it had been allowed before
 		_, err := r.sayAs(anonymous, UserMessage)
 		must(t, err)
 		if got := r.calls("fast") == 1; got != allowed || r.Offers(t.Context(), anonymous).Any() != allowed {
@@ -338,7 +338,7 @@ func TestNobodyConsentsForAll(t *testing.T) {
 	}
 }
 
-// CNV-01: nothing is asked for unless it is switched on and somebody could get it.
+// CNV-01: clients are asked only for messages that are enabled and that some provider could receive.
 func TestOffers(t *testing.T) {
 	other := auth.Principal{ID: "ann", Workspace: "other"}
 	for src, want := range map[string]string{
@@ -358,7 +358,7 @@ func TestOffers(t *testing.T) {
 	}
 }
 
-// CNV-04: providers are known by their priority, not by who answers first.
+// CNV-04: providers are ordered by priority, regardless of who answers first.
 func TestPriority(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, strings.ReplaceAll(three, `bad/"`, `bad/", priority: 1`))
@@ -372,8 +372,8 @@ func TestPriority(t *testing.T) {
 	})
 }
 
-// CNV-07: a message becomes one event of the caller, however often it is sent, and what was said
-// before is not in it.
+// CNV-07: a message becomes one event of the caller, even if it is sent repeatedly. The event does not contain the
+// history.
 func TestEvents(t *testing.T) {
 	const both = "conversation: {userMessages: true, assistantResponses: true, events: {userMessage: true, assistantResponse: true}}\n"
 	r := newRig(t, both)
@@ -410,7 +410,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// CNV-07: the catalog has to declare the events, with an access rule.
+// CNV-07: the catalog must declare the events, with an access rule.
 func TestEventsNeedARule(t *testing.T) {
 	for src, want := range map[string]string{
 		conversationCatalog: "",
@@ -430,8 +430,8 @@ func TestEventsNeedARule(t *testing.T) {
 	}
 }
 
-// AUT-07: a principal that sends more than its rate gets an error that says so, and when to come again; what it
-// says goes to no one, and others have their own.
+// AUT-07: a principal that exceeds its quota gets an error that says when to try again. Its message is not sent, and
+// other principals are not affected.
 func TestTheRateOfAPrincipal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, three, func(o *Options) { o.Rate = NewRate(quota.Same(1)) })
@@ -459,7 +459,8 @@ func TestTheRateOfAPrincipal(t *testing.T) {
 	})
 }
 
-// CNV-06: a consent that cannot be decoded is none: nothing is sent by it, and the others count.
+// CNV-06: a consent that cannot be decoded counts as missing. Messages are not sent because of it, and other consents
+// still apply.
 func TestAnUndecodableConsentIsNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, three)

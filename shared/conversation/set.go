@@ -12,14 +12,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// set is what one version of the configuration makes of the providers.
+// set contains the providers of one version of the configuration.
 type set struct {
 	rules.Conversation
-	made      *rules.Conversation // of it
+	made      *rules.Conversation // the configuration that it was made from
 	providers []*provider         // the most important first
 }
 
-// visible are those that a principal may use.
+// visible returns the providers that a principal may use.
 func (s *set) visible(ctx context.Context, p auth.Principal) []*provider {
 	var out []*provider
 	for _, v := range s.providers {
@@ -30,7 +30,7 @@ func (s *set) visible(ctx context.Context, p auth.Principal) []*provider {
 	return out
 }
 
-// current is what the configuration makes now.
+// current returns the providers of the current configuration.
 func (s *Service) current(ctx context.Context) (*set, error) {
 	c, err := s.options.Source.Conversation(ctx)
 	if err != nil {
@@ -44,7 +44,7 @@ func (s *Service) current(ctx context.Context) (*set, error) {
 	return s.set, nil
 }
 
-// make makes the providers; one that was there before keeps its breaker.
+// make creates the providers of a configuration. A provider that existed before keeps its breaker.
 func (s *Service) make(c *rules.Conversation) *set {
 	next := &set{made: c, Conversation: *c}
 	for _, v := range c.Providers {
@@ -93,10 +93,10 @@ func kinds(user, assistant bool) (out []Kind) {
 	return out
 }
 
-// askBackend asks a backend by the method that it declared a capability for.
+// askBackend asks a backend with the method for which it declared a capability.
 func (s *Service) askBackend(name string) asker {
 	return func(ctx context.Context, c Caller, m *Message, principal string) (json.RawMessage, error) {
-		meta, _ := json.Marshal(map[string]string{MetaPrincipal: principal}) // a string
+		meta, _ := json.Marshal(map[string]string{MetaPrincipal: principal}) // a string always encodes
 		raw, err := s.options.Backends.Converse(ctx, c.Client, name, m.Kind.Method(), m.Params(meta[1:len(meta)-1]))
 		switch {
 		case err == nil:
