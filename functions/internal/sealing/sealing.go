@@ -2,7 +2,7 @@
 // store: the public part in the settings, for register; the private part wrapped by
 // KMS in a table of its own, for dispatch.
 //
-// Only functions/keys writes. Go on in shared/events/webhook (what sealing is) and in
+// Only functions/internal/keyresource writes. Go on in shared/events/webhook (what sealing is) and in
 // sealing/kmswrap.
 package sealing
 

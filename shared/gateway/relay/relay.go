@@ -5,6 +5,7 @@
 //	lease.go       who of several relays follows a backend, and how another one takes over
 //	connection.go  the states of a connection
 //	following.go   an open connection: what is read from it and announced
+//	invocations.go a relay in a function that is limited in time
 //	interests.go   which resources it is subscribed to
 //	listens.go     the same in 2026-07-28
 //	throttle.go    how much of it the log takes

@@ -1,4 +1,4 @@
-package main
+package keyresource
 
 import (
 	"net/http"
@@ -60,7 +60,7 @@ func TestTheStatusOfAStackIsRead(t *testing.T) {
 	defer cloud.Close()
 	t.Setenv("AWS_ENDPOINT_URL_CLOUDFORMATION", cloud.URL)
 	cfg := aws.Config{Region: "eu-central-1", Credentials: credentials.NewStaticCredentialsProvider("id", "secret", "")}
-	got, err := readStatus(t.Context(), cfg, "arn:stack")
+	got, err := ReadStatus(t.Context(), cfg, "arn:stack")
 	if err != nil || got != "UPDATE_ROLLBACK_IN_PROGRESS" {
 		t.Errorf("got %q, %v", got, err)
 	}

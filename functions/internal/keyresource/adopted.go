@@ -1,4 +1,4 @@
-package main
+package keyresource
 
 import (
 	"context"
@@ -26,14 +26,11 @@ var adoptable = []string{
 	"SubscriptionsTableArn", "LogTableArn", "DeliveriesTableArn", "SessionsTableArn", "SettingsTableArn", "KeysTableArn", "SealingKeyArn",
 }
 
-// stackStatus returns the status of a stack, such as UPDATE_IN_PROGRESS.
-type stackStatus func(ctx context.Context, stackID string) (string, error)
-
 // checkAdopted refuses a deployment that leaves an adopted table or key without confirmation, because the stack would
 // make an empty one in its place. It does not refuse the rollback of a deployment that failed, in which CloudFormation
 // also asks for an update. If CloudFormation does not say what it does, the update is not refused either, because a
 // refused rollback would leave the stack stuck.
-func checkAdopted(ctx context.Context, status stackStatus, e cfn.Event) error {
+func (h Handler) checkAdopted(ctx context.Context, e cfn.Event) error {
 	if e.RequestType != cfn.RequestUpdate || fmt.Sprint(e.ResourceProperties["LeaveAdopted"]) == "true" {
 		return nil
 	}
@@ -42,7 +39,7 @@ func checkAdopted(ctx context.Context, status stackStatus, e cfn.Event) error {
 		if before[i] == "" || after[i] != "" {
 			continue
 		}
-		if now, err := status(ctx, e.StackID); err != nil || now != "UPDATE_IN_PROGRESS" {
+		if now, err := h.StackStatus(ctx, e.StackID); err != nil || now != "UPDATE_IN_PROGRESS" {
 			return nil
 		}
 		return fault.New(fault.Invalid, "%s is no longer set, so the stack would leave %s for an empty one: set %s again, or confirm with LeaveAdopted=true", name, before[i], name)
@@ -63,9 +60,9 @@ func adopted(properties map[string]any) []string {
 // statusTimeout limits the request for the status of a stack.
 const statusTimeout = 10 * time.Second
 
-// readStatus asks CloudFormation for the status of a stack. The request is written here, signed by the SDK's signer,
+// ReadStatus asks CloudFormation for the status of a stack. The request is written here, signed by the SDK's signer,
 // because the SDK's client for all of CloudFormation would only be used for this.
-func readStatus(ctx context.Context, cfg aws.Config, stackID string) (string, error) {
+func ReadStatus(ctx context.Context, cfg aws.Config, stackID string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	endpoint := os.Getenv(awsx.EnvEndpoint + "_CLOUDFORMATION")

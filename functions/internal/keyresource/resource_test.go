@@ -1,4 +1,4 @@
-package main
+package keyresource
 
 import (
 	"bytes"
@@ -33,8 +33,7 @@ func (marked) Unwrap(_ context.Context, wrapped []byte) ([]byte, error) {
 	return clear, nil
 }
 
-// stack answers the events of the resource as the deployment's function does, and returns what it
-// reported to CloudFormation.
+// stack sends an event of the resource to the handler and returns the report to CloudFormation.
 func stack(t *testing.T, open opener, event map[string]any) (report cfn.Response) {
 	t.Helper()
 	return stackIn(t, "UPDATE_IN_PROGRESS", open, event)
@@ -62,12 +61,14 @@ func stackIn(t *testing.T, status string, open opener, event map[string]any) (re
 		}
 		return status, nil
 	}
-	_, _ = handler(open, ask)(t.Context(), raw) // what counts is the report
+	_, _ = Handler{Open: open, StackStatus: ask}.Handle(t.Context(), raw) // the report has the error
 	if reports != 1 {
 		t.Fatalf("reported %d times", reports)
 	}
 	return report
 }
+
+type opener = func() (store.DB, sealing.Wrapper, error)
 
 func database(t *testing.T) (store.DB, opener) {
 	t.Helper()
@@ -83,8 +84,8 @@ func properties(settings any) map[string]any {
 	return map[string]any{"ServiceToken": "arn", "ServiceTimeout": "120", "Settings": settings}
 }
 
-// AWS-02: what the functions would not start with (boot.Check) fails the resource, and with it the deployment,
-// with the reason; nothing is made.
+// AWS-02: settings with which the functions would not start fail the resource, and with it the deployment, with the
+// reason. No keys are created.
 func TestTheResourceRefusesWrongSettings(t *testing.T) {
 	for want, settings := range map[string]any{"quotas": map[string]any{"MCPEVENTS_AUTH": "keys", "MCPEVENTS_SETTINGS": "quotas=1"}, "not a mapping": "text"} {
 		for _, request := range []string{"Create", "Update"} {
@@ -94,13 +95,13 @@ func TestTheResourceRefusesWrongSettings(t *testing.T) {
 				t.Errorf("%s: got %+v, want %q in the reason", request, got, want)
 			}
 			if _, err := cursors.Key(t.Context(), db); err == nil {
-				t.Errorf("%s: keys were made", request)
+				t.Errorf("%s: keys were created, want none", request)
 			}
 		}
 	}
 }
 
-// The keys are made by the first event, and by an update when the tables are others; never anew.
+// The first event creates the keys, also if it is an update to other tables. Later events keep them.
 func TestTheResourceMakesTheKeysOnce(t *testing.T) {
 	good := properties(map[string]any{"MCPEVENTS_AUTH": "keys", "MCPEVENTS_STREAM_CONCURRENCY": 7})
 	for _, first := range []string{"Create", "Update"} {

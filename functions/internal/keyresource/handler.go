@@ -1,0 +1,91 @@
+// Package keyresource serves the custom resource of template.yaml that checks a deployment's settings before any other
+// function receives them, and that creates the sealing keys and the cursor key once. It also rotates the sealing keys
+// when an operator invokes the function.
+//
+// Deleting the resource keeps the keys, because they outlive the stack.
+package keyresource
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/aws/aws-lambda-go/cfn"
+
+	"github.com/mcp-events/mcpevents/functions/internal/cursors"
+	"github.com/mcp-events/mcpevents/functions/internal/sealing"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// Handler serves CloudFormation's events and an operator's orders to rotate the sealing keys. Its functions are called
+// for each event, so that the deletion of a stack does not need tables or keys that the stack has lost.
+type Handler struct {
+	// Open connects to the deployment's store, and to the KMS key that wraps the keyset.
+	Open func() (store.DB, sealing.Wrapper, error)
+	// StackStatus returns a stack's status, e.g. UPDATE_IN_PROGRESS. [ReadStatus] asks CloudFormation for it.
+	StackStatus func(ctx context.Context, stackID string) (string, error)
+}
+
+// Handle handles one event of the function. An operator's order is {"rotate":"add"} or, a minute or more later,
+// {"rotate":"promote"}. Every other event comes from CloudFormation.
+func (h Handler) Handle(ctx context.Context, raw json.RawMessage) (any, error) {
+	var order struct {
+		Rotate sealing.Step `json:"rotate"`
+	}
+	if err := json.Unmarshal(raw, &order); err == nil && order.Rotate != "" {
+		db, wrapper, err := h.Open()
+		if err != nil {
+			return nil, err
+		}
+		return nil, sealing.Rotate(ctx, db, wrapper, order.Rotate)
+	}
+	var event cfn.Event
+	if err := json.Unmarshal(raw, &event); err != nil {
+		return nil, err
+	}
+	return cfn.LambdaWrap(func(ctx context.Context, e cfn.Event) (string, map[string]any, error) {
+		return resourceID, map[string]any{"Fingerprint": fingerprint(e.ResourceProperties)}, h.change(ctx, e)
+	})(ctx, event)
+}
+
+// change handles CloudFormation's request. The other functions depend on the resource, so an error fails the deployment
+// before any of them receives its settings.
+func (h Handler) change(ctx context.Context, e cfn.Event) error {
+	if e.RequestType == cfn.RequestDelete {
+		return nil
+	}
+	if err := checkSettings(e.ResourceProperties); err != nil {
+		return err
+	}
+	if err := h.checkAdopted(ctx, e); err != nil {
+		return err
+	}
+	return h.createKeys(ctx)
+}
+
+// createKeys creates the keys that do not exist yet.
+func (h Handler) createKeys(ctx context.Context) error {
+	db, wrapper, err := h.Open()
+	if err != nil {
+		return err
+	}
+	return retryForSeconds(ctx, func() error {
+		if err := cursors.Create(ctx, db); err != nil {
+			return err
+		}
+		return sealing.Create(ctx, db, wrapper)
+	})
+}
+
+// retryForSeconds calls do until it succeeds, for up to 15 seconds, because the permissions of a new function may not
+// have reached every AWS service yet. It does not repeat a call that failed because the keys do not fit.
+func retryForSeconds(ctx context.Context, do func() error) error {
+	for pause := time.Second; ; pause *= 2 {
+		err := do()
+		if err == nil || fault.Is(err, fault.Invalid) || pause > 8*time.Second || periodic.Sleep(ctx, pause) != nil {
+			return err
+		}
+	}
+}
