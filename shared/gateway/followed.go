@@ -29,12 +29,9 @@ func (g *Gateway) Followed(ctx context.Context) (out []Followed) {
 // Client speaks to it for the gateway itself.
 func (f Followed) Client() *upstream.Client { return &f.own }
 
-// Ask asks it anew what it is: it may be another one since.
+// Ask asks the backend again for its revision and capabilities, because another server may have taken its place.
 func (f Followed) Ask(ctx context.Context) (api.Capabilities, spec.Version, error) {
-	f.mu.Lock()
-	was := f.last
-	f.mu.Unlock()
-	f.forget(was)
+	f.answer.Expire(func(*known) bool { return true })
 	known, err := f.known(ctx)
 	if err != nil {
 		return api.Capabilities{}, "", err

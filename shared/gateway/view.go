@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
@@ -24,9 +25,9 @@ type view struct {
 	token string
 	used  time.Time // guarded by callers
 
+	answer *refresh.Value[*known]
+
 	mu       sync.Mutex
-	last     *known          // nil before it was asked
-	asking   *flight[*known] // nil while none asks
 	lists    map[api.Kind]*fetched
 	fetching map[api.Kind]*fetching
 	stale    time.Time // what was begun to be fetched before is not used any more
@@ -34,7 +35,9 @@ type view struct {
 }
 
 func newView(b *backend, token string) *view {
-	return &view{of: b, token: token, lists: map[api.Kind]*fetched{}, fetching: map[api.Kind]*fetching{}, rests: map[api.Kind]rest{}}
+	v := &view{of: b, token: token, lists: map[api.Kind]*fetched{}, fetching: map[api.Kind]*fetching{}, rests: map[api.Kind]rest{}}
+	v.answer = refresh.New(refresh.Options{Name: "backend " + b.Name, Timeout: maxAsks * b.options.AskTimeout}, v.refreshKnown)
+	return v
 }
 
 func (v *view) client() *upstream.Client {
@@ -88,65 +91,34 @@ func (v *view) learned(k *known, kind api.Kind, listVersion string) bool {
 	return true
 }
 
-// known is what the backend said of itself, asked for by one caller at a time.
-// Something older is better than nothing: with an error, it is what was known before.
+// known returns the revision and the capabilities of the backend. If it cannot be asked, the result has both the error and the
+// last known ones, or nil.
 func (v *view) known(ctx context.Context) (*known, error) {
-	for {
-		v.mu.Lock()
-		have, f := v.last, v.asking
-		if have != nil && time.Since(have.at) < askAgain {
-			v.mu.Unlock()
-			return have, nil
-		}
-		first := f == nil
-		if first {
-			f = newFlight[*known]()
-			v.asking = f
-		}
-		v.mu.Unlock()
-		if first {
-			now, err := f.fly(ctx, func() (*known, error) { return v.refreshKnown(ctx, have) })
-			if err == nil && have != nil {
-				// Who still uses it finds it gone, and asks for the new one.
-				v.of.end(context.WithoutCancel(ctx), v.token, have.own())
-			}
-			return now, err
-		}
-		if now, err, ok := f.wait(ctx); ok {
-			if now == nil {
-				now = have
-			}
-			return now, fault.Wrap(fault.Unavailable, err, "wait for backend %s", v.of.Name)
-		}
+	now, err := v.answer.Within(ctx, askAgain)
+	if err != nil {
+		now, _ = v.answer.Peek()
 	}
+	return now, err
 }
 
-func (v *view) refreshKnown(ctx context.Context, have *known) (now *known, err error) {
-	defer func() {
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		v.asking = nil
-		if err == nil {
-			v.last = now
-		}
-	}()
-	if now, err = v.ask(ctx); err != nil {
-		return have, err
+// refreshKnown asks the backend and ends the session in which it was asked before. Callers that still use that session learn
+// from the backend that it is gone, and call known again.
+func (v *view) refreshKnown(ctx context.Context, have *known) (*known, error) {
+	now, err := v.ask(ctx)
+	if err != nil {
+		return nil, err
 	}
 	now.at = time.Now()
+	if have != nil {
+		ctx, cancel := context.WithTimeout(ctx, endTime)
+		defer cancel()
+		v.of.end(ctx, v.token, have.own())
+	}
 	return now, nil
 }
 
-// forget makes the next caller ask again, unless another one has already.
-func (v *view) forget(was *known) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if was != nil && v.last == was {
-		old := *was
-		old.at = time.Time{}
-		v.last = &old
-	}
-}
+// forget makes the next caller ask the backend again, unless it has been asked since.
+func (v *view) forget(was *known) { v.answer.Expire(func(k *known) bool { return k == was }) }
 
 // ask finds out the revision and what is served: by server/discover, which only
 // 2026-07-28 has, and else by initialize.
@@ -260,9 +232,7 @@ func (b *backend) views() []*view {
 
 // leave ends the session that the view was seen in.
 func (v *view) leave(ctx context.Context) {
-	v.mu.Lock()
-	known := v.last
-	v.mu.Unlock()
+	known, _ := v.answer.Peek()
 	if known == nil {
 		return
 	}

@@ -16,27 +16,28 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
-	"golang.org/x/sync/singleflight"
 
 	"github.com/mcp-events/mcpevents/shared/platform/awsx"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
 const (
-	// keep is how long a value is used before it is asked for again.
+	// keep is how long a value is used before SSM is asked again.
 	keep = 5 * time.Minute
-	// keepStale is how long it stands in while SSM does not answer.
+	// keepStale is how long the last value is used while SSM does not answer.
 	keepStale = time.Hour
-	// keepFault is how long a failure is, so that each request of a client is not one to SSM.
+	// keepFault is the pause after a failure, so that not every request of a client causes one to SSM.
 	keepFault = 5 * time.Second
-	// timeout bounds a try; there are so many.
+	// timeout bounds a try.
 	timeout = 3 * time.Second
 	tries   = 3
 )
@@ -52,19 +53,18 @@ type Store struct {
 	now      func() time.Time
 	log      *slog.Logger
 
-	asking singleflight.Group // by name
-	held   *bounded.Map[string, held]
+	mu   sync.Mutex // makes each parameter once
+	held *bounded.Map[string, *refresh.Value[parameter]]
 }
 
-// maxHeld bounds the parameters that are remembered; configurations may name ever others.
+// maxHeld bounds the parameters in memory, because new configurations may name other ones.
 const maxHeld = 1024
 
-// held is what is known of a parameter.
-type held struct {
+// parameter is SSM's answer: a value, or an error that a repetition does not change, for example because the parameter does
+// not exist.
+type parameter struct {
 	value string
-	at    time.Time // zero: never read
-	err   error     // of the last try
-	tried time.Time
+	err   error
 }
 
 // New makes a store. It asks nothing yet.
@@ -74,7 +74,7 @@ func New(cfg aws.Config, log *slog.Logger) *Store {
 		domain += ".cn"
 	}
 	return &Store{
-		aws: cfg, signer: v4.NewSigner(), now: time.Now, log: log, held: bounded.NewMap[string, held](maxHeld),
+		aws: cfg, signer: v4.NewSigner(), now: time.Now, log: log, held: bounded.NewMap[string, *refresh.Value[parameter]](maxHeld),
 		endpoint: strings.TrimSuffix(cmp.Or(
 			os.Getenv(awsx.EnvEndpoint+"_SSM"), aws.ToString(cfg.BaseEndpoint), "https://ssm."+cfg.Region+"."+domain,
 		), "/") + "/",
@@ -88,49 +88,43 @@ func (s *Store) Secret(ctx context.Context, v secret.Value) (string, error) {
 	if !ok {
 		return secret.FromEnvironment(ctx, v)
 	}
-	h, _ := s.held.Get(name)
-	if s.due(h) {
-		// Others wait for the same answer, so it does not end with the first caller.
-		asking := s.asking.DoChan(name, func() (any, error) { return s.refresh(context.WithoutCancel(ctx), name), nil })
-		select {
-		case r := <-asking:
-			h = r.Val.(held)
-		case <-ctx.Done():
-			return "", fault.Wrap(fault.Unavailable, ctx.Err(), "wait for the parameter %s", name)
-		}
+	held := s.hold(name)
+	p, err := held.Get(ctx)
+	if err == nil && p.err != nil {
+		p, err = held.Within(ctx, keepFault)
 	}
-	switch {
-	case h.err == nil:
-		return h.value, nil
-	case fault.Is(h.err, fault.Unavailable) && !h.at.IsZero() && s.now().Sub(h.at) < keepStale:
-		s.log.WarnContext(ctx, "parameter not read", "parameter", name, "error", h.err)
-		return h.value, nil
+	if ctx.Err() != nil && err != nil {
+		return "", err
 	}
-	return "", fault.Wrap(fault.Invalid, h.err, "read the parameter %s, which the configuration refers to", name)
+	if err = cmp.Or(err, p.err); err != nil {
+		return "", fault.Wrap(fault.Invalid, err, "read the parameter %s, which the configuration refers to", name)
+	}
+	return p.value, nil
 }
 
-// due reports that a parameter is to be read: again, or for the first time.
-func (s *Store) due(h held) bool {
-	now := s.now()
-	if h.err != nil {
-		return now.Sub(h.tried) >= keepFault
+// hold returns the parameter's place in memory.
+func (s *Store) hold(name string) *refresh.Value[parameter] {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	held, ok := s.held.Get(name)
+	if !ok {
+		held = refresh.New(refresh.Options{
+			Name: "the parameter " + name, Fresh: keep, Stale: keepStale, Backoff: keepFault, EmptyBackoff: keepFault,
+			Timeout: tries*timeout + time.Second, Now: s.now,
+		}, func(ctx context.Context, _ parameter) (parameter, error) { return s.refresh(ctx, name) })
+		s.held.Put(name, held)
 	}
-	return h.at.IsZero() || now.Sub(h.at) >= keep
+	return held
 }
 
-// refresh reads a parameter, unless another call just did, and keeps what it found.
-func (s *Store) refresh(ctx context.Context, name string) held {
-	h, _ := s.held.Get(name)
-	if !s.due(h) {
-		return h
-	}
-	h.tried = s.now()
+// refresh asks for a parameter. Only errors that may pass are an error of the load.
+func (s *Store) refresh(ctx context.Context, name string) (parameter, error) {
 	value, err := s.get(ctx, name)
-	if h.err = err; err == nil {
-		h.value, h.at = value, h.tried
+	if fault.Is(err, fault.Unavailable) {
+		s.log.WarnContext(ctx, "parameter not read", "parameter", name, "error", err)
+		return parameter{}, err
 	}
-	s.held.Put(name, h)
-	return h
+	return parameter{value, err}, nil
 }
 
 // get reads a parameter, and tries again what may pass.

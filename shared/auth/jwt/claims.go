@@ -22,8 +22,8 @@ type claims struct {
 	josejwt.Claims
 	all map[string]json.RawMessage
 
-	issuer     *keySet // whose keys it was verified by
-	generation int64   // of these, at the least
+	issuer *keySet
+	keys   *issuerKeys // one of these verified the token
 }
 
 // validate says why a token with a good signature is not good here, or "".

@@ -104,11 +104,11 @@ func New(o Options) (*Authenticator, error) {
 		a.algorithms = append(a.algorithms, jose.SignatureAlgorithm(name))
 	}
 	for i, issuer := range o.Issuers {
-		keys := &keySet{issuer: issuer, fetch: fetcher{o.Client}, now: o.Now, log: o.Log}
+		url := ""
 		if len(o.JWKS) > 0 {
-			keys.url, keys.pinned = o.JWKS[i], true
+			url = o.JWKS[i]
 		}
-		a.issuers[issuer] = keys
+		a.issuers[issuer] = newKeySet(issuer, url, fetcher{o.Client}, &o)
 	}
 	return a, nil
 }
@@ -208,13 +208,12 @@ func (a *Authenticator) verify(ctx context.Context, text string) (*claims, error
 	if issuer == nil {
 		return nil, a.refused(ctx, "its issuer is not configured")
 	}
-	generation := issuer.generation.Load() // before the keys are looked up
-	keys, err := issuer.find(ctx, header.KeyID, jose.SignatureAlgorithm(header.Algorithm))
+	keys, fetched, err := issuer.find(ctx, header.KeyID, jose.SignatureAlgorithm(header.Algorithm))
 	if err != nil {
 		return nil, err
 	}
 	for _, key := range keys {
-		c := &claims{issuer: issuer, generation: generation}
+		c := &claims{issuer: issuer, keys: fetched}
 		if token.Claims(key.Key, &c.Claims, &c.all) == nil {
 			return c, nil
 		}

@@ -5,154 +5,91 @@ import (
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/rsa"
-	"log/slog"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 )
 
 // How long keys are used.
 const (
-	// fresh is how long keys are used without looking whether they changed: a key
-	// that the issuer took away is refused after this.
+	// fresh is how long keys are used without another fetch. A key that the issuer removes is refused after this time.
 	fresh = 5 * time.Minute
 	// usable is how long they are used while the issuer cannot be reached.
 	usable = time.Hour
-	// pause is the least time between two fetches, so that tokens with made-up keys
-	// cost the issuer nothing. A new key of its own is seen after this.
+	// pause is the least time between two fetches, so that tokens with made-up keys cost the issuer little. A new key of
+	// the issuer is found after this time.
 	pause = 5 * time.Second
-	// retry is the same while there still are usable keys.
+	// retry is the pause after a failed fetch while the old keys are usable.
 	retry = 30 * time.Second
 	// patience bounds a fetch, metadata included.
 	patience = 5 * time.Second
 )
 
 // keySet holds the keys of one issuer.
-type keySet struct {
-	issuer string
-	fetch  fetcher
-	now    func() time.Time
-	log    *slog.Logger
+type keySet struct{ *refresh.Value[*issuerKeys] }
 
-	generation atomic.Int64 // counts the fetches that brought keys
+// issuerKeys are the keys that one fetch returned.
+type issuerKeys struct{ keys []jose.JSONWebKey }
 
-	mu      sync.Mutex
-	keys    []jose.JSONWebKey
-	fetched time.Time     // when keys were asked for; zero before the first
-	tried   time.Time     // when the last fetch began
-	failed  error         // of the last fetch
-	running chan struct{} // closed when the fetch under way ends; nil without one
-
-	// Used by the fetch under way alone.
-	url    string // of the keys; empty before it was found
-	pinned bool   // the operator gave it
-}
-
-// find returns the keys that the token may be signed with. None says that the
-// issuer has no such key; fault.Unavailable that it is not known.
-//
-// Of many callers that need a fetch one makes it and the others wait for it; those
-// that still have a usable key do not wait.
-func (k *keySet) find(ctx context.Context, kid string, alg jose.SignatureAlgorithm) ([]jose.JSONWebKey, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	found := k.match(kid, alg)
-	switch {
-	case len(found) > 0 && k.now().Sub(k.fetched) < fresh:
-		return found, nil
-	case k.running != nil && len(found) == 0:
-		if err := k.wait(ctx); err != nil {
-			return nil, err
+// newKeySet returns the keys of an issuer. They are at url or, if that is empty, where the issuer's metadata says.
+func newKeySet(issuer, url string, f fetcher, o *Options) *keySet {
+	found := url // only the running fetch uses it
+	fetch := func(ctx context.Context) (keys []jose.JSONWebKey, err error) {
+		if found == "" {
+			if found, err = f.keysURL(ctx, issuer); err != nil {
+				return nil, err
+			}
 		}
-		found = k.match(kid, alg)
-	case k.running == nil && k.due(len(found) > 0):
-		k.refresh(ctx)
-		found = k.match(kid, alg)
-	}
-	if len(found) == 0 && k.failed != nil {
-		return nil, fault.Wrap(fault.Unavailable, k.failed, "the keys of the authorization server cannot be fetched at the moment")
-	}
-	return found, nil
-}
-
-// freshUntil is until when keys are used without looking whether they changed.
-func (k *keySet) freshUntil() time.Time {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.fetched.Add(fresh)
-}
-
-// wait waits for the fetch under way. It is called with the lock and gives it up meanwhile.
-func (k *keySet) wait(ctx context.Context) error {
-	running := k.running
-	k.mu.Unlock()
-	defer k.mu.Lock()
-	select {
-	case <-running:
-		return nil
-	case <-ctx.Done():
-		return fault.Wrap(fault.Unavailable, ctx.Err(), "wait for the keys of the authorization server")
-	}
-}
-
-// due reports whether it is time for another fetch.
-func (k *keySet) due(usable bool) bool {
-	wait := pause
-	if usable && k.failed != nil {
-		wait = retry
-	}
-	return k.tried.IsZero() || k.now().Sub(k.tried) >= wait
-}
-
-// refresh fetches the keys. It is called with the lock and gives it up meanwhile.
-// The caller may go away; others wait for what it fetches.
-func (k *keySet) refresh(ctx context.Context) {
-	k.running, k.tried = make(chan struct{}), k.now()
-	k.mu.Unlock()
-	fetching, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
-	keys, err := []jose.JSONWebKey(nil), error(fault.New(fault.Internal, "the fetch of keys did not end"))
-	defer func() { // also after a panic
-		cancel()
-		k.mu.Lock()
-		if k.failed = err; err == nil {
-			k.keys, k.fetched = keys, k.tried
-			k.generation.Add(1)
+		if keys, err = f.keys(ctx, found); err != nil {
+			found = url // the issuer may have moved its keys
 		}
-		close(k.running)
-		k.running = nil
-	}()
-	if keys, err = k.load(fetching); err != nil {
-		k.log.WarnContext(ctx, "issuer keys not fetched", "issuer", k.issuer, "error", err)
+		return keys, err
 	}
-}
-
-// load fetches the keys, and before that where they are, if that is not known. After
-// a failure it is looked up again.
-func (k *keySet) load(ctx context.Context) ([]jose.JSONWebKey, error) {
-	if k.url == "" {
-		url, err := k.fetch.keysURL(ctx, k.issuer)
+	load := func(ctx context.Context, _ *issuerKeys) (*issuerKeys, error) {
+		keys, err := fetch(ctx)
 		if err != nil {
-			return nil, err
+			o.Log.WarnContext(ctx, "issuer keys not fetched", "issuer", issuer, "error", err)
 		}
-		k.url = url
+		return &issuerKeys{keys}, err
 	}
-	keys, err := k.fetch.keys(ctx, k.url)
-	if err != nil && !k.pinned {
-		k.url = ""
-	}
-	return keys, err
+	return &keySet{refresh.New(refresh.Options{
+		Name: "the keys of the authorization server", Fresh: fresh, Shared: usable, Stale: usable,
+		Backoff: retry, EmptyBackoff: pause, Timeout: patience, Now: o.Now,
+	}, load)}
 }
 
-// match finds the keys with the id that fit the algorithm. A token without an id
-// can only be of an issuer with a single key for its algorithm, or everybody
-// could make us try many.
-func (k *keySet) match(kid string, alg jose.SignatureAlgorithm) []jose.JSONWebKey {
-	if k.fetched.IsZero() || k.now().Sub(k.fetched) >= usable {
+// find returns the keys that the token may be signed with, and the fetch they are from. No keys mean that the issuer has no
+// such key, and fault.Unavailable that it cannot be known.
+func (k *keySet) find(ctx context.Context, kid string, alg jose.SignatureAlgorithm) ([]jose.JSONWebKey, *issuerKeys, error) {
+	all, err := k.Get(ctx)
+	found := all.match(kid, alg)
+	if err == nil && len(found) == 0 { // it may be a new key
+		all, err = k.Within(ctx, pause)
+		found = all.match(kid, alg)
+	}
+	if err != nil {
+		return nil, nil, fault.Wrap(fault.Unavailable, err, "the keys of the authorization server cannot be fetched at the moment")
+	}
+	return found, all, nil
+}
+
+// freshUntil returns when the keys of a fetch have to be fetched again. It returns the zero time if they have been replaced.
+func (k *keySet) freshUntil(keys *issuerKeys) time.Time {
+	current, loaded := k.Peek()
+	if current != keys {
+		return time.Time{}
+	}
+	return loaded.Add(fresh)
+}
+
+// match returns the keys with the id that fit the algorithm. A token without an id matches only if the issuer has a single
+// key for its algorithm. Otherwise anyone could make us try many keys.
+func (k *issuerKeys) match(kid string, alg jose.SignatureAlgorithm) []jose.JSONWebKey {
+	if k == nil {
 		return nil
 	}
 	var found []jose.JSONWebKey

@@ -9,17 +9,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 )
 
-// Verifying a token costs more than most requests that it comes with. So what was
-// found of a good one is kept for a moment, under the token's hash: never longer
-// than the token and the keys of its issuer are good, and not over another fetch of these.
-//
-// The price: a key that an issuer takes away without our fetching the keys again is
-// trusted as long as keys are ([fresh]), with and without this.
+// Verifying a token costs more than most requests that carry one. So verified tokens are cached for a minute under their
+// SHA-256: never beyond the expiry of the token or of its issuer's keys, and only until these are fetched again. A key that
+// an issuer removes is trusted until the next fetch ([fresh]), with or without this cache.
 
 const (
-	// remember is how long what was found of a token is used.
+	// remember is how long a verified token is cached.
 	remember = time.Minute
-	// maxVerified bounds the tokens that are remembered.
+	// maxVerified bounds the cached tokens.
 	maxVerified = 2048
 )
 
@@ -27,8 +24,8 @@ const (
 type verified struct {
 	who    auth.Principal
 	issuer *keySet
-	keys   int64     // the generation that it was verified by, or one before
-	until  time.Time // is not used from then on
+	keys   *issuerKeys // one of these verified it
+	until  time.Time
 }
 
 // tokens are good ones, by their SHA-256.
@@ -38,16 +35,17 @@ type tokens struct {
 
 func (t tokens) find(text string, now time.Time) (auth.Principal, bool) {
 	v, ok := t.Get(sha256.Sum256([]byte(text)))
-	if !ok || !now.Before(v.until) || v.keys != v.issuer.generation.Load() {
+	if !ok || !now.Before(v.until) {
 		return auth.Principal{}, false
 	}
-	return v.who, true
+	current, _ := v.issuer.Peek()
+	return v.who, v.keys == current
 }
 
 // keep remembers a token that was verified.
 func (t tokens) keep(text string, who auth.Principal, c *claims, now time.Time) {
-	until := slices.MinFunc([]time.Time{now.Add(remember), who.Expires, c.issuer.freshUntil()}, time.Time.Compare)
+	until := slices.MinFunc([]time.Time{now.Add(remember), who.Expires, c.issuer.freshUntil(c.keys)}, time.Time.Compare)
 	if now.Before(until) {
-		t.Put(sha256.Sum256([]byte(text)), verified{who, c.issuer, c.generation, until})
+		t.Put(sha256.Sum256([]byte(text)), verified{who, c.issuer, c.keys, until})
 	}
 }

@@ -1,0 +1,215 @@
+// Package refresh keeps a value in memory that is loaded from somewhere else, such as a document in the store or the
+// keys of an issuer, and loads it again when it is old.
+//
+// A [Value] has no background work, because Lambda freezes a process between two invocations. Instead, callers drive it:
+//
+//	age of the value   the caller gets
+//	below Fresh        the value
+//	below Shared       the value while another caller's load runs; otherwise it starts a load and waits for it
+//	below Stale        the result of a load, or the old value if the load fails
+//	Stale and older    the result of a load, or its error
+//
+// One load runs at a time. It continues if the caller that started it goes away.
+package refresh
+
+import (
+	"context"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+)
+
+// Forever is an age that no value reaches.
+const Forever = time.Duration(math.MaxInt64)
+
+// Options configure a [Value]. The zero value loads for each call, and shares a running load.
+type Options struct {
+	// Name is what the error of a caller that stops waiting says it waited for, e.g. "the private keyset".
+	Name string
+	// Fresh is the age up to which a value is returned without a load. A value's age counts from the start of its load.
+	Fresh time.Duration
+	// Shared is the age up to which callers get the old value while a load runs, instead of waiting for it.
+	Shared time.Duration
+	// Stale is the age up to which callers get the old value if a load fails.
+	Stale time.Duration
+	// Backoff is the pause after a failed load. Callers get the old value or the load's error meanwhile.
+	Backoff time.Duration
+	// EmptyBackoff replaces Backoff for callers that cannot use the old value.
+	EmptyBackoff time.Duration
+	// Proportional makes a pause at least as long as the failed load took, so that a source that hangs does not hold up
+	// every caller.
+	Proportional bool
+	// Timeout bounds a load. The default is 10 s.
+	Timeout time.Duration
+	// Now is the clock. The default is time.Now.
+	Now func() time.Time
+}
+
+// Value is a value that is loaded when a caller needs it. It is safe for concurrent use. Make it with [New].
+type Value[T any] struct {
+	options Options
+	load    func(ctx context.Context, old T) (T, error)
+
+	mu      sync.Mutex
+	value   T
+	loaded  time.Time // start of the load that returned value; zero without a value
+	expired bool      // by Expire
+	running *run[T]   // nil while no load runs
+	failed  failure   // the last load, if it failed
+}
+
+// run is one load. Its result may be read when done is closed.
+type run[T any] struct {
+	began time.Time
+	done  chan struct{}
+	value T
+	err   error
+}
+
+// failure is a failed load.
+type failure struct {
+	err          error
+	began, ended time.Time
+}
+
+// New returns a value without content. The function load gets the last value, or the zero value if there is none.
+func New[T any](o Options, load func(ctx context.Context, old T) (T, error)) *Value[T] {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 10 * time.Second
+	}
+	return &Value[T]{options: o, load: load}
+}
+
+// Get returns the value, and loads it before if necessary. If ctx ends during the wait, the error is of kind
+// fault.Unavailable.
+func (v *Value[T]) Get(ctx context.Context) (T, error) {
+	return v.get(ctx, v.options.Stale, func(age time.Duration) bool {
+		return age < v.options.Fresh || v.running != nil && age < v.options.Shared
+	})
+}
+
+// Within returns a value whose load began less than maxAge before the call, or later. It ignores Fresh, Shared and Stale, and
+// returns the load's error if there is no such value. With 0, the load begins after the call.
+func (v *Value[T]) Within(ctx context.Context, maxAge time.Duration) (T, error) {
+	after := v.options.Now().Add(-maxAge)
+	return v.get(ctx, 0, func(time.Duration) bool { return v.loaded.After(after) })
+}
+
+// Peek returns the value and the start of its load without loading it. The time is zero if there is no value.
+func (v *Value[T]) Peek() (T, time.Time) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.value, v.loaded
+}
+
+// Expire makes the next caller load the value if matches returns true for it. If that load fails, [Value.Get] still
+// returns the old value.
+func (v *Value[T]) Expire(matches func(T) bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.expired = v.expired || matches(v.value)
+}
+
+// get returns the value if usable approves it, and otherwise the result of a load. If the load fails, get returns the old
+// value up to the age stale. The lock is held while usable runs.
+func (v *Value[T]) get(ctx context.Context, stale time.Duration, usable func(age time.Duration) bool) (T, error) {
+	for called := v.options.Now(); ; {
+		value, r, err := v.joinOrStart(ctx, stale, usable)
+		if r == nil {
+			return value, err
+		}
+		select {
+		case <-r.done:
+		case <-ctx.Done():
+			return value, fault.Wrap(fault.Unavailable, ctx.Err(), "wait for %s", v.options.Name)
+		}
+		switch {
+		case r.began.Before(called):
+			// Its result may be older than this caller wants. If it failed, perhaps only because the process was frozen
+			// during the load, this caller may start another one.
+		case r.err == nil:
+			return r.value, nil
+		default:
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			return v.fallback(r.err, stale)
+		}
+	}
+}
+
+// joinOrStart returns a load to wait for, or the value or error for a caller that need not wait.
+func (v *Value[T]) joinOrStart(ctx context.Context, stale time.Duration, usable func(age time.Duration) bool) (value T, r *run[T], err error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	now := v.options.Now()
+	age := now.Sub(v.loaded)
+	has := !v.loaded.IsZero()
+	switch {
+	case has && !v.expired && usable(age):
+		return v.value, nil, nil
+	case v.running != nil:
+	case v.pauses(now, has && age < stale):
+		value, err = v.fallback(v.failed.err, stale)
+		return value, nil, err
+	default:
+		v.running = &run[T]{began: now, done: make(chan struct{})}
+		go v.run(context.WithoutCancel(ctx), v.running)
+	}
+	return value, v.running, nil
+}
+
+// fallback returns the old value after a failed load, or the load's error if the value is too old. The lock is held.
+func (v *Value[T]) fallback(err error, stale time.Duration) (value T, _ error) {
+	if v.loaded.IsZero() || v.options.Now().Sub(v.loaded) >= stale {
+		return value, err
+	}
+	return v.value, nil
+}
+
+// pauses reports whether the last load failed too recently for another one. The lock is held.
+func (v *Value[T]) pauses(now time.Time, serves bool) bool {
+	if v.failed.err == nil {
+		return false
+	}
+	pause := v.options.EmptyBackoff
+	if serves {
+		pause = v.options.Backoff
+	}
+	// A load that took far longer than its timeout was frozen with the process. The pause then counts from the timeout.
+	end, took := v.failed.ended, v.failed.ended.Sub(v.failed.began)
+	if limit := v.options.Timeout; took > 2*limit {
+		end, took = v.failed.began.Add(limit), limit
+	}
+	if v.options.Proportional {
+		pause = max(pause, took)
+	}
+	return now.Before(end.Add(pause))
+}
+
+// run loads the value and keeps it.
+func (v *Value[T]) run(ctx context.Context, r *run[T]) {
+	ctx, cancel := context.WithTimeout(ctx, v.options.Timeout)
+	defer cancel()
+	old, _ := v.Peek()
+	r.value, r.err = v.try(ctx, old)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.running = nil
+	if r.err == nil {
+		v.value, v.loaded, v.expired, v.failed = r.value, r.began, false, failure{}
+	} else {
+		v.failed = failure{err: r.err, began: r.began, ended: v.options.Now()}
+	}
+	close(r.done)
+}
+
+// try calls load. A panic is an error of the load, because it would end the process.
+func (v *Value[T]) try(ctx context.Context, old T) (value T, err error) {
+	defer fault.Recovered(&err)
+	return v.load(ctx, old)
+}
