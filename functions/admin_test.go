@@ -18,7 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// operated asks admin by the front.
+// operated sends a request to the admin API through the front.
 func operated(t *testing.T, stack *runner.Stack) {
 	resp, err := http.Get(stack.URL() + "/admin/v1/overview")
 	if err != nil {
@@ -31,13 +31,14 @@ func operated(t *testing.T, stack *runner.Stack) {
 	}
 }
 
-// TestAdminStartsSoon: from exec to the first request for work admin takes less than twice what publish takes, which has the
-// fewest packages. The goal of 15 ms is for a machine that does nothing else, so it is measured.
+// TestAdminStartsSoon: from exec to the first request for work, admin must take less than twice as long as publish,
+// the function with the fewest packages. The goal of 15 ms applies to an idle machine, so the test compares two
+// measurements.
 func TestAdminStartsSoon(t *testing.T) {
 	asked, done := make(chan struct{}), make(chan struct{})
 	runtime := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		asked <- struct{}{}
-		<-done // there is no work
+		<-done // never respond with work
 	}))
 	defer runtime.Close()
 	defer close(done)
@@ -59,22 +60,22 @@ func TestAdminStartsSoon(t *testing.T) {
 		}
 		wait(t, "the first request for work", asked)
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // it was killed
+		_ = cmd.Wait() // fails because the process was killed
 		return cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	}
 	best := map[string]time.Duration{"admin": time.Minute, "publish": time.Minute}
-	for range 8 { // one after the other, for the machine does other things meanwhile
+	for range 8 { // repeat, because other programs share the machine
 		for function, least := range best {
 			best[function] = min(least, start(function))
 		}
 	}
-	t.Logf("of a processor: %v", best)
+	t.Logf("CPU time: %v", best)
 	if best["admin"] > 2*best["publish"] {
-		t.Errorf("it takes %v, publish %v", best["admin"], best["publish"])
+		t.Errorf("admin takes %v, publish %v", best["admin"], best["publish"])
 	}
 }
 
-// TestFunctionsAreSmall: what is uploaded of each function has 6 MB at most.
+// TestFunctionsAreSmall: the zip file of each function has at most 6 MB.
 func TestFunctionsAreSmall(t *testing.T) {
 	for code, path := range harness.Functions(t) {
 		size, err := zipped(path)

@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// alarms are those of the template, as they are written there.
+// alarms returns the alarms in the template, as text.
 func alarms(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -26,7 +26,7 @@ func alarms(t *testing.T) map[string]string {
 
 func TestAlarms(t *testing.T) {
 	all := alarms(t)
-	t.Run("OPS-14 the runbook has a heading for each alarm, and for nothing else", func(t *testing.T) {
+	t.Run("OPS-14 the runbook has a heading for each alarm and no other headings", func(t *testing.T) {
 		page, err := os.ReadFile("../docs/runbook.md")
 		if err != nil {
 			t.Fatal(err)
@@ -59,14 +59,14 @@ func TestAlarms(t *testing.T) {
 			}
 		}
 	})
-	t.Run("OPS-14 WHK-20 each queue, and what may go wrong, has an alarm", func(t *testing.T) {
+	t.Run("OPS-14 WHK-20 each queue and each important metric has an alarm", func(t *testing.T) {
 		text := ""
 		for _, alarm := range all {
 			text += alarm
 		}
 		for _, q := range []string{"InboxQueue", "EventsQueue", "DeliveriesQueue", "SlowQueue", "DeadQueue", "EventsDeadQueue"} {
 			if !strings.Contains(text, "!GetAtt "+q+".QueueName") {
-				t.Errorf("no alarm looks at %s (%d queues)", q, len(queue.Names()))
+				t.Errorf("no alarm watches %s (%d queues)", q, len(queue.Names()))
 			}
 		}
 		for _, name := range []string{
@@ -74,11 +74,11 @@ func TestAlarms(t *testing.T) {
 			"Errors", "Throttles", "RecursiveInvocationsDropped", "ConcurrentExecutions", "ApproximateAgeOfOldestMessage",
 		} {
 			if !strings.Contains(text, "MetricName: "+name) {
-				t.Errorf("no alarm looks at %s", name)
+				t.Errorf("no alarm watches %s", name)
 			}
 		}
 	})
-	t.Run("OPS-14 a dead letter raises an alarm although retry takes it from its queue", func(t *testing.T) {
+	t.Run("OPS-14 a dead letter raises an alarm although retry removes it from its queue", func(t *testing.T) {
 		for _, name := range []string{"DeadQueueAlarm", "EventsDeadQueueAlarm"} {
 			if !strings.Contains(all[name], "MetricName: NumberOfMessagesReceived") || !strings.Contains(all[name], "Statistic: Sum") {
 				t.Errorf("%s is %s", name, all[name])
@@ -103,13 +103,14 @@ func TestAlarms(t *testing.T) {
 			t.Error("the template has no function URL")
 		}
 	})
-	t.Run("AWS-20 Lambda passes metrics on whatever LogLevel is", func(t *testing.T) {
-		// Lambda drops lines below its own level, and takes those without one for INFO. The functions filter their log themselves.
+	t.Run("AWS-20 Lambda forwards metrics regardless of LogLevel", func(t *testing.T) {
+		// Lambda drops lines below its own level, and treats lines without a level as INFO. The functions filter
+		// their log themselves.
 		if got := value(at(tree(t), "Globals", "Function", "LoggingConfig", "ApplicationLogLevel")); got != "DEBUG" {
 			t.Errorf("ApplicationLogLevel is %q, want DEBUG", got)
 		}
 	})
-	t.Run("OPS-14 no alarm or chart looks at a metric that is none of ours", func(t *testing.T) {
+	t.Run("OPS-14 alarms and charts use only metrics that exist", func(t *testing.T) {
 		source, err := os.ReadFile("../template.yaml")
 		if err != nil {
 			t.Fatal(err)

@@ -18,7 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
-// busSources are sources of the three buses, for event types of the project's catalog.
+// busSources are sources for the three AWS services, with event types of the project's catalog.
 const busSources = `sources:
   - name: orders
     from: eventbridge
@@ -34,8 +34,8 @@ const busSources = `sources:
       - {match: {eventName: [{prefix: "ObjectCreated:"}]}, name: storage.object_created, variables: {bucket: /s3/bucket/name}, time: /eventTime, data: {key: /s3/object/key, size: /s3/object/size}}
 `
 
-// TestServicesSendToTheInbox (SRC-01): what the parameters of the template ask for brings an event of EventBridge, a
-// message of SNS and a notification of S3 to who polls, by the emulator's own EventBridge, SNS, S3 and SQS.
+// TestServicesSendToTheInbox (SRC-01): with the template's parameters set, an EventBridge event, an SNS message and
+// an S3 notification reach a polling client. The emulator provides EventBridge, SNS, S3 and SQS.
 func TestServicesSendToTheInbox(t *testing.T) {
 	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
 	cfg := awslocal.Config(ends.MiniStack)
@@ -61,7 +61,7 @@ func TestServicesSendToTheInbox(t *testing.T) {
 	if _, _, err := config.Apply(t.Context(), database(t, stack), c); err != nil {
 		t.Fatal(err)
 	}
-	// polled waits for the one event of a type, and returns its data.
+	// polled waits for the single event of a type and returns its data.
 	polled := func(t *testing.T, name, cursor string) string {
 		t.Helper()
 		var found []struct{ Data json.RawMessage }
@@ -122,7 +122,7 @@ func TestServicesSendToTheInbox(t *testing.T) {
 	}
 }
 
-// put sends a request of S3, which the emulator takes unsigned.
+// put sends an S3 request, which the emulator accepts without a signature.
 func put(t *testing.T, url, body string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, url, strings.NewReader(body))

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// changed are other values than the defaults of parameters that do not list theirs.
+// changed contains new values for parameters that do not list their allowed values.
 var changed = map[string]string{
 	"JwtIssuer": "https://login.example.com", "JwtAudience": "https://e.example/mcp", "JwtJwksUrl": "https://login.example.com/keys",
 	"JwtPrincipalClaim": "email", "JwtWorkspaceClaim": "org", "AllowedOrigins": "https://console.example.com", "BlockedTargets": "a.example",
@@ -66,7 +66,7 @@ func TestEachParameterCanBeChangedAlone(t *testing.T) {
 			}
 		}
 		if value == "" {
-			t.Fatalf("there is no other value for %s", name)
+			t.Fatalf("there is no value to change %s to", name)
 		}
 		names, sets = append(names, name), append(sets, map[string]string{name: value})
 	}
@@ -77,7 +77,7 @@ func TestEachParameterCanBeChangedAlone(t *testing.T) {
 			for id, before := range stacks[0] {
 				after := stacks[i+1][id]
 				if before.Version == "" {
-					continue // keys, which CloudFormation calls without a version
+					continue // except keys, which CloudFormation calls without a version
 				}
 				switch config, version := before.Config != after.Config, before.Version != after.Version; {
 				case version && !config:
@@ -157,7 +157,7 @@ func TestAPlainDeploymentKeepsEveryChange(t *testing.T) {
 			}
 		}
 	})
-	t.Run("AWS-18 keys is told of everything that can be adopted, in the order that it knows", func(t *testing.T) {
+	t.Run("AWS-18 keys is given all parameters for adoption, in the order that it expects", func(t *testing.T) {
 		b, err := os.ReadFile("keys/adopted.go")
 		if err != nil {
 			t.Fatal(err)

@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-// received is a webhook.
+// received is a received webhook.
 type received struct {
 	header http.Header
 	body   []byte
 }
 
-// endpoint is a webhook endpoint. It answers by answer, or with 200.
+// endpoint starts a webhook endpoint. It responds with answer, or with 200 if answer is nil.
 func endpoint(t *testing.T, answer func(http.ResponseWriter, *http.Request, []byte)) (url string, got <-chan received) {
 	hooks := make(chan received, 100)
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -41,12 +41,12 @@ func wait[T any](t *testing.T, what string, c <-chan T) T {
 	case v := <-c:
 		return v
 	case <-time.After(30 * time.Second):
-		t.Fatalf("did not come in time: %s", what)
+		t.Fatalf("did not arrive in time: %s", what)
 		panic("unreachable")
 	}
 }
 
-// post sends a JSON body and decodes the answer.
+// post sends a JSON body and decodes the response.
 func post(t *testing.T, url, body string, header map[string]string, answer any) *http.Response {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))
@@ -74,7 +74,7 @@ func post(t *testing.T, url, body string, header map[string]string, answer any) 
 	return resp
 }
 
-// rpc calls a method of revision 2026-07-28 and returns its result.
+// rpc calls a method with revision 2026-07-28 and returns its result.
 func rpc(t *testing.T, base, method, params string) json.RawMessage {
 	t.Helper()
 	body, header := request(method, params)
@@ -106,13 +106,13 @@ func eventually(t *testing.T, what string, f func() bool) {
 	deadline := time.Now().Add(30 * time.Second)
 	for !f() {
 		if time.Now().After(deadline) {
-			t.Fatalf("did not come about in time: %s", what)
+			t.Fatalf("did not happen in time: %s", what)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
 }
 
-// listen opens a stream of revision 2026-07-28.
+// listen opens a stream with revision 2026-07-28.
 func listen(ctx context.Context, t *testing.T, base, params string) <-chan string {
 	t.Helper()
 	body, header := request("subscriptions/listen", params)
@@ -123,7 +123,7 @@ func listen(ctx context.Context, t *testing.T, base, params string) <-chan strin
 	return open(t, req, header)
 }
 
-// open sends a request for a stream and passes on its data lines.
+// open sends a request for a stream and returns a channel with its data lines.
 func open(t *testing.T, req *http.Request, header map[string]string) <-chan string {
 	t.Helper()
 	req.Header.Set("Content-Type", "application/json")

@@ -1,6 +1,5 @@
-// Package functions_test runs template.yaml with the real functions against
-// emulators of AWS, and sees that they are wired: each function once, each by its own
-// way in. What the system promises beyond that is tested in test/.
+// Package functions_test runs template.yaml with the real functions against emulators of AWS. It checks that the
+// functions are connected correctly, by using each of them once. The tests in test/ check everything else.
 package functions_test
 
 import (
@@ -30,7 +29,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }
 
-// deploy brings the stack up with the project's catalog.
+// deploy deploys the stack with the project's catalog.
 func deploy(t *testing.T, change func(*runner.Options)) *runner.Stack {
 	t.Helper()
 	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
@@ -52,7 +51,8 @@ func deploy(t *testing.T, change func(*runner.Options)) *runner.Stack {
 	t.Cleanup(func() {
 		stack.Close()
 		for _, denied := range stack.Denied() {
-			// While a deployment changes a table, processes from before ask for the old one, which their role may no longer use.
+			// While a deployment replaces a table, old processes still use the old one, for which their role no
+			// longer has permission.
 			if _, table, ok := strings.Cut(denied, ":table/"); ok && !isOfStack(stack, table) {
 				continue
 			}
@@ -73,7 +73,7 @@ func deploy(t *testing.T, change func(*runner.Options)) *runner.Stack {
 	return stack
 }
 
-// isOfStack reports whether a text begins with the name of a table that the stack uses.
+// isOfStack reports whether text begins with the name of a table that the stack uses.
 func isOfStack(stack *runner.Stack, text string) bool {
 	for variable, table := range stack.Environment("FanoutFunction") {
 		if strings.HasPrefix(variable, "MCPEVENTS_TABLE_") && strings.HasPrefix(text, table[strings.LastIndex(table, "/")+1:]+`"`) {
@@ -83,7 +83,7 @@ func isOfStack(stack *runner.Stack, text string) bool {
 	return false
 }
 
-// database is the store of a stack, as the operator's command reaches it.
+// database returns the stack's store, as the operator's command opens it.
 func database(t *testing.T, stack *runner.Stack) store.DB {
 	t.Helper()
 	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
@@ -109,12 +109,12 @@ func TestDeployment(t *testing.T) {
 		o.Timeouts = map[string]time.Duration{"RelayFunction": 12 * time.Second}
 	})
 	t.Run("an event reaches a webhook and a stream", func(t *testing.T) { delivered(t, stack) })
-	t.Run("stream hands subscriptions over", func(t *testing.T) { handedOver(t, stack) })
-	t.Run("a failed webhook is tried again", func(t *testing.T) { triedAgain(t, stack) })
-	t.Run("OPS-04 what fanout and publish cannot read is a dead letter", func(t *testing.T) { deadLettered(t, stack) })
-	t.Run("a rotated key opens what the one before sealed", func(t *testing.T) { rotated(t, stack) })
-	t.Run("OPS-01 operators are served", func(t *testing.T) { operated(t, stack) })
-	t.Run("retry runs by its schedule", func(t *testing.T) {
+	t.Run("stream forwards changes of subscriptions", func(t *testing.T) { handedOver(t, stack) })
+	t.Run("a failed webhook is retried", func(t *testing.T) { triedAgain(t, stack) })
+	t.Run("OPS-04 a message that fanout or publish cannot read becomes a dead letter", func(t *testing.T) { deadLettered(t, stack) })
+	t.Run("after a rotation, secrets sealed with the old key can be opened", func(t *testing.T) { rotated(t, stack) })
+	t.Run("OPS-01 the admin API responds", func(t *testing.T) { operated(t, stack) })
+	t.Run("retry runs on its schedule", func(t *testing.T) {
 		eventually(t, "retry has run", func() bool {
 			s := stack.Stats()["RetryFunction"]
 			return s.Invocations-s.Throttles > 1 && s.Errors == 0
@@ -125,7 +125,7 @@ func TestDeployment(t *testing.T) {
 			t.Errorf("%s failed %d times", id, s.Errors)
 		}
 	}
-	t.Run("a backend is served and listened to, over the deaths of relay", func(t *testing.T) { relayed(t, stack) })
+	t.Run("a backend's tools and notifications are relayed, even if relay dies", func(t *testing.T) { relayed(t, stack) })
 }
 
 // publish sends an event of a build and returns its id.
@@ -167,7 +167,7 @@ func delivered(t *testing.T, stack *runner.Stack) {
 	uri, secret := register(t, stack, target)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	// Of the URI itself, and of a parent, which is read by patterns.
+	// Subscribe to the URI itself, and to a parent, for which the stream needs a pattern.
 	own := listen(ctx, t, stack.URL(), `"notifications":{"resourceSubscriptions":["event://ci/build-finished"]}`)
 	parent := listen(ctx, t, stack.URL(), `"notifications":{"resourceSubscriptions":["event://ci"]}`)
 	wait(t, "the acknowledgement", own)
@@ -188,7 +188,7 @@ func delivered(t *testing.T, stack *runner.Stack) {
 		}
 	}
 	arrived(publish(t, stack, 1))
-	// A direct sender uses the inbox.
+	// Direct senders use the inbox.
 	enqueue(t, stack, "InboxQueue", `{"uri":"event://ci/build-finished","id":"from-inbox","data":`+fmt.Sprintf(build, 2)+`}`)
 	arrived("from-inbox")
 	rpc(t, stack.URL(), "resources/list", "")
@@ -212,7 +212,7 @@ func enqueue(t *testing.T, stack *runner.Stack, queue, body string) {
 }
 
 func handedOver(t *testing.T, stack *runner.Stack) {
-	// events/subscribe sends a challenge first.
+	// events/subscribe first sends a challenge.
 	target, hooks := endpoint(t, func(w http.ResponseWriter, r *http.Request, body []byte) {
 		var challenge struct{ Type, Challenge string }
 		if json.Unmarshal(body, &challenge) == nil && challenge.Type == "verification" {
@@ -235,7 +235,7 @@ func handedOver(t *testing.T, stack *runner.Stack) {
 		t.Error(err)
 	}
 	rpc(t, stack.URL(), "events/unsubscribe", params)
-	// A refusal comes back as register gave it.
+	// A refusal is returned exactly as register sent it.
 	body, header := request("resources/subscriptions/register", `"uris":["event://no/such"],"targetUri":"`+target+`"`)
 	var answer struct{ Error struct{ Code int } }
 	if post(t, stack.URL()+"/mcp", body, header, &answer); answer.Error.Code != -32602 {
@@ -266,7 +266,7 @@ func deadLettered(t *testing.T, stack *runner.Stack) {
 	eventually(t, "both messages are in the list of dead letters", func() bool { return letters(t, stack, "events") == 1 && letters(t, stack, "inbox") == 1 })
 }
 
-// letters counts the dead letters of a queue, up to a page of them; of all for "".
+// letters counts the dead letters of a queue, or of all queues for "", up to a page of them.
 func letters(t *testing.T, stack *runner.Stack, queue string) int {
 	t.Helper()
 	resp, err := http.Get(stack.URL() + "/admin/v1/dead-letters?queue=" + queue)

@@ -8,7 +8,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// tree is the template as it is written.
+// tree returns the parsed template.
 func tree(t *testing.T) *yaml.Node {
 	t.Helper()
 	_, text := readDeployment(t)
@@ -19,7 +19,7 @@ func tree(t *testing.T) *yaml.Node {
 	return doc.Content[0]
 }
 
-// at walks down a mapping by its keys; nil is nothing there.
+// at returns the value below a path of keys, or nil if it does not exist.
 func at(n *yaml.Node, path ...string) *yaml.Node {
 	for _, key := range path {
 		if n == nil || n.Kind != yaml.MappingNode {
@@ -43,8 +43,8 @@ func value(n *yaml.Node) string {
 	return n.Value
 }
 
-// AWS-13: one host for all paths, through which streams and every method and header pass, and which
-// tells clients where to get a token.
+// AWS-13: one host serves all paths. It allows streams, every method and every header, and tells clients where to get
+// a token.
 func TestOneHostForAllPaths(t *testing.T) {
 	config := at(tree(t), "Resources", "Front", "Properties", "DistributionConfig")
 	behaviours := append([]*yaml.Node{at(config, "DefaultCacheBehavior")}, at(config, "CacheBehaviors").Content...)
@@ -57,7 +57,7 @@ func TestOneHostForAllPaths(t *testing.T) {
 		}
 		for _, m := range []string{"GET", "POST", "PUT", "DELETE", "OPTIONS"} {
 			if !slices.Contains(methods, m) {
-				t.Errorf("%s does not pass", m)
+				t.Errorf("%s is not allowed", m)
 			}
 		}
 		for property, want := range map[string]string{
@@ -69,7 +69,7 @@ func TestOneHostForAllPaths(t *testing.T) {
 			}
 		}
 		if challenge := at(b, "ResponseHeadersPolicyId"); challenge == nil || challenge.Content[0].Value != "HasChallenge" || challenge.Content[1].Value != "FrontChallenge" {
-			t.Error("no challenge")
+			t.Error("the challenge is missing")
 		}
 	}
 	if len(routes) != 5 || routes[""] != "stream" || routes["/events"] != "publish" || routes["/sources/*"] != "publish" || routes["/admin/*"] != "admin" || routes["/console*"] != "admin" {
@@ -80,9 +80,9 @@ func TestOneHostForAllPaths(t *testing.T) {
 		if id := value(at(origin, "Id")); !strings.Contains(domain, strings.ToUpper(id[:1])+id[1:]+"FunctionUrl.FunctionUrl") {
 			t.Errorf("%s is at %s", value(at(origin, "Id")), domain)
 		}
-		// Twice the longest quiet of a stream at least (--heartbeat is at most 30s).
+		// At least twice the longest pause of a stream (--heartbeat is at most 30s).
 		if got := value(at(origin, "CustomOriginConfig", "OriginReadTimeout")); got != "60" {
-			t.Errorf("a response may pause for %s s", got)
+			t.Errorf("a response may pause for at most %s s", got)
 		}
 	}
 	headers := at(tree(t), "Resources", "FrontChallenge", "Properties", "ResponseHeadersPolicyConfig", "CustomHeadersConfig", "Items")
@@ -97,7 +97,7 @@ func TestOneHostForAllPaths(t *testing.T) {
 	}
 }
 
-// AWS-09: each URL is one that the outputs tell and the front serves.
+// AWS-09: every URL is in the outputs or behind the front.
 func TestNoURLIsUnused(t *testing.T) {
 	doc := tree(t)
 	outputs, front := written(t, *at(doc, "Outputs")), written(t, *at(doc, "Resources", "Front"))
@@ -118,8 +118,8 @@ func TestNoURLIsUnused(t *testing.T) {
 	}
 }
 
-// AWS-11 and AWS-20: every function but keys is called by an alias, gets a new version when anything changes, and
-// goes back by the alarms that a new version may raise. A message that anyone can send raises none of them.
+// AWS-11 and AWS-20: every function except keys is called through an alias, gets a new version with every change, and
+// is rolled back by alarms that a new version may raise. A message that anyone can send must not raise them.
 func TestVersionsAndAliases(t *testing.T) {
 	doc := tree(t)
 	resources := at(doc, "Resources")
@@ -132,11 +132,11 @@ func TestVersionsAndAliases(t *testing.T) {
 			}
 		case "AWS::Serverless::Function":
 			if id == "KeysFunction" {
-				continue // CloudFormation calls what it has just changed
+				continue // CloudFormation must call the version that it has just deployed
 			}
 			p := at(r, "Properties")
 			if value(at(p, "AutoPublishAlias")) != "live" || value(at(p, "AutoPublishAliasAllProperties")) != "true" || value(at(p, "VersionDescription")) != "Keys.Fingerprint" {
-				t.Errorf("%s: a change may not get to the alias", id)
+				t.Errorf("%s: the alias may not follow a change", id)
 			}
 			shift := at(p, "DeploymentPreference")
 			if value(at(shift, "Enabled")) != "GradualDeployment" || value(at(shift, "Type")) != "TrafficShift" {
@@ -152,10 +152,10 @@ func TestVersionsAndAliases(t *testing.T) {
 	}
 }
 
-// rolledBackBy looks at the alarms that move an alias back: those that a new version may raise, of the stack.
+// rolledBackBy checks the alarms that roll back an alias: those of the stack that a new version may raise.
 func rolledBackBy(t *testing.T, resources *yaml.Node, id string, alarms *yaml.Node) {
 	t.Helper()
-	const most = 10 // of a deployment group; of 50, where the quota is of today
+	const most = 10 // the limit of a deployment group; the current quota is 50
 	want := []string{
 		"ErrorsAlarm", "HttpErrorsAlarm", "ThrottlesAlarm", "RecursionAlarm", "InboxAgeAlarm", "EventsAgeAlarm", "DeliveriesAgeAlarm", "OwnDeadLettersAlarm",
 		"LagAlarm", "LateEntriesAlarm",
@@ -164,7 +164,7 @@ func rolledBackBy(t *testing.T, resources *yaml.Node, id string, alarms *yaml.No
 	for _, alarm := range alarms.Content {
 		got = append(got, alarm.Value)
 		if value(at(resources, alarm.Value, "Type")) != "AWS::CloudWatch::Alarm" {
-			t.Errorf("%s: %s is no alarm", id, alarm.Value)
+			t.Errorf("%s: %s is not an alarm", id, alarm.Value)
 		}
 	}
 	if !slices.Equal(got, want) || len(got) > most {
@@ -189,14 +189,15 @@ func TestTheFrontIsTheOnlyWay(t *testing.T) {
 }
 
 func TestTheSealingKey(t *testing.T) {
-	t.Run("AWS-22 it can be replicated to another Region", func(t *testing.T) {
+	t.Run("AWS-22 the key can be replicated to another Region", func(t *testing.T) {
 		if got := value(at(tree(t), "Resources", "SealingKey", "Properties", "MultiRegion")); got != "true" {
 			t.Errorf("MultiRegion is %q, want true", got)
 		}
 	})
 }
 
-// AWS-12: wherever a table or the key is used, it is the stack's own or the one that it adopts.
+// AWS-12: every use of a table or of the key refers to the adopted one, if there is one, and otherwise to the stack's
+// own.
 func TestWhatIsAdoptedIsUsedEverywhere(t *testing.T) {
 	doc := tree(t)
 	own := map[string]bool{}
@@ -222,13 +223,13 @@ func TestWhatIsAdoptedIsUsedEverywhere(t *testing.T) {
 			condition, chosen, other := n.Content[0].Value, n.Content[1], n.Content[2]
 			if id, ok := strings.CutPrefix(condition, "Makes"); ok {
 				if strings.TrimSuffix(chosen.Value, ".Arn") != id || other.Value != id+"Arn" {
-					t.Errorf("line %d: %s or %s for %s", n.Line, chosen.Value, other.Value, id)
+					t.Errorf("line %d: got %s or %s for %s", n.Line, chosen.Value, other.Value, id)
 				}
 				return
 			}
 		}
 		if id := strings.TrimSuffix(n.Value, ".Arn"); (n.Tag == "!Ref" || n.Tag == "!GetAtt") && own[id] && within != "SealingKeyAlias" {
-			t.Errorf("line %d: %s, which may not be there", n.Line, n.Value)
+			t.Errorf("line %d: %s may not exist", n.Line, n.Value)
 		}
 		for _, c := range n.Content {
 			look(c, within)

@@ -8,8 +8,8 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/runner"
 )
 
-// TestRetriesAreNoLoop (AWS-03) has an endpoint fail more often than Lambda lets a function be invoked
-// in one chain of requests: each retry is sent to the slow queue by the one before.
+// TestRetriesAreNoLoop (AWS-03): an endpoint fails more often than Lambda allows a function to invoke itself through
+// a chain of requests. Each retry is a message that the previous one sent to the slow queue.
 func TestRetriesAreNoLoop(t *testing.T) {
 	t.Parallel()
 	stack := deploy(t, func(o *runner.Options) {
@@ -18,7 +18,7 @@ func TestRetriesAreNoLoop(t *testing.T) {
 			schedule += ",1s"
 		}
 		o.Env = map[string]string{"MCPEVENTS_RETRY_SCHEDULE": schedule}
-		o.Speed = 1 // the due table does not bring retries within this test
+		o.Speed = 1 // so that the due table returns no retries during this test
 	})
 	var tries atomic.Int32
 	target, hooks := endpoint(t, func(w http.ResponseWriter, _ *http.Request, _ []byte) {

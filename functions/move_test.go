@@ -22,7 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
-// polled is the answer to events/poll.
+// polled is the result of events/poll.
 type polled struct {
 	Events    []struct{ EventID string }
 	Cursor    string
@@ -42,9 +42,10 @@ func poll(t *testing.T, stack *runner.Stack, cursor string) (answer polled) {
 	return answer
 }
 
-// TestMoveToAnotherRegion walks through "Move to another Region or account" in docs/how-to/restore-on-aws.md. Copies stand in for
-// the restored backups of tables because the emulator of DynamoDB has no backups. It serves the tables of all Regions, and the
-// emulator of KMS and of Parameter Store keeps Regions apart. Moving the host name needs CloudFront and is left out.
+// TestMoveToAnotherRegion follows "Move to another Region or account" in docs/how-to/restore-on-aws.md. Copies
+// replace the restored backups of tables, because the DynamoDB emulator has no backups. It shares tables between
+// Regions; the emulators of KMS and Parameter Store separate Regions. The test omits moving the host name, which
+// needs CloudFront.
 func TestMoveToAnotherRegion(t *testing.T) {
 	const region, parameter, token = "eu-west-1", "/mcp-events/Move/backend", "Bearer s3cret"
 	asked := make(chan string, 100)
@@ -89,7 +90,7 @@ func TestMoveToAnotherRegion(t *testing.T) {
 	lost := time.Now().Add(-outage).UnixMicro()
 	before := sealer.Seal(auth.DefaultWorkspace, eventlog.Cursor{At: lost, Given: lost})
 
-	// Prepare for the loss: replicate the key.
+	// Prepare for the loss of the Region: replicate the key.
 	prefix := strings.TrimSuffix(old.Outputs()["SettingsTable"], "SettingsTable")
 	keys := kms.NewFromConfig(awslocal.Config(ends.MiniStack))
 	described, err := keys.DescribeKey(t.Context(), &kms.DescribeKeyInput{KeyId: aws.String("alias/" + prefix + "SealingKey")})
@@ -100,7 +101,7 @@ func TestMoveToAnotherRegion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Restore the tables, and lose the old Region. The last event came after the backup.
+	// Restore the tables without the old Region. The backup lacks the last event.
 	db := dynamodb.NewFromConfig(awslocal.Config(ends.DynamoDB))
 	parameters := map[string]string{"Auth": "none", "AllowInsecureTargets": "true", "SealingKeyArn": *replica.ReplicaKeyMetadata.Arn}
 	for _, table := range store.Tables() {
@@ -111,19 +112,19 @@ func TestMoveToAnotherRegion(t *testing.T) {
 	wait(t, "the webhook of the registration", hooks)
 	wait(t, "the webhook of the subscription", eventsHooks)
 	old.Close()
-	// Copy the secrets, and deploy.
+	// Copy the secrets and deploy.
 	if err := awslocal.PutParameterIn(t.Context(), region, ends.MiniStack, parameter, token); err != nil {
 		t.Fatal(err)
 	}
 	moved := deployCopy(t, ends, prefix+"moved", region, parameters)
 
-	t.Run("AWS-22 a cursor from before the move goes on", func(t *testing.T) {
+	t.Run("AWS-22 a cursor from before the move continues", func(t *testing.T) {
 		got := poll(t, moved, cursor)
 		if got.Truncated || len(got.Events) != 1 || got.Events[0].EventID != kept {
 			t.Errorf("got %+v, want the event %s and no gap", got, kept)
 		}
 	})
-	t.Run("AWS-22 subscriptions get webhooks signed as before", func(t *testing.T) {
+	t.Run("AWS-22 existing subscriptions get webhooks with their old signature keys", func(t *testing.T) {
 		id := publish(t, moved, 3)
 		for _, subscriber := range []struct {
 			hooks  <-chan received

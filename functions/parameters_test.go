@@ -16,7 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/config"
 )
 
-// deployment is what the tests read of template.yaml.
+// deployment contains the parts of template.yaml that the tests use.
 type deployment struct {
 	Parameters map[string]struct {
 		Default        *string  `yaml:"Default"`
@@ -56,7 +56,7 @@ func readDeployment(t *testing.T) (d deployment, text string) {
 	return d, string(src)
 }
 
-// written is a value as the template has it.
+// written returns the text of a value in the template.
 func written(t *testing.T, n yaml.Node) string {
 	t.Helper()
 	b, err := yaml.Marshal(&n)
@@ -66,7 +66,7 @@ func written(t *testing.T, n yaml.Node) string {
 	return strings.TrimSpace(string(b))
 }
 
-// finds reports whether a function finds its resources by a variable, which is no setting.
+// finds reports whether a variable only names a resource of the function, so that it is not a setting.
 func finds(variable string) bool {
 	for _, prefix := range []string{"MCPEVENTS_TABLE_", "MCPEVENTS_QUEUE_", "MCPEVENTS_KEY_ID", "MCPEVENTS_STACK", "MCPEVENTS_FINGERPRINT", "MCPEVENTS_REGISTER_", "MCPEVENTS_DEREGISTER_"} {
 		if strings.HasPrefix(variable, prefix) {
@@ -76,7 +76,7 @@ func finds(variable string) bool {
 	return false
 }
 
-// given are the settings that the template gives to functions, by variable.
+// given returns the settings that the template passes to functions, by variable.
 func given(t *testing.T, d deployment) map[string]string {
 	t.Helper()
 	settings := map[string]string{}
@@ -97,30 +97,30 @@ func given(t *testing.T, d deployment) map[string]string {
 func TestSettingsOfTheTemplate(t *testing.T) {
 	d, text := readDeployment(t)
 	settings := given(t, d)
-	t.Run("AWS-02 keys checks what the functions are given, before they are", func(t *testing.T) {
+	t.Run("AWS-02 keys checks the settings before the functions get them", func(t *testing.T) {
 		checked := map[string]string{}
 		for name, value := range d.Resources["Keys"].Properties.Settings {
 			checked[name] = written(t, value)
 		}
 		if !maps.Equal(checked, settings) {
-			t.Errorf("checked are\n%v\ngiven are\n%v", checked, settings)
+			t.Errorf("keys checks\n%v\nthe functions get\n%v", checked, settings)
 		}
 		if got := d.Resources["Keys"].Properties.Version; got != app.Version {
-			t.Errorf("the version of the resource is %s, that of the functions %s", got, app.Version)
+			t.Errorf("the version of the resource is %s, want the functions' version %s", got, app.Version)
 		}
 		const fingerprint = "MCPEVENTS_FINGERPRINT"
 		if got := written(t, d.Globals.Function.Environment.Variables[fingerprint]); got != "!GetAtt Keys.Fingerprint" {
-			t.Errorf("functions do not wait for the check: %s is %s", fingerprint, got)
+			t.Errorf("the functions do not depend on the check: %s is %s", fingerprint, got)
 		}
 		for id, r := range d.Resources {
 			if _, own := r.Properties.Environment.Variables[fingerprint]; own != (id == "KeysFunction") {
-				t.Errorf("%s has a %s of its own: %v", id, fingerprint, own)
+				t.Errorf("%s overrides %s: %v", id, fingerprint, own)
 			}
 		}
 	})
 	t.Run("AWS-09 every setting can be set", func(t *testing.T) {
 		if settings[config.EnvSettings] == "" {
-			t.Errorf("%s is not given", config.EnvSettings)
+			t.Errorf("the functions do not get %s", config.EnvSettings)
 		}
 		known := map[string]bool{config.EnvSettings: true, "MCPEVENTS_AUTH": true, "MCPEVENTS_FRONT_KEY": true, "MCPEVENTS_LOG_LEVEL": true}
 		for name := range config.Names() {
@@ -144,26 +144,26 @@ func TestSettingsOfTheTemplate(t *testing.T) {
 			}
 		}
 	})
-	t.Run("AWS-09 each parameter has a default, is used, and is in the documentation", func(t *testing.T) {
+	t.Run("AWS-09 each parameter has a default, is used, and is documented", func(t *testing.T) {
 		docs, err := os.ReadFile("../docs/reference/settings.md")
 		if err != nil {
 			t.Fatal(err)
 		}
 		for name, p := range d.Parameters {
 			if p.Default == nil {
-				t.Errorf("%s has no default: a deployment asks for it", name)
+				t.Errorf("%s has no default, so every deployment must set it", name)
 			}
 			if !regexp.MustCompile(`(!Ref ` + name + `\b|\$\{` + name + `\})`).MatchString(text) {
 				t.Errorf("nothing uses %s", name)
 			}
 			if !strings.Contains(string(docs), "`"+name+"`") {
-				t.Errorf("docs/reference/settings.md says nothing of %s", name)
+				t.Errorf("docs/reference/settings.md does not mention %s", name)
 			}
 		}
 	})
 }
 
-// defaultOf is the default of a limit, or any good value.
+// defaultOf returns the default of a limit, or any valid value.
 func defaultOf(t *testing.T, name string) string {
 	t.Helper()
 	for _, prefix := range []string{"verified-targets", "plain-targets", "otlp-endpoint"} {
@@ -214,22 +214,23 @@ func TestPatternsOfParameters(t *testing.T) {
 			pattern := d.Parameters[name].AllowedPattern
 			for _, value := range append(tc.good, *d.Parameters[name].Default) {
 				if !matches(pattern, value) {
-					t.Errorf("refuses %q", value)
+					t.Errorf("got %q refused, want it allowed", value)
 				}
 			}
 			for _, value := range tc.bad {
 				if matches(pattern, value) {
-					t.Errorf("takes %q", value)
+					t.Errorf("got %q allowed, want it refused", value)
 				}
 			}
 		})
 	}
 }
 
-// matches reports whether a parameter may have a value.
+// matches reports whether a pattern allows a value.
 func matches(pattern, value string) bool { return regexp.MustCompile(pattern).MatchString(value) }
 
-// evaluate returns the value of a node of the template as CloudFormation does. Parameters that are not given have their defaults.
+// evaluate returns the value of a node of the template, as CloudFormation does. Parameters that are not given have
+// their defaults.
 func evaluate(d deployment, parameters map[string]string, n yaml.Node) any {
 	args := make([]any, len(n.Content))
 	for i, c := range n.Content {
@@ -258,8 +259,8 @@ func evaluate(d deployment, parameters map[string]string, n yaml.Node) any {
 	return n.Value
 }
 
-// broken evaluates the rules as CloudFormation does before it changes anything, and returns the
-// description of each assertion that does not hold.
+// broken evaluates the template's rules as CloudFormation does before it changes anything, and returns the
+// descriptions of the assertions that do not hold.
 func broken(t *testing.T, d deployment, parameters map[string]string) (descriptions []string) {
 	t.Helper()
 	for _, rule := range d.Rules {
@@ -306,7 +307,8 @@ func TestRulesOfParameters(t *testing.T) {
 	}
 }
 
-// reservations are the functions whose concurrency a parameter reserves: those with a URL, and the one that sends webhooks.
+// reservations are the functions whose concurrency a parameter can reserve: those with a URL, and the one that sends
+// webhooks.
 var reservations = []string{"Stream", "Publish", "Admin", "Dispatch"}
 
 func TestReservedConcurrency(t *testing.T) {
@@ -321,9 +323,9 @@ func TestReservedConcurrency(t *testing.T) {
 	}
 }
 
-// TestDefaultsFitANewAccount adds up the concurrent executions of the defaults while every queue has a backlog and a backend is
-// configured. A source over HTTP is a call, and retry checks the messages of the other sources. The quota of a new account
-// allows no reservations.
+// TestDefaultsFitANewAccount adds up the concurrent executions that the defaults need while every queue has a backlog
+// and a backend is configured. An HTTP source counts as a call, and retry processes the messages of other sources.
+// The quota of a new account allows no reservations.
 func TestDefaultsFitANewAccount(t *testing.T) {
 	d, _ := readDeployment(t)
 	const quota = 10
@@ -358,9 +360,9 @@ func TestDefaultsFitANewAccount(t *testing.T) {
 	for _, n := range workers {
 		busy += n
 	}
-	t.Run("AWS-21 given a backlog in every queue, when retry and relay run, then calls have two executions", func(t *testing.T) {
+	t.Run("AWS-21 given a backlog in every queue, when retry and relay run, then two executions are left for calls", func(t *testing.T) {
 		if len(workers) != 5 || quota-busy < 2 {
-			t.Errorf("of %d executions %d are left to calls, want 2; the others are %v", quota, quota-busy, workers)
+			t.Errorf("%[2]d of %[1]d executions are left for calls, want 2; the others are %[3]v", quota, quota-busy, workers)
 		}
 	})
 	t.Run("AWS-08 given a backlog in every queue, when all streams are open, then they fit the quota", func(t *testing.T) {
@@ -368,10 +370,10 @@ func TestDefaultsFitANewAccount(t *testing.T) {
 			t.Errorf("%d streams and %v take %d of %d", streams, workers, busy+streams, quota)
 		}
 	})
-	t.Run("AWS-08 no function has a reservation", func(t *testing.T) {
+	t.Run("AWS-08 by default no function reserves concurrency", func(t *testing.T) {
 		for id, r := range d.Resources {
 			if n := r.Properties.ReservedConcurrentExecutions; n.Kind != 0 && (n.Tag != "!If" || n.Content[2].Value != "AWS::NoValue") {
-				t.Errorf("%s reserves", id)
+				t.Errorf("%s reserves concurrency", id)
 			}
 		}
 		for _, name := range reservations {

@@ -9,8 +9,8 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/runner"
 )
 
-// AWS-08 and AWS-19: with a quota of 10 and the defaults, events arrive and calls are answered while all streams are open
-// that may be. One more is accepted, because it replaces its caller's oldest.
+// AWS-08 and AWS-19: with a quota of 10 and the defaults, events arrive and calls are answered while the maximum
+// number of streams is open. Another stream is accepted, because it replaces its caller's oldest stream.
 func TestStreamsLeaveANewAccountEnoughForEvents(t *testing.T) {
 	stack := deploy(t, func(o *runner.Options) {
 		delete(o.Parameters, "StreamConcurrency")
@@ -40,7 +40,7 @@ func TestStreamsLeaveANewAccountEnoughForEvents(t *testing.T) {
 	deregister(t, stack, uri)
 }
 
-// TestMessagesOfTheInbox: AWS-21. By default retry checks the inbox, and no function is invoked for it.
+// TestMessagesOfTheInbox: AWS-21. By default retry reads the inbox, so that no function is invoked only for this.
 func TestMessagesOfTheInbox(t *testing.T) {
 	t.Parallel()
 	const message = `{"uri":"event://ci/build-finished","id":"from-inbox","data":{"build":1,"status":"passed"}}`
@@ -56,8 +56,8 @@ func TestMessagesOfTheInbox(t *testing.T) {
 			t.Errorf("publish was invoked %d times, want only retry", n)
 		}
 	})
-	t.Run("AWS-21 given a message that waits for retry, when InboxConcurrency is set, then publish takes the message", func(t *testing.T) {
-		stack := deploy(t, func(o *runner.Options) { o.Speed = 0.01 }) // retry does not run
+	t.Run("AWS-21 given a message that waits for retry, when InboxConcurrency is set, then publish receives the message", func(t *testing.T) {
+		stack := deploy(t, func(o *runner.Options) { o.Speed = 0.01 }) // so that retry does not run
 		target, hooks := endpoint(t, nil)
 		register(t, stack, target)
 		enqueue(t, stack, "InboxQueue", message)
@@ -71,7 +71,7 @@ func TestMessagesOfTheInbox(t *testing.T) {
 	})
 }
 
-// TestTheQuotaIsDocumented: AWS-08. The README tells how to look the quota up, and leads to how to ask for more.
+// TestTheQuotaIsDocumented: AWS-08. The README says how to look up the quota, and links to how to increase it.
 func TestTheQuotaIsDocumented(t *testing.T) {
 	for file, commands := range map[string][]string{
 		"../README.md":                    {"aws lambda get-account-settings", "docs/how-to/deploy-to-aws.md#concurrency"},
@@ -83,7 +83,7 @@ func TestTheQuotaIsDocumented(t *testing.T) {
 		}
 		for _, c := range commands {
 			if !strings.Contains(string(text), c) {
-				t.Errorf("%s says nothing of %q", file, c)
+				t.Errorf("%s does not mention %q", file, c)
 			}
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// AWS-02: a deployment with settings that the functions would not start with fails, with the reason.
+// AWS-02: a deployment fails, with the reason, if the functions would not start with its settings.
 func TestADeploymentWithWrongSettingsFails(t *testing.T) {
 	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
 	for name, tc := range map[string]struct {
@@ -29,7 +29,7 @@ func TestADeploymentWithWrongSettingsFails(t *testing.T) {
 			})
 			if err == nil {
 				stack.Close()
-				t.Fatal("it was deployed")
+				t.Fatal("the deployment succeeded")
 			}
 			if !strings.Contains(err.Error(), "resource Keys") || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got error %v, want %q in it", err, tc.want)

@@ -22,7 +22,7 @@ import (
 
 const watched = "test://watched-resource"
 
-// secret puts a parameter into Parameter Store.
+// secret creates a parameter in Parameter Store.
 func secret(t *testing.T, name, value string) {
 	t.Helper()
 	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
@@ -31,8 +31,9 @@ func secret(t *testing.T, name, value string) {
 	}
 }
 
-// relayed shows backends that the operator configures while the functions run, what relay brings of
-// them to a stream, and that nothing is lost when its invocations follow each other or one dies.
+// relayed shows that an operator can configure backends while the functions run, that relay brings their
+// notifications to a stream, and that notifications survive the handover between relay's invocations and the death of
+// one.
 //
 // GWN-01, GWN-03, GWN-04, GWN-06, GWN-19
 func relayed(t *testing.T, stack *runner.Stack) {
@@ -82,7 +83,7 @@ func relayed(t *testing.T, stack *runner.Stack) {
 		}
 		return s
 	}
-	// A configuration is in use after 5 s; the rest is for a machine that is at its limit.
+	// A configuration is in use after 5 s. The rest is for an overloaded machine.
 	within := func(what string, since time.Time) {
 		t.Helper()
 		if took := time.Since(since); took > 20*time.Second {
@@ -98,7 +99,7 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	defer cancel()
 	early := listen(ctx, t, stack.URL(), `"notifications":{"toolsListChanged":true}`)
 	wait(t, "the acknowledgement", early)
-	// announced waits until every instance uses the configuration, which is announced then.
+	// announced waits until every instance uses the configuration and has announced it.
 	announced := func() {
 		t.Helper()
 		db := database(t, stack)
@@ -106,28 +107,28 @@ func relayed(t *testing.T, stack *runner.Stack) {
 			t.Fatal(err)
 		}
 		if got := wait(t, "what changed", early); !strings.Contains(got, tools) {
-			t.Errorf("a stream from before was notified: %s", got)
+			t.Errorf("an older stream was notified: %s", got)
 		}
 	}
 
 	secret(t, "/mcp-events/Test/b", "Bearer s3cret")
 	began := time.Now()
-	// The backend whose secret is not there fails by itself.
+	// Only the backend whose secret is missing fails.
 	configure(fmt.Sprintf("backends:\n  - {name: b, url: %q, prefix: b_, headers: {Authorization: \"ssm:/mcp-events/Test/b\"}}\n  - {name: x, url: %q, headers: {Authorization: \"env:NOT_SET\"}}\n",
 		server.URL+"/mcp", server.URL+"/mcp"))
 	eventually(t, "its tools are listed", func() bool { return listed("b_test_simple_text") })
 	within("the new configuration", began)
 	if got := seen().Headers.Get("Authorization"); got != "Bearer s3cret" {
-		t.Errorf("the backend was asked with %q", got)
+		t.Errorf("the backend got the header %q", got)
 	}
 	announced()
-	time.Sleep(2 * eventlog.MaxSkew) // a stream that is opened earlier may be notified, too
+	time.Sleep(2 * eventlog.MaxSkew) // a stream that is opened earlier may still be notified
 	listening := listen(ctx, t, stack.URL(), `"notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourceSubscriptions":["`+watched+`"]}`)
 	if got := wait(t, "the acknowledgement", listening); !strings.Contains(got, watched) {
 		t.Fatalf("got %s", got)
 	}
 	subscribed := func() bool { return seen().Subscribed[watched] > 0 }
-	// notified waits for one notification of each method, in any order, and counts all that come until then.
+	// notified waits for one notification of each method, in any order, and counts all that arrive until then.
 	count := map[string]int{}
 	notified := func(methods ...string) {
 		t.Helper()
@@ -155,10 +156,10 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	notified(update)
 	changed("list=tools")
 	notified(tools)
-	// One more update says that the subscription took effect. If the next invocation came late, it notifies of everything once on
-	// suspicion.
+	// An additional update confirms the subscription. If the next invocation is late, it notifies once of everything
+	// that may have changed.
 	if count[tools] < 2 || count[tools] > 3 || count[prompts] > 1 || count[update] > 4 {
-		t.Errorf("over a hand-over in peace the stream was notified of %v, want two or three changes of tools, at most one of prompts, and two to four updates", count)
+		t.Errorf("over a planned handover the stream was notified of %v, want two or three changes of tools, at most one of prompts, and two to four updates", count)
 	}
 
 	elsewhere(t, stack)
@@ -169,13 +170,13 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	})
 	changed("list=prompts")
 	changed("uri=" + watched)
-	notified(update, prompts) // of what may have changed while no one listened
+	notified(update, prompts) // changes that may have happened without a listener
 
 	began = time.Now()
 	configure("backends: []\n")
 	eventually(t, "its tools are gone", func() bool { return !listed("b_test_simple_text") })
 	within("the configuration without it", began)
-	for len(early) > 0 { // of what the backend changed
+	for len(early) > 0 { // the backend's changes
 		<-early
 	}
 	announced()
@@ -187,8 +188,8 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	})
 }
 
-// elsewhere shows a question of a backend within a call, whose answer comes in at another instance: the
-// one that makes the call is busy with it. Only the session that was asked can answer.
+// elsewhere shows that a backend's elicitation during a call can be answered at another instance, because the one
+// that makes the call is busy. Only the session that was asked can answer.
 //
 // GWN-10, GWN-11, GWN-17
 func elsewhere(t *testing.T, stack *runner.Stack) {
@@ -223,7 +224,7 @@ func elsewhere(t *testing.T, stack *runner.Stack) {
 		t.Errorf("another session's answer: status %d", status)
 	}
 	if status := answer(`"gw_unknown"`, asked); status != http.StatusBadRequest {
-		t.Errorf("an answer to nothing: status %d", status)
+		t.Errorf("an answer without a question: status %d", status)
 	}
 	if status := answer(string(question.ID), asked); status != http.StatusAccepted {
 		t.Errorf("the answer: status %d", status)

@@ -18,8 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestRunbook walks through docs/how-to/restore-on-aws.md: a stack adopts the tables and the key of another one. The
-// emulator of DynamoDB has no backups, so copies stand in for restored tables.
+// TestRunbook follows docs/how-to/restore-on-aws.md: a stack adopts the tables and the key of another one. The
+// DynamoDB emulator has no backups, so copies replace restored tables.
 func TestRunbook(t *testing.T) {
 	old := deploy(t, nil)
 	target, hooks := endpoint(t, nil)
@@ -51,15 +51,15 @@ func TestRunbook(t *testing.T) {
 		}
 	}
 	stack := deployCopy(t, ends, strings.TrimSuffix(prefix, "-")+"-b", awslocal.Region, parameters)
-	t.Run("AWS-12 the stack makes none of its own", func(t *testing.T) {
+	t.Run("AWS-12 the stack does not create its own tables", func(t *testing.T) {
 		for _, table := range store.Tables() {
 			id := strings.TrimSuffix(prefix, "-") + "-b-" + strings.ToUpper(string(table[:1])) + string(table[1:]) + "Table"
 			if _, err := db.DescribeTable(t.Context(), &dynamodb.DescribeTableInput{TableName: &id}); err == nil {
-				t.Errorf("there is a table %s", id)
+				t.Errorf("the stack created the table %s", id)
 			}
 		}
 	})
-	t.Run("AWS-12 who subscribed before gets webhooks signed as before", func(t *testing.T) {
+	t.Run("AWS-12 existing subscriptions get webhooks with their old signature keys", func(t *testing.T) {
 		id := publish(t, stack, 2)
 		hook := wait(t, "the webhook", hooks)
 		if got := hook.header.Get("Webhook-Id"); got != id {
@@ -75,7 +75,7 @@ func TestRunbook(t *testing.T) {
 	}
 }
 
-// restored makes a table as a restore does, and then does step 3 of the runbook. It returns the ARN.
+// restored copies a table, as a restore would, and then does step 3 of the runbook. It returns the ARN.
 func restored(t *testing.T, db *dynamodb.Client, from, to string) (arn string) {
 	t.Helper()
 	ctx := t.Context()
@@ -116,7 +116,7 @@ func restored(t *testing.T, db *dynamodb.Client, from, to string) (arn string) {
 	return *made.TableDescription.TableArn
 }
 
-// The runbook names what there is.
+// The runbook mentions the parameters that exist.
 func TestTheRunbookNamesParameters(t *testing.T) {
 	text, err := os.ReadFile("../docs/how-to/restore-on-aws.md")
 	if err != nil {
@@ -125,12 +125,12 @@ func TestTheRunbookNamesParameters(t *testing.T) {
 	d, _ := readDeployment(t)
 	for name := range d.Parameters {
 		if (strings.HasSuffix(name, "TableArn") || name == "SealingKeyArn") && !strings.Contains(string(text), "`"+name+"`") {
-			t.Errorf("docs/how-to/restore-on-aws.md says nothing of %s", name)
+			t.Errorf("docs/how-to/restore-on-aws.md does not mention %s", name)
 		}
 	}
 }
 
-// deployCopy deploys the template once more, for example with tables and keys that were copied. The stack ends with the test.
+// deployCopy deploys the template again, for example with copied tables and keys. The stack ends with the test.
 func deployCopy(t *testing.T, ends awslocal.Endpoints, name, region string, parameters map[string]string) *runner.Stack {
 	t.Helper()
 	stack, err := runner.Start(t.Context(), runner.Options{

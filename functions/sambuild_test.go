@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// oneFunction is a template with one function, so that the test compiles no more; asked for one function of
-// several, SAM would use no cache.
+// oneFunction is a template with one function, so that the test compiles only one. If SAM were asked for one function
+// of several, it would not use its cache.
 const oneFunction = `Transform: AWS::Serverless-2016-10-31
 Resources:
   FanoutFunction:
@@ -20,11 +20,11 @@ Resources:
     Properties: {CodeUri: functions/fanout, Handler: bootstrap, Runtime: provided.al2023, Architectures: [arm64]}
 `
 
-// What is deployed is what the sources say, also when only a package beside the function changed: by
-// the target of the Makefile, and by the settings of samconfig.toml alone.
+// TestSAMBuild checks that a build always follows the source, even if only another package than the function's
+// changed. It builds with the target of the Makefile, and with the settings in samconfig.toml only.
 func TestSAMBuild(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute) // the first time it installs SAM and compiles all
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute) // the first run installs SAM and compiles everything
 	defer cancel()
 	tree := t.TempDir()
 	for _, name := range []string{"functions", "shared", "tools"} {
@@ -68,18 +68,18 @@ func TestSAMBuild(t *testing.T) {
 	sam := string(bytes.TrimSpace(where))
 	change("the first marker")
 	run("make", "sam-build")
-	t.Run("AWS-01 make sam-build takes a change of a shared package", func(t *testing.T) {
+	t.Run("AWS-01 make sam-build picks up a change of a shared package", func(t *testing.T) {
 		change("the second marker")
 		run("make", "sam-build")
 		if !bytes.Contains(built(), []byte("the second marker")) {
-			t.Error("the binary is the one before the change")
+			t.Error("the binary does not contain the change")
 		}
 	})
-	t.Run("AWS-01 so does sam build", func(t *testing.T) {
+	t.Run("AWS-01 sam build picks up a change of a shared package", func(t *testing.T) {
 		change("the third marker")
 		run(sam, "build")
 		if !bytes.Contains(built(), []byte("the third marker")) {
-			t.Error("the binary is the one before the change")
+			t.Error("the binary does not contain the change")
 		}
 	})
 }

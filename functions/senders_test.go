@@ -8,16 +8,16 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// sender is a statement of a queue's policy.
+// sender is a statement of a queue policy.
 type sender struct {
-	when      string // the condition of the template
+	when      string // the template's condition for the statement
 	service   string
 	action    string
 	resource  string
-	condition string // as it is written
+	condition string // as written in the template
 }
 
-// sendersOf reads the statements of a queue policy, each of which is there on a condition.
+// sendersOf returns the statements of a queue policy. Each must depend on a condition of the template.
 func sendersOf(t *testing.T, doc *yaml.Node, policy string) (all []sender) {
 	t.Helper()
 	statements := at(doc, "Resources", policy, "Properties", "PolicyDocument", "Statement")
@@ -26,7 +26,7 @@ func sendersOf(t *testing.T, doc *yaml.Node, policy string) (all []sender) {
 	}
 	for _, n := range statements.Content {
 		if n.Tag != "!If" || n.Content[2].Value != "AWS::NoValue" {
-			t.Errorf("%s: a statement that is always there", policy)
+			t.Errorf("%s: a statement without a condition", policy)
 			continue
 		}
 		s := n.Content[1]
@@ -46,17 +46,17 @@ func conditionOf(t *testing.T, statement *yaml.Node) string {
 	return strings.Join(strings.Fields(written(t, *at(statement, "Condition"))), " ")
 }
 
-// SRC-01: what AWS services may put into the inbox is what parameters name, and without them nothing.
+// SRC-01: AWS services may send to the inbox only if a parameter names them.
 func TestWhoMaySendToTheInbox(t *testing.T) {
 	doc := tree(t)
 	const ofRule, ofTopic = `{ArnEquals: {"aws:SourceArn": !GetAtt SourceRule.Arn}}`, `{ArnEquals: {"aws:SourceArn": !Ref SourceTopicArn}}`
-	t.Run("SRC-01 each sender is named", func(t *testing.T) {
+	t.Run("SRC-01 the policy names each sender", func(t *testing.T) {
 		want := []sender{
 			{"HasRule", "events.amazonaws.com", "sqs:SendMessage", "InboxQueue.Arn", ofRule},
 			{"HasTopic", "sns.amazonaws.com", "sqs:SendMessage", "InboxQueue.Arn", ofTopic},
 			{"HasBuckets", "s3.amazonaws.com", "sqs:SendMessage", "InboxQueue.Arn", `ArnEquals: {"aws:SourceArn": !Ref SourceBucketArns} StringEquals: {"aws:SourceAccount": !Ref 'AWS::AccountId'}`},
 		}
-		got := slices.DeleteFunc(sendersOf(t, doc, "InboxPolicy"), func(s sender) bool { return s.service == "" }) // principals, not services
+		got := slices.DeleteFunc(sendersOf(t, doc, "InboxPolicy"), func(s sender) bool { return s.service == "" }) // only services, not principals
 		if !slices.Equal(got, want) {
 			t.Errorf("got %q", got)
 		}
@@ -68,11 +68,11 @@ func TestWhoMaySendToTheInbox(t *testing.T) {
 			t.Errorf("got %q", got)
 		}
 	})
-	t.Run("AWS-23 principals of other accounts are allowed by PublisherArns, to send and nothing else", func(t *testing.T) {
+	t.Run("AWS-23 principals of other accounts may send, and do nothing else, if PublisherArns names them", func(t *testing.T) {
 		statements := at(doc, "Resources", "InboxPolicy", "Properties", "PolicyDocument", "Statement").Content
 		last := statements[len(statements)-1]
 		if got := last.Content[0].Value; got != "HasPublishers" {
-			t.Fatalf("the last statement is there on the condition %q, want HasPublishers", got)
+			t.Fatalf("the last statement has the condition %q, want HasPublishers", got)
 		}
 		s := last.Content[1]
 		if p, action, resource := at(s, "Principal", "AWS"), value(at(s, "Action")), value(at(s, "Resource")); p.Tag != "!Ref" || p.Value != "PublisherArns" ||
@@ -80,12 +80,12 @@ func TestWhoMaySendToTheInbox(t *testing.T) {
 			t.Errorf("got %s", written(t, *s))
 		}
 	})
-	t.Run("SRC-01 nothing is made that no parameter asks for", func(t *testing.T) {
+	t.Run("SRC-01 resources for services exist only if a parameter asks for them", func(t *testing.T) {
 		for id, want := range map[string]string{
 			"InboxPolicy": "HasSenders", "DeadQueuePolicy": "HasRuleOrTopic", "SourceRule": "HasRule", "SourceSubscription": "HasTopic",
 		} {
 			if got := value(at(doc, "Resources", id, "Condition")); got != want {
-				t.Errorf("%s is made on the condition %q", id, got)
+				t.Errorf("%s has the condition %q", id, got)
 			}
 		}
 		d, _ := readDeployment(t)
@@ -105,7 +105,7 @@ func TestWhoMaySendToTheInbox(t *testing.T) {
 			}
 		}
 	})
-	t.Run("SRC-01 the services can send to the queues, which no KMS key encrypts", func(t *testing.T) {
+	t.Run("SRC-01 the services can send to the queues, because they are not encrypted with a KMS key", func(t *testing.T) {
 		for _, id := range []string{"InboxQueue", "DeadQueue"} {
 			p := at(doc, "Resources", id, "Properties")
 			if value(at(p, "SqsManagedSseEnabled")) != "true" || at(p, "KmsMasterKeyId") != nil {
@@ -113,7 +113,7 @@ func TestWhoMaySendToTheInbox(t *testing.T) {
 			}
 		}
 	})
-	t.Run("SRC-01 what cannot be delivered is tried again, and is a dead letter then", func(t *testing.T) {
+	t.Run("SRC-01 messages that cannot be delivered are retried and then dead-lettered", func(t *testing.T) {
 		target := at(doc, "Resources", "SourceRule", "Properties", "Targets").Content[0]
 		if value(at(target, "Arn")) != "InboxQueue.Arn" || value(at(target, "DeadLetterConfig", "Arn")) != "DeadQueue.Arn" ||
 			value(at(target, "RetryPolicy", "MaximumRetryAttempts")) != "185" || value(at(target, "RetryPolicy", "MaximumEventAgeInSeconds")) != "86400" {

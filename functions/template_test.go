@@ -10,12 +10,11 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// list is a value or a list of them. A reference is the text that it refers by,
-// such as "KeysTable.Arn".
+// list is a value or a list of values. A reference is represented by its text, e.g. "KeysTable.Arn".
 type list []string
 
 func (l *list) UnmarshalYAML(n *yaml.Node) error {
-	if n.Tag == "!If" { // the stack's own, or one that it adopts
+	if n.Tag == "!If" { // the stack's own resource, or an adopted one
 		n = n.Content[1]
 	}
 	if n.Kind == yaml.ScalarNode {
@@ -69,7 +68,7 @@ type resource struct {
 	} `yaml:"Properties"`
 }
 
-// statement is one of a function's policies.
+// statement is a statement in one of a function's policies.
 type statement struct {
 	Sid       string         `yaml:"Sid"`
 	Action    list           `yaml:"Action"`
@@ -77,13 +76,13 @@ type statement struct {
 	Condition map[string]any `yaml:"Condition"`
 }
 
-// partitions are the keys that a statement is bound to, as text; none if it is bound to none.
+// partitions returns the keys that a statement is limited to, as text, and whether it is limited.
 func (s statement) partitions() (keys string, bound bool) {
 	like, bound := s.Condition["ForAllValues:StringLike"].(map[string]any)
 	return fmt.Sprint(like["dynamodb:LeadingKeys"]), bound
 }
 
-// statements are those of each function, by its id.
+// statements returns the statements of each function, by its id.
 func statements(resources map[string]resource) iter.Seq2[string, statement] {
 	return func(yield func(string, statement) bool) {
 		for id, r := range resources {
@@ -98,7 +97,7 @@ func statements(resources map[string]resource) iter.Seq2[string, statement] {
 	}
 }
 
-// granted lists the functions that may do one of the actions on a resource.
+// granted lists the functions that may perform one of the actions on a resource.
 func granted(resources map[string]resource, on string, actions ...string) (functions []string) {
 	for id, st := range statements(resources) {
 		if slices.Contains(st.Resource, on) && slices.ContainsFunc(st.Action, func(a string) bool { return len(actions) == 0 || slices.Contains(actions, a) }) {
@@ -145,7 +144,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 			}
 		})
 	}
-	t.Run("CNV-06 consents are stream's, which writes nothing else beside counters", func(t *testing.T) {
+	t.Run("CNV-06 only stream writes consents, and apart from them only counters", func(t *testing.T) {
 		var written []string
 		for id, st := range statements(resources) {
 			if id == "StreamFunction" && slices.Contains(st.Resource, "SubscriptionsTable.Arn") && slices.Contains(st.Action, put) {
@@ -157,7 +156,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 			t.Errorf("stream writes %s", got)
 		}
 	})
-	t.Run("SRC-04 of deliveries publish has the ids of sources, and adds what became of their requests", func(t *testing.T) {
+	t.Run("SRC-04 in the deliveries table, publish only reads ids of sources and writes outcomes of their requests", func(t *testing.T) {
 		may := map[string]string{}
 		for id, st := range statements(resources) {
 			if id == "PublishFunction" && slices.Contains(st.Resource, "DeliveriesTable.Arn") {
@@ -169,12 +168,12 @@ func TestWhoMayDoWhat(t *testing.T) {
 			t.Errorf("got %q", may)
 		}
 	})
-	t.Run("OPS-08 the audit trail is only added to and read, and by admin alone", func(t *testing.T) {
+	t.Run("OPS-08 only admin accesses the audit trail, and can only read and append", func(t *testing.T) {
 		var may []string
 		for id, st := range statements(resources) {
 			keys, bound := st.partitions()
 			reaches := !bound || strings.Contains(keys, "audit")
-			reads := slices.Equal(st.Action, []string{"dynamodb:GetItem", "dynamodb:BatchGetItem"}) // of the catalog, by keys that are not asked for
+			reads := slices.Equal(st.Action, []string{"dynamodb:GetItem", "dynamodb:BatchGetItem"}) // of the catalog, with fixed keys
 			if slices.Contains(st.Resource, "SettingsTable.Arn") && reaches && !reads {
 				may = append(may, fmt.Sprint(id, st.Action))
 			}
@@ -183,14 +182,14 @@ func TestWhoMayDoWhat(t *testing.T) {
 			t.Errorf("got %s", got)
 		}
 	})
-	t.Run("AWS-10 only fanout writes all of the log, and some are bound to partitions everywhere", func(t *testing.T) {
+	t.Run("AWS-10 only fanout may write the whole log, and some functions are limited to partitions everywhere", func(t *testing.T) {
 		for id, st := range statements(resources) {
 			writes := slices.ContainsFunc(st.Action, func(a string) bool { return slices.Contains([]string{put, update, remove, batch}, a) })
 			for _, on := range st.Resource {
 				bound := writes && on == "LogTable.Arn" && id != "FanoutFunction" ||
 					id == "RelayFunction" && strings.HasSuffix(on, "Table.Arn") || id == "StreamFunction" && on == "SubscriptionsTable.Arn"
 				if bound && st.Condition == nil {
-					t.Errorf("%s: statement %s is not bound to partitions", id, st.Sid)
+					t.Errorf("%s: statement %s is not limited to partitions", id, st.Sid)
 				}
 			}
 		}
@@ -198,7 +197,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 	t.Run("AWS-10 there are no wildcards", func(t *testing.T) {
 		for id, st := range statements(resources) {
 			for _, text := range slices.Concat(st.Action, st.Resource) {
-				// Which secrets there are is the operator's to decide, below a prefix.
+				// The operator chooses the secrets, below a prefix.
 				if strings.Contains(text, "*") && !strings.HasSuffix(text, ":parameter${SecretsPrefix}*") {
 					t.Errorf("%s: statement %s has a wildcard: %s", id, st.Sid, text)
 				}
@@ -207,8 +206,8 @@ func TestWhoMayDoWhat(t *testing.T) {
 	})
 }
 
-// TestLoopDetection (AWS-03) wants RecursiveLoop: Allow for the functions that send to a queue from
-// which they are invoked, and for no other.
+// TestLoopDetection (AWS-03): only the functions that send to a queue from which they are invoked have RecursiveLoop:
+// Allow.
 func TestLoopDetection(t *testing.T) {
 	d, _ := readDeployment(t)
 	resources := d.Resources
@@ -229,7 +228,7 @@ func TestLoopDetection(t *testing.T) {
 	}
 }
 
-// TestDataIsKept: AWS-12. Tables and keys outlive their stack, but not a first deployment that fails.
+// TestDataIsKept: AWS-12. Tables and keys remain when the stack is deleted, but not when a first deployment fails.
 func TestDataIsKept(t *testing.T) {
 	d, _ := readDeployment(t)
 	tables := 0
@@ -254,7 +253,7 @@ func TestDataIsKept(t *testing.T) {
 func TestQueuesFitTheirFunctions(t *testing.T) {
 	d, _ := readDeployment(t)
 	resources := d.Resources
-	seconds := map[string]int{"": 30, "20": 20, "55": 55, "60": 60} // by what the template says
+	seconds := map[string]int{"": 30, "20": 20, "55": 55, "60": 60} // by the value in the template
 	mapped := map[string]bool{}
 	for id, r := range resources {
 		if r.Type != "AWS::Lambda::EventSourceMapping" {
@@ -264,7 +263,7 @@ func TestQueuesFitTheirFunctions(t *testing.T) {
 		mapped[queue] = true
 		timeout, ok := seconds[resources[strings.TrimSuffix(r.Properties.FunctionName, ".Alias")].Properties.Timeout]
 		if got := resources[queue].Properties.VisibilityTimeout; !ok || got < 6*timeout {
-			t.Errorf("%s: a visibility of %d s is under six times %d s", queue, got, timeout)
+			t.Errorf("%s: a visibility timeout of %d s is less than six times %d s", queue, got, timeout)
 		}
 		if !slices.Equal(r.Properties.FunctionResponseTypes, []string{"ReportBatchItemFailures"}) || r.Properties.ScalingConfig["MaximumConcurrency"].Kind == 0 {
 			t.Errorf("%s: got %+v", id, r.Properties)
@@ -279,12 +278,12 @@ func TestQueuesFitTheirFunctions(t *testing.T) {
 			t.Errorf("%s: got %+v", id, p)
 		}
 		if p.FifoQueue && mapped[id] && (p.DeduplicationScope != "messageGroup" || p.FifoThroughputLimit != "perMessageGroupId") {
-			t.Errorf("%s has no high throughput", id)
+			t.Errorf("%s is not a high throughput queue", id)
 		}
 	}
 	for name, p := range d.Parameters {
 		if len(p.Description) < 20 {
-			t.Errorf("parameter %s is not described", name)
+			t.Errorf("parameter %s has no description", name)
 		}
 	}
 	if got := resources["StreamFunction"].Properties.FunctionURLConfig; got == nil || got.InvokeMode != "RESPONSE_STREAM" {

@@ -15,8 +15,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/identity"
 )
 
-// TestTokens shows Auth jwt of the template: each function that callers reach takes tokens
-// of the provider, and tells where to get one (AUT-01, AUT-03).
+// TestTokens: with Auth=jwt, each function that callers reach accepts the provider's tokens, and tells clients where
+// to get one (AUT-01, AUT-03).
 func TestTokens(t *testing.T) {
 	const resource = "https://events.example.com/mcp"
 	p := identity.Start(t, resource)
@@ -40,7 +40,7 @@ func TestTokens(t *testing.T) {
 	var made struct {
 		Result struct{ Subscription struct{ URI string } }
 	}
-	t.Run("AUT-01 a good token passes stream, register, publish and deregister", func(t *testing.T) {
+	t.Run("AUT-01 stream, register, publish and deregister accept a good token", func(t *testing.T) {
 		var list struct{ Result struct{ Resources []any } }
 		if resp := call(t, stack.URL()+"/mcp", "resources/list", "", good, &list); resp.StatusCode != 200 || len(list.Result.Resources) == 0 {
 			t.Errorf("stream: got %d %+v", resp.StatusCode, list)
@@ -57,11 +57,11 @@ func TestTokens(t *testing.T) {
 		}
 	})
 
-	// register and deregister are reached through stream alone, and look at the token again themselves.
+	// register and deregister can be reached only through stream, and also check the token themselves.
 	urls := map[string]string{"stream": stack.URL() + "/mcp"}
 	for name, id := range map[string]string{"register": "RegisterFunction", "deregister": "DeregisterFunction"} {
 		if url := stack.FunctionURL(id); url != "" {
-			t.Errorf("%s can be reached at %s", id, url)
+			t.Errorf("%s has the URL %s", id, url)
 		}
 		forwarder := httptest.NewServer(forward.Handler{Log: slog.New(slog.DiscardHandler), Invoke: func(ctx context.Context, payload []byte) ([]byte, error) {
 			return stack.Invoke(ctx, id, payload)
@@ -80,7 +80,7 @@ func TestTokens(t *testing.T) {
 				if want == "insufficient_scope" {
 					status = http.StatusForbidden
 				}
-				// A Function URL renames it, the front does not.
+				// A Function URL renames this header. The front restores it.
 				challenge := cmp.Or(resp.Header.Get("WWW-Authenticate"), resp.Header.Get("X-Amzn-Remapped-Www-Authenticate"))
 				if resp.StatusCode != status || !strings.Contains(challenge, want) || !strings.Contains(challenge, `="https://events.example.com/.well-known/oauth-protected-resource/mcp"`) {
 					t.Errorf("%.10q: got %d, %s", token, resp.StatusCode, challenge)
@@ -100,7 +100,7 @@ func TestTokens(t *testing.T) {
 	})
 }
 
-// described looks for the protected resource metadata at a host.
+// described reads the protected resource metadata at a host.
 func described(t *testing.T, base, resource, issuer string) {
 	t.Helper()
 	for _, path := range []string{"/.well-known/oauth-protected-resource", "/.well-known/oauth-protected-resource/mcp"} {

@@ -15,8 +15,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
-// together are the parameters that the template's rules allow only with others, or that have no effect without them, and
-// the values with which they are changed.
+// together lists the parameters that the template's rules allow only in combination, or that have no effect alone,
+// with their new values.
 var together = []struct {
 	names  []string
 	values map[string]string
@@ -31,7 +31,8 @@ var together = []struct {
 	{[]string{"TrafficShift"}, map[string]string{"GradualDeployment": "true"}},
 }
 
-// TestUpdatesOfARunningStack changes each parameter of a running stack alone, and back, with a plain deployment after each.
+// TestUpdatesOfARunningStack changes each parameter of a running stack by itself, and back, with a plain deployment
+// after each change.
 func TestUpdatesOfARunningStack(t *testing.T) {
 	t.Parallel()
 	d, _ := readDeployment(t)
@@ -112,7 +113,7 @@ func TestUpdatesOfARunningStack(t *testing.T) {
 		}
 	})
 
-	// A table or key that is adopted is left only with the confirmation.
+	// The stack leaves an adopted table or key only with the confirmation.
 	for _, name := range slices.Sorted(maps.Keys(d.Parameters)) {
 		id, ok := strings.CutSuffix(name, "TableArn")
 		if !ok || id == "Keys" || id == "Settings" {
@@ -131,7 +132,7 @@ func TestUpdatesOfARunningStack(t *testing.T) {
 			update(t, stack, map[string]string{"LeaveAdopted": "false"})
 		})
 	}
-	// With the confirmation, too, a deployment fails that leaves keys which stored secrets need.
+	// Even with the confirmation, a deployment fails if it leaves keys that stored secrets need.
 	t.Run("AWS-17, AWS-18 SealingKeyArn", func(t *testing.T) {
 		arn := stack.Environment("DispatchFunction")["MCPEVENTS_KEY_ID"]
 		update(t, stack, map[string]string{"SealingKeyArn": arn})
@@ -182,13 +183,13 @@ func checkPlainDeployment(t *testing.T, stack *runner.Stack) {
 	}
 }
 
-// checkLeaving checks that the stack does not leave an adopted table or key without the confirmation.
+// checkLeaving checks that the stack refuses to leave an adopted table or key without the confirmation.
 func checkLeaving(t *testing.T, stack *runner.Stack, name, arn string) {
 	t.Helper()
 	checkRefused(t, stack, map[string]string{name: ""}, name+" is no longer set, so the stack would leave "+arn)
 }
 
-// checkRefused checks that an update fails for a reason and changes nothing.
+// checkRefused checks that an update fails with the reason and is rolled back.
 func checkRefused(t *testing.T, stack *runner.Stack, parameters map[string]string, reason string) {
 	t.Helper()
 	before := stack.Environment("DispatchFunction")
@@ -202,8 +203,8 @@ func checkRefused(t *testing.T, stack *runner.Stack, parameters map[string]strin
 	checkPlainDeployment(t, stack)
 }
 
-// TestARestoredTableIsKept is the story of docs/how-to/restore-on-aws.md: a subscription is lost, its table is restored
-// and adopted, and deployments after that keep it.
+// TestARestoredTableIsKept follows docs/how-to/restore-on-aws.md: a subscription is lost, its table is restored and
+// adopted, and later deployments keep it.
 func TestARestoredTableIsKept(t *testing.T) {
 	t.Parallel()
 	stack := deploy(t, nil)
@@ -233,11 +234,11 @@ func TestARestoredTableIsKept(t *testing.T) {
 		update(t, stack, nil)
 		arrives(t, 2)
 	})
-	t.Run("AWS-18 a change of another parameter keeps it", func(t *testing.T) {
+	t.Run("AWS-18 a change of another parameter keeps the adopted table", func(t *testing.T) {
 		update(t, stack, map[string]string{"Retention": "48h"})
 		arrives(t, 3)
 	})
-	t.Run("AWS-18 a deployment that would leave it without the confirmation is rolled back", func(t *testing.T) {
+	t.Run("AWS-18 a deployment that would leave the adopted table without the confirmation is rolled back", func(t *testing.T) {
 		checkLeaving(t, stack, "SubscriptionsTableArn", arn)
 		arrives(t, 4)
 	})

@@ -21,13 +21,13 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// wayOfAnEvent are the functions that read or write its messages, in its order, and their code.
-var wayOfAnEvent = [][2]string{
+// eventPath are the functions that read or write the messages of an event, in order, and their packages.
+var eventPath = [][2]string{
 	{"PublishFunction", "publish"}, {"FanoutFunction", "fanout"}, {"DispatchFunction", "dispatch"}, {"RetryFunction", "retry"},
 }
 
-// builds are executables of the functions on the way of an event: today's, and those of a
-// next release, which writes messages of the next version and reads today's too.
+// builds returns executables of these functions: the current ones, and those of a simulated next release, which
+// writes messages of the next version and reads both.
 func builds(t *testing.T) (today, next map[string]string) {
 	t.Helper()
 	today, next = map[string]string{}, map[string]string{}
@@ -59,7 +59,7 @@ func builds(t *testing.T) (today, next map[string]string) {
 	if err := os.WriteFile(overlay, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, fn := range wayOfAnEvent {
+	for _, fn := range eventPath {
 		path := filepath.Join(dir, fn[1])
 		cmd := exec.CommandContext(t.Context(), "go", "build", "-tags=lambda.norpc", "-ldflags=-s -w", "-overlay", overlay, "-o", path, "./"+fn[1])
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -71,9 +71,9 @@ func builds(t *testing.T) (today, next map[string]string) {
 	return today, next
 }
 
-// TestDeployAndRollBackUnderTraffic (AWS-06) swaps the functions one by one while events flow, in the order
-// that leaves the most messages to a function that is too old for them. It wants every event
-// delivered and no dead letter.
+// TestDeployAndRollBackUnderTraffic (AWS-06) replaces the functions one by one while events flow, in the order in
+// which the most messages reach a function that is too old for them. All events must be delivered, without dead
+// letters.
 func TestDeployAndRollBackUnderTraffic(t *testing.T) {
 	t.Parallel()
 	today, next := builds(t)
@@ -86,7 +86,7 @@ func TestDeployAndRollBackUnderTraffic(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		id := r.Header.Get("Webhook-Id")
-		if strings.HasSuffix(id, "0") && !tried[id] { // so that retries are on their way too
+		if strings.HasSuffix(id, "0") && !tried[id] { // so that there are retries, too
 			tried[id] = true
 			w.WriteHeader(http.StatusInternalServerError)
 			return
@@ -139,15 +139,15 @@ func TestDeployAndRollBackUnderTraffic(t *testing.T) {
 		return stack.Requests()[function]["SQS"]["ChangeMessageVisibilityBatch"].Requests
 	}
 	flow(50)
-	for _, fn := range wayOfAnEvent { // who writes comes before who reads
+	for _, fn := range eventPath { // writers before readers
 		stack.Deploy(fn[0], next[fn[0]])
 		flow(50)
 		if reader := map[string]string{"PublishFunction": "FanoutFunction", "FanoutFunction": "DispatchFunction"}[fn[0]]; reader != "" {
 			eventually(t, "AWS-06 a message is left for a newer "+reader, func() bool { return left(reader) > 0 })
 		}
 	}
-	for i := range wayOfAnEvent { // who reads comes before who writes
-		fn := wayOfAnEvent[len(wayOfAnEvent)-1-i]
+	for i := range eventPath { // readers before writers
+		fn := eventPath[len(eventPath)-1-i]
 		stack.Deploy(fn[0], today[fn[0]])
 		flow(50)
 	}
@@ -155,8 +155,8 @@ func TestDeployAndRollBackUnderTraffic(t *testing.T) {
 	<-stopped
 	total := int(accepted.Load())
 	t.Logf("%d events published, %d delivered at the end of the rollback", total, delivered())
-	// What the next release had written waits for it.
-	for _, fn := range wayOfAnEvent {
+	// Messages of the next release wait until it is deployed again.
+	for _, fn := range eventPath {
 		stack.Deploy(fn[0], next[fn[0]])
 	}
 	deadline := time.Now().Add(3 * time.Minute)

@@ -1,6 +1,6 @@
-// Command admin is the function of the admin API and of the console: operators and owners look at what there is and steer it. It
-// makes no attempts and opens no secrets; dispatch and retry do what it asks for. Its answers are streamed,
-// for a page of events may be larger than a buffered answer.
+// Command admin is the function for the admin API and the console, with which operators and owners inspect and
+// control the deployment. It does not attempt deliveries or open secrets: dispatch and retry carry out what it
+// requests. It streams its responses, because a page of events may exceed the size limit of a buffered response.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command deregister is the function that ends subscriptions:
-// resources/subscriptions/deregister and events/unsubscribe.
+// Command deregister is the function that ends subscriptions. It serves resources/subscriptions/deregister and
+// events/unsubscribe.
 package main
 
 import (

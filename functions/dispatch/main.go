@@ -1,5 +1,5 @@
-// Command dispatch is the function that signs and POSTs webhooks: pages of first
-// attempts from the deliveries queue, single retries from the slow one.
+// Command dispatch is the function that signs and POSTs webhooks. It reads pages of first attempts from the
+// deliveries queue and single retries from the slow queue.
 package main
 
 import (
@@ -21,13 +21,13 @@ import (
 )
 
 const (
-	// atOnce is how many first attempts a process has under way.
-	atOnce = 128
-	// patience is how long one may keep its slot without an answer. The process is frozen when its batch is done, so the
-	// attempt is canceled then, and the slow lane repeats it.
+	// concurrency is the maximum number of first attempts that a process runs concurrently.
+	concurrency = 128
+	// patience is how long an attempt keeps its slot while the endpoint does not respond. When the batch is done,
+	// Lambda freezes the process, so the attempt is then canceled and the slow lane repeats it.
 	patience = 3 * time.Second
-	// slowAnswer is how long an endpoint takes for an answer that counts as slow. Its further deliveries take the slow lane,
-	// because a page holds one of few invocations until its slowest endpoint has answered.
+	// slowAnswer is the response time above which an endpoint counts as slow. Its further deliveries go to the slow
+	// lane, because a page occupies one of a few invocations until its slowest endpoint has responded.
 	slowAnswer = time.Second
 )
 
@@ -38,7 +38,7 @@ func main() {
 	sender := webhook.NewSender(webhook.Options{Guard: webhooks.Guard(&p.Core), UserAgent: app.UserAgent()})
 	subscriptions := p.Subscriptions()
 	options := webhooks.Deliveries(p.Limits)
-	options.Concurrency, options.Patience, options.SlowAnswer = atOnce, patience, slowAnswer
+	options.Concurrency, options.Patience, options.SlowAnswer = concurrency, patience, slowAnswer
 	tokens := boot.NewLazy(func(ctx context.Context) (*eventlog.Sealer, error) { return cursors.Sealer(ctx, p.DB) })
 	dispatcher := webhooks.Dispatch(&p.Core, subscriptions, webhooks.Terminator(&p.Core, subscriptions), sender, opener,
 		tokens.Get, nil, webhooks.Switches(&p.Core, false), options)

@@ -1,5 +1,5 @@
-// Command fanout is the function that takes accepted events to the log and to
-// the subscribers of every pattern that they match.
+// Command fanout is the function that writes accepted events to the log and passes them to the subscribers whose
+// patterns match.
 package main
 
 import (

@@ -1,6 +1,5 @@
-// Command register is the function that makes subscriptions:
-// resources/subscriptions/register and events/subscribe. It can seal secrets and
-// open none.
+// Command register is the function that creates subscriptions. It serves resources/subscriptions/register and
+// events/subscribe. It can seal secrets but not open them.
 package main
 
 import (

@@ -1,7 +1,7 @@
-// Command retry is the function that runs every minute. It moves due deliveries to the slow queue, publishes the messages of
-// the inbox, files dead letters of queues and undecodable items of the event log, removes subscriptions that expired, recounts
-// them, ends subscriptions whose event type a changed catalog lacks, and announces changed catalogs and backends if that was
-// not done before. The jobs run concurrently, so that none holds up another.
+// Command retry is the function that runs every minute. It moves due deliveries to the slow queue, publishes the
+// messages in the inbox, files dead letters of queues and undecodable items of the event log, removes
+// expired subscriptions, recounts subscriptions, ends subscriptions whose event type a changed catalog lacks, and announces changed catalogs
+// and backends that have not been announced yet. The jobs run concurrently, so that one cannot hold up another.
 package main
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 )
 
-// announceLast is for how much longer this function waits than the command that applies a catalog. The command usually announces
-// the change, and this function then finds nothing to do instead of announcing it a second time.
+// announceLast is how much longer this function waits than the command that applies a catalog. Usually the command
+// announces the change, and this function then finds that there is nothing left to do.
 const announceLast = 2 * time.Second
 
 func main() {
@@ -45,7 +45,7 @@ func main() {
 	p.Start(func(ctx context.Context) error {
 		each := 50 * time.Second
 		if end, ok := ctx.Deadline(); ok {
-			each = time.Until(end) - 3*time.Second // to write where they stand
+			each = time.Until(end) - 3*time.Second // leave time to record their progress
 		}
 		return periodic.Round(ctx, each, p.Log, jobs...)
 	})

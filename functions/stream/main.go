@@ -1,7 +1,6 @@
-// Command stream is the function behind the MCP endpoint. It lists, reads and
-// streams; what changes webhook subscriptions it hands to register and deregister, so
-// that the function that faces the internet can neither write a subscription nor
-// read a secret.
+// Command stream is the function behind the MCP endpoint. It lists, reads and streams events. It forwards changes of
+// webhook subscriptions to register and deregister, so that the function that faces the internet can neither write a
+// subscription nor read a secret.
 package main
 
 import (
@@ -23,7 +22,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcp"
 )
 
-// sources are what streams bring beside events, and the key of what their clients carry.
+// sources are the parts of the endpoint that streams need besides events, and the key that authenticates cursors and
+// other state that clients hold.
 type sources struct {
 	key      []byte
 	backends *gateway.Gateway
@@ -41,7 +41,7 @@ func main() {
 		if s.backends, err = p.Gateway(gateway.Options{Secrets: p.Secrets.Secret, Key: s.key}); err != nil {
 			return s, err
 		}
-		// Events of conversations go by the inbox: only publish may send to the events queue.
+		// Events of conversations go through the inbox, because only publish may send to the events queue.
 		s.talk, err = p.Conversation(conversation.Options{
 			Secrets: p.Secrets.Secret, Key: s.key, Backends: s.backends, Publisher: publish.ByInbox{Queue: p.Queues},
 		})

@@ -1,10 +1,8 @@
-// Package boot is what every function's main begins with: settings from the
-// environment, AWS clients, the store, the queues, the catalog and the callers'
-// keys, built once per process and without a request to anything.
+// Package boot starts a function's process. It reads settings from the environment and creates the AWS clients, the
+// store, the queues, the catalog and the authenticator, once per process and without sending a request.
 //
-// The time from exec to the first request for work is what a cold start costs,
-// so what needs a request is made at first use ([Lazy]). Rules of the domain do
-// not enter here; a function's main.go puts the pieces together.
+// The time from exec to the first request for work is the cold start, so anything that needs a request is created at
+// first use ([Lazy]). This package contains no domain rules; the functions' main.go connect the parts.
 package boot
 
 import (
@@ -38,9 +36,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/dynamo"
 )
 
-// Environment variables that the template sets, beside those of
-// [config.FromEnv]. A table's is MCPEVENTS_TABLE_ and its name, a queue's
-// MCPEVENTS_QUEUE_, its name and _URL, in capitals.
+// Environment variables that the template sets in addition to those of [config.FromEnv]. Tables and queues have their
+// names in capitals in them, for example MCPEVENTS_TABLE_LOG and MCPEVENTS_QUEUE_SLOW_URL.
 const (
 	envTable    = "MCPEVENTS_TABLE_"
 	envQueue    = "MCPEVENTS_QUEUE_"
@@ -49,36 +46,35 @@ const (
 	envStack    = "MCPEVENTS_STACK"
 	// EnvKey is the KMS key that wraps the private keyset.
 	EnvKey = "MCPEVENTS_KEY_ID"
-	// EnvRegister and EnvDeregister are the functions that stream hands
-	// subscriptions to.
+	// EnvRegister and EnvDeregister name the functions to which stream forwards changes of subscriptions.
 	EnvRegister   = "MCPEVENTS_REGISTER_FUNCTION"
 	EnvDeregister = "MCPEVENTS_DEREGISTER_FUNCTION"
 	// EnvEventsDead is the URL of the dead-letter queue of the events queue.
 	EnvEventsDead = "MCPEVENTS_QUEUE_EVENTS_DEAD_URL"
 )
 
-// Process is what a function's process holds.
+// Process contains the parts that all functions need.
 type Process struct {
 	app.Core
 	AWS     aws.Config
-	Secrets *parameters.Store // of the configuration
-	// Mode is how callers are authenticated, and Anonymous is true if they are not.
+	Secrets *parameters.Store // looks up the configuration's secrets
+	// Mode is how callers are authenticated. Anonymous is true if they are not.
 	Mode      auth.Mode
 	Anonymous bool
 
 	queues    *queuesqs.Queues
 	emf       *metric.EMF
-	spans     *sdktrace.TracerProvider // nil if none are exported
-	collector collector                // of spans and metrics
+	spans     *sdktrace.TracerProvider // nil if spans are not exported
+	collector collector                // limits the time spent on exporting spans and metrics
 	getenv    func(string) string
-	mount     func(*http.ServeMux) // adds further paths to the function's own; may be nil
+	mount     func(*http.ServeMux) // mounts additional paths; may be nil
 }
 
-// Start builds the process from the environment. On an error it ends the
-// process, which Lambda reports as a failed start.
+// Start builds the process from the environment. If that fails, it ends the process, which Lambda reports as a failed
+// start.
 func Start() *Process { return StartWith(everything) }
 
-// StartWith is [Start] for a function that does not read all settings.
+// StartWith does what [Start] does, for a function that needs only some of the settings.
 func StartWith(needs Needs) *Process {
 	p, err := Build(needs)
 	if err != nil {
@@ -88,7 +84,7 @@ func StartWith(needs Needs) *Process {
 	return p
 }
 
-// Build is [StartWith] for a function that tells the error to its caller.
+// Build does what [StartWith] does, but returns the error.
 func Build(needs Needs) (*Process, error) { return build(os.Getenv, needs) }
 
 func build(getenv func(string) string, needs Needs) (*Process, error) {
@@ -122,7 +118,7 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 		DB: db, Queues: p.queues, Catalogs: catalog.NewStored(db, time.Now, log), Config: config.NewStored(db, time.Now, log),
 		EventLog: &eventlog.Log{DB: db, Retention: s.limits.LogRetention}, Limits: s.limits, Log: log,
 	}
-	p.emf = metric.NewEMF(newLog(slog.LevelInfo), getenv(envStack), time.Now) // alarms look at them whatever the log's level is
+	p.emf = metric.NewEMF(newLog(slog.LevelInfo), getenv(envStack), time.Now) // not subject to the log level, because alarms depend on the metrics
 	if p.Metrics, err = metric.NewSet(p.emf.Provider()); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
 	}
@@ -145,7 +141,7 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 		p.Tracer = trace.New(p.spans)
 	}
 	switch {
-	case s.mode == auth.ModeKeys: // for a function that is not called, the directory of principals
+	case s.mode == auth.ModeKeys: // a function without callers uses it to look up principals
 		p.Auth = p.Config.Authenticator()
 	case s.mode == auth.ModeNone && needs&Callers != 0:
 		p.Auth, p.Anonymous = auth.None(), true
@@ -155,8 +151,7 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 	return p, nil
 }
 
-// Variable reads a variable that the function cannot do without; on an empty one
-// it ends the process.
+// Variable returns an environment variable that the function requires. If it is empty, Variable ends the process.
 func (p *Process) Variable(name string) string {
 	v := p.getenv(name)
 	if v == "" {
@@ -166,7 +161,7 @@ func (p *Process) Variable(name string) string {
 	return v
 }
 
-// IsFrom reports whether an event source ARN is that of a queue.
+// IsFrom reports whether the ARN of an event source is that of a queue.
 func (p *Process) IsFrom(arn string, name queue.Name) bool {
 	url := p.getenv(queueVariable(name))
 	return arn[strings.LastIndexByte(arn, ':')+1:] == url[strings.LastIndexByte(url, '/')+1:]
@@ -174,12 +169,12 @@ func (p *Process) IsFrom(arn string, name queue.Name) bool {
 
 func tableVariable(t store.Table) string { return envTable + strings.ToUpper(string(t)) }
 
-// tableName is the name of a table that is given by its name or, where the stack adopted it, by its ARN.
+// tableName returns the name of a table, which is given as a name or, if the stack adopted the table, as an ARN.
 func tableName(given string) string { return given[strings.LastIndexByte(given, '/')+1:] }
 
 func queueVariable(q queue.Name) string { return envQueue + strings.ToUpper(string(q)) + "_URL" }
 
-// newLog returns a logger that writes JSON with the members timestamp, level and message, which Lambda reads.
+// newLog returns a logger that writes JSON with the members timestamp, level and message, which Lambda interprets.
 func newLog(level slog.Leveler) *slog.Logger {
 	return slog.New(slog.NewJSONHandler(os.Stdout, &slog.HandlerOptions{
 		Level: level,

@@ -23,7 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// environment is what the template sets.
+// environment returns the variables that the template sets.
 func environment(change map[string]string) map[string]string {
 	env := map[string]string{envAuth: "keys"}
 	for _, t := range store.Tables() {
@@ -100,7 +100,7 @@ func TestTheProcessIsBuiltFromTheEnvironment(t *testing.T) {
 	}
 }
 
-// A function finds its tables and queues by the environment.
+// A function gets the names of its tables and queues from the environment.
 func TestAnEnvironmentWithoutResourcesIsRefused(t *testing.T) {
 	for _, name := range []string{"MCPEVENTS_TABLE_LOG", "MCPEVENTS_QUEUE_DEAD_URL"} {
 		if _, err := started(t, map[string]string{name: ""}); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), name+" is not set") {
@@ -137,7 +137,7 @@ func TestARequestIsServedFromItsEvent(t *testing.T) {
 			want := "POST https://example.com/a%2Fb?c=d example.com Bearer x " + body
 			if name == "bytes" {
 				if !got.IsBase64Encoded {
-					t.Error("bytes that are no text came back as text")
+					t.Error("binary data was returned as text")
 				}
 				continue
 			}
@@ -163,7 +163,7 @@ func TestARequestIsServedFromItsEvent(t *testing.T) {
 			}
 		})
 	}
-	t.Run("an event that is no request", func(t *testing.T) {
+	t.Run("an event that is not a request", func(t *testing.T) {
 		got, err := serve(t.Context(), events.LambdaFunctionURLRequest{Body: "?", IsBase64Encoded: true})
 		if err != nil || got.StatusCode != http.StatusBadRequest {
 			t.Errorf("got %+v, %v", got, err)
@@ -192,7 +192,7 @@ func TestEventsReachTheirHandlers(t *testing.T) {
 	)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	// None of these ARNs is a queue's, so nothing is asked of SQS.
+	// None of these ARNs is that of a queue, so no request is sent to SQS.
 	batch := func(arn string) string {
 		return `{"Records":[{"messageId":"a","body":"1","eventSourceARN":"` + arn + `"},{"messageId":"b","body":"2","eventSourceARN":"` + arn + `"}]}`
 	}
@@ -216,7 +216,7 @@ func TestEventsReachTheirHandlers(t *testing.T) {
 	}
 }
 
-func TestAHandlerIsMadeOnceAndAgainAfterAFailure(t *testing.T) {
+func TestAHandlerIsMadeOnceUnlessItFails(t *testing.T) {
 	var calls atomic.Int32
 	l := NewLazy(func(context.Context) (http.Handler, error) {
 		if calls.Add(1) == 1 {

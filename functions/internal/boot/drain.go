@@ -9,16 +9,15 @@ import (
 	"github.com/aws/aws-lambda-go/lambda"
 )
 
-// Lambda kills a process 500 ms after SIGTERM. The streams have drainTime of it to
-// end; for the rest, up to lastWords, the runtime hands on what they wrote, of
-// which it tells nothing.
+// Lambda kills a process 500 ms after SIGTERM. Streams may use drainTime to end. In the remaining time, up to
+// lastWords, the Lambda runtime forwards what they have written. It does not signal when it is done.
 const (
 	drainTime = 250 * time.Millisecond
 	lastWords = 480 * time.Millisecond
 )
 
-// Draining ends the handler's open streams at SIGTERM, if it has a method Close and was
-// made, and then the process.
+// Draining returns an option that, at SIGTERM, closes the handler's open streams and then ends the process. Nothing
+// is closed if the handler was never created or has no method Close.
 func (p *Process) Draining(l *Lazy[http.Handler]) lambda.Option {
 	return lambda.WithEnableSIGTERM(func() {
 		end := time.After(lastWords)

@@ -6,14 +6,14 @@ import (
 )
 
 const (
-	// envFrontKey is a key that the front sends with every request in frontHeader. CloudFront replaces a header of this
-	// name that a client sent. Without a front it is empty.
+	// envFrontKey is the variable with the key that CloudFront, the front, sends in frontHeader with every request.
+	// CloudFront replaces a header of this name that a client sent. Without a front the variable is empty.
 	envFrontKey = "MCPEVENTS_FRONT_KEY"
 	frontHeader = "X-Mcpevents-Front"
 )
 
-// Fronted refuses requests that did not pass the front, if there is one, so that a client that knows a function's URL does
-// not get past the firewall.
+// Fronted refuses requests that did not come through the front, if there is one. Otherwise a client that knows a
+// function's URL could bypass the firewall.
 func (p *Process) Fronted(next http.Handler) http.Handler {
 	key := []byte(p.getenv(envFrontKey))
 	if len(key) == 0 {

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Lazy is a value that takes requests to make. It is made at first use and kept;
-// a failure is not kept, the next use tries again.
+// Lazy is a value whose creation needs requests. It is created at first use and kept. After a failure, the next use
+// tries again.
 type Lazy[T any] struct {
 	make func(context.Context) (T, error)
 
@@ -16,10 +16,10 @@ type Lazy[T any] struct {
 	value T
 }
 
-// NewLazy makes a lazy value.
+// NewLazy returns a lazy value that is created by make.
 func NewLazy[T any](make func(context.Context) (T, error)) *Lazy[T] { return &Lazy[T]{make: make} }
 
-// Get returns the value. Who comes while it is being made waits for it.
+// Get returns the value. Concurrent callers wait while it is being created.
 func (l *Lazy[T]) Get(ctx context.Context) (T, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -33,14 +33,14 @@ func (l *Lazy[T]) Get(ctx context.Context) (T, error) {
 	return l.value, nil
 }
 
-// Made returns the value if it has been made.
+// Made returns the value if it has been created.
 func (l *Lazy[T]) Made() (value T, made bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.value, l.made
 }
 
-// Handler serves by a lazy handler. While that cannot be made it answers 503.
+// Handler returns a handler that uses a lazy handler. It responds with 503 if that cannot be created.
 func (p *Process) Handler(l *Lazy[http.Handler]) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h, err := l.Get(r.Context())
@@ -56,8 +56,8 @@ func (p *Process) Handler(l *Lazy[http.Handler]) http.Handler {
 	})
 }
 
-// Serve is what a function with a URL serves: h at the paths, whether it runs at GET /healthz, and
-// with tokens where to get one.
+// Serve returns the routes of a function with a URL: h at the given paths, GET /healthz, and with JWTs the protected
+// resource metadata.
 func (p *Process) Serve(h http.Handler, paths ...string) *http.ServeMux {
 	mux := http.NewServeMux()
 	for _, path := range paths {

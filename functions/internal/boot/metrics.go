@@ -10,13 +10,13 @@ import (
 	"github.com/aws/aws-lambda-go/lambda"
 )
 
-// Start serves invocations by a handler that [lambda.Start] takes, until Lambda ends the process. Spans and
-// metrics are written after an invocation, and what is left of them at the end.
+// Start serves invocations with a handler that [lambda.Start] accepts, until Lambda ends the process. It writes spans
+// and metrics after each invocation, and any remaining ones at the end.
 func (p *Process) Start(handler any) {
 	lambda.StartWithOptions(measured{lambda.NewHandler(handler), p}, p.Ending())
 }
 
-// Ending writes what is left of the metrics before Lambda ends the process.
+// Ending returns an option that writes the remaining metrics and spans before Lambda ends the process.
 func (p *Process) Ending() lambda.Option {
 	return lambda.WithEnableSIGTERM(func() {
 		p.emf.Close(context.Background())
@@ -26,20 +26,20 @@ func (p *Process) Ending() lambda.Option {
 }
 
 const (
-	// flushTime bounds how long an invocation waits for the collector, because its caller waits as well.
+	// flushTime limits how long an invocation waits for the collector, because its caller waits too.
 	flushTime = 500 * time.Millisecond
-	// flushPause is how long a process sends nothing after the collector was too slow.
+	// flushPause is how long a process does not send anything after the collector was too slow.
 	flushPause = time.Minute
 )
 
-// collector bounds what a slow collector of spans and metrics costs the callers of a function.
+// collector limits the delay that a slow collector of spans and metrics causes for callers.
 type collector struct {
 	mu     sync.Mutex
-	paused time.Time // until then
+	paused time.Time // time until which nothing is sent
 }
 
-// send calls f, which sends something within flushTime, unless the collector was too slow recently. The spans and
-// metrics of that time are lost.
+// send calls f, which must finish within flushTime. If the collector was too slow recently, send does nothing, and
+// the spans and metrics of that time are lost.
 func (c *collector) send(ctx context.Context, f func(ctx context.Context)) {
 	c.mu.Lock()
 	paused := time.Now().Before(c.paused)
@@ -57,14 +57,14 @@ func (c *collector) send(ctx context.Context, f func(ctx context.Context)) {
 	}
 }
 
-// sendSpans sends the spans that ended. A process that Lambda freezes does not do it later.
+// sendSpans sends the ended spans now, because Lambda may freeze the process afterwards.
 func (p *Process) sendSpans(ctx context.Context) {
 	if p.spans != nil {
-		p.collector.send(ctx, func(ctx context.Context) { _ = p.spans.ForceFlush(ctx) }) // the log has the error
+		p.collector.send(ctx, func(ctx context.Context) { _ = p.spans.ForceFlush(ctx) }) // the exporter logs errors
 	}
 }
 
-// measured is a handler after which the metrics are written.
+// measured is a handler that writes metrics and spans after each invocation.
 type measured struct {
 	lambda.Handler
 	process *Process
@@ -77,7 +77,7 @@ func (m measured) Invoke(ctx context.Context, payload []byte) ([]byte, error) {
 	return m.Handler.Invoke(ctx, payload)
 }
 
-// Measured is [Process.Start] for a function that streams its answers.
+// Measured does what [Process.Start] does, for a function that streams its responses.
 func (p *Process) Measured(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer p.sendSpans(r.Context())

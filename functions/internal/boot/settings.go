@@ -11,22 +11,22 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Needs are the settings that a function reads beside those that all read. What it does not need keeps
-// its default and cannot keep it from starting.
+// Needs are groups of settings that only some functions read. If a function does not need a group, its settings keep
+// their defaults, and invalid ones do not stop the function from starting.
 type Needs uint8
 
 const (
-	// Callers is who may call, and what they may.
+	// Callers are settings for functions that clients call: authentication and quotas.
 	Callers Needs = 1 << iota
-	// Webhooks is what subscriptions by webhook and their deliveries are like.
+	// Webhooks are settings for webhook subscriptions and deliveries.
 	Webhooks
-	// Records is what leaves a record, of deliveries and of requests to sources.
+	// Records are settings for the records of deliveries and of requests to sources.
 	Records
 
 	everything = Callers | Webhooks | Records
 )
 
-// of lists the limits that are for some functions only. One that is in no list is for all.
+// of lists the limits in each group. All functions read the limits that are in no group.
 var of = map[Needs][]string{
 	Callers: {
 		"streams", "calls", "sessions", "stream-concurrency", "publish-rate", "conversation-rate", "stream-max-age", "heartbeat",
@@ -41,22 +41,22 @@ var of = map[Needs][]string{
 	Records: {"delivery-log"},
 }
 
-// settings are what the operator chose.
+// settings are the operator's settings.
 type settings struct {
 	limits config.Limits
 	level  slog.Level
 	mode   auth.Mode
-	access *jwt.Authenticator // of auth.ModeJWT, for functions that are called
+	access *jwt.Authenticator // for auth.ModeJWT in functions with callers
 }
 
-// Check reads the settings as the functions do, each of which would not start with what is an error
-// here: of kind fault.Invalid.
+// Check reads the settings as the functions do. It returns an error, of kind fault.Invalid, if any function would not
+// start with them.
 func Check(getenv func(string) string) error {
 	_, err := readSettings(getenv, everything, slog.New(slog.DiscardHandler))
 	return err
 }
 
-// readSettings reads what a function needs. It sends no request.
+// readSettings reads the settings that a function needs. It sends no requests.
 func readSettings(getenv func(string) string, needs Needs, log *slog.Logger) (s settings, err error) {
 	var except []string
 	for need, names := range of {

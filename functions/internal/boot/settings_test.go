@@ -11,19 +11,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// broken are values that no setting of a kind can have.
+// broken are values that are invalid for settings of any kind.
 var broken = map[string]string{"MCPEVENTS_AUTH": "maybe", "MCPEVENTS_JWT_LEEWAY": "soon", "MCPEVENTS_STREAMS": "-1", "MCPEVENTS_JWT_ISSUER": "?"}
 
-// AWS-02: a function with settings that it does not need never fails for them.
-func TestAFunctionStartsWithoutWhatItDoesNotNeed(t *testing.T) {
-	started(t, nil) // the region and credentials
+// AWS-02: invalid settings that a function does not need cannot stop it from starting.
+func TestAFunctionIgnoresSettingsThatItDoesNotNeed(t *testing.T) {
+	started(t, nil) // sets the region and credentials
 	for need, names := range of {
 		for _, name := range names {
 			if !config.Names()[name] {
-				t.Errorf("%s is none of the limits", name)
+				t.Errorf("%s is not a limit", name)
 			}
 			if slices.ContainsFunc([]string{"issuer", "audience", "jwks", "claim", "origins", "targets", "algorithms", "prefix"}, func(part string) bool { return strings.Contains(name, part) }) {
-				continue // any text is one
+				continue // any text is valid
 			}
 			for _, variable := range []map[string]string{
 				{config.EnvName(name): "!"}, {config.EnvSettings: name + "=!"},
@@ -31,10 +31,10 @@ func TestAFunctionStartsWithoutWhatItDoesNotNeed(t *testing.T) {
 				env := environment(variable)
 				getenv := func(name string) string { return env[name] }
 				if _, err := build(getenv, need); !fault.Is(err, fault.Invalid) {
-					t.Errorf("who needs %v starts: %v", variable, err)
+					t.Errorf("a function that needs %v starts: %v", variable, err)
 				}
 				if _, err := build(getenv, everything&^need); err != nil {
-					t.Errorf("who does not need %v fails: %v", variable, err)
+					t.Errorf("a function that does not need %v fails: %v", variable, err)
 				}
 			}
 		}
@@ -46,7 +46,7 @@ func TestAFunctionStartsWithoutWhatItDoesNotNeed(t *testing.T) {
 			t.Errorf("%d: got %v, %v", needs, p, err)
 		}
 	}
-	// Who ends subscriptions looks principals up.
+	// The functions that end subscriptions look up principals.
 	env = environment(map[string]string{envAuth: "keys"})
 	p, err := build(func(name string) string { return env[name] }, Webhooks)
 	if err != nil {
@@ -57,7 +57,7 @@ func TestAFunctionStartsWithoutWhatItDoesNotNeed(t *testing.T) {
 	}
 }
 
-// AWS-02: what is checked before a deployment is what the functions would not start with.
+// AWS-02: the check before a deployment refuses the settings with which functions would not start.
 func TestWrongSettingsAreRefusedBeforeAndAtTheStart(t *testing.T) {
 	good := map[string]string{envAuth: "jwt", "MCPEVENTS_JWT_ISSUER": "https://login.example.com", "MCPEVENTS_JWT_AUDIENCE": "https://events.example.com/mcp"}
 	for name, tc := range map[string]struct {

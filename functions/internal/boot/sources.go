@@ -12,15 +12,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// margin is the part of its invocation's time that a batch leaves, so that its result is reported before Lambda ends the
-// process, and failed messages are redelivered soon. It is at most a third of the time, because local AWS runs functions
-// with limits of a few seconds.
+// margin is the time that a batch leaves unused at the end of its invocation, so that it can report its result before
+// Lambda ends the process, and failed messages are redelivered soon. It is at most a third of the invocation's time,
+// because local AWS runs functions with timeouts of a few seconds.
 const margin = 2 * time.Second
 
-// batchDeadline returns when a batch must end whose invocation ends at the given time.
+// batchDeadline returns the time at which a batch must end if its invocation ends at the given time.
 func batchDeadline(now, end time.Time) time.Time { return end.Add(-min(margin, end.Sub(now)/3)) }
 
-// Batches is the handler of a function that reads one queue.
+// Batches returns the handler of a function that reads one queue.
 func (p *Process) Batches(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
 	handle := p.queues.Lambda(h)
 	return func(ctx context.Context, event events.SQSEvent) (events.SQSEventResponse, error) {
@@ -33,13 +33,13 @@ func (p *Process) Batches(h queue.Handler) func(context.Context, events.SQSEvent
 	}
 }
 
-// Drain returns a job that hands the waiting messages of a queue to a handler.
+// Drain returns a job that passes the waiting messages of a queue to a handler.
 func (p *Process) Drain(name queue.Name, h queue.Handler) func(context.Context) (int, error) {
 	url := p.Variable(queueVariable(name))
 	return func(ctx context.Context) (int, error) { return p.queues.Drain(ctx, url, "", h) }
 }
 
-// Dead returns a job that hands the dead letters of all queues to a handler.
+// Dead returns a job that passes the dead letters of all queues to a handler.
 func (p *Process) Dead(h queue.Handler) func(context.Context) (int, error) {
 	dead, ofEvents := p.Variable(queueVariable(queue.Dead)), p.Variable(EnvEventsDead)
 	return func(ctx context.Context) (int, error) {
@@ -49,8 +49,8 @@ func (p *Process) Dead(h queue.Handler) func(context.Context) (int, error) {
 	}
 }
 
-// Sources is the handler of a function that has a URL and reads queues. The
-// handler of a batch is chosen by the ARN of its queue.
+// Sources returns the handler of a function that has a URL and reads queues. It selects the handler of a batch by the
+// ARN of the queue.
 func (p *Process) Sources(
 	url func(context.Context, events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error),
 	batches func(arn string) queue.Handler,

@@ -18,7 +18,7 @@ type invoked func(context.Context, []byte) ([]byte, error)
 func (f invoked) Invoke(ctx context.Context, payload []byte) ([]byte, error) { return f(ctx, payload) }
 
 func TestSpansOfAFunction(t *testing.T) {
-	t.Run("OPS-12 OPS-13 spans and metrics are sent before an invocation ends, after which the process may be frozen", func(t *testing.T) {
+	t.Run("OPS-12 OPS-13 spans and metrics are sent before an invocation ends, because the process may then be frozen", func(t *testing.T) {
 		got := make(chan string, 10)
 		collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			body, _ := io.ReadAll(r.Body)
@@ -37,18 +37,18 @@ func TestSpansOfAFunction(t *testing.T) {
 		if _, err := (measured{work, p}).Invoke(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
-		close(got) // what comes later panics
+		close(got) // anything sent later causes a panic
 		var all string
 		for body := range got {
 			all += body + "\n"
 		}
 		for _, want := range []string{`/v1/traces `, `"name":"attempt"`, `/v1/metrics `, `"mcpevents_dead_letters"`} {
 			if !strings.Contains(all, want) {
-				t.Errorf("no %s in %s", want, all)
+				t.Errorf("%s is missing in %s", want, all)
 			}
 		}
 	})
-	t.Run("OPS-12 OPS-13 a collector that does not answer delays one invocation a minute, by half a second", func(t *testing.T) {
+	t.Run("OPS-12 OPS-13 a collector that does not respond delays one invocation per minute by half a second", func(t *testing.T) {
 		release := make(chan struct{})
 		var asked atomic.Int64
 		silent := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
@@ -81,7 +81,7 @@ func TestSpansOfAFunction(t *testing.T) {
 			t.Errorf("got %+v, %v", p, err)
 		}
 	})
-	t.Run("OPS-13 a collector that is none keeps the function from starting", func(t *testing.T) {
+	t.Run("OPS-13 an invalid collector URL stops the function from starting", func(t *testing.T) {
 		for _, setting := range []string{"otlp-endpoint=collector:4318", "trace-ratio=2"} {
 			if _, err := started(t, map[string]string{"MCPEVENTS_SETTINGS": setting}); !fault.Is(err, fault.Invalid) {
 				t.Errorf("%s: got %v", setting, err)

@@ -15,8 +15,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
 )
 
-// Buffered makes an HTTP handler the handler of a Function URL that does not
-// stream. A panic is answered with 500 and does not end the process.
+// Buffered converts an HTTP handler to the handler of a Function URL without streaming. If it panics, the response is
+// a 500 and the process continues.
 func Buffered(h http.Handler) func(context.Context, events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error) {
 	return func(ctx context.Context, event events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error) {
 		r, err := request(ctx, event)
@@ -40,7 +40,7 @@ func serve(w *httpjson.Recorder, r *http.Request, h http.Handler) {
 	h.ServeHTTP(w, r)
 }
 
-// request is the HTTP request of an event.
+// request converts an event to the HTTP request.
 func request(ctx context.Context, event events.LambdaFunctionURLRequest) (*http.Request, error) {
 	body := []byte(event.Body)
 	if event.IsBase64Encoded {
@@ -64,8 +64,8 @@ func request(ctx context.Context, event events.LambdaFunctionURLRequest) (*http.
 	return r, nil
 }
 
-// Event is the event of an HTTP request and its body, for a function that is to
-// serve it as if it had come in at its own URL.
+// Event converts an HTTP request and its body to an event, so that another function can serve the request as if it
+// had arrived at its own URL.
 func Event(r *http.Request, body []byte) events.LambdaFunctionURLRequest {
 	event := events.LambdaFunctionURLRequest{
 		Version: "2.0", RawPath: r.URL.EscapedPath(), RawQueryString: r.URL.RawQuery,

@@ -1,5 +1,5 @@
-// Package cursors keeps the key that authenticates stream cursors: one for the
-// deployment, so that a cursor of one instance is good at every other.
+// Package cursors stores the key that authenticates stream cursors. There is one key for the deployment, so that
+// every instance accepts the cursors of all others.
 package cursors
 
 import (
@@ -12,10 +12,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// The partition is one of those that the template lets functions/keys write.
+// The template allows functions/keys to write this partition.
 var location = store.Key{Table: store.Settings, Partition: "cursors", Sort: "key"}
 
-// Create makes the key unless there is one.
+// Create creates the key if it does not exist.
 func Create(ctx context.Context, db store.DB) error {
 	key := make([]byte, 32)
 	_, _ = rand.Read(key) // never fails (Go 1.24)
@@ -26,7 +26,7 @@ func Create(ctx context.Context, db store.DB) error {
 	return fault.Wrap(fault.Unavailable, err, "write the cursor key")
 }
 
-// Sealer reads the key and makes a sealer with it.
+// Sealer returns a sealer that uses the key.
 func Sealer(ctx context.Context, db store.DB) (*eventlog.Sealer, error) {
 	key, err := Key(ctx, db)
 	if err != nil {
@@ -35,8 +35,7 @@ func Sealer(ctx context.Context, db store.DB) (*eventlog.Sealer, error) {
 	return eventlog.NewSealer(key)
 }
 
-// Key reads the key. What else is handed to clients and comes back is sealed by keys that are
-// derived from it.
+// Key returns the key. Other state that clients hold is sealed with keys derived from it.
 func Key(ctx context.Context, db store.DB) ([]byte, error) {
 	items, err := db.Get(ctx, location)
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package forward lets one function serve an HTTP request by another: the whole
-// request goes there as the event of a Function URL, credentials included, and
-// its response comes back as it is.
+// Package forward lets a function forward HTTP requests to another function. It sends the whole request, including
+// credentials, as the event of a Function URL, and returns the response unchanged.
 package forward
 
 import (
@@ -19,19 +18,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// Invoke calls a function and returns its response. An error that the function
-// reports is an error.
+// Invoke calls a function and returns its response. If the function fails, Invoke returns an error.
 type Invoke func(ctx context.Context, payload []byte) ([]byte, error)
 
-// Handler forwards requests. A request that the other function cannot serve is answered as
+// Handler forwards requests. If the other function cannot serve a request, the response says that the service is
 // temporarily unavailable.
 type Handler struct {
 	Invoke Invoke
 	Log    *slog.Logger
 }
 
-// maxBody is the largest request body; the endpoint in front has its own limit,
-// which is smaller.
+// maxBody is the maximum size of a request body. The endpoint in front of it has its own, smaller limit.
 const maxBody = 2 << 20
 
 func (h Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -54,7 +51,7 @@ func (h Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(k, v)
 	}
 	w.WriteHeader(response.StatusCode)
-	_, _ = w.Write(decoded) // the client went away
+	_, _ = w.Write(decoded) // fails if the client has disconnected
 }
 
 func (h Handler) serve(r *http.Request, body []byte) (response events.LambdaFunctionURLResponse, decoded []byte, err error) {

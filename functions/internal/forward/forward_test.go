@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/functions/internal/forward"
 )
 
-// function is the function that is handed to, as it runs on Lambda.
+// function returns an Invoke that runs a handler as Lambda would.
 func function(h http.HandlerFunc) forward.Invoke {
 	serve := boot.Buffered(h)
 	return func(ctx context.Context, payload []byte) ([]byte, error) {
@@ -43,7 +43,7 @@ func serve(invoke forward.Invoke, body string) *httptest.ResponseRecorder {
 	return w
 }
 
-func TestTheWholeRequestAndResponseAreHandedOver(t *testing.T) {
+func TestTheWholeRequestAndResponseAreForwarded(t *testing.T) {
 	w := serve(function(func(w http.ResponseWriter, r *http.Request) {
 		b, _ := io.ReadAll(r.Body)
 		w.Header().Set("WWW-Authenticate", "Bearer")

@@ -11,12 +11,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// attempts is how often a throttled invocation is tried. With up to a second between them, a caller waits 3 s at most.
+// attempts is how often a throttled invocation is tried. With pauses of at most a second, a caller waits at most 3 s.
 const attempts = 4
 
-// Lambda invokes a function by its name. It repeats a request that Lambda throttled, because the function did not run.
-// It repeats no other failed request, because a second one could create a second subscription. Clients
-// repeat it, with their idempotency key if they have one.
+// Lambda returns an Invoke for the named function. It repeats throttled invocations, because the function did not
+// run. It does not repeat other failures, because a second invocation could create a second subscription. Clients can
+// repeat them with their idempotency key.
 func Lambda(cfg aws.Config, function string) Invoke {
 	client := lambda.NewFromConfig(cfg, func(o *lambda.Options) {
 		o.RetryMaxAttempts = attempts

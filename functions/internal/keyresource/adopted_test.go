@@ -24,16 +24,16 @@ func TestAnAdoptedTableIsLeftOnlyWithConfirmation(t *testing.T) {
 		old, new        map[string]any
 		refused         string
 	}{
-		"a table is adopted":                    {"UPDATE_IN_PROGRESS", "Update", of("", "", "false"), of(arn, "", "false"), ""},
-		"another table is adopted":              {"UPDATE_IN_PROGRESS", "Update", of(arn, "", "false"), of(arn+"2", "", "false"), ""},
-		"a deployment keeps the table":          {"UPDATE_IN_PROGRESS", "Update", of(arn, "", "false"), of(arn, "", "false"), ""},
-		"a deployment leaves the table":         {"UPDATE_IN_PROGRESS", "Update", of(arn, "", "false"), of("", "", "false"), "SubscriptionsTableArn"},
-		"a deployment leaves the key":           {"UPDATE_IN_PROGRESS", "Update", of(arn, "key", "false"), of(arn, "", "false"), "SealingKeyArn"},
-		"with confirmation":                     {"UPDATE_IN_PROGRESS", "Update", of(arn, "", "false"), of("", "", "true"), ""},
-		"the adoption is rolled back":           {"UPDATE_ROLLBACK_IN_PROGRESS", "Update", of(arn, "", "false"), of("", "", "false"), ""},
-		"CloudFormation does not say":           {"", "Update", of(arn, "", "false"), of("", "", "false"), ""},
-		"a stack of the version before updates": {"UPDATE_IN_PROGRESS", "Update", before, of("", "", "false"), ""},
-		"a stack is created":                    {"CREATE_IN_PROGRESS", "Create", nil, of("", "", "false"), ""},
+		"a table is adopted":                         {"UPDATE_IN_PROGRESS", "Update", of("", "", "false"), of(arn, "", "false"), ""},
+		"another table is adopted":                   {"UPDATE_IN_PROGRESS", "Update", of(arn, "", "false"), of(arn+"2", "", "false"), ""},
+		"a deployment keeps the table":               {"UPDATE_IN_PROGRESS", "Update", of(arn, "", "false"), of(arn, "", "false"), ""},
+		"a deployment leaves the table":              {"UPDATE_IN_PROGRESS", "Update", of(arn, "", "false"), of("", "", "false"), "SubscriptionsTableArn"},
+		"a deployment leaves the key":                {"UPDATE_IN_PROGRESS", "Update", of(arn, "key", "false"), of(arn, "", "false"), "SealingKeyArn"},
+		"with confirmation":                          {"UPDATE_IN_PROGRESS", "Update", of(arn, "", "false"), of("", "", "true"), ""},
+		"the adoption is rolled back":                {"UPDATE_ROLLBACK_IN_PROGRESS", "Update", of(arn, "", "false"), of("", "", "false"), ""},
+		"CloudFormation does not say":                {"", "Update", of(arn, "", "false"), of("", "", "false"), ""},
+		"a stack of the previous version is updated": {"UPDATE_IN_PROGRESS", "Update", before, of("", "", "false"), ""},
+		"a stack is created":                         {"CREATE_IN_PROGRESS", "Create", nil, of("", "", "false"), ""},
 	} {
 		t.Run("AWS-18 "+name, func(t *testing.T) {
 			_, open := database(t)

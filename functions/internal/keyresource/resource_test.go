@@ -18,7 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
-// marked is a wrapper that marks what it wrapped.
+// marked is a wrapper that marks wrapped data with a prefix.
 type marked struct{}
 
 func (marked) Wrap(_ context.Context, clear []byte) ([]byte, error) {
@@ -102,7 +102,7 @@ func TestTheResourceRefusesWrongSettings(t *testing.T) {
 }
 
 // The first event creates the keys, also if it is an update to other tables. Later events keep them.
-func TestTheResourceMakesTheKeysOnce(t *testing.T) {
+func TestTheResourceCreatesTheKeysOnce(t *testing.T) {
 	good := properties(map[string]any{"MCPEVENTS_AUTH": "keys", "MCPEVENTS_STREAM_CONCURRENCY": 7})
 	for _, first := range []string{"Create", "Update"} {
 		db, open := database(t)
@@ -123,8 +123,8 @@ func TestTheResourceMakesTheKeysOnce(t *testing.T) {
 	}
 }
 
-// A deployment that failed goes back to the one before, which may be of a version that had no settings here.
-func TestTheResourceGoesBack(t *testing.T) {
+// A failed deployment is rolled back to the previous one, which may be of a version without settings here.
+func TestTheResourceIsRolledBack(t *testing.T) {
 	_, open := database(t)
 	got := stack(t, open, map[string]any{"RequestType": "Update", "ResourceProperties": map[string]any{"ServiceToken": "arn"}, "OldResourceProperties": properties(map[string]any{"MCPEVENTS_AUTH": "maybe"})})
 	if got.Status != cfn.StatusSuccess {
@@ -132,8 +132,8 @@ func TestTheResourceGoesBack(t *testing.T) {
 	}
 }
 
-// AWS-02: deleting always succeeds, whatever the resource was given, and without tables.
-func TestTheResourceIsDeletedAlways(t *testing.T) {
+// AWS-02: a deletion always succeeds, whatever the properties are and even without tables.
+func TestTheResourceCanAlwaysBeDeleted(t *testing.T) {
 	gone := func() (store.DB, sealing.Wrapper, error) { return nil, nil, errors.New("there is no table") }
 	for name, given := range map[string]any{
 		"good settings":   properties(map[string]any{"MCPEVENTS_AUTH": "keys"}),
@@ -153,8 +153,8 @@ func TestTheResourceIsDeletedAlways(t *testing.T) {
 	}
 }
 
-// AWS-11: a version of the functions is published anew when a setting is another one, and only then.
-func TestTheFingerprintIsThatOfTheSettings(t *testing.T) {
+// AWS-11: new versions of the functions are published exactly when a setting changes.
+func TestTheFingerprintFollowsTheSettings(t *testing.T) {
 	_, open := database(t)
 	of := func(auth, retention string) any {
 		got := stack(t, open, map[string]any{"RequestType": "Update", "ResourceProperties": properties(map[string]any{"MCPEVENTS_AUTH": auth, "MCPEVENTS_LOG_RETENTION": retention})})

@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
-// reference is the value of a header in a configuration.
+// reference parses the value of a header in a configuration.
 func reference(t *testing.T, text string) secret.Value {
 	t.Helper()
 	c, err := config.Parse([]byte("backends:\n  - {name: b, url: 'https://b.example.com/mcp', headers: {Authorization: '" + text + "'}}\n"))
@@ -44,8 +44,8 @@ func started(t *testing.T, endpoint string) *Store {
 	return New(cfg, slog.New(slog.DiscardHandler))
 }
 
-// GWN-19: a secret is asked for by a signed request, decrypted, and then kept for some minutes; over an
-// outage the last one serves; one that is taken away does not.
+// GWN-19: a secret is read with a signed request, decrypted, and cached for some minutes. During an outage the old
+// value is used, but not after the parameter was deleted.
 func TestSecretsOfParameterStore(t *testing.T) {
 	var (
 		asked  atomic.Int32
@@ -57,14 +57,14 @@ func TestSecretsOfParameterStore(t *testing.T) {
 		body, _ := io.ReadAll(r.Body)
 		if r.Method != http.MethodPost || r.Header.Get("X-Amz-Target") != "AmazonSSM.GetParameter" ||
 			r.Header.Get("Content-Type") != "application/x-amz-json-1.1" || r.Header.Get("X-Amz-Security-Token") != "token" {
-			t.Errorf("asked by %s %v", r.Method, r.Header)
+			t.Errorf("got the request %s %v", r.Method, r.Header)
 		}
 		if string(body) != `{"Name":"/mcp-events/b","WithDecryption":true}` {
-			t.Errorf("asked for %s", body)
+			t.Errorf("got the body %s", body)
 		}
 		signature := r.Header.Get("Authorization")
 		if !strings.HasPrefix(signature, "AWS4-HMAC-SHA256 Credential=AKID/") || !strings.Contains(signature, "/eu-central-1/ssm/aws4_request") || !strings.Contains(signature, "x-amz-target") {
-			t.Errorf("signed by %q", signature)
+			t.Errorf("got the signature %q", signature)
 		}
 		var status int
 		var what string
@@ -106,7 +106,7 @@ func TestSecretsOfParameterStore(t *testing.T) {
 			t.Errorf("%s: got %q, %v", step.name, got, err)
 		}
 		if n := asked.Load() - before; n != step.asked {
-			t.Errorf("%s: asked %d times, want %d", step.name, n, step.asked)
+			t.Errorf("%s: sent %d requests, want %d", step.name, n, step.asked)
 		}
 		if err != nil && (strings.Contains(err.Error(), "v1") || !strings.Contains(err.Error(), "/mcp-events/b")) {
 			t.Errorf("%s: %v", step.name, err)
@@ -114,7 +114,8 @@ func TestSecretsOfParameterStore(t *testing.T) {
 	}
 }
 
-// GWN-19: references to the environment go on; embedded one to Parameter Store is refused clearly.
+// GWN-19: references to the environment work too. Without AWS, a reference to Parameter Store is refused with a clear
+// message.
 func TestOtherReferences(t *testing.T) {
 	s := started(t, "http://127.0.0.1:1")
 	t.Setenv("PARAMETERS_TEST", "x")
@@ -127,7 +128,7 @@ func TestOtherReferences(t *testing.T) {
 	}
 }
 
-// The endpoint is where the SDK's clients find theirs.
+// The endpoint is the one that the SDK's clients use.
 func TestTheEndpointIsThatOfTheSDK(t *testing.T) {
 	s := started(t, "")
 	if s.endpoint != "https://ssm.eu-central-1.amazonaws.com/" {
@@ -138,7 +139,7 @@ func TestTheEndpointIsThatOfTheSDK(t *testing.T) {
 	}
 }
 
-// GWN-19: of ever other parameters those that are in use are remembered, and the others are not.
+// GWN-19: if more and more parameters are read, those in use are kept and others are dropped.
 func TestParametersOutOfUseAreForgotten(t *testing.T) {
 	var asked atomic.Int32
 	ssm := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -161,14 +162,14 @@ func TestParametersOutOfUseAreForgotten(t *testing.T) {
 		t.Errorf("%d requests for %d parameters", got, n)
 	}
 	if got := look(n-maxHeld/4, n); got != 0 {
-		t.Errorf("%d of the last parameters were forgotten", got)
+		t.Errorf("%d of the last parameters were dropped", got)
 	}
 	if got := look(0, maxHeld/4); got != maxHeld/4 {
-		t.Errorf("%d of the first %d parameters were forgotten", got, maxHeld/4)
+		t.Errorf("%d of the first %d parameters were dropped", got, maxHeld/4)
 	}
 }
 
-// GWN-19: callers that need a parameter at once cause one request, and none of them spoils it for the others.
+// GWN-19: concurrent callers share one request, and a canceled caller does not fail the others.
 func TestACallerThatGoesAway(t *testing.T) {
 	var asked atomic.Int32
 	arrived, release := make(chan struct{}, tries), make(chan struct{})
@@ -199,13 +200,13 @@ func TestACallerThatGoesAway(t *testing.T) {
 	second := look(t.Context())
 	leave()
 	if r := <-first; !fault.Is(r.err, fault.Unavailable) {
-		t.Errorf("GWN-19 the caller that went away got %+v", r)
+		t.Errorf("GWN-19 the canceled caller got %+v", r)
 	}
 	close(release)
 	if r := <-second; r.value != "v" || r.err != nil {
-		t.Errorf("GWN-19 the caller that stayed got %+v", r)
+		t.Errorf("GWN-19 the other caller got %+v", r)
 	}
 	if n := asked.Load(); n != 1 {
-		t.Errorf("GWN-19 asked %d times", n)
+		t.Errorf("GWN-19 sent %d requests", n)
 	}
 }

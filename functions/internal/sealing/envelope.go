@@ -11,13 +11,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// maxDirect is the number of bytes that KMS encrypts at most. Each rotation adds about 150 bytes to a keyset, so the
-// 26th makes it larger. A larger keyset is encrypted with a data key, and KMS encrypts the data key. A smaller one is
-// wrapped as it is, so that the previous version of the functions can still read it.
+// maxDirect is the maximum number of bytes that KMS encrypts. Each rotation adds about 150 bytes to a keyset, so it
+// becomes larger than that with the 26th rotation. A larger keyset is encrypted with a data key, and KMS encrypts the
+// data key. A smaller one is wrapped directly, so that the previous version of the functions can still read it.
 const maxDirect = 4096
 
-// envelopeMark begins a keyset that is encrypted with a data key. A ciphertext of KMS does not begin with it. It is
-// followed by the length of the wrapped data key in two bytes, the wrapped data key, and the keyset in AES-256-GCM.
+// envelopeMark is the prefix of a keyset that is encrypted with a data key. KMS ciphertexts do not begin with it. It
+// is followed by the length of the wrapped data key in two bytes, the wrapped data key, and the keyset in
+// AES-256-GCM.
 var envelopeMark = []byte("mcpevents keyset 1\n")
 
 func wrap(ctx context.Context, w Wrapper, keyset []byte) ([]byte, error) {

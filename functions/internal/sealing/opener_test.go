@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// hanging is a wrapper that answers when its gate opens, or not at all.
+// hanging is a wrapper that responds when its gate opens, or never.
 type hanging struct {
 	locked
 	asked atomic.Int64
@@ -28,7 +28,7 @@ func (h *hanging) Unwrap(ctx context.Context, wrapped []byte) ([]byte, error) {
 	}
 }
 
-// hangs runs a test with an opener whose KMS hangs until the gate opens.
+// hangs runs a test with an opener whose KMS does not respond until the gate opens.
 func hangs(t *testing.T, test func(t *testing.T, o *Opener, w *hanging, sealed []byte)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -40,13 +40,13 @@ func hangs(t *testing.T, test func(t *testing.T, o *Opener, w *hanging, sealed [
 	})
 }
 
-func TestAHangingKMSKeepsAllWaitingOnce(t *testing.T) {
+func TestAHangingKMSDelaysCallersOnce(t *testing.T) {
 	hangs(t, func(t *testing.T, o *Opener, w *hanging, sealed []byte) {
 		began := time.Now()
 		var wg sync.WaitGroup
 		for range 8 {
 			wg.Go(func() {
-				for range 5 { // one after another, as for the subscribers of a page
+				for range 5 { // one after another, as for the subscribers on a page
 					if _, err := o.Open(t.Context(), sealed, binding); !fault.Is(err, fault.Unavailable) {
 						t.Errorf("got %v", err)
 					}
@@ -55,17 +55,17 @@ func TestAHangingKMSKeepsAllWaitingOnce(t *testing.T) {
 		}
 		wg.Wait()
 		if took := time.Since(began); took > 10*time.Second || w.asked.Load() != 1 {
-			t.Errorf("it took %s and %d requests to KMS, want one wait of 10 s", took, w.asked.Load())
+			t.Errorf("got %s and %d requests to KMS, want one wait of 10 s", took, w.asked.Load())
 		}
 		time.Sleep(11 * time.Second)
 		close(w.gate)
 		if got, err := o.Open(t.Context(), sealed, binding); err != nil || string(got) != "secret" {
-			t.Errorf("when KMS answers again: %q, %v", got, err)
+			t.Errorf("after KMS has recovered: %q, %v", got, err)
 		}
 	})
 }
 
-func TestWhoGivesUpTheKeysetTakesItFromNobody(t *testing.T) {
+func TestACanceledCallerDoesNotCancelTheLoad(t *testing.T) {
 	hangs(t, func(t *testing.T, o *Opener, w *hanging, sealed []byte) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()

@@ -9,8 +9,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Sealer seals secrets with the stored public keyset. It reads the keyset again when its copy is older than [ReloadAfter], so
-// that a process that runs for hours follows a rotation. It is safe for concurrent use.
+// Sealer seals secrets with the stored public keyset. It reads the keyset again when its copy is older than
+// [ReloadAfter], so that a long-running process follows a rotation. It is safe for concurrent use.
 type Sealer struct {
 	DB store.DB
 

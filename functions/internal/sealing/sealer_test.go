@@ -27,7 +27,7 @@ func TestALongRunningSealerFollowsARotation(t *testing.T) {
 			}
 			return got
 		}
-		const prefix = 5 // a version byte and the id of the key
+		const prefix = 5 // a version byte and the key's id
 		before := sealed()
 		for _, step := range []Step{StepAdd, StepPromote} {
 			if err := Rotate(t.Context(), db, w, step); err != nil {

@@ -1,9 +1,8 @@
-// Package sealing keeps the keyset that webhook secrets are sealed with in the
-// store: the public part in the settings, for register; the private part wrapped by
-// KMS in a table of its own, for dispatch.
+// Package sealing stores the keyset that seals webhook secrets. The public part is in the settings table, where
+// register reads it. The private part is in its own table, wrapped by KMS, where dispatch reads it.
 //
-// Only functions/internal/keyresource writes. Go on in shared/events/webhook (what sealing is) and in
-// sealing/kmswrap.
+// Only functions/internal/keyresource writes the keyset. Read shared/events/webhook, which explains sealing, and
+// sealing/kmswrap next.
 package sealing
 
 import (
@@ -15,24 +14,23 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Where the keys rest. The partition of the settings table is one of those that
-// the template lets functions/keys write.
+// Locations of the keys. The template allows functions/keys to write this partition of the settings table.
 var (
 	privateKey = store.Key{Table: store.Keys, Partition: "sealing", Sort: "private"}
 	publicKey  = store.Key{Table: store.Settings, Partition: "sealing", Sort: "public"}
 )
 
-// Wrapper encrypts at most [maxDirect] bytes; KMS does.
+// Wrapper encrypts at most [maxDirect] bytes, as KMS does.
 type Wrapper interface {
 	Wrap(ctx context.Context, clear []byte) ([]byte, error)
 	Unwrap(ctx context.Context, wrapped []byte) ([]byte, error)
 }
 
-// Create makes the keyset unless there is one, also if several deployments do so concurrently. It completes a keyset that
-// a crash left incomplete. It refuses keys that dispatch could not use: a keyset that another KMS key wraps, and tables
-// of which one is older than the other.
+// Create creates the keyset if it does not exist, even if several deployments do so concurrently. It completes a
+// keyset that a crash left incomplete. It refuses keys that dispatch could not use, i.e. a keyset that was wrapped
+// with another KMS key, and tables of which one is older than the other.
 func Create(ctx context.Context, db store.DB, w Wrapper) error {
-	// The public keyset is written last, so if it is there, the private one is.
+	// The public keyset is written last, so if it exists, the private one does, too.
 	had, err := db.Get(ctx, publicKey)
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "look for the public keyset")
@@ -57,7 +55,7 @@ func Create(ctx context.Context, db store.DB, w Wrapper) error {
 			return err
 		}
 	}
-	// The stored keys may belong to another stack.
+	// The stored keys may come from another stack.
 	private, version, err := Private(ctx, db, w)
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "open the private sealing keys with the KMS key of the stack (SealingKeyArn), which must be the one that wrapped those in the keys table (KeysTableArn)")
@@ -74,7 +72,7 @@ func Create(ctx context.Context, db store.DB, w Wrapper) error {
 	return checkPair(ctx, db, private)
 }
 
-// checkPair checks that the private keyset opens a secret that is sealed with the stored public one.
+// checkPair checks that the private keyset opens a secret sealed with the stored public one.
 func checkPair(ctx context.Context, db store.DB, private []byte) error {
 	sealer, err := Public(ctx, db)
 	if err != nil {
@@ -94,7 +92,7 @@ func checkPair(ctx context.Context, db store.DB, private []byte) error {
 	return nil
 }
 
-// once writes an item unless somebody has.
+// once writes an item if it does not exist.
 func once(ctx context.Context, db store.DB, item store.Item) error {
 	err := db.Write(ctx, store.Put(item, store.Absent()))
 	if errors.Is(err, store.ErrConflict) {
@@ -103,7 +101,7 @@ func once(ctx context.Context, db store.DB, item store.Item) error {
 	return fault.Wrap(fault.Unavailable, err, "write a key")
 }
 
-// Private reads and unwraps the private keyset. version changes with each rotation.
+// Private reads and unwraps the private keyset. Its version changes with each rotation.
 func Private(ctx context.Context, db store.DB, w Wrapper) (keyset []byte, version int64, err error) {
 	item, err := read(ctx, db, privateKey)
 	if err != nil {
@@ -136,14 +134,14 @@ func read(ctx context.Context, db store.DB, key store.Key) (*store.Item, error) 
 // Step is a step of a rotation.
 type Step string
 
-// A rotation adds a key that opens first, and seals with it later: when every
-// process that opens has seen it, which takes [ReloadAfter] at most.
+// A rotation first adds a key that can open secrets. The second step makes it the key that seals, when every process
+// that opens secrets has it, which is after at most [ReloadAfter].
 const (
 	StepAdd     Step = "add"
 	StepPromote Step = "promote"
 )
 
-// Rotate does a step. Two at the same time are a fault of kind Conflict for one.
+// Rotate performs a step. If two run concurrently, one of them returns a fault of kind Conflict.
 func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
 	private, version, err := Private(ctx, db, w)
 	if err != nil {
@@ -172,8 +170,8 @@ func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
 	if err != nil || public == nil {
 		return fault.Wrap(fault.Unavailable, err, "write the private keyset")
 	}
-	// A crash in between leaves the old key sealing, which still opens; doing the
-	// step again mends it.
+	// After a crash at this point the old key continues to seal, and its secrets can still be opened. Repeating the
+	// step completes it.
 	err = db.Write(ctx, store.Put(store.Item{Key: publicKey, Value: public, Version: version + 1}))
 	return fault.Wrap(fault.Unavailable, err, "write the public keyset")
 }

@@ -17,14 +17,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
-// locked is a wrapper that tells wrapped bytes from clear ones.
+// locked is a wrapper that can tell wrapped data from clear data.
 type locked struct {
 	mu      sync.Mutex
 	unwraps int
 	fail    error
 }
 
-// Wrap takes as much as KMS does.
+// Wrap accepts as many bytes as KMS does.
 func (l *locked) Wrap(_ context.Context, clear []byte) ([]byte, error) {
 	if len(clear) > 4096 {
 		return nil, errors.New("ValidationException: plaintext has more than 4096 bytes")
@@ -90,7 +90,7 @@ func TestTheKeysetIsMadeOnce(t *testing.T) {
 	wg.Wait()
 	private, public := stored(t, db, privateKey), stored(t, db, publicKey)
 	if !bytes.HasPrefix(private, []byte("locked:")) {
-		t.Error("the private keyset is stored in clear")
+		t.Error("the private keyset is stored unencrypted")
 	}
 	if err := Create(t.Context(), db, w); err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestTheKeysetIsMadeOnce(t *testing.T) {
 	}
 }
 
-func TestAHalfMadeKeysetIsMended(t *testing.T) {
+func TestAnIncompleteKeysetIsCompleted(t *testing.T) {
 	db, w := open(t), &locked{}
 	if err := Create(t.Context(), db, w); err != nil {
 		t.Fatal(err)
@@ -133,7 +133,7 @@ func TestFailuresLeaveNothingBehind(t *testing.T) {
 		t.Errorf("got %v, %v", items, err)
 	}
 	if err := Rotate(t.Context(), db, &locked{}, StepAdd); !fault.Is(err, fault.Unavailable) {
-		t.Errorf("got error %v for a rotation of nothing", err)
+		t.Errorf("got error %v for a rotation without keys", err)
 	}
 }
 
@@ -161,10 +161,10 @@ func TestARotationOpensOldAndNew(t *testing.T) {
 		fresh := seal(t, db)
 		opens("the new one, in a process that began before", fresh)
 		opens("the old one", old)
-		if w.unwraps != 5 { // one by Create, two by the rotation, one at first use, one for the new key
+		if w.unwraps != 5 { // one in Create, two in the rotation, one at first use, one for the new key
 			t.Errorf("unwrapped %d times, want 5", w.unwraps)
 		}
-		// What nobody can open does not make it ask KMS each time.
+		// Data that cannot be opened must not cause a request to KMS each time.
 		for range 5 {
 			if _, err := opener.Open(t.Context(), []byte("rubbish"), binding); err == nil {
 				t.Error("rubbish was opened")
@@ -182,7 +182,7 @@ func TestARotationOpensOldAndNew(t *testing.T) {
 }
 
 func TestTheOpenerTriesAgainWhenKMSWasDown(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // no time passes: after a failure none is loaded for as long as that took
+	synctest.Test(t, func(t *testing.T) { // no time passes, so after a failure no further load starts
 		db, w := open(t), &locked{}
 		if err := Create(t.Context(), db, w); err != nil {
 			t.Fatal(err)
@@ -199,7 +199,7 @@ func TestTheOpenerTriesAgainWhenKMSWasDown(t *testing.T) {
 	})
 }
 
-func TestKeysThatDoNotFitAreRefused(t *testing.T) {
+func TestMismatchedKeysAreRefused(t *testing.T) {
 	t.Run("of another KMS key", func(t *testing.T) {
 		db := open(t)
 		if err := Create(t.Context(), db, &locked{}); err != nil {
@@ -233,7 +233,7 @@ func TestKeysThatDoNotFitAreRefused(t *testing.T) {
 	})
 }
 
-func TestAKeysetMayBeLargerThanKMSTakes(t *testing.T) {
+func TestAKeysetMayExceedTheLimitOfKMS(t *testing.T) {
 	db, w := open(t), &locked{}
 	if err := Create(t.Context(), db, w); err != nil {
 		t.Fatal(err)
@@ -256,7 +256,7 @@ func TestAKeysetMayBeLargerThanKMSTakes(t *testing.T) {
 		}
 	}
 	if value := stored(t, db, privateKey); bytes.Contains(value, []byte("HpkePrivateKey")) {
-		t.Error("the private keyset is stored in clear")
+		t.Error("the private keyset is stored unencrypted")
 	}
 	value := stored(t, db, privateKey)
 	value[len(value)-1] ^= 1
@@ -264,6 +264,6 @@ func TestAKeysetMayBeLargerThanKMSTakes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := Private(t.Context(), db, w); err == nil {
-		t.Error("a keyset that was changed is opened")
+		t.Error("a modified keyset was unwrapped")
 	}
 }

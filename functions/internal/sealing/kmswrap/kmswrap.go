@@ -1,5 +1,5 @@
-// Package kmswrap wraps the private keyset by AWS KMS. It is apart from package
-// sealing so that functions that wrap nothing need not link the client.
+// Package kmswrap wraps the private keyset with AWS KMS. It is separate from package sealing so that functions that
+// wrap nothing do not link the KMS client.
 package kmswrap
 
 import (
@@ -10,13 +10,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// KMS wraps by a key of AWS KMS.
+// KMS wraps with a key in AWS KMS.
 type KMS struct {
 	Client *kms.Client
 	Key    string // ARN or id
 }
 
-// purpose is bound to what is wrapped; the template's policies ask for it.
+// purpose is the encryption context, which the template's policies require.
 var purpose = map[string]string{"purpose": "mcpevents webhook keyset"}
 
 // Wrap encrypts at most 4,096 bytes.
@@ -28,7 +28,7 @@ func (k KMS) Wrap(ctx context.Context, clear []byte) ([]byte, error) {
 	return out.CiphertextBlob, nil
 }
 
-// Unwrap decrypts what Wrap made.
+// Unwrap decrypts the result of Wrap.
 func (k KMS) Unwrap(ctx context.Context, wrapped []byte) ([]byte, error) {
 	out, err := k.Client.Decrypt(ctx, &kms.DecryptInput{KeyId: &k.Key, CiphertextBlob: wrapped, EncryptionContext: purpose})
 	if err != nil {

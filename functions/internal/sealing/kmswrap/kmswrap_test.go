@@ -27,7 +27,7 @@ func TestWhatIsWrappedOpensForItsPurposeOnly(t *testing.T) {
 	if got, err := w.Unwrap(t.Context(), wrapped); err != nil || string(got) != "keyset" {
 		t.Errorf("got %q, %v", got, err)
 	}
-	// What was wrapped for another purpose does not open.
+	// Data that was wrapped for another purpose cannot be unwrapped.
 	other, err := client.Encrypt(t.Context(), &kms.EncryptInput{KeyId: &w.Key, Plaintext: []byte("x"), EncryptionContext: map[string]string{"purpose": "another"}})
 	if err != nil {
 		t.Fatal(err)
