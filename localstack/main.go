@@ -1,8 +1,7 @@
-// Command localstack runs the deployment on this machine: the compiled functions
-// of template.yaml as processes, against DynamoDB, SQS and KMS at AWS_ENDPOINT_URL.
+// Command localstack runs the deployment on this machine: it runs the compiled functions of template.yaml as
+// processes, which use DynamoDB, SQS and KMS at AWS_ENDPOINT_URL.
 //
-// It is a development tool. See README.md in this directory for what it does and
-// what it leaves out.
+// It is a development tool. README.md in this directory describes what it does and what it omits.
 package main
 
 import (
@@ -27,21 +26,21 @@ import (
 
 type flags struct {
 	Template     string            `default:"template.yaml" help:"The deployment template."`
-	Name         string            `default:"mcpevents" help:"Stack name. A stack that starts again under its name finds its data."`
+	Name         string            `default:"mcpevents" help:"Stack name. A stack that starts again with the same name finds its data."`
 	Parameter    map[string]string `short:"p" mapsep:"none" placeholder:"NAME=VALUE" help:"Value of a template parameter; repeatable."`
-	Env          map[string]string `short:"e" mapsep:"none" placeholder:"NAME=VALUE" help:"Environment variable of all functions, over the template's; repeatable."`
+	Env          map[string]string `short:"e" mapsep:"none" placeholder:"NAME=VALUE" help:"Environment variable of all functions, overriding the template's; repeatable."`
 	Front        string            `default:"127.0.0.1:8080" help:"Address of the front, which serves all Function URLs as one host."`
-	Route        map[string]string `mapsep:"none" placeholder:"/PATH=FUNCTION" help:"What the front serves; repeatable. Default: /=StreamFunction, /events=PublishFunction, /sources=PublishFunction, /admin=AdminFunction and /console=AdminFunction."`
+	Route        map[string]string `mapsep:"none" placeholder:"/PATH=FUNCTION" help:"Path prefix at the front and the function that serves it; repeatable. Default: /=StreamFunction, /events=PublishFunction, /sources=PublishFunction, /admin=AdminFunction and /console=AdminFunction."`
 	PortBase     int               `placeholder:"PORT" help:"Port of the first Function URL; the others follow. Default: any free ones."`
-	EndpointURL  string            `name:"endpoint-url" placeholder:"URL" env:"AWS_ENDPOINT_URL" help:"Where DynamoDB, SQS and KMS are. AWS_ENDPOINT_URL_DYNAMODB, _SQS, _KMS, _SSM, _EVENTBRIDGE and _SNS name one of them."`
-	Concurrency  int               `default:"200" help:"The account's quota: invocations at once over all functions."`
-	AllowLoops   bool              `help:"Turn the detection of recursive loops off."`
-	KeepHeaders  bool              `help:"Have Function URLs pass on the headers that they rename on AWS."`
-	WholeQueries bool              `help:"Leave out DynamoDB's limit of 1 MB a query where the emulator has none."`
-	Visibility   time.Duration     `placeholder:"DURATION" help:"Visibility timeout of all queues instead of the template's, so that lost work comes again soon."`
+	EndpointURL  string            `name:"endpoint-url" placeholder:"URL" env:"AWS_ENDPOINT_URL" help:"URL of DynamoDB, SQS and KMS. AWS_ENDPOINT_URL_DYNAMODB, _SQS, _KMS, _SSM, _EVENTBRIDGE and _SNS override it for one service."`
+	Concurrency  int               `default:"200" help:"The account's quota: concurrent invocations of all functions."`
+	AllowLoops   bool              `help:"Disable the detection of recursive loops."`
+	KeepHeaders  bool              `help:"Make Function URLs keep the headers that they rename on AWS."`
+	WholeQueries bool              `help:"Do not simulate DynamoDB's limit of 1 MB per query on emulators that do not have it."`
+	Visibility   time.Duration     `placeholder:"DURATION" help:"Visibility timeout of all queues instead of the template's, so that lost work is redelivered soon."`
 	Speed        float64           `default:"1" help:"Run schedules this many times as fast."`
-	Chaos        float64           `placeholder:"RATE" help:"Kill this many function processes a second, at random."`
-	Direct       bool              `help:"Let functions talk to the endpoints directly: faster, but without checking permissions or counting requests."`
+	Chaos        float64           `placeholder:"RATE" help:"Kill this many function processes per second, at random."`
+	Direct       bool              `help:"Let functions use the endpoints directly: faster, but without checking permissions or counting requests."`
 	Race         bool              `help:"Build the functions with the race detector."`
 	JSON         bool              `name:"json" help:"Print one line of JSON with the URLs when ready."`
 	Quiet        bool              `short:"q" help:"Do not print what the functions log."`
@@ -105,7 +104,7 @@ func update(ctx context.Context, in io.Reader, progress io.Writer, stack *runner
 	}
 }
 
-// endpoints takes the flag for services that the environment does not name.
+// endpoints returns the services' endpoints: from the environment if it names them, and otherwise from the flag.
 func endpoints(all string) runner.Endpoints {
 	pick := func(service string) string {
 		if v := os.Getenv("AWS_ENDPOINT_URL_" + service); v != "" {
@@ -118,7 +117,7 @@ func endpoints(all string) runner.Endpoints {
 	}
 }
 
-// ready is the last thing printed before requests are taken.
+// ready prints the URLs. It is called when requests are accepted.
 func (f flags) ready(out io.Writer, stack *runner.Stack) error {
 	if f.JSON {
 		return json.NewEncoder(out).Encode(struct {
@@ -135,7 +134,7 @@ func (f flags) ready(out io.Writer, stack *runner.Stack) error {
 	return nil
 }
 
-// report says what the functions did.
+// report prints what the functions did.
 func report(w io.Writer, stack *runner.Stack) {
 	stats := stack.Stats()
 	fmt.Fprintf(w, "%-22s %11s %7s %8s %6s %9s\n", "function", "invocations", "errors", "timeouts", "starts", "start p50")

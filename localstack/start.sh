@@ -7,8 +7,8 @@
 #   localstack/start.sh                  # in one terminal; ends with Ctrl-C
 #   eval "$(localstack/start.sh --env)"  # in another one: AWS_ENDPOINT_URL and so on
 #
-# GATEWAY_PORT chooses another port than 4566, PYTHON another interpreter. It
-# needs Python 3.10 or later and nothing else. What it holds is gone when it ends.
+# GATEWAY_PORT chooses a port other than 4566, and PYTHON another interpreter. It
+# needs only Python 3.10 or later. Its data is lost when it ends.
 
 set -euo pipefail
 
@@ -39,7 +39,7 @@ esac
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
 	fail "$python is not Python 3.10 or later; set PYTHON to one that is"
 
-# The same directory as in test/awslocal/install.go: named after what is in it.
+# The same directory as in test/awslocal/install.go, named after the hash of the requirements.
 case $(uname -s) in
 Darwin) cache=$HOME/Library/Caches ;;
 *) cache=${XDG_CACHE_HOME:-$HOME/.cache} ;;
@@ -55,18 +55,18 @@ if [ ! -d "$home" ]; then
 	cp "$requirements" "$temp"
 	"$python" -m venv "$temp/venv"
 	"$temp/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input -r "$requirements"
-	# A directory gets its name when it is complete. Somebody else may have been
-	# faster; then the rename would put ours into theirs.
+	# Rename the directory when it is complete. If another process was faster, the
+	# rename would move our directory into theirs.
 	[ -d "$home" ] || mv "$temp" "$home"
 	rm -rf "$temp"
 	trap - EXIT
 fi
 
 if "$python" -c 'import socket, sys; sys.exit(socket.socket().connect_ex(("127.0.0.1", int(sys.argv[1]))))' "$port" 2>/dev/null; then
-	fail "something listens on 127.0.0.1:$port already; GATEWAY_PORT chooses another port"
+	fail "port $port of 127.0.0.1 is already in use; set GATEWAY_PORT to another port"
 fi
 
-# Not a mutual TLS listener for the internet of things, and nothing beyond this machine.
+# Without the mutual TLS listener for IoT, and only for this machine.
 BIND_HOST=127.0.0.1 GATEWAY_PORT=$port IOT_MTLS_ENABLED=0 LOG_LEVEL=${LOG_LEVEL:-WARNING} \
 	AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test \
 	"$home/venv/bin/python" -m ministack.app &
@@ -79,11 +79,11 @@ healthy() {
 }
 for _ in $(seq 100); do
 	healthy && break
-	kill -0 "$server" 2>/dev/null || fail "MiniStack ended before it answered"
+	kill -0 "$server" 2>/dev/null || fail "MiniStack ended before it responded"
 	sleep 0.2
 done
-healthy || fail "MiniStack does not answer at $endpoint"
+healthy || fail "MiniStack does not respond at $endpoint"
 
 print_env
-echo "start.sh: MiniStack answers at $endpoint; Ctrl-C ends it" >&2
+echo "start.sh: MiniStack is ready at $endpoint; Ctrl-C ends it" >&2
 wait "$server"

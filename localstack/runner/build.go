@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// binary is where the function of a CodeUri will be.
+// binary returns the path of the executable for a CodeUri.
 func (s *Stack) binary(codeURI string) string {
 	if path, ok := s.opts.Binaries[codeURI]; ok {
 		return path
@@ -20,11 +20,11 @@ func (s *Stack) binary(codeURI string) string {
 	return filepath.Join(s.dir, strings.ReplaceAll(filepath.Clean(codeURI), string(filepath.Separator), "-"))
 }
 
-// parallelBuilds is how many compilers run at once; each uses several threads.
+// parallelBuilds is the number of concurrent compilations. Each uses several threads.
 const parallelBuilds = 2
 
-// build compiles the functions as the deployment does, for this machine; with the paths of
-// the sources, so that what was compiled before is used again.
+// build compiles the functions as the deployment does, but for this machine and without trimming source paths, so
+// that the build cache can be used.
 func (s *Stack) build(ctx context.Context, sc *scope) error {
 	var todo []string
 	for _, r := range s.tpl.Resources() {

@@ -8,16 +8,15 @@ import (
 	"strings"
 )
 
-// Call is a kind of request to AWS that a function sent, and the statement of its policies that
-// allows it.
+// Call is a kind of request to AWS that a function sent, with the policy statement that allows it.
 type Call struct {
 	Function  string `json:"function"`  // logical id
 	Statement string `json:"statement"` // Sid
-	Action    string `json:"action"`    // such as dynamodb:PutItem
-	Resource  string `json:"resource"`  // logical id of a table, queue or function; else an ARN
+	Action    string `json:"action"`    // e.g. dynamodb:PutItem
+	Resource  string `json:"resource"`  // logical id of a table, queue or function; otherwise an ARN
 }
 
-// Calls are the permissions that the functions used so far. It is empty with [Options.Direct].
+// Calls returns the permissions that the functions have used so far. It is empty with [Options.Direct].
 func (s *Stack) Calls() []Call {
 	s.gate.mu.RLock()
 	defer s.gate.mu.RUnlock()
@@ -32,7 +31,7 @@ func (s *Stack) Calls() []Call {
 	return calls
 }
 
-// record adds the calls to the file of the options.
+// record appends the calls to the file in the options.
 func (s *Stack) record() error {
 	calls := s.Calls()
 	if s.opts.Calls == "" || len(calls) == 0 {
@@ -50,18 +49,18 @@ func (s *Stack) record() error {
 	if err != nil {
 		return err
 	}
-	if _, err := f.WriteString(lines.String()); err != nil { // at once: other test binaries add theirs
+	if _, err := f.WriteString(lines.String()); err != nil { // in one write, because other test binaries append to the file too
 		_ = f.Close()
 		return err
 	}
 	return f.Close()
 }
 
-// logical is the logical id of the resource with an ARN that the stack named.
+// logical returns the logical id of the stack's resource with an ARN.
 func (s *Stack) logical(arn string) string {
 	name := arn[strings.LastIndexAny(arn, ":/")+1:]
 	if id, ok := strings.CutPrefix(name, s.opts.Name+"-"); ok {
-		id, _, _ = strings.Cut(strings.TrimSuffix(id, ".fifo"), "-") // the second name of a logical id has a number
+		id, _, _ = strings.Cut(strings.TrimSuffix(id, ".fifo"), "-") // a second name for a logical id ends with a number
 		return id
 	}
 	return arn

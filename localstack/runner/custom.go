@@ -20,7 +20,7 @@ func isCustom(kind string) bool {
 	return kind == "AWS::CloudFormation::CustomResource" || strings.HasPrefix(kind, "Custom::")
 }
 
-// callback is what a custom resource reports.
+// callback is the report of a custom resource.
 type callback struct {
 	Status             cfn.StatusType
 	Reason             string
@@ -28,7 +28,7 @@ type callback struct {
 	Data               map[string]any
 }
 
-// callbacks are the reports that are waited for, by an unguessable token.
+// callbacks are the expected reports, by an unguessable token.
 type callbacks struct {
 	mu      sync.Mutex
 	waiting map[string]chan callback
@@ -46,7 +46,7 @@ func (c *callbacks) expect() (token string, report <-chan callback, cancel func(
 	}
 }
 
-// serve takes a report, the first one for its token.
+// serve accepts a report. Only the first one for a token counts.
 func (c *callbacks) serve(w http.ResponseWriter, r *http.Request) {
 	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 64<<10))
 	var report callback
@@ -68,8 +68,8 @@ func (c *callbacks) serve(w http.ResponseWriter, r *http.Request) {
 	ch <- report
 }
 
-// custom invokes the function of a custom resource: with an Update if the stack made the resource before, and with a
-// Create otherwise, at every start, because the runner does not know what it created in an earlier one.
+// custom invokes the function of a custom resource. It sends an Update if this stack has created the resource.
+// Otherwise it sends a Create, i.e. at every start, because the runner does not know what it created earlier.
 func (s *scope) custom(r *template.Resource, before *made) (*made, error) {
 	st := s.stack
 	event := cfn.Event{
@@ -106,7 +106,7 @@ func (s *scope) custom(r *template.Resource, before *made) (*made, error) {
 		err = fmt.Errorf("%s failed: %s", fn.id, answer)
 	}
 	select {
-	case got := <-report: // also of a function that reported a failure and then failed
+	case got := <-report: // even if the function reported a failure and then failed
 		if got.Status != cfn.StatusSuccess {
 			return nil, fmt.Errorf("%s: %s", got.Status, got.Reason)
 		}

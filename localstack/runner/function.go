@@ -21,9 +21,8 @@ import (
 
 const functionType = "AWS::Serverless::Function"
 
-// functionProperties are those of an AWS::Serverless::Function that the
-// deployment uses. Those at the end are accepted and not acted on: tags and logs are
-// the account's business.
+// functionProperties contains the properties of an AWS::Serverless::Function that the deployment uses. The last ones
+// are accepted but ignored: tags and logs concern only the account.
 type functionProperties struct {
 	FunctionName string
 	CodeUri      string
@@ -45,18 +44,18 @@ type functionProperties struct {
 		Properties json.RawMessage
 	}
 
-	// Policies are checked by the gate.
+	// The gate enforces Policies.
 	Policies json.RawMessage
 
 	Description, Architectures, LoggingConfig, Tracing, Tags, EventInvokeConfig, RuntimeManagementConfig json.RawMessage
-	// Nothing moves traffic here: all calls go to the last version.
+	// Traffic is never shifted: all calls go to the latest version.
 	AutoPublishAlias, VersionDescription                template.Text
 	AutoPublishAliasAllProperties, DeploymentPreference json.RawMessage
 }
 
 type scheduleEvent struct {
-	Schedule           string // of type Schedule
-	ScheduleExpression string // of type ScheduleV2
+	Schedule           string // in type Schedule
+	ScheduleExpression string // in type ScheduleV2
 	Name, Description  string
 	Enabled            *template.Bool
 	State              string
@@ -64,7 +63,7 @@ type scheduleEvent struct {
 	RetryPolicy, FlexibleTimeWindow json.RawMessage
 }
 
-// shared are the properties of a function that are no part of its versions.
+// shared contains the properties of a function that are not part of its versions.
 var shared = []string{
 	"ReservedConcurrentExecutions", "RecursiveLoop", "FunctionUrlConfig", "Events", "Policies", "Tags", "EventInvokeConfig",
 	"RuntimeManagementConfig", "AutoPublishAlias", "AutoPublishAliasAllProperties", "VersionDescription", "DeploymentPreference",
@@ -75,7 +74,8 @@ type described struct {
 	functionProperties
 	cfg    lambda.Config // without its limit
 	policy access.Policy
-	// version and fixed are JSON: the properties that a version has of its own, and those that an update cannot change here.
+	// version and fixed are JSON. version contains the properties that belong to a version, and fixed those that an
+	// update cannot change here.
 	version, fixed []byte
 }
 
@@ -132,8 +132,8 @@ func (s *scope) describe(r *template.Resource) (described, error) {
 	return d, err
 }
 
-// adopt makes a table of another stack known to the gate if value is its ARN. A table that is not found stays unknown, and
-// the gate refuses requests to it.
+// adopt registers another stack's table with the gate if value is its ARN. If the table does not exist, the gate
+// continues to refuse requests to it.
 func (s *scope) adopt(value string) {
 	if _, name, ok := strings.Cut(value, ":table/"); ok && strings.HasPrefix(value, "arn:") {
 		if keys, err := resource.TableKeys(s.ctx, s.clients, name); err == nil {
@@ -142,7 +142,7 @@ func (s *scope) adopt(value string) {
 	}
 }
 
-// function makes a function and notes what is to run with it.
+// function creates a function and records what must run with it.
 func (s *scope) function(r *template.Resource) (*made, error) {
 	d, err := s.describe(r)
 	if err != nil {
@@ -179,8 +179,8 @@ func (s *scope) function(r *template.Resource) (*made, error) {
 	return m, nil
 }
 
-// configure changes a function. It publishes a version if the description of the version has changed. A function that is
-// called by its alias goes on as its last version says until then.
+// configure changes a function. It publishes a version if the version's description has changed. A function that is
+// called through its alias keeps the configuration of its last version until then.
 func (s *scope) configure(r *template.Resource, before *made) (*made, error) {
 	d, err := s.describe(r)
 	if err != nil {
@@ -209,7 +209,8 @@ func (s *scope) configure(r *template.Resource, before *made) (*made, error) {
 	return &made{ref: before.ref, attributes: before.attributes}, nil
 }
 
-// reserve gives the function a limit of its own, or with nil that of the functions without one.
+// reserve gives the function its own limit. If n is nil, the function shares the limit of the functions without a
+// reservation.
 func (f *function) reserve(unreserved *lambda.Limit, n *template.Int) error {
 	if f.limit != nil && (n == nil) == (f.reserved == nil) && (n == nil || *n == *f.reserved) {
 		return nil
@@ -221,7 +222,7 @@ func (f *function) reserve(unreserved *lambda.Limit, n *template.Int) error {
 	if n != nil {
 		if err := unreserved.Reserve(int(*n)); err != nil {
 			if f.reserved != nil {
-				_ = unreserved.Reserve(int(*f.reserved)) // which was there a moment ago
+				_ = unreserved.Reserve(int(*f.reserved)) // it was available a moment ago
 			}
 			return err
 		}
@@ -231,11 +232,11 @@ func (f *function) reserve(unreserved *lambda.Limit, n *template.Int) error {
 	return nil
 }
 
-// event notes a trigger of a function; it starts when the stack is complete.
+// event records a trigger of a function. It starts when the stack is complete.
 func (s *scope) event(fn *function, r *template.Resource, event, kind string, properties json.RawMessage) error {
 	switch kind {
 	case "SQS":
-		// SAM would let the function read every queue of the account.
+		// SAM would allow the function to read every queue of the account.
 		return errors.New("type SQS is not supported, only AWS::Lambda::EventSourceMapping with permissions of the function's own")
 	case "Schedule", "ScheduleV2":
 		var e scheduleEvent

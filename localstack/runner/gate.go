@@ -18,34 +18,34 @@ import (
 	"github.com/mcp-events/mcpevents/test/awscount"
 )
 
-// runnerApp marks the runner's own requests: those of the event source mappings,
-// which AWS bills too, and of the start.
+// runnerApp identifies the runner's own requests: those of the start, and those of the event source mappings, which
+// AWS also bills.
 const runnerApp = "runner"
 
-// gate stands between the functions and the emulators, which know no
-// permissions: it refuses what a function's policies do not allow, and counts the rest.
+// gate is a proxy between the functions and the emulators, which do not check permissions. It refuses requests that a
+// function's policies do not allow, and counts the others.
 type gate struct {
 	stack *Stack
 
 	mu       sync.RWMutex
-	policies map[string]access.Policy   // by logical id of the function
+	policies map[string]access.Policy   // by the function's logical id
 	tables   map[string]tableName       // by name
-	counts   map[string]awscount.Counts // by who asked
+	counts   map[string]awscount.Counts // by the sender's logical id
 	denied   []string
 	calls    map[Call]bool
 }
 
 type tableName struct {
 	arn, key string
-	keys     []string // all attributes of the key
+	keys     []string // all key attributes
 }
 
-// maxDenied bounds the refusals that are kept.
+// maxDenied is the maximum number of refusals that are kept.
 const maxDenied = 100
 
-// Requests returns what each function, and "runner" for the event source mappings
-// and the start, asked of AWS so far. It is empty with [Options.Direct]. Calls and
-// errors are not seen from here, and capacity units as far as the emulator reports them.
+// Requests returns the requests to AWS so far of each function, and of "runner" for the start and the event source
+// mappings. It is empty with [Options.Direct]. It does not know calls and errors, and knows capacity units only if
+// the emulator reports them.
 func (s *Stack) Requests() map[string]awscount.Counts {
 	s.gate.mu.RLock()
 	defer s.gate.mu.RUnlock()
@@ -62,15 +62,14 @@ func (s *Stack) Requests() map[string]awscount.Counts {
 	return out
 }
 
-// Denied lists what functions asked of AWS although their policies do not allow
-// it, the first 100 at most.
+// Denied returns the requests that functions sent although their policies do not allow it, at most the first 100.
 func (s *Stack) Denied() []string {
 	s.gate.mu.RLock()
 	defer s.gate.mu.RUnlock()
 	return slices.Clone(s.gate.denied)
 }
 
-// open puts the gate in front of each endpoint.
+// open starts the gate in front of each endpoint.
 func (g *gate) open() error {
 	for service, endpoint := range map[string]*string{
 		"DynamoDB": &g.stack.endpoints.DynamoDB, "SQS": &g.stack.endpoints.SQS, "KMS": &g.stack.endpoints.KMS,
@@ -92,7 +91,7 @@ func (g *gate) open() error {
 	return nil
 }
 
-// maxRequest is the largest request body: DynamoDB's limit.
+// maxRequest is the maximum size of a request body, which is DynamoDB's limit.
 const maxRequest = 16 << 20
 
 func (g *gate) proxy(service string, target *url.URL) http.Handler {
@@ -103,7 +102,7 @@ func (g *gate) proxy(service string, target *url.URL) http.Handler {
 		Transport: transport,
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(target)
-			r.Out.Host = r.In.Host // as it was signed
+			r.Out.Host = r.In.Host // the host that was signed
 		},
 		ModifyResponse: func(resp *http.Response) error {
 			r := resp.Request
@@ -121,7 +120,7 @@ func (g *gate) proxy(service string, target *url.URL) http.Handler {
 				}
 				n.Units = consumed(body)
 				if operation == "Query" && resp.StatusCode == http.StatusOK {
-					n.Units = max(n.Units, 1) // a strong read that finds nothing; the emulator says 0
+					n.Units = max(n.Units, 1) // the emulator reports 0 for a consistent read of a missing item
 				}
 			}
 			resp.Body = &meteredBody{ReadCloser: resp.Body, done: func(in int64) {
@@ -132,7 +131,7 @@ func (g *gate) proxy(service string, target *url.URL) http.Handler {
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) {
-			w.WriteHeader(http.StatusBadGateway) // the SDK tries again
+			w.WriteHeader(http.StatusBadGateway) // the SDK retries
 		},
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -164,7 +163,7 @@ func (g *gate) proxy(service string, target *url.URL) http.Handler {
 			r.Body = io.NopCloser(bytes.NewReader(body))
 			if service == "DynamoDB" {
 				var table struct{ TableName string }
-				_ = json.Unmarshal(body, &table) // a request to several tables has none
+				_ = json.Unmarshal(body, &table) // empty for a request to several tables
 				r = r.WithContext(context.WithValue(r.Context(), tableOf{}, table.TableName))
 			}
 		}
@@ -172,12 +171,12 @@ func (g *gate) proxy(service string, target *url.URL) http.Handler {
 	})
 }
 
-// askForCapacity makes DynamoDB report what a request consumed; no emulator looks at
-// the signature that this breaks.
+// askForCapacity makes DynamoDB report the consumed capacity. This invalidates the signature, which no emulator
+// verifies.
 func askForCapacity(body []byte) []byte {
 	var members map[string]json.RawMessage
 	if json.Unmarshal(body, &members) != nil {
-		return body // the emulator will say what is wrong with it
+		return body // the emulator reports what is wrong with it
 	}
 	members["ReturnConsumedCapacity"] = json.RawMessage(`"TOTAL"`)
 	asked, err := json.Marshal(members)
@@ -187,8 +186,8 @@ func askForCapacity(body []byte) []byte {
 	return asked
 }
 
-// consumed reads the capacity units of an answer: one object for an operation on
-// one table, a list for the others.
+// consumed returns the capacity units in a response, which has an object for an operation on one table and a list for
+// others.
 func consumed(body []byte) (units float64) {
 	type capacity struct{ CapacityUnits float64 }
 	var one struct{ ConsumedCapacity capacity }
@@ -222,7 +221,7 @@ func (g *gate) allows(app string, r access.Request) bool {
 	return len(sids) > 0
 }
 
-// refuse answers as the services do, and notes it.
+// refuse sends the error that the service would send, and records the refusal.
 func (g *gate) refuse(w http.ResponseWriter, app, text string) {
 	text = app + " " + text
 	g.mu.Lock()
@@ -234,13 +233,12 @@ func (g *gate) refuse(w http.ResponseWriter, app, text string) {
 	w.Header().Set("Content-Type", "application/x-amz-json-1.0")
 	w.Header().Set("X-Amzn-Errortype", "AccessDeniedException")
 	w.WriteHeader(http.StatusBadRequest)
-	_ = json.NewEncoder(w).Encode(map[string]string{ // the function went away
+	_ = json.NewEncoder(w).Encode(map[string]string{ // fails if the function has disconnected
 		"__type": "com.amazon.coral.service#AccessDeniedException", "message": text,
 	})
 }
 
-// application is who sent a request: the session token of a function's
-// credentials is its logical id.
+// application returns the sender of a request. The session token in a function's credentials is its logical id.
 func application(r *http.Request) string { return r.Header.Get("X-Amz-Security-Token") }
 
 func (g *gate) add(app, service, operation string, n awscount.Count) {
@@ -261,14 +259,14 @@ func (g *gate) add(app, service, operation string, n awscount.Count) {
 	g.counts[app][service][operation] = sum
 }
 
-// grant notes what a function may do.
+// grant sets the policy of a function.
 func (g *gate) grant(id string, p access.Policy) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.policies[id] = p
 }
 
-// know notes a table.
+// know registers a table.
 func (g *gate) know(name string, t tableName) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -295,7 +293,7 @@ func (g *gate) Queue(url string) string {
 	return ""
 }
 
-// Key implements [access.Names]. Functions name keys by ARN.
+// Key implements [access.Names]. Functions use the ARNs of keys.
 func (g *gate) Key(id string) string { return id }
 
 // Parameter implements [access.Names].

@@ -15,13 +15,13 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
 )
 
-// maxAsync bounds invocations of type Event that run or wait.
+// maxAsync is the maximum number of running or waiting invocations of type Event.
 const maxAsync = 100
 
 func (s *Stack) invokeURL() string { return "http://" + s.invoke.String() }
 
-// invokeAPI is Lambda's Invoke, with which functions call each other through
-// the AWS SDK, and the address at which custom resources report.
+// invokeAPI serves Lambda's Invoke, with which functions call each other through the AWS SDK, and the URL to which
+// custom resources report.
 func (s *Stack) invokeAPI() http.Handler {
 	mux := http.NewServeMux()
 	async := make(chan struct{}, maxAsync)
@@ -31,7 +31,7 @@ func (s *Stack) invokeAPI() http.Handler {
 			refuse(w, http.StatusNotFound, "ResourceNotFoundException", "Function not found: "+r.PathValue("name"))
 			return
 		}
-		// Somebody without a name here is an operator, who may.
+		// A caller without a known name is an operator, who may invoke any function.
 		want := access.Request{Action: "lambda:InvokeFunction", Resource: fn.ARN()}
 		if app := application(r); s.function(app) != nil && !s.opts.Direct && !s.gate.allows(app, want) {
 			s.gate.refuse(w, app, describe(want))
@@ -113,11 +113,10 @@ func invokeNow(ctx context.Context, w http.ResponseWriter, fn *function, inv lam
 		h.Set("X-Amz-Function-Error", resp.FunctionError)
 	}
 	h.Set("Content-Type", "application/json")
-	_, _ = w.Write(b) // the caller went away
+	_, _ = w.Write(b) // fails if the caller has disconnected
 }
 
-// invokeLater runs an invocation of type Event. Lambda tries a failed one
-// twice more; this does not.
+// invokeLater runs an invocation of type Event. Unlike Lambda, it does not retry failures.
 func (s *Stack) invokeLater(fn *function, inv lambda.Invocation) {
 	ctx, cancel := context.WithTimeout(context.Background(), fn.Timeout()+time.Minute)
 	defer cancel()
@@ -130,10 +129,10 @@ func (s *Stack) invokeLater(fn *function, inv lambda.Invocation) {
 	}
 }
 
-// refuse answers as the service does, so that the SDK makes its typed error of it.
+// refuse sends an error in the service's format, so that the SDK returns its typed error.
 func refuse(w http.ResponseWriter, status int, kind, text string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Amzn-Errortype", kind)
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(map[string]string{"Type": "User", "Message": text}) // the caller went away
+	_ = json.NewEncoder(w).Encode(map[string]string{"Type": "User", "Message": text}) // fails if the caller has disconnected
 }

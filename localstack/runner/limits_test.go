@@ -15,11 +15,11 @@ import (
 )
 
 func TestALoopOfAFunctionIsStoppedUnlessItIsAllowed(t *testing.T) {
-	const hops = 30 // after the first invocation
+	const hops = 30 // not counting the first invocation
 	for name, tc := range map[string]struct {
 		change  func(*runner.Options)
 		invoked int
-		dead    string // what is a dead letter then
+		dead    string // the message that is then dead-lettered
 	}{
 		"AWS-03 without Allow":         {func(*runner.Options) {}, 16, "14"},
 		"AWS-03 with RecursiveLoop":    {func(o *runner.Options) { o.Parameters = map[string]string{"Recursion": "Allow"} }, 31, ""},
@@ -54,7 +54,7 @@ func TestFunctionsShareTheConcurrencyOfTheAccount(t *testing.T) {
 		o.Concurrency = 2
 		stack := start(t, o)
 		held := make(chan error, 2)
-		for range 2 { // one function has all of it
+		for range 2 { // one function uses all of the concurrency
 			go func() {
 				_, err := stack.Invoke(t.Context(), "StreamFunction", testfn.Call{Do: "pid", Gate: gate.URL}.JSON())
 				held <- err
@@ -82,7 +82,7 @@ func TestFunctionsShareTheConcurrencyOfTheAccount(t *testing.T) {
 		}
 		eventually(t, "the batch is handled when there is room", func() bool { return len(got.all()) == 1 })
 	})
-	t.Run("AWS-08 nothing can be reserved of it", func(t *testing.T) {
+	t.Run("AWS-08 a small account allows no reservations", func(t *testing.T) {
 		o := options(t, named())
 		o.Concurrency, o.Parameters = 10, map[string]string{"Reserved": "1"}
 		stack, err := runner.Start(t.Context(), o)
@@ -133,7 +133,7 @@ func TestAQueryReadsAMegabyteAtMost(t *testing.T) {
 	}
 }
 
-// call has a function send a request to DynamoDB and returns the answer.
+// call makes a function send a request to DynamoDB and returns the response.
 func call(t *testing.T, stack *runner.Stack, request string) string {
 	t.Helper()
 	raw, err := stack.Invoke(t.Context(), "BufferedFunction", testfn.Call{Do: "dynamodb", Text: request}.JSON())

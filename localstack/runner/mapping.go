@@ -13,7 +13,7 @@ import (
 
 const mappingType = "AWS::Lambda::EventSourceMapping"
 
-// mappingProperties are those of an event source mapping of a queue.
+// mappingProperties contains the properties of an event source mapping of a queue.
 type mappingProperties struct {
 	EventSourceArn                 string
 	FunctionName                   string
@@ -24,7 +24,7 @@ type mappingProperties struct {
 	ScalingConfig                  struct{ MaximumConcurrency template.Int }
 }
 
-// mapping notes an event source mapping; it starts when the stack is complete.
+// mapping records an event source mapping. It starts when the stack is complete.
 func (s *scope) mapping(r *template.Resource, name string) (*made, error) {
 	var p mappingProperties
 	if err := s.tpl.Properties(r, s, &p); err != nil {
@@ -54,7 +54,7 @@ func (s *scope) mapping(r *template.Resource, name string) (*made, error) {
 	opts.Patience = q.visibility
 	for _, action := range []string{"sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"} {
 		if want := (access.Request{Action: action, Resource: q.arn}); !s.stack.opts.Direct && !s.stack.gate.allows(fn.id, want) {
-			return nil, fmt.Errorf("%s %s", fn.id, describe(want)) // as when AWS creates a mapping
+			return nil, fmt.Errorf("%s %s", fn.id, describe(want)) // AWS refuses such a mapping, too
 		}
 	}
 	for _, t := range p.FunctionResponseTypes {
@@ -63,7 +63,7 @@ func (s *scope) mapping(r *template.Resource, name string) (*made, error) {
 		}
 		opts.ReportFailures = true
 	}
-	// An update ends the mapping of before, which sees the batches in its hands through.
+	// An update stops the old mapping, which finishes the batches that it has received.
 	s.stack.mappings = slices.DeleteFunc(s.stack.mappings, func(m *mapped) bool {
 		if m.id == r.ID {
 			m.stop()
@@ -81,7 +81,7 @@ func (s *scope) mapping(r *template.Resource, name string) (*made, error) {
 	return &made{ref: name}, nil
 }
 
-// deadURL is the URL of a queue's dead letter queue, "" if it has none.
+// deadURL returns the URL of a queue's dead-letter queue, or "" if it has none.
 func (s *Stack) deadURL(q *queue) string {
 	if dead := s.queueByARN(q.deadARN); dead != nil {
 		return dead.url

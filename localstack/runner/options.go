@@ -19,94 +19,91 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/resource"
 )
 
-// Options shape a stack. The zero value runs template.yaml of the working
-// directory against the endpoints that the environment names.
+// Options configure a stack. The zero value runs template.yaml in the working directory, with the endpoints in the
+// environment.
 type Options struct {
-	// Template is the template's file; "" is template.yaml. Function code is found
-	// from its directory.
+	// Template is the file of the template. "" means template.yaml. Function code is found relative to its directory.
 	Template string
-	// Name is the stack's name, which prefixes the names of its resources; "" is
-	// "mcpevents". A stack that starts again under its name finds its data.
+	// Name is the stack's name, with which the names of its resources begin. "" means "mcpevents". A stack that
+	// starts again with the same name finds its data.
 	Name string
 	// Parameters are values for the template's parameters.
 	Parameters map[string]string
-	// Env is put over the environment of every function.
+	// Env overrides the environment of every function.
 	Env map[string]string
-	// Managed are the functions that run as on Lambda's managed instances, by logical id.
+	// Managed are the functions that run on simulated managed instances, by logical id.
 	Managed map[string]Managed
-	// Region is that of the functions; "" is AWS_REGION, or us-east-1.
+	// Region is the region of the functions. "" means AWS_REGION, or us-east-1.
 	Region string
-	// Endpoints are where the services are.
+	// Endpoints are the URLs of the services.
 	Endpoints Endpoints
-	// Front is the address of the front, one host for all Function URLs; "" is
-	// any free port of 127.0.0.1.
+	// Front is the address of the front, which is one host for all Function URLs. "" means any free port on
+	// 127.0.0.1.
 	Front string
-	// Routes says which function serves what the front is asked for: path prefix,
-	// in whole segments, to logical id. nil is [DefaultRoutes].
+	// Routes maps path prefixes, in whole segments, to the logical ids of the functions that serve them at the front.
+	// Nil means [DefaultRoutes].
 	Routes map[string]string
-	// PortBase is the port of the first Function URL, the others follow; 0 is any
-	// free ones.
+	// PortBase is the port of the first Function URL. The others follow. 0 means any free ports.
 	PortBase int
-	// Binaries are used instead of building: CodeUri to executable.
+	// Binaries are executables by CodeUri. They are used instead of building the functions.
 	Binaries map[string]string
 	// Race builds the functions with the race detector.
 	Race bool
-	// Concurrency is the account's quota: how many invocations may run at once over all
-	// functions; 0 is 200. Functions without a reservation share what the others have not reserved.
+	// Concurrency is the account's quota, i.e. the maximum number of concurrent invocations of all functions. 0 means
+	// 200. Functions without a reservation share what the others have not reserved.
 	Concurrency int
-	// AllowLoops turns the detection of recursive loops off for all functions.
+	// AllowLoops disables the detection of recursive loops for all functions.
 	AllowLoops bool
-	// KeepHeaders has Function URLs pass on the headers that they rename on AWS.
+	// KeepHeaders makes Function URLs keep the headers that they rename on AWS.
 	KeepHeaders bool
-	// WholeQueries leaves out DynamoDB's limit of 1 MB a query where the emulator has none.
+	// WholeQueries disables the simulation of DynamoDB's limit of 1 MB per query on emulators that do not have it.
 	WholeQueries bool
-	// Timeouts replace the time limits of functions, by logical id.
+	// Timeouts override the timeouts of functions, by logical id.
 	Timeouts map[string]time.Duration
-	// Visibility replaces the visibility timeout of all queues, in whole seconds,
-	// so that tests of lost work need not wait for minutes. The time limit of
-	// functions is cut to half of it where it is longer, except for those with a
-	// streamed URL or a schedule. 0 leaves the template's.
+	// Visibility overrides the visibility timeout of all queues, in whole seconds, so that tests of lost work do not
+	// have to wait for minutes. Longer timeouts of functions are reduced to half of it, except for functions with a
+	// streamed URL or a schedule. 0 keeps the template's values.
 	Visibility time.Duration
 	// Speed divides the intervals of schedules; 0 is 1.
 	Speed float64
-	// Kills is how many processes a second are killed, on average.
+	// Kills is the average number of processes that are killed per second.
 	Kills float64
-	// Direct lets functions talk to the endpoints directly. Nothing checks their
-	// permissions then, [Stack.Requests] counts nothing, and chains of requests are not seen.
+	// Direct makes functions use the endpoints directly. Then permissions are not checked, [Stack.Requests] counts
+	// nothing, and chains of requests are not detected.
 	Direct bool
-	// Calls is a file to which the stack adds, when it is closed, which permissions its functions
-	// used, a line of JSON per [Call]; "" records none.
+	// Calls is a file to which the stack appends, when it is closed, the permissions that its functions have used,
+	// with one line of JSON per [Call]. "" disables this.
 	Calls string
-	// Grace is how long processes may go on when the stack is closed; 0 is 2 s.
+	// Grace is how long processes may continue when the stack is closed. 0 means 2 s.
 	Grace time.Duration
-	// Progress gets a line for every step of the start; nil discards it.
+	// Progress receives a line for every step of the start. Nil discards them.
 	Progress io.Writer
-	// Output receives what the functions print, line by line, each with the name
-	// of the function and its process; nil discards it.
+	// Output receives the functions' output, line by line. Each line begins with the name of the function and its
+	// process. Nil discards it.
 	Output io.Writer
-	// Log is of what the runner does; nil discards it.
+	// Log logs what the runner does. Nil discards the messages.
 	Log *slog.Logger
 }
 
-// Managed says how a function runs on managed instances: in so many processes
-// at least, each of which takes so many invocations at once. An invocation goes to any that has room.
+// Managed configures a function on managed instances: the minimum number of processes, and the number of concurrent
+// invocations of each. An invocation goes to any process with a free slot.
 type Managed struct{ Instances, AtOnce int }
 
-// DefaultRoutes show the functions of this project under one host, as a custom
-// domain would. Of these, functions that the template lacks are left out.
+// DefaultRoutes returns the routes that serve this project's functions at one host, as a custom domain would. Routes
+// to functions that the template lacks are omitted.
 func DefaultRoutes() map[string]string {
 	return map[string]string{"/": "StreamFunction", "/events": "PublishFunction", "/sources": "PublishFunction", "/admin": "AdminFunction", "/console": "AdminFunction"}
 }
 
-// Endpoints are base URLs of AWS services. Empty ones are taken from the
-// environment: AWS_ENDPOINT_URL_DYNAMODB and so on, or AWS_ENDPOINT_URL.
+// Endpoints are base URLs of AWS services. Empty ones are read from the environment: AWS_ENDPOINT_URL_DYNAMODB etc.,
+// or AWS_ENDPOINT_URL.
 type Endpoints struct {
 	DynamoDB, SQS, KMS string
-	SSM                string // may be empty: secrets in Parameter Store cannot be had then
-	EventBridge, SNS   string // may be empty: only rules and topics that put events into the inbox need them
+	SSM                string // may be empty; then secrets in Parameter Store cannot be read
+	EventBridge, SNS   string // may be empty; needed only for rules and topics that put events into the inbox
 }
 
-// FromEnvironment fills empty endpoints in.
+// fromEnvironment fills in empty endpoints.
 func (e Endpoints) fromEnvironment() Endpoints {
 	find := func(own, service string) string {
 		for _, v := range []string{own, os.Getenv("AWS_ENDPOINT_URL_" + service), os.Getenv("AWS_ENDPOINT_URL")} {
@@ -164,7 +161,7 @@ func (o Options) withDefaults() (Options, error) {
 	return o, nil
 }
 
-// credentials are what emulators take, unless the environment has others.
+// credentials returns credentials that emulators accept, unless the environment has others.
 func credentials() (id, secret string) {
 	if id, secret = os.Getenv("AWS_ACCESS_KEY_ID"), os.Getenv("AWS_SECRET_ACCESS_KEY"); id != "" && secret != "" {
 		return id, secret
@@ -172,7 +169,7 @@ func credentials() (id, secret string) {
 	return "test", "test"
 }
 
-// clients reach the services at the endpoints.
+// clients returns clients for the services at the endpoints.
 func (o Options) clients(e Endpoints) resource.Clients {
 	id, secret := credentials()
 	cfg := func(endpoint string) aws.Config {
@@ -196,9 +193,8 @@ func (o Options) clients(e Endpoints) resource.Clients {
 	return c
 }
 
-// environment is what every function gets beside the template's variables:
-// credentials, region, and where the services are. The session token says who sent
-// a request; see gate.
+// environment returns the variables that every function gets in addition to the template's: credentials, region, and
+// the endpoints. The session token identifies the sender of a request, see gate.
 func (o Options) environment(id string, e Endpoints, invoke string) map[string]string {
 	key, secret := credentials()
 	env := map[string]string{
@@ -222,7 +218,7 @@ func (o Options) environment(id string, e Endpoints, invoke string) map[string]s
 	return env
 }
 
-// over returns base with the values of top over it.
+// over returns base, overridden by top.
 func over(base, top map[string]string) map[string]string {
 	out := maps.Clone(base)
 	if out == nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
-// onEachSQS runs a test against every implementation of SQS that people use.
+// onEachSQS runs a test with every SQS emulator that people use.
 func onEachSQS(t *testing.T, f func(t *testing.T, o runner.Options, c *sqs.Client)) {
 	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
 	for name, endpoint := range map[string]string{"ElasticMQ": ends.SQS, "MiniStack": ends.MiniStack} {
@@ -39,7 +39,8 @@ func TestAFailedMessageHoldsItsGroupAndNoOther(t *testing.T) {
 			}
 			want = append(want, fmt.Sprintf("a-%d", n))
 		}
-		// On a busy machine a batch may outlast its visibility and come again: what counts is its first time.
+		// On a busy machine a batch may take longer than its visibility timeout and be redelivered, so only the first
+		// delivery counts.
 		eventually(t, "all messages are handled", func() bool { return len(firsts(got.all())) == 25 })
 		want = slices.Insert(want, 3, "a-3 failed")
 		if a := firsts(got.of("a")); !slices.Equal(a, want) {
@@ -50,7 +51,7 @@ func TestAFailedMessageHoldsItsGroupAndNoOther(t *testing.T) {
 				t.Errorf("group %s: got %v", group, got.of(group))
 			}
 		}
-		// The other groups were done before the failed message came again.
+		// The other groups must have been finished before the failed message was redelivered.
 		all := firsts(got.all())
 		again := slices.Index(all, "a-3")
 		for _, group := range []string{"b-7", "c-7"} {
@@ -61,7 +62,7 @@ func TestAFailedMessageHoldsItsGroupAndNoOther(t *testing.T) {
 	})
 }
 
-// firsts leaves repetitions out.
+// firsts removes repetitions.
 func firsts(bodies []string) (out []string) {
 	for _, body := range bodies {
 		if !slices.Contains(out, body) {
@@ -125,7 +126,7 @@ func TestWorkOfAKilledProcessIsDoneAgain(t *testing.T) {
 		t.Fatalf("killed %q", id)
 	}
 	eventually(t, "the crash is seen", func() bool { return stack.Stats()["PlainFunction"].Crashes > 0 })
-	gate.Arrived(t) // it comes again, to a new process
+	gate.Arrived(t) // it is redelivered to a new process
 	gate.Open()
 	eventually(t, "the message is handled", func() bool { return slices.Contains(got.all(), "precious") })
 }
@@ -141,7 +142,7 @@ func TestManyMessagesSurviveRandomKills(t *testing.T) {
 		body := fmt.Sprintf("%c-%02d", 'a'+n%3, n)
 		want[body] = true
 		send(t, c, stack.QueueURL("Ordered"), body)
-		time.Sleep(40 * time.Millisecond) // long enough in all for several kills
+		time.Sleep(40 * time.Millisecond) // long enough in total for several kills
 	}
 	eventually(t, "every message is handled", func() bool {
 		left := len(want)
@@ -154,7 +155,7 @@ func TestManyMessagesSurviveRandomKills(t *testing.T) {
 		return left == 0
 	})
 	for _, group := range []string{"a", "b", "c"} {
-		// At least once, and never a later one before an earlier one was seen.
+		// Every message is delivered at least once, and none before the first delivery of an earlier one.
 		highest := ""
 		first := []string{}
 		for _, body := range got.of(group) {
@@ -164,7 +165,7 @@ func TestManyMessagesSurviveRandomKills(t *testing.T) {
 			}
 		}
 		if len(first) != 20 {
-			t.Errorf("group %s: first sights %v", group, first)
+			t.Errorf("group %s: first deliveries %v", group, first)
 		}
 	}
 	kills := 0
@@ -181,7 +182,7 @@ func TestAStreamReachesTheClientAsItIsWritten(t *testing.T) {
 	o := options(t, named())
 	o.Routes = map[string]string{"/mcp": "StreamFunction", "/events": "BufferedFunction"}
 	stack := start(t, o)
-	// The test's function takes its orders from the body of the HTTP request.
+	// In a request, the test's function finds its instructions in the body.
 	resp, err := http.Post(stack.URL()+"/mcp", "application/json", strings.NewReader(string(testfn.Call{Do: "stream", Gate: gate.URL, Count: 3}.JSON())))
 	if err != nil {
 		t.Fatal(err)
@@ -196,7 +197,7 @@ func TestAStreamReachesTheClientAsItIsWritten(t *testing.T) {
 		if !lines.Scan() || lines.Text() != want {
 			t.Fatalf("got %q, %v, want %q", lines.Text(), lines.Err(), want)
 		}
-		lines.Scan() // the empty line
+		lines.Scan() // empty line
 		gate.Arrived(t)
 		gate.Pass()
 	}
@@ -229,7 +230,7 @@ func TestCloseEndsAStreamAndAllProcesses(t *testing.T) {
 		t.Errorf("Close took %v", took)
 	}
 	if _, err := http.Get(stack.URL()); err == nil {
-		t.Error("the front is still there")
+		t.Error("the front still accepts connections")
 	}
-	stack.Close() // again does nothing
+	stack.Close() // a second call has no effect
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/runner"
 )
 
-// write puts a template beside the one of testdata, where its code is.
+// write writes a template next to the one in testdata, so that it finds its code.
 func write(t *testing.T, src string) string {
 	t.Helper()
 	f, err := os.CreateTemp("testdata", "template-*.yaml")

@@ -1,14 +1,12 @@
-// Package runner runs the deployment template on this machine: it creates the
-// template's tables, queues and keys at an AWS endpoint, builds its functions, and
-// runs the real binaries with what would trigger them on AWS.
+// Package runner runs the deployment template on this machine: it creates the template's tables, queues and keys at
+// an AWS endpoint, builds its functions, and runs the real binaries with the triggers that they have on AWS.
 //
 //	front ──▶ Function URLs ─┐
-//	queues ──▶ mappings ─────┼──▶ functions (processes) ──▶ endpoint of AWS
+//	queues ──▶ mappings ─────┼──▶ functions (processes) ──▶ AWS endpoint
 //	clock ──▶ schedules ─────┤            │
 //	Invoke API ──────────────┘◀───────────┘
 //
-// It wires the packages beside it and holds no rule of its own about how AWS
-// behaves. What it leaves out is listed in localstack/README.md.
+// It connects the packages in localstack/internal, which simulate AWS. localstack/README.md lists what they omit.
 package runner
 
 import (
@@ -34,17 +32,17 @@ import (
 	"github.com/mcp-events/mcpevents/test/awscount"
 )
 
-// Stack is a template that runs. Its methods may be called concurrently.
+// Stack is a running template. It is safe for concurrent use.
 type Stack struct {
 	opts       Options
-	endpoints  Endpoints // what the functions are given
+	endpoints  Endpoints // as the functions see them
 	unreserved *lambda.Limit
 	output     io.Writer
-	dir        string // of the built functions
+	dir        string // directory of the built functions
 	gate       *gate
 
 	tpl       *template.Template
-	update    sync.Mutex       // held by an update, and by the end of the stack
+	update    sync.Mutex       // held during an update, and by Close
 	resources map[string]*made // by logical id
 	functions []*function
 	queues    map[string]*queue // by logical id
@@ -58,10 +56,10 @@ type Stack struct {
 	mu      sync.Mutex
 	outputs map[string]string
 	status  string         // as CloudFormation calls it
-	names   map[string]int // how many names each logical id has had
+	names   map[string]int // number of names that each logical id has had
 
 	callbacks callbacks
-	running   context.Context    // of mappings, schedules and kills; nil before they start
+	running   context.Context    // context of mappings, schedules and kills; nil before they start
 	stop      context.CancelFunc // ends running
 	triggers  sync.WaitGroup
 	servers   []*http.Server
@@ -72,19 +70,19 @@ type Stack struct {
 // function is a function of the template.
 type function struct {
 	*lambda.Function
-	id string // logical
+	id string // logical id
 
-	// The rest is for updates.
-	fixed       []byte // the properties that they cannot change, as JSON
+	// The remaining fields are used by updates.
+	fixed       []byte // properties that updates cannot change, as JSON
 	reserved    *template.Int
 	limit       *lambda.Limit
-	versions    int    // how many were published
-	description string // of the last version
-	published   []byte // the properties of the last version, as JSON
+	versions    int    // number of published versions
+	description string // of the latest version
+	published   []byte // properties of the latest version, as JSON
 }
 
 type mapped struct {
-	id     string // logical
+	id     string // logical id
 	fn     *function
 	source mapping.Source
 	opts   mapping.Options
@@ -97,8 +95,8 @@ type scheduled struct {
 	rule  string
 }
 
-// Start brings the stack up and returns when it takes requests. ctx bounds the
-// start only; [Stack.Close] ends the stack.
+// Start starts the stack and returns when it accepts requests. ctx limits only the start; [Stack.Close] stops the
+// stack.
 func Start(ctx context.Context, o Options) (*Stack, error) {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -159,7 +157,7 @@ func (s *Stack) start(ctx context.Context) error {
 	return nil
 }
 
-// trigger starts what invokes functions without being asked.
+// trigger starts the mappings, the schedules and the kills.
 func (s *Stack) trigger() {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.running, s.stop = ctx, cancel
@@ -176,7 +174,7 @@ func (s *Stack) trigger() {
 	}
 }
 
-// startMapping starts a mapping, unless the stack does not run yet.
+// startMapping starts a mapping, unless the stack is not running yet.
 func (s *Stack) startMapping(m *mapped) {
 	if s.running == nil {
 		return
@@ -186,7 +184,7 @@ func (s *Stack) startMapping(m *mapped) {
 	s.triggers.Go(func() { mapping.Run(ctx, m.source, m.fn, m.opts) })
 }
 
-// tick is a scheduled invocation. Its response is not read; a failure is logged.
+// tick runs a scheduled invocation. It ignores the response and logs a failure.
 func (s *Stack) tick(ctx context.Context, fn *function, payload []byte) {
 	ctx, cancel := context.WithTimeout(ctx, fn.Timeout()+time.Minute)
 	defer cancel()
@@ -203,7 +201,7 @@ func (s *Stack) tick(ctx context.Context, fn *function, payload []byte) {
 	}
 }
 
-// chaos kills processes at random times, Kills a second on average.
+// chaos kills processes at random times, on average Kills per second.
 func (s *Stack) chaos(ctx context.Context) {
 	for {
 		pause := time.Duration(rand.ExpFloat64() / s.opts.Kills * float64(time.Second))
@@ -220,9 +218,9 @@ func (s *Stack) chaos(ctx context.Context) {
 	}
 }
 
-// Kill sends SIGKILL to a process of one of the functions with the logical ids,
-// or of any when none is given, chosen at random; processes at work come first. It
-// returns the id of the function that was hit, "" when there was no process.
+// Kill sends SIGKILL to a random process of one of the functions with the logical ids, or of any function if there
+// are none. Processes with a running invocation are preferred. It returns the function's id, or "" if there was no
+// process.
 func (s *Stack) Kill(ids ...string) string {
 	for _, busy := range []bool{true, false} {
 		for _, n := range rand.Perm(len(s.functions)) {
@@ -235,8 +233,7 @@ func (s *Stack) Kill(ids ...string) string {
 	return ""
 }
 
-// Retire sends SIGTERM to all processes of the function with the logical id. They
-// get no further call.
+// Retire sends SIGTERM to all processes of the function with the logical id. They receive no further calls.
 func (s *Stack) Retire(id string) {
 	for _, fn := range s.functions {
 		if fn.id == id {
@@ -245,22 +242,22 @@ func (s *Stack) Retire(id string) {
 	}
 }
 
-// Deploy gives the function with the logical id another executable, as an update of its code
-// does: what runs ends with the one of before, what begins gets the new one.
+// Deploy replaces the executable of the function with the logical id, as an update of its code does. Running
+// invocations finish with the old executable, and new ones use the new one.
 func (s *Stack) Deploy(id, binary string) {
 	if fn := s.function(id); fn != nil {
 		fn.Deploy(binary)
 	}
 }
 
-// Outputs are the outputs of the template.
+// Outputs returns the outputs of the template.
 func (s *Stack) Outputs() map[string]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return over(s.outputs, nil)
 }
 
-// QueueURL is the URL of the queue with a logical id, "" if there is none.
+// QueueURL returns the URL of the queue with a logical id, or "" if there is none.
 func (s *Stack) QueueURL(id string) string {
 	s.gate.mu.RLock()
 	defer s.gate.mu.RUnlock()
@@ -270,7 +267,7 @@ func (s *Stack) QueueURL(id string) string {
 	return ""
 }
 
-// Stats are the counts of each function, by logical id.
+// Stats returns the counts of each function, by logical id.
 func (s *Stack) Stats() map[string]lambda.Stats {
 	out := make(map[string]lambda.Stats, len(s.functions))
 	for _, fn := range s.functions {
@@ -279,7 +276,7 @@ func (s *Stack) Stats() map[string]lambda.Stats {
 	return out
 }
 
-// Environment is that of the last version of the function with a logical id.
+// Environment returns the environment of the latest version of the function with a logical id.
 func (s *Stack) Environment(id string) map[string]string {
 	fn := s.function(id)
 	if fn == nil {
@@ -288,7 +285,7 @@ func (s *Stack) Environment(id string) map[string]string {
 	return fn.Env()
 }
 
-// AtWork is the number of processes of the function with a logical id that serve something.
+// AtWork returns the number of processes with a running invocation of the function with a logical id.
 func (s *Stack) AtWork(id string) int {
 	fn := s.function(id)
 	if fn == nil {
@@ -297,8 +294,8 @@ func (s *Stack) AtWork(id string) int {
 	return fn.Live() - fn.Idle()
 }
 
-// Invoke invokes the function with a logical id and returns its response. What
-// the function reports as an error is an error.
+// Invoke invokes the function with a logical id and returns its response. If the function reports an error, Invoke
+// returns it.
 func (s *Stack) Invoke(ctx context.Context, id string, payload []byte) ([]byte, error) {
 	fn := s.function(id)
 	if fn == nil {
@@ -315,11 +312,11 @@ func (s *Stack) Invoke(ctx context.Context, id string, payload []byte) ([]byte, 
 	return b, err
 }
 
-// closeTime bounds what requests may take to end once their functions are gone.
+// closeTime limits how long requests may take to end after their functions have ended.
 const closeTime = 5 * time.Second
 
-// Close ends the stack: first what triggers functions, then their processes,
-// then the servers. It returns when all is gone; what the stack wrote to AWS stays.
+// Close stops the stack: first the triggers, then the functions' processes, and then the servers. It returns when
+// everything has ended. Data in AWS remains.
 func (s *Stack) Close() {
 	s.closeOnce.Do(func() {
 		s.update.Lock()
@@ -327,7 +324,7 @@ func (s *Stack) Close() {
 		if s.stop != nil {
 			s.stop()
 		}
-		// Batches in hand may finish within the grace; then their functions go.
+		// Batches that have been received may finish within the grace period. Then their functions end.
 		done := make(chan struct{})
 		go func() {
 			s.triggers.Wait()
@@ -392,7 +389,7 @@ func (s *Stack) progress(format string, args ...any) {
 	fmt.Fprintf(s.opts.Progress, format+"\n", args...)
 }
 
-// lockedWriter lets several processes print to one writer.
+// lockedWriter allows several processes to write to one writer.
 type lockedWriter struct {
 	mu sync.Mutex
 	w  io.Writer
@@ -404,7 +401,7 @@ func (l *lockedWriter) Write(p []byte) (int, error) {
 	return l.w.Write(p)
 }
 
-// strict decodes JSON and refuses members that v does not name.
+// strict decodes JSON and refuses members that are not in v.
 func strict(b []byte, v any) error {
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()

@@ -55,8 +55,8 @@ func TestAStackServesItsFunctions(t *testing.T) {
 			}
 		}
 	})
-	t.Run("one function calls another by the SDK", func(t *testing.T) { invokeBySDK(t, stack, o.Name) })
-	t.Run("the front leads to the functions", func(t *testing.T) {
+	t.Run("one function calls another with the SDK", func(t *testing.T) { invokeBySDK(t, stack, o.Name) })
+	t.Run("the front forwards requests to the functions", func(t *testing.T) {
 		resp, err := http.Get(stack.URL() + "/any/path")
 		if err != nil {
 			t.Fatal(err)
@@ -154,7 +154,7 @@ func TestThrottlingReachesTheCallers(t *testing.T) {
 	o.Parameters = map[string]string{"Reserved": "1"}
 	stack := start(t, o)
 	if stack.Outputs()["Hidden"] != "yes" {
-		t.Error("a condition that holds left its output out")
+		t.Error("an output whose condition holds is missing")
 	}
 	busy := make(chan error, 1)
 	go func() {
@@ -185,7 +185,7 @@ func TestSchedulesComeAtTheirRate(t *testing.T) {
 		}
 		return "null", nil
 	}}))
-	o.Speed = 1200 // a minute is 50 ms
+	o.Speed = 1200 // so that a minute takes 50 ms
 	start(t, o)
 	for range 3 {
 		select {
@@ -194,7 +194,7 @@ func TestSchedulesComeAtTheirRate(t *testing.T) {
 				t.Errorf("got event %s", event)
 			}
 		case <-time.After(20 * time.Second):
-			t.Fatal("no tick came in time")
+			t.Fatal("no tick in time")
 		}
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/template"
 )
 
-// scope makes the resources that the template's expressions refer to, each when
-// it is first asked for, and so finds circular references as CloudFormation does.
+// scope creates the resources that the template's expressions refer to, each when it is first needed. This way it
+// detects circular references, like CloudFormation.
 type scope struct {
 	ctx        context.Context
 	stack      *Stack
@@ -23,42 +23,43 @@ type scope struct {
 	clients    resource.Clients
 	parameters map[string]string
 	made       map[string]*made
-	chain      []string // the resources that are being made, outermost first
-	replaced   []*made  // resources that others have taken the place of
+	chain      []string // the resources that are being created, outermost first
+	replaced   []*made  // resources that others have replaced
 }
 
-// made is a resource that exists.
+// made is an existing resource.
 type made struct {
 	ref        string
 	attributes map[string]string
-	// properties are those that it was made from, as JSON.
+	// properties are the properties that it was created with, as JSON.
 	properties []byte
-	// remove deletes it; nil if there is nothing to delete.
+	// remove deletes the resource. It is nil if there is nothing to delete.
 	remove func(context.Context) error
 }
 
-// queue is what mappings need of a queue.
+// queue contains what mappings need to know about a queue.
 type queue struct {
 	url, arn   string
-	deadARN    string // of its dead letter queue; empty without one
+	deadARN    string // of its dead-letter queue; empty if there is none
 	fifo       bool
 	visibility time.Duration
 }
 
-// Types that change nothing here: permissions are not checked, logs go to the output.
+// Types without an effect here: permissions are not checked, and logs go to the output.
 var passive = []string{
 	"AWS::Logs::LogGroup", "AWS::IAM::Role", "AWS::IAM::Policy", "AWS::IAM::ManagedPolicy",
 	"AWS::CloudFront::Distribution", "AWS::CloudFront::ResponseHeadersPolicy",
 	"AWS::Lambda::Permission", "AWS::CloudWatch::Alarm", "AWS::CloudWatch::Dashboard", "AWS::SNS::Topic", "AWS::Logs::MetricFilter",
 }
 
-// Ref implements [template.Scope]. SAM's Function.Alias is the function itself: here is one version of it.
+// Ref implements [template.Scope]. SAM's Function.Alias refers to the function itself, because it has only one
+// version here.
 func (s *scope) Ref(id string) (string, error) {
 	if owner, ok := strings.CutSuffix(id, ".Alias"); ok && s.isFunction(owner) {
 		return s.Attr(owner, "Arn")
 	}
 	if r := s.tpl.Resource(id); r != nil && r.Type == "AWS::CloudWatch::Alarm" && len(s.chain) > 0 {
-		return s.stack.opts.Name + "-" + id, nil // for a deployment group, of which SAM makes a resource of its own
+		return s.stack.opts.Name + "-" + id, nil // a deployment group, for which SAM creates a separate resource
 	}
 	m, err := s.make(id)
 	if err != nil {
@@ -67,8 +68,8 @@ func (s *scope) Ref(id string) (string, error) {
 	return m.ref, nil
 }
 
-// Attr implements [template.Scope]. SAM's generated resources are known by
-// their names: a function's URL is FunctionId + "Url", its role FunctionId + "Role".
+// Attr implements [template.Scope]. It knows the resources that SAM generates by their names: the URL of a function
+// is FunctionId + "Url", and its role FunctionId + "Role".
 func (s *scope) Attr(id, attribute string) (string, error) {
 	if s.tpl.Resource(id) == nil {
 		if owner, ok := strings.CutSuffix(id, "Url"); ok && s.isFunction(owner) {
@@ -112,7 +113,7 @@ func (s *scope) Pseudo(name string) (string, bool) {
 	return v, ok
 }
 
-// make returns the resource, making it if need be.
+// make returns the resource, which it creates if necessary.
 func (s *scope) make(id string) (*made, error) {
 	if m := s.made[id]; m != nil {
 		return m, nil
@@ -147,7 +148,7 @@ func (s *scope) make(id string) (*made, error) {
 	return m, nil
 }
 
-// create makes a resource, or gives the one of before its new properties.
+// create creates a resource, or changes the properties of the existing one.
 func (s *scope) create(r *template.Resource, before *made) (*made, error) {
 	name := s.stack.name(r.ID, before == nil)
 	switch {
@@ -190,7 +191,7 @@ func (s *scope) create(r *template.Resource, before *made) (*made, error) {
 	case isCustom(r.Type):
 		return s.custom(r, before)
 	case slices.Contains(passive, r.Type):
-		// Evaluated all the same, so that a dangling reference shows.
+		// Evaluate it anyway, to find dangling references.
 		var ignored map[string]any
 		err := s.tpl.Properties(r, s, &ignored)
 		arn := "arn:aws:local:" + s.stack.opts.Region + ":" + account + ":" + name

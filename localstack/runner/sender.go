@@ -7,7 +7,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/template"
 )
 
-// senders are the types of what other services send to queues by.
+// senders are the types of the resources with which other services send to queues.
 var senders = []string{"AWS::SQS::QueuePolicy", "AWS::Events::Rule", "AWS::SNS::Subscription"}
 
 func (s *scope) sender(r *template.Resource, name string) (*made, error) {
@@ -20,7 +20,7 @@ func (s *scope) sender(r *template.Resource, name string) (*made, error) {
 		s.stack.progress("rule   %s", name)
 		arn, err := rule.Create(s.ctx, s.clients, name)
 		remove := func(ctx context.Context) error { return rule.Delete(ctx, s.clients, name) }
-		// A rule of another bus is another rule.
+		// A rule on a different bus is a different rule.
 		return &made{ref: rule.EventBusName + "|" + name, attributes: map[string]string{"Arn": arn}, remove: remove}, err
 	case "AWS::SNS::Subscription":
 		var subscription resource.Subscription

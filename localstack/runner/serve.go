@@ -12,14 +12,14 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/furl"
 )
 
-// URL is the base URL of the front, without a slash at its end.
+// URL returns the base URL of the front, without a slash at the end.
 func (s *Stack) URL() string { return "http://" + s.front.String() }
 
-// FunctionURL is the Function URL of the function with a logical id, with a
-// slash at its end; "" if it has none.
+// FunctionURL returns the Function URL of the function with a logical id, with a slash at the end, or "" if it has
+// none.
 func (s *Stack) FunctionURL(id string) string { return s.urls[id] }
 
-// URLs are the Function URLs by logical id.
+// URLs returns the Function URLs by logical id.
 func (s *Stack) URLs() map[string]string { return over(s.urls, nil) }
 
 // serve starts a server that ends with the stack.
@@ -38,8 +38,8 @@ func (s *Stack) serve(addr string, h http.Handler) (net.Addr, error) {
 	return l.Addr(), nil
 }
 
-// serveURL gives a function its URL. The front, which brings back the headers that a Function URL renames
-// as a front on AWS has to, calls the function without that.
+// serveURL gives a function its URL. Function URLs rename some headers, and a front on AWS must restore them. Our
+// front instead calls the function without renaming.
 func (s *Stack) serveURL(fn *function, h furl.Handler) (string, error) {
 	addr := "127.0.0.1:0"
 	if s.opts.PortBase > 0 {
@@ -56,7 +56,7 @@ func (s *Stack) serveURL(fn *function, h furl.Handler) (string, error) {
 	return url, nil
 }
 
-// serveFront shows the Function URLs under one host.
+// serveFront serves the Function URLs at one host.
 func (s *Stack) serveFront() error {
 	mux := http.NewServeMux()
 	routes := s.opts.Routes

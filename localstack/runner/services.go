@@ -10,10 +10,10 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
 )
 
-// What AWS does with requests of functions and no emulator does.
+// This file simulates what AWS does with functions' requests but no emulator does.
 
-// traced gives the messages of a request to SQS the trace header that the request came
-// with, as SQS does; an emulator hands it on as a system attribute of the message.
+// traced adds the trace header of a request to SQS to its messages, as SQS does. The emulator returns it as a system
+// attribute of the message.
 func traced(body []byte, header string) []byte {
 	var request map[string]json.RawMessage
 	if header == "" || json.Unmarshal(body, &request) != nil {
@@ -34,7 +34,7 @@ func traced(body []byte, header string) []byte {
 			return body
 		}
 		for _, e := range entries {
-			if e["MessageBody"] != nil { // not one that deletes or changes
+			if e["MessageBody"] != nil { // not a deletion or a change of visibility
 				e["MessageSystemAttributes"] = attribute
 			}
 		}
@@ -48,11 +48,11 @@ func traced(body []byte, header string) []byte {
 	return body
 }
 
-// pageSize is how much data a query of DynamoDB reads at most.
+// pageSize is the maximum amount of data that a DynamoDB query reads.
 const pageSize = 1 << 20
 
-// page cuts the answer of a query off at [pageSize], as DynamoDB does, and says where the
-// next one goes on. An answer without the items' keys is left as it is.
+// page cuts the response of a query at [pageSize], as DynamoDB does, and sets the key from which the next query
+// continues. It does not change a response without the items' keys.
 func (g *gate) page(resp *http.Response, body []byte) []byte {
 	var answer map[string]json.RawMessage
 	var items []map[string]json.RawMessage
@@ -90,14 +90,14 @@ func (g *gate) page(resp *http.Response, body []byte) []byte {
 	}
 	resp.ContentLength = int64(len(cut))
 	resp.Header.Set("Content-Length", strconv.Itoa(len(cut)))
-	resp.Header.Del("X-Amz-Crc32") // of the whole
+	resp.Header.Del("X-Amz-Crc32") // the checksum of the whole response
 	return cut
 }
 
-// tableOf is the key by which a request remembers its table.
+// tableOf is the context key for the table of a request.
 type tableOf struct{}
 
-// keysOf are the key attributes of the table that a request is for.
+// keysOf returns the key attributes of the table that a request is for.
 func (g *gate) keysOf(r *http.Request) []string {
 	name, _ := r.Context().Value(tableOf{}).(string)
 	g.mu.RLock()
@@ -105,8 +105,8 @@ func (g *gate) keysOf(r *http.Request) []string {
 	return slices.Clone(g.tables[name].keys)
 }
 
-// itemSize is about how DynamoDB counts an item: names and values in UTF-8, binary values as
-// they are before base64, other kinds by their JSON.
+// itemSize returns approximately the size that DynamoDB counts for an item: names and values in UTF-8, binary values
+// before base64, and other kinds as JSON.
 func itemSize(item map[string]json.RawMessage) (size int) {
 	for name, raw := range item {
 		var v struct{ S, B, N *string }

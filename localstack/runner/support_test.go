@@ -30,8 +30,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
-// TestMain makes this binary the functions of testdata/template.yaml. What is no
-// [testfn.Call] they send to the test, and answer with what it says.
+// TestMain makes this binary act as the functions of testdata/template.yaml. They forward events that are not a
+// [testfn.Call] to the test and return its response.
 func TestMain(m *testing.M) {
 	testfn.Main(func(ctx context.Context, event json.RawMessage) (any, error) {
 		var custom cfn.Event
@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 	os.Exit(awslocal.Main(m))
 }
 
-// hop sends the number in a message, less one, to the function's own queue, until it is 0.
+// hop sends a message with a decreased number to the function's own queue, until the number is 0.
 func hop(ctx context.Context, event json.RawMessage) (any, error) {
 	var batch events.SQSEvent
 	if err := json.Unmarshal(event, &batch); err != nil {
@@ -69,7 +69,7 @@ func hop(ctx context.Context, event json.RawMessage) (any, error) {
 		if left == 0 {
 			continue
 		}
-		// In a batch, as the real functions send.
+		// Send a batch, as the real functions do.
 		if _, err := client.SendMessageBatch(ctx, &sqs.SendMessageBatchInput{QueueUrl: &url, Entries: []types.SendMessageBatchRequestEntry{
 			{Id: aws.String("0"), MessageBody: aws.String(strconv.Itoa(left - 1))},
 		}}); err != nil {
@@ -97,7 +97,7 @@ func ask(ctx context.Context, event json.RawMessage) (json.RawMessage, error) {
 	return answer, err
 }
 
-// sink is the test's end of its functions: by logical id, what an event is answered with.
+// sink receives the functions' events in the test. It maps logical ids to functions that return the response.
 type sink map[string]func(event []byte) (string, error)
 
 func (s sink) start(t *testing.T) string {
@@ -167,7 +167,7 @@ func eventually(t *testing.T, what string, f func() bool) {
 	deadline := time.Now().Add(30 * time.Second)
 	for !f() {
 		if time.Now().After(deadline) {
-			t.Fatalf("did not come about in time: %s", what)
+			t.Fatalf("did not happen in time: %s", what)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -187,15 +187,14 @@ func send(t *testing.T, c *sqs.Client, url string, bodies ...string) {
 	}
 }
 
-// seen collects bodies of messages and fails the ones it is told to, once each.
+// seen collects the bodies of messages, and fails some of them a given number of times.
 type seen struct {
 	mu     sync.Mutex
 	bodies []string
-	fail   map[string]int // body to how often it fails
+	fail   map[string]int // number of failures by body
 }
 
-// handle fails a message and, as a function of a FIFO queue must, all after it
-// in its group.
+// handle fails a message and, as required for FIFO queues, all later messages of its group.
 func (s *seen) handle(event []byte) (string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/template"
 )
 
-// Statuses of a stack, as CloudFormation calls them.
+// Statuses of a stack, with CloudFormation's names.
 const (
 	creating    = "CREATE_IN_PROGRESS"
 	complete    = "UPDATE_COMPLETE"
@@ -22,12 +22,12 @@ const (
 	rollingBack = "UPDATE_ROLLBACK_IN_PROGRESS"
 )
 
-// Update changes parameters of the running stack, as a deployment does. Parameters that are not given keep their values,
-// so Update without any is a plain deployment. Resources whose properties stay the same are not touched. If a resource
-// cannot be changed, Update changes everything back and returns the reason.
+// Update changes parameters of the running stack, as a deployment does. Parameters that are not given keep their
+// values, so Update without any is a plain deployment. It does not touch resources whose properties have not changed.
+// If a resource cannot be changed, Update reverts all changes and returns the reason.
 //
-// A function gets new processes when a version is published, which takes a new description. As on AWS, an update fails
-// if a version has a new description and the function has not changed since its last version.
+// A function gets new processes when a version is published, for which the version's description must change. As on
+// AWS, an update fails if a version has a new description but the function has not changed since its last version.
 func (s *Stack) Update(ctx context.Context, parameters map[string]string) error {
 	s.update.Lock()
 	defer s.update.Unlock()
@@ -77,8 +77,8 @@ func (s *Stack) scope(ctx context.Context, parameters map[string]string) *scope 
 	}
 }
 
-// makeAll makes the resources whose conditions hold and returns the outputs. It begins with the custom resources, so that
-// the error of one names it and not a resource that refers to it.
+// makeAll creates the resources whose conditions hold and returns the outputs. It begins with the custom resources,
+// so that an error of one names it rather than a resource that refers to it.
 func (s *scope) makeAll() (outputs map[string]string, err error) {
 	resources := s.tpl.Resources()
 	slices.SortStableFunc(resources, func(a, b *template.Resource) int {
@@ -118,8 +118,8 @@ func (s *scope) makeAll() (outputs map[string]string, err error) {
 	return outputs, nil
 }
 
-// settle makes the resources of a scope those of the stack, and deletes the ones that are no longer in it unless their
-// policy is to retain them.
+// settle makes the resources of a scope those of the stack, and deletes the ones that are no longer in it unless
+// their policy is to retain them.
 func (s *Stack) settle(sc *scope, outputs map[string]string) error {
 	s.mu.Lock()
 	s.outputs = outputs
@@ -143,8 +143,8 @@ func (s *Stack) settle(sc *scope, outputs map[string]string) error {
 	return failed
 }
 
-// name returns the physical name of the resource with a logical id. A fresh one must not find what the stack has retained
-// under the name of before, so it gets a number.
+// name returns the physical name of the resource with a logical id. A fresh name must not find a resource that the
+// stack has retained under the old name, so it ends with a number.
 func (s *Stack) name(id string, fresh bool) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,7 +157,7 @@ func (s *Stack) name(id string, fresh bool) string {
 	return s.opts.Name + "-" + id
 }
 
-// describe answers CloudFormation's DescribeStacks for this stack.
+// describe serves CloudFormation's DescribeStacks for this stack.
 func (s *Stack) describe(w http.ResponseWriter, r *http.Request) {
 	want := access.Request{Action: "cloudformation:DescribeStacks", Resource: s.id()}
 	if app := application(r); s.function(app) != nil && !s.opts.Direct && !s.gate.allows(app, want) {
@@ -174,5 +174,5 @@ func (s *Stack) describe(w http.ResponseWriter, r *http.Request) {
 		Status  string   `xml:"DescribeStacksResult>Stacks>member>StackStatus"`
 	}{Status: s.status}
 	s.mu.Unlock()
-	_ = xml.NewEncoder(w).Encode(answer) // the caller went away
+	_ = xml.NewEncoder(w).Encode(answer) // fails if the caller has disconnected
 }

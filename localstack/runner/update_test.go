@@ -21,7 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
-// deployment is a stack with one function for each way to change.
+// deployment is a stack with one function for each kind of change.
 const deployment = `
 Globals: {Function: {Runtime: provided.al2023, CodeUri: fn, Timeout: 10}}
 Parameters:
@@ -65,7 +65,7 @@ Outputs:
   Table: {Value: !If [MakesTable, !Ref Table, !Ref Adopted]}
 `
 
-// orders are the requests of CloudFormation to the custom resource. A flavour "bitter" is refused.
+// orders records CloudFormation's requests to the custom resource, which refuses the flavor "bitter".
 type orders struct {
 	mu  sync.Mutex
 	all []string
@@ -110,7 +110,7 @@ func update(t *testing.T, stack *runner.Stack, parameters map[string]string) {
 	}
 }
 
-// process returns a process of a function.
+// process returns the id of a function's process.
 func process(t *testing.T, stack *runner.Stack, id string) *os.Process {
 	t.Helper()
 	b, err := stack.Invoke(t.Context(), id, testfn.Call{Do: "pid"}.JSON())
@@ -130,7 +130,7 @@ func process(t *testing.T, stack *runner.Stack, id string) *os.Process {
 
 func runs(p *os.Process) bool { return p.Signal(syscall.Signal(0)) == nil }
 
-// variable returns a variable of the environment in which a function runs.
+// variable returns an environment variable of a running function.
 func variable(t *testing.T, stack *runner.Stack, id, name string) string {
 	t.Helper()
 	b, err := stack.Invoke(t.Context(), id, testfn.Call{Do: "describe"}.JSON())
@@ -162,7 +162,7 @@ func TestUpdate(t *testing.T) {
 			t.Error("the process of the unchanged function has ended")
 		}
 	})
-	t.Run("an update without parameters keeps the changed ones and touches nothing", func(t *testing.T) {
+	t.Run("an update without parameters keeps the changed ones and changes no resource", func(t *testing.T) {
 		coloured = process(t, stack, "Coloured")
 		custom.take()
 		update(t, stack, nil)
@@ -176,7 +176,7 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("the custom resource got %q", got)
 		}
 	})
-	t.Run("AWS-17 a version whose description changes alone fails the update, which changes nothing", func(t *testing.T) {
+	t.Run("AWS-17 an update fails, and is rolled back, if only the description of a version changes", func(t *testing.T) {
 		err := stack.Update(t.Context(), map[string]string{"Note": "second", "Colour": "green"})
 		if err == nil || !strings.Contains(err.Error(), "resource Noted: CREATE_FAILED: A version for this Lambda function exists ( 1 )") {
 			t.Errorf("got error %v", err)
@@ -184,7 +184,7 @@ func TestUpdate(t *testing.T) {
 		if got := variable(t, stack, "Coloured", "COLOUR"); got != "blue" {
 			t.Errorf("got %q after the rollback, want blue", got)
 		}
-		update(t, stack, map[string]string{"Colour": "red"}) // the rolled back parameters are not kept
+		update(t, stack, map[string]string{"Colour": "red"}) // the parameters of the failed update are not kept
 		if !runs(noted) {
 			t.Error("the process of an unchanged function has ended")
 		}
@@ -195,7 +195,7 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("got %q, want no", got)
 		}
 	})
-	t.Run("a refusal of a custom resource rolls the update back", func(t *testing.T) {
+	t.Run("an update that a custom resource refuses is rolled back", func(t *testing.T) {
 		err := stack.Update(t.Context(), map[string]string{"Flavour": "bitter", "Colour": "black"})
 		if err == nil || !strings.Contains(err.Error(), "too bitter") {
 			t.Errorf("got error %v, want the refusal", err)
@@ -216,23 +216,23 @@ func TestUpdate(t *testing.T) {
 		}
 		db := dynamodb.NewFromConfig(awslocal.Config(o.Endpoints.DynamoDB))
 		if _, err := db.DescribeTable(t.Context(), &dynamodb.DescribeTableInput{TableName: &own}); err != nil {
-			t.Errorf("the table of before: %v", err)
+			t.Errorf("the old table: %v", err)
 		}
 	})
-	t.Run("a table that a failed update made is deleted", func(t *testing.T) {
+	t.Run("a table that a failed update created is deleted", func(t *testing.T) {
 		update(t, stack, map[string]string{"Adopted": "another"})
 		if err := stack.Update(t.Context(), map[string]string{"Adopted": "", "Flavour": "bitter"}); err == nil {
 			t.Error("the update succeeded")
 		}
 		if got := stack.Outputs()["Table"]; got != "another" {
-			t.Errorf("got table %q, want the one of before the update", got)
+			t.Errorf("got table %q, want the one from before the update", got)
 		}
 		db := dynamodb.NewFromConfig(awslocal.Config(o.Endpoints.DynamoDB))
 		if _, err := db.DescribeTable(t.Context(), &dynamodb.DescribeTableInput{TableName: aws.String(o.Name + "-Table-3")}); err == nil {
-			t.Error("the table is still there")
+			t.Error("the table still exists")
 		}
 	})
-	t.Run("a reservation comes and goes while an invocation runs", func(t *testing.T) {
+	t.Run("a reservation can be added and removed while an invocation runs", func(t *testing.T) {
 		gate := testfn.NewGate(t)
 		held := make(chan error, 1)
 		go func() {

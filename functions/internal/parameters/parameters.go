@@ -1,7 +1,7 @@
-// Package parameters looks up the secrets of backends in SSM Parameter Store.
+// Package parameters reads secrets from SSM Parameter Store.
 //
-// The one operation that is needed is written here, signed by the SDK's signer, instead of
-// making every function larger by the SDK's client for all of SSM.
+// It implements the single operation that it needs, signed by the SDK's signer, because the SDK's client for all of
+// SSM would make every function larger.
 package parameters
 
 import (
@@ -31,21 +31,21 @@ import (
 )
 
 const (
-	// keep is how long a value is used before SSM is asked again.
+	// keep is how long a value is used before it is read again.
 	keep = 5 * time.Minute
-	// keepStale is how long the last value is used while SSM does not answer.
+	// keepStale is how long the last value is used while SSM is unavailable.
 	keepStale = time.Hour
 	// keepFault is the pause after a failure, so that not every request of a client causes one to SSM.
 	keepFault = 5 * time.Second
-	// timeout bounds a try.
+	// timeout limits each attempt.
 	timeout = 3 * time.Second
 	tries   = 3
 )
 
-// maxAnswer bounds what is read of an answer; a value has 8 KB at the most.
+// maxAnswer limits how much of a response is read. A value has at most 8 KB.
 const maxAnswer = 64 << 10
 
-// Store looks up settings. It may be used concurrently. Make it with [New].
+// Store looks up secrets. It is safe for concurrent use. Create it with [New].
 type Store struct {
 	aws      aws.Config
 	endpoint string
@@ -53,21 +53,21 @@ type Store struct {
 	now      func() time.Time
 	log      *slog.Logger
 
-	mu   sync.Mutex // makes each parameter once
+	mu   sync.Mutex // guards against creating a parameter twice
 	held *bounded.Map[string, *refresh.Value[parameter]]
 }
 
-// maxHeld bounds the parameters in memory, because new configurations may name other ones.
+// maxHeld limits the parameters in memory, because new configurations may use different ones.
 const maxHeld = 1024
 
-// parameter is SSM's answer: a value, or an error that a repetition does not change, for example because the parameter does
-// not exist.
+// parameter is SSM's response: a value, or an error that would not change with another attempt, for example because
+// the parameter does not exist.
 type parameter struct {
 	value string
 	err   error
 }
 
-// New makes a store. It asks nothing yet.
+// New creates a Store. It does not send requests yet.
 func New(cfg aws.Config, log *slog.Logger) *Store {
 	domain := "amazonaws.com"
 	if strings.HasPrefix(cfg.Region, "cn-") {
@@ -81,8 +81,8 @@ func New(cfg aws.Config, log *slog.Logger) *Store {
 	}
 }
 
-// Secret looks a setting up: in Parameter Store if it refers to that, else in the environment. A
-// reference to what is not there, or not ours to read, is of kind fault.Invalid.
+// Secret looks up a value: in Parameter Store if it is a reference to a parameter, and otherwise in the environment.
+// If the parameter does not exist or cannot be read with our permissions, the error is of kind fault.Invalid.
 func (s *Store) Secret(ctx context.Context, v secret.Value) (string, error) {
 	name, ok := v.Parameter()
 	if !ok {
@@ -102,7 +102,7 @@ func (s *Store) Secret(ctx context.Context, v secret.Value) (string, error) {
 	return p.value, nil
 }
 
-// hold returns the parameter's place in memory.
+// hold returns the parameter's cached value, which it creates if needed.
 func (s *Store) hold(name string) *refresh.Value[parameter] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,7 +117,7 @@ func (s *Store) hold(name string) *refresh.Value[parameter] {
 	return held
 }
 
-// refresh asks for a parameter. Only errors that may pass are an error of the load.
+// refresh reads a parameter. It returns an error only if another attempt may succeed.
 func (s *Store) refresh(ctx context.Context, name string) (parameter, error) {
 	value, err := s.get(ctx, name)
 	if fault.Is(err, fault.Unavailable) {
@@ -127,7 +127,7 @@ func (s *Store) refresh(ctx context.Context, name string) (parameter, error) {
 	return parameter{value, err}, nil
 }
 
-// get reads a parameter, and tries again what may pass.
+// get reads a parameter, and repeats attempts that failed temporarily.
 func (s *Store) get(ctx context.Context, name string) (value string, err error) {
 	for try := range tries {
 		if try > 0 && periodic.Sleep(ctx, 100*time.Millisecond<<try) != nil {
@@ -140,11 +140,11 @@ func (s *Store) get(ctx context.Context, name string) (value string, err error) 
 	return value, err
 }
 
-// ask calls GetParameter (SSM API reference), in the JSON 1.1 protocol.
+// ask calls GetParameter (SSM API reference) with the JSON 1.1 protocol.
 func (s *Store) ask(ctx context.Context, name string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	body, _ := json.Marshal(map[string]any{"Name": name, "WithDecryption": true}) // a string and a bool
+	body, _ := json.Marshal(map[string]any{"Name": name, "WithDecryption": true}) // a string and a bool always encode
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.endpoint, bytes.NewReader(body))
 	if err != nil {
 		return "", fault.Wrap(fault.Internal, err, "make a request to SSM")
@@ -171,7 +171,7 @@ func (s *Store) ask(ctx context.Context, name string) (string, error) {
 	return read(resp.StatusCode, answer)
 }
 
-// read takes the value out of an answer. What is wrong is told by its type alone.
+// read parses a response. Errors contain only the type of SSM's error, not its message.
 func read(status int, answer []byte) (string, error) {
 	var out struct {
 		Parameter struct{ Value string }

@@ -10,8 +10,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// ReloadAfter is how old a process's keyset may be before it reads the stored one again: a [Sealer] always does, and an [Opener] only
-// if a secret does not open.
+// ReloadAfter is the age at which a process reads the stored keyset again. A [Sealer] always does so, an [Opener]
+// only if it cannot open a secret.
 const ReloadAfter = 10 * time.Second
 
 // Opener opens sealed secrets. It unwraps the private keyset at its first use, and again only if a secret was sealed with a
@@ -19,14 +19,14 @@ const ReloadAfter = 10 * time.Second
 type Opener struct {
 	DB      store.DB
 	Wrapper Wrapper
-	// Timeout bounds reading and unwrapping; 0 is 10 s.
+	// Timeout limits reading and unwrapping. 0 means 10 s.
 	Timeout time.Duration
 
 	once   sync.Once
 	keyset *refresh.Value[openable]
 }
 
-// openable is an unwrapped keyset with the version of its item.
+// openable is an unwrapped keyset and the version of its item.
 type openable struct {
 	*webhook.Opener
 	version int64
@@ -52,7 +52,7 @@ func (o *Opener) Open(ctx context.Context, sealed []byte, b webhook.Binding) ([]
 	return newer.Open(ctx, sealed, b)
 }
 
-// load unwraps the stored keyset unless it has the version of the old one.
+// load unwraps the stored keyset, unless it has the same version as the old one.
 func (o *Opener) load(ctx context.Context, old openable) (openable, error) {
 	item, err := read(ctx, o.DB, privateKey)
 	if err != nil || old.Opener != nil && item.Version == old.version {

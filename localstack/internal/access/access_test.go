@@ -50,7 +50,7 @@ func TestPolicy(t *testing.T) {
 		})
 	}
 	if (access.Policy{}).Allows(access.Request{Action: "a", Resource: "b"}) {
-		t.Error("no policy allows something")
+		t.Error("the zero policy allows a request")
 	}
 }
 
@@ -70,7 +70,7 @@ func TestPoliciesThatAreRefused(t *testing.T) {
 	}
 }
 
-// names makes ARNs by a prefix.
+// names makes ARNs by adding a prefix.
 type names struct{}
 
 func (names) Table(name string) (arn, key string) { return "arn:" + name, "pk" }

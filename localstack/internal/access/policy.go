@@ -1,10 +1,8 @@
-// Package access decides whether a function may send a request to AWS, by the
-// policies that the template gives it, so that a missing permission shows on this
-// machine and not after the deployment.
+// Package access decides whether a function may send a request to AWS, based on the policies in the template. This
+// way a missing permission shows up on this machine instead of after the deployment.
 //
-// It knows the part of the policy language that the template uses, and refuses to
-// read what is beyond it. [Requests] is what a request on the wire asks for;
-// transport does not enter here.
+// It supports the parts of the policy language that the template uses, and refuses to parse the rest. [Requests]
+// extracts the required permissions from the body of a request. The package does not depend on HTTP.
 package access
 
 import (
@@ -15,17 +13,17 @@ import (
 	"strings"
 )
 
-// Request is one thing that a request asks for; a batch asks for several.
+// Request is one permission that a request requires. A batch may require several.
 type Request struct {
-	// Action is such as dynamodb:PutItem, Resource an ARN.
+	// Action is e.g. dynamodb:PutItem, and Resource an ARN.
 	Action, Resource string
 	// LeadingKeys are the partition keys of the items (dynamodb:LeadingKeys).
 	LeadingKeys []string
-	// EncryptionContext is that of a KMS request.
+	// EncryptionContext is the encryption context of a KMS request.
 	EncryptionContext map[string]string
 }
 
-// Policy is what a function may do. The zero value allows nothing.
+// Policy is the permissions of a function. The zero value allows nothing.
 type Policy struct{ statements []statement }
 
 type statement struct {
@@ -36,7 +34,7 @@ type statement struct {
 	Condition map[string]map[string]texts
 }
 
-// texts is a text or a list of them.
+// texts is a string or a list of strings.
 type texts []string
 
 func (t *texts) UnmarshalJSON(b []byte) error {
@@ -48,8 +46,8 @@ func (t *texts) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*[]string)(t))
 }
 
-// Parse reads the Policies property of a SAM function: a list of policy
-// documents. Names of managed policies and policy templates are refused.
+// Parse parses the Policies property of a SAM function, which must be a list of policy documents. It does not support
+// names of managed policies or policy templates.
 func Parse(raw json.RawMessage) (Policy, error) {
 	var p Policy
 	if len(raw) == 0 {
@@ -73,7 +71,7 @@ func Parse(raw json.RawMessage) (Policy, error) {
 	return p, nil
 }
 
-// The conditions that are known.
+// Supported conditions.
 const (
 	likeAll     = "ForAllValues:StringLike"
 	equals      = "StringEquals"
@@ -99,7 +97,7 @@ func (st statement) check() error {
 // Allows reports whether a statement allows the request.
 func (p Policy) Allows(r Request) bool { return len(p.Allowing(r)) > 0 }
 
-// Allowing are the ids of the statements that allow the request.
+// Allowing returns the ids of the statements that allow the request.
 func (p Policy) Allowing(r Request) (sids []string) {
 	for _, st := range p.statements {
 		if st.allows(r) {
@@ -116,7 +114,7 @@ func (st statement) allows(r Request) bool {
 	for operator, keys := range st.Condition {
 		for key, wanted := range keys {
 			if operator == likeAll {
-				// As in IAM, no keys at all fulfil it.
+				// As in IAM, a request without keys satisfies this condition.
 				if slices.ContainsFunc(r.LeadingKeys, func(k string) bool { return !like(wanted, k) }) {
 					return false
 				}
@@ -128,7 +126,7 @@ func (st statement) allows(r Request) bool {
 	return true
 }
 
-// like matches a text against patterns with * and ?, which match any character.
+// like reports whether text matches one of the patterns, in which * and ? stand for any characters.
 func like(patterns []string, text string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool { return wildcard(p, text) })
 }

@@ -6,21 +6,20 @@ import (
 	"strings"
 )
 
-// Names finds the ARNs of what requests name otherwise.
+// Names maps the names in requests to ARNs.
 type Names interface {
-	// Table is the ARN of a table and the name of its partition key attribute.
+	// Table returns the ARN of a table and the name of its partition key attribute.
 	Table(name string) (arn, key string)
-	// Queue is the ARN of a queue by its URL.
+	// Queue returns the ARN of a queue with the given URL.
 	Queue(url string) (arn string)
-	// Key is the ARN of a KMS key by its id or ARN.
+	// Key returns the ARN of a KMS key with the given id or ARN.
 	Key(id string) (arn string)
-	// Parameter is the ARN of a parameter of SSM by its name.
+	// Parameter returns the ARN of an SSM parameter with the given name.
 	Parameter(name string) (arn string)
 }
 
-// Requests is what a request in the JSON protocol asks for: target is its
-// X-Amz-Target, such as DynamoDB_20120810.PutItem. Each action is asked for once per
-// resource, with all its keys.
+// Requests returns the permissions that a request in the JSON protocol requires. Target is its X-Amz-Target, e.g.
+// DynamoDB_20120810.PutItem. The result has one element per action and resource, with all partition keys.
 func Requests(target string, body []byte, names Names) ([]Request, error) {
 	service, operation, _ := strings.Cut(target, ".")
 	switch {
@@ -52,12 +51,12 @@ func Requests(target string, body []byte, names Names) ([]Request, error) {
 	return nil, fmt.Errorf("requests to %q are not known", target)
 }
 
-// value is an attribute value; only texts are keys here.
+// value is an attribute value. Only strings are used as keys.
 type value struct{ S *string }
 
 type item map[string]value
 
-// tableRequest has the members of all operations of DynamoDB that matter.
+// tableRequest has the relevant members of all DynamoDB operations.
 type tableRequest struct {
 	TableName string
 	Key, Item item
@@ -70,7 +69,7 @@ type tableRequest struct {
 	TransactItems []map[string]tableRequest
 }
 
-// transactions maps the members of a transaction to the actions that they need.
+// transactions maps the members of a transaction to the actions that they require.
 var transactions = map[string]string{
 	"Put": "PutItem", "Update": "UpdateItem", "Delete": "DeleteItem", "ConditionCheck": "ConditionCheckItem", "Get": "GetItem",
 }
@@ -106,7 +105,7 @@ func tableRequests(operation string, body []byte, names Names) ([]Request, error
 	return g.requests, nil
 }
 
-// gathered joins requests for the same action and table.
+// gathered merges requests for the same action and table.
 type gathered struct {
 	names    Names
 	requests []Request
@@ -129,14 +128,14 @@ func (g *gathered) add(action, table string, keys []string) {
 	g.requests[n].LeadingKeys = append(g.requests[n].LeadingKeys, keys...)
 }
 
-// keys finds the partition keys of an operation on one item or partition.
+// keys returns the partition keys of an operation on one item or partition.
 func (r tableRequest) keys(attribute string) []string {
 	for _, it := range []item{r.Key, r.Item} {
 		if v := it[attribute]; v.S != nil {
 			return []string{*v.S}
 		}
 	}
-	// A query names its partition as "pk = :v", alone or before an AND.
+	// A query names its partition as "pk = :v", possibly followed by AND.
 	for part := range strings.SplitSeq(r.KeyConditionExpression, " AND ") {
 		name, placeholder, ok := strings.Cut(part, "=")
 		if !ok {
@@ -153,7 +152,7 @@ func (r tableRequest) keys(attribute string) []string {
 	return nil
 }
 
-// batchKeys finds the partition keys of one table in BatchGetItem or BatchWriteItem.
+// batchKeys returns the partition keys of one table in BatchGetItem or BatchWriteItem.
 func batchKeys(raw json.RawMessage, attribute string) (keys []string, err error) {
 	var get struct{ Keys []item }
 	if json.Unmarshal(raw, &get) == nil {

@@ -1,5 +1,5 @@
-// Package furl is the HTTP front of a function: a Function URL with payload
-// format 2.0, buffered or streamed, without authentication of its own.
+// Package furl implements Function URLs: an HTTP server in front of a function, with payload format 2.0, buffered or
+// streamed. It does not authenticate callers.
 package furl
 
 import (
@@ -27,41 +27,38 @@ import (
 // Mode is how a Function URL returns a response.
 type Mode string
 
-// The invoke modes.
+// Invoke modes.
 const (
 	Buffered Mode = "BUFFERED"
 	Stream   Mode = "RESPONSE_STREAM"
 )
 
-// Invoker is the function.
+// Invoker invokes the function.
 type Invoker interface {
 	Name() string
 	Invoke(ctx context.Context, inv lambda.Invocation) (*lambda.Response, error)
 }
 
-// Handler serves the Function URL of a function.
-//
-// Notes:
-//   - A client that goes away ends nothing: the function runs on, as on Lambda.
-//   - With Remap, headers that AWS keeps to itself come as x-amzn-Remapped-NAME.
-//   - A function error is 502 and a throttled request 429, with Lambda's bodies.
+// Handler serves the Function URL of a function. If the client disconnects, the function continues, as on Lambda.
+// With Remap, headers that AWS reserves are returned as x-amzn-Remapped-NAME. A function error becomes a 502 and a
+// throttled request a 429, with the bodies that Lambda uses.
 type Handler struct {
 	Function Invoker
 	Mode     Mode
-	// Remap renames the headers that a Function URL renames.
+	// Remap renames the same headers that Function URLs rename.
 	Remap bool
-	// Log is of failed requests; nil discards it.
+	// Log logs failed requests. Nil discards the messages.
 	Log *slog.Logger
 }
 
-// maxPrelude bounds the JSON in front of a streamed response.
+// maxPrelude is the maximum size of the JSON that precedes a streamed response.
 const maxPrelude = 64 << 10
 
 // separator ends the prelude.
 var separator = make([]byte, 8)
 
 func (h Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	// The event has the body as JSON text; 4 MiB are surely under 6 MiB as base64.
+	// The event contains the body as a JSON string. 4 MiB in base64 stay below the limit of 6 MiB.
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 4<<20))
 	if err != nil {
 		message(w, http.StatusRequestEntityTooLarge, "Request Too Large")
@@ -72,7 +69,7 @@ func (h Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		message(w, http.StatusBadRequest, "Bad Request")
 		return
 	}
-	// The invocation outlives the client.
+	// The invocation continues if the client disconnects.
 	resp, err := h.Function.Invoke(context.WithoutCancel(r.Context()), lambda.Invocation{Payload: payload})
 	switch {
 	case errors.Is(err, lambda.ErrThrottled):
@@ -86,7 +83,7 @@ func (h Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer resp.Body.Close()
 	w.Header().Set("X-Amzn-Requestid", resp.RequestID)
 	if r.ProtoMajor == 1 && r.ProtoMinor == 1 {
-		w.Header().Set("Connection", "keep-alive") // the front's, whatever the function says
+		w.Header().Set("Connection", "keep-alive") // set by the server, whatever the function returns
 	}
 	if resp.FunctionError == "" && h.Mode == Stream {
 		h.stream(w, resp)
@@ -109,10 +106,10 @@ func (h Handler) buffered(w http.ResponseWriter, resp *lambda.Response) {
 		return
 	}
 	h.header(w, out.StatusCode, out.Headers, out.Cookies)
-	_, _ = w.Write(body) // the client went away
+	_, _ = w.Write(body) // fails if the client has disconnected
 }
 
-// decode reads a buffered response. A JSON value without a status is the body itself.
+// decode decodes a buffered response. If the JSON has no status, all of it is the body.
 func decode(b []byte) (out events.LambdaFunctionURLResponse, body []byte, err error) {
 	err = json.Unmarshal(b, &out)
 	if err != nil || out.StatusCode == 0 {
@@ -139,7 +136,7 @@ func decode(b []byte) (out events.LambdaFunctionURLResponse, body []byte, err er
 	return out, []byte(out.Body), nil
 }
 
-// stream writes what the function writes, each write at once.
+// stream forwards each write of the function immediately.
 func (h Handler) stream(w http.ResponseWriter, resp *lambda.Response) {
 	var rest []byte
 	if resp.ContentType == lambda.HTTPIntegration {
@@ -155,9 +152,9 @@ func (h Handler) stream(w http.ResponseWriter, resp *lambda.Response) {
 		h.header(w, http.StatusOK, map[string]string{"Content-Type": resp.ContentType}, nil)
 	}
 	control := http.NewResponseController(w)
-	// The client sees the status before the body begins.
+	// Send the status before the body begins.
 	if len(rest) > 0 {
-		_, _ = w.Write(rest) // a client that went away shows at the next write
+		_, _ = w.Write(rest) // a disconnected client is detected at the next write
 	}
 	_ = control.Flush()
 	buf := make([]byte, 32<<10)
@@ -165,7 +162,7 @@ func (h Handler) stream(w http.ResponseWriter, resp *lambda.Response) {
 		n, err := resp.Body.Read(buf)
 		if n > 0 {
 			if _, werr := w.Write(buf[:n]); werr != nil {
-				return // the client went away; the deferred Close lets the function write on
+				return // the client disconnected; after the deferred Close, the function can continue to write
 			}
 			_ = control.Flush()
 		}
@@ -174,12 +171,12 @@ func (h Handler) stream(w http.ResponseWriter, resp *lambda.Response) {
 		}
 		if err != nil {
 			h.warn("the stream broke off", "error", err)
-			panic(http.ErrAbortHandler) // so that the client sees it
+			panic(http.ErrAbortHandler) // so that the client notices the error
 		}
 	}
 }
 
-// readPrelude reads up to the separator, and returns what it read beyond it.
+// readPrelude reads up to the separator. It also returns the bytes that it read beyond it.
 func readPrelude(r io.Reader) (prelude events.LambdaFunctionURLResponse, rest []byte, err error) {
 	buf := make([]byte, 0, 4<<10)
 	for {
@@ -206,7 +203,7 @@ func readPrelude(r io.Reader) (prelude events.LambdaFunctionURLResponse, rest []
 	}
 }
 
-// remapped are the headers that Function URLs are known to rename, as API Gateway does.
+// remapped lists the headers that Function URLs, like API Gateway, are known to rename.
 var remapped = []string{"Www-Authenticate", "Authorization", "Date", "Server"}
 
 func (h Handler) header(w http.ResponseWriter, status int, headers map[string]string, cookies []string) {
@@ -216,7 +213,7 @@ func (h Handler) header(w http.ResponseWriter, status int, headers map[string]st
 		}
 		switch http.CanonicalHeaderKey(k) {
 		case "Connection", "Transfer-Encoding", "Content-Length", "Keep-Alive":
-			// belong to the connection, which is the front's
+			// these headers belong to the connection
 		default:
 			w.Header().Set(k, v)
 		}
@@ -233,7 +230,7 @@ func (h Handler) header(w http.ResponseWriter, status int, headers map[string]st
 func message(w http.ResponseWriter, status int, text string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(map[string]string{"Message": text}) // the client went away
+	_ = json.NewEncoder(w).Encode(map[string]string{"Message": text}) // fails if the client has disconnected
 }
 
 func (h Handler) warn(text string, args ...any) {
@@ -242,7 +239,7 @@ func (h Handler) warn(text string, args ...any) {
 	}
 }
 
-// Request is the event of an HTTP request, in payload format 2.0.
+// Request converts an HTTP request to an event with payload format 2.0.
 func Request(r *http.Request, body []byte, now time.Time) events.LambdaFunctionURLRequest {
 	host := r.Host
 	if h, _, err := net.SplitHostPort(host); err == nil {
@@ -256,7 +253,7 @@ func Request(r *http.Request, body []byte, now time.Time) events.LambdaFunctionU
 		Version:        "2.0",
 		RawPath:        r.URL.EscapedPath(),
 		RawQueryString: r.URL.RawQuery,
-		// As a Function URL says, which has no http.
+		// Function URLs always use https.
 		Headers:         map[string]string{"host": r.Host, "x-forwarded-for": source, "x-forwarded-proto": "https"},
 		IsBase64Encoded: !isText(r.Header, body),
 		RequestContext: events.LambdaFunctionURLRequestContext{
@@ -293,8 +290,8 @@ func Request(r *http.Request, body []byte, now time.Time) events.LambdaFunctionU
 	return event
 }
 
-// isText reports whether the event has the body as text: by its type, as
-// Lambda decides, and because JSON could not hold it otherwise.
+// isText reports whether the event contains the body as text. Lambda decides by the content type. Text that is not
+// UTF-8 cannot be in JSON.
 func isText(h http.Header, body []byte) bool {
 	if len(body) == 0 {
 		return true

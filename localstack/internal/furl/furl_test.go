@@ -19,7 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
 )
 
-// function answers every invocation with what answer returns.
+// function responds to every invocation with a given function.
 type function func(events.LambdaFunctionURLRequest) (*lambda.Response, error)
 
 func (f function) Name() string { return "fn" }
@@ -45,7 +45,7 @@ func serve(t *testing.T, mode furl.Mode, f function) string {
 func TestTheEventOfARequest(t *testing.T) {
 	tests := map[string]struct {
 		contentType, body string
-		want              string // the event's body
+		want              string // the body in the event
 		base64            bool
 	}{
 		"JSON is text":           {"application/json; charset=utf-8", `{"a":"ü"}`, `{"a":"ü"}`, false},
@@ -155,7 +155,7 @@ func TestAStreamArrivesAsItIsWritten(t *testing.T) {
 	})
 	written := make(chan error, 1)
 	go func() {
-		// The prelude in two pieces, and no byte of the body yet.
+		// The prelude arrives in two pieces, before any byte of the body.
 		_, err := io.WriteString(w, `{"statusCode":200,"head`)
 		if err == nil {
 			_, err = io.WriteString(w, `ers":{"Content-Type":"text/event-stream"}}`+strings.Repeat("\x00", 8))
@@ -179,7 +179,7 @@ func TestAStreamArrivesAsItIsWritten(t *testing.T) {
 			t.Fatalf("got %q, %v, want %q", got, err, want)
 		}
 	}
-	// A stream that breaks off does not look like a whole one.
+	// The client must be able to tell a stream that broke off from a complete one.
 	w.CloseWithError(errors.New("killed"))
 	if _, err := lines.ReadString('\n'); err == nil || errors.Is(err, io.EOF) {
 		t.Errorf("got error %v, want an unexpected end", err)

@@ -7,53 +7,51 @@ import (
 	"time"
 )
 
-// MaxConcurrency is the environment variable in which Lambda gives a process on
-// a managed instance how many invocations it gets at once. A value that is no number above 0
-// is 1, as in the library of the functions.
+// MaxConcurrency is the environment variable that tells a process on a managed instance how many concurrent
+// invocations it gets. An invalid value means 1, as in the functions' Lambda library.
 const MaxConcurrency = "AWS_LAMBDA_MAX_CONCURRENCY"
 
 // Config describes a function.
 type Config struct {
-	// Name and ARN are how others call it.
+	// Name and ARN identify the function to callers.
 	Name, ARN string
 	// Binary is the path of the executable.
 	Binary string
-	// Env is its whole environment, but for what Lambda adds.
+	// Env is the complete environment, except for the variables that Lambda adds.
 	Env map[string]string
-	// Memory in MiB is in the function's environment; it is not enforced. 0 is 128.
+	// Memory in MiB is passed to the function in its environment. It is not enforced. 0 means 128.
 	Memory int
-	// Instances is how many processes share the invocations at least, where each takes
-	// several; 0 is 1. Fewer are added to at the next invocation.
+	// Instances is the minimum number of processes if each of them accepts several invocations. 0 means 1. If there
+	// are fewer, the next invocation starts one.
 	Instances int
-	// Timeout bounds an invocation, from the moment a process has taken it; 0 is 3 s. A
-	// process that takes several goes on with the others, and with this one.
+	// Timeout limits an invocation, from the time at which a process has received it. 0 means 3 s. After a timeout, a
+	// process with several invocations continues with all of them, including this one.
 	Timeout time.Duration
-	// InitTimeout bounds the time from exec to the first request for an
-	// invocation; 0 is 30 s. (Lambda gives 10 s, but on machines of its own.)
+	// InitTimeout limits the time from exec to the first request for an invocation. 0 means 30 s. Lambda allows 10 s,
+	// but does not share its machine with tests.
 	InitTimeout time.Duration
-	// IdleTimeout is how long a process is kept without work; 0 is 5 minutes.
+	// IdleTimeout is how long an idle process is kept. 0 means 5 minutes.
 	IdleTimeout time.Duration
-	// Grace is how long a process may go on after SIGTERM; 0 is 2 s.
+	// Grace is how long a process may continue after SIGTERM. 0 means 2 s.
 	Grace time.Duration
-	// AllowLoops lets the function be invoked in a chain of requests however long
-	// (RecursiveLoop: Allow).
+	// AllowLoops disables the limit on invocations of the function in a chain of requests (RecursiveLoop: Allow).
 	AllowLoops bool
-	// Limit is what invocations share. Functions without a reservation have one together.
+	// Limit limits concurrent invocations. All functions without a reservation share one.
 	Limit *Limit
-	// Output receives what the processes print, a line per call, from several
-	// goroutines at once; nil discards it.
+	// Output receives the output of the processes, one line per call, concurrently from several goroutines. Nil
+	// discards it.
 	Output io.Writer
-	// Log is of the life of processes; nil discards it.
+	// Log logs the starts and ends of processes. Nil discards the messages.
 	Log *slog.Logger
 }
 
-// Limit is a number of invocations that may run at once.
+// Limit limits the number of concurrent invocations.
 type Limit struct {
 	slots    chan struct{}
-	reserved int // of the slots, for functions with a limit of their own
+	reserved int // slots that functions with their own limit have taken
 }
 
-// NewLimit makes a limit of n invocations.
+// NewLimit returns a limit of n invocations.
 func NewLimit(n int) *Limit { return &Limit{slots: make(chan struct{}, n)} }
 
 func (l *Limit) release() { <-l.slots }
@@ -61,8 +59,8 @@ func (l *Limit) release() { <-l.slots }
 // minUnreserved is how much of an account's quota cannot be reserved, unless the quota is smaller.
 const minUnreserved = 100
 
-// Reserve takes n invocations off what functions without a reservation share. It waits for running invocations if they
-// have the slots. Reserve and Unreserve must not be called concurrently.
+// Reserve removes n invocations from those that functions without a reservation share. If all slots are in use, it
+// waits for running invocations. Reserve and Unreserve must not be called concurrently.
 func (l *Limit) Reserve(n int) error {
 	if left := cap(l.slots) - l.reserved - n; left < min(minUnreserved, cap(l.slots)) {
 		return fmt.Errorf("a reservation of %d decreases the account's unreserved concurrency below its minimum value of [%d]", n, min(minUnreserved, cap(l.slots)))
@@ -74,7 +72,7 @@ func (l *Limit) Reserve(n int) error {
 	return nil
 }
 
-// Unreserve gives n reserved invocations back.
+// Unreserve returns n reserved invocations.
 func (l *Limit) Unreserve(n int) {
 	l.reserved -= n
 	for range n {

@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/testfn"
 )
 
-// state returns the state of a process as ps shows it, e.g. "S" or "T", and "" if there is no such process.
+// state returns the state of a process as ps shows it, e.g. "S" or "T", or "" if the process does not exist.
 func state(t *testing.T, pid string) string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "ps", "-o", "stat=", "-p", pid).Output()
@@ -38,7 +38,7 @@ func exists(file string) bool {
 	return err == nil
 }
 
-// gone reports whether a process has ended; its parent may not have noticed yet.
+// gone reports whether a process has ended, even if its parent has not noticed yet.
 func gone(t *testing.T, pid string) bool {
 	t.Helper()
 	is := state(t, pid)
@@ -50,7 +50,7 @@ func TestBackgroundWorkDoesNotAdvanceWhileAnInstanceIsIdle(t *testing.T) {
 	pid := body(t, invoke(t, f, testfn.Call{Do: "tick"}))
 	eventually(t, "the idle process is frozen", func() bool { return stopped(t, pid) })
 	const idle = 300 * time.Millisecond
-	time.Sleep(idle) // is what the test is about: a longer pause shows the same
+	time.Sleep(idle) // the process must be idle for some time; a longer pause shows the same
 	pause, err := strconv.Atoi(body(t, invoke(t, f, testfn.Call{Do: "pause"})))
 	if err != nil || time.Duration(pause)*time.Millisecond < idle {
 		t.Errorf("the goroutine never stopped for longer than %d ms, %v, want at least %v", pause, err, idle)
@@ -99,7 +99,7 @@ func TestAFrozenProcessEndsInOrderWithEverythingThatEndsProcesses(t *testing.T) 
 	})
 }
 
-// runnerVariable makes this test binary a runner that starts a function, prints the process id and waits.
+// runnerVariable makes this test binary act as a runner that starts a function, prints the process id and waits.
 const runnerVariable = "TESTFN_RUNNER"
 
 func runUntilKilled() {
@@ -143,6 +143,6 @@ func TestAFrozenProcessDoesNotOutliveARunnerThatIsKilled(t *testing.T) {
 	if err := runner.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = runner.Wait() // says that it was killed
+	_ = runner.Wait() // the error says that it was killed
 	eventually(t, "the process is gone", func() bool { return gone(t, pid) })
 }

@@ -1,15 +1,16 @@
-// Package lambda runs function binaries as Lambda would: as processes that speak
-// the Runtime API, kept warm between invocations, several at once up to a limit.
+// Package lambda runs function binaries as Lambda would: as processes that use the Runtime API, kept warm between
+// invocations, and several concurrently up to a limit.
 //
-//	Invoke ──▶ Function ──▶ instance with room, or a new one
+//	Invoke ──▶ Function ──▶ instance with a free slot, or a new one
 //	                          │  process ◀── GET  invocation/next
 //	   Response ◀─────────────┘          ──▶ POST invocation/{id}/response
 //
-// A process takes one invocation at a time, and it is frozen (SIGSTOP) while it waits for the next one. With
-// [MaxConcurrency] in its environment it takes that many: it is a managed instance then, which is never frozen.
+// A process handles one invocation at a time, and is frozen (SIGSTOP) while it waits for the next one. If its
+// environment contains [MaxConcurrency], it is a managed instance: it handles that many invocations concurrently and
+// is never frozen.
 //
-// Nothing of events, queues or HTTP fronts may enter here; they come with
-// localstack/internal/mapping, furl and schedule, which call [Function.Invoke].
+// The package does not depend on events, queues or HTTP. Packages mapping, furl and schedule add these and call
+// [Function.Invoke].
 package lambda
 
 import (
@@ -28,32 +29,31 @@ import (
 	"github.com/google/uuid"
 )
 
-// ErrThrottled is returned by [Function.Invoke] when as many invocations run as may.
+// ErrThrottled is returned by [Function.Invoke] if the maximum number of invocations is running.
 var ErrThrottled = errors.New("lambda: as many invocations run as may")
 
-// ErrClosed is returned by [Function.Invoke] once the function was closed.
+// ErrClosed is returned by [Function.Invoke] after the function was closed.
 var ErrClosed = errors.New("lambda: the function is closed")
 
-// MaxPayload is the largest request in bytes, and the largest response that is
-// not streamed.
+// MaxPayload is the maximum size in bytes of a request, and of a response that is not streamed.
 const MaxPayload = 6 << 20
 
-// Function is a function and its processes. Its methods may be called concurrently.
+// Function is a function and its processes. It is safe for concurrent use.
 type Function struct {
 	cfg    Config
-	atOnce int             // invocations of one process
+	atOnce int             // concurrent invocations per process
 	ctx    context.Context // ends with Close
 	end    context.CancelFunc
 
 	mu     sync.Mutex
 	closed bool
-	room   []*instance // can take an invocation; the one used last is at the end
+	room   []*instance // have a free slot; the most recently used is at the end
 	live   map[*instance]struct{}
 	stats  Stats
 	wg     sync.WaitGroup
 }
 
-// New makes a function. No process is started before the first invocation.
+// New creates a function. The first invocation starts the first process.
 func New(cfg Config) *Function {
 	cfg.Memory = or(cfg.Memory, 128)
 	cfg.Timeout = or(cfg.Timeout, 3*time.Second)
@@ -86,20 +86,20 @@ func or[T comparable](v, fallback T) T {
 	return v
 }
 
-// Name is the function's name.
+// Name returns the function's name.
 func (f *Function) Name() string { return f.cfg.Name }
 
-// ARN is the function's Amazon resource name.
+// ARN returns the function's Amazon resource name.
 func (f *Function) ARN() string { return f.cfg.ARN }
 
-// Timeout bounds an invocation.
+// Timeout returns the limit of an invocation.
 func (f *Function) Timeout() time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.cfg.Timeout
 }
 
-// Env is the environment of new processes.
+// Env returns the environment of new processes.
 func (f *Function) Env() map[string]string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -110,21 +110,19 @@ func (f *Function) Env() map[string]string {
 type Invocation struct {
 	// Payload is the event, valid JSON of at most [MaxPayload] bytes.
 	Payload []byte
-	// Wait makes [Function.Invoke] wait for a free slot instead of returning
-	// [ErrThrottled]. It does what Lambda's own pollers do with their retries.
+	// Wait makes [Function.Invoke] wait for a free slot instead of returning [ErrThrottled]. This has the same effect
+	// as the retries of Lambda's own pollers.
 	Wait bool
-	// Trace is the trace header that the request or the message came with.
+	// Trace is the trace header of the request or message that caused the invocation.
 	Trace string
 }
 
-// Invoke runs the function once. It returns as soon as the response begins.
+// Invoke runs the function once. It returns when the response begins. The caller closes the response's body, which it
+// may do early.
 //
-// Notes:
-//   - The caller closes the response's body, and may do so early.
-//   - When ctx ends, Invoke returns, and the invocation runs on: as on Lambda, nothing tells
-//     the function that its caller went away.
-//   - A failure of the function (an error it reports, a crash, a timeout) is no
-//     error of Invoke but a [Response] that has FunctionError.
+// If ctx ends, Invoke returns, but the invocation continues, because Lambda does not tell a function that its caller
+// disconnected. If the function fails (it reports an error, crashes or times out), Invoke does not return an error
+// but a [Response] with FunctionError.
 func (f *Function) Invoke(ctx context.Context, inv Invocation) (*Response, error) {
 	if len(inv.Payload) > MaxPayload {
 		return nil, fmt.Errorf("lambda: invoke %s: the payload has more than %d bytes", f.cfg.Name, MaxPayload)
@@ -159,9 +157,9 @@ func (f *Function) Invoke(ctx context.Context, inv Invocation) (*Response, error
 	}
 }
 
-// turnaround is how long an invocation waits for a slot before it is refused. A
-// process frees its slot a moment after its caller has the response, and a caller
-// that calls again at once is not to be throttled for that.
+// turnaround is how long an invocation waits for a slot before it is refused. A process frees its slot slightly after
+// its caller has received the response. A caller that immediately invokes the function again must not be throttled
+// because of this.
 const turnaround = 100 * time.Millisecond
 
 func (f *Function) acquire(ctx context.Context, wait bool) (*Limit, error) {
@@ -194,7 +192,7 @@ func (f *Function) acquire(ctx context.Context, wait bool) (*Limit, error) {
 	}
 }
 
-// assign hands the call to an instance with room, or to a new one.
+// assign passes the call to an instance with a free slot, or starts a new one.
 func (f *Function) assign(call *invocation) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -207,7 +205,7 @@ func (f *Function) assign(call *invocation) error {
 			f.taken(i)
 			return nil
 		}
-		f.full(i) // it has died
+		f.full(i) // its process has died
 	}
 	i, err := f.start(call)
 	if err != nil {
@@ -220,8 +218,8 @@ func (f *Function) assign(call *invocation) error {
 	return nil
 }
 
-// choose is the instance used last, or of managed instances any; nil when there
-// must be a new one.
+// choose returns the most recently used instance, or a random one of several managed instances. It returns nil if a
+// new one must be started.
 func (f *Function) choose() *instance {
 	switch {
 	case len(f.room) == 0 || f.atOnce > 1 && f.running() < f.cfg.Instances:
@@ -232,7 +230,7 @@ func (f *Function) choose() *instance {
 	return f.room[len(f.room)-1]
 }
 
-// running counts the processes that may get further calls.
+// running counts the processes that may receive further calls.
 func (f *Function) running() (n int) {
 	for i := range f.live {
 		select {
@@ -244,15 +242,14 @@ func (f *Function) running() (n int) {
 	return n
 }
 
-// taken notes that an instance has one more call.
+// taken records that an instance has received a call.
 func (f *Function) taken(i *instance) {
 	if i.taken++; i.taken == f.atOnce {
 		f.full(i)
 	}
 }
 
-// idled takes back an instance that asks for its next call. The slot of its
-// last one is free from here on.
+// idled records that an instance asks for its next call, so that the slot of its last call is free.
 func (f *Function) idled(i *instance) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -265,10 +262,10 @@ func (f *Function) idled(i *instance) {
 		}
 		return
 	case i.taken < f.atOnce-1:
-		return // it has had room before
+		return // it had a free slot before
 	}
 	select {
-	case <-i.stopping: // gets no further call
+	case <-i.stopping: // receives no further call
 	default:
 		if f.atOnce == 1 {
 			i.freeze()
@@ -277,7 +274,7 @@ func (f *Function) idled(i *instance) {
 	}
 }
 
-// exited forgets an instance whose process is gone.
+// exited removes an instance whose process has exited.
 func (f *Function) exited(i *instance) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -285,14 +282,14 @@ func (f *Function) exited(i *instance) {
 	f.full(i)
 }
 
-// full sees to it that an instance gets no further call.
+// full removes an instance from those that may receive calls.
 func (f *Function) full(i *instance) {
 	if n := slices.Index(f.room, i); n >= 0 {
 		f.room = slices.Delete(f.room, n, n+1)
 	}
 }
 
-// reap ends processes that had nothing to do for too long.
+// reap ends processes that have been idle for too long.
 func (f *Function) reap() {
 	tick := time.NewTicker(max(f.cfg.IdleTimeout/4, time.Millisecond))
 	defer tick.Stop()
@@ -319,8 +316,8 @@ func (f *Function) reap() {
 	}
 }
 
-// Kill ends a process at random at once, as a machine that dies would: one that
-// is at work, or any. It reports whether there was one.
+// Kill immediately ends a random process, as if its machine had died. If busy is true, it chooses one with a running
+// invocation. It reports whether there was one.
 func (f *Function) Kill(busy bool) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -338,8 +335,8 @@ func (f *Function) Kill(busy bool) bool {
 	return true
 }
 
-// Retire ends all processes as a deployment of a new version does in the end: each
-// gets SIGTERM, also at work, and no further call. New calls start new processes.
+// Retire ends all processes, as the deployment of a new version eventually does: each gets SIGTERM, even during an
+// invocation, and no further call. New calls start new processes.
 func (f *Function) Retire() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -349,8 +346,8 @@ func (f *Function) Retire() {
 	}
 }
 
-// Deploy makes another binary the function's code. Processes that are at work finish
-// it with the code that they have, and get no further call.
+// Deploy replaces the function's binary. Running invocations finish with the old code, in processes that get no
+// further call.
 func (f *Function) Deploy(binary string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -358,8 +355,8 @@ func (f *Function) Deploy(binary string) {
 	f.replace()
 }
 
-// Configure changes what a new version of the function has of its own. Processes that are at work finish it as they
-// are, and get no further call.
+// Configure changes the settings that belong to a version. Running invocations finish with the old settings, in
+// processes that get no further call.
 func (f *Function) Configure(env map[string]string, memory int, timeout time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -367,14 +364,14 @@ func (f *Function) Configure(env map[string]string, memory int, timeout time.Dur
 	f.replace()
 }
 
-// Govern changes the settings that all versions share. Invocations that run keep the slot that they have.
+// Govern changes the settings that all versions share. Running invocations keep their slots.
 func (f *Function) Govern(limit *Limit, allowLoops bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.cfg.Limit, f.cfg.AllowLoops = limit, allowLoops
 }
 
-// replace sees to it that the next calls start new processes. The mutex is held.
+// replace makes the next calls start new processes. The caller holds the mutex.
 func (f *Function) replace() {
 	f.room = nil
 	for i := range f.live {
@@ -384,8 +381,8 @@ func (f *Function) replace() {
 	}
 }
 
-// Close ends all processes: SIGTERM, and SIGKILL to those that stay longer than
-// the grace. Invocations that run end with it. It returns when all are gone.
+// Close ends all processes with SIGTERM, and with SIGKILL after the grace period. This ends running invocations. It
+// returns when all processes have exited.
 func (f *Function) Close() {
 	f.mu.Lock()
 	f.closed = true

@@ -19,7 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/testfn"
 )
 
-// TestMain makes this test binary the function under test when it is started as one.
+// TestMain makes this test binary act as the function under test if it is started as one.
 func TestMain(m *testing.M) {
 	testfn.Main()
 	if os.Getenv(runnerVariable) != "" {
@@ -68,13 +68,13 @@ func body(t *testing.T, r *lambda.Response) string {
 	return string(b)
 }
 
-// eventually polls for something that a process of its own brings about.
+// eventually polls for something that another process causes.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(20 * time.Second)
 	for !f() {
 		if time.Now().After(deadline) {
-			t.Fatalf("did not come about in time: %s", what)
+			t.Fatalf("did not happen in time: %s", what)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
@@ -94,7 +94,7 @@ func TestAnInvocationReachesTheProcessAndItsResponseComesBack(t *testing.T) {
 		t.Errorf("got request %q of %q, want %q of %q", got.RequestID, got.ARN, r.RequestID, f.ARN())
 	}
 	if got.Env["GREETING"] != "hello" || got.Env["AWS_LAMBDA_FUNCTION_NAME"] != "fn" || got.Env["AWS_LAMBDA_FUNCTION_MEMORY_SIZE"] != "256" {
-		t.Errorf("the environment lacks something: %v", got.Env)
+		t.Errorf("the environment is incomplete: %v", got.Env)
 	}
 	if _, ok := got.Env["HOME"]; ok {
 		t.Error("the process has the environment of its parent")
@@ -132,7 +132,7 @@ func TestSeveralInvocationsRunAtOnceUpToTheLimit(t *testing.T) {
 	for range 3 {
 		gate.Arrived(t)
 	}
-	// A fourth one is refused, or waits if it is asked to.
+	// A fourth invocation is refused, or waits if it has Wait.
 	if _, err := f.Invoke(t.Context(), lambda.Invocation{Payload: testfn.Call{Do: "pid"}.JSON()}); !errors.Is(err, lambda.ErrThrottled) {
 		t.Errorf("got error %v, want ErrThrottled", err)
 	}
@@ -176,7 +176,7 @@ func TestFailuresOfAFunction(t *testing.T) {
 	tests := map[string]struct {
 		call    testfn.Call
 		timeout time.Duration
-		want    string // in the error
+		want    string // substring of the error
 		dies    bool
 	}{
 		"an error that it returns":        {call: testfn.Call{Do: "error", Text: "no luck"}, want: `"errorMessage":"no luck"`},
@@ -194,7 +194,7 @@ func TestFailuresOfAFunction(t *testing.T) {
 			if got := body(t, r); !strings.Contains(got, tc.want) {
 				t.Errorf("got %s, want %s in it", got, tc.want)
 			}
-			// The function is there for the next one, in a new process if need be.
+			// The function can be invoked again, in a new process if necessary.
 			if tc.dies {
 				eventually(t, "the process is gone", func() bool { return f.Live() == 0 })
 			} else {
@@ -216,30 +216,30 @@ func TestFailuresOfAFunction(t *testing.T) {
 }
 
 func TestABinaryThatDoesNotStart(t *testing.T) {
-	t.Run("exits before it asks for work", func(t *testing.T) {
+	t.Run("exits before it asks for an invocation", func(t *testing.T) {
 		f := start(t, lambda.Config{Env: map[string]string{"TESTFN_EXIT_EARLY": "1"}})
 		r := invoke(t, f, testfn.Call{Do: "pid"})
 		if got := body(t, r); r.FunctionError == "" || !strings.Contains(got, "Runtime.ExitError") {
 			t.Errorf("got %q %s", r.FunctionError, got)
 		}
 	})
-	t.Run("reports an error of its start", func(t *testing.T) {
+	t.Run("reports an error during its start", func(t *testing.T) {
 		f := start(t, lambda.Config{Env: map[string]string{"TESTFN_INIT_ERROR": "1"}})
 		r := invoke(t, f, testfn.Call{Do: "pid"})
 		if got := body(t, r); r.FunctionError == "" || !strings.Contains(got, "no configuration") {
 			t.Errorf("got %q %s", r.FunctionError, got)
 		}
 	})
-	t.Run("never asks for work", func(t *testing.T) {
+	t.Run("never asks for an invocation", func(t *testing.T) {
 		f := start(t, lambda.Config{InitTimeout: 300 * time.Millisecond, Env: map[string]string{"TESTFN_INIT_HANGS": "1"}})
 		r := invoke(t, f, testfn.Call{Do: "pid"})
 		if got := body(t, r); !strings.Contains(got, "Init timed out") {
 			t.Errorf("got %s", got)
 		}
 	})
-	t.Run("is not there", func(t *testing.T) {
+	t.Run("does not exist", func(t *testing.T) {
 		f := start(t, lambda.Config{Binary: filepath.Join(t.TempDir(), "none")})
-		for range 20 { // and leaves no slot taken
+		for range 20 { // and the slot is free again
 			if _, err := f.Invoke(t.Context(), lambda.Invocation{}); err == nil || errors.Is(err, lambda.ErrThrottled) {
 				t.Fatalf("got error %v", err)
 			}
@@ -264,7 +264,7 @@ func TestAStreamPassesOnEachWriteAtOnce(t *testing.T) {
 	}
 	read(`{"statusCode":200,"headers":{"Content-Type":"text/event-stream"}}` + strings.Repeat("\x00", 8))
 	for n := range 3 {
-		// The function has written this and now waits for the gate.
+		// The function has written this and now waits at the gate.
 		read(fmt.Sprintf("data: %d\n\n", n))
 		gate.Arrived(t)
 		gate.Pass()
@@ -291,7 +291,7 @@ func TestAStreamThatFailsIsNotAWholeOne(t *testing.T) {
 			t.Errorf("got %+v", s)
 		}
 	})
-	t.Run("the function reports an error on the way", func(t *testing.T) {
+	t.Run("the function reports an error while it streams", func(t *testing.T) {
 		f := start(t, lambda.Config{})
 		r := invoke(t, f, testfn.Call{Do: "stream-error", Text: "lost it"})
 		if b, err := r.ReadAll(); err == nil || !strings.Contains(err.Error(), "lost it") {
@@ -306,7 +306,7 @@ func TestACallerThatGoesAwayDoesNotEndTheInvocation(t *testing.T) {
 	r := invoke(t, f, testfn.Call{Do: "stream", Gate: gate.URL, Count: 3})
 	gate.Arrived(t)
 	r.Body.Close()
-	for range 2 { // The function writes on, and reads no error.
+	for range 2 { // the function continues to write, without an error
 		gate.Pass()
 		gate.Arrived(t)
 	}
@@ -343,7 +343,7 @@ func TestARetiredProcessGetsSIGTERMAndNoFurtherCall(t *testing.T) {
 	before := body(t, invoke(t, f, testfn.Call{Do: "pid"}))
 	f.Retire()
 	if after := body(t, invoke(t, f, testfn.Call{Do: "pid"})); after == before {
-		t.Errorf("process %s was called again", after)
+		t.Errorf("process %s received another call", after)
 	}
 	eventually(t, "the process ended by itself", func() bool { return f.Live() == 1 })
 	if b, err := os.ReadFile(mark); err != nil || string(b) != "terminated" {
@@ -365,7 +365,7 @@ func TestADeploymentEndsNoInvocation(t *testing.T) {
 	}
 	f.Deploy(bin)
 	if got := body(t, invoke(t, f, testfn.Call{Do: "pid"})); got == first {
-		t.Error("a process of before the deployment took a further call")
+		t.Error("a process from before the deployment received another call")
 	}
 	gate.Open()
 	if got := <-during; got != first {
@@ -378,7 +378,7 @@ func TestADeploymentEndsNoInvocation(t *testing.T) {
 }
 
 func TestCloseSendsSIGTERMAndThenSIGKILL(t *testing.T) {
-	t.Run("a process may finish in its grace", func(t *testing.T) {
+	t.Run("a process may finish within the grace period", func(t *testing.T) {
 		mark := filepath.Join(t.TempDir(), "mark")
 		f := start(t, lambda.Config{Env: map[string]string{"TESTFN_ON_SIGTERM": mark}, Grace: 20 * time.Second})
 		body(t, invoke(t, f, testfn.Call{Do: "pid"}))
@@ -387,7 +387,7 @@ func TestCloseSendsSIGTERMAndThenSIGKILL(t *testing.T) {
 			t.Errorf("got %q, %v", b, err)
 		}
 	})
-	t.Run("a process that ignores it is killed", func(t *testing.T) {
+	t.Run("a process that ignores SIGTERM is killed", func(t *testing.T) {
 		gate := testfn.NewGate(t)
 		f := start(t, lambda.Config{Env: map[string]string{"TESTFN_IGNORE_SIGTERM": "1"}, Grace: 100 * time.Millisecond})
 		result := make(chan string, 1)
@@ -460,7 +460,7 @@ func TestTheRuntimeAPIRefusesAnAnswerToAnotherInvocation(t *testing.T) {
 func TestTooLargePayloads(t *testing.T) {
 	f := start(t, lambda.Config{})
 	if _, err := f.Invoke(t.Context(), lambda.Invocation{Payload: make([]byte, lambda.MaxPayload+1)}); err == nil {
-		t.Error("a request over the limit was taken")
+		t.Error("a request over the limit was accepted")
 	}
 	r := invoke(t, f, testfn.Call{Do: "large", Count: lambda.MaxPayload + 1})
 	if _, err := r.ReadAll(); !errors.Is(err, lambda.ErrTooLarge) {

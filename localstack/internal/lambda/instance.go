@@ -17,17 +17,17 @@ import (
 	"github.com/google/uuid"
 )
 
-// instance is one process of a function and the Runtime API that it talks to.
+// instance is one process of a function and its Runtime API server.
 type instance struct {
 	f        *Function
 	id       string
 	cmd      *exec.Cmd
 	server   *http.Server
 	started  time.Time
-	timeout  time.Duration // of an invocation
-	since    time.Time     // when a call ended; guarded by the function's mutex, as is
-	taken    int           // how many calls it has, and
-	replaced bool          // that it has code of before
+	timeout  time.Duration // limit of an invocation
+	since    time.Time     // when a call ended; the function's mutex guards since, taken and replaced
+	taken    int           // number of calls that it has
+	replaced bool          // whether it runs replaced code or settings
 	stopping chan struct{}
 	stopOnce sync.Once
 	gone     chan struct{} // closed when the process has exited
@@ -35,30 +35,30 @@ type instance struct {
 
 	mu       sync.Mutex
 	dead     bool
-	ready    bool                   // has asked for an invocation
-	calls    map[string]*invocation // given to the process, until it asks for as many others
-	over     []*invocation          // of them, those that it has answered to the end
+	ready    bool                   // whether it has asked for an invocation
+	calls    map[string]*invocation // calls that the process has received and not finished
+	over     []*invocation          // those of calls that it has answered completely
 	init     *time.Timer
 	timedOut bool
-	initErr  []byte // what the process posted to init/error
+	initErr  []byte // what the process sent to init/error
 }
 
-// invocation is a call on its way through an instance.
+// invocation is a call that an instance handles.
 type invocation struct {
 	id        string
 	payload   []byte
 	trace     string
-	limit     *Limit         // of which it has a slot
-	result    chan *Response // unbuffered: a response is taken or abandoned
+	limit     *Limit         // the limit of which it holds a slot
+	result    chan *Response // unbuffered: a response is either received or abandoned
 	abandoned chan struct{}
-	// The others are guarded by the instance's mutex. The response has begun; it was an
-	// error; it was one that was given for the process, which may still come with its own.
+	// The instance's mutex guards the following fields. answered means that the response has begun, failed that it is
+	// an error, and late that we sent an error in place of the process, which may still respond itself.
 	answered, failed, late bool
 	deadline               *time.Timer
-	cut                    func(error) // breaks the response off
+	cut                    func(error) // breaks off the response
 }
 
-// deliver hands over the response, and reports false when no caller waits any more.
+// deliver sends the response to the caller. It returns false if the caller no longer waits.
 func (c *invocation) deliver(r *Response) bool {
 	select {
 	case c.result <- r:
@@ -68,7 +68,7 @@ func (c *invocation) deliver(r *Response) bool {
 	}
 }
 
-// start runs a process that has its first call waiting. The function's mutex is held.
+// start starts a process whose first call is waiting. The caller holds the function's mutex.
 func (f *Function) start(call *invocation) (*instance, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -85,13 +85,13 @@ func (f *Function) start(call *invocation) (*instance, error) {
 	out := &lines{w: f.cfg.Output, prefix: f.cfg.Name + " " + i.id + " "}
 	i.cmd.Stdout, i.cmd.Stderr = out, out
 	i.cmd.WaitDelay = f.cfg.Grace
-	i.cmd.SysProcAttr = endWithParent() // a stopped process would not notice that the runner is gone
+	i.cmd.SysProcAttr = endWithParent() // because a stopped process would not notice the end of the runner
 	i.work <- call
 	i.started = time.Now()
 	if err := i.cmd.Start(); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	i.mu.Lock() // the process is there already
+	i.mu.Lock() // the process is already running
 	i.init = time.AfterFunc(f.cfg.InitTimeout, i.expireInit)
 	i.mu.Unlock()
 	f.cfg.Log.Debug("instance started", "function", f.cfg.Name, "instance", i.id, "pid", i.cmd.Process.Pid)
@@ -104,7 +104,7 @@ func (f *Function) start(call *invocation) (*instance, error) {
 	return i, nil
 }
 
-// environment is what Lambda sets for a process, and what the template does.
+// environment returns the variables that Lambda sets for a process, and those of the template.
 func (f *Function) environment(i *instance, api string) []string {
 	kind := "on-demand"
 	if f.atOnce > 1 {
@@ -130,7 +130,7 @@ func (f *Function) environment(i *instance, api string) []string {
 	return env
 }
 
-// give hands a call to an instance with room, and reports false if it has died.
+// give passes a call to an instance with a free slot. It returns false if the process has died.
 func (i *instance) give(call *invocation) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -141,12 +141,12 @@ func (i *instance) give(call *invocation) bool {
 		i.signal(syscall.SIGCONT)
 	}
 	i.calls[call.id] = call
-	i.work <- call // never blocks: there is room
+	i.work <- call // never blocks, because there is a free slot
 	return true
 }
 
-// freeze stops an idle process, as Lambda does between two events. A process that is to end is not stopped, because
-// it would not handle its SIGTERM.
+// freeze stops an idle process, as Lambda does between events. It does not stop a process that is being ended, which
+// could not handle its SIGTERM.
 func (i *instance) freeze() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -157,7 +157,7 @@ func (i *instance) freeze() {
 	}
 }
 
-// signal sends a signal. An error means that the process is gone already.
+// signal sends a signal. An error means that the process has already exited.
 func (i *instance) signal(s syscall.Signal) { _ = i.cmd.Process.Signal(s) }
 
 func (i *instance) busy() bool {
@@ -167,11 +167,11 @@ func (i *instance) busy() bool {
 }
 
 func (i *instance) kill() {
-	// An error means that the process is gone already.
+	// An error means that the process has already exited.
 	_ = i.cmd.Process.Kill()
 }
 
-// expireInit ends a process that did not ask for work in time.
+// expireInit ends a process that did not ask for an invocation in time.
 func (i *instance) expireInit() {
 	i.mu.Lock()
 	late := !i.ready
@@ -182,8 +182,7 @@ func (i *instance) expireInit() {
 	}
 }
 
-// expire ends the process of a call whose time is over. A managed instance goes on:
-// only the call fails.
+// expire ends the process of a call that has timed out. A managed instance continues, and only the call fails.
 func (i *instance) expire(call *invocation) {
 	i.mu.Lock()
 	if i.calls[call.id] != call || slices.Contains(i.over, call) {
@@ -208,7 +207,7 @@ func (i *instance) expire(call *invocation) {
 	}
 }
 
-// stop asks the process to end, and sees to it after the grace.
+// stop asks the process to end, and kills it after the grace period.
 func (i *instance) stop() {
 	i.stopOnce.Do(func() {
 		i.mu.Lock()
@@ -228,7 +227,7 @@ func (i *instance) stop() {
 	})
 }
 
-// wait sees the process out, and fails the calls that it leaves open.
+// wait waits until the process has exited, and fails its unfinished calls.
 func (i *instance) wait(out *lines) {
 	err := i.cmd.Wait()
 	out.flush()
@@ -264,7 +263,7 @@ func (i *instance) wait(out *lines) {
 	for _, call := range calls {
 		call.limit.release()
 	}
-	// A response may still be on its way from the dead process to its reader.
+	// A reader may still be receiving a response of the dead process.
 	ctx, cancel := context.WithTimeout(context.Background(), i.f.cfg.Grace)
 	defer cancel()
 	if i.server.Shutdown(ctx) != nil {
@@ -272,8 +271,7 @@ func (i *instance) wait(out *lines) {
 	}
 }
 
-// lost counts a call whose process has ended. What was given before that is not
-// changed any more: the instance is dead.
+// lost counts a call whose process has ended. Nothing else changes the call, because the instance is dead.
 func (i *instance) lost(call *invocation, reason string) {
 	i.f.cfg.Log.Info("instance ended at work", "function", i.f.cfg.Name, "instance", i.id, "reason", reason, "timeout", i.timedOut)
 	i.f.count(func(s *Stats) {
@@ -288,7 +286,7 @@ func (i *instance) lost(call *invocation, reason string) {
 	})
 }
 
-// obituary is what the caller of a process that has ended gets.
+// obituary returns the response for the caller of a process that has ended.
 func (i *instance) obituary(call *invocation, reason string) *Response {
 	switch {
 	case i.timedOut && i.ready:
@@ -301,15 +299,15 @@ func (i *instance) obituary(call *invocation, reason string) *Response {
 	return failure(call.id, "Runtime.ExitError", "Runtime exited: %s", reason)
 }
 
-// lines passes whole lines on to w, each with a prefix. It is used by one
-// process, whose two streams exec writes one after the other.
+// lines forwards complete lines to w, each with a prefix. A process's two output streams share it, and exec writes
+// them one after the other.
 type lines struct {
 	w      io.Writer
 	prefix string
 	rest   []byte
 }
 
-// maxLine bounds a line that a function prints.
+// maxLine is the maximum length of a line that a function prints.
 const maxLine = 64 << 10
 
 func (l *lines) Write(p []byte) (int, error) {
@@ -336,6 +334,6 @@ func (l *lines) flush() {
 	}
 	line := make([]byte, 0, len(l.prefix)+len(l.rest)+1)
 	line = append(append(append(line, l.prefix...), l.rest...), '\n')
-	_, _ = l.w.Write(line) // the failure has no reader
+	_, _ = l.w.Write(line) // there is no one to report a failure to
 	l.rest = l.rest[:0]
 }

@@ -12,15 +12,14 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/testfn"
 )
 
-// managed starts a function whose processes take n invocations at once.
+// managed starts a function whose processes run n invocations concurrently.
 func managed(t *testing.T, n int, cfg lambda.Config) *lambda.Function {
 	t.Helper()
 	cfg.Env = map[string]string{lambda.MaxConcurrency: strconv.Itoa(n)}
 	return start(t, cfg)
 }
 
-// pids makes n invocations at once that are all at work together, and counts
-// them by process. The gate is open then.
+// pids starts n invocations, waits until all of them are running, counts them by process, and then opens the gate.
 func pids(t *testing.T, f *lambda.Function, gate *testfn.Gate, n int) map[string]int {
 	t.Helper()
 	answers := make(chan string, n)
@@ -80,13 +79,13 @@ func TestAManagedInstanceOutlivesAnInvocationThatIsOverItsTime(t *testing.T) {
 	stream := invoke(t, f, testfn.Call{Do: "stream", Gate: gate.URL, Count: 3})
 	gate.Arrived(t)
 	if r := <-slow; r.FunctionError == "" || !strings.Contains(body(t, r), "Sandbox.Timedout") {
-		t.Errorf("the caller was not told: %+v", r)
+		t.Errorf("got %+v, want a timeout", r)
 	}
 	if b, err := stream.ReadAll(); err == nil {
-		t.Errorf("a stream over its time ended in order: %q", b)
+		t.Errorf("a stream that timed out ended without an error: %q", b)
 	}
 	before := body(t, invoke(t, f, testfn.Call{Do: "pid"}))
-	gate.Open() // the code has gone on; what it says now nobody hears
+	gate.Open() // the code has continued, but its response is ignored
 	eventually(t, "the process is idle", func() bool { return f.Idle() == 1 })
 	if after := body(t, invoke(t, f, testfn.Call{Do: "pid"})); after != before {
 		t.Errorf("process %s was replaced by %s", before, after)
@@ -121,11 +120,11 @@ func TestAManagedInstanceThatDiesFailsAllThatItHad(t *testing.T) {
 	}
 	for _, s := range streams {
 		if b, err := s.ReadAll(); err == nil {
-			t.Errorf("a stream of a dead process ended in order: %q", b)
+			t.Errorf("a stream of a dead process ended without an error: %q", b)
 		}
 	}
 	gate.Open()
-	if got := pids(t, f, testfn.NewGate(t), 5); len(got) != 1 { // all five slots are free again
+	if got := pids(t, f, testfn.NewGate(t), 5); len(got) != 1 { // all five slots must be free again
 		t.Errorf("got processes %v", got)
 	}
 	if s := f.Stats(); s.Crashes != 5 || s.ColdStarts != 2 {

@@ -2,5 +2,5 @@ package lambda
 
 import "syscall"
 
-// endWithParent has the kernel kill a process whose parent has ended.
+// endWithParent makes the kernel kill a process when its parent ends.
 func endWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }

@@ -10,7 +10,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// Names of the Runtime API, version 2018-06-01.
+// Names in the Runtime API, version 2018-06-01.
 const (
 	headerRequestID   = "Lambda-Runtime-Aws-Request-Id"
 	headerDeadline    = "Lambda-Runtime-Deadline-Ms"
@@ -21,7 +21,7 @@ const (
 	headerExtensionID = "Lambda-Extension-Identifier"
 )
 
-// maxErrorBody bounds what a function reports about an error.
+// maxErrorBody is the maximum size of an error that a function reports.
 const maxErrorBody = 256 << 10
 
 func (i *instance) routes() http.Handler {
@@ -30,8 +30,8 @@ func (i *instance) routes() http.Handler {
 	mux.HandleFunc("POST /2018-06-01/runtime/invocation/{id}/response", i.response)
 	mux.HandleFunc("POST /2018-06-01/runtime/invocation/{id}/error", i.error)
 	mux.HandleFunc("POST /2018-06-01/runtime/init/error", i.initError)
-	// A runtime that wants SIGTERM registers as an extension; see
-	// lambda.WithEnableSIGTERM. Every process gets the signal here.
+	// A runtime that wants SIGTERM registers as an extension, see lambda.WithEnableSIGTERM. Here, every process gets
+	// the signal.
 	mux.HandleFunc("POST /2020-01-01/extension/register", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set(headerExtensionID, uuid.NewString())
 		reply(w, http.StatusOK, map[string]string{"functionName": i.f.cfg.Name, "functionVersion": "$LATEST", "handler": "bootstrap"})
@@ -45,7 +45,7 @@ func (i *instance) routes() http.Handler {
 	return mux
 }
 
-// next ends an invocation that was answered and waits for another one.
+// next ends the previous invocation and waits for another one.
 func (i *instance) next(w http.ResponseWriter, r *http.Request) {
 	i.finish()
 	select {
@@ -57,13 +57,13 @@ func (i *instance) next(w http.ResponseWriter, r *http.Request) {
 		h.Set(headerFunctionARN, i.f.cfg.ARN)
 		h.Set(headerTraceID, call.trace)
 		h.Set("Content-Type", "application/json")
-		_, _ = w.Write(call.payload) // a process that cannot read it ends, and wait sees that
+		_, _ = w.Write(call.payload) // a process that cannot read it ends, which wait notices
 	case <-i.gone:
 	case <-r.Context().Done():
 	}
 }
 
-// begin starts the clock of a call.
+// begin starts the timeout of a call.
 func (i *instance) begin(call *invocation) time.Time {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -71,9 +71,8 @@ func (i *instance) begin(call *invocation) time.Time {
 	return time.Now().Add(i.timeout)
 }
 
-// finish ends a call that the process has answered, and gives the instance its room
-// back. Where several run at once it is not known which one a request for the next
-// follows; it does not matter either.
+// finish ends a call that the process has answered, and frees its slot. If several run concurrently, it is not known
+// which of them the next request follows, but that does not matter.
 func (i *instance) finish() {
 	i.mu.Lock()
 	if !i.ready {
@@ -94,7 +93,7 @@ func (i *instance) finish() {
 	delete(i.calls, call.id)
 	i.mu.Unlock()
 	if lost {
-		// The runtime asks for the next without an answer to this one.
+		// The runtime asks for the next invocation without having answered this one.
 		i.f.count(func(s *Stats) { s.Errors++ })
 		call.deliver(failure(call.id, "Runtime.NoResponse", "the function did not respond"))
 	}
@@ -102,8 +101,7 @@ func (i *instance) finish() {
 	call.limit.release()
 }
 
-// ending takes the call that a request for the next one ends: one that is over, or the
-// only one that there can be.
+// ending returns the call that ends with a request for the next one: one that has been answered, or the only one.
 func (i *instance) ending() *invocation {
 	if len(i.over) > 0 {
 		call := i.over[0]
@@ -112,7 +110,7 @@ func (i *instance) ending() *invocation {
 	}
 	if i.f.atOnce == 1 && len(i.work) == 0 {
 		for _, call := range i.calls {
-			if call.deadline != nil { // begun
+			if call.deadline != nil { // it has begun
 				return call
 			}
 		}
@@ -120,8 +118,8 @@ func (i *instance) ending() *invocation {
 	return nil
 }
 
-// answer claims the call that the path names, once. Late is true when its caller
-// was notified already that its time was over.
+// answer claims the call in the path. Each can be claimed once. Late is true if its caller has already been told
+// about a timeout.
 func (i *instance) answer(w http.ResponseWriter, r *http.Request, failed bool) (call *invocation, late bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -137,7 +135,7 @@ func (i *instance) answer(w http.ResponseWriter, r *http.Request, failed bool) (
 	return call, late
 }
 
-// accept ends an answer.
+// accept acknowledges a response.
 func (i *instance) accept(w http.ResponseWriter, call *invocation) {
 	i.mu.Lock()
 	i.over = append(i.over, call)
@@ -145,7 +143,7 @@ func (i *instance) accept(w http.ResponseWriter, call *invocation) {
 	reply(w, http.StatusAccepted, map[string]string{"status": "OK"})
 }
 
-// response passes the body on while it is being written.
+// response forwards the body while it is being written.
 func (i *instance) response(w http.ResponseWriter, r *http.Request) {
 	call, late := i.answer(w, r, false)
 	if call == nil {
@@ -160,7 +158,7 @@ func (i *instance) response(w http.ResponseWriter, r *http.Request) {
 			written.CloseWithError(pass(written, r))
 		}
 	}
-	// The reader went away, or has read to the end; the function writes on.
+	// The reader has closed the response or read all of it. The function may continue to write.
 	_, _ = io.Copy(io.Discard, r.Body)
 	i.accept(w, call)
 }
@@ -182,7 +180,7 @@ func (i *instance) error(w http.ResponseWriter, r *http.Request) {
 	i.accept(w, call)
 }
 
-// initError keeps what the process says; the call fails with it when the process exits.
+// initError keeps the error, with which the call fails when the process exits.
 func (i *instance) initError(w http.ResponseWriter, r *http.Request) {
 	payload, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxErrorBody))
 	if err != nil {
@@ -198,5 +196,5 @@ func (i *instance) initError(w http.ResponseWriter, r *http.Request) {
 func reply(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // the process went away
+	_ = json.NewEncoder(w).Encode(v) // fails if the process has exited
 }

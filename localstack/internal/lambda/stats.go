@@ -5,16 +5,15 @@ import (
 	"time"
 )
 
-// Stats counts what a function did since it was made.
+// Stats counts the invocations and processes of a function.
 type Stats struct {
-	// Invocations were begun; Errors ended with FunctionError, Timeouts and
-	// Crashes among them. Throttles were refused before they began, Recursive ones
-	// because of the chain of requests that they ended.
+	// Invocations is the number of started invocations. Errors ended with FunctionError, including Timeouts and
+	// Crashes. Throttles were refused before they started, and Recursive were refused because their chain of requests
+	// was too long.
 	Invocations, Errors, Timeouts, Crashes, Throttles, Recursive int
-	// ColdStarts had to start a process. Kills were asked for by [Function.Kill].
+	// ColdStarts needed a new process. Kills is the number of processes that [Function.Kill] ended.
 	ColdStarts, Kills int
-	// Init holds the times from exec to the first request for an invocation,
-	// of the latest 1,000 starts at most.
+	// Init contains the times from exec to the first request for an invocation, of the latest 1,000 starts.
 	Init []time.Duration
 }
 
@@ -44,14 +43,14 @@ func (f *Function) started(took time.Duration) {
 	})
 }
 
-// Live is the number of processes.
+// Live returns the number of processes.
 func (f *Function) Live() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.live)
 }
 
-// Idle is the number of processes that have no work.
+// Idle returns the number of processes without an invocation.
 func (f *Function) Idle() (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -12,29 +12,27 @@ import (
 	"time"
 )
 
-// ErrRecursive is returned by [Function.Invoke] for a function that was invoked too often in one
-// chain of requests.
+// ErrRecursive is returned by [Function.Invoke] for a function that was invoked too often in one chain of requests.
 var ErrRecursive = errors.New("lambda: the function is invoked in a recursive loop")
 
-// maxChain is how often a function may be invoked in a chain of requests. AWS says "about
-// 16 times".
+// maxChain is the maximum number of invocations of a function in a chain of requests. AWS says "about 16 times".
 const maxChain = 16
 
-// TraceHeader is the header by which the SDK in a function hands the trace of its invocation
-// on, and AWSTraceHeader the system attribute in which SQS keeps it.
+// TraceHeader is the header with which the SDK in a function forwards the trace of its invocation. AWSTraceHeader is
+// the system attribute in which SQS stores it.
 const (
 	TraceHeader    = "X-Amzn-Trace-Id"
 	AWSTraceHeader = "AWSTraceHeader"
 )
 
-// trace is what Lambda knows of a chain of requests: how often it has invoked each function, as
-// the header's Lineage=HASH:COUNT|HASH:COUNT. Other members are handed on as they are.
+// trace counts how often each function was invoked in a chain of requests. It is encoded in the header as
+// Lineage=HASH:COUNT|HASH:COUNT. Other members of the header are kept unchanged.
 type trace struct {
 	members []string // NAME=VALUE, without Lineage
 	lineage []string // HASH:COUNT
 }
 
-// PlainTrace is a trace header without the escapes that the SDK puts into it.
+// PlainTrace returns a trace header without the escapes that the SDK adds.
 func PlainTrace(header string) string {
 	if text, err := url.PathUnescape(header); err == nil {
 		return text
@@ -42,7 +40,7 @@ func PlainTrace(header string) string {
 	return header
 }
 
-// parseTrace reads a header. One that says nothing begins a chain.
+// parseTrace parses a header. An empty or malformed one starts a new chain.
 func parseTrace(header string) (t trace) {
 	for member := range strings.SplitSeq(PlainTrace(header), ";") {
 		name, value, ok := strings.Cut(strings.TrimSpace(member), "=")
@@ -62,14 +60,14 @@ func parseTrace(header string) (t trace) {
 	return t
 }
 
-// enter counts an invocation of a function and returns how many there were before it.
+// enter counts an invocation of a function and returns the number of earlier ones.
 func (t *trace) enter(arn string) (before int) {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(arn)) // never fails
 	name := fmt.Sprintf("%08x:", h.Sum32())
 	for i, entry := range t.lineage {
 		if count, ok := strings.CutPrefix(entry, name); ok {
-			before, _ = strconv.Atoi(count) // what is no number is none
+			before, _ = strconv.Atoi(count) // 0 if it is not a number
 			t.lineage[i] = name + strconv.Itoa(before+1)
 			return before
 		}
@@ -82,7 +80,7 @@ func (t *trace) String() string {
 	return strings.Join(append(t.members, "Lineage="+strings.Join(t.lineage, "|")), ";")
 }
 
-// Loops reports whether Invoke refuses an invocation with this trace, and counts it then.
+// Loops reports whether Invoke refuses an invocation with this trace. If so, it counts the refusal.
 func (f *Function) Loops(header string) bool {
 	f.mu.Lock()
 	allow := f.cfg.AllowLoops
@@ -94,7 +92,7 @@ func (f *Function) Loops(header string) bool {
 	return true
 }
 
-// Chained is how often the function was invoked in the chain of a trace.
+// Chained returns how often the function was invoked in the chain of a trace.
 func (f *Function) Chained(header string) int {
 	t := parseTrace(header)
 	return t.enter(f.cfg.ARN)

@@ -12,7 +12,7 @@ func TestATraceCountsTheInvocationsOfEachFunction(t *testing.T) {
 	}
 	header := begun.String()
 	for n := range 3 {
-		// The SDK escapes what the function was given.
+		// The SDK escapes the header that the function received.
 		next := parseTrace(strings.ReplaceAll(header, "|", "%7C"))
 		if got := next.enter("b"); got != n {
 			t.Errorf("b was invoked %d times before, want %d", got, n)

@@ -1,10 +1,8 @@
-// Package mapping is the event source mapping between a queue and a function:
-// it receives batches, invokes the function with them, and deletes what the
-// function accepted.
+// Package mapping implements event source mappings between queues and functions. A mapping receives batches, invokes
+// the function with them, and deletes the messages that the function accepted.
 //
-// What it does not delete comes again when the queue says so. The order within a
-// group of a FIFO queue is the queue's doing: it gives out no message of a group of which
-// another one is in flight.
+// The queue redelivers messages that are not deleted. It also keeps the order within a FIFO group, because it does
+// not deliver a message while another one of the same group is in flight.
 package mapping
 
 import (
@@ -22,58 +20,57 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
 )
 
-// Source is the queue.
+// Source is a queue.
 type Source interface {
-	// Receive returns up to limit (1 to 10) messages, and waits for the first one.
+	// Receive returns up to limit (1 to 10) messages. It waits for the first one.
 	Receive(ctx context.Context, limit int, wait time.Duration) ([]events.SQSMessage, error)
 	// Delete removes up to 10 received messages.
 	Delete(ctx context.Context, batch []events.SQSMessage) error
-	// Bury moves a message to the queue's dead letters, if it has such a queue; else it does nothing.
+	// Bury moves a message to the queue's dead-letter queue. It does nothing if there is none.
 	Bury(ctx context.Context, message events.SQSMessage) error
 }
 
-// Invoker is the function.
+// Invoker is a function.
 type Invoker interface {
 	Name() string
 	Invoke(ctx context.Context, inv lambda.Invocation) (*lambda.Response, error)
-	// Loops reports whether an invocation with a trace would be refused, and Chained how
-	// often the function was invoked in its chain.
+	// Loops reports whether an invocation with this trace would be refused. Chained returns how often the function
+	// was invoked in its chain.
 	Loops(trace string) bool
 	Chained(trace string) int
 }
 
-// Options are those of an event source mapping.
+// Options configure an event source mapping.
 type Options struct {
-	// BatchSize is the largest number of messages per invocation; 0 is 10.
+	// BatchSize is the maximum number of messages per invocation. 0 means 10.
 	BatchSize int
-	// Window is how long a batch may be collected; 0 sends what one request returned.
+	// Window is how long a batch may be collected. 0 means that a batch is the result of one request.
 	Window time.Duration
-	// Concurrency is how many invocations run at once; 0 is 5, which Lambda
-	// begins with.
+	// Concurrency is the maximum number of concurrent invocations. 0 means 5, with which Lambda begins.
 	Concurrency int
-	// ReportFailures makes the response name the messages that failed
-	// (ReportBatchItemFailures). Without it a response accepts all.
+	// ReportFailures means that the response names the messages that failed (ReportBatchItemFailures). Without it, a
+	// response accepts all of them.
 	ReportFailures bool
-	// Patience is how long a batch that is throttled is held on to; 0 is 30 s. Then it comes
-	// again when its visibility timeout is over.
+	// Patience is how long a throttled batch is retried. 0 means 30 s. After that the queue redelivers it when its
+	// visibility timeout has passed.
 	Patience time.Duration
-	// Poll is how long one request waits for a message; 0 is 10 s.
+	// Poll is how long one request waits for a message. 0 means 10 s.
 	Poll time.Duration
-	// Log is of failed batches; nil discards it.
+	// Log logs failed batches. Nil discards the messages.
 	Log *slog.Logger
 }
 
-// perRequest is the most messages that one request to SQS receives or deletes.
+// perRequest is the maximum number of messages that one request to SQS receives or deletes.
 const perRequest = 10
 
-// maxBodies bounds the bodies of a batch in bytes, so that the event, with its
-// escapes, stays under [lambda.MaxPayload].
+// maxBodies is the maximum size of a batch's bodies in bytes. It keeps the event, including escapes, below
+// [lambda.MaxPayload].
 const maxBodies = 3 << 20
 
-// ackTime bounds the deletion of a batch.
+// ackTime limits the deletion of a batch.
 const ackTime = 10 * time.Second
 
-// Run maps source to fn until ctx ends, then waits for running invocations.
+// Run invokes fn with the messages of source until ctx ends, then waits for running invocations.
 func Run(ctx context.Context, source Source, fn Invoker, opts Options) {
 	if opts.BatchSize == 0 {
 		opts.BatchSize = perRequest
@@ -115,7 +112,7 @@ func Run(ctx context.Context, source Source, fn Invoker, opts Options) {
 		}
 		running.Go(func() {
 			defer func() { <-slots }()
-			// A batch in hand is seen through although the mapping ends.
+			// Finish a batch that has been received even if the mapping ends.
 			m.handle(context.WithoutCancel(ctx), batch)
 		})
 	}
@@ -136,7 +133,7 @@ type mapping struct {
 	opts   Options
 }
 
-// collect returns a batch. With an error it returns what it has received so far.
+// collect returns a batch. With an error, it returns the messages received so far.
 func (m *mapping) collect(ctx context.Context) (batch []events.SQSMessage, err error) {
 	wait, size := m.opts.Poll, 0
 	var end time.Time
@@ -150,7 +147,7 @@ func (m *mapping) collect(ctx context.Context) (batch []events.SQSMessage, err e
 			return batch, err
 		}
 		if end.IsZero() && len(got) > 0 {
-			end = time.Now().Add(m.opts.Window) // runs from the first message
+			end = time.Now().Add(m.opts.Window) // starts with the first message
 		}
 		if !end.IsZero() {
 			if wait = time.Until(end); wait <= 0 {
@@ -163,7 +160,7 @@ func (m *mapping) collect(ctx context.Context) (batch []events.SQSMessage, err e
 	}
 }
 
-// handle invokes the function with a batch and deletes what it accepted.
+// handle invokes the function with a batch and deletes the messages that it accepted.
 func (m *mapping) handle(ctx context.Context, batch []events.SQSMessage) {
 	batch = m.breakLoops(ctx, batch)
 	if len(batch) == 0 {
@@ -185,15 +182,15 @@ func (m *mapping) remove(ctx context.Context, messages []events.SQSMessage) {
 	for len(messages) > 0 {
 		n := min(len(messages), perRequest)
 		if err := m.source.Delete(ctx, messages[:n]); err != nil {
-			// They come again; the function must bear that on AWS too.
+			// These messages are redelivered, as it happens on AWS.
 			m.opts.Log.Warn("delete failed", "function", m.fn.Name(), "messages", n, "error", err)
 		}
 		messages = messages[n:]
 	}
 }
 
-// breakLoops takes the messages out of a batch that end too long a chain: they are dead
-// letters, or without a queue for them gone.
+// breakLoops removes messages that would continue a chain that is too long. They become dead letters, or are deleted
+// if there is no dead-letter queue.
 func (m *mapping) breakLoops(ctx context.Context, batch []events.SQSMessage) (rest []events.SQSMessage) {
 	var broken []events.SQSMessage
 	for _, message := range batch {
@@ -207,7 +204,7 @@ func (m *mapping) breakLoops(ctx context.Context, batch []events.SQSMessage) (re
 		cancel()
 		if err != nil {
 			m.opts.Log.Warn("dead letter not sent", "function", m.fn.Name(), "error", err)
-			continue // it comes again
+			continue // the queue redelivers it
 		}
 		broken = append(broken, message)
 	}
@@ -215,7 +212,7 @@ func (m *mapping) breakLoops(ctx context.Context, batch []events.SQSMessage) (re
 	return rest
 }
 
-// call invokes the function. While it is throttled it backs off and tries again.
+// call invokes the function, and retries with increasing pauses while it is throttled.
 func (m *mapping) call(ctx context.Context, inv lambda.Invocation) (*lambda.Response, error) {
 	pause, until := 100*time.Millisecond, time.Now().Add(m.opts.Patience)
 	for {
@@ -233,7 +230,7 @@ func (m *mapping) invoke(ctx context.Context, batch []events.SQSMessage) (accept
 	if err != nil {
 		return nil, fmt.Errorf("encode the batch: %w", err)
 	}
-	// The invocation goes on with the longest chain of the batch.
+	// The invocation continues the longest chain in the batch.
 	longest := slices.MaxFunc(batch, func(a, b events.SQSMessage) int {
 		return m.fn.Chained(a.Attributes[lambda.AWSTraceHeader]) - m.fn.Chained(b.Attributes[lambda.AWSTraceHeader])
 	})
@@ -262,9 +259,8 @@ func (m *mapping) invoke(ctx context.Context, batch []events.SQSMessage) (accept
 	return accepted, nil
 }
 
-// failures reads a response of ReportBatchItemFailures. As on Lambda, an empty
-// response or list is success, and a response that cannot be read, or names an
-// unknown message, fails the whole batch.
+// failures parses a response of ReportBatchItemFailures. As on Lambda, an empty response or list means success. A
+// malformed response, or one with an unknown message, fails the whole batch.
 func failures(answer []byte, batch []events.SQSMessage) (map[string]bool, error) {
 	if len(answer) == 0 {
 		return nil, nil

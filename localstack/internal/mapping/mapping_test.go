@@ -19,11 +19,11 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/mapping"
 )
 
-// memory is a standard queue in memory. Received messages never come back by themselves.
+// memory is a standard queue in memory that does not redeliver messages by itself.
 type memory struct {
 	mu      sync.Mutex
 	ready   []events.SQSMessage
-	sent    chan struct{} // has a value while something may be ready
+	sent    chan struct{} // has a value when messages may be available
 	deleted []string
 	buried  []string
 	fail    error
@@ -111,7 +111,7 @@ type function struct {
 
 func (f *function) Name() string { return "fn" }
 
-// Loops takes a message whose trace is long for the end of a loop.
+// Loops treats a message with a long trace as the end of a loop.
 func (f *function) Loops(trace string) bool { return trace == "long" }
 
 func (f *function) Chained(trace string) int { return len(trace) }
@@ -150,7 +150,7 @@ func TestWhatAResponseAccepts(t *testing.T) {
 	tests := map[string]struct {
 		response, functionError string
 		err                     error
-		without                 bool // ReportBatchItemFailures
+		without                 bool // without ReportBatchItemFailures
 		want                    []string
 	}{
 		"an empty list accepts all":                    {response: `{"batchItemFailures":[]}`, want: all},
@@ -183,7 +183,7 @@ func TestWhatAResponseAccepts(t *testing.T) {
 	}
 }
 
-// run starts a mapping and returns what ends it.
+// run starts a mapping and returns a function that stops it.
 func run(t *testing.T, s mapping.Source, f mapping.Invoker, opts mapping.Options) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -341,7 +341,7 @@ func TestAThrottledBatchIsTriedAgainForAWhile(t *testing.T) {
 					t.Errorf("got %v deleted, want %v", got, tc.want)
 				}
 				if tries > 30 {
-					t.Errorf("tried %d times in a minute: it does not back off", tries)
+					t.Errorf("tried %d times in a minute, want increasing pauses", tries)
 				}
 			})
 		})

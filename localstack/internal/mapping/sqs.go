@@ -13,17 +13,17 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
 )
 
-// Queue is a [Source] of SQS.
+// Queue is a [Source] in SQS.
 type Queue struct {
 	Client   *sqs.Client
 	URL, ARN string
-	// DeadURL is the URL of its dead letter queue; empty without one.
+	// DeadURL is the URL of its dead-letter queue, or empty if there is none.
 	DeadURL string
 }
 
 // Receive receives messages with all their attributes.
 func (q Queue) Receive(ctx context.Context, limit int, wait time.Duration) ([]events.SQSMessage, error) {
-	seconds := min(int32((wait+time.Second-1)/time.Second), 20) // rounded up: a window may last a little longer
+	seconds := min(int32((wait+time.Second-1)/time.Second), 20) // rounded up, so a window may last slightly longer
 	out, err := q.Client.ReceiveMessage(ctx, &sqs.ReceiveMessageInput{
 		QueueUrl:                    &q.URL,
 		MaxNumberOfMessages:         int32(limit),
@@ -62,7 +62,7 @@ func (q Queue) Receive(ctx context.Context, limit int, wait time.Duration) ([]ev
 	return messages, nil
 }
 
-// Bury sends a message to the dead letter queue, with its attributes.
+// Bury sends a message to the dead-letter queue, with its attributes.
 func (q Queue) Bury(ctx context.Context, message events.SQSMessage) error {
 	if q.DeadURL == "" {
 		return nil

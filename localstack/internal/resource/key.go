@@ -10,8 +10,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/kms/types"
 )
 
-// Key is the properties of an AWS::KMS::Key. Only symmetric keys for encryption
-// are used.
+// Key contains the properties of an AWS::KMS::Key. Only symmetric encryption keys are supported.
 type Key struct {
 	Description string
 	MultiRegion bool
@@ -19,14 +18,13 @@ type Key struct {
 	Enabled, EnableKeyRotation, KeyPolicy, KeySpec, KeyUsage, PendingWindowInDays, Tags ignored
 }
 
-// Alias is the properties of an AWS::KMS::Alias.
+// Alias contains the properties of an AWS::KMS::Alias.
 type Alias struct {
 	AliasName   string
 	TargetKeyId string
 }
 
-// Create makes the key, or finds the one made before under the name, and
-// returns its id and ARN.
+// Create creates the key, or finds the one that was created under the name before. It returns the key's id and ARN.
 func (k Key) Create(ctx context.Context, c Clients, name string) (id, arn string, err error) {
 	if c.KMS == nil {
 		return "", "", errors.New("the template has a KMS key, but there is no endpoint for KMS")
@@ -49,7 +47,7 @@ func (k Key) Create(ctx context.Context, c Clients, name string) (id, arn string
 	return id, arn, Alias{AliasName: alias, TargetKeyId: id}.Create(ctx, c)
 }
 
-// Create makes the alias, or points it at the key.
+// Create creates the alias, or changes its key.
 func (a Alias) Create(ctx context.Context, c Clients) error {
 	_, err := c.KMS.CreateAlias(ctx, &kms.CreateAliasInput{AliasName: &a.AliasName, TargetKeyId: &a.TargetKeyId})
 	if isCode(err, "AlreadyExistsException") {

@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/template"
 )
 
-// Queue is the properties of an AWS::SQS::Queue.
+// Queue contains the properties of an AWS::SQS::Queue.
 type Queue struct {
 	QueueName                     string
 	FifoQueue                     template.Bool
@@ -36,7 +36,7 @@ type Queue struct {
 	RedriveAllowPolicy, SqsManagedSseEnabled, KmsMasterKeyId, KmsDataKeyReusePeriodSeconds, Tags ignored
 }
 
-// Visibility is how long a received message stays hidden.
+// Visibility returns how long a received message is invisible.
 func (q Queue) Visibility() time.Duration {
 	if q.VisibilityTimeout == nil {
 		return 30 * time.Second
@@ -44,14 +44,13 @@ func (q Queue) Visibility() time.Duration {
 	return time.Duration(*q.VisibilityTimeout) * time.Second
 }
 
-// Create makes the queue, or finds it and sets its attributes, and returns its
-// URL and ARN.
+// Create creates the queue, or sets the attributes of the existing one. It returns the queue's URL and ARN.
 func (q Queue) Create(ctx context.Context, c Clients, name string) (url, arn string, err error) {
 	attributes := q.attributes()
 	url, err = q.createOrUpdate(ctx, c, name, attributes)
 	if isCode(err, "InvalidAttributeName") {
-		// The modes of a FIFO queue are not known to every emulator, and change
-		// throughput only, as long as deduplication ids are unique in the queue.
+		// Not every emulator supports the modes of FIFO queues. They affect only the throughput if deduplication ids
+		// are unique within the queue.
 		delete(attributes, "DeduplicationScope")
 		delete(attributes, "FifoThroughputLimit")
 		url, err = q.createOrUpdate(ctx, c, name, attributes)
@@ -76,13 +75,13 @@ func (q Queue) createOrUpdate(ctx context.Context, c Clients, name string, attri
 	if !isCode(err, "QueueAlreadyExists", "QueueNameExists") {
 		return "", err
 	}
-	// It is there with other attributes.
+	// It exists with other attributes.
 	found, err := c.SQS.GetQueueUrl(ctx, &sqs.GetQueueUrlInput{QueueName: &name})
 	if err != nil {
 		return "", err
 	}
 	settable := maps.Clone(attributes)
-	delete(settable, "FifoQueue") // is given by the name, and never changes
+	delete(settable, "FifoQueue") // determined by the name, and cannot be changed
 	if len(settable) > 0 {
 		_, err = c.SQS.SetQueueAttributes(ctx, &sqs.SetQueueAttributesInput{QueueUrl: found.QueueUrl, Attributes: settable})
 	}
@@ -117,7 +116,7 @@ func (q Queue) attributes() map[string]string {
 	if r := q.RedrivePolicy; r != nil {
 		b, err := json.Marshal(map[string]any{"deadLetterTargetArn": r.DeadLetterTargetArn, "maxReceiveCount": int(r.MaxReceiveCount)})
 		if err != nil {
-			panic(err) // a string and a number always marshal
+			panic(err) // a string and a number always encode
 		}
 		a["RedrivePolicy"] = string(b)
 	}

@@ -1,11 +1,9 @@
-// Package resource creates what the template declares at an AWS endpoint: tables,
-// queues, keys, and what sends to queues. What exists already is used again, so that data outlives the
-// local runner.
+// Package resource creates the template's resources at an AWS endpoint: tables, queues, keys, and services that send
+// to queues. It reuses existing resources, so that data survives a restart of the local runner.
 //
-// The property structs name every property that the deployment uses. Those kept
-// as raw JSON are accepted and left to the deployment, for they change nothing that a
-// program sees on an emulator (encryption, tags, backups, policies); one that
-// is not named at all is refused by localstack/internal/template.
+// The structs contain every property that the deployment uses. Raw JSON is accepted but ignored, because it makes no
+// difference to programs on an emulator (encryption, tags, backups, policies). Package template refuses properties
+// that are not in a struct.
 package resource
 
 import (
@@ -22,8 +20,8 @@ import (
 	"github.com/aws/smithy-go"
 )
 
-// Clients reach the services. KMS is used only by templates that have a key, Events and SNS
-// only by those that have a rule or a subscription.
+// Clients are clients of the services. KMS is needed only for templates with a key, and Events and SNS only for those
+// with a rule or a subscription.
 type Clients struct {
 	DynamoDB *dynamodb.Client
 	SQS      *sqs.Client
@@ -32,7 +30,7 @@ type Clients struct {
 	SNS      *sns.Client
 }
 
-// ignored is a property that the emulators have no use for.
+// ignored is a property without an effect on emulators.
 type ignored = json.RawMessage
 
 // isCode reports whether err is an error of a service with one of the codes.
@@ -42,7 +40,7 @@ func isCode(err error, codes ...string) bool {
 		return false
 	}
 	got := api.ErrorCode()
-	if _, name, ok := strings.Cut(got, "#"); ok { // some emulators give the shape's full name
+	if _, name, ok := strings.Cut(got, "#"); ok { // some emulators return the qualified name
 		got = name
 	}
 	return slices.Contains(codes, got)

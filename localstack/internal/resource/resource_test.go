@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }
 
-// emulators are the ways to run locally: one server for all, or one for each.
+// emulators lists the emulators that people use: one server for all services, or one for each.
 func emulators(t *testing.T) map[string]resource.Clients {
 	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
 	return map[string]resource.Clients{
@@ -97,7 +97,7 @@ func queues(t *testing.T, c resource.Clients, prefix string) {
 		MaxReceiveCount     template.Int `json:"maxReceiveCount"`
 	}{deadARN, 4}
 	var urls []string
-	for range 2 { // the second time with another visibility
+	for range 2 { // the second time with a different visibility timeout
 		url, arn, err := props.Create(t.Context(), c, prefix+"events.fifo")
 		if err != nil {
 			t.Fatal(err)

@@ -16,15 +16,15 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/template"
 )
 
-// What lets other services send to queues.
+// This file contains the resources that let other services send to queues.
 
-// QueuePolicy are the properties of an AWS::SQS::QueuePolicy.
+// QueuePolicy contains the properties of an AWS::SQS::QueuePolicy.
 type QueuePolicy struct {
 	Queues         []string
 	PolicyDocument json.RawMessage
 }
 
-// Create gives the queues the policy. An emulator that knows no policies lets everybody send.
+// Create sets the policy of the queues. Emulators without policies allow everyone to send.
 func (p QueuePolicy) Create(ctx context.Context, c Clients) error {
 	for _, url := range p.Queues {
 		_, err := c.SQS.SetQueueAttributes(ctx, &sqs.SetQueueAttributesInput{
@@ -37,20 +37,20 @@ func (p QueuePolicy) Create(ctx context.Context, c Clients) error {
 	return nil
 }
 
-// Delete takes the policy off the queues.
+// Delete removes the policy from the queues.
 func (p QueuePolicy) Delete(ctx context.Context, c Clients) error {
 	return QueuePolicy{Queues: p.Queues}.Create(ctx, c)
 }
 
-// Rule are the properties of an AWS::Events::Rule with a pattern.
+// Rule contains the properties of an AWS::Events::Rule with a pattern.
 type Rule struct {
 	Description, EventBusName, State string
-	// EventPattern is a JSON object, or a text with one.
+	// EventPattern is a JSON object, or a string that contains one.
 	EventPattern json.RawMessage
 	Targets      []Target
 }
 
-// Target is where a [Rule] sends what matches.
+// Target is the destination of a [Rule].
 type Target struct {
 	Id, Arn string
 
@@ -60,7 +60,7 @@ type Target struct {
 	DeadLetterConfig *struct{ Arn string }
 }
 
-// Create makes the rule, or changes the one that is there.
+// Create creates the rule, or changes the existing one.
 func (r Rule) Create(ctx context.Context, c Clients, name string) (arn string, err error) {
 	if c.Events == nil {
 		return "", errors.New("the template has an EventBridge rule, but there is no endpoint for EventBridge")
@@ -119,14 +119,14 @@ func (t Target) input() types.Target {
 	return in
 }
 
-// Subscription are the properties of an AWS::SNS::Subscription.
+// Subscription contains the properties of an AWS::SNS::Subscription.
 type Subscription struct {
 	TopicArn, Protocol, Endpoint string
 	RawMessageDelivery           template.Bool
 	RedrivePolicy                json.RawMessage
 }
 
-// Create subscribes, or finds the subscription.
+// Create creates the subscription, or finds the existing one.
 func (s Subscription) Create(ctx context.Context, c Clients) (arn string, err error) {
 	if c.SNS == nil {
 		return "", errors.New("the template has an SNS subscription, but there is no endpoint for SNS")

@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/resource"
 )
 
-// policy sets a queue's policy, which not all emulators keep.
+// policy sets the policy of a queue. Not all emulators store it.
 func policy(t *testing.T, c resource.Clients, name string) {
 	url, arn, err := resource.Queue{}.Create(t.Context(), c, name)
 	if err != nil {
@@ -35,7 +35,7 @@ func policy(t *testing.T, c resource.Clients, name string) {
 	}
 }
 
-// senders makes a rule and a subscription twice: each puts a message into the queue once.
+// senders creates a rule and a subscription twice. Each must put a message into the queue once.
 func senders(t *testing.T, c resource.Clients, prefix string) {
 	url, arn, err := resource.Queue{}.Create(t.Context(), c, prefix+"inbox")
 	if err != nil {
@@ -45,7 +45,7 @@ func senders(t *testing.T, c resource.Clients, prefix string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// As a template has the pattern, and as a parameter has it.
+	// The pattern may be an object, as in a template, or a string, as in a parameter.
 	for _, pattern := range []string{`{"source":["shop"]}`, `"{\"source\":[\"shop\"]}"`} {
 		rule := resource.Rule{State: "ENABLED", EventBusName: "default", EventPattern: []byte(pattern), Targets: []resource.Target{{Id: "inbox", Arn: arn}}}
 		got, err := rule.Create(t.Context(), c, prefix+"rule")

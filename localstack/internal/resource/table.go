@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/template"
 )
 
-// Table is the properties of an AWS::DynamoDB::Table.
+// Table contains the properties of an AWS::DynamoDB::Table.
 type Table struct {
 	TableName            string
 	BillingMode          string
@@ -27,7 +27,7 @@ type Table struct {
 	PointInTimeRecoverySpecification, DeletionProtectionEnabled, SSESpecification, TableClass, Tags ignored
 }
 
-// Keys are the names of the key's attributes.
+// Keys returns the names of the key attributes.
 func (t Table) Keys() (names []string) {
 	for _, k := range t.KeySchema {
 		names = append(names, k.AttributeName)
@@ -35,7 +35,7 @@ func (t Table) Keys() (names []string) {
 	return names
 }
 
-// PartitionKey is the name of the partition key's attribute.
+// PartitionKey returns the name of the partition key attribute.
 func (t Table) PartitionKey() string {
 	for _, k := range t.KeySchema {
 		if k.KeyType == "HASH" {
@@ -45,7 +45,7 @@ func (t Table) PartitionKey() string {
 	return ""
 }
 
-// Create makes the table, or finds it, and returns its ARN.
+// Create creates the table, or finds the existing one. It returns the table's ARN.
 func (t Table) Create(ctx context.Context, c Clients, name string) (arn string, err error) {
 	in := &dynamodb.CreateTableInput{TableName: &name, BillingMode: types.BillingModePayPerRequest}
 	for _, a := range t.AttributeDefinitions {

@@ -1,4 +1,4 @@
-// Package schedule invokes functions at a rate, as an EventBridge schedule does.
+// Package schedule invokes functions at a fixed rate, like an EventBridge schedule.
 package schedule
 
 import (
@@ -16,7 +16,7 @@ import (
 
 var rate = regexp.MustCompile(`^rate\(([1-9][0-9]{0,4}) (minute|hour|day)s?\)$`)
 
-// Parse reads a schedule expression. Only rates are known, such as "rate(1 minute)".
+// Parse parses a schedule expression. Only rates are supported, e.g. "rate(1 minute)".
 func Parse(expression string) (time.Duration, error) {
 	m := rate.FindStringSubmatch(expression)
 	if m == nil {
@@ -30,13 +30,11 @@ func Parse(expression string) (time.Duration, error) {
 	return time.Duration(n) * unit, nil
 }
 
-// maxRunning bounds the invocations of a schedule that run at once; a tick on
-// top of it is lost.
+// maxRunning is the maximum number of concurrent invocations of a schedule. Ticks beyond it are skipped.
 const maxRunning = 4
 
-// Run calls invoke every interval, the first time after one, with the event of a
-// schedule, until ctx ends; then it waits for running calls. A call that takes longer
-// than the interval does not hold up the next one.
+// Run calls invoke with the event of a schedule once per interval, starting after the first interval, until ctx ends.
+// Then it waits for running calls. A call that takes longer than the interval does not delay the next one.
 func Run(ctx context.Context, interval time.Duration, rule string, invoke func(ctx context.Context, payload []byte)) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -60,7 +58,7 @@ func Run(ctx context.Context, interval time.Duration, rule string, invoke func(c
 	}
 }
 
-// Event is the payload of a scheduled invocation.
+// Event returns the payload of a scheduled invocation.
 func Event(now time.Time, rule string) []byte {
 	b, err := json.Marshal(events.EventBridgeEvent{
 		Version: "0", ID: uuid.NewString(), DetailType: "Scheduled Event", Source: "aws.events",
@@ -68,7 +66,7 @@ func Event(now time.Time, rule string) []byte {
 		Resources: []string{rule}, Detail: json.RawMessage("{}"),
 	})
 	if err != nil {
-		panic(err) // strings and a time of this era always marshal
+		panic(err) // strings and a time always encode
 	}
 	return b
 }

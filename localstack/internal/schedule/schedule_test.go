@@ -57,7 +57,7 @@ func TestTicks(t *testing.T) {
 			}
 		})
 	})
-	t.Run("are not held up by a slow call, within bounds", func(t *testing.T) {
+	t.Run("are not delayed by a slow call, up to a limit", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			var calls atomic.Int32

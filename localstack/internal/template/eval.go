@@ -12,30 +12,29 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Scope answers what only the creator of the resources knows.
+// Scope provides the values that only the creator of the resources knows.
 type Scope interface {
-	// Ref is the value of a reference to a resource: its physical id.
+	// Ref returns the value of a reference to a resource, which is its physical id.
 	Ref(id string) (string, error)
-	// Attr is an attribute of a resource, such as Arn.
+	// Attr returns an attribute of a resource, e.g. Arn.
 	Attr(id, attribute string) (string, error)
-	// Parameter is the value given for a parameter; ok is false when the default applies.
+	// Parameter returns the value given for a parameter, or false if the default applies.
 	Parameter(name string) (value string, ok bool)
-	// Pseudo is the value of a pseudo parameter, such as AWS::Region; ok is
-	// false when there is no such one.
+	// Pseudo returns the value of a pseudo parameter, e.g. AWS::Region, or false if it does not exist.
 	Pseudo(name string) (value string, ok bool)
 }
 
-// absent is the value of AWS::NoValue: the member that has it is dropped.
+// absent is the value of AWS::NoValue. A member with this value is removed.
 type absent struct{}
 
-// maxDepth bounds the nesting of values and conditions.
+// maxDepth is the maximum nesting depth of values and conditions.
 const maxDepth = 64
 
 // Included reports whether the resource's condition holds.
 func (t *Template) Included(r *Resource, s Scope) (bool, error) { return t.holds(r.condition, s, 0) }
 
-// Properties evaluates a resource's properties, Globals merged in, and decodes
-// them into v, a pointer to a struct with json tags. A property that v does not name is an error.
+// Properties evaluates a resource's properties, merged with Globals, and decodes them into v, a pointer to a struct
+// with json tags. A property that is not in v is an error.
 func (t *Template) Properties(r *Resource, s Scope, v any) error {
 	var value any = map[string]any{}
 	if n := t.merged(r); n != nil {
@@ -71,7 +70,8 @@ func (t *Template) merged(r *Resource) *yaml.Node {
 	return r.properties
 }
 
-// Text evaluates one property of a resource, which must be a text. It is "" if the resource does not have it.
+// Text evaluates one property of a resource, which must be a string. It returns "" if the resource does not have the
+// property.
 func (t *Template) Text(r *Resource, property string, s Scope) (string, error) {
 	n := member(t.merged(r), property)
 	if n == nil {
@@ -80,7 +80,7 @@ func (t *Template) Text(r *Resource, property string, s Scope) (string, error) {
 	return t.text(n, s, 0)
 }
 
-// Output evaluates an output. ok is false when its condition does not hold.
+// Output evaluates an output. It returns false if the output's condition does not hold.
 func (t *Template) Output(o Output, s Scope) (value string, ok bool, err error) {
 	if ok, err := t.holds(o.condition, s, 0); err != nil || !ok {
 		return "", false, err
@@ -89,8 +89,8 @@ func (t *Template) Output(o Output, s Scope) (value string, ok bool, err error) 
 	return v, err == nil, err
 }
 
-// CheckParameters reports the first name that the template does not declare, or
-// the first value that its declaration does not allow.
+// CheckParameters returns an error for the first name that the template does not declare, or the first value that the
+// declaration does not allow.
 func (t *Template) CheckParameters(given map[string]string) error {
 	for name, value := range given {
 		p, ok := t.parameters[name]
@@ -154,7 +154,7 @@ func (t *Template) eval(n *yaml.Node, s Scope, depth int) (any, error) {
 	return nil, t.errorf(n, "this YAML is not supported")
 }
 
-// scalar keeps what JSON can hold apart from text; dates in policies stay text.
+// scalar converts a scalar to the type that it has in JSON. Dates in policies remain strings.
 func scalar(n *yaml.Node) any {
 	switch n.Tag {
 	case "!!int", "!!float":
@@ -171,8 +171,8 @@ func scalar(n *yaml.Node) any {
 	return n.Value
 }
 
-// call evaluates the intrinsic function name; arg is its argument and at where
-// errors point. In the short form both are the tagged node.
+// call evaluates the intrinsic function name. Arg is its argument, and errors point to at. In the short form both are
+// the tagged node.
 func (t *Template) call(name string, at, arg *yaml.Node, s Scope, depth int) (any, error) {
 	switch name {
 	case "Ref":
@@ -205,7 +205,7 @@ func (t *Template) call(name string, at, arg *yaml.Node, s Scope, depth int) (an
 	return nil, t.errorf(at, "function %q is not supported", name)
 }
 
-// join takes a list as it is written, or a reference to a parameter that is one.
+// join evaluates Join. Its list is written out, or is a reference to a parameter of a list type.
 func (t *Template) join(at, arg *yaml.Node, s Scope, depth int) (any, error) {
 	if arg.Kind != yaml.SequenceNode || len(arg.Content) != 2 {
 		return nil, t.errorf(at, "Join needs a delimiter and a list")
@@ -367,7 +367,7 @@ func (t *Template) text(n *yaml.Node, s Scope, depth int) (string, error) {
 	return "", t.errorf(n, "a text is needed here")
 }
 
-// text is a scalar value as a text.
+// text converts a scalar value to a string.
 func text(v any) (string, bool) {
 	switch v := v.(type) {
 	case string:
@@ -380,7 +380,7 @@ func text(v any) (string, bool) {
 	return "", false
 }
 
-// holds evaluates the condition with a name; the empty name holds.
+// holds evaluates a named condition. The empty name always holds.
 func (t *Template) holds(name string, s Scope, depth int) (bool, error) {
 	if name == "" {
 		return true, nil

@@ -1,11 +1,10 @@
-// Package template reads the deployment template: CloudFormation YAML with the
-// SAM transform, as far as this project's template.yaml uses it.
+// Package template parses the deployment template: CloudFormation YAML with the SAM transform, as far as this
+// project's template.yaml uses it.
 //
-// It parses, merges the Globals section, and evaluates intrinsic functions in a
-// [Scope] that the caller provides; it creates nothing and knows no service. What
-// it does not understand is an error with the line, never a silent difference from
-// the deployment. Go on in localstack/internal/resource (what the resources
-// become) and localstack/runner.
+// It parses, merges the Globals section, and evaluates intrinsic functions in a [Scope] that the caller provides. It
+// does not create resources or know services. Unsupported syntax is an error with its line, so that the local result
+// cannot silently differ from the deployment. Read localstack/internal/resource next, which creates the resources,
+// and then localstack/runner.
 package template
 
 import (
@@ -19,7 +18,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// MaxSize is the largest template in bytes that CloudFormation takes from a bucket.
+// MaxSize is the maximum size in bytes of a template that CloudFormation reads from a bucket.
 const MaxSize = 1 << 20
 
 // Template is a parsed template.
@@ -30,7 +29,7 @@ type Template struct {
 	resources  map[string]*Resource
 	order      []string
 	outputs    []Output
-	globals    map[string]*yaml.Node // section name, such as Function, to its defaults
+	globals    map[string]*yaml.Node // defaults by section, e.g. Function
 }
 
 // Resource is one entry of the Resources section.
@@ -39,16 +38,17 @@ type Resource struct {
 	ID string
 	// Type is the CloudFormation type, such as AWS::SQS::Queue.
 	Type string
-	// Line is where the resource begins.
+	// Line is the line at which the resource begins.
 	Line int
-	// DeletionPolicy says what becomes of the resource when it leaves the stack; "" is Delete.
+	// DeletionPolicy says what happens to the resource when it is removed from the stack. "" means Delete.
 	DeletionPolicy string
 
 	condition  string
 	properties *yaml.Node
 }
 
-// RetainExceptOnCreate is the policy of a resource that is deleted only by the rollback of the operation that made it.
+// RetainExceptOnCreate is the policy of a resource that is deleted only by the rollback of the operation that created
+// it.
 const RetainExceptOnCreate = "RetainExceptOnCreate"
 
 // Output is one entry of the Outputs section.
@@ -66,7 +66,7 @@ type parameter struct {
 	allowedValues []string
 }
 
-// Error is a fault of the template at a line.
+// Error is an error at a line of the template.
 type Error struct {
 	File    string
 	Line    int
@@ -79,7 +79,7 @@ func (t *Template) errorf(n *yaml.Node, format string, args ...any) error {
 	return &Error{File: t.file, Line: n.Line, Message: fmt.Sprintf(format, args...)}
 }
 
-// Parse reads a template. file names it in errors.
+// Parse parses a template. Errors contain the name file.
 func Parse(file string, src []byte) (*Template, error) {
 	if len(src) > MaxSize {
 		return nil, &Error{File: file, Line: 1, Message: fmt.Sprintf("the template is larger than %d bytes", MaxSize)}
@@ -135,7 +135,7 @@ func Parse(file string, src []byte) (*Template, error) {
 	return t, nil
 }
 
-// Resources lists the resources in the order of the file.
+// Resources returns the resources in the order of the file.
 func (t *Template) Resources() []*Resource {
 	list := make([]*Resource, 0, len(t.order))
 	for _, id := range t.order {
@@ -147,7 +147,7 @@ func (t *Template) Resources() []*Resource {
 // Resource returns the resource with a logical id, or nil.
 func (t *Template) Resource(id string) *Resource { return t.resources[id] }
 
-// Outputs lists the outputs in the order of the file.
+// Outputs returns the outputs in the order of the file.
 func (t *Template) Outputs() []Output { return slices.Clone(t.outputs) }
 
 // each calls f for every member of a mapping, in order.
@@ -213,7 +213,7 @@ func (t *Template) parseResource(id string, k, v *yaml.Node) error {
 		case "DeletionPolicy":
 			r.DeletionPolicy = v.Value
 		case "UpdateReplacePolicy", "DependsOn", "Metadata":
-			// Resources that the runner replaces hold no data. References tell the order.
+			// The runner replaces only resources that hold no data. References determine the order.
 		default:
 			return t.errorf(k, "resource member %q is not supported", key)
 		}
@@ -256,8 +256,8 @@ func (t *Template) parseOutput(name string, k, v *yaml.Node) error {
 	return nil
 }
 
-// merge puts specific over general as SAM merges Globals into a resource: mappings member by member, lists appended to
-// the general one, everything else replaced, intrinsic functions included.
+// merge merges specific into general, as SAM merges Globals into a resource. Mappings are merged member by member,
+// lists are appended to the general one, and anything else is replaced, including intrinsic functions.
 func merge(general, specific *yaml.Node) *yaml.Node {
 	switch {
 	case specific == nil:

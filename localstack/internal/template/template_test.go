@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/internal/template"
 )
 
-// scope answers references by naming them.
+// scope resolves a reference to its own name.
 type scope map[string]string
 
 func (s scope) Ref(id string) (string, error) {

@@ -6,10 +6,10 @@ import (
 	"strconv"
 )
 
-// Text is a text property. CloudFormation takes numbers and booleans for it too.
+// Text is a string property. CloudFormation also accepts numbers and booleans for it.
 type Text string
 
-// UnmarshalJSON takes a JSON string, number or boolean.
+// UnmarshalJSON accepts a JSON string, number or boolean.
 func (v *Text) UnmarshalJSON(b []byte) error {
 	var s string
 	if err := json.Unmarshal(b, &s); err == nil {
@@ -29,11 +29,10 @@ func (v *Text) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// Int is an integer property, which may be written as a text, as the values of
-// parameters are.
+// Int is an integer property. It may be written as a string, because the values of parameters are strings.
 type Int int
 
-// UnmarshalJSON takes a JSON number or a string with one.
+// UnmarshalJSON accepts a JSON number or a string that contains one.
 func (v *Int) UnmarshalJSON(b []byte) error {
 	var t Text
 	if err := t.UnmarshalJSON(b); err != nil {
@@ -47,10 +46,10 @@ func (v *Int) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// Bool is a boolean property, which may be written as a text.
+// Bool is a boolean property. It may be written as a string.
 type Bool bool
 
-// UnmarshalJSON takes a JSON boolean or a string with one.
+// UnmarshalJSON accepts a JSON boolean or a string that contains one.
 func (v *Bool) UnmarshalJSON(b []byte) error {
 	var t Text
 	if err := t.UnmarshalJSON(b); err != nil {

@@ -1,7 +1,7 @@
-// Package testfn is the function that the tests of the local runner run: a test
-// binary that starts again as a function, which does what its event says.
+// Package testfn is the function that the local runner's tests run. The test binary starts itself again as a
+// function, which does what its event says.
 //
-// It uses the same client of the Runtime API as the real functions.
+// It uses the same Runtime API client as the real functions.
 package testfn
 
 import (
@@ -25,29 +25,28 @@ import (
 	"github.com/aws/aws-lambda-go/lambdacontext"
 )
 
-// Variable is the environment variable that makes a test binary a function.
+// Variable is the environment variable that makes a test binary run as a function.
 const Variable = "TESTFN"
 
-// Call is the event: what to do.
+// Call is an event that says what to do.
 type Call struct {
 	Do    string `json:"do"`
 	Text  string `json:"text,omitempty"`
 	Count int    `json:"count,omitempty"`
-	// Gate is the URL of a [Gate] to pass before the answer; a stream passes it
-	// after each write.
+	// Gate is the URL of a [Gate] to pass before the response. A stream passes it after each write.
 	Gate string `json:"gate,omitempty"`
 }
 
-// JSON is the event's encoding.
+// JSON encodes the event.
 func (c Call) JSON() []byte {
 	b, err := json.Marshal(c)
 	if err != nil {
-		panic(err) // strings and numbers always marshal
+		panic(err) // strings and numbers always encode
 	}
 	return b
 }
 
-// Description is the answer to "describe".
+// Description is the response to "describe".
 type Description struct {
 	RequestID  string            `json:"requestId"`
 	ARN        string            `json:"arn"`
@@ -58,8 +57,8 @@ type Description struct {
 // Handler handles an event that is not a [Call].
 type Handler func(ctx context.Context, event json.RawMessage) (any, error)
 
-// Main is for TestMain. In the test's own process it returns; in a function's
-// it never does. Events without a "do" go to the first of others, if there is one.
+// Main is called by TestMain. In the test's own process it returns. In the process of a function it does not return.
+// It passes events without "do" to the first handler in others, if there is one.
 func Main(others ...Handler) {
 	if os.Getenv(Variable) == "" {
 		return
@@ -68,7 +67,7 @@ func Main(others ...Handler) {
 	case os.Getenv("TESTFN_EXIT_EARLY") != "":
 		os.Exit(3)
 	case os.Getenv("TESTFN_INIT_HANGS") != "":
-		time.Sleep(time.Hour) // a select without cases would be a deadlock, of which the Go runtime dies
+		time.Sleep(time.Hour) // not an empty select, because the Go runtime would report a deadlock and exit
 	case os.Getenv("TESTFN_INIT_ERROR") != "":
 		url := "http://" + os.Getenv("AWS_LAMBDA_RUNTIME_API") + "/2018-06-01/runtime/init/error"
 		if resp, err := http.Post(url, "application/json", strings.NewReader(`{"errorMessage":"no configuration"}`)); err == nil {
@@ -92,7 +91,7 @@ func Main(others ...Handler) {
 		if err := json.Unmarshal(event, &c); err != nil {
 			return nil, err
 		}
-		// A request to a Function URL has the call in its body.
+		// In a request to a Function URL, the call is in the body.
 		var request events.LambdaFunctionURLRequest
 		if err := json.Unmarshal(event, &request); err == nil && request.RequestContext.HTTP.Method == http.MethodPost {
 			if err := json.Unmarshal([]byte(request.Body), &c); err != nil {
@@ -126,10 +125,10 @@ func (c Call) run(ctx context.Context) (any, error) {
 		<-rounds
 		return os.Getpid(), nil
 	case "pause":
-		<-rounds // this round may have ended before the process was frozen
+		<-rounds // skip this round, which may have ended before the process was frozen
 		return <-rounds, nil
 	case "hang":
-		select {} // ignores its deadline
+		select {} // ignore the deadline
 	case "dynamodb":
 		return dynamodb(ctx, c.Text)
 	case "print":
@@ -158,11 +157,11 @@ func (c Call) run(ctx context.Context) (any, error) {
 	return nil, fmt.Errorf("the test function cannot %q", c.Do)
 }
 
-// rounds receives the longest time in milliseconds between two rounds of [tick], after each round for which an invocation
-// waits.
+// rounds receives, after each round for which an invocation waits, the longest time in milliseconds between two
+// rounds of [tick].
 var rounds = make(chan int64)
 
-// tick works in the background, also after the answer to its invocation.
+// tick works in the background, even after the response to its invocation.
 func tick() {
 	last, longest := time.Now(), int64(0)
 	for {
@@ -177,7 +176,7 @@ func tick() {
 	}
 }
 
-// dynamodb sends "Operation {body}" to DynamoDB and returns what comes back.
+// dynamodb sends "Operation {body}" to DynamoDB and returns the response.
 func dynamodb(ctx context.Context, text string) (string, error) {
 	operation, body, _ := strings.Cut(text, " ")
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, os.Getenv("AWS_ENDPOINT_URL_DYNAMODB"), strings.NewReader(body))
@@ -187,7 +186,7 @@ func dynamodb(ctx context.Context, text string) (string, error) {
 	req.Header.Set("Content-Type", "application/x-amz-json-1.0")
 	req.Header.Set("X-Amz-Target", "DynamoDB_20120810."+operation)
 	req.Header.Set("X-Amz-Security-Token", os.Getenv("AWS_SESSION_TOKEN"))
-	// DynamoDB Local wants the form of a signature, and checks none.
+	// DynamoDB Local requires a well-formed signature, but does not verify it.
 	req.Header.Set("Authorization", "AWS4-HMAC-SHA256 Credential="+os.Getenv("AWS_ACCESS_KEY_ID")+"/20261120/"+os.Getenv("AWS_REGION")+"/dynamodb/aws4_request, SignedHeaders=host, Signature=0")
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
@@ -213,7 +212,7 @@ func describe(ctx context.Context) Description {
 	return d
 }
 
-// pass waits at the gate, also beyond its deadline. A gate that is gone is open.
+// pass waits at the gate, even beyond its deadline. A gate that no longer exists is open.
 func pass(ctx context.Context, gate string) {
 	if gate == "" {
 		return
@@ -227,7 +226,7 @@ func pass(ctx context.Context, gate string) {
 	}
 }
 
-// Gate holds function processes up until a test lets them pass.
+// Gate blocks function processes until a test lets them pass.
 type Gate struct {
 	URL string
 
@@ -237,7 +236,7 @@ type Gate struct {
 	once    sync.Once
 }
 
-// NewGate makes a gate that opens with the end of the test.
+// NewGate returns a gate that opens at the end of the test.
 func NewGate(t *testing.T) *Gate {
 	g := &Gate{arrived: make(chan struct{}, 1000), pass: make(chan struct{}), open: make(chan struct{})}
 	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -256,7 +255,7 @@ func NewGate(t *testing.T) *Gate {
 	return g
 }
 
-// Arrived waits until a process has come to the gate.
+// Arrived waits until a process has arrived at the gate.
 func (g *Gate) Arrived(t *testing.T) {
 	t.Helper()
 	select {
@@ -269,5 +268,5 @@ func (g *Gate) Arrived(t *testing.T) {
 // Pass lets one process pass.
 func (g *Gate) Pass() { g.pass <- struct{}{} }
 
-// Open lets all pass from now on.
+// Open lets all processes pass from now on.
 func (g *Gate) Open() { g.once.Do(func() { close(g.open) }) }
