@@ -47,3 +47,43 @@ func TestAMessageOfANewerVersionDoesNotReachTheLimitOfReceives(t *testing.T) {
 		})
 	}
 }
+
+// After 1,000 receives, SQS moves an event to the dead-letter queue of the events queue, from which retry files dead letters.
+func TestAnEventOfANewerVersionGoesBackToItsQueue(t *testing.T) {
+	for name, c := range map[string]struct {
+		body    string
+		broken  bool // the queue accepts no message
+		failed  []string
+		copies  int
+		letters int
+	}{
+		"AWS-06 given a newer event that was moved, when retry reads it, then it goes back to the events queue": {`{"v":99}`, false, nil, 1, 0},
+		"AWS-06 given that the events queue accepts nothing, then the event stays where SQS moved it":           {`{"v":99}`, true, []string{"moved"}, 0, 0},
+		"AWS-06 given an event that no version reads, then it is a dead letter":                                 {`no event`, false, nil, 0, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			o := r.operations()
+			o.deliveries.queue = &watched{Sender: o.deliveries.queue, broken: c.broken}
+			m := message("moved", c.body)
+			m.From, m.Group, m.Received, m.Sent = queue.Events, "group", queue.MaxReceives, r.now
+			failed, err := o.File(t.Context(), []queue.Message{m})
+			if err != nil || !slices.Equal(failed, c.failed) {
+				t.Errorf("got failed %v and error %v, want failed %v", failed, err, c.failed)
+			}
+			copies := r.queues[queue.Events]
+			if len(copies) != c.copies {
+				t.Fatalf("got %d messages in the events queue, want %d", len(copies), c.copies)
+			}
+			for _, got := range copies {
+				if string(got.Body) != c.body || got.Group != "group" {
+					t.Errorf("got %s in group %q, want the same body in group \"group\"", got.Body, got.Group)
+				}
+			}
+			letters, _, err := o.Letters(t.Context(), "default", LetterQuery{}, "", 10)
+			if err != nil || len(letters) != c.letters {
+				t.Errorf("got dead letters %v and error %v, want %d", letters, err, c.letters)
+			}
+		})
+	}
+}

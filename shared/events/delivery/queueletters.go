@@ -59,9 +59,14 @@ func (o *Operations) file(ctx context.Context, m queue.Message) error {
 	l, err := queue.ParseDeadLetter(m.Body)
 	moved := err != nil || l.Queue == "" // by its queue, as it was
 	if moved {
-		var e event.Event
-		if m.From == queue.Events && json.Unmarshal(m.Body, &e) == nil {
-			m.Sent = e.Published // SQS stamps it anew when it moves a message of a FIFO queue
+		if m.From == queue.Events {
+			e, err := decodeEventMessage(m)
+			if newer(err) {
+				return o.returnNewer(ctx, m)
+			}
+			if err == nil {
+				m.Sent = e.Published // SQS stamps it anew when it moves a message of a FIFO queue
+			}
 		}
 		from, reason := origin(m)
 		value = queue.NewDeadLetter(from, m, reason, nil, now).Body
@@ -85,6 +90,14 @@ func (o *Operations) file(ctx context.Context, m queue.Message) error {
 		o.Metrics.DeadLettered(string(l.Queue), 1)
 	}
 	return nil
+}
+
+// returnNewer sends an event of a newer version back to the events queue, where it waits for a newer fanout. SQS moved it
+// after 1,000 receives, which take ten days. The later events of its URI have passed it since, so the end of its group is
+// the right place. Its version is one that publish, which this program would pass it through otherwise, cannot decode either.
+func (o *Operations) returnNewer(ctx context.Context, m queue.Message) error {
+	err := o.deliveries.queue.Send(ctx, queue.Events, queue.Outgoing{Body: m.Body, Group: m.Group})
+	return fault.Wrap(fault.Unavailable, err, "return an event of a newer version to its queue")
 }
 
 // origin is the queue that a message without a letter is of, and why it is dead. SQS says from where it moved one. What
