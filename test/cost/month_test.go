@@ -86,24 +86,24 @@ func month(t *testing.T) string {
 	running := monthMinutes + monthRetry + monthPollers
 	idle := running + alarms*perAlarm + perKey
 	return table(
-		row{"what", "a month"},
+		row{"item", "per month"},
 		row{"`retry` and `relay` every minute, and receives of empty queues", dollars(running)},
-		row{number(alarms) + " metrics that alarms look at", dollars(alarms * perAlarm)},
+		row{number(alarms) + " metrics that alarms watch", dollars(alarms * perAlarm)},
 		row{"the KMS key", dollars(perKey)},
-		row{"**a deployment in which nothing happens**", "**" + dollars(idle) + "**"},
+		row{"**an idle deployment**", "**" + dollars(idle) + "**"},
 		row{"its dashboard, if the account has three others", dollars(perDashboard)},
 		row{"its " + number(metrics) + " metrics, if each has data in every hour, without their split by attribute", dollars(metrics * perMetric)},
-		row{"a backend whose notifications are followed", dollars(relay)},
+		row{"a backend whose notifications the relay reads", dollars(relay)},
 		row{"a stream that is always open, quiet", dollars(always + hours*streamQuiet)},
 		row{"a stream that is always open, busy", dollars(always + hours*streamBusy)},
-		row{"10 of them", dollars(10 * (always + hours*streamBusy))},
+		row{"10 such streams", dollars(10 * (always + hours*streamBusy))},
 	)
 }
 
 // answering returns the table of the prices of a million deliveries to endpoints that answer in [answer].
 func answering(t *testing.T) string {
 	gb := sizes(t)["DispatchFunction"].gb
-	rows := []row{{"load", "deliveries an invocation", "measured, endpoints answer immediately", "waiting for 0.2 s", "price per million"}}
+	rows := []row{{"load", "deliveries per invocation", "measured, endpoints answer immediately", "waiting for 0.2 s", "price per million"}}
 	for _, l := range []struct {
 		name                 string
 		deliveries, measured float64

@@ -111,7 +111,7 @@ func oneToMany(t *testing.T) string {
 	size, gb := subscriberSize(t), sizes(t)["DispatchFunction"].gb
 	units := math.Ceil(million / pages * size / 4096)
 	reading := partitionReads / units * million / pages // subscribers a second
-	rows := []row{{"`DispatchConcurrency`", "deliveries a second", "time", "price", "what saturates"}}
+	rows := []row{{"`DispatchConcurrency`", "deliveries per second", "time", "price", "what saturates"}}
 	for _, n := range []float64{2, 20, 200} {
 		rate, limit := n*dispatched(million/pages), "dispatch"
 		if rate > reading {
@@ -119,7 +119,7 @@ func oneToMany(t *testing.T) string {
 		}
 		rows = append(rows, row{number(n), number(rate), lasts(million / rate), dollars(priceWide + waiting(gb, million/pages*groupBatch)), limit})
 	}
-	return table(rows...) + fmt.Sprintf("\n%s pages of %.0f subscribers and %s tasks that divide. A subscriber takes about %.0f bytes, a page %.0f read units: one partition gives %s\nsubscribers a second.\n",
+	return table(rows...) + fmt.Sprintf("\n%s pages of %.0f subscribers and %s tasks that divide. A subscriber takes about %.0f bytes, a page %.0f read units: one partition gives %s\nsubscribers per second.\n",
 		number(pages), million/pages, number(splits), size, units, number(reading))
 }
 
@@ -127,7 +127,7 @@ func oneToMany(t *testing.T) string {
 func daily(t *testing.T) string {
 	gb := sizes(t)["DispatchFunction"].gb
 	const deliveries, peak = 100e6, 5.0
-	rows := []row{{"load", "deliveries a second, mean and peak", "requests a day", "price a day", "publish, fanout, dispatch at once at the peak", "URIs that are needed at the peak"}}
+	rows := []row{{"load", "deliveries per second, mean and peak", "requests per day", "price per day", "concurrent publish, fanout, dispatch at the peak", "URIs needed at the peak"}}
 	for _, l := range []struct {
 		name                         string
 		subscribers, batch           float64
@@ -159,18 +159,18 @@ func idle() string {
 	const onePattern, oneShape, ending = 1 + 2, 1, 1 + 1 + 2
 	one := partitionWrites / onePattern
 	return table(
-		row{"what", "a second", "a million take", "what saturates"},
+		row{"operation", "per second", "a million take", "what saturates"},
 		row{"register, all to one URI", number(one), lasts(million / one), "writes of the pattern's partition"},
 		row{"register, to many URIs of one event type", number(partitionWrites / oneShape), lasts(million / (partitionWrites / oneShape)), "the item that counts the event type's shapes"},
 		row{"deregister, all from one URI", number(partitionWrites / ending), lasts(million / (partitionWrites / ending)), "writes of the pattern's partition"},
-		row{"refresh (MCP Events) once a day, all of one URI", number(million / 86_400), "a day", fmt.Sprintf("nothing: %.0f of 1,000 write units", million/86_400*2)},
-		row{"keep, a month", "", dollars(priceIdle), "nothing"},
+		row{"refresh (MCP Events) once a day, all of one URI", number(million / 86_400), "a day", fmt.Sprintf("no limit: %.0f of 1,000 write units", million/86_400*2)},
+		row{"keep, per month", "", dollars(priceIdle), "no limit"},
 	)
 }
 
 // oneURI returns the throughput of one URI.
 func oneURI() string {
-	rows := []row{{"`order`", "`FanoutConcurrency`", "events a second", "fanout's requests a second", "write units a second, of a partition", "what saturates"}}
+	rows := []row{{"`order`", "`FanoutConcurrency`", "events per second", "fanout's requests per second", "write units per second and partition", "what saturates"}}
 	for _, c := range []struct {
 		order   string
 		workers float64
@@ -189,7 +189,7 @@ func oneURI() string {
 		rows = append(rows, row{c.order, number(c.workers), number(rate), number(requests), number(units), limit})
 	}
 	again := eventlog.Window.Seconds() * 1_000 * logged / 4 * streamPolls
-	return table(rows...) + fmt.Sprintf("\nAn instance with a stream of an unordered URI at 1,000 events a second reads the last %.0f seconds again %.0f times a second: %s read units a second, so that\nthe URI's %d partitions serve %.0f instances.\n",
+	return table(rows...) + fmt.Sprintf("\nAn instance with a stream of an unordered URI at 1,000 events per second reads the last %.0f seconds again %.0f times per second: %s read units per second, so that\nthe URI's %d partitions serve %.0f instances.\n",
 		eventlog.Window.Seconds(), streamPolls, number(again), eventlog.Shards, math.Floor(eventlog.Shards*partitionReads/again))
 }
 
@@ -198,7 +198,7 @@ func counters() string {
 	const shards = 8
 	more := (shards - 1) * perReadUnit * million
 	return table(
-		row{"items that count a shape", "registrations a second of one event type", "more for a million single events", "of their price"},
+		row{"items per shape", "registrations per second of one event type", "extra price of a million single events", "share of their price"},
 		row{"1", number(partitionWrites), "–", "–"},
 		row{fmt.Sprint(shards), number(shards * partitionWrites), dollars(more), fmt.Sprintf("%.0f %%", more/priceSingle*100)},
 	)
