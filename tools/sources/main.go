@@ -79,7 +79,7 @@ func render(providers []ready.Provider) ([]byte, error) {
 			fmt.Fprintf(&b, "| [`%s`](%s) | `%s` | %s | %s | %s |\n", p.Name, p.Documentation, s.Name, s.types(), s.ids(), s.secret())
 		}
 	}
-	b.WriteString("\n| event type | URI | arguments beside the variables of the URI |\n|---|---|---|\n")
+	b.WriteString("\n| event type | URI | arguments in addition to the URI variables |\n|---|---|---|\n")
 	for _, p := range providers {
 		cat, err := catalog.Parse(ready.Catalog(p))
 		if err != nil {
