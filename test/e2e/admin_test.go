@@ -15,14 +15,14 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestAdmin holds the admin API of the embedded server to what TestRequirementsOnLocalAWS holds that on AWS to.
+// TestAdmin tests the admin API of the stand-alone server. TestRequirementsOnLocalAWS does the same on AWS.
 func TestAdmin(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--delivery-log", "failures"}, Catalog: operatedCatalog(t)})
 	operating(t, &s.Target, 0, nil)
 }
 
-// operatedCatalog is the example with the type that tells of what was disabled.
+// operatedCatalog is the sample catalog with the event type that announces disabled subscriptions.
 func operatedCatalog(t *testing.T) string {
 	t.Helper()
 	catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
@@ -36,8 +36,8 @@ func operatedCatalog(t *testing.T) string {
 `
 }
 
-// operating looks at a system as its operators and owners do. A switch is known everywhere within that time. Items,
-// unless that is nil, are all that is stored.
+// operating uses a system as its operators and owners do. Within is the time after which every process knows a
+// switch. Items returns everything that is stored; it may be nil.
 func operating(t *testing.T, target *harness.Target, within time.Duration, items func() []string) {
 	o := operate(t, target)
 	owner := target.Stateless("owner")
@@ -74,7 +74,7 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 	})
 	hook.Answer(nil)
 
-	t.Run("OPS-02 a subscription is found by each property, and shown with its last error", func(t *testing.T) {
+	t.Run("OPS-02 a subscription can be found by each property and shows its last error", func(t *testing.T) {
 		for _, query := range []string{"", "?principal=owner", "?event=ci.build_finished", "?origin=" + url.QueryEscape(origin), "?state=active"} {
 			if got := o.members("subscriptions"+query, "id"); got != id {
 				t.Errorf("%s: got %s", query, got)
@@ -89,7 +89,7 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 			return s.Delivery.LastError == "http_4xx"
 		})
 	})
-	t.Run("OPS-03 WHK-14 a delivery is found by subscription, event, origin and time", func(t *testing.T) {
+	t.Run("OPS-03 WHK-14 a delivery can be found by subscription, event, origin and time", func(t *testing.T) {
 		for query, want := range map[string]int{
 			"deliveries?event=evt_3": 1, "subscriptions/" + id + "/deliveries": letters, "deliveries?subscription=" + id: letters,
 			"deliveries?origin=" + url.QueryEscape(origin) + "&since=2020-01-01T00:00:00Z": letters, "deliveries?outcome=dead": letters,
@@ -106,7 +106,7 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 			}
 		}
 	})
-	t.Run("OPS-05 an event is found by its id, its URI and its type, and delivered again", func(t *testing.T) {
+	t.Run("OPS-05 an event can be found by its id, URI and type, and delivered again", func(t *testing.T) {
 		var e struct{ ID, URI string }
 		o.call("GET", "events/evt_2", "", http.StatusOK, &e)
 		if e.ID != "evt_2" || len(o.list("events?uri="+e.URI)) != letters || len(o.list("events?name=ci.build_finished")) != letters {
@@ -114,16 +114,16 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 		}
 		publish("evt_again")
 		arrives("evt_again", 1)
-		harness.Eventually(t, harness.Patience, "the first delivery is settled", func() bool { // until then it is a conflict
+		harness.Eventually(t, harness.Patience, "the first delivery is settled", func() bool { // redelivering earlier is a conflict
 			status, _ := o.ask("chief", "POST", "events/evt_again/deliver", `{"subscription":"`+id+`"}`)
 			return status == http.StatusAccepted
 		})
 		arrives("evt_again", 2)
 	})
-	t.Run("OPS-05 what was published since a time is delivered again to one subscription", func(t *testing.T) {
+	t.Run("OPS-05 events published since a given time are delivered again to one subscription", func(t *testing.T) {
 		since := time.Now().UTC().Format(time.RFC3339Nano)
 		var missed []string
-		for i := range 8 { // at one a second, more than the first step takes
+		for i := range 8 { // at one per second, more than the first step handles
 			missed = append(missed, fmt.Sprint("evt_missed_", i))
 			publish(missed[i])
 			arrives(missed[i], 1)
@@ -154,16 +154,16 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 			t.Errorf("got %+v", r)
 		}
 		if n := hook.IDs()["evt_again"]; n != 2 {
-			t.Errorf("what was published before arrived %d times", n)
+			t.Errorf("the earlier event arrived %d times", n)
 		}
 	})
-	t.Run("OPS-09 no identity sees or steers what is not its own", func(t *testing.T) { identities(t, o, id, hook) })
+	t.Run("OPS-09 no identity can see or change data that is not its own", func(t *testing.T) { identities(t, o, id, hook) })
 	t.Run("OPS-02 WHK-15 a test event is delivered", func(t *testing.T) {
 		var made struct{ Event string }
 		o.callAs("owner", "POST", "subscriptions/"+id+"/test", "", http.StatusAccepted, &made)
 		arrives(made.Event, 1)
 	})
-	t.Run("OPS-04 WHK-13 an owner retries one dead letter, under its first id", func(t *testing.T) {
+	t.Run("OPS-04 WHK-13 an owner retries one dead letter, with its original id", func(t *testing.T) {
 		mine := o.list("dead-letters?subscription=" + id)
 		letter := fmt.Sprint(mine[0]["id"])
 		o.callAs("owner", "POST", "dead-letters/"+letter+"/retry", "", http.StatusAccepted, nil)
@@ -193,7 +193,7 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 		}
 		harness.Eventually(t, harness.Patience, "the numbers of what was under way", func() bool {
 			o.call("GET", "replays/"+slow.ID, "", http.StatusOK, &ended)
-			return max(slow.Replayed, ended.Replayed)+len(o.list("dead-letters")) == left // the first one may be done already
+			return max(slow.Replayed, ended.Replayed)+len(o.list("dead-letters")) == left // the first replay may be done already
 		})
 		o.call("POST", "replays", `{"select":{}}`, http.StatusAccepted, &slow)
 		harness.Eventually(t, harness.Patience, "the replay is done", func() bool {
@@ -207,10 +207,10 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 			arrives(fmt.Sprintf("evt_%d", i), 2)
 		}
 	})
-	t.Run("OPS-06 WHK-22 a switch is known everywhere within 5 s, and nothing is lost", func(t *testing.T) {
+	t.Run("OPS-06 WHK-22 every process knows a switch within 5 s, and no event is lost", func(t *testing.T) {
 		switched(t, o, hook, publish, within, origin)
 	})
-	t.Run("OPS-06 a subscription is paused, and resumed by who paused it", func(t *testing.T) {
+	t.Run("OPS-06 a subscription is paused, and resumed by the person who paused it", func(t *testing.T) {
 		var s struct{ State string }
 		if o.call("POST", "subscriptions/"+id+"/pause", "", http.StatusOK, &s); s.State != "paused" || o.members("subscriptions?state=paused", "id") != id {
 			t.Errorf("got %+v", s)
@@ -236,9 +236,9 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 		publish("evt_back")
 		arrives("evt_back", 1)
 	})
-	t.Run("OPS-11 the console is beside the API, and has what it asks for", func(t *testing.T) { console(t, o, publish) })
-	t.Run("OPS-07 WHK-21 who is erased leaves nothing", func(t *testing.T) { erasing(t, o, publish, items) })
-	t.Run("OPS-08 the audit trail tells it all", func(t *testing.T) {
+	t.Run("OPS-11 the console is served next to the API, and finds everything it requests", func(t *testing.T) { console(t, o, publish) })
+	t.Run("OPS-07 WHK-21 an erased principal leaves no data", func(t *testing.T) { erasing(t, o, publish, items) })
+	t.Run("OPS-08 the audit trail has every action", func(t *testing.T) {
 		trail := o.list("audit?limit=100")
 		by := map[any]any{}
 		for _, e := range trail {
@@ -273,7 +273,7 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 	})
 }
 
-// switched publishes without a break while a switch is set and released.
+// switched publishes continuously while a switch is paused and resumed.
 func switched(t *testing.T, o *operated, hook *harness.Endpoint, publish func(string), within time.Duration, origin string) {
 	for i, name := range []string{"all", "origin/" + origin} {
 		published := 0
@@ -294,7 +294,7 @@ func switched(t *testing.T, o *operated, hook *harness.Endpoint, publish func(st
 			t.Errorf("got %+v", sw)
 		}
 		for _, d := range hook.Deliveries() {
-			// An attempt that had begun may arrive a little later.
+			// An attempt that had started may arrive slightly later.
 			if strings.HasPrefix(d.ID(), fmt.Sprintf("sw_%d_", i)) && d.At.After(known.Add(200*time.Millisecond)) {
 				t.Errorf("%s: %s arrived %v after it was paused", name, d.ID(), d.At.Sub(known)+within)
 			}
@@ -315,7 +315,7 @@ func switched(t *testing.T, o *operated, hook *harness.Endpoint, publish func(st
 	}
 }
 
-// identities asks by every method of the document, as everybody who may not.
+// identities calls every method in the document with every identity that must not.
 func identities(t *testing.T, o *operated, id string, hook *harness.Endpoint) {
 	letter := o.members("dead-letters?limit=1", "id")
 	bodies := map[string]string{"/replays": `{"select":{},"dryRun":true}`, "/events/{id}/deliver": `{"subscription":"` + id + `"}`, "/sources/{name}/try": `{"request":"{}"}`}
@@ -339,7 +339,7 @@ func identities(t *testing.T, o *operated, id string, hook *harness.Endpoint) {
 					want = http.StatusForbidden
 				}
 				if who == "stranger" && path == "/live" {
-					continue // a stream, of what happens in their own workspace
+					continue // a stream of events in their own workspace
 				}
 				status, raw := o.ask(who, strings.ToUpper(method), asked, bodies[path])
 				if want != 0 && status != want || status >= http.StatusInternalServerError {
@@ -351,7 +351,7 @@ func identities(t *testing.T, o *operated, id string, hook *harness.Endpoint) {
 				text := strings.ReplaceAll(string(raw), named, "")
 				for _, of := range []string{`"owner"`, "evt_", hook.URL(), "passed"} {
 					if strings.Contains(text, of) {
-						t.Errorf("%s %s as %q tells %s: %s", method, asked, who, of, raw)
+						t.Errorf("%s %s as %q reveals %s: %s", method, asked, who, of, raw)
 					}
 				}
 			}
@@ -359,6 +359,6 @@ func identities(t *testing.T, o *operated, id string, hook *harness.Endpoint) {
 	}
 	var s struct{ State string }
 	if o.call("GET", "subscriptions/"+id, "", http.StatusOK, &s); s.State != "active" || o.members("dead-letters?limit=1", "id") != letter {
-		t.Errorf("somebody changed it: %+v", s)
+		t.Errorf("an identity has changed it: %+v", s)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestKeys shows --auth keys.
+// TestKeys tests --auth keys.
 func TestKeys(t *testing.T) {
 	t.Parallel()
 	callers := append(harness.Callers(), harness.Caller{Principal: "expired", Scopes: harness.All, Expires: "2020-01-01"})
@@ -39,7 +39,7 @@ func TestKeys(t *testing.T) {
 				t.Errorf("status %d, WWW-Authenticate %q", a.Status, a.Header.Get("WWW-Authenticate"))
 			}
 			if strings.Contains(string(a.Body), key) {
-				t.Error("the answer holds a key")
+				t.Error("the response contains a key")
 			}
 		})
 	}
@@ -60,7 +60,7 @@ func TestKeys(t *testing.T) {
 			}
 		}
 	})
-	t.Run("AUT-03 the right to publish is no right to read", func(t *testing.T) {
+	t.Run("AUT-03 the right to publish does not include reading", func(t *testing.T) {
 		c := s.Stateless("publisher")
 		for method, params := range map[string]object{
 			"resources/list": nil, "resources/read": {"uri": "event://ci/build-finished"}, "events/list": nil,
@@ -72,7 +72,7 @@ func TestKeys(t *testing.T) {
 			}
 		}
 	})
-	t.Run("AUT-02 the right to read is no right to register", func(t *testing.T) {
+	t.Run("AUT-02 the right to read does not include registering", func(t *testing.T) {
 		c := s.Stateless("reader")
 		c.Call(t, "resources/list", nil, nil)
 		for method, params := range map[string]object{
@@ -85,7 +85,7 @@ func TestKeys(t *testing.T) {
 			}
 		}
 	})
-	t.Run("AUT-02 workspaces are apart", func(t *testing.T) {
+	t.Run("AUT-02 workspaces are separate", func(t *testing.T) {
 		receiver := harness.NewReceiver(t)
 		hook, own := receiver.Endpoint("foreign"), receiver.Endpoint("own")
 		foreign := s.Stateless("foreign")
@@ -104,7 +104,7 @@ func TestKeys(t *testing.T) {
 	})
 }
 
-// TestAuthNone shows where --auth none may run.
+// TestAuthNone tests where --auth none is allowed.
 func TestAuthNone(t *testing.T) {
 	t.Parallel()
 	for _, addr := range []string{"0.0.0.0:0", "[::]:0", ":0", "192.0.2.1:0"} {
@@ -112,10 +112,10 @@ func TestAuthNone(t *testing.T) {
 			s := harness.NewServer(t, harness.ServerOptions{Auth: "none", Args: []string{"--addr", addr}})
 			err := s.TryStart(t.Context())
 			if err == nil {
-				t.Fatal("it started")
+				t.Fatal("the server started")
 			}
 			if out := s.Output(); !strings.Contains(out, "none") || !strings.Contains(out, "loopback") {
-				t.Errorf("the reason is not told: %s", out)
+				t.Errorf("the output lacks the reason: %s", out)
 			}
 		})
 	}
@@ -126,12 +126,12 @@ func TestAuthNone(t *testing.T) {
 	t.Run("AUT-02 keys without a key do not start", func(t *testing.T) {
 		s := harness.NewServer(t, harness.ServerOptions{Callers: []harness.Caller{}})
 		if s.TryStart(t.Context()) == nil {
-			t.Error("it started")
+			t.Error("the server started")
 		}
 	})
 }
 
-// restricted is a catalog in which event types need a scope or a claim.
+// restricted is a catalog whose event types require a scope or a claim.
 const restricted = `
 events:
   - name: open.thing
@@ -151,14 +151,14 @@ events:
     delivery: [push, poll]
 `
 
-// TestAccessRules shows the access rules of catalog entries.
+// TestAccessRules tests the access rules of catalog entries.
 func TestAccessRules(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Catalog: restricted})
 	receiver := harness.NewReceiver(t)
-	alice := s.Stateless("alice") // of team red
+	alice := s.Stateless("alice") // in team red
 	hook := receiver.Endpoint("hook")
-	t.Run("EVX-02 only what the caller may see is listed", func(t *testing.T) {
+	t.Run("EVX-02 only events that the caller may see are listed", func(t *testing.T) {
 		for method, member := range map[string]string{"events/list": "events", "resources/list": "resources"} {
 			for _, it := range alice.All(t, method, member) {
 				if it["name"] == "scoped.thing" {
@@ -167,7 +167,7 @@ func TestAccessRules(t *testing.T) {
 			}
 		}
 	})
-	t.Run("EVX-02 delivery is as really available", func(t *testing.T) {
+	t.Run("EVX-02 the listed delivery modes are those that really work", func(t *testing.T) {
 		for _, it := range alice.All(t, "events/list", "events") {
 			if delivery, _ := it["delivery"].([]any); it["name"] == "stream.only" && slices.Contains(delivery, any("webhook")) {
 				t.Errorf("listed with %v", delivery)
@@ -196,13 +196,13 @@ func TestAccessRules(t *testing.T) {
 		s.Publish(t, harness.Event{ID: "red", URI: "event://teams/red/thing", Data: object{}})
 		hook.Wait(t, 1)
 	})
-	t.Run("AUT-04 a parent gives only what the caller may have", func(t *testing.T) {
+	t.Run("AUT-04 a parent delivers only events that the caller may see", func(t *testing.T) {
 		l := alice.Listen(t, 1, object{"resourceSubscriptions": []string{"event://teams"}}, nil)
 		p := decode[struct{ Notifications map[string]any }](t, l.Next(t).Params)
 		s.Publish(t, harness.Event{ID: "blue-1", URI: "event://teams/blue/thing", Data: object{}})
 		s.Publish(t, harness.Event{ID: "red-1", URI: "event://teams/red/thing", Data: object{}})
 		if len(p.Notifications) == 0 {
-			return // refusing the parent as a whole is as safe
+			return // refusing the parent is also safe
 		}
 		if got := idsOf(l.Wait(t, 1)); !slices.Equal(got, []string{"red-1"}) {
 			t.Errorf("got %v", got)

@@ -11,8 +11,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestRequirementsOnLocalAWS holds the functions to the requirements that the embedded server is
-// held to, by the same tests, each with a deployment of its own. Each request may be served by another instance.
+// TestRequirementsOnLocalAWS runs tests of the stand-alone server against the functions, each with its own
+// deployment. Each request may be served by a different instance.
 func TestRequirementsOnLocalAWS(t *testing.T) {
 	t.Parallel()
 	for name, hold := range map[string]func(*testing.T, *harness.AWS){
@@ -37,7 +37,7 @@ func TestRequirementsOnLocalAWS(t *testing.T) {
 			published := time.Now().Add(-time.Hour)
 			for _, id := range stuck() {
 				aws.Enqueue(t, "InboxQueue", poison, map[string]string{"team": "red"})
-				aws.Enqueue(t, "EventsDeadQueue", stuckEvent(id, published), nil) // as SQS moves it
+				aws.Enqueue(t, "EventsDeadQueue", stuckEvent(id, published), nil) // as SQS would move it
 			}
 			deadLettersOfQueues(t, &aws.Target, published, 2*time.Second)
 		},

@@ -20,13 +20,13 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// The caller and the workspace that sources publish to on local AWS.
+// Principal and workspace of the sources on local AWS.
 const (
 	sourced  = "sourced"
 	listener = "listener"
 )
 
-// githubSecret is where the secret of the source github is.
+// githubSecret names the parameter with the secret of the source github.
 const githubSecret = "/mcp-events/e2e/github"
 
 // awsSources are sources of both kinds. The path leads to the title of a pull request.
@@ -76,7 +76,7 @@ func awsSources(title string) string {
 `
 }
 
-// githubApp sends requests to a source as GitHub does.
+// githubApp sends requests to a source, as GitHub does.
 type githubApp struct {
 	target *harness.Target
 	secret string
@@ -86,7 +86,7 @@ type githubApp struct {
 type hookRequest struct {
 	id, event string
 	body      []byte
-	// signed is what the signature is made of; the body without it.
+	// signed is the text to sign. If it is empty, the body is signed.
 	signed []byte
 	header map[string]string
 }
@@ -123,7 +123,8 @@ func (p githubApp) send(t *testing.T, d hookRequest) (status int, answer string)
 	return resp.StatusCode, b.String()
 }
 
-// accepts sends a request that becomes an event, again where a process has the configuration of before.
+// accepts sends a request that must become an event. It repeats the request if a process still uses the old
+// configuration.
 func (p githubApp) accepts(t *testing.T, d hookRequest, id string) {
 	t.Helper()
 	var status int
@@ -137,15 +138,15 @@ func (p githubApp) accepts(t *testing.T, d hookRequest, id string) {
 	}
 }
 
-// pullOpened is the webhook for a pull request that someone opened.
+// pullOpened returns the webhook for an opened pull request.
 func pullOpened(id string, number int) hookRequest {
 	return hookRequest{id: id, event: "pull_request", body: fmt.Appendf(nil,
 		"{\"action\":\"opened\",\"number\":%d,\"repository\":{\"name\":\"website\",\"owner\":{\"login\":\"acme\"}},"+
 			"\"pull_request\":{\"title\":\"Größe \\u00e4ndern \\ud83d\\ude80\",\"user\":{\"login\":\"octocat\"}}}\r\n", number)}
 }
 
-// TestSourcesOnLocalAWS shows what sources become on AWS, where requests come by a Function URL, buses put messages into the
-// inbox, and any process may serve each.
+// TestSourcesOnLocalAWS tests sources on AWS, where requests arrive through a Function URL, AWS services put messages
+// into the inbox, and any process may handle each of them.
 func TestSourcesOnLocalAWS(t *testing.T) {
 	t.Parallel()
 	aws := harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick})
@@ -178,9 +179,9 @@ func TestSourcesOnLocalAWS(t *testing.T) {
 			t.Errorf("the poll has %+v", got)
 		}
 	})
-	t.Run("SRC-04 what comes again is one event", func(t *testing.T) {
+	t.Run("SRC-04 a repeated request is the same event", func(t *testing.T) {
 		p.accepts(t, pullOpened("d-1", 1), "d-1")
-		p.accepts(t, pullOpened("d-1-again", 1), "d-1") // the same body, whoever sends it
+		p.accepts(t, pullOpened("d-1-again", 1), "d-1") // the same signed body under another id
 		p.accepts(t, pullOpened("d-2", 2), "d-2")
 		hook.Wait(t, 2)
 		if got := hook.IDs(); len(got) != 2 {
@@ -193,11 +194,11 @@ func TestSourcesOnLocalAWS(t *testing.T) {
 			t.Errorf("got %d %s", status, answer)
 		}
 	})
-	t.Run("SRC-05 compressed bodies and forms come through the Function URL as they were signed", func(t *testing.T) {
+	t.Run("SRC-05 compressed bodies and forms pass the Function URL unchanged", func(t *testing.T) {
 		var packed bytes.Buffer
 		z := gzip.NewWriter(&packed)
 		plain := pullOpened("d-4", 4)
-		_, _ = z.Write(plain.body) // into memory
+		_, _ = z.Write(plain.body) // in memory, so it cannot fail
 		_ = z.Close()
 		gzipped := map[string]string{"Content-Encoding": "gzip"}
 		p.accepts(t, hookRequest{id: "d-4", event: "pull_request", body: packed.Bytes(), header: gzipped}, "d-4")
@@ -205,14 +206,14 @@ func TestSourcesOnLocalAWS(t *testing.T) {
 		p.accepts(t, hookRequest{id: "d-5", event: "pull_request", body: []byte(form), header: map[string]string{"Content-Type": "application/x-www-form-urlencoded"}}, "d-5")
 		hook.Wait(t, 4)
 	})
-	t.Run("SRC-03 what matches no mapping is taken and kept nowhere", func(t *testing.T) {
+	t.Run("SRC-03 an unmatched request is accepted and not kept", func(t *testing.T) {
 		if status, answer := p.send(t, hookRequest{id: "d-6", event: "ping", body: []byte(`{"zen":"Keep it logically awesome."}`)}); status != http.StatusAccepted || !sameJSON(t, []byte(answer), []byte(`{"accepted":[]}`)) {
 			t.Errorf("got %d %s", status, answer)
 		}
 	})
-	t.Run("SRC-04 OPS-04 what does not fit is a dead letter, and an event when its mapping was mended", func(t *testing.T) { mendMapping(t, aws, p, hook) })
+	t.Run("SRC-04 OPS-04 an unfit document becomes a dead letter, and an event after its mapping was fixed", func(t *testing.T) { mendMapping(t, aws, p, hook) })
 	t.Run("buses", func(t *testing.T) { fromBuses(t, aws, receiver) })
-	t.Run("SRC-03 operators see what became of requests and messages", func(t *testing.T) {
+	t.Run("SRC-03 operators see the outcomes of requests and messages", func(t *testing.T) {
 		o := operate(t, &aws.Target)
 		for source, kinds := range map[string][]string{"github": {"accepted", "unmatched", "unverified", "unfit"}, "alarms": {"accepted", "unmatched"}} {
 			for _, kind := range kinds {
@@ -221,14 +222,14 @@ func TestSourcesOnLocalAWS(t *testing.T) {
 				}
 				o.callAs(listener, "GET", "sources/"+source+"/outcomes?kind="+kind, "", http.StatusOK, &l)
 				if len(l.Items) == 0 || l.Items[0].Kind != kind || strings.Contains(l.Items[0].Reason, p.secret) {
-					t.Errorf("of %s %s: %+v", source, kind, l.Items)
+					t.Errorf("outcomes of %s %s: %+v", source, kind, l.Items)
 				}
 			}
 		}
 	})
 }
 
-// mendMapping has a mapping that fits no request, and then one that does.
+// mendMapping first configures a mapping that no document fits, and then one that fits.
 func mendMapping(t *testing.T, aws *harness.AWS, p githubApp, hook *harness.Endpoint) {
 	o := operate(t, &aws.Target)
 	type letter struct{ ID, Queue, Reason string }
@@ -244,7 +245,7 @@ func mendMapping(t *testing.T, aws *harness.AWS, p githubApp, hook *harness.Endp
 		id := fmt.Sprint("unfit-", n)
 		if status, answer = p.send(t, pullOpened(id, n)); status == http.StatusAccepted || status == http.StatusUnprocessableEntity {
 			answered = append(answered, id)
-		} // else the function is throttled, and the provider would send it again
+		} // otherwise the function is throttled, as a provider would repeat the request
 		return status, answer
 	}
 	harness.Eventually(t, harness.Patience, "the mapping does not fit", func() bool {
@@ -265,7 +266,7 @@ func mendMapping(t *testing.T, aws *harness.AWS, p githubApp, hook *harness.Endp
 		return status == http.StatusAccepted
 	})
 	harness.Eventually(t, harness.Patience, "each request is an event", func() bool {
-		for _, l := range list() { // again where a process had the mapping of before
+		for _, l := range list() { // a process may still use the old mapping
 			o.callAs(listener, "POST", "dead-letters/"+l.ID+"/retry", "", http.StatusAccepted, nil)
 		}
 		arrived := hook.IDs()
@@ -276,7 +277,7 @@ func mendMapping(t *testing.T, aws *harness.AWS, p githubApp, hook *harness.Endp
 	}
 }
 
-// fromBuses puts into the inbox what EventBridge, SNS and S3 put there.
+// fromBuses puts messages into the inbox as EventBridge, SNS and S3 would.
 func fromBuses(t *testing.T, aws *harness.AWS, receiver *harness.Receiver) {
 	client := aws.Stateless(listener)
 	for name, tc := range map[string]struct{ event, id, body, other string }{
@@ -301,7 +302,7 @@ func fromBuses(t *testing.T, aws *harness.AWS, receiver *harness.Receiver) {
 			subscribe(t, client, hook, tc.event, nil)
 			poller := &follower{client: client, name: tc.event, arguments: object{}}
 			poller.poll(t, nil)
-			for _, body := range []string{tc.other, tc.body, tc.body} { // standard queues repeat
+			for _, body := range []string{tc.other, tc.body, tc.body} { // standard queues may deliver twice
 				aws.Enqueue(t, "InboxQueue", body, nil)
 			}
 			got := poller.wait(t, 1)[0]

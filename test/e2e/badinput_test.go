@@ -13,8 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestBadInput shows that bad input gets a clear error, that nothing of it is
-// enqueued, and that nothing of anybody else's is lost over it.
+// TestBadInput checks that bad input gets a clear error, that none of it is queued, and that other events are not
+// affected.
 func TestBadInput(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{})
@@ -59,11 +59,11 @@ func TestBadInput(t *testing.T) {
 				t.Errorf("status %d, want %d: %.300s", a.Status, p.want, a.Body)
 			}
 			if !json.Valid(a.Body) || len(a.Body) > 8<<10 {
-				t.Errorf("the answer is no JSON, or of %d bytes: %.300s", len(a.Body), a.Body)
+				t.Errorf("the response is not JSON, or has %d bytes: %.300s", len(a.Body), a.Body)
 			}
 			for _, part := range p.says {
 				if !strings.Contains(string(a.Body), part) {
-					t.Errorf("the answer does not speak of %q: %.500s", part, a.Body)
+					t.Errorf("the response does not mention %q: %.500s", part, a.Body)
 				}
 			}
 		})
@@ -76,7 +76,7 @@ func TestBadInput(t *testing.T) {
 			}
 		}
 	})
-	t.Run("nothing of it was enqueued, and the good event arrived once", func(t *testing.T) {
+	t.Run("no bad event was queued, and the good event arrived once", func(t *testing.T) {
 		s.Publish(t, build("last", 3))
 		all.Wait(t, 2)
 		harness.Eventually(t, harness.Patience, "the last event", func() bool { return all.IDs()["last"] == 1 })
@@ -86,7 +86,7 @@ func TestBadInput(t *testing.T) {
 	})
 }
 
-// TestBadSubscription shows what registering refuses, and that it names the fault.
+// TestBadSubscription checks that invalid registrations are refused, with an error that names the fault.
 func TestBadSubscription(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Guarded: true})
@@ -127,7 +127,7 @@ func TestBadSubscription(t *testing.T) {
 			}
 			e := alice.Refused(t, -32602, "resources/subscriptions/register", params)
 			if text := e.Message + string(e.Data); !strings.Contains(text, r.says) {
-				t.Errorf("the error does not name %q: %v", r.says, e)
+				t.Errorf("the error does not mention %q: %v", r.says, e)
 			}
 		})
 	}
@@ -159,10 +159,10 @@ func TestBadSubscription(t *testing.T) {
 			}
 		})
 	}
-	t.Run("nothing was registered", func(t *testing.T) {
+	t.Run("no subscription was registered", func(t *testing.T) {
 		for _, r := range alice.All(t, "resources/list", "resources") {
 			if uri, _ := r["uri"].(string); strings.HasPrefix(uri, "subscription://") {
-				t.Errorf("there is %s", uri)
+				t.Errorf("found %s", uri)
 			}
 		}
 	})
@@ -173,8 +173,8 @@ func with(o object, key string, value any) object {
 	return o
 }
 
-// TestGuardAtDelivery shows that a target registered while private addresses were
-// allowed gets nothing once they are not: the address is checked when it is dialled.
+// TestGuardAtDelivery registers a target while private addresses are allowed. When they no longer are, it must not
+// receive anything, because the address is checked when it is dialed.
 func TestGuardAtDelivery(t *testing.T) {
 	t.Parallel()
 	receiver := harness.NewReceiver(t)
@@ -189,7 +189,7 @@ func TestGuardAtDelivery(t *testing.T) {
 	guarded := harness.NewServer(t, harness.ServerOptions{Guarded: true, Data: open.Data, Callers: harness.SameKeys(open)})
 	guarded.Start()
 	guarded.Publish(t, build("after", 2))
-	t.Run("SRF-01 the address is refused when it is dialled", func(t *testing.T) {
+	t.Run("SRF-01 the address is refused when it is dialed", func(t *testing.T) {
 		status := waitStatus(t, guarded.Stateless("alice"), r.Subscription.URI, func(s subscriptionStatus) bool {
 			return s.DeliveryStatus.LastError != nil
 		})
@@ -202,8 +202,7 @@ func TestGuardAtDelivery(t *testing.T) {
 	})
 }
 
-// TestEndpointsThatMisbehave shows what an endpoint can do to its own deliveries,
-// and that another's are not touched.
+// TestEndpointsThatMisbehave checks that a misbehaving endpoint affects only its own deliveries.
 func TestEndpointsThatMisbehave(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{
@@ -248,12 +247,12 @@ func TestEndpointsThatMisbehave(t *testing.T) {
 
 	s.Publish(t, build("one", 1))
 
-	t.Run("the healthy endpoint gets it at once", func(t *testing.T) {
+	t.Run("the healthy endpoint receives the event immediately", func(t *testing.T) {
 		if d := healthy.Wait(t, 1); d[0].ID() != "one" {
 			t.Errorf("got %s", d[0].ID())
 		}
 	})
-	t.Run("WHK-02 WHK-03 500 twice and then 200", func(t *testing.T) {
+	t.Run("WHK-02 WHK-03 an endpoint that responds 500 twice and then 200 receives three attempts", func(t *testing.T) {
 		attempts := flaky.WaitAttempts(t, 3)
 		checkAttempts(t, flaky, attempts, "one")
 		if gap := attempts[2].At.Sub(attempts[1].At); gap < 1500*time.Millisecond {
@@ -264,36 +263,36 @@ func TestEndpointsThatMisbehave(t *testing.T) {
 			t.Errorf("after its success: %+v", status)
 		}
 	})
-	t.Run("WHK-10 the schedule of MCP Events is its own", func(t *testing.T) {
+	t.Run("WHK-10 subscriptions of the MCP Events extension have their own schedule", func(t *testing.T) {
 		checkAttempts(t, events, events.WaitAttempts(t, 2), "one")
 	})
-	t.Run("WHK-11 a hanging endpoint times out and is tried again", func(t *testing.T) {
+	t.Run("WHK-11 a hanging endpoint times out and is retried", func(t *testing.T) {
 		attempts := hanging.WaitAttempts(t, 2)
 		if gap := attempts[1].At.Sub(attempts[0].At); gap < 2500*time.Millisecond {
-			t.Errorf("tried again after %v, before the timeout of 2 s and the delay of 1 s", gap)
+			t.Errorf("retried after %v, before the timeout of 2 s and the delay of 1 s", gap)
 		}
 		status := waitStatus(t, alice, hangingSub.Subscription.URI, func(s subscriptionStatus) bool { return s.DeliveryStatus.LastError != nil })
 		if *status.DeliveryStatus.LastError != "timeout" {
 			t.Errorf("lastError %q, want timeout", *status.DeliveryStatus.LastError)
 		}
 	})
-	t.Run("WHK-07 a redirect is a failure and never followed", func(t *testing.T) {
+	t.Run("WHK-07 a redirect is a failure and is not followed", func(t *testing.T) {
 		redirecting.WaitAttempts(t, 3)
 		waitStatus(t, alice, redirectingSub.Subscription.URI, func(s subscriptionStatus) bool { return s.DeliveryStatus.LastError != nil })
 		if n, _ := elsewhere.Count(); n != 0 {
 			t.Error("the redirect was followed")
 		}
 	})
-	t.Run("SRF-05 the owner sees a category and nothing that the endpoint said", func(t *testing.T) {
+	t.Run("SRF-05 the owner sees a category but no text from the endpoint", func(t *testing.T) {
 		status := waitStatus(t, alice, refused.Subscription.URI, func(s subscriptionStatus) bool { return s.DeliveryStatus.LastError != nil })
 		if *status.DeliveryStatus.LastError != "connection_refused" {
 			t.Errorf("lastError %q, want connection_refused", *status.DeliveryStatus.LastError)
 		}
 		if strings.Contains(s.Output(), "<secret>") {
-			t.Error("the log holds what the endpoint answered")
+			t.Error("the log contains the endpoint's response")
 		}
 	})
-	t.Run("nothing is lost over it", func(t *testing.T) {
+	t.Run("no event is lost", func(t *testing.T) {
 		s.Publish(t, build("two", 2))
 		healthy.Wait(t, 2)
 		flaky.Wait(t, 2)
@@ -312,7 +311,7 @@ func TestEndpointsThatMisbehave(t *testing.T) {
 	})
 }
 
-// checkAttempts asserts one webhook-id, renewed timestamps, signatures that fit.
+// checkAttempts checks that all attempts have the same webhook-id, new timestamps, and valid signatures.
 func checkAttempts(t *testing.T, e *harness.Endpoint, attempts []*harness.Delivery, id string) {
 	t.Helper()
 	stamps, signatures := map[string]bool{}, map[string]bool{}
@@ -331,7 +330,7 @@ func checkAttempts(t *testing.T, e *harness.Endpoint, attempts []*harness.Delive
 	}
 }
 
-// closedPort is a URL at which nobody listens.
+// closedPort returns a URL whose port is closed.
 func closedPort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -376,11 +375,11 @@ func readStatus(tb testing.TB, c *harness.Client, uri string) subscriptionStatus
 	return decode[subscriptionStatus](tb, []byte(r.Contents[0].Text))
 }
 
-// waitStatus waits until the subscription's state is as f wants it.
+// waitStatus waits until the subscription's status satisfies f.
 func waitStatus(t *testing.T, c *harness.Client, uri string, f func(subscriptionStatus) bool) (s subscriptionStatus) {
 	t.Helper()
 	if !harness.Within(t, harness.Patience, func() bool { s = readStatus(t, c, uri); return f(s) }) {
-		t.Fatalf("the status did not come: %+v", s)
+		t.Fatalf("the status was not reached: %+v", s)
 	}
 	return s
 }

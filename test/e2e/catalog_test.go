@@ -15,12 +15,12 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// capabilities are those of initialize and server/discover.
+// capabilities are the capabilities in the results of initialize and server/discover.
 type capabilities struct {
 	Capabilities map[string]json.RawMessage `json:"capabilities"`
 }
 
-// TestDiscovery shows what the server says of itself, with a session and without.
+// TestDiscovery tests how the server describes itself, with and without a session.
 func TestDiscovery(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{})
@@ -70,7 +70,7 @@ func TestDiscovery(t *testing.T) {
 					t.Errorf("capabilities.events = %s, want an object", c["events"])
 				}
 			})
-			t.Run("EVS-01 what has no backend is not advertised", func(t *testing.T) {
+			t.Run("EVS-01 capabilities without a backend are not advertised", func(t *testing.T) {
 				for _, m := range []string{"tools", "prompts", "sampling"} {
 					if c[m] != nil {
 						t.Errorf("capabilities.%s = %s", m, c[m])
@@ -91,18 +91,18 @@ func TestDiscovery(t *testing.T) {
 			s.Stateless("alice").Refused(t, -32601, method, object{"uri": "event://ci/build-finished"})
 		}
 	})
-	t.Run("EVS-01 a listen omits what has no backend", func(t *testing.T) {
+	t.Run("EVS-01 a listen omits notifications that need a backend", func(t *testing.T) {
 		l := s.Stateless("alice").Listen(t, 1, object{
 			"toolsListChanged": true, "promptsListChanged": true, "resourcesListChanged": true,
 		}, nil)
 		p := decode[struct{ Notifications map[string]any }](t, l.Next(t).Params)
 		if len(p.Notifications) != 1 || p.Notifications["resourcesListChanged"] != true {
-			t.Errorf("acknowledged %v, want resourcesListChanged alone", p.Notifications)
+			t.Errorf("acknowledged %v, want only resourcesListChanged", p.Notifications)
 		}
 	})
 }
 
-// manyTypes is a catalog of n fixed and n templated event types.
+// manyTypes returns a catalog of n fixed and n templated event types.
 func manyTypes(n int) string {
 	var b strings.Builder
 	b.WriteString("events:\n")
@@ -113,7 +113,7 @@ func manyTypes(n int) string {
 	return b.String()
 }
 
-// TestLists shows the lists of a catalog too long for a page.
+// TestLists tests the lists of a catalog that needs several pages.
 func TestLists(t *testing.T) {
 	t.Parallel()
 	const n = 120
@@ -139,7 +139,7 @@ func TestLists(t *testing.T) {
 						got = append(got, fmt.Sprint(it[l.key]))
 					}
 					if !slices.Equal(got, want) {
-						t.Errorf("got %d items, want those of the catalog in its order: %v", len(got), got)
+						t.Errorf("got %d items, want all of the catalog in its order: %v", len(got), got)
 					}
 				})
 			}
@@ -149,14 +149,14 @@ func TestLists(t *testing.T) {
 					t.Errorf("%d events on %d pages, want %d", got, len(pages), 2*n)
 				}
 			})
-			t.Run("a cursor that is none is refused", func(t *testing.T) {
+			t.Run("an invalid cursor is refused", func(t *testing.T) {
 				c.Refused(t, -32602, "resources/list", object{"cursor": "nonsense"})
 			})
 		})
 	}
 }
 
-// TestCatalogEntries shows how the sample catalog's entries are listed.
+// TestCatalogEntries tests how the sample catalog's entries are listed.
 func TestCatalogEntries(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{})
@@ -203,7 +203,7 @@ func TestCatalogEntries(t *testing.T) {
 			}
 		}
 	})
-	t.Run("EVX-02 delivery is what this caller can have", func(t *testing.T) {
+	t.Run("EVX-02 delivery lists the modes that this caller may use", func(t *testing.T) {
 		for _, e := range s.Stateless("reader").All(t, "events/list", "events") {
 			if delivery, _ := e["delivery"].([]any); slices.Contains(delivery, any("webhook")) || len(delivery) == 0 {
 				t.Errorf("a caller without events:subscribe is offered %v of %v", delivery, e["name"])
@@ -212,7 +212,7 @@ func TestCatalogEntries(t *testing.T) {
 	})
 }
 
-// TestRead shows resources/read of event URIs.
+// TestRead tests resources/read of event URIs.
 func TestRead(t *testing.T) {
 	t.Parallel()
 	reading(t, &harness.StartServer(t, harness.ServerOptions{}).Target)
@@ -234,7 +234,7 @@ func reading(t *testing.T, s *harness.Target) {
 			t.Fatalf("read %s: %+v", uri, r)
 		}
 		if !strings.Contains(r.Contents[0].Text, `"events":[`) {
-			t.Errorf("events is no array: %s", r.Contents[0].Text)
+			t.Errorf("events is not an array: %s", r.Contents[0].Text)
 		}
 		return decode[latest](t, []byte(r.Contents[0].Text))
 	}
@@ -264,7 +264,7 @@ func reading(t *testing.T, s *harness.Target) {
 				}
 			}
 			if len(l.Events) > 30 {
-				t.Errorf("%d events: not bounded", len(l.Events))
+				t.Errorf("%d events, want a limited number", len(l.Events))
 			}
 		})
 		t.Run("EVS-04 a parent in "+c.Version, func(t *testing.T) {
@@ -274,7 +274,7 @@ func reading(t *testing.T, s *harness.Target) {
 				seen[e.URI] = true
 			}
 			if len(seen) != 2 || !slices.Contains(ids, l.Events[0].EventID) {
-				t.Errorf("the parent holds events of %v", seen)
+				t.Errorf("the parent contains events of %v", seen)
 			}
 		})
 	}
@@ -290,8 +290,8 @@ func reading(t *testing.T, s *harness.Target) {
 	})
 }
 
-// TestPlainClient shows a client that knows nothing of events: the official one,
-// with an ordinary set of handlers, at each revision that it speaks.
+// TestPlainClient tests a client that does not know about events: the official one, with ordinary handlers, at each
+// revision that it supports.
 func TestPlainClient(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Auth: "none"})

@@ -15,7 +15,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestCheck holds the server against the specification with the command that anybody may use for theirs.
+// TestCheck tests the server against the specification with the check command, which users can run against their
+// servers.
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
@@ -65,9 +66,9 @@ func checked(t *testing.T, s *harness.Target) {
 			t.Errorf("not tested: %q", left)
 		}
 	})
-	t.Run("RCH-06 what it does goes to standard error", func(t *testing.T) {
+	t.Run("RCH-06 progress is written to standard error", func(t *testing.T) {
 		if !strings.Contains(said.String(), "wait for retries") {
-			t.Errorf("it says %q", said.String())
+			t.Errorf("got %q on standard error", said.String())
 		}
 	})
 	t.Run("RCH-06 a file for a CI is written", func(t *testing.T) {

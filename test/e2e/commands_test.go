@@ -13,14 +13,13 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestCommands holds the command line with the embedded server to what TestRequirementsOnLocalAWS holds it with AWS to.
+// TestCommands tests the command line with the stand-alone server. TestRequirementsOnLocalAWS does the same with AWS.
 func TestCommands(t *testing.T) {
 	t.Parallel()
 	commanding(t, &harness.StartServer(t, harness.ServerOptions{Args: []string{"--delivery-log", "failures"}}).Target)
 }
 
-// commanding has the built binary run each command for operators. What each prints in every case is tested with the
-// commands themselves.
+// commanding runs each operator command of the built binary. The commands' own tests check their output in detail.
 func commanding(t *testing.T, target *harness.Target) {
 	hook := harness.NewReceiver(t).Endpoint("commanded")
 	id := strings.TrimPrefix(register(t, target.Stateless("owner"), hook, "event://ci/build-finished").Subscription.URI, "subscription://")
@@ -46,7 +45,7 @@ func commanding(t *testing.T, target *harness.Target) {
 	) {
 		t.Helper()
 		if out := says(line + " --json"); json.Unmarshal([]byte(out), &of) != nil {
-			t.Fatalf("%s prints %s", line, out)
+			t.Fatalf("%s printed %s", line, out)
 		}
 		return of
 	}
@@ -87,7 +86,7 @@ func commanding(t *testing.T, target *harness.Target) {
 	} {
 		t.Run("OPS-10 "+strings.NewReplacer(id, "ID", letter, "ID").Replace(line), func(t *testing.T) {
 			if out := says(line); !regexp.MustCompile(want).MatchString(out) {
-				t.Errorf("it prints\n%s", out)
+				t.Errorf("it printed\n%s", out)
 			}
 		})
 	}
@@ -120,7 +119,7 @@ func commanding(t *testing.T, target *harness.Target) {
 			t.Errorf("exit code %d: %s", code, errs)
 		}
 	})
-	t.Run("OPS-10 OPS-05 an event, and what was published since a time, is delivered again", func(t *testing.T) {
+	t.Run("OPS-10 OPS-05 an event, and the events since a given time, are delivered again", func(t *testing.T) {
 		says("events deliver evt_fine --subscription " + id)
 		arrives("evt_fine", 2)
 		if r := decoded("events replay --since 1h --subscription " + id); r.State != "done" || r.Replayed < 3 {
@@ -128,19 +127,19 @@ func commanding(t *testing.T, target *harness.Target) {
 		}
 		arrives("evt_fine", 3)
 	})
-	t.Run("OPS-10 the exit code is that of a caller who may not", func(t *testing.T) {
+	t.Run("OPS-10 a caller without permission gets the exit code for it", func(t *testing.T) {
 		if code, _, errs := target.Command(t, "onlooker", "audit", "list"); code != 4 || !strings.Contains(errs, "events:operate") {
 			t.Errorf("exit code %d: %s", code, errs)
 		}
 	})
-	t.Run("OPS-10 a subscription is ended, and the audit trail has it all", func(t *testing.T) {
+	t.Run("OPS-10 a subscription is ended, and the audit trail has every action", func(t *testing.T) {
 		if out := says("subscriptions end " + id); out != "Done.\n" {
 			t.Error(out)
 		}
 		out := says("audit list --since 1h")
 		for _, action := range []string{"subscription.pause", "subscription.end", "switch.pause", "replay.start", "dead-letter.retry", "event.deliver"} {
 			if !regexp.MustCompile(`(?m)^20.* chief +\S+ +` + regexp.QuoteMeta(action) + ` `).MatchString(out) {
-				t.Errorf("no %s in\n%s", action, out)
+				t.Errorf("%s is missing in\n%s", action, out)
 			}
 		}
 	})

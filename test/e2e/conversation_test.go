@@ -20,10 +20,10 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// marker is in everything that is said in these tests, and must be in no log.
+// marker is in every message of these tests, and must not be in any log.
 const marker = "xylophone-4711"
 
-// provider is a provider of context as a server of its own.
+// provider is a context provider with its own server.
 type provider struct {
 	URL string
 
@@ -31,13 +31,13 @@ type provider struct {
 	got []heardMessage
 }
 
-// heardMessage is one message as a provider gets it.
+// heardMessage is a message as a provider receives it.
 type heardMessage struct {
 	method, principal, team string
 	body                    map[string]any
 }
 
-// newProvider answers with what answer returns; a nil answer never comes.
+// newProvider responds with the result of answer. If that is nil, it does not respond.
 func newProvider(t *testing.T, answer func(content string) any) *provider {
 	p := &provider{}
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -69,7 +69,7 @@ func (p *provider) messages() []heardMessage {
 
 // contextResult is a ConversationContextResult.
 type contextResult struct {
-	MessageID         string `json:"messageId"` // of conversation/context
+	MessageID         string `json:"messageId"` // only in conversation/context
 	Context           string `json:"context"`
 	StructuredContext struct {
 		Memories []struct {
@@ -79,7 +79,7 @@ type contextResult struct {
 	} `json:"structuredContext"`
 }
 
-// consentList is the answer to GET /consent.
+// consentList is the response to GET /consent.
 type consentList struct {
 	Principal, Workspace string
 	Providers            []consentView
@@ -120,7 +120,7 @@ conversation:
 `, backend, budget, notes.URL, memory.URL)
 }
 
-// TestConversation shows conversation events in one embedded process.
+// TestConversation tests conversation events in one stand-alone process.
 func TestConversation(t *testing.T) {
 	t.Parallel()
 	memory, notes := newProvider(t, remembers), newProvider(t, notesOf)
@@ -129,8 +129,8 @@ func TestConversation(t *testing.T) {
 		Args: []string{"--log-level", "debug"},
 	})
 	conversing(t, &s.Target, memory, notes)
-	t.Run("CNV-03 CNV-08 a provider that fails is left out, and what it said is in no log", func(t *testing.T) {
-		s.Stateless("bob").Call(t, "conversation/userMessage", object{"messageId": "b1", "content": marker}, nil) // not consented
+	t.Run("CNV-03 CNV-08 a failing provider is left out, and its response is not logged", func(t *testing.T) {
+		s.Stateless("bob").Call(t, "conversation/userMessage", object{"messageId": "b1", "content": marker}, nil) // bob has not consented
 		s.Consent(t, "bob", "PUT", "/notes", nil)
 		s.Consent(t, "bob", "PUT", "/memory", nil)
 		var r contextResult
@@ -139,17 +139,17 @@ func TestConversation(t *testing.T) {
 		if took := time.Since(began); took < 3*time.Second || took > 15*time.Second || strings.Contains(r.Context, "Context from memory (Long-term memory):\n> You") || !strings.Contains(r.Context, "Context from notes") {
 			t.Errorf("after %v got %q", took, r.Context)
 		}
-		told := func() bool { // what a process writes comes a moment later
+		told := func() bool { // a process's output arrives slightly later
 			return strings.Contains(s.Output(), "provider context missing") && strings.Contains(s.Output(), "timeout")
 		}
 		if !harness.Within(t, harness.Patience, told) {
-			t.Errorf("the log has nothing of it: %s", s.Output())
+			t.Errorf("the failure is not in the log: %s", s.Output())
 		}
 		if out := s.Output(); strings.Contains(out, marker) {
-			t.Error("what was said is in the log")
+			t.Error("a message is in the log")
 		}
 	})
-	t.Run("CNV-06 consent outlives the server, and the server follows its configuration", func(t *testing.T) {
+	t.Run("CNV-06 consent survives a restart, and the server follows its configuration", func(t *testing.T) {
 		before := len(memory.messages())
 		s.Kill()
 		s.Start()
@@ -172,8 +172,8 @@ func TestConversation(t *testing.T) {
 	})
 }
 
-// TestConversationOnLocalAWS shows the same with the functions: each stream and each message is at
-// an instance of its own.
+// TestConversationOnLocalAWS does the same with the functions. Each stream and each message uses a different
+// instance.
 func TestConversationOnLocalAWS(t *testing.T) {
 	t.Parallel()
 	memory, notes := newProvider(t, remembers), newProvider(t, notesOf)
@@ -182,19 +182,19 @@ func TestConversationOnLocalAWS(t *testing.T) {
 	})
 	conversing(t, &aws.Target, memory, notes)
 	if n := aws.Starts("StreamFunction"); n < 2 {
-		t.Errorf("CNV-02: only %d instances were there", n)
+		t.Errorf("CNV-02: only %d instances were running", n)
 	}
 	if strings.Contains(aws.Output(), marker) {
-		t.Error("CNV-08: what was said is in the log")
+		t.Error("CNV-08: a message is in the log")
 	}
 	for _, item := range aws.Items(t) {
 		if strings.Contains(item, marker) && !strings.Contains(item, "event://conversation/user-message") {
-			t.Errorf("what was said lies in the store: %s", item)
+			t.Errorf("a message is in the store: %s", item)
 		}
 	}
 }
 
-// withConversation is the repository's catalog with the events of conversations.
+// withConversation returns the repository's catalog with the events of conversations.
 func withConversation(t *testing.T) string {
 	t.Helper()
 	catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
@@ -204,7 +204,7 @@ func withConversation(t *testing.T) string {
 	return string(catalog) + conversationCatalog
 }
 
-// newDiary is a backend of 2026-07-28 that asks for messages.
+// newDiary starts a backend of revision 2026-07-28 that asks for messages.
 func newDiary(t *testing.T) (url string) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var m struct {
@@ -252,7 +252,7 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 	stateless, sessionBased := s.Stateless("alice"), s.SessionBased(t, "alice", harness.V20251125)
 	said := func(id string) object { return object{"messageId": id, "content": marker + " " + id} }
 
-	t.Run("CNV-01 it is advertised with a session and without", func(t *testing.T) {
+	t.Run("CNV-01 conversation events are advertised with and without a session", func(t *testing.T) {
 		var discovered, begun struct {
 			Capabilities struct {
 				ConversationEvents map[string]bool `json:"conversationEvents"`
@@ -270,7 +270,7 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 		stateless.Refused(t, -32601, "conversation/assistantResponse", said("off"))
 	})
 
-	t.Run("CNV-06 without consent nothing is sent anywhere", func(t *testing.T) {
+	t.Run("CNV-06 without consent no message is sent", func(t *testing.T) {
 		var r contextResult
 		stateless.Call(t, "conversation/userMessage", said("m0"), &r)
 		sessionBased.Call(t, "conversation/userMessage", said("m0"), &r)
@@ -336,7 +336,7 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 		}
 	})
 
-	t.Run("CNV-02 the context of a notification comes on the streams of its caller", func(t *testing.T) {
+	t.Run("CNV-02 the context for a notification arrives on its caller's streams", func(t *testing.T) {
 		asked, silent := stateless.Listen(t, "ctx", object{"conversationContext": true}, nil), stateless.Listen(t, "no", object{"resourcesListChanged": true}, nil)
 		other := s.Stateless("bob").Listen(t, "bob", object{"conversationContext": true}, nil)
 		stream := sessionBased.Open(t, "")
@@ -352,7 +352,7 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 				t.Errorf("%s: status %d", revision, status)
 			}
 			m := x.stream.Next(t)
-			for strings.HasSuffix(m.Method, "/list_changed") { // catalog and configuration were applied a moment ago
+			for strings.HasSuffix(m.Method, "/list_changed") { // the catalog and the configuration were applied a moment ago
 				m = x.stream.Next(t)
 			}
 			r := decode[contextResult](t, m.Params)
@@ -376,14 +376,14 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 		}
 	})
 
-	t.Run("CNV-07 a message becomes one event, for who may have it", func(t *testing.T) {
+	t.Run("CNV-07 a message becomes one event, for callers who may see it", func(t *testing.T) {
 		const uri = "event://conversation/user-message"
 		auditor := s.Stateless("auditor").Listen(t, 1, object{"resourceSubscriptions": []string{uri}}, nil)
 		curious := s.Stateless("bob").Listen(t, 1, object{"resourceSubscriptions": []string{uri}}, nil)
 		hook := harness.NewReceiver(t).Endpoint("conversation")
 		register(t, s.Stateless("auditor"), hook, uri)
 		s.Stateless("bob").Refused(t, 403, "resources/subscriptions/register", object{"uris": []string{uri}, "targetUri": hook.URL()})
-		stateless.Call(t, "conversation/userMessage", said("before"), nil) // without consent
+		stateless.Call(t, "conversation/userMessage", said("before"), nil) // before bob's consent
 		give(t, "alice", "events")
 		params := said("e1")
 		params["recentHistory"] = []object{{"role": "user", "content": "earlier"}}
@@ -391,7 +391,7 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 		stateless.Call(t, "conversation/userMessage", params, nil)
 		stateless.Call(t, "conversation/userMessage", said("e2"), nil)
 		updates := auditor.Wait(t, 2)
-		slices.SortFunc(updates, func(a, b *harness.Update) int { // the inbox keeps no order
+		slices.SortFunc(updates, func(a, b *harness.Update) int { // the inbox does not keep the order
 			return strings.Compare(string(a.Payload), string(b.Payload))
 		})
 		for i, id := range []string{"e1", "e2"} {
@@ -402,11 +402,11 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 		}
 		hook.Wait(t, 2)
 		if len(auditor.Updates()) != 2 || len(curious.Updates()) != 0 {
-			t.Errorf("the auditor has %d events, who may not have them %d", len(auditor.Updates()), len(curious.Updates()))
+			t.Errorf("the auditor has %d events, the unauthorized caller %d", len(auditor.Updates()), len(curious.Updates()))
 		}
 	})
 
-	t.Run("CNV-06 revoked consent counts at once", func(t *testing.T) {
+	t.Run("CNV-06 a revocation takes effect immediately", func(t *testing.T) {
 		before := len(memory.messages())
 		if status := s.Consent(t, "steward", "DELETE", "/memory?principal=alice", nil); status != 200 {
 			t.Errorf("status %d", status)
@@ -426,7 +426,7 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 		}
 	})
 
-	t.Run("CNV-08 what is malformed or too large is refused", func(t *testing.T) {
+	t.Run("CNV-08 malformed and oversized messages are refused", func(t *testing.T) {
 		for want, params := range map[string]object{
 			"messageId must be a string": {"content": "x"}, "content must be a string": {"messageId": "x", "content": 7},
 			"limit content": {"messageId": "x", "content": strings.Repeat("x", 70_000)},

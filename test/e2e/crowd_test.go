@@ -17,8 +17,9 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestManyPrincipalsOfOneHost has many principals subscribe callbacks at one host, as ChatGPT's users do, while one principal
-// floods the same host with callbacks that fail. At its full size these are 5,000 subscriptions of 500 principals.
+// TestManyPrincipalsOfOneHost: many principals subscribe callbacks at one host, as ChatGPT's users do, while one
+// principal floods the same host with callbacks that fail. At full size there are 5,000 subscriptions of 500
+// principals.
 func TestManyPrincipalsOfOneHost(t *testing.T) {
 	t.Parallel()
 	principals, each := harness.Size(40, 500), harness.Size(5, 10)
@@ -39,7 +40,7 @@ func TestManyPrincipalsOfOneHost(t *testing.T) {
 }
 
 func crowd(t *testing.T, s *harness.Target, principals, each int) {
-	var honest, failed atomic.Int64 // challenges
+	var honest, failed atomic.Int64 // numbers of challenges
 	host := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var m struct{ Challenge string }
 		_ = json.NewDecoder(r.Body).Decode(&m)
@@ -50,7 +51,7 @@ func crowd(t *testing.T, s *harness.Target, principals, each int) {
 		case strings.HasPrefix(r.URL.Path, "/failing/"):
 			failed.Add(1)
 			w.WriteHeader(http.StatusNoContent)
-		default: // the declaration of an origin
+		default: // the origin's declaration
 			w.WriteHeader(http.StatusNotFound)
 		}
 	}))
@@ -88,7 +89,7 @@ func crowd(t *testing.T, s *harness.Target, principals, each int) {
 		all.Go(func() {
 			for i := int(next.Add(1)) - 1; i < principals*each && !t.Failed(); i = int(next.Add(1)) - 1 {
 				a, err := try(fmt.Sprintf("user%d", i/each), fmt.Sprintf("/callbacks/%d", i))
-				for n := 0; n < 10 && err == nil && a.Status == http.StatusServiceUnavailable; n++ { // a busy machine
+				for n := 0; n < 10 && err == nil && a.Status == http.StatusServiceUnavailable; n++ { // the machine is busy
 					again.Add(1)
 					a, err = try(fmt.Sprintf("user%d", i/each), fmt.Sprintf("/callbacks/%d", i))
 				}
@@ -105,14 +106,15 @@ func crowd(t *testing.T, s *harness.Target, principals, each int) {
 	took := time.Since(begin)
 	close(done)
 	flood.Wait()
-	t.Run("EVX-12 each principal's callbacks are verified once while another principal floods their host", func(t *testing.T) {
+	t.Run("EVX-12 while a principal floods a host, the callbacks of others at the host are verified once each", func(t *testing.T) {
 		if n, want := honest.Load(), int64(principals*each); n < want || n > want+again.Load() {
 			t.Errorf("%d challenges, want %d", n, want)
 		}
 		t.Logf("%d subscriptions of %d principals in %v", honest.Load(), principals, took)
 	})
 	t.Run("SRF-07 the principal that floods is stopped after its failures", func(t *testing.T) {
-		// One request at a time, so none is on its way when the limit is reached. A new window begins every five minutes.
+		// Requests are sent one at a time, so none is in progress when the limit is reached. A new window begins
+		// every five minutes.
 		if n, most := failed.Load(), 20*(1+int64(took/(5*time.Minute))+1); n < 20 || n > most || refused.Load() == 0 {
 			t.Errorf("%d challenges that failed, want 20 to %d; %d requests refused", n, most, refused.Load())
 		}

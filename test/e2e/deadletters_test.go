@@ -13,14 +13,15 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// poison is what a direct sender sends and no one can take.
+// poison is a message of a direct sender that cannot be accepted.
 const poison = `{"workspace":"beside","uri":"event://no/such"}`
 
-// gaveUp is how many dead letters the inbox and the events queue have each: a replay of one a second takes more than a step.
+// gaveUp is the number of dead letters each of the inbox and the events queue. A replay of one per second needs more
+// than one step for them.
 const gaveUp = 8
 
-// stuck are the ids of accepted events that the events queue has given up, and stuckEvent is one as publish sends it
-// to fanout.
+// stuck are the ids of accepted events that the events queue has given up. stuckEvent returns the message that
+// publish would have sent to fanout.
 func stuck() (ids []string) {
 	for i := range gaveUp {
 		ids = append(ids, fmt.Sprint("evt_stuck_", i))
@@ -34,7 +35,8 @@ func stuckEvent(id string, published time.Time) string {
 		id, micros, micros)
 }
 
-// TestDeadLettersOfQueues holds the embedded server to what TestRequirementsOnLocalAWS holds AWS to. Its queues are in its file.
+// TestDeadLettersOfQueues tests the stand-alone server, whose queues are in its file. TestRequirementsOnLocalAWS does
+// the same on AWS.
 func TestDeadLettersOfQueues(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{})
@@ -49,8 +51,8 @@ func TestDeadLettersOfQueues(t *testing.T) {
 	deadLettersOfQueues(t, &s.Target, published, time.Minute)
 }
 
-// deadLettersOfQueues looks at a system in which the inbox has [poison], and the events queue gave up the [stuck] events. The
-// jobs of every minute run so often.
+// deadLettersOfQueues tests a system whose inbox has given up [poison], and whose events queue has given up the
+// [stuck] events. Every is the interval of the jobs that normally run every minute.
 func deadLettersOfQueues(t *testing.T, target *harness.Target, published time.Time, every time.Duration) {
 	const operator = "stranger"
 	o := operate(t, target)
@@ -69,7 +71,7 @@ func deadLettersOfQueues(t *testing.T, target *harness.Target, published time.Ti
 	register(t, target.Stateless(operator), hook, "event://ci/build-finished")
 	harness.Eventually(t, harness.Patience, "all are in the list", func() bool { return len(list(operator, "")) == 2*gaveUp })
 	inbox, events := list(operator, "?queue=inbox"), list(operator, "?queue=events")
-	t.Run("OPS-04 AWS-07 each tells its queue, its reason and its first time", func(t *testing.T) {
+	t.Run("OPS-04 AWS-07 each has its queue, its reason and its first time", func(t *testing.T) {
 		if len(inbox) != gaveUp || len(events) != gaveUp {
 			t.Fatalf("%d of the inbox and %d events", len(inbox), len(events))
 		}
@@ -85,7 +87,7 @@ func deadLettersOfQueues(t *testing.T, target *harness.Target, published time.Ti
 			}
 		}
 	})
-	t.Run("OPS-04 they are for operators of their workspace", func(t *testing.T) {
+	t.Run("OPS-04 only operators of their workspace see them", func(t *testing.T) {
 		if got := list("chief", "?queue=inbox"); len(got) != 0 {
 			t.Errorf("chief sees %v", got)
 		}
@@ -94,7 +96,7 @@ func deadLettersOfQueues(t *testing.T, target *harness.Target, published time.Ti
 		}
 		o.call("POST", "dead-letters/"+inbox[0].ID+"/retry", "", http.StatusNotFound, nil)
 	})
-	t.Run("OPS-04 an event that its queue gave up is delivered when it is retried, once", func(t *testing.T) {
+	t.Run("OPS-04 an event that its queue gave up is delivered once when it is retried", func(t *testing.T) {
 		retry := "dead-letters/" + events[0].ID + "/retry"
 		o.callAs(operator, "POST", retry, "", http.StatusAccepted, nil)
 		o.callAs(operator, "POST", retry, "", http.StatusNotFound, nil)
@@ -108,13 +110,13 @@ func deadLettersOfQueues(t *testing.T, target *harness.Target, published time.Ti
 	replay := func(name string, want int) {
 		t.Helper()
 		rate := 1
-		if every > 30*time.Second { // so one step has to be all
+		if every > 30*time.Second { // so a replay must be done in one step
 			rate = 20
 		}
 		ask := fmt.Sprintf(`{"select":{"queue":%q},"rate":%d`, name, rate)
 		var count struct{ Count int }
 		if o.callAs(operator, "POST", "replays", ask+`,"dryRun":true}`, http.StatusOK, &count); count.Count != want {
-			t.Errorf("it counts %d, want %d", count.Count, want)
+			t.Errorf("got the count %d, want %d", count.Count, want)
 		}
 		var r struct {
 			ID, State                string
@@ -129,14 +131,14 @@ func deadLettersOfQueues(t *testing.T, target *harness.Target, published time.Ti
 			t.Errorf("got %+v, want %d", r, want)
 		}
 	}
-	t.Run("OPS-04 a replay that names a queue sends its messages back", func(t *testing.T) {
+	t.Run("OPS-04 a replay of a queue sends its messages back", func(t *testing.T) {
 		replay("events", gaveUp-1)
 		harness.Eventually(t, harness.Patience, "all events arrive", func() bool { return len(hook.IDs()) == gaveUp })
 		if left := list(operator, "?queue=events"); len(left) != 0 {
 			t.Errorf("left %v", left)
 		}
 	})
-	t.Run("OPS-04 what still cannot be taken comes back as another letter", func(t *testing.T) {
+	t.Run("OPS-04 a message that still cannot be accepted becomes another letter", func(t *testing.T) {
 		replay("inbox", gaveUp)
 		harness.Eventually(t, harness.Patience, "all are in the list again", func() bool {
 			now := list(operator, "?queue=inbox")
@@ -145,13 +147,13 @@ func deadLettersOfQueues(t *testing.T, target *harness.Target, published time.Ti
 			})
 		})
 	})
-	t.Run("OPS-04 a replay that names none is of webhooks", func(t *testing.T) {
+	t.Run("OPS-04 a replay without a queue is for webhooks", func(t *testing.T) {
 		var count struct{ Count int }
 		if o.callAs(operator, "POST", "replays", `{"select":{},"dryRun":true}`, http.StatusOK, &count); count.Count != 0 {
-			t.Errorf("it counts %d", count.Count)
+			t.Errorf("got the count %d", count.Count)
 		}
 	})
-	t.Run("OPS-08 the audit trail says who retried what", func(t *testing.T) {
+	t.Run("OPS-08 the audit trail has each retry and its caller", func(t *testing.T) {
 		var trail struct{ Items []object }
 		o.callAs(operator, "GET", "audit?limit=100", "", http.StatusOK, &trail)
 		by := map[any]any{}

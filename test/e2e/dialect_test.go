@@ -26,7 +26,7 @@ events:
     payloadSchema: {type: object}
 `
 
-// TestDialect shows the named-event dialect, embedded and with the functions.
+// TestDialect tests the named-event dialect, stand-alone and with the functions.
 func TestDialect(t *testing.T) {
 	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
@@ -51,7 +51,7 @@ func request(id any, method string, params object) string {
 }
 
 func dialect(t *testing.T, s *harness.Target) {
-	t.Run("SSE-06 workspaces are apart, and a hidden one looks like none", func(t *testing.T) {
+	t.Run("SSE-06 workspaces are separate, and a hidden one looks like one that does not exist", func(t *testing.T) {
 		foreign, alice := s.Dialect("foreign", "elsewhere"), s.Dialect("alice", "default")
 		list := request(1, "resources/list", nil)
 		harness.Eventually(t, harness.Patience, "the catalog of the other workspace", func() bool {
@@ -78,7 +78,7 @@ func dialect(t *testing.T, s *harness.Target) {
 				}
 			}
 		}
-		// Events go to the workspace of the publisher's key.
+		// The workspace of an event is that of the publisher's key.
 		own, theirs := alice.OpenDialect(t, ""), foreign.OpenDialect(t, "")
 		for c, uri := range map[*harness.Client]string{alice: "event://ci/build-finished", foreign: "event://elsewhere/thing"} {
 			if a := c.Raw(t, http.MethodPost, request("s", "resources/subscribe", object{"uri": uri})); a.Error != nil || a.Status != http.StatusOK {
@@ -102,7 +102,7 @@ func dialect(t *testing.T, s *harness.Target) {
 	t.Run("SSE-01 the stream opens with its headers, a session and streamOpened", func(t *testing.T) {
 		c := s.Dialect("alice", "default")
 		st := c.OpenDialect(t, "")
-		// The harness asks for a connection of its own, which is answered with close; this does not.
+		// The harness requests a separate connection, which is answered with close. This request does not.
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, c.URL, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -127,12 +127,12 @@ func dialect(t *testing.T, s *harness.Target) {
 			t.Errorf("session id %q", c.Session)
 		}
 	})
-	t.Run("SSE-03 where the answer goes", func(t *testing.T) {
+	t.Run("SSE-03 responses arrive on the stream or in the POST, as requested", func(t *testing.T) {
 		c := s.Dialect("alice", "default")
 		st := c.OpenDialect(t, "")
 		st.Next(t)
 		var took []time.Duration
-		for i := range 10 { // on AWS the stream keeps its instance busy: another one answers
+		for i := range 10 { // on AWS the stream occupies its instance, so another one answers
 			id := fmt.Sprintf("r%d", i)
 			began := time.Now()
 			a := c.Raw(t, http.MethodPost, request(id, "resources/read", object{"uri": "event://ci/build-finished"}), "Accept", "application/json")
@@ -140,7 +140,7 @@ func dialect(t *testing.T, s *harness.Target) {
 				t.Fatalf("status %d: %s", a.Status, a.Body)
 			}
 			m := st.Next(t)
-			for m.Event == "lifecycle" || strings.HasSuffix(m.Method, "/list_changed") { // a heartbeat, or the catalog of a deployment that has just begun
+			for m.Event == "lifecycle" || strings.HasSuffix(m.Method, "/list_changed") { // a heartbeat, or the catalog of a new deployment
 				m = st.Next(t)
 			}
 			if m.Event != "response" || string(m.ID) != `"`+id+`"` || m.Result == nil || m.Error != nil {
@@ -150,7 +150,7 @@ func dialect(t *testing.T, s *harness.Target) {
 		}
 		slices.Sort(took)
 		t.Logf("from the POST to the answer on the stream: median %v, longest %v", took[len(took)/2], took[len(took)-1])
-		// A method that another function serves.
+		// This method is served by another function.
 		hook := harness.NewReceiver(t).Endpoint("dialect")
 		c.Raw(t, http.MethodPost, request("w", "resources/subscriptions/register", object{"uris": []string{"event://ci/build-finished"}, "targetUri": hook.URL()}), "Accept", "application/json")
 		var r registered
@@ -175,7 +175,7 @@ func dialect(t *testing.T, s *harness.Target) {
 			t.Errorf("SSE: %d %v %s", a.Status, a.Header, a.Body)
 		}
 	})
-	t.Run("SSE-03 another principal's session is none", func(t *testing.T) {
+	t.Run("SSE-03 another principal's session looks like one that does not exist", func(t *testing.T) {
 		c := s.Dialect("alice", "default")
 		st := c.OpenDialect(t, "")
 		bob := s.Dialect("bob", "default")
@@ -191,7 +191,7 @@ func dialect(t *testing.T, s *harness.Target) {
 			}
 		}
 	})
-	t.Run("SSE-04 notifications, and nothing else, from where the client was", func(t *testing.T) {
+	t.Run("SSE-04 a resume brings only notifications, from the client's position", func(t *testing.T) {
 		c := s.Dialect("alice", "default")
 		st := c.OpenDialect(t, "")
 		a := c.Raw(t, http.MethodPost, request(1, "resources/subscribe", object{"uri": "event://chat/dialect"}))
@@ -212,7 +212,7 @@ func dialect(t *testing.T, s *harness.Target) {
 			t.Errorf("resumed with %v", got)
 		}
 	})
-	t.Run("SSE-05 a reused id and what is no request", func(t *testing.T) {
+	t.Run("SSE-05 reused ids and invalid requests are refused", func(t *testing.T) {
 		c := s.Dialect("alice", "default")
 		c.OpenDialect(t, "")
 		for i, want := range []int{http.StatusOK, http.StatusBadRequest} {
@@ -232,7 +232,7 @@ func dialect(t *testing.T, s *harness.Target) {
 	})
 }
 
-// TestDialectEnds shows how the server ends a stream of the dialect.
+// TestDialectEnds tests how the server ends a stream of the dialect.
 func TestDialectEnds(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -243,7 +243,7 @@ func TestDialectEnds(t *testing.T) {
 		"at its maximum age": {[]string{"--stream-max-age", "2s", "--heartbeat", "1s"}, false, "maxAge"},
 		"at SIGTERM":         {nil, true, "shutdown"},
 	} {
-		t.Run("SSE-02 the server tells why it closes "+name, func(t *testing.T) {
+		t.Run("SSE-02 the server says why it closes "+name, func(t *testing.T) {
 			one := harness.StartServer(t, harness.ServerOptions{Args: tc.args})
 			st := one.Dialect("alice", "default").OpenDialect(t, "")
 			if tc.stop {
@@ -253,7 +253,7 @@ func TestDialectEnds(t *testing.T) {
 			messages := st.Messages()
 			last := messages[len(messages)-1]
 			if last.Event != "lifecycle" || last.Method != "streamClosed" || string(last.Params) != `{"reason":"`+tc.reason+`"}` || st.Err() != io.EOF {
-				t.Errorf("the last is %s %s, %v", last.Event, last.Raw, st.Err())
+				t.Errorf("the last message is %s %s, %v", last.Event, last.Raw, st.Err())
 			}
 			pings := slices.ContainsFunc(messages, func(m *harness.Message) bool { return m.Method == "ping" && m.Event == "lifecycle" })
 			if pings == tc.stop || st.Comments() > 0 {
@@ -261,7 +261,7 @@ func TestDialectEnds(t *testing.T) {
 			}
 		})
 	}
-	t.Run("SSE-03 SSE-04 what happened while the server was dead comes after a resume", func(t *testing.T) {
+	t.Run("SSE-03 SSE-04 events published while the server was down arrive after a resume", func(t *testing.T) {
 		one := harness.StartServer(t, harness.ServerOptions{})
 		c := one.Dialect("alice", "default")
 		st := c.OpenDialect(t, "")
@@ -275,7 +275,7 @@ func TestDialectEnds(t *testing.T) {
 		<-st.Ended()
 		one.Start()
 		one.Publish(t, pullRequest("k3", "acme", "api", 3))
-		// Nothing showed that the stream ended, so its session still counts as connected.
+		// The server did not notice the end of the stream, so its session still counts as connected.
 		if a := c.Raw(t, http.MethodPost, request(2, "ping", nil), "Accept", "application/json"); a.Status != http.StatusAccepted {
 			t.Errorf("status %d: %s", a.Status, a.Body)
 		}
@@ -287,7 +287,7 @@ func TestDialectEnds(t *testing.T) {
 			return slices.ContainsFunc(again.Messages(), func(m *harness.Message) bool { return m.Event == "response" && string(m.ID) == "2" })
 		})
 		if a := c.Raw(t, http.MethodPost, request(1, "ping", nil), "Accept", "application/json"); a.Status != http.StatusBadRequest {
-			t.Errorf("SSE-05: an id from before: status %d", a.Status)
+			t.Errorf("SSE-05: an old id: status %d", a.Status)
 		}
 	})
 	t.Run("SSE-02 the newest stream of a session takes over", func(t *testing.T) {
@@ -299,7 +299,7 @@ func TestDialectEnds(t *testing.T) {
 		<-older.Ended()
 		messages := older.Messages()
 		if last := messages[len(messages)-1]; string(last.Params) != `{"reason":"superseded"}` || c.Session != id {
-			t.Errorf("the last is %s", last.Raw)
+			t.Errorf("the last message is %s", last.Raw)
 		}
 		if a := c.Raw(t, http.MethodPost, request(1, "ping", nil), "Accept", "application/json"); a.Status != http.StatusAccepted {
 			t.Errorf("status %d", a.Status)

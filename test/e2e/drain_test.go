@@ -11,8 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestDrain shows what SIGTERM does to open streams of every kind, embedded and with
-// the functions.
+// TestDrain tests what SIGTERM does to open streams of every kind, stand-alone and with the functions.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
@@ -24,13 +23,13 @@ func TestDrain(t *testing.T) {
 		t.Parallel()
 		aws := harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick})
 		drain(t, &aws.Target, func() { aws.Retire("StreamFunction") })
-		t.Run("SUB-06 other instances serve on", func(t *testing.T) {
+		t.Run("SUB-06 other instances continue to serve", func(t *testing.T) {
 			aws.Stateless("alice").Call(t, "server/discover", nil, nil)
 		})
 	})
 }
 
-// TestADrainThatIsCutShort ends a server while an endpoint keeps it waiting for longer than --drain.
+// TestADrainThatIsCutShort stops a server while an endpoint delays it for longer than --drain.
 func TestADrainThatIsCutShort(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--drain", "200ms"}})
@@ -41,15 +40,15 @@ func TestADrainThatIsCutShort(t *testing.T) {
 	hanging.WaitAttempts(t, 1)
 	s.Stop()
 	if code := s.ExitCode(); code != 0 {
-		t.Errorf("the exit code is %d, want 0: nothing is lost", code)
+		t.Errorf("the exit code is %d, want 0 because no event is lost", code)
 	}
 	if out := s.Output(); !strings.Contains(out, `"drain timed out"`) || strings.Contains(out, "mcpevents: context deadline exceeded") {
-		t.Errorf("the server does not say what was cut short:\n%s", out)
+		t.Errorf("the server does not say what it cut short:\n%s", out)
 	}
 	hanging.Answer(nil)
 	s.Start()
 	if d := hanging.WaitAttempts(t, 2); d[1].ID() != "cut-short" {
-		t.Errorf("after the next start came %s", d[1].ID())
+		t.Errorf("after the next start got %s", d[1].ID())
 	}
 }
 
@@ -66,7 +65,7 @@ func drain(t *testing.T, s *harness.Target, terminate func()) {
 		select {
 		case <-st.Ended():
 		case <-time.After(harness.Patience):
-			t.Fatal("a stream goes on")
+			t.Fatal("a stream continues")
 		}
 		if st.Err() != io.EOF {
 			t.Errorf("a stream ended by %v", st.Err())

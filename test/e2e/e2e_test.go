@@ -1,8 +1,7 @@
 //go:build unix
 
-// Package e2e tests the system from outside, by HTTP: the main job on every way
-// to run it, bad input, and the requirements one by one. Names of tests carry the
-// numbers of the requirements they show.
+// Package e2e tests the system from outside, over HTTP: its main job in every mode, bad input, and the requirements
+// one by one. The names of the tests contain the numbers of the requirements that they show.
 package e2e
 
 import (
@@ -18,17 +17,17 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
-// object is a JSON object as a test writes it.
+// object is a JSON object in a test.
 type object = map[string]any
 
-// newSecret is a secret as a client of the MCP Events extension makes it.
+// newSecret returns a secret as a client of the MCP Events extension would create it.
 func newSecret() string {
 	b := make([]byte, 32)
 	rand.Read(b) // never fails
 	return "whsec_" + base64.StdEncoding.EncodeToString(b)
 }
 
-// sameJSON reports whether two texts are the same JSON value.
+// sameJSON reports whether two texts encode the same JSON value.
 func sameJSON(tb testing.TB, a, b []byte) bool {
 	tb.Helper()
 	var x, y any
@@ -59,7 +58,7 @@ func decode[T any](tb testing.TB, b []byte) T {
 	return v
 }
 
-// registered is the answer to resources/subscriptions/register.
+// registered is the result of resources/subscriptions/register.
 type registered struct {
 	Subscription struct {
 		URI           string   `json:"uri"`
@@ -71,7 +70,7 @@ type registered struct {
 	} `json:"subscription"`
 }
 
-// register makes a SEP-1803 subscription and gives the endpoint its secret.
+// register creates a SEP-1803 subscription and tells the endpoint its secret.
 func register(tb testing.TB, c *harness.Client, e *harness.Endpoint, uris ...string) registered {
 	tb.Helper()
 	var r registered
@@ -85,7 +84,7 @@ func deregister(tb testing.TB, c *harness.Client, uri string) {
 	c.Call(tb, "resources/subscriptions/deregister", object{"uri": uri}, nil)
 }
 
-// subscribed is the answer to events/subscribe.
+// subscribed is the result of events/subscribe.
 type subscribed struct {
 	ID            string  `json:"id"`
 	RefreshBefore *string `json:"refreshBefore"`
@@ -93,7 +92,7 @@ type subscribed struct {
 	Truncated     bool    `json:"truncated"`
 }
 
-// subscription is what events/subscribe is called with.
+// subscription is the params of events/subscribe.
 func subscription(name string, arguments object, url, secret string) object {
 	if arguments == nil {
 		arguments = object{}
@@ -104,7 +103,7 @@ func subscription(name string, arguments object, url, secret string) object {
 	}
 }
 
-// subscribe makes a webhook subscription of the MCP Events extension with a new secret.
+// subscribe creates a webhook subscription of the MCP Events extension with a new secret.
 func subscribe(tb testing.TB, c *harness.Client, e *harness.Endpoint, name string, arguments object) subscribed {
 	tb.Helper()
 	if e.Secret() == "" {
@@ -118,12 +117,12 @@ func subscribe(tb testing.TB, c *harness.Client, e *harness.Endpoint, name strin
 	return r
 }
 
-// build is a valid event of the type ci.build_finished.
+// build returns a valid event of the type ci.build_finished.
 func build(id string, number int) harness.Event {
 	return harness.Event{ID: id, URI: "event://ci/build-finished", Data: object{"build": number, "status": "passed"}}
 }
 
-// pullRequest is a valid event of the type github.pull_request.
+// pullRequest returns a valid event of the type github.pull_request.
 func pullRequest(id, owner, repo string, number int) harness.Event {
 	return harness.Event{ID: id, URI: "event://github/" + owner + "/" + repo + "/pull_request", Data: object{
 		"action": "opened", "number": number,
@@ -131,7 +130,7 @@ func pullRequest(id, owner, repo string, number int) harness.Event {
 	}}
 }
 
-// incident is a valid event of the type incident.created.
+// incident returns a valid event of the type incident.created.
 func incident(id, service, severity string) harness.Event {
 	return harness.Event{ID: id, URI: "event://incidents/" + service + "/created", Data: object{
 		"id": id, "title": "It is down", "severity": severity,

@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// The catalogs of the workspace whose subscriptions end.
+// Catalogs of the workspace whose subscriptions end.
 const (
 	granted = `
 events:
@@ -31,8 +31,7 @@ events:
 `
 )
 
-// TestEnding changes the catalog under webhook subscriptions, embedded and with the
-// functions.
+// TestEnding changes the catalog while there are webhook subscriptions, stand-alone and with the functions.
 func TestEnding(t *testing.T) {
 	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
@@ -54,7 +53,7 @@ func TestEnding(t *testing.T) {
 		}})
 		ending(t, &s.Target, func(t *testing.T) { put(t, takenAway) })
 
-		t.Run("AUT-04 EVX-17 a key that was taken away ends what was made with it", func(t *testing.T) {
+		t.Run("AUT-04 EVX-17 removing a key ends the subscriptions that were made with it", func(t *testing.T) {
 			bob, quiet, kept := hooks.Endpoint("bob"), hooks.Endpoint("plain"), hooks.Endpoint("kept")
 			subscribe(t, s.Stateless("bob"), bob, "ci.build_finished", nil)
 			var r subscribed
@@ -78,14 +77,14 @@ func TestEnding(t *testing.T) {
 				t.Errorf("another principal got %s", got[0].ID())
 			}
 			if n, _ := quiet.Count(); n != 0 {
-				t.Errorf("a target that wants no envelopes got %d", n)
+				t.Errorf("a target without envelopes got %d", n)
 			}
 		})
 	})
 	t.Run("local AWS", func(t *testing.T) {
 		t.Parallel()
 		aws := harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick})
-		aws.AnnounceCatalog(t, "ending", granted) // and all functions use it
+		aws.AnnounceCatalog(t, "ending", granted) // wait until all functions use it
 		ending(t, &aws.Target, func(t *testing.T) { aws.AnnounceCatalog(t, "ending", takenAway) })
 	})
 }
@@ -115,7 +114,7 @@ func ending(t *testing.T, s *harness.Target, change func(*testing.T)) {
 
 	change(t)
 
-	t.Run("EVX-13 EVX-17 AUT-04 a signed message announces the end and why, although nothing is published", func(t *testing.T) {
+	t.Run("EVX-13 EVX-17 AUT-04 a signed message announces the end and its reason, even if no event is published", func(t *testing.T) {
 		for name, want := range ends {
 			got := events[name].Wait(t, 1)
 			isEnd(t, got, events[name].Secret(), want.code, want.data)
@@ -124,7 +123,7 @@ func ending(t *testing.T, s *harness.Target, change func(*testing.T)) {
 			}
 		}
 	})
-	t.Run("EVX-13 it is sent again as an event is, with the same id", func(t *testing.T) {
+	t.Run("EVX-13 it is retried like an event, with the same id", func(t *testing.T) {
 		got := events["locked"].WaitAttempts(t, 2)
 		if got[0].ID() != got[1].ID() || string(got[0].Body) != string(got[1].Body) {
 			t.Errorf("%s %s, then %s %s", got[0].ID(), got[0].Body, got[1].ID(), got[1].Body)
@@ -141,10 +140,10 @@ func ending(t *testing.T, s *harness.Target, change func(*testing.T)) {
 			t.Errorf("%+v", state)
 		}
 	})
-	t.Run("EVX-17 who subscribes again is refused for the same reason", func(t *testing.T) {
+	t.Run("EVX-17 subscribing again is refused for the same reason", func(t *testing.T) {
 		for name, want := range ends {
 			a := c.Do(t, "events/subscribe", subscription("ending."+name, nil, events[name].URL(), events[name].Secret()))
-			if name == "changed" { // it may be had as it is now
+			if name == "changed" { // this type still exists, in its new form
 				if a.Error != nil {
 					t.Errorf("%s: %v", name, a.Error)
 				}
@@ -153,7 +152,7 @@ func ending(t *testing.T, s *harness.Target, change func(*testing.T)) {
 			}
 		}
 	})
-	t.Run("EVX-17 AUT-04 an addition ends nothing, and a parent gets what is not restricted", func(t *testing.T) {
+	t.Run("EVX-17 AUT-04 an addition ends no subscription, and a parent receives unrestricted events", func(t *testing.T) {
 		for _, uri := range []string{"event://ending/secret", "event://ending/locked", "event://ending/kept"} {
 			if _, err := s.TryPublish(t.Context(), "leaver", harness.Event{ID: uri[len("event://ending/"):], URI: uri, Data: object{"n": 1}}); err != nil {
 				t.Fatal(err)
@@ -161,7 +160,7 @@ func ending(t *testing.T, s *harness.Target, change func(*testing.T)) {
 		}
 		events["kept"].Wait(t, 1)
 		parent.Wait(t, 1)
-		time.Sleep(time.Second) // time for what must not come
+		time.Sleep(time.Second) // time for events that must not arrive
 		for _, e := range []*harness.Endpoint{events["kept"], parent} {
 			if ids := e.IDs(); len(ids) != 1 || ids["kept"] == 0 {
 				t.Errorf("%s got %v", e.Name, ids)
@@ -177,7 +176,7 @@ func ending(t *testing.T, s *harness.Target, change func(*testing.T)) {
 	})
 }
 
-// isEnd checks what arrived last: that the subscription has ended, and why.
+// isEnd checks that the last message announces the end of the subscription, with the reason.
 func isEnd(t *testing.T, got []*harness.Delivery, secret string, code int, data string) {
 	t.Helper()
 	d := got[len(got)-1]

@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestEventTools shows events to clients that know tools alone, on every way to run the system.
+// TestEventTools tests events for clients that support only tools, in every mode.
 func TestEventTools(t *testing.T) {
 	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
@@ -24,7 +24,7 @@ func TestEventTools(t *testing.T) {
 	})
 }
 
-// toolResult is what a tool answers.
+// toolResult is the result of a tool.
 type toolResult struct {
 	IsError           bool
 	Content           []struct{ Text string }
@@ -48,7 +48,7 @@ func withTools(t *testing.T, s *harness.Target) {
 			c.Call(t, "tools/call", tool(name, arguments), &r)
 			return r
 		}
-		t.Run("RCH-04 a client that has tools only finds events, "+revision, func(t *testing.T) {
+		t.Run("RCH-04 a client that has only tools finds events, "+revision, func(t *testing.T) {
 			var names []string
 			for _, x := range c.All(t, "tools/list", "tools") {
 				names = append(names, x["name"].(string))
@@ -61,7 +61,7 @@ func withTools(t *testing.T, s *harness.Target) {
 				t.Errorf("the event types are %v", types)
 			}
 		})
-		t.Run("RCH-04 an event ends a wait that has begun, "+revision, func(t *testing.T) {
+		t.Run("RCH-04 an event ends a running wait, "+revision, func(t *testing.T) {
 			service := "tools-" + revision
 			sub := call(t, "subscribe", object{"name": "incident.created", "arguments": object{"service": service}}).StructuredContent.Subscription
 			wait := tool("wait_for_event", object{"subscription": sub, "seconds": 40})

@@ -10,7 +10,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestFanout sends one event to very many webhook subscriptions of one endpoint. On AWS [TestHangingEndpointsOnAWS] does.
+// TestFanout sends one event to very many webhook subscriptions of one endpoint. [TestHangingEndpointsOnAWS] does so
+// on AWS.
 func TestFanout(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{
@@ -32,10 +33,10 @@ func TestFanout(t *testing.T) {
 	}
 	all, _ := hook.Count()
 	took := time.Since(published)
-	t.Logf("%d delivered in %v, %.0f a second, %d repetitions", n, took, float64(n)/took.Seconds(), all-n)
+	t.Logf("%d delivered in %v, %.0f per second, %d repetitions", n, took, float64(n)/took.Seconds(), all-n)
 	rss := s.PeakRSS()
 	t.Logf("peak RSS after delivering: %d MiB", rss>>20)
 	if rss > 400<<20 {
-		t.Errorf("the server took %d MiB", rss>>20)
+		t.Errorf("the server used %d MiB", rss>>20)
 	}
 }

@@ -13,8 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestFollow shows events/poll and events/stream (SEP-3415) beside webhooks, on every
-// way to run the system.
+// TestFollow tests events/poll and events/stream (SEP-3415) next to webhooks, in every mode.
 func TestFollow(t *testing.T) {
 	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
@@ -64,12 +63,12 @@ type follower struct {
 	got       []occurrence
 }
 
-// follow bootstraps one.
+// follow gets the first cursor of a subscription.
 func follow(t *testing.T, s *harness.Target, name string, arguments object) *follower {
 	t.Helper()
 	f := &follower{client: s.Stateless("alice"), name: name, arguments: arguments}
 	if p := f.poll(t, nil); len(p.Events) > 0 || p.HasMore || p.Truncated {
-		t.Fatalf("the first poll brought %+v", p)
+		t.Fatalf("the first poll returned %+v", p)
 	}
 	return f
 }
@@ -92,7 +91,7 @@ func (f *follower) poll(t *testing.T, more object) page {
 	return p
 }
 
-// wait polls, a few events at a time, until n have come in all.
+// wait polls, a few events at a time, until it has n events in total.
 func (f *follower) wait(t *testing.T, n int) []occurrence {
 	t.Helper()
 	harness.Eventually(t, harness.Patience, fmt.Sprintf("%d events of %s by polls", n, f.name), func() bool {
@@ -139,7 +138,7 @@ func occurrences(t *testing.T, st *harness.Stream, n int) (got []occurrence) {
 		}
 		return len(got) >= n
 	}) {
-		t.Fatalf("the stream brought %d events, want %d: %v", len(got), n, st.Err())
+		t.Fatalf("the stream had %d events, want %d: %v", len(got), n, st.Err())
 	}
 	return got
 }
@@ -154,7 +153,7 @@ func eventIDs(events []occurrence) (ids []string) {
 func following(t *testing.T, s *harness.Target) {
 	receiver := harness.NewReceiver(t)
 	alice := s.Stateless("alice")
-	// The system of a target may be shared: URIs and ids of this test are its own.
+	// Other tests may share the system, so this test uses its own URIs and ids.
 	own := fmt.Sprintf("f%d", time.Now().UnixNano())
 
 	t.Run("EVX-02 the modes are listed", func(t *testing.T) {
@@ -175,7 +174,7 @@ func following(t *testing.T, s *harness.Target) {
 		session.Refused(t, -32601, "events/stream", object{"name": "github.push"})
 	})
 
-	t.Run("EVX-05 pages bring everything once", func(t *testing.T) {
+	t.Run("EVX-05 pages contain each event once", func(t *testing.T) {
 		one := follow(t, s, "github.push", object{"owner": own, "repo": "web"})
 		all := follow(t, s, "github.push", object{"owner": own})
 		var want []string
@@ -204,7 +203,7 @@ func following(t *testing.T, s *harness.Target) {
 		}
 	})
 
-	t.Run("EVX-04 EVX-06 EVX-07 one event has one id in all modes, and a cursor goes on in any", func(t *testing.T) {
+	t.Run("EVX-04 EVX-06 EVX-07 an event has the same id in all modes, and a cursor can be used in any mode", func(t *testing.T) {
 		args := object{"owner": own, "repo": "modes"}
 		f := follow(t, s, "github.push", args)
 		hook := receiver.Endpoint("modes")
@@ -224,8 +223,8 @@ func following(t *testing.T, s *harness.Target) {
 		st.Close()
 		s.Publish(t, push(own+"-2", own, "modes"))
 		s.Publish(t, push(own+"-3", own, "modes"))
-		f.wait(t, 3) // they are in the log
-		// From the stream to a poll, from there to a stream, and to a webhook.
+		f.wait(t, 3) // wait until they are in the log
+		// Use the stream's cursor in a poll, and the poll's cursor in a stream and a webhook.
 		next := &follower{client: alice, name: f.name, arguments: args, cursor: *pushed.Cursor}
 		if p := next.poll(t, object{"maxEvents": 1}); len(p.Events) != 1 || p.Events[0].EventID != own+"-2" || !p.HasMore {
 			t.Errorf("a poll from the stream's cursor: %+v", p)
@@ -244,11 +243,11 @@ func following(t *testing.T, s *harness.Target) {
 		occ := decode[occurrence](t, late.Deliveries()[0].Body)
 		from := &follower{client: alice, name: f.name, arguments: args, cursor: *occ.Cursor}
 		if p := from.poll(t, nil); len(p.Events) == 0 || p.Truncated || p.Events[len(p.Events)-1].EventID != own+"-3" {
-			t.Errorf("a poll from the webhook's cursor, which lies before what it came with: %+v", p)
+			t.Errorf("a poll from the webhook's cursor, which is before its event: %+v", p)
 		}
 	})
 
-	t.Run("EVX-24 with a variable left open, each event says in every mode which thing it is about", func(t *testing.T) {
+	t.Run("EVX-24 with an open variable, each event has its URI and arguments in every mode", func(t *testing.T) {
 		args := object{"owner": own + "-about"}
 		f := follow(t, s, "github.push", args)
 		hook := receiver.Endpoint("about")
@@ -269,7 +268,7 @@ func following(t *testing.T, s *harness.Target) {
 		unsubscribe(t, alice, hook, "github.push", args)
 	})
 
-	t.Run("EVX-07 what is no cursor of this workspace is refused", func(t *testing.T) {
+	t.Run("EVX-07 an invalid cursor, or one of another workspace, is refused", func(t *testing.T) {
 		foreign := &follower{client: s.Stateless("foreign"), name: "github.push"}
 		var p page
 		if a := foreign.client.Do(t, "events/poll", object{"name": "github.push"}); a.Error == nil {
@@ -321,7 +320,7 @@ func following(t *testing.T, s *harness.Target) {
 		for _, e := range events {
 			s.Publish(t, e)
 		}
-		// What everybody's channel brings last shows that nothing more comes.
+		// When the last event of the open channel has arrived, no further events can arrive.
 		for _, x := range selections {
 			n := len(x.want)
 			polled, pushed := x.follower.wait(t, n), occurrences(t, x.stream, n)
@@ -340,8 +339,8 @@ func following(t *testing.T, s *harness.Target) {
 					}
 				}
 				slices.Sort(ids)
-				if ids = slices.Compact(ids); !slices.Equal(ids, x.want) { // a webhook may come twice
-					t.Errorf("%s by %s: got %v, want %v", x.name, mode, ids, x.want)
+				if ids = slices.Compact(ids); !slices.Equal(ids, x.want) { // a webhook may be repeated
+					t.Errorf("%s with %s: got %v, want %v", x.name, mode, ids, x.want)
 				}
 			}
 			unsubscribe(t, alice, x.hook, "message.created", x.arguments)

@@ -9,7 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestGap has endpoints refuse events until their retries are over, embedded and with the functions.
+// TestGap tests endpoints that refuse events until their retries end, stand-alone and with the functions.
 func TestGap(t *testing.T) {
 	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
@@ -45,12 +45,12 @@ func lostEvents(t *testing.T, s *harness.Target) {
 	s.Publish(t, pullRequest("lost_1", "gap", "gap", 1), pullRequest("lost_2", "gap", "gap", 2))
 
 	var notice *harness.Delivery
-	for _, d := range refusing.Wait(t, 3) { // the last attempt of the other event may come after it
+	for _, d := range refusing.Wait(t, 3) { // the last attempt of the other event may arrive after it
 		if isNotice(d) {
 			notice = d
 		}
 	}
-	t.Run("EVX-13 abandoned events are announced by one signed message", func(t *testing.T) {
+	t.Run("EVX-13 one signed message announces abandoned events", func(t *testing.T) {
 		if err := notice.Verify(refusing.Secret()); err != nil {
 			t.Errorf("not signed as deliveries are: %v", err)
 		}
@@ -61,7 +61,7 @@ func lostEvents(t *testing.T, s *harness.Target) {
 			t.Errorf("for subscription %s, want %s", id, sub.ID)
 		}
 	})
-	t.Run("EVX-13 EVX-07 a poll from its cursor has what was lost", func(t *testing.T) {
+	t.Run("EVX-13 EVX-07 a poll from its cursor returns the lost events", func(t *testing.T) {
 		body := decode[map[string]string](t, notice.Body)
 		if len(body) != 2 || body["type"] != "gap" {
 			t.Fatalf("got %s", notice.Body)
@@ -76,12 +76,12 @@ func lostEvents(t *testing.T, s *harness.Target) {
 			ids[e.EventID] = true
 		}
 		if !ids["lost_1"] || !ids["lost_2"] {
-			t.Errorf("the poll has %v", poll)
+			t.Errorf("the poll returned %v", poll)
 		}
 	})
-	t.Run("EVX-13 there is one for all, and none for a client that takes none", func(t *testing.T) {
+	t.Run("EVX-13 there is one for all lost events, and none for a client that does not accept it", func(t *testing.T) {
 		harness.Eventually(t, harness.Patience, "all attempts", func() bool { all, _ := plain.Count(); return all >= 6 })
-		s.Publish(t, pullRequest("lost_3", "gap", "gap", 3)) // by its time another would have come
+		s.Publish(t, pullRequest("lost_3", "gap", "gap", 3)) // by now another message would have arrived
 		plain.WaitAttempts(t, 9)
 		for _, e := range []*harness.Endpoint{refusing, plain} {
 			n := 0

@@ -13,8 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestGateway shows a backend behind the endpoint, whichever revision it and its
-// clients speak.
+// TestGateway tests a backend behind the endpoint, for each combination of revisions that it and its clients use.
 func TestGateway(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []backend.Kind{backend.Stateful, backend.Stateless} {
@@ -29,13 +28,14 @@ func TestGateway(t *testing.T) {
 
 const watched = "test://watched-resource"
 
-// notified is a client with its notification stream.
+// notified is a client and its notification stream.
 type notified struct {
 	*harness.Client
 	stream *harness.Stream
 }
 
-// received counts the messages of a method so far; of updates those of the watched resource.
+// received returns how many messages of a method have arrived. Of updates, it counts only those of the watched
+// resource.
 func (f notified) received(method string) (n int) {
 	for _, m := range f.stream.Messages() {
 		if m.Method == method && (method != updateMethod || strings.Contains(string(m.Params), watched)) {
@@ -50,7 +50,8 @@ const (
 	toolsChangedMethod = "notifications/tools/list_changed"
 )
 
-// both are a session-based client and a stateless one, notified of changes of tools and of the watched resource.
+// both returns a session-based client and a stateless one, which are notified of changes of tools and of the watched
+// resource.
 func both(t *testing.T, s *harness.Target, principal string) map[string]notified {
 	t.Helper()
 	stateless, sessionBased := s.Stateless(principal), s.SessionBased(t, principal, harness.V20251125)
@@ -110,14 +111,14 @@ func throughGateway(t *testing.T, s *harness.Target, b *harness.Backend) {
 		for revision, c := range clients {
 			harness.Eventually(t, harness.Patience, "the change reaches "+revision, func() bool { return c.received(toolsChangedMethod) > 0 })
 			if n := len(c.All(t, "tools/list", "tools")); n == before {
-				t.Errorf("%s: after the notification the list is the old one, of %d tools", revision, n)
+				t.Errorf("%s: after the notification the list still has the old %d tools", revision, n)
 			}
 		}
-		// What is notified of later than the change shows that it does not come again.
+		// Later notifications show that the change is not notified again.
 		notifyOfUpdate(t, b, clients)
 		for revision, c := range clients {
 			if n := c.received(toolsChangedMethod); n != 1 {
-				t.Errorf("%s: the change came %d times", revision, n)
+				t.Errorf("%s: the change was notified %d times", revision, n)
 			}
 		}
 		for _, m := range foreign.Messages() {
@@ -127,7 +128,7 @@ func throughGateway(t *testing.T, s *harness.Target, b *harness.Backend) {
 		}
 	})
 	t.Run("GWN-04 an update reaches each stream once", func(t *testing.T) {
-		notifyOfChange(t, b, clients) // after it no earlier update is under way
+		notifyOfChange(t, b, clients) // so that no earlier update is still in progress
 		before := map[string]int{}
 		for revision, c := range clients {
 			before[revision] = c.received(updateMethod)
@@ -139,11 +140,11 @@ func throughGateway(t *testing.T, s *harness.Target, b *harness.Backend) {
 		notifyOfChange(t, b, clients)
 		for revision, c := range clients {
 			if n := c.received(updateMethod) - before[revision]; n != 1 {
-				t.Errorf("%s: the update came %d times", revision, n)
+				t.Errorf("%s: the update was notified %d times", revision, n)
 			}
 		}
 	})
-	t.Run("GWN-07 GWN-08 GWN-14 a backend that was away", func(t *testing.T) {
+	t.Run("GWN-07 GWN-08 GWN-14 a backend that was unavailable", func(t *testing.T) {
 		b.Kill()
 		for _, c := range clients {
 			c.Refused(t, 503, "tools/call", object{"name": tool, "arguments": object{}})
@@ -160,8 +161,8 @@ func throughGateway(t *testing.T, s *harness.Target, b *harness.Backend) {
 	})
 }
 
-// notifyOfUpdate has the backend notify of updates until one is everywhere: the gateway subscribes there
-// a moment after its client did.
+// notifyOfUpdate makes the backend send updates until one has reached all clients, because the gateway subscribes at
+// the backend slightly later than its client.
 func notifyOfUpdate(t *testing.T, b *harness.Backend, clients map[string]notified) {
 	t.Helper()
 	before := map[string]int{}
@@ -178,11 +179,11 @@ func notifyOfUpdate(t *testing.T, b *harness.Backend, clients map[string]notifie
 	}
 	harness.Eventually(t, harness.Patience, "an update reaches all", func() bool {
 		b.UpdateResource(t, watched)
-		return harness.Within(t, time.Second, all) // one at a time, so that none is under way afterwards
+		return harness.Within(t, time.Second, all) // send one at a time, so that none is in progress afterwards
 	})
 }
 
-// notifyOfChange has the backend notify of a change of its tools, and waits until all know of it.
+// notifyOfChange makes the backend announce a change of its tools, and waits until all clients have been notified.
 func notifyOfChange(t *testing.T, b *harness.Backend, clients map[string]notified) {
 	t.Helper()
 	before := map[string]int{}

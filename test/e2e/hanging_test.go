@@ -13,13 +13,13 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// timeout is how long an attempt may take, by default.
+// timeout is the default timeout of an attempt.
 const timeout = 20 * time.Second
 
-// TestHangingEndpointsOnAWS has the functions send to endpoints of one origin, some of which hang.
+// TestHangingEndpointsOnAWS: the functions send to endpoints of one origin, some of which hang.
 func TestHangingEndpointsOnAWS(t *testing.T) {
 	aws := harness.StartAWS(t, harness.AWSOptions{Env: map[string]string{"MCPEVENTS_QUOTA": "100000"}})
-	t.Run("WHK-16 one of twenty endpoints of an origin hangs, and the others get all events", func(t *testing.T) {
+	t.Run("WHK-16 one of twenty endpoints of an origin hangs, and the others receive all events", func(t *testing.T) {
 		oneHangs(t, aws)
 	})
 	t.Run("AWS-04 one in a hundred endpoints of a wide fan-out hangs, and the others are served once each", func(t *testing.T) {
@@ -27,9 +27,9 @@ func TestHangingEndpointsOnAWS(t *testing.T) {
 	})
 }
 
-// oneHangs publishes the same load before an endpoint hangs and while it does.
+// oneHangs publishes the same load before an endpoint hangs and while it hangs.
 func oneHangs(t *testing.T, aws *harness.AWS) {
-	const uri = "event://storage/twenty/object-created" // no other test's
+	const uri = "event://storage/twenty/object-created" // not used by another test
 	const n = 20
 	receiver := harness.NewReceiver(t)
 	var hooks []*harness.Endpoint
@@ -75,7 +75,7 @@ func oneHangs(t *testing.T, aws *harness.AWS) {
 			}
 		}
 		if more := len(lags) - events*len(healthy); more > 0 {
-			t.Errorf("%s: %d webhooks came again", name, more)
+			t.Errorf("%s: %d webhooks were repeated", name, more)
 		}
 		slices.Sort(lags)
 		return lags
@@ -91,13 +91,13 @@ func oneHangs(t *testing.T, aws *harness.AWS) {
 		t.Errorf("a healthy endpoint waited %v, as long as the hanging one may take", got)
 	}
 	if all, _ := hanging.Count(); all < 2*events+1 {
-		t.Errorf("%d requests at the hanging endpoint: it was not tried", all)
+		t.Errorf("the hanging endpoint received %d requests, want some", all)
 	}
 }
 
-// oneInAHundredHangs sends an event to all, and another one while some hang.
+// oneInAHundredHangs sends an event to all subscriptions, and another one while some endpoints hang.
 func oneInAHundredHangs(t *testing.T, aws *harness.AWS) {
-	const uri = "event://storage/hundred/object-created" // no other test's
+	const uri = "event://storage/hundred/object-created" // not used by another test
 	n := harness.Size(500, 2_000)
 	receiver := harness.NewReceiver(t)
 	healthy, hanging := receiver.Endpoint("healthy"), receiver.Endpoint("hanging")
@@ -120,7 +120,7 @@ func oneInAHundredHangs(t *testing.T, aws *harness.AWS) {
 		aws.Publish(t, harness.Event{ID: name, URI: uri, Data: object{"key": "k", "size": 1}})
 		harness.Eventually(t, 2*time.Minute, name+": all healthy endpoints have the event", func() bool { got, _ := healthy.Count(); return got >= want })
 		took := time.Since(began)
-		t.Logf("%s: %d of %d in %v, %.0f a second", name, well, n, took, float64(well)/took.Seconds())
+		t.Logf("%s: %d of %d in %v, %.0f per second", name, well, n, took, float64(well)/took.Seconds())
 		return took, before
 	}
 	send("warm")
@@ -171,7 +171,7 @@ func webhooks(t *testing.T, target *harness.Target, uri string, targets []string
 	}
 }
 
-// requests logs what AWS was asked for between two counts, per delivery.
+// requests logs the requests to AWS between two counts, per delivery.
 func requests(t *testing.T, before, after map[string]awscount.Counts, deliveries int) {
 	t.Helper()
 	var total int64

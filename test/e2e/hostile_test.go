@@ -19,15 +19,15 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// restrained bounds what the hostile subscriber may hold, and how often auditor may ask.
+// restrained limits what the hostile subscriber may use, and how often auditor may send requests.
 const restrained = `
 quotas:
   - {principal: bob, subscriptions: 20, registrationRate: 0}
   - {principal: auditor, registrationRate: 2}
 `
 
-// TestHostileSubscriber shows that a subscriber who means harm meets limits, and that whom it names as its endpoint gets
-// no more than the permitted challenges.
+// TestHostileSubscriber checks that a malicious subscriber is limited, and that the owner of an address that it uses
+// as its endpoint receives only the permitted challenges.
 func TestHostileSubscriber(t *testing.T) {
 	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
@@ -38,7 +38,7 @@ func TestHostileSubscriber(t *testing.T) {
 			return strings.Contains(s.Metrics(t), `mcpevents_limits_reached_total{limit="`+limit+`"}`)
 		}
 		h.attack(t)
-		t.Run("SRF-07 floods that name ever new hosts take no more memory", func(t *testing.T) { h.fillMemory(t, s) })
+		t.Run("SRF-07 a flood of registrations with new hosts does not use more and more memory", func(t *testing.T) { h.fillMemory(t, s) })
 	})
 	t.Run("local AWS", func(t *testing.T) {
 		t.Parallel()
@@ -47,7 +47,7 @@ func TestHostileSubscriber(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		aws.ApplyCatalog(t, "elsewhere", string(catalog)) // where foreign is
+		aws.ApplyCatalog(t, "elsewhere", string(catalog)) // where foreign belongs
 		h := &hostile{Target: &aws.Target, processes: func() int { return aws.Starts("RegisterFunction") }, log: aws.Output}
 		h.met = func(limit string) bool {
 			return strings.Contains(aws.Output(), `"limit":"`+limit+`","mcpevents_limits_reached":[`)
@@ -56,12 +56,12 @@ func TestHostileSubscriber(t *testing.T) {
 	})
 }
 
-// hostile is a subscriber with a valid key, bob's, and no good intentions.
+// hostile is a malicious subscriber with a valid key, bob's.
 type hostile struct {
 	*harness.Target
-	processes func() int              // that take subscriptions, each with limits of its own
-	log       func() string           // of the server
-	met       func(limit string) bool // as the metrics say
+	processes func() int              // number of processes that accept subscriptions, each with its own limits
+	log       func() string           // returns the server's log
+	met       func(limit string) bool // reports whether the metrics count the limit
 	receiver  *harness.Receiver
 	neighbour *harness.Endpoint // alice's
 
@@ -72,24 +72,24 @@ type hostile struct {
 func (h *hostile) attack(t *testing.T) {
 	h.receiver = harness.NewReceiver(t)
 	h.neighbour = h.receiver.Endpoint("neighbour")
-	t.Run("EVX-12 SRF-07 a challenge of before is no answer", h.replayChallenges)
-	t.Run("EVX-07 forged cursors are refused before anything is sent", h.forgeCursors)
-	t.Run("EVX-08 secrets of wrong size are refused before anything is sent", h.sendSecrets)
-	t.Run("EVX-09 extreme lifetimes become none beyond the bounds", h.stretchLifetimes)
-	t.Run("OPS-15 the quota holds under a flood, and for this principal alone", h.fillQuota)
-	t.Run("OPS-15 SRF-07 the rate of registrations holds", h.hurry)
-	t.Run("SRF-07 a victim gets the permitted challenges and nothing else", h.floodVictim)
+	t.Run("EVX-12 SRF-07 an old challenge is not accepted", h.replayChallenges)
+	t.Run("EVX-07 forged cursors are refused before a challenge is sent", h.forgeCursors)
+	t.Run("EVX-08 secrets of the wrong size are refused before a challenge is sent", h.sendSecrets)
+	t.Run("EVX-09 extreme lifetimes are limited", h.stretchLifetimes)
+	t.Run("OPS-15 the quota holds during a flood, and affects only this principal", h.fillQuota)
+	t.Run("OPS-15 SRF-07 the quota of registrations holds", h.hurry)
+	t.Run("SRF-07 a victim receives only the permitted challenges", h.floodVictim)
 	t.Run("EVS-10 no secret is in the log", func(t *testing.T) {
 		log := h.log()
 		for _, secret := range h.secrets {
 			if len(secret) > 16 && strings.Contains(log, strings.TrimPrefix(secret, "whsec_")) {
-				t.Errorf("the log has %.12s…", secret)
+				t.Errorf("the log contains %.12s…", secret)
 			}
 		}
 	})
 }
 
-// secret makes one, or the text of one with so many bytes.
+// secret returns a new secret, or the text of one with the given number of bytes.
 func (h *hostile) secret(size int) string {
 	b := make([]byte, size)
 	for i := range b {
@@ -102,20 +102,21 @@ func (h *hostile) secret(size int) string {
 	return secret
 }
 
-// refused asserts that the request is refused by one of the codes, in an answer that does not repeat the secret.
+// refused checks that the request is refused with one of the codes, and that the response does not contain the
+// secret.
 func (h *hostile) refused(t *testing.T, params object, codes ...int) {
 	t.Helper()
 	a := h.Stateless("bob").Do(t, "events/subscribe", params)
 	secret, _ := params["delivery"].(object)["secret"].(string)
 	if a.Error == nil {
-		t.Errorf("it was accepted: %s", a.Body)
+		t.Errorf("the request was accepted: %s", a.Body)
 		return
 	}
 	if !slices.Contains(codes, a.Error.Code) || a.Error.Message == "" {
 		t.Errorf("got %.300s, want an error of %d", a.Body, codes)
 	}
 	if len(secret) > 16 && strings.Contains(string(a.Body), secret[6:16]) {
-		t.Errorf("the answer repeats the secret: %.300s", a.Body)
+		t.Errorf("the response contains the secret: %.300s", a.Body)
 	}
 }
 
@@ -197,7 +198,7 @@ func (h *hostile) stretchLifetimes(t *testing.T) {
 			}
 			r := decode[subscribed](t, a.Result)
 			if r.RefreshBefore == nil {
-				t.Fatal("it lives for ever")
+				t.Fatal("the subscription does not expire")
 			}
 			until, err := time.Parse(time.RFC3339, *r.RefreshBefore)
 			if err != nil || time.Until(until) > most || time.Until(until) < -time.Second {
@@ -210,7 +211,8 @@ func (h *hostile) stretchLifetimes(t *testing.T) {
 	}, nil)
 }
 
-// flood makes so many requests, sixteen at once, and counts the answers by error code; 0 is a success.
+// flood sends the given number of requests, sixteen concurrently, and counts the results by error code. 0 means
+// success.
 func flood(t *testing.T, n int, ask func(n int) *harness.Answer) (answers map[int]int) {
 	t.Helper()
 	answers = map[int]int{}
@@ -242,7 +244,7 @@ func flood(t *testing.T, n int, ask func(n int) *harness.Answer) (answers map[in
 	return answers
 }
 
-// asks subscribes and registers in turn, each time for another URL below that of an endpoint.
+// asks returns a function that subscribes and registers in turn, each time with a new URL below that of an endpoint.
 func (h *hostile) asks(t *testing.T, principal, url string) func(n int) *harness.Answer {
 	c := h.Stateless(principal)
 	return func(n int) *harness.Answer {
@@ -254,12 +256,12 @@ func (h *hostile) asks(t *testing.T, principal, url string) func(n int) *harness
 	}
 }
 
-// exhausted are the codes of a limit, of either family of methods.
+// exhausted are the error codes for an exceeded limit, in both families of methods.
 func exhausted(answers map[int]int) int { return answers[-32013] + answers[429] }
 
 func (h *hostile) fillQuota(t *testing.T) {
 	url := h.receiver.Endpoint("hoard").URL()
-	answers := flood(t, 60, h.asks(t, "bob", url)) // no more: each is a challenge to this host
+	answers := flood(t, 60, h.asks(t, "bob", url)) // not more, because each causes a challenge to this host
 	if answers[0] != 20 || exhausted(answers) != 40 {
 		t.Errorf("%d of 20 subscriptions were made", answers[0])
 	}
@@ -271,7 +273,7 @@ func (h *hostile) fillQuota(t *testing.T) {
 		if h.met("subscriptions") {
 			return true
 		}
-		// A function writes its metrics at the end of an invocation, every ten seconds at most.
+		// A function writes its metrics at the end of an invocation, at most every ten seconds.
 		h.Stateless("bob").Refused(t, -32013, "events/subscribe", subscription("incident.created", nil, url+"/0", h.secret(32)))
 		return false
 	})
@@ -285,17 +287,17 @@ func (h *hostile) hurry(t *testing.T) {
 	})
 	passed := answers[-32602]
 	if most := h.processes() * (20 + 2*int(time.Since(began).Seconds()+1)); passed > most || passed+exhausted(answers) != all {
-		t.Errorf("%d passed, at most %d may", passed, most)
+		t.Errorf("%d requests were accepted, want at most %d", passed, most)
 	}
 	if exhausted(answers) == 0 {
-		t.Error("the limit was never met")
+		t.Error("the limit was not reached")
 	}
 }
 
 func (h *hostile) floodVictim(t *testing.T) {
 	victim := h.receiver.Endpoint("victim")
 	victim.AnswerChallenge(func(*harness.Delivery) harness.Reply { return harness.Reply{Status: http.StatusNotFound} })
-	url := strings.Replace(victim.URL(), "127.0.0.1", "localhost", 1) // another host than those of the others
+	url := strings.Replace(victim.URL(), "127.0.0.1", "localhost", 1) // a different host from those of the other tests
 	began := time.Now()
 	answers := flood(t, 400, h.asks(t, "bob", url))
 	took := time.Since(began)
@@ -304,7 +306,7 @@ func (h *hostile) floodVictim(t *testing.T) {
 	if answers[0] != 0 || exhausted(answers) == 0 || answers[-32015]+answers[-32602]+exhausted(answers) != 400 {
 		t.Errorf("the answers are %v", answers)
 	}
-	// In each window of five minutes 20 challenges fail, and 20 more may be on their way by then.
+	// In each window of five minutes, 20 challenges may fail, and 20 more may be in progress at that time.
 	windows := int(began.Add(took).Unix()/300-began.Unix()/300) + 1
 	got, most := len(victim.Challenges()), 40*windows
 	t.Logf("400 requests in %v: %d challenges, at most %d are permitted", took.Round(time.Millisecond), got, most)
@@ -332,7 +334,7 @@ func (h *hostile) fillMemory(t *testing.T, s *harness.Server) {
 	t.Logf("%d MiB, then %d MiB", before>>20, after>>20)
 	most := int64(32 << 20)
 	if os.Getenv(harness.RaceVariable) != "" {
-		most *= 8 // the race detector remembers who wrote each word
+		most *= 8 // the race detector stores the writer of each word
 	}
 	if after-before > most {
 		t.Errorf("memory grew by %d MiB in a round", (after-before)>>20)

@@ -10,14 +10,14 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestInBand shows subscriptions on streams.
+// TestInBand tests subscriptions on streams.
 func TestInBand(t *testing.T) {
 	t.Parallel()
 	inBand(t, &harness.StartServer(t, harness.ServerOptions{}).Target)
 }
 
 func inBand(t *testing.T, s *harness.Target) {
-	t.Run("EVS-05 what can be subscribed to", func(t *testing.T) {
+	t.Run("EVS-05 only valid URIs can be subscribed to", func(t *testing.T) {
 		c := s.SessionBased(t, "alice", harness.V20251125)
 		for _, uri := range []string{
 			"event://ci/build-finished", "event://github/acme/website/pull_request", "event://github/acme",
@@ -33,12 +33,12 @@ func inBand(t *testing.T, s *harness.Target) {
 		for uri, says := range bad {
 			e := c.Refused(t, -32602, "resources/subscribe", object{"uri": uri})
 			if !strings.Contains(e.Error(), says) {
-				t.Errorf("subscribe to %q: %v does not name the fault", uri, e)
+				t.Errorf("subscribe to %q: got %v, want an error that names the fault", uri, e)
 			}
 		}
 	})
 
-	t.Run("EVS-06 EVS-13 events of a parent come with their own URI, and once", func(t *testing.T) {
+	t.Run("EVS-06 EVS-13 events of a parent arrive once, with their own URI", func(t *testing.T) {
 		c := s.SessionBased(t, "alice", harness.V20251125)
 		stream := c.Open(t, "")
 		for _, uri := range []string{"event://github/acme", "event://github/acme/website/pull_request", "event://github/acme/*/pull_request"} {
@@ -48,7 +48,7 @@ func inBand(t *testing.T, s *harness.Target) {
 			"event://github/acme", "event://github/acme/website/pull_request", "event://github/*/website/pull_request",
 		}}, nil)
 		s.Publish(t, pullRequest("a1", "acme", "website", 1))
-		s.Publish(t, pullRequest("a2", "globex", "api", 2)) // no one's
+		s.Publish(t, pullRequest("a2", "globex", "api", 2)) // not subscribed to by any client
 		s.Publish(t, pullRequest("a3", "acme", "api", 3))
 		s.Publish(t, pullRequest("a4", "acme", "website", 4))
 		for name, st := range map[string]*harness.Stream{"GET": stream, "listen": listen} {
@@ -71,7 +71,7 @@ func inBand(t *testing.T, s *harness.Target) {
 		}
 	})
 
-	t.Run("EVS-06 nothing comes that was not subscribed to, nor after unsubscribing", func(t *testing.T) {
+	t.Run("EVS-06 other events do not arrive, and none arrive after unsubscribing", func(t *testing.T) {
 		const uri = "event://incidents/unsubscribed/created"
 		c := s.SessionBased(t, "alice", harness.V20251125)
 		stream := c.Open(t, "")
@@ -97,10 +97,10 @@ func inBand(t *testing.T, s *harness.Target) {
 		none := s.Stateless("alice").Listen(t, 2, object{"resourceSubscriptions": []string{"event://incidents/meta"}}, nil)
 		s.Publish(t, incident("m1", "meta", "info"))
 		if got := stream.Wait(t, 1)[0].Meta[harness.Prefix+"payload"]; got == nil {
-			t.Error("no payload in _meta")
+			t.Error("the payload in _meta is missing")
 		}
 		if got := none.Wait(t, 1)[0].Meta[harness.Prefix+"payload"]; got != nil {
-			t.Error("a client that declares nothing got the payload twice")
+			t.Error("a client without the extension got the payload twice")
 		}
 	})
 }

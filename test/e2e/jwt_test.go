@@ -22,7 +22,7 @@ import (
 
 type claims = identity.Claims
 
-// owned is a catalog in which events belong to an organisation.
+// owned is a catalog in which events belong to an organization.
 const owned = `
 events:
   - name: repo.changed
@@ -54,7 +54,7 @@ func startJWT(t *testing.T, args ...string) (*harness.Server, *identity.Provider
 	return s, p
 }
 
-// waysIn are requests that need a token, each with the scope it needs.
+// waysIn are requests that require a token, each with the required scope.
 func waysIn(s *harness.Server) map[string]func(t *testing.T, token string) *harness.Answer {
 	ways := map[string]func(*testing.T, string) *harness.Answer{
 		"GET /mcp events:read": func(t *testing.T, token string) *harness.Answer {
@@ -96,14 +96,14 @@ func waysIn(s *harness.Server) map[string]func(t *testing.T, token string) *harn
 	return ways
 }
 
-// TestTokensAreNeeded shows --auth jwt from outside: what a caller without a good token
-// gets everywhere, and how it learns where to get one (AUT-01).
+// TestTokensAreNeeded tests --auth jwt from outside: how requests without a good token are refused everywhere, and
+// how a client learns where to get one (AUT-01).
 func TestTokensAreNeeded(t *testing.T) {
 	t.Parallel()
 	s, p := startJWT(t)
 	now := time.Now()
 	stranger := identity.NewKey(t, "rsa-1", "RS256")
-	bad := map[string]string{ // shared/auth/jwt has all that a token can lack
+	bad := map[string]string{ // shared/auth/jwt tests all defects of tokens
 		"expired":          p.Token("alice", everything, claims{"exp": now.Add(-time.Hour).Unix()}),
 		"another audience": p.Token("alice", everything, claims{"aud": s.Base() + "/other"}),
 		"another key":      stranger.Sign(t, nil, p.Claims("alice", everything, nil)),
@@ -125,21 +125,21 @@ func TestTokensAreNeeded(t *testing.T) {
 					t.Errorf("status %d, WWW-Authenticate %s, want %s", a.Status, a.Header.Get("WWW-Authenticate"), want)
 				}
 				if strings.HasPrefix(a.Header.Get("Content-Type"), "text/event-stream") || strings.Contains(string(a.Body), "event://") {
-					t.Errorf("answered %s %.200s", a.Header.Get("Content-Type"), a.Body)
+					t.Errorf("got the response %s %.200s", a.Header.Get("Content-Type"), a.Body)
 				}
 			})
 		}
 	}
-	t.Run("AUT-01 a token in the query is none", func(t *testing.T) {
+	t.Run("AUT-01 a token in the query is ignored", func(t *testing.T) {
 		c := &harness.Client{URL: s.MCP + "?access_token=" + s.Keys["acme"], Version: harness.V20260728}
 		if a := c.Do(t, "resources/list", nil); a.Status != 401 || strings.Contains(a.Header.Get("WWW-Authenticate"), "error") {
 			t.Errorf("status %d, WWW-Authenticate %s", a.Status, a.Header.Get("WWW-Authenticate"))
 		}
 	})
-	t.Run("AUT-06 no token is in the log", func(t *testing.T) {
+	t.Run("AUT-06 the log contains no token", func(t *testing.T) {
 		for _, token := range append(slices.Collect(maps.Values(bad)), s.Keys["acme"]) {
 			if len(token) > 30 && strings.Contains(s.Output(), token[len(token)-30:]) {
-				t.Error("it is")
+				t.Error("the token is in the log")
 			}
 		}
 	})
@@ -150,7 +150,7 @@ func cutLast(s string) (before, after string, found bool) {
 	return s[:i], s[i+1:], i >= 0
 }
 
-// TestTokensLetIn shows that a good token opens every way (AUT-01).
+// TestTokensLetIn checks that every kind of request accepts a good token (AUT-01).
 func TestTokensLetIn(t *testing.T) {
 	t.Parallel()
 	s, p := startJWT(t)
@@ -182,11 +182,11 @@ func TestTokensLetIn(t *testing.T) {
 		if a := alice.Do(t, "resources/read", object{"uri": uri}); !strings.Contains(string(a.Body), "e1") {
 			t.Errorf("read: %s", a.Body)
 		}
-		// A fresh token of the same subject is the same principal.
+		// A new token with the same subject is the same principal.
 		s.Keys["acme again"] = p.Token("alice", everything, claims{"org": "acme"})
 		deregister(t, s.Stateless("acme again"), registered.Subscription.URI)
 	})
-	t.Run("AUT-05 another subject is somebody else", func(t *testing.T) {
+	t.Run("AUT-05 another subject is another principal", func(t *testing.T) {
 		made := register(t, alice, receiver.Endpoint("mine"), uri)
 		s.Keys["bob"] = p.Token("bob", everything, claims{"org": "acme"})
 		if a := s.Stateless("bob").Do(t, "resources/subscriptions/deregister", object{"uri": made.Subscription.URI}); a.Error == nil {
@@ -203,8 +203,8 @@ func TestTokensLetIn(t *testing.T) {
 	})
 }
 
-// TestTheSDKGetsATokenByItself shows that the challenges and the metadata lead the official
-// client to the provider and to every scope it needs, without being told anything (AUT-01).
+// TestTheSDKGetsATokenByItself checks that the challenges and the metadata lead the official client to the provider
+// and to every scope it needs, without further configuration (AUT-01).
 func TestTheSDKGetsATokenByItself(t *testing.T) {
 	t.Parallel()
 	s, p := startJWT(t)
@@ -230,20 +230,20 @@ func TestTheSDKGetsATokenByItself(t *testing.T) {
 				t.Error(err)
 			}
 			if granted := p.Granted(); granted[len(granted)-1] != "events:read" {
-				t.Errorf("it asked for %q", granted)
+				t.Errorf("the client asked for %q", granted)
 			}
 			if _, err := session.ReadResource(t.Context(), &sdk.ReadResourceParams{URI: "event://scoped/thing"}); err != nil {
 				t.Error(err)
 			}
 			granted := strings.Fields(p.Granted()[len(p.Granted())-1])
 			if slices.Sort(granted); !slices.Equal(granted, []string{"audit", "events:read", "secrets"}) {
-				t.Errorf("it stepped up to %q", p.Granted())
+				t.Errorf("the client stepped up to %q", p.Granted())
 			}
 		})
 	}
 }
 
-// TestMissingScopes shows that a 403 names everything that an operation lacks (AUT-01, AUT-03).
+// TestMissingScopes checks that a 403 names all scopes that a request lacks (AUT-01, AUT-03).
 func TestMissingScopes(t *testing.T) {
 	t.Parallel()
 	s, p := startJWT(t)
@@ -293,7 +293,7 @@ func TestMissingScopes(t *testing.T) {
 	})
 }
 
-// TestResourceMetadata shows where a client learns of the authorization server (AUT-01, RFC 9728).
+// TestResourceMetadata tests where a client finds the authorization server (AUT-01, RFC 9728).
 func TestResourceMetadata(t *testing.T) {
 	t.Parallel()
 	s, p := startJWT(t)
@@ -330,8 +330,8 @@ func TestResourceMetadata(t *testing.T) {
 	}
 }
 
-// TestTheProviderCannotBeReached shows that a token that cannot be checked is neither
-// good nor bad (AUT-01).
+// TestTheProviderCannotBeReached checks that a token that cannot be verified is an error of the server, not of the
+// client (AUT-01).
 func TestTheProviderCannotBeReached(t *testing.T) {
 	t.Parallel()
 	s, p := startJWT(t)
@@ -348,12 +348,12 @@ func TestTheProviderCannotBeReached(t *testing.T) {
 	harness.Eventually(t, harness.Patience, "it is let in", func() bool { return s.Stateless("acme").Do(t, "resources/list", nil).Status == 200 })
 }
 
-// TestAStreamEndsWithItsToken shows that a token that expired gets nothing more (AUT-01, AUT-04).
+// TestAStreamEndsWithItsToken checks that a stream ends when its token expires (AUT-01, AUT-04).
 func TestAStreamEndsWithItsToken(t *testing.T) {
 	t.Parallel()
 	s, p := startJWT(t, "--jwt-leeway", "0s")
 	var stream *harness.Stream
-	for life := 3; stream == nil; life *= 2 { // a busy machine may need longer
+	for life := 3; stream == nil; life *= 2 { // a busy machine may need a longer lifetime
 		s.Keys["short"] = p.Token("alice", everything, claims{"org": "acme", "exp": time.Now().Add(time.Duration(life) * time.Second).Unix()})
 		st, err := s.Stateless("short").TryListen(t.Context(), 1, object{"resourceSubscriptions": []string{"event://repos/acme/web/changed"}}, nil)
 		if err != nil && life > 10 {
@@ -365,16 +365,16 @@ func TestAStreamEndsWithItsToken(t *testing.T) {
 	select {
 	case <-stream.Ended():
 	case <-time.After(harness.Patience):
-		t.Fatal("it stays open")
+		t.Fatal("the stream stays open")
 	}
 	s.Publish(t, harness.Event{URI: "event://repos/acme/web/changed", Data: object{}})
 	if n := len(stream.Updates()); n != 0 {
-		t.Errorf("%d updates came", n)
+		t.Errorf("got %d updates after the expiry", n)
 	}
 }
 
-// TestOwners shows the access rule owner: org of a catalog with claims of tokens: who is of one
-// organisation gets nothing of another, whatever is asked for (AUT-04, AUT-05).
+// TestOwners tests the access rule owner: org of a catalog, with claims of tokens. Members of one organization must
+// not get events of another, whatever they request (AUT-04, AUT-05).
 func TestOwners(t *testing.T) {
 	t.Parallel()
 	s, p := startJWT(t)
@@ -414,7 +414,7 @@ func TestOwners(t *testing.T) {
 				refused(sessionBased.Do(t, "resources/subscribe", object{"uri": uri}))
 				l := c.Listen(t, 1, object{"resourceSubscriptions": []string{uri}}, nil)
 				if p := decode[struct{ Notifications map[string]any }](t, l.Next(t).Params); len(p.Notifications) != 0 {
-					t.Errorf("listen honours %v", p.Notifications)
+					t.Errorf("listen accepted %v", p.Notifications)
 				}
 				owner, repo := strings.Split(uri, "/")[3], strings.Split(uri, "/")[4]
 				arguments := object{}
@@ -435,7 +435,7 @@ func TestOwners(t *testing.T) {
 		}
 	}
 
-	t.Run("AUT-04 polls give one's own", func(t *testing.T) {
+	t.Run("AUT-04 polls return the caller's own events", func(t *testing.T) {
 		var page struct{ Cursor string }
 		arguments := object{"owner": "acme", "repo": "web"}
 		s.Stateless("acme").Call(t, "events/poll", object{"name": "repo.changed", "arguments": arguments}, &page)
@@ -443,12 +443,12 @@ func TestOwners(t *testing.T) {
 		harness.Eventually(t, harness.Patience, "the event", func() bool {
 			a := s.Stateless("acme").Do(t, "events/poll", object{"name": "repo.changed", "arguments": arguments, "cursor": page.Cursor})
 			if strings.Contains(string(a.Body), "globex") {
-				t.Errorf("a poll gave %s", a.Body)
+				t.Errorf("a poll returned %s", a.Body)
 			}
 			return strings.Contains(string(a.Body), "poll0")
 		})
 	})
-	t.Run("AUT-04 one of several organisations, or a number", func(t *testing.T) {
+	t.Run("AUT-04 an owner may be one of several organizations, or a number", func(t *testing.T) {
 		for who, uri := range map[string]string{"both": foreign, "number": "event://repos/42/web/changed", "acme": own} {
 			hook := receiver.Endpoint("own-" + who)
 			register(t, s.Stateless(who), hook, uri)
@@ -456,7 +456,7 @@ func TestOwners(t *testing.T) {
 			hook.Wait(t, 1)
 		}
 	})
-	t.Run("AUT-04 a parent of several owners is refused as a webhook", func(t *testing.T) {
+	t.Run("AUT-04 a webhook of a parent with several owners is refused", func(t *testing.T) {
 		for _, uri := range []string{"event://repos", "event://repos/globex", "event://repos/globex/web"} {
 			a := s.Stateless("acme").Do(t, "resources/subscriptions/register", object{"uris": []string{uri}, "targetUri": hook.URL()})
 			if a.Error == nil || a.Error.Code != 403 {
@@ -464,7 +464,7 @@ func TestOwners(t *testing.T) {
 			}
 		}
 	})
-	t.Run("AUT-04 in band a parent of several owners gives what is one's own or open", func(t *testing.T) {
+	t.Run("AUT-04 on a stream, a parent with several owners delivers the caller's own events and unrestricted ones", func(t *testing.T) {
 		c := s.Stateless("acme")
 		stream := c.Listen(t, 1, object{"resourceSubscriptions": []string{"event://repos"}}, nil)
 		sessionBased := s.SessionBased(t, "acme", harness.V20251125)
@@ -485,14 +485,14 @@ func TestOwners(t *testing.T) {
 			t.Errorf("read: %s", body)
 		}
 	})
-	t.Run("AUT-05 nothing of another owner was delivered", func(t *testing.T) {
+	t.Run("AUT-05 no event of another owner was delivered", func(t *testing.T) {
 		if n := len(hook.IDs()); n != 0 {
-			t.Errorf("%d webhooks came", n)
+			t.Errorf("got %d webhooks", n)
 		}
 	})
 }
 
-// TestTheRateIsNamed shows what a publisher over its limit is shown (AUT-07).
+// TestTheRateIsNamed tests the error for a publisher over its quota (AUT-07).
 func TestTheRateIsNamed(t *testing.T) {
 	t.Parallel()
 	s, p := startJWT(t, "--publish-rate", "1", "--quota", "1")
@@ -513,7 +513,7 @@ func TestTheRateIsNamed(t *testing.T) {
 	t.Run("AUT-07 subscriptions", func(t *testing.T) {
 		params := object{"uris": []string{"event://repos/acme/web/announced"}, "targetUri": "http://127.0.0.1:9/"}
 		s.Stateless("acme").Call(t, "resources/subscriptions/register", params, nil)
-		// A fresh token is no fresh quota.
+		// A new token does not have a new quota.
 		s.Keys["acme"] = p.Token("alice", everything, claims{"org": "acme"})
 		a := s.Stateless("acme").Do(t, "resources/subscriptions/register", params)
 		if a.Error == nil || a.Error.Code != 429 || !strings.Contains(string(a.Error.Data), `"limit":"subscriptions"`) {
@@ -523,10 +523,10 @@ func TestTheRateIsNamed(t *testing.T) {
 	})
 }
 
-// TestTheRegistrationRateIsNamed shows what a subscriber over its rate is shown (AUT-07).
+// TestTheRegistrationRateIsNamed tests the error for a subscriber over its quota (AUT-07).
 func TestTheRegistrationRateIsNamed(t *testing.T) {
 	t.Parallel()
-	s, p := startJWT(t, "--registration-rate", "0.1") // a burst of one
+	s, p := startJWT(t, "--registration-rate", "0.1") // allows a burst of one
 	s.Keys["another"] = p.Token("another", everything, nil)
 	register := object{"uris": []string{"event://repos/acme/web/announced"}, "targetUri": "http://127.0.0.1:9/"}
 	s.Stateless("acme").Call(t, "resources/subscriptions/register", register, nil)

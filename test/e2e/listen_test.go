@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestListen shows subscriptions/listen of revision 2026-07-28.
+// TestListen tests subscriptions/listen of revision 2026-07-28.
 func TestListen(t *testing.T) {
 	t.Parallel()
 	listening(t, &harness.StartServer(t, harness.ServerOptions{}).Target)
@@ -22,7 +22,7 @@ func TestListen(t *testing.T) {
 func listening(t *testing.T, s *harness.Target) {
 	c := s.Stateless("alice")
 
-	t.Run("SUB-01 the acknowledgment comes first and holds the honoured subset", func(t *testing.T) {
+	t.Run("SUB-01 the acknowledgment comes first and contains the accepted subset", func(t *testing.T) {
 		l := c.Listen(t, 1, object{
 			"toolsListChanged": true, "promptsListChanged": true, "resourcesListChanged": true, "colourListChanged": true,
 			"resourceSubscriptions": []string{
@@ -40,7 +40,7 @@ func listening(t *testing.T, s *harness.Target) {
 			t.Errorf("acknowledged %v, want %v", p.Notifications, want)
 		}
 	})
-	t.Run("SUB-01 nothing was asked for", func(t *testing.T) {
+	t.Run("SUB-01 an empty request is acknowledged", func(t *testing.T) {
 		l := c.Listen(t, 1, object{}, nil)
 		p := decode[struct{ Notifications map[string]any }](t, l.Next(t).Params)
 		if len(p.Notifications) != 0 {
@@ -66,7 +66,7 @@ func listening(t *testing.T, s *harness.Target) {
 		})
 	}
 
-	t.Run("SUB-03 each kind on its own", func(t *testing.T) {
+	t.Run("SUB-03 each kind can be requested separately", func(t *testing.T) {
 		kinds := []string{"event://chat/acme/kinds/message"}
 		only := c.Listen(t, 1, object{"resourceSubscriptions": kinds}, nil)
 		lists := c.Listen(t, 2, object{"resourcesListChanged": true}, nil)
@@ -97,7 +97,7 @@ func listening(t *testing.T, s *harness.Target) {
 			t.Errorf("headers: %v", l.Header)
 		}
 		if l.Header.Get("Mcp-Session-Id") != "" {
-			t.Error("a session id in the stateless revision")
+			t.Error("got a session id in the stateless revision")
 		}
 	})
 
@@ -129,7 +129,7 @@ func listening(t *testing.T, s *harness.Target) {
 		c.Refused(t, -32602, "subscriptions/listen", object{"notifications": want, "_meta": object{harness.Prefix + "cursor": "forged"}})
 	})
 
-	t.Run("SUB-09 GET and DELETE are not of this revision", func(t *testing.T) {
+	t.Run("SUB-09 GET and DELETE do not exist in this revision", func(t *testing.T) {
 		for _, method := range []string{http.MethodGet, http.MethodDelete} {
 			if a := c.Raw(t, method, ""); a.Status != http.StatusMethodNotAllowed {
 				t.Errorf("%s: status %d, want 405", method, a.Status)
@@ -138,10 +138,10 @@ func listening(t *testing.T, s *harness.Target) {
 	})
 }
 
-// TestListenEnds shows how the server ends a listen.
+// TestListenEnds tests how the server ends a listen.
 func TestListenEnds(t *testing.T) {
 	t.Parallel()
-	t.Run("SUB-06 SUB-02 the server's end is a result", func(t *testing.T) {
+	t.Run("SUB-06 SUB-02 the server ends a listen with its result", func(t *testing.T) {
 		other := harness.StartServer(t, harness.ServerOptions{Args: []string{"--stream-max-age", "1s"}})
 		l := other.Stateless("alice").Listen(t, "end", object{"resourcesListChanged": true}, nil)
 		<-l.Ended()
@@ -158,7 +158,7 @@ func TestListenEnds(t *testing.T) {
 			t.Errorf("ended by %v", l.Err())
 		}
 	})
-	t.Run("SUB-06 SIGTERM drains streams this way", func(t *testing.T) {
+	t.Run("SUB-06 SIGTERM ends streams in the same way", func(t *testing.T) {
 		other := harness.StartServer(t, harness.ServerOptions{})
 		l := other.Stateless("alice").Listen(t, 5, object{"resourcesListChanged": true}, nil)
 		other.Stop()
@@ -170,10 +170,10 @@ func TestListenEnds(t *testing.T) {
 	})
 }
 
-// message is a valid event of the type message.created.
+// message returns a valid event of the type message.created.
 func message(id, channel string) harness.Event { return messageIn("acme", id, channel) }
 
-// messageIn is a message in another chat workspace.
+// messageIn returns a message in another chat workspace.
 func messageIn(workspace, id, channel string) harness.Event {
 	return harness.Event{ID: id, URI: "event://chat/" + workspace + "/" + channel + "/message", Data: object{"id": id, "user": "u1", "text": "Hello"}}
 }

@@ -16,11 +16,11 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestTenThousandListens holds them at one process, and publishes to all. The time that takes is a figure of the
-// benchmarks (goal 500 ms), for the clients share the server's cores.
+// TestTenThousandListens opens ten thousand listens at one process, and publishes to all of them. It does not check
+// the time (goal 500 ms), which the benchmarks measure, because the clients share the server's cores.
 func TestTenThousandListens(t *testing.T) {
 	const listens, most = 10_000, 40 << 10
-	s := harness.StartServer(t, harness.ServerOptions{Auth: "none", Fast: true, Args: []string{"--streams", "20000", "--log-level", "warn"}}) // the race detector holds 8,000 goroutines
+	s := harness.StartServer(t, harness.ServerOptions{Auth: "none", Fast: true, Args: []string{"--streams", "20000", "--log-level", "warn"}}) // the race detector can handle 8,000 goroutines
 	u, err := url.Parse(s.MCP)
 	if err != nil {
 		t.Fatal(err)
@@ -66,7 +66,7 @@ func TestTenThousandListens(t *testing.T) {
 	}
 	wait := func(what string, n *atomic.Int64) time.Duration {
 		began, last, at := time.Now(), int64(0), time.Now()
-		for last < listens && time.Since(at) < harness.Patience { // as long as more of them come
+		for last < listens && time.Since(at) < harness.Patience { // while more of them arrive
 			time.Sleep(time.Millisecond)
 			if now := n.Load(); now > last {
 				last, at = now, time.Now()
@@ -82,9 +82,9 @@ func TestTenThousandListens(t *testing.T) {
 		s.Publish(t, harness.Event{URI: "event://ci/build-finished", Data: map[string]any{"build": 1, "status": "passed"}})
 		took := wait("got the event", &events)
 		each := (s.RSS() - before) / listens
-		t.Logf("%d bytes each; the event was at all after %v", each, took)
+		t.Logf("%d bytes each; the event reached all after %v", each, took)
 		if each > most {
-			t.Errorf("each takes %d bytes, want %d at most", each, most)
+			t.Errorf("each uses %d bytes, want at most %d", each, most)
 		}
 	})
 }

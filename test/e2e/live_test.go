@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// The catalogs of the workspace that changes.
+// Catalogs of the workspace that changes.
 const (
 	before = `
 events:
@@ -26,15 +26,14 @@ events:
 `
 )
 
-// TestLiveCatalog changes the catalog under connected clients, embedded and with
-// the functions.
+// TestLiveCatalog changes the catalog while clients are connected, stand-alone and with the functions.
 func TestLiveCatalog(t *testing.T) {
 	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
 		t.Parallel()
 		file := filepath.Join(t.TempDir(), "live.yaml")
 		put := func(t *testing.T, text string) {
-			// As editors do: a new file in the place of the old one.
+			// Replace the file with a new one, as editors do.
 			if err := os.WriteFile(file+"~", []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -46,7 +45,7 @@ func TestLiveCatalog(t *testing.T) {
 		s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--workspace-catalog", "live=" + file}})
 		liveCatalog(t, &s.Target, func(t *testing.T) { put(t, after) })
 
-		t.Run("EVS-14 a faulty file changes nothing and is shown to the operator", func(t *testing.T) {
+		t.Run("EVS-14 a faulty file keeps the old catalog and is reported to the operator", func(t *testing.T) {
 			put(t, after+"  - {name: live.two, uri: event://live/twice}\n")
 			harness.Eventually(t, harness.Patience, "the complaint", func() bool {
 				return strings.Contains(s.Output(), "live.yaml:") && strings.Contains(s.Output(), "reload failed")
@@ -55,7 +54,7 @@ func TestLiveCatalog(t *testing.T) {
 				t.Errorf("%d resources, want the 2 of the catalog in use", n)
 			}
 		})
-		t.Run("EVS-14 SIGHUP reads the files again, and a breaking change is logged as one", func(t *testing.T) {
+		t.Run("EVS-14 SIGHUP reloads the files, and a breaking change is logged", func(t *testing.T) {
 			c := s.Stateless("operator")
 			l := c.Listen(t, 1, object{"resourcesListChanged": true}, nil)
 			l.Next(t)
@@ -68,10 +67,10 @@ func TestLiveCatalog(t *testing.T) {
 				return strings.Contains(s.Output(), "is removed") && strings.Contains(s.Output(), `"breaking":true`)
 			}
 			if !harness.Within(t, harness.Patience, told) {
-				t.Errorf("the log has nothing of a breaking change")
+				t.Errorf("the breaking change is not in the log")
 			}
 		})
-		t.Run("EVS-14 SUB-08 a change while the server is down reaches who comes back", func(t *testing.T) {
+		t.Run("EVS-14 SUB-08 a client that reconnects is notified of a change while the server was down", func(t *testing.T) {
 			l := s.Stateless("operator").Listen(t, 1, object{"resourcesListChanged": true}, nil)
 			var cursor string
 			if err := json.Unmarshal(harness.Meta(l.Next(t).Params, harness.Prefix+"cursor"), &cursor); err != nil {
@@ -86,7 +85,7 @@ func TestLiveCatalog(t *testing.T) {
 				t.Errorf("got %s", m.Raw)
 			}
 		})
-		t.Run("AUT-02 a key that was taken away is refused, a new one let in", func(t *testing.T) {
+		t.Run("AUT-02 a removed key is refused, and a new one accepted", func(t *testing.T) {
 			s.SetCallers(t, append(harness.SameKeys(s)[1:], harness.Caller{Principal: "newcomer", Scopes: harness.All}))
 			harness.Eventually(t, harness.Patience, "the new key", func() bool {
 				return s.Stateless("newcomer").Do(t, "resources/list", nil).Status == 200
@@ -99,8 +98,8 @@ func TestLiveCatalog(t *testing.T) {
 	t.Run("local AWS", func(t *testing.T) {
 		t.Parallel()
 		aws := harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick})
-		aws.AnnounceCatalog(t, "live", before) // and all functions use it
-		time.Sleep(3 * time.Second)            // where clocks may differ, a stream begins two seconds early
+		aws.AnnounceCatalog(t, "live", before) // wait until all functions use it
+		time.Sleep(3 * time.Second)            // with different clocks, a stream may begin two seconds early
 		liveCatalog(t, &aws.Target, func(t *testing.T) { aws.AnnounceCatalog(t, "live", after) })
 	})
 }
@@ -136,7 +135,7 @@ func liveCatalog(t *testing.T, s *harness.Target, change func(*testing.T)) {
 	publish("two", "event://live/two")
 	publish("one", "event://live/one")
 
-	t.Run("EVS-14 events follow the new catalog, also for who subscribed to the parent before", func(t *testing.T) {
+	t.Run("EVS-14 events follow the new catalog, even for earlier subscriptions to the parent", func(t *testing.T) {
 		for what, st := range map[string]*harness.Stream{"listen": asked, "silent": silent, "session": session, "resumed": late} {
 			got := idsOf(st.Wait(t, 2))
 			slices.Sort(got)
@@ -145,7 +144,7 @@ func liveCatalog(t *testing.T, s *harness.Target, change func(*testing.T)) {
 			}
 		}
 	})
-	t.Run("EVS-14 EVX-18 each stream that asked is notified once, and no other", func(t *testing.T) {
+	t.Run("EVS-14 EVX-18 each stream that asked for it is notified once, and others are not", func(t *testing.T) {
 		for what, want := range map[string]struct {
 			*harness.Stream
 			resources, events int

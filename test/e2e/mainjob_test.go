@@ -16,9 +16,9 @@ import (
 
 type rawJSON = json.RawMessage
 
-// TestMainJob is the product's main job, on every way to run it: clients of both
-// kinds of revisions and webhooks registered both ways get exactly the events they
-// asked for, while eight publishers publish 1,000 events of five types at once.
+// TestMainJob tests the product's main job in every mode: clients of both kinds of revisions, and webhooks registered
+// in both ways, receive exactly the events that they asked for, while eight publishers concurrently publish 1,000
+// events of five types.
 func TestMainJob(t *testing.T) {
 	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
@@ -28,16 +28,16 @@ func TestMainJob(t *testing.T) {
 	})
 	t.Run("local AWS", func(t *testing.T) {
 		t.Parallel()
-		mainJob(t, &harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick}).Target, 50) // of 1,000, where the machine is slow
+		mainJob(t, &harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick}).Target, 50) // instead of 1,000, where the machine is slow
 	})
 }
 
-// mainJob is the same for every target.
+// mainJob is the same test for every target.
 func mainJob(t *testing.T, target *harness.Target, repeats int) {
 	js := harness.Node(t)
 	receiver := harness.NewReceiver(t)
 
-	// Given streams of the official client and of one that sees every member ...
+	// Given streams of the official client and of one that checks every member ...
 	sessionBased := target.SDK(t, "alice", harness.V20251125, harness.SDKOptions{})
 	browse(t, sessionBased)
 	sessionBased.Follow(t, "event://ci/build-finished", "event://github/acme", "event://github/acme/website/pull_request")
@@ -53,7 +53,7 @@ func mainJob(t *testing.T, target *harness.Target, repeats int) {
 		"event://github", "event://ci/build-finished", "event://deploy", "event://incidents", "event://chat",
 	}}, nil)
 
-	// ... and webhooks registered both ways ...
+	// ... and webhooks registered in both ways ...
 	alice, bob := target.Stateless("alice"), target.SessionBased(t, "bob", harness.V20250618)
 	type hook struct {
 		*harness.Endpoint
@@ -89,7 +89,7 @@ func mainJob(t *testing.T, target *harness.Target, repeats int) {
 	w.run(t, target)
 	accepted := time.Since(began)
 
-	// ... then everybody gets what it asked for, ...
+	// ... then each receives the events that it asked for, ...
 	streams := map[string]func() []*harness.Update{
 		"SDK " + harness.V20251125: sessionBased.Updates, "SDK " + harness.V20260728: stateless.Updates,
 		"GET": stream.Updates, "listen": listen.Updates,
@@ -111,7 +111,7 @@ func mainJob(t *testing.T, target *harness.Target, repeats int) {
 			return n < len(w.wanted(h.want))
 		})
 	}
-	harness.Within(t, 4*time.Minute, complete) // a failed batch comes again after three; what is missing is named below
+	harness.Within(t, 4*time.Minute, complete) // a failed batch is redelivered after three minutes; missing events are reported below
 	t.Logf("accepted after %v, all arrived after %v", accepted, time.Since(began))
 	got := map[string][]*harness.Update{}
 	for name, updates := range streams {
@@ -120,8 +120,8 @@ func mainJob(t *testing.T, target *harness.Target, repeats int) {
 			checkStream(t, name, got[name], wants[name], repeats)
 		})
 	}
-	t.Run("events of a URI have one order on all streams", func(t *testing.T) { checkOrder(t, got) })
-	t.Run("EVS-06 payloads are as published", func(t *testing.T) {
+	t.Run("events of a URI are in the same order on all streams", func(t *testing.T) { checkOrder(t, got) })
+	t.Run("EVS-06 payloads are unchanged", func(t *testing.T) {
 		for _, u := range slices.Concat(stream.Updates(), listen.Updates()) {
 			if p := w.events[u.EventID]; p != nil && !sameJSON(t, u.Payload, marshal(t, p.Data)) {
 				t.Errorf("payload of %s: %.300s, want %.300s", u.EventID, u.Payload, marshal(t, p.Data))
@@ -150,7 +150,7 @@ func mainJob(t *testing.T, target *harness.Target, repeats int) {
 			t.Errorf("%d of %d deliveries were verified", n, len(deliveries))
 		}
 	})
-	// ... and the log holds the latest.
+	// ... and the log contains the latest.
 	t.Run("EVS-04 the latest events can be read", func(t *testing.T) {
 		res, err := stateless.ReadResource(t.Context(), &sdk.ReadResourceParams{URI: "event://ci/build-finished"})
 		if err != nil || len(res.Contents) != 1 {
@@ -163,7 +163,7 @@ func mainJob(t *testing.T, target *harness.Target, repeats int) {
 	})
 }
 
-// browse does with the official client what a client does before it subscribes.
+// browse performs the usual requests of a client before it subscribes, with the official client.
 func browse(t *testing.T, c *harness.SDKClient) {
 	t.Helper()
 	ctx := t.Context()

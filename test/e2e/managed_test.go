@@ -13,11 +13,11 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestManagedInstance shows an instance of the endpoint that holds many streams at once,
-// as Lambda lets it with AWS_LAMBDA_MAX_CONCURRENCY.
+// TestManagedInstance tests an instance of the endpoint that holds many streams concurrently, as Lambda allows with
+// AWS_LAMBDA_MAX_CONCURRENCY.
 func TestManagedInstance(t *testing.T) {
 	t.Parallel()
-	const atOnce, room = 32, 25 // 80 % of what one instance can serve
+	const atOnce, room = 32, 25 // 80 % of the maximum of one instance
 	aws := harness.StartAWS(t, harness.AWSOptions{
 		Managed: runner.Managed{Instances: 1, AtOnce: atOnce},
 		Env:     map[string]string{"MCPEVENTS_STREAM_CONCURRENCY": "1"},
@@ -32,10 +32,10 @@ func TestManagedInstance(t *testing.T) {
 		}
 		return aws.Stateless("alice").Listen(t, id, notifications, meta)
 	}
-	// reads counts what tails ask the store within some of their polls.
+	// reads counts the tails' requests to the store during some of their polls.
 	reads := func() int {
 		before := aws.Requests()["StreamFunction"]["DynamoDB"]["Query"].Requests
-		<-time.After(3 * time.Second) // the pace of the polls is the instance's
+		<-time.After(3 * time.Second) // the instance polls at its own pace
 		return int(aws.Requests()["StreamFunction"]["DynamoDB"]["Query"].Requests - before)
 	}
 	streams := []*harness.Stream{listen(0, "")}
@@ -45,7 +45,7 @@ func TestManagedInstance(t *testing.T) {
 	}
 
 	t.Run("streams of an instance share one tail", func(t *testing.T) {
-		if all := reads(); one == 0 || all > room/3*one { // a busy machine does not keep the pace
+		if all := reads(); one == 0 || all > room/3*one { // a busy machine polls more slowly
 			t.Errorf("%d reads for %d streams, %d for one", all, room, one)
 		} else {
 			t.Logf("%d reads for %d streams in 3 s, %d for one", all, room, one)
@@ -54,7 +54,7 @@ func TestManagedInstance(t *testing.T) {
 			t.Errorf("%d instances were started", n)
 		}
 	})
-	t.Run("AUT-07 the fleet has room for as many streams as its instances hold together", func(t *testing.T) {
+	t.Run("AUT-07 the fleet accepts as many streams as its instances can hold together", func(t *testing.T) {
 		req, err := aws.Stateless("bob").Request(t.Context(), "subscriptions/listen", object{"notifications": notifications}, 1)
 		if err != nil {
 			t.Fatal(err)
@@ -65,29 +65,29 @@ func TestManagedInstance(t *testing.T) {
 		}
 		defer resp.Body.Close()
 		if b, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
-			t.Errorf("one more was answered %s: %s", resp.Status, b)
+			t.Errorf("one more got %s: %s", resp.Status, b)
 		}
-		aws.Stateless("bob").Call(t, "server/discover", nil, nil) // calls get through
+		aws.Stateless("bob").Call(t, "server/discover", nil, nil) // calls are still accepted
 	})
-	t.Run("SUB-01 SUB-08 every stream gets every event in its order", func(t *testing.T) {
+	t.Run("SUB-01 SUB-08 every stream gets every event in order", func(t *testing.T) {
 		for n := range 3 {
 			aws.Publish(t, messageIn("managed", fmt.Sprint("managed-", n), "general"))
 		}
 		for n, s := range streams {
 			for i, u := range s.Wait(t, 3) {
 				if want := fmt.Sprint("managed-", i); u.EventID != want || u.URI != uri {
-					t.Errorf("stream %d: number %d is %s of %s", n, i, u.EventID, u.URI)
+					t.Errorf("stream %d: event %d is %s of %s", n, i, u.EventID, u.URI)
 				}
 			}
 		}
 	})
-	t.Run("SUB-06 SUB-08 all end in order when the instance is taken away, and go on at another", func(t *testing.T) {
+	t.Run("SUB-06 SUB-08 when the instance ends, all streams end regularly and continue at another one", func(t *testing.T) {
 		aws.Retire("StreamFunction")
 		for n, s := range streams {
 			select {
 			case <-s.Ended():
 			case <-time.After(harness.Patience):
-				t.Fatalf("stream %d goes on", n)
+				t.Fatalf("stream %d did not end", n)
 			}
 			all := s.Messages()
 			if last := all[len(all)-1]; last.Result == nil || string(last.ID) != fmt.Sprint(n) {
@@ -98,7 +98,7 @@ func TestManagedInstance(t *testing.T) {
 		for n, s := range streams {
 			updates := s.Updates()
 			if got := listen(n, updates[len(updates)-1].Cursor).Wait(t, 1)[0]; got.EventID != "managed-3" {
-				t.Errorf("stream %d went on with %s", n, got.EventID)
+				t.Errorf("stream %d continued with %s", n, got.EventID)
 			}
 		}
 	})

@@ -15,7 +15,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// operated is a system as its operators see it: every answer is validated against the document that it serves.
+// operated is a system as its operators see it. It validates every response against the OpenAPI document that the
+// system serves.
 type operated struct {
 	*testing.T
 	target   *harness.Target
@@ -33,7 +34,7 @@ func operate(t *testing.T, target *harness.Target) *operated {
 	return o
 }
 
-// send makes a request as a principal, "" is nobody.
+// send sends a request as a principal, or without credentials if the principal is "".
 func (o *operated) send(who, method, path, body string) (*http.Response, []byte) {
 	o.Helper()
 	req, err := http.NewRequestWithContext(o.Context(), method, o.target.Admin+path, strings.NewReader(body))
@@ -58,17 +59,17 @@ func (o *operated) send(who, method, path, body string) (*http.Response, []byte)
 	return resp, raw
 }
 
-// ask makes a request and holds the answer to the document.
+// ask sends a request and validates the response.
 func (o *operated) ask(who, method, path, body string) (status int, raw []byte) {
 	o.Helper()
 	resp, raw := o.send(who, method, path, body)
 	if err := o.contract.Check(method, strings.TrimPrefix(resp.Request.URL.Path, "/admin/v1"), resp, raw); err != nil {
-		o.Errorf("OPS-01 %s %s: %s is not as the document says: %v", method, path, raw, err)
+		o.Errorf("OPS-01 %s %s: %s does not match the document: %v", method, path, raw, err)
 	}
 	return resp.StatusCode, raw
 }
 
-// call is ask of the operator, with an answer of a status; it is decoded into out, unless that is nil.
+// call sends the operator's request and checks the status. It decodes the response into out, unless out is nil.
 func (o *operated) call(method, path, body string, status int, out any) {
 	o.Helper()
 	o.callAs("chief", method, path, body, status, out)
@@ -94,7 +95,7 @@ func (o *operated) list(path string) []object {
 	return l.Items
 }
 
-// members are what the items of a list have, in its order.
+// members returns a member of each item of a list, in order.
 func (o *operated) members(path, member string) string {
 	o.Helper()
 	var all []string

@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// console gets the page, and what only the page asks for.
+// console gets the console's page, and sends the requests that only this page sends.
 func console(t *testing.T, o *operated, publish func(string)) {
 	get := func(url string) (*http.Response, string) {
 		t.Helper()
@@ -63,7 +63,7 @@ func console(t *testing.T, o *operated, publish func(string)) {
 	}
 }
 
-// erasing erases somebody who has something of every kind that an operator can make.
+// erasing erases a principal that has data of every kind that an operator can cause.
 func erasing(t *testing.T, o *operated, publish func(string), items func() []string) {
 	hook := harness.NewReceiver(t).Endpoint("erased")
 	hook.Answer(func(int, *harness.Delivery) harness.Reply {
@@ -74,9 +74,9 @@ func erasing(t *testing.T, o *operated, publish func(string), items func() []str
 	publish("evt_erased")
 	harness.Eventually(t, harness.Patience, "the dead letter is there", func() bool { return len(o.list("dead-letters?subscription="+id)) == 1 })
 	o.call("POST", "subscriptions/"+id+"/pause", `{"reason":"they asked"}`, http.StatusOK, nil)
-	stored := func() (of []string) { // what names them, or is theirs
+	stored := func() (of []string) { // items that contain its name or belong to it
 		for _, it := range items() {
-			names := strings.Contains(it, "neighbour") && !strings.Contains(it, "pk=config\n") // which has everybody's keys
+			names := strings.Contains(it, "neighbour") && !strings.Contains(it, "pk=config\n") // except the item with everyone's keys
 			if names || strings.Contains(it, hook.URL()) || strings.Contains(it, id) {
 				of = append(of, it)
 			}
@@ -98,7 +98,7 @@ func erasing(t *testing.T, o *operated, publish func(string), items func() []str
 		}
 	}
 	if o.members("subscriptions?principal=neighbour", "id") != id {
-		t.Error("a dry run erased something")
+		t.Error("a dry run erased data")
 	}
 	if o.call("DELETE", "principals/neighbour", "", http.StatusOK, &done); !done.Complete || done.Counts["subscriptions"] != 1 {
 		t.Errorf("got %+v", done)
@@ -112,6 +112,6 @@ func erasing(t *testing.T, o *operated, publish func(string), items func() []str
 		return
 	}
 	if left := stored(); len(left) > 0 {
-		t.Errorf("still there is %s", strings.Join(left, "\n"))
+		t.Errorf("remaining items: %s", strings.Join(left, "\n"))
 	}
 }

@@ -23,7 +23,7 @@ events:
       properties: {total: {type: integer}, at: {type: string, format: date-time}, note: {type: string}}
 `
 
-// TestRanges narrows by ranges, everywhere where arguments narrow: RCH-09.
+// TestRanges uses ranges in arguments wherever arguments select events: RCH-09.
 func TestRanges(t *testing.T) {
 	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
@@ -60,7 +60,7 @@ func ranges(t *testing.T, s *harness.Target) {
 		hook := hooks.Endpoint(name)
 		subscribe(t, c, hook, "order.placed", arguments)
 		stream := c.Stream(t, 1, "events/stream", params)
-		stream.Next(t) // active
+		stream.Next(t) // the acknowledgment
 		for i, o := range []object{
 			{"total": 99, "at": "2026-11-22T23:59:59Z"},
 			{"total": 100, "at": "2026-11-23T01:00:00+01:00"},
@@ -117,7 +117,7 @@ func ranges(t *testing.T, s *harness.Target) {
 			}
 		})
 	}
-	t.Run("RCH-09 inputSchema shows where a range may be, and there only one is taken", func(t *testing.T) {
+	t.Run("RCH-09 inputSchema shows where ranges are allowed, and they are accepted only there", func(t *testing.T) {
 		var list struct {
 			Events []struct {
 				Name        string
@@ -134,7 +134,7 @@ func ranges(t *testing.T, s *harness.Target) {
 					shown = shown || alternative.Properties["$gte"] != nil
 				}
 				if want := argument != "note"; shown != want {
-					t.Errorf("%s: a range is shown: %v", argument, shown)
+					t.Errorf("%s: shows a range: %v", argument, shown)
 				}
 			}
 		}

@@ -19,8 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestRawSockets treats the server to what no client should send: AUT-06, it
-// answers or closes, stays up, serves the others, and its memory stays bounded.
+// TestRawSockets sends the server what no client should send. AUT-06: it responds or closes the connection, continues
+// to run, serves other clients, and its memory is limited.
 func TestRawSockets(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Fast: true})
@@ -81,14 +81,14 @@ func TestRawSockets(t *testing.T) {
 			"a key of a megabyte":          {"GET /mcp HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + strings.Repeat("k", 1<<20) + "\r\n\r\n", 431},
 		} {
 			t.Run(name, func(t *testing.T) {
-				// Who goes on sending may be cut off before it reads the answer.
+				// A client that continues to send may be cut off before it reads the response.
 				if status := converse(t, addr, c.text); status != 0 && status != c.want {
 					t.Errorf("status %d, want %d", status, c.want)
 				}
 			})
 		}
 	})
-	t.Run("AUT-06 JSON that is hard to read is refused", func(t *testing.T) {
+	t.Run("AUT-06 JSON that is hard to parse is refused", func(t *testing.T) {
 		for name, text := range map[string]string{
 			"nested too deep":    `{"jsonrpc":"2.0","id":1,"method":"ping","params":` + strings.Repeat(`{"a":`, 90_000) + `1` + strings.Repeat(`}`, 90_000) + `}`,
 			"arrays without end": strings.Repeat("[", 1<<20-16),
@@ -104,7 +104,7 @@ func TestRawSockets(t *testing.T) {
 			})
 		}
 	})
-	t.Run("AUT-06 who sends its headers drop by drop is cut off, and keeps nobody out", func(t *testing.T) {
+	t.Run("AUT-06 clients that send headers very slowly are cut off, and do not keep others out", func(t *testing.T) {
 		const many = 300
 		var wg sync.WaitGroup
 		var mu sync.Mutex
@@ -121,7 +121,7 @@ func TestRawSockets(t *testing.T) {
 				for _, c := range post + strings.Repeat("X: y\r\n", 100) {
 					_ = conn.SetReadDeadline(time.Now().Add(250 * time.Millisecond))
 					if _, err := conn.Read(make([]byte, 1)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-						return // closed
+						return // closed by the server
 					}
 					if _, err := conn.Write([]byte(string(c))); err != nil {
 						return
@@ -155,7 +155,7 @@ func TestRawSockets(t *testing.T) {
 			t.Errorf("%d of %d are still being read after 25 s", late, many)
 		}
 	})
-	t.Run("AUT-06 a thousand requests in one breath are answered in order", func(t *testing.T) {
+	t.Run("AUT-06 a thousand pipelined requests are answered in order", func(t *testing.T) {
 		conn, err := net.Dial("tcp", addr)
 		if err != nil {
 			t.Fatal(err)
@@ -177,7 +177,7 @@ func TestRawSockets(t *testing.T) {
 		}
 	})
 
-	// After all of it.
+	// Finally, the server still works.
 	s.Publish(t, build("after-all", 1))
 	if got := idsOf(bystander.Wait(t, 1)); len(got) != 1 || got[0] != "after-all" {
 		t.Errorf("the bystander got %v", got)
@@ -189,8 +189,8 @@ func TestRawSockets(t *testing.T) {
 	}
 }
 
-// converse sends bytes as fast as they are taken, and returns the status of the
-// answer; 0 when the server closed without one.
+// converse sends bytes as fast as the server accepts them, and returns the status of the response, or 0 if the server
+// closed the connection without one.
 func converse(t *testing.T, addr, text string) (status int) {
 	t.Helper()
 	conn, err := net.Dial("tcp", addr)
@@ -211,6 +211,6 @@ func converse(t *testing.T, addr, text string) (status int) {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		return 0
 	}
-	t.Errorf("neither an answer nor an end: %v", err)
+	t.Errorf("got neither a response nor the end of the connection: %v", err)
 	return 0
 }

@@ -23,30 +23,30 @@ import (
 
 var subscriptionURI = regexp.MustCompile(`^subscription://[A-Za-z0-9_-]{22,}$`)
 
-// TestRegister shows resources/subscriptions/register and deregister (SEP-1803).
+// TestRegister tests resources/subscriptions/register and deregister (SEP-1803).
 func TestRegister(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--retry-schedule", "0s,1s,1s,1s,1s,1s"}})
 	registering(t, &s.Target, 0)
 }
 
-// registering takes how long after the answer to deregister an attempt may start.
+// registering runs the tests. After is how long after the response to deregister an attempt may still start.
 func registering(t *testing.T, s *harness.Target, late time.Duration) {
 	receiver := harness.NewReceiver(t)
-	// silent asserts that no attempt started after that. Each tells when it was made, in whole seconds; what had
-	// started may just be arriving.
+	// silent checks that no attempt started after that. Each attempt contains the second in which it was made; one
+	// that had already started may arrive later.
 	silent := func(t *testing.T, e *harness.Endpoint, answered time.Time) {
 		t.Helper()
 		for _, d := range e.Deliveries() {
 			made, err := strconv.ParseInt(d.Header.Get("webhook-timestamp"), 10, 64)
 			if after := d.At.Sub(answered); err != nil || made > answered.Add(late).Unix() || after > late+2*time.Second {
-				t.Errorf("an attempt of %s, made at %d, arrived %v after the answer", d.ID(), made, after)
+				t.Errorf("an attempt of %s, made at %d, arrived %v after the response", d.ID(), made, after)
 			}
 		}
 	}
 
 	for _, c := range []*harness.Client{s.Stateless("alice"), s.SessionBased(t, "alice", harness.V20251125)} {
-		t.Run("EVS-08 the answer, in "+c.Version, func(t *testing.T) {
+		t.Run("EVS-08 the result, in "+c.Version, func(t *testing.T) {
 			hook := receiver.Endpoint("answer-" + c.Version)
 			uris := []string{"event://ci/build-finished", "event://github/acme/website/pull_request", "event://incidents"}
 			r := register(t, c, hook, uris...).Subscription
@@ -65,7 +65,7 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 			}
 			deregister(t, c, other.URI)
 			hook.SetSecret(r.WebhookSecret.Key)
-			// Published after the answer: delivered, every time.
+			// An event that is published after the response is always delivered.
 			for i := range 20 {
 				id := "r-" + c.Version + "-" + string(rune('a'+i))
 				s.Publish(t, build(id, i+1))
@@ -89,7 +89,7 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 		deregister(t, c, r.Subscription.URI)
 		for _, d := range hook.Deliveries() {
 			if id := d.Header.Get("X-MCP-Subscription-Id"); id != strings.TrimPrefix(r.Subscription.URI, "subscription://") {
-				t.Errorf("a delivery for %s: the refused registration delivers too", id)
+				t.Errorf("a delivery for %s: the refused registration receives events", id)
 			}
 		}
 	})
@@ -116,7 +116,7 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 		}
 		deregister(t, c, first.Subscription.URI)
 	})
-	t.Run("EVS-11 deregister ends pending retries", func(t *testing.T) {
+	t.Run("EVS-11 deregister cancels pending retries", func(t *testing.T) {
 		c := s.Stateless("alice")
 		failing := receiver.Endpoint("failing")
 		failing.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Status: 500} })
@@ -134,10 +134,10 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 			return harness.Reply{}
 		})
 		s.Publish(t, build("control", 2))
-		control.WaitAttempts(t, 4) // three further seconds of retries
+		control.WaitAttempts(t, 4) // retries would take another three seconds
 		silent(t, failing, answered)
 	})
-	t.Run("EVS-11 what is not the caller's own subscription is refused alike", func(t *testing.T) {
+	t.Run("EVS-11 missing subscriptions and those of others are refused in the same way", func(t *testing.T) {
 		alice := s.Stateless("alice")
 		owned := register(t, alice, receiver.Endpoint("owned"), "event://ci/build-finished").Subscription.URI
 		for _, bob := range []*harness.Client{s.Stateless("bob"), s.SessionBased(t, "bob", harness.V20251125)} {
@@ -155,12 +155,12 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 				answers[strconv.Itoa(a.Status)+" "+strings.ReplaceAll(a.Error.Error(), uri, "URI")] = what
 			}
 			if len(answers) != 1 {
-				t.Errorf("%s: they differ: %v", bob.Version, answers)
+				t.Errorf("%s: the errors differ: %v", bob.Version, answers)
 			}
 		}
-		readStatus(t, alice, owned) // still there
+		readStatus(t, alice, owned) // it still exists
 	})
-	t.Run("EVS-11 under load, nothing starts after the answer", func(t *testing.T) {
+	t.Run("EVS-11 under load, no attempt starts after the response", func(t *testing.T) {
 		c := s.Stateless("alice")
 		hook := receiver.Endpoint("load")
 		r := register(t, c, hook, "event://incidents/load/created")
@@ -182,13 +182,13 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 		s.Publish(t, incident("load-last", "load", "info"))
 		harness.Eventually(t, harness.Patience, "the last event", func() bool { return control.IDs()["load-last"] > 0 })
 		if hook.IDs()["load-last"] > 0 {
-			t.Error("an event that was published after the answer was delivered")
+			t.Error("an event that was published after the response was delivered")
 		}
 		silent(t, hook, answered)
 	})
 }
 
-// TestSecretKinds shows the secrets that an operator can choose.
+// TestSecretKinds tests the kinds of secrets that an operator can choose.
 func TestSecretKinds(t *testing.T) {
 	t.Parallel()
 	receiver := harness.NewReceiver(t)
@@ -208,11 +208,11 @@ func TestSecretKinds(t *testing.T) {
 		}
 		for _, h := range []string{"webhook-id", "webhook-timestamp", "webhook-signature"} {
 			if d.Header.Get(h) == "" {
-				t.Errorf("no %s beside it", h)
+				t.Errorf("the header %s is missing", h)
 			}
 		}
 	})
-	t.Run("EVS-09 none, only by name", func(t *testing.T) {
+	t.Run("EVS-09 no secret, only if the operator allows it", func(t *testing.T) {
 		s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--webhook-secret", "none"}})
 		hook := receiver.Endpoint("none")
 		r := register(t, s.Stateless("alice"), hook, "event://ci/build-finished").Subscription.WebhookSecret
@@ -226,7 +226,7 @@ func TestSecretKinds(t *testing.T) {
 	})
 }
 
-// TestSecrets shows that a secret is in the one answer and nowhere else.
+// TestSecrets checks that a secret appears only in the response that creates it.
 func TestSecrets(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--log-level", "debug"}})
@@ -277,7 +277,7 @@ func TestSecrets(t *testing.T) {
 	})
 	s.Stop()
 	t.Run("EVS-10 not in the log", func(t *testing.T) { clear(t, "the log", []byte(s.Output())) })
-	t.Run("EVS-10 not in clear in the store", func(t *testing.T) {
+	t.Run("EVS-10 not unencrypted in the store", func(t *testing.T) {
 		files := 0
 		err := filepath.WalkDir(s.Data, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() {

@@ -11,9 +11,9 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestReplayOnAWS (AWS-03) has a subscription ask for what it missed, at an endpoint that takes its time: page tasks
-// follow from page tasks, further than the 16 invocations after which Lambda stops a loop. An invocation ends early, so
-// that they follow soon.
+// TestReplayOnAWS (AWS-03): a subscription requests the events that it missed, at a slow endpoint. Each page task
+// leads to further ones, in more than the 16 invocations after which Lambda stops a loop. Invocations have a short
+// timeout, so that the tasks follow each other quickly.
 func TestReplayOnAWS(t *testing.T) {
 	t.Parallel()
 	aws := harness.StartAWS(t, harness.AWSOptions{DispatchTime: 4 * time.Second})
@@ -29,7 +29,7 @@ func TestReplayOnAWS(t *testing.T) {
 	cursor := decode[occurrence](t, hook.Wait(t, 1)[0].Body).Cursor
 	unsubscribe(t, alice, hook, "deploy.finished", args)
 
-	events := harness.Size(250, 4_990) // a replay is of 5,000 at most
+	events := harness.Size(250, 4_990) // a replay has at most 5,000 events
 	var missed []string
 	for len(missed) < events {
 		var batch []harness.Event
@@ -42,7 +42,7 @@ func TestReplayOnAWS(t *testing.T) {
 	harness.Eventually(t, 2*time.Minute, "all events are in the log", func() bool {
 		var r contents
 		alice.Call(t, "resources/read", object{"uri": uri}, &r)
-		return len(r.Contents) > 0 && strings.Contains(r.Contents[0].Text, `"`+missed[events-1]+`"`) // of one URI, they come in order
+		return len(r.Contents) > 0 && strings.Contains(r.Contents[0].Text, `"`+missed[events-1]+`"`) // events of one URI are logged in order
 	})
 
 	hook.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{After: 100 * time.Millisecond} })

@@ -16,13 +16,13 @@ import (
 )
 
 // TestShortRetentionOnAWS keeps subscribers for several retentions of the log, which last a minute here and a day by
-// default. Everything that a deployment renews after hours is renewed within the test, by processes that are frozen
-// between their events: the interest in a pattern, subscriptions and cursors.
+// default. During the test, processes that are frozen between events renew everything that a deployment renews only
+// after hours: the interest in a pattern, subscriptions and cursors.
 func TestShortRetentionOnAWS(t *testing.T) {
 	t.Parallel()
 	env := maps.Clone(harness.Quick)
 	env["MCPEVENTS_LOG_RETENTION"] = "1m"
-	env["MCPEVENTS_STREAM_MAX_AGE"] = "90s" // longer than a retention; the clients continue twice
+	env["MCPEVENTS_STREAM_MAX_AGE"] = "90s" // longer than the retention; the clients continue twice
 	aws := harness.StartAWS(t, harness.AWSOptions{Env: env})
 	alice := aws.Stateless("alice")
 	hook := harness.NewReceiver(t).Endpoint("refreshed")
@@ -35,7 +35,7 @@ func TestShortRetentionOnAWS(t *testing.T) {
 		for more := true; more; {
 			p := polls.poll(t, nil)
 			if more = p.HasMore; p.Truncated {
-				t.Error("EVX-07 a cursor that is used every few seconds does not reach back to the events since")
+				t.Error("EVX-07 a cursor that is used every few seconds has lost events")
 			}
 		}
 	}
@@ -82,7 +82,8 @@ func TestShortRetentionOnAWS(t *testing.T) {
 	})
 }
 
-// watcher is a client that keeps a stream open. When the server ends it, the client continues from its last position.
+// watcher is a client that keeps a stream open. If the server ends the stream, the client continues from its last
+// position.
 type watcher struct {
 	name string
 	stop func()
@@ -113,8 +114,8 @@ func (w *watcher) event(id string) {
 	w.ids[id] = true
 }
 
-// watch keeps a stream open until the watcher is stopped. once opens the stream at a position, reads it to its end, and returns
-// the next position. watch returns when the stream is open for the first time.
+// watch keeps a stream open until the watcher is stopped. It returns when the stream is open for the first time. once
+// opens the stream at a position, reads it to its end, and returns the next position.
 func watch(t *testing.T, name string, once func(ctx context.Context, w *watcher, position string, began func()) string) *watcher {
 	t.Helper()
 	w := &watcher{name: name, ids: map[string]bool{}}
@@ -146,7 +147,7 @@ func watch(t *testing.T, name string, once func(ctx context.Context, w *watcher,
 	return w
 }
 
-// watchEvents reads an events/stream of a wildcard.
+// watchEvents reads an events/stream with a wildcard.
 func watchEvents(c *harness.Client) func(context.Context, *watcher, string, func()) string {
 	return func(ctx context.Context, w *watcher, cursor string, began func()) string {
 		params := object{"name": "github.push", "arguments": object{}, "cursor": nil}
@@ -212,7 +213,7 @@ func watchSession(t *testing.T, c *harness.Client, uris ...string) func(context.
 				w.fault("SES-03 a stream that is continued does not reach back to the events since")
 			}
 		}
-		if primes := s.Primes(); len(primes) > 1 { // the server ended the stream in order
+		if primes := s.Primes(); len(primes) > 1 { // the server ended the stream regularly
 			last = primes[len(primes)-1]
 		}
 		return last

@@ -8,8 +8,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestSameID shows two publishers that number their events from 1: the same id
-// under different URIs names different events, and nobody gets the other's.
+// TestSameID tests two publishers that number their events from 1. The same id under different URIs means different
+// events, and each subscriber receives only its own.
 func TestSameID(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--retry-schedule", "0s,1s,1s"}})

@@ -14,7 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestSessions shows the sessions of the revisions up to 2025-11-25.
+// TestSessions tests the sessions of the revisions up to 2025-11-25.
 func TestSessions(t *testing.T) {
 	t.Parallel()
 	sessions(t, &harness.StartServer(t, harness.ServerOptions{}).Target)
@@ -45,7 +45,7 @@ func sessions(t *testing.T, s *harness.Target) {
 	t.Run("SES-01 session ids differ, DELETE ends one", func(t *testing.T) {
 		a, b := s.SessionBased(t, "alice", harness.V20251125), s.SessionBased(t, "alice", harness.V20251125)
 		if a.Session == b.Session {
-			t.Fatal("two sessions have one id")
+			t.Fatal("two sessions have the same id")
 		}
 		stream := a.Open(t, "")
 		if got := a.Raw(t, http.MethodDelete, "").Status; got != http.StatusOK && got != http.StatusNoContent {
@@ -60,7 +60,7 @@ func sessions(t *testing.T, s *harness.Target) {
 			"another's id": other(s, b).Do(t, "ping", nil).Status,
 		} {
 			if status != http.StatusNotFound {
-				t.Errorf("%s with a session that is not there: status %d, want 404", what, status)
+				t.Errorf("%s with an unknown session: status %d, want 404", what, status)
 			}
 		}
 		<-stream.Ended()
@@ -76,11 +76,11 @@ func sessions(t *testing.T, s *harness.Target) {
 			}
 		}
 	})
-	t.Run("SES-02 a GET stream has that session's subscriptions, wherever they were made", func(t *testing.T) {
+	t.Run("SES-02 a GET stream has all of its session's subscriptions", func(t *testing.T) {
 		a, b := s.SessionBased(t, "alice", harness.V20251125), s.SessionBased(t, "alice", harness.V20250618)
-		a.Call(t, "resources/subscribe", object{"uri": "event://github/before/website/pull_request"}, nil) // before the stream
+		a.Call(t, "resources/subscribe", object{"uri": "event://github/before/website/pull_request"}, nil) // before the stream is opened
 		as, bs := a.Open(t, ""), b.Open(t, "")
-		a.Call(t, "resources/subscribe", object{"uri": "event://github/wherever"}, nil) // after it
+		a.Call(t, "resources/subscribe", object{"uri": "event://github/wherever"}, nil) // after the stream was opened
 		b.Call(t, "resources/subscribe", object{"uri": "event://github/wherever/api/pull_request"}, nil)
 		s.Publish(t, pullRequest("s1", "before", "website", 1))
 		s.Publish(t, pullRequest("s2", "wherever", "website", 2))
@@ -102,7 +102,7 @@ func sessions(t *testing.T, s *harness.Target) {
 		}
 	})
 
-	t.Run("SES-03 a stream resumes with nothing lost and nothing of another", func(t *testing.T) {
+	t.Run("SES-03 a stream resumes without losing events and without events of other streams", func(t *testing.T) {
 		a, b := s.SessionBased(t, "alice", harness.V20251125), s.SessionBased(t, "alice", harness.V20251125)
 		stream, others := a.Open(t, ""), b.Open(t, "")
 		a.Call(t, "resources/subscribe", object{"uri": "event://chat/resumes/general/message"}, nil)
@@ -134,7 +134,7 @@ func sessions(t *testing.T, s *harness.Target) {
 			seen[u.SSE] = true
 		}
 	})
-	t.Run("SES-03 from the priming event on", func(t *testing.T) {
+	t.Run("SES-03 a stream resumes from the priming event", func(t *testing.T) {
 		c := s.SessionBased(t, "alice", harness.V20251125)
 		c.Call(t, "resources/subscribe", object{"uri": "event://chat/primes/general/message"}, nil)
 		stream := c.Open(t, "")
@@ -147,7 +147,7 @@ func sessions(t *testing.T, s *harness.Target) {
 		if got := idsOf(c.Open(t, stream.Primes()[0]).Wait(t, 1)); !slices.Equal(got, []string{"primed"}) {
 			t.Errorf("resumed with %v", got)
 		}
-		// A revision before 2025-11-25 knows no priming events: its clients would fail on them.
+		// Earlier revisions than 2025-11-25 have no priming events, and their clients would fail on them.
 		old := s.SessionBased(t, "alice", harness.V20250618)
 		os := old.Open(t, "")
 		old.Call(t, "resources/subscribe", object{"uri": "event://chat/primes/general/message"}, nil)
@@ -168,7 +168,7 @@ func sessions(t *testing.T, s *harness.Target) {
 			t.Errorf("got %s", got)
 		}
 	})
-	t.Run("SES-04 clear statuses", func(t *testing.T) {
+	t.Run("SES-04 errors have the right statuses", func(t *testing.T) {
 		c := s.SessionBased(t, "alice", harness.V20251125)
 		ping := `{"jsonrpc":"2.0","id":1,"method":"ping"}`
 		cases := []struct {
@@ -222,7 +222,7 @@ func sessions(t *testing.T, s *harness.Target) {
 	})
 }
 
-// TestSessionsGoOn shows that sessions and streams outlive what serves them.
+// TestSessionsGoOn checks that sessions and streams outlive the process that serves them.
 func TestSessionsGoOn(t *testing.T) {
 	t.Parallel()
 	t.Run("SES-01 a session survives a restart", func(t *testing.T) {
@@ -266,7 +266,7 @@ func TestSessionsGoOn(t *testing.T) {
 		one.Start()
 		one.Publish(t, pullRequest("u3", "acme", "website", 3))
 		got := idsOf(c.Open(t, last).Wait(t, 2))
-		slices.Sort(got) // they have different URIs
+		slices.Sort(got) // the events have different URIs
 		if !slices.Equal(got, []string{"u2", "u3"}) {
 			t.Errorf("resumed with %v, want u2 and u3", got)
 		}
@@ -280,12 +280,12 @@ func idsOf(updates []*harness.Update) (ids []string) {
 	return ids
 }
 
-// session is the client with another session id.
+// session returns the client with another session id.
 func session(c *harness.Client, id string) *harness.Client {
 	return &harness.Client{URL: c.URL, Key: c.Key, Version: c.Version, Session: id}
 }
 
-// other is bob with a live session of alice's.
+// other returns bob's client with the id of a session of alice's.
 func other(s *harness.Target, c *harness.Client) *harness.Client {
 	return &harness.Client{URL: c.URL, Key: s.Keys["bob"], Version: c.Version, Session: c.Session}
 }

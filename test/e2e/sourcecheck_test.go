@@ -24,10 +24,10 @@ const busSource = `  - name: uploads
         data: {key: /s3/object/key, size: /s3/object/size}
 `
 
-// checking runs mcpevents source check on a configuration and the repository's catalog.
+// checking runs mcpevents source check with a configuration and the repository's catalog.
 type checking struct{ binary, config, catalog string }
 
-// trial is a line that it prints.
+// trial is a line of its output.
 type trial struct {
 	Kind, Signature, Reason, Name, URI, ID string
 	Mapping                                int
@@ -35,7 +35,7 @@ type trial struct {
 	Faults                                 []struct{ Pointer, Message string }
 }
 
-// run checks a request that is in a file, or on the standard input, of a server with the secrets or without.
+// run checks a request in a file or on standard input, with or without the secrets.
 func (c checking) run(t *testing.T, source, request string, stdin bool, args ...string) (code int, trials []trial, errs string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "request")
@@ -61,7 +61,7 @@ func (c checking) run(t *testing.T, source, request string, stdin bool, args ...
 	return cmd.ProcessState.ExitCode(), trials, stderr.String()
 }
 
-// TestSourceCheck tries saved requests with the built command.
+// TestSourceCheck checks saved requests with the built command.
 func TestSourceCheck(t *testing.T) {
 	t.Parallel()
 	c := checking{harness.Binary(t, "./cmd/mcpevents", false), filepath.Join(t.TempDir(), "config.yaml"), filepath.Join(harness.Root(t), "catalog.yaml")}
@@ -90,7 +90,7 @@ func TestSourceCheck(t *testing.T) {
 			t.Errorf("got %+v", got[0])
 		}
 		if strings.Contains(strings.ToLower(string(want.Document)), "x-hub-signature") {
-			t.Errorf("the document has the signature: %s", want.Document)
+			t.Errorf("the document contains the signature: %s", want.Document)
 		}
 	}
 	for name, request := range map[string]string{
@@ -107,13 +107,13 @@ func TestSourceCheck(t *testing.T) {
 			good(t, code, got, errs)
 		})
 	}
-	t.Run("SRC-01 the standard input", func(t *testing.T) {
+	t.Run("SRC-01 a request on standard input", func(t *testing.T) {
 		code, got, errs := c.run(t, "github", saved("opened", "", "\n"), true)
 		good(t, code, got, errs)
 	})
 	for name, tt := range map[string]struct {
 		source, request string
-		kind, want      string // of the trial, and in what is said
+		kind, want      string // kind of the trial, and text in the output
 		code            int
 	}{
 		"SRC-03 what no mapping matches":          {"github", saved("labeled", "", "\n"), "unmatched", "nothing would be published", 3},
@@ -139,14 +139,14 @@ func TestSourceCheck(t *testing.T) {
 			}
 		})
 	}
-	t.Run("SRC-01 a bus's message, a line for each record", func(t *testing.T) {
+	t.Run("SRC-01 a bus message prints a line for each record", func(t *testing.T) {
 		record := `{"eventSource":"aws:s3","eventName":"ObjectCreated:Put","s3":{"bucket":{"name":"b"},"object":{"key":"k","size":1}}}`
 		code, got, errs := c.run(t, "uploads", "\n{\"Records\":["+record+","+strings.Replace(record, "Created", "Removed", 1)+"]}\n", false)
 		if code != 0 || len(got) != 2 || got[0].URI != "event://storage/b/object-created" || got[1].Kind != "unmatched" || errs != "" {
 			t.Errorf("exit code %d, %+v, %s", code, got, errs)
 		}
 	})
-	t.Run("SRC-01 flags that are missing", func(t *testing.T) {
+	t.Run("SRC-01 missing flags are refused", func(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), c.binary, "source", "check")
 		if _ = cmd.Run(); cmd.ProcessState.ExitCode() != 2 {
 			t.Errorf("exit code %d", cmd.ProcessState.ExitCode())

@@ -16,7 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestSourceFlood sends a source more than it may take. A burst of a full request's events is let through.
+// TestSourceFlood sends more requests to a source than its quota allows. A burst of the maximum number of events in a
+// request is accepted.
 func TestSourceFlood(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{
@@ -44,18 +45,18 @@ func TestSourceFlood(t *testing.T) {
 		wg.Wait()
 		return statuses, last
 	}
-	t.Run("SRC-05 what no one signed uses up nothing", func(t *testing.T) {
+	t.Run("SRC-05 unsigned requests do not count", func(t *testing.T) {
 		if got, _ := answers(1600, forged.Headers("f-1", body, time.Now())); got[http.StatusUnauthorized] != 1600 {
 			t.Errorf("got %v", got)
 		}
 		wantAccepted(t, github(t, s, "github", "f-2", body), "f-2")
 	})
-	t.Run("SRC-05 a signed flood is limited, and learns when to come again", func(t *testing.T) {
+	t.Run("SRC-05 a signed flood is limited, and told when to try again", func(t *testing.T) {
 		begun := time.Now()
 		got, last := answers(1600, schemeOf("github").Headers("f-2", body, begun))
 		most := 1000 + int(time.Since(begun).Seconds()) + 1
 		if got[http.StatusTooManyRequests] == 0 || got[http.StatusAccepted] > most || got[http.StatusAccepted]+got[http.StatusTooManyRequests] != 1600 {
-			t.Fatalf("got %v, at most %d may be taken", got, most)
+			t.Fatalf("got %v, want at most %d accepted", got, most)
 		}
 		if after, err := strconv.Atoi(last.Header.Get("Retry-After")); err != nil || after < 1 || !strings.Contains(string(last.Body), `"publishRate"`) {
 			t.Errorf("got %v %s", last.Header, last.Body)
@@ -66,13 +67,13 @@ func TestSourceFlood(t *testing.T) {
 	})
 }
 
-// TestSourceSlowBody keeps a server waiting for the rest of a body; the other senders are answered meanwhile.
+// TestSourceSlowBody delays the rest of many bodies. Other senders must still be answered.
 func TestSourceSlowBody(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Config: githubSource, Env: secretsOfSources(), Fast: true})
 	addr := strings.TrimPrefix(s.Base(), "http://")
 	var slow []net.Conn
-	for i := range 80 { // half of them send enough to take a place, of which there are 25
+	for i := range 80 { // half of them send enough to need a slot, of which there are 25
 		c, err := net.Dial("tcp", addr)
 		if err != nil {
 			t.Fatal(err)
@@ -89,7 +90,7 @@ func TestSourceSlowBody(t *testing.T) {
 			wantAccepted(t, github(t, s, "github", id, pullBody("opened", "slow", i+1)), id)
 		}
 	})
-	t.Run("SRC-05 the slow ones are ended within two minutes, and keep nothing", func(t *testing.T) {
+	t.Run("SRC-05 the slow requests are ended within two minutes and keep no memory", func(t *testing.T) {
 		refused, late := 0, 0
 		for _, c := range slow {
 			if err := c.SetReadDeadline(time.Now().Add(2 * time.Minute)); err != nil {
@@ -105,7 +106,7 @@ func TestSourceSlowBody(t *testing.T) {
 				late++
 			}
 		}
-		// On a slow machine the first places are free again before the last request begins.
+		// On a slow machine, the first slots are free again before the last request begins.
 		if refused == 0 || refused > 15 || refused+late != len(slow) {
 			t.Errorf("%d were refused and %d ended, want 1 to 15 and the rest of %d", refused, late, len(slow))
 		}

@@ -17,7 +17,7 @@ import (
 	sender "github.com/mcp-events/mcpevents/test/provider"
 )
 
-// githubSource makes events of the repository's catalog of pull requests.
+// githubSource makes events from pull requests, for the repository's catalog.
 const githubSource = `
 sources:
   - name: github
@@ -30,7 +30,7 @@ sources:
         data: {action: /body/action, number: /body/number, pull_request: {title: /body/pull_request/title, author: /body/pull_request/user/login}}
 `
 
-// secretsOfSources are the settings of a server with sources of all schemes.
+// secretsOfSources are settings of a server with sources of all schemes.
 func secretsOfSources() (env []string) {
 	for _, s := range sender.Schemes() {
 		env = append(env, s.Setting())
@@ -43,10 +43,10 @@ func schemeOf(name string) sender.Scheme {
 	return all[slices.IndexFunc(all, func(s sender.Scheme) bool { return s.Name == name })]
 }
 
-// senders share connections, as providers do.
+// senders is a client that reuses connections, as providers do.
 var senders = &http.Client{Timeout: 2 * time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 32}}
 
-// post sends a request, which edit may change, and returns the answer.
+// post sends a request, which edit may change, and returns the response.
 func post(t *testing.T, url string, header http.Header, body []byte, edit func(*http.Request)) *harness.HTTPAnswer {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, bytes.NewReader(body))
@@ -70,7 +70,7 @@ func post(t *testing.T, url string, header http.Header, body []byte, edit func(*
 	return &harness.HTTPAnswer{Status: resp.StatusCode, Header: resp.Header, Body: raw}
 }
 
-// pullBody is what GitHub sends of a pull request, as far as the source reads it.
+// pullBody returns the part of GitHub's webhook that the source reads.
 func pullBody(action, repo string, number int) []byte {
 	return fmt.Appendf(nil, `{"action":%q,"number":%d,"pull_request":{"title":"Change <it>","user":{"login":"octocat"}},"repository":{"name":%q,"owner":{"login":"acme"}}}`, action, number, repo)
 }
@@ -88,7 +88,8 @@ func wantAccepted(t *testing.T, a *harness.HTTPAnswer, id string) {
 	}
 }
 
-// TestSources turns a provider's webhook into events for who asked for them, and for no one else.
+// TestSources checks that a provider's webhook becomes an event for the subscribers who asked for it, and for no
+// others.
 func TestSources(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Config: githubSource, Env: secretsOfSources()})
@@ -102,7 +103,7 @@ func TestSources(t *testing.T) {
 	pushed := opened(t, &s.Target, 1, "github.pull_request", wanted, "")
 	foreign := opened(t, &s.Target, 2, "github.pull_request", object{"repo": "site", "action": []string{"closed"}}, "")
 
-	t.Run("SRC-01 SRC-04 a signed pull request is a webhook, an event on a stream and a poll's result", func(t *testing.T) {
+	t.Run("SRC-01 SRC-04 a signed pull request reaches a webhook, a stream and a poll", func(t *testing.T) {
 		wantAccepted(t, github(t, s, "github", "d-closed", pullBody("closed", "site", 6)), "d-closed")
 		wantAccepted(t, github(t, s, "github", "d-1", pullBody("opened", "site", 7)), "d-1")
 		d := mine.Wait(t, 1)[0]
@@ -114,14 +115,14 @@ func TestSources(t *testing.T) {
 			"webhook": decode[occurrence](t, d.Body), "stream": occurrences(t, pushed, 1)[0], "poll": poller.wait(t, 1)[0],
 		} {
 			if got.EventID != "d-1" || !reflect.DeepEqual(object(got.Data), want) {
-				t.Errorf("by %s: %+v", way, got)
+				t.Errorf("with a %s: %+v", way, got)
 			}
 		}
 		if got := eventIDs(occurrences(t, foreign, 1)); !slices.Equal(got, []string{"d-closed"}) {
-			t.Errorf("the subscriber of closed ones got %v", got)
+			t.Errorf("the subscriber to closed pull requests got %v", got)
 		}
 	})
-	t.Run("SRC-04 who asked for something else gets nothing of it", func(t *testing.T) {
+	t.Run("SRC-04 other subscribers do not receive it", func(t *testing.T) {
 		wantAccepted(t, github(t, s, "github", "d-2", pullBody("opened", "other", 8)), "d-2")
 		others.Wait(t, 1)
 		for e, want := range map[*harness.Endpoint]string{mine: "d-1", others: "d-2"} {
@@ -130,15 +131,16 @@ func TestSources(t *testing.T) {
 			}
 		}
 	})
-	t.Run("SRC-03 what matches no mapping is answered, and nothing else", func(t *testing.T) {
+	t.Run("SRC-03 an unmatched request is accepted without an effect", func(t *testing.T) {
 		if a := github(t, s, "github", "d-3", pullBody("labeled", "site", 7)); a.Status != http.StatusAccepted || string(a.Body) != `{"accepted":[]}` {
 			t.Errorf("%d %s", a.Status, a.Body)
 		}
 	})
-	t.Run("SRC-05 how long it takes from the request to the webhook", func(t *testing.T) { sourceLatency(t, s, mine) })
+	t.Run("SRC-05 the webhook arrives soon after the request", func(t *testing.T) { sourceLatency(t, s, mine) })
 }
 
-// sourceLatency measures from the request to the arrival at an endpoint. The goal on an idle machine is a p50 of 10 ms.
+// sourceLatency measures the time from the request until the webhook arrives at an endpoint. The goal on an idle
+// machine is a p50 of 10 ms.
 func sourceLatency(t *testing.T, s *harness.Server, hook *harness.Endpoint) {
 	const n = 100
 	var answers, arrivals []time.Duration
@@ -147,7 +149,7 @@ func sourceLatency(t *testing.T, s *harness.Server, hook *harness.Endpoint) {
 		begun := time.Now()
 		wantAccepted(t, github(t, s, "github", id, pullBody("opened", "site", 100+i)), id)
 		answers = append(answers, time.Since(begun))
-		all := hook.Wait(t, i+2) // the first came before
+		all := hook.Wait(t, i+2) // the first one arrived before
 		at := slices.IndexFunc(all, func(d *harness.Delivery) bool { return d.ID() == id })
 		if at < 0 {
 			t.Fatalf("%s is not among %d deliveries", id, len(all))
@@ -162,24 +164,24 @@ func sourceLatency(t *testing.T, s *harness.Server, hook *harness.Endpoint) {
 	}
 }
 
-// TestSourcesAreReloaded changes the file under a running server.
+// TestSourcesAreReloaded changes the file while the server runs.
 func TestSourcesAreReloaded(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Config: githubSource, Env: secretsOfSources()})
 	wantAccepted(t, github(t, s, "github", "r-1", pullBody("opened", "site", 1)), "r-1")
-	t.Run("SRC-01 a source that is added works at once", func(t *testing.T) {
+	t.Run("SRC-01 an added source works immediately", func(t *testing.T) {
 		s.SetConfig(t, githubSource+strings.ReplaceAll(strings.TrimPrefix(githubSource, "\nsources:\n"), "name: github\n", "name: second\n"))
 		harness.Eventually(t, harness.Patience, "the second source", func() bool {
 			return github(t, s, "second", "r-2", pullBody("opened", "site", 2)).Status == http.StatusAccepted
 		})
 	})
-	t.Run("SRC-03 one that is changed, too", func(t *testing.T) {
+	t.Run("SRC-03 a changed source works immediately", func(t *testing.T) {
 		s.SetConfig(t, strings.Replace(githubSource, "closed, reopened", "labeled", 1))
 		harness.Eventually(t, harness.Patience, "the new pattern", func() bool {
 			return string(github(t, s, "github", "r-3", pullBody("closed", "site", 3)).Body) == `{"accepted":[]}`
 		})
 		if a := github(t, s, "second", "r-4", pullBody("opened", "site", 4)); a.Status != http.StatusNotFound {
-			t.Errorf("what was taken away is answered %d", a.Status)
+			t.Errorf("a removed source responds %d", a.Status)
 		}
 	})
 	for name, tt := range map[string]struct{ file, want string }{
@@ -190,7 +192,7 @@ func TestSourcesAreReloaded(t *testing.T) {
 		"an event type that is none":   {strings.Replace(githubSource, "name: github.pull_request", "name: github.nothing", 1), `github.nothing`},
 		"a variable that is not there": {strings.Replace(githubSource, ", repo:", ", repository:", 1), `repo`},
 	} {
-		t.Run("SRC-01 "+name+" is refused, and the source goes on", func(t *testing.T) {
+		t.Run("SRC-01 "+name+" is refused, and the source continues to work", func(t *testing.T) {
 			before := strings.Count(s.Output(), "reload failed")
 			s.SetConfig(t, tt.file)
 			harness.Eventually(t, harness.Patience, "the complaint", func() bool { return strings.Count(s.Output(), "reload failed") > before })
@@ -205,7 +207,7 @@ func TestSourcesAreReloaded(t *testing.T) {
 	}
 }
 
-// TestSourcesAfterACrash kills the server between an answer and its delivery.
+// TestSourcesAfterACrash kills the server between a response and the delivery.
 func TestSourcesAfterACrash(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Config: githubSource, Env: secretsOfSources()})
@@ -223,7 +225,7 @@ func TestSourcesAfterACrash(t *testing.T) {
 	s.Kill()
 	hook.Answer(nil)
 	s.Start()
-	t.Run("SRC-05 nothing that was answered is lost", func(t *testing.T) {
+	t.Run("SRC-05 no accepted request is lost", func(t *testing.T) {
 		harness.Eventually(t, harness.Patience, "all deliveries", func() bool {
 			done := map[string]bool{}
 			for _, d := range hook.Deliveries() {
@@ -237,7 +239,7 @@ func TestSourcesAfterACrash(t *testing.T) {
 			return true
 		})
 	})
-	t.Run("SRC-04 a redelivery after the restart is no second event", func(t *testing.T) {
+	t.Run("SRC-04 a redelivery after the restart does not become a second event", func(t *testing.T) {
 		for i := range n {
 			id := fmt.Sprint("c-", i)
 			wantAccepted(t, github(t, s, "github", id, pullBody("opened", "crash", i+1)), id)

@@ -23,23 +23,23 @@ events:
   - {name: any.thing, uri: event://any/thing, payloadSchema: {type: object}}
 `
 
-// unloggable is in every payload; no log may have it.
+// unloggable is in every payload, and must not be in any log.
 const unloggable = "do-not-log-this-payload"
 
-// shot is a request that is not what a provider sends, or not once.
+// shot is a request that differs from those that the provider sends, or that is sent again.
 type shot struct {
 	name   string
 	body   string
-	signed string // what is signed; empty is the body
-	zip    string // "signed before" or "signed after" it is compressed; empty is not
+	signed string // the signed text; empty means the body
+	zip    string // "signed before" or "signed after" compression; empty means uncompressed
 	at     time.Duration
 	edit   func(*http.Request)
 	want   int
-	// only are the schemes that it is for: those that sign the body, or a time; empty is all.
+	// only lists the schemes to which it applies, for example those that sign a time. Empty means all.
 	only func(sender.Scheme) bool
 }
 
-// signsBody reports whether a scheme does; gitlab sends a token.
+// signsBody reports whether a scheme signs the body. GitLab sends a token instead.
 func signsBody(s sender.Scheme) bool { return s.Credential != "" && s.Name != "gitlab" }
 
 func isTimed(s sender.Scheme) bool { return s.Timed }
@@ -58,7 +58,7 @@ func zipped(text string) string {
 	return b.String()
 }
 
-// ofMember is a payload with one more member.
+// ofMember returns a payload with an additional member.
 func ofMember(member string) string { return `{"text":"` + unloggable + `",` + member + `}` }
 
 func shots() []shot {
@@ -108,17 +108,18 @@ func shots() []shot {
 	}
 }
 
-// range of all schemes against one server.
+// schemes runs the tests of all schemes against one server.
 type schemes struct {
 	*harness.Server
 	poller *follower
 
 	mu    sync.Mutex
-	taken map[string]bool // ids of events
+	taken map[string]bool // ids of accepted events
 	said  []string        // signatures and keys that were sent
 }
 
-// TestSourceSchemes sends each scheme what a hostile, broken or hasty sender does: it is refused for the right reason, or one event.
+// TestSourceSchemes sends each scheme the requests of hostile, broken and impatient senders. Each is refused for the
+// right reason, or becomes one event.
 func TestSourceSchemes(t *testing.T) {
 	t.Parallel()
 	config := "\nsources:\n"
@@ -140,39 +141,39 @@ func TestSourceSchemes(t *testing.T) {
 					}
 				}
 				t.Run("SRC-02 forged", func(t *testing.T) { s.forge(t, scheme) })
-				t.Run("SRC-04 twenty at once are one event", func(t *testing.T) { s.together(t, scheme) })
+				t.Run("SRC-04 twenty concurrent requests become one event", func(t *testing.T) { s.together(t, scheme) })
 				if scheme.Timed {
-					t.Run("SRC-02 a replay is one event while it is taken, and then refused", func(t *testing.T) { s.replay(t, scheme) })
+					t.Run("SRC-02 a replay is the same event while it is accepted, and is then refused", func(t *testing.T) { s.replay(t, scheme) })
 				}
 			})
 		}
 	})
-	t.Run("SRC-04 each event came once", func(t *testing.T) {
+	t.Run("SRC-04 each event arrived once", func(t *testing.T) {
 		ids := eventIDs(s.poller.wait(t, len(s.taken)))
 		slices.Sort(ids)
 		if len(ids) != len(s.taken) || len(slices.Compact(ids)) != len(s.taken) {
 			t.Errorf("%d events of %d ids", len(ids), len(s.taken))
 		}
 	})
-	t.Run("SRC-02 nothing secret is in the log", func(t *testing.T) {
+	t.Run("SRC-02 the log contains no secrets", func(t *testing.T) {
 		log := s.Output()
 		for _, secret := range append(s.said, unloggable, "panic") {
 			if strings.Contains(log, secret) {
-				t.Errorf("the log has %.20s…", secret)
+				t.Errorf("the log contains %.20s…", secret)
 			}
 		}
 	})
 }
 
-// fire sends one request and notes what the log must not have.
+// fire sends one request and records what the log must not contain.
 func (s *schemes) fire(t *testing.T, scheme sender.Scheme, id, body, signed string, at time.Time, edit func(*http.Request)) *harness.HTTPAnswer {
 	t.Helper()
 	header := scheme.Headers(id, []byte(signed), at)
 	path := scheme.Path(scheme.Name)
 	begun := time.Now()
 	a := post(t, s.Base()+path, header, []byte(body), edit)
-	if took := time.Since(begun); took > 3*time.Second { // the least that a provider waits, which is Slack
-		t.Logf("answered after %v", took)
+	if took := time.Since(begun); took > 3*time.Second { // Slack waits only this long, less than any other provider
+		t.Logf("response after %v", took)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,7 +182,7 @@ func (s *schemes) fire(t *testing.T, scheme sender.Scheme, id, body, signed stri
 			s.said = append(s.said, secret)
 		}
 		if secret != "" && strings.Contains(string(a.Body), secret) {
-			t.Errorf("the answer has %.20s…: %s", secret, a.Body)
+			t.Errorf("the response contains %.20s…: %s", secret, a.Body)
 		}
 	}
 	if a.Status == http.StatusAccepted {
@@ -212,17 +213,17 @@ func (s *schemes) shoot(t *testing.T, scheme sender.Scheme, x shot) {
 	}
 	switch text := string(a.Body); {
 	case a.Status == 403 && !strings.Contains(text, "--allowed-"):
-		t.Errorf("it does not say what to set: %s", text)
+		t.Errorf("the error does not say what to set: %s", text)
 	case a.Status == 202 && !strings.Contains(text, `"id":"`+id+`"`):
 		t.Errorf("got %s, want %s", text, id)
 	case a.Status == 422 && !strings.Contains(text, `"pointer"`):
-		t.Errorf("no pointer is in %s", text)
+		t.Errorf("the pointer is missing in %s", text)
 	case a.Status == 405 && a.Header.Get("Allow") != "POST":
-		t.Errorf("allowed is %q", a.Header.Get("Allow"))
+		t.Errorf("the Allow header is %q", a.Header.Get("Allow"))
 	}
 }
 
-// forge sends what its sender could not sign.
+// forge sends requests that its sender could not sign.
 func (s *schemes) forge(t *testing.T, scheme sender.Scheme) {
 	body, at := ofMember(`"n":"forged"`), time.Now()
 	other := scheme
@@ -265,7 +266,7 @@ func (s *schemes) forge(t *testing.T, scheme sender.Scheme) {
 	}
 }
 
-// together sends the same delivery from twenty connections.
+// together sends the same delivery on twenty connections.
 func (s *schemes) together(t *testing.T, scheme sender.Scheme) {
 	id, body := "together-"+scheme.Name, ofMember(`"n":"`+scheme.Name+`"`)
 	var wg sync.WaitGroup
@@ -280,7 +281,7 @@ func (s *schemes) together(t *testing.T, scheme sender.Scheme) {
 	wg.Wait()
 }
 
-// replay sends the same request again until it is too old.
+// replay repeats a request until it is too old.
 func (s *schemes) replay(t *testing.T, scheme sender.Scheme) {
 	tolerance := 5 * time.Minute
 	if scheme.Name == "hmac" {

@@ -19,9 +19,10 @@ import (
 type shaky struct {
 	*harness.Target
 	kill, start func()
-	// dead is how many deliveries were given up, as the metrics say.
+	// dead returns how many deliveries were given up, according to the metrics.
 	dead func() int
-	// So many events are replayed, so many a second: more than who begins a replay schedules at once.
+	// The number of events to replay, and the rate per second. It is more than the start of a replay schedules
+	// immediately.
 	events, rate int
 }
 
@@ -31,12 +32,13 @@ func TestStoryOfAnOutage(t *testing.T) {
 	outage(t, shaky{&s.Target, s.Kill, s.Start, func() int { return total(s.Metrics(t), `mcpevents_dead_letters_total{queue="webhook"} (\d+)`) }, 30, 5})
 }
 
-// TestStoryOfAnOutageOnAWS kills processes of the functions that carry a replay on. What they had in their hands comes
-// again after the visibility timeout, to new processes.
+// TestStoryOfAnOutageOnAWS kills processes that are working on a replay. Their messages are redelivered to new
+// processes after the visibility timeout.
 func TestStoryOfAnOutageOnAWS(t *testing.T) {
 	t.Parallel()
 	aws := harness.StartAWS(t, harness.AWSOptions{
-		// Functions have half of it. With less, some time out on a busy machine, and repeat events that are dead letters already.
+		// Functions have half of this time. With less, some time out on a busy machine, and repeat events that are
+		// already dead letters.
 		Visibility: 20 * time.Second, Env: map[string]string{"MCPEVENTS_RETRY_SCHEDULE": "0s,1s", "MCPEVENTS_DELIVERY_LOG": "all"},
 	})
 	aws.ApplyCatalog(t, "operated", operatedCatalog(t))
@@ -49,10 +51,10 @@ func TestStoryOfAnOutageOnAWS(t *testing.T) {
 			aws.KillOf(function)
 		}
 		if n := aws.Killed(); n == 0 {
-			t.Error("nothing was killed")
+			t.Error("no process was killed")
 		}
 	}
-	retire := sync.OnceFunc(func() { aws.Retire("DispatchFunction") }) // its processes write what is left of their metrics
+	retire := sync.OnceFunc(func() { aws.Retire("DispatchFunction") }) // its processes then write their remaining metrics
 	dead := func() int {
 		retire()
 		return total(aws.Output(), `"queue":"webhook","mcpevents_dead_letters":\[(\d+)\]`)
@@ -60,17 +62,17 @@ func TestStoryOfAnOutageOnAWS(t *testing.T) {
 	outage(t, shaky{&aws.Target, kill, func() {}, dead, 70, 1})
 }
 
-// total adds the numbers that a pattern finds.
+// total returns the sum of the numbers that a pattern finds.
 func total(text, pattern string) (sum int) {
 	for _, found := range regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1) {
-		n, _ := strconv.Atoi(found[1]) // digits
+		n, _ := strconv.Atoi(found[1]) // only digits
 		sum += n
 	}
 	return sum
 }
 
-// outage is an operator's day: an endpoint fails, its dead letters are looked at, counted and replayed, and what does
-// that is killed in the middle.
+// outage is a day of an operator: an endpoint fails, its dead letters are inspected, counted and replayed, and the
+// processes that do so are killed on the way.
 func outage(t *testing.T, s shaky) {
 	const some = 10
 	events, rate := s.events, s.rate
@@ -87,7 +89,7 @@ func outage(t *testing.T, s shaky) {
 
 	t.Run("WHK-20 an endpoint fails, and overview and metrics say so", func(t *testing.T) {
 		hook.Answer(func(int, *harness.Delivery) harness.Reply {
-			return harness.Reply{Status: http.StatusInternalServerError} // 503 would ask for fewer attempts
+			return harness.Reply{Status: http.StatusInternalServerError} // a 503 would reduce the number of attempts
 		})
 		for i := range events {
 			if _, err := s.TryPublish(t.Context(), "owner", build(fmt.Sprintf("evt_%d", i), i+1)); err != nil {
@@ -133,13 +135,13 @@ func outage(t *testing.T, s shaky) {
 			t.Errorf("got %s", got)
 		}
 	})
-	t.Run("WHK-13 a dry run counts, and a replay asked twice runs once", func(t *testing.T) {
+	t.Run("WHK-13 a dry run counts, and a replay that is requested twice runs once", func(t *testing.T) {
 		hook.Answer(nil)
 		var count struct{ Count int }
 		before, _ := hook.Count()
 		o.call("POST", "replays", strings.Replace(replay, "{", `{"dryRun":true,`, 1), http.StatusOK, &count)
 		after, _ := hook.Count()
-		// A busy machine may still repeat an attempt of before.
+		// On a busy machine an earlier attempt may still be repeated.
 		if count.Count != events || after-before >= events {
 			t.Errorf("the dry run counts %d events and makes %d attempts, want %d and none", count.Count, after-before, events)
 		}
@@ -150,7 +152,7 @@ func outage(t *testing.T, s shaky) {
 			t.Errorf("got %+v, and then %+v", begun, same)
 		}
 	})
-	t.Run("OPS-04 a replay goes on after its processes were killed, and each event arrives under its first id", func(t *testing.T) {
+	t.Run("OPS-04 a replay continues after its processes were killed, and each event arrives with its original id", func(t *testing.T) {
 		arrived := func() (n int) {
 			for id, times := range hook.IDs() {
 				if times > failed[id] {
@@ -171,7 +173,7 @@ func outage(t *testing.T, s shaky) {
 			return ended.State == "done"
 		})
 		if ended.Total != events || ended.Replayed != events || ended.Skipped != 0 {
-			t.Errorf("it ended as %+v", ended)
+			t.Errorf("the replay ended as %+v", ended)
 		}
 		harness.Eventually(t, 3*time.Minute, "all arrive", func() bool { return arrived() == events })
 		if all, different := hook.Count(); different != events || all > 4*events {
@@ -181,7 +183,7 @@ func outage(t *testing.T, s shaky) {
 			t.Errorf("left %v", left)
 		}
 	})
-	t.Run("OPS-08 the audit trail tells who replayed what", func(t *testing.T) {
+	t.Run("OPS-08 the audit trail has the replays and who started them", func(t *testing.T) {
 		started := 0
 		for _, e := range o.list("audit?limit=100") {
 			if e["action"] != "replay.start" {
@@ -192,7 +194,7 @@ func outage(t *testing.T, s shaky) {
 			}
 		}
 		if started != 2 {
-			t.Errorf("%d replays were asked for by the audit trail", started)
+			t.Errorf("the audit trail has %d replays", started)
 		}
 	})
 }

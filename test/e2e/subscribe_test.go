@@ -23,7 +23,7 @@ type occurrence struct {
 	Meta      map[string]json.RawMessage `json:"_meta"`
 }
 
-// TestSubscribe shows events/subscribe and events/unsubscribe (SEP-3415).
+// TestSubscribe tests events/subscribe and events/unsubscribe (SEP-3415).
 func TestSubscribe(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--min-ttl", "1s", "--events-retry-schedule", "0s,1s,1s"}})
@@ -48,7 +48,7 @@ func subscribing(t *testing.T, s *harness.Target) {
 	receiver := harness.NewReceiver(t)
 	alice, bob := s.Stateless("alice"), s.Stateless("bob")
 
-	t.Run("EVX-04 WHK-02 the same event has one id in every kind", func(t *testing.T) {
+	t.Run("EVX-04 WHK-02 the same event has the same id in every kind of subscription", func(t *testing.T) {
 		hook, old := receiver.Endpoint("kinds"), receiver.Endpoint("kinds-1803")
 		sub := subscribe(t, alice, hook, "ci.build_finished", nil)
 		r := register(t, alice, old, "event://ci/build-finished")
@@ -160,7 +160,7 @@ func subscribing(t *testing.T, s *harness.Target) {
 		}
 	})
 
-	t.Run("EVX-09 the lifetime that is granted", func(t *testing.T) {
+	t.Run("EVX-09 the granted lifetime is within the limits", func(t *testing.T) {
 		hook := receiver.Endpoint("ttl")
 		grants := []struct {
 			what string
@@ -196,7 +196,7 @@ func subscribing(t *testing.T, s *harness.Target) {
 			t.Error("no expiry was granted though the operator does not allow it")
 		}
 	})
-	t.Run("EVX-09 expiry stops delivery to the second", func(t *testing.T) {
+	t.Run("EVX-09 deliveries stop within a second of the expiry", func(t *testing.T) {
 		hook, control := receiver.Endpoint("expires"), receiver.Endpoint("stays")
 		hook.SetSecret(newSecret())
 		args := object{"owner": "expiring"}
@@ -208,7 +208,7 @@ func subscribing(t *testing.T, s *harness.Target) {
 		}
 		var at time.Time
 		delivered := false
-		for ttl := 4; !delivered && ttl <= 32; ttl *= 2 { // a busy machine may need longer
+		for ttl := 4; !delivered && ttl <= 32; ttl *= 2 { // a busy machine may need a longer lifetime
 			params := subscription("github.push", args, hook.URL(), hook.Secret())
 			params["ttlMs"] = 1000 * ttl
 			var r subscribed
@@ -225,7 +225,7 @@ func subscribing(t *testing.T, s *harness.Target) {
 			})
 		}
 		if !delivered {
-			t.Fatal("nothing was delivered before the expiry")
+			t.Fatal("no event was delivered before the expiry")
 		}
 		harness.Eventually(t, 2*harness.Patience, "the expiry", func() bool { return time.Now().After(at) })
 		s.Publish(t, push("too-late"))
@@ -256,7 +256,7 @@ func subscribing(t *testing.T, s *harness.Target) {
 		}
 	})
 
-	t.Run("EVX-14 WHK-08 410 and 413 are final for that delivery, the subscription lives", func(t *testing.T) {
+	t.Run("EVX-14 WHK-08 410 and 413 end the delivery, but not the subscription", func(t *testing.T) {
 		hook := receiver.Endpoint("final")
 		failed := false
 		hook.Answer(func(_ int, d *harness.Delivery) harness.Reply {
@@ -284,7 +284,7 @@ func subscribing(t *testing.T, s *harness.Target) {
 		}
 	})
 
-	t.Run("EVX-10 EVX-14 an endpoint that fails nearly always is suspended until a refresh, which loses nothing", func(t *testing.T) {
+	t.Run("EVX-10 EVX-14 an endpoint that fails nearly always is suspended until a refresh, and no event is lost", func(t *testing.T) {
 		hook := receiver.Endpoint("fails")
 		up := make(chan struct{})
 		hook.Answer(func(int, *harness.Delivery) harness.Reply {
@@ -320,7 +320,7 @@ func subscribing(t *testing.T, s *harness.Target) {
 		}
 		alice.Call(t, "events/subscribe", subscription("message.created", args, hook.URL(), hook.Secret()), &again)
 		if s := again.DeliveryStatus; again.ID != r.ID || s == nil || s.Active || s.LastError != nil && *s.LastError != "http_5xx" {
-			t.Errorf("the refresh answered %+v, status %+v", again, s)
+			t.Errorf("the refresh returned %+v, status %+v", again, s)
 		}
 		missing := func() (ids []string) {
 			attempts, taken := hook.IDs(), map[string]bool{}
@@ -328,26 +328,27 @@ func subscribing(t *testing.T, s *harness.Target) {
 				taken[d.ID()] = taken[d.ID()] || d.Answered == 200
 			}
 			for _, e := range append(all, message("meanwhile", "fails")) {
-				if !taken[e.ID] && attempts[e.ID] < 3 { // with its third attempt an event is given up, before the suspension
+				if !taken[e.ID] && attempts[e.ID] < 3 { // an event is given up after its third attempt, before the suspension
 					ids = append(ids, e.ID)
 				}
 			}
 			return ids
 		}
-		// This takes seconds, but an event whose endpoint has no free slot waits in the due table for more than a minute.
+		// This takes seconds, except that an event whose endpoint has no free slot waits in the due table for more
+		// than a minute.
 		if !harness.Within(t, 3*time.Minute, func() bool { return len(missing()) == 0 && read() == "active" }) {
 			t.Errorf("missing are %v, and the subscription is %s", missing(), read())
 		}
 	})
 
-	t.Run("EVX-15 unsubscribe by the same key, idempotent, at once", func(t *testing.T) {
+	t.Run("EVX-15 unsubscribe by the same key is idempotent and immediate", func(t *testing.T) {
 		hook, control := receiver.Endpoint("ends"), receiver.Endpoint("goes-on")
 		args := object{"workspace": "acme", "channel": "ends"}
 		subscribe(t, alice, hook, "message.created", args)
 		subscribe(t, alice, control, "message.created", args)
 		s.Publish(t, message("e1", "ends"))
 		hook.Wait(t, 1)
-		unsubscribe(t, bob, hook, "message.created", args) // not bob's: nothing happens
+		unsubscribe(t, bob, hook, "message.created", args) // not bob's subscription, so this has no effect
 		s.Publish(t, message("e2", "ends"))
 		hook.Wait(t, 2)
 		unsubscribe(t, alice, hook, "message.created", args)
@@ -355,7 +356,7 @@ func subscribing(t *testing.T, s *harness.Target) {
 		s.Publish(t, message("e3", "ends"))
 		control.Wait(t, 3)
 		if ids := hook.IDs(); ids["e3"] > 0 {
-			t.Errorf("delivered %v, the last behind its end", ids)
+			t.Errorf("delivered %v, the last one after the end", ids)
 		}
 	})
 }
@@ -370,7 +371,7 @@ func unsubscribe(tb testing.TB, c *harness.Client, e *harness.Endpoint, name str
 	}, nil)
 }
 
-// TestErrorCodes shows the named errors of the events methods.
+// TestErrorCodes tests the named errors of the events methods.
 func TestErrorCodes(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--quota", "2"}})
@@ -383,10 +384,10 @@ func TestErrorCodes(t *testing.T) {
 			t.Errorf("the message %q does not name %s", e.Message, name)
 		}
 		if len(e.Data) == 0 || e.Data[0] != '{' {
-			t.Errorf("data %s is no object", e.Data)
+			t.Errorf("data %s is not an object", e.Data)
 		}
 	}
-	t.Run("EVX-15 unknown is NotFound by configuration", func(t *testing.T) {
+	t.Run("EVX-15 an unknown subscription is NotFound if configured", func(t *testing.T) {
 		sep := harness.StartServer(t, harness.ServerOptions{Args: []string{"--profile", "final"}})
 		c := sep.Stateless("alice")
 		params := object{"name": "ci.build_finished", "arguments": object{}, "delivery": object{"mode": "webhook", "url": "https://example.com/x"}}
@@ -426,7 +427,7 @@ func TestErrorCodes(t *testing.T) {
 		if !strings.Contains(e.Error(), "2") {
 			t.Errorf("error %v", e)
 		}
-		subscribe(t, alice, hook, "ci.build_finished", nil) // a refresh needs no room
+		subscribe(t, alice, hook, "ci.build_finished", nil) // a refresh needs no quota
 	})
 	t.Run("EVX-16 Unsupported delivery mode", func(t *testing.T) {
 		params := object{"name": "ci.build_finished", "arguments": object{}, "delivery": object{"mode": "pigeon"}}

@@ -9,7 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestSubscriptionResources shows subscription:// resources.
+// TestSubscriptionResources tests subscription:// resources.
 func TestSubscriptionResources(t *testing.T) {
 	t.Parallel()
 	subscriptionResources(t, &harness.StartServer(t, harness.ServerOptions{}).Target)
@@ -50,7 +50,7 @@ func subscriptionResources(t *testing.T, s *harness.Target) {
 		}
 		return uris
 	}
-	t.Run("EVS-12 listed to its owner only", func(t *testing.T) {
+	t.Run("EVS-12 listed only for its owner", func(t *testing.T) {
 		if got := listed(alice); len(got) != 1 || got[0] != uri {
 			t.Errorf("alice has %v, want %s", got, uri)
 		}
@@ -58,7 +58,7 @@ func subscriptionResources(t *testing.T, s *harness.Target) {
 			t.Errorf("bob sees %v", got)
 		}
 	})
-	t.Run("EVS-12 lists that hold subscriptions are private", func(t *testing.T) {
+	t.Run("EVS-12 lists with subscriptions are private", func(t *testing.T) {
 		var page struct{ CacheScope string }
 		for _, method := range []string{"resources/list"} {
 			alice.Call(t, method, nil, &page)
@@ -67,7 +67,7 @@ func subscriptionResources(t *testing.T, s *harness.Target) {
 			}
 		}
 	})
-	t.Run("EVS-12 readable by its owner only", func(t *testing.T) {
+	t.Run("EVS-12 readable only by its owner", func(t *testing.T) {
 		st := readStatus(t, alice, uri)
 		if st.URI != uri || st.TargetURI != hook.URL() || len(st.EventURIs) != 2 || st.State != "active" || !st.DeliveryStatus.Active || st.DeliveryStatus.LastDeliveryAt != nil {
 			t.Errorf("read: %+v", st)
@@ -106,7 +106,7 @@ func subscriptionResources(t *testing.T, s *harness.Target) {
 			t.Errorf("%d attempts at an endpoint that answered 410", n)
 		}
 	})
-	t.Run("EVS-12 deregistering sends list_changed and takes it away", func(t *testing.T) {
+	t.Run("EVS-12 deregistering sends list_changed and removes it", func(t *testing.T) {
 		before := map[*harness.Stream]int{listens["alice"]: changes(listens["alice"]), sessionBased: changes(sessionBased)}
 		deregister(t, alice, uri)
 		for st, n := range before {
@@ -119,15 +119,15 @@ func subscriptionResources(t *testing.T, s *harness.Target) {
 		}
 		alice.Refused(t, -32602, "resources/read", object{"uri": uri})
 	})
-	t.Run("EVS-12 another principal is notified of nothing", func(t *testing.T) {
-		// That the catalog was applied may be announced just now, to everybody and for both lists.
+	t.Run("EVS-12 another principal is not notified", func(t *testing.T) {
+		// All clients may be notified at this time, of both lists, because the catalog has just been applied.
 		if n := changes(listens["bob"]) - count(listens["bob"], "notifications/events/list_changed"); n != 0 {
 			t.Errorf("bob got %d list_changed", n)
 		}
 	})
 }
 
-// TestParentWebhooks shows webhooks of parents and of patterns.
+// TestParentWebhooks tests webhooks of parents and of patterns.
 func TestParentWebhooks(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{})
@@ -146,7 +146,7 @@ func TestParentWebhooks(t *testing.T) {
 	register(t, c, last, "event://github/globex/api/pull_request")
 	s.Publish(t, pullRequest("p5", "globex", "api", 5))
 	last.Wait(t, 1)
-	t.Run("EVS-13 a parent gets its sub-resources, overlapping URIs deliver once", func(t *testing.T) {
+	t.Run("EVS-13 a parent receives events of its sub-resources, and overlapping URIs deliver once", func(t *testing.T) {
 		hook.Wait(t, 3)
 		if ids := hook.IDs(); len(ids) != 3 || ids["p1"] != 1 || ids["p2"] != 1 || ids["p3"] != 1 {
 			t.Errorf("delivered %v, want p1, p2 and p3 once each", ids)

@@ -26,9 +26,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/identity"
 )
 
-// TestTenants shows AUT-05: by every method and every other way in, with every kind of
-// credentials, the answer is the expected one, and no byte of another tenant's data is in any answer
-// or stream.
+// TestTenants tests AUT-05: every method and every other kind of request, with every kind of credentials, gets the
+// expected response, and no response or stream contains another tenant's data.
 func TestTenants(t *testing.T) {
 	t.Parallel()
 	serve := func(t *testing.T, o harness.ServerOptions) *harness.Server {
@@ -66,7 +65,7 @@ func TestTenants(t *testing.T) {
 		t.Parallel()
 		aws := harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick})
 		aws.ApplyCatalog(t, "outside", granted)
-		aws.AnnounceCatalog(t, "tenants", owned) // and all functions use both
+		aws.AnnounceCatalog(t, "tenants", owned) // wait until all functions use both
 		tenants(t, &aws.Target, tenantKeys(&aws.Target))
 	})
 }
@@ -78,18 +77,18 @@ func tenantKeys(s *harness.Target) map[string]string {
 	}
 }
 
-// want is an expected answer: the HTTP status, and the JSON-RPC code, 0 for a result.
+// want is an expected response: the HTTP status, and the JSON-RPC code, which is 0 for a result.
 type want struct{ status, code int }
 
 func (w want) String() string { return fmt.Sprintf("%d/%d", w.status, w.code) }
 
-// attack asks for what is the victim's.
+// attack is a request for the victim's data.
 type attack struct {
-	// scope is needed for the method; empty for none.
+	// scope is required by the method. It may be empty.
 	scope  string
 	params object
-	// stateless and sessionBased are what a good token of another principal of the workspace, and
-	// of a principal of another workspace, gets; nil where the method does not exist.
+	// stateless and sessionBased are the expected responses to a good token of another principal of the workspace,
+	// and of a principal of another workspace. They are nil where the method does not exist.
 	stateless, sessionBased []want
 }
 
@@ -98,13 +97,13 @@ var (
 	unknown = want{404, -32601}
 )
 
-// victim is a tenant with something to lose.
+// victim is a tenant whose data is attacked.
 type victim struct {
 	*harness.Client
-	session, named *harness.Client // of the session-based revisions, and of the dialect
-	private        []string        // nobody else may see it
-	workspace      []string        // nobody of another workspace may see it
-	own            string          // its subscription://
+	session, named *harness.Client // with a session-based revision, and with the dialect
+	private        []string        // texts that only the victim may see
+	workspace      []string        // texts that only its workspace may see
+	own            string          // its subscription:// URI
 	hook, extended *harness.Endpoint
 	cursor         string
 	watch          *harness.Stream
@@ -139,7 +138,7 @@ func newVictim(t *testing.T, s *harness.Target) *victim {
 	return v
 }
 
-// publish publishes an event that is the victim's, and one that is its workspace's.
+// publish publishes an event that belongs to the victim, and one that belongs to its workspace.
 func (v *victim) publish(t *testing.T, s *harness.Target, n int) {
 	t.Helper()
 	for kind, uri := range map[string]string{"private": secretURI, "shared": publicURI} {
@@ -153,7 +152,7 @@ func (v *victim) publish(t *testing.T, s *harness.Target, n int) {
 	v.watch.Wait(t, 2*n)
 }
 
-// attacks has every method at least once.
+// attacks contains every method at least once.
 func (v *victim) attacks() map[string][]attack {
 	read, webhooks := "events:read", "events:subscribe"
 	changed := object{"name": "repo.changed", "arguments": object{"owner": "acme"}}
@@ -212,17 +211,16 @@ func (v *victim) attacks() map[string][]attack {
 		"tools/call":   {{params: object{"name": "x"}}},
 		"prompts/list": {{}},
 		"prompts/get":  {{params: object{"name": "x"}}},
-		// Which are there only where they are switched on, see TestConversation.
+		// These exist only where they are enabled, see TestConversation.
 		"conversation/userMessage":       {{params: object{"messageId": "x", "content": "x"}}},
 		"conversation/assistantResponse": {{params: object{"messageId": "x", "content": "x"}}},
 	}
 }
 
-// asked are what servers ask of clients, which the endpoint does not serve.
+// asked are methods that servers call on clients. The endpoint does not serve them.
 var asked = []string{"elicitation/create", "sampling/createMessage", "roots/list"}
 
-// methods are those that the endpoint knows, from its source: a new one has to come
-// into the table.
+// methods reads the names of the endpoint's methods from its source, so that a new method must be added to the table.
 func methods(t *testing.T) (names []string) {
 	file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(harness.Root(t), "shared/protocol/spec/spec.go"), nil, 0)
 	if err != nil {
@@ -247,10 +245,10 @@ func methods(t *testing.T) (names []string) {
 	return names
 }
 
-// received is all that an answer or a stream brought so far.
+// received is the content of a response or stream so far.
 type received struct {
 	what, asked string
-	limit       []string // what must not be in it
+	limit       []string // texts that it must not contain
 	status      int
 	header      string
 	cancel      context.CancelFunc
@@ -272,7 +270,7 @@ func (h *received) String() string {
 	return h.text.String()
 }
 
-// over reports whether nothing more comes.
+// over reports whether the response is complete.
 func (h *received) over() bool {
 	select {
 	case <-h.ended:
@@ -282,7 +280,7 @@ func (h *received) over() bool {
 	}
 }
 
-// code is that of the answer: 0 also for a stream that has begun.
+// code returns the JSON-RPC code of the response. It is 0 for a stream that has begun, too.
 func (h *received) code() int {
 	text := h.String()
 	if i := strings.LastIndex(text, "data: {"); i >= 0 {
@@ -295,8 +293,8 @@ func (h *received) code() int {
 	return 0
 }
 
-// listenTo sends a request and listens to the answer: to its end, or to a stream until
-// the test has ended.
+// listenTo sends a request and reads the response in the background: to its end, or until the test ends if it is a
+// stream.
 func listenTo(t *testing.T, what string, req *http.Request, asked string, limit []string) *received {
 	t.Helper()
 	h := &received{what: what, asked: asked + req.Header.Get("Mcp-Session-Id"), limit: limit, ended: make(chan struct{})}
@@ -324,7 +322,7 @@ func listenTo(t *testing.T, what string, req *http.Request, asked string, limit 
 	select {
 	case <-enough:
 	case <-time.After(harness.Patience):
-		t.Errorf("%s: no answer", what)
+		t.Errorf("%s: no response", what)
 	}
 	return h
 }
@@ -334,7 +332,7 @@ func (h *received) check(t *testing.T) {
 	text := h.header + h.String()
 	for _, s := range h.limit {
 		if s != "" && strings.Contains(text, s) && !strings.Contains(h.asked, s) {
-			t.Errorf("%s: %q is in what was sent: %.600s", h.what, s, text)
+			t.Errorf("%s: the response contains %q: %.600s", h.what, s, text)
 		}
 	}
 }
@@ -346,7 +344,7 @@ func tenants(t *testing.T, s *harness.Target, credentials map[string]string) {
 	known := methods(t)
 	for name := range table {
 		if !slices.Contains(known, name) {
-			t.Errorf("%s is no method of the endpoint", name)
+			t.Errorf("%s is not a method of the endpoint", name)
 		}
 	}
 	for _, who := range slices.Sorted(maps.Keys(credentials)) {
@@ -363,7 +361,7 @@ func tenants(t *testing.T, s *harness.Target, credentials map[string]string) {
 		}
 		for _, name := range known {
 			if len(table[name]) == 0 {
-				t.Errorf("AUT-05 %s is not in the table: add what is expected of it", name)
+				t.Errorf("AUT-05 %s is not in the table: add its expected responses", name)
 			}
 			for i, a := range table[name] {
 				for _, c := range []*harness.Client{stateless, sessionBased} {
@@ -398,12 +396,12 @@ func tenants(t *testing.T, s *harness.Target, credentials map[string]string) {
 			all = append(all, h)
 		}
 	}
-	v.publish(t, s, 2) // and everything of the victim's still works
+	v.publish(t, s, 2) // the victim's own requests still work
 	began := time.Now()
 	shared := harness.Within(t, harness.Patience, func() bool {
 		return slices.ContainsFunc(all, func(h *received) bool { return !h.over() && strings.Contains(h.String(), "shared-payload") })
 	})
-	time.Sleep(time.Until(began.Add(1500 * time.Millisecond))) // time for what must not come
+	time.Sleep(time.Until(began.Add(1500 * time.Millisecond))) // time for events that must not arrive
 	open := 0
 	for _, h := range all {
 		if !h.over() {
@@ -414,12 +412,12 @@ func tenants(t *testing.T, s *harness.Target, credentials map[string]string) {
 		h.check(t)
 	}
 	if open < 5 || !shared {
-		t.Errorf("%d streams were open when the victim's events came; one brought what is everybody's: %v", open, shared)
+		t.Errorf("%d streams were open when the victim's events arrived; one had the events for all: %v", open, shared)
 	}
 	if a := v.session.Do(t, "ping", nil); a.Status != 200 {
 		t.Errorf("the victim's session: status %d", a.Status)
 	}
-	t.Logf("%d answers, %d of them streams that were open", len(all), open)
+	t.Logf("%d responses, %d of them open streams", len(all), open)
 }
 
 func expected(who, method string, a attack, wants []want, sessionBased bool) want {
@@ -446,7 +444,7 @@ func expected(who, method string, a attack, wants []want, sessionBased bool) wan
 	return wants[1]
 }
 
-// way is a request beside the methods, with the status for each kind of credentials.
+// way is a request other than the methods, with the expected status for each kind of credentials.
 type way struct {
 	req   *http.Request
 	asked string

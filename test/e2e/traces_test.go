@@ -13,19 +13,20 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// exported is a span as OTLP has it in JSON.
+// exported is a span in OTLP's JSON encoding.
 type exported struct {
 	TraceID, SpanID, ParentSpanID, Name string
 
 	Status struct{ Message string }
 }
 
-// TestTracesOnLocalAWS: each span is sent by another function, of which none runs when it is looked for.
+// TestTracesOnLocalAWS: each span is sent by a different function, and none of them runs when the test looks for the
+// spans.
 func TestTracesOnLocalAWS(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	var spans []exported
-	counted := map[string]float64{} // by counter
+	counted := map[string]float64{} // values by counter
 	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		var body struct {
 			ResourceSpans []struct {
@@ -64,7 +65,7 @@ func TestTracesOnLocalAWS(t *testing.T) {
 	aws := harness.StartAWS(t, harness.AWSOptions{Env: map[string]string{
 		"MCPEVENTS_OTLP_ENDPOINT": collector.URL, "MCPEVENTS_TRACE_RATIO": "0", "MCPEVENTS_RETRY_SCHEDULE": "0s,1s,1s",
 	}})
-	t.Run("OPS-13 a trace goes from the publisher over the functions to the webhook and its retry", func(t *testing.T) {
+	t.Run("OPS-13 a trace leads from the publisher through the functions to the webhook and its retry", func(t *testing.T) {
 		const trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 		hook := harness.NewReceiver(t).Endpoint("traced")
 		hook.Answer(func(n int, _ *harness.Delivery) harness.Reply {
@@ -111,8 +112,8 @@ func TestTracesOnLocalAWS(t *testing.T) {
 			}
 		}
 	})
-	t.Run("OPS-12 what the functions counted is at the collector, once", func(t *testing.T) {
-		aws.Retire("DispatchFunction") // which sends the last
+	t.Run("OPS-12 the collector has each count of the functions once", func(t *testing.T) {
+		aws.Retire("DispatchFunction") // its processes then send the remaining metrics
 		var published, attempts float64
 		if !harness.Within(t, harness.Patience, func() bool {
 			mu.Lock()

@@ -12,12 +12,12 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestVerification shows the challenge before the first delivery.
+// TestVerification tests the challenge before the first delivery.
 func TestVerification(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{})
 	verifying(t, &s.Target)
-	t.Run("EVX-12 an allow-list of the operator needs no challenge", func(t *testing.T) {
+	t.Run("EVX-12 targets in the operator's allow-list need no challenge", func(t *testing.T) {
 		hook := harness.NewReceiver(t).Endpoint("listed")
 		other := harness.StartServer(t, harness.ServerOptions{Args: []string{"--verified-targets", strings.TrimSuffix(hook.URL(), hook.Name)}})
 		subscribe(t, other.Stateless("alice"), hook, "ci.build_finished", nil)
@@ -27,7 +27,7 @@ func TestVerification(t *testing.T) {
 	})
 }
 
-// TestVerifiedRegistrations shows the challenge where the operator asks for it in SEP-1803 too.
+// TestVerifiedRegistrations tests the challenge for SEP-1803, if the operator enables it.
 func TestVerifiedRegistrations(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--verify-registrations"}})
@@ -49,7 +49,7 @@ func TestVerifiedRegistrations(t *testing.T) {
 		s.Publish(t, build("arrived-once", 1))
 		<-ended
 		if code != 0 || !strings.Contains(out, "arrived-once") {
-			t.Errorf("it ended with %d: %s\n%s", code, out, errs)
+			t.Errorf("the command ended with %d: %s\n%s", code, out, errs)
 		}
 	})
 	t.Run("SRF-07 an endpoint that does not echo is not registered", func(t *testing.T) {
@@ -85,7 +85,7 @@ func verifying(t *testing.T, s *harness.Target) {
 			t.Errorf("X-MCP-Subscription-Id %q, want %q", c.Header.Get("X-MCP-Subscription-Id"), sub.ID)
 		}
 		if raw, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(c.Challenge, "=")); err == nil && len(raw) < 16 || len(c.Challenge) < 22 {
-			t.Errorf("challenge %q can be guessed", c.Challenge)
+			t.Errorf("challenge %q is too short", c.Challenge)
 		}
 		subscribe(t, bob, hook, "ci.build_finished", nil)
 		if n := len(hook.Challenges()); n != 2 {
@@ -124,7 +124,7 @@ func verifying(t *testing.T, s *harness.Target) {
 			e := alice.Refused(t, -32015, "events/subscribe", subscription("ci.build_finished", nil, hook.URL(), newSecret()))
 			reason, _ := decode[map[string]any](t, e.Data)["reason"].(string)
 			if !slices.Contains([]string{"connection_refused", "timeout", "tls_error", "http_4xx", "http_5xx", "challenge_failed"}, reason) {
-				t.Errorf("reason %q is none of the published categories: %v", reason, e)
+				t.Errorf("reason %q is not a published category: %v", reason, e)
 			}
 			if !strings.Contains(e.Message, "CallbackEndpointError") {
 				t.Errorf("message %q does not name the error", e.Message)
@@ -135,12 +135,12 @@ func verifying(t *testing.T, s *harness.Target) {
 			}
 		})
 	}
-	t.Run("EVX-12 the challenge follows no redirect", func(t *testing.T) {
+	t.Run("EVX-12 the challenge does not follow redirects", func(t *testing.T) {
 		if len(moved.Challenges()) != 0 {
-			t.Error("it did")
+			t.Error("the challenge followed a redirect")
 		}
 	})
-	t.Run("EVX-12 nobody listens", func(t *testing.T) {
+	t.Run("EVX-12 an unreachable endpoint is not verified", func(t *testing.T) {
 		e := alice.Refused(t, -32015, "events/subscribe", subscription("ci.build_finished", nil, closedPort(t), newSecret()))
 		if got := decode[map[string]any](t, e.Data)["reason"]; got != "connection_refused" {
 			t.Errorf("reason %v", got)

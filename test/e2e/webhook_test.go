@@ -23,7 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestWebhookRequest shows a webhook request down to its headers.
+// TestWebhookRequest tests all parts of a webhook request, including its headers.
 func TestWebhookRequest(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{})
@@ -52,7 +52,7 @@ func TestWebhookRequest(t *testing.T) {
 				"content-length", "content-type", "host", "user-agent", "webhook-id", "webhook-signature", "webhook-timestamp",
 				"x-mcp-subscription-id",
 			}
-			if i := slices.Index(names, "accept-encoding"); i >= 0 { // of the transport; asks for nothing
+			if i := slices.Index(names, "accept-encoding"); i >= 0 { // added by the transport, without a meaning for webhooks
 				t.Errorf("accept-encoding %q: the response is not read", got.Header.Get("Accept-Encoding"))
 			}
 			if !slices.Equal(names, want) {
@@ -76,14 +76,14 @@ func TestWebhookRequest(t *testing.T) {
 				t.Errorf("webhook-timestamp %q, arrived %d", got.Header.Get("webhook-timestamp"), got.At.Unix())
 			}
 		})
-		t.Run("the payload is as published, "+what, func(t *testing.T) {
+		t.Run("the payload is unchanged, "+what, func(t *testing.T) {
 			body := decode[struct{ Data json.RawMessage }](t, got.Body)
 			if !sameJSON(t, body.Data, []byte(payload)) || !bytes.Contains(body.Data, []byte("9007199254740993")) {
 				t.Errorf("data %s", body.Data)
 			}
 		})
 	}
-	t.Run("WHK-04 verified in Go and in JavaScript, and not when changed", func(t *testing.T) {
+	t.Run("WHK-04 the Go and JavaScript libraries verify a webhook, but not a changed one", func(t *testing.T) {
 		for _, x := range []struct {
 			d      *harness.Delivery
 			secret string
@@ -129,7 +129,7 @@ func TestWebhookRequest(t *testing.T) {
 			t.Errorf("X-MCP-Subscription-Id %q, %d bytes", e.Header.Get("X-MCP-Subscription-Id"), len(e.Body))
 		}
 	})
-	t.Run("EVX-14 the largest payload stays under 256 KiB as webhook", func(t *testing.T) {
+	t.Run("EVX-14 a webhook with the largest payload has less than 256 KiB", func(t *testing.T) {
 		text := strings.Repeat("x", 240<<10-200)
 		s.Publish(t, harness.Event{ID: "large", URI: "event://github/acme/website/pull_request", Data: object{
 			"action": "opened", "number": 1, "pull_request": object{"title": "t", "author": "o", "head": text},
@@ -146,7 +146,7 @@ func TestWebhookRequest(t *testing.T) {
 	})
 }
 
-// TestPublicKeys shows the asymmetric signature beside the HMAC.
+// TestPublicKeys tests the asymmetric signature next to the HMAC.
 func TestPublicKeys(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--server-identity"}})
@@ -154,7 +154,7 @@ func TestPublicKeys(t *testing.T) {
 	register(t, s.Stateless("alice"), hook, "event://ci/build-finished")
 	s.Publish(t, build("signed", 1))
 	d := hook.Wait(t, 1)[0]
-	t.Run("WHK-05 v1 and v1a side by side, the key as JWKS", func(t *testing.T) {
+	t.Run("WHK-05 a webhook has v1 and v1a signatures, and the key is published as JWKS", func(t *testing.T) {
 		if err := d.Verify(hook.Secret()); err != nil {
 			t.Errorf("v1: %v", err)
 		}
@@ -184,12 +184,13 @@ func TestPublicKeys(t *testing.T) {
 			}
 		}
 		if !verified {
-			t.Errorf("no v1a signature is verified: %s", d.Header.Get("webhook-signature"))
+			t.Errorf("no v1a signature can be verified: %s", d.Header.Get("webhook-signature"))
 		}
 	})
 }
 
-// TestStatuses shows what each kind of answer of an endpoint leads to; shared/events/webhook has all of them.
+// TestStatuses tests the consequences of each kind of response from an endpoint. shared/events/webhook tests all
+// statuses.
 func TestStatuses(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--retry-schedule", "0s,1s"}})
@@ -227,7 +228,7 @@ func TestStatuses(t *testing.T) {
 	last.WaitAttempts(t, 2)
 	s.Publish(t, build("two", 2))
 	for status, want := range attempts {
-		t.Run(fmt.Sprintf("WHK-07 %d leads to %d attempts, and the next event comes", status, want), func(t *testing.T) {
+		t.Run(fmt.Sprintf("WHK-07 %d leads to %d attempts, and the next event is delivered", status, want), func(t *testing.T) {
 			harness.Eventually(t, harness.Patience, "the next event", func() bool { return hooks[status].IDs()["two"] > 0 })
 			if got := hooks[status].IDs()["one"]; got != want {
 				t.Errorf("%d attempts, want %d", got, want)
@@ -241,7 +242,7 @@ func TestStatuses(t *testing.T) {
 	})
 }
 
-// TestDripFeed shows an endpoint that answers byte by byte.
+// TestDripFeed tests an endpoint that responds byte by byte.
 func TestDripFeed(t *testing.T) {
 	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--webhook-timeout", "1s", "--retry-schedule", "0s,1s"}})
@@ -283,21 +284,21 @@ func TestDripFeed(t *testing.T) {
 		"uris": []string{"event://ci/build-finished"}, "targetUri": "http://" + l.Addr().String() + "/",
 	}, &r)
 	s.Publish(t, build("drip", 1))
-	t.Run("WHK-11 a response that drips is cut off at the timeout", func(t *testing.T) {
+	t.Run("WHK-11 a slow response is cut off at the timeout", func(t *testing.T) {
 		select {
 		case took := <-ended:
-			if took > 15*time.Second { // all of it would take 50 s
+			if took > 15*time.Second { // the complete response would take 50 s
 				t.Errorf("the exchange lasted %v, the timeout is 1 s", took)
 			}
 		case <-time.After(harness.Patience):
-			t.Fatal("the exchange goes on")
+			t.Fatal("the exchange did not end")
 		}
 		status := waitStatus(t, alice, r.Subscription.URI, func(s subscriptionStatus) bool { return s.DeliveryStatus.LastError != nil })
 		if *status.DeliveryStatus.LastError != "timeout" {
 			t.Errorf("lastError %q", *status.DeliveryStatus.LastError)
 		}
 	})
-	t.Run("WHK-10 and the delivery is tried again", func(t *testing.T) {
+	t.Run("WHK-10 the delivery is retried", func(t *testing.T) {
 		harness.Eventually(t, harness.Patience, "the second attempt", func() bool { return requests.Load() >= 2 })
 	})
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestWebhookID has the operator choose ids per message, and that a stream over the quota is refused, embedded and with the
-// functions: EVX-21, AUT-07.
+// TestWebhookID tests a webhook-id per message, which the operator can choose, and that a stream over the quota is
+// refused, stand-alone and with the functions: EVX-21, AUT-07.
 func TestWebhookID(t *testing.T) {
 	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
@@ -37,7 +37,7 @@ func refusedStreams(t *testing.T, s *harness.Target) {
 	first := c.Stream(t, 1, "events/stream", params)
 	first.Next(t)
 	c.Listen(t, 2, object{"resourcesListChanged": true}, nil).Next(t)
-	t.Run("AUT-07 EVX-16 a third stream is ResourceExhausted with its limit, and the open ones go on", func(t *testing.T) {
+	t.Run("AUT-07 EVX-16 a third stream is ResourceExhausted with its limit, and the open ones continue", func(t *testing.T) {
 		e := c.Refused(t, -32025, "events/stream", params)
 		if !sameJSON(t, e.Data, []byte(`{"limit":"streams","max":2}`)) {
 			t.Errorf("data %s", e.Data)
@@ -47,14 +47,14 @@ func refusedStreams(t *testing.T, s *harness.Target) {
 			t.Errorf("got %s", m.Raw)
 		}
 		if s.Stateless("alice").Stream(t, 1, "events/stream", params).Next(t).Method != "notifications/events/active" {
-			t.Error("another principal has no stream")
+			t.Error("another principal got no stream")
 		}
 	})
 	if s.Name != "embedded" {
-		return // Lambda does not report that a client is gone: its stream ends at its age
+		return // Lambda does not report that a client has disconnected, so its stream ends only at its maximum age
 	}
 	first.Close()
-	t.Run("AUT-07 a stream that was closed leaves room", func(t *testing.T) {
+	t.Run("AUT-07 closing a stream allows another one", func(t *testing.T) {
 		harness.Eventually(t, harness.Patience, "room", func() bool {
 			st, err := c.TryStream(t.Context(), 3, "events/stream", params)
 			if err != nil {

@@ -15,21 +15,20 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// published is an event that the system accepted.
+// published is an event that the system has accepted.
 type published struct {
 	harness.Event
 	ID             string
 	Publisher, Seq int
 }
 
-// workload is what the publishers of the main job publish: count events each, of
-// five types and thirteen URIs.
+// workload is the events of the main job's publishers: count events each, of five types and thirteen URIs.
 type workload struct {
 	publishers, count int
 	events            map[string]*published // by id
 }
 
-// event is the seq-th event of a publisher, without id.
+// event returns the seq-th event of a publisher, without an id.
 func (w *workload) event(publisher, seq int) harness.Event {
 	n := publisher*w.count + seq
 	pick := func(shift int, values ...string) string { return values[(n/shift)%len(values)] }
@@ -67,9 +66,8 @@ func (w *workload) event(publisher, seq int) harness.Event {
 	}
 }
 
-// run publishes all of it, every publisher one request after the other and all
-// publishers at once: single events, arrays, CloudEvents, with ids of the publisher's and
-// without.
+// run publishes all events. Publishers run concurrently, and each sends its requests one after the other: single
+// events, arrays and CloudEvents, with and without ids chosen by the publisher.
 func (w *workload) run(tb testing.TB, target *harness.Target) {
 	tb.Helper()
 	w.events = map[string]*published{}
@@ -101,7 +99,7 @@ func (w *workload) run(tb testing.TB, target *harness.Target) {
 						tb.Errorf("published %s as %q, accepted %s as %q", events[i].URI, events[i].ID, a.URI, a.ID)
 					}
 					if w.events[a.ID] != nil {
-						tb.Errorf("the id %q was given twice", a.ID)
+						tb.Errorf("the id %q was assigned twice", a.ID)
 					}
 					w.events[a.ID] = &published{Event: events[i], ID: a.ID, Publisher: p, Seq: seq + i}
 				}
@@ -130,7 +128,7 @@ func (w *workload) publish(ctx context.Context, t *harness.Target, step int, eve
 	return t.TryPublish(ctx, "publisher", events...)
 }
 
-// wanted are the ids of the events for which f holds.
+// wanted returns the ids of the events for which f is true.
 func (w *workload) wanted(f func(*published) bool) map[string]*published {
 	out := map[string]*published{}
 	for id, e := range w.events {
@@ -141,7 +139,7 @@ func (w *workload) wanted(f func(*published) bool) map[string]*published {
 	return out
 }
 
-// under is true for events whose URI is one of those given or lies below it.
+// under returns a function that reports whether an event's URI is one of the given ones or below one.
 func under(uris ...string) func(*published) bool {
 	return func(e *published) bool {
 		return slices.ContainsFunc(uris, func(uri string) bool {
@@ -150,9 +148,9 @@ func under(uris ...string) func(*published) bool {
 	}
 }
 
-// checkStream asserts that a stream sent exactly the wanted events, once each, and
-// per URI and publisher in the order of publishing. It may repeat so many: an append to the log that took
-// longer than two seconds is made again, and readers that had the first one see both.
+// checkStream checks that a stream sent exactly the wanted events, once each, and in the order of publishing per URI
+// and publisher. A limited number of repetitions is allowed: if appending to the log takes longer than two seconds,
+// it is repeated, and readers that saw the first append see the event twice.
 func checkStream(t *testing.T, name string, got []*harness.Update, want map[string]*published, repeats int) {
 	t.Helper()
 	seen := map[string]bool{}
@@ -175,7 +173,7 @@ func checkStream(t *testing.T, name string, got []*harness.Update, want map[stri
 			}
 			key := fmt.Sprintf("%d %s", e.Publisher, e.URI)
 			if before, ok := last[key]; ok && before > e.Seq {
-				t.Errorf("stream %s: of publisher %d's events of %s number %d came after number %d", name, e.Publisher, e.URI, e.Seq, before)
+				t.Errorf("stream %s: publisher %d's events of %s: number %d arrived after number %d", name, e.Publisher, e.URI, e.Seq, before)
 			}
 			last[key] = e.Seq
 		}
@@ -187,8 +185,8 @@ func checkStream(t *testing.T, name string, got []*harness.Update, want map[stri
 	}
 }
 
-// checkOrder asserts that streams agree on the order of the events of each URI, but for those URIs of
-// which a stream repeated an event: it is at two places of the log.
+// checkOrder checks that streams agree on the order of the events of each URI. It skips URIs of which a stream
+// repeated an event, because that event is in two positions of the log.
 func checkOrder(t *testing.T, streams map[string][]*harness.Update) {
 	t.Helper()
 	repeated := map[string]bool{}
@@ -199,7 +197,7 @@ func checkOrder(t *testing.T, streams map[string][]*harness.Update) {
 			seen[u.EventID] = true
 		}
 	}
-	var reference map[string]int // the place of an event id on the stream with most
+	var reference map[string]int // position of each event id on the longest stream
 	longest := ""
 	for name, s := range streams {
 		if longest == "" || len(s) > len(streams[longest]) {
@@ -225,8 +223,8 @@ func checkOrder(t *testing.T, streams map[string][]*harness.Update) {
 	}
 }
 
-// checkEndpoint asserts that an endpoint got exactly the wanted events, every
-// request of them well-formed and signed, and returns how many were repetitions.
+// checkEndpoint checks that an endpoint received exactly the wanted events, and that every request is well-formed and
+// signed. It returns the number of repetitions.
 func checkEndpoint(t *testing.T, e *harness.Endpoint, want map[string]*published, body func(*testing.T, *harness.Delivery, *published)) (repeated int) {
 	t.Helper()
 	for id := range e.IDs() {
@@ -258,7 +256,7 @@ func checkEndpoint(t *testing.T, e *harness.Endpoint, want map[string]*published
 	return repeated
 }
 
-// sep1803Body checks the body of a webhook of a registered subscription.
+// sep1803Body checks the body of a registered subscription's webhook.
 func sep1803Body(subscription string) func(*testing.T, *harness.Delivery, *published) {
 	return func(t *testing.T, d *harness.Delivery, p *published) {
 		t.Helper()
@@ -270,7 +268,7 @@ func sep1803Body(subscription string) func(*testing.T, *harness.Delivery, *publi
 	}
 }
 
-// eventsBody checks the body of a webhook of the MCP Events extension.
+// eventsBody checks the body of an MCP Events extension webhook.
 func eventsBody(name string) func(*testing.T, *harness.Delivery, *published) {
 	return func(t *testing.T, d *harness.Delivery, p *published) {
 		t.Helper()
