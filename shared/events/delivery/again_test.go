@@ -3,7 +3,6 @@ package delivery
 import (
 	"context"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -13,6 +12,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 )
 
 // watched is a queue that can be out of order and is seen to be sent to.
@@ -296,38 +297,6 @@ func (r *rig) keyOf(id string) string {
 
 // TestEndpointRates: WHK-16.
 func TestEndpointRates(t *testing.T) {
-	t.Run("WHK-16 two processes together make as many attempts a second as the endpoint may have, not one more", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			r := newRig(t)
-			const limit = 20
-			two := []*endpointRates{newEndpointRates(r.db, limit, time.Now), newEndpointRates(r.db, limit, time.Now)}
-			var mu sync.Mutex
-			perSecond := map[int64]int{}
-			var wg sync.WaitGroup
-			for i := range 8 {
-				wg.Go(func() {
-					for range 500 {
-						now := time.Now()
-						if two[i%2].allow(t.Context(), "one") {
-							mu.Lock()
-							perSecond[now.Unix()]++
-							mu.Unlock()
-						}
-						time.Sleep(10 * time.Millisecond)
-					}
-				})
-			}
-			wg.Wait()
-			for second, n := range perSecond {
-				if n != limit {
-					t.Errorf("%d attempts in second %d, want %d", n, second, limit)
-				}
-			}
-			if len(perSecond) < 5 {
-				t.Errorf("%d seconds", len(perSecond))
-			}
-		})
-	})
 	t.Run("WHK-16 what is over the rate is delivered later, at its pace, and none is lost", func(t *testing.T) {
 		options := embedded()
 		options.EndpointRate = 10
@@ -354,6 +323,47 @@ func TestEndpointRates(t *testing.T) {
 				if last := lags[len(lags)-1]; last < 17*time.Second || last > 45*time.Second {
 					t.Errorf("the last came after %v; 200 take 20 s at 10 a second", last)
 				}
+			}
+		})
+	})
+	t.Run("WHK-18 each delivery is made, and none is given up without an attempt", func(t *testing.T) {
+		options := embedded()
+		options.EndpointRate = 2
+		options.Schedule = Schedule{0, time.Second}
+		inWorld(t, options, func(w *world) {
+			url := oneOrigin(1)[0]
+			sub := w.to(url)[0]
+			w.answer = func(webhook.Request) webhook.Outcome {
+				return webhook.Outcome{Status: 200, Took: 10 * time.Millisecond}
+			}
+			// Another process uses half of the rate.
+			foreign := lane.New(w.db, lane.Limits{Attempts: 1, PerEndpoint: 1, Bytes: 1 << 20, Rate: options.EndpointRate}, time.Now)
+			stop := time.Now().Add(40 * time.Minute)
+			go func() {
+				for time.Now().Before(stop) {
+					ctx := context.WithoutCancel(w.t.Context())
+					if s, v := foreign.Reserve(ctx, lane.Call{Endpoint: endpointID(url), URL: url}, lane.Patience{}); v == lane.Granted {
+						s.Start(ctx, url)
+						s.Done(lane.Unused)
+					}
+					time.Sleep(time.Second)
+				}
+			}()
+			at := w.send("e", 1500, time.Second)
+			time.Sleep(3 * time.Hour)
+			if _, missing := w.lags(url, at); missing > 0 {
+				t.Errorf("%d of %d events are missing", missing, len(at))
+			}
+			dead := 0
+			err := store.Each(w.t.Context(), w.db, store.Key{Table: store.Deliveries, Partition: lettersOf("default", sub.ID)}, "list dead letters", func(*store.Item) error {
+				dead++
+				return nil
+			})
+			if err != nil || dead > 0 {
+				t.Errorf("%d dead letters (%v), want none", dead, err)
+			}
+			if n := w.perSecond(url); n > int(options.EndpointRate) {
+				t.Errorf("%d attempts in a second, want at most %d", n, options.EndpointRate)
 			}
 		})
 	})

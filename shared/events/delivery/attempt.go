@@ -58,7 +58,7 @@ func (s *sender) send(ctx context.Context, del *delivery, target string, traced 
 		return webhook.Outcome{Category: webhook.Internal, Err: err}
 	}
 	out = s.poster.Send(ctx, r)
-	if internal(out) {
+	if out.Internal() {
 		return out
 	}
 	published := del.Published

@@ -9,6 +9,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 )
 
 // victim is a quick endpoint that gets an event of another type now and then, next to whatever a test is about.
@@ -89,7 +91,7 @@ func TestABusyEndpointStaysInTheFastLane(t *testing.T) {
 			var last time.Time
 			w.mu.Lock()
 			for _, arrived := range w.arrived[url] {
-				last = later(last, arrived)
+				last = lane.Later(last, arrived)
 			}
 			w.mu.Unlock()
 			best := time.Duration(len(at)) * 200 * time.Millisecond / 64

@@ -76,7 +76,7 @@ func (n *notices) send(ctx context.Context, del *delivery, at poster) ([]store.O
 	switch {
 	case err != nil:
 		return nil, err
-	case internal(out):
+	case out.Internal():
 		return nil, internalError(out)
 	case out.Category == "":
 		return del.forget(), nil

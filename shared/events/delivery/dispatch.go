@@ -16,6 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 )
 
 // Poster sends one signed request. shared/events/webhook implements it.
@@ -111,9 +113,8 @@ type Dispatcher struct {
 	outcomes   *outcomes
 	backlog    *backlog
 	pauses     *pauses
-	fast       *fastLane
-	lanes      *lanes
-	rate       *endpointRates
+	lanes      *lane.Lanes
+	attempts   sync.WaitGroup                        // first attempts under way
 	handled    *bounded.Map[string, map[string]bool] // of pages that failed: subscribers that are done, by message
 	underWay   sync.Map                              // attempts of the slow lane, by [SingleTask.id]
 	unrecorded unrecorded
@@ -149,15 +150,10 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 	}
 	d.backlog = &backlog{d.deliveries, d.Subscriptions}
 	d.pauses = &pauses{d.deliveries, d.Switches}
-	d.lanes = newLanes(laneLimits{
-		attempts: o.Concurrency, perEndpoint: max(1, min(o.EndpointAtOnce, o.Concurrency/4)), detached: o.Detached,
-		bytes: o.Bytes, slowAnswer: o.SlowAnswer,
+	d.lanes = lane.New(d.DB, lane.Limits{
+		Attempts: o.Concurrency, PerEndpoint: max(1, min(o.EndpointAtOnce, o.Concurrency/4)), Detached: o.Detached,
+		Bytes: o.Bytes, Patience: o.Patience, SlowAnswer: o.SlowAnswer, Rate: o.EndpointRate,
 	}, d.now)
-	d.rate = newEndpointRates(d.DB, d.Options.EndpointRate, d.now)
-	d.fast = &fastLane{
-		deliveries: d.deliveries, sender: d.sender, outcomes: d.outcomes, lanes: d.lanes, rate: d.rate,
-		options: o, now: d.now, log: d.log(),
-	}
 	d.handled = bounded.NewMap[string, map[string]bool](maxHandled)
 	return d
 }
@@ -165,11 +161,14 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 func (d *Dispatcher) now() time.Time    { return timeBy(d.Now) }
 func (d *Dispatcher) log() *slog.Logger { return loggerOr(d.Log) }
 
+// Failing counts the endpoints that fail or are slow.
+func (d *Dispatcher) Failing() lane.Failing { return d.lanes.Failing() }
+
 // Wait returns when no detached attempt is left, or ctx ends.
 func (d *Dispatcher) Wait(ctx context.Context) {
 	done := make(chan struct{})
 	go func() {
-		d.fast.attempts.Wait()
+		d.attempts.Wait()
 		close(done)
 	}()
 	select {

@@ -94,8 +94,8 @@ func (n *notices) tryGap(ctx context.Context, del *delivery) (done bool, err err
 	notice := newNotice(del.Workspace, &sub, record.Name, "gap", now)
 	notice.Control.Gap, notice.Control.Body = gapAbandoned, body
 	due := now
-	if version != 0 {
-		due = later(now, time.UnixMicro(last.At).Add(gapEvery))
+	if next := time.UnixMicro(last.At).Add(gapEvery); version != 0 && next.After(now) {
+		due = next
 	}
 	value, _ := json.Marshal(gapMark{V: taskVersion, ID: notice.Event, From: from, At: now.UnixMicro()}) // numbers and a text
 	condition := continues(version)

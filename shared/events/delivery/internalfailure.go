@@ -88,7 +88,7 @@ func (d *Dispatcher) deadLetterPages(ctx context.Context, tasks []PageTask, reas
 // become single deliveries instead. Those that cannot be written are left to another page, which repeats their first
 // attempt, up to [maxPageRetries] times. After that, or if an event can never be written, they are dead letters of the
 // deliveries queue.
-func (d *Dispatcher) remaining(ctx context.Context, t PageTask, sub *subscription.Subscriber, r *served) []PageTask {
+func (d *Dispatcher) remaining(ctx context.Context, t PageTask, sub *subscription.Subscriber, v *visit) []PageTask {
 	tasksOf := func(events []event.Event) []PageTask {
 		tasks := pages(t.Workspace, t.Pattern, subscription.At(sub.ID), 1, events)
 		for i := range tasks {
@@ -97,31 +97,31 @@ func (d *Dispatcher) remaining(ctx context.Context, t PageTask, sub *subscriptio
 		return tasks
 	}
 	var left []event.Event
-	for _, i := range r.left {
+	for _, i := range v.left {
 		left = append(left, t.Events[i])
 	}
 	tasks := tasksOf(left)
 	for i := range tasks {
-		if r.sent { // the task gets shorter, so it needs no limit and no pause
+		if v.sent { // the task gets shorter, so it needs no limit and no pause
 			tasks[i].Hops = t.Hops
 		} else {
 			tasks[i].delay = time.Duration(min(t.Hops, 30)) * time.Second
 		}
 	}
-	if r.err == nil {
+	if v.err == nil {
 		return tasks
 	}
 	ctx, cancel := finishing(ctx)
 	defer cancel()
-	d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", sub.ID, "error", r.err)
+	d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", sub.ID, "error", v.err)
 	var unwritten []event.Event
-	for n, i := range r.failed {
-		err := d.fast.toSlowLane(ctx, sub, &t.Events[i])
+	for n, i := range v.failed {
+		err := d.toSlowLane(ctx, sub, &t.Events[i])
 		if permanent(err) {
 			err = d.deadLetterPages(ctx, tasksOf(t.Events[i:i+1]), fault.Public(err))
 		}
 		if err != nil {
-			for _, i := range r.failed[n:] {
+			for _, i := range v.failed[n:] {
 				unwritten = append(unwritten, t.Events[i])
 			}
 			break

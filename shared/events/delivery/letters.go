@@ -114,11 +114,14 @@ type Operations struct {
 	tests      *quota.Keyed[string] // test events by endpoint
 }
 
+// maxTested bounds the endpoints whose test events a process limits.
+const maxTested = 20_000
+
 // NewOperations makes operations. The clock may be nil.
 func NewOperations(db store.DB, q queue.Sender, now func() time.Time) *Operations {
 	return &Operations{
 		deliveries: newDeliveries(db, q, func() time.Time { return timeBy(now) }, nil),
-		tests:      quota.NewKeyed[string](1, 1, maxEndpoint),
+		tests:      quota.NewKeyed[string](1, 1, maxTested),
 	}
 }
 

@@ -19,9 +19,12 @@ package delivery
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
@@ -218,4 +221,19 @@ func pages(workspace, key string, r subscription.Range, count int, events []even
 		}
 	}
 	return tasks
+}
+
+// endpointID returns a hash of a URL without its query, by which endpoints are known. It is also the group of their messages in the
+// slow queue, because a queue does not accept every character of a URL in a group.
+func endpointID(target string) string {
+	if i := strings.IndexAny(target, "?#"); i >= 0 {
+		target = target[:i]
+	}
+	return digest(target)
+}
+
+// digest returns a hash of 22 characters that a queue accepts as the name of a group.
+func digest(of string) string {
+	h := sha256.Sum256([]byte(of))
+	return base64.RawURLEncoding.EncodeToString(h[:16])
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 )
 
 // schedule checks that no attempt to an endpoint came before its time, or later than it may after that time
@@ -25,9 +27,9 @@ func (w *world) schedule(t *testing.T, url string, at map[string]time.Time, from
 				break
 			}
 			if !when.Before(from) {
-				latest = max(latest, when.Sub(later(until, from)))
+				latest = max(latest, when.Sub(lane.Later(until, from)))
 			}
-			if when.Before(due) || when.Sub(later(until, from)) > late {
+			if when.Before(due) || when.Sub(lane.Later(until, from)) > late {
 				if wrong++; wrong < 5 {
 					t.Errorf("%s: attempt %d came at %v, due %v to %v", id, i+1, when, due, until)
 				}

@@ -35,7 +35,7 @@ type outcomes struct {
 // record records an attempt. The writes of a success are returned, to be made with the
 // rest of the page; a failure is written at once, with what follows from it.
 func (o *outcomes) record(ctx context.Context, del *delivery, sub *subscription.Subscriber, e *event.Event, out webhook.Outcome) (notes []store.Op, err error) {
-	if internal(out) {
+	if out.Internal() {
 		return nil, internalError(out)
 	}
 	now, workspace := o.deliveries.now(), del.Workspace

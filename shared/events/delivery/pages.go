@@ -2,16 +2,16 @@ package delivery
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 )
 
 // page is the work of one batch on one range of one pattern.
@@ -193,13 +193,13 @@ const (
 
 // patienceOf is how long a page waits for slots. Its attempts have to end before its batch does, or the page would be
 // canceled and redelivered from its start.
-func (d *Dispatcher) patienceOf(ctx context.Context) patience {
+func (d *Dispatcher) patienceOf(ctx context.Context) lane.Patience {
 	now := time.Now()
-	p := patience{busy: now.Add(busyHold), others: now.Add(hold)}
+	p := lane.Patience{Busy: now.Add(busyHold), Others: now.Add(hold)}
 	if end, ok := ctx.Deadline(); ok {
 		left := end.Sub(now)
 		last := now.Add(max(left/2, left-max(d.Options.Timeout, d.Options.EventsTimeout)-2*time.Second))
-		p = patience{busy: earlier(p.busy, last), others: earlier(p.others, last)}
+		p = lane.Patience{Busy: earlier(p.Busy, last), Others: earlier(p.Others, last)}
 	}
 	return p
 }
@@ -231,13 +231,6 @@ func (d *Dispatcher) sendPages(ctx context.Context, tasks []PageTask) error {
 	return fault.Wrap(fault.Unavailable, d.Queue.Send(ctx, queue.Deliveries, out...), "send page tasks")
 }
 
-// A subscriber whose record is older than this is read again before an attempt. On AWS no attempt may start more than a
-// second after deregister has answered. In one process the [Gate] sees to that, and pausing acts within five seconds.
-const (
-	stale         = 800 * time.Millisecond
-	staleWithGate = 2 * time.Second
-)
-
 // sent is the result of a page.
 type sent struct {
 	ops         []store.Op      // to write
@@ -264,11 +257,11 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 			continue
 		}
 		serve := func() {
-			r := d.sendTo(ctx, p.PageTask, sub, read, wait)
-			left := d.remaining(ctx, p.PageTask, sub, r)
+			v := d.visit(ctx, p.PageTask, sub, read, wait)
+			left := d.remaining(ctx, p.PageTask, sub, v)
 			mu.Lock()
 			defer mu.Unlock()
-			out.ops = append(out.ops, r.notes...)
+			out.ops = append(out.ops, v.notes...)
 			out.left = append(out.left, left...)
 			if len(left) == 0 {
 				out.subscribers[sub.ID] = true
@@ -282,199 +275,4 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 	}
 	wg.Wait()
 	return out
-}
-
-// served is the result of a page for one subscriber.
-type served struct {
-	mu     sync.Mutex
-	notes  []store.Op // to write
-	sent   bool       // an attempt was made
-	left   []int      // events for another page, by their index
-	failed []int      // events that failed internally
-	err    error      // the last failure
-}
-
-// add adds the result of an event.
-func (r *served) add(i int, notes []store.Op, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.notes = append(r.notes, notes...)
-	switch {
-	case errors.Is(err, errMaybeEnded):
-		r.left = append(r.left, i) // another page sees whether it has ended
-	case err != nil:
-		r.failed, r.err = append(r.failed, i), err
-	}
-}
-
-// sendTo makes the first attempts for one subscriber: several at the same time, as many as its endpoint may have.
-func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.Subscriber, read time.Time, wait patience) *served {
-	r := &served{}
-	done, err := d.start(ctx, t, sub, read, wait, r)
-	for i := done; i < len(t.Events); i++ {
-		switch {
-		case err == nil:
-			r.left = append(r.left, i)
-		case sub.Wants(t.payloads[i], d.now()):
-			r.failed, r.err = append(r.failed, i), err
-		}
-	}
-	slices.Sort(r.left)
-	slices.Sort(r.failed)
-	return r
-}
-
-// start starts the attempts of [Dispatcher.sendTo], and returns when they have ended. The events from index done on have had
-// none: because of the error, or because it is time for another page.
-//
-// A panic is an error of this subscriber. In a goroutine it would end the process, and the next one at the same message.
-func (d *Dispatcher) start(ctx context.Context, t PageTask, sub *subscription.Subscriber, read time.Time, wait patience, r *served) (done int, err error) {
-	var attempts sync.WaitGroup
-	defer attempts.Wait()
-	defer fault.Recovered(&err)
-	right, err := d.Terminator.Review.Subscriber(ctx, t.Workspace, t.Pattern, sub, false)
-	if err != nil {
-		return d.terminate(ctx, t, sub, err)
-	}
-	next := call{endpoint: endpointID(sub.Target.URL), url: sub.Target.URL, principal: t.Workspace + "#" + sub.Principal, since: t.Since}
-	for ; done < len(t.Events); done++ {
-		e := &t.Events[done]
-		if ctx.Err() != nil {
-			return done, ctx.Err()
-		}
-		if !sub.Wants(t.payloads[done], d.now()) {
-			continue
-		}
-		may, err := right.May(ctx, e)
-		if errors.Is(err, subscription.ErrTypeRemoved) {
-			_, err = d.outcomes.abandon(ctx, newDelivery(sub, e, d.now()), e)
-		}
-		if err != nil {
-			return done, err
-		}
-		if !may {
-			continue
-		}
-		if diverted, err := d.divert(ctx, sub, e); err != nil {
-			return done, err
-		} else if diverted {
-			continue
-		}
-		if d.rate.awaited(next.endpoint, d.now()) {
-			if err := d.fast.toSlowLane(ctx, sub, e); err != nil {
-				return done, err
-			}
-			continue
-		}
-		next.bytes = int64(len(e.Data))
-		s, verdict := d.lanes.Reserve(ctx, next, wait)
-		if verdict == tooLate && t.Hops < maxHops {
-			return done, nil
-		}
-		if verdict != granted {
-			if err := d.fast.toSlowLane(ctx, sub, e); err != nil {
-				return done, err
-			}
-			continue
-		}
-		fresh, err := d.again(ctx, t, sub, &read)
-		if err != nil || fresh == nil {
-			s.Done(unused)
-			if err == nil {
-				done = len(t.Events) // it has ended
-			}
-			return done, err
-		}
-		if fresh != sub || s.waited {
-			if fresh.Target.URL != sub.Target.URL {
-				s.Done(unused)
-				return done, nil
-			}
-			sub = fresh
-			if diverted, err := d.divert(ctx, sub, e); diverted || err != nil {
-				s.Done(unused)
-				if err != nil {
-					return done, err
-				}
-				continue
-			}
-		}
-		if !d.Gate.enter(sub.ID, read) {
-			s.Done(unused)
-			return done, nil // another page sees whether it was created again
-		}
-		r.sent = true
-		i, to, read := done, sub, read
-		attempt := func() {
-			var err error
-			var notes []store.Op
-			defer func() { r.add(i, notes, err) }()
-			defer fault.Recovered(&err)
-			notes, err = d.fast.attempt(ctx, s, to, e, func() bool {
-				if d.Gate == nil {
-					return time.Since(read) <= time.Second
-				}
-				return d.Gate.enter(to.ID, read)
-			})
-		}
-		if done == len(t.Events)-1 { // often the only one
-			attempt()
-		} else {
-			attempts.Go(attempt)
-		}
-	}
-	return done, nil
-}
-
-// again returns the subscriber, read again if its record is too old, or nil if it has ended.
-func (d *Dispatcher) again(ctx context.Context, t PageTask, sub *subscription.Subscriber, read *time.Time) (*subscription.Subscriber, error) {
-	limit := stale
-	if d.Gate != nil {
-		limit = staleWithGate
-	}
-	now := time.Now()
-	if now.Sub(*read) <= limit {
-		return sub, nil
-	}
-	found, err := subscription.Subscribers(ctx, d.DB, t.Workspace, t.Pattern, subscription.At(sub.ID), 1)
-	switch {
-	case err != nil:
-		return nil, err
-	case len(found.List) > 0:
-		sub = &found.List[0]
-	case len(found.Broken) == 0:
-		return nil, nil
-	}
-	*read = now
-	return sub, nil
-}
-
-// divert handles an event for a subscriber that gets no attempts now, because it is suspended or paused, and reports whether
-// it did.
-func (d *Dispatcher) divert(ctx context.Context, sub *subscription.Subscriber, e *event.Event) (bool, error) {
-	if sub.Suspended != 0 {
-		return true, d.backlog.add(ctx, sub, e)
-	}
-	return d.pauses.pause(ctx, newDelivery(sub, e, d.now()), sub, e)
-}
-
-// terminate terminates a subscriber that may not continue by the catalog of this process. If that catalog turns out to be
-// old, it leaves the events to a further page.
-func (d *Dispatcher) terminate(ctx context.Context, t PageTask, sub *subscription.Subscriber, err error) (done int, _ error) {
-	if _, is := errors.AsType[*subscription.Terminated](err); !is {
-		return 0, err
-	}
-	if sub.Until != 0 && d.now().Unix() >= sub.Until {
-		return len(t.Events), nil
-	}
-	ended, err := d.Terminator.Terminate(ctx, t.Workspace, sub.Principal, sub.ID)
-	switch {
-	case err != nil:
-		return 0, err
-	case ended:
-		return len(t.Events), nil
-	case t.Hops >= maxHops:
-		return 0, fault.New(fault.Unavailable, "the catalog in this process is still older than the subscription")
-	}
-	return 0, nil
 }

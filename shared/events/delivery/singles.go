@@ -16,6 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 )
 
 // Singles is the [queue.Handler] of the slow queue. It makes all attempts of a batch concurrently: retries, and first
@@ -192,7 +194,7 @@ func (d *Dispatcher) waitForRate(ctx context.Context, t SingleTask) error {
 		return err
 	}
 	now := d.now()
-	wait := d.rate.reserve(ctx, t.endpoint(), now)
+	wait := d.lanes.NextTurn(ctx, t.endpoint())
 	del.First = del.First.Add(wait)
 	_, err = d.deliveries.writeNext(ctx, del, now.Add(wait))
 	return err
@@ -200,20 +202,20 @@ func (d *Dispatcher) waitForRate(ctx context.Context, t SingleTask) error {
 
 // inSlowLane makes the attempt that a task asks for if its endpoint has a free slot.
 func (d *Dispatcher) inSlowLane(ctx context.Context, m queue.Message, t SingleTask) ([]store.Op, error) {
-	s, wait := d.lanes.ReserveSlow(ctx, call{endpoint: t.endpoint(), principal: t.Workspace + "#" + t.Principal, bytes: int64(t.Size)})
+	s, wait := d.lanes.ReserveSlow(ctx, lane.Call{Endpoint: t.endpoint(), Principal: t.Workspace + "#" + t.Principal, Bytes: int64(t.Size)})
 	if s == nil {
 		if wait < maxLater {
 			return nil, errNoSlot
 		}
 		return nil, d.waitLater(ctx, t, wait, nil)
 	}
-	out := unused
+	out := lane.Unused
 	defer func() { s.Done(out) }()
 	return d.single(ctx, t, func(url string, post func() webhook.Outcome) (webhook.Outcome, error) {
-		if !d.rate.allow(ctx, s.endpoint) {
+		if !s.Start(ctx, url) {
 			return webhook.Outcome{}, errNoToken
 		}
-		s.url, out = url, post()
+		out = post()
 		return out, nil
 	})
 }

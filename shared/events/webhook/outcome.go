@@ -62,6 +62,9 @@ type Outcome struct {
 // OK reports whether the endpoint accepted the webhook: any 2xx status.
 func (o Outcome) OK() bool { return o.Category == "" }
 
+// Internal reports whether the outcome says nothing about the endpoint, because the attempt failed on our side or was canceled.
+func (o Outcome) Internal() bool { return o.Category == Aborted || o.Category == Internal }
+
 // Failure describes in our own words why an attempt failed. It does not wrap the underlying error, because the errors
 // of net/http and crypto/tls quote what the endpoint sent.
 type Failure struct {

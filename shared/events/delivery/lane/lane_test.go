@@ -1,4 +1,4 @@
-package delivery
+package lane
 
 import (
 	"fmt"
@@ -12,18 +12,20 @@ import (
 )
 
 // someLanes are the lanes of a process in which as many attempts may be under way to one endpoint.
-func someLanes(attempts, perEndpoint int) *lanes {
-	return newLanes(laneLimits{attempts: attempts, perEndpoint: perEndpoint, detached: 10, bytes: 64 << 20, slowAnswer: 2 * time.Second}, time.Now)
+func someLanes(attempts, perEndpoint int) *Lanes {
+	return New(nil, Limits{
+		Attempts: attempts, PerEndpoint: perEndpoint, Detached: 10, Bytes: 64 << 20, Patience: 3 * time.Second, SlowAnswer: time.Second,
+	}, time.Now)
 }
 
 // to is a call of an endpoint by its owner.
-func to(url string) call {
-	return call{endpoint: endpointID(url), url: url, principal: "owner of " + url, bytes: 100}
+func to(url string) Call {
+	return Call{Endpoint: url, URL: url, Principal: "owner of " + url, Bytes: 100}
 }
 
 // waitFor is how long a page waits from now on.
-func waitFor(busy, others time.Duration) patience {
-	return patience{busy: time.Now().Add(busy), others: time.Now().Add(others)}
+func waitFor(busy, others time.Duration) Patience {
+	return Patience{Busy: time.Now().Add(busy), Others: time.Now().Add(others)}
 }
 
 func TestEndpointSlots(t *testing.T) {
@@ -33,24 +35,24 @@ func TestEndpointSlots(t *testing.T) {
 			l := someLanes(8, 2)
 			first, _ := l.Reserve(t.Context(), to(url), waitFor(time.Second, time.Minute))
 			first.Done(webhook.Outcome{Status: 200})
-			var held []*slot
+			var held []*Slot
 			for range 2 {
 				s, v := l.Reserve(t.Context(), to(url), waitFor(time.Second, time.Minute))
-				if v != granted {
+				if v != Granted {
 					t.Fatalf("verdict %v for one of two slots", v)
 				}
 				held = append(held, s)
 			}
 			type result struct {
 				since int64
-				v     verdict
+				v     Verdict
 				after time.Duration
 			}
 			began, got := time.Now(), make(chan result, 3)
 			for _, since := range []int64{30, 10, 20} {
 				go func() {
 					c := to(url)
-					c.since = since
+					c.Since = since
 					_, v := l.Reserve(t.Context(), c, waitFor(time.Second, time.Minute))
 					got <- result{since, v, time.Since(began)}
 				}()
@@ -58,14 +60,14 @@ func TestEndpointSlots(t *testing.T) {
 			}
 			for i, want := range []int64{10, 20} {
 				held[i].Done(webhook.Outcome{Status: 200})
-				if r := <-got; r != (result{want, granted, 0}) {
+				if r := <-got; r != (result{want, Granted, 0}) {
 					t.Errorf("slot %d: got %+v, want the event queued at %d", i, r, want)
 				}
 			}
-			if r := <-got; r != (result{30, tooLate, time.Second}) {
+			if r := <-got; r != (result{30, TooLate, time.Second}) {
 				t.Errorf("got %+v, want the last one to give up after a second", r)
 			}
-			if e := l.byID[endpointID(url)]; e.fast != 2 || len(e.flows) != 0 || l.waiters != 0 || len(l.waiting) != 0 {
+			if e := l.byID[url]; e.fast != 2 || len(e.flows) != 0 || l.waiters != 0 || len(l.waiting) != 0 {
 				t.Errorf("%d slots are taken, want 2; %d flows, %d wait, want none", e.fast, len(e.flows), l.waiters)
 			}
 		})
@@ -74,8 +76,8 @@ func TestEndpointSlots(t *testing.T) {
 	t.Run("WHK-16 what is known of endpoints is bounded; those with attempts under way stay", func(t *testing.T) {
 		l := someLanes(1000, 2)
 		for i := range 3 * maxEndpoint {
-			s, v := l.Reserve(t.Context(), to(fmt.Sprintf("https://h%d.example.com/", i)), patience{})
-			if v != granted {
+			s, v := l.Reserve(t.Context(), to(fmt.Sprintf("https://h%d.example.com/", i)), Patience{})
+			if v != Granted {
 				t.Fatal("a new endpoint has no slot")
 			}
 			if i%1000 != 0 {
@@ -86,7 +88,7 @@ func TestEndpointSlots(t *testing.T) {
 			}
 		}
 		for i := 0; i < 3*maxEndpoint; i += 1000 {
-			if e := l.byID[endpointID(fmt.Sprintf("https://h%d.example.com/", i))]; e == nil || e.fast != 1 {
+			if e := l.byID[fmt.Sprintf("https://h%d.example.com/", i)]; e == nil || e.fast != 1 {
 				t.Fatalf("endpoint %d with an attempt under way is forgotten", i)
 			}
 		}
@@ -100,7 +102,7 @@ func TestEndpointsThatMayHangLeaveRoomForTheOthers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := someLanes(32, 8)
-				reserve := func(url string) (*slot, verdict) { return l.Reserve(t.Context(), to(url), patience{}) }
+				reserve := func(url string) (*Slot, Verdict) { return l.Reserve(t.Context(), to(url), Patience{}) }
 				good, _ := reserve("https://good.example.com/")
 				good.Done(webhook.Outcome{Status: 200, Took: 20 * time.Millisecond})
 				for i := range 32 {
@@ -109,24 +111,23 @@ func TestEndpointsThatMayHangLeaveRoomForTheOthers(t *testing.T) {
 						s, _ := reserve(url)
 						s.Done(webhook.Outcome{Status: 200, Took: 20 * time.Millisecond})
 						s, _ = reserve(url)
-						s.Detach()
-						s.Done(unused)
+						s.Detach().Done(Unused)
 					}
 				}
 				time.Sleep(slowFor)
 				taken := 0
 				for i := range 32 {
-					if _, v := reserve(fmt.Sprintf("https://h%d.example.com/", i)); v == granted {
+					if _, v := reserve(fmt.Sprintf("https://h%d.example.com/", i)); v == Granted {
 						taken++
 					}
 				}
 				if taken != 24 {
 					t.Errorf("%d attempts to endpoints that may hang started, want three quarters of 32", taken)
 				}
-				if s, v := reserve("https://good.example.com/"); v != granted {
+				if s, v := reserve("https://good.example.com/"); v != Granted {
 					t.Errorf("the good endpoint got verdict %v, want a slot without waiting", v)
 				} else {
-					s.Done(unused)
+					s.Done(Unused)
 				}
 			})
 		})
@@ -139,13 +140,12 @@ func TestProbesOfAnEndpointThatHangsBecomeRare(t *testing.T) {
 		const url = "https://hooks.example.com/a"
 		// wait returns how long first attempts take the slow lane after an attempt that was not answered in time.
 		wait := func() time.Duration {
-			s, v := l.Reserve(t.Context(), to(url), patience{})
-			if v != granted {
+			s, v := l.Reserve(t.Context(), to(url), Patience{})
+			if v != Granted {
 				t.Fatalf("got verdict %v, want a slot", v)
 			}
-			s.Detach()
-			s.Done(unused)
-			return time.Until(l.byID[endpointID(url)].slowUntil)
+			s.Detach().Done(Unused)
+			return time.Until(l.byID[url].slowUntil)
 		}
 		in := func(got, most time.Duration) bool { return got > most*2/3-time.Millisecond && got <= most }
 		for _, c := range []struct {
@@ -164,7 +164,7 @@ func TestProbesOfAnEndpointThatHangsBecomeRare(t *testing.T) {
 			}
 			time.Sleep(got)
 		}
-		s, _ := l.Reserve(t.Context(), to(url), patience{})
+		s, _ := l.Reserve(t.Context(), to(url), Patience{})
 		s.Done(webhook.Outcome{Status: 200, Took: 20 * time.Millisecond})
 		if got := wait(); !in(got, slowFor) {
 			t.Errorf("WHK-16 after a success: first attempts take the slow lane for %v, want up to a third less than %v", got, slowFor)
@@ -179,17 +179,15 @@ func TestAProbeAfterATimeoutInTheSlowLaneIsShort(t *testing.T) {
 		s, _ := l.ReserveSlow(t.Context(), to(url))
 		s.Done(webhook.Outcome{Category: webhook.Timeout, Took: 20 * time.Second})
 		time.Sleep(hangPause)
-		s, v := l.Reserve(t.Context(), to(url), patience{})
-		if v != granted {
+		s, v := l.Reserve(t.Context(), to(url), Patience{})
+		if v != Granted {
 			t.Fatalf("WHK-16 got verdict %v, want a slot for a probe", v)
 		}
-		f := &fastLane{options: &Options{Patience: 3 * time.Second, SlowAnswer: time.Second}}
-		if got := f.patience(s); got != time.Second {
+		if got := s.Patience(); got != time.Second {
 			t.Errorf("WHK-16 the probe may take %v, want 1s", got)
 		}
-		s.Detach()
-		s.Done(unused)
-		if got := time.Until(l.byID[endpointID(url)].slowUntil); got <= slowFor*2/3-time.Millisecond || got > slowFor {
+		s.Detach().Done(Unused)
+		if got := time.Until(l.byID[url].slowUntil); got <= slowFor*2/3-time.Millisecond || got > slowFor {
 			t.Errorf("WHK-16 first attempts take the slow lane for %v, want up to a third less than %v", got, slowFor)
 		}
 	})
@@ -201,25 +199,25 @@ func TestAPrincipalLeavesMemoryOfTheSlowLane(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := someLanes(100, 25)
-				l.limits.bytes = 32 << 20
-				reserve := func(host, principal string) *slot {
+				l.limits.Bytes = 32 << 20
+				reserve := func(host, principal string) *Slot {
 					url := "https://" + host + ".example.com/"
-					if hang && l.byID[endpointID(url)] == nil {
-						s, _ := l.Reserve(t.Context(), to(url), patience{})
+					if hang && l.byID[url] == nil {
+						s, _ := l.Reserve(t.Context(), to(url), Patience{})
 						s.Done(webhook.Outcome{Status: 503, Category: webhook.HTTP5xx})
 						time.Sleep(busyPause)
 					}
-					s, _ := l.ReserveSlow(t.Context(), call{endpoint: endpointID(url), url: url, principal: principal, bytes: 240 << 10})
+					s, _ := l.ReserveSlow(t.Context(), Call{Endpoint: url, URL: url, Principal: principal, Bytes: 240 << 10})
 					return s
 				}
-				var slots []*slot
+				var slots []*Slot
 				for i := range 100 {
 					if s := reserve(fmt.Sprint("h", i), "mallory"); s != nil {
 						slots = append(slots, s)
 					}
 				}
-				if held := l.slowBytes.total + l.hangingBytes.total; held > l.limits.bytes*3/16 || held < l.limits.bytes/8 {
-					t.Errorf("the endpoints of one principal hold %d bytes, want at most three quarters of %d", held, l.limits.bytes/4)
+				if held := l.slowBytes.total + l.hangingBytes.total; held > l.limits.Bytes*3/16 || held < l.limits.Bytes/8 {
+					t.Errorf("the endpoints of one principal hold %d bytes, want at most three quarters of %d", held, l.limits.Bytes/4)
 				}
 				if s := reserve("good", "alice"); s == nil {
 					t.Error("another principal's endpoint has to wait")
@@ -227,7 +225,7 @@ func TestAPrincipalLeavesMemoryOfTheSlowLane(t *testing.T) {
 					slots = append(slots, s)
 				}
 				for _, s := range slots {
-					s.Done(unused)
+					s.Done(Unused)
 				}
 				if n := l.slowBytes.total + l.hangingBytes.total; n != 0 || len(l.slowBytes.by)+len(l.hangingBytes.by) != 0 {
 					t.Errorf("%d bytes are held at the end, want none", n)
@@ -265,8 +263,8 @@ func TestSlotsOfTheSlowLane(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := someLanes(8*attempts, 2)
-				s, v := l.Reserve(t.Context(), to(url), patience{})
-				if v != granted {
+				s, v := l.Reserve(t.Context(), to(url), Patience{})
+				if v != Granted {
 					t.Fatal("no slot for the first")
 				}
 				s.Done(c.out)
@@ -290,7 +288,7 @@ func TestSlotsOfTheSlowLane(t *testing.T) {
 				if n := int(made.Load()); !c.made(n) || most.Load() > slowAtOnce {
 					t.Errorf("%d attempts, %d at the same time", n, most.Load())
 				}
-				if e := l.byID[endpointID(url)]; e.slow != 0 || len(e.queued) != 0 || l.queued != 0 || e.origin.doubtful.total != 0 || l.slowBytes.total != 0 || l.hangingBytes.total != 0 {
+				if e := l.byID[url]; e.slow != 0 || len(e.queued) != 0 || l.queued != 0 || e.origin.doubtful.total != 0 || l.slowBytes.total != 0 || l.hangingBytes.total != 0 {
 					t.Errorf("%d slots with %d bytes are taken, %d and %d wait, want none", e.slow, l.slowBytes.total+l.hangingBytes.total, len(e.queued), l.queued)
 				}
 			})
@@ -302,7 +300,7 @@ func TestSlotsOfTheSlowLane(t *testing.T) {
 func TestPausesGrowByAttemptsAndNotByBursts(t *testing.T) {
 	const url = "https://hooks.example.com/a"
 	asksForLess := func(status int, retryAfter time.Duration) webhook.Outcome {
-		return webhook.Outcome{Status: status, Category: ofStatus(status), RetryAfter: retryAfter}
+		return webhook.Outcome{Status: status, Category: map[bool]webhook.Category{true: webhook.HTTP4xx, false: webhook.HTTP5xx}[status < 500], RetryAfter: retryAfter}
 	}
 	for status, want := range map[int][2]time.Duration{
 		429: {busyPause, time.Hour}, 502: {busyPause, time.Hour}, 503: {busyPause, time.Hour}, 504: {busyPause, time.Hour}, 500: {}, 404: {},
@@ -384,17 +382,20 @@ func TestAnOriginIsJudgedByItsEndpoints(t *testing.T) {
 			now := time.Now()
 			l := someLanes(100, 10)
 			l.now = func() time.Time { return now }
-			urls := oneOrigin(10)
+			var urls []string
+			for i := range 10 {
+				urls = append(urls, fmt.Sprintf("https://hooks.example.com/callbacks/%d", i))
+			}
 			for _, s := range c.steps {
 				l.mu.Lock()
-				l.record(l.get(endpointID(urls[s.endpoint]), urls[s.endpoint]), s.out, now)
+				l.record(l.get(urls[s.endpoint], urls[s.endpoint]), s.out, now)
 				l.mu.Unlock()
 			}
-			_, v := l.Reserve(t.Context(), to(urls[0]), patience{})
-			if got := v == slowLane; got != c.slow {
+			_, v := l.Reserve(t.Context(), to(urls[0]), Patience{})
+			if got := v == SlowLane; got != c.slow {
 				t.Errorf("a neighbor is slow: %v, want %v", got, c.slow)
 			}
-			if _, v := l.Reserve(t.Context(), to("https://other.example.com/hook"), patience{}); v != granted {
+			if _, v := l.Reserve(t.Context(), to("https://other.example.com/hook"), Patience{}); v != Granted {
 				t.Errorf("verdict %v for another origin, want granted", v)
 			}
 		})

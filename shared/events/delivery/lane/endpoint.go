@@ -1,16 +1,15 @@
-package delivery
+package lane
 
 import (
-	"crypto/sha256"
-	"encoding/base64"
-	"strings"
+	"math/rand/v2"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 )
 
-// endpointState is the health of one endpoint, as this process has seen it. An endpoint is a URL without its query: the callbacks of one
-// client share an origin, and a bad one must not harm its neighbors. An origin as a whole counts as failing only if it
+// endpointState is the health of one endpoint, as this process has seen it. An endpoint is a URL without its query. The callbacks of
+// one client share an origin, and a bad one must not harm its neighbors. An origin as a whole counts as failing only if it
 // cannot be connected to, or if endpoint after endpoint of it fails without a success in between.
 //
 //	   ┌────────── answers in time ───────────┐
@@ -52,7 +51,7 @@ type originState struct {
 	doubtful  shares // attempts of the slow lane to endpoints that may hang
 }
 
-// shares counts what the principals use of something that one of them must not take as a whole.
+// shares counts the principals' use of something that one of them must not take as a whole.
 type shares struct {
 	total int
 	by    map[string]int
@@ -136,23 +135,8 @@ const (
 	maxEndpoint = 20_000
 )
 
-// endpointID names an endpoint: a hash of its URL without query. It is also the group of
-// its messages in the slow queue, where a group has not all the characters of a URL.
-func endpointID(target string) string {
-	if i := strings.IndexAny(target, "?#"); i >= 0 {
-		target = target[:i]
-	}
-	return digest(target)
-}
-
-// digest is a text of 22 characters that a queue accepts as the name of a group.
-func digest(of string) string {
-	h := sha256.Sum256([]byte(of))
-	return base64.RawURLEncoding.EncodeToString(h[:16])
-}
-
 // get returns the state of an endpoint. Its URL may be unknown, which is "".
-func (l *lanes) get(id, target string) *endpointState {
+func (l *Lanes) get(id, target string) *endpointState {
 	e := l.byID[id]
 	if e == nil {
 		if l.byID == nil {
@@ -175,7 +159,7 @@ func (l *lanes) get(id, target string) *endpointState {
 }
 
 // forget removes endpoints without an attempt under way, healthy ones first.
-func (l *lanes) forget() {
+func (l *Lanes) forget() {
 	idle := func(e *endpointState) bool { return e.fast+e.slow+e.hanging+len(e.flows)+len(e.queued) == 0 }
 	for _, all := range []bool{false, true} {
 		for id, e := range l.byID {
@@ -196,4 +180,143 @@ func (l *lanes) forget() {
 			delete(l.origins, name)
 		}
 	}
+}
+
+// record updates what is known about an endpoint after an attempt.
+func (l *Lanes) record(e *endpointState, out webhook.Outcome, now time.Time) {
+	o := e.origin
+	if out.Internal() {
+		return
+	}
+	e.took = out.Took
+	if out.Category == "" {
+		e.proven, e.silent = true, false
+		clear(o.failed)
+		o.connect, o.slowUntil = 0, time.Time{}
+		e.failures, e.pauses, e.openUntil = 0, 0, time.Time{}
+		e.limit = min(e.limit+1, maxSlowAtOnce)
+		e.slowUntil = time.Time{}
+		if out.Took >= l.limits.SlowAnswer {
+			e.slowUntil = now.Add(slowFor)
+		}
+		return
+	}
+	e.failures++
+	if out.Category == webhook.Timeout {
+		e.silent = true
+	}
+	if pause := e.pause(out, now.Before(e.openUntil)); pause > 0 {
+		e.openUntil = Later(e.openUntil, now.Add(pause))
+		e.slowUntil = Later(e.slowUntil, e.openUntil)
+	}
+	if e.failures >= slowAfter {
+		e.slowUntil = Later(e.slowUntil, now.Add(slowFor))
+	}
+	if len(o.failed) < originAfter {
+		o.failed[e.id] = struct{}{}
+	}
+	if unconnected(out) {
+		o.connect++
+	}
+	if len(o.failed) >= originAfter || o.connect >= slowAfter {
+		o.slowUntil = now.Add(slowFor)
+	}
+}
+
+// pause returns how long an endpoint gets no attempt after a failure. With 0 its deliveries follow their schedules. An attempt that
+// was under way when a pause began fails for the same reason as the one that began it, so it does not make the next pause longer.
+func (e *endpointState) pause(out webhook.Outcome, underWay bool) time.Duration {
+	base, most := time.Duration(0), time.Duration(0)
+	switch {
+	case out.RetryAfter > 0 && busy(out.Status):
+		return out.RetryAfter
+	case out.Category == webhook.Timeout:
+		base, most = hangPause, maxHangPause
+		e.limit = 1
+	case busy(out.Status):
+		base, most = busyPause, maxBusyPause
+		if !underWay {
+			e.limit = max(1, e.limit/2)
+		}
+	default:
+		e.pauses = 0
+		return 0
+	}
+	if !underWay || e.pauses == 0 {
+		e.pauses++
+	}
+	return min(base<<min(e.pauses-1, 10), most)
+}
+
+// busy reports whether a status asks all senders for fewer requests, whatever the event (WHK-09).
+func busy(status int) bool { return status == 429 || status == 502 || status == 503 || status == 504 }
+
+// unconnected reports whether no connection was made.
+func unconnected(out webhook.Outcome) bool {
+	switch out.Category {
+	case webhook.ConnectionRefused, webhook.DNSError, webhook.TLSError:
+		return true
+	}
+	return false
+}
+
+// isSlow reports whether first attempts to the endpoint take the slow lane.
+func (e *endpointState) isSlow(now time.Time) bool {
+	return now.Before(e.slowUntil) || now.Before(e.openUntil) || e.origin != nil && now.Before(e.origin.slowUntil)
+}
+
+// isDoubtful reports whether an attempt of the slow lane may hang, because the last ones did or failed.
+func (e *endpointState) isDoubtful(now time.Time) bool {
+	return !e.openUntil.IsZero() || now.Before(e.slowUntil) && (!e.proven || e.silent || e.failures > 0)
+}
+
+// startProbe has the next first attempts take the slow lane if the time of a slow endpoint has passed, and reports whether
+// it has: the caller's attempt is then the probe, and the others wait for its outcome. Otherwise they would hang again
+// together.
+func (e *endpointState) startProbe(now time.Time) (probe bool) {
+	for _, until := range []*time.Time{&e.origin.slowUntil, &e.slowUntil, &e.openUntil} {
+		if !until.IsZero() {
+			*until = now.Add(probeTime)
+			probe = true
+		}
+	}
+	return probe
+}
+
+// noteHang records that the endpoint did not answer an attempt of the fast lane in time, and whether it had not answered the one
+// before either. First attempts then take the slow lane, for longer each time: on AWS a probe that hangs holds one of few
+// invocations, and each process makes its own probes. A random part keeps processes from probing together.
+func (e *endpointState) noteHang(again bool, now time.Time) {
+	if e.hold = min(2*e.hold, maxHold); !again || e.hold == 0 {
+		e.hold = slowFor
+	}
+	e.silent = true
+	e.slowUntil = Later(e.slowUntil, now.Add(e.hold-rand.N(e.hold/3)))
+}
+
+func Later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// Failing is the number of endpoints that get no attempt of the fast lane now. Slow ones are attempted in the slow lane. Paused
+// ones are not attempted until a time that they asked for or that grows with their failures.
+type Failing struct{ Slow, Paused int }
+
+// Failing counts the endpoints that fail or are slow.
+func (l *Lanes) Failing() (n Failing) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.now()
+	for _, e := range l.byID {
+		switch {
+		case now.Before(e.openUntil):
+			n.Paused++
+		case e.isSlow(now):
+			n.Slow++
+		}
+	}
+	return n
 }

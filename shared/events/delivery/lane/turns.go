@@ -1,4 +1,4 @@
-package delivery
+package lane
 
 import (
 	"context"
@@ -17,7 +17,7 @@ type pool struct {
 	ring        []*share // the principals with attempts that could start, in turn
 }
 
-// share is what waits in a pool for one principal.
+// share holds the attempts of one principal that wait in a pool.
 type share struct {
 	principal string
 	ring      []*flow // endpoints, in turn
@@ -35,61 +35,65 @@ type flow struct {
 // waiter is an attempt that waits for its slot.
 type waiter struct {
 	flow  *flow
-	call  call
+	call  Call
 	probe bool
 	ready chan struct{} // closed when the verdict is known
-	slot  *slot
-	verdict
+	slot  *Slot
+	Verdict
 }
 
-// verdict is the answer to whether an attempt may start in the fast lane.
-type verdict int
+// Verdict is the answer to whether an attempt may start in the fast lane.
+type Verdict int
 
 const (
-	// granted attempts start now.
-	granted verdict = iota
-	// slowLane attempts belong to the slow lane, because their endpoint fails or is slow.
-	slowLane
-	// tooLate attempts got no slot in time.
-	tooLate
+	// Granted attempts start now.
+	Granted Verdict = iota
+	// SlowLane attempts belong to the slow lane, because their endpoint fails or is slow.
+	SlowLane
+	// TooLate attempts got no slot in time.
+	TooLate
 )
 
-// patience is how long a page waits for slots.
-type patience struct {
-	// busy is until when it waits for an endpoint that has all the attempts under way that it may have, others until when
-	// it waits for the slots that other endpoints have.
-	busy, others time.Time
+// Patience is how long a page waits for slots.
+type Patience struct {
+	// Busy is until when the page waits for an endpoint that has all the attempts under way that it may have. Others is until
+	// when it waits for slots that other endpoints have.
+	Busy, Others time.Time
 }
 
-// Reserve takes a slot of the fast lane. It waits for one as long as p says.
-func (l *lanes) Reserve(ctx context.Context, c call, p patience) (*slot, verdict) {
+// Reserve takes a slot of the fast lane. It waits for one as long as p says. A first attempt must not overtake the deliveries that
+// wait for the endpoint's rate limit, so it then belongs to the slow lane.
+func (l *Lanes) Reserve(ctx context.Context, c Call, p Patience) (*Slot, Verdict) {
+	if l.rate.awaited(c.Endpoint, l.now()) {
+		return nil, SlowLane
+	}
 	l.mu.Lock()
-	e := l.get(c.endpoint, c.url)
+	e := l.get(c.Endpoint, c.URL)
 	if e.isSlow(l.now()) {
 		l.mu.Unlock()
-		return nil, slowLane
+		return nil, SlowLane
 	}
 	probe := e.startProbe(l.now())
-	if pool := l.poolOf(e); len(e.flows) == 0 && len(pool.ring) == 0 && !l.full(e, c.bytes) && l.fits(pool, c.bytes) {
+	if pool := l.poolOf(e); len(e.flows) == 0 && len(pool.ring) == 0 && !l.full(e, c.Bytes) && l.fits(pool, c.Bytes) {
 		s := l.take(e, pool, c)
 		l.mu.Unlock()
-		return s, granted
+		return s, Granted
 	}
-	if l.waiters >= maxWaiters*l.limits.attempts && l.waiting[c.principal]*len(l.waiting) >= l.waiters {
+	if l.waiters >= maxWaiters*l.limits.Attempts && l.waiting[c.Principal]*len(l.waiting) >= l.waiters {
 		l.mu.Unlock()
-		return nil, tooLate
+		return nil, TooLate
 	}
 	w := &waiter{call: c, probe: probe, ready: make(chan struct{})}
 	l.enqueue(e, w)
 	l.mu.Unlock()
 
-	until := p.busy
+	until := p.Busy
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
 	for ended := false; ; {
 		select {
 		case <-w.ready:
-			return w.slot, w.verdict
+			return w.slot, w.Verdict
 		case <-timer.C:
 		case <-ctx.Done():
 			ended = true
@@ -98,60 +102,60 @@ func (l *lanes) Reserve(ctx context.Context, c call, p patience) (*slot, verdict
 		select {
 		case <-w.ready:
 			l.mu.Unlock()
-			return w.slot, w.verdict
+			return w.slot, w.Verdict
 		default:
 		}
-		if !ended && until.Before(p.others) && !l.full(e, c.bytes) {
+		if !ended && until.Before(p.Others) && !l.full(e, c.Bytes) {
 			l.mu.Unlock()
-			until = p.others
+			until = p.Others
 			timer.Reset(time.Until(until))
 			continue
 		}
 		l.remove(w)
 		l.mu.Unlock()
-		return nil, tooLate
+		return nil, TooLate
 	}
 }
 
 // full reports whether an endpoint has all the attempts under way that it may have.
-func (l *lanes) full(e *endpointState, bytes int64) bool {
-	limit := usage{slots: l.limits.perEndpoint, bytes: l.limits.bytes / 8}
+func (l *Lanes) full(e *endpointState, bytes int64) bool {
+	limit := usage{slots: l.limits.PerEndpoint, bytes: l.limits.Bytes / 8}
 	if !e.proven {
 		limit.slots = min(limit.slots, unproven)
 	}
 	return !usage{e.fast, e.fastBytes}.fits(bytes, limit)
 }
 
-func (l *lanes) fits(p *pool, bytes int64) bool {
+func (l *Lanes) fits(p *pool, bytes int64) bool {
 	return l.fast.fits(bytes, l.pools[quickPool].limit) && p.used.fits(bytes, p.limit)
 }
 
-func (l *lanes) poolOf(e *endpointState) *pool {
+func (l *Lanes) poolOf(e *endpointState) *pool {
 	if e.took >= unhurriedAnswer || !e.proven || e.silent {
 		return &l.pools[unhurriedPool]
 	}
 	return &l.pools[quickPool]
 }
 
-func (l *lanes) take(e *endpointState, p *pool, c call) *slot {
+func (l *Lanes) take(e *endpointState, p *pool, c Call) *Slot {
 	e.fast++
-	e.fastBytes += c.bytes
-	l.fast.add(c.bytes)
-	p.used.add(c.bytes)
-	return &slot{lanes: l, e: e, call: c, kind: fastSlot, pool: p, hung: e.silent}
+	e.fastBytes += c.Bytes
+	l.fast.add(c.Bytes)
+	p.used.add(c.Bytes)
+	return &Slot{lanes: l, e: e, Call: c, kind: fastSlot, pool: p, hung: e.silent}
 }
 
-// enqueue has an attempt wait.
-func (l *lanes) enqueue(e *endpointState, w *waiter) {
-	i := slices.IndexFunc(e.flows, func(f *flow) bool { return f.principal == w.call.principal })
+// enqueue puts an attempt into the queue of its endpoint and principal.
+func (l *Lanes) enqueue(e *endpointState, w *waiter) {
+	i := slices.IndexFunc(e.flows, func(f *flow) bool { return f.principal == w.call.Principal })
 	if i < 0 {
 		i = len(e.flows)
-		e.flows = append(e.flows, &flow{e: e, principal: w.call.principal})
+		e.flows = append(e.flows, &flow{e: e, principal: w.call.Principal})
 	}
 	f := e.flows[i]
 	w.flow = f
 	at := len(f.waiting)
-	for at > 0 && f.waiting[at-1].call.since > w.call.since {
+	for at > 0 && f.waiting[at-1].call.Since > w.call.Since {
 		at--
 	}
 	f.waiting = slices.Insert(f.waiting, at, w)
@@ -163,8 +167,8 @@ func (l *lanes) enqueue(e *endpointState, w *waiter) {
 }
 
 // list puts a flow at the end of its pool's ring, unless its endpoint is busy.
-func (l *lanes) list(f *flow) {
-	if l.full(f.e, f.waiting[0].call.bytes) {
+func (l *Lanes) list(f *flow) {
+	if l.full(f.e, f.waiting[0].call.Bytes) {
 		return
 	}
 	f.pool = l.poolOf(f.e)
@@ -177,7 +181,7 @@ func (l *lanes) list(f *flow) {
 }
 
 // unlist takes a flow out of the ring. Its principal's turn is over.
-func (l *lanes) unlist(f *flow) {
+func (l *Lanes) unlist(f *flow) {
 	p := f.pool
 	if p == nil {
 		return
@@ -192,8 +196,8 @@ func (l *lanes) unlist(f *flow) {
 	}
 }
 
-// remove takes an attempt out of the line.
-func (l *lanes) remove(w *waiter) {
+// remove takes an attempt out of its queue.
+func (l *Lanes) remove(w *waiter) {
 	f := w.flow
 	first := f.waiting[0] == w
 	f.waiting = slices.DeleteFunc(f.waiting, func(other *waiter) bool { return other == w })
@@ -213,14 +217,14 @@ func (l *lanes) remove(w *waiter) {
 }
 
 // answer ends the wait of an attempt.
-func (l *lanes) answer(w *waiter, s *slot, v verdict) {
+func (l *Lanes) answer(w *waiter, s *Slot, v Verdict) {
 	l.remove(w)
-	w.slot, w.verdict = s, v
+	w.slot, w.Verdict = s, v
 	close(w.ready)
 }
 
-// grantFast gives free slots of the fast lane to attempts that wait, after one to the given endpoint has ended.
-func (l *lanes) grantFast(e *endpointState) {
+// grantFast gives free slots of the fast lane to waiting attempts, after an attempt to the given endpoint has ended.
+func (l *Lanes) grantFast(e *endpointState) {
 	for _, f := range slices.Clone(e.flows) {
 		if f.pool == nil {
 			l.list(f)
@@ -230,7 +234,7 @@ func (l *lanes) grantFast(e *endpointState) {
 		for _, f := range slices.Clone(e.flows) {
 			for _, w := range slices.Clone(f.waiting) {
 				if !w.probe {
-					l.answer(w, nil, slowLane)
+					l.answer(w, nil, SlowLane)
 				}
 			}
 		}
@@ -246,21 +250,21 @@ func (l *lanes) grantFast(e *endpointState) {
 }
 
 // grantFrom gives one slot to the attempt of a pool whose turn it is, and reports whether it did.
-func (l *lanes) grantFrom(p *pool) bool {
+func (l *Lanes) grantFrom(p *pool) bool {
 	for len(p.ring) > 0 {
 		f := p.ring[0].ring[0]
 		w := f.waiting[0]
 		switch {
 		case !w.probe && f.e.isSlow(l.now()):
-			l.answer(w, nil, slowLane)
-		case l.full(f.e, w.call.bytes):
+			l.answer(w, nil, SlowLane)
+		case l.full(f.e, w.call.Bytes):
 			l.unlist(f)
-		case !l.fits(p, w.call.bytes):
+		case !l.fits(p, w.call.Bytes):
 			return false
 		default:
 			s := l.take(f.e, p, w.call)
-			s.waited = true
-			l.answer(w, s, granted)
+			s.Waited = true
+			l.answer(w, s, Granted)
 			return true
 		}
 	}

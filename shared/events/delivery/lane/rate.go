@@ -1,4 +1,4 @@
-package delivery
+package lane
 
 import (
 	"context"
@@ -22,15 +22,11 @@ import (
 // one when its turn comes.
 type endpointRates struct {
 	db    store.DB
-	limit int64 // a second; 0 is none
+	limit int64 // per second; 0 is no limit
 	now   func() time.Time
 
 	mu   sync.Mutex
 	byID map[string]*tokenLease
-}
-
-func newEndpointRates(db store.DB, limit int64, now func() time.Time) *endpointRates {
-	return &endpointRates{db: db, limit: limit, now: now}
 }
 
 // tokenLease is a process's share of one endpoint's attempts.
@@ -39,7 +35,7 @@ type tokenLease struct {
 
 	second int64 // since 1970
 	left   int64
-	spent  bool // nothing is left of the second anywhere
+	spent  bool // no process has tokens left for the second
 
 	turn      int64 // the last second in which deliveries have turns
 	turnsLeft int64 // of it, in this process
@@ -52,11 +48,11 @@ const (
 	seekStep = 60
 )
 
-// leasesPerSecond is into how many leases a second's attempts are cut.
+// leasesPerSecond is the number of leases into which a second's attempts are divided.
 const leasesPerSecond = 4
 
-// allow takes one attempt. Where the store does not answer it allows: a bound on what an
-// endpoint gets must not keep it from getting anything.
+// allow takes a token for one attempt. If the store does not answer, it allows the attempt, because a limit that protects an
+// endpoint must not cut it off.
 func (r *endpointRates) allow(ctx context.Context, id string) bool {
 	if r.limit == 0 {
 		return true
@@ -100,7 +96,7 @@ func (r *endpointRates) get(id string) *tokenLease {
 	return t
 }
 
-// take uses a token of the lease; known is false when the store has to be asked.
+// take uses a token of the lease. Known is false if the store has to be asked.
 func (r *endpointRates) take(id string, now time.Time) (ok, known bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

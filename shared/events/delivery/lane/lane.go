@@ -1,0 +1,323 @@
+// Package lane decides which attempts of webhooks may start, when and in which order. It limits what endpoints, their origins and
+// principals use of a process, and learns from the outcomes which endpoints are slow or fail.
+//
+// There are two lanes. The fast lane is for first attempts, which hold up a page of subscribers. The slow lane is for retries, and
+// for first attempts to endpoints that are slow or fail.
+package lane
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// Lanes are the lanes of a process. Every attempt holds a [Slot] of a lane, from [Lanes.Reserve] or [Lanes.ReserveSlow] until
+// [Slot.Done]. A slot also counts the bytes of the attempt's bodies, so memory is bounded whatever the size of the payloads.
+//
+// The fast lane has a number of slots and bytes for the whole process. An endpoint may use only a part of them, and so may all
+// endpoints together that take their time for an answer. Attempts that wait are served in turn: first the principals, then the
+// endpoints of each, then the attempts of each endpoint in the order in which their events were queued.
+type Lanes struct {
+	limits Limits
+	rate   endpointRates
+	now    func() time.Time
+
+	mu      sync.Mutex
+	byID    map[string]*endpointState
+	origins map[string]*originState
+
+	fast    usage          // of all attempts in the fast lane
+	pools   [2]pool        // one for quick endpoints, one for endpoints that are slow or may hang
+	turn    int            // the pool to grant from next
+	waiting map[string]int // attempts that wait in the fast lane, by principal
+	waiters int            // all of them
+
+	slowBytes, hangingBytes byteShares
+	detached                int
+	queued                  int // attempts that wait in the slow lane
+}
+
+// Limits are the limits of a process.
+type Limits struct {
+	Attempts    int   // in the fast lane
+	PerEndpoint int   // of these, to one endpoint
+	Detached    int   // attempts that outlive the patience of the fast lane
+	Bytes       int64 // of bodies: half for the fast lane, a quarter for the slow one, a quarter for attempts that hang
+	Rate        int64 // attempts per second and endpoint, of all processes together; 0 is no limit
+	// Patience is how long an attempt may keep a slot of the fast lane without an answer; 0 waits to the end.
+	Patience time.Duration
+	// SlowAnswer is how long an endpoint takes for an answer that counts as slow. Further attempts then take the slow lane.
+	SlowAnswer time.Duration
+}
+
+const (
+	// unproven limits the attempts to an endpoint that has not answered one with success yet: it may hang.
+	unproven = 8
+	// unhurriedAnswer is how long an endpoint that takes its time needs for an answer. These endpoints, and those that may hang,
+	// together get at most three quarters of the fast lane, so that there is always a slot for the others.
+	unhurriedAnswer = 200 * time.Millisecond
+	// maxWaiters is how many attempts may wait for each slot of the fast lane, on average. When there are more, no principal
+	// has more of them waiting than the others.
+	maxWaiters = 16
+)
+
+// New returns empty lanes. The store counts the attempts of all processes for the rate limit.
+func New(db store.DB, limits Limits, now func() time.Time) *Lanes {
+	l := &Lanes{limits: limits, rate: endpointRates{db: db, limit: limits.Rate, now: now}, now: now, waiting: map[string]int{}}
+	all := usage{slots: limits.Attempts, bytes: limits.Bytes / 2}
+	l.pools[quickPool].limit = all
+	l.pools[unhurriedPool].limit = usage{slots: max(1, all.slots*3/4), bytes: max(1, all.bytes*3/4)}
+	return l
+}
+
+// usage is a number of attempts and the bytes of their bodies.
+type usage struct {
+	slots int
+	bytes int64
+}
+
+// fits reports whether another attempt is within a limit. The first one always is.
+func (u usage) fits(bytes int64, limit usage) bool {
+	return u.slots == 0 || u.slots < limit.slots && u.bytes+bytes <= limit.bytes
+}
+
+func (u *usage) add(bytes int64) {
+	u.slots++
+	u.bytes += bytes
+}
+
+func (u *usage) remove(bytes int64) {
+	u.slots--
+	u.bytes -= bytes
+}
+
+// Call is an attempt that is to be made.
+type Call struct {
+	Endpoint  string // its id, the same in all processes
+	URL       string // "" if it is not known yet
+	Principal string // with its workspace
+	Bytes     int64  // of the event
+	Since     int64  // when the event was queued, in milliseconds since 1970
+}
+
+// Slot is the permission to make an attempt.
+type Slot struct {
+	lanes *Lanes
+	e     *endpointState
+	Call
+	kind   slotKind
+	pool   *pool // of a fast slot
+	Waited bool  // for it
+	hung   bool  // the endpoint did not answer the last attempt in time
+	// doubtful attempts of the slow lane may hang. They use the memory of attempts that hang.
+	doubtful bool
+	origin   *originState // whose shares it uses
+}
+
+type slotKind int
+
+const (
+	noSlot slotKind = iota
+	fastSlot
+	slowSlot
+	hangingSlot
+)
+
+// Unused is the outcome of a slot without an attempt.
+var Unused = webhook.Outcome{Category: webhook.Aborted}
+
+// Done releases a slot with the outcome of its attempt. Further calls have no effect.
+func (s *Slot) Done(out webhook.Outcome) {
+	l := s.lanes
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s.kind == noSlot {
+		return
+	}
+	kind, now := s.kind, l.now()
+	s.release()
+	if s.URL != "" {
+		l.record(l.get(s.Endpoint, s.URL), out, now)
+	}
+	if kind == slowSlot {
+		l.grantSlow(s.e, now)
+	}
+	l.grantFast(s.e)
+}
+
+// release gives back the slot's share of all limits. It is called with the lock.
+func (s *Slot) release() {
+	l, e := s.lanes, s.e
+	switch s.kind {
+	case fastSlot:
+		e.fast--
+		e.fastBytes -= s.Bytes
+		l.fast.remove(s.Bytes)
+		s.pool.used.remove(s.Bytes)
+	case slowSlot:
+		e.slow--
+		e.slowBytes -= s.held()
+		if s.doubtful {
+			l.hangingBytes.release(s.Principal, s.held())
+		} else {
+			l.slowBytes.release(s.Principal, s.held())
+		}
+		if s.origin != nil {
+			s.origin.doubtful.release(s.Principal)
+		}
+	case hangingSlot:
+		e.hanging--
+		l.detached--
+		l.hangingBytes.release(s.Principal, s.held())
+		s.origin.hanging.release(s.Principal)
+	}
+	s.kind = noSlot
+}
+
+// held is the memory of an attempt that is not part of a page: its event, decoded, and the webhook made from it.
+func (s *Slot) held() int64 { return 2 * s.Bytes }
+
+// Start reports whether the attempt may start now by the endpoint's rate limit. The caller calls it right before the POST. A
+// slot of the slow lane learns the URL only then.
+func (s *Slot) Start(ctx context.Context, url string) bool {
+	if !s.lanes.rate.allow(ctx, s.Endpoint) {
+		return false
+	}
+	s.URL = url
+	return true
+}
+
+// Patience returns how long an attempt of the fast lane may keep its slot without an answer, or 0 if it may wait to the end. An
+// attempt that probes an endpoint that hung gets less time, because an endpoint that takes longer than the slow answer belongs
+// in the slow lane anyway.
+func (s *Slot) Patience() time.Duration {
+	if s.hung {
+		return min(s.lanes.limits.Patience, s.lanes.limits.SlowAnswer)
+	}
+	return s.lanes.limits.Patience
+}
+
+// Detach ends the patience of the fast lane with an attempt that has had no answer. If the attempt may continue without its page,
+// Detach releases the slot and returns another one, which the caller releases when the attempt has ended. Otherwise it returns
+// nil, and the caller cancels the attempt and releases the slot.
+func (s *Slot) Detach() *Slot {
+	l, e := s.lanes, s.e
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e.noteHang(s.hung, l.now())
+	may := l.detached < l.limits.Detached && e.hanging < maxHanging &&
+		l.hangingBytes.fits(s.Principal, s.held(), l.limits.Bytes/4) && e.origin.hanging.take(s.Principal, maxOriginHanging)
+	var detached *Slot
+	if may {
+		s.release()
+		detached = &Slot{lanes: l, e: e, Call: s.Call, kind: hangingSlot, origin: e.origin}
+		e.hanging++
+		l.detached++
+		l.hangingBytes.add(s.Principal, s.held())
+	}
+	l.grantFast(e)
+	return detached
+}
+
+// Postpone returns when a delivery that got no slot of the fast lane may be attempted in the slow one. Turn is how long the rate
+// limit makes it wait, which does not count as time of its schedule. Wait is at least as long, and ends when the endpoint may
+// get attempts again.
+func (l *Lanes) Postpone(ctx context.Context, endpoint string) (turn, wait time.Duration) {
+	now := l.now()
+	l.mu.Lock()
+	if e := l.byID[endpoint]; e != nil && now.Before(e.openUntil) {
+		wait = e.openUntil.Sub(now)
+		wait += rand.N(wait/5 + 1)
+	}
+	l.mu.Unlock()
+	turn = l.NextTurn(ctx, endpoint)
+	return turn, max(turn, wait)
+}
+
+// NextTurn reserves a turn under the endpoint's rate limit and returns how long the delivery waits for it.
+func (l *Lanes) NextTurn(ctx context.Context, endpoint string) time.Duration {
+	return l.rate.reserve(ctx, endpoint, l.now())
+}
+
+// slowWaiter waits for a slot of the slow lane.
+type slowWaiter struct {
+	slot  *Slot
+	ready chan struct{} // closed when it has got one
+}
+
+// ReserveSlow takes a slot of the slow lane, or returns when to ask again. It waits for the next slot of an
+// endpoint that answers quickly, if with failures, because a delivery that is sent away comes back later each time.
+func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *Slot, wait time.Duration) {
+	l.mu.Lock()
+	e := l.get(c.Endpoint, c.URL)
+	s, wait = l.takeSlow(e, c, l.now())
+	if s != nil || !e.openUntil.IsZero() || e.took >= slotWait || l.queued >= max(1, l.limits.Attempts/8) {
+		l.mu.Unlock()
+		return s, wait
+	}
+	w := &slowWaiter{slot: &Slot{Call: c}, ready: make(chan struct{})}
+	e.queued = append(e.queued, w)
+	l.queued++
+	l.mu.Unlock()
+	timer := time.NewTimer(slotWait)
+	defer timer.Stop()
+	select {
+	case <-w.ready:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i := slices.Index(e.queued, w); i >= 0 {
+		e.queued = slices.Delete(e.queued, i, i+1)
+		l.queued--
+		return nil, wait
+	}
+	return w.slot, 0
+}
+
+// takeSlow takes a slot of the slow lane if there is one. It is called with the lock.
+func (l *Lanes) takeSlow(e *endpointState, c Call, now time.Time) (s *Slot, wait time.Duration) {
+	s = &Slot{lanes: l, e: e, Call: c, kind: slowSlot, doubtful: e.isDoubtful(now)}
+	used, others := &l.slowBytes, e.slow+e.hanging
+	if s.doubtful {
+		used = &l.hangingBytes
+	}
+	switch limit := l.limits.Bytes / 4; {
+	case now.Before(e.openUntil):
+		return nil, e.openUntil.Sub(now)
+	case !e.openUntil.IsZero() && others > 0: // a probe is under way
+		return nil, probeTime / 2
+	case others >= e.limit, !used.fits(c.Principal, s.held(), limit), e.slow > 0 && e.slowBytes+s.held() > limit/4:
+		return nil, time.Second
+	case s.doubtful && e.origin != nil:
+		if !e.origin.doubtful.take(c.Principal, maxOriginDoubtful) {
+			return nil, probeTime / 2
+		}
+		s.origin = e.origin
+	}
+	e.slow++
+	e.slowBytes += s.held()
+	used.add(c.Principal, s.held())
+	return s, 0
+}
+
+// grantSlow gives free slots of the slow lane to the attempts that wait for the endpoint. It is called with the lock.
+func (l *Lanes) grantSlow(e *endpointState, now time.Time) {
+	for len(e.queued) > 0 {
+		w := e.queued[0]
+		s, _ := l.takeSlow(e, w.slot.Call, now)
+		if s == nil {
+			return
+		}
+		w.slot = s
+		close(w.ready)
+		e.queued = e.queued[1:]
+		l.queued--
+	}
+}
