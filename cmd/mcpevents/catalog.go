@@ -187,15 +187,17 @@ func (c *CatalogCheckCmd) against(g *Globals, next *catalog.Catalog) error {
 	if err != nil {
 		return err
 	}
-	changes, err := catalog.Compare(ctx, db, c.Workspace, next)
+	before, err := catalog.Load(ctx, db, c.Workspace)
+	if err != nil && !fault.Is(err, fault.NotFound) && !fault.Is(err, fault.Invalid) {
+		return err
+	}
+	changes, err := catalog.CheckChange(before, next, db.Ordered())
 	if err != nil {
 		return err
 	}
 	printChanges(g.out, changes)
 	if c.SubscriptionsTable == "" {
-		if before, err := catalog.Load(ctx, db, c.Workspace); err == nil {
-			printEnds(g.out, catalog.Ends(before, next))
-		}
+		printEnds(g.out, catalog.Ends(before, next))
 		return nil
 	}
 	endings, err := apply.Deployment(db, true).Endings(ctx, catalog.Workspaces{Own: map[string]catalog.Source{c.Workspace: catalog.NewStatic(next)}})

@@ -1,9 +1,10 @@
-// Package apply brings an operator's files into use, in every mode: it checks all of them, against each other and
-// against the subscriptions that they would end, and then writes them to the store. `mcpevents catalog apply` does
-// that for a deployment on AWS, and an embedded server for itself, at its start and when a file changes.
+// Package apply brings an operator's files into use, in both modes. It reads the documents that the files replace, checks the
+// files against each other, against those documents and against the subscriptions that they would end, and then writes
+// all of them or none. `mcpevents catalog apply` does that for a deployment on AWS, and a stand-alone server for itself, at its
+// start and when a file changes.
 //
-// Packages shared/events/catalog and shared/app/config parse the files. Package shared/storage/settings distributes the written
-// documents and notifies clients.
+// The packages that own the sections of the files parse and check them. Package shared/storage/settings describes the whole way
+// of a change.
 package apply
 
 import (
@@ -82,79 +83,98 @@ func (o Outcome) CatalogChanged() bool {
 	return slices.ContainsFunc(o.Catalogs, func(c Catalog) bool { return c.Changed })
 }
 
-// Apply writes the files, all or none; see [settings.WriteAll]. The error is of kind fault.Invalid if one of them is refused.
+// plan is one call of Apply. It reads each stored document once, so that the checked documents are the ones that the write
+// replaces.
+type plan struct {
+	*Target
+	Files
+	stored  map[string]catalog.Document // by workspace
+	config  config.Document
+	changes map[string][]catalog.Change
+}
+
+// Apply writes the files, all or none; see [settings.Write]. The error is of kind fault.Invalid if one of them is refused.
 // Every process uses them within [settings.MaxAge]; then [settings.Announce] announces the changes.
-func (t *Target) Apply(ctx context.Context, f Files) (o Outcome, err error) {
-	if f.Catalogs, err = t.withRemoved(ctx, f); err != nil {
-		return o, err
-	}
-	if f.All && f.Config == nil {
-		f.Config = &config.Config{}
-	}
-	if err := t.check(ctx, f); err != nil {
-		return o, err
-	}
-	var documents []settings.Document
-	for _, workspace := range slices.Sorted(maps.Keys(f.Catalogs)) {
-		document, changes, err := catalog.Document(ctx, t.DB, workspace, f.Catalogs[workspace])
-		if err != nil {
-			return o, err
-		}
-		documents = append(documents, document)
-		o.Catalogs = append(o.Catalogs, Catalog{workspace, catalog.Applied{Changes: changes}})
-	}
-	if f.Config != nil {
-		documents = append(documents, f.Config.Document())
-	}
-	written, err := settings.WriteAll(ctx, t.DB, documents...)
-	if err != nil {
+func (t *Target) Apply(ctx context.Context, f Files) (Outcome, error) {
+	p := &plan{Target: t, Files: f, stored: map[string]catalog.Document{}, changes: map[string][]catalog.Change{}}
+	if err := p.read(ctx); err != nil {
 		return Outcome{}, err
 	}
-	for i := range o.Catalogs {
-		o.Catalogs[i].Version, o.Catalogs[i].Changed = written[i].Version, written[i].Changed
+	if err := p.check(ctx); err != nil {
+		return Outcome{}, err
 	}
-	if f.Config != nil {
-		last := written[len(written)-1]
-		o.ConfigVersion, o.ConfigChanged = last.Version, last.Changed
-	}
-	return o, nil
+	return p.write(ctx)
 }
 
-// withRemoved adds nil for each catalog that is to be removed.
-func (t *Target) withRemoved(ctx context.Context, f Files) (map[string]*catalog.Catalog, error) {
-	if !f.All {
-		return f.Catalogs, nil
+// read reads the configuration, and adds what is to be removed to the files.
+func (p *plan) read(ctx context.Context) (err error) {
+	if p.All {
+		names, err := catalog.Names(ctx, p.DB)
+		if err != nil {
+			return err
+		}
+		given := p.Catalogs
+		p.Catalogs = maps.Clone(given)
+		for _, workspace := range names {
+			p.Catalogs[workspace] = given[workspace] // nil removes it
+		}
+		p.Config = cmp.Or(p.Config, &config.Config{})
 	}
-	stored, err := catalog.Names(ctx, t.DB)
-	all := maps.Clone(f.Catalogs)
-	for _, workspace := range stored {
-		if all[workspace] == nil {
-			all[workspace] = nil
+	p.config, err = config.Read(ctx, p.DB)
+	return err
+}
+
+// before returns the catalog that a workspace has, which is its own one or that of [catalog.Shared].
+func (p *plan) before(ctx context.Context, workspace string) (catalog.Document, error) {
+	own, err := p.document(ctx, workspace)
+	if err != nil || own.Catalog != nil || own.Invalid != nil {
+		return own, err
+	}
+	return p.document(ctx, catalog.Shared)
+}
+
+// document returns the stored catalog of a workspace or of [catalog.Shared].
+func (p *plan) document(ctx context.Context, workspace string) (d catalog.Document, err error) {
+	d, known := p.stored[workspace]
+	if !known {
+		if d, err = catalog.Read(ctx, p.DB, workspace); err == nil {
+			p.stored[workspace] = d
 		}
 	}
-	return all, err
+	return d, err
 }
 
-func (t *Target) check(ctx context.Context, f Files) error {
-	if err := t.checkConfig(ctx, f); err != nil {
+func (p *plan) check(ctx context.Context) error {
+	if err := p.checkConfig(ctx); err != nil {
 		return err
 	}
-	for workspace, c := range f.Catalogs {
-		if c == nil {
+	var ends []string
+	for _, workspace := range slices.Sorted(maps.Keys(p.Catalogs)) {
+		d, err := p.before(ctx, workspace)
+		if err != nil {
+			return err
+		}
+		next := p.Catalogs[workspace]
+		for _, end := range catalog.Ends(d.Catalog, next) {
+			ends = append(ends, end.Event+" ("+end.What+")")
+		}
+		if next == nil {
 			continue
 		}
-		if _, err := catalog.Compare(ctx, t.DB, workspace, c); err != nil {
+		if p.changes[workspace], err = catalog.CheckChange(d.Catalog, next, p.DB.Ordered()); err != nil {
 			return err
 		}
 	}
-	if f.AllowBreaking {
+	switch {
+	case p.AllowBreaking:
 		return nil
+	case p.Endings != nil:
+		endings, err := p.Endings(ctx, p.source())
+		return cmp.Or(err, delivery.Breaking(endings))
+	case len(ends) > 0: // whether there are such subscriptions is not known
+		return fault.New(fault.Invalid, "the changed catalog would end webhook subscriptions to %s; --allow-breaking writes it all the same", strings.Join(ends, ", "))
 	}
-	if t.Endings == nil {
-		return t.checkEventTypes(ctx, f)
-	}
-	endings, err := t.Endings(ctx, f.source())
-	return cmp.Or(err, delivery.Breaking(endings))
+	return nil
 }
 
 // source has the catalogs that are given.
@@ -171,29 +191,29 @@ func (f Files) source() catalog.Workspaces {
 	return s
 }
 
-// checkConfig looks at the configuration that there will be, and at the catalog that it needs.
-func (t *Target) checkConfig(ctx context.Context, f Files) (err error) {
-	c := f.Config
+// checkConfig checks the next configuration, which may be the stored one, and the catalogs that it needs.
+func (p *plan) checkConfig(ctx context.Context) error {
+	c := p.Config
 	switch {
+	case c == nil && p.config.Invalid != nil:
+		return p.config.Invalid
 	case c == nil:
-		if c, err = config.Load(ctx, t.DB); err != nil {
-			return err
-		}
-	case t.Check != nil:
-		if err := t.Check(ctx, c); err != nil {
+		c = p.config.Config
+	case p.Check != nil:
+		if err := p.Check(ctx, c); err != nil {
 			return err
 		}
 	}
 	var all []error
 	for _, s := range c.Sources {
-		cat, err := t.catalogOf(ctx, f, s.Workspace)
+		cat, err := p.after(ctx, s.Workspace)
 		if err != nil {
 			return fault.Wrap(fault.Invalid, err, "source %s: the catalog of workspace %s", s.Name, s.Workspace)
 		}
 		all = append(all, ingest.CheckCatalog(cat, s))
 	}
 	if events := c.Conversation.Events; events.Any() {
-		cat, err := t.catalogOf(ctx, f, events.Workspace)
+		cat, err := p.after(ctx, events.Workspace)
 		if err != nil {
 			return fault.Wrap(fault.Invalid, err, "conversation: events: the catalog of workspace %s", events.Workspace)
 		}
@@ -202,32 +222,38 @@ func (t *Target) checkConfig(ctx context.Context, f Files) (err error) {
 	return errors.Join(all...)
 }
 
-// catalogOf is the catalog that a workspace will have.
-func (t *Target) catalogOf(ctx context.Context, f Files, workspace string) (*catalog.Catalog, error) {
-	cat, err := f.source().Catalog(ctx, workspace)
-	if fault.Is(err, fault.NotFound) {
-		cat, err = catalog.Load(ctx, t.DB, workspace)
+// after returns the catalog that a workspace will have.
+func (p *plan) after(ctx context.Context, workspace string) (*catalog.Catalog, error) {
+	cat, none := p.source().Catalog(ctx, workspace)
+	if none == nil {
+		return cat, nil
 	}
-	return cat, err
+	d, err := p.before(ctx, workspace)
+	if err = cmp.Or(err, d.Invalid); err == nil && d.Catalog == nil {
+		err = none
+	}
+	return d.Catalog, err
 }
 
-// checkEventTypes refuses what could end subscriptions, where it is not known whether there are any.
-func (t *Target) checkEventTypes(ctx context.Context, f Files) error {
-	var why []string
-	for _, workspace := range slices.Sorted(maps.Keys(f.Catalogs)) {
-		before, err := catalog.Load(ctx, t.DB, workspace)
-		if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Invalid) {
-			continue // the first one, or in place of what is no catalog any more
-		}
+// write writes the documents that change.
+func (p *plan) write(ctx context.Context) (o Outcome, err error) {
+	var edits []settings.Edit
+	for _, workspace := range slices.Sorted(maps.Keys(p.Catalogs)) {
+		d, err := p.document(ctx, workspace)
 		if err != nil {
-			return err
+			return o, err
 		}
-		for _, end := range catalog.Ends(before, f.Catalogs[workspace]) {
-			why = append(why, end.Event+" ("+end.What+")")
-		}
+		e := d.Replace(p.Catalogs[workspace])
+		edits = append(edits, e)
+		o.Catalogs = append(o.Catalogs, Catalog{workspace, catalog.Applied{Version: e.Version(), Changed: e.Changes(), Changes: p.changes[workspace]}})
 	}
-	if len(why) == 0 {
-		return nil
+	if p.Config != nil {
+		e := p.config.Replace(p.Config)
+		edits = append(edits, e)
+		o.ConfigVersion, o.ConfigChanged = e.Version(), e.Changes()
 	}
-	return fault.New(fault.Invalid, "the changed catalog would end webhook subscriptions to %s; --allow-breaking writes it all the same", strings.Join(why, ", "))
+	if err := settings.Write(ctx, p.DB, edits...); err != nil {
+		return Outcome{}, err
+	}
+	return o, nil
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net/http"
@@ -18,37 +19,52 @@ import (
 // document is the name of the stored configuration; there is one for all workspaces.
 const document = "config"
 
-// Apply stores a configuration, for every process to use within [settings.MaxAge]. It returns the version,
-// from 1, and whether anything changed. That backends changed is then announced by
-// [settings.Announce]. A concurrent change is of kind fault.Conflict.
-func Apply(ctx context.Context, db store.DB, next *Config) (version int64, changed bool, err error) {
-	d := next.Document()
-	return settings.Write(ctx, db, d.Name, d.Text, d.Also)
+// Document is the stored configuration.
+type Document struct {
+	settings.Stored
+	// Config is empty if there is no configuration, and nil if Invalid says why it cannot be read: another version of this
+	// program wrote it.
+	Config  *Config
+	Invalid error
 }
 
-// Document returns the document that [Apply] writes, for callers that write others with it.
-func (next *Config) Document() settings.Document {
-	return settings.Document{Name: document, Text: next.source, Also: func(version int64, old []byte) []store.Op {
-		before, err := parseStored(old)
-		if err != nil { // of another version of this program
-			before = &Config{}
-		}
-		return settings.UnannouncedOf(settings.Backends, changedBackends(before, next), version)
-	}}
-}
-
-// Load reads the stored configuration; an empty one when none was stored.
-func Load(ctx context.Context, db store.DB) (*Config, error) {
-	src, _, err := settings.Read(ctx, db, document)
-	if err != nil {
-		return nil, err
+// Read reads the stored configuration.
+func Read(ctx context.Context, db store.DB) (Document, error) {
+	stored, err := settings.Read(ctx, db, document)
+	d := Document{Stored: stored}
+	if err == nil {
+		d.Config, d.Invalid = parseStored(stored.Text)
 	}
-	return parseStored(src)
+	return d, err
 }
 
 func parseStored(src []byte) (*Config, error) { return ParseFile("stored configuration", src) }
 
-// Stored serves what [Apply] wrote, at most [settings.MaxAge] old.
+// Replace returns the edit that replaces the configuration, and announces changed backends.
+func (d Document) Replace(next *Config) settings.Edit {
+	before := cmp.Or(d.Config, &Config{})
+	e := settings.Edit{Old: d.Stored, Text: next.source}
+	e.Also = settings.UnannouncedOf(settings.Backends, changedBackends(before, next), e.Version())
+	return e
+}
+
+// Apply writes a configuration. Operators' configurations go through package apply, which checks them.
+func Apply(ctx context.Context, db store.DB, next *Config) (version int64, changed bool, err error) {
+	d, err := Read(ctx, db)
+	if err != nil {
+		return 0, false, err
+	}
+	e := d.Replace(next)
+	return e.Version(), e.Changes(), settings.Write(ctx, db, e)
+}
+
+// Load reads the stored configuration. It returns an empty one if there is no configuration.
+func Load(ctx context.Context, db store.DB) (*Config, error) {
+	d, err := Read(ctx, db)
+	return d.Config, cmp.Or(err, d.Invalid)
+}
+
+// Stored serves the stored configuration, which is at most [settings.MaxAge] old.
 type Stored struct {
 	cache *settings.Cache[*current]
 	// empty is the same pointer each time, as it is of a configuration that was stored.

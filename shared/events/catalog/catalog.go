@@ -118,8 +118,13 @@ func (c *Catalog) ByName(name string) *Entry {
 // characters, base64url SHA-256).
 func (c *Catalog) Fingerprint() string { return c.fingerprint }
 
-// Source is the text that the catalog was parsed from. It must not be changed.
-func (c *Catalog) Source() []byte { return c.source }
+// Source returns the text that the catalog was parsed from, which must not be changed. It is empty for a nil catalog.
+func (c *Catalog) Source() []byte {
+	if c == nil {
+		return nil
+	}
+	return c.source
+}
 
 // Variables lists the template's variables in their order; none for a fixed URI.
 func (e *Entry) Variables() []string { return e.vars }

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -12,84 +13,94 @@ import (
 // documents and a workspace name a stored catalog.
 const documents = "catalog:"
 
-// Shared stands for the workspaces that have no catalog of their own: those of an embedded server.
+// Shared stands for the workspaces that have no catalog of their own: those of a stand-alone server.
 const Shared = "*"
+
+// Document is the stored catalog of a workspace.
+type Document struct {
+	settings.Stored
+	Workspace string
+	// Catalog is nil if the workspace has no catalog of its own, and if Invalid says why it cannot be read: another version
+	// of this program wrote it.
+	Catalog *Catalog
+	Invalid error
+}
+
+// Read reads the stored catalog of a workspace, or the one of [Shared].
+func Read(ctx context.Context, db store.DB, workspace string) (Document, error) {
+	stored, err := settings.Read(ctx, db, documents+workspace)
+	d := Document{Stored: stored, Workspace: workspace}
+	if err == nil {
+		d.Catalog, d.Invalid = parseStored(stored.Text)
+	}
+	return d, err
+}
+
+// parseStored parses a text that was checked before it was stored. It returns nil for a removed catalog.
+func parseStored(src []byte) (*Catalog, error) {
+	if len(src) == 0 {
+		return nil, nil
+	}
+	return parseFile("stored catalog", src, true)
+}
+
+// Replace returns the edit that replaces the catalog, and announces that. Without a next one the workspace has no catalog of
+// its own any more.
+func (d Document) Replace(next *Catalog) settings.Edit {
+	e := settings.Edit{Old: d.Stored, Text: next.Source()}
+	e.Also = append(settings.Unannounced(settings.Catalog, d.Workspace, []string{d.Workspace}, e.Version()),
+		store.Put(store.Item{Key: store.Key{Table: store.Settings, Partition: namesPartition, Sort: d.Workspace}}))
+	return e
+}
+
+// CheckChange returns the changes from one catalog to the next. Either may be nil. The error is of kind fault.Invalid if the next
+// one takes [OrderNone] back from an event type and the log does not keep events in order by itself: the log of such an event
+// type is spread over partitions with several writers, which readers in order do not read.
+func CheckChange(before, next *Catalog, ordered bool) ([]Change, error) {
+	if before != nil && !ordered {
+		for _, e := range next.Entries() {
+			if old := before.samePlace(e); old != nil && old.Unordered() && !e.Unordered() {
+				return nil, fault.New(fault.Invalid, "event %s: order cannot go back to %s while the log has its events (allowed: another URI, or remove the event type, "+
+					"wait for the retention, and add it again)", e.Name, OrderURI)
+			}
+		}
+	}
+	return Diff(before, next), nil
+}
+
+// samePlace returns the event type whose events are where those of e will be. Its name may be another one.
+func (c *Catalog) samePlace(e *Entry) *Entry {
+	if old := c.ByName(e.Name); old != nil && old.Pattern() == e.Pattern() {
+		return old
+	}
+	if at := slices.IndexFunc(c.entries, func(old *Entry) bool { return old.Pattern() == e.Pattern() }); at >= 0 {
+		return c.entries[at]
+	}
+	return nil
+}
 
 // Applied is the outcome of [Apply].
 type Applied struct {
 	// Version counts the catalogs of the workspace, from 1.
 	Version int64
-	// Changed is false when the same text was stored already.
+	// Changed is false if the same text was stored already.
 	Changed bool
-	// Changes lists what is different from the catalog before.
+	// Changes lists the differences from the catalog before.
 	Changes []Change
 }
 
-// orderKept refuses a catalog that takes [OrderNone] back from an event type. Its log is spread over
-// partitions with several writers, where readers in order do not look.
-func orderKept(old, next *Catalog) error {
-	for _, e := range next.entries {
-		before := old.ByName(e.Name)
-		if before == nil || before.Pattern() != e.Pattern() {
-			at := slices.IndexFunc(old.entries, func(o *Entry) bool { return o.Pattern() == e.Pattern() })
-			if at < 0 {
-				continue
-			}
-			before = old.entries[at]
-		}
-		if before.Unordered() && !e.Unordered() {
-			return fault.New(fault.Invalid, "event %s: order cannot go back to %s while the log has its events (allowed: another URI, or remove the event type, "+
-				"wait for the retention, and add it again)", e.Name, OrderURI)
-		}
-	}
-	return nil
-}
-
-// Compare tells what a catalog changes for a workspace. One that may not take the place of the stored one is of
-// kind fault.Invalid.
-func Compare(ctx context.Context, db store.DB, workspace string, next *Catalog) ([]Change, error) {
-	old, err := Load(ctx, db, workspace)
-	switch {
-	case fault.Is(err, fault.NotFound), fault.Is(err, fault.Invalid): // a stored text that is no catalog any more can be replaced
-		return Diff(nil, next), nil
-	case err != nil:
-		return nil, err
-	}
-	if !db.Ordered() {
-		err = orderKept(old, next)
-	}
-	return Diff(old, next), err
-}
-
-// Apply stores a catalog as the workspace's, which every process uses within [settings.MaxAge]; nil leaves the workspace
-// without one of its own. That it changed is then announced by [settings.Announce]. A catalog that gives an event type its
-// order back is of kind fault.Invalid, one that does not fit into an item fault.TooLarge, a concurrent change fault.Conflict.
-func Apply(ctx context.Context, db store.DB, workspace string, next *Catalog) (Applied, error) {
-	document, changes, err := Document(ctx, db, workspace, next)
+// Apply checks and writes one catalog. Operators' catalogs go through package apply, which checks more.
+func Apply(ctx context.Context, db store.DB, workspace string, next *Catalog) (a Applied, err error) {
+	d, err := Read(ctx, db, workspace)
 	if err != nil {
-		return Applied{}, err
+		return a, err
 	}
-	written, err := settings.WriteAll(ctx, db, document)
-	if err != nil {
-		return Applied{}, err
+	if a.Changes, err = CheckChange(d.Catalog, next, db.Ordered()); err != nil {
+		return a, err
 	}
-	return Applied{written[0].Version, written[0].Changed, changes}, nil
-}
-
-// Document returns the document that [Apply] writes, for callers that write others with it, and what it changes.
-func Document(ctx context.Context, db store.DB, workspace string, next *Catalog) (d settings.Document, changes []Change, err error) {
-	if next != nil {
-		if changes, err = Compare(ctx, db, workspace, next); err != nil {
-			return d, nil, err
-		}
-		d.Text = next.Source()
-	}
-	d.Name = documents + workspace
-	d.Also = func(version int64, _ []byte) []store.Op {
-		return append(settings.Unannounced(settings.Catalog, workspace, []string{workspace}, version),
-			store.Put(store.Item{Key: store.Key{Table: store.Settings, Partition: namesPartition, Sort: workspace}}))
-	}
-	return d, changes, nil
+	e := d.Replace(next)
+	a.Version, a.Changed = e.Version(), e.Changes()
+	return a, settings.Write(ctx, db, e)
 }
 
 // namesPartition lists the workspaces that have or had a catalog, [Shared] among them.
@@ -98,8 +109,8 @@ const namesPartition = "catalogs"
 // Names lists the workspaces that have a catalog of their own, [Shared] among them.
 func Names(ctx context.Context, db store.DB) (names []string, err error) {
 	err = store.Each(ctx, db, store.Key{Table: store.Settings, Partition: namesPartition}, "list the catalogs", func(it *store.Item) error {
-		src, _, err := settings.Read(ctx, db, documents+it.Sort)
-		if err == nil && len(src) > 0 {
+		d, err := settings.Read(ctx, db, documents+it.Sort)
+		if err == nil && len(d.Text) > 0 {
 			names = append(names, it.Sort)
 		}
 		return err
@@ -107,27 +118,18 @@ func Names(ctx context.Context, db store.DB) (names []string, err error) {
 	return names, err
 }
 
-// Load reads the workspace's catalog, or that of [Shared]. A workspace without one is of kind
-// fault.NotFound.
+// Load reads the workspace's catalog, or the one of [Shared]. A workspace without one is of kind fault.NotFound.
 func Load(ctx context.Context, db store.DB, workspace string) (*Catalog, error) {
 	for _, name := range []string{workspace, Shared} {
-		src, _, err := settings.Read(ctx, db, documents+name)
-		if err != nil {
+		d, err := Read(ctx, db, name)
+		if err = cmp.Or(err, d.Invalid); err != nil {
 			return nil, err
 		}
-		if len(src) > 0 {
-			return parseStored(src)
+		if d.Catalog != nil {
+			return d.Catalog, nil
 		}
 	}
 	return nil, errNoCatalog
-}
-
-// parseStored reads a text that was checked before [Apply] stored it; nil of one that was removed.
-func parseStored(src []byte) (*Catalog, error) {
-	if len(src) == 0 {
-		return nil, nil
-	}
-	return parseFile("stored catalog", src, true)
 }
 
 var errNoCatalog = fault.New(fault.NotFound, "unknown workspace, or a workspace without a catalog")

@@ -23,19 +23,19 @@ func TestAnnounce(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = db.Close() }()
-		write := func(text string, ops func(version int64, old []byte) []store.Op) {
-			if _, _, err := Write(context.Background(), db, "d", []byte(text), ops); err != nil {
+		version := int64(0)
+		write := func(text string, ops func(version int64) []store.Op) {
+			old := Stored{Name: "d", Version: version}
+			version++
+			if err := Write(context.Background(), db, Edit{Old: old, Text: []byte(text), Also: ops(version)}); err != nil {
 				t.Error(err)
 			}
 		}
 		// The second one replaces the first one's change of that catalog, and no change of backends.
-		write("one", func(v int64, _ []byte) []store.Op {
+		write("one", func(v int64) []store.Op {
 			return slices.Concat(Unannounced(Catalog, "a", []string{"a"}, v), UnannouncedOf(Backends, []string{"a", "b"}, v))
 		})
-		write("two", func(v int64, old []byte) []store.Op {
-			if string(old) != "one" {
-				t.Errorf("the text before was %q", old)
-			}
+		write("two", func(v int64) []store.Op {
 			return slices.Concat(
 				Unannounced(Catalog, "a", []string{"a"}, v), UnannouncedOf(Backends, []string{"c"}, v), UnannouncedOf(Backends, nil, v),
 			)
@@ -43,7 +43,7 @@ func TestAnnounce(t *testing.T) {
 		began := time.Now()
 		// A version that is stored while the announcer waits is announced by its next round, in place of the one before.
 		time.AfterFunc(MaxAge/2, func() {
-			write("three", func(v int64, _ []byte) []store.Op { return Unannounced(Catalog, "a", []string{"a"}, v) })
+			write("three", func(v int64) []store.Op { return Unannounced(Catalog, "a", []string{"a"}, v) })
 		})
 		var announced []string
 		down := true

@@ -134,14 +134,14 @@ func (c *Cache[T]) read(ctx context.Context, name string, old parsed[T]) (d pars
 	if err != nil || version == old.version {
 		return old, err
 	}
-	src, version, err := Read(ctx, c.db, name)
-	if err != nil || version == 0 {
+	stored, err := Read(ctx, c.db, name)
+	if err != nil || stored.Version == 0 {
 		return d, err
 	}
-	value, err := c.parse(src)
+	value, err := c.parse(stored.Text)
 	if err != nil {
 		// The text was checked before it was stored, so another version of this program wrote it. A caller cannot fix that.
 		return d, &fault.Error{Kind: fault.Internal, Message: "the stored " + name + " is not valid for this version", Err: err}
 	}
-	return parsed[T]{value, version}, nil
+	return parsed[T]{value, stored.Version}, nil
 }

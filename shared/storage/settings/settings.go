@@ -1,14 +1,16 @@
-// Package settings keeps an operator's files (the catalogs, the configuration) in
-// the store, so that every process sees the same ones: the functions on AWS, and the
-// roles of an embedded server.
+// Package settings keeps an operator's files (the catalogs, the configuration) in the store, so that every process uses the
+// same ones: the functions on AWS, and the roles of a stand-alone server.
 //
-//	files ──▶ apply.Apply ──▶ store ──▶ Cache ──▶ catalog.Stored, config.Stored ──▶ all roles
-//	          checks, Write     └─────▶ Announce ──▶ streams
+// A changed file goes one way, in both modes:
 //
-// A document is two items: a small head with the version, which readers
-// poll, and the compressed text, which they read when the version has moved. What
-// the text means is the business of shared/events/catalog and shared/app/config; what speaks
-// against a change is that of shared/app/apply.
+//	parse     catalog.ParseFile, config.ParseFile
+//	check     apply.Target, with the checks of catalog, config and the packages whose sections they are
+//	write     [Write], all files or none
+//	refresh   [Cache], behind catalog.Stored and config.Stored
+//	announce  [Announce], to clients
+//
+// A document is two items: a small head with the version, which readers poll, and the compressed text, which they read when
+// the version has changed.
 package settings
 
 import (
@@ -46,105 +48,97 @@ func Version(ctx context.Context, db store.DB, name string) (int64, error) {
 	return items[0].Version, nil
 }
 
-// Read reads a document and its version; nil and 0 when it does not exist.
-func Read(ctx context.Context, db store.DB, name string) ([]byte, int64, error) {
+// Stored is a document in the store. Version 0 is a document that does not exist.
+type Stored struct {
+	Name    string
+	Text    []byte
+	Version int64
+}
+
+// Read reads a document.
+func Read(ctx context.Context, db store.DB, name string) (Stored, error) {
+	d := Stored{Name: name}
 	items, err := db.Get(ctx, text(name))
 	if err != nil {
-		return nil, 0, fault.Wrap(fault.Internal, err, "read %s", name)
+		return d, fault.Wrap(fault.Internal, err, "read %s", name)
 	}
 	if items[0] == nil {
-		return nil, 0, nil
+		return d, nil
 	}
-	src, err := unpack(items[0].Value)
-	if err != nil {
-		return nil, 0, fault.Wrap(fault.Internal, err, "read %s", name)
-	}
-	return src, items[0].Version, nil
+	d.Version = items[0].Version
+	d.Text, err = unpack(items[0].Value)
+	return d, fault.Wrap(fault.Internal, err, "read %s", name)
 }
 
-// Document is a text to store under a name.
-type Document struct {
-	Name string
-	// Text replaces the stored text. An empty text takes the place of a document that is removed, so that its versions
-	// continue.
+// Edit replaces the text of a document.
+type Edit struct {
+	// Old is the document that was checked against the new text.
+	Old Stored
+	// Text is the new text. It is empty for a document that is removed, so that its versions continue.
 	Text []byte
-	// Also returns more operations for the transaction, from the new version and the text before. It may be nil.
-	Also func(version int64, old []byte) []store.Op
+	// Also are more operations for the transaction.
+	Also []store.Op
 }
 
-// Written is the outcome for a [Document]. Changed is false if the same text was stored already.
-type Written struct {
-	Version int64
-	Changed bool
-}
-
-// Write stores one document; see [WriteAll].
-func Write(ctx context.Context, db store.DB, name string, src []byte, also func(version int64, old []byte) []store.Op) (version int64, changed bool, err error) {
-	all, err := WriteAll(ctx, db, Document{name, src, also})
-	if err != nil {
-		return 0, false, err
+// Version returns the document's version after the edit.
+func (e Edit) Version() int64 {
+	if e.Changes() {
+		return e.Old.Version + 1
 	}
-	return all[0].Version, all[0].Changed, nil
+	return e.Old.Version
 }
 
-// WriteAll stores documents, all or none: it reads and compresses all of them, and writes the changed ones in one
-// transaction. Only if these are more than a transaction holds, about 24 catalogs, it writes several transactions. The error
-// is of kind fault.TooLarge for a text that does not fit into an item, and of kind fault.Conflict if another writer changed
-// one of the documents meanwhile.
-func WriteAll(ctx context.Context, db store.DB, docs ...Document) ([]Written, error) {
-	all, names := make([]Written, len(docs)), make([]string, len(docs))
+// Changes reports whether the new text differs from the old one.
+func (e Edit) Changes() bool { return e.Old.Version == 0 || !bytes.Equal(e.Old.Text, e.Text) }
+
+// Write writes the edits that change a document, all or none: it compresses all texts and then writes one transaction. Only if
+// these are more operations than a transaction holds, about 24 catalogs, it writes several transactions. The error is of kind
+// fault.TooLarge for a text that does not fit into an item, and of kind fault.Conflict if an old document is not the stored
+// one any more.
+func Write(ctx context.Context, db store.DB, edits ...Edit) error {
 	var transactions [][]store.Op
-	for i, d := range docs {
-		ops, err := d.prepare(ctx, db, &all[i])
-		if err != nil {
-			return nil, err
+	names := make([]string, len(edits))
+	for i, e := range edits {
+		names[i] = e.Old.Name
+		if !e.Changes() {
+			continue
 		}
-		names[i] = d.Name
+		ops, err := e.ops()
+		if err != nil {
+			return err
+		}
 		if last := len(transactions) - 1; last >= 0 && len(transactions[last])+len(ops) <= store.MaxTransaction {
 			transactions[last] = append(transactions[last], ops...)
-		} else if len(ops) > 0 {
+		} else {
 			transactions = append(transactions, ops)
 		}
 	}
 	for _, ops := range transactions {
 		err := db.Write(ctx, ops...)
 		if errors.Is(err, store.ErrConflict) {
-			return nil, fault.New(fault.Conflict, "%s was changed by another writer meanwhile; look at it and try again", strings.Join(names, " or "))
+			return fault.New(fault.Conflict, "%s was changed by another writer meanwhile; look at it and try again", strings.Join(names, " or "))
 		}
 		if err != nil {
-			return nil, fault.Wrap(fault.Internal, err, "write %s", strings.Join(names, ", "))
+			return fault.Wrap(fault.Internal, err, "write %s", strings.Join(names, ", "))
 		}
 	}
-	return all, nil
+	return nil
 }
 
-// prepare returns the operations that store a document, none if it is unchanged.
-func (d Document) prepare(ctx context.Context, db store.DB, w *Written) ([]store.Op, error) {
-	old, version, err := Read(ctx, db, d.Name)
+// ops returns the operations of an edit that changes its document.
+func (e Edit) ops() ([]store.Op, error) {
+	packed, err := pack(e.Text)
 	if err != nil {
-		return nil, err
+		return nil, fault.Wrap(fault.Internal, err, "write %s", e.Old.Name)
 	}
-	w.Version = version
 	cond := store.Absent()
-	if version > 0 {
-		if bytes.Equal(old, d.Text) {
-			return nil, nil
-		}
-		cond = store.VersionIs(version)
+	if e.Old.Version > 0 {
+		cond = store.VersionIs(e.Old.Version)
 	}
-	packed, err := pack(d.Text)
-	if err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "write %s", d.Name)
-	}
-	w.Version, w.Changed = version+1, true
-	ops := []store.Op{
-		store.Put(store.Item{Key: text(d.Name), Value: packed, Version: w.Version}, cond),
-		store.Put(store.Item{Key: head(d.Name), Version: w.Version}),
-	}
-	if d.Also != nil {
-		ops = append(ops, d.Also(w.Version, old)...)
-	}
-	return ops, nil
+	return append([]store.Op{
+		store.Put(store.Item{Key: text(e.Old.Name), Value: packed, Version: e.Version()}, cond),
+		store.Put(store.Item{Key: head(e.Old.Name), Version: e.Version()}),
+	}, e.Also...), nil
 }
 
 func pack(src []byte) ([]byte, error) {

@@ -31,71 +31,71 @@ func TestWriteAndRead(t *testing.T) {
 	db := settingstest.New()
 	testWriteAndRead(t, db)
 	db.Fail(fault.New(fault.Unavailable, "down"))
-	if _, _, err := Write(t.Context(), db, "d", []byte("x"), nil); !fault.Is(err, fault.Unavailable) {
-		t.Errorf("got %v", err)
+	if _, err := Read(t.Context(), db, "d"); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("got %v, want Unavailable", err)
 	}
 }
 
 func testWriteAndRead(t *testing.T, db store.DB) {
 	t.Helper()
 	ctx := t.Context()
-	if src, v, err := Read(ctx, db, "d"); src != nil || v != 0 || err != nil {
-		t.Errorf("got %q, %d, %v of a document that does not exist", src, v, err)
+	if got, err := Read(ctx, db, "d"); got.Text != nil || got.Version != 0 || err != nil {
+		t.Errorf("got %+v, %v of a document that does not exist", got, err)
 	}
 	for i, step := range []struct {
 		text    string
 		version int64
-		changed bool
+		changes bool
 	}{{"one", 1, true}, {"one", 1, false}, {"two", 2, true}, {"", 3, true}} {
-		v, changed, err := Write(ctx, db, "d", []byte(step.text), nil)
-		if v != step.version || changed != step.changed || err != nil {
-			t.Errorf("step %d: got %d, %v, %v", i, v, changed, err)
+		old, err := Read(ctx, db, "d")
+		if err != nil {
+			t.Fatal(err)
 		}
-		src, v, err := Read(ctx, db, "d")
-		if string(src) != step.text || v != step.version || err != nil {
-			t.Errorf("step %d: read %q, %d, %v", i, src, v, err)
+		e := Edit{Old: old, Text: []byte(step.text)}
+		if err := Write(ctx, db, e); e.Version() != step.version || e.Changes() != step.changes || err != nil {
+			t.Errorf("step %d: got %d, %v, %v; want %d, %v", i, e.Version(), e.Changes(), err, step.version, step.changes)
+		}
+		got, err := Read(ctx, db, "d")
+		if string(got.Text) != step.text || got.Version != step.version || err != nil {
+			t.Errorf("step %d: read %q, %d, %v; want %q, %d", i, got.Text, got.Version, err, step.text, step.version)
 		}
 		if v, err := Version(ctx, db, "d"); v != step.version || err != nil {
-			t.Errorf("step %d: version %d, %v", i, v, err)
+			t.Errorf("step %d: version %d, %v; want %d", i, v, err, step.version)
 		}
 	}
 	if v, err := Version(ctx, db, "other"); v != 0 || err != nil {
-		t.Errorf("another document: %d, %v", v, err)
+		t.Errorf("another document: got version %d, %v; want 0", v, err)
 	}
 }
 
-func TestWriteRefusesWhatDoesNotFit(t *testing.T) {
+func TestWriteRefusesATextThatDoesNotFit(t *testing.T) {
 	noise := make([]byte, 800<<10) // compresses to no less than three quarters
 	const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 	rng := rand.New(rand.NewPCG(1, 2))
 	for i := range noise {
 		noise[i] = letters[rng.IntN(len(letters))]
 	}
-	for name, src := range map[string][]byte{"compressed": noise, "as it is": make([]byte, MaxText+1)} {
-		if _, _, err := Write(t.Context(), settingstest.New(), "d", src, nil); !fault.Is(err, fault.TooLarge) {
-			t.Errorf("%s: got %v", name, err)
+	for name, src := range map[string][]byte{"compressed": noise, "uncompressed": make([]byte, MaxText+1)} {
+		if err := Write(t.Context(), settingstest.New(), Edit{Old: Stored{Name: "d"}, Text: src}); !fault.Is(err, fault.TooLarge) {
+			t.Errorf("%s: got %v, want TooLarge", name, err)
 		}
 	}
 }
 
-// racing lets a rival write between the read and the write of another.
-type racing struct {
-	*settingstest.Store
-	once sync.Once
-}
-
-func (r *racing) Write(ctx context.Context, ops ...store.Op) error {
-	r.once.Do(func() { _, _, _ = Write(ctx, r.Store, "d", []byte("rival"), nil) })
-	return r.Store.Write(ctx, ops...)
-}
-
-func TestWriteRefusesAConcurrentChange(t *testing.T) {
-	db := &racing{Store: settingstest.New()}
-	if _, _, err := Write(t.Context(), db, "d", []byte("mine"), nil); !fault.Is(err, fault.Conflict) {
-		t.Errorf("got %v, want a conflict", err)
+// A change is checked against the document that it replaces. So another one must not take its place between the check and the
+// write.
+func TestGivenADocumentThatAnotherWriterChangedAnEditIsRefused(t *testing.T) {
+	db := settingstest.New()
+	old, err := Read(t.Context(), db, "d")
+	if err != nil {
+		t.Fatal(err)
 	}
-	if src, _, _ := Read(t.Context(), db, "d"); string(src) != "rival" {
-		t.Errorf("got %q", src)
+	write(t, db, "rival")
+	if err := Write(t.Context(), db, Edit{Old: old, Text: []byte("mine")}); !fault.Is(err, fault.Conflict) {
+		t.Errorf("got %v, want Conflict", err)
+	}
+	if got, _ := Read(t.Context(), db, "d"); string(got.Text) != "rival" {
+		t.Errorf("got %q, want rival", got.Text)
 	}
 }
 
@@ -110,7 +110,11 @@ func cache(db store.DB) *Cache[string] {
 
 func write(t *testing.T, db store.DB, text string) {
 	t.Helper()
-	if _, _, err := Write(t.Context(), db, "d", []byte(text), nil); err != nil {
+	old, err := Read(t.Context(), db, "d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Write(t.Context(), db, Edit{Old: old, Text: []byte(text)}); err != nil {
 		t.Fatal(err)
 	}
 }
