@@ -2,54 +2,138 @@ package client
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/remote"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// Client is as much of an MCP client as events need, for one revision of the protocol. Its methods may
-// be called concurrently once [Client.Begin] has returned.
-type Client struct {
-	// Log gets a line for each request that is sent again because the server did not answer; nil
-	// discards it.
-	Log *slog.Logger
-	// Store, Webhooks and MinPoll are those of [Options].
-	Store    Store
-	Webhooks *Handler
-	MinPoll  time.Duration
+// The kinds of errors, for use with [errors.Is].
+var (
+	// ErrInvalid is the error of options, arguments or data that are malformed.
+	ErrInvalid error = fault.Invalid
+	// ErrUnauthenticated is the error of a missing or wrong key.
+	ErrUnauthenticated error = fault.Unauthenticated
+	// ErrForbidden is the error of a caller without the right to do this.
+	ErrForbidden error = fault.Forbidden
+	// ErrNotFound is the error of an event type or URI that the server does not show to this caller.
+	ErrNotFound error = fault.NotFound
+	// ErrUnsupported is the error of a mode or method that the server or this client does not offer.
+	ErrUnsupported error = fault.Unsupported
+	// ErrExhausted is the error of a reached limit or quota. It is [Retryable].
+	ErrExhausted error = fault.Exhausted
+	// ErrUnavailable is the error of a server that does not answer, or of a store that fails. It is [Retryable].
+	ErrUnavailable error = fault.Unavailable
+	// ErrConflict is the error of a [File] that belongs to another subscription.
+	ErrConflict error = fault.Conflict
+	// ErrTooLarge is the error of data over a limit of the server.
+	ErrTooLarge error = fault.TooLarge
+	// ErrSchema is the error of an event that does not match the schema of its type.
+	ErrSchema error = fault.Unprocessable
+)
 
-	server  Server
+// Retryable reports whether a call that failed with err may succeed when it is repeated.
+func Retryable(err error) bool { return remote.Retryable(err) }
+
+// Options configure [Connect]. The zero value is for a server that asks for no credentials, and keeps cursors in memory.
+type Options struct {
+	// Key is sent as Authorization: Bearer. An empty key sends no header.
+	Key string
+	// HTTP sends the requests. Use it for proxies, certificates, and tokens that expire, for example with an
+	// oauth2.Transport. Its Timeout bounds requests but not streams. Nil is [http.DefaultClient].
+	HTTP *http.Client
+	// Agent names the program to the server as NAME/VERSION.
+	Agent string
+	// Revision is the revision of MCP to speak, for example 2025-11-25. If it is empty, Connect chooses the newest one that
+	// both know. Otherwise Connect sends no request.
+	Revision string
+	// Store keeps cursors; nil keeps them in memory.
+	Store Store
+	// Webhooks receives webhooks; nil is for a program that the server cannot reach.
+	Webhooks *Handler
+	// MinPoll is the shortest time between two polls, whatever the server asks for; 0 is a second.
+	MinPoll time.Duration
+	// Log receives repeated requests and reports of the server; nil discards them.
+	Log *slog.Logger
+}
+
+// Client is a connection to an MCP server. Its methods may be called concurrently.
+type Client struct {
+	options Options
+	log     *slog.Logger
+	server  remote.Server
 	url     string
 	version spec.Version
 	session atomic.Pointer[string] // of the revisions that have sessions
-	begun   atomic.Bool            // Begin has succeeded since the last session ended
+	begun   atomic.Bool            // the session has begun and has not ended yet
 	renewal sync.Mutex
 	seq     atomic.Int64
 	memory  memory
 	silence time.Duration
 }
 
-// New makes a client of a server, which it does not call yet.
-func New(s Server, version spec.Version) (*Client, error) {
-	url, err := s.Endpoint("/mcp")
-	if err != nil {
+// Connect returns a client of the MCP endpoint at url. It negotiates the newest revision that both know: 2026-07-28, which
+// has no sessions, or a session of an earlier one, which [Client.Close] ends. If the server does not answer, Connect tries
+// five times.
+func Connect(ctx context.Context, url string, o Options) (*Client, error) {
+	c, err := newClient(url, o)
+	if err != nil || o.Revision != "" {
+		return c, err
+	}
+	var discovered struct {
+		Versions []spec.Version `json:"supportedVersions"`
+	}
+	err = c.persist(ctx, func() error {
+		_, err := c.exchange(ctx, spec.MethodDiscover, nil, &discovered)
+		return err
+	})
+	switch {
+	case err == nil && slices.Contains(discovered.Versions, spec.V20260728):
+		return c, nil
+	case ctx.Err() != nil, Retryable(err), fault.Is(err, fault.Unauthenticated), fault.Is(err, fault.Forbidden):
 		return nil, err
 	}
-	c := &Client{server: s, url: url, version: version, silence: deadAfter}
+	for _, c.version = range spec.Versions[1:] {
+		failed := c.persist(ctx, func() error { return c.begin(ctx) })
+		if failed == nil {
+			return c, nil
+		}
+		err = errors.Join(err, failed)
+	}
+	return nil, err
+}
+
+// newClient returns a client that has sent no request.
+func newClient(url string, o Options) (*Client, error) {
+	c := &Client{
+		options: o, log: logTo(o.Log), server: remote.Server{URL: url, Key: o.Key, Agent: o.Agent, HTTP: o.HTTP},
+		version: spec.V20260728, silence: deadAfter,
+	}
+	if o.Revision != "" {
+		c.version = spec.Version(o.Revision)
+		if !slices.Contains(spec.Versions, c.version) {
+			return nil, fault.New(fault.Unsupported, "unknown revision %.32q (known: %v)", o.Revision, spec.Versions)
+		}
+	}
+	var err error
+	c.url, err = c.server.Endpoint("/mcp")
 	c.setSession("")
-	return c, nil
+	return c, err
+}
+
+// fork returns a client of the same server with a session of its own.
+func (c *Client) fork() *Client {
+	own := &Client{options: c.options, log: c.log, server: c.server, url: c.url, version: c.version, silence: c.silence}
+	own.setSession("")
+	return own
 }
 
 // stateless reports whether the revision has no sessions.
@@ -61,8 +145,8 @@ func (c *Client) implementation() map[string]string {
 	return map[string]string{"name": name, "version": version}
 }
 
-// Begin opens a session where the revision has them.
-func (c *Client) Begin(ctx context.Context) error {
+// begin starts a session if the revision has sessions.
+func (c *Client) begin(ctx context.Context) error {
 	if c.stateless() {
 		return nil
 	}
@@ -84,34 +168,34 @@ func (c *Client) Begin(ctx context.Context) error {
 	body := []byte(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
 	resp, b, err := c.server.Do(ctx, http.MethodPost, c.url, c.header(spec.NoteInitialized, nil), body)
 	if err == nil && resp.StatusCode >= 300 {
-		err = Refusal(resp, b)
+		err = remote.ReadRefusal(resp, b)
 	}
 	c.begun.Store(err == nil)
 	return err
 }
 
-// errSessionGone says that the server has ended or lost the session.
+// errSessionGone means that the server has ended or lost the session.
 var errSessionGone = fault.New(fault.NotFound, "the session has ended")
 
 func (c *Client) sessionID() string { return *c.session.Load() }
 
 func (c *Client) setSession(id string) { c.session.Store(&id) }
 
-// call sends a request of a subscription and returns the header of the answer. It starts a new session if the last one
-// has ended, or if an earlier call could not start one.
-func (c *Client) call(f *flow, method string, params map[string]any, result any) (http.Header, error) {
+// call sends a request and returns the header of the response. It starts a new session if the last one has ended, or if an
+// earlier call could not start one.
+func (c *Client) call(ctx context.Context, method string, params map[string]any, result any) (http.Header, error) {
 	session := c.sessionID()
 	if c.stateless() || c.begun.Load() {
-		header, err := c.exchange(f.ctx, method, params, result)
+		header, err := c.exchange(ctx, method, params, result)
 		if !errors.Is(err, errSessionGone) {
 			return header, err
 		}
-		f.log.Warn("session ended, starting a new one")
+		c.log.Warn("session ended, starting a new one")
 	}
-	if err := c.renew(f.ctx, session); err != nil {
+	if err := c.renew(ctx, session); err != nil {
 		return nil, err
 	}
-	header, err := c.exchange(f.ctx, method, params, result)
+	header, err := c.exchange(ctx, method, params, result)
 	if errors.Is(err, errSessionGone) {
 		err = fault.New(fault.Unavailable, "%s: the new session has ended, too", method)
 	}
@@ -125,12 +209,10 @@ func (c *Client) renew(ctx context.Context, gone string) error {
 	if c.begun.Load() && c.sessionID() != gone {
 		return nil
 	}
-	return c.Begin(ctx)
+	return c.begin(ctx)
 }
 
-func (c *Client) log() *slog.Logger { return logTo(c.Log) }
-
-// logTo is a log, which may be nil.
+// logTo returns log, or a logger that discards everything if log is nil.
 func logTo(log *slog.Logger) *slog.Logger {
 	if log == nil {
 		return slog.New(slog.DiscardHandler)
@@ -139,188 +221,59 @@ func logTo(log *slog.Logger) *slog.Logger {
 }
 
 // storeOf returns the store that keeps the cursor of a subscription.
-func (c *Client) storeOf(s Subscription) Store {
+func (c *Client) storeOf(o SubscribeOptions) Store {
 	switch {
-	case s.Store != nil:
-		return s.Store
-	case c.Store != nil:
-		return c.Store
+	case o.Store != nil:
+		return o.Store
+	case c.options.Store != nil:
+		return c.options.Store
 	}
 	return &c.memory
 }
 
-// End ends the session, if there is one, also when ctx has ended. It takes five seconds at most: the server forgets a
-// session by itself, too.
-func (c *Client) End(ctx context.Context) {
-	ctx, cancel := ending(ctx)
-	defer cancel()
-	c.endSession(ctx)
-}
-
-func (c *Client) endSession(ctx context.Context) {
+// Close ends the session, if there is one, within five seconds. Close subscriptions before, because those that still run
+// begin a session of their own.
+func (c *Client) Close() error {
 	if c.sessionID() == "" {
-		return
+		return nil
 	}
-	_, _, _ = c.server.Do(ctx, http.MethodDelete, c.url, c.header("", nil), nil)
-}
-
-// Call sends a request and decodes its result; result may be nil.
-func (c *Client) Call(ctx context.Context, method string, params map[string]any, result any) error {
-	_, err := c.exchange(ctx, method, params, result)
+	ctx, cancel := ending(context.Background())
+	defer cancel()
+	_, _, err := c.server.Do(ctx, http.MethodDelete, c.url, c.header("", nil), nil)
 	return err
 }
 
-func (c *Client) exchange(ctx context.Context, method string, params map[string]any, result any) (http.Header, error) {
-	resp, body, err := c.server.Do(ctx, http.MethodPost, c.url, c.header(method, params), c.request(method, params))
-	if err != nil {
-		return nil, err
-	}
-	if resp.StatusCode == http.StatusNotFound && c.sessionID() != "" {
-		return nil, errSessionGone // so the revisions with sessions say it
-	}
-	if strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
-		if body, err = lastMessage(body); err != nil {
-			return nil, err
+// Call sends a request of MCP, for example tools/call, and decodes its result. Result may be nil.
+func (c *Client) Call(ctx context.Context, method string, params map[string]any, result any) error {
+	_, err := c.call(ctx, method, params, result)
+	return err
+}
+
+// drainTime bounds the end of a handler, of a session and of a subscription.
+const drainTime = 5 * time.Second
+
+// ending returns a context for the requests that end something, which may have to run after ctx has ended.
+func ending(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), drainTime)
+}
+
+// maxTries is how often a request is sent that the server does not answer.
+const maxTries = 5
+
+// persist repeats a retryable call. If ctx ends during a repetition, persist returns the error of the try before, because
+// that says what is wrong.
+func (c *Client) persist(ctx context.Context, do func() error) error {
+	var last error
+	for try := 0; ; try++ {
+		err := do()
+		if last != nil && errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
+			return last
 		}
-	}
-	var answer struct {
-		Result json.RawMessage `json:"result"`
-		Error  *rpcError       `json:"error"`
-	}
-	if err := json.Unmarshal(body, &answer); err != nil || answer.Result == nil && answer.Error == nil {
-		if resp.StatusCode >= 300 {
-			return nil, fault.Wrap(fault.Internal, Refusal(resp, body), "%s", method)
+		if err == nil || !Retryable(err) || try+1 >= maxTries {
+			return err
 		}
-		return nil, fault.New(fault.Unavailable, "%s: the server's response is not JSON-RPC", method)
+		last = err
+		c.log.Warn("request failed, retrying", "try", try+2, "of", maxTries, "error", err)
+		_ = remote.Sleep(ctx, try, 0) // if ctx ends, the next try fails
 	}
-	if answer.Error != nil {
-		return nil, fault.Wrap(fault.Internal, answer.Error.fault(resp.StatusCode), "%s", method)
-	}
-	if result == nil {
-		return resp.Header, nil
-	}
-	if err := json.Unmarshal(answer.Result, result); err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "%s: read the result", method)
-	}
-	return resp.Header, nil
-}
-
-// lastMessage takes the response out of a stream that ends with it.
-func lastMessage(stream []byte) ([]byte, error) {
-	r := sse.NewReader(strings.NewReader(string(stream)), maxAnswer)
-	for {
-		e, err := r.Next()
-		if err != nil {
-			return nil, fault.New(fault.Unavailable, "the server's stream ended without a response")
-		}
-		if m, bad := jsonrpc.Decode(e.Data); bad == nil && m.Kind == jsonrpc.Response {
-			return e.Data, nil
-		}
-	}
-}
-
-// request encodes a request, with the _meta that revision 2026-07-28 requires.
-func (c *Client) request(method string, params map[string]any) []byte {
-	if params == nil {
-		params = map[string]any{}
-	}
-	if c.stateless() {
-		meta, _ := params["_meta"].(map[string]any)
-		if meta == nil {
-			meta = map[string]any{}
-		}
-		meta[spec.MetaVersion] = c.version
-		meta[spec.MetaClient] = c.implementation()
-		meta[spec.MetaCapabilities] = map[string]any{}
-		params["_meta"] = meta
-	}
-	b, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": c.seq.Add(1), "method": method, "params": params})
-	if err != nil {
-		panic(err) // maps and texts of our own
-	}
-	return b
-}
-
-func (c *Client) header(method string, params map[string]any) http.Header {
-	h := http.Header{}
-	h.Set("Accept", "application/json, "+sse.ContentType)
-	session := c.sessionID()
-	if c.stateless() || session != "" {
-		h.Set("Mcp-Protocol-Version", string(c.version))
-	}
-	if session != "" {
-		h.Set("Mcp-Session-Id", session)
-	}
-	if c.stateless() && method != "" {
-		h.Set("Mcp-Method", method)
-		member := map[string]string{spec.MethodRead: "uri", spec.MethodToolsCall: "name", spec.MethodPromptsGet: "name"}[method]
-		if name, ok := params[member].(string); ok {
-			h.Set("Mcp-Name", spec.EncodeHeader(name))
-		}
-	}
-	return h
-}
-
-// post sends a request of JSON-RPC whose answer is a stream.
-func (c *Client) post(ctx context.Context, method string, params map[string]any) (io.ReadCloser, error) {
-	return c.stream(ctx, http.MethodPost, c.header(method, params), c.request(method, params))
-}
-
-// stream sends a request whose answer is a stream. The stream fails if it is silent for too long; see [liveBody].
-func (c *Client) stream(ctx context.Context, method string, header http.Header, body []byte) (io.ReadCloser, error) {
-	live, cancel := context.WithCancelCause(ctx)
-	req, err := c.server.request(live, method, c.url, header, body)
-	if err != nil {
-		cancel(nil)
-		return nil, err
-	}
-	dead := time.AfterFunc(c.silence, func() { cancel(errSilent) })
-	resp, err := c.server.streams().Do(req)
-	if err != nil {
-		dead.Stop()
-		cancel(nil)
-		return nil, unreachable(ctx, silent(live, err))
-	}
-	content := &liveBody{ReadCloser: resp.Body, ctx: live, cancel: cancel, dead: dead, limit: c.silence}
-	if resp.StatusCode == http.StatusOK && strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
-		return content, nil
-	}
-	defer func() { _ = content.Close() }()
-	b, _ := io.ReadAll(io.LimitReader(content, maxAnswer))
-	var answer struct {
-		Error *rpcError `json:"error"`
-	}
-	if resp.StatusCode == http.StatusOK && json.Unmarshal(b, &answer) == nil && answer.Error != nil {
-		return nil, answer.Error.fault(resp.StatusCode)
-	}
-	return nil, Refusal(resp, b)
-}
-
-// rpcError is a JSON-RPC error.
-type rpcError struct {
-	Code    int             `json:"code"`
-	Message string          `json:"message"`
-	Data    json.RawMessage `json:"data"`
-}
-
-// fault gives the error the kind of its code, else that of the HTTP status.
-func (e *rpcError) fault(status int) error {
-	f := &fault.Error{Kind: e.kind(status), Message: fmt.Sprintf("the server refused (%d): %s", e.Code, e.Message)}
-	if e.Data != nil && string(e.Data) != "null" {
-		f.Data = e.Data
-	}
-	return f
-}
-
-func (e *rpcError) kind(status int) fault.Kind {
-	if kind, ok := kinds[e.Code]; ok {
-		return kind
-	}
-	if e.Code >= 400 && e.Code <= 599 { // codes of our own are the HTTP statuses of the same meaning
-		return kindOfStatus(e.Code)
-	}
-	if status >= 300 {
-		return kindOfStatus(status)
-	}
-	return fault.Invalid
 }

@@ -1,38 +1,47 @@
-// Package client has what a program needs to receive the events of an MCP server, and to publish them.
+// Package client receives the events of an MCP server in a Go program, and publishes events.
 //
 //	c, err := client.Connect(ctx, "https://events.example.com/mcp", client.Options{Key: key, Store: client.Dir("cursors")})
-//	…
-//	err = c.Subscribe(ctx, client.Subscription{
+//	if err != nil {
+//		return err
+//	}
+//	defer c.Close()
+//	sub, err := c.Subscribe(ctx, client.SubscribeOptions{
 //		Name:      "order.shipped",
 //		Arguments: map[string]any{"carrier": "DHL"},
 //		Event:     func(ctx context.Context, e client.Event) error { return ship(ctx, e.ID, e.Data) },
 //	})
+//	if err != nil {
+//		return err
+//	}
+//	<-sub.Done()
+//	return sub.Err()
 //
 // # Receiving
 //
-// [Connect] finds out which revision of MCP a server speaks. [Client.Subscribe] receives the events of one event type
-// (MCP Events, SEP-3415) until its context ends, and may be called many times at once. It chooses the mode: a webhook,
-// if [Options] has a [Handler]; else an open stream; else polls. Whatever the mode, the same holds:
+// [Connect] negotiates a revision of MCP with the server. [Client.Subscribe] subscribes to an event type (MCP Events,
+// SEP-3415) or to the URIs of events, and returns a [Subscription] as soon as the server has accepted it. It chooses the
+// mode: a webhook if [Options] has a [Handler], otherwise an open stream, otherwise polls. In every mode:
 //
-//   - Event acknowledges an event by returning nil. Only then the cursor moves in the [Store]; a program that is killed
-//     goes on after the last event that it acknowledged.
-//   - An event comes at least once. A repetition that is still remembered is dropped. After a kill it is not: make
-//     effects idempotent by [Event.ID].
-//   - Disconnects, restarts of the server, and sessions that end are handled: it is tried again at growing intervals.
-//   - What was lost is a [Gap], and what the server ended a [Terminated].
+//   - The function for events acknowledges an event by returning nil. Only then does the cursor in the [Store] move, so
+//     a program that is killed continues after the last acknowledged event.
+//   - An event arrives at least once. The client drops repetitions that it remembers. After a kill some events arrive
+//     again, so make effects idempotent by [Event.ID] and [Event.URI].
+//   - The client reconnects after interruptions and restarts of the server, with growing pauses.
+//   - Lost events are reported as a [Gap]. A subscription that the server ends has the error [Terminated].
 //
-// Works with servers that are not ours, too: those that have no cursors lose what comes while nothing is connected.
+// This works with all servers of MCP Events. Servers without cursors lose events while the client is not connected.
 //
 // # Webhooks
 //
-// A [Handler] is an http.Handler that the program serves at a public URL. It verifies signatures, answers the
-// server's challenge, and keeps the secrets, which are new in each process and replaced while it runs.
+// A [Handler] is an [net/http.Handler] that the program serves at a public URL. It verifies signatures, answers the
+// server's challenge, and creates and rotates the secrets.
 //
-// # The rest
+// # Publishing
 //
-// [Publisher] publishes; that needs no MCP. [Stream] and [Registration] receive by URIs instead of event types, from an
-// open stream and by webhooks of SEP-1803; [Receiver] and [Hold] are for the latter. [Server.Consent] says who gets what
-// is said in conversations. [Client.Call] makes any other request.
+// A [Publisher] publishes over HTTP and needs no MCP client.
 //
-// Errors have the kinds of package fault; those that [Again] reports may be tried again.
+// # Errors
+//
+// Use [errors.Is] with the errors of this package, for example [ErrForbidden]. [Retryable] reports whether the same call
+// may succeed later.
 package client

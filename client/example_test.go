@@ -33,6 +33,14 @@ func serve(ctx context.Context) (s *server.Server, end func(), err error) {
 	}, err
 }
 
+// publish publishes that an order was shipped.
+func publish(ctx context.Context, s *server.Server, order, data string) {
+	_, err := s.Publish(ctx, server.DefaultWorkspace, server.Event{URI: "event://orders/" + order + "/shipped", Data: []byte(data)})
+	if err != nil {
+		fmt.Println(err)
+	}
+}
+
 func ExampleClient_Subscribe() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -48,21 +56,54 @@ func ExampleClient_Subscribe() {
 		fmt.Println(err)
 		return
 	}
-	err = c.Subscribe(ctx, client.Subscription{
-		Name: "order.shipped",
-		Begun: func(client.Begun) { // what is published from now on comes
-			_, _ = s.Publish(ctx, server.DefaultWorkspace, server.Event{ID: "1", URI: "event://orders/42/shipped", Data: []byte(`{"carrier":"DHL"}`)})
-		},
-		Event: func(_ context.Context, e client.Event) error {
-			fmt.Println(e.Via, e.Name, e.ID, string(e.Data))
-			cancel() // one is enough
-			return nil
-		},
+	arrived := make(chan client.Event)
+	sub, err := c.Subscribe(ctx, client.SubscribeOptions{
+		Name:  "order.shipped",
+		Event: func(_ context.Context, e client.Event) error { arrived <- e; return nil },
 	})
-	fmt.Println(err)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	publish(ctx, s, "42", `{"carrier":"DHL"}`)
+	e := <-arrived
+	fmt.Println(sub.Mode(), e.Name, e.URI, string(e.Data))
+	fmt.Println(sub.Close())
 	// Output:
-	// push order.shipped 1 {"carrier":"DHL"}
+	// push order.shipped event://orders/42/shipped {"carrier":"DHL"}
 	// <nil>
+}
+
+// Without an event type, a client can subscribe to the URIs of events. This one subscribes to everything below an order.
+func ExampleClient_Subscribe_uris() {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	s, end, err := serve(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer end()
+
+	c, err := client.Connect(ctx, s.URL(), client.Options{Agent: "example/1"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	arrived := make(chan client.Event)
+	sub, err := c.Subscribe(ctx, client.SubscribeOptions{
+		URIs:  []string{"event://orders/42"},
+		Event: func(_ context.Context, e client.Event) error { arrived <- e; return nil },
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sub.Close()
+	publish(ctx, s, "42", `{"carrier":"DHL"}`)
+	e := <-arrived
+	fmt.Println(e.URI, string(e.Data))
+	// Output: event://orders/42/shipped {"carrier":"DHL"}
 }
 
 func ExampleHandler() {
@@ -85,26 +126,25 @@ func ExampleHandler() {
 		fmt.Println(err)
 		return
 	}
-	err = c.Subscribe(ctx, client.Subscription{
+	arrived := make(chan client.Event)
+	sub, err := c.Subscribe(ctx, client.SubscribeOptions{
 		Name:      "order.shipped",
 		Arguments: map[string]string{"order": "42"},
-		Begun: func(b client.Begun) {
-			fmt.Println("subscribed by", b.Mode)
-			for _, order := range []string{"41", "42"} {
-				_, _ = s.Publish(ctx, server.DefaultWorkspace, server.Event{URI: "event://orders/" + order + "/shipped", Data: []byte(order)})
-			}
-		},
-		Event: func(_ context.Context, e client.Event) error {
-			fmt.Println(e.Name, *e.Verified, string(e.Data))
-			cancel()
-			return nil
-		},
+		Event:     func(_ context.Context, e client.Event) error { arrived <- e; return nil },
 	})
-	fmt.Println(err)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sub.Close()
+	fmt.Println("subscribed by", sub.Mode())
+	publish(ctx, s, "41", `{}`)
+	publish(ctx, s, "42", `{}`)
+	e := <-arrived
+	fmt.Println(e.URI, *e.Verified)
 	// Output:
 	// subscribed by webhook
-	// order.shipped true 42
-	// <nil>
+	// event://orders/42/shipped true
 }
 
 func ExampleDir() {
@@ -123,34 +163,36 @@ func ExampleDir() {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 
-	// run is a program that handles one event and ends.
-	run := func(begun func()) {
-		ctx, stop := context.WithCancel(ctx)
-		defer stop()
+	// start starts a program that prints one event and ends.
+	start := func() (wait func()) {
 		c, err := client.Connect(ctx, s.URL(), client.Options{Agent: "example/1", Store: client.Dir(dir)})
 		if err != nil {
 			fmt.Println(err)
-			return
+			return func() {}
 		}
-		_ = c.Subscribe(ctx, client.Subscription{
+		handled := make(chan struct{}, 1)
+		sub, err := c.Subscribe(ctx, client.SubscribeOptions{
 			Name: "order.shipped", Mode: client.ModePush,
-			Begun: func(client.Begun) { begun() },
 			Event: func(_ context.Context, e client.Event) error {
-				fmt.Println(e.ID)
-				stop()
+				fmt.Println(e.URI)
+				handled <- struct{}{}
 				return nil
 			},
 		})
+		if err != nil {
+			fmt.Println(err)
+			return func() {}
+		}
+		return func() { <-handled; _ = sub.Close() }
 	}
-	publish := func(id string) {
-		_, _ = s.Publish(ctx, server.DefaultWorkspace, server.Event{ID: id, URI: "event://orders/42/shipped", Data: []byte("1")})
-	}
-	run(func() { publish("first") })
-	publish("while-it-was-away")
-	run(func() {})
+	wait := start()
+	publish(ctx, s, "1", `{}`)
+	wait()
+	publish(ctx, s, "2", `{}`) // while no program runs
+	start()()
 	// Output:
-	// first
-	// while-it-was-away
+	// event://orders/1/shipped
+	// event://orders/2/shipped
 }
 
 func ExamplePublisher() {
@@ -163,7 +205,7 @@ func ExamplePublisher() {
 	}
 	defer end()
 	publisher := client.Publisher{
-		Server: client.Server{URL: s.URL(), Agent: "example/1"}, URI: "event://orders/42/shipped", ID: "1",
+		URL: s.URL(), Agent: "example/1", URI: "event://orders/42/shipped", ID: "1",
 		Accepted: func(events []client.Accepted) error {
 			fmt.Println(events)
 			return nil

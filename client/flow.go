@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -14,12 +15,13 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/remote"
 )
 
-// flow is the way of a subscription's events to its handler, the same in every mode. The cursor that is saved never
-// passes an event that was not acknowledged.
+// flow hands a subscription's events to its function, in the same way for all modes. It never saves a cursor past an event
+// that was not acknowledged.
 type flow struct {
-	sub   Subscription
+	sub   SubscribeOptions
 	store Store
 	key   string
 	log   *slog.Logger
@@ -33,8 +35,11 @@ type flow struct {
 	flights singleflight.Group
 	seen    *bounded.Map[string, struct{}]
 
-	cursor string // where reading goes on: after what was taken, handled or not
-	begun  bool   // the server has accepted the subscription
+	accepted chan struct{}         // closed when the server has accepted the subscription
+	granted  atomic.Pointer[grant] // the last id and secret of a webhook
+
+	cursor string // where reading continues, after the last event that was taken, whether handled or not
+	begun  bool   // accepted is closed
 	open   bool   // a stream was opened since the last failure
 
 	mu    sync.Mutex
@@ -43,14 +48,14 @@ type flow struct {
 	held  bool // the saved cursor stays where it is
 }
 
-// hold keeps the saved cursor where it is, or lets it move again.
+// hold stops the saved cursor or lets it move again.
 func (f *flow) hold(held bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.held = held
 }
 
-// pin saves a cursor, and keeps it.
+// pin saves a cursor and then stops the saved cursor there.
 func (f *flow) pin(cursor string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -59,7 +64,7 @@ func (f *flow) pin(cursor string) {
 	f.held = true
 }
 
-// step is an event, or a position without one, between being taken and being passed by the saved cursor.
+// step is an event, or a position without an event, that the saved cursor has not passed yet.
 type step struct {
 	cursor string
 	done   bool
@@ -74,15 +79,20 @@ const maxAhead = 1000
 // maxSeen is the number of a subscription's last events that are recognized when they arrive again.
 const maxSeen = 10_000
 
-// maxWaiting is how many webhooks of a subscription may wait to be handled.
+// maxWaiting is how many webhooks of a subscription may wait for the function for events.
 const maxWaiting = 1000
 
-func newFlow(ctx context.Context, c *Client, s Subscription) (*flow, error) {
+func newFlow(ctx context.Context, c *Client, s SubscribeOptions) (*flow, error) {
 	f := &flow{
-		sub: s, store: c.storeOf(s), key: c.storeKey(s), log: c.log().With("name", s.Name),
+		sub: s, store: c.storeOf(s), key: c.storeKey(s), log: c.log,
 		slots: make(chan struct{}, max(1, s.Concurrency)), ahead: make(chan struct{}, maxAhead),
-		seen: bounded.NewMap[string, struct{}](2 * maxSeen), // it may forget the older half
+		seen:     bounded.NewMap[string, struct{}](2 * maxSeen), // it may forget the older half
+		accepted: make(chan struct{}),
 	}
+	if s.Name != "" {
+		f.log = c.log.With("name", s.Name)
+	}
+	f.granted.Store(&grant{})
 	f.ctx, f.fail = context.WithCancelCause(ctx)
 	saved, err := f.store.Load(ctx, f.key)
 	if err != nil {
@@ -95,20 +105,22 @@ func newFlow(ctx context.Context, c *Client, s Subscription) (*flow, error) {
 	return f, nil
 }
 
-// storeKey is the same whenever a program subscribes to the same, and shows nothing of a URL.
-func (c *Client) storeKey(s Subscription) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s", c.url, s.Name, s.arguments))
+// storeKey returns the key of a subscription's cursor. It is the same for the same server, event type and arguments, and does
+// not reveal the URL.
+func (c *Client) storeKey(s SubscribeOptions) string {
+	name := cmp.Or(s.Name, "uris")
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s", c.url, name, s.arguments))
 	clean := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '-' || r == '_' {
 			return r
 		}
 		return '_'
-	}, s.Name)
+	}, name)
 	return fmt.Sprintf("%.100s-%s", clean, hex.EncodeToString(sum[:8]))
 }
 
-// once handles an event, unless it was handled before. Publishers choose ids, and a server tells events of different URIs with
-// one id apart, also if one is published again later. A subscription with open variables gets them all.
+// once handles an event unless it was handled before. Publishers choose ids, so two events of different URIs or times may have
+// the same id, and a subscription with open variables receives both.
 func (f *flow) once(e Event) error {
 	handle := func() error { return f.sub.Event(f.ctx, e) }
 	if e.ID == "" { // nothing distinguishes it from others
@@ -117,7 +129,7 @@ func (f *flow) once(e Event) error {
 	return f.single(fmt.Sprintf("event %q %q %q", e.ID, e.URI, e.Time), handle)
 }
 
-// single does something that has a name once, unless it fails. Whoever comes meanwhile shares the outcome.
+// single calls do once per name, unless it fails. Concurrent calls share the outcome.
 func (f *flow) single(name string, do func() error) error {
 	_, err, _ := f.flights.Do(name, func() (any, error) {
 		if _, seen := f.seen.Get(name); seen {
@@ -132,7 +144,7 @@ func (f *flow) single(name string, do func() error) error {
 	return err
 }
 
-// spawn runs something that [Client.Subscribe] waits for, unless the subscription has ended.
+// spawn runs a function in a goroutine for which the end of the subscription waits. It refuses if the subscription has ended.
 func (f *flow) spawn(do func()) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -143,17 +155,17 @@ func (f *flow) spawn(do func()) bool {
 	return true
 }
 
-// end ends the subscription, and waits for what it has spawned.
+// end ends the subscription and waits for its goroutines.
 func (f *flow) end(cause error) {
 	f.fail(cause)
-	f.mu.Lock() // whoever spawns has seen that it ended, or is waited for
-	//lint:ignore SA2001 nothing is done under the lock
+	f.mu.Lock() // a concurrent spawn either sees the end or has added its goroutine
+	//lint:ignore SA2001 the lock only orders the two
 	f.mu.Unlock()
 	f.running.Wait()
 }
 
-// take starts to handle an event of a stream or a poll, and repeats that until the event is acknowledged. It returns when
-// there is a slot for the event.
+// take starts to handle an event of a stream or a poll, and repeats the function until it acknowledges the event. It returns
+// when the event has a slot.
 func (f *flow) take(e Event) error {
 	select {
 	case f.ahead <- struct{}{}:
@@ -182,7 +194,7 @@ func (f *flow) take(e Event) error {
 	return nil
 }
 
-// retry repeats what the consumer does until it does not fail, or the subscription ends.
+// retry repeats a function of the program until it succeeds or the subscription ends.
 func (f *flow) retry(do func() error, attrs ...any) error {
 	for failures := 0; f.ctx.Err() == nil; failures++ {
 		err := do()
@@ -190,12 +202,12 @@ func (f *flow) retry(do func() error, attrs ...any) error {
 			return err
 		}
 		f.log.Warn("handler failed, retrying", append(attrs, "error", err)...)
-		_ = Pause(f.ctx, failures, 0) // or until ctx ends
+		_ = remote.Sleep(f.ctx, failures, 0) // or until ctx ends
 	}
 	return f.ctx.Err()
 }
 
-// gap hands a gap to the consumer and then goes on from its cursor.
+// gap reports a gap to the program and then continues from its cursor.
 func (f *flow) gap(g Gap) error {
 	err := f.announce(g)
 	if err == nil {
@@ -204,7 +216,7 @@ func (f *flow) gap(g Gap) error {
 	return err
 }
 
-// announce hands a gap to the consumer.
+// announce reports a gap to the program.
 func (f *flow) announce(g Gap) error {
 	f.log.Warn("events missing after resume")
 	if f.sub.Gap == nil {
@@ -229,7 +241,7 @@ func (f *flow) push(cursor string, event bool) *step {
 	return s
 }
 
-// finish notes that a step is done, and saves the cursor of the last one before which all are.
+// finish notes that a step is done. It saves the cursor of the last step of which all earlier ones are done.
 func (f *flow) finish(s *step) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -242,7 +254,7 @@ func (f *flow) finish(s *step) {
 		f.leave(f.queue[0])
 		f.queue = f.queue[1:]
 	}
-	// Heartbeats behind an event that takes long become one step.
+	// Heartbeats behind a slow event become one step.
 	if n := len(f.queue); n > 1 && f.queue[n-1].done && f.queue[n-2].done && !f.queue[n-1].event {
 		if f.queue[n-1].cursor != "" {
 			f.queue[n-2].cursor = f.queue[n-1].cursor
@@ -252,21 +264,22 @@ func (f *flow) finish(s *step) {
 	f.save(cursor)
 }
 
-// leave makes room for another event if the step that leaves the queue has one.
+// leave makes room for another event if the step that leaves the queue holds one.
 func (f *flow) leave(s *step) {
 	if s.event {
 		<-f.ahead
 	}
 }
 
-// settle saves a cursor that a server says is safe: that of a webhook, or of the answer to a refresh.
+// settle saves a cursor that the server has declared safe, in a webhook or in the answer to a refresh.
 func (f *flow) settle(cursor string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.save(cursor)
 }
 
-// save needs the lock. What cannot be saved ends the subscription: going on would only look as if it were safe.
+// save saves a cursor. The caller holds the lock. A cursor that cannot be saved ends the subscription, because its events
+// would be lost in a restart.
 func (f *flow) save(cursor string) {
 	if cursor == "" || cursor == f.saved || f.held {
 		return
@@ -278,25 +291,29 @@ func (f *flow) save(cursor string) {
 	f.saved = cursor
 }
 
-// position is the cursor that was saved last.
+// position returns the cursor that was saved last.
 func (f *flow) position() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.saved
 }
 
-// started notes that the server has accepted the subscription.
-func (f *flow) started(b Begun) {
-	if b.Mode == ModePush || b.Mode == ModePoll && !f.begun {
-		f.log.Info("following", "mode", b.Mode)
+// grant holds the server's id of a webhook subscription and its newest secret.
+type grant struct{ id, secret string }
+
+// started notes that the server has accepted the subscription, or a webhook's refresh.
+func (f *flow) started(g grant) {
+	if mode := f.sub.Mode; mode == ModePush || mode == ModePoll && !f.begun {
+		f.log.Info("following", "mode", mode)
 	}
-	if !f.begun && f.sub.Begun != nil {
-		f.sub.Begun(b)
+	f.granted.Store(&g)
+	if !f.begun {
+		f.begun = true
+		close(f.accepted)
 	}
-	f.begun = true
 }
 
-// ended makes a termination of a refusal of what the server has accepted before.
+// ended returns a termination if the server refuses a subscription that it had accepted.
 func (f *flow) ended(err error) error {
 	if f.begun && (fault.Is(err, fault.NotFound) || fault.Is(err, fault.Forbidden) || fault.Is(err, fault.Unsupported)) {
 		return &Terminated{Name: f.sub.Name, Err: err}

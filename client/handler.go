@@ -2,18 +2,24 @@ package client
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
+	"errors"
+	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Handler is the endpoint of webhook subscriptions, of any number of clients. A program serves it at URL, with a
-// server that bounds how long requests take, and gives it to [Connect]:
+// Handler receives the webhooks of any number of subscriptions and clients. The program serves it at URL, with an HTTP server
+// that bounds the time of requests, and gives it to [Connect]:
 //
 //	hooks := &client.Handler{URL: "https://app.example.com/hooks"}
 //	http.Handle("/hooks", hooks)
@@ -21,29 +27,54 @@ import (
 // It verifies each request with the Standard Webhooks library, by the secrets of the subscription that
 // X-MCP-Subscription-Id names. If the id is not known, it tries the secrets of the subscriptions that wait for the answer
 // to events/subscribe. For example, a challenge arrives while that request is open (SEP-3415, "Endpoint verification"),
-// and a server that lost a subscription gives it a new id when the client refreshes it. It answers challenges itself, and hands gap and terminated to their subscription. An event is known
-// by its eventId; webhook-id may be the same or a message's own.
+// and a server that lost a subscription gives it a new id when the client refreshes it.
 //
-// Statuses: 204 acknowledged; 200 challenge echoed; 400 no event; 401 no signature by a secret of the subscription;
-// 405 not a POST; 413 too large; 425 unknown subscription, 500 not handled, 503 too many at once: come again.
+// It answers with 204 to an acknowledged event, 200 to a challenge, 400 to a body that is no event, 401 to a signature by no
+// secret of the subscription, 405 to another method than POST, and 413 to a body that is too large. The sender should try
+// again after 425 (unknown subscription), 500 (not handled) and 503 (too many requests).
 type Handler struct {
-	// URL is where servers reach it, in public https unless they are made for development.
+	// URL is the URL at which servers reach the handler. Servers that are not made for development require public https.
 	URL string
-	// Log gets a line for each request that is refused; nil discards it.
+	// Log receives refused requests; nil discards them.
 	Log *slog.Logger
 
 	mu      sync.RWMutex
-	pending []*hook            // whose events/subscribe has no answer yet, so that the server may choose another id
-	bound   map[string][]*hook // servers choose ids, so two can choose the same
+	pending []*hook            // without an answer to events/subscribe, so that the server may still choose another id
+	bound   map[string][]*hook // by id; two servers can choose the same one
+	uris    []*hook            // of SEP-1803, whose servers need not send an id
 }
 
-// Listen serves the handler at an address of this machine, for a program that has no HTTP server. An empty URL becomes
-// that of the address. End waits for requests that are being served.
+// Listen serves the handler at an address of this machine, for a program that has no HTTP server. If URL is empty, Listen
+// sets it to the URL of the address. End waits for running requests.
 func (h *Handler) Listen(addr string) (end func(), err error) {
-	log := logTo(h.Log)
-	url, end, err := listen(addr, h, func(err error) { log.Error("receiver failed", "error", err) })
-	h.URL = cmp.Or(h.URL, url)
-	return end, err
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "listen for webhooks")
+	}
+	h.URL = cmp.Or(h.URL, "http://"+l.Addr().String()+"/")
+	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: time.Minute}
+	log, served := logTo(h.Log), make(chan struct{})
+	go func() {
+		defer close(served)
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("receiver failed", "error", err)
+		}
+	}()
+	return func() {
+		ctx, cancel := ending(context.Background())
+		defer cancel()
+		if s.Shutdown(ctx) != nil {
+			_ = s.Close()
+		}
+		<-served
+	}, nil
+}
+
+// register adds a subscription of SEP-1803.
+func (h *Handler) register(k *hook) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.uris = append(h.uris, k)
 }
 
 // await accepts requests for a subscription under an id that the handler does not know yet. From now on the server may
@@ -78,6 +109,7 @@ func (h *Handler) remove(k *hook) {
 func (h *Handler) removeLocked(k *hook) {
 	same := func(other *hook) bool { return other == k }
 	h.pending = slices.DeleteFunc(h.pending, same)
+	h.uris = slices.DeleteFunc(h.uris, same)
 	if rest := slices.DeleteFunc(h.bound[k.id], same); len(rest) > 0 {
 		h.bound[k.id] = rest
 	} else {
@@ -85,20 +117,29 @@ func (h *Handler) removeLocked(k *hook) {
 	}
 }
 
-// candidates returns the subscriptions that a request may be for, and whether its id is known.
+// candidates returns the subscriptions that a request with an id may be for. Known is false if the server may still be making
+// the subscription, so that the sender should try again.
 func (h *Handler) candidates(id string) (hooks []*hook, known bool) {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	if hooks := h.bound[id]; len(hooks) > 0 {
 		return slices.Clone(hooks), true
 	}
-	return slices.Clone(h.pending), false
+	return slices.Concat(h.pending, h.uris), len(h.pending) == 0 && len(h.uris) > 0
 }
 
 // ServeHTTP implements [http.Handler].
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	log := logTo(h.Log)
 	status, reason := h.serve(w, r)
-	respond(w, r, logTo(h.Log), status, reason)
+	switch status {
+	case http.StatusOK: // the challenge is echoed
+	case http.StatusNoContent:
+		w.WriteHeader(status)
+	default:
+		log.Warn("webhook refused", "status", status, "reason", reason, "id", r.Header.Get(webhook.HeaderID), "from", r.RemoteAddr)
+		http.Error(w, reason, status)
+	}
 }
 
 func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, reason string) {
@@ -107,16 +148,29 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, rea
 		return status, reason
 	}
 	hooks, known := h.candidates(r.Header.Get(webhook.HeaderSubscription))
+	if strings.HasPrefix(r.Header.Get(webhook.HeaderID), webhook.VerificationPrefix) && slices.ContainsFunc(hooks, (*hook).unsigned) {
+		challenge, ok := webhook.Challenge(r.Header, body)
+		if !ok || len(body) > maxChallenge {
+			return http.StatusBadRequest, "no challenge"
+		}
+		return echo(w, challenge)
+	}
 	var err error
 	at := slices.IndexFunc(hooks, func(k *hook) bool {
-		err = webhook.Verify(r.Header, body, k.keys()...)
+		err = k.verify(r, body)
 		return err == nil
 	})
 	switch {
-	case at < 0 && !known:
-		return http.StatusTooEarly, "unknown subscription" // or no longer; 503 would pause the others of this endpoint
+	case at < 0 && (!known || errors.Is(err, errNotRegistered)):
+		return http.StatusTooEarly, "unknown subscription" // 503 would pause the other subscriptions of this endpoint
 	case at < 0:
 		return http.StatusUnauthorized, fault.Public(err)
+	case hooks[at].registered != nil:
+		if challenge, ok := webhook.Challenge(r.Header, body); ok {
+			return echo(w, challenge)
+		}
+		e := hooks[at].registration(r.Header, body, !hooks[at].unsigned())
+		return hooks[at].handle(r, e.ID, func() error { return hooks[at].accept(e) })
 	}
 	var m message
 	if err := json.Unmarshal(body, &m); err != nil {
@@ -129,22 +183,21 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, rea
 }
 
 // message is the body of a webhook: an EventOccurrence, or a control envelope, which has a type and no eventId (SEP-3415,
-// "Non-event webhook bodies"). The body is the server's: a publisher's own members are below data. The webhook-id, which
-// begins with msg_ and the type there, is not looked at, for the AI SDK's example server leaves the type out.
+// "Non-event webhook bodies"). A publisher's own members are below data, so they cannot imitate a control envelope. The client
+// ignores the type that a webhook-id should begin with, because the AI SDK's example server leaves it out.
 type message struct {
 	occurrence
 	Type      string `json:"type"`
 	Challenge string `json:"challenge"`
 }
 
-// receive handles a verified webhook. What it began goes on when the sender no longer waits: the sender comes again, and
-// finds the outcome.
+// receive handles a verified webhook of MCP Events.
 func (k *hook) receive(r *http.Request, m *message) (status int, reason string) {
 	id := r.Header.Get(webhook.HeaderID)
 	var handle func() error
 	switch {
 	case m.EventID != "":
-		e := m.event(viaEvents)
+		e := m.event("events")
 		e.Subscription, e.Verified = r.Header.Get(webhook.HeaderSubscription), new(true)
 		handle = func() error { return k.accept(e) }
 	case m.Type == "gap":
@@ -160,6 +213,11 @@ func (k *hook) receive(r *http.Request, m *message) (status int, reason string) 
 	default:
 		return http.StatusBadRequest, "neither an event nor a control message"
 	}
+	return k.handle(r, m.EventID, handle)
+}
+
+// handle runs a function for a webhook. It continues when the sender no longer waits, and a repetition finds the outcome.
+func (k *hook) handle(r *http.Request, id string, do func() error) (status int, reason string) {
 	if k.waiting.Add(1) > maxWaiting {
 		k.waiting.Add(-1)
 		return http.StatusServiceUnavailable, "too many at once"
@@ -167,7 +225,7 @@ func (k *hook) receive(r *http.Request, m *message) (status int, reason string) 
 	done := make(chan error, 1)
 	if !k.spawn(func() {
 		defer k.waiting.Add(-1)
-		done <- handle()
+		done <- do()
 	}) {
 		k.waiting.Add(-1)
 		return http.StatusServiceUnavailable, "the subscription ends"
@@ -175,7 +233,7 @@ func (k *hook) receive(r *http.Request, m *message) (status int, reason string) 
 	select {
 	case err := <-done:
 		if err != nil {
-			k.log.Warn("handler failed, the webhook comes again", "event", m.EventID, "error", err)
+			k.log.Warn("handler failed, the webhook comes again", "event", id, "error", err)
 			return http.StatusInternalServerError, "not handled" // 503 would pause others, too
 		}
 		return http.StatusNoContent, ""
@@ -184,7 +242,7 @@ func (k *hook) receive(r *http.Request, m *message) (status int, reason string) 
 	}
 }
 
-// accept has an event handled, and notes that everything up to its cursor is.
+// accept hands an event to its function, and saves its cursor.
 func (k *hook) accept(e Event) error {
 	select {
 	case k.slots <- struct{}{}:
@@ -203,6 +261,31 @@ func (k *hook) accept(e Event) error {
 func (k *hook) terminate(e *rpcError) {
 	select {
 	case k.over <- terminated(k.sub.Name, e):
-	default: // it came twice
+	default: // the server has sent it twice
 	}
+}
+
+// maxChallenge limits a challenge whose signature is not checked, in bytes.
+const maxChallenge = 4 << 10
+
+// readBody reads the body of a webhook, or returns the status of a refusal.
+func readBody(w http.ResponseWriter, r *http.Request, limit int64) (body []byte, status int, reason string) {
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		return nil, http.StatusMethodNotAllowed, "POST webhooks here"
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	if _, large := errors.AsType[*http.MaxBytesError](err); large {
+		return nil, http.StatusRequestEntityTooLarge, "too large"
+	} else if err != nil {
+		return nil, http.StatusBadRequest, "the body broke off"
+	}
+	return body, 0, ""
+}
+
+// echo answers a challenge.
+func echo(w http.ResponseWriter, challenge string) (status int, reason string) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]string{"challenge": challenge})
+	return http.StatusOK, ""
 }

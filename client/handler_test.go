@@ -255,8 +255,8 @@ func TestHandlerHandsControlMessagesOn(t *testing.T) {
 			},
 		})
 		p := run(t, s.URL, client.ModeWebhook, func(p *program) { p.o.Webhooks, p.sub.Unsubscribe = hooks, true })
-		if b := p.begins(); b.ID != "sub_7" {
-			t.Errorf("began as %+v", b)
+		if b := p.begins(); b.ID() != "sub_7" {
+			t.Errorf("began as %q, want sub_7", b.ID())
 		}
 		p.handles("early")
 		p.ends()

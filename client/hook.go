@@ -11,27 +11,71 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/remote"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// hook is a webhook subscription, as the server and the [Handler] know it.
+// hook is a subscription that receives webhooks through the [Handler].
 type hook struct {
 	*flow
 	url   string
-	over  chan error    // what the server ended it with
+	over  chan error    // the reason for which the server ended it
 	again chan struct{} // to subscribe again from the saved cursor
+
+	registered chan struct{} // of SEP-1803; closed when the server has sent the secret
 
 	mu      sync.Mutex
 	secrets []string // the newest first
 	id      string   // empty before the server's answer
 }
 
-// maxSecrets is how many secrets are taken: the newest, the one before, with which a server still signs, and one whose
+// maxSecrets is how many secrets are valid: the newest, the previous one, with which a server may still sign, and one whose
 // refresh was not answered.
 const maxSecrets = 3
 
 // defaultRotate is the age of a secret at which a refresh replaces it.
 const defaultRotate = 24 * time.Hour
+
+// awaitSecret is how long a webhook waits for the answer to a registration. It can arrive before that answer, and its sender
+// would try again only seconds later.
+const awaitSecret = 10 * time.Second
+
+// errNotRegistered is the error of a webhook that waits in vain for the answer to a registration.
+var errNotRegistered = fault.New(fault.Unavailable, "not registered yet")
+
+// verify returns nil if one of the secrets has signed the webhook, or if the server sends unsigned ones.
+func (k *hook) verify(r *http.Request, body []byte) error {
+	if k.registered == nil {
+		return webhook.Verify(r.Header, body, k.keys()...)
+	}
+	select {
+	case <-k.registered:
+	case <-time.After(awaitSecret):
+		return errNotRegistered
+	case <-k.ctx.Done():
+		return errNotRegistered
+	case <-r.Context().Done():
+		return errNotRegistered
+	}
+	if keys := k.keys(); len(keys) > 0 {
+		return webhook.Verify(r.Header, body, keys...)
+	}
+	return nil
+}
+
+// unsigned reports whether the server sends unsigned webhooks, or has not sent the secret yet. A challenge is then echoed
+// without a check of its signature, because an echo only tells the server that webhooks may arrive.
+func (k *hook) unsigned() bool { return k.registered != nil && len(k.keys()) == 0 }
+
+// setSecret sets the secret of a registration; empty is for unsigned webhooks.
+func (k *hook) setSecret(key string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if key != "" {
+		k.secrets = []string{key}
+	}
+	close(k.registered)
+}
 
 func (k *hook) rotate() {
 	key, _ := webhook.NewSecret()
@@ -47,8 +91,8 @@ func (k *hook) keys() []string {
 	return slices.Clone(k.secrets)
 }
 
-// grant is what a server answers to events/subscribe.
-type grant struct {
+// subscribed is the answer to events/subscribe.
+type subscribed struct {
 	ID            string     `json:"id"`
 	RefreshBefore *time.Time `json:"refreshBefore"`
 	Cursor        string     `json:"cursor"`
@@ -62,9 +106,9 @@ type grant struct {
 
 // webhook subscribes, refreshes in time, and unsubscribes at the end if the subscription says so.
 func (c *Client) webhook(f *flow) error {
-	k := &hook{flow: f, url: c.Webhooks.URL, over: make(chan error, 1), again: make(chan struct{}, 1)}
+	k := &hook{flow: f, url: c.options.Webhooks.URL, over: make(chan error, 1), again: make(chan struct{}, 1)}
 	k.rotate()
-	defer c.Webhooks.remove(k)
+	defer c.options.Webhooks.remove(k)
 	if f.sub.Unsubscribe {
 		// Also without an answer to events/subscribe, because the server may have made the subscription.
 		defer c.unsubscribe(k)
@@ -76,7 +120,7 @@ func (c *Client) webhook(f *flow) error {
 		wait := time.Until(began.Add(refreshAfter(lifetime)))
 		switch {
 		case failures > 0:
-			wait = backoff(failures - 1)
+			wait = remote.Backoff(failures - 1)
 		case !f.begun:
 			wait = 0
 		}
@@ -103,7 +147,7 @@ func (c *Client) webhook(f *flow) error {
 				f.log.Debug("subscription refreshed", "subscription", k.id)
 			}
 			began, lifetime, failures, anew = asked, granted, 0, false
-			f.started(Begun{Mode: ModeWebhook, ID: k.id, Secret: k.keys()[0]})
+			f.started(grant{id: k.id, secret: k.keys()[0]})
 		case !f.transient(err):
 			return f.ended(err)
 		case f.begun:
@@ -152,7 +196,7 @@ func grantedLifetime(until, answered time.Time, header http.Header) time.Duratio
 	return max(lifetime, leastLifetime)
 }
 
-// delivery names the subscription, whose key is all of it but the secret.
+// delivery returns the parameters that identify the subscription, and a secret that does not.
 func (k *hook) delivery(secret string) map[string]any {
 	delivery := map[string]any{"mode": ModeWebhook, "url": k.url}
 	if secret != "" {
@@ -161,8 +205,8 @@ func (k *hook) delivery(secret string) map[string]any {
 	return map[string]any{"name": k.sub.Name, "arguments": k.sub.arguments, "delivery": delivery}
 }
 
-// regain goes on from the cursor of a gap, at which the server may still have what it gave up. Until that is asked for,
-// the cursors of other webhooks, which are after the gap, are not saved.
+// regain continues from the cursor of a gap, because the server may still have the events that it gave up. Until it has
+// subscribed there again, it does not save the cursors of other webhooks, which are after the gap.
 func (k *hook) regain(g Gap) error {
 	if g.Cursor == "" {
 		return k.announce(g)
@@ -186,7 +230,7 @@ func (k *hook) regain(g Gap) error {
 // server, so that the cursor is used.
 func (c *Client) subscribe(k *hook, anew bool) (lifetime time.Duration, err error) {
 	if anew {
-		if _, err := c.call(k.flow, spec.MethodEventsUnsub, k.delivery(""), nil); Again(err) {
+		if _, err := c.call(k.ctx, spec.MethodEventsUnsub, k.delivery(""), nil); Retryable(err) {
 			return 0, err
 		}
 	}
@@ -198,9 +242,9 @@ func (c *Client) subscribe(k *hook, anew bool) (lifetime time.Duration, err erro
 	if k.sub.TTL > 0 {
 		params["ttlMs"] = k.sub.TTL.Milliseconds()
 	}
-	var g grant
-	c.Webhooks.await(k)
-	header, err := c.call(k.flow, spec.MethodEventsSub, params, &g)
+	var g subscribed
+	c.options.Webhooks.await(k)
+	header, err := c.call(k.ctx, spec.MethodEventsSub, params, &g)
 	if err != nil {
 		return 0, err
 	}
@@ -208,7 +252,7 @@ func (c *Client) subscribe(k *hook, anew bool) (lifetime time.Duration, err erro
 	if g.ID == "" {
 		return 0, fault.New(fault.Unavailable, "%s: the server's answer has no id", spec.MethodEventsSub)
 	}
-	c.Webhooks.bind(k, g.ID)
+	c.options.Webhooks.bind(k, g.ID)
 	if anew {
 		k.hold(false)
 	}
@@ -227,11 +271,11 @@ func (c *Client) subscribe(k *hook, anew bool) (lifetime time.Duration, err erro
 	return grantedLifetime(*g.RefreshBefore, answered, header), nil
 }
 
-// unsubscribe ends the subscription at the server, also when ctx has ended.
+// unsubscribe ends the subscription at the server, also when the context has ended.
 func (c *Client) unsubscribe(k *hook) {
 	ctx, cancel := ending(k.ctx)
 	defer cancel()
-	switch err := c.Call(ctx, spec.MethodEventsUnsub, k.delivery(""), nil); {
+	switch _, err := c.call(ctx, spec.MethodEventsUnsub, k.delivery(""), nil); {
 	case err != nil && !fault.Is(err, fault.NotFound):
 		k.log.Warn("subscription not ended", "subscription", k.id, "error", err)
 	case k.id != "":

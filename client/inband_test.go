@@ -38,6 +38,19 @@ func note(kind, params string) string {
 	return `{"jsonrpc":"2.0","method":"notifications/events/` + kind + `","params":` + params + `}`
 }
 
+// receive subscribes, and returns when the subscription has ended. That the context ends before it begins is no error.
+func receive(ctx context.Context, c *client.Client, o client.SubscribeOptions) error {
+	sub, err := c.Subscribe(ctx, o)
+	switch {
+	case err != nil && errors.Is(err, ctx.Err()):
+		return nil
+	case err != nil:
+		return err
+	}
+	<-sub.Done()
+	return sub.Err()
+}
+
 func cursorOf(t *testing.T, params json.RawMessage) any {
 	t.Helper()
 	var p struct{ Cursor any }
@@ -97,7 +110,7 @@ func TestPush(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		got := ""
-		err = c.Subscribe(ctx, client.Subscription{Name: "order.shipped", Mode: client.ModePush, Event: func(_ context.Context, e client.Event) error {
+		err = receive(ctx, c, client.SubscribeOptions{Name: "order.shipped", Mode: client.ModePush, Event: func(_ context.Context, e client.Event) error {
 			got = e.ID
 			cancel()
 			return nil
@@ -380,7 +393,7 @@ func TestTheCursorNeverPassesAnEventThatIsNotAcknowledged(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		_ = c.Subscribe(ctx, client.Subscription{
+		_ = receive(ctx, c, client.SubscribeOptions{
 			Name: "order.shipped", Mode: client.ModePush, Concurrency: rapid.IntRange(1, 8).Draw(r, "concurrency"),
 			Event: func(_ context.Context, e client.Event) error {
 				var n int
@@ -432,7 +445,7 @@ func TestAServerThatEndsEachSessionAtOnceIsNotAskedWithoutAPause(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
 	defer cancel()
-	err = c.Subscribe(ctx, client.Subscription{Name: "order.shipped", Mode: client.ModePoll, Event: func(context.Context, client.Event) error { return nil }})
+	err = receive(ctx, c, client.SubscribeOptions{Name: "order.shipped", Mode: client.ModePoll, Event: func(context.Context, client.Event) error { return nil }})
 	if n := polls.Load(); err != nil || n == 0 || n > 4 {
 		t.Errorf("RCH-01: %d polls in 400 ms, %v", n, err)
 	}

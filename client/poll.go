@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/protocol/remote"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
@@ -54,10 +55,10 @@ func (c *Client) poll(f *flow) (time.Duration, error) {
 		HasMore    bool         `json:"hasMore"`
 		NextPollMs int64        `json:"nextPollMs"`
 	}
-	if _, err := c.call(f, spec.MethodEventsPoll, f.params(), &page); err != nil {
+	if _, err := c.call(f.ctx, spec.MethodEventsPoll, f.params(), &page); err != nil {
 		return 0, err
 	}
-	f.started(Begun{Mode: ModePoll})
+	f.started(grant{})
 	if page.Truncated {
 		gap := Gap{Name: f.sub.Name}
 		if len(page.Events) == 0 {
@@ -86,7 +87,7 @@ func (c *Client) poll(f *flow) (time.Duration, error) {
 	if page.HasMore && progress {
 		return 0, nil
 	}
-	return min(max(time.Duration(page.NextPollMs)*time.Millisecond, cmp.Or(c.MinPoll, leastPoll)), longestPoll), nil
+	return min(max(time.Duration(page.NextPollMs)*time.Millisecond, cmp.Or(c.options.MinPoll, leastPoll)), longestPoll), nil
 }
 
 // push opens a stream and reads it to its end.
@@ -100,9 +101,9 @@ func (c *Client) push(f *flow) (time.Duration, error) {
 		e, err := events.Next()
 		switch {
 		case errors.Is(err, io.EOF):
-			return firstPause, nil
+			return remote.FirstPause, nil
 		case err != nil:
-			return 0, unreachable(f.ctx, err)
+			return 0, remote.Unreachable(f.ctx, err)
 		case len(e.Data) == 0:
 			continue
 		}
@@ -130,7 +131,7 @@ func (f *flow) message(data []byte) error {
 	switch m.Method {
 	case spec.NoteEventsActive:
 		f.open = true
-		f.started(Begun{Mode: ModePush})
+		f.started(grant{})
 		if m.Params.Truncated {
 			if err := f.gap(Gap{Name: f.sub.Name, Cursor: cursor}); err != nil {
 				return err

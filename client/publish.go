@@ -13,49 +13,57 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/remote"
 )
 
-// Publisher publishes what it reads by POST /events, in batches. A request that the server does not
-// answer is repeated with the same event ids, so nothing is published twice.
+// Publisher publishes events with POST /events, in batches. It repeats a request without an answer with the same event ids, so
+// no event is published twice.
 type Publisher struct {
-	Server Server
-	// URI makes every value that is read a payload of this event. Without it every value is a whole
-	// event, {"uri","data","id"?,"time"?}, a CloudEvent, or an array of these.
+	// URL is the server's URL, for example https://events.example.com, or the URL of /events.
+	URL string
+	// Key is sent as Authorization: Bearer. An empty key sends no header.
+	Key string
+	// Agent names the program to the server as NAME/VERSION.
+	Agent string
+	// HTTP sends the requests; nil is [http.DefaultClient].
+	HTTP *http.Client
+
+	// URI makes every value that is read the payload of an event with this URI. If it is empty, every value is a whole event,
+	// {"uri","data","id"?,"time"?}, a CloudEvent, or an array of these.
 	URI string
-	// ID is the event's id; with it one event may be read only. Without it every event that has
-	// none gets a new one.
+	// ID is the id of the only event. If it is empty, every event without an id gets a new one.
 	ID string
-	// Time is when the events happened that do not say so; the zero time leaves it to the server.
+	// Time is the time of events that have none; the zero time leaves it to the server.
 	Time time.Time
-	// Batch is how many events a request holds at most; a request is accepted as a whole or not
-	// at all. Tries is how often a request is sent that is not answered. 0 is 100, and 5.
-	Batch, Tries int
-	// Accepted is called with the events of each accepted request; its error ends the publisher.
-	// Waiting is called with a sentence for the user when the server takes long or does not answer.
-	// Both may be nil.
+	// Batch limits the events of a request, which the server accepts as a whole or not at all; 0 is 100.
+	Batch int
+	// Tries is how often a request without an answer is sent; 0 is 5.
+	Tries int
+	// Accepted receives the events of each accepted request; its error ends the publisher. It may be nil.
 	Accepted func([]Accepted) error
-	Waiting  func(string)
+	// Waiting receives a sentence for the user if the server takes long or does not answer. It may be nil.
+	Waiting func(string)
 }
 
-// Accepted is an event that the server has accepted: it survives whatever happens to the server.
+// Accepted identifies an event that the server has accepted and will not lose.
 type Accepted struct {
 	ID  string `json:"id"`
 	URI string `json:"uri"`
 }
 
 const (
-	// MaxBatch is how many events the server takes in one request.
+	// MaxBatch is the largest number of events that the server accepts in a request.
 	MaxBatch = 1000
-	// maxBatchBytes bounds the events of one request; the server takes more.
+	// maxBatchBytes limits the events of a request. The server accepts more.
 	maxBatchBytes = 1 << 20
-	// silence is after how long without an answer it is said what is waited for.
-	silence = time.Second
+	// patience is how long a request waits for an answer before Waiting is called.
+	patience = time.Second
 )
 
-// item is an event as POST /events takes it.
+// item is an event in the form of POST /events.
 type item map[string]json.RawMessage
 
-// size is about what it takes in a request.
+// size returns about how many bytes the event takes in a request.
 func (it item) size() int {
 	size := 0
 	for name, value := range it {
@@ -64,11 +72,11 @@ func (it item) size() int {
 	return size
 }
 
-// Publish reads JSON values from r until its end and publishes them. After an error, what was given
-// to Accepted stays published.
+// Publish reads JSON values from r until its end and publishes them. After an error, events that were given to Accepted stay
+// published.
 func (p Publisher) Publish(ctx context.Context, r io.Reader) error {
 	p.Batch, p.Tries = cmp.Or(p.Batch, 100), cmp.Or(p.Tries, maxTries)
-	url, err := p.Server.Endpoint("/events")
+	url, err := p.server().Endpoint("/events")
 	if err != nil {
 		return err
 	}
@@ -110,6 +118,10 @@ func (p Publisher) Publish(ctx context.Context, r io.Reader) error {
 	return p.flush(ctx, url, batch)
 }
 
+func (p Publisher) server() remote.Server {
+	return remote.Server{URL: p.URL, Key: p.Key, Agent: p.Agent, HTTP: p.HTTP}
+}
+
 // untilDone reads from r until ctx ends, also while r has nothing to read. A goroutine stays until r returns.
 func untilDone(ctx context.Context, r io.Reader) *io.PipeReader {
 	out, in := io.Pipe()
@@ -122,7 +134,7 @@ func untilDone(ctx context.Context, r io.Reader) *io.PipeReader {
 	return out
 }
 
-// items makes events of value number n of the data.
+// items returns the events of value number n of the data.
 func (p Publisher) items(value json.RawMessage, n int) ([]item, error) {
 	var items []item
 	if p.URI != "" {
@@ -155,7 +167,7 @@ func (p Publisher) items(value json.RawMessage, n int) ([]item, error) {
 	return items, nil
 }
 
-// absent reports whether a member is missing or null, which the server treats alike.
+// absent reports whether a member is missing or null. The server treats both alike.
 func absent(value json.RawMessage) bool { return value == nil || string(value) == "null" }
 
 func quoted(s string) json.RawMessage {
@@ -163,7 +175,7 @@ func quoted(s string) json.RawMessage {
 	return b
 }
 
-// flush sends a batch and hands on what was accepted of it.
+// flush sends a batch and reports the accepted events.
 func (p Publisher) flush(ctx context.Context, url string, batch []item) error {
 	if len(batch) == 0 {
 		return nil
@@ -183,15 +195,15 @@ func (p Publisher) flush(ctx context.Context, url string, batch []item) error {
 	return p.Accepted(accepted)
 }
 
-// send tries until there is an answer that is worth nothing to repeat.
+// send sends a request until its answer is final.
 func (p Publisher) send(ctx context.Context, url string, body []byte) ([]Accepted, error) {
 	for try := 0; ; try++ {
 		accepted, resp, err := p.once(ctx, url, body)
-		if err == nil || !Again(err) || try+1 >= p.Tries || ctx.Err() != nil {
+		if err == nil || !Retryable(err) || try+1 >= p.Tries || ctx.Err() != nil {
 			return accepted, err
 		}
 		p.waiting("%v; trying again (try %d of %d)", err, try+2, p.Tries)
-		if err := Pause(ctx, try, retryAfter(resp)); err != nil {
+		if err := remote.Sleep(ctx, try, remote.RetryAfter(resp)); err != nil {
 			return nil, err
 		}
 	}
@@ -208,12 +220,12 @@ func (p Publisher) once(ctx context.Context, url string, body []byte) ([]Accepte
 	done, waiting := make(chan struct{}), sync.WaitGroup{}
 	waiting.Go(func() {
 		select {
-		case <-time.After(silence):
-			p.waiting("waiting for an answer of %s", p.Server.URL)
+		case <-time.After(patience):
+			p.waiting("waiting for an answer of %s", remote.Redact(p.URL))
 		case <-done:
 		}
 	})
-	resp, b, err := p.Server.Do(ctx, http.MethodPost, url, nil, body)
+	resp, b, err := p.server().Do(ctx, http.MethodPost, url, nil, body)
 	close(done)
 	waiting.Wait()
 	if err != nil {
@@ -228,9 +240,9 @@ func (p Publisher) once(ctx context.Context, url string, body []byte) ([]Accepte
 	case answer.RPC != "":
 		return nil, resp, fault.New(fault.Invalid, "%s is an MCP endpoint; publish needs the URL of /events", resp.Request.URL.Redacted())
 	case resp.StatusCode < 200 || resp.StatusCode > 299:
-		return nil, resp, Refusal(resp, b)
+		return nil, resp, remote.ReadRefusal(resp, b)
 	case err != nil || answer.Accepted == nil:
-		return nil, resp, Strange(resp, fault.Invalid)
+		return nil, resp, remote.UnexpectedAnswer(resp, fault.Invalid)
 	}
 	return answer.Accepted, resp, nil
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -16,8 +15,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// TestReceiver_Challenge registers at a server that verifies endpoints before it answers.
-func TestReceiver_Challenge(t *testing.T) {
+// TestARegistrationWithAChallenge registers at a server that verifies endpoints before it answers.
+func TestARegistrationWithAChallenge(t *testing.T) {
 	t.Parallel()
 	challenge := func(target, id, body string) (int, string) {
 		req, _ := http.NewRequest(http.MethodPost, target, strings.NewReader(body))
@@ -37,6 +36,11 @@ func TestReceiver_Challenge(t *testing.T) {
 			Params struct{ TargetURI string }
 		}
 		_ = json.NewDecoder(req.Body).Decode(&message)
+		if message.Params.TargetURI == "" { // deregister
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprint(w, `{"jsonrpc":"2.0","id":2,"result":{}}`)
+			return
+		}
 		for body, want := range map[string]string{nonce: `200 {"challenge":"nonce"}`, `{"type":"other"}`: "400 no challenge", strings.Repeat(" ", 5000) + nonce: "400 no challenge"} {
 			if status, text := challenge(message.Params.TargetURI, id, body); fmt.Sprint(status, " ", text) != want {
 				t.Errorf("%.50s: got %d %s, want %s", body, status, text, want)
@@ -46,26 +50,34 @@ func TestReceiver_Challenge(t *testing.T) {
 		fmt.Fprint(w, `{"jsonrpc":"2.0","id":1,"result":{"subscription":{"uri":"subscription://s","webhookSecret":{"type":"standard","key":"whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="}}}}`)
 	}))
 	defer server.Close()
-	c, err := client.New(client.Server{URL: server.URL, Agent: "test/1"}, spec.V20260728)
+	hooks := &client.Handler{}
+	end, err := hooks.Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := client.NewReceiver("127.0.0.1:0", func(e client.Event) error { t.Errorf("took %+v", e); return nil }, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	registration := &client.Registration{Client: c, URIs: []string{"event://a"}, Target: r.URL}
+	defer end()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
+	c, err := client.Connect(ctx, server.URL, client.Options{Agent: "test/1", Revision: string(spec.V20260728), Webhooks: hooks})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sub *client.Subscription
 	t.Run("SRF-07 the challenge of a registration is echoed before the secret is known", func(t *testing.T) {
-		if err := registration.Begin(ctx, r); err != nil {
+		sub, err = c.Subscribe(ctx, client.SubscribeOptions{
+			URIs: []string{"event://a"}, Mode: client.ModeWebhook,
+			Event: func(_ context.Context, e client.Event) error { t.Errorf("got %+v, want no event", e); return nil },
+		})
+		if err != nil {
 			t.Fatal(err)
 		}
 	})
 	t.Run("SRF-07 and none afterwards that is not signed", func(t *testing.T) {
-		if status, _ := challenge(r.URL, id, nonce); status != http.StatusUnauthorized {
-			t.Errorf("answered with %d", status)
+		if status, _ := challenge(hooks.URL, id, nonce); status != http.StatusUnauthorized {
+			t.Errorf("answered with %d, want 401", status)
 		}
 	})
+	if err := sub.Close(); err != nil {
+		t.Errorf("Close: got %v, want no error", err)
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"sync/atomic"
@@ -15,6 +14,39 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
+
+// connect returns a client of the newest revision.
+func connect(t *testing.T, url string) *client.Client {
+	t.Helper()
+	c, err := client.Connect(t.Context(), url, client.Options{Agent: "test/1", Revision: string(spec.V20260728)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// first returns the first event of the URI event://a/b from a stream.
+func first(ctx context.Context, c *client.Client) (got client.Event, err error) {
+	ctx, stop := context.WithTimeout(ctx, patience)
+	defer stop()
+	events := make(chan client.Event, 100)
+	sub, err := c.Subscribe(ctx, client.SubscribeOptions{
+		URIs: []string{"event://a/b"}, Mode: client.ModePush,
+		Event: func(_ context.Context, e client.Event) error { events <- e; return nil },
+	})
+	if err != nil {
+		return got, err
+	}
+	defer func() { _ = sub.Close() }()
+	select {
+	case got = <-events:
+		return got, nil
+	case <-sub.Done():
+		return got, sub.Err()
+	case <-ctx.Done():
+		return got, ctx.Err()
+	}
+}
 
 // TestAStreamThatIsSilentIsOpenedAgain uses a proxy that keeps the connection open although the server behind it is gone.
 func TestAStreamThatIsSilentIsOpenedAgain(t *testing.T) {
@@ -34,16 +66,11 @@ func TestAStreamThatIsSilentIsOpenedAgain(t *testing.T) {
 	}))
 	defer server.Close()
 	defer close(end)
-	c, err := client.New(client.Server{URL: server.URL, Agent: "test/1"}, spec.V20260728)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := connect(t, server.URL)
 	client.SetSilence(c, 50*time.Millisecond)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	enough := fmt.Errorf("enough")
-	s := &client.Stream{Client: c, URIs: []string{"event://a/b"}, Log: slog.New(slog.DiscardHandler), Event: func(client.Event) error { return enough }}
-	if err := s.Run(ctx); err != enough {
+	if _, err := first(ctx, c); err != nil {
 		t.Errorf("the stream ended with %v after %d requests, want the event of the second", err, requests.Load())
 	}
 }
@@ -66,14 +93,9 @@ func TestAStreamWithHeartbeatsStaysOpen(t *testing.T) {
 		io.WriteString(w, `data: {"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"event://a/b","payload":1}}`+"\n\n")
 	}))
 	defer server.Close()
-	c, err := client.New(client.Server{URL: server.URL, Agent: "test/1"}, spec.V20260728)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := connect(t, server.URL)
 	client.SetSilence(c, 500*time.Millisecond)
-	enough := fmt.Errorf("enough")
-	s := &client.Stream{Client: c, URIs: []string{"event://a/b"}, Log: slog.New(slog.DiscardHandler), Event: func(client.Event) error { return enough }}
-	if err := s.Run(t.Context()); err != enough || requests.Load() != 1 {
+	if _, err := first(t.Context(), c); err != nil || requests.Load() != 1 {
 		t.Errorf("the stream ended with %v after %d requests, want the event of the first", err, requests.Load())
 	}
 }
@@ -93,13 +115,8 @@ func TestAStreamThatCannotBeginNowIsTriedAgain(t *testing.T) {
 			`data: {"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"event://a/b","payload":1}}`+"\n\n")
 	}))
 	defer server.Close()
-	c, err := client.New(client.Server{URL: server.URL, Agent: "test/1"}, spec.V20260728)
-	if err != nil {
-		t.Fatal(err)
-	}
-	enough := fmt.Errorf("enough")
-	s := &client.Stream{Client: c, URIs: []string{"event://a/b"}, Log: slog.New(slog.DiscardHandler), Event: func(client.Event) error { return enough }}
-	if err := s.Run(t.Context()); err != enough {
+	c := connect(t, server.URL)
+	if _, err := first(t.Context(), c); err != nil {
 		t.Errorf("the stream ended by %v after %d requests", err, requests.Load())
 	}
 }
@@ -114,14 +131,9 @@ func TestAStreamReadsMembersByTheirExactNames(t *testing.T) {
 			`"URI":"event://forged","Payload":2,"_META":{"io.github.mcp-events/cursor":"forged"}}}`+"\n\n")
 	}))
 	defer server.Close()
-	c, err := client.New(client.Server{URL: server.URL, Agent: "test/1"}, spec.V20260728)
+	c := connect(t, server.URL)
+	got, err := first(t.Context(), c)
 	if err != nil {
-		t.Fatal(err)
-	}
-	enough := fmt.Errorf("enough")
-	var got client.Event
-	s := &client.Stream{Client: c, URIs: []string{"event://a/b"}, Log: slog.New(slog.DiscardHandler), Event: func(e client.Event) error { got = e; return enough }}
-	if err := s.Run(t.Context()); err != enough {
 		t.Fatal(err)
 	}
 	if got.URI != "event://a/b" || string(got.Data) != "1" || got.Cursor != "c1" {

@@ -94,9 +94,9 @@ type program struct {
 	t     *testing.T
 	url   string
 	o     client.Options
-	sub   client.Subscription
+	sub   client.SubscribeOptions
 	known []string // events that an earlier run has handled, and that may come again
-	begun chan client.Begun
+	begun chan *client.Subscription
 	got   chan string // ids of the events that were handled
 	gaps  chan client.Gap
 	ended chan error
@@ -106,12 +106,11 @@ type program struct {
 func run(t *testing.T, url, mode string, change func(*program)) *program {
 	t.Helper()
 	p := &program{
-		t: t, url: url, begun: make(chan client.Begun, 100), got: make(chan string, 100), gaps: make(chan client.Gap, 100), ended: make(chan error, 1),
+		t: t, url: url, begun: make(chan *client.Subscription, 1), got: make(chan string, 100), gaps: make(chan client.Gap, 100), ended: make(chan error, 1),
 		o: client.Options{Agent: "test/1", MinPoll: 50 * time.Millisecond},
 	}
-	p.sub = client.Subscription{
+	p.sub = client.SubscribeOptions{
 		Name: "order.shipped", Arguments: map[string]string{"order": "42"}, Mode: mode,
-		Begun: func(b client.Begun) { p.begun <- b },
 		Event: func(_ context.Context, e client.Event) error {
 			if !slices.Contains(p.known, e.ID) {
 				p.got <- e.ID
@@ -131,13 +130,27 @@ func run(t *testing.T, url, mode string, change func(*program)) *program {
 	go func() {
 		c, err := client.Connect(ctx, p.url, p.o)
 		if err == nil {
-			err = c.Subscribe(ctx, p.sub)
-			c.End(context.WithoutCancel(ctx))
+			err = p.receive(ctx, c)
+			_ = c.Close()
+		}
+		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+			err = nil // it was stopped before it began
 		}
 		p.ended <- err
 	}()
 	t.Cleanup(cancel)
 	return p
+}
+
+// receive subscribes, and returns when the subscription has ended.
+func (p *program) receive(ctx context.Context, c *client.Client) error {
+	sub, err := c.Subscribe(ctx, p.sub)
+	if err != nil {
+		return err
+	}
+	p.begun <- sub
+	<-sub.Done()
+	return sub.Err()
 }
 
 // endpoint is a handler with a server of its own.
@@ -150,7 +163,7 @@ func endpoint(t *testing.T) *client.Handler {
 	return h
 }
 
-func (p *program) begins() client.Begun { p.t.Helper(); return take(p.t, p.begun, p.ended) }
+func (p *program) begins() *client.Subscription { p.t.Helper(); return take(p.t, p.begun, p.ended) }
 
 // handles waits for events, in any order.
 func (p *program) handles(want ...string) {
@@ -203,8 +216,8 @@ func TestSubscribe(t *testing.T) {
 			t.Parallel()
 			h := newHome(t, nil)
 			p := run(t, h.server.URL, mode, nil)
-			if b := p.begins(); b.Mode != mode {
-				t.Fatalf("began by %s", b.Mode)
+			if b := p.begins(); b.Mode() != mode {
+				t.Fatalf("began by %s", b.Mode())
 			}
 			h.publish("a", "b")
 			p.handles("a", "b")
@@ -375,8 +388,8 @@ events:
 			})
 			select {
 			case b := <-p.begun:
-				if b.Mode != tt.mode {
-					t.Errorf("began by %s, want %s", b.Mode, tt.mode)
+				if b.Mode() != tt.mode {
+					t.Errorf("began by %s, want %s", b.Mode(), tt.mode)
 				}
 				p.ends()
 			case err := <-p.ended:
@@ -404,27 +417,35 @@ func TestSubscribeRefusesWhatCannotBe(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name string
-		sub  client.Subscription
+		sub  client.SubscribeOptions
 		says string
 	}{
-		{"no name", client.Subscription{Event: event}, "needs the name"},
-		{"no function", client.Subscription{Name: "order.shipped"}, "a function for its events"},
-		{"an unknown mode", client.Subscription{Name: "order.shipped", Mode: "pigeon", Event: event}, `"pigeon" is no mode`},
-		{"webhooks without a handler", client.Subscription{Name: "order.shipped", Mode: "webhook", Event: event}, "needs a handler"},
-		{"arguments that are no object", client.Subscription{Name: "order.shipped", Mode: "push", Arguments: []int{1}, Event: event}, "not a JSON object"},
-		{"an unknown argument", client.Subscription{Name: "order.shipped", Mode: "push", Arguments: map[string]int{"x": 1}, Event: event}, `"x"`},
-		{"a forged cursor", client.Subscription{Name: "order.shipped", Mode: "poll", Cursor: "forged", Event: event}, "cursor"},
+		{"no name", client.SubscribeOptions{Event: event}, "needs the name"},
+		{"a name and URIs", client.SubscribeOptions{Name: "order.shipped", URIs: []string{shipped}, Event: event}, "or URIs"},
+		{"polls of URIs", client.SubscribeOptions{URIs: []string{shipped}, Mode: "poll", Event: event}, "allowed: webhook, push"},
+		{"webhooks for URIs without a handler", client.SubscribeOptions{URIs: []string{shipped}, Mode: "webhook", Event: event}, "needs a handler"},
+		{"no function", client.SubscribeOptions{Name: "order.shipped"}, "a function for its events"},
+		{"an unknown mode", client.SubscribeOptions{Name: "order.shipped", Mode: "pigeon", Event: event}, `"pigeon" is no mode`},
+		{"webhooks without a handler", client.SubscribeOptions{Name: "order.shipped", Mode: "webhook", Event: event}, "needs a handler"},
+		{"arguments that are no object", client.SubscribeOptions{Name: "order.shipped", Mode: "push", Arguments: []int{1}, Event: event}, "not a JSON object"},
+		{"an unknown argument", client.SubscribeOptions{Name: "order.shipped", Mode: "push", Arguments: map[string]int{"x": 1}, Event: event}, `"x"`},
+		{"a forged cursor", client.SubscribeOptions{Name: "order.shipped", Mode: "poll", Cursor: "forged", Event: event}, "cursor"},
 	} {
 		t.Run("RCH-01 "+tt.name, func(t *testing.T) {
-			err := c.Subscribe(t.Context(), tt.sub)
+			_, err := c.Subscribe(t.Context(), tt.sub)
 			if err == nil || !strings.Contains(err.Error(), tt.says) {
 				t.Errorf("got %v, want %q", err, tt.says)
 			}
 		})
 	}
 	t.Run("RCH-01 a store that cannot save ends the subscription", func(t *testing.T) {
-		c.Store = client.Dir(filepath.Join(unwritable, "below"))
-		err := c.Subscribe(t.Context(), client.Subscription{Name: "order.shipped", Mode: "push", Event: event})
+		sub, err := c.Subscribe(t.Context(), client.SubscribeOptions{
+			Name: "order.shipped", Mode: "push", Store: client.Dir(filepath.Join(unwritable, "below")), Event: event,
+		})
+		if err == nil {
+			<-sub.Done()
+			err = sub.Err()
+		}
 		if !fault.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "cursor") {
 			t.Errorf("ended by %v", err)
 		}
@@ -505,8 +526,8 @@ func TestSubscribeToAServerWithSessions(t *testing.T) {
 		h := newHome(t, nil)
 		url, _ := older(t, h.server.URL)
 		p := run(t, url, "", nil)
-		if b := p.begins(); b.Mode != client.ModePoll {
-			t.Errorf("began by %s", b.Mode)
+		if b := p.begins(); b.Mode() != client.ModePoll {
+			t.Errorf("began by %s", b.Mode())
 		}
 		p.ends()
 	})

@@ -20,7 +20,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // What the demo publishes, and the event type of that.
@@ -74,7 +73,7 @@ func Run(ctx context.Context, o Options) error {
 		_ = srv.Shutdown(last) // its data goes with it
 	}()
 	d.say("server", "serving %s and %s/events, one SQLite file in %s", srv.URL+"/mcp", srv.URL, dir)
-	d.remote = client.Server{URL: srv.URL, Agent: o.Agent}
+	d.url, d.agent = srv.URL, o.Agent
 	err = d.run(ctx)
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) && errors.Is(err, context.DeadlineExceeded) {
 		return fault.New(fault.Unavailable, "the demo did not end within %s", o.Timeout)
@@ -87,10 +86,11 @@ const endTimeout = 5 * time.Second
 
 // demo is one run.
 type demo struct {
-	out    io.Writer
-	log    *slog.Logger
-	remote client.Server
-	began  time.Time
+	out   io.Writer
+	log   *slog.Logger
+	url   string
+	agent string
+	began time.Time
 
 	arrived   chan arrival
 	mu        sync.Mutex // guards out and published
@@ -129,44 +129,32 @@ func (d *demo) run(ctx context.Context) error {
 	d.title("Subscribing, in four ways")
 	var missing []string
 	var ends []func()
-	end := func() {
+	end := sync.OnceFunc(func() {
 		for _, end := range ends {
 			end()
 		}
-	}
+	})
 	defer end()
 	failed := make(chan error, 4)
-	for _, way := range []struct {
-		name    string
-		version spec.Version
-		receive func(ctx context.Context, caller *client.Client, way string, open func()) error // until ctx ends
-	}{
-		{"webhook, SEP-1803", spec.V20260728, d.register},
-		{"webhook, Events", spec.V20260728, d.subscribe},
-		{"stream 2026-07-28", spec.V20260728, d.stream},
-		{"stream 2025-11-25", spec.V20251125, d.stream},
+	stream := client.SubscribeOptions{URIs: []string{demoParent}, Mode: client.ModePush}
+	for _, w := range []way{
+		{
+			"webhook, SEP-1803", "2026-07-28", "resources/subscriptions/register " + demoURI,
+			client.SubscribeOptions{URIs: []string{demoURI}, Mode: client.ModeWebhook},
+		},
+		{
+			"webhook, Events", "2026-07-28", "events/subscribe " + demoName + " owner=acme action=opened",
+			client.SubscribeOptions{Name: demoName, Arguments: json.RawMessage(`{"owner":"acme","action":"opened"}`), Mode: client.ModeWebhook},
+		},
+		{"stream 2026-07-28", "2026-07-28", "open, for all below " + demoParent, stream},
+		{"stream 2025-11-25", "2025-11-25", "open, for all below " + demoParent, stream},
 	} {
-		caller, err := client.New(d.remote, way.version)
+		end, err := d.subscribe(ctx, w, failed)
 		if err != nil {
 			return err
 		}
-		ctx, stop := context.WithCancel(ctx)
-		open, done := make(chan struct{}), make(chan struct{})
-		go func() {
-			defer close(done)
-			if err := way.receive(ctx, caller, way.name, func() { close(open) }); err != nil {
-				failed <- err
-			}
-		}()
-		ends = append(ends, func() { stop(); <-done })
-		select {
-		case <-open:
-		case err := <-failed:
-			return err
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		missing = append(missing, way.name)
+		ends = append(ends, end)
+		missing = append(missing, w.name)
 	}
 	id := event.NewID()
 	if err := d.publish(ctx, id); err != nil {
@@ -186,63 +174,57 @@ func (d *demo) run(ctx context.Context) error {
 	return nil
 }
 
-// register receives by a webhook of SEP-1803.
-func (d *demo) register(ctx context.Context, caller *client.Client, way string, open func()) error {
-	r, err := client.NewReceiver("127.0.0.1:0", d.taker(way), d.log)
-	if err != nil {
-		return err
+// way is a way to receive the event.
+type way struct {
+	name, revision string
+	does           string // what to print when the server has accepted the subscription
+	options        client.SubscribeOptions
+}
+
+// subscribe receives in one way until end is called. Failed receives the error of a subscription that ends before.
+func (d *demo) subscribe(ctx context.Context, w way, failed chan<- error) (end func(), err error) {
+	hooks := &client.Handler{Log: d.log}
+	stop := func() {}
+	if w.options.Mode == client.ModeWebhook {
+		if stop, err = hooks.Listen("127.0.0.1:0"); err != nil {
+			return nil, err
+		}
 	}
-	defer r.Close()
-	s := &client.Registration{Client: caller, URIs: []string{demoURI}, Target: r.URL}
-	err = client.Hold(ctx, caller, s, r, func() {
-		d.say(way, "resources/subscriptions/register %s", demoURI)
-		d.say("", "for %s, as %s", r.URL, s.ID())
-		open()
-	}, d.log)
-	d.say("ended", "%s", s.ID())
-	return err
-}
-
-// subscribe receives by a webhook of MCP Events.
-func (d *demo) subscribe(ctx context.Context, caller *client.Client, way string, open func()) error {
-	caller.Webhooks = &client.Handler{Log: d.log}
-	end, err := caller.Webhooks.Listen("127.0.0.1:0")
+	c, err := client.Connect(ctx, d.url, client.Options{Agent: d.agent, Revision: w.revision, Webhooks: hooks, Log: d.log})
 	if err != nil {
-		return err
+		stop()
+		return nil, err
 	}
-	defer end()
-	id, taken := "", d.taker(way)
-	err = caller.Subscribe(ctx, client.Subscription{
-		Name: demoName, Arguments: json.RawMessage(`{"owner":"acme","action":"opened"}`), Mode: client.ModeWebhook,
-		Begun: func(b client.Begun) {
-			id = b.ID
-			d.say(way, "events/subscribe %s owner=acme action=opened", demoName)
-			d.say("", "challenge answered at %s, subscription %s", caller.Webhooks.URL, id)
-			open()
-		},
-		Event: func(_ context.Context, e client.Event) error { return taken(e) },
-	})
-	d.say("ended", "%s", id)
-	return err
-}
-
-// stream receives from an open stream.
-func (d *demo) stream(ctx context.Context, caller *client.Client, way string, open func()) error {
-	s := &client.Stream{Client: caller, URIs: []string{demoParent}, Log: d.log, Event: d.taker(way), Opened: sync.OnceFunc(func() {
-		d.say(way, "open, for all below %s", demoParent)
-		open()
-	})}
-	return s.Run(ctx)
-}
-
-func (d *demo) taker(way string) func(client.Event) error {
-	return func(r client.Event) error {
+	w.options.Event = func(_ context.Context, e client.Event) error {
 		select {
-		case d.arrived <- arrival{way, time.Now(), r}:
+		case d.arrived <- arrival{w.name, time.Now(), e}:
 		default: // more than one event's worth; the demo has ended or is about to say so
 		}
 		return nil
 	}
+	sub, err := c.Subscribe(ctx, w.options)
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	d.say(w.name, "%s", w.does)
+	if sub.ID() != "" {
+		d.say("", "for %s, as %s", hooks.URL, sub.ID())
+	}
+	go func() {
+		<-sub.Done()
+		if err := sub.Err(); err != nil {
+			failed <- err
+		}
+	}()
+	return func() {
+		_ = sub.Close() // its error is in failed
+		_ = c.Close()
+		stop()
+		if sub.ID() != "" {
+			d.say("ended", "%s", sub.ID())
+		}
+	}, nil
 }
 
 func (d *demo) publish(ctx context.Context, id string) error {
@@ -250,7 +232,7 @@ func (d *demo) publish(ctx context.Context, id string) error {
 	d.mu.Lock()
 	d.published = time.Now()
 	d.mu.Unlock()
-	p := client.Publisher{Server: d.remote, URI: demoURI, ID: id}
+	p := client.Publisher{URL: d.url, Agent: d.agent, URI: demoURI, ID: id}
 	if err := p.Publish(ctx, strings.NewReader(demoData)); err != nil {
 		return err
 	}

@@ -1,9 +1,8 @@
-// Package listen is the command of the same name: it receives events in one of the ways of package client, and prints
-// each as a line of JSON, or runs a command for it.
+// Package listen implements the command of the same name: it receives events with package client, and prints each as a line of
+// JSON or runs a command for it.
 package listen
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,41 +14,41 @@ import (
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/client/run"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // Options say what to receive, how, and what to do with it.
 type Options struct {
-	Server   client.Server
-	Revision spec.Version
+	// URL, Key and Agent are the server, the caller's key, and the name of this program.
+	URL, Key, Agent string
+	Revision        string
 
-	// URIs are what to receive: by webhooks of SEP-1803, or from an open stream if Stream is set.
+	// URIs are what to receive, with webhooks of SEP-1803, or from an open stream if Stream is set.
 	URIs   []string
 	Stream bool
 
-	// Name is an event type to receive instead (MCP Events); Arguments is an object. Mode is one of package client, or
-	// empty for the best without a webhook.
+	// Name is an event type to receive instead (MCP Events). Arguments is a JSON object. Mode is a mode of package client, or
+	// empty for the best one without a webhook.
 	Name      string
 	Arguments json.RawMessage
 	Mode      string
 	TTL       time.Duration
 
-	// Cursor is where to begin; with File only if that does not exist yet.
+	// Cursor is where to begin if File does not exist yet.
 	Cursor string
-	// File keeps the cursor of Name; empty keeps it nowhere. With a file, a webhook subscription of Name stays at the end.
+	// File keeps the cursor of Name; empty keeps it nowhere. With a file, the server keeps a webhook subscription at the end.
 	File string
 
-	// Listen is the address of the receiver of webhooks, Target the URL at which the server reaches it; empty is that
+	// Listen is the address of the receiver of webhooks. Target is the URL at which the server reaches it; empty is the
 	// address.
 	Listen, Target string
-	// Secret is where to print the webhook's secret; nil prints it nowhere.
+	// Secret receives the webhook's secret; nil shows it nowhere.
 	Secret io.Writer
 
-	// Run is run for each event of Name, for up to Concurrency at once; nil prints events.
+	// Run runs a command for each event of Name, up to Concurrency at the same time; nil prints events.
 	Run         *run.Command
 	Concurrency int
 
-	// Count ends after so many events, For after a time; 0 is no end. With both, too few events are an error.
+	// Count ends after a number of events, For after a time; 0 means no end. With both, too few events are an error.
 	Count int
 	For   time.Duration
 
@@ -57,12 +56,11 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Run receives until ctx ends, or as Options say.
+// leastPoll is the shortest time between two polls. It is short because a person watches the command.
+const leastPoll = 100 * time.Millisecond
+
+// Run receives until ctx ends, or as the options say.
 func Run(ctx context.Context, o Options) error {
-	caller, err := client.New(o.Server, o.Revision)
-	if err != nil {
-		return err
-	}
 	if o.For > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, o.For)
@@ -70,16 +68,8 @@ func Run(ctx context.Context, o Options) error {
 	}
 	ctx, full := context.WithCancel(ctx)
 	defer full()
-	p := newPrinter(o.Out, o.Count, full)
-	caller.Log = o.Log
-	switch {
-	case o.Name != "":
-		err = o.subscribe(ctx, caller, p)
-	case o.Stream:
-		err = o.follow(ctx, caller, p)
-	default:
-		err = o.receive(ctx, caller, p)
-	}
+	p := &printer{out: o.Out, want: o.Count, full: full}
+	err := o.receive(ctx, p)
 	if ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
 		err = nil
 	}
@@ -89,47 +79,65 @@ func Run(ctx context.Context, o Options) error {
 	return err
 }
 
-// follow reads a stream of URIs.
-func (o *Options) follow(ctx context.Context, caller *client.Client, p *printer) error {
-	f := &client.Stream{
-		Client: caller, URIs: o.URIs, Cursor: o.Cursor, Log: o.Log, Event: p.print,
-		Opened: func() { o.Log.Info("stream open", "revision", o.Revision, "uris", o.URIs) },
+// receive subscribes and receives until the subscription ends.
+func (o *Options) receive(ctx context.Context, p *printer) error {
+	what := o.subscription(p)
+	settings := client.Options{Key: o.Key, Agent: o.Agent, Revision: o.Revision, MinPoll: leastPoll, Log: o.Log}
+	if o.File != "" {
+		settings.Store = client.File(o.File)
 	}
-	return f.Run(ctx)
-}
-
-// receive runs a receiver, and registers it for URIs.
-func (o *Options) receive(ctx context.Context, caller *client.Client, p *printer) error {
-	r, err := client.NewReceiver(o.Listen, p.print, o.Log)
+	if what.Mode == client.ModeWebhook {
+		settings.Webhooks = &client.Handler{URL: o.Target, Log: o.Log}
+		end, err := settings.Webhooks.Listen(o.Listen)
+		if err != nil {
+			return err
+		}
+		defer end()
+	}
+	c, err := client.Connect(ctx, o.URL, settings)
 	if err != nil {
 		return err
 	}
-	defer r.Close()
-	s := &client.Registration{Client: caller, URIs: o.URIs, Target: cmp.Or(o.Target, r.URL)}
-	return client.Hold(ctx, caller, s, r, func() { o.receiving("register", s.ID(), s.Target, s.Secret()) }, o.Log)
+	defer func() { _ = c.Close() }() // the server forgets a session by itself, too
+	sub, err := c.Subscribe(ctx, what)
+	if err != nil {
+		return err
+	}
+	switch {
+	case settings.Webhooks != nil:
+		via := "register"
+		if o.Name != "" {
+			via = "events"
+		}
+		o.Log.Info("receiving webhooks", "via", via, "subscription", sub.ID(), "target", settings.Webhooks.URL)
+		if o.Secret != nil {
+			fmt.Fprintln(o.Secret, "secret:", sub.Secret())
+		}
+	case o.Stream:
+		o.Log.Info("stream open", "revision", o.Revision, "uris", o.URIs)
+	}
+	<-sub.Done()
+	return sub.Err()
 }
 
-func (o *Options) receiving(via, subscription, target, secret string) {
-	o.Log.Info("receiving webhooks", "via", via, "subscription", subscription, "target", target)
-	if o.Secret != nil {
-		fmt.Fprintln(o.Secret, "secret:", secret)
-	}
-}
-
-// subscribe receives an event type.
-func (o *Options) subscribe(ctx context.Context, caller *client.Client, p *printer) error {
-	if o.File != "" {
-		caller.Store = client.File(o.File)
-	}
-	caller.MinPoll = leastPoll
-	s := client.Subscription{
-		Name: o.Name, Arguments: o.Arguments, Mode: o.Mode, TTL: o.TTL, Cursor: o.Cursor, Concurrency: o.Concurrency,
-		Unsubscribe: o.File == "", // with a file, another run continues, or has already begun to
-		Event:       func(_ context.Context, e client.Event) error { return p.print(e) },
+// subscription returns what to subscribe to, and what to do with the events.
+func (o *Options) subscription(p *printer) client.SubscribeOptions {
+	s := client.SubscribeOptions{
+		Cursor: o.Cursor,
+		Event:  func(_ context.Context, e client.Event) error { return p.print(line{Event: e}) },
 		Gap: func(_ context.Context, g client.Gap) error {
-			return p.print(client.Event{Via: o.Mode, Envelope: "gap", Name: g.Name, Cursor: g.Cursor, Received: time.Now()})
+			return p.print(line{Event: client.Event{Via: o.Mode, Name: g.Name, Cursor: g.Cursor, Received: time.Now()}, Envelope: "gap"})
 		},
 	}
+	if o.Name == "" {
+		s.URIs, s.Mode, s.Gap = o.URIs, client.ModeWebhook, nil // a gap is logged
+		if o.Stream {
+			s.Mode = client.ModePush
+		}
+		return s
+	}
+	s.Name, s.Arguments, s.Mode, s.TTL, s.Concurrency = o.Name, o.Arguments, o.Mode, o.TTL, o.Concurrency
+	s.Unsubscribe = o.File == "" // with a file, another run continues, or has already begun to
 	if o.Run != nil {
 		s.Gap = nil // it is logged
 		s.Event = func(ctx context.Context, e client.Event) error {
@@ -140,21 +148,5 @@ func (o *Options) subscribe(ctx context.Context, caller *client.Client, p *print
 			return err
 		}
 	}
-	if o.Mode == client.ModeWebhook {
-		caller.Webhooks = &client.Handler{URL: o.Target, Log: o.Log}
-		end, err := caller.Webhooks.Listen(o.Listen)
-		if err != nil {
-			return err
-		}
-		defer end()
-		s.Begun = func(b client.Begun) { o.receiving("events", b.ID, caller.Webhooks.URL, b.Secret) }
-	}
-	if err := caller.Begin(ctx); err != nil {
-		return err
-	}
-	defer caller.End(ctx)
-	return caller.Subscribe(ctx, s)
+	return s
 }
-
-// leastPoll is the shortest time between two polls: who starts a command looks at what it does.
-const leastPoll = 100 * time.Millisecond

@@ -6,50 +6,41 @@ import (
 	"sync"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// printer prints what arrives, one line each, and knows how much is wanted.
+// line is a printed line: an event, or a gap.
+type line struct {
+	client.Event
+	// Envelope is gap for a gap.
+	Envelope string `json:"envelope,omitempty"`
+}
+
+// printer prints a line of JSON for each event, and calls full when it has counted as many events as are wanted.
 type printer struct {
 	mu   sync.Mutex
 	out  io.Writer
 	want int // 0 is no end
 	got  int
-	full func() // called when got reaches want
-	seen *bounded.Map[string, struct{}]
+	full func()
 }
 
-// maxSeen bounds what a repetition is recognised by.
-const maxSeen = 100_000
-
-func newPrinter(out io.Writer, want int, full func()) *printer {
-	return &printer{out: out, want: want, full: full, seen: bounded.NewMap[string, struct{}](maxSeen)}
-}
-
-// print prints one; repetitions do not count.
-func (p *printer) print(r client.Event) error {
+func (p *printer) print(l line) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if r.ID != "" {
-		key := r.Via + r.Subscription + r.ID
-		_, r.Repeat = p.seen.Get(key)
-		p.seen.Put(key, struct{}{})
+	if len(l.Data) == 0 {
+		l.Data = json.RawMessage("null")
 	}
-	if len(r.Data) == 0 {
-		r.Data = json.RawMessage("null")
-	}
-	b, err := json.Marshal(r)
+	b, err := json.Marshal(l)
 	if err != nil {
-		return fault.Wrap(fault.Invalid, err, "encode what arrived")
+		return fault.Wrap(fault.Invalid, err, "encode the event")
 	}
 	if _, err := p.out.Write(append(b, '\n')); err != nil {
 		return fault.Wrap(fault.Internal, err, "print")
 	}
-	if r.Repeat || r.Envelope != "" {
-		return nil
+	if l.Envelope == "" {
+		p.counted()
 	}
-	p.counted()
 	return nil
 }
 
@@ -66,7 +57,7 @@ func (p *printer) counted() {
 	}
 }
 
-// missing is how many events are still wanted.
+// missing returns how many events are still wanted.
 func (p *printer) missing() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package run runs a command for each event: [Command.Handle] is the Event of a client.Subscription. So a program in
+// Package run runs a command for each event: [Command.Handle] is the Event of client.SubscribeOptions. So a program in
 // any language, or a coding agent that takes a prompt, is woken by an event, without a public address.
 //
 // The event is JSON on the command's standard input, and its main members are in the environment; nothing of it is

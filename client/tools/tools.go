@@ -220,29 +220,26 @@ func (t *Tools) begin(in toSubscribe, key string) (s *subscription, begun <-chan
 	t.subs[key] = s
 	ctx, cancel := context.WithCancel(t.ctx)
 	s.end = cancel
-	var once sync.Once // for it begins again after a session's end
 	ready, done := make(chan struct{}), make(chan error, 1)
 	t.wg.Go(func() {
 		defer cancel()
-		err := t.client.Subscribe(ctx, client.Subscription{
+		running, err := t.client.Subscribe(ctx, client.SubscribeOptions{
 			Name: in.Name, Arguments: in.Arguments, Store: place,
-			Begun: func(client.Begun) { once.Do(func() { close(ready) }) },
 			Event: func(_ context.Context, e client.Event) error { t.inbox.add(s.id, e); return nil },
 			Gap: func(context.Context, client.Gap) error {
 				t.inbox.note(s.id, s.name, "events were lost before this")
 				return nil
 			},
 		})
+		if err == nil {
+			close(ready)
+			<-running.Done()
+			err = running.Err()
+		}
 		t.mu.Lock()
 		s.failed = err
 		t.mu.Unlock()
-		select {
-		case <-ready:
-		default: // subscribe fails with this
-			done <- err
-			return
-		}
-		if err != nil {
+		if running != nil && err != nil {
 			t.inbox.note(s.id, s.name, "the subscription has ended: "+fault.Public(err))
 		}
 		done <- err

@@ -234,21 +234,15 @@ func (a *agent) witness(name string) <-chan string {
 	if err != nil {
 		a.Fatal(err)
 	}
-	begun, data, ended := make(chan struct{}), make(chan string, 100), make(chan struct{})
-	ctx, cancel := context.WithCancel(context.WithoutCancel(a.Context()))
-	go func() {
-		defer close(ended)
-		_ = c.Subscribe(ctx, client.Subscription{
-			Name: name, Mode: client.ModePush, Begun: func(client.Begun) { close(begun) },
-			Event: func(_ context.Context, e client.Event) error { data <- string(e.Data); return nil },
-		})
-	}()
-	a.Cleanup(func() { cancel(); <-ended })
-	select {
-	case <-begun:
-	case <-ended:
-		a.Fatal("the subscription has ended")
+	data := make(chan string, 100)
+	sub, err := c.Subscribe(context.WithoutCancel(a.Context()), client.SubscribeOptions{
+		Name: name, Mode: client.ModePush,
+		Event: func(_ context.Context, e client.Event) error { data <- string(e.Data); return nil },
+	})
+	if err != nil {
+		a.Fatal(err)
 	}
+	a.Cleanup(func() { _ = sub.Close() })
 	return data
 }
 

@@ -11,9 +11,9 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/test/backend"
 )

@@ -79,7 +79,7 @@ func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 // registerHook registers a webhook of SEP-1803 at a server.
 func registerHook(t *testing.T, e *standalone.Server) {
 	t.Helper()
-	c, err := client.New(client.Server{URL: e.URL}, spec.V20260728)
+	c, err := client.Connect(t.Context(), e.URL, client.Options{Revision: string(spec.V20260728)})
 	if err == nil {
 		err = c.Call(t.Context(), spec.MethodRegister, map[string]any{
 			"uris": []string{"event://ci/build-finished"}, "targetUri": "http://127.0.0.1:9/hook",

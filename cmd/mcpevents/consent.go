@@ -1,13 +1,18 @@
 package main
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
+	"net/url"
 	"strings"
 	"text/tabwriter"
+	"time"
 
-	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/remote"
 )
 
 // ConsentCmd holds the commands for consent.
@@ -42,15 +47,17 @@ type ConsentRevokeCmd struct{ consentChange }
 func (c *ConsentListCmd) Run(g *Globals) error {
 	ctx, stop := interruptible()
 	defer stop()
-	providers, err := c.server().Providers(ctx, c.Principal)
-	if err != nil {
+	var list struct {
+		Providers []provider `json:"providers"`
+	}
+	if err := c.request(ctx, http.MethodGet, "", &list); err != nil {
 		return err
 	}
-	if len(providers) == 0 {
+	if len(list.Providers) == 0 {
 		fmt.Fprintln(g.out, "No provider asks for what is said in conversations.")
 		return nil
 	}
-	return printProviders(g.out, providers...)
+	return printProviders(g.out, list.Providers...)
 }
 
 // Run implements the command.
@@ -62,21 +69,95 @@ func (c *ConsentRevokeCmd) Run(g *Globals) error { return c.change(g, false) }
 func (c *consentChange) change(g *Globals, give bool) error {
 	ctx, stop := interruptible()
 	defer stop()
-	p, err := c.server().Consent(ctx, c.Provider, c.Principal, give)
-	if err != nil {
+	method := http.MethodDelete
+	if give {
+		method = http.MethodPut
+	}
+	var p provider
+	if err := c.request(ctx, method, c.Provider, &p); err != nil {
 		return err
 	}
 	return printProviders(g.out, p)
 }
 
-func printProviders(out io.Writer, providers ...client.Provider) error {
+func printProviders(out io.Writer, providers ...provider) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, p := range providers {
 		about := p.Title
 		if p.Description != "" {
 			about = strings.TrimPrefix(about+": "+p.Description, ": ")
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", p.Name, strings.Join(p.Receives, ", "), p.State(), about)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", p.Name, strings.Join(p.Receives, ", "), p.state(), about)
 	}
 	return fault.Wrap(fault.Internal, w.Flush(), "print")
+}
+
+// provider is a context provider as the HTTP API for consent describes it.
+type provider struct {
+	Name        string `json:"name"`
+	Title       string `json:"title,omitempty"`
+	Description string `json:"description,omitempty"`
+	// Receives lists the kinds of messages that the provider receives with consent.
+	Receives []string `json:"receives"`
+	// Consented is true if the provider receives all of them.
+	Consented bool `json:"consented"`
+	// Consent is the last decision; nil if there is none.
+	Consent *decision `json:"consent"`
+}
+
+// state says in words whether the provider has consent, since when, and by whom.
+func (p provider) state() string {
+	state := "revoked"
+	switch {
+	case p.Consent == nil:
+		return "no consent"
+	case p.Consented:
+		state = "consent"
+	case p.Consent.Given:
+		state = "no consent to what it is now"
+	}
+	return fmt.Sprintf("%s, %s by %s", state, p.Consent.At.Format(time.RFC3339), p.Consent.By)
+}
+
+// decision is a consent that was given or revoked.
+type decision struct {
+	Given bool      `json:"given"`
+	At    time.Time `json:"at"`
+	By    string    `json:"by"`
+}
+
+// request sends a request about the consent of the principal, and decodes the answer. The provider is empty for all of them.
+func (c *consentFlags) request(ctx context.Context, method, provider string, out any) error {
+	s := c.server()
+	at, err := consentURL(s, provider, c.Principal)
+	if err != nil {
+		return err
+	}
+	resp, body, err := s.Do(ctx, method, at, nil, nil)
+	switch {
+	case err != nil:
+		return err
+	case resp.StatusCode != http.StatusOK:
+		return remote.ReadRefusal(resp, body)
+	case json.Unmarshal(body, out) != nil:
+		return remote.UnexpectedAnswer(resp, fault.Unavailable)
+	}
+	return nil
+}
+
+// consentURL returns the URL of consent, which is next to /mcp.
+func consentURL(s remote.Server, provider, principal string) (string, error) {
+	text, err := s.Endpoint("/mcp")
+	if err != nil {
+		return "", err
+	}
+	u, err := url.Parse(text)
+	if err != nil {
+		return "", fault.Wrap(fault.Internal, err, "parse the endpoint's URL")
+	}
+	u = u.JoinPath("..", "consent", provider)
+	if principal != "" {
+		u.RawQuery = url.Values{"principal": {principal}}.Encode()
+	}
+	return strings.TrimSuffix(u.String(), "/"), nil
 }

@@ -63,7 +63,7 @@ func (c *ListenCmd) Run(g *Globals) error {
 	ctx, stop := interruptible()
 	defer stop()
 	o := listen.Options{
-		Server: c.Remote.server(), Revision: spec.Version(c.Revision), URIs: c.URI, Stream: c.Stream,
+		URL: c.Server, Key: c.Key, Agent: agent(), Revision: c.Revision, URIs: c.URI, Stream: c.Stream,
 		Name: c.Name, Arguments: args, Mode: c.Mode, TTL: c.TTL, Cursor: c.Cursor, File: c.CursorFile,
 		Listen: c.Listen, Target: c.Target, Count: c.Count, For: c.For, Out: g.out, Log: g.logger(g.err), Concurrency: c.Concurrency,
 	}

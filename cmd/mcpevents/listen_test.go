@@ -130,7 +130,7 @@ const (
 // subscriptions lists the subscription:// resources of the server.
 func subscriptions(t *testing.T, server string) (uris []string) {
 	t.Helper()
-	caller, err := client.New(client.Server{URL: server}, spec.V20260728)
+	caller, err := client.Connect(t.Context(), server, client.Options{Revision: string(spec.V20260728)})
 	if err != nil {
 		t.Fatal(err)
 	}

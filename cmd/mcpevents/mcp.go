@@ -26,7 +26,7 @@ func (c *McpCmd) Run(g *Globals) error {
 	if err != nil {
 		return err
 	}
-	defer caller.End(ctx)
+	defer caller.Close()
 	t := tools.New(caller)
 	defer t.Close()
 	name, version, _ := strings.Cut(agent(), "/")

@@ -56,7 +56,7 @@ func (c *PublishCmd) Run(g *Globals) error {
 		lines = json.NewEncoder(io.Discard)
 	}
 	p := client.Publisher{
-		Server: c.server(), URI: c.URI, ID: c.ID, Time: c.Time, Batch: c.Batch, Tries: c.Tries,
+		URL: c.Server, Key: c.Key, Agent: agent(), URI: c.URI, ID: c.ID, Time: c.Time, Batch: c.Batch, Tries: c.Tries,
 		Accepted: func(events []client.Accepted) error {
 			accepted += len(events)
 			for _, e := range events {

@@ -1,15 +1,14 @@
 package main
 
-import "github.com/mcp-events/mcpevents/client"
+import "github.com/mcp-events/mcpevents/shared/protocol/remote"
 
-// Remote is where a server is and who calls it: the flags of every command that
-// is a client.
+// Remote holds the flags of every command that calls a server.
 type Remote struct {
 	Server string `default:"http://127.0.0.1:8080" env:"MCPEVENTS_SERVER" placeholder:"URL" help:"The server (${default}). If /events and /mcp have different hosts, as on AWS without a custom domain: the whole URL of the one that the command needs."`
 	Key    string `env:"MCPEVENTS_KEY" placeholder:"KEY" help:"Sent as Authorization: Bearer KEY. Prefer the variable: other users of the machine can see arguments."`
 }
 
-// server is the same for package client.
-func (r *Remote) server() client.Server {
-	return client.Server{URL: r.Server, Key: r.Key, Agent: agent()}
+// server returns the address of the server and the identity of the caller.
+func (r *Remote) server() remote.Server {
+	return remote.Server{URL: r.Server, Key: r.Key, Agent: agent()}
 }

@@ -13,9 +13,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/standalone/otlp"
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"

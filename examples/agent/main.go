@@ -71,8 +71,8 @@ func run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	defer c.End(context.WithoutCancel(ctx))
-	return c.Subscribe(ctx, client.Subscription{
+	defer c.Close()
+	sub, err := c.Subscribe(ctx, client.SubscribeOptions{
 		Name: *event, Arguments: json.RawMessage(*arguments), Mode: *mode,
 		Event: func(_ context.Context, e client.Event) error { return effects.once(e.ID, e.Data) },
 		Gap: func(context.Context, client.Gap) error {
@@ -80,19 +80,21 @@ func run(ctx context.Context, log *slog.Logger) error {
 			return nil
 		},
 	})
+	if err != nil {
+		return err
+	}
+	<-sub.Done()
+	return sub.Err()
 }
 
-// connect waits for a server that is not there yet.
+// connect waits for a server that does not answer yet. Each call of Connect tries for some seconds.
 func connect(ctx context.Context, url string, o client.Options) (*client.Client, error) {
-	for n := 0; ; n++ {
+	for {
 		c, err := client.Connect(ctx, url, o)
-		if err == nil || !client.Again(err) {
+		if err == nil || !client.Retryable(err) || ctx.Err() != nil {
 			return c, err
 		}
 		o.Log.Warn("server does not answer", "error", err)
-		if err := client.Pause(ctx, n, 0); err != nil {
-			return nil, err
-		}
 	}
 }
 

@@ -125,19 +125,17 @@ func follows(t *testing.T, l *ledger, run func(context.Context, *follower) error
 // lifetime is short, so that it is refreshed often and a suspension ends soon.
 func hooked(target *harness.Target, d *door, name string, arguments map[string]any) func(context.Context, *follower) error {
 	return func(ctx context.Context, f *follower) error {
-		c, err := newClient(target, "alice", spec.V20260728)
+		hooks := &client.Handler{Log: slog.New(f)}
+		hooks.URL = d.put(f.ledger.name, hooks)
+		c, err := newClient(ctx, target, "alice", spec.V20260728, f, hooks)
 		if err != nil {
 			return err
 		}
-		c.Log = slog.New(f)
-		c.Webhooks = &client.Handler{Log: c.Log}
-		c.Webhooks.URL = d.put(f.ledger.name, c.Webhooks)
-		return c.Subscribe(ctx, client.Subscription{
+		return receive(ctx, c, client.SubscribeOptions{
 			Name: name, Arguments: arguments, Mode: client.ModeWebhook, TTL: time.Minute,
 			Event: func(_ context.Context, e client.Event) error { return f.take(e) },
 			Gap:   func(context.Context, client.Gap) error { f.ledger.gap(); return nil },
-			Begun: func(b client.Begun) { f.ledger.setSubscription(b.ID); f.opened() },
-		})
+		}, func(sub *client.Subscription) { f.ledger.setSubscription(sub.ID()); f.opened() })
 	}
 }
 
@@ -231,7 +229,10 @@ func (p *listener) live(ctx context.Context) {
 }
 
 func (p *listener) line(line []byte) {
-	var e client.Event
+	var e struct {
+		client.Event
+		Envelope string
+	}
 	var data struct{ ID string }
 	if err := json.Unmarshal(line, &e); err != nil {
 		p.mu.Lock()

@@ -57,42 +57,59 @@ func follow(t *testing.T, run func(context.Context, *follower) error) *follower 
 	return f
 }
 
-// newClient returns a client of the public package.
-func newClient(target *harness.Target, principal string, version spec.Version) (*client.Client, error) {
-	return client.New(client.Server{URL: target.MCP, Key: target.Keys[principal], Agent: "chaos/1"}, version)
+// newClient returns a client of the public package, which logs to the follower.
+func newClient(ctx context.Context, target *harness.Target, principal string, version spec.Version, f *follower, webhooks *client.Handler) (*client.Client, error) {
+	return client.Connect(ctx, target.MCP, client.Options{
+		Key: target.Keys[principal], Agent: "chaos/1", Revision: string(version), MinPoll: 100 * time.Millisecond, Webhooks: webhooks, Log: slog.New(f),
+	})
 }
 
-// listening receives over subscriptions/listen, or in an earlier revision over the GET stream of a session that is
-// subscribed to the URIs.
+// receive subscribes until ctx ends. Accepted is called when the server has accepted the subscription; it may be nil.
+func receive(ctx context.Context, c *client.Client, o client.SubscribeOptions, accepted func(*client.Subscription)) error {
+	sub, err := c.Subscribe(ctx, o)
+	if ctx.Err() != nil {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if accepted != nil {
+		accepted(sub)
+	}
+	<-sub.Done()
+	return sub.Err()
+}
+
+// listening follows URIs with subscriptions/listen, or in an earlier revision with the GET stream of a session.
 func listening(target *harness.Target, principal string, version spec.Version, uris ...string) func(context.Context, *follower) error {
 	return func(ctx context.Context, f *follower) error {
-		c, err := newClient(target, principal, version)
+		c, err := newClient(ctx, target, principal, version, f, nil)
 		if err != nil {
 			return err
 		}
-		s := &client.Stream{Client: c, URIs: uris, Log: slog.New(f), Opened: f.opened, Event: f.take}
-		return s.Run(ctx)
+		return receive(ctx, c, client.SubscribeOptions{
+			URIs: uris, Mode: client.ModePush,
+			Event: func(_ context.Context, e client.Event) error { return f.take(e) },
+		}, nil)
 	}
 }
 
 // occurring follows an event type with events/poll or events/stream, or with each of them for a second in turn.
 func occurring(target *harness.Target, name string, arguments map[string]any, modes ...string) func(context.Context, *follower) error {
 	return func(ctx context.Context, f *follower) error {
-		c, err := newClient(target, "alice", spec.V20260728)
+		c, err := newClient(ctx, target, "alice", spec.V20260728, f, nil)
 		if err != nil {
 			return err
 		}
-		c.Log = slog.New(f)
-		c.MinPoll = 100 * time.Millisecond
 		for n := 0; ctx.Err() == nil; n++ {
 			turn, cancel := ctx, context.CancelFunc(func() {})
 			if len(modes) > 1 {
 				turn, cancel = context.WithTimeout(ctx, time.Second)
 			}
-			err := c.Subscribe(turn, client.Subscription{
+			err := receive(turn, c, client.SubscribeOptions{
 				Name: name, Arguments: arguments, Mode: modes[n%len(modes)],
 				Event: func(_ context.Context, e client.Event) error { return f.take(e) },
-			})
+			}, nil)
 			cancel()
 			if err != nil {
 				return err
@@ -115,9 +132,9 @@ func (f *follower) Handle(_ context.Context, r slog.Record) error {
 		if f.ledger != nil {
 			f.ledger.start()
 		}
-	case "request failed, retrying", "stream interrupted, reconnecting", "subscription not refreshed", "subscription refreshed",
+	case "request failed, retrying", "session ended, starting a new one", "subscription not refreshed", "subscription refreshed",
 		"subscription was suspended", "subscription ended", "webhook refused", "server reported an error":
-	case "events missing after resume", "events missing":
+	case "events missing after resume":
 		if f.ledger != nil {
 			f.ledger.gap()
 			break

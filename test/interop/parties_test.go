@@ -54,7 +54,10 @@ func ours(t *testing.T, s *harness.Target, mode string, w wish, flags ...string)
 		return cmd
 	}
 	p.line = func(line []byte) {
-		var e mcpevents.Event
+		var e struct {
+			mcpevents.Event
+			Envelope string
+		}
 		if err := json.Unmarshal(line, &e); err != nil || e.Envelope != "" {
 			p.fault(fmt.Sprintf("it printed %s: %v", line, err))
 			return

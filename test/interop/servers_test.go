@@ -142,7 +142,7 @@ func (s *theirs) publish(ids ...string) {
 // subscribed is a program that uses package client at a server.
 type subscribed struct {
 	t     *testing.T
-	begun chan mcpevents.Begun
+	begun chan *mcpevents.Subscription
 	ids   chan string
 	ended chan error
 	stop  context.CancelFunc
@@ -150,16 +150,21 @@ type subscribed struct {
 
 func subscribe(t *testing.T, c *mcpevents.Client, mode string) *subscribed {
 	t.Helper()
-	s := &subscribed{t: t, begun: make(chan mcpevents.Begun, 10), ids: make(chan string, 100), ended: make(chan error, 1)}
+	s := &subscribed{t: t, begun: make(chan *mcpevents.Subscription, 1), ids: make(chan string, 100), ended: make(chan error, 1)}
 	ctx, cancel := context.WithCancel(t.Context())
 	s.stop = cancel
 	t.Cleanup(cancel)
 	go func() {
-		s.ended <- c.Subscribe(ctx, mcpevents.Subscription{
+		sub, err := c.Subscribe(ctx, mcpevents.SubscribeOptions{
 			Name: "ticket.updated", Arguments: map[string]string{"ticket": "T1"}, Mode: mode,
-			Begun: func(b mcpevents.Begun) { s.begun <- b },
 			Event: func(_ context.Context, e mcpevents.Event) error { s.ids <- e.ID; return nil },
 		})
+		if err == nil {
+			s.begun <- sub
+			<-sub.Done()
+			err = sub.Err()
+		}
+		s.ended <- err
 	}()
 	return s
 }
@@ -168,8 +173,8 @@ func (s *subscribed) begins(mode string) {
 	s.t.Helper()
 	select {
 	case b := <-s.begun:
-		if b.Mode != mode {
-			s.t.Errorf("began by %s, want %s", b.Mode, mode)
+		if b.Mode() != mode {
+			s.t.Errorf("began by %s, want %s", b.Mode(), mode)
 		}
 	case err := <-s.ended:
 		s.t.Fatalf("ended by %v", err)
@@ -226,7 +231,7 @@ func TestOurClientAtServersOfOthers(t *testing.T) {
 		t.Run("RCH-01 who may not gets an error", func(t *testing.T) {
 			t.Parallel()
 			s := startHandler(t)
-			err := s.connect(mcpevents.Options{Webhooks: s.receiver()}).Subscribe(t.Context(), mcpevents.Subscription{
+			_, err := s.connect(mcpevents.Options{Webhooks: s.receiver()}).Subscribe(t.Context(), mcpevents.SubscribeOptions{
 				Name: "ticket.updated", Arguments: map[string]string{"ticket": "secret"}, Event: func(context.Context, mcpevents.Event) error { return nil },
 			})
 			if !fault.Is(err, fault.Forbidden) {
@@ -267,14 +272,14 @@ func webhooksOf(t *testing.T, start func(t *testing.T) *theirs) {
 		t.Parallel()
 		s := start(t)
 		c := s.connect(mcpevents.Options{})
-		err := c.Subscribe(t.Context(), mcpevents.Subscription{Name: "ticket.updated", Event: func(context.Context, mcpevents.Event) error { return nil }})
+		_, err := c.Subscribe(t.Context(), mcpevents.SubscribeOptions{Name: "ticket.updated", Event: func(context.Context, mcpevents.Event) error { return nil }})
 		if !fault.Is(err, fault.Unsupported) {
 			t.Errorf("got %v", err)
 		}
 		hooks := s.receiver()
 		s.hooks.Close()
 		c = s.connect(mcpevents.Options{Webhooks: hooks})
-		err = c.Subscribe(t.Context(), mcpevents.Subscription{
+		_, err = c.Subscribe(t.Context(), mcpevents.SubscribeOptions{
 			Name: "ticket.updated", Arguments: map[string]string{"ticket": "T1"}, Event: func(context.Context, mcpevents.Event) error { return nil },
 		})
 		if err == nil || errors.As(err, new(*mcpevents.Terminated)) || !strings.Contains(err.Error(), "Callback ") {

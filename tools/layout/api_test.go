@@ -21,11 +21,11 @@ var update = flag.Bool("update", false, "write testdata/api.txt")
 // apiFile lists the public API, so that a change of it is seen in review.
 const apiFile = "testdata/api.txt"
 
-// TestPublicAPI lists the exported names of package server. They must not mention a type of shared/, because the packages
+// TestPublicAPI lists the exported names of the packages client and server. They must not mention a type of shared/, because the packages
 // there change with every version.
 func TestPublicAPI(t *testing.T) {
 	var lines []string
-	for _, p := range load(t, "server") {
+	for _, p := range load(t, "client", "server") {
 		short := types.RelativeTo(p)
 		qualify := func(other *types.Package) string {
 			if name := short(other); name != other.Path() {

@@ -107,7 +107,7 @@ sources:
 	for i := range subscriptions {
 		subscribed(t, s, fmt.Sprintf("%s/%d", endpoint.URL, i), pullRequest)
 	}
-	mcp, err := client.New(client.Server{URL: s.URL, Agent: "test/1"}, spec.V20260728)
+	mcp, err := client.Connect(t.Context(), s.URL, client.Options{Agent: "test/1", Revision: string(spec.V20260728)})
 	if err != nil {
 		t.Fatal(err)
 	}

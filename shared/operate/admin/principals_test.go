@@ -34,11 +34,11 @@ func TestErase(t *testing.T) {
 	f.call("op", "POST", "subscriptions/"+one+"/pause", `{"reason":"alice asked"}`, 200, nil)
 	f.call("op", "POST", "replays", `{"select":{"subscription":"`+two+`","until":"2020-01-01T00:00:00Z"}}`, 202, nil)
 	f.call("op", "DELETE", "subscriptions/"+gone, "", 204, nil)
-	c, err := client.New(client.Server{URL: f.s.URL, Key: "alice", Agent: "test/1"}, spec.V20251125)
+	c, err := client.Connect(t.Context(), f.s.URL, client.Options{Key: "alice", Agent: "test/1", Revision: string(spec.V20251125)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Begin(t.Context()); err != nil {
+	if err := c.Call(t.Context(), spec.MethodResources, nil, nil); err != nil { // in a session
 		t.Fatal(err)
 	}
 	type answer struct {

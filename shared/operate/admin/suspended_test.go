@@ -24,17 +24,14 @@ func suspended(f *fixture) string {
 	if err != nil {
 		f.Fatal(err)
 	}
-	begun := make(chan struct{})
-	ctx, cancel := context.WithCancel(f.Context())
-	ended := make(chan error, 1)
-	go func() {
-		ended <- c.Subscribe(ctx, client.Subscription{
-			Name: "ci.build_finished", Mode: client.ModeWebhook, Begun: func(client.Begun) { close(begun) },
-			Event: func(context.Context, client.Event) error { return errors.New("not now") },
-		})
-	}()
-	f.Cleanup(func() { cancel(); <-ended })
-	<-begun
+	sub, err := c.Subscribe(f.Context(), client.SubscribeOptions{
+		Name: "ci.build_finished", Mode: client.ModeWebhook,
+		Event: func(context.Context, client.Event) error { return errors.New("not now") },
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { _ = sub.Close() })
 	for i := range 110 {
 		f.publish(built, fmt.Sprint("evt_failed_", i))
 	}

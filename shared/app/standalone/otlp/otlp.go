@@ -9,8 +9,8 @@ import (
 	"go.opentelemetry.io/otel/exporters/otlp/otlpmetric/otlpmetrichttp"
 	sdk "go.opentelemetry.io/otel/sdk/metric"
 
-	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	traces "github.com/mcp-events/mcpevents/shared/platform/trace/otlp"
 )

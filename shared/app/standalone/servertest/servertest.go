@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/app/standalone"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/test/harness"
@@ -87,7 +87,7 @@ func End(t *testing.T, s *standalone.Server) {
 // Subscribe registers a webhook of a caller of the server at url, and returns the id of the subscription.
 func Subscribe(t *testing.T, url, who, target string, uris ...string) string {
 	t.Helper()
-	c, err := client.New(client.Server{URL: url, Key: who, Agent: "test/1"}, spec.V20260728)
+	c, err := client.Connect(t.Context(), url, client.Options{Key: who, Agent: "test/1", Revision: string(spec.V20260728)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,7 +30,7 @@ type follower struct {
 
 func follow(t *testing.T, base, name string, arguments map[string]any) *follower {
 	t.Helper()
-	c, err := client.New(client.Server{URL: base, Agent: "test/1"}, spec.V20260728)
+	c, err := client.Connect(t.Context(), base, client.Options{Agent: "test/1", Revision: string(spec.V20260728)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,8 +14,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/remote"
 )
 
 // prefix is where the API is, see package admin, which is not imported for that: it brings the server along.
@@ -26,7 +26,7 @@ const maxPage = 100
 
 // Client asks the admin API of a server.
 type Client struct {
-	Server client.Server
+	Server remote.Server
 }
 
 // Do makes a request. The answer is empty if the server's is.
@@ -49,9 +49,9 @@ func (c Client) Do(ctx context.Context, method, path string, query url.Values, b
 	case err != nil:
 		return nil, err // the context's own, if that ended
 	case resp.StatusCode >= 300:
-		return nil, advise(client.Refusal(resp, answer))
+		return nil, advise(remote.ReadRefusal(resp, answer))
 	case resp.StatusCode != http.StatusNoContent && !json.Valid(answer):
-		return nil, client.Strange(resp, fault.Unavailable)
+		return nil, remote.UnexpectedAnswer(resp, fault.Unavailable)
 	}
 	return answer, nil
 }

@@ -1,4 +1,7 @@
-package client
+// Package remote calls a server of this project, or another MCP server, over HTTP: it builds the URL of an endpoint, sends
+// JSON, reads refusals of every form into errors with a kind, and decides what to try again and when. The public package
+// client and the commands use it.
+package remote
 
 import (
 	"bytes"
@@ -22,27 +25,26 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 )
 
-// Server is where a server is and who calls it.
+// Server holds the address of a server and the identity of the caller.
 type Server struct {
-	// URL is the server's, as https://events.example.com; with a path, that of the one endpoint that is used.
+	// URL is the server's URL, for example https://events.example.com, or the whole URL of the endpoint to use.
 	URL string
-	// Key is sent as Authorization: Bearer; empty sends none.
+	// Key is sent as Authorization: Bearer. An empty key sends no header.
 	Key string
-	// Agent names the program in User-Agent and, before a slash, in clientInfo.
+	// Agent names the program as NAME/VERSION in User-Agent and in the clientInfo of MCP.
 	Agent string
-	// HTTP sends the requests; nil is a client of ours. Its Timeout does not bound streams.
+	// HTTP sends the requests; nil is [http.DefaultClient]. Its Timeout does not bound streams.
 	HTTP *http.Client
 }
 
-// Endpoint is the URL of /events or /mcp: the server's with the path, unless it
-// has a path of its own already.
+// Endpoint returns the URL of an endpoint, for example of /mcp. It appends the path unless the server's URL has one.
 func (s Server) Endpoint(path string) (string, error) {
 	u, err := url.Parse(s.URL)
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
-		return "", fault.New(fault.Invalid, "%.200q is not the URL of a server (allowed: http or https, such as http://127.0.0.1:8080)", Shown(s.URL))
+		return "", fault.New(fault.Invalid, "%.200q is not the URL of a server (allowed: http or https, such as http://127.0.0.1:8080)", Redact(s.URL))
 	}
 	if port, err := strconv.Atoi(cmp.Or(u.Port(), "443")); err != nil || port < 1 || port > 65535 || u.Hostname() == "" {
-		return "", fault.New(fault.Invalid, "the server's URL %.200q has no host, or port %s (allowed: 1 to 65535)", Shown(s.URL), u.Port())
+		return "", fault.New(fault.Invalid, "the server's URL %.200q has no host, or port %s (allowed: 1 to 65535)", Redact(s.URL), u.Port())
 	}
 	if strings.Trim(u.Path, "/") == "" {
 		u.Path = path
@@ -57,26 +59,27 @@ func (s Server) Endpoint(path string) (string, error) {
 	return u.String(), nil
 }
 
-// secretPath is a key in a URL (RCH-05), which is never shown.
+// secretPath matches a key in a URL (RCH-05), which no log or error may show.
 var secretPath = regexp.MustCompile(`/mcp/u/[^/?#]+`)
 
-// Shown is a URL as logs and errors may have it: without a password, and without the key of a secret path.
-func Shown(text string) string {
+// Redact returns a URL for logs and errors. It hides a password and the key of a secret path.
+func Redact(text string) string {
 	if u, err := url.Parse(text); err == nil {
 		text = u.Redacted()
 	}
 	return secretPath.ReplaceAllString(text, "/mcp/u/xxxxx")
 }
 
-// Hide has an error of net/http name its URL as [Shown] does.
-func Hide(err error) error {
+// RedactError redacts the URL in an error of net/http.
+func RedactError(err error) error {
 	if named, ok := errors.AsType[*url.Error](err); ok {
-		named.URL = Shown(named.URL)
+		named.URL = Redact(named.URL)
 	}
 	return err
 }
 
-func (s Server) request(ctx context.Context, method, url string, header http.Header, body []byte) (*http.Request, error) {
+// Request makes a request with the identity of the caller.
+func (s Server) Request(ctx context.Context, method, url string, header http.Header, body []byte) (*http.Request, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
 	if err != nil {
 		return nil, fault.Wrap(fault.Invalid, err, "make the request")
@@ -92,53 +95,54 @@ func (s Server) request(ctx context.Context, method, url string, header http.Hea
 	return req, nil
 }
 
-// maxAnswer bounds an answer in bytes; a page of a list may hold large schemas.
-const maxAnswer = 8 << 20
+// MaxAnswer limits an answer in bytes. A page of a list may hold large schemas.
+const MaxAnswer = 8 << 20
 
 // callTimeout bounds a request that is not a stream.
 const callTimeout = time.Minute
 
-// calls returns the client for requests, streams that for what has no end.
 func (s Server) calls() *http.Client { return cmp.Or(s.HTTP, http.DefaultClient) }
 
-func (s Server) streams() *http.Client {
+// Streams returns a client without a timeout, for responses that do not end.
+func (s Server) Streams() *http.Client {
 	unlimited := *s.calls()
 	unlimited.Timeout = 0
 	return &unlimited
 }
 
-// Do sends JSON and returns the answer. A server that cannot be reached is of
-// kind fault.Unavailable; every status is an answer.
+// Do sends JSON and returns the response with its body, whatever its status. It fails with kind fault.Unavailable if the
+// server cannot be reached.
 func (s Server) Do(ctx context.Context, method, url string, header http.Header, body []byte) (*http.Response, []byte, error) {
 	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	req, err := s.request(limited, method, url, header, body)
+	req, err := s.Request(limited, method, url, header, body)
 	if err != nil {
 		return nil, nil, err
 	}
 	resp, err := s.calls().Do(req)
 	if err != nil {
-		return nil, nil, unreachable(ctx, err)
+		return nil, nil, Unreachable(ctx, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	b, err := io.ReadAll(io.LimitReader(resp.Body, MaxAnswer))
 	if err != nil {
-		return nil, nil, unreachable(ctx, err)
+		return nil, nil, Unreachable(ctx, err)
 	}
 	return resp, b, nil
 }
 
-func unreachable(ctx context.Context, err error) error {
+// Unreachable returns the error of ctx if that has ended, and otherwise err with kind fault.Unavailable.
+func Unreachable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	return fault.Wrap(fault.Unavailable, Hide(err), "call the server (is it running, and is its URL right?)")
+	return fault.Wrap(fault.Unavailable, RedactError(err), "call the server (is it running, and is its URL right?)")
 }
 
-// Refusal turns an answer that is an error into one of ours. It reads the error body of POST /events, that of
-// JSON-RPC and problem details (RFC 9457), and shows the first line of a short text.
-func Refusal(resp *http.Response, body []byte) error {
-	f := &fault.Error{Kind: kindOfStatus(resp.StatusCode), Message: strings.ToLower(http.StatusText(resp.StatusCode))}
+// ReadRefusal returns the error of a response with an error status. It reads the error body of POST /events, a JSON-RPC
+// error and problem details (RFC 9457). Of any other text it shows the first line.
+func ReadRefusal(resp *http.Response, body []byte) error {
+	f := &fault.Error{Kind: KindOfStatus(resp.StatusCode), Message: strings.ToLower(http.StatusText(resp.StatusCode))}
 	var answer struct {
 		Error  json.RawMessage `json:"error"`
 		Detail string          `json:"detail"` // of problem details
@@ -163,8 +167,8 @@ func Refusal(resp *http.Response, body []byte) error {
 		} else if detail.Data != nil {
 			f.Data = detail.Data
 		}
-	case stranger(resp, body):
-		return Strange(resp, f.Kind)
+	case isForeign(resp, body):
+		return UnexpectedAnswer(resp, f.Kind)
 	case len(bytes.TrimSpace(body)) > 0:
 		line, _, _ := bytes.Cut(bytes.TrimSpace(body), []byte("\n"))
 		f.Message = fmt.Sprintf("%s: %.200s", f.Message, line)
@@ -173,35 +177,34 @@ func Refusal(resp *http.Response, body []byte) error {
 	return f
 }
 
-// stranger reports whether an answer is a page for people, or says that there is nothing at the URL, in a form
-// that is not ours.
-func stranger(resp *http.Response, body []byte) bool {
+// isForeign reports whether a response that has none of our forms is a page for people, or says that the URL is wrong.
+func isForeign(resp *http.Response, body []byte) bool {
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	return media == "text/html" || bytes.HasPrefix(bytes.TrimSpace(body), []byte("<")) ||
 		resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed
 }
 
-// Strange is the error of an answer by something else than a server of ours.
-func Strange(resp *http.Response, kind fault.Kind) error {
+// UnexpectedAnswer returns the error of a response that no server of this project sends, for example a page of a proxy.
+func UnexpectedAnswer(resp *http.Response, kind fault.Kind) error {
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
-	return &strangeError{resp.StatusCode, fault.New(kind, "%s answered %s with %s, which no server of mcp-events does; is --server right?",
+	return &unexpectedError{resp.StatusCode, fault.New(kind, "%s answered %s with %s, which no server of mcp-events does; is --server right?",
 		resp.Request.URL.Redacted(), resp.Status, cmp.Or(media, "no media type"))}
 }
 
-// strangeError is the error of [Strange].
-type strangeError struct {
+// unexpectedError is the error of [UnexpectedAnswer].
+type unexpectedError struct {
 	status int
 	err    *fault.Error
 }
 
-func (e *strangeError) Error() string { return e.err.Error() }
+func (e *unexpectedError) Error() string { return e.err.Error() }
 
-func (e *strangeError) Unwrap() error { return e.err }
+func (e *unexpectedError) Unwrap() error { return e.err }
 
-// byProxy reports whether an error is an answer that a proxy gives while it has no backend, for example because the
-// server is being replaced. The same answer for every request means that the URL is wrong.
-func byProxy(err error) bool {
-	e, ok := errors.AsType[*strangeError](err)
+// FromProxy reports whether an error may come from a proxy that has no backend for a moment, for example because the
+// server is being replaced. If every request gets the same answer, the URL is wrong.
+func FromProxy(err error) bool {
+	e, ok := errors.AsType[*unexpectedError](err)
 	return ok && (e.status == http.StatusNotFound || e.status == http.StatusMethodNotAllowed)
 }
 
@@ -217,7 +220,8 @@ var kindsOfStatuses = map[int]fault.Kind{
 	http.StatusTooManyRequests:       fault.Exhausted,
 }
 
-func kindOfStatus(status int) fault.Kind {
+// KindOfStatus returns the kind of error for an HTTP status.
+func KindOfStatus(status int) fault.Kind {
 	if kind, ok := kindsOfStatuses[status]; ok {
 		return kind
 	}
@@ -227,30 +231,30 @@ func kindOfStatus(status int) fault.Kind {
 	return fault.Invalid
 }
 
-// Again reports whether a request that came to this may be repeated.
-func Again(err error) bool {
+// Retryable reports whether a request that failed with err may succeed when it is repeated.
+func Retryable(err error) bool {
 	return fault.Is(err, fault.Unavailable) || fault.Is(err, fault.Exhausted)
 }
 
-// Pauses between repetitions: doubled each time, with jitter.
+// The pauses between repetitions double each time and have jitter.
 const (
-	firstPause = 500 * time.Millisecond
-	maxPause   = 30 * time.Second
+	FirstPause = 500 * time.Millisecond
+	MaxPause   = 30 * time.Second
 )
 
-// Pause waits before repetition n, from 0, or as long as the server asked for.
-func Pause(ctx context.Context, n int, asked time.Duration) error {
-	return periodic.Sleep(ctx, max(backoff(n), min(asked, 10*maxPause)))
+// Sleep waits before repetition n, counted from 0. It waits longer if the server asked for that.
+func Sleep(ctx context.Context, n int, asked time.Duration) error {
+	return periodic.Sleep(ctx, max(Backoff(n), min(asked, 10*MaxPause)))
 }
 
-// backoff is the pause before repetition n, from 0.
-func backoff(n int) time.Duration {
-	d := min(firstPause<<min(n, 10), maxPause)
+// Backoff returns the pause before repetition n, counted from 0.
+func Backoff(n int) time.Duration {
+	d := min(FirstPause<<min(n, 10), MaxPause)
 	return d/2 + rand.N(d/2)
 }
 
-// retryAfter is how long a response asks to wait, in whole seconds up to an hour; 0 if it does not.
-func retryAfter(resp *http.Response) time.Duration {
+// RetryAfter returns the wait that a response asks for, in whole seconds up to an hour, or 0.
+func RetryAfter(resp *http.Response) time.Duration {
 	if resp == nil {
 		return 0
 	}

@@ -1,0 +1,110 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+)
+
+// scripted answers requests by their method until it is silent. A method without an answer waits for the end of its context.
+type scripted struct {
+	answers map[string]string
+	silent  bool
+}
+
+func (s *scripted) RoundTrip(r *http.Request) (*http.Response, error) {
+	var message struct{ Method string }
+	_ = json.NewDecoder(r.Body).Decode(&message)
+	result, ok := s.answers[message.Method]
+	if s.silent || !ok {
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	}
+	header := http.Header{"Content-Type": {"application/json"}, "Mcp-Session-Id": {"s"}}
+	body := io.NopCloser(strings.NewReader(`{"jsonrpc":"2.0","id":1,"result":` + result + `}`))
+	return &http.Response{StatusCode: http.StatusOK, Header: header, Body: body, Request: r}, nil
+}
+
+// dial returns a client of a scripted server.
+func dial(t *testing.T, s *scripted, revision string) *Client {
+	t.Helper()
+	c, err := Connect(t.Context(), "http://server.test", Options{
+		Revision: revision, HTTP: &http.Client{Transport: s}, Webhooks: &Handler{URL: "http://receiver.test"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func ignore(context.Context, Event) error { return nil }
+
+func TestCloseEndsInTimeAlthoughTheServerIsSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scripted{answers: map[string]string{
+			spec.MethodInitialize: `{"protocolVersion":"2025-11-25"}`, spec.NoteInitialized: `{}`,
+			spec.MethodRegister: `{"subscription":{"uri":"subscription://s","webhookSecret":{"type":"none"}}}`,
+		}}
+		c := dial(t, s, "2025-11-25")
+		sub, err := c.Subscribe(t.Context(), SubscribeOptions{URIs: []string{"event://a/b"}, Mode: ModeWebhook, Event: ignore})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sub.ID() != "subscription://s" || sub.Secret() != "" || sub.Mode() != ModeWebhook {
+			t.Errorf("got the subscription %q by %s with the secret %q, want subscription://s by webhook without a secret", sub.ID(), sub.Mode(), sub.Secret())
+		}
+		s.silent = true
+		began := time.Now()
+		if err := sub.Close(); err != nil || time.Since(began) != drainTime {
+			t.Errorf("Subscription.Close: got %v after %v, want no error after %v", err, time.Since(began), drainTime)
+		}
+		began = time.Now()
+		if err := c.Close(); err == nil || time.Since(began) != drainTime {
+			t.Errorf("Client.Close: got %v after %v, want an error after %v", err, time.Since(began), drainTime)
+		}
+	})
+}
+
+func TestSubscribeReturnsTheErrorOfAContextThatEndsBeforeTheServerAccepts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, &scripted{}, "2026-07-28")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		sub, err := c.Subscribe(ctx, SubscribeOptions{Name: "a", Mode: ModePoll, Event: ignore})
+		if sub != nil || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, %v, want context.DeadlineExceeded", sub, err)
+		}
+	})
+}
+
+func TestCloseWaitsForTheFunctionForEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		event := `{"events":[{"eventId":"1","name":"a","data":{}}],"cursor":"c","nextPollMs":3600000}`
+		c := dial(t, &scripted{answers: map[string]string{spec.MethodEventsPoll: event}}, "2026-07-28")
+		handled := false
+		sub, err := c.Subscribe(t.Context(), SubscribeOptions{Name: "a", Mode: ModePoll, Event: func(context.Context, Event) error {
+			time.Sleep(time.Minute) // of the bubble's clock
+			handled = true
+			return nil
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if err := sub.Err(); err != nil {
+			t.Errorf("Err of a running subscription: got %v, want nil", err)
+		}
+		if err := sub.Close(); err != nil || !handled {
+			t.Errorf("Close: got %v with handled %t, want no error after the event", err, handled)
+		}
+		<-sub.Done()
+	})
+}
