@@ -10,7 +10,7 @@ import (
 // TestAMessageOfANewerVersionIsKeptForTenDays adds up the back-offs of a message that no function can read. SQS allows 1,000
 // receives before it moves a message to a dead queue, and deletes messages after 14 days.
 func TestAMessageOfANewerVersionIsKeptForTenDays(t *testing.T) {
-	t.Run("AWS-06 it is retried for ten days before it is a dead letter, and not deleted", func(t *testing.T) {
+	t.Run("AWS-06 it is retried for ten days before SQS moves it, and not deleted", func(t *testing.T) {
 		var waited time.Duration
 		for received := 1; received <= queue.MaxReceives; received++ {
 			waited += queue.Backoff(received)
