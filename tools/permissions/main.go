@@ -225,12 +225,12 @@ func recorded(file string) (map[permission]bool, error) {
 
 func render(functions map[string][]statement) []byte {
 	var b bytes.Buffer
-	b.WriteString("# Permissions\n\nWhat each function may ask of AWS, and why. Written by `make permissions` from template.yaml; do not edit.\n" +
-		"The tests on local AWS refuse everything else. A test derives the requests to DynamoDB and SQS from the code of each function and\n" +
-		"wants them here, and `make permissions-check` lists the permissions that no code and no test uses.\n" +
-		"Event source mappings receive and delete messages with the permissions of their function.\n")
+	b.WriteString("# Permissions\n\nThis page lists the AWS permissions of each function, and their purpose. `make permissions` generates it from template.yaml, so do not edit it.\n\n" +
+		"The tests on local AWS reject all other requests. A test derives each function's requests to DynamoDB and SQS from its code and\n" +
+		"compares them with this page. `make permissions-check` lists permissions that the code and the tests do not use.\n" +
+		"Event source mappings receive and delete messages with their function's permissions.\n")
 	for _, id := range sorted(functions) {
-		fmt.Fprintf(&b, "\n## %s\n\n| why | may | on | of that |\n|---|---|---|---|\n", id)
+		fmt.Fprintf(&b, "\n## %s\n\n| purpose | permissions | resource | condition |\n|---|---|---|---|\n", id)
 		for _, st := range functions[id] {
 			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", words(st.Sid), strings.Join(st.Action, ", "), strings.Join(st.Resource, ", "), st.only())
 		}

@@ -51,7 +51,7 @@ func TestPermissions(t *testing.T) {
 			{"KeysFunction", "WriteWrappedKeyset", "dynamodb:GetItem", "KeysTable"}:     true,
 			{"KeysFunction", "WrapKeyset", "kms:Encrypt", "SealingKey"}:                 false,
 			{"KeysFunction", "WrapKeyset", "kms:Decrypt", "SealingKey"}:                 true,
-			{"PublishFunction", "ReceiveFromInbox", "sqs:DeleteMessage", "InboxQueue"}:     false, // Lambda's
+			{"PublishFunction", "ReceiveFromInbox", "sqs:DeleteMessage", "InboxQueue"}:  false, // Lambda's
 			{"PublishFunction", "SendEvents", "sqs:SendMessage", "EventsQueue"}:         true,
 			{"FanoutFunction", "AppendToLog", "dynamodb:BatchWriteItem", "LogTable"}:    true,
 			{"DispatchFunction", "SendPagesAndRetries", "sqs:SendMessage", "SlowQueue"}: true,
