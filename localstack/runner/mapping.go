@@ -39,9 +39,9 @@ func (s *scope) mapping(r *template.Resource, name string) (*made, error) {
 	}
 	switch {
 	case fn == nil:
-		return nil, fmt.Errorf("function %q is none of the template's", p.FunctionName)
+		return nil, fmt.Errorf("the template has no function %q", p.FunctionName)
 	case q == nil:
-		return nil, fmt.Errorf("queue %q is none of the template's", p.EventSourceArn)
+		return nil, fmt.Errorf("the template has no queue %q", p.EventSourceArn)
 	case q.fifo && (opts.BatchSize > 10 || opts.Window > 0):
 		return nil, errors.New("a FIFO queue has batches of at most 10 and no window")
 	case opts.BatchSize > 10 && opts.Window == 0:

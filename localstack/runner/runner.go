@@ -355,7 +355,7 @@ func (s *Stack) Close() {
 		}
 		if s.dir != "" {
 			if err := os.RemoveAll(s.dir); err != nil {
-				s.opts.Log.Warn("the built functions could not be removed", "error", err)
+				s.opts.Log.Warn("built functions not removed", "error", err)
 			}
 		}
 	})

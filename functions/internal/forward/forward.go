@@ -64,7 +64,7 @@ func (h Handler) serve(r *http.Request, body []byte) (response events.LambdaFunc
 		return response, nil, err
 	}
 	if err := json.Unmarshal(answer, &response); err != nil || response.StatusCode < 200 {
-		return response, nil, fault.New(fault.Internal, "the response is not one of a Function URL")
+		return response, nil, fault.New(fault.Internal, "the response does not have the format of a Function URL")
 	}
 	decoded = []byte(response.Body)
 	if response.IsBase64Encoded {

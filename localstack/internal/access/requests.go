@@ -48,7 +48,7 @@ func Requests(target string, body []byte, names Names) ([]Request, error) {
 		}
 		return []Request{{Action: "ssm:" + operation, Resource: names.Parameter(in.Name)}}, nil
 	}
-	return nil, fmt.Errorf("requests to %q are not known", target)
+	return nil, fmt.Errorf("requests to %q are not supported", target)
 }
 
 // value is an attribute value. Only strings are used as keys.
@@ -86,7 +86,7 @@ func tableRequests(operation string, body []byte, names Names) ([]Request, error
 			for kind, r := range part {
 				action := transactions[kind]
 				if action == "" {
-					return nil, fmt.Errorf("transactions with %q are not known", kind)
+					return nil, fmt.Errorf("transactions with %q are not supported", kind)
 				}
 				g.add(action, r.TableName, r.keys(g.keyOf(r.TableName)))
 			}

@@ -271,7 +271,7 @@ func failures(answer []byte, batch []events.SQSMessage) (map[string]bool, error)
 		} `json:"batchItemFailures"`
 	}
 	if err := json.Unmarshal(answer, &response); err != nil {
-		return nil, fmt.Errorf("the response is no list of failures: %w", err)
+		return nil, fmt.Errorf("the response is not a list of failures: %w", err)
 	}
 	known := make(map[string]bool, len(batch))
 	for _, message := range batch {

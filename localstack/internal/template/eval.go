@@ -98,7 +98,7 @@ func (t *Template) CheckParameters(given map[string]string) error {
 			return fmt.Errorf("%s: there is no parameter %q", t.file, name)
 		}
 		if p.allowedValues != nil && !slices.Contains(p.allowedValues, value) {
-			return fmt.Errorf("%s: parameter %s: %q is none of %s", t.file, name, value, strings.Join(p.allowedValues, ", "))
+			return fmt.Errorf("%s: parameter %s: %q is not allowed (allowed: %s)", t.file, name, value, strings.Join(p.allowedValues, ", "))
 		}
 	}
 	return nil

@@ -194,7 +194,7 @@ func TestCheckParameters(t *testing.T) {
 	}{
 		"known":         {map[string]string{"Mode": "keys"}, ""},
 		"unknown":       {map[string]string{"Mod": "keys"}, "there is no parameter \"Mod\""},
-		"not a choice":  {map[string]string{"Mode": "maybe"}, "\"maybe\" is none of none, keys"},
+		"not a choice":  {map[string]string{"Mode": "maybe"}, "\"maybe\" is not allowed (allowed: none, keys)"},
 		"nothing given": {nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -23,7 +23,7 @@ func (v *Text) UnmarshalJSON(b []byte) error {
 	}
 	var t bool
 	if err := json.Unmarshal(b, &t); err != nil {
-		return fmt.Errorf("%s is not a text", b)
+		return fmt.Errorf("%s is not a string", b)
 	}
 	*v = Text(strconv.FormatBool(t))
 	return nil

@@ -45,7 +45,7 @@ func CheckValue(from From, v Value, secret []string) []jsonpointer.Fault {
 // CheckText does what CheckValue does, for values that must not be objects: ids, times and variables.
 func CheckText(from From, v Value, secret []string) []jsonpointer.Fault {
 	if from == HTTP && len(v.pointer) == 1 && textIn[v.pointer[0]] != "" {
-		return []jsonpointer.Fault{{Message: fmt.Sprintf("%q is always an object: write one of its members, as %s/NAME", v.pointer, v.pointer)}}
+		return []jsonpointer.Fault{{Message: fmt.Sprintf("%q is always an object: write one of its members, e.g. %s/NAME", v.pointer, v.pointer)}}
 	}
 	return CheckValue(from, v, secret)
 }
@@ -94,11 +94,11 @@ func (r *reach) pattern(text json.RawMessage, at, place jsonpointer.Pointer) {
 			}
 		case !r.leads(here, place) || kind == "":
 		case len(here) == 1 && isList:
-			r.fail(place, "%s: is no value: write the name of one of its members, as {%s: {NAME: […]}}", place, name)
+			r.fail(place, "%s: needs the name of a member, e.g. {%s: {NAME: […]}}", place, name)
 		case len(here) == 1:
 			r.pattern(value, here, place)
 		case !isList:
-			r.fail(place, "%s: %s is a text and has no members: write the values that it may have, as [opened, closed]", place, kind)
+			r.fail(place, "%s: %s is a string without members: write its allowed values, e.g. [opened, closed]", place, kind)
 		default:
 			r.texts(value, kind, place)
 		}
@@ -112,11 +112,11 @@ func (r *reach) texts(list json.RawMessage, kind string, place jsonpointer.Point
 		place := append(slices.Clip(place), strconv.Itoa(i))
 		switch {
 		case value[0] == '{' && jsonrpc.Member(value, "numeric") != nil:
-			r.fail(place, "%s: %s is a text, which numeric never matches", place, kind)
+			r.fail(place, "%s: %s is a string, which numeric never matches", place, kind)
 		case value[0] == 'n':
-			r.fail(place, "%s: %s is a text, never null", place, kind)
+			r.fail(place, "%s: %s is a string and never null", place, kind)
 		case value[0] != '{' && value[0] != '"':
-			r.fail(place, "%s: %s is a text: write \"%s\"", place, kind, value)
+			r.fail(place, "%s: %s is a string: write \"%s\"", place, kind, value)
 		}
 		i++
 	}
@@ -128,19 +128,19 @@ func (r *reach) leads(pointer, place jsonpointer.Pointer) bool {
 	switch {
 	case len(pointer) == 0:
 	case r.from != HTTP && (slices.Contains(parts, pointer[0]) || r.from == S3 && pointer[0] == "Records"):
-		r.fail(place, "%.100q leads to nothing: %s", pointer, buses[r.from])
+		r.fail(place, "%.100q finds no value: %s", pointer, buses[r.from])
 	case r.from != HTTP:
 	case !slices.Contains(parts, pointer[0]):
-		r.fail(place, "%.100q leads to nothing: a request has /headers, /query and /body", pointer)
+		r.fail(place, "%.100q finds no value: a request has /headers, /query and /body", pointer)
 	case len(pointer) < 2:
 	case pointer[0] == "headers" && pointer[1] != strings.ToLower(pointer[1]):
-		r.fail(place, "%.100q leads to nothing: the names of headers are in lower case there", pointer)
+		r.fail(place, "%.100q finds no value: names of headers are in lower case", pointer)
 	case pointer[0] == "headers" && !httpguts.ValidHeaderFieldName(pointer[1]):
-		r.fail(place, "%.100q leads to nothing: no header has such a name; write one without spaces, as x-request-id", pointer)
+		r.fail(place, "%.100q finds no value: this is not a header name; write one without spaces, e.g. x-request-id", pointer)
 	case pointer[0] == "headers" && hides(pointer[1], r.secret):
-		r.fail(place, "%.100q leads to nothing: a header with credentials or signatures is left out, and so are those that say how the body came", pointer)
+		r.fail(place, "%.100q finds no value: headers with credentials or signatures, or about the transfer of the body, are left out", pointer)
 	case len(pointer) > 2 && textIn[pointer[0]] != "":
-		r.fail(place, "%.100q leads to nothing: %s is a text and has no members; write %.100s", pointer, textIn[pointer[0]], pointer[:2])
+		r.fail(place, "%.100q finds no value: %s is a string without members; write %.100s", pointer, textIn[pointer[0]], pointer[:2])
 	}
 	return len(r.faults) == before
 }

@@ -168,7 +168,7 @@ func (u *Unfit) text(v Value, doc any, pointer string) string {
 		return strconv.FormatBool(x)
 	default:
 		if !ok || x == nil {
-			u.add(pointer, "%s leads to nothing", v)
+			u.add(pointer, "%s finds no value", v)
 		} else {
 			u.add(pointer, "%s is neither a string nor a number", v)
 		}
@@ -184,7 +184,7 @@ func (u *Unfit) data(v Value, doc any, from From) json.RawMessage {
 	}
 	found, ok := v.In(doc)
 	if !ok {
-		u.add("/data", "%s leads to nothing", v)
+		u.add("/data", "%s finds no value", v)
 		return nil
 	}
 	return jsonrpc.Encode(found)

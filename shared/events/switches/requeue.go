@@ -166,13 +166,13 @@ func (s *Set) requeue(ctx context.Context, items []store.Item, before int) error
 			err = s.sendEach(ctx, name, out, stored[name])
 		}
 		if err != nil {
-			return fault.Wrap(fault.Unavailable, err, "requeue what was paused")
+			return fault.Wrap(fault.Unavailable, err, "requeue paused messages")
 		}
 	}
 	if len(gone) == 0 {
 		return nil
 	}
-	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, gone...), "delete what was requeued")
+	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, gone...), "delete requeued messages")
 }
 
 // sendEach sends messages one by one. It dead-letters messages that the queue refuses, so that they do not block the

@@ -85,7 +85,7 @@ func (b *Bus) request(ctx context.Context, s source.Source, doc any, who identit
 	case isUnfit(err):
 		return b.keep(ctx, s, doc, who, o.ID, err, true, now)
 	case fault.Is(err, fault.Exhausted): // the sender already got a 202, so the inbox must retry
-		return fault.Wrap(fault.Unavailable, err, "publish a request that is tried again")
+		return fault.Wrap(fault.Unavailable, err, "publish a retried request")
 	}
 	return err
 }

@@ -59,7 +59,7 @@ func (in *Intake) keep(ctx context.Context, s source.Source, doc any, who identi
 	m := queue.Message{Outgoing: queue.Outgoing{Body: body}, Sent: now}
 	out := queue.NewDeadLetter(queue.Inbox, m, "source "+s.Name+": "+fault.Public(why), faultsOf(why), now)
 	if err := in.Queue.Send(ctx, queue.Dead, out); err != nil {
-		return fault.Wrap(fault.Unavailable, err, "keep a document that does not fit")
+		return fault.Wrap(fault.Unavailable, err, "dead-letter a document")
 	}
 	in.Metrics.DeadLettered(string(queue.Inbox), 1)
 	in.log().WarnContext(ctx, "source document dead-lettered", "source", s.Name, "workspace", s.Workspace, "reason", clip(fault.Public(why), maxReason))
