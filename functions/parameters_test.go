@@ -286,8 +286,8 @@ func TestRulesOfParameters(t *testing.T) {
 	}{
 		"the defaults":                    {nil, ""},
 		"tokens":                          {map[string]string{"Auth": "jwt", "JwtIssuer": issuer, "JwtAudience": audience}, ""},
-		"tokens of nobody":                {map[string]string{"Auth": "jwt", "JwtAudience": audience}, "Auth=jwt needs JwtIssuer"},
-		"tokens for nobody":               {map[string]string{"Auth": "jwt", "JwtIssuer": issuer}, "Auth=jwt needs JwtAudience"},
+		"tokens without an issuer":        {map[string]string{"Auth": "jwt", "JwtAudience": audience}, "Auth=jwt needs JwtIssuer"},
+		"tokens without an audience":      {map[string]string{"Auth": "jwt", "JwtIssuer": issuer}, "Auth=jwt needs JwtAudience"},
 		"a domain":                        {map[string]string{"FrontDomain": "e.example.com", "FrontCertificateArn": certificate}, ""},
 		"a domain without a certificate":  {map[string]string{"FrontDomain": "e.example.com"}, "FrontDomain needs FrontCertificateArn"},
 		"a certificate without a domain":  {map[string]string{"FrontCertificateArn": certificate}, "are for FrontDomain"},

@@ -164,7 +164,7 @@ func relayed(t *testing.T, stack *runner.Stack) {
 
 	elsewhere(t, stack)
 
-	eventually(t, "nobody listens", func() bool {
+	eventually(t, "no client listens", func() bool {
 		stack.Kill("RelayFunction")
 		return seen().Listens == 0
 	})
@@ -180,8 +180,8 @@ func relayed(t *testing.T, stack *runner.Stack) {
 		<-early
 	}
 	announced()
-	eventually(t, "nobody listens to it", func() bool { return seen().Listens == 0 })
-	eventually(t, "relay ends at once again", func() bool {
+	eventually(t, "no client listens to it", func() bool { return seen().Listens == 0 })
+	eventually(t, "relay ends immediately again", func() bool {
 		start := time.Now()
 		_, err := stack.Invoke(t.Context(), "RelayFunction", []byte(`{}`))
 		return err == nil && time.Since(start) < 2*time.Second

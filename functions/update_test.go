@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
-// together lists the parameters that the template's rules allow only in combination, or that have no effect alone,
+// together lists the parameters that the template's rules allow only in combination, or that have no effect by themselves,
 // with their new values.
 var together = []struct {
 	names  []string

@@ -122,7 +122,7 @@ func TestAPIRefuses(t *testing.T) {
 		"another origin":      {"ann", "PUT", "/fast", []string{"Origin", "https://evil.example"}, 403, "Origin"},
 		"no scope":            {"bare", "GET", "", nil, 403, `"missingScopes":["events:read"]`},
 		"for another":         {"ann", "GET", "?principal=bob", nil, 403, `"missingScopes":["consent:manage"]`},
-		"for nobody":          {"operator", "GET", "?principal=", nil, 400, "principal"},
+		"for an empty name":   {"operator", "GET", "?principal=", nil, 400, "principal"},
 		"for a long name":     {"operator", "GET", "?principal=" + strings.Repeat("x", 600), nil, 400, "principal"},
 		"another parameter":   {"operator", "PUT", "/fast?pricipal=ann", nil, 400, "unknown query parameter"},
 		"an unknown provider": {"ann", "PUT", "/none", nil, 404, "unknown provider"},

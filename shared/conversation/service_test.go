@@ -358,7 +358,7 @@ func TestOffers(t *testing.T) {
 	}
 }
 
-// CNV-04: providers are ordered by priority, regardless of who answers first.
+// CNV-04: providers are ordered by priority, not by the order of their answers.
 func TestPriority(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, strings.ReplaceAll(three, `bad/"`, `bad/", priority: 1`))

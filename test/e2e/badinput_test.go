@@ -35,12 +35,12 @@ func TestBadInput(t *testing.T) {
 		{name: "data missing", body: `{"uri":"event://ci/build-finished"}`, want: 400, says: []string{"data"}},
 		{name: "an unknown member", body: `{"uri":"event://ci/build-finished","data":{"build":1,"status":"passed"},"prio":1}`, want: 400, says: []string{"prio"}},
 		{name: "an id that is not a string", body: `{"id":7,"uri":"event://ci/build-finished","data":{"build":1,"status":"passed"}}`, want: 400, says: []string{"id"}},
-		{name: "a time that is none", body: `{"time":"yesterday","uri":"event://ci/build-finished","data":{"build":1,"status":"passed"}}`, want: 400, says: []string{"time"}},
+		{name: "an invalid time", body: `{"time":"yesterday","uri":"event://ci/build-finished","data":{"build":1,"status":"passed"}}`, want: 400, says: []string{"time"}},
 		{name: "EVS-07 wrong schema", body: `{"uri":"event://ci/build-finished","data":{"build":0,"status":"unknown"}}`, want: 422, says: []string{"/build", "/status", "pointer"}},
 		{name: "EVS-07 a required member is missing", body: `{"uri":"event://ci/build-finished","data":{"build":1}}`, want: 422, says: []string{"status", "pointer"}},
 		{name: "EVS-07 one of an array", body: `[` + good + `,{"uri":"event://ci/build-finished","data":{"build":"x","status":"passed"}}]`, want: 422, says: []string{"/build"}},
 		{name: "unknown URI", body: `{"uri":"event://ci/no-such-thing","data":{}}`, want: 404, says: []string{"event://ci/no-such-thing"}},
-		{name: "a parent is no event", body: `{"uri":"event://github/acme","data":{}}`, want: 404},
+		{name: "a parent is not an event", body: `{"uri":"event://github/acme","data":{}}`, want: 404},
 		{name: "not an event URI", body: `{"uri":"https://example.com/","data":{}}`, want: 400},
 		{name: "bad template parameters", body: `{"uri":"event://deploy/moon/api/finished","data":{"version":"1","outcome":"succeeded"}}`, want: 422, says: []string{"/uri", "environment"}},
 		{name: "one of an array unknown", body: `[` + good + `,{"uri":"event://ci/no-such-thing","data":{}}]`, want: 404},
@@ -117,7 +117,7 @@ func TestBadSubscription(t *testing.T) {
 		{"SRF-04 a target without TLS", []string{"event://ci/build-finished"}, "http://hooks.example.com/x", "https"},
 		{"SRF-04 a target with a password", []string{"event://ci/build-finished"}, "https://u:p@hooks.example.com/x", ""},
 		{"a target of 2,049 bytes", []string{"event://ci/build-finished"}, target + strings.Repeat("x", 2049), "2048"},
-		{"a target that is no URL", []string{"event://ci/build-finished"}, "://", ""},
+		{"a target that is not a URL", []string{"event://ci/build-finished"}, "://", ""},
 	}
 	for _, r := range registrations {
 		t.Run(r.name, func(t *testing.T) {
@@ -256,7 +256,7 @@ func TestEndpointsThatMisbehave(t *testing.T) {
 		attempts := flaky.WaitAttempts(t, 3)
 		checkAttempts(t, flaky, attempts, "one")
 		if gap := attempts[2].At.Sub(attempts[1].At); gap < 1500*time.Millisecond {
-			t.Errorf("the third attempt came %v after the second, want 2 s with a fifth of jitter", gap)
+			t.Errorf("the third attempt arrived %v after the second, want 2 s with a fifth of jitter", gap)
 		}
 		status := waitStatus(t, alice, flakySub.Subscription.URI, func(s subscriptionStatus) bool { return s.DeliveryStatus.LastDeliveryAt != nil })
 		if status.State != "active" || status.DeliveryStatus.LastError != nil {

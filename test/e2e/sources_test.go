@@ -185,12 +185,12 @@ func TestSourcesAreReloaded(t *testing.T) {
 		}
 	})
 	for name, tt := range map[string]struct{ file, want string }{
-		"a bad pointer":                {strings.Replace(githubSource, "/body/number", "/body/~number", 1), `source github: events: data: /number:`},
-		"a bad pattern":                {strings.Replace(githubSource, "[opened,", "[{prefx: o},", 1), `source github: events: match:`},
-		"a secret in the file":         {strings.Replace(githubSource, "env:E2E_GITHUB", "hunter2hunter2hunter2", 1), `source github: verify: secrets:`},
-		"a secret that is not there":   {strings.Replace(githubSource, "E2E_GITHUB", "E2E_MISSING", 1), `E2E_MISSING`},
-		"an event type that is none":   {strings.Replace(githubSource, "name: github.pull_request", "name: github.nothing", 1), `github.nothing`},
-		"a variable that is not there": {strings.Replace(githubSource, ", repo:", ", repository:", 1), `repo`},
+		"a bad pointer":         {strings.Replace(githubSource, "/body/number", "/body/~number", 1), `source github: events: data: /number:`},
+		"a bad pattern":         {strings.Replace(githubSource, "[opened,", "[{prefx: o},", 1), `source github: events: match:`},
+		"a secret in the file":  {strings.Replace(githubSource, "env:E2E_GITHUB", "hunter2hunter2hunter2", 1), `source github: verify: secrets:`},
+		"a missing secret":      {strings.Replace(githubSource, "E2E_GITHUB", "E2E_MISSING", 1), `E2E_MISSING`},
+		"an unknown event type": {strings.Replace(githubSource, "name: github.pull_request", "name: github.nothing", 1), `github.nothing`},
+		"a missing variable":    {strings.Replace(githubSource, ", repo:", ", repository:", 1), `repo`},
 	} {
 		t.Run("SRC-01 "+name+" is refused, and the source continues to work", func(t *testing.T) {
 			before := strings.Count(s.Output(), "reload failed")

@@ -168,7 +168,7 @@ func subscribing(t *testing.T, s *harness.Target) {
 			want time.Duration
 		}{
 			{"the default", nil, 24 * time.Hour},
-			{"what was asked", 3_600_000, time.Hour},
+			{"the requested lifetime", 3_600_000, time.Hour},
 			{"the floor", 10, time.Second},
 			{"the cap", 365 * 24 * 3_600_000, 168 * time.Hour},
 		}

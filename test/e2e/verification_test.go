@@ -105,7 +105,7 @@ func verifying(t *testing.T, s *harness.Target) {
 		{"answers another challenge", func(d *harness.Delivery) harness.Reply {
 			return harness.Reply{Body: `{"challenge":"` + strings.ToUpper(d.Challenge) + `x"}`}
 		}},
-		{"answers the body as it came", func(d *harness.Delivery) harness.Reply { return harness.Reply{Body: string(d.Challenge)} }},
+		{"returns the request's body", func(d *harness.Delivery) harness.Reply { return harness.Reply{Body: string(d.Challenge)} }},
 		{"answers 500", func(d *harness.Delivery) harness.Reply {
 			return harness.Reply{Status: 500, Body: `{"challenge":"` + d.Challenge + `"}`}
 		}},

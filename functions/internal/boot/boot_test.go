@@ -152,7 +152,7 @@ func TestARequestIsServedFromItsEvent(t *testing.T) {
 		body   string
 		base64 bool
 	}{
-		"a panic is a 500 and no more":         {"/panic", http.StatusInternalServerError, "", false},
+		"a panic is only a 500":                {"/panic", http.StatusInternalServerError, "", false},
 		"a handler that writes nothing":        {"/nothing", http.StatusOK, "", false},
 		"a body that is not a string is coded": {"/binary", http.StatusOK, "/wA=", true},
 	} {

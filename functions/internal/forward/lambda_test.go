@@ -24,9 +24,9 @@ func TestLambda(t *testing.T) {
 		requests int
 		fails    bool
 	}{
-		"AWS-08 a throttled invocation is tried again, because the function did not run": {[]int{429, 429, 200}, "TooManyRequestsException", 3, false},
-		"AWS-08 an invocation that stays throttled fails":                                {[]int{429, 429, 429, 429, 429}, "TooManyRequestsException", 4, true},
-		"an invocation that may have run is not repeated":                                {[]int{500, 200}, "ServiceException", 1, true},
+		"AWS-08 a throttled invocation is retried, because the function did not run": {[]int{429, 429, 200}, "TooManyRequestsException", 3, false},
+		"AWS-08 an invocation that stays throttled fails":                            {[]int{429, 429, 429, 429, 429}, "TooManyRequestsException", 4, true},
+		"an invocation that may have run is not repeated":                            {[]int{500, 200}, "ServiceException", 1, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

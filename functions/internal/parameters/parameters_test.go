@@ -88,14 +88,14 @@ func TestSecretsOfParameterStore(t *testing.T) {
 	}{
 		{"first", "200 v1", 0, "v1", 1},
 		{"kept", "200 v2", keep - time.Second, "v1", 0},
-		{"asked for again", "200 v2", 2 * time.Second, "v2", 1},
+		{"read again", "200 v2", 2 * time.Second, "v2", 1},
 		{"over an outage", "500 InternalServerError", keep, "v2", tries},
 		{"which is not hammered on", "500 InternalServerError", time.Second, "v2", 0},
 		{"throttled", "400 ThrottlingException", keepFault, "v2", tries},
-		{"taken away", "400 ParameterNotFound", keepFault, "", 1},
+		{"deleted", "400 ParameterNotFound", keepFault, "", 1},
 		{"which is not hammered on, either", "400 ParameterNotFound", time.Second, "", 0},
 		{"not ours", "400 AccessDeniedException", keepFault, "", 1},
-		{"there again", "200 v3", keepFault, "v3", 1},
+		{"created again", "200 v3", keepFault, "v3", 1},
 		{"a long outage", "503 x", keepStale, "", tries},
 	} {
 		before := asked.Load()

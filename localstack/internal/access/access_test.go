@@ -27,20 +27,20 @@ func TestPolicy(t *testing.T) {
 		request access.Request
 		want    bool
 	}{
-		"an action by its name":            {access.Request{Action: "dynamodb:GetItem", Resource: "arn:table"}, true},
-		"an action by a pattern":           {access.Request{Action: "dynamodb:BatchWriteItem", Resource: "arn:table"}, true},
-		"another action":                   {access.Request{Action: "dynamodb:DeleteItem", Resource: "arn:table"}, false},
-		"another resource":                 {access.Request{Action: "dynamodb:GetItem", Resource: "arn:table2"}, false},
-		"keys that are allowed":            {access.Request{Action: "dynamodb:PutItem", Resource: "arn:table", LeadingKeys: []string{"i#1", "exact"}}, true},
-		"one key of several that is not":   {access.Request{Action: "dynamodb:PutItem", Resource: "arn:table", LeadingKeys: []string{"i#1", "p#1"}}, false},
-		"a key that only begins alike":     {access.Request{Action: "dynamodb:PutItem", Resource: "arn:table", LeadingKeys: []string{"exactly"}}, false},
-		"an encryption context":            {access.Request{Action: "kms:Decrypt", Resource: "arn:key", EncryptionContext: context("keyset")}, true},
-		"another encryption context":       {access.Request{Action: "kms:Decrypt", Resource: "arn:key", EncryptionContext: context("other")}, false},
-		"no encryption context":            {access.Request{Action: "kms:Decrypt", Resource: "arn:key"}, false},
-		"a resource by a pattern":          {access.Request{Action: "sqs:SendMessage", Resource: "arn:queue/a/b"}, true},
-		"a resource that is not in it":     {access.Request{Action: "sqs:SendMessage", Resource: "arn:queue"}, false},
-		"an unknown resource has no name":  {access.Request{Action: "sqs:SendMessage"}, false},
-		"letters of another case are none": {access.Request{Action: "dynamodb:getitem", Resource: "arn:table"}, false},
+		"an action by its name":           {access.Request{Action: "dynamodb:GetItem", Resource: "arn:table"}, true},
+		"an action matched by a pattern":  {access.Request{Action: "dynamodb:BatchWriteItem", Resource: "arn:table"}, true},
+		"another action":                  {access.Request{Action: "dynamodb:DeleteItem", Resource: "arn:table"}, false},
+		"another resource":                {access.Request{Action: "dynamodb:GetItem", Resource: "arn:table2"}, false},
+		"keys that are allowed":           {access.Request{Action: "dynamodb:PutItem", Resource: "arn:table", LeadingKeys: []string{"i#1", "exact"}}, true},
+		"one key of several that is not":  {access.Request{Action: "dynamodb:PutItem", Resource: "arn:table", LeadingKeys: []string{"i#1", "p#1"}}, false},
+		"a key that only begins alike":    {access.Request{Action: "dynamodb:PutItem", Resource: "arn:table", LeadingKeys: []string{"exactly"}}, false},
+		"an encryption context":           {access.Request{Action: "kms:Decrypt", Resource: "arn:key", EncryptionContext: context("keyset")}, true},
+		"another encryption context":      {access.Request{Action: "kms:Decrypt", Resource: "arn:key", EncryptionContext: context("other")}, false},
+		"no encryption context":           {access.Request{Action: "kms:Decrypt", Resource: "arn:key"}, false},
+		"a resource matched by a pattern": {access.Request{Action: "sqs:SendMessage", Resource: "arn:queue/a/b"}, true},
+		"a resource that is not in it":    {access.Request{Action: "sqs:SendMessage", Resource: "arn:queue"}, false},
+		"an unknown resource has no name": {access.Request{Action: "sqs:SendMessage"}, false},
+		"names are case-sensitive":        {access.Request{Action: "dynamodb:getitem", Resource: "arn:table"}, false},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -99,7 +99,7 @@ func TestRequests(t *testing.T) {
 			dynamo + "Query", `{"TableName":"t","KeyConditionExpression":"pk = :a AND sk BETWEEN :b AND :c","ExpressionAttributeValues":{":a":{"S":"x"},":b":{"S":"y"}}}`,
 			[]access.Request{request("dynamodb:Query", "arn:t", "x")},
 		},
-		"a query by a placeholder": {
+		"a query with a placeholder": {
 			dynamo + "Query", `{"TableName":"t","KeyConditionExpression":"(#k = :a)","ExpressionAttributeNames":{"#k":"pk"},"ExpressionAttributeValues":{":a":{"S":"x"}}}`,
 			[]access.Request{request("dynamodb:Query", "arn:t", "x")},
 		},

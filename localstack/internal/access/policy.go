@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// Request is one permission that a request requires. A batch may require several.
+// Request is a permission that a request requires. A batch may require several.
 type Request struct {
 	// Action is e.g. dynamodb:PutItem, and Resource an ARN.
 	Action, Resource string

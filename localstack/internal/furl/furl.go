@@ -83,7 +83,7 @@ func (h Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer resp.Body.Close()
 	w.Header().Set("X-Amzn-Requestid", resp.RequestID)
 	if r.ProtoMajor == 1 && r.ProtoMinor == 1 {
-		w.Header().Set("Connection", "keep-alive") // set by the server, whatever the function returns
+		w.Header().Set("Connection", "keep-alive") // set by the server, even if the function returns another value
 	}
 	if resp.FunctionError == "" && h.Mode == Stream {
 		h.stream(w, resp)

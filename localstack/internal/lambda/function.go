@@ -202,10 +202,10 @@ func (f *Function) assign(call *invocation) error {
 	f.stats.Invocations++
 	for i := f.choose(); i != nil; i = f.choose() {
 		if i.give(call) {
-			f.taken(i)
+			f.addCall(i)
 			return nil
 		}
-		f.full(i) // its process has died
+		f.setFull(i) // its process has died
 	}
 	i, err := f.start(call)
 	if err != nil {
@@ -214,7 +214,7 @@ func (f *Function) assign(call *invocation) error {
 	f.stats.ColdStarts++
 	f.live[i] = struct{}{}
 	f.room = append(f.room, i)
-	f.taken(i)
+	f.addCall(i)
 	return nil
 }
 
@@ -242,15 +242,15 @@ func (f *Function) running() (n int) {
 	return n
 }
 
-// taken records that an instance has received a call.
-func (f *Function) taken(i *instance) {
+// addCall records that an instance has received a call.
+func (f *Function) addCall(i *instance) {
 	if i.taken++; i.taken == f.atOnce {
-		f.full(i)
+		f.setFull(i)
 	}
 }
 
-// idled records that an instance asks for its next call, so that the slot of its last call is free.
-func (f *Function) idled(i *instance) {
+// finishCall records that an instance asks for its next call, so that the slot of its last call is free.
+func (f *Function) finishCall(i *instance) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	i.since = time.Now()
@@ -279,11 +279,11 @@ func (f *Function) exited(i *instance) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.live, i)
-	f.full(i)
+	f.setFull(i)
 }
 
-// full removes an instance from those that may receive calls.
-func (f *Function) full(i *instance) {
+// setFull removes an instance from the list of instances with a free slot.
+func (f *Function) setFull(i *instance) {
 	if n := slices.Index(f.room, i); n >= 0 {
 		f.room = slices.Delete(f.room, n, n+1)
 	}
@@ -306,7 +306,7 @@ func (f *Function) reap() {
 				}
 			}
 			for _, i := range old {
-				f.full(i)
+				f.setFull(i)
 			}
 			f.mu.Unlock()
 			for _, i := range old {

@@ -334,6 +334,6 @@ func (l *lines) flush() {
 	}
 	line := make([]byte, 0, len(l.prefix)+len(l.rest)+1)
 	line = append(append(append(line, l.prefix...), l.rest...), '\n')
-	_, _ = l.w.Write(line) // there is no one to report a failure to
+	_, _ = l.w.Write(line) // a failure cannot be reported
 	l.rest = l.rest[:0]
 }

@@ -97,7 +97,7 @@ func (i *instance) finish() {
 		i.f.count(func(s *Stats) { s.Errors++ })
 		call.deliver(failure(call.id, "Runtime.NoResponse", "the function did not respond"))
 	}
-	i.f.idled(i)
+	i.f.finishCall(i)
 	call.limit.release()
 }
 
@@ -118,7 +118,7 @@ func (i *instance) ending() *invocation {
 	return nil
 }
 
-// answer claims the call in the path. Each can be claimed once. Late is true if its caller has already been told
+// answer claims the call in the path. Each can be claimed once. Late is true if its caller has already been notified
 // about a timeout.
 func (i *instance) answer(w http.ResponseWriter, r *http.Request, failed bool) (call *invocation, late bool) {
 	i.mu.Lock()

@@ -74,7 +74,7 @@ func TestTicks(t *testing.T) {
 			}()
 			time.Sleep(10*time.Minute + time.Second)
 			if got := calls.Load(); got != 4 {
-				t.Errorf("got %d calls at once, want 4", got)
+				t.Errorf("got %d concurrent calls, want 4", got)
 			}
 			cancel()
 			synctest.Wait()

@@ -100,7 +100,7 @@ Environment:
 			body: "Reserved: !If [HasReserved, !Ref Reserved, !Ref AWS::NoValue]",
 			want: variables(nil),
 		},
-		"a condition that holds keeps it": {
+		"a true condition keeps it": {
 			body:  "Reserved: !If [Both, !Ref Reserved, !Ref AWS::NoValue]",
 			given: scope{"Reserved": "7", "Mode": "keys"},
 			want:  func() function { f := variables(nil); f.Reserved = &seven; return f }(),
@@ -143,7 +143,7 @@ func TestFaultsNameTheirLine(t *testing.T) {
 		"a dangling reference":       {"List: [!Ref Missing]", fmt.Sprintf("template.yaml:%d: Ref Missing: there is no such resource", at)},
 		"a dangling attribute":       {"List: [!GetAtt Missing.Arn]", "GetAtt Missing.Arn: there is no such resource"},
 		"a dangling substitution":    {"List: [!Sub \"${Missing.Arn}\"]", "Sub ${Missing.Arn}: there is no such resource"},
-		"a list that is none":        {"S: !Join [a, !Ref Mode]", fmt.Sprintf("template.yaml:%d: Join needs a delimiter and a list", at)},
+		"a value instead of a list":  {"S: !Join [a, !Ref Mode]", fmt.Sprintf("template.yaml:%d: Join needs a delimiter and a list", at)},
 		"a list of lists":            {"S: !Join [a, [[b]]]", fmt.Sprintf("template.yaml:%d: Join needs a list of texts", at)},
 		"an attribute without a dot": {"List: [!GetAtt Queue]", "GetAtt needs a resource and an attribute"},
 		"an unknown condition":       {"Timeout: !If [Nope, 1, 2]", "there is no condition \"Nope\""},

@@ -261,7 +261,7 @@ func (g *Gate) Arrived(t *testing.T) {
 	select {
 	case <-g.arrived:
 	case <-time.After(20 * time.Second):
-		t.Fatal("no process came to the gate in time")
+		t.Fatal("no process arrived at the gate in time")
 	}
 }
 

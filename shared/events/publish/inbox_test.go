@@ -218,7 +218,7 @@ func TestInboxWithAnOldCatalog(t *testing.T) {
 		"AWS-05 of an event type that was added a moment ago": {types, types + strings.TrimPrefix(later, "events:\n"), `{"uri":"event://late","data":{"n":1}}`, ""},
 		"AWS-05 of a schema that was relaxed a moment ago":    {strings.Replace(later, "{}", "{type: string}", 1), later, `{"uri":"event://late","data":{"n":1}}`, ""},
 		"AWS-05 of a workspace that is a moment old":          {"", later, `{"uri":"event://late","data":{"n":1}}`, ""},
-		"of an event type that is unknown now too":            {types, later, `{"uri":"event://x/y","data":{}}`, "/uri: belongs to no event type"},
+		"of an event type that is still unknown":              {types, later, `{"uri":"event://x/y","data":{}}`, "/uri: belongs to no event type"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			db, err := sqlite.Open(":memory:", sqlite.Options{})

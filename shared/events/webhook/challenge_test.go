@@ -54,17 +54,17 @@ func TestVerifyTarget(t *testing.T) {
 		body   func(challenge string) string
 		want   Category
 	}{
-		"another challenge":      {200, func(string) string { return `{"challenge":"other"}` }, ChallengeFailed},
-		"a prefix of it":         {200, func(c string) string { return `{"challenge":"` + c[:10] + `"}` }, ChallengeFailed},
-		"an empty one":           {200, func(string) string { return `{"challenge":""}` }, ChallengeFailed},
-		"nothing":                {204, func(string) string { return "" }, ChallengeFailed},
-		"the text alone":         {200, func(c string) string { return c }, ChallengeFailed},
-		"another type":           {200, func(c string) string { return `{"challenge":["` + c + `"]}` }, ChallengeFailed},
-		"after 16 KiB":           {200, func(c string) string { return strings.Repeat(" ", maxAnswer) + `{"challenge":"` + c + `"}` }, ChallengeFailed},
-		"it in a 4xx":            {404, func(c string) string { return `{"challenge":"` + c + `"}` }, HTTP4xx},
-		"it in a redirect":       {302, func(c string) string { return `{"challenge":"` + c + `"}` }, HTTP4xx},
-		"it in a 5xx":            {500, func(c string) string { return `{"challenge":"` + c + `"}` }, HTTP5xx},
-		"it, with other members": {201, func(c string) string { return `{"ok":true,"challenge":"` + c + `"}` }, ""},
+		"another challenge":          {200, func(string) string { return `{"challenge":"other"}` }, ChallengeFailed},
+		"a prefix of it":             {200, func(c string) string { return `{"challenge":"` + c[:10] + `"}` }, ChallengeFailed},
+		"an empty one":               {200, func(string) string { return `{"challenge":""}` }, ChallengeFailed},
+		"nothing":                    {204, func(string) string { return "" }, ChallengeFailed},
+		"the challenge without JSON": {200, func(c string) string { return c }, ChallengeFailed},
+		"another type":               {200, func(c string) string { return `{"challenge":["` + c + `"]}` }, ChallengeFailed},
+		"after 16 KiB":               {200, func(c string) string { return strings.Repeat(" ", maxAnswer) + `{"challenge":"` + c + `"}` }, ChallengeFailed},
+		"it in a 4xx":                {404, func(c string) string { return `{"challenge":"` + c + `"}` }, HTTP4xx},
+		"it in a redirect":           {302, func(c string) string { return `{"challenge":"` + c + `"}` }, HTTP4xx},
+		"it in a 5xx":                {500, func(c string) string { return `{"challenge":"` + c + `"}` }, HTTP5xx},
+		"it, with other members":     {201, func(c string) string { return `{"ok":true,"challenge":"` + c + `"}` }, ""},
 	} {
 		t.Run("EVX-12 an endpoint that answers with "+name, func(t *testing.T) {
 			srv := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -126,13 +126,13 @@ func TestVerifyTarget_Declared(t *testing.T) {
 		"a declared path":                 {`{"receivers":["/hooks"]}`, "/hooks", true},
 		"under a path without its slash":  {`{"receivers":["/hooks"]}`, "/hooks/a", true},
 		"the whole origin":                {`{"receivers":["/"]}`, "/hooks/a", true},
-		"beside a declared path":          {`{"receivers":["/hooks"]}`, "/hooks2", false},
+		"next to a declared path":         {`{"receivers":["/hooks"]}`, "/hooks2", false},
 		"none":                            {`{"receivers":[]}`, "/hooks", false},
 		"an empty prefix":                 {`{"receivers":[""]}`, "/hooks", false},
 		"a relative prefix":               {`{"receivers":["hooks"]}`, "/hooks", false},
 		"out of a declared path":          {`{"receivers":["/hooks/"]}`, "/hooks/../admin", false},
 		"out of a declared path, encoded": {`{"receivers":["/hooks/"]}`, "/hooks/%2e%2E/admin", false},
-		"no document":                     {`nothing`, "/hooks", false},
+		"not a document":                  {`nothing`, "/hooks", false},
 		"an endless document":             {`{"receivers":["/hooks"],"x":"` + strings.Repeat("x", maxAnswer) + `"}`, "/hooks", false},
 	} {
 		t.Run("EVX-12 "+name, func(t *testing.T) {
@@ -164,15 +164,15 @@ func TestVerifyAndChallenge(t *testing.T) {
 		change func(*Request)
 		status int
 	}{
-		"a good one":              {func(*Request) {}, 204},
-		"by the older secret":     {func(r *Request) { r.Keys = [][]byte{olderKey} }, 204},
-		"by a raw secret":         {func(r *Request) { r.Keys = [][]byte{rawKey} }, 204},
-		"by both during rotation": {func(r *Request) { r.Keys = [][]byte{[]byte(strings.Repeat("n", 32)), key} }, 204},
-		"by a foreign secret":     {func(r *Request) { r.Keys = [][]byte{[]byte(strings.Repeat("n", 32))} }, 401},
-		"by an empty key":         {func(r *Request) { r.Keys = [][]byte{{}} }, 401},
-		"unsigned":                {func(r *Request) { r.Keys = nil }, 401},
-		"too old":                 {func(r *Request) { r.At = time.Now().Add(-6 * time.Minute) }, 401},
-		"of the future":           {func(r *Request) { r.At = time.Now().Add(6 * time.Minute) }, 401},
+		"a good one":                {func(*Request) {}, 204},
+		"with the older secret":     {func(r *Request) { r.Keys = [][]byte{olderKey} }, 204},
+		"with a raw secret":         {func(r *Request) { r.Keys = [][]byte{rawKey} }, 204},
+		"with both during rotation": {func(r *Request) { r.Keys = [][]byte{[]byte(strings.Repeat("n", 32)), key} }, 204},
+		"with a foreign secret":     {func(r *Request) { r.Keys = [][]byte{[]byte(strings.Repeat("n", 32))} }, 401},
+		"with an empty key":         {func(r *Request) { r.Keys = [][]byte{{}} }, 401},
+		"unsigned":                  {func(r *Request) { r.Keys = nil }, 401},
+		"too old":                   {func(r *Request) { r.At = time.Now().Add(-6 * time.Minute) }, 401},
+		"of the future":             {func(r *Request) { r.At = time.Now().Add(6 * time.Minute) }, 401},
 		"an event that looks like a challenge": {func(r *Request) {
 			r.Body = []byte(`{"type":"verification","challenge":"x"}`)
 		}, 204},
@@ -180,7 +180,7 @@ func TestVerifyAndChallenge(t *testing.T) {
 		"a challenge": {func(r *Request) {
 			r.ID, r.Body = "msg_verification_1", []byte(`{"type":"verification","challenge":"x"}`)
 		}, 200},
-		"a challenge by a foreign secret": {func(r *Request) {
+		"a challenge with a foreign secret": {func(r *Request) {
 			r.ID, r.Body, r.Keys = "msg_verification_1", []byte(`{"type":"verification","challenge":"x"}`), [][]byte{[]byte(strings.Repeat("n", 32))}
 		}, 401},
 	} {

@@ -56,8 +56,7 @@ func (c *conn) Close() error {
 	return err
 }
 
-// begin and end count running exchanges. An exchange's quota does not outlive it: what is left is cut to the new
-// maximum.
+// begin and end count running exchanges. The unused quota of an exchange that has ended is lost.
 func (c *conn) begin() { c.count(1) }
 func (c *conn) end()   { c.count(-1) }
 

@@ -85,7 +85,7 @@ func TestSend_Connections(t *testing.T) {
 		wg.Wait()
 		// The server notices a closed connection slightly later than the sender.
 		if n := conns.most.Load(); n > idle+3*workers {
-			t.Errorf("%d connections open at once, opened %d", n, conns.opened.Load())
+			t.Errorf("%d connections open at the same time, opened %d", n, conns.opened.Load())
 		}
 		if n := conns.opened.Load(); n < hosts {
 			t.Errorf("opened %d connections for %d hosts", n, hosts)
@@ -106,7 +106,7 @@ func TestSend_Connections(t *testing.T) {
 		}
 		// The server notices a closed connection slightly later than the sender.
 		if n := conns.most.Load(); n > 3*bound {
-			t.Errorf("%d connections open at once", n)
+			t.Errorf("%d connections open at the same time", n)
 		}
 		if n := conns.opened.Load(); n != hosts {
 			t.Errorf("opened %d connections", n)

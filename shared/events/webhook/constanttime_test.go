@@ -14,7 +14,7 @@ func TestChallenge_ConstantTime(t *testing.T) {
 	t.Run("EVX-12 the echo is compared with the challenge in constant time", func(t *testing.T) {
 		constanttime.Check(t, constanttime.Rules{
 			Files:     []string{"challenge.go", "outcome.go"},
-			Allowed:   map[string]string{"path == prefix": "paths that an origin declares to everybody"},
+			Allowed:   map[string]string{"path == prefix": "paths that an origin declares publicly"},
 			Comparers: map[string]string{"echoes": "subtle.ConstantTimeCompare([]byte(echo.Challenge), []byte(nonce))"},
 		})
 	})

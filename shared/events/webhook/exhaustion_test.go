@@ -132,7 +132,7 @@ func TestSend_HangingOriginsUnderALowLimit(t *testing.T) {
 		t.Errorf("WHK-17 got %q", got)
 	}
 	if n := most.Load(); n < 1 || n > 40 {
-		t.Errorf("WHK-17 %d connections at once", n)
+		t.Errorf("WHK-17 %d concurrent connections", n)
 	}
 }
 

@@ -74,11 +74,11 @@ func TestSend_HostileEndpoints(t *testing.T) {
 		"sends a body without length":   {once("HTTP/1.1 200 OK\r\n\r\n" + marker), "", 200},
 		"breaks off a body":             {once("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + marker), "", 200},
 		"breaks off a failure":          {once("HTTP/1.1 500 No\r\nContent-Length: 100\r\n\r\n" + marker), HTTP5xx, 500},
-		"closes at once":                {func(net.Conn, <-chan struct{}) {}, ConnectionRefused, 0},
+		"closes immediately":            {func(net.Conn, <-chan struct{}) {}, ConnectionRefused, 0},
 		"closes after the request":      {once(""), ConnectionRefused, 0},
 		"resets":                        {func(c net.Conn, _ <-chan struct{}) { _ = c.(*net.TCPConn).SetLinger(0) }, ConnectionRefused, 0},
 		"speaks no HTTP":                {once(marker + " nonsense\r\n\r\n"), ConnectionRefused, 0},
-		"sends a status that is none":   {once("HTTP/1.1 2x0 " + marker + "\r\n\r\n"), ConnectionRefused, 0},
+		"sends an invalid status":       {once("HTTP/1.1 2x0 " + marker + "\r\n\r\n"), ConnectionRefused, 0},
 		"sends a negative length":       {once("HTTP/1.1 200 OK\r\nContent-Length: -" + marker + "\r\n\r\n"), ConnectionRefused, 0},
 		"sends two lengths":             {once("HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n" + marker), ConnectionRefused, 0},
 		"sends a broken header":         {once("HTTP/1.1 200 OK\r\n" + marker + "\r\n\r\n"), ConnectionRefused, 0},
@@ -147,7 +147,7 @@ func TestSend_ReadsAtMostTheBound(t *testing.T) {
 	if !o.OK() {
 		t.Fatal(o.Err)
 	}
-	if n := <-wrote; n > 64<<20 { // what the kernel's buffers took
-		t.Errorf("SRF-04 %d bytes were taken", n)
+	if n := <-wrote; n > 64<<20 { // the size of the kernel's buffers
+		t.Errorf("SRF-04 %d bytes were read", n)
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-var update = flag.Bool("update", false, "write testdata/vectors.json anew")
+var update = flag.Bool("update", false, "rewrite testdata/vectors.json")
 
 // delivery is a request as it arrived at an endpoint, and the secrets to verify it with.
 type delivery struct {
@@ -100,8 +100,8 @@ func deliver(t *testing.T) []delivery {
 		{"raw secret", plain, [][]byte{rawKey}, `{}`, []bool{false, false, false, true, false, false}},
 		{"shortest key", plain, [][]byte{shortest}, `{}`, []bool{false, false, false, false, true, false}},
 		{"longest key", plain, [][]byte{longest}, `{}`, []bool{false, false, false, false, false, true}},
-		{"v1a beside v1", identified, [][]byte{k}, `{}`, []bool{true, false, false, false, false, false}},
-		{"v1a beside two", identified, [][]byte{olderKey, k}, `{}`, []bool{true, true, false, false, false, false}},
+		{"v1a next to v1", identified, [][]byte{k}, `{}`, []bool{true, false, false, false, false, false}},
+		{"v1a next to two", identified, [][]byte{olderKey, k}, `{}`, []bool{true, true, false, false, false, false}},
 		{"not ASCII", plain, [][]byte{k}, `{"text":"ü ñ 你好 😀 \ufffe \u0000 \"quoted\""}`, []bool{true, false, false, false, false, false}},
 		{"white space", plain, [][]byte{k}, "{ \"a\" :\t[1.0e+2,\r\n 12345678901234567890] }\n", []bool{true, false, false, false, false, false}},
 		{"largest", plain, [][]byte{k}, `{"pad":"` + strings.Repeat("x", MaxBody-10) + `"}`, []bool{true, false, false, false, false, false}},

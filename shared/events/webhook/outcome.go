@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Category classifies a failure. It is all that a subscriber may learn about it (SRF-05), so it is one of our
+// Category classifies a failure. Subscribers may not learn more about it (SRF-05), so it is one of our
 // constants and never contains anything that the endpoint sent.
 type Category string
 

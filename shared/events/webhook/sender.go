@@ -109,7 +109,7 @@ func NewSender(o Options) *Sender {
 		},
 		TLSClientConfig:        config,
 		ForceAttemptHTTP2:      true,
-		DisableCompression:     true, // so that limits apply to what is received, without unpacking
+		DisableCompression:     true, // so that limits apply to the received bytes, without unpacking
 		MaxConnsPerHost:        o.ConnsPerHost,
 		MaxIdleConnsPerHost:    o.ConnsPerHost,
 		MaxIdleConns:           min(maxIdle, max(1, o.MaxConns/2)),
@@ -158,7 +158,7 @@ func (s *Sender) Check(target string) error {
 }
 
 // Send makes one attempt. It does not follow redirects or use a proxy from the environment, reads at most 16 KiB of
-// the response, and returns within the timeout regardless of what the endpoint does.
+// the response, and returns within the timeout regardless of the endpoint's behavior.
 //
 // Send repeats the request once, on another connection, in two cases: the endpoint closed a kept connection just as
 // the request was sent, or the sender closed a connection as idle just as the response arrived. The endpoint may then

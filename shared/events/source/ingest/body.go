@@ -56,8 +56,8 @@ type bodySlot struct {
 	lost     bool   // whether the slot was given to another request
 }
 
-// reserve returns a slot for a client's large body. If all slots are taken, it takes one from a body that arrives
-// slowly, by calling that request's cut function. A request that has already read its body passes no cut.
+// reserve returns a slot for a client's large body. If all slots are in use, it takes one away from a body that
+// arrives slowly, by calling that request's cut function. A request that has already read its body passes no cut.
 func (s *bodySlots) reserve(client netip.Prefix, now time.Time, cut func()) (*bodySlot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

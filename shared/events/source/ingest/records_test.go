@@ -84,13 +84,13 @@ func TestRecords(t *testing.T) {
 		kept       int
 		omitted    int64 // by the newest record
 	}{
-		{"SRC-03 a flood of what matches nothing is ten records, and then one a second with the count of the others", "all", false, ingest.Unmatched, every(ms, 1010), 11, 990},
-		{"SRC-05 so is one of what no one signed", "failures", true, ingest.Unverified, every(ms, 1010), 11, 990},
-		{"SRC-04 what became an event is a record a minute where failures are kept", "failures", false, ingest.Accepted, every(time.Second, 121), 3, 59},
-		{"SRC-04 so is what came again", "", false, ingest.Duplicate, every(time.Second, 61), 2, 59},
+		{"SRC-03 a flood of unmatched requests is ten records, and then one per second with the count of the others", "all", false, ingest.Unmatched, every(ms, 1010), 11, 990},
+		{"SRC-05 a flood of unsigned requests is limited in the same way", "failures", true, ingest.Unverified, every(ms, 1010), 11, 990},
+		{"SRC-04 when only failures are kept, accepted events are one record per minute", "failures", false, ingest.Accepted, every(time.Second, 121), 3, 59},
+		{"SRC-04 when only failures are kept, duplicates are one record per minute", "", false, ingest.Duplicate, every(time.Second, 61), 2, 59},
 		{"SRC-04 all of it is in a file that keeps all", "all", true, ingest.Accepted, every(ms, 500), 500, 0},
 		{"SRC-04 on AWS that is as bounded as the rest", "all", false, ingest.Accepted, every(ms, 1010), 11, 990},
-		{"SRC-04 nothing is where nothing is kept", "none", true, ingest.Unfit, every(ms, 3), 0, 0},
+		{"SRC-04 when nothing is kept, there are no records", "none", true, ingest.Unfit, every(ms, 3), 0, 0},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			db := open(t)

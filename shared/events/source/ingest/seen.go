@@ -27,7 +27,7 @@ const (
 	begunFor = time.Minute
 )
 
-// Seen remembers the ids of events that sources sent, and hashes of what was signed. The events queue already drops
+// Seen remembers the ids of events that sources sent, and hashes of the signed texts. The events queue already drops
 // events with the same id within five minutes, even concurrent ones. Seen detects later duplicates, and replays of a
 // signed request under other ids. An id is recorded only after its event is durable, so that an event cannot be lost.
 // The sender does not wait for the record: it is written with the next commit, and until then this process keeps it
@@ -141,7 +141,7 @@ type identity struct {
 }
 
 // accepted returns the keys under which an accepted event is recorded: its id, which a redelivery repeats even if it
-// is signed again, and last the hash of what is signed, which a replay repeats.
+// is signed again, and last the hash of the signed text, which a replay repeats.
 func (i identity) accepted(s source.Source, id string) []store.Key {
 	return i.withSigned(s, "signed", seenKey(s, "id", id))
 }

@@ -99,11 +99,11 @@ func TestEventRuler_Differences(t *testing.T) {
 		pattern, doc string
 		ours, theirs bool
 	}{
-		"a name with a dot is no path":      {`{"a":{"b":[1]}}`, `{"a.b":1}`, false, true},
+		"a name with a dot is not a path":   {`{"a":{"b":[1]}}`, `{"a.b":1}`, false, true},
 		"addresses as text are text":        {`{"a":["10.0.0.1"]}`, `{"a":"10.0.0.01"}`, false, true},
 		"numbers beyond a double are exact": {`{"a":[{"numeric":[">",1]}]}`, `{"a":12345678901234567891234}`, true, false},
 		"case folds by Unicode":             {`{"a":[{"equals-ignore-case":"k"}]}`, "{\"a\":\"\u212a\"}", true, false},
-		"a number is no address":            {`{"a":[{"cidr":"0.0.0.0/0"}]}`, `{"a":1e2}`, false, true},
+		"a number is not an address":        {`{"a":[{"cidr":"0.0.0.0/0"}]}`, `{"a":1e2}`, false, true},
 		"what ends in x does":               {`{"a":[{"wildcard":"*x"},{"equals-ignore-case":"X"}]}`, `{"a":"null"}`, false, true},
 		"ß is one letter":                   {`{"a":[{"equals-ignore-case":"ß"}]}`, `{"a":"SS"}`, false, true},
 		"the order of names has no effect":  {`{"a":{"b":[{"exists":false}],"c":[1]}}`, `{"a":[{"b":0},{"c":1}]}`, true, false},

@@ -119,7 +119,7 @@ func (p *parser) wildcard(s, pointer string) func(string) bool {
 		last := &parts[len(parts)-1]
 		switch {
 		case s[i] == '*' && i > 0 && s[i-1] == '*' && *last == "":
-			p.fail(pointer, "has two wildcards side by side; one is enough")
+			p.fail(pointer, "has two adjacent wildcards; one is enough")
 		case s[i] == '*':
 			parts = append(parts, "")
 		case s[i] != '\\':

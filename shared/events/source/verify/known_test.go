@@ -264,7 +264,7 @@ func TestChallenge(t *testing.T) {
 		"an empty one":        {map[string]any{"type": "url_verification", "challenge": ""}, ""},
 		"a number":            {map[string]any{"type": "url_verification", "challenge": 5}, ""},
 		"a long one":          {map[string]any{"type": "url_verification", "challenge": strings.Repeat("x", maxChallenge+1)}, ""},
-		"no object":           {[]any{"url_verification"}, ""},
+		"not an object":       {[]any{"url_verification"}, ""},
 		"nothing":             {nil, ""},
 	} {
 		t.Run("SRC-02 "+name, func(t *testing.T) {

@@ -93,12 +93,12 @@ var senders = []sender{
 		},
 	},
 	{
-		"gitlab by secret token",
+		"gitlab with a secret token",
 		Settings{Scheme: GitLab},
 		plain, "X-Gitlab-Token", "", false,
 		func(_ []byte, secret string, _ time.Time) http.Header { return headers("X-Gitlab-Token", secret) },
 	},
-	{"gitlab by signing token", Settings{Scheme: GitLab}, standard, "webhook-signature", "webhook-timestamp", true, sendStandard},
+	{"gitlab with a signing token", Settings{Scheme: GitLab}, standard, "webhook-signature", "webhook-timestamp", true, sendStandard},
 	{"standard-webhooks", Settings{Scheme: StandardWebhooks}, standard, "webhook-signature", "webhook-timestamp", true, sendStandard},
 	{
 		"hmac",

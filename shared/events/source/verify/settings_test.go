@@ -19,7 +19,7 @@ func TestSettings_Check(t *testing.T) {
 		"github":                    {Settings{Scheme: GitHub}, nil},
 		"slack with a tolerance":    {Settings{Scheme: Slack, Tolerance: time.Second}, nil},
 		"stripe with the longest":   {Settings{Scheme: Stripe, Tolerance: 24 * time.Hour}, nil},
-		"hmac with a header alone":  {Settings{Scheme: HMAC, Header: "Linear-Signature"}, nil},
+		"hmac with only a header":   {Settings{Scheme: HMAC, Header: "Linear-Signature"}, nil},
 		"hmac with all of it":       {Settings{HMAC, "X-Sig", "sha512", "base64", "v1,", "{header:x-id}.{timestamp}.{body}", "X-At", time.Minute}, nil},
 		"none":                      {Settings{Scheme: None}, nil},
 		"no scheme":                 {Settings{}, []Fault{{"scheme", `"" is not a scheme (allowed: github, gitlab, hmac, none, shopify, slack, standard-webhooks, stripe)`}}},
@@ -84,20 +84,20 @@ func TestNew_Secrets(t *testing.T) {
 	}{
 		"one":                           {GitHub, []string{good}, ""},
 		"five":                          {GitHub, []string{good, good + "1", good + "2", good + "3", good + "4"}, ""},
-		"none at all":                   {GitHub, nil, "0 secrets are not allowed (allowed: 1 to 5)"},
+		"no secrets":                    {GitHub, nil, "0 secrets are not allowed (allowed: 1 to 5)"},
 		"six":                           {GitHub, []string{good, good, good, good, good, good}, "6 secrets are not allowed (allowed: 1 to 5)"},
 		"an empty one":                  {GitHub, []string{good, ""}, "secret 2 of 2 is empty"},
 		"a short one":                   {GitHub, []string{"0123456789abcde"}, "secret 1 of 1 has 15 bytes; at least 16 are needed"},
 		"a long one":                    {GitHub, []string{strings.Repeat("x", 1025)}, "secret 1 of 1 has 1025 bytes, 1024 are allowed"},
 		"a line break":                  {GitHub, []string{good + "\n"}, "secret 1 of 1 begins or ends with white space; was a line break stored with it?"},
-		"spaces alone":                  {GitHub, []string{strings.Repeat(" ", 20)}, "secret 1 of 1 begins or ends with white space; was a line break stored with it?"},
+		"only spaces":                   {GitHub, []string{strings.Repeat(" ", 20)}, "secret 1 of 1 begins or ends with white space; was a line break stored with it?"},
 		"a short key of a path":         {None, []string{good}, "secret 1 of 1 has 16 bytes; at least 24 are needed"},
 		"a key that would be escaped":   {None, []string{"0123456789abcdef/0123456789"}, "secret 1 of 1 has characters that a path would escape (allowed: letters, digits, - . _ ~)"},
 		"standard without its prefix":   {StandardWebhooks, []string{good}, "secret 1 of 1: does not begin with whsec_"},
-		"standard that is no base64":    {StandardWebhooks, []string{standard[0], "whsec_!" + good}, "secret 2 of 2: is not base64 after whsec_"},
+		"standard that is not base64":   {StandardWebhooks, []string{standard[0], "whsec_!" + good}, "secret 2 of 2: is not base64 after whsec_"},
 		"standard that is short":        {StandardWebhooks, []string{"whsec_AAECAwQFBgcICQoLDA0ODw=="}, "secret 1 of 1: has 16 bytes, 24 to 64 are allowed"},
 		"gitlab's signing token, short": {GitLab, []string{"whsec_AAECAwQFBgcICQoLDA0ODw=="}, "secret 1 of 1: has 16 bytes, 24 to 64 are allowed"},
-		"stripe's is no base64":         {Stripe, []string{"whsec_5f1d2c3b4a5968778695847"}, ""},
+		"stripe's is not base64":        {Stripe, []string{"whsec_5f1d2c3b4a5968778695847"}, ""},
 	} {
 		t.Run("SRC-02 "+name, func(t *testing.T) {
 			v, err := New(Settings{Scheme: tt.scheme}, tt.secrets)

@@ -78,7 +78,7 @@ func New(s Settings, secrets []string) (*Verifier, error) {
 // Verify checks that r was sent by someone with one of the secrets, and that the signed time is within the tolerance
 // of now. Otherwise it returns a fault of kind Unauthenticated with one of the reasons above.
 //
-// Signed is a hash of the signed text. It is the same for all replays of a request, whichever secret signed it, and
+// Signed is a hash of the signed text. It is the same for all replays of a request, for any of the secrets, and
 // "" if the scheme signs nothing.
 //
 // Verify tries every secret even after a match, so that its duration does not reveal which one matched.
@@ -116,7 +116,7 @@ func (v *Verifier) timely(at, now time.Time) *refusal {
 }
 
 // refusal is the reason why one secret does not verify a request. If all secrets fail, Verify reports the reason with
-// the highest rank: the secrets may be of different forms, and the one that came closest to a match explains most.
+// the highest rank: the secrets may be of different forms, and the one that is closest to a match explains most.
 type refusal struct {
 	reason string
 	rank   int
