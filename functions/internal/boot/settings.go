@@ -29,12 +29,12 @@ const (
 // of lists the limits in each group. All functions read the limits that are in no group.
 var of = map[Needs][]string{
 	Callers: {
-		"streams", "calls", "sessions", "stream-concurrency", "publish-rate", "conversation-rate", "stream-max-age", "heartbeat",
-		"answer-stream-after", "poll-min", "poll-max", "event-tools", "jwt-issuer", "jwt-audience", "jwt-jwks-url", "jwt-algorithms",
-		"jwt-principal-claim", "jwt-workspace-claim", "jwt-scope-prefix", "jwt-leeway", "allowed-origins",
+		"streams", "stream-concurrency", "publish-rate", "stream-max-age", "heartbeat",
+		"poll-min", "poll-max", "event-tools", "jwt-issuer", "jwt-audience", "jwt-jwks-url", "jwt-algorithms",
+		"jwt-principal-claim", "jwt-workspace-claim", "jwt-scope-prefix", "allowed-origins",
 	},
 	Webhooks: {
-		"quota", "webhook-timeout", "events-timeout", "retry-schedule", "events-retry-schedule",
+		"quota", "webhook-timeout", "retry-schedule", "events-retry-schedule",
 		"default-ttl", "min-ttl", "max-ttl", "allow-no-expiry", "webhook-secret",
 		"verify-registrations", "verified-targets", "plain-targets", "blocked-targets", "target-ports",
 	},
@@ -64,10 +64,12 @@ func readSettings(getenv func(string) string, needs Needs, log *slog.Logger) (s 
 			except = slices.Concat(except, names)
 		}
 	}
-	s.limits, err = config.FromEnv(func(name string) (string, bool) { v := getenv(name); return v, v != "" }, except...)
+	lookup := func(name string) (string, bool) { v := getenv(name); return v, v != "" }
+	s.limits, err = config.FromEnv(lookup, except...)
 	if err != nil {
 		return s, err
 	}
+	config.LogFixed(lookup, log)
 	if s.level, err = readLevel(getenv(envLogLevel)); err != nil {
 		return s, err
 	}

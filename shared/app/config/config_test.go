@@ -191,7 +191,7 @@ func TestStoredKeysAreRevokedWithinMaxAge(t *testing.T) {
 func TestLimits(t *testing.T) {
 	l := DefaultLimits()
 	if l.Quota != 1000 || l.LogRetention != 24*time.Hour || l.WebhookTimeout != 20*time.Second ||
-		l.EventsTimeout != 10*time.Second || len(l.RetrySchedule) != 10 || len(l.EventsSchedule) != 5 || l.StreamMaxAge != 5*time.Minute {
+		l.EventsTimeout() != 10*time.Second || len(l.RetrySchedule) != 10 || len(l.EventsSchedule) != 5 || l.StreamMaxAge != 5*time.Minute {
 		t.Errorf("got %+v", l)
 	}
 	if l.AllowInsecureTargets || l.AllowNoExpiry || l.VerifiedTargets != nil || len(l.TargetPorts) != 2 || l.WebhookSecret != "standard" {
@@ -208,7 +208,7 @@ func TestLimits(t *testing.T) {
 		t.Errorf("got %+v, %v", l, err)
 	}
 	for name, value := range map[string]string{
-		"QUOTA": "many", "STREAMS": "0", "PUBLISH_RATE": "NaN", "REGISTRATION_RATE": "-1", "CONVERSATION_RATE": "-1", "WEBHOOK_TIMEOUT": "5", "EVENTS_TIMEOUT": "1h", "RETRY_SCHEDULE": "5s",
+		"QUOTA": "many", "STREAMS": "0", "PUBLISH_RATE": "NaN", "REGISTRATION_RATE": "-1", "WEBHOOK_TIMEOUT": "5", "RETRY_SCHEDULE": "5s",
 		"EVENTS_RETRY_SCHEDULE": "0s,1ms", "DELIVERY_LOG": "some", "HEARTBEAT": "1m", "DEFAULT_TTL": "200h", "LOG_RETENTION": "1s",
 		"MIN_TTL": "0s", "ALLOW_NO_EXPIRY": "maybe", "WEBHOOK_SECRET": "weak", "PROFILE": "draft", "WEBHOOK_ID": "event", "EVENT_CODES": "sketch", "UNKNOWN_UNSUBSCRIBE": "empty",
 		"VERIFIED_TARGETS": "https://good.example", "TARGET_PORTS": "443,0",

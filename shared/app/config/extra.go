@@ -26,6 +26,9 @@ func withSettings(lookup func(string) (string, bool)) (func(string) (string, boo
 		}
 		name, value, ok := strings.Cut(part, "=")
 		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
+		if fixed[name] != "" {
+			continue // see LogFixed
+		}
 		switch own, set := lookup(EnvName(name)); {
 		case !ok || value == "":
 			return nil, fault.New(fault.Invalid, "%s: %.100q is not NAME=VALUE, such as quota=50", EnvSettings, part)

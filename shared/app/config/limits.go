@@ -31,29 +31,23 @@ type Limits struct {
 	Streams int64 `name:"streams" default:"100" help:"Streams that a principal may have open."`
 	// FullStreams is as [lease.Shared] has it.
 	FullStreams string `name:"full-streams" default:"oldest" help:"What one more stream than --streams does: oldest (ends the oldest) or refuse (is answered with an error)."`
-	Calls       int64  `name:"calls" default:"100" help:"Calls to backends that a principal may have under way, per process. Without meaning for --auth none."`
-	Sessions    int64  `name:"sessions" default:"1000" help:"Sessions that a principal may have; one more ends the one that was unused for longest. Without meaning for --auth none."`
 	// StreamConcurrency is without meaning embedded, where a stream holds no request up.
 	StreamConcurrency int64   `name:"stream-concurrency" default:"0" help:"Requests that all instances of the MCP endpoint can serve at once; open streams take at most 80 % of them, and one more ends its principal's oldest. 0 is no bound. On AWS only."`
 	PublishRate       float64 `name:"publish-rate" default:"1000" help:"Events per second that a principal may publish, on average; 0 is no limit. Without meaning for --auth none."`
 	RegistrationRate  float64 `name:"registration-rate" default:"20" help:"Registrations and refreshes of webhook subscriptions per second that a principal may make, on average; 0 is no limit. Without meaning for --auth none."`
-	ConversationRate  float64 `name:"conversation-rate" default:"10" help:"Messages of conversations per second that a principal may send, on average; 0 is no limit. Without meaning for --auth none."`
 
 	LogRetention time.Duration `name:"log-retention" default:"24h" help:"How long events can be replayed and read."`
 
-	WebhookTimeout      time.Duration   `name:"webhook-timeout" default:"20s" help:"Longest time of one attempt at a webhook."`
-	EventsTimeout       time.Duration   `name:"events-timeout" default:"10s" help:"Longest time of one attempt at a webhook of an MCP Events subscription."`
-	RetrySchedule       []time.Duration `name:"retry-schedule" default:"0s,5s,5m,30m,2h,5h,10h,14h,20h,24h" help:"Delays before each attempt; the first is 0s."`
-	EventsSchedule      []time.Duration `name:"events-retry-schedule" default:"0s,5s,40s,150s,480s" help:"Delays before each attempt at a webhook of an MCP Events subscription."`
-	EndpointConcurrency int64           `name:"endpoint-concurrency" default:"64" help:"First attempts that one process has under way to one endpoint (a URL without its query); more wait, and then take the slow lane."`
-	EndpointRate        int64           `name:"endpoint-rate" default:"0" help:"Attempts a second to one endpoint, those of all instances together; 0 is no limit. What is over it is delivered later."`
-	DeliveryLog         string          `name:"delivery-log" default:"" help:"Which attempts leave a record: failures, all or none. By default all when embedded, failures on AWS."`
+	WebhookTimeout time.Duration   `name:"webhook-timeout" default:"20s" help:"Longest time of one attempt at a webhook; for MCP Events subscriptions at most 10s."`
+	RetrySchedule  []time.Duration `name:"retry-schedule" default:"0s,5s,5m,30m,2h,5h,10h,14h,20h,24h" help:"Delays before each attempt; the first is 0s."`
+	EventsSchedule []time.Duration `name:"events-retry-schedule" default:"0s,5s,40s,150s,480s" help:"Delays before each attempt at a webhook of an MCP Events subscription."`
+	EndpointRate   int64           `name:"endpoint-rate" default:"0" help:"Attempts a second to one endpoint, those of all instances together; 0 is no limit. What is over it is delivered later."`
+	DeliveryLog    string          `name:"delivery-log" default:"" help:"Which attempts leave a record: failures, all or none. By default all when embedded, failures on AWS."`
 
-	StreamMaxAge      time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open; the client goes on with its cursor."`
-	Heartbeat         time.Duration `name:"heartbeat" default:"15s" help:"How long a stream may be quiet before it sends a heartbeat."`
-	AnswerStreamAfter time.Duration `name:"answer-stream-after" default:"1s" help:"How long the answer to a list may wait for backends before it becomes a stream, so that proxies do not give it up. 0: each is a stream at once."`
-	PollMin           time.Duration `name:"poll-min" default:"1s" help:"After how long a client of events/poll is asked to come again while there is traffic."`
-	PollMax           time.Duration `name:"poll-max" default:"30s" help:"After how long it is asked to come again when it has long been quiet."`
+	StreamMaxAge time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open; the client goes on with its cursor."`
+	Heartbeat    time.Duration `name:"heartbeat" default:"15s" help:"How long a stream may be quiet before it sends a heartbeat."`
+	PollMin      time.Duration `name:"poll-min" default:"1s" help:"After how long a client of events/poll is asked to come again while there is traffic."`
+	PollMax      time.Duration `name:"poll-max" default:"30s" help:"After how long it is asked to come again when it has long been quiet."`
 
 	EventTools bool `name:"event-tools" help:"Serve events as tools too, for clients that know tools and no events."`
 
@@ -66,20 +60,19 @@ type Limits struct {
 	ServerIdentity bool   `name:"server-identity" help:"Sign webhooks with this server's ed25519 key too (v1a); receivers find the public key at /.well-known/mcp-webhook-jwks.json. Embedded only."`
 	Profile        string `name:"profile" default:"released" help:"Text of the MCP Events extension that subscriptions follow: released (as ChatGPT, the AI SDK and TanStack do) or final (SEP-3415). Principals and clients can choose another."`
 
-	AllowInsecureTargets bool          `name:"allow-insecure-targets" help:"Development only: http and private addresses as webhook targets, and events/subscribe without authentication."`
-	VerifyRegistrations  bool          `name:"verify-registrations" help:"Have endpoints of resources/subscriptions/register echo a challenge first, as those of events/subscribe do."`
-	VerifiedTargets      []string      `name:"verified-targets" placeholder:"URL,…" help:"URL prefixes, ending with a slash, that need no challenge."`
-	PlainTargets         []string      `name:"plain-targets" placeholder:"URL,…" help:"URL prefixes, ending with a slash, of targets that get no message about a gap or the end of their subscription: ChatGPT's, which knows neither."`
-	BlockedTargets       []string      `name:"blocked-targets" placeholder:"HOST,…" help:"Hosts that are never webhook targets: this server's own names, for example."`
-	TargetPorts          []int64       `name:"target-ports" default:"443,8443" help:"Ports that webhook targets may have."`
-	JWTIssuers           []string      `name:"jwt-issuer" placeholder:"URL,…" help:"Authorization servers whose tokens --auth jwt takes, spelled as in the claim iss."`
-	JWTAudience          []string      `name:"jwt-audience" placeholder:"URL,…" help:"What a token must be for. The first is the URL of the MCP endpoint as clients see it."`
-	JWTKeys              []string      `name:"jwt-jwks-url" placeholder:"URL,…" help:"URLs of the issuers' keys, in the same order. By default they are found by the issuer's metadata."`
-	JWTAlgorithms        []string      `name:"jwt-algorithms" default:"RS256,PS256,ES256,EdDSA" help:"Algorithms that tokens may be signed with."`
-	JWTPrincipal         string        `name:"jwt-principal-claim" default:"sub" help:"Claim that says who the caller is, together with the issuer."`
-	JWTWorkspace         string        `name:"jwt-workspace-claim" default:"" placeholder:"CLAIM" help:"Claim that names the caller's workspace. By default every caller is in the workspace default."`
-	JWTScopePrefix       string        `name:"jwt-scope-prefix" default:"" placeholder:"PREFIX" help:"Text in front of the names of scopes in tokens, such as the identifier of a resource server of Amazon Cognito and a slash. Scopes without it grant nothing."`
-	JWTLeeway            time.Duration `name:"jwt-leeway" default:"30s" help:"By how much the clock of an issuer may differ; at most 1m."`
+	AllowInsecureTargets bool     `name:"allow-insecure-targets" help:"Development only: http and private addresses as webhook targets, and events/subscribe without authentication."`
+	VerifyRegistrations  bool     `name:"verify-registrations" help:"Have endpoints of resources/subscriptions/register echo a challenge first, as those of events/subscribe do."`
+	VerifiedTargets      []string `name:"verified-targets" placeholder:"URL,…" help:"URL prefixes, ending with a slash, that need no challenge."`
+	PlainTargets         []string `name:"plain-targets" placeholder:"URL,…" help:"URL prefixes, ending with a slash, of targets that get no message about a gap or the end of their subscription: ChatGPT's, which knows neither."`
+	BlockedTargets       []string `name:"blocked-targets" placeholder:"HOST,…" help:"Hosts that are never webhook targets: this server's own names, for example."`
+	TargetPorts          []int64  `name:"target-ports" default:"443,8443" help:"Ports that webhook targets may have."`
+	JWTIssuers           []string `name:"jwt-issuer" placeholder:"URL,…" help:"Authorization servers whose tokens --auth jwt takes, spelled as in the claim iss."`
+	JWTAudience          []string `name:"jwt-audience" placeholder:"URL,…" help:"What a token must be for. The first is the URL of the MCP endpoint as clients see it."`
+	JWTKeys              []string `name:"jwt-jwks-url" placeholder:"URL,…" help:"URLs of the issuers' keys, in the same order. By default they are found by the issuer's metadata."`
+	JWTAlgorithms        []string `name:"jwt-algorithms" default:"RS256,PS256,ES256,EdDSA" help:"Algorithms that tokens may be signed with."`
+	JWTPrincipal         string   `name:"jwt-principal-claim" default:"sub" help:"Claim that says who the caller is, together with the issuer."`
+	JWTWorkspace         string   `name:"jwt-workspace-claim" default:"" placeholder:"CLAIM" help:"Claim that names the caller's workspace. By default every caller is in the workspace default."`
+	JWTScopePrefix       string   `name:"jwt-scope-prefix" default:"" placeholder:"PREFIX" help:"Text in front of the names of scopes in tokens, such as the identifier of a resource server of Amazon Cognito and a slash. Scopes without it grant nothing."`
 
 	OTLPEndpoint string  `name:"otlp-endpoint" placeholder:"URL" help:"Send traces and metrics to this OpenTelemetry collector, by OTLP over HTTP; such as http://127.0.0.1:4318."`
 	TraceRatio   float64 `name:"trace-ratio" default:"1" help:"Share of the traces that begin here which is sent to --otlp-endpoint, from 0 to 1. Those of publishers are sent if they are sampled."`
@@ -91,6 +84,9 @@ type Limits struct {
 	TrustedProxies []string `name:"trusted-proxies" placeholder:"PREFIX,…" help:"Addresses of proxies, such as 10.0.0.0/8, whose X-Forwarded-Proto says whether a secret path came over https. One on this machine needs none. Embedded only."`
 	AllowedHosts   []string `name:"allowed-hosts" placeholder:"HOST,…" help:"Hosts that requests may name on a loopback address: those that a proxy on the same machine passes on. Embedded only."`
 }
+
+// EventsTimeout returns the longest time of one attempt at a webhook of an MCP Events subscription.
+func (l Limits) EventsTimeout() time.Duration { return min(l.WebhookTimeout, 10*time.Second) }
 
 // DefaultLimits are the limits without any setting.
 func DefaultLimits() Limits {
@@ -189,10 +185,8 @@ func (l Limits) checkRanges() error {
 	}{
 		{"log-retention", l.LogRetention, time.Minute, 30 * 24 * time.Hour},
 		{"webhook-timeout", l.WebhookTimeout, 100 * time.Millisecond, time.Minute},
-		{"events-timeout", l.EventsTimeout, 100 * time.Millisecond, time.Minute},
 		{"stream-max-age", l.StreamMaxAge, time.Second, 24 * time.Hour},
 		{"heartbeat", l.Heartbeat, time.Second, 30 * time.Second}, // SEP-3415 allows 30 s
-		{"answer-stream-after", l.AnswerStreamAfter, 0, time.Hour},
 		{"poll-min", l.PollMin, 100 * time.Millisecond, time.Hour},
 		{"poll-max", l.PollMax, 100 * time.Millisecond, time.Hour},
 		{"default-ttl", l.DefaultTTL, time.Minute, 365 * 24 * time.Hour},
@@ -209,12 +203,9 @@ func (l Limits) checkRanges() error {
 	}{
 		{"quota", float64(l.Quota), 1},
 		{"streams", float64(l.Streams), 1},
-		{"calls", float64(l.Calls), 1},
-		{"sessions", float64(l.Sessions), 1},
 		{"stream-concurrency", float64(l.StreamConcurrency), 0},
 		{"publish-rate", l.PublishRate, 0},
 		{"registration-rate", l.RegistrationRate, 0},
-		{"conversation-rate", l.ConversationRate, 0},
 	} {
 		if !(x.value >= x.min) { // NaN too
 			return fault.New(fault.Invalid, "--%s is %v and must be at least %v", x.name, x.value, x.min)

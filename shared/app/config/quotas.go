@@ -20,15 +20,15 @@ func (l Limits) Most(name string) float64 {
 	case quota.Streams:
 		return float64(l.Streams)
 	case quota.Calls:
-		return float64(l.Calls)
+		return quota.DefaultCalls
 	case quota.Sessions:
-		return float64(l.Sessions)
+		return quota.DefaultSessions
 	case quota.PublishRate:
 		return l.PublishRate
 	case quota.RegistrationRate:
 		return l.RegistrationRate
 	case quota.ConversationRate:
-		return l.ConversationRate
+		return quota.DefaultConversationRate
 	case quota.Verifications:
 		return quota.DefaultVerifications
 	}

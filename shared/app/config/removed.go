@@ -1,21 +1,44 @@
 package config
 
-import "github.com/mcp-events/mcpevents/shared/platform/fault"
+import (
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+)
 
 // replaced names the setting that took the place of one that was removed.
 var replaced = map[string]string{
 	"webhook-id": "profile", "event-codes": "profile", "unknown-unsubscribe": "profile",
 }
 
-// Removed returns an error of kind fault.Invalid that names the replacement if the setting was removed, and nil otherwise.
+const byQuota = "use quotas in the configuration instead"
+
+// fixed are the removed settings that are ignored, with the reason. Deployments that still have one keep working.
+var fixed = map[string]string{
+	"answer-stream-after":  "it is always 1s",
+	"calls":                byQuota,
+	"conversation-rate":    byQuota,
+	"endpoint-concurrency": "it is always 64",
+	"events-timeout":       "it is 10s, or --webhook-timeout if that is shorter",
+	"jwt-leeway":           "it is always 30s",
+	"sessions":             byQuota,
+}
+
+// Removed returns an error of kind fault.Invalid that says what to do if the setting was removed, and nil otherwise.
 func Removed(name string) error {
 	if by, ok := replaced[name]; ok {
 		return fault.New(fault.Invalid, "the setting %s was removed; use --%s (%s) instead", name, by, EnvName(by))
 	}
+	if why, ok := fixed[name]; ok {
+		return fault.New(fault.Invalid, "the setting %s was removed; %s", name, why)
+	}
 	return nil
 }
 
-// CheckRemoved returns the error of [Removed] if the environment has a setting that was removed.
+// CheckRemoved returns the error of [Removed] if the environment has a setting that another one replaced.
 func CheckRemoved(lookup func(string) (string, bool)) error {
 	for name := range replaced {
 		if value, ok := lookup(EnvName(name)); ok && value != "" {
@@ -23,4 +46,19 @@ func CheckRemoved(lookup func(string) (string, bool)) error {
 		}
 	}
 	return nil
+}
+
+// LogFixed warns of settings in the environment, or in [EnvSettings], that were removed and are ignored.
+func LogFixed(lookup func(string) (string, bool), log *slog.Logger) {
+	text, _ := lookup(EnvSettings)
+	var given []string
+	for part := range strings.SplitSeq(text, ";") {
+		name, _, _ := strings.Cut(part, "=")
+		given = append(given, strings.TrimSpace(name))
+	}
+	for _, name := range slices.Sorted(maps.Keys(fixed)) {
+		if value, ok := lookup(EnvName(name)); ok && value != "" || slices.Contains(given, name) {
+			log.Warn("setting ignored", "setting", name, "why", "it was removed; "+fixed[name])
+		}
+	}
 }

@@ -58,9 +58,9 @@ func Register(c *app.Core, subs *subscription.Service, sender *webhook.Sender, s
 func Deliveries(l config.Limits) delivery.Options {
 	return delivery.Options{
 		Schedule: l.RetrySchedule, EventsSchedule: l.EventsSchedule,
-		Timeout: l.WebhookTimeout, EventsTimeout: l.EventsTimeout,
-		EndpointAtOnce: int(l.EndpointConcurrency), EndpointRate: l.EndpointRate,
-		Records: delivery.Records(l.DeliveryLog), Profile: spec.Profile(l.Profile),
+		Timeout: l.WebhookTimeout, EventsTimeout: l.EventsTimeout(),
+		EndpointRate: l.EndpointRate,
+		Records:      delivery.Records(l.DeliveryLog), Profile: spec.Profile(l.Profile),
 	}
 }
 

@@ -125,7 +125,7 @@ func (o *Options) check() error {
 	case len(o.Algorithms) == 0:
 		return invalid("--jwt-algorithms is empty")
 	case o.Leeway < 0 || o.Leeway > MaxLeeway:
-		return invalid("--jwt-leeway is %v, which is not between 0s and %v", o.Leeway, MaxLeeway)
+		return invalid("the leeway is %v, which is not between 0s and %v", o.Leeway, MaxLeeway)
 	case slices.Contains(o.Audience, ""):
 		return invalid("--jwt-audience has an empty entry")
 	}

@@ -4,20 +4,28 @@ package quota
 const (
 	Subscriptions    = "subscriptions"
 	Streams          = "streams"
-	Calls            = "calls"
-	Sessions         = "sessions"
 	PublishRate      = "publishRate"
 	RegistrationRate = "registrationRate"
+
+	// The following have no flag. They are set under quotas in the configuration only.
+
+	Calls            = "calls"
+	Sessions         = "sessions"
 	ConversationRate = "conversationRate"
-	// Verifications limits the challenges per minute. It has no flag, and is set under quotas in the configuration only.
+	// Verifications limits the challenges per minute.
 	Verifications = "verifications"
-	// WorkspaceSubscriptions limits the subscriptions of all principals of a workspace together. It has no flag either.
+	// WorkspaceSubscriptions limits the subscriptions of all principals of a workspace together. There is no default.
 	WorkspaceSubscriptions = "workspaceSubscriptions"
 )
 
-// DefaultVerifications is how many challenges per minute the server sends for a principal without a quota of its own, to all hosts
-// together.
-const DefaultVerifications = 200
+// The defaults of quotas without a flag, for a principal that has no quota of its own.
+const (
+	DefaultCalls            = 100
+	DefaultSessions         = 1000
+	DefaultConversationRate = 10
+	// DefaultVerifications counts the challenges per minute to all hosts together.
+	DefaultVerifications = 200
+)
 
 // Names lists the names of all quotas in a stable order.
 func Names() []string {
