@@ -2,20 +2,17 @@ package main
 
 import (
 	"encoding/json"
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/mcp-events/mcpevents/shared/operate/admin/operations"
 )
 
 // TestTheCommandLineHasAllOfTheAPI compares the commands with the document of the API: its operations, their
 // parameters, and the members that are columns.
 func TestTheCommandLineHasAllOfTheAPI(t *testing.T) {
-	src, err := os.ReadFile("../../shared/operate/admin/openapi.json")
-	if err != nil {
-		t.Fatal(err)
-	}
 	type schema struct {
 		Ref        string `json:"$ref"`
 		Properties map[string]*schema
@@ -33,7 +30,7 @@ func TestTheCommandLineHasAllOfTheAPI(t *testing.T) {
 		Paths      map[string]map[string]operation
 		Components struct{ Schemas map[string]*schema }
 	}
-	if err := json.Unmarshal(src, &doc); err != nil {
+	if err := json.Unmarshal(operations.Document(), &doc); err != nil {
 		t.Fatal(err)
 	}
 	resolve := func(s *schema) *schema {

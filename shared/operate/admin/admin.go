@@ -1,16 +1,14 @@
 // Package admin is the operators' HTTP API, /admin/v1: what there is, what became of it, and the
 // few things that a person does to it.
 //
-// It has handlers and no store: each asks the package that owns the concept. The contract is openapi.json,
-// which is served with it. An operator (scope events:operate) sees the whole workspace; an owner
+// It has handlers and no store: each asks the package that owns the concept. Package operations declares the operations and
+// has the document of the API. An operator (scope events:operate) sees the whole workspace; an owner
 // (events:subscribe) sees their own subscriptions and what was delivered to them, and what belongs to another
 // looks like what does not exist. Every change is in the audit trail before it is made.
 package admin
 
 import (
 	"context"
-	_ "embed"
-	"encoding/json"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -27,6 +25,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
+	"github.com/mcp-events/mcpevents/shared/operate/admin/operations"
 	"github.com/mcp-events/mcpevents/shared/operate/audit"
 	"github.com/mcp-events/mcpevents/shared/operate/erase"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -36,9 +35,6 @@ import (
 
 // Prefix is where the API is.
 const Prefix = "/admin/v1/"
-
-//go:embed openapi.json
-var openAPI []byte
 
 // Backend is one of the servers behind the gateway.
 type Backend struct {
@@ -92,29 +88,21 @@ type Handler struct {
 	switches map[string]endpoint // what the methods of one switch do
 }
 
-// endpoint is what one method of a path does.
-type endpoint struct {
-	// owners may call it as well as operators.
-	owners bool
-	// query are the members that its query may have; nil ignores them all.
-	query []string
-	serve func(c *call) (any, error)
-}
-
-// members are those of a query.
-func members(names ...string) []string { return append([]string{}, names...) }
-
-// paged are those of the query of a list that comes in pages.
-func paged(names ...string) []string { return append(names, "cursor", "limit") }
-
 // New makes the API.
 func New(o Options) *Handler {
 	h := &Handler{
 		auth: o.Auth, guard: o.Guard, trail: &audit.Trail{DB: o.DB}, mux: http.NewServeMux(), rate: o.Rate,
 		answers: httpjson.Answers{Scope: auth.ScopeOperate, MetadataURL: o.MetadataURL, Log: o.Log, Problems: true, Limited: o.Limited},
 	}
-	paths := endpoints(o)
-	h.switches = paths[oneSwitch] // ServeHTTP finds it, before the mux
+	serve := handlers(o)
+	paths := map[string]map[string]endpoint{}
+	for _, op := range operations.All {
+		if paths[op.Path] == nil {
+			paths[op.Path] = map[string]endpoint{}
+		}
+		paths[op.Path][op.Method] = endpoint{op, serve[op.ID]}
+	}
+	h.switches = paths[oneSwitch] // ServeHTTP finds it before the mux
 	delete(paths, oneSwitch)
 	for path, methods := range paths {
 		h.mux.HandleFunc(Prefix+path, func(w http.ResponseWriter, r *http.Request) { h.answer(w, r, methods) })
@@ -123,12 +111,17 @@ func New(o Options) *Handler {
 	return h
 }
 
-// oneSwitch is the path of one switch, whose name has slashes.
-const oneSwitch = "switches/{name...}"
+// endpoint is an operation and its handler.
+type endpoint struct {
+	operations.Operation
+	serve func(c *call) (any, error)
+}
 
-// endpoints are the paths behind [Prefix], and what their methods do.
-func endpoints(o Options) map[string]map[string]endpoint {
-	const get, post, put, del = http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete
+// oneSwitch is the path of one switch, whose name has slashes.
+const oneSwitch = "switches/{name}"
+
+// handlers returns the handlers of all operations by their ids.
+func handlers(o Options) map[string]func(*call) (any, error) {
 	seen := visible{o.Subscriptions, o.Lists}
 	subscriptions := &subscriptionHandlers{seen, o.Catalogs, o.Operations, o.Switches}
 	deliveries := &deliveryHandler{seen, o.DB, o.Kept}
@@ -141,36 +134,39 @@ func endpoints(o Options) map[string]map[string]endpoint {
 	backends := &backendHandler{o.Backends}
 	sources := &sourceHandlers{o.Sources, o.SourceSecrets, o.DB, o.Kept, o.Catalogs}
 	live := &liveHandler{events: events, auth: o.Auth, db: o.DB, ends: o.Live, log: o.Log}
-	attempts := paged("event", "origin", "since", "until", "outcome")
-	return map[string]map[string]endpoint{
-		"openapi.json":                  {get: {true, nil, describe}},
-		"subscriptions":                 {get: {true, paged("principal", "event", "origin", "state", "uri"), subscriptions.list}},
-		"subscriptions/{id}":            {get: {true, nil, show(subscriptions.named, viewOf)}, del: {true, nil, subscriptions.end}},
-		"subscriptions/{id}/pause":      {post: {true, nil, subscriptions.pause}},
-		"subscriptions/{id}/resume":     {post: {true, nil, subscriptions.resume}},
-		"subscriptions/{id}/test":       {post: {true, nil, subscriptions.test}},
-		"subscriptions/{id}/deliveries": {get: {true, attempts, deliveries.list}},
-		"deliveries":                    {get: {true, append(attempts, "subscription"), deliveries.list}},
-		"dead-letters":                  {get: {true, paged("subscription", "origin", "event", "queue", "since", "until"), letters.list}},
-		"dead-letters/{id}":             {get: {true, nil, show(letters.named, viewOfLetter)}},
-		"dead-letters/{id}/retry":       {post: {true, nil, letters.retry}},
-		"switches":                      {get: {false, paged(), switches.list}},
-		oneSwitch:                       {get: {false, nil, switches.read}, put: {false, nil, switches.put}, del: {false, nil, switches.remove}},
-		"replays":                       {post: {false, nil, replays.start}},
-		"replays/{id}":                  {get: {false, nil, show(replays.named, viewOfReplay)}, del: {false, nil, replays.cancel}},
-		"events":                        {get: {false, paged("uri", "name", "since", "until"), events.list}},
-		"events/{id}":                   {get: {false, members("uri"), show(events.named, viewOfEvent)}},
-		"events/{id}/deliver":           {post: {false, members("uri"), events.deliver}},
-		"principals/{id}":               {del: {false, members("dryRun"), principals.erase}},
-		"audit":                         {get: {false, paged("since", "until"), listAudit}},
-		"overview":                      {get: {false, members("principal"), overview.show}},
-		"backends":                      {get: {false, paged(), backends.list}},
-		"event-types":                   {get: {false, paged(), events.listTypes}},
-		"sources":                       {get: {false, paged(), sources.list}},
-		"sources/{name}":                {get: {false, members(), sources.read}},
-		"sources/{name}/outcomes":       {get: {false, paged("kind", "since", "until"), sources.outcomes}},
-		"sources/{name}/try":            {post: {false, nil, sources.try}},
-		"live":                          {get: {false, members(), live.stream}},
+	return map[string]func(*call) (any, error){
+		"describe":           describe,
+		"listSubscriptions":  subscriptions.list,
+		"readSubscription":   show(subscriptions.named, viewOf),
+		"endSubscription":    subscriptions.end,
+		"pauseSubscription":  subscriptions.pause,
+		"resumeSubscription": subscriptions.resume,
+		"testSubscription":   subscriptions.test,
+		"listDeliveriesOf":   deliveries.list,
+		"listDeliveries":     deliveries.list,
+		"listDeadLetters":    letters.list,
+		"readDeadLetter":     show(letters.named, viewOfLetter),
+		"retryDeadLetter":    letters.retry,
+		"listSwitches":       switches.list,
+		"readSwitch":         switches.read,
+		"pause":              switches.put,
+		"resume":             switches.remove,
+		"replay":             replays.start,
+		"readReplay":         show(replays.named, viewOfReplay),
+		"cancelReplay":       replays.cancel,
+		"listEvents":         events.list,
+		"readEvent":          show(events.named, viewOfEvent),
+		"deliverEvent":       events.deliver,
+		"erasePrincipal":     principals.erase,
+		"listAudit":          listAudit,
+		"overview":           overview.show,
+		"listBackends":       backends.list,
+		"listEventTypes":     events.listTypes,
+		"listSources":        sources.list,
+		"readSource":         sources.read,
+		"listOutcomes":       sources.outcomes,
+		"trySource":          sources.try,
+		"live":               live.stream,
 	}
 }
 
@@ -217,10 +213,10 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[str
 		if !ok {
 			return nil, httpjson.NotAllowed(strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
 		}
-		if !e.owners && !c.operator {
+		if !e.Owners && !c.operator {
 			return nil, who.Require(auth.ScopeOperate)
 		}
-		if c.read(r, e.query); c.err != nil {
+		if c.read(r, e.Query); c.err != nil {
 			return nil, c.err
 		}
 		if r.Method != http.MethodGet && !c.operator {
@@ -232,7 +228,7 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[str
 	})
 }
 
-func describe(*call) (any, error) { return json.RawMessage(openAPI), nil }
+func describe(*call) (any, error) { return operations.Document(), nil }
 
 // show answers with what something looks like, if it is found.
 func show[T, V any](find func(*call) (*T, error), view func(T) V) func(*call) (any, error) {

@@ -17,13 +17,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/operate/admin/operations"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 )
 
 const (
-	defaultLimit = 50
-	maxLimit     = 100
+	defaultLimit = operations.DefaultLimit
+	maxLimit     = operations.MaxLimit
 	maxValue     = 2048
 	maxBody      = 64 << 10
 )
@@ -36,12 +37,16 @@ type query struct {
 	err    error
 }
 
-// read reads a query, unless nothing is known of it.
-func (q *query) read(r *http.Request, known []string) {
+// read reads the parameters of an operation. It refuses others, unless params is nil.
+func (q *query) read(r *http.Request, params []operations.Param) {
+	known := make([]string, len(params))
+	for i, p := range params {
+		known[i] = p.Name
+	}
 	*q = query{values: map[string]string{}, list: r.Pattern}
 	for name, values := range r.URL.Query() {
 		switch {
-		case known == nil:
+		case params == nil:
 		case !slices.Contains(known, name):
 			q.fail("the query member %.100q is not known (known: %s)", name, cmp.Or(strings.Join(known, ", "), "none"))
 		case len(values) > 1:

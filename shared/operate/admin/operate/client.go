@@ -3,7 +3,7 @@
 //
 //	Commands ──▶ Command ──▶ Client: a request, or all pages of a list ──▶ print: a table, a document, or JSON
 //
-// [Commands] is the one place that names operations of the API; what they do is in package admin.
+// [Commands] has the commands. Package operations declares the operations, and package admin implements them.
 package operate
 
 import (

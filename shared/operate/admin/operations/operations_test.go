@@ -1,0 +1,121 @@
+package operations
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write testdata/contract.txt")
+
+// contract lists the operations of a document with their parameters, bodies and answers, and the members of its schemas.
+func contract(t *testing.T, document []byte) (lines []string) {
+	t.Helper()
+	type content map[string]struct{ Schema json.RawMessage }
+	var doc struct {
+		Paths map[string]map[string]struct {
+			Parameters []struct {
+				Name, In string
+				Schema   json.RawMessage
+			}
+			RequestBody struct{ Content content }
+			Responses   map[string]struct{ Content content }
+		}
+		Components struct {
+			Schemas map[string]struct {
+				Properties map[string]json.RawMessage
+				Required   []string
+			}
+		}
+	}
+	if err := json.Unmarshal(document, &doc); err != nil {
+		t.Fatal(err)
+	}
+	for path, methods := range doc.Paths {
+		for method, o := range methods {
+			name := strings.ToUpper(method) + " " + path
+			for _, p := range o.Parameters {
+				lines = append(lines, name+" "+p.In+" "+p.Name+" "+string(p.Schema))
+			}
+			for kind, c := range o.RequestBody.Content {
+				lines = append(lines, name+" body "+kind+" "+string(c.Schema))
+			}
+			for status, r := range o.Responses {
+				lines = append(lines, name+" answers "+status)
+				for kind, c := range r.Content {
+					lines = append(lines, name+" answers "+status+" "+kind+" "+string(c.Schema))
+				}
+			}
+		}
+	}
+	for name, s := range doc.Components.Schemas {
+		lines = append(lines, "schema "+name+" requires "+strings.Join(s.Required, " "))
+		for member := range s.Properties {
+			lines = append(lines, "schema "+name+" has "+member)
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// TestTheDocumentKeepsItsContract compares the document with the one that is published. Clients depend on its paths,
+// parameters and schemas, so they may only be added.
+func TestTheDocumentKeepsItsContract(t *testing.T) {
+	const file = "testdata/contract.txt"
+	got := contract(t, Document())
+	if *update {
+		if err := os.WriteFile(file, []byte(strings.Join(got, "\n")+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := strings.Split(strings.TrimSpace(string(text)), "\n")
+	for _, line := range want {
+		if !slices.Contains(got, line) {
+			t.Errorf("the document lacks %q, want it to stay: a break needs a new path, /admin/v2", line)
+		}
+	}
+	for _, line := range got {
+		if !slices.Contains(want, line) {
+			t.Errorf("the document has %q, want it in %s (go test ./shared/operate/admin/operations -update)", line, file)
+		}
+	}
+}
+
+// TestTheReferencePageHasEveryOperation checks that docs/reference/admin-api.md names each path and query parameter.
+func TestTheReferencePageHasEveryOperation(t *testing.T) {
+	page, err := os.ReadFile("../../../../docs/reference/admin-api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(page)
+	for _, o := range All {
+		path, _, _ := strings.Cut(o.Path, "/{")
+		if !strings.Contains(text, path) {
+			t.Errorf("the page lacks the path %s of %s", o.Path, o.ID)
+		}
+		for _, p := range o.Query {
+			if !strings.Contains(text, p.Name) {
+				t.Errorf("the page lacks the parameter %s of %s", p.Name, o.ID)
+			}
+		}
+	}
+}
+
+func TestEveryOperationHasItsOwnIDAndPath(t *testing.T) {
+	seen := map[string]bool{}
+	for _, o := range All {
+		for _, name := range []string{o.ID, o.Method + " " + o.Path} {
+			if seen[name] {
+				t.Errorf("%s is declared twice, want once", name)
+			}
+			seen[name] = true
+		}
+	}
+}
