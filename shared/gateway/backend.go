@@ -17,15 +17,15 @@ type backend struct {
 	api.Backend
 	options *Options // of the gateway
 	drops   *metric.Tally
-	own     upstream.Client // speaks for the gateway itself, with the operator's credentials
-	granted granted
+	own     upstream.Client // makes the gateway's own requests, with the operator's credentials
+	oauth   oauthTokens
 	streams streams
-	changed chan struct{} // receives when what is wanted of it may have changed
+	changed chan struct{} // receives after the subscriptions at the backend may have changed
 
 	*view   // with the operator's credentials
 	callers callers
 
-	// These limit the log lines about requests of clients while the backend is down.
+	// These limit how often requests of clients log that the backend is down.
 	logCapabilities rate.Sometimes
 	logList         map[api.Kind]*rate.Sometimes
 }
@@ -47,10 +47,10 @@ func newBackend(o *Options, drops *metric.Tally, c api.Backend) *backend {
 	return b
 }
 
-// Place names it.
+// Place returns the workspace and the name of the backend.
 func (b *backend) Place() api.Place { return api.Place{Workspace: b.Workspace, Backend: b.Name} }
 
-// capabilitiesOf reads what a backend declares.
+// capabilitiesOf parses the capabilities that a backend declares.
 func capabilitiesOf(capabilities json.RawMessage) api.Capabilities {
 	has := func(name string) bool { return jsonrpc.Member(capabilities, name) != nil }
 	notifies := func(name, what string) bool {
@@ -65,12 +65,12 @@ func capabilitiesOf(capabilities json.RawMessage) api.Capabilities {
 	}
 }
 
-// MetricDropped is the name under which messages of backends that were not handed on are
-// counted, by workspace, backend and reason.
+// MetricDropped is the name of the metric that counts the backends' messages that the gateway dropped, by
+// workspace, backend and reason.
 const MetricDropped = "GatewayMessagesDropped"
 
-// Why a message of a backend was not handed on; packages upstream and relay have further reasons. There are few,
-// since they are counted by.
+// Reasons for dropping a backend's message. Packages upstream and relay have further ones. The set is small and fixed
+// because the reason is a dimension of the metric.
 const (
 	dropOther      = "it answers another request"
 	dropProgress   = "it is the progress of another request"
@@ -84,6 +84,6 @@ func (b *backend) dropped(ctx context.Context, reason string) {
 	b.drops.Add(ctx, slog.String("workspace", b.Workspace), slog.String("backend", b.Name), slog.String("reason", reason))
 }
 
-// Dropped is how many messages of each backend, named workspace/backend, were not handed
-// on since the process began, and why.
+// Dropped returns how many messages of each backend the gateway has dropped since the process started. The outer key is
+// workspace/backend, the inner key is the reason.
 func (g *Gateway) Dropped() map[string]map[string]int64 { return g.drops.ByThird() }

@@ -14,28 +14,28 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// Call finds the backend of what is called and hands its messages on until the
-// response. An error is returned only when nothing was sent that answers the request.
+// Call sends the client's request to the backend that serves the name, and relays the backend's messages up to the
+// response. If Call returns an error, it has not sent a response to the client.
 func (g *Gateway) Call(ctx context.Context, c api.Call) error {
-	e, ok := g.lists.serves(ctx, g.backends.shown(ctx, c.Client), c.Kind, c.Name)
+	e, ok := g.lists.findEntry(ctx, g.backends.viewsFor(ctx, c.Client), c.Kind, c.Name)
 	if !ok {
-		return unknown(c.Kind.String(), c.Name)
+		return unknownError(c.Kind.String(), c.Name)
 	}
 	if jsonrpc.Repeats(c.Params) {
-		// The backend might read another one than is checked here.
+		// The backend might use the other one of the two members, which was not checked here.
 		return fault.New(fault.Invalid, "params have a member twice")
 	}
 	ctx, cancel := context.WithTimeout(ctx, g.options.CallTimeout)
 	defer cancel()
-	known, err := e.view.known(ctx)
-	if known == nil {
+	info, err := e.view.loadInfo(ctx)
+	if info == nil {
 		return err
 	}
 	x := &exchange{
-		gateway: g, call: c, entry: e, known: known, client: e.view.of.caller(c.Token), sessions: g.sessions,
-		with: backendSession{Version: known.version},
+		gateway: g, call: c, entry: e, info: info, client: e.view.of.clientFor(c.Token), sessions: g.sessions,
+		with: backendSession{Version: info.version},
 	}
-	switch client, backend := c.Version.Stateless(), known.version.Stateless(); {
+	switch client, backend := c.Version.Stateless(), info.version.Stateless(); {
 	case client && backend:
 		x.way = &statelessWay{x, g.states}
 	case client:
@@ -53,34 +53,35 @@ func (g *Gateway) Call(ctx context.Context, c api.Call) error {
 	ctx, end := x.watch(ctx)
 	defer end()
 	err = x.way.make(ctx)
-	if err != nil && !x.responded && x.ended() != nil {
-		return x.ended()
+	if err != nil && !x.responded && x.endCause() != nil {
+		return x.endCause()
 	}
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) && fault.Is(err, fault.Unavailable) { // whatever was under way
-		public := fault.New(fault.Unavailable, "the call to backend %s took longer than it may; whether it did what it was asked is not known", e.Backend)
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) && fault.Is(err, fault.Unavailable) {
+		public := fault.New(fault.Unavailable, "the call to backend %s timed out; it may still have taken effect", e.Backend)
 		return errors.Join(public, err)
 	}
 	return err
 }
 
-// way is how a call is made, and what is done with that of its answer which is not the same in all revisions.
-// There are four, by the revisions of the client and the backend: [sessionWay], [statelessWay], [roundsWay]
-// and [inputRoundsWay].
+// way makes a call and handles those of the backend's messages that differ between revisions. There are four
+// implementations, one for each combination of a session-based or stateless client and backend: [sessionWay],
+// [statelessWay], [roundsWay] and [inputRoundsWay].
 type way interface {
-	// make puts the call to the backend, as often as it takes, until the client has its response or an error is returned.
+	// make sends the call to the backend, several times if needed, until the client has a response or an error occurs.
 	make(ctx context.Context) error
-	// elicit takes a request of the backend: it puts it to the client, at once or in the response, answers it here, or drops it.
+	// elicit handles a request of the backend. It asks the client immediately, asks it in the response, answers the backend
+	// itself, or drops the request.
 	elicit(ctx context.Context, m upstream.Message) error
-	// withdraw handles that the backend cancels its request of that id.
+	// withdraw handles the backend's cancellation of its own request with the given id.
 	withdraw(ctx context.Context, id json.RawMessage, m upstream.Message) error
-	// respond takes the response, which has the client's own id. It hands it on in the form of the client's revision, unless
-	// it demands what make supplies.
+	// respond handles the response, whose id is already the client's. It sends the response to the client, translated to the
+	// client's revision, unless the backend demands input that make can supply.
 	respond(m upstream.Message) error
 }
 
-// requestID is the id of a client's request at the backend. It is made of the client's own, so
-// that any instance knows it when the request is cancelled, and small enough to survive a backend that
-// reads numbers as doubles.
+// requestID returns the id under which the backend gets the client's request. It is a hash of the client's session and
+// id, so that any instance can compute it again to cancel the request. It has 52 bits, so that it
+// survives backends that parse numbers as doubles.
 func requestID(c api.Client, id json.RawMessage) json.RawMessage {
 	h := sha256.Sum256([]byte(c.Session + "\x00" + string(id)))
 	return strconv.AppendUint(nil, binary.BigEndian.Uint64(h[:8])>>12, 10)

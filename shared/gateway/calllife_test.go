@@ -365,9 +365,9 @@ func TestSessionInUseIsNotEndedForAnother(t *testing.T) {
 				running <- true
 				<-release
 				t.at.mu.Lock()
-				known := t.at.sessions[t.Session]
+				info := t.at.sessions[t.Session]
 				t.at.mu.Unlock()
-				if !known {
+				if !info {
 					panic(http.ErrAbortHandler) // as servers do when a session is ended
 				}
 			}

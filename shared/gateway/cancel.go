@@ -17,25 +17,26 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A client of the earlier revisions cancels a call by a notification, which may arrive at another instance than the one that makes
-// the call; one of 2026-07-28 by closing its connection. To backends it is the same the other way round. So Cancel passes the
-// notification on to the backends with sessions and leaves a mark in the store. The instance that makes the call sees the mark and
-// ends the call: the connection to a backend without sessions is closed, and one with sessions is notified again, because it may not
-// have known the request yet. A closed connection of a client becomes a notification.
+// A client of a session-based revision cancels a call with a notification, which may arrive at a different instance from the one that
+// makes the call. A client of 2026-07-28 closes its connection. Calls to backends are cancelled in the same two ways. So Cancel
+// forwards the notification to the backends with sessions and leaves a mark in the store. The instance that makes the call sees the
+// mark and ends the call: it closes the connection to a stateless backend, and notifies a session-based one again, because the first
+// notification may have been ahead of the request. If a client closes its connection, the gateway sends a notification to a
+// session-based backend.
 
 const (
-	// A call looks for its mark after firstMark, and then less and less often, down to once per lastMark. A call at the instance that
-	// receives the cancellation ends without looking.
+	// A call first looks for its mark after firstMark, and then less and less often, down to once per lastMark. A call at the instance
+	// that receives the cancellation ends immediately.
 	firstMark, lastMark = 500 * time.Millisecond, 5 * time.Second
-	// cancelLife is how long a mark is kept. A call begins before it is cancelled.
+	// cancelLife is how long a mark is kept. It can be short because a call always begins before it is cancelled.
 	cancelLife = time.Minute
-	// markSkew is how far the clocks of instances may differ. An id that is used again within that time after its cancellation is
-	// cancelled again; the revisions do not let clients use an id again at all.
+	// markSkew is the tolerated difference between the clocks of instances. If a client uses an id again within this time after
+	// cancelling it, the new call is cancelled too. The revisions forbid using an id again in any case.
 	markSkew = time.Second
-	// requestLead is how far a request is ahead of the notification that ends it. They take two connections, and a busy backend that
-	// sees the notification first ignores it.
+	// requestLead is the delay between a request and the notification that cancels it. The two use different connections, and a busy
+	// backend that sees the notification first ignores it.
 	requestLead = time.Second
-	// notifyTime bounds the notification of a backend whose response no client waits for any more.
+	// notifyTime limits how long a notification to a backend may take.
 	notifyTime = 5 * time.Second
 )
 
@@ -48,8 +49,8 @@ func cancelKey(c api.Client, id json.RawMessage) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "c#" + c.Session, Sort: string(requestID(c, id))}
 }
 
-// Cancel passes the notifications/cancelled of a client with a session on, whichever instance makes the call. It drops one that names
-// no request or arrives without a session, because it is not known whose request it means.
+// Cancel handles a client's notifications/cancelled, whichever instance makes the call. It drops a notification without a request id
+// or without a session, because it cannot tell whose request to cancel.
 func (g *Gateway) Cancel(ctx context.Context, c api.Client, body json.RawMessage) error {
 	params := jsonrpc.Member(body, "params")
 	id := jsonrpc.Member(params, "requestId")
@@ -67,13 +68,13 @@ func (g *Gateway) Cancel(ctx context.Context, c api.Client, body json.RawMessage
 	return err
 }
 
-// underWay are the calls of this instance by the keys of their marks.
-type underWay struct {
+// runningCalls has the calls of this instance by the keys of their marks.
+type runningCalls struct {
 	mu    sync.Mutex
 	calls map[store.Key]*context.CancelCauseFunc
 }
 
-func (r *underWay) add(key store.Key, cancel *context.CancelCauseFunc) {
+func (r *runningCalls) add(key store.Key, cancel *context.CancelCauseFunc) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.calls == nil {
@@ -82,7 +83,7 @@ func (r *underWay) add(key store.Key, cancel *context.CancelCauseFunc) {
 	r.calls[key] = cancel
 }
 
-func (r *underWay) remove(key store.Key, cancel *context.CancelCauseFunc) {
+func (r *runningCalls) remove(key store.Key, cancel *context.CancelCauseFunc) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.calls[key] == cancel {
@@ -90,7 +91,7 @@ func (r *underWay) remove(key store.Key, cancel *context.CancelCauseFunc) {
 	}
 }
 
-func (r *underWay) cancel(key store.Key) {
+func (r *runningCalls) cancel(key store.Key) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if cancel := r.calls[key]; cancel != nil {
@@ -99,7 +100,7 @@ func (r *underWay) cancel(key store.Key) {
 }
 
 // watch returns a context that ends when the client cancels the call, or when the backend is removed while it waits for an answer of
-// the client. end ends the watch and waits for that.
+// the client. end stops the watch and waits until it has stopped.
 func (x *exchange) watch(ctx context.Context) (watched context.Context, end func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	x.watched = ctx
@@ -115,11 +116,11 @@ func (x *exchange) watch(ctx context.Context) (watched context.Context, end func
 			if periodic.Sleep(ctx, wait) != nil {
 				return
 			}
-			if x.marked(ctx, began) {
+			if x.hasMark(ctx, began) {
 				cancel(errCancelled)
 				return
 			}
-			removed := x.gateway.backends.server(ctx, x.call.Principal, x.backend().server()) == nil
+			removed := x.gateway.backends.findByServer(ctx, x.call.Principal, x.backend().serverID()) == nil
 			if removed && ctx.Err() == nil && x.asked.open(ctx, x.gateway.options.DB) {
 				cancel(errRemoved)
 				return
@@ -133,8 +134,8 @@ func (x *exchange) watch(ctx context.Context) (watched context.Context, end func
 	}
 }
 
-// marked reports whether the client has cancelled the call since it began. A mark of an earlier release has no time.
-func (x *exchange) marked(ctx context.Context, began time.Time) bool {
+// hasMark reports whether the client has cancelled the call since it began. Marks of an earlier release have no time and always count.
+func (x *exchange) hasMark(ctx context.Context, began time.Time) bool {
 	items, err := x.gateway.options.DB.Get(ctx, cancelKey(x.call.Client, x.call.ID))
 	if err != nil || items[0] == nil {
 		return false
@@ -143,8 +144,8 @@ func (x *exchange) marked(ctx context.Context, began time.Time) bool {
 	return err != nil || !time.UnixMilli(at).Before(began.Add(-markSkew))
 }
 
-// ended returns why the call was ended from outside, or nil.
-func (x *exchange) ended() error {
+// endCause returns why the call was ended from outside, or nil.
+func (x *exchange) endCause() error {
 	switch cause := context.Cause(x.watched); {
 	case errors.Is(cause, errCancelled):
 		return fault.Wrap(fault.Conflict, errCancelled, "the call was cancelled")
@@ -154,7 +155,7 @@ func (x *exchange) ended() error {
 	return nil
 }
 
-// abandon notifies a backend with sessions that the client does not wait for the response any more.
+// abandon tells a session-based backend that the client no longer waits for the response.
 func (b *backend) abandon(c *upstream.Client, s backendSession, id json.RawMessage) {
 	ctx, cancel := context.WithTimeout(context.Background(), notifyTime)
 	defer cancel()

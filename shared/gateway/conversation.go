@@ -15,30 +15,30 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// asksFor reports whether a backend asks for the messages of a method.
-func asksFor(c api.Capabilities, method string) bool {
+// wantsMessages reports whether a backend asks for messages of the given method.
+func wantsMessages(c api.Capabilities, method string) bool {
 	return method == spec.MethodUserMessage && c.UserMessages || method == spec.MethodAssistant && c.AssistantResponses
 }
 
-// Converse hands a backend, named as in the configuration, a message of a conversation,
-// if it asks for such, and returns what it answers. Nothing of either is in an
-// error. A backend with sessions gets it in the client's, which begins with it if need be.
+// Converse sends a message of a conversation to the backend with the given name, if it asks for such messages, and returns its
+// result. It uses the client's session with the backend, and begins one if needed. Errors never contain the message or the
+// result.
 func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method string, params json.RawMessage) (json.RawMessage, error) {
-	b, known, err := g.backends.named(ctx, c, name)
-	if known == nil {
+	b, info, err := g.backends.findByName(ctx, c, name)
+	if info == nil {
 		return nil, err
 	}
-	if !asksFor(known.Capabilities, method) {
+	if !wantsMessages(info.Capabilities, method) {
 		return nil, api.ErrIncapable
 	}
 	var result json.RawMessage
-	if known.version.Stateless() {
-		result, err = b.converse(ctx, c, backendSession{Version: known.version}, method, b.withMeta(known.version, params))
+	if info.version.Stateless() {
+		result, err = b.converse(ctx, c, backendSession{Version: info.version}, method, b.withMeta(info.version, params))
 	} else {
 		result, err = g.sessions.converse(ctx, c, b, method, params)
 	}
 	switch {
-	case refused(err):
+	case isRefusal(err):
 		return nil, api.ErrRefused
 	case err != nil:
 		return nil, fault.Wrap(fault.Unavailable, err, "hand backend %s a message", name)
@@ -46,42 +46,42 @@ func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method strin
 	return result, nil
 }
 
-// refused reports whether a backend rejected a message, for which this one message may be the reason: with an error, or with a
-// status from 400 to 499.
-func refused(err error) bool {
+// isRefusal reports whether a backend rejected a message with an error or with a status from 400 to 499. The reason may be this one
+// message, and not a problem of the backend.
+func isRefusal(err error) bool {
 	status, ok := errors.AsType[*upstream.StatusError](err)
 	return ok && status.Status/100 == 4 || errors.Is(err, upstream.ErrAnswer) || errors.Is(err, upstream.ErrSession)
 }
 
-// Prepare gets a backend ready for [Gateway.Converse]: it finds out what that is, and begins the client's
-// session with it if need be.
+// Prepare gets a backend ready for [Gateway.Converse]: it learns the backend's capabilities, and begins the client's session
+// if needed.
 func (g *Gateway) Prepare(ctx context.Context, c api.Client, name string) error {
-	b, known, err := g.backends.named(ctx, c, name)
-	if known == nil {
+	b, info, err := g.backends.findByName(ctx, c, name)
+	if info == nil {
 		return err
 	}
-	if !known.version.Stateless() && (known.UserMessages || known.AssistantResponses) {
-		_, _, err = g.sessions.of(ctx, c, b)
+	if !info.version.Stateless() && (info.UserMessages || info.AssistantResponses) {
+		_, _, err = g.sessions.getOrBegin(ctx, c, b)
 	}
 	return err
 }
 
-// named finds a backend by its name in the configuration, and what it is. Without that there is an error.
-func (bs *backends) named(ctx context.Context, c api.Client, name string) (*backend, *known, error) {
-	visible := bs.visible(ctx, c.Principal)
+// findByName finds a backend by its configured name, and its serverInfo. If there is no serverInfo, it returns an error.
+func (bs *backends) findByName(ctx context.Context, c api.Client, name string) (*backend, *serverInfo, error) {
+	visible := bs.visibleTo(ctx, c.Principal)
 	at := slices.IndexFunc(visible, func(b *backend) bool { return b.Name == name })
 	if at < 0 {
-		return nil, nil, unknown("backend", name)
+		return nil, nil, unknownError("backend", name)
 	}
-	known, err := visible[at].as(ctx, c).known(ctx)
-	return visible[at], known, err
+	info, err := visible[at].viewFor(ctx, c).loadInfo(ctx)
+	return visible[at], info, err
 }
 
-// converse makes the request in the client's session with a backend of the earlier revisions. A session
-// that it has forgotten is begun again, once.
+// converse sends the message in the client's session with a session-based backend. If the backend has forgotten the session,
+// converse retries once in a new one.
 func (ss *sessions) converse(ctx context.Context, c api.Client, b *backend, method string, params json.RawMessage) (json.RawMessage, error) {
 	for again := false; ; again = true {
-		s, _, err := ss.of(ctx, c, b)
+		s, _, err := ss.getOrBegin(ctx, c, b)
 		if err != nil {
 			return nil, err
 		}
@@ -95,15 +95,15 @@ func (ss *sessions) converse(ctx context.Context, c api.Client, b *backend, meth
 	}
 }
 
-// converse makes the request. One that is given up is cancelled: with a session by a
-// notification, without by the end of the connection.
+// converse sends one request. If the context ends, it cancels the request: with a notification in a session, otherwise by
+// closing the connection.
 func (b *backend) converse(ctx context.Context, c api.Client, s backendSession, method string, params json.RawMessage) (json.RawMessage, error) {
 	id := upstream.FreshID()
 	r := upstream.Request{Body: jsonrpc.AppendRequest(nil, id, method, params), Version: s.Version, Session: s.ID}
 	if s.Version.Stateless() {
 		r.Header = http.Header{spec.HeaderMethod: {method}}
 	}
-	client := b.caller(c.Token)
+	client := b.clientFor(c.Token)
 	answer, err := client.Post(ctx, r)
 	if err == nil {
 		defer answer.Close()
@@ -118,8 +118,8 @@ func (b *backend) converse(ctx context.Context, c api.Client, s backendSession, 
 	return nil, err
 }
 
-// withMeta adds to params what every request of revision 2026-07-28 has. The capabilities
-// of the client are not passed on: nothing is asked of it while it waits for context.
+// withMeta adds the _meta members that every request of revision 2026-07-28 needs. It leaves out the client's capabilities,
+// because the client cannot be asked while it waits for context.
 func (b *backend) withMeta(version spec.Version, params json.RawMessage) json.RawMessage {
 	own := string(jsonrpc.Member(b.own.Meta(version), "_meta"))
 	given := strings.TrimSuffix(strings.TrimPrefix(string(jsonrpc.Member(params, "_meta")), "{"), "}")

@@ -13,12 +13,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
-// Secrets looks up what a setting of a backend refers to.
+// Secrets resolves a secret in a backend's settings.
 type Secrets func(ctx context.Context, v secret.Value) (string, error)
 
-// resolve looks all secrets up, to see whether they are there.
-func (b *backend) resolve(ctx context.Context) error {
-	if err := b.fixed(ctx, http.Header{}); err != nil {
+// checkSecrets resolves all secrets and returns an error if one is missing.
+func (b *backend) checkSecrets(ctx context.Context) error {
+	if err := b.addHeaders(ctx, http.Header{}); err != nil {
 		return err
 	}
 	if b.OAuth == nil {
@@ -28,8 +28,8 @@ func (b *backend) resolve(ctx context.Context) error {
 	return err
 }
 
-// fixed adds the operator's fixed headers.
-func (b *backend) fixed(ctx context.Context, h http.Header) error {
+// addHeaders adds the headers that the operator configured.
+func (b *backend) addHeaders(ctx context.Context, h http.Header) error {
 	for name, value := range b.Headers {
 		text, err := b.options.Secrets(ctx, value)
 		if err != nil {
@@ -45,23 +45,23 @@ func (b *backend) clientSecret(ctx context.Context) (string, error) {
 	return secret, fault.Wrap(fault.Invalid, err, "backend %s: clientSecret", b.Name)
 }
 
-// granted keeps the token of a backend with OAuth.
-type granted struct {
+// oauthTokens caches the OAuth token of a backend.
+type oauthTokens struct {
 	asking singleflight.Group
 	mu     sync.Mutex
-	secret string // that the source was made with
+	secret string // the secret that source uses
 	source oauth2.TokenSource
 }
 
-// oauthToken gets a token by the client's credentials, or the one that is still good.
-func (b *backend) oauthToken(ctx context.Context) (string, error) {
+// getOAuthToken returns a token from the client credentials grant, cached while it is valid.
+func (b *backend) getOAuthToken(ctx context.Context) (string, error) {
 	secret, err := b.clientSecret(ctx)
 	if err != nil {
 		return "", err
 	}
-	// All that need one wait together, each for as long as its context lets it.
-	source := b.tokens(secret)
-	asked := b.granted.asking.DoChan(secret, func() (any, error) { return source.Token() })
+	// Concurrent callers share one request, and each stops waiting when its own context ends.
+	source := b.tokenSource(secret)
+	asked := b.oauth.asking.DoChan(secret, func() (any, error) { return source.Token() })
 	select {
 	case r := <-asked:
 		if r.Err != nil {
@@ -74,31 +74,30 @@ func (b *backend) oauthToken(ctx context.Context) (string, error) {
 	}
 }
 
-// tokens makes a new source when the secret is another.
-func (b *backend) tokens(secret string) oauth2.TokenSource {
-	b.granted.mu.Lock()
-	defer b.granted.mu.Unlock()
-	if b.granted.source == nil || b.granted.secret != secret {
-		// Not by any client: the secret must not follow a redirect, nor may everybody wait for ever.
+// tokenSource returns the source of tokens, and replaces it if the secret has changed.
+func (b *backend) tokenSource(secret string) oauth2.TokenSource {
+	b.oauth.mu.Lock()
+	defer b.oauth.mu.Unlock()
+	if b.oauth.source == nil || b.oauth.secret != secret {
+		// This client does not follow redirects with the secret, and it has a timeout.
 		client := &http.Client{Transport: b.own.HTTP.Transport, CheckRedirect: b.own.HTTP.CheckRedirect, Timeout: b.options.AskTimeout}
-		b.granted.secret, b.granted.source = secret, (&clientcredentials.Config{
+		b.oauth.secret, b.oauth.source = secret, (&clientcredentials.Config{
 			ClientID: b.OAuth.ClientID, ClientSecret: secret, TokenURL: b.OAuth.TokenURL, Scopes: b.OAuth.Scopes,
 		}).TokenSource(context.WithValue(context.Background(), oauth2.HTTPClient, client))
 	}
-	return b.granted.source
+	return b.oauth.source
 }
 
-// credentials are what a request to a backend carries: for a caller, or for the gateway itself
-// with an empty token.
+// credentials adds the headers of a request to a backend: on behalf of a caller or, with an empty token, of the gateway itself.
 type credentials struct {
 	*backend
 	token string
-	bare  bool // without Authorization
+	bare  bool // send no Authorization header
 }
 
-// add is the Credentials of an [upstream.Client].
+// add implements the Credentials of an [upstream.Client].
 func (c credentials) add(ctx context.Context, h http.Header) error {
-	err := c.fixed(ctx, h)
+	err := c.addHeaders(ctx, h)
 	switch {
 	case err != nil:
 	case c.bare:
@@ -107,12 +106,12 @@ func (c credentials) add(ctx context.Context, h http.Header) error {
 		h.Set("Authorization", c.token)
 	case c.OAuth != nil:
 		var t string
-		if t, err = c.oauthToken(ctx); err == nil {
+		if t, err = c.getOAuthToken(ctx); err == nil {
 			h.Set("Authorization", t)
 		}
 	}
-	if err != nil { // nothing that the caller could mend
-		return &fault.Error{Kind: fault.Unavailable, Message: "the credentials of backend " + c.Name + " cannot be had", Err: err}
+	if err != nil { // the caller can do nothing about it
+		return &fault.Error{Kind: fault.Unavailable, Message: "cannot get the credentials of backend " + c.Name, Err: err}
 	}
 	return nil
 }

@@ -35,14 +35,14 @@ func TestATokenEndpointThatHangs(t *testing.T) {
 	impatient, cancel := context.WithCancel(t.Context())
 	gone := make(chan error, 1)
 	go func() {
-		_, err := b.oauthToken(impatient)
+		_, err := b.getOAuthToken(impatient)
 		gone <- err
 	}()
 	<-arrived
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			if got, err := b.oauthToken(t.Context()); got != "Bearer granted" || err != nil {
+			if got, err := b.getOAuthToken(t.Context()); got != "Bearer granted" || err != nil {
 				t.Errorf("got %q, %v", got, err)
 			}
 		})

@@ -19,43 +19,42 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// An elicitation is a request of a backend to a client, within a call. The client
-// sees it under an id of our own that cannot be guessed; what it stands for is in the
-// store, since the answer may come in at any instance. It goes when the backend has
-// taken the answer, or when the call ends.
+// An elicitation is a request of a backend to a client within a call. The client knows it under an unguessable id of ours.
+// The data to forward the answer is in the store, because the answer may arrive at any instance. It is deleted after
+// the backend has accepted the answer, or when the call ends.
 
-// elicitation is the value of its item.
+// elicitation is the value of an elicitation's item in the store.
 type elicitation struct {
 	Workspace string         `json:"ws"`
 	Principal string         `json:"pr"`
-	Session   string         `json:"s"` // of the client
-	Backend   string         `json:"b"` // by [backend.server]
+	Session   string         `json:"s"` // the client's
+	Backend   string         `json:"b"` // a [backend.serverID]
 	With      backendSession `json:"w"`
-	ID        []byte         `json:"id,omitempty"` // as the backend wrote it, to the byte; nothing when the call waits for the answer, see inputrounds.go
-	Token     []byte         `json:"t,omitempty"`  // the backend's progress token, as it wrote it; the client's is the elicitation's own id
-	Parts     int            `json:"n,omitempty"`  // of the answer that is kept
-	Claimed   int64          `json:"c,omitempty"`  // until when an answer is being sent, in milliseconds since 1970
+	ID        []byte         `json:"id,omitempty"` // the backend's id, byte for byte; empty if the call itself waits for the answer, see inputrounds.go
+	Token     []byte         `json:"t,omitempty"`  // the backend's progress token, byte for byte; the client uses the elicitation's id instead
+	Parts     int            `json:"n,omitempty"`  // number of items that hold the answer
+	Claimed   int64          `json:"c,omitempty"`  // until when an instance may be sending an answer, in milliseconds since 1970
 }
 
-// elicitations are those that are open.
+// elicitations stores the open elicitations.
 type elicitations struct {
 	db     store.DB
 	log    *slog.Logger
 	broken *metric.Undecodable
 }
 
-// elicitationPrefix begins the ids of elicitations.
+// elicitationPrefix is the prefix of elicitation ids.
 const elicitationPrefix = "gw_"
 
-// elicitationLife bounds how long an answer may take, where the call does not: no entry outlives its
-// call for long, though the process dies or cannot tidy up.
+// elicitationLife limits how long the store keeps an elicitation, so that it expires even if the process dies or cannot
+// clean up. A shorter call limits it further.
 const elicitationLife = time.Hour
 
-// expiry is when an elicitation of the call with the context is forgotten.
-func expiry(ctx context.Context) time.Time {
+// elicitationExpiry returns when an elicitation of the call with the given context expires.
+func elicitationExpiry(ctx context.Context) time.Time {
 	until := time.Now().Add(elicitationLife)
 	if ends, ok := ctx.Deadline(); ok && ends.Before(until) {
-		return ends.Add(2 * time.Second) // by clocks that differ, and the store's whole seconds
+		return ends.Add(2 * time.Second) // allows for clock differences and the store's whole seconds
 	}
 	return until
 }
@@ -64,23 +63,23 @@ func elicitationKey(id string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "q#" + id, Sort: "-"}
 }
 
-// ask keeps a backend's request and returns the id that the client is to see. token is the request's progress token, or nil.
+// ask stores a backend's request and returns the id for the client. token is the request's progress token, or nil.
 func (es *elicitations) ask(ctx context.Context, c api.Client, b *backend, with backendSession, id, token json.RawMessage) (string, error) {
 	name := elicitationPrefix + rand.Text()
 	value, err := json.Marshal(elicitation{
-		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Session: c.Session, Backend: b.server(), With: with, ID: id, Token: token,
+		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Session: c.Session, Backend: b.serverID(), With: with, ID: id, Token: token,
 	})
 	if err != nil {
 		return "", fault.Wrap(fault.Internal, err, "encode a backend's request")
 	}
-	err = es.db.Write(ctx, store.Put(store.Item{Key: elicitationKey(name), Value: value, Expires: expiry(ctx)}))
+	err = es.db.Write(ctx, store.Put(store.Item{Key: elicitationKey(name), Value: value, Expires: elicitationExpiry(ctx)}))
 	return name, fault.Wrap(fault.Unavailable, err, "keep a backend's request")
 }
 
-// tidyTime bounds what a call does at its end to leave nothing in the store. What is left expires.
+// tidyTime limits the cleanup of the store at the end of a call. Items that are left over expire.
 const tidyTime = 2 * time.Second
 
-// drop forgets elicitations that will not be answered any more, and answers that were read.
+// drop deletes elicitations that can no longer be answered, and answers that have been read.
 func (es *elicitations) drop(ctx context.Context, keys []store.Key) {
 	if len(keys) == 0 {
 		return
@@ -94,8 +93,8 @@ func (es *elicitations) drop(ctx context.Context, keys []store.Key) {
 	}
 }
 
-// dropLate forgets an answer that came when the call did not look for it any more, just before its elicitation
-// was dropped. After that none is kept.
+// dropLate deletes an answer that arrived after the call had stopped looking and just before its elicitation was deleted. Later
+// answers are not stored.
 func (es *elicitations) dropLate(ctx context.Context, id string) {
 	key := elicitationKey(id)
 	page, err := es.db.Query(ctx, store.Query{Table: key.Table, Partition: key.Partition, Limit: 1000})
@@ -110,8 +109,8 @@ func (es *elicitations) dropLate(ctx context.Context, id string) {
 	es.drop(ctx, keys)
 }
 
-// over forgets what a call that ends has asked its client, and answers that it has not looked for.
-func (es *elicitations) over(kept []store.Key, inputs []*input) {
+// cleanUp deletes the questions of a call that ends, and the answers that it has not read.
+func (es *elicitations) cleanUp(kept []store.Key, inputs []*input) {
 	if len(kept) == 0 {
 		return
 	}
@@ -125,8 +124,8 @@ func (es *elicitations) over(kept []store.Key, inputs []*input) {
 	}
 }
 
-// find returns the elicitation that a client knows by this id, its backend and its item. Unless this session was asked, the fault is of
-// kind NotFound.
+// find returns the elicitation with the given id, its backend and its item. It returns a fault of kind NotFound unless the
+// backend asked this session.
 func (g *Gateway) find(ctx context.Context, c api.Client, id string) (q elicitation, b *backend, item *store.Item, err error) {
 	unknown := fault.New(fault.NotFound, "there is no request with this id to answer")
 	if !strings.HasPrefix(id, elicitationPrefix) || len(id) > 64 {
@@ -146,13 +145,13 @@ func (g *Gateway) find(ctx context.Context, c api.Client, id string) (q elicitat
 	if q.Session != c.Session || q.Workspace != c.Principal.Workspace || q.Principal != c.Principal.ID {
 		return q, nil, nil, unknown
 	}
-	if b = g.backends.server(ctx, c.Principal, q.Backend); b == nil {
+	if b = g.backends.findByServer(ctx, c.Principal, q.Backend); b == nil {
 		return q, nil, nil, unknown
 	}
 	return q, b, items[0], nil
 }
 
-// Answer hands a client's answer, a result or an error, to the backend that asked. An answer to an unknown request, or to one that
+// Answer sends a client's answer, a result or an error, to the backend that asked. An answer to an unknown request, or to one that
 // another session was asked, is a fault of kind NotFound and has no effect. If the backend does not accept the answer, the fault is
 // of kind Unavailable and the client can send it again.
 func (g *Gateway) Answer(ctx context.Context, c api.Client, id string, body json.RawMessage) error {
@@ -161,12 +160,12 @@ func (g *Gateway) Answer(ctx context.Context, c api.Client, id string, body json
 	case err != nil:
 		return err
 	case len(q.ID) == 0:
-		return g.elicitations.keep(ctx, id, q, body, item.Expires)
+		return g.elicitations.storeAnswer(ctx, id, q, body, item.Expires)
 	}
-	return g.elicitations.answer(ctx, b.caller(c.Token), item, q, body)
+	return g.elicitations.answer(ctx, b.clientFor(c.Token), item, q, body)
 }
 
-// Progress hands the progress that a client makes with a backend's request, for example with sampling, to the backend under the token
+// Progress forwards a client's progress with a backend's request, for example with sampling, to the backend under the token
 // of that request. It drops progress of a request that is not open, because progress may cross the end of its request.
 func (g *Gateway) Progress(ctx context.Context, c api.Client, body json.RawMessage) error {
 	params := jsonrpc.Member(body, "params")
@@ -183,14 +182,14 @@ func (g *Gateway) Progress(ctx context.Context, c api.Client, body json.RawMessa
 	ctx, cancel := context.WithTimeout(ctx, notifyTime)
 	defer cancel()
 	body = jsonrpc.Replace(body, "params", jsonrpc.Replace(params, "progressToken", q.Token))
-	if err := b.caller(c.Token).Send(ctx, upstream.Request{Body: body, Version: q.With.Version, Session: q.With.ID}); err != nil {
+	if err := b.clientFor(c.Token).Send(ctx, upstream.Request{Body: body, Version: q.With.Version, Session: q.With.ID}); err != nil {
 		g.options.Log.WarnContext(ctx, "notification not sent to backend", "backend", b.Name, "error", err)
 	}
 	return nil
 }
 
 // answer sends an answer to the backend. It claims the request first, so that of two answers that arrive together only one is sent,
-// and gives it back if the backend does not accept the answer.
+// and releases the claim if the backend does not accept the answer.
 func (es *elicitations) answer(ctx context.Context, c *upstream.Client, item *store.Item, q elicitation, body json.RawMessage) error {
 	busy := fault.New(fault.Unavailable, "another answer to this request is being sent to the backend")
 	if time.Now().UnixMilli() < q.Claimed {
@@ -215,7 +214,7 @@ func (es *elicitations) answer(ctx context.Context, c *upstream.Client, item *st
 	}
 	switch err := write(ctx, time.Now().Add(c.AskTimeout+tidyTime)); {
 	case errors.Is(err, store.ErrConflict):
-		return busy // or the call is over, which the client learns when it repeats its answer
+		return busy // or the call is over; the client learns that when it repeats its answer
 	case err != nil:
 		return fault.Wrap(fault.Unavailable, err, "claim a backend's request")
 	}
@@ -234,15 +233,15 @@ func (es *elicitations) answer(ctx context.Context, c *upstream.Client, item *st
 	return fault.Wrap(fault.Unavailable, err, "send an answer to backend %s", c.Observer.Name)
 }
 
-// answerPart is how much of an answer one item holds.
+// answerPart is the maximum size of the part of an answer in one item.
 const answerPart = store.MaxItem - 1<<10
 
 func partKey(id string, part int) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "q#" + id, Sort: "a#" + strconv.Itoa(part)}
 }
 
-// keep stores the answer for the instance that waits for it. The first one counts.
-func (es *elicitations) keep(ctx context.Context, id string, q elicitation, body json.RawMessage, expires time.Time) error {
+// storeAnswer stores the answer for the instance that waits for it. It ignores all answers but the first.
+func (es *elicitations) storeAnswer(ctx context.Context, id string, q elicitation, body json.RawMessage, expires time.Time) error {
 	if q.Parts > 0 {
 		return nil // the client sent it twice
 	}
@@ -263,8 +262,8 @@ func (es *elicitations) keep(ctx context.Context, id string, q elicitation, body
 	return fault.Wrap(fault.Unavailable, err, "keep a client's answer")
 }
 
-// kept is the answer to an elicitation, or nil while there is none, and where it lies.
-func (es *elicitations) kept(ctx context.Context, id string, item *store.Item) (answer json.RawMessage, at []store.Key, err error) {
+// readAnswer returns the answer to an elicitation and the keys of its items, or nil if the client has not answered yet.
+func (es *elicitations) readAnswer(ctx context.Context, id string, item *store.Item) (answer json.RawMessage, at []store.Key, err error) {
 	var q elicitation
 	if json.Unmarshal(item.Value, &q) != nil {
 		es.broken.Add(ctx, "request of a backend")

@@ -24,15 +24,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// exchange is one call, from its request to its end. Package translate knows the differences between revisions, and [way] acts on
-// them. A call is in one of these states:
+// exchange is one call, from its request to its end. Package translate knows the differences between revisions, and a [way]
+// applies them. The states of a call are:
 //
 //	          the stream ends: resumed
 //	              ┌───────┐
 //	              ▼       │
 //	──▶ begun ──▶ called ─┴──the response──▶ answered
 //	      │        │  ▲ │
-//	      │  asks  │  │ └──cancelled, failed, the client is gone, the time is over──▶ ended: the backend is notified
+//	      │  asks  │  │ └──cancelled, failed, client gone, timeout──▶ ended: the backend is notified
 //	      │        ▼  │ the answer, or the backend withdraws its question
 //	      │       waiting ──the backend is removed──▶ ended
 //	      └──cancelled while the session begins──▶ ended: the backend is not called
@@ -41,32 +41,32 @@ type exchange struct {
 	gateway  *Gateway
 	sessions *sessions
 	call     api.Call
-	entry    entry  // the tool, prompt or resource
-	known    *known // of the backend
+	entry    entry       // the tool, prompt or resource
+	info     *serverInfo // about the backend
 	client   *upstream.Client
 	with     backendSession
-	watched  context.Context // see [exchange.watch]
+	watched  context.Context // set by [exchange.watch]
 
-	id        json.RawMessage // of the request at the backend
-	token     json.RawMessage // the progress token at the backend, where it is not the client's
+	id        json.RawMessage // the request's id at the backend
+	token     json.RawMessage // the progress token at the backend, if it differs from the client's
 	answered  bool            // the backend has responded
 	responded bool            // the client has its response
-	gone      bool            // the client has gone
-	asked     questions       // what the client was asked
+	gone      bool            // the client has disconnected
+	asked     questions       // keys of the questions to the client
 
-	progress float64 // the greatest so far
-	floor    float64 // the greatest of earlier rounds
-	rounds   int     // that are over
+	progress float64 // the greatest value so far
+	floor    float64 // the greatest value of earlier rounds
+	rounds   int     // completed rounds
 }
 
-// sessionWay is the way between a client and a backend that both have sessions.
+// sessionWay implements [way] for a client and a backend that both have sessions.
 type sessionWay struct {
 	x            *exchange
 	elicitations *elicitations
-	open         []question // to the client
+	open         []question // all questions to the client in this call
 }
 
-// question is a request of the backend to the client, with the id that each of them sees.
+// question is a backend's request to the client. It has one id at the backend and another one at the client.
 type question struct{ theirs, ours json.RawMessage }
 
 func (w *sessionWay) make(ctx context.Context) error {
@@ -75,13 +75,13 @@ func (w *sessionWay) make(ctx context.Context) error {
 		for _, q := range w.open {
 			kept = append(kept, q.key())
 		}
-		w.elicitations.over(kept, nil)
+		w.elicitations.cleanUp(kept, nil)
 	}()
 	w.x.id = requestID(w.x.call.Client, w.x.call.ID)
 	return w.x.inSession(ctx, w.x.params())
 }
 
-// maxAsked bounds how often a client with a session is asked in one call: each time is an item of the store.
+// maxAsked limits how often a backend may ask a client with a session in one call, because each question is an item in the store.
 const maxAsked = 1000
 
 func (w *sessionWay) elicit(ctx context.Context, m upstream.Message) error {
@@ -90,9 +90,9 @@ func (w *sessionWay) elicit(ctx context.Context, m upstream.Message) error {
 	case translate.Lacking(x.call.Capabilities, m.Method, jsonrpc.Member(m.Raw, "params")) != "":
 		return x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client does not support "+m.Method)
 	case x.call.ResponseOnly:
-		return x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client takes no event stream, so that it cannot be asked "+m.Method)
+		return x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client does not accept an event stream, so it cannot answer "+m.Method)
 	case len(w.open) >= maxAsked:
-		return x.refuse(ctx, m, jsonrpc.InvalidRequest, "the client is not asked more than "+strconv.Itoa(maxAsked)+" times in one call")
+		return x.refuse(ctx, m, jsonrpc.InvalidRequest, "a call can ask the client at most "+strconv.Itoa(maxAsked)+" times")
 	}
 	params := jsonrpc.Member(m.Raw, "params")
 	meta := jsonrpc.Member(params, "_meta")
@@ -105,7 +105,8 @@ func (w *sessionWay) elicit(ctx context.Context, m upstream.Message) error {
 	w.open = append(w.open, q)
 	x.asked.add(q.key())
 	if token != nil {
-		// Tokens of several backends may be equal, and progress arrives without a request. Our id says whose it is.
+		// Tokens of two backends may be equal, and a progress notification names no request. So the client gets our unique id
+		// as the token.
 		meta = jsonrpc.Replace(meta, "progressToken", q.ours)
 		m.Raw = jsonrpc.Replace(m.Raw, "params", jsonrpc.Replace(params, "_meta", meta))
 	}
@@ -117,8 +118,8 @@ func (q question) key() store.Key {
 	return elicitationKey(id)
 }
 
-// withdraw passes on that the backend does not wait for an answer any more, under the id that the client knows. An answer that
-// arrives after that is one to an unknown request.
+// withdraw tells the client, under the id that the client knows, that the backend has cancelled its request. If the client
+// still answers, the answer counts as one to an unknown request.
 func (w *sessionWay) withdraw(ctx context.Context, id json.RawMessage, m upstream.Message) error {
 	for _, q := range w.open {
 		if jsonrpc.SameID(q.theirs, id) {
@@ -127,13 +128,13 @@ func (w *sessionWay) withdraw(ctx context.Context, id json.RawMessage, m upstrea
 			return w.x.send(jsonrpc.Replace(m.Raw, "params", params), false)
 		}
 	}
-	return w.x.outOfPlace(ctx)
+	return w.x.dropMisplaced(ctx)
 }
 
 func (w *sessionWay) respond(m upstream.Message) error { return w.x.send(m.Raw, true) }
 
-// inSession calls a backend of the earlier revisions. A session that it has forgotten is begun again, once. The backend is notified
-// if the call ends without its response, unless it never had the request.
+// inSession calls a backend of a session-based revision. If the backend has forgotten the session, inSession retries once in a
+// new one. If the call ends without a response, inSession notifies the backend, unless the backend never received the request.
 func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error {
 	for again := false; ; again = true {
 		began := time.Now()
@@ -141,11 +142,11 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 		if err != nil {
 			return err
 		}
-		if begun && x.call.Session != "" && x.marked(ctx, began) {
+		if begun && x.call.Session != "" && x.hasMark(ctx, began) {
 			return fault.Wrap(fault.Conflict, errCancelled, "the call was cancelled")
 		}
 		if ctx.Err() != nil {
-			return x.failed(ctx.Err())
+			return x.callError(ctx.Err())
 		}
 		posted := time.Now()
 		answer, err := x.client.Post(ctx, upstream.Request{
@@ -157,9 +158,9 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 			}
 			continue
 		}
-		abandon := ctx.Err() != nil // it may have been sent
+		abandon := ctx.Err() != nil // the request may have been sent
 		if err != nil {
-			err = x.failed(err)
+			err = x.callError(err)
 			if abandon { // the client is gone, and the backend may not have seen the request
 				time.Sleep(time.Until(posted.Add(requestLead)))
 			}
@@ -174,8 +175,8 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 	}
 }
 
-// begin finds or begins the session of the call. A cancellation does not interrupt that, because the backend might keep a session that
-// is not used.
+// begin finds or begins the session for the call. It completes even if the client cancels, because an interrupted handshake
+// could leave an unused session at the backend.
 func (x *exchange) begin(ctx context.Context) (begun bool, err error) {
 	whole := context.WithoutCancel(ctx)
 	if ends, ok := ctx.Deadline(); ok {
@@ -183,11 +184,11 @@ func (x *exchange) begin(ctx context.Context) (begun bool, err error) {
 		whole, cancel = context.WithDeadline(whole, ends)
 		defer cancel()
 	}
-	x.with, begun, err = x.sessions.of(whole, x.call.Client, x.backend())
+	x.with, begun, err = x.sessions.getOrBegin(whole, x.call.Client, x.backend())
 	return begun, err
 }
 
-// questions are the keys of the questions of a call.
+// questions collects the store keys of the questions of one call.
 type questions struct {
 	mu   sync.Mutex
 	keys []store.Key
@@ -199,7 +200,7 @@ func (q *questions) add(key store.Key) {
 	q.keys = append(q.keys, key)
 }
 
-// open reports whether one of the last questions is still open.
+// open reports whether the client still has to answer one of the most recent questions.
 func (q *questions) open(ctx context.Context, db store.DB) bool {
 	q.mu.Lock()
 	last := slices.Clone(q.keys[max(0, len(q.keys)-store.MaxGet):])
@@ -218,12 +219,12 @@ func (x *exchange) withoutSession(ctx context.Context, params json.RawMessage, h
 		Body: jsonrpc.AppendRequest(nil, x.id, x.call.Method, params), Version: x.with.Version, Header: header,
 	})
 	if err != nil {
-		return x.failed(err)
+		return x.callError(err)
 	}
 	return x.relay(ctx, answer)
 }
 
-// params are those of the call with the name that the backend knows.
+// params returns the params of the call with the name that the backend uses.
 func (x *exchange) params() json.RawMessage {
 	own := jsonrpc.Quote(x.entry.Own)
 	if x.call.Member == "ref" {
@@ -233,30 +234,30 @@ func (x *exchange) params() json.RawMessage {
 }
 
 const (
-	// maxFruitless bounds how often in a row a call is resumed without an event.
+	// maxFruitless limits how many times in a row a call is resumed without receiving an event.
 	maxFruitless = 10
-	// resumePause is the pause before a call is resumed if the backend does not ask for another one.
+	// resumePause is the pause before resuming a call if the backend sent no retry field.
 	resumePause = time.Second
 )
 
-// relay hands messages on until the response.
+// relay forwards the backend's messages up to the response.
 func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 	defer func() { answer.Close() }()
 	for fruitless := 0; ; {
 		m, err := answer.Next(ctx)
 		if err != nil && answer.EventID != "" && ctx.Err() == nil && !errors.Is(err, sse.ErrTooLarge) {
-			// The backend has ended the connection, not the call (2025-11-25, Resumability).
+			// The backend has closed the connection, but the call continues (2025-11-25, Resumability).
 			if fruitless++; answer.Events > 0 {
 				fruitless = 0
 			}
 			if fruitless >= maxFruitless {
-				return x.failed(err)
+				return x.callError(err)
 			}
 			next, rerr := x.resume(ctx, answer)
 			if rerr != nil {
-				return x.failed(rerr)
+				return x.callError(rerr)
 			}
-			answer.GoesOn(next)
+			answer.ContinueWith(next)
 			answer = next
 			continue
 		}
@@ -264,7 +265,7 @@ func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 			if errors.Is(err, io.EOF) {
 				err = errors.New("gateway: the stream ended before the response")
 			}
-			return x.failed(err)
+			return x.callError(err)
 		}
 		done, err := x.handle(ctx, m)
 		if done {
@@ -279,8 +280,8 @@ func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 	}
 }
 
-// resume continues a call's stream after the pause that the backend asked for: "The client MUST respect the retry field" (2025-11-25,
-// Transports).
+// resume reconnects to a call's stream after the pause that the backend asked for: "The client MUST respect the retry field"
+// (2025-11-25, Transports).
 func (x *exchange) resume(ctx context.Context, last *upstream.Exchange) (*upstream.Exchange, error) {
 	if err := periodic.Sleep(ctx, cmp.Or(last.Retry, resumePause)); err != nil {
 		return nil, err
@@ -289,7 +290,7 @@ func (x *exchange) resume(ctx context.Context, last *upstream.Exchange) (*upstre
 	if err != nil {
 		return nil, err
 	}
-	if answer.Status >= http.StatusBadRequest { // with a reason in JSON
+	if answer.Status >= http.StatusBadRequest { // the body explains it in JSON
 		answer.Close()
 		return nil, &upstream.StatusError{Status: answer.Status}
 	}
@@ -297,13 +298,13 @@ func (x *exchange) resume(ctx context.Context, last *upstream.Exchange) (*upstre
 	return answer, nil
 }
 
-// passed are the notifications that a backend may send within a call.
-var passed = map[string]bool{
+// passThrough has the notifications that a backend may send within a call.
+var passThrough = map[string]bool{
 	spec.NoteProgress: true, spec.NoteMessage: true, spec.NoteElicited: true,
 	spec.NoteTaskStatus: true,
 }
 
-// handle hands one message on.
+// handle processes one message of the backend.
 func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, err error) {
 	switch {
 	case m.Response():
@@ -319,23 +320,23 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 		return false, x.way.elicit(ctx, m)
 	case m.Method == spec.NoteCancelled && !x.with.Version.Stateless():
 		return false, x.way.withdraw(ctx, jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "requestId"), m)
-	case passed[m.Method]:
-		if m, ok := x.fits(m); ok {
+	case passThrough[m.Method]:
+		if m, ok := x.adaptNotification(m); ok {
 			return false, x.send(m.Raw, false)
 		}
 	default:
-		return false, x.outOfPlace(ctx)
+		return false, x.dropMisplaced(ctx)
 	}
 	return false, nil
 }
 
-// fits makes of a notification within a call the one for the client. It reports false for
-// what the client did not ask for, or its revision does not have.
-func (x *exchange) fits(m upstream.Message) (upstream.Message, bool) {
+// adaptNotification returns a notification in the form that the client expects. It reports false if the client did not ask
+// for it or if the client's revision does not have it.
+func (x *exchange) adaptNotification(m upstream.Message) (upstream.Message, bool) {
 	params := jsonrpc.Member(m.Raw, "params")
 	switch {
 	case m.Method == spec.NoteProgress:
-		return x.ownProgress(m, params)
+		return x.adaptProgress(m, params)
 	case !x.call.Version.Stateless():
 		return m, true
 	case m.Method == spec.NoteMessage:
@@ -345,9 +346,9 @@ func (x *exchange) fits(m upstream.Message) (upstream.Message, bool) {
 	return m, x.with.Version.Stateless()
 }
 
-// ownProgress gives a progress message the client's token, as the client wrote it. One with
-// another token is of another call, or of none.
-func (x *exchange) ownProgress(m upstream.Message, params json.RawMessage) (upstream.Message, bool) {
+// adaptProgress replaces the token of a progress notification by the client's, byte for byte. It drops a
+// notification with an unknown token, because it does not belong to this call.
+func (x *exchange) adaptProgress(m upstream.Message, params json.RawMessage) (upstream.Message, bool) {
 	own := jsonrpc.Member(jsonrpc.Member(x.call.Params, "_meta"), "progressToken")
 	sent := own
 	if x.token != nil {
@@ -360,7 +361,7 @@ func (x *exchange) ownProgress(m upstream.Message, params json.RawMessage) (upst
 	}
 	value, err := strconv.ParseFloat(string(jsonrpc.Member(params, "progress")), 64)
 	if err == nil && x.rounds > 0 && value <= x.floor {
-		return m, false // "MUST increase with each notification", and a repeated call starts from the beginning
+		return m, false // "MUST increase with each notification", but a repeated call starts from the beginning
 	}
 	x.progress = max(x.progress, value)
 	if string(got) != string(own) {
@@ -369,15 +370,15 @@ func (x *exchange) ownProgress(m upstream.Message, params json.RawMessage) (upst
 	return m, true
 }
 
-// outOfPlace drops a message that does not belong to a call: a notification other than those that are passed, or any
-// request of a backend of 2026-07-28, where servers make none and take no answers.
-func (x *exchange) outOfPlace(ctx context.Context) error {
+// dropMisplaced drops a message that is not allowed within a call: a notification that is not in passThrough, or any request
+// from a backend of 2026-07-28, where servers send no requests.
+func (x *exchange) dropMisplaced(ctx context.Context) error {
 	x.backend().dropped(ctx, dropOutOfPlace)
 	return nil
 }
 
-// translated is a response in the form of the client's revision, and the code of an error as it was.
-func (x *exchange) translated(m upstream.Message) (response json.RawMessage, code int) {
+// translateResponse returns the response in the form of the client's revision. For an error it also returns the original code.
+func (x *exchange) translateResponse(m upstream.Message) (response json.RawMessage, code int) {
 	between := translate.Way{Client: x.call.Version, Backend: x.with.Version}
 	if m.Result == nil {
 		return between.Error(x.call.Method, m.Raw)
@@ -385,12 +386,12 @@ func (x *exchange) translated(m upstream.Message) (response json.RawMessage, cod
 	return jsonrpc.Replace(m.Raw, "result", between.Result(x.call.Method, m.Result)), 0
 }
 
-// unsettle makes the next call ask the backend again what it is, if the code of its error says that it is not what it was: it may be
-// an older version of the server now.
-func (x *exchange) unsettle(code int) {
+// recheckVersion makes the next call ask for the backend's version and lists again if the error code suggests that they
+// changed, for example because the server was rolled back.
+func (x *exchange) recheckVersion(code int) {
 	if code == spec.CodeHeaderMismatch || code == spec.CodeUnsupportedVersion {
 		x.entry.view.Outdate()
-		x.entry.view.forget(x.known)
+		x.entry.view.forget(x.info)
 	}
 }
 
@@ -407,30 +408,30 @@ func (x *exchange) refuse(ctx context.Context, m upstream.Message, code int, why
 	return x.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{Code: code, Message: why}))
 }
 
-// reply answers a backend's request in the client's place.
+// reply answers a backend's request on behalf of the client.
 func (x *exchange) reply(ctx context.Context, body []byte) error {
 	if err := x.client.Send(ctx, upstream.Request{Body: body, Version: x.with.Version, Session: x.with.ID}); err != nil {
-		return x.failed(err)
+		return x.callError(err)
 	}
 	return nil
 }
 
 func (x *exchange) backend() *backend { return x.entry.view.of }
 
-// belongs is what a requestState of the call is bound to: who calls what, with all of params but what changes between
-// rounds.
-func (x *exchange) belongs() []byte {
+// stateBinding returns the data to which a requestState is bound: the principal, the method, the name, and all params except
+// those that change between rounds.
+func (x *exchange) stateBinding() []byte {
 	digest := translate.Digest(jsonrpc.Without(x.call.Params, func(name string) bool {
 		return name == "_meta" || name == "inputResponses" || name == "requestState"
 	}))
-	return bound(x.call.Principal, x.call.Method, x.entry.Backend, x.entry.Own, digest)
+	return bindState(x.call.Principal, x.call.Method, x.entry.Backend, x.entry.Own, digest)
 }
 
-// failed is what a caller sees of a backend's failure: not what it was, but that the call
-// may have done something.
-func (x *exchange) failed(err error) error {
-	public := fault.New(fault.Unavailable, "backend %s failed; whether it did what it was asked is not known", x.entry.Backend)
-	if x.call.Kind.Prefixed() { // a URI may say more than a log is to know
+// callError hides the cause of a failed call from the client, and warns it that the call may have had an effect. The cause is
+// for the log.
+func (x *exchange) callError(err error) error {
+	public := fault.New(fault.Unavailable, "backend %s failed; the call may still have taken effect", x.entry.Backend)
+	if x.call.Kind.Prefixed() { // a URI may contain data that must not be logged
 		err = fmt.Errorf("%s %s: %w", x.call.Method, x.entry.Own, err)
 	}
 	return errors.Join(public, err)

@@ -15,8 +15,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// list is the backend's list, fetched by one caller at a time when the one that was fetched
-// last is too old or has another list version.
+// list returns the backend's list. If the last one is too old or has another list version, one of the callers fetches it and
+// the others wait.
 func (v *view) list(ctx context.Context, kind api.Kind, listVersion string, use func(*fetched) time.Duration) (*fetched, error) {
 	for {
 		v.mu.Lock()
@@ -25,11 +25,11 @@ func (v *view) list(ctx context.Context, kind api.Kind, listVersion string, use 
 			v.mu.Unlock()
 			return have, nil
 		}
-		if r := v.rests[kind]; r.listVersion == listVersion && time.Now().Before(r.until) {
+		if r := v.backoffs[kind]; r.listVersion == listVersion && time.Now().Before(r.until) {
 			v.mu.Unlock()
-			return have, errRests
+			return have, errBackingOff
 		}
-		// What was begun before a change may end with the list from before.
+		// A fetch that began before a change may return the list from before it.
 		first := f == nil || !f.began.After(v.stale) || f.listVersion != listVersion
 		if first {
 			f = &fetching{flight: newFlight[*fetched](), listVersion: listVersion}
@@ -48,9 +48,9 @@ func (v *view) list(ctx context.Context, kind api.Kind, listVersion string, use 
 	}
 }
 
-// refresh fetches the list; with an error it is the one that was fetched before.
+// refresh fetches the list. If that fails, it returns the last list with the error.
 func (v *view) refresh(ctx context.Context, kind api.Kind, f *fetching) (*fetched, error) {
-	now, err := v.fetchKnown(ctx, kind, f.listVersion)
+	now, err := v.fetchWithSession(ctx, kind, f.listVersion)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.fetching[kind] == f {
@@ -59,39 +59,39 @@ func (v *view) refresh(ctx context.Context, kind api.Kind, f *fetching) (*fetche
 	last := v.lists[kind]
 	if err != nil {
 		if took := time.Since(f.began); ctx.Err() == nil && took > v.of.options.AskTimeout/2 {
-			v.rests[kind] = rest{time.Now().Add(took), f.listVersion}
+			v.backoffs[kind] = backoff{time.Now().Add(took), f.listVersion}
 		}
 		return last, err
 	}
-	delete(v.rests, kind)
+	delete(v.backoffs, kind)
 	if now.at, now.listVersion = f.began, f.listVersion; last == nil || last.at.Before(now.at) {
 		v.lists[kind] = now
 	}
 	return now, nil
 }
 
-// fetchKnown fetches a list in the revision that the backend speaks. A session that it has
-// ended is begun again: it says so, or ends its answer without a response.
-func (v *view) fetchKnown(ctx context.Context, kind api.Kind, listVersion string) (*fetched, error) {
-	known, err := v.known(ctx)
-	if err == nil && !v.learned(known, kind, listVersion) {
-		v.forget(known)
-		if known, err = v.known(ctx); err == nil {
-			v.learned(known, kind, listVersion)
+// fetchKnown fetches a list in the revision that the backend speaks. It retries once with a new session if the backend has ended the
+// old one. Some backends say so, and others end their answer without a response.
+func (v *view) fetchWithSession(ctx context.Context, kind api.Kind, listVersion string) (*fetched, error) {
+	info, err := v.loadInfo(ctx)
+	if err == nil && !v.confirmVersion(info, kind, listVersion) {
+		v.forget(info)
+		if info, err = v.loadInfo(ctx); err == nil {
+			v.confirmVersion(info, kind, listVersion)
 		}
 	}
 	if err != nil {
 		return nil, err
 	}
-	if !known.Has(kind) {
-		// It adds nothing and says nothing, until it is asked again what it serves.
+	if !info.Has(kind) {
+		// The list is empty until the gateway asks for the capabilities again.
 		return &fetched{ttl: askAgain, shared: true}, nil
 	}
-	now, err := v.fetch(ctx, known, kind)
-	if errors.Is(err, upstream.ErrSession) || errors.Is(err, upstream.ErrNoResponse) && known.session != "" {
-		v.forget(known)
-		if known, err = v.known(ctx); err == nil {
-			now, err = v.fetch(ctx, known, kind)
+	now, err := v.fetch(ctx, info, kind)
+	if errors.Is(err, upstream.ErrSession) || errors.Is(err, upstream.ErrNoResponse) && info.session != "" {
+		v.forget(info)
+		if info, err = v.loadInfo(ctx); err == nil {
+			now, err = v.fetch(ctx, info, kind)
 		}
 	}
 	return now, err
@@ -105,7 +105,7 @@ func (v *view) Outdate() {
 }
 
 // fetch reads all pages of a list.
-func (v *view) fetch(ctx context.Context, known *known, kind api.Kind) (*fetched, error) {
+func (v *view) fetch(ctx context.Context, info *serverInfo, kind api.Kind) (*fetched, error) {
 	b, c := v.of, v.client()
 	ctx, cancel := context.WithTimeout(ctx, maxAsks*b.options.AskTimeout)
 	defer cancel()
@@ -114,15 +114,15 @@ func (v *view) fetch(ctx context.Context, known *known, kind api.Kind) (*fetched
 	var cursor json.RawMessage
 	for range maxPages {
 		params := json.RawMessage(`{}`)
-		if known.version.Stateless() {
-			params = c.Meta(known.version)
+		if info.version.Stateless() {
+			params = c.Meta(info.version)
 		}
 		if cursor != nil {
 			params = jsonrpc.Insert(params, "cursor", cursor)
 		}
-		result, err := c.Ask(ctx, upstream.Request{Version: known.version, Session: known.session, MaxDepth: maxListDepth}, kind.Method(), params)
+		result, err := c.Ask(ctx, upstream.Request{Version: info.version, Session: info.session, MaxDepth: maxListDepth}, kind.Method(), params)
 		if errors.Is(err, upstream.ErrUnknownMethod) {
-			// The capability resources stands for two lists, and many servers have no resource templates.
+			// The capability "resources" covers two lists, and many servers have no resource templates.
 			return &fetched{ttl: askAgain, shared: true}, nil
 		}
 		if err != nil {
@@ -131,10 +131,10 @@ func (v *view) fetch(ctx context.Context, known *known, kind api.Kind) (*fetched
 		if size += len(result); size > maxList {
 			return nil, fault.New(fault.Unavailable, "backend %s has a list of more than %d bytes", b.Name, maxList)
 		}
-		ttl, shared := hints(known.version, result, b.options.ListTTL)
+		ttl, shared := cachingHints(info.version, result, b.options.ListTTL)
 		out.ttl, out.shared = min(out.ttl, ttl), out.shared && shared
 		for raw := range jsonrpc.Elements(jsonrpc.Member(result, kind.Member())) {
-			e, why := v.entry(kind, raw)
+			e, why := v.parseEntry(kind, raw)
 			if why != "" {
 				b.dropped(ctx, why)
 				continue
@@ -144,8 +144,8 @@ func (v *view) fetch(ctx context.Context, known *known, kind api.Kind) (*fetched
 			}
 		}
 		next := jsonrpc.Member(result, "nextCursor")
-		// An empty one goes on since 2026-07-28 (Pagination).
-		if text, ok := jsonrpc.String(next); !ok || text == "" && !known.version.Stateless() || string(next) == string(cursor) {
+		// Since 2026-07-28 an empty cursor means that there is another page (Pagination).
+		if text, ok := jsonrpc.String(next); !ok || text == "" && !info.version.Stateless() || string(next) == string(cursor) {
 			return out, nil
 		}
 		cursor = next
@@ -154,14 +154,15 @@ func (v *view) fetch(ctx context.Context, known *known, kind api.Kind) (*fetched
 }
 
 const (
-	// maxListDepth is how deeply a backend's list may be nested, so that an entry over maxEntryDepth costs no other one.
+	// maxListDepth is how deeply a backend's list may be nested. It is far above maxEntryDepth, so that one entry that is nested too
+	// deeply does not spoil the whole list.
 	maxListDepth = 1000
-	// maxEntryDepth leaves room for the response, its result and the list, because clients bound the depth of a whole message.
+	// maxEntryDepth leaves room for the response, its result and the list, because clients limit the depth of a whole message.
 	maxEntryDepth = jsonrpc.MaxDepth - 3
 )
 
-// entry is one of a backend's list, under the name that clients use; or why it is none.
-func (v *view) entry(kind api.Kind, raw json.RawMessage) (e entry, why string) {
+// parseEntry parses one entry of a list and adds the backend's prefix to its name. If the entry is unusable, it returns the reason.
+func (v *view) parseEntry(kind api.Kind, raw json.RawMessage) (e entry, why string) {
 	own, ok := jsonrpc.String(jsonrpc.Member(raw, kind.Name()))
 	switch {
 	case !ok || own == "" || len(own) > maxName:
@@ -182,8 +183,9 @@ func (v *view) entry(kind api.Kind, raw json.RawMessage) (e entry, why string) {
 	return e, ""
 }
 
-// printable reports whether what clients show or use as names in an entry of a list has no characters that steer
-// terminals or the direction of text. Readers may take another one of several members, or ignore case.
+// printable reports whether the names and titles in an entry are free of characters that control terminals or the direction of
+// text. It checks all members with these names in any case, because some readers ignore case and take
+// another one of several equal members.
 func printable(entry json.RawMessage) bool {
 	for key, value := range jsonrpc.Members(entry) {
 		switch strings.ToLower(string(key)) {
@@ -201,15 +203,14 @@ func printable(entry json.RawMessage) bool {
 	return true
 }
 
-// unprintable are controls, and what stands for text that is no Unicode.
+// unprintable reports whether r is a control character or the replacement for invalid Unicode.
 func unprintable(r rune) bool {
 	return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == unicode.ReplacementChar
 }
 
-// hints are what a page of a list says of its caching (2026-07-28, Caching). A backend that
-// says nothing, as all of the earlier revisions, has a list for its caller alone and for as
-// long as the gateway itself uses it.
-func hints(version spec.Version, result json.RawMessage, own time.Duration) (ttl time.Duration, shared bool) {
+// cachingHints reads the caching hints in a page of a list (2026-07-28, Caching). If there are none, as in all session-based
+// revisions, the list is private to its caller and lives as long as the gateway's own limit, own.
+func cachingHints(version spec.Version, result json.RawMessage, own time.Duration) (ttl time.Duration, shared bool) {
 	ttl = own
 	if !version.Stateless() {
 		return ttl, false
@@ -217,7 +218,7 @@ func hints(version spec.Version, result json.RawMessage, own time.Duration) (ttl
 	scope, _ := jsonrpc.String(jsonrpc.Member(result, "cacheScope"))
 	var ms float64
 	if raw := jsonrpc.Member(result, "ttlMs"); raw != nil && json.Unmarshal(raw, &ms) == nil {
-		ttl = time.Duration(min(max(ms, 0), float64(maxTTL.Milliseconds()))) * time.Millisecond // negative counts as 0
+		ttl = time.Duration(min(max(ms, 0), float64(maxTTL.Milliseconds()))) * time.Millisecond // a negative value means 0
 	}
 	return ttl, scope == "public"
 }

@@ -171,14 +171,14 @@ func emptyList(method string) string {
 func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	session := r.Header.Get("Mcp-Session-Id")
 	s.mu.Lock()
-	known, ends := session == "" || s.sessions[session], s.ends
+	info, ends := session == "" || s.sessions[session], s.ends
 	s.mu.Unlock()
 	switch {
 	case s.allow != nil && !s.allow(r.Header):
 		w.WriteHeader(http.StatusUnauthorized)
-	case !known && s.lost != nil:
+	case !info && s.lost != nil:
 		s.lost(w)
-	case !known:
+	case !info:
 		w.WriteHeader(http.StatusNotFound)
 	case r.Method == http.MethodDelete && ends != nil:
 		<-ends

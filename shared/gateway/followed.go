@@ -12,13 +12,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Followed is a backend as the relay needs it: with the operator's credentials, and the same value for as
-// long as its configuration is the same.
+// Followed is a backend as the relay sees it: with the operator's credentials. It stays the same value until its
+// configuration changes.
 type Followed struct{ *backend }
 
-// Followed are the backends whose notifications can be had. Where only callers have credentials there are none.
+// Followed returns the backends that the relay can follow. It leaves out those for which only callers have credentials.
 func (g *Gateway) Followed(ctx context.Context) (out []Followed) {
-	for _, b := range g.backends.now(ctx) {
+	for _, b := range g.backends.current(ctx) {
 		if !b.perCaller() {
 			out = append(out, Followed{b})
 		}
@@ -26,21 +26,21 @@ func (g *Gateway) Followed(ctx context.Context) (out []Followed) {
 	return out
 }
 
-// Client speaks to it for the gateway itself.
+// Client returns the client for the gateway's own requests to the backend.
 func (f Followed) Client() *upstream.Client { return &f.own }
 
 // Ask asks the backend again for its revision and capabilities, because another server may have taken its place.
 func (f Followed) Ask(ctx context.Context) (api.Capabilities, spec.Version, error) {
-	f.answer.Expire(func(*known) bool { return true })
-	known, err := f.known(ctx)
+	f.answer.Expire(func(*serverInfo) bool { return true })
+	info, err := f.loadInfo(ctx)
 	if err != nil {
 		return api.Capabilities{}, "", err
 	}
-	return known.Capabilities, known.version, nil
+	return info.Capabilities, info.version, nil
 }
 
-// Wanted returns the URIs that sessions or streams are subscribed to there, each with the principals that are. Changed receives when
-// they may be others.
+// Wanted returns the URIs to which sessions or streams are subscribed at the backend, each with the subscribed principals. The
+// channel of [Followed.Changed] receives when they may have changed.
 func (f Followed) Wanted(ctx context.Context) (map[string][]string, error) {
 	out := map[string][]string{}
 	partition := store.Key{Table: store.Sessions, Partition: wantedPartition(f.Place())}
@@ -63,10 +63,10 @@ func (f Followed) SetNoStream(ctx context.Context, until time.Time) error {
 	return fault.Wrap(fault.Unavailable, f.options.DB.Write(ctx, op), "record the notification stream of a backend")
 }
 
-// Changed is described at [Followed.Wanted].
+// Changed returns a channel that receives when the result of [Followed.Wanted] may have changed.
 func (f Followed) Changed() <-chan struct{} { return f.changed }
 
-// List is its list of a kind, fetched since [Followed.Outdate].
+// List returns a list that was fetched after the last call of [Followed.Outdate].
 func (f Followed) List(ctx context.Context, kind api.Kind) ([]api.Entry, error) {
 	version := listVersions(ctx, f.options, []*view{f.view}, kind)[0]
 	list, err := f.list(ctx, kind, version, func(*fetched) time.Duration { return maxTTL })

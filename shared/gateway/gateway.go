@@ -1,15 +1,15 @@
-// Package gateway puts existing MCP servers, the backends, behind the endpoint.
+// Package gateway puts existing MCP servers, the backends, behind our endpoint.
 //
 //	client ─▶ shared/mcp ─▶ gateway ─▶ upstream ─▶ backend
-//	              ▲            │ lists: gathered, with prefixes (lists.go, view.go)
-//	              │            │ calls: messages handed on as they come, in one of four ways (call.go, exchange.go)
-//	              └── answers ─┘ by an id that the store knows (elicitations.go)
+//	              ▲            │ lists: gathered and prefixed (lists.go, view.go)
+//	              │            │ calls: messages relayed as they arrive, in one of four ways (call.go, exchange.go)
+//	              └── answers ─┘ found by an id in the store (elicitations.go)
 //
-// What is handed on is the bytes that came: names get their prefix, ids are exchanged, and what
-// differs between revisions is translated (package translate); all else is untouched. What a call
-// needs is in the store or, sealed, with the client, so that any instance can go on with it. What the
-// endpoint does with an answer does not enter here: it sees the data of package api. Notifications of
-// backends are the business of package relay, which sees a backend as a [Followed].
+// The gateway forwards the original bytes of a message. It changes only three things: it prefixes names, exchanges
+// ids, and translates differences between protocol revisions (package translate). Everything that a call needs later
+// is in the store or, sealed, with the client, so that any instance can continue it. The endpoint gets its data
+// in the types of package api and decides for itself how to answer. Package relay handles the notifications of
+// backends; it sees a backend as a [Followed].
 package gateway
 
 import (
@@ -33,36 +33,35 @@ import (
 
 // Options configure a [Gateway].
 type Options struct {
-	// Backends are those that there are, unless there is a Source.
+	// Backends lists the backends. It is ignored if there is a Source.
 	Backends []api.Backend
-	// Source has the backends that there are, and is asked at each use; nil when they do not change. What it returns is
-	// not changed.
+	// Source returns the current backends. The gateway calls it before each use and does not change the result. It is
+	// nil if the backends never change.
 	Source func(context.Context) ([]api.Backend, error)
-	// Secrets looks up what a setting refers to; nil is the environment. It is asked for each
-	// request to a backend.
+	// Secrets resolves the secrets in settings, and runs for each request to a backend; nil reads environment variables.
 	Secrets Secrets
 	DB      store.DB
-	// HTTP reaches the backends; nil is [upstream.NewHTTP].
+	// HTTP is the client for requests to backends; nil means [upstream.NewHTTP].
 	HTTP *http.Client
-	// Server is what the gateway calls itself to backends: an MCP Implementation.
+	// Server is the MCP Implementation object that the gateway sends to backends to identify itself.
 	Server json.RawMessage
-	// Key authenticates what clients carry between requests: 32 bytes; nil where there are no clients.
+	// Key authenticates the state that clients carry between requests. It has 32 bytes, or is nil if there are no clients.
 	Key []byte
-	// ListTTL is how long a backend's list is used at most; 0 is 5 s.
+	// ListTTL limits how long the gateway reuses a backend's list; 0 means 5 s.
 	ListTTL time.Duration
-	// AskTimeout bounds what the gateway asks a backend on its own behalf; 0 is 10 s.
+	// AskTimeout limits the gateway's own requests to a backend, e.g. for a list; 0 means 10 s.
 	AskTimeout time.Duration
-	// CallTimeout bounds a call; 0 is 15 minutes.
+	// CallTimeout limits a call; 0 means 15 minutes.
 	CallTimeout time.Duration
-	// SessionTTL is how long a session with a backend is kept; 0 is 24 hours.
+	// SessionTTL is the time after its last use at which a session with a backend expires; 0 means 24 hours.
 	SessionTTL time.Duration
 	Log        *slog.Logger
-	// Metrics count calls, Tracer makes spans of them; both may be nil.
+	// Metrics counts calls and Tracer traces them. Both may be nil.
 	Metrics *metric.Set
 	Tracer  *trace.Tracer
 }
 
-// Gateway reaches the backends. It may be used concurrently. Make it with [New].
+// Gateway forwards requests to the backends. It is safe for concurrent use. Create it with [New].
 type Gateway struct {
 	options *Options
 	states  *states
@@ -73,10 +72,10 @@ type Gateway struct {
 	lists        *lists
 	sessions     *sessions
 	elicitations *elicitations
-	running      underWay
+	running      runningCalls
 }
 
-// New makes a gateway. It reaches no backend yet, and looks up no secret: see [Gateway.Check].
+// New creates a gateway. It does not contact backends or resolve secrets yet; see [Gateway.Check].
 func New(o Options) (*Gateway, error) {
 	if o.HTTP == nil {
 		o.HTTP = upstream.NewHTTP()
@@ -104,12 +103,11 @@ func New(o Options) (*Gateway, error) {
 	return g, nil
 }
 
-// capabilityTime is how long a client that connects waits for backends to say what
-// they serve.
+// capabilityTime limits how long a connecting client waits for the backends' capabilities.
 const capabilityTime = 2 * time.Second
 
-// Capabilities asks the backends of a client what they serve. Those that cannot be
-// reached in time are counted by what they said last.
+// Capabilities returns the union of the capabilities of all backends that the client may use. For a backend that does
+// not answer in time it uses the last known capabilities.
 func (g *Gateway) Capabilities(ctx context.Context, c api.Client) api.Capabilities {
 	ctx, cancel := context.WithTimeout(ctx, capabilityTime)
 	defer cancel()
@@ -118,30 +116,30 @@ func (g *Gateway) Capabilities(ctx context.Context, c api.Client) api.Capabiliti
 		mu  sync.Mutex
 		all api.Capabilities
 	)
-	for _, v := range g.backends.shown(ctx, c) {
+	for _, v := range g.backends.viewsFor(ctx, c) {
 		wg.Go(func() {
-			known, err := v.known(ctx)
+			info, err := v.loadInfo(ctx)
 			if err != nil {
 				v.of.logCapabilities.Do(func() {
 					g.options.Log.WarnContext(ctx, "backend capabilities unknown", "backend", v.of.Name, "error", err)
 				})
 			}
-			if known == nil {
+			if info == nil {
 				return
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			all.Tools = all.Tools || known.Tools
-			all.Prompts = all.Prompts || known.Prompts
-			all.Resources = all.Resources || known.Resources
-			all.Completions = all.Completions || known.Completions
-			all.Logging = all.Logging || known.Logging
+			all.Tools = all.Tools || info.Tools
+			all.Prompts = all.Prompts || info.Prompts
+			all.Resources = all.Resources || info.Resources
+			all.Completions = all.Completions || info.Completions
+			all.Logging = all.Logging || info.Logging
 		})
 	}
 	wg.Wait()
 	return all
 }
 
-func unknown(what, name string) error {
+func unknownError(what, name string) error {
 	return fault.New(fault.Invalid, "there is no %s %.128q", what, name)
 }

@@ -17,38 +17,38 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A client with a session calls a backend of 2026-07-28, which answers with
-// input_required when it needs the client. Its requests go to the client on the
-// stream of the call; the answers may come in at any instance and wait in the store for
-// the one that makes the call, which then makes it again with them.
+// This file lets a client with a session call a backend of 2026-07-28, which answers with input_required when it needs the
+// client. The gateway sends the backend's questions to the client as requests on the call's stream. The answers may
+// arrive at any instance, so they are passed through the store to the instance that makes the call. That instance then
+// repeats the call with the answers.
 
-// Bounds of one call.
+// Limits of one call.
 const (
 	maxRounds = 50
 	maxInputs = 50 // requests in one round
 )
 
-// How often the store is asked for answers.
+// The interval between two looks for answers in the store grows from firstLook to lastLook.
 const (
 	firstLook = 50 * time.Millisecond
 	lastLook  = 250 * time.Millisecond
 )
 
-// longestLater is the longest pause before a backend is called again that only wants to be called again later.
+// longestLater limits the pause before the call is repeated for a backend that asked for a retry without asking a question.
 const longestLater = 5 * time.Second
 
-// inputRoundsWay is the way from a client with a session to a backend of 2026-07-28.
+// inputRoundsWay implements [way] for a client with a session and a backend of 2026-07-28.
 type inputRoundsWay struct {
 	x            *exchange
 	elicitations *elicitations
-	kept         []store.Key     // what the store holds of the elicitations to the client
-	input        json.RawMessage // the backend's demand for input
-	inputs       []*input        // what the client was asked, in all rounds
+	kept         []store.Key     // the items in the store for this call's questions and answers
+	input        json.RawMessage // the backend's current input_required result
+	inputs       []*input        // the questions of all rounds
 	later        time.Duration   // the last pause before a round without a question
 }
 
 func (w *inputRoundsWay) make(ctx context.Context) error {
-	defer func() { w.elicitations.over(w.kept, w.inputs) }()
+	defer func() { w.elicitations.cleanUp(w.kept, w.inputs) }()
 	params := w.params()
 	header, err := w.header()
 	if err != nil {
@@ -59,7 +59,7 @@ func (w *inputRoundsWay) make(ctx context.Context) error {
 		err := w.x.withoutSession(ctx, params, header)
 		if err == nil && w.input != nil {
 			had := len(w.inputs)
-			params, err = w.supply(ctx, params)
+			params, err = w.supplyInput(ctx, params)
 			if len(w.inputs) > had {
 				asked++
 			}
@@ -70,10 +70,10 @@ func (w *inputRoundsWay) make(ctx context.Context) error {
 		w.x.rounds++
 		w.x.floor = w.x.progress
 	}
-	return w.x.failed(fmt.Errorf("gateway: it asks for input in more than %d rounds", maxRounds))
+	return w.x.callError(fmt.Errorf("gateway: the backend asks for input in more than %d rounds", maxRounds))
 }
 
-// params are those of the call as a backend of 2026-07-28 wants them.
+// params returns the params of the call as a backend of 2026-07-28 expects them.
 func (w *inputRoundsWay) params() json.RawMessage {
 	c := translate.Client{Info: w.x.call.Info, Capabilities: w.x.call.Capabilities, Level: w.x.call.Level}
 	if len(c.Info) == 0 {
@@ -85,7 +85,7 @@ func (w *inputRoundsWay) params() json.RawMessage {
 	return translate.ToStateless(w.x.params(), w.x.with.Version, c)
 }
 
-// header repeats what a request of 2026-07-28 has to repeat in headers.
+// header returns the headers in which a request of 2026-07-28 must repeat its content.
 func (w *inputRoundsWay) header() (http.Header, error) {
 	h := http.Header{spec.HeaderMethod: {w.x.call.Method}}
 	if w.x.call.Member != "ref" {
@@ -94,12 +94,12 @@ func (w *inputRoundsWay) header() (http.Header, error) {
 	return h, w.x.addParameters(h)
 }
 
-// supply asks the client for what the backend wants and returns the params of the next round.
-func (w *inputRoundsWay) supply(ctx context.Context, params json.RawMessage) (json.RawMessage, error) {
+// supplyInput gets the input that the backend demands and returns the params of the next round.
+func (w *inputRoundsWay) supplyInput(ctx context.Context, params json.RawMessage) (json.RawMessage, error) {
 	if !translate.MultiRound[w.x.call.Method] {
-		return nil, w.x.failed(errors.New("gateway: it asks for input where the revision does not let it"))
+		return nil, w.x.callError(errors.New("gateway: the backend asks for input, which the revision does not allow for this method"))
 	}
-	responses, err := w.put(ctx, jsonrpc.Member(w.input, "inputRequests"))
+	responses, err := w.askClient(ctx, jsonrpc.Member(w.input, "inputRequests"))
 	if err != nil || w.x.responded {
 		return nil, err
 	}
@@ -113,15 +113,15 @@ func (w *inputRoundsWay) supply(ctx context.Context, params json.RawMessage) (js
 	return params, nil
 }
 
-// input is one request of a round.
+// input is one question of a round.
 type input struct {
 	key, method string
-	id          string // that the client sees
+	id          string // at the client
 	answer      json.RawMessage
 }
 
-// put puts the requests to the client and waits for all answers.
-func (w *inputRoundsWay) put(ctx context.Context, requests json.RawMessage) (json.RawMessage, error) {
+// askClient sends the questions to the client and waits for all answers.
+func (w *inputRoundsWay) askClient(ctx context.Context, requests json.RawMessage) (json.RawMessage, error) {
 	if lacks := translate.Demanded(w.x.call.Capabilities, w.input); len(lacks) > 0 {
 		e := translate.Missing(w.x.entry.Backend, lacks)
 		e.Code = jsonrpc.InvalidRequest
@@ -137,7 +137,7 @@ func (w *inputRoundsWay) put(ctx context.Context, requests json.RawMessage) (jso
 		in := &input{key: string(key)}
 		in.method, _ = jsonrpc.String(jsonrpc.Member(request, "method"))
 		if len(inputs) == maxInputs {
-			return nil, w.x.failed(fmt.Errorf("gateway: it asks for more than %d inputs at once", maxInputs))
+			return nil, w.x.callError(fmt.Errorf("gateway: the backend asks for more than %d inputs in one round", maxInputs))
 		}
 		inputs = append(inputs, in)
 		var err error
@@ -151,10 +151,10 @@ func (w *inputRoundsWay) put(ctx context.Context, requests json.RawMessage) (jso
 			return nil, err
 		}
 	}
-	if len(inputs) == 0 { // the backend only wants to be asked again, later
+	if len(inputs) == 0 { // the backend asks for a retry without asking a question
 		w.later = min(max(w.later*3/2, lastLook), longestLater)
 		if err := periodic.Sleep(ctx, w.later); err != nil {
-			return nil, w.x.failed(err)
+			return nil, w.x.callError(err)
 		}
 		return nil, nil
 	}
@@ -165,11 +165,11 @@ func (w *inputRoundsWay) put(ctx context.Context, requests json.RawMessage) (jso
 	if err := w.await(ctx, inputs); err != nil {
 		return nil, err
 	}
-	return w.responses(inputs)
+	return w.buildResponses(inputs)
 }
 
-// sessionRequest is a request as clients with sessions know it: it has an id, and an
-// elicitation by URL one more.
+// sessionRequest builds the request to a client with a session. In these revisions a request has an id, and an elicitation by
+// URL also needs an elicitationId.
 func sessionRequest(in *input, params json.RawMessage) json.RawMessage {
 	if mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode")); mode == "url" && jsonrpc.Member(params, "elicitationId") == nil {
 		params = jsonrpc.Insert(params, "elicitationId", jsonrpc.Quote(in.id))
@@ -177,11 +177,11 @@ func sessionRequest(in *input, params json.RawMessage) json.RawMessage {
 	return jsonrpc.AppendRequest(nil, jsonrpc.Quote(in.id), in.method, params)
 }
 
-// await waits until all elicitations have their answers.
+// await waits until the client has answered all questions.
 func (w *inputRoundsWay) await(ctx context.Context, inputs []*input) error {
 	for wait := firstLook; ; wait = min(wait*3/2, lastLook) {
 		if err := periodic.Sleep(ctx, wait); err != nil {
-			return w.x.failed(err)
+			return w.x.callError(err)
 		}
 		var open []*input
 		var keys []store.Key
@@ -202,10 +202,10 @@ func (w *inputRoundsWay) await(ctx context.Context, inputs []*input) error {
 		}
 		for i, it := range items {
 			if it == nil {
-				return w.x.failed(errors.New("gateway: the client did not answer in time"))
+				return w.x.callError(errors.New("gateway: the client did not answer in time"))
 			}
 			var at []store.Key
-			if open[i].answer, at, err = w.elicitations.kept(ctx, open[i].id, it); err != nil {
+			if open[i].answer, at, err = w.elicitations.readAnswer(ctx, open[i].id, it); err != nil {
 				return err
 			}
 			w.kept = append(w.kept, at...)
@@ -213,16 +213,16 @@ func (w *inputRoundsWay) await(ctx context.Context, inputs []*input) error {
 	}
 }
 
-// responses makes of the answers the inputResponses of the next round. This revision has no
-// errors there: for an elicitation the user cancelled, and for all else the call ends
-// with the client's own error.
-func (w *inputRoundsWay) responses(inputs []*input) (json.RawMessage, error) {
+// buildResponses builds the inputResponses of the next round from the client's answers. In this revision they cannot contain
+// errors. So an error in answer to an elicitation becomes a cancellation by the user, and any other error ends the
+// call and goes to the client as its response.
+func (w *inputRoundsWay) buildResponses(inputs []*input) (json.RawMessage, error) {
 	out := []byte{'{'}
 	for i, in := range inputs {
 		result := jsonrpc.Member(in.answer, "result")
 		if failure := jsonrpc.Member(in.answer, "error"); failure != nil || result == nil {
 			if in.method != spec.MethodElicit {
-				return nil, w.refusal(failure)
+				return nil, w.endWithError(failure)
 			}
 			result = json.RawMessage(`{"action":"cancel"}`)
 		}
@@ -234,29 +234,29 @@ func (w *inputRoundsWay) responses(inputs []*input) (json.RawMessage, error) {
 	return append(out, '}'), nil
 }
 
-// refusal ends the call with the error that the client answered.
-func (w *inputRoundsWay) refusal(failure json.RawMessage) error {
+// endWithError ends the call with the error that the client itself answered.
+func (w *inputRoundsWay) endWithError(failure json.RawMessage) error {
 	if failure == nil {
-		return fault.New(fault.Invalid, "the client answered with neither a result nor an error")
+		return fault.New(fault.Invalid, "the client's answer has no result and no error")
 	}
 	body := append(append([]byte(`{"jsonrpc":"2.0","id":`), w.x.call.ID...), `,"error":`...)
 	return w.x.send(append(append(body, failure...), '}'), true)
 }
 
 func (w *inputRoundsWay) elicit(ctx context.Context, _ upstream.Message) error {
-	return w.x.outOfPlace(ctx)
+	return w.x.dropMisplaced(ctx)
 }
 
 func (w *inputRoundsWay) withdraw(ctx context.Context, _ json.RawMessage, _ upstream.Message) error {
-	return w.x.outOfPlace(ctx)
+	return w.x.dropMisplaced(ctx)
 }
 
 func (w *inputRoundsWay) respond(m upstream.Message) error {
 	if translate.InputRequired(m.Result) {
-		w.input = m.Result // for the next round
+		w.input = m.Result // make supplies it in the next round
 		return nil
 	}
-	response, code := w.x.translated(m)
-	w.x.unsettle(code)
+	response, code := w.x.translateResponse(m)
+	w.x.recheckVersion(code)
 	return w.x.send(response, true)
 }

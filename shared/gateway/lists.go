@@ -11,77 +11,76 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Bounds of one backend's list; of all its pages and of a name in bytes, of the time for all pages in
-// those for one answer.
+// Limits of one backend's list. maxList limits all pages together and maxName one name, in bytes. maxAsks limits the time for
+// all pages, in multiples of the timeout for one request.
 const (
 	maxPages   = 200
 	maxEntries = 10_000
 	maxList    = 32 << 20
 	maxName    = 1024
 	maxAsks    = 3
-	// maxConflicts is how many names of two backends a list and the log name.
+	// maxConflicts limits how many name conflicts a list reports.
 	maxConflicts = 100
 )
 
-// entry is one of a backend's list.
+// entry is one entry of a backend's list.
 type entry struct {
 	api.Entry
-	view *view // that it was seen in
-	// matches is set for a template: whether it stands for a URI.
+	view *view // the view in whose list it is
+	// matches reports whether the template matches a URI. It is set for resource templates.
 	matches func(uri string) bool
 }
 
-// fetched is a backend's list, and when it was begun to be fetched.
+// fetched is a backend's list and how it was fetched.
 type fetched struct {
 	entries     []entry
 	at          time.Time
 	ttl         time.Duration
 	shared      bool
-	listVersion string // that it had before
+	listVersion string // the list version in the store at the start of the fetch
 }
 
-// fetching is a fetch under way, of a list with that list version.
+// fetching is a running fetch of a list.
 type fetching struct {
 	*flight[*fetched]
 	listVersion string
 }
 
-// maxTTL bounds what a backend can promise of its list.
+// maxTTL limits the time to live that a backend can set for its list.
 const maxTTL = 24 * time.Hour
 
-// missTTL is how old the list may be by which a name is said to be unknown.
+// missTTL is the maximum age of a list from which the gateway concludes that a name does not exist.
 const missTTL = time.Second
 
-// rest is what follows when a backend kept a caller waiting in vain: for as long as it did, others
-// do not wait for it too, unless it notifies of a change. A backend that refuses at once is always asked.
-type rest struct {
+// backoff keeps callers from waiting for a backend that has just timed out. It lasts as long as the backend made the last caller
+// wait, or until the backend notifies of a change. A backend that refuses immediately causes no backoff.
+type backoff struct {
 	until       time.Time
 	listVersion string
 }
 
-var errRests = fault.New(fault.Unavailable, "the backend did not answer in time a moment ago")
+var errBackingOff = fault.New(fault.Unavailable, "the backend did not answer in time a moment ago")
 
-// lists gathers the lists of several backends and finds in them who serves what.
+// lists combines the lists of several backends and finds entries in them.
 type lists struct {
 	options   *Options                    // of the gateway
-	conflicts bounded.Map[conflict, bool] // that were logged
+	conflicts bounded.Map[conflict, bool] // the conflicts that were logged
 }
 
-// List gathers the lists of all backends that a client may use, as they are now by what
-// the backends say of their time to live and of their changes. A backend that cannot be reached
-// gives what it had last, or nothing.
+// List returns the combined lists of all backends that the client may use. Each is as current as its time to live and the backend's
+// change notifications allow. If a backend does not respond, List uses its last list, if there is one.
 func (g *Gateway) List(ctx context.Context, c api.Client, kind api.Kind) *api.List {
-	views := g.backends.shown(ctx, c)
+	views := g.backends.viewsFor(ctx, c)
 	lists, failing := g.lists.gather(ctx, views, kind, func(l *fetched) time.Duration { return min(l.ttl, g.options.ListTTL) })
-	out := g.lists.join(ctx, kind, views, lists)
+	out := g.lists.mergeLists(ctx, kind, views, lists)
 	if failing {
 		out.TTL = min(out.TTL, g.options.ListTTL)
 	}
 	return out
 }
 
-// gather gets the lists of the views. One that was fetched is used for as long as use says, and while its list version is
-// the same. One that cannot be had is as it was, or nil, and failing is true.
+// gather gets the lists of the views. It uses a cached list if its list version is still the same and it is younger than
+// use(list). If a list cannot be fetched, gather returns the last one, or nil, and sets failing.
 func (ls *lists) gather(ctx context.Context, views []*view, kind api.Kind, use func(*fetched) time.Duration) (lists []*fetched, failing bool) {
 	versions := listVersions(ctx, ls.options, views, kind)
 	lists = make([]*fetched, len(views))
@@ -104,8 +103,8 @@ func (ls *lists) gather(ctx context.Context, views []*view, kind api.Kind, use f
 	return lists, failed.Load()
 }
 
-// join makes one list of those of the backends.
-func (ls *lists) join(ctx context.Context, kind api.Kind, views []*view, lists []*fetched) *api.List {
+// mergeLists combines the lists of the backends into one.
+func (ls *lists) mergeLists(ctx context.Context, kind api.Kind, views []*view, lists []*fetched) *api.List {
 	out := &api.List{TTL: maxTTL, Shared: true}
 	if len(views) == 0 {
 		out.TTL = ls.options.ListTTL
@@ -114,7 +113,7 @@ func (ls *lists) join(ctx context.Context, kind api.Kind, views []*view, lists [
 	for i, l := range lists {
 		first, b := len(out.Entries), views[i].of
 		if l == nil {
-			l = &fetched{ttl: maxTTL} // not known
+			l = &fetched{ttl: maxTTL} // the list could not be fetched
 		}
 		out.TTL, out.Shared = min(out.TTL, l.ttl), out.Shared && l.shared
 		for i := range l.entries {
@@ -124,7 +123,7 @@ func (ls *lists) join(ctx context.Context, kind api.Kind, views []*view, lists [
 				has = taken[e.Name]
 			}
 			if has == b || has != nil && len(out.Conflicts) >= maxConflicts {
-				continue // the same entry on two pages, because the list changed between them; or one too many
+				continue // the same entry on two pages, because the list changed between the requests; or there are too many conflicts to report
 			}
 			if has != nil {
 				out.Conflicts = append(out.Conflicts, e.Name)
@@ -139,7 +138,7 @@ func (ls *lists) join(ctx context.Context, kind api.Kind, views []*view, lists [
 	return out
 }
 
-// conflict logs that two backends have the same name, once: lists say it to their clients each time.
+// conflict logs a name that two backends share, once per name. Lists report the conflict to clients every time.
 func (ls *lists) conflict(ctx context.Context, kind api.Kind, name string, first, second *backend) {
 	what := conflict{kind, name, first.Place(), second.Place()}
 	if _, logged := ls.conflicts.Get(what); logged {

@@ -179,7 +179,7 @@ func TestChangedListIsFetchedAgain(t *testing.T) {
 	go func() { first <- names(g.List(t.Context(), of(ann), api.Tools)) }()
 	<-fetching
 	s.list(oneTool("after"))
-	g.backends.now(t.Context())[0].Outdate()
+	g.backends.current(t.Context())[0].Outdate()
 	close(goOn)
 	<-first
 	// After the change the list from before is used no more.
@@ -207,22 +207,22 @@ func TestRevisionIsFoundOut(t *testing.T) {
 				s.capabilities = `{"tools":{"listChanged":true},"resources":{}}`
 			})
 			g := gatewayOver(t, memory(t), at("b", s, func(b *api.Backend) { b.ProtocolVersion = c.pinned }))
-			known, err := g.backends.now(t.Context())[0].known(t.Context())
+			info, err := g.backends.current(t.Context())[0].loadInfo(t.Context())
 			if c.want == "" {
 				if err == nil {
-					t.Fatalf("it speaks %s", known.version)
+					t.Fatalf("it speaks %s", info.version)
 				}
 				return
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			if string(known.version) != c.want {
-				t.Errorf("got %s, want %s", known.version, c.want)
+			if string(info.version) != c.want {
+				t.Errorf("got %s, want %s", info.version, c.want)
 			}
 			want := api.Capabilities{Tools: true, ToolsChanged: true, Resources: true}
-			if known.Capabilities != want {
-				t.Errorf("it offers %+v", known.Capabilities)
+			if info.Capabilities != want {
+				t.Errorf("it offers %+v", info.Capabilities)
 			}
 			if c.pinned != api.AutoVersion && !c.stateless && len(s.received("server/discover")) > 0 {
 				t.Error("it was asked in a revision that it is not pinned to")
@@ -236,11 +236,11 @@ func TestOwnSessionsAreEnded(t *testing.T) {
 	s := newScripted(t)
 	g := gatewayOver(t, memory(t), at("b", s))
 	for range 5 {
-		known, err := g.backends.now(t.Context())[0].known(t.Context())
+		info, err := g.backends.current(t.Context())[0].loadInfo(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		g.backends.now(t.Context())[0].forget(known)
+		g.backends.current(t.Context())[0].forget(info)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -339,7 +339,7 @@ func TestTokenEndpointCannotPassTheSecretOn(t *testing.T) {
 	s := newScripted(t)
 	c := parsed(t, "  - {name: b, url: %q, oauth: {tokenUrl: %q, clientId: me, clientSecret: \"env:GATEWAY_TEST_CLIENT_SECRET\"}}\n", s.URL, tokens.URL)
 	g := gatewayOver(t, memory(t), c.Backends...)
-	if _, err := g.backends.now(t.Context())[0].known(t.Context()); err == nil || strings.Contains(err.Error(), "s3cret") {
+	if _, err := g.backends.current(t.Context())[0].loadInfo(t.Context()); err == nil || strings.Contains(err.Error(), "s3cret") {
 		t.Errorf("got %v", err)
 	}
 	if len(s.received("initialize")) > 0 {

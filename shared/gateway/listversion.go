@@ -11,21 +11,20 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// The list version of a backend's list is another whenever the backend is known to have changed
-// it. It is in the store before any client is notified of the change, so that whoever asks after that,
-// at whatever instance, gets what is listed now: an instance uses what it has fetched
-// only while the list version is the one that it read before.
+// A backend's list has a list version, which changes whenever the backend reports a change. The new version is stored
+// before any client is notified. An instance uses a cached list only if the list version is still the one from before the
+// fetch. So a client that asks after the notification gets the new list, at any instance.
 
-// listVersionLife is how long a list version is kept: longer than any list is used. Without it a list is as one whose list version
-// has changed.
+// listVersionLife is how long a list version is kept, which is longer than any list is used. An expired list version counts as
+// a changed one.
 const listVersionLife = time.Hour
 
-// listVersionKey is of the lists whose change that notification is of.
+// listVersionKey returns the key of the version of the lists whose changes the notification reports.
 func (b *backend) listVersionKey(method string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + b.Place().String(), Sort: "mark#" + method}
 }
 
-// ChangeListVersion records that the lists have changed whose notification that is.
+// ChangeListVersion records that the lists behind a notification have changed.
 func (b *backend) ChangeListVersion(ctx context.Context, method string) error {
 	err := b.options.DB.Write(ctx, store.Put(store.Item{
 		Key: b.listVersionKey(method), Value: []byte(rand.Text()), Expires: time.Now().Add(max(listVersionLife, 2*b.options.ListTTL)),
@@ -33,8 +32,8 @@ func (b *backend) ChangeListVersion(ctx context.Context, method string) error {
 	return fault.Wrap(fault.Unavailable, err, "record that a backend's list has changed")
 }
 
-// listVersions reads the versions of the backends' lists of a kind, in one read for up to
-// [store.MaxGet] of them. One that cannot be read is like no other, so that nothing old is used.
+// listVersions reads the versions of the backends' lists of a kind, with one read per [store.MaxGet] backends. If a read fails,
+// it returns random versions, so that no cached list is used.
 func listVersions(ctx context.Context, o *Options, views []*view, kind api.Kind) (versions []string) {
 	for some := range slices.Chunk(views, store.MaxGet) {
 		var keys []store.Key

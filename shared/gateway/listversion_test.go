@@ -217,7 +217,7 @@ func TestHangingBackendRests(t *testing.T) {
 		if more := asked.Load() - n; n == 0 || more > 1 || time.Since(began) > 0 {
 			t.Errorf("it was asked %d times, and then %d times in %s", n, more, time.Since(began))
 		}
-		if err := g.backends.now(t.Context())[0].ChangeListVersion(t.Context(), api.Tools.Changed()); err != nil {
+		if err := g.backends.current(t.Context())[0].ChangeListVersion(t.Context(), api.Tools.Changed()); err != nil {
 			t.Fatal(err)
 		}
 		n = asked.Load()

@@ -13,36 +13,34 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Clients of 2026-07-28 do not end sessions, for they have none: what was begun for them at a
-// backend of the earlier revisions stays until the backend forgets it. So it is listed by
-// principal and backend, and when there are too many, the gateway ends sessions in which no call can be under way. For one that the backend
-// has forgotten see exchange.inSession.
+// Clients of 2026-07-28 have no sessions and therefore do not end those that the gateway begins for them at session-based
+// backends. So the gateway lists these sessions by principal and backend. If a principal has too many, the gateway ends the ones in
+// which no call can be running. For sessions that the backend has forgotten, see exchange.inSession.
 
 const (
-	// maxOfPrincipal is how many sessions a principal has with one backend, other than
-	// those of its own sessions: one for each set of capabilities and log level that its clients
-	// declare. More than a few are no clients in use.
+	// maxOfPrincipal is how many sessions a principal may have with one backend before the gateway ends unused ones. Its
+	// clients need one for each combination of capabilities and log level that they declare, and few combinations are in
+	// use. Sessions that belong to a client's session do not count.
 	maxOfPrincipal = 16
-	// maxInUse is how many it has at most, if calls may be under way in them.
+	// maxInUse limits a principal's sessions with one backend if calls may be running in them.
 	maxInUse = 64
-	// usedEvery is how exactly the last use of a session is recorded, so that not every
-	// call writes.
+	// usedEvery is the precision of the recorded last use, so that not every call has to write.
 	usedEvery = 10 * time.Minute
-	// endTime bounds how long a new session, or a change of the backends or of their views, waits for the end of old sessions.
+	// endTime limits how long a new session, or a change of the backends or views, waits until old sessions have ended.
 	endTime = 2 * time.Second
 )
 
-// listKey is where the session of a client with a backend is listed.
+// listKey returns the key under which the client's session with a backend is listed.
 func listKey(c api.Client, b *backend) store.Key {
-	who, _ := json.Marshal([]string{c.Principal.Workspace, c.Principal.ID}) // strings
+	who, _ := json.Marshal([]string{c.Principal.Workspace, c.Principal.ID}) // cannot fail: these are strings
 	h := sha256.Sum256(who)
 	return store.Key{
-		Table: store.Sessions, Partition: "gp#" + base64.RawURLEncoding.EncodeToString(h[:]) + "#" + b.server(), Sort: holder(c),
+		Table: store.Sessions, Partition: "gp#" + base64.RawURLEncoding.EncodeToString(h[:]) + "#" + b.serverID(), Sort: holder(c),
 	}
 }
 
-// makeRoom ends sessions of the principal that were not used for so long that no call is under way in them, if it has many. It refuses
-// one more where too many are in use.
+// makeRoom ends sessions of the principal if there are many. It ends only those that have been unused for so long that no call can
+// be running in them. It returns an error if the principal has too many sessions in use.
 func (ss *sessions) makeRoom(ctx context.Context, c api.Client, b *backend) error {
 	if c.Session != "" {
 		return nil
@@ -73,7 +71,7 @@ func (ss *sessions) makeRoom(ctx context.Context, c api.Client, b *backend) erro
 	return nil
 }
 
-// endListed ends a session by its place in the list.
+// endListed ends a session, given its key in the list.
 func (ss *sessions) endListed(ctx context.Context, b *backend, token string, listed store.Key) {
 	key := sessionKey(listed.Sort, b)
 	items, err := ss.db.Get(ctx, key)

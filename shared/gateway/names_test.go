@@ -135,7 +135,7 @@ func FuzzEntry(f *testing.F) {
 		}
 		v := &view{of: &backend{}}
 		v.of.Prefix = prefix
-		e, why := v.entry(api.Kind(kind), parts[0])
+		e, why := v.parseEntry(api.Kind(kind), parts[0])
 		if why != "" {
 			return
 		}

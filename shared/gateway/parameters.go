@@ -8,7 +8,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// parameters are the arguments of a tool that headers repeat.
+// parameters returns the tool's arguments that headers must repeat.
 func (x *exchange) parameters() ([]translate.Parameter, error) {
 	if x.call.Method != spec.MethodToolsCall {
 		return nil, nil
@@ -16,11 +16,11 @@ func (x *exchange) parameters() ([]translate.Parameter, error) {
 	return translate.Parameters(x.entry.JSON)
 }
 
-// checkParameters compares the headers of a client's request with its arguments.
+// checkParameters checks that the headers of a client's request repeat its arguments.
 func (x *exchange) checkParameters() error {
 	list, err := x.parameters()
 	if err != nil {
-		return nil // no client may use such a tool, and the backend has the last word
+		return nil // no client may use such a tool, and the backend decides
 	}
 	arguments := jsonrpc.Member(x.call.Params, "arguments")
 	for _, p := range list {
@@ -36,7 +36,7 @@ func (x *exchange) checkParameters() error {
 	return nil
 }
 
-// addParameters repeats the arguments in headers.
+// addParameters adds the headers that repeat arguments.
 func (x *exchange) addParameters(h http.Header) error {
 	list, err := x.parameters()
 	if err != nil {

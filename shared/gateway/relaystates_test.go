@@ -265,7 +265,7 @@ func TestPrincipalHasALimitOfResourcesAtABackend(t *testing.T) {
 		return w
 	}
 	for i := range maxWanted {
-		if err := g.options.DB.Write(t.Context(), put(w(i, "ann"))); err != nil {
+		if err := g.options.DB.Write(t.Context(), putSubscription(w(i, "ann"))); err != nil {
 			t.Fatal(err)
 		}
 	}

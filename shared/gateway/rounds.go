@@ -14,12 +14,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// A client of 2026-07-28 calls a backend that puts its elicitations in between, as
-// requests of its own. Such an elicitation ends the call here: the client gets it in an
-// input_required result, and the backend is notified that the call is cancelled. When the
-// client comes back with the answers, the call is made again from the beginning, and
-// the backend's elicitations are answered with what the client said, as long as they are the same
-// ones in the same order. A new elicitation is the next round.
+// This file lets a client of 2026-07-28 call a backend that sends its elicitations as requests within the call. The gateway
+// cancels the call at the backend and returns the elicitation to the client in an input_required result. When
+// the client comes back with the answers, the gateway repeats the call from the beginning and answers the
+// backend's elicitations from them, as long as the backend repeats the same ones. A new elicitation starts another round.
 //
 //	client            gateway                    backend
 //	  │ call ───────────▶│ call ──────────────────▶│
@@ -30,16 +28,15 @@ import (
 //	  │                  │ answer ────────────────▶│
 //	  │◀──────── result  │◀──────────────── result │
 //
-// All that the next round needs is in the requestState, sealed. What the backend did
-// before its elicitation it does again in each round: that is the price of a client that
-// keeps no connection.
+// The sealed requestState contains everything that the next round needs. The cost of this design is that the backend
+// repeats in each round all work that it did before its elicitation. We accept it because the client keeps no connection.
 
-// rounds is what a requestState holds.
+// rounds is the content of a requestState.
 type rounds struct {
 	Answered []answered `json:"a,omitempty"`
 	Asked    []asked    `json:"q,omitempty"`
 
-	used []bool // which answers the backend had in this round
+	used []bool // which answers the backend has received in this round
 }
 
 type asked struct {
@@ -54,42 +51,41 @@ type answered struct {
 	Response json.RawMessage `json:"r"`
 }
 
-// Bounds of one call.
+// Limits of one call.
 const (
 	maxElicitations = 100
-	// gather is how long more elicitations are waited for that a backend puts at once.
+	// gather is how long the gateway waits for further elicitations after the first one of a round.
 	gather = 30 * time.Millisecond
 )
 
-// needsURLMethod stands for the elicitations of error -32042, which no request of the
-// backend repeats.
+// needsURLMethod stands for the elicitations in error -32042. The backend does not repeat them as requests.
 const needsURLMethod = "error/-32042"
 
-// roundsWay is the way from a client of 2026-07-28 to a backend with sessions.
+// roundsWay implements [way] for a client of 2026-07-28 and a backend with sessions.
 type roundsWay struct {
 	x       *exchange
 	states  *states
-	stop    context.CancelFunc // ends the exchange at the backend
-	rounds  rounds             // what the client was asked and answered in earlier rounds
-	pending []upstream.Message // what it is to be asked next
-	refused []translate.Need   // of what the backend asked, the client having no capability for it
+	stop    context.CancelFunc // ends the exchange with the backend
+	rounds  rounds             // questions and answers of earlier rounds
+	pending []upstream.Message // questions for the next round
+	refused []translate.Need   // capabilities that the backend needed and the client lacks
 }
 
 func (w *roundsWay) make(ctx context.Context) error {
 	ctx, w.stop = context.WithCancel(ctx)
 	defer w.stop()
 	w.x.id = upstream.FreshID()
-	if err := w.takeUp(); err != nil {
+	if err := w.loadRounds(); err != nil {
 		return err
 	}
 	err := w.x.inSession(ctx, w.params())
 	if w.x.responded || w.x.gone || len(w.pending) == 0 {
 		return err
 	}
-	return w.require()
+	return w.requireInput()
 }
 
-// params are those of the call as a backend with sessions knows them.
+// params returns the params of the call as a backend with sessions expects them.
 func (w *roundsWay) params() json.RawMessage {
 	token := jsonrpc.Quote("gw_" + string(w.x.id))
 	params, replaced := translate.ToSessionBased(w.x.params(), token)
@@ -99,18 +95,18 @@ func (w *roundsWay) params() json.RawMessage {
 	return params
 }
 
-// takeUp reads what the client brings from the rounds before.
-func (w *roundsWay) takeUp() error {
+// loadRounds reads the state of the earlier rounds and the client's new answers.
+func (w *roundsWay) loadRounds() error {
 	responses := jsonrpc.Member(w.x.call.Params, "inputResponses")
 	if responses != nil && responses[0] != '{' {
 		return fault.New(fault.Invalid, "inputResponses must be an object")
 	}
 	raw := jsonrpc.Member(w.x.call.Params, "requestState")
 	if raw == nil {
-		return nil // answers to nothing are nothing
+		return nil // without a requestState there are no questions that inputResponses could answer
 	}
 	sealed, _ := jsonrpc.String(raw)
-	state, err := w.states.open(sealed, w.belongs(), time.Now())
+	state, err := w.states.open(sealed, w.stateBinding(), time.Now())
 	if err != nil {
 		return err
 	}
@@ -120,12 +116,12 @@ func (w *roundsWay) takeUp() error {
 	for _, q := range w.rounds.Asked {
 		response := jsonrpc.Member(responses, q.Key)
 		switch {
-		case response == nil: // it is asked again
+		case response == nil: // the client has to be asked again
 		case response[0] != '{':
 			return fault.New(fault.Invalid, "inputResponses: %s must be an object", q.Key)
 		case q.Method == needsURLMethod:
 			if action, _ := jsonrpc.String(jsonrpc.Member(response, "action")); action != "accept" {
-				return fault.New(fault.Invalid, "the call needs what the user did not accept")
+				return fault.New(fault.Invalid, "the call needs the user to accept a URL, but the user did not")
 			}
 		default:
 			w.rounds.Answered = append(w.rounds.Answered, answered{q.Method, q.Digest, response})
@@ -136,11 +132,10 @@ func (w *roundsWay) takeUp() error {
 	return nil
 }
 
-// belongs distinguishes these states from those that a backend made.
-func (w *roundsWay) belongs() []byte { return append(w.x.belongs(), "rounds"...) }
+// stateBinding adds a suffix, so that a state made here cannot be confused with one that a backend made.
+func (w *roundsWay) stateBinding() []byte { return append(w.x.stateBinding(), "rounds"...) }
 
-// elicit answers a backend's elicitation with what the client said, or keeps it for
-// the client.
+// elicit answers a backend's request from the client's earlier answers, or keeps it for the next round.
 func (w *roundsWay) elicit(ctx context.Context, m upstream.Message) error {
 	params := jsonrpc.Member(m.Raw, "params")
 	if lacks := translate.Lacking(w.x.call.Capabilities, m.Method, params); lacks != "" || !translate.MultiRound[w.x.call.Method] {
@@ -157,7 +152,7 @@ func (w *roundsWay) elicit(ctx context.Context, m upstream.Message) error {
 		}
 	}
 	if len(w.rounds.Answered)+len(w.pending) >= maxElicitations {
-		return w.x.refuse(ctx, m, jsonrpc.InvalidRequest, "the client is not asked more than "+strconv.Itoa(maxElicitations)+" times in one call")
+		return w.x.refuse(ctx, m, jsonrpc.InvalidRequest, "a call can ask the client at most "+strconv.Itoa(maxElicitations)+" times")
 	}
 	w.pending = append(w.pending, m)
 	if len(w.pending) == 1 {
@@ -166,54 +161,54 @@ func (w *roundsWay) elicit(ctx context.Context, m upstream.Message) error {
 	return nil
 }
 
-// require asks the client for what the backend asked.
-func (w *roundsWay) require() error {
+// requireInput asks the client the pending questions in an input_required result.
+func (w *roundsWay) requireInput() error {
 	requests := []byte{'{'}
 	for _, m := range w.pending {
 		params := jsonrpc.Member(m.Raw, "params")
-		key := w.ask(m.Method, translate.QuestionDigest(params))
+		key := w.recordQuestion(m.Method, translate.QuestionDigest(params))
 		requests = translate.AppendInput(requests, key, m.Method, params)
 	}
 	return w.sendRequired(append(requests, '}'))
 }
 
-// ask notes an elicitation for the next round and returns its key.
-func (w *roundsWay) ask(method, digest string) string {
+// recordQuestion adds a question to the state for the next round and returns its key.
+func (w *roundsWay) recordQuestion(method, digest string) string {
 	key := "input-" + strconv.Itoa(len(w.rounds.Answered)+len(w.rounds.Asked)+1)
 	w.rounds.Asked = append(w.rounds.Asked, asked{key, method, digest})
 	return key
 }
 
-// sendRequired ends a round.
+// sendRequired ends the round with an input_required result.
 func (w *roundsWay) sendRequired(requests json.RawMessage) error {
 	state, err := json.Marshal(w.rounds)
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "encode a requestState")
 	}
 	b := append([]byte(`{"resultType":"input_required","inputRequests":`), requests...)
-	b = append(append(b, `,"requestState":`...), jsonrpc.Quote(w.states.seal(state, w.belongs(), time.Now()))...)
+	b = append(append(b, `,"requestState":`...), jsonrpc.Quote(w.states.seal(state, w.stateBinding(), time.Now()))...)
 	return w.x.send(jsonrpc.AppendResult(nil, w.x.call.ID, append(b, '}')), true)
 }
 
-// withdraw forgets a question that the client was not asked yet.
+// withdraw removes a pending question that the backend has cancelled.
 func (w *roundsWay) withdraw(_ context.Context, id json.RawMessage, _ upstream.Message) error {
 	w.pending = slices.DeleteFunc(w.pending, func(m upstream.Message) bool { return jsonrpc.SameID(m.ID, id) })
 	return nil
 }
 
 func (w *roundsWay) respond(m upstream.Message) error {
-	w.pending = nil // the backend waits for no answers any more
+	w.pending = nil // the backend no longer waits for answers
 	if len(w.refused) > 0 && (m.Result == nil || string(jsonrpc.Member(m.Result, "isError")) == "true") {
 		return translate.Missing(w.x.entry.Backend, w.refused)
 	}
-	response, code := w.x.translated(m)
+	response, code := w.x.translateResponse(m)
 	if code == spec.CodeNeedsURL {
 		return w.needsURL(m.Error)
 	}
 	return w.x.send(response, true)
 }
 
-// needsURL makes of error -32042 the demand that the user visits its URLs.
+// needsURL turns error -32042 into an input_required result that asks the user to visit the URLs.
 func (w *roundsWay) needsURL(failure json.RawMessage) error {
 	requests := []byte{'{'}
 	for params := range jsonrpc.Elements(jsonrpc.Member(jsonrpc.Member(failure, "data"), "elicitations")) {
@@ -224,7 +219,7 @@ func (w *roundsWay) needsURL(failure json.RawMessage) error {
 		if n := translate.Lacking(w.x.call.Capabilities, spec.MethodElicit, params); n != "" && !slices.Contains(w.refused, n) {
 			w.refused = append(w.refused, n)
 		}
-		requests = translate.AppendInput(requests, w.ask(needsURLMethod, translate.QuestionDigest(params)), spec.MethodElicit, params)
+		requests = translate.AppendInput(requests, w.recordQuestion(needsURLMethod, translate.QuestionDigest(params)), spec.MethodElicit, params)
 	}
 	switch {
 	case len(w.refused) > 0:

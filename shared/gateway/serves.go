@@ -8,28 +8,28 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
-// Has reports whether a backend of the principal has something of that name.
+// Has reports whether one of the client's backends has an entry with the given name.
 func (g *Gateway) Has(ctx context.Context, c api.Client, kind api.Kind, name string) bool {
-	_, ok := g.lists.serves(ctx, g.backends.shown(ctx, c), kind, name)
+	_, ok := g.lists.findEntry(ctx, g.backends.viewsFor(ctx, c), kind, name)
 	return ok
 }
 
-// serves finds who of the backends serves a name: the entry of that name, or for a URI the template that
-// stands for it. It looks into the lists at hand; before it says that there is none, into those as
-// they are now.
-func (ls *lists) serves(ctx context.Context, views []*view, kind api.Kind, name string) (entry, bool) {
-	if e, ok := find(views, kind, name, func(kind api.Kind) ([]*fetched, bool) { return atHand(views, kind) }); ok {
+// findEntry finds the entry with the given name, or for a URI the resource template that matches it. It first looks in
+// the cached lists. If the name is not in them, it fetches current lists before it reports false.
+func (ls *lists) findEntry(ctx context.Context, views []*view, kind api.Kind, name string) (entry, bool) {
+	if e, ok := lookUp(views, kind, name, func(kind api.Kind) ([]*fetched, bool) { return cachedLists(views, kind) }); ok {
 		return e, true
 	}
-	return find(views, kind, name, func(kind api.Kind) ([]*fetched, bool) {
+	return lookUp(views, kind, name, func(kind api.Kind) ([]*fetched, bool) {
 		lists, _ := ls.gather(ctx, views, kind, func(*fetched) time.Duration { return min(missTTL, ls.options.ListTTL) })
 		return lists, true
 	})
 }
 
-// find looks a name up: the first backend that has it serves it, see [ownerByPrefix] for the exception. Resources come
-// before templates. In lists that are incomplete it finds only names that no other backend could serve.
-func find(views []*view, kind api.Kind, name string, lists func(api.Kind) (l []*fetched, all bool)) (entry, bool) {
+// lookUp finds a name in the lists. If several backends have it, the first one serves it; [ownerByPrefix] describes an
+// exception. Resources take precedence over templates. If lists reports that some are missing, lookUp finds only
+// names that no missing list could claim.
+func lookUp(views []*view, kind api.Kind, name string, lists func(api.Kind) (l []*fetched, all bool)) (entry, bool) {
 	of, all := lists(kind)
 	for _, l := range of {
 		for i := range l.all() {
@@ -69,7 +69,7 @@ func ownerByPrefix(views []*view, kind api.Kind, e *entry) *backend {
 	return owner
 }
 
-// all are the entries; there are none of a list that is not known.
+// all returns the entries, or nil if the list was never fetched.
 func (f *fetched) all() []entry {
 	if f == nil {
 		return nil
@@ -77,12 +77,12 @@ func (f *fetched) all() []entry {
 	return f.entries
 }
 
-// atHand are the lists that were fetched not long ago, whether they have changed since
-// or not, up to the first that is not at hand, whose names go before those that follow.
-func atHand(views []*view, kind api.Kind) (lists []*fetched, all bool) {
+// cachedLists returns the lists that were fetched recently, even if they have changed since. It stops at the first view
+// without one, because that backend's names would take precedence over those of the following backends.
+func cachedLists(views []*view, kind api.Kind) (lists []*fetched, all bool) {
 	lists = make([]*fetched, 0, len(views))
 	for _, v := range views {
-		l := v.have(kind)
+		l := v.cachedList(kind)
 		if l == nil {
 			return lists, false
 		}
@@ -91,16 +91,16 @@ func atHand(views []*view, kind api.Kind) (lists []*fetched, all bool) {
 	return lists, true
 }
 
-// have is the list that was fetched last, if that is not long ago, or whatever there is while
-// the backend rests.
-func (v *view) have(kind api.Kind) *fetched {
+// cachedList returns the last list if it was fetched recently. While the view backs off from the backend, it returns the
+// last list regardless of its age, or an empty one.
+func (v *view) cachedList(kind api.Kind) *fetched {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	l := v.lists[kind]
 	switch {
 	case l != nil && l.at.After(v.stale) && time.Since(l.at) < v.of.options.ListTTL:
 		return l
-	case !time.Now().Before(v.rests[kind].until):
+	case !time.Now().Before(v.backoffs[kind].until):
 		return nil
 	case l == nil:
 		return &fetched{}

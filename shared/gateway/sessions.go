@@ -20,31 +20,30 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A session with a backend of the earlier revisions is begun by the first call
-// that needs it and kept in the store, so that every instance uses the same one. It
-// belongs to the client's session, or for clients of 2026-07-28 to the principal, what
-// the client declares and the log level that it asks for, which a backend keeps per session.
+// The first call that needs a session with a session-based backend begins it. It is kept in the store, so that all
+// instances use the same one. It belongs to the client's session. A client of 2026-07-28 has no session, so there it belongs
+// to the combination of principal, client capabilities and log level, because a backend keeps the latter two per session.
 
-// backendSession is the value of such an item.
+// backendSession is the value of a session's item in the store.
 type backendSession struct {
 	Version spec.Version `json:"v"`
-	ID      string       `json:"id"` // empty if the backend gave none
-	// LevelDue is when a call sets the client's log level again because it could not be set, in milliseconds since 1970; 0 if it is set.
+	ID      string       `json:"id"` // empty if the backend assigned none
+	// LevelDue is when a call should retry to set the client's log level, in milliseconds since 1970. It is 0 if the level is set.
 	LevelDue int64 `json:"l,omitempty"`
 
-	itemVersion int64 // distinguishes its item from one that took its place
+	itemVersion int64 // tells the item from a replacement under the same key
 }
 
-// sessions are those that clients have with backends. The gateway's own is with what is [known] of a backend.
+// sessions stores the clients' sessions with backends. The gateway's own sessions are in [serverInfo].
 type sessions struct {
 	db     store.DB
 	log    *slog.Logger
 	ttl    time.Duration
-	idle   time.Duration // after which no call can be under way in a session that is not used
+	idle   time.Duration // an unused session can have no running call after this time
 	broken *metric.Undecodable
 }
 
-// holder names whose sessions with backends these are.
+// holder returns the store's name for the client to whom sessions with backends belong.
 func holder(c api.Client) string {
 	if c.Session != "" {
 		return c.Session
@@ -57,10 +56,9 @@ func holder(c api.Client) string {
 	return "p-" + base64.RawURLEncoding.EncodeToString(h.Sum(nil))
 }
 
-// server names the backend and the server at its URL. What was settled with one server is nothing
-// to another one that the operator puts behind the same name: it neither gets a session's id nor
-// an answer that was meant for the first.
-func (b *backend) server() string {
+// serverID identifies the backend together with the server at its URL. If the operator puts another server behind the same name,
+// the new server must not receive the session ids and answers that were meant for the old one.
+func (b *backend) serverID() string {
 	h := sha256.Sum256([]byte(b.URL))
 	return b.Name + "#" + base64.RawURLEncoding.EncodeToString(h[:12])
 }
@@ -68,11 +66,11 @@ func (b *backend) server() string {
 func sessionPartition(holder string) string { return "g#" + holder }
 
 func sessionKey(holder string, b *backend) store.Key {
-	return store.Key{Table: store.Sessions, Partition: sessionPartition(holder), Sort: "b#" + b.server()}
+	return store.Key{Table: store.Sessions, Partition: sessionPartition(holder), Sort: "b#" + b.serverID()}
 }
 
-// of finds the client's session with a backend, or begins one.
-func (ss *sessions) of(ctx context.Context, c api.Client, b *backend) (s backendSession, begun bool, err error) {
+// getOrBegin returns the client's session with a backend, and begins one if needed.
+func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backend) (s backendSession, begun bool, err error) {
 	key := sessionKey(holder(c), b)
 	items, err := ss.db.Get(ctx, key)
 	if err != nil {
@@ -85,7 +83,7 @@ func (ss *sessions) of(ctx context.Context, c api.Client, b *backend) (s backend
 			if s.LevelDue != 0 && time.Now().UnixMilli() >= s.LevelDue {
 				ss.setLevel(ctx, c, b, &s)
 			} else {
-				ss.used(ctx, c, b, items[0])
+				ss.recordUse(ctx, c, b, items[0])
 			}
 			return s, false, nil
 		}
@@ -99,16 +97,16 @@ func (ss *sessions) of(ctx context.Context, c api.Client, b *backend) (s backend
 		return s, false, fault.Wrap(fault.Unavailable, err, "begin a session with backend %s", b.Name)
 	}
 	s.itemVersion = mathrand.Int64()
-	value, _ := json.Marshal(s) // strings
+	value, _ := json.Marshal(s) // cannot fail: it has only strings and a number
 	err = ss.db.Write(ctx, ss.put(c, b, s.itemVersion, value, cond)...)
-	if errors.Is(err, store.ErrConflict) { // another call of the client was first: one session is enough
+	if errors.Is(err, store.ErrConflict) { // another call of the client was faster, and one session is enough
 		b.end(ctx, c.Token, s)
-		return ss.of(ctx, c, b)
+		return ss.getOrBegin(ctx, c, b)
 	}
 	return s, true, fault.Wrap(fault.Unavailable, err, "keep the session with a backend")
 }
 
-// put are the operations that keep the session of a client for a time from now.
+// put returns the operations that store a client's session and restart its time to live.
 func (ss *sessions) put(c api.Client, b *backend, itemVersion int64, value []byte, cond store.Condition) []store.Op {
 	until := time.Now().Add(ss.ttl)
 	ops := []store.Op{store.Put(store.Item{Key: sessionKey(holder(c), b), Value: value, Version: itemVersion, Expires: until}, cond)}
@@ -118,24 +116,24 @@ func (ss *sessions) put(c api.Client, b *backend, itemVersion int64, value []byt
 	return ops
 }
 
-// used records that a session is used, if that was not done lately.
-func (ss *sessions) used(ctx context.Context, c api.Client, b *backend, it *store.Item) {
+// recordUse extends the life of a session, at most once per usedEvery.
+func (ss *sessions) recordUse(ctx context.Context, c api.Client, b *backend, it *store.Item) {
 	if time.Until(it.Expires) > ss.ttl-usedEvery {
 		return
 	}
 	err := ss.db.Write(ctx, ss.put(c, b, it.Version, it.Value, store.VersionIs(it.Version))...)
-	if err != nil { // it ends sooner
+	if err != nil { // the session expires earlier, which is harmless
 		ss.log.DebugContext(ctx, "use of backend session not recorded", "backend", b.Name, "error", err)
 	}
 }
 
-// begin initializes a session with what the client declared.
+// begin initializes a session with the capabilities of the client.
 func (ss *sessions) begin(ctx context.Context, c api.Client, b *backend) (s backendSession, err error) {
 	d := upstream.Declared{Version: spec.LatestSessionBased, Capabilities: c.Capabilities, Info: c.Info}
 	if !c.Version.Stateless() {
 		d.Version = c.Version
 	}
-	got, err := b.caller(c.Token).Initialize(ctx, d)
+	got, err := b.clientFor(c.Token).Initialize(ctx, d)
 	s = backendSession{Version: got.Version, ID: got.Session}
 	if err != nil || c.Level == "" || !capabilitiesOf(got.Capabilities).Logging {
 		return s, err
@@ -144,16 +142,16 @@ func (ss *sessions) begin(ctx context.Context, c api.Client, b *backend) (s back
 	return s, nil
 }
 
-// levelPause is how long calls wait before they set a log level again that could not be set. So a backend that hangs delays few of them.
+// levelPause is the pause before calls retry to set a log level. It is long enough that a hanging backend delays only a few calls.
 const levelPause = 10 * time.Second
 
-// tryLevel asks a backend for log messages within a session. It returns when to try again if the backend could not be asked. A backend
-// that refuses is left alone.
+// tryLevel asks a backend for log messages within a session. If the backend did not answer, it returns when to retry. It does not
+// retry if the backend refused.
 func (ss *sessions) tryLevel(ctx context.Context, c api.Client, b *backend, s backendSession) (due int64) {
 	ctx, cancel := context.WithTimeout(ctx, notifyTime)
 	defer cancel()
 	params := append(append([]byte(`{"level":`), jsonrpc.Quote(c.Level)...), '}')
-	_, err := b.caller(c.Token).Ask(ctx, upstream.Request{Version: s.Version, Session: s.ID}, spec.MethodSetLevel, params)
+	_, err := b.clientFor(c.Token).Ask(ctx, upstream.Request{Version: s.Version, Session: s.ID}, spec.MethodSetLevel, params)
 	if err == nil {
 		return 0
 	}
@@ -164,32 +162,31 @@ func (ss *sessions) tryLevel(ctx context.Context, c api.Client, b *backend, s ba
 	return time.Now().Add(levelPause).UnixMilli()
 }
 
-// setLevel sets the log level in a session that is kept, and records whether that has to be repeated.
+// setLevel sets the log level in a stored session, and records whether a retry is needed.
 func (ss *sessions) setLevel(ctx context.Context, c api.Client, b *backend, s *backendSession) {
 	was := s.LevelDue
 	if s.LevelDue = ss.tryLevel(ctx, c, b, *s); s.LevelDue == was {
 		return
 	}
-	value, _ := json.Marshal(s) // strings and a number
+	value, _ := json.Marshal(s) // cannot fail: it has only strings and a number
 	err := ss.db.Write(ctx, ss.put(c, b, s.itemVersion, value, store.VersionIs(s.itemVersion))...)
-	if err != nil && !errors.Is(err, store.ErrConflict) { // with a conflict the session is another one, which has the level
+	if err != nil && !errors.Is(err, store.ErrConflict) { // after a conflict, the replacement session has the level
 		ss.log.WarnContext(ctx, "state of log level not recorded", "backend", b.Name, "error", err)
 	}
 }
 
-// SetLevel asks the backends that a client has a session with for the log messages that it wants. Sessions that begin later ask for
-// them then, and those whose backend could not be asked do so with their next call.
+// SetLevel sets the client's log level in all its sessions with backends. Later sessions begin with the level. If a backend
+// does not answer, the client's next call to it retries.
 func (g *Gateway) SetLevel(ctx context.Context, c api.Client) error {
-	sessions, err := g.sessions.all(ctx, c, g.backends.visible(ctx, c.Principal))
+	sessions, err := g.sessions.all(ctx, c, g.backends.visibleTo(ctx, c.Principal))
 	if err != nil {
 		return err
 	}
-	atOnce(sessions, func(b *backend, s backendSession) { g.sessions.setLevel(ctx, c, b, &s) })
+	forEachSession(sessions, func(b *backend, s backendSession) { g.sessions.setLevel(ctx, c, b, &s) })
 	return nil
 }
 
-// forget forgets a session that the backend does not know any more, unless another call has
-// begun a new one in its place.
+// forget deletes a session that the backend no longer knows, unless another call has already replaced it.
 func (ss *sessions) forget(ctx context.Context, c api.Client, b *backend, s backendSession) error {
 	err := ss.db.Write(ctx, store.Delete(sessionKey(holder(c), b), store.VersionIs(s.itemVersion)), store.Delete(listKey(c, b)))
 	if errors.Is(err, store.ErrConflict) {
@@ -198,7 +195,7 @@ func (ss *sessions) forget(ctx context.Context, c api.Client, b *backend, s back
 	return fault.Wrap(fault.Unavailable, err, "forget the session with a backend")
 }
 
-// end ends a session with the backend; token is the caller's whose it is.
+// end ends a session at the backend. token belongs to the caller that owns the session.
 func (b *backend) end(ctx context.Context, token string, s backendSession) {
 	c := b.own
 	c.Credentials = credentials{backend: b, token: token}.add
@@ -207,7 +204,7 @@ func (b *backend) end(ctx context.Context, token string, s backendSession) {
 	}
 }
 
-// all are those that a client has with the backends.
+// all returns the client's sessions with the given backends.
 func (ss *sessions) all(ctx context.Context, c api.Client, backends []*backend) (map[*backend]backendSession, error) {
 	page, err := ss.db.Query(ctx, store.Query{Table: store.Sessions, Partition: sessionPartition(holder(c)), Limit: 1000})
 	if err != nil {
@@ -228,34 +225,33 @@ func (ss *sessions) all(ctx context.Context, c api.Client, backends []*backend) 
 
 // End ends a client's sessions with all backends.
 func (g *Gateway) End(ctx context.Context, c api.Client) error {
-	sessions, err := g.sessions.all(ctx, c, g.backends.visible(ctx, c.Principal))
+	sessions, err := g.sessions.all(ctx, c, g.backends.visibleTo(ctx, c.Principal))
 	for b, s := range sessions {
 		err = errors.Join(err, g.sessions.forget(ctx, c, b, s))
 	}
-	atOnce(sessions, func(b *backend, s backendSession) { b.end(ctx, c.Token, s) })
+	forEachSession(sessions, func(b *backend, s backendSession) { b.end(ctx, c.Token, s) })
 	return err
 }
 
-// Notify hands a notification of a client's session on to the backends that it has a
-// session with: that it cancelled a request, that its roots changed.
+// Notify forwards a notification of a client's session, for example that its roots changed, to all backends with which the
+// client has a session.
 func (g *Gateway) Notify(ctx context.Context, c api.Client, body json.RawMessage) error {
-	sessions, err := g.sessions.all(ctx, c, g.backends.visible(ctx, c.Principal))
+	sessions, err := g.sessions.all(ctx, c, g.backends.visibleTo(ctx, c.Principal))
 	if err != nil {
 		return err
 	}
-	atOnce(sessions, func(b *backend, s backendSession) {
+	forEachSession(sessions, func(b *backend, s backendSession) {
 		ctx, cancel := context.WithTimeout(ctx, notifyTime)
 		defer cancel()
-		if err := b.caller(c.Token).Send(ctx, upstream.Request{Body: body, Version: s.Version, Session: s.ID}); err != nil {
+		if err := b.clientFor(c.Token).Send(ctx, upstream.Request{Body: body, Version: s.Version, Session: s.ID}); err != nil {
 			g.options.Log.WarnContext(ctx, "notification not sent to backend", "backend", b.Name, "error", err)
 		}
 	})
 	return nil
 }
 
-// atOnce does something with all of a client's sessions at the same time, so that a backend that hangs
-// keeps nothing from the others, and waits.
-func atOnce(sessions map[*backend]backendSession, do func(*backend, backendSession)) {
+// forEachSession runs do for all sessions concurrently, so that a hanging backend does not delay the others, and waits.
+func forEachSession(sessions map[*backend]backendSession, do func(*backend, backendSession)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for b, s := range sessions {

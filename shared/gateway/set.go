@@ -11,30 +11,30 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 )
 
-// backends are the set of those that there are, as the configuration has them now.
+// backends is the set of backends in the current configuration.
 type backends struct {
 	options *Options // of the gateway
 	drops   *metric.Tally
 
 	mu   sync.Mutex
-	from []api.Backend // what set was made of
-	set  []*backend    // not changed, but replaced
+	from []api.Backend // the configuration from which set was made
+	set  []*backend    // replaced as a whole, never modified
 }
 
-// Check looks whether all secrets of backends are there; that they are not is of kind fault.Invalid.
+// Check resolves all secrets of the backends. It returns an error of kind fault.Invalid if one is missing.
 func (g *Gateway) Check(ctx context.Context, backends []api.Backend) error {
 	for _, c := range backends {
-		if err := newBackend(g.options, g.drops, c).resolve(ctx); err != nil {
+		if err := newBackend(g.options, g.drops, c).checkSecrets(ctx); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// replace makes these the backends. Those that are as they were keep what is known of them; calls under way at others run to
-// their end. It ends the gateway's own sessions with those that go. Sessions of clients are left to
-// the server: calls may be under way in them, at any instance, and later on the operator's secrets may
-// be another server's.
+// replace makes the given backends the current ones. Unchanged backends keep their cached data, and running calls to
+// removed ones continue to their end. replace ends the gateway's own sessions with removed backends. It leaves clients'
+// sessions to expire there, because calls may be running in them at any instance, and because the operator's
+// secrets may by now belong to another server.
 func (bs *backends) replace(ctx context.Context, backends []api.Backend) []*backend {
 	set, gone := bs.swap(backends)
 	var wg sync.WaitGroup
@@ -69,8 +69,8 @@ func (bs *backends) swap(backends []api.Backend) (set, gone []*backend) {
 	return set, gone
 }
 
-// now are the backends that there are now. While the source does not answer they stay.
-func (bs *backends) now(ctx context.Context) []*backend {
+// current returns the current backends. If the source fails, it keeps the previous ones.
+func (bs *backends) current(ctx context.Context) []*backend {
 	bs.mu.Lock()
 	from, set := bs.from, bs.set
 	bs.mu.Unlock()
@@ -79,7 +79,7 @@ func (bs *backends) now(ctx context.Context) []*backend {
 	}
 	now, err := bs.options.Source(ctx)
 	if err != nil {
-		bs.options.Log.WarnContext(ctx, "backends not read, the last ones stay in use", "error", err)
+		bs.options.Log.WarnContext(ctx, "backends not read", "error", err)
 		return set
 	}
 	if len(now) == len(from) && (len(now) == 0 || &now[0] == &from[0]) {
@@ -88,10 +88,10 @@ func (bs *backends) now(ctx context.Context) []*backend {
 	return bs.replace(ctx, now)
 }
 
-// visible are the backends that a principal may use.
-func (bs *backends) visible(ctx context.Context, p auth.Principal) []*backend {
+// visibleTo returns the backends that the principal may use.
+func (bs *backends) visibleTo(ctx context.Context, p auth.Principal) []*backend {
 	var out []*backend
-	for _, b := range bs.now(ctx) {
+	for _, b := range bs.current(ctx) {
 		if b.Workspace == p.Workspace && !slices.ContainsFunc(b.Scopes, func(s string) bool { return !p.Has(s) }) {
 			out = append(out, b)
 		}
@@ -99,36 +99,36 @@ func (bs *backends) visible(ctx context.Context, p auth.Principal) []*backend {
 	return out
 }
 
-// server returns the backend with that [backend.server] which a principal may use, or nil.
-func (bs *backends) server(ctx context.Context, p auth.Principal, name string) *backend {
-	for _, b := range bs.visible(ctx, p) {
-		if b.server() == name {
+// findByServer returns the backend with the given [backend.serverID] if the principal may use it, otherwise nil.
+func (bs *backends) findByServer(ctx context.Context, p auth.Principal, name string) *backend {
+	for _, b := range bs.visibleTo(ctx, p) {
+		if b.serverID() == name {
 			return b
 		}
 	}
 	return nil
 }
 
-// shown are the views that a client has of them. A backend that is asked with callers'
-// tokens shows nothing to who has none.
-func (bs *backends) shown(ctx context.Context, c api.Client) []*view {
+// viewsFor returns the client's view of each backend. Backends that forward the caller's token are skipped if the
+// client sent none.
+func (bs *backends) viewsFor(ctx context.Context, c api.Client) []*view {
 	var out []*view
-	for _, b := range bs.visible(ctx, c.Principal) {
+	for _, b := range bs.visibleTo(ctx, c.Principal) {
 		if !b.perCaller() {
 			out = append(out, b.view)
 		} else if c.Token != "" {
-			out = append(out, b.as(ctx, c))
+			out = append(out, b.viewFor(ctx, c))
 		}
 	}
 	return out
 }
 
-// Any reports whether there is any backend, whoever may use it.
-func (g *Gateway) Any(ctx context.Context) bool { return len(g.backends.now(ctx)) > 0 }
+// Any reports whether there are any backends, including those that only some principals may use.
+func (g *Gateway) Any(ctx context.Context) bool { return len(g.backends.current(ctx)) > 0 }
 
-// Backends names the backends that a principal may use.
+// Backends returns the names of the backends that the principal may use.
 func (g *Gateway) Backends(ctx context.Context, p auth.Principal) (names []string) {
-	for _, b := range g.backends.visible(ctx, p) {
+	for _, b := range g.backends.visibleTo(ctx, p) {
 		names = append(names, b.Name)
 	}
 	return names

@@ -14,8 +14,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// statelessWay is the way between a client and a backend that are both of revision 2026-07-28. A requestState of
-// the backend is sealed on its way to the client, and opened when it comes back.
+// statelessWay implements [way] for a client and a backend that are both of revision 2026-07-28. It seals the backend's
+// requestState on the way to the client, and opens it when the client returns it.
 type statelessWay struct {
 	x      *exchange
 	states *states
@@ -30,7 +30,7 @@ func (w *statelessWay) make(ctx context.Context) error {
 	}
 	if raw := jsonrpc.Member(params, "requestState"); raw != nil {
 		sealed, _ := jsonrpc.String(raw)
-		state, err := w.states.open(sealed, w.x.belongs(), time.Now())
+		state, err := w.states.open(sealed, w.x.stateBinding(), time.Now())
 		if err != nil {
 			return err
 		}
@@ -40,11 +40,11 @@ func (w *statelessWay) make(ctx context.Context) error {
 }
 
 func (w *statelessWay) elicit(ctx context.Context, _ upstream.Message) error {
-	return w.x.outOfPlace(ctx)
+	return w.x.dropMisplaced(ctx)
 }
 
 func (w *statelessWay) withdraw(ctx context.Context, _ json.RawMessage, _ upstream.Message) error {
-	return w.x.outOfPlace(ctx)
+	return w.x.dropMisplaced(ctx)
 }
 
 func (w *statelessWay) respond(m upstream.Message) error {
@@ -54,11 +54,11 @@ func (w *statelessWay) respond(m upstream.Message) error {
 	if state := jsonrpc.Member(m.Result, "requestState"); state != nil {
 		text, ok := jsonrpc.String(state)
 		if !ok {
-			return w.x.failed(errors.New("gateway: the requestState is no string"))
+			return w.x.callError(errors.New("gateway: the requestState is not a string"))
 		}
-		m.Result = jsonrpc.Replace(m.Result, "requestState", jsonrpc.Quote(w.states.seal([]byte(text), w.x.belongs(), time.Now())))
+		m.Result = jsonrpc.Replace(m.Result, "requestState", jsonrpc.Quote(w.states.seal([]byte(text), w.x.stateBinding(), time.Now())))
 	}
-	response, code := w.x.translated(m)
-	w.x.unsettle(code)
+	response, code := w.x.translateResponse(m)
+	w.x.recheckVersion(code)
 	return w.x.send(response, true)
 }

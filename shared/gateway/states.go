@@ -14,13 +14,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 )
 
-// stateLife is how long a client may take to come back with what it was asked for.
+// stateLife is how long a client may take to return with its answers.
 const stateLife = time.Hour
 
-// states seals what a client carries between the rounds of a request (2026-07-28,
-// Multi Round-Trip Requests). To a backend all clients of the gateway may be one caller, so a
-// state that the backend made is bound here to the principal, the method, what is
-// called and with which params.
+// states seals the state that a client carries between the rounds of a request (2026-07-28, Multi Round-Trip Requests). To a
+// backend, all clients of the gateway may look like one caller. So the gateway binds a backend's state to the
+// principal, the method, the name and the params.
 type states struct{ aead cipher.AEAD }
 
 func newStates(key []byte) (*states, error) {
@@ -36,8 +35,8 @@ func newStates(key []byte) (*states, error) {
 	return &states{aead}, err
 }
 
-// bound is what a state belongs to; params is a digest of those of the request.
-func bound(p auth.Principal, method, backend, name, params string) []byte {
+// bindState returns the data to which a state is bound. params is a digest of the request's params.
+func bindState(p auth.Principal, method, backend, name, params string) []byte {
 	b, _ := json.Marshal([]string{p.Workspace, p.ID, method, backend, name, params}) // strings
 	return b
 }
@@ -47,9 +46,9 @@ func (s *states) seal(state, belongs []byte, now time.Time) string {
 	return opaque.Encode(s.aead.Seal(nil, nil, append(text, state...), belongs))
 }
 
-// open is the reverse of seal. What is forged, another's or too old is a fault of kind Invalid.
+// open reverses seal. It returns a fault of kind Invalid if the state is forged, expired, or bound to something else.
 func (s *states) open(sealed string, belongs []byte, now time.Time) ([]byte, error) {
-	bad := fault.New(fault.Invalid, "requestState is not one of this request, or too old")
+	bad := fault.New(fault.Invalid, "requestState belongs to another request or has expired")
 	raw, err := opaque.Decode(sealed)
 	if err != nil {
 		return nil, bad

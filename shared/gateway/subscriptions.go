@@ -15,7 +15,7 @@ import (
 )
 
 // A subscription at a backend is an item under "p#", its principal, its URI and its holder, so that the subscriptions of one principal are
-// next to each other. The principal and the URI are hashes. Items of an earlier release begin with the URI and do not name the principal.
+// adjacent. The principal and the URI are hashed. Items of an earlier release begin with the URI and do not name the principal.
 
 func wantedPartition(p api.Place) string { return "w#" + p.String() }
 
@@ -48,27 +48,27 @@ func wantedBy(sort string) string {
 	return principal
 }
 
-// maxWanted is how many resources of one backend a principal may be subscribed to.
+// maxWanted limits to how many resources of one backend a principal may be subscribed.
 const maxWanted = 2000
 
-// Subscribe records a subscription. The relay acts on it within a second, stand-alone immediately. A principal that has too many at
-// the backend is refused; one that exists is prolonged.
+// Subscribe records a subscription, or extends an existing one. The relay acts on it within a second, and stand-alone immediately.
+// Subscribe returns an error if the principal has too many subscriptions at the backend.
 func (g *Gateway) Subscribe(ctx context.Context, s api.Subscription) error {
-	if err := g.admit(ctx, s); err != nil {
+	if err := g.checkLimit(ctx, s); err != nil {
 		return err
 	}
-	err := g.options.DB.Write(ctx, put(s))
-	g.backends.kick(ctx, s.Place)
+	err := g.options.DB.Write(ctx, putSubscription(s))
+	g.backends.wakeRelay(ctx, s.Place)
 	return fault.Wrap(fault.Unavailable, err, "record a subscription at a backend")
 }
 
 // put returns the operation that records a subscription.
-func put(s api.Subscription) store.Op {
+func putSubscription(s api.Subscription) store.Op {
 	return store.Put(store.Item{Key: wantedKey(s), Value: []byte(s.URI), Expires: s.Until})
 }
 
-// admit holds a principal to its number of resources at a backend.
-func (g *Gateway) admit(ctx context.Context, s api.Subscription) error {
+// checkLimit returns an error if the subscription exceeds the principal's number of resources at a backend.
+func (g *Gateway) checkLimit(ctx context.Context, s api.Subscription) error {
 	prefix, own := wantedPrefix(s), wantedURI(s)
 	uris := map[string]bool{}
 	q := store.Query{Table: store.Sessions, Partition: wantedPartition(s.Place), After: prefix, Until: prefix + "~", Limit: 1000}
@@ -87,16 +87,16 @@ func (g *Gateway) admit(ctx context.Context, s api.Subscription) error {
 	return nil
 }
 
-// Unsubscribe ends it.
+// Unsubscribe removes a subscription.
 func (g *Gateway) Unsubscribe(ctx context.Context, s api.Subscription) error {
 	err := g.options.DB.WriteAll(ctx, store.Delete(wantedKey(s)), store.Delete(earlierWantedKey(s)))
-	g.backends.kick(ctx, s.Place)
+	g.backends.wakeRelay(ctx, s.Place)
 	return fault.Wrap(fault.Unavailable, err, "end a subscription at a backend")
 }
 
-// kick makes the relay of this process look at the subscriptions.
-func (bs *backends) kick(ctx context.Context, at api.Place) {
-	for _, b := range bs.now(ctx) {
+// wakeRelay makes the relay of this process read the subscriptions again.
+func (bs *backends) wakeRelay(ctx context.Context, at api.Place) {
+	for _, b := range bs.current(ctx) {
 		if b.Place() == at {
 			select {
 			case b.changed <- struct{}{}:
@@ -106,15 +106,15 @@ func (bs *backends) kick(ctx context.Context, at api.Place) {
 	}
 }
 
-// Subscribable finds the backend that serves a resource and notifies of its changes. It skips a backend of which the relay knows
-// that it has no notification stream.
+// Subscribable finds the backend that serves a resource and notifies of its changes. It skips a backend that, according to the
+// relay, has no notification stream.
 func (g *Gateway) Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool) {
-	e, ok := g.lists.serves(ctx, g.backends.shown(ctx, api.Client{Principal: p}), api.Resources, uri)
+	e, ok := g.lists.findEntry(ctx, g.backends.viewsFor(ctx, api.Client{Principal: p}), api.Resources, uri)
 	if !ok || e.view.of.perCaller() { // the relay has no credentials there
 		return "", false
 	}
-	known, _ := e.view.known(ctx)
-	return e.Backend, known != nil && known.Subscribe && e.view.of.hasStream(ctx)
+	info, _ := e.view.loadInfo(ctx)
+	return e.Backend, info != nil && info.Subscribe && e.view.of.hasStream(ctx)
 }
 
 // noStreamKey returns the key of the item that exists while a backend is known to have no notification stream.
@@ -122,8 +122,8 @@ func noStreamKey(p api.Place) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + p.String(), Sort: "nostream"}
 }
 
-// hasStream reports whether the backend may have a notification stream. It asks the store once per second: a listen names many
-// resources.
+// hasStream reports whether the backend may have a notification stream. It reads the store at most once per second, because one
+// listen request can name many resources.
 func (b *backend) hasStream(ctx context.Context) bool {
 	b.streams.mu.Lock()
 	defer b.streams.mu.Unlock()

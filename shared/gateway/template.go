@@ -6,17 +6,18 @@ import (
 	"github.com/yosida95/uritemplate/v3"
 )
 
-// A backend chooses its templates, and a client the URIs that are matched with them.
+// Limits, because a backend chooses its templates and a client chooses the URIs to match.
 const (
 	maxVariables = 16
-	maxMatched   = 2048 // bytes of a template, and of a URI
+	maxMatched   = 2048 // bytes of a template or a URI
 )
 
-// matcher returns a function that reports whether a template stands for a URI (RFC 6570), or nil if the template cannot be read or is
-// too large.
+// matcher returns a function that reports whether a URI matches the template (RFC 6570), or nil if the template is invalid or too
+// large.
 //
-// It does not look at the names in a query or at lengths of prefixes: the backend itself refuses a URI that it does not have. So its
-// time grows only with the length of the URI times the number of expressions, which cannot be said of uritemplate's Match.
+// The function ignores the names in a query and the lengths of prefixes, because the backend itself refuses a URI that it does not
+// have. In return its running time is at most proportional to the length of the URI times the number of expressions, which
+// uritemplate's Match does not guarantee.
 func matcher(template string) func(uri string) bool {
 	t, err := uritemplate.New(template)
 	if err != nil || len(template) > maxMatched || len(t.Varnames()) > maxVariables || strings.Count(template, "{") > maxVariables {
@@ -35,16 +36,16 @@ func matcher(template string) func(uri string) bool {
 	return func(uri string) bool { return len(uri) <= maxMatched && matches(parts, uri) }
 }
 
-// part is a piece of a template: a literal, or the values that an expression can expand to.
+// part is a piece of a template: a literal or an expression.
 type part struct {
 	literal string
-	// first is the character with which a non-empty expansion begins, or 0 if that can be any character.
+	// first is the first character of a non-empty expansion, or 0 if that can be any character.
 	first byte
-	// others are the further characters that an expansion may have besides the characters of a plain value; "*" allows all.
+	// others has the characters that an expansion may contain in addition to those of a plain value; "*" allows all.
 	others string
 }
 
-// expansion returns what an expression can expand to (RFC 6570, section 3.2).
+// expansion describes the possible expansions of an expression (RFC 6570, section 3.2).
 func expansion(expression string) part {
 	switch operator := expression[0]; operator {
 	case '+':
@@ -61,13 +62,13 @@ func expansion(expression string) part {
 	return part{others: ",="}
 }
 
-// matches reports whether the parts can stand for all of a URI. It keeps the set of positions that the parts so far can end at.
+// matches reports whether the parts match the whole URI. It tracks the set of positions at which the parts so far can end.
 func matches(parts []part, uri string) bool {
 	at := make([]bool, len(uri)+1)
 	at[0] = true
 	for _, p := range parts {
 		next := make([]bool, len(at))
-		inside := false // an expansion that has begun can go on here
+		inside := false // an expansion has begun and can continue here
 		for i := range at {
 			switch {
 			case p.others == "":
@@ -84,7 +85,7 @@ func matches(parts []part, uri string) bool {
 	return at[len(uri)]
 }
 
-// begins reports whether an expansion can begin with a character.
+// begins reports whether an expansion can begin with the character.
 func (p part) begins(c byte) bool {
 	if p.first != 0 {
 		return c == p.first
@@ -92,7 +93,7 @@ func (p part) begins(c byte) bool {
 	return p.allows(c)
 }
 
-// allows reports whether an expansion can have a character after its first.
+// allows reports whether an expansion can have the character after its first one.
 func (p part) allows(c byte) bool {
 	switch {
 	case p.others == "*", 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':

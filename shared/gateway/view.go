@@ -15,67 +15,66 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// view is a backend as it shows itself to those who have the same credentials: what it
-// serves, and its lists. For most backends the gateway asks with the operator's credentials, and
-// there is one view for all. A backend that gets its callers' tokens and nothing of the
-// operator's shows each caller its own, and no caller sees what another was shown.
+// view is a backend as seen with certain credentials: its capabilities and its lists. Most backends have a single view, for which the
+// gateway uses the operator's credentials. A backend that receives its callers' tokens, and has no credentials of the operator,
+// has one view per caller, so that a caller cannot see the lists of another one.
 type view struct {
 	of *backend
-	// token is the caller's; empty with the operator's credentials.
+	// token is the caller's token, or empty for the operator's credentials.
 	token string
 	used  time.Time // guarded by callers
 
-	answer *refresh.Value[*known]
+	answer *refresh.Value[*serverInfo]
 
 	mu       sync.Mutex
 	lists    map[api.Kind]*fetched
 	fetching map[api.Kind]*fetching
-	stale    time.Time // what was begun to be fetched before is not used any more
-	rests    map[api.Kind]rest
+	stale    time.Time // the gateway does not reuse lists fetched before this time
+	backoffs map[api.Kind]backoff
 }
 
 func newView(b *backend, token string) *view {
-	v := &view{of: b, token: token, lists: map[api.Kind]*fetched{}, fetching: map[api.Kind]*fetching{}, rests: map[api.Kind]rest{}}
-	v.answer = refresh.New(refresh.Options{Name: "backend " + b.Name, Timeout: maxAsks * b.options.AskTimeout}, v.refreshKnown)
+	v := &view{of: b, token: token, lists: map[api.Kind]*fetched{}, fetching: map[api.Kind]*fetching{}, backoffs: map[api.Kind]backoff{}}
+	v.answer = refresh.New(refresh.Options{Name: "backend " + b.Name, Timeout: maxAsks * b.options.AskTimeout}, v.refreshInfo)
 	return v
 }
 
 func (v *view) client() *upstream.Client {
 	if v.of.perCaller() {
-		return v.of.caller(v.token)
+		return v.of.clientFor(v.token)
 	}
 	return &v.of.own
 }
 
-// known is what a backend said of itself.
-type known struct {
+// serverInfo is a backend's description of itself.
+type serverInfo struct {
 	api.Capabilities
 	version spec.Version
-	session string // of the gateway's own session with it, in the session-based revisions
+	session string // the gateway's own session with it, in session-based revisions
 	at      time.Time
 
-	// seen are the list versions that were current since it was asked, guarded by the view.
+	// seen has the list versions that were current when the backend was asked. It is guarded by the view.
 	seen map[api.Kind]string
 }
 
-// own is the gateway's own session.
-func (k *known) own() backendSession { return backendSession{Version: k.version, ID: k.session} }
+// own returns the gateway's own session.
+func (k *serverInfo) own() backendSession { return backendSession{Version: k.version, ID: k.session} }
 
-// The knowledge of a backend stays fresh as follows.
+// The gateway's knowledge of a backend stays fresh as follows.
 //
-//   - A list is used while its list version in the store is the one that it was fetched under, and for as long as the backend or the
-//     gateway's own limit says. The relay writes a new list version before it announces a change.
-//   - Its revision and capabilities are used for askAgain, and only while the list versions are the same as when they were learned:
-//     a backend whose list changes may have been restarted as another version of itself. A backend whose lists change all the time
-//     is asked once per askLeast. An error that says that the revision is another one ends it, too.
-//   - Knowledge that is not fresh is still used while the backend cannot be reached.
+//   - A list is used while its list version in the store is the one from before the fetch, and while it is younger than the limits of
+//     the backend and the gateway. The relay writes a new list version before it announces a change.
+//   - The revision and capabilities are used for askAgain, and only while the list versions stay the same, because a backend
+//     whose list changes may have been restarted as another version. A backend whose lists change all the time
+//     is asked once per askLeast. An error that hints at another revision also makes the gateway ask again.
+//   - While the backend does not respond, the gateway uses stale knowledge.
 const (
 	askAgain = 5 * time.Minute
 	askLeast = 2 * time.Second
 )
 
-// learned reports whether what is known was learned under the list version of that kind.
-func (v *view) learned(k *known, kind api.Kind, listVersion string) bool {
+// confirmVersion reports whether info was read under the given list version. It records the version if it is the first of its kind.
+func (v *view) confirmVersion(k *serverInfo, kind api.Kind, listVersion string) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	was, seen := k.seen[kind]
@@ -91,9 +90,9 @@ func (v *view) learned(k *known, kind api.Kind, listVersion string) bool {
 	return true
 }
 
-// known returns the revision and the capabilities of the backend. If it cannot be asked, the result has both the error and the
-// last known ones, or nil.
-func (v *view) known(ctx context.Context) (*known, error) {
+// loadInfo returns the backend's revision and capabilities. If the backend does not respond, it returns an error together with the last
+// known ones, or nil.
+func (v *view) loadInfo(ctx context.Context) (*serverInfo, error) {
 	now, err := v.answer.Within(ctx, askAgain)
 	if err != nil {
 		now, _ = v.answer.Peek()
@@ -101,9 +100,9 @@ func (v *view) known(ctx context.Context) (*known, error) {
 	return now, err
 }
 
-// refreshKnown asks the backend and ends the session in which it was asked before. Callers that still use that session learn
-// from the backend that it is gone, and call known again.
-func (v *view) refreshKnown(ctx context.Context, have *known) (*known, error) {
+// refreshInfo asks the backend and ends the session of the previous answer. Callers that still use that session get an error from the
+// backend, and call loadInfo again.
+func (v *view) refreshInfo(ctx context.Context, have *serverInfo) (*serverInfo, error) {
 	now, err := v.ask(ctx)
 	if err != nil {
 		return nil, err
@@ -117,18 +116,17 @@ func (v *view) refreshKnown(ctx context.Context, have *known) (*known, error) {
 	return now, nil
 }
 
-// forget makes the next caller ask the backend again, unless it has been asked since.
-func (v *view) forget(was *known) { v.answer.Expire(func(k *known) bool { return k == was }) }
+// forget makes the next caller ask the backend again, unless that has already happened since info was read.
+func (v *view) forget(was *serverInfo) { v.answer.Expire(func(k *serverInfo) bool { return k == was }) }
 
-// ask finds out the revision and what is served: by server/discover, which only
-// 2026-07-28 has, and else by initialize.
-func (v *view) ask(ctx context.Context) (*known, error) {
+// ask asks for the revision and the capabilities. It tries server/discover, which only 2026-07-28 has, and then initialize.
+func (v *view) ask(ctx context.Context) (*serverInfo, error) {
 	c, pinned := v.client(), v.of.ProtocolVersion
 	auto := pinned == api.AutoVersion
 	if stateless := !auto && spec.Version(pinned).Stateless(); auto || stateless {
 		got, err := c.Discover(ctx)
 		if err == nil {
-			return newKnown(got), nil
+			return newServerInfo(got), nil
 		}
 		if stateless || fault.Is(err, fault.Unavailable) && !upstream.Refused(err) {
 			return nil, err
@@ -142,46 +140,45 @@ func (v *view) ask(ctx context.Context) (*known, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newKnown(got), nil
+	return newServerInfo(got), nil
 }
 
-func newKnown(k upstream.Known) *known {
-	return &known{Capabilities: capabilitiesOf(k.Capabilities), version: k.Version, session: k.Session}
+func newServerInfo(k upstream.Known) *serverInfo {
+	return &serverInfo{Capabilities: capabilitiesOf(k.Capabilities), version: k.Version, session: k.Session}
 }
 
-// caller speaks to the backend for a caller. One that gets callers' tokens does not get the
-// operator's for a caller who has none.
-func (b *backend) caller(token string) *upstream.Client {
+// clientFor returns a client that acts for a caller. If the backend expects callers' tokens and the caller has none, requests carry
+// no token, because the caller must not use the operator's.
+func (b *backend) clientFor(token string) *upstream.Client {
 	c := b.own
 	c.Credentials = credentials{b, token, b.ForwardToken && token == ""}.add
 	return &c
 }
 
-// perCaller reports whether what the backend shows is asked for with the callers' tokens.
+// perCaller reports whether the gateway reads the backend's lists with the callers' tokens.
 func (b *backend) perCaller() bool {
 	_, fixed := b.Headers["Authorization"]
 	return b.ForwardToken && !fixed && b.OAuth == nil
 }
 
-// maxViews is how many callers' views of a backend are kept. The one that was not used for
-// longest makes room.
+// maxViews limits how many callers' views of a backend are kept. A new view replaces the one that has been unused for longest.
 const maxViews = 256
 
-// callers are a backend's views by caller.
+// callers has a backend's views by caller.
 type callers struct {
 	mu   sync.Mutex
 	kept map[viewer]*view
 }
 
-// viewer is whom a view is for: a principal by one token, since another one may allow for
-// other things (2026-07-28, Caching, Cache Scope).
+// viewer identifies the caller of a view: the principal and its token, because another token of the same principal may have other
+// permissions (2026-07-28, Caching, Cache Scope).
 type viewer struct {
 	workspace, principal string
 	token                [sha256.Size]byte
 }
 
-// as is the backend as a client sees it.
-func (b *backend) as(ctx context.Context, c api.Client) *view {
+// viewFor returns the client's view of the backend.
+func (b *backend) viewFor(ctx context.Context, c api.Client) *view {
 	if !b.perCaller() {
 		return b.view
 	}
@@ -192,57 +189,56 @@ func (b *backend) as(ctx context.Context, c api.Client) *view {
 	return v
 }
 
-func (vs *callers) of(b *backend, c api.Client) (v, old *view) {
-	vs.mu.Lock()
-	defer vs.mu.Unlock()
+func (cs *callers) of(b *backend, c api.Client) (v, old *view) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
 	key := viewer{c.Principal.Workspace, c.Principal.ID, sha256.Sum256([]byte(c.Token))}
-	if v = vs.kept[key]; v == nil {
-		if len(vs.kept) >= maxViews {
-			old = vs.evict()
+	if v = cs.kept[key]; v == nil {
+		if len(cs.kept) >= maxViews {
+			old = cs.evict()
 		}
-		if vs.kept == nil {
-			vs.kept = map[viewer]*view{}
+		if cs.kept == nil {
+			cs.kept = map[viewer]*view{}
 		}
 		v = newView(b, c.Token)
-		vs.kept[key] = v
+		cs.kept[key] = v
 	}
 	v.used = time.Now()
 	return v, old
 }
 
-// evict takes the view out that was not used for longest. The lock is held.
-func (vs *callers) evict() *view {
+// evict removes the view that has been unused for longest. The caller holds the lock.
+func (cs *callers) evict() *view {
 	var oldest viewer
-	for key, v := range vs.kept {
-		if found := vs.kept[oldest]; found == nil || v.used.Before(found.used) {
+	for key, v := range cs.kept {
+		if found := cs.kept[oldest]; found == nil || v.used.Before(found.used) {
 			oldest = key
 		}
 	}
-	v := vs.kept[oldest]
-	delete(vs.kept, oldest)
+	v := cs.kept[oldest]
+	delete(cs.kept, oldest)
 	return v
 }
 
-// views are all that there are of a backend.
+// views returns all views of the backend.
 func (b *backend) views() []*view {
 	b.callers.mu.Lock()
 	defer b.callers.mu.Unlock()
 	return append(slices.Collect(maps.Values(b.callers.kept)), b.view)
 }
 
-// leave ends the session that the view was seen in.
+// leave ends the gateway's session that the view uses.
 func (v *view) leave(ctx context.Context) {
-	known, _ := v.answer.Peek()
-	if known == nil {
+	info, _ := v.answer.Peek()
+	if info == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
 	defer cancel()
-	v.of.end(ctx, v.token, known.own())
+	v.of.end(ctx, v.token, info.own())
 }
 
-// flight is something under way that several callers want: one of them does it, and
-// the others wait for what comes of it.
+// flight is an operation whose result several callers need. One caller runs it, and the others wait for the result.
 type flight[T any] struct {
 	began time.Time
 	done  chan struct{}
@@ -250,7 +246,7 @@ type flight[T any] struct {
 	// Set when done is closed.
 	value T
 	err   error
-	// left is true when the one who did it was called off, which says nothing to the others.
+	// left is set if the caller that ran the operation was cancelled. Its error then means nothing to the other callers.
 	left bool
 }
 
@@ -258,7 +254,7 @@ func newFlight[T any]() *flight[T] {
 	return &flight[T]{began: time.Now(), done: make(chan struct{}), left: true}
 }
 
-// fly does it. No caller waits after that, even if do panics.
+// fly runs the operation and then releases the waiting callers, even if do panics.
 func (f *flight[T]) fly(ctx context.Context, do func() (T, error)) (T, error) {
 	defer close(f.done)
 	f.value, f.err = do()
@@ -266,8 +262,8 @@ func (f *flight[T]) fly(ctx context.Context, do func() (T, error)) (T, error) {
 	return f.value, f.err
 }
 
-// wait waits for the other who does it. Without ok nothing came of it, and it has to be tried
-// again.
+// wait waits for the caller that runs the operation. It returns ok = false if that caller was cancelled, so that the operation must be
+// tried again.
 func (f *flight[T]) wait(ctx context.Context) (value T, err error, ok bool) {
 	select {
 	case <-f.done:

@@ -151,7 +151,7 @@ func TestViewsAreBounded(t *testing.T) {
 		})
 	}
 	all.Wait()
-	b := g.backends.now(t.Context())[0]
+	b := g.backends.current(t.Context())[0]
 	if n := len(b.callers.kept); n != maxViews {
 		t.Errorf("%d views are kept", n)
 	}

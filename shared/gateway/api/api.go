@@ -1,9 +1,9 @@
-// Package api has the data that the MCP endpoint and the gateway hand each other: who calls, what
-// backends have, a call, a subscription, a notification.
+// Package api has the types that the MCP endpoint and the gateway exchange: clients, backends, calls, subscriptions and
+// notifications.
 //
-// It is for shared/mcp, shared/conversation and shared/gateway/relay, so that none of them knows
-// the gateway itself. Nothing here reaches a backend or the store. How lists are gathered and calls
-// made is in shared/gateway.
+// shared/mcp, shared/conversation and shared/gateway/relay use it, so that they do not depend on the gateway itself.
+// The package performs no requests and does not use the store. See shared/gateway for how lists are gathered and calls
+// are made.
 package api
 
 import (
@@ -17,26 +17,26 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Client is who calls: what a backend gets of it, and where its answers belong.
+// Client is the client of a call: the data that backends receive about it, and where answers to it belong.
 type Client struct {
 	Principal auth.Principal
-	// Session is the key of its session in the session-based revisions; empty in 2026-07-28.
+	// Session is the key of the client's session. It is empty in 2026-07-28, which has no sessions.
 	Session string
 	Version spec.Version
-	// Capabilities and Info are as the client sent them.
+	// Capabilities and Info are the JSON that the client sent.
 	Capabilities, Info json.RawMessage
-	// Level is the least severity of log messages that its session asked for; empty for none.
+	// Level is the lowest severity of log messages that the session asked for, or empty if it asked for none.
 	Level string
-	// Token is its Authorization header, for backends that get the caller's own.
+	// Token is the client's Authorization header, for backends that receive the caller's token.
 	Token string
 }
 
-// Capabilities are what a backend, or all of a principal's, serve.
+// Capabilities describes what a backend serves, or all backends of a principal together.
 type Capabilities struct {
 	Tools, Prompts, Resources, Completions, Logging bool
-	// Of what it sends notifications.
+	// The changes of which it sends notifications.
 	ToolsChanged, PromptsChanged, ResourcesChanged, Subscribe bool
-	// Which messages of conversations it asks for.
+	// The messages of conversations for which it asks.
 	UserMessages, AssistantResponses bool
 }
 
@@ -45,7 +45,7 @@ func (c Capabilities) Notifies() bool {
 	return c.ToolsChanged || c.PromptsChanged || c.ResourcesChanged || c.Subscribe
 }
 
-// Has reports whether there are lists of a kind.
+// Has reports whether the backend has lists of a kind.
 func (c Capabilities) Has(kind Kind) bool {
 	switch kind {
 	case Tools:
@@ -56,39 +56,38 @@ func (c Capabilities) Has(kind Kind) bool {
 	return c.Resources
 }
 
-// Call is a request of a client that a backend answers.
+// Call is a request of a client to a backend.
 type Call struct {
 	Client
 	Kind Kind
-	// Name is what is called, as the client names it; Member of params holds it.
+	// Name is the name or URI of the tool, prompt or resource as the client knows it. Member is the member of params that holds it.
 	Name, Member string
 	Method       string
 	ID, Params   json.RawMessage
-	// Header are the mirrored headers of revision 2026-07-28.
+	// Header has the mirrored headers of revision 2026-07-28.
 	Header http.Header
-	// ResponseOnly is set for a client that takes no event stream. It cannot be asked
-	// anything within the call, and whoever tries gets an error at once.
+	// ResponseOnly is set if the client does not accept an event stream. A backend then cannot ask the client anything within
+	// the call and immediately gets an error if it tries.
 	ResponseOnly bool
-	// Send takes each message for the client, the response last. An error means that
-	// the client is gone.
+	// Send sends a message to the client. The response is the last one. Send returns an error if the client has
+	// disconnected.
 	Send func(message json.RawMessage, response bool) error
 }
 
-// Place distinguishes backends. The same name may stand for another in
-// another workspace.
+// Place identifies a backend, because two workspaces may have backends of the same name.
 type Place struct{ Workspace, Backend string }
 
-// String is for keys of the store: neither part has a '#'.
+// String formats the place for keys of the store. It is unambiguous because neither part contains a '#'.
 func (p Place) String() string { return p.Workspace + "#" + p.Backend }
 
-// Subscription says that a session or a stream is subscribed to a resource of a backend.
-// The relay subscribes there while anyone is.
+// Subscription is the subscription of a session or a stream to a resource of a backend. The relay is subscribed at the
+// backend while there are such subscriptions.
 type Subscription struct {
 	Place
 	URI string
-	// Principal is the holder's. It counts against its quota and gets its turn when the relay subscribes.
+	// Principal owns the holder. The subscription counts against the principal's quota, and the relay lets principals take turns.
 	Principal string
-	// Holder is the session or stream, Until when it is over at the latest.
+	// Holder is the session or stream. Until is when the subscription expires.
 	Holder string
 	Until  time.Time
 }
@@ -96,23 +95,23 @@ type Subscription struct {
 // Covers reports whether a subscription to a resource includes the updates of another one: of itself, and of the resources below
 // it. For example, file:///dir covers file:///dir/a.txt and x://1 covers x://1?page=2.
 //
-// The schema says of an update that it "might be a sub-resource of the one that the client actually subscribed to". Only the server
-// knows which these are; a URI below the other one is the case that every scheme with paths has.
+// According to the schema, an updated resource "might be a sub-resource of the one that the client actually subscribed to". Only the
+// server knows its sub-resources, but a URI below another one is the case that every scheme with paths has.
 func Covers(subscribed, uri string) bool {
 	rest, ok := strings.CutPrefix(uri, subscribed)
 	return ok && subscribed != "" && (rest == "" || strings.HasSuffix(subscribed, "/") || strings.ContainsRune("/?#", rune(rest[0])))
 }
 
-// Notice is what the log holds of a backend's notification, for all streams.
+// Notice is a backend's notification in the log, for all streams.
 type Notice struct {
 	Method string          `json:"m"`
 	Params json.RawMessage `json:"p,omitempty"`
 }
 
-// What handing a backend a message of a conversation can come to.
+// Reasons why a backend did not accept a message of a conversation.
 var (
-	// ErrIncapable is of a backend that did not declare to want such messages.
+	// ErrIncapable means that the backend did not declare that it wants such messages.
 	ErrIncapable = errors.New("gateway: the backend does not ask for messages of conversations")
-	// ErrRefused is of one that answered with an error.
+	// ErrRefused means that the backend answered with an error.
 	ErrRefused = errors.New("gateway: the backend refused a message of a conversation")
 )

@@ -10,10 +10,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Kind is what a list is of.
+// Kind is a kind of list.
 type Kind uint8
 
-// The kinds.
+// The kinds of lists.
 const (
 	Tools Kind = iota
 	Prompts
@@ -21,10 +21,10 @@ const (
 	Templates
 )
 
-// Kinds are all of them.
+// Kinds lists all kinds.
 var Kinds = []Kind{Tools, Prompts, Resources, Templates}
 
-// kinds say how each is asked for and named.
+// kinds has the names that MCP uses for each kind.
 var kinds = [...]struct {
 	what, method, member, name, changed string
 	prefixed                            bool
@@ -35,66 +35,63 @@ var kinds = [...]struct {
 	Templates: {"resource template", spec.MethodTemplates, "resourceTemplates", "uriTemplate", spec.NoteResourcesChange, false},
 }
 
-// String is what one entry is called in messages.
+// String returns the word for one entry in messages.
 func (k Kind) String() string { return kinds[k].what }
 
-// Method lists it, Member of the result holds the entries, and Name of an entry its name or URI.
+// Method returns the method that reads the list.
 func (k Kind) Method() string { return kinds[k].method }
 
-// Member is described at [Kind.Method].
+// Member returns the member of the result that holds the entries.
 func (k Kind) Member() string { return kinds[k].member }
 
-// Name is described at [Kind.Method].
+// Name returns the member of an entry that identifies it, e.g. "uri".
 func (k Kind) Name() string { return kinds[k].name }
 
-// Changed is the notification of a change of the list.
+// Changed returns the method of the notification that the list has changed.
 func (k Kind) Changed() string { return kinds[k].changed }
 
 // Prefixed reports whether names get the backend's prefix. URIs do not.
 func (k Kind) Prefixed() bool { return kinds[k].prefixed }
 
-// Entry is one entry of a gathered list.
+// Entry is one entry of the combined list.
 type Entry struct {
-	// Name is the name or URI that the client uses: with the backend's prefix where names have one.
+	// Name is the name or URI that the client uses. It includes the backend's prefix if the kind has prefixes.
 	Name string
-	// JSON is the entry as the backend sent it, but for the name.
+	// JSON is the entry as the backend sent it, except for the name.
 	JSON json.RawMessage
-	// Backend has it, under the name Own.
+	// Backend is the backend's name, and Own is the entry's name at the backend.
 	Backend, Own string
 }
 
-// For is the entry as a client of the revision can read it.
+// For returns the entry in a form that a client of the given revision can read.
 func (e Entry) For(version spec.Version) json.RawMessage { return translate.Tool(e.JSON, version) }
 
-// List is what the backends of a principal have of a kind, in the order of the
-// configuration and of each backend.
+// List is the combined list of a principal's backends, in the order of the configuration and of each backend.
 type List struct {
 	Entries []Entry
-	// Conflicts are names that more than one backend has; the first one serves them.
+	// Conflicts has the names that several backends have. The first backend serves them.
 	Conflicts []string
-	// TTL is how long a client may keep it: the shortest time that a backend gives.
+	// TTL is how long a client may keep the list. It is the minimum over all backends.
 	TTL time.Duration
-	// Shared is true when every backend says that its list is the same for all callers.
+	// Shared is true if the list of every backend is the same for all callers.
 	Shared bool
-	// Parts are the backends in the order of Entries, and where those of each end.
+	// Parts has the position of each backend's entries, in the order of Entries.
 	Parts []Part
 }
 
-// Part is where in a gathered list the entries of a backend are; it may have none.
+// Part is the position of a backend's entries in a combined list. It may be empty.
 type Part struct {
 	Backend    string
 	First, End int
 }
 
-// A cursor of a gathered list names the entry after which it goes on, the backend that
-// has it and its place there. A backend's list may change between two pages: then the
-// place stands for an entry that is gone, and the entry is found wherever it is now.
-// Clients know that there may be gaps and duplicates then (2026-07-28, Caching,
-// Interaction with Pagination), while most give up over a cursor that is refused.
+// A cursor of a combined list names the last entry that was returned, its backend and its position there. If the backend's list has
+// changed since, the list continues after that entry wherever it is now, or at the position if the entry is gone. Then
+// there may be gaps and duplicates, which clients expect (2026-07-28, Caching, Interaction with Pagination). Refusing the
+// cursor would be worse, because most clients give up then.
 
-// Page is the part of the list that begins after a cursor, or at the beginning for an empty one, with at
-// most so many entries; next is the cursor of the page that follows, empty for the last. It
-// reports false for a cursor of none of the backends of the list.
+// Page returns up to most entries after a cursor, or from the beginning if the cursor is empty, and the cursor of the next page,
+// which is empty after the last one. It reports false if the cursor names no backend of the list.
 func (l *List) Page(cursor string, most int) (entries []Entry, next string, ok bool) {
 	first, ok := l.after(cursor)
 	if !ok {
@@ -107,7 +104,7 @@ func (l *List) Page(cursor string, most int) (entries []Entry, next string, ok b
 	return l.Entries[first:end], next, true
 }
 
-// cursor is that of what follows the entry at i.
+// cursor returns the cursor that continues after entry i.
 func (l *List) cursor(i int) string {
 	e := l.Entries[i]
 	place := 0
@@ -117,7 +114,7 @@ func (l *List) cursor(i int) string {
 	return e.Backend + " " + strconv.Itoa(place) + " " + e.Own
 }
 
-// after is where a cursor goes on.
+// after returns the index of the first entry after a cursor.
 func (l *List) after(cursor string) (int, bool) {
 	if cursor == "" {
 		return 0, true

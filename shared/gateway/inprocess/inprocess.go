@@ -1,8 +1,8 @@
-// Package inprocess reaches a backend of the gateway that is an [http.Handler] of the same process.
+// Package inprocess connects the gateway to a backend that is an [http.Handler] in the same process.
 //
-// The gateway sees one more server behind an HTTP client, so that nothing else knows the difference. A
-// body flows as the handler writes it: nothing is kept between the handler and the reader, and a handler
-// waits while its reader does. What the messages are is the business of shared/gateway/upstream.
+// The gateway uses it as the transport of its HTTP client, so that the rest of the code sees an ordinary backend. The transport
+// does not buffer bodies: the handler waits until the reader has read its bytes. shared/gateway/upstream interprets the
+// messages.
 package inprocess
 
 import (
@@ -16,26 +16,26 @@ import (
 	"sync"
 )
 
-// Scheme is that of the URLs that reach the handler. The configuration's backends are http and https.
+// Scheme is the scheme of URLs that reach the handler. Configured backends only have http and https.
 const Scheme = "inprocess"
 
-// URL is where the handler is. It gets the path.
+// URL is the address of the handler. The handler sees the path.
 const URL = Scheme + "://upstream/mcp"
 
-// Transport is an [http.RoundTripper] that has a handler answer. It may be used concurrently.
+// Transport is an [http.RoundTripper] that calls a handler. It is safe for concurrent use.
 type Transport struct {
 	Handler http.Handler
 	Log     *slog.Logger
 
 	mu      sync.Mutex
 	running int
-	idle    chan struct{} // closed when none runs; nil while no one waits
+	idle    chan struct{} // closed when no handler runs; nil unless Wait needs it
 }
 
-// RoundTrip returns with the header of the answer, as soon as the handler writes or flushes. The handler's context
-// ends with the request's, and when the body is closed.
+// RoundTrip calls the handler and returns as soon as it writes or flushes. The context of the handler ends with that of the request, and
+// when the response body is closed.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	// Not the values: those of a server that the gateway's caller came by are not about this request.
+	// The handler does not inherit the values of the request's context, which may belong to the server that received the caller's request.
 	ctx, cancel := context.WithCancelCause(context.Background())
 	stop := context.AfterFunc(req.Context(), func() { cancel(context.Cause(req.Context())) })
 	body, pipe := io.Pipe()
@@ -50,7 +50,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}()
 	select {
 	case <-w.begun:
-	case <-req.Context().Done(): // not ctx, which ends with the handler too
+	case <-req.Context().Done(): // not ctx, which also ends when the handler returns
 		return nil, context.Cause(req.Context())
 	}
 	if w.failed != nil {
@@ -63,7 +63,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// count counts handlers that run. Not a [sync.WaitGroup]: requests may begin while someone waits.
+// count tracks the running handlers. It does not use a [sync.WaitGroup], because requests may begin while Wait waits.
 func (t *Transport) count(n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -73,7 +73,7 @@ func (t *Transport) count(n int) {
 	}
 }
 
-// Wait waits until no handler runs, or ctx ends.
+// Wait waits until no handler is running, or until ctx ends.
 func (t *Transport) Wait(ctx context.Context) error {
 	t.mu.Lock()
 	if t.running > 0 && t.idle == nil {
@@ -92,10 +92,10 @@ func (t *Transport) Wait(ctx context.Context) error {
 	}
 }
 
-// errAborted is what a reader gets of a handler that did not come to its end.
+// errAborted is the error for the reader if the handler panicked.
 var errAborted = errors.New("the handler aborted its answer")
 
-// serve ends the answer with the handler, which may panic as under net/http.
+// serve runs the handler and ends the answer. As under net/http, the handler may panic.
 func (t *Transport) serve(w *writer, r *http.Request) {
 	defer func() {
 		p := recover()
@@ -111,7 +111,7 @@ func (t *Transport) serve(w *writer, r *http.Request) {
 	t.Handler.ServeHTTP(w, r)
 }
 
-// incoming is a request as a server has it. It comes from this machine.
+// incoming converts an outgoing request to one as a server receives it, from this machine.
 func incoming(ctx context.Context, req *http.Request) *http.Request {
 	r := req.Clone(ctx)
 	r.RequestURI = req.URL.RequestURI()
@@ -124,7 +124,7 @@ func incoming(ctx context.Context, req *http.Request) *http.Request {
 	return r
 }
 
-// closer ends the handler with its answer.
+// closer is a response body. Closing it cancels the handler.
 type closer struct {
 	*io.PipeReader
 	closed func()
@@ -135,16 +135,15 @@ func (c *closer) Close() error {
 	return c.PipeReader.Close()
 }
 
-// writer is the answer of a handler. What is written is what the reader takes at that moment, so a flush has nothing to do
-// but to send the header.
+// writer is the [http.ResponseWriter] of a handler. Writes are not buffered, so that a flush only has to send the header.
 type writer struct {
 	header http.Header
 	pipe   *io.PipeWriter
 
 	once  sync.Once
-	begun chan struct{} // closed when these hold
+	begun chan struct{} // closed when the following fields are set
 	sent  http.Header
-	// status is set unless the handler failed before it answered.
+	// status is 0 if the handler failed before it answered.
 	status int
 	failed error
 }
@@ -152,8 +151,8 @@ type writer struct {
 func (w *writer) Header() http.Header { return w.header }
 
 func (w *writer) WriteHeader(status int) {
-	if status < http.StatusOK {
-		return // informational, of which nothing here makes use
+	if status < http.StatusOK { // informational responses are not needed
+		return
 	}
 	w.begin(status, nil)
 }
@@ -176,7 +175,7 @@ func (w *writer) begin(status int, failed error) {
 	})
 }
 
-// end ends the answer, which is empty if the handler wrote nothing.
+// end ends the answer. If the handler wrote nothing, the answer is empty.
 func (w *writer) end(failed error) {
 	w.begin(http.StatusOK, failed)
 	_ = w.pipe.CloseWithError(failed) // io.EOF for nil

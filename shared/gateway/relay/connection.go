@@ -57,18 +57,18 @@ const (
 	streaming  state = "streaming"
 )
 
-// askAgain is how long a backend without a stream, or with a refused subscription, is left alone. It may be one of several
-// replicas that was old, or get the capability later.
+// askAgain is how long the relay waits before it asks again for a refused subscription, or for a stream that the backend does not have.
+// The answer may change, because it may have come from an old replica, or because the backend may get the capability later.
 const askAgain = 5 * time.Minute
 
-// noStreamStatus lists the statuses that mean "no notification stream", as the answer to a GET only: 405 by the revisions, and 404 and
-// 501 from servers that accept only POST.
+// noStreamStatus lists the statuses that mean "no notification stream" in the answer to a GET: 405 according to the specification, and
+// 404 and 501 from servers that accept only POST.
 var noStreamStatus = []int{http.StatusMethodNotAllowed, http.StatusNotFound, http.StatusNotImplemented}
 
-// errNoStream reports a backend without a notification stream.
+// errNoStream reports that a backend has no notification stream.
 var errNoStream = errors.New("gateway: the backend has no notification stream")
 
-// keep keeps the connection up for as long as the relay has the lease.
+// keep keeps the connection open for as long as the relay has the lease.
 func (c *connection) keep() {
 	least, most := c.relay.pauses()
 	log := c.relay.log(c.backend)
@@ -83,14 +83,14 @@ func (c *connection) keep() {
 			log.WarnContext(c.lease.ctx, "backend notifications interrupted", "state", string(c.state), "error", err)
 		}
 		if !c.opened.IsZero() && time.Since(c.opened) > wait {
-			wait = least // it worked for a while
+			wait = least // the stream worked for a while
 		}
 		periodic.Sleep(c.lease.ctx, spread(wait, most))
 		wait = min(2*wait, most)
 	}
 }
 
-// follow walks through the states until one of them fails.
+// follow runs the steps of the state machine until one of them fails.
 func (c *connection) follow(ctx context.Context) error {
 	defer c.hangUp()
 	steps := map[state]func(context.Context) (state, error){
@@ -139,8 +139,8 @@ func (c *connection) connect(ctx context.Context) (state, error) {
 	return comparing, err
 }
 
-// compare takes the lease over from a holder that ends, only now that this relay listens too, and compares the lists: changes after
-// the comparison are notified.
+// compare takes the lease over from a holder that ends, now that this relay is also listening. Then it compares the lists. The stream
+// reports all later changes.
 func (c *connection) compare(ctx context.Context) (state, error) {
 	c.lease.connected.Store(true)
 	if c.lease.follows {
@@ -149,7 +149,7 @@ func (c *connection) compare(ctx context.Context) (state, error) {
 	if err := c.lease.take(ctx); err != nil {
 		return "", err
 	}
-	// Only this connection continues the one before it. If it fails, the next one has a gap before it.
+	// Only this connection continues the previous one without a gap. If it fails, there is a gap before the next one.
 	continued := c.lease.took
 	c.lease.took = false
 	if err := c.relay.compare(ctx, c.backend, true); err != nil {
@@ -162,7 +162,7 @@ func (c *connection) compare(ctx context.Context) (state, error) {
 
 func (c *connection) read(ctx context.Context) (state, error) { return asking, c.stream.run(ctx) }
 
-// compareOnly stands in for notifications until the backend is asked again.
+// compareOnly compares the lists periodically instead of reading notifications, until it is time to ask the backend again.
 func (c *connection) compareOnly(ctx context.Context) (state, error) {
 	if err := c.lease.take(ctx); err != nil {
 		return "", err
@@ -183,7 +183,7 @@ func (c *connection) compareOnly(ctx context.Context) (state, error) {
 
 func (r *Relay) relist() time.Duration { return cmp.Or(r.Relist, time.Minute) }
 
-// setNoStream records whether the backend has no notification stream: clients cannot subscribe to its resources then.
+// setNoStream records whether the backend has no notification stream. Clients cannot subscribe to its resources then.
 func (c *connection) setNoStream(ctx context.Context, is bool) {
 	var until time.Time
 	if is {
@@ -199,7 +199,7 @@ func (f *following) get() (*stream, error) {
 	x, err := f.open(func(ctx context.Context) (*upstream.Exchange, error) {
 		return f.Client().Get(ctx, f.request(), "")
 	})
-	if status := statusOf(x, err); status >= http.StatusBadRequest { // an exchange has a reason in JSON
+	if status := statusOf(x, err); status >= http.StatusBadRequest { // an exchange with an error status has the reason in JSON
 		if x != nil {
 			x.Close()
 		}

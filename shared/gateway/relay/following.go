@@ -16,9 +16,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// following is an open connection to a backend: a GET stream in a session of its own, or listens. One goroutine reads each stream.
-// Requests run in goroutines of their own and report to the one that runs [following.run] or [following.settle], which alone changes
-// the interests.
+// following is an open connection to a backend: a GET stream in its own session, or listens. One goroutine reads each stream. Requests
+// run in their own goroutines and report to the goroutine that runs [following.run] or [following.settle]. Only that one
+// changes the interests.
 type following struct {
 	*follower
 	relay        *Relay
@@ -26,20 +26,20 @@ type following struct {
 	version      spec.Version
 	session      string
 
-	ctx     context.Context // of everything that runs for the connection
+	ctx     context.Context // the context of all work for the connection
 	cancel  context.CancelFunc
 	running sync.WaitGroup
-	begun   chan struct{} // closed when notifications may be announced
-	failed  chan error    // why a stream ended
+	begun   chan struct{} // closed when the relay may announce notifications
+	failed  chan error    // receives the error that ended a stream
 	reports chan func() error
 
 	interests interests
 	first     *stream
 	listens   listens // see listens.go
 
-	wanted  atomic.Pointer[map[string][]string] // as it was read last
-	changed atomic.Bool                         // a list, which the store does not remember yet
-	pings   chan struct{}                       // one for each ping of the backend that is being answered
+	wanted  atomic.Pointer[map[string][]string] // the subscriptions that were read last
+	changed atomic.Bool                         // a list has changed, and its hash is not stored yet
+	pings   chan struct{}                       // has an element for each ping of the backend that is being answered
 }
 
 func newFollowing(ctx context.Context, c *connection) *following {
@@ -53,7 +53,7 @@ func newFollowing(ctx context.Context, c *connection) *following {
 	return f
 }
 
-// connect opens the stream: a GET within a session of its own, or a listen.
+// connect opens the stream: a GET in a new session, or a listen.
 func (f *following) connect() (err error) {
 	if err := f.refresh(); err != nil {
 		return err
@@ -75,7 +75,7 @@ func (f *following) request() upstream.Request {
 	return upstream.Request{Version: f.version, Session: f.session}
 }
 
-// openTime bounds how long a backend may take to begin a stream.
+// openTime limits how long a backend may take to begin a stream.
 const openTime = time.Minute
 
 // open sends the request of a stream, which lives as long as the connection.
@@ -104,16 +104,16 @@ func statusOf(x *upstream.Exchange, err error) int {
 	return 0
 }
 
-// begin lets notifications be announced. Subscriptions that took effect before are announced as updated, unless another relay
-// listened up to now.
+// begin allows the reading goroutines to announce notifications. The relay also announces an update for each subscription that took
+// effect before, unless another relay has listened until now.
 func (f *following) begin(continued bool) {
 	if continued {
-		f.interests.announced()
+		f.interests.dropChanges()
 	}
 	close(f.begun)
 }
 
-// close gives the connection up.
+// close closes the connection and its session.
 func (f *following) close() {
 	f.cancel()
 	if f.first != nil {
@@ -132,14 +132,14 @@ func (f *following) close() {
 }
 
 const (
-	// wantedEvery is how often the subscriptions are read, which other instances write.
+	// wantedEvery is how often the relay reads the subscriptions, because other instances write them.
 	wantedEvery = time.Second
 	// checkEvery is how often the backend is pinged, because a proxy may keep the stream of a dead one open.
 	checkEvery = time.Minute
-	maxChecks  = 3 // failed ones in a row, until the connection is given up
+	maxChecks  = 3 // the connection is closed after so many failed checks in a row
 )
 
-// run announces notifications and keeps the subscriptions equal to the interests, until the connection ends.
+// run announces notifications and keeps the subscriptions in line with the interests, until the connection ends.
 func (f *following) run(ctx context.Context) error {
 	tick, check, relist := time.NewTicker(wantedEvery), time.NewTicker(checkEvery), time.NewTicker(f.relay.relist())
 	defer tick.Stop()
@@ -164,7 +164,7 @@ func (f *following) run(ctx context.Context) error {
 			f.check(&unanswered)
 			continue
 		case <-relist.C:
-			if f.listens.unheard {
+			if f.listens.incomplete {
 				if err := f.relay.compare(ctx, f, true); err != nil {
 					return err
 				}
@@ -203,19 +203,19 @@ func (f *following) settle(limit time.Duration) {
 	}
 }
 
-// refresh reads the interests of clients.
+// refresh reads the clients' subscriptions.
 func (f *following) refresh() error {
 	wanted, err := f.Wanted(f.ctx)
 	if err != nil {
 		return err
 	}
-	f.wanted.Store(&wanted) // before the backend may notify of it
+	f.wanted.Store(&wanted) // before the backend may notify of them
 	f.interests.want(wanted)
 	return nil
 }
 
-// ask does something that takes time, and reports its outcome to the goroutine that owns the connection.
-func (f *following) ask(do func() func() error) {
+// runAsync runs a slow operation in the background, and sends its report to the goroutine that owns the connection.
+func (f *following) runAsync(do func() func() error) {
 	f.running.Go(func() {
 		report := do()
 		select {
@@ -225,13 +225,13 @@ func (f *following) ask(do func() func() error) {
 	})
 }
 
-// check asks the backend whether it is still there. Any answer will do, but that the session is unknown.
+// check asks the backend whether it is still alive. Every answer counts, except that the session is unknown.
 func (f *following) check(unanswered *int) {
 	method, params := "ping", json.RawMessage(`{}`)
 	if f.version.Stateless() {
 		method, params = spec.MethodDiscover, f.Client().Meta(f.version)
 	}
-	f.ask(func() func() error {
+	f.runAsync(func() func() error {
 		_, err := f.Client().Ask(f.ctx, f.request(), method, params)
 		return func() error {
 			switch {
@@ -249,7 +249,7 @@ func (f *following) check(unanswered *int) {
 	})
 }
 
-// fail ends the connection, unless it ends already.
+// fail ends the connection with an error. Only the first error counts.
 func (f *following) fail(err error) {
 	select {
 	case f.failed <- err:
@@ -257,11 +257,12 @@ func (f *following) fail(err error) {
 	}
 }
 
-// unsettled is kept in the place of how a list is while that is not known: if no relay remembers
-// it after this change, the next one that connects announces a change.
+// unsettled replaces the hash of a list from its change until the new hash is known. If no relay stores the new hash, the next
+// relay that connects announces a change.
 var unsettled = []byte("?")
 
-func (f *following) unsettle(ctx context.Context, method string) error {
+// markUnsettled stores unsettled for the lists that have changed.
+func (f *following) markUnsettled(ctx context.Context, method string) error {
 	var ops []store.Op
 	for _, kind := range api.Kinds {
 		if kind.Changed() == method {
@@ -271,8 +272,8 @@ func (f *following) unsettle(ctx context.Context, method string) error {
 	return fault.Wrap(fault.Unavailable, f.relay.DB.WriteAll(ctx, ops...), "keep that a backend's list changes")
 }
 
-// remember keeps how the lists are after changes that were announced, so that the next connection
-// does not announce them again.
+// remember stores the hashes of the lists after their changes were announced, so that the next connection does not announce the changes
+// again.
 func (f *following) remember(ctx context.Context) {
 	if !f.changed.Swap(false) {
 		return
@@ -283,20 +284,20 @@ func (f *following) remember(ctx context.Context) {
 	}
 }
 
-// stream is one that is read.
+// stream is a response stream that a goroutine reads.
 type stream struct {
 	*upstream.Exchange
-	uris map[string]bool // that a listen asks for
+	uris map[string]bool // the resources of a listen
 
-	mu       sync.Mutex
-	ended    bool            // by us
-	open     bool            // a GET is at once, a listen when it is acknowledged
-	opened   chan struct{}   // closed when it is open or has failed
-	honoured json.RawMessage // what an acknowledgment says; nil without one
-	err      error           // why it ended before it was open
+	mu      sync.Mutex
+	ended   bool            // by us
+	open    bool            // true for a GET from the start, and for a listen after its acknowledgment
+	opened  chan struct{}   // closed when the stream is open or has failed
+	honored json.RawMessage // the content of the acknowledgment, or nil
+	err     error           // why the stream ended before it was open
 }
 
-// end closes the stream; that it ends is no failure then.
+// end closes the stream deliberately, so that its end does not count as a failure.
 func (s *stream) end() {
 	s.mu.Lock()
 	s.ended = true
@@ -305,16 +306,16 @@ func (s *stream) end() {
 }
 
 // begin records that the stream is open.
-func (s *stream) begin(honoured json.RawMessage) {
+func (s *stream) begin(honored json.RawMessage) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.open && s.err == nil {
-		s.open, s.honoured = true, honoured
+		s.open, s.honored = true, honored
 		close(s.opened)
 	}
 }
 
-// start reads a stream in the background. One with URIs is a listen, which is open when it is acknowledged.
+// start reads a stream in the background. A non-nil listen marks the stream of a listen, which is open when it is acknowledged.
 func (f *following) start(x *upstream.Exchange, listen map[string]bool) *stream {
 	s := &stream{Exchange: x, uris: listen, opened: make(chan struct{})}
 	if listen == nil {
@@ -336,7 +337,7 @@ func (f *following) start(x *upstream.Exchange, listen map[string]bool) *stream 
 	return s
 }
 
-// maxPings is how many pings of a backend are answered at the same time.
+// maxPings limits how many pings of a backend are answered concurrently.
 const maxPings = 4
 
 // read announces the notifications of a stream until it ends.
@@ -356,7 +357,7 @@ func (f *following) read(s *stream) error {
 			s.begin(jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "notifications"))
 			continue
 		}
-		s.begin(nil) // it is open, though it was not acknowledged
+		s.begin(nil) // without an acknowledgment, the first message opens the stream
 		select {
 		case <-f.begun:
 		case <-f.ctx.Done():
@@ -375,7 +376,7 @@ func (f *following) read(s *stream) error {
 	}
 }
 
-// pong answers a ping of the backend. Its notifications do not wait for the answer to be accepted.
+// pong answers a ping in the background, so that a slow answer does not delay notifications.
 func (f *following) pong(m upstream.Message) {
 	select {
 	case f.pings <- struct{}{}:
@@ -395,7 +396,7 @@ func (f *following) pong(m upstream.Message) {
 	})
 }
 
-// Why the relay does not announce what a backend sends; see [upstream.Client.Dropped].
+// Reasons why the relay does not announce a message of a backend; see [upstream.Client.Dropped].
 const (
 	dropElicitation = "it asks a client outside of a call"
 	dropUpdate      = "an update without a URI, or too large"
@@ -404,16 +405,16 @@ const (
 	dropPing        = "a ping while others are being answered"
 )
 
-// maxUpdate bounds what the log takes of one notification.
+// maxUpdate limits the size of an update's params in the log, in bytes.
 const maxUpdate = 200 << 10
 
 func (f *following) handle(ctx context.Context, m upstream.Message) error {
 	params := jsonrpc.Member(m.Raw, "params")
 	switch m.Method {
-	// The last is a notification of clients. A backend that sends it all the same is passed on to clients of
-	// the session-based revisions, as the proposal for gateways has it.
+	// Roots list changes are sent by clients. If a backend sends one anyway, the relay passes it on to clients of session-based
+	// revisions, as the proposal for gateways demands.
 	case spec.NoteToolsChange, spec.NotePromptsChange, spec.NoteResourcesChange, spec.NoteRootsChange:
-		if m.Method != spec.NoteRootsChange { // no list of ours
+		if m.Method != spec.NoteRootsChange { // roots are not a list of the gateway
 			f.Outdate()
 		}
 		if !f.throttle.change(m.Method) {
@@ -426,7 +427,7 @@ func (f *following) handle(ctx context.Context, m upstream.Message) error {
 			f.Client().Dropped(ctx, dropUpdate)
 			return nil
 		}
-		announce, err := f.throttle.update(ctx, len(params), f.asks(uri))
+		announce, err := f.throttle.update(ctx, len(params), f.hasSubscriber(uri))
 		switch {
 		case err != nil:
 			return fault.Wrap(fault.Unavailable, err, "wait to announce an update")
@@ -436,14 +437,14 @@ func (f *following) handle(ctx context.Context, m upstream.Message) error {
 		}
 		return f.relay.announce(ctx, f, api.Notice{Method: m.Method, Params: params})
 	case spec.NoteMessage:
-		return nil // nothing for clients
+		return nil // clients get no log messages outside of a call
 	}
 	f.Client().Dropped(ctx, dropMethod)
 	return nil
 }
 
-// asks reports whether a client is subscribed to a resource or to one above it.
-func (f *following) asks(uri string) bool {
+// hasSubscriber reports whether a client is subscribed to the resource or to one above it.
+func (f *following) hasSubscriber(uri string) bool {
 	wanted := *f.wanted.Load()
 	if _, ok := wanted[uri]; ok {
 		return true
@@ -458,10 +459,10 @@ func (f *following) asks(uri string) bool {
 
 // announceChange announces that lists have changed.
 func (f *following) announceChange(ctx context.Context, method string) error {
-	if method == spec.NoteRootsChange { // no list of ours
+	if method == spec.NoteRootsChange { // roots are not a list of the gateway
 		return f.relay.announce(ctx, f, api.Notice{Method: method})
 	}
-	if err := f.unsettle(ctx, method); err != nil {
+	if err := f.markUnsettled(ctx, method); err != nil {
 		return err
 	}
 	f.changed.Store(true)

@@ -11,27 +11,27 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// interests are the resources that clients want of a backend, with the state of each on one connection. A backend may refuse one of
-// them, or answer slowly. That concerns this resource alone, and principals take turns, so one that wants very many resources does
-// not hold up another.
+// interests has the resources that clients want from a backend, with the state of each on one connection. If the backend refuses one or
+// answers slowly, that affects this resource only. Principals take turns, so that one that wants very many resources does not
+// delay another one.
 type interests struct {
 	wanted map[string][]string // the principals, by URI
 	of     map[string]*interest
-	asking map[string]string // the principals whose turn it is, by URI
-	turns  map[string]int    // that each principal had, while there is something left to do
+	asking map[string]string // the principals for which requests are running, by URI
+	turns  map[string]int    // how many turns each principal had since there was last no work
 }
 
 type interest struct {
 	subscribed bool
-	changed    bool      // an update is to be announced, because it may have been missed before the subscription took effect
+	changed    bool      // an update has to be announced, because one may have been missed before the subscription took effect
 	retry      time.Time // when the request is repeated; zero if the backend did not refuse it
 }
 
 const (
-	// maxAsking is how many resources the backend is asked for at the same time, maxTurns how many of them for one principal.
+	// maxAsking limits the concurrent requests for resources, and maxTurns those for one principal.
 	maxAsking = 8
 	maxTurns  = 2
-	// retryAfter is when a subscription is tried again that failed in another way than by a refusal.
+	// retryAfter is the pause before a subscription that failed, but was not refused, is tried again.
 	retryAfter = 30 * time.Second
 )
 
@@ -53,8 +53,8 @@ func (i *interests) want(wanted map[string][]string) {
 	}
 }
 
-// next returns the resource that it is the turn of, and the principal whose turn that is. The principal of a resource that is not
-// wanted any more is "-".
+// next returns the resource whose turn it is, and the principal that takes the turn. If no client wants the resource any more, the
+// principal is "-".
 func (i *interests) next() (uri, principal string, ok bool) {
 	if len(i.asking) >= maxAsking {
 		return "", "", false
@@ -84,21 +84,21 @@ func (i *interests) next() (uri, principal string, ok bool) {
 	return uri, principal, ok
 }
 
-// idle reports whether all subscriptions are settled and no request is under way.
+// idle reports whether all subscriptions are settled and no request is running.
 func (i *interests) idle() bool {
 	_, _, left := i.next()
 	return !left && len(i.asking) == 0
 }
 
-// took records that a subscription has taken effect.
-func (i *interests) took(uri string) {
+// recordSubscribed records that a subscription has taken effect.
+func (i *interests) recordSubscribed(uri string) {
 	if of := i.of[uri]; of != nil && !of.subscribed {
 		*of = interest{subscribed: true, changed: true}
 	}
 }
 
-// ended records that there is no subscription any more.
-func (i *interests) ended(uri string) {
+// recordEnded records that a subscription has ended.
+func (i *interests) recordEnded(uri string) {
 	if of := i.of[uri]; of != nil {
 		*of = interest{}
 	}
@@ -107,7 +107,7 @@ func (i *interests) ended(uri string) {
 	}
 }
 
-// putOff leaves a resource alone for a time, and reports whether it was not left alone before.
+// putOff delays the next request for a resource, and reports whether this is the first time.
 func (i *interests) putOff(uri string, d time.Duration) (first bool) {
 	of := i.of[uri]
 	if of == nil {
@@ -118,15 +118,15 @@ func (i *interests) putOff(uri string, d time.Duration) (first bool) {
 	return first
 }
 
-// announced forgets the updates that are still to be announced.
-func (i *interests) announced() {
+// dropChanges forgets the updates that have not been announced.
+func (i *interests) dropChanges() {
 	for _, of := range i.of {
 		of.changed = false
 	}
 }
 
-// announceEffects announces an update of each resource whose subscription has taken effect: it may have changed after the client
-// subscribed, or while no relay listened.
+// announceEffects announces an update of each resource whose subscription has taken effect, because the resource may have changed after
+// the client subscribed, or while no relay listened.
 func (f *following) announceEffects() {
 	for uri, of := range f.interests.of {
 		if !of.changed {
@@ -137,7 +137,7 @@ func (f *following) announceEffects() {
 			if f.ctx.Err() == nil {
 				f.relay.log(f).WarnContext(f.ctx, "update not announced", "error", err)
 			}
-			return // the next tick repeats it
+			return // the next tick retries
 		}
 		of.changed = false
 	}
@@ -148,7 +148,7 @@ func paramsOf(uri string) json.RawMessage {
 	return append(append([]byte(`{"uri":`), jsonrpc.Quote(uri)...), '}')
 }
 
-// pursue starts the requests that make the subscriptions equal to the interests.
+// pursue starts the requests that bring the subscriptions in line with the interests.
 func (f *following) pursue() {
 	if !f.capabilities.Subscribe {
 		return
@@ -168,44 +168,44 @@ func (f *following) pursue() {
 		if f.interests.of[uri].subscribed {
 			method = spec.MethodUnsubscribe
 		}
-		f.ask(func() func() error {
+		f.runAsync(func() func() error {
 			err := f.change(method, uri)
-			return func() error { return f.changedTo(method, uri, err) }
+			return func() error { return f.recordChange(method, uri, err) }
 		})
 	}
 }
 
-// change subscribes or unsubscribes.
+// change sends one request to subscribe or unsubscribe.
 func (f *following) change(method, uri string) error {
 	_, err := f.Client().Ask(f.ctx, f.request(), method, paramsOf(uri))
 	if !errors.Is(err, upstream.ErrSession) {
 		return err
 	}
-	// Some servers answer 404 for a resource that they do not have.
+	// Some servers answer 404 for an unknown resource. A ping shows whether the session still exists.
 	if _, lost := f.Client().Ask(f.ctx, f.request(), "ping", json.RawMessage(`{}`)); lost != nil && !errors.Is(lost, upstream.ErrAnswer) {
 		return err
 	}
 	return upstream.ErrAnswer
 }
 
-// changedTo records the outcome. Only a lost session is a reason to give the connection up.
-func (f *following) changedTo(method, uri string, err error) error {
+// recordChange records the outcome of change. Only a lost session ends the connection.
+func (f *following) recordChange(method, uri string, err error) error {
 	delete(f.interests.asking, uri)
 	switch {
 	case errors.Is(err, upstream.ErrSession):
 		return err
 	case err == nil && method == spec.MethodSubscribe:
-		f.interests.took(uri)
-	case method == spec.MethodUnsubscribe && (err == nil || upstream.Refused(err)): // it may be gone there
-		f.interests.ended(uri)
+		f.interests.recordSubscribed(uri)
+	case method == spec.MethodUnsubscribe && (err == nil || upstream.Refused(err)): // the backend may have forgotten the subscription
+		f.interests.recordEnded(uri)
 	default:
-		f.refused(uri, err)
+		f.recordRefused(uri, err)
 	}
 	return nil
 }
 
-// refused leaves a resource alone that the backend does not subscribe to.
-func (f *following) refused(uri string, err error) {
+// recordRefused delays the next attempt for a resource to which the relay could not subscribe.
+func (f *following) recordRefused(uri string, err error) {
 	again := retryAfter
 	if upstream.Refused(err) {
 		again = askAgain

@@ -12,48 +12,47 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Who holds the stream of a backend is said by an item of the store, which its holder
-// renews. A holder whose time is bounded says when it ends. In the last part of that time a
-// successor connects first, and takes the item over only then; the holder sees that within
-// [watchEvery] and goes. So both listen for a moment, and nothing is missed.
+// An item in the store decides which relay holds a backend's stream. The holder renews it. A holder with limited time records when
+// it will end. In the last part of that time a successor first connects and then takes over the item. The holder notices
+// that within [watchEvery] and stops. Both listen for a moment, so that no notification is lost.
 
 // holding is the value of the item.
 type holding struct {
 	Owner string `json:"o"`
-	Until int64  `json:"u,omitempty"` // when the holder will end, in milliseconds since 1970; 0 is never
-	// Connected is whether the holder was connected when it wrote this.
+	Until int64  `json:"u,omitempty"` // when the holder will end, in milliseconds since 1970; 0 means never
+	// Connected reports whether the holder was connected when it wrote this.
 	Connected bool `json:"c,omitempty"`
 }
 
-// watchEvery is how often a holder in the last part of its time looks whether it has a successor.
+// watchEvery is how often a holder in the last part of its time checks whether it has a successor.
 const watchEvery = 250 * time.Millisecond
 
-// lease is the right to hold a backend's stream, or with follows set the prospect of it.
+// lease is the right to hold a backend's stream or, while follows is set, a claim to take it over.
 type lease struct {
 	relay   *Relay
 	backend *follower
 	key     store.Key
 	version int64
 	holding holding
-	// stops is when we stop acting unless it is renewed before: long enough before others see it
-	// expire that what is under way is over by then.
+	// stops is when the relay stops using the lease unless it renews it first. It is early enough before the lease expires for
+	// running work to finish.
 	stops time.Time
 
 	connected atomic.Bool
 
-	// follows is set until the lease is taken over from a holder that still listens; took after that.
+	// follows is set while another holder still listens. took is set after this relay has taken the lease over from it.
 	follows, took bool
 
 	ctx    context.Context // ends with the lease
 	cancel context.CancelFunc
-	done   chan struct{} // closed when it is given back or lost; nil before it is ours
+	done   chan struct{} // closed when the lease is released or lost; nil before it is ours
 }
 
-// acquire takes the lease of a backend that no relay holds, or prepares to take it from one that
-// is about to end. It is nil while another one has it.
+// acquire acquires the lease of a backend if no relay holds it, or prepares to take it over from a relay that is about to end. It returns
+// nil while another relay holds the lease.
 func (r *Relay) acquire(ctx context.Context, b *follower) (*lease, error) {
 	if r.bounded() && time.Until(r.Until) <= r.Handover {
-		return nil, nil // others are to have it
+		return nil, nil // this relay leaves the lease to others, because it ends soon
 	}
 	l := &lease{relay: r, backend: b, key: key(b, "-")}
 	l.holding.Owner = rand.Text()
@@ -76,7 +75,7 @@ func (r *Relay) acquire(ctx context.Context, b *follower) (*lease, error) {
 		if h.Connected {
 			return l, nil
 		}
-		// It has nothing to hand over.
+		// The holder has no connection to hand over.
 		if err = l.take(ctx); err == nil {
 			return l, nil
 		}
@@ -89,14 +88,14 @@ func (r *Relay) acquire(ctx context.Context, b *follower) (*lease, error) {
 }
 
 func (l *lease) put(ctx context.Context, cond store.Condition) error {
-	// Versions of holders do not meet, so that none renews or gives back another's lease.
+	// Different holders use different versions, so that none of them can renew or release another one's lease.
 	version := time.Now().UnixMicro()
 	if l.done != nil {
 		version = l.version + 1
 	}
 	l.holding.Connected = l.connected.Load()
-	value, _ := json.Marshal(l.holding)                              // a string, a number and a bool
-	expires := time.Now().Add(l.relay.lease()).Truncate(time.Second) // as the store keeps it
+	value, _ := json.Marshal(l.holding)                              // cannot fail: it has a string, a number and a bool
+	expires := time.Now().Add(l.relay.lease()).Truncate(time.Second) // the store keeps whole seconds
 	err := l.relay.DB.Write(ctx, store.Put(store.Item{
 		Key: l.key, Value: value, Version: version, Expires: expires,
 	}, cond))
@@ -114,7 +113,7 @@ func (l *lease) read(ctx context.Context) (*store.Item, error) {
 	return items[0], nil
 }
 
-// mayFollow is the holder if it is about to end, and before us; else nil.
+// mayFollow returns the holder if it is about to end and ends before this relay. Otherwise it returns nil.
 func (l *lease) mayFollow(held *store.Item) *holding {
 	h := &holding{}
 	if held == nil || !l.relay.bounded() || json.Unmarshal(held.Value, h) != nil || h.Until == 0 {
@@ -127,7 +126,7 @@ func (l *lease) mayFollow(held *store.Item) *holding {
 	return h
 }
 
-// take makes the lease ours, if it is not yet. We are connected.
+// take takes over the lease if this relay does not have it yet. It is called when the relay is connected.
 func (l *lease) take(ctx context.Context) error {
 	if !l.follows {
 		return nil
@@ -142,7 +141,7 @@ func (l *lease) take(ctx context.Context) error {
 		if held != nil {
 			h := l.mayFollow(held)
 			if h == nil {
-				break // another one was first
+				break // another relay was faster
 			}
 			cond, continued = store.VersionIs(held.Version), h.Connected
 		}
@@ -158,8 +157,8 @@ func (l *lease) take(ctx context.Context) error {
 	return fault.New(fault.Conflict, "another one took the lease of backend %s over", l.backend.Place().Backend)
 }
 
-// renew keeps the lease until its context ends, and then gives it back; or ends the context
-// when another relay has it, or it was not renewed in time. A renewal that fails is tried again.
+// renew keeps the lease until its context ends, and then releases it. It ends the context itself if another relay has the lease or if it
+// could not renew in time. It retries failed renewals.
 func (l *lease) renew() {
 	l.done = make(chan struct{})
 	go func() {
@@ -185,7 +184,7 @@ func (l *lease) renew() {
 			switch {
 			case err == nil:
 				renewal, retry = time.Now().Add(third), l.firstRetry()
-			case l.ctx.Err() != nil: // it is given back
+			case l.ctx.Err() != nil: // giveBack follows
 			case errors.Is(err, store.ErrConflict):
 				if !l.ending() {
 					log.WarnContext(l.ctx, "lease lost: another relay has it", "error", err)
@@ -195,7 +194,7 @@ func (l *lease) renew() {
 				log.WarnContext(l.ctx, "lease lost: it was not renewed in time", "error", err)
 				return
 			default:
-				log.WarnContext(l.ctx, "lease renewal failed, it is tried again", "error", err)
+				log.WarnContext(l.ctx, "lease renewal failed", "error", err)
 				renewal = time.Now().Add(min(retry, time.Until(l.stops)))
 				retry = min(2*retry, l.relay.lease()/6)
 			}
@@ -203,8 +202,7 @@ func (l *lease) renew() {
 	}()
 }
 
-// prolong writes the lease anew. A write that failed may have been done all the same: then the item
-// has another version and is ours.
+// prolong writes the lease again. If a write reported an error but took effect, the item has a new version and still names us as its owner.
 func (l *lease) prolong() error {
 	ctx, stop := context.WithDeadline(l.ctx, l.stops) // a write may hang
 	defer stop()
@@ -223,7 +221,7 @@ func (l *lease) prolong() error {
 	return l.put(ctx, store.VersionIs(l.version))
 }
 
-// succeeded reports whether the lease has another owner. When that cannot be read it has not.
+// succeeded reports whether another relay owns the lease. If the lease cannot be read, succeeded reports false.
 func (l *lease) succeeded() bool {
 	ctx, stop := context.WithDeadline(l.ctx, l.stops)
 	defer stop()
@@ -236,15 +234,14 @@ func (l *lease) owns(held *store.Item) bool {
 	return held != nil && json.Unmarshal(held.Value, &h) == nil && h.Owner == l.holding.Owner
 }
 
-// firstRetry is the pause after the first renewal that fails; it doubles.
+// firstRetry returns the pause after the first failed renewal. It doubles with each failure.
 func (l *lease) firstRetry() time.Duration { return l.relay.lease() / 30 }
 
 func (l *lease) ending() bool {
 	return l.relay.bounded() && time.Until(l.relay.Until) <= l.relay.Handover
 }
 
-// nextLook is how long there is nothing to do: until the renewal or, where there may be a
-// successor, not so long.
+// nextLook returns how long renew can sleep: until the renewal or, if there may be a successor, until the next check for it.
 func (l *lease) nextLook(renewal time.Time) time.Duration {
 	wait := time.Until(renewal)
 	if !l.relay.bounded() {
@@ -256,14 +253,14 @@ func (l *lease) nextLook(renewal time.Time) time.Duration {
 	return min(wait, time.Until(l.relay.Until)-l.relay.Handover)
 }
 
-// giveBack lets others take the lease at once. What fails here expires.
+// giveBack lets another relay take the lease immediately. If it fails, the lease expires.
 func (l *lease) giveBack() {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(l.ctx), 2*time.Second)
 	defer stop()
 	_ = l.relay.DB.Write(ctx, store.Delete(l.key, store.VersionIs(l.version)))
 }
 
-// release ends it.
+// release ends the lease and waits until it has been given back.
 func (l *lease) release() {
 	l.cancel()
 	if l.done != nil {

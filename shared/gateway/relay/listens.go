@@ -15,33 +15,33 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// What a listen asks for cannot be changed (2026-07-28, Subscriptions). If it were replaced by another one, a notification while both
-// are open would arrive twice, and nothing in it shows that it is the same. So further listens next to the first ask for
-// resources that are wanted later, and no two ask for the same one.
+// A listen request cannot be changed (2026-07-28, Subscriptions). If the relay replaced it by another one, a notification that occurs
+// while both are open would arrive twice, and nothing in it would show that. So the relay opens further listens for
+// resources that are wanted later, and never asks for a resource in two of them.
 //
-// A backend that refuses a listen does not say which of its resources is the reason. Then a listen for each half follows, until the refused
-// resource is known.
+// A backend that refuses a listen does not say which of its resources is the reason. The relay then retries with each half of
+// the resources until it has found the refused one.
 
 const (
-	// maxListens is how many further ones there may be. Then one takes their place; an update of a resource in that very moment may
-	// arrive twice, rather than not at all.
+	// maxListens is how many further listens there may be before a single one replaces them. An update during the replacement may
+	// arrive twice, but none is lost.
 	maxListens = 8
-	// maxSplit is how many there may be where a backend refuses that one.
+	// maxSplit is the limit if the backend refuses that single listen.
 	maxSplit = 32
 )
 
-// listens has the listens of a connection next to the first.
+// listens has the listens of a connection in addition to the first one.
 type listens struct {
-	further []*stream
-	opening bool              // one is being opened
-	halves  []map[string]bool // of a listen that was refused, still to be asked for
-	joined  time.Time         // when the backend refused one in the place of all; they are not joined for a while
-	unheard bool              // the backend does not notify of a list that it says it notifies of
+	further    []*stream
+	opening    bool              // a listen is being opened
+	halves     []map[string]bool // the halves of refused listens that the relay still has to request
+	joined     time.Time         // when the backend last refused to replace all listens by one; the relay then waits before it tries again
+	incomplete bool              // the backend does not acknowledge notifications of a list although it declares them
 }
 
-// listen asks for updates of these resources, and if it is to, for changes of all lists that the backend notifies of. It returns when
-// the backend acknowledges it. "The server MUST send notifications/subscriptions/acknowledged as the first message" (2026-07-28,
-// Subscriptions); one that stays silent without a refusal counts as open after a while.
+// listen asks for updates of the given resources and, if lists is set, for changes of all lists that the backend supports. It returns
+// when the backend has acknowledged the request. "The server MUST send notifications/subscriptions/acknowledged as the first message"
+// (2026-07-28, Subscriptions). If the backend neither acknowledges nor refuses within a while, the stream counts as open.
 func (f *following) listen(lists bool, uris map[string]bool) (*stream, error) {
 	c := f.Client()
 	filter := map[string]any{
@@ -88,7 +88,7 @@ func (f *following) listen(lists bool, uris map[string]bool) (*stream, error) {
 	return s, nil
 }
 
-// listenFirst opens the first listen. If the backend refuses it, further listens ask for the resources.
+// listenFirst opens the first listen. If the backend refuses it, further listens request its resources.
 func (f *following) listenFirst() error {
 	uris := map[string]bool{}
 	if f.capabilities.Subscribe {
@@ -105,45 +105,45 @@ func (f *following) listenFirst() error {
 		return err
 	}
 	f.first = s
-	f.acknowledged(s)
+	f.recordAcknowledged(s)
 	for name, offered := range map[string]bool{
 		"toolsListChanged": f.capabilities.ToolsChanged, "promptsListChanged": f.capabilities.PromptsChanged,
 		"resourcesListChanged": f.capabilities.ResourcesChanged,
 	} {
-		if offered && s.honoured != nil && string(jsonrpc.Member(s.honoured, name)) != "true" {
-			f.listens.unheard = true
+		if offered && s.honored != nil && string(jsonrpc.Member(s.honored, name)) != "true" {
+			f.listens.incomplete = true
 			f.relay.log(f).WarnContext(f.ctx, "backend does not notify of a list, its lists are compared", "filter", name)
 		}
 	}
 	return nil
 }
 
-// acknowledged records which resources of a listen the backend honors.
-func (f *following) acknowledged(s *stream) {
-	honoured := s.uris
-	if s.honoured != nil {
-		honoured = map[string]bool{}
-		for raw := range jsonrpc.Elements(jsonrpc.Member(s.honoured, "resourceSubscriptions")) {
+// recordAcknowledged records which resources of a listen the backend has accepted.
+func (f *following) recordAcknowledged(s *stream) {
+	honored := s.uris
+	if s.honored != nil {
+		honored = map[string]bool{}
+		for raw := range jsonrpc.Elements(jsonrpc.Member(s.honored, "resourceSubscriptions")) {
 			if uri, ok := jsonrpc.String(raw); ok {
-				honoured[uri] = true
+				honored[uri] = true
 			}
 		}
 	}
 	for uri := range s.uris {
-		if honoured[uri] {
-			f.interests.took(uri)
+		if honored[uri] {
+			f.interests.recordSubscribed(uri)
 		} else {
-			f.refused(uri, upstream.ErrAnswer)
+			f.recordRefused(uri, upstream.ErrAnswer)
 		}
 	}
-	maps.DeleteFunc(s.uris, func(uri string, _ bool) bool { return !honoured[uri] })
+	maps.DeleteFunc(s.uris, func(uri string, _ bool) bool { return !honored[uri] })
 }
 
-// split has each half of the resources of a refused listen asked for by itself.
+// split makes the relay request each half of a refused listen's resources separately.
 func (f *following) split(uris map[string]bool, err error) {
 	all := slices.Sorted(maps.Keys(uris))
 	if len(all) == 1 {
-		f.refused(all[0], err)
+		f.recordRefused(all[0], err)
 		return
 	}
 	for half := range slices.Chunk(all, (len(all)+1)/2) {
@@ -163,7 +163,7 @@ func (f *following) pursueListens() {
 	asked := maps.Clone(f.first.uris)
 	var still []*stream
 	for _, s := range f.listens.further {
-		if len(f.stillWanted(s.uris)) == 0 {
+		if len(f.filterWanted(s.uris)) == 0 {
 			s.end()
 			continue
 		}
@@ -173,22 +173,22 @@ func (f *following) pursueListens() {
 	f.listens.further = still
 	for uri, of := range f.interests.of {
 		if of.subscribed && f.interests.wanted[uri] == nil {
-			f.interests.ended(uri) // a listen may still ask for it
+			f.interests.recordEnded(uri) // a listen may still include it
 		} else if of.subscribed && !asked[uri] {
 			of.subscribed = false
 		}
 	}
 	more := map[string]bool{}
 	for len(f.listens.halves) > 0 && len(more) == 0 {
-		more = f.stillWanted(f.listens.halves[0])
+		more = f.filterWanted(f.listens.halves[0])
 		f.listens.halves = f.listens.halves[1:]
 	}
 	if len(more) == 0 {
 		for uri, of := range f.interests.of {
 			switch {
 			case of.subscribed || time.Now().Before(of.retry):
-			case asked[uri]: // wanted again
-				f.interests.took(uri)
+			case asked[uri]: // it is wanted again
+				f.interests.recordSubscribed(uri)
 			default:
 				more[uri] = true
 			}
@@ -203,22 +203,22 @@ func (f *following) pursueListens() {
 	case join:
 		replaced = still
 		for _, s := range still {
-			maps.Copy(more, f.stillWanted(s.uris))
+			maps.Copy(more, f.filterWanted(s.uris))
 		}
 	case len(still) >= maxSplit:
 		for uri := range more {
-			f.refused(uri, upstream.ErrAnswer)
+			f.recordRefused(uri, upstream.ErrAnswer)
 		}
 		return
 	}
 	f.listens.opening = true
-	f.ask(func() func() error {
+	f.runAsync(func() func() error {
 		s, err := f.listen(false, more)
 		return func() error {
 			f.listens.opening = false
 			switch {
 			case err == nil:
-				f.acknowledged(s)
+				f.recordAcknowledged(s)
 				for _, old := range replaced {
 					old.end()
 				}
@@ -236,8 +236,8 @@ func (f *following) pursueListens() {
 	})
 }
 
-// stillWanted returns the resources that clients still want.
-func (f *following) stillWanted(uris map[string]bool) map[string]bool {
+// filterWanted returns those of the resources that clients still want.
+func (f *following) filterWanted(uris map[string]bool) map[string]bool {
 	out := map[string]bool{}
 	for uri := range uris {
 		if _, ok := f.interests.wanted[uri]; ok {

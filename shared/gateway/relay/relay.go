@@ -1,17 +1,17 @@
-// Package relay holds one notification stream to each backend in the whole deployment, and puts what
-// comes into the log, where the streams of clients find it.
+// Package relay keeps one notification stream per backend open in the whole deployment, and writes the notifications to the
+// log, from which the streams of clients read.
 //
-//	relay.go       which backends there are, and one follower for each
-//	lease.go       who of several relays follows a backend, and how another one takes over
+//	relay.go       the set of backends, with one follower for each
+//	lease.go       decides which of several relays follows a backend, and hands over to another one
 //	connection.go  the states of a connection
-//	following.go   an open connection: what is read from it and announced
-//	invocations.go a relay in a function that is limited in time
-//	interests.go   which resources it is subscribed to
-//	listens.go     the same in 2026-07-28
-//	throttle.go    how much of it the log takes
+//	following.go   an open connection: reads and announces notifications
+//	invocations.go a relay in a function with limited time
+//	interests.go   the subscriptions to resources in session-based revisions
+//	listens.go     the subscriptions to resources in 2026-07-28
+//	throttle.go    limits on notifications
 //
-// It sees a backend through [Backend]; calls and the lists of clients do not enter here, nor do the
-// streams of clients: see shared/gateway and shared/mcp.
+// The package sees a backend as a [Backend]. Calls and lists are in shared/gateway, the streams of clients in
+// shared/mcp.
 package relay
 
 import (
@@ -36,18 +36,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Backend is one that is followed; [gateway.Followed] is.
+// Backend is a backend that the relay follows, usually a gateway.Followed.
 type Backend interface {
-	// Place names it, Client speaks to it for the relay, and Ask asks it anew what it is.
+	// Place identifies the backend, Client sends the relay's requests to it, and Ask asks again for its capabilities and revision.
 	Place() api.Place
 	Client() *upstream.Client
 	Ask(ctx context.Context) (api.Capabilities, spec.Version, error)
-	// Wanted returns the URIs that clients are subscribed to, each with the principals that are. Changed receives when they may be
-	// others.
+	// Wanted returns the URIs to which clients are subscribed, each with the subscribed principals. Changed receives when they may
+	// have changed.
 	Wanted(ctx context.Context) (map[string][]string, error)
 	Changed() <-chan struct{}
-	// List is its list of a kind as it was after Outdate. ChangeListVersion makes all instances fetch those lists again
-	// whose change that notification is.
+	// List returns a list that was fetched after Outdate. ChangeListVersion makes all instances fetch the lists again whose changes
+	// the given notification reports.
 	Outdate()
 	List(ctx context.Context, kind api.Kind) ([]api.Entry, error)
 	ChangeListVersion(ctx context.Context, method string) error
@@ -55,27 +55,27 @@ type Backend interface {
 	SetNoStream(ctx context.Context, until time.Time) error
 }
 
-// Announcer appends notices to a backend's topic of the log.
+// Announcer appends a notice to a backend's topic in the log.
 type Announcer func(ctx context.Context, workspace, backend string, notice json.RawMessage) error
 
-// Relay holds one notification stream to each backend in the whole deployment, and
-// puts what comes into the log. Who holds it is decided by a lease in the store.
+// Relay keeps one notification stream per backend open in the whole deployment, and writes the notifications to the log. A lease in
+// the store decides which relay holds a backend's stream.
 type Relay struct {
-	// Backends are those to follow. The same value stands for a backend while its configuration stays.
+	// Backends returns the backends to follow. It returns the same value for a backend until its configuration changes.
 	Backends func(ctx context.Context) []Backend
 	Announce Announcer
-	// DB holds the leases, and how the lists were.
+	// DB holds the leases, and hashes of the lists.
 	DB  store.DB
 	Log *slog.Logger
-	// Lease is how long a holder that died keeps others waiting; 0 is 30 s.
+	// Lease is how long others wait for a holder that has died; 0 means 30 s.
 	Lease time.Duration
-	// Relist is how often the lists of a backend without notifications are compared; 0 is 1 min.
+	// Relist is the interval between comparisons of the lists of a backend without notifications; 0 means 1 min.
 	Relist time.Duration
-	// MinPause and MaxPause bound the pause before a backend is tried again, which doubles
-	// each time; 0 are 1 s and 1 min.
+	// MinPause and MaxPause limit the pause before another connection attempt. The pause doubles with each failure. 0 means 1 s and
+	// 1 min.
 	MinPause, MaxPause time.Duration
-	// Until is when this process has to have ended, where its time is bounded. In the last
-	// Handover of that time others take the backends over.
+	// Until is when this process must have ended, or zero if its time is not limited. In the last Handover of that time, other
+	// relays take over the backends.
 	Until    time.Time
 	Handover time.Duration
 }
@@ -88,27 +88,27 @@ func (r *Relay) bounded() bool { return !r.Until.IsZero() }
 
 func (r *Relay) lease() time.Duration { return cmp.Or(r.Lease, 30*time.Second) }
 
-// setEvery is how often the relay looks which backends there are.
-const setEvery = time.Second
+// readBackendsEvery is how often the relay reads the set of backends.
+const readBackendsEvery = time.Second
 
-// follower is the work for one backend.
+// follower keeps the state for one backend.
 type follower struct {
 	Backend
 	throttle *throttle
 	stop     context.CancelFunc
-	idle     atomic.Bool // another relay has it
+	idle     atomic.Bool // another relay follows the backend
 }
 
-// key is of what the relays keep of a backend.
+// key returns a key of the relays' data about a backend.
 func key(of Backend, what string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + of.Place().String(), Sort: what}
 }
 
-// log is for lines about a backend.
+// log returns the logger for messages about a backend.
 func (r *Relay) log(of Backend) *slog.Logger { return r.Log.With("backend", of.Place().Backend) }
 
-// Run relays until ctx ends, and follows what the gateway's backends are. Where its time is bounded
-// it ends as soon as there is nothing to hold: when there are no backends, or others have them.
+// Run follows the backends until ctx ends. If the relay's time is limited, Run returns earlier when there is nothing to hold:
+// if there are no backends, or if other relays follow all of them.
 func (r *Relay) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -119,7 +119,7 @@ func (r *Relay) Run(ctx context.Context) {
 		defer end.Stop()
 	}
 	followed, idled := map[Backend]*follower{}, make(chan struct{}, 1)
-	tick := time.NewTicker(setEvery)
+	tick := time.NewTicker(readBackendsEvery)
 	defer tick.Stop()
 	for {
 		now := r.Backends(ctx)
@@ -137,7 +137,7 @@ func (r *Relay) Run(ctx context.Context) {
 				followed[b] = f
 				var one context.Context
 				one, f.stop = context.WithCancel(ctx)
-				wg.Go(func() { r.backend(one, f, idled) })
+				wg.Go(func() { r.keepFollowing(one, f, idled) })
 			}
 			idle = idle && f.idle.Load()
 		}
@@ -153,8 +153,8 @@ func (r *Relay) Run(ctx context.Context) {
 	}
 }
 
-// backend keeps trying to hold the stream of one backend.
-func (r *Relay) backend(ctx context.Context, f *follower, idled chan<- struct{}) {
+// keepFollowing tries to acquire the lease of one backend, and follows the backend while it holds the lease.
+func (r *Relay) keepFollowing(ctx context.Context, f *follower, idled chan<- struct{}) {
 	again, _ := r.pauses()
 	if r.bounded() {
 		again = max(r.Handover/8, 100*time.Millisecond)
@@ -173,19 +173,19 @@ func (r *Relay) backend(ctx context.Context, f *follower, idled chan<- struct{})
 		case idled <- struct{}{}:
 		default:
 		}
-		periodic.Sleep(ctx, again/2+mathrand.N(again/2)) // so that not all come together
+		periodic.Sleep(ctx, again/2+mathrand.N(again/2)) // jitter, so that relays do not all try at the same moment
 	}
 }
 
-// spread is a pause with jitter, so that backends that died together are not called together: up to twice as long as
-// wait, and at most as long as most.
+// spread returns a pause with jitter, so that backends that failed together are not contacted together. It is at most twice wait
+// and never longer than most.
 func spread(wait, most time.Duration) time.Duration {
 	least := min(wait, most/2)
 	return least + mathrand.N(least)
 }
 
-// compare fetches the lists and notifies of those that are not what they were when
-// they were compared last, by whichever relay. When that was notified already, it only remembers.
+// compare fetches the lists and announces those that differ from the last comparison of any relay. With notify unset, it only stores the
+// new hashes, because the changes have already been announced.
 func (r *Relay) compare(ctx context.Context, b Backend, notify bool) error {
 	b.Outdate()
 	notified := map[string]bool{}
@@ -224,7 +224,7 @@ func (r *Relay) compare(ctx context.Context, b Backend, notify bool) error {
 	return nil
 }
 
-// listKey is of how a list was.
+// listKey returns the key of the hash of a list.
 func listKey(of Backend, kind api.Kind) store.Key { return key(of, "list#"+kind.Member()) }
 
 func (r *Relay) announce(ctx context.Context, of Backend, n api.Notice) error {

@@ -11,39 +11,39 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// A backend may notify of more than clients can use, by mistake or to harm: each notice is
-// written to the store, kept there for the retention of the log, and sent to every stream that asked. So there
-// are bounds, that no well-behaved backend reaches: changes of a list that come too fast are coalesced into
-// one, updates of resources are read no faster, and those that no client subscribed to are dropped.
+// A backend may send more notifications than clients can use, by mistake or on purpose. Each one is written to the store, kept for the
+// retention of the log, and sent to every stream that asked for it. So there are limits that a well-behaved backend never
+// reaches: list changes that arrive too fast are coalesced, updates of resources are read no faster than the limit, and excess updates
+// of resources without a subscription are dropped.
 const (
-	changeRate, changeBurst   = 1, 50     // of each kind of list; in a second, and at once
-	updateRate, updateBurst   = 200, 1000 // a KiB of an update counts as one more
-	unaskedRate, unaskedBurst = 0.1, 1000 // so that nothing is lost where a subscription is on its way
+	changeRate, changeBurst   = 1, 50     // per second and burst, for each kind of list
+	updateRate, updateBurst   = 200, 1000 // each further KiB of an update counts as one more
+	unaskedRate, unaskedBurst = 0.1, 1000 // the burst lets updates through whose subscription is still being recorded
 	updateUnit                = 1024
 )
 
-// throttle holds the notifications of a backend back, for all its connections.
+// throttle limits the notifications of a backend across all its connections.
 type throttle struct {
-	changes          map[string]*rate.Limiter // by method; not changed
+	changes          map[string]*rate.Limiter // by method; never modified
 	updates, unasked *rate.Limiter
 
 	mu   sync.Mutex
-	held map[string]bool // methods of changes that are still to be announced
+	held map[string]bool // methods of changes that still have to be announced
 }
 
 func newThrottle() *throttle {
-	p := &throttle{
+	t := &throttle{
 		changes: map[string]*rate.Limiter{}, held: map[string]bool{},
 		updates: rate.NewLimiter(updateRate, updateBurst), unasked: rate.NewLimiter(unaskedRate, unaskedBurst),
 	}
 	for _, kind := range api.Kinds {
-		p.changes[kind.Changed()] = rate.NewLimiter(changeRate, changeBurst)
+		t.changes[kind.Changed()] = rate.NewLimiter(changeRate, changeBurst)
 	}
-	p.changes[spec.NoteRootsChange] = rate.NewLimiter(changeRate, changeBurst)
-	return p
+	t.changes[spec.NoteRootsChange] = rate.NewLimiter(changeRate, changeBurst)
+	return t
 }
 
-// change reports whether a change of a list is to be announced now; if not, it is held.
+// change reports whether the relay may announce a list change now. If not, throttle holds it for later.
 func (t *throttle) change(method string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -51,7 +51,7 @@ func (t *throttle) change(method string) bool {
 	return !t.held[method]
 }
 
-// due are the changes that were held and are to be announced now; at the end all that were held.
+// due returns the held changes that may be announced now, or all held changes at the end.
 func (t *throttle) due(end bool) (methods []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -64,14 +64,14 @@ func (t *throttle) due(end bool) (methods []string) {
 	return methods
 }
 
-// hold has a change announced later.
+// hold keeps a change to be announced later.
 func (t *throttle) hold(method string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.held[method] = true
 }
 
-// update waits until an update of that size may be announced. It reports false for one to be dropped.
+// update waits until the relay may announce an update of the given size. It reports false if the update must be dropped.
 func (t *throttle) update(ctx context.Context, size int, asked bool) (announce bool, err error) {
 	n := 1 + size/updateUnit
 	if asked {
@@ -80,7 +80,7 @@ func (t *throttle) update(ctx context.Context, size int, asked bool) (announce b
 	return t.unasked.AllowN(time.Now(), n), nil
 }
 
-// catchUp announces the changes that were held.
+// catchUp announces held changes.
 func (f *following) catchUp(ctx context.Context, end bool) {
 	for _, method := range f.throttle.due(end) {
 		if err := f.announceChange(ctx, method); err != nil {

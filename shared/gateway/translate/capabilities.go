@@ -9,34 +9,34 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Need is a capability of a client, such as "elicitation.url"; empty for none.
+// Need is a client capability that a request needs, such as "elicitation.url". It is empty for none.
 type Need string
 
-// Lacking is what a client would have to declare to be asked this, if it did not. A method
-// that no client knows is lacking itself.
+// Lacking returns the capability that a client would need to be asked this but has not declared. For a method that clients do not have
+// at all, it returns the method.
 func Lacking(capabilities json.RawMessage, method string, params json.RawMessage) Need {
 	switch method {
 	case spec.MethodRoots:
-		return undeclared(capabilities, "roots")
+		return findUndeclared(capabilities, "roots")
 	case spec.MethodSample:
 		if jsonrpc.Member(params, "tools") != nil || jsonrpc.Member(params, "toolChoice") != nil {
-			return undeclared(capabilities, "sampling.tools")
+			return findUndeclared(capabilities, "sampling.tools")
 		}
-		return undeclared(capabilities, "sampling")
+		return findUndeclared(capabilities, "sampling")
 	case spec.MethodElicit:
 		if mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode")); mode == "url" {
-			return undeclared(capabilities, "elicitation.url")
+			return findUndeclared(capabilities, "elicitation.url")
 		}
 		// Without a mode, the capability means forms (2025-11-25, Elicitation).
-		if undeclared(capabilities, "elicitation.url") == "" {
-			return undeclared(capabilities, "elicitation.form")
+		if findUndeclared(capabilities, "elicitation.url") == "" {
+			return findUndeclared(capabilities, "elicitation.form")
 		}
-		return undeclared(capabilities, "elicitation")
+		return findUndeclared(capabilities, "elicitation")
 	}
 	return Need(method)
 }
 
-func undeclared(capabilities json.RawMessage, n Need) Need {
+func findUndeclared(capabilities json.RawMessage, n Need) Need {
 	at := capabilities
 	for part := range strings.SplitSeq(string(n), ".") {
 		if at = jsonrpc.Member(at, part); at == nil {
@@ -46,7 +46,7 @@ func undeclared(capabilities json.RawMessage, n Need) Need {
 	return ""
 }
 
-// Missing is the error of a call that needs more of a client than it declared.
+// Missing returns the error of a call that needs capabilities that the client has not declared.
 func Missing(backend string, needs []Need) *jsonrpc.Error {
 	required := map[string]map[string]struct{}{}
 	for _, n := range needs {
@@ -62,12 +62,12 @@ func Missing(backend string, needs []Need) *jsonrpc.Error {
 		}
 	}
 	return &jsonrpc.Error{
-		Code: spec.CodeMissingCapability, Message: "backend " + backend + " asks for what the client does not declare",
+		Code: spec.CodeMissingCapability, Message: "backend " + backend + " needs capabilities that the client does not declare",
 		Data: map[string]any{"requiredCapabilities": required},
 	}
 }
 
-// Demanded is what the client would have to declare to be asked what a result asks for.
+// Demanded returns the capabilities that the inputRequests of a result need but the client has not declared.
 func Demanded(capabilities, result json.RawMessage) []Need {
 	var lacks []Need
 	for _, request := range jsonrpc.Members(jsonrpc.Member(result, "inputRequests")) {

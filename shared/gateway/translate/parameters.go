@@ -12,9 +12,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// A tool may ask that some of its arguments are repeated in headers (2026-07-28, Custom
-// Headers from Tool Parameters). The gateway compares them for clients of that
-// revision, and writes them for clients of the earlier ones.
+// A tool may require that headers repeat some of its arguments (2026-07-28, Custom Headers from Tool Parameters). The gateway checks
+// these headers for clients of that revision, and adds them for clients of older ones.
 
 const (
 	annotation = "x-mcp-header"
@@ -35,7 +34,7 @@ func Parameters(tool json.RawMessage) ([]Parameter, error) {
 		return nil, nil
 	}
 	var out []Parameter
-	if err := annotated(jsonrpc.Member(tool, "inputSchema"), nil, &out); err != nil {
+	if err := collectParameters(jsonrpc.Member(tool, "inputSchema"), nil, &out); err != nil {
 		return nil, err
 	}
 	seen := map[string]bool{}
@@ -48,16 +47,16 @@ func Parameters(tool json.RawMessage) ([]Parameter, error) {
 	return out, nil
 }
 
-// applied are the keywords whose subschemas describe the same arguments or parts of
-// them; an annotation below one of them, or of a keyword like it, is an error.
+// applied has the keywords whose subschemas describe the same arguments or parts of them. An annotation below one of them is
+// invalid.
 var applied = map[string]bool{
 	"items": true, "prefixItems": true, "contains": true, "additionalProperties": true, "patternProperties": true,
 	"oneOf": true, "anyOf": true, "allOf": true, "not": true, "if": true, "then": true, "else": true,
 	"dependentSchemas": true, "$defs": true, "definitions": true, "additionalItems": true, "unevaluatedProperties": true,
 }
 
-// annotated collects the annotations of an object schema's properties.
-func annotated(schema json.RawMessage, path []string, out *[]Parameter) error {
+// collectParameters collects the annotations of an object schema's properties.
+func collectParameters(schema json.RawMessage, path []string, out *[]Parameter) error {
 	for keyword, value := range jsonrpc.Members(schema) {
 		switch {
 		case applied[string(keyword)] && bytes.Contains(value, []byte(`"`+annotation+`"`)):
@@ -67,14 +66,14 @@ func annotated(schema json.RawMessage, path []string, out *[]Parameter) error {
 		case string(keyword) == annotation:
 			name, _ := jsonrpc.String(value)
 			kind, _ := jsonrpc.String(jsonrpc.Member(schema, "type"))
-			if !token(name) || kind != "string" && kind != "integer" && kind != "boolean" {
+			if !isToken(name) || kind != "string" && kind != "integer" && kind != "boolean" {
 				return errAnnotation
 			}
 			*out = append(*out, Parameter{http.CanonicalHeaderKey(spec.HeaderParameter + name), path, kind})
 		case string(keyword) == "properties":
 			for name, property := range jsonrpc.Members(value) {
 				below := append(path[:len(path):len(path)], string(name))
-				if err := annotated(property, below, out); err != nil {
+				if err := collectParameters(property, below, out); err != nil {
 					return err
 				}
 			}
@@ -83,13 +82,12 @@ func annotated(schema json.RawMessage, path []string, out *[]Parameter) error {
 	return nil
 }
 
-// token reports whether a header may have the name (RFC 9110, section 5.6.2).
-func token(s string) bool {
+// isToken reports whether s is a valid header name (RFC 9110, section 5.6.2).
+func isToken(s string) bool {
 	return s != "" && strings.Trim(s, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&'*+-.^_`|~") == ""
 }
 
-// Text is what a header has to say of the arguments. It reports false when it has
-// to be left out.
+// Text returns the value that the header must have for the given arguments. It reports false if the header must be absent.
 func (p Parameter) Text(arguments json.RawMessage) (string, bool) {
 	at := arguments
 	for _, name := range p.path {
@@ -110,10 +108,10 @@ func (p Parameter) Text(arguments json.RawMessage) (string, bool) {
 	return n.String(), true
 }
 
-// maxSafe is the largest integer of a header (2026-07-28: that of JavaScript).
+// maxSafe is the largest integer in a header. 2026-07-28 limits integers to those that are exact in JavaScript.
 const maxSafe = 1<<53 - 1
 
-// integer reads a number that is one, however it is written.
+// integer parses an integer in any notation, for example 1e3.
 func integer(s string) (*big.Int, bool) {
 	if len(s) > 64 {
 		return nil, false
@@ -126,7 +124,7 @@ func integer(s string) (*big.Int, bool) {
 	return n, n.CmpAbs(big.NewInt(maxSafe)) <= 0
 }
 
-// Equal reports whether a header says what [Parameter.Text] wants.
+// Equal reports whether a header has the value that [Parameter.Text] returned.
 func (p Parameter) Equal(header, want string) bool {
 	got, err := spec.DecodeHeader(header)
 	if err != nil {

@@ -9,18 +9,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// Digest is the same for JSON values that are equal but for the order of members and
-// how they are written.
+// Digest returns a hash of a JSON value. It does not depend on the order of members or on formatting.
 func Digest(value json.RawMessage) string {
 	if len(value) > 0 {
-		value, _ = json.Marshal(jsonrpc.Value(value)) // sorts
+		value, _ = json.Marshal(jsonrpc.Value(value)) // sorts the members
 	}
 	h := sha256.Sum256(value)
 	return base64.RawURLEncoding.EncodeToString(h[:18])
 }
 
-// QuestionDigest leaves out what differs each time that a backend puts the same question:
-// the id of an elicitation, in the URL too, and _meta.
+// QuestionDigest returns a digest that stays the same when a backend asks the same question again. It ignores _meta and the id of an
+// elicitation, including in its URL.
 func QuestionDigest(params json.RawMessage) string {
 	id, _ := jsonrpc.String(jsonrpc.Member(params, "elicitationId"))
 	params = jsonrpc.Without(params, func(name string) bool { return name == "_meta" || name == "elicitationId" })
@@ -30,8 +29,8 @@ func QuestionDigest(params json.RawMessage) string {
 	return Digest(params)
 }
 
-// AppendInput appends a member of inputRequests. Nothing notifies of progress between rounds, and
-// the revision has no elicitationId.
+// AppendInput appends a member to inputRequests. It removes the progress token, because the gateway reports no progress between rounds, and
+// the elicitationId, which the revision does not have.
 func AppendInput(b []byte, key, method string, params json.RawMessage) []byte {
 	if len(b) > 1 {
 		b = append(b, ',')

@@ -1,15 +1,14 @@
-// Package translate turns requests, results and errors of one revision into those of another.
+// Package translate converts requests, results and errors between protocol revisions.
 //
-// Between the session-based revisions (up to 2025-11-25) and 2026-07-28 this changes on the way:
+// Between the session-based revisions (up to 2025-11-25) and 2026-07-28 it changes:
 //
-//	                     client 2026, backend 2025     client 2025, backend 2026
-//	requests             _meta of the revision goes    _meta and headers of the revision come
-//	results              resultType, caching come      resultType goes
-//	errors               -32002, -32042 are mapped     -32020 to -32022, -32602 are mapped
+//	                     client 2026, backend 2025         client 2025, backend 2026
+//	requests             removes _meta of the revision     adds _meta and headers of the revision
+//	results              adds resultType, caching hints    removes resultType
+//	errors               maps -32002, -32042               maps -32020 to -32022, -32602
 //
-// All else is the bytes that came. Everything here is a function of what it gets: it reaches no
-// backend, no store and no clock. What a backend asks the client in between is the business of
-// shared/gateway.
+// It leaves all other bytes alone. All functions are pure: they use no backend, store or clock. Package gateway handles a
+// backend's questions to the client.
 package translate
 
 import (
@@ -21,42 +20,42 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Way is a call's way between two revisions.
+// Way is the pair of revisions between which a call is translated.
 type Way struct{ Client, Backend spec.Version }
 
-// MultiRound are the methods that 2026-07-28 lets ask for input.
+// MultiRound has the methods for which 2026-07-28 allows input_required.
 var MultiRound = map[string]bool{spec.MethodToolsCall: true, spec.MethodPromptsGet: true, spec.MethodRead: true}
 
-// metaOfRequests are the members of _meta that only 2026-07-28 has.
-var metaOfRequests = []string{spec.MetaVersion, spec.MetaCapabilities, spec.MetaClient, spec.MetaLogLevel}
+// requestMeta lists the members of _meta that only 2026-07-28 has.
+var requestMeta = []string{spec.MetaVersion, spec.MetaCapabilities, spec.MetaClient, spec.MetaLogLevel}
 
-func ofRequests(name string) bool { return slices.Contains(metaOfRequests, name) }
+func isRequestMeta(name string) bool { return slices.Contains(requestMeta, name) }
 
-// WithoutRounds is params without what a client of 2026-07-28 answers and carries between rounds.
+// WithoutRounds removes the members of params that a client of 2026-07-28 carries between rounds.
 func WithoutRounds(params json.RawMessage) json.RawMessage {
 	return jsonrpc.Without(params, func(name string) bool { return name == "inputResponses" || name == "requestState" })
 }
 
-// ToSessionBased is params of 2026-07-28 as a session-based backend knows them. If there is a
-// progress token it becomes token, since several clients may share the session.
+// ToSessionBased converts params of 2026-07-28 for a session-based backend. If there is a progress token, it replaces it by
+// token, because several clients may share the session.
 func ToSessionBased(params, token json.RawMessage) (out json.RawMessage, replaced bool) {
 	params = WithoutRounds(params)
 	meta := jsonrpc.Member(params, "_meta")
 	if jsonrpc.Member(meta, "progressToken") != nil {
 		meta, replaced = jsonrpc.Replace(meta, "progressToken", token), true
 	}
-	return jsonrpc.Replace(params, "_meta", jsonrpc.Without(meta, ofRequests)), replaced
+	return jsonrpc.Replace(params, "_meta", jsonrpc.Without(meta, isRequestMeta)), replaced
 }
 
-// Client is what a request of 2026-07-28 says of its client.
+// Client is the description of a client in a request of 2026-07-28.
 type Client struct {
 	Info, Capabilities json.RawMessage
-	Level              string // of log messages; empty for none
+	Level              string // the requested level of log messages, or empty
 }
 
-// ToStateless is params of a session-based client as a backend of 2026-07-28 wants them.
+// ToStateless converts params of a session-based client for a backend of 2026-07-28.
 func ToStateless(params json.RawMessage, version spec.Version, c Client) json.RawMessage {
-	meta := jsonrpc.Without(jsonrpc.Member(params, "_meta"), ofRequests)
+	meta := jsonrpc.Without(jsonrpc.Member(params, "_meta"), isRequestMeta)
 	if c.Level != "" {
 		meta = jsonrpc.Insert(meta, spec.MetaLogLevel, jsonrpc.Quote(c.Level))
 	}
@@ -67,13 +66,13 @@ func ToStateless(params json.RawMessage, version spec.Version, c Client) json.Ra
 	return jsonrpc.Insert(params, "_meta", meta)
 }
 
-// InputRequired reports whether a result of 2026-07-28 is a demand for input.
+// InputRequired reports whether a result of 2026-07-28 demands input.
 func InputRequired(result json.RawMessage) bool {
 	kind, _ := jsonrpc.String(jsonrpc.Member(result, "resultType"))
 	return kind == "input_required"
 }
 
-// Result is the result of a method as the client's revision has it. One that is no object stays.
+// Result converts the result of a method for the client's revision. It leaves a result that is no object alone.
 func (w Way) Result(method string, result json.RawMessage) json.RawMessage {
 	if len(result) == 0 || result[0] != '{' {
 		return result
@@ -81,7 +80,7 @@ func (w Way) Result(method string, result json.RawMessage) json.RawMessage {
 	switch {
 	case w.Client.Stateless() && w.Backend.Stateless():
 		if jsonrpc.Member(result, "resultType") == nil {
-			return complete(result)
+			return addComplete(result)
 		}
 	case w.Client.Stateless():
 		result = jsonrpc.Without(result, func(name string) bool { return name == "resultType" })
@@ -89,23 +88,23 @@ func (w Way) Result(method string, result json.RawMessage) json.RawMessage {
 			result = jsonrpc.Without(result, func(name string) bool { return name == "cacheScope" || name == "ttlMs" })
 			result = jsonrpc.Insert(jsonrpc.Insert(result, "cacheScope", json.RawMessage(`"private"`)), "ttlMs", json.RawMessage(`0`))
 		}
-		return complete(result)
+		return addComplete(result)
 	case w.Backend.Stateless():
 		structured := jsonrpc.Member(result, "structuredContent")
 		return jsonrpc.Without(result, func(name string) bool {
-			// Up to 2025-11-25 it is an object; the content says the same in text.
+			// Up to 2025-11-25, structuredContent must be an object. The client still has the content as text.
 			return name == "resultType" || name == "structuredContent" && structured != nil && structured[0] != '{'
 		})
 	}
 	return result
 }
 
-func complete(result json.RawMessage) json.RawMessage {
+func addComplete(result json.RawMessage) json.RawMessage {
 	return jsonrpc.Insert(result, "resultType", json.RawMessage(`"complete"`))
 }
 
-// ErrorCode is the code of an error as the client's revision has it. Error
-// [spec.CodeNeedsURL] of a session-based backend stays for a stateless client: it is a question.
+// ErrorCode converts an error code for the client's revision. It keeps [spec.CodeNeedsURL] of a session-based backend for a stateless
+// client, because the gateway turns that error into a question.
 func (w Way) ErrorCode(method string, code int, data json.RawMessage) int {
 	switch {
 	case w.Client.Stateless():
@@ -123,17 +122,17 @@ func (w Way) ErrorCode(method string, code int, data json.RawMessage) int {
 			}
 		case spec.CodeMissingCapability:
 			return jsonrpc.InvalidRequest
-		case spec.CodeHeaderMismatch, spec.CodeUnsupportedVersion: // not the client's doing
+		case spec.CodeHeaderMismatch, spec.CodeUnsupportedVersion: // the gateway caused these errors
 			return jsonrpc.InternalError
 		}
 	}
 	return code
 }
 
-// Error is an error response with its code as [Way.ErrorCode] has it, and the code that it had.
+// Error converts an error response with [Way.ErrorCode]. It also returns the original code.
 func (w Way) Error(method string, response json.RawMessage) (out json.RawMessage, had int) {
 	failure := jsonrpc.Member(response, "error")
-	_ = json.Unmarshal(jsonrpc.Member(failure, "code"), &had) // 0 is none of those that are mapped
+	_ = json.Unmarshal(jsonrpc.Member(failure, "code"), &had) // if it cannot be read it stays 0, which is not mapped
 	to := w.ErrorCode(method, had, jsonrpc.Member(failure, "data"))
 	if to == had {
 		return response, had
@@ -141,8 +140,8 @@ func (w Way) Error(method string, response json.RawMessage) (out json.RawMessage
 	return jsonrpc.Replace(response, "error", jsonrpc.Replace(failure, "code", strconv.AppendInt(nil, int64(to), 10))), had
 }
 
-// Tool is an entry of a list as a client of the revision can read it. Up to 2025-11-25 the output of a
-// tool is an object, and client libraries refuse the whole list for one that is not.
+// Tool converts a tool's entry in a list for a client of the given revision. Up to 2025-11-25, the output of a tool must be an object,
+// and client libraries reject the whole list if one is not. So Tool removes any other output schema.
 func Tool(entry json.RawMessage, client spec.Version) json.RawMessage {
 	output := jsonrpc.Member(entry, "outputSchema")
 	if output == nil || client.Stateless() {

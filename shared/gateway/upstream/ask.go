@@ -19,35 +19,34 @@ import (
 // ErrAnswer reports that the backend answered with an error.
 var ErrAnswer = errors.New("upstream: the backend answered with an error")
 
-// ErrUnknownMethod reports that the backend answered that it does not know the method. It is an [ErrAnswer] too.
+// ErrUnknownMethod reports that the backend does not know the method. It wraps [ErrAnswer].
 var ErrUnknownMethod = fmt.Errorf("%w: it does not know the method", ErrAnswer)
 
-// Refused reports whether the backend answered, though not with what was asked for.
+// Refused reports whether the backend answered with an error or an HTTP status instead of a result.
 func Refused(err error) bool {
 	_, ok := errors.AsType[*StatusError](err)
 	return ok || errors.Is(err, ErrAnswer)
 }
 
-// FreshID is the id of a request that only its sender has to know. It
-// survives readers of doubles.
+// FreshID returns a random id for a request of the gateway's own. It is below 2^53, so that it survives backends that parse numbers
+// as doubles.
 func FreshID() json.RawMessage {
 	n, _ := rand.Int(rand.Reader, big.NewInt(1<<53-1)) // never fails (Go 1.24)
 	return n.Append(nil, 10)
 }
 
-// Known is what a backend says of itself.
+// Known is a backend's description of itself.
 type Known struct {
 	Version      spec.Version
-	Session      string          // that initialize began
-	Capabilities json.RawMessage // as it sent them
+	Session      string          // the session that initialize began
+	Capabilities json.RawMessage // the JSON that the backend sent
 }
 
-// Ask makes a request on the gateway's own behalf, and returns the result. Of r it takes the
-// revision and the session.
+// Ask sends a request of the gateway's own, and returns the result. It uses only the revision, the session and MaxDepth of r.
 func (c *Client) Ask(ctx context.Context, r Request, method string, params json.RawMessage) (json.RawMessage, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.AskTimeout)
 	defer cancel()
-	// Others may ask within the same session at the same time.
+	// The id is unique because other requests may run in the same session.
 	r.Body = jsonrpc.AppendRequest(nil, FreshID(), method, params)
 	if r.Version.Stateless() {
 		r.Header = http.Header{spec.HeaderMethod: {method}}
@@ -63,8 +62,8 @@ func (c *Client) Ask(ctx context.Context, r Request, method string, params json.
 	return x.Result(ctx)
 }
 
-// Result waits for the result of a request; [ErrNoResponse] if the backend ends its answer without one.
-// What else the backend has to say on the way is for no one.
+// Result waits for the result of a request and ignores all other messages. It returns [ErrNoResponse] if the backend ends its answer
+// without a response.
 func (x *Exchange) Result(ctx context.Context) (json.RawMessage, error) {
 	for {
 		m, err := x.Next(ctx)
@@ -88,22 +87,22 @@ func (x *Exchange) Result(ctx context.Context) (json.RawMessage, error) {
 	}
 }
 
-// Meta is params with what every request of a stateless revision has, and nothing else. The client has
-// no capabilities: no one is there to be asked.
+// Meta returns params that contain only the _meta members that every request of a stateless revision needs. It declares no client
+// capabilities, because there is no user whom the backend could ask.
 func (c *Client) Meta(version spec.Version) json.RawMessage {
 	out := append([]byte(`{"_meta":{"`+spec.MetaVersion+`":`), jsonrpc.Quote(string(version))...)
 	out = append(out, `,"`+spec.MetaCapabilities+`":{},"`+spec.MetaClient+`":`...)
 	return append(append(out, c.Server...), `}}`...)
 }
 
-// Discover asks a backend of 2026-07-28 what it is.
+// Discover asks a backend of 2026-07-28 for its versions and capabilities.
 func (c *Client) Discover(ctx context.Context) (k Known, err error) {
 	const version = spec.V20260728
 	result, err := c.Ask(ctx, Request{Version: version}, spec.MethodDiscover, c.Meta(version))
 	if err != nil {
 		return k, err
 	}
-	// It may answer in this revision and serve only others.
+	// The backend may answer in this revision but support only other ones.
 	for v := range jsonrpc.Elements(jsonrpc.Member(result, "supportedVersions")) {
 		if text, _ := jsonrpc.String(v); text == string(version) {
 			return Known{Version: version, Capabilities: jsonrpc.Member(result, "capabilities")}, nil
@@ -112,13 +111,13 @@ func (c *Client) Discover(ctx context.Context) (k Known, err error) {
 	return k, fault.Wrap(fault.Unavailable, ErrAnswer, "the backend does not serve %s", version)
 }
 
-// Declared is what initialize says of the client.
+// Declared is the client's description of itself in initialize.
 type Declared struct {
 	Version            spec.Version
-	Capabilities, Info json.RawMessage // nil is none, and what [Client] calls itself
+	Capabilities, Info json.RawMessage // if nil, there are no capabilities, and Info is [Client.Server]
 }
 
-// Initialize begins a session of the session-based revisions.
+// Initialize begins a session of a session-based revision.
 func (c *Client) Initialize(ctx context.Context, d Declared) (k Known, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.AskTimeout)
 	defer cancel()
@@ -150,14 +149,14 @@ func (c *Client) Initialize(ctx context.Context, d Declared) (k Known, err error
 	k = Known{spec.Version(text), x.Session, jsonrpc.Member(result, "capabilities")}
 	note := jsonrpc.AppendNotification(nil, spec.NoteInitialized, nil)
 	if err := c.Send(ctx, Request{Body: note, Version: k.Version, Session: k.Session}); err != nil {
-		// The session is not used. If it cannot be ended either, the backend forgets it.
+		// The session stays unused. If it cannot be ended, the backend lets it expire.
 		_ = c.End(context.WithoutCancel(ctx), k.Version, k.Session)
 		return Known{}, err
 	}
 	return k, nil
 }
 
-// End ends a session, if there is one.
+// End ends a session. It does nothing if the session's id is empty.
 func (c *Client) End(ctx context.Context, version spec.Version, session string) error {
 	if session == "" {
 		return nil

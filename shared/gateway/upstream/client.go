@@ -1,15 +1,13 @@
-// Package upstream speaks MCP with a backend, in any of its revisions, without
-// taking messages apart: what a backend sends is handed on as the bytes that
-// came, one message at a time, as soon as it came.
+// Package upstream sends MCP messages to a backend, in all revisions. It forwards the backend's messages byte for byte, one at
+// a time, as soon as each arrives.
 //
 //	client.go     requests
-//	connection.go the connections that they go over
-//	exchange.go   the messages of an answer, JSON or stream
-//	ask.go        what the gateway asks on its own behalf: discover, initialize, lists
+//	connection.go the connections for them
+//	exchange.go   the messages of an answer, which is JSON or a stream
+//	ask.go        the gateway's own requests: discover, initialize, lists
 //
-// Everything that a backend sends is untrusted: messages are bounded in size and
-// depth, redirects are not followed, and an answer of another media type is an
-// error. What the messages mean is the business of shared/gateway.
+// A backend's data is untrusted. So messages are limited in size and depth, redirects are not followed, and an answer with an
+// unexpected media type is an error. Package gateway interprets the messages.
 package upstream
 
 import (
@@ -30,27 +28,27 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// MaxMessage bounds a message of a backend in bytes.
+// MaxMessage limits the size of a backend's message, in bytes.
 const MaxMessage = 8 << 20
 
-// maxSession bounds the name of a session, which is kept, in bytes.
+// maxSession limits the length of a session's id, in bytes, because the gateway stores it.
 const maxSession = 4096
 
-// Client sends messages to one backend. It may be used concurrently.
+// Client sends messages to one backend. It is safe for concurrent use.
 type Client struct {
 	URL string
-	// HTTP must not follow redirects: credentials would go along. [NewHTTP] makes one.
+	// HTTP must not follow redirects, because they would leak the credentials. [NewHTTP] creates a suitable client.
 	HTTP *http.Client
-	// Credentials are added to each request; may be nil.
+	// Credentials adds credentials to each request. It may be nil.
 	Credentials func(ctx context.Context, h http.Header) error
-	// Dropped gets why something that the backend sent was not handed on; may be nil.
+	// Dropped is called with the reason when the gateway drops a message of the backend. It may be nil.
 	Dropped func(ctx context.Context, reason string)
 
 	// Observer counts and traces requests.
 	Observer Observer
 
-	// Server is what the client calls itself in requests of its own: an MCP Implementation.
-	// AskTimeout bounds such a request. See ask.go.
+	// Server is the MCP Implementation object with which the client identifies itself in its own requests. AskTimeout limits
+	// these requests. See ask.go.
 	Server     json.RawMessage
 	AskTimeout time.Duration
 }
@@ -58,18 +56,18 @@ type Client struct {
 // Request is one message to a backend.
 type Request struct {
 	Body []byte
-	// Version is the revision that is spoken; empty before it is settled.
+	// Version is the protocol version, or empty before it has been negotiated.
 	Version spec.Version
 	// Session is the session of a session-based revision.
 	Session string
-	// Header are further headers, the mirrored ones of revision 2026-07-28.
+	// Header has further headers: the mirrored ones of revision 2026-07-28.
 	Header http.Header
-	// MaxDepth is how deeply the answer may be nested; 0 is [jsonrpc.MaxDepth].
+	// MaxDepth limits the nesting of the answer; 0 means [jsonrpc.MaxDepth].
 	MaxDepth int
 }
 
-// Post sends a message. A status other than success without a JSON-RPC message is
-// a [StatusError], or [ErrSession]; a backend that cannot be reached is a fault of kind Unavailable.
+// Post sends a message and returns the backend's answer. If the status is not successful and the body is no JSON-RPC message, it
+// returns a [StatusError] or [ErrSession]. If it cannot reach the backend, it returns a fault of kind Unavailable.
 func (c *Client) Post(ctx context.Context, r Request) (*Exchange, error) {
 	request, where := c.Observer.begin(ctx, &r)
 	h := http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
@@ -83,8 +81,7 @@ func (c *Client) Post(ctx context.Context, r Request) (*Exchange, error) {
 	return x, nil
 }
 
-// Get opens a notification stream of the earlier revisions, or goes on with one
-// from an event's id.
+// Get opens a notification stream of a session-based revision, or resumes a stream after the event with the given id.
 func (c *Client) Get(ctx context.Context, r Request, lastEventID string) (*Exchange, error) {
 	h := http.Header{"Accept": {sse.ContentType}}
 	if lastEventID != "" {
@@ -147,8 +144,8 @@ func (c *Client) roundTrip(ctx context.Context, method string, r Request, h http
 	}
 	resp, err := c.send(req)
 	if err != nil {
-		if where, ok := errors.AsType[*url.Error](err); ok {
-			err = where.Err // the URL may hold a secret, and errors are logged
+		if cause, ok := errors.AsType[*url.Error](err); ok {
+			err = cause.Err // the URL may contain a secret, and errors are logged
 		}
 		return nil, fault.Wrap(fault.Unavailable, err, "reach the backend")
 	}

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// NewHTTP makes a client for backends. Nothing bounds the time of an exchange but
-// its context: a call may take long before it says anything.
+// NewHTTP returns a client for backends. It has no timeout, because a call may take long before its first byte. The context limits each
+// exchange.
 func NewHTTP() *http.Client {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.MaxIdleConnsPerHost, t.IdleConnTimeout = maxResting, RestTime
@@ -23,20 +23,18 @@ func NewHTTP() *http.Client {
 	}
 }
 
-// A server may close a connection at which nothing goes on at any time, also while a request
-// is on its way to it. What was sent then may or may not have been read, and a call
-// must not be made twice. So connections rest for a short time only, and a request that found its
-// connection closed before it was sent is sent over another one, which net/http does for
-// GET and not for POST.
+// A server may close an idle connection at any time, even while a request is on its way. It may or may not have read that
+// request, and a call must not be made twice. So connections stay idle only for a short time. If a request found its connection closed
+// before any byte was sent, the client sends it again over another connection. net/http does that for GET but not for POST.
 
-// RestTime is how long a connection may rest and be used again. It is below what servers in use wait for
-// before they close it: 2 s and 5 s by default. A function that was frozen does not count on what it left open.
+// RestTime is how long a connection may stay idle before the client closes it. It is shorter than the idle timeouts of common servers,
+// which are 2 s and 5 s by default. It also keeps a Lambda function that was frozen from using its old connections.
 const RestTime = time.Second
 
-// maxResting is how many connections may rest to one host.
+// maxResting limits the idle connections per host.
 const maxResting = 32
 
-// send sends a request, again for as long as it did not leave because the server had closed the connection.
+// send sends a request. It repeats the request as long as the server had closed the connection before the request left.
 func (c *Client) send(req *http.Request) (*http.Response, error) {
 	for range maxResting {
 		var way way
@@ -53,15 +51,15 @@ func (c *Client) send(req *http.Request) (*http.Response, error) {
 	return c.HTTP.Do(req)
 }
 
-// way is how far a request came.
+// way records how far a request got.
 type way struct {
 	reused, sent atomic.Bool
 
-	conn  *counted // nil if its bytes are not counted
-	first int64    // byte
+	conn  *counted // nil if the connection does not count its bytes
+	first int64    // the connection's byte count when the request began
 }
 
-// counted is a connection that knows how much was written to it.
+// counted is a connection that counts the bytes written to it.
 type counted struct {
 	net.Conn
 	n atomic.Int64
@@ -73,7 +71,7 @@ func (c *counted) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// counting dials connections that count.
+// counting returns a dial function that returns counted connections.
 func counting(dial func(ctx context.Context, network, addr string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := dial(ctx, network, addr)
@@ -87,7 +85,7 @@ func counting(dial func(ctx context.Context, network, addr string) (net.Conn, er
 func (w *way) trace() *httptrace.ClientTrace {
 	return &httptrace.ClientTrace{
 		GotConn: func(to httptrace.GotConnInfo) {
-			// HTTP/2 says by itself what was not served, and net/http repeats it.
+			// HTTP/2 reports unprocessed requests itself, and net/http repeats them.
 			over, ok := to.Conn.(*tls.Conn)
 			w.reused.Store(to.Reused && !(ok && over.ConnectionState().NegotiatedProtocol == "h2"))
 			w.sent.Store(false)
@@ -103,8 +101,8 @@ func (w *way) trace() *httptrace.ClientTrace {
 	}
 }
 
-// wasClosed reports whether the request found a connection closed, and nothing of it could be read. What
-// was written, net/http says of a buffer; the connection knows what left it.
+// wasClosed reports whether the request found its connection closed, so that the server cannot have read any of it. net/http reports
+// bytes that reached its buffer, but the counted connection knows the bytes that were sent.
 func (w *way) wasClosed() bool {
 	return w.reused.Load() && (!w.sent.Load() || w.conn != nil && w.conn.n.Load() == w.first)
 }

@@ -16,34 +16,33 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// ErrSession reports that the backend does not know the session any more.
+// ErrSession reports that the backend no longer knows the session.
 var ErrSession = errors.New("upstream: the backend has ended the session")
 
-// ErrNoResponse reports that the backend has ended its answer without a response.
+// ErrNoResponse reports that the backend ended its answer without a response.
 var ErrNoResponse = errors.New("upstream: the answer ended without a response")
 
-// StatusError is an answer by HTTP alone.
+// StatusError is an error status without a JSON-RPC message.
 type StatusError struct{ Status int }
 
 func (e *StatusError) Error() string {
 	return "upstream: the backend answered " + http.StatusText(e.Status)
 }
 
-// Exchange is what a backend answers to a request: messages, of which the last is
-// the response to it.
+// Exchange is a backend's answer to a request: a sequence of messages that ends with the response.
 type Exchange struct {
-	// Session is the session that the backend named; only initialize makes one.
+	// Session is the session id in the answer. Only the answer to initialize has one.
 	Session string
 	// Status is the HTTP status.
 	Status int
-	// EventID is the latest id of an event, Retry the latest pause that the backend asked for before a reconnection, and Events the
-	// number of events.
+	// EventID is the id of the latest event. Retry is the latest pause that the backend requested before a reconnection. Events is
+	// the number of events.
 	EventID string
 	Retry   time.Duration
 	Events  int
 
-	request  *request // nil if it does not answer one
-	failure  string   // of the request, until its response comes
+	request  *request // nil unless the message sent was a request
+	failure  string   // the failure to report if the exchange ended now
 	body     io.ReadCloser
 	events   *sse.Reader
 	queued   []json.RawMessage
@@ -51,7 +50,7 @@ type Exchange struct {
 	maxDepth int
 }
 
-// begin makes the body of a response to the request readable, or returns an error if it has no message.
+// begin prepares the body for reading, or returns an error if it contains no message.
 func (x *Exchange) begin(resp *http.Response, r Request) error {
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	ok := succeeded(resp)
@@ -73,12 +72,12 @@ func (x *Exchange) begin(resp *http.Response, r Request) error {
 	return &StatusError{resp.StatusCode}
 }
 
-// sessionNotFound is the code with which official libraries say that they do not know the session.
+// sessionNotFound is the error code with which official libraries report an unknown session.
 const sessionNotFound = "-32001"
 
-// answers reports whether the body of a refusal has the response to the request, by its id. Then that is the answer, whatever the
-// status: the backend has read the request and may have acted on it, so it must not be sent again. The exception is an error whose
-// code says that the session is unknown.
+// answers reports whether the body of an error status contains the response to the request, identified by its id. That response then
+// counts whatever the status: the backend has read the request and may have acted on it, so the gateway must not send it again. The
+// exception is an error whose code means that the session is unknown.
 func (x *Exchange) answers(r Request) bool {
 	id := jsonrpc.Member(r.Body, "id")
 	if id == nil {
@@ -101,7 +100,7 @@ func (x *Exchange) answers(r Request) bool {
 	return false
 }
 
-// peek returns at most so many bytes of the body and leaves them to be read.
+// peek returns up to most bytes of the body and leaves them in the body.
 func (x *Exchange) peek(most int64) []byte {
 	text, err := io.ReadAll(io.LimitReader(x.body, most))
 	rest := io.Reader(x.body)
@@ -115,18 +114,18 @@ func (x *Exchange) peek(most int64) []byte {
 	return text
 }
 
-// failed is a body that cannot be read.
+// failed is a body that returns an error when it is read.
 type failed struct{ err error }
 
 func (f failed) Read([]byte) (int, error) { return 0, f.err }
 
-// maxRefusal bounds what is read of a refusal to see its reason.
+// maxRefusal limits how much of an error body is read to find the reason, in bytes.
 const maxRefusal = 16 << 10
 
-// sessionLost reports whether a refusal means that the backend does not know the session of the request any more. The revisions
-// want a 404 for that. Servers of before, and many made after the examples of the official TypeScript library, look for a request's
-// session before they know that it is missing and answer 400: "Bad Request: No valid session ID provided", "Bad Request: Server not
-// initialized", "Invalid or missing session ID", as an error of code -32000 or as text.
+// sessionLost reports whether an error status means that the backend no longer knows the session of the request. The specification
+// demands 404 for that. Many servers answer 400 instead, because they were written earlier or after the examples of the official
+// TypeScript library: "Bad Request: No valid session ID provided", "Bad Request: Server not initialized", "Invalid or missing session
+// ID", as an error of code -32000 or as text.
 func (x *Exchange) sessionLost(resp *http.Response, r Request) bool {
 	switch {
 	case r.Session == "":
@@ -166,13 +165,13 @@ func (x *Exchange) readJSON(ok bool) error {
 	return &StatusError{x.Status}
 }
 
-// Why what came is no message; see [Client.Dropped].
+// Reasons why received data is no message; see [Client.Dropped].
 const (
 	NotJSON    = "it is no JSON"
 	NotMessage = "it is no JSON-RPC message"
 )
 
-// Next waits for the next message. What is none is dropped. At the end the error is io.EOF.
+// Next returns the next message. It drops invalid ones, and returns io.EOF at the end.
 func (x *Exchange) Next(ctx context.Context) (Message, error) {
 	for {
 		raw, err := x.next()
@@ -202,8 +201,7 @@ func (x *Exchange) drop(ctx context.Context, reason string) {
 	}
 }
 
-// next waits for the next text. It is checked to be JSON of bounded depth and
-// nothing else.
+// next returns the next JSON text. It checks only the syntax and the depth.
 func (x *Exchange) next() (json.RawMessage, error) {
 	for len(x.queued) == 0 {
 		if x.events == nil {
@@ -221,7 +219,7 @@ func (x *Exchange) next() (json.RawMessage, error) {
 			x.Retry = e.Retry
 		}
 		if len(e.Data) == 0 || e.Name != "" && !strings.EqualFold(e.Name, "message") {
-			continue // an event that is only an id
+			continue // an event that only has an id
 		}
 		parts, _, bad := jsonrpc.SplitDeep(e.Data, x.maxDepth)
 		if bad != nil {
@@ -234,12 +232,12 @@ func (x *Exchange) next() (json.RawMessage, error) {
 	return next, nil
 }
 
-// Garbage is what is no JSON. The exchange goes on after it.
+// Garbage reports data that is no valid JSON. The exchange continues after it.
 type Garbage struct{ Reason string }
 
 func (g *Garbage) Error() string { return "upstream: " + g.Reason }
 
-// Close gives the connection up. In revision 2026-07-28 that cancels the request.
+// Close closes the connection. In revision 2026-07-28 that cancels the request.
 func (x *Exchange) Close() {
 	_ = x.body.Close()
 	if x.request != nil {
@@ -247,21 +245,20 @@ func (x *Exchange) Close() {
 	}
 }
 
-// GoesOn is Close for an exchange that next goes on with.
-func (x *Exchange) GoesOn(next *Exchange) {
+// ContinueWith closes the exchange and hands its request over to next, which continues it.
+func (x *Exchange) ContinueWith(next *Exchange) {
 	next.request, next.failure, x.request = x.request, x.failure, nil
 	x.Close()
 }
 
-// endTime is what a backend gets to end a stream after its answer, and maxEnd bounds in bytes what it may send with
-// that.
+// endTime and maxEnd limit the time and the number of bytes for the end of a stream after the response.
 const (
 	endTime = 20 * time.Millisecond
 	maxEnd  = 16 << 10
 )
 
-// Finish is Close after the answer. It sees the stream's end if that comes soon, as it does from nearly all
-// servers, so that the connection can be used again.
+// Finish closes the exchange after the response. It waits a moment for the end of the stream, which nearly all servers send, so that
+// the connection can be used again.
 func (x *Exchange) Finish() {
 	if x.events != nil {
 		late := time.AfterFunc(endTime, x.Close)
@@ -271,8 +268,8 @@ func (x *Exchange) Finish() {
 	x.Close()
 }
 
-// Message is a backend's message as far as a gateway has to know it. Unlike for
-// messages of clients, an id may be any number: it is only ever sent back.
+// Message is a parsed message of a backend. Unlike a client's message it may have any number as its id, because the gateway only sends
+// the id back.
 type Message struct {
 	ID     json.RawMessage
 	Method string
@@ -281,11 +278,11 @@ type Message struct {
 	Raw    json.RawMessage
 }
 
-// maxParams is how many members the params of a message may have. The names are compared, which takes memory.
+// maxParams limits the number of members in params, because the check for duplicate names needs memory for each.
 const maxParams = 1000
 
-// Read looks at a message. It reports false for what is no JSON-RPC message, and for one that has a member twice or a member of
-// its params: the client, which gets these bytes, might read another one than was checked here.
+// Read parses a message. It reports false if the message is not valid JSON-RPC, or if it or its params have a member twice. In
+// that case the client, which gets the same bytes, might use the other member than the one that was checked here.
 func Read(raw json.RawMessage) (m Message, ok bool) {
 	m.Raw = raw
 	var version, id, method, params json.RawMessage
@@ -328,7 +325,7 @@ func Read(raw json.RawMessage) (m Message, ok bool) {
 	return m, (m.Result != nil) != (m.Error != nil) && (m.ID != nil || m.Error != nil)
 }
 
-// repeats reports whether params have a member twice, or too many to tell.
+// repeats reports whether params have a member twice, or too many members to check.
 func repeats(params json.RawMessage) bool {
 	members := 0
 	for range jsonrpc.Members(params) {

@@ -15,47 +15,48 @@ import (
 
 // Observer counts and traces requests to a backend. Its zero value does nothing.
 type Observer struct {
-	// Name is the backend's.
+	// Name is the backend's name.
 	Name    string
 	Metrics *metric.Set
 	Tracer  *trace.Tracer
 }
 
-// Why a request failed, where no status or error of JSON-RPC says it.
+// Failures without an HTTP status or a JSON-RPC error code.
 const (
 	failedAnswer = "error"
 	noAnswer     = "no_answer"
 )
 
-// request is one under way: from its POST to the end of the exchange.
+// request is a running request, from its POST to the end of the exchange.
 type request struct {
 	by   Observer
 	span trace.Span
 	done atomic.Bool
 }
 
-// begin observes a message if it is a request, and returns the context to send with it. If there is a span, _meta says
-// the same, where a client's own context may stand (SEP-414). A listen is no call: it ends when its stream does.
+// begin starts to observe a message if it is a request, and returns the trace context to send with it. If there is a span, begin also
+// writes its context to _meta, in place of a client's own context (SEP-414). It does not observe a listen, because a listen
+// lasts as long as its stream.
 func (o Observer) begin(ctx context.Context, r *Request) (*request, trace.Context) {
 	where := trace.From(ctx)
-	method, is := requested(r.Body)
+	method, is := requestMethod(r.Body)
 	if !is || method == spec.MethodListen {
 		return nil, where
 	}
 	q := &request{by: o, span: o.Tracer.Start(where, method, trace.Client)}
 	if q.span.On() {
 		q.span.Set(attribute.String("mcp.method.name", method), attribute.String("mcpevents.backend", o.Name))
-		r.Body = inMeta(r.Body, q.span.Context)
+		r.Body = addTrace(r.Body, q.span.Context)
 	}
 	return q, q.span.Context
 }
 
-// requested reads the method of a request; what is none has no id, or no method.
-func requested(body []byte) (method string, is bool) {
+// requestMethod returns the method of a request. It reports false if the message has no id or no method.
+func requestMethod(body []byte) (method string, is bool) {
 	id := false
 	for key, value := range jsonrpc.Members(body) {
 		switch string(key) {
-		case "id":
+		case "id": // params come last and may be long
 			id = true
 		case "method":
 			method, _ = jsonrpc.String(value)
@@ -66,8 +67,8 @@ func requested(body []byte) (method string, is bool) {
 	return method, id && method != ""
 }
 
-// inMeta has params._meta of a request say where in a trace it belongs.
-func inMeta(body json.RawMessage, c trace.Context) json.RawMessage {
+// addTrace writes the trace context to params._meta of a request.
+func addTrace(body json.RawMessage, c trace.Context) json.RawMessage {
 	params := jsonrpc.Member(body, "params")
 	if len(params) == 0 || params[0] != '{' {
 		return body
@@ -89,7 +90,7 @@ func inMeta(body json.RawMessage, c trace.Context) json.RawMessage {
 	return jsonrpc.Replace(body, "params", params)
 }
 
-// end counts the request, once. failure is empty for one that was answered.
+// end counts the request once. failure is empty if the backend answered with a result.
 func (q *request) end(failure string) {
 	if q == nil || q.done.Swap(true) {
 		return
