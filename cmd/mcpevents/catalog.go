@@ -191,7 +191,7 @@ func (c *CatalogCheckCmd) against(g *Globals, next *catalog.Catalog) error {
 	if err != nil && !fault.Is(err, fault.NotFound) && !fault.Is(err, fault.Invalid) {
 		return err
 	}
-	changes, err := catalog.CheckChange(before, next, db.Ordered())
+	changes, err := catalog.CheckChange(db, before, next)
 	if err != nil {
 		return err
 	}

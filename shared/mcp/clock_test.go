@@ -228,7 +228,8 @@ func frames(t testing.TB, text string) (out []frame) {
 // unordered is a store whose log has several writers and is polled, as DynamoDB's.
 type unordered struct{ *memory }
 
-func (unordered) Ordered() bool { return false }
+func (unordered) Stamps() bool { return false }
+func (unordered) Local() bool  { return false }
 
 // several is such a store.
 func several() store.DB { return unordered{newMemory()} }

@@ -339,12 +339,12 @@ func (s *sessionStream) refresh(ctx context.Context) error {
 	return nil
 }
 
-// certain makes sure that nothing is sent that was published after the answer to its
-// unsubscribe. Where the log is polled, an event can be read before the notice that
-// says so; so the subscriptions are read again, once for what was read together.
+// certain reports whether the stream is subscribed to an event that it has read. Unless a delivery is in order, the stream
+// can read an event before the notice of an earlier unsubscribe. So certain reads the subscriptions again, once for all
+// deliveries that were read together.
 func (s *sessionStream) certain(ctx context.Context, d stream.Delivery) (bool, error) {
-	if s.streams.sessions.DB.Ordered() {
-		return true, nil // a notice is here at once, an event only after its queue
+	if d.InOrder {
+		return true, nil
 	}
 	if s.known.Before(d.Read) {
 		if err := s.refresh(ctx); err != nil {

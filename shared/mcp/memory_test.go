@@ -122,7 +122,8 @@ func (m *memory) apply(op store.Op) {
 }
 
 func (m *memory) WriteAll(ctx context.Context, ops ...store.Op) error { return m.Write(ctx, ops...) }
-func (m *memory) Ordered() bool                                       { return true }
+func (m *memory) Stamps() bool                                        { return true }
+func (m *memory) Local() bool                                         { return true }
 func (m *memory) Close() error                                        { return nil }
 
 func (m *memory) End() int64 {

@@ -161,7 +161,7 @@ func (p *plan) check(ctx context.Context) error {
 		if next == nil {
 			continue
 		}
-		if p.changes[workspace], err = catalog.CheckChange(d.Catalog, next, p.DB.Ordered()); err != nil {
+		if p.changes[workspace], err = catalog.CheckChange(p.DB, d.Catalog, next); err != nil {
 			return err
 		}
 	}

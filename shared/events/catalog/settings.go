@@ -5,6 +5,7 @@ import (
 	"context"
 	"slices"
 
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -54,10 +55,10 @@ func (d Document) Replace(next *Catalog) settings.Edit {
 }
 
 // CheckChange returns the changes from one catalog to the next. Either may be nil. The error is of kind fault.Invalid if the next
-// one takes [OrderNone] back from an event type and the log does not keep events in order by itself: the log of such an event
-// type is spread over partitions with several writers, which readers in order do not read.
-func CheckChange(before, next *Catalog, ordered bool) ([]Change, error) {
-	if before != nil && !ordered {
+// one takes [OrderNone] back from an event type and the log spreads the events of such a type over partitions with several
+// writers, because readers of ordered events do not read these partitions.
+func CheckChange(db store.DB, before, next *Catalog) ([]Change, error) {
+	if before != nil && (&eventlog.Log{DB: db}).Spreads() {
 		for _, e := range next.Entries() {
 			if old := before.samePlace(e); old != nil && old.Unordered() && !e.Unordered() {
 				return nil, fault.New(fault.Invalid, "event %s: order cannot go back to %s while the log has its events (allowed: another URI, or remove the event type, "+
@@ -95,7 +96,7 @@ func Apply(ctx context.Context, db store.DB, workspace string, next *Catalog) (a
 	if err != nil {
 		return a, err
 	}
-	if a.Changes, err = CheckChange(d.Catalog, next, db.Ordered()); err != nil {
+	if a.Changes, err = CheckChange(db, d.Catalog, next); err != nil {
 		return a, err
 	}
 	e := d.Replace(next)

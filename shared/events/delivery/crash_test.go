@@ -90,7 +90,8 @@ type mortal struct {
 	r *rig
 }
 
-func (m mortal) Ordered() bool { return m.DB.Ordered() && !m.r.unordered }
+func (m mortal) Stamps() bool { return m.DB.Stamps() && !m.r.unordered }
+func (m mortal) Local() bool  { return m.DB.Local() && !m.r.unordered }
 
 func (m mortal) Get(ctx context.Context, keys ...store.Key) (items []*store.Item, err error) {
 	err = m.r.step(func() (err error) { items, err = m.DB.Get(ctx, keys...); return err })

@@ -78,8 +78,8 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 	var spans trace.Spans
 	defer func() { spans.End(failure(err)) }()
 	groups, errs := f.group(ctx, batch, &spans)
-	if f.DB.Ordered() {
-		err = f.deliverOrdered(ctx, groups, slices.ContainsFunc(batch, func(m queue.Message) bool { return m.Received > 1 }))
+	if f.DB.Local() {
+		err = f.deliverLocal(ctx, groups, slices.ContainsFunc(batch, func(m queue.Message) bool { return m.Received > 1 }))
 	} else {
 		err = f.deliver(ctx, groups)
 	}
@@ -99,12 +99,12 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 	return f.settle(ctx, batch, errs), nil
 }
 
-// deliverOrdered appends the events to a log that one process owns, and sends page tasks. The log and the queues are one
+// deliverLocal appends the events to a log that one process owns, and sends page tasks. The log and the queues are one
 // file, so appending takes no longer than the first attempts, and the two run concurrently.
 //
 // A subscription that is made from a cursor meanwhile waits for the batch before it replays the log; see
 // [eventlog.Log.AwaitBatches].
-func (f *Fanout) deliverOrdered(ctx context.Context, groups []*uriBatch, again bool) error {
+func (f *Fanout) deliverLocal(ctx context.Context, groups []*uriBatch, again bool) error {
 	defer f.Log.BeginBatch()()
 	headers, err := f.match(ctx, groups)
 	if err != nil {

@@ -71,7 +71,7 @@ const (
 
 func newDeliveryLog(db store.DB, keep Records) deliveryLog {
 	l := deliveryLog{keep: keep, limit: rate.NewLimiter(indexRate, burst*indexRate), omitted: new(atomic.Int64)}
-	if db.Ordered() {
+	if db.Local() {
 		l.limit, l.failuresFree = rate.NewLimiter(successRate, burst*successRate), true
 	}
 	return l

@@ -24,7 +24,8 @@ type stepped struct {
 // ofTheClient marks a context whose steps are not those of the event.
 type ofTheClient struct{}
 
-func (s stepped) Ordered() bool { return !s.unordered && s.mortal.Ordered() }
+func (s stepped) Stamps() bool { return !s.unordered && s.mortal.Stamps() }
+func (s stepped) Local() bool  { return !s.unordered && s.mortal.Local() }
 
 func (s stepped) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
 	s.before(ctx)
@@ -163,4 +164,5 @@ func returnAt(t *testing.T, unordered bool, arguments string, leaves, returns in
 
 type unorderedStore struct{ store.DB }
 
-func (unorderedStore) Ordered() bool { return false }
+func (unorderedStore) Stamps() bool { return false }
+func (unorderedStore) Local() bool  { return false }

@@ -90,9 +90,9 @@ func TestAnEventIsFoundByItsID(t *testing.T) {
 	find := func(workspace, id, uri string) *event.Event {
 		t.Helper()
 		counts.queries, counts.gets = 0, 0
-		e, err := log.ByID(t.Context(), workspace, id, uri)
-		if err != nil {
-			t.Fatal(err)
+		e, indexed, err := log.ByID(t.Context(), workspace, id, uri)
+		if err != nil || !indexed {
+			t.Fatalf("the log has an index of ids: %v, want true (error: %v)", indexed, err)
 		}
 		return e
 	}

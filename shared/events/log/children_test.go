@@ -13,7 +13,8 @@ import (
 // stampless is a store whose writers stamp, like DynamoDB, so that the test chooses the time.
 type stampless struct{ store.DB }
 
-func (stampless) Ordered() bool { return false }
+func (stampless) Stamps() bool { return false }
+func (stampless) Local() bool  { return false }
 
 func TestSubResourcesThatPublishAllDayAreNotAllRecordedAtMidnight(t *testing.T) {
 	const children = 1000

@@ -42,10 +42,7 @@ func (l *Log) Interested(ctx context.Context, workspace, key string, until time.
 			return Interest{}, err
 		}
 		now := l.Time()
-		since := now.UnixMicro()
-		if l.DB.Ordered() {
-			since = l.DB.End()
-		}
+		since := l.keys().interestBegins()
 		item := store.Item{Key: k, Version: since, Counts: map[string]int64{untilCount: until.Unix()}, Expires: until.Add(interestMargin)}
 		cond := store.Absent()
 		if had != (Interest{}) {

@@ -14,7 +14,8 @@ import (
 // unordered is a store that does not stamp: like DynamoDB.
 type unordered struct{ store.DB }
 
-func (unordered) Ordered() bool { return false }
+func (unordered) Stamps() bool { return false }
+func (unordered) Local() bool  { return false }
 
 // A writer may die over an append that took longer than the bound. Its batch
 // comes again, and must get a key that readers have not passed.

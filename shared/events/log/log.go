@@ -10,8 +10,13 @@
 //	topic    notices of the system itself (a list changed, the state of a
 //	         subscription changed). It has several writers.
 //
-// A key is a time in microseconds since 1970. The writer stamps it; an ordered store stamps at the commit instead.
-// With several writers a smaller key can be committed after a larger one. [Window] says how readers handle that.
+// A key is a time in microseconds since 1970. Where it comes from depends on the store, and two types know about that:
+//
+//	exact    The store stamps keys in the order of commits (SQLite), so a position in one partition is a position in all.
+//	stamped  The writers stamp keys (DynamoDB). With several writers a smaller key can be committed after a larger one,
+//	         so readers look back; see [Window].
+//
+// [Log] chooses between them. Its callers do not ask, because its methods answer for both.
 //
 // Webhooks do not appear here. Go on in shared/events/stream for the readers and in shared/events/delivery for the writer.
 package eventlog
@@ -26,7 +31,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
-	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -119,46 +123,107 @@ func (l *Log) Reach(c Cursor, at, floor int64) (start int64, truncated bool) {
 	if max(at, c.Given) >= floor {
 		return at, false
 	}
-	if l.DB.Ordered() {
-		floor = min(floor, l.DB.End()) // the clock may be later than every stamp
-	}
-	return max(at, floor), true
+	return max(at, min(floor, l.keys().newest())), true
 }
 
-// Position is where a reader starts to find everything that is published from now on. An ordered store knows its end,
-// whatever the clock says. Where writers stamp, the next stamp may be earlier than now by the skew of two clocks.
-func (l *Log) Position() int64 {
-	if l.DB.Ordered() {
-		return l.DB.End()
-	}
-	return l.Time().Add(-2*MaxSkew).UnixMicro() - 1
-}
+// Position returns where a reader starts to find everything that is published from now on.
+func (l *Log) Position() int64 { return l.keys().position() }
 
-// EndOf is [Log.Position] for one event URI. It is not before the last entry of the URI, even if the clock was set
-// back since.
+// Settled returns a position up to which no further key will be committed to any partition.
+func (l *Log) Settled() int64 { return l.keys().settled() }
+
+// EndOf returns [Log.Position] for one event URI. The result is not before the last entry of the URI, even if the clock
+// was set back since.
 func (l *Log) EndOf(ctx context.Context, workspace, uri string) (int64, error) {
-	at := l.Position()
-	if l.DB.Ordered() {
-		return at, nil
-	}
-	last, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: Own(workspace, uri).name, Reverse: true, Limit: 1})
-	if err != nil {
-		return 0, fault.Wrap(fault.Unavailable, err, "read the end of the log of %s", uri)
-	}
-	if len(last.Items) == 1 {
-		if key, err := parseKey(last.Items[0].Sort); err == nil {
-			at = max(at, key)
-		}
-	}
-	return at, nil
+	return l.keys().endOf(ctx, workspace, uri)
 }
 
-// LookBack is how far before its position a reader must read p again.
+// LookBack returns how far before its position a reader must read p again. It is 0 if keys of p grow in the order of
+// commits.
 func (l *Log) LookBack(p Partition) time.Duration {
-	if p.single || l.DB.Ordered() {
+	if p.single {
 		return 0
 	}
-	return Window
+	return l.keys().lookBack()
+}
+
+// Given returns [Cursor.Given] for a cursor whose position was the end of the log at a time. It is 0 if positions are
+// themselves times and need no other.
+func (l *Log) Given(at int64) int64 { return l.keys().given(at) }
+
+// TotalOrder reports whether the keys of all partitions grow in one order, the order of commits, and all copies of an
+// event have the same key. Package stream chooses by it how a feed merges partitions.
+func (l *Log) TotalOrder() bool { return l.keys().totalOrder() }
+
+// Of returns the partitions that hold the events of one URI. That is its own partition, unless the event type is unordered
+// and [Log.Spreads] is true. The own partition is one of them even then, for events from before the type gave up its order.
+func (l *Log) Of(workspace, uri string, unordered bool) []Partition {
+	own := Own(workspace, uri)
+	if !unordered || !l.Spreads() {
+		return []Partition{own}
+	}
+	own.single = false
+	return append(Pattern(workspace, uri), own)
+}
+
+// Spreads reports whether the log spreads the events of an unordered type over several partitions with several writers.
+func (l *Log) Spreads() bool { return l.keys().spreads() }
+
+// Append appends events of one URI, in order, to its own partition and to the partitions of the pattern keys. The
+// caller is the only writer of the URI. If a batch was interrupted and arrives again, Append does not write the events that
+// it wrote a moment ago to the own partition again.
+func (l *Log) Append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
+	return l.keys().append(ctx, workspace, uri, events, patterns)
+}
+
+// AppendUnordered is [Log.Append] for a URI of an unordered event type, which may have several writers.
+func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
+	return l.keys().appendUnordered(ctx, workspace, uri, events, patterns)
+}
+
+// ByID returns the newest event with an id, of the URI if that is not empty, or nil if it finds none. It is one query and
+// one read, however many events there are. indexed reports whether the log has an index of ids; without one, ByID reads
+// nothing and finds nothing.
+func (l *Log) ByID(ctx context.Context, workspace, id, uri string) (e *event.Event, indexed bool, err error) {
+	return l.keys().byID(ctx, workspace, id, uri)
+}
+
+// keys is the part of the log that depends on where keys come from.
+type keys interface {
+	position() int64
+	settled() int64
+	// newest is a bound for the keys that can be in the log now.
+	newest() int64
+	// interestBegins is the position from which patterns are written if the interest in them is recorded now.
+	interestBegins() int64
+	endOf(ctx context.Context, workspace, uri string) (int64, error)
+	lookBack() time.Duration
+	given(at int64) int64
+	totalOrder() bool
+	spreads() bool
+
+	append(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error)
+	appendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error)
+	// put writes one segment and returns the key of its last entry, or 0 if it does not know the key. The key is greater
+	// than floor.
+	put(ctx context.Context, p Partition, s segment, floor int64, copies ...Partition) (int64, error)
+	// repeatable reports whether the events of a segment with the last key end need not be written again because no
+	// reader can have passed them.
+	repeatable(end int64) bool
+
+	// bound limits a query to the position end, and returns the position up to which the last page is complete.
+	bound(q *store.Query, end int64) int64
+	// completeStamp adds the items to a page that have the same key as its last item.
+	completeStamp(ctx context.Context, p Partition, page *store.Page) error
+	byID(ctx context.Context, workspace, id, uri string) (e *event.Event, indexed bool, err error)
+}
+
+// keys chooses the implementation for the store.
+func (l *Log) keys() keys {
+	if l.DB.Stamps() {
+		return exact{l}
+	}
+	return stamped{l}
 }
 
 // CheckClock counts a time as skewed that another clock stamped in the past and that lies in our future.

@@ -29,7 +29,7 @@ func (l *Log) NotifyFor(ctx context.Context, workspace, topic string, life time.
 
 func (l *Log) notify(ctx context.Context, workspace, topic, id string, notice json.RawMessage, life time.Duration) error {
 	s := segment{V: segmentVersion, Notices: []noticeEnvelope{{ID: id, Body: notice}}, life: life}
-	if _, err := l.put(ctx, Topic(workspace, topic), s, 0); err != nil {
+	if _, err := l.keys().put(ctx, Topic(workspace, topic), s, 0); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "notify topic %s", topic)
 	}
 	return nil

@@ -47,3 +47,40 @@ func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.T
 	}
 	return events, next, nil
 }
+
+// Find looks for an event by its id in the partitions of a URI; nil if it finds none. It is one query of at most n
+// items for each partition: those since the id was made, if [event.NewID] made it, else the newest.
+func (l *Log) Find(ctx context.Context, parts []Partition, id string, n int) (*event.Event, error) {
+	made, ok := event.MadeAt(id)
+	if !ok {
+		events, _, err := l.Newest(ctx, parts, time.Time{}, time.Time{}, "", n)
+		if i := slices.IndexFunc(events, func(e event.Event) bool { return e.ID == id }); i >= 0 {
+			return &events[i], nil
+		}
+		return nil, err
+	}
+	for _, p := range parts {
+		page, err := l.DB.Query(ctx, store.Query{
+			Table: store.Log, Partition: p.name, After: sortKey(made.Add(-2 * MaxSkew).UnixMicro()), Limit: n,
+		})
+		if err != nil {
+			return nil, fault.Wrap(fault.Unavailable, err, "look for an event")
+		}
+		for _, it := range page.Items {
+			if e := l.in(ctx, it, id); e != nil {
+				return e, nil
+			}
+		}
+	}
+	return nil, nil
+}
+
+// in returns the newest event with the given id in a segment. It returns nil if the segment does not contain the id.
+func (l *Log) in(ctx context.Context, segment store.Item, id string) *event.Event {
+	for _, e := range slices.Backward(l.events(ctx, segment)) {
+		if e.Event != nil && e.Event.ID == id {
+			return e.Event
+		}
+	}
+	return nil
+}

@@ -15,15 +15,15 @@ import (
 // consistent. If more is true, the next page begins after next. If the first item is of a later release, Read fails with
 // [ErrLater]. An item that cannot be decoded is an entry with [Entry.Lost].
 //
-// Read reads an ordered store only up to the end that the store has when Read is called. So if more is false, the
-// caller has every entry with a key up to next.
+// If more is false, the caller has every entry that was committed up to next before Read was called.
 func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.ReadUntil(ctx, p, after, l.DB.End(), limit)
 }
 
-// ReadUntil is like [Log.Read], but it reads an ordered store only up to the position end. The caller got end from
-// [Log.Position]. Readers of several partitions pass the same end to all reads, so that they see all partitions at one
-// moment although they read one after the other. If writers stamp, there is no such position and ReadUntil ignores end.
+// ReadUntil is like [Log.Read], but it reads only up to the position end if positions are exact. The caller got end from
+// [Log.Settled]. Readers of several partitions pass the same end to all reads, so that they see all partitions at one
+// moment although they read one after the other. If writers stamp keys, ReadUntil ignores end, because readers drop events
+// that they have seen.
 func (l *Log) ReadUntil(ctx context.Context, p Partition, after, end int64, limit int) (entries []Entry, more bool, next int64, err error) {
 	return l.read(ctx, p, after, end, limit, false)
 }
@@ -36,16 +36,12 @@ func (l *Log) ReadPast(ctx context.Context, p Partition, after int64, limit int)
 
 func (l *Log) read(ctx context.Context, p Partition, after, end int64, limit int, past bool) (entries []Entry, more bool, next int64, err error) {
 	q := store.Query{Table: store.Log, Partition: p.name, After: afterKey(after), Limit: limit}
-	if l.DB.Ordered() {
-		q.Until = sortKey(end)
-	} else {
-		end = 0
-	}
+	end = l.keys().bound(&q, end)
 	page, err := l.DB.Query(ctx, q)
 	if err != nil {
 		return nil, false, after, fault.Wrap(fault.Unavailable, err, "read the log")
 	}
-	if err := l.wholeStamp(ctx, p, &page); err != nil {
+	if err := l.keys().completeStamp(ctx, p, &page); err != nil {
 		return nil, false, after, fault.Wrap(fault.Unavailable, err, "read the log")
 	}
 	next = after
@@ -83,26 +79,6 @@ func (l *Log) read(ctx context.Context, p Partition, after, end int64, limit int
 		next = max(next, end)
 	}
 	return entries, page.More, next, nil
-}
-
-// wholeStamp adds the items to a page that have the stamp of its last item. Several writers may use the same
-// microsecond, and the next page begins after it.
-func (l *Log) wholeStamp(ctx context.Context, p Partition, page *store.Page) error {
-	if p.single || l.DB.Ordered() || len(page.Last) < stampSize {
-		return nil
-	}
-	stamp := page.Last[:stampSize]
-	for rest := page.More; rest; {
-		more, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, After: page.Last, Until: stamp + "~", Limit: 100})
-		if err != nil {
-			return err
-		}
-		page.Items = append(page.Items, more.Items...)
-		if rest = more.More; rest {
-			page.Last = more.Last
-		}
-	}
-	return nil
 }
 
 // LatestBytes limits the payloads of the events that [Log.Latest] and [Log.LatestBelow] return, and the memory that they use while

@@ -57,7 +57,7 @@ func TestTheLogKeepsAnEventWhoseIDIsPublishedAgain(t *testing.T) {
 			if err != nil || len(latest) < 2 {
 				t.Errorf("Latest returned %d events and %v, want both", len(latest), err)
 			}
-			e, err := log.ByID(t.Context(), "default", "nightly", uri)
+			e, _, err := log.ByID(t.Context(), "default", "nightly", uri)
 			if err != nil || e == nil || string(e.Data) != "2" {
 				t.Errorf("ByID returned %+v and %v, want the newer event", e, err)
 			}

@@ -24,8 +24,9 @@ type stamping struct {
 	partitions map[string]int // segments written
 }
 
-func (s *stamping) Ordered() bool { return false }
-func (s *stamping) End() int64    { return 0 }
+func (s *stamping) Stamps() bool { return false }
+func (s *stamping) Local() bool  { return false }
+func (s *stamping) End() int64   { return 0 }
 
 func (s *stamping) Query(ctx context.Context, q store.Query) (store.Page, error) {
 	s.mu.Lock()

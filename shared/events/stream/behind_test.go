@@ -135,7 +135,7 @@ func TestAFastReaderThatCatchesUpIsNotTooSlow(t *testing.T) {
 					r := over(t, open(t))
 					r.tails.LimitWaiting(40)
 					writers := []*eventlog.Log{r.log, r.log}
-					if !r.db.Ordered() {
+					if !r.db.Stamps() {
 						for _, skew := range []time.Duration{eventlog.MaxSkew, -eventlog.MaxSkew} {
 							writers = append(writers, &eventlog.Log{DB: r.db, Now: func() time.Time { return time.Now().Add(skew) }})
 						}

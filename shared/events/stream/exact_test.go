@@ -285,7 +285,7 @@ func partitionOf(t *testing.T, r *rig, pattern subscription.Pattern, id string) 
 func breakItem(t *testing.T, r *rig, p eventlog.Partition, value string) {
 	t.Helper()
 	broken := store.Item{Key: store.Key{Table: store.Log, Partition: p.Name(), Sort: store.AtCommit}, Value: []byte(value)}
-	if !r.db.Ordered() {
+	if !r.db.Stamps() {
 		broken.Sort = fmt.Sprintf("%016d", time.Now().UnixMicro())
 	}
 	must(t, r.db.Write(t.Context(), store.Put(broken)))

@@ -3,12 +3,15 @@ package stream
 import (
 	"cmp"
 	"context"
+	"errors"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // Feed is what one stream reads. All its methods are called by one goroutine.
@@ -20,10 +23,10 @@ type Feed struct {
 	workspace string
 	sole      bool
 	wants     func(*event.Event) bool
-	ordered   bool // the store orders all partitions; see order.go
-	// begin is the position from which the feed was opened, and given when that was the end of the log; see
+	merge     merge
+	// begun is the position from which the feed was opened, and given when that was the end of the log; see
 	// [eventlog.Cursor.Given].
-	begin, given int64
+	begun, given int64
 	// wake receives when there is something to return, and when the feed has ended.
 	wake chan struct{}
 
@@ -41,12 +44,25 @@ type Feed struct {
 
 	parts  map[string]*source
 	back   []*source // the sources that still read their past
-	ahead  load      // live entries in the sources, if the store is ordered
-	old    int       // other entries there
 	passed bool      // entries of the past were dropped since the last delivery
-	queue  []queued  // unless the store is ordered
 	sent   recent
 	resume map[uint64]struct{} // the hashes of the cursor whose entries were not met yet
+}
+
+// merge brings the entries of a feed's sources into one sequence. Its two implementations belong to the two kinds of keys
+// that package eventlog describes.
+type merge interface {
+	// begin skips the entries that the log has when a feed without a cursor opens.
+	begin(ctx context.Context) error
+	// poll is [Feed.Poll].
+	poll(ctx context.Context) (d Delivery, ok bool, err error)
+	// forget drops the entries of a source that was removed.
+	forget(s *source)
+	// cursor returns the position after all returned entries. placed reports whether each partition has a position of its
+	// own.
+	cursor() (c eventlog.Cursor, placed bool)
+	// pending reports whether entries were read and not returned yet.
+	pending() bool
 }
 
 // source is one partition of a feed.
@@ -64,7 +80,7 @@ type source struct {
 	// when that release runs gets everything after it, and the other sources go on.
 	stuck bool
 
-	// The rest is for an ordered store.
+	// The rest is for [exactMerge].
 	ahead    []queued     // read and not returned yet
 	caughtUp bool         // the tail brings everything else
 	written  func() int64 // the last key that was written; nil if the store does not tell
@@ -83,19 +99,23 @@ type queued struct {
 // server is a fault of kind Invalid.
 func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 	f := &Feed{
-		tails: ts, workspace: r.Workspace, sole: r.Sole, wants: r.Wants, ordered: ts.Log.DB.Ordered(),
+		tails: ts, workspace: r.Workspace, sole: r.Sole, wants: r.Wants,
 		wake: make(chan struct{}, 1), parts: map[string]*source{},
+	}
+	f.merge = &stampedMerge{Feed: f}
+	if ts.Log.TotalOrder() {
+		f.merge = &exactMerge{Feed: f}
 	}
 	opened, now := ts.Log.Time().UnixMicro(), ts.Log.Position()
 	from := func(eventlog.Partition) int64 { return now }
-	f.begin, f.given = now, opened
+	f.begun, f.given = now, opened
 	topics := cmp.Or(r.TopicsAfter, now)
 	if r.Cursor != "" {
 		c, err := ts.Sealer.Open(r.Workspace, r.Cursor)
 		if err != nil {
 			return nil, err
 		}
-		f.begin, f.given = c.At, c.Given
+		f.begun, f.given = c.At, c.Given
 		from = func(p eventlog.Partition) int64 {
 			start, truncated := ts.reach(c, p, r.MaxAge)
 			f.Truncated = f.Truncated || truncated
@@ -115,8 +135,8 @@ func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 			return nil, err
 		}
 	}
-	if r.Cursor == "" && !f.ordered {
-		if err := f.beginAtEnd(ctx); err != nil {
+	if r.Cursor == "" {
+		if err := f.merge.begin(ctx); err != nil {
 			f.Close()
 			return nil, err
 		}
@@ -189,9 +209,7 @@ func (f *Feed) remove(pattern string, topic bool) {
 		if s.pattern == pattern && s.topic == topic {
 			f.tails.leave(f, s.part)
 			delete(f.parts, name)
-			for _, q := range s.ahead {
-				f.left(q)
-			}
+			f.merge.forget(s)
 		}
 	}
 }
@@ -206,49 +224,7 @@ func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 	if err := f.ended(); err != nil {
 		return Delivery{}, false, err
 	}
-	if f.ordered {
-		return f.pollInOrder(ctx)
-	}
-	for left := effort; ; {
-		for len(f.queue) > 0 {
-			if left <= 0 {
-				f.wakeLater()
-				return Delivery{}, false, nil
-			}
-			left--
-			q := f.queue[0]
-			if f.queue = f.queue[1:]; len(f.queue) == 0 {
-				f.queue = nil // a quiet stream keeps no memory
-			}
-			if d, ok := f.take(q); ok {
-				return d, true, nil
-			}
-		}
-		f.readMissed()
-		if len(f.back) > 0 {
-			if left <= 0 {
-				f.wakeLater()
-				return Delivery{}, false, nil
-			}
-			left -= pageEffort
-			if err := f.readPast(ctx); err != nil {
-				return Delivery{}, false, err
-			}
-			continue
-		}
-		f.mu.Lock()
-		in, err := f.in, f.err
-		f.in, f.waiting, f.catchingUp = nil, load{}, false
-		f.mu.Unlock()
-		if err != nil || len(in) == 0 {
-			return Delivery{}, false, err
-		}
-		for _, b := range in {
-			if s := f.parts[b.part.Name()]; s != nil && !s.stuck {
-				f.enqueue(s, b.entries, b.floor, b.read, true)
-			}
-		}
-	}
+	return f.merge.poll(ctx)
 }
 
 // effort bounds one call of [Feed.Poll]. Each entry that it drops costs 1, and each page that it reads costs pageEffort.
@@ -303,10 +279,60 @@ func (f *Feed) take(q queued) (Delivery, bool) {
 	return d, true
 }
 
+// Cursor returns the position after everything that the feed has returned. Any instance can resume from it.
+func (f *Feed) Cursor() string {
+	c, placed := f.merge.cursor()
+	for _, id := range f.sent.after(c.At, placed) {
+		c.Sent = append(c.Sent, f.tails.Sealer.Hash(id))
+	}
+	if len(f.back) > 0 || f.merge.pending() { // not all entries of the old cursor were met
+		for hash := range f.resume {
+			c.Sent = append(c.Sent, hash)
+		}
+	}
+	return f.tails.Sealer.Seal(f.workspace, c)
+}
+
 // Close ends the feed. It may be called more than once.
 func (f *Feed) Close() {
 	f.fail(ErrClosed)
 	for _, s := range f.parts {
 		f.tails.leave(f, s.part)
 	}
+}
+
+// furthestBack returns the source that is the furthest back of those that still read their past, or nil.
+func (f *Feed) furthestBack() (behind *source) {
+	if len(f.back) == 0 {
+		return nil
+	}
+	f.back = slices.DeleteFunc(f.back, func(s *source) bool { return f.parts[s.part.Name()] != s }) // removed
+	for _, s := range f.back {
+		if behind == nil || s.past < behind.past {
+			behind = s
+		}
+	}
+	return behind
+}
+
+// readPage reads one page between the start of a source and its tail.
+func (f *Feed) readPage(ctx context.Context, s *source) (entries []eventlog.Entry, more bool, next int64, err error) {
+	entries, more, next, err = f.tails.Log.Read(ctx, s.part, s.past, max(minPage, pageSize/len(f.back)))
+	return entries, more, next, fault.Wrap(fault.Unavailable, err, "read the past of a stream")
+}
+
+// stay leaves a source at its position if the error says that the next item is of a later release, and reports whether it
+// did.
+func (f *Feed) stay(s *source, err error) bool {
+	if !errors.Is(err, eventlog.ErrLater) {
+		return false
+	}
+	s.stuck, s.caughtUp = true, false
+	f.leaveBack(s)
+	return true
+}
+
+// leaveBack notes that the past of a source was read.
+func (f *Feed) leaveBack(s *source) {
+	f.back = slices.DeleteFunc(f.back, func(other *source) bool { return other == s })
 }

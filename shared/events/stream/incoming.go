@@ -1,9 +1,6 @@
 package stream
 
 import (
-	"slices"
-	"time"
-
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 )
 
@@ -48,13 +45,11 @@ func (f *Feed) offer(b *batch) {
 		return
 	}
 	if b.later {
-		if f.ordered { // otherwise the floor of the source stays, and holds up no other
-			if f.later == nil {
-				f.later = map[string]bool{}
-			}
-			f.later[b.part.Name()] = true
-			f.signal()
+		if f.later == nil {
+			f.later = map[string]bool{}
 		}
+		f.later[b.part.Name()] = true
+		f.signal()
 		return
 	}
 	n := len(f.in)
@@ -98,32 +93,6 @@ func (f *Feed) overflow(part eventlog.Partition) {
 	f.signal()
 }
 
-// readMissed has the sources whose batches were dropped read the log again, from the position at which a client would
-// resume.
-func (f *Feed) readMissed() {
-	f.mu.Lock()
-	missed := f.missed
-	f.missed = nil
-	if len(missed) > 0 {
-		f.catchingUp = true
-		f.in = slices.DeleteFunc(f.in, func(b *batch) bool {
-			if missed[b.part.Name()] {
-				f.waiting = f.waiting.minus(b.load)
-			}
-			return missed[b.part.Name()]
-		})
-	}
-	f.mu.Unlock()
-	for name := range missed {
-		if s := f.parts[name]; s != nil {
-			s.past, s.bound = s.floor, 0
-			if !slices.Contains(f.back, s) {
-				f.back = append(f.back, s)
-			}
-		}
-	}
-}
-
 // wakeLater makes [Feed.Ready] receive, so that the reader calls [Feed.Poll] again.
 func (f *Feed) wakeLater() {
 	f.mu.Lock()
@@ -159,35 +128,4 @@ func (f *Feed) fail(err error) {
 func (f *Feed) end(err error) {
 	f.err, f.in, f.waiting, f.missed = err, nil, load{}, nil
 	f.signal()
-}
-
-// enqueue queues what was read of a source. Where keys grow in commit order, each entry moves the floor of the source.
-// Elsewhere only the whole batch does.
-func (f *Feed) enqueue(s *source, entries []eventlog.Entry, floor int64, read time.Time, live bool) {
-	ordered := f.tails.Log.LookBack(s.part) == 0
-	for _, e := range entries {
-		q := queued{src: s, entry: e, read: read, live: live}
-		if ordered {
-			q.floor = e.Key
-		}
-		f.queue = append(f.queue, q)
-	}
-	f.queue = append(f.queue, queued{src: s, floor: floor})
-}
-
-// settle moves the floors for which the reader was not woken.
-func (f *Feed) settle() {
-	if len(f.queue) > 0 || len(f.back) > 0 {
-		return
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for len(f.in) > 0 && len(f.in[0].entries) == 0 {
-		if s := f.parts[f.in[0].part.Name()]; s != nil && !s.stuck {
-			s.floor = max(s.floor, f.in[0].floor)
-		}
-		if f.in = f.in[1:]; len(f.in) == 0 {
-			f.in = nil
-		}
-	}
 }

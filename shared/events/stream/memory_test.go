@@ -19,9 +19,10 @@ type memory struct {
 	delay func(partition string) time.Duration
 }
 
-func (m *memory) Ordered() bool { return false }
-func (m *memory) End() int64    { return 0 }
-func (m *memory) Close() error  { return nil }
+func (m *memory) Stamps() bool { return false }
+func (m *memory) Local() bool  { return false }
+func (m *memory) End() int64   { return 0 }
+func (m *memory) Close() error { return nil }
 
 func (m *memory) Get(_ context.Context, keys ...store.Key) ([]*store.Item, error) {
 	m.mu.Lock()

@@ -56,9 +56,9 @@ const maxOpen = eventlog.MaxSent - eventlog.Shards
 // URI and once per partition for a wildcard.
 //
 // Poll merges the events of several partitions by their keys, so that the cursor can be one position for all of them.
-// That position must not pass an event that is committed to a partition after Poll has read it. An ordered store has an
-// end, which Poll takes before the first read, and it reads every partition only up to that end. Where writers stamp,
-// smaller keys may still be committed within [eventlog.Window] of now. There the cursor stays behind the window and
+// That position must not pass an event that is committed to a partition after Poll has read it. Poll takes the settled
+// position of the log before the first read. Where positions are exact, it reads every partition only up to there. Where
+// writers stamp, smaller keys may still be committed within [eventlog.Window] of now. There the cursor stays behind the window and
 // names the events that were sent since. If it has no room for an event, the event waits until it is older than the
 // window.
 //
@@ -66,10 +66,7 @@ const maxOpen = eventlog.MaxSent - eventlog.Shards
 // the others go on, and the client gets the rest of the partition when that release answers its poll.
 func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 	p := poll{tails: ts, request: r, began: ts.Log.Time(), seen: map[string]bool{}, resume: map[uint64]sentEntry{}}
-	p.settled = p.began.Add(-eventlog.Window).UnixMicro()
-	if ts.Log.DB.Ordered() {
-		p.settled = ts.Log.Position()
-	}
+	p.settled = ts.Log.Settled()
 	p.lastTraffic = p.began.UnixMicro()
 	var reaches int64
 	if r.Pattern.Kind != subscription.Concrete {
@@ -132,11 +129,11 @@ type poll struct {
 	request PollRequest
 
 	began     time.Time
-	settled   int64 // no key up to it will be committed any more; an ordered store is read up to here
+	settled   int64 // no key up to it will be committed any more; see [eventlog.Log.Settled]
 	start     int64
 	given     int64 // of the old cursor; see [eventlog.Cursor.Given]
 	truncated bool
-	exact     bool // one partition, whose keys grow in commit order, or an ordered store
+	exact     bool // the keys of all partitions grow in the order of commits
 
 	readers []*pollReader
 	events  []*event.Event
@@ -200,14 +197,13 @@ func (p *poll) join() {
 // ends at its last key, and for the others the cursor names the entries that are there.
 func (p *poll) fresh(ctx context.Context) (c eventlog.Cursor, err error) {
 	log, r := p.tails.Log, p.request
-	if len(r.Pattern.Partitions(log, r.Workspace)) == 1 || log.DB.Ordered() {
+	p.start = log.Position()
+	if p.join(); p.exact {
 		c.Given = p.began.UnixMicro()
 		c.At, err = log.EndOf(ctx, r.Workspace, r.Pattern.Key)
 		return c, err
 	}
-	p.start = log.Position()
 	c.At = p.start
-	p.join()
 	for more := true; more; {
 		if err := p.readAll(ctx); err != nil {
 			return c, fault.Wrap(fault.Unavailable, err, "read the end of the log")
@@ -362,13 +358,11 @@ func (p *poll) position() eventlog.Cursor {
 			c.Places = append(c.Places, p.tails.Sealer.PlaceOf(s.part, s.floor))
 		}
 	}
-	switch {
-	case !p.tails.Log.DB.Ordered():
-	case rest:
-		c.Given = p.given // everything after the position is later than that
-	default:
-		c.Given = p.began.UnixMicro()
+	given := p.began.UnixMicro()
+	if rest {
+		given = p.given // everything after the position is later than that
 	}
+	c.Given = p.tails.Log.Given(given)
 	for _, s := range p.sent {
 		if s.key > s.from.floor {
 			c.Sent = append(c.Sent, s.hash)

@@ -1,9 +1,7 @@
 package stream
 
 import (
-	"cmp"
 	"context"
-	"slices"
 	"time"
 
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
@@ -50,56 +48,4 @@ func (ts *Tails) interested(ctx context.Context, workspace string, p subscriptio
 	}
 	ts.interests.Put(key, in)
 	return in, nil
-}
-
-// Cursor is the position after everything that was returned. Any instance can resume from it.
-func (f *Feed) Cursor() string {
-	if f.ordered {
-		_, _ = f.drain() // the next [Feed.Poll] returns the error
-	} else {
-		f.settle()
-	}
-	end := f.tails.Log.Position() // before reached asks what was written last
-	at, open := int64(-1), false
-	var places []eventlog.Place
-	for _, s := range f.parts {
-		if f.sole && s.topic {
-			continue
-		}
-		floor := s.floor
-		if f.ordered {
-			floor = s.reached(end)
-		} else if s.place != 0 {
-			places = append(places, eventlog.Place{Partition: s.place, At: floor})
-		}
-		open = open || s.place == 0 && !s.topic
-		if at < 0 || floor < at {
-			at = floor
-		}
-	}
-	// A client that resumes with another pattern must find what is published of it from now on.
-	if at < 0 || at > end && !f.ordered && !f.sole {
-		at = end
-	}
-	c := eventlog.Cursor{At: at}
-	switch {
-	case f.ordered && at >= end:
-		c.Given = f.tails.Log.Time().UnixMicro()
-	case f.ordered && at >= f.begin:
-		c.Given = f.given // everything after the position is later than that
-	}
-	placed := !open && len(places) > 0 && len(places) <= eventlog.MaxPlaces
-	if placed && (len(places) > 1 || !f.sole) {
-		slices.SortFunc(places, func(a, b eventlog.Place) int { return cmp.Compare(a.Partition, b.Partition) })
-		c.Places = places
-	}
-	for _, id := range f.sent.after(at, placed) {
-		c.Sent = append(c.Sent, f.tails.Sealer.Hash(id))
-	}
-	if len(f.back) > 0 || len(f.queue) > 0 || f.first() != nil { // not all entries of the old cursor were met
-		for hash := range f.resume {
-			c.Sent = append(c.Sent, hash)
-		}
-	}
-	return f.tails.Sealer.Seal(f.workspace, c)
 }

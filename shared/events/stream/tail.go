@@ -26,7 +26,7 @@ type tail struct {
 	changed <-chan struct{}
 	written func() int64
 	unwatch func()
-	from    int64 // the end of the log when the watch began
+	from    int64 // where the first poll begins; the feeds themselves read what was committed before the watch began
 }
 
 // batch is what one poll of a tail read. All feeds share it, and nothing changes it.
@@ -46,13 +46,7 @@ func (t *tail) run(ctx context.Context) {
 
 	log := t.tails.Log
 	lookBack := log.LookBack(t.part)
-	start := t.tails.Log.Time()
-	// The first feed itself reads what was appended before it joined. The tail starts a window earlier, so that it
-	// misses nothing in between. It reads an ordered store from where the watch began.
-	from := start.Add(-eventlog.Window).UnixMicro()
-	if log.DB.Ordered() {
-		from = t.from
-	}
+	start, from := log.Time(), t.from
 	seen := map[string]int64{}
 	var previous time.Time // start of the last poll
 	lastEntry, lastRenewal := start, start
@@ -69,20 +63,18 @@ func (t *tail) run(ctx context.Context) {
 			case <-timer.C:
 			}
 		}
-		began := t.tails.Log.Time()
+		began := log.Time()
 		select { // after a pause of the whole process both are ready
 		case <-changed:
 			notified = true
 		default:
 		}
-		if !notified { // nothing was written, only time has passed
-			if !log.DB.Ordered() { // its feeds know their position without a floor
-				t.spread(&batch{part: t.part, floor: max(from, began.Add(-eventlog.Window).UnixMicro())})
-			}
+		if !notified { // only time has passed; feeds of a watched store know their position without a floor
 			timer.Reset(watched)
 			t.renewInterest(ctx, began, &lastRenewal)
 			continue
 		}
+		settled := log.Settled()
 		fresh, last, err := t.poll(ctx, from, seen)
 		unread = err != nil
 		wait := pause(began.Sub(lastEntry))
@@ -105,16 +97,13 @@ func (t *tail) run(ctx context.Context) {
 				lastEntry = began
 				wait = pause(0)
 			}
-			floor := began.Add(-eventlog.Window).UnixMicro()
 			if lookBack > 0 && !previous.IsZero() {
 				t.watchBounds(fresh, previous)
 			}
 			previous = began
+			floor := settled
 			if lookBack == 0 {
-				from = max(from, last)
-				if floor = max(floor, last); log.DB.Ordered() {
-					floor = from
-				}
+				from, floor = max(from, last), max(floor, last)
 			} else {
 				from = began.Add(-lookBack).UnixMicro()
 				prune(seen, from)
@@ -151,13 +140,14 @@ func (t *tail) renewInterest(ctx context.Context, now time.Time, last *time.Time
 }
 
 // poll reads all entries after from that were not seen. It marks them as seen only when the whole poll succeeds, for
-// only then the feeds get them. If an ordered store has an item of a later release, poll returns the entries before it, too.
+// only then the feeds get them. If keys grow in the order of commits, poll returns the entries before an item of a later
+// release, too.
 func (t *tail) poll(ctx context.Context, from int64, seen map[string]int64) (fresh []eventlog.Entry, last int64, err error) {
 	next, more := from, true
 	for more {
 		var page []eventlog.Entry
 		page, more, next, err = t.tails.Log.Read(ctx, t.part, next, pageSize)
-		if errors.Is(err, eventlog.ErrLater) && t.tails.Log.DB.Ordered() {
+		if errors.Is(err, eventlog.ErrLater) && t.tails.Log.LookBack(t.part) == 0 {
 			return fresh, next, err
 		}
 		if err != nil {
@@ -201,5 +191,5 @@ func (t *tail) watch() {
 	if w, ok := t.tails.Log.DB.(store.Watcher); ok {
 		t.changed, t.written, t.unwatch = w.Watch(t.part.Name())
 	}
-	t.from = t.tails.Log.Position()
+	t.from = t.tails.Log.Settled()
 }

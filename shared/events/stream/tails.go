@@ -174,6 +174,8 @@ type Delivery struct {
 	Lost string
 	// Cursor resumes after this delivery.
 	Cursor string
+	// InOrder says that the feed has returned every notice that was committed before this delivery.
+	InOrder bool
 	// Read is when this process read it from the log.
 	Read time.Time
 }

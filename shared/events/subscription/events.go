@@ -293,9 +293,7 @@ func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bo
 // reaches back if nothing was published for long.
 func (g *Registrar) start(ctx context.Context, workspace string, pattern Pattern, r SubscribeRequest) (from eventlog.Cursor, truncated bool, err error) {
 	if r.Cursor == "" {
-		if g.Service.Log.DB.Ordered() {
-			from.Given = g.Service.Log.Time().UnixMicro() // before the position is read
-		}
+		from.Given = g.Service.Log.Given(g.Service.Log.Time().UnixMicro()) // before the position is read
 		from.At = g.Service.Log.Position()
 		if pattern.Kind == Concrete {
 			from.At, err = g.Service.Log.EndOf(ctx, workspace, pattern.Key)

@@ -43,8 +43,9 @@ func (e slowEndpoint) Verify(context.Context, string, string, []byte) error {
 // stampedByWriters is a store that does not order commits.
 type stampedByWriters struct{ store.DB }
 
-func (stampedByWriters) Ordered() bool { return false }
-func (stampedByWriters) End() int64    { return 0 }
+func (stampedByWriters) Stamps() bool { return false }
+func (stampedByWriters) Local() bool  { return false }
+func (stampedByWriters) End() int64   { return 0 }
 
 // The log writes the partitions of a template only from the subscription on. The time in which the endpoint is verified is
 // no gap, however long it is and whatever is published then.

@@ -25,10 +25,7 @@ func (g *Registrar) advanced(ctx context.Context, sub *Subscription) string {
 }
 
 func (g *Registrar) watermark(ctx context.Context, sub *Subscription, had eventlog.Cursor) (eventlog.Cursor, error) {
-	now, end := g.now(), g.Service.Log.Position()
-	if !g.Service.Records.DB.Ordered() {
-		end -= eventlog.Window.Microseconds() // no key up to it will be committed any more
-	}
+	now, end := g.now(), g.Service.Log.Settled()
 	settled, open, err := g.Watermark.Settled(ctx, sub.Workspace, sub.ID)
 	if err != nil || sub.Replayed > settled && sub.Replayed != 0 {
 		return had, err

@@ -134,9 +134,9 @@ func (h *eventHandlers) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) 
 
 var errNoEvent = fault.New(fault.NotFound, "the log has no such event")
 
-// named is the event that the path names. An embedded server has it under the id: one query, and one read. Elsewhere one query
-// of the delivery log says which URI it has, if it went to a webhook and that was kept, and one read has it if it ever
-// failed. Otherwise it is one query of each URI that it may have.
+// named returns the event that the path names. A log with an index of ids is asked first. Otherwise the delivery log may have
+// the event's URI, if the event went to a webhook and the record was kept, and one read returns the event if its delivery
+// ever failed. Without a record, named queries each URI that the event may have.
 func (h *eventHandlers) named(c *call) (*event.Event, error) {
 	ctx, workspace, id, uri := c.Context(), c.who.Workspace, c.PathValue("id"), c.eventURI("uri")
 	if c.err != nil {
@@ -145,10 +145,9 @@ func (h *eventHandlers) named(c *call) (*event.Event, error) {
 	if !event.ValidID(id) {
 		return nil, errNoEvent
 	}
-	if h.db.Ordered() {
-		if e, err := h.log.ByID(ctx, workspace, id, uri); e != nil || err != nil {
-			return e, err
-		}
+	e, indexed, err := h.log.ByID(ctx, workspace, id, uri)
+	if e != nil || err != nil {
+		return e, err
 	}
 	if uri != "" {
 		return h.lookFor(c, id, []string{uri})
@@ -162,7 +161,7 @@ func (h *eventHandlers) named(c *call) (*event.Event, error) {
 			return e, err
 		}
 		return h.lookFor(c, id, []string{records[0].URI})
-	case h.db.Ordered():
+	case indexed:
 		return nil, errNoEvent
 	}
 	return h.lookFor(c, id, nil)

@@ -137,7 +137,7 @@ func (h *liveHandler) stream(c *call) (any, error) {
 // run serves the stream. It ends without a message, because the client connects again.
 func (t *tail) run(out *sse.Writer) {
 	ctx, every := t.Context(), lookEvery
-	if !t.db.Ordered() {
+	if !t.db.Local() {
 		every = lookRarely
 	}
 	end := time.Now().Add(liveFor)
@@ -247,20 +247,20 @@ func (t *tail) look() (*tick, error) {
 
 // newEvents may have events that were there before.
 func (t *tail) newEvents(now, from time.Time) (events []event.Event, err error) {
-	ordered := t.db.Ordered()
-	if end := t.db.End(); ordered && end != t.end {
+	if end := t.events.log.Position(); end != t.end { // always, if positions are times
 		t.end, t.grew = end, now
 	}
-	if ordered && now.Sub(t.grew) > lookBack {
+	if now.Sub(t.grew) > lookBack {
 		return nil, nil
 	}
-	if ordered || now.Sub(t.tailed) >= retail {
+	local := t.db.Local()
+	if local || now.Sub(t.tailed) >= retail {
 		if t.parts, t.truncated, err = t.events.tailed(t.call); err != nil {
 			return nil, err
 		}
 		t.tailed = now
 	}
-	if !ordered {
+	if !local {
 		from = from.Add(lookBack - eventlog.Window)
 	}
 	events, _, err = t.events.log.Newest(t.Context(), t.parts, from, time.Time{}, "", mostCounted)

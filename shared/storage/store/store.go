@@ -94,22 +94,26 @@ type DB interface {
 	// order and without atomicity; an error means that some may not be applied.
 	WriteAll(ctx context.Context, ops ...Op) error
 
-	// Ordered reports whether the store itself stamps [AtCommit] sort keys, in the order of commits. Then a reader
-	// that has seen a key has seen all smaller ones. Otherwise writers stamp, and readers look back.
-	Ordered() bool
+	// Stamps reports whether the store itself stamps [AtCommit] sort keys, in the order of commits. Then a reader
+	// that has seen a key has seen all smaller ones. Only package events/log asks, because it hides the difference.
+	Stamps() bool
 
-	// End is the greatest stamp that an [DB.Ordered] store has committed. Every item with a stamp up to it can be
-	// read, and every later stamp is greater, whatever the clock does. It is 0 for other stores.
+	// End returns the greatest stamp that the store has committed. Every item with a stamp up to it can be read, and
+	// every later stamp is greater, whatever the clock does. It is 0 for a store that does not stamp.
 	End() int64
+
+	// Local reports whether this process is the only one that uses the store, and its reads and writes cost no
+	// request. Then memory can replace reservations in the store, and more of what is nice to have can be kept in it.
+	Local() bool
 
 	Close() error
 }
 
-// AtCommit, as the sort key of a put, asks an [DB.Ordered] store for a stamp:
+// AtCommit, as the sort key of a put, asks a store that [DB.Stamps] for a stamp:
 // the commit's time in microseconds since 1970, as 16 decimal digits, greater
 // than every stamp given before. An operation with Span n > 1 reserves n stamps
 // and gets the last of them; with [SameStamp] it takes the stamp of the put before it.
-// Stores that are not ordered refuse it.
+// Other stores refuse it.
 const AtCommit = "\x00commit"
 
 // SameStamp, as the [Op.Span] of a put at [AtCommit], gives it the stamp of the last put at [AtCommit] before it in the

@@ -104,7 +104,7 @@ func NewRecords(db store.DB, keep string, metrics *metric.Set, log *slog.Logger)
 		db: db, keep: cmp.Or(keep, KeepFailures), metrics: metrics, log: log,
 		others: rate.NewLimiter(othersRate, othersBurst), kinds: map[kindOfSource]*allowance{},
 	}
-	if r.successes = r.others; db.Ordered() {
+	if r.successes = r.others; db.Local() {
 		r.successes = rate.NewLimiter(successRate, successBurst)
 	}
 	if r.log == nil {
@@ -172,7 +172,7 @@ func (r *Records) limitOf(k Kind) *rate.Limiter {
 	case !k.succeeded():
 	case r.keep != KeepAll:
 		return rate.NewLimiter(rate.Every(time.Minute), 1)
-	case r.db.Ordered():
+	case r.db.Local():
 		return rate.NewLimiter(rate.Inf, 0)
 	}
 	return rate.NewLimiter(kindRate, kindBurst)

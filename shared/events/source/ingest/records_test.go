@@ -25,7 +25,8 @@ var noon = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 // unordered makes a store behave like DynamoDB where code asks whether writes are ordered.
 type unordered struct{ store.DB }
 
-func (unordered) Ordered() bool { return false }
+func (unordered) Stamps() bool { return false }
+func (unordered) Local() bool  { return false }
 
 // recorded records an outcome at each of the times, and returns the records that were kept.
 func recorded(t *testing.T, db store.DB, keep string, kind ingest.Kind, times ...time.Time) []ingest.Record {

@@ -149,7 +149,8 @@ func (m *meanwhile) Accept(ctx context.Context, p auth.Principal, in []publish.I
 // shared makes a store behave as if several processes shared it.
 type shared struct{ store.DB }
 
-func (shared) Ordered() bool { return false }
+func (shared) Stamps() bool { return false }
+func (shared) Local() bool  { return false }
 
 func TestConcurrentReplays(t *testing.T) {
 	const body = `{"a":1}`

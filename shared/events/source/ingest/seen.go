@@ -58,7 +58,7 @@ func (s Seen) begin(ctx context.Context, now time.Time, key store.Key, in publis
 		return nil, nil
 	case taken:
 		return func(bool) {}, nil
-	case s.DB.Ordered():
+	case s.DB.Local():
 		return func(bool) { s.begun.Delete(key) }, nil
 	}
 	for _, cond := range []store.Condition{store.Absent(), store.VersionIs(mark)} {

@@ -51,7 +51,8 @@ func (s *Store) Reads(sort string) int {
 }
 
 // Ordered is [store.DB.Ordered]: it is like DynamoDB.
-func (s *Store) Ordered() bool { return false }
+func (s *Store) Stamps() bool { return false }
+func (s *Store) Local() bool  { return false }
 
 // Get is [store.DB.Get].
 func (s *Store) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {

@@ -56,10 +56,13 @@ func New(client *dynamodb.Client, name func(store.Table) string) *DB {
 	return db
 }
 
-// Ordered is false: DynamoDB gives no order of commits, so writers stamp.
-func (db *DB) Ordered() bool { return false }
+// Stamps reports false, because DynamoDB gives no order of commits.
+func (db *DB) Stamps() bool { return false }
 
-// End is 0: writers stamp.
+// Local reports false, because all functions share the tables.
+func (db *DB) Local() bool { return false }
+
+// End returns 0, because the store does not stamp.
 func (db *DB) End() int64 { return 0 }
 
 // Close does nothing; the client has nothing to close.

@@ -12,7 +12,7 @@
 // A table clustered by its key (WITHOUT ROWID) was measured and refused. Items of several hundred bytes at scattered
 // keys cost it twice the CPU, because every put splits and rewrites pages of a few items each.
 //
-// Package engine has the file and its one writer; the queues of queue/sqlite share them. This store is ordered: it
+// Package engine has the file and its one writer; the queues of queue/sqlite share them. The store
 // stamps [store.AtCommit] in the writer, and it notifies watchers of the log at the commit. It passes store/storetest.
 package sqlite
 
@@ -144,8 +144,11 @@ func (*setup) Done(error) {}
 // Engine is the file and its writer, for queue/sqlite to share.
 func (db *DB) Engine() *engine.Engine { return db.engine }
 
-// Ordered is true: there is one writer, and it stamps.
-func (db *DB) Ordered() bool { return true }
+// Stamps reports true, because the store has one writer.
+func (db *DB) Stamps() bool { return true }
+
+// Local reports true, because the process owns the file.
+func (db *DB) Local() bool { return true }
 
 // End is the last stamp that was committed. After a crash it is up to a tenth of a second later.
 func (db *DB) End() int64 { return db.stamps.end.Load() }

@@ -44,14 +44,14 @@ func (b *bench) stamp(sort string) int64 {
 
 var commitCases = []testCase{
 	{"refused_unless_ordered", func(b *bench) {
-		if b.db.Ordered() {
+		if b.db.Stamps() {
 			return
 		}
 		b.refused("Write", b.db.Write(b.ctx, stamped(b, "p", 0)), fault.Invalid, fault.Unsupported)
 		b.refused("WriteAll", b.db.WriteAll(b.ctx, stamped(b, "p", 0)), fault.Invalid, fault.Unsupported)
 	}},
 	{"a_stamp_is_the_time_of_the_commit", func(b *bench) {
-		if !b.db.Ordered() {
+		if !b.db.Stamps() {
 			return
 		}
 		before := time.Now().UnixMicro()
@@ -63,7 +63,7 @@ var commitCases = []testCase{
 		}
 	}},
 	{"stamps_grow_from_write_to_write_over_all_partitions", func(b *bench) {
-		if !b.db.Ordered() {
+		if !b.db.Stamps() {
 			return
 		}
 		last := int64(0)
@@ -79,7 +79,7 @@ var commitCases = []testCase{
 		}
 	}},
 	{"each_stamp_of_a_transaction_is_its_own", func(b *bench) {
-		if !b.db.Ordered() {
+		if !b.db.Stamps() {
 			return
 		}
 		b.write(stamped(b, "p", 2), stamped(b, "p", 3), stamped(b, "q", 1), put(b.at("p", "s"), "v", store.Absent()))
@@ -93,7 +93,7 @@ var commitCases = []testCase{
 		}
 	}},
 	{"only_a_put_can_be_stamped", func(b *bench) {
-		if !b.db.Ordered() {
+		if !b.db.Stamps() {
 			return
 		}
 		key := b.key(store.Log, "p", store.AtCommit)
@@ -105,7 +105,7 @@ var commitCases = []testCase{
 			b.db.Write(b.ctx, stamped(b, "p", 1), stamped(b, "p", store.SameStamp)), fault.Invalid)
 	}},
 	{"copies_share_a_stamp", func(b *bench) {
-		if !b.db.Ordered() {
+		if !b.db.Stamps() {
 			return
 		}
 		b.write(stamped(b, "p", 3), stamped(b, "q", store.SameStamp), stamped(b, "r", store.SameStamp))
@@ -116,7 +116,7 @@ var commitCases = []testCase{
 		}
 	}},
 	{"the_end_is_the_last_stamp", func(b *bench) {
-		if !b.db.Ordered() {
+		if !b.db.Stamps() {
 			if end := b.db.End(); end != 0 {
 				b.Errorf("a store that is not ordered ends at %d", end)
 			}
@@ -131,7 +131,7 @@ var commitCases = []testCase{
 		}
 	}},
 	{"a_reader_who_follows_misses_nothing", func(b *bench) {
-		if !b.db.Ordered() {
+		if !b.db.Stamps() {
 			return
 		}
 		const writers, each = 8, 25
@@ -206,7 +206,7 @@ var watchCases = []testCase{
 		case <-time.After(deadline):
 			b.Fatal("WriteAll was not announced")
 		}
-		if b.db.Ordered() {
+		if b.db.Stamps() {
 			if n := written(); n != 0 {
 				b.Errorf("the partition was stamped at %d before it was", n)
 			}

@@ -7,15 +7,30 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 )
 
-// An ordered store has one order for all entries of the log, and all copies of an event have the same position. A feed
-// over it returns entries in that order. So its position is one number, after everything that was returned and before
-// everything else, and a resume repeats nothing.
+// exactMerge returns entries in the order of their commits, which a log with exact positions has for all partitions. All
+// copies of an event have the same position there. So the position of the feed is one number, after everything that was
+// returned and before everything else, and a resume repeats nothing.
 //
 // The next entry is the first one that a source has read ahead, if every other source has been read as far or nothing
 // was written to it since. The store tells which.
+type exactMerge struct {
+	*Feed
+	ahead load // live entries in the sources
+	old   int  // other entries there
+}
 
-// pollInOrder is [Feed.Poll] over an ordered store.
-func (f *Feed) pollInOrder(ctx context.Context) (Delivery, bool, error) {
+// begin does nothing, because the sources begin at the end of the log.
+func (*exactMerge) begin(context.Context) error { return nil }
+
+func (f *exactMerge) forget(s *source) {
+	for _, q := range s.ahead {
+		f.left(q)
+	}
+}
+
+func (f *exactMerge) pending() bool { return f.first() != nil }
+
+func (f *exactMerge) poll(ctx context.Context) (Delivery, bool, error) {
 	for left := effort; ; {
 		if left <= 0 {
 			f.wakeLater()
@@ -38,6 +53,7 @@ func (f *Feed) pollInOrder(ctx context.Context) (Delivery, bool, error) {
 			}
 			f.left(q)
 			if d, ok := f.take(q); ok {
+				d.InOrder = true
 				return d, true, nil
 			}
 			continue
@@ -52,8 +68,8 @@ func (f *Feed) pollInOrder(ctx context.Context) (Delivery, bool, error) {
 	}
 }
 
-// first is the source with the first entry read ahead, or nil.
-func (f *Feed) first() (first *source) {
+// first returns the source with the first entry that was read ahead, or nil.
+func (f *exactMerge) first() (first *source) {
 	for _, s := range f.parts {
 		if len(s.ahead) > 0 && (first == nil || s.ahead[0].entry.Key < first.ahead[0].entry.Key) {
 			first = s
@@ -62,8 +78,8 @@ func (f *Feed) first() (first *source) {
 	return first
 }
 
-// mayFollow reports that no source can still bring an entry before the key, which is the key of an entry that was read.
-func (f *Feed) mayFollow(key int64) bool {
+// mayFollow reports whether no source can bring another entry before the key, which is the key of an entry that was read.
+func (f *exactMerge) mayFollow(key int64) bool {
 	for _, s := range f.parts {
 		if len(s.ahead) == 0 && !s.stuck && s.readTo(key) < key {
 			return false
@@ -83,7 +99,7 @@ func (s *source) readTo(end int64) int64 {
 }
 
 // readAhead reads one page of the past of a source.
-func (f *Feed) readAhead(ctx context.Context, s *source) error {
+func (f *exactMerge) readAhead(ctx context.Context, s *source) error {
 	if _, err := f.drain(); err != nil {
 		return err
 	}
@@ -105,7 +121,7 @@ func (f *Feed) readAhead(ctx context.Context, s *source) error {
 }
 
 // bring adds entries to a source that was read up to a position.
-func (f *Feed) bring(s *source, entries []eventlog.Entry, upTo int64, read time.Time, live bool) {
+func (f *exactMerge) bring(s *source, entries []eventlog.Entry, upTo int64, read time.Time, live bool) {
 	for _, e := range entries {
 		if e.Key > s.past {
 			s.ahead = append(s.ahead, queued{src: s, entry: e, read: read, live: live})
@@ -120,7 +136,7 @@ func (f *Feed) bring(s *source, entries []eventlog.Entry, upTo int64, read time.
 }
 
 // left counts an entry that is no longer ahead.
-func (f *Feed) left(q queued) {
+func (f *exactMerge) left(q queued) {
 	if q.live {
 		f.ahead = f.ahead.minus(load{1, size(q.entry)})
 	} else {
@@ -130,7 +146,7 @@ func (f *Feed) left(q queued) {
 
 // drain takes what the tails brought. It drops what they bring to a source that still reads its past, which reads it
 // there. A source that missed a batch reads on from the log itself.
-func (f *Feed) drain() (some bool, err error) {
+func (f *exactMerge) drain() (some bool, err error) {
 	f.mu.Lock()
 	in, missed, later, err := f.in, f.missed, f.later, f.err
 	f.in, f.waiting, f.missed, f.later = nil, load{}, nil, nil
@@ -158,10 +174,35 @@ func (f *Feed) drain() (some bool, err error) {
 	return len(in) > 0 || len(missed) > 0 || len(later) > 0, err
 }
 
-// reached is the position up to which every entry of the source was returned. end is an earlier end of the log.
+// reached returns the position up to which every entry of the source was returned. end is an earlier end of the log.
 func (s *source) reached(end int64) int64 {
 	if len(s.ahead) > 0 {
 		return s.ahead[0].entry.Key - 1
 	}
 	return s.readTo(end)
+}
+
+func (f *exactMerge) cursor() (c eventlog.Cursor, placed bool) {
+	_, _ = f.drain()              // the next poll returns the error
+	end := f.tails.Log.Position() // before reached asks what was written last
+	at := int64(-1)
+	for _, s := range f.parts {
+		if f.sole && s.topic {
+			continue
+		}
+		if reached := s.reached(end); at < 0 || reached < at {
+			at = reached
+		}
+	}
+	if at < 0 {
+		at = end
+	}
+	c.At = at
+	switch {
+	case at >= end:
+		c.Given = f.tails.Log.Time().UnixMicro()
+	case at >= f.begun:
+		c.Given = f.given // everything after the position is later than that
+	}
+	return c, false
 }
