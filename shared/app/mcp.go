@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"encoding/json"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
@@ -35,7 +34,7 @@ func (c *Core) Stream(feeds *stream.Tails, leases mcp.Leases, backends *gateway.
 	o, l := c.Endpoint(), c.Limits
 	o.Feeds, o.Sessions, o.Leases = feeds, c.DB, leases
 	o.Subscriptions, o.Gateway, o.Conversation = c.Lists(), backends, talk
-	o.MaxAge, o.Heartbeat, o.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, time.Second
+	o.MaxAge, o.Heartbeat, o.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, l.AnswerStreamAfter
 	o.MaxSessions = c.Sessions
 	o.Calls = quota.NewHeld(quota.Calls, "calls to backends", c.Rate(quota.Calls), descriptors.Outgoing())
 	o.PollMin, o.PollMax, o.EventTools = l.PollMin, l.PollMax, l.EventTools

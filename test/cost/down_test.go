@@ -37,7 +37,7 @@ func down(t *testing.T) string {
 		measured float64
 	}{
 		{"SEP-1803", delivery.StandardSchedule, limits.WebhookTimeout, priceDownStandard},
-		{"MCP Events", delivery.EventsSchedule, limits.EventsTimeout(), priceDownEvents},
+		{"MCP Events", delivery.EventsSchedule, limits.EventsTimeout, priceDownEvents},
 	} {
 		attempts, due := float64(len(l.schedule)), dueAttempts(l.schedule)
 		refuses := l.measured + due*dueAttempt*million

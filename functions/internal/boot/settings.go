@@ -30,11 +30,11 @@ const (
 var of = map[Needs][]string{
 	Callers: {
 		"streams", "stream-concurrency", "publish-rate", "stream-max-age", "heartbeat",
-		"poll-min", "poll-max", "event-tools", "jwt-issuer", "jwt-audience", "jwt-jwks-url", "jwt-algorithms",
+		"answer-stream-after", "poll-min", "poll-max", "event-tools", "jwt-issuer", "jwt-audience", "jwt-jwks-url", "jwt-algorithms",
 		"jwt-principal-claim", "jwt-workspace-claim", "jwt-scope-prefix", "allowed-origins",
 	},
 	Webhooks: {
-		"quota", "webhook-timeout", "retry-schedule", "events-retry-schedule",
+		"quota", "webhook-timeout", "events-timeout", "retry-schedule", "events-retry-schedule",
 		"default-ttl", "min-ttl", "max-ttl", "allow-no-expiry", "webhook-secret",
 		"verify-registrations", "verified-targets", "plain-targets", "blocked-targets", "target-ports",
 	},

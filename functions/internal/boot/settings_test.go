@@ -12,7 +12,7 @@ import (
 )
 
 // broken are values that are invalid for settings of any kind.
-var broken = map[string]string{"MCPEVENTS_AUTH": "maybe", "MCPEVENTS_JWT_LEEWAY": "soon", "MCPEVENTS_STREAMS": "-1", "MCPEVENTS_JWT_ISSUER": "?"}
+var broken = map[string]string{"MCPEVENTS_AUTH": "maybe", "MCPEVENTS_HEARTBEAT": "soon", "MCPEVENTS_STREAMS": "-1", "MCPEVENTS_JWT_ISSUER": "?"}
 
 // AWS-02: invalid settings that a function does not need cannot stop it from starting.
 func TestAFunctionIgnoresSettingsThatItDoesNotNeed(t *testing.T) {

@@ -191,7 +191,7 @@ func TestStoredKeysAreRevokedWithinMaxAge(t *testing.T) {
 func TestLimits(t *testing.T) {
 	l := DefaultLimits()
 	if l.Quota != 1000 || l.LogRetention != 24*time.Hour || l.WebhookTimeout != 20*time.Second ||
-		l.EventsTimeout() != 10*time.Second || len(l.RetrySchedule) != 10 || len(l.EventsSchedule) != 5 || l.StreamMaxAge != 5*time.Minute {
+		l.EventsTimeout != 10*time.Second || len(l.RetrySchedule) != 10 || len(l.EventsSchedule) != 5 || l.StreamMaxAge != 5*time.Minute {
 		t.Errorf("got %+v", l)
 	}
 	if l.AllowInsecureTargets || l.AllowNoExpiry || l.VerifiedTargets != nil || len(l.TargetPorts) != 2 || l.WebhookSecret != "standard" {

@@ -38,16 +38,18 @@ type Limits struct {
 
 	LogRetention time.Duration `name:"log-retention" default:"24h" help:"How long events can be replayed and read."`
 
-	WebhookTimeout time.Duration   `name:"webhook-timeout" default:"20s" help:"Longest time of one attempt at a webhook; for MCP Events subscriptions at most 10s."`
+	WebhookTimeout time.Duration   `name:"webhook-timeout" default:"20s" help:"Longest time of one attempt at a webhook."`
+	EventsTimeout  time.Duration   `name:"events-timeout" default:"10s" help:"Longest time of one attempt at a webhook of an MCP Events subscription."`
 	RetrySchedule  []time.Duration `name:"retry-schedule" default:"0s,5s,5m,30m,2h,5h,10h,14h,20h,24h" help:"Delays before each attempt; the first is 0s."`
 	EventsSchedule []time.Duration `name:"events-retry-schedule" default:"0s,5s,40s,150s,480s" help:"Delays before each attempt at a webhook of an MCP Events subscription."`
 	EndpointRate   int64           `name:"endpoint-rate" default:"0" help:"Attempts a second to one endpoint, those of all instances together; 0 is no limit. What is over it is delivered later."`
 	DeliveryLog    string          `name:"delivery-log" default:"" help:"Which attempts leave a record: failures, all or none. By default all when embedded, failures on AWS."`
 
-	StreamMaxAge time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open; the client goes on with its cursor."`
-	Heartbeat    time.Duration `name:"heartbeat" default:"15s" help:"How long a stream may be quiet before it sends a heartbeat."`
-	PollMin      time.Duration `name:"poll-min" default:"1s" help:"After how long a client of events/poll is asked to come again while there is traffic."`
-	PollMax      time.Duration `name:"poll-max" default:"30s" help:"After how long it is asked to come again when it has long been quiet."`
+	StreamMaxAge      time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open; the client goes on with its cursor."`
+	Heartbeat         time.Duration `name:"heartbeat" default:"15s" help:"How long a stream may be quiet before it sends a heartbeat."`
+	AnswerStreamAfter time.Duration `name:"answer-stream-after" default:"1s" help:"How long the answer to a list may wait for backends before it becomes a stream, so that proxies do not give it up. 0: each is a stream at once."`
+	PollMin           time.Duration `name:"poll-min" default:"1s" help:"After how long a client of events/poll is asked to come again while there is traffic."`
+	PollMax           time.Duration `name:"poll-max" default:"30s" help:"After how long it is asked to come again when it has long been quiet."`
 
 	EventTools bool `name:"event-tools" help:"Serve events as tools too, for clients that know tools and no events."`
 
@@ -84,9 +86,6 @@ type Limits struct {
 	TrustedProxies []string `name:"trusted-proxies" placeholder:"PREFIX,…" help:"Addresses of proxies, such as 10.0.0.0/8, whose X-Forwarded-Proto says whether a secret path came over https. One on this machine needs none. Embedded only."`
 	AllowedHosts   []string `name:"allowed-hosts" placeholder:"HOST,…" help:"Hosts that requests may name on a loopback address: those that a proxy on the same machine passes on. Embedded only."`
 }
-
-// EventsTimeout returns the longest time of one attempt at a webhook of an MCP Events subscription.
-func (l Limits) EventsTimeout() time.Duration { return min(l.WebhookTimeout, 10*time.Second) }
 
 // DefaultLimits are the limits without any setting.
 func DefaultLimits() Limits {
@@ -185,8 +184,10 @@ func (l Limits) checkRanges() error {
 	}{
 		{"log-retention", l.LogRetention, time.Minute, 30 * 24 * time.Hour},
 		{"webhook-timeout", l.WebhookTimeout, 100 * time.Millisecond, time.Minute},
+		{"events-timeout", l.EventsTimeout, 100 * time.Millisecond, time.Minute},
 		{"stream-max-age", l.StreamMaxAge, time.Second, 24 * time.Hour},
 		{"heartbeat", l.Heartbeat, time.Second, 30 * time.Second}, // SEP-3415 allows 30 s
+		{"answer-stream-after", l.AnswerStreamAfter, 0, time.Hour},
 		{"poll-min", l.PollMin, 100 * time.Millisecond, time.Hour},
 		{"poll-max", l.PollMax, 100 * time.Millisecond, time.Hour},
 		{"default-ttl", l.DefaultTTL, time.Minute, 365 * 24 * time.Hour},

@@ -18,11 +18,9 @@ const byQuota = "use quotas in the configuration instead"
 
 // fixed are the removed settings that are ignored, with the reason. Deployments that still have one keep working.
 var fixed = map[string]string{
-	"answer-stream-after":  "it is always 1s",
 	"calls":                byQuota,
 	"conversation-rate":    byQuota,
 	"endpoint-concurrency": "it is always 64",
-	"events-timeout":       "it is 10s, or --webhook-timeout if that is shorter",
 	"jwt-leeway":           "it is always 30s",
 	"sessions":             byQuota,
 }

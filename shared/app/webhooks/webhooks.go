@@ -58,7 +58,7 @@ func Register(c *app.Core, subs *subscription.Service, sender *webhook.Sender, s
 func Deliveries(l config.Limits) delivery.Options {
 	return delivery.Options{
 		Schedule: l.RetrySchedule, EventsSchedule: l.EventsSchedule,
-		Timeout: l.WebhookTimeout, EventsTimeout: l.EventsTimeout(),
+		Timeout: l.WebhookTimeout, EventsTimeout: l.EventsTimeout,
 		EndpointRate: l.EndpointRate,
 		Records:      delivery.Records(l.DeliveryLog), Profile: spec.Profile(l.Profile),
 	}
