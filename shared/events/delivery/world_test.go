@@ -178,12 +178,6 @@ func (w *world) mostTo(url string) int {
 // mostHanging is how many attempts to an endpoint that hangs may be under way: the detached ones, and as many in the slow lane.
 const mostHanging = 32
 
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
 
 func embedded() Options { return Options{Concurrency: 256, Patience: 2 * time.Second, Detached: 1024} }
 
