@@ -263,8 +263,14 @@ func (ds *deliveries) renew(ctx context.Context, current *delivery, s step) (cla
 	switch {
 	case current.stored != statePending:
 		current.DueAt = now
-	case !current.DueAt.After(now): // after the message that may be under way
-		current.DueAt = now.Add(backup)
+	case !current.DueAt.After(now):
+		items, err := ds.db.Get(ctx, current.dueEntry().Key)
+		if err != nil {
+			return others, fault.Wrap(fault.Unavailable, err, "read a due entry")
+		}
+		if items[0] == nil { // a message is under way, so the entry is due after it
+			current.DueAt = now.Add(backup)
+		}
 	}
 	entry := current.dueEntry()
 	ops := []store.Op{store.Put(entry), store.Put(current.item(), store.VersionIs(current.version))}

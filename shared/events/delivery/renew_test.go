@@ -2,6 +2,7 @@ package delivery
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -279,9 +280,17 @@ func TestGivenASuspendedDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAtO
 	}
 }
 
-// EVX-11: requesting an event again and again does not postpone its delivery.
+// EVX-11: requesting an event again and again does not postpone its delivery, also if each request comes when the delivery
+// is due already and its minute has not been visited yet.
 func TestADeliveryIsNotPostponedByRequestsForItsEvent(t *testing.T) {
+	for _, second := range []time.Duration{0, 30, 57} {
+		t.Run(fmt.Sprintf("the requests come at second %d of a minute", second), func(t *testing.T) { requestAgainAndAgain(t, second*time.Second) })
+	}
+}
+
+func requestAgainAndAgain(t *testing.T, second time.Duration) {
 	r := newRig(t)
+	r.now = r.now.Truncate(time.Minute).Add(second)
 	sub, cursor := r.subscribed()
 	d, retry := r.storeFailed()
 	if st := r.deliveryState(sub.ID, "evt_1"); st != statePending {

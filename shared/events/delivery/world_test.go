@@ -178,7 +178,6 @@ func (w *world) mostTo(url string) int {
 // mostHanging is how many attempts to an endpoint that hangs may be under way: the detached ones, and as many in the slow lane.
 const mostHanging = 32
 
-
 func embedded() Options { return Options{Concurrency: 256, Patience: 2 * time.Second, Detached: 1024} }
 
 // functionOptions returns the options of the dispatch function.
