@@ -37,7 +37,10 @@ func (c *Core) Stream(feeds *stream.Tails, leases mcp.Leases, backends *gateway.
 	o.MaxAge, o.Heartbeat, o.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, l.AnswerStreamAfter
 	o.MaxSessions = c.Sessions
 	o.Calls = quota.NewHeld(quota.Calls, "calls to backends", c.Rate(quota.Calls), descriptors.Outgoing())
-	o.PollMin, o.PollMax, o.EventTools = l.PollMin, l.PollMax, l.EventTools
+	o.PollMin, o.PollMax = l.PollMin, l.PollMax
+	if l.EventTools {
+		o.EventTools = mcp.NewEventTools
+	}
 	return o
 }
 

@@ -38,6 +38,16 @@ type admission struct {
 	open    atomic.Int64
 }
 
+// newAdmission returns the admission of an endpoint. Leases may be nil.
+func newAdmission(maxAge, writeTimeout time.Duration, leases Leases, f faults) *admission {
+	a := &admission{maxAge: maxAge, writeTimeout: writeTimeout, leases: leases, faults: f}
+	a.ending, a.end = context.WithCancelCause(context.Background())
+	return a
+}
+
+// count returns the number of open streams.
+func (a *admission) count() int64 { return a.open.Load() }
+
 // close ends every stream and waits for them, and for what they leave in the store, until ctx ends.
 func (a *admission) close(ctx context.Context) error {
 	a.mu.Lock()

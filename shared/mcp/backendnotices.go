@@ -18,7 +18,7 @@ func (w *streamWriter) backendTopics(ctx context.Context) (topics []string) {
 	if !w.streams.backends.Any(ctx) {
 		return nil
 	}
-	for _, name := range w.streams.backends.Backends(ctx, w.principal) {
+	for _, name := range w.streams.backends.Backends(ctx, w.caller.principal) {
 		topics = append(topics, stream.TopicBackend(name))
 	}
 	return topics
@@ -44,7 +44,7 @@ func (w *streamWriter) sendBackend(ctx context.Context, d stream.Delivery) error
 		return nil // of another version
 	}
 	backends := w.streams.backends
-	if !backends.Any(ctx) || !slices.Contains(backends.Backends(ctx, w.principal), strings.TrimPrefix(d.Topic, topicBackends)) {
+	if !backends.Any(ctx) || !slices.Contains(backends.Backends(ctx, w.caller.principal), strings.TrimPrefix(d.Topic, topicBackends)) {
 		return nil
 	}
 	if n.Method != spec.NoteUpdated {
@@ -122,7 +122,7 @@ func (w *streamWriter) want(ctx context.Context, holder string, until time.Time)
 		if t.backend == "" {
 			continue
 		}
-		wanted := api.Subscription{Place: api.Place{Workspace: w.principal.Workspace, Backend: t.backend}, URI: t.uri, Principal: w.principal.ID, Holder: holder, Until: until}
+		wanted := api.Subscription{Place: api.Place{Workspace: w.caller.principal.Workspace, Backend: t.backend}, URI: t.uri, Principal: w.caller.principal.ID, Holder: holder, Until: until}
 		if err := w.streams.backends.Subscribe(ctx, wanted); err != nil {
 			end()
 			return nil, err

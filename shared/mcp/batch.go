@@ -84,7 +84,7 @@ func (e *Endpoint) serveParts(w http.ResponseWriter, c *call, parts []json.RawMe
 	}
 	defer release()
 	send(w, http.StatusOK, func(b []byte) []byte {
-		b = append(append(b, '['), bytes.Join(answers, comma)...)
+		b = append(append(b, '['), bytes.Join(answers, []byte(","))...)
 		return append(b, ']')
 	})
 }

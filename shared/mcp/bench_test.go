@@ -11,11 +11,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
-	"github.com/mcp-events/mcpevents/shared/events/event"
-	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
 // sink is a response that is thrown away.
@@ -103,22 +100,3 @@ func BenchmarkResourcesList(b *testing.B) {
 }
 
 var principalOfBench = auth.Principal{ID: "alice", Workspace: "default", Scopes: auth.Scopes()}
-
-// BenchmarkSendEvent is one event on its way through one open listen.
-func BenchmarkSendEvent(b *testing.B) {
-	e, err := New(Options{Auth: static{principalOfBench}, Catalogs: catalog.NewStatic(mustParse(b, testCatalog))})
-	must(b, err)
-	w := &sink{header: http.Header{}}
-	o := &streamWriter{streams: e.streams, principal: principalOfBench, subscriptionID: []byte("1"), out: sse.NewWriter(w, 0)}
-	o.framing = &listening{plain: plain{o}}
-	d := stream.Delivery{
-		Event:  &event.Event{ID: event.NewID(), Name: "ci.deploy", URI: "event://ci/deploy", Data: []byte(`{"n":1,"text":"` + strings.Repeat("x", 500) + `"}`)},
-		Cursor: strings.Repeat("c", 50),
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := o.framing.deliver(context.Background(), d); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

@@ -3,7 +3,6 @@ package mcp
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"slices"
@@ -35,40 +34,6 @@ type calls struct {
 type route struct {
 	kind         api.Kind
 	name, member string
-}
-
-// maxDeclaration bounds what a session keeps of a client's capabilities and name.
-const maxDeclaration = 16 << 10
-
-// declaration is what a client said of itself, if it is an object of reasonable size.
-func declaration(raw json.RawMessage) json.RawMessage {
-	if len(raw) == 0 || raw[0] != '{' || len(raw) > maxDeclaration {
-		return nil
-	}
-	return bytes.Clone(raw)
-}
-
-// clientInfo returns a client's declaration of its name, or nil if it is not an Implementation, which backends would refuse.
-func clientInfo(raw json.RawMessage) json.RawMessage {
-	_, named := jsonrpc.String(jsonrpc.Member(raw, "name"))
-	_, versioned := jsonrpc.String(jsonrpc.Member(raw, "version"))
-	if !named || !versioned {
-		return nil
-	}
-	return declaration(raw)
-}
-
-// client is the caller as backends know it.
-func (c *call) client() api.Client {
-	out := api.Client{Principal: c.principal, Version: c.version, Token: c.request.Header.Get("Authorization")}
-	if c.session != nil {
-		out.Session, out.Capabilities, out.Info, out.Level = c.session.Key, c.session.Capabilities, c.session.Client, c.session.Level
-		return out
-	}
-	out.Capabilities = declaration(jsonrpc.Member(c.meta, spec.MetaCapabilities))
-	out.Info = clientInfo(jsonrpc.Member(c.meta, spec.MetaClient))
-	out.Level, _ = jsonrpc.String(jsonrpc.Member(c.meta, spec.MetaLogLevel))
-	return out
 }
 
 // routeName finds a tool or a prompt.
@@ -152,7 +117,7 @@ func (h *calls) serve(w http.ResponseWriter, c *call, to route) error {
 		Client: c.client(), Kind: to.kind, Name: to.name, Member: to.member, Method: c.msg.Method,
 		ID: bytes.Clone(c.msg.ID), Params: c.msg.Params, Header: parameterHeaders(c.request.Header),
 	}
-	p := &responseRelay{lateAnswer: h.timing.late(w, c), faults: h.faults, c: c}
+	p := h.timing.relay(w, c, h.faults)
 	request.Send, request.ResponseOnly = p.send, !p.streams
 	ctx, end := p.begin(h.shut)
 	defer end()

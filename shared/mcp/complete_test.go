@@ -57,7 +57,7 @@ func TestComplete(t *testing.T) {
 		t.Run("SES-05_"+strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
 			session := f.session(tc.key, spec.V20251125)
 			for _, r := range []reply{f.stateless(tc.key, spec.MethodComplete, tc.params), f.sessionBased(tc.key, session, spec.MethodComplete, tc.params)} {
-				var got struct{ Completion completion }
+				var got completionResult
 				r.result(t, &got)
 				if !slices.Equal(got.Completion.Values, tc.want) || got.Completion.Total != len(tc.want) || got.Completion.HasMore || got.Completion.Values == nil {
 					t.Errorf("got %s, want %q", r.Body, tc.want)
@@ -86,7 +86,7 @@ func TestComplete(t *testing.T) {
 		for i := range 120 {
 			f.publish(fmt.Sprintf("event://deploy/staging/s%03d/finished", i), `{}`)
 		}
-		var got struct{ Completion completion }
+		var got completionResult
 		f.stateless(alice, spec.MethodComplete, ref(deployTemplate, "service", "s")).result(t, &got)
 		if c := got.Completion; len(c.Values) != 100 || c.Total != 120 || !c.HasMore {
 			t.Errorf("%d values of %d, more: %v", len(c.Values), c.Total, c.HasMore)
@@ -186,4 +186,13 @@ func (o *open) paramsOf(m frame) json.RawMessage {
 	var raw struct{ Params json.RawMessage }
 	must(o.t, json.Unmarshal(m.sse.Data, &raw))
 	return raw.Params
+}
+
+// completionResult is the result of a completion.
+type completionResult struct {
+	Completion struct {
+		Values  []string
+		Total   int
+		HasMore bool
+	}
 }

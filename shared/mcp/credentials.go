@@ -9,20 +9,29 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
+// caller is the principal of a stream, with the credentials of the request that opened it.
+type caller struct {
+	principal auth.Principal
+	header    http.Header
+	looked    time.Time // when the credentials were last checked
+}
+
 // A stream lives longer than the request that it began with. So the caller's
 // credentials are looked at again: when nothing was sent for a while, when the catalog
 // changed, and before an event if the last look is a heartbeat ago.
 
 // unsure reports whether the last look at the credentials is too long ago to send an event.
-func (w *streamWriter) unsure() bool { return time.Since(w.looked) >= w.streams.timing.heartbeat }
+func (w *streamWriter) unsure() bool {
+	return time.Since(w.caller.looked) >= w.streams.timing.heartbeat
+}
 
 // look takes over what the caller's credentials are worth now, or fails with
 // [errRevoked]. Where that is not known now, they are as good as they were.
 func (w *streamWriter) look(ctx context.Context) error {
-	w.looked = time.Now()
-	now, err := recheck(ctx, w.streams.auth, w.header, w.principal)
+	w.caller.looked = time.Now()
+	now, err := recheck(ctx, w.streams.auth, w.caller.header, w.caller.principal)
 	if err == nil {
-		w.principal = now
+		w.caller.principal = now
 	}
 	return err
 }

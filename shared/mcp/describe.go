@@ -1,9 +1,7 @@
 package mcp
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -166,9 +164,4 @@ func (d *description) answerDiscover(ctx context.Context, c *call) (result, erro
 		scope = private
 	}
 	return result{members: [][]byte{d.describeDiscover(d.offersTo(ctx, c))}, cache: &caching{discoverTTL, scope}}, nil
-}
-
-// inner returns the text between the braces of an object, or nothing if it is not one.
-func inner(object json.RawMessage) []byte {
-	return bytes.TrimSpace(bytes.TrimSuffix(bytes.TrimPrefix(bytes.TrimSpace(object), []byte("{")), []byte("}")))
 }

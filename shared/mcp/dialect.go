@@ -32,13 +32,6 @@ const PathWorkspace = "workspace"
 // pathEndpoint is where who serves a forwarded request listens.
 const pathEndpoint = "/mcp"
 
-// The names of the dialect's events.
-const (
-	eventResponse     = "response"
-	eventNotification = "notification"
-	eventLifecycle    = "lifecycle"
-)
-
 // dialectVersion is the revision of a session that was not initialized: what a
 // client that names none speaks.
 const dialectVersion = spec.V20250326
@@ -211,24 +204,4 @@ func streamHeaders(h http.Header, r *http.Request) {
 	if r.ProtoMajor == 1 && r.ProtoMinor == 1 {
 		h.Set("Connection", "keep-alive")
 	}
-}
-
-// appendResponses appends the responses in a body, one or a batch, as events. id returns the id of an event, and gets whether the
-// event is the last one; it may be nil.
-func appendResponses(dst, body []byte, id func(last bool) string) []byte {
-	responses := [][]byte{body}
-	if len(body) > 0 && body[0] == '[' {
-		responses = nil
-		for text := range jsonrpc.Elements(body) {
-			responses = append(responses, text)
-		}
-	}
-	for i, text := range responses {
-		ev := sse.Event{Name: eventResponse, Data: text}
-		if id != nil {
-			ev.ID = id(i == len(responses)-1)
-		}
-		dst = sse.Append(dst, ev)
-	}
-	return dst
 }

@@ -1,9 +1,6 @@
 package mcp
 
 import (
-	"crypto/aes"
-	"crypto/cipher"
-	"crypto/sha256"
 	"net/http"
 
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
@@ -22,11 +19,6 @@ import (
 // maxResponse is the largest answer in bytes that a notice carries. In Base64 it
 // stays below [store.MaxItem]. A larger one is the answer to the POST itself.
 const maxResponse = 256 << 10
-
-// responseNotice is such a notice.
-type responseNotice struct {
-	Response []byte `json:"response,omitempty"`
-}
 
 // respond sends what was recorded to the open stream of the session. It reports
 // whether it did; if not, the POST has to be answered. That is so as well of
@@ -50,27 +42,6 @@ func (d dialect) respond(c *call, kept *httpjson.Recorder) bool {
 		d.endpoint.faults.log(ctx, "answer not sent to its stream, it goes to the POST", err)
 	}
 	return err == nil
-}
-
-func responseCipher(session string) cipher.AEAD {
-	key := sha256.Sum256([]byte("response\x00" + session))
-	block, err := aes.NewCipher(key[:])
-	if err != nil {
-		panic(err) // the key has the right size
-	}
-	aead, err := cipher.NewGCMWithRandomNonce(block)
-	if err != nil {
-		panic(err) // as above
-	}
-	return aead
-}
-
-func sealResponse(session string, text []byte) []byte {
-	return responseCipher(session).Seal(nil, nil, text, nil)
-}
-
-func openResponse(session string, sealed []byte) ([]byte, error) {
-	return responseCipher(session).Open(nil, nil, sealed, nil)
 }
 
 // redeclare writes what the client of a session declared by a later initialize,

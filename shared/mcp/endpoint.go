@@ -3,7 +3,6 @@ package mcp
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"log/slog"
 	"net/http"
 	"time"
@@ -12,33 +11,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
-	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
-
-// Subscriptions shows the caller's webhook subscriptions.
-type Subscriptions interface {
-	List(ctx context.Context, p auth.Principal, after string, limit int) (views []subscription.View, next string, err error)
-	Read(ctx context.Context, p auth.Principal, uri string) (*subscription.View, error)
-}
-
-// Registrar makes webhook subscriptions.
-type Registrar interface {
-	Register(ctx context.Context, p auth.Principal, r subscription.RegisterRequest) (*subscription.Registered, error)
-	Subscribe(ctx context.Context, p auth.Principal, r subscription.SubscribeRequest) (*subscription.SubscribeResult, error)
-}
-
-// Deregistrar ends webhook subscriptions.
-type Deregistrar interface {
-	Deregister(ctx context.Context, p auth.Principal, uri string) error
-	Unsubscribe(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage, url string) error
-}
 
 // Implementation names the server to its clients.
 type Implementation struct {
@@ -79,8 +58,9 @@ type Options struct {
 	// Conversation handles what is said in conversations; nil is none.
 	Conversation Conversation
 
-	// EventTools serves events as tools too, to clients that know tools alone; see eventtools.go.
-	EventTools bool
+	// EventTools makes tools that serve events to clients that know only tools, for example those of package eventtools.
+	// It needs Feeds; nil is none.
+	EventTools func(*streams) Tools
 
 	// Profile returns the profile of the MCP Events extension that a principal is configured for, or the default one. Nil is
 	// [spec.Released] for all.
@@ -182,13 +162,8 @@ func New(o Options) (*Endpoint, error) {
 		}
 	}
 	e.shut, e.cut = context.WithCancel(context.Background())
-	e.admission = &admission{maxAge: o.MaxAge, writeTimeout: o.WriteTimeout, leases: o.Leases, faults: e.faults}
-	e.admission.ending, e.admission.end = context.WithCancelCause(context.Background())
-	e.replies = &replies{
-		faults: e.faults, catalogs: e.catalogs, metadata: o.ResourceMetadata,
-		server: append([]byte(`"`+spec.MetaServer+`":`), jsonrpc.Encode(o.Server)...),
-		memory: quota.NewShare("answerBytes", "answers that clients have not read", answerBytes),
-	}
+	e.admission = newAdmission(o.MaxAge, o.WriteTimeout, o.Leases, e.faults)
+	e.replies = newReplies(jsonrpc.Encode(o.Server), e.faults, e.catalogs, o.ResourceMetadata)
 	e.about = &description{
 		server: o.Server, methods: e.methods, sessions: e.sessions, backends: e.backends, conversation: o.Conversation,
 	}
@@ -205,15 +180,15 @@ func New(o Options) (*Endpoint, error) {
 		sessions: e.sessions, feeds: o.Feeds, conversation: o.Conversation, replies: e.replies, faults: e.faults,
 		timing: timing, maxURIs: o.MaxStreamURIs, maxPatterns: o.MaxStreamPatterns,
 	}
-	var tools *eventTools
-	if o.EventTools && o.Feeds != nil {
-		tools = newEventTools(e)
-		e.about.instructions = eventToolsInstructions
+	var tools Tools
+	if o.EventTools != nil && o.Feeds != nil {
+		tools = o.EventTools(e.streams)
+		e.about.instructions = tools.Instructions()
 	}
-	e.table(&lists{
+	e.table(newLists(lists{
 		catalogs: e.catalogs, subscriptions: o.Subscriptions, backends: e.backends, tools: tools, methods: e.methods,
-		pageSize: o.PageSize, anonymous: o.AnonymousWebhooks, kept: bounded.NewMap[*catalog.Catalog, *listing](maxListings),
-	})
+		pageSize: o.PageSize, anonymous: o.AnonymousWebhooks,
+	}))
 	return e, nil
 }
 
@@ -229,4 +204,4 @@ func (e *Endpoint) Close(ctx context.Context) error {
 }
 
 // OpenStreams is the number of streams that are open now.
-func (e *Endpoint) OpenStreams() int64 { return e.admission.open.Load() }
+func (e *Endpoint) OpenStreams() int64 { return e.admission.count() }

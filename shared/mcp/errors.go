@@ -169,3 +169,11 @@ func clip(s string) string {
 	}
 	return strings.ToValidUTF8(s[:most], "") + "…"
 }
+
+func invalidRequest(text string) *jsonrpc.Error {
+	return &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: text}
+}
+
+func unknownMethod(name string) *jsonrpc.Error {
+	return &jsonrpc.Error{Code: jsonrpc.MethodNotFound, Message: "unknown method " + clip(name)}
+}

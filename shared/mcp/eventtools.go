@@ -6,7 +6,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
@@ -100,8 +99,9 @@ type eventTools struct {
 	listed [][]byte // the entries of tools/list, encoded once
 }
 
-func newEventTools(e *Endpoint) *eventTools {
-	h := &eventTools{catalogs: e.catalogs, auth: e.options.Auth, feeds: e.options.Feeds, admission: e.admission}
+// NewEventTools makes the tools. A wait counts as one of the streams.
+func NewEventTools(st *streams) Tools {
+	h := &eventTools{catalogs: st.catalogs, auth: st.auth, feeds: st.feeds, admission: st.admission}
 	for _, t := range theEventTools {
 		t.Annotations.ReadOnly = true
 		h.listed = append(h.listed, jsonrpc.Encode(t))
@@ -109,21 +109,13 @@ func newEventTools(e *Endpoint) *eventTools {
 	return h
 }
 
-// has reports whether a tool is one of ours. A nil h has none.
-func (h *eventTools) has(name string) bool {
-	return h != nil && slices.ContainsFunc(theEventTools, func(t eventTool) bool { return t.Name == name })
-}
+// Instructions implements [Tools].
+func (h *eventTools) Instructions() string { return eventToolsInstructions }
 
-// route leaves our own tools to us.
-func (h *eventTools) route(c *call) (route, bool, error) {
-	to, ok, err := routeName(api.Tools)(c)
-	return to, ok && !h.has(to.name), err
-}
+// Listed implements [Tools].
+func (h *eventTools) Listed() [][]byte { return h.listed }
 
-// others are the entries of a backends' list without those that a tool of ours hides.
-func (h *eventTools) others(kind api.Kind, entries []api.Entry) []api.Entry {
-	if h == nil || kind != api.Tools {
-		return entries
-	}
-	return slices.DeleteFunc(slices.Clone(entries), func(x api.Entry) bool { return h.has(x.Name) })
+// Has implements [Tools].
+func (h *eventTools) Has(name string) bool {
+	return slices.ContainsFunc(theEventTools, func(t eventTool) bool { return t.Name == name })
 }

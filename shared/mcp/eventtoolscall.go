@@ -72,8 +72,8 @@ func count(name string, raw json.RawMessage, most int) (int, error) {
 	return int(n), nil
 }
 
-// call serves tools/call.
-func (h *eventTools) call(ctx context.Context, c *call) (result, error) {
+// Call implements [Tools].
+func (h *eventTools) Call(ctx context.Context, c *call) (result, error) {
 	tool, err := c.required("name")
 	if err != nil {
 		return result{}, err
@@ -82,7 +82,7 @@ func (h *eventTools) call(ctx context.Context, c *call) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	if !h.has(tool) {
+	if !h.Has(tool) {
 		return result{}, invalidParams("unknown tool %s", clip(tool))
 	}
 	var in toolInput

@@ -8,9 +8,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
 // progressEvery is how often a wait notifies the client of its progress.
@@ -131,20 +128,4 @@ func (h *eventTools) follow(ctx context.Context, feed *stream.Feed, r *reading, 
 	}
 	r.Selection = s
 	return changed, nil
-}
-
-// progress notifies a client that asked for it how long a call has waited.
-func (l *lateAnswer) progress(c *call, waited time.Duration, total int) {
-	token := jsonrpc.Member(c.meta, "progressToken")
-	if len(token) == 0 || len(token) > jsonrpc.MaxID || token[0] == '{' || token[0] == '[' {
-		return
-	}
-	params := jsonrpc.Encode(map[string]any{
-		"progressToken": token, "progress": int(waited.Seconds()), "total": total, "message": "no event yet",
-	})
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.streams && !l.over {
-		_ = l.write(sse.Append(nil, sse.Event{Data: jsonrpc.AppendNotification(nil, spec.NoteProgress, params)})) // it is kept
-	}
 }

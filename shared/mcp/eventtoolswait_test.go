@@ -30,8 +30,8 @@ func aWait(inSession bool, deadline time.Duration, more string) func(*fixture) *
 				"Mcp-Session-Id: "+f.newSession(session.Session{Version: spec.V20251125}).ID)
 		}
 		var sub shownEvents
-		toolResult(f.t, reply{200, nil, f.served(call(toolSubscribe, `{"name":"ci.deploy"}`, "")).Body.String()}, &sub)
-		request := call(toolWait, strings.TrimSuffix(at(sub.Subscription), "}")+more+"}", `"progressToken":"p",`)
+		toolResult(f.t, reply{200, nil, f.served(call("subscribe", `{"name":"ci.deploy"}`, "")).Body.String()}, &sub)
+		request := call("wait_for_event", strings.TrimSuffix(at(sub.Subscription), "}")+more+"}", `"progressToken":"p",`)
 		if deadline == 0 {
 			return request
 		}
@@ -45,7 +45,7 @@ func aWait(inSession bool, deadline time.Duration, more string) func(*fixture) *
 func inWait(t *testing.T, db func() store.DB, change func(*Options), request func(*fixture) *http.Request, during func(*bubbled)) {
 	t.Helper()
 	inBubble(t, db, func(o *Options) {
-		o.EventTools = true
+		o.EventTools = NewEventTools
 		if change != nil {
 			change(o)
 		}
@@ -111,7 +111,7 @@ func TestWaitForEvent(t *testing.T) {
 					}
 					ev := w.f.publish("event://ci/deploy", `{"n":1}`)
 					var next shownEvents
-					recent := w.f.statelessRequest(alice, spec.MethodToolsCall, toolParams(toolRecent, at(got.Subscription)))
+					recent := w.f.statelessRequest(alice, spec.MethodToolsCall, toolParams("recent_events", at(got.Subscription)))
 					toolResult(w.f.t, reply{200, nil, w.f.served(recent).Body.String()}, &next)
 					if len(next.Events) != 1 || next.Events[0].ID != ev.ID {
 						w.f.t.Errorf("%s: then %+v", name, next)

@@ -8,52 +8,49 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// framing is what differs between the kinds of streams: the listen, the events/stream, the stream of a
-// session and that of the dialect. The loop is [streamWriter.run] for all.
-type framing interface {
-	// begin sends the first message.
-	begin() error
-	// deliver sends one delivery, if it is anything that the client is to know.
-	deliver(ctx context.Context, d stream.Delivery) error
-	// due is when something must be written if nothing comes: at quiet, or before.
-	due(quiet time.Time) time.Time
-	// heartbeat keeps a quiet stream alive.
-	heartbeat(ctx context.Context) error
-	// moved is called when the feed has moved its cursor past events of the log that the client does not get.
-	moved() error
-	// failed takes an error of the feed. With nil the stream goes on.
-	failed(ctx context.Context, err error) error
-	// event is what an event has beside the message that the cursor is of.
-	event(cursor string) sse.Event
-	// lost gets once a URI that the catalog takes away.
-	lost(t target) error
-	// end sends the last message, and is not called when the client has closed the stream.
-	end(c *call, why error)
+// framing is how one kind of stream writes: the listen, the events/stream, the stream of a session and that of the named-event
+// dialect. [streamWriter.run] is the loop of all of them. It uses the default of each hook that is nil, but begin and end must be set.
+type framing struct {
+	// begin sends the first message, and began is called when it is written.
+	begin func() error
+	began func()
+	// deliver sends a delivery that the client is to receive. The default checks the credentials if it is time to, and sends it with
+	// [streamWriter.notify].
+	deliver func(ctx context.Context, d stream.Delivery) error
+	// due returns when something must be written if no delivery arrives: at quiet, which is the default, or earlier.
+	due func(quiet time.Time) time.Time
+	// heartbeat keeps a quiet stream alive. The default checks the credentials and sends a comment.
+	heartbeat func(ctx context.Context) error
+	// moved is called when the feed has moved its cursor past events of the log that the client does not receive.
+	moved func() error
+	// failed handles an error of the feed. The stream continues if it returns nil. The default returns the error.
+	failed func(ctx context.Context, err error) error
+	// event returns the name and the id of the SSE event of a message. The cursor is the position after the message.
+	event func(cursor string) sse.Event
+	// lost is called once for a URI that the catalog takes away.
+	lost func(t target) error
+	// end sends the last message. It is not called if the client has closed the stream.
+	end func(c *call, why error)
 }
 
-// plain is what most kinds have in common.
-type plain struct{ *streamWriter }
-
-func (p plain) deliver(ctx context.Context, d stream.Delivery) error {
-	if err := p.verify(ctx, d); err != nil {
+// deliver sends one delivery as the framing does.
+func (w *streamWriter) deliver(ctx context.Context, d stream.Delivery) error {
+	if w.framing.deliver != nil {
+		return w.framing.deliver(ctx, d)
+	}
+	if err := w.verify(ctx, d); err != nil {
 		return err
 	}
-	return p.notify(ctx, d)
+	return w.notify(ctx, d)
 }
 
-func (plain) due(quiet time.Time) time.Time { return quiet }
-
-func (p plain) heartbeat(ctx context.Context) error {
-	if err := p.look(ctx); err != nil {
+// heartbeat sends a heartbeat as the framing does.
+func (w *streamWriter) heartbeat(ctx context.Context) error {
+	if w.framing.heartbeat != nil {
+		return w.framing.heartbeat(ctx)
+	}
+	if err := w.look(ctx); err != nil {
 		return err
 	}
-	return p.write(comment)
+	return w.write(comment)
 }
-
-func (plain) moved() error { return nil }
-
-func (plain) failed(_ context.Context, err error) error { return err }
-
-func (plain) event(string) sse.Event { return sse.Event{} }
-
-func (plain) lost(target) error { return nil }

@@ -6,16 +6,15 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"
-	"net/http"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
@@ -23,59 +22,6 @@ import (
 // reconnect is how long a client is asked to wait before it comes back to a
 // stream that the server closed.
 const reconnect = time.Second
-
-// get serves GET: the stream of a session of the earlier revisions.
-func (e *Endpoint) get(w http.ResponseWriter, c *call) {
-	e.sessionStream(w, c, e.enterSession, func(ctx context.Context, last position) (*streamWriter, error) {
-		s := e.streams.newSessionStream(c, kindSession, last)
-		s.framing, s.roots = s, true
-		return s.streamWriter, s.open(ctx)
-	})
-}
-
-// sessionStream serves a GET by the stream of a session that enter finds.
-func (e *Endpoint) sessionStream(w http.ResponseWriter, c *call, enter func(http.ResponseWriter, *call) bool,
-	open func(context.Context, position) (*streamWriter, error),
-) {
-	if !accepts(c.request.Header, sse.ContentType) {
-		sendError(w, http.StatusNotAcceptable, nil, invalidRequest("Accept must list text/event-stream"))
-		return
-	}
-	if !enter(w, c) {
-		return
-	}
-	if err := c.principal.Require(auth.ScopeRead); err != nil {
-		e.replies.fault(w, c, method{}, err)
-		return
-	}
-	from, err := c.lastEvent()
-	if err == nil {
-		err = e.streams.hold(w, c, func(ctx context.Context) (*streamWriter, error) { return open(ctx, from) })
-	}
-	switch {
-	case err == nil:
-	case fault.Is(err, fault.Exhausted):
-		w.Header().Set("Retry-After", "5")
-		sendError(w, http.StatusTooManyRequests, nil, e.faults.translate(c.request.Context(), err, c.version, c.profile))
-	case fault.Is(err, fault.Invalid):
-		sendError(w, http.StatusBadRequest, nil, e.faults.translate(c.request.Context(), err, c.version, c.profile))
-	default:
-		e.replies.sessionFailed(w, c, err)
-	}
-}
-
-// lastEvent is where the client's last connection ended; nowhere if it names none.
-func (c *call) lastEvent() (position, error) {
-	last := c.request.Header.Get(spec.HeaderLastEvent)
-	if c.session == nil || last == "" {
-		return position{}, nil
-	}
-	p := position{session: c.session.Key}
-	if !p.parse(last) {
-		return p, fault.New(fault.Invalid, "Last-Event-ID is not one of this session")
-	}
-	return p, nil
-}
 
 // position makes the SSE ids of a stream and reads them back:
 //
@@ -122,27 +68,38 @@ func randomText(n int) string {
 
 // sessionStream is the framing of the GET stream of a session.
 type sessionStream struct {
-	plain
+	writer     *streamWriter
 	sess       *session.Session
 	position   position
 	connection string
 	known      time.Time // when the subscriptions were read last
 }
 
-// newSessionStream is a session's stream, which notifies of all lists that there are.
+// openSession opens the stream of a session.
+func (st *streams) openSession(ctx context.Context, c *call, last position) (*streamWriter, error) {
+	s := st.newSessionStream(c, kindSession, last)
+	s.writer.interests.roots = true
+	return s.writer, s.open(ctx)
+}
+
+// newSessionStream returns the stream of a session, which notifies of all lists that there are.
 func (st *streams) newSessionStream(c *call, kind string, last position) *sessionStream {
 	last.session = c.session.Key
-	return &sessionStream{sess: c.session, position: last, plain: plain{&streamWriter{
-		kind: kind, streams: st, principal: c.principal, header: c.request.Header,
-		resources: st.methods.has(spec.MethodResources), events: c.session.Events && st.methods.has(spec.MethodEvents),
-		tools: st.methods.has(spec.MethodToolsList), prompts: st.methods.has(spec.MethodPromptsList),
-		payloads: c.session.Payloads, targets: map[string]target{},
-	}}}
+	w := &streamWriter{
+		kind: kind, streams: st, caller: caller{principal: c.principal, header: c.request.Header}, targets: map[string]target{},
+		interests: interests{
+			resources: st.methods.has(spec.MethodResources), events: c.session.Events && st.methods.has(spec.MethodEvents),
+			tools: st.methods.has(spec.MethodToolsList), prompts: st.methods.has(spec.MethodPromptsList), payloads: c.session.Payloads,
+		},
+	}
+	s := &sessionStream{writer: w, sess: c.session, position: last}
+	w.framing = framing{begin: s.begin, deliver: s.deliver, event: s.event, lost: s.lost, end: s.end}
+	return s
 }
 
 // deliver sends a delivery, or follows what other requests did to the session.
 func (s *sessionStream) deliver(ctx context.Context, d stream.Delivery) error {
-	if err := s.verify(ctx, d); err != nil {
+	if err := s.writer.verify(ctx, d); err != nil {
 		return err
 	}
 	switch {
@@ -151,11 +108,11 @@ func (s *sessionStream) deliver(ctx context.Context, d stream.Delivery) error {
 			return err
 		}
 	case d.Topic == stream.TopicSession(s.sess.Key) && isContext(d.Notice):
-		return s.sendContext(ctx, d)
+		return s.writer.sendContext(ctx, d)
 	case d.Topic == stream.TopicSession(s.sess.Key):
 		return s.refresh(ctx)
 	}
-	return s.notify(ctx, d)
+	return s.writer.notify(ctx, d)
 }
 
 func (s *sessionStream) event(cursor string) sse.Event { return sse.Event{ID: s.position.next(cursor)} }
@@ -163,9 +120,9 @@ func (s *sessionStream) event(cursor string) sse.Event { return sse.Event{ID: s.
 // open makes this the newest stream of its session and opens its feed. Subscriptions that are made later reach the stream as a
 // notice.
 func (s *sessionStream) open(ctx context.Context) error {
-	began := s.streams.feeds.Log.Position()
+	began := s.writer.streams.feeds.Log.Position()
 	s.connection = randomText(8)
-	before, begun, err := s.streams.sessions.TakeOver(ctx, s.sess, s.connection)
+	before, begun, err := s.writer.streams.sessions.TakeOver(ctx, s.sess, s.connection)
 	if err != nil {
 		return err
 	}
@@ -177,15 +134,15 @@ func (s *sessionStream) open(ctx context.Context) error {
 		return err
 	}
 	request := stream.Request{
-		Workspace: s.principal.Workspace, Cursor: s.position.cursor, TopicsAfter: began,
+		Workspace: s.writer.caller.principal.Workspace, Cursor: s.position.cursor, TopicsAfter: began,
 		Topics: append(
-			[]string{stream.TopicSession(s.sess.Key), stream.TopicCatalog, stream.TopicPrincipal(s.principal.ID)}, s.backendTopics(ctx)...,
+			[]string{stream.TopicSession(s.sess.Key), stream.TopicCatalog, stream.TopicPrincipal(s.writer.caller.principal.ID)}, s.writer.backendTopics(ctx)...,
 		),
 	}
 	if !begun {
-		s.onBegin = func() {
-			if err := s.streams.sessions.Begun(ctx, s.sess, s.connection); err != nil {
-				s.streams.faults.log(ctx, "first stream not recorded", err) // the next one repeats its events
+		s.writer.framing.began = func() {
+			if err := s.writer.streams.sessions.Begun(ctx, s.sess, s.connection); err != nil {
+				s.writer.streams.faults.log(ctx, "first stream not recorded", err) // the next one repeats its events
 			}
 		}
 	}
@@ -193,12 +150,12 @@ func (s *sessionStream) open(ctx context.Context) error {
 	// they open the stream. Later streams continue from their cursor or from now.
 	first := !begun && s.position.cursor == ""
 	for uri, t := range subscribed {
-		s.targets[uri] = t.target
+		s.writer.targets[uri] = t.target
 		if !first {
 			t.addTo(&request)
 		}
 	}
-	if err := s.streamWriter.open(ctx, request); err != nil {
+	if err := s.writer.open(ctx, request); err != nil {
 		return err
 	}
 	if first {
@@ -212,7 +169,7 @@ func (s *sessionStream) open(ctx context.Context) error {
 		return nil
 	}
 	// Notify the stream that was the newest before; its own notice does nothing.
-	return s.streams.feeds.Log.Notify(ctx, s.principal.Workspace, stream.TopicSession(s.sess.Key), sessionNotice)
+	return s.writer.streams.feeds.Log.Notify(ctx, s.writer.caller.principal.Workspace, stream.TopicSession(s.sess.Key), sessionNotice)
 }
 
 // subscribed is a target of a session, and the position of the log when it was subscribed.
@@ -224,18 +181,18 @@ type subscribed struct {
 // subscriptions are the URIs of the session, and what those that are no targets yet stand for. Which are gone from the
 // catalog, or not the caller's to have any more, stand for nothing.
 func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool, fresh map[string]subscribed, err error) {
-	stored, err := s.streams.sessions.Subscriptions(ctx, s.sess.Key)
+	stored, err := s.writer.streams.sessions.Subscriptions(ctx, s.sess.Key)
 	if err != nil {
 		return nil, nil, err
 	}
-	cat, err := s.streams.catalogs.of(ctx, s.principal)
+	cat, err := s.writer.streams.catalogs.of(ctx, s.writer.caller.principal)
 	if err != nil {
 		return nil, nil, err
 	}
 	uris, fresh = make(map[string]bool, len(stored)), map[string]subscribed{}
 	for _, u := range stored {
 		uris[u.URI] = true
-		if _, has := s.targets[u.URI]; has {
+		if _, has := s.writer.targets[u.URI]; has {
 			continue
 		}
 		if u.Backend != "" {
@@ -243,7 +200,7 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 			fresh[u.URI] = subscribed{target{uri: u.URI, asked: u.URI, backend: u.Backend}, u.Position()}
 			continue
 		}
-		t, err := s.streams.targets.resolve(ctx, cat, s.principal, u.URI)
+		t, err := s.writer.streams.targets.resolve(ctx, cat, s.writer.caller.principal, u.URI)
 		switch {
 		case err == nil:
 			fresh[u.URI] = subscribed{t, u.Position()}
@@ -256,11 +213,11 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 
 func (s *sessionStream) add(ctx context.Context, t subscribed) error {
 	if t.topic != "" {
-		s.feed.Follow(t.topic, t.after)
+		s.writer.feed.Follow(t.topic, t.after)
 		return nil
 	}
 	for _, p := range t.patterns {
-		if err := s.feed.Add(ctx, p, t.after); err != nil {
+		if err := s.writer.feed.Add(ctx, p, t.after); err != nil {
 			return err
 		}
 	}
@@ -270,12 +227,12 @@ func (s *sessionStream) add(ctx context.Context, t subscribed) error {
 // begin sends the first frames. From 2025-11-25 on that is an event with only an id, from which the client can resume before
 // anything happened.
 func (s *sessionStream) begin() error {
-	at := s.resumeAt()
+	at := s.writer.resumeAt()
 	first := comment // sends the headers
 	if s.sess.Version >= spec.V20251125 {
 		first = sse.Append(nil, sse.Event{ID: s.position.next(at), Data: []byte{}})
 	}
-	if err := s.write(first); err != nil {
+	if err := s.writer.write(first); err != nil {
 		return err
 	}
 	return s.sendGap()
@@ -284,26 +241,26 @@ func (s *sessionStream) begin() error {
 // sendGap notifies the client after a gap in the log that everything may have changed. A client that is cut off before it has all
 // of the notifications gets them again: the feed has not read anything yet, so all of them carry the position before the gap.
 func (s *sessionStream) sendGap() error {
-	if !s.feed.Truncated {
+	if !s.writer.feed.Truncated {
 		return nil
 	}
-	cursor := s.resumeAt()
-	for _, t := range s.targets {
-		if err := s.sendGapOf(t.asked, cursor); err != nil {
+	cursor := s.writer.resumeAt()
+	for _, t := range s.writer.targets {
+		if err := s.writer.sendGapOf(t.asked, cursor); err != nil {
 			return err
 		}
 	}
 	if err := s.say("warning", "the log does not reach back to where the stream ended; events are missing", ""); err != nil {
 		return err
 	}
-	return s.send(spec.NoteResourcesChange, nil, nil, cursor)
+	return s.writer.send(spec.NoteResourcesChange, nil, nil, cursor)
 }
 
 // end ends the connection, not the stream: the client may come back with the
 // id of the last frame. Before 2025-11-25 there is no such frame.
 func (s *sessionStream) end(_ *call, why error) {
 	if s.sess.Version >= spec.V20251125 && !errors.Is(why, errTaken) {
-		_ = s.write(sse.Append(nil, sse.Event{ID: s.position.next(s.resumeAt()), Retry: reconnect, Data: []byte{}}))
+		_ = s.writer.write(sse.Append(nil, sse.Event{ID: s.position.next(s.writer.resumeAt()), Retry: reconnect, Data: []byte{}}))
 	}
 }
 
@@ -311,14 +268,14 @@ func (s *sessionStream) end(_ *call, why error) {
 // stream, or is subscribed to other URIs.
 func (s *sessionStream) refresh(ctx context.Context) error {
 	began := time.Now()
-	sess, err := s.streams.sessions.Served(ctx, s.sess, s.connection)
+	sess, err := s.writer.streams.sessions.Served(ctx, s.sess, s.connection)
 	if err != nil {
 		return err
 	}
 	if sess == nil {
 		return errTaken
 	}
-	s.sess, s.payloads, s.events = sess, sess.Payloads, sess.Events && s.streams.methods.has(spec.MethodEvents)
+	s.sess, s.writer.interests.payloads, s.writer.interests.events = sess, sess.Payloads, sess.Events && s.writer.streams.methods.has(spec.MethodEvents)
 	wanted, fresh, err := s.subscriptions(ctx)
 	if err != nil {
 		return err
@@ -327,12 +284,12 @@ func (s *sessionStream) refresh(ctx context.Context) error {
 		if err := s.add(ctx, t); err != nil {
 			return err
 		}
-		s.targets[uri] = t.target
+		s.writer.targets[uri] = t.target
 	}
-	for uri, t := range s.targets {
+	for uri, t := range s.writer.targets {
 		if !wanted[uri] {
 			s.drop(t)
-			delete(s.targets, uri)
+			delete(s.writer.targets, uri)
 		}
 	}
 	s.known = began
@@ -351,7 +308,7 @@ func (s *sessionStream) certain(ctx context.Context, d stream.Delivery) (bool, e
 			return false, err
 		}
 	}
-	for _, t := range s.targets {
+	for _, t := range s.writer.targets {
 		for _, p := range t.patterns {
 			if subscription.Matches(p.Key, d.Event.URI) {
 				return true, nil
@@ -363,9 +320,45 @@ func (s *sessionStream) certain(ctx context.Context, d stream.Delivery) (bool, e
 
 func (s *sessionStream) drop(t target) {
 	if t.topic != "" {
-		s.feed.Unfollow(t.topic)
+		s.writer.feed.Unfollow(t.topic)
 	}
 	for _, p := range t.patterns {
-		s.feed.Remove(p)
+		s.writer.feed.Remove(p)
 	}
+}
+
+// logger names the origin of our log messages to clients.
+const logger = "mcp-events"
+
+// say sends a log message, if the client asked for its level.
+func (s *sessionStream) say(level, message, uri string) error {
+	if s.sess.Level == "" || !spec.SevereAs(level, s.sess.Level) {
+		return nil
+	}
+	return s.writer.send(spec.NoteMessage, func(b []byte) []byte {
+		b = append(b, `"level":"`+level+`","logger":"`+logger+`","data":{"message":`...)
+		b = jsonrpc.AppendString(b, message)
+		if uri != "" {
+			b = jsonrpc.AppendString(append(b, `,"uri":`...), uri)
+		}
+		return append(b, '}')
+	}, nil, s.writer.feed.Cursor())
+}
+
+// lost logs that a URI brings nothing any more.
+func (s *sessionStream) lost(t target) error {
+	return s.say("warning", "the catalog no longer has this for you; nothing comes from it", t.asked)
+}
+
+// lastEvent is where the client's last connection ended; nowhere if it names none.
+func (c *call) lastEvent() (position, error) {
+	last := c.request.Header.Get(spec.HeaderLastEvent)
+	if c.session == nil || last == "" {
+		return position{}, nil
+	}
+	p := position{session: c.session.Key}
+	if !p.parse(last) {
+		return p, fault.New(fault.Invalid, "Last-Event-ID is not one of this session")
+	}
+	return p, nil
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
@@ -104,8 +105,7 @@ func TestListsThatAreStreamsAtOnce(t *testing.T) {
 				t.Errorf("%s, no cursor: %d %s", method, r.Status, r.Body)
 			}
 		}
-		gone := strings.TrimPrefix(string(cursor{atBackends, "gone 0 a"}.member("tools", private)), ",")
-		gone = strings.Replace(gone, "nextCursor", "cursor", 1)
+		gone := `"cursor":"` + opaque.Encode([]byte("btools gone 0 a")) + `"`
 		if r := streamed(t, f.answer(f.listRequest(spec.MethodToolsList, revision, gone))); r.code(t) != -32602 {
 			t.Errorf("a cursor of a backend that is gone: %s", r.Body)
 		}

@@ -26,22 +26,15 @@ type filter struct {
 	ConversationContext bool `json:"conversationContext,omitempty"`
 }
 
-// listening is the framing of a listen.
-type listening struct {
-	plain
-	honoured filter
-}
-
-// begin says what is honoured, and whether the log still reached back to the cursor.
-func (l *listening) begin() error {
-	members, meta := append([]byte(`"notifications":`), jsonrpc.Encode(l.honoured)...), ""
-	if l.feed.Truncated {
+// acknowledge sends the first message of a listen: the part of its filter that is honoured, and whether the log still reached back
+// to the cursor.
+func (w *streamWriter) acknowledge(honoured filter) error {
+	members, meta := append([]byte(`"notifications":`), jsonrpc.Encode(honoured)...), ""
+	if w.feed.Truncated {
 		meta = metaTruncated
 	}
-	return l.send(spec.NoteAcknowledged, text(members), text(meta), l.resumeAt())
+	return w.send(spec.NoteAcknowledged, text(members), text(meta), w.resumeAt())
 }
-
-func (l *listening) end(c *call, _ error) { l.complete(c, l.resumeAt()) }
 
 // openListen opens the stream of a subscriptions/listen (revision 2026-07-28): it makes out what is asked for, and opens the
 // feed of what is honoured.
@@ -55,15 +48,17 @@ func (st *streams) openListen(ctx context.Context, c *call) (*streamWriter, erro
 		return nil, err
 	}
 	o := &streamWriter{
-		kind: kindListen, streams: st, principal: c.principal, header: c.request.Header,
-		payloads: declares(jsonrpc.Member(c.meta, spec.MetaCapabilities), Extension),
-		targets:  map[string]target{},
+		kind: kindListen, streams: st, caller: caller{principal: c.principal, header: c.request.Header},
+		interests: interests{payloads: declares(jsonrpc.Member(c.meta, spec.MetaCapabilities), Extension)}, targets: map[string]target{},
 	}
 	honoured, err := o.honour(ctx, asked)
 	if err != nil {
 		return nil, err
 	}
-	o.framing = &listening{plain{o}, honoured}
+	o.framing = framing{
+		begin: func() error { return o.acknowledge(honoured) },
+		end:   func(c *call, _ error) { o.complete(c, o.resumeAt()) },
+	}
 	request := stream.Request{Workspace: c.principal.Workspace, Topics: o.topics(ctx), Cursor: cursor}
 	for _, t := range o.targets {
 		t.addTo(&request)
@@ -127,19 +122,19 @@ func (c *call) cursor() (string, error) {
 // honour takes of what was asked for what is served here and open to the caller. A
 // URI that is unknown, or not the caller's to have, is left out.
 func (w *streamWriter) honour(ctx context.Context, asked filter) (filter, error) {
-	w.resources = asked.ResourcesListChanged && w.streams.methods.has(spec.MethodResources)
-	w.events = asked.EventsListChanged && w.streams.methods.has(spec.MethodEvents)
-	w.contexts = asked.ConversationContext && w.streams.conversation != nil && w.streams.conversation.Offers(ctx, w.principal).Any()
+	w.interests.resources = asked.ResourcesListChanged && w.streams.methods.has(spec.MethodResources)
+	w.interests.events = asked.EventsListChanged && w.streams.methods.has(spec.MethodEvents)
+	w.interests.contexts = asked.ConversationContext && w.streams.conversation != nil && w.streams.conversation.Offers(ctx, w.caller.principal).Any()
 	// There may be no backend yet: these lists are notified of when one comes, and acknowledged when one is there.
-	w.tools = asked.ToolsListChanged && w.streams.methods.has(spec.MethodToolsList)
-	w.prompts = asked.PromptsListChanged && w.streams.methods.has(spec.MethodPromptsList)
+	w.interests.tools = asked.ToolsListChanged && w.streams.methods.has(spec.MethodToolsList)
+	w.interests.prompts = asked.PromptsListChanged && w.streams.methods.has(spec.MethodPromptsList)
 	var offers api.Capabilities
-	if backends := w.streams.backends; (w.tools || w.prompts) && backends.Any(ctx) {
-		offers = backends.Capabilities(ctx, api.Client{Principal: w.principal})
+	if backends := w.streams.backends; (w.interests.tools || w.interests.prompts) && backends.Any(ctx) {
+		offers = backends.Capabilities(ctx, api.Client{Principal: w.caller.principal})
 	}
 	out := filter{
-		ToolsListChanged: w.tools && offers.Tools, PromptsListChanged: w.prompts && offers.Prompts,
-		ResourcesListChanged: w.resources, EventsListChanged: w.events, ConversationContext: w.contexts,
+		ToolsListChanged: w.interests.tools && offers.Tools, PromptsListChanged: w.interests.prompts && offers.Prompts,
+		ResourcesListChanged: w.interests.resources, EventsListChanged: w.interests.events, ConversationContext: w.interests.contexts,
 	}
 	if len(asked.ResourceSubscriptions) == 0 {
 		return out, nil
@@ -147,13 +142,13 @@ func (w *streamWriter) honour(ctx context.Context, asked filter) (filter, error)
 	if most := w.streams.maxURIs; len(asked.ResourceSubscriptions) > most {
 		return out, session.LimitReached("streamURIs", most)
 	}
-	cat, err := w.streams.catalogs.of(ctx, w.principal)
+	cat, err := w.streams.catalogs.of(ctx, w.caller.principal)
 	if err != nil {
 		return out, err
 	}
 	open := 0
 	for _, uri := range asked.ResourceSubscriptions {
-		t, err := w.streams.targets.resolve(ctx, cat, w.principal, uri)
+		t, err := w.streams.targets.resolve(ctx, cat, w.caller.principal, uri)
 		switch kind := fault.KindOf(err); {
 		case err == nil:
 		case kind == fault.Internal || kind == fault.Unavailable:

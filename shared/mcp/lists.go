@@ -19,7 +19,7 @@ type lists struct {
 	catalogs      catalogs
 	subscriptions Subscriptions
 	backends      Gateway
-	tools         *eventTools // nil if they are off
+	tools         Tools // nil without any
 	methods       methodTable
 	pageSize      int
 	anonymous     bool // see [Options.AnonymousWebhooks]
@@ -29,6 +29,12 @@ type lists struct {
 }
 
 const maxListings = 256
+
+// newLists returns lists with the given dependencies.
+func newLists(l lists) *lists {
+	l.kept = bounded.NewMap[*catalog.Catalog, *listing](maxListings)
+	return &l
+}
 
 func (h *lists) listing(cat *catalog.Catalog) *listing {
 	l, ok := h.kept.Get(cat)
@@ -137,7 +143,7 @@ func (h *lists) addBackends(ctx context.Context, c *call, page *partedPage, kind
 		if !ok {
 			return result{}, errListCursor
 		}
-		for _, x := range h.tools.others(kind, entries) {
+		for _, x := range h.backendEntries(kind, entries) {
 			page.add(x.For(c.version))
 		}
 		if after != "" {
@@ -224,9 +230,28 @@ func (h *lists) listBackends(ctx context.Context, c *call, kind api.Kind) (resul
 	cache.ttl = math.MaxInt64 // as long as the backends say
 	page := newPage(from, h.pageSize, cache)
 	if kind == api.Tools && h.tools != nil && from.where == atCatalog {
-		for _, tool := range h.tools.listed {
+		for _, tool := range h.tools.Listed() {
 			page.add(tool)
 		}
 	}
 	return h.addBackends(ctx, c, &page, kind)
+}
+
+// Tools are tools of the endpoint's own. They hide those of backends that have the same names.
+type Tools interface {
+	// Instructions tell a model how to use the tools.
+	Instructions() string
+	// Listed returns the encoded entries of tools/list.
+	Listed() [][]byte
+	Has(name string) bool
+	// Call serves a tools/call.
+	Call(ctx context.Context, c *call) (result, error)
+}
+
+// backendEntries returns the entries of a backends' list without the tools that one of our own hides.
+func (h *lists) backendEntries(kind api.Kind, entries []api.Entry) []api.Entry {
+	if h.tools == nil || kind != api.Tools {
+		return entries
+	}
+	return slices.DeleteFunc(slices.Clone(entries), func(x api.Entry) bool { return h.tools.Has(x.Name) })
 }

@@ -75,7 +75,7 @@ func TestAnEventTypeGivesUpItsOrderWhileClientsReadIt(t *testing.T) {
 			b.f.publish(uri, `{"n":1}`)
 			got, _ := b.events()
 			var next shownEvents
-			params := toolParams(toolRecent, at(got.Subscription))
+			params := toolParams("recent_events", at(got.Subscription))
 			answer := b.f.served(b.f.request("POST", alice, statelessBody("1", spec.MethodToolsCall, params), statelessHeaders(spec.MethodToolsCall, params)...))
 			toolResult(t, reply{200, nil, answer.Body.String()}, &next)
 			if all := append(got.data(), next.data()...); !slices.Equal(all, []string{`{"n":1}`}) {

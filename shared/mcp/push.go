@@ -25,18 +25,12 @@ const recovery = time.Second
 
 // push is the framing of an events/stream: one subscription, in the notifications of SEP-3415.
 type push struct {
-	plain
 	selected
+	writer  *streamWriter
 	version spec.Version
 	profile spec.Profile
 	beaten  time.Time // when the last heartbeat, or active, was sent
 }
-
-// ended is why a subscription ends that was granted before: access was revoked, or the event
-// type is not what it was.
-type ended struct{ reason error }
-
-func (e *ended) Error() string { return "mcp: the subscription ends: " + e.reason.Error() }
 
 // openPush opens the stream of an events/stream (SEP-3415).
 func (st *streams) openPush(ctx context.Context, c *call) (*streamWriter, error) {
@@ -46,9 +40,9 @@ func (st *streams) openPush(ctx context.Context, c *call) (*streamWriter, error)
 	}
 	// The body of the request must not live as long as the stream.
 	w.Arguments = bytes.Clone(w.Arguments)
-	o := &streamWriter{kind: kindEvents, streams: st, principal: c.principal, header: c.request.Header}
-	p := &push{plain: plain{o}, selected: w, version: c.version, profile: c.profile}
-	o.framing = p
+	o := &streamWriter{kind: kindEvents, streams: st, caller: caller{principal: c.principal, header: c.request.Header}}
+	p := &push{writer: o, selected: w, version: c.version, profile: c.profile}
+	o.framing = framing{begin: p.begin, deliver: p.deliver, due: p.due, heartbeat: p.heartbeat, moved: p.moved, failed: p.failed, end: p.end}
 	return o, o.open(ctx, stream.Request{
 		Workspace: c.principal.Workspace, Patterns: []subscription.Pattern{w.Pattern}, Topics: []string{stream.TopicCatalog},
 		Cursor: w.cursor, MaxAge: w.maxAge, Sole: true, Wants: p.Wants,
@@ -58,14 +52,14 @@ func (st *streams) openPush(ctx context.Context, c *call) (*streamWriter, error)
 // begin confirms the subscription.
 func (p *push) begin() error {
 	p.beaten = time.Now()
-	return p.note(spec.NoteEventsActive, p.resumeAt(), func(b []byte) []byte {
-		return strconv.AppendBool(append(b, `,"truncated":`...), p.feed.Truncated)
+	return p.note(spec.NoteEventsActive, p.writer.resumeAt(), func(b []byte) []byte {
+		return strconv.AppendBool(append(b, `,"truncated":`...), p.writer.feed.Truncated)
 	})
 }
 
 // note sends a notification with a cursor and what more appends.
 func (p *push) note(name, cursor string, more func([]byte) []byte) error {
-	return p.send(name, func(b []byte) []byte {
+	return p.writer.send(name, func(b []byte) []byte {
 		b = jsonrpc.AppendString(append(b, `"cursor":`...), cursor)
 		if more != nil {
 			b = more(b)
@@ -78,7 +72,7 @@ func (p *push) note(name, cursor string, more func([]byte) []byte) error {
 func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 	pattern := p.Pattern
 	for { // the event must not be lost if the store does not answer
-		err := p.check(ctx, d.Event == nil || p.unsure())
+		err := p.check(ctx, d.Event == nil || p.writer.unsure())
 		if err == nil {
 			break
 		}
@@ -94,13 +88,13 @@ func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 	}
 	cursor := d.Cursor
 	if p.Pattern != pattern { // the cursor was made without the partitions that were added since
-		cursor = p.resumeAt()
+		cursor = p.writer.resumeAt()
 	}
 	data, err := p.Data(d.Event)
 	if err != nil { // of this event only
-		return p.fail(spec.NoteEventsError, p.streams.faults.translate(ctx, err, p.version, p.profile))
+		return p.fail(spec.NoteEventsError, p.writer.streams.faults.translate(ctx, err, p.version, p.profile))
 	}
-	return p.send(spec.NoteEventsEvent, func(b []byte) []byte {
+	return p.writer.send(spec.NoteEventsEvent, func(b []byte) []byte {
 		b = jsonrpc.AppendString(append(b, `"cursor":`...), cursor)
 		return appendOccurrence(append(b, ','), d.Event, data)
 	}, func(b []byte) []byte { return subscription.AppendOccurrenceMeta(b, d.Event, p.Entry) }, "")
@@ -123,13 +117,13 @@ func (p *push) heartbeat(ctx context.Context) error {
 		}
 	}
 	p.beaten = time.Now()
-	return p.note(spec.NoteEventsHeartbeat, p.resumeAt(), nil)
+	return p.note(spec.NoteEventsHeartbeat, p.writer.resumeAt(), nil)
 }
 
 // moved sends the cursor without waiting for the next heartbeat. A client that is cut off while its stream reads many
 // events that its filter drops would otherwise read them again each time.
 func (p *push) moved() error {
-	return p.note(spec.NoteEventsHeartbeat, p.resumeAt(), nil)
+	return p.note(spec.NoteEventsHeartbeat, p.writer.resumeAt(), nil)
 }
 
 // failed notifies the client of a failure that may pass, and waits a moment. Other
@@ -138,7 +132,7 @@ func (p *push) failed(ctx context.Context, err error) error {
 	if !fault.Is(err, fault.Unavailable) || errors.Is(err, stream.ErrClosed) || errors.Is(err, errWriting) {
 		return err
 	}
-	if err := p.fail(spec.NoteEventsError, p.streams.faults.translate(ctx, err, p.version, p.profile)); err != nil {
+	if err := p.fail(spec.NoteEventsError, p.writer.streams.faults.translate(ctx, err, p.version, p.profile)); err != nil {
 		return err
 	}
 	if periodic.Sleep(ctx, recovery) != nil {
@@ -149,36 +143,36 @@ func (p *push) failed(ctx context.Context, err error) error {
 
 // fail sends a notification about an error.
 func (p *push) fail(name string, rpc *jsonrpc.Error) error {
-	return p.send(name, func(b []byte) []byte { return jsonrpc.AppendErrorObject(append(b, `"error":`...), rpc) }, nil, "")
+	return p.writer.send(name, func(b []byte) []byte { return jsonrpc.AppendErrorObject(append(b, `"error":`...), rpc) }, nil, "")
 }
 
 // end notifies why the subscription ended, if it did. The cursor was in the notifications.
 func (p *push) end(c *call, why error) {
 	if end, ok := errors.AsType[*ended](why); ok {
-		rpc := p.streams.faults.translate(c.request.Context(), end.reason, p.version, p.profile)
+		rpc := p.writer.streams.faults.translate(c.request.Context(), end.reason, p.version, p.profile)
 		_ = p.fail(spec.NoteEventsTerminated, rpc) // it ends either way
 	}
-	p.complete(c, "")
+	p.writer.complete(c, "")
 }
 
 // check ends the subscription if the current catalog no longer allows it or, if credentials is true, if the caller's
 // credentials no longer do. If the event type gave up its order or regained it, check adds the partitions of the log that
 // its events go to now.
 func (p *push) check(ctx context.Context, credentials bool) error {
-	before := p.principal
+	before := p.writer.caller.principal
 	if credentials {
-		if p.look(ctx) != nil {
+		if p.writer.look(ctx) != nil {
 			return &ended{subscription.Revoked()}
 		}
 	}
-	cat, err := p.streams.catalogs.of(ctx, p.principal)
+	cat, err := p.writer.streams.catalogs.of(ctx, p.writer.caller.principal)
 	if err != nil {
 		return err
 	}
 	if cat == p.catalog && !credentials {
 		return nil
 	}
-	chosen, err := choose(cat, p.Entry.Name, p.Arguments, p.principal, p.mode)
+	chosen, err := choose(cat, p.Entry.Name, p.Arguments, p.writer.caller.principal, p.mode)
 	if now := cat.ByName(p.Entry.Name); now != nil && now != p.Entry {
 		if feature := catalog.Broken(p.Entry, now); feature != "" {
 			return &ended{subscription.SchemaChanged(p.Entry.Name, feature)}
@@ -187,7 +181,7 @@ func (p *push) check(ctx context.Context, credentials bool) error {
 	switch kind := fault.KindOf(err); {
 	case err == nil:
 		if chosen.Pattern != p.Pattern {
-			if err := p.feed.Add(ctx, chosen.Pattern, p.streams.feeds.AfterChange(chosen.Pattern)); err != nil {
+			if err := p.writer.feed.Add(ctx, chosen.Pattern, p.writer.streams.feeds.AfterChange(chosen.Pattern)); err != nil {
 				return err
 			}
 		}
@@ -200,6 +194,6 @@ func (p *push) check(ctx context.Context, credentials bool) error {
 	case kind == fault.NotFound, kind == fault.Unsupported:
 		return &ended{err}
 	}
-	p.principal = before
+	p.writer.caller.principal = before
 	return err
 }

@@ -318,7 +318,7 @@ func TestPushClock(t *testing.T) {
 				}
 				cursors[p.Params.Cursor] = true
 			}
-			if d := p.at.Sub(last); d > maxBeat {
+			if d := p.at.Sub(last); d > 25*time.Second {
 				t.Errorf("%v between heartbeats", d)
 			}
 			last = p.at
@@ -389,7 +389,7 @@ func TestPushClock(t *testing.T) {
 		got := serve(t, func(o *Options) { catalogs = &shaky{Source: o.Catalogs}; o.Catalogs = catalogs }, `"name":"ci.deploy"`, func(b *bubbled) {
 			catalogs.fails.Store(2)
 			id = b.f.publish("event://ci/deploy", `{}`).ID
-			time.Sleep(3 * recovery)
+			time.Sleep(3 * time.Second)
 		})
 		if len(got) != 4 {
 			t.Fatalf("got %+v", got)

@@ -19,8 +19,6 @@ import (
 // maxLatest is how many events resources/read returns of an event URI. Their payloads have at most [eventlog.LatestBytes].
 const maxLatest = 20
 
-const subscriptionScheme = "subscription://"
-
 // reads serves resources/read.
 type reads struct {
 	catalogs      catalogs
@@ -116,34 +114,6 @@ func (h *reads) latest(ctx context.Context, cat *catalog.Catalog, who auth.Princ
 		entry, vars, ok := cat.Match(uri)
 		return ok && subscription.Matches(p.Key, uri) && entry.Access.Check(who, vars) == nil, ok && entry.Unordered()
 	})
-}
-
-// permitted keeps those event types of a resolved URI that the principal may have. It
-// fails when there is none.
-func permitted(p auth.Principal, access []subscription.Access) ([]subscription.Access, error) {
-	var out []subscription.Access
-	var denied error
-	for _, a := range access {
-		if err := a.Entry.Access.Check(p, a.Vars); err != nil {
-			denied = err
-			continue
-		}
-		out = append(out, a)
-	}
-	if len(out) == 0 && denied != nil {
-		return nil, denied
-	}
-	return out, nil
-}
-
-// allowed holds one event to the rule of its type, as the catalog has it now.
-func allowed(cat *catalog.Catalog, p auth.Principal, ev *event.Event) bool {
-	entry := cat.ByName(ev.Name)
-	if entry == nil || entry.Access == nil {
-		return entry != nil
-	}
-	_, vars, ok := cat.Match(ev.URI)
-	return ok && entry.Access.Check(p, vars) == nil
 }
 
 // subscriptionState is what the text of a subscription URI holds.

@@ -1,6 +1,8 @@
 package mcp
 
 import (
+	"encoding/json"
+	"errors"
 	"net/http"
 	"strconv"
 	"sync"
@@ -8,8 +10,10 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // replies writes the responses of methods.
@@ -19,6 +23,14 @@ type replies struct {
 	metadata string // see [Options.ResourceMetadata]
 	server   []byte // the _meta member that stands in every result of the stateless revisions, encoded once
 	memory   *quota.Share
+}
+
+// newReplies returns the replies of a server whose name and version are the JSON object server.
+func newReplies(server json.RawMessage, f faults, cs catalogs, metadata string) *replies {
+	return &replies{
+		faults: f, catalogs: cs, metadata: metadata, server: append([]byte(`"`+spec.MetaServer+`":`), server...),
+		memory: quota.NewShare("answerBytes", "answers that clients have not read", answerBytes),
+	}
 }
 
 const (
@@ -137,4 +149,22 @@ var jsonType = []string{"application/json"}
 // sendError answers with a JSON-RPC error.
 func sendError(w http.ResponseWriter, status int, id []byte, rpc *jsonrpc.Error) {
 	send(w, status, func(b []byte) []byte { return jsonrpc.AppendError(b, id, rpc) })
+}
+
+// sessionFailed answers a request whose session could not be had. A 404 has no
+// JSON-RPC body: clients take the status alone as the sign to initialize again.
+func (r *replies) sessionFailed(w http.ResponseWriter, c *call, err error) {
+	if errors.Is(err, session.ErrNone) {
+		http.Error(w, "session not found", http.StatusNotFound)
+		return
+	}
+	rpc := r.faults.translate(c.request.Context(), err, c.version, c.profile)
+	w.Header().Set("Retry-After", "1")
+	sendError(w, http.StatusServiceUnavailable, c.msg.ID, rpc)
+}
+
+// Unreachable answers a forwarded request whose service cannot be reached.
+func Unreachable(w http.ResponseWriter, id json.RawMessage) {
+	w.Header().Set("Retry-After", "1")
+	sendError(w, http.StatusServiceUnavailable, id, &jsonrpc.Error{Code: codeUnavailable, Message: "the service cannot be reached now"})
 }

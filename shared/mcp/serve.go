@@ -6,13 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"iter"
 	"log/slog"
 	"mime"
 	"net/http"
 	"regexp"
 	"runtime/debug"
-	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -163,36 +161,6 @@ func preflight(w http.ResponseWriter, r *http.Request) {
 // parameterHeader is the name of a header that mirrors a parameter of a tool.
 var parameterHeader = regexp.MustCompile(`(?i)^Mcp-Param-[A-Za-z0-9!#$%&'*+.^_|~-]{1,128}$`)
 
-// accepts reports whether the Accept header lets the media type through. None at
-// all accepts anything (RFC 9110, section 12.5.1).
-func accepts(h http.Header, mediaType string) bool {
-	values := h["Accept"]
-	if len(values) == 0 {
-		return true
-	}
-	main, _, _ := strings.Cut(mediaType, "/")
-	for t := range mediaTypes(values) {
-		if strings.EqualFold(t, mediaType) || t == "*/*" || strings.EqualFold(t, main+"/*") {
-			return true
-		}
-	}
-	return false
-}
-
-// mediaTypes are those that an Accept header lists, without their parameters.
-func mediaTypes(values []string) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for _, v := range values {
-			for part := range strings.SplitSeq(v, ",") {
-				t, _, _ := strings.Cut(part, ";")
-				if !yield(strings.TrimSpace(t)) {
-					return
-				}
-			}
-		}
-	}
-}
-
 const (
 	// maxBody is the largest request body in bytes.
 	maxBody = 1 << 20
@@ -295,10 +263,6 @@ func (c *call) inTrace() {
 	if where.Parent != "" {
 		c.request = c.request.WithContext(trace.With(c.request.Context(), where))
 	}
-}
-
-func invalidRequest(text string) *jsonrpc.Error {
-	return &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: text}
 }
 
 // stateless reports whether a message is of the stateless revisions: by its version header, or by _meta.

@@ -1,13 +1,8 @@
 package mcp
 
 import (
-	"context"
-	"encoding/json"
-	"errors"
 	"net/http"
-	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
@@ -29,32 +24,6 @@ func (e *Endpoint) postSessionBased(w http.ResponseWriter, c *call) {
 		e.dispatch(w, c)
 	default:
 		e.takeIn(w, c)
-	}
-}
-
-const (
-	// detachedFor bounds a request whose client may be gone.
-	detachedFor = time.Minute
-	// noticeFor bounds a notification, an answer or the end of a session. Clients that cancel or end often close the connection right
-	// after they have sent it.
-	noticeFor = 10 * time.Second
-)
-
-// detach lets the request go on when its client disconnects, which in these
-// revisions is no cancellation (2025-11-25, Transports, Sending Messages). It ends with the endpoint.
-func (c *call) detach(shut context.Context, whole time.Duration) (stop func()) {
-	ctx := c.request.Context()
-	c.attached = ctx
-	until := time.Now().Add(whole)
-	if c.ends, _ = ctx.Deadline(); !c.ends.IsZero() && c.ends.Before(until) {
-		until = c.ends
-	}
-	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), until)
-	c.request = c.request.WithContext(ctx)
-	attached := context.AfterFunc(shut, cancel)
-	return func() {
-		attached()
-		cancel()
 	}
 }
 
@@ -98,33 +67,4 @@ func (e *Endpoint) loadSession(w http.ResponseWriter, c *call, id string) bool {
 	}
 	c.session, c.version = s, s.Version
 	return true
-}
-
-// sessionFailed answers a request whose session could not be had. A 404 has no
-// JSON-RPC body: clients take the status alone as the sign to initialize again.
-func (r *replies) sessionFailed(w http.ResponseWriter, c *call, err error) {
-	if errors.Is(err, session.ErrNone) {
-		http.Error(w, "session not found", http.StatusNotFound)
-		return
-	}
-	rpc := r.faults.translate(c.request.Context(), err, c.version, c.profile)
-	w.Header().Set("Retry-After", "1")
-	sendError(w, http.StatusServiceUnavailable, c.msg.ID, rpc)
-}
-
-// declares reports whether a client's capabilities name the extension; up to
-// 2025-11-25 that may be among the experimental ones.
-func declares(capabilities json.RawMessage, extension string) bool {
-	for _, member := range []string{"extensions", "experimental"} {
-		if jsonrpc.Member(jsonrpc.Member(capabilities, member), extension) != nil {
-			return true
-		}
-	}
-	return false
-}
-
-// Unreachable answers a forwarded request whose service cannot be reached.
-func Unreachable(w http.ResponseWriter, id json.RawMessage) {
-	w.Header().Set("Retry-After", "1")
-	sendError(w, http.StatusServiceUnavailable, id, &jsonrpc.Error{Code: codeUnavailable, Message: "the service cannot be reached now"})
 }

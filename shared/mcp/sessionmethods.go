@@ -2,7 +2,6 @@ package mcp
 
 import (
 	"context"
-	"encoding/json"
 	"net/http"
 	"strings"
 	"time"
@@ -17,10 +16,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
-
-// sessionNotice makes the open stream of a session, wherever it is, look at
-// the store again.
-var sessionNotice = json.RawMessage(`{"changed":true}`)
 
 // sessionMethods serve what begins, changes and ends sessions.
 type sessionMethods struct {
@@ -259,4 +254,25 @@ func (e *Endpoint) delete(w http.ResponseWriter, c *call) {
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)
+}
+
+// setLevel serves logging/setLevel (up to 2025-11-25): from then on the session's
+// stream logs what a client would otherwise not notice. Without it nothing is logged there.
+func (h *sessionMethods) setLevel(ctx context.Context, c *call) (result, error) {
+	level, err := c.required("level")
+	if err != nil {
+		return result{}, err
+	}
+	if !spec.KnownSeverity(level) {
+		return result{}, invalidParams("level must be one of the severities of RFC 5424, debug to emergency")
+	}
+	if err := h.sessions.Change(ctx, c.session, func(s *session.Session) { s.Level = level }); err != nil {
+		return result{}, sessionFault(err)
+	}
+	if h.backends.Any(ctx) {
+		if err := h.backends.SetLevel(ctx, c.client()); err != nil {
+			return result{}, err
+		}
+	}
+	return result{}, h.notify(ctx, c)
 }

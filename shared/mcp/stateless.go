@@ -28,10 +28,6 @@ func (e *Endpoint) postStateless(w http.ResponseWriter, c *call) {
 	}
 }
 
-func unknownMethod(name string) *jsonrpc.Error {
-	return &jsonrpc.Error{Code: jsonrpc.MethodNotFound, Message: "unknown method " + clip(name)}
-}
-
 // checkVersion checks that header and _meta name the same known revision, and
 // that _meta has what it must. A notification has to have neither.
 func (c *call) checkVersion(supported []spec.Version) *jsonrpc.Error {
@@ -107,6 +103,19 @@ func (c *call) checkHeader(header, want string) *jsonrpc.Error {
 	}
 	if got != want {
 		return mismatch("%s is %q and the body has %q", header, clip(got), clip(want))
+	}
+	return nil
+}
+
+// checkLogLevel refuses a request of 2026-07-28 that asks for log messages at a level that
+// there is not. Only backends send some in this revision, which deprecates them.
+func (c *call) checkLogLevel() *jsonrpc.Error {
+	raw := jsonrpc.Member(c.meta, spec.MetaLogLevel)
+	if raw == nil {
+		return nil
+	}
+	if level, ok := jsonrpc.String(raw); !ok || !spec.KnownSeverity(level) {
+		return invalidParams("%s must be one of the severities of RFC 5424", spec.MetaLogLevel)
 	}
 	return nil
 }

@@ -86,8 +86,8 @@ func (w *streamWriter) ended(r *http.Request, why error) {
 	reason := endReason(r, why)
 	w.streams.faults.metrics.StreamEnded(reason)
 	level, attrs := slog.LevelInfo, make([]slog.Attr, 0, 6)
-	hash := sha256.Sum256([]byte(w.principal.ID))
-	attrs = append(attrs, slog.String("reason", reason), slog.String("kind", w.kind), slog.String("workspace", w.principal.Workspace),
+	hash := sha256.Sum256([]byte(w.caller.principal.ID))
+	attrs = append(attrs, slog.String("reason", reason), slog.String("kind", w.kind), slog.String("workspace", w.caller.principal.Workspace),
 		slog.String("principal", hex.EncodeToString(hash[:6])))
 	if !w.began.IsZero() {
 		attrs = append(attrs, slog.Float64("open_s", time.Since(w.began).Round(time.Millisecond).Seconds()))
@@ -97,3 +97,9 @@ func (w *streamWriter) ended(r *http.Request, why error) {
 	}
 	w.streams.faults.logger.LogAttrs(context.WithoutCancel(r.Context()), level, "stream ended", attrs...)
 }
+
+// ended is why a subscription ends that was granted before: access was revoked, or the event
+// type is not what it was.
+type ended struct{ reason error }
+
+func (e *ended) Error() string { return "mcp: the subscription ends: " + e.reason.Error() }

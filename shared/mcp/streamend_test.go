@@ -6,13 +6,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -22,7 +19,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
@@ -74,23 +70,23 @@ func TestWhyAStreamEnded(t *testing.T) {
 		reason string
 		kind   string
 	}{
-		"client_closed":           {end: func(_ *fixture, o *open) { o.cancel() }, reason: "client_closed", kind: kindListen},
-		"max_age":                 {change: func(o *Options) { o.MaxAge = 50 * time.Millisecond }, reason: "max_age", kind: kindListen},
-		"shutdown":                {end: func(f *fixture, _ *open) { f.close() }, reason: "shutdown", kind: kindListen},
-		"superseded":              {change: keep(1, false), end: func(f *fixture, _ *open) { listen(f) }, reason: "superseded", kind: kindListen},
-		"credentials_expired":     {change: func(o *Options) { o.Auth = fading{o.Auth} }, reason: "credentials_expired", kind: kindListen},
-		"the stream of a session": {open: sessionOf, end: func(_ *fixture, o *open) { o.cancel() }, reason: "client_closed", kind: kindSession},
-		"session_taken":           {open: sessionOf, end: func(f *fixture, o *open) { f.stream(alice, o.header.Get("Test-Session"), "").event() }, reason: "session_taken", kind: kindSession},
-		"events/stream":           {open: func(f *fixture) *open { o, _ := f.push(alice, "1", "ci.deploy", `{}`, ""); return o }, end: func(_ *fixture, o *open) { o.cancel() }, reason: "client_closed", kind: kindEvents},
+		"client_closed":           {end: func(_ *fixture, o *open) { o.cancel() }, reason: "client_closed", kind: "subscriptions/listen"},
+		"max_age":                 {change: func(o *Options) { o.MaxAge = 50 * time.Millisecond }, reason: "max_age", kind: "subscriptions/listen"},
+		"shutdown":                {end: func(f *fixture, _ *open) { f.close() }, reason: "shutdown", kind: "subscriptions/listen"},
+		"superseded":              {change: keep(1, false), end: func(f *fixture, _ *open) { listen(f) }, reason: "superseded", kind: "subscriptions/listen"},
+		"credentials_expired":     {change: func(o *Options) { o.Auth = fading{o.Auth} }, reason: "credentials_expired", kind: "subscriptions/listen"},
+		"the stream of a session": {open: sessionOf, end: func(_ *fixture, o *open) { o.cancel() }, reason: "client_closed", kind: "session"},
+		"session_taken":           {open: sessionOf, end: func(f *fixture, o *open) { f.stream(alice, o.header.Get("Test-Session"), "").event() }, reason: "session_taken", kind: "session"},
+		"events/stream":           {open: func(f *fixture) *open { o, _ := f.push(alice, "1", "ci.deploy", `{}`, ""); return o }, end: func(_ *fixture, o *open) { o.cancel() }, reason: "client_closed", kind: "events/stream"},
 		"subscription_ended": {open: func(f *fixture) *open { o, _ := f.push(alice, "1", "ci.deploy", `{}`, ""); return o }, end: func(f *fixture, _ *open) {
 			f.catalogs.Replace(mustParse(f.t, "events: []\n"))
 			must(f.t, f.log.Notify(f.t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
-		}, reason: "subscription_ended", kind: kindEvents},
+		}, reason: "subscription_ended", kind: "events/stream"},
 		"credentials_revoked": {change: func(o *Options) { revoking.Authenticator = o.Auth; o.Auth = revoking }, end: func(f *fixture, _ *open) {
 			revoking.say(auth.Principal{}, auth.ErrNoToken)
 			must(f.t, f.log.Notify(f.t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
-		}, reason: "credentials_revoked", kind: kindListen},
-		"a stream of the dialect, ended": {open: func(f *fixture) *open { o, _ := f.dialectStream(alice); return o }, end: func(f *fixture, _ *open) { f.close() }, reason: "shutdown", kind: kindDialect},
+		}, reason: "credentials_revoked", kind: "subscriptions/listen"},
+		"a stream of the dialect, ended": {open: func(f *fixture) *open { o, _ := f.dialectStream(alice); return o }, end: func(f *fixture, _ *open) { f.close() }, reason: "shutdown", kind: "named_events"},
 	} {
 		t.Run("OPS-12 "+name, func(t *testing.T) {
 			log := &logText{}
@@ -133,28 +129,6 @@ func sessionOf(f *fixture) *open {
 	o.event()
 	o.header.Set("Test-Session", session)
 	return o
-}
-
-// The reasons that a test cannot bring about in a moment.
-func TestEndReasons(t *testing.T) {
-	gone, leave := context.WithCancel(t.Context())
-	leave()
-	open := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/mcp", nil)
-	for name, tc := range map[string]struct {
-		r    *http.Request
-		why  error
-		want string
-	}{
-		"a write that took too long":      {open, errors.Join(errWriting, &net.OpError{Op: "write", Err: os.ErrDeadlineExceeded}), "slow_reader"},
-		"a feed that ran over":            {open, stream.ErrSlow, "slow_reader"},
-		"a failed write":                  {open, errors.Join(errWriting, net.ErrClosed), "client_closed"},
-		"the store fails":                 {open, fault.New(fault.Unavailable, "x"), "error"},
-		"what fails as the client leaves": {open.WithContext(gone), fault.New(fault.Unavailable, "x"), "client_closed"},
-	} {
-		if got := endReason(tc.r, tc.why); got != tc.want {
-			t.Errorf("%s: got %s, want %s", name, got, tc.want)
-		}
-	}
 }
 
 // OPS-13: the trace of a message is that of its _meta, or else that of the HTTP request.

@@ -10,6 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
 // streams opens the streams, and knows what all of them need.
@@ -48,8 +49,8 @@ func (st *streams) hold(w http.ResponseWriter, c *call, open func(context.Contex
 	}
 	o.start(w, c)
 	if err = o.framing.begin(); err == nil {
-		if o.onBegin != nil {
-			o.onBegin()
+		if o.framing.began != nil {
+			o.framing.began()
 		}
 		err = o.run(ctx)
 	}
@@ -80,4 +81,17 @@ func (w *streamWriter) close() {
 	for _, end := range slices.Backward(w.ends) {
 		end()
 	}
+}
+
+// streaming serves a method whose response is a stream that stays open.
+type streaming struct {
+	streams *streams
+	open    func(ctx context.Context, c *call) (*streamWriter, error)
+}
+
+func (h streaming) serve(w http.ResponseWriter, c *call) error {
+	if accepts(c.request.Header, sse.ContentType) {
+		return h.streams.hold(w, c, func(ctx context.Context) (*streamWriter, error) { return h.open(ctx, c) })
+	}
+	return notAcceptable(w, c)
 }

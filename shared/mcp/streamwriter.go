@@ -4,12 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
@@ -26,57 +24,55 @@ var (
 	errEnding     = errors.New("mcp: the server is shutting down")
 	errSuperseded = errors.New("mcp: the principal opened too many newer streams")
 	errTaken      = errors.New("mcp: the session ended or has a newer stream")
-	errWriting    = errors.New("mcp: the client is gone or does not read")
 )
 
-// streamWriter is one open stream: what a feed hands out goes through it
-// to the client.
+// streamWriter writes one open stream: the deliveries of its feed, in its framing.
 type streamWriter struct {
+	kind      string // for the log
 	streams   *streams
-	principal auth.Principal
-	header    http.Header // of the request, with the caller's credentials
-	looked    time.Time   // at the credentials, the last time
-	feed      *stream.Feed
-	out       *sse.Writer
-	wrote     time.Time // when something was last written
-	reached   string    // the cursor after the last delivery that was served
-	cut       bool      // the last delivery that the feed handed out was not served
+	caller    caller
+	targets   map[string]target // by canonical URI
+	interests interests
+	framing   framing
 
-	targets map[string]target // by canonical URI
-	// What the client is notified of, and how.
-	resources, events, tools, prompts bool   // changes of lists
-	roots                             bool   // what backends say of them
-	contexts                          bool   // of messages handled outside of sessions
-	payloads                          bool   // the payload in _meta, too
-	kind                              string // of stream, for the log
-	began                             time.Time
-	// subscriptionID is the id of the listen, which every message repeats; nil in
-	// the stream of a session.
+	feed    *stream.Feed
+	out     *sse.Writer
+	began   time.Time
+	wrote   time.Time // when something was last written
+	reached string    // the cursor after the last delivery that was served
+	cut     bool      // the last delivery that the feed returned was not served
+	// subscriptionID is the id of the listen, which every message repeats. It is nil in the stream of a session.
 	subscriptionID json.RawMessage
-	framing        framing
-	onBegin        func()   // called when the first message was written; may be nil
-	ends           []func() // what to do when it is over, in the order in which it began
+	ends           []func() // are called in reverse order when the stream ends
+}
+
+// interests are the changes and messages, other than events, of which a stream notifies its client.
+type interests struct {
+	resources, events, tools, prompts bool // changes of lists
+	roots                             bool // a backend's question for roots
+	contexts                          bool // context to messages that were sent outside of sessions
+	payloads                          bool // repeat payloads in _meta
 }
 
 // run passes on what comes until the stream ends, and returns why. Little is on
 // its stack while it waits: there are thousands of them.
 func (w *streamWriter) run(ctx context.Context) error {
 	w.wrote = time.Now()
-	w.looked, w.began = w.wrote, w.wrote
+	w.caller.looked, w.began = w.wrote, w.wrote
 	quiet := time.NewTimer(w.streams.timing.heartbeat)
 	defer quiet.Stop()
 	for {
 		if err := w.pass(ctx); err != nil {
 			return err
 		}
-		if w.feed.CursorMoved() {
+		if w.feed.CursorMoved() && w.framing.moved != nil {
 			if err := w.framing.moved(); err != nil {
 				return err
 			}
 		}
 		left := w.untilHeartbeat()
 		if left <= 0 {
-			if err := w.framing.heartbeat(ctx); err != nil {
+			if err := w.heartbeat(ctx); err != nil {
 				return err
 			}
 			continue
@@ -93,7 +89,11 @@ func (w *streamWriter) run(ctx context.Context) error {
 
 // untilHeartbeat returns the time until the next heartbeat must be sent.
 func (w *streamWriter) untilHeartbeat() time.Duration {
-	return time.Until(w.framing.due(w.wrote.Add(w.streams.timing.heartbeat)))
+	due := w.wrote.Add(w.streams.timing.heartbeat)
+	if w.framing.due != nil {
+		due = w.framing.due(due)
+	}
+	return time.Until(due)
 }
 
 // pass sends the deliveries that the feed has ready. It returns early if a heartbeat is due.
@@ -104,13 +104,13 @@ func (w *streamWriter) pass(ctx context.Context) error {
 		case err == nil && !ok:
 			return nil
 		case err == nil:
-			if err = w.framing.deliver(ctx, d); err == nil {
+			if err = w.deliver(ctx, d); err == nil {
 				w.reached = d.Cursor
 			}
 			w.cut = err != nil
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		default:
+		case w.framing.failed != nil:
 			err = w.framing.failed(ctx, err)
 		}
 		if err != nil {
@@ -132,8 +132,6 @@ func (w *streamWriter) resumeAt() string {
 	w.reached = w.feed.Cursor()
 	return w.reached
 }
-
-var comment = sse.Append(nil, sse.Event{Comment: " "})
 
 func (w *streamWriter) write(b []byte) error {
 	if err := w.out.Write(b); err != nil {
@@ -165,7 +163,7 @@ func (w *streamWriter) notify(ctx context.Context, d stream.Delivery) error {
 			return err
 		}
 		return w.resolveAgain(ctx)
-	case d.Topic == stream.TopicPrincipal(w.principal.ID):
+	case d.Topic == stream.TopicPrincipal(w.caller.principal.ID):
 		return w.sendChanges(d.Cursor, spec.NoteResourcesChange)
 	case strings.HasPrefix(d.Topic, topicSubscriptions):
 		return w.sendState(d)
@@ -180,8 +178,8 @@ func (w *streamWriter) notify(ctx context.Context, d stream.Delivery) error {
 // asks reports whether the client is notified of a list's changes by this notification.
 func (w *streamWriter) asks(note string) bool {
 	return map[string]bool{
-		spec.NoteResourcesChange: w.resources, spec.NoteEventsChange: w.events, spec.NoteToolsChange: w.tools,
-		spec.NotePromptsChange: w.prompts, spec.NoteRootsChange: w.roots,
+		spec.NoteResourcesChange: w.interests.resources, spec.NoteEventsChange: w.interests.events, spec.NoteToolsChange: w.interests.tools,
+		spec.NotePromptsChange: w.interests.prompts, spec.NoteRootsChange: w.interests.roots,
 	}[note]
 }
 
@@ -206,11 +204,11 @@ var topicSubscriptions = stream.TopicSubscription("")
 // sendEvent sends an event if the current catalog still allows it.
 func (w *streamWriter) sendEvent(ctx context.Context, d stream.Delivery) error {
 	ev := d.Event
-	cat, err := w.streams.catalogs.with(ctx, w.principal, ev.Name)
+	cat, err := w.streams.catalogs.with(ctx, w.caller.principal, ev.Name)
 	if err != nil {
 		return err
 	}
-	if !allowed(cat, w.principal, ev) || !cat.ByName(ev.Name).PushAllowed() {
+	if !allowed(cat, w.caller.principal, ev) || !cat.ByName(ev.Name).PushAllowed() {
 		return nil
 	}
 	members := func(b []byte) []byte {
@@ -224,7 +222,7 @@ func (w *streamWriter) sendEvent(ctx context.Context, d stream.Delivery) error {
 func (w *streamWriter) eventMeta(b []byte, ev *event.Event) []byte {
 	b = jsonrpc.AppendString(append(b, `"`+MetaEventID+`":`...), ev.ID)
 	b = jsonrpc.AppendString(append(b, `,"`+MetaTime+`":`...), ev.Timestamp())
-	if w.payloads {
+	if w.interests.payloads {
 		b = append(b, `,"`+MetaPayload+`":`...)
 		b = append(b, ev.Data...)
 	}
@@ -328,7 +326,10 @@ func (w *streamWriter) send(name string, members, meta func([]byte) []byte, curs
 		b = append(b, '}')
 	}
 	b = append(b, `}}`...)
-	e := w.framing.event(cursor)
+	e := sse.Event{}
+	if w.framing.event != nil {
+		e = w.framing.event(cursor)
+	}
 	e.Data = b
 	*text = b
 	*wire = sse.Append((*wire)[:0], e)
@@ -350,7 +351,7 @@ func (w *streamWriter) appendIDs(b []byte, cursor string) []byte {
 // resolveAgain adds what a changed catalog makes of the URIs: one may have become
 // the parent of a new event type. What is gone from the catalog stays and brings nothing.
 func (w *streamWriter) resolveAgain(ctx context.Context) error {
-	cat, err := w.streams.catalogs.of(ctx, w.principal)
+	cat, err := w.streams.catalogs.of(ctx, w.caller.principal)
 	if err != nil {
 		return err
 	}
@@ -358,9 +359,9 @@ func (w *streamWriter) resolveAgain(ctx context.Context) error {
 		if t.topic != "" || t.backend != "" {
 			continue
 		}
-		again, err := w.streams.targets.resolve(ctx, cat, w.principal, t.asked)
+		again, err := w.streams.targets.resolve(ctx, cat, w.caller.principal, t.asked)
 		if err != nil {
-			if !t.lost {
+			if !t.lost && w.framing.lost != nil {
 				if err := w.framing.lost(t); err != nil {
 					return err
 				}
@@ -387,15 +388,15 @@ func (w *streamWriter) resolveAgain(ctx context.Context) error {
 // topics lists what the stream writer follows beside its targets' own.
 func (w *streamWriter) topics(ctx context.Context) []string {
 	var out []string
-	lists := w.resources || w.tools || w.prompts
-	if lists || w.events || len(w.targets) > 0 {
+	lists := w.interests.resources || w.interests.tools || w.interests.prompts
+	if lists || w.interests.events || len(w.targets) > 0 {
 		out = append(out, stream.TopicCatalog)
 	}
-	if w.resources {
-		out = append(out, stream.TopicPrincipal(w.principal.ID))
+	if w.interests.resources {
+		out = append(out, stream.TopicPrincipal(w.caller.principal.ID))
 	}
-	if w.contexts {
-		out = append(out, stream.TopicConversation(w.principal.ID))
+	if w.interests.contexts {
+		out = append(out, stream.TopicConversation(w.caller.principal.ID))
 	}
 	if lists {
 		return append(out, w.backendTopics(ctx)...)

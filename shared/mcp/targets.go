@@ -2,34 +2,17 @@ package mcp
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
-
-// catalogs finds the catalog of a principal's workspace.
-type catalogs struct{ source catalog.Source }
-
-func (cs catalogs) of(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
-	cat, err := cs.source.Catalog(ctx, p.Workspace)
-	return cat, fault.Wrap(fault.Unavailable, err, "read the catalog")
-}
-
-// with returns the principal's catalog. If it lacks the named event type, with reads the latest catalog, because the
-// type may have been added, and its first event published, within the seconds for which this process keeps a catalog.
-func (cs catalogs) with(ctx context.Context, p auth.Principal, name string) (*catalog.Catalog, error) {
-	cat, err := cs.of(ctx, p)
-	if err == nil && cat.ByName(name) == nil {
-		cat, err = catalog.Latest(ctx, cs.source, p.Workspace)
-		err = fault.Wrap(fault.Unavailable, err, "read the latest catalog")
-	}
-	return cat, err
-}
 
 // targets makes out what the URIs of streams stand for.
 type targets struct {
@@ -103,4 +86,44 @@ func (ts *targets) resolve(ctx context.Context, cat *catalog.Catalog, p auth.Pri
 	}
 	t.uri, t.patterns = patterns[0].URI(), patterns
 	return t, nil
+}
+
+const subscriptionScheme = "subscription://"
+
+// permitted keeps those event types of a resolved URI that the principal may have. It
+// fails when there is none.
+func permitted(p auth.Principal, access []subscription.Access) ([]subscription.Access, error) {
+	var out []subscription.Access
+	var denied error
+	for _, a := range access {
+		if err := a.Entry.Access.Check(p, a.Vars); err != nil {
+			denied = err
+			continue
+		}
+		out = append(out, a)
+	}
+	if len(out) == 0 && denied != nil {
+		return nil, denied
+	}
+	return out, nil
+}
+
+// allowed holds one event to the rule of its type, as the catalog has it now.
+func allowed(cat *catalog.Catalog, p auth.Principal, ev *event.Event) bool {
+	entry := cat.ByName(ev.Name)
+	if entry == nil || entry.Access == nil {
+		return entry != nil
+	}
+	_, vars, ok := cat.Match(ev.URI)
+	return ok && entry.Access.Check(p, vars) == nil
+}
+
+// sessionNotice makes the open stream of a session, wherever it is, look at
+// the store again.
+var sessionNotice = json.RawMessage(`{"changed":true}`)
+
+// Subscriptions shows the caller's webhook subscriptions.
+type Subscriptions interface {
+	List(ctx context.Context, p auth.Principal, after string, limit int) (views []subscription.View, next string, err error)
+	Read(ctx context.Context, p auth.Principal, uri string) (*subscription.View, error)
 }

@@ -3,9 +3,9 @@ package mcp
 import (
 	"context"
 	"encoding/json"
-	"strconv"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -107,15 +107,6 @@ func (c *call) delivery() (url, secret string, err error) {
 			With(map[string]any{"feature": "deliveryMode", "value": clip(text["mode"])})
 	}
 	return text["url"], text["secret"], nil
-}
-
-// arguments is an object or nothing.
-func (c *call) arguments() (json.RawMessage, error) {
-	raw := c.param("arguments")
-	if raw != nil && raw[0] != '{' {
-		return nil, invalidParams("arguments must be an object")
-	}
-	return raw, nil
 }
 
 // subscribedEvents is the result of events/subscribe.
@@ -234,19 +225,14 @@ func (c *call) maxAge() (time.Duration, error) {
 	return d, err
 }
 
-// maxMilliseconds is about 285 years: what fits a [time.Duration].
-const maxMilliseconds = 9e12
+// Registrar makes webhook subscriptions.
+type Registrar interface {
+	Register(ctx context.Context, p auth.Principal, r subscription.RegisterRequest) (*subscription.Registered, error)
+	Subscribe(ctx context.Context, p auth.Principal, r subscription.SubscribeRequest) (*subscription.SubscribeResult, error)
+}
 
-// milliseconds reads a duration that is not negative. One that is too long to
-// be held is the longest.
-func (c *call) milliseconds(name string) (d time.Duration, given bool, err error) {
-	raw := c.param(name)
-	if raw == nil {
-		return 0, false, nil
-	}
-	ms, parseErr := strconv.ParseFloat(string(raw), 64)
-	if parseErr != nil || ms < 0 || ms != float64(int64(min(ms, maxMilliseconds))) && ms <= maxMilliseconds {
-		return 0, false, invalidParams("%s must be an integer of milliseconds, not negative", name)
-	}
-	return time.Duration(min(ms, maxMilliseconds)) * time.Millisecond, true, nil
+// Deregistrar ends webhook subscriptions.
+type Deregistrar interface {
+	Deregister(ctx context.Context, p auth.Principal, uri string) error
+	Unsubscribe(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage, url string) error
 }

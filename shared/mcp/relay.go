@@ -5,115 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
-
-// timing is how long streams and answers may be quiet.
-type timing struct {
-	heartbeat    time.Duration // the longest quiet of a stream
-	answerAfter  time.Duration // after which an answer that waits becomes a stream
-	writeTimeout time.Duration
-}
-
-// lateAnswer is the answer to a request that may have to wait for others. It is JSON
-// when it comes soon. Else it becomes a stream, so that no proxy on the way takes the
-// connection for dead, with the response at its end. Both are answers that every client has
-// to understand (2025-11-25, Transports, "Sending Messages to the Server"; 2026-07-28, Streamable
-// HTTP, "Sending Messages").
-type lateAnswer struct {
-	timing  timing
-	w       http.ResponseWriter
-	streams bool // the client takes a stream
-
-	mu    sync.Mutex
-	timer *time.Timer // of the next beat; nil while nothing waits
-	out   *sse.Writer // nil while it may still be JSON
-	err   error       // of the last write
-	over  bool        // the response is out, or left to the handler
-}
-
-// late is the answer to a request that may have to wait.
-func (t timing) late(w http.ResponseWriter, c *call) *lateAnswer {
-	return &lateAnswer{timing: t, w: w, streams: accepts(c.request.Header, sse.ContentType)}
-}
-
-// waits says that from now on the answer waits for others. It begins as a stream after that time.
-func (l *lateAnswer) waits(after time.Duration) {
-	switch {
-	case !l.streams:
-	case after == 0:
-		l.beat()
-	default:
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.timer = time.AfterFunc(after, l.beat)
-	}
-}
-
-// beat begins the stream, and comes again while it is quiet.
-func (l *lateAnswer) beat() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.over {
-		_ = l.write(comment) // it is kept
-	}
-}
-
-// write writes to the stream, which it begins. The lock is held.
-func (l *lateAnswer) write(events []byte) error {
-	if l.err != nil {
-		return l.err
-	}
-	if l.out == nil {
-		l.out = sse.NewWriter(l.w, l.timing.writeTimeout)
-		l.out.Start()
-	}
-	l.err = l.out.Write(events)
-	quiet := l.timing.heartbeat
-	switch {
-	case l.over || l.err != nil:
-	case l.timer == nil:
-		l.timer = time.AfterFunc(quiet, l.beat)
-	default:
-		l.timer.Reset(quiet)
-	}
-	return l.err
-}
-
-// end ends the stream with the response that build appends to nothing, and reports
-// whether there is a stream, or the response was out. If not, it is left to the handler.
-func (l *lateAnswer) end(build func([]byte) []byte) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.over {
-		return true
-	}
-	l.close()
-	if l.out == nil {
-		return false
-	}
-	_ = l.write(sse.Append(nil, sse.Event{Data: build(nil)})) // the stream ends either way
-	return true
-}
-
-// stop leaves the response to its handler, which may end then.
-func (l *lateAnswer) stop() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.close()
-}
-
-// close lets no beat come any more. The lock is held.
-func (l *lateAnswer) close() {
-	l.over = true
-	if l.timer != nil {
-		l.timer.Stop()
-	}
-}
 
 // responseRelay is the answer to a call: a backend's messages as they come, and comments while it is quiet. It is JSON
 // when the response comes first and soon, else a stream.
@@ -121,6 +17,11 @@ type responseRelay struct {
 	*lateAnswer
 	faults faults
 	c      *call
+}
+
+// relay makes the answer to a call that a backend answers.
+func (t timing) relay(w http.ResponseWriter, c *call, f faults) *responseRelay {
+	return &responseRelay{lateAnswer: t.late(w, c), faults: f, c: c}
 }
 
 // callReserve is what a call leaves of its invocation's deadline on Lambda: for notifying the backend that

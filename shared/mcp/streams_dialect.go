@@ -1,0 +1,181 @@
+package mcp
+
+import (
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/sha256"
+	"encoding/json"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+)
+
+// dialectStream is the framing of the GET stream of a session in the dialect.
+type dialectStream struct {
+	writer  *streamWriter
+	session *sessionStream
+	release func() // records that the stream is closed
+}
+
+// openDialect opens the stream of a session in the dialect. It differs from the stream of other sessions in its events about the
+// connection, in the names of events, and because it has answers to POSTs.
+func (st *streams) openDialect(ctx context.Context, c *call, last position) (*streamWriter, error) {
+	s := &dialectStream{session: st.newSessionStream(c, kindDialect, last)}
+	s.writer = s.session.writer
+	f := &s.writer.framing
+	f.begin, f.deliver, f.heartbeat, f.event, f.end = s.begin, s.deliver, s.heartbeat, s.event, s.end
+	if err := s.session.open(ctx); err != nil {
+		return s.writer, err
+	}
+	return s.writer, s.hold(ctx)
+}
+
+// hold records that the stream is open, until it is released.
+func (s *dialectStream) hold(ctx context.Context) error {
+	until, ok := ctx.Deadline() // there is one: the maximum age
+	if !ok {
+		until = time.Now().Add(s.writer.streams.admission.maxAge)
+	}
+	sessions := s.writer.streams.sessions
+	lease, err := sessions.Opened(ctx, s.session.sess.Key, until)
+	if err != nil {
+		return err
+	}
+	closed := func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
+		defer cancel()
+		if err := sessions.Closed(ctx, s.session.sess.Key, lease); err != nil {
+			s.writer.streams.faults.log(ctx, "end of stream not recorded", err)
+		}
+	}
+	s.release = sync.OnceFunc(func() { s.writer.streams.admission.tidy(closed) })
+	s.writer.ends = append(s.writer.ends, s.release)
+	return nil
+}
+
+// lifecycle returns an event about the connection. params is a JSON object.
+func (s *dialectStream) lifecycle(method string, params any, retry time.Duration) []byte {
+	return sse.Append(nil, sse.Event{
+		Name: eventLifecycle, ID: s.session.position.next(s.writer.resumeAt()), Retry: retry,
+		Data: jsonrpc.AppendNotification(nil, method, jsonrpc.Encode(params)),
+	})
+}
+
+func timestamp() map[string]string {
+	return map[string]string{"timestamp": time.Now().UTC().Format(time.RFC3339)}
+}
+
+func (s *dialectStream) begin() error {
+	if err := s.writer.write(s.lifecycle("streamOpened", timestamp(), 0)); err != nil {
+		return err
+	}
+	return s.session.sendGap()
+}
+
+func (s *dialectStream) heartbeat(ctx context.Context) error {
+	if err := s.writer.look(ctx); err != nil {
+		return err
+	}
+	return s.writer.write(s.lifecycle("ping", timestamp(), 0))
+}
+
+func (s *dialectStream) event(cursor string) sse.Event {
+	return sse.Event{Name: eventNotification, ID: s.session.position.next(cursor)}
+}
+
+// deliver is that of other sessions, but for answers to POSTs.
+func (s *dialectStream) deliver(ctx context.Context, d stream.Delivery) error {
+	var n responseNotice
+	if d.Topic != stream.TopicSession(s.session.sess.Key) || json.Unmarshal(d.Notice, &n) != nil || n.Response == nil {
+		return s.session.deliver(ctx, d)
+	}
+	if err := s.writer.verify(ctx, d); err != nil {
+		return err
+	}
+	return s.respond(ctx, n, d.Cursor)
+}
+
+// end notifies why the server closes.
+func (s *dialectStream) end(_ *call, why error) {
+	s.release() // before that, so that no answer goes to a stream that is over, but to its POST
+	reason, retry := reasonError, reconnect
+	if x := endingOf(why); x != nil {
+		reason = x.closing
+	}
+	if reason == "superseded" {
+		retry = 0 // coming back would end the newer stream
+	}
+	_ = s.writer.write(s.lifecycle("streamClosed", map[string]string{"reason": reason}, retry)) // the stream ends either way
+}
+
+// respond sends an answer to one of the session's POSTs.
+func (s *dialectStream) respond(ctx context.Context, n responseNotice, cursor string) error {
+	text, err := openResponse(s.session.sess.ID, n.Response)
+	if err != nil { // not written by this program; the others are still good
+		s.writer.streams.faults.log(ctx, "sealed answer not opened", err)
+		return nil
+	}
+	return s.writer.write(appendResponses(nil, text, func(last bool) string {
+		if last {
+			return s.session.position.next(cursor)
+		}
+		return s.session.position.next(s.writer.reached) // a client that is cut off within the batch gets the batch again
+	}))
+}
+
+// responseNotice is such a notice.
+type responseNotice struct {
+	Response []byte `json:"response,omitempty"`
+}
+
+func responseCipher(session string) cipher.AEAD {
+	key := sha256.Sum256([]byte("response\x00" + session))
+	block, err := aes.NewCipher(key[:])
+	if err != nil {
+		panic(err) // the key has the right size
+	}
+	aead, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		panic(err) // as above
+	}
+	return aead
+}
+
+func sealResponse(session string, text []byte) []byte {
+	return responseCipher(session).Seal(nil, nil, text, nil)
+}
+
+func openResponse(session string, sealed []byte) ([]byte, error) {
+	return responseCipher(session).Open(nil, nil, sealed, nil)
+}
+
+// The names of the dialect's events.
+const (
+	eventResponse     = "response"
+	eventNotification = "notification"
+	eventLifecycle    = "lifecycle"
+)
+
+// appendResponses appends the responses in a body, one or a batch, as events. id returns the id of an event, and gets whether the
+// event is the last one; it may be nil.
+func appendResponses(dst, body []byte, id func(last bool) string) []byte {
+	responses := [][]byte{body}
+	if len(body) > 0 && body[0] == '[' {
+		responses = nil
+		for text := range jsonrpc.Elements(body) {
+			responses = append(responses, text)
+		}
+	}
+	for i, text := range responses {
+		ev := sse.Event{Name: eventResponse, Data: text}
+		if id != nil {
+			ev.ID = id(i == len(responses)-1)
+		}
+		dst = sse.Append(dst, ev)
+	}
+	return dst
+}
