@@ -12,6 +12,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/mcp/eventtools"
+	"github.com/mcp-events/mcpevents/shared/mcp/streams"
 	"github.com/mcp-events/mcpevents/shared/platform/descriptors"
 )
 
@@ -30,7 +32,7 @@ func (c *Core) Endpoint() mcp.Options {
 
 // Stream are the options of the endpoint that lists, reads, streams and polls, and relays for the
 // backends. How subscriptions are made and end is added by who can.
-func (c *Core) Stream(feeds *stream.Tails, leases mcp.Leases, backends *gateway.Gateway, talk *conversation.Service) mcp.Options {
+func (c *Core) Stream(feeds *stream.Tails, leases streams.Leases, backends *gateway.Gateway, talk *conversation.Service) mcp.Options {
 	o, l := c.Endpoint(), c.Limits
 	o.Feeds, o.Sessions, o.Leases = feeds, c.DB, leases
 	o.Subscriptions, o.Gateway, o.Conversation = c.Lists(), backends, talk
@@ -39,7 +41,7 @@ func (c *Core) Stream(feeds *stream.Tails, leases mcp.Leases, backends *gateway.
 	o.Calls = quota.NewHeld(quota.Calls, "calls to backends", c.Rate(quota.Calls), descriptors.Outgoing())
 	o.PollMin, o.PollMax = l.PollMin, l.PollMax
 	if l.EventTools {
-		o.EventTools = mcp.NewEventTools
+		o.EventTools = eventtools.New
 	}
 	return o
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/stream/lease"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
@@ -62,7 +63,7 @@ func TestStreamsOfAPrincipal(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.Leases = &oneStream{} })
 		f.listen(alice, "1", `{}`).next()
 		r := f.stateless(reader, spec.MethodListen, `"notifications":{}`)
-		if r.Status != 503 || r.code(t) != codeUnavailable || !strings.Contains(r.Body, `"limit":"streams"`) || r.Header.Get("Retry-After") == "" {
+		if r.Status != 503 || r.code(t) != method.CodeUnavailable || !strings.Contains(r.Body, `"limit":"streams"`) || r.Header.Get("Retry-After") == "" {
 			t.Errorf("%+v", r)
 		}
 		if r := f.stateless(reader, spec.MethodResources, ""); r.Status != 200 {
@@ -79,8 +80,8 @@ func TestStreamsOfAPrincipal(t *testing.T) {
 			status, code int
 		}{
 			"push":   {f.stateless(alice, spec.MethodEventsStream, pollParams("ci.deploy", `{}`, "")), 200, -32013},
-			"listen": {f.stateless(alice, spec.MethodListen, `"notifications":{}`), 200, codeExhausted},
-			"GET":    {f.do("GET", alice, "", "Accept:", "Accept: text/event-stream", "Mcp-Session-Id: "+session), 429, codeExhausted},
+			"listen": {f.stateless(alice, spec.MethodListen, `"notifications":{}`), 200, method.CodeExhausted},
+			"GET":    {f.do("GET", alice, "", "Accept:", "Accept: text/event-stream", "Mcp-Session-Id: "+session), 429, method.CodeExhausted},
 		} {
 			if c.Status != c.status || c.reply.code(t) != c.code || !strings.Contains(c.Body, `"limit":"streams","max":2`) {
 				t.Errorf("%s: %d %s", what, c.Status, c.Body)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
@@ -75,7 +76,7 @@ func TestAnswersThatAreNotRead(t *testing.T) {
 	for range answers {
 		<-writing // of the answer, or of its refusal
 	}
-	if r := f.answer(request(alice)); r.code(t) != codeExhausted || !strings.Contains(r.Body, `"limit":"answerBytes"`) {
+	if r := f.answer(request(alice)); r.code(t) != method.CodeExhausted || !strings.Contains(r.Body, `"limit":"answerBytes"`) {
 		t.Errorf("AUT-07 given many answers that alice does not read, the next one got %d %.200s, want the limit answerBytes", r.Status, r.Body)
 	}
 	if r := f.answer(request(bob)); r.Status != 200 {

@@ -29,7 +29,7 @@ func relayed(t *testing.T, backend api.Backend) (holder, other *fixture) {
 		must(t, err)
 		o.Gateway = g
 	}
-	var held Gateway
+	var held api.Gateway
 	holder = newFixture(t, func(o *Options) { reach(o); held = o.Gateway })
 	other = holder.instance(reach)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
@@ -21,25 +22,25 @@ const (
 
 // batch serves an array of messages: part of 2025-03-26 and of no revision
 // since.
-func (e *Endpoint) batch(w http.ResponseWriter, c *call, parts []json.RawMessage) {
-	stateless := spec.Version(c.request.Header.Get(spec.HeaderVersion)).Stateless()
+func (e *Endpoint) batch(w http.ResponseWriter, c *method.Call, parts []json.RawMessage) {
+	stateless := spec.Version(c.Request.Header.Get(spec.HeaderVersion)).Stateless()
 	if !stateless && !e.enterSession(w, c) {
 		return
 	}
-	if stateless || c.version != spec.V20250326 {
-		sendError(w, http.StatusBadRequest, nil, invalidRequest("this revision has no batches"))
+	if stateless || c.Version != spec.V20250326 {
+		method.SendError(w, http.StatusBadRequest, nil, method.InvalidRequest("this revision has no batches"))
 		return
 	}
-	defer c.detach(e.shut, detachedFor)()
-	c.attached = nil // all parts together have the time of one request
-	c.request = c.request.Clone(c.request.Context())
-	c.request.Header.Set("Accept", "application/json") // parts of an array cannot be streams
-	e.serveParts(w, c, parts, func(w http.ResponseWriter, c *call) {
+	defer c.Detach(e.shut, method.DetachedFor)()
+	c.Attached = nil // all parts together have the time of one request
+	c.Request = c.Request.Clone(c.Request.Context())
+	c.Request.Header.Set("Accept", "application/json") // parts of an array cannot be streams
+	e.serveParts(w, c, parts, func(w http.ResponseWriter, c *method.Call) {
 		switch {
-		case c.msg.Kind != jsonrpc.Request:
+		case c.Msg.Kind != jsonrpc.Request:
 			e.takeIn(w, c)
-		case c.msg.Method == spec.MethodInitialize:
-			sendError(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
+		case c.Msg.Method == spec.MethodInitialize:
+			method.SendError(w, http.StatusOK, c.Msg.ID, method.UnknownMethod(c.Msg.Method))
 		default:
 			e.dispatch(w, c)
 		}
@@ -47,9 +48,9 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *call, parts []json.RawMessage
 }
 
 // serveParts serves each message of a batch, and answers with the responses in their order.
-func (e *Endpoint) serveParts(w http.ResponseWriter, c *call, parts []json.RawMessage, serve func(http.ResponseWriter, *call)) {
+func (e *Endpoint) serveParts(w http.ResponseWriter, c *method.Call, parts []json.RawMessage, serve func(http.ResponseWriter, *method.Call)) {
 	if len(parts) > maxBatch {
-		sendError(w, http.StatusBadRequest, nil, invalidRequest("a batch has at most "+strconv.Itoa(maxBatch)+" messages"))
+		method.SendError(w, http.StatusBadRequest, nil, method.InvalidRequest("a batch has at most "+strconv.Itoa(maxBatch)+" messages"))
 		return
 	}
 	var answers [][]byte
@@ -57,14 +58,14 @@ func (e *Endpoint) serveParts(w http.ResponseWriter, c *call, parts []json.RawMe
 	for _, raw := range parts {
 		one, kept := *c, httpjson.NewRecorder()
 		msg, bad := jsonrpc.Decode(raw)
-		one.msg, one.meta, one.body = msg, jsonrpc.Member(msg.Params, "_meta"), msg.Raw
-		one.inTrace()
+		one.Msg, one.Meta, one.Body = msg, jsonrpc.Member(msg.Params, "_meta"), msg.Raw
+		joinTrace(&one)
 		switch {
 		case bad != nil:
-			sendError(kept, http.StatusBadRequest, msg.ID, bad)
+			method.SendError(kept, http.StatusBadRequest, msg.ID, bad)
 		case size > maxBatchBytes && msg.Kind == jsonrpc.Request:
 			full := fault.New(fault.Exhausted, "the responses of the batch have more than %d bytes; send this request again", maxBatchBytes).AtLimit("batchBytes", maxBatchBytes)
-			sendError(kept, http.StatusOK, msg.ID, e.faults.translate(c.request.Context(), full, c.version, ""))
+			method.SendError(kept, http.StatusOK, msg.ID, e.faults.Translate(c.Request.Context(), full, c.Version, ""))
 		default:
 			serve(kept, &one)
 		}
@@ -77,13 +78,13 @@ func (e *Endpoint) serveParts(w http.ResponseWriter, c *call, parts []json.RawMe
 		w.WriteHeader(http.StatusAccepted)
 		return
 	}
-	release, err := e.replies.holdBytes(c, 2*size)
+	release, err := e.replies.HoldBytes(c, 2*size)
 	if err != nil {
-		sendError(w, http.StatusTooManyRequests, nil, e.faults.translate(c.request.Context(), err, c.version, ""))
+		method.SendError(w, http.StatusTooManyRequests, nil, e.faults.Translate(c.Request.Context(), err, c.Version, ""))
 		return
 	}
 	defer release()
-	send(w, http.StatusOK, func(b []byte) []byte {
+	method.Send(w, http.StatusOK, func(b []byte) []byte {
 		b = append(append(b, '['), bytes.Join(answers, []byte(","))...)
 		return append(b, ']')
 	})

@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
@@ -55,7 +56,7 @@ func (none) List(context.Context, auth.Principal, string, int) ([]subscription.V
 }
 
 func (none) Read(context.Context, auth.Principal, string) (*subscription.View, error) {
-	return nil, notFound("")
+	return nil, method.NotFound("")
 }
 
 // BenchmarkResourcesList is resources/list in the handler: everything but the

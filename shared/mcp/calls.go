@@ -14,6 +14,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/mcp/streams"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
@@ -21,12 +23,12 @@ import (
 
 // calls hands requests, and what clients notify and answer, on to backends.
 type calls struct {
-	backends Gateway
+	backends api.Gateway
 	underWay *quota.Held
 	left     func(*http.Request) // see [Options.Left]
-	catalogs catalogs
-	faults   faults
-	timing   timing
+	catalogs method.Catalogs
+	faults   method.Faults
+	timing   method.Timing
 	shut     context.Context // ends calls that still run, see [Endpoint.Close]
 }
 
@@ -38,23 +40,23 @@ type route struct {
 
 // routeName finds a tool or a prompt.
 func routeName(kind api.Kind) router {
-	return func(c *call) (route, bool, error) {
-		name, err := c.required("name")
+	return func(c *method.Call) (route, bool, error) {
+		name, err := c.Required("name")
 		return route{kind, name, "name"}, true, err
 	}
 }
 
 // routeRead leaves our own schemes to us.
-func (h *calls) routeRead(c *call) (route, bool, error) {
-	uri, err := c.required("uri")
-	if err != nil || strings.HasPrefix(uri, subscriptionScheme) {
+func (h *calls) routeRead(c *method.Call) (route, bool, error) {
+	uri, err := c.Required("uri")
+	if err != nil || strings.HasPrefix(uri, streams.SubscriptionScheme) {
 		return route{}, false, err
 	}
-	ctx := c.request.Context()
-	if cat, err := h.catalogs.of(ctx, c.principal); err == nil && known(cat, uri) {
+	ctx := c.Request.Context()
+	if cat, err := h.catalogs.Of(ctx, c.Principal); err == nil && known(cat, uri) {
 		return route{}, false, nil
 	}
-	return route{api.Resources, uri, "uri"}, h.backends.Has(ctx, c.client(), api.Resources, uri), nil
+	return route{api.Resources, uri, "uri"}, h.backends.Has(ctx, c.Client(), api.Resources, uri), nil
 }
 
 // known reports whether a URI is one of the catalog's. Such a one is not looked for at backends,
@@ -64,65 +66,66 @@ func known(cat *catalog.Catalog, uri string) bool {
 	return err == nil
 }
 
-func (h *calls) routeComplete(c *call) (route, bool, error) {
-	ref := c.param("ref")
+func (h *calls) routeComplete(c *method.Call) (route, bool, error) {
+	ref := c.Param("ref")
 	if name, ok := jsonrpc.String(jsonrpc.Member(ref, "name")); ok {
 		return route{api.Prompts, name, "ref"}, true, nil
 	}
 	uri, _ := jsonrpc.String(jsonrpc.Member(ref, "uri"))
-	if cat, err := h.catalogs.of(c.request.Context(), c.principal); err == nil && slices.ContainsFunc(cat.Entries(), func(x *catalog.Entry) bool { return x.URITemplate == uri }) {
+	if cat, err := h.catalogs.Of(c.Request.Context(), c.Principal); err == nil && slices.ContainsFunc(cat.Entries(), func(x *catalog.Entry) bool { return x.URITemplate == uri }) {
 		return route{}, false, nil
 	}
 	to := route{api.Templates, uri, "ref"}
-	return to, h.backends.Has(c.request.Context(), c.client(), api.Templates, uri), nil
+	return to, h.backends.Has(c.Request.Context(), c.Client(), api.Templates, uri), nil
 }
 
 // router finds what of a backend a request is for. Without ok it is for nothing of theirs.
-type router func(c *call) (to route, ok bool, err error)
+type router func(c *method.Call) (to route, ok bool, err error)
 
 // proxying serves what backends have, and leaves the rest to here. Without here all is theirs, and the
 // method is known only while there are backends.
 type proxying struct {
 	calls *calls
 	route router
-	here  handler
+	here  method.Handler
 }
 
-func (h proxying) serve(w http.ResponseWriter, c *call) error {
-	if h.here != nil && !h.calls.backends.Any(c.request.Context()) {
-		return h.here.serve(w, c)
+// Serve implements [method.Handler].
+func (h proxying) Serve(w http.ResponseWriter, c *method.Call) error {
+	if h.here != nil && !h.calls.backends.Any(c.Request.Context()) {
+		return h.here.Serve(w, c)
 	}
 	to, ok, err := h.route(c)
 	switch {
 	case err != nil:
 		return err
 	case !ok:
-		return h.here.serve(w, c)
+		return h.here.Serve(w, c)
 	}
 	return h.calls.serve(w, c, to)
 }
 
 // serve calls what a backend has and relays its answer. The call of a client that has left counts until it ends.
-func (h *calls) serve(w http.ResponseWriter, c *call, to route) error {
-	release, err := h.underWay.Take(c.request.Context(), c.principal)
+func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
+	release, err := h.underWay.Take(c.Request.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if h.left != nil && c.attached != nil {
-		stop := context.AfterFunc(c.attached, func() { h.left(c.request) })
+	if h.left != nil && c.Attached != nil {
+		stop := context.AfterFunc(c.Attached, func() { h.left(c.Request) })
 		defer stop()
 	}
 	request := api.Call{
-		Client: c.client(), Kind: to.kind, Name: to.name, Member: to.member, Method: c.msg.Method,
-		ID: bytes.Clone(c.msg.ID), Params: c.msg.Params, Header: parameterHeaders(c.request.Header),
+		Client: c.Client(), Kind: to.kind, Name: to.name, Member: to.member, Method: c.Msg.Method,
+		ID: bytes.Clone(c.Msg.ID), Params: c.Msg.Params, Header: parameterHeaders(c.Request.Header),
 	}
-	p := h.timing.relay(w, c, h.faults)
-	request.Send, request.ResponseOnly = p.send, !p.streams
-	ctx, end := p.begin(h.shut)
+	p := h.timing.Relay(w, c, h.faults)
+	request.Send, request.ResponseOnly = p.Send, !p.Streams
+	ctx, end := p.Begin(h.shut)
 	defer end()
 	err = h.backends.Call(ctx, request)
-	if err != nil && p.failed(err) {
+	if err != nil && p.Failed(err) {
 		return nil
 	}
 	return err
@@ -142,11 +145,11 @@ func parameterHeaders(h http.Header) http.Header {
 
 // takeIn serves what needs no response: messages of conversations, whose answer comes when the context is on its way,
 // for on Lambda nothing goes on after it; other notifications; and answers to what a backend asked the client.
-func (e *Endpoint) takeIn(w http.ResponseWriter, c *call) {
+func (e *Endpoint) takeIn(w http.ResponseWriter, c *method.Call) {
 	handle := e.calls.handle
 	if e.conversations.handles(c) {
-		if c.attached == nil {
-			defer c.detach(e.shut, detachedFor)()
+		if c.Attached == nil {
+			defer c.Detach(e.shut, method.DetachedFor)()
 		}
 		handle = e.conversations.handle
 	}
@@ -160,7 +163,7 @@ func (e *Endpoint) takeIn(w http.ResponseWriter, c *call) {
 	switch {
 	case refused:
 	case kind == fault.Forbidden:
-		e.replies.fault(w, c, method{scope: auth.ScopeRead}, err)
+		e.replies.Fault(w, c, method.Row{Scope: auth.ScopeRead}, err)
 		return
 	case kind == fault.Internal || kind == fault.Unavailable:
 		w.Header().Set("Retry-After", "1")
@@ -171,32 +174,32 @@ func (e *Endpoint) takeIn(w http.ResponseWriter, c *call) {
 		}
 		code = http.StatusTooManyRequests
 	}
-	sendError(w, code, nil, e.faults.translate(c.request.Context(), err, c.version, c.profile))
+	method.SendError(w, code, nil, e.faults.Translate(c.Request.Context(), err, c.Version, c.Profile))
 }
 
 // handle hands a notification or an answer on to backends. Without any, and without a session, nothing that a client notifies or
 // answers changes anything: requests are short then, and one that is under way cannot be
 // cancelled, which the revisions allow for.
-func (h *calls) handle(c *call) error {
-	ctx := c.request.Context()
+func (h *calls) handle(c *method.Call) error {
+	ctx := c.Request.Context()
 	backends := h.backends
-	if !backends.Any(ctx) || c.session == nil {
+	if !backends.Any(ctx) || c.Session == nil {
 		return nil
 	}
 	switch {
-	case c.msg.Kind == jsonrpc.Response:
-		id, _ := jsonrpc.String(c.msg.ID)
-		err := backends.Answer(ctx, c.client(), id, c.msg.Raw)
+	case c.Msg.Kind == jsonrpc.Response:
+		id, _ := jsonrpc.String(c.Msg.ID)
+		err := backends.Answer(ctx, c.Client(), id, c.Msg.Raw)
 		if fault.Is(err, fault.NotFound) {
-			return invalidRequest(fault.Public(err))
+			return method.InvalidRequest(fault.Public(err))
 		}
 		return err
-	case c.msg.Method == spec.NoteCancelled:
-		return backends.Cancel(ctx, c.client(), c.msg.Raw)
-	case c.msg.Method == spec.NoteProgress:
-		return backends.Progress(ctx, c.client(), c.msg.Raw)
-	case c.msg.Method == spec.NoteRootsChange:
-		return backends.Notify(ctx, c.client(), c.msg.Raw)
+	case c.Msg.Method == spec.NoteCancelled:
+		return backends.Cancel(ctx, c.Client(), c.Msg.Raw)
+	case c.Msg.Method == spec.NoteProgress:
+		return backends.Progress(ctx, c.Client(), c.Msg.Raw)
+	case c.Msg.Method == spec.NoteRootsChange:
+		return backends.Notify(ctx, c.Client(), c.Msg.Raw)
 	}
 	return nil
 }

@@ -19,6 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/conversation/rules"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/mcp/streams"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -155,10 +157,10 @@ func TestConversationCapability(t *testing.T) {
 			if revision == "elsewhere" {
 				expected = "" // no client is there to notify
 			}
-			if string(got.Capabilities.ConversationEvents) != expected || string(got.Capabilities.Extensions[ConversationExtension]) != expected {
+			if string(got.Capabilities.ConversationEvents) != expected || string(got.Capabilities.Extensions[spec.ConversationExtension]) != expected {
 				t.Errorf("%s, %s: got %s, want %s", section, revision, got.Capabilities.ConversationEvents, expected)
 			}
-			if revision == "2026" && (got.CacheScope == private) != (want != "") {
+			if revision == "2026" && (got.CacheScope == method.Private) != (want != "") {
 				t.Errorf("%s: the cache scope is %s", section, got.CacheScope)
 			}
 		}
@@ -187,7 +189,7 @@ func TestContextOnListens(t *testing.T) {
 	}
 	for o, id := range map[*open]string{first: `"a"`, second: `2`} {
 		p := o.context()
-		if p.MessageID != "m1" || p.Context != "Context from echo:\n> "+said+" m1" || string(p.Meta[spec.MetaSubscription]) != id || p.Meta[MetaCursor] == nil {
+		if p.MessageID != "m1" || p.Context != "Context from echo:\n> "+said+" m1" || string(p.Meta[spec.MetaSubscription]) != id || p.Meta[spec.MetaCursor] == nil {
 			t.Errorf("got %+v", p)
 		}
 	}
@@ -201,7 +203,7 @@ func TestContextOnListens(t *testing.T) {
 	}
 	// A long one is cut, and says so.
 	one.notify(alice, "", spec.MethodUserMessage, `"messageId":"m3","content":"`+strings.Repeat("long ", 1000)+`"`)
-	if p := first.context(); p.MessageID != "m3" || len(p.Context) > 1024 || string(p.Meta[MetaContextCut]) != "true" || string(p.Meta[spec.MetaSubscription]) != `"a"` {
+	if p := first.context(); p.MessageID != "m3" || len(p.Context) > 1024 || string(p.Meta[spec.MetaContextCut]) != "true" || string(p.Meta[spec.MetaSubscription]) != `"a"` {
 		t.Errorf("got %+v", p)
 	}
 	select {
@@ -280,7 +282,7 @@ func TestContextWithoutAStream(t *testing.T) {
 	}
 	page, err := one.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#" + stream.TopicConversation("alice")})
 	must(t, err)
-	if len(page.Items) != 1 || strings.Contains(string(page.Items[0].Value), said) || time.Until(page.Items[0].Expires) > contextLife+time.Second {
+	if len(page.Items) != 1 || strings.Contains(string(page.Items[0].Value), said) || time.Until(page.Items[0].Expires) > streams.ContextLife+time.Second {
 		t.Errorf("in the log is %+v", page.Items)
 	}
 }
@@ -329,7 +331,7 @@ func TestMoreMessagesThanTheRate(t *testing.T) {
 	}
 	for what, r := range f.inEachWay(message("m2")) {
 		m := r.rpc(t)
-		if m.Error == nil || m.Error.Code != codeExhausted || !strings.HasPrefix(string(m.Error.Data), `{"limit":"conversationRate","max":0.01,"retryAfterSeconds":`) {
+		if m.Error == nil || m.Error.Code != method.CodeExhausted || !strings.HasPrefix(string(m.Error.Data), `{"limit":"conversationRate","max":0.01,"retryAfterSeconds":`) {
 			t.Errorf("%s: got %+v", what, r)
 		}
 		if notified := strings.Contains(what, "notification"); notified != (r.Status == http.StatusTooManyRequests) || notified != (r.Header.Get("Retry-After") != "") {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
@@ -54,7 +55,7 @@ func terminated(t *testing.T, text string) bool {
 	}
 	var notice pushed
 	must(t, json.Unmarshal(all[len(all)-2].sse.Data, &notice))
-	return notice.Method == spec.NoteEventsTerminated && notice.Params.Error != nil && notice.Params.Error.Code == codes[spec.Released].Forbidden
+	return notice.Method == spec.NoteEventsTerminated && notice.Params.Error != nil && notice.Params.Error.Code == method.Codes[spec.Released].Forbidden
 }
 
 // streamOfType opens an events/stream.

@@ -5,7 +5,9 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
+	"github.com/mcp-events/mcpevents/shared/mcp/streams"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
@@ -54,19 +56,19 @@ type offers struct {
 type description struct {
 	server       Implementation
 	instructions string // how to use the tools for events; empty without them
-	methods      methodTable
+	methods      method.Table
 	sessions     *session.Store
-	backends     Gateway
-	conversation Conversation
+	backends     api.Gateway
+	conversation streams.Conversation
 }
 
 // offersTo finds out what there is for a caller beside what there is for all.
-func (d *description) offersTo(ctx context.Context, c *call) (o offers) {
+func (d *description) offersTo(ctx context.Context, c *method.Call) (o offers) {
 	if d.backends.Any(ctx) {
-		o.backends = d.backends.Capabilities(ctx, c.client())
+		o.backends = d.backends.Capabilities(ctx, c.Client())
 	}
 	if d.conversation != nil {
-		o.conversation = d.conversation.Offers(ctx, c.principal)
+		o.conversation = d.conversation.Offers(ctx, c.Principal)
 	}
 	return o
 }
@@ -79,18 +81,18 @@ func (d *description) personal(ctx context.Context) bool {
 // capabilities are what is served to a caller, and nothing else.
 func (d *description) capabilities(stateless bool, to offers) capabilities {
 	c := capabilities{Extensions: map[string]any{}}
-	inBand := d.methods.has(spec.MethodListen)
+	inBand := d.methods.Has(spec.MethodListen)
 	if !stateless {
-		inBand = d.methods.has(spec.MethodSubscribe)
+		inBand = d.methods.Has(spec.MethodSubscribe)
 	}
 	var ways []string
 	if inBand {
 		ways = append(ways, "notification")
 	}
-	if d.methods.has(spec.MethodRegister) {
+	if d.methods.Has(spec.MethodRegister) {
 		ways = append(ways, "webhook")
 	}
-	if d.methods.has(spec.MethodResources) {
+	if d.methods.Has(spec.MethodResources) {
 		c.Resources = &resourceCapability{Events: true, Subscribe: inBand, ListChanged: inBand, Subscription: ways}
 	}
 	if to.backends.Tools || d.instructions != "" {
@@ -99,30 +101,30 @@ func (d *description) capabilities(stateless bool, to offers) capabilities {
 	if to.backends.Prompts {
 		c.Prompts = &listCapability{ListChanged: inBand}
 	}
-	if d.methods.has(spec.MethodComplete) {
+	if d.methods.Has(spec.MethodComplete) {
 		c.Completions = &struct{}{}
 	}
-	if stateless && to.backends.Logging || !stateless && d.methods.has(spec.MethodSetLevel) {
+	if stateless && to.backends.Logging || !stateless && d.methods.Has(spec.MethodSetLevel) {
 		c.Logging = &struct{}{}
 	}
 	if len(ways) > 0 {
-		c.Extensions[Extension] = extensionSettings{Events: d.methods.has(spec.MethodResources), Subscription: ways}
+		c.Extensions[spec.OwnExtension] = extensionSettings{Events: d.methods.Has(spec.MethodResources), Subscription: ways}
 		if !stateless {
-			c.Experimental = map[string]any{Extension: c.Extensions[Extension]}
+			c.Experimental = map[string]any{spec.OwnExtension: c.Extensions[spec.OwnExtension]}
 		}
 	}
-	if d.methods.has(spec.MethodEvents) {
+	if d.methods.Has(spec.MethodEvents) {
 		c.Events = &listCapability{ListChanged: inBand}
 		c.Extensions[spec.EventsExtension] = c.Events
 	}
 	if to.conversation.Any() {
 		c.ConversationEvents = &to.conversation
-		c.Extensions[ConversationExtension] = c.ConversationEvents
+		c.Extensions[spec.ConversationExtension] = c.ConversationEvents
 		if !stateless {
 			if c.Experimental == nil {
 				c.Experimental = map[string]any{}
 			}
-			c.Experimental[ConversationExtension] = c.ConversationEvents
+			c.Experimental[spec.ConversationExtension] = c.ConversationEvents
 		}
 	}
 	return c
@@ -130,7 +132,7 @@ func (d *description) capabilities(stateless bool, to offers) capabilities {
 
 // describeInitialize is the result of initialize after the version.
 func (d *description) describeInitialize(to offers) []byte {
-	return inner(jsonrpc.Encode(struct {
+	return method.WithoutBraces(jsonrpc.Encode(struct {
 		Capabilities capabilities   `json:"capabilities"`
 		Server       Implementation `json:"serverInfo"`
 		Instructions string         `json:"instructions,omitempty"`
@@ -139,7 +141,7 @@ func (d *description) describeInitialize(to offers) []byte {
 
 // describeDiscover is the result of server/discover.
 func (d *description) describeDiscover(to offers) []byte {
-	return inner(jsonrpc.Encode(struct {
+	return method.WithoutBraces(jsonrpc.Encode(struct {
 		Versions     []spec.Version `json:"supportedVersions"`
 		Capabilities capabilities   `json:"capabilities"`
 		Instructions string         `json:"instructions,omitempty"`
@@ -158,10 +160,10 @@ func (d *description) supported() []spec.Version {
 // server/discover said: it changes only with a deployment.
 const discoverTTL = 60_000
 
-func (d *description) answerDiscover(ctx context.Context, c *call) (result, error) {
-	scope := public
+func (d *description) answerDiscover(ctx context.Context, c *method.Call) (method.Result, error) {
+	scope := method.Public
 	if d.personal(ctx) {
-		scope = private
+		scope = method.Private
 	}
-	return result{members: [][]byte{d.describeDiscover(d.offersTo(ctx, c))}, cache: &caching{discoverTTL, scope}}, nil
+	return method.Result{Members: [][]byte{d.describeDiscover(d.offersTo(ctx, c))}, Cache: &method.Caching{TTL: discoverTTL, Scope: scope}}, nil
 }

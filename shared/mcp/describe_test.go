@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
@@ -46,7 +47,7 @@ func TestCapabilities(t *testing.T) {
 			sameJSON(t, d.Capabilities["resources"], resources)
 			var ext map[string]json.RawMessage
 			must(t, json.Unmarshal(d.Capabilities["extensions"], &ext))
-			sameJSON(t, ext[Extension], ours)
+			sameJSON(t, ext[spec.OwnExtension], ours)
 			for _, absent := range []string{"tools", "prompts"} {
 				if _, ok := d.Capabilities[absent]; ok {
 					t.Errorf("%s is advertised and not served", absent)
@@ -59,7 +60,7 @@ func TestCapabilities(t *testing.T) {
 		if _, ok := discover.Capabilities["logging"]; ok {
 			t.Error("logging is advertised in 2026-07-28, where it is not served")
 		}
-		sameJSON(t, initialize.Capabilities["experimental"], `{"`+Extension+`":`+ours+`}`)
+		sameJSON(t, initialize.Capabilities["experimental"], `{"`+spec.OwnExtension+`":`+ours+`}`)
 		if _, ok := discover.Capabilities["experimental"]; ok {
 			t.Error("experimental is advertised in 2026-07-28")
 		}
@@ -103,7 +104,7 @@ func TestCapabilities(t *testing.T) {
 			t.Errorf("supportedVersions %v", d.SupportedVersions)
 		}
 		sameJSON(t, d.Meta[spec.MetaServer], `{"name":"mcp-events","version":"1.2.3"}`)
-		if d.ResultType != "complete" || d.TTLMs == nil || d.CacheScope != public {
+		if d.ResultType != "complete" || d.TTLMs == nil || d.CacheScope != method.Public {
 			t.Errorf("got %+v", d)
 		}
 		if initialize.ProtocolVersion != "2025-11-25" || initialize.ServerInfo.Name != "mcp-events" || initialize.ResultType != "" {

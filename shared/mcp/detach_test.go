@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
@@ -24,7 +25,7 @@ func TestDisconnect(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t, nil)
 			arrived, gone, outcome := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-			f.endpoint.methods["slow"] = method{sessionBased: true, stateless: true, handler: answering{f.endpoint.replies, f.endpoint.calls.timing, func(ctx context.Context, c *call) (result, error) {
+			f.endpoint.methods["slow"] = method.Row{SessionBased: true, Stateless: true, Handler: method.Answering{Replies: f.endpoint.replies, Timing: f.endpoint.calls.timing, Answer: func(ctx context.Context, c *method.Call) (method.Result, error) {
 				close(arrived)
 				<-gone
 				wait := 200 * time.Millisecond // longer than the server takes to see it
@@ -36,7 +37,7 @@ func TestDisconnect(t *testing.T) {
 				case <-time.After(wait):
 				}
 				outcome <- ctx.Err()
-				return result{}, nil
+				return method.Result{}, nil
 			}}}
 			headers := []string{"Mcp-Session-Id: " + f.session(alice, spec.V20251125)}
 			body := rpcText("1", "slow", "")

@@ -197,7 +197,7 @@ func TestDialectStream(t *testing.T) {
 		ev := f.publish("event://github/acme/web/push", `{"n":1}`)
 		m := o.notification()
 		m.isEvent(t, "event://github/acme/web/push", `{"n":1}`)
-		sameJSON(t, m.Params.Meta[MetaEventID], `"`+ev.ID+`"`)
+		sameJSON(t, m.Params.Meta[spec.MetaEventID], `"`+ev.ID+`"`)
 		f.publish("event://ci/deploy", `{"n":2}`)
 		other.notification().isEvent(t, "event://ci/deploy", `{"n":2}`)
 		must(t, f.log.Notify(t.Context(), "default", "catalog", json.RawMessage(`{}`)))

@@ -13,12 +13,15 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/mcp/streams"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -140,7 +143,7 @@ func TestDialectPost(t *testing.T) {
 		must(t, err)
 		kept := httpjson.NewRecorder()
 		_, _ = kept.Write([]byte(`"` + strings.Repeat("x", maxResponse-2) + `"`))
-		c := &call{request: f.request("POST", alice, ""), principal: f.principal(alice), session: s}
+		c := &method.Call{Request: f.request("POST", alice, ""), Principal: f.principal(alice), Session: s}
 		if !(dialect{f.endpoint}).respond(c, kept) || len(o.response()) != maxResponse {
 			t.Error("it did not get to the stream")
 		}
@@ -175,7 +178,7 @@ func TestDialectPost(t *testing.T) {
 	t.Run("SSE-03_what_HTTP_has_to_say_is_said_to_the_POST", func(t *testing.T) {
 		o, id := f.dialectStream(reader)
 		r := f.dialect(reader, rpcText("1", spec.MethodRegister, `"uris":["event://ci"],"targetUri":"https://a.example/"`), jsonOnly, "Mcp-Session-Id: "+id)
-		if r.Status != 403 || !strings.Contains(r.Header.Get("WWW-Authenticate"), "events:subscribe") || r.code(t) != codeForbidden {
+		if r.Status != 403 || !strings.Contains(r.Header.Get("WWW-Authenticate"), "events:subscribe") || r.code(t) != method.CodeForbidden {
 			t.Errorf("%+v", r)
 		}
 		o.cancel()
@@ -251,7 +254,7 @@ func TestDialectMessages(t *testing.T) {
 			}
 		}
 		broken := newFixture(t, nil)
-		broken.endpoint.methods["break"] = method{sessionBased: true, handler: answering{broken.endpoint.replies, broken.endpoint.calls.timing, func(context.Context, *call) (result, error) { panic("oh") }}}
+		broken.endpoint.methods["break"] = method.Row{SessionBased: true, Handler: method.Answering{Replies: broken.endpoint.replies, Timing: broken.endpoint.calls.timing, Answer: func(context.Context, *method.Call) (method.Result, error) { panic("oh") }}}
 		if r := broken.dialect(alice, rpcText("1", "break", ""), jsonOnly); r.Status != 500 || r.code(t) != -32603 {
 			t.Errorf("%+v", r)
 		}
@@ -340,7 +343,7 @@ func TestDialectMessages(t *testing.T) {
 		}
 	})
 	t.Run("SSE-03_initialize_begins_a_session_or_tells_of_the_client", func(t *testing.T) {
-		const initialize = `"protocolVersion":"2025-06-18","capabilities":{"extensions":{"` + Extension + `":{},"` + spec.EventsExtension + `":{}}},"clientInfo":{"name":"t","version":"1"}`
+		const initialize = `"protocolVersion":"2025-06-18","capabilities":{"extensions":{"` + spec.OwnExtension + `":{},"` + spec.EventsExtension + `":{}}},"clientInfo":{"name":"t","version":"1"}`
 		r := f.dialect(alice, rpcText("1", spec.MethodInitialize, initialize), jsonOnly)
 		id := r.Header.Get(spec.HeaderSession)
 		if r.Status != 200 || id == "" || !strings.Contains(r.Body, `"protocolVersion":"2025-06-18"`) {
@@ -364,7 +367,7 @@ func TestDialectMessages(t *testing.T) {
 		}
 		f.dialect(alice, rpcText("2", spec.MethodSubscribe, `"uri":"event://ci/deploy"`), "Accept: text/event-stream", "Mcp-Session-Id: "+id)
 		f.publish("event://ci/deploy", `{"n":1}`)
-		if m := o.notification(); string(m.Params.Meta[MetaPayload]) != `{"n":1}` {
+		if m := o.notification(); string(m.Params.Meta[spec.MetaPayload]) != `{"n":1}` {
 			t.Errorf("without the payload that the client can take: %s", m.sse.Data)
 		}
 		must(t, f.log.Notify(t.Context(), "default", "catalog", json.RawMessage(`{}`)))
@@ -470,14 +473,14 @@ func FuzzOpenResponse(f *testing.F) {
 	f.Add("session", "other", []byte(`{}`))
 	f.Add("", "x", []byte{})
 	f.Fuzz(func(t *testing.T, session, other string, text []byte) {
-		sealed := sealResponse(session, text)
-		if got, err := openResponse(session, sealed); err != nil || !bytes.Equal(got, text) {
+		sealed := streams.SealResponse(session, text)
+		if got, err := streams.OpenResponse(session, sealed); err != nil || !bytes.Equal(got, text) {
 			t.Fatalf("got %q, %v", got, err)
 		}
-		if _, err := openResponse(other, sealed); err == nil && other != session {
+		if _, err := streams.OpenResponse(other, sealed); err == nil && other != session {
 			t.Fatal("another session opened it")
 		}
-		if _, err := openResponse(session, text); err == nil {
+		if _, err := streams.OpenResponse(session, text); err == nil {
 			t.Fatal("what nobody sealed was opened")
 		}
 	})
@@ -537,7 +540,7 @@ func TestDialectFailures(t *testing.T) {
 			if name == "a workspace by the way" {
 				want = 404
 			}
-			if r.Status != want || want == 503 && (r.code(t) != codeUnavailable || r.Header.Get("Retry-After") == "") {
+			if r.Status != want || want == 503 && (r.code(t) != method.CodeUnavailable || r.Header.Get("Retry-After") == "") {
 				t.Errorf("%s: %+v", name, r)
 			}
 		}
@@ -546,7 +549,7 @@ func TestDialectFailures(t *testing.T) {
 		}
 	})
 	t.Run("SSE-03_a_notice_that_cannot_be_opened_does_not_end_the_stream", func(t *testing.T) {
-		must(t, f.log.Notify(t.Context(), "default", "session-"+session.Key(id), jsonrpc.Encode(responseNotice{[]byte("forged")})))
+		must(t, f.log.Notify(t.Context(), "default", "session-"+session.Key(id), jsonrpc.Encode(streams.ResponseNotice{Response: []byte("forged")})))
 		f.dialect(alice, rpcText("3", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id)
 		if got := o.response(); got != `{"jsonrpc":"2.0","id":3,"result":{}}` {
 			t.Errorf("got %s", got)

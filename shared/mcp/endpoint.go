@@ -11,7 +11,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/mcp/events"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
+	"github.com/mcp-events/mcpevents/shared/mcp/streams"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -41,9 +45,9 @@ type Options struct {
 	// MaxSessions is how many sessions a principal may have; nil is no limit.
 	MaxSessions func(ctx context.Context, p auth.Principal) int
 
-	Subscriptions Subscriptions
-	Registrar     Registrar
-	Deregistrar   Deregistrar
+	Subscriptions streams.Subscriptions
+	Registrar     events.Registrar
+	Deregistrar   events.Deregistrar
 	// ForwardRegistrar and ForwardDeregistrar get the whole HTTP request,
 	// credentials included, of the methods that Registrar or Deregistrar would serve.
 	// They check it again by themselves.
@@ -54,13 +58,13 @@ type Options struct {
 	AnonymousWebhooks bool
 
 	// Gateway serves what the backends have; nil without backends.
-	Gateway Gateway
+	Gateway api.Gateway
 	// Conversation handles what is said in conversations; nil is none.
-	Conversation Conversation
+	Conversation streams.Conversation
 
 	// EventTools makes tools that serve events to clients that know only tools, for example those of package eventtools.
 	// It needs Feeds; nil is none.
-	EventTools func(*streams) Tools
+	EventTools func(*streams.Streams) events.Tools
 
 	// Profile returns the profile of the MCP Events extension that a principal is configured for, or the default one. Nil is
 	// [spec.Released] for all.
@@ -85,7 +89,7 @@ type Options struct {
 	// WriteTimeout ends a stream whose reader takes nothing for so long; 0 is 30 s.
 	WriteTimeout time.Duration
 	// Leases bound the streams of a principal and of the fleet; nil bounds neither.
-	Leases Leases
+	Leases streams.Leases
 	// Left is called when the client of a call to a backend has disconnected and the call goes on; nil where no connection is
 	// held for it.
 	Left func(*http.Request)
@@ -121,20 +125,20 @@ func (o Options) withDefaults() Options {
 // [Endpoint.Close].
 type Endpoint struct {
 	options  Options
-	methods  methodTable
+	methods  method.Table
 	sessions *session.Store // nil without those of [Options]
-	catalogs catalogs
-	backends Gateway
-	faults   faults
-	replies  *replies
+	catalogs method.Catalogs
+	backends api.Gateway
+	faults   method.Faults
+	replies  *method.Replies
 	about    *description
 
 	// What serves the methods and the streams.
 	calls         *calls
 	session       *sessionMethods
 	conversations *conversations
-	streams       *streams
-	admission     *admission
+	streams       *streams.Streams
+	admission     *streams.Admission
 
 	shut context.Context // ends requests that still run, see Close
 	cut  context.CancelFunc
@@ -150,11 +154,11 @@ func New(o Options) (*Endpoint, error) {
 	}
 	o = o.withDefaults()
 	e := &Endpoint{
-		options: o, methods: methodTable{}, catalogs: catalogs{o.Catalogs}, backends: o.Gateway,
-		faults: faults{o.Logger, o.Metrics},
+		options: o, methods: method.Table{}, catalogs: method.Catalogs{Source: o.Catalogs}, backends: o.Gateway,
+		faults: method.Faults{Logger: o.Logger, Metrics: o.Metrics},
 	}
 	if e.backends == nil {
-		e.backends = noGateway{}
+		e.backends = api.None{}
 	}
 	if o.Sessions != nil {
 		e.sessions = &session.Store{
@@ -162,32 +166,32 @@ func New(o Options) (*Endpoint, error) {
 		}
 	}
 	e.shut, e.cut = context.WithCancel(context.Background())
-	e.admission = newAdmission(o.MaxAge, o.WriteTimeout, o.Leases, e.faults)
-	e.replies = newReplies(jsonrpc.Encode(o.Server), e.faults, e.catalogs, o.ResourceMetadata)
+	e.admission = streams.NewAdmission(o.MaxAge, o.WriteTimeout, o.Leases, e.faults)
+	e.replies = method.NewReplies(jsonrpc.Encode(o.Server), e.faults, e.catalogs, o.ResourceMetadata)
 	e.about = &description{
 		server: o.Server, methods: e.methods, sessions: e.sessions, backends: e.backends, conversation: o.Conversation,
 	}
-	timing := timing{heartbeat: o.Heartbeat, answerAfter: o.AnswerStreamAfter, writeTimeout: o.WriteTimeout}
-	targets := &targets{o.Subscriptions, e.backends}
+	timing := method.Timing{Heartbeat: o.Heartbeat, AnswerAfter: o.AnswerStreamAfter, WriteTimeout: o.WriteTimeout}
+	targets := &streams.Targets{Subscriptions: o.Subscriptions, Backends: e.backends}
 	e.calls = &calls{e.backends, o.Calls, o.Left, e.catalogs, e.faults, timing, e.shut}
 	e.session = &sessionMethods{
 		sessions: e.sessions, catalogs: e.catalogs, targets: targets, feeds: o.Feeds, backends: e.backends,
 		about: e.about, replies: e.replies, faults: e.faults, maxPatterns: o.MaxStreamPatterns,
 	}
 	e.conversations = &conversations{o.Conversation, o.Feeds}
-	e.streams = &streams{
-		admission: e.admission, auth: o.Auth, catalogs: e.catalogs, targets: targets, backends: e.backends, methods: e.methods,
-		sessions: e.sessions, feeds: o.Feeds, conversation: o.Conversation, replies: e.replies, faults: e.faults,
-		timing: timing, maxURIs: o.MaxStreamURIs, maxPatterns: o.MaxStreamPatterns,
+	e.streams = &streams.Streams{
+		Admission: e.admission, Auth: o.Auth, Catalogs: e.catalogs, Targets: targets, Backends: e.backends, Methods: e.methods,
+		Sessions: e.sessions, Feeds: o.Feeds, Conversation: o.Conversation, Replies: e.replies, Faults: e.faults,
+		Timing: timing, MaxURIs: o.MaxStreamURIs, MaxPatterns: o.MaxStreamPatterns,
 	}
-	var tools Tools
+	var tools events.Tools
 	if o.EventTools != nil && o.Feeds != nil {
 		tools = o.EventTools(e.streams)
 		e.about.instructions = tools.Instructions()
 	}
-	e.table(newLists(lists{
-		catalogs: e.catalogs, subscriptions: o.Subscriptions, backends: e.backends, tools: tools, methods: e.methods,
-		pageSize: o.PageSize, anonymous: o.AnonymousWebhooks,
+	e.table(events.NewLists(events.Lists{
+		Catalogs: e.catalogs, Subscriptions: o.Subscriptions, Backends: e.backends, Tools: tools, Methods: e.methods,
+		PageSize: o.PageSize, Anonymous: o.AnonymousWebhooks,
 	}))
 	return e, nil
 }
@@ -198,10 +202,10 @@ func New(o Options) (*Endpoint, error) {
 func (e *Endpoint) Close(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)
-		time.AfterFunc(left-min(callReserve, left/2), e.cut)
+		time.AfterFunc(left-min(method.CallReserve, left/2), e.cut)
 	}
-	return e.admission.close(ctx)
+	return e.admission.Close(ctx)
 }
 
 // OpenStreams is the number of streams that are open now.
-func (e *Endpoint) OpenStreams() int64 { return e.admission.count() }
+func (e *Endpoint) OpenStreams() int64 { return e.admission.Count() }

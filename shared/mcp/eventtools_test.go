@@ -9,12 +9,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/santhosh-tekuri/jsonschema/v6"
-
+	"github.com/mcp-events/mcpevents/shared/mcp/eventtools"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-func withEventTools(o *Options) { o.EventTools = NewEventTools }
+func withEventTools(o *Options) { o.EventTools = eventtools.New }
 
 // toolAnswer is the result of tools/call.
 type toolAnswer struct {
@@ -395,7 +395,7 @@ func TestEventToolsBesideBackends(t *testing.T) {
 		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"resultType":"complete","content":[{"type":"text","text":"of the backend"}]}}`, id)
 	}
 	for _, size := range []int{1, 2, 100} {
-		f := behindGateway(t, func(o *Options) { o.EventTools, o.PageSize = NewEventTools, size }, l)
+		f := behindGateway(t, func(o *Options) { o.EventTools, o.PageSize = eventtools.New, size }, l)
 		for _, session := range []string{"", f.session(alice, spec.V20251125)} {
 			t.Run(fmt.Sprintf("RCH-04 they follow on pages of %d", size), func(t *testing.T) {
 				if got, want := f.wholeList(t, spec.MethodToolsList, session, nil).names, slices.Concat(eventToolNames, []string{"other", "third"}); !slices.Equal(got, want) {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
@@ -48,7 +49,7 @@ func TestWhyACallFailedIsLogged(t *testing.T) {
 		for _, in := range []string{"", session} {
 			r := f.in(alice, in, "tools/call", `"name":"b_tool","arguments":{"private":"whisper"}`)
 			m, line := r.rpc(t), said.take()
-			if m.Error == nil || m.Error.Code != codeUnavailable || strings.Contains(r.Body, "refused") {
+			if m.Error == nil || m.Error.Code != method.CodeUnavailable || strings.Contains(r.Body, "refused") {
 				t.Errorf("stateless backend %v, session %q: %d %s", stateless, in, r.Status, r.Body)
 			}
 			if strings.Count(line, "\n") != 1 || !strings.Contains(line, "backend b") || !strings.Contains(line, "connection refused") || strings.Contains(line, "hush") || strings.Contains(line, "whisper") {
@@ -65,11 +66,11 @@ func TestClientsThatWentAwayAreNoFailures(t *testing.T) {
 	gone, leave := context.WithCancel(t.Context())
 	leave()
 	why := fault.Wrap(fault.Unavailable, fmt.Errorf("exchange: %w", context.Canceled), "reach a backend")
-	f.endpoint.faults.translate(gone, why, spec.V20260728, "")
+	f.endpoint.faults.Translate(gone, why, spec.V20260728, "")
 	if line := said.take(); line != "" {
 		t.Errorf("the log has %q", line)
 	}
-	f.endpoint.faults.translate(t.Context(), why, spec.V20260728, "")
+	f.endpoint.faults.Translate(t.Context(), why, spec.V20260728, "")
 	if line := said.take(); !strings.Contains(line, "context canceled") {
 		t.Errorf("of a client that waits the log has %q", line)
 	}

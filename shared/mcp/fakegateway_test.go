@@ -16,7 +16,7 @@ import (
 // fakeGateway has one backend "b", which everyone may see and which serves the resources in listed. It records the
 // subscriptions at the backend.
 type fakeGateway struct {
-	Gateway
+	api.Gateway
 	mu     sync.Mutex
 	listed map[string]bool
 	wanted map[string]time.Time // until when, by "uri holder"

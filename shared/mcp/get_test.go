@@ -11,10 +11,12 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
-	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -79,7 +81,7 @@ func TestSubscribe(t *testing.T) {
 	}
 	t.Run("AUT-04_refuses_what_the_caller_may_not_have", func(t *testing.T) {
 		for _, uri := range []string{"event://billing/invoice", "event://tenant/acme/alarm", "event://billing"} {
-			if r := f.sessionBased(alice, s, spec.MethodSubscribe, `"uri":"`+uri+`"`); r.code(t) != codeForbidden {
+			if r := f.sessionBased(alice, s, spec.MethodSubscribe, `"uri":"`+uri+`"`); r.code(t) != method.CodeForbidden {
 				t.Errorf("%s: %s", uri, r.Body)
 			}
 		}
@@ -91,7 +93,7 @@ func TestSubscribe(t *testing.T) {
 			f.follow(alice, s, fmt.Sprintf("event://github/acme/%d/push", i))
 		}
 		m := f.sessionBased(alice, s, spec.MethodSubscribe, `"uri":"event://ci"`).rpc(t)
-		if m.Error == nil || m.Error.Code != codeExhausted {
+		if m.Error == nil || m.Error.Code != method.CodeExhausted {
 			t.Fatalf("got %+v", m.Error)
 		}
 		sameJSON(t, m.Error.Data, `{"limit":"streamURIs","max":10}`)
@@ -101,7 +103,7 @@ func TestSubscribe(t *testing.T) {
 		s = f.session(alice, spec.V20251125)
 		f.follow(alice, s, "event://ci", "event://github", "event://github/acme", "event://github/acme")
 		m = f.sessionBased(alice, s, spec.MethodSubscribe, `"uri":"event://chat"`).rpc(t)
-		if m.Error == nil || m.Error.Code != codeExhausted {
+		if m.Error == nil || m.Error.Code != method.CodeExhausted {
 			t.Fatalf("got %+v", m.Error)
 		}
 		sameJSON(t, m.Error.Data, `{"limit":"streamPatterns","max":3}`)
@@ -125,10 +127,10 @@ func TestSessionStream(t *testing.T) {
 		ev := f.publish("event://ci/build-finished", `{"status":"ok","n":9007199254740993}`)
 		m := g.next()
 		m.isEvent(t, "event://ci/build-finished", `{"status":"ok","n":9007199254740993}`)
-		for key, want := range map[string]string{MetaEventID: ev.ID, MetaTime: ev.Timestamp()} {
+		for key, want := range map[string]string{spec.MetaEventID: ev.ID, spec.MetaTime: ev.Timestamp()} {
 			sameJSON(t, m.Params.Meta[key], `"`+want+`"`)
 		}
-		if m.Params.Meta[MetaCursor] == nil || m.Params.Meta[MetaPayload] != nil || m.Params.Meta[spec.MetaSubscription] != nil || m.sse.ID == "" {
+		if m.Params.Meta[spec.MetaCursor] == nil || m.Params.Meta[spec.MetaPayload] != nil || m.Params.Meta[spec.MetaSubscription] != nil || m.sse.ID == "" {
 			t.Errorf("got %s", m.sse.Data)
 		}
 		f.publishIn("elsewhere", "event://ci/build-finished", `{"status":"theirs"}`)
@@ -257,13 +259,13 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("payloads_in_meta_for_who_declares_the_extension", func(t *testing.T) {
 		f := newFixture(t, nil)
-		r := f.initialize(alice, spec.V20251125, `{"experimental":{"`+Extension+`":{}}}`)
+		r := f.initialize(alice, spec.V20251125, `{"experimental":{"`+spec.OwnExtension+`":{}}}`)
 		s := r.Header.Get(spec.HeaderSession)
 		f.follow(alice, s, "event://ci/deploy")
 		g := f.stream(alice, s, "")
 		g.event()
 		f.publish("event://ci/deploy", `{"n":1}`)
-		sameJSON(t, g.next().Params.Meta[MetaPayload], `{"n":1}`)
+		sameJSON(t, g.next().Params.Meta[spec.MetaPayload], `{"n":1}`)
 	})
 }
 
@@ -328,7 +330,7 @@ func TestResume(t *testing.T) {
 		g = f.stream(alice, s, last)
 		g.event()
 		m := g.next()
-		if m.Method != spec.NoteUpdated || m.Params.URI != "event://ci/deploy" || string(m.Params.Meta[MetaTruncated]) != "true" || m.Params.Payload != nil {
+		if m.Method != spec.NoteUpdated || m.Params.URI != "event://ci/deploy" || string(m.Params.Meta[spec.MetaTruncated]) != "true" || m.Params.Payload != nil {
 			t.Errorf("got %s", m.sse.Data)
 		}
 		if m := g.next(); m.Method != spec.NoteResourcesChange {
@@ -348,7 +350,7 @@ func TestResume(t *testing.T) {
 			ids, uris := []string{last, g.event().ID}, map[string]bool{}
 			for range 2 {
 				m := g.next()
-				if string(m.Params.Meta[MetaTruncated]) != "true" {
+				if string(m.Params.Meta[spec.MetaTruncated]) != "true" {
 					t.Fatalf("cut off after %d frames: got %s", read, m.sse.Data)
 				}
 				ids, uris[m.Params.URI] = append(ids, m.sse.ID), true

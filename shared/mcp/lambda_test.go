@@ -12,7 +12,7 @@ import (
 
 	"github.com/aws/aws-lambda-go/events"
 	"github.com/aws/aws-lambda-go/lambdaurl"
-
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
@@ -93,7 +93,7 @@ func TestLambda(t *testing.T) {
 		} {
 			t.Run(fmt.Sprintf("GWN-14_a_hanging_backend_and_the_function's_deadline_%s_stateless_%v", client, stateless), func(t *testing.T) {
 				t.Parallel()
-				ctx, cancel := context.WithTimeout(t.Context(), callReserve+300*time.Millisecond)
+				ctx, cancel := context.WithTimeout(t.Context(), method.CallReserve+300*time.Millisecond)
 				defer cancel()
 				res, err := lambdaurl.Wrap(f.endpoint)(ctx, functionURL(req))
 				must(t, err)

@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
@@ -47,7 +48,7 @@ func TestListen(t *testing.T) {
 				if got := string(m.Params.Meta[spec.MetaSubscription]); got != id {
 					t.Errorf("%s: subscription id %s, want %s", m.Method, got, id)
 				}
-				if m.Params.Meta[MetaCursor] == nil {
+				if m.Params.Meta[spec.MetaCursor] == nil {
 					t.Errorf("SUB-08: %s has no cursor", m.Method)
 				}
 				if m.sse.ID != "" || m.sse.Retry != 0 {
@@ -123,7 +124,7 @@ func TestListen(t *testing.T) {
 		must(t, f.endpoint.Close(t.Context()))
 		m := l.next()
 		if string(m.ID) != `"x"` || m.Result.ResultType != "complete" || string(m.Result.Meta[spec.MetaSubscription]) != `"x"` ||
-			m.Result.Meta[MetaCursor] == nil || m.Result.Meta[spec.MetaServer] == nil {
+			m.Result.Meta[spec.MetaCursor] == nil || m.Result.Meta[spec.MetaServer] == nil {
 			t.Errorf("got %s", m.sse.Data)
 		}
 		l.end()
@@ -146,7 +147,7 @@ func TestListen(t *testing.T) {
 		l := f.listen(alice, "1", filter)
 		var cursor json.RawMessage
 		read := func(m frame) frame {
-			cursor = m.Params.Meta[MetaCursor]
+			cursor = m.Params.Meta[spec.MetaCursor]
 			return m
 		}
 		read(l.next())
@@ -160,8 +161,8 @@ func TestListen(t *testing.T) {
 			l.cancel()
 			f.publish("event://github/acme/web/push", fmt.Sprintf(`{"round":%d}`, round))
 			at = at.instance()
-			l = at.listenWith(alice, "2", filter, `"`+MetaCursor+`":`+string(cursor))
-			if m := read(l.next()); m.Params.Meta[MetaTruncated] != nil {
+			l = at.listenWith(alice, "2", filter, `"`+spec.MetaCursor+`":`+string(cursor))
+			if m := read(l.next()); m.Params.Meta[spec.MetaTruncated] != nil {
 				t.Errorf("a gap: %s", m.sse.Data)
 			}
 			got := map[string]bool{}
@@ -181,7 +182,7 @@ func TestListen(t *testing.T) {
 		must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
 		first := l.next()
 		l.cancel()
-		l = f.listenWith(alice, "2", filter, `"`+MetaCursor+`":`+string(first.Params.Meta[MetaCursor]))
+		l = f.listenWith(alice, "2", filter, `"`+spec.MetaCursor+`":`+string(first.Params.Meta[spec.MetaCursor]))
 		l.next()
 		for _, want := range []string{spec.NoteResourcesChange, spec.NoteEventsChange} {
 			m := l.next()
@@ -191,7 +192,7 @@ func TestListen(t *testing.T) {
 			first = m
 		}
 		l.cancel()
-		l = f.listenWith(alice, "3", filter, `"`+MetaCursor+`":`+string(first.Params.Meta[MetaCursor]))
+		l = f.listenWith(alice, "3", filter, `"`+spec.MetaCursor+`":`+string(first.Params.Meta[spec.MetaCursor]))
 		l.next()
 		must(t, f.log.Notify(t.Context(), "default", stream.TopicPrincipal("alice"), json.RawMessage(`{}`)))
 		if m := l.next(); m.Method != spec.NoteResourcesChange {
@@ -201,11 +202,11 @@ func TestListen(t *testing.T) {
 	t.Run("SUB-08_a_gap_is_said", func(t *testing.T) {
 		f := newFixture(t, nil)
 		l := f.listen(alice, "1", `{"resourceSubscriptions":["event://ci/deploy"]}`)
-		cursor := string(l.next().Params.Meta[MetaCursor])
+		cursor := string(l.next().Params.Meta[spec.MetaCursor])
 		l.cancel()
 		f.log.Retention = time.Nanosecond
-		m := f.listenWith(alice, "1", `{"resourceSubscriptions":["event://ci/deploy"]}`, `"`+MetaCursor+`":`+cursor).next()
-		if m.Method != spec.NoteAcknowledged || string(m.Params.Meta[MetaTruncated]) != "true" {
+		m := f.listenWith(alice, "1", `{"resourceSubscriptions":["event://ci/deploy"]}`, `"`+spec.MetaCursor+`":`+cursor).next()
+		if m.Method != spec.NoteAcknowledged || string(m.Params.Meta[spec.MetaTruncated]) != "true" {
 			t.Errorf("got %s", m.sse.Data)
 		}
 	})
@@ -227,7 +228,7 @@ func TestListen(t *testing.T) {
 			`"event://ci","event://github"`: "streamPatterns",
 		} {
 			r := f.stateless(alice, spec.MethodListen, `"notifications":{"resourceSubscriptions":[`+uris+`]}`)
-			if r.code(t) != codeExhausted || !strings.Contains(r.Body, limit) {
+			if r.code(t) != method.CodeExhausted || !strings.Contains(r.Body, limit) {
 				t.Errorf("%+v", r)
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
@@ -237,7 +238,7 @@ func (c counted) List(_ context.Context, p auth.Principal, after string, limit i
 }
 
 func (c counted) Read(context.Context, auth.Principal, string) (*subscription.View, error) {
-	return nil, notFound("")
+	return nil, method.NotFound("")
 }
 
 func TestPagination(t *testing.T) {
@@ -266,7 +267,7 @@ func TestPagination(t *testing.T) {
 					if len(p.Resources) > size {
 						t.Errorf("a page of %d", len(p.Resources))
 					}
-					if p.CacheScope != private {
+					if p.CacheScope != method.Private {
 						t.Errorf("EVS-12: a page is %s", p.CacheScope)
 					}
 				}
@@ -298,8 +299,8 @@ func TestCacheScope(t *testing.T) {
 		change func(*Options)
 		want   string
 	}{
-		{"without callers", func(o *Options) { o.Auth = auth.None() }, public},
-		{"with callers", func(o *Options) {}, private},
+		{"without callers", func(o *Options) { o.Auth = auth.None() }, method.Public},
+		{"with callers", func(o *Options) {}, method.Private},
 	} {
 		t.Run("SUB-10_"+tc.name, func(t *testing.T) {
 			f := newFixture(t, func(o *Options) {
@@ -312,7 +313,7 @@ func TestCacheScope(t *testing.T) {
 				t.Errorf("templates are %s", p.CacheScope)
 			}
 			f.stateless(alice, spec.MethodResources, "").result(t, &p)
-			if p.CacheScope != private {
+			if p.CacheScope != method.Private {
 				t.Errorf("resources, which hold the caller's subscriptions, are %s", p.CacheScope)
 			}
 		})

@@ -4,8 +4,9 @@ import (
 	"strings"
 	"testing"
 
-	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -23,8 +24,8 @@ func TestClientsAreNotifiedOfEventsThatCannotBeRead(t *testing.T) {
 	}
 	gap := func(t *testing.T, m frame) {
 		t.Helper()
-		if text := string(m.sse.Data); m.Method != spec.NoteUpdated || !strings.Contains(text, uri) || !strings.Contains(text, `"`+MetaTruncated+`":true`) {
-			t.Errorf("EVX-07: after the first event came %s, want %s of %s with %s", text, spec.NoteUpdated, uri, MetaTruncated)
+		if text := string(m.sse.Data); m.Method != spec.NoteUpdated || !strings.Contains(text, uri) || !strings.Contains(text, `"`+spec.MetaTruncated+`":true`) {
+			t.Errorf("EVX-07: after the first event came %s, want %s of %s with %s", text, spec.NoteUpdated, uri, spec.MetaTruncated)
 		}
 	}
 	t.Run("EVX-06 EVX-07 events/stream is active again and truncated", func(t *testing.T) {

@@ -28,11 +28,11 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	must(t, err)
 	f := newFixture(t, func(o *Options) { o.Gateway = gw })
 	reopen := func(cursor string) *open {
-		return f.listenWith(billing, "1", `{"toolsListChanged":true}`, `"`+MetaCursor+`":`+cursor)
+		return f.listenWith(billing, "1", `{"toolsListChanged":true}`, `"`+spec.MetaCursor+`":`+cursor)
 	}
 	following, ack := f.allKinds(billing)
 	sameJSON(t, ack.Params.Notifications, `{"resourcesListChanged":true}`) // what there is now
-	before := string(ack.Params.Meta[MetaCursor])
+	before := string(ack.Params.Meta[spec.MetaCursor])
 	quiet := map[string]*open{
 		"events only": f.listen(billing, "1", `{"eventsListChanged":true}`), "another workspace": f.listen(foreign, "1", `{"toolsListChanged":true}`),
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
@@ -27,7 +28,7 @@ func TestWhileTheStoreIsGone(t *testing.T) {
 		"a session":  f.sessionBased(alice, "some", spec.MethodPing, ""),
 	} {
 		m := r.rpc(t)
-		if m.Error == nil || m.Error.Code != codeUnavailable || m.Error.Message != "this cannot be done now; try again" || strings.Contains(r.Body, "data") {
+		if m.Error == nil || m.Error.Code != method.CodeUnavailable || m.Error.Message != "this cannot be done now; try again" || strings.Contains(r.Body, "data") {
 			t.Errorf("%s: %d %s", name, r.Status, r.Body)
 		}
 	}
@@ -69,11 +70,11 @@ func TestAStreamThatFailsOverAnEventLosesNothing(t *testing.T) {
 	f.publish(uri, `{"n":2}`)
 	listened, followed := l.next(), s.event()
 	catalogs.fails.Store(0)
-	if listened.Result.Meta[MetaCursor] == nil || followed.ID == "" {
+	if listened.Result.Meta[spec.MetaCursor] == nil || followed.ID == "" {
 		t.Fatalf("the streams end with %s and %+v, want a position", listened.sse.Data, followed)
 	}
 
-	l = f.listenWith(alice, "2", filter, `"`+MetaCursor+`":`+string(listened.Result.Meta[MetaCursor]))
+	l = f.listenWith(alice, "2", filter, `"`+spec.MetaCursor+`":`+string(listened.Result.Meta[spec.MetaCursor]))
 	s = f.stream(alice, session, followed.ID)
 	if m := l.next(); m.Method != spec.NoteAcknowledged {
 		t.Fatalf("got %s", m.sse.Data)

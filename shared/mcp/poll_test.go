@@ -169,7 +169,7 @@ func TestPoll(t *testing.T) {
 		theirs := f.poll(foreign, "ci.deploy", `{}`, "", "").Cursor
 		own := f.poll(alice, "ci.deploy", `{}`, "", "").Cursor
 		for _, cursor := range []string{`"x"`, `7`, `""`, `{}`, `"` + theirs + `"`, `"` + strings.ToUpper(own) + `"`, `"` + strings.Repeat("A", 5000) + `"`} {
-			listen := strings.Replace(statelessBody("1", spec.MethodListen, `"notifications":{}`), `"_meta":{`, `"_meta":{"`+MetaCursor+`":`+cursor+`,`, 1)
+			listen := strings.Replace(statelessBody("1", spec.MethodListen, `"notifications":{}`), `"_meta":{`, `"_meta":{"`+spec.MetaCursor+`":`+cursor+`,`, 1)
 			for method, r := range map[string]reply{
 				spec.MethodEventsPoll:   f.stateless(alice, spec.MethodEventsPoll, `"name":"ci.deploy","cursor":`+cursor),
 				spec.MethodEventsStream: f.stateless(alice, spec.MethodEventsStream, `"name":"ci.deploy","cursor":`+cursor),

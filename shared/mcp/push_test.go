@@ -14,9 +14,11 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -97,7 +99,7 @@ func TestPush(t *testing.T) {
 		o, _ := f.push(alice, `"x"`, "ci.deploy", `{}`, "")
 		must(t, f.endpoint.Close(t.Context()))
 		m := o.next()
-		if string(m.ID) != `"x"` || m.Result.ResultType != "complete" || string(m.Result.Meta[spec.MetaSubscription]) != `"x"` || m.Result.Meta[MetaCursor] != nil {
+		if string(m.ID) != `"x"` || m.Result.ResultType != "complete" || string(m.Result.Meta[spec.MetaSubscription]) != `"x"` || m.Result.Meta[spec.MetaCursor] != nil {
 			t.Errorf("got %s", m.sse.Data)
 		}
 		o.end()
@@ -395,7 +397,7 @@ func TestPushClock(t *testing.T) {
 			t.Fatalf("got %+v", got)
 		}
 		for _, p := range got[1:3] {
-			if p.Method != spec.NoteEventsError || p.Params.Error == nil || p.Params.Error.Code != codeUnavailable || string(p.Params.Meta[spec.MetaSubscription]) != "1" {
+			if p.Method != spec.NoteEventsError || p.Params.Error == nil || p.Params.Error.Code != method.CodeUnavailable || string(p.Params.Meta[spec.MetaSubscription]) != "1" {
 				t.Errorf("got %+v", p)
 			}
 		}

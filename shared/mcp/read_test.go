@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
@@ -130,7 +131,7 @@ func TestRead(t *testing.T) {
 				}
 				var data struct{ URI string }
 				must(t, json.Unmarshal(m.Error.Data, &data))
-				if data.URI != clip(uri) || m.Error.Message != "resource not found" {
+				if data.URI != method.Clip(uri) || m.Error.Message != "resource not found" {
 					t.Errorf("got %+v %s", m.Error, m.Error.Data)
 				}
 			}
@@ -156,7 +157,7 @@ func TestRead(t *testing.T) {
 			acme:    "event://tenant/other/alarm",
 			billing: "event://tenant",
 		} {
-			if r := f.stateless(key, spec.MethodRead, `"uri":"`+uri+`"`); r.code(t) != codeForbidden {
+			if r := f.stateless(key, spec.MethodRead, `"uri":"`+uri+`"`); r.code(t) != method.CodeForbidden {
 				t.Errorf("%s reads %s: %s", key, uri, r.Body)
 			}
 		}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // TestStreamsTellEventsOfOneIDApart publishes under one id to two URIs that a
@@ -27,7 +28,7 @@ func TestStreamsTellEventsOfOneIDApart(t *testing.T) {
 	}
 	l.cancel()
 
-	l = f.listenWith(alice, "1", `{"resourceSubscriptions":["event://ci"]}`, `"`+MetaCursor+`":`+string(first.Params.Meta[MetaCursor]))
+	l = f.listenWith(alice, "1", `{"resourceSubscriptions":["event://ci"]}`, `"`+spec.MetaCursor+`":`+string(first.Params.Meta[spec.MetaCursor]))
 	l.next()
 	seen := map[string]bool{}
 	for range uris {

@@ -13,6 +13,7 @@ import (
 	"runtime/debug"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -29,7 +30,7 @@ func (e *Endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer e.recovered(w, r)
 	if r.Method == http.MethodDelete {
 		// Without a body the context ends as soon as the client closes the connection.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), noticeFor)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), method.NoticeFor)
 		defer cancel()
 		r = r.WithContext(ctx)
 	}
@@ -54,13 +55,13 @@ func (e *Endpoint) recovered(w http.ResponseWriter, r *http.Request) {
 	if w.Header().Get("Content-Type") == sse.ContentType {
 		return // the stream just ends
 	}
-	sendError(w, http.StatusInternalServerError, nil, &jsonrpc.Error{Code: jsonrpc.InternalError, Message: "internal error"})
+	method.SendError(w, http.StatusInternalServerError, nil, &jsonrpc.Error{Code: jsonrpc.InternalError, Message: "internal error"})
 }
 
 // caller starts the call of a request that is let in, and answers all others.
-func (e *Endpoint) caller(w http.ResponseWriter, r *http.Request) *call {
+func (e *Endpoint) caller(w http.ResponseWriter, r *http.Request) *method.Call {
 	if err := e.options.Guard.Check(r); err != nil {
-		sendError(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: codeForbidden, Message: fault.Public(err)})
+		method.SendError(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: method.CodeForbidden, Message: fault.Public(err)})
 		return nil
 	}
 	allowOrigin(w, r)
@@ -73,12 +74,12 @@ func (e *Endpoint) caller(w http.ResponseWriter, r *http.Request) *call {
 		e.refuse(w, r, err)
 		return nil
 	}
-	return &call{request: r, principal: p}
+	return &method.Call{Request: r, Principal: p}
 }
 
 // route serves what is not a POST to the endpoint itself.
-func (e *Endpoint) route(w http.ResponseWriter, c *call) {
-	r := c.request
+func (e *Endpoint) route(w http.ResponseWriter, c *method.Call) {
+	r := c.Request
 	if workspace := r.PathValue(PathWorkspace); workspace != "" {
 		dialect{e}.serve(w, c, workspace)
 		return
@@ -102,23 +103,23 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	case fault.Forbidden:
 		code = http.StatusForbidden
 	default:
-		e.faults.log(r.Context(), "caller authentication failed", err)
+		e.faults.LogError(r.Context(), "caller authentication failed", err)
 		w.Header().Set("Retry-After", "5")
-		sendError(w, http.StatusServiceUnavailable, nil, &jsonrpc.Error{Code: codeUnavailable, Message: "the caller cannot be authenticated now"})
+		method.SendError(w, http.StatusServiceUnavailable, nil, &jsonrpc.Error{Code: method.CodeUnavailable, Message: "the caller cannot be authenticated now"})
 		return
 	}
 	scope, rpc := auth.ScopeRead, &jsonrpc.Error{Code: code, Message: fault.Public(err)}
 	name := r.Header.Get(spec.HeaderMethod) // the body was not looked at
-	if m := e.methods[name]; m.scope != "" {
-		scope = m.scope
+	if m := e.methods[name]; m.Scope != "" {
+		scope = m.Scope
 	}
 	if name == spec.MethodEventsSub || name == spec.MethodEventsUnsub {
-		rpc = e.faults.translate(r.Context(), err, spec.V20260728, e.defaultProfile(r.Context(), auth.Principal{}))
+		rpc = e.faults.Translate(r.Context(), err, spec.V20260728, e.defaultProfile(r.Context(), auth.Principal{}))
 	}
 	if challenge := auth.Challenge(err, e.options.ResourceMetadata, scope); challenge != "" {
 		w.Header().Set("WWW-Authenticate", challenge)
 	}
-	sendError(w, code, nil, rpc)
+	method.SendError(w, code, nil, rpc)
 }
 
 func (e *Endpoint) notAllowed(w http.ResponseWriter, sessions bool) {
@@ -127,7 +128,7 @@ func (e *Endpoint) notAllowed(w http.ResponseWriter, sessions bool) {
 		allow = "GET, POST, DELETE"
 	}
 	w.Header().Set("Allow", allow)
-	sendError(w, http.StatusMethodNotAllowed, nil, invalidRequest("the HTTP method is not allowed here"))
+	method.SendError(w, http.StatusMethodNotAllowed, nil, method.InvalidRequest("the HTTP method is not allowed here"))
 }
 
 // allowOrigin lets the page that a browser's request names read the answer; the
@@ -149,7 +150,7 @@ func preflight(w http.ResponseWriter, r *http.Request) {
 	h.Set("Access-Control-Allow-Headers",
 		"Authorization, Content-Type, Accept, Last-Event-ID, Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name")
 	// Clients mirror parameters of the backends' tools in headers, so the names are not known in advance.
-	for name := range mediaTypes(r.Header.Values("Access-Control-Request-Headers")) {
+	for name := range method.MediaTypes(r.Header.Values("Access-Control-Request-Headers")) {
 		if parameterHeader.MatchString(name) {
 			h.Add("Access-Control-Allow-Headers", name)
 		}
@@ -198,13 +199,13 @@ func isJSON(contentType string) bool {
 }
 
 // post serves a POST.
-func (e *Endpoint) post(w http.ResponseWriter, c *call) {
+func (e *Endpoint) post(w http.ResponseWriter, c *method.Call) {
 	batch, ok := e.receive(w, c)
 	switch {
 	case !ok: // answered
 	case batch != nil:
 		e.batch(w, c, batch)
-	case c.stateless():
+	case isStateless(c):
 		e.postStateless(w, c)
 	default:
 		e.postSessionBased(w, c)
@@ -213,24 +214,24 @@ func (e *Endpoint) post(w http.ResponseWriter, c *call) {
 
 // receive reads the message of a POST into its call, or the elements of a batch.
 // It answers what cannot be read.
-func (e *Endpoint) receive(w http.ResponseWriter, c *call) (batch []json.RawMessage, ok bool) {
-	r := c.request
+func (e *Endpoint) receive(w http.ResponseWriter, c *method.Call) (batch []json.RawMessage, ok bool) {
+	r := c.Request
 	refuse := func(status int, id []byte, rpc *jsonrpc.Error) ([]json.RawMessage, bool) {
-		sendError(w, status, id, rpc)
+		method.SendError(w, status, id, rpc)
 		return nil, false
 	}
 	if !isJSON(r.Header.Get("Content-Type")) {
-		return refuse(http.StatusUnsupportedMediaType, nil, invalidRequest("Content-Type must be application/json"))
+		return refuse(http.StatusUnsupportedMediaType, nil, method.InvalidRequest("Content-Type must be application/json"))
 	}
-	if !accepts(r.Header, "application/json") && !accepts(r.Header, sse.ContentType) {
-		return refuse(http.StatusNotAcceptable, nil, invalidRequest("Accept must list application/json and text/event-stream"))
+	if !method.Accepts(r.Header, "application/json") && !method.Accepts(r.Header, sse.ContentType) {
+		return refuse(http.StatusNotAcceptable, nil, method.InvalidRequest("Accept must list application/json and text/event-stream"))
 	}
 	body, err := readBody(r)
 	switch {
 	case errors.Is(err, errTooLarge):
 		e.options.Metrics.LimitReached("body")
 		return refuse(http.StatusRequestEntityTooLarge, nil, &jsonrpc.Error{
-			Code: codeTooLarge, Message: "the body is too large", Data: fault.Limit{Limit: "body", Max: maxBody},
+			Code: method.CodeTooLarge, Message: "the body is too large", Data: fault.Limit{Limit: "body", Max: maxBody},
 		})
 	case err != nil:
 		return refuse(http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.ParseError, Message: "the body could not be read"})
@@ -239,35 +240,35 @@ func (e *Endpoint) receive(w http.ResponseWriter, c *call) (batch []json.RawMess
 	if bad != nil {
 		return refuse(http.StatusBadRequest, nil, bad)
 	}
-	c.body = body
+	c.Body = body
 	if isBatch {
 		return parts, true
 	}
-	if c.msg, bad = jsonrpc.Decode(parts[0]); bad != nil {
-		return refuse(http.StatusBadRequest, c.msg.ID, bad)
+	if c.Msg, bad = jsonrpc.Decode(parts[0]); bad != nil {
+		return refuse(http.StatusBadRequest, c.Msg.ID, bad)
 	}
-	c.meta = jsonrpc.Member(c.msg.Params, "_meta")
-	c.inTrace()
+	c.Meta = jsonrpc.Member(c.Msg.Params, "_meta")
+	joinTrace(c)
 	return nil, true
 }
 
-// inTrace has what is done for the message belong to the trace that its _meta names (SEP-414), or else its HTTP
+// joinTrace has what is done for the message belong to the trace that its _meta names (SEP-414), or else its HTTP
 // request.
-func (c *call) inTrace() {
-	parent, _ := jsonrpc.String(jsonrpc.Member(c.meta, trace.Parent))
-	state, _ := jsonrpc.String(jsonrpc.Member(c.meta, trace.State))
+func joinTrace(c *method.Call) {
+	parent, _ := jsonrpc.String(jsonrpc.Member(c.Meta, trace.Parent))
+	state, _ := jsonrpc.String(jsonrpc.Member(c.Meta, trace.State))
 	where := trace.Parse(parent, state)
 	if where.Parent == "" {
-		where = trace.FromHeader(c.request.Header)
+		where = trace.FromHeader(c.Request.Header)
 	}
 	if where.Parent != "" {
-		c.request = c.request.WithContext(trace.With(c.request.Context(), where))
+		c.Request = c.Request.WithContext(trace.With(c.Request.Context(), where))
 	}
 }
 
-// stateless reports whether a message is of the stateless revisions: by its version header, or by _meta.
-func (c *call) stateless() bool {
-	return spec.Version(c.request.Header.Get(spec.HeaderVersion)).Stateless() || namesStateless(c.meta)
+// isStateless reports whether a message is of the stateless revisions: by its version header, or by _meta.
+func isStateless(c *method.Call) bool {
+	return spec.Version(c.Request.Header.Get(spec.HeaderVersion)).Stateless() || namesStateless(c.Meta)
 }
 
 // namesStateless reports whether _meta names a protocol version, other than one of

@@ -10,6 +10,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
@@ -30,7 +31,7 @@ func TestCallers(t *testing.T) {
 		if got := r.Header.Get("WWW-Authenticate"); r.Status != 403 || !strings.Contains(got, `error="insufficient_scope"`) || !strings.Contains(got, `scope="events:subscribe"`) {
 			t.Errorf("%d, %q", r.Status, got)
 		}
-		if r.code(t) != codeForbidden {
+		if r.code(t) != method.CodeForbidden {
 			t.Error(r.Body)
 		}
 		r = f.stateless(alice, spec.MethodRead, `"uri":"event://billing/invoice"`)
@@ -132,8 +133,8 @@ func TestFailures(t *testing.T) {
 		status, code int
 	}{
 		{"a panic", nil, 500, -32603},
-		{"a failure of ours", errors.New("secret detail"), 200, codeUnavailable},
-		{"an internal fault", fault.New(fault.Internal, "secret detail"), 200, codeUnavailable},
+		{"a failure of ours", errors.New("secret detail"), 200, method.CodeUnavailable},
+		{"an internal fault", fault.New(fault.Internal, "secret detail"), 200, method.CodeUnavailable},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f := newFixture(t, func(o *Options) { o.Catalogs = broken{tc.err} })

@@ -12,7 +12,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
+	"github.com/mcp-events/mcpevents/shared/mcp/streams"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
@@ -20,73 +22,73 @@ import (
 // sessionMethods serve what begins, changes and ends sessions.
 type sessionMethods struct {
 	sessions    *session.Store
-	catalogs    catalogs
-	targets     *targets
+	catalogs    method.Catalogs
+	targets     *streams.Targets
 	feeds       *stream.Tails
-	backends    Gateway
+	backends    api.Gateway
 	about       *description
-	replies     *replies
-	faults      faults
+	replies     *method.Replies
+	faults      method.Faults
 	maxPatterns int
 }
 
 // subscribe serves resources/subscribe. Every event that is published after its
 // answer is sent on the session's stream.
-func (h *sessionMethods) subscribe(ctx context.Context, c *call) (result, error) {
+func (h *sessionMethods) subscribe(ctx context.Context, c *method.Call) (method.Result, error) {
 	uri, cat, err := h.named(ctx, c)
 	if err != nil {
-		return result{}, err
+		return method.Result{}, err
 	}
-	t, err := h.targets.resolve(ctx, cat, c.principal, uri)
+	t, err := h.targets.Resolve(ctx, cat, c.Principal, uri)
 	if err != nil {
-		return result{}, err
+		return method.Result{}, err
 	}
-	open := t.open() > 0
+	open := t.Open() > 0
 	if open {
-		if err := h.admitOpen(ctx, c.session, t); err != nil {
-			return result{}, err
+		if err := h.admitOpen(ctx, c.Session, t); err != nil {
+			return method.Result{}, err
 		}
 	}
-	for _, p := range t.patterns {
+	for _, p := range t.Patterns {
 		if p.Kind == subscription.Concrete {
 			continue
 		}
-		if _, err := subscription.Interested(ctx, h.feeds.DB, h.feeds.Log, c.principal.Workspace, p); err != nil {
-			return result{}, err
+		if _, err := subscription.Interested(ctx, h.feeds.DB, h.feeds.Log, c.Principal.Workspace, p); err != nil {
+			return method.Result{}, err
 		}
 	}
 	after := h.feeds.Log.Position()
-	if t.backend != "" { // before the session's record, because the backend's quota may refuse it
-		if err := h.backends.Subscribe(ctx, atBackend(c.session, t.backend, t.uri, c.session.NeedsUntil())); err != nil {
-			return result{}, err
+	if t.Backend != "" { // before the session's record, because the backend's quota may refuse it
+		if err := h.backends.Subscribe(ctx, atBackend(c.Session, t.Backend, t.URI, c.Session.NeedsUntil())); err != nil {
+			return method.Result{}, err
 		}
 	}
-	if err := h.sessions.Subscribe(ctx, c.session, session.URI{URI: t.uri, After: after, Open: open, Backend: t.backend}); err != nil {
-		if t.backend != "" && !fault.Is(err, fault.Unavailable) {
-			h.unsubscribeAll(ctx, c.session, []session.URI{{URI: t.uri, Backend: t.backend}})
+	if err := h.sessions.Subscribe(ctx, c.Session, session.URI{URI: t.URI, After: after, Open: open, Backend: t.Backend}); err != nil {
+		if t.Backend != "" && !fault.Is(err, fault.Unavailable) {
+			h.unsubscribeAll(ctx, c.Session, []session.URI{{URI: t.URI, Backend: t.Backend}})
 		}
-		return result{}, sessionFault(err)
+		return method.Result{}, sessionFault(err)
 	}
-	return result{}, h.notify(ctx, c)
+	return method.Result{}, h.notify(ctx, c)
 }
 
 // named is the URI in the params, and the catalog that it is looked up in.
-func (h *sessionMethods) named(ctx context.Context, c *call) (uri string, cat *catalog.Catalog, err error) {
-	if uri, err = c.required("uri"); err == nil {
-		cat, err = h.catalogs.of(ctx, c.principal)
+func (h *sessionMethods) named(ctx context.Context, c *method.Call) (uri string, cat *catalog.Catalog, err error) {
+	if uri, err = c.Required("uri"); err == nil {
+		cat, err = h.catalogs.Of(ctx, c.Principal)
 	}
 	return uri, cat, err
 }
 
 // admitOpen holds a session to its number of parents and wildcards.
-func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t target) error {
+func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t streams.Target) error {
 	uris, err := h.sessions.Subscriptions(ctx, sess.Key)
 	if err != nil {
 		return err
 	}
 	n := 0
 	for _, u := range uris {
-		if u.URI == t.uri {
+		if u.URI == t.URI {
 			return nil
 		}
 		if u.Open {
@@ -101,38 +103,38 @@ func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t
 
 // unsubscribe serves resources/unsubscribe. Ending what is not there is no
 // fault, but the URI must be one that could be.
-func (h *sessionMethods) unsubscribe(ctx context.Context, c *call) (result, error) {
+func (h *sessionMethods) unsubscribe(ctx context.Context, c *method.Call) (method.Result, error) {
 	uri, cat, err := h.named(ctx, c)
 	if err != nil {
-		return result{}, err
+		return method.Result{}, err
 	}
 	// The record says where the session is subscribed. The backend may not list the resource any more.
-	record, err := h.sessions.Subscription(ctx, c.session, uri)
+	record, err := h.sessions.Subscription(ctx, c.Session, uri)
 	if err != nil {
-		return result{}, err
+		return method.Result{}, err
 	}
 	ofBackend := record != nil && record.Backend != ""
 	if record == nil && h.backends.Any(ctx) && !known(cat, uri) {
-		_, ofBackend = h.backends.Subscribable(ctx, c.principal, uri)
+		_, ofBackend = h.backends.Subscribable(ctx, c.Principal, uri)
 	}
 	switch {
 	case record != nil && ofBackend:
-		if err := h.backends.Unsubscribe(ctx, atBackend(c.session, record.Backend, uri, time.Time{})); err != nil {
-			return result{}, err
+		if err := h.backends.Unsubscribe(ctx, atBackend(c.Session, record.Backend, uri, time.Time{})); err != nil {
+			return method.Result{}, err
 		}
-	case !ofBackend && !strings.HasPrefix(uri, subscriptionScheme):
+	case !ofBackend && !strings.HasPrefix(uri, streams.SubscriptionScheme):
 		if uri, err = catalog.CanonicalPattern(uri); err != nil {
-			return result{}, fault.Wrap(fault.Invalid, err, "unsubscribe")
+			return method.Result{}, fault.Wrap(fault.Invalid, err, "unsubscribe")
 		}
 	}
-	if err := h.sessions.Unsubscribe(ctx, c.session, uri); err != nil {
-		return result{}, err
+	if err := h.sessions.Unsubscribe(ctx, c.Session, uri); err != nil {
+		return method.Result{}, err
 	}
-	return result{}, h.notify(ctx, c)
+	return method.Result{}, h.notify(ctx, c)
 }
 
-func (h *sessionMethods) notify(ctx context.Context, c *call) error {
-	return h.feeds.Log.Notify(ctx, c.principal.Workspace, stream.TopicSession(c.session.Key), sessionNotice)
+func (h *sessionMethods) notify(ctx context.Context, c *method.Call) error {
+	return h.feeds.Log.Notify(ctx, c.Principal.Workspace, stream.TopicSession(c.Session.Key), streams.SessionNotice)
 }
 
 // sessionFault is a session that ended while it was used.
@@ -146,11 +148,11 @@ func sessionFault(err error) error {
 // unsubscribeAll ends at the backends what a session was subscribed to.
 func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session.Session, uris []session.URI) {
 	for _, u := range uris {
-		if u.Backend == "" || h.backends == (noGateway{}) {
+		if u.Backend == "" || h.backends == (api.None{}) {
 			continue
 		}
 		if err := h.backends.Unsubscribe(ctx, atBackend(sess, u.Backend, u.URI, time.Time{})); err != nil {
-			h.faults.log(ctx, "backend subscription left to expire", err)
+			h.faults.LogError(ctx, "backend subscription left to expire", err)
 		}
 	}
 }
@@ -164,7 +166,7 @@ func atBackend(sess *session.Session, backend, uri string, until time.Time) api.
 
 // prolong keeps a session's subscription at a backend for as long as the session.
 func (e *Endpoint) prolong(ctx context.Context, sess *session.Session, u session.URI, until time.Time) error {
-	if e.backends == (noGateway{}) {
+	if e.backends == (api.None{}) {
 		return nil
 	}
 	return e.backends.Subscribe(ctx, atBackend(sess, u.Backend, u.URI, until))
@@ -172,45 +174,45 @@ func (e *Endpoint) prolong(ctx context.Context, sess *session.Session, u session
 
 // initialize serves initialize: it settles the revision and makes the
 // session.
-func (h *sessionMethods) initialize(w http.ResponseWriter, c *call) {
-	c.version = spec.LatestSessionBased
+func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
+	c.Version = spec.LatestSessionBased
 	if h.sessions == nil {
-		sendError(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
+		method.SendError(w, http.StatusOK, c.Msg.ID, method.UnknownMethod(c.Msg.Method))
 		return
 	}
-	asked, err := c.required("protocolVersion")
+	asked, err := c.Required("protocolVersion")
 	if err != nil {
-		h.replies.fault(w, c, method{}, err)
+		h.replies.Fault(w, c, method.Row{}, err)
 		return
 	}
 	// One that is not session-based, or that we do not know, is answered with the latest that we do.
 	if v := spec.Version(asked); v.Known() && !v.Stateless() {
-		c.version = v
+		c.Version = v
 	}
-	declared := c.param("capabilities")
+	declared := c.Param("capabilities")
 	s := session.Session{
-		Workspace: c.principal.Workspace, Principal: c.principal.ID, Version: c.version, Dialect: c.dialect,
-		Payloads: declares(declared, Extension), Events: declares(declared, spec.EventsExtension),
+		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Version: c.Version, Dialect: c.Dialect,
+		Payloads: method.Declares(declared, spec.OwnExtension), Events: method.Declares(declared, spec.EventsExtension),
 	}
-	if h.backends != (noGateway{}) {
-		s.Client = clientInfo(c.param("clientInfo"))
-		if !c.dialect { // which has no way to ask a client, whatever it could answer
-			s.Capabilities = declaration(declared)
+	if h.backends != (api.None{}) {
+		s.Client = method.ClientInfo(c.Param("clientInfo"))
+		if !c.Dialect { // which has no way to ask a client, whatever it could answer
+			s.Capabilities = method.Declaration(declared)
 		}
 	}
-	if c.session != nil { // the dialect lets a session begin without initialize
+	if c.Session != nil { // the dialect lets a session begin without initialize
 		err = h.redeclare(c, s)
-	} else if c.session, err = h.create(c.request.Context(), c.principal, s); err == nil {
-		w.Header().Set(spec.HeaderSession, c.session.ID)
+	} else if c.Session, err = h.create(c.Request.Context(), c.Principal, s); err == nil {
+		w.Header().Set(spec.HeaderSession, c.Session.ID)
 	}
 	if err != nil {
-		h.replies.sessionFailed(w, c, err)
+		h.replies.SessionFailed(w, c, err)
 		return
 	}
-	version := append(append([]byte(`"protocolVersion":"`), c.version...), `",`...)
-	about := h.about.describeInitialize(h.about.offersTo(c.request.Context(), c))
-	send(w, http.StatusOK, func(b []byte) []byte {
-		return h.replies.appendResult(b, c, result{members: [][]byte{version, about}})
+	version := append(append([]byte(`"protocolVersion":"`), c.Version...), `",`...)
+	about := h.about.describeInitialize(h.about.offersTo(c.Request.Context(), c))
+	method.Send(w, http.StatusOK, func(b []byte) []byte {
+		return h.replies.AppendResult(b, c, method.Result{Members: [][]byte{version, about}})
 	})
 }
 
@@ -221,7 +223,7 @@ func (h *sessionMethods) create(ctx context.Context, p auth.Principal, s session
 		return nil, err
 	}
 	if surplus != nil {
-		h.faults.metrics.LimitReached(quota.Sessions)
+		h.faults.Metrics.LimitReached(quota.Sessions)
 		if err := h.end(ctx, surplus, api.Client{Principal: p, Session: surplus.Key}); err != nil {
 			return nil, err
 		}
@@ -233,7 +235,7 @@ func (h *sessionMethods) create(ctx context.Context, p auth.Principal, s session
 func (h *sessionMethods) end(ctx context.Context, s *session.Session, client api.Client) error {
 	if h.backends.Any(ctx) {
 		if err := h.backends.End(ctx, client); err != nil {
-			h.faults.log(ctx, "backend sessions left to expire", err)
+			h.faults.LogError(ctx, "backend sessions left to expire", err)
 		}
 	}
 	uris, err := h.sessions.Remove(ctx, s)
@@ -241,16 +243,16 @@ func (h *sessionMethods) end(ctx context.Context, s *session.Session, client api
 	if err != nil {
 		return err
 	}
-	return h.feeds.Log.Notify(ctx, s.Workspace, stream.TopicSession(s.Key), sessionNotice)
+	return h.feeds.Log.Notify(ctx, s.Workspace, stream.TopicSession(s.Key), streams.SessionNotice)
 }
 
 // delete serves DELETE: it ends a session and its stream.
-func (e *Endpoint) delete(w http.ResponseWriter, c *call) {
+func (e *Endpoint) delete(w http.ResponseWriter, c *method.Call) {
 	if !e.enterSession(w, c) {
 		return
 	}
-	if err := e.session.end(c.request.Context(), c.session, c.client()); err != nil {
-		e.replies.sessionFailed(w, c, err)
+	if err := e.session.end(c.Request.Context(), c.Session, c.Client()); err != nil {
+		e.replies.SessionFailed(w, c, err)
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -258,21 +260,21 @@ func (e *Endpoint) delete(w http.ResponseWriter, c *call) {
 
 // setLevel serves logging/setLevel (up to 2025-11-25): from then on the session's
 // stream logs what a client would otherwise not notice. Without it nothing is logged there.
-func (h *sessionMethods) setLevel(ctx context.Context, c *call) (result, error) {
-	level, err := c.required("level")
+func (h *sessionMethods) setLevel(ctx context.Context, c *method.Call) (method.Result, error) {
+	level, err := c.Required("level")
 	if err != nil {
-		return result{}, err
+		return method.Result{}, err
 	}
 	if !spec.KnownSeverity(level) {
-		return result{}, invalidParams("level must be one of the severities of RFC 5424, debug to emergency")
+		return method.Result{}, method.InvalidParams("level must be one of the severities of RFC 5424, debug to emergency")
 	}
-	if err := h.sessions.Change(ctx, c.session, func(s *session.Session) { s.Level = level }); err != nil {
-		return result{}, sessionFault(err)
+	if err := h.sessions.Change(ctx, c.Session, func(s *session.Session) { s.Level = level }); err != nil {
+		return method.Result{}, sessionFault(err)
 	}
 	if h.backends.Any(ctx) {
-		if err := h.backends.SetLevel(ctx, c.client()); err != nil {
-			return result{}, err
+		if err := h.backends.SetLevel(ctx, c.Client()); err != nil {
+			return method.Result{}, err
 		}
 	}
-	return result{}, h.notify(ctx, c)
+	return method.Result{}, h.notify(ctx, c)
 }

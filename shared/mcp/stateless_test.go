@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
@@ -29,10 +30,10 @@ func TestTheOrderOfChecks(t *testing.T) {
 		code    int
 		id      string // of the response; "" for none
 	}{
-		{"SUB-09_origin_before_caller", "wrong", `{`, []string{"Origin: https://evil.example"}, 403, codeForbidden, ""},
-		{"SUB-09_caller_before_body", "wrong", `{`, nil, 401, codeUnauthenticated, ""},
+		{"SUB-09_origin_before_caller", "wrong", `{`, []string{"Origin: https://evil.example"}, 403, method.CodeForbidden, ""},
+		{"SUB-09_caller_before_body", "wrong", `{`, nil, 401, method.CodeUnauthenticated, ""},
 		{"EVX-16_no_caller_by_the_method_header", "wrong", `{`, []string{"Mcp-Method: events/subscribe"}, 401, -32012, ""},
-		{"SUB-09_size_before_parse", alice, `{` + strings.Repeat("x", 1<<20), nil, 413, codeTooLarge, ""},
+		{"SUB-09_size_before_parse", alice, `{` + strings.Repeat("x", 1<<20), nil, 413, method.CodeTooLarge, ""},
 		{"SUB-09_parse", alice, `{"jsonrpc":"2.0","id":1,`, []string{version}, 400, -32700, ""},
 		{"SUB-09_shape", alice, `{"jsonrpc":"2.0","id":1,"method":7}`, []string{version}, 400, -32600, "1"},
 		{"SUB-09_shape_without_a_readable_id", alice, `{"jsonrpc":"2.0","id":null,"method":"server/discover"}`, []string{version}, 400, -32600, ""},

@@ -14,14 +14,15 @@ import (
 	"testing"
 	"time"
 
-	sdk "go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	sdk "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 )
 
 // endedLine is the log line of a stream's end.
@@ -143,12 +144,12 @@ func TestATraceComesInMetaOrByHTTP(t *testing.T) {
 		"_meta":              {a, `{"traceparent":"` + b + `","tracestate":"x=1"}`, trace.Context{Parent: b, State: "x=1"}},
 		"_meta is malformed": {a, `{"traceparent":7}`, trace.Context{Parent: a}},
 	} {
-		c := call{request: httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/mcp", nil), meta: json.RawMessage(tc.meta)}
+		c := method.Call{Request: httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/mcp", nil), Meta: json.RawMessage(tc.meta)}
 		if tc.header != "" {
-			c.request.Header.Set("traceparent", tc.header)
+			c.Request.Header.Set("traceparent", tc.header)
 		}
-		c.inTrace()
-		if got := trace.From(c.request.Context()); got != tc.want {
+		joinTrace(&c)
+		if got := trace.From(c.Request.Context()); got != tc.want {
 			t.Errorf("%s: got %+v", name, got)
 		}
 	}

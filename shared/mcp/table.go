@@ -4,83 +4,97 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"maps"
 	"net/http"
+	"slices"
+	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/mcp/events"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
 // forwarding hands the whole request to who serves the method.
 type forwarding struct{ to http.Handler }
 
-func (h forwarding) serve(w http.ResponseWriter, c *call) error {
-	r := c.request.Clone(c.request.Context())
-	r.Body = io.NopCloser(bytes.NewReader(c.body))
-	r.ContentLength = int64(len(c.body))
+// Serve implements [method.Handler].
+func (h forwarding) Serve(w http.ResponseWriter, c *method.Call) error {
+	r := c.Request.Clone(c.Request.Context())
+	r.Body = io.NopCloser(bytes.NewReader(c.Body))
+	r.ContentLength = int64(len(c.Body))
 	r.Header.Del("Content-Length")
-	if c.dialect {
+	if c.Dialect {
 		r.URL.Path, r.URL.RawPath = pathEndpoint, ""
 	}
-	if !c.version.Stateless() {
+	if !c.Version.Stateless() {
 		// The other side has no sessions; it serves the revision that was settled here.
 		r.Header.Del(spec.HeaderSession)
-		r.Header.Set(spec.HeaderVersion, string(c.version))
+		r.Header.Set(spec.HeaderVersion, string(c.Version))
 	}
 	h.to.ServeHTTP(w, r)
 	return nil
 }
 
 // table lists what serves each method.
-func (e *Endpoint) table(lists *lists) {
+func (e *Endpoint) table(lists *events.Lists) {
 	o, t := e.options, e.methods
-	answer := func(f func(context.Context, *call) (result, error)) handler {
-		return answering{e.replies, e.calls.timing, f}
+	answer := func(f func(context.Context, *method.Call) (method.Result, error)) method.Handler {
+		return method.Answering{Replies: e.replies, Timing: e.calls.timing, Answer: f}
 	}
-	toBackend := func(r router, here handler) handler { return proxying{e.calls, r, here} }
-	t[spec.MethodPing] = method{sessionBased: true, handler: answer(empty)}
-	t[spec.MethodDiscover] = method{stateless: true, handler: answer(e.about.answerDiscover)}
+	toBackend := func(r router, here method.Handler) method.Handler { return proxying{e.calls, r, here} }
+	reading := func(h method.Handler) method.Row {
+		return method.Row{SessionBased: true, Stateless: true, Scope: auth.ScopeRead, Handler: h}
+	}
+	inSession := func(f func(context.Context, *method.Call) (method.Result, error)) method.Row {
+		return method.Row{SessionBased: true, Session: true, Scope: auth.ScopeRead, Handler: answer(f)}
+	}
+	t[spec.MethodPing] = method.Row{SessionBased: true, Handler: answer(method.Empty)}
+	t[spec.MethodDiscover] = method.Row{Stateless: true, Handler: answer(e.about.answerDiscover)}
 	if e.sessions != nil {
-		t[spec.MethodInitialize] = method{sessionBased: true} // served where sessions are made
-		t[spec.MethodSetLevel] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.setLevel)}
-		t[spec.MethodSubscribe] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.subscribe)}
-		t[spec.MethodUnsubscribe] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.unsubscribe)}
+		t[spec.MethodInitialize] = method.Row{SessionBased: true} // served where sessions are made
+		t[spec.MethodSetLevel] = inSession(e.session.setLevel)
+		t[spec.MethodSubscribe] = inSession(e.session.subscribe)
+		t[spec.MethodUnsubscribe] = inSession(e.session.unsubscribe)
 	}
 	if o.Feeds != nil {
-		reads := &reads{e.catalogs, o.Feeds.Log, o.Subscriptions}
-		completions := &completions{e.catalogs, o.Feeds.Log}
-		polls := &polls{e.catalogs, o.Feeds, o.PollMin, o.PollMax, o.Metrics}
-		t[spec.MethodResources] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.list(api.Resources))}
-		t[spec.MethodTemplates] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.list(api.Templates))}
-		t[spec.MethodComplete] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(e.calls.routeComplete, answer(completions.complete))}
-		t[spec.MethodRead] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(e.calls.routeRead, answer(reads.read))}
-		t[spec.MethodEvents] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(lists.listEvents)}
-		t[spec.MethodEventsPoll] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(polls.poll)}
+		reads := &events.Reads{Catalogs: e.catalogs, Log: o.Feeds.Log, Subscriptions: o.Subscriptions}
+		completions := &events.Completions{Catalogs: e.catalogs, Log: o.Feeds.Log}
+		polls := &events.Polls{Catalogs: e.catalogs, Feeds: o.Feeds, Least: o.PollMin, Most: o.PollMax, Metrics: o.Metrics}
+		t[spec.MethodResources] = reading(answer(lists.List(api.Resources)))
+		t[spec.MethodTemplates] = reading(answer(lists.List(api.Templates)))
+		t[spec.MethodComplete] = reading(toBackend(e.calls.routeComplete, answer(completions.Complete)))
+		t[spec.MethodRead] = reading(toBackend(e.calls.routeRead, answer(reads.Read)))
+		t[spec.MethodEvents] = method.Row{SessionBased: true, Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: answer(lists.ListEvents)}
+		t[spec.MethodEventsPoll] = method.Row{SessionBased: true, Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: answer(polls.Poll)}
 		// A client of a revision with sessions could not end it: closing is not cancelling there.
-		t[spec.MethodEventsStream] = method{stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: streaming{e.streams, e.streams.openPush}}
-		t[spec.MethodListen] = method{stateless: true, scope: auth.ScopeRead, handler: streaming{e.streams, e.streams.openListen}}
+		t[spec.MethodEventsStream] = method.Row{Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: events.Push(e.streams)}
+		t[spec.MethodListen] = method.Row{Stateless: true, Scope: auth.ScopeRead, Handler: e.streams.Listen()}
 	}
 	if o.Gateway != nil {
-		backends := func(c *call) bool { return e.backends.Any(c.request.Context()) }
-		t[spec.MethodToolsList] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: answer(lists.list(api.Tools))}
-		t[spec.MethodPromptsList] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: answer(lists.list(api.Prompts))}
-		t[spec.MethodToolsCall] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: toBackend(routeName(api.Tools), nil)}
-		t[spec.MethodPromptsGet] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: toBackend(routeName(api.Prompts), nil)}
+		backends := func(c *method.Call) bool { return e.backends.Any(c.Request.Context()) }
+		t[spec.MethodToolsList] = method.Row{SessionBased: true, Stateless: true, Offered: backends, Scope: auth.ScopeRead, Handler: answer(lists.List(api.Tools))}
+		t[spec.MethodPromptsList] = method.Row{SessionBased: true, Stateless: true, Offered: backends, Scope: auth.ScopeRead, Handler: answer(lists.List(api.Prompts))}
+		t[spec.MethodToolsCall] = method.Row{SessionBased: true, Stateless: true, Offered: backends, Scope: auth.ScopeRead, Handler: toBackend(routeName(api.Tools), nil)}
+		t[spec.MethodPromptsGet] = method.Row{SessionBased: true, Stateless: true, Offered: backends, Scope: auth.ScopeRead, Handler: toBackend(routeName(api.Prompts), nil)}
 	}
-	if tools := lists.tools; tools != nil {
-		own := func(c *call) (route, bool, error) {
+	if tools := lists.Tools; tools != nil {
+		own := func(c *method.Call) (route, bool, error) {
 			to, ok, err := routeName(api.Tools)(c)
 			return to, ok && !tools.Has(to.name), err
 		}
-		t[spec.MethodToolsList] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.list(api.Tools))}
-		t[spec.MethodToolsCall] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(own, answer(tools.Call))}
+		t[spec.MethodToolsList] = reading(answer(lists.List(api.Tools)))
+		t[spec.MethodToolsCall] = reading(toBackend(own, answer(tools.Call)))
 	}
 	if o.Conversation != nil {
 		for _, kind := range conversation.Kinds {
-			t[kind.Method()] = method{
-				sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(e.conversations.answer),
-				offered: func(c *call) bool { return o.Conversation.Offers(c.request.Context(), c.principal).Has(kind) },
+			t[kind.Method()] = method.Row{
+				SessionBased: true, Stateless: true, Scope: auth.ScopeRead, Handler: answer(e.conversations.answer),
+				Offered: func(c *method.Call) bool { return o.Conversation.Offers(c.Request.Context(), c.Principal).Has(kind) },
 			}
 		}
 	}
@@ -88,41 +102,75 @@ func (e *Endpoint) table(lists *lists) {
 }
 
 // webhookMethods are served here or by who gets the whole request.
-func (e *Endpoint) webhookMethods(answer func(func(context.Context, *call) (result, error)) handler) {
+func (e *Endpoint) webhookMethods(answer func(func(context.Context, *method.Call) (method.Result, error)) method.Handler) {
 	o := e.options
-	h := &webhooks{o.Registrar, o.Deregistrar, o.AnonymousWebhooks}
-	add := func(name string, f family, here bool, forward http.Handler, serve func(context.Context, *call) (result, error)) {
-		row := method{sessionBased: true, stateless: true, family: f, scope: auth.ScopeSubscribe}
+	h := &events.Webhooks{Registrar: o.Registrar, Deregistrar: o.Deregistrar, Anonymous: o.AnonymousWebhooks}
+	add := func(name string, f method.Family, here bool, forward http.Handler, serve func(context.Context, *method.Call) (method.Result, error)) {
+		row := method.Row{SessionBased: true, Stateless: true, Family: f, Scope: auth.ScopeSubscribe}
 		switch {
 		case forward != nil:
-			row.handler = forwarding{forward}
+			row.Handler = forwarding{forward}
 		case here:
-			row.handler = answer(serve)
+			row.Handler = answer(serve)
 		default:
 			return
 		}
 		e.methods[name] = row
 	}
-	add(spec.MethodRegister, coreMethods, o.Registrar != nil, o.ForwardRegistrar, h.register)
-	add(spec.MethodEventsSub, eventsMethods, o.Registrar != nil, o.ForwardRegistrar, h.eventsSubscribe)
-	add(spec.MethodDeregister, coreMethods, o.Deregistrar != nil, o.ForwardDeregistrar, h.deregister)
-	add(spec.MethodEventsUnsub, eventsMethods, o.Deregistrar != nil, o.ForwardDeregistrar, h.eventsUnsubscribe)
+	add(spec.MethodRegister, method.CoreMethods, o.Registrar != nil, o.ForwardRegistrar, h.Register)
+	add(spec.MethodEventsSub, method.EventsMethods, o.Registrar != nil, o.ForwardRegistrar, h.EventsSubscribe)
+	add(spec.MethodDeregister, method.CoreMethods, o.Deregistrar != nil, o.ForwardDeregistrar, h.Deregister)
+	add(spec.MethodEventsUnsub, method.EventsMethods, o.Deregistrar != nil, o.ForwardDeregistrar, h.EventsUnsubscribe)
 }
 
 // dispatch serves a request that has passed the checks of its revision.
-func (e *Endpoint) dispatch(w http.ResponseWriter, c *call) {
-	m := e.methods[c.msg.Method]
+func (e *Endpoint) dispatch(w http.ResponseWriter, c *method.Call) {
+	m := e.methods[c.Msg.Method]
 	var err error
-	if m.family == eventsMethods {
-		c.profile, err = e.profileOf(c)
+	if m.Family == method.EventsMethods {
+		c.Profile, err = e.profileOf(c)
 	}
 	if err == nil {
-		err = m.permits(c)
+		err = m.Permits(c)
 	}
 	if err == nil {
-		err = m.handler.serve(w, c)
+		err = m.Handler.Serve(w, c)
 	}
 	if err != nil {
-		e.replies.fault(w, c, m, err)
+		e.replies.Fault(w, c, m, err)
 	}
+}
+
+// profileOf returns the profile of a call to a method of the MCP Events extension. A revision of the extension that the client
+// declares takes precedence over the configuration. If the server does not know it, the error has the numbers of the profile
+// that is returned.
+func (e *Endpoint) profileOf(c *method.Call) (spec.Profile, error) {
+	profile := e.defaultProfile(c.Request.Context(), c.Principal)
+	// Only requests of the stateless revisions, for which the extension is defined, carry the client's capabilities.
+	settings := jsonrpc.Member(jsonrpc.Member(jsonrpc.Member(c.Meta, spec.MetaCapabilities), "extensions"), spec.EventsExtension)
+	raw := jsonrpc.Member(settings, "revision")
+	if raw == nil {
+		return profile, nil
+	}
+	revision, ok := jsonrpc.String(raw)
+	if !ok {
+		return profile, method.InvalidParams("revision of %s must be a string", spec.EventsExtension)
+	}
+	if declared, ok := e.options.EventsRevisions[revision]; ok {
+		return declared, nil
+	}
+	known := slices.Sorted(maps.Keys(e.options.EventsRevisions))
+	text := "known: " + strings.Join(known, ", ")
+	if len(known) == 0 {
+		known, text = []string{}, "none is known yet; leave revision out"
+	}
+	return profile, fault.New(fault.Unsupported, "revision %q of %s is not known (%s)", method.Clip(revision), spec.EventsExtension, text).
+		With(map[string]any{"feature": "revision", "value": method.Clip(revision), "supported": known})
+}
+
+func (e *Endpoint) defaultProfile(ctx context.Context, p auth.Principal) spec.Profile {
+	if e.options.Profile == nil {
+		return spec.Released
+	}
+	return e.options.Profile(ctx, p)
 }

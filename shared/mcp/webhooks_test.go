@@ -72,7 +72,7 @@ func TestRegister(t *testing.T) {
 	})
 	t.Run("idempotency_key", func(t *testing.T) {
 		body := strings.Replace(statelessBody("1", spec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://i.example/"`),
-			`"_meta":{`, `"_meta":{"`+MetaIdempotency+`":"k1",`, 1)
+			`"_meta":{`, `"_meta":{"`+spec.MetaIdempotency+`":"k1",`, 1)
 		var first, second struct{ Subscription struct{ URI string } }
 		f.do("POST", alice, body, statelessHeaders(spec.MethodRegister, "")...).result(t, &first)
 		f.do("POST", alice, body, statelessHeaders(spec.MethodRegister, "")...).result(t, &second)

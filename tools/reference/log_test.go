@@ -153,7 +153,7 @@ func messages(t *testing.T) map[string]string {
 					level, isLogger := levels[sel.Sel.Name]
 					switch {
 					case isLogger && logger(sel.X):
-					case sel.Sel.Name == "log" && len(n.Args) > 1: // a method that takes the message
+					case (sel.Sel.Name == "log" || sel.Sel.Name == "LogError") && len(n.Args) > 1: // a method that takes the message
 						level = "error"
 					default:
 						return true
@@ -162,7 +162,7 @@ func messages(t *testing.T) map[string]string {
 					switch {
 					case sel.Sel.Name == "Log" || sel.Sel.Name == "LogAttrs":
 						at = 2
-					case strings.HasSuffix(sel.Sel.Name, "Context") || sel.Sel.Name == "log":
+					case strings.HasSuffix(sel.Sel.Name, "Context") || sel.Sel.Name == "log" || sel.Sel.Name == "LogError":
 						at = 1
 					}
 					if at >= len(n.Args) {
@@ -184,7 +184,7 @@ func messages(t *testing.T) map[string]string {
 // takesMessage reports whether a function logs a message of its caller's: the method log of a
 // type, and the lines of a metric.Tally.
 func takesMessage(fn *ast.FuncDecl) bool {
-	return fn.Recv != nil && (fn.Name.Name == "log" || fn.Name.Name == "write")
+	return fn.Recv != nil && (fn.Name.Name == "log" || fn.Name.Name == "LogError" || fn.Name.Name == "write")
 }
 
 // logger reports whether an expression is a logger, by its name.

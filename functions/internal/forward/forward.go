@@ -13,7 +13,7 @@ import (
 	"github.com/aws/aws-lambda-go/events"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
-	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
@@ -44,7 +44,7 @@ func (h Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if m, bad := jsonrpc.Decode(body); bad == nil {
 			message = m
 		}
-		mcp.Unreachable(w, message.ID)
+		method.Unreachable(w, message.ID)
 		return
 	}
 	for k, v := range response.Headers {

@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/events/webhook/targets"
-	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/operate/admin"
 	"github.com/mcp-events/mcpevents/shared/operate/audit"
 	"github.com/mcp-events/mcpevents/shared/operate/console"
@@ -69,7 +69,7 @@ func Deliveries(l config.Limits) delivery.Options {
 func Terminator(c *app.Core, subs *subscription.Service) *delivery.Terminator {
 	directory, _ := c.Auth.(auth.Directory)
 	return &delivery.Terminator{
-		Queue: c.Queues, Subscriptions: subs, Lists: c.Lists(), ErrorObject: mcp.ErrorObject, Profile: spec.Profile(c.Limits.Profile), Plain: c.Limits.PlainTargets, Log: c.Log,
+		Queue: c.Queues, Subscriptions: subs, Lists: c.Lists(), ErrorObject: method.ErrorObject, Profile: spec.Profile(c.Limits.Profile), Plain: c.Limits.PlainTargets, Log: c.Log,
 		Review: &subscription.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory},
 	}
 }

@@ -26,6 +26,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/mcp/events"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -128,7 +130,7 @@ func (d *rehearsal) start(release string) (stop func()) {
 	log := &eventlog.Log{DB: d.db}
 	services := &subscription.Service{Records: subscription.Records{DB: d.db}, Catalog: d.catalogs, Log: log}
 	lists := &subscription.Lists{DB: d.db}
-	var registrar mcp.Registrar = &subscription.Registrar{
+	var registrar events.Registrar = &subscription.Registrar{
 		Service: services, Sealer: d.sealer, Targets: verifying{plain{}, d}, Options: subscription.Options{DefaultTTL: chatLifetime},
 		Replay: &Replayer{Log: log, Queue: d.queued}, Watermark: &Watermark{DB: d.db},
 	}
@@ -153,7 +155,7 @@ func (d *rehearsal) start(release string) (stop func()) {
 	}
 	terminator := &Terminator{
 		Queue: d.queued, Subscriptions: services, Lists: lists, Log: slog.New(slog.DiscardHandler), Plain: []string{chatHost},
-		Review: &subscription.Review{DB: d.db, Catalog: d.catalogs}, ErrorObject: mcp.ErrorObject,
+		Review: &subscription.Review{DB: d.db, Catalog: d.catalogs}, ErrorObject: method.ErrorObject,
 	}
 	dispatcher := NewDispatcher(&Dispatcher{
 		DB: d.db, Queue: d.queued, Subscriptions: services, Catalog: d.catalogs, Poster: d, Opener: plain{}, Terminator: terminator, Gate: &Gate{},
@@ -196,7 +198,7 @@ func (d *rehearsal) start(release string) (stop func()) {
 	}
 }
 
-type withoutProfiles struct{ mcp.Registrar }
+type withoutProfiles struct{ events.Registrar }
 
 func (r withoutProfiles) Subscribe(ctx context.Context, p auth.Principal, s subscription.SubscribeRequest) (*subscription.SubscribeResult, error) {
 	s.Profile = ""

@@ -1,0 +1,184 @@
+package events
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+)
+
+const (
+	refResource = "ref/resource"
+	// maxCompletions is the revisions' bound of one answer.
+	maxCompletions = 100
+	// maxSeen bounds the URIs of the log that are looked at for values.
+	maxSeen = 1000
+)
+
+// completion is the result of completion/complete.
+type completion struct {
+	Values  []string `json:"values"`
+	Total   int      `json:"total"`
+	HasMore bool     `json:"hasMore"`
+}
+
+// completing is what is asked to be completed: a variable of an event template.
+type completing struct {
+	entry *catalog.Entry
+	name  string
+	typed string            // what there is of the value
+	given map[string]string // the other variables, as far as they are known
+}
+
+// Completions serves completion/complete.
+type Completions struct {
+	Catalogs method.Catalogs
+	Log      *eventlog.Log
+}
+
+// Complete serves completion/complete: for a variable of an event template it
+// suggests what its schema lists, and what events had there.
+func (h *Completions) Complete(ctx context.Context, c *method.Call) (method.Result, error) {
+	cat, err := h.Catalogs.Of(ctx, c.Principal)
+	if err != nil {
+		return method.Result{}, err
+	}
+	q, err := readCompleting(c, cat)
+	if err != nil {
+		return method.Result{}, err
+	}
+	values := schemaValues(q)
+	if claim, ok := q.claim(); ok {
+		values = append(values, c.Principal.Claims[claim]...)
+	}
+	seen, err := h.seen(ctx, c.Principal, cat, q)
+	if err != nil {
+		return method.Result{}, err
+	}
+	values = q.rank(c.Principal, append(values, seen...))
+	out := completion{Values: values[:min(len(values), maxCompletions)], Total: len(values), HasMore: len(values) > maxCompletions}
+	return method.Result{Members: [][]byte{[]byte(`"completion":`), jsonrpc.Encode(out)}}, nil
+}
+
+// readCompleting reads the params. A template that the caller cannot list is unknown.
+func readCompleting(c *method.Call, cat *catalog.Catalog) (q completing, err error) {
+	ref, argument := c.Param("ref"), c.Param("argument")
+	kind, _ := jsonrpc.String(jsonrpc.Member(ref, "type"))
+	uri, _ := jsonrpc.String(jsonrpc.Member(ref, "uri"))
+	if kind != refResource || uri == "" {
+		return q, method.InvalidParams("ref must be of type %s and have the uri of a template; there are no prompts", refResource)
+	}
+	for _, entry := range cat.Entries() {
+		if entry.URITemplate == uri && entry.Access.VisibleTo(c.Principal) {
+			q.entry = entry
+		}
+	}
+	if q.entry == nil {
+		return q, method.InvalidParams("no event type has the template %s", method.Clip(uri))
+	}
+	var isName, isValue bool
+	q.name, isName = jsonrpc.String(jsonrpc.Member(argument, "name"))
+	q.typed, isValue = jsonrpc.String(jsonrpc.Member(argument, "value"))
+	if !isName || !isValue {
+		return q, method.InvalidParams("argument must have the strings name and value")
+	}
+	if !slices.Contains(q.entry.Variables(), q.name) {
+		return q, method.InvalidParams("the template has no variable %s", method.Clip(q.name))
+	}
+	if given := jsonrpc.Member(c.Param("context"), "arguments"); given != nil && json.Unmarshal(given, &q.given) != nil {
+		return q, method.InvalidParams("context.arguments must be an object of strings")
+	}
+	return q, nil
+}
+
+// schemaValues are the values that the schema of the variable lists.
+func schemaValues(q completing) (values []string) {
+	var schema struct {
+		Properties map[string]struct {
+			Enum  []any `json:"enum"`
+			Const any   `json:"const"`
+		} `json:"properties"`
+	}
+	if q.entry.ParamsSchema == nil || json.Unmarshal(q.entry.ParamsSchema, &schema) != nil {
+		return nil
+	}
+	p := schema.Properties[q.name]
+	for _, v := range append(p.Enum, p.Const) {
+		switch v := v.(type) {
+		case string:
+			values = append(values, v)
+		case float64, bool:
+			values = append(values, string(jsonrpc.Encode(v)))
+		}
+	}
+	return values
+}
+
+// seen are the values that events had, of those that the caller may have, among
+// the first [maxSeen] URIs below what is known of the template.
+func (h *Completions) seen(ctx context.Context, p auth.Principal, cat *catalog.Catalog, q completing) (values []string, err error) {
+	known := maps.Clone(q.given)
+	delete(known, q.name)
+	parent, _, _ := strings.Cut(q.entry.Expand(known), "/"+catalog.Wildcard)
+	parent, err = catalog.Canonical(parent)
+	if err != nil {
+		return nil, nil // nothing can be below it
+	}
+	uris, err := h.Log.Below(ctx, p.Workspace, parent, maxSeen)
+	if err != nil {
+		return nil, err
+	}
+	for _, uri := range uris {
+		entry, vars, ok := cat.Match(uri)
+		if !ok || entry != q.entry || entry.Access.Check(p, vars) != nil {
+			continue
+		}
+		fits := true
+		for name, value := range q.given {
+			fits = fits && (name == q.name || vars[name] == value || value == "")
+		}
+		if fits {
+			values = append(values, vars[q.name])
+		}
+	}
+	slices.Sort(values)
+	return values, nil
+}
+
+// rank keeps what goes with what was typed: first what begins with it, then what
+// has it somewhere, each once. A value that a claim decides must be one of the caller's.
+func (q completing) rank(p auth.Principal, values []string) []string {
+	typed := strings.ToLower(q.typed)
+	begin, within := []string{}, []string(nil)
+	met := map[string]bool{}
+	for _, v := range values {
+		if claim, ok := q.claim(); v == "" || met[v] || ok && !slices.Contains(p.Claims[claim], v) {
+			continue
+		}
+		met[v] = true
+		switch text := strings.ToLower(v); {
+		case strings.HasPrefix(text, typed):
+			begin = append(begin, v)
+		case strings.Contains(text, typed):
+			within = append(within, v)
+		}
+	}
+	return append(begin, within...)
+}
+
+// claim is the claim that the variable must be equal to.
+func (q completing) claim() (name string, ok bool) {
+	if q.entry.Access == nil {
+		return "", false
+	}
+	name, ok = q.entry.Access.Claims[q.name]
+	return name, ok
+}

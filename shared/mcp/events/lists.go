@@ -1,0 +1,259 @@
+package events
+
+import (
+	"context"
+	"math"
+	"slices"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/mcp/streams"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+)
+
+// Lists serves the lists.
+type Lists struct {
+	Catalogs      method.Catalogs
+	Subscriptions streams.Subscriptions
+	Backends      api.Gateway
+	Tools         Tools // nil without any
+	Methods       method.Table
+	PageSize      int
+	Anonymous     bool // see [Options.AnonymousWebhooks]
+
+	// The encoded catalogs: one per workspace at most. A catalog that changed is never asked for again.
+	kept *bounded.Map[*catalog.Catalog, *listing]
+}
+
+const maxListings = 256
+
+// NewLists returns lists with the given dependencies.
+func NewLists(l Lists) *Lists {
+	l.kept = bounded.NewMap[*catalog.Catalog, *listing](maxListings)
+	return &l
+}
+
+func (h *Lists) listing(cat *catalog.Catalog) *listing {
+	l, ok := h.kept.Get(cat)
+	if !ok {
+		l = encodeCatalog(cat)
+		h.kept.Put(cat, l)
+	}
+	return l
+}
+
+// listTTL is how long, in milliseconds, a client may keep a list of event types:
+// about as long as a changed catalog takes to be seen everywhere.
+const listTTL = 5000
+
+// cacheFor is the scope of a result that is the same for everybody who may call.
+// Only without authentication is that everyone; up to 2025-11-25 no hint is sent.
+func cacheFor(c *method.Call, open bool) *method.Caching {
+	if open && c.Principal.Anonymous && c.Version.Stateless() {
+		return &method.Caching{TTL: listTTL, Scope: method.Public}
+	}
+	return &method.Caching{TTL: listTTL, Scope: method.Private}
+}
+
+// List serves the lists of a kind.
+func (h *Lists) List(kind api.Kind) func(context.Context, *method.Call) (method.Result, error) {
+	return func(ctx context.Context, c *method.Call) (method.Result, error) {
+		switch kind {
+		case api.Tools, api.Prompts:
+			return h.listBackends(ctx, c, kind)
+		case api.Resources: // the event types with a fixed URI, then the caller's webhook subscriptions, then what backends have
+			return h.listCatalog(ctx, c, kind, h.Subscriptions)
+		}
+		return h.listCatalog(ctx, c, kind, nil)
+	}
+}
+
+// listCatalog serves a list of event types, of subscriptions unless they are nil, and of what backends have.
+func (h *Lists) listCatalog(ctx context.Context, c *method.Call, kind api.Kind, subscriptions streams.Subscriptions) (method.Result, error) {
+	cat, err := h.Catalogs.Of(ctx, c.Principal)
+	if err != nil {
+		return method.Result{}, err
+	}
+	l := h.listing(cat)
+	list := l.resources
+	if kind == api.Templates {
+		list = l.templates
+	}
+	from, err := readPlace(c, kind.Member(), list.at)
+	if err != nil {
+		return method.Result{}, err
+	}
+	page := newPage(from, h.PageSize, cacheFor(c, l.open))
+	if from.where == atCatalog {
+		page.addCatalog(list, func(x listed) [][]byte {
+			if !l.open && !x.entry.Access.VisibleTo(c.Principal) {
+				return nil
+			}
+			return x.pieces
+		})
+	}
+	if subscriptions != nil {
+		page.cache = &method.Caching{TTL: 0, Scope: method.Private} // the caller's own, on whichever page they stand
+		if from.where != atBackends && page.goesOn(atSubscriptions) {
+			if err := page.addSubscriptions(ctx, c, subscriptions); err != nil {
+				return method.Result{}, err
+			}
+		}
+	} else if from.where == atSubscriptions {
+		return method.Result{}, errListCursor
+	}
+	return h.addBackends(ctx, c, &page, kind)
+}
+
+func (p *partedPage) addSubscriptions(ctx context.Context, c *method.Call, subscriptions streams.Subscriptions) error {
+	views, last, err := subscriptions.List(ctx, c.Principal, p.after(atSubscriptions), p.room)
+	if err != nil {
+		return err
+	}
+	for _, v := range views {
+		p.add(subscriptionResource(v))
+	}
+	if last != "" {
+		p.next = cursor{atSubscriptions, last}
+	}
+	return nil
+}
+
+// addBackends adds what backends have of a kind, and makes the result of the page.
+func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPage, kind api.Kind) (method.Result, error) {
+	if !h.Backends.Any(ctx) {
+		if page.from.where == atBackends {
+			return method.Result{}, errListCursor
+		}
+		page.cache.TTL = min(page.cache.TTL, listTTL)
+		return page.result(nil)
+	}
+	c.Late.Waits(c.Late.Timing.AnswerAfter)
+	list := h.Backends.List(ctx, c.Client(), kind)
+	// On all pages the same: the strictest scope and the shortest time.
+	page.cache = &method.Caching{TTL: min(page.cache.TTL, list.TTL.Milliseconds()), Scope: page.cache.Scope}
+	if !list.Shared {
+		page.cache.Scope = method.Private
+	}
+	if len(list.Entries) > 0 && page.goesOn(atBackends) {
+		entries, after, ok := list.Page(page.after(atBackends), page.room)
+		if !ok {
+			return method.Result{}, errListCursor
+		}
+		for _, x := range h.backendEntries(kind, entries) {
+			page.add(x.For(c.Version))
+		}
+		if after != "" {
+			page.next = cursor{atBackends, after}
+		}
+	}
+	var meta []byte
+	if len(list.Conflicts) > 0 {
+		meta = append([]byte(`"`+spec.MetaConflicts+`":`), jsonrpc.Encode(list.Conflicts)...)
+	}
+	return page.result(meta)
+}
+
+// subscriptionResource is a webhook subscription as a resource (SEP-1803).
+func subscriptionResource(v subscription.View) []byte {
+	title := "Webhook subscription"
+	if v.Name != "" {
+		title += " to " + v.Name
+	}
+	b := jsonrpc.AppendString([]byte(`{"uri":`), subscription.URI(v.ID))
+	b = jsonrpc.AppendString(append(b, `,"name":`...), v.ID)
+	b = jsonrpc.AppendString(append(b, `,"title":`...), title)
+	b = append(b, `,"mimeType":"application/json","_meta":{"`+spec.OwnPrefix+`state":`...)
+	b = jsonrpc.AppendString(b, string(v.State))
+	return append(b, `}}`...)
+}
+
+// ListEvents serves events/list (SEP-3415). An event type that this caller
+// cannot have in any mode is left out.
+func (h *Lists) ListEvents(ctx context.Context, c *method.Call) (method.Result, error) {
+	cat, err := h.Catalogs.Of(ctx, c.Principal)
+	if err != nil {
+		return method.Result{}, err
+	}
+	list := h.listing(cat).events
+	from, err := readPlace(c, "events", list.at)
+	if err != nil {
+		return method.Result{}, err
+	}
+	if from.where != atCatalog {
+		return method.Result{}, errListCursor
+	}
+	page := newPage(from, h.PageSize, &method.Caching{TTL: 0, Scope: method.Private})
+	page.addCatalog(list, func(x listed) [][]byte {
+		modes := h.modes(x.entry, c)
+		if len(modes) == 0 || !x.entry.Access.VisibleTo(c.Principal) {
+			return nil
+		}
+		return [][]byte{[]byte(`{"delivery":`), jsonrpc.Encode(modes), comma, x.pieces[0], []byte(`}`)}
+	})
+	r, err := page.result(nil)
+	r.Cache = nil // this list has no hints
+	return r, err
+}
+
+// modes lists the modes in which the caller can have an event type here, in the
+// revision that it speaks.
+func (h *Lists) modes(entry *catalog.Entry, c *method.Call) []string {
+	p := c.Principal
+	var modes []string
+	if entry.PushAllowed() && h.Methods.Has(spec.MethodEventsStream) && c.Version.Stateless() && p.Has(auth.ScopeRead) {
+		modes = append(modes, spec.ModePush)
+	}
+	if entry.PollAllowed() && h.Methods.Has(spec.MethodEventsPoll) && p.Has(auth.ScopeRead) {
+		modes = append(modes, spec.ModePoll)
+	}
+	if entry.WebhookAllowed() && h.Methods.Has(spec.MethodEventsSub) && p.Has(auth.ScopeSubscribe) &&
+		(!p.Anonymous || h.Anonymous) {
+		modes = append(modes, spec.ModeWebhook)
+	}
+	return slices.Clip(modes)
+}
+
+// listBackends serves a list of what backends have, after the tools of our own.
+func (h *Lists) listBackends(ctx context.Context, c *method.Call, kind api.Kind) (method.Result, error) {
+	from, err := readPlace(c, kind.Member(), nil)
+	if err != nil {
+		return method.Result{}, err
+	}
+	if from.where == atSubscriptions {
+		return method.Result{}, errListCursor
+	}
+	cache := cacheFor(c, true)
+	cache.TTL = math.MaxInt64 // as long as the backends say
+	page := newPage(from, h.PageSize, cache)
+	if kind == api.Tools && h.Tools != nil && from.where == atCatalog {
+		for _, tool := range h.Tools.ListEntries() {
+			page.add(tool)
+		}
+	}
+	return h.addBackends(ctx, c, &page, kind)
+}
+
+// Tools are tools of the endpoint's own. They hide those of backends that have the same names.
+type Tools interface {
+	// Instructions tell a model how to use the tools.
+	Instructions() string
+	// ListEntries returns the encoded entries of tools/list.
+	ListEntries() [][]byte
+	Has(name string) bool
+	// Call serves a tools/call.
+	Call(ctx context.Context, c *method.Call) (method.Result, error)
+}
+
+// backendEntries returns the entries of a backends' list without the tools that one of our own hides.
+func (h *Lists) backendEntries(kind api.Kind, entries []api.Entry) []api.Entry {
+	if h.Tools == nil || kind != api.Tools {
+		return entries
+	}
+	return slices.DeleteFunc(slices.Clone(entries), func(x api.Entry) bool { return h.Tools.Has(x.Name) })
+}

@@ -1,0 +1,93 @@
+// Package events serves the methods of the MCP endpoint that have to do with events: the lists, resources/read, completions,
+// events/poll, events/stream, and the methods that make and end webhook subscriptions.
+//
+// Subscriptions and event types themselves are in shared/events.
+package events
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+)
+
+// selected is the subscription that events/poll and events/stream carry in
+// their params (SEP-3415).
+type selected struct {
+	subscription.Selection
+	catalog *catalog.Catalog
+	mode    string
+	cursor  string        // empty is now
+	maxAge  time.Duration // 0 is no bound
+}
+
+// readSelected reads the params that poll and stream share, and checks the caller's
+// right to what they ask for.
+func readSelected(ctx context.Context, cs method.Catalogs, c *method.Call, mode string) (w selected, err error) {
+	name, err := c.Required("name")
+	if err != nil {
+		return w, err
+	}
+	arguments, err := c.Arguments()
+	if err != nil {
+		return w, err
+	}
+	var given bool
+	if w.cursor, given, err = c.Text("cursor"); err != nil {
+		return w, err
+	}
+	if given && w.cursor == "" {
+		return w, method.InvalidParams("cursor must be null or a cursor of this server")
+	}
+	if w.maxAge, err = readMaxAge(c); err != nil {
+		return w, err
+	}
+	w.mode = mode
+	if w.catalog, err = cs.Of(ctx, c.Principal); err != nil {
+		return w, err
+	}
+	w.Selection, err = Choose(w.catalog, name, arguments, c.Principal, mode)
+	return w, err
+}
+
+// Choose finds what a name and arguments select, if the principal may have it in this mode.
+func Choose(cat *catalog.Catalog, name string, arguments json.RawMessage, p auth.Principal, mode string) (subscription.Selection, error) {
+	entry := cat.ByName(name)
+	if entry == nil {
+		return subscription.Selection{}, UnknownEvent(name)
+	}
+	s, err := subscription.Select(entry, arguments)
+	if err != nil {
+		return s, err
+	}
+	if err := s.Allowed(p); err != nil {
+		return s, err
+	}
+	if mode == spec.ModePoll && !entry.PollAllowed() || mode == spec.ModePush && !entry.PushAllowed() {
+		return s, fault.New(fault.Unsupported, "%s is not delivered by %s", name, mode).
+			With(map[string]any{"feature": "deliveryMode", "value": mode})
+	}
+	return s, nil
+}
+
+// UnknownEvent returns the error for an event type that does not exist for the caller.
+func UnknownEvent(name string) error {
+	return fault.New(fault.NotFound, "unknown event type %.128q", name).With(map[string]any{"kind": "event"})
+}
+
+// appendOccurrence appends the members of an EventOccurrence (SEP-3415) except its cursor and its _meta.
+func appendOccurrence(b []byte, ev *event.Event, data json.RawMessage) []byte {
+	b = jsonrpc.AppendString(append(b, `"eventId":`...), ev.ID)
+	b = jsonrpc.AppendString(append(b, `,"name":`...), ev.Name)
+	b = jsonrpc.AppendString(append(b, `,"timestamp":`...), ev.Timestamp())
+	b = append(b, `,"data":`...)
+	return append(b, data...)
+}

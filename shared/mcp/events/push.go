@@ -1,0 +1,206 @@
+package events
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strconv"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/mcp/streams"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+)
+
+// maxBeat is the longest time between two heartbeats of an events/stream (SEP-3415: at
+// least every 30 s, with room for the way). They carry the cursor, so events do not stand in for them.
+const maxBeat = 25 * time.Second
+
+// recovery is how long a stream waits before it tries again what failed.
+const recovery = time.Second
+
+// push is the framing of an events/stream: one subscription, in the notifications of SEP-3415.
+type push struct {
+	selected
+	writer  *streams.Writer
+	version spec.Version
+	profile spec.Profile
+	beaten  time.Time // when the last heartbeat, or active, was sent
+}
+
+// Push serves events/stream (SEP-3415).
+func Push(st *streams.Streams) method.Handler {
+	return streams.Streaming{Streams: st, Open: func(ctx context.Context, c *method.Call) (*streams.Writer, error) { return openPush(ctx, st, c) }}
+}
+
+// openPush opens the stream of an events/stream (SEP-3415).
+func openPush(ctx context.Context, st *streams.Streams, c *method.Call) (*streams.Writer, error) {
+	w, err := readSelected(ctx, st.Catalogs, c, spec.ModePush)
+	if err != nil {
+		return nil, err
+	}
+	// The body of the request must not live as long as the stream.
+	w.Arguments = bytes.Clone(w.Arguments)
+	o := &streams.Writer{Kind: streams.KindEvents, Streams: st, Caller: streams.Caller{Principal: c.Principal, Header: c.Request.Header}}
+	p := &push{writer: o, selected: w, version: c.Version, profile: c.Profile}
+	o.Framing = streams.Framing{Begin: p.begin, Deliver: p.deliver, Due: p.due, Heartbeat: p.heartbeat, Moved: p.moved, Failed: p.failed, End: p.end}
+	return o, o.Open(ctx, stream.Request{
+		Workspace: c.Principal.Workspace, Patterns: []subscription.Pattern{w.Pattern}, Topics: []string{stream.TopicCatalog},
+		Cursor: w.cursor, MaxAge: w.maxAge, Sole: true, Wants: p.Wants,
+	})
+}
+
+// begin confirms the subscription.
+func (p *push) begin() error {
+	p.beaten = time.Now()
+	return p.note(spec.NoteEventsActive, p.writer.ResumeAt(), func(b []byte) []byte {
+		return strconv.AppendBool(append(b, `,"truncated":`...), p.writer.Feed.Truncated)
+	})
+}
+
+// note sends a notification with a cursor and what more appends.
+func (p *push) note(name, cursor string, more func([]byte) []byte) error {
+	return p.writer.Send(name, func(b []byte) []byte {
+		b = jsonrpc.AppendString(append(b, `"cursor":`...), cursor)
+		if more != nil {
+			b = more(b)
+		}
+		return b
+	}, nil, "")
+}
+
+// deliver sends an event, or follows a changed catalog.
+func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
+	pattern := p.Pattern
+	for { // the event must not be lost if the store does not answer
+		err := p.check(ctx, d.Event == nil || p.writer.Unsure())
+		if err == nil {
+			break
+		}
+		if err := p.failed(ctx, err); err != nil {
+			return err
+		}
+	}
+	if d.Lost != "" {
+		return p.note(spec.NoteEventsActive, d.Cursor, func(b []byte) []byte { return append(b, `,"truncated":true`...) })
+	}
+	if d.Event == nil {
+		return nil
+	}
+	cursor := d.Cursor
+	if p.Pattern != pattern { // the cursor was made without the partitions that were added since
+		cursor = p.writer.ResumeAt()
+	}
+	data, err := p.Data(d.Event)
+	if err != nil { // of this event only
+		return p.fail(spec.NoteEventsError, p.writer.Streams.Faults.Translate(ctx, err, p.version, p.profile))
+	}
+	return p.writer.Send(spec.NoteEventsEvent, func(b []byte) []byte {
+		b = jsonrpc.AppendString(append(b, `"cursor":`...), cursor)
+		return appendOccurrence(append(b, ','), d.Event, data)
+	}, func(b []byte) []byte { return subscription.AppendOccurrenceMeta(b, d.Event, p.Entry) }, "")
+}
+
+// due is when the next heartbeat must be sent at the latest.
+func (p *push) due(quiet time.Time) time.Time {
+	if latest := p.beaten.Add(maxBeat); latest.Before(quiet) {
+		return latest
+	}
+	return quiet
+}
+
+// heartbeat sends one. Each is also a time to look whether the subscriber may still
+// have the events.
+func (p *push) heartbeat(ctx context.Context) error {
+	if err := p.check(ctx, true); err != nil {
+		if err = p.failed(ctx, err); err != nil {
+			return err
+		}
+	}
+	p.beaten = time.Now()
+	return p.note(spec.NoteEventsHeartbeat, p.writer.ResumeAt(), nil)
+}
+
+// moved sends the cursor without waiting for the next heartbeat. A client that is cut off while its stream reads many
+// events that its filter drops would otherwise read them again each time.
+func (p *push) moved() error {
+	return p.note(spec.NoteEventsHeartbeat, p.writer.ResumeAt(), nil)
+}
+
+// failed notifies the client of a failure that may pass, and waits a moment. Other
+// failures it returns.
+func (p *push) failed(ctx context.Context, err error) error {
+	if !fault.Is(err, fault.Unavailable) || errors.Is(err, stream.ErrClosed) || errors.Is(err, method.ErrWriting) {
+		return err
+	}
+	if err := p.fail(spec.NoteEventsError, p.writer.Streams.Faults.Translate(ctx, err, p.version, p.profile)); err != nil {
+		return err
+	}
+	if periodic.Sleep(ctx, recovery) != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// fail sends a notification about an error.
+func (p *push) fail(name string, rpc *jsonrpc.Error) error {
+	return p.writer.Send(name, func(b []byte) []byte { return jsonrpc.AppendErrorObject(append(b, `"error":`...), rpc) }, nil, "")
+}
+
+// end notifies why the subscription ended, if it did. The cursor was in the notifications.
+func (p *push) end(c *method.Call, why error) {
+	if end, ok := errors.AsType[*streams.Ended](why); ok {
+		rpc := p.writer.Streams.Faults.Translate(c.Request.Context(), end.Reason, p.version, p.profile)
+		_ = p.fail(spec.NoteEventsTerminated, rpc) // it ends either way
+	}
+	p.writer.Complete(c, "")
+}
+
+// check ends the subscription if the current catalog no longer allows it or, if credentials is true, if the caller's
+// credentials no longer do. If the event type gave up its order or regained it, check adds the partitions of the log that
+// its events go to now.
+func (p *push) check(ctx context.Context, credentials bool) error {
+	before := p.writer.Caller.Principal
+	if credentials {
+		if p.writer.Look(ctx) != nil {
+			return &streams.Ended{Reason: subscription.Revoked()}
+		}
+	}
+	cat, err := p.writer.Streams.Catalogs.Of(ctx, p.writer.Caller.Principal)
+	if err != nil {
+		return err
+	}
+	if cat == p.catalog && !credentials {
+		return nil
+	}
+	chosen, err := Choose(cat, p.Entry.Name, p.Arguments, p.writer.Caller.Principal, p.mode)
+	if now := cat.ByName(p.Entry.Name); now != nil && now != p.Entry {
+		if feature := catalog.Broken(p.Entry, now); feature != "" {
+			return &streams.Ended{Reason: subscription.SchemaChanged(p.Entry.Name, feature)}
+		}
+	}
+	switch kind := fault.KindOf(err); {
+	case err == nil:
+		if chosen.Pattern != p.Pattern {
+			if err := p.writer.Feed.Add(ctx, chosen.Pattern, p.writer.Streams.Feeds.AfterChange(chosen.Pattern)); err != nil {
+				return err
+			}
+		}
+		p.Selection, p.catalog = chosen, cat
+		return nil
+	case kind == fault.Forbidden:
+		return &streams.Ended{Reason: subscription.Revoked()}
+	case kind == fault.Invalid:
+		return &streams.Ended{Reason: subscription.SchemaChanged(p.Entry.Name, catalog.FeatureInput)}
+	case kind == fault.NotFound, kind == fault.Unsupported:
+		return &streams.Ended{Reason: err}
+	}
+	p.writer.Caller.Principal = before
+	return err
+}

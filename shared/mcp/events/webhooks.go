@@ -1,0 +1,239 @@
+package events
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+)
+
+// registration is the subscription member of the answer to
+// resources/subscriptions/register (SEP-1803).
+type registration struct {
+	URI           string        `json:"uri"`
+	EventURIs     []string      `json:"eventUris"`
+	TargetURI     string        `json:"targetUri"`
+	WebhookSecret webhookSecret `json:"webhookSecret"`
+}
+
+// webhookSecret is SEP-1803's WebhookSecret: a key, a value, or neither.
+type webhookSecret struct {
+	Type  subscription.SecretType `json:"type"`
+	Key   string                  `json:"key,omitempty"`
+	Value string                  `json:"value,omitempty"`
+}
+
+// Webhooks serves the methods that make and end webhook subscriptions.
+type Webhooks struct {
+	Registrar   Registrar
+	Deregistrar Deregistrar
+	Anonymous   bool // see [Options.AnonymousWebhooks]
+}
+
+// Register serves resources/subscriptions/register.
+func (h *Webhooks) Register(ctx context.Context, c *method.Call) (method.Result, error) {
+	var r subscription.RegisterRequest
+	raw := c.Param("uris")
+	if raw == nil || json.Unmarshal(raw, &r.URIs) != nil {
+		return method.Result{}, method.InvalidParams("uris must be an array of strings")
+	}
+	var err error
+	if r.Target, err = c.Required("targetUri"); err != nil {
+		return method.Result{}, err
+	}
+	if key := jsonrpc.Member(c.Meta, spec.MetaIdempotency); key != nil {
+		var ok bool
+		if r.IdempotencyKey, ok = jsonrpc.String(key); !ok || r.IdempotencyKey == "" {
+			return method.Result{}, method.InvalidParams("%s must be a string", spec.MetaIdempotency)
+		}
+	}
+	made, err := h.Registrar.Register(ctx, c.Principal, r)
+	if err != nil {
+		return method.Result{}, err
+	}
+	secret := webhookSecret{Type: made.SecretType}
+	switch made.SecretType {
+	case subscription.Standard:
+		secret.Key = made.Secret
+	case subscription.Raw:
+		secret.Value = made.Secret
+	}
+	text := jsonrpc.Encode(registration{
+		URI: subscription.URI(made.Subscription.ID), EventURIs: made.Subscription.EventURIs,
+		TargetURI: made.Subscription.Target.URL, WebhookSecret: secret,
+	})
+	return method.Result{Members: [][]byte{[]byte(`"subscription":`), text}}, nil
+}
+
+// Deregister serves resources/subscriptions/deregister. Unknown, malformed and
+// other principals' URIs get the same answer.
+func (h *Webhooks) Deregister(ctx context.Context, c *method.Call) (method.Result, error) {
+	uri, err := c.Required("uri")
+	if err != nil {
+		return method.Result{}, err
+	}
+	err = h.Deregistrar.Deregister(ctx, c.Principal, uri)
+	if fault.Is(err, fault.NotFound) {
+		err = method.NotFound(uri)
+	}
+	return method.Result{}, err
+}
+
+// readDelivery is the delivery member of events/subscribe and events/unsubscribe.
+func readDelivery(c *method.Call) (url, secret string, err error) {
+	raw := c.Param("delivery")
+	if len(raw) == 0 || raw[0] != '{' {
+		return "", "", method.InvalidParams("delivery must be an object")
+	}
+	text := map[string]string{"mode": spec.ModeWebhook}
+	for _, name := range []string{"url", "secret", "mode"} {
+		if v := jsonrpc.Member(raw, name); v != nil {
+			var ok bool
+			if text[name], ok = jsonrpc.String(v); !ok {
+				return "", "", method.InvalidParams("delivery.%s must be a string", name)
+			}
+		}
+	}
+	switch {
+	case text["url"] == "":
+		return "", "", method.InvalidParams("delivery.url is missing")
+	case text["mode"] != spec.ModeWebhook:
+		return "", "", fault.New(fault.Unsupported, "events/subscribe delivers by webhook only").
+			With(map[string]any{"feature": "deliveryMode", "value": method.Clip(text["mode"])})
+	}
+	return text["url"], text["secret"], nil
+}
+
+// subscribedEvents is the result of events/subscribe.
+type subscribedEvents struct {
+	ID            string  `json:"id"`
+	RefreshBefore *string `json:"refreshBefore"`
+	Cursor        *string `json:"cursor"`
+	Truncated     bool    `json:"truncated"`
+	// DeliveryStatus is there when an existing subscription was refreshed.
+	DeliveryStatus *deliveryStatus `json:"deliveryStatus,omitempty"`
+}
+
+// EventsSubscribe serves events/subscribe (SEP-3415).
+func (h *Webhooks) EventsSubscribe(ctx context.Context, c *method.Call) (method.Result, error) {
+	if err := h.known(c); err != nil {
+		return method.Result{}, err
+	}
+	var r subscription.SubscribeRequest
+	var err error
+	if r.Name, err = c.Required("name"); err != nil {
+		return method.Result{}, err
+	}
+	if r.Arguments, err = c.Arguments(); err != nil {
+		return method.Result{}, err
+	}
+	if r.URL, r.Secret, err = readDelivery(c); err != nil {
+		return method.Result{}, err
+	}
+	if r.Secret == "" {
+		return method.Result{}, method.InvalidParams("delivery.secret is missing")
+	}
+	if r.Cursor, _, err = c.Text("cursor"); err != nil {
+		return method.Result{}, err
+	}
+	if r.MaxAge, err = readMaxAge(c); err != nil {
+		return method.Result{}, err
+	}
+	if r.TTL, err = readTTL(c); err != nil {
+		return method.Result{}, err
+	}
+	if plain := jsonrpc.Member(c.Meta, spec.MetaPlain); plain != nil {
+		if err := json.Unmarshal(plain, &r.Plain); err != nil {
+			return method.Result{}, method.InvalidParams("%s must be a boolean", spec.MetaPlain)
+		}
+	}
+	r.Profile = c.Profile
+	made, err := h.Registrar.Subscribe(ctx, c.Principal, r)
+	if err != nil {
+		return method.Result{}, err
+	}
+	out := subscribedEvents{ID: made.ID, Truncated: made.Truncated}
+	if !made.RefreshBefore.IsZero() {
+		until := made.RefreshBefore.UTC().Format(time.RFC3339)
+		out.RefreshBefore = &until
+	}
+	if made.Cursor != "" {
+		out.Cursor = &made.Cursor
+	}
+	if made.Refreshed {
+		out.DeliveryStatus = newDeliveryStatus(!made.Suspended, made.Status)
+	}
+	return method.Result{Members: [][]byte{method.WithoutBraces(jsonrpc.Encode(out))}}, nil
+}
+
+// EventsUnsubscribe serves events/unsubscribe (SEP-3415).
+func (h *Webhooks) EventsUnsubscribe(ctx context.Context, c *method.Call) (method.Result, error) {
+	if err := h.known(c); err != nil {
+		return method.Result{}, err
+	}
+	name, err := c.Required("name")
+	if err != nil {
+		return method.Result{}, err
+	}
+	arguments, err := c.Arguments()
+	if err != nil {
+		return method.Result{}, err
+	}
+	url, _, err := readDelivery(c)
+	if err != nil {
+		return method.Result{}, err
+	}
+	err = h.Deregistrar.Unsubscribe(ctx, c.Principal, name, arguments, url)
+	if c.Profile == spec.Released && fault.Is(err, fault.NotFound) {
+		err = nil // as released clients expect
+	}
+	return method.Result{}, err
+}
+
+// known refuses a caller who is not authenticated: such a caller could end or take
+// over any subscription by guessing what it is made of.
+func (h *Webhooks) known(c *method.Call) error {
+	if c.Principal.Anonymous && !h.Anonymous {
+		return fault.New(fault.Unauthenticated, "an authenticated principal is needed")
+	}
+	return nil
+}
+
+// readTTL distinguishes an absent ttlMs, which asks for the default, from null, which asks
+// for no expiry.
+func readTTL(c *method.Call) (subscription.TTL, error) {
+	for key, value := range jsonrpc.Members(c.Msg.Params) {
+		if string(key) == "ttlMs" && string(value) == "null" {
+			return subscription.TTL{Asked: true, Forever: true}, nil
+		}
+	}
+	d, given, err := c.Milliseconds("ttlMs")
+	return subscription.TTL{Asked: given, For: d}, err
+}
+
+// readMaxAge is how old events after a cursor may be; 0 is no bound.
+func readMaxAge(c *method.Call) (time.Duration, error) {
+	d, given, err := c.Milliseconds("maxAgeMs")
+	if given && d == 0 {
+		d = 1 // nothing old at all
+	}
+	return d, err
+}
+
+// Registrar makes webhook subscriptions.
+type Registrar interface {
+	Register(ctx context.Context, p auth.Principal, r subscription.RegisterRequest) (*subscription.Registered, error)
+	Subscribe(ctx context.Context, p auth.Principal, r subscription.SubscribeRequest) (*subscription.SubscribeResult, error)
+}
+
+// Deregistrar ends webhook subscriptions.
+type Deregistrar interface {
+	Deregister(ctx context.Context, p auth.Principal, uri string) error
+	Unsubscribe(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage, url string) error
+}

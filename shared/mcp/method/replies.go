@@ -1,0 +1,170 @@
+package method
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+)
+
+// Replies writes the responses of methods.
+type Replies struct {
+	faults   Faults
+	catalogs Catalogs
+	metadata string // see [Options.ResourceMetadata]
+	server   []byte // the _meta member that stands in every result of the stateless revisions, encoded once
+	memory   *quota.Share
+}
+
+// NewReplies returns the replies of a server whose name and version are the JSON object server.
+func NewReplies(server json.RawMessage, f Faults, cs Catalogs, metadata string) *Replies {
+	return &Replies{
+		faults: f, catalogs: cs, metadata: metadata, server: append([]byte(`"`+spec.MetaServer+`":`), server...),
+		memory: quota.NewShare("answerBytes", "answers that clients have not read", answerBytes),
+	}
+}
+
+const (
+	// answerBytes is the memory for larger answers until their clients have read them.
+	answerBytes = 128 << 20
+	// smallAnswer is the size up to which answers are not counted.
+	smallAnswer = 16 << 10
+	// answerTime is how long a client may take to read an answer.
+	answerTime = time.Minute
+)
+
+// hold takes the memory for a result and its encoded form. The caller releases it when the answer has been written.
+func (r *Replies) hold(c *Call, res Result) (release func(), err error) {
+	size := len(res.Meta)
+	for _, piece := range res.Members {
+		size += len(piece)
+	}
+	return r.HoldBytes(c, 2*size)
+}
+
+// HoldBytes takes the memory for an answer. The caller releases it when the answer has been written.
+func (r *Replies) HoldBytes(c *Call, size int) (release func(), err error) {
+	if size <= smallAnswer {
+		return func() {}, nil
+	}
+	return r.memory.Take(c.Principal, size)
+}
+
+// AppendResult appends the response of a method in the form of its revision.
+func (r *Replies) AppendResult(b []byte, c *Call, res Result) []byte {
+	b = append(b, `{"jsonrpc":"2.0","id":`...)
+	b = append(b, c.Msg.ID...)
+	b = append(b, `,"result":{`...)
+	start := len(b)
+	comma := func() {
+		if len(b) > start {
+			b = append(b, ',')
+		}
+	}
+	if c.Version.Stateless() {
+		b = append(b, `"resultType":"complete"`...)
+	}
+	for i, piece := range res.Members {
+		if i == 0 {
+			comma()
+		}
+		b = append(b, piece...)
+	}
+	if c.Version.Stateless() && res.Cache != nil {
+		b = append(b, `,"ttlMs":`...)
+		b = strconv.AppendInt(b, res.Cache.TTL, 10)
+		b = append(b, `,"cacheScope":"`...)
+		b = append(b, res.Cache.Scope...)
+		b = append(b, '"')
+	}
+	switch {
+	case c.Version.Stateless():
+		b = append(b, `,"_meta":{`...)
+		b = append(b, r.server...)
+		if len(res.Meta) > 0 {
+			b = append(b, ',')
+			b = append(b, res.Meta...)
+		}
+		b = append(b, '}')
+	case len(res.Meta) > 0:
+		comma()
+		b = append(b, `"_meta":{`...)
+		b = append(b, res.Meta...)
+		b = append(b, '}')
+	}
+	return append(b, `}}`...)
+}
+
+// Fault answers a request that failed in its method. A lack of credentials or scopes is said by
+// HTTP as well, so that the client can ask for them (RFC 6750, section 3.1).
+func (r *Replies) Fault(w http.ResponseWriter, c *Call, m Row, err error) {
+	if MissingScopes(err) {
+		err = r.allMissing(c, m, err)
+	}
+	rpc := r.faults.Translate(c.Request.Context(), err, c.Version, c.Profile)
+	code := http.StatusOK
+	switch {
+	case fault.Is(err, fault.Unauthenticated):
+		code = http.StatusUnauthorized
+		w.Header().Set("WWW-Authenticate", auth.Challenge(auth.ErrNoToken, r.metadata, m.Scope))
+	case fault.Is(err, fault.Forbidden) && MissingScopes(err):
+		code = http.StatusForbidden
+		w.Header().Set("WWW-Authenticate", auth.Challenge(err, r.metadata))
+	case c.Version.Stateless():
+		code = HTTPStatus(rpc)
+	}
+	SendError(w, code, c.Msg.ID, rpc)
+}
+
+var Buffers = sync.Pool{New: func() any { b := make([]byte, 0, 4096); return &b }}
+
+// Send writes a JSON body that build appends to an empty buffer.
+func Send(w http.ResponseWriter, status int, build func([]byte) []byte) {
+	buf := Buffers.Get().(*[]byte)
+	*buf = build((*buf)[:0])
+	h := w.Header()
+	h["Content-Type"] = jsonType
+	h.Set("Content-Length", strconv.Itoa(len(*buf)))
+	w.WriteHeader(status)
+	if len(*buf) > smallAnswer {
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerTime)) // where there are deadlines
+	}
+	_, _ = w.Write(*buf) // a client that is gone is no fault
+	if cap(*buf) <= 1<<20 {
+		Buffers.Put(buf)
+	}
+}
+
+var jsonType = []string{"application/json"}
+
+// SendError answers with a JSON-RPC error.
+func SendError(w http.ResponseWriter, status int, id []byte, rpc *jsonrpc.Error) {
+	Send(w, status, func(b []byte) []byte { return jsonrpc.AppendError(b, id, rpc) })
+}
+
+// SessionFailed answers a request whose session could not be had. A 404 has no
+// JSON-RPC body: clients take the status alone as the sign to initialize again.
+func (r *Replies) SessionFailed(w http.ResponseWriter, c *Call, err error) {
+	if errors.Is(err, session.ErrNone) {
+		http.Error(w, "session not found", http.StatusNotFound)
+		return
+	}
+	rpc := r.faults.Translate(c.Request.Context(), err, c.Version, c.Profile)
+	w.Header().Set("Retry-After", "1")
+	SendError(w, http.StatusServiceUnavailable, c.Msg.ID, rpc)
+}
+
+// Unreachable answers a forwarded request whose service cannot be reached.
+func Unreachable(w http.ResponseWriter, id json.RawMessage) {
+	w.Header().Set("Retry-After", "1")
+	SendError(w, http.StatusServiceUnavailable, id, &jsonrpc.Error{Code: CodeUnavailable, Message: "the service cannot be reached now"})
+}

@@ -1,0 +1,81 @@
+package method
+
+import (
+	"encoding/json"
+	"slices"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+)
+
+// allMissing completes an error for want of scopes with all that the operation
+// lacks: the method's own, and those of every event type it is about. So a client asks its
+// user once (MCP 2026-07-28, Scope Challenge Handling).
+func (r *Replies) allMissing(c *Call, m Row, err error) error {
+	needed := r.entryScopes(c, m)
+	if m.Scope != "" {
+		needed = append(needed, m.Scope)
+	}
+	if all := c.Principal.Require(needed...); all != nil {
+		return all
+	}
+	return err
+}
+
+// entryScopes lists the scopes of the event types that the params name, by name or
+// by URI. What is malformed or unknown needs none: its error comes when the scopes are there.
+func (r *Replies) entryScopes(c *Call, m Row) []string {
+	cat, err := r.catalogs.Of(c.Request.Context(), c.Principal)
+	if err != nil {
+		return nil
+	}
+	var scopes []string
+	if name, ok := jsonrpc.String(c.Param("name")); ok && m.Family == EventsMethods {
+		if entry := cat.ByName(name); entry != nil && entry.Access != nil {
+			scopes = append(scopes, entry.Access.Scopes...)
+		}
+	}
+	uris := texts(c.Param("uris"))
+	all := len(uris) > 0 // a webhook for a parent needs what each type below it needs
+	if uri, ok := jsonrpc.String(c.Param("uri")); ok {
+		uris = append(uris, uri)
+	}
+	if filter := c.Param("notifications"); len(filter) > 0 && filter[0] == '{' {
+		uris = append(uris, texts(jsonrpc.Member(filter, "resourceSubscriptions"))...)
+	}
+	for _, uri := range uris[:min(len(uris), subscription.MaxURIs)] {
+		scopes = append(scopes, scopesOf(cat, uri, c.Principal, all)...)
+	}
+	return scopes
+}
+
+// scopesOf lists the scopes that a URI needs. In band, a parent is open to who may
+// have one of the types below it.
+func scopesOf(cat *catalog.Catalog, uri string, p auth.Principal, all bool) (scopes []string) {
+	_, access, err := subscription.Resolve(cat, uri)
+	if err != nil {
+		return nil
+	}
+	for _, a := range access {
+		rule := a.Entry.Access
+		if rule == nil || p.Has(rule.Scopes...) {
+			if !all {
+				return nil
+			}
+			continue
+		}
+		scopes = append(scopes, rule.Scopes...)
+	}
+	slices.Sort(scopes)
+	return slices.Compact(scopes)
+}
+
+// texts are the strings of an array; nil for anything else.
+func texts(raw json.RawMessage) (out []string) {
+	if len(raw) == 0 || raw[0] != '[' || json.Unmarshal(raw, &out) != nil {
+		return nil
+	}
+	return out
+}

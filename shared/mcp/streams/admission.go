@@ -1,0 +1,168 @@
+package streams
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+)
+
+// Leases bound the open streams of a principal and of all instances. Package shared/events/stream/lease implements them.
+type Leases interface {
+	Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error)
+}
+
+// reserve is what a stream leaves of its request's deadline: two seconds before
+// it is too late to end a stream on Lambda.
+const reserve = 5 * time.Second
+
+// Admission lets streams in, counts them, and ends them.
+type Admission struct {
+	maxAge, writeTimeout time.Duration
+	leases               Leases
+	faults               method.Faults
+
+	mu      sync.Mutex // guards ended against streams.Add
+	ended   bool
+	ending  context.Context
+	end     context.CancelCauseFunc
+	streams sync.WaitGroup
+	open    atomic.Int64
+}
+
+// NewAdmission returns the admission of an endpoint. Leases may be nil.
+func NewAdmission(maxAge, writeTimeout time.Duration, leases Leases, f method.Faults) *Admission {
+	a := &Admission{maxAge: maxAge, writeTimeout: writeTimeout, leases: leases, faults: f}
+	a.ending, a.end = context.WithCancelCause(context.Background())
+	return a
+}
+
+// Count returns the number of open streams.
+func (a *Admission) Count() int64 { return a.open.Load() }
+
+// Close ends every stream and waits for them, and for what they leave in the store, until ctx ends.
+func (a *Admission) Close(ctx context.Context) error {
+	a.mu.Lock()
+	a.ended = true
+	a.mu.Unlock()
+	a.end(errEnding)
+	done := make(chan struct{})
+	go func() {
+		a.streams.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fault.Wrap(fault.Unavailable, ctx.Err(), "wait for the open streams to end")
+	}
+}
+
+// Admit lets a stream in. The context that it returns is the stream's: it ends
+// with the request, at the maximum age, when the caller's token expires, when a
+// newer stream takes its place, and when the endpoint closes. Without room here leave is nil
+// and the request is answered; a principal who has all streams that it may have gets an error instead, if the leases refuse.
+func (a *Admission) Admit(w http.ResponseWriter, r *http.Request, c *method.Call) (ctx context.Context, leave func(), err error) {
+	out, ok := a.enter()
+	if !ok {
+		a.faults.Metrics.LimitReached(quota.Streams)
+		full(w, c.Msg.ID)
+		return nil, nil, nil
+	}
+	age, aged := a.maxAge, errAge
+	if deadline, ok := r.Context().Deadline(); ok {
+		age = min(age, time.Until(deadline)-reserve)
+	}
+	if !c.Principal.Expires.IsZero() {
+		if left := time.Until(c.Principal.Expires); left < age {
+			age, aged = left, errExpired
+		}
+	}
+	timed, stop := context.WithTimeoutCause(r.Context(), age, aged)
+	ctx, cancel := context.WithCancelCause(timed)
+	detach := context.AfterFunc(a.ending, func() { cancel(errEnding) })
+	end := func() {
+		detach()
+		cancel(nil)
+		stop()
+		out()
+	}
+	if a.leases == nil {
+		return ctx, end, nil
+	}
+	release, err := a.leases.Take(ctx, c.Principal, func() {
+		a.faults.Metrics.LimitReached(quota.Streams)
+		cancel(errSuperseded)
+	})
+	if err != nil {
+		end()
+		if fault.Is(err, fault.Exhausted) {
+			return nil, nil, err
+		}
+		a.faults.Metrics.LimitReached(fault.LimitOf(err))
+		if fault.LimitOf(err) == "" {
+			a.faults.LogError(r.Context(), "stream lease failed", err)
+		}
+		full(w, c.Msg.ID)
+		return nil, nil, nil
+	}
+	return ctx, func() {
+		a.tidy(release)
+		end()
+	}, nil
+}
+
+// endTime is how long a client may take for what it is sent, once the endpoint closes:
+// one that does not read must not use up the time of the others.
+const endTime = time.Second
+
+// writer begins a stream on the response. Call done when nothing more is written.
+func (a *Admission) writer(w http.ResponseWriter) (out *sse.Writer, done func() bool) {
+	out = sse.NewWriter(w, a.writeTimeout)
+	out.Start()
+	return out, context.AfterFunc(a.ending, func() { out.Hurry(endTime) })
+}
+
+// tidy does what a stream leaves to do in the store, while it is counted in. At a
+// shutdown its response does not wait for that, for on Lambda there is half a second
+// until the process is killed; [Endpoint.Close] does.
+func (a *Admission) tidy(f func()) {
+	if a.ending.Err() == nil {
+		f()
+		return
+	}
+	a.streams.Go(f)
+}
+
+// enter counts a stream in, or reports that the endpoint closes.
+func (a *Admission) enter() (leave func(), ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ended {
+		return nil, false
+	}
+	a.open.Add(1)
+	a.streams.Add(1)
+	return func() {
+		a.open.Add(-1)
+		a.streams.Done()
+	}, true
+}
+
+// full answers a stream that there is no room for.
+func full(w http.ResponseWriter, id json.RawMessage) {
+	w.Header().Set("Retry-After", "5")
+	method.SendError(w, http.StatusServiceUnavailable, id, &jsonrpc.Error{
+		Code: method.CodeUnavailable, Message: "no more streams can be opened here now", Data: map[string]any{"limit": quota.Streams},
+	})
+}

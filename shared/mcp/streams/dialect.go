@@ -1,0 +1,184 @@
+package streams
+
+import (
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/sha256"
+	"encoding/json"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+)
+
+// dialectStream is the framing of the GET stream of a session in the dialect.
+type dialectStream struct {
+	writer  *Writer
+	session *sessionStream
+	release func() // records that the stream is closed
+}
+
+// OpenDialect opens the stream of a session in the dialect. It differs from the stream of other sessions in its events about the
+// connection, in the names of events, and because it has answers to POSTs.
+func (st *Streams) OpenDialect(ctx context.Context, c *method.Call, last Position) (*Writer, error) {
+	s := &dialectStream{session: st.newSessionStream(c, kindDialect, last)}
+	s.writer = s.session.writer
+	f := &s.writer.Framing
+	f.Begin, f.Deliver, f.Heartbeat, f.event, f.End = s.begin, s.deliver, s.heartbeat, s.event, s.end
+	if err := s.session.open(ctx); err != nil {
+		return s.writer, err
+	}
+	return s.writer, s.hold(ctx)
+}
+
+// hold records that the stream is open, until it is released.
+func (s *dialectStream) hold(ctx context.Context) error {
+	until, ok := ctx.Deadline() // there is one: the maximum age
+	if !ok {
+		until = time.Now().Add(s.writer.Streams.Admission.maxAge)
+	}
+	sessions := s.writer.Streams.Sessions
+	lease, err := sessions.Opened(ctx, s.session.sess.Key, until)
+	if err != nil {
+		return err
+	}
+	closed := func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
+		defer cancel()
+		if err := sessions.Closed(ctx, s.session.sess.Key, lease); err != nil {
+			s.writer.Streams.Faults.LogError(ctx, "end of stream not recorded", err)
+		}
+	}
+	s.release = sync.OnceFunc(func() { s.writer.Streams.Admission.tidy(closed) })
+	s.writer.ends = append(s.writer.ends, s.release)
+	return nil
+}
+
+// lifecycle returns an event about the connection. params is a JSON object.
+func (s *dialectStream) lifecycle(method string, params any, retry time.Duration) []byte {
+	return sse.Append(nil, sse.Event{
+		Name: eventLifecycle, ID: s.session.position.next(s.writer.ResumeAt()), Retry: retry,
+		Data: jsonrpc.AppendNotification(nil, method, jsonrpc.Encode(params)),
+	})
+}
+
+func timestamp() map[string]string {
+	return map[string]string{"timestamp": time.Now().UTC().Format(time.RFC3339)}
+}
+
+func (s *dialectStream) begin() error {
+	if err := s.writer.write(s.lifecycle("streamOpened", timestamp(), 0)); err != nil {
+		return err
+	}
+	return s.session.sendGap()
+}
+
+func (s *dialectStream) heartbeat(ctx context.Context) error {
+	if err := s.writer.Look(ctx); err != nil {
+		return err
+	}
+	return s.writer.write(s.lifecycle("ping", timestamp(), 0))
+}
+
+func (s *dialectStream) event(cursor string) sse.Event {
+	return sse.Event{Name: eventNotification, ID: s.session.position.next(cursor)}
+}
+
+// deliver is that of other sessions, but for answers to POSTs.
+func (s *dialectStream) deliver(ctx context.Context, d stream.Delivery) error {
+	var n ResponseNotice
+	if d.Topic != stream.TopicSession(s.session.sess.Key) || json.Unmarshal(d.Notice, &n) != nil || n.Response == nil {
+		return s.session.deliver(ctx, d)
+	}
+	if err := s.writer.verify(ctx, d); err != nil {
+		return err
+	}
+	return s.respond(ctx, n, d.Cursor)
+}
+
+// end notifies why the server closes.
+func (s *dialectStream) end(_ *method.Call, why error) {
+	s.release() // before that, so that no answer goes to a stream that is over, but to its POST
+	reason, retry := reasonError, reconnect
+	if x := endingOf(why); x != nil {
+		reason = x.closing
+	}
+	if reason == "superseded" {
+		retry = 0 // coming back would end the newer stream
+	}
+	_ = s.writer.write(s.lifecycle("streamClosed", map[string]string{"reason": reason}, retry)) // the stream ends either way
+}
+
+// respond sends an answer to one of the session's POSTs.
+func (s *dialectStream) respond(ctx context.Context, n ResponseNotice, cursor string) error {
+	text, err := OpenResponse(s.session.sess.ID, n.Response)
+	if err != nil { // not written by this program; the others are still good
+		s.writer.Streams.Faults.LogError(ctx, "sealed answer not opened", err)
+		return nil
+	}
+	return s.writer.write(AppendResponses(nil, text, func(last bool) string {
+		if last {
+			return s.session.position.next(cursor)
+		}
+		return s.session.position.next(s.writer.reached) // a client that is cut off within the batch gets the batch again
+	}))
+}
+
+// ResponseNotice is such a notice.
+type ResponseNotice struct {
+	Response []byte `json:"response,omitempty"`
+}
+
+func responseCipher(session string) cipher.AEAD {
+	key := sha256.Sum256([]byte("response\x00" + session))
+	block, err := aes.NewCipher(key[:])
+	if err != nil {
+		panic(err) // the key has the right size
+	}
+	aead, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		panic(err) // as above
+	}
+	return aead
+}
+
+// SealResponse seals an answer with a key that only the session's id gives.
+func SealResponse(session string, text []byte) []byte {
+	return responseCipher(session).Seal(nil, nil, text, nil)
+}
+
+// OpenResponse opens a sealed answer.
+func OpenResponse(session string, sealed []byte) ([]byte, error) {
+	return responseCipher(session).Open(nil, nil, sealed, nil)
+}
+
+// The names of the dialect's events.
+const (
+	eventResponse     = "response"
+	eventNotification = "notification"
+	eventLifecycle    = "lifecycle"
+)
+
+// AppendResponses appends the responses in a body, one or a batch, as events. id returns the id of an event, and gets whether the
+// event is the last one; it may be nil.
+func AppendResponses(dst, body []byte, id func(last bool) string) []byte {
+	responses := [][]byte{body}
+	if len(body) > 0 && body[0] == '[' {
+		responses = nil
+		for text := range jsonrpc.Elements(body) {
+			responses = append(responses, text)
+		}
+	}
+	for i, text := range responses {
+		ev := sse.Event{Name: eventResponse, Data: text}
+		if id != nil {
+			ev.ID = id(i == len(responses)-1)
+		}
+		dst = sse.Append(dst, ev)
+	}
+	return dst
+}

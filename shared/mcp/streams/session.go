@@ -1,0 +1,365 @@
+package streams
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+)
+
+// reconnect is how long a client is asked to wait before it comes back to a
+// stream that the server closed.
+const reconnect = time.Second
+
+// Position makes the SSE ids of a stream and reads them back:
+//
+//	nonce.sequence.cursor
+//
+// The nonce names the stream and stays over reconnections; it holds a hash with
+// the session, so that an id of another session is refused. The sequence makes
+// ids unique where two cursors are equal.
+type Position struct {
+	session  string // its key, which is known here alone
+	nonce    string
+	sequence uint64
+	cursor   string // where the last connection ended; empty on a new stream
+}
+
+func (p *Position) next(cursor string) string {
+	p.sequence++
+	return p.nonce + "." + strconv.FormatUint(p.sequence, 36) + "." + cursor
+}
+
+func (p *Position) parse(id string) bool {
+	nonce, rest, _ := strings.Cut(id, ".")
+	sequence, cursor, ok := strings.Cut(rest, ".")
+	n, err := strconv.ParseUint(sequence, 36, 64)
+	if !ok || err != nil || cursor == "" || len(nonce) != 2*nonceSize || nonce != streamNonce(nonce[:nonceSize], p.session) {
+		return false
+	}
+	p.nonce, p.sequence, p.cursor = nonce, n, cursor
+	return true
+}
+
+const nonceSize = 11 // characters of 8 bytes in base64url
+
+func streamNonce(random, session string) string {
+	h := sha256.Sum256([]byte("stream\x00" + random + "\x00" + session))
+	return random + base64.RawURLEncoding.EncodeToString(h[:8])
+}
+
+func randomText(n int) string {
+	b := make([]byte, n)
+	_, _ = rand.Read(b) // never fails (Go 1.24)
+	return base64.RawURLEncoding.EncodeToString(b)
+}
+
+// sessionStream is the framing of the GET stream of a session.
+type sessionStream struct {
+	writer     *Writer
+	sess       *session.Session
+	position   Position
+	connection string
+	known      time.Time // when the subscriptions were read last
+}
+
+// OpenSession opens the stream of a session.
+func (st *Streams) OpenSession(ctx context.Context, c *method.Call, last Position) (*Writer, error) {
+	s := st.newSessionStream(c, kindSession, last)
+	s.writer.interests.roots = true
+	return s.writer, s.open(ctx)
+}
+
+// newSessionStream returns the stream of a session, which notifies of all lists that there are.
+func (st *Streams) newSessionStream(c *method.Call, kind string, last Position) *sessionStream {
+	last.session = c.Session.Key
+	w := &Writer{
+		Kind: kind, Streams: st, Caller: Caller{Principal: c.Principal, Header: c.Request.Header}, targets: map[string]Target{},
+		interests: interests{
+			resources: st.Methods.Has(spec.MethodResources), events: c.Session.Events && st.Methods.Has(spec.MethodEvents),
+			tools: st.Methods.Has(spec.MethodToolsList), prompts: st.Methods.Has(spec.MethodPromptsList), payloads: c.Session.Payloads,
+		},
+	}
+	s := &sessionStream{writer: w, sess: c.Session, position: last}
+	w.Framing = Framing{Begin: s.begin, Deliver: s.deliver, event: s.event, lost: s.lost, End: s.end}
+	return s
+}
+
+// deliver sends a delivery, or follows what other requests did to the session.
+func (s *sessionStream) deliver(ctx context.Context, d stream.Delivery) error {
+	if err := s.writer.verify(ctx, d); err != nil {
+		return err
+	}
+	switch {
+	case d.Event != nil:
+		if ok, err := s.certain(ctx, d); !ok || err != nil {
+			return err
+		}
+	case d.Topic == stream.TopicSession(s.sess.Key) && isContext(d.Notice):
+		return s.writer.sendContext(ctx, d)
+	case d.Topic == stream.TopicSession(s.sess.Key):
+		return s.refresh(ctx)
+	}
+	return s.writer.notify(ctx, d)
+}
+
+func (s *sessionStream) event(cursor string) sse.Event { return sse.Event{ID: s.position.next(cursor)} }
+
+// open makes this the newest stream of its session and opens its feed. Subscriptions that are made later reach the stream as a
+// notice.
+func (s *sessionStream) open(ctx context.Context) error {
+	began := s.writer.Streams.Feeds.Log.Position()
+	s.connection = randomText(8)
+	before, begun, err := s.writer.Streams.Sessions.TakeOver(ctx, s.sess, s.connection)
+	if err != nil {
+		return err
+	}
+	if s.position.nonce == "" {
+		s.position.nonce = streamNonce(randomText(8), s.sess.Key)
+	}
+	_, subscribed, err := s.subscriptions(ctx)
+	if err != nil {
+		return err
+	}
+	request := stream.Request{
+		Workspace: s.writer.Caller.Principal.Workspace, Cursor: s.position.cursor, TopicsAfter: began,
+		Topics: append(
+			[]string{stream.TopicSession(s.sess.Key), stream.TopicCatalog, stream.TopicPrincipal(s.writer.Caller.Principal.ID)}, s.writer.backendTopics(ctx)...,
+		),
+	}
+	if !begun {
+		s.writer.Framing.began = func() {
+			if err := s.writer.Streams.Sessions.Begun(ctx, s.sess, s.connection); err != nil {
+				s.writer.Streams.Faults.LogError(ctx, "first stream not recorded", err) // the next one repeats its events
+			}
+		}
+	}
+	// The first stream of a session that begins sends the events since each subscription, because clients may subscribe before
+	// they open the stream. Later streams continue from their cursor or from now.
+	first := !begun && s.position.cursor == ""
+	for uri, t := range subscribed {
+		s.writer.targets[uri] = t.Target
+		if !first {
+			t.addTo(&request)
+		}
+	}
+	if err := s.writer.Open(ctx, request); err != nil {
+		return err
+	}
+	if first {
+		for _, t := range subscribed {
+			if err := s.add(ctx, t); err != nil {
+				return err
+			}
+		}
+	}
+	if !before {
+		return nil
+	}
+	// Notify the stream that was the newest before; its own notice does nothing.
+	return s.writer.Streams.Feeds.Log.Notify(ctx, s.writer.Caller.Principal.Workspace, stream.TopicSession(s.sess.Key), SessionNotice)
+}
+
+// subscribed is a target of a session, and the position of the log when it was subscribed.
+type subscribed struct {
+	Target
+	after int64
+}
+
+// subscriptions are the URIs of the session, and what those that are no targets yet stand for. Which are gone from the
+// catalog, or not the caller's to have any more, stand for nothing.
+func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool, fresh map[string]subscribed, err error) {
+	stored, err := s.writer.Streams.Sessions.Subscriptions(ctx, s.sess.Key)
+	if err != nil {
+		return nil, nil, err
+	}
+	cat, err := s.writer.Streams.Catalogs.Of(ctx, s.writer.Caller.Principal)
+	if err != nil {
+		return nil, nil, err
+	}
+	uris, fresh = make(map[string]bool, len(stored)), map[string]subscribed{}
+	for _, u := range stored {
+		uris[u.URI] = true
+		if _, has := s.writer.targets[u.URI]; has {
+			continue
+		}
+		if u.Backend != "" {
+			// The session is subscribed there, whether the backend lists the resource just now or not.
+			fresh[u.URI] = subscribed{Target{URI: u.URI, asked: u.URI, Backend: u.Backend}, u.Position()}
+			continue
+		}
+		t, err := s.writer.Streams.Targets.Resolve(ctx, cat, s.writer.Caller.Principal, u.URI)
+		switch {
+		case err == nil:
+			fresh[u.URI] = subscribed{t, u.Position()}
+		case fault.Is(err, fault.Unavailable), fault.Is(err, fault.Internal):
+			return nil, nil, err
+		}
+	}
+	return uris, fresh, nil
+}
+
+func (s *sessionStream) add(ctx context.Context, t subscribed) error {
+	if t.topic != "" {
+		s.writer.Feed.Follow(t.topic, t.after)
+		return nil
+	}
+	for _, p := range t.Patterns {
+		if err := s.writer.Feed.Add(ctx, p, t.after); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// begin sends the first frames. From 2025-11-25 on that is an event with only an id, from which the client can resume before
+// anything happened.
+func (s *sessionStream) begin() error {
+	at := s.writer.ResumeAt()
+	first := method.Comment // sends the headers
+	if s.sess.Version >= spec.V20251125 {
+		first = sse.Append(nil, sse.Event{ID: s.position.next(at), Data: []byte{}})
+	}
+	if err := s.writer.write(first); err != nil {
+		return err
+	}
+	return s.sendGap()
+}
+
+// sendGap notifies the client after a gap in the log that everything may have changed. A client that is cut off before it has all
+// of the notifications gets them again: the feed has not read anything yet, so all of them carry the position before the gap.
+func (s *sessionStream) sendGap() error {
+	if !s.writer.Feed.Truncated {
+		return nil
+	}
+	cursor := s.writer.ResumeAt()
+	for _, t := range s.writer.targets {
+		if err := s.writer.sendGapOf(t.asked, cursor); err != nil {
+			return err
+		}
+	}
+	if err := s.say("warning", "the log does not reach back to where the stream ended; events are missing", ""); err != nil {
+		return err
+	}
+	return s.writer.Send(spec.NoteResourcesChange, nil, nil, cursor)
+}
+
+// end ends the connection, not the stream: the client may come back with the
+// id of the last frame. Before 2025-11-25 there is no such frame.
+func (s *sessionStream) end(_ *method.Call, why error) {
+	if s.sess.Version >= spec.V20251125 && !errors.Is(why, errTaken) {
+		_ = s.writer.write(sse.Append(nil, sse.Event{ID: s.position.next(s.writer.ResumeAt()), Retry: reconnect, Data: []byte{}}))
+	}
+}
+
+// refresh follows what other requests did to the session: it ended, has a newer
+// stream, or is subscribed to other URIs.
+func (s *sessionStream) refresh(ctx context.Context) error {
+	began := time.Now()
+	sess, err := s.writer.Streams.Sessions.Served(ctx, s.sess, s.connection)
+	if err != nil {
+		return err
+	}
+	if sess == nil {
+		return errTaken
+	}
+	s.sess, s.writer.interests.payloads, s.writer.interests.events = sess, sess.Payloads, sess.Events && s.writer.Streams.Methods.Has(spec.MethodEvents)
+	wanted, fresh, err := s.subscriptions(ctx)
+	if err != nil {
+		return err
+	}
+	for uri, t := range fresh {
+		if err := s.add(ctx, t); err != nil {
+			return err
+		}
+		s.writer.targets[uri] = t.Target
+	}
+	for uri, t := range s.writer.targets {
+		if !wanted[uri] {
+			s.drop(t)
+			delete(s.writer.targets, uri)
+		}
+	}
+	s.known = began
+	return nil
+}
+
+// certain reports whether the stream is subscribed to an event that it has read. Unless a delivery is in order, the stream
+// can read an event before the notice of an earlier unsubscribe. So certain reads the subscriptions again, once for all
+// deliveries that were read together.
+func (s *sessionStream) certain(ctx context.Context, d stream.Delivery) (bool, error) {
+	if d.InOrder {
+		return true, nil
+	}
+	if s.known.Before(d.Read) {
+		if err := s.refresh(ctx); err != nil {
+			return false, err
+		}
+	}
+	for _, t := range s.writer.targets {
+		for _, p := range t.Patterns {
+			if subscription.Matches(p.Key, d.Event.URI) {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+func (s *sessionStream) drop(t Target) {
+	if t.topic != "" {
+		s.writer.Feed.Unfollow(t.topic)
+	}
+	for _, p := range t.Patterns {
+		s.writer.Feed.Remove(p)
+	}
+}
+
+// logger names the origin of our log messages to clients.
+const logger = "mcp-events"
+
+// say sends a log message, if the client asked for its level.
+func (s *sessionStream) say(level, message, uri string) error {
+	if s.sess.Level == "" || !spec.SevereAs(level, s.sess.Level) {
+		return nil
+	}
+	return s.writer.Send(spec.NoteMessage, func(b []byte) []byte {
+		b = append(b, `"level":"`+level+`","logger":"`+logger+`","data":{"message":`...)
+		b = jsonrpc.AppendString(b, message)
+		if uri != "" {
+			b = jsonrpc.AppendString(append(b, `,"uri":`...), uri)
+		}
+		return append(b, '}')
+	}, nil, s.writer.Feed.Cursor())
+}
+
+// lost logs that a URI brings nothing any more.
+func (s *sessionStream) lost(t Target) error {
+	return s.say("warning", "the catalog no longer has this for you; nothing comes from it", t.asked)
+}
+
+// LastEvent is where the client's last connection ended; nowhere if it names none.
+func LastEvent(c *method.Call) (Position, error) {
+	last := c.Request.Header.Get(spec.HeaderLastEvent)
+	if c.Session == nil || last == "" {
+		return Position{}, nil
+	}
+	p := Position{session: c.Session.Key}
+	if !p.parse(last) {
+		return p, fault.New(fault.Invalid, "Last-Event-ID is not one of this session")
+	}
+	return p, nil
+}

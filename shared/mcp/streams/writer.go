@@ -1,0 +1,455 @@
+package streams
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+)
+
+// The reasons for which the server ends a stream.
+var (
+	errAge        = errors.New("mcp: the stream reached its maximum age")
+	errExpired    = errors.New("mcp: the caller's token has expired")
+	errRevoked    = errors.New("mcp: the caller's credentials are not good any more")
+	errEnding     = errors.New("mcp: the server is shutting down")
+	errSuperseded = errors.New("mcp: the principal opened too many newer streams")
+	errTaken      = errors.New("mcp: the session ended or has a newer stream")
+)
+
+// Writer writes one open stream: the deliveries of its feed, in its framing.
+type Writer struct {
+	Kind      string // for the log
+	Streams   *Streams
+	Caller    Caller
+	targets   map[string]Target // by canonical URI
+	interests interests
+	Framing   Framing
+
+	Feed    *stream.Feed
+	out     *sse.Writer
+	began   time.Time
+	wrote   time.Time // when something was last written
+	reached string    // the cursor after the last delivery that was served
+	cut     bool      // the last delivery that the feed returned was not served
+	// subscriptionID is the id of the listen, which every message repeats. It is nil in the stream of a session.
+	subscriptionID json.RawMessage
+	ends           []func() // are called in reverse order when the stream ends
+}
+
+// interests are the changes and messages, other than events, of which a stream notifies its client.
+type interests struct {
+	resources, events, tools, prompts bool // changes of lists
+	roots                             bool // a backend's question for roots
+	contexts                          bool // context to messages that were sent outside of sessions
+	payloads                          bool // repeat payloads in _meta
+}
+
+// run passes on what comes until the stream ends, and returns why. Little is on
+// its stack while it waits: there are thousands of them.
+func (w *Writer) run(ctx context.Context) error {
+	w.wrote = time.Now()
+	w.Caller.looked, w.began = w.wrote, w.wrote
+	quiet := time.NewTimer(w.Streams.Timing.Heartbeat)
+	defer quiet.Stop()
+	for {
+		if err := w.pass(ctx); err != nil {
+			return err
+		}
+		if w.Feed.CursorMoved() && w.Framing.Moved != nil {
+			if err := w.Framing.Moved(); err != nil {
+				return err
+			}
+		}
+		left := w.untilHeartbeat()
+		if left <= 0 {
+			if err := w.heartbeat(ctx); err != nil {
+				return err
+			}
+			continue
+		}
+		quiet.Reset(left)
+		select {
+		case <-w.Feed.Ready():
+		case <-quiet.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// untilHeartbeat returns the time until the next heartbeat must be sent.
+func (w *Writer) untilHeartbeat() time.Duration {
+	due := w.wrote.Add(w.Streams.Timing.Heartbeat)
+	if w.Framing.Due != nil {
+		due = w.Framing.Due(due)
+	}
+	return time.Until(due)
+}
+
+// pass sends the deliveries that the feed has ready. It returns early if a heartbeat is due.
+func (w *Writer) pass(ctx context.Context) error {
+	for ctx.Err() == nil {
+		d, ok, err := w.Feed.Poll(ctx)
+		switch {
+		case err == nil && !ok:
+			return nil
+		case err == nil:
+			if err = w.deliver(ctx, d); err == nil {
+				w.reached = d.Cursor
+			}
+			w.cut = err != nil
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case w.Framing.Failed != nil:
+			err = w.Framing.Failed(ctx, err)
+		}
+		if err != nil {
+			return err
+		}
+		if w.untilHeartbeat() <= 0 {
+			return nil
+		}
+	}
+	return context.Cause(ctx)
+}
+
+// ResumeAt is the position after what was served: the feed's, unless the stream ends
+// over a delivery, which whoever resumes must get.
+func (w *Writer) ResumeAt() string {
+	if w.cut {
+		return w.reached
+	}
+	w.reached = w.Feed.Cursor()
+	return w.reached
+}
+
+func (w *Writer) write(b []byte) error {
+	if err := w.out.Write(b); err != nil {
+		return errors.Join(method.ErrWriting, err)
+	}
+	w.wrote = time.Now()
+	return nil
+}
+
+// verify looks at the caller's credentials again, if it is time to.
+func (w *Writer) verify(ctx context.Context, d stream.Delivery) error {
+	if d.Topic == stream.TopicCatalog || w.Unsure() {
+		return w.Look(ctx)
+	}
+	return nil
+}
+
+// notify sends what is the same on all streams but an events/stream.
+func (w *Writer) notify(ctx context.Context, d stream.Delivery) error {
+	switch {
+	case d.Event != nil:
+		return w.sendEvent(ctx, d)
+	case d.Lost != "":
+		return w.sendLost(d)
+	case d.Topic == stream.TopicCatalog && stream.OfBackends(d.Notice):
+		return w.sendOtherBackends(ctx, d.Cursor)
+	case d.Topic == stream.TopicCatalog:
+		if err := w.sendChanges(d.Cursor, spec.NoteResourcesChange, spec.NoteEventsChange); err != nil {
+			return err
+		}
+		return w.resolveAgain(ctx)
+	case d.Topic == stream.TopicPrincipal(w.Caller.Principal.ID):
+		return w.sendChanges(d.Cursor, spec.NoteResourcesChange)
+	case strings.HasPrefix(d.Topic, topicSubscriptions):
+		return w.sendState(d)
+	case strings.HasPrefix(d.Topic, topicBackends):
+		return w.sendBackend(ctx, d)
+	case strings.HasPrefix(d.Topic, topicConversations):
+		return w.sendContext(ctx, d)
+	}
+	return nil
+}
+
+// asks reports whether the client is notified of a list's changes by this notification.
+func (w *Writer) asks(note string) bool {
+	return map[string]bool{
+		spec.NoteResourcesChange: w.interests.resources, spec.NoteEventsChange: w.interests.events, spec.NoteToolsChange: w.interests.tools,
+		spec.NotePromptsChange: w.interests.prompts, spec.NoteRootsChange: w.interests.roots,
+	}[note]
+}
+
+// sendChanges sends the notifications of a delivery that the client asked for. cursor is the position after the delivery. Only the
+// last notification carries it: a client that was cut off before must get the delivery again.
+func (w *Writer) sendChanges(cursor string, notes ...string) error {
+	asked := slices.DeleteFunc(notes, func(note string) bool { return !w.asks(note) })
+	for i, note := range asked {
+		at := w.reached
+		if i == len(asked)-1 {
+			at = cursor
+		}
+		if err := w.Send(note, nil, nil, at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var topicSubscriptions = stream.TopicSubscription("")
+
+// sendEvent sends an event if the current catalog still allows it.
+func (w *Writer) sendEvent(ctx context.Context, d stream.Delivery) error {
+	ev := d.Event
+	cat, err := w.Streams.Catalogs.With(ctx, w.Caller.Principal, ev.Name)
+	if err != nil {
+		return err
+	}
+	if !Allowed(cat, w.Caller.Principal, ev) || !cat.ByName(ev.Name).PushAllowed() {
+		return nil
+	}
+	members := func(b []byte) []byte {
+		b = jsonrpc.AppendString(append(b, `"uri":`...), ev.URI)
+		b = append(b, `,"payload":`...)
+		return append(b, ev.Data...)
+	}
+	return w.Send(spec.NoteUpdated, members, func(b []byte) []byte { return w.eventMeta(b, ev) }, d.Cursor)
+}
+
+func (w *Writer) eventMeta(b []byte, ev *event.Event) []byte {
+	b = jsonrpc.AppendString(append(b, `"`+spec.MetaEventID+`":`...), ev.ID)
+	b = jsonrpc.AppendString(append(b, `,"`+spec.MetaTime+`":`...), ev.Timestamp())
+	if w.interests.payloads {
+		b = append(b, `,"`+spec.MetaPayload+`":`...)
+		b = append(b, ev.Data...)
+	}
+	return b
+}
+
+// sendLost notifies the client of the URIs some of whose events cannot be read. Only the last notification carries the cursor,
+// so that a client that is cut off before it gets all of them again.
+func (w *Writer) sendLost(d stream.Delivery) error {
+	var uris []string
+	for _, t := range w.targets {
+		if slices.ContainsFunc(t.Patterns, func(p subscription.Pattern) bool { return p.Key == d.Lost }) {
+			uris = append(uris, t.asked)
+		}
+	}
+	for i, uri := range uris {
+		cursor := w.reached
+		if i == len(uris)-1 {
+			cursor = d.Cursor
+		}
+		if err := w.sendGapOf(uri, cursor); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sendGapOf notifies the client that events of a URI are missing.
+func (w *Writer) sendGapOf(uri, cursor string) error {
+	return w.Send(spec.NoteUpdated, func(b []byte) []byte {
+		return jsonrpc.AppendString(append(b, `"uri":`...), uri)
+	}, text(metaTruncated), cursor)
+}
+
+// sendState notifies that the state of a subscription changed.
+func (w *Writer) sendState(d stream.Delivery) error {
+	for _, t := range w.targets {
+		if t.topic != d.Topic {
+			continue
+		}
+		var notice struct {
+			State string `json:"state"`
+		}
+		_ = json.Unmarshal(d.Notice, &notice) // ours; without a state the client reads it
+		return w.Send(spec.NoteUpdated, func(b []byte) []byte {
+			b = jsonrpc.AppendString(append(b, `"uri":`...), t.asked)
+			if notice.State != "" {
+				b = jsonrpc.AppendString(append(b, `,"payload":{"state":`...), notice.State)
+				b = append(b, '}')
+			}
+			return b
+		}, nil, d.Cursor)
+	}
+	return nil
+}
+
+const metaTruncated = `"` + spec.MetaTruncated + `":true`
+
+// text appends what is there already; nil of nothing.
+func text[T string | []byte](s T) func([]byte) []byte {
+	if len(s) == 0 {
+		return nil
+	}
+	return func(b []byte) []byte { return append(b, s...) }
+}
+
+// Send writes a notification. members and meta append members of params and of
+// its _meta without braces; nil appends none.
+func (w *Writer) Send(name string, members, meta func([]byte) []byte, cursor string) error {
+	text, wire := method.Buffers.Get().(*[]byte), method.Buffers.Get().(*[]byte)
+	defer func() {
+		for _, b := range []*[]byte{text, wire} {
+			if cap(*b) <= 1<<20 {
+				method.Buffers.Put(b)
+			}
+		}
+	}()
+	b := append((*text)[:0], `{"jsonrpc":"2.0","method":"`...)
+	b = append(b, name...)
+	b = append(b, `","params":{`...)
+	if members != nil {
+		b = members(b)
+	}
+	if meta != nil || w.subscriptionID != nil {
+		if members != nil {
+			b = append(b, ',')
+		}
+		b = append(b, `"_meta":{`...)
+		if w.subscriptionID != nil {
+			b = w.appendIDs(b, cursor)
+			if meta != nil {
+				b = append(b, ',')
+			}
+		} else if name == spec.NoteUpdated && cursor != "" && meta != nil {
+			b = jsonrpc.AppendString(append(b, `"`+spec.MetaCursor+`":`...), cursor)
+			b = append(b, ',')
+		}
+		if meta != nil {
+			b = meta(b)
+		}
+		b = append(b, '}')
+	}
+	b = append(b, `}}`...)
+	e := sse.Event{}
+	if w.Framing.event != nil {
+		e = w.Framing.event(cursor)
+	}
+	e.Data = b
+	*text = b
+	*wire = sse.Append((*wire)[:0], e)
+	return w.write(*wire)
+}
+
+// appendIDs appends what every message of a listen or an events/stream carries in
+// _meta. The latter has its cursors in params, and gives none.
+func (w *Writer) appendIDs(b []byte, cursor string) []byte {
+	b = append(b, `"`+spec.MetaSubscription+`":`...)
+	b = append(b, w.subscriptionID...)
+	if cursor == "" {
+		return b
+	}
+	b = append(b, `,"`+spec.MetaCursor+`":`...)
+	return jsonrpc.AppendString(b, cursor)
+}
+
+// resolveAgain adds what a changed catalog makes of the URIs: one may have become
+// the parent of a new event type. What is gone from the catalog stays and brings nothing.
+func (w *Writer) resolveAgain(ctx context.Context) error {
+	cat, err := w.Streams.Catalogs.Of(ctx, w.Caller.Principal)
+	if err != nil {
+		return err
+	}
+	for uri, t := range w.targets {
+		if t.topic != "" || t.Backend != "" {
+			continue
+		}
+		again, err := w.Streams.Targets.Resolve(ctx, cat, w.Caller.Principal, t.asked)
+		if err != nil {
+			if !t.lost && w.Framing.lost != nil {
+				if err := w.Framing.lost(t); err != nil {
+					return err
+				}
+			}
+			t.lost = true
+			w.targets[uri] = t
+			continue
+		}
+		t.lost = false
+		for _, p := range again.Patterns {
+			if slices.ContainsFunc(t.Patterns, func(q subscription.Pattern) bool { return q.Key == p.Key && q.Unordered == p.Unordered }) {
+				continue
+			}
+			if err := w.Feed.Add(ctx, p, w.Streams.Feeds.AfterChange(p)); err != nil {
+				return err
+			}
+			t.Patterns = append(t.Patterns, p)
+		}
+		w.targets[uri] = t
+	}
+	return nil
+}
+
+// topics lists what the stream writer follows beside its targets' own.
+func (w *Writer) topics(ctx context.Context) []string {
+	var out []string
+	lists := w.interests.resources || w.interests.tools || w.interests.prompts
+	if lists || w.interests.events || len(w.targets) > 0 {
+		out = append(out, stream.TopicCatalog)
+	}
+	if w.interests.resources {
+		out = append(out, stream.TopicPrincipal(w.Caller.Principal.ID))
+	}
+	if w.interests.contexts {
+		out = append(out, stream.TopicConversation(w.Caller.Principal.ID))
+	}
+	if lists {
+		return append(out, w.backendTopics(ctx)...)
+	}
+	for _, t := range w.targets {
+		if t.Backend != "" {
+			out = append(out, stream.TopicBackend(t.Backend))
+		}
+	}
+	return out
+}
+
+// Caller is the principal of a stream, with the credentials of the request that opened it.
+type Caller struct {
+	Principal auth.Principal
+	Header    http.Header
+	looked    time.Time // when the credentials were last checked
+}
+
+// A stream lives longer than the request that it began with. So the caller's
+// credentials are looked at again: when nothing was sent for a while, when the catalog
+// changed, and before an event if the last look is a heartbeat ago.
+
+// Unsure reports whether the last look at the credentials is too long ago to send an event.
+func (w *Writer) Unsure() bool {
+	return time.Since(w.Caller.looked) >= w.Streams.Timing.Heartbeat
+}
+
+// Look takes over what the caller's credentials are worth now, or fails with
+// [errRevoked]. Where that is not known now, they are as good as they were.
+func (w *Writer) Look(ctx context.Context) error {
+	w.Caller.looked = time.Now()
+	now, err := Recheck(ctx, w.Streams.Auth, w.Caller.Header, w.Caller.Principal)
+	if err == nil {
+		w.Caller.Principal = now
+	}
+	return err
+}
+
+// Recheck is what the credentials of a caller who was let in before are worth now.
+func Recheck(ctx context.Context, a auth.Authenticator, header http.Header, before auth.Principal) (auth.Principal, error) {
+	now, err := a.Authenticate(ctx, header)
+	switch {
+	case fault.Is(err, fault.Unauthenticated), fault.Is(err, fault.Forbidden):
+		return before, errRevoked
+	case err != nil:
+		return before, nil
+	case now.ID != before.ID || now.Workspace != before.Workspace || !now.Has(auth.ScopeRead):
+		return before, errRevoked
+	}
+	return now, nil
+}
