@@ -16,7 +16,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
-	"github.com/mcp-events/mcpevents/shared/events/delivery"
+
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
@@ -26,6 +26,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
 )
 
 // testCatalog has what the tests need: fixed and templated types, a parent with
@@ -85,7 +87,7 @@ type fixture struct {
 	catalogs  *catalog.Static
 	service   *subscription.Service
 	registrar *subscription.Registrar
-	fanout    *delivery.Fanout
+	fanout    *fanout.Fanout
 	endpoint  *Endpoint
 	server    *httptest.Server
 	targets   *fakeTargets
@@ -162,7 +164,7 @@ func newEndpointOn(t testing.TB, db store.DB, change func(*Options)) *fixture {
 		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
 	}
 	f.registrar = &subscription.Registrar{Service: f.service, Sealer: sealer, Targets: f.targets}
-	f.fanout = &delivery.Fanout{DB: db, Log: log, Catalog: f.catalogs, Queue: noQueue{}}
+	f.fanout = &fanout.Fanout{DB: db, Log: log, Catalog: f.catalogs, Queue: noQueue{}}
 	all := []string{auth.ScopeRead, auth.ScopeSubscribe}
 	keys, err := auth.Keys([]auth.Key{
 		keyFor(alice, "alice", "", nil, all...),

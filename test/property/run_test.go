@@ -11,8 +11,10 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
-	"github.com/mcp-events/mcpevents/shared/events/delivery"
+
 	"github.com/mcp-events/mcpevents/shared/events/switches"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 )
 
 // scale is how large a schedule is.
@@ -298,7 +300,7 @@ func play(t *testing.T, s setup, k scale, seed uint64) (problems, trace []string
 			}
 		}
 	}
-	letters, _, err := server.operations.Letters(context.Background(), caller.Workspace, delivery.LetterQuery{Queue: "events"}, "", 100)
+	letters, _, err := server.operations.Letters(context.Background(), caller.Workspace, deadletter.LetterQuery{Queue: "events"}, "", 100)
 	if err != nil || len(letters) > 0 {
 		r.failf("%d events were given up by the pipeline, %v", len(letters), err)
 	}

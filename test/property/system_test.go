@@ -34,6 +34,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 )
 
 // caller is the principal of all clients.
@@ -82,7 +85,7 @@ type process struct {
 	endpoint   *mcp.Endpoint
 	tails      *stream.Tails
 	dispatcher *delivery.Dispatcher
-	operations *delivery.Operations
+	operations *deadletter.Operations
 	subs       *subscription.Service
 	switches   *switches.Set
 	catalogs   *catalog.Stored
@@ -143,7 +146,7 @@ func (s *system) start(number int, path string) *process {
 	now := func() time.Time { return time.Now().Add(skew) }
 	p := &process{line: newLine(s.delay)}
 	limits := config.DefaultLimits()
-	limits.PublishRate, limits.RegistrationRate, limits.DeliveryLog = 0, 0, string(delivery.RecordAll)
+	limits.PublishRate, limits.RegistrationRate, limits.DeliveryLog = 0, 0, string(records.All)
 	if s.limits != nil {
 		s.limits(&limits)
 	}
@@ -202,7 +205,7 @@ func (s *system) start(number int, path string) *process {
 	o := p.core.Stream(p.tails, lease.NewLocal(p.core.Streams, false), nil, nil)
 	o.Registrar = &subscription.Registrar{
 		Service: p.subs, Sealer: s.sealer, Targets: openSecrets{}, Options: p.core.Registrations(),
-		Replay: &delivery.Replayer{Log: p.core.EventLog, Queue: p.core.Queues}, Watermark: &delivery.Watermark{DB: p.core.DB},
+		Replay: &deadletter.Replayer{Log: p.core.EventLog, Queue: p.core.Queues}, Watermark: &delivery.Watermark{DB: p.core.DB},
 	}
 	o.Deregistrar = p.subs
 	var err error

@@ -11,10 +11,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 )
 
 // mood is how an endpoint answers.
@@ -192,10 +193,10 @@ func (s *subscriber) open() (missing []*occurrence) {
 }
 
 // letters counts the dead letters of the subscription by event.
-func (s *subscriber) letters(server *process) (map[string][]delivery.Letter, error) {
-	found := map[string][]delivery.Letter{}
+func (s *subscriber) letters(server *process) (map[string][]deadletter.Letter, error) {
+	found := map[string][]deadletter.Letter{}
 	for before := ""; ; {
-		list, next, err := server.operations.Letters(context.Background(), caller.Workspace, delivery.LetterQuery{Subscription: s.id}, before, 100)
+		list, next, err := server.operations.Letters(context.Background(), caller.Workspace, deadletter.LetterQuery{Subscription: s.id}, before, 100)
 		if err != nil {
 			return nil, err
 		}
@@ -222,7 +223,7 @@ func (s *subscriber) settled(server *process) bool {
 }
 
 // unaccounted returns the events without a dead letter.
-func unaccounted(missing []*occurrence, letters map[string][]delivery.Letter) (rest []*occurrence) {
+func unaccounted(missing []*occurrence, letters map[string][]deadletter.Letter) (rest []*occurrence) {
 	used := map[string]int{}
 	for _, o := range missing {
 		name := o.id + " " + o.uri
@@ -321,7 +322,7 @@ func (s *subscriber) watermarks(receipts []receipt) (list []watermark) {
 
 // checkWatermark reads on from a cursor. It expects every earlier event to have been acknowledged or given up before the client
 // received the cursor.
-func (s *subscriber) checkWatermark(server *process, w watermark, arrived map[int]time.Time, letters map[string][]delivery.Letter, report func(string, ...any)) {
+func (s *subscriber) checkWatermark(server *process, w watermark, arrived map[int]time.Time, letters map[string][]deadletter.Letter, report func(string, ...any)) {
 	got, truncated, err := s.readOn(server, s.wish, w.cursor)
 	if err != nil || truncated {
 		report("reading on from the cursor of %s: truncated %v, %v", w.from, truncated, err)
@@ -331,7 +332,7 @@ func (s *subscriber) checkWatermark(server *process, w watermark, arrived map[in
 	for _, o := range s.ledger.accepted(s.wish, s.since) {
 		at, ok := arrived[o.n]
 		before := ok && !at.After(w.at)
-		abandoned := slices.ContainsFunc(letters[o.id+" "+o.uri], func(l delivery.Letter) bool { return !l.Dead.After(w.at.Add(time.Second)) })
+		abandoned := slices.ContainsFunc(letters[o.id+" "+o.uri], func(l deadletter.Letter) bool { return !l.Dead.After(w.at.Add(time.Second)) })
 		if !before && !abandoned && !got[o.n] {
 			skipped = append(skipped, o.n)
 		}

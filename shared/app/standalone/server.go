@@ -46,6 +46,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
 )
 
 // Options are what a server is started with.
@@ -266,15 +269,15 @@ func (s *Server) httpServer(h http.Handler) *http.Server {
 // roles are what runs.
 type roles struct {
 	mux    *http.ServeMux
-	fanout *delivery.Fanout
+	fanout *fanout.Fanout
 	inbox  *publish.Inbox
 	retry  *delivery.Retry
 	expiry *subscription.Sweeper
 	relay  *relay.Relay
 	admin  admin.Options
 
-	operations *delivery.Operations
-	replays    *delivery.Replays
+	operations *deadletter.Operations
+	replays    *deadletter.Replays
 	switches   *switches.Set
 }
 

@@ -26,11 +26,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/operate/console"
 	"github.com/mcp-events/mcpevents/shared/operate/erase"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
 )
 
 // Fanout appends accepted events to the log and finds who wants them.
-func Fanout(c *app.Core) *delivery.Fanout {
-	return &delivery.Fanout{DB: c.DB, Log: c.EventLog, Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer}
+func Fanout(c *app.Core) *fanout.Fanout {
+	return &fanout.Fanout{DB: c.DB, Log: c.EventLog, Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer}
 }
 
 // Guard is where webhooks may go.
@@ -50,7 +55,7 @@ func Guard(c *app.Core) *webhook.Guard {
 func Register(c *app.Core, subs *subscription.Service, sender *webhook.Sender, sealer targets.Sealer, cursors *eventlog.Sealer) *subscription.Registrar {
 	return &subscription.Registrar{
 		Service: subs, Sealer: cursors, Targets: targets.Targets{Sender: sender, Sealer: sealer}, Options: c.Registrations(),
-		Replay: &delivery.Replayer{Log: c.EventLog, Queue: c.Queues}, Watermark: &delivery.Watermark{DB: c.DB},
+		Replay: &deadletter.Replayer{Log: c.EventLog, Queue: c.Queues}, Watermark: &delivery.Watermark{DB: c.DB},
 	}
 }
 
@@ -60,7 +65,7 @@ func Deliveries(l config.Limits) delivery.Options {
 		Schedule: l.RetrySchedule, EventsSchedule: l.EventsSchedule,
 		Timeout: l.WebhookTimeout, EventsTimeout: l.EventsTimeout,
 		EndpointRate: l.EndpointRate,
-		Records:      delivery.Records(l.DeliveryLog), Profile: spec.Profile(l.Profile),
+		Records:      records.Keep(l.DeliveryLog), Profile: spec.Profile(l.Profile),
 	}
 }
 
@@ -85,14 +90,14 @@ func Dispatch(c *app.Core, subs *subscription.Service, terminator *delivery.Term
 }
 
 // Admin is what the operators' API is made of. Nothing is attempted here.
-func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operations, replays *delivery.Replays, set *switches.Set) admin.Options {
+func Admin(c *app.Core, subs *subscription.Service, operations *deadletter.Operations, replays *deadletter.Replays, set *switches.Set) admin.Options {
 	lists := c.Lists()
 	eraser := &erase.Eraser{DB: c.DB, Subscriptions: subs, Lists: lists, Operations: operations, Replays: replays, Trail: &audit.Trail{DB: c.DB}}
 	return admin.Options{
 		Eraser: eraser,
 		Auth:   c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, DB: c.DB, Subscriptions: subs, Lists: lists,
 		Operations: operations, Replays: replays, Switches: set, Events: c.EventLog, Catalogs: c.Catalogs, Sources: c.Config,
-		Kept: delivery.Records(cmp.Or(c.Limits.DeliveryLog, string(delivery.RecordFailures))), Most: c.Most, Rate: subscription.NewRate(c.Rate(quota.RegistrationRate)), Limited: c.Metrics.LimitReached, Log: c.Log,
+		Kept: records.Keep(cmp.Or(c.Limits.DeliveryLog, string(records.Failures))), Most: c.Most, Rate: subscription.NewRate(c.Rate(quota.RegistrationRate)), Limited: c.Metrics.LimitReached, Log: c.Log,
 		Backends: func(ctx context.Context, workspace string) (list []admin.Backend, err error) {
 			conf, err := c.Config.Config(ctx)
 			if err != nil || conf == nil {
@@ -140,15 +145,15 @@ func newConsole(c *app.Core, mode auth.Mode) *console.Handler {
 }
 
 // Operations are what operators and owners do to deliveries.
-func Operations(c *app.Core) *delivery.Operations {
-	o := delivery.NewOperations(c.DB, c.Queues, nil)
+func Operations(c *app.Core) *deadletter.Operations {
+	o := deadletter.NewOperations(c.DB, c.Queues, nil)
 	o.Metrics = c.Metrics
 	return o
 }
 
 // Replays are the jobs that deliver again what a selection has.
-func Replays(c *app.Core, subs *subscription.Service, operations *delivery.Operations) *delivery.Replays {
-	return delivery.NewReplays(operations, subs, c.EventLog)
+func Replays(c *app.Core, subs *subscription.Service, operations *deadletter.Operations) *deadletter.Replays {
+	return deadletter.NewReplays(operations, subs, c.EventLog)
 }
 
 // Switches are what people pause. Alone is true where no other process attempts deliveries.
@@ -163,7 +168,7 @@ func Retry(c *app.Core) *delivery.Retry {
 
 // Expiry removes subscriptions that expired, and dead-letters what it cannot read.
 func Expiry(c *app.Core, subs *subscription.Service) *subscription.Sweeper {
-	return &subscription.Sweeper{Service: subs, DeadLetter: delivery.DeadLetterItem(c.DB, c.Queues, time.Now, c.Log)}
+	return &subscription.Sweeper{Service: subs, DeadLetter: state.DeadLetterItem(c.DB, c.Queues, time.Now, c.Log)}
 }
 
 // withoutSecrets returns a backend's URL without its user information and query, which often hold keys.

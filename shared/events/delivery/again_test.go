@@ -14,6 +14,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // watched is a queue that can be out of order and is seen to be sent to.
@@ -33,12 +37,12 @@ func (w *watched) Send(ctx context.Context, q queue.Name, msgs ...queue.Outgoing
 	return w.Sender.Send(ctx, q, msgs...)
 }
 
-func pageOf(pattern string, events ...event.Event) PageTask {
-	return PageTask{V: taskVersion, Workspace: "default", Pattern: pattern, Count: 1, Events: events}
+func pageOf(pattern string, events ...event.Event) task.Page {
+	return task.Page{V: task.Version, Workspace: "default", Pattern: pattern, Count: 1, Events: events}
 }
 
-func pageMessage(id string, t PageTask) queue.Message {
-	return queue.Message{ID: id, Outgoing: queue.Outgoing{Body: encode(t)}}
+func pageMessage(id string, t task.Page) queue.Message {
+	return queue.Message{ID: id, Outgoing: queue.Outgoing{Body: task.Encode(t)}}
 }
 
 func TestAPageThatComesAgain(t *testing.T) {
@@ -79,7 +83,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 
 	t.Run("AWS-05 the tasks for the rest of a range are queued after its part is done", func(t *testing.T) {
 		r := newRig(t)
-		subs := r.to(oneOrigin(4*pageTarget + 1)...)
+		subs := r.to(oneOrigin(4*task.PageTarget + 1)...)
 		_, d, _ := r.process()
 		posted := -1
 		d.Queue = &watched{Sender: d.Queue, seen: func(q queue.Name) {
@@ -88,8 +92,8 @@ func TestAPageThatComesAgain(t *testing.T) {
 			}
 		}}
 		r.done(d.Pages(t.Context(), []queue.Message{pageMessage("1", pageOf(subs[0].Patterns[0].Key, someEvents(1, 60)...))}))
-		if posted != 4*pageTarget {
-			t.Errorf("the rest was queued after %d posts, want %d", posted, 4*pageTarget)
+		if posted != 4*task.PageTarget {
+			t.Errorf("the rest was queued after %d posts, want %d", posted, 4*task.PageTarget)
 		}
 		// If the part does not come about, nothing of the rest is queued.
 		r.queues[queue.Deliveries] = nil
@@ -108,11 +112,11 @@ func TestAPageThatComesAgain(t *testing.T) {
 			_, d, _ := r.process()
 			u := &unhurried{takes: 1500 * time.Millisecond, got: map[string]int{}}
 			d.sender.poster, d.Now = u, time.Now
-			task := pageOf(sub.Patterns[0].Key, someEvents(100, 60)...)
-			task.Hops = maxHops
+			asked := pageOf(sub.Patterns[0].Key, someEvents(100, 60)...)
+			asked.Hops = maxHops
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			r.done(d.Pages(ctx, []queue.Message{pageMessage("1", task)}))
+			r.done(d.Pages(ctx, []queue.Message{pageMessage("1", asked)}))
 			if n := len(r.queues[queue.Deliveries]); n > 0 {
 				t.Errorf("%d further pages, want none after %d hops", n, maxHops)
 			}
@@ -190,14 +194,14 @@ func TestWHK16AnInternalOutcomeUsesNoAttempt(t *testing.T) {
 	r := newRig(t)
 	sub := r.to(oneOrigin(1)...)[0]
 	recorded := func() int {
-		items, err := r.db.Get(t.Context(), deliveryKey("default", sub.ID, r.keyOf("evt_1")))
+		items, err := r.db.Get(t.Context(), state.Key("default", sub.ID, r.keyOf("evt_1")))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if items[0] == nil {
 			return 0
 		}
-		del, err := decodeDelivery(items[0])
+		del, err := state.Decode(items[0])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -271,7 +275,7 @@ func TestMessagesOfTheVersionBefore(t *testing.T) {
 	r.queues[queue.Slow] = nil
 	at := r.now.Add(3 * time.Minute)
 	if err := r.db.Write(t.Context(), store.Put(store.Item{
-		Key: dueKey("default", sub.ID, key, at), Value: fmt.Appendf(nil, `{"t":%s,"at":%d}`, old, at.UnixMilli()),
+		Key: state.DueKey("default", sub.ID, key, at), Value: fmt.Appendf(nil, `{"t":%s,"at":%d}`, old, at.UnixMilli()),
 	})); err != nil {
 		t.Fatal(err)
 	}
@@ -342,7 +346,7 @@ func TestEndpointRates(t *testing.T) {
 			go func() {
 				for time.Now().Before(stop) {
 					ctx := context.WithoutCancel(w.t.Context())
-					if s, v := foreign.Reserve(ctx, lane.Call{Endpoint: endpointID(url), URL: url}, lane.Patience{}); v == lane.Granted {
+					if s, v := foreign.Reserve(ctx, lane.Call{Endpoint: task.EndpointID(url), URL: url}, lane.Patience{}); v == lane.Granted {
 						s.Start(ctx, url)
 						s.Done(lane.Unused)
 					}
@@ -355,7 +359,7 @@ func TestEndpointRates(t *testing.T) {
 				t.Errorf("%d of %d events are missing", missing, len(at))
 			}
 			dead := 0
-			err := store.Each(w.t.Context(), w.db, store.Key{Table: store.Deliveries, Partition: lettersOf("default", sub.ID)}, "list dead letters", func(*store.Item) error {
+			err := store.Each(w.t.Context(), w.db, store.Key{Table: store.Deliveries, Partition: deadletter.LettersOf("default", sub.ID)}, "list dead letters", func(*store.Item) error {
 				dead++
 				return nil
 			})

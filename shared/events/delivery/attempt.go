@@ -18,6 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // sender makes attempts: a signed request each, with its span, its count and its line in the log.
@@ -34,13 +36,13 @@ type sender struct {
 }
 
 // attempt makes one signed POST of an event.
-func (s *sender) attempt(ctx context.Context, del *delivery, sub *subscription.Subscriber, e *event.Event) webhook.Outcome {
+func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event) webhook.Outcome {
 	return s.send(ctx, del, sub.Target.URL, e.Trace, func(r *webhook.Request) error { return s.fill(ctx, r, sub, e) })
 }
 
 // send makes the next POST of a delivery, a request that fill completes. An internal failure has the
 // category [webhook.Internal].
-func (s *sender) send(ctx context.Context, del *delivery, target string, traced trace.Context, fill func(*webhook.Request) error) (out webhook.Outcome) {
+func (s *sender) send(ctx context.Context, del *state.Delivery, target string, traced trace.Context, fill func(*webhook.Request) error) (out webhook.Outcome) {
 	defer func() {
 		if p := recover(); p != nil {
 			out = webhook.Outcome{Category: webhook.Internal, Err: fault.Panicked(p)}
@@ -80,7 +82,7 @@ func (s *sender) send(ctx context.Context, del *delivery, target string, traced 
 	return out
 }
 
-func endSpan(span trace.Span, del *delivery, target string, n int, out webhook.Outcome) {
+func endSpan(span trace.Span, del *state.Delivery, target string, n int, out webhook.Outcome) {
 	span.Set(trace.Event(del.Workspace, del.Event, del.Name)...)
 	span.Set(attribute.String("mcpevents.subscription", del.Subscription), attribute.Int("mcpevents.attempt", n),
 		attribute.String("http.request.method", http.MethodPost), attribute.String("server.address", subscription.OriginOf(target)))

@@ -18,6 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
+
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
 )
 
 // These simulate minutes of many deliveries, which take too long with the race detector.
@@ -143,7 +145,7 @@ func inFunctions(t *testing.T, n int, do func(w *world)) {
 				return h(d)(ctx, batch)
 			}
 		}
-		fanout := &Fanout{DB: w.db, Log: &eventlog.Log{DB: w.db}, Catalog: w.catalogs, Queue: sendOnly{queues}}
+		fanout := &fanout.Fanout{DB: w.db, Log: &eventlog.Log{DB: w.db}, Catalog: w.catalogs, Queue: sendOnly{queues}}
 		var workers sync.WaitGroup
 		for _, c := range []struct {
 			name queue.Name

@@ -2,39 +2,20 @@ package delivery
 
 import (
 	"context"
-	"encoding/json"
 	"log/slog"
 	"net/http"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
-
-// control is the message of a delivery that carries no event but says something about its
-// subscription (SEP-3415, Non-event webhook bodies). It holds the target, because the
-// subscription may be gone.
-type control struct {
-	Body   json.RawMessage     `json:"b,omitempty"`
-	Target subscription.Target `json:"t"`
-	// Gap is set for a gap notice; see gap.go.
-	Gap gap `json:"g,omitempty"`
-}
-
-// newNotice is the delivery of a control message of a type, without its body.
-func newNotice(workspace string, sub *subscription.Subscriber, name, kind string, first time.Time) *delivery {
-	return &delivery{
-		V: taskVersion, Workspace: workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
-		Event: webhook.NewMessageID(kind), Name: name, Target: sub.Target.URL, State: statePending, First: first,
-		Control: &control{Target: sub.Target},
-	}
-}
 
 // notices sends control messages, and makes those of gaps.
 type notices struct {
-	deliveries    *deliveries
+	deliveries    *state.Deliveries
 	sender        *sender
 	subscriptions Subscriptions
 	terminator    *Terminator // knows who gets none
@@ -45,7 +26,7 @@ type notices struct {
 
 // send makes one attempt to send the message of a delivery. It is retried as an event
 // is, and leaves no dead letter: no owner is left who could ask for it.
-func (n *notices) send(ctx context.Context, del *delivery, at poster) ([]store.Op, error) {
+func (n *notices) send(ctx context.Context, del *state.Delivery, at poster) ([]store.Op, error) {
 	record, err := n.subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
 	if err != nil {
 		return nil, err
@@ -59,14 +40,14 @@ func (n *notices) send(ctx context.Context, del *delivery, at poster) ([]store.O
 		}
 		if !later.IsZero() {
 			del.First = later
-			_, err = n.deliveries.writeNext(ctx, del, later)
+			_, err = n.deliveries.WriteNext(ctx, del, later)
 			return nil, err
 		}
 	}
 	if !send {
-		return del.forget(), nil
+		return del.Forget(), nil
 	}
-	now := n.deliveries.now()
+	now := n.deliveries.Now()
 	out, err := at(del.Control.Target.URL, func() webhook.Outcome {
 		return n.sender.send(ctx, del, del.Control.Target.URL, trace.Context{}, func(r *webhook.Request) error {
 			r.Timeout, r.Body = n.options.EventsTimeout, del.Control.Body
@@ -79,14 +60,14 @@ func (n *notices) send(ctx context.Context, del *delivery, at poster) ([]store.O
 	case out.Internal():
 		return nil, internalError(out)
 	case out.Category == "":
-		return del.forget(), nil
+		return del.Forget(), nil
 	}
-	del.Attempts = append(del.Attempts, attempt{At: now, Category: string(out.Category), Status: out.Status, TookMS: out.Took.Milliseconds()})
+	del.Attempts = append(del.Attempts, state.Result{At: now, Category: string(out.Category), Status: out.Status, TookMS: out.Took.Milliseconds()})
 	wait, more := n.next(del, out.RetryAfter)
 	if !more || out.Status == http.StatusGone || out.Status == http.StatusRequestEntityTooLarge {
 		n.log.WarnContext(ctx, "control message undeliverable", "subscription", del.Subscription, "message", del.Event, "category", out.Category)
-		return del.forget(), nil
+		return del.Forget(), nil
 	}
-	_, err = n.deliveries.writeNext(ctx, del, now.Add(wait))
+	_, err = n.deliveries.WriteNext(ctx, del, now.Add(wait))
 	return nil, err
 }

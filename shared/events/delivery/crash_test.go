@@ -22,6 +22,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
 )
 
 const testCatalog = `events:
@@ -233,22 +238,22 @@ func (r *rig) to(targets ...string) (subs []*subscription.Subscription) {
 }
 
 // operations are those of a process of its own.
-func (r *rig) operations() *Operations {
-	return NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now })
+func (r *rig) operations() *deadletter.Operations {
+	return deadletter.NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now })
 }
 
 // process is a fresh one: what the last knew in memory is gone.
-func (r *rig) process() (*Fanout, *Dispatcher, *Retry) {
+func (r *rig) process() (*fanout.Fanout, *Dispatcher, *Retry) {
 	m := mortal{r.db, r}
 	clock := func() time.Time { return r.now }
 	log := &eventlog.Log{DB: m, Now: r.log.Now}
 	services := r.service(m, log)
 	d := NewDispatcher(&Dispatcher{
 		DB: m, Queue: m, Subscriptions: services.Service, Catalog: r.catalogs, Poster: endpoint{r}, Opener: plain{}, Terminator: r.terminator(m, services),
-		Now: clock, Options: Options{Records: RecordAll, Profile: r.profile}, Log: slog.New(slog.DiscardHandler),
+		Now: clock, Options: Options{Records: records.All, Profile: r.profile}, Log: slog.New(slog.DiscardHandler),
 		Gaps: &Gaps{Log: log, Sealer: func(context.Context) (*eventlog.Sealer, error) { return r.sealer, nil }},
 	})
-	return &Fanout{DB: m, Log: log, Catalog: r.catalogs, Queue: m}, d, &Retry{DB: m, Queue: m, Now: clock}
+	return &fanout.Fanout{DB: m, Log: log, Catalog: r.catalogs, Queue: m}, d, &Retry{DB: m, Queue: m, Now: clock}
 }
 
 // run lets processes work until nothing is left to do, with the clock moving on
@@ -329,14 +334,14 @@ func (r *rig) message(uri, name, id, data string, at time.Time) queue.Outgoing {
 
 // deliveryState is the state of what is stored of a delivery.
 func (r *rig) deliveryState(sub, eventID string) string {
-	items, err := r.db.Get(r.t.Context(), deliveryKey("default", sub, event.Event{ID: eventID, URI: "event://ci/build-finished"}.Key()))
+	items, err := r.db.Get(r.t.Context(), state.Key("default", sub, event.Event{ID: eventID, URI: "event://ci/build-finished"}.Key()))
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	if items[0] == nil {
 		return "none"
 	}
-	del, err := decodeDelivery(items[0])
+	del, err := state.Decode(items[0])
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -11,6 +11,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // drain lets one dispatcher work, which remembers the health of its endpoints, until all deliveries have ended.
@@ -48,9 +51,9 @@ func (r *rig) drain(d *Dispatcher, retry *Retry) {
 // overloaded is the answer of an endpoint that the dispatcher pauses.
 func overloaded(int) webhook.Outcome { return webhook.Outcome{Status: 503, Category: webhook.HTTP5xx} }
 
-func (r *rig) lettersFor(id string) []Letter {
+func (r *rig) lettersFor(id string) []deadletter.Letter {
 	r.t.Helper()
-	letters, _, err := r.operations().Letters(r.t.Context(), "default", LetterQuery{Subscription: id}, "", 100)
+	letters, _, err := r.operations().Letters(r.t.Context(), "default", deadletter.LetterQuery{Subscription: id}, "", 100)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -76,7 +79,7 @@ func TestADeadEventIsReplayed(t *testing.T) {
 			r.script = tooLarge
 			r.publish("evt_1")
 			r.run()
-			if st := r.deliveryState(sub.ID, "evt_1"); st != stateDead {
+			if st := r.deliveryState(sub.ID, "evt_1"); st != state.Dead {
 				t.Fatalf("the delivery is %q, want a dead letter", st)
 			}
 			fanout, d, retry := r.process()
@@ -95,8 +98,8 @@ func TestADeadEventIsReplayed(t *testing.T) {
 				answers = answers[1:]
 				return answer(n)
 			}
-			replays := NewReplays(r.operations(), r.services, r.log)
-			job, err := replays.Start(t.Context(), "default", "op", sub, ReplaySelect{Events: true, Subscription: sub.ID, Since: since}, 20)
+			replays := deadletter.NewReplays(r.operations(), r.services, r.log)
+			job, err := replays.Start(t.Context(), "default", "op", sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}, 20)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -162,8 +165,8 @@ func TestADeadEventIsReplayed(t *testing.T) {
 		r.run()
 		r.now = r.now.Add(time.Minute)
 		r.script = func(int) webhook.Outcome { return webhook.Outcome{Status: 410, Category: webhook.HTTP4xx} }
-		replays := NewReplays(r.operations(), r.services, r.log)
-		if _, err := replays.Start(t.Context(), "default", "op", sub, ReplaySelect{Events: true, Subscription: sub.ID, Since: since}, 20); err != nil {
+		replays := deadletter.NewReplays(r.operations(), r.services, r.log)
+		if _, err := replays.Start(t.Context(), "default", "op", sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}, 20); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := replays.Run(t.Context()); err != nil {
@@ -190,12 +193,12 @@ func TestAnIDIsPublishedAgain(t *testing.T) {
 		}
 		return bodies
 	}
-	for state, first := range map[string]func(r *rig){
+	for reached, first := range map[string]func(r *rig){
 		"is still retried":         func(r *rig) { r.script = fails; r.work() },
 		"was delivered by a retry": func(r *rig) { r.script = failsFirst(1); r.run() },
 		"is a dead letter":         func(r *rig) { r.script = tooLarge; r.work() },
 	} {
-		t.Run("EVX-11 while the first event "+state, func(t *testing.T) {
+		t.Run("EVX-11 while the first event "+reached, func(t *testing.T) {
 			r := newRig(t)
 			sub := r.register(uri)
 			r.publishTo(uri, name, id, `{"ok":1}`)
@@ -211,7 +214,7 @@ func TestAnIDIsPublishedAgain(t *testing.T) {
 			if !strings.Contains(got, `{"ok":2}`) {
 				t.Errorf("the second event was not delivered, only %q", got)
 			}
-			if pending := was == statePending && state != "was delivered by a retry"; pending != strings.Contains(got, `{"ok":1}`) {
+			if pending := was == state.Pending && reached != "was delivered by a retry"; pending != strings.Contains(got, `{"ok":1}`) {
 				t.Errorf("the first event was %s, and the retries brought %q", was, got)
 			}
 		})
@@ -246,7 +249,7 @@ func TestARetriedDeadLetterKeepsItsEvent(t *testing.T) {
 		r.publish("evt_1")
 		r.run()
 		e := event.Event{Workspace: "default", ID: "evt_1", URI: "event://ci/build-finished"}
-		key := bodyKey("default", e.Key())
+		key := state.BodyKey("default", e.Key())
 		items, err := r.db.Get(t.Context(), key)
 		if err != nil || items[0] == nil {
 			t.Fatal(items, err)

@@ -66,8 +66,8 @@ func (o *outcomes) publishDisabled(ctx context.Context, workspace string, sub *s
 		LastError    string    `json:"lastError"`
 		FailingSince time.Time `json:"failingSince"`
 	}{subscription.URI(sub.ID), sub.Principal, subscription.OriginOf(sub.Target.URL), reason, st.LastError, st.FailedSince})
-	h := sha256.Sum256(fmt.Appendf(nil, "%s#%s#%d", workspace, sub.ID, o.deliveries.now().UnixMicro()))
-	return publish.ByInbox{Queue: o.deliveries.queue}.Publish(ctx, auth.Principal{Workspace: workspace}, publish.Input{
+	h := sha256.Sum256(fmt.Appendf(nil, "%s#%s#%d", workspace, sub.ID, o.deliveries.Now().UnixMicro()))
+	return publish.ByInbox{Queue: o.deliveries.Queue}.Publish(ctx, auth.Principal{Workspace: workspace}, publish.Input{
 		URI: DisabledURI, ID: "disabled_" + base64.RawURLEncoding.EncodeToString(h[:12]), Data: data,
 	})
 }

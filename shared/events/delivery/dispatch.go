@@ -1,3 +1,17 @@
+// Package delivery sends the webhooks of events: dispatch signs and posts them, and retry brings failed deliveries back.
+//
+//	events queue ─▶ fanout ─▶ event log
+//	                   │
+//	                   ▼ page tasks: events × a range of a pattern's subscribers
+//	               deliveries queue ─▶ [Dispatcher.Pages] ─▶ POST
+//	                                        │ failed, or the endpoint is known to be slow
+//	                                        ▼
+//	               slow queue ─────▶ [Dispatcher.Singles] ─▶ POST
+//	                   ▲                    │ due later than the queue can delay it
+//	                   └──── [Retry] ◀── due table
+//
+// Everything after the events queue may run twice, at any instance, and may be stopped at any instruction. Package state says why that is
+// harmless for retries, and package fanout for the log.
 package delivery
 
 import (
@@ -18,6 +32,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // Poster sends one signed request. shared/events/webhook implements it.
@@ -32,7 +50,7 @@ type Opener interface {
 
 // Subscriptions is what dispatch asks of subscriptions beyond their items.
 type Subscriptions interface {
-	Finder
+	deadletter.Finder
 	Disable(ctx context.Context, workspace, principal, id, reason string, resumed int64) (ended bool, err error)
 	Suspend(ctx context.Context, workspace, principal, id string, resumed int64) error
 }
@@ -64,22 +82,12 @@ type Options struct {
 	// quarter for attempts that hang.
 	Bytes int64
 	// Records says which attempts leave a delivery record.
-	Records Records
+	Records records.Keep
 	// Profile is the default for MCP Events subscriptions without a profile.
 	Profile spec.Profile
 	// LogDeliveries writes a log line for each attempt.
 	LogDeliveries bool
 }
-
-// Records is the --delivery-log setting.
-type Records string
-
-// The settings: a record of every attempt, of failed ones only, or of none.
-const (
-	RecordAll      Records = "all"
-	RecordFailures Records = "failures"
-	RecordNone     Records = "none"
-)
 
 // Dispatcher sends webhooks: it handles the deliveries queue by [Dispatcher.Pages], and the slow queue by
 // [Dispatcher.Singles]. Make it with [NewDispatcher].
@@ -107,7 +115,7 @@ type Dispatcher struct {
 	// Tracer makes a span of each attempt; may be nil.
 	Tracer *trace.Tracer
 
-	deliveries *deliveries
+	deliveries *state.Deliveries
 	sender     *sender
 	notices    *notices
 	outcomes   *outcomes
@@ -116,7 +124,7 @@ type Dispatcher struct {
 	lanes      *lane.Lanes
 	attempts   sync.WaitGroup                        // first attempts under way
 	handled    *bounded.Map[string, map[string]bool] // of pages that failed: subscribers that are done, by message
-	underWay   sync.Map                              // attempts of the slow lane, by [SingleTask.id]
+	underWay   sync.Map                              // attempts of the slow lane, by [task.Single.ID]
 	unrecorded unrecorded
 	progress   progress
 }
@@ -130,7 +138,7 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 	o.Timeout = cmp.Or(o.Timeout, 20*time.Second)
 	o.EventsTimeout = cmp.Or(o.EventsTimeout, 10*time.Second)
 	o.Concurrency = cmp.Or(o.Concurrency, 128)
-	o.Records = cmp.Or(o.Records, RecordFailures)
+	o.Records = cmp.Or(o.Records, records.Failures)
 	o.EndpointAtOnce = cmp.Or(o.EndpointAtOnce, 64)
 	o.Bytes = cmp.Or(o.Bytes, 64<<20)
 	o.SlowAnswer = cmp.Or(o.SlowAnswer, 2*time.Second)
@@ -140,13 +148,13 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 	if o.EventsSchedule == nil {
 		o.EventsSchedule = EventsSchedule
 	}
-	d.deliveries = newDeliveries(d.DB, d.Queue, d.now, d.Log)
+	d.deliveries = state.NewDeliveries(d.DB, d.Queue, d.now, d.Log)
 	d.sender = &sender{d.Poster, d.Opener, d.Catalog, d.Gaps, o, d.now, d.log(), d.Metrics, d.Tracer}
 	d.notices = &notices{d.deliveries, d.sender, d.Subscriptions, d.Terminator, d.Gaps, o, d.log()}
 	d.outcomes = &outcomes{
 		deliveries: d.deliveries, notices: d.notices, subscriptions: d.Subscriptions, terminator: d.Terminator,
 		options: o, log: d.log(), metrics: d.Metrics,
-		status: statuses{seen: bounded.NewMap[string, seenStatus](maxStatuses)}, records: newDeliveryLog(d.DB, o.Records),
+		status: statuses{seen: bounded.NewMap[string, seenStatus](maxStatuses)}, records: records.NewLog(d.DB, o.Records),
 	}
 	d.backlog = &backlog{d.deliveries, d.Subscriptions}
 	d.pauses = &pauses{d.deliveries, d.Switches}

@@ -9,6 +9,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 func TestASubscriptionIsErasedWhileAnAttemptIsInFlight(t *testing.T) {
@@ -26,7 +29,7 @@ func TestASubscriptionIsErasedWhileAnAttemptIsInFlight(t *testing.T) {
 	r.publish("evt_1")
 	r.work()
 	stored := func() (n int) {
-		err := operations.Belongings(t.Context(), "default", id, func(b Belonging) error {
+		err := operations.Belongings(t.Context(), "default", id, func(b deadletter.Belonging) error {
 			items, err := r.db.Get(t.Context(), b.Keys...)
 			for _, it := range items {
 				if it != nil {
@@ -44,7 +47,7 @@ func TestASubscriptionIsErasedWhileAnAttemptIsInFlight(t *testing.T) {
 		t.Fatal("nothing was recorded after the erasure, so this shows nothing")
 	}
 	waits := func() int {
-		page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: erasedPartition})
+		page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: deadletter.ErasedPartition})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,10 +82,10 @@ func TestAnErasedEventIsStoredAgain(t *testing.T) {
 	}}
 	d := NewDispatcher(&Dispatcher{DB: db, Now: func() time.Time { return r.now }})
 	e := &event.Event{Workspace: "default", ID: "evt_1", URI: "event://ci/build-finished", Data: []byte(`{}`)}
-	body := bodyKey("default", e.Key())
+	body := state.BodyKey("default", e.Key())
 	kept := func() *store.Item {
 		t.Helper()
-		if err := d.deliveries.storeBody(t.Context(), newDelivery(&subscription.Subscriber{}, e, r.now), e, retriedFor); err != nil {
+		if err := d.deliveries.StoreBody(t.Context(), state.New(&subscription.Subscriber{}, e, r.now), e, state.RetriedFor); err != nil {
 			t.Fatal(err)
 		}
 		items, err := r.db.Get(t.Context(), body)
@@ -102,7 +105,7 @@ func TestAnErasedEventIsStoredAgain(t *testing.T) {
 	if err := r.db.Write(t.Context(), store.Delete(body)); err != nil {
 		t.Fatal(err)
 	}
-	r.now = r.now.Add(rememberStored)
+	r.now = r.now.Add(state.RememberStored)
 	if kept() == nil {
 		t.Error("OPS-07: the event is gone for its later subscribers")
 	}

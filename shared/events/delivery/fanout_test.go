@@ -17,6 +17,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
 )
 
 // pushURI returns the URI of a github.push event with n bytes.
@@ -26,7 +28,7 @@ func pushURI(n int) string {
 }
 
 // fanOut passes what is on the events queue to one fanout and what it made to dispatch.
-func (r *rig) fanOut(change func(*Fanout)) (failed []string, err error) {
+func (r *rig) fanOut(change func(*fanout.Fanout)) (failed []string, err error) {
 	r.t.Helper()
 	fanout, dispatch, _ := r.process()
 	if change != nil {
@@ -105,7 +107,7 @@ func TestFanoutDeadLettersEventsThatTheLogRefuses(t *testing.T) {
 	for i := range again {
 		again[i].Received = 2 // the log comes first then
 	}
-	failed, err := r.fanOut(func(f *Fanout) { f.Log.DB = refuse })
+	failed, err := r.fanOut(func(f *fanout.Fanout) { f.Log.DB = refuse })
 	if len(failed) > 0 || err != nil {
 		t.Fatalf("got failed %v, %v, want none", failed, err)
 	}
@@ -124,7 +126,7 @@ func TestFanoutDeliversAlthoughTheURICannotBeListed(t *testing.T) {
 	throttled := hooked{DB: r.db, writeAll: func(_ context.Context, ops []store.Op) error {
 		return fault.New(fault.Unavailable, "throttled")
 	}}
-	failed, err := r.fanOut(func(f *Fanout) { f.Log.DB = throttled })
+	failed, err := r.fanOut(func(f *fanout.Fanout) { f.Log.DB = throttled })
 	if len(failed) > 0 || err != nil || posted(r)["evt_1"] != 1 {
 		t.Errorf("got failed %v, %v, posts %v, want evt_1 delivered", failed, err, posted(r))
 	}
@@ -164,7 +166,7 @@ func TestFanoutWithAnOldCatalog(t *testing.T) {
 				r.services = r.service(r.db, r.log)
 				r.register("event://new/type")
 				r.publishTo("event://new/type", "new.type", "evt_new", `{}`)
-				failed, err := r.fanOut(func(f *Fanout) { f.Catalog = stored })
+				failed, err := r.fanOut(func(f *fanout.Fanout) { f.Catalog = stored })
 				if len(failed) > 0 || err != nil {
 					t.Fatalf("got failed %v, %v, want none", failed, err)
 				}
@@ -182,7 +184,7 @@ func TestFanoutWithAnOldCatalog(t *testing.T) {
 func TestFanoutOfAWorkspaceWithoutACatalog(t *testing.T) {
 	r := newRig(t)
 	r.publish("evt_1")
-	failed, err := r.fanOut(func(f *Fanout) { f.Catalog = catalog.NewStored(r.db, nil, slog.New(slog.DiscardHandler)) })
+	failed, err := r.fanOut(func(f *fanout.Fanout) { f.Catalog = catalog.NewStored(r.db, nil, slog.New(slog.DiscardHandler)) })
 	if len(failed) > 0 || err != nil || len(r.queues[queue.Dead]) != 1 {
 		t.Errorf("got failed %v, %v, dead letters %q, want one dead letter", failed, err, r.deadReasons())
 	}
@@ -228,7 +230,7 @@ func TestFanoutSurvivesAPanicOfOneGroup(t *testing.T) {
 			}
 			return nil
 		}}
-		failed, err := r.fanOut(func(f *Fanout) { f.Log.DB = panics })
+		failed, err := r.fanOut(func(f *fanout.Fanout) { f.Log.DB = panics })
 		if err != nil || !slices.Equal(failed, []string{batch[0].ID}) {
 			t.Errorf("receive %d: got failed %v, %v, want AWS-05 the event that panics only", received, failed, err)
 		}
@@ -278,7 +280,7 @@ func TestGivenASlowStoreAndReadersOfPatternsWhenABatchIsFullThenFanoutTakesHardl
 				r.publishTo(fmt.Sprintf("event://github/acme/app%d/push", i%uris), "github.push", fmt.Sprint("evt_", i), `{}`)
 			}
 			began := time.Now()
-			failed, err := r.fanOut(func(f *Fanout) {
+			failed, err := r.fanOut(func(f *fanout.Fanout) {
 				f.DB = slowStore{unorderedStore{r.db}, 100 * time.Millisecond}
 				f.Log = &eventlog.Log{DB: f.DB}
 				f.Now = time.Now
@@ -334,7 +336,7 @@ func TestFanoutAtMidnight(t *testing.T) {
 			r.register(uri)
 			r.publishTo(uri, "github.push", "evt_first", `{}`)
 			began := time.Now()
-			failed, err := r.fanOut(func(f *Fanout) { f.Log = &eventlog.Log{DB: throttledList{r.db}} })
+			failed, err := r.fanOut(func(f *fanout.Fanout) { f.Log = &eventlog.Log{DB: throttledList{r.db}} })
 			if len(failed) > 0 || err != nil || posted(r)["evt_first"] != 1 {
 				t.Errorf("got failed %v, %v, posts %v; want one post", failed, err, posted(r))
 			}

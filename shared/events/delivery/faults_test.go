@@ -11,6 +11,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // inSlowLane publishes events of which each has a message in the slow queue, and returns the dispatcher and the messages. The
@@ -190,8 +193,8 @@ func TestASubscriptionIsCreatedAgainAfterAnErasure(t *testing.T) {
 	if _, err := operations.SweepErased(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if st := r.deliveryState(id, "evt_1"); st != statePending {
-		t.Errorf("WHK-18 the delivery of the new subscription is %s after the sweep, want %s", st, statePending)
+	if st := r.deliveryState(id, "evt_1"); st != state.Pending {
+		t.Errorf("WHK-18 the delivery of the new subscription is %s after the sweep, want %s", st, state.Pending)
 	}
 	if st := r.deliveryState(id, "evt_0"); st != "none" {
 		t.Errorf("OPS-07 the delivery of the erased subscription is %s after the sweep", st)
@@ -212,7 +215,7 @@ func TestTwoWorkersAtOneJob(t *testing.T) {
 		r.posts = nil
 		r.now = time.UnixMicro(r.db.End())
 		clock := func() time.Time { return r.now }
-		second := NewReplays(NewOperations(r.db, mortal{r.db, r}, clock), r.services, r.log)
+		second := deadletter.NewReplays(deadletter.NewOperations(r.db, mortal{r.db, r}, clock), r.services, r.log)
 		var once bool
 		q := &watched{Sender: mortal{r.db, r}, seen: func(queue.Name) {
 			if once {
@@ -223,8 +226,8 @@ func TestTwoWorkersAtOneJob(t *testing.T) {
 				t.Error(err)
 			}
 		}}
-		first := NewReplays(NewOperations(r.db, q, clock), r.services, r.log)
-		job, err := first.Start(t.Context(), "default", "op", sub, ReplaySelect{Events: true, Subscription: sub.ID, Since: since}, 20)
+		first := deadletter.NewReplays(deadletter.NewOperations(r.db, q, clock), r.services, r.log)
+		job, err := first.Start(t.Context(), "default", "op", sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}, 20)
 		if err == nil {
 			job, err = first.Begin(t.Context(), job)
 		}
@@ -250,8 +253,8 @@ func TestTwoWorkersAtOneJob(t *testing.T) {
 		r.work()
 		r.posts = nil
 		r.now = time.UnixMicro(r.db.End())
-		replays := NewReplays(NewOperations(mortal{r.db, r}, mortal{r.db, r}, func() time.Time { return r.now }), r.services, r.log)
-		if _, err := replays.Start(t.Context(), "default", "op", sub, ReplaySelect{Events: true, Subscription: sub.ID, Since: since}, 20); err != nil {
+		replays := deadletter.NewReplays(deadletter.NewOperations(mortal{r.db, r}, mortal{r.db, r}, func() time.Time { return r.now }), r.services, r.log)
+		if _, err := replays.Start(t.Context(), "default", "op", sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}, 20); err != nil {
 			t.Fatal(err)
 		}
 		r.budget = 3 // after its claim
@@ -259,7 +262,7 @@ func TestTwoWorkersAtOneJob(t *testing.T) {
 			t.Fatal("it did not die")
 		}
 		r.dead, r.budget = false, 0
-		r.now = r.now.Add(replayClaim + time.Second)
+		r.now = r.now.Add(deadletter.ReplayClaim + time.Second)
 		if _, err := replays.Run(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -334,7 +337,7 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 	t.Run("AWS-16 among the erasures", func(t *testing.T) {
 		r := newRig(t)
 		o := r.operations()
-		broken := store.Item{Key: store.Key{Table: store.Deliveries, Partition: erasedPartition, Sort: "0000000000000001"}, Value: []byte(`{`)}
+		broken := store.Item{Key: store.Key{Table: store.Deliveries, Partition: deadletter.ErasedPartition, Sort: "0000000000000001"}, Value: []byte(`{`)}
 		if err := r.db.Write(t.Context(), store.Put(broken)); err != nil {
 			t.Fatal(err)
 		}
@@ -355,7 +358,7 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 		r.now = time.Now()
 		r.suspend(id)
 		r.run()
-		if err := r.db.Write(t.Context(), store.Put(store.Item{Key: deliveryKey("default", id, r.keyOf("evt_1")), Value: []byte(`{`), Version: 1})); err != nil {
+		if err := r.db.Write(t.Context(), store.Put(store.Item{Key: state.Key("default", id, r.keyOf("evt_1")), Value: []byte(`{`), Version: 1})); err != nil {
 			t.Fatal(err)
 		}
 		r.script = succeeds
@@ -377,15 +380,15 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 		r.script = tooLarge
 		r.publish("evt_1", "evt_2", "evt_3")
 		r.run()
-		page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: lettersOf("default", sub.ID)})
+		page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: deadletter.LettersOf("default", sub.ID)})
 		if err != nil || len(page.Items) != 3 {
 			t.Fatal(len(page.Items), err)
 		}
-		del, at, err := decodeLetter(&page.Items[1])
+		del, at, err := deadletter.DecodeLetter(&page.Items[1])
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, key := range del.letterKeys(at) {
+		for _, key := range deadletter.Keys(del, at) {
 			if err := r.db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(`{"v":`)})); err != nil {
 				t.Fatal(err)
 			}
@@ -394,8 +397,8 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 			t.Errorf("%d dead letters are listed, want the other 2", len(list))
 		}
 		r.now = r.now.Add(time.Second)
-		replays := NewReplays(r.operations(), r.services, r.log)
-		job, err := replays.Start(t.Context(), "default", "op", nil, ReplaySelect{}, 20)
+		replays := deadletter.NewReplays(r.operations(), r.services, r.log)
+		job, err := replays.Start(t.Context(), "default", "op", nil, deadletter.ReplaySelect{}, 20)
 		if err == nil {
 			job, err = replays.Begin(t.Context(), job)
 		}
@@ -410,16 +413,16 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 		r.publish("evt_1", "evt_2", "evt_3")
 		r.run()
 		key := event.Event{URI: "event://ci/build-finished", ID: "evt_2"}.Key()
-		if err := r.db.Write(t.Context(), store.Put(store.Item{Key: bodyKey("default", key), Value: []byte(`{"v":`)})); err != nil {
+		if err := r.db.Write(t.Context(), store.Put(store.Item{Key: state.BodyKey("default", key), Value: []byte(`{"v":`)})); err != nil {
 			t.Fatal(err)
 		}
 		r.now = r.now.Add(time.Second)
-		replays := NewReplays(r.operations(), r.services, r.log)
-		job, err := replays.Start(t.Context(), "default", "op", nil, ReplaySelect{}, 20)
+		replays := deadletter.NewReplays(r.operations(), r.services, r.log)
+		job, err := replays.Start(t.Context(), "default", "op", nil, deadletter.ReplaySelect{}, 20)
 		if err == nil {
 			job, err = replays.Begin(t.Context(), job)
 		}
-		if err != nil || job.State != ReplayDone || job.Replayed != 2 || job.Skipped != 1 {
+		if err != nil || job.State != deadletter.ReplayDone || job.Replayed != 2 || job.Skipped != 1 {
 			t.Errorf("the replay is %+v, %v; want 2 replayed, one skipped", job, err)
 		}
 	})
@@ -427,7 +430,7 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 	t.Run("WHK-18 where a new delivery of its event begins", func(t *testing.T) {
 		r := newRig(t)
 		sub := r.register("event://ci/build-finished")
-		if err := r.db.Write(t.Context(), store.Put(store.Item{Key: deliveryKey("default", sub.ID, r.keyOf("evt_1")), Value: []byte(`{`), Version: 3})); err != nil {
+		if err := r.db.Write(t.Context(), store.Put(store.Item{Key: state.Key("default", sub.ID, r.keyOf("evt_1")), Value: []byte(`{`), Version: 3})); err != nil {
 			t.Fatal(err)
 		}
 		r.script = failsFirst(1)

@@ -10,6 +10,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // A gap notice says that a subscription of the MCP Events extension lost events between two refreshes, with the
@@ -41,14 +44,6 @@ const (
 	suspensionGap = "~gap"
 )
 
-// gap is which gap a control message announces.
-type gap string
-
-const (
-	gapAbandoned gap = "abandoned"
-	gapSuspended gap = "suspended" // its message is made when it is sent
-)
-
 // gapMark is the last gap that was announced to a subscription.
 type gapMark struct {
 	V    int    `json:"v"`
@@ -57,12 +52,8 @@ type gapMark struct {
 	At   int64  `json:"at"`   // when it was written, in microseconds since 1970
 }
 
-func gapKey(workspace, sub string) store.Key {
-	return store.Key{Table: store.Deliveries, Partition: "g#" + workspace + "#" + sub, Sort: "-"}
-}
-
 // announceGap sends a gap notice for a delivery that is about to be abandoned, unless one covers it already.
-func (n *notices) announceGap(ctx context.Context, del *delivery) error {
+func (n *notices) announceGap(ctx context.Context, del *state.Delivery) error {
 	if n.gaps == nil || del.Origin != subscription.MCPEvents || del.Test || del.Again || n.terminator.plain(del.Target) {
 		return nil
 	}
@@ -76,7 +67,7 @@ func (n *notices) announceGap(ctx context.Context, del *delivery) error {
 	return fault.New(fault.Unavailable, "the gap of a subscription changes too often")
 }
 
-func (n *notices) tryGap(ctx context.Context, del *delivery) (done bool, err error) {
+func (n *notices) tryGap(ctx context.Context, del *state.Delivery) (done bool, err error) {
 	last, version, covers, err := n.lastGap(ctx, del)
 	if err != nil || covers {
 		return covers, err
@@ -85,24 +76,24 @@ func (n *notices) tryGap(ctx context.Context, del *delivery) (done bool, err err
 	if err != nil || record == nil || record.Plain {
 		return true, err
 	}
-	now := n.deliveries.now()
+	now := n.deliveries.Now()
 	body, from, err := n.gapBody(ctx, record, del.Published)
 	if err != nil {
 		return false, err
 	}
 	sub := record.Subscriber()
-	notice := newNotice(del.Workspace, &sub, record.Name, "gap", now)
-	notice.Control.Gap, notice.Control.Body = gapAbandoned, body
+	notice := state.NewNotice(del.Workspace, &sub, record.Name, "gap", now)
+	notice.Control.Gap, notice.Control.Body = state.GapAbandoned, body
 	due := now
 	if next := time.UnixMicro(last.At).Add(gapEvery); version != 0 && next.After(now) {
 		due = next
 	}
-	value, _ := json.Marshal(gapMark{V: taskVersion, ID: notice.Event, From: from, At: now.UnixMicro()}) // numbers and a text
-	condition := continues(version)
-	whose, err := n.deliveries.writeNext(ctx, notice, due, store.Put(store.Item{
-		Key: gapKey(del.Workspace, del.Subscription), Value: value, Version: version + 1, Expires: now.Add(gapFor + KeptFor),
+	value, _ := json.Marshal(gapMark{V: task.Version, ID: notice.Event, From: from, At: now.UnixMicro()}) // numbers and a text
+	condition := state.Continues(version)
+	whose, err := n.deliveries.WriteNext(ctx, notice, due, store.Put(store.Item{
+		Key: state.GapKey(del.Workspace, del.Subscription), Value: value, Version: version + 1, Expires: now.Add(gapFor + state.KeptFor),
 	}, condition))
-	if done = whose == mine; done && err == nil {
+	if done = whose == state.Mine; done && err == nil {
 		n.log.InfoContext(ctx, "gap announced", "workspace", del.Workspace, "subscription", del.Subscription, "event", del.Event)
 	}
 	return done, err
@@ -112,8 +103,8 @@ func (n *notices) tryGap(ctx context.Context, del *delivery) (done bool, err err
 // does if a client that resumes from the notice's cursor, as soon as the notice arrives, finds the event. So the event
 // must have been in the log by then. Its publication time does not show that, because an event may wait in the events
 // queue, but the time of its first attempt does, because fanout writes the log before it queues the delivery.
-func (n *notices) lastGap(ctx context.Context, del *delivery) (last gapMark, version int64, covers bool, err error) {
-	items, err := n.deliveries.db.Get(ctx, gapKey(del.Workspace, del.Subscription))
+func (n *notices) lastGap(ctx context.Context, del *state.Delivery) (last gapMark, version int64, covers bool, err error) {
+	items, err := n.deliveries.DB.Get(ctx, state.GapKey(del.Workspace, del.Subscription))
 	if err != nil {
 		return last, 0, false, fault.Wrap(fault.Unavailable, err, "read the last gap of a subscription")
 	}
@@ -127,7 +118,7 @@ func (n *notices) lastGap(ctx context.Context, del *delivery) (last gapMark, ver
 	if !del.First.After(time.UnixMicro(last.At).Add(-eventlog.Window)) {
 		return last, version, true, nil
 	}
-	notice, err := n.deliveries.db.Get(ctx, deliveryKey(del.Workspace, del.Subscription, last.ID))
+	notice, err := n.deliveries.DB.Get(ctx, state.Key(del.Workspace, del.Subscription, last.ID))
 	if err != nil {
 		return last, 0, false, fault.Wrap(fault.Unavailable, err, "read a gap notice")
 	}
@@ -144,7 +135,7 @@ func (n *notices) gapBody(ctx context.Context, record *subscription.Subscription
 	if had, err := sealer.Open(record.Workspace, record.Cursor); err == nil {
 		from = had.At
 	}
-	settled, _, err := (&Watermark{DB: n.deliveries.db}).Settled(ctx, record.Workspace, record.ID)
+	settled, _, err := (&Watermark{DB: n.deliveries.DB}).Settled(ctx, record.Workspace, record.ID)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -171,27 +162,27 @@ func (n *notices) foreseeGap(ctx context.Context, workspace string, sub *subscri
 	if n.gaps == nil || n.terminator.plain(sub.Target.URL) {
 		return nil
 	}
-	due := n.deliveries.now().Add(n.gaps.Log.Reaches())
-	notice := newNotice(workspace, sub, name, "gap", due)
-	notice.Key, notice.Control.Gap = suspensionGap, gapSuspended
-	_, err := n.deliveries.writeNext(ctx, notice, due) // false: one is written already
+	due := n.deliveries.Now().Add(n.gaps.Log.Reaches())
+	notice := state.NewNotice(workspace, sub, name, "gap", due)
+	notice.Key, notice.Control.Gap = suspensionGap, state.GapSuspended
+	_, err := n.deliveries.WriteNext(ctx, notice, due) // false: one is written already
 	return err
 }
 
 // prepareGap reports what is to be done with a gap notice that is due: forget it, send it now, or, if the time is not zero,
 // send it then.
-func (n *notices) prepareGap(ctx context.Context, del *delivery, record *subscription.Subscription) (send bool, later time.Time, err error) {
+func (n *notices) prepareGap(ctx context.Context, del *state.Delivery, record *subscription.Subscription) (send bool, later time.Time, err error) {
 	if record == nil || record.Plain || n.gaps == nil {
 		return false, later, nil
 	}
 	del.Control.Target = record.Target // its secret may have been rotated
-	if del.Control.Gap == gapAbandoned || len(del.Control.Body) > 0 {
+	if del.Control.Gap == state.GapAbandoned || len(del.Control.Body) > 0 {
 		return true, later, nil
 	}
 	if record.State != subscription.Suspended {
 		return false, later, nil // it goes on; the refresh said what it lost
 	}
-	if end := time.UnixMicro(record.Suspended).Add(n.gaps.Log.Reaches()); n.deliveries.now().Before(end) {
+	if end := time.UnixMicro(record.Suspended).Add(n.gaps.Log.Reaches()); n.deliveries.Now().Before(end) {
 		return false, end, nil // of an earlier suspension
 	}
 	del.Control.Body, _, err = n.gapBody(ctx, record, time.UnixMicro(record.Suspended))
@@ -199,7 +190,7 @@ func (n *notices) prepareGap(ctx context.Context, del *delivery, record *subscri
 }
 
 // next is when a control message that failed is attempted again; false is never.
-func (n *notices) next(del *delivery, retryAfter time.Duration) (time.Duration, bool) {
+func (n *notices) next(del *state.Delivery, retryAfter time.Duration) (time.Duration, bool) {
 	schedule := n.options.schedule(del.Origin)
 	wait, more := schedule.Next(len(del.Attempts), retryAfter)
 	if more || del.Control.Gap == "" {
@@ -207,5 +198,5 @@ func (n *notices) next(del *delivery, retryAfter time.Duration) (time.Duration, 
 	}
 	// Nothing else says it before the next refresh.
 	wait = min(max(schedule[len(schedule)-1], time.Second)<<min(len(del.Attempts)-len(schedule)+1, 12), gapRetry)
-	return max(wait, min(retryAfter, webhook.MaxRetryAfter)), n.deliveries.now().Sub(del.First) < gapFor
+	return max(wait, min(retryAfter, webhook.MaxRetryAfter)), n.deliveries.Now().Sub(del.First) < gapFor
 }

@@ -9,6 +9,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // An internal failure concerns one subscriber only. Its deliveries become single deliveries,
@@ -43,7 +46,7 @@ const renewAfter = queue.MaxReceives * 3 / 4
 // rejected handles a message that cannot be decoded, and reports whether the message is done. It dead-letters the message,
 // unless a newer program wrote it. That one stays in its queue for a newer process, or a copy of it does.
 func (d *Dispatcher) rejected(ctx context.Context, q queue.Name, m queue.Message, reason error) bool {
-	if newer(reason) {
+	if task.Newer(reason) {
 		d.log().WarnContext(ctx, "newer message left in queue", "queue", q, "message", m.ID)
 		if m.Received < renewAfter {
 			return false
@@ -65,16 +68,16 @@ func (d *Dispatcher) rejected(ctx context.Context, q queue.Name, m queue.Message
 }
 
 // undecodable dead-letters the part of a page that belongs to a subscriber whose item cannot be decoded.
-func (d *Dispatcher) undecodable(ctx context.Context, t PageTask, r subscription.Range) error {
-	return d.deadLetterPages(ctx, pages(t.Workspace, t.Pattern, r, 1, t.Events), "the subscriber's item cannot be decoded")
+func (d *Dispatcher) undecodable(ctx context.Context, t task.Page, r subscription.Range) error {
+	return d.deadLetterPages(ctx, task.Pages(t.Workspace, t.Pattern, r, 1, t.Events), "the subscriber's item cannot be decoded")
 }
 
 // deadLetterPages dead-letters page tasks. A task that is sent back starts from the beginning.
-func (d *Dispatcher) deadLetterPages(ctx context.Context, tasks []PageTask, reason string) error {
+func (d *Dispatcher) deadLetterPages(ctx context.Context, tasks []task.Page, reason string) error {
 	var out []queue.Outgoing
 	for _, t := range tasks {
 		d.log().ErrorContext(ctx, "page dead-lettered", "workspace", t.Workspace, "pattern", t.Pattern, "range", t.Range, "reason", reason)
-		m := queue.Message{Outgoing: queue.Outgoing{Body: t.encode()}, Sent: d.now()}
+		m := queue.Message{Outgoing: queue.Outgoing{Body: t.Encode()}, Sent: d.now()}
 		out = append(out, queue.NewDeadLetter(queue.Deliveries, m, reason, nil, d.now()))
 	}
 	if err := d.Queue.Send(ctx, queue.Dead, out...); err != nil {
@@ -88,11 +91,11 @@ func (d *Dispatcher) deadLetterPages(ctx context.Context, tasks []PageTask, reas
 // become single deliveries instead. Those that cannot be written are left to another page, which repeats their first
 // attempt, up to [maxPageRetries] times. After that, or if an event can never be written, they are dead letters of the
 // deliveries queue.
-func (d *Dispatcher) remaining(ctx context.Context, t PageTask, sub *subscription.Subscriber, v *visit) []PageTask {
-	tasksOf := func(events []event.Event) []PageTask {
-		tasks := pages(t.Workspace, t.Pattern, subscription.At(sub.ID), 1, events)
+func (d *Dispatcher) remaining(ctx context.Context, t task.Page, sub *subscription.Subscriber, v *visit) []task.Page {
+	tasksOf := func(events []event.Event) []task.Page {
+		tasks := task.Pages(t.Workspace, t.Pattern, subscription.At(sub.ID), 1, events)
 		for i := range tasks {
-			tasks[i].endpoint, tasks[i].Since, tasks[i].Hops = endpointID(sub.Target.URL), t.Since, t.Hops+1
+			tasks[i].Endpoint, tasks[i].Since, tasks[i].Hops = task.EndpointID(sub.Target.URL), t.Since, t.Hops+1
 		}
 		return tasks
 	}
@@ -105,7 +108,7 @@ func (d *Dispatcher) remaining(ctx context.Context, t PageTask, sub *subscriptio
 		if v.sent { // the task gets shorter, so it needs no limit and no pause
 			tasks[i].Hops = t.Hops
 		} else {
-			tasks[i].delay = time.Duration(min(t.Hops, 30)) * time.Second
+			tasks[i].Delay = time.Duration(min(t.Hops, 30)) * time.Second
 		}
 	}
 	if v.err == nil {
@@ -117,7 +120,7 @@ func (d *Dispatcher) remaining(ctx context.Context, t PageTask, sub *subscriptio
 	var unwritten []event.Event
 	for n, i := range v.failed {
 		err := d.toSlowLane(ctx, sub, &t.Events[i])
-		if permanent(err) {
+		if task.Permanent(err) {
 			err = d.deadLetterPages(ctx, tasksOf(t.Events[i:i+1]), fault.Public(err))
 		}
 		if err != nil {
@@ -133,20 +136,20 @@ func (d *Dispatcher) remaining(ctx context.Context, t PageTask, sub *subscriptio
 	}
 	for i := range again {
 		again[i].Retries = t.Retries + 1
-		again[i].delay = pageDelay(again[i].Retries)
+		again[i].Delay = pageDelay(again[i].Retries)
 	}
 	return append(tasks, again...)
 }
 
 // failedInternally retries a delivery after an internal failure: first by the queue, then by the
 // due table.
-func (d *Dispatcher) failedInternally(ctx context.Context, m queue.Message, t SingleTask, reason error) (done bool) {
+func (d *Dispatcher) failedInternally(ctx context.Context, m queue.Message, t task.Single, reason error) (done bool) {
 	d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", t.Subscription,
 		"event", t.Event, "receives", m.Received, "error", reason)
 	if m.Received < laterReceives {
 		return false
 	}
-	err := d.waitLater(ctx, t, 0, &attempt{At: d.now(), Category: string(webhook.Internal)})
+	err := d.waitLater(ctx, t, 0, &state.Result{At: d.now(), Category: string(webhook.Internal)})
 	if fault.Is(err, fault.Internal) {
 		return d.rejected(ctx, queue.Slow, m, err) // its item cannot be decoded
 	}

@@ -7,6 +7,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 )
 
 // overtaken is a store at which someone does the same right after the first read.
@@ -32,22 +34,22 @@ func TestALetterThatAnotherRetries(t *testing.T) {
 	r.publish("evt_1")
 	r.run()
 	clock := func() time.Time { return r.now }
-	first := NewOperations(r.db, mortal{r.db, r}, clock)
+	first := deadletter.NewOperations(r.db, mortal{r.db, r}, clock)
 	if _, err := first.File(t.Context(), []queue.Message{{ID: "1", From: queue.Inbox, Sent: r.now, Outgoing: queue.Outgoing{Body: []byte("x")}}}); err != nil {
 		t.Fatal(err)
 	}
-	letters, _, err := first.Letters(t.Context(), "default", LetterQuery{}, "", 10)
+	letters, _, err := first.Letters(t.Context(), "default", deadletter.LetterQuery{}, "", 10)
 	if err != nil || len(letters) != 2 {
 		t.Fatal(letters, err)
 	}
 	for _, l := range letters {
-		again := func(o *Operations) (bool, error) { return o.Retry(t.Context(), "default", l, sub, 0) }
+		again := func(o *deadletter.Operations) (bool, error) { return o.Retry(t.Context(), "default", l, sub, 0) }
 		db := &overtaken{DB: r.db, other: func() {
 			if done, err := again(first); err != nil || !done {
 				t.Errorf("%s: the first has %v, %v", l.Queue, done, err)
 			}
 		}}
-		if done, err := again(NewOperations(db, mortal{db, r}, clock)); err != nil || done {
+		if done, err := again(deadletter.NewOperations(db, mortal{db, r}, clock)); err != nil || done {
 			t.Errorf("%s: the second has %v, %v", l.Queue, done, err)
 		}
 	}

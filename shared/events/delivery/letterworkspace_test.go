@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 )
 
 func TestWorkspaceOfALetter(t *testing.T) {
@@ -33,7 +35,7 @@ func TestWorkspaceOfALetter(t *testing.T) {
 			if err != nil || l.Truncated != (len(tt.body) > queue.MaxBody) {
 				t.Fatalf("truncated %v, %v", l.Truncated, err)
 			}
-			if got := workspaceOf(l); got != tt.want {
+			if got := deadletter.WorkspaceOf(l); got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}
 		})

@@ -11,6 +11,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // lives is a rig in which one delivery is brought into states and makes steps.
@@ -37,26 +41,26 @@ func newLives(t *testing.T) *lives {
 type worker struct {
 	*lives
 	d   *Dispatcher
-	del *delivery
+	del *state.Delivery
 }
 
 // reads starts a worker in the way in which its message would. A page and an operator bring a new delivery, a message of
 // the slow lane the stored one, and a refresh the suspended one.
-func (l *lives) reads(state string, attempt int) (worker, error) {
+func (l *lives) reads(stage string, attempt int) (worker, error) {
 	_, d, _ := l.process()
 	d.pauses.switches = &switches.Set{DB: d.DB, Now: d.Now}
 	w := worker{l, d, nil}
 	sub := l.sub.Subscriber()
 	var err error
-	switch state {
-	case stateNone, stateDead:
-		w.del = newDelivery(&sub, &l.event, l.now)
-	case statePending, statePaused:
-		w.del, _, err = d.deliveries.current(l.t.Context(), SingleTask{Workspace: "default", Subscription: sub.ID, Event: l.event.ID, Key: l.event.Key(), Attempt: attempt})
-	case stateSuspended:
-		items, getErr := d.DB.Get(l.t.Context(), deliveryKey("default", sub.ID, l.event.Key()))
+	switch stage {
+	case state.None, state.Dead:
+		w.del = state.New(&sub, &l.event, l.now)
+	case state.Pending, state.Paused:
+		w.del, _, err = d.deliveries.Current(l.t.Context(), task.Single{Workspace: "default", Subscription: sub.ID, Event: l.event.ID, Key: l.event.Key(), Attempt: attempt})
+	case state.Suspended:
+		items, getErr := d.DB.Get(l.t.Context(), state.Key("default", sub.ID, l.event.Key()))
 		if err = getErr; err == nil && items[0] != nil {
-			if w.del, err = decodeDelivery(items[0]); w.del.State != stateSuspended {
+			if w.del, err = state.Decode(items[0]); w.del.State != state.Suspended {
 				w.del = nil
 			}
 		}
@@ -65,52 +69,54 @@ func (l *lives) reads(state string, attempt int) (worker, error) {
 }
 
 // make makes a step.
-func (w worker) make(s step) (whose claim, err error) {
+func (w worker) make(s state.Step) (whose state.Claim, err error) {
 	ctx := w.t.Context()
-	before, version := w.del.stored, w.del.version
-	claimed := func() claim { // of a step whose function does not return it
-		if w.del.version != version {
-			return mine
+	before, version := w.del.Stored, w.del.Version
+	claimed := func() state.Claim { // of a step whose function does not return it
+		if w.del.Version != version {
+			return state.Mine
 		}
-		return others
+		return state.Others
 	}
 	sub := w.sub.Subscriber()
-	failed := func() { w.del.Attempts = append(w.del.Attempts, attempt{At: w.now, Category: "http_5xx", Status: 500}) }
+	failed := func() {
+		w.del.Attempts = append(w.del.Attempts, state.Result{At: w.now, Category: "http_5xx", Status: 500})
+	}
 	switch s {
-	case stepSchedule:
-		if before != stateSuspended {
+	case state.StepSchedule:
+		if before != state.Suspended {
 			failed()
 		}
-		return w.d.deliveries.scheduleNext(ctx, w.del, &w.event, w.now.Add(5*time.Minute))
-	case stepPause:
+		return w.d.deliveries.ScheduleNext(ctx, w.del, &w.event, w.now.Add(5*time.Minute))
+	case state.StepPause:
 		paused, err := w.d.pauses.pause(ctx, w.del, &sub, &w.event)
 		if err == nil && !paused {
 			err = fmt.Errorf("it was not paused")
 		}
 		return claimed(), err
-	case stepSuspend:
+	case state.StepSuspend:
 		err := w.d.backlog.suspend(ctx, w.del, &w.event)
 		return claimed(), err
-	case stepGiveUp:
+	case state.StepGiveUp:
 		failed()
 		return w.d.outcomes.deadLetter(ctx, w.del, &w.event)
-	case stepForget:
-		return mine, writeNotes(ctx, w.d.DB, w.del.forget())
+	case state.StepForget:
+		return state.Mine, state.WriteNotes(ctx, w.d.DB, w.del.Forget())
 	}
 	return 0, fmt.Errorf("no step %q", s)
 }
 
 // bring brings the delivery into a state and returns the number of its next attempt.
-func (l *lives) bring(state string) (attempt int) {
+func (l *lives) bring(stage string) (attempt int) {
 	l.t.Helper()
-	if state == stateNone {
+	if stage == state.None {
 		return 1
 	}
-	for s, to := range lifecycle[stateNone] {
-		if to.state != state {
+	for s, to := range state.Lifecycle[state.None] {
+		if to.State != stage {
 			continue
 		}
-		w, err := l.reads(stateNone, 1)
+		w, err := l.reads(state.None, 1)
 		if err == nil {
 			_, err = w.make(s)
 		}
@@ -119,29 +125,29 @@ func (l *lives) bring(state string) (attempt int) {
 		}
 		return len(w.del.Attempts) + 1
 	}
-	l.t.Fatalf("no step leads to %q", state)
+	l.t.Fatalf("no step leads to %q", stage)
 	return 0
 }
 
 // storedLife is everything that the store has of the delivery.
 type storedLife struct {
-	state                string
+	stage                string
 	due, waiting, bodies int
 	letters              int
 }
 
 func (l *lives) storedLife() (s storedLife) {
 	l.t.Helper()
-	items, err := l.db.Get(l.t.Context(), deliveryKey("default", l.sub.ID, l.event.Key()), bodyKey("default", l.event.Key()))
+	items, err := l.db.Get(l.t.Context(), state.Key("default", l.sub.ID, l.event.Key()), state.BodyKey("default", l.event.Key()))
 	if err != nil {
 		l.t.Fatal(err)
 	}
 	if items[0] != nil {
-		del, err := decodeDelivery(items[0])
+		del, err := state.Decode(items[0])
 		if err != nil {
 			l.t.Fatal(err)
 		}
-		s.state = del.stored
+		s.stage = del.Stored
 	}
 	if items[1] != nil {
 		s.bodies = 1
@@ -154,34 +160,34 @@ func (l *lives) storedLife() (s storedLife) {
 		return len(page.Items)
 	}
 	for minute := range 120 {
-		for shard := range dueShards {
-			s.due += count(duePartition(shard, l.now.Add(time.Duration(minute-60)*time.Minute)))
+		for shard := range state.DueShards {
+			s.due += count(state.DuePartition(shard, l.now.Add(time.Duration(minute-60)*time.Minute)))
 		}
 	}
 	for shard := range 4 {
 		s.waiting += count(fmt.Sprintf("paused#default#%d#%s", shard, switches.Origin(lifeOrigin)))
 	}
-	s.letters = count(lettersOf("default", l.sub.ID))
+	s.letters = count(deadletter.LettersOf("default", l.sub.ID))
 	return s
 }
 
 // want is what the table says of a step.
-func want(from string, s step) storedLife {
-	to := lifecycle[from][s]
-	w := storedLife{state: to.state, bodies: 1}
-	if to.due {
+func want(from string, s state.Step) storedLife {
+	to := state.Lifecycle[from][s]
+	w := storedLife{stage: to.State, bodies: 1}
+	if to.Due {
 		w.due = 1
 	}
-	if to.state == statePaused {
+	if to.State == state.Paused {
 		w.waiting = 1
 	}
-	if from == stateDead {
+	if from == state.Dead {
 		w.letters++ // it stays
 	}
-	if to.letter {
+	if to.Letter {
 		w.letters++
 	}
-	if from == stateNone && to.state == stateNone {
+	if from == state.None && to.State == state.None {
 		w.bodies = 0
 	}
 	return w
@@ -190,9 +196,9 @@ func want(from string, s step) storedLife {
 // TestADeliveryLivesByItsTable: WHK-18, WHK-23. From each state each step leads to the state that the table names, with its
 // due entry or dead letter, although the process dies before or after any write of it and another one repeats the step.
 func TestADeliveryLivesByItsTable(t *testing.T) {
-	for from, steps := range lifecycle {
+	for from, steps := range state.Lifecycle {
 		for s := range steps {
-			if from == stateNone && s == stepForget {
+			if from == state.None && s == state.StepForget {
 				continue // writes nothing
 			}
 			t.Run(fmt.Sprintf("WHK-18 %s when it is %q", s, from), func(t *testing.T) {
@@ -218,7 +224,7 @@ func TestADeliveryLivesByItsTable(t *testing.T) {
 						crashes++
 					}
 					got, want := l.storedLife(), want(from, s)
-					if late && lifecycle[from][s].letter && got.letters == want.letters+1 {
+					if late && state.Lifecycle[from][s].Letter && got.letters == want.letters+1 {
 						got.letters-- // a page that is repeated after its last write gives up once more
 					}
 					if got != want {
@@ -237,10 +243,10 @@ func TestADeliveryLivesByItsTable(t *testing.T) {
 // TestTwoWorkersHaveOneDelivery: WHK-23. Two workers read the same delivery, and both make a step: one of them owns it, and
 // the other one finds out whether its attempts continue or it is over.
 func TestTwoWorkersHaveOneDelivery(t *testing.T) {
-	for from, steps := range lifecycle {
+	for from, steps := range state.Lifecycle {
 		for first := range steps {
 			for second := range steps {
-				if second == stepForget {
+				if second == state.StepForget {
 					continue // does not say whose the delivery is
 				}
 				t.Run(fmt.Sprintf("WHK-23 first %s, then %s when it was %q", first, second, from), func(t *testing.T) {
@@ -254,18 +260,18 @@ func TestTwoWorkersHaveOneDelivery(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if whose, err := a.make(first); err != nil || whose != mine {
+					if whose, err := a.make(first); err != nil || whose != state.Mine {
 						t.Fatalf("the first worker got %d, %v", whose, err)
 					}
-					after := lifecycle[from][first].state
-					want := lost(after)
-					if from == stateNone || from == stateDead {
-						want = meets(after)
+					after := state.Lifecycle[from][first].State
+					want := state.Lost(after)
+					if from == state.None || from == state.Dead {
+						want = state.Meets(after)
 					}
 					got, err := b.make(second)
-					if second == stepPause || second == stepSuspend { // do not return it
-						if (got == mine) != (want == mine) {
-							t.Errorf("the second worker made its step: %v, want %v (%v)", got == mine, want == mine, err)
+					if second == state.StepPause || second == state.StepSuspend { // do not return it
+						if (got == state.Mine) != (want == state.Mine) {
+							t.Errorf("the second worker made its step: %v, want %v (%v)", got == state.Mine, want == state.Mine, err)
 						}
 						return
 					}
@@ -280,27 +286,27 @@ func TestTwoWorkersHaveOneDelivery(t *testing.T) {
 
 // TestTheTableIsClosed: each state that a step leads to has steps of its own, and each delivery can end.
 func TestTheTableIsClosed(t *testing.T) {
-	for from, steps := range lifecycle {
+	for from, steps := range state.Lifecycle {
 		for s, to := range steps {
-			if _, ok := lifecycle[to.state]; !ok {
-				t.Errorf("%s leads from %q to %q, which is no state", s, from, to.state)
+			if _, ok := state.Lifecycle[to.State]; !ok {
+				t.Errorf("%s leads from %q to %q, which is no state", s, from, to.State)
 			}
-			if to.due != (to.state == statePending) {
-				t.Errorf("%s leads from %q to %q with a due entry: %v", s, from, to.state, to.due)
+			if to.Due != (to.State == state.Pending) {
+				t.Errorf("%s leads from %q to %q with a due entry: %v", s, from, to.State, to.Due)
 			}
-			if to.letter != (to.state == stateDead) {
-				t.Errorf("%s leads from %q to %q with a letter: %v", s, from, to.state, to.letter)
+			if to.Letter != (to.State == state.Dead) {
+				t.Errorf("%s leads from %q to %q with a letter: %v", s, from, to.State, to.Letter)
 			}
 		}
 	}
 	t.Run("WHK-18 a step that is not in it is refused", func(t *testing.T) {
 		l := newLives(t)
-		l.bring(stateSuspended)
-		w, err := l.reads(stateSuspended, 1)
+		l.bring(state.Suspended)
+		w, err := l.reads(state.Suspended, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if whose, err := w.d.deliveries.write(context.Background(), w.del, change{step: stepGiveUp, what: "test"}); err == nil || !strings.Contains(err.Error(), "give up") {
+		if whose, err := w.d.deliveries.Write(context.Background(), w.del, state.Change{Step: state.StepGiveUp, What: "test"}); err == nil || !strings.Contains(err.Error(), "give up") {
 			t.Errorf("got claim %d, %v, want an error", whose, err)
 		}
 	})

@@ -15,6 +15,11 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // counted is a store that counts what it is asked. A query is one request of DynamoDB, which store/dynamo is held to, and
@@ -45,20 +50,20 @@ const (
 var listsBegin = time.Unix(1_800_000_000, 0).UTC()
 
 // listed is the delivery number i: of a subscription, to an origin, of an event that has ten deliveries.
-func listed(i int) *delivery {
+func listed(i int) *state.Delivery {
 	sub := i % listSubs
-	return &delivery{
-		V: taskVersion, Workspace: "default", Principal: "alice", Subscription: fmt.Sprintf("sub_%d", sub), Event: fmt.Sprintf("evt_%d", i/10),
+	return &state.Delivery{
+		V: task.Version, Workspace: "default", Principal: "alice", Subscription: fmt.Sprintf("sub_%d", sub), Event: fmt.Sprintf("evt_%d", i/10),
 		Key: fmt.Sprintf("evt_%d#k", i/10), URI: "event://ci/build-finished", Name: fmt.Sprintf("type_%d", sub%listTypes),
-		Target: fmt.Sprintf("https://%d.example.com/%d", sub%listOrigins, sub), State: statePending, First: listsBegin,
+		Target: fmt.Sprintf("https://%d.example.com/%d", sub%listOrigins, sub), State: state.Pending, First: listsBegin,
 	}
 }
 
 // fillLists writes the records of so many attempts, a third of which failed, and so many dead letters, one every
 // millisecond. It returns when the last one was.
-func fillLists(t testing.TB, db store.DB, records, letters int) time.Time {
+func fillLists(t testing.TB, db store.DB, attempts, letters int) time.Time {
 	t.Helper()
-	log := deliveryLog{keep: RecordAll, limit: rate.NewLimiter(rate.Inf, 0), omitted: new(atomic.Int64)}
+	log := records.Log{Keep: records.All, Limit: rate.NewLimiter(rate.Inf, 0), Omitted: new(atomic.Int64)}
 	var ops []store.Op
 	flush := func(most int) {
 		if len(ops) <= most {
@@ -70,29 +75,29 @@ func fillLists(t testing.TB, db store.DB, records, letters int) time.Time {
 		ops = ops[:0]
 	}
 	at := func(i int) time.Time { return listsBegin.Add(time.Duration(i) * time.Millisecond) }
-	for i := range records {
-		del, made := listed(i), attempt{At: at(i), Status: 200, TookMS: 12}
+	for i := range attempts {
+		del, made := listed(i), state.Result{At: at(i), Status: 200, TookMS: 12}
 		if i%3 == 0 {
 			made.Status, made.Category = 503, "http_5xx"
 		}
-		del.Attempts = []attempt{made}
-		ops = log.add(ops, del, made)
+		del.Attempts = []state.Result{made}
+		ops = log.Add(ops, del, made)
 		flush(5000)
 	}
 	for i := range letters {
 		del := listed(i)
-		del.State = stateDead
+		del.State = state.Dead
 		for n := range 8 {
-			del.Attempts = append(del.Attempts, attempt{At: at(i + n), Category: "http_5xx", Status: 503, TookMS: 7})
+			del.Attempts = append(del.Attempts, state.Result{At: at(i + n), Category: "http_5xx", Status: 503, TookMS: 7})
 		}
-		value := del.item().Value
-		for _, key := range del.letterKeys(at(i)) {
-			ops = append(ops, store.Put(store.Item{Key: key, Value: value, Version: 1, Expires: at(i).Add(KeptFor)}))
+		value := del.Item().Value
+		for _, key := range deadletter.Keys(del, at(i)) {
+			ops = append(ops, store.Put(store.Item{Key: key, Value: value, Version: 1, Expires: at(i).Add(state.KeptFor)}))
 		}
 		flush(5000)
 	}
 	flush(0)
-	return at(max(records, letters))
+	return at(max(attempts, letters))
 }
 
 // listPage is one list of the admin API: it returns the times of what it lists, and where it goes on.
@@ -105,23 +110,23 @@ type listPage struct {
 // listPages are all lists of deliveries and dead letters.
 func listPages(db store.DB, end time.Time) (pages []listPage) {
 	const workspace, origin = "default", "https://7.example.com"
-	middle := Span{Since: listsBegin.Add(end.Sub(listsBegin) / 4), Until: listsBegin.Add(end.Sub(listsBegin) / 2)}
-	for name, ask := range map[string]RecordQuery{
+	middle := records.Span{Since: listsBegin.Add(end.Sub(listsBegin) / 4), Until: listsBegin.Add(end.Sub(listsBegin) / 2)}
+	for name, ask := range map[string]records.Query{
 		"of a subscription": {Subscription: "sub_7"}, "of an event": {Event: "evt_100"}, "of an origin": {Origin: origin}, "all": {},
-		"in a span": {Span: middle}, "failed, of an origin": {Origin: origin, Outcome: Failed}, "delivered, in a span": {Span: middle, Outcome: Delivered},
+		"in a span": {Span: middle}, "failed, of an origin": {Origin: origin, Outcome: records.Failed}, "delivered, in a span": {Span: middle, Outcome: records.Delivered},
 	} {
 		pages = append(pages, listPage{"deliveries, " + name, 1, func(ctx context.Context, before string) (times []time.Time, _ string, _ error) {
-			list, next, err := ListRecords(ctx, db, workspace, ask, before, listLimit)
+			list, next, err := records.List(ctx, db, workspace, ask, before, listLimit)
 			for _, r := range list {
 				times = append(times, r.At)
 			}
 			return times, next, err
 		}})
 	}
-	o := NewOperations(db, nil, nil)
-	for name, ask := range map[string]LetterQuery{
+	o := deadletter.NewOperations(db, nil, nil)
+	for name, ask := range map[string]deadletter.LetterQuery{
 		"of a subscription": {Subscription: "sub_7"}, "of an origin": {Origin: origin}, "of an event type": {Event: "type_2"}, "all": {},
-		"in a span": {Span: Span{Until: listsBegin.Add(time.Second)}},
+		"in a span": {Span: records.Span{Until: listsBegin.Add(time.Second)}},
 	} {
 		pages = append(pages, listPage{"dead letters, " + name, 1, func(ctx context.Context, before string) (times []time.Time, _ string, _ error) {
 			list, next, err := o.Letters(ctx, workspace, ask, before, listLimit)
@@ -136,7 +141,7 @@ func listPages(db store.DB, end time.Time) (pages []listPage) {
 		own = append(own, fmt.Sprintf("sub_%d", i))
 	}
 	pages = append(pages, listPage{"deliveries, of an owner of 100 subscriptions", 2 * len(own), func(ctx context.Context, before string) (times []time.Time, _ string, _ error) {
-		list, next, err := MergeRecords(ctx, db, workspace, own, RecordQuery{}, before, listLimit)
+		list, next, err := records.Merge(ctx, db, workspace, own, records.Query{}, before, listLimit)
 		for _, r := range list {
 			times = append(times, r.At)
 		}
@@ -147,7 +152,7 @@ func listPages(db store.DB, end time.Time) (pages []listPage) {
 }
 
 // listSizes are how many records and dead letters the lists are tested with. The full size needs 3 GB of disk.
-func listSizes() (records, letters int) {
+func listSizes() (attempts, letters int) {
 	if os.Getenv("MCPEVENTS_TEST_FULL") != "" { // as harness.Size, which this package cannot import
 		return 1_000_000, 100_000
 	}
@@ -155,7 +160,7 @@ func listSizes() (records, letters int) {
 }
 
 // openLists is a file with records and dead letters that were written before it was opened.
-func openLists(t testing.TB, records, letters int) (store.DB, time.Time) {
+func openLists(t testing.TB, attempts, letters int) (store.DB, time.Time) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "events.db")
 	var options sqlite.Options
@@ -170,7 +175,7 @@ func openLists(t testing.TB, records, letters int) (store.DB, time.Time) {
 		return db
 	}
 	db := open()
-	end := fillLists(t, db, records, letters)
+	end := fillLists(t, db, attempts, letters)
 	if err := db.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -212,8 +217,8 @@ func TestListsAtScale(t *testing.T) {
 // BenchmarkLists is a page of each list, the first ones and ones far back. With MCPEVENTS_TEST_FULL there are a million
 // records and 100,000 dead letters, which is what OPS-03 states a time for.
 func BenchmarkLists(b *testing.B) {
-	records, letters := listSizes()
-	db, end := openLists(b, records, letters)
+	attempts, letters := listSizes()
+	db, end := openLists(b, attempts, letters)
 	for _, list := range listPages(db, end) {
 		b.Run(list.name, func(b *testing.B) {
 			var took []time.Duration

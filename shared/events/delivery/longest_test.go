@@ -16,6 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 )
 
 // longestName is the longest name of an event type.
@@ -111,8 +113,8 @@ func longestInput(t *testing.T, data string, unordered bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	replays := NewReplays(r.operations(), r.services, r.log)
-	ask := ReplaySelect{Events: true, Subscription: all.ID, Since: r.now.Add(-time.Minute)}
+	replays := deadletter.NewReplays(r.operations(), r.services, r.log)
+	ask := deadletter.ReplaySelect{Events: true, Subscription: all.ID, Since: r.now.Add(-time.Minute)}
 	job, err := replays.Start(t.Context(), "default", "chief", found.Subscription, ask, 10)
 	if err != nil {
 		t.Fatal(err)
@@ -147,7 +149,7 @@ func longestInput(t *testing.T, data string, unordered bool) {
 		t.Fatalf("got %d attempts after the pause, want one for each of %d webhooks", len(r.posts), len(webhooks))
 	}
 	r.run()
-	letters, _, err := r.operations().Letters(t.Context(), "default", LetterQuery{}, "", 10)
+	letters, _, err := r.operations().Letters(t.Context(), "default", deadletter.LetterQuery{}, "", 10)
 	if err != nil || len(letters) != len(webhooks) {
 		t.Fatalf("got %d dead letters, %v, want %d", len(letters), err, len(webhooks))
 	}
@@ -183,7 +185,7 @@ func longestInput(t *testing.T, data string, unordered bool) {
 	r.queues[queue.Events] = nil
 	r.queues[queue.Dead] = []queue.Message{{ID: "m1", Outgoing: queue.NewDeadLetter(queue.Events, m, "a reason", nil, r.now), Sent: r.now}}
 	r.hand(queue.Dead, r.operations().File)
-	letters, _, err = r.operations().Letters(t.Context(), "default", LetterQuery{Queue: string(queue.Events)}, "", 10)
+	letters, _, err = r.operations().Letters(t.Context(), "default", deadletter.LetterQuery{Queue: string(queue.Events)}, "", 10)
 	if err != nil || len(letters) != 1 {
 		t.Fatalf("got %d dead letters of the events queue, %v, want one", len(letters), err)
 	}

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 )
 
 // SQS would move a message to the dead queue after 1,000 receives, and delete it after 14 days.
@@ -64,7 +66,7 @@ func TestAnEventOfANewerVersionGoesBackToItsQueue(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			o := r.operations()
-			o.deliveries.queue = &watched{Sender: o.deliveries.queue, broken: c.broken}
+			o.Deliveries.Queue = &watched{Sender: o.Deliveries.Queue, broken: c.broken}
 			m := message("moved", c.body)
 			m.From, m.Group, m.Received, m.Sent = queue.Events, "group", queue.MaxReceives, r.now
 			failed, err := o.File(t.Context(), []queue.Message{m})
@@ -80,7 +82,7 @@ func TestAnEventOfANewerVersionGoesBackToItsQueue(t *testing.T) {
 					t.Errorf("got %s in group %q, want the same body in group \"group\"", got.Body, got.Group)
 				}
 			}
-			letters, _, err := o.Letters(t.Context(), "default", LetterQuery{}, "", 10)
+			letters, _, err := o.Letters(t.Context(), "default", deadletter.LetterQuery{}, "", 10)
 			if err != nil || len(letters) != c.letters {
 				t.Errorf("got dead letters %v and error %v, want %d", letters, err, c.letters)
 			}

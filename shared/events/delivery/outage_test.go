@@ -9,6 +9,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // schedule checks that no attempt to an endpoint came before its time, or later than it may after that time
@@ -77,19 +80,19 @@ func (w *world) rate(url string, from time.Time, span time.Duration) (most int) 
 }
 
 // dead are the dead letters of all subscriptions.
-func (w *world) dead(t *testing.T) (dead []*delivery) {
+func (w *world) dead(t *testing.T) (dead []*state.Delivery) {
 	t.Helper()
 	subs, _, err := w.services.List(w.t.Context(), w.principal(), "", 1000)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range subs {
-		page, err := w.db.Query(w.t.Context(), store.Query{Table: store.Deliveries, Partition: lettersOf("default", s.ID), Limit: 1000})
+		page, err := w.db.Query(w.t.Context(), store.Query{Table: store.Deliveries, Partition: deadletter.LettersOf("default", s.ID), Limit: 1000})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, it := range page.Items {
-			del, err := decodeDelivery(&it)
+			del, err := state.Decode(&it)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -15,11 +15,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // outcomes records attempts, and what follows from them for the delivery and its subscription.
 type outcomes struct {
-	deliveries    *deliveries
+	deliveries    *state.Deliveries
 	notices       *notices
 	subscriptions Subscriptions
 	terminator    *Terminator // whose catalog may want the event of a subscription that is disabled
@@ -29,54 +33,54 @@ type outcomes struct {
 
 	status  statuses
 	rates   rates
-	records deliveryLog
+	records records.Log
 }
 
 // record records an attempt. The writes of a success are returned, to be made with the
 // rest of the page; a failure is written at once, with what follows from it.
-func (o *outcomes) record(ctx context.Context, del *delivery, sub *subscription.Subscriber, e *event.Event, out webhook.Outcome) (notes []store.Op, err error) {
+func (o *outcomes) record(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event, out webhook.Outcome) (notes []store.Op, err error) {
 	if out.Internal() {
 		return nil, internalError(out)
 	}
-	now, workspace := o.deliveries.now(), del.Workspace
-	made := attempt{At: now, Category: string(out.Category), Status: out.Status, TookMS: out.Took.Milliseconds()}
+	now, workspace := o.deliveries.Now(), del.Workspace
+	made := state.Result{At: now, Category: string(out.Category), Status: out.Status, TookMS: out.Took.Milliseconds()}
 	del.Attempts = append(del.Attempts, made)
 	if out.Category == "" {
-		notes = o.records.add(notes, del, made)
-		st, due := o.status.delivered(workspace, sub.ID, del.version != 0, now)
+		notes = o.records.Add(notes, del, made)
+		st, due := o.status.delivered(workspace, sub.ID, del.Version != 0, now)
 		if due {
 			notes = append(notes, store.Put(st.Encode(workspace, sub.ID)))
 		}
 		if sub.Origin == subscription.MCPEvents {
 			notes = append(notes, o.rates.count(workspace, sub.ID, false, due, now)...)
 		}
-		return append(notes, del.forget()...), nil
+		return append(notes, del.Forget()...), nil
 	}
 
 	gone := out.Status == http.StatusGone
 	final := gone || out.Status == http.StatusRequestEntityTooLarge
 	wait, again := o.options.schedule(sub.Origin).Next(len(del.Attempts)-del.Base, out.RetryAfter)
-	var whose claim
+	var whose state.Claim
 	switch {
 	case final: // the endpoint knows of it
 		whose, err = o.deadLetter(ctx, del, e)
 	case again:
-		whose, err = o.deliveries.scheduleNext(ctx, del, e, now.Add(wait))
+		whose, err = o.deliveries.ScheduleNext(ctx, del, e, now.Add(wait))
 	default:
 		whose, err = o.abandon(ctx, del, e)
 	}
-	if err != nil || whose != mine {
+	if err != nil || whose != state.Mine {
 		return notes, err // another worker has recorded this attempt, or the delivery is over
 	}
-	notes = o.records.add(notes, del, made)
-	st, err := o.status.failed(ctx, o.deliveries.db, workspace, sub, out, now)
+	notes = o.records.Add(notes, del, made)
+	st, err := o.status.failed(ctx, o.deliveries.DB, workspace, sub, out, now)
 	if err != nil {
 		return notes, err
 	}
 	notes = append(notes, store.Put(st.Encode(workspace, sub.ID)))
 	if sub.Origin == subscription.MCPEvents && !final {
 		notes = append(notes, o.rates.count(workspace, sub.ID, true, true, now)...)
-		failing, err := o.rates.failing(ctx, o.deliveries.db, workspace, sub.ID, sub.Resumed, now)
+		failing, err := o.rates.failing(ctx, o.deliveries.DB, workspace, sub.ID, sub.Resumed, now)
 		if err == nil && failing {
 			err = o.notices.foreseeGap(ctx, workspace, sub, e.Name)
 		}
@@ -98,7 +102,7 @@ func (o *outcomes) record(ctx context.Context, del *delivery, sub *subscription.
 }
 
 // abandon gives up a delivery and announces the gap to the subscriber, because the endpoint did not refuse the event.
-func (o *outcomes) abandon(ctx context.Context, del *delivery, e *event.Event) (claim, error) {
+func (o *outcomes) abandon(ctx context.Context, del *state.Delivery, e *event.Event) (state.Claim, error) {
 	if err := o.notices.announceGap(ctx, del); err != nil {
 		return 0, err
 	}
@@ -106,23 +110,23 @@ func (o *outcomes) abandon(ctx context.Context, del *delivery, e *event.Event) (
 }
 
 // deadLetter gives up a delivery and keeps it as a dead letter for a week.
-func (o *outcomes) deadLetter(ctx context.Context, del *delivery, e *event.Event) (claim, error) {
-	if del.version != 0 {
+func (o *outcomes) deadLetter(ctx context.Context, del *state.Delivery, e *event.Event) (state.Claim, error) {
+	if del.Version != 0 {
 		e = nil // stored already
 	}
-	now := o.deliveries.now()
+	now := o.deliveries.Now()
 	del.Due = time.Time{}
-	whose, err := o.deliveries.write(ctx, del, change{
-		step: stepGiveUp, what: "record a dead letter", event: e, keep: retriedFor,
-		also: func() (letters []store.Op) {
-			value := del.item().Value
-			for _, key := range del.letterKeys(now) {
-				letters = append(letters, store.Put(store.Item{Key: key, Value: value, Version: now.UnixMicro(), Expires: now.Add(KeptFor)}))
+	whose, err := o.deliveries.Write(ctx, del, state.Change{
+		Step: state.StepGiveUp, What: "record a dead letter", Event: e, Keep: state.RetriedFor,
+		Also: func() (letters []store.Op) {
+			value := del.Item().Value
+			for _, key := range deadletter.Keys(del, now) {
+				letters = append(letters, store.Put(store.Item{Key: key, Value: value, Version: now.UnixMicro(), Expires: now.Add(state.KeptFor)}))
 			}
 			return letters
 		},
 	})
-	if err == nil && whose == mine {
+	if err == nil && whose == state.Mine {
 		o.metrics.DeadLettered(metric.Webhook, 1)
 	}
 	return whose, err

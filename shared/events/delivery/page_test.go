@@ -12,6 +12,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // unhurried is an endpoint that takes its time.
@@ -83,7 +85,7 @@ func TestAPageOfManyEventsForASlowEndpointEnds(t *testing.T) {
 func TestTheRestOfAPageFitsIntoMessages(t *testing.T) {
 	r := newRig(t)
 	var key string
-	for range 4*pageTarget + 1 {
+	for range 4*task.PageTarget + 1 {
 		key = r.register("event://ci/build-finished").Patterns[0].Key
 	}
 	_, d, _ := r.process()

@@ -10,6 +10,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 func TestPagesThatCannotBeWritten(t *testing.T) {
@@ -27,7 +29,7 @@ func TestPagesThatCannotBeWritten(t *testing.T) {
 			r.publish("evt_1")
 			fanout, d, _ := r.process()
 			r.hand(queue.Events, fanout.Handle)
-			d.backlog.deliveries.db = hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
+			d.backlog.deliveries.DB = hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
 				for _, op := range ops {
 					if p := op.Item.Partition; strings.HasPrefix(p, "b#") || strings.HasPrefix(p, "d#") {
 						return tc.refusal
@@ -51,7 +53,7 @@ func TestPagesThatCannotBeWritten(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			task, err := decodeTask([]byte(l.Body), func(t PageTask) int { return t.V })
+			task, err := task.Decode([]byte(l.Body), func(t task.Page) int { return t.V })
 			if err != nil || task.Retries != 0 || len(task.Events) != 1 || task.Events[0].ID != "evt_1" {
 				t.Errorf("got a dead letter of %+v, %v, want a new task for evt_1", task, err)
 			}
@@ -109,13 +111,13 @@ func TestANewPageHasAllItsRetries(t *testing.T) {
 		r.hand(queue.Events, fanout.Handle)
 	}
 	tasks := r.queues[queue.Deliveries]
-	old, err := decodeTask(tasks[0].Body, func(t PageTask) int { return t.V })
+	old, err := task.Decode(tasks[0].Body, func(t task.Page) int { return t.V })
 	if err != nil || len(tasks) != 2 {
 		t.Fatalf("got %d page tasks, %v, want two", len(tasks), err)
 	}
 	old.Retries = maxPageRetries
-	tasks[0].Body = old.encode()
-	d.backlog.deliveries.db = hooked{DB: r.db, write: func(context.Context, []store.Op) error {
+	tasks[0].Body = old.Encode()
+	d.backlog.deliveries.DB = hooked{DB: r.db, write: func(context.Context, []store.Op) error {
 		return fault.New(fault.Unavailable, "the table is throttled")
 	}}
 	r.hand(queue.Deliveries, d.Pages)
@@ -126,7 +128,7 @@ func TestANewPageHasAllItsRetries(t *testing.T) {
 	if len(left) != 1 {
 		t.Fatalf("AWS-05: got %d page tasks that are left, want one of the new page", len(left))
 	}
-	task, err := decodeTask(left[0].Body, func(t PageTask) int { return t.V })
+	task, err := task.Decode(left[0].Body, func(t task.Page) int { return t.V })
 	if err != nil || task.Retries != 1 || len(task.Events) != 1 || task.Events[0].ID != "evt_new" {
 		t.Errorf("AWS-05: got %d retries of %d events, %v, want the first retry of the new page", task.Retries, len(task.Events), err)
 	}

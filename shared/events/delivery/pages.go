@@ -12,13 +12,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // page is the work of one batch on one range of one pattern.
 type page struct {
-	PageTask
+	task.Page
 	messages []string
-	// wasPaused are the tasks' [PageTask.Paused].
+	// wasPaused are the tasks' [task.Page.Paused].
 	wasPaused []string
 	// done are the subscribers that an earlier receive of the message has served.
 	done map[string]bool
@@ -36,7 +39,7 @@ func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed [
 	batch = slices.Clone(batch)
 	for i, m := range batch {
 		r := receivedPage{message: m}
-		r.task, r.err = decodeTask(m.Body, func(t PageTask) int { return t.V })
+		r.task, r.err = task.Decode(m.Body, func(t task.Page) int { return t.V })
 		switch {
 		case r.err == nil && r.task.Since != 0:
 			batch[i].Sent = time.UnixMilli(r.task.Since)
@@ -77,7 +80,7 @@ func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed [
 // receivedPage is a message of the deliveries queue.
 type receivedPage struct {
 	message queue.Message
-	task    PageTask
+	task    task.Page
 	err     error // it cannot be decoded
 }
 
@@ -102,7 +105,7 @@ func (d *Dispatcher) group(ctx context.Context, received []receivedPage) (work [
 		// A retry has a limit of its own, which must not count for the events of other tasks.
 		alone := t.Reactivation != nil || again || t.Retries > 0
 		if p == nil || alone {
-			p = &page{PageTask: t, done: done}
+			p = &page{Page: t, done: done}
 			p.Events = nil
 			if !alone {
 				byRange[id] = p
@@ -122,16 +125,16 @@ func (d *Dispatcher) group(ctx context.Context, received []receivedPage) (work [
 // page sends events to the subscribers of a range, or splits a range that holds
 // too many.
 func (d *Dispatcher) page(ctx context.Context, p *page) error {
-	t := p.PageTask
+	t := p.Page
 	if t.Reactivation != nil {
 		return d.backlog.reactivateAll(ctx, t.Workspace, *t.Reactivation)
 	}
 	if err := d.pauses.pausePage(ctx, p); err != nil || len(p.Events) == 0 {
 		return err
 	}
-	t = p.PageTask
-	if t.Count > pageSplit {
-		if parts := pages(t.Workspace, t.Pattern, t.Range, t.Count, t.Events); len(parts) > 1 {
+	t = p.Page
+	if t.Count > task.PageSplit {
+		if parts := task.Pages(t.Workspace, t.Pattern, t.Range, t.Count, t.Events); len(parts) > 1 {
 			if err := d.pauses.markAnew(ctx, p, parts); err != nil {
 				return err
 			}
@@ -139,7 +142,7 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 		}
 	}
 	read := time.Now()
-	found, err := subscription.Subscribers(ctx, d.DB, t.Workspace, t.Pattern, t.Range, 4*pageTarget)
+	found, err := subscription.Subscribers(ctx, d.DB, t.Workspace, t.Pattern, t.Range, 4*task.PageTarget)
 	if err != nil {
 		return err
 	}
@@ -150,7 +153,7 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 	ctx, cancel := finishing(ctx)
 	defer cancel()
 	if len(done.ops) > 0 {
-		if err := writeNotes(store.Unhurried(ctx), d.DB, done.ops); err != nil {
+		if err := state.WriteNotes(store.Unhurried(ctx), d.DB, done.ops); err != nil {
 			// The deliveries were made; sending them again for their records would harm.
 			d.log().WarnContext(ctx, "delivery records lost", "records", len(done.ops), "error", err)
 		}
@@ -158,7 +161,7 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 	if found.More { // more than the header said: the rest is another task
 		rest := t.Range
 		rest.From = found.Last
-		done.left = append(done.left, followUps(t, pages(t.Workspace, t.Pattern, rest, 1, t.Events))...)
+		done.left = append(done.left, followUps(t, task.Pages(t.Workspace, t.Pattern, rest, 1, t.Events))...)
 	}
 	if err = d.pauses.markAnew(ctx, p, done.left); err == nil {
 		err = d.sendPages(ctx, done.left)
@@ -212,7 +215,7 @@ func earlier(a, b time.Time) time.Time {
 }
 
 // followUps are the tasks that a task is split into.
-func followUps(t PageTask, parts []PageTask) []PageTask {
+func followUps(t task.Page, parts []task.Page) []task.Page {
 	for i := range parts {
 		parts[i].Hops, parts[i].Since = t.Hops+1, t.Since
 	}
@@ -220,13 +223,13 @@ func followUps(t PageTask, parts []PageTask) []PageTask {
 }
 
 // sendPages queues tasks.
-func (d *Dispatcher) sendPages(ctx context.Context, tasks []PageTask) error {
+func (d *Dispatcher) sendPages(ctx context.Context, tasks []task.Page) error {
 	if len(tasks) == 0 {
 		return nil
 	}
 	out := make([]queue.Outgoing, len(tasks))
 	for i, t := range tasks {
-		out[i] = t.outgoing()
+		out[i] = t.Outgoing()
 	}
 	return fault.Wrap(fault.Unavailable, d.Queue.Send(ctx, queue.Deliveries, out...), "send page tasks")
 }
@@ -234,7 +237,7 @@ func (d *Dispatcher) sendPages(ctx context.Context, tasks []PageTask) error {
 // sent is the result of a page.
 type sent struct {
 	ops         []store.Op      // to write
-	left        []PageTask      // for the remaining events
+	left        []task.Page     // for the remaining events
 	subscribers map[string]bool // the ones that are done
 }
 
@@ -249,7 +252,7 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 	for id := range p.done {
 		out.subscribers[id] = true
 	}
-	p.payloads = subscription.Payloads(p.Events)
+	p.Payloads = subscription.Payloads(p.Events)
 	wait := d.patienceOf(ctx)
 	for i := range subs {
 		sub := &subs[i]
@@ -257,8 +260,8 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 			continue
 		}
 		serve := func() {
-			v := d.visit(ctx, p.PageTask, sub, read, wait)
-			left := d.remaining(ctx, p.PageTask, sub, v)
+			v := d.visit(ctx, p.Page, sub, read, wait)
+			left := d.remaining(ctx, p.Page, sub, v)
 			mu.Lock()
 			defer mu.Unlock()
 			out.ops = append(out.ops, v.notes...)

@@ -11,6 +11,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // What a person paused (package switches) waits, without using up attempts or time of its schedule:
@@ -21,37 +24,15 @@ import (
 //
 // A paused message that is requeued is checked anew, and paused once more if something else is paused.
 
-// pausedKey is where a paused delivery waits.
-type pausedKey struct {
-	Partition string `json:"p"`
-	Sort      string `json:"s"`
-}
-
-// place is the key of its due entry, or of where it waits for a switch.
-func (del *delivery) place() store.Key {
-	if del.PausedAt.IsZero() {
-		return dueKey(del.Workspace, del.Subscription, del.key(), del.DueAt)
-	}
-	return store.Key{Table: store.Deliveries, Partition: del.Paused.Partition, Sort: del.Paused.Sort}
-}
-
-// resume ends the wait of a delivery for a switch, which does not count as time of its schedule.
-func (del *delivery) resume(now time.Time) {
-	if !del.PausedAt.IsZero() {
-		del.First = del.First.Add(max(0, now.Sub(del.PausedAt)))
-		del.Paused, del.PausedAt = pausedKey{}, time.Time{}
-	}
-}
-
 // pauses has deliveries and pages wait for switches.
 type pauses struct {
-	deliveries *deliveries
+	deliveries *state.Deliveries
 	switches   *switches.Set // nil: nothing is paused
 }
 
 // pause pauses a delivery that may not be attempted now, and reports whether it did. Without a
 // subscriber it is a notice, without an event.
-func (w *pauses) pause(ctx context.Context, del *delivery, sub *subscription.Subscriber, e *event.Event) (bool, error) {
+func (w *pauses) pause(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event) (bool, error) {
 	if w.switches == nil {
 		return false, nil
 	}
@@ -63,12 +44,12 @@ func (w *pauses) pause(ctx context.Context, del *delivery, sub *subscription.Sub
 		return false, err
 	}
 	// Even if another worker continues the delivery, this one does not attempt it.
-	_, err = w.deliveries.write(ctx, del, change{
-		step: stepPause, what: "pause a delivery", event: e, keep: switches.Kept + retriedFor,
-		entry: func() store.Item {
-			task := del.due().Task
-			entry := w.switches.Item(del.Workspace, which, switches.Message{Queue: queue.Slow, Body: encode(task), Group: task.endpoint()})
-			del.Paused, del.PausedAt = pausedKey{entry.Partition, entry.Sort}, w.deliveries.now()
+	_, err = w.deliveries.Write(ctx, del, state.Change{
+		Step: state.StepPause, What: "pause a delivery", Event: e, Keep: switches.Kept + state.RetriedFor,
+		Entry: func() store.Item {
+			next := del.NextTask().Task
+			entry := w.switches.Item(del.Workspace, which, switches.Message{Queue: queue.Slow, Body: task.Encode(next), Group: next.EndpointKey()})
+			del.Paused, del.PausedAt = state.PausedKey{Partition: entry.Partition, Sort: entry.Sort}, w.deliveries.Now()
 			del.Due, del.DueAt = time.Time{}, time.Time{}
 			return entry
 		},
@@ -103,17 +84,17 @@ func (w *pauses) pausePage(ctx context.Context, p *page) error {
 		return nil
 	}
 	for which, events := range by {
-		tasks := pages(p.Workspace, p.Pattern, p.Range, 1, events)
+		tasks := task.Pages(p.Workspace, p.Pattern, p.Range, 1, events)
 		ops = append(ops, w.mark(p.Workspace, tasks)...)
 		for _, t := range tasks {
 			t.Count, t.Hops, t.Retries = p.Count, p.Hops, p.Retries
-			ops = append(ops, store.Put(w.switches.Item(p.Workspace, which, switches.Message{Queue: queue.Deliveries, Body: t.encode(), Group: t.group()})))
+			ops = append(ops, store.Put(w.switches.Item(p.Workspace, which, switches.Message{Queue: queue.Deliveries, Body: t.Encode(), Group: t.Group()})))
 		}
 	}
 	if len(rest) == 0 {
 		ops = append(ops, p.unmark()...) // by the new marks
 	}
-	if err := w.deliveries.db.WriteAll(ctx, ops...); err != nil {
+	if err := w.deliveries.DB.WriteAll(ctx, ops...); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "pause a page")
 	}
 	p.Events = rest
@@ -125,8 +106,8 @@ func markKey(workspace, sort string) store.Key {
 }
 
 // mark has [Watermark] wait for tasks whose events are older than their messages.
-func (w *pauses) mark(workspace string, tasks []PageTask) (ops []store.Op) {
-	now := w.deliveries.now()
+func (w *pauses) mark(workspace string, tasks []task.Page) (ops []store.Op) {
+	now := w.deliveries.Now()
 	for i := range tasks {
 		tasks[i].Paused = earliest(now, tasks[i].Events) + rand.Text()
 		ops = append(ops, store.Put(store.Item{Key: markKey(workspace, tasks[i].Paused), Expires: now.Add(switches.Kept)}))
@@ -143,12 +124,12 @@ func (p *page) unmark() (ops []store.Op) {
 }
 
 // markAnew marks the tasks that are left of a page that was paused, in place of the page.
-func (w *pauses) markAnew(ctx context.Context, p *page, left []PageTask) error {
+func (w *pauses) markAnew(ctx context.Context, p *page, left []task.Page) error {
 	if len(p.wasPaused) == 0 {
 		return nil
 	}
-	if err := w.deliveries.db.WriteAll(ctx, w.mark(p.Workspace, left)...); err != nil {
+	if err := w.deliveries.DB.WriteAll(ctx, w.mark(p.Workspace, left)...); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "mark a page that was paused")
 	}
-	return fault.Wrap(fault.Unavailable, w.deliveries.db.WriteAll(ctx, p.unmark()...), "mark a page that was paused")
+	return fault.Wrap(fault.Unavailable, w.deliveries.DB.WriteAll(ctx, p.unmark()...), "mark a page that was paused")
 }

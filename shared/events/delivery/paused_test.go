@@ -14,6 +14,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 )
 
 func (r *rig) switches() *switches.Set {
@@ -187,35 +190,35 @@ func TestRecords(t *testing.T) {
 	began := r.now
 	r.publish("evt_1")
 	r.run()
-	for name, ask := range map[string]RecordQuery{
+	for name, ask := range map[string]records.Query{
 		"subscription": {Subscription: sub.ID}, "event": {Event: "evt_1"}, "origin": {Origin: "https://hooks.example.com"}, "everything": {},
-		"all of it": {Subscription: sub.ID, Event: "evt_1", Origin: "https://hooks.example.com", Span: Span{Since: began}},
+		"all of it": {Subscription: sub.ID, Event: "evt_1", Origin: "https://hooks.example.com", Span: records.Span{Since: began}},
 	} {
 		t.Run("OPS-03 WHK-14 by "+name, func(t *testing.T) {
-			list, next, err := ListRecords(t.Context(), r.db, "default", ask, "", 10)
+			list, next, err := records.List(t.Context(), r.db, "default", ask, "", 10)
 			if err != nil || next != "" || len(list) != 2 {
 				t.Fatalf("got %+v, %q, %v; want two attempts", list, next, err)
 			}
 			second, first := list[0], list[1]
-			if first.Attempt != 1 || first.Outcome() != Failed || first.Category != "http_5xx" || first.Status != 503 || first.TookMS != 7 || first.Next.IsZero() {
+			if first.Attempt != 1 || first.Outcome() != records.Failed || first.Category != "http_5xx" || first.Status != 503 || first.TookMS != 7 || first.Next.IsZero() {
 				t.Errorf("the first attempt is %+v", first)
 			}
-			if second.Attempt != 2 || second.Outcome() != Delivered || !second.Next.IsZero() || second.At.Before(first.At) {
+			if second.Attempt != 2 || second.Outcome() != records.Delivered || !second.Next.IsZero() || second.At.Before(first.At) {
 				t.Errorf("the second attempt is %+v", second)
 			}
 		})
 	}
-	for name, ask := range map[string]RecordQuery{
+	for name, ask := range map[string]records.Query{
 		"another subscription": {Subscription: "sub_x"}, "another event": {Event: "evt_2"}, "another origin": {Origin: "https://x"},
-		"another outcome": {Outcome: Dead}, "later": {Span: Span{Since: r.now.Add(time.Hour)}}, "earlier": {Span: Span{Until: began.Add(-time.Hour)}},
+		"another outcome": {Outcome: records.Dead}, "later": {Span: records.Span{Since: r.now.Add(time.Hour)}}, "earlier": {Span: records.Span{Until: began.Add(-time.Hour)}},
 	} {
-		if list, _, err := ListRecords(t.Context(), r.db, "default", ask, "", 10); err != nil || len(list) != 0 {
+		if list, _, err := records.List(t.Context(), r.db, "default", ask, "", 10); err != nil || len(list) != 0 {
 			t.Errorf("OPS-03 %s: got %+v, %v", name, list, err)
 		}
 	}
-	if list, next, err := ListRecords(t.Context(), r.db, "default", RecordQuery{}, "", 1); err != nil || len(list) != 1 || next == "" {
+	if list, next, err := records.List(t.Context(), r.db, "default", records.Query{}, "", 1); err != nil || len(list) != 1 || next == "" {
 		t.Errorf("OPS-03: a page of one is %+v, %q, %v", list, next, err)
-	} else if rest, _, err := ListRecords(t.Context(), r.db, "default", RecordQuery{}, next, 10); err != nil || len(rest) != 1 || rest[0].Attempt != 1 {
+	} else if rest, _, err := records.List(t.Context(), r.db, "default", records.Query{}, next, 10); err != nil || len(rest) != 1 || rest[0].Attempt != 1 {
 		t.Errorf("OPS-03: the next page is %+v, %v", rest, err)
 	}
 }
@@ -228,7 +231,7 @@ func TestLettersAreRetried(t *testing.T) {
 	r.publish("evt_1")
 	r.run()
 	ops := r.operations()
-	ask := func(q LetterQuery) []Letter {
+	ask := func(q deadletter.LetterQuery) []deadletter.Letter {
 		t.Helper()
 		list, _, err := ops.Letters(t.Context(), "default", q, "", 10)
 		if err != nil {
@@ -236,8 +239,8 @@ func TestLettersAreRetried(t *testing.T) {
 		}
 		return list
 	}
-	var letter Letter
-	for name, q := range map[string]LetterQuery{
+	var letter deadletter.Letter
+	for name, q := range map[string]deadletter.LetterQuery{
 		"subscription": {Subscription: sub.ID}, "origin": {Origin: "https://hooks.example.com"}, "event type": {Event: "ci.build_finished"}, "everything": {},
 	} {
 		list := ask(q)
@@ -257,17 +260,17 @@ func TestLettersAreRetried(t *testing.T) {
 	if n := len(r.posts) - had; n != 2 || r.posts[had].ID != "evt_1" || r.posts[had+1].ID != "evt_1" {
 		t.Errorf("OPS-04 WHK-13: %d posts after the retry, want two with the same webhook-id", n)
 	}
-	if list := ask(LetterQuery{}); len(list) != 0 {
+	if list := ask(deadletter.LetterQuery{}); len(list) != 0 {
 		t.Errorf("OPS-04: left %+v", list)
 	}
-	if list := ask(LetterQuery{Origin: "https://hooks.example.com"}); len(list) != 0 {
+	if list := ask(deadletter.LetterQuery{Origin: "https://hooks.example.com"}); len(list) != 0 {
 		t.Errorf("OPS-04: left %+v", list)
 	}
 }
 
 // canceling cancels a replay in the middle of a step, when the second letter's subscription is looked up.
 type canceling struct {
-	Finder
+	deadletter.Finder
 	cancel func()
 	asked  atomic.Int64
 }
@@ -290,8 +293,8 @@ func TestACanceledReplayCountsWhatWasUnderWay(t *testing.T) {
 	r.run()
 	ops := r.operations()
 	subs := &canceling{Finder: r.services}
-	replays := NewReplays(ops, subs, nil)
-	job, err := replays.Start(t.Context(), "default", "chief", nil, ReplaySelect{}, 20)
+	replays := deadletter.NewReplays(ops, subs, nil)
+	job, err := replays.Start(t.Context(), "default", "chief", nil, deadletter.ReplaySelect{}, 20)
 	if err != nil || job.Total != 3 {
 		t.Fatal(job, err)
 	}
@@ -303,11 +306,11 @@ func TestACanceledReplayCountsWhatWasUnderWay(t *testing.T) {
 	if _, err := replays.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	left, _, err := ops.Letters(t.Context(), "default", LetterQuery{}, "", 10)
+	left, _, err := ops.Letters(t.Context(), "default", deadletter.LetterQuery{}, "", 10)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if job, err = replays.Find(t.Context(), "default", job.ID); err != nil || job.State != ReplayCanceled || job.Replayed+len(left) != 3 {
+	if job, err = replays.Find(t.Context(), "default", job.ID); err != nil || job.State != deadletter.ReplayCanceled || job.Replayed+len(left) != 3 {
 		t.Errorf("OPS-04: it ended as %+v with %d letters left, %v", job, len(left), err)
 	}
 }
@@ -329,10 +332,10 @@ func TestTestEvents(t *testing.T) {
 		Type string
 		Data struct{ Test bool }
 	}
-	if err := json.Unmarshal(r.posts[0].Body, &body); err != nil || body.Type != TestType || !body.Data.Test {
+	if err := json.Unmarshal(r.posts[0].Body, &body); err != nil || body.Type != deadletter.TestType || !body.Data.Test {
 		t.Errorf("WHK-15: it is not marked: %s, %v", r.posts[0].Body, err)
 	}
-	if list, _, err := ListRecords(t.Context(), r.db, "default", RecordQuery{Event: id}, "", 10); err != nil || len(list) != 1 || !list[0].Test {
+	if list, _, err := records.List(t.Context(), r.db, "default", records.Query{Event: id}, "", 10); err != nil || len(list) != 1 || !list[0].Test {
 		t.Errorf("OPS-02: its record is %+v, %v", list, err)
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // A page decodes the payload of an event once, however many of its subscribers filter.
@@ -29,7 +31,7 @@ func TestAPageDecodesAPayloadOnce(t *testing.T) {
 			Workspace: "default", ID: "evt_1", URI: uri, Name: "github.push", Time: r.now, Published: r.now,
 			Data: []byte(`{"branch":"other","commits":[` + strings.TrimSuffix(strings.Repeat(`{"id":"0123456789"},`, 9000), ",") + `]}`),
 		}
-		body := encode(PageTask{V: taskVersion, Workspace: "default", Pattern: uri, Count: n, Events: []event.Event{e}})
+		body := task.Encode(task.Page{V: task.Version, Workspace: "default", Pattern: uri, Count: n, Events: []event.Event{e}})
 		_, d, _ := r.process()
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)

@@ -18,6 +18,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
 )
 
 func TestDeadLettersThatAQueueMoved(t *testing.T) {
@@ -38,7 +41,7 @@ func TestDeadLettersThatAQueueMoved(t *testing.T) {
 		{ID: "3", Sent: r.now, Outgoing: queue.NewDeadLetter(queue.Inbox, queue.Message{ID: "4", Sent: r.now}, "no event", nil, r.now)},
 	}
 	r.done(o.File(t.Context(), batch))
-	letters, _, err := o.Letters(t.Context(), "default", LetterQuery{}, "", 10)
+	letters, _, err := o.Letters(t.Context(), "default", deadletter.LetterQuery{}, "", 10)
 	if err != nil || len(letters) != 3 {
 		t.Fatalf("got %v, %v", letters, err)
 	}
@@ -71,7 +74,7 @@ func TestDeadLettersOfBuses(t *testing.T) {
 		{ID: "3", Sent: r.now, Outgoing: queue.Outgoing{Body: []byte(`{"id":"e"}`)}},
 	}
 	r.done(o.File(t.Context(), batch))
-	letters, _, err := o.Letters(t.Context(), "default", LetterQuery{}, "", 10)
+	letters, _, err := o.Letters(t.Context(), "default", deadletter.LetterQuery{}, "", 10)
 	if err != nil || len(letters) != 3 {
 		t.Fatalf("got %v, %v", letters, err)
 	}
@@ -116,8 +119,8 @@ func TestDeadEventsAreSentBack(t *testing.T) {
 				t.Fatal(err)
 			}
 			source := catalog.NewStatic(refused)
-			fanout := &Fanout{DB: r.db, Log: r.log, Catalog: source, Queue: queues}
-			operations := NewOperations(r.db, queues, nil)
+			fanout := &fanout.Fanout{DB: r.db, Log: r.log, Catalog: source, Queue: queues}
+			operations := deadletter.NewOperations(r.db, queues, nil)
 			var received atomic.Int64
 			ctx, stop := context.WithCancel(t.Context())
 			var running sync.WaitGroup
@@ -131,9 +134,9 @@ func TestDeadEventsAreSentBack(t *testing.T) {
 				running.Go(func() { _ = queues.Consume(ctx, name, h, queue.ConsumeOptions{}) })
 			}
 			defer func() { stop(); running.Wait(); _ = queues.Close() }()
-			letter := func() Letter {
+			letter := func() deadletter.Letter {
 				time.Sleep(time.Minute)
-				letters, _, err := operations.Letters(t.Context(), "default", LetterQuery{Queue: string(queue.Events)}, "", 10)
+				letters, _, err := operations.Letters(t.Context(), "default", deadletter.LetterQuery{Queue: string(queue.Events)}, "", 10)
 				if err != nil || len(letters) != 1 {
 					t.Fatalf("got %d letters, %v, want one", len(letters), err)
 				}
@@ -174,7 +177,7 @@ func TestAReplayOfMessagesThatTheirQueueRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer queues.Close()
-	o := NewOperations(r.db, strict{mortal{r.db, r}, queues}, func() time.Time { return r.now })
+	o := deadletter.NewOperations(r.db, strict{mortal{r.db, r}, queues}, func() time.Time { return r.now })
 	var batch []queue.Message
 	for i, m := range []struct {
 		from  queue.Name
@@ -186,12 +189,12 @@ func TestAReplayOfMessagesThatTheirQueueRefuses(t *testing.T) {
 	r.done(o.File(t.Context(), batch))
 	r.now = r.now.Add(time.Second)
 	for from, want := range map[queue.Name]struct{ replayed, skipped int }{queue.Slow: {2, 1}, queue.Inbox: {1, 0}} {
-		replays := NewReplays(o, r.services, r.log)
-		job, err := replays.Start(t.Context(), "default", "op", nil, ReplaySelect{Queue: string(from)}, 20)
+		replays := deadletter.NewReplays(o, r.services, r.log)
+		job, err := replays.Start(t.Context(), "default", "op", nil, deadletter.ReplaySelect{Queue: string(from)}, 20)
 		if err == nil {
 			job, err = replays.Begin(t.Context(), job)
 		}
-		if err != nil || job.State != ReplayDone || job.Replayed != want.replayed || job.Skipped != want.skipped {
+		if err != nil || job.State != deadletter.ReplayDone || job.Replayed != want.replayed || job.Skipped != want.skipped {
 			t.Errorf("OPS-05 AWS-16 the replay of %s is %+v, %v; want %d replayed, %d skipped", from, job, err, want.replayed, want.skipped)
 		}
 		if n := len(r.queues[from]); n != want.replayed {

@@ -32,6 +32,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
 )
 
 const (
@@ -53,7 +56,7 @@ func TestADayOfChatGPT(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			d := &rehearsal{rig: r, queued: queues, callbacks: map[string]*task{}, random: rand.New(rand.NewPCG(20, 26)), begin: time.Now()}
+			d := &rehearsal{rig: r, queued: queues, callbacks: map[string]*userTask{}, random: rand.New(rand.NewPCG(20, 26)), begin: time.Now()}
 			before := d.start("before")
 			var everyone sync.WaitGroup
 			r.services.Service.Records.Now = time.Now
@@ -64,7 +67,7 @@ func TestADayOfChatGPT(t *testing.T) {
 					removes = 3*time.Hour + d.upTo(18*time.Hour)
 				}
 				for i := range tasks {
-					c := &task{
+					c := &userTask{
 						d: d, user: fmt.Sprintf("user%d", n), url: fmt.Sprintf("%scallback_%d_%d", chatHost, n, i), channel: d.below(chatChannels),
 						got: map[string]bool{},
 					}
@@ -105,8 +108,8 @@ type rehearsal struct {
 	mu        sync.Mutex
 	serving   []http.Handler // the MCP endpoints of the processes
 	turn      int
-	tasks     []*task
-	callbacks map[string]*task // by URL
+	tasks     []*userTask
+	callbacks map[string]*userTask // by URL
 	events    []published
 
 	challenges, posts, failures, refreshes, rotations atomic.Int64
@@ -132,7 +135,7 @@ func (d *rehearsal) start(release string) (stop func()) {
 	lists := &subscription.Lists{DB: d.db}
 	var registrar events.Registrar = &subscription.Registrar{
 		Service: services, Sealer: d.sealer, Targets: verifying{plain{}, d}, Options: subscription.Options{DefaultTTL: chatLifetime},
-		Replay: &Replayer{Log: log, Queue: d.queued}, Watermark: &Watermark{DB: d.db},
+		Replay: &deadletter.Replayer{Log: log, Queue: d.queued}, Watermark: &Watermark{DB: d.db},
 	}
 	if release == "before" {
 		registrar = withoutProfiles{registrar}
@@ -162,7 +165,7 @@ func (d *rehearsal) start(release string) (stop func()) {
 		Gaps:    &Gaps{Log: log, Sealer: func(context.Context) (*eventlog.Sealer, error) { return d.sealer, nil }},
 		Options: embedded(), Log: slog.New(slog.DiscardHandler),
 	})
-	fanout := &Fanout{DB: d.db, Log: log, Catalog: d.catalogs, Queue: d.queued}
+	fanout := &fanout.Fanout{DB: d.db, Log: log, Catalog: d.catalogs, Queue: d.queued}
 	var workers sync.WaitGroup
 	for _, c := range []struct {
 		name queue.Name
@@ -257,8 +260,8 @@ func (d *rehearsal) Send(ctx context.Context, r webhook.Request) webhook.Outcome
 	return c.receive(r, took)
 }
 
-// task is one task of a user in ChatGPT: a subscription at a callback of its own.
-type task struct {
+// userTask is one task of a user in ChatGPT: a subscription at a callback of its own.
+type userTask struct {
 	d         *rehearsal
 	user, url string
 	channel   int
@@ -279,7 +282,7 @@ type task struct {
 }
 
 // receive is the callback.
-func (t *task) receive(r webhook.Request, took time.Duration) webhook.Outcome {
+func (t *userTask) receive(r webhook.Request, took time.Duration) webhook.Outcome {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.gone {
@@ -309,7 +312,7 @@ func (t *task) receive(r webhook.Request, took time.Duration) webhook.Outcome {
 }
 
 // live is the life of a task until the end of the day.
-func (t *task) live() {
+func (t *userTask) live() {
 	t.subscribe(true)
 	for round := 1; ; round++ {
 		due := time.Now().Add(time.Until(t.lapses) * 73 / 100)
@@ -331,7 +334,7 @@ func (t *task) live() {
 }
 
 // end ends the task as its user wanted.
-func (t *task) end(at time.Time) {
+func (t *userTask) end(at time.Time) {
 	switch at {
 	case t.d.begin.Add(t.deletes):
 		t.mu.Lock()
@@ -346,7 +349,7 @@ func (t *task) end(at time.Time) {
 }
 
 // subscribe creates or refreshes the subscription, with its last cursor.
-func (t *task) subscribe(rotate bool) {
+func (t *userTask) subscribe(rotate bool) {
 	t.mu.Lock()
 	if rotate {
 		t.old, t.secret, t.rotated = t.secret, fmt.Sprintf("whsec_%s_%d", t.url, t.d.rotations.Add(1)), time.Now()
@@ -377,7 +380,7 @@ func (t *task) subscribe(rotate bool) {
 }
 
 // call sends a request to one of the processes, as a client that declares no capabilities does.
-func (t *task) call(method string, params map[string]any, result any) {
+func (t *userTask) call(method string, params map[string]any, result any) {
 	params["name"], params["arguments"] = "github.push", map[string]any{"owner": fmt.Sprintf("channel%d", t.channel), "repo": "app"}
 	params["_meta"] = map[string]any{
 		spec.MetaVersion: spec.V20260728, spec.MetaCapabilities: map[string]any{},

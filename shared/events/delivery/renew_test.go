@@ -13,6 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // end ends a subscription of alice. It may be called from any goroutine.
@@ -107,12 +109,12 @@ func TestGivenAStoredDeliveryWhenItsClientSubscribesAgainBeforeItIsDeletedThenTh
 			s.d = d
 			r.hand(queue.Events, fanout.Handle)
 			r.hand(queue.Deliveries, d.Pages)
-			if st := r.deliveryState(sub.ID, "evt_1"); st != statePending {
+			if st := r.deliveryState(sub.ID, "evt_1"); st != state.Pending {
 				t.Fatalf("the delivery is %s, want it pending", st)
 			}
 			interrupt(s)
 			r.hand(queue.Slow, d.Singles)
-			if st := r.deliveryState(sub.ID, "evt_1"); st != statePending {
+			if st := r.deliveryState(sub.ID, "evt_1"); st != state.Pending {
 				t.Errorf("the delivery is %s after the client subscribed again, want it pending", st)
 			}
 			r.script = succeeds
@@ -293,11 +295,11 @@ func requestAgainAndAgain(t *testing.T, second time.Duration) {
 	r.now = r.now.Truncate(time.Minute).Add(second)
 	sub, cursor := r.subscribed()
 	d, retry := r.storeFailed()
-	if st := r.deliveryState(sub.ID, "evt_1"); st != statePending {
+	if st := r.deliveryState(sub.ID, "evt_1"); st != state.Pending {
 		t.Fatalf("the delivery is %s, want it pending", st)
 	}
 	r.queues[queue.Slow] = nil // the message is lost, so the delivery depends on its due entry
-	const every = backup / 2
+	const every = state.Backup / 2
 	for range 10 {
 		r.now = r.now.Add(every)
 		r.end(sub.ID)

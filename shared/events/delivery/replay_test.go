@@ -10,6 +10,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // TestReplayOfEvents (OPS-05) delivers what was published since a time again, by processes that die.
@@ -41,10 +44,10 @@ func TestReplayOfEvents(t *testing.T) {
 	}
 	r.posts = nil
 	r.now = time.UnixMicro(r.db.End())
-	replays := func() *Replays { // of a new process
-		return NewReplays(NewOperations(mortal{r.db, r}, mortal{r.db, r}, func() time.Time { return r.now }), r.services, r.log)
+	replays := func() *deadletter.Replays { // of a new process
+		return deadletter.NewReplays(deadletter.NewOperations(mortal{r.db, r}, mortal{r.db, r}, func() time.Time { return r.now }), r.services, r.log)
 	}
-	ask := ReplaySelect{Events: true, Subscription: sub.ID, Since: since}
+	ask := deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}
 	if n, more, err := replays().Count(t.Context(), "default", sub, ask); n != wanted || more || err != nil {
 		t.Fatalf("it counts %d, %v, %v", n, more, err)
 	}
@@ -56,14 +59,14 @@ func TestReplayOfEvents(t *testing.T) {
 
 	t.Run("OPS-05 it has its rate, and goes on where it was when a process dies at any step", func(t *testing.T) {
 		steps := 0
-		for ; job.State == ReplayRunning; steps++ {
+		for ; job.State == deadletter.ReplayRunning; steps++ {
 			r.budget, r.late = 1+steps%40, steps%2 == 0
 			_, err := replays().Run(t.Context())
 			if err != nil && !r.dead {
 				t.Fatal(err)
 			}
 			if r.dead {
-				r.now = r.now.Add(replayClaim + time.Second) // until the claim of the dead process has ended
+				r.now = r.now.Add(deadletter.ReplayClaim + time.Second) // until the claim of the dead process has ended
 			}
 			r.dead, r.budget = false, 0
 			if steps > 1000 {
@@ -75,7 +78,7 @@ func TestReplayOfEvents(t *testing.T) {
 		}
 		second := map[time.Time]map[string]bool{}
 		for _, m := range r.queues[queue.Deliveries] {
-			task, err := decodeTask(m.Body, func(t PageTask) int { return t.V })
+			task, err := task.Decode(m.Body, func(t task.Page) int { return t.V })
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -115,14 +118,14 @@ func TestReplayOfEvents(t *testing.T) {
 	t.Run("OPS-05 asked twice it runs once, later it is another, which can be canceled", func(t *testing.T) {
 		r.now = job.Created
 		again, err := replays().Start(t.Context(), "default", "chief", sub, ask, rate)
-		if err != nil || again.State != ReplayDone || !again.Created.Equal(job.Created) {
+		if err != nil || again.State != deadletter.ReplayDone || !again.Created.Equal(job.Created) {
 			t.Errorf("got %+v, %v", again, err)
 		}
-		r.now = r.now.Add(sameReplay)
-		if again, err = replays().Start(t.Context(), "default", "chief", sub, ask, rate); err != nil || again.State != ReplayRunning {
+		r.now = r.now.Add(deadletter.SameReplay)
+		if again, err = replays().Start(t.Context(), "default", "chief", sub, ask, rate); err != nil || again.State != deadletter.ReplayRunning {
 			t.Fatal(again, err)
 		}
-		if again, err = replays().Cancel(t.Context(), "default", again.ID); err != nil || again.State != ReplayCanceled {
+		if again, err = replays().Cancel(t.Context(), "default", again.ID); err != nil || again.State != deadletter.ReplayCanceled {
 			t.Fatal(again, err)
 		}
 		if n, err := replays().Run(t.Context()); n != 0 || err != nil {
@@ -176,8 +179,8 @@ func TestReplaysPassAnItemOfALaterRelease(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.now = time.UnixMicro(r.db.End())
-		replays := NewReplays(NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now }), r.services, r.log)
-		ask := ReplaySelect{Events: true, Subscription: got.ID, Since: time.UnixMicro(before + 1)}
+		replays := deadletter.NewReplays(deadletter.NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now }), r.services, r.log)
+		ask := deadletter.ReplaySelect{Events: true, Subscription: got.ID, Since: time.UnixMicro(before + 1)}
 		job, err := replays.Start(t.Context(), "default", "chief", found.Subscription, ask, 10)
 		if err == nil {
 			_, err = replays.Begin(t.Context(), job)
@@ -206,13 +209,13 @@ func TestASubscriptionFromBeforeALogItemThatCannotBeDecoded(t *testing.T) {
 	sub := &subscription.Subscription{
 		Workspace: "default", ID: strings.Repeat("a", 43), Patterns: []subscription.Pattern{{Kind: subscription.Concrete, Key: uri}},
 	}
-	truncated, err := (&Replayer{Log: r.log, Queue: mortal{r.db, r}}).Replay(t.Context(), sub, before)
+	truncated, err := (&deadletter.Replayer{Log: r.log, Queue: mortal{r.db, r}}).Replay(t.Context(), sub, before)
 	if err != nil || !truncated {
 		t.Errorf("EVX-07: the replay is truncated: %v, %v; want true", truncated, err)
 	}
 	replayed := 0
 	for _, m := range r.queues[queue.Deliveries] {
-		if task, err := decodeTask(m.Body, func(t PageTask) int { return t.V }); err == nil {
+		if task, err := task.Decode(m.Body, func(t task.Page) int { return t.V }); err == nil {
 			replayed += len(task.Events)
 		}
 	}

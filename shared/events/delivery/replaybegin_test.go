@@ -9,11 +9,13 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 )
 
 // slow is a store of subscriptions that takes a second for each.
 type slow struct {
-	Finder
+	deadletter.Finder
 	clock *atomic.Int64
 }
 
@@ -26,7 +28,7 @@ func (s slow) Lookup(ctx context.Context, workspace, principal, id string) (*sub
 // with it, so that no one waits for that.
 func TestAReplayBeginsAtOnce(t *testing.T) {
 	const letters, rate = 150, 2
-	begin := func(t *testing.T, finder func(Finder, *atomic.Int64) Finder) (*Replay, *Replays, *rig, *atomic.Int64) {
+	begin := func(t *testing.T, finder func(deadletter.Finder, *atomic.Int64) deadletter.Finder) (*deadletter.Replay, *deadletter.Replays, *rig, *atomic.Int64) {
 		r := newRig(t)
 		r.register("event://ci/build-finished")
 		r.script = tooLarge
@@ -36,9 +38,9 @@ func TestAReplayBeginsAtOnce(t *testing.T) {
 		r.run()
 		clock := new(atomic.Int64)
 		clock.Store(r.now.UnixNano())
-		ops := NewOperations(r.db, mortal{r.db, r}, func() time.Time { return time.Unix(0, clock.Load()) })
-		replays := NewReplays(ops, finder(r.services, clock), nil)
-		job, err := replays.Start(t.Context(), "default", "chief", nil, ReplaySelect{}, rate)
+		ops := deadletter.NewOperations(r.db, mortal{r.db, r}, func() time.Time { return time.Unix(0, clock.Load()) })
+		replays := deadletter.NewReplays(ops, finder(r.services, clock), nil)
+		job, err := replays.Start(t.Context(), "default", "chief", nil, deadletter.ReplaySelect{}, rate)
 		if err != nil || job.Total != letters {
 			t.Fatal(job, err)
 		}
@@ -48,9 +50,9 @@ func TestAReplayBeginsAtOnce(t *testing.T) {
 		return job, replays, r, clock
 	}
 	t.Run("OPS-04 it has what is due within the minute, each letter at its time", func(t *testing.T) {
-		job, replays, r, clock := begin(t, func(f Finder, _ *atomic.Int64) Finder { return f })
+		job, replays, r, clock := begin(t, func(f deadletter.Finder, _ *atomic.Int64) deadletter.Finder { return f })
 		ahead := job.Next.Sub(time.Unix(0, clock.Load()))
-		if job.State != ReplayRunning || ahead <= replayAhead || ahead > replayAhead+replayStep || job.Replayed != int(ahead/time.Second)*rate {
+		if job.State != deadletter.ReplayRunning || ahead <= deadletter.ReplayAhead || ahead > deadletter.ReplayAhead+deadletter.ReplayStep || job.Replayed != int(ahead/time.Second)*rate {
 			t.Errorf("%v ahead it is %+v", ahead, job)
 		}
 		delays := map[time.Duration]int{}
@@ -68,13 +70,13 @@ func TestAReplayBeginsAtOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if job, err := replays.Find(t.Context(), "default", job.ID); err != nil || job.State != ReplayDone || job.Replayed != letters {
+		if job, err := replays.Find(t.Context(), "default", job.ID); err != nil || job.State != deadletter.ReplayDone || job.Replayed != letters {
 			t.Errorf("a minute later it is %+v, %v", job, err)
 		}
 	})
 	t.Run("OPS-04 it takes no longer than a moment", func(t *testing.T) {
-		job, _, _, _ := begin(t, func(f Finder, clock *atomic.Int64) Finder { return slow{f, clock} })
-		if step := rate * int(replayStep/time.Second); job.State != ReplayRunning || job.Replayed != step {
+		job, _, _, _ := begin(t, func(f deadletter.Finder, clock *atomic.Int64) deadletter.Finder { return slow{f, clock} })
+		if step := rate * int(deadletter.ReplayStep/time.Second); job.State != deadletter.ReplayRunning || job.Replayed != step {
 			t.Errorf("it is %+v, want %d replayed", job, step)
 		}
 	})

@@ -13,6 +13,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/minutes"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // Retry moves due deliveries from the due table to the slow queue. It runs every minute.
@@ -43,7 +46,7 @@ const (
 )
 
 // longest is how far ahead of the clock that wrote it a due entry can lie.
-const longest = webhook.MaxRetryAfter*(100+Jitter*100)/100 + backup
+const longest = webhook.MaxRetryAfter*(100+Jitter*100)/100 + state.Backup
 
 func (r *Retry) now() time.Time { return timeBy(r.Now) }
 
@@ -53,7 +56,7 @@ func (r *Retry) now() time.Time { return timeBy(r.Now) }
 func (r *Retry) Run(ctx context.Context) (moved int, err error) {
 	now := r.now()
 	due := minutes.Position{
-		DB: r.DB, Key: WatermarkKey, SaveEvery: r.SaveEvery, CatchUp: KeptFor, // a server may have been off for as long as entries are kept
+		DB: r.DB, Key: WatermarkKey, SaveEvery: r.SaveEvery, CatchUp: state.KeptFor, // a server may have been off for as long as entries are kept
 		Ahead: func(ctx context.Context, was time.Time) error { return r.clockSetBack(ctx, now, was) },
 	}
 	err = due.Walk(ctx, now, func(ctx context.Context, minute time.Time) error {
@@ -66,10 +69,10 @@ func (r *Retry) Run(ctx context.Context) (moved int, err error) {
 }
 
 // minute moves the entries of a minute that only lets through.
-func (r *Retry) minute(ctx context.Context, minute, now time.Time, only func(dueEntry) bool) (moved int, err error) {
+func (r *Retry) minute(ctx context.Context, minute, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
 	var errs []error
-	for shard := range dueShards {
-		n, err := r.move(ctx, duePartition(shard, minute), now, only)
+	for shard := range state.DueShards {
+		n, err := r.move(ctx, state.DuePartition(shard, minute), now, only)
 		moved += n
 		errs = append(errs, err)
 	}
@@ -77,7 +80,7 @@ func (r *Retry) minute(ctx context.Context, minute, now time.Time, only func(due
 }
 
 // move sends the entries of a partition that are due before the next round.
-func (r *Retry) move(ctx context.Context, partition string, now time.Time, only func(dueEntry) bool) (moved int, err error) {
+func (r *Retry) move(ctx context.Context, partition string, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
 	for {
 		page, err := r.DB.Query(ctx, q)
@@ -88,7 +91,7 @@ func (r *Retry) move(ctx context.Context, partition string, now time.Time, only 
 		var del []store.Op
 		for i := range page.Items {
 			it := &page.Items[i]
-			var e dueEntry
+			var e state.DueEntry
 			if err := json.Unmarshal(it.Value, &e); err != nil {
 				if err := r.deadLetter(ctx, it, fault.Wrap(fault.Invalid, err, "the due entry cannot be decoded")); err != nil {
 					return moved, err
@@ -98,7 +101,7 @@ func (r *Retry) move(ctx context.Context, partition string, now time.Time, only 
 			if only != nil && !only(e) {
 				continue
 			}
-			out = append(out, e.outgoing(max(0, min(time.UnixMilli(e.At).Sub(now), time.Minute))))
+			out = append(out, e.Outgoing(max(0, min(time.UnixMilli(e.At).Sub(now), time.Minute))))
 			del = append(del, store.Delete(it.Key))
 		}
 		if len(out) > 0 {
@@ -118,26 +121,7 @@ func (r *Retry) move(ctx context.Context, partition string, now time.Time, only 
 }
 
 func (r *Retry) deadLetter(ctx context.Context, it *store.Item, reason error) error {
-	return DeadLetterItem(r.DB, r.Queue, r.now, loggerOr(r.Log))(ctx, it, reason)
-}
-
-// DeadLetterItem returns what a periodic job does with an item that cannot be decoded: it
-// sends the item's key and value to the dead queue and deletes the item, so that the next
-// round does not fail on it again. The letter's origin is "table:" and the table's name.
-func DeadLetterItem(db store.DB, q queue.Sender, now func() time.Time, log *slog.Logger) func(context.Context, *store.Item, error) error {
-	return func(ctx context.Context, it *store.Item, reason error) error {
-		if err := sendItemLetter(ctx, q, it, fault.Public(reason), now()); err != nil {
-			return err
-		}
-		log.ErrorContext(ctx, "stored item dead-lettered", "table", it.Table, "partition", it.Partition, "sort", it.Sort, "error", reason)
-		return fault.Wrap(fault.Unavailable, db.Write(ctx, store.Delete(it.Key)), "delete an item that cannot be decoded")
-	}
-}
-
-func sendItemLetter(ctx context.Context, q queue.Sender, it *store.Item, reason string, now time.Time) error {
-	m := queue.Message{ID: it.Partition + " " + it.Sort, Outgoing: queue.Outgoing{Body: it.Value}}
-	letter := queue.NewDeadLetter(queue.Name("table:"+it.Table), m, reason, nil, now)
-	return fault.Wrap(fault.Unavailable, q.Send(ctx, queue.Dead, letter), "dead-letter an item that cannot be decoded")
+	return state.DeadLetterItem(r.DB, r.Queue, r.now, loggerOr(r.Log))(ctx, it, reason)
 }
 
 // LogItems dead-letters items of the event log that readers could not decode, and reports how many. The items stay in the log,
@@ -145,7 +129,7 @@ func sendItemLetter(ctx context.Context, q queue.Sender, it *store.Item, reason 
 func (r *Retry) LogItems(ctx context.Context) (n int, err error) {
 	err = r.EventLog.BrokenItems(ctx, func(item *store.Item) error {
 		n++
-		return sendItemLetter(ctx, r.Queue, item, "the item of the event log cannot be decoded", r.now())
+		return state.SendItemLetter(ctx, r.Queue, item, "the item of the event log cannot be decoded", r.now())
 	})
 	return n, err
 }
@@ -168,7 +152,7 @@ func (r *Retry) clockSetBack(ctx context.Context, now, was time.Time) error {
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "read the position of the search after a clock change")
 	}
-	next := search{V: taskVersion, Was: was.Unix(), Until: was.Add(longest).Unix()}
+	next := search{V: task.Version, Was: was.Unix(), Until: was.Add(longest).Unix()}
 	if items[0] != nil {
 		var before search
 		if err := json.Unmarshal(items[0].Value, &before); err == nil {
@@ -198,7 +182,7 @@ func (r *Retry) ahead(ctx context.Context, now time.Time) (moved int, err error)
 	had := items[0].Version
 	for from, until := time.Unix(had, 0), time.Unix(s.Until, 0); !from.After(until); {
 		for range 60 {
-			n, err := r.minute(ctx, from, now, func(e dueEntry) bool { return e.misplaced(now) })
+			n, err := r.minute(ctx, from, now, func(e state.DueEntry) bool { return misplaced(e, now) })
 			moved += n
 			if err != nil {
 				return moved, err
@@ -224,6 +208,6 @@ func (r *Retry) ahead(ctx context.Context, now time.Time) (moved int, err error)
 // misplaced reports whether an entry was written by a clock that was ahead of this one.
 // Those of the version before do not say when they were written; one that is further
 // away than the longest delay was.
-func (e dueEntry) misplaced(now time.Time) bool {
+func misplaced(e state.DueEntry, now time.Time) bool {
 	return time.UnixMilli(e.Made).Sub(now) > minutes.Tolerance || time.UnixMilli(e.At).Sub(now) > longest
 }

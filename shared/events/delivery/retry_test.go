@@ -10,6 +10,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // owed makes a delivery that failed and whose message was lost: only the due
@@ -68,7 +70,7 @@ func TestRetriesSurviveAClockThatIsSetBack(t *testing.T) {
 // undecodable puts an item into the due table that no version of ours wrote.
 func (r *rig) undecodable(at time.Time) store.Key {
 	r.t.Helper()
-	key := dueKey("default", "sub_broken", "evt_broken", at)
+	key := state.DueKey("default", "sub_broken", "evt_broken", at)
 	if err := r.db.Write(r.t.Context(), store.Put(store.Item{Key: key, Value: []byte("{broken")})); err != nil {
 		r.t.Fatal(err)
 	}
@@ -181,13 +183,13 @@ func (r *rig) forgetWhenWritten() {
 	r.t.Helper()
 	found := 0
 	for minute := range 60 {
-		for shard := range dueShards {
-			page, err := r.db.Query(r.t.Context(), store.Query{Table: store.Deliveries, Partition: duePartition(shard, r.now.Add(time.Duration(minute)*time.Minute))})
+		for shard := range state.DueShards {
+			page, err := r.db.Query(r.t.Context(), store.Query{Table: store.Deliveries, Partition: state.DuePartition(shard, r.now.Add(time.Duration(minute)*time.Minute))})
 			if err != nil {
 				r.t.Fatal(err)
 			}
 			for _, it := range page.Items {
-				var e dueEntry
+				var e state.DueEntry
 				if err := json.Unmarshal(it.Value, &e); err != nil {
 					r.t.Fatal(err)
 				}

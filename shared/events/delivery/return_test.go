@@ -12,6 +12,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
 )
 
 // stepped is a store and its queues that call a function before each step of the event's way.
@@ -95,7 +98,7 @@ func returnAt(t *testing.T, unordered bool, arguments string, leaves, returns in
 		}
 		r.log = &eventlog.Log{DB: plainStore}
 		services := r.service(plainStore, r.log)
-		services.Replay = &Replayer{Log: r.log, Queue: mortal{r.db, r}}
+		services.Replay = &deadletter.Replayer{Log: r.log, Queue: mortal{r.db, r}}
 		request := subscription.SubscribeRequest{
 			Name: "github.push", Arguments: []byte(arguments), URL: "https://hooks.example.com/a", Secret: "whsec_a",
 		}
@@ -114,7 +117,7 @@ func returnAt(t *testing.T, unordered bool, arguments string, leaves, returns in
 			DB: m, Queue: m, Subscriptions: r.service(m, r.log).Service, Catalog: r.catalogs, Poster: endpoint{r}, Opener: plain{},
 			Terminator: r.terminator(m.mortal, services), Now: func() time.Time { return r.now }, Log: slog.New(slog.DiscardHandler),
 		})
-		fanout := &Fanout{DB: m, Log: fanoutLog, Catalog: r.catalogs, Queue: m}
+		fanout := &fanout.Fanout{DB: m, Log: fanoutLog, Catalog: r.catalogs, Queue: m}
 		handle := func() {
 			for synctest.Wait(); len(r.queues[queue.Events])+len(r.queues[queue.Deliveries]) > 0; synctest.Wait() {
 				for name, h := range map[queue.Name]queue.Handler{queue.Events: fanout.Handle, queue.Deliveries: d.Pages} {

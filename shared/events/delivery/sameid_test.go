@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // TestEventsOfOneIDAreRetriedEachByItself publishes two events of different URIs
@@ -52,16 +54,16 @@ func TestEventsOfOneIDAreRetriedEachByItself(t *testing.T) {
 // TestTasksWithoutKeyAreRead retries a delivery that was written when deliveries
 // were found by the event's id.
 func TestTasksWithoutKeyAreRead(t *testing.T) {
-	del := &delivery{Workspace: "default", Subscription: "sub_1", Event: "1", Target: "https://hooks.example.com/a"}
-	if got := del.item().Key; got != deliveryKey("default", "sub_1", "1") {
+	del := &state.Delivery{Workspace: "default", Subscription: "sub_1", Event: "1", Target: "https://hooks.example.com/a"}
+	if got := del.Item().Key; got != state.Key("default", "sub_1", "1") {
 		t.Errorf("the delivery lies at %v", got)
 	}
-	var due dueEntry
-	if err := json.Unmarshal(del.dueEntry().Value, &due); err != nil {
+	var due state.DueEntry
+	if err := json.Unmarshal(del.DueItem().Value, &due); err != nil {
 		t.Fatal(err)
 	}
-	if due.Task.key() != "1" {
-		t.Errorf("its task points at %q", due.Task.key())
+	if due.Task.EventKey() != "1" {
+		t.Errorf("its task points at %q", due.Task.EventKey())
 	}
 }
 

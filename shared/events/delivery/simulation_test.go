@@ -19,6 +19,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 )
 
 // TestAnOutageOfTwoDays has an endpoint fail for 48 hours in which it gets an event every
@@ -347,7 +349,7 @@ func TestAStoredEventOutlivesItsSchedule(t *testing.T) {
 				t.Fatal(err)
 			}
 			time.Sleep(11 * 24 * time.Hour)
-			operations := NewOperations(w.db, w.queued, nil)
+			operations := deadletter.NewOperations(w.db, w.queued, nil)
 			e, err := operations.Stored(w.t.Context(), "default", "event://ci/build-finished", "evt_1")
 			if err != nil || e == nil {
 				t.Fatal(e, err)

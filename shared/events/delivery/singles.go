@@ -18,6 +18,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // Singles is the [queue.Handler] of the slow queue. It makes all attempts of a batch concurrently: retries, and first
@@ -41,17 +44,17 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 		failed = append(failed, m.ID)
 	}
 	for _, m := range batch {
-		t, err := decodeTask(m.Body, func(t SingleTask) int { return t.V })
+		t, err := task.Decode(m.Body, func(t task.Single) int { return t.V })
 		if err != nil {
 			if !d.rejected(ctx, queue.Slow, m, err) {
 				fail(m)
 			}
 			continue
 		}
-		if _, other := d.underWay.LoadOrStore(t.id(), true); other {
+		if _, other := d.underWay.LoadOrStore(t.ID(), true); other {
 			continue // another message asks for the same attempt, and stays in the queue if that is not made
 		}
-		defer d.underWay.Delete(t.id()) // when the outcomes are written
+		defer d.underWay.Delete(t.ID()) // when the outcomes are written
 		wg.Go(func() {
 			began := d.now()
 			ops, err := d.once(ctx, m, t)
@@ -72,7 +75,7 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 	if len(notes) > 0 {
 		ctx, cancel := finishing(ctx)
 		defer cancel()
-		if err := writeNotes(ctx, d.DB, notes); err != nil {
+		if err := state.WriteNotes(ctx, d.DB, notes); err != nil {
 			// The messages are redelivered. Until then, or before the next batch, this process writes the outcomes.
 			d.unrecorded.add(made)
 			return nil, fault.Wrap(fault.Unavailable, err, "record deliveries")
@@ -83,7 +86,7 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 
 // outcomeOf is the outcome of an attempt that could not be written.
 type outcomeOf struct {
-	task  SingleTask
+	task  task.Single
 	began time.Time
 	ops   []store.Op
 }
@@ -134,7 +137,7 @@ func (d *Dispatcher) writeUnrecorded(ctx context.Context) error {
 		left := d.unrecorded.all()
 		var ops []store.Op
 		for _, o := range left {
-			del, _, err := d.deliveries.current(ctx, o.task)
+			del, _, err := d.deliveries.Current(ctx, o.task)
 			if err != nil && !fault.Is(err, fault.Internal) {
 				return nil, err
 			}
@@ -143,7 +146,7 @@ func (d *Dispatcher) writeUnrecorded(ctx context.Context) error {
 			}
 		}
 		if len(ops) > 0 {
-			if err := writeNotes(ctx, d.DB, ops); err != nil {
+			if err := state.WriteNotes(ctx, d.DB, ops); err != nil {
 				return nil, fault.Wrap(fault.Unavailable, err, "record earlier deliveries")
 			}
 		}
@@ -174,7 +177,7 @@ const (
 
 // once makes the attempt that a task asks for. A delivery that had to wait in the queue too often waits in the due table
 // instead.
-func (d *Dispatcher) once(ctx context.Context, m queue.Message, t SingleTask) (notes []store.Op, err error) {
+func (d *Dispatcher) once(ctx context.Context, m queue.Message, t task.Single) (notes []store.Op, err error) {
 	defer fault.Recovered(&err)
 	notes, err = d.inSlowLane(ctx, m, t)
 	switch {
@@ -188,21 +191,21 @@ func (d *Dispatcher) once(ctx context.Context, m queue.Message, t SingleTask) (n
 
 // waitForRate schedules a delivery for a second that has capacity left under the endpoint's rate limit. The wait does not
 // count as time of its schedule, so a delivery is never given up because others were first.
-func (d *Dispatcher) waitForRate(ctx context.Context, t SingleTask) error {
-	del, _, err := d.deliveries.current(ctx, t)
+func (d *Dispatcher) waitForRate(ctx context.Context, t task.Single) error {
+	del, _, err := d.deliveries.Current(ctx, t)
 	if err != nil || del == nil {
 		return err
 	}
 	now := d.now()
-	wait := d.lanes.NextTurn(ctx, t.endpoint())
+	wait := d.lanes.NextTurn(ctx, t.EndpointKey())
 	del.First = del.First.Add(wait)
-	_, err = d.deliveries.writeNext(ctx, del, now.Add(wait))
+	_, err = d.deliveries.WriteNext(ctx, del, now.Add(wait))
 	return err
 }
 
 // inSlowLane makes the attempt that a task asks for if its endpoint has a free slot.
-func (d *Dispatcher) inSlowLane(ctx context.Context, m queue.Message, t SingleTask) ([]store.Op, error) {
-	s, wait := d.lanes.ReserveSlow(ctx, lane.Call{Endpoint: t.endpoint(), Principal: t.Workspace + "#" + t.Principal, Bytes: int64(t.Size)})
+func (d *Dispatcher) inSlowLane(ctx context.Context, m queue.Message, t task.Single) ([]store.Op, error) {
+	s, wait := d.lanes.ReserveSlow(ctx, lane.Call{Endpoint: t.EndpointKey(), Principal: t.Workspace + "#" + t.Principal, Bytes: int64(t.Size)})
 	if s == nil {
 		if wait < maxLater {
 			return nil, errNoSlot
@@ -225,8 +228,8 @@ func (d *Dispatcher) inSlowLane(ctx context.Context, m queue.Message, t SingleTa
 // down costs each of them a few messages, and they arrive soon after it is back. When the time of its schedule has passed
 // and it has waited many times, the delivery is dead-lettered with the attempts that it had. Failure, if not nil, is then
 // recorded as the last one.
-func (d *Dispatcher) waitLater(ctx context.Context, t SingleTask, wait time.Duration, failure *attempt) error {
-	del, _, err := d.deliveries.current(ctx, t)
+func (d *Dispatcher) waitLater(ctx context.Context, t task.Single, wait time.Duration, failure *state.Result) error {
+	del, _, err := d.deliveries.Current(ctx, t)
 	if err != nil || del == nil {
 		return err
 	}
@@ -240,38 +243,20 @@ func (d *Dispatcher) waitLater(ctx context.Context, t SingleTask, wait time.Dura
 		return err
 	}
 	wait = max(wait, min(age/2, maxLater), minLater)
-	del.later, del.Waits = true, del.Waits+1
-	_, err = d.deliveries.writeNext(ctx, del, now.Add(wait+rand.N(wait/5)))
+	del.Later, del.Waits = true, del.Waits+1
+	_, err = d.deliveries.WriteNext(ctx, del, now.Add(wait+rand.N(wait/5)))
 	return err
-}
-
-// current reads the delivery that a task is for, which waits no more, and other items; nil when the task is stale.
-func (ds *deliveries) current(ctx context.Context, t SingleTask, others ...store.Key) (*delivery, []*store.Item, error) {
-	keys := append(make([]store.Key, 0, 2), deliveryKey(t.Workspace, t.Subscription, t.key()))
-	items, err := ds.db.Get(ctx, append(keys, others...)...)
-	if err != nil {
-		return nil, nil, fault.Wrap(fault.Unavailable, err, "read a delivery")
-	}
-	if items[0] == nil {
-		return nil, nil, nil // delivered, or ended with its subscription
-	}
-	del, err := decodeDelivery(items[0])
-	if err != nil || del.State != statePending || len(del.Attempts)+1 != t.Attempt || del.Control != nil && del.Event != t.Event {
-		return nil, nil, err
-	}
-	del.resume(ds.now())
-	return del, items[1:], nil
 }
 
 // withoutRecord ends a delivery whose subscription is not served. A disabled subscription may be resumed, so its deliveries
 // are kept as dead letters.
-func (d *Dispatcher) withoutRecord(ctx context.Context, del *delivery) ([]store.Op, error) {
+func (d *Dispatcher) withoutRecord(ctx context.Context, del *state.Delivery) ([]store.Op, error) {
 	found, err := d.Subscriptions.Find(ctx, del.Workspace, del.Subscription)
 	if err != nil {
 		return nil, err
 	}
 	if found == nil || found.Principal != del.Principal || found.State != subscription.Disabled {
-		return del.forget(), nil
+		return del.Forget(), nil
 	}
 	_, err = d.outcomes.abandon(ctx, del, nil)
 	return nil, err
@@ -281,8 +266,8 @@ func (d *Dispatcher) withoutRecord(ctx context.Context, del *delivery) ([]store.
 type poster func(url string, post func() webhook.Outcome) (webhook.Outcome, error)
 
 // single makes the attempt that a task asks for, unless it is stale.
-func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]store.Op, error) {
-	del, body, err := d.deliveries.current(ctx, t, bodyKey(t.Workspace, t.key()))
+func (d *Dispatcher) single(ctx context.Context, t task.Single, at poster) ([]store.Op, error) {
+	del, body, err := d.deliveries.Current(ctx, t, state.BodyKey(t.Workspace, t.EventKey()))
 	if err != nil || del == nil {
 		return nil, err
 	}
@@ -303,7 +288,7 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 	if record.State == subscription.Suspended {
 		return nil, d.backlog.suspend(ctx, del, nil)
 	}
-	e, err := del.eventIn(body[0])
+	e, err := del.EventIn(body[0])
 	if err != nil {
 		return nil, err
 	}
@@ -333,7 +318,7 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 	case err != nil:
 		return nil, err
 	case !may:
-		return del.forget(), nil
+		return del.Forget(), nil
 	}
 	sub := record.Subscriber()
 	if paused, err := d.pauses.pause(ctx, del, &sub, e); paused || err != nil {

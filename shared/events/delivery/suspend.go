@@ -8,6 +8,9 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // While a subscription is suspended its deliveries form a backlog, without using
@@ -20,7 +23,7 @@ import (
 
 // backlog is the suspended deliveries of all subscriptions.
 type backlog struct {
-	deliveries    *deliveries
+	deliveries    *state.Deliveries
 	subscriptions Subscriptions
 }
 
@@ -29,14 +32,14 @@ func (b *backlog) add(ctx context.Context, sub *subscription.Subscriber, e *even
 	if e.Published.After(time.UnixMicro(sub.Suspended).Add(2 * eventlog.MaxSkew)) {
 		return nil // the replay brings it
 	}
-	return b.suspend(ctx, newDelivery(sub, e, b.deliveries.now()), e)
+	return b.suspend(ctx, state.New(sub, e, b.deliveries.Now()), e)
 }
 
 // suspend puts a delivery into the backlog. The event is needed for a new one, to be stored with it.
-func (b *backlog) suspend(ctx context.Context, del *delivery, e *event.Event) error {
+func (b *backlog) suspend(ctx context.Context, del *state.Delivery, e *event.Event) error {
 	del.Due, del.DueAt = time.Time{}, time.Time{}
-	whose, err := b.deliveries.write(ctx, del, change{step: stepSuspend, what: "suspend a delivery", event: e, keep: retriedFor})
-	if err != nil || whose != mine {
+	whose, err := b.deliveries.Write(ctx, del, state.Change{Step: state.StepSuspend, What: "suspend a delivery", Event: e, Keep: state.RetriedFor})
+	if err != nil || whose != state.Mine {
 		return err // another worker continues it, or it is over
 	}
 	record, err := b.subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
@@ -47,23 +50,23 @@ func (b *backlog) suspend(ctx context.Context, del *delivery, e *event.Event) er
 }
 
 // reactivate schedules the next attempt of a suspended delivery.
-func (b *backlog) reactivate(ctx context.Context, del *delivery) error {
-	_, err := b.deliveries.writeNext(ctx, del, b.deliveries.now()) // another worker may have reactivated it
+func (b *backlog) reactivate(ctx context.Context, del *state.Delivery) error {
+	_, err := b.deliveries.WriteNext(ctx, del, b.deliveries.Now()) // another worker may have reactivated it
 	return err
 }
 
 // reactivateAll reactivates all suspended deliveries of a subscription.
-func (b *backlog) reactivateAll(ctx context.Context, workspace string, r Reactivation) error {
+func (b *backlog) reactivateAll(ctx context.Context, workspace string, r task.Reactivation) error {
 	record, err := b.subscriptions.Lookup(ctx, workspace, r.Principal, r.Subscription)
 	if err != nil || record == nil || record.State == subscription.Suspended {
 		return err
 	}
-	return store.Each(ctx, b.deliveries.db, deliveryKey(workspace, r.Subscription, ""), "list the suspended deliveries", func(it *store.Item) error {
-		del, err := decodeDelivery(it)
+	return store.Each(ctx, b.deliveries.DB, state.Key(workspace, r.Subscription, ""), "list the suspended deliveries", func(it *store.Item) error {
+		del, err := state.Decode(it)
 		if err != nil {
-			return b.deliveries.setAside(ctx, it, err)
+			return b.deliveries.SetAside(ctx, it, err)
 		}
-		if del.State != stateSuspended {
+		if del.State != state.Suspended {
 			return nil
 		}
 		return b.reactivate(ctx, del)

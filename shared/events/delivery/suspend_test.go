@@ -10,13 +10,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // subscribe makes, or refreshes, a subscription of the MCP Events extension.
 func (r *rig) subscribe(change ...func(*subscription.SubscribeRequest)) *subscription.SubscribeResult {
 	r.t.Helper()
 	services := r.service(mortal{r.db, r}, r.log)
-	services.Replay = &Replayer{Log: r.log, Queue: mortal{r.db, r}}
+	services.Replay = &deadletter.Replayer{Log: r.log, Queue: mortal{r.db, r}}
 	services.Watermark = &Watermark{DB: mortal{r.db, r}}
 	ask := subscription.SubscribeRequest{
 		Name: "ci.build_finished", URL: "https://hooks.example.com/a", Secret: "whsec_a",
@@ -164,7 +167,7 @@ func TestSuspension(t *testing.T) {
 					}
 					d := all[i%len(all)]
 					e := &event.Event{Workspace: "default", ID: fmt.Sprint("e", i), URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{}`)}
-					notes, err := d.outcomes.record(t.Context(), newDelivery(&sub, e, r.now), &sub, e, out)
+					notes, err := d.outcomes.record(t.Context(), state.New(&sub, e, r.now), &sub, e, out)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -194,7 +197,7 @@ func TestSuspension(t *testing.T) {
 		fail := func(n int) {
 			t.Helper()
 			e := &event.Event{Workspace: "default", ID: fmt.Sprint("e", n), URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{}`)}
-			notes, err := d.outcomes.record(t.Context(), newDelivery(&sub, e, r.now), &sub, e, fails(n))
+			notes, err := d.outcomes.record(t.Context(), state.New(&sub, e, r.now), &sub, e, fails(n))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -249,7 +252,7 @@ func TestSuspension(t *testing.T) {
 		if n := len(r.posts); n != before {
 			t.Fatalf("%d posts, want the %d before the suspension", n, before)
 		}
-		if st := r.deliveryState(id, "before"); st != stateSuspended {
+		if st := r.deliveryState(id, "before"); st != state.Suspended {
 			t.Fatalf("the delivery is %s, not suspended", st)
 		}
 		r.publish("meanwhile")
@@ -327,8 +330,8 @@ func TestASubscriptionIsDisabledWhileItIsSuspended(t *testing.T) {
 			r.now = time.Now() // the log has its own clock
 			r.suspend(id)
 			r.run()
-			if st := r.deliveryState(id, "evt_1"); st != stateSuspended {
-				t.Fatalf("the delivery is %s, want %s", st, stateSuspended)
+			if st := r.deliveryState(id, "evt_1"); st != state.Suspended {
+				t.Fatalf("the delivery is %s, want %s", st, state.Suspended)
 			}
 			if ended, err := r.services.Disable(t.Context(), "default", "alice", id, "all deliveries of five days failed", r.resumed(id)); err != nil || !ended {
 				t.Fatal(ended, err)

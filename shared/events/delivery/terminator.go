@@ -14,6 +14,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // Terminator ends subscriptions that may not go on. An endpoint of the MCP Events extension
@@ -53,7 +55,7 @@ func (t *Terminator) log() *slog.Logger { return loggerOr(t.Log) }
 // a crash loses neither.
 func (t *Terminator) Terminate(ctx context.Context, workspace, principal, id string) (ended bool, err error) {
 	var (
-		notice *delivery
+		notice *state.Delivery
 		reason error
 	)
 	judge := func(sub *subscription.Subscription) error {
@@ -65,7 +67,7 @@ func (t *Terminator) Terminate(ctx context.Context, workspace, principal, id str
 			return nil
 		}
 		notice = t.notice(sub, why)
-		return []store.Op{store.Put(notice.item(), store.Absent()), store.Put(notice.dueEntry())}
+		return []store.Op{store.Put(notice.Item(), store.Absent()), store.Put(notice.DueItem())}
 	})
 	if err != nil || sub == nil {
 		return false, err
@@ -74,7 +76,7 @@ func (t *Terminator) Terminate(ctx context.Context, workspace, principal, id str
 	if notice == nil {
 		return true, nil
 	}
-	if err := t.Queue.Send(ctx, queue.Slow, notice.due().outgoing(0)); err != nil {
+	if err := t.Queue.Send(ctx, queue.Slow, notice.NextTask().Outgoing(0)); err != nil {
 		// The due entry brings it back.
 		t.log().WarnContext(ctx, "termination notice postponed", "subscription", id, "error", err)
 	}
@@ -86,13 +88,13 @@ func (t *Terminator) plain(url string) bool {
 }
 
 // notice is the delivery of a termination notice.
-func (t *Terminator) notice(sub *subscription.Subscription, reason error) *delivery {
+func (t *Terminator) notice(sub *subscription.Subscription, reason error) *state.Delivery {
 	body, _ := json.Marshal(struct { // its error member is JSON already
 		Type  string          `json:"type"`
 		Error json.RawMessage `json:"error"`
 	}{"terminated", t.ErrorObject(cmp.Or(sub.Profile, t.Profile), reason)})
 	now, subscriber := t.now(), sub.Subscriber()
-	del := newNotice(sub.Workspace, &subscriber, sub.Name, "terminated", now)
-	del.Due, del.DueAt, del.made, del.Control.Body = now, now.Add(backup), now, body
+	del := state.NewNotice(sub.Workspace, &subscriber, sub.Name, "terminated", now)
+	del.Due, del.DueAt, del.Made, del.Control.Body = now, now.Add(state.Backup), now, body
 	return del
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // change replaces the catalog by testCatalog with one text put in place of another.
@@ -172,7 +174,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 		before := len(r.posts)
 		r.change(buildType, restricted)
 		r.run()
-		if n := posted(r)["evt_1"]; n != before || r.served(sub.ID) || r.deliveryState(sub.ID, "evt_1") != stateDead {
+		if n := posted(r)["evt_1"]; n != before || r.served(sub.ID) || r.deliveryState(sub.ID, "evt_1") != state.Dead {
 			t.Errorf("sent %d times, served %v, the delivery is %s, want a dead letter that its owner sees", n, r.served(sub.ID), r.deliveryState(sub.ID, "evt_1"))
 		}
 	})

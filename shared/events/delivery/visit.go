@@ -14,12 +14,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // visit makes the first attempts of a page for one subscriber: several concurrently, as many as its endpoint may have.
 type visit struct {
 	d     *Dispatcher
-	task  PageTask
+	task  task.Page
 	sub   *subscription.Subscriber
 	read  time.Time // when sub was read
 	right subscription.Right
@@ -48,9 +51,9 @@ const (
 
 // visit sends the events of a page to one subscriber and returns when the outcomes are recorded. If it ends early because of an
 // error, the events that the subscriber wants have failed.
-func (d *Dispatcher) visit(ctx context.Context, t PageTask, sub *subscription.Subscriber, read time.Time, wait lane.Patience) *visit {
+func (d *Dispatcher) visit(ctx context.Context, t task.Page, sub *subscription.Subscriber, read time.Time, wait lane.Patience) *visit {
 	v := &visit{d: d, task: t, sub: sub, read: read, wait: wait, call: lane.Call{
-		Endpoint: endpointID(sub.Target.URL), URL: sub.Target.URL, Principal: t.Workspace + "#" + sub.Principal, Since: t.Since,
+		Endpoint: task.EndpointID(sub.Target.URL), URL: sub.Target.URL, Principal: t.Workspace + "#" + sub.Principal, Since: t.Since,
 	}}
 	done, err := v.sendEvents(ctx)
 	for i := done; i < len(t.Events); i++ {
@@ -66,7 +69,7 @@ func (d *Dispatcher) visit(ctx context.Context, t PageTask, sub *subscription.Su
 	return v
 }
 
-func (v *visit) wants(i int) bool { return v.sub.Wants(v.task.payloads[i], v.d.now()) }
+func (v *visit) wants(i int) bool { return v.sub.Wants(v.task.Payloads[i], v.d.now()) }
 
 // sendEvents starts the attempts and returns when they have ended. The events from index done on had none, because of the error
 // or because it is time for another page.
@@ -121,7 +124,7 @@ func (v *visit) decide(ctx context.Context, i int) (*lane.Slot, decision, error)
 	}
 	may, err := v.right.May(ctx, e)
 	if errors.Is(err, subscription.ErrTypeRemoved) {
-		_, err = d.outcomes.abandon(ctx, newDelivery(v.sub, e, d.now()), e)
+		_, err = d.outcomes.abandon(ctx, state.New(v.sub, e, d.now()), e)
 	}
 	if err != nil || !may {
 		return nil, skip, err
@@ -185,7 +188,7 @@ func (v *visit) divert(ctx context.Context, e *event.Event) (bool, error) {
 	if v.sub.Suspended != 0 {
 		return true, v.d.backlog.add(ctx, v.sub, e)
 	}
-	return v.d.pauses.pause(ctx, newDelivery(v.sub, e, v.d.now()), v.sub, e)
+	return v.d.pauses.pause(ctx, state.New(v.sub, e, v.d.now()), v.sub, e)
 }
 
 // terminate terminates a subscriber that may not continue by the catalog of this process. If that catalog turns out to be
@@ -251,7 +254,7 @@ func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscr
 	if !d.mayStart(sub.ID, read) {
 		return nil, errMaybeEnded
 	}
-	del := newDelivery(sub, e, d.now())
+	del := state.New(sub, e, d.now())
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
 	defer stop()
@@ -299,17 +302,17 @@ func await(answer <-chan webhook.Outcome, out *webhook.Outcome, patience time.Du
 }
 
 // storeDetached writes the delivery that the outcome of a detached attempt will replace.
-func (d *Dispatcher) storeDetached(ctx context.Context, del *delivery, e *event.Event) bool {
+func (d *Dispatcher) storeDetached(ctx context.Context, del *state.Delivery, e *event.Event) bool {
 	due := d.now().Add(max(d.Options.Timeout, d.Options.EventsTimeout))
-	whose, err := d.deliveries.scheduleNext(ctx, del, e, due)
-	return err == nil && whose == mine
+	whose, err := d.deliveries.ScheduleNext(ctx, del, e, due)
+	return err == nil && whose == state.Mine
 }
 
 // recordDetached records the outcome of a detached attempt.
-func (d *Dispatcher) recordDetached(ctx context.Context, del *delivery, sub subscription.Subscriber, e event.Event, out webhook.Outcome) {
+func (d *Dispatcher) recordDetached(ctx context.Context, del *state.Delivery, sub subscription.Subscriber, e event.Event, out webhook.Outcome) {
 	notes, err := d.outcomes.record(ctx, del, &sub, &e, out)
 	if err == nil && len(notes) > 0 {
-		err = writeNotes(ctx, d.DB, notes)
+		err = state.WriteNotes(ctx, d.DB, notes)
 	}
 	if err != nil {
 		d.log().WarnContext(ctx, "attempt outcome lost", "subscription", sub.ID, "event", e.ID, "error", err)
@@ -320,7 +323,7 @@ func (d *Dispatcher) recordDetached(ctx context.Context, del *delivery, sub subs
 // attempts, so it is not received for nothing.
 func (d *Dispatcher) toSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event) error {
 	now := d.now()
-	turn, wait := d.lanes.Postpone(ctx, endpointID(sub.Target.URL))
-	_, err := d.deliveries.scheduleNext(ctx, newDelivery(sub, e, now.Add(turn)), e, now.Add(wait))
+	turn, wait := d.lanes.Postpone(ctx, task.EndpointID(sub.Target.URL))
+	_, err := d.deliveries.ScheduleNext(ctx, state.New(sub, e, now.Add(turn)), e, now.Add(wait))
 	return err
 }

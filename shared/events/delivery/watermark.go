@@ -14,6 +14,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // Watermark finds the position up to which the deliveries of a subscription are settled:
@@ -68,18 +71,18 @@ func (w *Watermark) Settled(ctx context.Context, workspace, id string) (at int64
 		return 0, false, err
 	}
 	// After that, so that what failed in between is seen here.
-	q := store.Query{Table: store.Deliveries, Partition: deliveryKey(workspace, id, "").Partition}
+	q := store.Query{Table: store.Deliveries, Partition: state.Key(workspace, id, "").Partition}
 	for seen := 0; ; {
 		page, err := w.DB.Query(ctx, q)
 		if err != nil {
 			return 0, false, fault.Wrap(fault.Unavailable, err, "list the open deliveries of a subscription")
 		}
 		for i := range page.Items {
-			del, err := decodeDelivery(&page.Items[i])
+			del, err := state.Decode(&page.Items[i])
 			if err != nil {
 				return 0, true, nil // it may be any
 			}
-			if del.State == stateDead || del.Control != nil {
+			if del.State == state.Dead || del.Control != nil {
 				continue
 			}
 			published := del.Published
@@ -157,7 +160,7 @@ func (p *progress) late(ctx context.Context, db store.DB, batch []queue.Message,
 		if m.Sent.IsZero() || now.Sub(m.Sent) <= lateAfter {
 			continue
 		}
-		var t PageTask
+		var t task.Page
 		if json.Unmarshal(m.Body, &t) != nil {
 			t.Events = nil
 		}

@@ -14,6 +14,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
+
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
 )
 
 // history is a rig whose store has the clock of the test, and what happened in it.
@@ -31,7 +33,7 @@ type history struct {
 }
 
 type handlers struct {
-	fanout   *Fanout
+	fanout   *fanout.Fanout
 	dispatch *Dispatcher
 	retry    *Retry
 }

@@ -9,6 +9,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 )
 
 // TestMessageIDs: EVX-21. A delivery has one webhook-id, whichever process makes which attempt.
@@ -42,7 +44,7 @@ func TestMessageIDs(t *testing.T) {
 			r.work()
 		}
 		o := r.operations()
-		letters, _, err := o.Letters(t.Context(), "default", LetterQuery{Subscription: a}, "", 10)
+		letters, _, err := o.Letters(t.Context(), "default", deadletter.LetterQuery{Subscription: a}, "", 10)
 		if err != nil || len(letters) != 2 {
 			t.Fatalf("%d dead letters, %v", len(letters), err)
 		}

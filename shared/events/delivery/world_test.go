@@ -19,6 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
+
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
 )
 
 // world is the embedded pipeline with its real queues, in a bubble: time passes when all
@@ -94,7 +96,7 @@ func inWorld(t *testing.T, options Options, do func(w *world)) {
 			DB: w.db, Queue: queues, Subscriptions: services, Catalog: w.catalogs, Poster: w, Opener: plain{},
 			Terminator: terminator, Gate: &Gate{}, Options: options, Log: slog.New(slog.DiscardHandler),
 		})
-		fanout := &Fanout{DB: w.db, Log: &eventlog.Log{DB: w.db}, Catalog: w.catalogs, Queue: queues}
+		fanout := &fanout.Fanout{DB: w.db, Log: &eventlog.Log{DB: w.db}, Catalog: w.catalogs, Queue: queues}
 		w.retry = &Retry{DB: w.db, Queue: queues}
 		var workers sync.WaitGroup
 		for _, c := range []struct {

@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
-	"github.com/mcp-events/mcpevents/shared/events/delivery"
+
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
@@ -31,6 +31,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 )
 
 // Prefix is where the API is.
@@ -54,14 +57,14 @@ type Options struct {
 	DB            store.DB // for what is read directly: the audit trail, quotas, the records of deliveries and sources
 	Subscriptions *subscription.Service
 	Lists         *subscription.Lists
-	Operations    *delivery.Operations
-	Replays       *delivery.Replays
+	Operations    *deadletter.Operations
+	Replays       *deadletter.Replays
 	Eraser        *erase.Eraser
 	Switches      *switches.Set
 	Events        *eventlog.Log
 	Catalogs      catalog.Source
 	// Kept is what the delivery log keeps.
-	Kept     delivery.Records
+	Kept     records.Keep
 	Backends func(ctx context.Context, workspace string) ([]Backend, error)
 	Sources  ingest.Sources
 	// SourceSecrets looks up the secrets of sources, for requests that are tried; nil checks no signature.

@@ -7,10 +7,14 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
-	"github.com/mcp-events/mcpevents/shared/events/delivery"
+
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 func accepted(body any) httpjson.Answer {
@@ -35,7 +39,7 @@ type attemptView struct {
 	Test        bool      `json:"test,omitempty"`
 }
 
-func viewOfAttempt(r delivery.Record) attemptView {
+func viewOfAttempt(r records.Record) attemptView {
 	return attemptView{
 		Subscription: r.Subscription, Event: r.Event, URI: r.URI, Name: r.Name, Origin: r.Origin, Attempt: r.Attempt, At: r.At.UTC(),
 		DurationMS: r.TookMS, Outcome: r.Outcome(), Status: class(r.Status), Category: r.Category, NextAttempt: r.Next, Test: r.Test,
@@ -62,17 +66,17 @@ type deliveryList struct {
 type deliveryHandler struct {
 	visible visible
 	db      store.DB
-	kept    delivery.Records
+	kept    records.Keep
 }
 
 func (h *deliveryHandler) list(c *call) (any, error) {
 	id := cmp.Or(c.PathValue("id"), c.text("subscription"))
 	before, limit := c.page()
 	since, until := c.span()
-	ask := delivery.RecordQuery{
+	ask := records.Query{
 		Subscription: id, Event: c.text("event"), Origin: c.origin(),
-		Outcome: c.oneOf("outcome", delivery.Delivered, delivery.Failed, delivery.Dead),
-		Span:    delivery.Span{Since: since, Until: until},
+		Outcome: c.oneOf("outcome", records.Delivered, records.Failed, records.Dead),
+		Span:    records.Span{Since: since, Until: until},
 	}
 	if c.err != nil {
 		return nil, c.err
@@ -81,12 +85,12 @@ func (h *deliveryHandler) list(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	records, next, err := delivery.MergeRecords(c.Context(), h.db, c.who.Workspace, own, ask, before, limit)
+	found, next, err := records.Merge(c.Context(), h.db, c.who.Workspace, own, ask, before, limit)
 	if err != nil {
 		return nil, err
 	}
-	out := deliveryList{list: listOf(c, records, next, viewOfAttempt), kept: keptOf(h.kept, delivery.KeptFor)}
-	for _, r := range records {
+	out := deliveryList{list: listOf(c, found, next, viewOfAttempt), kept: keptOf(h.kept, state.KeptFor)}
+	for _, r := range found {
 		out.Omitted += r.Omitted
 	}
 	return out, nil
@@ -119,7 +123,7 @@ type letterTry struct {
 	Category   string    `json:"category"`
 }
 
-func viewOfLetter(l delivery.Letter) letterView {
+func viewOfLetter(l deadletter.Letter) letterView {
 	v := letterView{
 		ID: l.ID, Queue: l.Queue, Reason: l.Reason, Subscription: l.Subscription, Principal: l.Principal, Event: l.Event, URI: l.URI,
 		Name: l.Name, Origin: l.Origin, First: l.First.UTC(), Dead: l.Dead, Test: l.Test, Attempts: []letterTry{}, Attributes: l.Attributes,
@@ -133,15 +137,15 @@ func viewOfLetter(l delivery.Letter) letterView {
 // letterHandlers list, show and retry dead letters.
 type letterHandlers struct {
 	visible    visible
-	operations *delivery.Operations
+	operations *deadletter.Operations
 }
 
 func (h *letterHandlers) list(c *call) (any, error) {
 	before, limit := c.page()
 	since, until := c.span()
-	ask := delivery.LetterQuery{
+	ask := deadletter.LetterQuery{
 		Subscription: c.text("subscription"), Origin: c.origin(), Event: c.text("event"), Queue: c.text("queue"),
-		Span: delivery.Span{Since: since, Until: until},
+		Span: records.Span{Since: since, Until: until},
 	}
 	if c.err != nil {
 		return nil, c.err
@@ -160,7 +164,7 @@ func (h *letterHandlers) list(c *call) (any, error) {
 var errNoLetter = fault.New(fault.NotFound, "there is no such dead letter")
 
 // named finds the one that is meant, if the caller may see it.
-func (h *letterHandlers) named(c *call) (*delivery.Letter, error) {
+func (h *letterHandlers) named(c *call) (*deadletter.Letter, error) {
 	l, err := h.operations.Letter(c.Context(), c.who.Workspace, c.PathValue("id"))
 	if err == nil && (l == nil || !c.operator && l.Principal != c.who.ID) {
 		err = errNoLetter
@@ -175,7 +179,7 @@ func (h *letterHandlers) retry(c *call) (any, error) {
 	}
 	var sub *subscription.Subscription
 	answer := map[string]string{"queue": letter.Queue}
-	if letter.Queue == delivery.WebhookQueue {
+	if letter.Queue == deadletter.WebhookQueue {
 		s, err := h.visible.find(c, letter.Subscription)
 		if fault.Is(err, fault.NotFound) {
 			return nil, fault.New(fault.Conflict, "the subscription of the dead letter has ended")

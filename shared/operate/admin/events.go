@@ -6,11 +6,14 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
-	"github.com/mcp-events/mcpevents/shared/events/delivery"
+
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 )
 
 // eventView is an event as the API shows it, with its payload.
@@ -50,7 +53,7 @@ type eventHandlers struct {
 	db         store.DB
 	log        *eventlog.Log
 	catalogs   catalog.Source
-	operations *delivery.Operations
+	operations *deadletter.Operations
 }
 
 func (h *eventHandlers) list(c *call) (any, error) {
@@ -152,15 +155,15 @@ func (h *eventHandlers) named(c *call) (*event.Event, error) {
 	if uri != "" {
 		return h.lookFor(c, id, []string{uri})
 	}
-	records, _, err := delivery.ListRecords(ctx, h.db, workspace, delivery.RecordQuery{Event: id}, "", 1)
+	found, _, err := records.List(ctx, h.db, workspace, records.Query{Event: id}, "", 1)
 	switch {
 	case err != nil:
 		return nil, err
-	case len(records) == 1 && !records[0].Test:
-		if e, err := h.operations.Stored(ctx, workspace, records[0].URI, id); e != nil || err != nil {
+	case len(found) == 1 && !found[0].Test:
+		if e, err := h.operations.Stored(ctx, workspace, found[0].URI, id); e != nil || err != nil {
 			return e, err
 		}
-		return h.lookFor(c, id, []string{records[0].URI})
+		return h.lookFor(c, id, []string{found[0].URI})
 	case indexed:
 		return nil, errNoEvent
 	}

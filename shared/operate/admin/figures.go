@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/events/delivery"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 )
 
 const (
@@ -23,12 +23,12 @@ type figures struct {
 	P95MS    int64 `json:"p95Ms"`
 }
 
-func figuresOf(records []delivery.Record) figures {
-	f := figures{Attempts: len(records)}
-	took := make([]int64, 0, len(records))
-	for _, r := range records {
+func figuresOf(found []records.Record) figures {
+	f := figures{Attempts: len(found)}
+	took := make([]int64, 0, len(found))
+	for _, r := range found {
 		took = append(took, r.TookMS)
-		if r.Outcome() != delivery.Delivered {
+		if r.Outcome() != records.Delivered {
 			f.Failed++
 		}
 		f.Attempts += int(r.Omitted)
@@ -47,19 +47,19 @@ type step struct {
 }
 
 // seriesOf makes the steps of records that are newest first.
-func seriesOf(records []delivery.Record, now time.Time) []step {
+func seriesOf(found []records.Record, now time.Time) []step {
 	series := []step{}
-	for len(records) > 0 {
-		at := records[0].At.UTC().Truncate(stepLength)
-		n := slices.IndexFunc(records, func(r delivery.Record) bool { return r.At.Before(at) })
+	for len(found) > 0 {
+		at := found[0].At.UTC().Truncate(stepLength)
+		n := slices.IndexFunc(found, func(r records.Record) bool { return r.At.Before(at) })
 		if n < 0 {
-			n = len(records)
+			n = len(found)
 		}
 		if at.Before(now.Add(-seriesLength)) {
 			break
 		}
-		series = append(series, step{at, figuresOf(records[:n])})
-		records = records[n:]
+		series = append(series, step{at, figuresOf(found[:n])})
+		found = found[n:]
 	}
 	slices.Reverse(series)
 	return series
@@ -74,16 +74,16 @@ type failing struct {
 	Category string `json:"category"`
 }
 
-func failingOf(records []delivery.Record) []failing {
+func failingOf(found []records.Record) []failing {
 	by := map[string]*failing{}
-	for _, r := range records {
+	for _, r := range found {
 		f := by[r.Origin]
 		if f == nil {
 			f = &failing{Origin: r.Origin}
 			by[r.Origin] = f
 		}
 		f.Attempts++
-		if r.Outcome() != delivery.Delivered {
+		if r.Outcome() != records.Delivered {
 			f.Failed++
 			f.Category = cmp.Or(f.Category, r.Category)
 		}

@@ -10,12 +10,14 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/events/delivery"
+
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 )
 
 // A live stream looks at the delivery log and at the log of events again and again, and sends what is new. It costs
@@ -201,13 +203,13 @@ func (t *tail) look() (*tick, error) {
 	now := time.Now()
 	news := &tick{At: now.UTC(), Deliveries: []attemptView{}, Events: []eventView{}}
 	ctx, workspace, from := t.Context(), t.who.Workspace, t.since.Add(-lookBack)
-	records, _, err := delivery.ListRecords(ctx, t.db, workspace, delivery.RecordQuery{Span: delivery.Span{Since: from}}, "", mostCounted)
+	found, _, err := records.List(ctx, t.db, workspace, records.Query{Span: records.Span{Since: from}}, "", mostCounted)
 	if err != nil {
 		return nil, err
 	}
 	first := t.end < 0 // what was there before is no news
-	var fresh []delivery.Record
-	for _, r := range records {
+	var fresh []records.Record
+	for _, r := range found {
 		key := r.Subscription + "#" + r.Event + "#" + r.At.String()
 		if _, old := t.seen[key]; old {
 			continue

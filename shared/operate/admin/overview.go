@@ -6,10 +6,14 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
-	"github.com/mcp-events/mcpevents/shared/events/delivery"
+
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // mostCounted is up to how many an overview counts.
@@ -55,17 +59,17 @@ type kept struct {
 	Seconds int64  `json:"keptSeconds"`
 }
 
-func keptOf(records delivery.Records, length time.Duration) kept {
-	return kept{string(records), int64(length / time.Second)}
+func keptOf(keep records.Keep, length time.Duration) kept {
+	return kept{string(keep), int64(length / time.Second)}
 }
 
 // overviewHandler shows what there is in a workspace.
 type overviewHandler struct {
 	lists      *subscription.Lists
-	operations *delivery.Operations
+	operations *deadletter.Operations
 	switches   *switches.Set
 	db         store.DB
-	kept       delivery.Records
+	kept       records.Keep
 	most       func(name string) func(ctx context.Context, workspace, principal string) float64
 }
 
@@ -74,7 +78,7 @@ func (h *overviewHandler) show(c *call) (any, error) {
 	ctx, workspace, now := c.Context(), c.who.Workspace, time.Now().UTC()
 	o := overview{
 		Workspace: workspace, Now: now, Paused: []switches.Switch{}, Recent: recent{Since: now.Add(-time.Hour)},
-		Delivery:  keptOf(h.kept, delivery.KeptFor),
+		Delivery:  keptOf(h.kept, state.KeptFor),
 		Principal: cmp.Or(c.text("principal"), c.who.ID),
 	}
 	used, err := subscription.Used(ctx, h.db, workspace, o.Principal)
@@ -98,7 +102,7 @@ func (h *overviewHandler) show(c *call) (any, error) {
 	if o.Subscriptions, err = h.lists.CountStates(ctx, workspace, mostCounted); err != nil {
 		return nil, err
 	}
-	letters, _, err := h.operations.Letters(ctx, workspace, delivery.LetterQuery{}, "", mostCounted)
+	letters, _, err := h.operations.Letters(ctx, workspace, deadletter.LetterQuery{}, "", mostCounted)
 	if err != nil {
 		return nil, err
 	}
@@ -108,13 +112,13 @@ func (h *overviewHandler) show(c *call) (any, error) {
 		return nil, err
 	}
 	o.Paused = append(o.Paused, paused...)
-	records, _, err := delivery.ListRecords(ctx, h.db, workspace, delivery.RecordQuery{Span: delivery.Span{Since: o.Recent.Since}}, "", mostCounted)
+	found, _, err := records.List(ctx, h.db, workspace, records.Query{Span: records.Span{Since: o.Recent.Since}}, "", mostCounted)
 	if err != nil {
 		return nil, err
 	}
-	all := figuresOf(records)
+	all := figuresOf(found)
 	o.Recent.Attempts, o.Recent.Failed = all.Attempts, all.Failed
-	o.Recent.Series, o.Recent.Failing = seriesOf(records, now), failingOf(records)
+	o.Recent.Series, o.Recent.Failing = seriesOf(found, now), failingOf(found)
 	return o, nil
 }
 

@@ -3,55 +3,56 @@ package admin
 import (
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 )
 
 // replayView is a replay as the API shows it.
 type replayView struct {
-	ID       string                `json:"id"`
-	State    string                `json:"state"`
-	Select   delivery.ReplaySelect `json:"select"`
-	Rate     int                   `json:"rate"`
-	By       string                `json:"by"`
-	Created  time.Time             `json:"created"`
-	Finished time.Time             `json:"finished,omitzero"`
-	Total    int                   `json:"total"`
-	Replayed int                   `json:"replayed"`
-	Skipped  int                   `json:"skipped"`
-	Because  map[string]int        `json:"skippedBecause,omitempty"`
+	ID       string                  `json:"id"`
+	State    string                  `json:"state"`
+	Select   deadletter.ReplaySelect `json:"select"`
+	Rate     int                     `json:"rate"`
+	By       string                  `json:"by"`
+	Created  time.Time               `json:"created"`
+	Finished time.Time               `json:"finished,omitzero"`
+	Total    int                     `json:"total"`
+	Replayed int                     `json:"replayed"`
+	Skipped  int                     `json:"skipped"`
+	Because  map[string]int          `json:"skippedBecause,omitempty"`
 }
 
-func viewOfReplay(r delivery.Replay) replayView {
+func viewOfReplay(r deadletter.Replay) replayView {
 	return replayView{r.ID, string(r.State), r.Select, r.Rate, r.By, r.Created, r.Finished, r.Total, r.Replayed, r.Skipped, r.Because}
 }
 
 // replayHandlers start, show and cancel replays.
 type replayHandlers struct {
 	visible visible
-	replays *delivery.Replays
+	replays *deadletter.Replays
 }
 
 func (h *replayHandlers) start(c *call) (any, error) {
 	in := struct {
-		Select *delivery.ReplaySelect `json:"select"`
-		DryRun bool                   `json:"dryRun"`
-		Rate   int                    `json:"rate"`
-	}{Rate: delivery.DefaultReplayRate}
+		Select *deadletter.ReplaySelect `json:"select"`
+		DryRun bool                     `json:"dryRun"`
+		Rate   int                      `json:"rate"`
+	}{Rate: deadletter.DefaultReplayRate}
 	if err := c.body(&in); err != nil {
 		return nil, err
 	}
 	switch {
 	case in.Select == nil:
 		return nil, fault.New(fault.Invalid, "select is missing; {} selects all dead letters")
-	case in.Rate < 1 || in.Rate > delivery.MaxReplayRate:
-		return nil, fault.New(fault.Invalid, "rate is %d (allowed: 1 to %d)", in.Rate, delivery.MaxReplayRate)
+	case in.Rate < 1 || in.Rate > deadletter.MaxReplayRate:
+		return nil, fault.New(fault.Invalid, "rate is %d (allowed: 1 to %d)", in.Rate, deadletter.MaxReplayRate)
 	case in.Select.Events && (in.Select.Subscription == "" || in.Select.Since.IsZero() || in.Select.Origin+in.Select.Event+in.Select.Queue != ""):
 		return nil, fault.New(fault.Invalid, "a replay of events is selected by subscription and since (optional: until)")
-	case in.Select.Queue != "" && in.Select.Queue != delivery.WebhookQueue && !delivery.CanReturn(queue.Name(in.Select.Queue)):
-		return nil, fault.New(fault.Invalid, "dead letters of the queue %.100q cannot be replayed (allowed: %s, inbox, events, deliveries, slow)", in.Select.Queue, delivery.WebhookQueue)
+	case in.Select.Queue != "" && in.Select.Queue != deadletter.WebhookQueue && !deadletter.CanReturn(queue.Name(in.Select.Queue)):
+		return nil, fault.New(fault.Invalid, "dead letters of the queue %.100q cannot be replayed (allowed: %s, inbox, events, deliveries, slow)", in.Select.Queue, deadletter.WebhookQueue)
 	}
 	if err := inOrder(in.Select.Since, in.Select.Until); err != nil {
 		return nil, err
@@ -72,7 +73,7 @@ func (h *replayHandlers) start(c *call) (any, error) {
 			More  bool `json:"more,omitempty"`
 		}{n, more}, err
 	}
-	var replay *delivery.Replay
+	var replay *deadletter.Replay
 	err := c.change("replay.start", target, nil, in, func() (err error) {
 		if replay, err = h.replays.Start(c.Context(), c.who.Workspace, c.who.ID, sub, *in.Select, in.Rate); err != nil {
 			return err
@@ -86,7 +87,7 @@ func (h *replayHandlers) start(c *call) (any, error) {
 	return accepted(viewOfReplay(*replay)), nil
 }
 
-func (h *replayHandlers) named(c *call) (*delivery.Replay, error) {
+func (h *replayHandlers) named(c *call) (*deadletter.Replay, error) {
 	r, err := h.replays.Find(c.Context(), c.who.Workspace, c.PathValue("id"))
 	if err == nil && r == nil {
 		err = fault.New(fault.NotFound, "there is no such replay")
@@ -99,7 +100,7 @@ func (h *replayHandlers) cancel(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.State != delivery.ReplayRunning {
+	if r.State != deadletter.ReplayRunning {
 		return viewOfReplay(*r), nil
 	}
 	err = c.change("replay.cancel", r.ID, viewOfReplay(*r), nil, func() (err error) {

@@ -9,13 +9,15 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
-	"github.com/mcp-events/mcpevents/shared/events/delivery"
+
 	"github.com/mcp-events/mcpevents/shared/events/source"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/events/source/verify"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 )
 
 const (
@@ -70,7 +72,7 @@ type sourceHandlers struct {
 	sources  ingest.Sources
 	secrets  func(context.Context, secret.Value) (string, error)
 	db       store.DB
-	kept     delivery.Records
+	kept     records.Keep
 	catalogs catalog.Source
 }
 

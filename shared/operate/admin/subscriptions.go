@@ -7,10 +7,12 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
-	"github.com/mcp-events/mcpevents/shared/events/delivery"
+
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 )
 
 // subscriptionView is a subscription as the API shows it: no secret, and of the target no query, where
@@ -61,7 +63,7 @@ func viewOf(s subscription.Selected) subscriptionView {
 type subscriptionHandlers struct {
 	visible    visible
 	catalogs   catalog.Source
-	operations *delivery.Operations
+	operations *deadletter.Operations
 	switches   *switches.Set
 }
 

@@ -15,7 +15,7 @@ import (
 	"slices"
 
 	"github.com/mcp-events/mcpevents/shared/conversation"
-	"github.com/mcp-events/mcpevents/shared/events/delivery"
+
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/stream/lease"
@@ -25,6 +25,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/operate/audit"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 )
 
 // Eraser erases principals.
@@ -32,8 +34,8 @@ type Eraser struct {
 	DB            store.DB
 	Subscriptions *subscription.Service
 	Lists         *subscription.Lists
-	Operations    *delivery.Operations
-	Replays       *delivery.Replays
+	Operations    *deadletter.Operations
+	Replays       *deadletter.Replays
 	Trail         *audit.Trail
 	// Most bounds the things that a run erases; 0 is [DefaultMost].
 	Most int
@@ -107,7 +109,7 @@ func (r *run) all(ctx context.Context) error {
 		return err
 	}
 	for _, id := range r.ids {
-		err := r.Operations.Belongings(ctx, r.workspace, id, func(b delivery.Belonging) error {
+		err := r.Operations.Belongings(ctx, r.workspace, id, func(b deadletter.Belonging) error {
 			if b.Body != (store.Key{}) {
 				if r.bodies[b.Body] = b.URI; b.Own {
 					r.bodies[b.Body] = ""
@@ -306,7 +308,7 @@ func (r *run) partitions(ctx context.Context) error {
 
 // replays deletes those for its subscriptions, and takes its name off others.
 func (r *run) replays(ctx context.Context) error {
-	return r.Replays.Each(ctx, r.workspace, func(job *delivery.Replay, keys []store.Key) error {
+	return r.Replays.Each(ctx, r.workspace, func(job *deadletter.Replay, keys []store.Key) error {
 		switch {
 		case slices.Contains(r.ids, job.Select.Subscription):
 			return r.found(ctx, "replays", keys...)

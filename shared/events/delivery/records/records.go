@@ -1,4 +1,5 @@
-package delivery
+// Package records is the delivery log: it writes a record of each attempt and lists the records.
+package records
 
 import (
 	"cmp"
@@ -14,9 +15,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
-// The delivery log has one record per attempt that [Options.Records] keeps, and so that each question is
+// The delivery log has one record per attempt that [Keep] keeps, and so that each question is
 // one query, it lies under four keys, in the order of time:
 //
 //	r#   per subscription
@@ -35,7 +38,7 @@ type Record struct {
 	V       int    `json:"v"`
 	Event   string `json:"ev"`
 	Attempt int    `json:"n"`
-	attempt
+	state.Result
 	Subscription string              `json:"sub,omitempty"`
 	Principal    string              `json:"pr,omitempty"`
 	Protocol     subscription.Origin `json:"o,omitempty"`
@@ -54,12 +57,12 @@ type Record struct {
 // recordVersion 1 had neither subscription nor origin, and lay under the subscription only.
 const recordVersion = 2
 
-// deliveryLog makes the records that are kept, and bounds those beside the subscriptions' own.
-type deliveryLog struct {
-	keep         Records
-	limit        *rate.Limiter
+// Log makes the records that are kept, and bounds those beside the subscriptions' own.
+type Log struct {
+	Keep         Keep
+	Limit        *rate.Limiter
 	failuresFree bool // only successes are bounded
-	omitted      *atomic.Int64
+	Omitted      *atomic.Int64
 }
 
 const (
@@ -69,64 +72,64 @@ const (
 	burst = 10
 )
 
-func newDeliveryLog(db store.DB, keep Records) deliveryLog {
-	l := deliveryLog{keep: keep, limit: rate.NewLimiter(indexRate, burst*indexRate), omitted: new(atomic.Int64)}
+func NewLog(db store.DB, keep Keep) Log {
+	l := Log{Keep: keep, Limit: rate.NewLimiter(indexRate, burst*indexRate), Omitted: new(atomic.Int64)}
 	if db.Local() {
-		l.limit, l.failuresFree = rate.NewLimiter(successRate, burst*successRate), true
+		l.Limit, l.failuresFree = rate.NewLimiter(successRate, burst*successRate), true
 	}
 	return l
 }
 
 // takes reports whether the record of an attempt is to be written under the keys beside the subscription's.
-func (l deliveryLog) takes(made attempt) bool {
-	if l.failuresFree && made.Category != "" || l.limit.AllowN(made.At, 1) {
+func (l Log) takes(made state.Result) bool {
+	if l.failuresFree && made.Category != "" || l.Limit.AllowN(made.At, 1) {
 		return true
 	}
-	l.omitted.Add(1)
+	l.Omitted.Add(1)
 	return false
 }
 
-// add adds the record of an attempt to notes, if it is to be kept.
-func (l deliveryLog) add(notes []store.Op, del *delivery, made attempt) []store.Op {
+// Add adds the record of an attempt to notes, if it is to be kept.
+func (l Log) Add(notes []store.Op, del *state.Delivery, made state.Result) []store.Op {
 	switch {
-	case l.keep == RecordNone:
+	case l.Keep == None:
 		return notes
-	case l.keep == RecordFailures && made.Category == "":
+	case l.Keep == Failures && made.Category == "":
 		return notes
 	}
 	r := Record{
-		V: recordVersion, Event: del.Event, Attempt: len(del.Attempts), attempt: made, Subscription: del.Subscription,
+		V: recordVersion, Event: del.Event, Attempt: len(del.Attempts), Result: made, Subscription: del.Subscription,
 		Principal: del.Principal, Protocol: del.Origin, URI: del.URI, Name: del.Name, Origin: subscription.OriginOf(del.Target), Test: del.Test,
 	}
 	if made.Category != "" {
-		r.Next, r.Dead = del.Due, del.State == stateDead
+		r.Next, r.Dead = del.Due, del.State == state.Dead
 	}
 	value, _ := json.Marshal(r) // texts, times and numbers
 	stamp := fmt.Sprintf("%016d#", made.At.UnixMicro())
 	put := func(partition, sort string, value []byte) {
 		notes = append(notes, store.Put(store.Item{
-			Key: store.Key{Table: store.Deliveries, Partition: partition, Sort: stamp + sort}, Value: value, Expires: made.At.Add(KeptFor),
+			Key: store.Key{Table: store.Deliveries, Partition: partition, Sort: stamp + sort}, Value: value, Expires: made.At.Add(state.KeptFor),
 		}))
 	}
-	put(bySubscription(del.Workspace, del.Subscription), fmt.Sprintf("%s#%d", del.Event, len(del.Attempts)), value)
+	put(BySubscription(del.Workspace, del.Subscription), fmt.Sprintf("%s#%d", del.Event, len(del.Attempts)), value)
 	if !l.takes(made) {
 		return notes
 	}
-	if n := l.omitted.Swap(0); n > 0 {
+	if n := l.Omitted.Swap(0); n > 0 {
 		r.Omitted = n
 		value, _ = json.Marshal(r)
 	}
 	sort := fmt.Sprintf("%s#%s#%d", del.Subscription, del.Event, len(del.Attempts))
-	for _, partition := range []string{byEvent(del.Workspace, del.Event), byOrigin(del.Workspace, r.Origin), ofAll(del.Workspace)} {
+	for _, partition := range []string{ByEvent(del.Workspace, del.Event), ByOrigin(del.Workspace, r.Origin), OfAll(del.Workspace)} {
 		put(partition, sort, value)
 	}
 	return notes
 }
 
-func bySubscription(workspace, id string) string { return "r#" + workspace + "#" + id }
-func byEvent(workspace, id string) string        { return "re#" + workspace + "#" + id }
-func byOrigin(workspace, origin string) string   { return "ro#" + workspace + "#" + origin }
-func ofAll(workspace string) string              { return "ra#" + workspace }
+func BySubscription(workspace, id string) string { return "r#" + workspace + "#" + id }
+func ByEvent(workspace, id string) string        { return "re#" + workspace + "#" + id }
+func ByOrigin(workspace, origin string) string   { return "ro#" + workspace + "#" + origin }
+func OfAll(workspace string) string              { return "ra#" + workspace }
 
 // The outcomes of an attempt.
 const (
@@ -149,30 +152,30 @@ func (r Record) Outcome() string {
 // Span is a span of time, both ends included; zero times are open.
 type Span struct{ Since, Until time.Time }
 
-// RecordQuery asks for records that have all that is given.
-type RecordQuery struct {
+// Query asks for records that have all that is given.
+type Query struct {
 	Subscription, Event, Origin string
 	// Outcome is one of the outcomes; Failed takes Dead, too.
 	Outcome string
 	Span
 }
 
-// ListRecords returns the records that are asked for, newest first, those before the given key; next is ""
+// List returns the records that are asked for, newest first, those before the given key; next is ""
 // at the end. It is one query, of at most limit records, by what narrows the most; what else is asked for is
 // looked at in vain.
-func ListRecords(ctx context.Context, db store.DB, workspace string, ask RecordQuery, before string, limit int) (list []Record, next string, err error) {
+func List(ctx context.Context, db store.DB, workspace string, ask Query, before string, limit int) (list []Record, next string, err error) {
 	q := store.Query{Table: store.Deliveries, Before: before, Limit: limit}
 	switch {
 	case ask.Subscription != "":
-		q.Partition = bySubscription(workspace, ask.Subscription)
+		q.Partition = BySubscription(workspace, ask.Subscription)
 	case ask.Event != "":
-		q.Partition = byEvent(workspace, ask.Event)
+		q.Partition = ByEvent(workspace, ask.Event)
 	case ask.Origin != "":
-		q.Partition = byOrigin(workspace, ask.Origin)
+		q.Partition = ByOrigin(workspace, ask.Origin)
 	default:
-		q.Partition = ofAll(workspace)
+		q.Partition = OfAll(workspace)
 	}
-	return newest(ctx, db, q, ask.Span, "read the delivery log", func(it *store.Item) (r Record, takes bool, err error) {
+	return Newest(ctx, db, q, ask.Span, "read the delivery log", func(it *store.Item) (r Record, takes bool, err error) {
 		if err := json.Unmarshal(it.Value, &r); err != nil {
 			return r, false, fault.Wrap(fault.Internal, err, "decode a delivery record")
 		}
@@ -181,9 +184,9 @@ func ListRecords(ctx context.Context, db store.DB, workspace string, ask RecordQ
 	})
 }
 
-// newest reads one page of items, newest first, and returns those within a span that read accepts. An item that cannot be
+// Newest reads one page of items, newest first, and returns those within a span that read accepts. An item that cannot be
 // decoded is logged and left out, so that it does not hide the others. next is "" at the end.
-func newest[T any](ctx context.Context, db store.DB, q store.Query, within Span, what string, read func(*store.Item) (T, bool, error)) (list []T, next string, err error) {
+func Newest[T any](ctx context.Context, db store.DB, q store.Query, within Span, what string, read func(*store.Item) (T, bool, error)) (list []T, next string, err error) {
 	q.Reverse = true
 	q.Within(within.Since, within.Until)
 	page, err := db.Query(ctx, q)
@@ -206,9 +209,19 @@ func newest[T any](ctx context.Context, db store.DB, q store.Query, within Span,
 	return list, next, nil
 }
 
-func (ask RecordQuery) takes(r Record) bool {
+func (ask Query) takes(r Record) bool {
 	return (ask.Subscription == "" || ask.Subscription == r.Subscription) &&
 		(ask.Event == "" || ask.Event == r.Event) &&
 		(ask.Origin == "" || ask.Origin == r.Origin) &&
 		(ask.Outcome == "" || ask.Outcome == r.Outcome() || ask.Outcome == Failed && r.Outcome() == Dead)
 }
+
+// Keep is the --delivery-log setting.
+type Keep string
+
+// The settings: a record of every attempt, of failed ones only, or of none.
+const (
+	All      Keep = "all"
+	Failures Keep = "failures"
+	None     Keep = "none"
+)

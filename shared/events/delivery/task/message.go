@@ -1,21 +1,6 @@
-// Package delivery is the way of an event from the events queue to the webhooks:
-// fanout appends it to the log and finds who wants it, dispatch signs and posts,
-// retry brings back what failed.
-//
-//	events queue ─▶ [Fanout] ─▶ event log
-//	                   │
-//	                   ▼ page tasks: events × a range of a pattern's subscribers
-//	               deliveries queue ─▶ [Dispatcher.Pages] ─▶ POST
-//	                                        │ failed, or endpoint known to be slow
-//	                                        ▼
-//	               slow queue ─────▶ [Dispatcher.Singles] ─▶ POST
-//	                   ▲                    │ due later than the queue can delay it
-//	                   └──── [Retry] ◀── due table
-//
-// Everything after the events queue may run twice, at any instance, and may be stopped
-// at any instruction. Why that is harmless stands where it is done: in
-// delivery.go for retries, in fanout.go for the log.
-package delivery
+// Package task has the messages of the queues between fanout and dispatch: page tasks for a range of subscribers, and single tasks for
+// one attempt in the slow lane.
+package task
 
 import (
 	"cmp"
@@ -33,12 +18,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// taskVersion is written into every message; a reader takes this and the one before.
-const taskVersion = 1
+// Version is written into every message; a reader takes this and the one before.
+const Version = 1
 
-// PageTask asks dispatch to send events to the subscribers in a range of a
+// Page asks dispatch to send events to the subscribers in a range of a
 // pattern. It is the first attempt of each of these deliveries.
-type PageTask struct {
+type Page struct {
 	V         int                `json:"v"`
 	Workspace string             `json:"ws"`
 	Pattern   string             `json:"key"`
@@ -56,15 +41,15 @@ type PageTask struct {
 	// subscription. The range is that of the subscription.
 	Reactivation *Reactivation `json:"res,omitempty"`
 
-	// Paused is what [Watermark] knows the task by that waited for a switch.
+	// Paused is the task's mark for the watermark, if it waited for a switch.
 	Paused string `json:"pk,omitempty"`
 
 	// Retries is how often the task was sent again because the store failed. It is sent with a delay then.
 	Retries int `json:"rt,omitempty"`
 
-	payloads []*subscription.Payload // of the events, shared by their subscribers
-	endpoint string                  // the [endpointID] of its only subscriber; "" if it is not known
-	delay    time.Duration           // of its message
+	Payloads []*subscription.Payload `json:"-"` // of the events, shared by their subscribers
+	Endpoint string                  `json:"-"` // the [EndpointID] of its only subscriber; "" if it is not known
+	Delay    time.Duration           `json:"-"` // of its message
 }
 
 // Reactivation names a subscription that is active again.
@@ -73,8 +58,8 @@ type Reactivation struct {
 	Subscription string `json:"sub"`
 }
 
-// SingleTask asks dispatch for one attempt of one delivery in the slow lane.
-type SingleTask struct {
+// Single asks dispatch for one attempt of one delivery in the slow lane.
+type Single struct {
 	V            int    `json:"v"`
 	Workspace    string `json:"ws"`
 	Principal    string `json:"pr"`
@@ -86,32 +71,32 @@ type SingleTask struct {
 	// Attempt is the number of the attempt to make, from 1. The task is stale
 	// when the delivery has recorded it already.
 	Attempt int `json:"n"`
-	// Endpoint is the [endpointID] of its target; a message of the version before has none.
+	// Endpoint is the [EndpointID] of its target; a message of the version before has none.
 	Endpoint string `json:"e,omitempty"`
 	// Size is how many bytes the event's data has, about; a message of the version before has none.
 	Size int `json:"b,omitempty"`
 }
 
-func (t SingleTask) key() string { return cmp.Or(t.Key, t.Event) }
+func (t Single) EventKey() string { return cmp.Or(t.Key, t.Event) }
 
-// id names the attempt.
-func (t SingleTask) id() string {
-	return fmt.Sprintf("%s#%s#%s#%d", t.Workspace, t.Subscription, t.key(), t.Attempt)
+// ID names the attempt.
+func (t Single) ID() string {
+	return fmt.Sprintf("%s#%s#%s#%d", t.Workspace, t.Subscription, t.EventKey(), t.Attempt)
 }
 
-// endpoint is whose slot an attempt takes.
-func (t SingleTask) endpoint() string { return cmp.Or(t.Endpoint, t.Subscription) }
+// EndpointKey is whose slot an attempt takes.
+func (t Single) EndpointKey() string { return cmp.Or(t.Endpoint, t.Subscription) }
 
-// outgoing is the message of a page task.
-func (t PageTask) outgoing() queue.Outgoing {
-	return queue.Outgoing{Body: t.encode(), Group: t.group(), Delay: t.delay}
+// Outgoing is the message of a page task.
+func (t Page) Outgoing() queue.Outgoing {
+	return queue.Outgoing{Body: t.Encode(), Group: t.Group(), Delay: t.Delay}
 }
 
-// group is the pattern, or the endpoint or the subscription if the task is for one only, so that many tasks of one of them
+// Group is the pattern, or the endpoint or the subscription if the task is for one only, so that many tasks of one of them
 // do not delay the tasks of others.
-func (t PageTask) group() string {
-	if t.endpoint != "" {
-		return t.endpoint
+func (t Page) Group() string {
+	if t.Endpoint != "" {
+		return t.Endpoint
 	}
 	of := t.Workspace + "\x00" + t.Pattern
 	if len(t.Range.From) > len("00000000") {
@@ -120,13 +105,13 @@ func (t PageTask) group() string {
 	return digest(of)
 }
 
-func (t PageTask) encode() []byte {
+func (t Page) Encode() []byte {
 	events := t.Events
 	t.Events = nil
-	return event.AppendMember(encode(t), "ev", events)
+	return event.AppendMember(Encode(t), "ev", events)
 }
 
-func encode(task any) []byte {
+func Encode(task any) []byte {
 	b, err := json.Marshal(task)
 	if err != nil {
 		panic(fmt.Sprintf("delivery: a task does not marshal: %v", err)) // its JSON was parsed when it came in
@@ -134,33 +119,33 @@ func encode(task any) []byte {
 	return b
 }
 
-func decodeTask[T any](body []byte, version func(T) int) (T, error) {
+func Decode[T any](body []byte, version func(T) int) (T, error) {
 	var t T
 	if err := json.Unmarshal(body, &t); err != nil {
-		if newer(err) {
+		if Newer(err) {
 			return t, err
 		}
 		return t, fault.Wrap(fault.Invalid, err, "decode a task")
 	}
 	switch v := version(t); {
-	case v > taskVersion:
-		return t, fault.New(fault.Unavailable, "decode a task: version %d is newer than %d", v, taskVersion)
-	case v < 1 || v < taskVersion-1:
-		return t, fault.New(fault.Invalid, "decode a task: version %d is not supported (supported: %d)", v, taskVersion)
+	case v > Version:
+		return t, fault.New(fault.Unavailable, "decode a task: version %d is newer than %d", v, Version)
+	case v < 1 || v < Version-1:
+		return t, fault.New(fault.Invalid, "decode a task: version %d is not supported (supported: %d)", v, Version)
 	}
 	return t, nil
 }
 
-// newer reports whether a message cannot be decoded because a newer program wrote it. No handler dead-letters such a
+// Newer reports whether a message cannot be decoded because a newer program wrote it. No handler dead-letters such a
 // message. It stays in its queue and is redelivered until a newer program handles it.
-func newer(err error) bool { return fault.KindOf(err) == fault.Unavailable }
+func Newer(err error) bool { return fault.KindOf(err) == fault.Unavailable }
 
 // Sizes of pages and of the tree (design: the page is the first attempt).
 const (
-	// pageTarget is the mean number of subscribers in a page of a pattern with many.
-	pageTarget = 20
-	// pageSplit is the estimate above which a task is split before sending.
-	pageSplit = 40
+	// PageTarget is the mean number of subscribers in a page of a pattern with many.
+	PageTarget = 20
+	// PageSplit is the estimate above which a task is split before sending.
+	PageSplit = 40
 	// branches is into how many tasks one step of the tree splits at most.
 	branches = 64
 	// taskBytes is how much of a message the events of one task may take.
@@ -168,9 +153,9 @@ const (
 )
 
 // split cuts a range that holds about count subscribers into parts of about
-// [pageTarget], or into [branches] larger ones, which are split again.
+// [PageTarget], or into [branches] larger ones, which are split again.
 func split(r subscription.Range, count int) []subscription.Range {
-	n := min((count+pageTarget-1)/pageTarget, branches)
+	n := min((count+PageTarget-1)/PageTarget, branches)
 	if count <= 25 || n < 2 {
 		return []subscription.Range{r}
 	}
@@ -200,18 +185,18 @@ func bound(digits string, open uint64) uint64 {
 	return v
 }
 
-// pages makes the tasks for events of one URI and a range of subscribers: events
+// Pages makes the tasks for events of one URI and a range of subscribers: events
 // are put together as far as a message holds them.
-func pages(workspace, key string, r subscription.Range, count int, events []event.Event) []PageTask {
+func Pages(workspace, key string, r subscription.Range, count int, events []event.Event) []Page {
 	ranges := split(r, count)
-	var tasks []PageTask
+	var tasks []Page
 	for _, part := range ranges {
 		size := 0
 		for i, e := range events {
 			n := len(e.Data) + len(e.URI) + len(e.Trace.Parent) + len(e.Trace.State) + 256
 			if i == 0 || size+n > taskBytes {
-				tasks = append(tasks, PageTask{
-					V: taskVersion, Workspace: workspace, Pattern: key, Range: part, Count: count / len(ranges),
+				tasks = append(tasks, Page{
+					V: Version, Workspace: workspace, Pattern: key, Range: part, Count: count / len(ranges),
 				})
 				size = 0
 			}
@@ -223,9 +208,9 @@ func pages(workspace, key string, r subscription.Range, count int, events []even
 	return tasks
 }
 
-// endpointID returns a hash of a URL without its query, by which endpoints are known. It is also the group of their messages in the
+// EndpointID returns a hash of a URL without its query, by which endpoints are known. It is also the group of their messages in the
 // slow queue, because a queue does not accept every character of a URL in a group.
-func endpointID(target string) string {
+func EndpointID(target string) string {
 	if i := strings.IndexAny(target, "?#"); i >= 0 {
 		target = target[:i]
 	}
@@ -236,4 +221,25 @@ func endpointID(target string) string {
 func digest(of string) string {
 	h := sha256.Sum256([]byte(of))
 	return base64.RawURLEncoding.EncodeToString(h[:16])
+}
+
+// Permanent reports whether a step fails again however often it is repeated, because the event itself cannot be
+// handled.
+func Permanent(err error) bool {
+	switch fault.KindOf(err) {
+	case fault.Invalid, fault.TooLarge, fault.NotFound:
+		return true
+	}
+	return false
+}
+
+// DecodeEvent decodes a message of the events queue. The error of one that a newer program wrote is not
+// [Permanent].
+func DecodeEvent(m queue.Message) (e event.Event, err error) {
+	defer fault.Recovered(&err)
+	e, err = event.Decode(m.Body)
+	if err != nil && !Newer(err) {
+		err = fault.New(fault.Invalid, "the message is not an event of a known version")
+	}
+	return e, err
 }

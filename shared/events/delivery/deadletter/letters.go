@@ -1,4 +1,6 @@
-package delivery
+// Package deadletter lets operators and owners list dead letters, of webhooks and of queues, and deliver their events again, one by one
+// or by a replay.
+package deadletter
 
 import (
 	"context"
@@ -15,28 +17,33 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // A dead letter lies under four keys, so that each question is one query: those of its subscription
 // (x#), of its target's origin (xo#), of its event type (xe#), and all of the workspace (xa#). They
 // are written and deleted together.
 
-func (del *delivery) letterKeys(at time.Time) []store.Key {
+// Keys returns the keys of a delivery's dead letter.
+func Keys(del *state.Delivery, at time.Time) []store.Key {
 	return []store.Key{
-		{Table: store.Deliveries, Partition: lettersOf(del.Workspace, del.Subscription), Sort: fmt.Sprintf("%016d#%s", at.UnixMicro(), del.key())},
-		del.letterKey("xo#"+del.Workspace+"#"+subscription.OriginOf(del.Target), at),
-		del.letterKey("xe#"+del.Workspace+"#"+del.Name, at),
-		del.letterKey("xa#"+del.Workspace, at),
+		{Table: store.Deliveries, Partition: LettersOf(del.Workspace, del.Subscription), Sort: fmt.Sprintf("%016d#%s", at.UnixMicro(), del.EventKey())},
+		letterKey(del, "xo#"+del.Workspace+"#"+subscription.OriginOf(del.Target), at),
+		letterKey(del, "xe#"+del.Workspace+"#"+del.Name, at),
+		letterKey(del, "xa#"+del.Workspace, at),
 	}
 }
 
-// lettersOf is the partition of a subscription's.
-func lettersOf(workspace, sub string) string { return "x#" + workspace + "#" + sub }
+// LettersOf is the partition of a subscription's.
+func LettersOf(workspace, sub string) string { return "x#" + workspace + "#" + sub }
 
-func (del *delivery) letterKey(partition string, at time.Time) store.Key {
+func letterKey(del *state.Delivery, partition string, at time.Time) store.Key {
 	return store.Key{
 		Table: store.Deliveries, Partition: partition,
-		Sort: fmt.Sprintf("%016d#%s#%s", at.UnixMicro(), del.Subscription, del.key()),
+		Sort: fmt.Sprintf("%016d#%s#%s", at.UnixMicro(), del.Subscription, del.EventKey()),
 	}
 }
 
@@ -71,9 +78,9 @@ type Try struct {
 // ReasonExpired is that of a letter without a failure: its event was no longer there.
 const ReasonExpired = "expired"
 
-func (del *delivery) letter(at time.Time) Letter {
+func letterOf(del *state.Delivery, at time.Time) Letter {
 	l := Letter{
-		ID: letterID(del.Subscription, at, del.key()), Queue: WebhookQueue, Subscription: del.Subscription, Principal: del.Principal, Protocol: del.Origin,
+		ID: letterID(del.Subscription, at, del.EventKey()), Queue: WebhookQueue, Subscription: del.Subscription, Principal: del.Principal, Protocol: del.Origin,
 		Event: del.Event, URI: del.URI, Name: del.Name, Origin: subscription.OriginOf(del.Target), Reason: ReasonExpired, Dead: at.UTC(),
 		First: del.First, Test: del.Test,
 	}
@@ -103,14 +110,14 @@ type LetterQuery struct {
 	Origin       string
 	Event        string // name of the event type
 	Queue        string
-	Span
+	records.Span
 }
 
 // Operations are what operators and owners do to deliveries. Make it with [NewOperations].
 type Operations struct {
 	// Metrics counts the messages that a queue gave up; may be nil.
 	Metrics    *metric.Set
-	deliveries *deliveries
+	Deliveries *state.Deliveries
 	tests      *quota.Keyed[string] // test events by endpoint
 }
 
@@ -120,7 +127,7 @@ const maxTested = 20_000
 // NewOperations makes operations. The clock may be nil.
 func NewOperations(db store.DB, q queue.Sender, now func() time.Time) *Operations {
 	return &Operations{
-		deliveries: newDeliveries(db, q, func() time.Time { return timeBy(now) }, nil),
+		Deliveries: state.NewDeliveries(db, q, now, nil),
 		tests:      quota.NewKeyed[string](1, 1, maxTested),
 	}
 }
@@ -131,7 +138,7 @@ func (o *Operations) Letters(ctx context.Context, workspace string, ask LetterQu
 	q := store.Query{Table: store.Deliveries, Before: before, Limit: limit}
 	switch {
 	case ask.Subscription != "":
-		q.Partition = lettersOf(workspace, ask.Subscription)
+		q.Partition = LettersOf(workspace, ask.Subscription)
 	case ask.Origin != "":
 		q.Partition = "xo#" + workspace + "#" + ask.Origin
 	case ask.Event != "":
@@ -141,7 +148,7 @@ func (o *Operations) Letters(ctx context.Context, workspace string, ask LetterQu
 	default:
 		q.Partition = "xa#" + workspace
 	}
-	return newest(ctx, o.deliveries.db, q, ask.Span, "list dead letters", func(it *store.Item) (Letter, bool, error) {
+	return records.Newest(ctx, o.Deliveries.DB, q, ask.Span, "list dead letters", func(it *store.Item) (Letter, bool, error) {
 		l, err := readLetter(it)
 		return l, ask.takes(l), err
 	})
@@ -156,19 +163,19 @@ func readLetter(it *store.Item) (Letter, error) {
 	if isOfQueue(it) {
 		return decodeQueueLetter(it)
 	}
-	del, at, err := decodeLetter(it)
+	del, at, err := DecodeLetter(it)
 	if err != nil {
 		return Letter{}, err
 	}
-	return del.letter(at), nil
+	return letterOf(del, at), nil
 }
 
-func decodeLetter(it *store.Item) (*delivery, time.Time, error) {
-	del, err := decodeDelivery(it)
+func DecodeLetter(it *store.Item) (*state.Delivery, time.Time, error) {
+	del, err := state.Decode(it)
 	if err != nil {
 		return nil, time.Time{}, err
 	}
-	del.version, del.stored, del.waits = 0, stateNone, store.Key{} // those of the delivery's own item
+	del.Version, del.Stored, del.Place = 0, state.None, store.Key{} // those of the delivery's own item
 	var micros int64
 	if _, err := fmt.Sscanf(it.Sort, "%d#", &micros); err != nil {
 		return nil, time.Time{}, fault.Wrap(fault.Internal, err, "decode the key of a dead letter")
@@ -194,7 +201,7 @@ func (o *Operations) findOfWebhook(ctx context.Context, workspace, id string) (*
 	if !ok {
 		return nil, nil
 	}
-	items, err := o.deliveries.db.Get(ctx, store.Key{Table: store.Deliveries, Partition: lettersOf(workspace, sub), Sort: sort})
+	items, err := o.Deliveries.DB.Get(ctx, store.Key{Table: store.Deliveries, Partition: LettersOf(workspace, sub), Sort: sort})
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read a dead letter")
 	}
@@ -217,7 +224,7 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 	if err != nil || it == nil {
 		return false, err
 	}
-	del, at, err := decodeLetter(it)
+	del, at, err := DecodeLetter(it)
 	if err != nil {
 		return false, err
 	}
@@ -227,52 +234,52 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 	if sub.State == subscription.Suspended {
 		return false, skipped(SkippedSuspended, "the subscription of the dead letter is suspended until its subscriber refreshes it (events/subscribe); retry it after that")
 	}
-	items, err := o.deliveries.db.Get(ctx, deliveryKey(workspace, del.Subscription, del.key()), bodyKey(workspace, del.key()))
+	items, err := o.Deliveries.DB.Get(ctx, state.Key(workspace, del.Subscription, del.EventKey()), state.BodyKey(workspace, del.EventKey()))
 	if err != nil {
 		return false, fault.Wrap(fault.Unavailable, err, "read a dead letter")
 	}
-	e, err := del.eventIn(items[1])
+	e, err := del.EventIn(items[1])
 	if err != nil {
-		o.deliveries.log.ErrorContext(ctx, "stored event not decoded", "workspace", workspace, "event", del.Event, "error", err)
+		o.Deliveries.Log.ErrorContext(ctx, "stored event not decoded", "workspace", workspace, "event", del.Event, "error", err)
 		return false, skipped(SkippedExpired, "the event of the dead letter cannot be decoded")
 	}
 	if e == nil {
 		return false, skipped(SkippedExpired, "the event of the dead letter is not stored any more")
 	}
-	now := o.deliveries.now()
+	now := o.Deliveries.Now()
 	if items[0] != nil {
-		current, err := decodeDelivery(items[0])
+		current, err := state.Decode(items[0])
 		if err != nil {
-			return false, o.deliveries.setAside(ctx, items[0], err)
+			return false, o.Deliveries.SetAside(ctx, items[0], err)
 		}
-		if meets(current.stored) != mine {
+		if state.Meets(current.Stored) != state.Mine {
 			if left, err := o.findOfWebhook(ctx, workspace, id); err != nil || left == nil {
 				return false, err // another worker has retried it meanwhile
 			}
 			return false, skipped(SkippedUnderway, "the event is being delivered to the subscription already")
 		}
 		del.Base = len(del.Attempts) // the letter has no attempts of its own
-		del.takePlaceOf(current)
+		del.TakePlaceOf(current)
 	}
-	keys := del.letterKeys(at)
+	keys := Keys(del, at)
 	gone := []store.Op{store.Delete(keys[0], store.Exists())}
 	for _, key := range keys[1:] {
 		gone = append(gone, store.Delete(key))
 	}
-	if err := o.deliveries.storeBody(ctx, del, e, retriedFor); err != nil { // from now on, as for any delivery
+	if err := o.Deliveries.StoreBody(ctx, del, e, state.RetriedFor); err != nil { // from now on, as for any delivery
 		return false, err
 	}
 	del.Again, del.First, del.Base, del.Target = true, now, len(del.Attempts), sub.Target.URL
-	whose, err := o.deliveries.writeNext(ctx, del, now.Add(delay), gone...)
-	return whose == mine, err
+	whose, err := o.Deliveries.WriteNext(ctx, del, now.Add(delay), gone...)
+	return whose == state.Mine, err
 }
 
 // SendTest delivers a test event to a subscription, marked as one, on the way of any other: signed,
 // retried and recorded. It returns the event's id. An endpoint gets one test event per second from one process; more are
 // refused with fault.Exhausted and [quota.RetryAfter], because nothing else shows that the endpoint wants them.
 func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscription) (id string, err error) {
-	now := o.deliveries.now().UTC()
-	if !o.tests.Get(endpointID(sub.Target.URL)).AllowN(now, 1) {
+	now := o.Deliveries.Now().UTC()
+	if !o.tests.Get(task.EndpointID(sub.Target.URL)).AllowN(now, 1) {
 		return "", quota.Exceeded("testsPerEndpoint", 1, "the limit testsPerEndpoint of 1 test event per second is reached")
 	}
 	e := event.Event{
@@ -295,12 +302,12 @@ func (o *Operations) Deliver(ctx context.Context, sub *subscription.Subscription
 }
 
 func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription, e *event.Event, test bool) error {
-	now := o.deliveries.now()
+	now := o.Deliveries.Now()
 	subscriber := sub.Subscriber()
-	del := newDelivery(&subscriber, e, now)
+	del := state.New(&subscriber, e, now)
 	del.Test, del.Again = test, true
-	whose, err := o.deliveries.scheduleNext(ctx, del, e, now)
-	if err == nil && whose != mine {
+	whose, err := o.Deliveries.ScheduleNext(ctx, del, e, now)
+	if err == nil && whose != state.Mine {
 		return fault.New(fault.Conflict, "the event is being delivered to the subscription already")
 	}
 	return err
@@ -308,9 +315,24 @@ func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription
 
 // Stored returns the event of a URI and an id, if it is stored for retries; nil if not.
 func (o *Operations) Stored(ctx context.Context, workspace, uri, id string) (*event.Event, error) {
-	items, err := o.deliveries.db.Get(ctx, bodyKey(workspace, event.Event{URI: uri, ID: id}.Key()))
+	items, err := o.Deliveries.DB.Get(ctx, state.BodyKey(workspace, event.Event{URI: uri, ID: id}.Key()))
 	if err != nil || items[0] == nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read a stored event")
 	}
-	return decodeEvent(items[0])
+	return state.DecodeEvent(items[0])
+}
+
+// MergeLetters lists the dead letters of several subscriptions as [Operations.Letters] does. If subs is nil, it lists those of all that
+// are asked for.
+func (o *Operations) MergeLetters(ctx context.Context, workspace string, subs []string, ask LetterQuery, before string, limit int) ([]Letter, string, error) {
+	if subs == nil {
+		return o.Letters(ctx, workspace, ask, before, limit)
+	}
+	return records.MergeLists(subs, before, limit, func(id, before string, limit int) ([]Letter, string, error) {
+		ask.Subscription = id
+		return o.Letters(ctx, workspace, ask, before, limit)
+	}, func(l Letter) string {
+		_, sort, _ := parseLetterID(l.ID)
+		return sort
+	})
 }

@@ -1,4 +1,4 @@
-package delivery
+package records
 
 import (
 	"encoding/json"
@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // OPS-03: in a file every failure is in every list, and of very many successes some are only in the subscription's
@@ -18,13 +20,13 @@ func TestManySuccessesAreInTheirOwnListOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	records := newDeliveryLog(db, RecordAll)
+	log := NewLog(db, All)
 	now := time.Unix(1_800_000_000, 0)
 	lists := map[string]int{}
 	var omitted int64
-	write := func(made attempt) {
+	write := func(made state.Result) {
 		made.At = now
-		for _, op := range records.add(nil, &delivery{Workspace: "w", Subscription: "s", Event: "e", Target: "https://a.example/x", Attempts: []attempt{made}}, made) {
+		for _, op := range log.Add(nil, &state.Delivery{Workspace: "w", Subscription: "s", Event: "e", Target: "https://a.example/x", Attempts: []state.Result{made}}, made) {
 			kind, _, _ := strings.Cut(op.Item.Partition, "#")
 			lists[kind]++
 			var r Record
@@ -37,9 +39,9 @@ func TestManySuccessesAreInTheirOwnListOnly(t *testing.T) {
 		}
 	}
 	for range many {
-		write(attempt{})
+		write(state.Result{})
 	}
-	write(attempt{Category: "timeout"})
+	write(state.Result{Category: "timeout"})
 	if lists["r"] != many+1 || lists["re"] != burst*successRate+1 || lists["ro"] != lists["re"] || lists["ra"] != lists["re"] || omitted != 5 {
 		t.Errorf("got %v, %d omitted", lists, omitted)
 	}

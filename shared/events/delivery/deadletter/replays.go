@@ -1,4 +1,4 @@
-package delivery
+package deadletter
 
 import (
 	"cmp"
@@ -18,6 +18,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // A replay retries the dead letters of a selection, or delivers the events of a time span to one subscription again
@@ -34,14 +37,14 @@ type Replays struct {
 	Ahead time.Duration
 
 	operations    *Operations // retries letters
-	deliveries    *deliveries
+	deliveries    *state.Deliveries
 	subscriptions Finder
 	log           *eventlog.Log // of the events that are replayed
 }
 
 // NewReplays makes replays. The log is needed to replay events.
 func NewReplays(o *Operations, subs Finder, log *eventlog.Log) *Replays {
-	return &Replays{operations: o, deliveries: o.deliveries, subscriptions: subs, log: log}
+	return &Replays{operations: o, deliveries: o.Deliveries, subscriptions: subs, log: log}
 }
 
 // ReplayState says how a replay is.
@@ -68,7 +71,7 @@ type ReplaySelect struct {
 }
 
 func (s ReplaySelect) query() LetterQuery {
-	return LetterQuery{Subscription: s.Subscription, Origin: s.Origin, Event: s.Event, Queue: cmp.Or(s.Queue, WebhookQueue), Span: Span{s.Since, s.Until}}
+	return LetterQuery{Subscription: s.Subscription, Origin: s.Origin, Event: s.Event, Queue: cmp.Or(s.Queue, WebhookQueue), Span: records.Span{Since: s.Since, Until: s.Until}}
 }
 
 // Replay is a job.
@@ -104,20 +107,20 @@ const (
 
 	replayVersion  = 1
 	replaysRunning = "replays"
-	// replayStep is how much time's worth is scheduled before the position is written.
-	replayStep = 5 * time.Second
-	// replayAhead is how far ahead of the clock a round schedules, unless [Replays.Ahead] says otherwise.
-	replayAhead = time.Minute
+	// ReplayStep is how much time's worth is scheduled before the position is written.
+	ReplayStep = 5 * time.Second
+	// ReplayAhead is how far ahead of the clock a round schedules, unless [Replays.Ahead] says otherwise.
+	ReplayAhead = time.Minute
 	// replayMoment is how long who begins a replay goes on with it.
 	replayMoment = 3 * time.Second
-	// replayClaim is how long a worker may take for a step, so it is also how long a replay stops if its worker dies.
-	replayClaim = 2 * time.Minute
+	// ReplayClaim is how long a worker may take for a step, so it is also how long a replay stops if its worker dies.
+	ReplayClaim = 2 * time.Minute
 	// replayWorkers are how many letters are retried at once.
 	replayWorkers = 8
 	// maxCount bounds how many letters are counted.
 	maxCount = 100_000
-	// sameReplay is how long a replay of events is not begun again: unlike dead letters, they are not gone once replayed.
-	sameReplay = 10 * time.Minute
+	// SameReplay is how long a replay of events is not begun again: unlike dead letters, they are not gone once replayed.
+	SameReplay = 10 * time.Minute
 	// replayKept is how long a finished job can be read.
 	replayKept = 7 * 24 * time.Hour
 )
@@ -163,8 +166,8 @@ func (rs *Replays) Start(ctx context.Context, workspace, by string, sub *subscri
 		if err != nil || have != nil && have.State == ReplayRunning {
 			return have, err
 		}
-		now := rs.deliveries.now().UTC()
-		if s.Events && have != nil && have.State == ReplayDone && now.Sub(have.Created) < sameReplay {
+		now := rs.deliveries.Now().UTC()
+		if s.Events && have != nil && have.State == ReplayDone && now.Sub(have.Created) < SameReplay {
 			return have, nil
 		}
 		r := &Replay{V: replayVersion, ID: id, Workspace: workspace, State: ReplayRunning, Select: s, Rate: rate, By: by, Created: now, Next: now}
@@ -201,7 +204,7 @@ func (rs *Replays) save(ctx context.Context, r *Replay, also ...store.Op) error 
 		it.Expires = r.Finished.Add(replayKept)
 		also = append(also, store.Delete(runningKey(r.Workspace, r.ID)))
 	}
-	return rs.deliveries.db.Write(ctx, append(also, store.Put(it, continues(had)))...)
+	return rs.deliveries.DB.Write(ctx, append(also, store.Put(it, state.Continues(had)))...)
 }
 
 // Find reads a replay; nil when there is none.
@@ -209,7 +212,7 @@ func (rs *Replays) Find(ctx context.Context, workspace, id string) (*Replay, err
 	if id == "" || len(id) > 100 {
 		return nil, nil
 	}
-	items, err := rs.deliveries.db.Get(ctx, replayKey(workspace, id))
+	items, err := rs.deliveries.DB.Get(ctx, replayKey(workspace, id))
 	if err != nil || items[0] == nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read a replay")
 	}
@@ -228,7 +231,7 @@ func (rs *Replays) Cancel(ctx context.Context, workspace, id string) (*Replay, e
 		if err != nil || r == nil || r.State != ReplayRunning {
 			return r, err
 		}
-		r.State, r.Finished = ReplayCanceled, rs.deliveries.now().UTC()
+		r.State, r.Finished = ReplayCanceled, rs.deliveries.Now().UTC()
 		err = rs.save(ctx, r)
 		if !errors.Is(err, store.ErrConflict) {
 			return r, fault.Wrap(fault.Unavailable, err, "cancel a replay")
@@ -246,7 +249,7 @@ type Finder interface {
 // when one begins; each letter is due at its second by the replay's rate.
 func (rs *Replays) Run(ctx context.Context) (taken int, err error) {
 	var errs []error
-	err = store.Each(ctx, rs.deliveries.db, store.Key{Table: store.Deliveries, Partition: replaysRunning}, "list the replays", func(it *store.Item) error {
+	err = store.Each(ctx, rs.deliveries.DB, store.Key{Table: store.Deliveries, Partition: replaysRunning}, "list the replays", func(it *store.Item) error {
 		end := strings.LastIndexByte(it.Sort, '#') // see runningKey
 		n, err := rs.run(ctx, it.Sort[:end], it.Sort[end+1:], time.Time{})
 		taken += n
@@ -264,21 +267,21 @@ func (rs *Replays) run(ctx context.Context, workspace, id string, until time.Tim
 		return 0, err
 	}
 	if r == nil || r.State != ReplayRunning {
-		return 0, fault.Wrap(fault.Unavailable, rs.deliveries.db.Write(ctx, store.Delete(runningKey(workspace, id))), "end a replay")
+		return 0, fault.Wrap(fault.Unavailable, rs.deliveries.DB.Write(ctx, store.Delete(runningKey(workspace, id))), "end a replay")
 	}
 	for claimed := false; r.State == ReplayRunning; {
-		now := rs.deliveries.now()
+		now := rs.deliveries.Now()
 		if r.Next.Before(now) {
 			r.Next = now
 		}
-		enough := r.Next.Sub(now) > cmp.Or(rs.Ahead, replayAhead) || !until.IsZero() && now.After(until)
+		enough := r.Next.Sub(now) > cmp.Or(rs.Ahead, ReplayAhead) || !until.IsZero() && now.After(until)
 		if enough && !claimed {
 			return taken, nil
 		}
 		if !claimed && r.Claimed.After(now) {
 			return taken, nil // another worker continues it
 		}
-		if r.Claimed = now.Add(replayClaim); enough {
+		if r.Claimed = now.Add(ReplayClaim); enough {
 			r.Claimed = time.Time{}
 		}
 		if enough || !claimed {
@@ -309,7 +312,7 @@ func (rs *Replays) Begin(ctx context.Context, r *Replay) (*Replay, error) {
 	if r.State != ReplayRunning || r.Before != "" || r.Replayed > 0 {
 		return r, nil
 	}
-	if _, err := rs.run(ctx, r.Workspace, r.ID, rs.deliveries.now().Add(replayMoment)); err != nil {
+	if _, err := rs.run(ctx, r.Workspace, r.ID, rs.deliveries.Now().Add(replayMoment)); err != nil {
 		return nil, err
 	}
 	return rs.Find(ctx, r.Workspace, r.ID)
@@ -317,7 +320,7 @@ func (rs *Replays) Begin(ctx context.Context, r *Replay) (*Replay, error) {
 
 // step retries some letters and writes how far that came.
 func (rs *Replays) step(ctx context.Context, r *Replay, now time.Time) (n int, err error) {
-	limit := max(1, min(1000, r.Rate*int(replayStep/time.Second)))
+	limit := max(1, min(1000, r.Rate*int(ReplayStep/time.Second)))
 	if r.Select.Events {
 		return rs.stepEvents(ctx, r, now, limit)
 	}
@@ -356,7 +359,7 @@ func (rs *Replays) step(ctx context.Context, r *Replay, now time.Time) (n int, e
 		return n, err
 	}
 	if next == "" {
-		r.State, r.Finished = ReplayDone, rs.deliveries.now().UTC()
+		r.State, r.Finished = ReplayDone, rs.deliveries.Now().UTC()
 	}
 	if err = rs.save(ctx, r); errors.Is(err, store.ErrConflict) {
 		for why, n := range before {
@@ -400,10 +403,10 @@ func (rs *Replays) countMore(ctx context.Context, of *Replay, replayed int, beca
 
 // Each visits the replays of a workspace, with the keys of each. It logs and skips one that cannot be decoded.
 func (rs *Replays) Each(ctx context.Context, workspace string, visit func(r *Replay, keys []store.Key) error) error {
-	return store.Each(ctx, rs.deliveries.db, replayKey(workspace, "-"), "list the replays", func(it *store.Item) error {
+	return store.Each(ctx, rs.deliveries.DB, replayKey(workspace, "-"), "list the replays", func(it *store.Item) error {
 		r, err := decodeReplay(it)
 		if err != nil {
-			rs.deliveries.log.ErrorContext(ctx, "replay not decoded", "workspace", workspace, "replay", it.Sort, "error", err)
+			rs.deliveries.Log.ErrorContext(ctx, "replay not decoded", "workspace", workspace, "replay", it.Sort, "error", err)
 			return nil
 		}
 		return visit(r, []store.Key{it.Key, runningKey(workspace, r.ID)})

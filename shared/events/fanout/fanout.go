@@ -1,4 +1,5 @@
-package delivery
+// Package fanout appends accepted events to the log and queues page tasks for their subscribers.
+package fanout
 
 import (
 	"context"
@@ -17,6 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // Fanout appends accepted events to the log and sends page tasks to the subscribers of every pattern that they match.
@@ -58,16 +61,6 @@ func (b *uriBatch) try(step func() error) {
 	}
 	defer fault.Recovered(&b.err)
 	b.err = step()
-}
-
-// permanent reports whether a step fails again however often it is repeated, because the event itself cannot be
-// handled.
-func permanent(err error) bool {
-	switch fault.KindOf(err) {
-	case fault.Invalid, fault.TooLarge, fault.NotFound:
-		return true
-	}
-	return false
 }
 
 // Handle is the [queue.Handler] of the events queue.
@@ -168,7 +161,7 @@ func (f *Fanout) settle(ctx context.Context, batch []queue.Message, errs map[str
 		err := errs[m.ID]
 		switch {
 		case err == nil:
-		case permanent(err) && (m.Group == "" || !blocked[m.Group]):
+		case task.Permanent(err) && (m.Group == "" || !blocked[m.Group]):
 			reason := fault.Public(err)
 			slog.ErrorContext(ctx, "event dead-lettered", "message", m.ID, "reason", reason)
 			letters = append(letters, queue.NewDeadLetter(queue.Events, m, reason, nil, f.now()))
@@ -212,8 +205,8 @@ func pageTasks(groups []*uriBatch, headers map[headerID]int) (tasks []queue.Outg
 		g.try(func() error {
 			var own []queue.Outgoing
 			for _, key := range g.webhookKeys {
-				for _, t := range pages(g.workspace, key, subscription.Range{}, headers[headerID{g.workspace, key}], g.events) {
-					own = append(own, t.outgoing())
+				for _, t := range task.Pages(g.workspace, key, subscription.Range{}, headers[headerID{g.workspace, key}], g.events) {
+					own = append(own, t.Outgoing())
 				}
 			}
 			tasks = append(tasks, own...)
@@ -239,7 +232,7 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.
 			errs[m.ID] = err
 			continue
 		}
-		e, err := decodeEventMessage(m)
+		e, err := task.DecodeEvent(m)
 		var g *uriBatch
 		if err == nil {
 			if g = byURI[id{e.Workspace, e.URI}]; g == nil || g.entry.Name != e.Name {
@@ -248,7 +241,7 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.
 		}
 		if err != nil {
 			errs[m.ID] = err
-			if !permanent(err) {
+			if !task.Permanent(err) {
 				slog.WarnContext(ctx, "event left in queue", "message", m.ID, "error", err)
 				blocked[m.Group] = err
 			}
@@ -265,17 +258,6 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.
 		g.events, g.messages = append(g.events, e), append(g.messages, m)
 	}
 	return groups, errs
-}
-
-// decodeEventMessage decodes a message of the events queue. The error of one that a newer program wrote is not
-// [permanent].
-func decodeEventMessage(m queue.Message) (e event.Event, err error) {
-	defer fault.Recovered(&err)
-	e, err = event.Decode(m.Body)
-	if err != nil && !newer(err) {
-		err = fault.New(fault.Invalid, "the message is not an event of a known version")
-	}
-	return e, err
 }
 
 // latestCatalogs finds event types for one batch.
@@ -330,7 +312,12 @@ func (c *latestCatalogs) find(ctx context.Context, g *uriBatch, e *event.Event) 
 	return g, nil
 }
 
-func (f *Fanout) now() time.Time { return timeBy(f.Now) }
+func (f *Fanout) now() time.Time {
+	if f.Now != nil {
+		return f.Now()
+	}
+	return time.Now()
+}
 
 type headerID struct{ workspace, key string }
 
@@ -431,14 +418,14 @@ func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
 		write = f.Log.AppendUnordered
 	}
 	done, err := write(ctx, g.workspace, g.uri, g.events, g.inBandKeys)
-	if permanent(err) {
+	if task.Permanent(err) {
 		// At least one of the events cannot be stored. Find out which, and append the others.
 		events, messages := g.events, g.messages
 		g.events, g.messages, g.refused = nil, nil, map[string]error{}
 		for i, e := range events {
 			part, err := write(ctx, g.workspace, g.uri, events[i:i+1], g.inBandKeys)
 			switch {
-			case permanent(err):
+			case task.Permanent(err):
 				g.refused[messages[i].ID] = err
 				continue
 			case err != nil:

@@ -1,4 +1,4 @@
-package delivery
+package deadletter
 
 import (
 	"context"
@@ -11,6 +11,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // Replayer sends the events of the log to one subscription.
@@ -61,9 +63,9 @@ func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, aft
 
 // tasksOf are the page tasks by which events go to one subscription after a delay.
 func tasksOf(workspace, pattern, id string, events []event.Event, delay time.Duration) (out []queue.Outgoing) {
-	for _, t := range pages(workspace, pattern, subscription.At(id), 1, events) {
-		t.delay = delay
-		out = append(out, t.outgoing())
+	for _, t := range task.Pages(workspace, pattern, subscription.At(id), 1, events) {
+		t.Delay = delay
+		out = append(out, t.Outgoing())
 	}
 	return out
 }
@@ -84,15 +86,15 @@ func (r *Replayer) Reactivate(ctx context.Context, s *subscription.Subscription)
 // Reactivate has dispatch make the suspended deliveries of a subscription that a person enabled. It can be repeated: dispatch
 // leaves all others as they are, and those of a subscription that is suspended.
 func (o *Operations) Reactivate(ctx context.Context, s *subscription.Subscription) error {
-	return reactivate(ctx, o.deliveries.queue, s)
+	return reactivate(ctx, o.Deliveries.Queue, s)
 }
 
 func reactivate(ctx context.Context, q queue.Sender, s *subscription.Subscription) error {
-	task := PageTask{
-		V: taskVersion, Workspace: s.Workspace, Range: subscription.At(s.ID),
-		Reactivation: &Reactivation{Principal: s.Principal, Subscription: s.ID},
+	task := task.Page{
+		V: task.Version, Workspace: s.Workspace, Range: subscription.At(s.ID),
+		Reactivation: &task.Reactivation{Principal: s.Principal, Subscription: s.ID},
 	}
-	err := q.Send(ctx, queue.Deliveries, task.outgoing())
+	err := q.Send(ctx, queue.Deliveries, task.Outgoing())
 	return fault.Wrap(fault.Unavailable, err, "reactivate the deliveries of a subscription")
 }
 
@@ -121,7 +123,7 @@ func (rs *Replays) published(ctx context.Context, sub *subscription.Subscription
 	if err != nil || len(entries) == 0 && more {
 		return keys[at], nil, fmt.Sprintf("%d/%d", at, after), err
 	}
-	subscribers, err := subscription.Subscribers(ctx, rs.deliveries.db, sub.Workspace, keys[at], subscription.At(sub.ID), 1)
+	subscribers, err := subscription.Subscribers(ctx, rs.deliveries.DB, sub.Workspace, keys[at], subscription.At(sub.ID), 1)
 	if err != nil {
 		return "", nil, "", err
 	}
@@ -134,7 +136,7 @@ func (rs *Replays) published(ctx context.Context, sub *subscription.Subscription
 			more, after = true, entries[i-1].Key
 			break
 		}
-		if e.Event != nil && len(subscribers.List) > 0 && subscribers.List[0].Wants(&subscription.Payload{Event: e.Event}, rs.deliveries.now()) {
+		if e.Event != nil && len(subscribers.List) > 0 && subscribers.List[0].Wants(&subscription.Payload{Event: e.Event}, rs.deliveries.Now()) {
 			events = append(events, *e.Event)
 		}
 	}
@@ -154,7 +156,7 @@ const maxReads = 1000
 // countEvents counts the events that a replay would send; more says that there may be more.
 func (rs *Replays) countEvents(ctx context.Context, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
 	if s.Until.IsZero() {
-		s.Until = rs.deliveries.now()
+		s.Until = rs.deliveries.Now()
 	}
 	next := ""
 	for range maxReads {
@@ -197,13 +199,13 @@ func (rs *Replays) stepEvents(ctx context.Context, r *Replay, now time.Time, lim
 			out = append(out, tasksOf(r.Workspace, pattern, sub.ID, second, delay)...)
 			r.Next = r.Next.Add(time.Duration(len(second)) * time.Second / time.Duration(r.Rate))
 		}
-		if err := enqueue(ctx, rs.deliveries.queue, out); err != nil {
+		if err := enqueue(ctx, rs.deliveries.Queue, out); err != nil {
 			return n, err
 		}
 		n += len(events)
 	}
 	if r.Replayed += n; over {
-		r.State, r.Finished = ReplayDone, rs.deliveries.now().UTC()
+		r.State, r.Finished = ReplayDone, rs.deliveries.Now().UTC()
 	}
 	return n, rs.save(ctx, r)
 }

@@ -1,4 +1,6 @@
-package delivery
+// Package state stores the deliveries that did not succeed with their first attempt: each delivery with its due entry, the steps of its
+// life, and the events for its retries.
+package state
 
 import (
 	"cmp"
@@ -15,46 +17,49 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // A delivery that does not succeed with its first attempt is stored as one item per subscription and event, with its
 // attempts. These rules keep two workers from continuing it at the same time:
 //
 //   - Each write increments the item's version and requires the version that the worker read. Of two workers that made the
-//     same attempt, one records it and schedules the next one. The other one learns from the [claim] of its write that it
+//     same attempt, one records it and schedules the next one. The other one learns from the [Claim] of its write that it
 //     has nothing left to do.
 //   - The item and its due entry are written in one transaction, before the message for the next attempt is sent. If the
 //     worker dies in between, the due entry replaces the lost message.
 //   - A message is stale, and dropped, if its attempt is not the delivery's next one.
 //
-// [lifecycle] has all states and steps.
+// [Lifecycle] has all states and steps.
 
-// delivery is the value of its item.
-type delivery struct {
+// Delivery is the value of its item.
+type Delivery struct {
 	V            int                 `json:"v"`
 	Workspace    string              `json:"ws"`
 	Principal    string              `json:"pr"`
 	Subscription string              `json:"sub"`
 	Origin       subscription.Origin `json:"o"`
 	Event        string              `json:"ev"`
-	Key          string              `json:"k,omitempty"` // as in [SingleTask]
+	Key          string              `json:"k,omitempty"` // as in [task.Single]
 	URI          string              `json:"uri"`
 	Name         string              `json:"name"`
 	Target       string              `json:"url"`
 	State        string              `json:"st"` // one of the state constants
 	First        time.Time           `json:"t1"`
-	Published    time.Time           `json:"pub,omitzero"` // the event, for [Watermark]
+	Published    time.Time           `json:"pub,omitzero"` // the event, for the watermark
 	// Due is when the next attempt is to be made, DueAt when its due entry acts:
 	// the same when the queue cannot delay a message that long, and else a while
 	// later, as a backup of the message.
 	Due      time.Time `json:"due,omitzero"`
 	DueAt    time.Time `json:"dueat,omitzero"`
-	Attempts []attempt `json:"a,omitempty"`
-	Size     int       `json:"b,omitempty"` // as in [SingleTask]
+	Attempts []Result  `json:"a,omitempty"`
+	Size     int       `json:"b,omitempty"` // as in [task.Single]
 	Waits    int       `json:"w,omitempty"` // how often it had to wait for its endpoint in the due table
 	// Base is the number of attempts that an earlier delivery of the event made before it was given up. The schedule starts
 	// after them.
@@ -64,23 +69,23 @@ type delivery struct {
 	// Test is set for a test event, which is delivered whatever the subscription asks for.
 	Test bool `json:"test,omitempty"`
 	// Paused is where it waits for a switch, since PausedAt; see paused.go.
-	Paused   pausedKey `json:"pk,omitzero"`
+	Paused   PausedKey `json:"pk,omitzero"`
 	PausedAt time.Time `json:"pkt,omitzero"`
 	// Control is set for a message that carries no event; Event is then its own id.
 	Control *control `json:"ctl,omitempty"`
 
-	made  time.Time // when the next attempt was scheduled
-	later bool      // it waits in the due table only, without a message
+	Made  time.Time `json:"-"` // when the next attempt was scheduled
+	Later bool      `json:"-"` // it waits in the due table only, without a message
 
-	version int64  // of the item, 0 before it is written
-	stored  string // the state of the item
+	Version int64  `json:"-"` // of the item, 0 before it is written
+	Stored  string `json:"-"` // the state of the item
 	// recorded is the number of attempts in the item.
-	recorded int
-	waits    store.Key // its due entry, or its place while it waits for a switch; otherwise zero
+	recorded int       `json:"-"`
+	Place    store.Key `json:"-"` // its due entry, or its place while it waits for a switch; otherwise zero
 }
 
-// attempt is one recorded attempt: a category, never what the endpoint said.
-type attempt struct {
+// Result is one recorded attempt: a category, never what the endpoint said.
+type Result struct {
 	At       time.Time `json:"at"`
 	Category string    `json:"c"`
 	Status   int       `json:"s,omitempty"`
@@ -90,126 +95,126 @@ type attempt struct {
 const (
 	// KeptFor is how long dead letters and records stay (design: 7 days).
 	KeptFor = 7 * 24 * time.Hour
-	// backup is how long after its time a due entry brings back a retry whose
+	// Backup is how long after its time a due entry brings back a retry whose
 	// message was lost.
-	backup = 2 * time.Minute
-	// dueShards spreads the entries of a minute.
-	dueShards = 8
-	// retriedFor is how long the event of a delivery is stored: for its retries, and then as a dead letter.
-	retriedFor = 5*24*time.Hour + KeptFor
+	Backup = 2 * time.Minute
+	// DueShards spreads the entries of a minute.
+	DueShards = 8
+	// RetriedFor is how long the event of a delivery is stored: for its retries, and then as a dead letter.
+	RetriedFor = 5*24*time.Hour + KeptFor
 )
 
-func (del *delivery) key() string { return cmp.Or(del.Key, del.Event) }
+func (del *Delivery) EventKey() string { return cmp.Or(del.Key, del.Event) }
 
 // ownKey is the key of a delivery whose event id was published before, by an event that is still stored.
-func (del *delivery) ownKey() string {
+func (del *Delivery) ownKey() string {
 	return fmt.Sprintf("%s#%d", event.Event{ID: del.Event, URI: del.URI}.Key(), del.Published.UnixMicro())
 }
 
-func deliveryKey(workspace, sub, eventKey string) store.Key {
+func Key(workspace, sub, eventKey string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "d#" + workspace + "#" + sub, Sort: eventKey}
 }
 
-func bodyKey(workspace, eventKey string) store.Key {
+func BodyKey(workspace, eventKey string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "b#" + workspace + "#" + eventKey, Sort: "-"}
 }
 
 func dueShard(sub, eventKey string) int {
 	h := fnv.New32a()
 	h.Write([]byte(sub + "#" + eventKey))
-	return int(h.Sum32() % dueShards)
+	return int(h.Sum32() % DueShards)
 }
 
-func duePartition(shard int, minute time.Time) string {
+func DuePartition(shard int, minute time.Time) string {
 	return fmt.Sprintf("due#%d#%s", shard, minute.UTC().Format("200601021504"))
 }
 
-func dueKey(workspace, sub, eventKey string, at time.Time) store.Key {
+func DueKey(workspace, sub, eventKey string, at time.Time) store.Key {
 	return store.Key{
 		Table:     store.Deliveries,
-		Partition: duePartition(dueShard(sub, eventKey), at.Truncate(time.Minute)),
+		Partition: DuePartition(dueShard(sub, eventKey), at.Truncate(time.Minute)),
 		Sort:      sub + "#" + eventKey + "#" + workspace,
 	}
 }
 
-func (del *delivery) item() store.Item {
+func (del *Delivery) Item() store.Item {
 	value, _ := json.Marshal(del) // times, strings and numbers
-	expires := del.First.Add(retriedFor)
+	expires := del.First.Add(RetriedFor)
 	if !del.PausedAt.IsZero() {
-		expires = del.PausedAt.Add(switches.Kept + retriedFor)
+		expires = del.PausedAt.Add(switches.Kept + RetriedFor)
 	}
 	return store.Item{
-		Key:   deliveryKey(del.Workspace, del.Subscription, del.key()),
-		Value: value, Version: del.version + 1,
+		Key:   Key(del.Workspace, del.Subscription, del.EventKey()),
+		Value: value, Version: del.Version + 1,
 		Expires: expires,
 	}
 }
 
-// due is the next attempt.
-func (del *delivery) due() dueEntry {
-	return dueEntry{At: del.Due.UnixMilli(), Made: del.made.UnixMilli(), Task: SingleTask{
-		V: taskVersion, Endpoint: endpointID(del.Target), Workspace: del.Workspace, Principal: del.Principal,
+// NextTask is the next attempt.
+func (del *Delivery) NextTask() DueEntry {
+	return DueEntry{At: del.Due.UnixMilli(), Made: del.Made.UnixMilli(), Task: task.Single{
+		V: task.Version, Endpoint: task.EndpointID(del.Target), Workspace: del.Workspace, Principal: del.Principal,
 		Subscription: del.Subscription, Event: del.Event, Key: del.Key, Attempt: len(del.Attempts) + 1, Size: del.Size,
 	}}
 }
 
-func (del *delivery) dueEntry() store.Item {
-	value, _ := json.Marshal(del.due())
+func (del *Delivery) DueItem() store.Item {
+	value, _ := json.Marshal(del.NextTask())
 	return store.Item{
-		Key: dueKey(del.Workspace, del.Subscription, del.key(), del.DueAt), Value: value, Expires: del.DueAt.Add(KeptFor),
+		Key: DueKey(del.Workspace, del.Subscription, del.EventKey(), del.DueAt), Value: value, Expires: del.DueAt.Add(KeptFor),
 	}
 }
 
 // dueEntry is the value of an entry in the due table.
-type dueEntry struct {
-	Task SingleTask `json:"t"`
-	At   int64      `json:"at"` // milliseconds since 1970
+type DueEntry struct {
+	Task task.Single `json:"t"`
+	At   int64       `json:"at"` // milliseconds since 1970
 	// Made is when the entry was written, in the same; the version before had none.
 	Made int64 `json:"made,omitempty"`
 }
 
-func decodeDelivery(it *store.Item) (*delivery, error) {
-	var del delivery
+func Decode(it *store.Item) (*Delivery, error) {
+	var del Delivery
 	if err := json.Unmarshal(it.Value, &del); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "decode a delivery")
 	}
-	del.version, del.stored, del.recorded = it.Version, del.State, len(del.Attempts)
-	if del.State == statePending {
-		if del.waits = del.place(); !del.PausedAt.IsZero() {
-			del.stored = statePaused
+	del.Version, del.Stored, del.recorded = it.Version, del.State, len(del.Attempts)
+	if del.State == Pending {
+		if del.Place = del.place(); !del.PausedAt.IsZero() {
+			del.Stored = Paused
 		}
 	}
 	return &del, nil
 }
 
-// newDelivery is a delivery without attempts.
-func newDelivery(sub *subscription.Subscriber, e *event.Event, now time.Time) *delivery {
-	return &delivery{
-		V: taskVersion, Workspace: e.Workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
-		Event: e.ID, Key: e.Key(), URI: e.URI, Name: e.Name, Target: sub.Target.URL, State: statePending, First: now,
+// New is a delivery without attempts.
+func New(sub *subscription.Subscriber, e *event.Event, now time.Time) *Delivery {
+	return &Delivery{
+		V: task.Version, Workspace: e.Workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
+		Event: e.ID, Key: e.Key(), URI: e.URI, Name: e.Name, Target: sub.Target.URL, State: Pending, First: now,
 		Published: e.Published, Size: len(e.Data),
 	}
 }
 
-// forget returns the notes that delete all that is stored of a delivery, unless the delivery has changed since it was read.
-func (del *delivery) forget() []store.Op {
-	if del.version == 0 {
+// Forget returns the notes that delete all that is stored of a delivery, unless the delivery has changed since it was read.
+func (del *Delivery) Forget() []store.Op {
+	if del.Version == 0 {
 		return nil
 	}
 	return []store.Op{
-		store.Delete(deliveryKey(del.Workspace, del.Subscription, del.key()), store.VersionIs(del.version)),
-		store.Delete(del.waits),
+		store.Delete(Key(del.Workspace, del.Subscription, del.EventKey()), store.VersionIs(del.Version)),
+		store.Delete(del.Place),
 	}
 }
 
 // maxForgets is how many deliveries writeNotes deletes concurrently.
 const maxForgets = 16
 
-// writeNotes writes the notes of attempts: their records, and what [delivery.forget] returns.
+// WriteNotes writes the notes of attempts: their records, and what [Delivery.Forget] returns.
 //
 // Notes are written some time after their delivery was read. Meanwhile another worker may have continued the delivery, or it
-// was requested again; see [deliveries.renew]. Then the delivery stays, and its due entry brings it back.
-func writeNotes(ctx context.Context, db store.DB, notes []store.Op) error {
+// was requested again; see [Deliveries.renew]. Then the delivery stays, and its due entry brings it back.
+func WriteNotes(ctx context.Context, db store.DB, notes []store.Op) error {
 	var plain []store.Op
 	var forgets [][]store.Op
 	for len(notes) > 0 {
@@ -241,38 +246,42 @@ func writeNotes(ctx context.Context, db store.DB, notes []store.Op) error {
 	return writes.Wait()
 }
 
-func (t dueEntry) outgoing(delay time.Duration) queue.Outgoing {
+func (t DueEntry) Outgoing(delay time.Duration) queue.Outgoing {
 	// Whole seconds, rounded up: an attempt is never early.
 	delay = (delay + time.Second - 1).Truncate(time.Second)
-	return queue.Outgoing{Body: encode(t.Task), Group: t.Task.endpoint(), Delay: delay}
+	return queue.Outgoing{Body: task.Encode(t.Task), Group: t.Task.EndpointKey(), Delay: delay}
 }
 
-func continues(had int64) store.Condition {
+func Continues(had int64) store.Condition {
 	if had == 0 {
 		return store.Absent()
 	}
 	return store.VersionIs(had)
 }
 
-// deliveries are those that did not succeed at once, as they are stored: each with its due entry, and their events.
-type deliveries struct {
-	db     store.DB
-	queue  queue.Sender
-	now    func() time.Time
-	log    *slog.Logger
+// Deliveries are those that did not succeed at once, as they are stored: each with its due entry, and their events.
+type Deliveries struct {
+	DB     store.DB
+	Queue  queue.Sender
+	Now    func() time.Time
+	Log    *slog.Logger
 	bodies *bounded.Map[string, storedBody] // by workspace and key
 }
 
 // maxBodies bounds the events of which a process knows that they are stored.
 const maxBodies = 20_000
 
-func newDeliveries(db store.DB, q queue.Sender, now func() time.Time, log *slog.Logger) *deliveries {
-	return &deliveries{db, q, now, loggerOr(log), bounded.NewMap[string, storedBody](maxBodies)}
+// NewDeliveries returns the deliveries of a store. The clock and the log may be nil.
+func NewDeliveries(db store.DB, q queue.Sender, now func() time.Time, log *slog.Logger) *Deliveries {
+	if now == nil {
+		now = time.Now
+	}
+	return &Deliveries{db, q, now, cmp.Or(log, slog.Default()), bounded.NewMap[string, storedBody](maxBodies)}
 }
 
-// rememberStored is how long a process remembers that an event is stored. The event may be deleted meanwhile, because the
+// RememberStored is how long a process remembers that an event is stored. The event may be deleted meanwhile, because the
 // only subscriber whose delivery failed was erased.
-const rememberStored = time.Minute
+const RememberStored = time.Minute
 
 // expiryTolerance is how much earlier than required a stored event may expire. Most deliveries of an event fail within it,
 // so its item is written once.
@@ -285,18 +294,18 @@ type storedBody struct {
 	seen      time.Time
 }
 
-// storeBody stores the event of a delivery for its retries, for at least as long as keep. All subscribers share one item,
+// StoreBody stores the event of a delivery for its retries, for at least as long as keep. All subscribers share one item,
 // which is written at the first failure and again when it would expire too early.
 //
 // If the item holds an event that was published under the same id at another time, storeBody gives the delivery a key that
 // includes the time of publication, so that both events are delivered.
-func (ds *deliveries) storeBody(ctx context.Context, del *delivery, e *event.Event, keep time.Duration) error {
-	now, published := ds.now(), e.Published.UnixMicro()
+func (ds *Deliveries) StoreBody(ctx context.Context, del *Delivery, e *event.Event, keep time.Duration) error {
+	now, published := ds.Now(), e.Published.UnixMicro()
 	expires := now.Add(keep)
 	for range maxContests {
-		id := e.Workspace + "#" + del.key()
+		id := e.Workspace + "#" + del.EventKey()
 		known, ok := ds.bodies.Get(id)
-		if ok = ok && now.Sub(known.seen) < rememberStored; ok && known.published != published {
+		if ok = ok && now.Sub(known.seen) < RememberStored; ok && known.published != published {
 			del.Key = del.ownKey()
 			continue
 		}
@@ -316,52 +325,105 @@ func (ds *deliveries) storeBody(ctx context.Context, del *delivery, e *event.Eve
 
 // putBody writes the event of a delivery, unless its item has another event or lasts long enough, and returns the stored
 // body. The result is zero if another process changed the item meanwhile.
-func (ds *deliveries) putBody(ctx context.Context, del *delivery, e *event.Event, expires time.Time) (storedBody, error) {
+func (ds *Deliveries) putBody(ctx context.Context, del *Delivery, e *event.Event, expires time.Time) (storedBody, error) {
 	value, err := json.Marshal(e)
 	if err != nil {
 		return storedBody{}, fault.Wrap(fault.Internal, err, "encode the event")
 	}
 	// The version is the expiry, so that of two processes that extend it the later expiry wins.
-	it := store.Item{Key: bodyKey(e.Workspace, del.key()), Value: value, Version: expires.Unix(), Expires: expires}
+	it := store.Item{Key: BodyKey(e.Workspace, del.EventKey()), Value: value, Version: expires.Unix(), Expires: expires}
 	written := storedBody{published: e.Published.UnixMicro(), expires: expires}
-	err = ds.db.Write(ctx, store.Put(it, store.Absent()))
+	err = ds.DB.Write(ctx, store.Put(it, store.Absent()))
 	if !errors.Is(err, store.ErrConflict) {
 		return written, err
 	}
-	items, err := ds.db.Get(ctx, it.Key)
+	items, err := ds.DB.Get(ctx, it.Key)
 	if err != nil || items[0] == nil {
 		return storedBody{}, err
 	}
-	if had, err := decodeEvent(items[0]); err == nil {
+	if had, err := DecodeEvent(items[0]); err == nil {
 		stored := storedBody{published: had.Published.UnixMicro(), expires: items[0].Expires}
 		if stored.published != written.published || !stored.expires.Before(expires.Add(-expiryTolerance)) {
 			return stored, nil
 		}
 	}
-	err = ds.db.Write(ctx, store.Put(it, store.VersionIs(items[0].Version)))
+	err = ds.DB.Write(ctx, store.Put(it, store.VersionIs(items[0].Version)))
 	if errors.Is(err, store.ErrConflict) {
 		return storedBody{}, nil
 	}
 	return written, err
 }
 
-// eventIn decodes the stored event of a delivery. It returns nil if there is none, or if it was published at another time
+// EventIn decodes the stored event of a delivery. It returns nil if there is none, or if it was published at another time
 // under the same id.
-func (del *delivery) eventIn(it *store.Item) (*event.Event, error) {
+func (del *Delivery) EventIn(it *store.Item) (*event.Event, error) {
 	if it == nil {
 		return nil, nil
 	}
-	e, err := decodeEvent(it)
+	e, err := DecodeEvent(it)
 	if err != nil || otherPublication(e.Published, del.Published) {
 		return nil, err
 	}
 	return e, nil
 }
 
-func decodeEvent(it *store.Item) (*event.Event, error) {
+func DecodeEvent(it *store.Item) (*event.Event, error) {
 	var e event.Event
 	if err := json.Unmarshal(it.Value, &e); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "decode a stored event")
 	}
 	return &e, nil
+}
+
+// PausedKey is where a paused delivery waits.
+type PausedKey struct {
+	Partition string `json:"p"`
+	Sort      string `json:"s"`
+}
+
+// place returns the key of its due entry, or of where it waits for a switch.
+func (del *Delivery) place() store.Key {
+	if del.PausedAt.IsZero() {
+		return DueKey(del.Workspace, del.Subscription, del.EventKey(), del.DueAt)
+	}
+	return store.Key{Table: store.Deliveries, Partition: del.Paused.Partition, Sort: del.Paused.Sort}
+}
+
+// resume ends the wait of a delivery for a switch, which does not count as time of its schedule.
+func (del *Delivery) resume(now time.Time) {
+	if !del.PausedAt.IsZero() {
+		del.First = del.First.Add(max(0, now.Sub(del.PausedAt)))
+		del.Paused, del.PausedAt = PausedKey{}, time.Time{}
+	}
+}
+
+// control is the message of a delivery that carries no event but says something about its
+// subscription (SEP-3415, Non-event webhook bodies). It holds the target, because the
+// subscription may be gone.
+type control struct {
+	Body   json.RawMessage     `json:"b,omitempty"`
+	Target subscription.Target `json:"t"`
+	// Gap is set for a gap notice; see gap.go.
+	Gap gap `json:"g,omitempty"`
+}
+
+// NewNotice is the delivery of a control message of a type, without its body.
+func NewNotice(workspace string, sub *subscription.Subscriber, name, kind string, first time.Time) *Delivery {
+	return &Delivery{
+		V: task.Version, Workspace: workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
+		Event: webhook.NewMessageID(kind), Name: name, Target: sub.Target.URL, State: Pending, First: first,
+		Control: &control{Target: sub.Target},
+	}
+}
+
+// gap is which gap a control message announces.
+type gap string
+
+const (
+	GapAbandoned gap = "abandoned"
+	GapSuspended gap = "suspended" // its message is made when it is sent
+)
+
+func GapKey(workspace, sub string) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: "g#" + workspace + "#" + sub, Sort: "-"}
 }

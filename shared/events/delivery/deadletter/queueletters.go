@@ -1,4 +1,4 @@
-package delivery
+package deadletter
 
 import (
 	"bytes"
@@ -20,6 +20,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // A dead letter of a queue is filed: it becomes an item under two keys, that of its queue (xq#) and
@@ -54,14 +56,14 @@ func (o *Operations) File(ctx context.Context, batch []queue.Message) (failed []
 }
 
 func (o *Operations) file(ctx context.Context, m queue.Message) error {
-	now := o.deliveries.now()
+	now := o.Deliveries.Now()
 	value := m.Body
 	l, err := queue.ParseDeadLetter(m.Body)
 	moved := err != nil || l.Queue == "" // by its queue, as it was
 	if moved {
 		if m.From == queue.Events {
-			e, err := decodeEventMessage(m)
-			if newer(err) {
+			e, err := task.DecodeEvent(m)
+			if task.Newer(err) {
 				return o.returnNewer(ctx, m)
 			}
 			if err == nil {
@@ -80,10 +82,10 @@ func (o *Operations) file(ctx context.Context, m queue.Message) error {
 	}
 	sort := fmt.Sprintf("%016d#%s%s#%s", at.UnixMicro(), ofQueue, l.Queue, m.ID)
 	var ops []store.Op
-	for _, key := range queueLetterKeys(workspaceOf(l), string(l.Queue), sort) {
+	for _, key := range queueLetterKeys(WorkspaceOf(l), string(l.Queue), sort) {
 		ops = append(ops, store.Put(store.Item{Key: key, Value: value, Expires: now.Add(queueLettersKept)}))
 	}
-	if err := o.deliveries.db.Write(ctx, ops...); err != nil {
+	if err := o.Deliveries.DB.Write(ctx, ops...); err != nil {
 		return err
 	}
 	if moved { // who makes a dead letter counts it
@@ -96,7 +98,7 @@ func (o *Operations) file(ctx context.Context, m queue.Message) error {
 // after 1,000 receives, which take ten days. The later events of its URI have passed it since, so the end of its group is
 // the right place. Its version is one that publish, which this program would pass it through otherwise, cannot decode either.
 func (o *Operations) returnNewer(ctx context.Context, m queue.Message) error {
-	err := o.deliveries.queue.Send(ctx, queue.Events, queue.Outgoing{Body: m.Body, Group: m.Group})
+	err := o.Deliveries.Queue.Send(ctx, queue.Events, queue.Outgoing{Body: m.Body, Group: m.Group})
 	return fault.Wrap(fault.Unavailable, err, "return an event of a newer version to its queue")
 }
 
@@ -113,9 +115,9 @@ func origin(m queue.Message) (from queue.Name, reason string) {
 	return cmp.Or(m.From, queue.Dead), queue.ReasonReceives
 }
 
-// workspaceOf is the workspace that the message was for. What does not say it is for those who operate the
+// WorkspaceOf is the workspace that the message was for. What does not say it is for those who operate the
 // default one. Of a message that is kept in part only the beginning is read, where messages of ours have it.
-func workspaceOf(l queue.DeadLetter) string {
+func WorkspaceOf(l queue.DeadLetter) string {
 	body, err := l.Content()
 	if err != nil {
 		return auth.DefaultWorkspace
@@ -184,7 +186,7 @@ func (o *Operations) findOfQueue(ctx context.Context, workspace, id string) (*st
 	}
 	micros, message, _ := strings.Cut(rest, "#")
 	key := queueLetterKeys(workspace, from, micros+"#"+name+"#"+message)[0]
-	items, err := o.deliveries.db.Get(ctx, key)
+	items, err := o.Deliveries.DB.Get(ctx, key)
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read a dead letter")
 	}
@@ -211,13 +213,13 @@ func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay t
 		return false, fault.New(fault.Conflict, "the dead letter is of %s, to which nothing can be sent back", l.Queue)
 	}
 	// Send before deleting. A process that dies in between leaves a letter that is sent twice, but loses none.
-	if err := o.resend(ctx, l, body, it.Sort, delay); permanent(err) {
+	if err := o.resend(ctx, l, body, it.Sort, delay); task.Permanent(err) {
 		return false, fault.New(fault.Conflict, "the queue refuses the message of the dead letter: %s", fault.Public(err))
 	} else if err != nil {
 		return false, err
 	}
 	keys := queueLetterKeys(workspace, string(l.Queue), it.Sort)
-	err = o.deliveries.db.Write(ctx, store.Delete(keys[0], store.Exists()), store.Delete(keys[1]))
+	err = o.Deliveries.DB.Write(ctx, store.Delete(keys[0], store.Exists()), store.Delete(keys[1]))
 	if errors.Is(err, store.ErrConflict) {
 		return false, nil // another process has sent it meanwhile
 	}
@@ -244,7 +246,7 @@ func (o *Operations) resend(ctx context.Context, l queue.DeadLetter, body []byte
 		}
 	}
 	out.Delay = delay
-	return fault.Wrap(fault.Unavailable, o.deliveries.queue.Send(ctx, to, out), "send a message back to %s", l.Queue)
+	return fault.Wrap(fault.Unavailable, o.Deliveries.Queue.Send(ctx, to, out), "send a message back to %s", l.Queue)
 }
 
 // CanReturn reports whether the dead letters of a queue can be sent back to it.

@@ -1,4 +1,4 @@
-package delivery
+package deadletter
 
 import (
 	"context"
@@ -12,6 +12,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // Belonging is something that is stored for a subscription's deliveries, with all its keys.
@@ -29,7 +32,7 @@ type Belonging struct {
 // Belongings visits what is stored of a subscription's deliveries.
 func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit func(Belonging) error) error {
 	of := func(kind string, partition store.Key, add func(*store.Item, *Belonging)) error {
-		return store.Each(ctx, o.deliveries.db, partition, "list what is stored of a subscription", func(it *store.Item) error {
+		return store.Each(ctx, o.Deliveries.DB, partition, "list what is stored of a subscription", func(it *store.Item) error {
 			b := Belonging{Kind: kind, Keys: []store.Key{it.Key}}
 			if add != nil {
 				add(it, &b)
@@ -37,35 +40,35 @@ func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit
 			return visit(b)
 		})
 	}
-	body := func(del *delivery, b *Belonging) {
-		b.Body, b.URI, b.Own = bodyKey(workspace, del.key()), del.URI, del.Test
+	body := func(del *state.Delivery, b *Belonging) {
+		b.Body, b.URI, b.Own = state.BodyKey(workspace, del.EventKey()), del.URI, del.Test
 	}
-	err := of("deliveries", deliveryKey(workspace, id, ""), func(it *store.Item, b *Belonging) {
-		if del, err := decodeDelivery(it); err == nil {
+	err := of("deliveries", state.Key(workspace, id, ""), func(it *store.Item, b *Belonging) {
+		if del, err := state.Decode(it); err == nil {
 			body(del, b)
 			b.At = del.First
-			if del.waits != (store.Key{}) {
-				b.Keys = append(b.Keys, del.waits)
+			if del.Place != (store.Key{}) {
+				b.Keys = append(b.Keys, del.Place)
 			}
 		}
 	})
 	if err == nil {
-		err = of("deadLetters", store.Key{Table: store.Deliveries, Partition: lettersOf(workspace, id)}, func(it *store.Item, b *Belonging) {
-			if del, at, err := decodeLetter(it); err == nil {
+		err = of("deadLetters", store.Key{Table: store.Deliveries, Partition: LettersOf(workspace, id)}, func(it *store.Item, b *Belonging) {
+			if del, at, err := DecodeLetter(it); err == nil {
 				body(del, b)
-				b.At, b.Keys = at, del.letterKeys(at)
+				b.At, b.Keys = at, Keys(del, at)
 			}
 		})
 	}
 	if err == nil {
-		err = of("records", store.Key{Table: store.Deliveries, Partition: bySubscription(workspace, id)}, func(it *store.Item, b *Belonging) {
-			var r Record
+		err = of("records", store.Key{Table: store.Deliveries, Partition: records.BySubscription(workspace, id)}, func(it *store.Item, b *Belonging) {
+			var r records.Record
 			stamp, rest, ok := strings.Cut(it.Sort, "#")
 			if json.Unmarshal(it.Value, &r) != nil || !ok {
 				return
 			}
 			b.At = r.At
-			for _, partition := range []string{byEvent(workspace, r.Event), byOrigin(workspace, r.Origin), ofAll(workspace)} {
+			for _, partition := range []string{records.ByEvent(workspace, r.Event), records.ByOrigin(workspace, r.Origin), records.OfAll(workspace)} {
 				b.Keys = append(b.Keys, store.Key{Table: store.Deliveries, Partition: partition, Sort: stamp + "#" + id + "#" + rest})
 			}
 		})
@@ -74,7 +77,7 @@ func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit
 		err = of("statuses", subscription.StatusKey(workspace, id), nil)
 	}
 	if err == nil {
-		err = of("statuses", gapKey(workspace, id), nil)
+		err = of("statuses", state.GapKey(workspace, id), nil)
 	}
 	return err
 }
@@ -83,7 +86,7 @@ func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit
 // numbers, stay for [erasedSwept], and a job of every minute deletes what was written under them.
 
 const (
-	erasedPartition = "erased"
+	ErasedPartition = "erased"
 	erasedSwept     = 5 * time.Minute
 	// maxErased is how many ids fit into one item.
 	maxErased = 10_000
@@ -97,7 +100,7 @@ type erased struct {
 
 // SweepLater has what is recorded for subscriptions from now on deleted.
 func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []string) error {
-	e := erased{Workspace: workspace, At: o.deliveries.now().Unix()}
+	e := erased{Workspace: workspace, At: o.Deliveries.Now().Unix()}
 	for _, id := range ids[:min(len(ids), maxErased)] {
 		if n, err := hex.DecodeString(strings.TrimPrefix(id, "sub_")); err == nil && len(n) == 16 {
 			e.IDs = append(e.IDs, n...)
@@ -106,28 +109,28 @@ func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []str
 	if len(e.IDs) == 0 {
 		return nil
 	}
-	if q, ok := o.deliveries.queue.(queue.Discarder); ok { // they would find nothing to do
+	if q, ok := o.Deliveries.Queue.(queue.Discarder); ok { // they would find nothing to do
 		if err := q.Discard(ctx, queue.Slow, ids...); err != nil {
 			return err
 		}
 	}
 	value, _ := json.Marshal(e) // texts, numbers
-	key := store.Key{Table: store.Deliveries, Partition: erasedPartition, Sort: fmt.Sprintf("%016d", o.deliveries.now().UnixNano()/1000)}
-	return fault.Wrap(fault.Unavailable, o.deliveries.db.Write(ctx, store.Put(store.Item{Key: key, Value: value})), "note what is erased")
+	key := store.Key{Table: store.Deliveries, Partition: ErasedPartition, Sort: fmt.Sprintf("%016d", o.Deliveries.Now().UnixNano()/1000)}
+	return fault.Wrap(fault.Unavailable, o.Deliveries.DB.Write(ctx, store.Put(store.Item{Key: key, Value: value})), "note what is erased")
 }
 
 // SweepErased deletes everything that was recorded for subscriptions after they were erased. A subscription that its client
 // has created again keeps everything since then.
 func (o *Operations) SweepErased(ctx context.Context) (n int, err error) {
-	err = store.Each(ctx, o.deliveries.db, store.Key{Table: store.Deliveries, Partition: erasedPartition}, "list what is erased", func(it *store.Item) error {
+	err = store.Each(ctx, o.Deliveries.DB, store.Key{Table: store.Deliveries, Partition: ErasedPartition}, "list what is erased", func(it *store.Item) error {
 		var e erased
 		if err := json.Unmarshal(it.Value, &e); err != nil {
-			return o.deliveries.setAside(ctx, it, fault.Wrap(fault.Internal, err, "decode an erasure"))
+			return o.Deliveries.SetAside(ctx, it, fault.Wrap(fault.Internal, err, "decode an erasure"))
 		}
 		var ops []store.Op
 		for ids := e.IDs; len(ids) >= 16; ids = ids[16:] {
 			id := "sub_" + hex.EncodeToString(ids[:16])
-			subs := subscription.Service{Records: subscription.Records{DB: o.deliveries.db, Now: o.deliveries.now}}
+			subs := subscription.Service{Records: subscription.Records{DB: o.Deliveries.DB, Now: o.Deliveries.Now}}
 			again, err := subs.Find(ctx, e.Workspace, id)
 			if err != nil {
 				return err
@@ -146,16 +149,16 @@ func (o *Operations) SweepErased(ctx context.Context) (n int, err error) {
 				return err
 			}
 		}
-		if o.deliveries.now().Sub(time.Unix(e.At, 0)) > erasedSwept {
+		if o.Deliveries.Now().Sub(time.Unix(e.At, 0)) > erasedSwept {
 			ops = append(ops, store.Delete(it.Key))
 		}
 		if len(ops) == 0 {
 			return nil
 		}
-		return o.deliveries.db.WriteAll(ctx, ops...)
+		return o.Deliveries.DB.WriteAll(ctx, ops...)
 	})
 	if err == nil && n > 0 {
-		err = store.Scrub(ctx, o.deliveries.db)
+		err = store.Scrub(ctx, o.Deliveries.DB)
 	}
 	return n, fault.Wrap(fault.Unavailable, err, "delete what was recorded after an erasure")
 }

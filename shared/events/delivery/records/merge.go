@@ -1,4 +1,4 @@
-package delivery
+package records
 
 import (
 	"cmp"
@@ -12,38 +12,24 @@ import (
 // What was delivered to several subscriptions is one list, merged from that of each: one query for each of them, and
 // as many again at most. Nothing of others is looked at.
 
-// MergeRecords is [ListRecords] for several subscriptions; nil is for all that are asked for.
-func MergeRecords(ctx context.Context, db store.DB, workspace string, subs []string, ask RecordQuery, before string, limit int) ([]Record, string, error) {
+// Merge lists the records of several subscriptions as [List] does. If subs is nil, it lists those of all that are asked for.
+func Merge(ctx context.Context, db store.DB, workspace string, subs []string, ask Query, before string, limit int) ([]Record, string, error) {
 	if subs == nil {
-		return ListRecords(ctx, db, workspace, ask, before, limit)
+		return List(ctx, db, workspace, ask, before, limit)
 	}
-	return merge(subs, before, limit, func(id, before string, limit int) ([]Record, string, error) {
+	return MergeLists(subs, before, limit, func(id, before string, limit int) ([]Record, string, error) {
 		ask.Subscription = id
-		return ListRecords(ctx, db, workspace, ask, before, limit)
+		return List(ctx, db, workspace, ask, before, limit)
 	}, func(r Record) string { return fmt.Sprintf("%016d#%s#%d", r.At.UnixMicro(), r.Event, r.Attempt) })
-}
-
-// MergeLetters is [Operations.Letters] for several subscriptions, as in [MergeRecords].
-func (o *Operations) MergeLetters(ctx context.Context, workspace string, subs []string, ask LetterQuery, before string, limit int) ([]Letter, string, error) {
-	if subs == nil {
-		return o.Letters(ctx, workspace, ask, before, limit)
-	}
-	return merge(subs, before, limit, func(id, before string, limit int) ([]Letter, string, error) {
-		ask.Subscription = id
-		return o.Letters(ctx, workspace, ask, before, limit)
-	}, func(l Letter) string {
-		_, sort, _ := parseLetterID(l.ID)
-		return sort
-	})
 }
 
 // minStep is the least that is read of a list at once.
 const minStep = 4
 
-// merge takes the newest of all lists. What has the same key in several of them comes in one page. A list that goes
+// MergeLists takes the newest of all lists. What has the same key in several of them comes in one page. A list that goes
 // on, maybe behind items that were passed over, is only known down to where it stands: nothing older is taken. So the
 // list that stands highest is read on, until there is enough, or it was done once for each list.
-func merge[T any](subs []string, before string, limit int, list func(id, before string, limit int) ([]T, string, error), keyOf func(T) string) (page []T, next string, err error) {
+func MergeLists[T any](subs []string, before string, limit int, list func(id, before string, limit int) ([]T, string, error), keyOf func(T) string) (page []T, next string, err error) {
 	type keyed struct {
 		key string
 		T   T

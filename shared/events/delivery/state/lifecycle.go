@@ -1,0 +1,380 @@
+package state
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
+)
+
+// The states of a delivery. A stored delivery has one of the others; [Delivery.State] is the same, except that the item
+// of a paused delivery says "pending" and has [Delivery.PausedAt].
+const (
+	None      = "" // not stored: not attempted yet, delivered, or ended with its subscription
+	Pending   = "pending"
+	Paused    = "paused"
+	Suspended = "held"
+	Dead      = "dead"
+)
+
+// Step is a change to a delivery.
+type Step string
+
+const (
+	StepSchedule Step = "schedule" // set the time of its next attempt
+	StepPause    Step = "pause"    // let it wait for a switch
+	StepSuspend  Step = "suspend"  // let it wait for the subscriber's refresh
+	StepGiveUp   Step = "give up"  // keep it as a dead letter
+	StepForget   Step = "forget"   // it was delivered, or its subscription ended
+)
+
+// next is the result of a step.
+type next struct {
+	State  string
+	Due    bool // it has a due entry, which brings back a lost message
+	Letter bool // a dead letter is written with it
+}
+
+// Lifecycle is the life of a delivery: by state and step, the next state and what is stored with it. A step that is
+// missing cannot happen. For example, a suspended delivery is scheduled before it is attempted, so it cannot be given up.
+//
+// A dead delivery can be scheduled because people deliver events again, by a replay, from a dead letter, or by
+// subscribing with an older cursor. Its dead letter stays where it is, unless that is what they retried.
+var Lifecycle = map[string]map[Step]next{
+	None: {
+		StepSchedule: {State: Pending, Due: true},
+		StepPause:    {State: Paused},
+		StepSuspend:  {State: Suspended},
+		StepGiveUp:   {State: Dead, Letter: true},
+		StepForget:   {State: None},
+	},
+	Pending: {
+		StepSchedule: {State: Pending, Due: true},
+		StepPause:    {State: Paused},
+		StepSuspend:  {State: Suspended},
+		StepGiveUp:   {State: Dead, Letter: true},
+		StepForget:   {State: None},
+	},
+	Paused: {
+		StepSchedule: {State: Pending, Due: true},
+		StepPause:    {State: Paused},
+		StepSuspend:  {State: Suspended},
+		StepGiveUp:   {State: Dead, Letter: true},
+		StepForget:   {State: None},
+	},
+	Suspended: {
+		StepSchedule: {State: Pending, Due: true},
+	},
+	Dead: {
+		StepSchedule: {State: Pending, Due: true},
+		StepPause:    {State: Paused},
+		StepSuspend:  {State: Suspended},
+		StepGiveUp:   {State: Dead, Letter: true},
+	},
+}
+
+// Claim says who continues a delivery after a worker tried to write it.
+type Claim int
+
+const (
+	// mine: the worker wrote it.
+	Mine Claim = iota + 1
+	// others: another worker wrote it first, and its attempts continue.
+	Others
+	// over: it was delivered, given up, or ended with its subscription while the worker had it.
+	over
+)
+
+// Meets says what becomes of a new delivery if the same event has a delivery to the same subscription in this state.
+// A dead delivery has no attempts left, so the new delivery takes its place and continues its history.
+func Meets(state string) Claim {
+	switch state {
+	case Pending, Paused, Suspended:
+		return Others
+	}
+	return Mine
+}
+
+// Lost says what has become of a stored delivery that another worker brought into this state.
+func Lost(state string) Claim {
+	switch state {
+	case Pending, Paused, Suspended:
+		return Others
+	}
+	return over
+}
+
+// Change is one step of a delivery, with the writes that belong to it. The functions are called for each try, because a
+// new delivery that takes the place of a dead one has other attempts.
+type Change struct {
+	Step Step
+	What string // for errors
+	// event, if not nil, is stored for at least keep.
+	Event *event.Event
+	Keep  time.Duration
+	Entry func() store.Item // where it is found again: its due entry, or the item of its switch
+	Also  func() []store.Op
+}
+
+// maxContests bounds how often a new delivery is written because what it met has changed.
+const maxContests = 5
+
+// Write makes one step of a delivery, in one transaction with the other writes of the change.
+func (ds *Deliveries) Write(ctx context.Context, del *Delivery, c Change) (Claim, error) {
+	fresh := del.Stored == None && del.Version == 0
+	for range maxContests {
+		to, ok := Lifecycle[del.Stored][c.Step]
+		if !ok {
+			return 0, fault.New(fault.Internal, "cannot %s a delivery that is %q", c.Step, del.Stored)
+		}
+		if c.Event != nil {
+			if err := ds.StoreBody(ctx, del, c.Event, c.Keep); err != nil {
+				return 0, err
+			}
+		}
+		conditional, err := ds.put(ctx, del, to, c)
+		if err == nil {
+			return Mine, nil
+		}
+		if !errors.Is(err, store.ErrConflict) {
+			return 0, fault.Wrap(fault.Unavailable, err, "%s", c.What)
+		}
+		whose, err := ds.contest(ctx, del, c.Step, fresh)
+		if err != nil || whose != Mine {
+			return whose, err
+		}
+		if conditional {
+			return Others, nil // one of its own conditions failed
+		}
+	}
+	return 0, fault.New(fault.Unavailable, "%s: the delivery changes too often", c.What)
+}
+
+// put writes the transaction of a step. It reports whether the change brought conditions of its own.
+func (ds *Deliveries) put(ctx context.Context, del *Delivery, to next, c Change) (conditional bool, err error) {
+	before := del.State
+	if del.State = to.State; to.State == Paused {
+		del.State = Pending
+	}
+	var ops []store.Op
+	var waits store.Key
+	if c.Entry != nil {
+		entry := c.Entry()
+		ops, waits = append(ops, store.Put(entry)), entry.Key
+	}
+	it := del.Item()
+	ops = append(ops, store.Put(it, Continues(del.Version)))
+	if del.Place != (store.Key{}) && del.Place != waits {
+		ops = append(ops, store.Delete(del.Place))
+	}
+	if c.Also != nil {
+		for _, op := range c.Also() {
+			conditional = conditional || op.Cond != (store.Condition{})
+			ops = append(ops, op)
+		}
+	}
+	if err := ds.DB.Write(ctx, ops...); err != nil {
+		del.State = before
+		return conditional, err
+	}
+	del.Version, del.Place, del.Stored, del.recorded = it.Version, waits, to.State, len(del.Attempts)
+	return conditional, nil
+}
+
+// contest finds out why a delivery could not be written. The claim is mine if the worker may try again.
+func (ds *Deliveries) contest(ctx context.Context, del *Delivery, s Step, fresh bool) (Claim, error) {
+	items, err := ds.DB.Get(ctx, Key(del.Workspace, del.Subscription, del.EventKey()))
+	if err != nil {
+		return 0, fault.Wrap(fault.Unavailable, err, "read a delivery")
+	}
+	state, current := None, (*Delivery)(nil)
+	if items[0] != nil {
+		if current, err = Decode(items[0]); err != nil {
+			return Mine, ds.SetAside(ctx, items[0], err)
+		}
+		state = current.Stored
+	}
+	switch {
+	case !fresh && s != StepGiveUp && del.sameAttempt(current):
+		del.Version, del.Stored, del.Place = current.Version, current.Stored, current.Place
+		return Mine, nil
+	case !fresh:
+		return Lost(state), nil
+	case current != nil && del.Control == nil && otherPublication(current.Published, del.Published):
+		del.Key = del.ownKey()
+		return Mine, nil
+	case Meets(state) != Mine && del.Again:
+		return Others, nil // the person who asked for it gets a conflict
+	case Meets(state) != Mine:
+		return ds.renew(ctx, current, s)
+	case current == nil:
+		del.Version, del.Stored = 0, None
+	default:
+		del.TakePlaceOf(current)
+	}
+	return Mine, nil
+}
+
+// sameAttempt reports whether a stored delivery has changed without another attempt since the worker read it, for example
+// because its event was requested again. The worker then writes its step all the same: its message was perhaps the last one,
+// so the delivery would wait for its due entry. A notice may have another content by then, so it is never the same.
+func (del *Delivery) sameAttempt(current *Delivery) bool {
+	return (del.Stored == Pending || del.Stored == Paused) && current != nil && current.Stored == Pending &&
+		len(current.Attempts) == del.recorded && del.Control == nil && !otherPublication(current.Published, del.Published)
+}
+
+// renew lets a stored delivery stand for a new one of the same event, whose event was requested again, for example by a
+// client that subscribed from an older cursor. An attempt of the stored delivery may be under way, or its subscription may
+// have been missing a moment ago. So renew changes the item's version. Then the worker that has read the item before does
+// not delete it or give it up. The message of that worker may have been the last trace of the delivery, because the due table
+// and switches delete their entries when they send a message. So renew also writes a due entry, by which the event is
+// delivered once more. An entry that is due later keeps its time, so that frequent requests do not postpone the delivery.
+//
+// A suspended delivery waits for the subscriber's refresh, unless the new one is to be attempted. Then it is scheduled
+// immediately, because it has no message. A paused delivery waits for its switch, if the new one would be paused, too.
+//
+// The claim is mine if the delivery has changed and the worker may try again.
+func (ds *Deliveries) renew(ctx context.Context, current *Delivery, s Step) (Claim, error) {
+	switch {
+	case current.Stored == Suspended && s != StepSchedule:
+		return Others, nil
+	case current.Stored == Suspended:
+		whose, err := ds.WriteNext(ctx, current, ds.Now())
+		if whose == over {
+			return Mine, err
+		}
+		return Others, err
+	}
+	if current.Stored == Paused && s == StepPause {
+		items, err := ds.DB.Get(ctx, current.Place)
+		if err != nil || items[0] != nil {
+			return Others, fault.Wrap(fault.Unavailable, err, "read a paused message")
+		}
+	}
+	now := ds.Now()
+	current.resume(now)
+	if current.State, current.Made = Pending, now; current.Due.IsZero() {
+		current.Due = now
+	}
+	switch {
+	case current.Stored != Pending:
+		current.DueAt = now
+	case !current.DueAt.After(now):
+		items, err := ds.DB.Get(ctx, current.DueItem().Key)
+		if err != nil {
+			return Others, fault.Wrap(fault.Unavailable, err, "read a due entry")
+		}
+		if items[0] == nil { // a message is under way, so the entry is due after it
+			current.DueAt = now.Add(Backup)
+		}
+	}
+	entry := current.DueItem()
+	ops := []store.Op{store.Put(entry), store.Put(current.Item(), store.VersionIs(current.Version))}
+	if current.Place != (store.Key{}) && current.Place != entry.Key {
+		ops = append(ops, store.Delete(current.Place))
+	}
+	err := ds.DB.Write(ctx, ops...)
+	if errors.Is(err, store.ErrConflict) {
+		return Mine, nil
+	}
+	return Others, fault.Wrap(fault.Unavailable, err, "renew a delivery")
+}
+
+// TakePlaceOf lets a new delivery continue the history of a dead one. Its schedule starts from the beginning.
+func (del *Delivery) TakePlaceOf(dead *Delivery) {
+	made := del.Attempts[del.Base:]
+	del.Base = len(dead.Attempts)
+	del.Attempts = append(append(make([]Result, 0, len(dead.Attempts)+len(made)), dead.Attempts...), made...)
+	del.Version, del.Stored = dead.Version, Dead
+}
+
+// otherPublication reports whether two deliveries of one event id are of events that were published at different times.
+// Deliveries of an earlier version may have no time.
+func otherPublication(a, b time.Time) bool {
+	return !a.IsZero() && !b.IsZero() && a.UnixMicro() != b.UnixMicro()
+}
+
+// ScheduleNext sets the next attempt of a new delivery and stores its event.
+func (ds *Deliveries) ScheduleNext(ctx context.Context, del *Delivery, e *event.Event, due time.Time) (Claim, error) {
+	if del.Version != 0 {
+		e = nil // stored already
+	}
+	return ds.writeNextOf(ctx, del, e, due, nil)
+}
+
+// WriteNext sets the next attempt of a delivery whose event is stored already, in one transaction with the writes in also.
+func (ds *Deliveries) WriteNext(ctx context.Context, del *Delivery, due time.Time, also ...store.Op) (Claim, error) {
+	return ds.writeNextOf(ctx, del, nil, due, also)
+}
+
+// writeNextOf schedules a delivery and, if the queue can delay a message that long, sends the message for the attempt.
+func (ds *Deliveries) writeNextOf(ctx context.Context, del *Delivery, e *event.Event, due time.Time, also []store.Op) (Claim, error) {
+	now := ds.Now()
+	del.Due, del.DueAt, del.Made = due, due, now
+	direct := !del.Later && due.Sub(now) <= queue.MaxDelay-Backup
+	if direct {
+		del.DueAt = due.Add(Backup)
+	}
+	whose, err := ds.Write(ctx, del, Change{
+		Step: StepSchedule, What: "record an attempt", Event: e, Keep: RetriedFor, Entry: del.DueItem,
+		Also: func() []store.Op { return also },
+	})
+	if err != nil || whose != Mine || !direct {
+		return whose, err
+	}
+	err = ds.Queue.Send(ctx, queue.Slow, del.NextTask().Outgoing(max(0, due.Sub(now))))
+	if err != nil {
+		// The due entry brings it back: the delivery is late, not lost.
+		ds.Log.WarnContext(ctx, "retry postponed", "subscription", del.Subscription, "event", del.Event, "error", err)
+	}
+	return Mine, nil
+}
+
+// SetAside dead-letters an item that cannot be decoded, so that it does not block anything else.
+func (ds *Deliveries) SetAside(ctx context.Context, it *store.Item, reason error) error {
+	return DeadLetterItem(ds.DB, ds.Queue, ds.Now, ds.Log)(ctx, it, reason)
+}
+
+// Current reads the delivery that a task is for, which waits no more, and other items; nil when the task is stale.
+func (ds *Deliveries) Current(ctx context.Context, t task.Single, others ...store.Key) (*Delivery, []*store.Item, error) {
+	keys := append(make([]store.Key, 0, 2), Key(t.Workspace, t.Subscription, t.EventKey()))
+	items, err := ds.DB.Get(ctx, append(keys, others...)...)
+	if err != nil {
+		return nil, nil, fault.Wrap(fault.Unavailable, err, "read a delivery")
+	}
+	if items[0] == nil {
+		return nil, nil, nil // delivered, or ended with its subscription
+	}
+	del, err := Decode(items[0])
+	if err != nil || del.State != Pending || len(del.Attempts)+1 != t.Attempt || del.Control != nil && del.Event != t.Event {
+		return nil, nil, err
+	}
+	del.resume(ds.Now())
+	return del, items[1:], nil
+}
+
+// DeadLetterItem returns what a periodic job does with an item that cannot be decoded: it
+// sends the item's key and value to the dead queue and deletes the item, so that the next
+// round does not fail on it again. The letter's origin is "table:" and the table's name.
+func DeadLetterItem(db store.DB, q queue.Sender, now func() time.Time, log *slog.Logger) func(context.Context, *store.Item, error) error {
+	return func(ctx context.Context, it *store.Item, reason error) error {
+		if err := SendItemLetter(ctx, q, it, fault.Public(reason), now()); err != nil {
+			return err
+		}
+		log.ErrorContext(ctx, "stored item dead-lettered", "table", it.Table, "partition", it.Partition, "sort", it.Sort, "error", reason)
+		return fault.Wrap(fault.Unavailable, db.Write(ctx, store.Delete(it.Key)), "delete an item that cannot be decoded")
+	}
+}
+
+func SendItemLetter(ctx context.Context, q queue.Sender, it *store.Item, reason string, now time.Time) error {
+	m := queue.Message{ID: it.Partition + " " + it.Sort, Outgoing: queue.Outgoing{Body: it.Value}}
+	letter := queue.NewDeadLetter(queue.Name("table:"+it.Table), m, reason, nil, now)
+	return fault.Wrap(fault.Unavailable, q.Send(ctx, queue.Dead, letter), "dead-letter an item that cannot be decoded")
+}
