@@ -34,8 +34,8 @@ func builds(t *testing.T) (today, next map[string]string) {
 	dir := t.TempDir()
 	replace := map[string]string{}
 	for file, constant := range map[string]string{
-		"../shared/events/delivery/message.go": "const taskVersion = 1",
-		"../shared/events/event/event.go":      "const messageVersion = 1",
+		"../shared/events/delivery/task/message.go": "const Version = 1",
+		"../shared/events/event/event.go":           "const messageVersion = 1",
 	} {
 		path, err := filepath.Abs(file)
 		if err != nil {
