@@ -9,6 +9,7 @@ import (
 	"github.com/aws/aws-lambda-go/lambdaurl"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/shared/app/operators"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/operate/admin"
 )
@@ -17,6 +18,6 @@ func main() {
 	p := boot.Start()
 	subscriptions, operations := p.Subscriptions(), webhooks.Operations(&p.Core)
 	replays := webhooks.Replays(&p.Core, subscriptions, operations)
-	api := admin.New(webhooks.Admin(&p.Core, subscriptions, operations, replays, webhooks.Switches(&p.Core, false)))
-	lambdaurl.Start(p.Measured(p.Fronted(webhooks.Operators(&p.Core, p.Mode, api, p.Serve(http.NotFoundHandler())))), p.Ending())
+	api := admin.New(operators.Admin(&p.Core, subscriptions, operations, replays, webhooks.Switches(&p.Core, false)))
+	lambdaurl.Start(p.Measured(p.Fronted(operators.Handler(&p.Core, p.Mode, api, p.Serve(http.NotFoundHandler())))), p.Ending())
 }

@@ -2,7 +2,7 @@
 // each role has a constructor. The stand-alone server (package standalone) starts all roles in one
 // process; a function starts one.
 //
-//	role        constructor                      a function                 embedded
+//	role        constructor                      a function                 stand-alone
 //	publish     [Core.Publish]                   functions/publish          POST /events, inbox queue
 //	fanout      webhooks.Fanout                  functions/fanout           events queue
 //	dispatch    webhooks.Dispatch                functions/dispatch         deliveries queue, slow lane
@@ -11,7 +11,7 @@
 //	deregister  [Core.Subscriptions]             functions/deregister       /mcp
 //	stream      [Core.Stream], [Core.Endpoint]   functions/stream           /mcp
 //	relay       [Core.Relay]                     functions/relay            one goroutine
-//	admin       webhooks.Admin                   functions/admin            /admin/v1
+//	admin       operators.Admin                  functions/admin            /admin/v1
 //
 // It reads no environment and makes no client: functions/internal/boot and package standalone do,
 // and fill a Core. Rules of the domain do not enter here either; this package only puts

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/app/webhooks"
+	"github.com/mcp-events/mcpevents/shared/app/operators"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/operate/admin"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -44,7 +44,7 @@ func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http
 	if listener != nil {
 		rest = http.NotFoundHandler()
 	}
-	handler := webhooks.Operators(&s.core, mode, admin.New(r.admin), rest)
+	handler := operators.Handler(&s.core, mode, admin.New(r.admin), rest)
 	if listener == nil {
 		s.AdminURL = s.URL
 		return handler

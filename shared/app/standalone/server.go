@@ -24,6 +24,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/config"
+	"github.com/mcp-events/mcpevents/shared/app/operators"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/conversation"
@@ -337,7 +338,7 @@ func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Seal
 	replays := webhooks.Replays(&s.core, subs, operations)
 	replays.Ahead = replayEvery
 	return roles{
-		admin: webhooks.Admin(&s.core, subs, operations, replays, set), operations: operations, replays: replays, switches: set,
+		admin: operators.Admin(&s.core, subs, operations, replays, set), operations: operations, replays: replays, switches: set,
 		mux: s.routes(publishing, s.core.Sources(publisher, secret.FromEnvironment), identity), fanout: webhooks.Fanout(&s.core), inbox: inbox, retry: retry, expiry: expiry, relay: s.core.Relay(s.backends),
 	}, nil
 }

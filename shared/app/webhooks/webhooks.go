@@ -1,19 +1,14 @@
-// Package webhooks has the constructors of the roles on the way from an event to its webhooks. It is
-// apart from package app for what it brings: the functions without webhooks are a third smaller.
+// Package webhooks has the constructors of the roles that deliver events to webhooks. It is separate from package app
+// because functions that do not import it are a third smaller.
 package webhooks
 
 import (
-	"cmp"
 	"context"
-	"net/http"
-	"net/url"
-	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
@@ -21,10 +16,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/events/webhook/targets"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
-	"github.com/mcp-events/mcpevents/shared/operate/admin"
-	"github.com/mcp-events/mcpevents/shared/operate/audit"
-	"github.com/mcp-events/mcpevents/shared/operate/console"
-	"github.com/mcp-events/mcpevents/shared/operate/erase"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
@@ -89,61 +80,6 @@ func Dispatch(c *app.Core, subs *subscription.Service, terminator *delivery.Term
 	})
 }
 
-// Admin is what the operators' API is made of. Nothing is attempted here.
-func Admin(c *app.Core, subs *subscription.Service, operations *deadletter.Operations, replays *deadletter.Replays, set *switches.Set) admin.Options {
-	lists := c.Lists()
-	eraser := &erase.Eraser{DB: c.DB, Subscriptions: subs, Lists: lists, Operations: operations, Replays: replays, Trail: &audit.Trail{DB: c.DB}}
-	return admin.Options{
-		Eraser: eraser,
-		Auth:   c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, DB: c.DB, Subscriptions: subs, Lists: lists,
-		Operations: operations, Replays: replays, Switches: set, Events: c.EventLog, Catalogs: c.Catalogs, Sources: c.Config,
-		Kept: records.Keep(cmp.Or(c.Limits.DeliveryLog, string(records.Failures))), Most: c.Most, Rate: subscription.NewRate(c.Rate(quota.RegistrationRate)), Limited: c.Metrics.LimitReached, Log: c.Log,
-		Backends: func(ctx context.Context, workspace string) (list []admin.Backend, err error) {
-			conf, err := c.Config.Config(ctx)
-			if err != nil || conf == nil {
-				return nil, err
-			}
-			for _, b := range conf.Backends {
-				if b.Workspace == workspace {
-					list = append(list, admin.Backend{Name: b.Name, URL: withoutSecrets(b.URL), Prefix: b.Prefix})
-				}
-			}
-			return list, nil
-		},
-	}
-}
-
-// Operators serves the admin API and the console that uses it, and all else by rest. It stands before a mux, which would
-// redirect from the name of a switch.
-func Operators(c *app.Core, mode auth.Mode, api *admin.Handler, rest http.Handler) http.Handler {
-	page := newConsole(c, mode)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch at := r.URL.Path; {
-		case strings.HasPrefix(at, admin.Prefix):
-			api.ServeHTTP(w, r)
-		case strings.HasPrefix(at, console.Prefix):
-			page.ServeHTTP(w, r)
-		case at == strings.TrimSuffix(console.Prefix, "/"):
-			http.Redirect(w, r, console.Prefix, http.StatusPermanentRedirect)
-		default:
-			rest.ServeHTTP(w, r)
-		}
-	})
-}
-
-func newConsole(c *app.Core, mode auth.Mode) *console.Handler {
-	o := console.Options{Auth: mode}
-	if server, ok := c.Auth.(interface {
-		Endpoints(context.Context) (authorize, token string, err error)
-	}); ok && c.Limits.ConsoleClientID != "" {
-		o.Client = &console.Client{
-			Issuer: c.Limits.JWTIssuers[0], ID: c.Limits.ConsoleClientID, Scopes: c.Limits.ConsoleScopes,
-			Resource: c.Limits.JWTAudience[0], Endpoints: server.Endpoints,
-		}
-	}
-	return console.New(o, c.Log)
-}
-
 // Operations are what operators and owners do to deliveries.
 func Operations(c *app.Core) *deadletter.Operations {
 	o := deadletter.NewOperations(c.DB, c.Queues, nil)
@@ -169,14 +105,4 @@ func Retry(c *app.Core) *delivery.Retry {
 // Expiry removes subscriptions that expired, and dead-letters what it cannot read.
 func Expiry(c *app.Core, subs *subscription.Service) *subscription.Sweeper {
 	return &subscription.Sweeper{Service: subs, DeadLetter: state.DeadLetterItem(c.DB, c.Queues, time.Now, c.Log)}
-}
-
-// withoutSecrets returns a backend's URL without its user information and query, which often hold keys.
-func withoutSecrets(text string) string {
-	u, err := url.Parse(text)
-	if err != nil {
-		return ""
-	}
-	u.User, u.RawQuery, u.Fragment = nil, "", ""
-	return u.String()
 }
