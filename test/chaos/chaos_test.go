@@ -127,12 +127,12 @@ func newFlow(t *testing.T, target *harness.Target, count int) *flow {
 		f.endpoints = append(f.endpoints, e)
 	}
 	f.faulty = newFaulty(t, target)
-	f.listen = follow(t, listening(target, "bob", spec.V20260728, "event://chat/acme"))
+	f.listen = follow(t, byURI(target, "bob", spec.V20260728, "event://chat/acme"))
 	var all []string
 	for n := range uris {
 		all = append(all, uri(n))
 	}
-	f.get = follow(t, listening(target, "bob", spec.V20251125, all...))
+	f.get = follow(t, byURI(target, "bob", spec.V20251125, all...))
 	return f
 }
 
@@ -184,7 +184,7 @@ func (f *flow) check(t *testing.T, patience time.Duration) {
 	t.Helper()
 	began := time.Now()
 	harness.Within(t, patience, func() bool {
-		return f.delivered() >= f.count*len(f.endpoints) && f.listen.different() >= f.count && f.get.different() >= f.count
+		return f.delivered() >= f.count*len(f.endpoints) && f.listen.distinct() >= f.count && f.get.distinct() >= f.count
 	})
 	t.Logf("all waited for after %v more", time.Since(began))
 	for _, e := range f.endpoints {

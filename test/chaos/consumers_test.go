@@ -112,8 +112,8 @@ func register(t *testing.T, target *harness.Target, d *door, l *ledger, uri stri
 	l.start()
 }
 
-// follows follows with the package client in the test's process, until the test ends.
-func follows(t *testing.T, l *ledger, run func(context.Context, *follower) error) {
+// followInto follows with the package client in the test's process and records the events in the ledger.
+func followInto(t *testing.T, l *ledger, run func(context.Context, *follower) error) {
 	t.Helper()
 	follow(t, func(ctx context.Context, f *follower) error {
 		f.ledger = l
@@ -121,9 +121,9 @@ func follows(t *testing.T, l *ledger, run func(context.Context, *follower) error
 	})
 }
 
-// hooked returns a webhook subscription of the package client in the test's process, with an endpoint behind the door. Its
-// lifetime is short, so that it is refreshed often and a suspension ends soon.
-func hooked(target *harness.Target, d *door, name string, arguments map[string]any) func(context.Context, *follower) error {
+// byWebhook subscribes with a webhook of the package client, whose endpoint is behind the door. The subscription's lifetime
+// is short, so that it is refreshed often and a suspension ends soon.
+func byWebhook(target *harness.Target, d *door, name string, arguments map[string]any) func(context.Context, *follower) error {
 	return func(ctx context.Context, f *follower) error {
 		hooks := &client.Handler{Log: slog.New(f)}
 		hooks.URL = d.put(f.ledger.name, hooks)
@@ -133,7 +133,7 @@ func hooked(target *harness.Target, d *door, name string, arguments map[string]a
 		}
 		return receive(ctx, c, client.SubscribeOptions{
 			Name: name, Arguments: arguments, Mode: client.ModeWebhook, TTL: time.Minute,
-			Event: func(_ context.Context, e client.Event) error { return f.take(e) },
+			Event: func(_ context.Context, e client.Event) error { return f.receive(e) },
 			Gap:   func(context.Context, client.Gap) error { f.ledger.gap(); return nil },
 		}, func(sub *client.Subscription) { f.ledger.setSubscription(sub.ID()); f.opened() })
 	}
@@ -142,10 +142,10 @@ func hooked(target *harness.Target, d *door, name string, arguments map[string]a
 // listener is the command "mcpevents listen" with a cursor file, which is killed and started again.
 type listener struct {
 	*ledger
-	command func(context.Context) *exec.Cmd
-	says    string // what it logs when it receives events
+	command  func(context.Context) *exec.Cmd
+	readyLog string // the log message by which it shows that it receives events
 
-	begun chan struct{}
+	ready chan struct{}
 	once  sync.Once
 
 	mu     sync.Mutex
@@ -154,16 +154,16 @@ type listener struct {
 	away   time.Duration // how long it stays away after a kill
 }
 
-// listens starts a listener of one event type, which ends with the test.
-func listens(t *testing.T, target *harness.Target, l *ledger, mode, name string, flags ...string) *listener {
+// startListener starts a listener of one event type, which ends with the test.
+func startListener(t *testing.T, target *harness.Target, l *ledger, mode, name string, flags ...string) *listener {
 	t.Helper()
 	flags = append([]string{
 		"listen", "--name", name, "--mode", mode, "--cursor-file", filepath.Join(t.TempDir(), "cursor"), "--log-format", "text",
 	}, flags...)
-	p := &listener{ledger: l, says: "following", begun: make(chan struct{})}
+	p := &listener{ledger: l, readyLog: "following", ready: make(chan struct{})}
 	if mode == client.ModeWebhook {
-		p.says = "receiving webhooks"
-		flags = append(flags, "--listen", harness.FreeAddr(t)) // a URL that stays is a subscription that stays
+		p.readyLog = "receiving webhooks"
+		flags = append(flags, "--listen", harness.FreeAddr(t)) // a restarted process keeps its subscription only if its URL stays the same
 	}
 	binary := harness.Binary(t, "./cmd/mcpevents", false)
 	p.command = func(ctx context.Context) *exec.Cmd {
@@ -176,24 +176,24 @@ func listens(t *testing.T, target *harness.Target, l *ledger, mode, name string,
 	go func() {
 		defer close(ended)
 		for ctx.Err() == nil {
-			p.live(ctx)
+			p.runProcess(ctx)
 		}
 	}()
 	t.Cleanup(func() { cancel(); <-ended })
 	select {
-	case <-p.begun:
+	case <-p.ready:
 	case <-time.After(harness.Patience):
-		t.Fatalf("%s does not begin: %v", l.name, l.faults)
+		t.Fatalf("%s does not subscribe: %v", l.name, l.faults)
 	}
 	return p
 }
 
-// live runs a process to its end, and then waits until the next one may start.
-func (p *listener) live(ctx context.Context) {
+// runProcess starts the process, waits for its end, and then waits until the next one may start.
+func (p *listener) runProcess(ctx context.Context) {
 	cmd := p.command(ctx)
 	log := &lastLines{seen: func(b []byte) {
-		if bytes.Contains(b, []byte(p.says)) {
-			p.once.Do(func() { close(p.begun) })
+		if bytes.Contains(b, []byte(p.readyLog)) {
+			p.once.Do(func() { close(p.ready) })
 		}
 	}}
 	cmd.Stderr = log
@@ -217,7 +217,7 @@ func (p *listener) live(ctx context.Context) {
 	p.cmd = nil
 	p.mu.Unlock()
 	if !killed && ctx.Err() == nil {
-		p.fault("it ended: %v\n%s", err, log)
+		p.fault("the process ended: %v\n%s", err, log)
 		away = time.Second
 	}
 	timer := time.NewTimer(away)
@@ -237,8 +237,8 @@ func (p *listener) line(line []byte) {
 	if err := json.Unmarshal(line, &e); err != nil {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if !p.killed { // else it was cut off while it wrote
-			p.fault("it printed %s: %v", line, err)
+		if !p.killed { // a killed process may leave half a line
+			p.fault("the process printed %s: %v", line, err)
 		}
 		return
 	}
@@ -246,7 +246,7 @@ func (p *listener) line(line []byte) {
 		p.gap()
 		return
 	}
-	_ = json.Unmarshal(e.Data, &data) // receive says what is wrong with the data
+	_ = json.Unmarshal(e.Data, &data) // receive reports invalid data
 	if e.Subscription != "" {
 		p.setSubscription(e.Subscription)
 	}
@@ -264,7 +264,7 @@ func (p *listener) kill(away time.Duration) {
 	_ = p.cmd.Process.Kill()
 }
 
-// lastLines keeps the end of what a process logs.
+// lastLines keeps the end of a process's log.
 type lastLines struct {
 	seen func([]byte)
 	mu   sync.Mutex

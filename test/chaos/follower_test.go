@@ -24,35 +24,35 @@ type follower struct {
 	stop        func()
 	ledger      *ledger // records the events instead of ids and seen, unless it is nil
 
-	begin sync.Once
-	begun chan struct{} // closed when it follows
+	once  sync.Once
+	ready chan struct{} // closed at the first connection
 
 	mu     sync.Mutex
-	ids    []string // of the events, as they came
+	ids    []string // of the events, in the order of arrival
 	seen   map[string]bool
 	faults []string
 }
 
-// follow follows until the test ends. It returns when the follower has begun.
+// follow runs a follower until the test ends. It returns when the follower is connected.
 func follow(t *testing.T, run func(context.Context, *follower) error) *follower {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	f := &follower{begun: make(chan struct{}), seen: map[string]bool{}}
+	f := &follower{ready: make(chan struct{}), seen: map[string]bool{}}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		if err := run(ctx, f); err != nil {
-			f.fault("it gave up: " + err.Error())
+			f.fault("the client gave up: " + err.Error())
 		}
 	}()
 	f.stop = sync.OnceFunc(func() { cancel(); <-done })
 	t.Cleanup(f.stop)
 	select {
-	case <-f.begun:
+	case <-f.ready:
 	case <-done:
 		t.Fatalf("the follower has ended: %v", f.faults)
 	case <-time.After(harness.Patience):
-		t.Fatal("the follower does not begin")
+		t.Fatal("the follower does not connect")
 	}
 	return f
 }
@@ -80,8 +80,8 @@ func receive(ctx context.Context, c *client.Client, o client.SubscribeOptions, a
 	return sub.Err()
 }
 
-// listening follows URIs with subscriptions/listen, or in an earlier revision with the GET stream of a session.
-func listening(target *harness.Target, principal string, version spec.Version, uris ...string) func(context.Context, *follower) error {
+// byURI follows URIs with subscriptions/listen, or in an earlier revision with the GET stream of a session.
+func byURI(target *harness.Target, principal string, version spec.Version, uris ...string) func(context.Context, *follower) error {
 	return func(ctx context.Context, f *follower) error {
 		c, err := newClient(ctx, target, principal, version, f, nil)
 		if err != nil {
@@ -89,13 +89,13 @@ func listening(target *harness.Target, principal string, version spec.Version, u
 		}
 		return receive(ctx, c, client.SubscribeOptions{
 			URIs: uris, Mode: client.ModePush,
-			Event: func(_ context.Context, e client.Event) error { return f.take(e) },
+			Event: func(_ context.Context, e client.Event) error { return f.receive(e) },
 		}, nil)
 	}
 }
 
-// occurring follows an event type with events/poll or events/stream, or with each of them for a second in turn.
-func occurring(target *harness.Target, name string, arguments map[string]any, modes ...string) func(context.Context, *follower) error {
+// byName follows an event type with events/poll or events/stream, or with each of them for a second in turn.
+func byName(target *harness.Target, name string, arguments map[string]any, modes ...string) func(context.Context, *follower) error {
 	return func(ctx context.Context, f *follower) error {
 		c, err := newClient(ctx, target, "alice", spec.V20260728, f, nil)
 		if err != nil {
@@ -108,7 +108,7 @@ func occurring(target *harness.Target, name string, arguments map[string]any, mo
 			}
 			err := receive(turn, c, client.SubscribeOptions{
 				Name: name, Arguments: arguments, Mode: modes[n%len(modes)],
-				Event: func(_ context.Context, e client.Event) error { return f.take(e) },
+				Event: func(_ context.Context, e client.Event) error { return f.receive(e) },
 			}, nil)
 			cancel()
 			if err != nil {
@@ -121,10 +121,10 @@ func occurring(target *harness.Target, name string, arguments map[string]any, mo
 
 func (f *follower) opened() {
 	f.connections.Add(1)
-	f.begin.Do(func() { close(f.begun) })
+	f.once.Do(func() { close(f.ready) })
 }
 
-// Handle takes what the client logs: it may lose the connection, and nothing else.
+// Handle receives the client's log records. Only messages about lost connections and their recovery are allowed.
 func (f *follower) Handle(_ context.Context, r slog.Record) error {
 	switch r.Message {
 	case "following":
@@ -141,7 +141,7 @@ func (f *follower) Handle(_ context.Context, r slog.Record) error {
 		}
 		fallthrough
 	default:
-		f.fault("the client says: " + r.Message)
+		f.fault("the client logged: " + r.Message)
 	}
 	return nil
 }
@@ -150,8 +150,8 @@ func (f *follower) Enabled(context.Context, slog.Level) bool { return true }
 func (f *follower) WithAttrs([]slog.Attr) slog.Handler       { return f }
 func (f *follower) WithGroup(string) slog.Handler            { return f }
 
-// take takes an event, whose payload repeats its id.
-func (f *follower) take(e client.Event) error {
+// receive records an event, whose payload must repeat its id.
+func (f *follower) receive(e client.Event) error {
 	var payload struct{ ID string }
 	if err := json.Unmarshal(e.Data, &payload); err != nil || e.ID == "" || e.ID != payload.ID {
 		f.fault(fmt.Sprintf("the event %q has the payload of %q: %v", e.ID, payload.ID, err))
@@ -178,14 +178,15 @@ func (f *follower) fault(text string) {
 	}
 }
 
-func (f *follower) different() int {
+// distinct returns the number of different events that arrived.
+func (f *follower) distinct() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.seen)
 }
 
-// check ends the follower, which must have had every event and no other, and says how
-// many it had more than once.
+// check ends the follower and asserts that it received every wanted event and no others. It returns the number of
+// repetitions.
 func (f *follower) check(t *testing.T, want []string) (repetitions int) {
 	t.Helper()
 	f.stop()
@@ -198,7 +199,7 @@ func (f *follower) check(t *testing.T, want []string) (repetitions int) {
 	repetitions = len(f.ids) - len(f.seen)
 	t.Logf("%d events, %d repetitions, %d connections", len(f.seen), repetitions, f.connections.Load())
 	if missing > 0 || len(f.seen) != len(want) {
-		t.Errorf("%d events are missing, %d ids are strange", missing, len(f.seen)-(len(want)-missing))
+		t.Errorf("got %d of %d wanted events and %d others, want all and no others", len(want)-missing, len(want), len(f.seen)-(len(want)-missing))
 	}
 	for _, text := range f.faults {
 		t.Error(text)

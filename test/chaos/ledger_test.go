@@ -58,7 +58,7 @@ type book struct {
 
 func newBook() *book { return &book{uris: map[event]string{}, accepted: map[event]time.Time{}} }
 
-// take returns the numbers of n new events. They get the given URI, or with "" that of their number.
+// take returns n new events. uri is their URI. If it is empty, their numbers determine it.
 func (b *book) take(n int, uri string) (events []event) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -105,7 +105,8 @@ func (b *book) uriOf(e event) string {
 	}
 }
 
-// wish is what a consumer subscribed to: events below a URI, and with shade only those whose data has it.
+// wish selects the events of a consumer's subscription. Their URI is below the given one and, unless shade is empty,
+// their data has the shade.
 type wish struct{ below, shade string }
 
 // wanted returns the accepted events that the wish includes.

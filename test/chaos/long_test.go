@@ -230,11 +230,11 @@ func (c *chaos) consume() {
 	register(t, s, c.door, l, one(0))
 	l = add(hookName, wish{below: one(1), shade: "dark"})
 	l.outages = true
-	follows(t, l, hooked(s, c.door, orders, map[string]any{"region": "r1", "shade": "dark"}))
+	followInto(t, l, byWebhook(s, c.door, orders, map[string]any{"region": "r1", "shade": "dark"}))
 
 	mortal := func(l *ledger, mode, name string, flags ...string) {
 		l.outages = mode == client.ModeWebhook
-		c.listeners = append(c.listeners, listens(t, s, l, mode, name, flags...))
+		c.listeners = append(c.listeners, startListener(t, s, l, mode, name, flags...))
 	}
 	mortal(add("listener, webhook", wish{below: ordered, shade: "light"}), client.ModeWebhook, orders, "--arg", "shade=light")
 	mortal(add("listener, webhook with a short life", wish{below: "event://chaos/tickets/r2"}), client.ModeWebhook, tickets, "--arg", "region=r2", "--ttl", "1m")
@@ -242,12 +242,12 @@ func (c *chaos) consume() {
 	mortal(add("listener, poll of one region", wish{below: one(3)}), client.ModePoll, orders, "--arg", "region=r3")
 	mortal(add("listener, push", wish{below: ordered, shade: "dark"}), client.ModePush, orders, "--arg", "shade=dark")
 
-	follows(t, add("a session", wish{below: all}), listening(s, "bob", spec.V20251125, all))
-	follows(t, add("a listen", wish{below: all}), listening(s, "bob", spec.V20260728, all))
-	follows(t, add("a listen of one URI", wish{below: one(2)}), listening(s, "bob", spec.V20260728, one(2)))
-	follows(t, add("a stream", wish{below: "event://chaos/tickets"}), occurring(s, tickets, map[string]any{}, client.ModePush))
-	follows(t, add("a poll", wish{below: "event://chaos/tickets"}), occurring(s, tickets, map[string]any{}, client.ModePoll))
-	follows(t, add("both modes in turn", wish{below: ordered}), occurring(s, orders, map[string]any{}, client.ModePoll, client.ModePush))
+	followInto(t, add("a session", wish{below: all}), byURI(s, "bob", spec.V20251125, all))
+	followInto(t, add("a listen", wish{below: all}), byURI(s, "bob", spec.V20260728, all))
+	followInto(t, add("a listen of one URI", wish{below: one(2)}), byURI(s, "bob", spec.V20260728, one(2)))
+	followInto(t, add("a stream", wish{below: "event://chaos/tickets"}), byName(s, tickets, map[string]any{}, client.ModePush))
+	followInto(t, add("a poll", wish{below: "event://chaos/tickets"}), byName(s, tickets, map[string]any{}, client.ModePoll))
+	followInto(t, add("both modes in turn", wish{below: ordered}), byName(s, orders, map[string]any{}, client.ModePoll, client.ModePush))
 }
 
 // publish publishes a quarter of the events, one or several at a time, until ctx ends.

@@ -17,14 +17,14 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// caller is a client that looks at every byte that it gets.
+// caller is a client that keeps every received message as raw JSON for later checks.
 type caller struct {
 	*harness.Client
 	http *http.Client
-	// choose says how a question is answered.
+	// choose returns the way to answer the next question.
 	choose func() string
-	// asked is called with each question before it is answered; may be nil.
-	asked func(id string)
+	// onQuestion is called with the id of each question before it is answered. It may be nil.
+	onQuestion func(id string)
 }
 
 func newCaller(c *harness.Client, transport http.RoundTripper) *caller {
@@ -41,23 +41,23 @@ const (
 	silence = "silence"
 )
 
-// request is a call under way.
+// request is a tools/call request. The mark is a text that occurs in no other call.
 type request struct {
 	tool, mark string
 	id, token  json.RawMessage
 	arguments  map[string]any
 }
 
-// outcome is what a call came to.
+// outcome contains everything that a client received for a call.
 type outcome struct {
-	messages []harness.Message // before the response, as they came
-	answers  []string          // how each question was answered
-	response *harness.Message  // nil when the stream ended without one
+	messages []harness.Message // before the response, in their order
+	answers  []string          // the way each question was answered
+	response *harness.Message  // nil if the stream ended without one
 	rounds   int
 	status   int
 }
 
-// result is the text of the result, or of the error.
+// text returns the result as JSON, or the error.
 func (o *outcome) text() string {
 	switch {
 	case o.response == nil:
@@ -68,22 +68,22 @@ func (o *outcome) text() string {
 	return string(o.response.Result)
 }
 
-// progress are the values of the progress messages.
+// progress returns the values of the progress notifications.
 func (o *outcome) progress() (values []float64) {
 	for _, m := range o.messages {
 		if m.Method == "notifications/progress" {
 			var p struct{ Progress float64 }
-			_ = json.Unmarshal(m.Params, &p) // the test looks at the values
+			_ = json.Unmarshal(m.Params, &p) // the caller compares the values
 			values = append(values, p.Progress)
 		}
 	}
 	return values
 }
 
-// maxRounds is when a client of 2026-07-28 gives up a backend that asks for ever more.
+// maxRounds is the number of input rounds after which a client of 2026-07-28 gives up.
 const maxRounds = 12
 
-// call calls a tool until its result, through all rounds.
+// call calls a tool and goes through all input rounds until the final result.
 func (c *caller) call(ctx context.Context, r request) (*outcome, error) {
 	o := &outcome{}
 	params := map[string]any{"name": r.tool, "arguments": r.arguments}
@@ -109,17 +109,17 @@ func (c *caller) call(ctx context.Context, r request) (*outcome, error) {
 		for key, q := range again.InputRequests {
 			how := c.choose()
 			if how == failing || how == silence {
-				how = decline // there are no others here
+				how = decline // an input round has no such answers
 			}
 			o.answers = append(o.answers, how)
-			responses[key] = answerTo(q.Method, how, r.mark)
+			responses[key] = newAnswer(q.Method, how, r.mark)
 			o.messages = append(o.messages, harness.Message{Method: q.Method, Params: q.Params, Raw: q.Params})
 		}
 		params["inputResponses"], params["requestState"] = responses, again.RequestState
 	}
 }
 
-// once makes one request and reads its messages.
+// once sends one request and reads its messages until the response.
 func (c *caller) once(ctx context.Context, r request, params map[string]any, o *outcome) error {
 	req, err := c.Request(ctx, "tools/call", params, r.id)
 	if err != nil {
@@ -148,7 +148,7 @@ func (c *caller) once(ctx context.Context, r request, params map[string]any, o *
 	for {
 		e, err := events.Next()
 		if err != nil {
-			return fmt.Errorf("behind %d messages: %w", len(o.messages), err)
+			return fmt.Errorf("after %d messages: %w", len(o.messages), err)
 		}
 		if len(e.Data) == 0 {
 			continue
@@ -170,14 +170,14 @@ func (c *caller) once(ctx context.Context, r request, params map[string]any, o *
 	}
 }
 
-// reply answers a question that came on the stream.
+// reply answers a question that arrived on the stream.
 func (c *caller) reply(ctx context.Context, m harness.Message, mark string, o *outcome) error {
 	var id string
 	if err := json.Unmarshal(m.ID, &id); err != nil {
-		return fmt.Errorf("the id of a question is no string: %s", m.ID)
+		return fmt.Errorf("the id of a question is not a string: %s", m.ID)
 	}
-	if c.asked != nil {
-		c.asked(id)
+	if c.onQuestion != nil {
+		c.onQuestion(id)
 	}
 	how := c.choose()
 	o.answers = append(o.answers, how)
@@ -188,7 +188,7 @@ func (c *caller) reply(ctx context.Context, m harness.Message, mark string, o *o
 	if err != nil {
 		return err
 	}
-	// 400: the backend has gone on, or asked twice under one id. 503: its session is over.
+	// 400: the backend no longer waits, or it asked twice with one id. 503: its session has ended.
 	if status != http.StatusAccepted && status != http.StatusBadRequest && status != http.StatusServiceUnavailable {
 		return fmt.Errorf("the answer to a question got status %d", status)
 	}
@@ -201,12 +201,12 @@ func (c *caller) answer(ctx context.Context, id, method, how, mark string) (int,
 	if how == failing {
 		body["error"] = map[string]any{"code": -1, "message": mark}
 	} else {
-		body["result"] = answerTo(method, how, mark)
+		body["result"] = newAnswer(method, how, mark)
 	}
 	return c.post(ctx, body)
 }
 
-// post sends what gets no response.
+// post sends a message that has no JSON-RPC response, and returns the HTTP status.
 func (c *caller) post(ctx context.Context, body map[string]any) (int, error) {
 	text, err := json.Marshal(body)
 	if err != nil {
@@ -253,8 +253,8 @@ func (c *caller) end(ctx context.Context) error {
 	return nil
 }
 
-// answerTo is the result of a question, with the mark of who answers.
-func answerTo(method, how, mark string) json.RawMessage {
+// newAnswer returns the result for a question. It contains the mark of the answering client's call.
+func newAnswer(method, how, mark string) json.RawMessage {
 	var v any
 	switch method {
 	case "elicitation/create":
@@ -271,22 +271,21 @@ func answerTo(method, how, mark string) json.RawMessage {
 	}
 	text, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // strings
+		panic(err) // impossible for these types
 	}
 	return text
 }
 
-// board holds the questions that clients have been asked and not answered yet, for those who
-// want to answer in their place.
+// board holds the ids of recent questions, so that other clients can try to answer them.
 type board struct {
-	mu   sync.Mutex
-	open []string
-	seen map[string]bool
+	mu     sync.Mutex
+	recent []string
+	seen   map[string]bool
 }
 
-var errGuessable = errors.New("the id of a question can be guessed, or came twice")
+var errGuessable = errors.New("the id of a question is guessable or was used before")
 
-// put notes a question. What the id must be to be unguessable is that nothing of it repeats.
+// put adds a question. It returns errGuessable if the id is too short or its beginning or end occurred before.
 func (b *board) put(id string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -303,18 +302,18 @@ func (b *board) put(id string) error {
 		}
 		b.seen[part] = true
 	}
-	if b.open = append(b.open, id); len(b.open) > 20 {
-		b.open = b.open[1:]
+	if b.recent = append(b.recent, id); len(b.recent) > 20 {
+		b.recent = b.recent[1:]
 	}
 	return nil
 }
 
-// any is one of the latest questions.
-func (b *board) any() (id string, ok bool) {
+// random returns one of the recent questions.
+func (b *board) random() (id string, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(b.open) == 0 {
+	if len(b.recent) == 0 {
 		return "", false
 	}
-	return b.open[rand.IntN(len(b.open))], true
+	return b.recent[rand.IntN(len(b.recent))], true
 }

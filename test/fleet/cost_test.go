@@ -14,7 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestStoreRequestsOfACall counts what a proxied call asks the store, without and with a question of
+// TestStoreRequestsOfACall counts the store requests of a proxied call, with and without a question from
 // the backend. docs/reference/gateway.md has the numbers.
 func TestStoreRequestsOfACall(t *testing.T) {
 	var all []api.Backend
@@ -22,7 +22,7 @@ func TestStoreRequestsOfACall(t *testing.T) {
 		b := harness.StartBackend(t, kind)
 		all = append(all, api.Backend{Name: prefix[:3], URL: b.URL, Prefix: prefix, Workspace: "default", ProtocolVersion: api.AutoVersion})
 	}
-	p := &pair{fleet: newFleet(t, fleetOptions{instances: 1, backends: all, principals: soakers(), alone: true})}
+	p := &pair{fleet: newFleet(t, fleetOptions{instances: 1, backends: all, principals: soakers(), noRelay: true})}
 	p.open(t)
 	store := p.instances[0].store
 	for _, x := range []struct {
@@ -53,18 +53,18 @@ func TestStoreRequestsOfACall(t *testing.T) {
 					t.Fatal(o.text())
 				}
 			}
-			call(0) // what is only needed once
+			call(0) // makes the requests that are needed only once
 			time.Sleep(50 * time.Millisecond)
 			reads, writes := store.reads.Load(), store.writes.Load()
 			const calls = 10
 			for n := range calls {
 				call(n + 1)
 			}
-			time.Sleep(50 * time.Millisecond) // what a call leaves behind goes after its response
+			time.Sleep(50 * time.Millisecond) // a call is cleaned up after its response
 			perRead, perWrite := store.reads.Load()-reads, store.writes.Load()-writes
-			t.Logf("%.1f reads and %.1f writes a call", float64(perRead)/calls, float64(perWrite)/calls)
-			if perRead/calls > x.reads || perWrite/calls > x.writes { // what goes on beside the calls is less than one each
-				t.Errorf("more than %d reads and %d writes", x.reads, x.writes)
+			t.Logf("%.1f reads and %.1f writes per call", float64(perRead)/calls, float64(perWrite)/calls)
+			if perRead/calls > x.reads || perWrite/calls > x.writes { // integer division forgives background requests, which are fewer than the calls
+				t.Errorf("got %d reads and %d writes per call, want at most %d and %d", perRead/calls, perWrite/calls, x.reads, x.writes)
 			}
 		})
 	}

@@ -48,29 +48,29 @@ type fleetOptions struct {
 	backends    []api.Backend
 	principals  []principal
 	callTimeout time.Duration
-	dynamo      bool // the store is DynamoDB Local, else SQLite in memory
+	dynamo      bool // use DynamoDB Local instead of SQLite in memory
 	lease       time.Duration
-	alone       bool // nobody follows the backends
-	// first is called when the first instance runs, before the others do; may be nil.
-	first func()
+	noRelay     bool // do not follow the backends
+	// onFirst is called after the first instance has started and before the others start. It may be nil.
+	onFirst func()
 }
 
-// principal is somebody with a key.
+// principal is a caller with an API key.
 type principal struct{ name, workspace string }
 
-// fleet is instances over one store.
+// fleet is a group of instances that share one store.
 type fleet struct {
-	harness.Target // the one address
+	harness.Target // the address in front of the instances
 	ledger         *ledger
 	instances      []*instance
-	said           *said
-	front          *httptest.Server
-	ways           *http.Transport // from the address to the instances
-	before         int             // goroutines when it was opened
-	storeWays      *http.Transport // to the store, if it is reached that way
+	log            *logTail
+	proxy          *httptest.Server
+	toInstances    *http.Transport
+	toDynamo       *http.Transport // unused with SQLite
+	goroutines     int             // when the proxy was opened
 }
 
-// instance is one process's part of it.
+// instance is the part of a fleet that would be one process in production.
 type instance struct {
 	*httptest.Server
 	store     *access
@@ -84,14 +84,14 @@ type instance struct {
 
 const fleetCatalog = "events:\n  - {name: a.b, uri: \"event://a/b\", title: T, description: D, payloadSchema: {type: object}}\n"
 
-// newFleet starts instances; their address is opened by [fleet.open].
+// newFleet starts the instances. [fleet.open] opens their common address.
 func newFleet(t testing.TB, o fleetOptions) *fleet {
 	t.Helper()
-	f := &fleet{said: &said{}, storeWays: &http.Transport{MaxIdleConnsPerHost: 64}}
+	f := &fleet{log: &logTail{}, toDynamo: &http.Transport{MaxIdleConnsPerHost: 64}}
 	f.ledger = newLedger(f.openStore(t, o.dynamo))
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the instances said last:\n%s", f.last(saidMost))
+			t.Logf("the end of the instances' log:\n%s", f.lastLog(maxLogTail))
 		}
 	})
 	f.Name, f.Keys = "fleet", map[string]string{}
@@ -106,14 +106,14 @@ func newFleet(t testing.TB, o fleetOptions) *fleet {
 	allowed, err := auth.Keys(keys, nil)
 	must(t, err)
 	for n := range o.instances {
-		if f.instances = append(f.instances, f.instance(t, o, allowed)); n == 0 && o.first != nil {
-			o.first()
+		if f.instances = append(f.instances, f.startInstance(t, o, allowed)); n == 0 && o.onFirst != nil {
+			o.onFirst()
 		}
 	}
 	return f
 }
 
-// openStore is the one thing that the instances share.
+// openStore opens the store that the instances share.
 func (f *fleet) openStore(t testing.TB, inDynamo bool) store.DB {
 	if !inDynamo {
 		db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
@@ -125,20 +125,20 @@ func (f *fleet) openStore(t testing.TB, inDynamo bool) store.DB {
 	must(t, err)
 	t.Cleanup(emulator.Close)
 	client := dynamodb.NewFromConfig(awslocal.Config(emulator.DynamoDB), func(o *dynamodb.Options) {
-		o.HTTPClient = &http.Client{Transport: f.storeWays}
+		o.HTTPClient = &http.Client{Transport: f.toDynamo}
 	})
 	name := func(table store.Table) string { return fmt.Sprintf("fleet-%d-%s", os.Getpid(), table) }
 	must(t, awslocal.CreateTables(t.Context(), client, name))
 	return dynamo.New(client, name)
 }
 
-// instance is wired as the programs are, but for what has nothing to do with the gateway.
-func (f *fleet) instance(t testing.TB, o fleetOptions, allowed auth.Authenticator) *instance {
+// startInstance starts an instance. It is wired like the programs, without the parts that the gateway does not use.
+func (f *fleet) startInstance(t testing.TB, o fleetOptions, allowed auth.Authenticator) *instance {
 	t.Helper()
 	i := &instance{store: f.ledger.open(), upstream: upstream.NewHTTP(), relayDone: make(chan struct{})}
 	cat, err := catalog.Parse([]byte(fleetCatalog))
 	must(t, err)
-	says := slog.New(slog.NewTextHandler(f.said, nil))
+	logger := slog.New(slog.NewTextHandler(f.log, nil))
 	key := []byte("0123456789abcdef0123456789abcdef")
 	sealer, err := eventlog.NewSealer(key)
 	must(t, err)
@@ -146,28 +146,28 @@ func (f *fleet) instance(t testing.TB, o fleetOptions, allowed auth.Authenticato
 	i.tails = stream.New(events, i.store, sealer)
 	i.gateway, err = gateway.New(gateway.Options{
 		Backends: o.backends, DB: i.store, HTTP: i.upstream, Key: key, CallTimeout: o.callTimeout,
-		Server: json.RawMessage(`{"name":"fleet","version":"1"}`), Log: says,
+		Server: json.RawMessage(`{"name":"fleet","version":"1"}`), Log: logger,
 	})
 	must(t, err)
 	i.endpoint, err = mcp.New(mcp.Options{
 		Server: mcp.Implementation{Name: "fleet", Version: "1"}, Auth: allowed, Catalogs: catalog.NewStatic(cat),
 		Feeds: i.tails, Sessions: i.store, Gateway: i.gateway,
 		MaxAge: 5 * time.Minute, Heartbeat: 15 * time.Second, AnswerStreamAfter: time.Second,
-		Leases: &lease.Shared{DB: i.store, Max: func(context.Context, auth.Principal) int { return 1000 }, Life: 5 * time.Minute}, Logger: says,
+		Leases: &lease.Shared{DB: i.store, Max: func(context.Context, auth.Principal) int { return 1000 }, Life: 5 * time.Minute}, Logger: logger,
 	})
 	must(t, err)
-	relay := (&app.Core{DB: i.store, EventLog: events, Log: says}).Relay(i.gateway)
+	relay := (&app.Core{DB: i.store, EventLog: events, Log: logger}).Relay(i.gateway)
 	relay.Lease = o.lease
 	ctx, end := context.WithCancel(context.WithoutCancel(t.Context()))
 	i.endRelay = end
 	go func() {
 		defer close(i.relayDone)
-		if !o.alone {
+		if !o.noRelay {
 			relay.Run(ctx)
 		}
 	}()
 	i.Server = httptest.NewUnstartedServer(i.endpoint)
-	i.Config.ErrorLog = log.New(f.said, "", 0)
+	i.Config.ErrorLog = log.New(f.log, "", 0)
 	i.Start()
 	t.Cleanup(i.close)
 	return i
@@ -185,28 +185,27 @@ func (i *instance) close() {
 	i.upstream.CloseIdleConnections()
 }
 
-// kill lets an instance do nothing any more, as if its process were killed: what it holds in the
-// store stays, its connections are cut.
+// kill stops an instance as if its process were killed. Its connections are cut, and its entries in the store stay.
 func (i *instance) kill() {
 	i.store.cut.Store(true)
 	i.endRelay()
 	i.CloseClientConnections()
 }
 
-// open opens the one address, behind which each request goes to any instance that lives.
+// open opens the common address, which forwards each request to a random instance that is still running.
 func (f *fleet) open(t testing.TB) *harness.Target {
-	f.before = goroutines()
-	f.ways = &http.Transport{MaxIdleConnsPerHost: 64}
+	f.goroutines = settledGoroutines()
+	f.toInstances = &http.Transport{MaxIdleConnsPerHost: 64}
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
-			to, _ := url.Parse(f.any().URL)
+			to, _ := url.Parse(f.randomInstance().URL)
 			r.SetURL(to)
 		},
-		Transport: f.ways, FlushInterval: -1, ErrorLog: log.New(f.said, "", 0),
+		Transport: f.toInstances, FlushInterval: -1, ErrorLog: log.New(f.log, "", 0),
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	}
-	f.front = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// A proxy that still reads the request when its answer begins may lose both.
+	f.proxy = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// Read the whole request first, because a ReverseProxy that still reads it when the answer begins may lose both.
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			panic(http.ErrAbortHandler)
@@ -214,34 +213,36 @@ func (f *fleet) open(t testing.TB) *harness.Target {
 		r.Body = io.NopCloser(bytes.NewReader(body))
 		proxy.ServeHTTP(w, r)
 	}))
-	f.front.Config.ErrorLog = log.New(f.said, "", 0)
-	f.front.Start()
-	f.MCP = f.front.URL + "/mcp"
+	f.proxy.Config.ErrorLog = log.New(f.log, "", 0)
+	f.proxy.Start()
+	f.MCP = f.proxy.URL + "/mcp"
 	t.Cleanup(f.shut)
 	return &f.Target
 }
 
-func (f *fleet) last(most int) string { return f.said.last(most) }
+func (f *fleet) lastLog(limit int) string { return f.log.last(limit) }
 
-func (f *fleet) held(ctx context.Context, prefix string) ([]store.Key, error) {
-	return f.ledger.held(ctx, prefix)
+func (f *fleet) sessionKeys(ctx context.Context, prefix string) ([]store.Key, error) {
+	return f.ledger.sessionKeys(ctx, prefix)
 }
 
-func (f *fleet) costs() string {
+func (f *fleet) storeRequests() string {
 	reads, writes := int64(0), int64(0)
 	for _, i := range f.instances {
 		reads, writes = reads+i.store.reads.Load(), writes+i.store.writes.Load()
 	}
-	return fmt.Sprintf("%d reads and %d writes of the store", reads, writes)
+	return fmt.Sprintf("%d store reads and %d store writes", reads, writes)
 }
 
-// rests counts goroutines: there are as many as before, or a few more that end by themselves.
-func (f *fleet) rests() (what string, ok bool) {
-	now := goroutines()
-	return fmt.Sprintf("%d goroutines, before the load there were %d", now, f.before), now <= f.before+8
+// idle compares the number of goroutines with the number before the load. It allows for a few more, because some
+// end only after a while.
+func (f *fleet) idle() (status string, ok bool) {
+	now := settledGoroutines()
+	return fmt.Sprintf("%d goroutines (%d before the load)", now, f.goroutines), now <= f.goroutines+8
 }
 
-func (f *fleet) any() *instance {
+// randomInstance returns one of the instances that have not been killed.
+func (f *fleet) randomInstance() *instance {
 	for {
 		if i := f.instances[rand.IntN(len(f.instances))]; !i.store.cut.Load() {
 			return i
@@ -249,48 +250,48 @@ func (f *fleet) any() *instance {
 	}
 }
 
-// shut closes the address and all connections that clients left behind it.
+// shut closes the common address and all idle connections behind it.
 func (f *fleet) shut() {
-	f.front.CloseClientConnections()
-	f.front.Close()
-	f.ways.CloseIdleConnections()
-	f.storeWays.CloseIdleConnections()
+	f.proxy.CloseClientConnections()
+	f.proxy.Close()
+	f.toInstances.CloseIdleConnections()
+	f.toDynamo.CloseIdleConnections()
 	for _, i := range f.instances {
 		i.upstream.CloseIdleConnections()
 	}
 }
 
-// at is the one instance as a target.
-func (f *fleet) at(n int) *harness.Target {
+// target returns instance n as a target.
+func (f *fleet) target(n int) *harness.Target {
 	return &harness.Target{Name: fmt.Sprint("instance ", n), MCP: f.instances[n].URL + "/mcp", Keys: f.Keys}
 }
 
-// said keeps the end of a log.
-type said struct {
+// logTail is a writer that keeps the last bytes of a log.
+type logTail struct {
 	mu   sync.Mutex
 	text []byte
 }
 
-const saidMost = 16 << 10
+const maxLogTail = 16 << 10
 
-func (s *said) Write(line []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.text = append(s.text, line...); len(s.text) > 2*saidMost {
-		s.text = append([]byte(nil), s.text[len(s.text)-saidMost:]...)
+func (l *logTail) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.text = append(l.text, line...); len(l.text) > 2*maxLogTail {
+		l.text = append([]byte(nil), l.text[len(l.text)-maxLogTail:]...)
 	}
 	return len(line), nil
 }
 
-// last are the last bytes, at most that many.
-func (s *said) last(most int) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return string(s.text[max(0, len(s.text)-most):])
+// last returns at most limit bytes from the end.
+func (l *logTail) last(limit int) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return string(l.text[max(0, len(l.text)-limit):])
 }
 
-// goroutines are as many as there are when they have settled.
-func goroutines() int {
+// settledGoroutines returns the lowest number of goroutines within a second.
+func settledGoroutines() int {
 	least := runtime.NumGoroutine()
 	for range 20 {
 		time.Sleep(50 * time.Millisecond)

@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// functions is the stage on which the real functions serve the clients, on local AWS.
+// functions is a stage on which the real Lambda functions serve the clients, on local AWS.
 type functions struct {
 	*harness.AWS
 	t testing.TB
@@ -25,11 +25,11 @@ type functions struct {
 
 const functionsCatalog = fleetCatalog + "  - {name: a.c, uriTemplate: \"event://a/c/{d}\", title: T, description: D, payloadSchema: {type: object}}\n"
 
-// endTime is what a call leaves of its invocation.
+// endTime is the part of an invocation that is reserved for ending it. The call gets the rest.
 const endTime = 9 * time.Second
 
-// startFunctions starts the functions before the backends. Their calls take bound at most. On
-// managed instances processes serve many requests, else one each.
+// startFunctions starts the functions in front of the backends. A call takes at most bound. With managed, a process
+// serves many requests concurrently, otherwise one at a time.
 func startFunctions(t testing.TB, backends []api.Backend, bound time.Duration, managed bool) *functions {
 	t.Helper()
 	text := "backends:\n"
@@ -37,7 +37,7 @@ func startFunctions(t testing.TB, backends []api.Backend, bound time.Duration, m
 		text += fmt.Sprintf("  - {name: %s, url: %q, prefix: %s, protocolVersion: %q}\n", b.Name, b.URL, b.Prefix, b.ProtocolVersion)
 	}
 	var callers []harness.Caller
-	for _, p := range slices.Backward(soakers()) { // the first one is asked whether the catalog is in use
+	for _, p := range slices.Backward(soakers()) { // StartAWS checks with the first caller that the catalog is in use, so it must not be the stranger
 		callers = append(callers, harness.Caller{
 			Principal: p.name, Workspace: p.workspace, Scopes: []string{auth.ScopeRead, auth.ScopeSubscribe},
 		})
@@ -59,26 +59,26 @@ func (f *functions) open(testing.TB) *harness.Target { return &f.Target }
 
 func (f *functions) shut() {}
 
-func (f *functions) last(most int) string { return f.Last(most) }
+func (f *functions) lastLog(limit int) string { return f.Last(limit) }
 
-func (f *functions) held(ctx context.Context, prefix string) ([]store.Key, error) {
+func (f *functions) sessionKeys(ctx context.Context, prefix string) ([]store.Key, error) {
 	return f.Sessions(ctx, f.t, prefix)
 }
 
-func (f *functions) costs() string {
-	var asked []string
+func (f *functions) storeRequests() string {
+	var counts []string
 	for operation, n := range f.Requests()["StreamFunction"]["DynamoDB"] {
-		asked = append(asked, fmt.Sprintf("%d %s", n.Requests, operation))
+		counts = append(counts, fmt.Sprintf("%d %s", n.Requests, operation))
 	}
 	invocations, failures, throttles, starts := f.Stats()
 	if failures+throttles > 0 {
-		f.t.Errorf("%d invocations failed and %d were refused", failures, throttles)
+		f.t.Errorf("%d invocations failed and %d were throttled, want 0 of both", failures, throttles)
 	}
-	return fmt.Sprintf("%d invocations in %d processes; requests: %s", invocations, starts, strings.Join(asked, ", "))
+	return fmt.Sprintf("%d invocations in %d processes; requests: %s", invocations, starts, strings.Join(counts, ", "))
 }
 
-// rests is when no process serves anything: no invocation waits for a client or a backend.
-func (f *functions) rests() (what string, ok bool) {
+// idle reports whether all processes are idle, so that no invocation waits for a client or a backend.
+func (f *functions) idle() (status string, ok bool) {
 	n := f.AtWork()
-	return fmt.Sprintf("%d processes at work", n), n == 0
+	return fmt.Sprintf("%d busy processes", n), n == 0
 }

@@ -19,7 +19,7 @@ import (
 
 const toolsChanged = "notifications/tools/list_changed"
 
-// pair is two instances over one store, before a session-based backend and a stateless one.
+// pair is two instances with a common store, in front of a session-based backend and a stateless one.
 type pair struct {
 	*fleet
 	backends map[string]*harness.Backend // by prefix
@@ -42,7 +42,7 @@ func newPair(t *testing.T) *pair {
 	return p
 }
 
-// session is a client with a session, which can be sent to either instance.
+// session returns a client with a session. Its requests go to a random instance.
 func (p *pair) session(t *testing.T, who string) *caller {
 	t.Helper()
 	c := newCaller(&harness.Client{URL: p.MCP, Key: p.Keys[who], Version: harness.V20251125}, http.DefaultTransport)
@@ -50,13 +50,12 @@ func (p *pair) session(t *testing.T, who string) *caller {
 	return c
 }
 
-// moved is the same client, who speaks to the one instance.
+// moved returns the same client with the same session, whose requests go to instance n.
 func (p *pair) moved(c *caller, n int) *caller {
-	to := newCaller(&harness.Client{URL: p.instances[n].URL + "/mcp", Key: c.Key, Version: c.Version, Session: c.Session}, http.DefaultTransport)
-	return to
+	return newCaller(&harness.Client{URL: p.instances[n].URL + "/mcp", Key: c.Key, Version: c.Version, Session: c.Session}, http.DefaultTransport)
 }
 
-// TestInstances has two instances of the endpoint share a store and nothing else.
+// TestInstances shows that two instances of the endpoint that share only a store serve a client together.
 func TestInstances(t *testing.T) {
 	p := newPair(t)
 	for prefix, b := range p.backends {
@@ -69,13 +68,13 @@ func TestInstances(t *testing.T) {
 		before := b.State(t).Sessions
 		c := p.session(t, "p8")
 		if got := b.State(t).Sessions; got != before {
-			t.Errorf("before the first call there are %d sessions more", got-before)
+			t.Errorf("before the first call there are %d more sessions at the backend, want 0", got-before)
 		}
 		for n := range 6 {
 			p.echo(t, p.moved(c, n%2), "s25_")
 		}
 		if got := b.State(t).Sessions; got != before+1 {
-			t.Errorf("behind the calls there are %d sessions more", got-before)
+			t.Errorf("after the calls there are %d more sessions at the backend, want 1", got-before)
 		}
 		must(t, c.end(t.Context()))
 		harness.Eventually(t, harness.Patience, "the session with the backend ends with the client's", func() bool {
@@ -91,14 +90,14 @@ func (p *pair) echo(t *testing.T, c *caller, prefix string) {
 	o, err := c.call(t.Context(), r)
 	must(t, err)
 	if !strings.Contains(o.text(), r.mark) {
-		t.Errorf("%s has %s", r.tool, o.text())
+		t.Errorf("%s: got %s, want the mark %s", r.tool, o.text(), r.mark)
 	}
 }
 
 func (p *pair) changes(t *testing.T, b *harness.Backend) {
 	streams := map[string]*harness.Stream{}
 	for n := range 2 {
-		at := p.at(n)
+		at := p.target(n)
 		c := p.moved(p.session(t, fmt.Sprint("p", n)), n)
 		streams[fmt.Sprint("session at ", n)] = c.Open(t, "")
 		streams[fmt.Sprint("listen at ", n)] = at.Stateless("p2").Listen(t, 1, map[string]any{"toolsListChanged": true, "promptsListChanged": true}, nil)
@@ -115,11 +114,11 @@ func (p *pair) changes(t *testing.T, b *harness.Backend) {
 	for name, s := range streams {
 		harness.Eventually(t, harness.Patience, "the change reaches the "+name, func() bool { return received(s, toolsChanged) > 0 })
 	}
-	b.ChangeList(t, "prompts") // what comes behind it shows that the first does not come again
+	b.ChangeList(t, "prompts") // when this change has arrived, a repetition of the first one would have arrived too
 	for name, s := range streams {
 		harness.Eventually(t, harness.Patience, "the second change reaches the "+name, func() bool { return received(s, "notifications/prompts/list_changed") > 0 })
 		if n := received(s, toolsChanged); n != 1 {
-			t.Errorf("the %s was notified %d times", name, n)
+			t.Errorf("the %s received %d notifications, want 1", name, n)
 		}
 	}
 }
@@ -133,7 +132,7 @@ func (p *pair) answers(t *testing.T, prefix string) {
 		one.choose = func() string { return silence }
 		mark := "mk-" + how + "-0-end"
 		answered := 0
-		one.asked = func(id string) {
+		one.onQuestion = func(id string) {
 			if status, err := thief.answer(t.Context(), id, "elicitation/create", accept, "mk-thief-0-end"); err != nil || status != http.StatusBadRequest {
 				t.Errorf("the answer of another session: status %d, %v", status, err)
 			}
@@ -147,14 +146,14 @@ func (p *pair) answers(t *testing.T, prefix string) {
 		if want := "action=" + how; answered != 1 || !strings.Contains(o.text(), want) || strings.Contains(o.text(), "thief") || how == accept && !strings.Contains(o.text(), mark) {
 			t.Errorf("%d questions, the result is %s, want %s", answered, o.text(), want)
 		}
-		harness.Eventually(t, harness.Patience, "behind the call the store holds nothing of it", func() bool {
-			left, err := p.ledger.held(t.Context(), "q#")
+		harness.Eventually(t, harness.Patience, "the call's questions are deleted from the store", func() bool {
+			left, err := p.ledger.sessionKeys(t.Context(), "q#")
 			must(t, err)
 			return len(left) == 0
 		})
-		// An answer to nothing is refused, and the session goes on.
+		// An answer to an unknown question is refused, and the session stays usable.
 		if status, err := two.answer(t.Context(), "gw_AAAAAAAAAAAAAAAAAAAAAAAAAA", "elicitation/create", accept, mark); err != nil || status != http.StatusBadRequest {
-			t.Errorf("an answer to nothing: status %d, %v", status, err)
+			t.Errorf("an answer to an unknown question: status %d, %v", status, err)
 		}
 		p.echo(t, two, prefix)
 	}
@@ -185,7 +184,7 @@ func (p *pair) dies(t *testing.T) {
 	calls := b.State(t).Calls["test_wait"]
 	ended := make(chan string, 4)
 	for n := range 2 {
-		for _, c := range []*caller{p.moved(p.session(t, "p5"), n), newCaller(p.at(n).Stateless("p5"), http.DefaultTransport)} {
+		for _, c := range []*caller{p.moved(p.session(t, "p5"), n), newCaller(p.target(n).Stateless("p5"), http.DefaultTransport)} {
 			go func() {
 				o, err := c.call(t.Context(), request{tool: "s25_test_wait", mark: "m", id: json.RawMessage("1"), arguments: map[string]any{}})
 				if err != nil || o.response == nil || o.response.Error == nil {
@@ -219,9 +218,9 @@ func (p *pair) dies(t *testing.T) {
 
 // TestRelayIsHandedOver kills the instance that follows a backend while the backend's tools change.
 //
-// GWN-03, GWN-04, GWN-06: the other instance follows it when the lease is over. A client's stream there is notified of
-// each change but those while no instance followed, of which it gets one notification; and behind the last one the list has
-// all of them. What clients are subscribed to is subscribed to again.
+// GWN-03, GWN-04, GWN-06: The other instance follows the backend when the lease has expired and renews the clients'
+// subscriptions there. A client's stream gets one notification for all changes in the meantime and one for each other
+// change. The final list contains all tools.
 func TestRelayIsHandedOver(t *testing.T) {
 	for prefix, kind := range map[string]backend.Kind{"s25_": backend.Stateful, "s26_": backend.Stateless} {
 		t.Run(string(kind), func(t *testing.T) {
@@ -235,11 +234,11 @@ func handOver(t *testing.T, prefix string, kind backend.Kind) {
 	b := harness.StartBackend(t, kind)
 	following := func() bool { s := b.State(t); return s.Streams+s.Listens == 1 }
 	f := newFleet(t, fleetOptions{
-		instances: 2, principals: soakers(), lease: 3 * time.Second, // what a store of whole seconds allows
+		instances: 2, principals: soakers(), lease: 3 * time.Second, // short, but the store's times are whole seconds
 		backends: []api.Backend{{Name: "b", URL: b.URL, Prefix: prefix, Workspace: "default", ProtocolVersion: api.AutoVersion}},
-		first:    func() { harness.Eventually(t, harness.Patience, "the first instance follows", following) },
+		onFirst:  func() { harness.Eventually(t, harness.Patience, "the first instance follows", following) },
 	})
-	c := f.at(1).Stateless("p0")
+	c := f.target(1).Stateless("p0")
 	stream := c.Listen(t, 1, map[string]any{"toolsListChanged": true, "resourceSubscriptions": []string{watched}}, nil)
 	received := func(method string) (n int) {
 		for _, m := range stream.Messages() {
@@ -252,7 +251,7 @@ func handOver(t *testing.T, prefix string, kind backend.Kind) {
 	updates := func() int { return received("notifications/resources/updated") }
 	update := func() {
 		before := updates()
-		harness.Eventually(t, harness.Patience, "an update comes", func() bool {
+		harness.Eventually(t, harness.Patience, "an update arrives", func() bool {
 			b.UpdateResource(t, watched)
 			return updates() > before
 		})
@@ -268,12 +267,12 @@ func handOver(t *testing.T, prefix string, kind backend.Kind) {
 		harness.Eventually(t, harness.Patience, "the change is announced", func() bool { return received(toolsChanged) == n+1 })
 	}
 	f.instances[0].kill()
-	harness.Eventually(t, harness.Patience, "nobody follows", func() bool { s := b.State(t); return s.Streams+s.Listens == 0 })
+	harness.Eventually(t, harness.Patience, "no instance follows the backend", func() bool { s := b.State(t); return s.Streams+s.Listens == 0 })
 	for range 5 {
 		add()
 	}
 	harness.Eventually(t, harness.Patience, "the other instance follows", following)
-	harness.Eventually(t, harness.Patience, "it is notified of what was missed", func() bool { return received(toolsChanged) == 6 })
+	harness.Eventually(t, harness.Patience, "the client is notified of the missed changes", func() bool { return received(toolsChanged) == 6 })
 	update()
 	for n := range 5 {
 		add()
@@ -289,6 +288,6 @@ func handOver(t *testing.T, prefix string, kind backend.Kind) {
 		}
 	}
 	if n := received(toolsChanged); n != 11 {
-		t.Errorf("of 15 changes, 5 of them while no instance followed, it was notified %d times", n)
+		t.Errorf("got %d notifications for 15 changes, want 11 because 5 were made while no instance followed", n)
 	}
 }

@@ -13,30 +13,29 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// ledger knows which sessions, calls and questions a store holds: no store can be asked for all that it
-// has.
+// ledger records the keys that were written to the table of sessions, because no store can list all of its entries.
 type ledger struct {
 	db store.DB
 
 	mu   sync.Mutex
-	live map[store.Key]bool
+	keys map[store.Key]bool
 }
 
-func newLedger(db store.DB) *ledger { return &ledger{db: db, live: map[store.Key]bool{}} }
+func newLedger(db store.DB) *ledger { return &ledger{db: db, keys: map[store.Key]bool{}} }
 
-// open is an instance's own way to the store.
+// open returns access to the store for one instance.
 func (l *ledger) open() *access { return &access{DB: l.db, ledger: l} }
 
-// held are the entries of the table of sessions that are there now, whose partition begins so.
-func (l *ledger) held(ctx context.Context, prefix string) (keys []store.Key, err error) {
+// sessionKeys returns the keys in the table of sessions that exist now and whose partition has the prefix.
+func (l *ledger) sessionKeys(ctx context.Context, prefix string) (keys []store.Key, err error) {
 	l.mu.Lock()
-	for key := range l.live {
+	for key := range l.keys {
 		if strings.HasPrefix(key.Partition, prefix) {
 			keys = append(keys, key)
 		}
 	}
 	l.mu.Unlock()
-	var there []store.Key
+	var existing []store.Key
 	for some := range slices.Chunk(keys, store.MaxGet) {
 		items, err := l.db.Get(ctx, some...)
 		if err != nil {
@@ -44,14 +43,14 @@ func (l *ledger) held(ctx context.Context, prefix string) (keys []store.Key, err
 		}
 		for n, it := range items {
 			if it != nil {
-				there = append(there, some[n])
+				existing = append(existing, some[n])
 			}
 		}
 	}
-	return there, nil
+	return existing, nil
 }
 
-// access counts what an instance asks the store, and can be cut off.
+// access counts an instance's requests to the store and can be cut off.
 type access struct {
 	store.DB
 	ledger *ledger
@@ -91,12 +90,11 @@ func (a *access) write(ctx context.Context, do func(context.Context, ...store.Op
 		return errCut
 	}
 	a.writes.Add(1)
-	// Before it is done, so that nothing that is there is missed; what is not there after all is
-	// found out by looking.
+	// Record the keys before the write, so that none is missed. sessionKeys drops those that were not written after all.
 	a.ledger.mu.Lock()
 	for _, op := range ops {
 		if op.Item.Table == store.Sessions && op.Kind != store.OpDelete && op.Kind != store.OpCheck {
-			a.ledger.live[op.Item.Key] = true
+			a.ledger.keys[op.Item.Key] = true
 		}
 	}
 	a.ledger.mu.Unlock()

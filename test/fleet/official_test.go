@@ -15,21 +15,21 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// official is the Go SDK's client, with the handlers of an application.
-func (s *soak) official(ctx context.Context, who, version string, n int) {
+// runOfficial calls tools with the client of the official Go SDK, which has an application's handlers.
+func (s *soak) runOfficial(ctx context.Context, principal, version string, n int) {
 	name := fmt.Sprintf("S%s%d", version[:4], n)
 	var current atomic.Value // the mark of the call under way
 	current.Store("")
-	own := func(what, text string) {
+	checkMarks := func(kind, text string) {
 		for _, mark := range marks.FindAllString(text, -1) {
-			if !strings.HasPrefix(mark, "mk-"+name+"-") { // its handlers may run late
-				s.fault("the official client %s: its %s is of %s: %s", current.Load(), what, mark, text)
+			if !strings.HasPrefix(mark, "mk-"+name+"-") { // handlers may run after their call has ended
+				s.fault("the official client in call %s: the %s has the mark %s: %s", current.Load(), kind, mark, text)
 			}
 		}
 	}
 	client := sdk.NewClient(&sdk.Implementation{Name: "official", Version: "1"}, &sdk.ClientOptions{
 		ElicitationHandler: func(_ context.Context, req *sdk.ElicitRequest) (*sdk.ElicitResult, error) {
-			own("question", req.Params.Message)
+			checkMarks("question", req.Params.Message)
 			s.questions.Add(1)
 			mark := current.Load()
 			return &sdk.ElicitResult{Action: accept, Content: map[string]any{
@@ -40,23 +40,23 @@ func (s *soak) official(ctx context.Context, who, version string, n int) {
 			s.questions.Add(1)
 			for _, m := range req.Params.Messages {
 				if text, ok := m.Content.(*sdk.TextContent); ok {
-					own("prompt", text.Text)
+					checkMarks("prompt", text.Text)
 				}
 			}
 			return &sdk.CreateMessageResult{Role: "assistant", Model: "m", Content: &sdk.TextContent{Text: current.Load().(string)}}, nil
 		},
 		ProgressNotificationHandler: func(_ context.Context, req *sdk.ProgressNotificationClientRequest) {
-			own("progress", fmt.Sprint(req.Params.ProgressToken, req.Params.Message))
+			checkMarks("progress", fmt.Sprint(req.Params.ProgressToken, req.Params.Message))
 		},
 		ToolListChangedHandler: func(context.Context, *sdk.ToolListChangedRequest) { s.changes.Add(1) },
 	})
 	transport := &http.Transport{MaxIdleConnsPerHost: 16}
 	defer transport.CloseIdleConnections()
 	session, err := client.Connect(s.t.Context(), &sdk.StreamableClientTransport{
-		Endpoint: s.MCP, HTTPClient: &http.Client{Transport: authorized{s.Keys[who], transport}},
+		Endpoint: s.MCP, HTTPClient: &http.Client{Transport: authorized{s.Keys[principal], transport}},
 	}, &sdk.ClientSessionOptions{ProtocolVersion: version})
 	if err != nil {
-		s.fault("the official client does not connect: %v", err)
+		s.fault("connect the official client: %v", err)
 		return
 	}
 	for n := 0; ctx.Err() == nil; n++ {
@@ -64,9 +64,9 @@ func (s *soak) official(ctx context.Context, who, version string, n int) {
 		current.Store(mark)
 		b := draw(soundTools, false)
 		if strings.HasSuffix(b.tool, "roots") {
-			continue // it has none
+			continue // this client declares no roots
 		}
-		params := &sdk.CallToolParams{Name: prefixOfSound() + b.tool, Arguments: arguments(b, mark)}
+		params := &sdk.CallToolParams{Name: randomSoundPrefix() + b.tool, Arguments: arguments(b, mark)}
 		params.SetProgressToken(mark)
 		bounded, cancel := context.WithTimeout(s.t.Context(), s.bound+slack)
 		s.calls.Add(1)
@@ -76,14 +76,14 @@ func (s *soak) official(ctx context.Context, who, version string, n int) {
 			s.fault("the official client's %s: %v", params.Name, err)
 			continue
 		}
-		text, _ := json.Marshal(result) // it came as JSON
-		own("result", string(text))
+		text, _ := json.Marshal(result) // cannot fail, because it was decoded from JSON
+		checkMarks("result", string(text))
 		if b.tool != "test_wait" && b.tool != "test_tool_with_progress" && !strings.Contains(string(text), mark) {
-			s.fault("the official client's %s of %s has %s", params.Name, mark, text)
+			s.fault("the official client's %s: got %s, want the mark %s", params.Name, text, mark)
 		}
 	}
 	if err := session.Close(); err != nil {
-		s.fault("the official client does not close: %v", err)
+		s.fault("close the official client: %v", err)
 	}
 }
 

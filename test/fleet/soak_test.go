@@ -26,44 +26,43 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// Settings of the soak, for runs by hand:
+// Settings for longer runs:
 //
 //	MCPEVENTS_SOAK=10m MCPEVENTS_SOAK_STORE=dynamodb go test -race -run TestSoak -timeout 20m ./test/fleet
 //	MCPEVENTS_SOAK=5m MCPEVENTS_SOAK_ON=aws go test -run TestSoak -timeout 20m ./test/fleet
 const (
-	soakTimeEnv  = "MCPEVENTS_SOAK"       // how long calls are made; 12s by default
+	soakTimeEnv  = "MCPEVENTS_SOAK"       // the duration; 12s by default
 	soakStoreEnv = "MCPEVENTS_SOAK_STORE" // "dynamodb" for DynamoDB Local; SQLite in memory by default
-	// soakOnEnv is "aws" for the functions on local AWS, a process for each request, or "managed" for
-	// two processes that take many; by default it is two instances in the process of the test.
+	// soakOnEnv is "aws" for the functions on local AWS with one request per process at a time, or "managed" for two
+	// processes that serve many requests each. By default two instances run in the test's process.
 	soakOnEnv      = "MCPEVENTS_SOAK_ON"
-	soakClientsEnv = "MCPEVENTS_SOAK_CLIENTS" // how many; 50 by default, 12 at least
+	soakClientsEnv = "MCPEVENTS_SOAK_CLIENTS" // the number of clients; 50 by default, at least 12
 )
 
-// slack is how much later than it should a call's end may reach a client on a busy machine.
+// slack is added to time limits, because a busy machine delays the end of a call.
 const slack = 20 * time.Second
 
-// stage is what the clients of a soak call.
+// stage is the system that the clients of a soak call.
 type stage interface {
-	// open is the one address at which they are served, until shut.
+	// open returns the address of the system. It serves clients until shut.
 	open(t testing.TB) *harness.Target
 	shut()
-	// last is the end of the log, of that many bytes at most.
-	last(most int) string
-	// costs tells what was asked of the store.
-	costs() string
-	// held are the entries of the table of sessions that are there now, whose partition begins so.
-	held(ctx context.Context, prefix string) ([]store.Key, error)
-	// rests reports whether nothing goes on any more, and what does.
-	rests() (what string, ok bool)
+	// lastLog returns at most limit bytes from the end of the log.
+	lastLog(limit int) string
+	// storeRequests returns the number of requests to the store, for the log.
+	storeRequests() string
+	// sessionKeys returns the keys in the table of sessions that exist now and whose partition has the prefix.
+	sessionKeys(ctx context.Context, prefix string) ([]store.Key, error)
+	// idle reports whether all work has ended. status describes the remaining work.
+	idle() (status string, ok bool)
 }
 
-// TestSoak has 50 clients, session-based and stateless, call backends of both kinds, that behave and that do not,
-// at two instances behind one address. They answer, refuse, cancel, go away, and try to answer for each other.
+// TestSoak lets 50 session-based and stateless clients call well-behaved and misbehaving backends of both kinds through
+// two instances behind one address. The clients answer, refuse, cancel, disconnect, and try to answer for each other.
 //
-// GWN-08 GWN-09 GWN-10 GWN-11 GWN-12 GWN-13 GWN-14 GWN-15 GWN-17: whatever reaches a client is its
-// own; progress keeps its order, odd ids and big numbers come back as they were; every call ends in its time; behind
-// it no question, session or goroutine is left. GWN-03, GWN-04, GWN-05: streams get what they asked for and
-// nothing of a call.
+// GWN-08 GWN-09 GWN-10 GWN-11 GWN-12 GWN-13 GWN-14 GWN-15 GWN-17: A client receives only messages of its own calls.
+// Progress keeps its order, unusual ids and large numbers stay exact, and every call ends in time. Afterwards no question,
+// session or goroutine is left. GWN-03, GWN-04, GWN-05: Streams get the requested notifications and no messages of calls.
 func TestSoak(t *testing.T) {
 	length := 12 * time.Second
 	if text := os.Getenv(soakTimeEnv); text != "" {
@@ -73,18 +72,18 @@ func TestSoak(t *testing.T) {
 	}
 	s := &soak{t: t, sound: map[string]*harness.Backend{}, bound: 8 * time.Second}
 	if length > time.Minute {
-		s.bound = 20 * time.Second // there are always some seconds in which nothing goes on
+		s.bound = 20 * time.Second // on a shared machine everything may stand still for some seconds
 	}
 	switch on := os.Getenv(soakOnEnv); on {
 	case "":
 		s.on = newFleet(t, fleetOptions{
-			instances: 2, backends: s.start(), principals: soakers(), callTimeout: s.bound,
+			instances: 2, backends: s.startBackends(), principals: soakers(), callTimeout: s.bound,
 			dynamo: os.Getenv(soakStoreEnv) == "dynamodb",
 		})
 	case "aws", "managed":
-		s.on = startFunctions(t, s.start(), s.bound, on == "managed")
+		s.on = startFunctions(t, s.startBackends(), s.bound, on == "managed")
 	default:
-		t.Fatalf("%s is %q; it can be aws or managed", soakOnEnv, on)
+		t.Fatalf("%s is %q, want aws or managed", soakOnEnv, on)
 	}
 	harness.Eventually(t, harness.Patience, "the relay follows the sound backends", func() bool {
 		return s.sound["s25_"].State(t).Streams > 0 && s.sound["s26_"].State(t).Listens > 0
@@ -92,10 +91,10 @@ func TestSoak(t *testing.T) {
 	s.Target = s.on.open(t)
 	s.load(length)
 	s.on.shut()
-	s.leftovers()
+	s.checkLeftovers()
 }
 
-// soakers are ten principals that share the backends, and one of another workspace.
+// soakers returns ten principals that share the backends, and one of another workspace.
 func soakers() []principal {
 	all := []principal{{"stranger", "elsewhere"}}
 	for n := range 10 {
@@ -104,27 +103,27 @@ func soakers() []principal {
 	return all
 }
 
-// soak is a run.
+// soak is one run.
 type soak struct {
 	*harness.Target
 	t     *testing.T
 	on    stage
 	sound map[string]*harness.Backend // by prefix
-	bound time.Duration               // when the gateway gives a call up
+	bound time.Duration               // the gateway's time limit for a call
 	board board
 
-	calls, questions, answered, thefts    atomic.Int64
-	cancelled, deserted, updates, changes atomic.Int64
-	endless                               sync.Map // prefix -> *atomic.Int64: calls of test_wait without an end
-	vanished                              atomic.Int64
-	faults                                atomic.Int64
-	slowest                               atomic.Int64
-	counts                                sync.Map // tool -> *atomic.Int64
+	calls, questions, answered, thefts     atomic.Int64
+	cancelled, abandoned, updates, changes atomic.Int64
+	endless                                sync.Map // prefix -> *atomic.Int64: calls of test_wait that never end
+	vanished                               atomic.Int64
+	faults                                 atomic.Int64
+	slowest                                atomic.Int64
+	counts                                 sync.Map // tool -> *atomic.Int64
 }
 
-// start starts backends of both kinds. What the misbehaving one does on its streams is another thing
-// for each.
-func (s *soak) start() (all []api.Backend) {
+// startBackends starts backends of both kinds. The misbehaving backend has several URLs, which differ in what its
+// notification stream does wrong.
+func (s *soak) startBackends() (all []api.Backend) {
 	rogue := harness.StartBackend(s.t, backend.Misbehaving)
 	for prefix, kind := range map[string]backend.Kind{"s25_": backend.Stateful, "s26_": backend.Stateless} {
 		s.sound[prefix] = harness.StartBackend(s.t, kind)
@@ -141,14 +140,14 @@ func (s *soak) start() (all []api.Backend) {
 	return all
 }
 
-// fault reports what must not be, and what the log has at that time. The first ones tell enough.
+// fault fails the test with a message and the end of the log. It reports only the first twenty faults.
 func (s *soak) fault(format string, args ...any) {
 	if s.faults.Add(1) <= 20 {
-		s.t.Errorf(format+"\nthe instances said last:\n%s", append(args, s.on.last(4<<10))...)
+		s.t.Errorf(format+"\nthe end of the instances' log:\n%s", append(args, s.on.lastLog(4<<10))...)
 	}
 }
 
-// pairs are half of the clients that are not ten of other kinds.
+// pairs returns the number of pairs of a session-based and a stateless client. Ten more clients are of other kinds.
 func (s *soak) pairs() int {
 	text := os.Getenv(soakClientsEnv)
 	if text == "" {
@@ -159,7 +158,7 @@ func (s *soak) pairs() int {
 	return max(1, (n-10)/2)
 }
 
-// load runs all clients for that long, and waits for them.
+// load runs all clients for the given time and waits for them.
 func (s *soak) load(length time.Duration) {
 	ctx, stop := context.WithTimeout(s.t.Context(), length)
 	defer stop()
@@ -167,17 +166,17 @@ func (s *soak) load(length time.Duration) {
 	transport := &http.Transport{MaxIdleConnsPerHost: 64}
 	defer transport.CloseIdleConnections()
 	for n := range s.pairs() {
-		who := fmt.Sprint("p", n%10)
-		wg.Go(func() { s.sessionBased(ctx, transport, who, n) })
-		wg.Go(func() { s.stateless(ctx, transport, who, n) })
+		principal := fmt.Sprint("p", n%10)
+		wg.Go(func() { s.runSessionBased(ctx, transport, principal, n) })
+		wg.Go(func() { s.runStateless(ctx, transport, principal, n) })
 	}
 	for n := range 3 {
-		wg.Go(func() { s.official(ctx, fmt.Sprint("p", n), harness.V20251125, n) })
-		wg.Go(func() { s.official(ctx, fmt.Sprint("p", n), harness.V20260728, n) })
-		wg.Go(func() { s.thief(ctx, transport, fmt.Sprint("p", n)) })
+		wg.Go(func() { s.runOfficial(ctx, fmt.Sprint("p", n), harness.V20251125, n) })
+		wg.Go(func() { s.runOfficial(ctx, fmt.Sprint("p", n), harness.V20260728, n) })
+		wg.Go(func() { s.runThief(ctx, transport, fmt.Sprint("p", n)) })
 	}
-	wg.Go(func() { s.stranger(ctx, transport) })
-	wg.Go(func() { s.disturb(ctx) })
+	wg.Go(func() { s.runStranger(ctx, transport) })
+	wg.Go(func() { s.changeBackends(ctx) })
 	ended := make(chan struct{})
 	go func() { wg.Wait(); close(ended) }()
 	select {
@@ -186,15 +185,15 @@ func (s *soak) load(length time.Duration) {
 		_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 1)
 		s.t.Fatal("a client hangs")
 	}
-	s.t.Logf("%d calls, the slowest %v; %d questions, %d answered, %d answers of others refused; %d calls cancelled, %d deserted; %d updates and %d changes on streams; %s",
+	s.t.Logf("%d calls, the slowest %v; %d questions, %d answered, %d answers from other clients refused; %d calls cancelled, %d abandoned; %d updates and %d changes on streams; %s",
 		s.calls.Load(), time.Duration(s.slowest.Load()).Round(time.Millisecond), s.questions.Load(), s.answered.Load(), s.thefts.Load(),
-		s.cancelled.Load(), s.deserted.Load(), s.updates.Load(), s.changes.Load(), s.on.costs())
-	for what, n := range map[string]int64{
-		"question": s.questions.Load(), "answer of another": s.thefts.Load(), "cancellation": s.cancelled.Load(),
-		"deserted call": s.deserted.Load(), "update": s.updates.Load(), "change": s.changes.Load(),
+		s.cancelled.Load(), s.abandoned.Load(), s.updates.Load(), s.changes.Load(), s.on.storeRequests())
+	for kind, n := range map[string]int64{
+		"questions": s.questions.Load(), "answers from other clients": s.thefts.Load(), "cancellations": s.cancelled.Load(),
+		"abandoned calls": s.abandoned.Load(), "updates": s.updates.Load(), "changes": s.changes.Load(),
 	} {
 		if n == 0 {
-			s.t.Errorf("not one %s happened", what)
+			s.t.Errorf("got no %s, want some", kind)
 		}
 	}
 	if length >= time.Minute {
@@ -206,11 +205,11 @@ func (s *soak) load(length time.Duration) {
 	}
 }
 
-// sessionBased is a client with a session: its stream, and one call after the other.
-func (s *soak) sessionBased(ctx context.Context, transport http.RoundTripper, who string, n int) {
-	c := newCaller(&harness.Client{URL: s.MCP, Key: s.Keys[who], Version: harness.V20251125}, transport)
+// runSessionBased runs a client with a session. It keeps a stream open and makes one call after the other.
+func (s *soak) runSessionBased(ctx context.Context, transport http.RoundTripper, principal string, n int) {
+	c := newCaller(&harness.Client{URL: s.MCP, Key: s.Keys[principal], Version: harness.V20251125}, transport)
 	if _, err := c.TryInitialize(s.t.Context()); err != nil {
-		s.fault("a client with a session: %v", err)
+		s.fault("initialize: %v", err)
 		return
 	}
 	subscribed := n%2 == 0
@@ -222,18 +221,18 @@ func (s *soak) sessionBased(ctx context.Context, transport http.RoundTripper, wh
 	end := s.watch(ctx, subscribed, func(ctx context.Context) (*harness.Stream, error) { return c.TryOpen(ctx, "") })
 	s.work(ctx, c, fmt.Sprintf("L%d", n))
 	end()
-	if n%5 == 4 { // it vanishes
+	if n%5 == 4 { // vanish without ending the session
 		s.vanished.Add(1)
 		return
 	}
 	if err := c.end(s.t.Context()); err != nil {
-		s.fault("the end of a session: %v", err)
+		s.fault("end a session: %v", err)
 	}
 }
 
-// stateless is a client of 2026-07-28: a listen, and one call after the other.
-func (s *soak) stateless(ctx context.Context, transport http.RoundTripper, who string, n int) {
-	c := newCaller(s.Stateless(who), transport)
+// runStateless runs a client of 2026-07-28. It keeps a listen open and makes one call after the other.
+func (s *soak) runStateless(ctx context.Context, transport http.RoundTripper, principal string, n int) {
+	c := newCaller(s.Stateless(principal), transport)
 	filter := map[string]any{"toolsListChanged": true}
 	subscribed := n%2 == 0
 	if subscribed {
@@ -248,8 +247,7 @@ func (s *soak) stateless(ctx context.Context, transport http.RoundTripper, who s
 
 const watched = "test://watched-resource"
 
-// watch keeps a stream open, and looks at all that comes on it, until the function that it
-// returns is called.
+// watch keeps a stream open and checks its messages until the caller calls end.
 func (s *soak) watch(ctx context.Context, subscribed bool, open func(context.Context) (*harness.Stream, error)) (end func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan struct{})
@@ -259,7 +257,7 @@ func (s *soak) watch(ctx context.Context, subscribed bool, open func(context.Con
 			stream, err := open(ctx)
 			if err != nil {
 				if ctx.Err() == nil {
-					s.fault("a stream does not open: %v", err)
+					s.fault("open a stream: %v", err)
 				}
 				return
 			}
@@ -274,12 +272,12 @@ func (s *soak) watch(ctx context.Context, subscribed bool, open func(context.Con
 	return func() { cancel(); <-done }
 }
 
-// inspect holds what came on a stream to what belongs there.
+// inspect reports messages that do not belong on a client's stream.
 func (s *soak) inspect(messages []*harness.Message, subscribed bool) {
 	for _, m := range messages {
 		switch {
 		case marks.Match(m.Raw), strings.Contains(string(m.Raw), "never-asked-for"):
-			s.fault("a stream has %s", m.Raw)
+			s.fault("got an unexpected message on a stream: %s", m.Raw)
 		case strings.HasSuffix(m.Method, "/list_changed"):
 			s.changes.Add(1)
 		case m.Method == "notifications/resources/updated" && subscribed && strings.Contains(string(m.Params), watched):
@@ -287,7 +285,7 @@ func (s *soak) inspect(messages []*harness.Message, subscribed bool) {
 		case m.Method == "notifications/subscriptions/acknowledged":
 		case m.Method == "" && m.Result != nil && m.Error == nil: // the end of a listen
 		default:
-			s.fault("a stream has %s", m.Raw)
+			s.fault("got an unexpected message on a stream: %s", m.Raw)
 		}
 	}
 }
@@ -295,7 +293,7 @@ func (s *soak) inspect(messages []*harness.Message, subscribed bool) {
 // work makes one call after the other.
 func (s *soak) work(ctx context.Context, c *caller, name string) {
 	sessionBased := c.Session != ""
-	c.asked = func(id string) {
+	c.onQuestion = func(id string) {
 		s.questions.Add(1)
 		if err := s.board.put(id); err != nil {
 			s.fault("%v", err)
@@ -319,20 +317,20 @@ func (s *soak) work(ctx context.Context, c *caller, name string) {
 		}
 		b := draw(tools, sessionBased)
 		r := request{tool: prefix + b.tool, mark: mark, id: anyID(n), token: anyToken(mark), arguments: arguments(b, mark)}
-		c.choose = chooser(b.answered)
-		switch what := rand.IntN(20); {
-		case what == 0:
-			s.desert(ctx, c, r)
-		case what == 1:
-			r.tool, r.arguments = prefixOfSound()+"test_wait", map[string]any{"mark": mark} // for ever
-			s.giveUp(ctx, c, r)
+		c.choose = chooser(b.answerAll)
+		switch rand.IntN(20) {
+		case 0:
+			s.abandonCall(ctx, c, r)
+		case 1:
+			r.tool, r.arguments = randomSoundPrefix()+"test_wait", map[string]any{"mark": mark} // without a time it waits forever
+			s.cancelCall(ctx, c, r)
 		default:
 			s.call(c, r, b)
 		}
 	}
 }
 
-// arguments are those of a behaviour, with the mark of the call.
+// arguments returns a behaviour's arguments with the call's mark.
 func arguments(b behaviour, mark string) map[string]any {
 	out := map[string]any{"mark": mark}
 	for key, v := range b.arguments {
@@ -344,17 +342,17 @@ func arguments(b behaviour, mark string) map[string]any {
 	return out
 }
 
-func prefixOfSound() string { return []string{"s25_", "s26_"}[rand.IntN(2)] }
+func randomSoundPrefix() string { return []string{"s25_", "s26_"}[rand.IntN(2)] }
 
-// anyID is the id of a client's request number n: others have the same, and it is one that is easily
-// damaged.
+// anyID returns an id for a client's request number n. Other clients use the same ids, and most kinds are easily damaged,
+// for example integers that a double cannot hold.
 func anyID(n int) json.RawMessage {
 	return json.RawMessage(fmt.Sprintf([]string{
 		"%d", "9007199254740993%d", `"\u0041\/é%d"`, `"%d"`, "-18446744073709551617%d",
 	}[rand.IntN(5)], n))
 }
 
-// anyToken is a progress token: the same as of others, damageable, the client's own, or none.
+// anyToken returns a progress token that is common to all clients, easily damaged or unique, or no token.
 func anyToken(mark string) json.RawMessage {
 	if text := []string{"7", "9007199254740995", `"` + mark + `"`, `"t"`, ""}[rand.IntN(5)]; text != "" {
 		return json.RawMessage(text)
@@ -362,6 +360,7 @@ func anyToken(mark string) json.RawMessage {
 	return nil
 }
 
+// chooser returns a function that chooses a random way to answer a question, with always never silence.
 func chooser(always bool) func() string {
 	return func() string {
 		switch n := rand.IntN(20); {
@@ -378,12 +377,12 @@ func chooser(always bool) func() string {
 	}
 }
 
-// call makes a call to its end and looks at all that came.
+// call makes a call to its end and checks everything that it received.
 func (s *soak) call(c *caller, r request, b behaviour) {
 	counter, _ := s.counts.LoadOrStore(b.tool, new(atomic.Int64))
 	counter.(*atomic.Int64).Add(1)
 	s.calls.Add(1)
-	bound := s.bound*(maxRounds+1) + slack // a call in rounds is as many calls
+	bound := s.bound*(maxRounds+1) + slack // each input round is a call
 	if c.Session != "" {
 		bound = s.bound + slack
 	}
@@ -398,52 +397,52 @@ func (s *soak) call(c *caller, r request, b behaviour) {
 	}
 	s.answered.Add(int64(len(o.answers)))
 	if err != nil {
-		s.fault("%s of %s, after %v: %v", r.tool, r.mark, took, err)
+		s.fault("%s with mark %s, after %v: %v", r.tool, r.mark, took, err)
 		return
 	}
 	if o.response == nil {
-		s.fault("%s of %s: the stream ended without a response", r.tool, r.mark)
+		s.fault("%s with mark %s: the stream ended without a response", r.tool, r.mark)
 		return
 	}
-	s.own(r, o)
+	s.checkOwn(r, o)
 	if b.check != nil {
 		if err := b.check(c, r, o); err != nil {
-			s.fault("%s of %s, answers %v, after %v: %v, got %.500s", r.tool, r.mark, o.answers, took, err, o.text())
+			s.fault("%s with mark %s, answers %v, after %v: %v, got %.500s", r.tool, r.mark, o.answers, took, err, o.text())
 		}
 	}
 }
 
 var marks = regexp.MustCompile(`mk-[A-Za-z0-9-]+?-end|nobody's`)
 
-// own holds all that a client got to its being this client's.
-func (s *soak) own(r request, o *outcome) {
+// checkOwn checks that all messages that a client received belong to its call.
+func (s *soak) checkOwn(r request, o *outcome) {
 	for _, m := range append(o.messages, *o.response) {
 		for _, mark := range marks.FindAllString(string(m.Raw), -1) {
 			if mark != r.mark {
-				s.fault("%s of %s got what is of %s: %.500s", r.tool, r.mark, mark, m.Raw)
+				s.fault("%s with mark %s got a message with mark %s: %.500s", r.tool, r.mark, mark, m.Raw)
 			}
 		}
 		if m.Method == "notifications/progress" && !sameToken(m.Params, r.token) {
-			s.fault("%s of %s with the token %s got the progress %.300s", r.tool, r.mark, r.token, m.Raw)
+			s.fault("%s with mark %s and token %s got the progress %.300s", r.tool, r.mark, r.token, m.Raw)
 		}
 	}
 	if string(o.response.ID) != string(r.id) {
-		s.fault("%s of %s: the response to %s has the id %s", r.tool, r.mark, r.id, o.response.ID)
+		s.fault("%s with mark %s: the response to %s has the id %s", r.tool, r.mark, r.id, o.response.ID)
 	}
 }
 
-// desert begins a call and goes away in the middle.
-func (s *soak) desert(ctx context.Context, c *caller, r request) {
+// abandonCall starts a call and disconnects before its end.
+func (s *soak) abandonCall(ctx context.Context, c *caller, r request) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(1+rand.IntN(150))*time.Millisecond)
 	defer cancel()
 	if o, err := c.call(ctx, r); err == nil && o.response != nil {
-		s.own(r, o) // it was faster
+		s.checkOwn(r, o) // the call ended before the client left
 	}
-	s.deserted.Add(1)
+	s.abandoned.Add(1)
 }
 
-// giveUp makes a call that never ends and cancels it: by a notification, or a closed connection.
-func (s *soak) giveUp(ctx context.Context, c *caller, r request) {
+// cancelCall makes a call that never ends and cancels it, with a notification or by closing the connection.
+func (s *soak) cancelCall(ctx context.Context, c *caller, r request) {
 	r.token = nil
 	endless, _ := s.endless.LoadOrStore(r.tool[:4], new(atomic.Int64))
 	pause := time.Duration(20+rand.IntN(150)) * time.Millisecond
@@ -454,12 +453,12 @@ func (s *soak) giveUp(ctx context.Context, c *caller, r request) {
 		timer := time.AfterFunc(pause, cancel)
 		defer timer.Stop()
 		if o, err := c.call(ctx, r); err == nil {
-			s.fault("a call without an end has %s", o.text())
+			s.fault("a call that never ends returned %s", o.text())
 		}
 		s.cancelled.Add(1)
 		return
 	}
-	r.id = json.RawMessage(fmt.Sprintf(`"cancel-%s"`, r.mark)) // what is cancelled must not have the id of another
+	r.id = json.RawMessage(fmt.Sprintf(`"cancel-%s"`, r.mark)) // a unique id, so that the cancellation hits only this call
 	endless.(*atomic.Int64).Add(1)
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.bound+slack)
 	defer cancel()
@@ -474,21 +473,21 @@ func (s *soak) giveUp(ctx context.Context, c *caller, r request) {
 		s.fault("cancel: %v", err)
 	}
 	if err := <-ended; errors.Is(err, context.DeadlineExceeded) {
-		s.fault("%s of %s was cancelled and has not ended after %v", r.tool, r.mark, time.Since(began))
+		s.fault("%s with mark %s was cancelled and has not ended after %v", r.tool, r.mark, time.Since(began))
 	}
 	s.cancelled.Add(1)
 }
 
-// thief answers the questions of others, in a session of its own.
-func (s *soak) thief(ctx context.Context, transport http.RoundTripper, who string) {
-	c := newCaller(&harness.Client{URL: s.MCP, Key: s.Keys[who], Version: harness.V20251125}, transport)
+// runThief runs a client that tries to answer other clients' questions from a session of its own.
+func (s *soak) runThief(ctx context.Context, transport http.RoundTripper, principal string) {
+	c := newCaller(&harness.Client{URL: s.MCP, Key: s.Keys[principal], Version: harness.V20251125}, transport)
 	if _, err := c.TryInitialize(s.t.Context()); err != nil {
-		s.fault("a thief's session: %v", err)
+		s.fault("initialize a thief: %v", err)
 		return
 	}
 	for ctx.Err() == nil {
 		time.Sleep(20 * time.Millisecond)
-		id, ok := s.board.any()
+		id, ok := s.board.random()
 		if !ok {
 			continue
 		}
@@ -499,16 +498,16 @@ func (s *soak) thief(ctx context.Context, transport http.RoundTripper, who strin
 		s.thefts.Add(1)
 	}
 	if err := c.end(s.t.Context()); err != nil {
-		s.fault("the end of a thief's session: %v", err)
+		s.fault("end a thief's session: %v", err)
 	}
 }
 
-// stranger may see none of the backends.
-func (s *soak) stranger(ctx context.Context, transport http.RoundTripper) {
+// runStranger runs a client of another workspace, which must not see the backends.
+func (s *soak) runStranger(ctx context.Context, transport http.RoundTripper) {
 	c := newCaller(s.Stateless("stranger"), transport)
 	stream, err := c.TryListen(s.t.Context(), 1, map[string]any{"toolsListChanged": true, "resourceSubscriptions": []string{watched}}, nil)
 	if err != nil {
-		s.fault("a stranger's listen: %v", err)
+		s.fault("listen as a stranger: %v", err)
 		return
 	}
 	defer stream.Close()
@@ -516,18 +515,18 @@ func (s *soak) stranger(ctx context.Context, transport http.RoundTripper) {
 		time.Sleep(100 * time.Millisecond)
 		o, err := c.call(s.t.Context(), request{tool: "s25_test_echo", mark: "mk-stranger-0-end", id: json.RawMessage("1"), arguments: map[string]any{}})
 		if err != nil || o.response == nil || o.response.Error == nil {
-			s.fault("a stranger called a backend: %v %+v", err, o)
+			s.fault("a stranger's call: got %v %+v, want an error response", err, o)
 		}
 	}
 	for _, m := range stream.Messages() {
 		if m.Method != "notifications/subscriptions/acknowledged" && m.Method != "" { // "" is the end of the listen
-			s.fault("a stranger is notified: %s", m.Raw)
+			s.fault("a stranger received %s", m.Raw)
 		}
 	}
 }
 
-// disturb has the sound backends change.
-func (s *soak) disturb(ctx context.Context) {
+// changeBackends updates a resource of the well-behaved backends and sometimes changes their tools.
+func (s *soak) changeBackends(ctx context.Context) {
 	for n := 0; ; n++ {
 		select {
 		case <-ctx.Done():
@@ -543,53 +542,54 @@ func (s *soak) disturb(ctx context.Context) {
 	}
 }
 
-// leftovers holds what is left behind the load to what may be.
-func (s *soak) leftovers() {
+// checkLeftovers checks that the load left no calls, entries in the store or goroutines behind, except those of clients
+// that vanished.
+func (s *soak) checkLeftovers() {
 	t := s.t
 	for prefix, b := range s.sound {
 		endless, _ := s.endless.LoadOrStore(prefix, new(atomic.Int64))
 		want := int(endless.(*atomic.Int64).Load())
-		// A cancellation may come to the backend before the request, which the protocol lets be lost.
+		// A cancellation that reaches the backend before its request is lost, as the protocol allows.
 		var running int
 		ok := harness.Within(t, s.bound+slack, func() bool {
 			running = b.State(t).Running
 			return running <= want/20
 		})
 		if !ok {
-			t.Errorf("%s: %d of %d calls without an end still run", prefix, running, want)
+			t.Errorf("%s: %d of %d cancelled calls still run", prefix, running, want)
 		}
-		// Whoever deserts a call of this tool that has an end cancels that, too.
-		if got := b.State(t).Cancelled["test_wait"]; got == 0 || got > want+int(s.deserted.Load()) {
-			t.Errorf("%s: %d calls of test_wait were cancelled there; here %d without an end, and %d of any tool were deserted", prefix, got, want, s.deserted.Load())
+		// Abandoned calls of test_wait are cancelled too.
+		if got := b.State(t).Cancelled["test_wait"]; got == 0 || got > want+int(s.abandoned.Load()) {
+			t.Errorf("%s: %d calls of test_wait were cancelled at the backend; the clients cancelled %d, and abandoned %d calls of any tool", prefix, got, want, s.abandoned.Load())
 		}
 	}
-	for prefix, most := range map[string]int{
+	for prefix, limit := range map[string]int{
 		"q#": 0,                          // questions and answers
 		"s#": int(4 * s.vanished.Load()), // sessions, with their streams and subscriptions
-		"w#": int(s.vanished.Load()),     // what they are subscribed to at backends
-		// Sessions at the two backends that have them: those of clients that vanished, and those
-		// of principals, who have two kinds of clients of 2026-07-28.
+		"w#": int(s.vanished.Load()),     // their subscriptions at backends
+		// Sessions at the two backends that have sessions: one for each vanished client, and one per principal for each of the
+		// two kinds of stateless clients.
 		"g#": int(2*s.vanished.Load()) + 2*(10+3),
 		"l#": 0, // streams
 	} {
 		var left []string
 		ok := harness.Within(t, s.bound+slack, func() bool {
-			keys, err := s.on.held(t.Context(), prefix)
+			keys, err := s.on.sessionKeys(t.Context(), prefix)
 			must(t, err)
 			left = nil
 			for _, key := range keys {
 				left = append(left, key.Partition+" "+key.Sort)
 			}
-			return len(keys) <= most
+			return len(keys) <= limit
 		})
 		if !ok {
-			t.Errorf("the store holds %d entries %s: %.1000q", len(left), prefix, left)
+			t.Errorf("the store has %d entries %s, want at most %d: %.1000q", len(left), prefix, limit, left)
 		}
 	}
-	var what string
-	if !harness.Within(t, s.bound+slack, func() (ok bool) { what, ok = s.on.rests(); return ok }) {
-		t.Errorf("behind the load there are %s", what)
+	var status string
+	if !harness.Within(t, s.bound+slack, func() (ok bool) { status, ok = s.on.idle(); return ok }) {
+		t.Errorf("after the load there are %s", status)
 		_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 1)
 	}
-	t.Log("behind the load there are ", what)
+	t.Log("after the load there are ", status)
 }

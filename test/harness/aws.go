@@ -64,7 +64,7 @@ type AWSOptions struct {
 type AWS struct {
 	Target
 	name    string
-	catalog string // the text of that of the workspace default; empty is the repository's
+	catalog string // YAML of the default workspace's catalog; empty means the repository's catalog.yaml
 	keys    string // the section of the configuration
 	stack   *runner.Stack
 	out     *output

@@ -77,7 +77,7 @@ func (k *Key) Sign(tb testing.TB, header, claims Claims) string {
 	return k.SignBytes(tb, header, encode(tb, claims))
 }
 
-// SignBytes is [Key.Sign] for a payload of any form.
+// SignBytes signs a payload of any form, which need not be JSON like that of [Key.Sign].
 func (k *Key) SignBytes(tb testing.TB, header Claims, payload []byte) string {
 	tb.Helper()
 	full := Claims{"alg": k.Alg, "kid": k.ID, "typ": "at+jwt"}
@@ -144,7 +144,7 @@ func Encode(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
 type Provider struct {
 	// Issuer is its identifier, with a path.
 	Issuer string
-	// Audience is who its tokens are for, unless a test says otherwise.
+	// Audience is the audience of its tokens, unless a test changes it.
 	Audience string
 
 	tb      testing.TB
@@ -158,13 +158,13 @@ type Provider struct {
 	openID bool
 
 	granted []string
-	codes   map[string]url.Values // what was asked for at the authorization endpoint
+	codes   map[string]url.Values // the requests at the authorization endpoint, by code
 }
 
 // Secret is the secret of every client.
 const Secret = "the secret of every client"
 
-// Granted lists the scopes of the tokens that were asked for at the token endpoint.
+// Granted returns the scopes that the token endpoint has granted.
 func (p *Provider) Granted() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -238,7 +238,7 @@ func (p *Provider) answer(w http.ResponseWriter, r *http.Request) {
 // JWKS returns the URL of the key set.
 func (p *Provider) JWKS() string { return p.server.URL + "/tenant/keys" }
 
-// Fetches counts how often the key set was asked for.
+// Fetches returns how often clients have fetched the key set.
 func (p *Provider) Fetches() int { return int(p.fetches.Load()) }
 
 // Down stops or resumes answering.

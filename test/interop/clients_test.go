@@ -19,7 +19,7 @@ type driver interface {
 	next(t *testing.T, name string) step
 }
 
-// recovery is what a client does when a stream of its subscriptions has ended.
+// recovery describes how a client recovers after its subscription stream has ended.
 type recovery int
 
 const (

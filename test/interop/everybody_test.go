@@ -17,71 +17,71 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// enduring settings let a webhook whose receiver was killed arrive within the test, and a dead stream be noticed.
-var enduring = map[string]string{
+// quickRetries lets webhooks reach a restarted receiver, and clients notice a dead stream, within the test.
+var quickRetries = map[string]string{
 	"MCPEVENTS_RETRY_SCHEDULE":        "0s,1s,1s,2s,2s,4s,4s,8s,8s,16s,16s,32s",
 	"MCPEVENTS_HEARTBEAT":             "2s",
 	"MCPEVENTS_EVENTS_RETRY_SCHEDULE": "0s,1s,1s,2s,2s,4s,4s,8s,8s,16s,16s,32s",
 }
 
-// TestEverybodyEmbedded lets 5,000 events (by default 500) flow to clients of four makers in all modes, each of which
-// asked for something else, while the server and the clients are killed at random. Each gets what it asked for.
+// TestEverybodyEmbedded publishes 500 events (5,000 in a full run) to clients of four makers in all modes while it kills the
+// server and the clients at random. Each client has another subscription and must receive all of its events.
 func TestEverybodyEmbedded(t *testing.T) {
 	t.Parallel()
 	var env []string
-	for name, value := range enduring {
+	for name, value := range quickRetries {
 		env = append(env, name+"="+value)
 	}
 	s := harness.StartServer(t, harness.ServerOptions{Fast: true, Env: env})
-	everybody(t, &s.Target, func(*rand.Rand) {
+	testEverybody(t, &s.Target, func(*rand.Rand) {
 		s.Kill()
 		if err := s.TryStart(t.Context()); err != nil {
-			t.Errorf("the server does not start again: %v", err)
+			t.Errorf("restart the server: %v", err)
 		}
 	})
 }
 
-// TestEverybodyOnLocalAWS runs the same clients and kills processes of the functions.
+// TestEverybodyOnLocalAWS does the same with functions on local AWS, whose processes it kills.
 func TestEverybodyOnLocalAWS(t *testing.T) {
 	t.Parallel()
-	aws := harness.StartAWS(t, harness.AWSOptions{Visibility: 10 * time.Second, Env: enduring})
+	aws := harness.StartAWS(t, harness.AWSOptions{Visibility: 10 * time.Second, Env: quickRetries})
 	functions := []string{"PublishFunction", "FanoutFunction", "DispatchFunction", "StreamFunction"}
-	everybody(t, &aws.Target, func(r *rand.Rand) { aws.KillOf(functions[r.IntN(len(functions))]) })
+	testEverybody(t, &aws.Target, func(r *rand.Rand) { aws.KillOf(functions[r.IntN(len(functions))]) })
 	t.Logf("%d processes of functions were killed", aws.Killed())
 }
 
-// seedVariable repeats the choices of an earlier run, which logged its seed.
+// seedVariable sets the seed, which each run logs, so that a run's random choices can be repeated.
 const seedVariable = "MCPEVENTS_TEST_SEED"
 
-func everybody(t *testing.T, s *harness.Target, killServer func(*rand.Rand)) {
+func testEverybody(t *testing.T, s *harness.Target, killServer func(*rand.Rand)) {
 	events, kills := harness.Size(500, 5_000), harness.Size(12, 60)
 	began := time.Now()
 	parties := partiesOf(t, s)
 	for _, p := range parties {
 		p.follow(t)
 	}
-	t.Logf("%d clients follow after %v", len(parties), time.Since(began).Round(time.Millisecond))
+	t.Logf("%d clients are subscribed after %v", len(parties), time.Since(began).Round(time.Millisecond))
 
 	var accepted atomic.Int64
-	over := make(chan struct{})
+	killed := make(chan struct{})
 	go func() {
-		defer close(over)
-		storm(t, parties, killServer, kills, events, &accepted)
+		defer close(killed)
+		killAtRandom(t, parties, killServer, kills, events, &accepted)
 	}()
 	all := publish(t, s, events, &accepted)
-	<-over
+	<-killed
 	t.Logf("%d events are published after %v", events, time.Since(began).Round(time.Millisecond))
 	harness.Within(t, 4*time.Minute, func() bool {
-		return !slices.ContainsFunc(parties, func(p *party) bool { return p.different() < len(p.wanted(all)) })
+		return !slices.ContainsFunc(parties, func(p *party) bool { return p.distinct() < len(p.wanted(all)) })
 	})
-	t.Logf("all is received after %v", time.Since(began).Round(time.Millisecond))
+	t.Logf("all events are received after %v", time.Since(began).Round(time.Millisecond))
 	for _, p := range parties {
 		t.Run("WHK-18 EVX-19 EVX-20 "+p.name, func(t *testing.T) { p.check(t, all) })
 	}
 }
 
-// storm kills the server or a client at random moments of the publishing, about as often the one as the other.
-func storm(t *testing.T, parties []*party, killServer func(*rand.Rand), kills, events int, accepted *atomic.Int64) {
+// killAtRandom kills the server or a client at random moments while events are published, each about half of the times.
+func killAtRandom(t *testing.T, parties []*party, killServer func(*rand.Rand), kills, events int, accepted *atomic.Int64) {
 	seed := uint64(time.Now().UnixNano())
 	if text := os.Getenv(seedVariable); text != "" {
 		var err error
@@ -90,10 +90,10 @@ func storm(t *testing.T, parties []*party, killServer func(*rand.Rand), kills, e
 		}
 	}
 	r := rand.New(rand.NewPCG(seed, 0))
-	var mortal []*party
+	var killable []*party
 	for _, p := range parties {
-		if p.mortal {
-			mortal = append(mortal, p)
+		if p.killable {
+			killable = append(killable, p)
 		}
 	}
 	var moments []int
@@ -108,20 +108,21 @@ func storm(t *testing.T, parties []*party, killServer func(*rand.Rand), kills, e
 			servers++
 			killServer(r)
 		} else {
-			mortal[r.IntN(len(mortal))].kill()
+			killable[r.IntN(len(killable))].kill()
 		}
 	}
 	t.Logf("the server was killed %d times, clients %d times (%s=%d)", servers, kills-servers, seedVariable, seed)
 }
 
-// publish publishes so slowly that every kill finds events on their way. What is not acknowledged is published again.
+// publish publishes the events slowly, so that events are in transit at every kill. It publishes an event again until the
+// server acknowledges it.
 func publish(t *testing.T, s *harness.Target, events int, accepted *atomic.Int64) (all []harness.Event) {
 	t.Helper()
 	pace := time.NewTicker(time.Duration(harness.Size(40, 20)) * time.Millisecond)
 	defer pace.Stop()
 	for n := range events {
 		<-pace.C
-		e := happening(n)
+		e := newEvent(n)
 		harness.Eventually(t, 2*time.Minute, "the publishing of "+e.ID, func() bool {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
@@ -134,8 +135,9 @@ func publish(t *testing.T, s *harness.Target, events int, accepted *atomic.Int64
 	return all
 }
 
-// happening returns the n-th event. It cycles through four types with different variables and members. The data holds the id.
-func happening(n int) harness.Event {
+// newEvent returns the n-th event. The events cycle through four types with different variables and members. The data
+// contains the id.
+func newEvent(n int) harness.Event {
 	id := fmt.Sprintf("e-%05d", n)
 	pick := func(turn int, of ...string) string { return of[n/turn%len(of)] }
 	e := harness.Event{ID: id}
@@ -156,9 +158,10 @@ func happening(n int) harness.Event {
 	return e
 }
 
-// wish is what a client asked for: events whose URI begins so and, unless member is empty, whose data has the value there.
-type wish struct{ under, member, value string }
+// wish selects the events of a client's subscription. Their URI has the prefix and, unless member is empty, that member
+// of their data has the value.
+type wish struct{ prefix, member, value string }
 
 func (w wish) wants(e harness.Event) bool {
-	return strings.HasPrefix(e.URI, w.under) && (w.member == "" || e.Data.(object)[w.member] == w.value)
+	return strings.HasPrefix(e.URI, w.prefix) && (w.member == "" || e.Data.(object)[w.member] == w.value)
 }

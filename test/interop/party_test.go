@@ -18,65 +18,65 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// party is a client that gets what it wished for, in a process that is started again whenever it ends.
+// party is a client in a process of its own, which is restarted whenever it ends. It must receive the events of its wish.
 type party struct {
 	name string
 	wish
-	// mortal parties resume after they were killed, because they, or the test as their application, kept a cursor.
-	mortal bool
-	// patient parties wait for a server that is away; others end, and are started again.
+	// killable parties resume after a kill, because they or the test as their application kept a cursor.
+	killable bool
+	// patient parties wait while the server is down. Others end and are restarted.
 	patient bool
-	// says is what it logs when it has begun; scripts tell it.
-	says    string
-	command func(context.Context) *exec.Cmd
-	line    func([]byte)          // takes a line that the process wrote
-	silent  func()                // is called when the process has written nothing for longer than the heartbeat
-	inside  func(context.Context) // runs it in the test's process instead
+	// readyLog is the log message by which the process shows that it receives events. Scripts call ready instead.
+	readyLog string
+	command  func(context.Context) *exec.Cmd
+	onLine   func([]byte)          // is called with each line that the process writes
+	onQuiet  func()                // is called when the process has written nothing for longer than the heartbeat
+	inside   func(context.Context) // runs the party in the test's process instead
 
-	begun chan struct{} // closed when the server has accepted its subscription
-	once  sync.Once
+	readied chan struct{} // closed when the server has accepted the subscription
+	once    sync.Once
 
 	mu      sync.Mutex
 	process *exec.Cmd
 	in      io.Writer
 	killed  bool
 	starts  int
-	cursor  string // of those whose application keeps it
+	cursor  string // if the test keeps it as the application
 	got     map[string]int
 	faults  []string
 }
 
-// follow runs the party until the test ends, and returns when it has begun.
+// follow runs the party until the test ends. It returns when the server has accepted its subscription.
 func (p *party) follow(t *testing.T) {
 	t.Helper()
-	p.begun, p.got = make(chan struct{}), map[string]int{}
+	p.readied, p.got = make(chan struct{}), map[string]int{}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		for ctx.Err() == nil {
-			p.live(ctx)
+			p.runProcess(ctx)
 		}
 	}()
 	t.Cleanup(func() { cancel(); <-ended })
 	select {
-	case <-p.begun:
+	case <-p.readied:
 	case <-time.After(harness.Patience):
-		t.Fatalf("%s does not begin: %v", p.name, p.faults)
+		t.Fatalf("%s does not subscribe: %v", p.name, p.faults)
 	}
 }
 
 // longestQuiet is more than twice the heartbeat of the servers here.
 const longestQuiet = 5 * time.Second
 
-// live runs a process to its end.
-func (p *party) live(ctx context.Context) {
+// runProcess starts the process and waits for its end.
+func (p *party) runProcess(ctx context.Context) {
 	if p.inside != nil {
 		p.inside(ctx)
 		return
 	}
 	cmd := p.command(ctx)
-	log := &logged{p: p}
+	log := &processLog{p: p}
 	cmd.Stderr = log
 	in, _ := cmd.StdinPipe() // fails only if it is called twice
 	out, _ := cmd.StdoutPipe()
@@ -89,38 +89,38 @@ func (p *party) live(ctx context.Context) {
 	p.starts++
 	p.mu.Unlock()
 	quiet := time.AfterFunc(longestQuiet, func() {
-		if p.silent != nil {
-			p.silent()
+		if p.onQuiet != nil {
+			p.onQuiet()
 		}
 	})
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		quiet.Reset(longestQuiet)
-		p.line(lines.Bytes())
+		p.onLine(lines.Bytes())
 	}
 	quiet.Stop()
 	err := cmd.Wait()
 	p.mu.Lock()
-	unasked := !p.killed && ctx.Err() == nil
+	unexpected := !p.killed && ctx.Err() == nil
 	p.mu.Unlock()
-	if unasked && p.patient {
-		p.fault(fmt.Sprintf("it ended: %v\n%s", err, log.text.String()))
+	if unexpected && p.patient {
+		p.fault(fmt.Sprintf("the process ended: %v\n%s", err, log.text.String()))
 	}
 }
 
-// logged is what a process logs.
-type logged struct {
+// processLog keeps the beginning of a process's log and looks for the party's readyLog.
+type processLog struct {
 	p    *party
 	text strings.Builder
 }
 
-func (l *logged) Write(b []byte) (int, error) {
+func (l *processLog) Write(b []byte) (int, error) {
 	if l.text.Len() < 4<<10 {
 		l.text.Write(b)
 	}
-	if l.p.says != "" && bytes.Contains(b, []byte(l.p.says)) {
-		l.p.began()
+	if l.p.readyLog != "" && bytes.Contains(b, []byte(l.p.readyLog)) {
+		l.p.ready()
 	}
 	return len(b), nil
 }
@@ -133,10 +133,11 @@ func (p *party) kill() {
 	_ = p.process.Process.Kill()
 }
 
-func (p *party) began() { p.once.Do(func() { close(p.begun) }) }
+// ready records that the server has accepted the subscription.
+func (p *party) ready() { p.once.Do(func() { close(p.readied) }) }
 
-// take takes an event, whose data repeats its id.
-func (p *party) take(id string, data any) {
+// receive records an event, whose data must repeat its id.
+func (p *party) receive(id string, data any) {
 	b, err := json.Marshal(data)
 	if err != nil || id == "" || !bytes.Contains(b, []byte(`"`+id+`"`)) {
 		p.fault(fmt.Sprintf("the event %q has the data %.200s: %v", id, b, err))
@@ -154,7 +155,8 @@ func (p *party) fault(text string) {
 	}
 }
 
-func (p *party) different() int {
+// distinct returns the number of different events that arrived.
+func (p *party) distinct() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.got)
@@ -170,7 +172,7 @@ func (p *party) wanted(all []harness.Event) map[string]bool {
 	return ids
 }
 
-// check asserts that the party has all that it asked for and nothing else.
+// check asserts that the party received all events of its wish and no others.
 func (p *party) check(t *testing.T, all []harness.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -182,7 +184,7 @@ func (p *party) check(t *testing.T, all []harness.Event) {
 	}
 	for id, n := range p.got {
 		if !want[id] {
-			t.Errorf("%s came, which it did not ask for", id)
+			t.Errorf("%s arrived, but the party did not subscribe to it", id)
 		}
 		repetitions += n - 1
 	}
@@ -191,11 +193,11 @@ func (p *party) check(t *testing.T, all []harness.Event) {
 		t.Error(text)
 	}
 	if len(want) == 0 {
-		t.Error("it asked for nothing")
+		t.Error("no published event matches the wish, want some")
 	}
 }
 
-// send gives a script a command. One that has ended does not read it.
+// send writes a command to a script. The command is lost if the script has ended.
 func (p *party) send(command object) {
 	b, _ := json.Marshal(command)
 	p.mu.Lock()
@@ -203,10 +205,10 @@ func (p *party) send(command object) {
 	_, _ = p.in.Write(append(b, '\n'))
 }
 
-// soon gives the command after a pause.
-func (p *party) soon(command object) { p.later(func() { p.send(command) }) }
+// sendLater sends a command after a pause.
+func (p *party) sendLater(command object) { p.later(func() { p.send(command) }) }
 
-// later does something after a pause, unless the process has ended.
+// later calls do after a pause, unless the process has ended.
 func (p *party) later(do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

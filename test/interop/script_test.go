@@ -30,9 +30,9 @@ type step struct {
 	URI     string
 	Meta    map[string]any
 	Payload map[string]any
-	// of "ended": graceful, local, or what broke it
+	// of "ended": graceful, local, or the error
 	Cause string
-	// of what an events/stream brings
+	// of the notifications of events/stream
 	Params occurrence
 	// of "event" of a webhook
 	Subscription string
@@ -49,7 +49,7 @@ type occurrence struct {
 	Truncated                bool
 }
 
-// steps are what happened to a client, in the order of each name.
+// steps holds the steps of a client, in one queue for each step name.
 type steps struct {
 	mu     sync.Mutex
 	byName map[string]chan step
