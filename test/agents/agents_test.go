@@ -185,8 +185,8 @@ func TestTheExampleAgent(t *testing.T) {
 	}
 }
 
-// onEvent is what an operator could write. Its effect is a line of a file, with the event's id as its key. A run
-// that outlives its program can meet the run for the same event by the next one, so one at a time looks and writes.
+// onEvent is a script such as an operator could write. For each event it adds a line with the event's id to a file, once. A
+// run that outlives its program may overlap with the next program's run for the same event, so the script takes a lock.
 const onEvent = `
 until mkdir "$EFFECTS.lock" 2> /dev/null; do sleep 0.02; done
 trap 'rmdir "$EFFECTS.lock"' EXIT

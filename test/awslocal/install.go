@@ -127,7 +127,7 @@ func buildJava(ctx context.Context, dir string) error {
 	return command(ctx, dir, "javac", "-d", "classes", "-cp", filepath.Join(lib, "*"), "Emulator.java")
 }
 
-// buildPython makes a virtual environment with what requirements.txt names.
+// buildPython creates a virtual environment with the packages of requirements.txt.
 func buildPython(ctx context.Context, dir string) error {
 	if err := command(ctx, dir, "python3", "-m", "venv", "venv"); err != nil {
 		return err

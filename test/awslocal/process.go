@@ -122,7 +122,7 @@ func launchEventRuler(ctx context.Context, dir string) (*process, string, error)
 	return launchJava(ctx, dir)
 }
 
-// launchJava runs the installed main class with what makes a small JVM start fast.
+// launchJava runs the installed main class with options that make a small JVM start fast.
 func launchJava(ctx context.Context, dir string, options ...string) (*process, string, error) {
 	args := append([]string{"-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-Xmx768m"}, options...)
 	args = append(args, "-cp", "classes"+string(os.PathListSeparator)+filepath.Join("lib", "*"), "Emulator")

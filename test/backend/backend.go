@@ -59,11 +59,11 @@ func New(kind Kind) (http.Handler, error) {
 	return mux, nil
 }
 
-// fixtures is a sound server with what the conformance suite asks for.
+// fixtures is a well-behaved server with the tools, prompts and resources that the conformance suite uses.
 type fixtures struct {
 	server    *mcp.Server
 	stateless bool
-	events    mcp.EventStore // for streams that are taken up again; nil without sessions
+	events    mcp.EventStore // for resumed streams; nil without sessions
 	key       []byte         // seals request states
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// State is what a backend saw since it started.
+// State counts the requests and messages that a backend has seen since its start.
 type State struct {
 	// Requests counts messages by method.
 	Requests map[string]int `json:"requests"`

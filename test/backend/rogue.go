@@ -261,7 +261,7 @@ func (g *rogue) stream(x *exchange) {
 	x.hang()
 }
 
-// malformed is what is no JSON-RPC message, or none of this protocol.
+// malformed are messages that are not JSON-RPC, or not of this protocol.
 var malformed = []string{
 	`{"jsonrpc":"2.0","method":`,
 	`null`, `17`, `"text"`, `[]`, `{}`,

@@ -92,7 +92,7 @@ func ended(err error) string {
 	return err.Error()
 }
 
-// TestMisbehaviour shows that each tool does what it is named for, on the wire.
+// TestMisbehaviour shows on the wire that each tool misbehaves as its name says.
 func TestMisbehaviour(t *testing.T) {
 	const (
 		answer   = `"id":"call","result":\{`

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// behaviour is what a tool of the misbehaving backend does.
+// behaviour is a tool of the misbehaving backend.
 type behaviour struct {
 	description string
 	do          func(x *exchange)
@@ -191,7 +191,7 @@ func (x *exchange) other(contentType, body string) {
 	_, _ = x.w.Write([]byte(body))
 }
 
-// echoBytes has the request as it came in its result, and numbers that a double cannot hold.
+// echoBytes answers with a result that contains the request's bytes and numbers that a double cannot hold.
 func echoBytes(x *exchange) {
 	x.result(fmt.Sprintf(`{"resultType":"complete","content":[],"structuredContent":{"received":%s},"unknown":{"n":9007199254740993,"f":1.0,"s":"\u00e9\/"},"_meta":{"example.com/n":18446744073709551617}}`, x.body))
 }

@@ -11,8 +11,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// progress is what the stateless server remembers of a call between its rounds,
-// in the client's hands.
+// progress is the state of a call between its input rounds. The stateless server gives it to the client.
 type progress struct {
 	Tool    string               `json:"tool"`
 	Answers mcp.InputResponseMap `json:"answers,omitempty"`

@@ -57,7 +57,8 @@ var sets = []set{
 	{harness.V20260728, backend.Stateless, backend.Stateful, 37, 121},
 }
 
-// TestBackends shows that what fails through the gateway is the gateway's fault.
+// TestBackends shows that the backends pass the suite without the gateway, so that a failure behind the gateway is the
+// gateway's fault.
 func TestBackends(t *testing.T) {
 	for _, set := range sets {
 		t.Run(set.revision, func(t *testing.T) {

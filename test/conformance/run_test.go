@@ -142,7 +142,7 @@ func required(t *testing.T, file string) []string {
 // directory is one of the suite's results: the scenario and when it began.
 var directory = regexp.MustCompile(`^server-(.+)-\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d-\d+Z$`)
 
-// results reads what the suite wrote, by scenario.
+// results reads the suite's results, by scenario.
 func results(t *testing.T, dir string) map[string]result {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

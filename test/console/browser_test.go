@@ -46,15 +46,15 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// browser is a tab with a session of its own, and everything that is wrong with what it shows.
+// browser is a tab with a session of its own. It collects the errors of its pages.
 type browser struct {
 	*testing.T
 	ctx     context.Context
 	allowed []string // hosts
 
 	mu   sync.Mutex
-	bad  []string
-	asks []string // URLs that were asked for
+	bad  []string // errors
+	asks []string // requested URLs
 }
 
 // open opens a tab. At the end of the test it fails if the page has reported an error or has contacted a host other than

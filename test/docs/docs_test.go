@@ -1,14 +1,14 @@
 //go:build unix
 
-// Package docs_test runs the commands of pages, such as README.md and the tutorial, as a reader would: in a
-// copy of the files under version control, in one shell a page, against a server that the page starts.
+// Package docs_test runs the commands of pages such as README.md and the tutorial. Like a reader, it runs them in a copy of
+// the files under version control, in one shell per page, against a server that the page starts.
 //
-// The words behind the language of a block say how it runs:
+// The words after a block's language say how the block is used:
 //
-//	sh             to its end
-//	sh background  beside what follows, until the end of the page
-//	sh dry-run     only looked at: what make would do
-//	text output    (or json) is what the commands so far have printed; … stands for anything
+//	sh             run it and wait for its end
+//	sh background  run it concurrently with the following blocks, until the end of the page
+//	sh dry-run     print the commands that make would run, without running them
+//	text output    (or json output) compare it with the output of the commands so far; … stands for any text
 package docs_test
 
 import (
@@ -131,7 +131,7 @@ func openShell(t *testing.T, dir string) *shell {
 	address := "127.0.0.1:" + main
 	cmd.Env = append(cmd.Env, "CGO_ENABLED=0" /* as everything that is shipped is built */, "GOBIN="+bin, "PATH="+bin+":"+os.Getenv("PATH"), "ADDR="+address,
 		"MCPEVENTS_ADDR="+address, "MCPEVENTS_SERVER=http://"+address)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that what it started ends with it
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that its child processes can be ended with it
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -206,7 +206,7 @@ func (s *shell) run(at, commands string) {
 	}
 }
 
-// What is logged when a block in the background works; the sample agent logs text.
+// These log lines show that a block in the background is ready. The sample agent logs text.
 var (
 	serving    = regexp.MustCompile(`"msg":"serving"`)
 	subscribed = regexp.MustCompile(`"msg":"(receiving webhooks|following)"|msg=following`)

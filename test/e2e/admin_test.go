@@ -22,7 +22,7 @@ func TestAdmin(t *testing.T) {
 	operating(t, &s.Target, 0, nil)
 }
 
-// operatedCatalog is the sample catalog with the event type that announces disabled subscriptions.
+// operatedCatalog returns the sample catalog with the event type that announces disabled subscriptions.
 func operatedCatalog(t *testing.T) string {
 	t.Helper()
 	catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))

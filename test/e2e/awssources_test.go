@@ -29,7 +29,7 @@ const (
 // githubSecret names the parameter with the secret of the source github.
 const githubSecret = "/mcp-events/e2e/github"
 
-// awsSources are sources of both kinds. The path leads to the title of a pull request.
+// awsSources returns sources of both kinds. The path leads to the title of a pull request.
 func awsSources(title string) string {
 	return `sources:
   - name: github

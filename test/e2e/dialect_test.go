@@ -78,7 +78,7 @@ func dialect(t *testing.T, s *harness.Target) {
 				}
 			}
 		}
-		// The workspace of an event is that of the publisher's key.
+		// The publisher's key determines an event's workspace.
 		own, theirs := alice.OpenDialect(t, ""), foreign.OpenDialect(t, "")
 		for c, uri := range map[*harness.Client]string{alice: "event://ci/build-finished", foreign: "event://elsewhere/thing"} {
 			if a := c.Raw(t, http.MethodPost, request("s", "resources/subscribe", object{"uri": uri})); a.Error != nil || a.Status != http.StatusOK {

@@ -92,7 +92,7 @@ type subscribed struct {
 	Truncated     bool    `json:"truncated"`
 }
 
-// subscription is the params of events/subscribe.
+// subscription returns the params of events/subscribe.
 func subscription(name string, arguments object, url, secret string) object {
 	if arguments == nil {
 		arguments = object{}

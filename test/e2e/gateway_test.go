@@ -34,8 +34,8 @@ type notified struct {
 	stream *harness.Stream
 }
 
-// received returns how many messages of a method have arrived. Of updates, it counts only those of the watched
-// resource.
+// received returns the number of messages of a method that have arrived. It ignores updates of resources other than the
+// watched one.
 func (f notified) received(method string) (n int) {
 	for _, m := range f.stream.Messages() {
 		if m.Method == method && (method != updateMethod || strings.Contains(string(m.Params), watched)) {

@@ -244,8 +244,8 @@ func flood(t *testing.T, n int, ask func(n int) *harness.Answer) (answers map[in
 	return answers
 }
 
-// asks returns a function that subscribes and registers in turn, each time with a new URL below that of an endpoint.
-func (h *hostile) asks(t *testing.T, principal, url string) func(n int) *harness.Answer {
+// subscriber returns a function that subscribes and registers in turn, each time with a new URL below the endpoint's.
+func (h *hostile) subscriber(t *testing.T, principal, url string) func(n int) *harness.Answer {
 	c := h.Stateless(principal)
 	return func(n int) *harness.Answer {
 		at := fmt.Sprint(url, "/", n)
@@ -256,13 +256,13 @@ func (h *hostile) asks(t *testing.T, principal, url string) func(n int) *harness
 	}
 }
 
-// exhausted are the error codes for an exceeded limit, in both families of methods.
-func exhausted(answers map[int]int) int { return answers[-32013] + answers[429] }
+// countExhausted counts the answers that report an exceeded limit, in both families of methods.
+func countExhausted(answers map[int]int) int { return answers[-32013] + answers[429] }
 
 func (h *hostile) fillQuota(t *testing.T) {
 	url := h.receiver.Endpoint("hoard").URL()
-	answers := flood(t, 60, h.asks(t, "bob", url)) // not more, because each causes a challenge to this host
-	if answers[0] != 20 || exhausted(answers) != 40 {
+	answers := flood(t, 60, h.subscriber(t, "bob", url)) // not more, because each causes a challenge to this host
+	if answers[0] != 20 || countExhausted(answers) != 40 {
 		t.Errorf("%d of 20 subscriptions were made", answers[0])
 	}
 	e := h.Stateless("bob").Refused(t, -32013, "events/subscribe", subscription("incident.created", nil, url+"/0", h.secret(32)))
@@ -286,10 +286,10 @@ func (h *hostile) hurry(t *testing.T) {
 		return h.Stateless("auditor").Do(t, "resources/subscriptions/register", object{"uris": []string{}, "targetUri": "http://127.0.0.1/"})
 	})
 	passed := answers[-32602]
-	if most := h.processes() * (20 + 2*int(time.Since(began).Seconds()+1)); passed > most || passed+exhausted(answers) != all {
+	if most := h.processes() * (20 + 2*int(time.Since(began).Seconds()+1)); passed > most || passed+countExhausted(answers) != all {
 		t.Errorf("%d requests were accepted, want at most %d", passed, most)
 	}
-	if exhausted(answers) == 0 {
+	if countExhausted(answers) == 0 {
 		t.Error("the limit was not reached")
 	}
 }
@@ -297,13 +297,13 @@ func (h *hostile) hurry(t *testing.T) {
 func (h *hostile) floodVictim(t *testing.T) {
 	victim := h.receiver.Endpoint("victim")
 	victim.AnswerChallenge(func(*harness.Delivery) harness.Reply { return harness.Reply{Status: http.StatusNotFound} })
-	url := strings.Replace(victim.URL(), "127.0.0.1", "localhost", 1) // a different host from those of the other tests
+	url := strings.Replace(victim.URL(), "127.0.0.1", "localhost", 1) // a host that the other tests do not use
 	began := time.Now()
-	answers := flood(t, 400, h.asks(t, "bob", url))
+	answers := flood(t, 400, h.subscriber(t, "bob", url))
 	took := time.Since(began)
 	h.Publish(t, build("", 1))
 	h.neighbour.Wait(t, 1)
-	if answers[0] != 0 || exhausted(answers) == 0 || answers[-32015]+answers[-32602]+exhausted(answers) != 400 {
+	if answers[0] != 0 || countExhausted(answers) == 0 || answers[-32015]+answers[-32602]+countExhausted(answers) != 400 {
 		t.Errorf("the answers are %v", answers)
 	}
 	// In each window of five minutes, 20 challenges may fail, and 20 more may be in progress at that time.

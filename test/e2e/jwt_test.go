@@ -54,8 +54,8 @@ func startJWT(t *testing.T, args ...string) (*harness.Server, *identity.Provider
 	return s, p
 }
 
-// waysIn are requests that require a token, each with the required scope.
-func waysIn(s *harness.Server) map[string]func(t *testing.T, token string) *harness.Answer {
+// protectedRequests returns requests that require a token, by name and required scope.
+func protectedRequests(s *harness.Server) map[string]func(t *testing.T, token string) *harness.Answer {
 	ways := map[string]func(*testing.T, string) *harness.Answer{
 		"GET /mcp events:read": func(t *testing.T, token string) *harness.Answer {
 			c := &harness.Client{URL: s.MCP, Key: token, Version: harness.V20251125, Session: "any"}
@@ -110,7 +110,7 @@ func TestTokensAreNeeded(t *testing.T) {
 		"garbage":          "garbage",
 	}
 	meta := s.Base() + "/.well-known/oauth-protected-resource/mcp"
-	for way, call := range waysIn(s) {
+	for way, call := range protectedRequests(s) {
 		what, scope, _ := cutLast(way)
 		t.Run("AUT-01 "+what+" without a token", func(t *testing.T) {
 			a := call(t, "")

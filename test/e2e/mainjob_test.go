@@ -32,7 +32,7 @@ func TestMainJob(t *testing.T) {
 	})
 }
 
-// mainJob is the same test for every target.
+// mainJob runs the same test against any target.
 func mainJob(t *testing.T, target *harness.Target, repeats int) {
 	js := harness.Node(t)
 	receiver := harness.NewReceiver(t)

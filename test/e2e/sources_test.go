@@ -30,7 +30,7 @@ sources:
         data: {action: /body/action, number: /body/number, pull_request: {title: /body/pull_request/title, author: /body/pull_request/user/login}}
 `
 
-// secretsOfSources are settings of a server with sources of all schemes.
+// secretsOfSources returns the environment of a server that has sources of all schemes.
 func secretsOfSources() (env []string) {
 	for _, s := range sender.Schemes() {
 		env = append(env, s.Setting())

@@ -26,7 +26,7 @@ events:
 // unloggable is in every payload, and must not be in any log.
 const unloggable = "do-not-log-this-payload"
 
-// shot is a request that differs from those that the provider sends, or that is sent again.
+// shot is a request that differs from the provider's requests, or repeats one.
 type shot struct {
 	name   string
 	body   string
@@ -35,7 +35,7 @@ type shot struct {
 	at     time.Duration
 	edit   func(*http.Request)
 	want   int
-	// only lists the schemes to which it applies, for example those that sign a time. Empty means all.
+	// only selects the schemes to which the shot applies, for example the schemes that sign a time. nil means all.
 	only func(sender.Scheme) bool
 }
 

@@ -38,7 +38,7 @@ var built struct {
 }
 
 // Binary builds a main package of the module and returns the path of the
-// executable. It lies in build/test, so that the next test process links only what changed.
+// executable. The executable stays in build/test, so that the next test process links it again only after a change.
 func Binary(tb testing.TB, pkg string, race bool) string {
 	tb.Helper()
 	key := fmt.Sprintf("%s-race=%t", filepath.Base(pkg), race)

@@ -42,7 +42,7 @@ type Client struct {
 	Version string
 	// Session is the session id of a session-based client.
 	Session string
-	// Capabilities are what the client declares; nil is an empty object.
+	// Capabilities are the capabilities that the client declares. nil means an empty object.
 	Capabilities map[string]any
 
 	seq atomic.Int64
@@ -97,7 +97,7 @@ func (c *Client) Initialize(tb testing.TB) json.RawMessage {
 	return result
 }
 
-// TryInitialize is [Client.Initialize] for tests in which the server may be down.
+// TryInitialize is like [Client.Initialize], for tests in which the server may be down.
 func (c *Client) TryInitialize(ctx context.Context) (json.RawMessage, error) {
 	c.Session = ""
 	a, err := c.Try(ctx, "initialize", map[string]any{
@@ -242,7 +242,7 @@ func (c *Client) Notify(tb testing.TB, method string, params map[string]any) int
 	return status
 }
 
-// TryNotify is [Client.Notify] for tests in which the server may be down.
+// TryNotify is like [Client.Notify], for tests in which the server may be down.
 func (c *Client) TryNotify(ctx context.Context, method string, params map[string]any) (int, error) {
 	req, err := c.Request(ctx, method, params, nil)
 	if err != nil {
@@ -349,7 +349,7 @@ func (c *Client) Pages(tb testing.TB, method, member string) (pages [][]map[stri
 	return nil
 }
 
-// All is [Client.Pages] without the pages.
+// All returns the items of all pages of a list.
 func (c *Client) All(tb testing.TB, method, member string) (items []map[string]any) {
 	tb.Helper()
 	for _, page := range c.Pages(tb, method, member) {

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// Consent sends a request about consent as the principal, "" without a key, and decodes
-// the answer into out, if that is not nil. path is what follows /consent.
+// Consent sends a request to path below /consent and decodes the answer into out, unless out is nil. If principal is empty,
+// the request has no key.
 func (t *Target) Consent(tb testing.TB, principal, method, path string, out any) int {
 	tb.Helper()
 	req, err := http.NewRequestWithContext(tb.Context(), method, strings.TrimSuffix(t.MCP, "/mcp")+"/consent"+path, nil)

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// process is a program that a test started, and what it wrote.
+// process is a program that a test started, with its output.
 type process struct {
 	cmd   *exec.Cmd
 	out   *output
@@ -74,7 +74,7 @@ func (p *process) kill() {
 	<-p.ended
 }
 
-// output keeps what processes wrote, the first 64 MiB.
+// output keeps the first 64 MiB of output.
 type output struct {
 	mu   sync.Mutex
 	buf  bytes.Buffer

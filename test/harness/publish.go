@@ -89,7 +89,7 @@ func (t *Target) accepted(a *HTTPAnswer, err error) ([]Accepted, error) {
 	return v.Accepted, nil
 }
 
-// Publish is [Target.TryPublish] as the principal publisher, and must succeed.
+// Publish publishes events as the principal publisher and fails the test if they are not accepted.
 func (t *Target) Publish(tb testing.TB, events ...Event) []Accepted {
 	tb.Helper()
 	accepted, err := t.TryPublish(tb.Context(), "publisher", events...)

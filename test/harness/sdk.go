@@ -11,8 +11,7 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// SDKClient is the official Go SDK's client, unmodified, and what it told its
-// handlers.
+// SDKClient is a session of the official Go SDK's client, with the messages that its handlers received.
 type SDKClient struct {
 	*sdk.ClientSession
 

@@ -51,8 +51,8 @@ func Callers() []Caller {
 		{Principal: "steward", Scopes: []string{"events:read", "consent:manage"}},
 		{Principal: "monitor", Scopes: []string{"events:operate"}}, // reads the metrics
 		{Principal: "foreign", Workspace: "elsewhere", Scopes: All},
-		{Principal: "operator", Workspace: "live", Scopes: All}, // whose catalog changes
-		{Principal: "leaver", Workspace: "ending", Scopes: All}, // as does that of this one
+		{Principal: "operator", Workspace: "live", Scopes: All}, // a workspace whose catalog changes during the tests
+		{Principal: "leaver", Workspace: "ending", Scopes: All}, // another such workspace
 		{Principal: "shopper", Workspace: "shops", Scopes: All},
 		{Principal: "victim", Workspace: "tenants", Scopes: All, Claims: map[string]string{"org": "acme"}},
 		{Principal: "rival", Workspace: "tenants", Scopes: All, Claims: map[string]string{"org": "evil"}},

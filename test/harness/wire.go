@@ -54,7 +54,7 @@ func (t *Target) Wire(tb testing.TB) *Wire {
 		Transport:      &http.Transport{MaxIdleConnsPerHost: 16},
 		FlushInterval:  -1,
 		ModifyResponse: w.answered,
-		// What is cut before it is answered ends like any cut connection.
+		// If the connection was cut before the response, abort the client's connection, too.
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 		ErrorLog:     log.New(io.Discard, "", 0),
 	}

@@ -1,7 +1,6 @@
-// Package identity is an OAuth authorization server for tests, as far as a
-// resource server sees one: it signs access tokens, serves its metadata and its
-// keys, rotates them, and can be down. It shares no code with what it judges: tokens
-// are put together from the RFCs with the standard library.
+// Package identity is an OAuth authorization server for tests, with the parts that a resource server sees. It signs access
+// tokens, serves its metadata and keys, rotates the keys, and can be down. It makes tokens with the standard library alone, so
+// that it shares no code with the package under test.
 package identity
 
 import (
@@ -77,7 +76,7 @@ func (k *Key) Sign(tb testing.TB, header, claims Claims) string {
 	return k.SignBytes(tb, header, encode(tb, claims))
 }
 
-// SignBytes signs a payload of any form, which need not be JSON like that of [Key.Sign].
+// SignBytes is like [Key.Sign], but the payload need not be JSON.
 func (k *Key) SignBytes(tb testing.TB, header Claims, payload []byte) string {
 	tb.Helper()
 	full := Claims{"alg": k.Alg, "kid": k.ID, "typ": "at+jwt"}

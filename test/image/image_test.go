@@ -24,7 +24,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// user is that of the image.
+// user is the image's user id.
 const user = 65532
 
 // instruction is a line of the last stage of the Dockerfile.

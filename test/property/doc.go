@@ -1,5 +1,5 @@
 // Package property runs random schedules of publishers, polls, streams and webhook receivers against the product, and
-// checks that every accepted event reached every subscriber, became a dead letter, or lies in an announced gap.
+// checks that every accepted event reached every subscriber, became a dead letter, or belongs to an announced gap.
 //
 // The product is assembled from its real parts, as package standalone and the functions assemble it. Two systems exist: a
 // stand-alone server over a SQLite file, and several instances over a store that does not order commits, which is

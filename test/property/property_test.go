@@ -17,7 +17,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	slog.SetDefault(quiet) // failed requests are what these tests make
+	slog.SetDefault(quiet) // these tests make requests fail on purpose
 	os.Exit(m.Run())
 }
 

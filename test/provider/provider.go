@@ -18,13 +18,13 @@ import (
 
 // Scheme is a scheme of verification as its sender knows it.
 type Scheme struct {
-	// Name is that of the configuration.
+	// Name is its name in the configuration.
 	Name string
 	// Verify is the member "verify" of a source, in YAML.
 	Verify string
-	// Secret is what Verify refers to as env:Env.
+	// Secret is the value of the environment variable Env, which Verify names.
 	Secret, Env string
-	// Timed says whether a time is signed.
+	// Timed reports whether the signature includes a time.
 	Timed bool
 	// ID is the pointer to the id of a delivery, which [Scheme.Headers] sets.
 	ID string

@@ -169,7 +169,7 @@ func (a *account) has(client, uri string, before, version int, now time.Time) {
 	}
 }
 
-// open are the marks of calls that may still get to an end at their backend.
+// open returns the marks of cancelled calls that still run at their backend.
 func (a *account) open() (marks []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

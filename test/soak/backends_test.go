@@ -214,7 +214,7 @@ func (b *backend) connections() int {
 // goBackend makes the test's own program a backend, see [TestMain].
 const goBackend = "SOAK_GO_BACKEND"
 
-// serveGo is the backend on the official Go SDK, with sessions.
+// serveGo serves a session-based backend that uses the official Go SDK.
 func serveGo(host, port, dir string) error {
 	var mu sync.Mutex
 	say := func(l line) {
