@@ -2,5 +2,5 @@ package tools
 
 import "time"
 
-// SetProgress sets how often a wait says that it waits.
-func SetProgress(t *Tools, every time.Duration) { t.progress = every }
+// SetProgressEvery sets the time between two progress notifications.
+func SetProgressEvery(t *Tools, d time.Duration) { t.progressEvery = d }

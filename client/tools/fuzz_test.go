@@ -8,7 +8,7 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/jsonrpc"
 )
 
-// FuzzLines: whatever a client writes, the session gets lines that it can read, and each other is answered with one line.
+// FuzzLines tests that the session gets only lines that it can read, and that each other line is answered with one line.
 func FuzzLines(f *testing.F) {
 	f.Add([]byte("{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}\n\r\n[]\nx"))
 	f.Add([]byte("{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"initialize\",\"params\":{\"protocolVersion\":\"2025-03-26\"}}\n[{\"jsonrpc\":\"2.0\",\"method\":\"a\"}]"))
@@ -29,12 +29,12 @@ func FuzzLines(f *testing.F) {
 		for line := range bytes.Lines(got) {
 			if line[0] == '{' {
 				if _, err := sdk.DecodeMessage(bytes.TrimSpace(line)); err != nil {
-					t.Errorf("%q is handed on: %v", line, err)
+					t.Errorf("the session gets %q: %v", line, err)
 				}
 			}
 		}
-		if handed, refused := bytes.Count(got, []byte("\n")), bytes.Count(out.Bytes(), []byte("\n")); handed+refused != written {
-			t.Errorf("%d handed on and %d refused of %d", handed, refused, written)
+		if passed, refused := bytes.Count(got, []byte("\n")), bytes.Count(out.Bytes(), []byte("\n")); passed+refused != written {
+			t.Errorf("got %d lines passed on and %d refused, want %d in total", passed, refused, written)
 		}
 	})
 }

@@ -5,67 +5,49 @@ import (
 	"sync"
 
 	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/mcp/eventtools"
 )
 
 const (
-	// maxKept bounds the events that are kept, read or not, and maxBytes their data: the oldest go.
+	// maxKept and maxBytes limit the kept events, read and unread, by their number and their data. The oldest are dropped first.
 	maxKept, maxBytes = 1000, 4 << 20
-	// maxText bounds an id, a name, a URI, a time and a note, which the other server writes, in bytes.
+	// maxText limits each text of an event that the other server writes, such as its id or URI, in bytes.
 	maxText = 1 << 10
-	// defaultLimit and maxLimit are of one result, and maxResult bounds its data in bytes, for a model reads it.
-	defaultLimit, maxLimit, maxResult = 20, 50, 64 << 10
 )
 
-// shown is an event as the model reads it.
-type shown struct {
-	Subscription string `json:"subscription"`
-	ID           string `json:"id,omitempty"`
-	Name         string `json:"name"`
-	URI          string `json:"uri,omitempty" jsonschema:"what the event is about, if the server says so"`
-	Time         string `json:"time,omitempty"`
-	Data         any    `json:"data,omitempty"`
-	Note         string `json:"note,omitempty" jsonschema:"what happened to the subscription instead of an event, or to this event's data"`
-}
-
-// events is the result of a tool that reads.
-type events struct {
-	Events   []shown `json:"events"`
-	More     bool    `json:"more,omitempty" jsonschema:"there are more unread events"`
-	Missed   int     `json:"missed,omitempty" jsonschema:"how many unread events were dropped because too many came"`
-	TimedOut bool    `json:"timedOut,omitempty"`
-}
-
-// kept is an event in the inbox.
-type kept struct {
-	shown
-	size      int
+// entry is an event in the inbox, a note about a subscription, or a gap.
+type entry struct {
+	eventtools.Event
+	gap       bool
 	read      bool
-	announced bool // that it came
+	announced bool // the client was notified, or a result said that there is more
 }
 
-// inbox keeps what came.
+// inbox keeps the events of all subscriptions in the order of their arrival.
 type inbox struct {
 	mu      sync.Mutex
-	all     []kept
-	size    int
-	missed  int
-	waiting map[*string]struct{} // who waits, each for a subscription or for all
-	changed chan struct{}        // closed and replaced with each event, and when someone waits no more
+	entries []entry
+	size    int                  // bytes of data
+	dropped bool                 // unread entries were dropped since the last read
+	waiting map[*string]struct{} // calls that wait, each for a subscription or, if empty, for all
+	changed chan struct{}        // closed and replaced when an entry arrives and when a call stops waiting
 }
 
+// add adds an event.
 func (b *inbox) add(subscription string, e client.Event) {
-	k := kept{shown: shown{Subscription: subscription, ID: clip(e.ID), Name: clip(e.Name), URI: clip(e.URI), Time: clip(e.Time)}, size: len(e.Data)}
-	if k.size > maxResult {
-		k.size, k.Note = 0, "the data is too large to be shown here"
-	} else {
-		k.Data = decoded(e.Data)
-	}
-	b.put(k)
+	x := eventtools.Event{Subscription: subscription, ID: clip(e.ID), Name: clip(e.Name), URI: clip(e.URI), Time: clip(e.Time), Data: e.Data}
+	x.Trim()
+	b.put(entry{Event: x})
 }
 
-// note shows the reader what is no event.
-func (b *inbox) note(subscription, name, text string) {
-	b.put(kept{shown: shown{Subscription: subscription, Name: clip(name), Note: clip(text)}})
+// addGap notes that events of a subscription were lost.
+func (b *inbox) addGap(subscription, name string) {
+	b.put(entry{Event: eventtools.Event{Subscription: subscription, Name: clip(name), Note: "events were lost"}, gap: true})
+}
+
+// addNote adds a remark about a subscription.
+func (b *inbox) addNote(subscription, name, text string) {
+	b.put(entry{Event: eventtools.Event{Subscription: subscription, Name: clip(name), Note: clip(text)}})
 }
 
 // clip cuts a text down to maxText bytes.
@@ -76,17 +58,15 @@ func clip(text string) string {
 	return strings.ToValidUTF8(text[:maxText], "")
 }
 
-func (b *inbox) put(k kept) {
+func (b *inbox) put(e entry) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.all, b.size = append(b.all, k), b.size+k.size
-	for len(b.all) > maxKept || b.size > maxBytes {
-		if !b.all[0].read {
-			b.missed++
-		}
-		b.size -= b.all[0].size
-		b.all[0] = kept{}
-		b.all = b.all[1:]
+	b.entries, b.size = append(b.entries, e), b.size+len(e.Data)
+	for len(b.entries) > maxKept || b.size > maxBytes {
+		b.dropped = b.dropped || !b.entries[0].read
+		b.size -= len(b.entries[0].Data)
+		b.entries[0] = entry{}
+		b.entries = b.entries[1:]
 	}
 	b.signal()
 }
@@ -96,7 +76,14 @@ func (b *inbox) signal() {
 	b.changed = make(chan struct{})
 }
 
-// await says that someone waits for what comes of a subscription, or of all, until leave is called.
+// nextChange returns a channel that is closed at the next change of the inbox.
+func (b *inbox) nextChange() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.changed
+}
+
+// await notes that a call waits for the events of a subscription, or of all, until leave is called.
 func (b *inbox) await(subscription string) (leave func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -109,111 +96,101 @@ func (b *inbox) await(subscription string) (leave func()) {
 	}
 }
 
-// news says whether an event is unread and unannounced, and no one waits for it.
-func (b *inbox) news(k *kept) bool {
-	if k.read || k.announced {
+// toAnnounce reports whether an entry is unread and unannounced, and no call waits for it.
+func (b *inbox) toAnnounce(e *entry) bool {
+	if e.read || e.announced {
 		return false
 	}
 	for subscription := range b.waiting {
-		if *subscription == "" || *subscription == k.Subscription {
+		if *subscription == "" || *subscription == e.Subscription {
 			return false
 		}
 	}
 	return true
 }
 
-// unannounced is how many events were not announced, and no one waits for.
-func (b *inbox) unannounced() (n int) {
+// countToAnnounce returns the number of entries to announce.
+func (b *inbox) countToAnnounce() (n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for i := range b.all {
-		if b.news(&b.all[i]) {
+	for i := range b.entries {
+		if b.toAnnounce(&b.entries[i]) {
 			n++
 		}
 	}
 	return n
 }
 
-// announce is what is to be announced now: the oldest event, or, if it shall be one for all and there are several, their number.
-func (b *inbox) announce(oldest bool) (p pushed, ok bool) {
+// announce returns the next announcement: the oldest event if single is set or if there is only one, otherwise the number of all.
+func (b *inbox) announce(single bool) (a announcement, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	n := 0
-	for i := range b.all {
-		k := &b.all[i]
-		if !b.news(k) {
+	for i := range b.entries {
+		e := &b.entries[i]
+		if !b.toAnnounce(e) {
 			continue
 		}
-		k.announced = true
+		e.announced = true
 		if n++; n == 1 {
-			p.shown = k.shown
-			if k.size > maxPushed {
-				p.Data, p.Note = nil, "the data is too large to be pushed: read it with recent_events"
+			a.Event = e.Event
+			if len(e.Data) > maxPushed {
+				a.Data, a.Note = nil, "the data is too large to be pushed: read it with recent_events"
 			}
-			if oldest {
-				return p, true
+			if single {
+				return a, true
 			}
 		}
 	}
 	if n > 1 {
-		p = pushed{shown: shown{Note: "events came: read them with wait_for_event"}, Unread: n}
+		a = announcement{Event: eventtools.Event{Note: "events have arrived: read them with wait_for_event"}, Unread: n}
 	}
-	return p, n > 0
+	return a, n > 0
 }
 
-// wake is closed when something comes.
-func (b *inbox) wake() <-chan struct{} {
+// readUnread returns the oldest unread events and marks them as read.
+func (b *inbox) readUnread(q eventtools.Query) *eventtools.Events {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.changed
-}
-
-// newest are the newest, in their order. They count as read, or not.
-func (b *inbox) newest(subscription string, limit int, read bool) events {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	from, size, n := len(b.all), 0, 0
-	for ; from > 0 && n < limit; from-- {
-		k := &b.all[from-1]
-		if subscription != "" && k.Subscription != subscription {
-			continue
+	out := eventtools.NewEvents(q)
+	for i := range b.entries {
+		e := &b.entries[i]
+		switch {
+		case e.read || q.Subscription != "" && e.Subscription != q.Subscription:
+		case out.More: // also tells the model about this entry
+			e.announced = true
+		case e.gap:
+			e.read, out.Gap = true, true
+		case out.Add(e.Event):
+			e.read = true
+		default:
+			e.announced = true
 		}
-		if size += k.size; size > maxResult {
+	}
+	if !out.Empty() {
+		out.Gap, b.dropped = out.Gap || b.dropped, false
+	}
+	return out
+}
+
+// newest returns the newest events, read or not, and does not mark them as read.
+func (b *inbox) newest() *eventtools.Events {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	from, size := len(b.entries), 0
+	for from > 0 && len(b.entries)-from < eventtools.DefaultEvents {
+		if size += len(b.entries[from-1].Data); size > eventtools.MaxBytes {
 			break
 		}
-		n++
+		from--
 	}
-	return b.take(b.all[from:], subscription, limit, read, func(*kept) bool { return true })
-}
-
-// unread are the oldest that were not read.
-func (b *inbox) unread(subscription string, limit int) events {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.take(b.all, subscription, limit, true, func(k *kept) bool { return !k.read })
-}
-
-func (b *inbox) take(all []kept, subscription string, limit int, read bool, wanted func(*kept) bool) events {
-	out, size := events{Events: []shown{}, Missed: b.missed}, 0
-	for i := range all {
-		k := &all[i]
-		if subscription != "" && k.Subscription != subscription || !wanted(k) {
-			continue
+	out := eventtools.NewEvents(eventtools.Query{Limit: eventtools.DefaultEvents})
+	for _, e := range b.entries[from:] {
+		if e.gap {
+			out.Gap = true
+		} else {
+			out.Add(e.Event)
 		}
-		if size += k.size; len(out.Events) == limit || size > maxResult || out.More {
-			out.More, k.announced = true, k.announced || read // of the rest, too, for more says so
-			continue
-		}
-		k.read = k.read || read
-		out.Events = append(out.Events, k.shown)
-	}
-	switch {
-	case !read:
-		return out
-	case len(out.Events) > 0:
-		b.missed = 0
-	default:
-		out.Missed = 0
 	}
 	return out
 }

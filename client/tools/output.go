@@ -8,21 +8,21 @@ import (
 )
 
 const (
-	// maxUnread bounds what the client has not read, in bytes: beyond it none of its requests is read.
+	// maxUnread limits the bytes that the client has not read. While there are more, the server reads no request.
 	maxUnread = 4 << 20
-	// endTime is how long a client that has closed its end may take to read the rest.
-	endTime = 2 * time.Second
+	// endTimeout is how long a client that has closed its end may take to read the rest.
+	endTimeout = 2 * time.Second
 )
 
-// output writes to a client that may stop reading. What it does not read waits here, so that no tool waits for it.
+// output writes to a client that may stop reading. It buffers the unread messages, so that no tool has to wait for the client.
 type output struct {
 	to io.Writer
 
 	mu      sync.Mutex
-	changed *sync.Cond // with any of the following
+	changed *sync.Cond // signals a change of the fields below
 	waiting []byte
-	unread  int   // bytes that wait or are being written
-	err     error // why nothing is written any more
+	unread  int   // bytes that are waiting or being written
+	err     error // why the output has ended
 }
 
 func newOutput(to io.Writer) *output {
@@ -32,7 +32,7 @@ func newOutput(to io.Writer) *output {
 	return o
 }
 
-// Write implements [io.Writer]. It does not wait for the client.
+// Write implements [io.Writer]. It returns without waiting for the client.
 func (o *output) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -44,7 +44,7 @@ func (o *output) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// run writes what waits, until end or an error.
+// run writes the waiting bytes until end is called or a write fails.
 func (o *output) run() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -66,8 +66,8 @@ func (o *output) run() {
 	}
 }
 
-// read waits until the client has read all but so many bytes. The error is that of the output, or that of ctx.
-func (o *output) read(ctx context.Context, but int) error {
+// waitUntilRead blocks until at most rest bytes are unread. Its error is that of the output or of ctx.
+func (o *output) waitUntilRead(ctx context.Context, rest int) error {
 	defer context.AfterFunc(ctx, func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
@@ -75,7 +75,7 @@ func (o *output) read(ctx context.Context, but int) error {
 	})()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for o.unread > but && o.err == nil && ctx.Err() == nil {
+	for o.unread > rest && o.err == nil && ctx.Err() == nil {
 		o.changed.Wait()
 	}
 	if o.err != nil {
@@ -84,11 +84,12 @@ func (o *output) read(ctx context.Context, but int) error {
 	return ctx.Err()
 }
 
-// end gives the client a moment to read the rest. A write that it still does not read then ends with the process.
+// end gives the client until endTimeout to read the rest. If the client still does not read, the goroutine of run stays blocked
+// in its write until the process exits.
 func (o *output) end() {
-	ctx, cancel := context.WithTimeout(context.Background(), endTime)
+	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
 	defer cancel()
-	_ = o.read(ctx, 0)
+	_ = o.waitUntilRead(ctx, 0)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.err == nil {

@@ -12,7 +12,7 @@ import (
 
 const ping = `{"jsonrpc":"2.0","id":1,"method":"ping"}` + "\n"
 
-func TestWhatAClientDoesNotReadIsBounded(t *testing.T) {
+func TestUnreadOutputIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, out := io.Pipe()
 		s := newStdio(strings.NewReader(ping+ping), out)
@@ -30,7 +30,7 @@ func TestWhatAClientDoesNotReadIsBounded(t *testing.T) {
 		synctest.Wait()
 		select {
 		case <-read:
-			t.Error("RCH-04: a request is read, although the answers are not")
+			t.Error("RCH-04: a request was read while too much output is unread")
 		default:
 		}
 		for range 2 {
@@ -45,18 +45,18 @@ func TestWhatAClientDoesNotReadIsBounded(t *testing.T) {
 	})
 }
 
-func TestTheEndWaitsAMomentForTheClient(t *testing.T) {
+func TestEndWaitsForASlowClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, out := io.Pipe()
 		s := newStdio(strings.NewReader(ping), out)
 		_, _ = s.Write([]byte(ping))
 		begun := time.Now()
 		s.end()
-		if took := time.Since(begun); took != endTime {
-			t.Errorf("RCH-04: it waits %s for a client that does not read, want %s", took, endTime)
+		if took := time.Since(begun); took != endTimeout {
+			t.Errorf("RCH-04: end waited %s for a client that does not read, want %s", took, endTimeout)
 		}
 		if _, err := s.Read(nil); !errors.Is(err, io.ErrClosedPipe) {
-			t.Errorf("a request is read after the end: %v", err)
+			t.Errorf("Read after the end: got error %v, want %v", err, io.ErrClosedPipe)
 		}
 		_ = client.Close()
 	})
@@ -65,7 +65,7 @@ func TestTheEndWaitsAMomentForTheClient(t *testing.T) {
 		s := newStdio(strings.NewReader(""), &client)
 		_, _ = s.Write([]byte(ping))
 		if s.end(); client.String() != ping {
-			t.Errorf("RCH-04: the last answer is lost, the client has %q", client.String())
+			t.Errorf("RCH-04: the client got %q, want the last answer %q", client.String(), ping)
 		}
 	})
 }

@@ -8,38 +8,41 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
+	"sync"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// maxLine bounds a line of the client's in bytes.
+// maxLine limits a line of the client in bytes.
 const maxLine = 4 << 20
 
 // lastWithBatches is the last revision in which a line may be a batch.
 const lastWithBatches = "2025-03-26"
 
-// stdio is a client at standard input and output: a message a line. A line that is no message is answered with an error
-// and passed over, for the session would end with it otherwise.
+// stdio exchanges messages with a client over standard input and output, one per line. It answers an invalid line with an error and
+// skips it, because the SDK's session would end otherwise.
 type stdio struct {
 	*output
 	in      *bufio.Reader
-	rest    []byte // of the line that is being read
-	version string // what the client asked for in initialize
+	rest    []byte // of the current line
+	version string // that the client sent in initialize
 }
 
 func newStdio(in io.Reader, out io.Writer) *stdio {
 	return &stdio{output: newOutput(out), in: bufio.NewReaderSize(in, 64<<10)}
 }
 
-// Read implements [io.Reader]. It reads lines that are messages, but none while the client does not read the answers.
+// Read implements [io.Reader]. It returns the valid lines, and blocks while the client does not read the answers.
 func (s *stdio) Read(p []byte) (int, error) {
 	for len(s.rest) == 0 {
-		if err := s.read(context.Background(), maxUnread); err != nil {
+		if err := s.waitUntilRead(context.Background(), maxUnread); err != nil {
 			return 0, err
 		}
-		line, err := s.line()
+		line, err := s.readLine()
 		if refused := (*jsonrpc.Error)(nil); errors.As(err, &refused) {
 			s.refuse(refused)
 			continue
@@ -61,8 +64,8 @@ func (s *stdio) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// line reads up to the end of a line. One that is too long is read and thrown away.
-func (s *stdio) line() (line []byte, err error) {
+// readLine returns the next line. A line that is too long is discarded and returned as an error.
+func (s *stdio) readLine() (line []byte, err error) {
 	size := 0
 	for {
 		part, err := s.in.ReadSlice('\n')
@@ -81,22 +84,22 @@ func (s *stdio) line() (line []byte, err error) {
 	}
 }
 
-// check says what is wrong with a line.
+// check returns an error if the session cannot read a line.
 func (s *stdio) check(line []byte) *jsonrpc.Error {
 	elements, batch, refused := jsonrpc.Split(line)
 	if refused != nil {
 		return refused
 	}
 	if batch && s.version != lastWithBatches {
-		return &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "a line is one message: there are no batches after revision " + lastWithBatches}
+		return &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "a line must be one message: batches ended with revision " + lastWithBatches}
 	}
 	for _, element := range elements {
 		message, refused := jsonrpc.Decode(element)
 		if refused != nil {
 			return refused
 		}
-		if _, err := sdk.DecodeMessage(element); err != nil { // the session reads it by this, and would end
-			return &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "this is no message of JSON-RPC 2.0: " + err.Error()}
+		if _, err := sdk.DecodeMessage(element); err != nil { // the session decodes it the same way, and would end
+			return &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "not a JSON-RPC 2.0 message: " + err.Error()}
 		}
 		if message.Method == "initialize" {
 			var params struct{ ProtocolVersion string }
@@ -107,12 +110,12 @@ func (s *stdio) check(line []byte) *jsonrpc.Error {
 	return nil
 }
 
-// refuse answers what cannot be handed on, as the endpoint does: without an id, for no one can rely on what it is.
+// refuse answers an invalid line like the MCP endpoint does, without an id, because the id in an invalid message is unreliable.
 func (s *stdio) refuse(e *jsonrpc.Error) {
 	_, _ = s.Write(append(jsonrpc.AppendError(nil, nil, e), '\n'))
 }
 
-// notify sends a notification that the SDK has no method for.
+// notify sends a notification for which the SDK has no method.
 func (s *stdio) notify(method string, params any) error {
 	b, err := json.Marshal(params)
 	if err == nil {
@@ -121,5 +124,63 @@ func (s *stdio) notify(method string, params any) error {
 	return err
 }
 
-// Close implements [io.Closer]; the streams outlive the session.
+// Close implements [io.Closer]. It leaves the streams open, because they outlive the session.
 func (s *stdio) Close() error { return nil }
+
+// maxInFlight limits the requests of the client that are not answered yet.
+const maxInFlight = 64
+
+// bounded is a transport whose connections refuse a request while maxInFlight others are in flight. They still accept
+// notifications and responses, because one of those may end a request.
+type bounded struct{ mcp.Transport }
+
+// Connect implements [mcp.Transport].
+func (b bounded) Connect(ctx context.Context) (mcp.Connection, error) {
+	c, err := b.Transport.Connect(ctx)
+	return &connection{Connection: c, inFlight: map[sdk.ID]struct{}{}}, err
+}
+
+type connection struct {
+	mcp.Connection
+
+	mu       sync.Mutex
+	inFlight map[sdk.ID]struct{}
+}
+
+// Read implements [mcp.Connection].
+func (c *connection) Read(ctx context.Context) (sdk.Message, error) {
+	for {
+		m, err := c.Connection.Read(ctx)
+		r, ok := m.(*sdk.Request)
+		if err != nil || !ok || !r.IsCall() || c.begin(r.ID) {
+			return m, err
+		}
+		// The code is the one with which the MCP endpoint reports an exhausted limit.
+		refused := &sdk.Error{Code: http.StatusTooManyRequests, Message: fmt.Sprintf("%d requests are in flight (allowed: %d): wait for an answer first", maxInFlight, maxInFlight)}
+		if err = c.Connection.Write(ctx, &sdk.Response{ID: r.ID, Error: refused}); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// begin counts a request as in flight, or reports false if there are too many. It accepts an id that is in flight already, because
+// the session ignores the second request with an id.
+func (c *connection) begin(id sdk.ID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, again := c.inFlight[id]; !again && len(c.inFlight) >= maxInFlight {
+		return false
+	}
+	c.inFlight[id] = struct{}{}
+	return true
+}
+
+// Write implements [mcp.Connection].
+func (c *connection) Write(ctx context.Context, m sdk.Message) error {
+	if r, ok := m.(*sdk.Response); ok {
+		c.mu.Lock()
+		delete(c.inFlight, r.ID)
+		c.mu.Unlock()
+	}
+	return c.Connection.Write(ctx, m)
+}

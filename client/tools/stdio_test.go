@@ -15,31 +15,31 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 )
 
-// wire is a client that writes and reads lines. While unread is locked, it reads nothing.
+// wire is a client that writes and reads lines. It reads only while unread is not locked.
 type wire struct {
 	agent
 	in     io.WriteCloser
 	lines  chan line
 	served chan error
 	unread sync.Mutex
-	begun  atomic.Int64 // writes of the server
+	writes atomic.Int64 // that the server has begun
 	n      int
 }
 
-// gate is where the server writes.
+// gate is the writer of the server. It blocks while unread is locked.
 type gate struct {
 	io.Writer
 	w *wire
 }
 
 func (g gate) Write(p []byte) (int, error) {
-	g.w.begun.Add(1)
+	g.w.writes.Add(1)
 	g.w.unread.Lock()
 	defer g.w.unread.Unlock()
 	return g.Writer.Write(p)
 }
 
-// line is what came, and its text.
+// line is a received message and its text.
 type line struct {
 	ID     *int
 	Method string
@@ -52,11 +52,11 @@ type line struct {
 	text string
 }
 
-// newWire begins a session as the client of that name does, and returns the answer to initialize.
+// newWire starts a session of a client with that name and returns the result of initialize.
 func newWire(t *testing.T, name string) (*wire, string) {
 	t.Helper()
 	w := &wire{agent: agent{T: t}, lines: make(chan line, 1000), served: make(chan error, 1)}
-	s, ts := connected(t, "agent")
+	s, ts := connect(t, "agent")
 	w.server = s
 	in, toServer := io.Pipe()
 	fromServer, out := io.Pipe()
@@ -75,7 +75,7 @@ func newWire(t *testing.T, name string) (*wire, string) {
 	return w, string(begun.Result)
 }
 
-// end closes the input of the server, and waits until that has ended.
+// end closes the input of the server and waits until the server has ended.
 func (w *wire) end() {
 	w.Helper()
 	_ = w.in.Close()
@@ -85,7 +85,7 @@ func (w *wire) end() {
 			w.Errorf("serve: %v", err)
 		}
 	case <-time.After(servertest.Patience):
-		w.Error("it runs on")
+		w.Error("the server is still running after its input was closed")
 	}
 }
 
@@ -109,7 +109,7 @@ func (w *wire) send(text string) {
 	}
 }
 
-// next is the next line that came.
+// next returns the next line of the server.
 func (w *wire) next() line {
 	w.Helper()
 	select {
@@ -119,19 +119,19 @@ func (w *wire) next() line {
 		}
 		return l
 	case <-time.After(servertest.Patience):
-		w.Fatal("nothing comes")
+		w.Fatal("no line arrived")
 	}
 	return line{}
 }
 
-// request is answered by the next line.
+// request sends a request, which the next line must answer with a result.
 func (w *wire) request(method, params string) line {
 	w.Helper()
 	w.n++
 	w.send(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":%q,"params":%s}`, w.n, method, params))
 	l := w.next()
 	if l.ID == nil || *l.ID != w.n || l.Error != nil {
-		w.Fatalf("%s is answered with %s", method, l.text)
+		w.Fatalf("%s: got %s, want the result of request %d", method, l.text, w.n)
 	}
 	return l
 }
@@ -141,25 +141,25 @@ func (w *wire) call(name, arguments string) line {
 	return w.request("tools/call", fmt.Sprintf(`{"name":%q,"arguments":%s}`, name, arguments))
 }
 
-// silent fails if something comes, other than the answer to a ping.
-func (w *wire) silent() {
+// expectSilence fails if another message arrives before the answer to a ping.
+func (w *wire) expectSilence() {
 	w.Helper()
 	w.request("ping", `{}`)
 }
 
-func TestALineThatIsNoMessageDoesNotEndTheSession(t *testing.T) {
+func TestInvalidLinesDoNotEndTheSession(t *testing.T) {
 	t.Parallel()
 	w, _ := newWire(t, "another")
 	for _, c := range []struct {
 		name, line string
 		code       int
 	}{
-		{"no JSON", `{"jsonrpc":"2.0","id":1,"method":`, -32700},
+		{"malformed JSON", `{"jsonrpc":"2.0","id":1,"method":`, -32700},
 		{"two values", `{} {}`, -32700},
-		{"no UTF-8", "\"\xff\"", -32700},
-		{"no object", `42`, -32600},
-		{"no message", `{"hello":"world"}`, -32600},
-		{"another version", `{"jsonrpc":"1.0","id":1,"method":"ping"}`, -32600},
+		{"invalid UTF-8", "\"\xff\"", -32700},
+		{"a number", `42`, -32600},
+		{"an object that is not a message", `{"hello":"world"}`, -32600},
+		{"another version of JSON-RPC", `{"jsonrpc":"1.0","id":1,"method":"ping"}`, -32600},
 		{"a batch", `[{"jsonrpc":"2.0","id":1,"method":"ping"}]`, -32600},
 		{"a line that is too long", `"` + strings.Repeat("x", 5<<20) + `"`, -32600},
 	} {
@@ -167,19 +167,19 @@ func TestALineThatIsNoMessageDoesNotEndTheSession(t *testing.T) {
 			w.send(c.line)
 			l := w.next()
 			if l.ID != nil || l.Error == nil || l.Error.Code != c.code {
-				t.Fatalf("answered with %s, want %d", l.text, c.code)
+				t.Fatalf("got %s, want error %d without an id", l.text, c.code)
 			}
 			w.send("")
-			w.silent()
+			w.expectSilence()
 		})
 	}
 }
 
-func TestAClientThatStopsReading(t *testing.T) {
+func TestClientStopsReading(t *testing.T) {
 	t.Parallel()
 	w, _ := newWire(t, "claude-code")
 	w.call("subscribe", `{"name":"incident.created"}`)
-	t.Run("RCH-04 gets the rest when it reads on", func(t *testing.T) {
+	t.Run("RCH-04 it gets the rest when it continues", func(t *testing.T) {
 		w.unread.Lock()
 		w.publish("api", "first")
 		w.publish("api", "second")
@@ -192,16 +192,16 @@ func TestAClientThatStopsReading(t *testing.T) {
 		}
 		for _, want := range []string{"first", "second", `{"ended":false}`} {
 			if !strings.Contains(all, want) {
-				t.Errorf("no %s in %s", want, all)
+				t.Errorf("got %s, want %s in it", all, want)
 			}
 		}
 	})
-	t.Run("RCH-04 does not keep it from ending", func(t *testing.T) {
+	t.Run("RCH-04 the server ends anyway", func(t *testing.T) {
 		w.unread.Lock()
 		defer w.unread.Unlock()
-		begun := w.begun.Load()
+		begun := w.writes.Load()
 		w.publish("api", "third")
-		for end := time.Now().Add(servertest.Patience); w.begun.Load() == begun && time.Now().Before(end); { // until it is pushed
+		for end := time.Now().Add(servertest.Patience); w.writes.Load() == begun && time.Now().Before(end); { // until the event is pushed
 			runtime.Gosched()
 		}
 		w.send(`{"jsonrpc":"2.0","id":99,"method":"tools/call","params":{"name":"wait_for_event"}}`)
@@ -209,7 +209,7 @@ func TestAClientThatStopsReading(t *testing.T) {
 	})
 }
 
-func TestAFloodOfRequests(t *testing.T) {
+func TestFloodOfRequests(t *testing.T) {
 	t.Parallel()
 	w, _ := newWire(t, "another")
 	w.call("subscribe", `{"name":"incident.created"}`)
@@ -217,29 +217,29 @@ func TestAFloodOfRequests(t *testing.T) {
 	for i := range most {
 		w.send(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"wait_for_event","arguments":{"seconds":600}}}`, first+i))
 	}
-	t.Run("RCH-04 is refused beyond the bound, at once", func(t *testing.T) {
+	t.Run("RCH-04 requests beyond the limit are refused immediately", func(t *testing.T) {
 		for i := range 1000 {
 			w.send(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"recent_events"}}`, first+most+i))
 			l := w.next()
-			if l.ID == nil || *l.ID != first+most+i || l.Error == nil || l.Error.Code != 429 || !strings.Contains(l.Error.Message, "64 requests are under way") {
-				t.Fatalf("request %d is answered with %s", most+i, l.text)
+			if l.ID == nil || *l.ID != first+most+i || l.Error == nil || l.Error.Code != 429 || !strings.Contains(l.Error.Message, "64 requests are in flight") {
+				t.Fatalf("request %d: got %s, want error 429", most+i, l.text)
 			}
 		}
 	})
-	t.Run("RCH-04 does not keep a cancellation from being read", func(t *testing.T) {
+	t.Run("RCH-04 a cancellation is still read", func(t *testing.T) {
 		w.send(fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%d}}`, first))
 		if l := w.next(); l.ID == nil || *l.ID != first {
-			t.Fatalf("got %s", l.text)
+			t.Fatalf("got %s, want the answer to request %d", l.text, first)
 		}
 		w.call("recent_events", `{}`)
 	})
-	t.Run("RCH-04 leaves those under way as they are", func(t *testing.T) {
+	t.Run("RCH-04 requests in flight are still served", func(t *testing.T) {
 		w.publish("api", "down")
 		events := 0
 		for range most - 1 {
 			l := w.next()
 			if l.Error != nil {
-				t.Fatal(l.text)
+				t.Fatalf("got %s, want a result", l.text)
 			}
 			events += strings.Count(l.text, `"structuredContent":{"events":[{`)
 			if events == 1 {
@@ -247,8 +247,8 @@ func TestAFloodOfRequests(t *testing.T) {
 			}
 		}
 		if events != 1 {
-			t.Error("none of them has got the event")
+			t.Errorf("%d waiting calls got the event, want 1", events)
 		}
-		w.silent()
+		w.expectSilence()
 	})
 }

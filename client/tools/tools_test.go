@@ -18,7 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 )
 
-// agent is a client that knows tools alone, and the server whose events it gets.
+// agent is an MCP client that supports only tools, together with the server whose events it receives.
 type agent struct {
 	*testing.T
 	server   *standalone.Server
@@ -26,8 +26,8 @@ type agent struct {
 	progress chan string
 }
 
-// connected starts a server, and has tools of a caller of it.
-func connected(t *testing.T, key string) (*standalone.Server, *tools.Tools) {
+// connect starts a server and returns tools that subscribe to it with a key.
+func connect(t *testing.T, key string) (*standalone.Server, *tools.Tools) {
 	t.Helper()
 	o := servertest.Options(t, map[string]servertest.Caller{
 		"agent": {Workspace: "default", Scopes: "events:read"}, "stranger": {Workspace: "other", Scopes: "events:subscribe"},
@@ -39,7 +39,7 @@ func connected(t *testing.T, key string) (*standalone.Server, *tools.Tools) {
 		t.Fatal(err)
 	}
 	ts := tools.New(c)
-	tools.SetProgress(ts, 300*time.Millisecond)
+	tools.SetProgressEvery(ts, 300*time.Millisecond)
 	return s, ts
 }
 
@@ -47,7 +47,7 @@ func newAgent(t *testing.T, key string) *agent {
 	t.Helper()
 	a := &agent{T: t, progress: make(chan string, 100)}
 	var ts *tools.Tools
-	a.server, ts = connected(t, key)
+	a.server, ts = connect(t, key)
 	t.Cleanup(ts.Close)
 	in, asks := io.Pipe()
 	answers, out := io.Pipe()
@@ -65,7 +65,7 @@ func newAgent(t *testing.T, key string) *agent {
 	return a
 }
 
-// call calls a tool, and returns what it refuses with.
+// call calls a tool and decodes its result. It returns the text of an error, or an empty string.
 func (a *agent) call(name string, arguments map[string]any, result any) string {
 	a.Helper()
 	params := &mcp.CallToolParams{Name: name, Arguments: arguments}
@@ -105,11 +105,10 @@ type read struct {
 		Subscription, ID, Name, Time, Note string
 		Data                               map[string]any
 	}
-	More, TimedOut bool
-	Missed         int
+	More, Gap, TimedOut bool
 }
 
-// titles are what the events say.
+// titles returns the titles of the events.
 func (r read) titles() (all []string) {
 	for _, e := range r.Events {
 		all = append(all, fmt.Sprint(e.Data["title"]))
@@ -117,20 +116,23 @@ func (r read) titles() (all []string) {
 	return all
 }
 
-func TestAClientThatKnowsToolsAloneGetsEvents(t *testing.T) {
+func TestClientWithOnlyToolsReceivesEvents(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, "agent")
-	t.Run("RCH-04 it sees the tools and the event types", func(t *testing.T) {
+	t.Run("RCH-04 it lists the tools and the event types", func(t *testing.T) {
 		var names []string
 		for tool, err := range a.session.Tools(t.Context(), nil) {
 			if err != nil {
 				t.Fatal(err)
 			}
 			names = append(names, tool.Name)
+			if tool.Title == "" || tool.Description == "" || tool.OutputSchema == nil || !tool.Annotations.ReadOnlyHint {
+				t.Errorf("got %+v, want a title, a description, an output schema and readOnlyHint", tool)
+			}
 		}
 		slices.Sort(names)
 		if want := []string{"list_event_types", "recent_events", "subscribe", "unsubscribe", "wait_for_event"}; !slices.Equal(names, want) {
-			t.Errorf("the tools are %q", names)
+			t.Errorf("got the tools %q, want %q", names, want)
 		}
 		var types struct {
 			EventTypes []struct {
@@ -139,32 +141,43 @@ func TestAClientThatKnowsToolsAloneGetsEvents(t *testing.T) {
 			}
 		}
 		if refused := a.call("list_event_types", nil, &types); refused != "" || len(types.EventTypes) < 5 || types.EventTypes[0].Arguments["type"] != "object" {
-			t.Errorf("%s %+v", refused, types)
+			t.Errorf("got %q, %+v, want at least 5 event types", refused, types)
 		}
 	})
 	var sub, again struct{ Subscription string }
-	t.Run("RCH-04 it subscribes, and waits for the events that its arguments match", func(t *testing.T) {
+	t.Run("RCH-04 it subscribes, and waits for the events that match its arguments", func(t *testing.T) {
 		arguments := map[string]any{"name": "incident.created", "arguments": map[string]any{"service": "api"}}
 		if refused := a.call("subscribe", arguments, &sub); refused != "" {
 			t.Fatal(refused)
 		}
 		if a.call("subscribe", arguments, &again); again != sub {
-			t.Errorf("the same subscription is %v and %v", sub, again)
+			t.Errorf("subscribing again returned %v, want %v", again, sub)
 		}
 		a.publish("web", "not for it")
 		a.publish("api", "down")
 		var got read
 		if refused := a.call("wait_for_event", nil, &got); refused != "" || !slices.Equal(got.titles(), []string{"down"}) || got.Events[0].Subscription != sub.Subscription {
-			t.Errorf("%s %+v", refused, got)
+			t.Errorf("got %q, %+v, want the event \"down\" of %s", refused, got, sub.Subscription)
 		}
 	})
-	t.Run("RCH-04 what was read is not waited for again, and still recent", func(t *testing.T) {
+	t.Run("RCH-04 an event that was read does not come again", func(t *testing.T) {
 		var got read
 		if a.call("wait_for_event", map[string]any{"seconds": 1}, &got); !got.TimedOut || len(got.Events) > 0 {
-			t.Errorf("%+v", got)
+			t.Errorf("wait_for_event: got %+v, want a timeout", got)
 		}
-		if a.call("recent_events", map[string]any{"subscription": sub.Subscription}, &got); !slices.Equal(got.titles(), []string{"down"}) {
-			t.Errorf("%+v", got)
+		got = read{}
+		if a.call("recent_events", map[string]any{"subscription": sub.Subscription}, &got); len(got.Events) > 0 || got.TimedOut {
+			t.Errorf("recent_events: got %+v, want no event", got)
+		}
+	})
+	t.Run("RCH-04 it reads recent events without waiting", func(t *testing.T) {
+		a.publish("api", "up")
+		var got read
+		for end := time.Now().Add(servertest.Patience); len(got.Events) == 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			a.call("recent_events", map[string]any{"subscription": sub.Subscription}, &got)
+		}
+		if !slices.Equal(got.titles(), []string{"up"}) || got.More {
+			t.Errorf("got %+v, want the event \"up\"", got)
 		}
 	})
 	t.Run("RCH-04 results are bounded", func(t *testing.T) {
@@ -179,7 +192,7 @@ func TestAClientThatKnowsToolsAloneGetsEvents(t *testing.T) {
 		for len(all) < 3 {
 			var got read
 			if a.call("wait_for_event", nil, &got); len(got.Events) > 2 || got.TimedOut {
-				t.Fatalf("%d events in a result, of 30 KiB each; timed out: %v", len(got.Events), got.TimedOut)
+				t.Fatalf("got %d events of 30 KiB in a result (timed out: %v), want 1 or 2", len(got.Events), got.TimedOut)
 			}
 			for _, title := range got.titles() {
 				all = append(all, title[:1])
@@ -189,15 +202,15 @@ func TestAClientThatKnowsToolsAloneGetsEvents(t *testing.T) {
 			}
 		}
 		if !slices.Equal(all, []string{"0", "1", "2"}) {
-			t.Errorf("%q, %d times more", all, more)
+			t.Errorf("got %q (more in %d results), want 0, 1 and 2", all, more)
 		}
 		for _, bad := range []map[string]any{{"seconds": 601}, {"seconds": 0}, {"limit": 51}, {"limit": 0}} {
 			if refused := a.call("wait_for_event", bad, nil); !strings.Contains(refused, "out of range") {
-				t.Errorf("%v: %q", bad, refused)
+				t.Errorf("%v: got %q, want an error about the range", bad, refused)
 			}
 		}
 		if refused := a.call("recent_events", map[string]any{"limit": 0}, nil); refused != "limit 0 is out of range (1 to 50)" {
-			t.Errorf("%q", refused)
+			t.Errorf("got %q, want the range of limit", refused)
 		}
 	})
 	t.Run("RCH-04 a wait reports progress", func(t *testing.T) {
@@ -205,30 +218,30 @@ func TestAClientThatKnowsToolsAloneGetsEvents(t *testing.T) {
 		select {
 		case got := <-a.progress:
 			if got != "no event yet" {
-				t.Errorf("%q", got)
+				t.Errorf("got the message %q, want %q", got, "no event yet")
 			}
 		case <-time.After(servertest.Patience):
-			t.Error("none came")
+			t.Error("no progress notification arrived")
 		}
 	})
-	t.Run("RCH-04 after unsubscribe nothing comes", func(t *testing.T) {
+	t.Run("RCH-04 no event arrives after unsubscribe", func(t *testing.T) {
 		var ended struct{ Ended bool }
 		if a.call("unsubscribe", map[string]any{"subscription": sub.Subscription}, &ended); !ended.Ended {
-			t.Error("it has not ended")
+			t.Error("unsubscribe: got ended false, want true")
 		}
 		if a.call("unsubscribe", map[string]any{"subscription": sub.Subscription}, &ended); ended.Ended {
-			t.Error("it ended twice")
+			t.Error("second unsubscribe: got ended true, want false")
 		}
 		a.publish("api", "late")
 		var got read
 		if a.call("wait_for_event", map[string]any{"seconds": 1}, &got); !got.TimedOut {
-			t.Errorf("%+v", got)
+			t.Errorf("got %+v, want a timeout", got)
 		}
 	})
 }
 
-// witness returns the data of each event of a type as soon as the server's log has it.
-func (a *agent) witness(name string) <-chan string {
+// watch returns the data of each event of a type as soon as the server's log has it.
+func (a *agent) watch(name string) <-chan string {
 	a.Helper()
 	c, err := client.Connect(a.Context(), a.server.URL, client.Options{Key: "agent", Agent: "test/1"})
 	if err != nil {
@@ -246,7 +259,7 @@ func (a *agent) witness(name string) <-chan string {
 	return data
 }
 
-func TestASubscriptionThatFollowsAnEndedOneBeginsNow(t *testing.T) {
+func TestSubscribingAgainBeginsNow(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, "agent")
 	var s struct{ Subscription string }
@@ -255,7 +268,7 @@ func TestASubscriptionThatFollowsAnEndedOneBeginsNow(t *testing.T) {
 		a.call("wait_for_event", map[string]any{"subscription": s.Subscription, "seconds": 10}, &got)
 		return got
 	}
-	inLog := a.witness("file.read")
+	inLog := a.watch("file.read")
 	subscribe()
 	a.publishAt("event://file/read", "before")
 	if got := wait(); len(got.Events) != 1 {
@@ -274,25 +287,25 @@ func TestASubscriptionThatFollowsAnEndedOneBeginsNow(t *testing.T) {
 	})
 }
 
-func TestWhatAModelIsRefused(t *testing.T) {
+func TestRefusedSubscriptions(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, "agent")
-	t.Run("RCH-04 an event type that there is not", func(t *testing.T) {
+	t.Run("RCH-04 an unknown event type", func(t *testing.T) {
 		if refused := a.call("subscribe", map[string]any{"name": "no.such"}, nil); !strings.Contains(refused, "unknown event type") {
-			t.Errorf("%q", refused)
+			t.Errorf("got %q, want it to say that the event type is unknown", refused)
 		}
-		var after struct{ Events []json.RawMessage }
-		if a.call("recent_events", map[string]any{}, &after); len(after.Events) != 0 {
-			t.Errorf("what was refused is noted as a subscription that ended: %s", after.Events)
+		const want = "there is no subscription: subscribe first"
+		if refused := a.call("recent_events", map[string]any{}, nil); refused != want {
+			t.Errorf("recent_events after the refusal: got %q, want %q", refused, want)
 		}
 	})
-	t.Run("RCH-04 arguments that do not fit", func(t *testing.T) {
+	t.Run("RCH-04 an unknown argument", func(t *testing.T) {
 		refused := a.call("subscribe", map[string]any{"name": "incident.created", "arguments": map[string]any{"colour": "red"}}, nil)
 		if !strings.Contains(refused, "colour") {
-			t.Errorf("%q", refused)
+			t.Errorf("got %q, want it to name the argument colour", refused)
 		}
 	})
-	t.Run("RCH-04 more subscriptions than are allowed", func(t *testing.T) {
+	t.Run("RCH-04 too many subscriptions", func(t *testing.T) {
 		last := ""
 		for i := range 21 {
 			last = a.call("subscribe", map[string]any{"name": "incident.created", "arguments": map[string]any{"service": fmt.Sprint("s", i)}}, nil)
@@ -300,13 +313,13 @@ func TestWhatAModelIsRefused(t *testing.T) {
 				t.Fatalf("subscription %d: %s", i, last)
 			}
 		}
-		if !strings.Contains(last, "which is the most") {
-			t.Errorf("%q", last)
+		if !strings.Contains(last, "allowed: 20") {
+			t.Errorf("got %q, want it to name the limit", last)
 		}
 	})
 }
 
-func TestASubscriptionThatThereIsNot(t *testing.T) {
+func TestUnknownSubscription(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, "agent")
 	refused := func(t *testing.T, tool, subscription, want string) {
@@ -319,44 +332,38 @@ func TestASubscriptionThatThereIsNot(t *testing.T) {
 			arguments["seconds"] = 1
 		}
 		if got := a.call(tool, arguments, nil); got != want {
-			t.Errorf("%s of %q is refused with %q, want %q", tool, subscription, got, want)
+			t.Errorf("%s of %q: got %q, want %q", tool, subscription, got, want)
 		}
 	}
 	const none = "there is no subscription: subscribe first"
-	t.Run("RCH-04 before the first", func(t *testing.T) {
+	t.Run("RCH-04 before the first subscription", func(t *testing.T) {
 		refused(t, "wait_for_event", "", none)
 		refused(t, "wait_for_event", "s1", none)
 		refused(t, "recent_events", "s1", none)
-		refused(t, "recent_events", "", "")
+		refused(t, "recent_events", "", none)
 	})
 	a.call("subscribe", map[string]any{"name": "incident.created"}, nil)
 	a.call("subscribe", map[string]any{"name": "file.read"}, nil)
-	t.Run("RCH-04 beside others", func(t *testing.T) {
+	t.Run("RCH-04 next to others", func(t *testing.T) {
 		const others = `there is no subscription "bogus" (there are: s1, s2)`
 		refused(t, "wait_for_event", "bogus", others)
 		refused(t, "recent_events", "bogus", others)
 		refused(t, "recent_events", "s1", "")
 	})
-	t.Run("RCH-04 after the last, when all is read", func(t *testing.T) {
-		a.publish("api", "down")
-		var got read
-		a.call("wait_for_event", map[string]any{"subscription": "s1"}, &got)
+	t.Run("RCH-04 after the last has ended", func(t *testing.T) {
 		for _, s := range []string{"s1", "s2"} {
 			a.call("unsubscribe", map[string]any{"subscription": s}, nil)
 		}
 		refused(t, "wait_for_event", "", none)
 		refused(t, "wait_for_event", "s1", none)
 		refused(t, "recent_events", "s2", none)
-		if a.call("recent_events", map[string]any{"subscription": "s1"}, &got); !slices.Equal(got.titles(), []string{"down"}) {
-			t.Errorf("what is kept of it is %+v", got)
-		}
 	})
 }
 
-func TestAccessRulesHoldForTools(t *testing.T) {
+func TestToolsFollowAccessRules(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, "stranger")
 	if refused := a.call("subscribe", map[string]any{"name": "incident.created"}, nil); refused == "" {
-		t.Error("RCH-04: a caller without the right to read has subscribed")
+		t.Error("RCH-04: a caller without events:read could subscribe, want an error")
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/mcp"
-	"github.com/mcp-events/mcpevents/shared/mcp/eventtools"
+	"github.com/mcp-events/mcpevents/shared/mcp/eventtools/logsource"
 	"github.com/mcp-events/mcpevents/shared/mcp/streams"
 	"github.com/mcp-events/mcpevents/shared/platform/descriptors"
 )
@@ -41,7 +41,7 @@ func (c *Core) Stream(feeds *stream.Tails, leases streams.Leases, backends *gate
 	o.Calls = quota.NewHeld(quota.Calls, "calls to backends", c.Rate(quota.Calls), descriptors.Outgoing())
 	o.PollMin, o.PollMax = l.PollMin, l.PollMax
 	if l.EventTools {
-		o.EventTools = eventtools.New
+		o.EventTools = logsource.New
 	}
 	return o
 }

@@ -10,7 +10,7 @@
 // [Endpoint] has the checks, the table and the dispatch, sessions, conversations, and the calls that go on to backends. The packages
 // below it serve the other methods:
 //
-//	mcp ──▶ events ──▶ streams ──▶ method     eventtools is given to the endpoint by Options.EventTools
+//	mcp ──▶ events ──▶ streams ──▶ method     eventtools/logsource is given to the endpoint by Options.EventTools
 //	   └──▶ session ◀────┘
 //
 // A method is in the table if something serves it, here or by an [http.Handler] to which the endpoint forwards the whole request. A

@@ -62,7 +62,7 @@ type Options struct {
 	// Conversation handles what is said in conversations; nil is none.
 	Conversation streams.Conversation
 
-	// EventTools makes tools that serve events to clients that know only tools, for example those of package eventtools.
+	// EventTools makes tools that serve events to clients that know only tools, for example those of package logsource.
 	// It needs Feeds; nil is none.
 	EventTools func(*streams.Streams) events.Tools
 

@@ -9,12 +9,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/mcp/eventtools"
+	"github.com/mcp-events/mcpevents/shared/mcp/eventtools/logsource"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-func withEventTools(o *Options) { o.EventTools = eventtools.New }
+func withEventTools(o *Options) { o.EventTools = logsource.New }
 
 // toolAnswer is the result of tools/call.
 type toolAnswer struct {
@@ -201,7 +201,7 @@ func TestEventTools(t *testing.T) {
 			if tools := about.Capabilities.Tools; tools == nil || tools.ListChanged {
 				t.Errorf("capabilities.tools is %+v", tools)
 			}
-			if !strings.HasPrefix(about.Instructions, "With the tools") {
+			if !strings.HasPrefix(about.Instructions, "With these tools") {
 				t.Errorf("the instructions are %q", about.Instructions)
 			}
 		}
@@ -306,7 +306,7 @@ func TestWhatEventToolsRefuse(t *testing.T) {
 		"a type that is not visible, with a good cursor": {"recent_events", at("billing.invoice~~" + cursor), "unknown event type"},
 		"too long":                                       {"wait_for_event", at("ci.deploy~~" + strings.Repeat("A", 9000)), noHandle},
 		"an unsubscribe of nothing":                      {"unsubscribe", at("x"), noHandle},
-		"too many events":                                {"recent_events", `{"subscription":"x","limit":21}`, "limit 21 is out of range (1 to 20)"},
+		"too many events":                                {"recent_events", `{"subscription":"x","limit":51}`, "limit 51 is out of range (1 to 50)"},
 		"half an event":                                  {"recent_events", `{"subscription":"x","limit":0.5}`, "out of range"},
 		"too long a wait":                                {"wait_for_event", `{"subscription":"x","seconds":601}`, "seconds 601 is out of range (1 to 600)"},
 		"a wait without a number":                        {"wait_for_event", `{"subscription":"x","seconds":"60"}`, "out of range"},
@@ -395,7 +395,7 @@ func TestEventToolsBesideBackends(t *testing.T) {
 		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"resultType":"complete","content":[{"type":"text","text":"of the backend"}]}}`, id)
 	}
 	for _, size := range []int{1, 2, 100} {
-		f := behindGateway(t, func(o *Options) { o.EventTools, o.PageSize = eventtools.New, size }, l)
+		f := behindGateway(t, func(o *Options) { o.EventTools, o.PageSize = logsource.New, size }, l)
 		for _, session := range []string{"", f.session(alice, spec.V20251125)} {
 			t.Run(fmt.Sprintf("RCH-04 they follow on pages of %d", size), func(t *testing.T) {
 				if got, want := f.wholeList(t, spec.MethodToolsList, session, nil).names, slices.Concat(eventToolNames, []string{"other", "third"}); !slices.Equal(got, want) {

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/mcp/eventtools"
+	"github.com/mcp-events/mcpevents/shared/mcp/eventtools/logsource"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
@@ -46,7 +46,7 @@ func aWait(inSession bool, deadline time.Duration, more string) func(*fixture) *
 func inWait(t *testing.T, db func() store.DB, change func(*Options), request func(*fixture) *http.Request, during func(*bubbled)) {
 	t.Helper()
 	inBubble(t, db, func(o *Options) {
-		o.EventTools = eventtools.New
+		o.EventTools = logsource.New
 		if change != nil {
 			change(o)
 		}

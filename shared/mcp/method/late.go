@@ -114,14 +114,14 @@ func (l *lateAnswer) close() {
 	}
 }
 
-// Progress notifies a client that asked for it how long a call has waited.
-func (l *lateAnswer) Progress(c *Call, waited time.Duration, total int) {
+// Progress tells a client that asked for progress how long a call has waited, in seconds of total.
+func (l *lateAnswer) Progress(c *Call, waited time.Duration, total int, message string) {
 	token := jsonrpc.Member(c.Meta, "progressToken")
 	if len(token) == 0 || len(token) > jsonrpc.MaxID || token[0] == '{' || token[0] == '[' {
 		return
 	}
 	params := jsonrpc.Encode(map[string]any{
-		"progressToken": token, "progress": int(waited.Seconds()), "total": total, "message": "no event yet",
+		"progressToken": token, "progress": int(waited.Seconds()), "total": total, "message": message,
 	})
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,7 +1,7 @@
 // Package method has what all methods of the MCP endpoint share: the [Call] that they serve, the [Result] or error that they
 // answer with, the [Table] of methods, and how an answer is written, immediately or late.
 //
-// The packages that serve methods (streams, events, eventtools) and the endpoint in package mcp build on it. It serves no method.
+// The packages that serve methods (streams, events, eventtools/logsource) and the endpoint in package mcp build on it. It serves no method.
 package method
 
 import (

@@ -11,9 +11,9 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-func TestTheRequestsUnderWayAreBoundedInABatch(t *testing.T) {
+func TestRequestsInFlightAreBoundedInABatch(t *testing.T) {
 	var batch []string
-	for i := range maxUnderWay + 2 {
+	for i := range maxInFlight + 2 {
 		batch = append(batch, fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"ping"}`, i))
 	}
 	client, out := io.Pipe()
@@ -23,19 +23,19 @@ func TestTheRequestsUnderWayAreBoundedInABatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	var ids []sdk.ID
-	for range maxUnderWay {
+	for range maxInFlight {
 		m, err := c.Read(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		ids = append(ids, m.(*sdk.Request).ID)
 	}
-	m, err := c.Read(t.Context()) // refuses the rest of the batch, and reads the next line, whose id is under way
+	m, err := c.Read(t.Context()) // refuses the rest of the batch and reads the next line, whose id is in flight
 	if err != nil {
 		t.Fatal(err)
 	}
 	if id := m.(*sdk.Request).ID; id != ids[1] {
-		t.Errorf("RCH-04: request %v is read while %d others are under way", id.Raw(), maxUnderWay)
+		t.Errorf("RCH-04: got request %v while %d others are in flight, want %v", id.Raw(), maxInFlight, ids[1].Raw())
 	}
 	go func() {
 		for _, id := range ids {
@@ -44,10 +44,10 @@ func TestTheRequestsUnderWayAreBoundedInABatch(t *testing.T) {
 		_ = out.Close()
 	}()
 	answer, _ := bufio.NewReader(client).ReadString('\n')
-	if n := strings.Count(answer, `"result"`); n != maxUnderWay {
-		t.Errorf("RCH-04: %d requests are served of a batch (allowed: %d)", n, maxUnderWay)
+	if n := strings.Count(answer, `"result"`); n != maxInFlight {
+		t.Errorf("RCH-04: %d requests of a batch were served, want %d", n, maxInFlight)
 	}
-	if n := strings.Count(answer, `{"code":429,"message":"64 requests are under way, which is the most: wait for an answer first"}`); n != 2 {
-		t.Errorf("RCH-04: %d requests are refused in %s", n, answer)
+	if n := strings.Count(answer, `{"code":429,"message":"64 requests are in flight (allowed: 64): wait for an answer first"}`); n != 2 {
+		t.Errorf("RCH-04: %d requests were refused, want 2: %s", n, answer)
 	}
 }

@@ -1,4 +1,4 @@
-package eventtools
+package logsource
 
 import (
 	"encoding/json"
@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// FuzzHandle: what is read from any text is written as text that reads the same.
+// FuzzHandle tests that a handle survives being written and read again, and that any other text is refused.
 func FuzzHandle(f *testing.F) {
 	for _, seed := range []string{"ci.deploy~~AAAA", "ci.build~eyJzdGF0dXMiOiJmYWlsZWQifQ~AAAA", "~~", "", "a~W10~b", "a~e30~b", "a~bnVsbA~b", strings.Repeat("~", 9000)} {
 		f.Add(seed)
