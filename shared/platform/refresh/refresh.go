@@ -41,6 +41,9 @@ type Options struct {
 	// Proportional makes a pause at least as long as the failed load took, so that a source that hangs does not hold up
 	// every caller.
 	Proportional bool
+	// Quick exempts loads that fail within this time from Proportional. For example, a source that refuses immediately can be
+	// asked again immediately.
+	Quick time.Duration
 	// Timeout bounds a load. The default is 10 s.
 	Timeout time.Duration
 	// Now is the clock. The default is time.Now.
@@ -107,6 +110,13 @@ func (v *Value[T]) Peek() (T, time.Time) {
 	return v.value, v.loaded
 }
 
+// Pauses reports whether callers that need a newer value currently get an error without a load, because the last load failed.
+func (v *Value[T]) Pauses() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.pauses(v.options.Now(), false)
+}
+
 // Expire makes the next caller load the value if matches returns true for it. If that load fails, [Value.Get] still
 // returns the old value.
 func (v *Value[T]) Expire(matches func(T) bool) {
@@ -118,8 +128,9 @@ func (v *Value[T]) Expire(matches func(T) bool) {
 // get returns the value if usable approves it, and otherwise the result of a load. If the load fails, get returns the old
 // value up to the age stale. The lock is held while usable runs.
 func (v *Value[T]) get(ctx context.Context, stale time.Duration, usable func(age time.Duration) bool) (T, error) {
-	for called := v.options.Now(); ; {
-		value, r, err := v.joinOrStart(ctx, stale, usable)
+	called := v.options.Now()
+	for waited := false; ; waited = true {
+		value, r, err := v.joinOrStart(ctx, stale, usable, waited, called)
 		if r == nil {
 			return value, err
 		}
@@ -142,8 +153,9 @@ func (v *Value[T]) get(ctx context.Context, stale time.Duration, usable func(age
 	}
 }
 
-// joinOrStart returns a load to wait for, or the value or error for a caller that need not wait.
-func (v *Value[T]) joinOrStart(ctx context.Context, stale time.Duration, usable func(age time.Duration) bool) (value T, r *run[T], err error) {
+// joinOrStart returns a load to wait for, or the value or error for a caller that need not wait. A caller that has waited gets the
+// error of a load that began after its call, so that callers that wait together do not each start a load.
+func (v *Value[T]) joinOrStart(ctx context.Context, stale time.Duration, usable func(age time.Duration) bool, waited bool, called time.Time) (value T, r *run[T], err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	now := v.options.Now()
@@ -153,7 +165,7 @@ func (v *Value[T]) joinOrStart(ctx context.Context, stale time.Duration, usable 
 	case has && !v.expired && usable(age):
 		return v.value, nil, nil
 	case v.running != nil:
-	case v.pauses(now, has && age < stale):
+	case waited && v.failed.err != nil && !v.failed.began.Before(called), v.pauses(now, has && age < stale):
 		value, err = v.fallback(v.failed.err, stale)
 		return value, nil, err
 	default:
@@ -185,7 +197,7 @@ func (v *Value[T]) pauses(now time.Time, serves bool) bool {
 	if limit := v.options.Timeout; took > 2*limit {
 		end, took = v.failed.began.Add(limit), limit
 	}
-	if v.options.Proportional {
+	if v.options.Proportional && took > v.options.Quick {
 		pause = max(pause, took)
 	}
 	return now.Before(end.Add(pause))

@@ -250,3 +250,45 @@ func TestGivenAProcessFrozenDuringALoadTheNextCallerLoadsAgain(t *testing.T) {
 		}
 	})
 }
+
+func TestGivenQuickFailuresOnlySlowOnesPause(t *testing.T) {
+	for _, tc := range []struct {
+		takes  time.Duration
+		pauses bool
+		loads  int // after two calls
+	}{
+		{2 * time.Second, false, 2},
+		{2*time.Second + 1, true, 1},
+	} {
+		t.Run(tc.takes.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &source{takes: tc.takes, err: errDown}
+				v := refresh.New(refresh.Options{Proportional: true, Quick: 2 * time.Second}, s.load)
+				_, _ = v.Within(t.Context(), time.Minute)
+				if got := v.Pauses(); got != tc.pauses {
+					t.Errorf("Pauses returned %t, want %t", got, tc.pauses)
+				}
+				if _, err := v.Within(t.Context(), time.Minute); !errors.Is(err, errDown) || s.loads != tc.loads {
+					t.Errorf("the second call got %v after %d loads, want %v after %d", err, s.loads, errDown, tc.loads)
+				}
+			})
+		})
+	}
+}
+
+func TestGivenAFailedLoadThoseWhoWaitedShareTheNextOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &source{takes: time.Second, err: errDown}
+		v := refresh.New(refresh.Options{}, s.load)
+		var running sync.WaitGroup
+		start(t.Context(), v, &running)
+		time.Sleep(time.Millisecond)
+		for range 5 {
+			start(t.Context(), v, &running)
+		}
+		running.Wait()
+		if s.loads != 2 {
+			t.Errorf("6 callers of a source that is down started %d loads, want 2", s.loads)
+		}
+	})
+}
