@@ -15,93 +15,79 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// list returns the backend's list. If the last one is too old or has another list version, one of the callers fetches it and
-// the others wait.
-func (v *view) list(ctx context.Context, kind api.Kind, listVersion string, use func(*fetched) time.Duration) (*fetched, error) {
-	for {
-		v.mu.Lock()
-		have, f := v.lists[kind], v.fetching[kind]
-		if have != nil && have.at.After(v.stale) && have.listVersion == listVersion && time.Since(have.at) < use(have) {
-			v.mu.Unlock()
-			return have, nil
-		}
-		if r := v.backoffs[kind]; r.listVersion == listVersion && time.Now().Before(r.until) {
-			v.mu.Unlock()
-			return have, errBackingOff
-		}
-		// A fetch that began before a change may return the list from before it.
-		first := f == nil || !f.began.After(v.stale) || f.listVersion != listVersion
-		if first {
-			f = &fetching{flight: newFlight[*fetched](), listVersion: listVersion}
-			v.fetching[kind] = f
-		}
-		v.mu.Unlock()
-		if first {
-			return f.fly(ctx, func() (*fetched, error) { return v.refresh(ctx, kind, f) })
-		}
-		if now, err, ok := f.wait(ctx); ok {
-			if now == nil {
-				now = have
-			}
-			return now, fault.Wrap(fault.Unavailable, err, "wait for the list of backend %s", v.of.Name)
-		}
-	}
+// serverInfo is a backend's description of itself.
+type serverInfo struct {
+	api.Capabilities
+	version spec.Version
+	session string // the gateway's own session with it, in session-based revisions
 }
 
-// refresh fetches the list. If that fails, it returns the last list with the error.
-func (v *view) refresh(ctx context.Context, kind api.Kind, f *fetching) (*fetched, error) {
-	now, err := v.fetchWithSession(ctx, kind, f.listVersion)
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.fetching[kind] == f {
-		delete(v.fetching, kind)
-	}
-	last := v.lists[kind]
+// own returns the gateway's own session.
+func (k *serverInfo) own() backendSession { return backendSession{Version: k.version, ID: k.session} }
+
+// refreshInfo asks the backend and ends the session of the previous answer. Callers that still use that session get an error from the
+// backend, and call loadInfo again.
+func (v *view) refreshInfo(ctx context.Context, have *serverInfo) (*serverInfo, error) {
+	now, err := v.ask(ctx)
 	if err != nil {
-		if took := time.Since(f.began); ctx.Err() == nil && took > v.of.options.AskTimeout/2 {
-			v.backoffs[kind] = backoff{time.Now().Add(took), f.listVersion}
-		}
-		return last, err
+		return nil, err
 	}
-	delete(v.backoffs, kind)
-	if now.at, now.listVersion = f.began, f.listVersion; last == nil || last.at.Before(now.at) {
-		v.lists[kind] = now
+	if have != nil {
+		ctx, cancel := context.WithTimeout(ctx, endTime)
+		defer cancel()
+		v.of.end(ctx, v.token, have.own())
 	}
 	return now, nil
 }
 
-// fetchKnown fetches a list in the revision that the backend speaks. It retries once with a new session if the backend has ended the
-// old one. Some backends say so, and others end their answer without a response.
-func (v *view) fetchWithSession(ctx context.Context, kind api.Kind, listVersion string) (*fetched, error) {
-	info, err := v.loadInfo(ctx)
-	if err == nil && !v.confirmVersion(info, kind, listVersion) {
-		v.forget(info)
-		if info, err = v.loadInfo(ctx); err == nil {
-			v.confirmVersion(info, kind, listVersion)
+// ask asks for the revision and the capabilities. It tries server/discover, which only 2026-07-28 has, and then initialize.
+func (v *view) ask(ctx context.Context) (*serverInfo, error) {
+	c, pinned := v.client(), v.of.ProtocolVersion
+	auto := pinned == api.AutoVersion
+	if stateless := !auto && spec.Version(pinned).Stateless(); auto || stateless {
+		got, err := c.Discover(ctx)
+		if err == nil {
+			return newServerInfo(got), nil
+		}
+		if stateless || fault.Is(err, fault.Unavailable) && !upstream.Refused(err) {
+			return nil, err
 		}
 	}
+	version := spec.LatestSessionBased
+	if !auto {
+		version = spec.Version(pinned)
+	}
+	got, err := c.Initialize(ctx, upstream.Declared{Version: version})
 	if err != nil {
 		return nil, err
 	}
-	if !info.Has(kind) {
-		// The list is empty until the gateway asks for the capabilities again.
-		return &fetched{ttl: askAgain, shared: true}, nil
-	}
-	now, err := v.fetch(ctx, info, kind)
-	if errors.Is(err, upstream.ErrSession) || errors.Is(err, upstream.ErrNoResponse) && info.session != "" {
-		v.forget(info)
-		if info, err = v.loadInfo(ctx); err == nil {
-			now, err = v.fetch(ctx, info, kind)
-		}
-	}
-	return now, err
+	return newServerInfo(got), nil
 }
 
-// Outdate makes the next caller fetch the lists again.
-func (v *view) Outdate() {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.stale = time.Now()
+func newServerInfo(k upstream.Known) *serverInfo {
+	return &serverInfo{Capabilities: capabilitiesOf(k.Capabilities), version: k.Version, session: k.Session}
+}
+
+// fetchWithSession fetches a list in the revision that the backend speaks according to capabilities of at most the given age. It
+// retries once with a new session if the backend has ended the old one. Some backends say so, and others end their answer without a
+// response.
+func (v *view) fetchWithSession(ctx context.Context, kind api.Kind, infoAge time.Duration) (*fetched, error) {
+	for again := false; ; again = true {
+		info, err := v.info.Within(ctx, infoAge)
+		if err != nil {
+			return nil, err
+		}
+		if !info.Has(kind) {
+			// The list is empty until the gateway asks for the capabilities again.
+			return &fetched{ttl: askAgain, shared: true}, nil
+		}
+		list, err := v.fetch(ctx, info, kind)
+		lost := errors.Is(err, upstream.ErrSession) || errors.Is(err, upstream.ErrNoResponse) && info.session != ""
+		if again || !lost {
+			return list, err
+		}
+		v.forget(info)
+	}
 }
 
 // fetch reads all pages of a list.

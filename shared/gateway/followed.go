@@ -31,7 +31,7 @@ func (f Followed) Client() *upstream.Client { return &f.own }
 
 // Ask asks the backend again for its revision and capabilities, because another server may have taken its place.
 func (f Followed) Ask(ctx context.Context) (api.Capabilities, spec.Version, error) {
-	f.answer.Expire(func(*serverInfo) bool { return true })
+	f.info.Expire(func(*serverInfo) bool { return true })
 	info, err := f.loadInfo(ctx)
 	if err != nil {
 		return api.Capabilities{}, "", err

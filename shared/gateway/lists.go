@@ -8,17 +8,14 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
-	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Limits of one backend's list. maxList limits all pages together and maxName one name, in bytes. maxAsks limits the time for
-// all pages, in multiples of the timeout for one request.
+// Limits of one backend's list. maxList limits all pages together and maxName one name, in bytes.
 const (
 	maxPages   = 200
 	maxEntries = 10_000
 	maxList    = 32 << 20
 	maxName    = 1024
-	maxAsks    = 3
 	// maxConflicts limits how many name conflicts a list reports.
 	maxConflicts = 100
 )
@@ -31,35 +28,12 @@ type entry struct {
 	matches func(uri string) bool
 }
 
-// fetched is a backend's list and how it was fetched.
+// fetched is a backend's list, with the backend's hints for caches.
 type fetched struct {
-	entries     []entry
-	at          time.Time
-	ttl         time.Duration
-	shared      bool
-	listVersion string // the list version in the store at the start of the fetch
+	entries []entry
+	ttl     time.Duration
+	shared  bool // the list is the same for all callers
 }
-
-// fetching is a running fetch of a list.
-type fetching struct {
-	*flight[*fetched]
-	listVersion string
-}
-
-// maxTTL limits the time to live that a backend can set for its list.
-const maxTTL = 24 * time.Hour
-
-// missTTL is the maximum age of a list from which the gateway concludes that a name does not exist.
-const missTTL = time.Second
-
-// backoff keeps callers from waiting for a backend that has just timed out. It lasts as long as the backend made the last caller
-// wait, or until the backend notifies of a change. A backend that refuses immediately causes no backoff.
-type backoff struct {
-	until       time.Time
-	listVersion string
-}
-
-var errBackingOff = fault.New(fault.Unavailable, "the backend did not answer in time a moment ago")
 
 // lists combines the lists of several backends and finds entries in them.
 type lists struct {

@@ -90,20 +90,3 @@ func cachedLists(views []*view, kind api.Kind) (lists []*fetched, all bool) {
 	}
 	return lists, true
 }
-
-// cachedList returns the last list if it was fetched recently. While the view backs off from the backend, it returns the
-// last list regardless of its age, or an empty one.
-func (v *view) cachedList(kind api.Kind) *fetched {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	l := v.lists[kind]
-	switch {
-	case l != nil && l.at.After(v.stale) && time.Since(l.at) < v.of.options.ListTTL:
-		return l
-	case !time.Now().Before(v.backoffs[kind].until):
-		return nil
-	case l == nil:
-		return &fetched{}
-	}
-	return l
-}

@@ -2,273 +2,215 @@ package gateway
 
 import (
 	"context"
-	"crypto/sha256"
-	"maps"
+	"crypto/rand"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/refresh"
-	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // view is a backend as seen with certain credentials: its capabilities and its lists. Most backends have a single view, for which the
 // gateway uses the operator's credentials. A backend that receives its callers' tokens, and has no credentials of the operator,
 // has one view per caller, so that a caller cannot see the lists of another one.
+//
+// The view has no background work. A caller that needs something newer than the view has starts a request to the backend, and
+// callers that need the same wait for its outcome:
+//
+//	data           is used without asking the backend
+//	capabilities   for askAgain; by fetches of a list, only if they are not older than the list's current version
+//	list           for the shorter of the backend's time to live and Options.ListTTL, under the same list version
+//	list, to find  for Options.ListTTL, under any list version; missTTL if a name is not in it
+//	list, by relay after the last Outdate
+//
+// The list version changes with each change that the backend reports. The relay stores the new version before it notifies any client,
+// so that a client that asks after the notification gets the new list, at any instance. A backend whose list has changed may have been
+// restarted as another version of itself, so the gateway also asks for its capabilities again, but at most once per askLeast.
+//
+// If the backend does not answer, callers get the last data, however old it is. After a timeout the view does not ask for the list
+// again for as long as the failed fetch took, or until the list version changes.
 type view struct {
 	of *backend
 	// token is the caller's token, or empty for the operator's credentials.
 	token string
 	used  time.Time // guarded by callers
 
-	answer *refresh.Value[*serverInfo]
+	info *refresh.Value[*serverInfo]
 
-	mu       sync.Mutex
-	lists    map[api.Kind]*fetched
-	fetching map[api.Kind]*fetching
-	stale    time.Time // the gateway does not reuse lists fetched before this time
-	backoffs map[api.Kind]backoff
+	mu    sync.Mutex
+	lists map[api.Kind]*versionedList
 }
 
-func newView(b *backend, token string) *view {
-	v := &view{of: b, token: token, lists: map[api.Kind]*fetched{}, fetching: map[api.Kind]*fetching{}, backoffs: map[api.Kind]backoff{}}
-	v.answer = refresh.New(refresh.Options{Name: "backend " + b.Name, Timeout: maxAsks * b.options.AskTimeout}, v.refreshInfo)
-	return v
-}
-
-func (v *view) client() *upstream.Client {
-	if v.of.perCaller() {
-		return v.of.clientFor(v.token)
-	}
-	return &v.of.own
-}
-
-// serverInfo is a backend's description of itself.
-type serverInfo struct {
-	api.Capabilities
-	version spec.Version
-	session string // the gateway's own session with it, in session-based revisions
-	at      time.Time
-
-	// seen has the list versions that were current when the backend was asked. It is guarded by the view.
-	seen map[api.Kind]string
-}
-
-// own returns the gateway's own session.
-func (k *serverInfo) own() backendSession { return backendSession{Version: k.version, ID: k.session} }
-
-// The gateway's knowledge of a backend stays fresh as follows.
-//
-//   - A list is used while its list version in the store is the one from before the fetch, and while it is younger than the limits of
-//     the backend and the gateway. The relay writes a new list version before it announces a change.
-//   - The revision and capabilities are used for askAgain, and only while the list versions stay the same, because a backend
-//     whose list changes may have been restarted as another version. A backend whose lists change all the time
-//     is asked once per askLeast. An error that hints at another revision also makes the gateway ask again.
-//   - While the backend does not respond, the gateway uses stale knowledge.
 const (
+	// askAgain is how long the gateway uses a backend's capabilities, and askLeast is the minimum interval between two requests for
+	// them.
 	askAgain = 5 * time.Minute
 	askLeast = 2 * time.Second
+	// missTTL is the maximum age of a list from which the gateway concludes that a name does not exist.
+	missTTL = time.Second
+	// maxTTL limits the time to live that a backend can set for its list.
+	maxTTL = 24 * time.Hour
+	// maxAsks limits the time for one read of the capabilities, or of all pages of a list, in multiples of the timeout for one request.
+	maxAsks = 3
 )
 
-// confirmVersion reports whether info was read under the given list version. It records the version if it is the first of its kind.
-func (v *view) confirmVersion(k *serverInfo, kind api.Kind, listVersion string) bool {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	was, seen := k.seen[kind]
-	switch {
-	case seen && was != listVersion && time.Since(k.at) > askLeast:
-		return false
-	case !seen:
-		if k.seen == nil {
-			k.seen = map[api.Kind]string{}
-		}
-		k.seen[kind] = listVersion
-	}
-	return true
+func newView(b *backend, token string) *view {
+	v := &view{of: b, token: token, lists: map[api.Kind]*versionedList{}}
+	v.info = refresh.New(refresh.Options{Name: "backend " + b.Name, Timeout: maxAsks * b.options.AskTimeout}, v.refreshInfo)
+	return v
 }
 
 // loadInfo returns the backend's revision and capabilities. If the backend does not respond, it returns an error together with the last
 // known ones, or nil.
 func (v *view) loadInfo(ctx context.Context) (*serverInfo, error) {
-	now, err := v.answer.Within(ctx, askAgain)
+	now, err := v.info.Within(ctx, askAgain)
 	if err != nil {
-		now, _ = v.answer.Peek()
+		now, _ = v.info.Peek()
 	}
 	return now, err
 }
 
-// refreshInfo asks the backend and ends the session of the previous answer. Callers that still use that session get an error from the
-// backend, and call loadInfo again.
-func (v *view) refreshInfo(ctx context.Context, have *serverInfo) (*serverInfo, error) {
-	now, err := v.ask(ctx)
-	if err != nil {
-		return nil, err
+// forget makes the next caller ask for the capabilities again, unless that has already happened since info was read.
+func (v *view) forget(info *serverInfo) {
+	v.info.Expire(func(now *serverInfo) bool { return now == info })
+}
+
+// versionedList is a backend's list of one kind under one list version. A new version gets a new versionedList, so that it does not
+// wait for a fetch that began under the previous version.
+type versionedList struct {
+	version string
+	since   time.Time // when the view noticed that the version had changed; zero for the view's first version
+	list    *refresh.Value[*fetched]
+	before  *fetched // the last list under earlier versions, or nil
+}
+
+// replaceList starts a versionedList of a kind. The caller holds the lock.
+func (v *view) replaceList(kind api.Kind, version string, since time.Time) *versionedList {
+	l := &versionedList{version: version, since: since}
+	if old := v.lists[kind]; old != nil {
+		l.before = old.last()
 	}
-	now.at = time.Now()
-	if have != nil {
-		ctx, cancel := context.WithTimeout(ctx, endTime)
-		defer cancel()
-		v.of.end(ctx, v.token, have.own())
+	ask := v.of.options.AskTimeout
+	l.list = refresh.New(refresh.Options{
+		Name: "the list of backend " + v.of.Name, Proportional: true, Quick: ask / 2, Timeout: 4 * maxAsks * ask, // two attempts with two reads each
+	}, func(ctx context.Context, _ *fetched) (*fetched, error) {
+		return v.fetchWithSession(ctx, kind, l.infoAge())
+	})
+	v.lists[kind] = l
+	return l
+}
+
+// last returns the last list that was fetched, or nil.
+func (l *versionedList) last() *fetched {
+	if list, _ := l.list.Peek(); list != nil {
+		return list
+	}
+	return l.before
+}
+
+// infoAge returns the maximum age of the capabilities for a fetch of the list.
+func (l *versionedList) infoAge() time.Duration {
+	if l.since.IsZero() {
+		return askAgain
+	}
+	return min(askAgain, max(askLeast, time.Since(l.since)))
+}
+
+// list returns the backend's list under a list version, not older than use allows. If it cannot be fetched, list returns an error
+// together with the last list, or nil.
+func (v *view) list(ctx context.Context, kind api.Kind, version string, use func(*fetched) time.Duration) (*fetched, error) {
+	v.mu.Lock()
+	l := v.lists[kind]
+	switch {
+	case l == nil:
+		l = v.replaceList(kind, version, time.Time{})
+	case l.version != version:
+		l = v.replaceList(kind, version, time.Now())
+	}
+	v.mu.Unlock()
+	maxAge := maxTTL
+	if have, _ := l.list.Peek(); have != nil {
+		maxAge = use(have)
+	}
+	now, err := l.list.Within(ctx, maxAge)
+	if err != nil {
+		return l.last(), err
 	}
 	return now, nil
 }
 
-// forget makes the next caller ask the backend again, unless that has already happened since info was read.
-func (v *view) forget(was *serverInfo) { v.answer.Expire(func(k *serverInfo) bool { return k == was }) }
+// cachedList returns the list for finding names without a request, or nil if it has to be fetched first. While the view does not ask a
+// backend that has timed out, it returns the last list, or an empty one.
+func (v *view) cachedList(kind api.Kind) *fetched {
+	v.mu.Lock()
+	l := v.lists[kind]
+	v.mu.Unlock()
+	if l == nil {
+		return nil
+	}
+	have, began := l.list.Peek()
+	switch {
+	case have != nil && time.Since(began) < v.of.options.ListTTL:
+		return have
+	case !l.list.Pauses():
+		return nil
+	case l.last() == nil:
+		return &fetched{}
+	}
+	return l.last()
+}
 
-// ask asks for the revision and the capabilities. It tries server/discover, which only 2026-07-28 has, and then initialize.
-func (v *view) ask(ctx context.Context) (*serverInfo, error) {
-	c, pinned := v.client(), v.of.ProtocolVersion
-	auto := pinned == api.AutoVersion
-	if stateless := !auto && spec.Version(pinned).Stateless(); auto || stateless {
-		got, err := c.Discover(ctx)
-		if err == nil {
-			return newServerInfo(got), nil
+// Outdate makes the next caller fetch the lists again, without waiting for fetches that have already begun.
+func (v *view) Outdate() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for kind, l := range v.lists {
+		v.replaceList(kind, l.version, l.since)
+	}
+}
+
+// listVersionLife is how long a list version is kept, which is longer than any list is used. An expired list version counts as
+// a changed one.
+const listVersionLife = time.Hour
+
+// listVersionKey returns the key of the version of the lists whose changes the notification reports.
+func (b *backend) listVersionKey(method string) store.Key {
+	return store.Key{Table: store.Sessions, Partition: "relay#" + b.Place().String(), Sort: "mark#" + method}
+}
+
+// ChangeListVersion records that the lists behind a notification have changed.
+func (b *backend) ChangeListVersion(ctx context.Context, method string) error {
+	err := b.options.DB.Write(ctx, store.Put(store.Item{
+		Key: b.listVersionKey(method), Value: []byte(rand.Text()), Expires: time.Now().Add(max(listVersionLife, 2*b.options.ListTTL)),
+	}))
+	return fault.Wrap(fault.Unavailable, err, "record that a backend's list has changed")
+}
+
+// listVersions reads the versions of the backends' lists of a kind, with one read per [store.MaxGet] backends. If a read fails,
+// it returns random versions, so that no cached list is used.
+func listVersions(ctx context.Context, o *Options, views []*view, kind api.Kind) (versions []string) {
+	for some := range slices.Chunk(views, store.MaxGet) {
+		var keys []store.Key
+		for _, v := range some {
+			keys = append(keys, v.of.listVersionKey(kind.Changed()))
 		}
-		if stateless || fault.Is(err, fault.Unavailable) && !upstream.Refused(err) {
-			return nil, err
+		items, err := o.DB.Get(ctx, keys...)
+		if err != nil {
+			o.Log.WarnContext(ctx, "list versions not read, the lists are fetched", "error", err)
 		}
-	}
-	version := spec.LatestSessionBased
-	if !auto {
-		version = spec.Version(pinned)
-	}
-	got, err := c.Initialize(ctx, upstream.Declared{Version: version})
-	if err != nil {
-		return nil, err
-	}
-	return newServerInfo(got), nil
-}
-
-func newServerInfo(k upstream.Known) *serverInfo {
-	return &serverInfo{Capabilities: capabilitiesOf(k.Capabilities), version: k.Version, session: k.Session}
-}
-
-// clientFor returns a client that acts for a caller. If the backend expects callers' tokens and the caller has none, requests carry
-// no token, because the caller must not use the operator's.
-func (b *backend) clientFor(token string) *upstream.Client {
-	c := b.own
-	c.Credentials = credentials{b, token, b.ForwardToken && token == ""}.add
-	return &c
-}
-
-// perCaller reports whether the gateway reads the backend's lists with the callers' tokens.
-func (b *backend) perCaller() bool {
-	_, fixed := b.Headers["Authorization"]
-	return b.ForwardToken && !fixed && b.OAuth == nil
-}
-
-// maxViews limits how many callers' views of a backend are kept. A new view replaces the one that has been unused for longest.
-const maxViews = 256
-
-// callers has a backend's views by caller.
-type callers struct {
-	mu   sync.Mutex
-	kept map[viewer]*view
-}
-
-// viewer identifies the caller of a view: the principal and its token, because another token of the same principal may have other
-// permissions (2026-07-28, Caching, Cache Scope).
-type viewer struct {
-	workspace, principal string
-	token                [sha256.Size]byte
-}
-
-// viewFor returns the client's view of the backend.
-func (b *backend) viewFor(ctx context.Context, c api.Client) *view {
-	if !b.perCaller() {
-		return b.view
-	}
-	v, old := b.callers.of(b, c)
-	if old != nil {
-		old.leave(ctx)
-	}
-	return v
-}
-
-func (cs *callers) of(b *backend, c api.Client) (v, old *view) {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	key := viewer{c.Principal.Workspace, c.Principal.ID, sha256.Sum256([]byte(c.Token))}
-	if v = cs.kept[key]; v == nil {
-		if len(cs.kept) >= maxViews {
-			old = cs.evict()
-		}
-		if cs.kept == nil {
-			cs.kept = map[viewer]*view{}
-		}
-		v = newView(b, c.Token)
-		cs.kept[key] = v
-	}
-	v.used = time.Now()
-	return v, old
-}
-
-// evict removes the view that has been unused for longest. The caller holds the lock.
-func (cs *callers) evict() *view {
-	var oldest viewer
-	for key, v := range cs.kept {
-		if found := cs.kept[oldest]; found == nil || v.used.Before(found.used) {
-			oldest = key
+		for i := range keys {
+			version := ""
+			switch {
+			case err != nil:
+				version = rand.Text()
+			case items[i] != nil:
+				version = string(items[i].Value)
+			}
+			versions = append(versions, version)
 		}
 	}
-	v := cs.kept[oldest]
-	delete(cs.kept, oldest)
-	return v
-}
-
-// views returns all views of the backend.
-func (b *backend) views() []*view {
-	b.callers.mu.Lock()
-	defer b.callers.mu.Unlock()
-	return append(slices.Collect(maps.Values(b.callers.kept)), b.view)
-}
-
-// leave ends the gateway's session that the view uses.
-func (v *view) leave(ctx context.Context) {
-	info, _ := v.answer.Peek()
-	if info == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
-	defer cancel()
-	v.of.end(ctx, v.token, info.own())
-}
-
-// flight is an operation whose result several callers need. One caller runs it, and the others wait for the result.
-type flight[T any] struct {
-	began time.Time
-	done  chan struct{}
-
-	// Set when done is closed.
-	value T
-	err   error
-	// left is set if the caller that ran the operation was cancelled. Its error then means nothing to the other callers.
-	left bool
-}
-
-func newFlight[T any]() *flight[T] {
-	return &flight[T]{began: time.Now(), done: make(chan struct{}), left: true}
-}
-
-// fly runs the operation and then releases the waiting callers, even if do panics.
-func (f *flight[T]) fly(ctx context.Context, do func() (T, error)) (T, error) {
-	defer close(f.done)
-	f.value, f.err = do()
-	f.left = f.err != nil && ctx.Err() != nil
-	return f.value, f.err
-}
-
-// wait waits for the caller that runs the operation. It returns ok = false if that caller was cancelled, so that the operation must be
-// tried again.
-func (f *flight[T]) wait(ctx context.Context) (value T, err error, ok bool) {
-	select {
-	case <-f.done:
-		return f.value, f.err, !f.left
-	case <-ctx.Done():
-		return value, ctx.Err(), true
-	}
+	return versions
 }

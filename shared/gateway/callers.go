@@ -1,0 +1,111 @@
+package gateway
+
+import (
+	"context"
+	"crypto/sha256"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+)
+
+func (v *view) client() *upstream.Client {
+	if v.of.perCaller() {
+		return v.of.clientFor(v.token)
+	}
+	return &v.of.own
+}
+
+// clientFor returns a client that acts for a caller. If the backend expects callers' tokens and the caller has none, requests carry
+// no token, because the caller must not use the operator's.
+func (b *backend) clientFor(token string) *upstream.Client {
+	c := b.own
+	c.Credentials = credentials{b, token, b.ForwardToken && token == ""}.add
+	return &c
+}
+
+// perCaller reports whether the gateway reads the backend's lists with the callers' tokens.
+func (b *backend) perCaller() bool {
+	_, fixed := b.Headers["Authorization"]
+	return b.ForwardToken && !fixed && b.OAuth == nil
+}
+
+// maxViews limits how many callers' views of a backend are kept. A new view replaces the one that has been unused for longest.
+const maxViews = 256
+
+// callers has a backend's views by caller.
+type callers struct {
+	mu   sync.Mutex
+	kept map[viewer]*view
+}
+
+// viewer identifies the caller of a view: the principal and its token, because another token of the same principal may have other
+// permissions (2026-07-28, Caching, Cache Scope).
+type viewer struct {
+	workspace, principal string
+	token                [sha256.Size]byte
+}
+
+// viewFor returns the client's view of the backend.
+func (b *backend) viewFor(ctx context.Context, c api.Client) *view {
+	if !b.perCaller() {
+		return b.view
+	}
+	v, old := b.callers.of(b, c)
+	if old != nil {
+		old.leave(ctx)
+	}
+	return v
+}
+
+func (cs *callers) of(b *backend, c api.Client) (v, old *view) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	key := viewer{c.Principal.Workspace, c.Principal.ID, sha256.Sum256([]byte(c.Token))}
+	if v = cs.kept[key]; v == nil {
+		if len(cs.kept) >= maxViews {
+			old = cs.evict()
+		}
+		if cs.kept == nil {
+			cs.kept = map[viewer]*view{}
+		}
+		v = newView(b, c.Token)
+		cs.kept[key] = v
+	}
+	v.used = time.Now()
+	return v, old
+}
+
+// evict removes the view that has been unused for longest. The caller holds the lock.
+func (cs *callers) evict() *view {
+	var oldest viewer
+	for key, v := range cs.kept {
+		if found := cs.kept[oldest]; found == nil || v.used.Before(found.used) {
+			oldest = key
+		}
+	}
+	v := cs.kept[oldest]
+	delete(cs.kept, oldest)
+	return v
+}
+
+// views returns all views of the backend.
+func (b *backend) views() []*view {
+	b.callers.mu.Lock()
+	defer b.callers.mu.Unlock()
+	return append(slices.Collect(maps.Values(b.callers.kept)), b.view)
+}
+
+// leave ends the gateway's session that the view uses.
+func (v *view) leave(ctx context.Context) {
+	info, _ := v.info.Peek()
+	if info == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
+	defer cancel()
+	v.of.end(ctx, v.token, info.own())
+}
