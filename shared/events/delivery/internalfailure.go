@@ -39,23 +39,12 @@ func pageDelay(retries int) time.Duration {
 	return min(retryPage<<min(retries-1, 10), queue.MaxDelay)
 }
 
-// renewAfter is how often a message of a newer version is received before a copy takes its place. These receives take six days.
-// SQS would move the message to the dead queue after [queue.MaxReceives], and delete it after 14 days.
-const renewAfter = queue.MaxReceives * 3 / 4
-
 // rejected handles a message that cannot be decoded, and reports whether the message is done. It dead-letters the message,
 // unless a newer program wrote it. That one stays in its queue for a newer process, or a copy of it does.
 func (d *Dispatcher) rejected(ctx context.Context, q queue.Name, m queue.Message, reason error) bool {
 	if task.Newer(reason) {
 		d.log().WarnContext(ctx, "newer message left in queue", "queue", q, "message", m.ID)
-		if m.Received < renewAfter {
-			return false
-		}
-		err := d.Queue.Send(ctx, q, queue.Outgoing{Body: m.Body, Group: m.Group})
-		if err != nil {
-			d.log().ErrorContext(ctx, "newer message not renewed", "queue", q, "message", m.ID, "error", err)
-		}
-		return err == nil
+		return task.Renew(ctx, d.Queue, q, m)
 	}
 	d.log().ErrorContext(ctx, "message dead-lettered", "queue", q, "message", m.ID, "error", reason)
 	err := d.Queue.Send(ctx, queue.Dead, queue.NewDeadLetter(q, m, fault.Public(reason), nil, d.now()))

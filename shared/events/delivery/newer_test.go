@@ -2,11 +2,12 @@ package delivery
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
-
-	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 )
 
 // SQS would move a message to the dead queue after 1,000 receives, and delete it after 14 days.
@@ -17,10 +18,10 @@ func TestAMessageOfANewerVersionDoesNotReachTheLimitOfReceives(t *testing.T) {
 		left     bool
 		copies   int
 	}{
-		"AWS-06 given a newer message, when it was received seldom, then it stays":                               {renewAfter - 1, false, true, 0},
-		"AWS-06 given a newer message, when it was received often, then a copy takes its place":                  {renewAfter, false, false, 1},
-		"AWS-06 given a newer message that was received often, when the copy cannot be sent, then it stays":      {renewAfter, true, true, 0},
-		"AWS-06 given a newer message of which sending a copy failed before, then the next receive sends a copy": {renewAfter + 1, false, false, 1},
+		"AWS-06 given a newer message, when it was received seldom, then it stays":                               {task.RenewAfter - 1, false, true, 0},
+		"AWS-06 given a newer message, when it was received often, then a copy takes its place":                  {task.RenewAfter, false, false, 1},
+		"AWS-06 given a newer message that was received often, when the copy cannot be sent, then it stays":      {task.RenewAfter, true, true, 0},
+		"AWS-06 given a newer message of which sending a copy failed before, then the next receive sends a copy": {task.RenewAfter + 1, false, false, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -50,41 +51,55 @@ func TestAMessageOfANewerVersionDoesNotReachTheLimitOfReceives(t *testing.T) {
 	}
 }
 
-// After 1,000 receives, SQS moves an event to the dead-letter queue of the events queue, from which retry files dead letters.
-func TestAnEventOfANewerVersionGoesBackToItsQueue(t *testing.T) {
+func TestFanoutRenewsANewerEventAndHandlesTheLaterOnes(t *testing.T) {
 	for name, c := range map[string]struct {
-		body    string
-		broken  bool // the queue accepts no message
-		failed  []string
-		copies  int
-		letters int
+		received int
+		broken   bool // the events queue accepts no message
+		left     bool // both events
 	}{
-		"AWS-06 given a newer event that was moved, when retry reads it, then it goes back to the events queue": {`{"v":99}`, false, nil, 1, 0},
-		"AWS-06 given that the events queue accepts nothing, then the event stays where SQS moved it":           {`{"v":99}`, true, []string{"moved"}, 0, 0},
-		"AWS-06 given an event that no version reads, then it is a dead letter":                                 {`no event`, false, nil, 0, 1},
+		"AWS-06 given a newer event, when it was received seldom, then it and the later event of its group stay":             {task.RenewAfter - 1, false, true},
+		"AWS-06 given a newer event, when it was received often, then a copy replaces it and the later event is delivered":   {task.RenewAfter, false, false},
+		"AWS-06 given a newer event that was received often, when the copy cannot be sent, then it and the later event stay": {task.RenewAfter, true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
-			o := r.operations()
-			o.Deliveries.Queue = &watched{Sender: o.Deliveries.Queue, broken: c.broken}
-			m := message("moved", c.body)
-			m.From, m.Group, m.Received, m.Sent = queue.Events, "group", queue.MaxReceives, r.now
-			failed, err := o.File(t.Context(), []queue.Message{m})
-			if err != nil || !slices.Equal(failed, c.failed) {
-				t.Errorf("got failed %v and error %v, want failed %v", failed, err, c.failed)
+			r.register("event://ci/build-finished")
+			r.publish("evt_newer", "evt_behind")
+			batch := r.queues[queue.Events]
+			for i := range batch {
+				batch[i].Group, batch[i].Received = "ci", c.received
 			}
-			copies := r.queues[queue.Events]
-			if len(copies) != c.copies {
-				t.Fatalf("got %d messages in the events queue, want %d", len(copies), c.copies)
+			batch[0].Body = []byte(strings.Replace(string(batch[0].Body), `"v":1`, `"v":99`, 1))
+			var left []string
+			if c.left {
+				left = []string{batch[0].ID, batch[1].ID}
 			}
-			for _, got := range copies {
-				if string(got.Body) != c.body || got.Group != "group" {
-					t.Errorf("got %s in group %q, want the same body in group \"group\"", got.Body, got.Group)
+			var copies []queue.Message
+			for range 2 { // the process dies before the queue deletes the events, so they are received again
+				r.queues[queue.Events] = slices.Clone(batch)
+				failed, err := r.fanOut(func(f *fanout.Fanout) { f.Queue = &watched{Sender: f.Queue, broken: c.broken} })
+				if err != nil || !slices.Equal(failed, left) {
+					t.Errorf("got failed %v and error %v, want failed %v", failed, err, left)
 				}
+				copies = append(copies, r.queues[queue.Events]...)
 			}
-			letters, _, err := o.Letters(t.Context(), "default", deadletter.LetterQuery{}, "", 10)
-			if err != nil || len(letters) != c.letters {
-				t.Errorf("got dead letters %v and error %v, want %d", letters, err, c.letters)
+			if got, want := posted(r)["evt_behind"] > 0, !c.left; got != want {
+				t.Errorf("got the later event delivered: %v, want %v", got, want)
+			}
+			if n := len(r.queues[queue.Dead]); n > 0 {
+				t.Errorf("got %d dead letters, want none", n)
+			}
+			if c.left {
+				if len(copies) > 0 {
+					t.Errorf("got %d copies, want none", len(copies))
+				}
+				return
+			}
+			if len(copies) != 2 || copies[0].Dedup == "" || copies[0].Dedup != copies[1].Dedup {
+				t.Fatalf("got copies %+v, want one of each receive, both with one deduplication id", copies)
+			}
+			if got := copies[0]; string(got.Body) != string(batch[0].Body) || got.Group != "ci" {
+				t.Errorf("got a copy %s of group %q, want the same body and group \"ci\"", got.Body, got.Group)
 			}
 		})
 	}

@@ -218,8 +218,8 @@ func pageTasks(groups []*uriBatch, headers map[headerID]int) (tasks []queue.Outg
 
 // group sorts a batch by workspace and URI. It returns the errors of the messages that cannot be handled, by message.
 //
-// A message of a newer version stays on the queue, and so do all later messages of its FIFO group. The queue redelivers
-// them with it, so handling them now would repeat their webhooks at each receive.
+// A message of a newer version stays on the queue until [task.Renew] replaces it, and so do all later messages of its FIFO
+// group. The queue redelivers them with it, so handling them now would repeat their webhooks at each receive.
 func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.Spans) (groups []*uriBatch, errs map[string]error) {
 	type id struct{ workspace, uri string }
 	byURI := map[id]*uriBatch{}
@@ -233,6 +233,9 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.
 			continue
 		}
 		e, err := task.DecodeEvent(m)
+		if task.Newer(err) && task.Renew(ctx, f.Queue, queue.Events, m) {
+			continue
+		}
 		var g *uriBatch
 		if err == nil {
 			if g = byURI[id{e.Workspace, e.URI}]; g == nil || g.entry.Name != e.Name {

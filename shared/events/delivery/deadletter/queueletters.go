@@ -62,11 +62,7 @@ func (o *Operations) file(ctx context.Context, m queue.Message) error {
 	moved := err != nil || l.Queue == "" // by its queue, as it was
 	if moved {
 		if m.From == queue.Events {
-			e, err := task.DecodeEvent(m)
-			if task.Newer(err) {
-				return o.returnNewer(ctx, m)
-			}
-			if err == nil {
+			if e, err := task.DecodeEvent(m); err == nil {
 				m.Sent = e.Published // SQS stamps it anew when it moves a message of a FIFO queue
 			}
 		}
@@ -92,14 +88,6 @@ func (o *Operations) file(ctx context.Context, m queue.Message) error {
 		o.Metrics.DeadLettered(string(l.Queue), 1)
 	}
 	return nil
-}
-
-// returnNewer sends an event of a newer version back to the events queue, where it waits for a newer fanout. SQS moved it
-// after 1,000 receives, which take ten days. The later events of its URI have passed it since, so the end of its group is
-// the right place. Its version is one that publish, which this program would pass it through otherwise, cannot decode either.
-func (o *Operations) returnNewer(ctx context.Context, m queue.Message) error {
-	err := o.Deliveries.Queue.Send(ctx, queue.Events, queue.Outgoing{Body: m.Body, Group: m.Group})
-	return fault.Wrap(fault.Unavailable, err, "return an event of a newer version to its queue")
 }
 
 // origin is the queue that a message without a letter is of, and why it is dead. SQS says from where it moved one. What

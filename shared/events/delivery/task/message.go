@@ -4,10 +4,12 @@ package task
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"strings"
 	"time"
@@ -139,6 +141,30 @@ func Decode[T any](body []byte, version func(T) int) (T, error) {
 // Newer reports whether a message cannot be decoded because a newer program wrote it. No handler dead-letters such a
 // message. It stays in its queue and is redelivered until a newer program handles it.
 func Newer(err error) bool { return fault.KindOf(err) == fault.Unavailable }
+
+// RenewAfter is how often a message of a newer version is received before a copy replaces it. These receives take six days.
+const RenewAfter = queue.MaxReceives * 3 / 4
+
+// Renew replaces a message of a newer version by a copy when it has been received [RenewAfter] times, because the queue
+// dead-letters it after [queue.MaxReceives] receives and SQS deletes it after 14 days. It reports whether the copy was
+// sent. If so, the caller must accept the message.
+//
+// On a FIFO queue the copy goes to the end of its group. This gives up the place of the newer message, so that the later
+// messages of its group no longer wait for it.
+func Renew(ctx context.Context, s queue.Sender, q queue.Name, m queue.Message) bool {
+	if m.Received < RenewAfter {
+		return false
+	}
+	out := queue.Outgoing{Body: m.Body, Group: m.Group}
+	if q.FIFO() {
+		out.Dedup = "newer-" + m.ID // a process that dies before the queue deletes the message leads to a second copy
+	}
+	if err := s.Send(ctx, q, out); err != nil {
+		slog.ErrorContext(ctx, "newer message not renewed", "queue", q, "message", m.ID, "error", err)
+		return false
+	}
+	return true
+}
 
 // Sizes of pages and of the tree (design: the page is the first attempt).
 const (
