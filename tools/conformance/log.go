@@ -13,7 +13,7 @@ import (
 // module is the path of the module, with a slash.
 const module = "github.com/mcp-events/mcpevents/"
 
-// state is how a test ended. The order is that of severity.
+// state is the result of a test. Larger values are worse.
 type state int
 
 const (
@@ -30,9 +30,8 @@ type test struct {
 	state state
 }
 
-// readLog reads the output of "go test -json". A test that began and never
-// ended, because its package panicked or ran out of time, has failed. Of one that
-// ran more than once the last run counts.
+// readLog reads the output of "go test -json". A test that started but did not end, because its package panicked or timed
+// out, counts as failed. If a test ran more than once, the last run counts.
 func readLog(r io.Reader) ([]test, error) {
 	type key struct{ pkg, name string }
 	running := map[key]int{}
@@ -54,7 +53,7 @@ func readLog(r io.Reader) ([]test, error) {
 				case "pass", "fail", "skip":
 					i, ok := running[k]
 					if !ok {
-						return nil, fmt.Errorf("%s ended without having begun", l.Test)
+						return nil, fmt.Errorf("the log contains the end of %s but not its start", l.Test)
 					}
 					tests[i].state = map[string]state{"pass": passed, "fail": failed, "skip": skipped}[l.Action]
 				case "output":
@@ -73,7 +72,7 @@ func readLog(r io.Reader) ([]test, error) {
 	}
 }
 
-// forget takes the names of a test, its subtests and those of other languages that it ran.
+// forget removes the results of a test, its subtests, and the tests in other languages that it ran.
 func forget(tests []test, pkg, name string) {
 	for i, t := range tests {
 		if rest, ok := strings.CutPrefix(t.name, name); ok && t.pkg == pkg && (rest == "" || rest[0] == '/' || rest[0] == ':') {

@@ -1,12 +1,11 @@
-// Command conformance writes the table of what the software is asked to do and
-// which tests show it.
+// Command conformance writes the table of requirements and the tests that show them.
 //
 //	go run ./tools/conformance -requirements docs/requirements.tsv -log build/test.json -out docs/conformance.md
 //
-// A test shows a requirement when its name carries the number (TestX/WHK-02_…,
-// TestWHK02…) or the comment of its function does; tests of other languages are found by their titles in the
-// output of the Go test that runs them. A number without a test is open. A third column of the requirements says
-// what the tests do not show; such a number is at best passed in part.
+// A test shows a requirement if its name contains the number (TestX/WHK-02_…, TestWHK02…) or the comment of its function
+// does. Tests in other languages are found by their titles in the output of the Go test that runs them. A requirement without
+// a test is open. An optional third column of the requirements names the parts that the tests do not show. Such a
+// requirement is at best passed in part.
 package main
 
 import (
@@ -17,7 +16,7 @@ import (
 )
 
 func main() {
-	requirements := flag.String("requirements", "docs/requirements.tsv", "numbers, what each asks and what its tests do not show, separated by tabs")
+	requirements := flag.String("requirements", "docs/requirements.tsv", "file with one requirement per line: number, text and, optionally, the parts that its tests do not show, separated by tabs")
 	log := flag.String("log", "build/test.json", "output of go test -json")
 	out := flag.String("out", "docs/conformance.md", "the table to write")
 	flag.Parse()

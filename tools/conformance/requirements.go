@@ -17,16 +17,15 @@ type group struct {
 type requirement struct {
 	number string // WHK-02
 	asks   string
-	// missing says what of it the tests that carry the number do not show; empty is
-	// nothing. A requirement with something missing is never passed.
+	// missing names the parts of the requirement that its tests do not show. If it is not empty, the requirement is never
+	// fully passed.
 	missing string
 }
 
 var number = regexp.MustCompile(`^[A-Z]{3}-[0-9]{2}$`)
 
-// readRequirements reads lines of a number, a tab and a sentence, and where
-// something is missing another tab and what. A line that begins with "# " is the
-// heading of what follows.
+// readRequirements reads lines with a number, a tab and a sentence. Another tab and a sentence about the missing parts may
+// follow. A line that begins with "# " is the heading of the next group.
 func readRequirements(r io.Reader) ([]group, error) {
 	var groups []group
 	seen := map[string]bool{}
@@ -43,11 +42,11 @@ func readRequirements(r io.Reader) ([]group, error) {
 		id, asks, ok := strings.Cut(text, "\t")
 		switch {
 		case !ok || !number.MatchString(id) || strings.TrimSpace(asks) == "":
-			return nil, fmt.Errorf("line %d is not a number, a tab and a sentence", n)
+			return nil, fmt.Errorf("line %d: want a number, a tab and a sentence", n)
 		case seen[id]:
-			return nil, fmt.Errorf("line %d: %s stands there twice", n, id)
+			return nil, fmt.Errorf("line %d: %s is defined twice", n, id)
 		case len(groups) == 0:
-			return nil, fmt.Errorf("line %d stands before the first heading", n)
+			return nil, fmt.Errorf("line %d: want a heading before the first requirement", n)
 		}
 		seen[id] = true
 		asks, missing, _ := strings.Cut(asks, "\t")

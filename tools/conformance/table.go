@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// maxShown is how many tests a row names.
+// maxShown is the number of tests that a row names.
 const maxShown = 6
 
 type summary struct{ passed, partly, failed, open int }
@@ -22,8 +22,7 @@ type shows struct {
 	state state
 }
 
-// write makes the document. It holds neither times nor dates, so that it changes
-// only with what it says.
+// write renders the page. The page has no times or dates, so that it changes only when a result changes.
 func write(groups []group, tests []test) ([]byte, summary) {
 	rows := collect(groups, tests)
 	var body bytes.Buffer
@@ -49,8 +48,7 @@ no test carries it. What the tests do not show of a row stands beside its state.
 	return out.Bytes(), sum
 }
 
-// add counts the row and returns its state. What is missing keeps a row from being
-// passed and is shown in every other state, too.
+// add counts the row and returns its state. A row with missing parts is never passed. Its state always names them.
 func (s *summary) add(r requirement, row []shows) string {
 	state := ""
 	switch {

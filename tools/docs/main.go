@@ -2,9 +2,8 @@
 //
 //	go run ./tools/docs
 //
-// Whether the commands of the pages are commands of mcpevents is a test of cmd/mcpevents;
-// whether those of the tutorial work is one of test/docs, and whether the reference is complete
-// one of tools/reference.
+// Other tests check the rest: cmd/mcpevents checks that the commands in the pages exist, test/docs runs the commands of the
+// tutorial, and tools/reference checks that the reference is complete.
 package main
 
 import (
@@ -37,7 +36,7 @@ func main() {
 }
 
 func run(root string) ([]string, error) {
-	names, err := tracked(root)
+	names, err := listPages(root)
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +44,7 @@ func run(root string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := checker{root: root, targets: targets(string(makefile)), pages: map[string]*page.Page{}}
+	c := checker{root: root, targets: findTargets(string(makefile)), pages: map[string]*page.Page{}}
 	for _, name := range names {
 		if err := c.page(name); err != nil {
 			return nil, err
@@ -54,8 +53,8 @@ func run(root string) ([]string, error) {
 	return c.faults, nil
 }
 
-// tracked are the pages under version control, and those about to be.
-func tracked(root string) ([]string, error) {
+// listPages returns the pages that are under version control or could be added to it.
+func listPages(root string) ([]string, error) {
 	cmd := exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", "*.md")
 	cmd.Dir = root
 	out, err := cmd.Output()
@@ -71,8 +70,8 @@ func tracked(root string) ([]string, error) {
 	return names, nil
 }
 
-// targets are those of the Makefile.
-func targets(makefile string) []string {
+// findTargets returns the targets of the Makefile.
+func findTargets(makefile string) []string {
 	var all []string
 	for _, m := range regexp.MustCompile(`(?m)^([a-z][a-z-]*):`).FindAllStringSubmatch(makefile, -1) {
 		all = append(all, m[1])
@@ -103,7 +102,7 @@ func (c *checker) read(name string) (*page.Page, error) {
 // makes finds make targets in running text and in commands.
 var makes = regexp.MustCompile("(?m)(?:^|`|&& |; )make ([a-z][a-z-]*)")
 
-// places finds paths of the repository that stand as code.
+// places finds paths of the repository in code quotes.
 var places = regexp.MustCompile("`((?:bench|cmd|docs|examples|functions|localstack|shared|test|tools)/[A-Za-z0-9_./-]*[A-Za-z0-9_])`")
 
 func (c *checker) page(name string) error {
@@ -128,7 +127,7 @@ func (c *checker) page(name string) error {
 				c.fault(name, n, "the Makefile has no target %s", m[1])
 			}
 		}
-		if name == "CHANGELOG.md" { // tells of what was
+		if name == "CHANGELOG.md" { // may name paths that existed earlier
 			continue
 		}
 		for _, m := range places.FindAllStringSubmatch(line, -1) {
@@ -136,7 +135,7 @@ func (c *checker) page(name string) error {
 				continue // methods of MCP
 			}
 			if _, err := os.Stat(filepath.Join(c.root, m[1])); err != nil {
-				c.fault(name, n, "there is no %s", m[1])
+				c.fault(name, n, "the path %s does not exist", m[1])
 			}
 		}
 	}

@@ -49,7 +49,7 @@ func TestEachKindOfFaultIsFound(t *testing.T) {
 		{"![a](gone.svg)", "docs/page.md:1: there is no gone.svg"},
 		{"```\nmake gone\n```", "docs/page.md:2: the Makefile has no target gone"},
 		{"run `make gone`", "docs/page.md:1: the Makefile has no target gone"},
-		{"see `shared/gone.go`", "docs/page.md:1: there is no shared/gone.go"},
+		{"see `shared/gone.go`", "docs/page.md:1: the path shared/gone.go does not exist"},
 	} {
 		if err := os.WriteFile(filepath.Join(root, "docs/page.md"), []byte(tc.text), 0o644); err != nil {
 			t.Fatal(err)

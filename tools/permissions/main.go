@@ -54,7 +54,7 @@ func (l *list) UnmarshalYAML(n *yaml.Node) error {
 func main() {
 	template := flag.String("template", "template.yaml", "the deployment template")
 	out := flag.String("out", "docs/permissions.md", "the page to write")
-	check := flag.Bool("check", false, "write nothing, and fail if the page is not up to date")
+	check := flag.Bool("check", false, "fail if the page is not up to date, instead of writing it")
 	calls := flag.String("calls", "", "file with the calls that tests recorded; fail if a permission is neither among them nor needed by the code")
 	flag.Parse()
 	if err := run(*template, *out, *check, *calls); err != nil {
@@ -232,29 +232,29 @@ func render(functions map[string][]statement) []byte {
 	for _, id := range sorted(functions) {
 		fmt.Fprintf(&b, "\n## %s\n\n| purpose | permissions | resource | condition |\n|---|---|---|---|\n", id)
 		for _, st := range functions[id] {
-			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", words(st.Sid), strings.Join(st.Action, ", "), strings.Join(st.Resource, ", "), st.only())
+			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", splitWords(st.Sid), strings.Join(st.Action, ", "), strings.Join(st.Resource, ", "), st.conditions())
 		}
 	}
 	return b.Bytes()
 }
 
-// only are the conditions of a statement.
-func (st statement) only() string {
-	var only []string
+// conditions returns the statement's conditions as text.
+func (st statement) conditions() string {
+	var all []string
 	for _, operator := range sorted(st.Condition) {
 		for _, key := range sorted(st.Condition[operator]) {
 			values := make([]string, len(st.Condition[operator][key]))
 			for i, v := range st.Condition[operator][key] {
 				values[i] = "`" + v + "`"
 			}
-			only = append(only, strings.TrimPrefix(key, "dynamodb:")+" "+strings.Join(values, ", "))
+			all = append(all, strings.TrimPrefix(key, "dynamodb:")+" "+strings.Join(values, ", "))
 		}
 	}
-	return strings.Join(only, "; ")
+	return strings.Join(all, "; ")
 }
 
-// words are those of a name such as ReadCatalogAndConfig.
-func words(name string) string {
+// splitWords splits a name into lower-case words. For example, ReadCatalogAndConfig becomes "read catalog and config".
+func splitWords(name string) string {
 	var b strings.Builder
 	for i, r := range name {
 		if unicode.IsUpper(r) && i > 0 {

@@ -9,7 +9,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// sender is what the policy of a queue lets a service do, on a condition of the template.
+// sender is a statement of a queue's policy that lets a service send messages, with the template's condition for it.
 type sender struct {
 	statement
 	when, service string
@@ -69,7 +69,7 @@ func renderSenders(senders []sender) []byte {
 	b.WriteString("\n## AWS services and publishers\n\nWhat the policies of queues allow AWS services and other principals, which the parameters `Source…` and `PublisherArns` name. " +
 		"Without these no queue has a policy.\n\n| condition | sender | may | on | only from |\n|---|---|---|---|---|\n")
 	for _, s := range senders {
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", "`"+s.when+"`", s.service, strings.Join(s.Action, ", "), strings.Join(s.Resource, ", "), s.only())
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", "`"+s.when+"`", s.service, strings.Join(s.Action, ", "), strings.Join(s.Resource, ", "), s.conditions())
 	}
 	return b.Bytes()
 }

@@ -56,7 +56,7 @@ func TestTheLogReferenceIsComplete(t *testing.T) {
 	}
 }
 
-// TestTheMetricsReferenceIsComplete: The metrics are those of [metric.Table], and the constants called Metric….
+// TestTheMetricsReferenceIsComplete compares the page with [metric.Table] and with the constants whose names begin with Metric.
 func TestTheMetricsReferenceIsComplete(t *testing.T) {
 	found := map[string]bool{}
 	for _, f := range sources(t) {
@@ -85,7 +85,7 @@ func TestTheMetricsReferenceIsComplete(t *testing.T) {
 	}
 }
 
-// rows are the rows of the tables below a heading of a page, by the text in their first cell.
+// rows returns the rows of the tables below a heading of a page, by the text in their first cell.
 func rows(t *testing.T, page, heading string) map[string][]string {
 	t.Helper()
 	text, err := os.ReadFile(page)
@@ -120,7 +120,7 @@ func rows(t *testing.T, page, heading string) map[string][]string {
 	return all
 }
 
-// messages are the log messages of the product's code with their levels.
+// messages returns the log messages of the product's code with their levels.
 func messages(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}

@@ -1,5 +1,5 @@
-// Command sources writes the part of docs/reference/sources.md about the ready-made sources: what
-// shared/events/source/ready has.
+// Command sources generates the part of docs/reference/sources.md that describes the ready-made sources of package
+// shared/events/source/ready.
 package main
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/source/ready"
 )
 
-// What is generated stands between these lines.
+// These lines enclose the generated part.
 const (
 	begin = "<!-- generated: go run ./tools/sources -->\n"
 	end   = "<!-- end -->\n"
@@ -25,7 +25,7 @@ const (
 
 func main() {
 	page := flag.String("page", "docs/reference/sources.md", "the page to write")
-	check := flag.Bool("check", false, "write nothing, and fail if the page is not up to date")
+	check := flag.Bool("check", false, "fail if the page is not up to date, instead of writing it")
 	flag.Parse()
 	if err := run(*page, *check); err != nil {
 		fmt.Fprintln(os.Stderr, "sources:", err)
@@ -34,11 +34,11 @@ func main() {
 }
 
 func run(page string, check bool) error {
-	have, err := os.ReadFile(page)
+	got, err := os.ReadFile(page)
 	if err != nil {
 		return err
 	}
-	before, rest, found := bytes.Cut(have, []byte(begin))
+	before, rest, found := bytes.Cut(got, []byte(begin))
 	_, after, ended := bytes.Cut(rest, []byte(end))
 	if !found || !ended {
 		return fmt.Errorf("%s has no lines %q and %q", page, strings.TrimSpace(begin), strings.TrimSpace(end))
@@ -49,15 +49,15 @@ func run(page string, check bool) error {
 	}
 	want := slices.Concat(before, []byte(begin), part, []byte(end), after)
 	switch {
-	case bytes.Equal(have, want):
+	case bytes.Equal(got, want):
 		return nil
 	case check:
-		return fmt.Errorf("%s is not what shared/events/source/ready says (go run ./tools/sources)", page)
+		return fmt.Errorf("%s is out of date; run go run ./tools/sources", page)
 	}
 	return os.WriteFile(page, want, 0o644)
 }
 
-// source is what the page says about one in a configuration.
+// source is the part of a source's configuration that the page shows.
 type source struct {
 	Name, From string
 	Verify     struct {
@@ -126,7 +126,7 @@ func (s source) secret() string {
 	return "`" + s.Verify.Scheme + "`, `" + strings.Join(s.Verify.Secrets, "`, `") + "`"
 }
 
-// arguments are what a subscriber can choose by.
+// arguments returns the filter arguments of an event type, as a list for a table cell.
 func arguments(e *catalog.Entry) string {
 	var all []string
 	for _, name := range slices.Sorted(maps.Keys(e.Filters)) {

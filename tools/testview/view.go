@@ -26,7 +26,7 @@ const maxKept = 1 << 20
 
 type counts struct{ passed, failed, skipped int }
 
-// viewer keeps the output of what still runs.
+// viewer keeps the output of running tests and prints that of failed ones.
 type viewer struct {
 	out    io.Writer
 	tests  map[string]*strings.Builder // by package and test

@@ -1,5 +1,5 @@
-// Package page reads the Markdown of the documentation as its checks need it: headings,
-// links and fenced blocks. It knows the Markdown that is used here, not all there is.
+// Package page reads headings, links and fenced blocks of a Markdown page. It supports only the subset of Markdown that the
+// documentation uses.
 package page
 
 import (
@@ -13,11 +13,11 @@ type Page struct {
 	Path   string
 	Blocks []Block
 	Links  []Link
-	// Anchors are what a link may name after the #.
+	// Anchors contains the anchors of the headings, which a link can name after the #.
 	Anchors map[string]bool
 }
 
-// Block is what stands between two fences.
+// Block is a fenced block.
 type Block struct {
 	// Info is the text after the opening fence: the language, and words for the tests.
 	Info string
@@ -25,13 +25,13 @@ type Block struct {
 	Line int
 }
 
-// Language is the first word of the block's info.
+// Language returns the first word of the block's info.
 func (b Block) Language() string {
 	language, _, _ := strings.Cut(b.Info, " ")
 	return language
 }
 
-// Is reports whether a word stands behind the language.
+// Is reports whether the block's info has the word after the language.
 func (b Block) Is(word string) bool {
 	_, words, _ := strings.Cut(b.Info, " ")
 	for w := range strings.FieldsSeq(words) {
@@ -51,7 +51,7 @@ type Link struct {
 var (
 	links = regexp.MustCompile(`\]\(([^()\s]+)\)|\bsrc="([^"]+)"`)
 	code  = regexp.MustCompile("`[^`]*`")
-	// dropped is what GitHub leaves out of an anchor.
+	// dropped matches the characters that GitHub omits from an anchor.
 	dropped = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
 	text    = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
 )
@@ -85,14 +85,13 @@ func Read(path string) (*Page, error) {
 	return p, nil
 }
 
-// Anchor is the name that GitHub gives a heading.
+// Anchor returns the anchor that GitHub gives to a heading.
 func Anchor(title string) string {
 	title = text.ReplaceAllString(strings.TrimSpace(title), "$1")
 	return strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(title), ""), " ", "-")
 }
 
-// Commands are the lines of a block of shell, with continued lines joined and comments
-// and the texts of here-documents left out.
+// Commands returns the commands of a shell block. It joins continued lines, and omits comments and here-documents.
 func (b Block) Commands() []string {
 	var all []string
 	var open, until string
