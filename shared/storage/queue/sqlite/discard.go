@@ -131,5 +131,5 @@ func (d *discarding) Done(err error) {
 	mq := d.queue
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
-	mq.total, mq.delayed = mq.total-d.n, mq.delayed-d.n
+	mq.window.counts[placeDelayed] -= d.n
 }

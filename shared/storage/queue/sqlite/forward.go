@@ -67,11 +67,12 @@ func (q *Queues) Forward(ctx context.Context, name queue.Name, msgs ...queue.Out
 func (mq *memoryQueue) forward(f *forwarding, msgs []queue.Outgoing, size int) bool {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
-	if mq.loaded != mq.newest || mq.resident+len(msgs) > mq.q.opts.MaxReady || mq.bytes+size > mq.q.opts.MaxBytes {
+	w := &mq.window
+	if !w.complete() || !w.fits(len(msgs), size) {
 		return false
 	}
 	for i := range msgs {
-		if mq.mustSpill(msgs[i].Group) {
+		if w.mustSpill(msgs[i].Group) {
 			return false
 		}
 	}
@@ -79,12 +80,11 @@ func (mq *memoryQueue) forward(f *forwarding, msgs []queue.Outgoing, size int) b
 	f.open.Store(int64(len(msgs)))
 	for i := range msgs {
 		m := &message{
-			id: mq.lastID.Add(1), group: msgs[i].Group, body: bytes.Clone(msgs[i].Body), sent: sent, forwarded: f,
+			id: mq.lastID.Add(1), group: msgs[i].Group, body: bytes.Clone(msgs[i].Body), sent: sent, row: rowAwaited, forwarding: f,
 		}
 		f.msgs = append(f.msgs, m)
-		mq.unloaded[m.id] = m.group
-		mq.total++
-		mq.add(m)
+		w.counts[m.place]++
+		w.addEarly(m)
 	}
 	mq.wakeWorker()
 	return true
@@ -102,8 +102,10 @@ func (f *forwarding) Apply(tx *engine.Tx) error {
 	mq := f.queue
 	for _, m := range f.msgs {
 		mq.mu.Lock()
-		accepted, received, body := m.accepted, m.received, m.body
-		m.hasRow = !accepted
+		accepted, received, body := m.place == placeAccepted, m.received, m.body
+		if !accepted {
+			m.row = rowWriting
+		}
 		mq.mu.Unlock()
 		if accepted {
 			continue
@@ -134,20 +136,13 @@ func (f *forwarding) Done(err error) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
 	for _, m := range f.msgs {
-		if m.forwarded != nil {
-			m.forwarded, m.bare, f.err = nil, err != nil, err
+		if m.place != placeAccepted {
+			m.row = rowWritten
+			if err != nil {
+				m.row, f.err = rowFailed, err
+			}
 			f.closeOne()
 		}
-		mq.pass(m)
-	}
-}
-
-// pass records a message in memory whose row [memoryQueue.load] has not read. If all rows before it are in memory too,
-// load need not read it.
-func (mq *memoryQueue) pass(m *message) {
-	if mq.loaded == mq.newest {
-		mq.newest = max(mq.newest, m.id)
-		mq.loaded = mq.newest
-		delete(mq.unloaded, m.id)
+		mq.window.pass(m)
 	}
 }

@@ -162,8 +162,8 @@ func TestForwardedMessages(t *testing.T) {
 			n := rowsOf(t, q, queue.Deliveries)
 			mq.mu.Lock()
 			defer mq.mu.Unlock()
-			if n != 0 || len(mq.unloaded) != 0 {
-				t.Errorf("%d rows are left, %d are remembered", n, len(mq.unloaded))
+			if n != 0 || len(mq.window.early) != 0 {
+				t.Errorf("%d rows are left, %d are remembered", n, len(mq.window.early))
 			}
 		})
 	})

@@ -146,6 +146,9 @@ func (r *ready) take(n, perGroup, bytes int) (batch []*message) {
 // pushFront returns messages of one group to its front. On a FIFO queue the group
 // stays locked.
 func (r *ready) pushFront(name string, msgs ...*message) {
+	if len(msgs) == 0 {
+		return
+	}
 	g := r.group(name)
 	was := g.ready.len()
 	g.ready.pushFront(msgs...)
@@ -167,23 +170,20 @@ func (r *ready) handle(g *group) *message {
 	return m
 }
 
-// left is called when a message has left its handler.
-func (r *ready) left(m *message) {
+// release takes a message out of its handler.
+func (r *ready) release(m *message) {
+	g := r.groups[m.group]
 	r.handled -= m.handled
-	if g := r.groups[m.group]; g != nil {
-		g.handled -= m.handled
-	}
+	g.handled -= m.handled
 	m.handled = 0
-}
-
-// settled is called when a message of a group of a standard queue has left its handler.
-func (r *ready) settled(name string) {
-	g := r.groups[name]
+	if r.fifo {
+		return // the group stays locked
+	}
 	if g.busy--; g.bounded {
 		g.bounded = false
 		r.ring.push(g)
 	} else if g.busy == 0 && g.ready.len() == 0 {
-		delete(r.groups, name)
+		delete(r.groups, m.group)
 	}
 }
 

@@ -6,34 +6,32 @@ import (
 	"math"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
 const (
-	// readStep and readBytes bound what one read of the file brings into memory.
-	readStep  = 500
-	readBytes = 8 << 20
-	// sleep is how long the pump sleeps when nothing is due. It is also how often old deduplication ids are removed
+	// maxSleep is how long the pump sleeps when nothing is due. It is also how often old deduplication ids are removed
 	// from the file.
-	sleep = time.Minute
+	maxSleep = time.Minute
+	// maxUntilDue is the longest time until a delayed row is due, with a reserve for small corrections of the clock. A row
+	// that is due later was written before the clock was set back, and is due now.
+	maxUntilDue = queue.MaxDelay + time.Minute
 )
 
-// pump is the timer of a queue. It ends back-offs, reads delayed messages that are due and messages for which memory had
-// no room, and retries writes that failed.
+// pump is the timer of a queue. It ends back-offs and delays, reads rows for which the window has room, and repeats
+// writes that failed.
 func (mq *memoryQueue) pump() {
-	timer := time.NewTimer(sleep)
+	timer := time.NewTimer(maxSleep)
 	defer timer.Stop()
 	var forgotten time.Time
-	for pause := time.Duration(0); mq.rest(timer, pause); {
+	for pause := time.Duration(0); mq.sleep(timer, pause); {
 		mq.endBackoffs(time.Now())
-		err := mq.promote()
-		if e := mq.load(); err == nil {
+		err := mq.endDelays()
+		if e := mq.readAhead(); err == nil {
 			err = e
 		}
-		if e := mq.refill(); err == nil {
-			err = e
-		}
-		if mq.dedup != nil && time.Since(forgotten) >= sleep {
+		if mq.dedup != nil && time.Since(forgotten) >= maxSleep {
 			forgotten = time.Now()
 			if e := mq.dedup.forget(mq.q.engine); err == nil {
 				err = e
@@ -42,15 +40,15 @@ func (mq *memoryQueue) pump() {
 		if err != nil {
 			mq.q.opts.Log.Warn("queue read failed", "queue", mq.name, "error", err)
 		}
-		pause = mq.pause(err != nil)
+		pause = mq.nextPause(err != nil)
 	}
 }
 
-// rest waits for a time, or until there is something to do. It reports false when the queue is closed.
+// sleep waits for the given time, or until there is something to do. It reports false when the queue is closed.
 //
-// It uses no timer for a time of 0: in a bubble of testing/synctest, two timers that are due when they are set break the
-// race detector (golang.org/issue/78156).
-func (mq *memoryQueue) rest(timer *time.Timer, pause time.Duration) bool {
+// It uses no timer for a time of 0, because in a bubble of testing/synctest two timers that are due when they are set
+// break the race detector (golang.org/issue/78156).
+func (mq *memoryQueue) sleep(timer *time.Timer, pause time.Duration) bool {
 	if pause <= 0 {
 		return mq.q.open.Err() == nil
 	}
@@ -64,12 +62,12 @@ func (mq *memoryQueue) rest(timer *time.Timer, pause time.Duration) bool {
 	return true
 }
 
-// pause decides how long the pump may sleep.
-func (mq *memoryQueue) pause(troubled bool) time.Duration {
+// nextPause returns how long the pump may sleep.
+func (mq *memoryQueue) nextPause(failed bool) time.Duration {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
 	now := time.Now()
-	next := now.Add(sleep)
+	next := now.Add(maxSleep)
 	at := func(t time.Time) {
 		if t.Before(next) {
 			next = t
@@ -78,19 +76,19 @@ func (mq *memoryQueue) pause(troubled bool) time.Duration {
 	if len(mq.backoffs) > 0 {
 		at(mq.backoffs[0].until)
 	}
-	if !mq.retry.IsZero() {
-		at(mq.retry)
+	if !mq.resubmitAt.IsZero() {
+		at(mq.resubmitAt)
 	}
-	if mq.nextDue > 0 && mq.resident < mq.q.opts.MaxReady {
-		at(now.Add(mq.wait(mq.nextDue)))
+	if mq.nextDue > 0 && mq.window.free() > 0 {
+		at(now.Add(mq.untilDue(mq.nextDue)))
 	}
-	if mq.mustRead() {
+	if _, ok := mq.window.nextFetch(); ok {
 		at(now)
 	}
-	if troubled {
+	if failed {
 		next = now.Add(retryAfter)
 	}
-	mq.pumping = next
+	mq.wakeAt = next
 	return next.Sub(now)
 }
 
@@ -98,42 +96,54 @@ func (mq *memoryQueue) pause(troubled bool) time.Duration {
 func (mq *memoryQueue) endBackoffs(now time.Time) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
-	mq.pumping = time.Time{}
+	mq.wakeAt = time.Time{}
+	w := &mq.window
 	for len(mq.backoffs) > 0 && !mq.backoffs[0].until.After(now) {
-		h := heap.Pop(&mq.backoffs).(backoff)
-		if mq.ready.fifo {
-			mq.ready.unlock(h.group)
+		b := heap.Pop(&mq.backoffs).(backoff)
+		if w.ready.fifo {
+			for i := range b.count {
+				w.move(*w.ready.groups[b.group].ready.at(i), placeReady)
+			}
+			w.ready.unlock(b.group)
 		} else {
-			mq.resident++
-			mq.bytes += len(h.msg.body)
-			mq.ready.pushFront(h.msg.group, h.msg)
+			w.move(b.msg, placeReady)
+			w.ready.pushFront(b.msg.group, b.msg)
 		}
 	}
-	if !mq.retry.IsZero() && !mq.retry.After(now) {
-		mq.retry = time.Time{}
+	if !mq.resubmitAt.IsZero() && !mq.resubmitAt.After(now) {
+		mq.resubmitAt = time.Time{}
 		mq.submit()
 	}
 	mq.wakeWorker()
 }
 
-// promote reads delayed messages that are due.
-func (mq *memoryQueue) promote() error {
+// untilDue returns how long it is until a delayed row is due.
+func (mq *memoryQueue) untilDue(due int64) time.Duration {
+	wait := time.UnixMilli(due).Sub(mq.q.engine.Now())
+	if wait > maxUntilDue {
+		return 0
+	}
+	return wait
+}
+
+// endDelays makes delayed messages ready that are due.
+func (mq *memoryQueue) endDelays() error {
 	for {
 		mq.mu.Lock()
-		room := min(mq.q.opts.MaxReady-mq.resident, readStep)
-		due := mq.nextDue > 0 && mq.wait(mq.nextDue) <= 0
+		room := min(mq.window.free(), fetchRows)
+		due := mq.nextDue > 0 && mq.untilDue(mq.nextDue) <= 0
 		mq.mu.Unlock()
 		if !due || room <= 0 {
 			return nil
 		}
-		if err := mq.q.engine.Do(context.Background(), &promotion{queue: mq, room: room}); err != nil {
+		if err := mq.q.engine.Do(context.Background(), &endingDelays{queue: mq, room: room}); err != nil {
 			return err
 		}
 	}
 }
 
-// promotion makes the delayed rows that are due ordinary ones.
-type promotion struct {
+// endingDelays is a job that turns delayed rows that are due into ordinary ones.
+type endingDelays struct {
 	queue *memoryQueue
 	room  int
 
@@ -141,21 +151,22 @@ type promotion struct {
 	nextDue int64
 }
 
-func (p *promotion) Apply(tx *engine.Tx) error {
-	p.msgs = nil
-	for _, due := range [][2]int64{{0, tx.Now.UnixMilli()}, {tx.Now.Add(longest).UnixMilli(), math.MaxInt64}} {
-		s, err := tx.Stmt(p.queue.sql.promote)
+func (e *endingDelays) Apply(tx *engine.Tx) error {
+	e.msgs = nil
+	for _, due := range [][2]int64{{0, tx.Now.UnixMilli()}, {tx.Now.Add(maxUntilDue).UnixMilli(), math.MaxInt64}} {
+		s, err := tx.Stmt(e.queue.sql.due)
 		if err != nil {
 			return err
 		}
-		msgs, err := rows(s.Int(1, due[0]).Int(2, due[1]).Int(3, int64(p.room-len(p.msgs))), readBytes, func() {})
+		msgs, err := readMessages(s.Int(1, due[0]).Int(2, due[1]).Int(3, int64(e.room-len(e.msgs))), fetchBytes)
 		if err != nil {
 			return err
 		}
-		p.msgs = append(p.msgs, msgs...)
+		e.msgs = append(e.msgs, msgs...)
 	}
-	for _, m := range p.msgs {
-		s, err := tx.Stmt(p.queue.sql.show)
+	for _, m := range e.msgs {
+		m.place = placeDelayed
+		s, err := tx.Stmt(e.queue.sql.endDelay)
 		if err != nil {
 			return err
 		}
@@ -163,7 +174,7 @@ func (p *promotion) Apply(tx *engine.Tx) error {
 			return err
 		}
 	}
-	s, err := tx.Stmt(p.queue.sql.nextDue)
+	s, err := tx.Stmt(e.queue.sql.nextDue)
 	if err != nil {
 		return err
 	}
@@ -171,123 +182,44 @@ func (p *promotion) Apply(tx *engine.Tx) error {
 	if _, err = s.Step(); err != nil {
 		return err
 	}
-	p.nextDue = s.ColumnInt(0) // of none, 0
+	e.nextDue = s.ColumnInt(0) // 0 if no row is delayed
 	return nil
 }
 
-func (p *promotion) Done(err error) {
+func (e *endingDelays) Done(err error) {
 	if err != nil {
 		return
 	}
-	mq := p.queue
+	mq := e.queue
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
-	mq.nextDue = p.nextDue
-	mq.delayed -= len(p.msgs)
-	for _, m := range p.msgs {
-		if mq.mustSpill(m.group) {
-			mq.spill(m, mq.loaded+1) // rows before that may be in memory
-			continue
-		}
-		if m.id > mq.loaded {
-			mq.unloaded[m.id] = m.group
-		}
-		mq.add(m)
-		mq.pass(m)
+	mq.nextDue = e.nextDue
+	for _, m := range e.msgs {
+		mq.window.addDue(m)
 	}
 	mq.wakeWorker()
 }
 
-// load reads messages that had no room in memory, in their order, while there is room.
-func (mq *memoryQueue) load() error {
+// readAhead reads rows while the window has room for them.
+func (mq *memoryQueue) readAhead() error {
 	for {
 		mq.mu.Lock()
-		if mq.loaded >= mq.newest || !mq.hasRoom() {
-			mq.mu.Unlock()
+		f, ok := mq.window.nextFetch()
+		mq.mu.Unlock()
+		if !ok {
 			return nil
 		}
-		after, newest := mq.loaded, mq.newest
-		room := min(mq.q.opts.MaxReady-mq.resident, readStep)
-		mq.mu.Unlock()
-
 		var msgs []*message
-		last := after
-		err := mq.q.engine.Read(context.Background(), func(c *engine.Conn) error {
-			s, err := c.Stmt(mq.sql.load)
-			if err != nil {
-				return err
-			}
-			msgs, err = rows(s.Int(1, after).Int(2, int64(room)), readBytes, func() { last = s.ColumnInt(0) })
+		err := mq.q.engine.Read(context.Background(), func(c *engine.Conn) (err error) {
+			msgs, err = f.read(c, &mq.sql)
 			return err
 		})
 		if err != nil {
 			return err
 		}
 		mq.mu.Lock()
-		mq.loaded = last
-		if len(msgs) == 0 {
-			mq.loaded = newest // everything that was committed before the read is in memory
-		}
-		for _, m := range msgs {
-			if _, here := mq.unloaded[m.id]; here {
-				continue
-			}
-			if mq.mustSpill(m.group) {
-				mq.spill(m, m.id)
-				continue
-			}
-			mq.add(m)
-		}
-		for id := range mq.unloaded {
-			if id <= mq.loaded {
-				delete(mq.unloaded, id) // its row is passed, or never comes
-			}
-		}
-		mq.newest = max(mq.newest, mq.loaded) // a commit may have been read before it was published
+		mq.window.finish(&f, msgs)
 		mq.wakeWorker()
 		mq.mu.Unlock()
 	}
-}
-
-// rows reads messages until their bodies have many bytes.
-func rows(s *engine.Stmt, most int, each func()) (msgs []*message, err error) {
-	defer s.Reset()
-	for size := 0; size < most; {
-		row, err := s.Step()
-		if err != nil || !row {
-			return msgs, err
-		}
-		m := &message{
-			id: s.ColumnInt(0), group: s.ColumnText(1), received: int(s.ColumnInt(2)), sent: s.ColumnInt(3), body: s.ColumnBlob(4),
-		}
-		each()
-		size += len(m.body)
-		msgs = append(msgs, m)
-	}
-	return msgs, nil
-}
-
-// bodies reads the bodies that are not in memory. A row that was deleted by hand has none.
-func (mq *memoryQueue) bodies(ctx context.Context, f *batch) error {
-	return mq.q.engine.Read(ctx, func(c *engine.Conn) error {
-		for i, m := range f.msgs {
-			to := &f.batch[i]
-			if to.Body != nil {
-				continue
-			}
-			s, err := c.Stmt(mq.sql.body)
-			if err != nil {
-				return err
-			}
-			row, err := s.Int(1, m.id).Step()
-			if row {
-				to.Body = s.ColumnBlob(0)
-			}
-			s.Reset()
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	})
 }

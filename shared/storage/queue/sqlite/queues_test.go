@@ -129,8 +129,8 @@ func TestAGroupAtItsBoundIsPassedOver(t *testing.T) {
 		mq := q.queues[queue.Slow]
 		mq.mu.Lock()
 		defer mq.mu.Unlock()
-		if len(mq.ready.groups) != 0 {
-			t.Errorf("%d groups left", len(mq.ready.groups))
+		if len(mq.window.ready.groups) != 0 {
+			t.Errorf("%d groups left", len(mq.window.ready.groups))
 		}
 	})
 }
@@ -232,11 +232,11 @@ func TestTheMemoryIsBounded(t *testing.T) {
 				check := func() {
 					mq.mu.Lock()
 					defer mq.mu.Unlock()
-					if opts.MaxReady > 0 && mq.resident > opts.MaxReady {
-						t.Errorf("%d messages in memory", mq.resident)
+					if opts.MaxReady > 0 && mq.window.messages > opts.MaxReady {
+						t.Errorf("%d messages in memory", mq.window.messages)
 					}
-					if slack := 12 << 10; opts.MaxBytes > 0 && mq.bytes > opts.MaxBytes+readStep*30+slack {
-						t.Errorf("%d bytes in memory", mq.bytes)
+					if slack := 12 << 10; opts.MaxBytes > 0 && mq.window.bytes > opts.MaxBytes+fetchRows*30+slack {
+						t.Errorf("%d bytes in memory", mq.window.bytes)
 					}
 				}
 				var msgs []queue.Outgoing
@@ -282,8 +282,8 @@ func TestTheMemoryIsBounded(t *testing.T) {
 				}
 				mq.mu.Lock()
 				defer mq.mu.Unlock()
-				if mq.resident != 0 || mq.bytes != 0 || len(mq.ready.groups) != 0 || mq.total != 0 {
-					t.Errorf("left over: %d messages, %d bytes, %d groups", mq.resident, mq.bytes, len(mq.ready.groups))
+				if mq.window.messages != 0 || mq.window.bytes != 0 || len(mq.window.ready.groups) != 0 || mq.window.depth() != (queue.Depth{}) {
+					t.Errorf("left over: %d messages, %d bytes, %d groups", mq.window.messages, mq.window.bytes, len(mq.window.ready.groups))
 				}
 			})
 		})

@@ -78,21 +78,6 @@ func word(s string) bool {
 	return len(s) <= maxWord
 }
 
-// message is a message in memory.
-type message struct {
-	id       int64
-	group    string
-	body     []byte // nil: to be read from its row
-	sent     int64  // microseconds since 1970
-	received int
-	handled  int // bytes of its body that count as in a handler
-
-	forwarded *forwarding // until it is a row or accepted; see [Queues.Forward]
-	hasRow    bool        // of a forwarded message
-	accepted  bool
-	bare      bool // its row could not be written
-}
-
 // sending is a part of a Send as a job of the engine.
 type sending struct {
 	queue *memoryQueue

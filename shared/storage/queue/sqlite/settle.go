@@ -2,6 +2,7 @@ package sqlite
 
 import (
 	"bytes"
+	"container/heap"
 	"context"
 	"slices"
 	"strconv"
@@ -11,14 +12,114 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// retryAfter is how long a failed settlement waits to be written again.
+// retryAfter is the time between two attempts to read or write after an error.
 const retryAfter = time.Second
+
+// settle sorts the messages of a batch into accepted, dead, and failed, which wait for their back-off.
+func (mq *memoryQueue) settle(b *batch, failed func(*message) bool, opts *queue.ConsumeOptions) {
+	mq.mu.Lock()
+	defer mq.mu.Unlock()
+	for _, m := range b.msgs {
+		mq.window.ready.release(m)
+	}
+	now := time.Now()
+	if mq.window.ready.fifo {
+		mq.settleGroups(b, failed, opts, now)
+	} else {
+		for _, m := range b.msgs {
+			switch {
+			case !failed(m):
+				mq.accept(m)
+			case mq.fail(m, opts):
+				mq.window.move(m, placeBackOff)
+				mq.backOff(backoff{until: now.Add(queue.Backoff(m.received)), msg: m})
+			}
+		}
+	}
+	mq.wakeWorker()
+	mq.submit()
+	mq.wakeReader()
+}
+
+// settleGroups is settle for a FIFO queue. The failed messages of a group go back to its front. Only the first of them
+// has failed itself, so the others do not count a receive.
+func (mq *memoryQueue) settleGroups(b *batch, failed func(*message) bool, opts *queue.ConsumeOptions, now time.Time) {
+	type outcome struct {
+		back  []*message
+		until time.Time // when the group is redelivered; zero while none of its messages has failed
+	}
+	groups := map[string]*outcome{}
+	for _, m := range b.msgs {
+		g := groups[m.group]
+		if g == nil {
+			g = &outcome{}
+			groups[m.group] = g
+		}
+		switch {
+		case !failed(m):
+			mq.accept(m)
+		case !g.until.IsZero():
+			m.received--
+			mq.window.dropBody(m)
+			g.back = append(g.back, m)
+		case mq.fail(m, opts):
+			g.back, g.until = append(g.back, m), now.Add(queue.Backoff(m.received))
+		default:
+			g.until = now
+		}
+	}
+	for name, g := range groups {
+		blocked := len(g.back) > 0 && g.until.After(now)
+		to := placeReady
+		if blocked {
+			to = placeBlocked
+			mq.backOff(backoff{until: g.until, group: name, count: len(g.back)})
+		}
+		for _, m := range g.back {
+			mq.window.move(m, to)
+		}
+		mq.window.ready.pushFront(name, g.back...)
+		if !blocked {
+			mq.window.ready.unlock(name)
+		}
+	}
+}
+
+func (mq *memoryQueue) accept(m *message) {
+	mq.window.move(m, placeAccepted)
+	switch m.row {
+	case rowAwaited:
+		m.forwarding.closeOne()
+		delete(mq.window.early, m.id) // there will be no row
+		return
+	case rowWriting:
+		m.forwarding.closeOne()
+	}
+	mq.settled.accepted = append(mq.settled.accepted, m.id)
+}
+
+// fail counts a failure and reports whether the message is redelivered. Otherwise fail dead-letters it.
+func (mq *memoryQueue) fail(m *message, opts *queue.ConsumeOptions) (again bool) {
+	if opts.MaxReceives > 0 && m.received >= opts.MaxReceives && mq.name != queue.Dead {
+		mq.settled.dead = append(mq.settled.dead, m)
+		mq.window.move(m, placeDead)
+		return false
+	}
+	mq.settled.failed = append(mq.settled.failed, failure{m.id, m.received})
+	mq.window.dropBody(m)
+	return true
+}
+
+func (mq *memoryQueue) backOff(b backoff) {
+	heap.Push(&mq.backoffs, b)
+	mq.wakePump(b.until)
+}
 
 // settlement holds results of handlers that are not written yet.
 type settlement struct {
-	ids    []int64    // accepted: to be deleted
-	dead   []*message // to be dead-lettered
-	failed []failure
+	accepted []int64    // rows to delete
+	dead     []*message // to be dead-lettered
+	failed   []failure
 }
 
 // failure is a message with the number of times it was received.
@@ -27,33 +128,33 @@ type failure struct {
 	received int
 }
 
-func (s *settlement) empty() bool { return len(s.ids)+len(s.dead)+len(s.failed) == 0 }
+func (s *settlement) empty() bool { return len(s.accepted)+len(s.dead)+len(s.failed) == 0 }
 
 // append moves everything of other to s.
 func (s *settlement) append(other *settlement) {
-	s.ids = append(s.ids, other.ids...)
+	s.accepted = append(s.accepted, other.accepted...)
 	s.dead = append(s.dead, other.dead...)
 	s.failed = append(s.failed, other.failed...)
 	clear(other.dead)
-	other.ids, other.dead, other.failed = other.ids[:0], other.dead[:0], other.failed[:0]
+	other.accepted, other.dead, other.failed = other.accepted[:0], other.dead[:0], other.failed[:0]
 }
 
-// submit has the settlement written with the next commit. It needs none of its own: a crash before that only delivers
-// those messages again.
+// submit adds the settlement to the next commit. It does not need its own commit, because a crash before that only
+// delivers the messages again.
 func (mq *memoryQueue) submit() {
-	if mq.settling || mq.accepted.empty() || !mq.retry.IsZero() {
+	if mq.submitted || mq.settled.empty() || !mq.resubmitAt.IsZero() {
 		return
 	}
-	// After Close the engine refuses; those messages are delivered again too.
-	mq.settling = mq.q.engine.Lazily(&settling{queue: mq}) == nil
+	// The engine returns an error after Close. The next process delivers those messages again too.
+	mq.submitted = mq.q.engine.Lazily(&settling{queue: mq}) == nil
 }
 
-// flush writes the settlement and everything before it, now.
+// flush writes the settlement and everything before it immediately.
 func (mq *memoryQueue) flush() error {
 	return mq.q.engine.Do(context.Background(), &settling{queue: mq})
 }
 
-// settling writes everything that is settled when the job is applied, of any number of batches.
+// settling is a job that writes the settlement as it is when the job is applied.
 type settling struct {
 	queue *memoryQueue
 	taken settlement
@@ -63,8 +164,8 @@ type settling struct {
 func (s *settling) Apply(tx *engine.Tx) error {
 	mq := s.queue
 	mq.mu.Lock()
-	s.taken.append(&mq.accepted)
-	mq.settling = false
+	s.taken.append(&mq.settled)
+	mq.submitted = false
 	mq.mu.Unlock()
 
 	if err := s.delete(tx); err != nil {
@@ -82,9 +183,9 @@ func (s *settling) Apply(tx *engine.Tx) error {
 	return s.deadLetter(tx)
 }
 
-// delete removes rows, those with neighbouring ids by one statement.
+// delete deletes the rows of accepted messages. One statement deletes all rows with consecutive ids.
 func (s *settling) delete(tx *engine.Tx) error {
-	ids := s.taken.ids
+	ids := s.taken.accepted
 	slices.Sort(ids)
 	for len(ids) > 0 {
 		n := 1
@@ -151,7 +252,7 @@ func (s *settling) deadLetter(tx *engine.Tx) error {
 	return nil
 }
 
-// Done keeps what could not be written, for the next try.
+// Done keeps the settlement for the next attempt if it could not be written.
 func (s *settling) Done(err error) {
 	mq := s.queue
 	if err == nil {
@@ -165,8 +266,8 @@ func (s *settling) Done(err error) {
 	}
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
-	mq.accepted.append(&s.taken)
-	mq.settling = false // where no transaction began, it was not applied
-	mq.retry = time.Now().Add(retryAfter)
-	mq.wakePump(mq.retry)
+	mq.settled.append(&s.taken)
+	mq.submitted = false // Apply has not run if no transaction began
+	mq.resubmitAt = time.Now().Add(retryAfter)
+	mq.wakePump(mq.resubmitAt)
 }

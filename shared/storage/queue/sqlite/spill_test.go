@@ -58,8 +58,8 @@ func TestAGroupDoesNotFillTheMemory(t *testing.T) {
 				}
 				mu.Unlock()
 				stop()
-				if mq := q.queues[queue.Slow]; len(mq.spilled) > 0 || mq.resident != 0 || mq.bytes != 0 || mq.total != 0 {
-					t.Errorf("got %d spilled groups, %d messages, %d bytes in memory, want none", len(mq.spilled), mq.resident, mq.bytes)
+				if mq := q.queues[queue.Slow]; len(mq.window.spills) > 0 || mq.window.messages != 0 || mq.window.bytes != 0 || mq.window.depth() != (queue.Depth{}) {
+					t.Errorf("got %d spilled groups, %d messages, %d bytes in memory, want none", len(mq.window.spills), mq.window.messages, mq.window.bytes)
 				}
 			})
 		})
@@ -146,8 +146,8 @@ func TestSpilledMessagesAreHandledOnce(t *testing.T) {
 				mu.Unlock()
 				stop()
 				mq := q.queues[name]
-				if len(mq.spilled) > 0 || len(mq.unloaded) > 0 || mq.total != 0 || mq.resident != 0 {
-					t.Errorf("seed %d: got %d spilled groups, %d unloaded, %d messages, want none", seed, len(mq.spilled), len(mq.unloaded), mq.total)
+				if len(mq.window.spills) > 0 || len(mq.window.early) > 0 || mq.window.depth() != (queue.Depth{}) || mq.window.messages != 0 {
+					t.Errorf("seed %d: got %d spilled groups, %d early rows, %+v, want none", seed, len(mq.window.spills), len(mq.window.early), mq.window.depth())
 				}
 			})
 		}

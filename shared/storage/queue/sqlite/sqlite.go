@@ -1,13 +1,13 @@
-// Package sqlite keeps the queues of the embedded mode in the store's SQLite
-// file, and runs their handlers in this process.
+// Package sqlite keeps the queues of the stand-alone server in the store's SQLite file, and runs their handlers in this
+// process.
 //
 // A message is a row from before Send returns until its handler has accepted it. Sends share their commits with all
-// other writes (package engine). Delivering needs no SQL: the next messages are also in memory, up to a bound, and the
-// commit wakes the workers that wait.
+// other writes (package engine). Delivering a message needs no SQL, because each queue has a [window] of messages in
+// memory. Every message is in one [place]:
 //
-//	Send ─▶ row ─┬─▶ ready, by group ─▶ in flight ─▶ accepted ─▶ row deleted, with the next commit
-//	             ├─▶ delayed (only a row) ▲      └─▶ failed ─▶ waits for its back-off ─▶ ready,
-//	             └─▶ too many (only a row)┘                    or moved to the dead letters
+//	Send ─▶ file or delayed ─▶ ready ─▶ in flight ─┬─▶ accepted: the next commit deletes its row
+//	                             ▲                 ├─▶ dead: the next commit moves it to the dead letters
+//	                             └─────────────────┴─▶ back-off, or blocked in a FIFO queue
 //
 // Only memory knows which messages are in flight or wait for their back-off. After a crash the next process delivers
 // those messages again.
@@ -108,13 +108,15 @@ func (q *Queues) queue(name queue.Name) (*memoryQueue, error) {
 	return nil, fault.New(fault.Invalid, "unknown queue %q (queues: %s)", name, queue.Names())
 }
 
-// Depth returns the state of a queue. A failed message that waits for its back-off counts as in flight.
+// Depth returns the state of a queue.
 func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error) {
 	mq, err := q.queue(name)
 	if err != nil {
 		return queue.Depth{}, err
 	}
-	d := mq.depth()
+	mq.mu.Lock()
+	d := mq.window.depth()
+	mq.mu.Unlock()
 	err = q.engine.Read(ctx, func(c *engine.Conn) error {
 		sent, err := c.Int(mq.sql.oldest)
 		if sent > 0 && d.Visible+d.InFlight+d.Delayed > 0 {
@@ -147,8 +149,8 @@ func (q *Queues) Close() error {
 	return fault.Wrap(engine.Kind(err), err, "close the queues")
 }
 
-// consumer registers a consumer, for Close to wait for; it fails after Close.
-func (q *Queues) consumer() (ended func(), err error) {
+// registerConsumer registers a consumer, so that Close waits for it. It returns an error after Close.
+func (q *Queues) registerConsumer() (unregister func(), err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.open.Err() != nil {

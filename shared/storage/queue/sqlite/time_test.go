@@ -180,7 +180,7 @@ func TestTimes(t *testing.T) {
 			defer run(q, queue.Slow, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) { return nil, nil })()
 			mq := q.queues[queue.Slow]
 			mq.mu.Lock()
-			mq.settling = true // a job is on its way, and finds the file locked by somebody else
+			mq.submitted = true // a job is on its way, and finds the file locked by somebody else
 			mq.mu.Unlock()
 			send(t, q, queue.Slow, text("m", 0))
 			synctest.Wait()
@@ -196,17 +196,17 @@ func TestTimes(t *testing.T) {
 			defer run(q, queue.Slow, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) { return nil, nil })()
 			mq := q.queues[queue.Slow]
 			mq.mu.Lock()
-			mq.settling = true // as if a job were on its way
+			mq.submitted = true // as if a job were on its way
 			mq.mu.Unlock()
 			send(t, q, queue.Slow, text("m", 0))
 			synctest.Wait()
 			job := &settling{queue: mq}
 			mq.mu.Lock()
-			job.taken.append(&mq.accepted)
-			mq.settling = false
+			job.taken.append(&mq.settled)
+			mq.submitted = false
 			mq.mu.Unlock()
-			if len(job.taken.ids) != 1 {
-				t.Fatalf("%d messages to delete, want 1", len(job.taken.ids))
+			if len(job.taken.accepted) != 1 {
+				t.Fatalf("%d messages to delete, want 1", len(job.taken.accepted))
 			}
 			job.Done(errors.New("disk full"))
 			if n := rowsOf(t, q, queue.Slow); n != 1 {
