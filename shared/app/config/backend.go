@@ -11,70 +11,69 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 )
 
+// MaxBackends is the largest number of backends.
+const MaxBackends = 100
+
 var (
 	backendName   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
 	backendPrefix = regexp.MustCompile(`^[A-Za-z0-9_.-]{0,32}$`)
 )
 
-func (p *parser) backend(n *strictyaml.Node) api.Backend {
+func (p *parser) readBackends(n *strictyaml.Node, what string) {
+	lines := map[identity]int{}
+	for _, it := range p.file.Items(n, what, MaxBackends) {
+		b := p.readBackend(it)
+		p.checkUnique(lines, identity{b.Workspace, b.Name}, it, "backend")
+		p.config.Backends = append(p.config.Backends, b)
+	}
+}
+
+func (p *parser) readBackend(n *strictyaml.Node) api.Backend {
 	b := api.Backend{Workspace: auth.DefaultWorkspace, ProtocolVersion: api.AutoVersion}
-	say := named("backend", &b.Name)
-	given := p.fields(n, "a backend", say,
-		field{"name", into(&b.Name, p.matching(backendName))},
-		field{"url", into(&b.URL, p.url)},
-		field{"prefix", into(&b.Prefix, p.matching(backendPrefix))},
-		field{"workspace", into(&b.Workspace, p.workspace)},
-		field{"scopes", into(&b.Scopes, p.scopes)},
-		field{"protocolVersion", into(&b.ProtocolVersion, p.protocolVersion)},
-		field{"headers", into(&b.Headers, p.headers)},
-		field{"oauth", into(&b.OAuth, p.oauth)},
-		field{"forwardToken", into(&b.ForwardToken, p.file.Bool)},
+	say := nameAfter("backend", &b.Name)
+	given := p.file.Fields(n, say,
+		strictyaml.Var("name", &b.Name, p.file.Matching(backendName)),
+		strictyaml.Var("url", &b.URL, p.readURL),
+		strictyaml.Var("prefix", &b.Prefix, p.file.Matching(backendPrefix)),
+		strictyaml.Var("workspace", &b.Workspace, p.readWorkspace),
+		strictyaml.Var("scopes", &b.Scopes, p.readScopes),
+		strictyaml.Var("protocolVersion", &b.ProtocolVersion, p.readProtocolVersion),
+		strictyaml.Var("headers", &b.Headers, p.readHeaders),
+		strictyaml.Var("oauth", &b.OAuth, p.readOAuth),
+		strictyaml.Var("forwardToken", &b.ForwardToken, p.file.Bool),
 	)
-	if given != nil && !given["name"] {
+	if given == nil {
+		return b
+	}
+	if !given["name"] {
 		p.file.Add(n.Line, "a backend has no name")
 	}
-	if given != nil && !given["url"] {
+	if !given["url"] {
 		p.file.Add(n.Line, "%s is missing", say("url"))
 	}
-	// Both are for the gateway's own requests and, without forwardToken, for those of callers.
+	// Both authenticate the gateway's own requests and, without forwardToken, also callers' requests.
 	if _, fixed := b.Headers["Authorization"]; fixed && b.OAuth != nil {
 		p.file.Add(n.Line, "%s", say("only one of an Authorization header and oauth is possible"))
 	}
 	return b
 }
 
-func (r reader) protocolVersion(n *strictyaml.Node, what string) string {
-	s := r.file.String(n, what)
+func (p *parser) readProtocolVersion(n *strictyaml.Node, what string) string {
+	s := p.file.String(n, what)
 	if s != api.AutoVersion && !slices.Contains(api.ProtocolVersions(), s) {
-		r.file.Add(n.Line, "%s: %q is not known (auto, %s)", what, strictyaml.Clip(s), strings.Join(api.ProtocolVersions(), ", "))
+		p.file.Add(n.Line, "%s: %q is not known (auto, %s)", what, strictyaml.Clip(s), strings.Join(api.ProtocolVersions(), ", "))
 	}
 	return s
 }
 
-func (r reader) url(n *strictyaml.Node, what string) string {
-	s := r.file.String(n, what)
-	if s == "" && n.Value != "" {
-		return ""
-	}
-	u, err := url.Parse(s)
-	switch {
-	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || len(s) > 2048:
-		r.file.Add(n.Line, "%s: %q is not an http or https URL", what, strictyaml.Clip(s))
-	case u.User != nil:
-		r.file.Add(n.Line, "%s must not hold a password; use headers", what)
-	case u.Fragment != "":
-		r.file.Add(n.Line, "%s must not have a fragment", what)
-	}
-	return s
-}
-
-func (p *parser) oauth(n *strictyaml.Node, what string) *api.OAuth {
+func (p *parser) readOAuth(n *strictyaml.Node, what string) *api.OAuth {
 	o := &api.OAuth{}
-	given := p.fields(n, what, func(member string) string { return what + " " + member },
-		field{"tokenUrl", into(&o.TokenURL, p.tokenURL)},
-		field{"clientId", into(&o.ClientID, p.file.String)},
-		field{"clientSecret", into(&o.ClientSecret, p.secret)},
-		field{"scopes", into(&o.Scopes, p.scopes)},
+	say := func(member string) string { return strings.TrimSpace(what + " " + member) }
+	given := p.file.Fields(n, say,
+		strictyaml.Var("tokenUrl", &o.TokenURL, p.readTokenURL),
+		strictyaml.Var("clientId", &o.ClientID, p.file.String),
+		strictyaml.Var("clientSecret", &o.ClientSecret, p.readSecret),
+		strictyaml.Var("scopes", &o.Scopes, p.readScopes),
 	)
 	if o.TokenURL == "" || o.ClientID == "" || !given["clientSecret"] {
 		p.file.Add(n.Line, "%s needs tokenUrl, clientId and clientSecret", what)
@@ -82,10 +81,10 @@ func (p *parser) oauth(n *strictyaml.Node, what string) *api.OAuth {
 	return o
 }
 
-func (r reader) tokenURL(n *strictyaml.Node, what string) string {
-	s := r.url(n, what)
+func (p *parser) readTokenURL(n *strictyaml.Node, what string) string {
+	s := p.readURL(n, what)
 	if u, err := url.Parse(s); err == nil && u.Scheme == "http" && !auth.Loopback(u.Hostname()) {
-		r.file.Add(n.Line, "%s must be https, for the secret is sent there", what)
+		p.file.Add(n.Line, "%s must be https, because the gateway sends the client secret there", what)
 	}
 	return s
 }

@@ -104,7 +104,7 @@ func TestParseFaults(t *testing.T) {
 	}
 	for name, tc := range map[string]struct{ src, want string }{
 		"unknown section":        {"keys: []\nbackend: []\n", `config.yaml:2: the configuration: unknown member "backend"`},
-		"keys is not a list":     {"keys: {a: b}\n", `config.yaml:1: "keys" must be a list`},
+		"keys is not a list":     {"keys: {a: b}\n", "config.yaml:1: keys must be a list"},
 		"AUT-02 unknown member":  {key("role: admin"), `config.yaml:4: a key: unknown member "role"`},
 		"AUT-02 a plain key":     {"keys:\n  - {principal: a, key: hunter2}\n", `unknown member "key"`},
 		"AUT-02 short hash":      {"keys:\n  - {principal: a, sha256: abcd}\n", "config.yaml:2: a key: sha256 is not 64"},
@@ -121,7 +121,7 @@ func TestParseFaults(t *testing.T) {
 		"other scheme":           {"backends:\n  - {name: a, url: 'ftp://x'}\n", "is not an http or https URL"},
 		"password in the URL":    {"backends:\n  - {name: a, url: 'http://u:p@x'}\n", "must not hold a password"},
 		"unknown version":        {backend("protocolVersion: 2024-11-05"), `backend b: protocolVersion: "2024-11-05" is not known`},
-		"unknown backend member": {backend("timeout: 5"), `config.yaml:4: a backend: unknown member "timeout"`},
+		"unknown backend member": {backend("timeout: 5"), `config.yaml:4: backend b: unknown member "timeout"`},
 		"a secret in the file":   {backend("headers: {Authorization: Bearer hunter2}"), "a secret must not stand in this file; refer to an environment variable as env:NAME"},
 		"an own header":          {backend("headers: {host: x}"), "Host is set by the gateway"},
 		"a header twice":         {backend("headers: {x-a: x, X-A: y}"), "X-A is given twice"},

@@ -1,120 +1,221 @@
 package config
 
 import (
+	"cmp"
+	"net/http"
+	"net/url"
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 )
 
-// reader reads values of a file, and adds their faults to it.
-type reader struct{ file *strictyaml.File }
-
-// field is a member that a mapping may have, and what reads its value. What names the member in messages.
-type field struct {
-	name string
-	read func(n *strictyaml.Node, what string)
+// parser fills a configuration from the sections of a file. Its methods named read… are readers in the sense of [strictyaml.Var].
+type parser struct {
+	file   *strictyaml.File
+	config *Config
 }
 
-// into has a value read into a variable.
-func into[T any](to *T, read func(n *strictyaml.Node, what string) T) func(*strictyaml.Node, string) {
-	return func(n *strictyaml.Node, what string) { *to = read(n, what) }
+// nameMembers returns a function for [strictyaml.File.Fields] that uses the names of the members alone.
+func nameMembers(thing string) func(member string) string {
+	return func(member string) string { return cmp.Or(member, thing) }
 }
 
-// fields reads the members of a mapping in the order of the file, and says which there are; nil if it is no mapping. Say
-// names a member in messages.
-func (r reader) fields(n *strictyaml.Node, what string, say func(member string) string, known ...field) (given map[string]bool) {
-	members := r.file.Members(n, what)
-	if members == nil {
-		return nil
-	}
-	given = make(map[string]bool, len(members))
-	for _, m := range members {
-		i := slices.IndexFunc(known, func(f field) bool { return f.name == m.Key })
-		if i < 0 {
-			names := make([]string, len(known))
-			for i, f := range known {
-				names[i] = f.name
-			}
-			r.file.Unknown(m, what, names...)
-			continue
+// nameWithin returns a function that prefixes each member with the name of the mapping, for example "conversation: budget".
+func nameWithin(mapping string) func(member string) string {
+	return func(member string) string {
+		if member == "" {
+			return mapping
 		}
-		given[m.Key] = true
-		known[i].read(m.Value, say(m.Key))
+		return mapping + ": " + member
 	}
-	return given
 }
 
-// plain names a member by its name alone.
-func plain(member string) string { return member }
-
-// within names a member as one of something.
-func within(what string) func(member string) string {
-	return func(member string) string { return what + ": " + member }
-}
-
-// named names a member as one of a thing, by the thing's name once that has been read.
-func named(thing string, name *string) func(member string) string {
+// nameAfter is [nameWithin] for a thing with a name of its own, for example "backend github: url", or "a backend: url" while its name
+// is unknown.
+func nameAfter(thing string, name *string) func(member string) string {
 	return func(member string) string {
 		if *name == "" || member == "name" {
-			return "a " + thing + ": " + member
+			return nameWithin("a " + thing)(member)
 		}
-		return thing + " " + strictyaml.Clip(*name) + ": " + member
+		return nameWithin(thing + " " + strictyaml.Clip(*name))(member)
 	}
 }
 
-// items are those of a list of at most so many things.
-func (r reader) items(n *strictyaml.Node, what, things string, most int) []*strictyaml.Node {
-	items := r.file.Items(n, what)
-	if len(items) > most {
-		r.file.Add(n.Line, "there are more than %d %s", most, things)
-		return nil
+// identity is the name of a thing in a workspace.
+type identity struct{ workspace, name string }
+
+// checkUnique adds a fault if an earlier element of a list has the same identity. The map has their lines.
+func (p *parser) checkUnique(lines map[identity]int, id identity, n *strictyaml.Node, thing string) {
+	if line := lines[id]; line > 0 && id.name != "" {
+		p.file.Add(n.Line, "%s %s was already given in line %d", thing, strictyaml.Clip(id.name), line)
 	}
-	return items
+	lines[id] = n.Line
 }
 
-// places are the lines in which a name of a workspace was given.
-type places map[place]int
-
-type place struct{ workspace, name string }
-
-// once refuses a second thing of the same name in a workspace.
-func (r reader) once(given places, at place, n *strictyaml.Node, what string) {
-	if line := given[at]; line > 0 && at.name != "" {
-		r.file.Add(n.Line, "%s %s was already given in line %d", what, strictyaml.Clip(at.name), line)
+// readPrincipal reads the principal of an entry, which applies to the whole workspace without one.
+func (p *parser) readPrincipal(n *strictyaml.Node, what string) string {
+	s, ok := p.file.Text(n, what)
+	if ok && s == "" {
+		p.file.Add(n.Line, "%s: must not be empty; leave it out for each principal of the workspace", what)
 	}
-	given[at] = n.Line
+	return s
 }
 
-// matching reads a text of a pattern.
-func (r reader) matching(pattern *regexp.Regexp) func(n *strictyaml.Node, what string) string {
+func (p *parser) readWorkspace(n *strictyaml.Node, what string) string {
+	s, ok := p.file.Text(n, what)
+	if ok && !auth.ValidWorkspace(s) {
+		p.file.Add(n.Line, "%s: %q is not the name of a workspace", what, strictyaml.Clip(s))
+	}
+	return s
+}
+
+func (p *parser) readScopes(n *strictyaml.Node, what string) []string {
+	scopes := p.file.Strings(n, what)
+	for _, s := range scopes {
+		if s == "" || strings.ContainsAny(s, " \t\"\\") {
+			p.file.Add(n.Line, "%s: %q is not an OAuth scope", what, strictyaml.Clip(s))
+		}
+	}
+	return scopes
+}
+
+// readTime reads a time or a date in UTC.
+func (p *parser) readTime(n *strictyaml.Node, what string) time.Time {
+	s, ok := p.file.Text(n, what)
+	if !ok {
+		return time.Time{}
+	}
+	for _, layout := range []string{time.RFC3339, time.DateOnly} {
+		if t, err := time.Parse(layout, s); err == nil {
+			return t
+		}
+	}
+	p.file.Add(n.Line, "%s: %q is not a time such as 2027-01-31T00:00:00Z or date such as 2027-01-31 (UTC)", what, strictyaml.Clip(s))
+	return time.Time{}
+}
+
+// duration returns a reader of durations from least to most.
+func (p *parser) duration(least, most time.Duration) func(n *strictyaml.Node, what string) time.Duration {
+	return func(n *strictyaml.Node, what string) time.Duration {
+		s, ok := p.file.Text(n, what)
+		d, err := time.ParseDuration(s)
+		if ok && (err != nil || d < least || d > most) {
+			p.file.Add(n.Line, "%s: %q is not a duration from %v to %v, such as 500ms", what, strictyaml.Clip(s), least, most)
+		}
+		return d
+	}
+}
+
+var controls = regexp.MustCompile(`[\x00-\x1f\x7f-\x9f\x{2028}\x{2029}]`)
+
+// line returns a reader of texts of a single line and at most limit bytes.
+func (p *parser) line(limit int) func(n *strictyaml.Node, what string) string {
 	return func(n *strictyaml.Node, what string) string {
-		before := r.file.Count()
-		s := r.file.String(n, what)
-		if r.file.Count() == before && !pattern.MatchString(s) {
-			r.file.Add(n.Line, "%s: %q does not match %s", what, strictyaml.Clip(s), pattern)
+		s := strings.TrimSpace(p.file.String(n, what))
+		switch {
+		case len(s) > limit:
+			p.file.Add(n.Line, "%s is longer than %d bytes", what, limit)
+		case controls.MatchString(s):
+			p.file.Add(n.Line, "%s must be one line without control characters", what)
 		}
 		return s
 	}
 }
 
-func (r reader) workspace(n *strictyaml.Node, what string) string {
-	before := r.file.Count()
-	s := r.file.String(n, what)
-	if r.file.Count() == before && !auth.ValidWorkspace(s) {
-		r.file.Add(n.Line, "%s: %q is not the name of a workspace", what, strictyaml.Clip(s))
+func (p *parser) readURL(n *strictyaml.Node, what string) string {
+	s, ok := p.file.Text(n, what)
+	if !ok {
+		return ""
+	}
+	u, err := url.Parse(s)
+	switch {
+	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || len(s) > 2048:
+		p.file.Add(n.Line, "%s: %q is not an http or https URL", what, strictyaml.Clip(s))
+	case u.User != nil:
+		p.file.Add(n.Line, "%s must not hold a password; use headers", what)
+	case u.Fragment != "":
+		p.file.Add(n.Line, "%s must not have a fragment", what)
 	}
 	return s
 }
 
-func (r reader) scopes(n *strictyaml.Node, what string) []string {
-	scopes := r.file.Strings(n, what)
-	for _, s := range scopes {
-		if s == "" || strings.ContainsAny(s, " \t\"\\") {
-			r.file.Add(n.Line, "%s: %q is not an OAuth scope", what, strictyaml.Clip(s))
+// headerName is field-name of RFC 9110.
+var headerName = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}$")
+
+// ownHeaders are the headers that the gateway sets itself.
+var ownHeaders = []string{
+	"Accept", "Connection", "Content-Length", "Content-Type", "Host", "Last-Event-Id", "Mcp-Method", "Mcp-Name",
+	"Mcp-Protocol-Version", "Mcp-Session-Id", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
+}
+
+func (p *parser) readHeaders(n *strictyaml.Node, what string) map[string]secret.Value {
+	what = strings.TrimSuffix(what, "s")
+	out := map[string]secret.Value{}
+	for _, m := range p.file.Members(n, what) {
+		name := http.CanonicalHeaderKey(m.Key)
+		_, twice := out[name]
+		switch {
+		case !headerName.MatchString(m.Key):
+			p.file.Add(m.Line, "%s: %q is not a header name", what, strictyaml.Clip(m.Key))
+			continue
+		case slices.Contains(ownHeaders, name):
+			p.file.Add(m.Line, "%s: %s is set by the gateway", what, name)
+			continue
+		case twice:
+			p.file.Add(m.Line, "%s: %s is given twice", what, name)
+			continue
 		}
+		out[name] = p.readValue(m.Value, what+" "+name, carriesCredentials(name))
 	}
-	return scopes
+	return out
+}
+
+// carriesCredentials reports whether a header carries credentials, judging by its name.
+func carriesCredentials(header string) bool {
+	header = strings.ToLower(header)
+	return slices.ContainsFunc([]string{"auth", "cookie", "token", "secret", "key", "password", "credential", "signature"},
+		func(word string) bool { return strings.Contains(header, word) })
+}
+
+var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+
+// parameterName is the name of a parameter in SSM, without a version.
+var parameterName = regexp.MustCompile(`^(/[A-Za-z0-9_.-]+)+$`)
+
+// maxParameter is the length that SSM leaves for a name, because it counts the beginning of the ARN too.
+const maxParameter = 900
+
+// readSecret reads a reference to a secret, such as env:GITHUB_TOKEN or ssm:/mcp-events/github.
+func (p *parser) readSecret(n *strictyaml.Node, what string) secret.Value {
+	return p.readValue(n, what, true)
+}
+
+// readValue reads a text or a reference. It refuses a text if the value is a secret, so that files contain no secrets.
+func (p *parser) readValue(n *strictyaml.Node, what string, isSecret bool) secret.Value {
+	s := p.file.String(n, what)
+	if name, ok := strings.CutPrefix(s, "env:"); ok {
+		if !envName.MatchString(name) {
+			p.file.Add(n.Line, "%s: %q is not the name of an environment variable", what, strictyaml.Clip(name))
+		}
+		return secret.Env(name)
+	}
+	if name, ok := strings.CutPrefix(s, "ssm:"); ok {
+		if !parameterName.MatchString(name) || len(name) > maxParameter {
+			p.file.Add(n.Line, "%s: %q is not the name of a parameter such as /mcp-events/name", what, strictyaml.Clip(name))
+		}
+		return secret.SSM(name)
+	}
+	switch {
+	case isSecret && s != "":
+		p.file.Add(n.Line, "%s: a secret must not stand in this file; refer to an environment variable as env:NAME, or on AWS to a parameter as ssm:/NAME", what)
+		return secret.Value{}
+	case len(s) > 8192 || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }):
+		p.file.Add(n.Line, "%s: the text is too long or has control characters", what)
+	}
+	return secret.Plain(s)
 }

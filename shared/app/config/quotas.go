@@ -2,17 +2,23 @@ package config
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// MaxQuotas is the largest number of quotas in a configuration.
-const MaxQuotas = 10_000
+const (
+	// MaxQuotas is the largest number of entries in the section "quotas".
+	MaxQuotas = 10_000
+	// MaxPrincipals is the largest number of entries in the section "principals".
+	MaxPrincipals = 10_000
+)
 
-// Most is the limit that the settings have under the name of a quota; 0 is none.
+// Most returns the limit that the settings define for a quota, or 0 for no limit.
 func (l Limits) Most(name string) float64 {
 	switch name {
 	case quota.Subscriptions:
@@ -35,9 +41,9 @@ func (l Limits) Most(name string) float64 {
 	return 0
 }
 
-// Most is how much a principal may have: by a quota of its own, one of its workspace, or the settings.
+// Most returns the limit of a quota for a principal: its own, that of its workspace, or that of the settings.
 func (c *Config) Most(name, workspace, principal string, l Limits) float64 {
-	for _, who := range []place{{workspace, principal}, {workspace, ""}} {
+	for _, who := range []identity{{workspace, principal}, {workspace, ""}} {
 		if most, ok := c.quotas[who][name]; ok {
 			return most
 		}
@@ -45,50 +51,73 @@ func (c *Config) Most(name, workspace, principal string, l Limits) float64 {
 	return l.Most(name)
 }
 
-func (p *parser) quotas(n *strictyaml.Node, _ string) {
-	given := places{}
-	p.config.quotas = map[place]map[string]float64{}
-	for _, it := range p.items(n, `"quotas"`, "quotas", MaxQuotas) {
-		who, most := p.quota(it)
-		if line := given[who]; line > 0 {
-			p.file.Add(it.Line, "a quota: %s of workspace %s already has one in line %d", strictyaml.Clip(cmp.Or(who.name, "each principal")), strictyaml.Clip(who.workspace), line)
+// Profile returns the profile of the MCP Events extension that the configuration sets for a principal or else for its workspace. It is
+// empty if the configuration sets none.
+func (c *Config) Profile(workspace, principal string) spec.Profile {
+	return cmp.Or(c.profiles[identity{workspace, principal}], c.profiles[identity{workspace, ""}])
+}
+
+func (p *parser) readQuotas(n *strictyaml.Node, what string) {
+	lines := map[identity]int{}
+	p.config.quotas = map[identity]map[string]float64{}
+	for _, it := range p.file.Items(n, what, MaxQuotas) {
+		id, limits := p.readQuota(it)
+		if line := lines[id]; line > 0 {
+			p.file.Add(it.Line, "a quota: %s of workspace %s already has one in line %d", strictyaml.Clip(cmp.Or(id.name, "each principal")), strictyaml.Clip(id.workspace), line)
 		}
-		given[who] = it.Line
-		p.config.quotas[who] = most
+		lines[id] = it.Line
+		p.config.quotas[id] = limits
 	}
 }
 
-func (p *parser) quota(n *strictyaml.Node) (who place, most map[string]float64) {
-	who, most = place{workspace: auth.DefaultWorkspace}, map[string]float64{}
-	known := []field{
-		{"workspace", into(&who.workspace, p.workspace)},
-		{"principal", func(n *strictyaml.Node, what string) {
-			if who.name = p.file.String(n, what); who.name == "" {
-				p.file.Add(n.Line, "principal: must not be empty; leave it out for each principal of the workspace")
-			}
-		}},
+func (p *parser) readQuota(n *strictyaml.Node) (id identity, limits map[string]float64) {
+	id, limits = identity{workspace: auth.DefaultWorkspace}, map[string]float64{}
+	fields := []strictyaml.Field{
+		strictyaml.Var("workspace", &id.workspace, p.readWorkspace),
+		strictyaml.Var("principal", &id.name, p.readPrincipal),
 	}
 	for _, name := range quota.Names() {
-		known = append(known, field{name, func(n *strictyaml.Node, what string) { most[name] = p.most(n, name) }})
+		fields = append(fields, strictyaml.Func(name, func(n *strictyaml.Node, what string) { limits[name] = p.readLimit(n, what) }))
 	}
-	p.fields(n, "a quota", plain, known...)
-	if _, sum := most[quota.WorkspaceSubscriptions]; sum && who.name != "" {
+	p.file.Fields(n, nameMembers("a quota"), fields...)
+	if _, ok := limits[quota.WorkspaceSubscriptions]; ok && id.name != "" {
 		p.file.Add(n.Line, "a quota: %s is of a workspace, not of a principal", quota.WorkspaceSubscriptions)
 	}
-	if len(most) == 0 {
+	if len(limits) == 0 {
 		p.file.Add(n.Line, "a quota: it has none of %s", strings.Join(quota.Names(), ", "))
 	}
-	return who, most
+	return id, limits
 }
 
-// most reads a number, or a rate, of which 0 is no limit.
-func (p *parser) most(n *strictyaml.Node, name string) float64 {
+// readLimit reads the value of a quota: a number, or a rate per second where 0 is unlimited.
+func (p *parser) readLimit(n *strictyaml.Node, name string) float64 {
 	if !strings.HasSuffix(name, "Rate") {
-		return float64(p.file.Int(n, name, 1, 1_000_000_000))
+		return float64(p.file.Int(1, 1_000_000_000)(n, name))
 	}
-	var x float64
-	if err := n.Decode(&x); err != nil || !(x >= 0) || x > 1e9 {
-		p.file.Add(n.Line, "%s must be a number a second from 0, which is no limit", name)
+	var rate float64
+	if err := n.Decode(&rate); err != nil || !(rate >= 0) || rate > 1e9 {
+		p.file.Add(n.Line, "%s must be a number per second from 0, which means no limit", name)
 	}
-	return x
+	return rate
+}
+
+func (p *parser) readPrincipals(n *strictyaml.Node, what string) {
+	lines := map[identity]int{}
+	p.config.profiles = map[identity]spec.Profile{}
+	for _, it := range p.file.Items(n, what, MaxPrincipals) {
+		id, profile := identity{workspace: auth.DefaultWorkspace}, ""
+		p.file.Fields(it, nameMembers("a principal"),
+			strictyaml.Var("workspace", &id.workspace, p.readWorkspace),
+			strictyaml.Var("principal", &id.name, p.readPrincipal),
+			strictyaml.Var("profile", &profile, p.file.String),
+		)
+		if !slices.Contains(spec.Profiles(), profile) {
+			p.file.Add(it.Line, "a principal: profile %q is not allowed (allowed: %s)", strictyaml.Clip(profile), strings.Join(spec.Profiles(), ", "))
+		}
+		if line := lines[id]; line > 0 {
+			p.file.Add(it.Line, "a principal: %s of workspace %s was already given in line %d", strictyaml.Clip(cmp.Or(id.name, "each principal")), strictyaml.Clip(id.workspace), line)
+		}
+		lines[id] = it.Line
+		p.config.profiles[id] = spec.Profile(profile)
+	}
 }

@@ -122,7 +122,7 @@ func TestSourcesRefused(t *testing.T) {
 		{"a scheme alone", strings.Replace(githubSource, `{scheme: github, secrets: ["env:NEW", "env:OLD"]}`, "none", 1), `config.yaml:3: source github: verify must be a mapping: {scheme: none, secrets: ["env:NAME"]}`},
 		{"a setting of another scheme", strings.Replace(githubSource, "scheme: github,", "scheme: github, prefix: x,", 1), `config.yaml:3: source github: verify: prefix: is a setting of the scheme hmac only`},
 		{"no verification", "sources: [{name: x, events: [{name: a}]}]", "source x: verify is missing: one of "},
-		{"verification of a bus", "sources: [{name: x, from: sns, verify: {scheme: none, secrets: ['env:X']}, events: [{name: a}]}]", "is not possible beside from"},
+		{"verification of a bus", "sources: [{name: x, from: sns, verify: {scheme: none, secrets: ['env:X']}, events: [{name: a}]}]", "is not possible with from"},
 		{"an unknown bus", "sources: [{name: x, from: sqs, events: [{name: a}]}]", `"sqs" is not known (eventbridge, sns, s3; `},
 		{"no events", "sources: [{name: x, from: sns}]", "source x: events are missing"},
 		{"an empty list of events", "sources: [{name: x, from: sns, events: []}]", "0 mappings"},

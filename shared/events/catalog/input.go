@@ -7,18 +7,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/strictyaml"
 )
 
-// paramsSchema reads the schema of the template's variables. Its properties may
-// also describe filters; any other name is a fault, and so is a required filter, for
-// filters are not part of a URI.
-func (p *parser) paramsSchema(e *Entry, at *strictyaml.Node) {
-	if at == nil {
+// readParamsSchema reads the schema of the template's variables. Its properties may also describe filters. Any other property is a
+// fault. A required filter is a fault too, because filters are not part of a URI.
+func (p *parser) readParamsSchema(e *Entry, n *strictyaml.Node, what string) {
+	if e.URI != "" {
+		p.file.Add(n.Line, "%s: a fixed URI has no variables", what)
 		return
 	}
-	if e.Fixed() && e.URI != "" {
-		p.file.Add(at.Line, "%s: a fixed URI has no variables", e.say("paramsSchema"))
-		return
-	}
-	e.ParamsSchema, e.params = p.schema(e, "paramsSchema", at)
+	e.ParamsSchema, e.params = p.readSchema(n, what)
 	if e.params == nil || e.vars == nil {
 		return
 	}
@@ -27,7 +23,7 @@ func (p *parser) paramsSchema(e *Entry, at *strictyaml.Node) {
 		Required   []string                   `json:"required"`
 	}
 	if err := json.Unmarshal(e.ParamsSchema, &shape); err != nil {
-		p.file.Add(at.Line, "%s: properties or required are not of their usual form", e.say("paramsSchema"))
+		p.file.Add(n.Line, "%s: properties or required are not of their usual form", what)
 		return
 	}
 	e.types = map[string]string{}
@@ -35,8 +31,8 @@ func (p *parser) paramsSchema(e *Entry, at *strictyaml.Node) {
 		_, isFilter := e.Filters[name]
 		if !slices.Contains(e.vars, name) {
 			if !isFilter {
-				p.file.Add(strictyaml.Line(at, []string{"properties", name}),
-					"%s: %q is neither a variable of the template nor a filter", e.say("paramsSchema"), strictyaml.Clip(name))
+				p.file.Add(strictyaml.Line(n, []string{"properties", name}),
+					"%s: %q is neither a variable of the template nor a filter", what, strictyaml.Clip(name))
 			}
 			continue
 		}
@@ -50,8 +46,8 @@ func (p *parser) paramsSchema(e *Entry, at *strictyaml.Node) {
 	}
 	for _, name := range shape.Required {
 		if !slices.Contains(e.vars, name) {
-			p.file.Add(strictyaml.Line(at, []string{"required"}),
-				"%s: the required %q is not a variable of the template", e.say("paramsSchema"), strictyaml.Clip(name))
+			p.file.Add(strictyaml.Line(n, []string{"required"}),
+				"%s: the required %q is not a variable of the template", what, strictyaml.Clip(name))
 		}
 	}
 }

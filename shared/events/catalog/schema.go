@@ -228,50 +228,46 @@ func compile(raw json.RawMessage) (*jsonschema.Schema, error) {
 	return c.Compile(schemaURL)
 }
 
-func (p *parser) schema(e *Entry, member string, at *strictyaml.Node) (json.RawMessage, schema) {
-	if strictyaml.Describe(at) != "a mapping" {
-		p.file.Add(at.Line, "%s must be a mapping, not %s", e.say(member), strictyaml.Describe(at))
-		return nil, nil
-	}
-	raw := p.file.JSON(at, e.say(member), MaxSchema)
+// readSchema reads a JSON Schema. Unless the catalog passed all checks before, it also compiles the schema.
+func (p *parser) readSchema(n *strictyaml.Node, what string) (json.RawMessage, schema) {
+	raw := p.file.Object(n, what, MaxSchema)
 	if raw == nil {
 		return nil, nil
 	}
 	s := newSchema(raw)
 	if !p.checked {
 		if _, err := s(); err != nil {
-			p.schemaError(e, member, at, err)
+			p.addSchemaFaults(n, what, err)
 			return nil, nil
 		}
 	}
 	return raw, s
 }
 
-// schemaError reports why a schema does not compile, at its line where that is known.
-func (p *parser) schemaError(e *Entry, member string, at *strictyaml.Node, err error) {
+// addSchemaFaults reports why a schema does not compile, each reason with its own line if that is known.
+func (p *parser) addSchemaFaults(n *strictyaml.Node, what string, err error) {
 	if sv, ok := errors.AsType[*jsonschema.SchemaValidationError](err); ok {
 		if ve, ok := errors.AsType[*jsonschema.ValidationError](sv.Err); ok {
 			faults := tidyFaults(collect(meant(ve), nil))
 			for _, x := range faults[:min(len(faults), 5)] {
 				tokens, _ := jsonpointer.Parse(x.Pointer)
-				p.file.Add(strictyaml.Line(at, tokens), "%s is not a JSON Schema: %s", e.say(member),
-					strings.TrimSpace(x.Pointer+" "+x.Message))
+				p.file.Add(strictyaml.Line(n, tokens), "%s is not a JSON Schema: %s", what, strings.TrimSpace(x.Pointer+" "+x.Message))
 			}
 			return
 		}
 	}
 	if le, ok := errors.AsType[*jsonschema.LoadURLError](err); ok {
-		p.file.Add(refLine(at, le.URL), "%s refers to %s; %v", e.say(member), strictyaml.Clip(le.URL), errNoLoader)
+		p.file.Add(refLine(n, le.URL), "%s refers to %s; %v", what, strictyaml.Clip(le.URL), errNoLoader)
 		return
 	}
-	line := at.Line
+	line := n.Line
 	if ie, ok := errors.AsType[*jsonschema.InvalidRegexError](err); ok {
 		if _, pointer, ok := strings.Cut(ie.URL, "#"); ok {
 			tokens, _ := jsonpointer.Parse(pointer)
-			line = strictyaml.Line(at, tokens)
+			line = strictyaml.Line(n, tokens)
 		}
 	}
-	p.file.Add(line, "%s is not a JSON Schema: %.300s", e.say(member), err)
+	p.file.Add(line, "%s is not a JSON Schema: %.300s", what, err)
 }
 
 // meant is an error of the meta-schema with that alternative alone that the author most likely

@@ -11,16 +11,24 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// JSON turns a node into JSON text of at most limit bytes, members in the order of
-// the file. Integers keep all their digits. What JSON cannot express (binary,
-// infinities, duplicate keys) is a fault, and the result is nil. Aliases are expanded within
-// the limit, so that a small file cannot grow without bound.
+// JSON returns a node as JSON of at most limit bytes, with members in the order of the file and with all digits of its integers. It
+// expands aliases within the limit, so a small file cannot grow without bound. If JSON cannot express the node, for example because
+// of a binary value, an infinity or a duplicate key, JSON adds a fault and returns nil.
 func (f *File) JSON(n *Node, what string, limit int) json.RawMessage {
 	w := jsonWriter{file: f, what: what, limit: limit}
 	if !w.node(n, 0) {
 		return nil
 	}
 	return w.out
+}
+
+// Object is [File.JSON] for a node that must be a mapping.
+func (f *File) Object(n *Node, what string, limit int) json.RawMessage {
+	if resolve(n).Kind != yaml.MappingNode {
+		f.Add(n.Line, "%s must be a mapping, not %s", what, describe(n))
+		return nil
+	}
+	return f.JSON(n, what, limit)
 }
 
 type jsonWriter struct {
@@ -124,12 +132,12 @@ func (w *jsonWriter) scalar(n *Node) bool {
 	return true
 }
 
-// Line finds the line of the value that a list of JSON pointer tokens leads to, or of
-// the deepest node on the way that exists.
+// Line returns the line of the value that a parsed JSON Pointer refers to. If there is no such value, it is the line of the deepest
+// value on the way there.
 func Line(n *Node, tokens []string) int {
 	n = resolve(n)
 	for _, t := range tokens {
-		next := step(n, t)
+		next := child(n, t)
 		if next == nil {
 			break
 		}
@@ -138,7 +146,7 @@ func Line(n *Node, tokens []string) int {
 	return n.Line
 }
 
-func step(n *Node, token string) *Node {
+func child(n *Node, token string) *Node {
 	switch n.Kind {
 	case yaml.MappingNode:
 		for i := 0; i+1 < len(n.Content); i += 2 {

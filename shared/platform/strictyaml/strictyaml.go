@@ -1,9 +1,9 @@
-// Package strictyaml reads a YAML file that people write by hand: every fault is
-// reported with its line, all of them at once, and nothing is guessed.
+// Package strictyaml reads YAML files that people write by hand. It reports all faults of a file together, each with its line,
+// and never guesses what the author meant.
 //
-// Unknown members, duplicate keys, several documents and merge keys are faults.
-// It knows the shape of no particular file; shared/events/catalog and shared/app/config
-// walk the nodes that it hands out. No defaults and no environment enter here.
+// [File.Fields] reads a mapping into typed variables. It rejects unknown members, duplicate keys and merge keys. Values keep their
+// type: 5 and null are not text, and "5" is not a number. The package knows no particular file; shared/events/catalog and
+// shared/app/config declare the members of their files.
 package strictyaml
 
 import (
@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -24,29 +25,28 @@ import (
 // Node is a parsed YAML node with its line.
 type Node = yaml.Node
 
-// maxFaults bounds what one answer lists; a file with more faults has usually
-// one cause, and the rest is counted.
+// maxFaults limits the faults that [File.Err] lists. More faults usually have one cause, so it only counts the rest.
 const maxFaults = 50
 
-// maxDepth is the deepest nesting of a file.
+// maxDepth is the deepest nesting of a value that [File.JSON] accepts.
 const maxDepth = 100
 
-// Fault is one thing that is wrong, at a line counted from 1 (0 is unknown).
+// Fault is a mistake in a file.
 type Fault struct {
-	Line    int    `json:"line"`
+	Line    int    `json:"line"` // counted from 1; 0 if unknown
 	Message string `json:"message"`
 }
 
-// File is a file under examination, with the faults found so far.
+// File collects the faults of a file while its nodes are read.
 type File struct {
 	name   string
 	faults []Fault
 	more   int
 }
 
-// Parse reads the one document of a file. The name only appears in messages. A file
-// that is not YAML, is larger than limit bytes, or is not a mapping has the
-// nil node; [File.Err] says why.
+// Parse reads a file that has a single document, which must be a mapping. The name appears in messages only.
+//
+// The node is nil if the file is not such a document or is larger than limit bytes. [File.Err] then says why.
 func Parse(name string, src []byte, limit int) (*File, *Node) {
 	f := &File{name: name}
 	if len(src) > limit {
@@ -60,14 +60,14 @@ func Parse(name string, src []byte, limit int) (*File, *Node) {
 		f.Add(0, "is empty")
 		return f, nil
 	case err != nil:
-		f.syntax(err)
+		f.addSyntax(err)
 		return f, nil
 	}
 	if err := dec.Decode(&second); err == nil {
 		f.Add(second.Line, "holds a second document")
 		return f, nil
 	} else if !errors.Is(err, io.EOF) {
-		f.syntax(err)
+		f.addSyntax(err)
 		return f, nil
 	}
 	if len(doc.Content) != 1 || resolve(doc.Content[0]).Kind != yaml.MappingNode {
@@ -79,8 +79,8 @@ func Parse(name string, src []byte, limit int) (*File, *Node) {
 
 var syntaxLine = regexp.MustCompile(`^line (\d+): `)
 
-// syntax reports the parser's own error, whose text carries the line.
-func (f *File) syntax(err error) {
+// addSyntax adds an error of the YAML parser, which has the line in its text.
+func (f *File) addSyntax(err error) {
 	msg := strings.TrimPrefix(err.Error(), "yaml: ")
 	line := 0
 	if m := syntaxLine.FindStringSubmatch(msg); m != nil {
@@ -99,12 +99,11 @@ func (f *File) Add(line int, format string, args ...any) {
 	f.faults = append(f.faults, Fault{Line: line, Message: fmt.Sprintf(format, args...)})
 }
 
-// Count is the number of faults so far; a caller compares it to see whether a
-// part was read without one.
+// Count returns the number of faults so far. Callers compare it to find out whether a part had any.
 func (f *File) Count() int { return len(f.faults) + f.more }
 
-// Err is nil without faults, else of kind fault.Invalid: one line for each
-// fault in the order of the file ("catalog.yaml:12: …"), with the []Fault as its data.
+// Err returns nil if the file has no faults. Otherwise the error is of kind [fault.Invalid] and has a line for each fault, in the
+// order of the file, for example "catalog.yaml:12: event a.b: uri is missing". Its data is a []Fault.
 func (f *File) Err() error {
 	if len(f.faults) == 0 {
 		return nil
@@ -128,13 +127,54 @@ func (f *File) Err() error {
 	return fault.New(fault.Invalid, "%s", b.String()).With(f.faults)
 }
 
-// resolve follows aliases; an alias can only point at a node that came before
-// it or encloses it, so the chain ends.
+// resolve follows aliases. It ends because an alias can only refer to a node before it or around it.
 func resolve(n *Node) *Node {
 	for n.Kind == yaml.AliasNode && n.Alias != nil {
 		n = n.Alias
 	}
 	return n
+}
+
+// Field is a member that a mapping may have.
+type Field struct {
+	name string
+	read func(n *Node, what string)
+}
+
+// Func declares a member whose value is read by a function. In messages, what names the member.
+func Func(name string, read func(n *Node, what string)) Field { return Field{name, read} }
+
+// Var declares a member whose value is stored in *to, for example Var("path", &key.Path, file.Bool).
+func Var[T any](name string, to *T, read func(n *Node, what string) T) Field {
+	return Field{name, func(n *Node, what string) { *to = read(n, what) }}
+}
+
+// Fields reads the members of a mapping and returns the names of the given ones, or nil if the node is not a mapping. It reads them
+// in the order of their declaration, so a field can use the values of the fields declared before it.
+//
+// In messages, say(name) names a member and say("") names the mapping.
+func (f *File) Fields(n *Node, say func(member string) string, fields ...Field) (given map[string]bool) {
+	members := f.Members(n, say(""))
+	if members == nil {
+		return nil
+	}
+	given = make(map[string]bool, len(members))
+	names := make([]string, len(fields))
+	for i, field := range fields {
+		names[i] = field.name
+		for _, m := range members {
+			if m.Key == field.name {
+				given[m.Key] = true
+				field.read(m.Value, say(m.Key))
+			}
+		}
+	}
+	for _, m := range members {
+		if !given[m.Key] {
+			f.Add(m.Line, "%s: unknown member %q (allowed: %s)", say(""), Clip(m.Key), strings.Join(names, ", "))
+		}
+	}
+	return given
 }
 
 // Member is a key of a mapping and its value.
@@ -144,20 +184,19 @@ type Member struct {
 	Value *Node
 }
 
-// Members lists a mapping in the order of the file. A node that is not a mapping, a
-// duplicate key, a merge key, and a key that is not a string are faults; what names
-// the node in messages ("entry github.push").
+// Members returns the members of a mapping in the order of the file. A node that is not a mapping, a duplicate key, a merge key and
+// a key that is not text are faults. In messages, what names the mapping, for example "event github.push".
 func (f *File) Members(n *Node, what string) []Member {
 	n = resolve(n)
 	if n.Kind != yaml.MappingNode {
-		f.Add(n.Line, "%s must be a mapping, not %s", what, Describe(n))
+		f.Add(n.Line, "%s must be a mapping, not %s", what, describe(n))
 		return nil
 	}
 	out := make([]Member, 0, len(n.Content)/2)
 	first := make(map[string]int, len(n.Content)/2)
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, val := n.Content[i], n.Content[i+1]
-		if msg := badKey(key); msg != "" {
+		if msg := checkKey(key); msg != "" {
 			f.Add(key.Line, "%s: %s", what, msg)
 			continue
 		}
@@ -172,29 +211,29 @@ func (f *File) Members(n *Node, what string) []Member {
 	return out
 }
 
-func badKey(key *Node) string {
+// checkKey returns the fault of a key, or "".
+func checkKey(key *Node) string {
 	key = resolve(key)
 	switch {
 	case key.Kind != yaml.ScalarNode:
 		return "a member's name must be text"
 	case key.Tag == "!!merge":
 		return "merge keys (<<) are not supported"
-	case key.Tag != "!!str" && key.Tag != "!!int":
+	case key.Tag != "!!str" && key.Tag != "!!int": // an integer can only mean its digits
 		return fmt.Sprintf("the member name %s must be quoted", Clip(key.Value))
 	}
 	return ""
 }
 
-// Unknown reports a member that the file format does not have.
-func (f *File) Unknown(m Member, what string, known ...string) {
-	f.Add(m.Line, "%s: unknown member %q (allowed: %s)", what, Clip(m.Key), strings.Join(known, ", "))
-}
-
-// Items lists a sequence. A node of another kind is a fault.
-func (f *File) Items(n *Node, what string) []*Node {
+// Items returns the elements of a list of at most limit elements. Any other node is a fault.
+func (f *File) Items(n *Node, what string, limit int) []*Node {
 	n = resolve(n)
 	if n.Kind != yaml.SequenceNode {
-		f.Add(n.Line, "%s must be a list, not %s", what, Describe(n))
+		f.Add(n.Line, "%s must be a list, not %s", what, describe(n))
+		return nil
+	}
+	if len(n.Content) > limit {
+		f.Add(n.Line, "%s has %d elements (at most %d)", what, len(n.Content), limit)
 		return nil
 	}
 	out := make([]*Node, len(n.Content))
@@ -204,27 +243,55 @@ func (f *File) Items(n *Node, what string) []*Node {
 	return out
 }
 
-// String reads a text. Numbers, truth values and nulls are faults, for YAML
-// has a way of turning text into them.
-func (f *File) String(n *Node, what string) string {
+// Text reads a text and reports whether the node is one. Numbers, truth values and null are faults, because their text may not be
+// what the author meant. For example, the version 1.10 without quotes is the number 1.1.
+func (f *File) Text(n *Node, what string) (text string, ok bool) {
 	n = resolve(n)
 	if n.Kind != yaml.ScalarNode || (n.Tag != "!!str" && n.Tag != "!!timestamp") {
-		f.Add(n.Line, "%s must be text, not %s", what, Describe(n))
-		return ""
+		f.Add(n.Line, "%s must be text, not %s", what, describe(n))
+		return "", false
 	}
-	return n.Value
+	return n.Value, true
+}
+
+// String is [File.Text] without the report, for use with [Var].
+func (f *File) String(n *Node, what string) string {
+	s, _ := f.Text(n, what)
+	return s
+}
+
+// NonEmpty is [File.String] for a text that must not be empty.
+func (f *File) NonEmpty(n *Node, what string) string {
+	s, ok := f.Text(n, what)
+	if ok && s == "" {
+		f.Add(n.Line, "%s must not be empty", what)
+	}
+	return s
+}
+
+// Matching returns a reader of texts that match a pattern.
+func (f *File) Matching(pattern *regexp.Regexp) func(n *Node, what string) string {
+	return func(n *Node, what string) string {
+		s, ok := f.Text(n, what)
+		if ok && !pattern.MatchString(s) {
+			f.Add(n.Line, "%s: %q does not match %s", what, Clip(s), pattern)
+		}
+		return s
+	}
 }
 
 // Strings reads a list of texts without repetition.
 func (f *File) Strings(n *Node, what string) []string {
-	items := f.Items(n, what)
+	items := f.Items(n, what, math.MaxInt)
 	out := make([]string, 0, len(items))
+	seen := make(map[string]bool, len(items))
 	for _, it := range items {
 		s := f.String(it, "an element of "+what)
-		if slices.Contains(out, s) {
+		if seen[s] {
 			f.Add(it.Line, "%s: %q is listed twice", what, Clip(s))
 			continue
 		}
+		seen[s] = true
 		out = append(out, s)
 	}
 	return out
@@ -235,26 +302,28 @@ func (f *File) Bool(n *Node, what string) bool {
 	n = resolve(n)
 	var b bool
 	if n.Kind != yaml.ScalarNode || n.Tag != "!!bool" || n.Decode(&b) != nil {
-		f.Add(n.Line, "%s must be true or false, not %s", what, Describe(n))
+		f.Add(n.Line, "%s must be true or false, not %s", what, describe(n))
 	}
 	return b
 }
 
-// Int reads a whole number from least to most.
-func (f *File) Int(n *Node, what string, least, most int) int {
-	n = resolve(n)
-	var i int
-	switch {
-	case n.Kind != yaml.ScalarNode || n.Tag != "!!int" || n.Decode(&i) != nil:
-		f.Add(n.Line, "%s must be a whole number, not %s", what, Describe(n))
-	case i < least || i > most:
-		f.Add(n.Line, "%s is %d and must be from %d to %d", what, i, least, most)
+// Int returns a reader of whole numbers from least to most.
+func (f *File) Int(least, most int) func(n *Node, what string) int {
+	return func(n *Node, what string) int {
+		n = resolve(n)
+		var i int
+		switch {
+		case n.Kind != yaml.ScalarNode || n.Tag != "!!int" || n.Decode(&i) != nil:
+			f.Add(n.Line, "%s must be a whole number, not %s", what, describe(n))
+		case i < least || i > most:
+			f.Add(n.Line, "%s is %d and must be from %d to %d", what, i, least, most)
+		}
+		return i
 	}
-	return i
 }
 
-// Describe says what a node is, for messages.
-func Describe(n *Node) string {
+// describe returns the type of a node, for messages.
+func describe(n *Node) string {
 	n = resolve(n)
 	switch n.Kind {
 	case yaml.MappingNode:
@@ -276,7 +345,7 @@ func Describe(n *Node) string {
 	return "something else"
 }
 
-// Clip shortens input for a message, at a rune border.
+// Clip shortens input for a message to about 80 bytes, between two characters.
 func Clip(s string) string {
 	const limit = 80
 	if len(s) <= limit {

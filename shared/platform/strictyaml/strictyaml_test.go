@@ -2,9 +2,53 @@ package strictyaml
 
 import (
 	"encoding/json"
+	"regexp"
 	"strings"
 	"testing"
 )
+
+func TestFieldsAreReadInTheOrderOfTheirDeclaration(t *testing.T) {
+	f, root := Parse("x.yaml", []byte("list: [a, a]\nsize: 12\ncolour: red\non: 'true'\nversion: 1.10\nname: x\nempty: ''\n"), 1<<10)
+	var v struct {
+		name, version, empty string
+		size                 int
+		on                   bool
+		list                 []string
+	}
+	given := f.Fields(root, func(member string) string { return strings.TrimSpace("thing " + v.name + " " + member) },
+		Var("name", &v.name, f.Matching(regexp.MustCompile("^[a-z]$"))),
+		Var("size", &v.size, f.Int(1, 10)),
+		Var("on", &v.on, f.Bool),
+		Var("version", &v.version, f.String),
+		Var("list", &v.list, f.Strings),
+		Var("empty", &v.empty, f.NonEmpty),
+		Func("missing", func(*Node, string) { t.Error("a missing member was read") }),
+	)
+	if v.name != "x" || given["missing"] || !given["size"] || given["colour"] {
+		t.Errorf("got %+v and the members %v", v, given)
+	}
+	want := `x.yaml:1: thing x list: "a" is listed twice
+x.yaml:2: thing x size is 12 and must be from 1 to 10
+x.yaml:3: thing x: unknown member "colour" (allowed: name, size, on, version, list, empty, missing)
+x.yaml:4: thing x on must be true or false, not text
+x.yaml:5: thing x version must be text, not a number
+x.yaml:7: thing x empty must not be empty`
+	if err := f.Err(); err == nil || err.Error() != want {
+		t.Errorf("got\n%v\nwant\n%s", err, want)
+	}
+}
+
+func TestAListHasALimit(t *testing.T) {
+	f, root := Parse("x.yaml", []byte("a: [1, 2, 3]\n"), 1<<10)
+	f.Fields(root, func(member string) string { return member }, Func("a", func(n *Node, what string) {
+		if got := f.Items(n, what, 2); got != nil {
+			t.Errorf("got %d elements, want none", len(got))
+		}
+	}))
+	if got, want := f.Err(), "x.yaml:1: a has 3 elements (at most 2)"; got == nil || got.Error() != want {
+		t.Errorf("got %v, want %s", got, want)
+	}
+}
 
 func TestJSON(t *testing.T) {
 	for in, want := range map[string]string{
