@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/protocol/remote"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
@@ -37,7 +37,7 @@ func (c *Client) exchange(ctx context.Context, method string, params map[string]
 	}
 	if err := json.Unmarshal(body, &answer); err != nil || answer.Result == nil && answer.Error == nil {
 		if resp.StatusCode >= 300 {
-			return nil, fault.Wrap(fault.Internal, remote.ReadRefusal(resp, body), "%s", method)
+			return nil, fault.Wrap(fault.Internal, httpcall.ReadRefusal(resp, body), "%s", method)
 		}
 		return nil, fault.New(fault.Unavailable, "%s: the server's response is not JSON-RPC", method)
 	}
@@ -55,7 +55,7 @@ func (c *Client) exchange(ctx context.Context, method string, params map[string]
 
 // lastMessage returns the response at the end of a stream.
 func lastMessage(stream []byte) ([]byte, error) {
-	r := sse.NewReader(strings.NewReader(string(stream)), remote.MaxAnswer)
+	r := sse.NewReader(strings.NewReader(string(stream)), httpcall.MaxAnswer)
 	for {
 		e, err := r.Next()
 		if err != nil {
@@ -117,31 +117,31 @@ func (c *Client) post(ctx context.Context, method string, params map[string]any)
 // stream sends a request whose answer is a stream. The stream fails if it is silent for too long; see [liveBody].
 func (c *Client) stream(ctx context.Context, method string, header http.Header, body []byte) (io.ReadCloser, error) {
 	live, cancel := context.WithCancelCause(ctx)
-	req, err := c.server.Request(live, method, c.url, header, body)
+	req, err := c.server.NewRequest(live, method, c.url, header, body)
 	if err != nil {
 		cancel(nil)
 		return nil, err
 	}
 	dead := time.AfterFunc(c.silence, func() { cancel(errSilent) })
-	resp, err := c.server.Streams().Do(req)
+	resp, err := c.server.StreamClient().Do(req)
 	if err != nil {
 		dead.Stop()
 		cancel(nil)
-		return nil, remote.Unreachable(ctx, silent(live, err))
+		return nil, httpcall.Unreachable(ctx, silent(live, err))
 	}
 	content := &liveBody{ReadCloser: resp.Body, ctx: live, cancel: cancel, dead: dead, limit: c.silence}
 	if resp.StatusCode == http.StatusOK && strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
 		return content, nil
 	}
 	defer func() { _ = content.Close() }()
-	b, _ := io.ReadAll(io.LimitReader(content, remote.MaxAnswer))
+	b, _ := io.ReadAll(io.LimitReader(content, httpcall.MaxAnswer))
 	var answer struct {
 		Error *rpcError `json:"error"`
 	}
 	if resp.StatusCode == http.StatusOK && json.Unmarshal(b, &answer) == nil && answer.Error != nil {
 		return nil, answer.Error.fault(resp.StatusCode)
 	}
-	return nil, remote.ReadRefusal(resp, b)
+	return nil, httpcall.ReadRefusal(resp, b)
 }
 
 // rpcError is a JSON-RPC error.
@@ -165,10 +165,10 @@ func (e *rpcError) kind(status int) fault.Kind {
 		return kind
 	}
 	if e.Code >= 400 && e.Code <= 599 { // codes of our own are the HTTP statuses of the same meaning
-		return remote.KindOfStatus(e.Code)
+		return httpcall.KindOfStatus(e.Code)
 	}
 	if status >= 300 {
-		return remote.KindOfStatus(status)
+		return httpcall.KindOfStatus(status)
 	}
 	return fault.Invalid
 }

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/protocol/remote"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
@@ -41,7 +41,7 @@ var (
 )
 
 // Retryable reports whether a call that failed with err may succeed when it is repeated.
-func Retryable(err error) bool { return remote.Retryable(err) }
+func Retryable(err error) bool { return httpcall.Retryable(err) }
 
 // Options configure [Connect]. The zero value is for a server that asks for no credentials, and keeps cursors in memory.
 type Options struct {
@@ -69,7 +69,7 @@ type Options struct {
 type Client struct {
 	options Options
 	log     *slog.Logger
-	server  remote.Server
+	server  httpcall.Server
 	url     string
 	version spec.Version
 	session atomic.Pointer[string] // of the revisions that have sessions
@@ -114,7 +114,7 @@ func Connect(ctx context.Context, url string, o Options) (*Client, error) {
 // newClient returns a client that has sent no request.
 func newClient(url string, o Options) (*Client, error) {
 	c := &Client{
-		options: o, log: logTo(o.Log), server: remote.Server{URL: url, Key: o.Key, Agent: o.Agent, HTTP: o.HTTP},
+		options: o, log: logTo(o.Log), server: httpcall.Server{URL: url, Key: o.Key, Agent: o.Agent, HTTP: o.HTTP},
 		version: spec.V20260728, silence: deadAfter,
 	}
 	if o.Revision != "" {
@@ -168,7 +168,7 @@ func (c *Client) begin(ctx context.Context) error {
 	body := []byte(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
 	resp, b, err := c.server.Do(ctx, http.MethodPost, c.url, c.header(spec.NoteInitialized, nil), body)
 	if err == nil && resp.StatusCode >= 300 {
-		err = remote.ReadRefusal(resp, b)
+		err = httpcall.ReadRefusal(resp, b)
 	}
 	c.begun.Store(err == nil)
 	return err
@@ -274,6 +274,6 @@ func (c *Client) persist(ctx context.Context, do func() error) error {
 		}
 		last = err
 		c.log.Warn("request failed, retrying", "try", try+2, "of", maxTries, "error", err)
-		_ = remote.Sleep(ctx, try, 0) // if ctx ends, the next try fails
+		_ = httpcall.Sleep(ctx, try, 0) // if ctx ends, the next try fails
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/protocol/remote"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
 // flow hands a subscription's events to its function, in the same way for all modes. It never saves a cursor past an event
@@ -202,7 +202,7 @@ func (f *flow) retry(do func() error, attrs ...any) error {
 			return err
 		}
 		f.log.Warn("handler failed, retrying", append(attrs, "error", err)...)
-		_ = remote.Sleep(f.ctx, failures, 0) // or until ctx ends
+		_ = httpcall.Sleep(f.ctx, failures, 0) // or until ctx ends
 	}
 	return f.ctx.Err()
 }

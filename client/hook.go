@@ -11,7 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/protocol/remote"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
@@ -120,7 +120,7 @@ func (c *Client) webhook(f *flow) error {
 		wait := time.Until(began.Add(refreshAfter(lifetime)))
 		switch {
 		case failures > 0:
-			wait = remote.Backoff(failures - 1)
+			wait = httpcall.Backoff(failures - 1)
 		case !f.begun:
 			wait = 0
 		}

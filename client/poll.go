@@ -8,7 +8,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/protocol/remote"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
@@ -101,9 +101,9 @@ func (c *Client) push(f *flow) (time.Duration, error) {
 		e, err := events.Next()
 		switch {
 		case errors.Is(err, io.EOF):
-			return remote.FirstPause, nil
+			return httpcall.FirstPause, nil
 		case err != nil:
-			return 0, remote.Unreachable(f.ctx, err)
+			return 0, httpcall.Unreachable(f.ctx, err)
 		case len(e.Data) == 0:
 			continue
 		}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/protocol/remote"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
 // Publisher publishes events with POST /events, in batches. It repeats a request without an answer with the same event ids, so
@@ -118,8 +118,8 @@ func (p Publisher) Publish(ctx context.Context, r io.Reader) error {
 	return p.flush(ctx, url, batch)
 }
 
-func (p Publisher) server() remote.Server {
-	return remote.Server{URL: p.URL, Key: p.Key, Agent: p.Agent, HTTP: p.HTTP}
+func (p Publisher) server() httpcall.Server {
+	return httpcall.Server{URL: p.URL, Key: p.Key, Agent: p.Agent, HTTP: p.HTTP}
 }
 
 // untilDone reads from r until ctx ends, also while r has nothing to read. A goroutine stays until r returns.
@@ -203,7 +203,7 @@ func (p Publisher) send(ctx context.Context, url string, body []byte) ([]Accepte
 			return accepted, err
 		}
 		p.waiting("%v; trying again (try %d of %d)", err, try+2, p.Tries)
-		if err := remote.Sleep(ctx, try, remote.RetryAfter(resp)); err != nil {
+		if err := httpcall.Sleep(ctx, try, httpcall.RetryAfter(resp)); err != nil {
 			return nil, err
 		}
 	}
@@ -221,7 +221,7 @@ func (p Publisher) once(ctx context.Context, url string, body []byte) ([]Accepte
 	waiting.Go(func() {
 		select {
 		case <-time.After(patience):
-			p.waiting("waiting for an answer of %s", remote.Redact(p.URL))
+			p.waiting("waiting for an answer of %s", httpcall.Redact(p.URL))
 		case <-done:
 		}
 	})
@@ -240,9 +240,9 @@ func (p Publisher) once(ctx context.Context, url string, body []byte) ([]Accepte
 	case answer.RPC != "":
 		return nil, resp, fault.New(fault.Invalid, "%s is an MCP endpoint; publish needs the URL of /events", resp.Request.URL.Redacted())
 	case resp.StatusCode < 200 || resp.StatusCode > 299:
-		return nil, resp, remote.ReadRefusal(resp, b)
+		return nil, resp, httpcall.ReadRefusal(resp, b)
 	case err != nil || answer.Accepted == nil:
-		return nil, resp, remote.UnexpectedAnswer(resp, fault.Invalid)
+		return nil, resp, httpcall.UnexpectedAnswer(resp, fault.Invalid)
 	}
 	return answer.Accepted, resp, nil
 }

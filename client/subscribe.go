@@ -10,7 +10,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
-	"github.com/mcp-events/mcpevents/shared/protocol/remote"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
 // The modes of delivery (SEP-3415, "Delivery Modes").
@@ -265,7 +265,7 @@ func (f *flow) follow(once func() (time.Duration, error)) error {
 		}
 		if err != nil {
 			f.log.Warn("request failed, retrying", "mode", f.sub.Mode, "error", err)
-			wait = max(wait, remote.Backoff(failures))
+			wait = max(wait, httpcall.Backoff(failures))
 			failures++
 		}
 		if periodic.Sleep(f.ctx, wait) != nil {
@@ -277,7 +277,7 @@ func (f *flow) follow(once func() (time.Duration, error)) error {
 // transient reports whether to try again after an error. Once the server has accepted the subscription, the response of a
 // proxy that has no backend is transient, too. Before, it means that the URL is wrong.
 func (f *flow) transient(err error) bool {
-	return Retryable(err) || f.begun && remote.FromProxy(err)
+	return Retryable(err) || f.begun && httpcall.FromProxy(err)
 }
 
 // params returns the parameters of events/poll and events/stream.

@@ -13,8 +13,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/protocol/remote"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
@@ -151,9 +151,9 @@ func (l *listener) once() (time.Duration, error) {
 		e, err := events.Next()
 		switch {
 		case errors.Is(err, io.EOF):
-			return max(l.wait(), remote.FirstPause), nil
+			return max(l.wait(), httpcall.FirstPause), nil
 		case err != nil:
-			return l.wait(), remote.Unreachable(l.ctx, err)
+			return l.wait(), httpcall.Unreachable(l.ctx, err)
 		}
 		if e.Retry > 0 {
 			l.retry = e.Retry
@@ -170,7 +170,7 @@ func (l *listener) once() (time.Duration, error) {
 }
 
 // wait returns how long the server asked to wait, up to five minutes.
-func (l *listener) wait() time.Duration { return min(l.retry, 10*remote.MaxPause) }
+func (l *listener) wait() time.Duration { return min(l.retry, 10*httpcall.MaxPause) }
 
 func (l *listener) opened() {
 	l.open = true

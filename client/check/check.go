@@ -30,7 +30,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/protocol/remote"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
@@ -94,7 +94,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		o.Progress = func(string) {}
 	}
 	if u, err := url.Parse(o.URL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, fault.New(fault.Invalid, "%.200q is not the URL of a server (allowed: http or https, such as http://127.0.0.1:8080/mcp)", remote.Redact(o.URL))
+		return nil, fault.New(fault.Invalid, "%.200q is not the URL of a server (allowed: http or https, such as http://127.0.0.1:8080/mcp)", httpcall.Redact(o.URL))
 	}
 	if o.Publish != nil && o.Event == "" {
 		return nil, fault.New(fault.Invalid, "which event type is published must be known: name it")
@@ -108,7 +108,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	if without != "" {
-		return c.report(remote.Redact(o.URL), "the server offers no MCP Events"), fault.New(fault.Unsupported, "%s serves no MCP Events: %s", remote.Redact(o.URL), without)
+		return c.report(httpcall.Redact(o.URL), "the server offers no MCP Events"), fault.New(fault.Unsupported, "%s serves no MCP Events: %s", httpcall.Redact(o.URL), without)
 	}
 	steps := []struct {
 		what string
@@ -124,18 +124,18 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		o.Progress(s.what)
 		if err := step(ctx, s.do); err != nil {
 			if ctx.Err() != nil {
-				return nil, fault.Wrap(fault.Unavailable, ctx.Err(), "check %s", remote.Redact(o.URL))
+				return nil, fault.Wrap(fault.Unavailable, ctx.Err(), "check %s", httpcall.Redact(o.URL))
 			}
 			o.Progress(fmt.Sprintf("%s: %v", s.what, err))
 		}
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "check %s", remote.Redact(o.URL))
+		return nil, fault.Wrap(fault.Unavailable, err, "check %s", httpcall.Redact(o.URL))
 	}
 	// No check looks at these.
 	c.skip("it takes an operator to remove an event type or a right", ruleTerminated)
 	c.skip("the server offers events", ruleUnoffered)
-	return c.report(remote.Redact(o.URL), "the checks did not come to it"), nil
+	return c.report(httpcall.Redact(o.URL), "the checks did not come to it"), nil
 }
 
 // stopped is the panic of a step that cannot go on, as tests have FailNow.
@@ -168,7 +168,7 @@ func need[T any](v T, err error) T {
 func (c *checker) discover(ctx context.Context) (without string, err error) {
 	a, err := c.conn.call(ctx, spec.MethodDiscover, map[string]any{})
 	if err != nil {
-		return "", fault.Wrap(fault.Unavailable, err, "reach %s", remote.Redact(c.URL))
+		return "", fault.Wrap(fault.Unavailable, err, "reach %s", httpcall.Redact(c.URL))
 	}
 	if a.status == http.StatusUnauthorized || a.status == http.StatusForbidden {
 		return "", fault.New(fault.Unauthenticated, "the server refuses the caller (HTTP %d): give a key", a.status)

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/protocol/remote"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
@@ -151,7 +151,7 @@ func (c *conn) send(ctx context.Context, key, method string, params map[string]a
 		req.Header.Set("Authorization", "Bearer "+key)
 	}
 	resp, err := c.client.Do(req)
-	return resp, id, remote.RedactError(err)
+	return resp, id, httpcall.RedactError(err)
 }
 
 // note is a message of a stream, with when it came.

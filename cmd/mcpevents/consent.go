@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/protocol/remote"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
 // ConsentCmd holds the commands for consent.
@@ -138,15 +138,15 @@ func (c *consentFlags) request(ctx context.Context, method, provider string, out
 	case err != nil:
 		return err
 	case resp.StatusCode != http.StatusOK:
-		return remote.ReadRefusal(resp, body)
+		return httpcall.ReadRefusal(resp, body)
 	case json.Unmarshal(body, out) != nil:
-		return remote.UnexpectedAnswer(resp, fault.Unavailable)
+		return httpcall.UnexpectedAnswer(resp, fault.Unavailable)
 	}
 	return nil
 }
 
 // consentURL returns the URL of consent, which is next to /mcp.
-func consentURL(s remote.Server, provider, principal string) (string, error) {
+func consentURL(s httpcall.Server, provider, principal string) (string, error) {
 	text, err := s.Endpoint("/mcp")
 	if err != nil {
 		return "", err

@@ -1,6 +1,6 @@
 package main
 
-import "github.com/mcp-events/mcpevents/shared/protocol/remote"
+import "github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 
 // Remote holds the flags of every command that calls a server.
 type Remote struct {
@@ -9,6 +9,6 @@ type Remote struct {
 }
 
 // server returns the address of the server and the identity of the caller.
-func (r *Remote) server() remote.Server {
-	return remote.Server{URL: r.Server, Key: r.Key, Agent: agent()}
+func (r *Remote) server() httpcall.Server {
+	return httpcall.Server{URL: r.Server, Key: r.Key, Agent: agent()}
 }

@@ -15,7 +15,7 @@ import (
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/protocol/remote"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
 // prefix is where the API is, see package admin, which is not imported for that: it brings the server along.
@@ -26,7 +26,7 @@ const maxPage = 100
 
 // Client asks the admin API of a server.
 type Client struct {
-	Server remote.Server
+	Server httpcall.Server
 }
 
 // Do makes a request. The answer is empty if the server's is.
@@ -49,9 +49,9 @@ func (c Client) Do(ctx context.Context, method, path string, query url.Values, b
 	case err != nil:
 		return nil, err // the context's own, if that ended
 	case resp.StatusCode >= 300:
-		return nil, advise(remote.ReadRefusal(resp, answer))
+		return nil, advise(httpcall.ReadRefusal(resp, answer))
 	case resp.StatusCode != http.StatusNoContent && !json.Valid(answer):
-		return nil, remote.UnexpectedAnswer(resp, fault.Unavailable)
+		return nil, httpcall.UnexpectedAnswer(resp, fault.Unavailable)
 	}
 	return answer, nil
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/platform/progress"
-	"github.com/mcp-events/mcpevents/shared/protocol/remote"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
 // Command is a request of the API, made by a person or a program.
@@ -40,7 +40,7 @@ type Command struct {
 }
 
 // Run makes the request and prints the answer.
-func (c *Command) Run(ctx context.Context, s remote.Server) error {
+func (c *Command) Run(ctx context.Context, s httpcall.Server) error {
 	method, path, query, body, err := c.request(time.Now())
 	if err != nil {
 		return err
@@ -252,7 +252,7 @@ func (c *Command) follow(ctx context.Context, api Client, answer json.RawMessage
 	for failed := 0; r.State == "running"; {
 		_ = periodic.Sleep(ctx, pause) // the next request sees that ctx has ended
 		next, err := api.Do(ctx, http.MethodGet, replays+"/"+url.PathEscape(r.ID), nil, nil)
-		if failed++; remote.Retryable(err) && failed < patience {
+		if failed++; httpcall.Retryable(err) && failed < patience {
 			continue
 		}
 		if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/protocol/remote"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
 // Commands are the commands over the admin API, as kong reads them. Each is one request: the tag api has its method
@@ -254,7 +254,7 @@ func (o *Flags) Run(k *kong.Context, t Terminal) error {
 	c.Confirm = n.Tag.Has("confirm") && !is["yes"] && !is["dry-run"]
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	return c.Run(ctx, remote.Server{URL: o.Server, Key: o.Key, Agent: t.Agent})
+	return c.Run(ctx, httpcall.Server{URL: o.Server, Key: o.Key, Agent: t.Agent})
 }
 
 // ours are the flags that the API does not get.

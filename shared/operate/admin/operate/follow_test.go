@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/protocol/remote"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
 // TestAJobIsFollowed: a replay is watched until it is over, through a server that is away for a moment.
@@ -36,7 +36,7 @@ func TestAJobIsFollowed(t *testing.T) {
 		Terminal: Terminal{Out: &out, Err: &errs, Bar: &bar}, API: "POST replays", Follow: true,
 		Values: map[string]any{"rate": 5, "dryRun": false, "origin": "https://a.example"},
 	}
-	if err := c.Run(t.Context(), remote.Server{URL: s.URL}); err != nil {
+	if err := c.Run(t.Context(), httpcall.Server{URL: s.URL}); err != nil {
 		t.Fatal(err)
 	}
 	want := `POST /admin/v1/replays {"dryRun":false,"rate":5,"select":{"origin":"https://a.example"}}` +

@@ -1,4 +1,4 @@
-package remote_test
+package httpcall_test
 
 import (
 	"net/http"
@@ -6,12 +6,12 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
-	"github.com/mcp-events/mcpevents/shared/protocol/remote"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
 func TestAKeyInAURLIsNotShown(t *testing.T) {
 	t.Run("RCH-05 an error about a server that is not there names it without the key", func(t *testing.T) {
-		_, _, err := remote.Server{Agent: "test/1"}.Do(t.Context(), http.MethodPost, "http://127.0.0.1:1/mcp/u/the-key?x=1", nil, nil)
+		_, _, err := httpcall.Server{Agent: "test/1"}.Do(t.Context(), http.MethodPost, "http://127.0.0.1:1/mcp/u/the-key?x=1", nil, nil)
 		if err == nil || strings.Contains(err.Error(), "the-key") || !strings.Contains(err.Error(), "http://127.0.0.1:1/mcp/u/xxxxx?x=1") {
 			t.Errorf("got %v", err)
 		}
@@ -23,7 +23,7 @@ func TestAKeyInAURLIsNotShown(t *testing.T) {
 		"https://me:password@events.example.com/": "https://me:xxxxx@events.example.com/",
 		"http://[::1/mcp/u/k1":                    "http://[::1/mcp/u/xxxxx",
 	} {
-		if got := remote.Redact(given); got != want {
+		if got := httpcall.Redact(given); got != want {
 			t.Errorf("RCH-05 %s: got %s, want %s", given, got, want)
 		}
 	}
@@ -31,12 +31,12 @@ func TestAKeyInAURLIsNotShown(t *testing.T) {
 
 func TestTheURLOfAServer(t *testing.T) {
 	for _, url := range []string{"http://127.0.0.1:0", "http://127.0.0.1:99999", "https://events.example.com:-1", "http://:8080", "events.example.com", "ftp://events.example.com"} {
-		if got, err := (remote.Server{URL: url}).Endpoint("/mcp"); !fault.Is(err, fault.Invalid) {
+		if got, err := (httpcall.Server{URL: url}).Endpoint("/mcp"); !fault.Is(err, fault.Invalid) {
 			t.Errorf("OPS-10 %s: got %q, %v", url, got, err)
 		}
 	}
 	for _, url := range []string{"http://127.0.0.1:8080", "https://events.example.com", "https://[::1]:65535"} {
-		if got, err := (remote.Server{URL: url}).Endpoint("/mcp"); err != nil || got != url+"/mcp" {
+		if got, err := (httpcall.Server{URL: url}).Endpoint("/mcp"); err != nil || got != url+"/mcp" {
 			t.Errorf("OPS-10 %s: got %q, %v", url, got, err)
 		}
 	}

@@ -1,7 +1,10 @@
-// Package remote calls a server of this project, or another MCP server, over HTTP: it builds the URL of an endpoint, sends
-// JSON, reads refusals of every form into errors with a kind, and decides what to try again and when. The public package
-// client and the commands use it.
-package remote
+// Package httpcall sends single HTTP requests to a server of this project or to another MCP server. It builds the URL of an
+// endpoint, sends JSON as a caller with a key, turns error responses of every form into errors with a kind, and decides whether
+// and when to try again.
+//
+// It knows nothing about events and keeps no state. To receive events, use the public package client, which is built on it, as
+// are the commands.
+package httpcall
 
 import (
 	"bytes"
@@ -78,8 +81,8 @@ func RedactError(err error) error {
 	return err
 }
 
-// Request makes a request with the identity of the caller.
-func (s Server) Request(ctx context.Context, method, url string, header http.Header, body []byte) (*http.Request, error) {
+// NewRequest returns a request with the identity of the caller.
+func (s Server) NewRequest(ctx context.Context, method, url string, header http.Header, body []byte) (*http.Request, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
 	if err != nil {
 		return nil, fault.Wrap(fault.Invalid, err, "make the request")
@@ -101,11 +104,11 @@ const MaxAnswer = 8 << 20
 // callTimeout bounds a request that is not a stream.
 const callTimeout = time.Minute
 
-func (s Server) calls() *http.Client { return cmp.Or(s.HTTP, http.DefaultClient) }
+func (s Server) httpClient() *http.Client { return cmp.Or(s.HTTP, http.DefaultClient) }
 
-// Streams returns a client without a timeout, for responses that do not end.
-func (s Server) Streams() *http.Client {
-	unlimited := *s.calls()
+// StreamClient returns a client without a timeout, for responses that do not end.
+func (s Server) StreamClient() *http.Client {
+	unlimited := *s.httpClient()
 	unlimited.Timeout = 0
 	return &unlimited
 }
@@ -115,11 +118,11 @@ func (s Server) Streams() *http.Client {
 func (s Server) Do(ctx context.Context, method, url string, header http.Header, body []byte) (*http.Response, []byte, error) {
 	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	req, err := s.Request(limited, method, url, header, body)
+	req, err := s.NewRequest(limited, method, url, header, body)
 	if err != nil {
 		return nil, nil, err
 	}
-	resp, err := s.calls().Do(req)
+	resp, err := s.httpClient().Do(req)
 	if err != nil {
 		return nil, nil, Unreachable(ctx, err)
 	}
