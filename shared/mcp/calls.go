@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/mcp/streams"
@@ -62,7 +62,7 @@ func (h *calls) routeRead(c *method.Call) (route, bool, error) {
 // known reports whether a URI is one of the catalog's. Such a one is not looked for at backends,
 // as when it is subscribed to.
 func known(cat *catalog.Catalog, uri string) bool {
-	_, _, err := subscription.Resolve(cat, uri)
+	_, _, err := match.Resolve(cat, uri)
 	return err == nil
 }
 

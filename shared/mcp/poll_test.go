@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
@@ -58,10 +58,10 @@ func pollParams(name, arguments, cursor string) string {
 // isAbout checks what the _meta of an EventOccurrence says of the event.
 func isAbout(t *testing.T, meta map[string]json.RawMessage, uri, arguments string) {
 	t.Helper()
-	if got := string(meta[subscription.MetaURI]); got != uri {
+	if got := string(meta[match.MetaURI]); got != uri {
 		t.Errorf("the uri in _meta is %s, want %s", got, uri)
 	}
-	if got := string(meta[subscription.MetaArguments]); got != arguments {
+	if got := string(meta[match.MetaArguments]); got != arguments {
 		t.Errorf("the arguments in _meta are %s, want %s", got, arguments)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -50,7 +51,7 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *method.Call) (method.
 		}
 	}
 	for _, p := range t.Patterns {
-		if p.Kind == subscription.Concrete {
+		if p.Kind == match.Concrete {
 			continue
 		}
 		if _, err := subscription.Interested(ctx, h.feeds.DB, h.feeds.Log, c.Principal.Workspace, p); err != nil {

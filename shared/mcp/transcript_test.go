@@ -54,7 +54,7 @@ func play(t *testing.T, f *fixture, src string) {
 			}
 			for _, line := range strings.Split(head, "\n") {
 				if name, want, ok := strings.Cut(line, ": "); ok {
-					match(t, name, got.Header.Get(textproto.CanonicalMIMEHeaderKey(name)), want, names)
+					compareJSON(t, name, got.Header.Get(textproto.CanonicalMIMEHeaderKey(name)), want, names)
 				}
 			}
 			if want := strings.TrimSpace(body); want == "" {
@@ -69,7 +69,7 @@ func play(t *testing.T, f *fixture, src string) {
 				if err := json.Unmarshal([]byte(want), &b); err != nil {
 					t.Fatalf("%v in %s", err, want)
 				}
-				match(t, "body", a, b, names)
+				compareJSON(t, "body", a, b, names)
 			}
 		default:
 			var headers []string
@@ -83,8 +83,8 @@ func play(t *testing.T, f *fixture, src string) {
 	}
 }
 
-// match compares what came with what is wanted, and learns names.
-func match(t *testing.T, at string, got, want any, names map[string]string) {
+// compareJSON compares a value with the wanted one, and records the values of names in angle brackets.
+func compareJSON(t *testing.T, at string, got, want any, names map[string]string) {
 	t.Helper()
 	switch want := want.(type) {
 	case string:
@@ -104,7 +104,7 @@ func match(t *testing.T, at string, got, want any, names map[string]string) {
 			return
 		}
 		for k, v := range want {
-			match(t, at+"."+k, have[k], v, names)
+			compareJSON(t, at+"."+k, have[k], v, names)
 		}
 		return
 	case []any:
@@ -114,7 +114,7 @@ func match(t *testing.T, at string, got, want any, names map[string]string) {
 			return
 		}
 		for i, v := range want {
-			match(t, at+"["+strconv.Itoa(i)+"]", have[i], v, names)
+			compareJSON(t, at+"["+strconv.Itoa(i)+"]", have[i], v, names)
 		}
 		return
 	}

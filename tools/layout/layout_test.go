@@ -98,7 +98,7 @@ func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
 		{"the endpoint uses the gateway through its data", under("shared/mcp"), func(path string) bool {
 			return under("shared/gateway")(path) && path != "shared/gateway/api"
 		}},
-		{"events and subscriptions import no transport and no cloud package directly", under("shared/events/event", "shared/events/subscription"), domain},
+		{"events and subscriptions import no transport and no cloud package directly", under("shared/events/event", "shared/events/match", "shared/events/subscription"), domain},
 	}
 	all := packages(t)
 	for _, rule := range rules {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -96,7 +97,7 @@ func endSpan(span trace.Span, del *state.Delivery, target string, n int, out web
 func (s *sender) fill(ctx context.Context, r *webhook.Request, sub *subscription.Subscriber, e *event.Event) error {
 	redacted := *e
 	var err error
-	if redacted.Data, err = subscription.Redacted(e.Data, sub.Redact); err != nil {
+	if redacted.Data, err = match.Redacted(e.Data, sub.Redact); err != nil {
 		return err
 	}
 	e = &redacted

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
@@ -103,11 +104,11 @@ func (t *Terminator) auditOne(ctx context.Context, workspace string) (ended int,
 func concerned(before, after map[string]string) (scopes []string) {
 	for name, t := range before {
 		if after[name] != t {
-			scopes = append(scopes, subscription.Scope(name))
+			scopes = append(scopes, match.Scope(name))
 		}
 	}
 	if len(scopes) > 0 {
-		scopes = append(scopes, subscription.Scope(""))
+		scopes = append(scopes, match.Scope(""))
 	}
 	slices.Sort(scopes)
 	return scopes

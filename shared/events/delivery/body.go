@@ -5,6 +5,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
@@ -35,7 +36,7 @@ func eventsBody(e *event.Event, entry *catalog.Entry, cursor string) []byte {
 	} else {
 		b = jsonrpc.AppendString(b, cursor)
 	}
-	b = subscription.AppendOccurrenceMeta(append(b, `,"_meta":{`...), e, entry)
+	b = match.AppendOccurrenceMeta(append(b, `,"_meta":{`...), e, entry)
 	return append(b, `}}`...)
 }
 

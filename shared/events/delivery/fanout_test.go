@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -268,9 +269,9 @@ func TestGivenASlowStoreAndReadersOfPatternsWhenABatchIsFullThenFanoutTakesHardl
 		synctest.Test(t, func(t *testing.T) {
 			r := newRig(t)
 			log := &eventlog.Log{DB: unorderedStore{r.db}}
-			for _, p := range []subscription.Pattern{
-				{Kind: subscription.Parent, Key: "event://github/acme/**", Shape: subscription.Shape{Scope: "parents", Name: "d2"}},
-				{Kind: subscription.Parent, Key: "event://github/**", Shape: subscription.Shape{Scope: "parents", Name: "d1"}},
+			for _, p := range []match.Pattern{
+				{Kind: match.Parent, Key: "event://github/acme/**", Shape: match.Shape{Scope: "parents", Name: "d2"}},
+				{Kind: match.Parent, Key: "event://github/**", Shape: match.Shape{Scope: "parents", Name: "d1"}},
 			} {
 				if _, err := subscription.Interested(t.Context(), unorderedStore{r.db}, log, "default", p); err != nil {
 					t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
@@ -73,11 +74,11 @@ func longestInput(t *testing.T, data string, unordered bool) {
 	// A poll of the URI and of everything begins before the event.
 	tails := stream.New(r.log, mortal{r.db, r}, r.sealer)
 	defer tails.Close()
-	patterns, _, err := subscription.Resolve(cat, uri)
+	patterns, _, err := match.Resolve(cat, uri)
 	if err != nil {
 		t.Fatal(err)
 	}
-	patterns = append(patterns, subscription.ForEntry(cat.ByName(longestName), nil))
+	patterns = append(patterns, match.ForEntry(cat.ByName(longestName), nil))
 	cursors := make([]string, len(patterns))
 	poll := func(i int) *stream.Page {
 		page, err := tails.Poll(t.Context(), stream.PollRequest{Workspace: "default", Pattern: patterns[i], Cursor: cursors[i], Most: 10, Bytes: 1 << 20})

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -252,7 +253,7 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 	for id := range p.done {
 		out.subscribers[id] = true
 	}
-	p.Payloads = subscription.Payloads(p.Events)
+	p.Payloads = match.Payloads(p.Events)
 	wait := d.patienceOf(ctx)
 	for i := range subs {
 		sub := &subs[i]

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -207,7 +208,7 @@ func TestASubscriptionFromBeforeALogItemThatCannotBeDecoded(t *testing.T) {
 	r.publishTo(uri, "github.push", "evt_2", `{"branch":"main"}`)
 	r.work()
 	sub := &subscription.Subscription{
-		Workspace: "default", ID: strings.Repeat("a", 43), Patterns: []subscription.Pattern{{Kind: subscription.Concrete, Key: uri}},
+		Workspace: "default", ID: strings.Repeat("a", 43), Patterns: []match.Pattern{{Kind: match.Concrete, Key: uri}},
 	}
 	truncated, err := (&deadletter.Replayer{Log: r.log, Queue: mortal{r.db, r}}).Replay(t.Context(), sub, before)
 	if err != nil || !truncated {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
@@ -48,7 +49,7 @@ func TestCursorsOfAWildcardThatIsSeldomRefreshed(t *testing.T) {
 		defer tails.Close()
 		page, err := tails.Poll(t.Context(), stream.PollRequest{
 			Workspace: "default", Cursor: cursor, Most: 10, Bytes: 1 << 20,
-			Pattern: subscription.Pattern{Kind: subscription.Wildcard, Key: pattern, Entry: "github.push", Shape: subscription.Shape{Scope: "entry:github.push", Name: "m2"}},
+			Pattern: match.Pattern{Kind: match.Wildcard, Key: pattern, Entry: "github.push", Shape: match.Shape{Scope: "entry:github.push", Name: "m2"}},
 		})
 		if err != nil {
 			t.Fatal(err)

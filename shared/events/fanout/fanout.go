@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
@@ -333,7 +334,7 @@ func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[headerID]in
 		g.webhookKeys, g.inBandKeys = nil, nil
 		g.try(func() error {
 			wanted := []store.Key{subscription.HeaderKey(g.workspace, g.uri)}
-			for _, scope := range subscription.Scopes(g.entry.Name) {
+			for _, scope := range match.Scopes(g.entry.Name) {
 				wanted = append(wanted, subscription.ShapesKey(g.workspace, scope))
 			}
 			return r.want(wanted...)
@@ -344,7 +345,7 @@ func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[headerID]in
 	}
 	for _, g := range groups {
 		g.try(func() error {
-			for _, scope := range subscription.Scopes(g.entry.Name) {
+			for _, scope := range match.Scopes(g.entry.Name) {
 				webhooks, inBand := subscription.InUse(r.got(subscription.ShapesKey(g.workspace, scope)), scope, now)
 				g.webhookKeys = append(g.webhookKeys, keys(g, webhooks)...)
 				g.inBandKeys = append(g.inBandKeys, keys(g, inBand)...)
@@ -379,9 +380,9 @@ func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[headerID]in
 	return headers, nil
 }
 
-func keys(g *uriBatch, shapes []subscription.Shape) (out []string) {
+func keys(g *uriBatch, shapes []match.Shape) (out []string) {
 	for _, s := range shapes {
-		if key, ok := subscription.KeyUnder(g.entry, g.vars, g.uri, s); ok {
+		if key, ok := match.KeyUnder(g.entry, g.vars, g.uri, s); ok {
 			out = append(out, key)
 		}
 	}

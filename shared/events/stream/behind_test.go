@@ -13,8 +13,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -127,7 +127,7 @@ func TestAFeedEndsWhenItsReaderFallsFarBehind(t *testing.T) {
 func TestAFastReaderThatCatchesUpIsNotTooSlow(t *testing.T) {
 	const past, live = 600, 400
 	for name, open := range bothStores() {
-		for kind, patterns := range map[string][]subscription.Pattern{
+		for kind, patterns := range map[string][]match.Pattern{
 			"a URI": own(1), "a busy URI and a quiet one": own(2), "a parent": {parentPattern}, "both": append(own(2), parentPattern),
 		} {
 			t.Run("EVX-26 "+name+", "+kind, func(t *testing.T) {
@@ -159,7 +159,7 @@ func TestAFastReaderThatCatchesUpIsNotTooSlow(t *testing.T) {
 					defer f.Close()
 					for i := range len(writers) { // each URI has one writer
 						uri := own(len(writers))[i].Key
-						read := slices.ContainsFunc(patterns, func(p subscription.Pattern) bool {
+						read := slices.ContainsFunc(patterns, func(p match.Pattern) bool {
 							return p.Key == uri || p.Key == parentPattern.Key
 						})
 						if read {

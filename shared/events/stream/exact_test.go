@@ -16,17 +16,17 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
 // own are the patterns of n single URIs below the parent of [parentPattern].
-func own(n int) (patterns []subscription.Pattern) {
+func own(n int) (patterns []match.Pattern) {
 	for i := range n {
-		patterns = append(patterns, subscription.Pattern{Kind: subscription.Concrete, Key: fmt.Sprintf("event://sim/p/%d", i)})
+		patterns = append(patterns, match.Pattern{Kind: match.Concrete, Key: fmt.Sprintf("event://sim/p/%d", i)})
 	}
 	return patterns
 }
@@ -39,12 +39,12 @@ func TestAResumeRepeatsNothingWherePositionsAreExact(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
 		open     func(*testing.T) store.DB
-		patterns []subscription.Pattern
+		patterns []match.Pattern
 		topics   []string
 	}{
 		{"SES-03 one URI and topics, embedded", embedded, own(1), []string{"a", "b"}},
 		{"SUB-08 forty URIs and their parent, embedded", embedded, append(own(40), parentPattern), []string{"a"}},
-		{"SUB-08 a parent, embedded", embedded, []subscription.Pattern{parentPattern}, nil},
+		{"SUB-08 a parent, embedded", embedded, []match.Pattern{parentPattern}, nil},
 		{"SES-03 one URI and topics, stamped by writers", dynamo, own(1), []string{"a", "b"}},
 		{"SUB-08 sixteen URIs, stamped by writers", dynamo, own(16), []string{"a"}},
 	} {
@@ -130,7 +130,7 @@ func TestWhatIsOpenedAfterTheClockWentBackBeginsAtTheEnd(t *testing.T) {
 		"stamped by writers": func(t *testing.T, _ *clock) store.DB { return slowest(1)(t) },
 	}
 	for name, open := range stores {
-		for kind, pattern := range map[string]subscription.Pattern{"a URI": own(1)[0], "a wildcard": openPattern} {
+		for kind, pattern := range map[string]match.Pattern{"a URI": own(1)[0], "a wildcard": openPattern} {
 			t.Run("EVX-07 SUB-08 "+kind+", "+name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					var c clock
@@ -182,7 +182,7 @@ func TestWhatIsOpenedAfterTheClockWentBackBeginsAtTheEnd(t *testing.T) {
 // An item that cannot be decoded does not stop streams and polls. They notify their clients of the gap once, and the item is
 // recorded for operators once.
 func TestReadersPassAnItemThatCannotBeDecodedAndReportTheGap(t *testing.T) {
-	patterns := map[string]subscription.Pattern{"a URI": ownPattern, "a wildcard": openPattern}
+	patterns := map[string]match.Pattern{"a URI": ownPattern, "a wildcard": openPattern}
 	for kind, newDB := range bothStores() {
 		for which, pattern := range patterns {
 			for name, value := range map[string]string{
@@ -267,7 +267,7 @@ func TestReadersPassAnItemThatCannotBeDecodedAndReportTheGap(t *testing.T) {
 }
 
 // partitionOf returns the partition of a pattern that holds an event.
-func partitionOf(t *testing.T, r *rig, pattern subscription.Pattern, id string) eventlog.Partition {
+func partitionOf(t *testing.T, r *rig, pattern match.Pattern, id string) eventlog.Partition {
 	t.Helper()
 	parts := pattern.Partitions(r.log, "default")
 	i := slices.IndexFunc(parts, func(p eventlog.Partition) bool {

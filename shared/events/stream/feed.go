@@ -10,6 +10,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
@@ -150,11 +151,11 @@ func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 }
 
 // Add subscribes the feed to another pattern, from a position on (see [eventlog.Log.Position]).
-func (f *Feed) Add(ctx context.Context, p subscription.Pattern, after int64) error {
+func (f *Feed) Add(ctx context.Context, p match.Pattern, after int64) error {
 	return f.add(ctx, p, func(eventlog.Partition) int64 { return after })
 }
 
-func (f *Feed) add(ctx context.Context, p subscription.Pattern, from func(eventlog.Partition) int64) error {
+func (f *Feed) add(ctx context.Context, p match.Pattern, from func(eventlog.Partition) int64) error {
 	parts := p.Partitions(f.tails.Log, f.workspace)
 	if len(parts) == 1 {
 		part := parts[0]
@@ -194,7 +195,7 @@ func (f *Feed) join(s *source, start int64, renew func(context.Context) error) {
 }
 
 // Remove ends the subscription to a pattern. The feed may still return events of it that it has read.
-func (f *Feed) Remove(p subscription.Pattern) { f.remove(p.Key, false) }
+func (f *Feed) Remove(p match.Pattern) { f.remove(p.Key, false) }
 
 // Follow adds a topic to the feed, from a position on; see [Request.Topics].
 func (f *Feed) Follow(topic string, after int64) {

@@ -10,14 +10,14 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // PollRequest says what a poll wants and from where.
 type PollRequest struct {
 	Workspace string
-	Pattern   subscription.Pattern
+	Pattern   match.Pattern
 	// Cursor is where a poll, a stream or a webhook of the same pattern ended. Empty begins now.
 	Cursor string
 	// MaxAge is as in [Request].
@@ -69,7 +69,7 @@ func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 	p.settled = ts.Log.Settled()
 	p.lastTraffic = p.began.UnixMicro()
 	var reaches int64
-	if r.Pattern.Kind != subscription.Concrete {
+	if r.Pattern.Kind != match.Concrete {
 		in, err := ts.interested(ctx, r.Workspace, r.Pattern)
 		if err != nil {
 			return nil, err

@@ -10,14 +10,14 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-var openPattern = subscription.Pattern{
-	Kind: subscription.Wildcard, Key: "event://sim/*", Entry: "sim",
-	Shape: subscription.Shape{Scope: "entry:sim", Name: "m1"},
+var openPattern = match.Pattern{
+	Kind: match.Wildcard, Key: "event://sim/*", Entry: "sim",
+	Shape: match.Shape{Scope: "entry:sim", Name: "m1"},
 }
 
 // counting counts what is asked of a store.
@@ -47,7 +47,7 @@ func TestWhatAnEmptyPollCosts(t *testing.T) {
 	count := &counting{DB: embedded(t)}
 	r := over(t, count)
 	for _, tc := range []struct {
-		pattern      subscription.Pattern
+		pattern      match.Pattern
 		first, later int64 // reads
 		writes       int64 // of the first
 	}{

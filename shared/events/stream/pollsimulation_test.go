@@ -13,8 +13,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -23,7 +23,7 @@ import (
 type pollers struct {
 	newDB   func(t *testing.T) store.DB
 	skew    time.Duration // of the instances' clocks, either way
-	pattern subscription.Pattern
+	pattern match.Pattern
 	burst   int // events at once, now and then
 	streams bool
 	length  time.Duration
@@ -107,7 +107,7 @@ func (p pollers) run(t *testing.T) (res polledAll) {
 		var writing sync.WaitGroup
 		end := time.Now().Add(p.length)
 		for i := range instances {
-			if p.pattern.Kind == subscription.Concrete && !p.pattern.Unordered && i > 0 {
+			if p.pattern.Kind == match.Concrete && !p.pattern.Unordered && i > 0 {
 				break // it has one writer at a time
 			}
 			writing.Go(func() {
@@ -119,7 +119,7 @@ func (p pollers) run(t *testing.T) (res polledAll) {
 					var events []event.Event
 					for k := range many {
 						e := occurrence(fmt.Sprintf("%d-%d-%d", i, n, k), fmt.Sprintf("event://sim/%d", rand.IntN(30)))
-						if p.pattern.Kind == subscription.Concrete {
+						if p.pattern.Kind == match.Concrete {
 							e.URI = p.pattern.Key
 						}
 						events = append(events, e)
@@ -159,7 +159,7 @@ func (p pollers) write(ctx context.Context, l *eventlog.Log, events []event.Even
 		_, err := l.AppendUnordered(ctx, "default", p.pattern.Key, events, nil)
 		return err
 	}
-	if p.pattern.Kind == subscription.Concrete {
+	if p.pattern.Kind == match.Concrete {
 		_, err := l.Append(ctx, "default", p.pattern.Key, events, nil)
 		return err
 	}
@@ -175,7 +175,7 @@ func (p pollers) write(ctx context.Context, l *eventlog.Log, events []event.Even
 // event, or where the heartbeat is.
 func (p pollers) follow(t *testing.T, ts *stream.Tails, cursor string, got map[string]int) string {
 	f, err := ts.Open(t.Context(), stream.Request{
-		Workspace: "default", Patterns: []subscription.Pattern{p.pattern}, Topics: []string{stream.TopicCatalog}, Cursor: cursor, Sole: true,
+		Workspace: "default", Patterns: []match.Pattern{p.pattern}, Topics: []string{stream.TopicCatalog}, Cursor: cursor, Sole: true,
 	})
 	if err != nil {
 		t.Error(err)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 )
 
@@ -25,7 +26,7 @@ const changeLag = 2 * time.Minute
 // AfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog gives to an open
 // stream. If an event type gives up its order, its events go to other partitions as soon as fanout knows, so those must
 // be read from before the stream learned of the change.
-func (ts *Tails) AfterChange(p subscription.Pattern) int64 {
+func (ts *Tails) AfterChange(p match.Pattern) int64 {
 	after := ts.Log.Position() - time.Second.Microseconds()
 	if p.Unordered {
 		after -= changeLag.Microseconds()
@@ -34,7 +35,7 @@ func (ts *Tails) AfterChange(p subscription.Pattern) int64 {
 }
 
 // interested is [subscription.Interested] at most once in an eighth of the retention, for each pattern and process.
-func (ts *Tails) interested(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error) {
+func (ts *Tails) interested(ctx context.Context, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	key := workspace + "#" + p.Key
 	now := ts.Log.Time()
 	in, ok := ts.interests.Get(key)

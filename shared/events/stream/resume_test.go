@@ -9,15 +9,15 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 )
 
 var (
-	parentPattern = subscription.Pattern{
-		Kind: subscription.Parent, Key: "event://sim/p/**", Shape: subscription.Shape{Scope: "parents", Name: "d2"},
+	parentPattern = match.Pattern{
+		Kind: match.Parent, Key: "event://sim/p/**", Shape: match.Shape{Scope: "parents", Name: "d2"},
 	}
-	ownPattern       = subscription.Pattern{Kind: subscription.Concrete, Key: "event://sim/own"}
-	unorderedPattern = subscription.Pattern{Kind: subscription.Concrete, Key: "event://sim/unordered", Unordered: true}
+	ownPattern       = match.Pattern{Kind: match.Concrete, Key: "event://sim/own"}
+	unorderedPattern = match.Pattern{Kind: match.Concrete, Key: "event://sim/unordered", Unordered: true}
 )
 
 func occurrence(id, uri string) event.Event {
@@ -26,7 +26,7 @@ func occurrence(id, uri string) event.Event {
 
 // A stream of few events that is resumed repeats none (design: the log and its cursor).
 func TestAResumeRepeatsNothingInTheOrdinaryCase(t *testing.T) {
-	for name, patterns := range map[string][]subscription.Pattern{
+	for name, patterns := range map[string][]match.Pattern{
 		"SUB-08 own": {ownPattern}, "SUB-08 parent": {parentPattern}, "SUB-08 both": {ownPattern, parentPattern},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -71,8 +71,8 @@ func TestAResumeRepeatsNothingInTheOrdinaryCase(t *testing.T) {
 func TestAStreamThatIsCutOffWhileItCatchesUpComesFurther(t *testing.T) {
 	const uris, events, patience = 10, 40, 60
 	single := own(uris)
-	for name, patterns := range map[string][]subscription.Pattern{
-		"single URIs": single, "a parent": {parentPattern}, "both": append([]subscription.Pattern{parentPattern}, single...),
+	for name, patterns := range map[string][]match.Pattern{
+		"single URIs": single, "a parent": {parentPattern}, "both": append([]match.Pattern{parentPattern}, single...),
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -17,7 +17,7 @@ import (
 func TestReadersReturnAnEventWhoseIDIsPublishedAgain(t *testing.T) {
 	stores := map[string]func(*testing.T) store.DB{"SQLite": embedded, "stamped by writers": slowest(20 * time.Millisecond)}
 	for name, open := range stores {
-		for kind, pattern := range map[string]subscription.Pattern{"a URI": ownPattern, "a wildcard": openPattern} {
+		for kind, pattern := range map[string]match.Pattern{"a URI": ownPattern, "a wildcard": openPattern} {
 			t.Run("EVX-05 EVX-06 "+kind+", "+name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					r := over(t, open(t))

@@ -13,8 +13,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
@@ -69,7 +69,7 @@ func (w world) run(t *testing.T) outcome {
 				cursor, first := "", true
 				for inst := r; ; inst++ {
 					f, err := tails[inst%len(tails)].Open(readCtx, stream.Request{
-						Workspace: "default", Patterns: []subscription.Pattern{ownPattern, parentPattern}, Cursor: cursor,
+						Workspace: "default", Patterns: []match.Pattern{ownPattern, parentPattern}, Cursor: cursor,
 					})
 					if first {
 						opened.Done()

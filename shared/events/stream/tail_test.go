@@ -9,8 +9,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
@@ -91,7 +91,7 @@ func (r *rig) open(request stream.Request) *stream.Feed {
 }
 
 // from is a request for the patterns from a cursor on.
-func from(cursor string, patterns ...subscription.Pattern) stream.Request {
+func from(cursor string, patterns ...match.Pattern) stream.Request {
 	return stream.Request{Patterns: patterns, Cursor: cursor}
 }
 

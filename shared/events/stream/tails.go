@@ -17,7 +17,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -147,7 +147,7 @@ func (ts *Tails) leave(f *Feed, p eventlog.Partition) {
 type Request struct {
 	Workspace string
 	// Patterns are what the feed is subscribed to. More can be added later.
-	Patterns []subscription.Pattern
+	Patterns []match.Pattern
 	// Topics are notices of the system (see the Topic functions).
 	Topics []string
 	// Cursor resumes where another feed of the workspace ended. Empty starts at the end of the log.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -122,9 +123,9 @@ func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after st
 	case c.Origin != "":
 		q.Partition = originKey(workspace, c.Origin, "-").Partition
 	case c.parents:
-		q.Partition = listKey(workspace, parentsScope, "-").Partition
+		q.Partition = listKey(workspace, match.Scope(""), "-").Partition
 	case c.Event != "":
-		q.Partition = listKey(workspace, Scope(c.Event), "-").Partition
+		q.Partition = listKey(workspace, match.Scope(c.Event), "-").Partition
 	default:
 		q.Partition = indexKey(workspace, "-").Partition
 	}
@@ -198,7 +199,7 @@ func (c Choice) takes(s *Subscription) bool {
 		(c.Origin == "" || c.Origin == OriginOf(s.Target.URL)) &&
 		(c.State == "" || c.State == s.Effective()) &&
 		(c.URI == "" || s.Covers(c.URI)) &&
-		(c.Event == "" || c.Event == s.Name || slices.ContainsFunc(s.Patterns, func(p Pattern) bool { return p.Entry == c.Event }))
+		(c.Event == "" || c.Event == s.Name || slices.ContainsFunc(s.Patterns, func(p match.Pattern) bool { return p.Entry == c.Event }))
 }
 
 func (l *Lists) addStatuses(ctx context.Context, workspace string, subs []Selected) error {
@@ -257,5 +258,5 @@ func (l *Lists) CountStates(ctx context.Context, workspace string, most int) (ma
 
 // Covers reports whether the subscription is for a URI, by one of its patterns.
 func (s *Subscription) Covers(uri string) bool {
-	return slices.ContainsFunc(s.Patterns, func(p Pattern) bool { return Matches(p.Key, uri) })
+	return slices.ContainsFunc(s.Patterns, func(p match.Pattern) bool { return match.Matches(p.Key, uri) })
 }

@@ -6,11 +6,13 @@ import (
 	"reflect"
 	"sync"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/events/match"
 )
 
 func TestDecodeSubscriber(t *testing.T) {
 	text := func(n int) []byte {
-		b, _ := json.Marshal(Subscriber{V: recordVersion, ID: fmt.Sprint("sub_", n), Principal: "p", Skip: []string{"a"}, Filters: []Filter{{Pointer: "/a"}}})
+		b, _ := json.Marshal(Subscriber{V: recordVersion, ID: fmt.Sprint("sub_", n), Principal: "p", Skip: []string{"a"}, Filters: []match.Filter{{Pointer: "/a"}}})
 		return b
 	}
 	var wg sync.WaitGroup

@@ -6,6 +6,7 @@ import (
 	"errors"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -32,11 +33,11 @@ func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string
 	if len(url) > MaxTargetURL {
 		return fault.New(fault.Invalid, "delivery.url is longer than %d bytes", MaxTargetURL).AtLimit("targetURL", MaxTargetURL)
 	}
-	members, err := objectOf(arguments)
+	canonical, err := match.CanonicalArguments(arguments)
 	if err != nil {
 		return err
 	}
-	return s.End(ctx, p.Workspace, p.ID, derivedID(p, url, name, canonicalJSON(members)))
+	return s.End(ctx, p.Workspace, p.ID, derivedID(p, url, name, canonical))
 }
 
 // End ends a subscription as [Service.Deregister] does, for whoever may; NotFound if there is none.

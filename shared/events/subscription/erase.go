@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -62,14 +63,14 @@ func (s *Service) Count(ctx context.Context, workspace, uri string) (n int, err 
 	}
 	headers := []store.Key{HeaderKey(workspace, uri)}
 	if entry, vars, ok := cat.Match(uri); ok {
-		for _, scope := range Scopes(entry.Name) {
+		for _, scope := range match.Scopes(entry.Name) {
 			shapes, err := store.One(ctx, s.Records.DB, ShapesKey(workspace, scope), "read the shapes in use")
 			if err != nil {
 				return 0, err
 			}
 			webhooks, _ := InUse(shapes, scope, s.Records.now())
 			for _, shape := range webhooks {
-				if key, ok := KeyUnder(entry, vars, uri, shape); ok && key != uri {
+				if key, ok := match.KeyUnder(entry, vars, uri, shape); ok && key != uri {
 					headers = append(headers, HeaderKey(workspace, key))
 				}
 			}

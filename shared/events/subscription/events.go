@@ -18,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -75,7 +76,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	if entry == nil {
 		return nil, unknownEvent(r.Name)
 	}
-	selection, err := Select(entry, r.Arguments)
+	selection, err := match.Select(entry, r.Arguments)
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +108,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	now := g.now().UTC()
 	until := g.grant(now, r.TTL)
 	oldest := g.Service.Log.Oldest()
-	if pattern.Kind != Concrete {
+	if pattern.Kind != match.Concrete {
 		granted := Subscription{Workspace: p.Workspace, Until: until}
 		in, err := granted.interested(ctx, g.Service.Records.DB, g.Service.Log, pattern)
 		if err != nil {
@@ -125,7 +126,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	}
 	want := &Subscription{
 		ID: id, Workspace: p.Workspace, Principal: p.ID, Origin: MCPEvents,
-		EventURIs: []string{pattern.URI()}, Patterns: []Pattern{pattern},
+		EventURIs: []string{pattern.URI()}, Patterns: []match.Pattern{pattern},
 		Target: Target{URL: r.URL, Type: Standard, Fingerprint: fingerprint(r.Secret)},
 		Name:   r.Name, Arguments: selection.Arguments, Filters: selection.Filters, Redact: selection.Redact,
 		Created: now, Until: until, State: Active, Plain: r.Plain, Profile: r.Profile,
@@ -261,8 +262,8 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 }
 
 // samePatterns reports whether a subscription with these patterns is stored and counted at the same places.
-func samePatterns(a, b []Pattern) bool {
-	return slices.EqualFunc(a, b, func(a, b Pattern) bool { return a.Key == b.Key && a.Shape == b.Shape })
+func samePatterns(a, b []match.Pattern) bool {
+	return slices.EqualFunc(a, b, func(a, b match.Pattern) bool { return a.Key == b.Key && a.Shape == b.Shape })
 }
 
 // replay sends what the subscription is owed and then writes that it is owed
@@ -291,11 +292,11 @@ func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bo
 
 // start finds the position to deliver from. Without a cursor that is the end of the log, which may be older than the log
 // reaches back if nothing was published for long.
-func (g *Registrar) start(ctx context.Context, workspace string, pattern Pattern, r SubscribeRequest) (from eventlog.Cursor, truncated bool, err error) {
+func (g *Registrar) start(ctx context.Context, workspace string, pattern match.Pattern, r SubscribeRequest) (from eventlog.Cursor, truncated bool, err error) {
 	if r.Cursor == "" {
 		from.Given = g.Service.Log.Given(g.Service.Log.Time().UnixMicro()) // before the position is read
 		from.At = g.Service.Log.Position()
-		if pattern.Kind == Concrete {
+		if pattern.Kind == match.Concrete {
 			from.At, err = g.Service.Log.EndOf(ctx, workspace, pattern.Key)
 		}
 		return from, false, err

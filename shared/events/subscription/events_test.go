@@ -10,6 +10,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -110,7 +111,7 @@ func TestSubscribe(t *testing.T) {
 		got := f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"a","repo":"b"}`), TTL: TTL{Asked: true, For: time.Minute}})
 		key := "event://github/a/b/push"
 		sub, e := f.subscribers(key)[0], newEvent(key)
-		if !sub.Wants(&Payload{Event: e}, got.RefreshBefore.Add(-time.Millisecond)) || sub.Wants(&Payload{Event: e}, got.RefreshBefore) {
+		if !sub.Wants(&match.Payload{Event: e}, got.RefreshBefore.Add(-time.Millisecond)) || sub.Wants(&match.Payload{Event: e}, got.RefreshBefore) {
 			t.Error("the end is not where it was granted")
 		}
 		f.clock = got.RefreshBefore

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -122,12 +123,12 @@ func (r *Records) update(ctx context.Context, sub *Subscription, extra ...store.
 
 // move writes a changed subscription as update does, under other patterns than the old ones. The counters are raised before and
 // lowered after the write, as for a subscription that begins or ends.
-func (r *Records) move(ctx context.Context, sub *Subscription, old []Pattern, extra ...store.Op) error {
+func (r *Records) move(ctx context.Context, sub *Subscription, old []match.Pattern, extra ...store.Op) error {
 	if err := r.count(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
 		return err
 	}
 	for _, p := range old {
-		if !slices.ContainsFunc(sub.Patterns, func(now Pattern) bool { return now.Key == p.Key }) {
+		if !slices.ContainsFunc(sub.Patterns, func(now match.Pattern) bool { return now.Key == p.Key }) {
 			extra = append(extra, store.Delete(subscriberKey(sub.Workspace, p.Key, sub.ID)))
 		}
 	}

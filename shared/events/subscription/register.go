@@ -12,6 +12,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -52,20 +53,20 @@ func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRe
 	if err := g.checkTarget(r.Target); err != nil {
 		return nil, err
 	}
-	var patterns []Pattern
+	var patterns []match.Pattern
 	for _, uri := range r.URIs {
-		found, access, err := Resolve(cat, uri)
+		found, access, err := match.Resolve(cat, uri)
 		if err != nil {
 			return nil, err
 		}
-		if err := allowed(p, access); err != nil {
+		if err := match.CheckAccess(p, access); err != nil {
 			return nil, err
 		}
-		if !slices.ContainsFunc(access, func(a Access) bool { return a.Entry.WebhookAllowed() }) {
+		if !slices.ContainsFunc(access, func(a match.Access) bool { return a.Entry.WebhookAllowed() }) {
 			return nil, fault.New(fault.Invalid, "%s is not delivered by webhook", uri).With(map[string]any{"uri": uri})
 		}
 		for _, f := range found {
-			if !slices.ContainsFunc(patterns, func(p Pattern) bool { return p.Key == f.Key }) {
+			if !slices.ContainsFunc(patterns, func(p match.Pattern) bool { return p.Key == f.Key }) {
 				patterns = append(patterns, f)
 			}
 		}

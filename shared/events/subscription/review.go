@@ -6,11 +6,11 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -55,7 +55,7 @@ func (r *Review) Subscriber(ctx context.Context, workspace, patternKey string, s
 	if err != nil {
 		return right, err
 	}
-	right.each = strings.HasSuffix(patternKey, parentMark)
+	_, right.each = match.CutParent(patternKey)
 	return right, r.pattern(ctx, right, part{patternKey, s.Entry, s.Contract})
 }
 
@@ -103,7 +103,7 @@ func (r *Review) right(ctx context.Context, workspace, principal string, g Grant
 
 // pattern looks at one pattern.
 func (r *Review) pattern(ctx context.Context, right Right, p part) error {
-	if uri, parent := strings.CutSuffix(p.key, parentMark); parent {
+	if uri, parent := match.CutParent(p.key); parent {
 		return right.below(uri)
 	}
 	entry := right.catalog.ByName(p.entry)
@@ -124,8 +124,8 @@ func (r *Review) pattern(ctx context.Context, right Right, p part) error {
 	case entry.Access == nil:
 		return nil
 	}
-	match, vars, ok := right.catalog.MatchPattern(p.key)
-	if !ok || match != entry {
+	found, vars, ok := right.catalog.MatchPattern(p.key)
+	if !ok || found != entry {
 		return &Terminated{SchemaChanged(entry.Name, catalog.FeatureInput)}
 	}
 	if !right.permits(entry.Access, vars) {

@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
@@ -122,6 +123,31 @@ func (f *fixture) subscribers(key string) []Subscriber {
 		f.t.Errorf("the header of %s says %d subscribers, there are %d", key, n, len(subs))
 	}
 	return subs
+}
+
+const patternCatalog = `events:
+  - name: ci.build_finished
+    uri: event://ci/build-finished
+  - name: github.pull_request
+    uriTemplate: event://github/{owner}/{repo}/pull_request
+    paramsSchema: {type: object, properties: {owner: {type: string, pattern: "^[a-z-]+$"}}}
+  - name: github.push
+    uriTemplate: event://github/{owner}/{repo}/push
+  - name: deep.thing
+    uriTemplate: event://deep/{a}/{b}/{c}/{d}/{e}/{f}
+`
+
+func parse(t interface {
+	Helper()
+	Fatal(...any)
+}, src string,
+) *catalog.Catalog {
+	t.Helper()
+	cat, err := catalog.Parse([]byte(src))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cat
 }
 
 const build = "event://ci/build-finished"
@@ -268,7 +294,7 @@ func TestDeregister(t *testing.T) {
 		if len(f.ended) != 1 || f.ended[0] != got.Subscription.ID {
 			t.Errorf("notified of the end of %v", f.ended)
 		}
-		items, err := f.db.Get(t.Context(), ShapesKey("default", "entry:ci.build_finished"), ShapesKey("default", parentsScope))
+		items, err := f.db.Get(t.Context(), ShapesKey("default", "entry:ci.build_finished"), ShapesKey("default", match.Scope("")))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -287,7 +313,7 @@ func TestOverlappingPatternsDeliverOnce(t *testing.T) {
 	wants := 0
 	for _, key := range []string{build, "event://ci/**"} {
 		for _, s := range f.subscribers(key) {
-			if s.Wants(&Payload{Event: e}, f.clock) {
+			if s.Wants(&match.Payload{Event: e}, f.clock) {
 				wants++
 			}
 		}

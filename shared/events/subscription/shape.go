@@ -9,6 +9,7 @@ import (
 	"time"
 
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -46,16 +47,16 @@ func HeaderCount(header *store.Item) int {
 
 // InUse lists the shapes of a scope that someone uses: with webhooks, and in band at the
 // given time. A nil item has none.
-func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []Shape) {
+func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []match.Shape) {
 	if item == nil {
 		return nil, nil
 	}
 	for name, n := range item.Counts {
 		switch {
 		case strings.HasPrefix(name, "w_") && n > 0:
-			webhooks = append(webhooks, Shape{Scope: scope, Name: name[2:]})
+			webhooks = append(webhooks, match.Shape{Scope: scope, Name: name[2:]})
 		case strings.HasPrefix(name, "i_") && n > now.Unix():
-			inBand = append(inBand, Shape{Scope: scope, Name: name[2:]})
+			inBand = append(inBand, match.Shape{Scope: scope, Name: name[2:]})
 		}
 	}
 	return webhooks, inBand
@@ -64,8 +65,8 @@ func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []Sh
 // count adds n to the counters of the patterns of a subscription. Each is its
 // own write: the shape counters are shared by all subscribers of a workspace and must
 // not be part of anyone's transaction.
-func (r *Records) count(ctx context.Context, workspace string, patterns []Pattern, n int64) error {
-	shapes := map[Shape]int64{}
+func (r *Records) count(ctx context.Context, workspace string, patterns []match.Pattern, n int64) error {
+	shapes := map[match.Shape]int64{}
 	for _, p := range patterns {
 		shapes[p.Shape] += n
 	}
@@ -103,7 +104,7 @@ func (r *Records) count(ctx context.Context, workspace string, patterns []Patter
 
 // healShapes sets shape counters below zero to zero. Earlier releases left such counters, and the next subscription with the
 // shape would not be found.
-func (r *Records) healShapes(ctx context.Context, workspace string, shapes map[Shape]int64) error {
+func (r *Records) healShapes(ctx context.Context, workspace string, shapes map[match.Shape]int64) error {
 	byKey := map[store.Key][]string{}
 	for shape := range shapes {
 		key := ShapesKey(workspace, shape.Scope)
@@ -138,14 +139,14 @@ var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 // Interested records that a client reads the pattern in band and may come back during the retention: first the
 // pattern's shape, then the pattern itself. The log then has events that are published after Interested returns in the
 // pattern's partitions. A concrete pattern needs no interest. An interest that lasts long enough is not written again.
-func Interested(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p Pattern) (eventlog.Interest, error) {
+func Interested(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	return interestedUntil(ctx, db, log, workspace, p, log.KeptUntil())
 }
 
 // interested records the interest of a webhook subscription of MCP Events in a pattern. It lasts for the subscription
 // and for one retention after it, because the cursors in deliveries and gap notices must lead to its events even if the
 // client refreshes the subscription seldom. A subscription that never expires has an interest that never ends.
-func (s *Subscription) interested(ctx context.Context, db store.DB, log *eventlog.Log, p Pattern) (eventlog.Interest, error) {
+func (s *Subscription) interested(ctx context.Context, db store.DB, log *eventlog.Log, p match.Pattern) (eventlog.Interest, error) {
 	until := headerStays
 	if !s.Until.IsZero() {
 		until = s.Until.Add(log.Reaches())
@@ -153,8 +154,8 @@ func (s *Subscription) interested(ctx context.Context, db store.DB, log *eventlo
 	return interestedUntil(ctx, db, log, s.Workspace, p, until)
 }
 
-func interestedUntil(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p Pattern, until time.Time) (eventlog.Interest, error) {
-	if p.Kind == Concrete {
+func interestedUntil(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p match.Pattern, until time.Time) (eventlog.Interest, error) {
+	if p.Kind == match.Concrete {
 		return eventlog.Interest{}, nil
 	}
 	// The shape's time is later than that of the interest, whose renewal may be written first.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -47,14 +48,14 @@ func Subscribers(ctx context.Context, db store.DB, workspace, patternKey string,
 
 // Wants reports whether the subscriber is to get the event by the pattern it
 // lies under: not expired, not delivered by another of its patterns, and let through by its filters.
-func (s *Subscriber) Wants(p *Payload, now time.Time) bool {
+func (s *Subscriber) Wants(p *match.Payload, now time.Time) bool {
 	if s.Until != 0 && now.Unix() >= s.Until {
 		return false
 	}
 	for _, key := range s.Skip {
-		if Matches(key, p.Event.URI) {
+		if match.Matches(key, p.Event.URI) {
 			return false
 		}
 	}
-	return p.passes(s.Filters)
+	return p.Passes(s.Filters)
 }

@@ -21,6 +21,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -71,28 +72,20 @@ type Target struct {
 	Fingerprint []byte `json:"fp,omitempty"`
 }
 
-// Filter narrows events by their payload: the value at Pointer must be one of
-// Values; `*` in a string value stands for any characters. Or it must be in Span.
-type Filter struct {
-	Pointer string            `json:"p"`
-	Values  []json.RawMessage `json:"v,omitempty"`
-	Span    *Span             `json:"s,omitempty"`
-}
-
 // Subscription is a record. It never leaves the server as it is: [View] does.
 type Subscription struct {
-	V         int       `json:"v"`
-	ID        string    `json:"id"`
-	Workspace string    `json:"ws"`
-	Principal string    `json:"pr"`
-	Origin    Origin    `json:"o"`
-	EventURIs []string  `json:"uris"`
-	Patterns  []Pattern `json:"pat"`
-	Target    Target    `json:"t"`
+	V         int             `json:"v"`
+	ID        string          `json:"id"`
+	Workspace string          `json:"ws"`
+	Principal string          `json:"pr"`
+	Origin    Origin          `json:"o"`
+	EventURIs []string        `json:"uris"`
+	Patterns  []match.Pattern `json:"pat"`
+	Target    Target          `json:"t"`
 	// Name and Arguments are those of events/subscribe.
 	Name      string          `json:"n,omitempty"`
 	Arguments json.RawMessage `json:"args,omitempty"`
-	Filters   []Filter        `json:"f,omitempty"`
+	Filters   []match.Filter  `json:"f,omitempty"`
 	// Redact are JSON pointers of payload members that it does not get.
 	Redact []string `json:"red,omitempty"`
 	// Grant is what the principal held, Contracts what the event types were that it
@@ -131,15 +124,15 @@ type Subscription struct {
 
 // Subscriber is a subscription as it lies under one of its patterns.
 type Subscriber struct {
-	V         int      `json:"v"`
-	ID        string   `json:"id"`
-	Principal string   `json:"pr"`
-	Origin    Origin   `json:"o"`
-	Target    Target   `json:"t"`
-	Filters   []Filter `json:"f,omitempty"`
-	Until     int64    `json:"until,omitempty"` // seconds since 1970
-	Cursor    string   `json:"cur,omitempty"`
-	Redact    []string `json:"red,omitempty"`
+	V         int            `json:"v"`
+	ID        string         `json:"id"`
+	Principal string         `json:"pr"`
+	Origin    Origin         `json:"o"`
+	Target    Target         `json:"t"`
+	Filters   []match.Filter `json:"f,omitempty"`
+	Until     int64          `json:"until,omitempty"` // seconds since 1970
+	Cursor    string         `json:"cur,omitempty"`
+	Redact    []string       `json:"red,omitempty"`
 	// Profile is as in [Subscription].
 	Profile spec.Profile `json:"pf,omitempty"`
 	// Entry is the event type of the pattern, "" for a parent, and Contract what it
@@ -230,7 +223,7 @@ func (s *Subscription) subscribers() []store.Item {
 		sub := s.Subscriber()
 		sub.Entry, sub.Contract = p.Entry, s.Contracts[p.Entry]
 		for _, earlier := range s.Patterns[:i] {
-			if Matches(earlier.Key, p.Key) {
+			if match.Matches(earlier.Key, p.Key) {
 				sub.Skip = append(sub.Skip, earlier.Key)
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 )
 
 // advanced is the cursor for the deliveries of a subscription from now on: the one it has, moved
@@ -50,7 +51,7 @@ func (g *Registrar) watermark(ctx context.Context, sub *Subscription, had eventl
 // if the log was not written for a pattern since then, because an event may be on its way that the log does not have.
 func (g *Registrar) nothingAfter(ctx context.Context, sub *Subscription, c eventlog.Cursor) (bool, error) {
 	for _, p := range sub.Patterns {
-		if p.Kind != Concrete {
+		if p.Kind != match.Concrete {
 			in, err := g.Service.Log.Interest(ctx, sub.Workspace, p.Key)
 			if err != nil || in.Reaches() > max(c.At, c.Given) {
 				return false, err

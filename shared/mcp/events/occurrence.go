@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -22,7 +22,7 @@ import (
 // selected is the subscription that events/poll and events/stream carry in
 // their params (SEP-3415).
 type selected struct {
-	subscription.Selection
+	match.Selection
 	catalog *catalog.Catalog
 	mode    string
 	cursor  string        // empty is now
@@ -59,12 +59,12 @@ func readSelected(ctx context.Context, cs method.Catalogs, c *method.Call, mode 
 }
 
 // Choose finds what a name and arguments select, if the principal may have it in this mode.
-func Choose(cat *catalog.Catalog, name string, arguments json.RawMessage, p auth.Principal, mode string) (subscription.Selection, error) {
+func Choose(cat *catalog.Catalog, name string, arguments json.RawMessage, p auth.Principal, mode string) (match.Selection, error) {
 	entry := cat.ByName(name)
 	if entry == nil {
-		return subscription.Selection{}, UnknownEvent(name)
+		return match.Selection{}, UnknownEvent(name)
 	}
-	s, err := subscription.Select(entry, arguments)
+	s, err := match.Select(entry, arguments)
 	if err != nil {
 		return s, err
 	}

@@ -6,8 +6,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -60,7 +60,7 @@ func (h *Polls) Poll(ctx context.Context, c *method.Call) (method.Result, error)
 			b = append(b, ',')
 		}
 		b = appendOccurrence(append(b, '{'), ev, data)
-		b = subscription.AppendOccurrenceMeta(append(b, `,"_meta":{`...), ev, w.Entry)
+		b = match.AppendOccurrenceMeta(append(b, `,"_meta":{`...), ev, w.Entry)
 		b = append(b, `}}`...)
 	}
 	b = jsonrpc.AppendString(append(b, `],"cursor":`...), page.Cursor)

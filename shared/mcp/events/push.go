@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
@@ -51,7 +52,7 @@ func openPush(ctx context.Context, st *streams.Streams, c *method.Call) (*stream
 	p := &push{writer: o, selected: w, version: c.Version, profile: c.Profile}
 	o.Framing = streams.Framing{Begin: p.begin, Deliver: p.deliver, Due: p.due, Heartbeat: p.heartbeat, Moved: p.moved, Failed: p.failed, End: p.end}
 	return o, o.Open(ctx, stream.Request{
-		Workspace: c.Principal.Workspace, Patterns: []subscription.Pattern{w.Pattern}, Topics: []string{stream.TopicCatalog},
+		Workspace: c.Principal.Workspace, Patterns: []match.Pattern{w.Pattern}, Topics: []string{stream.TopicCatalog},
 		Cursor: w.cursor, MaxAge: w.maxAge, Sole: true, Wants: p.Wants,
 	})
 }
@@ -104,7 +105,7 @@ func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 	return p.writer.Send(spec.NoteEventsEvent, func(b []byte) []byte {
 		b = jsonrpc.AppendString(append(b, `"cursor":`...), cursor)
 		return appendOccurrence(append(b, ','), d.Event, data)
-	}, func(b []byte) []byte { return subscription.AppendOccurrenceMeta(b, d.Event, p.Entry) }, "")
+	}, func(b []byte) []byte { return match.AppendOccurrenceMeta(b, d.Event, p.Entry) }, "")
 }
 
 // due is when the next heartbeat must be sent at the latest.

@@ -10,6 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/mcp/streams"
 
@@ -70,7 +71,7 @@ func (h *Reads) readEvents(ctx context.Context, p auth.Principal, uri string) ([
 	if err != nil {
 		return nil, err
 	}
-	patterns, access, err := subscription.Resolve(cat, uri)
+	patterns, access, err := match.Resolve(cat, uri)
 	if err != nil {
 		return nil, method.NotFound(uri) // the reason would show what is known under other URIs
 	}
@@ -102,12 +103,12 @@ func (h *Reads) readEvents(ctx context.Context, p auth.Principal, uri string) ([
 
 // latest reads the newest events of a pattern that the principal may have. For a
 // wildcard they are among those below its literal beginning.
-func (h *Reads) latest(ctx context.Context, cat *catalog.Catalog, who auth.Principal, p subscription.Pattern) ([]event.Event, error) {
+func (h *Reads) latest(ctx context.Context, cat *catalog.Catalog, who auth.Principal, p match.Pattern) ([]event.Event, error) {
 	parent := p.URI()
 	switch p.Kind {
-	case subscription.Concrete:
+	case match.Concrete:
 		return h.Log.Latest(ctx, who.Workspace, parent, p.Unordered, maxLatest)
-	case subscription.Wildcard:
+	case match.Wildcard:
 		parent, _, _ = strings.Cut(p.Key, "/"+catalog.Wildcard)
 		if parent+"/" == catalog.Scheme { // the first segment is the open one
 			return nil, nil
@@ -115,7 +116,7 @@ func (h *Reads) latest(ctx context.Context, cat *catalog.Catalog, who auth.Princ
 	}
 	return h.Log.LatestBelow(ctx, who.Workspace, parent, maxLatest, func(uri string) (wanted, unordered bool) {
 		entry, vars, ok := cat.Match(uri)
-		return ok && subscription.Matches(p.Key, uri) && entry.Access.Check(who, vars) == nil, ok && entry.Unordered()
+		return ok && match.Matches(p.Key, uri) && entry.Access.Check(who, vars) == nil, ok && entry.Unordered()
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
@@ -54,7 +55,7 @@ func (r *Replies) entryScopes(c *Call, m Row) []string {
 // scopesOf lists the scopes that a URI needs. In band, a parent is open to who may
 // have one of the types below it.
 func scopesOf(cat *catalog.Catalog, uri string, p auth.Principal, all bool) (scopes []string) {
-	_, access, err := subscription.Resolve(cat, uri)
+	_, access, err := match.Resolve(cat, uri)
 	if err != nil {
 		return nil
 	}

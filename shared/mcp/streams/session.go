@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -311,7 +311,7 @@ func (s *sessionStream) certain(ctx context.Context, d stream.Delivery) (bool, e
 	}
 	for _, t := range s.writer.targets {
 		for _, p := range t.Patterns {
-			if subscription.Matches(p.Key, d.Event.URI) {
+			if match.Matches(p.Key, d.Event.URI) {
 				return true, nil
 			}
 		}

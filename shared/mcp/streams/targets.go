@@ -9,6 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -26,7 +27,7 @@ type Targets struct {
 type Target struct {
 	// URI is the canonical form, asked what the client wrote.
 	URI, asked string
-	Patterns   []subscription.Pattern
+	Patterns   []match.Pattern
 	// topic is set for a subscription:// URI.
 	topic string
 	// Backend serves a URI that is not ours; the stream follows its notifications.
@@ -38,7 +39,7 @@ type Target struct {
 // Open is the number of its parents and wildcards.
 func (t Target) Open() (n int) {
 	for _, p := range t.Patterns {
-		if p.Kind != subscription.Concrete {
+		if p.Kind != match.Concrete {
 			n++
 		}
 	}
@@ -70,7 +71,7 @@ func (ts *Targets) Resolve(ctx context.Context, cat *catalog.Catalog, p auth.Pri
 		t.topic = stream.TopicSubscription(v.ID)
 		return t, nil
 	}
-	patterns, access, err := subscription.Resolve(cat, uri)
+	patterns, access, err := match.Resolve(cat, uri)
 	if err != nil {
 		if ts.Backends.Any(ctx) {
 			if name, ok := ts.Backends.Subscribable(ctx, p, uri); ok {
@@ -83,7 +84,7 @@ func (ts *Targets) Resolve(ctx context.Context, cat *catalog.Catalog, p auth.Pri
 	if access, err = Permitted(p, access); err != nil {
 		return t, err
 	}
-	if !slices.ContainsFunc(access, func(a subscription.Access) bool { return a.Entry.PushAllowed() }) {
+	if !slices.ContainsFunc(access, func(a match.Access) bool { return a.Entry.PushAllowed() }) {
 		return t, fault.New(fault.Invalid, "%s is not delivered on streams", method.Clip(uri)).With(map[string]any{"uri": method.Clip(uri)})
 	}
 	t.URI, t.Patterns = patterns[0].URI(), patterns
@@ -94,8 +95,8 @@ const SubscriptionScheme = "subscription://"
 
 // Permitted keeps those event types of a resolved URI that the principal may have. It
 // fails when there is none.
-func Permitted(p auth.Principal, access []subscription.Access) ([]subscription.Access, error) {
-	var out []subscription.Access
+func Permitted(p auth.Principal, access []match.Access) ([]match.Access, error) {
+	var out []match.Access
 	var denied error
 	for _, a := range access {
 		if err := a.Entry.Access.Check(p, a.Vars); err != nil {

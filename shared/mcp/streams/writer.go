@@ -11,8 +11,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -238,7 +238,7 @@ func (w *Writer) eventMeta(b []byte, ev *event.Event) []byte {
 func (w *Writer) sendLost(d stream.Delivery) error {
 	var uris []string
 	for _, t := range w.targets {
-		if slices.ContainsFunc(t.Patterns, func(p subscription.Pattern) bool { return p.Key == d.Lost }) {
+		if slices.ContainsFunc(t.Patterns, func(p match.Pattern) bool { return p.Key == d.Lost }) {
 			uris = append(uris, t.asked)
 		}
 	}
@@ -376,7 +376,7 @@ func (w *Writer) resolveAgain(ctx context.Context) error {
 		}
 		t.lost = false
 		for _, p := range again.Patterns {
-			if slices.ContainsFunc(t.Patterns, func(q subscription.Pattern) bool { return q.Key == p.Key && q.Unordered == p.Unordered }) {
+			if slices.ContainsFunc(t.Patterns, func(q match.Pattern) bool { return q.Key == p.Key && q.Unordered == p.Unordered }) {
 				continue
 			}
 			if err := w.Feed.Add(ctx, p, w.Streams.Feeds.AfterChange(p)); err != nil {

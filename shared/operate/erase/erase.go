@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/conversation"
 
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/stream/lease"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
@@ -75,7 +76,7 @@ type run struct {
 	counts map[string]int
 	left   int
 	ops    map[store.Key]store.Op
-	own    []subscription.Pattern // of its subscriptions that are served, in a dry run
+	own    []match.Pattern // of its subscriptions that are served, in a dry run
 	ids    []string
 	bodies map[store.Key]string // where a body lies: the event's URI, "" if no one else can use it
 }
@@ -225,7 +226,7 @@ func (r *run) unusedBodies(ctx context.Context) error {
 				return err
 			}
 			for _, p := range r.own {
-				if subscription.Matches(p.Key, uri) {
+				if match.Matches(p.Key, uri) {
 					n--
 				}
 			}

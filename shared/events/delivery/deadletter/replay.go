@@ -8,6 +8,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -136,7 +137,7 @@ func (rs *Replays) published(ctx context.Context, sub *subscription.Subscription
 			more, after = true, entries[i-1].Key
 			break
 		}
-		if e.Event != nil && len(subscribers.List) > 0 && subscribers.List[0].Wants(&subscription.Payload{Event: e.Event}, rs.deliveries.Now()) {
+		if e.Event != nil && len(subscribers.List) > 0 && subscribers.List[0].Wants(&match.Payload{Event: e.Event}, rs.deliveries.Now()) {
 			events = append(events, *e.Event)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -49,9 +50,9 @@ type Page struct {
 	// Retries is how often the task was sent again because the store failed. It is sent with a delay then.
 	Retries int `json:"rt,omitempty"`
 
-	Payloads []*subscription.Payload `json:"-"` // of the events, shared by their subscribers
-	Endpoint string                  `json:"-"` // the [EndpointID] of its only subscriber; "" if it is not known
-	Delay    time.Duration           `json:"-"` // of its message
+	Payloads []*match.Payload `json:"-"` // of the events, shared by their subscribers
+	Endpoint string           `json:"-"` // the [EndpointID] of its only subscriber; "" if it is not known
+	Delay    time.Duration    `json:"-"` // of its message
 }
 
 // Reactivation names a subscription that is active again.

@@ -8,8 +8,8 @@ import (
 	"slices"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/mcp/events"
 	"github.com/mcp-events/mcpevents/shared/mcp/eventtools"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
@@ -130,13 +130,13 @@ func (h *source) Unsubscribe(_ context.Context, subscription string) (bool, erro
 
 // find returns the current selection of a name and arguments. An event type that the caller may not see is unknown, because it is
 // not listed either.
-func (h *tools) find(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage) (subscription.Selection, error) {
+func (h *tools) find(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage) (match.Selection, error) {
 	cat, err := h.catalogs.Of(ctx, p)
 	if err != nil {
-		return subscription.Selection{}, err
+		return match.Selection{}, err
 	}
 	if entry := cat.ByName(name); entry != nil && !entry.Access.VisibleTo(p) {
-		return subscription.Selection{}, events.UnknownEvent(name)
+		return match.Selection{}, events.UnknownEvent(name)
 	}
 	return events.Choose(cat, name, arguments, p, spec.ModePoll)
 }

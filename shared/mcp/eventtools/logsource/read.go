@@ -4,15 +4,15 @@ import (
 	"context"
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/mcp/eventtools"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
 // reading is a result that is being put together.
 type reading struct {
-	subscription.Selection
+	match.Selection
 
 	out    *eventtools.Events
 	handle handle // continues after the events of out

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/mcp/eventtools"
 	"github.com/mcp-events/mcpevents/shared/mcp/streams"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -48,7 +48,7 @@ var errAnswered = errors.New("mcp: the request was answered")
 // await reads the feed of a subscription until the result is not empty or ctx ends.
 func (h *source) await(ctx context.Context, r *reading) error {
 	feed, err := h.feeds.Open(ctx, stream.Request{
-		Workspace: h.call.Principal.Workspace, Patterns: []subscription.Pattern{r.Pattern}, Cursor: r.handle.cursor, Sole: true, Wants: r.Wants,
+		Workspace: h.call.Principal.Workspace, Patterns: []match.Pattern{r.Pattern}, Cursor: r.handle.cursor, Sole: true, Wants: r.Wants,
 	})
 	if err != nil {
 		return err
@@ -122,7 +122,7 @@ func (h *source) recheck(ctx context.Context, feed *stream.Feed, r *reading) (ch
 
 // follow makes s the selection of a wait. If the order of the event type was switched on or off, follow adds the partitions of
 // the log that its events go to now, and reports true.
-func (h *tools) follow(ctx context.Context, feed *stream.Feed, r *reading, s subscription.Selection) (changed bool, err error) {
+func (h *tools) follow(ctx context.Context, feed *stream.Feed, r *reading, s match.Selection) (changed bool, err error) {
 	if changed = s.Pattern != r.Pattern; changed {
 		if err := feed.Add(ctx, s.Pattern, h.feeds.AfterChange(s.Pattern)); err != nil {
 			return false, err

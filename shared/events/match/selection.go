@@ -1,4 +1,4 @@
-package subscription
+package match
 
 import (
 	"bytes"
@@ -101,12 +101,22 @@ func (s *Selection) Allowed(p auth.Principal) error {
 
 // Wants reports whether an event of the pattern is of the type and passes the filters.
 func (s *Selection) Wants(e *event.Event) bool {
-	return e.Name == s.Entry.Name && (len(s.Filters) == 0 || payloadOf(e).passes(s.Filters))
+	return e.Name == s.Entry.Name && (len(s.Filters) == 0 || payloadOf(e).Passes(s.Filters))
 }
 
 // Data is the event's payload without what is redacted.
 func (s *Selection) Data(e *event.Event) (json.RawMessage, error) {
 	return Redacted(e.Data, s.Redact)
+}
+
+// CanonicalArguments returns the arguments in the form in which equal arguments have equal bytes: members in the order of their
+// names, without insignificant space. Absent arguments and null become an empty object.
+func CanonicalArguments(raw json.RawMessage) (json.RawMessage, error) {
+	members, err := objectOf(raw)
+	if err != nil {
+		return nil, err
+	}
+	return canonicalJSON(members), nil
 }
 
 // objectOf takes arguments apart; nothing and null are an empty object.

@@ -1,4 +1,4 @@
-package subscription
+package match
 
 import (
 	"slices"
@@ -154,7 +154,7 @@ func TestFilters(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := (&Payload{Event: &event.Event{Data: payload}}).passes([]Filter{f}); got != tc.want {
+			if got := (&Payload{Event: &event.Event{Data: payload}}).Passes([]Filter{f}); got != tc.want {
 				t.Errorf("got %v, want %v", got, tc.want)
 			}
 		})

@@ -1,4 +1,4 @@
-package subscription
+package match
 
 import (
 	"bytes"
@@ -24,6 +24,14 @@ const (
 	maxAllValues = 200
 	maxGlobs     = 50
 )
+
+// Filter narrows events by their payload: the value at Pointer must be one of
+// Values; `*` in a string value stands for any characters. Or it must be in Span.
+type Filter struct {
+	Pointer string            `json:"p"`
+	Values  []json.RawMessage `json:"v,omitempty"`
+	Span    *Span             `json:"s,omitempty"`
+}
 
 // newFilter takes the argument of a filter: a scalar, a list of scalars of
 // which one must match, or a range, if there may be one.
@@ -98,7 +106,7 @@ func payloadOf(e *event.Event) *Payload {
 }
 
 // passes reports whether the payload satisfies all filters.
-func (p *Payload) passes(filters []Filter) bool {
+func (p *Payload) Passes(filters []Filter) bool {
 	if len(filters) == 0 {
 		return true
 	}

@@ -1,4 +1,4 @@
-package subscription
+package match
 
 import (
 	"encoding/json"

@@ -1,4 +1,4 @@
-package subscription
+package match
 
 import (
 	"strconv"
@@ -75,6 +75,9 @@ func Scope(entry string) string {
 
 // URI is the pattern as a client writes it: for a parent without the mark.
 func (p Pattern) URI() string { return strings.TrimSuffix(p.Key, parentMark) }
+
+// CutParent returns the URI of the parent that a pattern's key stands for, or false if it is the key of another kind of pattern.
+func CutParent(key string) (uri string, ok bool) { return strings.CutSuffix(key, parentMark) }
 
 // segments splits a canonical event URI.
 func segments(uri string) []string {
@@ -206,7 +209,7 @@ func Matches(a, b string) bool {
 }
 
 // allowed checks the principal's right to all that a pattern covers.
-func allowed(p auth.Principal, access []Access) error {
+func CheckAccess(p auth.Principal, access []Access) error {
 	for _, a := range access {
 		if err := a.Entry.Access.Check(p, a.Vars); err != nil {
 			return err

@@ -1,4 +1,4 @@
-package subscription
+package match
 
 import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"

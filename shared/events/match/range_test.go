@@ -1,4 +1,4 @@
-package subscription
+package match
 
 import (
 	"strings"
@@ -48,7 +48,7 @@ func TestRanges(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := (&Payload{Event: &event.Event{Data: []byte(payload)}}).passes([]Filter{f}); got != c.want {
+			if got := (&Payload{Event: &event.Event{Data: []byte(payload)}}).Passes([]Filter{f}); got != c.want {
 				t.Errorf("got %v", got)
 			}
 		})
@@ -85,7 +85,7 @@ func TestRanges(t *testing.T) {
 		}
 		began := time.Now()
 		for _, number := range []string{"1e-999999999", "0." + strings.Repeat("0", 200_000) + "1", strings.Repeat("9", 200_000)} {
-			if !(&Payload{Event: &event.Event{Data: []byte(number)}}).passes([]Filter{f}) {
+			if !(&Payload{Event: &event.Event{Data: []byte(number)}}).Passes([]Filter{f}) {
 				t.Errorf("%.20s is not let through", number)
 			}
 		}
