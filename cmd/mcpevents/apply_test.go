@@ -19,6 +19,7 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/events/webhook/targets"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/dynamo"
 	"github.com/mcp-events/mcpevents/test/awslocal"
@@ -122,7 +123,6 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 // subscribed makes a webhook subscription to the sample catalog's event type.
 func subscribed(t *testing.T, db store.DB) {
 	t.Helper()
-	guard := &webhook.Guard{AllowInsecure: true}
 	_, public, err := webhook.GenerateKeyset()
 	if err != nil {
 		t.Fatal(err)
@@ -131,11 +131,15 @@ func subscribed(t *testing.T, db store.DB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	core := app.Core{
+	core := &app.Core{
 		DB: db, Catalogs: catalog.NewStored(db, nil, nil), EventLog: &eventlog.Log{DB: db},
 		Limits: config.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
 	}
-	subs := webhooks.Register(&core, core.Subscriptions(), webhook.NewSender(webhook.Options{Guard: guard}), sealer, nil)
+	core.Limits.AllowInsecureTargets = true
+	subs := webhooks.NewRegistrar(core, webhooks.RegistrarOptions{
+		Subscriptions: app.NewSubscriptions(core, app.SubscriptionOptions{}),
+		Targets:       targets.Targets{Sender: webhooks.NewSender(core, webhooks.SenderOptions{}), Sealer: sealer},
+	})
 	who := auth.Principal{ID: "alice", Workspace: auth.DefaultWorkspace, Scopes: []string{auth.ScopeRead, auth.ScopeSubscribe}}
 	_, err = subs.Register(t.Context(), who, subscription.RegisterRequest{URIs: []string{"event://ci/build-finished"}, Target: "http://127.0.0.1:9/hook"})
 	if err != nil {

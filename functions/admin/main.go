@@ -9,15 +9,19 @@ import (
 	"github.com/aws/aws-lambda-go/lambdaurl"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/operators"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
-	"github.com/mcp-events/mcpevents/shared/operate/admin"
 )
 
 func main() {
 	p := boot.Start()
-	subscriptions, operations := p.Subscriptions(), webhooks.Operations(&p.Core)
-	replays := webhooks.Replays(&p.Core, subscriptions, operations)
-	api := admin.New(operators.Admin(&p.Core, subscriptions, operations, replays, webhooks.Switches(&p.Core, false)))
-	lambdaurl.Start(p.Measured(p.Fronted(operators.Handler(&p.Core, p.Mode, api, p.Serve(http.NotFoundHandler())))), p.Ending())
+	subscriptions, operations := app.NewSubscriptions(p.Core, app.SubscriptionOptions{}), webhooks.NewOperations(p.Core)
+	handler := operators.NewHandler(p.Core, operators.Options{
+		Mode: p.Mode, Subscriptions: subscriptions, Operations: operations,
+		Replays:  webhooks.NewReplays(p.Core, webhooks.ReplayOptions{Subscriptions: subscriptions, Operations: operations}),
+		Switches: webhooks.NewSwitches(p.Core, false),
+		Rest:     p.Serve(http.NotFoundHandler()),
+	})
+	lambdaurl.Start(p.Measured(p.Fronted(handler)), p.Ending())
 }

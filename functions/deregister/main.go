@@ -7,15 +7,13 @@ import (
 	"net/http"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
-	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/app"
 )
 
 func main() {
 	p := boot.Start()
 	endpoint := boot.NewLazy(func(context.Context) (http.Handler, error) {
-		options := p.Endpoint()
-		options.Deregistrar = p.Subscriptions()
-		return mcp.New(options)
+		return app.NewEndpoint(p.Core, app.EndpointOptions{Deregistrar: app.NewSubscriptions(p.Core, app.SubscriptionOptions{})})
 	})
 	p.Start(boot.Buffered(p.Serve(p.Handler(endpoint), "/mcp")))
 }

@@ -35,14 +35,14 @@ func main() {
 	p := boot.StartWith(boot.Webhooks | boot.Records)
 	webhook.MuteTransport()
 	opener := &sealing.Opener{DB: p.DB, Wrapper: kmswrap.KMS{Client: kms.NewFromConfig(p.AWS), Key: p.Variable(boot.EnvKey)}}
-	sender := webhook.NewSender(webhook.Options{Guard: webhooks.Guard(&p.Core), UserAgent: app.UserAgent()})
-	subscriptions := p.Subscriptions()
-	options := webhooks.Deliveries(p.Limits)
-	options.Concurrency, options.Patience, options.SlowAnswer = concurrency, patience, slowAnswer
+	subscriptions := app.NewSubscriptions(p.Core, app.SubscriptionOptions{})
 	tokens := boot.NewLazy(func(ctx context.Context) (*eventlog.Sealer, error) { return cursors.Sealer(ctx, p.DB) })
-	dispatcher := webhooks.Dispatch(&p.Core, subscriptions, webhooks.Terminator(&p.Core, subscriptions), sender, opener,
-		tokens.Get, nil, webhooks.Switches(&p.Core, false), options)
-	if err := webhooks.WatchEndpoints(&p.Core, dispatcher); err != nil {
+	dispatcher := webhooks.NewDispatcher(p.Core, webhooks.DispatcherOptions{
+		Subscriptions: subscriptions, Terminator: webhooks.NewTerminator(p.Core, subscriptions), Switches: webhooks.NewSwitches(p.Core, false),
+		Sender: webhooks.NewSender(p.Core, webhooks.SenderOptions{}), Opener: opener, Cursors: tokens.Get,
+		Concurrency: concurrency, Patience: patience, SlowAnswer: slowAnswer,
+	})
+	if err := webhooks.WatchEndpoints(p.Core, dispatcher); err != nil {
 		p.Log.Error("function start failed", "error", err)
 		os.Exit(1)
 	}

@@ -9,5 +9,5 @@ import (
 
 func main() {
 	p := boot.StartWith(0)
-	p.Start(p.Batches(webhooks.Fanout(&p.Core).Handle))
+	p.Start(p.Batches(webhooks.NewFanout(p.Core).Handle))
 }

@@ -4,17 +4,18 @@ package main
 
 import (
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
 func main() {
 	p := boot.StartWith(boot.Callers | boot.Records)
-	service, url, inbox := p.Publish()
-	mux := p.Serve(url, "/events")
-	p.Core.Sources(service, p.Secrets.Secret).Mount(mux)
+	publishing := app.NewPublishing(p.Core, p.Secrets.Secret)
+	mux := p.Serve(publishing.Handler, "/events")
+	publishing.Sources.Mount(mux)
 	p.Start(p.Sources(boot.Buffered(p.Fronted(mux)), func(arn string) queue.Handler {
 		if p.IsFrom(arn, queue.Inbox) {
-			return inbox.Handle
+			return publishing.Inbox.Handle
 		}
 		return nil
 	}))

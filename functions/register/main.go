@@ -12,21 +12,23 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
-	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/events/webhook/targets"
 )
 
 func main() {
 	p := boot.Start()
 	webhook.MuteTransport()
-	sender := webhook.NewSender(webhook.Options{Guard: webhooks.Guard(&p.Core), UserAgent: app.UserAgent()})
+	sender := webhooks.NewSender(p.Core, webhooks.SenderOptions{})
 	endpoint := boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
 		tokens, err := cursors.Sealer(ctx, p.DB)
 		if err != nil {
 			return nil, err
 		}
-		options := p.Endpoint()
-		options.Registrar = webhooks.Register(&p.Core, p.Subscriptions(), sender, &sealing.Sealer{DB: p.DB}, tokens)
-		return mcp.New(options)
+		return app.NewEndpoint(p.Core, app.EndpointOptions{Registrar: webhooks.NewRegistrar(p.Core, webhooks.RegistrarOptions{
+			Subscriptions: app.NewSubscriptions(p.Core, app.SubscriptionOptions{}),
+			Targets:       targets.Targets{Sender: sender, Sealer: &sealing.Sealer{DB: p.DB}},
+			Cursors:       tokens,
+		})})
 	})
 	p.Start(boot.Buffered(p.Serve(p.Handler(endpoint), "/mcp")))
 }

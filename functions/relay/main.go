@@ -10,7 +10,7 @@ import (
 	"github.com/aws/aws-lambda-go/lambda"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 )
 
@@ -19,12 +19,12 @@ const shutdownTime = 450 * time.Millisecond
 
 func main() {
 	p := boot.StartWith(0)
-	backends, err := p.Gateway(gateway.Options{Secrets: p.Secrets.Secret})
+	backends, err := app.NewGateway(p.Core, app.GatewayOptions{Secrets: p.Secrets.Secret})
 	if err != nil {
 		p.Log.Error("function start failed", "error", err)
 		os.Exit(1)
 	}
-	invocations := relay.NewInvocations(func() *relay.Relay { return p.Relay(backends) })
+	invocations := relay.NewInvocations(func() *relay.Relay { return app.NewRelay(p.Core, backends) })
 	lambda.StartWithOptions(invocations.Serve, lambda.WithEnableSIGTERM(func() {
 		invocations.Shutdown(shutdownTime)
 		os.Exit(0)

@@ -1,7 +1,7 @@
-// Command retry is the function that runs every minute. It moves due deliveries to the slow queue, publishes the
-// messages in the inbox, files dead letters of queues and undecodable items of the event log, removes
-// expired subscriptions, recounts subscriptions, ends subscriptions whose event type a changed catalog lacks, and announces changed catalogs
-// and backends that have not been announced yet. The jobs run concurrently, so that one cannot hold up another.
+// Command retry is the function that runs every minute. It runs the jobs of [webhooks.NewJobs], for example moving due
+// deliveries to the slow queue and removing expired subscriptions. It also continues replays, publishes the messages in
+// the inbox, files the dead letters of queues, and announces changed catalogs and backends that have not been announced
+// yet. The jobs run concurrently, so that one cannot hold up another.
 package main
 
 import (
@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
@@ -22,26 +23,20 @@ const announceLast = 2 * time.Second
 
 func main() {
 	p := boot.StartWith(boot.Webhooks | boot.Records)
-	subscriptions := p.Subscriptions()
-	expiry := webhooks.Expiry(&p.Core, subscriptions)
-	operations := webhooks.Operations(&p.Core)
-	retry := webhooks.Retry(&p.Core)
-	jobs := []periodic.Job{
-		{Name: "due retries", Run: retry.Run},
-		{Name: "resumed deliveries", Run: webhooks.Switches(&p.Core, false).Requeue},
-		{Name: "replays", Run: webhooks.Replays(&p.Core, subscriptions, operations).Run},
+	subscriptions, operations := app.NewSubscriptions(p.Core, app.SubscriptionOptions{}), webhooks.NewOperations(p.Core)
+	jobs := webhooks.NewJobs(p.Core, webhooks.JobOptions{
+		Subscriptions: subscriptions, Terminator: webhooks.NewTerminator(p.Core, subscriptions),
+		Switches: webhooks.NewSwitches(p.Core, false), Operations: operations,
+	})
+	jobs = append(jobs, []periodic.Job{
+		{Name: "replays", Run: webhooks.NewReplays(p.Core, webhooks.ReplayOptions{Subscriptions: subscriptions, Operations: operations}).Run},
 		// By default no event source mapping reads the inbox, because it would take two concurrent executions.
-		{Name: "inbox", Run: p.Drain(queue.Inbox, p.Inbox().Handle)},
+		{Name: "inbox", Run: p.Drain(queue.Inbox, app.NewInbox(p.Core).Handle)},
 		{Name: "dead letters", Run: p.Dead(operations.File)},
-		{Name: "log items", Run: retry.LogItems},
-		{Name: "erasures", Run: operations.SweepErased},
-		{Name: "expiry", Run: expiry.Sweep},
-		{Name: "counts", Run: expiry.Recount},
-		{Name: "audit", Run: webhooks.Terminator(&p.Core, subscriptions).Audit},
 		{Name: "announcements", Run: func(ctx context.Context) (int, error) {
 			return 0, settings.Announce(ctx, p.DB, settings.MaxAge+announceLast, stream.AnnounceStored(p.EventLog))
 		}},
-	}
+	}...)
 	p.Start(func(ctx context.Context) error {
 		each := 50 * time.Second
 		if end, ok := ctx.Deadline(); ok {

@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/functions/internal/cursors"
 	"github.com/mcp-events/mcpevents/functions/internal/forward"
+	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
@@ -38,11 +39,11 @@ func main() {
 		if s.key, err = cursors.Key(ctx, p.DB); err != nil {
 			return s, err
 		}
-		if s.backends, err = p.Gateway(gateway.Options{Secrets: p.Secrets.Secret, Key: s.key}); err != nil {
+		if s.backends, err = app.NewGateway(p.Core, app.GatewayOptions{Secrets: p.Secrets.Secret, Key: s.key}); err != nil {
 			return s, err
 		}
 		// Events of conversations go through the inbox, because only publish may send to the events queue.
-		s.talk, err = p.Conversation(conversation.Options{
+		s.talk, err = app.NewConversation(p.Core, app.ConversationOptions{
 			Secrets: p.Secrets.Secret, Key: s.key, Backends: s.backends, Publisher: publish.ByInbox{Queue: p.Queues},
 		})
 		return s, err
@@ -56,13 +57,14 @@ func main() {
 		if err != nil {
 			return nil, err
 		}
-		options := p.Stream(stream.New(p.EventLog, p.DB, tokens), p.SharedLeases(lambdacontext.MaxConcurrency()), s.backends, s.talk)
-		options.ForwardRegistrar, options.ForwardDeregistrar = register, deregister
-		return mcp.New(options)
+		return app.NewStreamEndpoint(p.Core, app.StreamOptions{
+			Feeds: stream.New(p.EventLog, p.DB, tokens), Leases: app.NewSharedLeases(p.Core, lambdacontext.MaxConcurrency()),
+			Backends: s.backends, Conversation: s.talk, ForwardRegistrar: register, ForwardDeregistrar: deregister,
+		})
 	})
 	consent := p.Handler(boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
 		s, err := sources.Get(ctx)
-		return p.Consent(s.talk), err
+		return app.NewConsent(p.Core, s.talk), err
 	}))
 	mux := p.Serve(p.Handler(endpoint), "/mcp", "/mcp/{"+mcp.PathWorkspace+"}")
 	mux.Handle("/consent", consent)

@@ -3,15 +3,17 @@ package app
 import (
 	"context"
 	"encoding/json"
+	"net/http"
 
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
 	"github.com/mcp-events/mcpevents/shared/events/stream/lease"
 	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/mcp/events"
 	"github.com/mcp-events/mcpevents/shared/mcp/eventtools/logsource"
 	"github.com/mcp-events/mcpevents/shared/mcp/streams"
 	"github.com/mcp-events/mcpevents/shared/platform/descriptors"
@@ -21,52 +23,104 @@ func implementation() mcp.Implementation {
 	return mcp.Implementation{Name: "mcp-events", Version: Version}
 }
 
-// Endpoint are the options of an MCP endpoint that serves nothing yet: the role adds its methods.
-func (c *Core) Endpoint() mcp.Options {
+// EndpointOptions are the parts of an endpoint that only changes subscriptions. One of them may be nil.
+type EndpointOptions struct {
+	Registrar   events.Registrar
+	Deregistrar events.Deregistrar
+}
+
+// NewEndpoint returns an MCP endpoint that only changes subscriptions, for a function to which the function stream
+// forwards such requests.
+func NewEndpoint(c *Core, o EndpointOptions) (*mcp.Endpoint, error) {
+	options := endpointOptions(c)
+	options.Registrar, options.Deregistrar = o.Registrar, o.Deregistrar
+	return mcp.New(options)
+}
+
+// endpointOptions returns the options that all endpoints have in common.
+func endpointOptions(c *Core) mcp.Options {
 	return mcp.Options{
 		Server: implementation(), Auth: c.Auth, Catalogs: c.Catalogs, ResourceMetadata: c.ResourceMetadata,
 		AnonymousWebhooks: c.Limits.AllowInsecureTargets, Profile: c.Profile,
-		Guard: c.Guard(), Logger: c.Log, Metrics: c.Metrics,
+		Guard: c.Guard, Logger: c.Log, Metrics: c.Metrics,
 	}
 }
 
-// Stream are the options of the endpoint that lists, reads, streams and polls, and relays for the
-// backends. How subscriptions are made and end is added by who can.
-func (c *Core) Stream(feeds *stream.Tails, leases streams.Leases, backends *gateway.Gateway, talk *conversation.Service) mcp.Options {
-	o, l := c.Endpoint(), c.Limits
-	o.Feeds, o.Sessions, o.Leases = feeds, c.DB, leases
-	o.Subscriptions, o.Gateway, o.Conversation = c.Lists(), backends, talk
-	o.MaxAge, o.Heartbeat, o.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, l.AnswerStreamAfter
-	o.MaxSessions = c.Sessions
-	o.Calls = quota.NewHeld(quota.Calls, "calls to backends", c.Rate(quota.Calls), descriptors.Outgoing())
-	o.PollMin, o.PollMax = l.PollMin, l.PollMax
+// StreamOptions are the parts of an endpoint that serves all methods.
+type StreamOptions struct {
+	Feeds  *stream.Tails
+	Leases streams.Leases
+	// Backends and Conversation may be nil.
+	Backends     api.Gateway
+	Conversation streams.Conversation
+	// Registrar and Deregistrar change subscriptions in this process. ForwardRegistrar and ForwardDeregistrar let another
+	// process do it.
+	Registrar                            events.Registrar
+	Deregistrar                          events.Deregistrar
+	ForwardRegistrar, ForwardDeregistrar http.Handler
+	// Left is [mcp.Options.Left].
+	Left func(*http.Request)
+}
+
+// NewStreamEndpoint returns the MCP endpoint, which is the role stream. It lists, reads, streams and polls, and relays
+// calls to the backends.
+func NewStreamEndpoint(c *Core, o StreamOptions) (*mcp.Endpoint, error) {
+	options, l := endpointOptions(c), c.Limits
+	options.Feeds, options.Leases, options.Sessions, options.Subscriptions = o.Feeds, o.Leases, c.DB, NewLists(c)
+	options.Gateway, options.Conversation, options.Left = o.Backends, o.Conversation, o.Left
+	options.Registrar, options.Deregistrar = o.Registrar, o.Deregistrar
+	options.ForwardRegistrar, options.ForwardDeregistrar = o.ForwardRegistrar, o.ForwardDeregistrar
+	options.MaxAge, options.Heartbeat, options.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, l.AnswerStreamAfter
+	options.MaxSessions = c.MaxSessions
+	options.Calls = quota.NewHeld(quota.Calls, "calls to backends", c.CallerQuota(quota.Calls), descriptors.Outgoing())
+	options.PollMin, options.PollMax = l.PollMin, l.PollMax
 	if l.EventTools {
-		o.EventTools = logsource.New
+		options.EventTools = logsource.New
 	}
-	return o
+	return mcp.New(options)
 }
 
-// SharedLeases bound the streams of instances over one store, each of which serves
-// so many requests at once.
-func (c *Core) SharedLeases(atOnce int) *lease.Shared {
-	const share = 80 // percent, so that calls always get through
+// NewSharedLeases returns the leases that limit the streams of several instances over one store. Each instance serves
+// the given number of concurrent requests.
+func NewSharedLeases(c *Core, concurrent int) *lease.Shared {
+	const share = 80 // percent, so that calls always find a free instance
 	l := c.Limits
 	return &lease.Shared{
-		DB: c.DB, Max: c.Streams, Fleet: l.StreamConcurrency * int64(atOnce) * share / 100,
-		Life: l.StreamMaxAge, Check: l.Heartbeat, Refuse: RefusesStreams(l),
+		DB: c.DB, Max: c.MaxStreams, Fleet: l.StreamConcurrency * int64(concurrent) * share / 100,
+		Life: l.StreamMaxAge, Check: l.Heartbeat, Refuse: refusesStreams(c),
 	}
 }
 
-// Gateway reaches the backends of the configuration, and calls itself by the product's name to them. The
-// options say how secrets are looked up.
-func (c *Core) Gateway(o gateway.Options) (*gateway.Gateway, error) {
-	o.Server, _ = json.Marshal(implementation()) // two strings
-	o.DB, o.Log, o.Source, o.Metrics, o.Tracer = c.DB, c.Log, c.Config.Backends, c.Metrics, c.Tracer
-	return gateway.New(o)
+// NewLocalLeases returns the leases that limit the streams of a single process.
+func NewLocalLeases(c *Core) *lease.Local { return lease.NewLocal(c.MaxStreams, refusesStreams(c)) }
+
+// refusesStreams reports whether a stream over the principal's quota is refused. Otherwise it ends the oldest one.
+func refusesStreams(c *Core) bool { return c.Limits.FullStreams == "refuse" }
+
+// GatewayOptions are the parts of the gateway that differ between the modes.
+type GatewayOptions struct {
+	// Secrets resolves the secrets in settings; nil reads environment variables.
+	Secrets gateway.Secrets
+	// Key authenticates the state that clients carry between requests; nil if the process has no clients.
+	Key []byte
+	// HTTP is the client for requests to backends; nil is the default one.
+	HTTP *http.Client
 }
 
-// Relay puts what the backends notify of into the log.
-func (c *Core) Relay(g *gateway.Gateway) *relay.Relay {
+// NewGateway returns the gateway to the backends of the configuration.
+func NewGateway(c *Core, o GatewayOptions) (*gateway.Gateway, error) {
+	server, err := json.Marshal(implementation())
+	if err != nil {
+		return nil, err
+	}
+	return gateway.New(gateway.Options{
+		Source: c.Config.Backends, Secrets: o.Secrets, Key: o.Key, HTTP: o.HTTP, Server: server,
+		DB: c.DB, Log: c.Log, Metrics: c.Metrics, Tracer: c.Tracer,
+	})
+}
+
+// NewRelay returns the relay, which writes the notifications of the gateway's backends to the log.
+func NewRelay(c *Core, g *gateway.Gateway) *relay.Relay {
 	return &relay.Relay{
 		Backends: func(ctx context.Context) (all []relay.Backend) {
 			for _, b := range g.Followed(ctx) {
@@ -81,17 +135,25 @@ func (c *Core) Relay(g *gateway.Gateway) *relay.Relay {
 	}
 }
 
-// Conversation passes what is said in conversations on to those whom the configuration names.
-func (c *Core) Conversation(o conversation.Options) (*conversation.Service, error) {
-	o.DB, o.Catalogs, o.Source, o.Log = c.DB, c.Catalogs, c.Config, c.Log
-	o.AllowAnonymous, o.Rate = c.Limits.AllowInsecureTargets, conversation.NewRate(c.Rate(quota.ConversationRate))
-	return conversation.New(o)
+// ConversationOptions are the parts of conversations that differ between the modes. See [conversation.Options].
+type ConversationOptions struct {
+	Secrets   gateway.Secrets
+	Key       []byte
+	Backends  conversation.Backends
+	Publisher conversation.Publisher
+	Prepares  bool
 }
 
-// Consent serves /consent.
-func (c *Core) Consent(s *conversation.Service) *conversation.Handler {
-	return &conversation.Handler{Service: s, Auth: c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, Log: c.Log}
+// NewConversation returns the service that passes messages of conversations to the configured context providers.
+func NewConversation(c *Core, o ConversationOptions) (*conversation.Service, error) {
+	return conversation.New(conversation.Options{
+		Source: c.Config, Secrets: o.Secrets, Key: o.Key, Backends: o.Backends, Catalogs: c.Catalogs, Publisher: o.Publisher,
+		AllowAnonymous: c.Limits.AllowInsecureTargets, Prepares: o.Prepares,
+		Rate: conversation.NewRate(c.CallerQuota(quota.ConversationRate)), DB: c.DB, Log: c.Log,
+	})
 }
 
-// RefusesStreams reports whether a stream over a principal's quota is refused, or the oldest ends.
-func RefusesStreams(l config.Limits) bool { return l.FullStreams == "refuse" }
+// NewConsent returns the handler of the consent pages.
+func NewConsent(c *Core, s *conversation.Service) *conversation.Handler {
+	return &conversation.Handler{Service: s, Auth: c.Auth, Guard: c.Guard, MetadataURL: c.ResourceMetadata, Log: c.Log}
+}

@@ -8,16 +8,26 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 )
 
-// Subscriptions finds and ends subscriptions. Register of package webhooks makes them.
-func (c *Core) Subscriptions() *subscription.Service {
-	most, sum := c.Most(quota.Subscriptions), c.Most(quota.WorkspaceSubscriptions)
+// SubscriptionOptions connect subscriptions with a dispatcher in the same process, which uses a [delivery.Gate]. Both
+// functions are nil if the dispatcher is another process.
+//
+// [delivery.Gate]: https://pkg.go.dev/github.com/mcp-events/mcpevents/shared/events/delivery#Gate
+type SubscriptionOptions struct {
+	// Started is called before a subscription is written, and Ended before the response to the request that ended it.
+	Started, Ended func(id string)
+}
+
+// NewSubscriptions returns the service that finds and ends subscriptions. It is the role deregister, and part of other
+// roles. Registrars of package webhooks create subscriptions.
+func NewSubscriptions(c *Core, o SubscriptionOptions) *subscription.Service {
+	ofPrincipal, ofWorkspace := c.Quota(quota.Subscriptions), c.Quota(quota.WorkspaceSubscriptions)
 	return &subscription.Service{
 		Records: subscription.Records{
-			DB: c.DB,
+			DB: c.DB, Started: o.Started, Ended: o.Ended,
 			QuotaOf: func(ctx context.Context, workspace, principal string) int64 {
-				return int64(most(ctx, workspace, principal))
+				return int64(ofPrincipal(ctx, workspace, principal))
 			},
-			SumOf: func(ctx context.Context, workspace string) int64 { return int64(sum(ctx, workspace, "")) },
+			SumOf: func(ctx context.Context, workspace string) int64 { return int64(ofWorkspace(ctx, workspace, "")) },
 		},
 		Catalog: c.Catalogs, Log: c.EventLog,
 		AllowAnonymous: c.Limits.AllowInsecureTargets,
@@ -25,18 +35,5 @@ func (c *Core) Subscriptions() *subscription.Service {
 	}
 }
 
-// Lists are the subscriptions of principals, workspaces and event types.
-func (c *Core) Lists() *subscription.Lists { return &subscription.Lists{DB: c.DB} }
-
-// Registrations are the rules of subscriptions that are made.
-func (c *Core) Registrations() subscription.Options {
-	l, verifications := c.Limits, c.Most(quota.Verifications)
-	return subscription.Options{
-		Rate: subscription.NewRate(c.Rate(quota.RegistrationRate)), Secret: subscription.SecretType(l.WebhookSecret),
-		DefaultTTL: l.DefaultTTL, MinTTL: l.MinTTL, MaxTTL: l.MaxTTL, AllowNoExpiry: l.AllowNoExpiry,
-		VerifyRegistrations: l.VerifyRegistrations, VerifiedTargets: l.VerifiedTargets,
-		Verifications: func(ctx context.Context, workspace, principal string) int64 {
-			return int64(verifications(ctx, workspace, principal))
-		},
-	}
-}
+// NewLists returns the lists of subscriptions by principal, workspace and event type.
+func NewLists(c *Core) *subscription.Lists { return &subscription.Lists{DB: c.DB} }

@@ -22,7 +22,6 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/events/stream/lease"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
@@ -37,6 +36,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // caller is the principal of all clients.
@@ -78,7 +78,7 @@ type system struct {
 // process is one stand-alone server, or one instance that plays all roles of a deployment.
 type process struct {
 	*line
-	core       app.Core
+	core       *app.Core
 	db         *sqlite.DB // of a stand-alone server
 	queues     *queuesqlite.Queues
 	publisher  *publish.Service
@@ -150,7 +150,7 @@ func (s *system) start(number int, path string) *process {
 	if s.limits != nil {
 		s.limits(&limits)
 	}
-	p.core = app.Core{Limits: limits, Log: quiet, Auth: s.auth}
+	p.core = &app.Core{Limits: limits, Log: quiet, Auth: s.auth}
 	var queues *queuesqlite.Queues
 	var gate *delivery.Gate
 	if s.shared == nil {
@@ -177,39 +177,37 @@ func (s *system) start(number int, path string) *process {
 	p.catalogs = catalog.NewStored(p.core.DB, time.Now, quiet)
 	p.core.Catalogs = p.catalogs
 
-	p.subs = p.core.Subscriptions()
-	p.subs.Records.Now = now
+	var gates app.SubscriptionOptions
 	if gate != nil {
-		p.subs.Records.Ended, p.subs.Records.Started = gate.Ended, gate.Started
+		gates = app.SubscriptionOptions{Started: gate.Started, Ended: gate.Ended}
 	}
-	terminator := webhooks.Terminator(&p.core, p.subs)
+	p.subs = app.NewSubscriptions(p.core, gates)
+	p.subs.Records.Now = now
+	terminator := webhooks.NewTerminator(p.core, p.subs)
 	terminator.Now = now
-	p.switches = webhooks.Switches(&p.core, s.shared == nil)
+	p.switches = webhooks.NewSwitches(p.core, s.shared == nil)
 	p.switches.Now = now
-	options := webhooks.Deliveries(limits)
-	options.Concurrency, options.Patience, options.Detached, options.Bytes = s.attempts.Concurrency, s.attempts.Patience, s.attempts.Detached, s.attempts.Bytes
-	p.dispatcher = webhooks.Dispatch(&p.core, p.subs, terminator, &poster{s.endpoints, p.line}, openSecrets{},
-		func(context.Context) (*eventlog.Sealer, error) { return s.sealer, nil }, gate, p.switches, options)
+	p.dispatcher = webhooks.NewDispatcher(p.core, webhooks.DispatcherOptions{
+		Subscriptions: p.subs, Terminator: terminator, Switches: p.switches, Sender: &poster{s.endpoints, p.line}, Opener: openSecrets{},
+		Cursors: func(context.Context) (*eventlog.Sealer, error) { return s.sealer, nil }, Gate: gate,
+		Concurrency: s.attempts.Concurrency, Patience: s.attempts.Patience, Detached: s.attempts.Detached, Bytes: s.attempts.Bytes,
+	})
 	p.dispatcher.Now = now
-	fanout := webhooks.Fanout(&p.core)
+	fanout := webhooks.NewFanout(p.core)
 	fanout.Now = now
-	retry := webhooks.Retry(&p.core)
-	retry.Now = now
-	p.publisher, _, _ = p.core.Publish()
+	p.publisher = app.NewPublishing(p.core, nil).Service
 	p.publisher.Now = now
-	p.operations = webhooks.Operations(&p.core)
-	expiry := webhooks.Expiry(&p.core, p.subs)
+	p.operations = webhooks.NewOperations(p.core)
+	retry := &delivery.Retry{DB: p.core.DB, Queue: p.core.Queues, EventLog: p.core.EventLog, Now: now, Log: quiet}
+	expiry := &subscription.Sweeper{Service: p.subs, DeadLetter: state.DeadLetterItem(p.core.DB, p.core.Queues, time.Now, quiet)}
 
 	p.tails = stream.New(p.core.EventLog, p.core.DB, s.sealer)
 	p.tails.Shares = p.catalogs.Shares
-	o := p.core.Stream(p.tails, lease.NewLocal(p.core.Streams, false), nil, nil)
-	o.Registrar = &subscription.Registrar{
-		Service: p.subs, Sealer: s.sealer, Targets: openSecrets{}, Options: p.core.Registrations(),
-		Replay: &deadletter.Replayer{Log: p.core.EventLog, Queue: p.core.Queues}, Watermark: &delivery.Watermark{DB: p.core.DB},
-	}
-	o.Deregistrar = p.subs
 	var err error
-	p.endpoint, err = mcp.New(o)
+	p.endpoint, err = app.NewStreamEndpoint(p.core, app.StreamOptions{
+		Feeds: p.tails, Leases: app.NewLocalLeases(p.core), Deregistrar: p.subs,
+		Registrar: webhooks.NewRegistrar(p.core, webhooks.RegistrarOptions{Subscriptions: p.subs, Targets: openSecrets{}, Cursors: s.sealer}),
+	})
 	must(s.t, err)
 
 	ctx, end := context.WithCancel(context.Background())

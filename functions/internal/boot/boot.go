@@ -55,7 +55,7 @@ const (
 
 // Process contains the parts that all functions need.
 type Process struct {
-	app.Core
+	*app.Core
 	AWS     aws.Config
 	Secrets *parameters.Store // looks up the configuration's secrets
 	// Mode is how callers are authenticated. Anonymous is true if they are not.
@@ -114,9 +114,10 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 	db := dynamo.New(dynamodb.NewFromConfig(cfg), func(t store.Table) string { return tableName(getenv(tableVariable(t))) })
 	p.queues = queuesqs.New(sqs.NewFromConfig(cfg), func(q queue.Name) string { return getenv(queueVariable(q)) }, log)
 	p.Secrets = parameters.New(cfg, log)
-	p.Core = app.Core{
+	p.Core = &app.Core{
 		DB: db, Queues: p.queues, Catalogs: catalog.NewStored(db, time.Now, log), Config: config.NewStored(db, time.Now, log),
 		EventLog: &eventlog.Log{DB: db, Retention: s.limits.LogRetention}, Limits: s.limits, Log: log,
+		Guard: auth.NewGuard(s.limits.AllowedOrigins, s.limits.AllowedHosts, log),
 	}
 	p.emf = metric.NewEMF(newLog(slog.LevelInfo), getenv(envStack), time.Now) // not subject to the log level, because alarms depend on the metrics
 	if p.Metrics, err = metric.NewSet(p.emf.Provider()); err != nil {

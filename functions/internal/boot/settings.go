@@ -4,8 +4,8 @@ import (
 	"log/slog"
 	"slices"
 
+	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/config"
-	"github.com/mcp-events/mcpevents/shared/app/tokens"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/jwt"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -80,7 +80,7 @@ func readSettings(getenv func(string) string, needs Needs, log *slog.Logger) (s 
 	switch s.mode {
 	case auth.ModeNone, auth.ModeKeys:
 	case auth.ModeJWT:
-		s.access, err = tokens.Authenticator(s.limits, log)
+		s.access, err = app.NewTokenAuthenticator(s.limits, log)
 	default:
 		err = fault.New(fault.Invalid, "%s=%q is not allowed (allowed: none, keys, jwt)", envAuth, s.mode)
 	}

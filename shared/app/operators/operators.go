@@ -20,36 +20,32 @@ import (
 	"github.com/mcp-events/mcpevents/shared/operate/audit"
 	"github.com/mcp-events/mcpevents/shared/operate/console"
 	"github.com/mcp-events/mcpevents/shared/operate/erase"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
-// Admin returns the options of the admin API. The API leaves attempts to dispatch and retry.
-func Admin(c *app.Core, subs *subscription.Service, operations *deadletter.Operations, replays *deadletter.Replays, set *switches.Set) admin.Options {
-	lists := c.Lists()
-	eraser := &erase.Eraser{DB: c.DB, Subscriptions: subs, Lists: lists, Operations: operations, Replays: replays, Trail: &audit.Trail{DB: c.DB}}
-	return admin.Options{
-		Eraser: eraser,
-		Auth:   c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, DB: c.DB, Subscriptions: subs, Lists: lists,
-		Operations: operations, Replays: replays, Switches: set, Events: c.EventLog, Catalogs: c.Catalogs, Sources: c.Config,
-		Kept: records.Keep(cmp.Or(c.Limits.DeliveryLog, string(records.Failures))), Most: c.Most, Rate: subscription.NewRate(c.Rate(quota.RegistrationRate)), Limited: c.Metrics.LimitReached, Log: c.Log,
-		Backends: func(ctx context.Context, workspace string) (list []admin.Backend, err error) {
-			conf, err := c.Config.Config(ctx)
-			if err != nil || conf == nil {
-				return nil, err
-			}
-			for _, b := range conf.Backends {
-				if b.Workspace == workspace {
-					list = append(list, admin.Backend{Name: b.Name, URL: withoutSecrets(b.URL), Prefix: b.Prefix})
-				}
-			}
-			return list, nil
-		},
-	}
+// Options are the parts of the admin API and the console.
+type Options struct {
+	Mode          auth.Mode // how callers are authenticated, which the console has to know
+	Subscriptions *subscription.Service
+	Operations    *deadletter.Operations
+	Replays       *deadletter.Replays
+	Switches      *switches.Set
+	// AddStates fills in the states of the backends of a workspace. Nil leaves them empty, if only callers have the
+	// backends' credentials.
+	AddStates func(ctx context.Context, workspace string, backends []admin.Backend)
+	// SourceSecrets looks up the secrets of sources when an operator tries a request. Nil checks no signatures.
+	SourceSecrets func(context.Context, secret.Value) (string, error)
+	// Closing is closed when live streams have to end. It may be nil.
+	Closing <-chan struct{}
+	// Rest serves all other paths.
+	Rest http.Handler
 }
 
-// Handler serves the admin API and the console, and passes other requests to rest. It is not part of a mux, because a mux
-// would redirect requests for switches whose names contain a URL.
-func Handler(c *app.Core, mode auth.Mode, api *admin.Handler, rest http.Handler) http.Handler {
-	page := newConsole(c, mode)
+// NewHandler returns the role admin, which serves the admin API and the console, and passes other requests on. It leaves
+// attempts to dispatch and retry. It is not part of a mux, because a mux would redirect requests for switches whose names
+// contain a URL.
+func NewHandler(c *app.Core, o Options) http.Handler {
+	api, page := newAPI(c, o), newConsole(c, o.Mode)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch at := r.URL.Path; {
 		case strings.HasPrefix(at, admin.Prefix):
@@ -59,8 +55,38 @@ func Handler(c *app.Core, mode auth.Mode, api *admin.Handler, rest http.Handler)
 		case at == strings.TrimSuffix(console.Prefix, "/"):
 			http.Redirect(w, r, console.Prefix, http.StatusPermanentRedirect)
 		default:
-			rest.ServeHTTP(w, r)
+			o.Rest.ServeHTTP(w, r)
 		}
+	})
+}
+
+func newAPI(c *app.Core, o Options) *admin.Handler {
+	lists := app.NewLists(c)
+	return admin.New(admin.Options{
+		Auth: c.Auth, Guard: c.Guard, MetadataURL: c.ResourceMetadata, DB: c.DB, Subscriptions: o.Subscriptions, Lists: lists,
+		Operations: o.Operations, Replays: o.Replays, Switches: o.Switches,
+		Eraser: &erase.Eraser{
+			DB: c.DB, Subscriptions: o.Subscriptions, Lists: lists, Operations: o.Operations, Replays: o.Replays, Trail: &audit.Trail{DB: c.DB},
+		},
+		Events: c.EventLog, Catalogs: c.Catalogs, Sources: c.Config, SourceSecrets: o.SourceSecrets,
+		Kept: records.Keep(cmp.Or(c.Limits.DeliveryLog, string(records.Failures))), Most: c.Quota,
+		Rate: subscription.NewRate(c.CallerQuota(quota.RegistrationRate)), Limited: c.Metrics.LimitReached, Live: o.Closing, Log: c.Log,
+		Backends: func(ctx context.Context, workspace string) ([]admin.Backend, error) {
+			conf, err := c.Config.Config(ctx)
+			if err != nil || conf == nil {
+				return nil, err
+			}
+			var list []admin.Backend
+			for _, b := range conf.Backends {
+				if b.Workspace == workspace {
+					list = append(list, admin.Backend{Name: b.Name, URL: withoutSecrets(b.URL), Prefix: b.Prefix})
+				}
+			}
+			if o.AddStates != nil {
+				o.AddStates(ctx, workspace, list)
+			}
+			return list, nil
+		},
 	})
 }
 

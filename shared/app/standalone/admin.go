@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 )
 
-// listenAdmin begins to listen for operators, if they have an address of their own.
+// listenAdmin opens the listener of the admin API. It returns nil if the API has no address of its own.
 func (s *Server) listenAdmin(o Options) (net.Listener, error) {
 	if o.AdminAddr == "" {
 		return nil, nil
@@ -32,19 +32,17 @@ func (s *Server) listenAdmin(o Options) (net.Listener, error) {
 	return listener, nil
 }
 
-// serveAdmin serves the admin API and the console at their own address, or else with the rest, which it returns.
+// serveAdmin returns the handler of the main address. If the admin API has an address of its own, serveAdmin starts serving
+// it there. Otherwise it is part of the returned handler.
 func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http.Handler {
-	r.admin.Live, r.admin.SourceSecrets = s.closing.Done(), secret.FromEnvironment
-	configured := r.admin.Backends
-	r.admin.Backends = func(ctx context.Context, workspace string) ([]admin.Backend, error) {
-		list, err := configured(ctx, workspace)
-		return s.asked(ctx, workspace, list), err
-	}
 	rest := http.Handler(r.mux)
 	if listener != nil {
 		rest = http.NotFoundHandler()
 	}
-	handler := operators.Handler(&s.core, mode, admin.New(r.admin), rest)
+	handler := operators.NewHandler(s.core, operators.Options{
+		Mode: mode, Subscriptions: r.subscriptions, Operations: r.operations, Replays: r.replays, Switches: r.switches,
+		AddStates: s.addStates, SourceSecrets: secret.FromEnvironment, Closing: s.closing.Done(), Rest: rest,
+	})
 	if listener == nil {
 		s.AdminURL = s.URL
 		return handler
@@ -60,8 +58,11 @@ func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http
 	return r.mux
 }
 
-// asked are the backends of a workspace with what each answers.
-func (s *Server) asked(ctx context.Context, workspace string, list []admin.Backend) []admin.Backend {
+// backendPatience is how long a backend has to respond before it counts as unreachable.
+const backendPatience = 3 * time.Second
+
+// addStates asks the backends of a workspace concurrently, and fills in which ones respond.
+func (s *Server) addStates(ctx context.Context, workspace string, list []admin.Backend) {
 	ctx, cancel := context.WithTimeout(ctx, backendPatience)
 	defer cancel()
 	var asked sync.WaitGroup
@@ -78,8 +79,4 @@ func (s *Server) asked(ctx context.Context, workspace string, list []admin.Backe
 		})
 	}
 	asked.Wait()
-	return list
 }
-
-// backendPatience is how long a backend has to say what it is.
-const backendPatience = 3 * time.Second

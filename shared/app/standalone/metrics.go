@@ -62,7 +62,7 @@ func (s *Server) measure() error {
 		watch(metric.StreamsOpen, func(context.Context) ([]metric.Reading, error) {
 			return metric.One(float64(s.endpoint.OpenStreams())), nil
 		}),
-		webhooks.WatchEndpoints(&s.core, s.dispatcher),
+		webhooks.WatchEndpoints(s.core, s.dispatcher),
 	)
 }
 
@@ -92,8 +92,7 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) mayOperate(r *http.Request) error {
-	guard := s.core.Guard()
-	if err := guard.Check(r); err != nil {
+	if err := s.core.Guard.Check(r); err != nil {
 		return err
 	}
 	p, err := s.core.Auth.Authenticate(r.Context(), r.Header)

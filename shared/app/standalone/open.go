@@ -7,56 +7,95 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/platform/descriptors"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
-// open opens the store and the queues, and reads or makes the keys.
-func (s *Server) open(ctx context.Context, o Options) (secrets, error) {
+// open opens the store and the queues, reads or creates the keys, and puts together the parts that all roles share.
+func (s *Server) open(ctx context.Context, o Options) (keys secrets, err error) {
+	if o.Auth == auth.ModeJWT {
+		if s.tokens, err = app.NewTokenAuthenticator(o.Limits, o.Log); err != nil {
+			return keys, err
+		}
+	}
+	exported, counters, err := newMetrics(o.Metrics)
+	if err != nil {
+		return keys, fault.Wrap(fault.Internal, err, "make the metrics")
+	}
+	s.metrics = exported
+	var tracer *trace.Tracer
+	if o.Traces != nil {
+		tracer = trace.New(o.Traces)
+	}
+	if keys, err = s.openStore(ctx, o, counters); err != nil {
+		return keys, err
+	}
+	s.catalogs = catalog.NewStored(s.db, time.Now, o.Log)
+	configs := config.NewStored(s.db, time.Now, o.Log, s.ownBackends()...)
+	authenticator, metadata := s.authenticator(o.Auth, configs)
+	s.core = &app.Core{
+		DB: s.db, Queues: s.queues, Catalogs: s.catalogs, Config: configs,
+		EventLog: &eventlog.Log{DB: s.db, Retention: o.Limits.LogRetention},
+		Limits:   o.Limits, Log: o.Log, Metrics: counters, Tracer: tracer,
+		Auth: authenticator, Guard: auth.NewGuard(o.Limits.AllowedOrigins, o.Limits.AllowedHosts, o.Log), ResourceMetadata: metadata,
+	}
+	return keys, nil
+}
+
+// authenticator returns the authenticator of callers, and the URL at which they learn how to get a token.
+func (s *Server) authenticator(mode auth.Mode, configs *config.Stored) (_ auth.Authenticator, metadataURL string) {
+	switch mode {
+	case auth.ModeKeys:
+		return configs.Authenticator(), ""
+	case auth.ModeJWT:
+		return s.tokens, s.tokens.MetadataURL()
+	}
+	return auth.None(), ""
+}
+
+// openStore opens the store and the queues of the data directory, and reads or creates its keys.
+func (s *Server) openStore(ctx context.Context, o Options, counters *metric.Set) (keys secrets, err error) {
 	path := o.Data
 	if path != ":memory:" {
 		if err := os.MkdirAll(path, 0o700); err != nil {
-			return secrets{}, fault.Wrap(fault.Invalid, err, "make the data directory")
+			return keys, fault.Wrap(fault.Invalid, err, "make the data directory")
 		}
 		path = filepath.Join(path, databaseName)
 		if err := checkDatabase(o.Data, path); err != nil {
-			return secrets{}, err
+			return keys, err
 		}
 	}
-	var err error
 	if s.db, err = sqlite.Open(path, sqlite.Options{}); err != nil {
-		return secrets{}, err
+		return keys, err
 	}
 	s.undo = append(s.undo, func() { _ = s.db.Close() })
-	keys, err := loadSecrets(ctx, o.Data, s.db)
+	if keys, err = loadSecrets(ctx, o.Data, s.db); err != nil {
+		return keys, err
+	}
+	s.queues, err = queuesqlite.Open(s.db.Engine(), queuesqlite.Options{
+		Log: o.Log, MaxBytes: queueBytes, DeadLettered: func(q queue.Name, n int) { counters.DeadLettered(string(q), n) },
+	})
 	if err != nil {
 		return keys, err
 	}
-	if s.queues, err = queuesqlite.Open(s.db.Engine(), queuesqlite.Options{Log: s.core.Log, MaxBytes: queueBytes, DeadLettered: func(q queue.Name, n int) { s.core.Metrics.DeadLettered(string(q), n) }}); err != nil {
-		return keys, err
-	}
 	s.undo = append(s.undo, func() { _ = s.queues.Close() })
-	s.core.DB, s.core.Queues = s.db, s.queues
-	s.core.EventLog = &eventlog.Log{DB: s.db, Retention: s.core.Limits.LogRetention}
-	s.catalogs = catalog.NewStored(s.db, time.Now, s.core.Log)
-	s.core.Catalogs, s.core.Config = s.catalogs, config.NewStored(s.db, time.Now, s.core.Log, s.ownBackends()...)
-	if o.Auth == auth.ModeKeys {
-		s.core.Auth = s.core.Config.Authenticator()
-	}
 	return keys, nil
 }
 
 // adminConnections returns how many connections the admin API may have at an address of its own.
 func adminConnections() int { return min(256, descriptors.Accepted()/4+1) }
 
-// listen begins to listen, if there is an address.
+// listen opens the listener of the server. It returns nil if there is no address.
 func (s *Server) listen(addr, adminAddr string) (net.Listener, error) {
 	if addr == "" {
 		return nil, nil

@@ -6,10 +6,9 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
-	"github.com/mcp-events/mcpevents/shared/events/publish"
-	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -53,18 +52,13 @@ func (s *Server) run(ctx context.Context, r roles) {
 	s.work(ctx, queue.Slow, s.dispatcher.Singles, queue.ConsumeOptions{
 		Batch: 1, Concurrency: slowAttempts, PerGroup: slowPerEndpoint, Visibility: 2 * time.Minute,
 	})
-	s.work(ctx, queue.Inbox, r.inbox.Handle, queue.ConsumeOptions{Batch: 10, Concurrency: 2, MaxReceives: queue.MaxReceives})
+	s.work(ctx, queue.Inbox, r.publishing.Inbox.Handle, queue.ConsumeOptions{Batch: 10, Concurrency: 2, MaxReceives: queue.MaxReceives})
 	s.work(ctx, queue.Dead, r.operations.File, queue.ConsumeOptions{})
 	s.workers.Go(func() {
-		periodic.Every(ctx, time.Minute, s.core.Log, periodic.Job{Name: "due retries", Run: r.retry.Run},
-			periodic.Job{Name: "resumed deliveries", Run: r.switches.Requeue},
-			periodic.Job{Name: "log items", Run: r.retry.LogItems},
-			periodic.Job{Name: "erasures", Run: r.operations.SweepErased},
-			periodic.Job{Name: "expiry", Run: r.expiry.Sweep}, periodic.Job{Name: "counts", Run: r.expiry.Recount}, periodic.Job{Name: "audit", Run: s.terminator.Audit})
+		periodic.Every(ctx, time.Minute, s.core.Log, r.jobs...)
 	})
 	s.workers.Go(func() {
-		periodic.Every(ctx, replayEvery, s.core.Log,
-			periodic.Job{Name: "replays", Run: r.replays.Run})
+		periodic.Every(ctx, replayEvery, s.core.Log, periodic.Job{Name: "replays", Run: r.replays.Run})
 	})
 	s.workers.Go(func() { r.relay.Run(ctx) })
 }
@@ -84,15 +78,18 @@ func (s *Server) work(ctx context.Context, name queue.Name, h queue.Handler, o q
 }
 
 // routes are the paths that are served.
-func (s *Server) routes(publishing *publish.Handler, sources *ingest.Handler, identity *webhook.Identity) *http.ServeMux {
+func (s *Server) routes(publishing app.Publishing, identity *webhook.Identity) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", s.endpoint)
 	mux.Handle("/mcp/{"+mcp.PathWorkspace+"}", s.endpoint)
-	mux.Handle("/events", publishing)
-	sources.Mount(mux)
-	consent := s.core.Consent(s.conversation)
+	mux.Handle("/events", publishing.Handler)
+	publishing.Sources.Mount(mux)
+	consent := app.NewConsent(s.core, s.conversation)
 	mux.Handle("/consent", consent)
 	mux.Handle("/consent/{"+conversation.PathProvider+"}", consent)
+	if s.tokens != nil {
+		s.tokens.Mount(mux)
+	}
 	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.HandleFunc("GET /readyz", s.readyz)
 	mux.HandleFunc("GET /metrics", s.serveMetrics)

@@ -24,32 +24,30 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/config"
-	"github.com/mcp-events/mcpevents/shared/app/operators"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/jwt"
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/fanout"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
-	"github.com/mcp-events/mcpevents/shared/events/stream/lease"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/events/webhook/targets"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/inprocess"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/mcp"
-	"github.com/mcp-events/mcpevents/shared/operate/admin"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
-	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
-
-	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
-	"github.com/mcp-events/mcpevents/shared/events/fanout"
 )
 
 // Options are what a server is started with.
@@ -113,13 +111,14 @@ type Server struct {
 	// AdminURL is where the admin API is, without its path.
 	AdminURL string
 
-	core       app.Core
+	core       *app.Core
 	db         *sqlite.DB
 	queues     *queuesqlite.Queues
 	tails      *stream.Tails
 	publisher  *publish.Service
 	dispatcher *delivery.Dispatcher
 	endpoint   *mcp.Endpoint
+	tokens     *jwt.Authenticator // nil except for [auth.ModeJWT]
 	handler    http.Handler
 	metrics    http.Handler
 	listening  *http.Server // nil if it does not
@@ -146,8 +145,8 @@ type Server struct {
 	ended    error // what came of it
 }
 
-// New starts a server. It returns when requests are accepted, which does not end with ctx. What
-// is missing or out of range in the options or in the data directory is of kind fault.Invalid.
+// New starts a server, and returns when it accepts requests. The server does not end with ctx. If something in the options or
+// in the data directory is missing or out of range, the error is of kind fault.Invalid.
 func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -156,21 +155,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if refused != nil && !o.LastSettings {
 		return nil, refused
 	}
-	s := &Server{core: app.Core{Limits: o.Limits, Log: o.Log}, served: make(chan error, 2)}
-	if o.Upstream != nil {
-		s.upstream = &inprocess.Transport{Handler: o.Upstream, Log: o.Log}
-	}
-	s.closing, s.close = context.WithCancel(context.WithoutCancel(ctx))
-	if s.metrics, s.core.Metrics, err = newMetrics(o.Metrics); err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
-	}
-	if o.Traces != nil {
-		s.core.Tracer = trace.New(o.Traces)
-	}
-	mount, err := s.authenticate(o)
-	if err != nil {
-		return nil, err
-	}
+	s := &Server{served: make(chan error, 2)}
 	defer func() {
 		if err != nil {
 			for _, undo := range slices.Backward(s.undo) {
@@ -178,26 +163,23 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 			}
 		}
 	}()
+	if o.Upstream != nil {
+		s.upstream = &inprocess.Transport{Handler: o.Upstream, Log: o.Log}
+	}
+	s.closing, s.close = context.WithCancel(context.WithoutCancel(ctx))
 	keys, err := s.open(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	cursors, err := eventlog.NewSealer(keys.Cursor)
-	if err != nil {
-		return nil, err
-	}
-	s.tails = stream.New(s.core.EventLog, s.db, cursors)
-	s.tails.Shares = s.catalogs.Shares
-	s.undo = append(s.undo, s.tails.Close)
 	listener, err := s.listen(o.Addr, o.AdminAddr)
 	if err != nil {
 		return nil, err
 	}
-	operators, err := s.listenAdmin(o)
+	adminListener, err := s.listenAdmin(o)
 	if err != nil {
 		return nil, err
 	}
-	roles, err := s.build(ctx, keys, cursors, listener)
+	roles, err := s.build(ctx, keys, listener)
 	if err != nil {
 		return nil, err
 	}
@@ -207,15 +189,12 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err := s.startWith(ctx, o, refused); err != nil {
 		return nil, err
 	}
-	if mount != nil {
-		mount(roles.mux)
-	}
 	if err := s.measure(); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
 	}
 	proxies, _ := auth.ParseProxies(o.Limits.TrustedProxies) // the limits are checked
 	secret := auth.SecretPath{Auth: s.core.Auth, Proxies: proxies}
-	s.handler = boundBodies(secret.Handler(s.serveAdmin(roles, o.Auth, operators)), bodyTime)
+	s.handler = boundBodies(secret.Handler(s.serveAdmin(roles, o.Auth, adminListener)), bodyTime)
 	s.run(ctx, roles)
 	if listener != nil {
 		s.listening = s.httpServer(s.handler)
@@ -267,80 +246,99 @@ func (s *Server) httpServer(h http.Handler) *http.Server {
 	}
 }
 
-// roles are what runs.
+// roles are the parts that only the start of the server uses: run starts their workers, and routes and serveAdmin serve
+// them over HTTP.
 type roles struct {
-	mux    *http.ServeMux
-	fanout *fanout.Fanout
-	inbox  *publish.Inbox
-	retry  *delivery.Retry
-	expiry *subscription.Sweeper
-	relay  *relay.Relay
-	admin  admin.Options
-
-	operations *deadletter.Operations
-	replays    *deadletter.Replays
-	switches   *switches.Set
+	publishing    app.Publishing
+	fanout        *fanout.Fanout
+	subscriptions *subscription.Service
+	operations    *deadletter.Operations
+	switches      *switches.Set
+	replays       *deadletter.Replays
+	jobs          []periodic.Job
+	relay         *relay.Relay
+	mux           *http.ServeMux
 }
 
-// build makes all roles.
-func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Sealer, listener net.Listener) (roles, error) {
-	guard := webhooks.Guard(&s.core)
-	if listener != nil {
-		guard.BlockedHosts = append(guard.BlockedHosts, listener.Addr().String())
+// build creates all roles.
+func (s *Server) build(ctx context.Context, keys secrets, listener net.Listener) (r roles, err error) {
+	cursors, err := eventlog.NewSealer(keys.Cursor)
+	if err != nil {
+		return r, err
 	}
 	identity, err := keys.identity(s.core.Limits.ServerIdentity)
 	if err != nil {
-		return roles{}, err
+		return r, err
 	}
-	sender := webhook.NewSender(webhook.Options{Guard: guard, Identity: identity, ConnsPerHost: 2 * attempts, UserAgent: app.UserAgent()})
+	sending := webhooks.SenderOptions{Identity: identity, ConnsPerHost: 2 * attempts}
+	if listener != nil {
+		sending.OwnHost = listener.Addr().String()
+	}
+	sender := webhooks.NewSender(s.core, sending)
 	s.undo = append(s.undo, sender.Close)
-	sealer, err := webhook.NewSealer(keys.Public)
-	if err != nil {
-		return roles{}, err
+	r.publishing, r.fanout = app.NewPublishing(s.core, secret.FromEnvironment), webhooks.NewFanout(s.core)
+	s.publisher = r.publishing.Service
+	if err := s.buildDelivery(&r, keys, cursors, sender); err != nil {
+		return r, err
 	}
+	if err := s.buildEndpoint(ctx, r, keys, cursors, sender); err != nil {
+		return r, err
+	}
+	r.relay = app.NewRelay(s.core, s.backends)
+	r.mux = s.routes(r.publishing, identity)
+	return r, nil
+}
+
+// buildDelivery creates the dispatcher and the parts that share subscriptions with it.
+func (s *Server) buildDelivery(r *roles, keys secrets, cursors *eventlog.Sealer, sender *webhook.Sender) error {
 	opener, err := webhook.NewOpener(keys.Private)
 	if err != nil {
-		return roles{}, err
+		return err
 	}
-
 	gate := &delivery.Gate{}
-	subs := s.core.Subscriptions()
-	subs.Records.Ended, subs.Records.Started = gate.Ended, gate.Started
-	s.terminator = webhooks.Terminator(&s.core, subs)
-	set := webhooks.Switches(&s.core, true)
-	options := webhooks.Deliveries(s.core.Limits)
-	options.Concurrency, options.Patience, options.Detached, options.Bytes = attempts, attemptPatience, 4*attempts, attemptBytes
-	options.LogDeliveries = true
-	s.dispatcher = webhooks.Dispatch(&s.core, subs, s.terminator, sender, opener,
-		func(context.Context) (*eventlog.Sealer, error) { return cursors, nil }, gate, set, options)
-	retry, expiry := webhooks.Retry(&s.core), webhooks.Expiry(&s.core, subs)
-	retry.SaveEvery, expiry.SaveEvery = savePositions, savePositions
-	publisher, publishing, inbox := s.core.Publish()
-	s.publisher = publisher
+	r.subscriptions = app.NewSubscriptions(s.core, app.SubscriptionOptions{Started: gate.Started, Ended: gate.Ended})
+	s.terminator = webhooks.NewTerminator(s.core, r.subscriptions)
+	r.switches, r.operations = webhooks.NewSwitches(s.core, true), webhooks.NewOperations(s.core)
+	s.dispatcher = webhooks.NewDispatcher(s.core, webhooks.DispatcherOptions{
+		Subscriptions: r.subscriptions, Terminator: s.terminator, Switches: r.switches, Sender: sender, Opener: opener,
+		Cursors: func(context.Context) (*eventlog.Sealer, error) { return cursors, nil }, Gate: gate,
+		Concurrency: attempts, Patience: attemptPatience, Detached: 4 * attempts, Bytes: attemptBytes, LogDeliveries: true,
+	})
+	r.replays = webhooks.NewReplays(s.core, webhooks.ReplayOptions{Subscriptions: r.subscriptions, Operations: r.operations, Ahead: replayEvery})
+	r.jobs = webhooks.NewJobs(s.core, webhooks.JobOptions{
+		Subscriptions: r.subscriptions, Terminator: s.terminator, Switches: r.switches, Operations: r.operations, SaveEvery: savePositions,
+	})
+	return nil
+}
 
-	if s.backends, err = s.core.Gateway(gateway.Options{Key: keys.Cursor, HTTP: s.reachBackends()}); err != nil {
-		return roles{}, err
+// buildEndpoint creates the MCP endpoint, and the gateway and the conversations behind it.
+func (s *Server) buildEndpoint(ctx context.Context, r roles, keys secrets, cursors *eventlog.Sealer, sender *webhook.Sender) (err error) {
+	sealer, err := webhook.NewSealer(keys.Public)
+	if err != nil {
+		return err
 	}
-	s.conversation, err = s.core.Conversation(conversation.Options{
-		Key: keys.Cursor, Backends: s.backends, Prepares: true, Publisher: publish.OnBehalf{Service: publisher},
+	s.tails = stream.New(s.core.EventLog, s.db, cursors)
+	s.tails.Shares = s.catalogs.Shares
+	s.undo = append(s.undo, s.tails.Close)
+	s.backends, err = app.NewGateway(s.core, app.GatewayOptions{Key: keys.Cursor, HTTP: s.reachBackends()})
+	if err != nil {
+		return err
+	}
+	s.conversation, err = app.NewConversation(s.core, app.ConversationOptions{
+		Key: keys.Cursor, Backends: s.backends, Publisher: publish.OnBehalf{Service: s.publisher}, Prepares: true,
 	})
 	if err != nil {
-		return roles{}, err
+		return err
 	}
 	s.undo = append(s.undo, func() { _ = s.conversation.Close(context.WithoutCancel(ctx)) })
-	endpoint := s.core.Stream(s.tails, lease.NewLocal(s.core.Streams, app.RefusesStreams(s.core.Limits)), s.backends, s.conversation)
-	endpoint.Left = clientLeft
-	endpoint.Registrar, endpoint.Deregistrar = webhooks.Register(&s.core, subs, sender, sealer, cursors), subs
-	if s.endpoint, err = mcp.New(endpoint); err != nil {
-		return roles{}, err
-	}
-	operations := webhooks.Operations(&s.core)
-	replays := webhooks.Replays(&s.core, subs, operations)
-	replays.Ahead = replayEvery
-	return roles{
-		admin: operators.Admin(&s.core, subs, operations, replays, set), operations: operations, replays: replays, switches: set,
-		mux: s.routes(publishing, s.core.Sources(publisher, secret.FromEnvironment), identity), fanout: webhooks.Fanout(&s.core), inbox: inbox, retry: retry, expiry: expiry, relay: s.core.Relay(s.backends),
-	}, nil
+	s.endpoint, err = app.NewStreamEndpoint(s.core, app.StreamOptions{
+		Feeds: s.tails, Leases: app.NewLocalLeases(s.core), Backends: s.backends, Conversation: s.conversation, Left: clientLeft,
+		Registrar: webhooks.NewRegistrar(s.core, webhooks.RegistrarOptions{
+			Subscriptions: r.subscriptions, Targets: targets.Targets{Sender: sender, Sealer: sealer}, Cursors: cursors,
+		}),
+		Deregistrar: r.subscriptions,
+	})
+	return err
 }
 
 // Handler serves /admin, /console, /mcp, /events, /sources, /consent, /healthz and what is below /.well-known.

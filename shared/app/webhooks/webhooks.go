@@ -1,108 +1,199 @@
-// Package webhooks has the constructors of the roles that deliver events to webhooks. It is separate from package app
-// because functions that do not import it are a third smaller.
+// Package webhooks has the constructors of the roles that deliver events to webhooks, in the order in which an event
+// passes them. It is separate from package app because functions that do not import it are a third smaller.
 package webhooks
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/app"
-	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
-	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
-	"github.com/mcp-events/mcpevents/shared/events/subscription"
-	"github.com/mcp-events/mcpevents/shared/events/switches"
-	"github.com/mcp-events/mcpevents/shared/events/webhook"
-	"github.com/mcp-events/mcpevents/shared/events/webhook/targets"
-	"github.com/mcp-events/mcpevents/shared/mcp/method"
-	"github.com/mcp-events/mcpevents/shared/protocol/spec"
-
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/fanout"
+	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/switches"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/mcp/method"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Fanout appends accepted events to the log and finds who wants them.
-func Fanout(c *app.Core) *fanout.Fanout {
+// SenderOptions are the parts of a sender that differ between the modes.
+type SenderOptions struct {
+	// OwnHost is the address at which this process serves, which is not allowed as a target; empty if it has none.
+	OwnHost string
+	// Identity adds v1a signatures; nil adds none.
+	Identity *webhook.Identity
+	// ConnsPerHost limits the connections to one host; 0 is the default of package webhook.
+	ConnsPerHost int
+}
+
+// NewSender returns the client that verifies and calls the endpoints of webhooks.
+func NewSender(c *app.Core, o SenderOptions) *webhook.Sender {
+	l := c.Limits
+	guard := &webhook.Guard{AllowInsecure: l.AllowInsecureTargets}
+	guard.BlockedHosts = append(guard.BlockedHosts, l.BlockedTargets...)
+	if o.OwnHost != "" {
+		guard.BlockedHosts = append(guard.BlockedHosts, o.OwnHost)
+	}
+	if !l.AllowInsecureTargets { // which allows any address and therefore any port
+		for _, p := range l.TargetPorts {
+			guard.Ports = append(guard.Ports, uint16(p))
+		}
+	}
+	return webhook.NewSender(webhook.Options{Guard: guard, Identity: o.Identity, ConnsPerHost: o.ConnsPerHost, UserAgent: app.UserAgent()})
+}
+
+// RegistrarOptions are the parts of a registrar.
+type RegistrarOptions struct {
+	Subscriptions *subscription.Service
+	// Targets checks and verifies endpoints, and seals their secrets.
+	Targets subscription.Targets
+	// Cursors seals the cursors of subscriptions.
+	Cursors *eventlog.Sealer
+}
+
+// NewRegistrar returns the role register, which creates subscriptions.
+func NewRegistrar(c *app.Core, o RegistrarOptions) *subscription.Registrar {
+	l, verifications := c.Limits, c.Quota(quota.Verifications)
+	return &subscription.Registrar{
+		Service: o.Subscriptions, Sealer: o.Cursors, Targets: o.Targets,
+		Replay: &deadletter.Replayer{Log: c.EventLog, Queue: c.Queues}, Watermark: &delivery.Watermark{DB: c.DB},
+		Options: subscription.Options{
+			Rate: subscription.NewRate(c.CallerQuota(quota.RegistrationRate)), Secret: subscription.SecretType(l.WebhookSecret),
+			DefaultTTL: l.DefaultTTL, MinTTL: l.MinTTL, MaxTTL: l.MaxTTL, AllowNoExpiry: l.AllowNoExpiry,
+			VerifyRegistrations: l.VerifyRegistrations, VerifiedTargets: l.VerifiedTargets,
+			Verifications: func(ctx context.Context, workspace, principal string) int64 {
+				return int64(verifications(ctx, workspace, principal))
+			},
+		},
+	}
+}
+
+// NewFanout returns the role fanout, which appends accepted events to the log and passes them to their subscribers.
+func NewFanout(c *app.Core) *fanout.Fanout {
 	return &fanout.Fanout{DB: c.DB, Log: c.EventLog, Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer}
 }
 
-// Guard is where webhooks may go.
-func Guard(c *app.Core) *webhook.Guard {
+// DispatcherOptions are the parts of a dispatcher, and how its process runs attempts.
+type DispatcherOptions struct {
+	Subscriptions *subscription.Service
+	Terminator    *delivery.Terminator
+	Switches      *switches.Set
+	Sender        delivery.Poster
+	Opener        delivery.Opener
+	// Cursors returns the sealer of the cursors in gap notices.
+	Cursors func(context.Context) (*eventlog.Sealer, error)
+	// Gate is nil if subscriptions end in another process.
+	Gate *delivery.Gate
+
+	// These are the fields of [delivery.Options] that depend on the process. Zero values are the defaults.
+	Concurrency, Detached int
+	Patience, SlowAnswer  time.Duration
+	Bytes                 int64
+	LogDeliveries         bool
+}
+
+// NewDispatcher returns the role dispatch, which signs events and sends them to endpoints.
+func NewDispatcher(c *app.Core, o DispatcherOptions) *delivery.Dispatcher {
 	l := c.Limits
-	g := &webhook.Guard{AllowInsecure: l.AllowInsecureTargets, BlockedHosts: l.BlockedTargets}
-	if l.AllowInsecureTargets {
-		return g // any port, as any address
-	}
-	for _, p := range l.TargetPorts {
-		g.Ports = append(g.Ports, uint16(p))
-	}
-	return g
+	return delivery.NewDispatcher(&delivery.Dispatcher{
+		DB: c.DB, Queue: c.Queues, Subscriptions: o.Subscriptions, Catalog: c.Catalogs, Poster: o.Sender, Opener: o.Opener,
+		Terminator: o.Terminator, Gaps: &delivery.Gaps{Log: c.EventLog, Sealer: o.Cursors}, Gate: o.Gate, Switches: o.Switches,
+		Options: delivery.Options{
+			Schedule: l.RetrySchedule, EventsSchedule: l.EventsSchedule, Timeout: l.WebhookTimeout, EventsTimeout: l.EventsTimeout,
+			EndpointRate: l.EndpointRate, Records: records.Keep(l.DeliveryLog), Profile: spec.Profile(l.Profile),
+			Concurrency: o.Concurrency, Detached: o.Detached, Patience: o.Patience, SlowAnswer: o.SlowAnswer, Bytes: o.Bytes,
+			LogDeliveries: o.LogDeliveries,
+		},
+		Metrics: c.Metrics, Tracer: c.Tracer, Log: c.Log,
+	})
 }
 
-// Register makes subscriptions: sender verifies endpoints, sealer seals their secrets, and cursors their cursors.
-func Register(c *app.Core, subs *subscription.Service, sender *webhook.Sender, sealer targets.Sealer, cursors *eventlog.Sealer) *subscription.Registrar {
-	return &subscription.Registrar{
-		Service: subs, Sealer: cursors, Targets: targets.Targets{Sender: sender, Sealer: sealer}, Options: c.Registrations(),
-		Replay: &deadletter.Replayer{Log: c.EventLog, Queue: c.Queues}, Watermark: &delivery.Watermark{DB: c.DB},
-	}
+// WatchEndpoints registers the metrics of failing endpoints, which the dispatcher knows.
+func WatchEndpoints(c *app.Core, d *delivery.Dispatcher) error {
+	return errors.Join(
+		c.Metrics.Watch(metric.EndpointsFailing, func(context.Context) ([]metric.Reading, error) {
+			n := d.Failing()
+			return metric.One(float64(n.Slow + n.Paused)), nil
+		}),
+		c.Metrics.Watch(metric.EndpointStates, func(context.Context) ([]metric.Reading, error) {
+			n := d.Failing()
+			return []metric.Reading{{By: "slow", Value: float64(n.Slow)}, {By: "paused", Value: float64(n.Paused)}}, nil
+		}),
+	)
 }
 
-// Deliveries are the rules of attempts, as the operator set them.
-func Deliveries(l config.Limits) delivery.Options {
-	return delivery.Options{
-		Schedule: l.RetrySchedule, EventsSchedule: l.EventsSchedule,
-		Timeout: l.WebhookTimeout, EventsTimeout: l.EventsTimeout,
-		EndpointRate: l.EndpointRate,
-		Records:      records.Keep(l.DeliveryLog), Profile: spec.Profile(l.Profile),
-	}
-}
-
-// Terminator ends subscriptions that may not go on. [app.Core.Auth] may be a directory of principals; if
-// not, what they were granted stands.
-func Terminator(c *app.Core, subs *subscription.Service) *delivery.Terminator {
+// NewTerminator returns the terminator, which ends subscriptions that are no longer allowed. If [app.Core.Auth] is not a
+// directory of principals, it does not review their rights.
+func NewTerminator(c *app.Core, subs *subscription.Service) *delivery.Terminator {
 	directory, _ := c.Auth.(auth.Directory)
 	return &delivery.Terminator{
-		Queue: c.Queues, Subscriptions: subs, Lists: c.Lists(), ErrorObject: method.ErrorObject, Profile: spec.Profile(c.Limits.Profile), Plain: c.Limits.PlainTargets, Log: c.Log,
+		Queue: c.Queues, Subscriptions: subs, Lists: app.NewLists(c), ErrorObject: method.ErrorObject,
+		Profile: spec.Profile(c.Limits.Profile), Plain: c.Limits.PlainTargets, Log: c.Log,
 		Review: &subscription.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory},
 	}
 }
 
-// Dispatch signs and POSTs. Gate is nil where subscriptions end in another process.
-func Dispatch(c *app.Core, subs *subscription.Service, terminator *delivery.Terminator, sender delivery.Poster, opener delivery.Opener,
-	cursors func(context.Context) (*eventlog.Sealer, error), gate *delivery.Gate, set *switches.Set, options delivery.Options,
-) *delivery.Dispatcher {
-	return delivery.NewDispatcher(&delivery.Dispatcher{
-		DB: c.DB, Queue: c.Queues, Subscriptions: subs, Catalog: c.Catalogs,
-		Poster: sender, Opener: opener, Terminator: terminator, Gaps: &delivery.Gaps{Log: c.EventLog, Sealer: cursors}, Gate: gate, Switches: set, Options: options, Metrics: c.Metrics, Tracer: c.Tracer, Log: c.Log,
-	})
-}
-
-// Operations are what operators and owners do to deliveries.
-func Operations(c *app.Core) *deadletter.Operations {
+// NewOperations returns the actions of operators and owners on deliveries.
+func NewOperations(c *app.Core) *deadletter.Operations {
 	o := deadletter.NewOperations(c.DB, c.Queues, nil)
 	o.Metrics = c.Metrics
 	return o
 }
 
-// Replays are the jobs that deliver again what a selection has.
-func Replays(c *app.Core, subs *subscription.Service, operations *deadletter.Operations) *deadletter.Replays {
-	return deadletter.NewReplays(operations, subs, c.EventLog)
+// ReplayOptions are the parts of replays.
+type ReplayOptions struct {
+	Subscriptions *subscription.Service
+	Operations    *deadletter.Operations
+	// Ahead is [deadletter.Replays.Ahead].
+	Ahead time.Duration
 }
 
-// Switches are what people pause. Alone is true where no other process attempts deliveries.
-func Switches(c *app.Core, alone bool) *switches.Set {
+// NewReplays returns the replays, which deliver selected events and dead letters again.
+func NewReplays(c *app.Core, o ReplayOptions) *deadletter.Replays {
+	r := deadletter.NewReplays(o.Operations, o.Subscriptions, c.EventLog)
+	r.Ahead = o.Ahead
+	return r
+}
+
+// NewSwitches returns the switches with which people pause deliveries. Alone is true if no other process attempts
+// deliveries.
+func NewSwitches(c *app.Core, alone bool) *switches.Set {
 	return &switches.Set{DB: c.DB, Queue: c.Queues, Alone: alone}
 }
 
-// Retry moves what is due to the slow lane.
-func Retry(c *app.Core) *delivery.Retry {
-	return &delivery.Retry{DB: c.DB, Queue: c.Queues, EventLog: c.EventLog, Log: c.Log}
+// JobOptions are the parts of the periodic jobs.
+type JobOptions struct {
+	Subscriptions *subscription.Service
+	Terminator    *delivery.Terminator
+	Switches      *switches.Set
+	Operations    *deadletter.Operations
+	// SaveEvery is how often the jobs save their position. 0 saves it in each round.
+	SaveEvery time.Duration
 }
 
-// Expiry removes subscriptions that expired, and dead-letters what it cannot read.
-func Expiry(c *app.Core, subs *subscription.Service) *subscription.Sweeper {
-	return &subscription.Sweeper{Service: subs, DeadLetter: state.DeadLetterItem(c.DB, c.Queues, time.Now, c.Log)}
+// NewJobs returns the jobs that both modes run every minute, which are the role retry. Queues and replays are not among
+// them, because a stand-alone server reads its queues all the time and continues replays more often.
+func NewJobs(c *app.Core, o JobOptions) []periodic.Job {
+	retry := &delivery.Retry{DB: c.DB, Queue: c.Queues, EventLog: c.EventLog, SaveEvery: o.SaveEvery, Log: c.Log}
+	expiry := &subscription.Sweeper{
+		Service: o.Subscriptions, DeadLetter: state.DeadLetterItem(c.DB, c.Queues, time.Now, c.Log), SaveEvery: o.SaveEvery,
+	}
+	return []periodic.Job{
+		{Name: "due retries", Run: retry.Run},
+		{Name: "resumed deliveries", Run: o.Switches.Requeue},
+		{Name: "log items", Run: retry.LogItems},
+		{Name: "erasures", Run: o.Operations.SweepErased},
+		{Name: "expiry", Run: expiry.Sweep},
+		{Name: "counts", Run: expiry.Recount},
+		{Name: "audit", Run: o.Terminator.Audit},
+	}
 }
