@@ -14,23 +14,22 @@ import (
 )
 
 const (
-	// EMFEvery is how often a busy process writes its metrics. A line after each invocation
-	// would cost more than the invocation.
+	// EMFEvery is the interval at which a busy process writes its metrics. A line per invocation would cost more than the invocation.
 	EMFEvery = 10 * time.Second
-	// maxValues is how many values a member of a line may have (CloudWatch's embedded metric format).
+	// maxValues is the format's limit for the values of a metric in a line.
 	maxValues = 100
 	// dimensionStack is the dimension of all metrics.
 	dimensionStack = "stack"
 )
 
-// EMF writes the metrics of a function's process to its log, in CloudWatch's embedded metric
-// format. A process that Lambda may freeze has no exporter at work by itself: the function
-// calls [EMF.Flush] at the end of each invocation. Make it with [NewEMF].
+// EMF writes the metrics of a function's process to its log, in CloudWatch's embedded metric format. Lambda may freeze the process
+// between invocations, so no exporter can run in the background. Instead, the function calls [EMF.Flush] at the end of each
+// invocation. Create it with [NewEMF].
 //
-// A histogram becomes its values, each the middle of its bucket, for the format knows no buckets:
-// their number is exact, and so is the sum within the bucket's width.
+// The format has no buckets, so a histogram is written as a list of values, each the middle of its bucket. Their number is exact, and
+// each value is wrong by at most half of the bucket's width.
 type EMF struct {
-	// Export gets the same at the same time, for another receiver; nil is none.
+	// Export also receives the metrics of each write. It may be nil.
 	Export func(context.Context, *metricdata.ResourceMetrics)
 
 	log    *slog.Logger
@@ -43,8 +42,8 @@ type EMF struct {
 	last time.Time
 }
 
-// NewEMF makes one that writes to a log whose handler writes JSON. Stack is the value of the dimension of that name,
-// which tells the deployments of an account apart. The clock is time.Now when nil.
+// NewEMF returns an EMF that writes to a log, whose handler must write JSON. The dimension "stack" has the given value, which
+// distinguishes the deployments of an account. A nil clock is time.Now.
 func NewEMF(log *slog.Logger, stack string, now func() time.Time) *EMF {
 	if now == nil {
 		now = time.Now
@@ -53,13 +52,12 @@ func NewEMF(log *slog.Logger, stack string, now func() time.Time) *EMF {
 	return &EMF{log: log, stack: stack, now: now, reader: reader, meters: sdk.NewMeterProvider(sdk.WithReader(reader))}
 }
 
-// Provider is where instruments are made.
+// Provider returns the provider for [NewSet].
 func (e *EMF) Provider() otel.MeterProvider { return e.meters }
 
-// Flush writes what was recorded since the last time, unless that was less than [EMFEvery] ago.
-// A nil EMF writes nothing.
+// Flush writes the metrics since the last write, unless that was less than [EMFEvery] ago. A nil EMF writes nothing.
 func (e *EMF) Flush(ctx context.Context) {
-	if e == nil || !e.mu.TryLock() { // someone writes
+	if e == nil || !e.mu.TryLock() { // another goroutine is writing
 		return
 	}
 	defer e.mu.Unlock()
@@ -69,7 +67,7 @@ func (e *EMF) Flush(ctx context.Context) {
 	}
 }
 
-// Close writes what was recorded since the last time: the process ends.
+// Close writes the metrics since the last write. Call it when the process ends.
 func (e *EMF) Close(ctx context.Context) {
 	if e == nil {
 		return
@@ -101,31 +99,31 @@ func (e *EMF) write(ctx context.Context) {
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(lines)) {
-		for lines[key].any() {
-			e.log.LogAttrs(ctx, slog.LevelInfo, "metrics", lines[key].take(e.stack, e.now()))
+		for len(lines[key].metrics) > 0 {
+			e.log.LogAttrs(ctx, slog.LevelInfo, "metrics", lines[key].next(e.stack, e.now()))
 		}
 	}
 }
 
-// points are the values of a metric by the value of its attribute. A counter that did not grow has none.
+// points returns the values of a metric by the value of its attribute. It leaves out counters that did not grow.
 func points(data metricdata.Aggregation) map[string][]float64 {
 	out := map[string][]float64{}
 	switch data := data.(type) {
 	case metricdata.Sum[int64]:
 		for _, p := range data.DataPoints {
 			if p.Value != 0 {
-				out[first(p)] = []float64{float64(p.Value)}
+				out[attributeOf(p)] = []float64{float64(p.Value)}
 			}
 		}
 	case metricdata.Sum[float64]:
 		for _, p := range data.DataPoints {
 			if p.Value != 0 {
-				out[first(p)] = []float64{p.Value}
+				out[attributeOf(p)] = []float64{p.Value}
 			}
 		}
 	case metricdata.Gauge[float64]:
 		for _, p := range data.DataPoints {
-			out[first(p)] = []float64{p.Value}
+			out[attributeOf(p)] = []float64{p.Value}
 		}
 	case metricdata.Histogram[float64]:
 		for _, p := range data.DataPoints {
@@ -135,15 +133,15 @@ func points(data metricdata.Aggregation) map[string][]float64 {
 	return out
 }
 
-// first is the value of the one attribute of a point, or empty.
-func first[N int64 | float64](p metricdata.DataPoint[N]) string {
+// attributeOf returns the value of a point's only attribute, or "".
+func attributeOf[N int64 | float64](p metricdata.DataPoint[N]) string {
 	if a, ok := p.Attributes.Get(0); ok {
 		return a.Value.AsString()
 	}
 	return ""
 }
 
-// middles are the values of a histogram, each the middle of its bucket, within what was seen.
+// middles returns a value for each value that a histogram counted: the middle of its bucket, between the smallest and largest value.
 func middles(p metricdata.HistogramDataPoint[float64]) []float64 {
 	least, _ := p.Min.Value()
 	most, _ := p.Max.Value()
@@ -163,17 +161,15 @@ func middles(p metricdata.HistogramDataPoint[float64]) []float64 {
 	return out
 }
 
-// emfLine are metrics with the same attribute.
+// emfLine is the pending metrics with the same attribute.
 type emfLine struct {
 	by, value string
 	metrics   map[string][]float64
 }
 
-func (l *emfLine) any() bool { return len(l.metrics) > 0 }
-
-// take makes a line of up to [maxValues] values of each metric. What is counted by an attribute is there without
-// it too, so that an alarm can look at the sum.
-func (l *emfLine) take(stack string, now time.Time) slog.Attr {
+// next removes up to [maxValues] values of each metric and returns a line for them. Metrics with an attribute get a second set of
+// dimensions without it. CloudWatch then also has their sum, on which an alarm can be set.
+func (l *emfLine) next(stack string, now time.Time) slog.Attr {
 	about := metrics{Namespace: Namespace, Dimensions: [][]string{{dimensionStack}}}
 	members := []any{slog.String(dimensionStack, stack)}
 	if l.by != "" {
@@ -182,8 +178,8 @@ func (l *emfLine) take(stack string, now time.Time) slog.Attr {
 	}
 	for _, name := range slices.Sorted(maps.Keys(l.metrics)) {
 		values := l.metrics[name]
-		these := values[:min(len(values), maxValues)]
-		if l.metrics[name] = values[len(these):]; len(l.metrics[name]) == 0 {
+		batch := values[:min(len(values), maxValues)]
+		if l.metrics[name] = values[len(batch):]; len(l.metrics[name]) == 0 {
 			delete(l.metrics, name)
 		}
 		unit := "Count"
@@ -191,7 +187,7 @@ func (l *emfLine) take(stack string, now time.Time) slog.Attr {
 			unit = "Seconds"
 		}
 		about.Metrics = append(about.Metrics, emfMetric{name, unit})
-		members = append(members, slog.Any(name, these))
+		members = append(members, slog.Any(name, batch))
 	}
 	return slog.Group("", append(members, slog.Any(Member, directive{Timestamp: now.UnixMilli(), CloudWatchMetrics: []metrics{about}}))...)
 }

@@ -1,8 +1,8 @@
-// Package metric makes log lines that are metrics too: a count with what it counts by, in
-// the form in which CloudWatch takes metrics out of logs (its embedded metric format). So what an
-// operator reads and what a graph shows is the same line.
+// Package metric defines the metrics of the product. [Set] records them, and [EMF] writes them to a function's log in CloudWatch's
+// embedded metric format.
 //
-// It keeps nothing: who counts decides how often a line is written.
+// [Count] and [Tally] make log lines that CloudWatch also counts as metrics, so that the line that an operator reads and the graph
+// agree.
 package metric
 
 import (
@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// Namespace is where CloudWatch puts the metrics.
+// Namespace is the namespace of the metrics in CloudWatch.
 const Namespace = "mcp-events"
 
-// Member is the member of a log line that tells CloudWatch what is a metric in it.
+// Member is the member of a log line that tells CloudWatch which of the line's members are metrics.
 const Member = "_aws"
 
-// directive is a MetricDirective, and what stands around it.
+// directive is the value of [Member], as the embedded metric format defines it.
 type directive struct {
 	Timestamp         int64 // milliseconds since 1970
 	CloudWatchMetrics []metrics
@@ -30,8 +30,8 @@ type metrics struct {
 
 type emfMetric struct{ Name, Unit string }
 
-// Count says that something happened n times since this was said last. It belongs on the outermost
-// level of a line. Dimensions are what it is counted by; their values must be few.
+// Count returns an attribute for a log line which says that something happened n times since the last such line. It must not be in a
+// group. Dimensions divide the metric and must have few values.
 func Count(name string, n int64, dimensions ...slog.Attr) slog.Attr {
 	by := make([]string, len(dimensions))
 	for i, d := range dimensions {
@@ -43,10 +43,10 @@ func Count(name string, n int64, dimensions ...slog.Attr) slog.Attr {
 			Namespace: Namespace, Dimensions: [][]string{by}, Metrics: []emfMetric{{name, "Count"}},
 		}},
 	}))
-	return slog.Attr{Value: slog.GroupValue(all...)} // without a key its members stand in the line itself
+	return slog.Attr{Value: slog.GroupValue(all...)} // a group without a key is inlined
 }
 
-// Plain takes off lines what only CloudWatch reads, as ReplaceAttr of a handler.
+// Plain removes [Member] from log lines. It is a ReplaceAttr function for the handlers of processes outside of AWS.
 func Plain(groups []string, a slog.Attr) slog.Attr {
 	if len(groups) == 0 && a.Key == Member {
 		return slog.Attr{}

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// GWN-05: a count is a line that CloudWatch reads as a metric: the members that its
-// directive names stand on the outermost level, the dimensions as strings and the value as a number.
+// GWN-05: CloudWatch reads a count as a metric. The members that its directive names are in no group, the dimensions are strings, and
+// the value is a number.
 func TestCountIsAMetric(t *testing.T) {
 	var out bytes.Buffer
 	slog.New(slog.NewJSONHandler(&out, nil)).Warn("dropped", Count("Dropped", 3, slog.String("backend", "b"), slog.String("reason", "r")))
@@ -32,24 +32,23 @@ func TestCountIsAMetric(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(about.AWS.CloudWatchMetrics) != 1 || time.Since(time.UnixMilli(about.AWS.Timestamp)).Abs() > time.Minute {
-		t.Fatalf("got %s", out.Bytes())
+		t.Fatalf("got %s, want one directive with the current time", out.Bytes())
 	}
 	m := about.AWS.CloudWatchMetrics[0]
 	if m.Namespace != Namespace || len(m.Metrics) != 1 || m.Metrics[0].Unit != "Count" || len(m.Dimensions) != 1 || len(m.Dimensions[0]) != 2 {
-		t.Fatalf("got %s", out.Bytes())
+		t.Fatalf("got %s, want a metric with the unit Count and two dimensions in %s", out.Bytes(), Namespace)
 	}
 	for _, name := range m.Dimensions[0] {
 		if text, ok := line[name].(string); !ok || text == "" {
-			t.Errorf("the dimension %s is %v", name, line[name])
+			t.Errorf("got the dimension %s = %v, want a text", name, line[name])
 		}
 	}
 	if line[m.Metrics[0].Name] != 3.0 {
-		t.Errorf("the value is %v", line[m.Metrics[0].Name])
+		t.Errorf("got the value %v, want 3", line[m.Metrics[0].Name])
 	}
 }
 
-// Where nobody takes metrics out of the log, the line is without what is for that.
-func TestPlain(t *testing.T) {
+func TestPlainRemovesTheDirective(t *testing.T) {
 	for name, handler := range map[string]func(*bytes.Buffer, *slog.HandlerOptions) slog.Handler{
 		"text": func(b *bytes.Buffer, o *slog.HandlerOptions) slog.Handler { return slog.NewTextHandler(b, o) },
 		"json": func(b *bytes.Buffer, o *slog.HandlerOptions) slog.Handler { return slog.NewJSONHandler(b, o) },
@@ -57,7 +56,7 @@ func TestPlain(t *testing.T) {
 		var out bytes.Buffer
 		slog.New(handler(&out, &slog.HandlerOptions{ReplaceAttr: Plain})).Warn("dropped", Count("Dropped", 3, slog.String("backend", "b")))
 		if text := out.String(); strings.Contains(text, Member) || strings.Contains(text, "Metrics") || !strings.Contains(text, "Dropped") {
-			t.Errorf("%s: %s", name, text)
+			t.Errorf("%s: got %s, want the count without a directive", name, text)
 		}
 	}
 }

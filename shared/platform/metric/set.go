@@ -13,23 +13,21 @@ import (
 // Success is the outcome of an attempt that succeeded.
 const Success = "success"
 
-// lagBounds are those of the histograms, in seconds: from an embedded delivery to the last retry.
+// lagBounds are the buckets of the histograms in seconds. They reach from a delivery of a stand-alone server to the last retry.
 var lagBounds = []float64{
 	.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 21600, 86400,
 }
 
-// Set are the instruments of a process. A nil set records nothing. Its methods may be called
-// concurrently.
+// Set records the metrics of a process. A nil Set records nothing. Its methods may be called concurrently.
 type Set struct {
 	counters   map[string]otel.Int64Counter
 	histograms map[string]otel.Float64Histogram
 	meter      otel.Meter
 
-	options sync.Map // attribute value -> []otel.AddOption, by metric; of few values
+	options sync.Map // "attribute=value" to []otel.AddOption, so that counting does not allocate
 }
 
-// NewSet makes the instruments of [Table] that a process counts itself. Those that it reads
-// elsewhere come by [Set.Watch].
+// NewSet creates the instruments for the metrics in [Table] that the process counts itself. Callers add gauges with [Set.Watch].
 func NewSet(p otel.MeterProvider) (*Set, error) {
 	s := &Set{counters: map[string]otel.Int64Counter{}, histograms: map[string]otel.Float64Histogram{}, meter: p.Meter("github.com/mcp-events/mcpevents")}
 	var err error
@@ -38,7 +36,7 @@ func NewSet(p otel.MeterProvider) (*Set, error) {
 		if s.counters[name], err = s.meter.Int64Counter(name, otel.WithUnit(d.Unit), otel.WithDescription(d.Help)); err != nil {
 			return nil, err
 		}
-		if d.By == "" { // an exporter shows it from the start, so that its first increase is one
+		if d.By == "" { // exporters show it from the start, so that graphs show the increase from 0 to 1
 			s.counters[name].Add(context.Background(), 0)
 		}
 	}
@@ -53,7 +51,7 @@ func NewSet(p otel.MeterProvider) (*Set, error) {
 	return s, nil
 }
 
-// definition finds the row of a name. One without a row is a mistake of this program.
+// definition returns the row of a metric in [Table]. It panics if there is none, because names are constants.
 func definition(name string) Definition {
 	for _, d := range Table {
 		if d.Name == name {
@@ -66,8 +64,8 @@ func definition(name string) Definition {
 // Published counts accepted events.
 func (s *Set) Published(n int) { s.add(EventsPublished, n, "", "") }
 
-// Attempt records a POST: number n of its delivery, which took so long and ended lag after the event
-// was published. Category is why it failed, or empty.
+// Attempt records attempt n of a delivery. The POST took the given time and ended lag after the event was published. The category is
+// that of the failure, or empty after a success.
 func (s *Set) Attempt(category string, n int, took, lag time.Duration) {
 	if s == nil {
 		return
@@ -84,24 +82,24 @@ func (s *Set) Attempt(category string, n int, took, lag time.Duration) {
 	s.add(DeliveryAttempts, 1, "outcome", outcome)
 }
 
-// DeadLettered counts what was given up: of a queue, or deliveries of webhooks.
+// DeadLettered counts dead letters of a queue, or deliveries with the queue [Webhook].
 func (s *Set) DeadLettered(queue string, n int) {
 	if n > 0 {
 		s.add(DeadLetters, n, "queue", queue)
 	}
 }
 
-// LimitReached counts a request that met a limit; an empty name is none.
+// LimitReached counts a request that reached the limit with a name. It ignores an empty name.
 func (s *Set) LimitReached(name string) {
 	if name != "" {
 		s.add(LimitsReached, 1, "limit", name)
 	}
 }
 
-// Disabled counts a subscription that was disabled for its endpoint.
+// Disabled counts a subscription that was disabled because of its endpoint.
 func (s *Set) Disabled() { s.add(Disabled, 1, "", "") }
 
-// StreamEnded counts a stream by why it ended.
+// StreamEnded counts a stream that ended, by reason.
 func (s *Set) StreamEnded(reason string) { s.add(StreamsEnded, 1, "reason", reason) }
 
 // Polled counts an answer to events/poll.
@@ -115,7 +113,7 @@ func (s *Set) Called(backend string, failed bool) {
 	}
 }
 
-// Sourced counts a request to a source by what became of it.
+// Sourced counts a request to a source by its outcome.
 func (s *Set) Sourced(source, outcome string, refused bool) {
 	s.add(SourceRequests, 1, "outcome", outcome)
 	if refused {
@@ -130,12 +128,12 @@ func (s *Set) add(name string, n int, key, value string) {
 	case key == "":
 		s.counters[name].Add(context.Background(), int64(n))
 	default:
-		s.counters[name].Add(context.Background(), int64(n), s.by(key, value)...)
+		s.counters[name].Add(context.Background(), int64(n), s.option(key, value)...)
 	}
 }
 
-// by is an attribute as instruments take it, made once for each of its few values.
-func (s *Set) by(key, value string) []otel.AddOption {
+// option returns the cached option that adds an attribute to a measurement.
+func (s *Set) option(key, value string) []otel.AddOption {
 	if o, ok := s.options.Load(key + "=" + value); ok {
 		return o.([]otel.AddOption)
 	}
@@ -144,14 +142,14 @@ func (s *Set) by(key, value string) []otel.AddOption {
 	return o
 }
 
-// Reading is a value of a metric when it is asked for; By is that of its attribute, if it has one.
+// Reading is a current value of a metric. By is the value of the metric's attribute if it has one.
 type Reading struct {
 	By    string
 	Value float64
 }
 
-// Watch has a metric of [Table] read when an exporter asks, by f, which is quick and may
-// be called from anywhere. An error leaves the metric out of that answer.
+// Watch reads a metric of [Table] with f whenever an exporter collects. f must be fast and may be called concurrently. If it fails,
+// the exporter leaves the metric out.
 func (s *Set) Watch(name string, f func(context.Context) ([]Reading, error)) error {
 	if s == nil {
 		return nil
@@ -177,5 +175,5 @@ func (s *Set) Watch(name string, f func(context.Context) ([]Reading, error)) err
 	return err
 }
 
-// One is a reading of a metric without an attribute.
+// One returns the reading of a metric without an attribute.
 func One(value float64) []Reading { return []Reading{{Value: value}} }

@@ -42,7 +42,7 @@ func documents(t *testing.T, out *bytes.Buffer) (all []emfDocument) {
 	return all
 }
 
-// values are those of a metric in all lines with the value of its attribute, or in all.
+// values returns the sum and number of a metric's values. Unless by is empty, it counts only lines with that attribute.
 func values(t *testing.T, all []emfDocument, name, by string) (sum float64, n int) {
 	t.Helper()
 	for _, d := range all {
@@ -55,7 +55,7 @@ func values(t *testing.T, all []emfDocument, name, by string) (sum float64, n in
 			t.Fatal(err)
 		}
 		if len(v) > maxValues {
-			t.Errorf("%d values of %s in one line", len(v), name)
+			t.Errorf("got %d values of %s in one line, want at most %d", len(v), name, maxValues)
 		}
 		for _, x := range v {
 			sum += x
@@ -65,8 +65,8 @@ func values(t *testing.T, all []emfDocument, name, by string) (sum float64, n in
 	return sum, n
 }
 
-// OPS-12: what was recorded is in the log once, whatever the order of attempts and lines.
-func TestEMFCountsWhatWasRecorded(t *testing.T) {
+// OPS-12: each measurement is in the log once, however attempts and writes interleave.
+func TestEMFWritesEachMeasurementOnce(t *testing.T) {
 	var out bytes.Buffer
 	now := time.Unix(1_800_000_000, 0)
 	e := NewEMF(slog.New(slog.NewJSONHandler(&out, nil)), "stack-1", func() time.Time { return now })
@@ -124,22 +124,21 @@ func TestEMFCountsWhatWasRecorded(t *testing.T) {
 	for _, d := range all {
 		about := d.AWS.CloudWatchMetrics[0]
 		if d.Stack != "stack-1" || about.Namespace != Namespace || !slices.Equal(about.Dimensions[0], []string{"stack"}) {
-			t.Errorf("got %+v", d)
+			t.Errorf("got %+v, want the stack stack-1 in the namespace %s", d, Namespace)
 		}
 		for _, m := range about.Metrics {
 			if _, ok := d.members[m.Name]; !ok || m.Unit != "Count" && m.Unit != "Seconds" {
-				t.Errorf("the directive names %+v", m)
+				t.Errorf("got the metric %+v in the directive, want a member of the line with a unit", m)
 			}
 		}
 		for _, name := range about.Dimensions[len(about.Dimensions)-1] {
 			if d.members[name] == nil {
-				t.Errorf("the dimension %s has no member", name)
+				t.Errorf("got no member for the dimension %s", name)
 			}
 		}
 	}
 }
 
-// A process without metrics records nothing, and does not fail.
 func TestNilRecordsNothing(t *testing.T) {
 	var s *Set
 	s.Published(1)
@@ -153,7 +152,6 @@ func TestNilRecordsNothing(t *testing.T) {
 	e.Close(t.Context())
 }
 
-// What an attempt costs to record.
 func BenchmarkAttempt(b *testing.B) {
 	s, err := NewSet(NewEMF(slog.New(slog.DiscardHandler), "", nil).Provider())
 	if err != nil {

@@ -1,9 +1,8 @@
 package metric
 
-// Kind is how the values of a metric add up.
+// Kind is the type of a metric, which says how to aggregate its values.
 type Kind string
 
-// The kinds. A counter grows, a gauge is what holds now, a histogram counts values by their size.
 const (
 	Counter   Kind = "counter"
 	Gauge     Kind = "gauge"
@@ -12,13 +11,12 @@ const (
 
 // Definition is a row of [Table].
 type Definition struct {
-	// Name is the same in CloudWatch, in OpenTelemetry, and in Prometheus, whose exporter adds
-	// "_total" to counters and "_seconds" to durations.
+	// Name is the same everywhere, except that Prometheus' exporter appends "_total" to counters and "_seconds" to durations.
 	Name string
 	Kind Kind
-	// Unit is "s", of the UCUM, or empty for a number of things.
+	// Unit is "s" for durations, as in the UCUM, and otherwise empty.
 	Unit string
-	// By is the attribute that a metric is split by, of few values; empty for none.
+	// By is the attribute that divides the metric, or empty. It must have few values.
 	By string
 	// Help is one sentence.
 	Help string
@@ -53,34 +51,34 @@ const (
 	SettingsRefused   = "mcpevents_settings_refused"
 )
 
-// Webhook is the value of the attribute queue for deliveries, which have no queue of their own.
+// Webhook is the value of the attribute "queue" for deliveries, because they have no queue of their own.
 const Webhook = "webhook"
 
 // Table lists all metrics of a [Set]. docs/reference/metrics.md has the same rows.
 var Table = []Definition{
-	{EventsPublished, Counter, "", "", "Events accepted, by POST /events, the inbox queue or a program."},
-	{DeliveryAttempts, Counter, "", "outcome", "POSTs to endpoints, by success or the category of the failure."},
-	{AttemptDuration, Histogram, "s", "", "Time that a POST took."},
-	{FirstAttemptLag, Histogram, "s", "", "Time from publishing to the end of the first attempt of a delivery."},
-	{DeliveryLag, Histogram, "s", "", "Time from publishing to the success of a delivery."},
-	{DeadLetters, Counter, "", "queue", "Given up: deliveries (queue webhook), and messages by the queue that they came from."},
-	{Disabled, Counter, "", "", "Subscriptions that were disabled, because their endpoint only failed for five days or is gone."},
-	{RetriesWaiting, Gauge, "", "", "Deliveries that wait for their next attempt; embedded only."},
-	{QueueDepth, Gauge, "", "queue", "Messages in a queue, those in flight and delayed included."},
-	{QueueAge, Gauge, "s", "queue", "Age of the oldest message of a queue."},
-	{SettingsRefused, Gauge, "", "", "1 while the last catalog or configuration was refused and the one before is in use; embedded only."},
+	{EventsPublished, Counter, "", "", "Accepted events, from POST /events, the inbox queue or a program."},
+	{DeliveryAttempts, Counter, "", "outcome", "POSTs to endpoints, by success or the failure's category."},
+	{AttemptDuration, Histogram, "s", "", "Duration of a POST."},
+	{FirstAttemptLag, Histogram, "s", "", "Time from publishing to the end of a delivery's first attempt."},
+	{DeliveryLag, Histogram, "s", "", "Time from publishing to a delivery's success."},
+	{DeadLetters, Counter, "", "queue", "Deliveries that were given up (queue webhook), and messages, by their queue."},
+	{Disabled, Counter, "", "", "Subscriptions that were disabled, because their endpoint failed for five days or is gone."},
+	{RetriesWaiting, Gauge, "", "", "Deliveries that wait for their next attempt; stand-alone only."},
+	{QueueDepth, Gauge, "", "queue", "Messages in a queue, including those in flight and delayed."},
+	{QueueAge, Gauge, "s", "queue", "Age of a queue's oldest message."},
+	{SettingsRefused, Gauge, "", "", "1 while the last catalog or configuration was rejected and the previous one is in use; stand-alone only."},
 	{StreamsOpen, Gauge, "", "", "Streams that this process holds open."},
-	{EndpointsFailing, Gauge, "", "", "Endpoints that this process knows to be failing: no attempt of the fast lane goes to them."},
-	{EndpointStates, Gauge, "", "state", "The same by state: slow ones are attempted in the slow lane, paused ones not at all for now."},
+	{EndpointsFailing, Gauge, "", "", "Endpoints that this process knows to be failing. The fast lane makes no attempts to them."},
+	{EndpointStates, Gauge, "", "state", "The same by state: slow ones are attempted in the slow lane, paused ones are currently not attempted."},
 	{StreamsEnded, Counter, "", "reason", "Streams that ended, by the reason in the log line stream ended."},
 	{Polls, Counter, "", "", "Answers to events/poll."},
-	{BackendCalls, Counter, "", "backend", "Requests to MCP servers behind the gateway that ended, those of the gateway itself included."},
-	{BackendErrors, Counter, "", "backend", "Those that got no answer, or an error."},
-	{LogSlowAppends, Counter, "", "", "Appends to the event log that took over two seconds and were made again."},
-	{LogClockSkew, Counter, "", "", "Stamps of another instance that were over two seconds ahead of this one's clock."},
-	{LogLateEntries, Counter, "", "", "Entries that a reader saw later than the log's bounds explain: readers may have missed some."},
-	{LogBrokenSegments, Counter, "", "", "Items of the event log that cannot be decoded and are passed over."},
-	{LimitsReached, Counter, "", "limit", "Requests that met a limit, by its name."},
-	{SourceRequests, Counter, "", "outcome", "Requests to sources, and documents of buses for them, by what became of them."},
-	{SourceRefused, Counter, "", "source", "Those that could not become an event: unverified, invalid, unfit, limited and unavailable."},
+	{BackendCalls, Counter, "", "backend", "Completed requests to MCP servers behind the gateway, including the gateway's own."},
+	{BackendErrors, Counter, "", "backend", "Requests to MCP servers behind the gateway without an answer, or with an error."},
+	{LogSlowAppends, Counter, "", "", "Appends to the event log that took over two seconds and were repeated."},
+	{LogClockSkew, Counter, "", "", "Another instance's stamps that were over two seconds ahead of this instance's clock."},
+	{LogLateEntries, Counter, "", "", "Entries that a reader saw later than the log's bounds allow, so readers may have missed some."},
+	{LogBrokenSegments, Counter, "", "", "Items of the event log that cannot be decoded and are skipped."},
+	{LimitsReached, Counter, "", "limit", "Requests that reached a limit, by its name."},
+	{SourceRequests, Counter, "", "outcome", "Requests to sources, and documents of buses for them, by outcome."},
+	{SourceRefused, Counter, "", "source", "Requests to sources that could not become an event: unverified, invalid, unfit, limited and unavailable."},
 }

@@ -11,29 +11,28 @@ import (
 // LogEvery is the default of [Tally.Every].
 const LogEvery = 10 * time.Second
 
-// Tally counts what may happen very often, by a few dimensions, and logs it in few
-// lines: at once, and then at most once per Every, with the count since the last line. Its zero value
-// needs Name, Text and Log. It may be used concurrently.
+// Tally counts occurrences that may be very frequent, by a few dimensions, and logs them in few lines. The first occurrence is logged
+// immediately. Further ones are counted, and logged at most once per Every. Name, Text and Log must be set. A Tally may be used
+// concurrently.
 type Tally struct {
-	// Name is that of the metric, Text of the line.
+	// Name is the name of the metric, and Text the message of the line.
 	Name, Text string
 	Log        *slog.Logger
-	// Every is the least time between two lines of the same; 0 is [LogEvery].
+	// Every is the shortest time between two lines with the same dimensions. 0 means [LogEvery].
 	Every time.Duration
 
 	mu     sync.Mutex
 	counts map[string]*tallied
 }
 
-// tallied is how many were counted, how many of them are in a line, and whether one is
-// due.
+// tallied is the count of one combination of dimensions.
 type tallied struct {
 	by          []slog.Attr
 	all, logged int64
-	due         bool
+	due         bool // whether a timer will write the next line
 }
 
-// Add counts one more. The values of the dimensions are texts, of which there are few.
+// Add counts an occurrence. The dimensions must have few values.
 func (t *Tally) Add(ctx context.Context, by ...slog.Attr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -55,7 +54,7 @@ func (t *Tally) Add(ctx context.Context, by ...slog.Attr) {
 	}
 }
 
-// write writes a line, and another one later if more were counted by then. The lock is held.
+// write logs the count since the last line, and schedules the next line. The lock is held.
 func (t *Tally) write(ctx context.Context, c *tallied) {
 	n := c.all - c.logged
 	if c.due = n > 0; !c.due {
@@ -74,8 +73,7 @@ func (t *Tally) write(ctx context.Context, c *tallied) {
 	})
 }
 
-// Each calls yield with the values of the dimensions and the count of each, since the
-// process began.
+// Each calls yield for each combination of dimensions with the count since the process started.
 func (t *Tally) Each(yield func(values []string, n int64)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -88,7 +86,7 @@ func (t *Tally) Each(yield func(values []string, n int64)) {
 	}
 }
 
-// ByThird are the counts of a tally of three dimensions by the third, for each pair "first/second" of the others.
+// ByThird returns the counts of a tally of three dimensions as a map from "first/second" to the third dimension to the count.
 func (t *Tally) ByThird() map[string]map[string]int64 {
 	out := map[string]map[string]int64{}
 	t.Each(func(by []string, n int64) {

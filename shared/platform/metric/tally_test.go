@@ -22,7 +22,7 @@ func TestTally(t *testing.T) {
 		}
 		lines := func() (got []string) {
 			synctest.Wait()
-			tally.mu.Lock() // so that nobody writes
+			tally.mu.Lock() // stops writers
 			defer tally.mu.Unlock()
 			for line := range strings.Lines(out.String()) {
 				_, rest, _ := strings.Cut(strings.TrimSpace(line), `msg="milk was spilt" `)
@@ -55,6 +55,6 @@ func TestTally(t *testing.T) {
 		if want := []string{"[kitchen cat] 102", "[kitchen dog] 1"}; !slices.Equal(all, want) {
 			t.Errorf("got %q, want %q", all, want)
 		}
-		time.Sleep(time.Minute) // so that no timer is left
+		time.Sleep(time.Minute) // lets the last timer end
 	})
 }

@@ -5,18 +5,18 @@ import (
 	"log/slog"
 )
 
-// MetricUndecodable is the name under which items of the store that cannot be decoded are counted.
+// MetricUndecodable is the metric of [Undecodable].
 const MetricUndecodable = "ItemsUndecodable"
 
-// Undecodable counts items of the store that cannot be decoded, and are treated as absent. A nil one counts nothing.
+// Undecodable counts stored items that cannot be decoded and are therefore treated as absent. A nil Undecodable counts nothing.
 type Undecodable struct{ tally Tally }
 
-// NewUndecodable makes one that tells the log.
+// NewUndecodable returns an Undecodable that also logs.
 func NewUndecodable(log *slog.Logger) *Undecodable {
 	return &Undecodable{Tally{Name: MetricUndecodable, Text: "stored item undecodable", Log: log}}
 }
 
-// Add counts one more of its kind, of which there are few.
+// Add counts an item of a kind. There must be few kinds.
 func (u *Undecodable) Add(ctx context.Context, kind string) {
 	if u == nil {
 		return
@@ -24,7 +24,7 @@ func (u *Undecodable) Add(ctx context.Context, kind string) {
 	u.tally.Add(ctx, slog.String("item", kind))
 }
 
-// Count is how many of the kind there were since the process began.
+// Count returns the number of items of a kind since the process started.
 func (u *Undecodable) Count(kind string) (n int64) {
 	u.tally.Each(func(values []string, all int64) {
 		if values[0] == kind {
