@@ -56,7 +56,7 @@ func hop(ctx context.Context, event json.RawMessage) (any, error) {
 	if err := json.Unmarshal(event, &batch); err != nil {
 		return nil, err
 	}
-	cfg, err := awsx.Load(ctx)
+	cfg, err := awsx.Load()
 	if err != nil {
 		return nil, err
 	}

@@ -95,7 +95,7 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 		return nil, err
 	}
 	level.Set(s.level)
-	cfg, err := awsx.Load(context.Background())
+	cfg, err := awsx.Load()
 	if err != nil {
 		return nil, err
 	}

@@ -37,7 +37,7 @@ func started(t *testing.T, endpoint string) *Store {
 	} {
 		t.Setenv(name, value)
 	}
-	cfg, err := awsx.Load(t.Context())
+	cfg, err := awsx.Load()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -35,7 +35,7 @@ func TestLoad(t *testing.T) {
 		wantBase   string
 		wantTries  int
 	}{
-		"as Lambda sets it": {
+		"the environment of Lambda": {
 			env:        env(EnvRegion, "eu-central-1", EnvAccessKey, "AKIA", EnvSecretKey, "s", EnvSessionToken, "t"),
 			wantRegion: "eu-central-1", wantKey: "AKIA", wantTries: defaultAttempts,
 		},
@@ -43,14 +43,14 @@ func TestLoad(t *testing.T) {
 			env:        env(EnvEndpoint, "http://127.0.0.1:4566"),
 			wantRegion: "us-east-1", wantKey: "test", wantBase: "http://127.0.0.1:4566", wantTries: defaultAttempts,
 		},
-		"what is set wins over what an emulator needs": {
+		"settings win over the defaults for an emulator": {
 			env:        env(EnvEndpoint, "http://localhost:4566", EnvDefaultRegion, "eu-west-1", EnvAccessKey, "A", EnvSecretKey, "s", EnvAttempts, "9"),
 			wantRegion: "eu-west-1", wantKey: "A", wantBase: "http://localhost:4566", wantTries: 9,
 		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			cfg, err := load(t.Context(), tt.env)
+			cfg, err := load(tt.env)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -60,7 +60,8 @@ func TestLoad(t *testing.T) {
 			}
 			if cfg.Region != tt.wantRegion || creds.AccessKeyID != tt.wantKey ||
 				aws.ToString(cfg.BaseEndpoint) != tt.wantBase || cfg.RetryMaxAttempts != tt.wantTries {
-				t.Errorf("got %s, %s, %s, %d", cfg.Region, creds.AccessKeyID, aws.ToString(cfg.BaseEndpoint), cfg.RetryMaxAttempts)
+				t.Errorf("got %s, %s, %s, %d, want %s, %s, %s, %d", cfg.Region, creds.AccessKeyID, aws.ToString(cfg.BaseEndpoint), cfg.RetryMaxAttempts,
+					tt.wantRegion, tt.wantKey, tt.wantBase, tt.wantTries)
 			}
 		})
 	}
@@ -68,38 +69,38 @@ func TestLoad(t *testing.T) {
 
 func TestLoadRefuses(t *testing.T) {
 	tests := map[string]func(string) string{
-		"no region":                           env(EnvAccessKey, "A", EnvSecretKey, "s"),
-		"no credentials":                      env(EnvRegion, "us-east-1"),
-		"no credentials for an endpoint afar": env(EnvRegion, "us-east-1", EnvEndpoint, "https://vpce.example"),
-		"an endpoint that is no URL":          env(EnvEndpoint, "127.0.0.1:4566"),
-		"a number of attempts that is none":   env(EnvEndpoint, "http://127.0.0.1:1", EnvAttempts, "many"),
+		"no region":                            env(EnvAccessKey, "A", EnvSecretKey, "s"),
+		"no credentials":                       env(EnvRegion, "us-east-1"),
+		"no credentials for a remote endpoint": env(EnvRegion, "us-east-1", EnvEndpoint, "https://vpce.example"),
+		"an endpoint that is not a URL":        env(EnvEndpoint, "127.0.0.1:4566"),
+		"a number of attempts that is text":    env(EnvEndpoint, "http://127.0.0.1:1", EnvAttempts, "many"),
 	}
 	for name, getenv := range tests {
 		t.Run(name, func(t *testing.T) {
-			if _, err := load(t.Context(), getenv); !fault.Is(err, fault.Invalid) {
+			if _, err := load(getenv); !fault.Is(err, fault.Invalid) {
 				t.Errorf("got %v, want an invalid environment", err)
 			}
 		})
 	}
 }
 
-func TestAServiceMayHaveAnEndpointOfItsOwn(t *testing.T) {
+func TestAServiceMayHaveItsOwnEndpoint(t *testing.T) {
 	all, own := &server{}, &server{}
-	cfg, err := load(t.Context(), env(EnvEndpoint, all.start(t), EnvEndpoint+"_SQS", own.start(t)))
+	cfg, err := load(env(EnvEndpoint, all.start(t), EnvEndpoint+"_SQS", own.start(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The SDK looks itself whether the variable is set at all.
+	// The SDK itself checks whether these variables are set.
 	t.Setenv(EnvEndpoint, "http://127.0.0.1:1")
 	t.Setenv(EnvEndpoint+"_SQS", "http://127.0.0.1:1")
 	send(t, cfg, "hello")
 	put(t, cfg)
 	if all.requests != 1 || own.requests != 1 {
-		t.Errorf("%d requests to the common endpoint and %d to that of SQS, want one each", all.requests, own.requests)
+		t.Errorf("got %d requests to the common endpoint and %d to that of SQS, want one each", all.requests, own.requests)
 	}
 }
 
-func TestARequestBodyIsReadAndNotAskedToWriteItself(t *testing.T) {
+func TestRequestBodiesAreReadWithoutWriteTo(t *testing.T) {
 	s := &server{}
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.start(t), &writesItself{Reader: strings.NewReader("body")})
 	if err != nil {
@@ -112,20 +113,20 @@ func TestARequestBodyIsReadAndNotAskedToWriteItself(t *testing.T) {
 	}
 	resp.Body.Close()
 	if s.received != 4 {
-		t.Errorf("the server received %d bytes, want 4", s.received)
+		t.Errorf("got %d bytes at the server, want 4", s.received)
 	}
 }
 
-// writesItself is a body as the SDK makes it, after its Close.
+// writesItself is like a closed body of the SDK.
 type writesItself struct{ io.Reader }
 
 func (*writesItself) WriteTo(io.Writer) (int64, error) { return 0, io.EOF }
 func (*writesItself) Close() error                     { return nil }
 
-// server answers every request, after as many failures.
+// server answers requests of SQS and DynamoDB.
 type server struct {
-	failures, requests int
-	received           int64
+	requests int
+	received int64
 }
 
 func (s *server) start(t *testing.T) string {
@@ -138,14 +139,9 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.received, _ = io.Copy(io.Discard, r.Body)
 	s.requests++
 	w.Header().Set("Content-Type", "application/x-amz-json-1.0")
-	switch {
-	case s.failures > 0:
-		s.failures--
-		w.WriteHeader(http.StatusInternalServerError)
-		io.WriteString(w, `{"__type":"InternalServerError"}`)
-	case strings.Contains(r.Header.Get("X-Amz-Target"), "SendMessage"):
+	if strings.Contains(r.Header.Get("X-Amz-Target"), "SendMessage") {
 		io.WriteString(w, `{"MessageId":"1"}`)
-	default:
+	} else {
 		io.WriteString(w, `{"ConsumedCapacity":{"TableName":"t","CapacityUnits":1.5}}`)
 	}
 }

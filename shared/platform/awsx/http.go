@@ -22,22 +22,19 @@ const (
 	// invoking waits for a function, which may run for 60 s.
 	receiveWait = 20 * time.Second
 	invokeWait  = 60 * time.Second
-	// maxIdle connections to a service are kept. The SDK's 10 are too few for a
-	// dispatch that records a page of outcomes at once.
+	// maxIdle is the number of idle connections per service. The SDK's default of 10 is too small, because a dispatcher records a
+	// page of outcomes concurrently.
 	maxIdle = 100
 )
 
 // NewHTTPClient returns the HTTP client of a configuration. It ends an attempt of a request after limit, or later if the
 // request waits at the service, see [waitOf].
 //
-// It also works around a race of the SDK. As soon as an answer's header is there, the
-// SDK closes the request's body, and the body's WriteTo then returns [io.EOF] as an
-// error. If net/http is just asking whether the body has come to its end, as it
-// does with an answer within microseconds, it takes that for a broken body and
-// drops the connection with the answer on it. The SDK repeats the request; with an
-// emulator on this machine and the race detector that were 9 of 3,000 requests, and a
-// receive among them hides its messages. Without WriteTo, net/http reads, and a
-// closed body just ends.
+// It also works around a race in the SDK. When the response's header arrives, the SDK closes the request's body, and the body's WriteTo
+// then returns [io.EOF] as an error. If net/http is still checking whether the body has ended, because the response took only
+// microseconds, it takes this for a broken body and drops the connection with the response. The SDK repeats the request. With an
+// emulator on this machine and the race detector this happened to 9 of 3,000 requests, and messages of a repeated receive stay
+// invisible. Our wrapper has no WriteTo, so net/http calls Read, and a closed body just ends.
 func NewHTTPClient(limit time.Duration) aws.HTTPClient {
 	return client{limit: limit, HTTPClient: awshttp.NewBuildableClient().
 		WithDialerOptions(func(d *net.Dialer) { d.Timeout = connectTimeout }).
@@ -75,7 +72,7 @@ func waitOf(req *http.Request) time.Duration {
 	return 0
 }
 
-// limited is a response's body that ends the time limit of its request when it is closed.
+// limited is a response body that releases the time limit of its request when it is closed.
 type limited struct {
 	io.ReadCloser
 	cancel context.CancelFunc
@@ -86,7 +83,7 @@ func (l limited) Close() error {
 	return l.ReadCloser.Close()
 }
 
-// body has no WriteTo.
+// body is a request body without WriteTo, see [NewHTTPClient].
 type body struct{ r io.ReadCloser }
 
 func (b body) Read(p []byte) (int, error) { return b.r.Read(p) }

@@ -9,12 +9,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// KindOf tells whether an error of a client may pass: no answer at all, an
-// error of the service's, and what the SDK itself would repeat are
-// [fault.Unavailable]. What the service finds wrong with the request is
-// [fault.Internal], since nothing reaches a client here that was not checked before.
+// KindOf returns the kind of an AWS client's error. It is [fault.Unavailable] if a retry may help: the service did not answer, it
+// failed, or the SDK itself would retry. A request that the service rejects is [fault.Internal], because we check input before it
+// reaches a client.
 func KindOf(err error) fault.Kind {
-	if _, ours := errors.AsType[*fault.Error](err); ours {
+	if _, ok := errors.AsType[*fault.Error](err); ok {
 		return fault.KindOf(err)
 	}
 	api, answered := errors.AsType[smithy.APIError](err)

@@ -15,7 +15,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 )
 
-// silent is a connection on which no answer arrives.
+// silent returns a configuration whose connections never answer, and the number of requests.
 func silent(t *testing.T) (cfg aws.Config, requests *int) {
 	requests = new(int)
 	transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
@@ -84,7 +84,7 @@ func TestResponseBodiesCanBeReadAfterDo(t *testing.T) {
 		t.Fatal(err)
 	}
 	if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "body" {
-		t.Errorf("got %q, %v", b, err)
+		t.Errorf("got %q, %v, want body", b, err)
 	}
 	if err := resp.Body.Close(); err != nil {
 		t.Error(err)

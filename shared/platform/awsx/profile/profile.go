@@ -1,7 +1,5 @@
-// Package profile makes the SDK configuration of a person's machine: profiles,
-// single sign-on, the files below ~/.aws. The command line uses it. It stays out
-// of the functions, whose environment holds all they need and whose start it
-// would slow down.
+// Package profile creates the SDK configuration on people's machines, with profiles, single sign-on and the files in ~/.aws. The command
+// line uses it. Functions do not, because it would slow down their start and their environment has all they need.
 package profile
 
 import (
@@ -14,10 +12,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Load takes what [awsx.Load] finds in the environment, and where that is not
-// enough asks all the SDK's sources.
+// Load returns the configuration of [awsx.Load], or that of all sources of the SDK if the environment is incomplete.
 func Load(ctx context.Context) (aws.Config, error) {
-	if cfg, err := awsx.Load(ctx); err == nil {
+	if cfg, err := awsx.Load(); err == nil {
 		return cfg, nil
 	}
 	cfg, err := config.LoadDefaultConfig(ctx)
