@@ -52,7 +52,7 @@ func (s *sender) send(ctx context.Context, del *state.Delivery, target string, t
 	n := len(del.Attempts) + 1
 	span := s.tracer.Continue(traced, "attempt", trace.Client)
 	defer func() {
-		if span.On() {
+		if span.Recording() {
 			endSpan(span, del, target, n, out)
 		}
 	}()

@@ -255,7 +255,7 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.
 			byURI[id{e.Workspace, e.URI}] = g
 			groups = append(groups, g)
 		}
-		if span := f.Tracer.Continue(e.Trace, "fanout", trace.Consumer); span.On() {
+		if span := f.Tracer.Continue(e.Trace, "fanout", trace.Consumer); span.Recording() {
 			span.Set(trace.Event(e.Workspace, e.ID, e.Name)...)
 			e.Trace = spans.Add(span)
 		}

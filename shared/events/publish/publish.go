@@ -179,7 +179,7 @@ func (s *Service) prepare(cat *catalog.Catalog, workspace string, in []Input, sp
 			e.Time = e.Published
 		}
 		span := s.Tracer.Start(in[i].Trace, "publish", trace.Producer)
-		if e.Trace = spans.Add(span); span.On() {
+		if e.Trace = spans.Add(span); span.Recording() {
 			span.Set(trace.Event(workspace, e.ID, e.Name)...)
 		}
 		body := e.AppendJSON(nil)

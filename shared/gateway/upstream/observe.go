@@ -44,7 +44,7 @@ func (o Observer) begin(ctx context.Context, r *Request) (*request, trace.Contex
 		return nil, where
 	}
 	q := &request{by: o, span: o.Tracer.Start(where, method, trace.Client)}
-	if q.span.On() {
+	if q.span.Recording() {
 		q.span.Set(attribute.String("mcp.method.name", method), attribute.String("mcpevents.backend", o.Name))
 		r.Body = addTrace(r.Body, q.span.Context)
 	}

@@ -1,8 +1,8 @@
-// Package trace follows an event from its publisher to its webhooks, and a call to a backend: [Context] is where
-// in a trace something happens, as W3C Trace Context has it, and [Tracer] makes spans.
+// Package trace follows an event from its publisher to its webhooks, and calls to backends. [Context] is a position in a trace as defined
+// by W3C Trace Context, and [Tracer] creates spans.
 //
-// A context travels in the event itself, so that it is wherever the event is: in messages, the log, stored bodies,
-// dead letters and replays. How spans are exported does not enter here; go on in trace/otlp.
+// The context is part of the event, so it is available wherever the event is: in messages, the log, stored bodies, dead letters and
+// replays. Package trace/otlp exports the spans.
 package trace
 
 import (
@@ -14,48 +14,47 @@ import (
 	otel "go.opentelemetry.io/otel/trace"
 )
 
-// The names of the two headers, which are also those of the extension attributes of a CloudEvent, of SQS message
-// attributes, and of members of MCP's _meta (SEP-414).
+// The names of the two headers. Extension attributes of CloudEvents, attributes of SQS messages and members of MCP's _meta (SEP-414)
+// have the same names.
 const (
 	Parent = "traceparent"
 	State  = "tracestate"
 )
 
 const (
-	// maxState is how much of a tracestate is handed on in bytes, the least that W3C asks for, and largeEntry from
-	// which length its members go first.
+	// maxState is the largest tracestate that we pass on, in bytes. It is the minimum that W3C requires. Members of a longer
+	// tracestate are dropped, those above largeEntry first.
 	maxState   = 512
 	largeEntry = 128
-	// maxRead bounds what is looked at.
+	// maxRead is the largest tracestate that we parse.
 	maxRead = 8 << 10
 	// parentSize is the length of a traceparent of version 00.
 	parentSize = 55
 )
 
-// Context is a place in a trace. The zero value is none. [Parse] makes one of what others sent.
+// Context is a position in a trace. The zero value means no trace. Use [Parse] for values from outside.
 type Context struct {
 	// Parent is a traceparent, State a tracestate, which may be empty.
 	Parent, State string
 }
 
-// Parse checks what came from outside. A malformed traceparent is as none, and so is a malformed tracestate; a
-// traceparent of a later version becomes one of ours (W3C Trace Context, sections 2.2 and 4.3).
+// Parse returns the context for the headers of another system. It ignores a malformed traceparent or tracestate, and converts a
+// traceparent of a later version to version 00 (W3C Trace Context, sections 2.2 and 4.3).
 func Parse(parent, state string) Context {
 	c, ok := parseParent(parent)
 	if !ok {
 		return Context{}
 	}
-	out := Context{Parent: text(c)}
+	out := Context{Parent: formatParent(c)}
 	if state != "" && len(state) <= maxRead {
 		if _, err := otel.ParseTraceState(state); err == nil {
-			out.State = bound(state)
+			out.State = shorten(state)
 		}
 	}
 	return out
 }
 
-// FromHeader is [Parse] for the headers of a request. Two traceparents are as none; the parts of a tracestate are
-// put together.
+// FromHeader is [Parse] for the headers of a request. It ignores two traceparents and joins several tracestates.
 func FromHeader(h map[string][]string) Context {
 	parent := h["Traceparent"]
 	if len(parent) != 1 {
@@ -75,9 +74,9 @@ func (c Context) AddTo(h map[string][]string) {
 	}
 }
 
-// parseParent reads a traceparent: version, trace id, parent id and flags.
+// parseParent parses a traceparent: version, trace id, parent id and flags.
 func parseParent(s string) (c otel.SpanContextConfig, ok bool) {
-	if len(s) < parentSize || s[2] != '-' || s[35] != '-' || s[52] != '-' || !hex(s[:2]) || !hex(s[53:55]) || s[:2] == "ff" {
+	if len(s) < parentSize || s[2] != '-' || s[35] != '-' || s[52] != '-' || !isHex(s[:2]) || !isHex(s[53:55]) || s[:2] == "ff" {
 		return c, false
 	}
 	if len(s) > parentSize && (s[:2] == "00" || s[parentSize] != '-') {
@@ -95,14 +94,14 @@ func parseParent(s string) (c otel.SpanContextConfig, ok bool) {
 	return c, err == nil
 }
 
-func hex(s string) bool { return strings.Trim(s, "0123456789abcdef") == "" }
+func isHex(s string) bool { return strings.Trim(s, "0123456789abcdef") == "" }
 
-func text(c otel.SpanContextConfig) string {
+func formatParent(c otel.SpanContextConfig) string {
 	return "00-" + c.TraceID.String() + "-" + c.SpanID.String() + "-" + c.TraceFlags.String()
 }
 
-// bound shortens a tracestate to [maxState]: large members go first, then the last ones (section 3.3.1.5).
-func bound(state string) string {
+// shorten drops members of a tracestate until it fits into [maxState]: first large ones, then the last ones (section 3.3.1.5).
+func shorten(state string) string {
 	for len(state) > maxState {
 		members := strings.Split(state, ",")
 		i := slices.IndexFunc(members, func(m string) bool { return len(m) > largeEntry })
@@ -114,7 +113,7 @@ func bound(state string) string {
 	return state
 }
 
-// remote is the context as OpenTelemetry has it; that of a Context which was not made by [Parse] may be invalid.
+// remote returns the context for OpenTelemetry. It is invalid if c does not come from [Parse].
 func (c Context) remote() otel.SpanContext {
 	config, _ := parseParent(c.Parent)
 	config.TraceState, _ = otel.ParseTraceState(c.State)
@@ -124,7 +123,7 @@ func (c Context) remote() otel.SpanContext {
 
 type contextKey struct{}
 
-// With has what is done under ctx belong to c, unless c is none.
+// With returns a copy of ctx that carries c, unless c is zero.
 func With(ctx context.Context, c Context) context.Context {
 	if c.Parent == "" {
 		return ctx
@@ -132,7 +131,7 @@ func With(ctx context.Context, c Context) context.Context {
 	return context.WithValue(ctx, contextKey{}, c)
 }
 
-// From is what [With] put there.
+// From returns the context that [With] added.
 func From(ctx context.Context) Context {
 	c, _ := ctx.Value(contextKey{}).(Context)
 	return c

@@ -11,23 +11,22 @@ import (
 // Kind is a span's role in OpenTelemetry.
 type Kind = otel.SpanKind
 
-// The kinds that are used here.
 const (
 	Producer = otel.SpanKindProducer
 	Consumer = otel.SpanKindConsumer
 	Client   = otel.SpanKindClient
 )
 
-// Tracer makes spans. A nil one makes none, allocates nothing, and hands contexts on as they came. Its methods may be
-// called concurrently.
+// Tracer creates spans. A nil Tracer creates none, does not allocate, and passes contexts on unchanged. Its methods may be called
+// concurrently.
 type Tracer struct{ tracer otel.Tracer }
 
-// New makes a tracer.
+// New returns a tracer.
 func New(p otel.TracerProvider) *Tracer {
 	return &Tracer{p.Tracer("github.com/mcp-events/mcpevents")}
 }
 
-// Start begins a span below c, or a trace if c is none.
+// Start starts a span below c, or a new trace if c is zero.
 func (t *Tracer) Start(c Context, name string, kind Kind) Span {
 	if t == nil {
 		return Span{Context: c}
@@ -42,12 +41,12 @@ func (t *Tracer) Start(c Context, name string, kind Kind) Span {
 	}
 	sc := span.SpanContext()
 	return Span{Context: Context{
-		Parent: text(otel.SpanContextConfig{TraceID: sc.TraceID(), SpanID: sc.SpanID(), TraceFlags: sc.TraceFlags() & otel.FlagsSampled}),
+		Parent: formatParent(otel.SpanContextConfig{TraceID: sc.TraceID(), SpanID: sc.SpanID(), TraceFlags: sc.TraceFlags() & otel.FlagsSampled}),
 		State:  sc.TraceState().String(),
 	}, span: span}
 }
 
-// Continue is Start within a trace: without one it begins none.
+// Continue is [Tracer.Start], except that it starts no new trace.
 func (t *Tracer) Continue(c Context, name string, kind Kind) Span {
 	if c.Parent == "" {
 		return Span{}
@@ -55,23 +54,23 @@ func (t *Tracer) Continue(c Context, name string, kind Kind) Span {
 	return t.Start(c, name, kind)
 }
 
-// Span is a piece of work. The Context is that of what it leads to.
+// Span is an operation in a trace. Operations that it causes are below Context.
 type Span struct {
 	Context Context
 	span    otel.Span
 }
 
-// On reports whether anyone will see the span. Ask before attributes are made: they cost.
-func (s Span) On() bool { return s.span != nil }
+// Recording reports whether the span is exported. Check it before creating attributes, because they are expensive.
+func (s Span) Recording() bool { return s.span != nil }
 
-// Set adds what an operator wants to know: no payload, no secret.
+// Set adds attributes for operators. They must not contain payloads or secrets.
 func (s Span) Set(attributes ...attribute.KeyValue) {
-	if s.On() {
+	if s.Recording() {
 		s.span.SetAttributes(attributes...)
 	}
 }
 
-// End ends the span. Failure is why it failed, a category or a message that may be shown; empty if it did not.
+// End ends the span. Unless the operation succeeded, failure is a category or message that operators may see.
 func (s Span) End(failure string) {
 	if s.span == nil {
 		return
@@ -82,19 +81,19 @@ func (s Span) End(failure string) {
 	s.span.End()
 }
 
-// Event are the attributes of what is done with an event.
+// Event returns the attributes for operations on an event.
 func Event(workspace, id, name string) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		attribute.String("mcpevents.workspace", workspace), attribute.String("messaging.message.id", id), attribute.String("mcpevents.event", name),
 	}
 }
 
-// Spans are pieces of work that end together. The zero value is ready.
+// Spans are spans that end together. The zero value is ready to use.
 type Spans []Span
 
-// Add keeps a span that anyone will see, and returns where what it leads to belongs.
+// Add adds a span and returns its context.
 func (all *Spans) Add(s Span) Context {
-	if s.On() {
+	if s.Recording() {
 		*all = append(*all, s)
 	}
 	return s.Context

@@ -38,7 +38,7 @@ func TestParse(t *testing.T) {
 		"far too much":            {parent, "a=" + strings.Repeat(" ", maxRead), parent, ""},
 	} {
 		if got := Parse(tc.parent, tc.state); got.Parent != tc.wantParent || got.State != tc.wantState || len(got.State) > maxState {
-			t.Errorf("%s: got %+v (%d bytes)", name, got, len(got.State))
+			t.Errorf("%s: got %+v (%d bytes), want %q and %q", name, got, len(got.State), tc.wantParent, tc.wantState)
 		}
 	}
 }
@@ -52,19 +52,19 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("got %+v of %q, %q", c, parent, state)
 		}
 		if c.Parent != "" && !c.remote().IsValid() {
-			t.Errorf("%+v is no context", c)
+			t.Errorf("got the invalid context %+v", c)
 		}
 	})
 }
 
-// OPS-13: without a tracer and a trace nothing is allocated on the way of an event, and a trace that came goes on.
+// OPS-13: without a tracer and a trace an event costs no allocations, and a trace of the publisher continues.
 func TestOffCostsNothing(t *testing.T) {
 	var off *Tracer
 	in, out := http.Header{"Content-Type": {"application/json"}}, http.Header{}
 	if n := testing.AllocsPerRun(100, func() {
 		var spans Spans
 		c := spans.Add(off.Start(FromHeader(in), "publish", Producer))
-		if span := off.Continue(c, "fanout", Consumer); span.On() {
+		if span := off.Continue(c, "fanout", Consumer); span.Recording() {
 			t.Error("a span without a tracer")
 		}
 		span := off.Continue(c, "attempt", Client)
@@ -72,11 +72,11 @@ func TestOffCostsNothing(t *testing.T) {
 		span.End("timeout")
 		spans.End("")
 	}); n != 0 || len(out) > 0 {
-		t.Errorf("%v allocations, headers %v", n, out)
+		t.Errorf("got %v allocations and the headers %v, want none", n, out)
 	}
 	c := Parse(parent, "a=1")
 	if got := off.Start(c, "publish", Producer).Context; got != c {
-		t.Errorf("got %+v", got)
+		t.Errorf("got %+v, want %+v", got, c)
 	}
 	if got := off.Continue(c, "attempt", Client).Context; got != c {
 		t.Errorf("got %+v", got)

@@ -69,7 +69,7 @@ type value struct {
 // statusError is STATUS_CODE_ERROR.
 const statusError = 2
 
-// requestOf has spans of one provider, and so of one resource and scope.
+// requestOf returns the request for spans of the same provider, so they have the same resource and scope.
 func requestOf(spans []sdk.ReadOnlySpan) request {
 	out := make([]span, len(spans))
 	for i, s := range spans {

@@ -12,8 +12,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 )
 
-// Metrics makes what sends the metrics that a process collected: an Export of [metric.EMF]. Stack keeps the
-// deployments of a collector apart; a process has an id of its own, for its gauges are no one else's.
+// Metrics returns a function that sends the metrics of a process, for the Export of [metric.EMF]. The attribute "stack" distinguishes
+// the deployments that use a collector. Each process has its own instance id, because a gauge is the value of a single process.
 func Metrics(o Options, stack string) (func(context.Context, *metricdata.ResourceMetrics), error) {
 	c, err := newCollector(o, PathMetrics, &metric.Tally{Name: MetricMetricsNotSent, Text: "metrics not sent", Log: o.Log})
 	if err != nil {
@@ -25,7 +25,7 @@ func Metrics(o Options, stack string) (func(context.Context, *metricdata.Resourc
 	}, nil
 }
 
-// instrument is a Metric, with the one of its members that it has.
+// instrument is the message Metric. Exactly one of Sum, Gauge and Histogram is set.
 type instrument struct {
 	Name        string `json:"name"`
 	Description string `json:"description,omitempty"`
@@ -41,7 +41,7 @@ type data struct {
 	IsMonotonic            bool    `json:"isMonotonic,omitempty"`
 }
 
-// point is a NumberDataPoint, or a HistogramDataPoint with a count.
+// point is a NumberDataPoint or, with a count, a HistogramDataPoint.
 type point struct {
 	Attributes        []keyValue `json:"attributes,omitempty"`
 	StartTimeUnixNano string     `json:"startTimeUnixNano"`
@@ -70,7 +70,7 @@ func scopesOf(all *metricdata.ResourceMetrics) (scopes []scopeData) {
 				i.Gauge = &data{DataPoints: numbers(d.DataPoints)}
 			case metricdata.Histogram[float64]:
 				i.Histogram = &data{DataPoints: histograms(d.DataPoints), AggregationTemporality: temporalities[d.Temporality]}
-			default: // which none of metric.Table is
+			default: // metric.Table has no others
 				continue
 			}
 			out.Metrics = append(out.Metrics, i)
@@ -103,7 +103,7 @@ func histograms(points []metricdata.HistogramDataPoint[float64]) []point {
 	return out
 }
 
-// nano is a time in nanoseconds since 1970, 0 for none.
+// nano returns a time in nanoseconds since 1970, or 0 for the zero time.
 func nano(t time.Time) string {
 	if t.IsZero() {
 		return "0"

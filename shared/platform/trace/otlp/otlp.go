@@ -1,8 +1,7 @@
-// Package otlp exports spans, and the metrics of functions, to an OpenTelemetry collector, by OTLP over HTTP with
-// bodies in JSON.
+// Package otlp exports spans, and the metrics of functions, to an OpenTelemetry collector with OTLP over HTTP and bodies in JSON.
 //
-// OpenTelemetry's own exporters write protobuf, which makes the functions too large for their goal; see
-// docs/explanation/decisions.md. Sampling, batches, aggregation and limits are those of OpenTelemetry's SDK.
+// OpenTelemetry's own exporters write protobuf, which would make the functions larger than our limit, see docs/explanation/decisions.md.
+// Its SDK does the sampling, batching and aggregation.
 package otlp
 
 import (
@@ -26,40 +25,39 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 )
 
-// Path is where a collector takes spans by HTTP, and PathMetrics metrics.
+// Path is the collector's path for spans, and PathMetrics its path for metrics.
 const (
 	Path        = "/v1/traces"
 	PathMetrics = "/v1/metrics"
 )
 
-// MetricNotSent is the metric of batches of spans that were lost, and MetricMetricsNotSent of metrics.
+// MetricNotSent counts lost batches of spans, and MetricMetricsNotSent lost batches of metrics.
 const (
 	MetricNotSent        = "SpansNotSent"
 	MetricMetricsNotSent = "MetricsNotSent"
 )
 
 const (
-	// sendTime bounds one request.
+	// sendTime limits a request.
 	sendTime = 5 * time.Second
-	// queued is how many spans wait for the collector at most; further ones are dropped. With
-	// a batch of an eighth, a second's spans of a busy server fit.
+	// queued is the largest number of spans that wait for the collector. More are dropped. A busy server's spans of a second fit.
 	queued, batch = 16_384, 2048
 )
 
-// Options say where spans and metrics go.
+// Options are the settings of an exporter.
 type Options struct {
-	// Endpoint is the collector's URL without a path; HTTP is a client for it, nil one with a timeout.
+	// Endpoint is the collector's URL without a path. A nil HTTP is a client with a timeout.
 	Endpoint string
 	HTTP     *http.Client
-	// Ratio is the share of traces that begin here that is exported. What began elsewhere is exported if it was
-	// sampled there.
+	// Ratio is the exported share of the traces that start in this process. Other traces are exported if their start was sampled.
 	Ratio float64
-	// Version is that of the product.
+	// Version is the version of the product.
 	Version string
 	Log     *slog.Logger
 }
 
-// Provider makes what spans are made with. Shut it down, or flush it where the process may be frozen.
+// Provider returns the provider for a tracer. Shut it down when the process ends. In a function, flush it after each invocation
+// because Lambda may freeze the process.
 func Provider(o Options) (*sdk.TracerProvider, error) {
 	c, err := newCollector(o, Path, &metric.Tally{Name: MetricNotSent, Text: "spans not sent", Log: o.Log})
 	if err != nil {
@@ -72,7 +70,7 @@ func Provider(o Options) (*sdk.TracerProvider, error) {
 	), nil
 }
 
-// product is what spans and metrics are of.
+// product returns the attributes of the product.
 func product(o Options) []attribute.KeyValue {
 	return []attribute.KeyValue{attribute.String("service.name", "mcp-events"), attribute.String("service.version", o.Version)}
 }
@@ -80,7 +78,7 @@ func product(o Options) []attribute.KeyValue {
 // exporter implements [sdk.SpanExporter].
 type exporter struct{ *collector }
 
-// ExportSpans sends spans. Those that the collector does not take are lost, and logged: nothing waits for them.
+// ExportSpans sends spans. If the collector rejects them, they are lost and counted, because no caller waits for them.
 func (e exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	if len(spans) > 0 {
 		e.export(ctx, requestOf(spans))
@@ -91,7 +89,7 @@ func (e exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) err
 // Shutdown implements [sdk.SpanExporter].
 func (exporter) Shutdown(context.Context) error { return nil }
 
-// collector takes requests of one kind.
+// collector sends requests to a path of a collector.
 type collector struct {
 	url     string
 	options Options
@@ -109,9 +107,9 @@ func newCollector(o Options, path string, failed *metric.Tally) (*collector, err
 	return &collector{url: strings.TrimSuffix(o.Endpoint, "/") + path, options: o, failed: failed}, nil
 }
 
-// export sends a request, and logs if the collector does not take it.
+// export sends a request, and counts and logs a failure.
 func (c *collector) export(ctx context.Context, request any) {
-	body, _ := json.Marshal(request) // texts and numbers
+	body, _ := json.Marshal(request) // cannot fail with texts and numbers
 	if err := c.send(ctx, body); err != nil {
 		c.failed.Add(ctx, slog.String("reason", err.Error()))
 	}
@@ -127,7 +125,7 @@ func (c *collector) send(ctx context.Context, body []byte) error {
 	r.Header.Set("Content-Type", "application/json")
 	resp, err := c.options.HTTP.Do(r)
 	if err != nil {
-		return errUnreachable // not the error itself: the URL may hold a secret, and lines are counted by reason
+		return errUnreachable // err may contain the URL with a secret, and the log counts lines by reason
 	}
 	defer func() { _ = resp.Body.Close() }()
 	_, _ = io.CopyN(io.Discard, resp.Body, 64<<10)
