@@ -1,14 +1,13 @@
-// Package bounded holds a map that forgets: for what is worth keeping in memory as long
-// as it is used, and can be had again.
+// Package bounded has a map of limited size, for caches of values that can be computed or read again.
 package bounded
 
 import "sync"
 
-// Map is a map of bounded size, safe for concurrent use. It keeps two
-// generations: when the young one holds half of the bound it becomes the old
-// one, and what was not asked for since is forgotten. That costs no list and no
-// time stamps, and a hit takes only a read lock. The zero value holds [DefaultBound]
-// entries.
+// Map is a map of limited size. It may be used concurrently, and the zero value holds up to [DefaultBound] entries.
+//
+// Map approximates a least-recently-used cache with two generations. When the young generation holds half of the limit, it becomes the
+// old one, and the entries of the previous old one are dropped. A hit in the old generation moves the entry to the young one. Compared
+// to a list this needs no pointers, and most hits take only a read lock.
 type Map[K comparable, V any] struct {
 	half int
 
@@ -16,15 +15,15 @@ type Map[K comparable, V any] struct {
 	young, old map[K]V
 }
 
-// DefaultBound is the bound of a zero [Map].
+// DefaultBound is the largest number of entries of a zero [Map].
 const DefaultBound = 8192
 
-// NewMap makes a map of at most bound entries.
+// NewMap returns a map of at most bound entries.
 func NewMap[K comparable, V any](bound int) *Map[K, V] {
 	return &Map[K, V]{half: max(1, bound/2), young: map[K]V{}}
 }
 
-// Get finds what is kept under a key.
+// Get returns the value of a key.
 func (m *Map[K, V]) Get(k K) (V, bool) {
 	m.mu.RLock()
 	v, ok := m.young[k]
@@ -39,7 +38,7 @@ func (m *Map[K, V]) Get(k K) (V, bool) {
 	return v, ok || promote
 }
 
-// Put keeps a value, in place of another under the same key.
+// Put sets the value of a key.
 func (m *Map[K, V]) Put(k K, v V) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

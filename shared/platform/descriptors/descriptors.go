@@ -1,26 +1,23 @@
-// Package descriptors divides the process's limit on open files between the
-// connections that it accepts and those that it opens, so that neither takes what the
-// other needs, or what the database needs. It reads the limit and opens nothing.
+// Package descriptors divides the process's limit on open files between incoming connections, outgoing connections and the database,
+// so that none of them starves the others. It only reads the limit.
 package descriptors
 
-// reserve is what neither may take: the database with its log, the listener,
-// the connections to backends.
+// reserve is the number of descriptors for the database with its log, the listener and the connections to backends.
 const reserve = 64
 
-// most bounds the connections to endpoints where the limit on open files does not.
-const most = 4096
+// maxOutgoing limits the connections to endpoints if the limit on open files is very high.
+const maxOutgoing = 4096
 
-// Accepted is how many connections a server may hold at once: what [Outgoing] leaves of the limit, half of it or more.
+// Accepted returns the number of connections that a server may accept: the part of the limit that [Outgoing] leaves, at least half.
 func Accepted() int { return accepted(limit()) }
 
-// Outgoing is how many connections to endpoints may be open at once: a quarter of
-// the limit, at most 4096. Resolving a name and trying IPv4 beside IPv6 take two
-// descriptors each for a short time.
+// Outgoing returns the number of connections to endpoints that may be open concurrently: a quarter of the limit, at most 4096. A
+// connection may briefly take two descriptors, to resolve the name and to try IPv4 and IPv6 concurrently.
 func Outgoing() int { return outgoing(limit()) }
 
 func accepted(limit int) int { return max(1, usable(limit)-2*outgoing(limit)) }
 
-func outgoing(limit int) int { return max(1, min(most, usable(limit)/4)) }
+func outgoing(limit int) int { return max(1, min(maxOutgoing, usable(limit)/4)) }
 
-// usable is what the two share.
+// usable returns the descriptors that both kinds of connections share.
 func usable(limit int) int { return max(limit/2, limit-reserve) }

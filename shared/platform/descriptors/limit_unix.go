@@ -4,7 +4,7 @@ package descriptors
 
 import "syscall"
 
-// limit is the soft limit, which the Go runtime raised to the hard one.
+// limit returns the soft limit, which the Go runtime raises to the hard limit.
 func limit() int {
 	var r syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &r); err != nil {

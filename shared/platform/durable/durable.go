@@ -1,4 +1,5 @@
-// Package durable writes files that a kill of the process, or of the machine, leaves whole.
+// Package durable writes files atomically: if the process is killed or the machine loses power, a file has its old content or its new
+// content.
 package durable
 
 import (
@@ -7,15 +8,14 @@ import (
 	"path/filepath"
 )
 
-// WriteFile replaces a file by one with the content, or leaves it as it is. The file has mode 0600, and outlives the
-// machine once WriteFile has returned without an error.
+// WriteFile replaces the content of a file. The file has mode 0600. When WriteFile returns nil, the new content is on disk.
 func WriteFile(path string, content []byte) error {
 	dir := filepath.Dir(path)
 	temp, err := os.CreateTemp(dir, filepath.Base(path)+".*") // mode 0600
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(temp.Name()) }() // there only if what follows failed
+	defer func() { _ = os.Remove(temp.Name()) }() // only exists if WriteFile fails
 	_, err = temp.Write(content)
 	err = errors.Join(err, temp.Sync(), temp.Close())
 	if err == nil {
@@ -24,8 +24,7 @@ func WriteFile(path string, content []byte) error {
 	return err
 }
 
-// Rename renames a file whose content is synced. The new name outlives the machine once Rename has returned without an
-// error.
+// Rename renames a file whose content is on disk. When Rename returns nil, the new name is on disk too.
 func Rename(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return err
@@ -33,7 +32,7 @@ func Rename(from, to string) error {
 	return syncDir(filepath.Dir(to))
 }
 
-// syncDir makes the names in a directory outlive the machine. Tests replace it.
+// syncDir writes the names in a directory to disk. Tests replace it.
 var syncDir = func(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestANameIsSynced(t *testing.T) {
+func TestNamesAreSynced(t *testing.T) {
 	var synced []string
 	before := syncDir
 	syncDir = func(dir string) error { synced = append(synced, dir); return before(dir) }
@@ -24,6 +24,6 @@ func TestANameIsSynced(t *testing.T) {
 		t.Errorf("got %q, %v, want the content", b, err)
 	}
 	if want := []string{dir, dir}; !slices.Equal(synced, want) {
-		t.Errorf("OPS-16 the synced directories are %q, want %q", synced, want)
+		t.Errorf("OPS-16: got the synced directories %q, want %q", synced, want)
 	}
 }

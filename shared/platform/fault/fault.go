@@ -1,38 +1,36 @@
-// Package fault gives errors a kind, so that each border of the system (HTTP,
-// JSON-RPC, the command line, the queues) translates them in one table.
+// Package fault gives errors a kind. HTTP, JSON-RPC, the command line and the queues each map kinds to their own codes in one table.
 //
-// A package wraps an error once, where it leaves the package, and says there
-// what was attempted and on what. The kind travels with the error; [KindOf]
-// finds it again. An error without a kind is [Internal]: its text is for the
-// log, never for a client.
+// A package wraps an error once, when it returns it to other packages, and adds the attempted operation and its object. [KindOf]
+// returns the kind of any error in the chain. An error without a kind is [Internal]. Its text is for the log, never for a client.
 package fault
 
 import (
 	"errors"
 	"fmt"
+	"runtime/debug"
 )
 
-// Kind says what went wrong in terms that a caller can act on.
+// Kind classifies an error by what the caller can do about it.
 type Kind uint8
 
 const (
-	// Internal is a failure of ours; the text stays in the log.
+	// Internal is a failure of this program. The text stays in the log.
 	Internal Kind = iota
 	// Invalid is input that cannot be accepted as it is.
 	Invalid
 	// NotFound is a reference to something that does not exist for this caller.
 	NotFound
-	// Forbidden is a caller without the right to do this.
+	// Forbidden is a request that the caller may not make.
 	Forbidden
-	// Unauthenticated is a caller that did not say who it is, or not validly.
+	// Unauthenticated is a request without valid credentials.
 	Unauthenticated
 	// Exhausted is a limit or quota that was reached.
 	Exhausted
-	// Unavailable is a dependency that did not answer; trying again may help.
+	// Unavailable is a dependency that failed or did not answer. A retry may help.
 	Unavailable
 	// Conflict is a write whose condition no longer held.
 	Conflict
-	// TooLarge is input over a stated size.
+	// TooLarge is input larger than a limit.
 	TooLarge
 	// Unprocessable is well-formed input that breaks a schema.
 	Unprocessable
@@ -47,8 +45,8 @@ var names = [...]string{
 
 func (k Kind) String() string { return names[k] }
 
-// Error makes a kind an error, so that errors.Is(err, fault.NotFound) works and the public packages can export kinds as
-// error values without exporting this package.
+// Error makes a kind an error, so that errors.Is(err, fault.NotFound) works. The public packages export kinds as error values
+// without exporting this package.
 func (k Kind) Error() string { return names[k] }
 
 // Error is an error with a kind and, where it helps the caller, typed data.
@@ -56,7 +54,7 @@ type Error struct {
 	Kind Kind
 	// Message is shown to the caller unless Kind is [Internal].
 	Message string
-	// Data is shown to the caller as it is; it must marshal to JSON.
+	// Data is shown to the caller. It must marshal to JSON.
 	Data any
 	// Err is the cause, for the log.
 	Err error
@@ -77,13 +75,12 @@ func (e *Error) Is(target error) bool {
 	return ok && k == e.Kind
 }
 
-// New makes an error of the given kind.
+// New returns an error of a kind.
 func New(k Kind, format string, args ...any) *Error {
 	return &Error{Kind: k, Message: fmt.Sprintf(format, args...)}
 }
 
-// Wrap says what was attempted when err came up. The kind of err is kept; an
-// error without one becomes k. Wrap(k, nil, …) is nil.
+// Wrap adds the attempted operation to err. The result has the kind of err, or k if err has none. Wrap returns nil if err is nil.
 func Wrap(k Kind, err error, format string, args ...any) error {
 	if err == nil {
 		return nil
@@ -101,7 +98,7 @@ func (e *Error) With(data any) *Error {
 	return &c
 }
 
-// KindOf reports the kind of the first [Error] in err's chain.
+// KindOf returns the kind of the first [Error] in err's chain.
 func KindOf(err error) Kind {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Kind
@@ -127,19 +124,19 @@ func DataOf(err error) any {
 	return nil
 }
 
-// Limit is the data of an error about a limit: its name, and how much it allows.
+// Limit is the data of an error about a limit: its name and its value.
 type Limit struct {
 	Limit string  `json:"limit"`
 	Max   float64 `json:"max"`
 }
 
-// LimitName makes Limit, and data that embeds it, known to [LimitOf].
+// LimitName returns the name for [LimitOf], also for data that embeds Limit.
 func (l Limit) LimitName() string { return l.Limit }
 
-// AtLimit returns a copy of e that names the limit that was met.
+// AtLimit returns a copy of e that names the reached limit.
 func (e *Error) AtLimit(name string, most float64) *Error { return e.With(Limit{name, most}) }
 
-// LimitOf is the name of the limit that err is about, or empty.
+// LimitOf returns the name of the limit that err is about, or "".
 func LimitOf(err error) string {
 	if l, ok := DataOf(err).(interface{ LimitName() string }); ok {
 		return l.LimitName()
@@ -147,9 +144,8 @@ func LimitOf(err error) string {
 	return ""
 }
 
-// Public is the text that a caller may see: the messages of the chain that
-// have a kind other than [Internal], and nothing of a foreign cause. Of what is
-// [Unavailable] for a cause it says only that: the steps that led there are internal, too.
+// Public returns the text that a caller may see. It joins the messages of the chain up to the first error that is [Internal] or not
+// from this package. For an [Unavailable] dependency it returns a fixed text, because the failed steps are internal too.
 func Public(err error) string {
 	e, ok := errors.AsType[*Error](err)
 	switch {
@@ -169,3 +165,14 @@ func Public(err error) string {
 	}
 	return msg
 }
+
+// Recovered turns a panic into an error of the function that defers it. Goroutines defer it, because otherwise a panic in one of
+// them would end the process and the work of all others.
+func Recovered(err *error) {
+	if p := recover(); p != nil {
+		*err = Panicked(p)
+	}
+}
+
+// Panicked returns the error for a recovered panic.
+func Panicked(p any) error { return fmt.Errorf("panic: %v\n%s", p, debug.Stack()) }

@@ -7,8 +7,11 @@ import (
 	"strings"
 )
 
-// PrintData prints the data of an error as people read it: schema faults one a
-// line, everything else as JSON. The error's text is shown already, and often is the only fault.
+// PrintData prints the data of an error whose text the command line has already shown. Each fault of a schema gets a line, for
+// example "/number: must be integer, not string". Other data is printed as JSON.
+//
+// PrintData prints nothing that would only repeat the shown text: faults of a file, which the text lists with their lines, and a
+// single fault that the text contains.
 func PrintData(w io.Writer, data any, shown string) {
 	b, err := json.Marshal(data)
 	if err != nil {
@@ -25,7 +28,7 @@ func PrintData(w io.Writer, data any, shown string) {
 		return
 	}
 	if faults[0].Line != nil {
-		return // of a file, whose faults are the message itself
+		return // faults of a file
 	}
 	for _, f := range faults {
 		if f.Pointer == nil || f.Message == nil {
@@ -36,7 +39,7 @@ func PrintData(w io.Writer, data any, shown string) {
 	for _, f := range faults {
 		at := *f.Pointer
 		if at == "" {
-			at = "(the whole)"
+			at = "(the whole document)"
 		}
 		line := fmt.Sprintf("%s: %s", at, strings.TrimSpace(*f.Message))
 		if len(faults) == 1 && strings.Contains(shown, line) {

@@ -11,7 +11,7 @@ import (
 // MaxLength is the longest pointer in bytes.
 const MaxLength = 1024
 
-// Pointer is the way from a document to a value in it: names of members, and indices of elements. The empty one leads to the
+// Pointer is the path from a document to a value in it: names of members and indices of elements. The empty pointer refers to the
 // whole document.
 type Pointer []string
 
@@ -20,7 +20,7 @@ var (
 	unescaper = strings.NewReplacer("~1", "/", "~0", "~")
 )
 
-// Parse reads a pointer. What is none is of kind fault.Invalid.
+// Parse parses a pointer. Its errors are of kind fault.Invalid.
 func Parse(text string) (Pointer, error) {
 	if text == "" {
 		return nil, nil
@@ -44,7 +44,7 @@ func Parse(text string) (Pointer, error) {
 	return p, nil
 }
 
-// String is the pointer as it is written.
+// String returns the pointer as text, for example "/items/0".
 func (p Pointer) String() string {
 	var b strings.Builder
 	for _, token := range p {
@@ -53,10 +53,10 @@ func (p Pointer) String() string {
 	return b.String()
 }
 
-// Member is the pointer to a member of a document.
+// Member returns the pointer to a member of a document.
 func Member(name string) string { return "/" + escaper.Replace(name) }
 
-// In follows the pointer; ok is false if it leads to nothing.
+// In returns the value that the pointer refers to. ok is false if the document has no such value.
 func (p Pointer) In(doc any) (value any, ok bool) {
 	for _, token := range p {
 		switch at := doc.(type) {
@@ -77,14 +77,13 @@ func (p Pointer) In(doc any) (value any, ok bool) {
 	return doc, true
 }
 
-// Fault is one thing that is wrong in a document.
+// Fault is a mistake in a document. An empty pointer refers to the whole document.
 type Fault struct {
-	// Pointer leads to it; empty is the whole document.
 	Pointer string `json:"pointer"`
 	Message string `json:"message"`
 }
 
-// String is the fault in one line.
+// String returns the fault in one line.
 func (f Fault) String() string {
 	if f.Pointer == "" {
 		return f.Message

@@ -9,7 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// TestPointers follows the examples of RFC 6901, section 5, and what an array does not have.
+// TestPointers has the examples of RFC 6901, section 5, and pointers to missing elements.
 func TestPointers(t *testing.T) {
 	var doc any
 	text := `{"foo":["bar","baz"],"":0,"a/b":1,"c%d":2,"e^f":3,"g|h":4,"i\\j":5,"k\"l":6," ":7,"m~n":8}`
@@ -22,10 +22,10 @@ func TestPointers(t *testing.T) {
 	} {
 		p, err := Parse(pointer)
 		if err != nil || p.String() != pointer {
-			t.Errorf("%q is read as %q, %v", pointer, p, err)
+			t.Errorf("got %q, %v, want %q", p, err, pointer)
 		}
 		if got, ok := p.In(doc); ok != (want != nil) || !reflect.DeepEqual(got, want) {
-			t.Errorf("%q leads to %v %v, want %v", pointer, got, ok, want)
+			t.Errorf("%q: got %v, %v, want %v", pointer, got, ok, want)
 		}
 	}
 	for pointer, want := range map[string]string{
@@ -43,7 +43,7 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		if p, err := Parse(text); err == nil && p.String() != text {
-			t.Errorf("%q is read as %q", text, p)
+			t.Errorf("got %q, want %q", p, text)
 		}
 	})
 }

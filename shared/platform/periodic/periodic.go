@@ -1,5 +1,5 @@
-// Package periodic runs the jobs of every minute: due retries, expiry, audit, announcements. Each job has its own time, so that
-// none can hold up another. The package of a job says what it does.
+// Package periodic runs jobs every minute, such as due retries, expiry, rechecks and announcements. Jobs run concurrently, each with
+// its own time limit, so a slow job does not delay the others.
 package periodic
 
 import (
@@ -7,15 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"sync"
 	"time"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Job is work that is done again in each round. A job that runs out of time continues in the next round.
+// Job is work that is repeated in each round. A job that runs out of time continues in the next round.
 type Job struct {
 	Name string
-	// Run does one round and reports how many things it dealt with.
+	// Run does a round of the job and returns the number of processed items.
 	Run func(ctx context.Context) (done int, err error)
 }
 
@@ -31,8 +32,7 @@ func Round(ctx context.Context, each time.Duration, log *slog.Logger, jobs ...Jo
 	return errors.Join(errs...)
 }
 
-// Every runs each job in rounds of its own until ctx ends, and then waits for the running ones. A panic ends one round of
-// its job only.
+// Every runs each job in its own rounds until ctx ends, and then waits for the running rounds. A panic only ends the round of its job.
 func Every(ctx context.Context, interval time.Duration, log *slog.Logger, jobs ...Job) {
 	var running sync.WaitGroup
 	for _, j := range jobs {
@@ -40,7 +40,7 @@ func Every(ctx context.Context, interval time.Duration, log *slog.Logger, jobs .
 			tick := time.NewTicker(interval)
 			defer tick.Stop()
 			for ctx.Err() == nil {
-				_ = j.round(ctx, interval, log) // it is logged
+				_ = j.round(ctx, interval, log) // round logs the error
 				select {
 				case <-ctx.Done():
 				case <-tick.C:
@@ -51,7 +51,7 @@ func Every(ctx context.Context, interval time.Duration, log *slog.Logger, jobs .
 	running.Wait()
 }
 
-// Sleep waits between two tries, and returns the error of ctx if that ends before.
+// Sleep waits for d. If ctx ends first, it returns the error of ctx.
 func Sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -68,7 +68,7 @@ func (j Job) round(ctx context.Context, each time.Duration, log *slog.Logger) er
 	defer cancel()
 	done, err := j.run(own)
 	switch {
-	case err != nil && ctx.Err() != nil: // everything ends
+	case err != nil && ctx.Err() != nil: // the process is stopping
 		return nil
 	case err != nil && own.Err() != nil:
 		log.WarnContext(ctx, "periodic job out of time", "job", j.Name, "done", done)
@@ -85,10 +85,6 @@ func (j Job) round(ctx context.Context, each time.Duration, log *slog.Logger) er
 
 // run returns a panic of the job as an error, because a panic would end the process and with it all other jobs.
 func (j Job) run(ctx context.Context) (done int, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
-		}
-	}()
+	defer fault.Recovered(&err)
 	return j.Run(ctx)
 }

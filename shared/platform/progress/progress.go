@@ -1,5 +1,5 @@
-// Package progress shows on a terminal how far long work is. Whether somebody watches is the
-// caller's to know: a nil writer shows nothing.
+// Package progress shows progress bars on a terminal. With a nil writer it shows nothing, so callers pass a writer only if it is a
+// terminal.
 package progress
 
 import (
@@ -11,10 +11,10 @@ import (
 	"github.com/vbauerster/mpb/v8/decor"
 )
 
-// interval is how often a bar is drawn anew.
+// interval is the time between two updates of a bar.
 const interval = 100 * time.Millisecond
 
-// Count shows a bar of so many of total, which it asks for now and then, until stop is called.
+// Count shows a bar for done() of total items until stop is called. It calls done regularly.
 func Count(w io.Writer, label string, total int64, done func() int64) (stop func()) {
 	if w == nil {
 		return func() {}
@@ -33,7 +33,7 @@ func Count(w io.Writer, label string, total int64, done func() int64) (stop func
 				bar.SetCurrent(done())
 			case <-ended:
 				bar.SetCurrent(done())
-				bar.Abort(false) // no effect on one that is full
+				bar.Abort(false) // has no effect on a full bar
 				return
 			}
 		}
@@ -45,7 +45,7 @@ func Count(w io.Writer, label string, total int64, done func() int64) (stop func
 	}
 }
 
-// Bytes shows how much was read of r, whose size is 0 where it is not known, until stop is called.
+// Bytes returns a reader that shows a bar of the bytes read from r until stop is called. The size is 0 if it is unknown.
 func Bytes(w io.Writer, label string, size int64, r io.Reader) (read io.Reader, stop func()) {
 	if w == nil {
 		return r, func() {}
