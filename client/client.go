@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -16,34 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// The kinds of errors, for use with [errors.Is].
-var (
-	// ErrInvalid is the error of options, arguments or data that are malformed.
-	ErrInvalid error = fault.Invalid
-	// ErrUnauthenticated is the error of a missing or wrong key.
-	ErrUnauthenticated error = fault.Unauthenticated
-	// ErrForbidden is the error of a caller without the right to do this.
-	ErrForbidden error = fault.Forbidden
-	// ErrNotFound is the error of an event type or URI that the server does not show to this caller.
-	ErrNotFound error = fault.NotFound
-	// ErrUnsupported is the error of a mode or method that the server or this client does not offer.
-	ErrUnsupported error = fault.Unsupported
-	// ErrExhausted is the error of a reached limit or quota. It is [Retryable].
-	ErrExhausted error = fault.Exhausted
-	// ErrUnavailable is the error of a server that does not answer, or of a store that fails. It is [Retryable].
-	ErrUnavailable error = fault.Unavailable
-	// ErrConflict is the error of a [File] that belongs to another subscription.
-	ErrConflict error = fault.Conflict
-	// ErrTooLarge is the error of data over a limit of the server.
-	ErrTooLarge error = fault.TooLarge
-	// ErrSchema is the error of an event that does not match the schema of its type.
-	ErrSchema error = fault.Unprocessable
-)
-
-// Retryable reports whether a call that failed with err may succeed when it is repeated.
-func Retryable(err error) bool { return httpcall.Retryable(err) }
-
-// Options configure [Connect]. The zero value is for a server that asks for no credentials, and keeps cursors in memory.
+// Options configure [Connect]. With the zero value the client sends no credentials and keeps cursors in memory.
 type Options struct {
 	// Key is sent as Authorization: Bearer. An empty key sends no header.
 	Key string
@@ -52,37 +26,37 @@ type Options struct {
 	HTTP *http.Client
 	// Agent names the program to the server as NAME/VERSION.
 	Agent string
-	// Revision is the revision of MCP to speak, for example 2025-11-25. If it is empty, Connect chooses the newest one that
-	// both know. Otherwise Connect sends no request.
+	// Revision is the revision of MCP to speak, for example 2025-11-25. If it is empty, Connect negotiates the newest revision
+	// that the server knows. Otherwise Connect sends no request.
 	Revision string
-	// Store keeps cursors; nil keeps them in memory.
+	// Store keeps the cursors of subscriptions; nil keeps them in memory.
 	Store Store
-	// Webhooks receives webhooks; nil is for a program that the server cannot reach.
+	// Webhooks receives webhooks. Leave it nil if the server cannot reach the program.
 	Webhooks *Handler
-	// MinPoll is the shortest time between two polls, whatever the server asks for; 0 is a second.
+	// MinPoll is the shortest time between two polls, even if the server allows a shorter one; 0 is a second.
 	MinPoll time.Duration
-	// Log receives repeated requests and reports of the server; nil discards them.
+	// Log receives warnings, for example about failed requests that the client repeats; nil discards them.
 	Log *slog.Logger
 }
 
 // Client is a connection to an MCP server. Its methods may be called concurrently.
 type Client struct {
-	options Options
-	log     *slog.Logger
-	server  httpcall.Server
-	url     string
-	version spec.Version
-	session atomic.Pointer[string] // of the revisions that have sessions
-	begun   atomic.Bool            // the session has begun and has not ended yet
-	renewal sync.Mutex
-	seq     atomic.Int64
-	memory  memory
-	silence time.Duration
+	options  Options
+	log      *slog.Logger
+	server   httpcall.Server
+	url      string
+	version  spec.Version
+	session  atomic.Pointer[string] // of the revisions that have sessions
+	started  atomic.Bool            // the session is open
+	renewing sync.Mutex
+	seq      atomic.Int64
+	memory   memory
+	silence  time.Duration
 }
 
-// Connect returns a client of the MCP endpoint at url. It negotiates the newest revision that both know: 2026-07-28, which
-// has no sessions, or a session of an earlier one, which [Client.Close] ends. If the server does not answer, Connect tries
-// five times.
+// Connect returns a client of the MCP endpoint at url. It negotiates the newest revision that both sides know. That is 2026-07-28,
+// which has no sessions, or an earlier one, for which Connect starts a session and [Client.Close] ends it. If the server does not
+// answer, Connect tries five times.
 func Connect(ctx context.Context, url string, o Options) (*Client, error) {
 	c, err := newClient(url, o)
 	if err != nil || o.Revision != "" {
@@ -91,7 +65,7 @@ func Connect(ctx context.Context, url string, o Options) (*Client, error) {
 	var discovered struct {
 		Versions []spec.Version `json:"supportedVersions"`
 	}
-	err = c.persist(ctx, func() error {
+	err = c.retry(ctx, func() error {
 		_, err := c.exchange(ctx, spec.MethodDiscover, nil, &discovered)
 		return err
 	})
@@ -101,8 +75,13 @@ func Connect(ctx context.Context, url string, o Options) (*Client, error) {
 	case ctx.Err() != nil, Retryable(err), fault.Is(err, fault.Unauthenticated), fault.Is(err, fault.Forbidden):
 		return nil, err
 	}
-	for _, c.version = range spec.Versions[1:] {
-		failed := c.persist(ctx, func() error { return c.begin(ctx) })
+	// The server does not speak the stateless revision. Try the revisions with sessions, newest first.
+	for _, version := range spec.Versions {
+		if version.Stateless() {
+			continue
+		}
+		c.version = version
+		failed := c.retry(ctx, func() error { return c.startSession(ctx) })
 		if failed == nil {
 			return c, nil
 		}
@@ -114,7 +93,7 @@ func Connect(ctx context.Context, url string, o Options) (*Client, error) {
 // newClient returns a client that has sent no request.
 func newClient(url string, o Options) (*Client, error) {
 	c := &Client{
-		options: o, log: logTo(o.Log), server: httpcall.Server{URL: url, Key: o.Key, Agent: o.Agent, HTTP: o.HTTP},
+		options: o, log: orDiscard(o.Log), server: httpcall.Server{URL: url, Key: o.Key, Agent: o.Agent, HTTP: o.HTTP},
 		version: spec.V20260728, silence: deadAfter,
 	}
 	if o.Revision != "" {
@@ -129,8 +108,8 @@ func newClient(url string, o Options) (*Client, error) {
 	return c, err
 }
 
-// fork returns a client of the same server with a session of its own.
-func (c *Client) fork() *Client {
+// withOwnSession returns a client of the same server with a session of its own.
+func (c *Client) withOwnSession() *Client {
 	own := &Client{options: c.options, log: c.log, server: c.server, url: c.url, version: c.version, silence: c.silence}
 	own.setSession("")
 	return own
@@ -139,24 +118,24 @@ func (c *Client) fork() *Client {
 // stateless reports whether the revision has no sessions.
 func (c *Client) stateless() bool { return c.version.Stateless() }
 
-// implementation is the clientInfo that servers see.
-func (c *Client) implementation() map[string]string {
+// clientInfo returns the name and version that servers see.
+func (c *Client) clientInfo() map[string]string {
 	name, version, _ := strings.Cut(c.server.Agent, "/")
 	return map[string]string{"name": name, "version": version}
 }
 
-// begin starts a session if the revision has sessions.
-func (c *Client) begin(ctx context.Context) error {
+// startSession starts a session if the revision has sessions.
+func (c *Client) startSession(ctx context.Context) error {
 	if c.stateless() {
 		return nil
 	}
 	c.setSession("")
-	c.begun.Store(false)
+	c.started.Store(false)
 	var result struct {
 		ProtocolVersion string `json:"protocolVersion"`
 	}
 	header, err := c.exchange(ctx, spec.MethodInitialize, map[string]any{
-		"protocolVersion": c.version, "capabilities": map[string]any{}, "clientInfo": c.implementation(),
+		"protocolVersion": c.version, "capabilities": map[string]any{}, "clientInfo": c.clientInfo(),
 	}, &result)
 	if err != nil {
 		return err
@@ -170,11 +149,11 @@ func (c *Client) begin(ctx context.Context) error {
 	if err == nil && resp.StatusCode >= 300 {
 		err = httpcall.ReadRefusal(resp, b)
 	}
-	c.begun.Store(err == nil)
+	c.started.Store(err == nil)
 	return err
 }
 
-// errSessionGone means that the server has ended or lost the session.
+// errSessionGone means that the server ended or lost the session.
 var errSessionGone = fault.New(fault.NotFound, "the session has ended")
 
 func (c *Client) sessionID() string { return *c.session.Load() }
@@ -185,14 +164,14 @@ func (c *Client) setSession(id string) { c.session.Store(&id) }
 // earlier call could not start one.
 func (c *Client) call(ctx context.Context, method string, params map[string]any, result any) (http.Header, error) {
 	session := c.sessionID()
-	if c.stateless() || c.begun.Load() {
+	if c.stateless() || c.started.Load() {
 		header, err := c.exchange(ctx, method, params, result)
 		if !errors.Is(err, errSessionGone) {
 			return header, err
 		}
 		c.log.Warn("session ended, starting a new one")
 	}
-	if err := c.renew(ctx, session); err != nil {
+	if err := c.renewSession(ctx, session); err != nil {
 		return nil, err
 	}
 	header, err := c.exchange(ctx, method, params, result)
@@ -202,26 +181,26 @@ func (c *Client) call(ctx context.Context, method string, params map[string]any,
 	return header, err
 }
 
-// renew starts a new session unless another goroutine has replaced the given one already.
-func (c *Client) renew(ctx context.Context, gone string) error {
-	c.renewal.Lock()
-	defer c.renewal.Unlock()
-	if c.begun.Load() && c.sessionID() != gone {
+// renewSession starts a new session unless another goroutine has replaced the given one already.
+func (c *Client) renewSession(ctx context.Context, gone string) error {
+	c.renewing.Lock()
+	defer c.renewing.Unlock()
+	if c.started.Load() && c.sessionID() != gone {
 		return nil
 	}
-	return c.begin(ctx)
+	return c.startSession(ctx)
 }
 
-// logTo returns log, or a logger that discards everything if log is nil.
-func logTo(log *slog.Logger) *slog.Logger {
+// orDiscard returns log, or a logger that discards everything if log is nil.
+func orDiscard(log *slog.Logger) *slog.Logger {
 	if log == nil {
 		return slog.New(slog.DiscardHandler)
 	}
 	return log
 }
 
-// storeOf returns the store that keeps the cursor of a subscription.
-func (c *Client) storeOf(o SubscribeOptions) Store {
+// chooseStore returns the store that keeps the cursor of a subscription.
+func (c *Client) chooseStore(o SubscribeOptions) Store {
 	switch {
 	case o.Store != nil:
 		return o.Store
@@ -231,38 +210,38 @@ func (c *Client) storeOf(o SubscribeOptions) Store {
 	return &c.memory
 }
 
-// Close ends the session, if there is one, within five seconds. Close subscriptions before, because those that still run
-// begin a session of their own.
+// Close ends the session, if there is one, within five seconds. Close the subscriptions first, because a running subscription
+// would start a new session.
 func (c *Client) Close() error {
 	if c.sessionID() == "" {
 		return nil
 	}
-	ctx, cancel := ending(context.Background())
+	ctx, cancel := closingContext(context.Background())
 	defer cancel()
 	_, _, err := c.server.Do(ctx, http.MethodDelete, c.url, c.header("", nil), nil)
 	return err
 }
 
-// Call sends a request of MCP, for example tools/call, and decodes its result. Result may be nil.
+// Call sends an MCP request, for example tools/call, and decodes its result unless result is nil.
 func (c *Client) Call(ctx context.Context, method string, params map[string]any, result any) error {
 	_, err := c.call(ctx, method, params, result)
 	return err
 }
 
-// drainTime bounds the end of a handler, of a session and of a subscription.
+// drainTime limits how long closing a handler, a session or a subscription takes.
 const drainTime = 5 * time.Second
 
-// ending returns a context for the requests that end something, which may have to run after ctx has ended.
-func ending(ctx context.Context) (context.Context, context.CancelFunc) {
+// closingContext returns a context for requests that end a session or a subscription. They are sent even if ctx has ended.
+func closingContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 }
 
-// maxTries is how often a request is sent that the server does not answer.
+// maxTries limits how often an unanswered request is sent.
 const maxTries = 5
 
-// persist repeats a retryable call. If ctx ends during a repetition, persist returns the error of the try before, because
-// that says what is wrong.
-func (c *Client) persist(ctx context.Context, do func() error) error {
+// retry calls do until it succeeds, fails for good, or has failed maxTries times. If ctx ends during a try, retry returns the error
+// of the try before, because that one names the problem.
+func (c *Client) retry(ctx context.Context, do func() error) error {
 	var last error
 	for try := 0; ; try++ {
 		err := do()
@@ -276,4 +255,38 @@ func (c *Client) persist(ctx context.Context, do func() error) error {
 		c.log.Warn("request failed, retrying", "try", try+2, "of", maxTries, "error", err)
 		_ = httpcall.Sleep(ctx, try, 0) // if ctx ends, the next try fails
 	}
+}
+
+// EventType describes an event type (SEP-3415, "Listing Available Events").
+type EventType struct {
+	Name        string `json:"name"`
+	Description string `json:"description"`
+	// Delivery lists the modes in which this caller can receive events of the type.
+	Delivery []string `json:"delivery"`
+	// InputSchema is the schema of the arguments, PayloadSchema the schema of [Event.Data].
+	InputSchema   json.RawMessage `json:"inputSchema"`
+	PayloadSchema json.RawMessage `json:"payloadSchema"`
+}
+
+// maxPages limits a list, because the cursors of a faulty server could form a circle.
+const maxPages = 1000
+
+// EventTypes lists the event types that the caller may receive.
+func (c *Client) EventTypes(ctx context.Context) (types []EventType, err error) {
+	params := map[string]any{}
+	for range maxPages {
+		var page struct {
+			Events []EventType `json:"events"`
+			Next   string      `json:"nextCursor"`
+		}
+		if err := c.retry(ctx, func() error { return c.Call(ctx, spec.MethodEvents, params, &page) }); err != nil {
+			return nil, err
+		}
+		types = append(types, page.Events...)
+		if page.Next == "" {
+			return types, nil
+		}
+		params = map[string]any{"cursor": page.Next}
+	}
+	return nil, fault.New(fault.Unavailable, "the server's list of event types has more than %d pages", maxPages)
 }

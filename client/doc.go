@@ -1,4 +1,5 @@
-// Package client receives the events of an MCP server in a Go program, and publishes events.
+// Package client receives events from an MCP server in a Go program, and publishes events. It speaks MCP Events (SEP-3415), and it
+// works with any server that does.
 //
 //	c, err := client.Connect(ctx, "https://events.example.com/mcp", client.Options{Key: key, Store: client.Dir("cursors")})
 //	if err != nil {
@@ -16,32 +17,51 @@
 //	<-sub.Done()
 //	return sub.Err()
 //
-// # Receiving
+// # Receiving events
 //
-// [Connect] negotiates a revision of MCP with the server. [Client.Subscribe] subscribes to an event type (MCP Events,
-// SEP-3415) or to the URIs of events, and returns a [Subscription] as soon as the server has accepted it. It chooses the
-// mode: a webhook if [Options] has a [Handler], otherwise an open stream, otherwise polls. In every mode:
+// [Connect] negotiates a revision of MCP with the server. [Client.Subscribe] subscribes to an event type, or to the URIs of events,
+// and returns a [Subscription] as soon as the server has accepted it. [Subscription.Close] ends it.
 //
-//   - The function for events acknowledges an event by returning nil. Only then does the cursor in the [Store] move, so
-//     a program that is killed continues after the last acknowledged event.
-//   - An event arrives at least once. The client drops repetitions that it remembers. After a kill some events arrive
-//     again, so make effects idempotent by [Event.ID] and [Event.URI].
+// Events arrive in one of three modes. Unless you choose one, Subscribe uses a webhook if [Options] has a [Handler], otherwise an
+// open stream, otherwise polls. In every mode:
+//
+//   - Your function acknowledges an event by returning nil. Only then does the client save the event's cursor in the [Store], so
+//     that a restarted program continues after the last acknowledged event.
+//   - An event arrives at least once. The client drops the repetitions that it recognizes, but after a crash some events arrive
+//     again. Make effects idempotent by [Event.ID] and [Event.URI].
 //   - The client reconnects after interruptions and restarts of the server, with growing pauses.
-//   - Lost events are reported as a [Gap]. A subscription that the server ends has the error [Terminated].
+//   - Lost events are reported as a [Gap]. If the server ends the subscription, its error is a [Terminated].
 //
-// This works with all servers of MCP Events. Servers without cursors lose events while the client is not connected.
+// A server that has no cursors loses the events that occur while the client is not connected.
 //
 // # Webhooks
 //
-// A [Handler] is an [net/http.Handler] that the program serves at a public URL. It verifies signatures, answers the
-// server's challenge, and creates and rotates the secrets.
+// A [Handler] is an [net/http.Handler] that your program serves at a public URL. It verifies signatures, answers the server's
+// challenge, and creates and rotates the secrets.
 //
-// # Publishing
+// # Publishing events
 //
-// A [Publisher] publishes over HTTP and needs no MCP client.
+// A [Publisher] publishes events with POST /events. It needs no [Client].
 //
 // # Errors
 //
-// Use [errors.Is] with the errors of this package, for example [ErrForbidden]. [Retryable] reports whether the same call
-// may succeed later.
+// Test for the errors of this package with [errors.Is], for example errors.Is(err, client.ErrForbidden). [Retryable] reports whether
+// the same call may succeed later.
 package client
+
+// For maintainers, from the outside in:
+//
+//	client.go     Connect, sessions, Call, the list of event types
+//	subscribe.go  Subscribe and its options, the choice of the mode
+//	flow.go       the way of an event to the program's function, acknowledgments, the saved cursor
+//	poll.go       polls                                    of event types
+//	stream.go     streams                                  of event types
+//	webhook.go    webhook subscriptions and their refresh  of event types
+//	uris.go       webhooks (SEP-1803) and streams          of URIs
+//	handler.go    the HTTP handler that receives webhooks
+//	request.go    one JSON-RPC request and its answer
+//	store.go      where cursors are kept
+//	publish.go    the publisher, which shares only the errors with the rest
+//
+// Single HTTP requests are sent by shared/protocol/httpcall. The folders below are commands of mcpevents that use this package:
+// listen prints events, run runs a command for each event, tools serves events as MCP tools, and check tests another server.

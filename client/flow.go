@@ -18,45 +18,46 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
-// flow hands a subscription's events to its function, in the same way for all modes. It never saves a cursor past an event
-// that was not acknowledged.
+// flow carries a subscription's events to its function, in the same way for all modes, and saves the cursor. It never saves a
+// cursor past an event that was not acknowledged. For example, if events 1, 2 and 3 are handled concurrently and 2 fails, the saved
+// cursor stays after 1 until 2 succeeds, and then moves after 3.
 type flow struct {
 	sub   SubscribeOptions
 	store Store
 	key   string
 	log   *slog.Logger
 
-	ctx     context.Context // ends with the subscription; its cause is what failed
-	fail    context.CancelCauseFunc
-	slots   chan struct{} // held by the events that are handled now
-	running sync.WaitGroup
-	ahead   chan struct{} // held by the events in queue
-	waiting atomic.Int64  // webhooks at the door
-	flights singleflight.Group
-	seen    *bounded.Map[string, struct{}]
+	ctx      context.Context // ends with the subscription; its cause says why
+	fail     context.CancelCauseFunc
+	slots    chan struct{} // one per running call of the function
+	running  sync.WaitGroup
+	capacity chan struct{} // one per event in queue
+	webhooks atomic.Int64  // webhooks whose outcome is open
+	handling singleflight.Group
+	handled  *bounded.Map[string, struct{}] // the last acknowledged events
 
 	accepted chan struct{}         // closed when the server has accepted the subscription
-	granted  atomic.Pointer[grant] // the last id and secret of a webhook
+	granted  atomic.Pointer[grant] // the current id and secret of a webhook
 
-	cursor string // where reading continues, after the last event that was taken, whether handled or not
-	begun  bool   // accepted is closed
-	open   bool   // a stream was opened since the last failure
+	cursor  string // where reading continues: after the last event that was read, even if it is not handled yet
+	started bool   // accepted is closed
+	open    bool   // a stream was opened since the last failure
 
 	mu    sync.Mutex
-	queue []*step // what was taken, up to the oldest that is not acknowledged
+	queue []*step // the events and positions from the oldest unacknowledged event on
 	saved string
-	held  bool // the saved cursor stays where it is
+	held  bool // the saved cursor must not move
 }
 
-// hold stops the saved cursor or lets it move again.
+// hold pins the saved cursor or lets it move again.
 func (f *flow) hold(held bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.held = held
 }
 
-// pin saves a cursor and then stops the saved cursor there.
-func (f *flow) pin(cursor string) {
+// saveAndHold saves a cursor and pins it.
+func (f *flow) saveAndHold(cursor string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.held = false
@@ -64,29 +65,28 @@ func (f *flow) pin(cursor string) {
 	f.held = true
 }
 
-// step is an event, or a position without an event, that the saved cursor has not passed yet.
+// step is an event that the saved cursor has not passed yet, or a position without an event, for example that of a heartbeat.
 type step struct {
 	cursor string
 	done   bool
-	event  bool // not only a position
+	event  bool
 }
 
-// maxAhead limits how many events are handled while an older one is not acknowledged, for example because its command
-// fails again and again. The saved cursor cannot pass that event, so a program that starts again handles the later ones
-// a second time.
+// maxAhead limits how many events are handled while an older one is not acknowledged, for example because its command fails again
+// and again. The saved cursor cannot pass that event, so after a restart the program handles the later ones again.
 const maxAhead = 1000
 
-// maxSeen is the number of a subscription's last events that are recognized when they arrive again.
-const maxSeen = 10_000
+// maxHandled is how many of a subscription's last events are recognized when they arrive again.
+const maxHandled = 10_000
 
-// maxWaiting is how many webhooks of a subscription may wait for the function for events.
-const maxWaiting = 1000
+// maxWebhooks limits the webhooks of a subscription that wait for the function for events.
+const maxWebhooks = 1000
 
 func newFlow(ctx context.Context, c *Client, s SubscribeOptions) (*flow, error) {
 	f := &flow{
-		sub: s, store: c.storeOf(s), key: c.storeKey(s), log: c.log,
-		slots: make(chan struct{}, max(1, s.Concurrency)), ahead: make(chan struct{}, maxAhead),
-		seen:     bounded.NewMap[string, struct{}](2 * maxSeen), // it may forget the older half
+		sub: s, store: c.chooseStore(s), key: c.storeKey(s), log: c.log,
+		slots: make(chan struct{}, max(1, s.Concurrency)), capacity: make(chan struct{}, maxAhead),
+		handled:  bounded.NewMap[string, struct{}](2 * maxHandled), // the map may forget the older half
 		accepted: make(chan struct{}),
 	}
 	if s.Name != "" {
@@ -105,8 +105,8 @@ func newFlow(ctx context.Context, c *Client, s SubscribeOptions) (*flow, error) 
 	return f, nil
 }
 
-// storeKey returns the key of a subscription's cursor. It is the same for the same server, event type and arguments, and does
-// not reveal the URL.
+// storeKey returns the key of a subscription's cursor, for example order.shipped-1f0c…. It is the same for the same server, event type
+// and arguments. It contains a hash of the URL, because a URL may contain a secret.
 func (c *Client) storeKey(s SubscribeOptions) string {
 	name := cmp.Or(s.Name, "uris")
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s", c.url, name, s.arguments))
@@ -119,32 +119,32 @@ func (c *Client) storeKey(s SubscribeOptions) string {
 	return fmt.Sprintf("%.100s-%s", clean, hex.EncodeToString(sum[:8]))
 }
 
-// once handles an event unless it was handled before. Publishers choose ids, so two events of different URIs or times may have
-// the same id, and a subscription with open variables receives both.
-func (f *flow) once(e Event) error {
+// handleOnce calls the function for events, unless it has acknowledged the event already. The key has URI and time, because publishers
+// choose the ids and a subscription with open variables may receive two events with the same id.
+func (f *flow) handleOnce(e Event) error {
 	handle := func() error { return f.sub.Event(f.ctx, e) }
-	if e.ID == "" { // nothing distinguishes it from others
+	if e.ID == "" { // it cannot be recognized
 		return handle()
 	}
-	return f.single(fmt.Sprintf("event %q %q %q", e.ID, e.URI, e.Time), handle)
+	return f.doOnce(fmt.Sprintf("event %q %q %q", e.ID, e.URI, e.Time), handle)
 }
 
-// single calls do once per name, unless it fails. Concurrent calls share the outcome.
-func (f *flow) single(name string, do func() error) error {
-	_, err, _ := f.flights.Do(name, func() (any, error) {
-		if _, seen := f.seen.Get(name); seen {
+// doOnce calls do until it has succeeded once for a name. Concurrent calls share one outcome.
+func (f *flow) doOnce(name string, do func() error) error {
+	_, err, _ := f.handling.Do(name, func() (any, error) {
+		if _, seen := f.handled.Get(name); seen {
 			return nil, nil
 		}
 		err := do()
 		if err == nil {
-			f.seen.Put(name, struct{}{})
+			f.handled.Put(name, struct{}{})
 		}
 		return nil, err
 	})
 	return err
 }
 
-// spawn runs a function in a goroutine for which the end of the subscription waits. It refuses if the subscription has ended.
+// spawn runs a function in a goroutine for which finish waits. It returns false if the subscription has ended.
 func (f *flow) spawn(do func()) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -155,24 +155,24 @@ func (f *flow) spawn(do func()) bool {
 	return true
 }
 
-// end ends the subscription and waits for its goroutines.
-func (f *flow) end(cause error) {
+// finish ends the subscription and waits for its goroutines.
+func (f *flow) finish(cause error) {
 	f.fail(cause)
-	f.mu.Lock() // a concurrent spawn either sees the end or has added its goroutine
+	f.mu.Lock() // now a concurrent spawn either sees that ctx has ended or has added its goroutine
 	//lint:ignore SA2001 the lock only orders the two
 	f.mu.Unlock()
 	f.running.Wait()
 }
 
-// take starts to handle an event of a stream or a poll, and repeats the function until it acknowledges the event. It returns
-// when the event has a slot.
-func (f *flow) take(e Event) error {
+// startHandling handles an event of a stream or a poll in a goroutine, and repeats the function until it acknowledges the event. It
+// returns when the event has a slot, so that at most Concurrency events are handled concurrently.
+func (f *flow) startHandling(e Event) error {
 	select {
-	case f.ahead <- struct{}{}:
+	case f.capacity <- struct{}{}:
 	default:
 		f.log.Warn("waiting for an older event", "handled", maxAhead)
 		select {
-		case f.ahead <- struct{}{}:
+		case f.capacity <- struct{}{}:
 		case <-f.ctx.Done():
 			return context.Cause(f.ctx)
 		}
@@ -182,11 +182,11 @@ func (f *flow) take(e Event) error {
 	case <-f.ctx.Done():
 		return context.Cause(f.ctx)
 	}
-	s := f.push(e.Cursor, true)
+	s := f.enqueue(e.Cursor, true)
 	if !f.spawn(func() {
 		defer func() { <-f.slots }()
-		if f.retry(func() error { return f.once(e) }, "event", e.ID) == nil {
-			f.finish(s)
+		if f.retry(func() error { return f.handleOnce(e) }, "event", e.ID) == nil {
+			f.complete(s)
 		}
 	}) {
 		return context.Cause(f.ctx)
@@ -194,7 +194,7 @@ func (f *flow) take(e Event) error {
 	return nil
 }
 
-// retry repeats a function of the program until it succeeds or the subscription ends.
+// retry calls a function of the program until it succeeds or the subscription ends.
 func (f *flow) retry(do func() error, attrs ...any) error {
 	for failures := 0; f.ctx.Err() == nil; failures++ {
 		err := do()
@@ -202,22 +202,22 @@ func (f *flow) retry(do func() error, attrs ...any) error {
 			return err
 		}
 		f.log.Warn("handler failed, retrying", append(attrs, "error", err)...)
-		_ = httpcall.Sleep(f.ctx, failures, 0) // or until ctx ends
+		_ = httpcall.Sleep(f.ctx, failures, 0) // the loop sees if ctx has ended
 	}
 	return f.ctx.Err()
 }
 
-// gap reports a gap to the program and then continues from its cursor.
-func (f *flow) gap(g Gap) error {
-	err := f.announce(g)
+// handleGap reports a gap to the program and then continues from its cursor.
+func (f *flow) handleGap(g Gap) error {
+	err := f.reportGap(g)
 	if err == nil {
-		f.mark(g.Cursor)
+		f.advance(g.Cursor)
 	}
 	return err
 }
 
-// announce reports a gap to the program.
-func (f *flow) announce(g Gap) error {
+// reportGap calls the program's function for gaps until it succeeds.
+func (f *flow) reportGap(g Gap) error {
 	f.log.Warn("events missing after resume")
 	if f.sub.Gap == nil {
 		return nil
@@ -225,15 +225,16 @@ func (f *flow) announce(g Gap) error {
 	return f.retry(func() error { return f.sub.Gap(f.ctx, g) })
 }
 
-// mark notes a position without an event.
-func (f *flow) mark(cursor string) {
+// advance notes that all events up to a cursor have been read.
+func (f *flow) advance(cursor string) {
 	if cursor == "" {
 		return
 	}
-	f.finish(f.push(cursor, false))
+	f.complete(f.enqueue(cursor, false))
 }
 
-func (f *flow) push(cursor string, event bool) *step {
+// enqueue adds an event or a position to the queue.
+func (f *flow) enqueue(cursor string, event bool) *step {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := &step{cursor: cursor, event: event}
@@ -241,8 +242,8 @@ func (f *flow) push(cursor string, event bool) *step {
 	return s
 }
 
-// finish notes that a step is done. It saves the cursor of the last step of which all earlier ones are done.
-func (f *flow) finish(s *step) {
+// complete notes that a step is done. It saves the cursor of the last step before which all steps are done.
+func (f *flow) complete(s *step) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s.done = true
@@ -251,10 +252,10 @@ func (f *flow) finish(s *step) {
 		if f.queue[0].cursor != "" {
 			cursor = f.queue[0].cursor
 		}
-		f.leave(f.queue[0])
+		f.makeRoom(f.queue[0])
 		f.queue = f.queue[1:]
 	}
-	// Heartbeats behind a slow event become one step.
+	// Join positions that follow a slow event, so that heartbeats do not fill the queue.
 	if n := len(f.queue); n > 1 && f.queue[n-1].done && f.queue[n-2].done && !f.queue[n-1].event {
 		if f.queue[n-1].cursor != "" {
 			f.queue[n-2].cursor = f.queue[n-1].cursor
@@ -264,22 +265,22 @@ func (f *flow) finish(s *step) {
 	f.save(cursor)
 }
 
-// leave makes room for another event if the step that leaves the queue holds one.
-func (f *flow) leave(s *step) {
+// makeRoom makes room for another event if the step that leaves the queue is an event.
+func (f *flow) makeRoom(s *step) {
 	if s.event {
-		<-f.ahead
+		<-f.capacity
 	}
 }
 
-// settle saves a cursor that the server has declared safe, in a webhook or in the answer to a refresh.
-func (f *flow) settle(cursor string) {
+// saveSafe saves a cursor that the server has declared safe, in a webhook or in the answer to a refresh.
+func (f *flow) saveSafe(cursor string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.save(cursor)
 }
 
-// save saves a cursor. The caller holds the lock. A cursor that cannot be saved ends the subscription, because its events
-// would be lost in a restart.
+// save saves a cursor. The caller holds the lock. If the store fails, the subscription ends, because after a restart it would handle
+// more and more events again.
 func (f *flow) save(cursor string) {
 	if cursor == "" || cursor == f.saved || f.held {
 		return
@@ -291,8 +292,8 @@ func (f *flow) save(cursor string) {
 	f.saved = cursor
 }
 
-// position returns the cursor that was saved last.
-func (f *flow) position() string {
+// savedCursor returns the cursor that was saved last.
+func (f *flow) savedCursor() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.saved
@@ -301,21 +302,21 @@ func (f *flow) position() string {
 // grant holds the server's id of a webhook subscription and its newest secret.
 type grant struct{ id, secret string }
 
-// started notes that the server has accepted the subscription, or a webhook's refresh.
-func (f *flow) started(g grant) {
-	if mode := f.sub.Mode; mode == ModePush || mode == ModePoll && !f.begun {
+// markAccepted notes that the server has accepted the subscription, or the refresh of a webhook.
+func (f *flow) markAccepted(g grant) {
+	if mode := f.sub.Mode; mode == ModePush || mode == ModePoll && !f.started {
 		f.log.Info("following", "mode", mode)
 	}
 	f.granted.Store(&g)
-	if !f.begun {
-		f.begun = true
+	if !f.started {
+		f.started = true
 		close(f.accepted)
 	}
 }
 
-// ended returns a termination if the server refuses a subscription that it had accepted.
-func (f *flow) ended(err error) error {
-	if f.begun && (fault.Is(err, fault.NotFound) || fault.Is(err, fault.Forbidden) || fault.Is(err, fault.Unsupported)) {
+// asTerminated returns a [Terminated] if the server refuses a subscription that it had accepted before, and otherwise err.
+func (f *flow) asTerminated(err error) error {
+	if f.started && (fault.Is(err, fault.NotFound) || fault.Is(err, fault.Forbidden) || fault.Is(err, fault.Unsupported)) {
 		return &Terminated{Name: f.sub.Name, Err: err}
 	}
 	return err

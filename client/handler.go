@@ -18,34 +18,45 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Handler receives the webhooks of any number of subscriptions and clients. The program serves it at URL, with an HTTP server
-// that bounds the time of requests, and gives it to [Connect]:
+// Handler is an [http.Handler] that receives the webhooks of any number of subscriptions and clients. Serve it at URL, with an HTTP
+// server that has timeouts, and pass it to [Connect] as Options.Webhooks:
 //
 //	hooks := &client.Handler{URL: "https://app.example.com/hooks"}
 //	http.Handle("/hooks", hooks)
 //
-// It verifies each request with the Standard Webhooks library, by the secrets of the subscription that
-// X-MCP-Subscription-Id names. If the id is not known, it tries the secrets of the subscriptions that wait for the answer
-// to events/subscribe. For example, a challenge arrives while that request is open (SEP-3415, "Endpoint verification"),
-// and a server that lost a subscription gives it a new id when the client refreshes it.
+// It verifies each request with the Standard Webhooks library and the secrets of the subscription that X-MCP-Subscription-Id names.
+// If the id is unknown, it tries the secrets of the subscriptions whose events/subscribe is not answered yet. For example, a challenge
+// arrives while that request is open (SEP-3415, "Endpoint verification"), and a server that has lost a subscription gives it a new
+// id when the client refreshes it.
 //
-// It answers with 204 to an acknowledged event, 200 to a challenge, 400 to a body that is no event, 401 to a signature by no
-// secret of the subscription, 405 to another method than POST, and 413 to a body that is too large. The sender should try
-// again after 425 (unknown subscription), 500 (not handled) and 503 (too many requests).
+// Its status codes are
+//
+//	204  the event was acknowledged
+//	200  the body echoes a challenge
+//	400  the body is not an event
+//	401  the signature is not by a secret of the subscription
+//	405  the method is not POST
+//	413  the body is too large
+//
+// and, for the sender to try again later,
+//
+//	425  the subscription is unknown, perhaps because its events/subscribe is not answered yet
+//	500  the function for events returned an error
+//	503  there are too many requests, or the subscription is ending
 type Handler struct {
-	// URL is the URL at which servers reach the handler. Servers that are not made for development require public https.
+	// URL is the URL at which servers reach the handler. Most servers require a public https URL.
 	URL string
 	// Log receives refused requests; nil discards them.
 	Log *slog.Logger
 
 	mu      sync.RWMutex
-	pending []*hook            // without an answer to events/subscribe, so that the server may still choose another id
-	bound   map[string][]*hook // by id; two servers can choose the same one
+	pending []*hook            // their events/subscribe is not answered, so the server may still choose another id
+	bound   map[string][]*hook // by id; two servers can choose the same id
 	uris    []*hook            // of SEP-1803, whose servers need not send an id
 }
 
-// Listen serves the handler at an address of this machine, for a program that has no HTTP server. If URL is empty, Listen
-// sets it to the URL of the address. End waits for running requests.
+// Listen serves the handler at an address of this machine, for programs without an HTTP server of their own. If URL is empty, Listen
+// sets it to the URL of the address. The returned function stops the server and waits for running requests.
 func (h *Handler) Listen(addr string) (end func(), err error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -53,7 +64,7 @@ func (h *Handler) Listen(addr string) (end func(), err error) {
 	}
 	h.URL = cmp.Or(h.URL, "http://"+l.Addr().String()+"/")
 	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: time.Minute}
-	log, served := logTo(h.Log), make(chan struct{})
+	log, served := orDiscard(h.Log), make(chan struct{})
 	go func() {
 		defer close(served)
 		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
@@ -61,7 +72,7 @@ func (h *Handler) Listen(addr string) (end func(), err error) {
 		}
 	}()
 	return func() {
-		ctx, cancel := ending(context.Background())
+		ctx, cancel := closingContext(context.Background())
 		defer cancel()
 		if s.Shutdown(ctx) != nil {
 			_ = s.Close()
@@ -77,9 +88,9 @@ func (h *Handler) register(k *hook) {
 	h.uris = append(h.uris, k)
 }
 
-// await accepts requests for a subscription under an id that the handler does not know yet. From now on the server may
-// choose a new id, because it does not know the subscription or has lost it.
-func (h *Handler) await(k *hook) {
+// expect accepts requests for a subscription under an id that the handler does not know yet, because the server may choose a new id
+// for a subscription that is new or that it has lost.
+func (h *Handler) expect(k *hook) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !slices.Contains(h.pending, k) {
@@ -117,8 +128,8 @@ func (h *Handler) removeLocked(k *hook) {
 	}
 }
 
-// candidates returns the subscriptions that a request with an id may be for. Known is false if the server may still be making
-// the subscription, so that the sender should try again.
+// candidates returns the subscriptions to which a request with an id may belong. Known is false if the server may still be creating
+// the subscription; then the sender should try again.
 func (h *Handler) candidates(id string) (hooks []*hook, known bool) {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
@@ -130,10 +141,10 @@ func (h *Handler) candidates(id string) (hooks []*hook, known bool) {
 
 // ServeHTTP implements [http.Handler].
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	log := logTo(h.Log)
+	log := orDiscard(h.Log)
 	status, reason := h.serve(w, r)
 	switch status {
-	case http.StatusOK: // the challenge is echoed
+	case http.StatusOK: // echo has written the response
 	case http.StatusNoContent:
 		w.WriteHeader(status)
 	default:
@@ -143,7 +154,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, reason string) {
-	body, status, reason := readBody(w, r, webhook.MaxReceived)
+	body, status, reason := readWebhook(w, r, webhook.MaxReceived)
 	if status != 0 {
 		return status, reason
 	}
@@ -151,7 +162,7 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, rea
 	if strings.HasPrefix(r.Header.Get(webhook.HeaderID), webhook.VerificationPrefix) && slices.ContainsFunc(hooks, (*hook).unsigned) {
 		challenge, ok := webhook.Challenge(r.Header, body)
 		if !ok || len(body) > maxChallenge {
-			return http.StatusBadRequest, "no challenge"
+			return http.StatusBadRequest, "not a challenge"
 		}
 		return echo(w, challenge)
 	}
@@ -169,8 +180,8 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, rea
 		if challenge, ok := webhook.Challenge(r.Header, body); ok {
 			return echo(w, challenge)
 		}
-		e := hooks[at].registration(r.Header, body, !hooks[at].unsigned())
-		return hooks[at].handle(r, e.ID, func() error { return hooks[at].accept(e) })
+		e := hooks[at].decodeRegistered(r.Header, body, !hooks[at].unsigned())
+		return hooks[at].answer(r, e.ID, func() error { return hooks[at].handleEvent(e) })
 	}
 	var m message
 	if err := json.Unmarshal(body, &m); err != nil {
@@ -183,8 +194,8 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, rea
 }
 
 // message is the body of a webhook: an EventOccurrence, or a control envelope, which has a type and no eventId (SEP-3415,
-// "Non-event webhook bodies"). A publisher's own members are below data, so they cannot imitate a control envelope. The client
-// ignores the type that a webhook-id should begin with, because the AI SDK's example server leaves it out.
+// "Non-event webhook bodies"). A publisher cannot imitate a control envelope, because its own members are below data. The client does
+// not require that the webhook-id begins with the type, because the AI SDK's example server leaves the type out.
 type message struct {
 	occurrence
 	Type      string `json:"type"`
@@ -199,10 +210,10 @@ func (k *hook) receive(r *http.Request, m *message) (status int, reason string) 
 	case m.EventID != "":
 		e := m.event("events")
 		e.Subscription, e.Verified = r.Header.Get(webhook.HeaderSubscription), new(true)
-		handle = func() error { return k.accept(e) }
+		handle = func() error { return k.handleEvent(e) }
 	case m.Type == "gap":
 		handle = func() error {
-			return k.single("message "+id, func() error { return k.regain(Gap{Name: k.sub.Name, Cursor: m.Cursor}) })
+			return k.doOnce("message "+id, func() error { return k.resumeAt(Gap{Name: k.sub.Name, Cursor: m.Cursor}) })
 		}
 	case m.Type == "terminated":
 		k.terminate(m.Error)
@@ -213,28 +224,29 @@ func (k *hook) receive(r *http.Request, m *message) (status int, reason string) 
 	default:
 		return http.StatusBadRequest, "neither an event nor a control message"
 	}
-	return k.handle(r, m.EventID, handle)
+	return k.answer(r, m.EventID, handle)
 }
 
-// handle runs a function for a webhook. It continues when the sender no longer waits, and a repetition finds the outcome.
-func (k *hook) handle(r *http.Request, id string, do func() error) (status int, reason string) {
-	if k.waiting.Add(1) > maxWaiting {
-		k.waiting.Add(-1)
-		return http.StatusServiceUnavailable, "too many at once"
+// answer runs a function for a webhook and returns the answer. The function continues if the sender gives up, and when the sender
+// repeats the webhook, the repetition gets the outcome.
+func (k *hook) answer(r *http.Request, id string, do func() error) (status int, reason string) {
+	if k.webhooks.Add(1) > maxWebhooks {
+		k.webhooks.Add(-1)
+		return http.StatusServiceUnavailable, "too many concurrent webhooks"
 	}
 	done := make(chan error, 1)
 	if !k.spawn(func() {
-		defer k.waiting.Add(-1)
+		defer k.webhooks.Add(-1)
 		done <- do()
 	}) {
-		k.waiting.Add(-1)
-		return http.StatusServiceUnavailable, "the subscription ends"
+		k.webhooks.Add(-1)
+		return http.StatusServiceUnavailable, "the subscription is ending"
 	}
 	select {
 	case err := <-done:
 		if err != nil {
-			k.log.Warn("handler failed, the webhook comes again", "event", id, "error", err)
-			return http.StatusInternalServerError, "not handled" // 503 would pause others, too
+			k.log.Warn("webhook not handled", "event", id, "error", err)
+			return http.StatusInternalServerError, "not handled" // 503 would pause the other subscriptions of this endpoint, too
 		}
 		return http.StatusNoContent, ""
 	case <-r.Context().Done():
@@ -242,17 +254,17 @@ func (k *hook) handle(r *http.Request, id string, do func() error) (status int, 
 	}
 }
 
-// accept hands an event to its function, and saves its cursor.
-func (k *hook) accept(e Event) error {
+// handleEvent calls the function for events and saves the event's cursor.
+func (k *hook) handleEvent(e Event) error {
 	select {
 	case k.slots <- struct{}{}:
 		defer func() { <-k.slots }()
 	case <-k.ctx.Done():
 		return k.ctx.Err()
 	}
-	err := k.once(e)
+	err := k.handleOnce(e)
 	if err == nil {
-		k.settle(e.Cursor)
+		k.saveSafe(e.Cursor)
 	}
 	return err
 }
@@ -260,7 +272,7 @@ func (k *hook) accept(e Event) error {
 // terminate ends the subscription with the server's reason.
 func (k *hook) terminate(e *rpcError) {
 	select {
-	case k.over <- terminated(k.sub.Name, e):
+	case k.ended <- terminated(k.sub.Name, e):
 	default: // the server has sent it twice
 	}
 }
@@ -268,8 +280,8 @@ func (k *hook) terminate(e *rpcError) {
 // maxChallenge limits a challenge whose signature is not checked, in bytes.
 const maxChallenge = 4 << 10
 
-// readBody reads the body of a webhook, or returns the status of a refusal.
-func readBody(w http.ResponseWriter, r *http.Request, limit int64) (body []byte, status int, reason string) {
+// readWebhook reads the body of a webhook. If it is refused, status is not 0.
+func readWebhook(w http.ResponseWriter, r *http.Request, limit int64) (body []byte, status int, reason string) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
 		return nil, http.StatusMethodNotAllowed, "POST webhooks here"
@@ -278,7 +290,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) (body []byte,
 	if _, large := errors.AsType[*http.MaxBytesError](err); large {
 		return nil, http.StatusRequestEntityTooLarge, "too large"
 	} else if err != nil {
-		return nil, http.StatusBadRequest, "the body broke off"
+		return nil, http.StatusBadRequest, "the body is incomplete"
 	}
 	return body, 0, ""
 }

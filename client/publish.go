@@ -16,8 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
-// Publisher publishes events with POST /events, in batches. It repeats a request without an answer with the same event ids, so
-// no event is published twice.
+// Publisher publishes events with POST /events, in batches. If a request is not answered, the publisher repeats it with the same event
+// ids, so that no event is published twice.
 type Publisher struct {
 	// URL is the server's URL, for example https://events.example.com, or the URL of /events.
 	URL string
@@ -28,24 +28,24 @@ type Publisher struct {
 	// HTTP sends the requests; nil is [http.DefaultClient].
 	HTTP *http.Client
 
-	// URI makes every value that is read the payload of an event with this URI. If it is empty, every value is a whole event,
-	// {"uri","data","id"?,"time"?}, a CloudEvent, or an array of these.
+	// URI is the URI of all events; every JSON value is then the data of an event. If URI is empty, every value is a whole event,
+	// for example {"uri": "event://orders/42/shipped", "data": {}}, a CloudEvent, or an array of these.
 	URI string
-	// ID is the id of the only event. If it is empty, every event without an id gets a new one.
+	// ID is the id of the event, if there is only one. If ID is empty, every event without an id gets a new one.
 	ID string
-	// Time is the time of events that have none; the zero time leaves it to the server.
+	// Time is the time of events without one. If it is zero, the server sets the time.
 	Time time.Time
-	// Batch limits the events of a request, which the server accepts as a whole or not at all; 0 is 100.
+	// Batch limits the events of a request; 0 is 100. The server accepts all events of a request or none.
 	Batch int
-	// Tries is how often a request without an answer is sent; 0 is 5.
+	// Tries limits how often an unanswered request is sent; 0 is 5.
 	Tries int
-	// Accepted receives the events of each accepted request; its error ends the publisher. It may be nil.
+	// Accepted is called with the events of each accepted request. Publish stops at its error. It may be nil.
 	Accepted func([]Accepted) error
-	// Waiting receives a sentence for the user if the server takes long or does not answer. It may be nil.
+	// Waiting is called with a message for the user if the server is slow or does not answer. It may be nil.
 	Waiting func(string)
 }
 
-// Accepted identifies an event that the server has accepted and will not lose.
+// Accepted identifies an event that the server has accepted and stored.
 type Accepted struct {
 	ID  string `json:"id"`
 	URI string `json:"uri"`
@@ -54,7 +54,7 @@ type Accepted struct {
 const (
 	// MaxBatch is the largest number of events that the server accepts in a request.
 	MaxBatch = 1000
-	// maxBatchBytes limits the events of a request. The server accepts more.
+	// maxBatchBytes limits a request. It is below the server's limit.
 	maxBatchBytes = 1 << 20
 	// patience is how long a request waits for an answer before Waiting is called.
 	patience = time.Second
@@ -72,7 +72,7 @@ func (it item) size() int {
 	return size
 }
 
-// Publish reads JSON values from r until its end and publishes them. After an error, events that were given to Accepted stay
+// Publish reads JSON values from r until its end and publishes them. If it fails, the events that were passed to Accepted before are
 // published.
 func (p Publisher) Publish(ctx context.Context, r io.Reader) error {
 	p.Batch, p.Tries = cmp.Or(p.Batch, 100), cmp.Or(p.Tries, maxTries)
@@ -82,7 +82,7 @@ func (p Publisher) Publish(ctx context.Context, r io.Reader) error {
 	}
 	var batch []item
 	bytes, read := 0, 0
-	in := untilDone(ctx, r)
+	in := readUntilDone(ctx, r)
 	defer func() { _ = in.Close() }()
 	for d := json.NewDecoder(in); ; {
 		var value json.RawMessage
@@ -97,7 +97,7 @@ func (p Publisher) Publish(ctx context.Context, r io.Reader) error {
 			return fault.New(fault.Invalid, "value %d of the data is not JSON: %v", read+1, err)
 		}
 		read++
-		items, err := p.items(value, read)
+		items, err := p.parseItems(value, read)
 		if err != nil {
 			return err
 		}
@@ -122,8 +122,8 @@ func (p Publisher) server() httpcall.Server {
 	return httpcall.Server{URL: p.URL, Key: p.Key, Agent: p.Agent, HTTP: p.HTTP}
 }
 
-// untilDone reads from r until ctx ends, also while r has nothing to read. A goroutine stays until r returns.
-func untilDone(ctx context.Context, r io.Reader) *io.PipeReader {
+// readUntilDone returns a reader of r that fails when ctx ends, even while r blocks. Its goroutine ends when r returns.
+func readUntilDone(ctx context.Context, r io.Reader) *io.PipeReader {
 	out, in := io.Pipe()
 	stop := context.AfterFunc(ctx, func() { _ = out.CloseWithError(ctx.Err()) })
 	go func() {
@@ -134,11 +134,11 @@ func untilDone(ctx context.Context, r io.Reader) *io.PipeReader {
 	return out
 }
 
-// items returns the events of value number n of the data.
-func (p Publisher) items(value json.RawMessage, n int) ([]item, error) {
+// parseItems returns the events of value number n of the data.
+func (p Publisher) parseItems(value json.RawMessage, n int) ([]item, error) {
 	var items []item
 	if p.URI != "" {
-		items = []item{{"uri": quoted(p.URI), "data": value}}
+		items = []item{{"uri": quote(p.URI), "data": value}}
 	} else {
 		if value[0] != '[' {
 			value = append(append(json.RawMessage{'['}, value...), ']')
@@ -151,27 +151,27 @@ func (p Publisher) items(value json.RawMessage, n int) ([]item, error) {
 		return nil, fault.New(fault.Invalid, "--id is for one event, and there are several")
 	}
 	for _, it := range items {
-		if absent(it["uri"]) && absent(it["specversion"]) {
+		if isAbsent(it["uri"]) && isAbsent(it["specversion"]) {
 			return nil, fault.New(fault.Invalid, "value %d of the data is an event without \"uri\"; give --uri when it is a payload", n)
 		}
 		if p.ID != "" {
-			it["id"] = quoted(p.ID)
+			it["id"] = quote(p.ID)
 		}
-		if absent(it["id"]) {
-			it["id"] = quoted(event.NewID()) // chosen here, so that a request can be repeated
+		if isAbsent(it["id"]) {
+			it["id"] = quote(event.NewID()) // chosen here, so that a request can be repeated
 		}
-		if !p.Time.IsZero() && absent(it["time"]) {
-			it["time"] = quoted(p.Time.Format(time.RFC3339Nano))
+		if !p.Time.IsZero() && isAbsent(it["time"]) {
+			it["time"] = quote(p.Time.Format(time.RFC3339Nano))
 		}
 	}
 	return items, nil
 }
 
-// absent reports whether a member is missing or null. The server treats both alike.
-func absent(value json.RawMessage) bool { return value == nil || string(value) == "null" }
+// isAbsent reports whether a member is missing or null, which mean the same to the server.
+func isAbsent(value json.RawMessage) bool { return value == nil || string(value) == "null" }
 
-func quoted(s string) json.RawMessage {
-	b, _ := json.Marshal(s) // a string
+func quote(s string) json.RawMessage {
+	b, _ := json.Marshal(s)
 	return b
 }
 
@@ -195,33 +195,33 @@ func (p Publisher) flush(ctx context.Context, url string, batch []item) error {
 	return p.Accepted(accepted)
 }
 
-// send sends a request until its answer is final.
+// send sends a request until the answer is final or Tries is reached.
 func (p Publisher) send(ctx context.Context, url string, body []byte) ([]Accepted, error) {
 	for try := 0; ; try++ {
-		accepted, resp, err := p.once(ctx, url, body)
+		accepted, resp, err := p.sendOnce(ctx, url, body)
 		if err == nil || !Retryable(err) || try+1 >= p.Tries || ctx.Err() != nil {
 			return accepted, err
 		}
-		p.waiting("%v; trying again (try %d of %d)", err, try+2, p.Tries)
+		p.tellUser("%v; trying again (try %d of %d)", err, try+2, p.Tries)
 		if err := httpcall.Sleep(ctx, try, httpcall.RetryAfter(resp)); err != nil {
 			return nil, err
 		}
 	}
 }
 
-func (p Publisher) waiting(format string, args ...any) {
+func (p Publisher) tellUser(format string, args ...any) {
 	if p.Waiting != nil {
 		p.Waiting(fmt.Sprintf(format, args...))
 	}
 }
 
-// once sends a request.
-func (p Publisher) once(ctx context.Context, url string, body []byte) ([]Accepted, *http.Response, error) {
+// sendOnce sends a request and tells the user if the answer takes long.
+func (p Publisher) sendOnce(ctx context.Context, url string, body []byte) ([]Accepted, *http.Response, error) {
 	done, waiting := make(chan struct{}), sync.WaitGroup{}
 	waiting.Go(func() {
 		select {
 		case <-time.After(patience):
-			p.waiting("waiting for an answer of %s", httpcall.Redact(p.URL))
+			p.tellUser("waiting for %s to answer", httpcall.Redact(p.URL))
 		case <-done:
 		}
 	})
@@ -232,7 +232,7 @@ func (p Publisher) once(ctx context.Context, url string, body []byte) ([]Accepte
 		return nil, nil, err
 	}
 	var answer struct {
-		RPC      string     `json:"jsonrpc"` // of an MCP endpoint
+		RPC      string     `json:"jsonrpc"` // only an MCP endpoint sends it
 		Accepted []Accepted `json:"accepted"`
 	}
 	err = json.Unmarshal(b, &answer)

@@ -41,7 +41,7 @@ func TestARegistrationWithAChallenge(t *testing.T) {
 			fmt.Fprint(w, `{"jsonrpc":"2.0","id":2,"result":{}}`)
 			return
 		}
-		for body, want := range map[string]string{nonce: `200 {"challenge":"nonce"}`, `{"type":"other"}`: "400 no challenge", strings.Repeat(" ", 5000) + nonce: "400 no challenge"} {
+		for body, want := range map[string]string{nonce: `200 {"challenge":"nonce"}`, `{"type":"other"}`: "400 not a challenge", strings.Repeat(" ", 5000) + nonce: "400 not a challenge"} {
 			if status, text := challenge(message.Params.TargetURI, id, body); fmt.Sprint(status, " ", text) != want {
 				t.Errorf("%.50s: got %d %s, want %s", body, status, text, want)
 			}

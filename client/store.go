@@ -14,19 +14,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Store keeps the cursors of subscriptions, so that a program that starts again goes on where it was. A key names a
-// subscription: a short text of letters, digits and .-_ that follows from the server, the event type and the
-// arguments. Callers with different rights at a server need stores of their own. Implementations are safe for
-// concurrent use.
+// Store keeps the cursors of subscriptions, so that a restarted program continues after the last acknowledged event. The key of a
+// cursor depends on the server, the event type and the arguments. It is a short text of letters, digits and the characters .-_, for
+// example order.shipped-1f0c2a9be3d41c77. Callers with different rights at the same server need different stores. Implementations
+// must be safe for concurrent use.
 type Store interface {
-	// Load returns the cursor that was saved last, or "" if there is none.
+	// Load returns the cursor that was saved last, or an empty string.
 	Load(ctx context.Context, key string) (cursor string, err error)
-	// Save returns when a kill of the program no longer loses the cursor.
+	// Save saves a cursor. When it returns, the cursor must survive a crash of the program.
 	Save(ctx context.Context, key, cursor string) error
 }
 
-// Dir is a [Store] of files in a directory, which it makes. Each is replaced as a whole and synced, so that a kill
-// at any time leaves the old cursor or the new one.
+// Dir is a [Store] that keeps each cursor in a file of its own in this directory, which it creates. It replaces and syncs the file as
+// a whole, so that a crash leaves either the old cursor or the new one.
 type Dir string
 
 // Load implements [Store].
@@ -35,22 +35,22 @@ func (d Dir) Load(ctx context.Context, key string) (string, error) { return d.fi
 // Save implements [Store].
 func (d Dir) Save(ctx context.Context, key, cursor string) error {
 	if err := os.MkdirAll(string(d), 0o700); err != nil {
-		return fault.Wrap(fault.Unavailable, err, "make the directory of cursors")
+		return fault.Wrap(fault.Unavailable, err, "create the directory of cursors")
 	}
 	return d.file(key).Save(ctx, "", cursor)
 }
 
 func (d Dir) file(key string) File { return File(filepath.Join(string(d), key+".cursor")) }
 
-// File is a [Store] in a single file for one subscription. Like [Dir], it replaces the file as a whole. The file names its
-// subscription, and both methods fail with kind fault.Conflict for any other, because two subscriptions that share a cursor would move it
-// past each other's events. An empty key stands for any subscription.
+// File is a [Store] that keeps the cursor of a single subscription in this file. Like [Dir], it replaces the file as a whole. The file
+// names its subscription, and both methods return [ErrConflict] for any other subscription, because two subscriptions with one cursor
+// would move it past each other's events. An empty key stands for any subscription.
 type File string
 
-// maxCursor bounds a cursor that is read back, in bytes.
+// maxCursor limits the cursor in a file, in bytes.
 const maxCursor = 64 << 10
 
-// fileVersion is the format of a file that names its subscription. Earlier versions of this package wrote only the cursor.
+// fileVersion is the version of the format of a [File]. Before version 1 the file contained only the cursor.
 const fileVersion = 1
 
 // savedCursor is the content of a [File], in JSON.
@@ -81,7 +81,7 @@ func (f File) Save(_ context.Context, key, cursor string) error {
 	return fault.Wrap(fault.Unavailable, durable.WriteFile(string(f), content), "save the cursor")
 }
 
-// read returns the content of the file; the zero value if there is no file. It refuses the file of another subscription.
+// read returns the content of the file, or the zero value if there is no file. It fails if the file belongs to another subscription.
 func (f File) read(key string) (saved savedCursor, err error) {
 	file, err := os.Open(string(f))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -91,7 +91,7 @@ func (f File) read(key string) (saved savedCursor, err error) {
 		return saved, fault.Wrap(fault.Unavailable, err, "read the cursor")
 	}
 	defer func() { _ = file.Close() }()
-	const limit = 8 * maxCursor // a cursor in JSON is up to six times as long
+	const limit = 8 * maxCursor // JSON can make a cursor six times as long
 	b, err := io.ReadAll(io.LimitReader(file, limit+1))
 	if err != nil {
 		return saved, fault.Wrap(fault.Unavailable, err, "read the cursor")
@@ -114,7 +114,7 @@ func (f File) read(key string) (saved savedCursor, err error) {
 	return saved, nil
 }
 
-// memory is the [Store] of a program that has none.
+// memory is the [Store] of a client without one. It lasts as long as the client.
 type memory struct{ cursors sync.Map }
 
 func (m *memory) Load(_ context.Context, key string) (string, error) {

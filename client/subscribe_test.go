@@ -91,22 +91,22 @@ func (h *home) publish(ids ...string) {
 
 // program is a run of a program that subscribes.
 type program struct {
-	t     *testing.T
-	url   string
-	o     client.Options
-	sub   client.SubscribeOptions
-	known []string // events that an earlier run has handled, and that may come again
-	begun chan *client.Subscription
-	got   chan string // ids of the events that were handled
-	gaps  chan client.Gap
-	ended chan error
-	stop  context.CancelFunc
+	t       *testing.T
+	url     string
+	o       client.Options
+	sub     client.SubscribeOptions
+	known   []string // events that an earlier run has handled, and that may come again
+	started chan *client.Subscription
+	got     chan string // ids of the events that were handled
+	gaps    chan client.Gap
+	ended   chan error
+	stop    context.CancelFunc
 }
 
 func run(t *testing.T, url, mode string, change func(*program)) *program {
 	t.Helper()
 	p := &program{
-		t: t, url: url, begun: make(chan *client.Subscription, 1), got: make(chan string, 100), gaps: make(chan client.Gap, 100), ended: make(chan error, 1),
+		t: t, url: url, started: make(chan *client.Subscription, 1), got: make(chan string, 100), gaps: make(chan client.Gap, 100), ended: make(chan error, 1),
 		o: client.Options{Agent: "test/1", MinPoll: 50 * time.Millisecond},
 	}
 	p.sub = client.SubscribeOptions{
@@ -148,7 +148,7 @@ func (p *program) receive(ctx context.Context, c *client.Client) error {
 	if err != nil {
 		return err
 	}
-	p.begun <- sub
+	p.started <- sub
 	<-sub.Done()
 	return sub.Err()
 }
@@ -163,7 +163,7 @@ func endpoint(t *testing.T) *client.Handler {
 	return h
 }
 
-func (p *program) begins() *client.Subscription { p.t.Helper(); return take(p.t, p.begun, p.ended) }
+func (p *program) begins() *client.Subscription { p.t.Helper(); return take(p.t, p.started, p.ended) }
 
 // handles waits for events, in any order.
 func (p *program) handles(want ...string) {
@@ -376,7 +376,7 @@ events:
 		{"all", false, "push"},
 		{"open", true, "push"},
 		{"polled", true, "poll"},
-		{"hooked", false, "of which this client can use none"},
+		{"hooked", false, "which this client cannot use"},
 		{"none", true, "unknown event type"},
 	} {
 		t.Run(fmt.Sprintf("RCH-01 %s, reachable %t", tt.name, tt.reachable), func(t *testing.T) {
@@ -387,7 +387,7 @@ events:
 				}
 			})
 			select {
-			case b := <-p.begun:
+			case b := <-p.started:
 				if b.Mode() != tt.mode {
 					t.Errorf("began by %s, want %s", b.Mode(), tt.mode)
 				}
@@ -423,10 +423,10 @@ func TestSubscribeRefusesWhatCannotBe(t *testing.T) {
 		{"no name", client.SubscribeOptions{Event: event}, "needs the name"},
 		{"a name and URIs", client.SubscribeOptions{Name: "order.shipped", URIs: []string{shipped}, Event: event}, "or URIs"},
 		{"polls of URIs", client.SubscribeOptions{URIs: []string{shipped}, Mode: "poll", Event: event}, "allowed: webhook, push"},
-		{"webhooks for URIs without a handler", client.SubscribeOptions{URIs: []string{shipped}, Mode: "webhook", Event: event}, "needs a handler"},
+		{"webhooks for URIs without a handler", client.SubscribeOptions{URIs: []string{shipped}, Mode: "webhook", Event: event}, "needs Options.Webhooks"},
 		{"no function", client.SubscribeOptions{Name: "order.shipped"}, "a function for its events"},
-		{"an unknown mode", client.SubscribeOptions{Name: "order.shipped", Mode: "pigeon", Event: event}, `"pigeon" is no mode`},
-		{"webhooks without a handler", client.SubscribeOptions{Name: "order.shipped", Mode: "webhook", Event: event}, "needs a handler"},
+		{"an unknown mode", client.SubscribeOptions{Name: "order.shipped", Mode: "pigeon", Event: event}, `"pigeon" is not a mode`},
+		{"webhooks without a handler", client.SubscribeOptions{Name: "order.shipped", Mode: "webhook", Event: event}, "needs Options.Webhooks"},
 		{"arguments that are no object", client.SubscribeOptions{Name: "order.shipped", Mode: "push", Arguments: []int{1}, Event: event}, "not a JSON object"},
 		{"an unknown argument", client.SubscribeOptions{Name: "order.shipped", Mode: "push", Arguments: map[string]int{"x": 1}, Event: event}, `"x"`},
 		{"a forged cursor", client.SubscribeOptions{Name: "order.shipped", Mode: "poll", Cursor: "forged", Event: event}, "cursor"},

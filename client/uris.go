@@ -19,8 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// checkURIs completes the options of a subscription to URIs, or says what is wrong with them.
-func (c *Client) checkURIs(o *SubscribeOptions) (err error) {
+// completeURIOptions checks the options of a subscription to URIs and sets their defaults.
+func (c *Client) completeURIOptions(o *SubscribeOptions) (err error) {
 	switch {
 	case o.Mode == "" && c.options.Webhooks != nil:
 		o.Mode = ModeWebhook
@@ -31,17 +31,17 @@ func (c *Client) checkURIs(o *SubscribeOptions) (err error) {
 	case o.Arguments != nil || o.TTL != 0 || o.Rotate != 0:
 		return fault.New(fault.Invalid, "arguments, TTL and Rotate are for event types, not for URIs")
 	case o.Mode != ModeWebhook && o.Mode != ModePush:
-		return fault.New(fault.Invalid, "mode %q does not go with URIs (allowed: webhook, push)", o.Mode)
+		return fault.New(fault.Invalid, "mode %q is not available for URIs (allowed: webhook, push)", o.Mode)
 	case o.Mode == ModeWebhook && c.options.Webhooks == nil:
-		return c.can(ModeWebhook)
+		return c.checkMode(ModeWebhook)
 	}
 	o.arguments, err = json.Marshal(o.URIs)
 	return fault.Wrap(fault.Invalid, err, "encode the URIs")
 }
 
-// register receives URIs by a webhook of SEP-1803, and deregisters it at the end.
-func (c *Client) register(f *flow) error {
-	k := &hook{flow: f, url: c.options.Webhooks.URL, over: make(chan error, 1), registered: make(chan struct{})}
+// receiveRegistered registers a webhook of SEP-1803 for URIs and deregisters it at the end.
+func (c *Client) receiveRegistered(f *flow) error {
+	k := &hook{flow: f, url: c.options.Webhooks.URL, ended: make(chan error, 1), registered: make(chan struct{})}
 	c.options.Webhooks.register(k)
 	defer c.options.Webhooks.remove(k)
 	var result struct {
@@ -54,9 +54,9 @@ func (c *Client) register(f *flow) error {
 			} `json:"webhookSecret"`
 		} `json:"subscription"`
 	}
-	// All tries have one idempotency key, so a try finds the registration of an earlier one whose answer was lost.
+	// All tries have the same idempotency key, so that a try finds the registration of an earlier one whose answer was lost.
 	params := map[string]any{"uris": f.sub.URIs, "targetUri": k.url, "_meta": map[string]any{metaIdempotency: rand.Text()}}
-	if err := c.persist(f.ctx, func() error {
+	if err := c.retry(f.ctx, func() error {
 		_, err := c.call(f.ctx, spec.MethodRegister, params, &result)
 		return err
 	}); err != nil {
@@ -68,21 +68,21 @@ func (c *Client) register(f *flow) error {
 	switch secret.Type {
 	case "raw":
 		key = secret.Value
-	case "none": // the server's operator has chosen unsigned webhooks
+	case "none": // the operator of the server has chosen unsigned webhooks
 		key = ""
 	}
 	if key == "" && secret.Type != "none" {
-		return fault.New(fault.Unavailable, "the server's answer holds no secret")
+		return fault.New(fault.Unavailable, "the server's answer has no secret")
 	}
 	k.setSecret(key)
-	f.started(grant{id: uri, secret: key})
+	f.markAccepted(grant{id: uri, secret: key})
 	<-f.ctx.Done()
 	return context.Cause(f.ctx)
 }
 
-// deregister ends a registration at the server, also when the context has ended.
+// deregister ends a registration at the server, even if the context has ended.
 func (c *Client) deregister(f *flow, uri string) {
-	ctx, cancel := ending(f.ctx)
+	ctx, cancel := closingContext(f.ctx)
 	defer cancel()
 	if _, err := c.call(ctx, spec.MethodDeregister, map[string]any{"uri": uri}, nil); err != nil && !fault.Is(err, fault.NotFound) {
 		f.log.Warn("subscription not ended", "subscription", uri, "error", err)
@@ -91,8 +91,8 @@ func (c *Client) deregister(f *flow, uri string) {
 	f.log.Info("subscription ended", "subscription", uri)
 }
 
-// registration reads the body of a webhook of SEP-1803. A body that is not JSON becomes a text.
-func (k *hook) registration(h http.Header, body []byte, verified bool) Event {
+// decodeRegistered decodes a webhook of SEP-1803. If the body is not JSON, the event's data is the body as a string.
+func (k *hook) decodeRegistered(h http.Header, body []byte, verified bool) Event {
 	e := Event{
 		Via: "webhook", ID: h.Get(webhook.HeaderID), Subscription: h.Get(webhook.HeaderSubscription), Verified: &verified, Received: time.Now(),
 	}
@@ -104,83 +104,84 @@ func (k *hook) registration(h http.Header, body []byte, verified bool) Event {
 	}
 	if json.Unmarshal(body, &m) != nil {
 		k.log.Warn("webhook is not JSON", "id", e.ID)
-		e.Data, _ = json.Marshal(string(body)) // a text
+		e.Data, _ = json.Marshal(string(body))
 		return e
 	}
 	e.Time, e.Data, e.Name, e.URI = m.Timestamp, m.Data, m.Type, m.URI
 	return e
 }
 
-// listener reads the events of URIs from streams of resource updates, one after another. In the revisions with sessions it has
-// a session of its own, because a session has one stream.
+// listener reads the events of URIs from streams of resource updates, one stream after the other. In revisions with sessions it has
+// a session of its own, because a session has only one stream.
 type listener struct {
 	*flow
 	client  *Client
-	session string        // in which the URIs are subscribed
+	session string        // the session in which the URIs are subscribed
 	last    string        // Last-Event-ID
-	retry   time.Duration // what the server asked for
+	retry   time.Duration // the pause that the server asked for
 }
 
 // maxStreamEvent limits an event of a stream in bytes.
 const maxStreamEvent = 4 << 20
 
-// listen receives URIs from streams.
-func (c *Client) listen(f *flow) error {
+// receiveUpdates receives the events of URIs from streams.
+func (c *Client) receiveUpdates(f *flow) error {
 	l := &listener{flow: f, client: c}
 	if !c.stateless() {
-		l.client = c.fork()
+		l.client = c.withOwnSession()
 		defer func() { _ = l.client.Close() }()
 	}
-	return f.follow(l.once)
+	return f.repeat(l.streamOnce)
 }
 
-// once opens a stream and reads it to its end.
-func (l *listener) once() (time.Duration, error) {
-	if err := l.prepare(); err != nil {
-		return l.wait(), err
+// streamOnce opens a stream and reads it to its end.
+func (l *listener) streamOnce() (time.Duration, error) {
+	if err := l.subscribeInSession(); err != nil {
+		return l.serverPause(), err
 	}
 	body, err := l.connect()
 	if err != nil {
-		return l.wait(), err
+		return l.serverPause(), err
 	}
 	defer func() { _ = body.Close() }()
 	if !l.client.stateless() {
-		l.opened()
+		l.markOpen()
 	}
 	for events := sse.NewReader(body, maxStreamEvent); ; {
 		e, err := events.Next()
 		switch {
 		case errors.Is(err, io.EOF):
-			return max(l.wait(), httpcall.FirstPause), nil
+			return max(l.serverPause(), httpcall.FirstPause), nil
 		case err != nil:
-			return l.wait(), httpcall.Unreachable(l.ctx, err)
+			return l.serverPause(), httpcall.Unreachable(l.ctx, err)
 		}
 		if e.Retry > 0 {
 			l.retry = e.Retry
 		}
 		if len(e.Data) > 0 {
-			if err := l.message(e.Data); err != nil {
-				return l.wait(), err
+			if err := l.handleMessage(e.Data); err != nil {
+				return l.serverPause(), err
 			}
 		}
-		if e.ID != "" { // after the event, so that an event that was not taken arrives again
+		if e.ID != "" { // after handleMessage, so that an event that failed there arrives again
 			l.last = e.ID
 		}
 	}
 }
 
-// wait returns how long the server asked to wait, up to five minutes.
-func (l *listener) wait() time.Duration { return min(l.retry, 10*httpcall.MaxPause) }
+// serverPause returns how long the server asked to wait before the next stream, up to five minutes.
+func (l *listener) serverPause() time.Duration { return min(l.retry, 10*httpcall.MaxPause) }
 
-func (l *listener) opened() {
+// markOpen notes that the server has opened the stream.
+func (l *listener) markOpen() {
 	l.open = true
-	l.started(grant{})
+	l.markAccepted(grant{})
 }
 
-// prepare subscribes to the URIs in the session, if the revision has sessions. It starts a session if there is none.
-func (l *listener) prepare() error {
+// subscribeInSession subscribes the session to the URIs, if the revision has sessions. It starts a session if there is none.
+func (l *listener) subscribeInSession() error {
 	c := l.client
-	if c.stateless() || c.begun.Load() && l.session == c.sessionID() {
+	if c.stateless() || c.started.Load() && l.session == c.sessionID() {
 		return nil
 	}
 	l.session, l.last = "", ""
@@ -193,7 +194,7 @@ func (l *listener) prepare() error {
 	return nil
 }
 
-// connect opens a stream.
+// connect opens the stream of the revision.
 func (l *listener) connect() (io.ReadCloser, error) {
 	c := l.client
 	if c.stateless() {
@@ -201,27 +202,28 @@ func (l *listener) connect() (io.ReadCloser, error) {
 		if l.cursor != "" {
 			params["_meta"] = map[string]any{metaCursor: l.cursor}
 		}
-		return c.post(l.ctx, spec.MethodListen, params)
+		return c.openCall(l.ctx, spec.MethodListen, params)
 	}
 	header := c.header("", nil)
 	if l.last != "" {
 		header.Set("Last-Event-ID", l.last)
 	}
-	body, err := c.stream(l.ctx, http.MethodGet, header, nil)
+	body, err := c.openStream(l.ctx, http.MethodGet, header, nil)
 	if fault.Is(err, fault.NotFound) {
-		c.begun.Store(false)
+		c.started.Store(false)
 		return nil, fault.New(fault.Unavailable, "the session has ended")
 	}
 	return body, err
 }
 
-// message handles a JSON-RPC message of the stream.
-func (l *listener) message(data []byte) error {
+// handleMessage handles a JSON-RPC message of the stream.
+func (l *listener) handleMessage(data []byte) error {
 	if !json.Valid(data) {
 		l.log.Warn("invalid stream message", "error", "it is not JSON")
 		return nil
 	}
-	// Read members by their exact names. encoding/json would also read "URI" or "_Meta", which a server behind a gateway may send.
+	// Read members by their exact names, because encoding/json would also accept "URI" or "_Meta", which a server behind a gateway
+	// may send for other purposes.
 	params := jsonrpc.Member(data, "params")
 	metadata := jsonrpc.Member(params, "_meta")
 	method, _ := jsonrpc.String(jsonrpc.Member(data, "method"))
@@ -241,25 +243,25 @@ func (l *listener) message(data []byte) error {
 	cursor, truncated := meta(metaCursor), string(jsonrpc.Member(metadata, metaTruncated)) == "true"
 	if method == spec.NoteAcknowledged {
 		var honored []string
-		_ = json.Unmarshal(jsonrpc.Member(jsonrpc.Member(params, "notifications"), "resourceSubscriptions"), &honored) // absent: none
+		_ = json.Unmarshal(jsonrpc.Member(jsonrpc.Member(params, "notifications"), "resourceSubscriptions"), &honored) // if absent, none is honored
 		for _, uri := range l.sub.URIs {
 			if !slices.Contains(honored, uri) {
 				return fault.New(fault.NotFound, "the server does not know %s, or does not show it to this caller", uri)
 			}
 		}
-		l.opened()
+		l.markOpen()
 	}
 	var err error
 	switch {
 	case truncated && (method == spec.NoteAcknowledged || method == spec.NoteUpdated):
-		err = l.gap(Gap{Cursor: cursor})
+		err = l.handleGap(Gap{Cursor: cursor})
 	case method == spec.NoteUpdated:
-		err = l.take(Event{
+		err = l.startHandling(Event{
 			Via: "stream", ID: meta(metaEventID), URI: uri, Time: meta(metaTime),
 			Cursor: cursor, Received: time.Now(), Data: bytes.Clone(jsonrpc.Member(params, "payload")),
 		})
 	default:
-		l.mark(cursor)
+		l.advance(cursor)
 	}
 	if err == nil && cursor != "" {
 		l.cursor = cursor

@@ -241,7 +241,7 @@ func TestPublishSaysThatItTriesAgain(t *testing.T) {
 	}))
 	defer slow.Close()
 	code = run([]string{"publish", "--server", slow.URL, "--uri", "event://a/b", "--data", "1"}, strings.NewReader(""), io.Discard, said)
-	if got := said.String(); code != exitDone || got != "mcpevents: waiting for an answer of "+slow.URL+"\n" {
+	if got := said.String(); code != exitDone || got != "mcpevents: waiting for "+slow.URL+" to answer\n" {
 		t.Errorf("exit code %d: %s", code, got)
 	}
 }

@@ -18,35 +18,35 @@ import (
 // hook is a subscription that receives webhooks through the [Handler].
 type hook struct {
 	*flow
-	url   string
-	over  chan error    // the reason for which the server ended it
-	again chan struct{} // to subscribe again from the saved cursor
+	url         string
+	ended       chan error    // why the server has ended the subscription
+	resubscribe chan struct{} // asks to subscribe again from the saved cursor
 
-	registered chan struct{} // of SEP-1803; closed when the server has sent the secret
+	registered chan struct{} // for SEP-1803: closed when the server has sent the secret; nil for MCP Events
 
 	mu      sync.Mutex
 	secrets []string // the newest first
 	id      string   // empty before the server's answer
 }
 
-// maxSecrets is how many secrets are valid: the newest, the previous one, with which a server may still sign, and one whose
-// refresh was not answered.
+// maxSecrets is how many secrets are valid at the same time: the newest, the previous one, with which a server may still sign, and
+// one whose refresh was not answered.
 const maxSecrets = 3
 
 // defaultRotate is the age of a secret at which a refresh replaces it.
 const defaultRotate = 24 * time.Hour
 
-// awaitSecret is how long a webhook waits for the answer to a registration. It can arrive before that answer, and its sender
-// would try again only seconds later.
+// awaitSecret is how long a webhook waits for the answer to its registration. The webhook can arrive before that answer, and if it
+// were refused, the sender would try again only seconds later.
 const awaitSecret = 10 * time.Second
 
-// errNotRegistered is the error of a webhook that waits in vain for the answer to a registration.
+// errNotRegistered is the error of a webhook whose registration was not answered within awaitSecret.
 var errNotRegistered = fault.New(fault.Unavailable, "not registered yet")
 
-// verify returns nil if one of the secrets has signed the webhook, or if the server sends unsigned ones.
+// verify returns nil if the webhook has a signature by a valid secret, or if the server sends unsigned webhooks.
 func (k *hook) verify(r *http.Request, body []byte) error {
 	if k.registered == nil {
-		return webhook.Verify(r.Header, body, k.keys()...)
+		return webhook.Verify(r.Header, body, k.validSecrets()...)
 	}
 	select {
 	case <-k.registered:
@@ -57,17 +57,17 @@ func (k *hook) verify(r *http.Request, body []byte) error {
 	case <-r.Context().Done():
 		return errNotRegistered
 	}
-	if keys := k.keys(); len(keys) > 0 {
+	if keys := k.validSecrets(); len(keys) > 0 {
 		return webhook.Verify(r.Header, body, keys...)
 	}
 	return nil
 }
 
-// unsigned reports whether the server sends unsigned webhooks, or has not sent the secret yet. A challenge is then echoed
-// without a check of its signature, because an echo only tells the server that webhooks may arrive.
-func (k *hook) unsigned() bool { return k.registered != nil && len(k.keys()) == 0 }
+// unsigned reports whether there is no secret, because the server sends unsigned webhooks or has not sent the secret yet. The handler
+// then echoes a challenge without checking its signature, because an echo only tells the server that webhooks may arrive here.
+func (k *hook) unsigned() bool { return k.registered != nil && len(k.validSecrets()) == 0 }
 
-// setSecret sets the secret of a registration; empty is for unsigned webhooks.
+// setSecret sets the secret of a registration. An empty secret means unsigned webhooks.
 func (k *hook) setSecret(key string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -77,7 +77,8 @@ func (k *hook) setSecret(key string) {
 	close(k.registered)
 }
 
-func (k *hook) rotate() {
+// addSecret creates a secret for the next refresh.
+func (k *hook) addSecret() {
 	key, _ := webhook.NewSecret()
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -85,7 +86,8 @@ func (k *hook) rotate() {
 	k.secrets = k.secrets[:min(len(k.secrets), maxSecrets)]
 }
 
-func (k *hook) keys() []string {
+// validSecrets returns the secrets with which a webhook may be signed.
+func (k *hook) validSecrets() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Clone(k.secrets)
@@ -104,37 +106,37 @@ type subscribed struct {
 	} `json:"deliveryStatus"`
 }
 
-// webhook subscribes, refreshes in time, and unsubscribes at the end if the subscription says so.
-func (c *Client) webhook(f *flow) error {
-	k := &hook{flow: f, url: c.options.Webhooks.URL, over: make(chan error, 1), again: make(chan struct{}, 1)}
-	k.rotate()
+// receiveWebhooks subscribes, refreshes the subscription in time, and unsubscribes at the end if the options say so.
+func (c *Client) receiveWebhooks(f *flow) error {
+	k := &hook{flow: f, url: c.options.Webhooks.URL, ended: make(chan error, 1), resubscribe: make(chan struct{}, 1)}
+	k.addSecret()
 	defer c.options.Webhooks.remove(k)
 	if f.sub.Unsubscribe {
-		// Also without an answer to events/subscribe, because the server may have made the subscription.
+		// Even if events/subscribe was not answered, because the server may have created the subscription.
 		defer c.unsubscribe(k)
 	}
 	var lifetime time.Duration
 	began, rotated := time.Now(), time.Now()
-	anew := f.position() != "" // an earlier run may have left a subscription
+	anew := f.savedCursor() != "" // the server may still have the subscription of an earlier run
 	for failures := 0; ; {
 		wait := time.Until(began.Add(refreshAfter(lifetime)))
 		switch {
 		case failures > 0:
 			wait = httpcall.Backoff(failures - 1)
-		case !f.begun:
+		case !f.started:
 			wait = 0
 		}
 		select {
 		case <-f.ctx.Done():
 			return context.Cause(f.ctx)
-		case err := <-k.over:
+		case err := <-k.ended:
 			return err
-		case <-k.again:
+		case <-k.resubscribe:
 			anew = true
 		case <-time.After(wait):
 		}
 		if failures == 0 && time.Since(rotated) >= cmp.Or(f.sub.Rotate, defaultRotate) {
-			k.rotate()
+			k.addSecret()
 			rotated = time.Now()
 		}
 		asked := time.Now()
@@ -143,14 +145,14 @@ func (c *Client) webhook(f *flow) error {
 		case f.ctx.Err() != nil:
 			return context.Cause(f.ctx)
 		case err == nil:
-			if f.begun {
+			if f.started {
 				f.log.Debug("subscription refreshed", "subscription", k.id)
 			}
 			began, lifetime, failures, anew = asked, granted, 0, false
-			f.started(grant{id: k.id, secret: k.keys()[0]})
+			f.markAccepted(grant{id: k.id, secret: k.validSecrets()[0]})
 		case !f.transient(err):
-			return f.ended(err)
-		case f.begun:
+			return f.asTerminated(err)
+		case f.started:
 			f.log.Warn("subscription not refreshed", "error", err)
 			failures++
 		default:
@@ -160,10 +162,9 @@ func (c *Client) webhook(f *flow) error {
 	}
 }
 
-// refreshAfter returns between half and three quarters of a lifetime. The jitter keeps clients that started together
-// from refreshing together, and the rest of the lifetime leaves room to repeat a refresh that fails. A subscription
-// whose lifetime does not end (0) is refreshed about once a day, because that moves its cursor and reactivates it if it
-// was suspended.
+// refreshAfter returns a time between half and three quarters of a lifetime. The jitter keeps clients that started together from
+// refreshing together, and the rest of the lifetime leaves time to repeat a failed refresh. A subscription with an unlimited
+// lifetime (0) is refreshed about once a day, because a refresh moves its cursor and reactivates it if it was suspended.
 func refreshAfter(lifetime time.Duration) time.Duration {
 	if lifetime == 0 {
 		lifetime = 2 * defaultRotate
@@ -172,18 +173,18 @@ func refreshAfter(lifetime time.Duration) time.Duration {
 }
 
 const (
-	// clockTolerance is the difference between two clocks that is taken for the time of the exchange, and for the whole
-	// seconds of a Date header.
+	// clockTolerance is the largest difference between two clocks that the duration of the request and the whole seconds of a Date
+	// header can explain.
 	clockTolerance = 5 * time.Second
-	// leastLifetime is the shortest lifetime.
+	// leastLifetime is the shortest lifetime that is used.
 	leastLifetime = time.Second
-	// unknownLifetime is the lifetime if the answer's clock is not known and must be far behind ours.
+	// unknownLifetime is used if the lifetime seems to have ended already and there is no Date header to explain it.
 	unknownLifetime = time.Minute
 )
 
-// grantedLifetime returns how long a subscription lives that ends at the given time of the server's clock. It compares
-// that time with the Date of the answer if our clock is different. Otherwise a clock that is ahead would refresh
-// continuously, and one that is behind would let the subscription lapse.
+// grantedLifetime returns the lifetime of a subscription that ends at a time of the server's clock. If the two clocks differ, it
+// measures from the Date header of the answer. Otherwise a client whose clock is ahead would refresh continuously, and a client whose
+// clock is behind would let the subscription lapse.
 func grantedLifetime(until, answered time.Time, header http.Header) time.Duration {
 	now := answered
 	if date, err := http.ParseTime(header.Get("Date")); err == nil && answered.Sub(date).Abs() > clockTolerance {
@@ -196,7 +197,7 @@ func grantedLifetime(until, answered time.Time, header http.Header) time.Duratio
 	return max(lifetime, leastLifetime)
 }
 
-// delivery returns the parameters that identify the subscription, and a secret that does not.
+// delivery returns the parameters that identify the subscription, together with a secret if there is one.
 func (k *hook) delivery(secret string) map[string]any {
 	delivery := map[string]any{"mode": ModeWebhook, "url": k.url}
 	if secret != "" {
@@ -205,45 +206,45 @@ func (k *hook) delivery(secret string) map[string]any {
 	return map[string]any{"name": k.sub.Name, "arguments": k.sub.arguments, "delivery": delivery}
 }
 
-// regain continues from the cursor of a gap, because the server may still have the events that it gave up. Until it has
-// subscribed there again, it does not save the cursors of other webhooks, which are after the gap.
-func (k *hook) regain(g Gap) error {
+// resumeAt subscribes again at the cursor of a gap, because the server may still have the events whose delivery it gave up. Until that
+// is done, it does not save the cursors of other webhooks, because they are after the gap.
+func (k *hook) resumeAt(g Gap) error {
 	if g.Cursor == "" {
-		return k.announce(g)
+		return k.reportGap(g)
 	}
 	k.hold(true)
-	if err := k.announce(g); err != nil {
+	if err := k.reportGap(g); err != nil {
 		return err
 	}
-	k.pin(g.Cursor)
+	k.saveAndHold(g.Cursor)
 	select {
-	case k.again <- struct{}{}:
+	case k.resubscribe <- struct{}{}:
 	default:
 	}
 	return nil
 }
 
-// subscribe makes the subscription or refreshes it, and returns its lifetime, 0 if that does not end.
+// subscribe creates or refreshes the subscription and returns its lifetime, or 0 if the lifetime is unlimited.
 //
-// The request has the cursor of the last acknowledged event. A server that still has the subscription ignores the
-// cursor, and a server that has lost it continues from there. With anew, subscribe first ends the subscription at the
-// server, so that the cursor is used.
+// The request contains the cursor of the last acknowledged event. A server that still has the subscription ignores the cursor, and a
+// server that has lost the subscription continues from there. If anew is set, subscribe first ends the subscription at the server,
+// so that the server uses the cursor.
 func (c *Client) subscribe(k *hook, anew bool) (lifetime time.Duration, err error) {
 	if anew {
 		if _, err := c.call(k.ctx, spec.MethodEventsUnsub, k.delivery(""), nil); Retryable(err) {
 			return 0, err
 		}
 	}
-	params := k.delivery(k.keys()[0])
+	params := k.delivery(k.validSecrets()[0])
 	params["cursor"] = nil
-	if cursor := cmp.Or(k.position(), k.sub.Cursor); cursor != "" {
+	if cursor := cmp.Or(k.savedCursor(), k.sub.Cursor); cursor != "" {
 		params["cursor"] = cursor
 	}
 	if k.sub.TTL > 0 {
 		params["ttlMs"] = k.sub.TTL.Milliseconds()
 	}
 	var g subscribed
-	c.options.Webhooks.await(k)
+	c.options.Webhooks.expect(k)
 	header, err := c.call(k.ctx, spec.MethodEventsSub, params, &g)
 	if err != nil {
 		return 0, err
@@ -260,20 +261,20 @@ func (c *Client) subscribe(k *hook, anew bool) (lifetime time.Duration, err erro
 		k.log.Warn("subscription was suspended", "subscription", g.ID, "lastError", s.LastError, "failedSince", s.FailedSince)
 	}
 	if g.Truncated {
-		if err := k.gap(Gap{Name: k.sub.Name, Cursor: g.Cursor}); err != nil {
+		if err := k.handleGap(Gap{Name: k.sub.Name, Cursor: g.Cursor}); err != nil {
 			return 0, err
 		}
 	}
-	k.settle(g.Cursor)
+	k.saveSafe(g.Cursor)
 	if g.RefreshBefore == nil {
 		return 0, nil
 	}
 	return grantedLifetime(*g.RefreshBefore, answered, header), nil
 }
 
-// unsubscribe ends the subscription at the server, also when the context has ended.
+// unsubscribe ends the subscription at the server, even if the context has ended.
 func (c *Client) unsubscribe(k *hook) {
-	ctx, cancel := ending(k.ctx)
+	ctx, cancel := closingContext(k.ctx)
 	defer cancel()
 	switch _, err := c.call(ctx, spec.MethodEventsUnsub, k.delivery(""), nil); {
 	case err != nil && !fault.Is(err, fault.NotFound):

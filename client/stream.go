@@ -1,0 +1,161 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+)
+
+// streamOnce opens a stream of an event type (events/stream) and reads it to its end.
+func (c *Client) streamOnce(f *flow) (time.Duration, error) {
+	body, err := c.openCall(f.ctx, spec.MethodEventsStream, f.cursorParams())
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = body.Close() }()
+	for events := sse.NewReader(body, maxStreamEvent); ; {
+		e, err := events.Next()
+		switch {
+		case errors.Is(err, io.EOF):
+			return httpcall.FirstPause, nil
+		case err != nil:
+			return 0, httpcall.Unreachable(f.ctx, err)
+		case len(e.Data) == 0:
+			continue
+		}
+		if err := f.handleMessage(e.Data); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// handleMessage handles one message of the stream.
+func (f *flow) handleMessage(data []byte) error {
+	var m struct {
+		Method string     `json:"method"`
+		Params occurrence `json:"params"`
+		Error  *rpcError  `json:"error"`
+	}
+	if err := json.Unmarshal(data, &m); err != nil {
+		f.log.Warn("invalid stream message", "error", err)
+		return nil
+	}
+	if m.Error != nil {
+		return m.Error.fault(http.StatusOK)
+	}
+	cursor := m.Params.Cursor
+	switch m.Method {
+	case spec.NoteEventsActive:
+		f.open = true
+		f.markAccepted(grant{})
+		if m.Params.Truncated {
+			if err := f.handleGap(Gap{Name: f.sub.Name, Cursor: cursor}); err != nil {
+				return err
+			}
+		} else {
+			f.advance(cursor)
+		}
+	case spec.NoteEventsEvent:
+		if err := f.startHandling(m.Params.event(ModePush)); err != nil {
+			return err
+		}
+	case spec.NoteEventsHeartbeat:
+		f.advance(cursor)
+	case spec.NoteEventsError:
+		if m.Params.Error != nil {
+			f.log.Warn("server reported an error", "error", m.Params.Error.fault(http.StatusOK))
+		}
+	case spec.NoteEventsTerminated:
+		return terminated(f.sub.Name, m.Params.Error)
+	default:
+		return nil
+	}
+	if cursor != "" {
+		f.cursor = cursor
+	}
+	return nil
+}
+
+// openCall sends a JSON-RPC request whose answer is a stream.
+func (c *Client) openCall(ctx context.Context, method string, params map[string]any) (io.ReadCloser, error) {
+	return c.openStream(ctx, http.MethodPost, c.header(method, params), c.request(method, params))
+}
+
+// openStream sends a request whose answer is a stream. The stream fails if it is silent for too long; see [liveBody].
+func (c *Client) openStream(ctx context.Context, method string, header http.Header, body []byte) (io.ReadCloser, error) {
+	live, cancel := context.WithCancelCause(ctx)
+	req, err := c.server.NewRequest(live, method, c.url, header, body)
+	if err != nil {
+		cancel(nil)
+		return nil, err
+	}
+	dead := time.AfterFunc(c.silence, func() { cancel(errSilent) })
+	resp, err := c.server.StreamClient().Do(req)
+	if err != nil {
+		dead.Stop()
+		cancel(nil)
+		return nil, httpcall.Unreachable(ctx, nameSilence(live, err))
+	}
+	content := &liveBody{ReadCloser: resp.Body, ctx: live, cancel: cancel, dead: dead, limit: c.silence}
+	if resp.StatusCode == http.StatusOK && strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
+		return content, nil
+	}
+	defer func() { _ = content.Close() }()
+	b, _ := io.ReadAll(io.LimitReader(content, httpcall.MaxAnswer))
+	var answer struct {
+		Error *rpcError `json:"error"`
+	}
+	if resp.StatusCode == http.StatusOK && json.Unmarshal(b, &answer) == nil && answer.Error != nil {
+		return nil, answer.Error.fault(resp.StatusCode)
+	}
+	return nil, httpcall.ReadRefusal(resp, b)
+}
+
+// deadAfter limits how long a stream may be silent. It is more than twice the interval between heartbeats (SEP-3415,
+// "Lifecycle": at least every 30 seconds; our server sends one every 15 seconds).
+const deadAfter = 65 * time.Second
+
+var errSilent = fault.New(fault.Unavailable, "the stream was silent for too long")
+
+// liveBody is the body of a stream. It fails with errSilent if the connection brings no byte for too long, because a
+// proxy can keep the connection open although the server behind it is gone. Any byte counts, for example a comment that
+// serves as a heartbeat. The time in which the caller handles an event does not count.
+type liveBody struct {
+	io.ReadCloser
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	dead   *time.Timer
+	limit  time.Duration
+}
+
+// Read implements [io.Reader].
+func (b *liveBody) Read(p []byte) (int, error) {
+	b.dead.Reset(b.limit)
+	n, err := b.ReadCloser.Read(p)
+	b.dead.Stop()
+	return n, nameSilence(b.ctx, err)
+}
+
+// Close implements [io.Closer].
+func (b *liveBody) Close() error {
+	b.dead.Stop()
+	b.cancel(nil)
+	return b.ReadCloser.Close()
+}
+
+// nameSilence replaces an error by errSilent if ctx was canceled because the stream was silent.
+func nameSilence(ctx context.Context, err error) error {
+	if err != nil && errors.Is(context.Cause(ctx), errSilent) {
+		return errSilent
+	}
+	return err
+}
