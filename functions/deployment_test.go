@@ -75,9 +75,11 @@ func deploy(t *testing.T, change func(*runner.Options)) *runner.Stack {
 
 // isOfStack reports whether text begins with the name of a table that the stack uses.
 func isOfStack(stack *runner.Stack, text string) bool {
-	for variable, table := range stack.Environment("FanoutFunction") {
-		if strings.HasPrefix(variable, "MCPEVENTS_TABLE_") && strings.HasPrefix(text, table[strings.LastIndex(table, "/")+1:]+`"`) {
-			return true
+	for _, function := range []string{"AdminFunction", "KeysFunction"} { // which use all tables together
+		for variable, table := range stack.Environment(function) {
+			if strings.HasPrefix(variable, "MCPEVENTS_TABLE_") && strings.HasPrefix(text, table[strings.LastIndex(table, "/")+1:]+`"`) {
+				return true
+			}
 		}
 	}
 	return false

@@ -108,6 +108,53 @@ func granted(resources map[string]resource, on string, actions ...string) (funct
 	return slices.Compact(functions)
 }
 
+func TestEnvironmentNamesOnlyWhatThePolicyAllows(t *testing.T) {
+	d, _ := readDeployment(t)
+	resourceOf := func(variable string) string {
+		if table, ok := strings.CutPrefix(variable, "MCPEVENTS_TABLE_"); ok {
+			return table[:1] + strings.ToLower(table[1:]) + "Table.Arn"
+		}
+		if q, ok := strings.CutPrefix(variable, "MCPEVENTS_QUEUE_"); ok {
+			name := ""
+			for _, word := range strings.Split(strings.TrimSuffix(q, "_URL"), "_") {
+				name += word[:1] + strings.ToLower(word[1:])
+			}
+			return name + "Queue.Arn"
+		}
+		return ""
+	}
+	for variable := range d.Globals.Function.Environment.Variables {
+		if r := resourceOf(variable); r != "" {
+			t.Errorf("all functions receive the name of %s", r)
+		}
+	}
+	for id, r := range d.Resources {
+		if r.Type != "AWS::Serverless::Function" {
+			continue
+		}
+		t.Run(id, func(t *testing.T) {
+			var got, want []string
+			for variable := range r.Properties.Environment.Variables {
+				if name := resourceOf(variable); name != "" {
+					got = append(got, name)
+				}
+			}
+			for of, st := range statements(d.Resources) {
+				for _, name := range st.Resource {
+					if of == id && (strings.HasSuffix(name, "Table.Arn") || strings.HasSuffix(name, "Queue.Arn")) {
+						want = append(want, name)
+					}
+				}
+			}
+			slices.Sort(got)
+			slices.Sort(want)
+			if want = slices.Compact(want); !slices.Equal(got, want) {
+				t.Errorf("the environment names %v, want %v", got, want)
+			}
+		})
+	}
+}
+
 func TestWhoMayDoWhat(t *testing.T) {
 	d, _ := readDeployment(t)
 	resources := d.Resources

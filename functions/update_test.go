@@ -120,13 +120,13 @@ func TestUpdatesOfARunningStack(t *testing.T) {
 			continue
 		}
 		t.Run("AWS-17, AWS-18 "+name, func(t *testing.T) {
-			own := stack.Environment("FanoutFunction")["MCPEVENTS_TABLE_"+strings.ToUpper(id)]
+			own := stack.Environment("AdminFunction")["MCPEVENTS_TABLE_"+strings.ToUpper(id)]
 			arn := restored(t, db, own, own+"-restored")
 			update(t, stack, map[string]string{name: arn})
 			checkPlainDeployment(t, stack)
 			checkLeaving(t, stack, name, arn)
 			update(t, stack, map[string]string{name: "", "LeaveAdopted": "true"})
-			if got := stack.Environment("FanoutFunction")["MCPEVENTS_TABLE_"+strings.ToUpper(id)]; got == arn || got == own {
+			if got := stack.Environment("AdminFunction")["MCPEVENTS_TABLE_"+strings.ToUpper(id)]; got == arn || got == own {
 				t.Errorf("the functions have table %s, want a new one", got)
 			}
 			update(t, stack, map[string]string{"LeaveAdopted": "false"})

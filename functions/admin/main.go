@@ -5,8 +5,7 @@ package main
 
 import (
 	"net/http"
-
-	"github.com/aws/aws-lambda-go/lambdaurl"
+	"os"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/shared/app"
@@ -14,8 +13,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 )
 
-func main() {
-	p := boot.Start()
+func main() { os.Exit(boot.Run(boot.All, create)) }
+
+func create(p *boot.Process) (boot.Handler, error) {
 	subscriptions, operations := app.NewSubscriptions(p.Core, app.SubscriptionOptions{}), webhooks.NewOperations(p.Core)
 	handler := operators.NewHandler(p.Core, operators.Options{
 		Mode: p.Mode, Subscriptions: subscriptions, Operations: operations,
@@ -23,5 +23,5 @@ func main() {
 		Switches: webhooks.NewSwitches(p.Core, false),
 		Rest:     p.Serve(http.NotFoundHandler()),
 	})
-	lambdaurl.Start(p.Measured(p.Fronted(handler)), p.Ending())
+	return p.Streamed(p.Fronted(handler), nil), nil
 }

@@ -5,15 +5,17 @@ package main
 import (
 	"context"
 	"net/http"
+	"os"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/shared/app"
 )
 
-func main() {
-	p := boot.Start()
+func main() { os.Exit(boot.Run(boot.All, create)) }
+
+func create(p *boot.Process) (boot.Handler, error) {
 	endpoint := boot.NewLazy(func(context.Context) (http.Handler, error) {
 		return app.NewEndpoint(p.Core, app.EndpointOptions{Deregistrar: app.NewSubscriptions(p.Core, app.SubscriptionOptions{})})
 	})
-	p.Start(boot.Buffered(p.Serve(p.Handler(endpoint), "/mcp")))
+	return p.Invoked(boot.Buffered(p.Serve(p.Handler(endpoint), "/mcp"))), nil
 }

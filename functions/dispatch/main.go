@@ -31,10 +31,15 @@ const (
 	slowAnswer = time.Second
 )
 
-func main() {
-	p := boot.StartWith(boot.Webhooks | boot.Records)
+func main() { os.Exit(boot.Run(boot.Webhooks|boot.Records, create)) }
+
+func create(p *boot.Process) (boot.Handler, error) {
+	key, err := p.Variable(boot.EnvKey)
+	if err != nil {
+		return boot.Handler{}, err
+	}
 	webhook.MuteTransport()
-	opener := &sealing.Opener{DB: p.DB, Wrapper: kmswrap.KMS{Client: kms.NewFromConfig(p.AWS), Key: p.Variable(boot.EnvKey)}}
+	opener := &sealing.Opener{DB: p.DB, Wrapper: kmswrap.KMS{Client: kms.NewFromConfig(p.AWS), Key: key}}
 	subscriptions := app.NewSubscriptions(p.Core, app.SubscriptionOptions{})
 	tokens := boot.NewLazy(func(ctx context.Context) (*eventlog.Sealer, error) { return cursors.Sealer(ctx, p.DB) })
 	dispatcher := webhooks.NewDispatcher(p.Core, webhooks.DispatcherOptions{
@@ -43,10 +48,9 @@ func main() {
 		Concurrency: concurrency, Patience: patience, SlowAnswer: slowAnswer,
 	})
 	if err := webhooks.WatchEndpoints(p.Core, dispatcher); err != nil {
-		p.Log.Error("function start failed", "error", err)
-		os.Exit(1)
+		return boot.Handler{}, err
 	}
-	p.Start(p.Sources(nil, func(arn string) queue.Handler {
+	return p.Invoked(p.Sources(nil, func(arn string) queue.Handler {
 		switch {
 		case p.IsFrom(arn, queue.Deliveries):
 			return dispatcher.Pages
@@ -54,5 +58,5 @@ func main() {
 			return dispatcher.Singles
 		}
 		return nil
-	}))
+	})), nil
 }

@@ -3,11 +3,14 @@
 package main
 
 import (
+	"os"
+
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 )
 
-func main() {
-	p := boot.StartWith(0)
-	p.Start(p.Batches(webhooks.NewFanout(p.Core).Handle))
+func main() { os.Exit(boot.Run(0, create)) }
+
+func create(p *boot.Process) (boot.Handler, error) {
+	return p.Invoked(p.Batches(webhooks.NewFanout(p.Core).Handle)), nil
 }

@@ -4,7 +4,6 @@ package main
 import (
 	"context"
 
-	"github.com/aws/aws-lambda-go/lambda"
 	"github.com/aws/aws-sdk-go-v2/service/kms"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
@@ -15,13 +14,15 @@ import (
 )
 
 func main() {
-	lambda.Start(keyresource.Handler{
+	// The process is built in each invocation, because CloudFormation waits for an answer even if that fails.
+	handler := keyresource.Handler{
 		Open: func() (store.DB, sealing.Wrapper, error) {
 			p, err := boot.Build(0)
 			if err != nil {
 				return nil, nil, err
 			}
-			return p.DB, kmswrap.KMS{Client: kms.NewFromConfig(p.AWS), Key: p.Variable(boot.EnvKey)}, nil
+			key, err := p.Variable(boot.EnvKey)
+			return p.DB, kmswrap.KMS{Client: kms.NewFromConfig(p.AWS), Key: key}, err
 		},
 		StackStatus: func(ctx context.Context, stackID string) (string, error) {
 			p, err := boot.Build(0)
@@ -30,5 +31,6 @@ func main() {
 			}
 			return keyresource.ReadStatus(ctx, p.AWS, stackID)
 		},
-	}.Handle)
+	}
+	boot.NewHandler(handler.Handle, nil).Serve()
 }

@@ -3,20 +3,23 @@
 package main
 
 import (
+	"os"
+
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-func main() {
-	p := boot.StartWith(boot.Callers | boot.Records)
+func main() { os.Exit(boot.Run(boot.Callers|boot.Records, create)) }
+
+func create(p *boot.Process) (boot.Handler, error) {
 	publishing := app.NewPublishing(p.Core, p.Secrets.Secret)
 	mux := p.Serve(publishing.Handler, "/events")
 	publishing.Sources.Mount(mux)
-	p.Start(p.Sources(boot.Buffered(p.Fronted(mux)), func(arn string) queue.Handler {
+	return p.Invoked(p.Sources(boot.Buffered(p.Fronted(mux)), func(arn string) queue.Handler {
 		if p.IsFrom(arn, queue.Inbox) {
 			return publishing.Inbox.Handle
 		}
 		return nil
-	}))
+	})), nil
 }

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"net/http"
+	"os"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/functions/internal/cursors"
@@ -15,8 +16,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook/targets"
 )
 
-func main() {
-	p := boot.Start()
+func main() { os.Exit(boot.Run(boot.All, create)) }
+
+func create(p *boot.Process) (boot.Handler, error) {
 	webhook.MuteTransport()
 	sender := webhooks.NewSender(p.Core, webhooks.SenderOptions{})
 	endpoint := boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
@@ -30,5 +32,5 @@ func main() {
 			Cursors:       tokens,
 		})})
 	})
-	p.Start(boot.Buffered(p.Serve(p.Handler(endpoint), "/mcp")))
+	return p.Invoked(boot.Buffered(p.Serve(p.Handler(endpoint), "/mcp"))), nil
 }

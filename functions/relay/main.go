@@ -7,8 +7,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/aws/aws-lambda-go/lambda"
-
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
@@ -17,16 +15,13 @@ import (
 // shutdownTime is a little less than the 500 ms between SIGTERM and SIGKILL in Lambda.
 const shutdownTime = 450 * time.Millisecond
 
-func main() {
-	p := boot.StartWith(0)
+func main() { os.Exit(boot.Run(0, create)) }
+
+func create(p *boot.Process) (boot.Handler, error) {
 	backends, err := app.NewGateway(p.Core, app.GatewayOptions{Secrets: p.Secrets.Secret})
 	if err != nil {
-		p.Log.Error("function start failed", "error", err)
-		os.Exit(1)
+		return boot.Handler{}, err
 	}
 	invocations := relay.NewInvocations(func() *relay.Relay { return app.NewRelay(p.Core, backends) })
-	lambda.StartWithOptions(invocations.Serve, lambda.WithEnableSIGTERM(func() {
-		invocations.Shutdown(shutdownTime)
-		os.Exit(0)
-	}))
+	return boot.NewHandler(invocations.Serve, func() { invocations.Shutdown(shutdownTime) }), nil
 }

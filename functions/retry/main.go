@@ -6,6 +6,7 @@ package main
 
 import (
 	"context"
+	"os"
 	"time"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
@@ -21,8 +22,9 @@ import (
 // announces the change, and this function then finds that there is nothing left to do.
 const announceLast = 2 * time.Second
 
-func main() {
-	p := boot.StartWith(boot.Webhooks | boot.Records)
+func main() { os.Exit(boot.Run(boot.Webhooks|boot.Records, create)) }
+
+func create(p *boot.Process) (boot.Handler, error) {
 	subscriptions, operations := app.NewSubscriptions(p.Core, app.SubscriptionOptions{}), webhooks.NewOperations(p.Core)
 	jobs := webhooks.NewJobs(p.Core, webhooks.JobOptions{
 		Subscriptions: subscriptions, Terminator: webhooks.NewTerminator(p.Core, subscriptions),
@@ -37,11 +39,11 @@ func main() {
 			return 0, settings.Announce(ctx, p.DB, settings.MaxAge+announceLast, stream.AnnounceStored(p.EventLog))
 		}},
 	}...)
-	p.Start(func(ctx context.Context) error {
+	return p.Invoked(func(ctx context.Context) error {
 		each := 50 * time.Second
 		if end, ok := ctx.Deadline(); ok {
 			each = time.Until(end) - 3*time.Second // leave time to record their progress
 		}
 		return periodic.Round(ctx, each, p.Log, jobs...)
-	})
+	}), nil
 }

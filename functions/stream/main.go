@@ -6,9 +6,9 @@ package main
 import (
 	"context"
 	"net/http"
+	"os"
 
 	"github.com/aws/aws-lambda-go/lambdacontext"
-	"github.com/aws/aws-lambda-go/lambdaurl"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/functions/internal/cursors"
@@ -31,10 +31,17 @@ type sources struct {
 	talk     *conversation.Service
 }
 
-func main() {
-	p := boot.Start()
-	register := forward.Handler{Invoke: forward.Lambda(p.AWS, p.Variable(boot.EnvRegister)), Log: p.Log}
-	deregister := forward.Handler{Invoke: forward.Lambda(p.AWS, p.Variable(boot.EnvDeregister)), Log: p.Log}
+func main() { os.Exit(boot.Run(boot.All, create)) }
+
+func create(p *boot.Process) (boot.Handler, error) {
+	register, err := forwardTo(p, boot.EnvRegister)
+	if err != nil {
+		return boot.Handler{}, err
+	}
+	deregister, err := forwardTo(p, boot.EnvDeregister)
+	if err != nil {
+		return boot.Handler{}, err
+	}
 	sources := boot.NewLazy(func(ctx context.Context) (s sources, err error) {
 		if s.key, err = cursors.Key(ctx, p.DB); err != nil {
 			return s, err
@@ -69,5 +76,11 @@ func main() {
 	mux := p.Serve(p.Handler(endpoint), "/mcp", "/mcp/{"+mcp.PathWorkspace+"}")
 	mux.Handle("/consent", consent)
 	mux.Handle("/consent/{"+conversation.PathProvider+"}", consent)
-	lambdaurl.Start(p.Measured(p.Fronted(auth.SecretPath{Auth: p.Auth, HTTPS: true}.Handler(mux))), p.Draining(endpoint))
+	return p.Streamed(p.Fronted(auth.SecretPath{Auth: p.Auth, HTTPS: true}.Handler(mux)), endpoint), nil
+}
+
+// forwardTo returns a handler that forwards requests to the function whose name is in a variable.
+func forwardTo(p *boot.Process, variable string) (http.Handler, error) {
+	name, err := p.Variable(variable)
+	return forward.Handler{Invoke: forward.Lambda(p.AWS, name), Log: p.Log}, err
 }

@@ -37,7 +37,8 @@ import (
 )
 
 // Environment variables that the template sets in addition to those of [config.FromEnv]. Tables and queues have their
-// names in capitals in them, for example MCPEVENTS_TABLE_LOG and MCPEVENTS_QUEUE_SLOW_URL.
+// names in capitals in them, for example MCPEVENTS_TABLE_LOG and MCPEVENTS_QUEUE_SLOW_URL. A function receives only those
+// that its policy allows it to use.
 const (
 	envTable    = "MCPEVENTS_TABLE_"
 	envQueue    = "MCPEVENTS_QUEUE_"
@@ -49,8 +50,8 @@ const (
 	// EnvRegister and EnvDeregister name the functions to which stream forwards changes of subscriptions.
 	EnvRegister   = "MCPEVENTS_REGISTER_FUNCTION"
 	EnvDeregister = "MCPEVENTS_DEREGISTER_FUNCTION"
-	// EnvEventsDead is the URL of the dead-letter queue of the events queue.
-	EnvEventsDead = "MCPEVENTS_QUEUE_EVENTS_DEAD_URL"
+	// envEventsDead is the URL of the dead-letter queue of the events queue.
+	envEventsDead = "MCPEVENTS_QUEUE_EVENTS_DEAD_URL"
 )
 
 // Process contains the parts that all functions need.
@@ -70,21 +71,7 @@ type Process struct {
 	mount     func(*http.ServeMux) // mounts additional paths; may be nil
 }
 
-// Start builds the process from the environment. If that fails, it ends the process, which Lambda reports as a failed
-// start.
-func Start() *Process { return StartWith(everything) }
-
-// StartWith does what [Start] does, for a function that needs only some of the settings.
-func StartWith(needs Needs) *Process {
-	p, err := Build(needs)
-	if err != nil {
-		slog.Error("function start failed", "error", err)
-		os.Exit(1)
-	}
-	return p
-}
-
-// Build does what [StartWith] does, but returns the error.
+// Build builds the process from the environment.
 func Build(needs Needs) (*Process, error) { return build(os.Getenv, needs) }
 
 func build(getenv func(string) string, needs Needs) (*Process, error) {
@@ -100,66 +87,70 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 		return nil, err
 	}
 	slog.SetDefault(log)
-	p := &Process{AWS: cfg, Mode: s.mode, getenv: getenv}
-	for _, t := range store.Tables() {
-		if getenv(tableVariable(t)) == "" {
-			return nil, fault.New(fault.Invalid, "%s is not set", tableVariable(t))
-		}
-	}
-	for _, q := range queue.Names() {
-		if getenv(queueVariable(q)) == "" {
-			return nil, fault.New(fault.Invalid, "%s is not set", queueVariable(q))
-		}
+	p := &Process{AWS: cfg, Secrets: parameters.New(cfg, log), Mode: s.mode, getenv: getenv}
+	p.queues = queuesqs.New(sqs.NewFromConfig(cfg), func(q queue.Name) string { return getenv(queueVariable(q)) }, log)
+	counters, tracer, err := p.measure(s.limits, log)
+	if err != nil {
+		return nil, err
 	}
 	db := dynamo.New(dynamodb.NewFromConfig(cfg), func(t store.Table) string { return tableName(getenv(tableVariable(t))) })
-	p.queues = queuesqs.New(sqs.NewFromConfig(cfg), func(q queue.Name) string { return getenv(queueVariable(q)) }, log)
-	p.Secrets = parameters.New(cfg, log)
+	configs := config.NewStored(db, time.Now, log)
+	authenticator, metadata := p.authenticator(s, needs, configs)
 	p.Core = &app.Core{
-		DB: db, Queues: p.queues, Catalogs: catalog.NewStored(db, time.Now, log), Config: config.NewStored(db, time.Now, log),
-		EventLog: &eventlog.Log{DB: db, Retention: s.limits.LogRetention}, Limits: s.limits, Log: log,
-		Guard: auth.NewGuard(s.limits.AllowedOrigins, s.limits.AllowedHosts, log),
+		DB: db, Queues: p.queues, Catalogs: catalog.NewStored(db, time.Now, log), Config: configs,
+		EventLog: &eventlog.Log{DB: db, Retention: s.limits.LogRetention}, Limits: s.limits, Log: log, Metrics: counters, Tracer: tracer,
+		Auth: authenticator, Guard: auth.NewGuard(s.limits.AllowedOrigins, s.limits.AllowedHosts, log), ResourceMetadata: metadata,
 	}
-	p.emf = metric.NewEMF(newLog(slog.LevelInfo), getenv(envStack), time.Now) // not subject to the log level, because alarms depend on the metrics
-	if p.Metrics, err = metric.NewSet(p.emf.Provider()); err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
-	}
-	if err := p.WatchLog(); err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
-	}
-	if s.limits.OTLPEndpoint != "" {
-		to := otlp.Options{Endpoint: s.limits.OTLPEndpoint, Ratio: s.limits.TraceRatio, Version: app.Version, Log: log}
-		if p.spans, err = otlp.Provider(to); err != nil {
-			return nil, err
-		}
-		to.HTTP = &http.Client{Timeout: flushTime}
-		export, err := otlp.Metrics(to, getenv(envStack))
-		if err != nil {
-			return nil, err
-		}
-		p.emf.Export = func(ctx context.Context, all *metricdata.ResourceMetrics) {
-			p.collector.send(ctx, func(ctx context.Context) { export(ctx, all) })
-		}
-		p.Tracer = trace.New(p.spans)
-	}
-	switch {
-	case s.mode == auth.ModeKeys: // a function without callers uses it to look up principals
-		p.Auth = p.Config.Authenticator()
-	case s.mode == auth.ModeNone && needs&Callers != 0:
-		p.Auth, p.Anonymous = auth.None(), true
-	case s.access != nil:
-		p.Auth, p.ResourceMetadata, p.mount = s.access, s.access.MetadataURL(), s.access.Mount
-	}
-	return p, nil
+	return p, fault.Wrap(fault.Internal, p.WatchLog(), "make the metrics")
 }
 
-// Variable returns an environment variable that the function requires. If it is empty, Variable ends the process.
-func (p *Process) Variable(name string) string {
-	v := p.getenv(name)
-	if v == "" {
-		p.Log.Error("function start failed", "error", name+" is not set")
-		os.Exit(1)
+// measure creates the metrics and, if there is a collector, the tracer.
+func (p *Process) measure(l config.Limits, log *slog.Logger) (counters *metric.Set, tracer *trace.Tracer, err error) {
+	stack := p.getenv(envStack)
+	p.emf = metric.NewEMF(newLog(slog.LevelInfo), stack, time.Now) // not subject to the log level, because alarms depend on the metrics
+	if counters, err = metric.NewSet(p.emf.Provider()); err != nil {
+		return nil, nil, fault.Wrap(fault.Internal, err, "make the metrics")
 	}
-	return v
+	if l.OTLPEndpoint == "" {
+		return counters, nil, nil
+	}
+	to := otlp.Options{Endpoint: l.OTLPEndpoint, Ratio: l.TraceRatio, Version: app.Version, Log: log}
+	if p.spans, err = otlp.Provider(to); err != nil {
+		return nil, nil, err
+	}
+	to.HTTP = &http.Client{Timeout: flushTime}
+	export, err := otlp.Metrics(to, stack)
+	if err != nil {
+		return nil, nil, err
+	}
+	p.emf.Export = func(ctx context.Context, all *metricdata.ResourceMetrics) {
+		p.collector.send(ctx, func(ctx context.Context) { export(ctx, all) })
+	}
+	return counters, trace.New(p.spans), nil
+}
+
+// authenticator returns the authenticator of callers, and the URL at which they learn how to get a token. In a function
+// without callers it returns the directory of principals, or nil if there is none.
+func (p *Process) authenticator(s settings, needs Needs, configs *config.Stored) (_ auth.Authenticator, metadataURL string) {
+	switch {
+	case s.mode == auth.ModeKeys:
+		return configs.Authenticator(), ""
+	case s.mode == auth.ModeNone && needs&Callers != 0:
+		p.Anonymous = true
+		return auth.None(), ""
+	case s.access != nil:
+		p.mount = s.access.Mount
+		return s.access, s.access.MetadataURL()
+	}
+	return nil, ""
+}
+
+// Variable returns an environment variable that must be set.
+func (p *Process) Variable(name string) (string, error) {
+	if v := p.getenv(name); v != "" {
+		return v, nil
+	}
+	return "", fault.New(fault.Invalid, "%s is not set", name)
 }
 
 // IsFrom reports whether the ARN of an event source is that of a queue.

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/aws/aws-lambda-go/events"
+	"github.com/aws/aws-lambda-go/lambda"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
@@ -41,7 +42,7 @@ func started(t *testing.T, change map[string]string) (*Process, error) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "a")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "b")
 	env := environment(change)
-	return build(func(name string) string { return env[name] }, everything)
+	return build(func(name string) string { return env[name] }, All)
 }
 
 func TestMetrics(t *testing.T) {
@@ -78,8 +79,11 @@ func TestTheProcessIsBuiltFromTheEnvironment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.Anonymous || p.EventLog.Retention != 48*time.Hour || p.Variable("MCPEVENTS_X") != "y" {
-		t.Errorf("got %+v", p)
+	if p.Anonymous || p.EventLog.Retention != 48*time.Hour {
+		t.Errorf("got anonymous %t, retention %v, want false, 48h", p.Anonymous, p.EventLog.Retention)
+	}
+	if got, err := p.Variable("MCPEVENTS_X"); got != "y" || err != nil {
+		t.Errorf("got %q, %v, want y", got, err)
 	}
 	for _, tc := range []struct {
 		arn  string
@@ -92,20 +96,96 @@ func TestTheProcessIsBuiltFromTheEnvironment(t *testing.T) {
 		{"", queue.Slow, false},
 	} {
 		if got := p.IsFrom(tc.arn, tc.name); got != tc.want {
-			t.Errorf("IsFrom(%q, %s): got %v", tc.arn, tc.name, got)
+			t.Errorf("IsFrom(%q, %s): got %t, want %t", tc.arn, tc.name, got, tc.want)
 		}
 	}
 	if p, err = started(t, map[string]string{envAuth: "none"}); err != nil || !p.Anonymous {
-		t.Errorf("got %+v, %v", p, err)
+		t.Errorf("got %+v, %v, want a process with anonymous callers", p, err)
 	}
 }
 
-// A function gets the names of its tables and queues from the environment.
-func TestAnEnvironmentWithoutResourcesIsRefused(t *testing.T) {
-	for _, name := range []string{"MCPEVENTS_TABLE_LOG", "MCPEVENTS_QUEUE_DEAD_URL"} {
-		if _, err := started(t, map[string]string{name: ""}); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), name+" is not set") {
-			t.Errorf("%s: got error %v", name, err)
+func TestAMissingVariableIsReported(t *testing.T) {
+	p, err := started(t, map[string]string{"MCPEVENTS_QUEUE_INBOX_URL": "", envEventsDead: ""})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, missing := p.Variable(EnvKey)
+	_, inbox := p.Drain(queue.Inbox, nil)(t.Context())
+	for name, err := range map[string]error{EnvKey: missing, "MCPEVENTS_QUEUE_INBOX_URL": inbox} {
+		if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), name+" is not set") {
+			t.Errorf("%s: got %v, want an error that names the variable", name, err)
 		}
+	}
+}
+
+// A panic in an invocation must not end the process. All functions are started by Run or NewHandler.
+func TestAPanicFailsOneInvocation(t *testing.T) {
+	p, err := started(t, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var calls atomic.Int32
+	panicFirst := func() {
+		if calls.Add(1) == 1 {
+			panic("oh")
+		}
+	}
+	page := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		panicFirst()
+		w.WriteHeader(http.StatusAccepted)
+	})
+	const request = `{"version":"2.0","rawPath":"/","requestContext":{"domainName":"x","http":{"method":"GET"}}}`
+	const batch = `{"Records":[{"messageId":"a","body":"1","eventSourceARN":"mine"}]}`
+	for name, tc := range map[string]struct {
+		handler              Handler
+		event, first, second string
+	}{
+		"register and deregister": {p.Invoked(Buffered(page)), request, `"statusCode":500`, `"statusCode":202`},
+		"publish":                 {p.Invoked(p.Sources(Buffered(page), nil)), request, `"statusCode":500`, `"statusCode":202`},
+		"dispatch": {p.Invoked(p.Sources(nil, func(string) queue.Handler {
+			return func(context.Context, []queue.Message) ([]string, error) { panicFirst(); return nil, nil }
+		})), batch, "panic", `"batchItemFailures":[]`},
+		"fanout":         {p.Invoked(p.Batches(func(context.Context, []queue.Message) ([]string, error) { panicFirst(); return nil, nil })), batch, "panic", `"batchItemFailures":[]`},
+		"retry":          {p.Invoked(func(context.Context) error { panicFirst(); return nil }), `{}`, "the function panicked", "null"},
+		"relay and keys": {NewHandler(func(context.Context) error { panicFirst(); return nil }, nil), `{}`, "the function panicked", "null"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			calls.Store(0)
+			for _, want := range []string{tc.first, tc.second} {
+				out, err := tc.handler.invoke.(lambda.Handler).Invoke(t.Context(), []byte(tc.event))
+				got := string(out)
+				if err != nil {
+					got = err.Error()
+				}
+				if !strings.Contains(got, want) {
+					t.Errorf("got %s, want %s in it", got, want)
+				}
+			}
+		})
+	}
+	t.Run("stream and admin", func(t *testing.T) {
+		calls.Store(0)
+		serve := p.Streamed(page, nil).invoke.(func(context.Context, *events.LambdaFunctionURLRequest) (*events.LambdaFunctionURLStreamingResponse, error))
+		for _, want := range []int{http.StatusInternalServerError, http.StatusAccepted} {
+			got, err := serve(t.Context(), &events.LambdaFunctionURLRequest{RawPath: "/"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if body, err := io.ReadAll(got); err != nil || got.StatusCode != want {
+				t.Errorf("got %d %s, %v, want %d", got.StatusCode, body, err, want)
+			}
+		}
+	})
+}
+
+func TestAFailedStartIsAnExitCode(t *testing.T) {
+	t.Setenv("MCPEVENTS_AUTH", "maybe")
+	code := Run(All, func(*Process) (Handler, error) {
+		t.Error("the function is created although its settings are invalid")
+		return Handler{}, nil
+	})
+	if code != 1 {
+		t.Errorf("got %d, want 1", code)
 	}
 }
 

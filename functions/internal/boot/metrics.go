@@ -2,28 +2,9 @@ package boot
 
 import (
 	"context"
-	"net/http"
-	"os"
 	"sync"
 	"time"
-
-	"github.com/aws/aws-lambda-go/lambda"
 )
-
-// Start serves invocations with a handler that [lambda.Start] accepts, until Lambda ends the process. It writes spans
-// and metrics after each invocation, and any remaining ones at the end.
-func (p *Process) Start(handler any) {
-	lambda.StartWithOptions(measured{lambda.NewHandler(handler), p}, p.Ending())
-}
-
-// Ending returns an option that writes the remaining metrics and spans before Lambda ends the process.
-func (p *Process) Ending() lambda.Option {
-	return lambda.WithEnableSIGTERM(func() {
-		p.emf.Close(context.Background())
-		p.sendSpans(context.Background())
-		os.Exit(0)
-	})
-}
 
 const (
 	// flushTime limits how long an invocation waits for the collector, because its caller waits too.
@@ -57,31 +38,9 @@ func (c *collector) send(ctx context.Context, f func(ctx context.Context)) {
 	}
 }
 
-// sendSpans sends the ended spans now, because Lambda may freeze the process afterwards.
+// sendSpans sends the ended spans.
 func (p *Process) sendSpans(ctx context.Context) {
 	if p.spans != nil {
 		p.collector.send(ctx, func(ctx context.Context) { _ = p.spans.ForceFlush(ctx) }) // the exporter logs errors
 	}
-}
-
-// measured is a handler that writes metrics and spans after each invocation.
-type measured struct {
-	lambda.Handler
-	process *Process
-}
-
-// Invoke implements [lambda.Handler].
-func (m measured) Invoke(ctx context.Context, payload []byte) ([]byte, error) {
-	defer m.process.sendSpans(ctx)
-	defer m.process.emf.Flush(ctx)
-	return m.Handler.Invoke(ctx, payload)
-}
-
-// Measured does what [Process.Start] does, for a function that streams its responses.
-func (p *Process) Measured(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer p.sendSpans(r.Context())
-		defer p.emf.Flush(context.WithoutCancel(r.Context()))
-		h.ServeHTTP(w, r)
-	})
 }

@@ -23,7 +23,8 @@ const (
 	// Records are settings for the records of deliveries and of requests to sources.
 	Records
 
-	everything = Callers | Webhooks | Records
+	// All are the settings of all groups.
+	All = Callers | Webhooks | Records
 )
 
 // of lists the limits in each group. All functions read the limits that are in no group.
@@ -52,7 +53,7 @@ type settings struct {
 // Check reads the settings as the functions do. It returns an error, of kind fault.Invalid, if any function would not
 // start with them.
 func Check(getenv func(string) string) error {
-	_, err := readSettings(getenv, everything, slog.New(slog.DiscardHandler))
+	_, err := readSettings(getenv, All, slog.New(slog.DiscardHandler))
 	return err
 }
 

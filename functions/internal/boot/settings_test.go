@@ -33,7 +33,7 @@ func TestAFunctionIgnoresSettingsThatItDoesNotNeed(t *testing.T) {
 				if _, err := build(getenv, need); !fault.Is(err, fault.Invalid) {
 					t.Errorf("a function that needs %v starts: %v", variable, err)
 				}
-				if _, err := build(getenv, everything&^need); err != nil {
+				if _, err := build(getenv, All&^need); err != nil {
 					t.Errorf("a function that does not need %v fails: %v", variable, err)
 				}
 			}

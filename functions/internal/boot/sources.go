@@ -35,18 +35,26 @@ func (p *Process) Batches(h queue.Handler) func(context.Context, events.SQSEvent
 
 // Drain returns a job that passes the waiting messages of a queue to a handler.
 func (p *Process) Drain(name queue.Name, h queue.Handler) func(context.Context) (int, error) {
-	url := p.Variable(queueVariable(name))
-	return func(ctx context.Context) (int, error) { return p.queues.Drain(ctx, url, "", h) }
+	return func(ctx context.Context) (int, error) { return p.drainQueue(ctx, queueVariable(name), "", h) }
 }
 
 // Dead returns a job that passes the dead letters of all queues to a handler.
 func (p *Process) Dead(h queue.Handler) func(context.Context) (int, error) {
-	dead, ofEvents := p.Variable(queueVariable(queue.Dead)), p.Variable(EnvEventsDead)
 	return func(ctx context.Context) (int, error) {
-		n, err := p.queues.Drain(ctx, dead, "", h)
-		m, failed := p.queues.Drain(ctx, ofEvents, queue.Events, h)
+		n, err := p.drainQueue(ctx, queueVariable(queue.Dead), "", h)
+		m, failed := p.drainQueue(ctx, envEventsDead, queue.Events, h)
 		return n + m, errors.Join(err, failed)
 	}
+}
+
+// drainQueue passes the waiting messages of the queue with the URL in a variable to a handler. If their attributes do not
+// name the queue that gave them up, it is from.
+func (p *Process) drainQueue(ctx context.Context, variable string, from queue.Name, h queue.Handler) (int, error) {
+	url, err := p.Variable(variable)
+	if err != nil {
+		return 0, err
+	}
+	return p.queues.Drain(ctx, url, from, h)
 }
 
 // Sources returns the handler of a function that has a URL and reads queues. It selects the handler of a batch by the

@@ -3,10 +3,9 @@ package boot
 import (
 	"bytes"
 	"context"
+	"crypto/subtle"
 	"encoding/base64"
-	"log/slog"
 	"net/http"
-	"runtime/debug"
 	"strings"
 	"unicode/utf8"
 
@@ -32,7 +31,7 @@ func Buffered(h http.Handler) func(context.Context, events.LambdaFunctionURLRequ
 func serve(w *httpjson.Recorder, r *http.Request, h http.Handler) {
 	defer func() {
 		if p := recover(); p != nil {
-			slog.ErrorContext(r.Context(), "request panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+			logPanic(r, p)
 			*w = *httpjson.NewRecorder()
 			w.WriteHeader(http.StatusInternalServerError)
 		}
@@ -104,4 +103,27 @@ func response(w *httpjson.Recorder) events.LambdaFunctionURLResponse {
 		out.Body, out.IsBase64Encoded = base64.StdEncoding.EncodeToString(b), true
 	}
 	return out
+}
+
+const (
+	// envFrontKey is the variable with the key that CloudFront, the front, sends in frontHeader with every request.
+	// CloudFront replaces a header of this name that a client sent. Without a front the variable is empty.
+	envFrontKey = "MCPEVENTS_FRONT_KEY"
+	frontHeader = "X-Mcpevents-Front"
+)
+
+// Fronted refuses requests that did not come through the front, if there is one. Otherwise a client that knows a
+// function's URL could bypass the firewall.
+func (p *Process) Fronted(next http.Handler) http.Handler {
+	key := []byte(p.getenv(envFrontKey))
+	if len(key) == 0 {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if subtle.ConstantTimeCompare([]byte(r.Header.Get(frontHeader)), key) != 1 {
+			http.Error(w, "this deployment is served at another host", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }

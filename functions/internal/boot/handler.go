@@ -1,0 +1,157 @@
+package boot
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"time"
+
+	"github.com/aws/aws-lambda-go/lambda"
+	"github.com/aws/aws-lambda-go/lambdaurl"
+
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+)
+
+// Handler serves the invocations of a function. A panic in an invocation fails only that invocation.
+type Handler struct {
+	invoke any // as [lambda.Start] accepts it
+	end    func()
+}
+
+// Run starts a function and returns the exit code of its process. It builds the process from the environment, has create
+// connect the parts of the function, and serves invocations until Lambda ends the process. Lambda reports a process that
+// exits earlier as a failed start.
+func Run(needs Needs, create func(*Process) (Handler, error)) (code int) {
+	p, err := Build(needs)
+	if err == nil {
+		var h Handler
+		if h, err = create(p); err == nil {
+			h.Serve()
+			return 0
+		}
+	}
+	slog.Error("function start failed", "error", err)
+	return 1
+}
+
+// NewHandler returns a handler from a function that [lambda.Start] accepts. If end is not nil, it is called before Lambda
+// ends the process, which Lambda kills 500 ms later.
+func NewHandler(f any, end func()) Handler { return Handler{recovering{lambda.NewHandler(f)}, end} }
+
+// Serve serves invocations until Lambda ends the process.
+func (h Handler) Serve() {
+	if h.end == nil {
+		lambda.Start(h.invoke) // never returns
+	}
+	ended := make(chan struct{})
+	go lambda.StartWithOptions(h.invoke, lambda.WithEnableSIGTERM(func() { h.end(); close(ended) }))
+	<-ended
+}
+
+// Invoked returns a handler from a function that [lambda.Start] accepts. It writes spans and metrics after each
+// invocation, because Lambda may freeze the process then, and the remaining ones at the end.
+func (p *Process) Invoked(f any) Handler {
+	h := NewHandler(f, p.flush)
+	h.invoke = measured{h.invoke.(lambda.Handler), p}
+	return h
+}
+
+// Streamed is like [Process.Invoked] for a function that streams its responses. If open is not nil, Streamed closes the
+// open streams of that handler before the process ends.
+func (p *Process) Streamed(h http.Handler, open *Lazy[http.Handler]) Handler {
+	end := p.flush
+	if open != nil {
+		end = func() { p.endStreams(open) }
+	}
+	return Handler{lambdaurl.Wrap(p.measureStream(recoverStream(h))), end}
+}
+
+// flush writes the remaining metrics and spans.
+func (p *Process) flush() {
+	p.emf.Close(context.Background())
+	p.sendSpans(context.Background())
+}
+
+// Lambda kills a process 500 ms after SIGTERM. Streams may use drainTime to end. In the remaining time, up to
+// lastWords, the Lambda runtime forwards what they have written. It does not signal when it is done.
+const (
+	drainTime = 250 * time.Millisecond
+	lastWords = 480 * time.Millisecond
+)
+
+// endStreams closes a handler's open streams, and waits until the Lambda runtime has forwarded their last messages.
+func (p *Process) endStreams(open *Lazy[http.Handler]) {
+	end := time.After(lastWords)
+	p.drain(open)
+	p.emf.Close(context.Background())
+	<-end
+}
+
+// drain closes the handler's open streams. It does nothing if the handler was never created or has no method Close.
+func (p *Process) drain(open *Lazy[http.Handler]) {
+	h, _ := open.Made()
+	streams, ok := h.(interface{ Close(context.Context) error })
+	if !ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+	defer cancel()
+	if err := streams.Close(ctx); err != nil {
+		p.Log.Warn("stream drain timed out", "error", err)
+	}
+}
+
+// recovering is a handler that returns a panic as an error. Without it, the Lambda runtime ends the process.
+type recovering struct{ lambda.Handler }
+
+// Invoke implements [lambda.Handler].
+func (h recovering) Invoke(ctx context.Context, payload []byte) (response []byte, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			slog.ErrorContext(ctx, "invocation panicked", "panic", p, "stack", string(debug.Stack()))
+			err = fault.New(fault.Internal, "the function panicked")
+		}
+	}()
+	return h.Handler.Invoke(ctx, payload)
+}
+
+// recoverStream responds with status 500 if a handler panics before it writes a response. Package lambdaurl calls the
+// handler in a goroutine, so without it a panic would end the process.
+func recoverStream(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			if p := recover(); p != nil {
+				logPanic(r, p)
+				w.WriteHeader(http.StatusInternalServerError) // ignored if the response has begun
+			}
+		}()
+		h.ServeHTTP(w, r)
+	})
+}
+
+func logPanic(r *http.Request, p any) {
+	slog.ErrorContext(r.Context(), "request panicked", "panic", p, "stack", string(debug.Stack()))
+}
+
+// measured is a handler that writes metrics and spans after each invocation.
+type measured struct {
+	lambda.Handler
+	process *Process
+}
+
+// Invoke implements [lambda.Handler].
+func (m measured) Invoke(ctx context.Context, payload []byte) ([]byte, error) {
+	defer m.process.sendSpans(ctx)
+	defer m.process.emf.Flush(ctx)
+	return m.Handler.Invoke(ctx, payload)
+}
+
+// measureStream writes metrics and spans after each request.
+func (p *Process) measureStream(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer p.sendSpans(r.Context())
+		defer p.emf.Flush(context.WithoutCancel(r.Context()))
+		h.ServeHTTP(w, r)
+	})
+}
