@@ -69,8 +69,8 @@ func newAPI(c *app.Core, o Options) *admin.Handler {
 			DB: c.DB, Subscriptions: o.Subscriptions, Lists: lists, Operations: o.Operations, Replays: o.Replays, Trail: &audit.Trail{DB: c.DB},
 		},
 		Events: c.EventLog, Catalogs: c.Catalogs, Sources: c.Config, SourceSecrets: o.SourceSecrets,
-		Kept: records.Keep(cmp.Or(c.Limits.DeliveryLog, string(records.Failures))), Most: c.Quota,
-		Rate: subscription.NewRate(c.CallerQuota(quota.RegistrationRate)), Limited: c.Metrics.LimitReached, Live: o.Closing, Log: c.Log,
+		Kept: records.Keep(cmp.Or(c.Limits.DeliveryLog, string(records.Failures))), Quota: c.Quota,
+		Rate: subscription.NewRate(c.CallerQuota(quota.RegistrationRate)), Limited: c.Metrics.LimitReached, Closing: o.Closing, Log: c.Log,
 		Backends: func(ctx context.Context, workspace string) ([]admin.Backend, error) {
 			conf, err := c.Config.Config(ctx)
 			if err != nil || conf == nil {

@@ -1,10 +1,11 @@
-// Package admin is the operators' HTTP API, /admin/v1: what there is, what became of it, and the
-// few things that a person does to it.
+// Package admin is the operators' HTTP API, /admin/v1. It shows subscriptions, deliveries, events and settings, and lets
+// people pause, resume, retry, replay and erase.
 //
-// It has handlers and no store: each asks the package that owns the concept. Package operations declares the operations and
-// has the document of the API. An operator (scope events:operate) sees the whole workspace; an owner
-// (events:subscribe) sees their own subscriptions and what was delivered to them, and what belongs to another
-// looks like what does not exist. Every change is in the audit trail before it is made.
+// The package has handlers and no store: each handler calls the package that owns the concept. Package operations declares
+// the operations, and has the OpenAPI document. A request is parsed once ([readRequest]), so handlers start with valid
+// parameters. An operator (scope events:operate) sees the whole workspace. An owner (events:subscribe) sees their own
+// subscriptions and deliveries; for them, everything else does not exist. Each change is written to the audit trail before
+// it is made.
 package admin
 
 import (
@@ -36,25 +37,26 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 )
 
-// Prefix is where the API is.
+// Prefix is the path of the API.
 const Prefix = "/admin/v1/"
 
-// Backend is one of the servers behind the gateway.
+// Backend is a server behind the gateway.
 type Backend struct {
 	Name   string `json:"name"`
 	URL    string `json:"url"`
 	Prefix string `json:"prefix"`
-	// State is "ready" or "unreachable"; empty where only callers have credentials.
+	// State is "ready" or "unreachable", or empty if only callers have credentials for the backend.
 	State string `json:"state,omitempty"`
 }
 
-// Options are what the API is made of.
+// Options are the parts of the API.
 type Options struct {
 	Auth  auth.Authenticator
 	Guard auth.Guard
-	// MetadataURL is the protected resource metadata (RFC 9728) that a 401 names; may be empty.
-	MetadataURL   string
-	DB            store.DB // for what is read directly: the audit trail, quotas, the records of deliveries and sources
+	// MetadataURL is the URL of the protected resource metadata (RFC 9728) that a 401 response names. It may be empty.
+	MetadataURL string
+	// DB has the audit trail, quotas, and the records of deliveries and sources.
+	DB            store.DB
 	Subscriptions *subscription.Service
 	Lists         *subscription.Lists
 	Operations    *deadletter.Operations
@@ -63,24 +65,25 @@ type Options struct {
 	Switches      *switches.Set
 	Events        *eventlog.Log
 	Catalogs      catalog.Source
-	// Kept is what the delivery log keeps.
+	// Kept says which attempts the delivery log keeps.
 	Kept     records.Keep
 	Backends func(ctx context.Context, workspace string) ([]Backend, error)
 	Sources  ingest.Sources
-	// SourceSecrets looks up the secrets of sources, for requests that are tried; nil checks no signature.
+	// SourceSecrets looks up the secrets of sources when an operator tries a request. Nil checks no signatures.
 	SourceSecrets func(context.Context, secret.Value) (string, error)
-	// Rate limits the changes that each owner makes; nil does not. Operators are not limited.
+	// Rate limits the changes of each owner, but not those of operators. Nil means no limit.
 	Rate *quota.Rate
-	// Most is how much a principal may have of a quota of package config.
-	Most func(name string) func(ctx context.Context, workspace, principal string) float64
-	// Live is closed when live streams are to end.
-	Live <-chan struct{}
-	// Limited, if not nil, gets the name of each limit that a request met.
+	// Quota returns a function that looks up a principal's quota.
+	Quota func(name string) func(ctx context.Context, workspace, principal string) float64
+	// Closing is closed when live streams have to end. It may be nil.
+	Closing <-chan struct{}
+	// Limited is called with the name of each limit that a request exceeds. It may be nil.
 	Limited func(limit string)
 	Log     *slog.Logger
 }
 
-// Handler serves the API: it authenticates, routes, and answers with what the handlers of a resource return. Make it with [New].
+// Handler serves the API. It authenticates callers and routes requests to the handlers of the operations. Use [New] to
+// create one.
 type Handler struct {
 	auth     auth.Authenticator
 	guard    auth.Guard
@@ -88,10 +91,10 @@ type Handler struct {
 	trail    *audit.Trail
 	mux      *http.ServeMux
 	rate     *quota.Rate
-	switches map[string]endpoint // what the methods of one switch do
+	switches map[string]endpoint // by method
 }
 
-// New makes the API.
+// New returns the API.
 func New(o Options) *Handler {
 	h := &Handler{
 		auth: o.Auth, guard: o.Guard, trail: &audit.Trail{DB: o.DB}, mux: http.NewServeMux(), rate: o.Rate,
@@ -103,7 +106,7 @@ func New(o Options) *Handler {
 		if paths[op.Path] == nil {
 			paths[op.Path] = map[string]endpoint{}
 		}
-		paths[op.Path][op.Method] = endpoint{op, serve[op.ID]}
+		paths[op.Path][op.Method] = endpoint{Operation: op, serve: serve[op.ID]}
 	}
 	h.switches = paths[oneSwitch] // ServeHTTP finds it before the mux
 	delete(paths, oneSwitch)
@@ -120,27 +123,27 @@ type endpoint struct {
 	serve func(c *call) (any, error)
 }
 
-// oneSwitch is the path of one switch, whose name has slashes.
+// oneSwitch is the path of a switch, whose name may contain slashes.
 const oneSwitch = "switches/{name}"
 
 // handlers returns the handlers of all operations by their ids.
 func handlers(o Options) map[string]func(*call) (any, error) {
-	seen := visible{o.Subscriptions, o.Lists}
-	subscriptions := &subscriptionHandlers{seen, o.Catalogs, o.Operations, o.Switches}
-	deliveries := &deliveryHandler{seen, o.DB, o.Kept}
-	letters := &letterHandlers{seen, o.Operations}
-	switches := &switchHandlers{o.Switches, subscriptions, o.Catalogs}
-	replays := &replayHandlers{seen, o.Replays}
-	events := &eventHandlers{seen, o.DB, o.Events, o.Catalogs, o.Operations}
-	principals := &principalHandler{o.Eraser}
-	overview := &overviewHandler{o.Lists, o.Operations, o.Switches, o.DB, o.Kept, o.Most}
-	backends := &backendHandler{o.Backends}
-	sources := &sourceHandlers{o.Sources, o.SourceSecrets, o.DB, o.Kept, o.Catalogs}
-	live := &liveHandler{events: events, auth: o.Auth, db: o.DB, ends: o.Live, log: o.Log}
+	seen := visible{subscriptions: o.Subscriptions, lists: o.Lists}
+	subscriptions := &subscriptionHandlers{visible: seen, catalogs: o.Catalogs, operations: o.Operations, switches: o.Switches}
+	deliveries := &deliveryHandler{visible: seen, db: o.DB, kept: o.Kept}
+	letters := &letterHandlers{visible: seen, operations: o.Operations}
+	switches := &switchHandlers{switches: o.Switches, subscriptions: subscriptions, catalogs: o.Catalogs}
+	replays := &replayHandlers{visible: seen, replays: o.Replays}
+	events := &eventHandlers{visible: seen, db: o.DB, log: o.Events, catalogs: o.Catalogs, operations: o.Operations}
+	principals := &principalHandler{eraser: o.Eraser}
+	overview := &overviewHandler{lists: o.Lists, operations: o.Operations, switches: o.Switches, db: o.DB, kept: o.Kept, quota: o.Quota}
+	backends := &backendHandler{backends: o.Backends}
+	sources := &sourceHandlers{sources: o.Sources, secrets: o.SourceSecrets, db: o.DB, kept: o.Kept, catalogs: o.Catalogs}
+	live := &liveHandler{events: events, auth: o.Auth, db: o.DB, closing: o.Closing, log: o.Log}
 	return map[string]func(*call) (any, error){
 		"describe":           describe,
 		"listSubscriptions":  subscriptions.list,
-		"readSubscription":   show(subscriptions.named, viewOf),
+		"readSubscription":   show(subscriptions.find, viewOf),
 		"endSubscription":    subscriptions.end,
 		"pauseSubscription":  subscriptions.pause,
 		"resumeSubscription": subscriptions.resume,
@@ -148,17 +151,17 @@ func handlers(o Options) map[string]func(*call) (any, error) {
 		"listDeliveriesOf":   deliveries.list,
 		"listDeliveries":     deliveries.list,
 		"listDeadLetters":    letters.list,
-		"readDeadLetter":     show(letters.named, viewOfLetter),
+		"readDeadLetter":     show(letters.find, viewOfLetter),
 		"retryDeadLetter":    letters.retry,
 		"listSwitches":       switches.list,
 		"readSwitch":         switches.read,
 		"pause":              switches.put,
 		"resume":             switches.remove,
 		"replay":             replays.start,
-		"readReplay":         show(replays.named, viewOfReplay),
+		"readReplay":         show(replays.find, viewOfReplay),
 		"cancelReplay":       replays.cancel,
 		"listEvents":         events.list,
-		"readEvent":          show(events.named, viewOfEvent),
+		"readEvent":          show(events.find, viewOfEvent),
 		"deliverEvent":       events.deliver,
 		"erasePrincipal":     principals.erase,
 		"listAudit":          listAudit,
@@ -173,7 +176,7 @@ func handlers(o Options) map[string]func(*call) (any, error) {
 	}
 }
 
-// ServeHTTP answers a request.
+// ServeHTTP implements [http.Handler].
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// The name of an origin's switch has two slashes, for which the mux would redirect.
 	if name, ok := strings.CutPrefix(r.URL.Path, Prefix+"switches/"); ok {
@@ -184,19 +187,19 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.mux.ServeHTTP(w, r)
 }
 
-// call is one request of someone who may make it.
+// call is a request of a caller who is allowed to make it.
 type call struct {
 	*http.Request
-	query
+	request
 	who   auth.Principal
 	trail *audit.Trail
-	// operator is whether they may see all of the workspace.
+	// operator is true if the caller may see the whole workspace.
 	operator bool
 }
 
 func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[string]endpoint) {
 	h.answers.Serve(w, r, http.StatusOK, func() (any, error) {
-		guard := h.guard // a page of this very host, reached by TLS, is the console
+		guard := h.guard // the console is a page of this host, which browsers reach over TLS
 		guard.Origins = append(slices.Clone(guard.Origins), "https://"+r.Host)
 		if err := guard.Check(r); err != nil {
 			return nil, err
@@ -219,8 +222,8 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[str
 		if !e.Owners && !c.operator {
 			return nil, who.Require(auth.ScopeOperate)
 		}
-		if c.read(r, e.Query); c.err != nil {
-			return nil, c.err
+		if c.request, err = readRequest(r, e.Query); err != nil {
+			return nil, err
 		}
 		if r.Method != http.MethodGet && !c.operator {
 			if err := h.rate.Take(r.Context(), who, 1, time.Now()); err != nil {
@@ -233,7 +236,7 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[str
 
 func describe(*call) (any, error) { return operations.Document(), nil }
 
-// show answers with what something looks like, if it is found.
+// show returns a handler that finds an object and responds with its view.
 func show[T, V any](find func(*call) (*T, error), view func(T) V) func(*call) (any, error) {
 	return func(c *call) (any, error) {
 		v, err := find(c)
@@ -244,24 +247,24 @@ func show[T, V any](find func(*call) (*T, error), view func(T) V) func(*call) (a
 	}
 }
 
-// list is the answer to a list.
+// list is the response of an operation that lists items.
 type list[T any] struct {
 	Items []T    `json:"items"`
 	Next  string `json:"next,omitempty"`
 }
 
-// listOf is a page of what items look like; key is that of the last one if there are more.
-func listOf[T, V any](c *call, items []T, key string, view func(T) V) list[V] {
+// newList returns a page with the views of items. Next is the key of the last item if there are more, and otherwise empty.
+func newList[T, V any](c *call, items []T, next string, view func(T) V) list[V] {
 	views := make([]V, len(items))
 	for i, item := range items {
 		views[i] = view(item)
 	}
-	return list[V]{views, c.next(key)}
+	return list[V]{Items: views, Next: c.cursorAfter(next)}
 }
 
-// cut is the page of a list that is whole in memory, after the item with that key, and the key of its last item if there are more.
-// Where the item is no longer there, the list begins anew.
-func cut[T any](all []T, key func(T) string, after string, limit int) (page []T, next string) {
+// cutPage returns the page of a list in memory that begins after the item with a key, and the key of the page's last item
+// if there are more. If the item no longer exists, the page is the first one.
+func cutPage[T any](all []T, key func(T) string, after string, limit int) (page []T, next string) {
 	all = all[slices.IndexFunc(all, func(x T) bool { return key(x) == after })+1:]
 	if len(all) <= limit {
 		return all, ""
@@ -269,5 +272,5 @@ func cut[T any](all []T, key func(T) string, after string, limit int) (page []T,
 	return all[:limit], key(all[limit-1])
 }
 
-// itself is the view of what is shown as it is.
-func itself[T any](v T) T { return v }
+// asIs is the view of an item that is shown unchanged.
+func asIs[T any](v T) T { return v }

@@ -32,7 +32,7 @@ type attemptView struct {
 	At           time.Time `json:"at"`
 	DurationMS   int64     `json:"durationMs"`
 	Outcome      string    `json:"outcome"`
-	// Status is the class of the answer's status, as "5xx"; absent without an answer.
+	// Status is the class of the response's status, e.g. "5xx". It is absent if there was no response.
 	Status      string    `json:"status,omitempty"`
 	Category    string    `json:"category,omitempty"`
 	NextAttempt time.Time `json:"nextAttempt,omitzero"`
@@ -53,12 +53,12 @@ func class(status int) string {
 	return fmt.Sprintf("%dxx", status/100)
 }
 
-// deliveryList says, beside the attempts, which ones the delivery log keeps.
+// deliveryList is a page of attempts, with the kinds of attempts that the delivery log keeps.
 type deliveryList struct {
 	list[attemptView]
 	kept
-	// Omitted counts attempts that this page lacks, because there were too many at once; they
-	// are in the lists of their subscriptions.
+	// Omitted counts the attempts that this page lacks because there were too many within a short time. They are in the
+	// lists of their subscriptions.
 	Omitted int64 `json:"omitted"`
 }
 
@@ -70,26 +70,19 @@ type deliveryHandler struct {
 }
 
 func (h *deliveryHandler) list(c *call) (any, error) {
-	id := cmp.Or(c.PathValue("id"), c.text("subscription"))
-	before, limit := c.page()
-	since, until := c.span()
-	ask := records.Query{
-		Subscription: id, Event: c.text("event"), Origin: c.origin(),
-		Outcome: c.oneOf("outcome", records.Delivered, records.Failed, records.Dead),
-		Span:    records.Span{Since: since, Until: until},
+	id := cmp.Or(c.PathValue("id"), c.Subscription)
+	query := records.Query{
+		Subscription: id, Event: c.Event, Origin: c.Origin, Outcome: c.Outcome, Span: records.Span{Since: c.Since, Until: c.Until},
 	}
-	if c.err != nil {
-		return nil, c.err
-	}
-	own, err := h.visible.owned(c, id, c.PathValue("id") != "")
+	own, err := h.visible.checkOwned(c, id, c.PathValue("id") != "")
 	if err != nil {
 		return nil, err
 	}
-	found, next, err := records.Merge(c.Context(), h.db, c.who.Workspace, own, ask, before, limit)
+	found, next, err := records.Merge(c.Context(), h.db, c.who.Workspace, own, query, c.After, c.Limit)
 	if err != nil {
 		return nil, err
 	}
-	out := deliveryList{list: listOf(c, found, next, viewOfAttempt), kept: keptOf(h.kept, state.KeptFor)}
+	out := deliveryList{list: newList(c, found, next, viewOfAttempt), kept: keptOf(h.kept, state.KeptFor)}
 	for _, r := range found {
 		out.Omitted += r.Omitted
 	}
@@ -111,7 +104,7 @@ type letterView struct {
 	Dead         time.Time   `json:"dead"`
 	Test         bool        `json:"test,omitempty"`
 	Attempts     []letterTry `json:"attempts"`
-	// Attributes are those of a message.
+	// Attributes are the attributes of a queue's message.
 	Attributes map[string]string `json:"attributes,omitempty"`
 }
 
@@ -141,30 +134,24 @@ type letterHandlers struct {
 }
 
 func (h *letterHandlers) list(c *call) (any, error) {
-	before, limit := c.page()
-	since, until := c.span()
-	ask := deadletter.LetterQuery{
-		Subscription: c.text("subscription"), Origin: c.origin(), Event: c.text("event"), Queue: c.text("queue"),
-		Span: records.Span{Since: since, Until: until},
+	query := deadletter.LetterQuery{
+		Subscription: c.Subscription, Origin: c.Origin, Event: c.Event, Queue: c.Queue, Span: records.Span{Since: c.Since, Until: c.Until},
 	}
-	if c.err != nil {
-		return nil, c.err
-	}
-	own, err := h.visible.owned(c, ask.Subscription, false)
+	own, err := h.visible.checkOwned(c, query.Subscription, false)
 	if err != nil {
 		return nil, err
 	}
-	letters, next, err := h.operations.MergeLetters(c.Context(), c.who.Workspace, own, ask, before, limit)
+	letters, next, err := h.operations.MergeLetters(c.Context(), c.who.Workspace, own, query, c.After, c.Limit)
 	if err != nil {
 		return nil, err
 	}
-	return listOf(c, letters, next, viewOfLetter), nil
+	return newList(c, letters, next, viewOfLetter), nil
 }
 
 var errNoLetter = fault.New(fault.NotFound, "there is no such dead letter")
 
-// named finds the one that is meant, if the caller may see it.
-func (h *letterHandlers) named(c *call) (*deadletter.Letter, error) {
+// find returns the dead letter in the path, if the caller may see it.
+func (h *letterHandlers) find(c *call) (*deadletter.Letter, error) {
 	l, err := h.operations.Letter(c.Context(), c.who.Workspace, c.PathValue("id"))
 	if err == nil && (l == nil || !c.operator && l.Principal != c.who.ID) {
 		err = errNoLetter
@@ -173,7 +160,7 @@ func (h *letterHandlers) named(c *call) (*deadletter.Letter, error) {
 }
 
 func (h *letterHandlers) retry(c *call) (any, error) {
-	letter, err := h.named(c)
+	letter, err := h.find(c)
 	if err != nil {
 		return nil, err
 	}
@@ -192,7 +179,7 @@ func (h *letterHandlers) retry(c *call) (any, error) {
 	err = c.change("dead-letter.retry", letter.ID, viewOfLetter(*letter), nil, func() error {
 		done, err := h.operations.Retry(c.Context(), c.who.Workspace, *letter, sub, 0)
 		if err == nil && !done {
-			return errNoLetter // someone was faster
+			return errNoLetter // another request has already retried it
 		}
 		return err
 	})

@@ -36,15 +36,13 @@ func viewOfEvent(e event.Event) eventView {
 
 type eventList struct {
 	list[eventView]
-	// Truncated says that the type has more URIs than are looked at.
+	// Truncated is true if the type has more URIs than the list covers.
 	Truncated bool `json:"truncated"`
 }
 
 const (
-	// maxURIs bounds the URIs of one type that a list looks at, and maxLook the items of a URI that an
-	// event is looked for in.
-	maxURIs = 50
-	maxLook = 500
+	maxURIs = 50  // of a type that a list covers
+	maxLook = 500 // items of a URI that a search for an event reads
 )
 
 // eventHandlers find events in the log, list, show and deliver them, and list their types.
@@ -57,24 +55,18 @@ type eventHandlers struct {
 }
 
 func (h *eventHandlers) list(c *call) (any, error) {
-	before, limit := c.page()
-	uri, name := c.eventURI("uri"), c.text("name")
-	since, until := c.span()
-	if uri == "" && name == "" {
-		c.fail("name a uri or the name of an event type")
-	}
-	if c.err != nil {
-		return nil, c.err
+	if c.URI == "" && c.Name == "" {
+		return nil, fault.New(fault.Invalid, "name a uri or the name of an event type")
 	}
 	cat, err := h.catalogs.Catalog(c.Context(), c.who.Workspace)
 	if err != nil {
 		return nil, err
 	}
-	parts, truncated, err := h.partitions(c, cat, uri, name)
+	parts, truncated, err := h.partitions(c, cat, c.URI, c.Name)
 	if err != nil {
 		return nil, err
 	}
-	found, next, err := h.log.Newest(c.Context(), parts, since, until, before, limit)
+	found, next, err := h.log.Newest(c.Context(), parts, c.Since, c.Until, c.After, c.Limit)
 	if err != nil {
 		return nil, err
 	}
@@ -82,17 +74,17 @@ func (h *eventHandlers) list(c *call) (any, error) {
 		key string
 		at  time.Time
 	}
-	seen := map[published]bool{} // the log has an event of a repeated batch twice
+	seen := map[published]bool{} // the log contains the events of a repeated batch twice
 	found = slices.DeleteFunc(found, func(e event.Event) bool {
 		it := published{e.Key(), e.Published.UTC()}
 		again := seen[it]
 		seen[it] = true
-		return again || name != "" && e.Name != name
+		return again || c.Name != "" && e.Name != c.Name
 	})
-	return eventList{listOf(c, found, next, viewOfEvent), truncated}, nil
+	return eventList{list: newList(c, found, next, viewOfEvent), Truncated: truncated}, nil
 }
 
-// partitions are where the log has the events of a URI, or of a type.
+// partitions returns the partitions of the log that contain the events of a URI or, if it is empty, of a type.
 func (h *eventHandlers) partitions(c *call, cat *catalog.Catalog, uri, name string) (parts []eventlog.Partition, truncated bool, err error) {
 	uris := []string{uri}
 	if uri == "" {
@@ -107,7 +99,7 @@ func (h *eventHandlers) partitions(c *call, cat *catalog.Catalog, uri, name stri
 	return parts, truncated, nil
 }
 
-// urisOf are URIs of a type that had events within a month.
+// urisOf returns the URIs of a type that had events within a month.
 func (h *eventHandlers) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) (uris []string, more bool, err error) {
 	if e == nil {
 		return nil, false, nil
@@ -137,14 +129,11 @@ func (h *eventHandlers) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) 
 
 var errNoEvent = fault.New(fault.NotFound, "the log has no such event")
 
-// named returns the event that the path names. A log with an index of ids is asked first. Otherwise the delivery log may have
-// the event's URI, if the event went to a webhook and the record was kept, and one read returns the event if its delivery
-// ever failed. Without a record, named queries each URI that the event may have.
-func (h *eventHandlers) named(c *call) (*event.Event, error) {
-	ctx, workspace, id, uri := c.Context(), c.who.Workspace, c.PathValue("id"), c.eventURI("uri")
-	if c.err != nil {
-		return nil, c.err
-	}
+// find returns the event in the path. It first uses the log's index of ids, if the log has one. Otherwise the delivery log may
+// have the event's URI, if the event was sent to a webhook and the record was kept, and if a delivery failed, the event itself
+// is stored with it. Without a record, find searches all URIs that the event may have.
+func (h *eventHandlers) find(c *call) (*event.Event, error) {
+	ctx, workspace, id, uri := c.Context(), c.who.Workspace, c.PathValue("id"), c.URI
 	if !event.ValidID(id) {
 		return nil, errNoEvent
 	}
@@ -153,7 +142,7 @@ func (h *eventHandlers) named(c *call) (*event.Event, error) {
 		return e, err
 	}
 	if uri != "" {
-		return h.lookFor(c, id, []string{uri})
+		return h.search(c, id, []string{uri})
 	}
 	found, _, err := records.List(ctx, h.db, workspace, records.Query{Event: id}, "", 1)
 	switch {
@@ -163,15 +152,15 @@ func (h *eventHandlers) named(c *call) (*event.Event, error) {
 		if e, err := h.operations.Stored(ctx, workspace, found[0].URI, id); e != nil || err != nil {
 			return e, err
 		}
-		return h.lookFor(c, id, []string{found[0].URI})
+		return h.search(c, id, []string{found[0].URI})
 	case indexed:
 		return nil, errNoEvent
 	}
-	return h.lookFor(c, id, nil)
+	return h.search(c, id, nil)
 }
 
-// lookFor looks for an event in the log of URIs; with none in those of the catalog.
-func (h *eventHandlers) lookFor(c *call, id string, uris []string) (*event.Event, error) {
+// search searches the log for an event with one of the URIs. Without URIs it searches those of all event types.
+func (h *eventHandlers) search(c *call, id string, uris []string) (*event.Event, error) {
 	cat, err := h.catalogs.Catalog(c.Context(), c.who.Workspace)
 	if err != nil {
 		return nil, err
@@ -201,10 +190,10 @@ func (h *eventHandlers) deliver(c *call) (any, error) {
 	var in struct {
 		Subscription string `json:"subscription"`
 	}
-	if err := c.body(&in); err != nil {
+	if err := c.readBody(&in); err != nil {
 		return nil, err
 	}
-	e, err := h.named(c)
+	e, err := h.find(c)
 	if err != nil {
 		return nil, err
 	}
@@ -219,4 +208,45 @@ func (h *eventHandlers) deliver(c *call) (any, error) {
 		return h.operations.Deliver(c.Context(), s.Subscription, e)
 	})
 	return accepted(map[string]string{"event": e.ID, "subscription": s.ID}), err
+}
+
+// typeView is an event type of the catalog as the API shows it.
+type typeView struct {
+	Name        string   `json:"name"`
+	URI         string   `json:"uri"` // with its variables in braces
+	Title       string   `json:"title,omitempty"`
+	Description string   `json:"description,omitempty"`
+	Delivery    []string `json:"delivery"`
+}
+
+func (h *eventHandlers) listTypes(c *call) (any, error) {
+	cat, err := h.catalogs.Catalog(c.Context(), c.who.Workspace)
+	if err != nil {
+		return nil, err
+	}
+	page, next := cutPage(cat.Entries(), func(e *catalog.Entry) string { return e.Name }, c.After, c.Limit)
+	return newList(c, page, next, func(e *catalog.Entry) typeView {
+		return typeView{Name: e.Name, URI: e.URI + e.URITemplate, Title: e.Title, Description: e.Description, Delivery: e.Delivery}
+	}), nil
+}
+
+// tailedPartitions returns the partitions of the log that a live stream tails. They contain the URIs of all event types, up
+// to [maxTailed].
+func (h *eventHandlers) tailedPartitions(c *call) (parts []eventlog.Partition, truncated bool, err error) {
+	cat, err := h.catalogs.Catalog(c.Context(), c.who.Workspace)
+	if err != nil {
+		return nil, false, err
+	}
+	for _, e := range cat.Entries() {
+		some, more, err := h.partitions(c, cat, "", e.Name)
+		if err != nil { // the URIs of the type have no common parent
+			truncated = true
+			continue
+		}
+		parts, truncated = append(parts, some...), truncated || more
+	}
+	if len(parts) > maxTailed {
+		return parts[:maxTailed], true, nil
+	}
+	return parts, truncated, nil
 }

@@ -20,130 +20,126 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 )
 
-// A live stream looks at the delivery log and at the log of events again and again, and sends what is new. It costs
-// two bounded looks at a time, however much happens: what a look does not show is counted. A store that knows its end
-// is not asked for events when nothing was appended.
+// A live stream polls the delivery log and the event log, and sends the new attempts and events. Each poll makes two limited
+// queries however much happens, and counts the items that it does not show. If the store knows the end of the event log, the
+// stream reads events only after one was appended.
 const (
-	// maxLive is how many live streams an instance has, and liveFor how long one is at most.
-	maxLive = 20
-	liveFor = 5 * time.Minute
-	// lookEvery is the time between two looks, and lookRarely where each is paid for.
-	lookEvery  = 500 * time.Millisecond
-	lookRarely = 3 * time.Second
-	// lookBack is how much later than its time a record or an event can be written. (Log has a window of its own.)
-	lookBack = 3 * time.Second
-	// maxTailed bounds the partitions of the log that are looked at.
-	maxTailed = 25
-	// shown is how many attempts and events a tick has.
-	shown = 20
-	// heartbeat is the longest quiet.
-	heartbeat = 15 * time.Second
-	// recheckEvery is how often a live stream checks that its caller may still see it.
+	maxLive = 20              // streams of a process
+	liveFor = 5 * time.Minute // maximum age of a stream
+	// pollEvery is the time between two polls, and pollRarely that of a store where each request costs money.
+	pollEvery  = 500 * time.Millisecond
+	pollRarely = 3 * time.Second
+	// lookBack is the delay with which a record or an event may be written. The event log of DynamoDB has a delay of its own,
+	// [eventlog.Window].
+	lookBack  = 3 * time.Second
+	maxTailed = 25               // partitions of the event log that a stream reads
+	shown     = 20               // attempts, and events, of a tick
+	heartbeat = 15 * time.Second // maximum time without a message
+	// recheckEvery is how often a stream checks that its caller may still see it.
 	recheckEvery = 5 * time.Second
-	// retail is how often new URIs are looked for, where each look is paid for.
-	retail = 30 * time.Second
+	// retailEvery is how often a stream looks for new URIs in a store where each request costs money.
+	retailEvery = 30 * time.Second
 )
 
-// tick is what is new.
+// tick is a message of a live stream.
 type tick struct {
 	At time.Time `json:"at"`
 	figures
 	Published int `json:"published"`
-	// Deliveries and Events are the newest of them, newest first; an event without its payload.
+	// Deliveries and Events are the newest attempts and events, newest first. The events have no payloads.
 	Deliveries []attemptView `json:"deliveries"`
 	Events     []eventView   `json:"events"`
-	// Truncated says that there are more URIs than are looked at.
+	// Truncated is true if there are more URIs than the stream reads.
 	Truncated bool `json:"truncated"`
 }
 
 // liveHandler opens live streams.
 type liveHandler struct {
-	events *eventHandlers
-	auth   auth.Authenticator
-	db     store.DB
-	ends   <-chan struct{} // is closed when live streams are to end
-	log    *slog.Logger
+	events  *eventHandlers
+	auth    auth.Authenticator
+	db      store.DB
+	closing <-chan struct{}
+	log     *slog.Logger
 
 	mu   sync.Mutex
-	open []*place // oldest first
+	open []*liveSlot // oldest first
 }
 
-// place is the permission of a workspace to have one live stream.
-type place struct {
+// liveSlot permits a workspace to have one live stream.
+type liveSlot struct {
 	workspace string
-	taken     chan struct{} // closed when another workspace got it
+	revoked   chan struct{} // closed when another workspace gets the slot
 }
 
-// enter returns a place for a stream of a workspace, or nil. When all places are taken, the workspace with the most streams loses its
-// oldest one, unless this workspace would then have more than that one.
-func (h *liveHandler) enter(workspace string) *place {
+// reserve returns a slot for a stream of a workspace, or nil. If all slots are in use, the workspace with the most streams
+// loses its oldest one, unless the asking workspace would then have more streams than that one.
+func (h *liveHandler) reserve(workspace string) *liveSlot {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.open) >= maxLive {
 		has := map[string]int{}
-		for _, p := range h.open {
-			has[p.workspace]++
+		for _, s := range h.open {
+			has[s.workspace]++
 		}
 		oldest := h.open[0]
-		for _, p := range h.open {
-			if has[p.workspace] > has[oldest.workspace] {
-				oldest = p
+		for _, s := range h.open {
+			if has[s.workspace] > has[oldest.workspace] {
+				oldest = s
 			}
 		}
 		if has[oldest.workspace] <= has[workspace]+1 {
 			return nil
 		}
-		close(oldest.taken)
-		h.open = slices.DeleteFunc(h.open, func(p *place) bool { return p == oldest })
+		close(oldest.revoked)
+		h.open = slices.DeleteFunc(h.open, func(s *liveSlot) bool { return s == oldest })
 	}
-	p := &place{workspace, make(chan struct{})}
-	h.open = append(h.open, p)
-	return p
+	s := &liveSlot{workspace: workspace, revoked: make(chan struct{})}
+	h.open = append(h.open, s)
+	return s
 }
 
-// leave gives a place back.
-func (h *liveHandler) leave(p *place) {
+func (h *liveHandler) release(s *liveSlot) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.open = slices.DeleteFunc(h.open, func(other *place) bool { return other == p })
+	h.open = slices.DeleteFunc(h.open, func(other *liveSlot) bool { return other == s })
 }
 
-// tail is where one live stream is.
+// tail is the state of a live stream.
 type tail struct {
 	*liveHandler
 	*call
-	place     *place
-	since     time.Time
-	seen      map[string]time.Time // records and events since lookBack
+	slot      *liveSlot
+	since     time.Time            // of the previous poll
+	seen      map[string]time.Time // records and events of the last seconds, and when they were read
 	parts     []eventlog.Partition
 	truncated bool
-	tailed    time.Time // when parts were read
-	end       int64     // of the log, when it was last seen to grow
+	tailed    time.Time // when parts were determined
+	end       int64     // the end of the log when it last grew; negative before the first poll
 	grew      time.Time
 }
 
 func (h *liveHandler) stream(c *call) (any, error) {
-	p := h.enter(c.who.Workspace)
-	if p == nil {
+	slot := h.reserve(c.who.Workspace)
+	if slot == nil {
 		return nil, fault.New(fault.Exhausted, "this instance has %d live streams open, which is its bound", maxLive).AtLimit("liveStreams", maxLive)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		defer h.leave(p)
-		t := &tail{liveHandler: h, call: c, place: p, since: time.Now(), seen: map[string]time.Time{}, end: -1}
+		defer h.release(slot)
+		t := &tail{liveHandler: h, call: c, slot: slot, since: time.Now(), seen: map[string]time.Time{}, end: -1}
 		out := sse.NewWriter(w, heartbeat)
 		out.Start()
 		t.run(out)
 	}), nil
 }
 
-// run serves the stream. It ends without a message, because the client connects again.
+// run serves the stream. It ends the stream without a message, and the client connects again.
 func (t *tail) run(out *sse.Writer) {
-	ctx, every := t.Context(), lookEvery
+	ctx, every := t.Context(), pollEvery
 	if !t.db.Local() {
-		every = lookRarely
+		every = pollRarely
 	}
 	end := time.Now().Add(liveFor)
-	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-every).Before(end) { // of a function
+	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-every).Before(end) { // of a Lambda invocation
 		end = deadline.Add(-every)
 	}
 	if out.Write(sse.Append(nil, sse.Event{Comment: " live"})) != nil {
@@ -156,9 +152,9 @@ func (t *tail) run(out *sse.Writer) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-t.ends:
+		case <-t.closing:
 			return
-		case <-t.place.taken:
+		case <-t.slot.revoked:
 			return
 		case <-ticker.C:
 		}
@@ -167,14 +163,14 @@ func (t *tail) run(out *sse.Writer) {
 				return
 			}
 		}
-		news, err := t.look()
+		news, err := t.poll()
 		if err != nil {
 			t.log.WarnContext(ctx, "live stream ended", "error", err)
 			return
 		}
 		e := sse.Event{Comment: " quiet"}
 		if news.Attempts > 0 || news.Published > 0 {
-			data, _ := json.Marshal(news) // texts, times, numbers, and JSON that was valid
+			data, _ := json.Marshal(news) // cannot fail for these types
 			e = sse.Event{Name: "tick", Data: data}
 		} else if time.Since(last) < heartbeat {
 			continue
@@ -186,7 +182,7 @@ func (t *tail) run(out *sse.Writer) {
 	}
 }
 
-// allowed reports whether the caller may still see the workspace. While that cannot be decided, they may.
+// allowed reports whether the caller may still see the workspace. It returns true if that cannot be checked.
 func (t *tail) allowed() bool {
 	now, err := t.auth.Authenticate(t.Context(), t.Header)
 	switch {
@@ -198,16 +194,16 @@ func (t *tail) allowed() bool {
 	return now.ID == t.who.ID && now.Workspace == t.who.Workspace && now.Has(auth.ScopeOperate)
 }
 
-// look finds what is new since the last look.
-func (t *tail) look() (*tick, error) {
+// poll returns the attempts and events since the previous poll.
+func (t *tail) poll() (*tick, error) {
 	now := time.Now()
 	news := &tick{At: now.UTC(), Deliveries: []attemptView{}, Events: []eventView{}}
 	ctx, workspace, from := t.Context(), t.who.Workspace, t.since.Add(-lookBack)
-	found, _, err := records.List(ctx, t.db, workspace, records.Query{Span: records.Span{Since: from}}, "", mostCounted)
+	found, _, err := records.List(ctx, t.db, workspace, records.Query{Span: records.Span{Since: from}}, "", maxCounted)
 	if err != nil {
 		return nil, err
 	}
-	first := t.end < 0 // what was there before is no news
+	first := t.end < 0 // items from before the stream are not news
 	var fresh []records.Record
 	for _, r := range found {
 		key := r.Subscription + "#" + r.Event + "#" + r.At.String()
@@ -219,7 +215,7 @@ func (t *tail) look() (*tick, error) {
 			fresh = append(fresh, r)
 		}
 	}
-	news.figures = figuresOf(fresh)
+	news.figures = summarize(fresh)
 	for _, r := range fresh[:min(len(fresh), shown)] {
 		news.Deliveries = append(news.Deliveries, viewOfAttempt(r))
 	}
@@ -247,17 +243,17 @@ func (t *tail) look() (*tick, error) {
 	return news, nil
 }
 
-// newEvents may have events that were there before.
+// newEvents returns events since a time. They may include events that earlier polls returned.
 func (t *tail) newEvents(now, from time.Time) (events []event.Event, err error) {
-	if end := t.events.log.Position(); end != t.end { // always, if positions are times
+	if end := t.events.log.Position(); end != t.end { // always true if positions are times
 		t.end, t.grew = end, now
 	}
 	if now.Sub(t.grew) > lookBack {
 		return nil, nil
 	}
 	local := t.db.Local()
-	if local || now.Sub(t.tailed) >= retail {
-		if t.parts, t.truncated, err = t.events.tailed(t.call); err != nil {
+	if local || now.Sub(t.tailed) >= retailEvery {
+		if t.parts, t.truncated, err = t.events.tailedPartitions(t.call); err != nil {
 			return nil, err
 		}
 		t.tailed = now
@@ -265,6 +261,6 @@ func (t *tail) newEvents(now, from time.Time) (events []event.Event, err error) 
 	if !local {
 		from = from.Add(lookBack - eventlog.Window)
 	}
-	events, _, err = t.events.log.Newest(t.Context(), t.parts, from, time.Time{}, "", mostCounted)
+	events, _, err = t.events.log.Newest(t.Context(), t.parts, from, time.Time{}, "", maxCounted)
 	return events, err
 }

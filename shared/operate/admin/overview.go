@@ -3,12 +3,14 @@ package admin
 import (
 	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
+	"github.com/mcp-events/mcpevents/shared/operate/admin/operations"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
@@ -16,8 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
-// mostCounted is up to how many an overview counts.
-const mostCounted = 1000
+// maxCounted is the number up to which an overview counts.
+const maxCounted = 1000
 
 type overview struct {
 	Workspace     string                     `json:"workspace"`
@@ -27,59 +29,59 @@ type overview struct {
 	Paused        []switches.Switch          `json:"paused"`
 	Recent        recent                     `json:"recent"`
 	Delivery      kept                       `json:"delivery"`
-	// Principal is whose quotas are listed: who is asked for, or the caller.
+	// Principal is the principal whose quotas are listed, by default the caller.
 	Principal string     `json:"principal"`
 	Quotas    []quotaUse `json:"quotas"`
 }
 
-// quotaUse is a limit that may be another for each principal.
+// quotaUse is a quota of a principal and its use.
 type quotaUse struct {
 	Name string `json:"name"`
-	// Max is absent if there is no limit; Used is absent of what is counted per second, or by each process.
+	// Max is absent if there is no limit. Used is absent for quotas that are counted per second or by each process.
 	Max  float64 `json:"max,omitempty"`
 	Used *int64  `json:"used,omitempty"`
 }
 
-// recent is about the newest attempts that the delivery log has, those of the last hour.
+// recent summarizes the newest attempts in the delivery log, of at most one hour.
 type recent struct {
 	Attempts int       `json:"attempts"`
 	Failed   int       `json:"failed"`
 	Since    time.Time `json:"since"`
-	// Series are the last minutes, oldest first, without steps of which nothing is known.
+	// Series covers the last minutes, oldest first. Steps without attempts are left out.
 	Series []step `json:"series"`
 	// Failing are the origins with the most failures.
 	Failing []failing `json:"failing"`
 }
 
-// kept says which records are kept, and for how long.
+// kept says which records the delivery log keeps, and for how long.
 type kept struct {
-	// Kept is what the operator has the delivery log keep: all, failures or none. Failures are kept with their
-	// outcome, and of the successes then the subscription's last.
+	// Kept is the operator's setting: all, failures or none. With failures, only the time of a subscription's last success
+	// is kept.
 	Kept    string `json:"kept"`
 	Seconds int64  `json:"keptSeconds"`
 }
 
 func keptOf(keep records.Keep, length time.Duration) kept {
-	return kept{string(keep), int64(length / time.Second)}
+	return kept{Kept: string(keep), Seconds: int64(length / time.Second)}
 }
 
-// overviewHandler shows what there is in a workspace.
+// overviewHandler summarizes a workspace.
 type overviewHandler struct {
 	lists      *subscription.Lists
 	operations *deadletter.Operations
 	switches   *switches.Set
 	db         store.DB
 	kept       records.Keep
-	most       func(name string) func(ctx context.Context, workspace, principal string) float64
+	quota      func(name string) func(ctx context.Context, workspace, principal string) float64
 }
 
-// show is a bounded number of queries, whatever there is.
+// show responds with the overview. It makes a fixed number of queries, each of which is limited.
 func (h *overviewHandler) show(c *call) (any, error) {
 	ctx, workspace, now := c.Context(), c.who.Workspace, time.Now().UTC()
 	o := overview{
 		Workspace: workspace, Now: now, Paused: []switches.Switch{}, Recent: recent{Since: now.Add(-time.Hour)},
 		Delivery:  keptOf(h.kept, state.KeptFor),
-		Principal: cmp.Or(c.text("principal"), c.who.ID),
+		Principal: cmp.Or(c.Principal, c.who.ID),
 	}
 	used, err := subscription.Used(ctx, h.db, workspace, o.Principal)
 	if err != nil {
@@ -90,7 +92,7 @@ func (h *overviewHandler) show(c *call) (any, error) {
 		return nil, err
 	}
 	for _, name := range quota.Names() {
-		of := quotaUse{Name: name, Max: h.most(name)(ctx, workspace, o.Principal)}
+		of := quotaUse{Name: name, Max: h.quota(name)(ctx, workspace, o.Principal)}
 		switch name {
 		case quota.Subscriptions:
 			of.Used = &used
@@ -99,27 +101,118 @@ func (h *overviewHandler) show(c *call) (any, error) {
 		}
 		o.Quotas = append(o.Quotas, of)
 	}
-	if o.Subscriptions, err = h.lists.CountStates(ctx, workspace, mostCounted); err != nil {
+	if o.Subscriptions, err = h.lists.CountStates(ctx, workspace, maxCounted); err != nil {
 		return nil, err
 	}
-	letters, _, err := h.operations.Letters(ctx, workspace, deadletter.LetterQuery{}, "", mostCounted)
+	letters, _, err := h.operations.Letters(ctx, workspace, deadletter.LetterQuery{}, "", maxCounted)
 	if err != nil {
 		return nil, err
 	}
 	o.DeadLetters = len(letters)
-	paused, _, err := h.switches.List(ctx, workspace, "", maxLimit)
+	paused, _, err := h.switches.List(ctx, workspace, "", operations.MaxLimit)
 	if err != nil {
 		return nil, err
 	}
 	o.Paused = append(o.Paused, paused...)
-	found, _, err := records.List(ctx, h.db, workspace, records.Query{Span: records.Span{Since: o.Recent.Since}}, "", mostCounted)
+	found, _, err := records.List(ctx, h.db, workspace, records.Query{Span: records.Span{Since: o.Recent.Since}}, "", maxCounted)
 	if err != nil {
 		return nil, err
 	}
-	all := figuresOf(found)
+	all := summarize(found)
 	o.Recent.Attempts, o.Recent.Failed = all.Attempts, all.Failed
-	o.Recent.Series, o.Recent.Failing = seriesOf(found, now), failingOf(found)
+	o.Recent.Series, o.Recent.Failing = newSeries(found, now), listFailing(found)
 	return o, nil
+}
+
+const (
+	stepLength   = 10 * time.Second // of the series in an overview
+	seriesLength = 15 * time.Minute
+	maxFailing   = 5
+)
+
+// figures summarize attempts.
+type figures struct {
+	Attempts int   `json:"attempts"`
+	Failed   int   `json:"failed"`
+	P50MS    int64 `json:"p50Ms"`
+	P95MS    int64 `json:"p95Ms"`
+}
+
+// summarize returns the figures of attempts.
+func summarize(found []records.Record) figures {
+	f := figures{Attempts: len(found)}
+	took := make([]int64, 0, len(found))
+	for _, r := range found {
+		took = append(took, r.TookMS)
+		if r.Outcome() != records.Delivered {
+			f.Failed++
+		}
+		f.Attempts += int(r.Omitted)
+	}
+	slices.Sort(took)
+	if n := len(took); n > 0 {
+		f.P50MS, f.P95MS = took[(n-1)/2], took[(n-1)*95/100]
+	}
+	return f
+}
+
+// step is a section of the series.
+type step struct {
+	At time.Time `json:"at"` // when it begins
+	figures
+}
+
+// newSeries returns the steps of the attempts of the last minutes. The records are newest first.
+func newSeries(found []records.Record, now time.Time) []step {
+	series := []step{}
+	for len(found) > 0 {
+		at := found[0].At.UTC().Truncate(stepLength)
+		n := slices.IndexFunc(found, func(r records.Record) bool { return r.At.Before(at) })
+		if n < 0 {
+			n = len(found)
+		}
+		if at.Before(now.Add(-seriesLength)) {
+			break
+		}
+		series = append(series, step{At: at, figures: summarize(found[:n])})
+		found = found[n:]
+	}
+	slices.Reverse(series)
+	return series
+}
+
+// failing is an origin with failed attempts.
+type failing struct {
+	Origin   string `json:"origin"`
+	Attempts int    `json:"attempts"`
+	Failed   int    `json:"failed"`
+	// Category is the category of the last failure.
+	Category string `json:"category"`
+}
+
+// listFailing returns the origins with the most failures.
+func listFailing(found []records.Record) []failing {
+	by := map[string]*failing{}
+	for _, r := range found {
+		f := by[r.Origin]
+		if f == nil {
+			f = &failing{Origin: r.Origin}
+			by[r.Origin] = f
+		}
+		f.Attempts++
+		if r.Outcome() != records.Delivered {
+			f.Failed++
+			f.Category = cmp.Or(f.Category, r.Category)
+		}
+	}
+	list := []failing{}
+	for _, f := range by {
+		if f.Failed > 0 {
+			list = append(list, *f)
+		}
+	}
+	slices.SortFunc(list, func(a, b failing) int { return cmp.Or(b.Failed-a.Failed, cmp.Compare(a.Origin, b.Origin)) })
+	return list[:min(len(list), maxFailing)]
 }
 
 // backendHandler lists the servers behind the gateway.
@@ -128,14 +221,10 @@ type backendHandler struct {
 }
 
 func (h *backendHandler) list(c *call) (any, error) {
-	after, limit := c.page()
-	if c.err != nil {
-		return nil, c.err
-	}
 	all, err := h.backends(c.Context(), c.who.Workspace)
 	if err != nil {
 		return nil, err
 	}
-	page, next := cut(all, func(b Backend) string { return b.Name }, after, limit)
-	return listOf(c, page, next, itself), nil
+	page, next := cutPage(all, func(b Backend) string { return b.Name }, c.After, c.Limit)
+	return newList(c, page, next, asIs), nil
 }

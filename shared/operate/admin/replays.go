@@ -26,7 +26,10 @@ type replayView struct {
 }
 
 func viewOfReplay(r deadletter.Replay) replayView {
-	return replayView{r.ID, string(r.State), r.Select, r.Rate, r.By, r.Created, r.Finished, r.Total, r.Replayed, r.Skipped, r.Because}
+	return replayView{
+		ID: r.ID, State: string(r.State), Select: r.Select, Rate: r.Rate, By: r.By, Created: r.Created, Finished: r.Finished,
+		Total: r.Total, Replayed: r.Replayed, Skipped: r.Skipped, Because: r.Because,
+	}
 }
 
 // replayHandlers start, show and cancel replays.
@@ -41,7 +44,7 @@ func (h *replayHandlers) start(c *call) (any, error) {
 		DryRun bool                     `json:"dryRun"`
 		Rate   int                      `json:"rate"`
 	}{Rate: deadletter.DefaultReplayRate}
-	if err := c.body(&in); err != nil {
+	if err := c.readBody(&in); err != nil {
 		return nil, err
 	}
 	switch {
@@ -54,7 +57,7 @@ func (h *replayHandlers) start(c *call) (any, error) {
 	case in.Select.Queue != "" && in.Select.Queue != deadletter.WebhookQueue && !deadletter.CanReturn(queue.Name(in.Select.Queue)):
 		return nil, fault.New(fault.Invalid, "dead letters of the queue %.100q cannot be replayed (allowed: %s, inbox, events, deliveries, slow)", in.Select.Queue, deadletter.WebhookQueue)
 	}
-	if err := inOrder(in.Select.Since, in.Select.Until); err != nil {
+	if err := checkOrder(in.Select.Since, in.Select.Until); err != nil {
 		return nil, err
 	}
 	in.Select.Origin = subscription.SameOrigin(in.Select.Origin)
@@ -87,7 +90,8 @@ func (h *replayHandlers) start(c *call) (any, error) {
 	return accepted(viewOfReplay(*replay)), nil
 }
 
-func (h *replayHandlers) named(c *call) (*deadletter.Replay, error) {
+// find returns the replay in the path.
+func (h *replayHandlers) find(c *call) (*deadletter.Replay, error) {
 	r, err := h.replays.Find(c.Context(), c.who.Workspace, c.PathValue("id"))
 	if err == nil && r == nil {
 		err = fault.New(fault.NotFound, "there is no such replay")
@@ -96,7 +100,7 @@ func (h *replayHandlers) named(c *call) (*deadletter.Replay, error) {
 }
 
 func (h *replayHandlers) cancel(c *call) (any, error) {
-	r, err := h.named(c)
+	r, err := h.find(c)
 	if err != nil {
 		return nil, err
 	}

@@ -21,37 +21,35 @@ import (
 )
 
 const (
-	// recentOutcomes is over how many of the newest outcomes a list of sources counts.
-	recentOutcomes = 100
-	// sourcesAtOnce is how many queries a list of sources makes beside each other.
-	sourcesAtOnce = 8
-	// maxTry is the largest request that can be tried, in bytes; maxTryBody is it with its escapes.
+	recentOutcomes = 100 // of a source that a list counts
+	sourcesAtOnce  = 8   // concurrent queries of a list
+	// maxTry is the size of the largest request that can be tried. In the body its characters may be escaped.
 	maxTry     = 1 << 20
 	maxTryBody = 2*maxTry + 1024
 )
 
-// sourceView is a source as the API shows it. It has no secrets, nor what they are called.
+// sourceView is a source as the API shows it. It contains neither secrets nor their names.
 type sourceView struct {
 	Name string `json:"name"`
-	// From is http, or the bus.
+	// From is "http" or the name of the bus.
 	From string `json:"from"`
-	// Path is where an HTTP source takes requests.
+	// Path is the path to which requests are sent. It is absent for a bus.
 	Path string `json:"path,omitempty"`
-	// Verify is the scheme by which a sender is verified; absent for a bus.
+	// Verify is the scheme of signatures. It is absent for a bus.
 	Verify string           `json:"verify,omitempty"`
 	Events []source.Mapping `json:"events"`
-	// Last is the newest outcome that was kept.
+	// Last is the newest stored outcome.
 	Last   *outcomeView `json:"last,omitempty"`
 	Recent sourceRecent `json:"recent"`
 }
 
-// sourceRecent counts the newest outcomes of the last hour by their kind, those that were not kept included.
+// sourceRecent counts the newest outcomes of the last hour by kind, including those that were not stored.
 type sourceRecent struct {
 	Since    time.Time             `json:"since"`
 	Outcomes map[ingest.Kind]int64 `json:"outcomes"`
 }
 
-// outcomeView is what became of a request to a source, or of a document of a bus.
+// outcomeView is the outcome of a request to a source, or of a document of a bus.
 type outcomeView struct {
 	Time   time.Time   `json:"time"`
 	Kind   ingest.Kind `json:"kind"`
@@ -59,7 +57,7 @@ type outcomeView struct {
 	Name   string      `json:"name,omitempty"`
 	URI    string      `json:"uri,omitempty"`
 	ID     string      `json:"id,omitempty"`
-	// Omitted counts outcomes of the kind that the list lacks before this one.
+	// Omitted counts the outcomes of the same kind before this one that were not stored.
 	Omitted int64 `json:"omitted,omitempty"`
 }
 
@@ -67,7 +65,7 @@ func viewOfOutcome(r ingest.Record) outcomeView {
 	return outcomeView{Time: r.Time.UTC(), Kind: r.Kind, Reason: r.Reason, Name: r.Name, URI: r.URI, ID: r.ID, Omitted: r.Omitted}
 }
 
-// sourceHandlers list and show sources, and what became of their requests, and try requests.
+// sourceHandlers list and show sources and the outcomes of their requests, and try requests.
 type sourceHandlers struct {
 	sources  ingest.Sources
 	secrets  func(context.Context, secret.Value) (string, error)
@@ -76,7 +74,7 @@ type sourceHandlers struct {
 	catalogs catalog.Source
 }
 
-// own are those of the caller's workspace, by name.
+// own returns the sources of the caller's workspace, in the order of their names.
 func (h *sourceHandlers) own(c *call) ([]source.Source, error) {
 	all, err := h.sources.Sources(c.Context())
 	if err != nil {
@@ -87,8 +85,8 @@ func (h *sourceHandlers) own(c *call) ([]source.Source, error) {
 	return own, nil
 }
 
-// named is the source that the path names.
-func (h *sourceHandlers) named(c *call) (source.Source, error) {
+// find returns the source in the path.
+func (h *sourceHandlers) find(c *call) (source.Source, error) {
 	own, err := h.own(c)
 	if err != nil {
 		return source.Source{}, err
@@ -101,16 +99,12 @@ func (h *sourceHandlers) named(c *call) (source.Source, error) {
 }
 
 func (h *sourceHandlers) list(c *call) (any, error) {
-	after, limit := c.page()
-	if c.err != nil {
-		return nil, c.err
-	}
 	own, err := h.own(c)
 	if err != nil {
 		return nil, err
 	}
-	own = slices.DeleteFunc(own, func(s source.Source) bool { return s.Name <= after }) // which may be gone
-	own, next := cut(own, func(s source.Source) string { return s.Name }, "", limit)
+	own = slices.DeleteFunc(own, func(s source.Source) bool { return s.Name <= c.After }) // that source may no longer exist
+	own, next := cutPage(own, func(s source.Source) string { return s.Name }, "", c.Limit)
 	views := make([]sourceView, len(own))
 	group, ctx := errgroup.WithContext(c.Context())
 	group.SetLimit(sourcesAtOnce)
@@ -124,18 +118,18 @@ func (h *sourceHandlers) list(c *call) (any, error) {
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	return listOf(c, views, next, itself), nil
+	return newList(c, views, next, asIs), nil
 }
 
 func (h *sourceHandlers) read(c *call) (any, error) {
-	s, err := h.named(c)
+	s, err := h.find(c)
 	if err != nil {
 		return nil, err
 	}
 	return h.view(c.Context(), s)
 }
 
-// view is one query.
+// view returns the view of a source. It makes one query.
 func (h *sourceHandlers) view(ctx context.Context, s source.Source) (sourceView, error) {
 	now := time.Now()
 	records, _, err := ingest.ListRecords(ctx, h.db, s.Workspace, s.Name, ingest.RecordQuery{}, "", recentOutcomes)
@@ -160,40 +154,31 @@ func (h *sourceHandlers) view(ctx context.Context, s source.Source) (sourceView,
 	return v, err
 }
 
-// outcomeList says, beside the outcomes, which ones are kept.
+// outcomeList is a page of outcomes, with the kinds of outcomes that are stored.
 type outcomeList struct {
 	list[outcomeView]
 	kept
 }
 
 func (h *sourceHandlers) outcomes(c *call) (any, error) {
-	before, limit := c.page()
-	since, until := c.span()
-	kinds := []string{string(ingest.Refused)}
-	for _, k := range ingest.Kinds() {
-		kinds = append(kinds, string(k))
-	}
-	ask := ingest.RecordQuery{Kind: ingest.Kind(c.oneOf("kind", kinds...)), Since: since, Until: until}
-	if c.err != nil {
-		return nil, c.err
-	}
-	s, err := h.named(c)
+	s, err := h.find(c)
 	if err != nil {
 		return nil, err
 	}
-	records, next, err := ingest.ListRecords(c.Context(), h.db, s.Workspace, s.Name, ask, before, limit)
+	query := ingest.RecordQuery{Kind: ingest.Kind(c.Kind), Since: c.Since, Until: c.Until}
+	records, next, err := ingest.ListRecords(c.Context(), h.db, s.Workspace, s.Name, query, c.After, c.Limit)
 	if err != nil {
 		return nil, err
 	}
-	return outcomeList{listOf(c, records, next, viewOfOutcome), keptOf(h.kept, ingest.RecordsKept)}, nil
+	return outcomeList{list: newList(c, records, next, viewOfOutcome), kept: keptOf(h.kept, ingest.RecordsKept)}, nil
 }
 
-// try runs a saved request through a source. It publishes nothing and changes nothing.
+// try shows the events that a saved request to a source would publish. It does not publish them.
 func (h *sourceHandlers) try(c *call) (any, error) {
 	var in struct {
 		Request string `json:"request"`
 	}
-	if err := c.bodyUpTo(maxTryBody, &in); err != nil {
+	if err := c.readBodyUpTo(maxTryBody, &in); err != nil {
 		return nil, err
 	}
 	switch {
@@ -202,7 +187,7 @@ func (h *sourceHandlers) try(c *call) (any, error) {
 	case len(in.Request) > maxTry:
 		return nil, fault.New(fault.TooLarge, "request has %d bytes (at most %d); mcpevents source check takes larger ones", len(in.Request), maxTry)
 	}
-	s, err := h.named(c)
+	s, err := h.find(c)
 	if err != nil {
 		return nil, err
 	}

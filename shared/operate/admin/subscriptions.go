@@ -15,8 +15,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 )
 
-// subscriptionView is a subscription as the API shows it: no secret, and of the target no query, where
-// endpoints keep theirs.
+// subscriptionView is a subscription as the API shows it. It contains neither our secret nor the target's query, in which
+// endpoints often have a secret of their own.
 type subscriptionView struct {
 	ID        string    `json:"id"`
 	URI       string    `json:"uri"`
@@ -68,33 +68,26 @@ type subscriptionHandlers struct {
 }
 
 func (h *subscriptionHandlers) list(c *call) (any, error) {
-	after, limit := c.page()
-	choice := subscription.Choice{
-		Principal: c.text("principal"), Event: c.text("event"), Origin: c.origin(), URI: c.eventURI("uri"),
-		State: subscription.State(c.oneOf("state", "active", "paused", "suspended", "disabled")),
-	}
-	if c.err != nil {
-		return nil, c.err
-	}
+	choice := subscription.Choice{Principal: c.Principal, Event: c.Event, Origin: c.Origin, URI: c.URI, State: subscription.State(c.State)}
 	if !c.operator {
 		if choice.Principal != "" && choice.Principal != c.who.ID {
-			return listOf(c, nil, "", viewOf), nil
+			return newList(c, nil, "", viewOf), nil
 		}
 		choice.Principal = c.who.ID
 	}
-	found, next, err := h.selected(c, choice, after, limit)
+	found, next, err := h.choose(c, choice)
 	if err != nil {
 		return nil, err
 	}
-	return listOf(c, found, next, viewOf), nil
+	return newList(c, found, next, viewOf), nil
 }
 
-// selected are subscriptions of a choice. No subscription gets an event whose URI no event type has. Those that get one of
-// another URI lie in two lists, if nothing narrows more.
-func (h *subscriptionHandlers) selected(c *call, choice subscription.Choice, after string, limit int) ([]subscription.Selected, string, error) {
+// choose returns a page of the chosen subscriptions. If the URI belongs to no event type, no subscription receives its
+// events. If the URI is the only criterion, choose reads just the two lists that can contain its subscriptions.
+func (h *subscriptionHandlers) choose(c *call, choice subscription.Choice) ([]subscription.Selected, string, error) {
 	ctx, workspace := c.Context(), c.who.Workspace
 	if choice.URI == "" {
-		return h.visible.lists.Select(ctx, workspace, choice, after, limit)
+		return h.visible.lists.Select(ctx, workspace, choice, c.After, c.Limit)
 	}
 	cat, err := h.catalogs.Catalog(ctx, workspace)
 	if err != nil {
@@ -105,18 +98,18 @@ func (h *subscriptionHandlers) selected(c *call, choice subscription.Choice, aft
 	case !ok:
 		return nil, "", nil
 	case choice != subscription.Choice{URI: choice.URI}:
-		return h.visible.lists.Select(ctx, workspace, choice, after, limit)
+		return h.visible.lists.Select(ctx, workspace, choice, c.After, c.Limit)
 	}
-	return h.visible.lists.Covering(ctx, workspace, entry.Name, choice.URI, after, limit)
+	return h.visible.lists.Covering(ctx, workspace, entry.Name, choice.URI, c.After, c.Limit)
 }
 
-// named is the subscription that the path names.
-func (h *subscriptionHandlers) named(c *call) (*subscription.Selected, error) {
+// find returns the subscription in the path.
+func (h *subscriptionHandlers) find(c *call) (*subscription.Selected, error) {
 	return h.visible.find(c, c.PathValue("id"))
 }
 
 func (h *subscriptionHandlers) end(c *call) (any, error) {
-	s, err := h.named(c)
+	s, err := h.find(c)
 	if err != nil {
 		return nil, err
 	}
@@ -126,25 +119,25 @@ func (h *subscriptionHandlers) end(c *call) (any, error) {
 	return noContent, err
 }
 
-// reasoned is the body of what takes a reason.
+// reasoned is the body of a request that may give a reason.
 type reasoned struct {
 	Reason string `json:"reason"`
-	// State may be given to a switch; it can only be "paused".
+	// State is allowed for switches, where it can only be "paused".
 	State string `json:"state"`
 }
 
 func (h *subscriptionHandlers) pause(c *call) (any, error) {
 	var in reasoned
-	if err := c.body(&in); err != nil {
+	if err := c.readBody(&in); err != nil {
 		return nil, err
 	}
-	return h.pausing(c, func(s *subscription.Selected) error { return h.setPaused(c, s, in.Reason, true) })
+	return h.update(c, func(s *subscription.Selected) error { return h.setPaused(c, s, in.Reason, true) })
 }
 
-// resume resumes a paused subscription and enables a disabled one. The deliveries of the latter may have been suspended before
-// it was disabled. If a request is interrupted between enabling and reactivating, the next resume reactivates them.
+// resume resumes a paused subscription and enables a disabled one. The deliveries of a disabled subscription may have been
+// suspended earlier, so resume reactivates them. If it is interrupted before that, the next resume does it.
 func (h *subscriptionHandlers) resume(c *call) (any, error) {
-	return h.pausing(c, func(s *subscription.Selected) error {
+	return h.update(c, func(s *subscription.Selected) error {
 		if s.State != subscription.Disabled {
 			if err := h.setPaused(c, s, "", false); err != nil || s.State != subscription.Active {
 				return err
@@ -167,20 +160,20 @@ func (h *subscriptionHandlers) resume(c *call) (any, error) {
 	})
 }
 
-// pausing does something to a subscription and answers with what it is then.
-func (h *subscriptionHandlers) pausing(c *call, do func(*subscription.Selected) error) (any, error) {
-	s, err := h.named(c)
+// update changes a subscription and responds with its new state.
+func (h *subscriptionHandlers) update(c *call, do func(*subscription.Selected) error) (any, error) {
+	s, err := h.find(c)
 	if err != nil {
 		return nil, err
 	}
 	if err := do(s); err != nil {
 		return nil, err
 	}
-	return show(h.named, viewOf)(c)
+	return show(h.find, viewOf)(c)
 }
 
-// setPaused pauses or resumes a subscription with its switch. What is so already stays, but a pause
-// with a reason gives the switch that one.
+// setPaused pauses or resumes a subscription and its switch. It does nothing if that is already the state, except that a
+// pause with a reason replaces the switch's reason.
 func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reason string, pause bool) error {
 	name := switches.Subscription(s.ID)
 	before, err := h.switches.Get(c.Context(), c.who.Workspace, name)
@@ -201,7 +194,7 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 	if !pause {
 		return c.change("subscription.resume", s.ID, before, nil, func() error {
 			changed, err := h.visible.subscriptions.SetPaused(c.Context(), c.who.Workspace, s.Principal, s.ID, false, h.switches.ResumeOps(c.who.Workspace, name)...)
-			if err == nil && !changed { // it was made anew since, under the same id
+			if err == nil && !changed { // it was created again since, with the same id
 				_, err = h.switches.Resume(c.Context(), c.who.Workspace, name)
 			}
 			if err != nil {
@@ -210,7 +203,7 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 			return requeue(c, h.switches, name)
 		})
 	}
-	after := pausedBy(c, name, reason)
+	after := newSwitch(c, name, reason)
 	return c.change("subscription.pause", s.ID, before, after, func() error {
 		changed, err := h.visible.subscriptions.SetPaused(c.Context(), c.who.Workspace, s.Principal, s.ID, true, h.switches.PauseOps(c.who.Workspace, after)...)
 		if err == nil && !changed {
@@ -221,7 +214,7 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 }
 
 func (h *subscriptionHandlers) test(c *call) (any, error) {
-	s, err := h.named(c)
+	s, err := h.find(c)
 	if err != nil {
 		return nil, err
 	}
@@ -237,3 +230,46 @@ func (h *subscriptionHandlers) test(c *call) (any, error) {
 }
 
 var noContent = httpjson.Answer{Status: http.StatusNoContent}
+
+// visible finds the subscriptions that a caller may see. An operator sees those of the workspace, and an owner their own.
+type visible struct {
+	subscriptions *subscription.Service
+	lists         *subscription.Lists
+}
+
+// find returns a subscription. If the caller may not see it, the error is NotFound.
+func (v visible) find(c *call, id string) (*subscription.Selected, error) {
+	s, err := v.subscriptions.Find(c.Context(), c.who.Workspace, id)
+	if err != nil {
+		return nil, err
+	}
+	if s == nil || !c.operator && s.Principal != c.who.ID {
+		return nil, fault.New(fault.NotFound, "there is no such subscription")
+	}
+	return s, nil
+}
+
+// maxOwn is the maximum number of subscriptions that an owner's list of deliveries covers.
+const maxOwn = 100
+
+// checkOwned checks that an owner may see the deliveries of a subscription. Without an id it returns the ids of all of the
+// owner's subscriptions. It returns nil for an operator, who sees all deliveries. If mustExist is set, the subscription must
+// exist for an operator too. Otherwise operators may list the deliveries of a subscription that no longer exists.
+func (v visible) checkOwned(c *call, id string, mustExist bool) (own []string, err error) {
+	switch {
+	case c.operator && !mustExist:
+		return nil, nil
+	case id != "":
+		_, err := v.find(c, id)
+		return nil, err
+	}
+	found, next, err := v.lists.Select(c.Context(), c.who.Workspace, subscription.Choice{Principal: c.who.ID}, "", maxOwn)
+	if err == nil && next != "" {
+		err = fault.New(fault.Invalid, "you have more than %d subscriptions: name one", maxOwn)
+	}
+	own = []string{}
+	for _, s := range found {
+		own = append(own, s.ID)
+	}
+	return own, err
+}

@@ -17,15 +17,11 @@ type switchHandlers struct {
 }
 
 func (h *switchHandlers) list(c *call) (any, error) {
-	after, limit := c.page()
-	if c.err != nil {
-		return nil, c.err
-	}
-	found, next, err := h.switches.List(c.Context(), c.who.Workspace, after, limit)
+	found, next, err := h.switches.List(c.Context(), c.who.Workspace, c.After, c.Limit)
 	if err != nil {
 		return nil, err
 	}
-	return listOf(c, found, next, itself), nil
+	return newList(c, found, next, asIs), nil
 }
 
 func (h *switchHandlers) read(c *call) (any, error) {
@@ -40,8 +36,8 @@ func (h *switchHandlers) read(c *call) (any, error) {
 	return sw, err
 }
 
-// pausedBy is a switch as the caller sets it.
-func pausedBy(c *call, name switches.Name, reason string) switches.Switch {
+// newSwitch returns a switch with which the caller pauses deliveries.
+func newSwitch(c *call, name switches.Name, reason string) switches.Switch {
 	return switches.Switch{
 		Name: name, State: switches.StatePaused, By: c.who.ID, At: time.Now().UTC(), Reason: reason, Operator: c.operator,
 	}
@@ -53,7 +49,7 @@ func (h *switchHandlers) put(c *call) (any, error) {
 		return nil, err
 	}
 	var in reasoned
-	if err := c.body(&in); err != nil {
+	if err := c.readBody(&in); err != nil {
 		return nil, err
 	}
 	if in.State != "" && in.State != switches.StatePaused {
@@ -73,11 +69,11 @@ func (h *switchHandlers) put(c *call) (any, error) {
 		}
 	} else {
 		if before == nil {
-			if err := h.known(c, name); err != nil {
+			if err := h.checkEventType(c, name); err != nil {
 				return nil, err
 			}
 		}
-		after := pausedBy(c, name, in.Reason)
+		after := newSwitch(c, name, in.Reason)
 		err := c.change("switch.pause", string(name), before, after, func() error {
 			return h.switches.Pause(c.Context(), c.who.Workspace, after)
 		})
@@ -88,14 +84,15 @@ func (h *switchHandlers) put(c *call) (any, error) {
 	return h.read(c)
 }
 
-// known refuses the switch of an event type that there is not: it would pause nothing, and look as if it did.
-func (h *switchHandlers) known(c *call, name switches.Name) error {
+// checkEventType refuses a switch for an event type that does not exist. Such a switch would look effective but pause
+// nothing. If the catalog cannot be read, it allows the switch.
+func (h *switchHandlers) checkEventType(c *call, name switches.Name) error {
 	event, ok := strings.CutPrefix(string(name), string(switches.Event("")))
 	if !ok {
 		return nil
 	}
 	cat, err := h.catalogs.Catalog(c.Context(), c.who.Workspace)
-	if err != nil || cat.ByName(event) != nil { // what cannot be looked up may be paused
+	if err != nil || cat.ByName(event) != nil {
 		return nil
 	}
 	return fault.New(fault.NotFound, "there is no event type %.100q in the catalog", event)
@@ -108,7 +105,7 @@ func (h *switchHandlers) remove(c *call) (any, error) {
 	}
 	before, err := h.switches.Get(c.Context(), c.who.Workspace, name)
 	if err != nil || before == nil {
-		return noContent, err // it is resumed already
+		return noContent, err // it is not paused
 	}
 	if id, ok := name.SubscriptionID(); ok {
 		s, err := h.subscriptions.visible.find(c, id)
@@ -127,7 +124,7 @@ func (h *switchHandlers) remove(c *call) (any, error) {
 	})
 }
 
-// requeue begins to bring back what waits for a switch; the job of every minute goes on with it.
+// requeue starts to requeue the deliveries that wait for a switch. A periodic job continues it.
 func requeue(c *call, set *switches.Set, name switches.Name) error {
 	_, err := set.RequeueOf(c.Context(), c.who.Workspace, name)
 	return err

@@ -1,0 +1,229 @@
+package admin
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/operate/admin/operations"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/opaque"
+)
+
+const (
+	maxValue      = 2048 // bytes of a query parameter
+	maxBody       = 64 << 10
+	cursorVersion = 2
+)
+
+// request holds the query parameters of a request, as [readRequest] has checked them. All operations share it, because a
+// parameter means the same in each. Parameters that the operation does not have, or the caller did not give, are zero.
+type request struct {
+	Subscription, Event, Name, Principal, Queue string
+	State, Outcome, Kind                        string
+	Origin                                      string // as the server writes it
+	URI                                         string // of a single event, as the server writes it
+	Since, Until                                time.Time
+	DryRun                                      bool
+
+	// After is the key after which the page of a list begins. It is empty for the first page.
+	After string
+	Limit int
+
+	list string // the pattern of the path, which tells the cursors of different lists apart
+}
+
+// readRequest reads the query parameters of an operation. It refuses unknown parameters, unless the operation has no list
+// of them, and repeated ones, because a misspelled filter must not list everything.
+func readRequest(r *http.Request, params []operations.Param) (request, error) {
+	q := request{list: r.Pattern, Limit: operations.DefaultLimit}
+	values, err := readValues(r.URL.Query(), params)
+	if err != nil {
+		return q, err
+	}
+	for _, p := range params {
+		if v := values[p.Name]; v != "" {
+			if err := q.set(p, v); err != nil {
+				return q, err
+			}
+		}
+	}
+	return q, checkOrder(q.Since, q.Until)
+}
+
+// readValues returns the values of the parameters by their names.
+func readValues(given url.Values, params []operations.Param) (map[string]string, error) {
+	if params == nil {
+		return nil, nil
+	}
+	known := make([]string, len(params))
+	for i, p := range params {
+		known[i] = p.Name
+	}
+	values := make(map[string]string, len(given))
+	for name, all := range given {
+		switch {
+		case !slices.Contains(known, name):
+			return nil, fault.New(fault.Invalid, "the query member %.100q is not known (known: %s)", name, cmp.Or(strings.Join(known, ", "), "none"))
+		case len(all) > 1:
+			return nil, fault.New(fault.Invalid, "the query member %s is given more than once", name)
+		case len(all[0]) > maxValue:
+			return nil, fault.New(fault.Invalid, "the query member %s is longer than %d bytes", name, maxValue)
+		}
+		values[name] = all[0]
+	}
+	return values, nil
+}
+
+// set checks a parameter's value and stores it in its field.
+func (q *request) set(p operations.Param, v string) (err error) {
+	if p.Enum != nil && !slices.Contains(p.Enum, v) {
+		return fault.New(fault.Invalid, "%s is %.100q (allowed: %s)", p.Name, v, strings.Join(p.Enum, ", "))
+	}
+	switch p.Name {
+	case "subscription":
+		q.Subscription = v
+	case "event":
+		q.Event = v
+	case "name":
+		q.Name = v
+	case "principal":
+		q.Principal = v
+	case "queue":
+		q.Queue = v
+	case "state":
+		q.State = v
+	case "outcome":
+		q.Outcome = v
+	case "kind":
+		q.Kind = v
+	case "dryRun":
+		q.DryRun = v == "true"
+	case "origin":
+		q.Origin = subscription.SameOrigin(v)
+	case "uri":
+		q.URI, err = readEventURI(p.Name, v)
+	case "since":
+		q.Since, err = readTime(p.Name, v)
+	case "until":
+		q.Until, err = readTime(p.Name, v)
+	case "cursor":
+		q.After, err = q.readCursor(v)
+	case "limit":
+		q.Limit, err = readLimit(v, p.Integer)
+	default:
+		err = fault.New(fault.Internal, "the parameter %s has no field", p.Name)
+	}
+	return err
+}
+
+func readTime(name, v string) (time.Time, error) {
+	t, err := event.ParseTime(v)
+	if err != nil || t.Year() < 1970 || t.Year() > 9999 {
+		return t, fault.New(fault.Invalid, "%s is %.100q, which is not a time as 2026-11-22T12:00:00Z", name, v)
+	}
+	return t, nil
+}
+
+// checkOrder refuses a span that ends before it begins. Both times may be zero.
+func checkOrder(since, until time.Time) error {
+	if since.IsZero() || until.IsZero() || !until.Before(since) {
+		return nil
+	}
+	return fault.New(fault.Invalid, "until is %s, which is before since, %s", until.Format(time.RFC3339Nano), since.Format(time.RFC3339Nano))
+}
+
+// readEventURI returns the URI of one event as the server writes it, and refuses patterns.
+func readEventURI(name, v string) (string, error) {
+	uri, err := catalog.Canonical(v)
+	switch {
+	case err != nil:
+		return "", fault.New(fault.Invalid, "%s is %.200q: %s", name, v, fault.Public(err))
+	case slices.Contains(strings.Split(v, "/"), catalog.Wildcard):
+		return "", fault.New(fault.Invalid, "%s is %.200q, which is a pattern (allowed: the URI of one event, such as event://ci/build-finished)", name, v)
+	}
+	return uri, nil
+}
+
+func readLimit(v string, most int) (int, error) {
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 1 || n > most {
+		return n, fault.New(fault.Invalid, "limit is %.100q (allowed: 1 to %d)", v, most)
+	}
+	return n, nil
+}
+
+// readCursor returns the key in a cursor. A cursor consists of the list's mark and a key. It needs no signature, because
+// a made-up cursor only shows the same list from another place.
+func (q *request) readCursor(v string) (string, error) {
+	b, err := opaque.Decode(v)
+	key, ok := bytes.CutPrefix(b, q.mark())
+	if err != nil || !ok || len(key) == 0 || len(key) > 511 {
+		return "", fault.New(fault.Invalid, "the cursor is not one of this list")
+	}
+	return string(key), nil
+}
+
+// mark returns the beginning of a list's cursors: a version and a hash of the list's path.
+func (q *request) mark() []byte {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(q.list))
+	return h.Sum([]byte{cursorVersion})
+}
+
+// cursorAfter returns the cursor of the page after a key, or "" if there is no such page.
+func (q *request) cursorAfter(key string) string {
+	if key == "" {
+		return ""
+	}
+	return opaque.Encode(append(q.mark(), key...))
+}
+
+// readBody decodes the JSON body into v. Without a body it leaves v unchanged.
+func (c *call) readBody(v any) error { return c.readBodyUpTo(maxBody, v) }
+
+func (c *call) readBodyUpTo(most int64, v any) error {
+	b, err := io.ReadAll(http.MaxBytesReader(nil, c.Body, most))
+	if err != nil {
+		return fault.New(fault.TooLarge, "the body is larger than %d bytes, or ended early", most)
+	}
+	if len(strings.TrimSpace(string(b))) == 0 {
+		return nil
+	}
+	d := json.NewDecoder(strings.NewReader(string(b)))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return fault.New(fault.Invalid, "the body is not as described in openapi.json: %s", explain(err))
+	}
+	if d.More() {
+		return fault.New(fault.Invalid, "the body has more than one JSON value")
+	}
+	return nil
+}
+
+// explain returns the problem that package json found, without words of Go.
+func explain(err error) string {
+	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return fmt.Sprintf("%s has the wrong type, %s", cmp.Or(e.Field, "it"), e.Value)
+	}
+	if e, ok := errors.AsType[*time.ParseError](err); ok {
+		return fmt.Sprintf("%.100q is not a time as 2026-11-22T12:00:00Z", e.Value)
+	}
+	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
+		return "the member " + name + " is not known"
+	}
+	return "it is not valid JSON"
+}
