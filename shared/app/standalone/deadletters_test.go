@@ -2,61 +2,11 @@ package standalone
 
 import (
 	"encoding/json"
-	"errors"
-	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
-	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
-	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
-	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
-
-func TestEventsOfANewerVersionStayInTheirQueue(t *testing.T) {
-	t.Run("AWS-06 given an event of a newer version that was received 999 times, when fanout leaves it, then it is no dead letter", func(t *testing.T) {
-		data := t.TempDir()
-		db, err := sqlite.Open(filepath.Join(data, databaseName), sqlite.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		queues, err := queuesqlite.Open(db.Engine(), queuesqlite.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = errors.Join(
-			queues.Send(t.Context(), queue.Events, queue.Outgoing{Body: []byte(`{"v":99}`), Group: "g"}),
-			db.Engine().Do(t.Context(), sqlJob("UPDATE queue_events SET received=999")),
-			queues.Close(), db.Close())
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := serve(t, func(o *Options) { o.Data = data })
-		var rows, failures int64
-		for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-			err := s.db.Engine().Read(t.Context(), func(c *engine.Conn) (err error) {
-				if rows, err = c.Int("SELECT count(*) FROM queue_events"); err != nil {
-					return err
-				}
-				failures, err = c.Int("SELECT max(received) FROM queue_events")
-				return err
-			})
-			if err != nil || time.Now().After(end) {
-				t.Fatalf("got error %v, %d events after %d failures", err, rows, failures)
-			}
-			if rows == 0 || failures == queue.MaxReceives {
-				break
-			}
-		}
-		if rows != 1 || failures != queue.MaxReceives {
-			t.Errorf("got %d events after %d failures, want one after %d", rows, failures, queue.MaxReceives)
-		}
-		if status, text := ask(t, s, "", "GET", "/admin/v1/dead-letters", ""); status != 200 || strings.Contains(text, "events") {
-			t.Errorf("got %d and dead letters %s, want none", status, text)
-		}
-	})
-}
 
 // Dead letters of queues are in the list, and a retry sends them back to their queue, where these die again.
 func TestDeadLettersOfQueues(t *testing.T) {

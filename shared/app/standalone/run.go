@@ -8,7 +8,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/conversation"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -43,9 +42,7 @@ const (
 // run starts the workers. They end with [Server.Shutdown], not with ctx.
 func (s *Server) run(ctx context.Context, r roles) {
 	ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
-	s.work(ctx, queue.Events, r.fanout.Handle, queue.ConsumeOptions{
-		Batch: 100, Concurrency: 4, MaxReceives: queue.MaxReceives, Keep: isNewerEvent, Bytes: queueBytes / 2,
-	})
+	s.work(ctx, queue.Events, r.fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4, MaxReceives: queue.MaxReceives, Bytes: queueBytes / 2})
 	s.work(ctx, queue.Deliveries, s.dispatcher.Pages, queue.ConsumeOptions{
 		Batch: 10, Concurrency: pageWorkers, PerGroup: pagesPerGroup, Bytes: queueBytes, Visibility: 2 * time.Minute, MaxReceives: queue.MaxReceives,
 	})
@@ -61,12 +58,6 @@ func (s *Server) run(ctx context.Context, r roles) {
 		periodic.Every(ctx, replayEvery, s.core.Log, periodic.Job{Name: "replays", Run: r.replays.Run})
 	})
 	s.workers.Go(func() { r.relay.Run(ctx) })
-}
-
-// isNewerEvent reports whether a newer program wrote an event. Only that program can fan it out, so the event waits for it.
-func isNewerEvent(m queue.Message) bool {
-	_, err := task.DecodeEvent(m)
-	return task.Newer(err)
 }
 
 func (s *Server) work(ctx context.Context, name queue.Name, h queue.Handler, o queue.ConsumeOptions) {

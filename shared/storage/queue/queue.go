@@ -109,10 +109,6 @@ type ConsumeOptions struct {
 	// MaxReceives moves a message to [Dead] after that many failures, as a [DeadLetter]; 0 is
 	// never. On a FIFO queue only the first failed message of a group has failed itself.
 	MaxReceives int
-	// Keep reports whether a message stays in its queue although it has failed MaxReceives times, for example because a
-	// newer program wrote it; nil keeps none. SQS has no such option. There the messages are returned from the dead-letter
-	// queue, and come after the later ones of their group.
-	Keep func(Message) bool
 	// PerGroup is how many messages of a group of a standard queue may be in handlers at once;
 	// 0 is any number. Messages without a group are not bounded. SQS has no such bound.
 	PerGroup int

@@ -26,11 +26,11 @@ func (mq *memoryQueue) settle(b *batch, failed func(*message) bool, opts *queue.
 	if mq.window.ready.fifo {
 		mq.settleGroups(b, failed, opts, now)
 	} else {
-		for i, m := range b.msgs {
+		for _, m := range b.msgs {
 			switch {
 			case !failed(m):
 				mq.accept(m)
-			case mq.fail(m, &b.handed[i], opts):
+			case mq.fail(m, opts):
 				mq.window.move(m, placeBackOff)
 				mq.backOff(backoff{until: now.Add(queue.Backoff(m.received)), msg: m})
 			}
@@ -49,7 +49,7 @@ func (mq *memoryQueue) settleGroups(b *batch, failed func(*message) bool, opts *
 		until time.Time // when the group is redelivered; zero while none of its messages has failed
 	}
 	groups := map[string]*outcome{}
-	for i, m := range b.msgs {
+	for _, m := range b.msgs {
 		g := groups[m.group]
 		if g == nil {
 			g = &outcome{}
@@ -62,7 +62,7 @@ func (mq *memoryQueue) settleGroups(b *batch, failed func(*message) bool, opts *
 			m.received--
 			mq.window.dropBody(m)
 			g.back = append(g.back, m)
-		case mq.fail(m, &b.handed[i], opts):
+		case mq.fail(m, opts):
 			g.back, g.until = append(g.back, m), now.Add(queue.Backoff(m.received))
 		default:
 			g.until = now
@@ -99,12 +99,8 @@ func (mq *memoryQueue) accept(m *message) {
 }
 
 // fail counts a failure and reports whether the message is redelivered. Otherwise fail dead-letters it.
-func (mq *memoryQueue) fail(m *message, handed *queue.Message, opts *queue.ConsumeOptions) (again bool) {
-	last := opts.MaxReceives > 0 && m.received >= opts.MaxReceives && mq.name != queue.Dead
-	if last && opts.Keep != nil {
-		last = handed.Body != nil && !opts.Keep(*handed) // a body that could not be read may be one to keep
-	}
-	if last {
+func (mq *memoryQueue) fail(m *message, opts *queue.ConsumeOptions) (again bool) {
+	if opts.MaxReceives > 0 && m.received >= opts.MaxReceives && mq.name != queue.Dead {
 		mq.settled.dead = append(mq.settled.dead, m)
 		mq.window.move(m, placeDead)
 		return false

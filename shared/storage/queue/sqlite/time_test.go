@@ -119,39 +119,6 @@ func TestTimes(t *testing.T) {
 			}
 		})
 	})
-	t.Run("AWS-06 given a message to keep, when it fails more often than MaxReceives, then it stays at the front of its group", func(t *testing.T) {
-		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
-			upgraded, receives := false, 0
-			var accepted []string
-			opts := queue.ConsumeOptions{
-				Batch: 1, MaxReceives: 3, Keep: func(m queue.Message) bool { return string(m.Body) == "newer" },
-			}
-			defer run(q, queue.Events, opts, func(_ context.Context, batch []queue.Message) ([]string, error) {
-				m := batch[0]
-				if string(m.Body) == "poison" || !upgraded {
-					receives = max(receives, m.Received)
-					return []string{m.ID}, nil
-				}
-				accepted = append(accepted, string(m.Body))
-				return nil, nil
-			})()
-			for _, body := range []string{"newer", "poison", "behind"} {
-				send(t, q, queue.Events, queue.Outgoing{Body: []byte(body), Group: "g"})
-			}
-			time.Sleep(time.Hour)
-			if d := depth(t, q, queue.Dead); d.Visible != 0 || receives <= opts.MaxReceives {
-				t.Errorf("got %d dead letters after %d receives, want none after more than %d", d.Visible, receives, opts.MaxReceives)
-			}
-			upgraded = true
-			time.Sleep(time.Hour)
-			if want := []string{"newer", "behind"}; !slices.Equal(accepted, want) {
-				t.Errorf("got %q accepted, want %q", accepted, want)
-			}
-			if d := depth(t, q, queue.Dead); d.Visible != 1 {
-				t.Errorf("got %d dead letters, want 1, because Keep does not keep the poison message", d.Visible)
-			}
-		})
-	})
 	t.Run("a_call_keeps_its_messages_until_it_returns", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 			a := arrivals{start: time.Now()}
