@@ -19,17 +19,17 @@ type DeadLetter struct {
 	Reason string `json:"reason"`
 	// Faults are details of the reason, from the handler.
 	Faults json.RawMessage `json:"faults,omitempty"`
-	// Message is the id that the message had on its queue, Group its group there, and
-	// Received how many times it was received.
+	// Message is the id that the message had on its queue, Group is its group there, and Received is how often it was
+	// received.
 	Message  string `json:"message,omitempty"`
 	Group    string `json:"group,omitempty"`
 	Received int    `json:"received,omitempty"`
-	// Attributes are those of the message, unless they take more room than there is beside the body.
+	// Attributes are the attributes of the message. They are left out if they would take too much room from the body.
 	Attributes map[string]string `json:"attributes,omitempty"`
 	// Sent is when the queue first took the message, Dead when it was dead-lettered.
 	Sent time.Time `json:"sent"`
 	Dead time.Time `json:"dead,omitzero"`
-	// Body is the message as it came, in the Encoding; [DeadLetter.Content] reads it.
+	// Body is the body of the message in this Encoding; [DeadLetter.Content] decodes it.
 	Body     string `json:"body"`
 	Encoding string `json:"encoding,omitempty"`
 	// Truncated says that Body is only the beginning of Size bytes.
@@ -40,15 +40,15 @@ type DeadLetter struct {
 const (
 	// deadLetterVersion 1 had no message, group, received, dead, encoding and size.
 	deadLetterVersion = 2
-	// gzipBase64 is the encoding of a body that is not a string, or too large as text.
+	// gzipBase64 is the encoding of a body that is not UTF-8 or is too large as text.
 	gzipBase64 = "gzip+base64"
-	// Bounds of what a reason may take from the body's room.
+	// Limits of the other members, so that most of the room is for the body.
 	maxReason     = 2 << 10
 	maxFaults     = 32 << 10
 	maxAttributes = 32 << 10
 )
 
-// NewDeadLetter makes the message for [Dead] of a message that came from a queue. Faults may be nil.
+// NewDeadLetter returns the message to send to [Dead] for a message of a queue. Faults may be nil.
 func NewDeadLetter(from Name, m Message, reason string, faults any, now time.Time) Outgoing {
 	l := DeadLetter{
 		V: deadLetterVersion, Queue: from, Reason: clip(reason, maxReason),
@@ -72,7 +72,7 @@ func NewDeadLetter(from Name, m Message, reason string, faults any, now time.Tim
 	}
 	l.Encoding = gzipBase64
 	for size := len(m.Body); ; size = size * 3 / 4 {
-		l.Body = compressed(m.Body[:size])
+		l.Body = compress(m.Body[:size])
 		if body := l.encode(); len(body) <= MaxBody {
 			return Outgoing{Body: body}
 		}
@@ -80,7 +80,7 @@ func NewDeadLetter(from Name, m Message, reason string, faults any, now time.Tim
 	}
 }
 
-// encode writes the dead letter as SQS takes it, without U+FFFE and U+FFFF.
+// encode returns the dead letter as JSON that SQS accepts.
 func (l DeadLetter) encode() []byte {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -101,7 +101,7 @@ func ParseDeadLetter(body []byte) (DeadLetter, error) {
 	return l, nil
 }
 
-// Content is the body of the message as it came; its beginning when Truncated.
+// Content returns the body of the message, or only its beginning if the dead letter is Truncated.
 func (l DeadLetter) Content() ([]byte, error) {
 	if l.Encoding == "" {
 		return []byte(l.Body), nil
@@ -113,14 +113,14 @@ func (l DeadLetter) Content() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the body of a dead letter: %w", err)
 	}
-	body, err := io.ReadAll(io.LimitReader(r, 1<<20)) // the largest that SQS takes
+	body, err := io.ReadAll(io.LimitReader(r, 1<<20)) // the largest body that SQS accepts
 	if err != nil {
 		return nil, fmt.Errorf("read the body of a dead letter: %w", err)
 	}
 	return body, nil
 }
 
-func compressed(body []byte) string {
+func compress(body []byte) string {
 	var b strings.Builder
 	text := base64.NewEncoder(base64.StdEncoding, &b)
 	z := gzip.NewWriter(text)

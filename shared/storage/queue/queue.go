@@ -1,9 +1,9 @@
 // Package queue is the transport between the stages of the pipeline. Messages are sent, handled in batches, and
 // redelivered until their handler has accepted them.
 //
-// A stage is a [Handler]. On AWS an event source mapping calls it, embedded the workers of a [Consumer], with the same
-// batches and the same partial failures. The adapters queue/sqs and queue/sqlite pass queue/queuetest. Only the package
-// that sends a message knows what it means.
+// A stage is a [Handler]. On AWS an event source mapping calls it. In a stand-alone server the workers of a [Consumer] call
+// it, with the same batches and the same partial failures. The adapters queue/sqs and queue/sqlite pass queue/queuetest.
+// Only the package that sends a message knows what it means.
 package queue
 
 import (
@@ -18,15 +18,15 @@ type Name string
 
 // The queues. The FIFO ones keep the order within a group.
 const (
-	// Inbox takes events from direct senders; publish validates them. Standard.
+	// Inbox receives events from direct senders; publish validates them. Standard.
 	Inbox Name = "inbox"
-	// Events takes accepted events to fanout. FIFO; group = hash of workspace and URI.
+	// Events carries accepted events to fanout. FIFO; group = hash of workspace and URI.
 	Events Name = "events"
-	// Deliveries takes page tasks to dispatch. Standard.
+	// Deliveries carries page tasks to dispatch. Standard.
 	Deliveries Name = "deliveries"
-	// Slow takes single deliveries: retries and endpoints known to be slow. Standard, fair.
+	// Slow carries single deliveries: retries, and deliveries to slow endpoints. Standard, fair.
 	Slow Name = "slow"
-	// Dead takes messages that no handler can handle. Standard.
+	// Dead receives messages that no handler can handle. Standard.
 	Dead Name = "dead"
 )
 
@@ -38,7 +38,7 @@ func Names() []Name { return []Name{Inbox, Events, Deliveries, Slow, Dead} }
 
 // Limits of a message (SQS).
 const (
-	// MaxBody is the largest body in bytes. SQS takes 1 MiB, but some emulators and other consumers only 256 KiB.
+	// MaxBody is the largest body in bytes. SQS accepts 1 MiB, but some emulators and other consumers accept only 256 KiB.
 	MaxBody = 256 << 10
 	// MaxDelay is the longest delay of a message on a standard queue.
 	MaxDelay = 15 * time.Minute
@@ -46,19 +46,20 @@ const (
 
 // Outgoing is a message to send.
 type Outgoing struct {
-	// Body is valid UTF-8 text without characters that XML 1.0 lacks, at most [MaxBody].
+	// Body is valid UTF-8 text of at most [MaxBody] bytes, without characters that XML 1.0 forbids.
 	Body []byte
-	// Group orders messages on a FIFO queue, and spreads consumers fairly on a
-	// standard one; at most 128 characters of [A-Za-z0-9_-].
+	// Group has at most 128 characters of [A-Za-z0-9_-]. A FIFO queue keeps the order within a group, and a standard queue
+	// shares its consumers fairly among the groups.
 	Group string
-	// Dedup drops a second message with the same id within five minutes (FIFO only).
+	// Dedup is a deduplication id. A FIFO queue drops a message if it accepted one with the same id in the last five minutes.
+	// Standard queues do not deduplicate.
 	Dedup string
-	// Delay postpones delivery, whole seconds up to [MaxDelay]; standard queues only.
+	// Delay postpones the delivery by whole seconds, up to [MaxDelay]. FIFO queues have no delays.
 	Delay time.Duration
 }
 
-// Escape writes U+FFFE and U+FFFF, which XML 1.0 lacks, as escapes of JSON. It works on JSON in UTF-8, where the two can only
-// stand in strings.
+// Escape replaces U+FFFE and U+FFFF, which XML 1.0 forbids, by JSON escapes. The body is JSON in UTF-8, where the two
+// characters can occur only in strings.
 func Escape(body []byte) []byte {
 	body = bytes.ReplaceAll(body, []byte("\uFFFE"), []byte(`\ufffe`))
 	return bytes.ReplaceAll(body, []byte("\uFFFF"), []byte(`\uffff`))
@@ -70,50 +71,51 @@ type Message struct {
 	Outgoing
 	// Received counts deliveries of this message, from 1.
 	Received int
-	// Sent is when the queue took the message.
+	// Sent is when the queue accepted the message.
 	Sent time.Time
-	// From is the queue that moved the message here as it was, after too many receives; "" if none did.
+	// From is the queue that moved the message here unchanged, after too many receives. It is "" for other messages.
 	From Name
-	// Attributes are the SQS message attributes of a direct sender; binary ones are in base64. Our own messages have
-	// none.
+	// Attributes are the SQS message attributes that a direct sender set, with binary values in base64.
 	Attributes map[string]string
 }
 
-// Sender puts messages on queues. Send returns when all are durable; on an error
-// some may have been sent. It splits into the batches that the queue takes.
+// Sender puts messages on queues. Send splits the messages into batches as the queue requires, and returns when all of them
+// are durable. After an error some of them may have been sent.
 type Sender interface {
 	Send(ctx context.Context, q Name, msgs ...Outgoing) error
 }
 
-// Forwarder is a [Sender] whose consumers are in the same process. Forward is Send for messages that can be made again
-// until it returns, for example from the message that caused them. Their handlers may begin at once, and messages that
-// are accepted soon are never written. Forward returns when each message is durable or accepted.
+// Forwarder is a [Sender] whose consumers are in the same process.
+//
+// Forward sends messages that the caller can create again until Forward returns, for example from the message that caused
+// them. Their handlers may start before anything is written, and messages that are accepted within milliseconds are never
+// written. Forward returns when each message is durable or accepted.
 type Forwarder interface {
 	Forward(ctx context.Context, q Name, msgs ...Outgoing) error
 }
 
-// Handler handles a batch and returns the ids of the messages that failed. Those are redelivered after [Backoff], the
-// others are deleted. On a FIFO queue a handler that fails a message fails all later ones of the same group. An error
+// Handler handles a batch and returns the ids of the messages that failed. The queue redelivers them after [Backoff] and
+// deletes the others. On a FIFO queue, a handler that fails a message also fails the later messages of its group. An error
 // fails the whole batch.
 type Handler func(ctx context.Context, batch []Message) (failed []string, err error)
 
-// ConsumeOptions shape batches as an event source mapping would.
+// ConsumeOptions correspond to the settings of an event source mapping.
 type ConsumeOptions struct {
 	// Batch is the largest number of messages per call; 0 is 10.
 	Batch int
-	// Concurrency is how many calls may run at once; 0 is 1.
+	// Concurrency is the number of concurrent calls; 0 is 1.
 	Concurrency int
-	// Visibility is how long the messages of a lost call stay in flight; 0 is 30 s. The context of the call ends after
-	// it. While the call continues, its messages stay in flight.
+	// Visibility is how long the messages of a call stay in flight if its process dies; 0 is 30 s. The context of the call
+	// ends after this time, but its messages stay in flight until it returns.
 	Visibility time.Duration
-	// MaxReceives moves a message to [Dead] after that many failures, as a [DeadLetter]; 0 is
-	// never. On a FIFO queue only the first failed message of a group has failed itself.
+	// MaxReceives is the number of failures after which a message moves to [Dead] as a [DeadLetter]; 0 is never. On a FIFO
+	// queue, only the first failed message of a group counts a failure.
 	MaxReceives int
-	// PerGroup is how many messages of a group of a standard queue may be in handlers at once;
-	// 0 is any number. Messages without a group are not bounded. SQS has no such bound.
+	// PerGroup limits how many messages of one group of a standard queue are in handlers; 0 is no limit. Messages without a
+	// group are not limited. SQS has no such limit.
 	PerGroup int
-	// Bytes limits the bodies of the messages in handlers together; 0 is any size. Half of it is for one group of a standard
-	// queue. A single message is handled whatever its size. SQS has no such limit.
+	// Bytes limits the total size of the bodies in handlers; 0 is no limit. One group of a standard queue gets at most half
+	// of it. A message that is larger is handled when no other is. SQS has no such limit.
 	Bytes int
 }
 
@@ -123,12 +125,12 @@ type Consumer interface {
 	Consume(ctx context.Context, q Name, h Handler, opts ConsumeOptions) error
 }
 
-// MaxReceives is how many failures dead-letter a message, the most that SQS allows. With [Backoff] they take ten days, so
-// that an event of a newer version waits that long for a newer program. SQS would delete it after 14 days.
+// MaxReceives is the number of failures after which a message becomes a dead letter. It is the most that SQS allows. With
+// [Backoff] so many failures take ten days; SQS deletes a message after 14.
 const MaxReceives = 1000
 
-// Backoff is how long a failed message waits after so many receives: a second, doubled with each, at most five minutes.
-// A message that has failed for almost two days waits 25 minutes each time. All times are up to a fifth more or less, so
+// Backoff returns how long a failed message waits after so many receives: one second, doubled with each receive, up to five
+// minutes. A message that has failed for almost two days waits 25 minutes each time. All times vary by up to a fifth, so
 // that messages that failed together are not redelivered together.
 func Backoff(received int) time.Duration {
 	d := min(time.Second<<min(max(received-1, 0), 9), 5*time.Minute)
@@ -147,8 +149,8 @@ type Depth struct {
 	Oldest                     time.Time
 }
 
-// Discarder is a queue of which delayed messages can be discarded: those whose bodies contain one of the texts. Others
-// hand them out when they are due.
+// Discarder is a queue that can discard delayed messages whose bodies contain one of the texts. Other queues deliver such
+// messages when they are due.
 type Discarder interface {
 	Discard(ctx context.Context, q Name, texts ...string) error
 }

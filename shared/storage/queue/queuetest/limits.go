@@ -13,8 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// fifoPause is the visibility timeout of the case in which other groups must get
-// through before a failed message comes again.
+// fifoPause is the visibility timeout of the case in which the messages of other groups must be handled before a failed
+// message is redelivered.
 const fifoPause = 3 * time.Second
 
 func (b *bench) refused(what string, q queue.Name, m queue.Outgoing, kinds ...fault.Kind) {

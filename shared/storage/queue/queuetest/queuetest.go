@@ -1,9 +1,8 @@
 // Package queuetest is the suite that every adapter of [queue.Sender] and [queue.Consumer] passes.
 //
-// An adapter's test calls [Run] with a function that opens its queues, empty
-// and under all names of [queue.Names]. Cases run in parallel, each on queues of its own,
-// so that waiting for a delay or a visibility timeout costs the suite little. Queues in this process
-// are tested by [RunInBubbles], where it costs nothing.
+// An adapter's test calls [Run] with a function that opens empty queues under all names of [queue.Names]. Cases run in
+// parallel, each with its own queues, so that waiting for a delay or a visibility timeout costs the suite little. For queues
+// in this process, [RunInBubbles] runs the cases in synctest bubbles, where waiting costs nothing.
 package queuetest
 
 import (
@@ -24,8 +23,8 @@ import (
 type Backend interface {
 	queue.Sender
 	queue.Consumer
-	// Grain is the shortest visibility timeout that the backend keeps: a second on SQS. On a busy machine a message may
-	// come again because its handler, or the answer to the queue, took longer.
+	// Grain is the shortest visibility timeout of the backend, for example one second on SQS. On a busy machine a message
+	// may be redelivered because its handler or the answer to the queue takes longer.
 	Grain() time.Duration
 }
 
@@ -35,7 +34,7 @@ func Run(t *testing.T, open func(t *testing.T) Backend) {
 	run(t, func(t *testing.T, c testCase) { c.run(&bench{T: t, Backend: open(t)}) })
 }
 
-// RunInBubbles is Run for queues that are all in this process: time passes when all wait, so that no case waits for a delay.
+// RunInBubbles is Run for queues in this process. Each case runs in a synctest bubble, so that delays take no time.
 func RunInBubbles(t *testing.T, open func(t *testing.T) Backend) {
 	run(t, func(t *testing.T, c testCase) {
 		synctest.Test(t, func(t *testing.T) { c.run(&bench{T: t, Backend: open(t)}) })
@@ -68,16 +67,16 @@ type testCase struct {
 	run  func(b *bench)
 }
 
-// deadline bounds waiting for something that must come.
+// deadline bounds every wait.
 const deadline = 30 * time.Second
 
-// bench is where a case works.
+// bench is a test with the backend under test.
 type bench struct {
 	*testing.T
 	Backend
 }
 
-// send must succeed.
+// send sends messages and fails the test on an error.
 func (b *bench) send(q queue.Name, msgs ...queue.Outgoing) {
 	b.Helper()
 	if err := b.Send(b.Context(), q, msgs...); err != nil {
@@ -85,7 +84,7 @@ func (b *bench) send(q queue.Name, msgs ...queue.Outgoing) {
 	}
 }
 
-// consume runs a consumer until the test ends or stop is called, which waits for it.
+// consume runs a consumer until the test ends or stop is called. stop waits for the consumer.
 func (b *bench) consume(q queue.Name, opts queue.ConsumeOptions, h queue.Handler) (stop func()) {
 	b.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -106,10 +105,10 @@ func (b *bench) consume(q queue.Name, opts queue.ConsumeOptions, h queue.Handler
 	return stop
 }
 
-// text is a message with nothing but a body.
+// text returns a message with only a body.
 func text(body string) queue.Outgoing { return queue.Outgoing{Body: []byte(body)} }
 
-// ordered is a message of a FIFO queue.
+// ordered returns a message for a FIFO queue.
 func ordered(group, body string) queue.Outgoing {
 	return queue.Outgoing{Body: []byte(body), Group: group, Dedup: body}
 }
@@ -122,7 +121,7 @@ func texts(prefix string, n int) []queue.Outgoing {
 	return msgs
 }
 
-// record collects what handlers have seen, in the order of their calls.
+// record collects the messages that handlers received, in the order of their calls.
 type record struct {
 	mu      sync.Mutex
 	seen    []queue.Message
@@ -143,7 +142,7 @@ func (r *record) add(batch ...queue.Message) {
 	}
 }
 
-// accept is a handler that takes everything.
+// accept is a handler that accepts all messages.
 func (r *record) accept(_ context.Context, batch []queue.Message) ([]string, error) {
 	r.add(batch...)
 	return nil, nil
@@ -159,7 +158,7 @@ func (r *record) bodies() []string {
 	return out
 }
 
-// originals are the bodies of dead letters as they were on their queue. A queue on AWS moves them as they are.
+// originals returns the bodies that dead letters had on their queue. A queue on AWS moves messages unchanged.
 func (r *record) originals() []string {
 	out := r.bodies()
 	for i, body := range out {
@@ -177,14 +176,14 @@ func (r *record) all() []queue.Message {
 	return append([]queue.Message(nil), r.seen...)
 }
 
-// largest is the size of the largest batch.
+// largest returns the size of the largest batch.
 func (r *record) largest() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Max(r.batches)
 }
 
-// count is how often a body was seen.
+// count returns how often a body was received.
 func (r *record) count(body string) (n int) {
 	for _, seen := range r.bodies() {
 		if seen == body {
@@ -194,7 +193,7 @@ func (r *record) count(body string) (n int) {
 	return n
 }
 
-// distinct is the number of different bodies seen.
+// distinct returns the number of different bodies received.
 func (r *record) distinct() int {
 	set := map[string]bool{}
 	for _, body := range r.bodies() {
@@ -203,7 +202,7 @@ func (r *record) distinct() int {
 	return len(set)
 }
 
-// wait returns when holds does. Only one goroutine may wait for a record.
+// wait waits until holds reports true. Only one goroutine may wait for a record.
 func (b *bench) wait(r *record, what string, holds func() bool) {
 	b.Helper()
 	timeout := time.NewTimer(deadline)
@@ -213,7 +212,7 @@ func (b *bench) wait(r *record, what string, holds func() bool) {
 		case <-r.changed:
 		case <-timeout.C:
 			got := r.bodies()
-			b.Fatalf("waited in vain for %s; %d seen, the last %q", what, len(got), got[max(0, len(got)-20):])
+			b.Fatalf("%s did not arrive within %v; got %d messages, the last %q", what, deadline, len(got), got[max(0, len(got)-20):])
 		}
 	}
 }

@@ -15,9 +15,9 @@ import (
 
 // Consume runs opts.Concurrency workers until ctx ends or the queues are closed.
 //
-// The context of a call ends with the visibility timeout or with the queues, not with ctx, so that a call that began may
-// finish. Its messages stay in flight until it returns, however late. As on Lambda, a panic in h is an error of the
-// batch, and an unknown id among the failed ones fails the whole batch.
+// The context of a call ends with the visibility timeout or with the queues, not with ctx, so that a running call can
+// finish. Its messages stay in flight until it returns. As on Lambda, a panic of h and an unknown id in its result fail the
+// whole batch.
 func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, opts queue.ConsumeOptions) error {
 	mq, err := q.queue(name)
 	if err != nil {

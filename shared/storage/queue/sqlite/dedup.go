@@ -10,18 +10,18 @@ import (
 )
 
 const (
-	// dedupWindow is how long a deduplication id drops others (SQS: five minutes).
+	// dedupWindow is how long a queue drops messages with a deduplication id that it accepted (SQS: five minutes).
 	dedupWindow = 5 * time.Minute
-	// dedupSpan is the time that one generation of ids takes in.
+	// dedupSpan is the time between two generations of ids.
 	dedupSpan = dedupWindow / 2
-	// maxDedup bounds the ids in memory, at about 50 bytes each. With more, the oldest generation is forgotten early.
+	// maxDedup bounds the ids in memory, at about 50 bytes each. If there are more, the oldest generation is dropped early.
 	maxDedup = 1 << 22
 	// dedupStep is the number of rows that one job deletes.
 	dedupStep = 1000
 )
 
-// digest stands for a deduplication id. Two ids never share one in practice:
-// with a million ids in the window the chance is below 1 in 10^26.
+// digest is the truncated hash of a deduplication id. With a million ids in the window, the chance that two of them have
+// the same digest is below 1 in 10^26.
 type digest [16]byte
 
 func digestOf(id string) digest {
@@ -29,15 +29,15 @@ func digestOf(id string) digest {
 	return digest(sum[:16])
 }
 
-// dedup knows the ids of the last five minutes. Only the engine's writer uses
-// it. In the file there is one row for each send that had ids.
+// dedup knows the ids of the last five minutes. Only the engine's writer uses it. The file has one row for each send with
+// ids.
 type dedup struct {
 	table       string
 	insert      string
 	generations []generation // oldest first
 	lastRow     int64
 
-	// pending are the ids of the transaction attempt, which are not committed yet.
+	// pending are the ids of the current transaction, whose number is attempt.
 	pending map[digest]bool
 	attempt int64
 }
@@ -53,7 +53,7 @@ func newDedup(table string) *dedup {
 	}
 }
 
-// setUp reads the ids that still count. The row's id is its time in microseconds.
+// setUp reads the ids of the last five minutes. The row's id is its time in microseconds.
 func (d *dedup) setUp(tx *engine.Tx) error {
 	if err := tx.Exec("CREATE TABLE IF NOT EXISTS " + d.table + " (id INTEGER PRIMARY KEY, digests BLOB NOT NULL)"); err != nil {
 		return err
@@ -135,7 +135,7 @@ func (d *dedup) add(ids []digest, at time.Time) {
 	}
 }
 
-// forgetting is a job that deletes rows whose time is over.
+// forgetting is a job that deletes up to [dedupStep] rows that are older than the window.
 type forgetting struct {
 	d    *dedup
 	more bool
@@ -155,7 +155,7 @@ func (f *forgetting) Apply(tx *engine.Tx) error {
 
 func (*forgetting) Done(error) {}
 
-// forget deletes all rows whose time is over.
+// forget deletes all rows that are older than the window.
 func (d *dedup) forget(e *engine.Engine) error {
 	for {
 		job := &forgetting{d: d}

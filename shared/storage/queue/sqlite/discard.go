@@ -11,14 +11,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Bounds of one step of a discard. Between the steps other readers and writes take their turn.
+// Bounds of one step of a discard, so that other reads and writes do not wait for long.
 const (
 	discardRows    = 2000
 	discardDeletes = 500
 )
 
-// Discard implements [queue.Discarder]. It looks through the delayed rows once, on a connection for reading, so that
-// other writes wait only while it deletes.
+// Discard implements [queue.Discarder]. It searches the delayed rows on a connection for reading, so that other writes wait
+// only while it deletes.
 func (q *Queues) Discard(ctx context.Context, name queue.Name, texts ...string) error {
 	mq, err := q.queue(name)
 	if err != nil {
@@ -29,7 +29,7 @@ func (q *Queues) Discard(ctx context.Context, name queue.Name, texts ...string) 
 		var found []int64
 		err := q.engine.Read(ctx, func(c *engine.Conn) error {
 			var err error
-			found, after, more, err = mq.delayedWith(c, after, contains)
+			found, after, more, err = mq.findDelayed(c, after, contains)
 			return err
 		})
 		for len(found) > 0 && err == nil {
@@ -44,8 +44,8 @@ func (q *Queues) Discard(ctx context.Context, name queue.Name, texts ...string) 
 	return nil
 }
 
-// delayedWith reads up to [discardRows] delayed rows behind an id and returns the ids of those whose body matches.
-func (mq *memoryQueue) delayedWith(c *engine.Conn, after int64, matches func([]byte) bool) (found []int64, last int64, more bool, err error) {
+// findDelayed reads up to [discardRows] delayed rows after an id and returns the ids of the rows whose body matches.
+func (mq *memoryQueue) findDelayed(c *engine.Conn, after int64, matches func([]byte) bool) (found []int64, last int64, more bool, err error) {
 	s, err := c.Stmt(fmt.Sprintf("SELECT id, body FROM %s WHERE due > 0 AND id > ? ORDER BY id LIMIT %d", mq.sql.table, discardRows))
 	if err != nil {
 		return nil, after, false, err
@@ -65,8 +65,8 @@ func (mq *memoryQueue) delayedWith(c *engine.Conn, after int64, matches func([]b
 	}
 }
 
-// containsAny returns a function that reports whether a body contains one of the texts. Its time hardly depends on the
-// number of texts if they begin alike, as ids do.
+// containsAny returns a function that reports whether a body contains one of the texts. The function looks for the common
+// prefix of the texts first, so with ids such as sub_… its time hardly depends on their number.
 func containsAny(texts []string) func(body []byte) bool {
 	byLength := map[int]map[string]bool{}
 	prefix := []byte(nil)
@@ -102,7 +102,7 @@ func containsAny(texts []string) func(body []byte) bool {
 	}
 }
 
-// discarding deletes rows that are still delayed. Rows that became due meanwhile are in memory and stay.
+// discarding is a job that deletes rows if they are still delayed. Rows that became due meanwhile are in memory and stay.
 type discarding struct {
 	queue *memoryQueue
 	ids   []int64

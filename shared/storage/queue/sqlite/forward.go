@@ -11,27 +11,27 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// forwardWithin is the longest time that a forwarded message has no row. A message that is accepted before that, and
-// before any other commit, never gets one.
+// forwardWithin is how long a forwarded message may be without a row. A message that is accepted within this time, and
+// before any other commit, never gets a row.
 const forwardWithin = 10 * time.Millisecond
 
-// forwarding holds messages that are delivered before they are written. Their sender waits until each is a row or
-// accepted.
+// forwarding is a job that writes messages whose delivery may begin before. Their sender waits until each message has a row
+// or is accepted.
 //
 //	Forward ─▶ ready ─▶ handler ─▶ accepted: no row
-//	    └─▶ job of the engine, soon: a row for each that is not accepted yet
+//	    └─▶ job: a row for each message that is not accepted yet
 type forwarding struct {
 	queue *memoryQueue
 	msgs  []*message
-	open  atomic.Int64 // messages that are neither
+	open  atomic.Int64 // messages for which the sender waits
 	err   error
 	done  chan struct{}
 }
 
 var _ queue.Forwarder = (*Queues)(nil)
 
-// Forward implements [queue.Forwarder]. It sends messages with a delay, those of a FIFO queue,
-// and those that do not fit into memory.
+// Forward implements [queue.Forwarder]. It calls Send if a message has a delay, if the queue is a FIFO queue, or if the
+// messages do not fit into memory.
 func (q *Queues) Forward(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
 	mq, err := q.queue(name)
 	if err != nil {
@@ -59,11 +59,11 @@ func (q *Queues) Forward(ctx context.Context, name queue.Name, msgs ...queue.Out
 	case <-f.done:
 		return fault.Wrap(engine.Kind(f.err), f.err, "forward %d messages to %s", len(msgs), name)
 	case <-ctx.Done():
-		return ctx.Err() // they are handled and written all the same
+		return ctx.Err() // the messages are handled and written nevertheless
 	}
 }
 
-// forward makes messages ready that have no row, and reports false if they do not fit.
+// forward makes messages ready without rows. It reports false if they do not fit into memory.
 func (mq *memoryQueue) forward(f *forwarding, msgs []queue.Outgoing, size int) bool {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -90,14 +90,13 @@ func (mq *memoryQueue) forward(f *forwarding, msgs []queue.Outgoing, size int) b
 	return true
 }
 
-// closeOne counts a message that is a row or accepted.
+// closeOne counts a message for which the sender need not wait any more.
 func (f *forwarding) closeOne() {
 	if f.open.Add(-1) == 0 {
 		close(f.done)
 	}
 }
 
-// Apply writes the messages that are not accepted yet.
 func (f *forwarding) Apply(tx *engine.Tx) error {
 	mq := f.queue
 	for _, m := range f.msgs {
@@ -129,8 +128,8 @@ func (f *forwarding) Apply(tx *engine.Tx) error {
 	return nil
 }
 
-// Done answers the sender. Messages that could not be written are handled all the same, and again when the sender
-// repeats them.
+// Done answers the sender. Messages that could not be written are still handled, and handled again when the sender repeats
+// them.
 func (f *forwarding) Done(err error) {
 	mq := f.queue
 	mq.mu.Lock()

@@ -1,6 +1,6 @@
 package sqlite
 
-// deque is a queue with a front that also takes values back. It is a ring, so that both ends cost the same at any length.
+// deque is a queue with a pushFront. It is a ring buffer, so that adding at either end is cheap at any length.
 type deque[T any] struct {
 	items []T // its length is 0 or a power of two
 	head  int
@@ -26,7 +26,7 @@ func (d *deque[T]) pop() (v T) {
 	return v
 }
 
-// pushFront puts vs, in their order, before everything else.
+// pushFront adds vs, in their order, before all other values.
 func (d *deque[T]) pushFront(vs ...T) {
 	d.reserve(len(vs))
 	d.head = (d.head - len(vs)) & (len(d.items) - 1)
@@ -51,16 +51,16 @@ func (d *deque[T]) reserve(n int) {
 	d.items, d.head = items, 0
 }
 
-// group is the ready messages of one group, in their order. A group that has any
-// is in the ring, unless its queue is FIFO and a batch locks it, or it is at its bound.
+// group holds the ready messages of one group, in their order. A group with ready messages is in the ring, unless it is
+// locked or bounded.
 type group struct {
 	name    string
 	ready   deque[*message]
 	bytes   int  // of the bodies of ready messages
 	handled int  // of the bodies of messages in handlers
 	busy    int  // messages of a standard queue in handlers
-	locked  bool // by a batch of a FIFO queue
-	bounded bool // out of the ring until one of its messages is settled
+	locked  bool // in a FIFO queue, by a batch or a back-off
+	bounded bool // in a standard queue, until one of its messages leaves its handler
 }
 
 func (g *group) pop() *message {
@@ -99,14 +99,15 @@ func (r *ready) add(m *message) {
 	}
 }
 
-// available reports that take may find a message.
+// available reports whether take may find a message.
 func (r *ready) available() bool { return r.ring.len() > 0 }
 
-// take removes up to n messages. On a FIFO queue it locks their groups, each until [ready.unlock]; on a standard one at most
-// perGroup of a group are in handlers until [ready.settled], if that is not 0. Messages in handlers have at most the given
-// number of bytes, unless it is 0.
+// take removes up to n messages for a handler. They stay with it until [ready.release].
 //
-// A message that failed before is a batch of its own, so that a message that always fails fails no others.
+// On a FIFO queue take locks their groups until [ready.unlock]. On a standard queue at most perGroup messages of a group are
+// in handlers. The bodies in handlers have at most the given number of bytes. For both, 0 is no limit.
+//
+// A message that failed before gets a batch of its own, so that a message that always fails does not fail others.
 func (r *ready) take(n, perGroup, bytes int) (batch []*message) {
 	for len(batch) < n && r.available() {
 		g := r.ring.first()
@@ -143,8 +144,7 @@ func (r *ready) take(n, perGroup, bytes int) (batch []*message) {
 	return batch
 }
 
-// pushFront returns messages of one group to its front. On a FIFO queue the group
-// stays locked.
+// pushFront returns messages of one group to its front. On a FIFO queue the group stays locked.
 func (r *ready) pushFront(name string, msgs ...*message) {
 	if len(msgs) == 0 {
 		return
@@ -161,7 +161,7 @@ func (r *ready) pushFront(name string, msgs ...*message) {
 	}
 }
 
-// handle removes the first message of a group for a handler.
+// handle removes the first message of a group and counts it as in a handler.
 func (r *ready) handle(g *group) *message {
 	m := g.pop()
 	m.handled = len(m.body)
@@ -170,7 +170,7 @@ func (r *ready) handle(g *group) *message {
 	return m
 }
 
-// release takes a message out of its handler.
+// release counts a message as out of its handler.
 func (r *ready) release(m *message) {
 	g := r.groups[m.group]
 	r.handled -= m.handled
@@ -187,7 +187,7 @@ func (r *ready) release(m *message) {
 	}
 }
 
-// unlock lets a group of a FIFO queue be taken from again.
+// unlock makes a group of a FIFO queue available again.
 func (r *ready) unlock(name string) {
 	g := r.groups[name]
 	if g == nil {

@@ -15,11 +15,11 @@ const (
 	// maxSend and maxSendBytes bound one transaction, so that other writes do not wait long for a large send.
 	maxSend      = 250
 	maxSendBytes = 4 << 20
-	// maxWord is the length of a group or a deduplication id.
-	maxWord = 128
+	// maxID is the length of a group or a deduplication id.
+	maxID = 128
 )
 
-// Send writes the messages in their order, in one transaction unless they are many.
+// Send writes the messages in their order. Many messages take several transactions.
 func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
 	mq, err := q.queue(name)
 	if err != nil {
@@ -53,8 +53,8 @@ func check(name queue.Name, m *queue.Outgoing) error {
 		return fault.New(fault.Invalid, "a message for %s is empty or not UTF-8", name)
 	case len(m.Body) > queue.MaxBody:
 		return fault.New(fault.TooLarge, "a message for %s has %d bytes (allowed: up to %d)", name, len(m.Body), queue.MaxBody)
-	case !word(m.Group) || !word(m.Dedup):
-		return fault.New(fault.Invalid, "group or deduplication id of a message for %s is invalid (allowed: up to %d characters of [A-Za-z0-9_-])", name, maxWord)
+	case !validID(m.Group) || !validID(m.Dedup):
+		return fault.New(fault.Invalid, "group or deduplication id of a message for %s is invalid (allowed: up to %d characters of [A-Za-z0-9_-])", name, maxID)
 	case m.Delay < 0 || m.Delay > queue.MaxDelay:
 		return fault.New(fault.Invalid, "delay %v of a message for %s is not allowed (allowed: 0 to %v)", m.Delay, name, queue.MaxDelay)
 	case name.FIFO() && m.Group == "":
@@ -67,7 +67,7 @@ func check(name queue.Name, m *queue.Outgoing) error {
 	return nil
 }
 
-func word(s string) bool {
+func validID(s string) bool {
 	for i := range len(s) {
 		switch c := s[i]; {
 		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-':
@@ -75,17 +75,17 @@ func word(s string) bool {
 			return false
 		}
 	}
-	return len(s) <= maxWord
+	return len(s) <= maxID
 }
 
-// sending is a part of a Send as a job of the engine.
+// sending is a job that writes messages of one Send.
 type sending struct {
 	queue *memoryQueue
 	msgs  []queue.Outgoing
 
 	ready   []*message
 	delayed int
-	due     int64 // the earliest of the delayed
+	due     int64 // when the first delayed message is due
 	at      time.Time
 	fresh   []digest // deduplication ids
 }

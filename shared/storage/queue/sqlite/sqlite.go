@@ -33,16 +33,15 @@ import (
 type Options struct {
 	// Log gets failures; nil is [slog.Default].
 	Log *slog.Logger
-	// MaxReady is the number of messages of a queue that are kept in memory; 0 is 65,536. A queue that has as many in
-	// flight or in back-off delivers no others.
+	// MaxReady bounds the messages of a queue that are ready or in flight in memory; 0 is 65,536.
 	MaxReady int
-	// MaxBytes bounds the bodies of a queue that are kept in memory; 0 is 64 MiB.
+	// MaxBytes bounds the size of their bodies; 0 is 64 MiB.
 	MaxBytes int
-	// DeadLettered is called with messages of a queue that were received too often; may be nil.
+	// DeadLettered is called after n messages of a queue were dead-lettered because they failed too often; may be nil.
 	DeadLettered func(q queue.Name, n int)
 }
 
-// Queues are the queues of one file. Close them before the file.
+// Queues holds the queues of one file. Close it before the file.
 type Queues struct {
 	engine *engine.Engine
 	opts   Options
@@ -62,7 +61,7 @@ var (
 	_ queue.Consumer = (*Queues)(nil)
 )
 
-// Open opens the queues in the file of e, with every message that was not accepted before.
+// Open opens the queues in the file of e.
 func Open(e *engine.Engine, opts Options) (*Queues, error) {
 	if opts.Log == nil {
 		opts.Log = slog.Default()
@@ -87,7 +86,7 @@ func Open(e *engine.Engine, opts Options) (*Queues, error) {
 	return q, nil
 }
 
-// setup creates the tables and reads what the last process left.
+// setup is a job that creates the tables and reads the state that the last process left.
 type setup struct{ q *Queues }
 
 func (s setup) Apply(tx *engine.Tx) error {
@@ -130,8 +129,8 @@ func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error
 // closeTime is how long Close waits for handlers whose context it has ended.
 const closeTime = 5 * time.Second
 
-// Close ends the contexts of running calls and waits for their handlers, for a bounded time. Then it writes what was
-// accepted. What a handler reports after that is lost, and the next process delivers its messages again.
+// Close ends the contexts of running calls and waits up to [closeTime] for their handlers. Then it writes their results. The
+// result of a handler that returns later is lost, and the next process delivers its messages again.
 func (q *Queues) Close() error {
 	var err error
 	q.once.Do(func() {

@@ -17,16 +17,19 @@ import (
 const (
 	// drainVisibility is how long a message that was not accepted stays in flight, in seconds.
 	drainVisibility = 30
-	// finishTime bounds requests that go on after the context of a drain has ended.
+	// finishTime bounds requests that continue after the context of a drain has ended.
 	finishTime = 10 * time.Second
 )
 
-// Drain hands the messages of the standard or dead-letter queue at a URL to a handler until the queue is empty, and deletes the
-// messages that it accepts. It returns their number. It does not wait for messages, so a message that SQS does not find
-// immediately is for the next call. A failed message does not hold up the others, but after a batch of which all fail, Drain
-// stops, because the handler may depend on something that is down.
+// Drain calls h with the messages of the queue at a URL until the queue is empty. It deletes the messages that h accepts and
+// returns their number. The queue may be a standard queue or a dead-letter queue.
 //
-// Their From is the queue that SQS moved them from. For those of which SQS does not say it, it is from, which may be "".
+// Drain does not wait for messages, so it may leave a message that SQS does not find immediately to the next call. A failed
+// message does not hold up the others. But after a batch in which every message fails, Drain stops, because h may depend on
+// something that is down.
+//
+// The From of a message is the queue from which SQS moved it. If SQS does not report that queue, From is the given one,
+// which may be "".
 func (q *Queues) Drain(ctx context.Context, url string, from queue.Name, h queue.Handler) (done int, err error) {
 	rejected := 0
 	for {
@@ -35,7 +38,7 @@ func (q *Queues) Drain(ctx context.Context, url string, from queue.Name, h queue
 			return done, failure(err, "receive the messages of a queue")
 		}
 		if len(batch) == 0 {
-			return done, unaccepted(rejected)
+			return done, rejectedError(rejected)
 		}
 		failed, err := h(ctx, batch)
 		if err != nil {
@@ -53,7 +56,7 @@ func (q *Queues) Drain(ctx context.Context, url string, from queue.Name, h queue
 		done += len(accepted)
 		rejected += len(failed)
 		if len(accepted) == 0 {
-			return done, unaccepted(rejected)
+			return done, rejectedError(rejected)
 		}
 		if ctx.Err() != nil {
 			return done, ctx.Err()
@@ -61,16 +64,16 @@ func (q *Queues) Drain(ctx context.Context, url string, from queue.Name, h queue
 	}
 }
 
-// unaccepted returns an error unless a handler accepted all messages.
-func unaccepted(n int) error {
+// rejectedError returns an error unless n is 0.
+func rejectedError(n int) error {
 	if n == 0 {
 		return nil
 	}
 	return fault.New(fault.Unavailable, "%d messages of a queue were not accepted", n)
 }
 
-// receive takes up to ten messages, with what deleting each takes. It is not canceled: messages that it takes just then
-// would stay in flight.
+// receive receives up to ten messages, with the receipt handles to delete them. It does not end with ctx, because messages
+// that it received at that moment would stay in flight.
 func (q *Queues) receive(ctx context.Context, url string, from queue.Name) (batch []queue.Message, receipts []*string, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), finishTime)
 	defer cancel()
@@ -87,10 +90,10 @@ func (q *Queues) receive(ctx context.Context, url string, from queue.Name) (batc
 	for _, sent := range out.Messages {
 		m := message(aws.ToString(sent.MessageId), aws.ToString(sent.Body), sent.Attributes)
 		for name, a := range sent.MessageAttributes {
-			attribute(&m, name, a.StringValue, a.BinaryValue)
+			addAttribute(&m, name, a.StringValue, a.BinaryValue)
 		}
 		m.From = from
-		if source, ok := q.named(sent.Attributes[attrSource]); ok {
+		if source, ok := q.findByARN(sent.Attributes[attrSource]); ok {
 			m.From = source
 		}
 		batch, receipts = append(batch, m), append(receipts, sent.ReceiptHandle)
@@ -107,7 +110,7 @@ func (q *Queues) remove(ctx context.Context, url string, receipts []*string) err
 		entries[i] = types.DeleteMessageBatchRequestEntry{Id: aws.String(strconv.Itoa(i)), ReceiptHandle: receipt}
 	}
 	id := func(e types.DeleteMessageBatchRequestEntry) string { return *e.Id }
-	return untilTaken(ctx, entries, id, func(entries []types.DeleteMessageBatchRequestEntry) ([]types.BatchResultErrorEntry, error) {
+	return retryEntries(ctx, entries, id, func(entries []types.DeleteMessageBatchRequestEntry) ([]types.BatchResultErrorEntry, error) {
 		out, err := q.client.DeleteMessageBatch(ctx, &sqs.DeleteMessageBatchInput{QueueUrl: &url, Entries: entries})
 		if err != nil {
 			return nil, err

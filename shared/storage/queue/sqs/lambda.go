@@ -15,28 +15,29 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Lambda makes a handler into a function for an event source mapping with ReportBatchItemFailures.
+// Lambda returns a Lambda function that calls h with the batches of an event source mapping. The mapping must have
+// ReportBatchItemFailures.
 //
-// It makes failed messages visible after [queue.Backoff], for which the function needs sqs:ChangeMessageVisibility. The
-// mapping itself would leave them invisible for the queue's visibility timeout. A panic is an error of the batch. It does
-// not end the process, which may be handling other work.
+// The function makes failed messages visible after [queue.Backoff], because otherwise they would stay invisible for the
+// queue's visibility timeout. It needs the permission sqs:ChangeMessageVisibility for that. A panic of h fails the batch,
+// but not the process, which may be handling other batches.
 func (q *Queues) Lambda(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
 	return func(ctx context.Context, event events.SQSEvent) (events.SQSEventResponse, error) {
 		batch := Messages(event)
 		failed, err := call(ctx, h, batch)
 		if err != nil {
 			q.backOff(ctx, event, batch, ids(batch))
-			// Lambda counts this as an error of the function; the whole batch is redelivered.
+			// Lambda counts this as an error of the function, and SQS redelivers the whole batch.
 			return Response(nil), fault.Wrap(fault.Internal, err, "handle %d messages", len(batch))
 		}
 		fifo := len(event.Records) > 0 && strings.HasSuffix(event.Records[0].EventSourceARN, ".fifo")
-		failed = complete(batch, failed, fifo)
+		failed = allFailed(batch, failed, fifo)
 		q.backOff(ctx, event, batch, failed)
 		return Response(failed), nil
 	}
 }
 
-// call returns a panic of the handler as an error.
+// call calls h and returns its panic as an error.
 func call(ctx context.Context, h queue.Handler, batch []queue.Message) (failed []string, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -46,20 +47,20 @@ func call(ctx context.Context, h queue.Handler, batch []queue.Message) (failed [
 	return h(ctx, batch)
 }
 
-// Messages are the records of an event, in their order.
+// Messages returns the records of an event, in their order.
 func Messages(event events.SQSEvent) []queue.Message {
 	batch := make([]queue.Message, len(event.Records))
 	for i, r := range event.Records {
 		batch[i] = message(r.MessageId, r.Body, r.Attributes)
 		for name, a := range r.MessageAttributes {
-			attribute(&batch[i], name, a.StringValue, a.BinaryValue)
+			addAttribute(&batch[i], name, a.StringValue, a.BinaryValue)
 		}
 	}
 	return batch
 }
 
-// Response names the failed messages. It never marshals them as null, which is a success for AWS and an error for
-// emulators.
+// Response returns a response that lists the failed messages. An empty list does not marshal as null, because AWS treats
+// null as success, but emulators treat it as an error.
 func Response(failed []string) events.SQSEventResponse {
 	r := events.SQSEventResponse{BatchItemFailures: make([]events.SQSBatchItemFailure, len(failed))}
 	for i, id := range failed {
@@ -90,8 +91,7 @@ func message(id, body string, attributes map[string]string) queue.Message {
 	return m
 }
 
-// attribute notes a message attribute.
-func attribute(m *queue.Message, name string, text *string, binary []byte) {
+func addAttribute(m *queue.Message, name string, text *string, binary []byte) {
 	if m.Attributes == nil {
 		m.Attributes = map[string]string{}
 	}
@@ -102,10 +102,10 @@ func attribute(m *queue.Message, name string, text *string, binary []byte) {
 	}
 }
 
-// complete adds to what a handler reported: on a FIFO queue the later messages
-// of a failed one's group have failed with it, or they would overtake it. An id that
-// is not of the batch fails all of it, as it does on AWS.
-func complete(batch []queue.Message, failed []string, fifo bool) []string {
+// allFailed returns the failed messages of a batch whose handler reported some of them. On a FIFO queue the later messages
+// of the same group have failed too, because they would overtake the failed message. An id that is not in the batch fails
+// the whole batch, as on AWS.
+func allFailed(batch []queue.Message, failed []string, fifo bool) []string {
 	reported := make(map[string]bool, len(failed))
 	for _, id := range failed {
 		reported[id] = true

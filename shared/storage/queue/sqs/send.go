@@ -20,18 +20,18 @@ import (
 )
 
 const (
-	// maxTries is how often an entry is sent that SQS did not take; the SDK
-	// repeats whole requests by itself.
+	// maxTries limits how often an entry is sent that SQS rejects. The SDK repeats whole requests by itself.
 	maxTries = 6
-	// maxParallel requests of one Send are under way at once.
+	// maxParallel limits the concurrent requests of one Send.
 	maxParallel = 8
 )
 
-// Send is SendMessage for one message and SendMessageBatch for more, in as few requests as possible. Entries of a batch
-// that SQS does not take are sent again. A JSON body is sent as [queue.Escape] makes it. Another body that SQS refuses is invalid.
+// Send sends one message with SendMessage and several with SendMessageBatch, in as few requests as possible. It repeats
+// entries that SQS rejects for a temporary reason. It applies [queue.Escape] to JSON bodies; other bodies with characters
+// that SQS refuses are invalid.
 //
-// On a FIFO queue the batches are sent one after the other. If SQS refuses one entry for a passing reason and takes a
-// later one of the same group, the first one comes after it. SQS has no way to prevent that for batches.
+// On a FIFO queue the batches are sent one after the other. If SQS rejects one entry for a temporary reason and accepts a
+// later one of the same group, the first one arrives after it. SQS has no way to prevent that for batches.
 func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
 	url, err := q.url(name)
 	if err != nil {
@@ -50,10 +50,10 @@ func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoi
 	return nil
 }
 
-// entry checks and translates a message.
+// entry checks a message and returns it as an entry of a batch.
 func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequestEntry, err error) {
 	body := msg.Body
-	if refused(body) && json.Valid(body) { // which has no such control characters
+	if refused(body) && json.Valid(body) { // JSON has no control characters, so Escape removes all that SQS refuses
 		body = queue.Escape(body)
 	}
 	switch {
@@ -61,9 +61,9 @@ func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequest
 		return e, fault.New(fault.Invalid, "a message for %s is empty or has characters that XML 1.0 lacks", name)
 	case len(body) > queue.MaxBody:
 		return e, fault.New(fault.TooLarge, "a message for %s has %d bytes (allowed: up to %d)", name, len(body), queue.MaxBody)
-	case !word(msg.Group):
+	case !validGroup(msg.Group):
 		return e, fault.New(fault.Invalid, "the group of a message for %s is invalid (allowed: up to 128 characters of [A-Za-z0-9_-])", name)
-	case !printable(msg.Dedup):
+	case !validDedup(msg.Dedup):
 		return e, fault.New(fault.Invalid, "the deduplication id of a message for %s is invalid (allowed: up to 128 ASCII characters without spaces)", name)
 	case msg.Delay < 0 || msg.Delay > queue.MaxDelay:
 		return e, fault.New(fault.Invalid, "delay %v of a message for %s is not allowed (allowed: 0 to %v)", msg.Delay, name, queue.MaxDelay)
@@ -85,8 +85,7 @@ func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequest
 	case msg.Delay != 0:
 		return e, fault.New(fault.Invalid, "a message for %s cannot be delayed", name)
 	}
-	// Without an id of the sender's, SQS wants one all the same; this one drops
-	// nothing but the SDK's own repetitions.
+	// SQS requires a deduplication id. A random one only drops requests that the SDK repeats.
 	e.MessageDeduplicationId = aws.String(msg.Dedup)
 	if msg.Dedup == "" {
 		e.MessageDeduplicationId = aws.String(rand.Text())
@@ -102,16 +101,16 @@ func refused(body []byte) bool {
 	})
 }
 
-func word(s string) bool {
+func validGroup(s string) bool {
 	return len(s) <= 128 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") == ""
 }
 
-// printable is the alphabet of SQS for deduplication ids: letters, digits and punctuation.
-func printable(s string) bool {
+// validDedup reports whether SQS accepts a deduplication id. It may have letters, digits and punctuation.
+func validDedup(s string) bool {
 	return len(s) <= 128 && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f })
 }
 
-// batches cuts entries, in their order, into what a request takes.
+// batches splits entries, in their order, into batches that fit into a request.
 func batches(entries []types.SendMessageBatchRequestEntry) (all [][]types.SendMessageBatchRequestEntry) {
 	start, size := 0, 0
 	for i, e := range entries {
@@ -128,7 +127,7 @@ func batches(entries []types.SendMessageBatchRequestEntry) (all [][]types.SendMe
 	return all
 }
 
-// sendAll sends the batches, one after the other or several at once.
+// sendAll sends the batches, one after the other if inOrder is set, and otherwise concurrently.
 func (q *Queues) sendAll(ctx context.Context, url *string, all [][]types.SendMessageBatchRequestEntry, inOrder bool) error {
 	if inOrder || len(all) == 1 {
 		for _, batch := range all {
@@ -159,7 +158,7 @@ func (q *Queues) sendBatch(ctx context.Context, url *string, batch []types.SendM
 		return err
 	}
 	id := func(e types.SendMessageBatchRequestEntry) string { return *e.Id }
-	return untilTaken(ctx, batch, id, func(batch []types.SendMessageBatchRequestEntry) ([]types.BatchResultErrorEntry, error) {
+	return retryEntries(ctx, batch, id, func(batch []types.SendMessageBatchRequestEntry) ([]types.BatchResultErrorEntry, error) {
 		out, err := q.client.SendMessageBatch(ctx, &sqs.SendMessageBatchInput{QueueUrl: url, Entries: batch})
 		if err != nil {
 			return nil, err
@@ -168,13 +167,13 @@ func (q *Queues) sendBatch(ctx context.Context, url *string, batch []types.SendM
 	})
 }
 
-// untilTaken makes a batch request, and makes it again with the entries that SQS did not take.
-func untilTaken[E any](
+// retryEntries makes a batch request and repeats it with the entries that SQS rejects.
+func retryEntries[E any](
 	ctx context.Context, entries []E, id func(E) string, request func([]E) ([]types.BatchResultErrorEntry, error),
 ) error {
 	for try := 0; len(entries) > 0; try++ {
 		if try == maxTries {
-			return fault.New(fault.Unavailable, "SQS did not take %d entries of a batch", len(entries))
+			return fault.New(fault.Unavailable, "SQS rejected %d entries of a batch %d times", len(entries), maxTries)
 		}
 		if try > 0 {
 			if err := pause(ctx, try-1); err != nil {
@@ -192,8 +191,8 @@ func untilTaken[E any](
 	return nil
 }
 
-// remaining are the entries of a batch request that failed for a passing
-// reason, in their order. A reason that will not pass is an error.
+// remaining returns the entries of a batch request that failed for a temporary reason, in their order. It returns an error
+// if SQS blames the sender.
 func remaining[E any](entries []E, failed []types.BatchResultErrorEntry, id func(E) string) ([]E, error) {
 	again := map[string]bool{}
 	for _, f := range failed {

@@ -1,8 +1,7 @@
-// Package sqs carries messages over Amazon SQS: [Queues.Send] sends, and [Queues.Lambda] turns a handler into what an
-// event source mapping calls.
+// Package sqs carries messages over Amazon SQS. [Queues.Send] sends them, and [Queues.Lambda] calls a handler with the
+// batches of an event source mapping.
 //
-// Handlers and what messages mean stay outside; see package queue. The suite
-// queue/queuetest is what this package promises.
+// The suite queue/queuetest defines the behavior. Only handlers know what messages mean; see package queue.
 package sqs
 
 import (
@@ -20,7 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Limits of a batch request. SQS takes 1 MiB in all, some emulators 256 KiB.
+// Limits of a batch request. SQS accepts 1 MiB in total, but some emulators accept only 256 KiB.
 const (
 	maxEntries = 10
 	maxBytes   = 256 << 10
@@ -35,7 +34,7 @@ type Queues struct {
 
 var _ queue.Sender = (*Queues)(nil)
 
-// New returns the queues at the URLs that url gives. Failed messages whose back-off could not be set go to log.
+// New returns the queues at the URLs that the function url returns. The log gets back-offs that could not be set.
 func New(client *sqs.Client, url func(queue.Name) string, log *slog.Logger) *Queues {
 	q := &Queues{client: client, urls: map[queue.Name]string{}, log: log}
 	for _, name := range queue.Names() {
@@ -52,8 +51,8 @@ func (q *Queues) url(name queue.Name) (*string, error) {
 	return &url, nil
 }
 
-// named finds the queue that an ARN is of.
-func (q *Queues) named(arn string) (queue.Name, bool) {
+// findByARN returns the queue with an ARN.
+func (q *Queues) findByARN(arn string) (queue.Name, bool) {
 	for name, url := range q.urls {
 		if url != "" && arn[strings.LastIndexByte(arn, ':')+1:] == url[strings.LastIndexByte(url, '/')+1:] {
 			return name, true
@@ -67,7 +66,7 @@ func failure(err error, format string, args ...any) error {
 	return fault.Wrap(awsx.KindOf(err), err, format, args...)
 }
 
-// pause waits a random time that grows with every try, at most about two seconds.
+// pause waits for a random time that grows with every try, up to three seconds.
 func pause(ctx context.Context, try int) error {
 	return periodic.Sleep(ctx, rand.N(50*time.Millisecond<<min(try, 6)))
 }

@@ -15,24 +15,24 @@ import (
 )
 
 const (
-	// backOffTime bounds the requests that make failed messages visible again. It is
-	// shorter than what a function leaves of its time after a batch.
+	// backOffTime bounds the requests that make failed messages visible again. It is shorter than the time that a function
+	// reserves after a batch.
 	backOffTime = 1500 * time.Millisecond
-	// canceledBackOff is the shortest back-off of a batch whose context has ended: its last
-	// writes may still be carried out, and a second attempt should find them.
+	// canceledBackOff is the shortest back-off of a batch whose context has ended. The batch's last writes may still take
+	// effect, and the next attempt should find them.
 	canceledBackOff = 10 * time.Second
 )
 
-// backOff makes the failed records of an event visible after their back-off. If SQS refuses, they are
-// redelivered after their visibility timeout.
+// backOff makes the failed records of an event visible after their back-off. If SQS returns an error, they are redelivered
+// after their visibility timeout.
 //
-// On a FIFO queue an invisible message blocks its whole group, so all messages of a group that
-// failed become visible together, after the back-off of the first.
+// On a FIFO queue an invisible message blocks its whole group. So the failed messages of a group become visible together,
+// after the back-off of the first.
 func (q *Queues) backOff(ctx context.Context, event events.SQSEvent, batch []queue.Message, failed []string) {
 	if len(failed) == 0 {
 		return
 	}
-	name, ok := q.named(event.Records[0].EventSourceARN)
+	name, ok := q.findByARN(event.Records[0].EventSourceARN)
 	if !ok {
 		q.log.WarnContext(ctx, "back-off not set", "messages", len(failed), "error", "unknown queue "+event.Records[0].EventSourceARN)
 		return
@@ -71,5 +71,5 @@ func (q *Queues) backOff(ctx context.Context, event events.SQSEvent, batch []que
 	}
 }
 
-// seconds rounds up: never earlier than asked for.
+// seconds rounds d up to whole seconds, so that no message becomes visible too early.
 func seconds(d time.Duration) int32 { return int32((d + time.Second - 1) / time.Second) }
