@@ -2,8 +2,12 @@ package eventlog
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
 	"hash/fnv"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
@@ -98,4 +102,77 @@ func (l *Log) item(p Partition, s segment) (item store.Item, life time.Duration,
 		life = min(life, s.life)
 	}
 	return store.Item{Key: store.Key{Table: store.Log, Partition: p.name}, Value: value, Version: int64(s.len())}, life, err
+}
+
+// Notify appends a notice to a topic.
+func (l *Log) Notify(ctx context.Context, workspace, topic string, notice json.RawMessage) error {
+	return l.NotifyAs(ctx, workspace, topic, nonce(), notice)
+}
+
+// NotifyAs is [Log.Notify] for a notice that several processes may append. Readers treat notices with the same id
+// within a few seconds as one.
+func (l *Log) NotifyAs(ctx context.Context, workspace, topic, id string, notice json.RawMessage) error {
+	return l.notify(ctx, workspace, topic, id, notice, 0)
+}
+
+// NotifyFor is [Log.Notify] for a notice that is of no use after a while. Readers no longer get it after life, or
+// after the retention if that is shorter.
+func (l *Log) NotifyFor(ctx context.Context, workspace, topic string, life time.Duration, notice json.RawMessage) error {
+	return l.notify(ctx, workspace, topic, nonce(), notice, life)
+}
+
+func (l *Log) notify(ctx context.Context, workspace, topic, id string, notice json.RawMessage, life time.Duration) error {
+	s := segment{V: segmentVersion, Notices: []noticeEnvelope{{ID: id, Body: notice}}, life: life}
+	if _, err := l.keys().put(ctx, Topic(workspace, topic), s, 0); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "notify topic %s", topic)
+	}
+	return nil
+}
+
+func nonce() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // crypto/rand.Read never fails (Go 1.24)
+	return hex.EncodeToString(b[:])
+}
+
+// batches are the batches of events whose subscribers are looked up and that are appended to the log, in this process.
+type batches struct {
+	mu      sync.Mutex
+	running map[chan struct{}]bool
+}
+
+// BeginBatch notes that a batch of events begins to look for subscribers. The caller calls end when the log has the events.
+func (l *Log) BeginBatch() (end func()) {
+	done := make(chan struct{})
+	l.batches.mu.Lock()
+	defer l.batches.mu.Unlock()
+	if l.batches.running == nil {
+		l.batches.running = map[chan struct{}]bool{}
+	}
+	l.batches.running[done] = true
+	return func() {
+		l.batches.mu.Lock()
+		defer l.batches.mu.Unlock()
+		delete(l.batches.running, done)
+		close(done)
+	}
+}
+
+// AwaitBatches waits until the batches that have begun in this process are in the log. A new subscriber calls it before it
+// reads the log, because such a batch may have looked for subscribers before there was this one.
+func (l *Log) AwaitBatches(ctx context.Context) error {
+	l.batches.mu.Lock()
+	var running []chan struct{}
+	for done := range l.batches.running {
+		running = append(running, done)
+	}
+	l.batches.mu.Unlock()
+	for _, done := range running {
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }

@@ -123,56 +123,49 @@ func underIDs(ops []store.Op, events []event.Event) []store.Op {
 // maxSameID is how many of the newest events with the same id [exact] looks at.
 const maxSameID = 100
 
-func (x exact) byID(ctx context.Context, workspace, id, uri string) (*event.Event, bool, error) {
-	page, err := x.log.DB.Query(ctx, store.Query{Table: store.Log, Partition: ofID(workspace, id), Reverse: true, Limit: maxSameID})
+// visitID calls visit with the segments of events with an id, newest first, until visit returns true. It leaves out keys up
+// to since, and other URIs than uri unless that is empty. A segment is nil if it has just expired.
+func (x exact) visitID(ctx context.Context, workspace, id, uri string, since int64, visit func(segment *store.Item) (done bool)) error {
+	page, err := x.log.DB.Query(ctx, store.Query{
+		Table: store.Log, Partition: ofID(workspace, id), After: sortKey(max(since, 0)), Reverse: true, Limit: maxSameID,
+	})
 	if err != nil {
-		return nil, true, fault.Wrap(fault.Unavailable, err, "look up an event")
+		return fault.Wrap(fault.Unavailable, err, "look up an event")
 	}
 	for _, it := range page.Items {
 		if uri != "" && string(it.Value) != uri {
 			continue
 		}
-		items, err := x.log.DB.Get(ctx, store.Key{Table: store.Log, Partition: Own(workspace, string(it.Value)).name, Sort: it.Sort})
-		if err != nil {
-			return nil, true, fault.Wrap(fault.Unavailable, err, "read an event")
+		key := store.Key{Table: store.Log, Partition: Own(workspace, string(it.Value)).name, Sort: it.Sort}
+		segment, err := store.One(ctx, x.log.DB, key, "read an event")
+		if err != nil || visit(segment) {
+			return err
 		}
-		if items[0] == nil {
-			return nil, true, nil // it has just expired
-		}
-		return x.log.in(ctx, *items[0], id), true, nil
 	}
-	return nil, true, nil
+	return nil
 }
 
-// has reports whether the log has an event. It needs no read if nothing was appended since the event was
-// published.
-func (x exact) has(ctx context.Context, e *event.Event) (bool, error) {
+func (x exact) byID(ctx context.Context, workspace, id, uri string) (e *event.Event, indexed bool, err error) {
+	err = x.visitID(ctx, workspace, id, uri, 0, func(segment *store.Item) bool {
+		if segment != nil {
+			e = x.log.in(ctx, *segment, id)
+		}
+		return true
+	})
+	return e, true, err
+}
+
+// has reports whether the log has an event. It needs no read if nothing was appended since the event was published.
+func (x exact) has(ctx context.Context, e *event.Event) (found bool, err error) {
 	since := e.Published.Add(-2 * MaxSkew).UnixMicro()
 	if since > x.log.DB.End() {
 		return false, nil
 	}
-	page, err := x.log.DB.Query(ctx, store.Query{
-		Table: store.Log, Partition: ofID(e.Workspace, e.ID), After: sortKey(max(since, 0)), Reverse: true, Limit: maxSameID,
-	})
-	if err != nil {
-		return false, fault.Wrap(fault.Unavailable, err, "look up an event")
-	}
-	for _, it := range page.Items {
-		if string(it.Value) != e.URI {
-			continue
-		}
-		items, err := x.log.DB.Get(ctx, store.Key{Table: store.Log, Partition: Own(e.Workspace, e.URI).name, Sort: it.Sort})
-		if err != nil {
-			return false, fault.Wrap(fault.Unavailable, err, "read an event")
-		}
-		if items[0] == nil {
-			continue
-		}
-		if slices.ContainsFunc(x.log.events(ctx, *items[0]), func(had Entry) bool {
+	err = x.visitID(ctx, e.Workspace, e.ID, e.URI, since, func(segment *store.Item) bool {
+		found = segment != nil && slices.ContainsFunc(x.log.events(ctx, *segment), func(had Entry) bool {
 			return had.Event != nil && had.Event.ID == e.ID && had.Event.Published.UnixMicro() == e.Published.UnixMicro()
-		}) {
-			return true, nil
-		}
-	}
-	return false, nil
+		})
+		return found
+	})
+	return found, err
 }
