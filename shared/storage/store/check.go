@@ -6,8 +6,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Bounds of keys, names and queries, the same for every adapter. Those of keys are DynamoDB's. A partition has room for
-// an event URI and what is written around it, and a sort key for an event URI.
+// Limits of keys, names and queries, the same for every adapter. The limits of keys are DynamoDB's. A partition key has
+// room for an event URI with a prefix, and a sort key has room for an event URI.
 const (
 	maxPartition = 2048
 	maxSort      = 1024
@@ -22,9 +22,9 @@ func (k Key) Check() error {
 	case k.Table == "":
 		return fault.New(fault.Invalid, "an item needs a table")
 	case k.Partition == "" || len(k.Partition) > maxPartition || !utf8.ValidString(k.Partition):
-		return fault.New(fault.Invalid, "a partition key of %s has to be UTF-8 of 1 to %d bytes, not of %d", k.Table, maxPartition, len(k.Partition))
+		return fault.New(fault.Invalid, "a partition key of %s has %d bytes or is not UTF-8 (allowed: UTF-8 of 1 to %d bytes)", k.Table, len(k.Partition), maxPartition)
 	case k.Sort == "" || len(k.Sort) > maxSort || !utf8.ValidString(k.Sort):
-		return fault.New(fault.Invalid, "a sort key of %s has to be UTF-8 of 1 to %d bytes, not of %d", k.Table, maxSort, len(k.Sort))
+		return fault.New(fault.Invalid, "a sort key of %s has %d bytes or is not UTF-8 (allowed: UTF-8 of 1 to %d bytes)", k.Table, len(k.Sort), maxSort)
 	}
 	return nil
 }
@@ -39,7 +39,7 @@ func (q *Query) Check() error {
 	}
 	for _, bound := range [...]string{q.After, q.Until, q.Before} {
 		if len(bound) > maxSort || !utf8.ValidString(bound) {
-			return fault.New(fault.Invalid, "a bound of a query has to be UTF-8 of up to %d bytes", maxSort)
+			return fault.New(fault.Invalid, "a bound of a query has %d bytes or is not UTF-8 (allowed: UTF-8 of up to %d bytes)", len(bound), maxSort)
 		}
 	}
 	return Key{Table: q.Table, Partition: q.Partition, Sort: "-"}.Check()
@@ -56,8 +56,8 @@ func (op *Op) Check() error {
 	}
 	for _, counts := range [...]map[string]int64{op.Item.Counts, op.Limits} {
 		for name := range counts {
-			if !countName(name) {
-				return fault.New(fault.Invalid, "%q is not the name of a count", name)
+			if !validCount(name) {
+				return fault.New(fault.Invalid, "count name %.32q is invalid (allowed: up to %d characters of [A-Za-z0-9_-])", name, maxCountName)
 			}
 		}
 	}
@@ -65,7 +65,7 @@ func (op *Op) Check() error {
 	case OpPut, OpDelete, OpAdd:
 	case OpRaise:
 		if len(op.Item.Counts) != 1 {
-			return fault.New(fault.Invalid, "raising changes one count, not %d", len(op.Item.Counts))
+			return fault.New(fault.Invalid, "a raise has %d counts (allowed: 1)", len(op.Item.Counts))
 		}
 	case OpCheck:
 		if op.Cond == (Condition{}) {
@@ -77,7 +77,7 @@ func (op *Op) Check() error {
 	return nil
 }
 
-func countName(name string) bool {
+func validCount(name string) bool {
 	for i := range len(name) {
 		switch c := name[i]; {
 		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-':

@@ -2,8 +2,8 @@
 // Reads are strongly consistent. Writes have conditions and may form a transaction.
 //
 // This is the part of DynamoDB that the system needs, and no more. Each package that owns a concept (subscription,
-// delivery, stream, …) defines its items once. The adapters store/dynamo and store/sqlite know nothing of them, and
-// both pass store/storetest. No domain type enters here.
+// delivery, stream, …) defines its items once. The adapters store/dynamo and store/sqlite know no domain types, and both
+// pass store/storetest.
 package store
 
 import (
@@ -19,7 +19,7 @@ import (
 // permissions.
 type Table string
 
-// The tables. template.yaml grants each function what it needs of each.
+// The tables. template.yaml grants each function the actions that it needs on each table.
 const (
 	// Subscriptions holds subscription records, pattern items, shape counts, quotas.
 	Subscriptions Table = "subscriptions"
@@ -31,7 +31,7 @@ const (
 	Sessions Table = "sessions"
 	// Settings holds the catalog, the configuration, public keys and switches.
 	Settings Table = "settings"
-	// Keys holds the wrapped private keysets; only dispatch and keys may read it.
+	// Keys holds the wrapped private keysets. Only dispatch and keys may read it.
 	Keys Table = "keys"
 )
 
@@ -40,7 +40,7 @@ func Tables() []Table {
 	return []Table{Subscriptions, Log, Deliveries, Sessions, Settings, Keys}
 }
 
-// Limits of both adapters, so that what works embedded works on AWS.
+// Limits of both adapters, so that a write that works on a stand-alone server also works on AWS.
 const (
 	// MaxItem is the size in bytes of an item's value (DynamoDB: 400 KB an item).
 	MaxItem = 380 << 10
@@ -71,7 +71,7 @@ type Item struct {
 	Expires time.Time
 }
 
-// ErrConflict is returned by [DB.Write] when a condition does not hold. Nothing is written.
+// ErrConflict is returned by [DB.Write] when a condition does not hold. Then no operation was applied.
 var ErrConflict = errors.New("store: condition not met")
 
 // DB is a store. Its methods may be called concurrently. Errors other than [ErrConflict] have the kind fault.Unavailable
@@ -81,50 +81,47 @@ type DB interface {
 	// result has the order of keys; an absent or expired item is nil.
 	Get(ctx context.Context, keys ...Key) ([]*Item, error)
 
-	// Query reads items of one partition in the order of their sort keys. A page
-	// holds at most q.Limit items and may hold fewer although there are more
-	// (Page.More tells); expired items are left out.
+	// Query reads items of one partition in the order of their sort keys. A page has at most q.Limit items. It may have fewer
+	// although there are more; see Page.More. Expired items are left out.
 	Query(ctx context.Context, q Query) (Page, error)
 
 	// Write applies up to [MaxTransaction] operations, all or none, each item at
 	// most once. It returns [ErrConflict] when a condition does not hold.
 	Write(ctx context.Context, ops ...Op) error
 
-	// WriteAll applies any number of unconditional puts and deletes, in any
-	// order and without atomicity; an error means that some may not be applied.
+	// WriteAll applies any number of unconditional puts and deletes, in any order. It is not atomic: after an error, some of
+	// them may have been applied.
 	WriteAll(ctx context.Context, ops ...Op) error
 
-	// Stamps reports whether the store itself stamps [AtCommit] sort keys, in the order of commits. Then a reader
-	// that has seen a key has seen all smaller ones. Only package events/log asks, because it hides the difference.
+	// Stamps reports whether the store stamps [AtCommit] sort keys, in the order of commits. Then a reader that has seen a
+	// key has seen all smaller keys. Only package events/log calls it, and hides the difference from its callers.
 	Stamps() bool
 
-	// End returns the greatest stamp that the store has committed. Every item with a stamp up to it can be read, and
-	// every later stamp is greater, whatever the clock does. It is 0 for a store that does not stamp.
+	// End returns the greatest stamp that the store has committed. Every item with a stamp up to it can be read, and every
+	// later stamp is greater, even if the clock is set back. It is 0 for a store that does not stamp.
 	End() int64
 
-	// Local reports whether this process is the only one that uses the store, and its reads and writes cost no
-	// request. Then memory can replace reservations in the store, and more of what is nice to have can be kept in it.
+	// Local reports whether this process is the only one that uses the store, and calls it without requests over a network.
+	// Then callers can keep reservations in memory and can afford more reads and writes.
 	Local() bool
 
 	Close() error
 }
 
-// AtCommit, as the sort key of a put, asks a store that [DB.Stamps] for a stamp:
-// the commit's time in microseconds since 1970, as 16 decimal digits, greater
-// than every stamp given before. An operation with Span n > 1 reserves n stamps
-// and gets the last of them; with [SameStamp] it takes the stamp of the put before it.
-// Other stores refuse it.
+// AtCommit, as the sort key of a put, stands for a stamp that the store sets: the commit's time in microseconds since 1970,
+// as 16 decimal digits, and greater than every earlier stamp. An operation with Span n > 1 reserves n stamps and gets the
+// last of them. With [SameStamp] it gets the stamp of the put before it. Stores whose [DB.Stamps] is false refuse it.
 const AtCommit = "\x00commit"
 
 // SameStamp, as the [Op.Span] of a put at [AtCommit], gives it the stamp of the last put at [AtCommit] before it in the
-// same write. The two are of different partitions.
+// same write. The two must be in different partitions.
 const SameStamp = -1
 
-// Watcher is a store that notifies this process at once of its own writes to a partition of [Log].
+// Watcher is a store that immediately notifies this process of its own writes to a partition of [Log].
 type Watcher interface {
-	// Watch returns a channel that receives after commits to the partition of table [Log]. Several commits may
-	// coalesce, and the writer never waits. written returns the greatest stamp of such a commit since the watch
-	// began, 0 before the first. stop ends the watch. The channel and written know every commit up to [DB.End].
+	// Watch returns a channel that receives after commits to the partition of table [Log]. Several commits may coalesce, and
+	// the writer never waits. written returns the greatest stamp of such a commit since the watch began, or 0 before the
+	// first. stop ends the watch. The channel and written include every commit up to [DB.End].
 	Watch(partition string) (changed <-chan struct{}, written func() int64, stop func())
 }
 
@@ -132,20 +129,20 @@ type Watcher interface {
 type Query struct {
 	Table     Table
 	Partition string
-	// After and Until bound the sort key: After exclusive, Until inclusive; empty is unbounded. With Reverse, items
-	// come from Until downwards, and Before asks for the next page.
+	// After and Until bound the sort key: After is exclusive, Until is inclusive, and empty is unbounded. With Reverse, a
+	// query begins at Until, and Before continues it at the next page.
 	After, Until string
 	// Before bounds the sort key from above, exclusively; empty is unbounded.
 	Before string
 	// Limit is the number of items wanted, 1 to 1,000; 0 is 100.
 	Limit   int
 	Reverse bool
-	// Eventual allows a read that may miss the latest writes, at half the price.
+	// Eventual allows a read at half the price that may miss the latest writes.
 	Eventual bool
 }
 
-// Within has the query read what has a time from since to until, both included, where sort keys begin with their time in
-// microseconds since 1970 as 16 decimal digits. Zero times are open.
+// Within limits the query to sort keys with a time from since to until, both included. The sort keys begin with their time
+// in microseconds since 1970 as 16 decimal digits. A zero time is no limit.
 func (q *Query) Within(since, until time.Time) {
 	if !since.IsZero() {
 		q.After = fmt.Sprintf("%016d", since.UnixMicro())
@@ -155,17 +152,16 @@ func (q *Query) Within(since, until time.Time) {
 	}
 }
 
-// Page is a part of a query's answer.
+// Page is a part of a query's result.
 type Page struct {
 	Items []Item
-	// More is true when there may be more items in the range. Last is the sort key to continue from, as After or, in
-	// reverse, as Before. It may be past the last item when expired items were skipped.
+	// More reports that there may be more items in the range. Last is the sort key to continue from, as After or, in reverse,
+	// as Before. It may be past the last item if expired items were skipped.
 	More bool
 	Last string
 }
 
-// Condition is what must hold of an item for an operation to apply. An expired
-// item counts as absent.
+// Condition is a condition on the item of an operation. An expired item counts as absent.
 type Condition struct {
 	kind    condKind
 	version int64
@@ -218,9 +214,9 @@ const (
 // [Raise] or [Check].
 type Op struct {
 	Kind OpKind
-	Item Item // for all but OpPut only Key, and for OpAdd and OpRaise also Counts and Expires
+	Item Item // for OpPut; the others have only Key, and OpAdd and OpRaise also Counts and Expires
 	Cond Condition
-	// Limits, for OpAdd, are inclusive upper bounds of the named counts after adding.
+	// Limits are upper bounds of counts after an OpAdd. A count may be equal to its limit.
 	Limits map[string]int64
 	// Span, for a put at [AtCommit], is the number of stamps to reserve, or [SameStamp]; 0 is 1.
 	Span int
@@ -229,20 +225,19 @@ type Op struct {
 // Put replaces the item, counts included.
 func Put(item Item, cond ...Condition) Op { return Op{Kind: OpPut, Item: item, Cond: one(cond)} }
 
-// Delete removes the item; removing an absent one without a condition is no error.
+// Delete removes the item. Without a condition, removing an absent item is no error.
 func Delete(key Key, cond ...Condition) Op {
 	return Op{Kind: OpDelete, Item: Item{Key: key}, Cond: one(cond)}
 }
 
-// Add adds to counts, creating the item if it is absent. A count that has a
-// limit must not exceed it afterwards, or the write is an [ErrConflict]. Value and
-// version are untouched.
+// Add adds to counts, and creates the item if it is absent. If a count would exceed its limit, the write fails with
+// [ErrConflict]. Add keeps the value and the version.
 func Add(key Key, counts, limits map[string]int64) Op {
 	return Op{Kind: OpAdd, Item: Item{Key: key, Counts: counts}, Limits: limits}
 }
 
-// Raise sets one count to at least the given value, creating the item if it is
-// absent. It stands alone in its [DB.Write] and never conflicts.
+// Raise sets one count to at least the given value, and creates the item if it is absent. It must be the only operation of
+// its [DB.Write], and never conflicts.
 func Raise(key Key, name string, value int64) Op {
 	return Op{Kind: OpRaise, Item: Item{Key: key, Counts: map[string]int64{name: value}}}
 }
@@ -261,15 +256,16 @@ func one(cond []Condition) Condition {
 
 type unhurried struct{}
 
-// Unhurried marks writes that nothing has to wait for, such as delivery records. A store with group commit answers at
-// once and commits them in their order with the next write, at most tens of milliseconds later. A process that dies
-// before that loses them, and everything that it accepted after them. An error is logged.
+// Unhurried marks writes for which no caller has to wait, such as delivery records. A store with group commit returns
+// immediately and commits them in their order with the next write, at most tens of milliseconds later. If the process dies
+// before that, they are lost. Errors are logged.
 func Unhurried(ctx context.Context) context.Context { return context.WithValue(ctx, unhurried{}, true) }
 
 // IsUnhurried reports whether ctx comes from [Unhurried].
 func IsUnhurried(ctx context.Context) bool { return ctx.Value(unhurried{}) != nil }
 
-// One reads an item; nil if there is none. An error is of kind fault.Unavailable, and says what was done.
+// One reads an item. It returns nil if there is no such item. Errors have the kind fault.Unavailable; what describes the
+// attempted operation, for example "read a session".
 func One(ctx context.Context, db DB, key Key, what string) (*Item, error) {
 	items, err := db.Get(ctx, key)
 	if err != nil {
@@ -278,13 +274,14 @@ func One(ctx context.Context, db DB, key Key, what string) (*Item, error) {
 	return items[0], nil
 }
 
-// Each visits the items of a partition in the order of their sort keys, page by page. An error of the visit ends
-// it and is returned as it is; one of the store is of kind fault.Unavailable, and says what was done.
+// Each calls visit with the items of a partition in the order of their sort keys, page by page. It stops at an error of
+// visit and returns it unchanged. Errors of the store have the kind fault.Unavailable; what describes the attempted
+// operation, for example "read the leases".
 func Each(ctx context.Context, db DB, partition Key, what string, visit func(*Item) error) error {
 	return EachOf(ctx, db, Query{Table: partition.Table, Partition: partition.Partition, Limit: 1000}, what, visit)
 }
 
-// EachOf is [Each] for what a query finds on all its pages.
+// EachOf is [Each] for all pages of a query.
 func EachOf(ctx context.Context, db DB, q Query, what string, visit func(*Item) error) error {
 	for {
 		page, err := db.Query(ctx, q)
@@ -303,8 +300,8 @@ func EachOf(ctx context.Context, db DB, q Query, what string, visit func(*Item) 
 	}
 }
 
-// Scrub makes sure that nothing of what was deleted can be read from the files of a store that has some. Writes wait
-// for it.
+// Scrub removes deleted items from the files of a store, if it has files. Otherwise they could still be read from free pages
+// of a file. Writes wait for it.
 func Scrub(ctx context.Context, db DB) error {
 	if s, ok := db.(interface{ Scrub(context.Context) error }); ok {
 		return s.Scrub(ctx)

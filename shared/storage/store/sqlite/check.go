@@ -36,7 +36,7 @@ func checkWrite(ops []store.Op) error {
 		return fault.New(fault.Invalid, "the write has %d operations (allowed: up to %d)", len(ops), store.MaxTransaction)
 	}
 	var seen map[store.Key]bool
-	if len(ops) > 4 { // for fewer, comparing each with each is quicker
+	if len(ops) > 4 { // for fewer, comparing all pairs is faster
 		seen = make(map[store.Key]bool, len(ops))
 	}
 	for i := range ops {
@@ -48,10 +48,10 @@ func checkWrite(ops []store.Op) error {
 			return fault.New(fault.Invalid, "a write that raises a count has only that operation")
 		}
 		if op.Item.Sort == store.AtCommit {
-			if op.Span == store.SameStamp && !follows(ops[:i], op) {
-				return fault.New(fault.Invalid, "puts that share a stamp have to be of different partitions")
+			if op.Span == store.SameStamp && !canShare(ops[:i], op) {
+				return fault.New(fault.Invalid, "puts that share a stamp must be in different partitions")
 			}
-			continue // each gets a key of its own
+			continue // each gets its own key
 		}
 		twice := seen[op.Item.Key]
 		if seen != nil {
@@ -74,7 +74,7 @@ func checkBulk(op *store.Op) error {
 		return fault.New(fault.Invalid, "WriteAll allows only puts and deletes without a condition")
 	}
 	if op.Item.Sort == store.AtCommit && op.Span == store.SameStamp {
-		return fault.New(fault.Invalid, "puts cannot share a stamp in WriteAll, which has several commits")
+		return fault.New(fault.Invalid, "puts cannot share a stamp in WriteAll, because it may take several commits")
 	}
 	return checkOp(op)
 }
@@ -89,8 +89,8 @@ func checkOp(op *store.Op) error {
 	return op.Check()
 }
 
-// follows reports that an earlier operation has a stamp for op to share, and that none of them is of its partition.
-func follows(earlier []store.Op, op *store.Op) bool {
+// canShare reports whether an earlier operation has a stamp that op can share, and no such operation is in op's partition.
+func canShare(earlier []store.Op, op *store.Op) bool {
 	stamped := false
 	for i := range earlier {
 		if earlier[i].Item.Sort == store.AtCommit {

@@ -10,11 +10,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// memo keeps what was read from [store.Subscriptions] until the next commit that changes that table. Every event is
-// looked up there twice, and only registrations change it.
+// memo caches items and pages of [store.Subscriptions] until the next commit that changes that table. Every event causes two
+// reads of the table, but only registrations change it.
 //
-// The writer counts such commits before it answers them, so a caller that got its answer never reads an older state. A
-// read that is older than a commit is kept under the count before it, where no later read finds it.
+// The writer counts such commits before it answers them, so a caller whose write was answered never reads an older state.
+// Cached reads carry the count from before the read, so a read that a commit has overtaken is never found again.
 type memo struct {
 	commits atomic.Uint64
 	items   *bounded.Map[store.Key, keptItem]
@@ -23,7 +23,7 @@ type memo struct {
 
 type keptItem struct {
 	at   uint64
-	item *store.Item // nil: there is no such item
+	item *store.Item // nil if there is no such item
 }
 
 type keptPage struct {
@@ -31,7 +31,7 @@ type keptPage struct {
 	page store.Page
 }
 
-// What is kept takes at most 4,096 × 8 KiB and 512 × 64 KiB of values.
+// The cached values take at most 4,096 × 8 KiB and 512 × 64 KiB.
 const (
 	maxKeptItem = 8 << 10
 	maxKeptPage = 64 << 10
@@ -41,8 +41,8 @@ func newMemo() memo {
 	return memo{items: bounded.NewMap[store.Key, keptItem](4096), pages: bounded.NewMap[store.Query, keptPage](512)}
 }
 
-// changed counts a transaction that may have changed the table, whatever its outcome.
-func (m *memo) changed(ops []store.Op) {
+// noteWrite counts a transaction that may have changed the table, even if it failed.
+func (m *memo) noteWrite(ops []store.Op) {
 	for i := range ops {
 		if ops[i].Item.Table == store.Subscriptions && ops[i].Kind != store.OpCheck {
 			m.commits.Add(1)
@@ -51,7 +51,7 @@ func (m *memo) changed(ops []store.Op) {
 	}
 }
 
-// get finds all keys as they were after one commit, if they are all kept.
+// get returns the items of all keys as of the last commit. It reports false unless all of them are cached.
 func (m *memo) get(keys []store.Key, now time.Time) ([]*store.Item, bool) {
 	at := m.commits.Load()
 	items := make([]*store.Item, len(keys))
@@ -71,7 +71,7 @@ func (m *memo) get(keys []store.Key, now time.Time) ([]*store.Item, bool) {
 	return items, true
 }
 
-// keepItems keeps what was read after so many commits.
+// keepItems caches items that were read when the count of commits was at.
 func (m *memo) keepItems(at uint64, keys []store.Key, items []*store.Item) {
 	for i, key := range keys {
 		if key.Table != store.Subscriptions || items[i] != nil && len(items[i].Value) > maxKeptItem {
@@ -107,7 +107,7 @@ func (m *memo) keepPage(at uint64, q store.Query, page store.Page, now time.Time
 	}
 }
 
-// copyPage leaves out what has expired.
+// copyPage returns a copy of a page without expired items.
 func copyPage(page store.Page, now time.Time) store.Page {
 	page.Items = slices.Clone(page.Items)
 	page.Items = slices.DeleteFunc(page.Items, func(it store.Item) bool { return expired(&it, now) })
@@ -117,7 +117,7 @@ func copyPage(page store.Page, now time.Time) store.Page {
 	return page
 }
 
-// share is an item that its reader may change, but for the bytes of the value.
+// share returns a copy of an item. Its reader may change everything but the bytes of the value.
 func share(it store.Item) store.Item {
 	it.Counts = maps.Clone(it.Counts)
 	it.Value = slices.Clip(it.Value)

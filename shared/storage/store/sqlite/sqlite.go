@@ -1,19 +1,18 @@
-// Package sqlite keeps a [store.DB] in one SQLite file, for the embedded mode.
+// Package sqlite keeps a [store.DB] in one SQLite file, for the stand-alone server.
 //
-// One table per [store.Table], an index on partition and sort key, and one on
-// the expiry of the items that have one:
+// Each [store.Table] is a table with these columns, an index on partition and sort key, and an index on the expiry:
 //
-//	id    rowid, so that new items lie together at the end of the file
+//	id    rowid, so that new items are next to each other at the end of the file
 //	pk    partition     ver     version
 //	sk    sort key      counts  "name=1,other=-2", sorted by name
 //	exp   seconds since 1970, 0 is never
 //	val   value
 //
-// A table clustered by its key (WITHOUT ROWID) was measured and refused. Items of several hundred bytes at scattered
-// keys cost it twice the CPU, because every put splits and rewrites pages of a few items each.
+// We measured tables that are clustered by their key (WITHOUT ROWID). With items of several hundred bytes at scattered keys
+// they need twice the CPU, because every put splits and rewrites pages of a few items each.
 //
-// Package engine has the file and its one writer; the queues of queue/sqlite share them. The store
-// stamps [store.AtCommit] in the writer, and it notifies watchers of the log at the commit. It passes store/storetest.
+// Package engine owns the file and its one writer, which the queues of queue/sqlite share. The writer sets the stamps of
+// [store.AtCommit], and notifies watchers of the log after each commit.
 package sqlite
 
 import (
@@ -56,11 +55,10 @@ var (
 	_ store.Watcher = (*DB)(nil)
 )
 
-// schemaVersion is the layout of the tables. A file with a later one is refused.
+// schemaVersion is the version of the tables' layout. Open refuses a file with a later version.
 const schemaVersion = 1
 
-// statements are the texts of a table's statements. They are the keys under
-// which each connection keeps them prepared.
+// statements is the SQL of one table. Each connection keeps the statements prepared, under their text.
 type statements struct {
 	get, asc, desc             string
 	state, put, delete, counts string
@@ -88,7 +86,7 @@ var tables = func() map[store.Table]*statements {
 	return all
 }()
 
-// Open opens the file at path, or [Memory], and creates what it lacks.
+// Open opens the file at path, or [Memory], and creates the file and its tables if they do not exist.
 func Open(path string, opts Options) (*DB, error) {
 	e, err := engine.Open(path, opts.Engine)
 	if err != nil {
@@ -105,12 +103,12 @@ func Open(path string, opts Options) (*DB, error) {
 		opts.SweepEvery = 30 * time.Second
 	}
 	if opts.SweepEvery > 0 {
-		db.running.Go(func() { db.sweeps(ctx, opts.SweepEvery) })
+		db.running.Go(func() { db.runSweeps(ctx, opts.SweepEvery) })
 	}
 	return db, nil
 }
 
-// setup creates the tables and reads the last stamp.
+// setup is a job that creates the tables and reads the last stamp.
 type setup struct{ db *DB }
 
 func (s *setup) Apply(tx *engine.Tx) error {
@@ -141,7 +139,7 @@ func (s *setup) Apply(tx *engine.Tx) error {
 
 func (*setup) Done(error) {}
 
-// Engine is the file and its writer, for queue/sqlite to share.
+// Engine returns the file and its writer, which queue/sqlite shares.
 func (db *DB) Engine() *engine.Engine { return db.engine }
 
 // Stamps reports true, because the store has one writer.
@@ -150,17 +148,16 @@ func (db *DB) Stamps() bool { return true }
 // Local reports true, because the process owns the file.
 func (db *DB) Local() bool { return true }
 
-// End is the last stamp that was committed. After a crash it is up to a tenth of a second later.
+// End implements [store.DB]. After a crash it may be up to a tenth of a second after the last stamp.
 func (db *DB) End() int64 { return db.stamps.end.Load() }
 
-// Close ends the sweeps, commits what waits and closes the file.
+// Close ends the sweeps, commits the waiting writes and closes the file.
 func (db *DB) Close() error {
 	var err error
 	db.once.Do(func() {
 		db.stop()
 		db.running.Wait()
-		// With the exact last stamp, a restart need not assume that the whole reserve was used.
-		if stampErr := db.engine.Do(context.Background(), &settle{db: db}); stampErr != nil {
+		if stampErr := db.engine.Do(context.Background(), closeStamps{&db.stamps}); stampErr != nil {
 			slog.Warn("last stamp not written", "error", stampErr)
 		}
 		err = db.engine.Close()
@@ -222,7 +219,8 @@ func get(c *engine.Conn, key store.Key, now int64) (*store.Item, error) {
 	return item, nil
 }
 
-// scan reads the columns ver, exp, counts and val, the first of which is given. It reports false for an expired item.
+// scan reads the columns ver, exp, counts and val into an item; column is the first of them. It reports false if the item
+// has expired.
 func scan(s *engine.Stmt, column int, now int64, item *store.Item) bool {
 	if exp := s.ColumnInt(column + 1); exp != 0 {
 		if exp <= now {
@@ -289,12 +287,11 @@ func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 	return page, nil
 }
 
-// upper is the exclusive upper bound of a query's sort keys.
+// upper returns the exclusive upper bound of a query's sort keys.
 func upper(q store.Query) string {
-	// No key, being UTF-8, has the byte 0xff.
-	bound := "\xff"
+	bound := "\xff" // after every key, because keys are UTF-8
 	if q.Until != "" {
-		bound = q.Until + "\x00" // what follows Until, bytewise
+		bound = q.Until + "\x00" // the next key after Until
 	}
 	if q.Before != "" {
 		bound = min(bound, q.Before)

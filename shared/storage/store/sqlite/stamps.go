@@ -10,38 +10,39 @@ import (
 
 // stamps makes the sort keys of [store.AtCommit]. Only the writer of the engine calls it.
 //
-// Each stamp is greater than every earlier one, whatever the clock does, and after a restart too. For that the file
-// holds a reserve: a number that no stamp exceeds. It is ahead of the stamps, so that not every commit writes it.
+// Each stamp must be greater than every earlier one, even after a restart with a clock that was set back. So the file holds
+// a limit that no stamp may exceed, and a restart continues after it. The limit is raised in steps of [stampStep], so that
+// most commits need not write it.
 type stamps struct {
-	last    int64 // the greatest so far
-	reserve int64 // in the file
-	written int64 // the reserve as the current transaction has changed it
+	last    int64 // the last stamp
+	limit   int64 // the committed limit
+	written int64 // the limit that transaction number attempt has written
 	attempt int64
 
-	end atomic.Int64 // the greatest that was committed
+	end atomic.Int64 // the last committed stamp
 }
 
-// ahead is how far the reserve is ahead of the stamps, in microseconds. After a crash the first stamps may be as far in
-// the future.
-const ahead = 100_000
+// stampStep is how far the limit is raised beyond the last stamp, in microseconds. After a crash the first stamps may be as
+// far in the future.
+const stampStep = 100_000
 
 func (s *stamps) load(tx *engine.Tx) error {
 	last, err := tx.Int("SELECT last FROM stamps")
-	s.last, s.reserve, s.written = last, last, last
+	s.last, s.limit, s.written = last, last, last
 	s.end.Store(last)
 	return err
 }
 
-// next makes span stamps and returns the last as a sort key. For [store.SameStamp] it returns the last one again.
+// next makes span stamps and returns the last of them as a sort key. With [store.SameStamp] it repeats the last stamp.
 func (s *stamps) next(tx *engine.Tx, span int) (string, error) {
 	if span != store.SameStamp {
 		s.last = max(tx.Now.UnixMicro(), s.last+int64(max(span, 1)))
 	}
 	if s.attempt != tx.Attempt {
-		s.attempt, s.written = tx.Attempt, s.reserve
+		s.attempt, s.written = tx.Attempt, s.limit
 	}
 	if s.last > s.written {
-		if err := s.store(tx, s.last+ahead); err != nil {
+		if err := s.writeLimit(tx, s.last+stampStep); err != nil {
 			return "", err
 		}
 	}
@@ -52,26 +53,26 @@ func (s *stamps) next(tx *engine.Tx, span int) (string, error) {
 	return string(digits), nil
 }
 
-func (s *stamps) store(tx *engine.Tx, reserve int64) error {
+func (s *stamps) writeLimit(tx *engine.Tx, limit int64) error {
 	stmt, err := tx.Stmt("UPDATE stamps SET last=?")
 	if err != nil {
 		return err
 	}
-	s.written = reserve
-	return stmt.Int(1, reserve).Exec()
+	s.written = limit
+	return stmt.Int(1, limit).Exec()
 }
 
-// committed is called after the commit of the last [stamps.next].
-func (s *stamps) committed() { s.reserve = s.written }
+// committed notes that the transaction of the last [stamps.next] was committed.
+func (s *stamps) committed() { s.limit = s.written }
 
-// settle writes the exact last stamp when the store is closed.
-type settle struct{ db *DB }
+// closeStamps is a job that sets the limit to the last stamp, so that the next process need not skip the rest of the step.
+type closeStamps struct{ *stamps }
 
-func (s *settle) Apply(tx *engine.Tx) error {
-	if s.db.stamps.last == s.db.stamps.reserve {
+func (s closeStamps) Apply(tx *engine.Tx) error {
+	if s.last == s.limit {
 		return nil
 	}
-	return s.db.stamps.store(tx, s.db.stamps.last)
+	return s.writeLimit(tx, s.last)
 }
 
-func (*settle) Done(error) {}
+func (closeStamps) Done(error) {}

@@ -10,13 +10,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// sweepStep is the number of items that one step removes. Each may be on a page of its own, and other writes wait for
-// the step.
+// sweepStep is the number of items that one step removes. Other writes wait for the step, and each item may be on a
+// different page.
 const sweepStep = 200
 
-// sweeps removes expired items from time to time until ctx ends, and gives their room back to the file system. Readers
-// do not see them in any case.
-func (db *DB) sweeps(ctx context.Context, every time.Duration) {
+// runSweeps removes expired items regularly until ctx ends, and gives their room back to the file system. Readers never see
+// expired items.
+func (db *DB) runSweeps(ctx context.Context, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
@@ -31,7 +31,7 @@ func (db *DB) sweeps(ctx context.Context, every time.Duration) {
 	}
 }
 
-// clean removes expired items, and gives back the room that is not used again soon.
+// clean removes expired items, and gives room back to the file system unless it will soon be used again.
 func (db *DB) clean(ctx context.Context) error {
 	if _, err := db.sweep(ctx); err != nil {
 		return err

@@ -7,7 +7,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// watchers wait for commits to partitions of the log.
+// watchers holds the watches of partitions of the log.
 type watchers struct {
 	mu sync.Mutex
 	by map[string]*watched
@@ -54,15 +54,16 @@ func (w *watchers) remove(partition string, ch chan struct{}) {
 	}
 }
 
-// notify announces a commit and its stamp, and moves the end. A watch begins before or after all of it. A watcher that
-// reads the end finds every stamp up to it in written; one that the channel notifies finds both. A full channel has a
-// notification already.
+// notify notifies the watchers of a commit and its stamp, and moves the end.
+//
+// It sets written before the end and the end before it notifies, so that a watcher that reads the end finds every stamp up
+// to it in written, and a notified watcher finds both. A full channel already has a notification.
 func (w *watchers) notify(ops []store.Op, stamp int64, end *atomic.Int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.by) > 0 && stamp > 0 {
 		for i := range ops {
-			if p := w.of(&ops[i]); p != nil && ops[i].Item.Sort == store.AtCommit {
+			if p := w.find(&ops[i]); p != nil && ops[i].Item.Sort == store.AtCommit {
 				p.written.Store(stamp)
 			}
 		}
@@ -72,7 +73,7 @@ func (w *watchers) notify(ops []store.Op, stamp int64, end *atomic.Int64) {
 		return
 	}
 	for i := range ops {
-		p := w.of(&ops[i])
+		p := w.find(&ops[i])
 		if p == nil {
 			continue
 		}
@@ -85,8 +86,8 @@ func (w *watchers) notify(ops []store.Op, stamp int64, end *atomic.Int64) {
 	}
 }
 
-// of is the watched partition that an operation writes, or nil; w.mu is held.
-func (w *watchers) of(op *store.Op) *watched {
+// find returns the watched partition that an operation writes, or nil; w.mu is held.
+func (w *watchers) find(op *store.Op) *watched {
 	if op.Item.Table != store.Log || op.Kind == store.OpCheck {
 		return nil
 	}

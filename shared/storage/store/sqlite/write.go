@@ -5,6 +5,9 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -12,8 +15,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// Write applies all operations or none. It may share its commit with other
-// writes; a conflict in one of them does not touch the others.
+// Write applies all operations or none. It may share its commit with other writes, but a conflict in one of them does not
+// affect the others.
 func (db *DB) Write(ctx context.Context, ops ...store.Op) error {
 	if len(ops) == 0 {
 		return ctx.Err()
@@ -24,10 +27,10 @@ func (db *DB) Write(ctx context.Context, ops ...store.Op) error {
 	return db.submit(ctx, ops)
 }
 
-// bulk is the number of operations that [DB.WriteAll] puts into one job, so few that other writes do not wait long.
+// bulk limits the operations of one job of [DB.WriteAll], so that other writes do not wait long.
 const bulk = 250
 
-// WriteAll applies the operations in their order, in jobs of bulk.
+// WriteAll applies the operations in their order, in several jobs if there are many.
 func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
 	if len(ops) == 0 {
 		return ctx.Err()
@@ -61,7 +64,7 @@ func (db *DB) submit(ctx context.Context, ops []store.Op) error {
 	w.db, w.ops = db, ops
 	err := db.engine.Do(ctx, w)
 	if err != nil && !errors.Is(err, store.ErrConflict) {
-		// The writer may still have a job whose caller gave up, so it is not reused.
+		// The writer may still have the job of a caller that gave up, so the job is not reused.
 		return fault.Wrap(engine.Kind(err), err, "write %d items, the first to %s", len(ops), ops[0].Item.Table)
 	}
 	*w = write{}
@@ -69,22 +72,19 @@ func (db *DB) submit(ctx context.Context, ops []store.Op) error {
 	return err
 }
 
-// write is a transaction as a job of the engine. Each item occurs at most once, so all
-// conditions can be tested before the first change, and a conflict leaves nothing to undo.
+// write is a job with the operations of one transaction. Each item occurs at most once, so all conditions can be tested
+// before the first change, and a conflict leaves nothing to undo.
 type write struct {
-	db    *DB
-	ops   []store.Op
-	found []state // of the items whose operations have conditions or counts; nil if none has
-	// stamp is the last stamp of an operation; 0 if none has one.
-	stamp int64
-	// unhurried says that no caller waits for the outcome.
-	unhurried bool
+	db        *DB
+	ops       []store.Op
+	found     []state // by operation; nil if no operation has a condition or counts
+	stamp     int64   // the last stamp; 0 if no operation has one
+	unhurried bool    // no caller waits for the outcome
 }
 
-// state is what conditions and counts need to know of an item.
+// state is the part of a stored item that conditions and counts depend on.
 type state struct {
-	exists  bool // and has not expired
-	stored  bool
+	exists  bool // false for an expired item
 	version int64
 	expires int64
 	counts  map[string]int64
@@ -102,8 +102,8 @@ func (w *write) Apply(tx *engine.Tx) error {
 		if w.found == nil {
 			w.found = make([]state, len(w.ops))
 		}
-		if op.Item.Sort != store.AtCommit { // whose key is new
-			found, err := look(tx.Conn, op.Item.Key, now, counting)
+		if op.Item.Sort != store.AtCommit { // such a key is always new
+			found, err := readState(tx.Conn, op.Item.Key, now, counting)
 			if err != nil {
 				return err
 			}
@@ -123,7 +123,7 @@ func (w *write) Apply(tx *engine.Tx) error {
 
 // Done notifies the watchers.
 func (w *write) Done(err error) {
-	w.db.memo.changed(w.ops)
+	w.db.memo.noteWrite(w.ops)
 	if err != nil {
 		if w.unhurried {
 			slog.Warn("unhurried records lost", "table", w.ops[0].Item.Table, "records", len(w.ops), "error", err)
@@ -136,7 +136,7 @@ func (w *write) Done(err error) {
 	w.db.watch.notify(w.ops, w.stamp, &w.db.stamps.end)
 }
 
-func look(c *engine.Conn, key store.Key, now int64, counting bool) (state, error) {
+func readState(c *engine.Conn, key store.Key, now int64, counting bool) (state, error) {
 	var found state
 	s, err := c.Stmt(tables[key.Table].state)
 	if err != nil {
@@ -147,7 +147,6 @@ func look(c *engine.Conn, key store.Key, now int64, counting bool) (state, error
 	if err != nil || !row {
 		return found, err
 	}
-	found.stored = true
 	found.expires = s.ColumnInt(1)
 	if found.exists = found.expires == 0 || found.expires > now; found.exists {
 		found.version = s.ColumnInt(0)
@@ -209,7 +208,7 @@ func put(c *engine.Conn, key store.Key, sort string, item *store.Item) error {
 		Text(5, encodeCounts(item.Counts)).Blob(6, item.Value).Exec()
 }
 
-// seconds is the expiry as stored. An expiry before 1970 is not "never".
+// seconds returns the stored form of an item's expiry. 0 is never, so an expiry before 1970 is stored as 1.
 func seconds(item *store.Item) int64 {
 	if item.Expires.IsZero() {
 		return 0
@@ -217,7 +216,7 @@ func seconds(item *store.Item) int64 {
 	return max(item.Expires.Unix(), 1)
 }
 
-// count adds to or raises counts of an item. It replaces an expired item.
+// count adds to the counts of an item, or raises them. It replaces an expired item.
 func count(c *engine.Conn, op *store.Op, found *state) error {
 	counts := maps.Clone(found.counts)
 	if counts == nil {
@@ -243,4 +242,39 @@ func count(c *engine.Conn, op *store.Op, found *state) error {
 		return err
 	}
 	return s.Int(1, expires).Text(2, encodeCounts(counts)).Text(3, op.Item.Partition).Text(4, op.Item.Sort).Exec()
+}
+
+// encodeCounts encodes counts as "name=1,other=-2". Names cannot contain the two separators.
+func encodeCounts(counts map[string]int64) string {
+	if len(counts) == 0 {
+		return ""
+	}
+	b := make([]byte, 0, 16*len(counts))
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		if len(b) > 0 {
+			b = append(b, ',')
+		}
+		b = append(append(b, name...), '=')
+		b = strconv.AppendInt(b, counts[name], 10)
+	}
+	return string(b)
+}
+
+// decodeCounts decodes the result of [encodeCounts].
+func decodeCounts(text string) map[string]int64 {
+	if text == "" {
+		return nil
+	}
+	counts := make(map[string]int64, 1+strings.Count(text, ","))
+	for text != "" {
+		var pair string
+		pair, text, _ = strings.Cut(text, ",")
+		name, digits, _ := strings.Cut(pair, "=")
+		n, err := strconv.ParseInt(digits, 10, 64)
+		if err != nil {
+			continue // [encodeCounts] did not write this
+		}
+		counts[name] = n
+	}
+	return counts
 }

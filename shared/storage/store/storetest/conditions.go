@@ -84,10 +84,10 @@ var conditionCases = []testCase{
 				}
 			}
 			if winner < 0 {
-				b.Fatalf("round %d: nobody won", round)
+				b.Fatalf("round %d: no writer won", round)
 			}
 			if got := b.value(key); got != fmt.Sprint(winner) {
-				b.Fatalf("round %d: writer %d won, the item holds %s", round, winner, got)
+				b.Fatalf("round %d: got %s in the item, want %d, which won", round, got, winner)
 			}
 		}
 	}},
@@ -97,7 +97,7 @@ var conditionCases = []testCase{
 			results := make([]error, 6)
 			var all sync.WaitGroup
 			for i := range results {
-				// A transaction of two takes another path in some adapters.
+				// Some adapters write a single operation differently.
 				ops := []store.Op{put(key, "v", store.Absent())}
 				if i%2 == 1 {
 					ops = append(ops, put(b.at("other", fmt.Sprint(round, i)), "v"))
@@ -114,14 +114,14 @@ var conditionCases = []testCase{
 				}
 			}
 			if won != 1 {
-				b.Fatalf("round %d: %d creators won", round, won)
+				b.Fatalf("round %d: got %d creators that won, want 1", round, won)
 			}
 		}
 	}},
 }
 
-// condition runs op on a fresh key in the given state, alone and in a
-// transaction with another op, and wants it to apply or to conflict.
+// condition runs an operation on a new item in the given state, alone and in a transaction with another operation. It checks
+// that the operation applies if holds is true, and otherwise conflicts.
 func (b *bench) condition(what string, holds bool, setUp func(store.Key) []store.Op, op func(store.Key) store.Op) {
 	b.Helper()
 	for _, with := range []string{"alone", "in a transaction"} {
@@ -142,7 +142,7 @@ func (b *bench) condition(what string, holds bool, setUp func(store.Key) []store
 			b.Errorf("%s, %s: got error %v, want ErrConflict", what, with, err)
 		}
 		if with != "alone" && (b.get(companion) != nil) != holds {
-			b.Errorf("%s: the transaction's other item does not fit the outcome", what)
+			b.Errorf("%s: the transaction's other item exists: got %v, want %v", what, !holds, holds)
 		}
 		item := b.get(key)
 		switch kind := ops[0].Kind; {
@@ -179,10 +179,10 @@ var transactionCases = []testCase{
 		}
 		b.absent("after the conflicts", b.at("p", "first"), b.key(store.Deliveries, "p", "sum"), b.at("p", "new counter"))
 		if got := b.value(exists); got != "v" {
-			b.Errorf("the existing item became %q", got)
+			b.Errorf("got %q in the existing item, want v", got)
 		}
 		if got := b.count(counter, "n"); got != 9 {
-			b.Errorf("the counter became %d", got)
+			b.Errorf("got a count of %d, want 9", got)
 		}
 	}},
 	{"over_several_tables", func(b *bench) {
@@ -194,7 +194,7 @@ var transactionCases = []testCase{
 		b.write(store.Delete(record, store.Exists()), store.Delete(due), store.Add(quota, map[string]int64{"n": -1}, nil))
 		b.absent("after the second transaction", record, due)
 		if got := b.count(quota, "n"); got != 0 {
-			b.Errorf("the quota is %d", got)
+			b.Errorf("got a quota of %d, want 0", got)
 		}
 	}},
 	{"concurrent_transfers_keep_the_sum", func(b *bench) {

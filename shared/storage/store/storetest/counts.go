@@ -48,18 +48,18 @@ var countCases = []testCase{
 		b.write(add(key, -1, nil, time.Time{}))
 		b.write(add(key, 0, none, soon))
 		if got := b.get(key); got == nil || got.Expires.Unix() != soon.Unix() {
-			b.Errorf("at zero it is %+v, want one that expires", got)
+			b.Errorf("at zero: got %+v, want one that expires at %v", got, soon)
 		}
 		b.write(add(key, 1, nil, stays))
 		if got := b.get(key); got == nil || got.Expires.Unix() != stays.Unix() || got.Counts["n"] != 1 {
-			b.Errorf("used again it is %+v", got)
+			b.Errorf("used again: got %+v, want a count of 1 until %v", got, stays)
 		}
 		b.write(add(key, -1, nil, time.Time{}))
 		b.write(add(key, 0, none, time.Now().Add(-time.Second)))
 		b.absent("after its expiry", key)
 		b.write(add(key, 1, nil, stays))
 		if got := b.get(key); got == nil || got.Expires.Unix() != stays.Unix() || got.Counts["n"] != 1 {
-			b.Errorf("begun anew it is %+v", got)
+			b.Errorf("started again: got %+v, want a count of 1 until %v", got, stays)
 		}
 	}},
 	{"a_limit_is_inclusive", func(b *bench) {
@@ -74,7 +74,7 @@ var countCases = []testCase{
 		}
 	}},
 	{"a_limit_holds_for_a_new_item", func(b *bench) {
-		b.conflicts("over the limit at once", store.Add(b.at("p", "s"), map[string]int64{"n": 4}, map[string]int64{"n": 3}))
+		b.conflicts("over the limit", store.Add(b.at("p", "s"), map[string]int64{"n": 4}, map[string]int64{"n": 3}))
 		b.absent("after the conflict", b.at("p", "s"))
 	}},
 	{"one_of_several_limits_suffices_to_conflict", func(b *bench) {
@@ -190,13 +190,13 @@ var expiryCases = []testCase{
 			b.Errorf("the query sees %v", sorts(items))
 		}
 	}},
-	{"a_put_over_an_expired_item_starts_afresh", func(b *bench) {
+	{"a_put_replaces_an_expired_item", func(b *bench) {
 		key := b.at("p", "s")
 		b.write(store.Put(store.Item{Key: key, Value: []byte("old"), Version: 3, Counts: map[string]int64{"n": 9}, Expires: time.Now().Add(-time.Hour)}))
 		b.write(put(key, "new", store.Absent()))
 		b.same(*b.get(key), store.Item{Key: key, Value: []byte("new")})
 	}},
-	{"Add_on_an_expired_item_starts_from_nothing", func(b *bench) {
+	{"Add_to_an_expired_item_starts_from_zero", func(b *bench) {
 		for _, with := range []string{"alone", "in a transaction"} {
 			key := b.at("p", with)
 			b.write(store.Put(store.Item{Key: key, Value: []byte("old"), Version: 3, Counts: map[string]int64{"n": 9, "m": 9}, Expires: time.Now().Add(-time.Hour)}))
@@ -208,7 +208,7 @@ var expiryCases = []testCase{
 			b.same(*b.get(key), store.Item{Key: key, Counts: map[string]int64{"n": 1}})
 		}
 	}},
-	{"Raise_on_an_expired_item_starts_from_nothing", func(b *bench) {
+	{"Raise_of_an_expired_item_starts_from_zero", func(b *bench) {
 		key := b.at("p", "s")
 		b.write(store.Put(store.Item{Key: key, Value: []byte("old"), Counts: map[string]int64{"n": 9}, Expires: time.Now().Add(-time.Hour)}))
 		b.write(store.Raise(key, "n", 2))

@@ -11,7 +11,7 @@ import (
 )
 
 var itemCases = []testCase{
-	{"what_is_put_is_read_back_in_the_order_of_the_keys", func(b *bench) {
+	{"Get_returns_items_in_the_order_of_the_keys", func(b *bench) {
 		one := store.Item{
 			Key: b.at("p", "one"), Value: []byte("first"), Version: -1 << 63,
 			Counts:  map[string]int64{"a": 1<<63 - 1, "b_-9": -5},
@@ -20,7 +20,7 @@ var itemCases = []testCase{
 		two := store.Item{Key: b.key(store.Log, "p", "two"), Value: []byte("second")}
 		b.write(store.Put(one), store.Put(two))
 
-		got, err := b.db.Get(b.ctx, two.Key, b.at("p", "nobody"), one.Key, b.at("q", "one"))
+		got, err := b.db.Get(b.ctx, two.Key, b.at("p", "absent"), one.Key, b.at("q", "one"))
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -30,18 +30,18 @@ var itemCases = []testCase{
 		b.same(*got[0], two)
 		b.same(*got[2], one)
 	}},
-	{"nothing_is_read_for_no_keys", func(b *bench) {
+	{"calls_without_keys_or_operations_succeed", func(b *bench) {
 		if got, err := b.db.Get(b.ctx); err != nil || len(got) != 0 {
 			b.Errorf("got %v, %v", got, err)
 		}
 		if err := b.db.Write(b.ctx); err != nil {
-			b.Errorf("Write of nothing: %v", err)
+			b.Errorf("Write without operations: %v", err)
 		}
 		if err := b.db.WriteAll(b.ctx); err != nil {
-			b.Errorf("WriteAll of nothing: %v", err)
+			b.Errorf("WriteAll without operations: %v", err)
 		}
 	}},
-	{"a_key_asked_for_twice_is_answered_twice", func(b *bench) {
+	{"Get_returns_an_item_twice_for_the_same_key_twice", func(b *bench) {
 		b.write(put(b.at("p", "s"), "v"))
 		got, err := b.db.Get(b.ctx, b.at("p", "s"), b.at("p", "s"))
 		if err != nil || len(got) != 2 || got[0] == nil || got[1] == nil {
@@ -73,7 +73,7 @@ var itemCases = []testCase{
 			b.Error("the bytes came back changed")
 		}
 	}},
-	{"keys_may_hold_any_text", func(b *bench) {
+	{"keys_may_be_any_text", func(b *bench) {
 		for _, text := range []string{"a#b/c:d", "ä€😀", "tab\there", "quote'\"\\%_*", " ", "a\x00b"} {
 			key := b.at(text, text)
 			b.write(put(key, text))
@@ -83,7 +83,7 @@ var itemCases = []testCase{
 		}
 		b.absent("a key that differs after a zero byte", b.at("a\x00b", "a\x00c"), b.at("a", "a"))
 	}},
-	{"tables_and_partitions_keep_apart", func(b *bench) {
+	{"tables_and_partitions_are_separate", func(b *bench) {
 		for i, table := range store.Tables() {
 			b.write(put(b.key(table, "p", "s"), fmt.Sprint(i)))
 		}
@@ -94,14 +94,14 @@ var itemCases = []testCase{
 		}
 		b.absent("another partition", b.at("P", "s"), b.at("p ", "s"))
 	}},
-	{"a_delete_removes_and_may_find_nothing", func(b *bench) {
+	{"deleting_an_absent_item_succeeds", func(b *bench) {
 		key := b.at("p", "s")
 		b.write(put(key, "v"))
 		b.write(store.Delete(key))
 		b.absent("after the delete", key)
 		b.write(store.Delete(key))
 	}},
-	{"WriteAll_takes_any_number", func(b *bench) {
+	{"WriteAll_accepts_any_number_of_operations", func(b *bench) {
 		const n = 260
 		var ops []store.Op
 		for i := range n {
@@ -110,7 +110,7 @@ var itemCases = []testCase{
 		b.writeAll(ops...)
 		items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "many", Limit: 1000})
 		if len(items) != n {
-			b.Fatalf("%d of %d items are there", len(items), n)
+			b.Fatalf("got %d items, want %d", len(items), n)
 		}
 		for i := range ops {
 			ops[i] = store.Delete(ops[i].Item.Key)
@@ -122,7 +122,7 @@ var itemCases = []testCase{
 			b.Errorf("left over: %v", sorts(items))
 		}
 	}},
-	{"WriteAll_refuses_what_needs_a_transaction", func(b *bench) {
+	{"WriteAll_refuses_conditions_and_counts", func(b *bench) {
 		key := b.at("p", "s")
 		for name, op := range map[string]store.Op{
 			"a condition": put(key, "v", store.Absent()),
@@ -136,8 +136,7 @@ var itemCases = []testCase{
 	}},
 }
 
-// same compares items as the contract does: expiry to the second, no difference
-// between nil and empty.
+// same checks that two items are equal. Expiries count to the second, and nil and empty values are equal.
 func (b *bench) same(got, want store.Item) {
 	b.Helper()
 	equal := got.Key == want.Key && bytes.Equal(got.Value, want.Value) && got.Version == want.Version &&
@@ -201,7 +200,7 @@ var limitCases = []testCase{
 			b.Error("the item came back changed")
 		}
 	}},
-	{"keys_that_no_adapter_takes", func(b *bench) {
+	{"invalid_keys_are_refused", func(b *bench) {
 		for name, key := range map[string]store.Key{
 			"empty partition":      {Table: store.Log, Sort: "s"},
 			"empty sort key":       {Table: store.Log, Partition: "p"},

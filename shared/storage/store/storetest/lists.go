@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// listCases are what the lists of the admin API, retries by hand and erasures ask of a store.
+// listCases are the operations of the lists of the admin API, of manual retries and of erasures.
 var listCases = []testCase{
 	{"newest_first_within_a_span_among_expired_items", func(b *bench) {
 		stamp := func(i int) string { return fmt.Sprintf("%016d", 1_800_000_000_000_000+i) }
@@ -39,7 +39,7 @@ var listCases = []testCase{
 			}
 		}
 	}},
-	{"an_item_under_several_keys_is_taken_by_one", func(b *bench) {
+	{"an_item_under_several_keys_is_deleted_by_one_caller", func(b *bench) {
 		keys := []store.Key{
 			b.key(store.Deliveries, "x#sub", "1"), b.key(store.Deliveries, "xo#origin", "1"), b.key(store.Deliveries, "xe#type", "1"), b.key(store.Deliveries, "xa", "1"),
 		}
@@ -68,11 +68,11 @@ var listCases = []testCase{
 		}
 		takers.Wait()
 		if n := won.Load(); n != 1 {
-			b.Errorf("%d have taken it", n)
+			b.Errorf("got %d callers that deleted it, want 1", n)
 		}
-		b.absent("after it was taken", keys...)
+		b.absent("after the delete", keys...)
 	}},
-	{"each_visits_all_while_they_are_deleted", func(b *bench) {
+	{"each_visits_all_items_while_they_are_deleted", func(b *bench) {
 		const n = 1003
 		var ops []store.Op
 		for i := range n {
@@ -91,26 +91,26 @@ var listCases = []testCase{
 		})
 		b.writeAll(gone...)
 		if err != nil || len(seen) != n || !slices.IsSorted(seen) {
-			b.Errorf("visited %d, %v", len(seen), err)
+			b.Errorf("visited %d items, %v, want %d in order", len(seen), err, n)
 		}
 		if items, _ := b.pages(store.Query{Table: store.Subscriptions, Partition: b.prefix + "p"}); len(items) > 0 {
-			b.Errorf("left are %v", sorts(items))
+			b.Errorf("got %v after the deletes, want no items", sorts(items))
 		}
 	}},
 	{"each_ends_with_the_error_of_a_visit_or_of_the_store", func(b *bench) {
 		b.write(put(b.at("p", "1"), ""), put(b.at("p", "2"), ""))
 		enough, visits := errors.New("enough"), 0
 		if err := store.Each(b.ctx, b.db, b.at("p", ""), "list", func(*store.Item) error { visits++; return enough }); err != enough || visits != 1 {
-			b.Errorf("after %d visits: %v", visits, err)
+			b.Errorf("got %v after %d visits, want %v after 1", err, visits, enough)
 		}
 		ctx, cancel := context.WithCancel(b.ctx)
 		cancel()
-		err := store.Each(ctx, b.db, b.at("p", ""), "list what there is", func(*store.Item) error { visits++; return nil })
+		err := store.Each(ctx, b.db, b.at("p", ""), "list", func(*store.Item) error { visits++; return nil })
 		if !fault.Is(err, fault.Unavailable) || !errors.Is(err, context.Canceled) || visits != 1 {
-			b.Errorf("got %v after %d visits", err, visits)
+			b.Errorf("got %v after %d visits, want a canceled context after 1", err, visits)
 		}
 	}},
-	{"scrubbing_keeps_what_was_not_deleted", func(b *bench) {
+	{"scrubbing_keeps_other_items", func(b *bench) {
 		b.write(put(b.at("p", "gone"), "secret"), put(b.at("p", "stays"), "v"))
 		b.write(store.Delete(b.at("p", "gone")))
 		if err := store.Scrub(b.ctx, b.db); err != nil {
@@ -118,7 +118,7 @@ var listCases = []testCase{
 		}
 		b.absent("after scrubbing", b.at("p", "gone"))
 		if got := b.value(b.at("p", "stays")); got != "v" {
-			b.Errorf("the other item is %q", got)
+			b.Errorf("got %q in the other item, want v", got)
 		}
 		b.write(put(b.at("p", "later"), "v"))
 	}},

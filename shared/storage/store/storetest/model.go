@@ -16,7 +16,7 @@ import (
 // them from absent ones.
 type model map[store.Key]store.Item
 
-// apply is [store.DB.Write]: it reports false, and changes nothing, on a conflict.
+// apply is [store.DB.Write]. It reports false if there is a conflict.
 func (m model) apply(ops []store.Op) bool {
 	for _, op := range ops {
 		item, exists := m[op.Item.Key]
@@ -89,7 +89,7 @@ var modelCases = []testCase{
 	}},
 }
 
-// modelRun is one random history. The partitions are new for each.
+// modelRun is one random history, in its own partitions.
 type modelRun struct {
 	*rapid.T
 	bench  *bench

@@ -13,16 +13,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// deadline bounds waiting for something that must come.
+// deadline bounds every wait.
 const deadline = 30 * time.Second
 
+// stamped returns a put that gets a stamp.
 func stamped(b *bench, partition string, span int) store.Op {
 	op := put(b.key(store.Log, partition, store.AtCommit), fmt.Sprint(span))
 	op.Span = span
 	return op
 }
 
-// log reads the stamps of a partition.
+// log returns the stamps of a partition.
 func (b *bench) log(partition string) []int64 {
 	b.Helper()
 	items, _ := b.pages(store.Query{Table: store.Log, Partition: b.prefix + partition})
@@ -37,23 +38,23 @@ func (b *bench) stamp(sort string) int64 {
 	b.Helper()
 	n, err := strconv.ParseInt(sort, 10, 64)
 	if err != nil || len(sort) != 16 {
-		b.Fatalf("%q is no stamp of 16 digits", sort)
+		b.Fatalf("got the sort key %q, want a stamp of 16 digits", sort)
 	}
 	return n
 }
 
-var commitCases = []testCase{
-	{"refused_unless_ordered", func(b *bench) {
-		if b.db.Stamps() {
-			return
-		}
+var noStampCases = []testCase{
+	{"a_store_without_stamps_refuses_them_and_has_no_end", func(b *bench) {
 		b.refused("Write", b.db.Write(b.ctx, stamped(b, "p", 0)), fault.Invalid, fault.Unsupported)
 		b.refused("WriteAll", b.db.WriteAll(b.ctx, stamped(b, "p", 0)), fault.Invalid, fault.Unsupported)
-	}},
-	{"a_stamp_is_the_time_of_the_commit", func(b *bench) {
-		if !b.db.Stamps() {
-			return
+		if end := b.db.End(); end != 0 {
+			b.Errorf("got the end %d, want 0", end)
 		}
+	}},
+}
+
+var stampCases = []testCase{
+	{"a_stamp_is_the_time_of_the_commit", func(b *bench) {
 		before := time.Now().UnixMicro()
 		b.write(stamped(b, "p", 0))
 		after := time.Now().UnixMicro()
@@ -63,9 +64,6 @@ var commitCases = []testCase{
 		}
 	}},
 	{"stamps_grow_from_write_to_write_over_all_partitions", func(b *bench) {
-		if !b.db.Stamps() {
-			return
-		}
 		last := int64(0)
 		for i := range 30 {
 			partition, span := fmt.Sprint("p", i%3), i%4
@@ -79,9 +77,6 @@ var commitCases = []testCase{
 		}
 	}},
 	{"each_stamp_of_a_transaction_is_its_own", func(b *bench) {
-		if !b.db.Stamps() {
-			return
-		}
 		b.write(stamped(b, "p", 2), stamped(b, "p", 3), stamped(b, "q", 1), put(b.at("p", "s"), "v", store.Absent()))
 		p, q := b.log("p"), b.log("q")
 		if len(p) != 2 || len(q) != 1 || p[1]-3 < p[0] || q[0] <= p[1] {
@@ -93,21 +88,15 @@ var commitCases = []testCase{
 		}
 	}},
 	{"only_a_put_can_be_stamped", func(b *bench) {
-		if !b.db.Stamps() {
-			return
-		}
 		key := b.key(store.Log, "p", store.AtCommit)
 		b.refused("delete", b.db.Write(b.ctx, store.Delete(key)), fault.Invalid)
 		b.refused("add", b.db.Write(b.ctx, store.Add(key, map[string]int64{"n": 1}, nil)), fault.Invalid)
 		b.refused("a negative span", b.db.Write(b.ctx, stamped(b, "p", -2)), fault.Invalid)
-		b.refused("the stamp of none", b.db.Write(b.ctx, stamped(b, "p", store.SameStamp)), fault.Invalid)
+		b.refused("the same stamp without an earlier one", b.db.Write(b.ctx, stamped(b, "p", store.SameStamp)), fault.Invalid)
 		b.refused("the same stamp twice in a partition",
 			b.db.Write(b.ctx, stamped(b, "p", 1), stamped(b, "p", store.SameStamp)), fault.Invalid)
 	}},
 	{"copies_share_a_stamp", func(b *bench) {
-		if !b.db.Stamps() {
-			return
-		}
 		b.write(stamped(b, "p", 3), stamped(b, "q", store.SameStamp), stamped(b, "r", store.SameStamp))
 		b.write(stamped(b, "p", 1))
 		p, q, r := b.log("p"), b.log("q"), b.log("r")
@@ -116,24 +105,15 @@ var commitCases = []testCase{
 		}
 	}},
 	{"the_end_is_the_last_stamp", func(b *bench) {
-		if !b.db.Stamps() {
-			if end := b.db.End(); end != 0 {
-				b.Errorf("a store that is not ordered ends at %d", end)
-			}
-			return
-		}
 		for i := range 3 {
 			b.write(stamped(b, "p", i))
 			stamps := b.log("p")
 			if end := b.db.End(); end != stamps[i] {
-				b.Errorf("the end is %d after %v", end, stamps)
+				b.Errorf("got the end %d, want the last of %v", end, stamps)
 			}
 		}
 	}},
-	{"a_reader_who_follows_misses_nothing", func(b *bench) {
-		if !b.db.Stamps() {
-			return
-		}
+	{"a_reader_that_follows_misses_no_item", func(b *bench) {
 		const writers, each = 8, 25
 		ctx, done := context.WithCancel(b.ctx)
 		var all, reading sync.WaitGroup
@@ -173,7 +153,7 @@ var commitCases = []testCase{
 		done()
 		reading.Wait()
 		if len(seen) != writers*each || !slices.IsSorted(seen) {
-			b.Errorf("the reader saw %d of %d, sorted: %v", len(seen), writers*each, slices.IsSorted(seen))
+			b.Errorf("got %d items, sorted: %v, want %d sorted ones", len(seen), slices.IsSorted(seen), writers*each)
 		}
 		stamps := slices.Sorted(slices.Values(append(b.log("q"), seen...)))
 		if len(slices.Compact(stamps)) != 2*writers*each {
@@ -183,7 +163,7 @@ var commitCases = []testCase{
 }
 
 var watchCases = []testCase{
-	{"every_commit_to_the_partition_is_announced", func(b *bench) {
+	{"a_watcher_is_notified_of_every_commit_to_its_partition", func(b *bench) {
 		watcher, ok := b.db.(store.Watcher)
 		if !ok {
 			return
@@ -197,31 +177,31 @@ var watchCases = []testCase{
 			select {
 			case <-changed:
 			case <-time.After(deadline):
-				b.Fatalf("write %d was not announced", i)
+				b.Fatalf("the watcher was not notified of write %d", i)
 			}
 		}
 		b.writeAll(store.Delete(b.key(store.Log, "p", "0")), put(b.key(store.Log, "p", "9"), "v"))
 		select {
 		case <-changed:
 		case <-time.After(deadline):
-			b.Fatal("WriteAll was not announced")
+			b.Fatal("the watcher was not notified of WriteAll")
 		}
 		if b.db.Stamps() {
 			if n := written(); n != 0 {
-				b.Errorf("the partition was stamped at %d before it was", n)
+				b.Errorf("got the stamp %d before the first one, want 0", n)
 			}
 			b.write(stamped(b, "p", 1))
 			if n := written(); n == 0 || n != b.db.End() {
-				b.Errorf("the partition was stamped at %d, the end is %d", n, b.db.End())
+				b.Errorf("got the stamp %d, want the end %d", n, b.db.End())
 			}
 		}
 		select {
 		case <-other:
-			b.Error("a partition was announced that nobody wrote")
+			b.Error("the watcher of another partition was notified")
 		default:
 		}
 	}},
-	{"announcements_are_coalesced_and_shared", func(b *bench) {
+	{"notifications_coalesce_and_reach_all_watchers", func(b *bench) {
 		watcher, ok := b.db.(store.Watcher)
 		if !ok {
 			return
@@ -229,14 +209,14 @@ var watchCases = []testCase{
 		first, _, stopFirst := watcher.Watch(b.prefix + "p")
 		second, _, stopSecond := watcher.Watch(b.prefix + "p")
 		defer stopSecond()
-		for i := range 20 { // no one receives, and the writer does not wait
+		for i := range 20 { // the writer does not wait for the watchers
 			b.write(put(b.key(store.Log, "p", fmt.Sprint(i)), "v"))
 		}
 		for _, ch := range []<-chan struct{}{first, second} {
 			select {
 			case <-ch:
 			case <-time.After(deadline):
-				b.Fatal("a watcher was not told")
+				b.Fatal("a watcher was not notified")
 			}
 		}
 		stopFirst()
@@ -245,13 +225,13 @@ var watchCases = []testCase{
 		select {
 		case <-second:
 		case <-time.After(deadline):
-			b.Fatal("the other watcher was not told after the first had stopped")
+			b.Fatal("the other watcher was not notified after the first had stopped")
 		}
 	}},
 }
 
 var cancelCases = []testCase{
-	{"a_call_whose_context_has_ended_does_nothing", func(b *bench) {
+	{"a_call_with_an_ended_context_has_no_effect", func(b *bench) {
 		key := b.at("p", "s")
 		ctx, cancel := context.WithCancel(b.ctx)
 		cancel()

@@ -73,7 +73,7 @@ var queryCases = []testCase{
 		}
 	}},
 	{"an_empty_partition", func(b *bench) {
-		page, err := b.db.Query(b.ctx, store.Query{Table: store.Log, Partition: b.prefix + "nobody"})
+		page, err := b.db.Query(b.ctx, store.Query{Table: store.Log, Partition: b.prefix + "absent"})
 		if err != nil || page.More || len(page.Items) != 0 {
 			b.Errorf("got %+v, %v", page, err)
 		}
@@ -129,7 +129,7 @@ var queryCases = []testCase{
 			}
 		}
 	}},
-	{"a_write_is_seen_by_the_next_read", func(b *bench) {
+	{"the_next_read_sees_a_write", func(b *bench) {
 		key := b.at("p", "s")
 		for i := range 40 {
 			want := fmt.Sprint(i)

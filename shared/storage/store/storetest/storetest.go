@@ -1,9 +1,8 @@
 // Package storetest is the suite that every adapter of [store.DB] passes.
 //
-// An adapter's test calls [Run] with a function that opens its store. The suite
-// takes nothing for granted about what the store holds already: each case works
-// in partitions of its own, so that all of them may share one database. Cases
-// run in parallel and write little, because one of the databases is an emulator.
+// An adapter's test calls [Run] with a function that opens its store. Each case uses its own partitions, so that all cases
+// may share one database, which need not be empty. Cases run in parallel and write little, because one of the databases is
+// an emulator.
 package storetest
 
 import (
@@ -32,7 +31,7 @@ func Run(t *testing.T, open func(t *testing.T) store.DB) {
 		{"Expiry", expiryCases},
 		{"Query", queryCases},
 		{"Lists", listCases},
-		{"AtCommit", commitCases},
+		{"AtCommit", append(ifStamps(true, stampCases), ifStamps(false, noStampCases)...)},
 		{"Watch", watchCases},
 		{"Cancel", cancelCases},
 		{"Model", modelCases},
@@ -53,8 +52,20 @@ type testCase struct {
 	run  func(b *bench)
 }
 
-// bench is where a case works: a store, and a prefix that makes its partitions
-// its own.
+// ifStamps returns cases that do nothing unless [store.DB.Stamps] of the store is as given.
+func ifStamps(stamps bool, cases []testCase) []testCase {
+	var out []testCase
+	for _, c := range cases {
+		out = append(out, testCase{c.name, func(b *bench) {
+			if b.db.Stamps() == stamps {
+				c.run(b)
+			}
+		}})
+	}
+	return out
+}
+
+// bench is a test with the store under test, and a prefix for the partitions of its case.
 type bench struct {
 	*testing.T
 	db     store.DB
@@ -66,17 +77,17 @@ func newBench(t *testing.T, db store.DB) *bench {
 	return &bench{T: t, db: db, ctx: t.Context(), prefix: rand.Text() + "#"}
 }
 
-// key names an item of the case.
+// key returns the key of an item in a partition of the case.
 func (b *bench) key(table store.Table, partition, sort string) store.Key {
 	return store.Key{Table: table, Partition: b.prefix + partition, Sort: sort}
 }
 
-// at is a key of the table that most cases use.
+// at is key for the table that most cases use.
 func (b *bench) at(partition, sort string) store.Key {
 	return b.key(store.Subscriptions, partition, sort)
 }
 
-// write must succeed.
+// write writes, and fails the test on an error.
 func (b *bench) write(ops ...store.Op) {
 	b.Helper()
 	if err := b.db.Write(b.ctx, ops...); err != nil {
@@ -84,7 +95,7 @@ func (b *bench) write(ops ...store.Op) {
 	}
 }
 
-// writeAll must succeed.
+// writeAll calls WriteAll, and fails the test on an error.
 func (b *bench) writeAll(ops ...store.Op) {
 	b.Helper()
 	if err := b.db.WriteAll(b.ctx, ops...); err != nil {
@@ -92,7 +103,7 @@ func (b *bench) writeAll(ops ...store.Op) {
 	}
 }
 
-// conflicts wants [store.ErrConflict] of a write.
+// conflicts checks that a write returns [store.ErrConflict].
 func (b *bench) conflicts(what string, ops ...store.Op) {
 	b.Helper()
 	if err := b.db.Write(b.ctx, ops...); !errors.Is(err, store.ErrConflict) {
@@ -100,7 +111,7 @@ func (b *bench) conflicts(what string, ops ...store.Op) {
 	}
 }
 
-// refused wants an error of one of the kinds, and no conflict.
+// refused checks that err has one of the kinds and is not a conflict.
 func (b *bench) refused(what string, err error, kinds ...fault.Kind) {
 	b.Helper()
 	if err == nil || errors.Is(err, store.ErrConflict) || !slices.Contains(kinds, fault.KindOf(err)) {
@@ -150,8 +161,7 @@ func (b *bench) absent(what string, keys ...store.Key) {
 	}
 }
 
-// pages reads a query to its end and returns the sort keys page by page. It also checks each page against the rules of
-// [store.Page].
+// pages reads all pages of a query and checks each page against the rules of [store.Page].
 func (b *bench) pages(q store.Query) (all []store.Item, pages int) {
 	b.Helper()
 	limit := q.Limit
@@ -165,7 +175,7 @@ func (b *bench) pages(q store.Query) (all []store.Item, pages int) {
 		}
 		pages++
 		if len(page.Items) > limit {
-			b.Fatalf("a page of %d items; the limit is %d", len(page.Items), limit)
+			b.Fatalf("got a page of %d items, want at most %d", len(page.Items), limit)
 		}
 		all = append(all, page.Items...)
 		if !page.More {
@@ -173,10 +183,10 @@ func (b *bench) pages(q store.Query) (all []store.Item, pages int) {
 		}
 		switch last := len(page.Items) - 1; {
 		case page.Last == "":
-			b.Fatal("a page says that there is more, but not where")
+			b.Fatal("got a page with More but without Last")
 		case last >= 0 && !q.Reverse && page.Last < page.Items[last].Sort,
 			last >= 0 && q.Reverse && page.Last > page.Items[last].Sort:
-			b.Fatalf("Last %q lies before the page's last item %q", page.Last, page.Items[last].Sort)
+			b.Fatalf("Last %q is before the page's last item %q", page.Last, page.Items[last].Sort)
 		case q.Reverse && q.Before != "" && page.Last >= q.Before, !q.Reverse && page.Last <= q.After:
 			b.Fatalf("paging does not advance beyond %q", page.Last)
 		}

@@ -7,19 +7,18 @@ import (
 )
 
 const (
-	// checkpointEvery is how often the log is moved into the file. Long enough
-	// that a page written by many commits is moved once, short enough that the log stays small.
+	// checkpointEvery is how often the log is moved into the file. It is long enough that a page written by many commits is
+	// moved once, and short enough that the log stays small.
 	checkpointEvery = 500 * time.Millisecond
-	// maxFrames is the length of the log, in pages of 4 KiB, at which it has to start over. With readers at all times
-	// it would not do so by itself.
+	// maxFrames is the length of the log, in pages of 4 KiB, at which the engine makes it start over. SQLite does not do
+	// that while there are always readers.
 	maxFrames = 8192
-	// fewFrames is how much of the log may be left to move while writer and readers pause.
+	// fewFrames is how many frames may be left to move while the writer and the readers pause.
 	fewFrames = 256
 )
 
-// checkpoints moves the log into the file on a connection of its own, beside the
-// writer and the readers, so that no commit waits for it.
-func (e *Engine) checkpoints() {
+// runCheckpoints regularly moves the log into the file with a connection of the pool, so that no commit waits for it.
+func (e *Engine) runCheckpoints() {
 	tick := time.NewTicker(checkpointEvery)
 	defer tick.Stop()
 	for {
@@ -28,24 +27,20 @@ func (e *Engine) checkpoints() {
 			return
 		case <-tick.C:
 		}
-		_ = e.files.check() // so that the log tells of it although nothing is written
+		_ = e.files.check() // logs a removed file even if nothing is written
 		e.probe()
 		if !e.dirty.Swap(false) {
 			continue
 		}
 		if err := e.checkpoint(); err != nil && !errors.Is(err, errClosed) {
-			warnCheckpoint(err)
+			slog.Warn("checkpoint failed", "error", err)
 			e.dirty.Store(true)
 		}
 	}
 }
 
-func warnCheckpoint(err error) {
-	slog.Warn("checkpoint failed", "error", err)
-}
-
 func (e *Engine) checkpoint() error {
-	// While one pass runs the log grows; a few more passes shorten what is left.
+	// The log grows during a pass, so a few more passes move most of the new frames.
 	for range 4 {
 		conn := <-e.pool
 		frames, moved, err := conn.checkpoint("PASSIVE")
@@ -62,8 +57,8 @@ func (e *Engine) checkpoint() error {
 	return e.Post(startOver{e})
 }
 
-// startOver is a job that makes the log start over. The writer runs it and so pauses; the readers pause because it takes
-// their connections.
+// startOver is a job that makes the log start over. The writer runs it, so it does not write meanwhile. The readers pause
+// because the job takes their connections.
 type startOver struct{ e *Engine }
 
 func (startOver) Apply(*Tx) error { return nil }
@@ -74,7 +69,7 @@ func (s startOver) Done(error) {
 		conns[i] = <-s.e.pool
 	}
 	if _, _, err := s.e.writer.checkpoint("RESTART"); err != nil {
-		warnCheckpoint(err)
+		slog.Warn("checkpoint failed", "error", err)
 	}
 	for _, c := range conns {
 		s.e.pool <- c

@@ -11,16 +11,15 @@ import (
 // Conn is one connection to the file. One goroutine uses it at a time.
 type Conn struct {
 	db *sqlite.Conn
-	// stmts are kept here and not asked of db each time, which would clear the bindings. SQLite prepares some
-	// statements again after that.
+	// stmts has the prepared statements. db has them too, but clears the bindings when it returns a statement, and SQLite
+	// prepares some statements again after that.
 	stmts map[string]*Stmt
 }
 
-// busyTimeout is how long a connection waits for a lock that another process holds, such as a shell that looks into
-// the file.
+// busyTimeout is how long a connection waits for a lock of another process, such as a shell that reads the file.
 const busyTimeout = 5 * time.Second
 
-// openConn opens the file at path, creating it if need be, and applies pragmas.
+// openConn opens the file at path, which it creates if necessary, and applies pragmas.
 func openConn(path string, pragmas ...string) (*Conn, error) {
 	db, err := sqlite.OpenConn(path, sqlite.OpenReadWrite, sqlite.OpenCreate, sqlite.OpenURI)
 	if err != nil {
@@ -56,8 +55,8 @@ func (c *Conn) Exec(sql string) error {
 	return nil
 }
 
-// Stmt returns the connection's statement for sql, prepared at its first use and kept. The caller resets it, by
-// [Stmt.Exec] or [Stmt.Reset], before the same statement is used again.
+// Stmt returns the connection's statement for sql, which it prepares at the first use. The caller must reset it, with
+// [Stmt.Exec] or [Stmt.Reset], before the statement is used again.
 func (c *Conn) Stmt(sql string) (*Stmt, error) {
 	if s, ok := c.stmts[sql]; ok {
 		return s, nil
@@ -71,7 +70,7 @@ func (c *Conn) Stmt(sql string) (*Stmt, error) {
 	return s, nil
 }
 
-// Int runs a statement that returns one integer, 0 if no row or NULL.
+// Int runs a statement and returns its integer, or 0 if it returns no row or NULL.
 func (c *Conn) Int(sql string) (int64, error) {
 	s, err := c.Stmt(sql)
 	if err != nil {
@@ -95,14 +94,14 @@ func (c *Conn) vacuum() error {
 	return c.Exec("PRAGMA incremental_vacuum(" + strconv.Itoa(vacuumStep) + ")")
 }
 
-// Changes is the number of rows that the last statement inserted, updated or deleted.
+// Changes returns the number of rows that the last statement inserted, updated or deleted.
 func (c *Conn) Changes() int { return c.db.Changes() }
 
-// inTransaction reports that a transaction is open; some errors end it.
+// inTransaction reports whether a transaction is open. Some errors end it.
 func (c *Conn) inTransaction() bool { return !c.db.AutocommitEnabled() }
 
-// checkpoint moves what it can from the write-ahead log into the file. It returns the frames in the log and how many
-// of them are moved; both are 0 while another connection moves them.
+// checkpoint moves frames from the write-ahead log into the file. It returns the number of frames in the log and how many of
+// them are in the file. Both are 0 while another connection runs a checkpoint.
 func (c *Conn) checkpoint(mode string) (frames, moved int, err error) {
 	s, err := c.Stmt("PRAGMA wal_checkpoint(" + mode + ")")
 	if err != nil {
@@ -120,13 +119,13 @@ func (c *Conn) checkpoint(mode string) (frames, moved int, err error) {
 	return int(s.ColumnInt(1)), int(s.ColumnInt(2)), nil
 }
 
-// reset ends every statement that is under way and the transaction, for a connection whose user did not.
+// reset ends all running statements and the transaction of a connection whose user did not end them.
 func (c *Conn) reset() {
 	for _, s := range c.stmts {
 		s.Reset()
 	}
 	if c.inTransaction() {
-		_ = c.Exec("ROLLBACK") // leaves nothing open, whatever it answers
+		_ = c.Exec("ROLLBACK") // ends the transaction even if it returns an error
 	}
 }
 

@@ -12,11 +12,11 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 )
 
-// Stats are what an engine has done since it was opened.
+// Stats counts the work of an engine since it was opened.
 type Stats struct {
 	Commits     int64 `json:"commits"`
 	Checkpoints int64 `json:"checkpoints"`
-	// Syncs and Written count what the file and its log cost the disk: fsyncs, and bytes. In memory they are 0.
+	// Syncs and Written count the fsyncs and the written bytes of the file and its log. In memory they are 0.
 	Syncs   int64 `json:"syncs"`
 	Written int64 `json:"written_bytes"`
 }
@@ -31,27 +31,28 @@ func (e *Engine) Stats() Stats {
 
 // disk counts the syncs and the written bytes of an engine's file and log.
 //
-// No Go interface of SQLite shows them, so they are counted where they happen: in a VFS that passes each call on to
-// the default one. All unsafe code of the engine is below.
+// The Go packages for SQLite do not report them, so disk counts them in a VFS that forwards each call to the default VFS.
+// All unsafe code of the engine is below.
 type disk struct {
 	id             int64
 	syncs, written atomic.Int64
 	mu             sync.Mutex
-	methods        map[uintptr]*methods // by the address of those that they replace
+	methods        map[uintptr]*methods // by the address of the replaced methods
 }
 
-// methods are the methods of a file that is counted. The disk keeps them alive.
+// methods are the methods of a counted file. The disk keeps them alive.
 type methods struct {
 	sync    func(tls *libc.TLS, file uintptr, flags int32) int32
 	write   func(tls *libc.TLS, file, buf uintptr, n int32, offset sqlite3.Tsqlite3_int64) int32
 	disk    *disk
-	address uintptr // of what SQLite has of them: ioMethods in C memory
+	address uintptr // of the ioMethods that SQLite calls
 }
 
-// ioMethods are in C memory, for a program that is built with -race ends when SQLite follows an address into Go's.
+// ioMethods are in C memory, because a program that is built with -race crashes when SQLite follows an address into Go's
+// memory.
 type ioMethods struct {
 	sqlite3.Tsqlite3_io_methods
-	counted uintptr // of the methods in Go's memory, which does not move
+	counted uintptr // the address of the methods in Go's memory, which does not move
 }
 
 // vfs is the counting VFS of the process.
@@ -63,7 +64,7 @@ var vfs struct {
 	disks    sync.Map // by id
 }
 
-// count returns the URI under which connections to the file at path are counted, until the disk is closed.
+// count returns the URI for connections to the file at path that this disk counts. The disk is closed after the connections.
 func (d *disk) count(path string) string {
 	vfs.register.Do(func() {
 		tls := libc.NewTLS()
@@ -81,7 +82,7 @@ func (d *disk) count(path string) string {
 	return "file:" + (&url.URL{Path: filepath.ToSlash(path)}).EscapedPath() + "?vfs=counting&engine=" + strconv.FormatInt(d.id, 10)
 }
 
-// close ends the counting. The connections are closed before.
+// close ends the counting.
 func (d *disk) close() {
 	vfs.disks.Delete(d.id)
 	d.mu.Lock()
@@ -106,7 +107,7 @@ func countOpen(tls *libc.TLS, self, name, file uintptr, flags int32, out uintptr
 	return rc
 }
 
-// replace returns the address of counting methods for a file with the given ones.
+// replace returns the address of counting methods that call the original ones.
 func (d *disk) replace(tls *libc.TLS, original uintptr) uintptr {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -150,8 +151,8 @@ func allocate[T any](tls *libc.TLS, value T) uintptr {
 	return address
 }
 
-// pointer turns an address that the garbage collector does not move into a Go pointer.
+// pointer converts an address into a Go pointer. The memory there must not be moved by the garbage collector.
 func pointer(address uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&address)) }
 
-// function is a Go function as a C function pointer, the way the transpiled SQLite makes them.
+// function converts a Go function to a C function pointer in the same way as the transpiled SQLite.
 func function[F any](f F) uintptr { return *(*uintptr)(unsafe.Pointer(&f)) }

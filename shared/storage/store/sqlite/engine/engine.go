@@ -1,15 +1,14 @@
-// Package engine is one SQLite file with one writer, for the adapters that keep
-// their state in it: the store (store/sqlite) and the queues (queue/sqlite).
+// Package engine is one SQLite file with one writer, which the store (store/sqlite) and the queues (queue/sqlite) share.
 //
-// One goroutine writes. It puts all jobs that wait into one transaction: a group commit. Every commit syncs the file to
-// the disk (WAL, synchronous=FULL), and all jobs that came during the commit before share that sync and the rewriting
-// of pages.
+// One goroutine writes. It puts all waiting jobs into one transaction, a group commit. Every commit syncs the file to the
+// disk (WAL, synchronous=FULL). All jobs that arrived during the previous commit share that sync and the rewritten pages.
 //
 //	Do, Post ──▶ queue of jobs ──▶ writer: BEGIN, job, job, job, COMMIT ──▶ answers
 //	Read     ──▶ pool of connections, each of which sees the last commit
-//	             checkpoints: move the log into the file, beside the writer
+//	             checkpoints: move the log into the file, concurrently with the writer
 //
-// The file belongs to one process at a time. Tables and domain types do not appear here. Go on in shared/storage/store/sqlite.
+// The file belongs to one process at a time. Tables and domain types do not appear here. Continue in
+// shared/storage/store/sqlite.
 package engine
 
 import (
@@ -23,7 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Memory, as a path, keeps everything in memory. Nothing of it outlives the engine.
+// Memory, as a path, keeps everything in memory until the engine is closed.
 const Memory = ":memory:"
 
 // Options change how an [Engine] works. The zero value is the default.
@@ -45,7 +44,7 @@ type Engine struct {
 	tx     Tx
 	pool   chan *Conn // readers; in memory, the writer
 
-	gate   sync.RWMutex // held for reading while a job is handed over
+	gate   sync.RWMutex // held for reading while a job is submitted
 	closed bool
 	queue  chan *entry
 	// entries are reused. Each engine has its own, because their channels cannot leave the synctest bubble of a test.
@@ -53,7 +52,7 @@ type Engine struct {
 
 	lazyMu  sync.Mutex
 	lazy    []*entry
-	lazyBy  time.Time // when the first of them is to be committed; zero without any
+	lazyBy  time.Time // when the first of them must be committed; zero if there are none
 	lazyArm chan struct{}
 
 	dirty   atomic.Bool // written since the last checkpoint
@@ -69,9 +68,8 @@ type Engine struct {
 	running   sync.WaitGroup
 }
 
-// Open opens the file at path, or [Memory], and starts the writer. The folder must
-// exist. A file that another engine has open, in this process or another, is refused
-// with fault.Conflict.
+// Open opens the file at path, or [Memory], and starts the writer. The folder must exist. If another engine has the file
+// open, in this process or another, Open returns an error of kind fault.Conflict.
 func Open(path string, opts Options) (*Engine, error) {
 	if opts.Readers <= 0 {
 		opts.Readers = min(2*runtime.GOMAXPROCS(0), 8)
@@ -96,22 +94,22 @@ func Open(path string, opts Options) (*Engine, error) {
 		e.closeConns()
 		if _, damaged := blames(err); damaged {
 			return nil, fault.Wrap(fault.Invalid, err,
-				"the database %[1]s is damaged; restore a backup, or move %[1]s, %[1]s-wal and %[1]s-shm away to start anew", path)
+				"the database %[1]s is damaged; restore a backup, or move %[1]s, %[1]s-wal and %[1]s-shm away to start with an empty one", path)
 		}
 		return nil, fault.Wrap(Kind(err), err, "open the database %s", path)
 	}
 	e.running.Go(e.write)
 	if path != Memory {
-		e.running.Go(e.checkpoints)
+		e.running.Go(e.runCheckpoints)
 	}
 	return e, nil
 }
 
-// Now is the engine's clock.
+// Now returns the time of the engine's clock.
 func (e *Engine) Now() time.Time { return e.now() }
 
-// Read calls f with a connection that sees every commit that was answered before. f does not write or keep the
-// connection.
+// Read calls f with a connection that sees every commit that was answered before. f must not write with the connection or
+// keep it.
 func (e *Engine) Read(ctx context.Context, f func(c *Conn) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -125,15 +123,15 @@ func (e *Engine) Read(ctx context.Context, f func(c *Conn) error) error {
 	if conn == nil {
 		return errClosed
 	}
-	whole := false // f has returned
+	returned := false // false if f panics
 	defer func() {
-		if !whole || conn.inTransaction() {
+		if !returned || conn.inTransaction() {
 			conn.reset()
 		}
 		e.pool <- conn
 	}()
 	err := f(conn)
-	whole = true
+	returned = true
 	e.health.noteRead(err)
 	return err
 }
@@ -152,7 +150,7 @@ func (e *Engine) Snapshot(ctx context.Context, f func(c *Conn) error) error {
 	})
 }
 
-// inMemory reports that one connection does everything, in turn.
+// inMemory reports whether the engine is in memory. Then one connection is both the writer and the pool.
 func (e *Engine) inMemory() bool { return e.lock == nil }
 
 func (e *Engine) lockWriter() *Conn {
@@ -168,7 +166,7 @@ func (e *Engine) unlockWriter() {
 	}
 }
 
-// Close refuses new jobs, commits those that wait, and closes the file.
+// Close refuses new jobs, commits the waiting ones, and closes the file.
 func (e *Engine) Close() error {
 	e.gate.Lock()
 	if e.closed {

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -37,7 +38,7 @@ func (e *Engine) openFile(path string, opts Options) (err error) {
 		"journal_size_limit=67108864", "temp_store=MEMORY", cache); err != nil {
 		return err
 	}
-	if err := intact(e.writer, path, log == nil || log.Size() == 0); err != nil {
+	if err := checkIntact(e.writer, path, log == nil || log.Size() == 0); err != nil {
 		return err
 	}
 	for range opts.Readers {
@@ -50,12 +51,12 @@ func (e *Engine) openFile(path string, opts Options) (err error) {
 	return e.files.open(path)
 }
 
-// maxQuickCheck is the size up to which the whole file is checked at the start. That takes up to 0.2 s.
+// maxQuickCheck is the size up to which Open checks the whole file. That takes up to 0.2 s.
 const maxQuickCheck = 32 << 20
 
-// intact looks for damage: in a small file everywhere, in a large one only at its length and schema. Reads find other
-// damage; see [Engine.Health].
-func intact(c *Conn, path string, noLog bool) error {
+// checkIntact returns an error if the file is damaged. It checks a small file completely, but only the length and the schema
+// of a large one. Reads find other damage; see [Engine.Health].
+func checkIntact(c *Conn, path string, noLog bool) error {
 	if _, err := c.Int("SELECT count(*) FROM sqlite_schema"); err != nil {
 		return err
 	}
@@ -68,7 +69,7 @@ func intact(c *Conn, path string, noLog bool) error {
 		return err
 	}
 	if noLog && info.Size() < size {
-		return &Error{Code: sqlite.ResultCorrupt, Message: "the file is shorter than it says", SQL: "open"}
+		return &Error{Code: sqlite.ResultCorrupt, Message: "the file is shorter than its page count", SQL: "open"}
 	}
 	if info.Size() > maxQuickCheck {
 		return nil
@@ -87,7 +88,7 @@ func intact(c *Conn, path string, noLog bool) error {
 	return nil
 }
 
-// fileSize is the size in bytes that the file should have when its log is empty.
+// fileSize returns the size in bytes that the file should have when its log is empty.
 func (c *Conn) fileSize() (int64, error) {
 	pages, err := c.Int("PRAGMA page_count")
 	if err != nil {
@@ -97,8 +98,8 @@ func (c *Conn) fileSize() (int64, error) {
 	return pages * size, err
 }
 
-// create makes an empty file that only its owner can read, because it will hold sealed secrets and payloads. SQLite gives
-// the log and the shared memory beside it the same mode.
+// create creates an empty file that only its owner can read, because it will hold sealed secrets and payloads. SQLite gives
+// the same mode to the log and the shared memory.
 func create(path string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if os.IsExist(err) {
@@ -110,8 +111,8 @@ func create(path string) error {
 	return f.Close()
 }
 
-// acquire locks the file for this engine: it keeps a transaction open in a database beside it. The system ends that with
-// the process, however the process ends.
+// acquire locks the file for this engine. It keeps a transaction open in a second database at path. The system ends the
+// transaction with the process, even if the process crashes.
 func acquire(path string) (*Conn, error) {
 	c, err := openConn(path, "busy_timeout=0", "locking_mode=EXCLUSIVE")
 	if err != nil {
@@ -145,4 +146,33 @@ func (e *Engine) closeConns() {
 			return
 		}
 	}
+}
+
+// Copy writes a snapshot of the file at path to a new or empty file, without the free pages. An engine of this process or
+// another may have the file open. It continues to write, because readers of a write-ahead log do not block writers. Copy
+// calls begun with the size of the file, which is the largest size that the copy can have.
+func Copy(ctx context.Context, path, to string, begun func(size int64)) error {
+	db, err := sqlite.OpenConn(path, sqlite.OpenReadWrite) // writable to recover the log of a server that was killed
+	if err != nil {
+		return newError("open", err)
+	}
+	c := &Conn{db: db, stmts: map[string]*Stmt{}}
+	defer c.close()
+	db.SetBusyTimeout(busyTimeout)
+	db.SetInterrupt(ctx.Done())
+	size, err := c.fileSize()
+	if err != nil {
+		return err
+	}
+	begun(size)
+	const sql = "VACUUM INTO ?"
+	s, err := db.Prepare(sql)
+	if err != nil {
+		return newError(sql, err)
+	}
+	s.BindText(1, to)
+	if _, err = s.Step(); err != nil {
+		return newError(sql, err)
+	}
+	return nil
 }

@@ -11,17 +11,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// health holds what the last write, the last checkpoint and all reads found wrong with the file.
+// health holds the errors of the last write and the last checkpoint, and the damage that any of them or a read has found.
 type health struct {
 	mu         sync.Mutex
-	damaged    error // for as long as the engine is open
+	damaged    error // until the engine is closed
 	write      error
 	checkpoint error
 }
 
-// Health is an error if the last write or checkpoint failed because of the file or the disk, or if the file is damaged, was
-// removed or was replaced. The log has the cause. While writes fail, the engine tries one of its own every half second, so that an idle server
-// recovers too.
+// Health returns an error if the last write or checkpoint failed because of the file or the disk, or if the file is damaged,
+// was removed or was replaced. The log has the cause. While writes fail, the engine itself tries a write every half second,
+// so that Health also recovers on an idle server.
 func (e *Engine) Health() error {
 	if err := e.files.check(); err != nil {
 		return err
@@ -40,7 +40,7 @@ func (e *Engine) Health() error {
 	return nil
 }
 
-// blames reports that an error is about the file or its disk, not about a statement.
+// blames reports whether an error is about the file or its disk and not about a statement, and whether it means damage.
 func blames(err error) (is, damaged bool) {
 	se, ok := errors.AsType[*Error](err)
 	if !ok {
@@ -93,7 +93,7 @@ func (h *health) writing() bool {
 	return h.write == nil
 }
 
-// probe is a write that changes nothing but reaches the disk.
+// probe is a job that writes to the disk without changing a value.
 type probe struct{}
 
 func (probe) Apply(tx *Tx) error {

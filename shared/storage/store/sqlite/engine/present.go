@@ -10,12 +10,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// errRemoved refuses work while the file or its log is not at its path. The system keeps an open file that was removed or
-// replaced, so writes to it would succeed and be lost when the engine closes.
+// errRemoved is returned while the file or its log is not at its path. The system keeps an open file that was removed or
+// replaced, so writes to it would succeed, but would be lost when the engine closes.
 var errRemoved = fault.New(fault.Unavailable, "the database was removed or replaced while it was open")
 
-// presence knows which files the engine has open: the database and its log. The zero value, for an engine in memory, has
-// none.
+// presence knows which files the engine has open: the database and its log. The zero value is for an engine in memory.
 type presence struct {
 	path string
 
@@ -35,7 +34,7 @@ func (p *presence) open(path string) error {
 	return nil
 }
 
-// check returns errRemoved if another file or none is at a path of the engine's files. The files may come back.
+// check returns errRemoved if one of the engine's files was removed or replaced. The files may be moved back later.
 func (p *presence) check() error {
 	if p.path == "" {
 		return nil
@@ -57,8 +56,8 @@ func (p *presence) check() error {
 	return nil
 }
 
-// missing reports whether the file at path is not the given one. A file that is not known yet becomes the one at path. An
-// error that does not tell, such as one of permissions, counts as the same file.
+// missing reports whether the file at path is not the known one. If known is nil, it becomes the file at path. An error that
+// is inconclusive, such as a missing permission, counts as the same file.
 func missing(path string, known *os.FileInfo) bool {
 	found, err := os.Stat(path)
 	switch {

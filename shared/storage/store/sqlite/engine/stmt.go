@@ -2,9 +2,8 @@ package engine
 
 import "zombiezen.com/go/sqlite"
 
-// Stmt is a prepared statement of one connection. Bind its parameters, numbered from 1, then either [Stmt.Exec] it, or
-// [Stmt.Step] through its rows and [Stmt.Reset] it. A failed binding is reported by the next Step. Values stay bound
-// after a reset, so all parameters are bound again before the next execution.
+// Stmt is a prepared statement of one connection. Bind all its parameters, numbered from 1, then either call [Stmt.Exec], or
+// [Stmt.Step] for each row and [Stmt.Reset]. The next Step reports a failed binding. Values stay bound after a reset.
 type Stmt struct {
 	stmt *sqlite.Stmt
 	sql  string
@@ -28,7 +27,7 @@ func (s *Stmt) Blob(i int, v []byte) *Stmt {
 	return s
 }
 
-// Step goes to the next row and reports whether there is one.
+// Step moves to the next row and reports whether there is one.
 func (s *Stmt) Step() (row bool, err error) {
 	row, err = s.stmt.Step()
 	if err != nil {
@@ -52,16 +51,16 @@ func (s *Stmt) Reset() {
 	_ = s.stmt.Reset() // repeats the error of Step, if any
 }
 
-// ColumnInt is an integer of the current row; columns are numbered from 0.
+// ColumnInt returns an integer of the current row. Columns are numbered from 0.
 func (s *Stmt) ColumnInt(i int) int64 { return s.stmt.ColumnInt64(i) }
 
-// ColumnText is a text of the current row.
+// ColumnText returns a text of the current row.
 func (s *Stmt) ColumnText(i int) string { return s.stmt.ColumnText(i) }
 
-// ColumnSize is the size in bytes of a text or blob of the current row.
+// ColumnSize returns the size in bytes of a text or blob of the current row.
 func (s *Stmt) ColumnSize(i int) int { return s.stmt.ColumnLen(i) }
 
-// ColumnBlob is a copy of a blob of the current row; nil if it is empty.
+// ColumnBlob returns a copy of a blob of the current row, or nil if it is empty.
 func (s *Stmt) ColumnBlob(i int) []byte {
 	n := s.stmt.ColumnLen(i)
 	if n == 0 {

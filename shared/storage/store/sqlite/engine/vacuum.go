@@ -10,24 +10,24 @@ import (
 const (
 	// vacuumStep is how many free pages one job gives back.
 	vacuumStep = 128
-	// vacuumPause is how long the writer has for other jobs after each.
+	// vacuumPause is the time for other jobs after each such job.
 	vacuumPause = 10 * time.Millisecond
-	// keepFree is how many free pages stay in any case.
+	// keepFree is how many free pages always stay.
 	keepFree = 256
 )
 
-// Shrink gives free pages back to the file system, in small steps, while more than a quarter of the file is free:
-// fewer than that are soon used again. It ends with ctx.
+// Shrink gives free pages back to the file system, in small steps, as long as more than a quarter of the file is free. Fewer
+// free pages will soon be used again. It ends with ctx.
 //
-// A file of an earlier release cannot shrink before "PRAGMA auto_vacuum=2; VACUUM" has run on it, while no server runs.
-// Until then its free pages are only used again.
+// A file of an earlier release cannot shrink before "PRAGMA auto_vacuum=2; VACUUM" has run on it while no server runs. Until
+// then its free pages are only reused.
 func (e *Engine) Shrink(ctx context.Context) error {
 	for ctx.Err() == nil {
 		step := &vacuum{}
 		if err := e.Do(ctx, step); err != nil || !step.more {
 			return err
 		}
-		_ = periodic.Sleep(ctx, vacuumPause) // the loop sees that ctx has ended
+		_ = periodic.Sleep(ctx, vacuumPause) // the loop ends with ctx
 	}
 	return nil
 }
@@ -55,11 +55,11 @@ func (v *vacuum) Apply(tx *Tx) error {
 
 func (*vacuum) Done(error) {}
 
-// Rewrite writes the file anew and empties the log: rows that were deleted or replaced before, and copies of rows that
-// moved, are in neither any more. Writer and readers pause meanwhile.
+// Rewrite rewrites the file and empties the log, so that neither contains rows that were deleted, replaced or moved before.
+// The writer and the readers pause meanwhile.
 func (e *Engine) Rewrite(ctx context.Context) error {
 	if e.inMemory() {
-		return nil // nothing of it is on a disk
+		return nil // there is no file
 	}
 	job := rewrite{e, make(chan error, 1)}
 	if err := e.Do(ctx, job); err != nil {
@@ -80,7 +80,7 @@ func (r rewrite) Done(err error) {
 	if err != nil {
 		return
 	}
-	conns := make([]*Conn, cap(r.e.pool)) // a reader keeps the log from being emptied
+	conns := make([]*Conn, cap(r.e.pool)) // the log cannot be emptied while there are readers
 	for i := range conns {
 		conns[i] = <-r.e.pool
 	}

@@ -8,15 +8,14 @@ import (
 	"time"
 )
 
-// Job is work for the writer. One goroutine calls both methods, for one job at a
-// time, so that jobs may share state without locks.
+// Job is work for the writer. The writer calls both methods, for one job at a time, so jobs may share state without locks.
 type Job interface {
-	// Apply does the work within a transaction that it shares with other jobs. If that transaction fails, its jobs
-	// are repeated one by one, and Apply is called again. An [*Error] fails the whole transaction. A job that
-	// returns any other error has written nothing.
+	// Apply does the work in a transaction that other jobs may share. If it returns an [*Error], the transaction is rolled
+	// back, and its jobs are repeated one by one: the writer calls Apply again, in a transaction for each job. If it returns
+	// another error, only this job fails, so it must not have written anything.
 	Apply(tx *Tx) error
-	// Done gets the outcome: nil after the commit, otherwise nothing of the job is written. It returns quickly and
-	// submits no jobs.
+	// Done gets the outcome of the job. It is nil after the commit. Otherwise the job has written nothing. Done must return
+	// quickly and must not submit jobs.
 	Done(err error)
 }
 
@@ -25,7 +24,7 @@ type Tx struct {
 	*Conn
 	// Now is the time of the commit.
 	Now time.Time
-	// Attempt numbers the transactions, those that fail included.
+	// Attempt is the number of the transaction. Failed transactions count.
 	Attempt int64
 }
 
@@ -36,16 +35,15 @@ const (
 	// lazyDelay is how long a job of [Engine.Lazily] waits for another commit to share. A saved sync is worth more
 	// than an early acknowledgement.
 	lazyDelay = 50 * time.Millisecond
-	// spacing is the shortest time between two commits while many jobs come. A commit of enough jobs does not wait
-	// for it.
+	// spacing is the shortest time between two commits while many jobs arrive. A commit with enough jobs does not wait.
 	spacing = 2 * time.Millisecond
 	enough  = 16
-	// crowded is how many jobs have to come during a commit, on average, before the next one waits for spacing. Where
-	// one event follows the other no job comes meanwhile, and none waits.
+	// crowded is the average number of jobs that must arrive during a commit before the next commit waits for spacing. If
+	// events arrive one after the other, no job arrives during a commit, so there is no waiting.
 	crowded = 1
 )
 
-// The states of an entry. Either the writer takes it or its caller gives up, whichever is first.
+// The states of an entry. Either the writer takes it or its caller abandons it, whichever is first.
 const (
 	waiting int32 = iota
 	taken
@@ -88,22 +86,18 @@ func (e *Engine) Do(ctx context.Context, job Job) error {
 	return err
 }
 
-// Post submits a job without waiting for it. It blocks while very many jobs wait. After [Engine.Close] it refuses the
-// job, without [Job.Done].
+// Post submits a job and does not wait for its commit. It blocks while more than [maxQueue] jobs wait. After [Engine.Close] it
+// returns an error and never calls [Job.Done].
 func (e *Engine) Post(job Job) error {
 	return e.submit(context.Background(), &entry{job: job})
 }
 
-// Lazily submits a job that no caller waits for. It shares the next commit, or has one of its own after fifty
-// milliseconds. There is no bound for such jobs, so a caller has few of them.
+// Lazily submits a job for which no caller waits. It shares the next commit, or gets its own after fifty milliseconds. The
+// number of such jobs is not bounded, so callers must bound theirs.
 func (e *Engine) Lazily(job Job) error { return e.Within(lazyDelay, job) }
 
-// Within is [Engine.Lazily] with another time after which the job has a commit of its own.
+// Within is [Engine.Lazily] with another delay.
 func (e *Engine) Within(delay time.Duration, job Job) error {
-	return e.postpone(&entry{job: job}, delay)
-}
-
-func (e *Engine) postpone(en *entry, delay time.Duration) error {
 	e.gate.RLock()
 	defer e.gate.RUnlock()
 	if e.closed {
@@ -111,7 +105,7 @@ func (e *Engine) postpone(en *entry, delay time.Duration) error {
 	}
 	by := time.Now().Add(delay)
 	e.lazyMu.Lock()
-	e.lazy = append(e.lazy, en)
+	e.lazy = append(e.lazy, &entry{job: job})
 	if !e.lazyBy.IsZero() && !by.Before(e.lazyBy) {
 		e.lazyMu.Unlock()
 		return nil
@@ -134,12 +128,12 @@ func (e *Engine) takeLazy(group []*entry) []*entry {
 	return group
 }
 
-// untilLazy is how long the first lazy job may still wait.
+// untilLazy returns how long the first lazy job may still wait.
 func (e *Engine) untilLazy() time.Duration {
 	e.lazyMu.Lock()
 	defer e.lazyMu.Unlock()
 	if e.lazyBy.IsZero() {
-		return lazyDelay // it was part of another commit already
+		return lazyDelay // another commit has taken the lazy jobs
 	}
 	return max(0, time.Until(e.lazyBy))
 }
@@ -158,8 +152,8 @@ func (e *Engine) submit(ctx context.Context, en *entry) error {
 	}
 }
 
-// write is the writer. It takes the jobs that wait, commits them, answers, and repeats that until the queue is closed
-// and empty. While a commit is written to the disk, the next group gathers.
+// write is the writer. It takes the waiting jobs, commits them and answers their callers, until the queue is closed and
+// empty. While a commit is written to the disk, the jobs of the next one arrive.
 func (e *Engine) write() {
 	alarm := time.NewTimer(lazyDelay)
 	defer alarm.Stop()
@@ -168,11 +162,11 @@ func (e *Engine) write() {
 	defer pace.timer.Stop()
 	for open := true; open; {
 		group = group[:0]
-		late := 0 // jobs that came after the group was complete, or would have without waiting
+		late := 0 // jobs that would have missed the commit without waiting, and jobs that arrived during it
 		select {
 		case first, ok := <-e.queue:
 			if open = ok; ok {
-				runtime.Gosched() // jobs that are about to be submitted join
+				runtime.Gosched() // let goroutines that are about to submit a job join
 				group = e.gather(append(group, first))
 				n := len(group)
 				group = e.await(group, pace.wait())
@@ -196,10 +190,10 @@ func (e *Engine) write() {
 type pace struct {
 	timer *time.Timer
 	last  time.Time // when the last commit began
-	crowd float64   // a moving average of the jobs that came during a commit
+	crowd float64   // a moving average of the jobs that arrived during a commit
 }
 
-// wait returns a channel that receives when the commit may begin; nil if it need not wait.
+// wait returns a channel that receives when the commit may begin. It is nil if the commit may begin immediately.
 func (p *pace) wait() <-chan time.Time {
 	now := time.Now()
 	since := now.Sub(p.last)
@@ -217,7 +211,7 @@ func (p *pace) wait() <-chan time.Time {
 
 func (p *pace) committed(late int) { p.crowd += (float64(min(late, enough)) - p.crowd) / 8 }
 
-// await adds jobs to the group until the end, or until there are enough.
+// await adds jobs to the group until end receives or there are enough.
 func (e *Engine) await(group []*entry, end <-chan time.Time) []*entry {
 	for end != nil && len(group) < enough {
 		select {
@@ -233,7 +227,7 @@ func (e *Engine) await(group []*entry, end <-chan time.Time) []*entry {
 	return group
 }
 
-// gather adds the jobs that wait to the group.
+// gather adds the waiting jobs to the group.
 func (e *Engine) gather(group []*entry) []*entry {
 	for len(group) < maxJobs {
 		select {
@@ -249,8 +243,8 @@ func (e *Engine) gather(group []*entry) []*entry {
 	return group
 }
 
-// commit writes a group and answers. It returns how many jobs came meanwhile.
-func (e *Engine) commit(group []*entry) (came int) {
+// commit writes a group and answers the callers. It returns how many jobs arrived during the commit.
+func (e *Engine) commit(group []*entry) (arrived int) {
 	conn := e.lockWriter()
 	live := group[:0]
 	for _, en := range group {
@@ -259,9 +253,9 @@ func (e *Engine) commit(group []*entry) (came int) {
 		}
 	}
 	err := e.attempt(conn, live)
-	came = len(e.queue)
+	arrived = len(e.queue)
 	if err != nil && len(live) > 1 && !lasting(err) {
-		// One job failed the transaction of all. Alone, each has its own outcome.
+		// One job failed the transaction of all. In its own transaction, each job has its own outcome.
 		for i := range live {
 			e.finish(live[i:i+1], e.attempt(conn, live[i:i+1]))
 		}
@@ -269,10 +263,11 @@ func (e *Engine) commit(group []*entry) (came int) {
 		e.finish(live, err)
 	}
 	e.unlockWriter()
-	return came
+	return arrived
 }
 
-// lasting reports that every job of the group would fail with the error again: the disk is full, the file locked or removed.
+// lasting reports whether every job of the group would fail with the error again, because the disk is full or the file is
+// locked or removed.
 func lasting(err error) bool {
 	if errors.Is(err, errRemoved) {
 		return true
@@ -281,7 +276,8 @@ func lasting(err error) bool {
 	return ok && transient[se.Code.ToPrimary()]
 }
 
-// attempt applies jobs in one transaction. On an error nothing is written; otherwise each entry has its own outcome.
+// attempt applies jobs in one transaction. If it returns an error, no job has written anything. Otherwise each entry has its
+// own outcome.
 func (e *Engine) attempt(conn *Conn, group []*entry) (err error) {
 	if err := e.files.check(); err != nil {
 		return err
@@ -301,7 +297,7 @@ func (e *Engine) attempt(conn *Conn, group []*entry) (err error) {
 	}
 	defer func() {
 		if err != nil && conn.inTransaction() {
-			_ = run(conn, "ROLLBACK") // the error that is returned matters more
+			_ = run(conn, "ROLLBACK") // err matters more
 		}
 	}()
 	tx := &e.tx
