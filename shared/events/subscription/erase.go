@@ -12,9 +12,9 @@ import (
 // What was delivered to a subscription outlives it. So that it can be found when its owner is erased, an entry
 // e# per owner names the subscriptions that ended, for as long as anything of theirs may be stored.
 
-// endedKept is that: a delivery waits up to 30 days for a switch, then for five of retries, and is a dead letter for
+// EndedKept is how long that may be: a delivery waits up to 30 days for a switch, then for five of retries, and is a dead letter for
 // seven.
-const endedKept = 45 * 24 * time.Hour
+const EndedKept = 45 * 24 * time.Hour
 
 func endedKey(workspace, principal, id string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "e#" + workspace + "#" + principal, Sort: id}

@@ -156,7 +156,7 @@ func (r *Records) remove(ctx context.Context, sub *Subscription, keep bool, extr
 	now := r.now()
 	until := now.Add(disabledKept)
 	ops := append(extra, sub.mark(!keep, until)...)
-	ops = append(ops, store.Put(store.Item{Key: endedKey(sub.Workspace, sub.Principal, sub.ID), Expires: now.Add(endedKept)}))
+	ops = append(ops, store.Put(store.Item{Key: endedKey(sub.Workspace, sub.Principal, sub.ID), Expires: now.Add(EndedKept)}))
 	if !sub.Until.IsZero() {
 		ops = append(ops, store.Delete(sub.expiryKey()))
 	}
