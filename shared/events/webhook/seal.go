@@ -161,7 +161,10 @@ func writeKeysets(h *keyset.Handle) (private, public []byte, err error) {
 }
 
 // Sealer seals secrets for storage. It cannot open them. It is safe for concurrent use.
-type Sealer struct{ enc tink.HybridEncrypt }
+type Sealer struct {
+	enc tink.HybridEncrypt
+	key []byte
+}
 
 // NewSealer returns a Sealer that uses a public keyset.
 func NewSealer(public []byte) (*Sealer, error) {
@@ -173,7 +176,26 @@ func NewSealer(public []byte) (*Sealer, error) {
 	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "use the public sealing keyset")
 	}
-	return &Sealer{enc: enc}, nil
+	primary, err := h.Primary()
+	if err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "use the public sealing keyset")
+	}
+	return &Sealer{enc: enc, key: prefixOf(primary.KeyID())}, nil
+}
+
+// Key returns the prefix of everything that this Sealer seals, which identifies its key.
+func (s *Sealer) Key() []byte { return s.key }
+
+// SealAgain opens a secret that an older key has sealed, and seals it. It returns nil if the Sealer's own key has sealed it.
+func (s *Sealer) SealAgain(ctx context.Context, sealed []byte, b Binding, o *Opener) ([]byte, error) {
+	if bytes.HasPrefix(sealed, s.key) {
+		return nil, nil
+	}
+	secret, err := o.Open(ctx, sealed, b)
+	if err != nil {
+		return nil, err
+	}
+	return s.Seal(ctx, secret, b)
 }
 
 // Seal encrypts a secret so that it can be opened only with this binding. The result is 53 bytes longer than the
