@@ -214,8 +214,9 @@ func RotateKeys(data string) error {
 	return writeSecrets(data, s)
 }
 
-// DropKeys removes the keys of a data directory that no stored secret is sealed with, except the key that seals, and returns how
-// many. It refuses a directory that a server uses. A backup holds the keys of its time, so it can still be restored.
+// DropKeys seals the secrets of all subscriptions in a data directory with the newest key, removes the older keys that no
+// other stored secret is sealed with, and returns how many. It refuses a directory that a server uses. A backup holds the
+// keys of its time, so it can still be restored.
 func DropKeys(ctx context.Context, data string) (dropped int, err error) {
 	s, err := readSecrets(data)
 	if err != nil {
@@ -237,6 +238,9 @@ func DropKeys(ctx context.Context, data string) (dropped int, err error) {
 	if err := markSealed(ctx, db, s); err != nil {
 		return 0, err
 	}
+	if err := reseal(ctx, db, s); err != nil {
+		return 0, err
+	}
 	s.Private, s.Public, dropped, err = webhook.DropKeys(s.Private, func(prefix []byte) (bool, error) {
 		return db.Contains(ctx, sealedText(prefix))
 	})
@@ -244,6 +248,26 @@ func DropKeys(ctx context.Context, data string) (dropped int, err error) {
 		return 0, err
 	}
 	return dropped, writeSecrets(data, s)
+}
+
+// reseal seals the secrets that an older key has sealed again.
+func reseal(ctx context.Context, db store.DB, s secrets) error {
+	opener, err := webhook.NewOpener(s.Private)
+	if err != nil {
+		return err
+	}
+	sealer, err := webhook.NewSealer(s.Public)
+	if err != nil {
+		return err
+	}
+	records := subscription.Records{DB: db}
+	var at subscription.Position
+	for more := true; more && err == nil; {
+		at, more, err = records.Reseal(ctx, at, func(ctx context.Context, sealed []byte, b subscription.Binding) ([]byte, error) {
+			return sealer.SealAgain(ctx, sealed, webhook.Binding(b), opener)
+		})
+	}
+	return err
 }
 
 // sealedText returns how a secret that begins with the prefix begins in a stored item, where it is base64 in JSON. It leaves
