@@ -29,7 +29,8 @@ type Handler struct {
 }
 
 // Handle handles one event of the function. An operator's order is {"rotate":"add"} or, a minute or more later,
-// {"rotate":"promote"}. Every other event comes from CloudFormation.
+// {"rotate":"promote"}. {"rotate":"drop"} removes the keys from before a rotation, see [sealing.Drop]. Every other event
+// comes from CloudFormation.
 func (h Handler) Handle(ctx context.Context, raw json.RawMessage) (any, error) {
 	var order struct {
 		Rotate sealing.Step `json:"rotate"`
@@ -38,6 +39,9 @@ func (h Handler) Handle(ctx context.Context, raw json.RawMessage) (any, error) {
 		db, wrapper, err := h.Open()
 		if err != nil {
 			return nil, err
+		}
+		if order.Rotate == sealing.StepDrop {
+			return sealing.Drop(ctx, db, wrapper, time.Now())
 		}
 		return nil, sealing.Rotate(ctx, db, wrapper, order.Rotate)
 	}

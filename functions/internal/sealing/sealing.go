@@ -1,7 +1,7 @@
 // Package sealing stores the keyset that seals webhook secrets. The public part is in the settings table, where
 // register reads it. The private part is in its own table, wrapped by KMS, where dispatch reads it.
 //
-// Only functions/internal/keyresource writes the keyset. Read shared/events/webhook, which explains sealing, and
+// Only functions/internal/keyresource writes the keyset. [Rotate] adds keys and [Drop] removes them. Read shared/events/webhook, which explains sealing, and
 // sealing/kmswrap next.
 package sealing
 
@@ -78,18 +78,24 @@ func checkPair(ctx context.Context, db store.DB, private []byte) error {
 	if err != nil {
 		return err
 	}
+	if err := checkOpens(ctx, private, sealer); err != nil {
+		return fault.New(fault.Invalid, "the keys table cannot open secrets that are sealed with the public keys of the settings table: KeysTableArn and SettingsTableArn must be tables of one deployment, restored to one time")
+	}
+	return nil
+}
+
+// checkOpens checks that the private keyset opens a secret that s seals.
+func checkOpens(ctx context.Context, private []byte, s *webhook.Sealer) error {
 	opener, err := webhook.NewOpener(private)
 	if err != nil {
 		return err
 	}
-	sealed, err := sealer.Seal(ctx, []byte("probe"), webhook.Binding{})
+	sealed, err := s.Seal(ctx, []byte("probe"), webhook.Binding{})
 	if err != nil {
 		return err
 	}
-	if _, err := opener.Open(ctx, sealed, webhook.Binding{}); err != nil {
-		return fault.New(fault.Invalid, "the keys table cannot open secrets that are sealed with the public keys of the settings table: KeysTableArn and SettingsTableArn must be tables of one deployment, restored to one time")
-	}
-	return nil
+	_, err = opener.Open(ctx, sealed, webhook.Binding{})
+	return err
 }
 
 // once writes an item if it does not exist.
@@ -154,7 +160,7 @@ func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
 	case StepPromote:
 		private, public, err = webhook.PromoteKey(private)
 	default:
-		return fault.New(fault.Invalid, "a rotation has the steps add and promote, not %q", step)
+		return fault.New(fault.Invalid, "a rotation has the steps add, promote and drop, not %q", step)
 	}
 	if err != nil {
 		return err
@@ -163,15 +169,20 @@ func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
 	if err != nil {
 		return err
 	}
-	err = db.Write(ctx, store.Put(store.Item{Key: privateKey, Value: wrapped, Version: version + 1}, store.VersionIs(version)))
-	if errors.Is(err, store.ErrConflict) {
-		return fault.New(fault.Conflict, "another rotation is under way")
-	}
-	if err != nil || public == nil {
-		return fault.Wrap(fault.Unavailable, err, "write the private keyset")
+	if err := writePrivate(ctx, db, wrapped, version); err != nil || public == nil {
+		return err
 	}
 	// After a crash at this point the old key continues to seal, and its secrets can still be opened. Repeating the
 	// step completes it.
 	err = db.Write(ctx, store.Put(store.Item{Key: publicKey, Value: public, Version: version + 1}))
 	return fault.Wrap(fault.Unavailable, err, "write the public keyset")
+}
+
+// writePrivate replaces the private keyset that was read at a version.
+func writePrivate(ctx context.Context, db store.DB, wrapped []byte, version int64) error {
+	err := db.Write(ctx, store.Put(store.Item{Key: privateKey, Value: wrapped, Version: version + 1}, store.VersionIs(version)))
+	if errors.Is(err, store.ErrConflict) {
+		return fault.New(fault.Conflict, "another rotation is under way")
+	}
+	return fault.Wrap(fault.Unavailable, err, "write the private keyset")
 }
