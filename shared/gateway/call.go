@@ -17,9 +17,9 @@ import (
 // Call sends the client's request to the backend that serves the name, and relays the backend's messages up to the
 // response. If Call returns an error, it has not sent a response to the client.
 func (g *Gateway) Call(ctx context.Context, c api.Call) error {
-	e, ok := g.lists.findEntry(ctx, g.backends.viewsFor(ctx, c.Client), c.Kind, c.Name)
-	if !ok {
-		return unknownError(c.Kind.String(), c.Name)
+	e, err := g.Find(ctx, c.Client, c.Kind, c.Name)
+	if err != nil {
+		return err
 	}
 	if jsonrpc.Repeats(c.Params) {
 		// The backend might use the other one of the two members, which was not checked here.
@@ -27,15 +27,15 @@ func (g *Gateway) Call(ctx context.Context, c api.Call) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, g.options.CallTimeout)
 	defer cancel()
-	info, err := e.view.loadInfo(ctx)
+	info, err := e.View.LoadInfo(ctx)
 	if info == nil {
 		return err
 	}
 	x := &exchange{
-		gateway: g, call: c, entry: e, info: info, client: e.view.of.clientFor(c.Token), sessions: g.sessions,
-		with: backendSession{Version: info.version},
+		gateway: g, call: c, entry: e, info: info, client: e.View.Backend().ClientFor(c.Token), sessions: g.sessions,
+		with: backendSession{Version: info.Version},
 	}
-	switch client, backend := c.Version.Stateless(), info.version.Stateless(); {
+	switch client, backend := c.Version.Stateless(), info.Version.Stateless(); {
 	case client && backend:
 		x.way = &statelessWay{x, g.states}
 	case client:

@@ -87,7 +87,7 @@ func TestCallsAtOnceShareOneSession(t *testing.T) {
 func TestNewSessionIsNotForgottenWithTheOldOne(t *testing.T) {
 	s := newScripted(t)
 	g := gatewayOver(t, memory(t), at("b", s))
-	c, b := sessionBased("s1"), g.backends.current(t.Context())[0]
+	c, b := sessionBased("s1"), g.VisibleTo(t.Context(), ann)[0]
 	first, _, err := g.sessions.getOrBegin(t.Context(), c, b)
 	if err != nil {
 		t.Fatal(err)
@@ -154,7 +154,7 @@ func TestForgottenSessionsByServersInUse(t *testing.T) {
 				t.Errorf("a call: %v", err)
 			}
 			s.list(oneTool("new"))
-			g.backends.current(t.Context())[0].Outdate()
+			g.Followed(t.Context())[0].Outdate()
 			if got := names(g.List(t.Context(), of(ann), api.Tools)); slices.Equal(got, []string{"new"}) != c.begins {
 				t.Errorf("the list is %q", got)
 			}
@@ -543,8 +543,7 @@ func TestAnswerThatDidNotArriveCanBeSentAgain(t *testing.T) {
 	x := start(t, g, sessionBased("s1"), "t", "1", `{"name":"t"}`)
 	id, _ := x.question(t)
 	body := json.RawMessage(`{"jsonrpc":"2.0","id":"` + id + `","result":{"action":"accept"}}`)
-	broken := gatewayOver(t, g.options.DB, at("b", s))
-	broken.backends.current(t.Context())[0].own.HTTP = &http.Client{Transport: failing{}}
+	broken := newGateway(t, Options{Backends: []api.Backend{at("b", s)}, DB: g.options.DB, HTTP: &http.Client{Transport: failing{}}})
 	if err := broken.Answer(t.Context(), sessionBased("s1"), id, body); !fault.Is(err, fault.Unavailable) {
 		t.Fatalf("got %v", err)
 	}
@@ -653,7 +652,7 @@ func TestQuestionsGoWithTheCall(t *testing.T) {
 	for life, want := range map[time.Duration]time.Duration{10 * time.Minute: 10*time.Minute + 2*time.Second, 5 * time.Hour: elicitationLife} {
 		ctx, cancel := context.WithTimeout(t.Context(), life)
 		defer cancel()
-		id, err := g.elicitations.ask(ctx, sessionBased("s1"), g.backends.current(ctx)[0], backendSession{}, nil, nil)
+		id, err := g.elicitations.ask(ctx, sessionBased("s1"), g.VisibleTo(ctx, ann)[0], backendSession{}, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -677,7 +676,7 @@ func TestLateAnswerGoesWithTheCall(t *testing.T) {
 	s := newScripted(t)
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
-	id, err := g.elicitations.ask(t.Context(), sessionBased("s1"), g.backends.current(t.Context())[0], backendSession{}, nil, nil)
+	id, err := g.elicitations.ask(t.Context(), sessionBased("s1"), g.VisibleTo(t.Context(), ann)[0], backendSession{}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -874,7 +873,7 @@ func TestListOfASessionThatEnds(t *testing.T) {
 	g := gatewayOver(t, memory(t), at("b", s))
 	sees(t, g, of(ann), "t")
 	s.forget()
-	g.backends.current(t.Context())[0].Outdate()
+	g.Followed(t.Context())[0].Outdate()
 	s.list(oneTool("u"))
 	sees(t, g, of(ann), "u")
 }

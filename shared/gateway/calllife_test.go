@@ -341,7 +341,7 @@ func TestCallWaitingForAnAnswerEndsWhenItsBackendIsRemoved(t *testing.T) {
 				})
 				g := gatewayOver(t, memory(t), at("b", s))
 				x, id := askedIn(t, g)
-				g.backends.replace(t.Context(), []api.Backend{at("other", newScripted(t))})
+				g.Replace(t.Context(), []api.Backend{at("other", newScripted(t))})
 				if err := g.Answer(t.Context(), sessionBased("s"), id, accepting(id)); !fault.Is(err, fault.NotFound) {
 					t.Errorf("an answer to the removed backend: got %v, want a fault of kind not found", err)
 				}
@@ -449,6 +449,7 @@ func TestListThatChangesBetweenItsPagesHasNoConflictWithItself(t *testing.T) {
 }
 
 func TestConflictsOfAListAreBounded(t *testing.T) {
+	const maxConflicts = 100
 	var all []string
 	for i := range 2 * maxConflicts {
 		all = append(all, fmt.Sprint("tool", i))

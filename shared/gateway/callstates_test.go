@@ -128,7 +128,7 @@ func TestStatesOfACall(t *testing.T) {
 		}, kind(fault.Conflict), false, 1, -1},
 		{"waiting, the backend is removed: ended", func(w *callWalk) {
 			w.waiting()
-			w.gateway.backends.replace(w.Context(), []api.Backend{at("other", newScripted(w.T))})
+			w.gateway.Replace(w.Context(), []api.Backend{at("other", newScripted(w.T))})
 		}, kind(fault.Unavailable), false, 1, -1},
 	} {
 		t.Run(row.name, func(t *testing.T) {

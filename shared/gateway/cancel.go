@@ -120,7 +120,7 @@ func (x *exchange) watch(ctx context.Context) (watched context.Context, end func
 				cancel(errCancelled)
 				return
 			}
-			removed := x.gateway.backends.findByServer(ctx, x.call.Principal, x.backend().serverID()) == nil
+			removed := x.gateway.FindByServer(ctx, x.call.Principal, x.backend().ServerID()) == nil
 			if removed && ctx.Err() == nil && x.asked.open(ctx, x.gateway.options.DB) {
 				cancel(errRemoved)
 				return
@@ -156,7 +156,7 @@ func (x *exchange) endCause() error {
 }
 
 // abandon tells a session-based backend that the client no longer waits for the response.
-func (b *backend) abandon(c *upstream.Client, s backendSession, id json.RawMessage) {
+func (g *Gateway) abandon(c *upstream.Client, s backendSession, id json.RawMessage) {
 	ctx, cancel := context.WithTimeout(context.Background(), notifyTime)
 	defer cancel()
 	params := append(append([]byte(`{"requestId":`), id...), `,"reason":"no client waits for the response"}`...)
@@ -164,6 +164,6 @@ func (b *backend) abandon(c *upstream.Client, s backendSession, id json.RawMessa
 		Body: jsonrpc.AppendNotification(nil, spec.NoteCancelled, params), Version: s.Version, Session: s.ID,
 	})
 	if err != nil {
-		b.options.Log.WarnContext(ctx, "cancellation not sent to backend", "backend", b.Name, "error", err)
+		g.options.Log.WarnContext(ctx, "cancellation not sent to backend", "backend", c.Observer.Name, "error", err)
 	}
 }

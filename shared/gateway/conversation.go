@@ -5,10 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"slices"
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/backends"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
@@ -24,7 +24,7 @@ func wantsMessages(c api.Capabilities, method string) bool {
 // result. It uses the client's session with the backend, and begins one if needed. Errors never contain the message or the
 // result.
 func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method string, params json.RawMessage) (json.RawMessage, error) {
-	b, info, err := g.backends.findByName(ctx, c, name)
+	b, info, err := g.FindByName(ctx, c, name)
 	if info == nil {
 		return nil, err
 	}
@@ -32,10 +32,11 @@ func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method strin
 		return nil, api.ErrIncapable
 	}
 	var result json.RawMessage
-	if info.version.Stateless() {
-		result, err = b.converse(ctx, c, backendSession{Version: info.version}, method, b.withMeta(info.version, params))
+	if info.Version.Stateless() {
+		client := b.ClientFor(c.Token)
+		result, err = g.converse(ctx, client, backendSession{Version: info.Version}, method, addMeta(client.Meta(info.Version), params))
 	} else {
-		result, err = g.sessions.converse(ctx, c, b, method, params)
+		result, err = g.converseInSession(ctx, c, b, method, params)
 	}
 	switch {
 	case isRefusal(err):
@@ -56,40 +57,29 @@ func isRefusal(err error) bool {
 // Prepare gets a backend ready for [Gateway.Converse]: it learns the backend's capabilities, and begins the client's session
 // if needed.
 func (g *Gateway) Prepare(ctx context.Context, c api.Client, name string) error {
-	b, info, err := g.backends.findByName(ctx, c, name)
+	b, info, err := g.FindByName(ctx, c, name)
 	if info == nil {
 		return err
 	}
-	if !info.version.Stateless() && (info.UserMessages || info.AssistantResponses) {
+	if !info.Version.Stateless() && (info.UserMessages || info.AssistantResponses) {
 		_, _, err = g.sessions.getOrBegin(ctx, c, b)
 	}
 	return err
 }
 
-// findByName finds a backend by its configured name, and its serverInfo. If there is no serverInfo, it returns an error.
-func (bs *backends) findByName(ctx context.Context, c api.Client, name string) (*backend, *serverInfo, error) {
-	visible := bs.visibleTo(ctx, c.Principal)
-	at := slices.IndexFunc(visible, func(b *backend) bool { return b.Name == name })
-	if at < 0 {
-		return nil, nil, unknownError("backend", name)
-	}
-	info, err := visible[at].viewFor(ctx, c).loadInfo(ctx)
-	return visible[at], info, err
-}
-
-// converse sends the message in the client's session with a session-based backend. If the backend has forgotten the session,
-// converse retries once in a new one.
-func (ss *sessions) converse(ctx context.Context, c api.Client, b *backend, method string, params json.RawMessage) (json.RawMessage, error) {
+// converseInSession sends the message in the client's session with a session-based backend. If the backend has forgotten the session,
+// converseInSession retries once in a new one.
+func (g *Gateway) converseInSession(ctx context.Context, c api.Client, b *backends.Backend, method string, params json.RawMessage) (json.RawMessage, error) {
 	for again := false; ; again = true {
-		s, _, err := ss.getOrBegin(ctx, c, b)
+		s, _, err := g.sessions.getOrBegin(ctx, c, b)
 		if err != nil {
 			return nil, err
 		}
-		result, err := b.converse(ctx, c, s, method, params)
+		result, err := g.converse(ctx, b.ClientFor(c.Token), s, method, params)
 		if !errors.Is(err, upstream.ErrSession) || again {
 			return result, err
 		}
-		if err := ss.forget(ctx, c, b, s); err != nil {
+		if err := g.sessions.forget(ctx, c, b, s); err != nil {
 			return nil, err
 		}
 	}
@@ -97,13 +87,12 @@ func (ss *sessions) converse(ctx context.Context, c api.Client, b *backend, meth
 
 // converse sends one request. If the context ends, it cancels the request: with a notification in a session, otherwise by
 // closing the connection.
-func (b *backend) converse(ctx context.Context, c api.Client, s backendSession, method string, params json.RawMessage) (json.RawMessage, error) {
+func (g *Gateway) converse(ctx context.Context, client *upstream.Client, s backendSession, method string, params json.RawMessage) (json.RawMessage, error) {
 	id := upstream.FreshID()
 	r := upstream.Request{Body: jsonrpc.AppendRequest(nil, id, method, params), Version: s.Version, Session: s.ID}
 	if s.Version.Stateless() {
 		r.Header = http.Header{spec.HeaderMethod: {method}}
 	}
-	client := b.clientFor(c.Token)
 	answer, err := client.Post(ctx, r)
 	if err == nil {
 		defer answer.Close()
@@ -113,18 +102,18 @@ func (b *backend) converse(ctx context.Context, c api.Client, s backendSession, 
 		}
 	}
 	if ctx.Err() != nil && !s.Version.Stateless() {
-		b.abandon(client, s, id)
+		g.abandon(client, s, id)
 	}
 	return nil, err
 }
 
-// withMeta adds the _meta members that every request of revision 2026-07-28 needs. It leaves out the client's capabilities,
-// because the client cannot be asked while it waits for context.
-func (b *backend) withMeta(version spec.Version, params json.RawMessage) json.RawMessage {
-	own := string(jsonrpc.Member(b.own.Meta(version), "_meta"))
+// addMeta adds to params the _meta members that every request of revision 2026-07-28 needs, given in own. They leave out the client's
+// capabilities, because the client cannot be asked while it waits for context.
+func addMeta(own, params json.RawMessage) json.RawMessage {
+	meta := string(jsonrpc.Member(own, "_meta"))
 	given := strings.TrimSuffix(strings.TrimPrefix(string(jsonrpc.Member(params, "_meta")), "{"), "}")
 	if given != "" {
-		own = strings.TrimSuffix(own, "}") + "," + given + "}"
+		meta = strings.TrimSuffix(meta, "}") + "," + given + "}"
 	}
-	return jsonrpc.Replace(params, "_meta", []byte(own))
+	return jsonrpc.Replace(params, "_meta", []byte(meta))
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/backends"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
@@ -64,10 +65,10 @@ func elicitationKey(id string) store.Key {
 }
 
 // ask stores a backend's request and returns the id for the client. token is the request's progress token, or nil.
-func (es *elicitations) ask(ctx context.Context, c api.Client, b *backend, with backendSession, id, token json.RawMessage) (string, error) {
+func (es *elicitations) ask(ctx context.Context, c api.Client, b *backends.Backend, with backendSession, id, token json.RawMessage) (string, error) {
 	name := elicitationPrefix + rand.Text()
 	value, err := json.Marshal(elicitation{
-		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Session: c.Session, Backend: b.serverID(), With: with, ID: id, Token: token,
+		Workspace: c.Principal.Workspace, Principal: c.Principal.ID, Session: c.Session, Backend: b.ServerID(), With: with, ID: id, Token: token,
 	})
 	if err != nil {
 		return "", fault.Wrap(fault.Internal, err, "encode a backend's request")
@@ -126,7 +127,7 @@ func (es *elicitations) cleanUp(kept []store.Key, inputs []*input) {
 
 // find returns the elicitation with the given id, its backend and its item. It returns a fault of kind NotFound unless the
 // backend asked this session.
-func (g *Gateway) find(ctx context.Context, c api.Client, id string) (q elicitation, b *backend, item *store.Item, err error) {
+func (g *Gateway) find(ctx context.Context, c api.Client, id string) (q elicitation, b *backends.Backend, item *store.Item, err error) {
 	unknown := fault.New(fault.NotFound, "there is no request with this id to answer")
 	if !strings.HasPrefix(id, elicitationPrefix) || len(id) > 64 {
 		return q, nil, nil, unknown
@@ -145,7 +146,7 @@ func (g *Gateway) find(ctx context.Context, c api.Client, id string) (q elicitat
 	if q.Session != c.Session || q.Workspace != c.Principal.Workspace || q.Principal != c.Principal.ID {
 		return q, nil, nil, unknown
 	}
-	if b = g.backends.findByServer(ctx, c.Principal, q.Backend); b == nil {
+	if b = g.FindByServer(ctx, c.Principal, q.Backend); b == nil {
 		return q, nil, nil, unknown
 	}
 	return q, b, items[0], nil
@@ -162,7 +163,7 @@ func (g *Gateway) Answer(ctx context.Context, c api.Client, id string, body json
 	case len(q.ID) == 0:
 		return g.elicitations.storeAnswer(ctx, id, q, body, item.Expires)
 	}
-	return g.elicitations.answer(ctx, b.clientFor(c.Token), item, q, body)
+	return g.elicitations.answer(ctx, b.ClientFor(c.Token), item, q, body)
 }
 
 // Progress forwards a client's progress with a backend's request, for example with sampling, to the backend under the token
@@ -182,7 +183,7 @@ func (g *Gateway) Progress(ctx context.Context, c api.Client, body json.RawMessa
 	ctx, cancel := context.WithTimeout(ctx, notifyTime)
 	defer cancel()
 	body = jsonrpc.Replace(body, "params", jsonrpc.Replace(params, "progressToken", q.Token))
-	if err := b.clientFor(c.Token).Send(ctx, upstream.Request{Body: body, Version: q.With.Version, Session: q.With.ID}); err != nil {
+	if err := b.ClientFor(c.Token).Send(ctx, upstream.Request{Body: body, Version: q.With.Version, Session: q.With.ID}); err != nil {
 		g.options.Log.WarnContext(ctx, "notification not sent to backend", "backend", b.Name, "error", err)
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/backends"
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -41,8 +42,8 @@ type exchange struct {
 	gateway  *Gateway
 	sessions *sessions
 	call     api.Call
-	entry    entry       // the tool, prompt or resource
-	info     *serverInfo // about the backend
+	entry    backends.Entry       // the tool, prompt or resource
+	info     *backends.ServerInfo // about the backend
 	client   *upstream.Client
 	with     backendSession
 	watched  context.Context // set by [exchange.watch]
@@ -169,7 +170,7 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 			abandon = !x.responded && (err != nil || ctx.Err() != nil || x.gone)
 		}
 		if abandon && !x.answered {
-			x.backend().abandon(x.client, x.with, x.id)
+			x.gateway.abandon(x.client, x.with, x.id)
 		}
 		return err
 	}
@@ -298,6 +299,13 @@ func (x *exchange) resume(ctx context.Context, last *upstream.Exchange) (*upstre
 	return answer, nil
 }
 
+// Reasons for dropping a message within a call; see [backends.Backend.CountDrop].
+const (
+	dropOther      = "it answers another request"
+	dropProgress   = "it is the progress of another request"
+	dropOutOfPlace = "its method does not belong into a call"
+)
+
 // passThrough has the notifications that a backend may send within a call.
 var passThrough = map[string]bool{
 	spec.NoteProgress: true, spec.NoteMessage: true, spec.NoteElicited: true,
@@ -309,7 +317,7 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 	switch {
 	case m.Response():
 		if !jsonrpc.SameID(m.ID, x.id) {
-			x.backend().dropped(ctx, dropOther)
+			x.backend().CountDrop(ctx, dropOther)
 			return false, nil
 		}
 		m.Raw = jsonrpc.Replace(m.Raw, "id", x.call.ID)
@@ -356,7 +364,7 @@ func (x *exchange) adaptProgress(m upstream.Message, params json.RawMessage) (up
 	}
 	got := jsonrpc.Member(params, "progressToken")
 	if own == nil || !jsonrpc.SameID(got, sent) {
-		x.backend().dropped(context.Background(), dropProgress)
+		x.backend().CountDrop(context.Background(), dropProgress)
 		return m, false
 	}
 	value, err := strconv.ParseFloat(string(jsonrpc.Member(params, "progress")), 64)
@@ -373,7 +381,7 @@ func (x *exchange) adaptProgress(m upstream.Message, params json.RawMessage) (up
 // dropMisplaced drops a message that is not allowed within a call: a notification that is not in passThrough, or any request
 // from a backend of 2026-07-28, where servers send no requests.
 func (x *exchange) dropMisplaced(ctx context.Context) error {
-	x.backend().dropped(ctx, dropOutOfPlace)
+	x.backend().CountDrop(ctx, dropOutOfPlace)
 	return nil
 }
 
@@ -390,8 +398,8 @@ func (x *exchange) translateResponse(m upstream.Message) (response json.RawMessa
 // changed, for example because the server was rolled back.
 func (x *exchange) recheckVersion(code int) {
 	if code == spec.CodeHeaderMismatch || code == spec.CodeUnsupportedVersion {
-		x.entry.view.Outdate()
-		x.entry.view.forget(x.info)
+		x.entry.View.Outdate()
+		x.entry.View.Forget(x.info)
 	}
 }
 
@@ -416,7 +424,7 @@ func (x *exchange) reply(ctx context.Context, body []byte) error {
 	return nil
 }
 
-func (x *exchange) backend() *backend { return x.entry.view.of }
+func (x *exchange) backend() *backends.Backend { return x.entry.View.Backend() }
 
 // stateBinding returns the data to which a requestState is bound: the principal, the method, the name, and all params except
 // those that change between rounds.

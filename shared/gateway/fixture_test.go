@@ -471,10 +471,18 @@ var quiet = slog.New(slog.DiscardHandler)
 
 func gatewayOver(t *testing.T, db store.DB, backends ...api.Backend) *Gateway {
 	t.Helper()
-	g, err := New(Options{
-		Backends: backends, DB: db, Server: json.RawMessage(`{"name":"gw","version":"1"}`),
-		Key: []byte("0123456789abcdef0123456789abcdef"), Log: quiet, ListTTL: time.Minute,
-	})
+	return newGateway(t, Options{Backends: backends, DB: db})
+}
+
+// newGateway returns a gateway with the given options and the defaults of tests.
+func newGateway(t *testing.T, o Options) *Gateway {
+	t.Helper()
+	if o.DB == nil {
+		o.DB = memory(t)
+	}
+	o.Server, o.Key = json.RawMessage(`{"name":"gw","version":"1"}`), []byte("0123456789abcdef0123456789abcdef")
+	o.Log, o.ListTTL = cmp.Or(o.Log, quiet), time.Minute
+	g, err := New(o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -60,7 +60,7 @@ func TestOneFailureForAllWhoWaitForIt(t *testing.T) {
 	g.List(t.Context(), of(ann), api.Tools)
 	goOn := make(chan struct{})
 	s.list(func(string, string) string { <-goOn; return `[` })
-	g.backends.current(t.Context())[0].Outdate()
+	g.Followed(t.Context())[0].Outdate()
 	var all sync.WaitGroup
 	for range 20 {
 		all.Go(func() {

@@ -19,17 +19,19 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/backends"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
+
+// Secrets resolves a secret in a backend's settings.
+type Secrets = backends.Secrets
 
 // Options configure a [Gateway].
 type Options struct {
@@ -63,19 +65,22 @@ type Options struct {
 
 // Gateway forwards requests to the backends. It is safe for concurrent use. Create it with [New].
 type Gateway struct {
-	options *Options
-	states  *states
-	drops   *metric.Tally
-	broken  *metric.Undecodable
+	*backends.Set // has the methods that read the backends' lists and capabilities
 
-	backends     *backends
-	lists        *lists
+	options      *Options
+	drops        *metric.Tally
+	states       *states
+	broken       *metric.Undecodable
 	sessions     *sessions
 	elicitations *elicitations
 	running      runningCalls
 }
 
-// New creates a gateway. It does not contact backends or resolve secrets yet; see [Gateway.Check].
+// MetricDropped is the name of the metric that counts the backends' messages that the gateway dropped, by
+// workspace, backend and reason.
+const MetricDropped = "GatewayMessagesDropped"
+
+// New creates a gateway. It does not contact backends or resolve secrets yet; see [backends.Set.Check].
 func New(o Options) (*Gateway, error) {
 	if o.HTTP == nil {
 		o.HTTP = upstream.NewHTTP()
@@ -91,55 +96,24 @@ func New(o Options) (*Gateway, error) {
 	if o.Secrets == nil {
 		o.Secrets = secret.FromEnvironment
 	}
-	g := &Gateway{options: &o, drops: &metric.Tally{Name: MetricDropped, Text: "backend messages dropped", Log: o.Log}, broken: metric.NewUndecodable(o.Log)}
-	g.backends, g.lists = &backends{options: &o, drops: g.drops}, &lists{options: &o}
-	g.sessions = &sessions{db: o.DB, log: o.Log, ttl: o.SessionTTL, idle: o.CallTimeout + usedEvery, broken: g.broken}
-	g.elicitations = &elicitations{o.DB, o.Log, g.broken}
-	var err error
-	if g.states, err = newStates(o.Key); err != nil {
+	states, err := newStates(o.Key)
+	if err != nil {
 		return nil, err
 	}
-	g.backends.replace(context.Background(), o.Backends)
-	return g, nil
+	drops := &metric.Tally{Name: MetricDropped, Text: "backend messages dropped", Log: o.Log}
+	set := backends.New(backends.Options{
+		Source: o.Source, Secrets: o.Secrets, DB: o.DB, HTTP: o.HTTP, Server: o.Server, ListTTL: o.ListTTL, AskTimeout: o.AskTimeout,
+		Log: o.Log, Metrics: o.Metrics, Tracer: o.Tracer, Drops: drops,
+	})
+	set.Replace(context.Background(), o.Backends)
+	broken := metric.NewUndecodable(o.Log)
+	return &Gateway{
+		Set: set, options: &o, drops: drops, states: states, broken: broken,
+		sessions:     &sessions{db: o.DB, log: o.Log, ttl: o.SessionTTL, idle: o.CallTimeout + usedEvery, broken: broken},
+		elicitations: &elicitations{db: o.DB, log: o.Log, broken: broken},
+	}, nil
 }
 
-// capabilityTime limits how long a connecting client waits for the backends' capabilities.
-const capabilityTime = 2 * time.Second
-
-// Capabilities returns the union of the capabilities of all backends that the client may use. For a backend that does
-// not answer in time it uses the last known capabilities.
-func (g *Gateway) Capabilities(ctx context.Context, c api.Client) api.Capabilities {
-	ctx, cancel := context.WithTimeout(ctx, capabilityTime)
-	defer cancel()
-	var (
-		wg  sync.WaitGroup
-		mu  sync.Mutex
-		all api.Capabilities
-	)
-	for _, v := range g.backends.viewsFor(ctx, c) {
-		wg.Go(func() {
-			info, err := v.loadInfo(ctx)
-			if err != nil {
-				v.of.logCapabilities.Do(func() {
-					g.options.Log.WarnContext(ctx, "backend capabilities unknown", "backend", v.of.Name, "error", err)
-				})
-			}
-			if info == nil {
-				return
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			all.Tools = all.Tools || info.Tools
-			all.Prompts = all.Prompts || info.Prompts
-			all.Resources = all.Resources || info.Resources
-			all.Completions = all.Completions || info.Completions
-			all.Logging = all.Logging || info.Logging
-		})
-	}
-	wg.Wait()
-	return all
-}
-
-func unknownError(what, name string) error {
-	return fault.New(fault.Invalid, "there is no %s %.128q", what, name)
-}
+// Dropped returns how many messages of each backend the gateway has dropped since the process started. The outer key is
+// workspace/backend, the inner key is the reason.
+func (g *Gateway) Dropped() map[string]map[string]int64 { return g.drops.ByThird() }

@@ -87,9 +87,8 @@ func TestListsAreGathered(t *testing.T) {
 // GWN-01: that two backends have the same name is logged, and not each time that it is listed or called.
 func TestConflictIsLoggedOnce(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
-	g := gatewayOver(t, memory(t), at("a", s), at("b", s))
 	var j journal
-	g.options.Log = slog.New(slog.NewTextHandler(&j, nil))
+	g := newGateway(t, Options{Backends: []api.Backend{at("a", s), at("b", s)}, Log: slog.New(slog.NewTextHandler(&j, nil))})
 	for range 5 {
 		g.List(t.Context(), of(ann), api.Tools)
 		mustCall(t, g, sessionBased("s"), "t")
@@ -106,9 +105,8 @@ func TestAnUnreachableBackendDoesNotFillTheLog(t *testing.T) {
 		down, alsoDown := newScripted(t), newScripted(t)
 		down.Close()
 		alsoDown.Close()
-		g := gatewayOver(t, memory(t), at("a", down), at("b", alsoDown))
 		var j journal
-		g.options.Log = slog.New(slog.NewTextHandler(&j, nil))
+		g := newGateway(t, Options{Backends: []api.Backend{at("a", down), at("b", alsoDown)}, Log: slog.New(slog.NewTextHandler(&j, nil))})
 		for range 2 {
 			for range 50 {
 				g.List(t.Context(), of(ann), api.Tools)
@@ -179,7 +177,7 @@ func TestChangedListIsFetchedAgain(t *testing.T) {
 	go func() { first <- names(g.List(t.Context(), of(ann), api.Tools)) }()
 	<-fetching
 	s.list(oneTool("after"))
-	g.backends.current(t.Context())[0].Outdate()
+	g.Followed(t.Context())[0].Outdate()
 	close(goOn)
 	<-first
 	// After the change the list from before is used no more.
@@ -207,22 +205,22 @@ func TestRevisionIsFoundOut(t *testing.T) {
 				s.capabilities = `{"tools":{"listChanged":true},"resources":{}}`
 			})
 			g := gatewayOver(t, memory(t), at("b", s, func(b *api.Backend) { b.ProtocolVersion = c.pinned }))
-			info, err := g.backends.current(t.Context())[0].loadInfo(t.Context())
+			capabilities, version, err := g.Followed(t.Context())[0].Ask(t.Context())
 			if c.want == "" {
 				if err == nil {
-					t.Fatalf("it speaks %s", info.version)
+					t.Fatalf("Ask returned the revision %s, want an error", version)
 				}
 				return
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			if string(info.version) != c.want {
-				t.Errorf("got %s, want %s", info.version, c.want)
+			if string(version) != c.want {
+				t.Errorf("Ask returned the revision %s, want %s", version, c.want)
 			}
 			want := api.Capabilities{Tools: true, ToolsChanged: true, Resources: true}
-			if info.Capabilities != want {
-				t.Errorf("it offers %+v", info.Capabilities)
+			if capabilities != want {
+				t.Errorf("Ask returned the capabilities %+v, want %+v", capabilities, want)
 			}
 			if c.pinned != api.AutoVersion && !c.stateless && len(s.received("server/discover")) > 0 {
 				t.Error("it was asked in a revision that it is not pinned to")
@@ -236,11 +234,9 @@ func TestOwnSessionsAreEnded(t *testing.T) {
 	s := newScripted(t)
 	g := gatewayOver(t, memory(t), at("b", s))
 	for range 5 {
-		info, err := g.backends.current(t.Context())[0].loadInfo(t.Context())
-		if err != nil {
+		if _, _, err := g.Followed(t.Context())[0].Ask(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		g.backends.current(t.Context())[0].forget(info)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -339,7 +335,7 @@ func TestTokenEndpointCannotPassTheSecretOn(t *testing.T) {
 	s := newScripted(t)
 	c := parsed(t, "  - {name: b, url: %q, oauth: {tokenUrl: %q, clientId: me, clientSecret: \"env:GATEWAY_TEST_CLIENT_SECRET\"}}\n", s.URL, tokens.URL)
 	g := gatewayOver(t, memory(t), c.Backends...)
-	if _, err := g.backends.current(t.Context())[0].loadInfo(t.Context()); err == nil || strings.Contains(err.Error(), "s3cret") {
+	if _, _, err := g.Followed(t.Context())[0].Ask(t.Context()); err == nil || strings.Contains(err.Error(), "s3cret") {
 		t.Errorf("got %v", err)
 	}
 	if len(s.received("initialize")) > 0 {
@@ -367,9 +363,9 @@ func TestListsThatTakeTooMuch(t *testing.T) {
 		pause time.Duration
 		pages int // that are read at most
 	}{
-		"large":   {6 << 20, 0, maxList/(6<<20) + 1},
-		"endless": {0, 0, maxPages},
-		"slow":    {0, answerTime / 4, 4*maxAsks + 1},
+		"large":   {6 << 20, 0, 32/6 + 1},
+		"endless": {0, 0, 200},
+		"slow":    {0, answerTime / 4, 4*3 + 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -381,8 +377,7 @@ func TestListsThatTakeTooMuch(t *testing.T) {
 						return fmt.Sprintf(`{"tools":[{"name":"t%d","x":%q}],"nextCursor":"c%d"}`, n, strings.Repeat("x", tt.size), n)
 					}
 				})
-				g := gatewayOver(t, memory(t), at("much", s), at("ok", newScripted(t)))
-				g.options.AskTimeout = answerTime
+				g := newGateway(t, Options{Backends: []api.Backend{at("much", s), at("ok", newScripted(t))}, AskTimeout: answerTime})
 				began := time.Now()
 				if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"t"}) {
 					t.Errorf("got %d tools", len(got))
@@ -393,30 +388,10 @@ func TestListsThatTakeTooMuch(t *testing.T) {
 				if asked := len(s.received("tools/list")); asked > tt.pages || tt.pause == 0 && asked != tt.pages {
 					t.Errorf("%d pages were read, want %d", asked, tt.pages)
 				}
-				if took := time.Since(began); took > maxAsks*answerTime {
+				if took := time.Since(began); took > 3*answerTime {
 					t.Errorf("it took %s", took)
 				}
 			})
 		})
-	}
-}
-
-// GWN-01: neither a backend's template nor a client's URI keeps the gateway busy.
-func TestCostlyTemplatesMatchNothing(t *testing.T) {
-	began := time.Now()
-	if matcher("x://"+strings.Repeat("{a*}", 200)+"z") != nil {
-		t.Error("a template with 200 expressions is matched")
-	}
-	m := matcher("x://" + strings.Repeat("{a*}", maxVariables) + "z")
-	for _, uri := range []string{"x://" + strings.Repeat("a,", 900) + "!", "x://" + strings.Repeat("a,", 1<<18) + "!"} {
-		if m(uri) {
-			t.Error("it matches")
-		}
-	}
-	if took := time.Since(began); took > patience {
-		t.Errorf("it took %s", took)
-	}
-	if !matcher("x://{a}/{b}")("x://1/2") {
-		t.Error("a plain one matches nothing")
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/backends"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
@@ -31,17 +32,17 @@ const (
 )
 
 // listKey returns the key under which the client's session with a backend is listed.
-func listKey(c api.Client, b *backend) store.Key {
+func listKey(c api.Client, b *backends.Backend) store.Key {
 	who, _ := json.Marshal([]string{c.Principal.Workspace, c.Principal.ID}) // cannot fail: these are strings
 	h := sha256.Sum256(who)
 	return store.Key{
-		Table: store.Sessions, Partition: "gp#" + base64.RawURLEncoding.EncodeToString(h[:]) + "#" + b.serverID(), Sort: holder(c),
+		Table: store.Sessions, Partition: "gp#" + base64.RawURLEncoding.EncodeToString(h[:]) + "#" + b.ServerID(), Sort: holder(c),
 	}
 }
 
 // makeRoom ends sessions of the principal if there are many. It ends only those that have been unused for so long that no call can
 // be running in them. It returns an error if the principal has too many sessions in use.
-func (ss *sessions) makeRoom(ctx context.Context, c api.Client, b *backend) error {
+func (ss *sessions) makeRoom(ctx context.Context, c api.Client, b *backends.Backend) error {
 	if c.Session != "" {
 		return nil
 	}
@@ -72,7 +73,7 @@ func (ss *sessions) makeRoom(ctx context.Context, c api.Client, b *backend) erro
 }
 
 // endListed ends a session, given its key in the list.
-func (ss *sessions) endListed(ctx context.Context, b *backend, token string, listed store.Key) {
+func (ss *sessions) endListed(ctx context.Context, b *backends.Backend, token string, listed store.Key) {
 	key := sessionKey(listed.Sort, b)
 	items, err := ss.db.Get(ctx, key)
 	if err == nil {
@@ -84,6 +85,6 @@ func (ss *sessions) endListed(ctx context.Context, b *backend, token string, lis
 	}
 	var s backendSession
 	if items[0] != nil && json.Unmarshal(items[0].Value, &s) == nil {
-		b.end(ctx, token, s)
+		b.EndSession(ctx, token, s.Version, s.ID)
 	}
 }

@@ -39,7 +39,7 @@ func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
 	}
 	first := by(0, declaring(ann, 0))
 	// It was used long ago, as the store records it, to the second.
-	b := gateways[0].backends.current(t.Context())[0]
+	b := gateways[0].VisibleTo(t.Context(), ann)[0]
 	for _, key := range []store.Key{sessionKey(holder(declaring(ann, 0)), b), listKey(declaring(ann, 0), b)} {
 		items, err := db.Get(t.Context(), key)
 		if err != nil || items[0] == nil {
@@ -87,7 +87,7 @@ func TestUsedSessionsAreKept(t *testing.T) {
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
 	for _, c := range []api.Client{sessionBased("s"), statelessClient(ann)} {
-		key := sessionKey(holder(c), g.backends.current(t.Context())[0])
+		key := sessionKey(holder(c), g.VisibleTo(t.Context(), ann)[0])
 		expires := func() time.Time {
 			items, err := db.Get(t.Context(), key)
 			if err != nil || items[0] == nil {

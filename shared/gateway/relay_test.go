@@ -349,9 +349,8 @@ func TestBackendWithoutGETIsNoWarning(t *testing.T) {
 					}
 					s.ServeHTTP(w, r)
 				})
-				g := gatewayOver(t, memory(t), at("b", s))
 				var lines records
-				g.options.Log = slog.New(&lines)
+				g := newGateway(t, Options{Backends: []api.Backend{at("b", s)}, Log: slog.New(&lines)})
 				relaying(t, "r", g, newLog())
 				until(t, "its lists were compared again and again", func() bool { return len(s.received("tools/list")) > 4 })
 				lines.mu.Lock()

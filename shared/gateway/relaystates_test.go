@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // inProduction gives a relay the pauses that it has in production.
@@ -264,8 +266,17 @@ func TestPrincipalHasALimitOfResourcesAtABackend(t *testing.T) {
 		w.Principal = principal
 		return w
 	}
-	for i := range maxWanted {
-		if err := g.options.DB.Write(t.Context(), putSubscription(w(i, "ann"))); err != nil {
+	const maxWanted = 2000
+	subscribe(t, g, w(0, "ann"))
+	page, err := g.options.DB.Query(t.Context(), store.Query{Table: store.Sessions, Partition: "w#default#b", Limit: 1})
+	if err != nil || len(page.Items) != 1 {
+		t.Fatalf("got %d subscriptions, %v, want one", len(page.Items), err)
+	}
+	principal := page.Items[0].Sort[:len("p#")+32+1]
+	for i := range maxWanted { // without counting them each time
+		uri := w(i, "ann").URI
+		key := store.Key{Table: store.Sessions, Partition: "w#default#b", Sort: fmt.Sprintf("%s%x#s", principal, sha256.Sum256([]byte(uri)))}
+		if err := g.options.DB.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(uri), Expires: w(i, "ann").Until})); err != nil {
 			t.Fatal(err)
 		}
 	}

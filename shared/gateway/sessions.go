@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/backends"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
@@ -34,7 +35,7 @@ type backendSession struct {
 	itemVersion int64 // tells the item from a replacement under the same key
 }
 
-// sessions stores the clients' sessions with backends. The gateway's own sessions are in [serverInfo].
+// sessions stores the clients' sessions with backends. The gateway's own sessions are in [backends.ServerInfo].
 type sessions struct {
 	db     store.DB
 	log    *slog.Logger
@@ -56,21 +57,14 @@ func holder(c api.Client) string {
 	return "p-" + base64.RawURLEncoding.EncodeToString(h.Sum(nil))
 }
 
-// serverID identifies the backend together with the server at its URL. If the operator puts another server behind the same name,
-// the new server must not receive the session ids and answers that were meant for the old one.
-func (b *backend) serverID() string {
-	h := sha256.Sum256([]byte(b.URL))
-	return b.Name + "#" + base64.RawURLEncoding.EncodeToString(h[:12])
-}
-
 func sessionPartition(holder string) string { return "g#" + holder }
 
-func sessionKey(holder string, b *backend) store.Key {
-	return store.Key{Table: store.Sessions, Partition: sessionPartition(holder), Sort: "b#" + b.serverID()}
+func sessionKey(holder string, b *backends.Backend) store.Key {
+	return store.Key{Table: store.Sessions, Partition: sessionPartition(holder), Sort: "b#" + b.ServerID()}
 }
 
 // getOrBegin returns the client's session with a backend, and begins one if needed.
-func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backend) (s backendSession, begun bool, err error) {
+func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Backend) (s backendSession, begun bool, err error) {
 	key := sessionKey(holder(c), b)
 	items, err := ss.db.Get(ctx, key)
 	if err != nil {
@@ -100,14 +94,14 @@ func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backend) (s
 	value, _ := json.Marshal(s) // cannot fail: it has only strings and a number
 	err = ss.db.Write(ctx, ss.put(c, b, s.itemVersion, value, cond)...)
 	if errors.Is(err, store.ErrConflict) { // another call of the client was faster, and one session is enough
-		b.end(ctx, c.Token, s)
+		b.EndSession(ctx, c.Token, s.Version, s.ID)
 		return ss.getOrBegin(ctx, c, b)
 	}
 	return s, true, fault.Wrap(fault.Unavailable, err, "keep the session with a backend")
 }
 
 // put returns the operations that store a client's session and restart its time to live.
-func (ss *sessions) put(c api.Client, b *backend, itemVersion int64, value []byte, cond store.Condition) []store.Op {
+func (ss *sessions) put(c api.Client, b *backends.Backend, itemVersion int64, value []byte, cond store.Condition) []store.Op {
 	until := time.Now().Add(ss.ttl)
 	ops := []store.Op{store.Put(store.Item{Key: sessionKey(holder(c), b), Value: value, Version: itemVersion, Expires: until}, cond)}
 	if c.Session == "" {
@@ -117,7 +111,7 @@ func (ss *sessions) put(c api.Client, b *backend, itemVersion int64, value []byt
 }
 
 // recordUse extends the life of a session, at most once per usedEvery.
-func (ss *sessions) recordUse(ctx context.Context, c api.Client, b *backend, it *store.Item) {
+func (ss *sessions) recordUse(ctx context.Context, c api.Client, b *backends.Backend, it *store.Item) {
 	if time.Until(it.Expires) > ss.ttl-usedEvery {
 		return
 	}
@@ -128,14 +122,14 @@ func (ss *sessions) recordUse(ctx context.Context, c api.Client, b *backend, it 
 }
 
 // begin initializes a session with the capabilities of the client.
-func (ss *sessions) begin(ctx context.Context, c api.Client, b *backend) (s backendSession, err error) {
+func (ss *sessions) begin(ctx context.Context, c api.Client, b *backends.Backend) (s backendSession, err error) {
 	d := upstream.Declared{Version: spec.LatestSessionBased, Capabilities: c.Capabilities, Info: c.Info}
 	if !c.Version.Stateless() {
 		d.Version = c.Version
 	}
-	got, err := b.clientFor(c.Token).Initialize(ctx, d)
+	got, err := b.ClientFor(c.Token).Initialize(ctx, d)
 	s = backendSession{Version: got.Version, ID: got.Session}
-	if err != nil || c.Level == "" || !capabilitiesOf(got.Capabilities).Logging {
+	if err != nil || c.Level == "" || !backends.ParseCapabilities(got.Capabilities).Logging {
 		return s, err
 	}
 	s.LevelDue = ss.tryLevel(ctx, c, b, s)
@@ -147,11 +141,11 @@ const levelPause = 10 * time.Second
 
 // tryLevel asks a backend for log messages within a session. If the backend did not answer, it returns when to retry. It does not
 // retry if the backend refused.
-func (ss *sessions) tryLevel(ctx context.Context, c api.Client, b *backend, s backendSession) (due int64) {
+func (ss *sessions) tryLevel(ctx context.Context, c api.Client, b *backends.Backend, s backendSession) (due int64) {
 	ctx, cancel := context.WithTimeout(ctx, notifyTime)
 	defer cancel()
 	params := append(append([]byte(`{"level":`), jsonrpc.Quote(c.Level)...), '}')
-	_, err := b.clientFor(c.Token).Ask(ctx, upstream.Request{Version: s.Version, Session: s.ID}, spec.MethodSetLevel, params)
+	_, err := b.ClientFor(c.Token).Ask(ctx, upstream.Request{Version: s.Version, Session: s.ID}, spec.MethodSetLevel, params)
 	if err == nil {
 		return 0
 	}
@@ -163,7 +157,7 @@ func (ss *sessions) tryLevel(ctx context.Context, c api.Client, b *backend, s ba
 }
 
 // setLevel sets the log level in a stored session, and records whether a retry is needed.
-func (ss *sessions) setLevel(ctx context.Context, c api.Client, b *backend, s *backendSession) {
+func (ss *sessions) setLevel(ctx context.Context, c api.Client, b *backends.Backend, s *backendSession) {
 	was := s.LevelDue
 	if s.LevelDue = ss.tryLevel(ctx, c, b, *s); s.LevelDue == was {
 		return
@@ -178,16 +172,16 @@ func (ss *sessions) setLevel(ctx context.Context, c api.Client, b *backend, s *b
 // SetLevel sets the client's log level in all its sessions with backends. Later sessions begin with the level. If a backend
 // does not answer, the client's next call to it retries.
 func (g *Gateway) SetLevel(ctx context.Context, c api.Client) error {
-	sessions, err := g.sessions.all(ctx, c, g.backends.visibleTo(ctx, c.Principal))
+	sessions, err := g.sessions.all(ctx, c, g.VisibleTo(ctx, c.Principal))
 	if err != nil {
 		return err
 	}
-	forEachSession(sessions, func(b *backend, s backendSession) { g.sessions.setLevel(ctx, c, b, &s) })
+	forEachSession(sessions, func(b *backends.Backend, s backendSession) { g.sessions.setLevel(ctx, c, b, &s) })
 	return nil
 }
 
 // forget deletes a session that the backend no longer knows, unless another call has already replaced it.
-func (ss *sessions) forget(ctx context.Context, c api.Client, b *backend, s backendSession) error {
+func (ss *sessions) forget(ctx context.Context, c api.Client, b *backends.Backend, s backendSession) error {
 	err := ss.db.Write(ctx, store.Delete(sessionKey(holder(c), b), store.VersionIs(s.itemVersion)), store.Delete(listKey(c, b)))
 	if errors.Is(err, store.ErrConflict) {
 		return nil
@@ -195,24 +189,15 @@ func (ss *sessions) forget(ctx context.Context, c api.Client, b *backend, s back
 	return fault.Wrap(fault.Unavailable, err, "forget the session with a backend")
 }
 
-// end ends a session at the backend. token belongs to the caller that owns the session.
-func (b *backend) end(ctx context.Context, token string, s backendSession) {
-	c := b.own
-	c.Credentials = credentials{backend: b, token: token}.add
-	if err := c.End(ctx, s.Version, s.ID); err != nil {
-		b.options.Log.DebugContext(ctx, "backend session not ended", "backend", b.Name, "error", err)
-	}
-}
-
 // all returns the client's sessions with the given backends.
-func (ss *sessions) all(ctx context.Context, c api.Client, backends []*backend) (map[*backend]backendSession, error) {
+func (ss *sessions) all(ctx context.Context, c api.Client, at []*backends.Backend) (map[*backends.Backend]backendSession, error) {
 	page, err := ss.db.Query(ctx, store.Query{Table: store.Sessions, Partition: sessionPartition(holder(c)), Limit: 1000})
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read the sessions with backends")
 	}
-	out := map[*backend]backendSession{}
+	out := map[*backends.Backend]backendSession{}
 	for _, it := range page.Items {
-		for _, b := range backends {
+		for _, b := range at {
 			var s backendSession
 			if it.Sort == sessionKey("", b).Sort && json.Unmarshal(it.Value, &s) == nil {
 				s.itemVersion = it.Version
@@ -225,25 +210,25 @@ func (ss *sessions) all(ctx context.Context, c api.Client, backends []*backend) 
 
 // End ends a client's sessions with all backends.
 func (g *Gateway) End(ctx context.Context, c api.Client) error {
-	sessions, err := g.sessions.all(ctx, c, g.backends.visibleTo(ctx, c.Principal))
+	sessions, err := g.sessions.all(ctx, c, g.VisibleTo(ctx, c.Principal))
 	for b, s := range sessions {
 		err = errors.Join(err, g.sessions.forget(ctx, c, b, s))
 	}
-	forEachSession(sessions, func(b *backend, s backendSession) { b.end(ctx, c.Token, s) })
+	forEachSession(sessions, func(b *backends.Backend, s backendSession) { b.EndSession(ctx, c.Token, s.Version, s.ID) })
 	return err
 }
 
 // Notify forwards a notification of a client's session, for example that its roots changed, to all backends with which the
 // client has a session.
 func (g *Gateway) Notify(ctx context.Context, c api.Client, body json.RawMessage) error {
-	sessions, err := g.sessions.all(ctx, c, g.backends.visibleTo(ctx, c.Principal))
+	sessions, err := g.sessions.all(ctx, c, g.VisibleTo(ctx, c.Principal))
 	if err != nil {
 		return err
 	}
-	forEachSession(sessions, func(b *backend, s backendSession) {
+	forEachSession(sessions, func(b *backends.Backend, s backendSession) {
 		ctx, cancel := context.WithTimeout(ctx, notifyTime)
 		defer cancel()
-		if err := b.clientFor(c.Token).Send(ctx, upstream.Request{Body: body, Version: s.Version, Session: s.ID}); err != nil {
+		if err := b.ClientFor(c.Token).Send(ctx, upstream.Request{Body: body, Version: s.Version, Session: s.ID}); err != nil {
 			g.options.Log.WarnContext(ctx, "notification not sent to backend", "backend", b.Name, "error", err)
 		}
 	})
@@ -251,7 +236,7 @@ func (g *Gateway) Notify(ctx context.Context, c api.Client, body json.RawMessage
 }
 
 // forEachSession runs do for all sessions concurrently, so that a hanging backend does not delay the others, and waits.
-func forEachSession(sessions map[*backend]backendSession, do func(*backend, backendSession)) {
+func forEachSession(sessions map[*backends.Backend]backendSession, do func(*backends.Backend, backendSession)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for b, s := range sessions {

@@ -31,21 +31,21 @@ func TestBackendsAreReplaced(t *testing.T) {
 		sees(t, g, of(ann), "t")
 		asked := len(one.received("tools/list"))
 		// A second one comes.
-		g.backends.replace(t.Context(), []api.Backend{at("two", two, prefix("x_")), at("one", one)})
+		g.Replace(t.Context(), []api.Backend{at("two", two, prefix("x_")), at("one", one)})
 		sees(t, g, of(ann), "x_u", "t")
 		two.only(t, 1)
 		if n := len(one.received("tools/list")); n != asked {
 			t.Errorf("the one that stayed was asked %d times more", n-asked)
 		}
 		// The second one changes, the first one goes.
-		g.backends.replace(t.Context(), []api.Backend{at("two", two, prefix("y_"))})
+		g.Replace(t.Context(), []api.Backend{at("two", two, prefix("y_"))})
 		sees(t, g, of(ann), "y_u")
 		if _, err := call(t, g, sessionBased("s"), "t"); err == nil {
 			t.Error("a tool of the one that went was called")
 		}
 		until(t, "no one listens to it", func() bool { return one.open() == 0 })
 		two.only(t, 2)
-		if g.backends.replace(t.Context(), nil); g.Any(t.Context()) {
+		if g.Replace(t.Context(), nil); g.Any(t.Context()) {
 			t.Error("with none there is one")
 		}
 		until(t, "no one listens to the other one", func() bool { return two.open() == 0 })
@@ -169,7 +169,7 @@ func TestAnotherServerUnderTheSameName(t *testing.T) {
 	x := start(t, g, sessionBased("s"), "t", "1", `{"name":"t"}`)
 	id, _ := jsonrpc.String(jsonrpc.Member([]byte(x.next(t).text), "id"))
 	had := one.received("tools/call")[0].Session
-	g.backends.replace(t.Context(), []api.Backend{at("b", two)})
+	g.Replace(t.Context(), []api.Backend{at("b", two)})
 	answer := fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%q,"result":{"action":"decline"}}`, id)
 	if err := g.Answer(t.Context(), sessionBased("s"), id, answer); !fault.Is(err, fault.NotFound) {
 		t.Errorf("the answer to a server that is gone: %v", err)
@@ -200,7 +200,7 @@ func TestOwnSessionEndsWithItsBackend(t *testing.T) {
 		ofClient := one.received("tools/call")[0].Session
 		for i, next := range []api.Backend{at("b", one, prefix("p_")), at("b", two)} {
 			g.List(t.Context(), of(ann), api.Tools)
-			g.backends.replace(t.Context(), []api.Backend{next})
+			g.Replace(t.Context(), []api.Backend{next})
 			one.mu.Lock()
 			if len(one.sessions) != 1 || !one.sessions[ofClient] {
 				t.Errorf("after change %d it has the sessions %v, want %s", i, one.sessions, ofClient)
@@ -214,7 +214,7 @@ func TestOwnSessionEndsWithItsBackend(t *testing.T) {
 		two.ends = ends
 		two.mu.Unlock()
 		began := time.Now()
-		if g.backends.replace(t.Context(), nil); time.Since(began) > endTime {
+		if g.Replace(t.Context(), nil); time.Since(began) > endTime {
 			t.Errorf("the one that hangs held it up for %v", time.Since(began))
 		}
 	})

@@ -16,7 +16,7 @@ func TestAnUndecodableSessionWithABackend(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"content":[]}`) } })
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
-	key := sessionKey(holder(sessionBased("s1")), g.backends.set[0])
+	key := sessionKey(holder(sessionBased("s1")), g.VisibleTo(t.Context(), ann)[0])
 	for range 2 {
 		damaged := store.Item{Key: key, Value: []byte(`{"v":`), Version: 7, Expires: time.Now().Add(time.Hour)}
 		if err := db.Write(t.Context(), store.Put(damaged)); err != nil {
@@ -41,7 +41,7 @@ func TestAnUndecodableQuestion(t *testing.T) {
 	s := newScripted(t)
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
-	id, err := g.elicitations.ask(t.Context(), sessionBased("s1"), g.backends.set[0], backendSession{}, json.RawMessage(`1`), nil)
+	id, err := g.elicitations.ask(t.Context(), sessionBased("s1"), g.VisibleTo(t.Context(), ann)[0], backendSession{}, json.RawMessage(`1`), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package gateway
+package backends
 
 import (
 	"context"
@@ -53,26 +53,26 @@ const maxWanted = 2000
 
 // Subscribe records a subscription, or extends an existing one. The relay acts on it within a second, and stand-alone immediately.
 // Subscribe returns an error if the principal has too many subscriptions at the backend.
-func (g *Gateway) Subscribe(ctx context.Context, s api.Subscription) error {
-	if err := g.checkLimit(ctx, s); err != nil {
+func (bs *Set) Subscribe(ctx context.Context, s api.Subscription) error {
+	if err := bs.checkLimit(ctx, s); err != nil {
 		return err
 	}
-	err := g.options.DB.Write(ctx, putSubscription(s))
-	g.backends.wakeRelay(ctx, s.Place)
+	err := bs.options.DB.Write(ctx, putSubscription(s))
+	bs.wakeRelay(ctx, s.Place)
 	return fault.Wrap(fault.Unavailable, err, "record a subscription at a backend")
 }
 
-// put returns the operation that records a subscription.
+// putSubscription returns the operation that records a subscription.
 func putSubscription(s api.Subscription) store.Op {
 	return store.Put(store.Item{Key: wantedKey(s), Value: []byte(s.URI), Expires: s.Until})
 }
 
 // checkLimit returns an error if the subscription exceeds the principal's number of resources at a backend.
-func (g *Gateway) checkLimit(ctx context.Context, s api.Subscription) error {
+func (bs *Set) checkLimit(ctx context.Context, s api.Subscription) error {
 	prefix, own := wantedPrefix(s), wantedURI(s)
 	uris := map[string]bool{}
 	q := store.Query{Table: store.Sessions, Partition: wantedPartition(s.Place), After: prefix, Until: prefix + "~", Limit: 1000}
-	err := store.EachOf(ctx, g.options.DB, q, "count the subscriptions at a backend", func(it *store.Item) error {
+	err := store.EachOf(ctx, bs.options.DB, q, "count the subscriptions at a backend", func(it *store.Item) error {
 		uri, _, _ := strings.Cut(strings.TrimPrefix(it.Sort, prefix), "#")
 		uris[uri] = true
 		return nil
@@ -88,14 +88,14 @@ func (g *Gateway) checkLimit(ctx context.Context, s api.Subscription) error {
 }
 
 // Unsubscribe removes a subscription.
-func (g *Gateway) Unsubscribe(ctx context.Context, s api.Subscription) error {
-	err := g.options.DB.WriteAll(ctx, store.Delete(wantedKey(s)), store.Delete(earlierWantedKey(s)))
-	g.backends.wakeRelay(ctx, s.Place)
+func (bs *Set) Unsubscribe(ctx context.Context, s api.Subscription) error {
+	err := bs.options.DB.WriteAll(ctx, store.Delete(wantedKey(s)), store.Delete(earlierWantedKey(s)))
+	bs.wakeRelay(ctx, s.Place)
 	return fault.Wrap(fault.Unavailable, err, "end a subscription at a backend")
 }
 
 // wakeRelay makes the relay of this process read the subscriptions again.
-func (bs *backends) wakeRelay(ctx context.Context, at api.Place) {
+func (bs *Set) wakeRelay(ctx context.Context, at api.Place) {
 	for _, b := range bs.current(ctx) {
 		if b.Place() == at {
 			select {
@@ -108,13 +108,13 @@ func (bs *backends) wakeRelay(ctx context.Context, at api.Place) {
 
 // Subscribable finds the backend that serves a resource and notifies of its changes. It skips a backend that, according to the
 // relay, has no notification stream.
-func (g *Gateway) Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool) {
-	e, ok := g.lists.findEntry(ctx, g.backends.viewsFor(ctx, api.Client{Principal: p}), api.Resources, uri)
-	if !ok || e.view.of.perCaller() { // the relay has no credentials there
+func (bs *Set) Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool) {
+	e, err := bs.Find(ctx, api.Client{Principal: p}, api.Resources, uri)
+	if err != nil || e.View.of.perCaller() { // the relay has no credentials there
 		return "", false
 	}
-	info, _ := e.view.loadInfo(ctx)
-	return e.Backend, info != nil && info.Subscribe && e.view.of.hasStream(ctx)
+	info, _ := e.View.LoadInfo(ctx)
+	return e.Backend, info != nil && info.Subscribe && e.View.of.hasStream(ctx)
 }
 
 // noStreamKey returns the key of the item that exists while a backend is known to have no notification stream.
@@ -124,7 +124,7 @@ func noStreamKey(p api.Place) store.Key {
 
 // hasStream reports whether the backend may have a notification stream. It reads the store at most once per second, because one
 // listen request can name many resources.
-func (b *backend) hasStream(ctx context.Context) bool {
+func (b *Backend) hasStream(ctx context.Context) bool {
 	b.streams.mu.Lock()
 	defer b.streams.mu.Unlock()
 	if time.Since(b.streams.read) < time.Second {

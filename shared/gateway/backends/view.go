@@ -1,4 +1,4 @@
-package gateway
+package backends
 
 import (
 	"context"
@@ -32,13 +32,13 @@ import (
 //
 // If the backend does not answer, callers get the last data, however old it is. After a timeout the view does not ask for the list
 // again for as long as the failed fetch took, or until the list version changes.
-type view struct {
-	of *backend
+type View struct {
+	of *Backend
 	// token is the caller's token, or empty for the operator's credentials.
 	token string
 	used  time.Time // guarded by callers
 
-	info *refresh.Value[*serverInfo]
+	info *refresh.Value[*ServerInfo]
 
 	mu    sync.Mutex
 	lists map[api.Kind]*versionedList
@@ -53,19 +53,24 @@ const (
 	missTTL = time.Second
 	// maxTTL limits the time to live that a backend can set for its list.
 	maxTTL = 24 * time.Hour
+	// endTime limits how long a change of the backends or of the views waits until old sessions have ended.
+	endTime = 2 * time.Second
 	// maxAsks limits the time for one read of the capabilities, or of all pages of a list, in multiples of the timeout for one request.
 	maxAsks = 3
 )
 
-func newView(b *backend, token string) *view {
-	v := &view{of: b, token: token, lists: map[api.Kind]*versionedList{}}
+func newView(b *Backend, token string) *View {
+	v := &View{of: b, token: token, lists: map[api.Kind]*versionedList{}}
 	v.info = refresh.New(refresh.Options{Name: "backend " + b.Name, Timeout: maxAsks * b.options.AskTimeout}, v.refreshInfo)
 	return v
 }
 
-// loadInfo returns the backend's revision and capabilities. If the backend does not respond, it returns an error together with the last
+// Backend returns the backend that is seen.
+func (v *View) Backend() *Backend { return v.of }
+
+// LoadInfo returns the backend's revision and capabilities. If the backend does not respond, it returns an error together with the last
 // known ones, or nil.
-func (v *view) loadInfo(ctx context.Context) (*serverInfo, error) {
+func (v *View) LoadInfo(ctx context.Context) (*ServerInfo, error) {
 	now, err := v.info.Within(ctx, askAgain)
 	if err != nil {
 		now, _ = v.info.Peek()
@@ -73,9 +78,9 @@ func (v *view) loadInfo(ctx context.Context) (*serverInfo, error) {
 	return now, err
 }
 
-// forget makes the next caller ask for the capabilities again, unless that has already happened since info was read.
-func (v *view) forget(info *serverInfo) {
-	v.info.Expire(func(now *serverInfo) bool { return now == info })
+// Forget makes the next caller ask for the capabilities again, unless that has already happened since info was read.
+func (v *View) Forget(info *ServerInfo) {
+	v.info.Expire(func(now *ServerInfo) bool { return now == info })
 }
 
 // versionedList is a backend's list of one kind under one list version. A new version gets a new versionedList, so that it does not
@@ -88,7 +93,7 @@ type versionedList struct {
 }
 
 // replaceList starts a versionedList of a kind. The caller holds the lock.
-func (v *view) replaceList(kind api.Kind, version string, since time.Time) *versionedList {
+func (v *View) replaceList(kind api.Kind, version string, since time.Time) *versionedList {
 	l := &versionedList{version: version, since: since}
 	if old := v.lists[kind]; old != nil {
 		l.before = old.last()
@@ -121,7 +126,7 @@ func (l *versionedList) infoAge() time.Duration {
 
 // list returns the backend's list under a list version, not older than use allows. If it cannot be fetched, list returns an error
 // together with the last list, or nil.
-func (v *view) list(ctx context.Context, kind api.Kind, version string, use func(*fetched) time.Duration) (*fetched, error) {
+func (v *View) list(ctx context.Context, kind api.Kind, version string, use func(*fetched) time.Duration) (*fetched, error) {
 	v.mu.Lock()
 	l := v.lists[kind]
 	switch {
@@ -144,7 +149,7 @@ func (v *view) list(ctx context.Context, kind api.Kind, version string, use func
 
 // cachedList returns the list for finding names without a request, or nil if it has to be fetched first. While the view does not ask a
 // backend that has timed out, it returns the last list, or an empty one.
-func (v *view) cachedList(kind api.Kind) *fetched {
+func (v *View) cachedList(kind api.Kind) *fetched {
 	v.mu.Lock()
 	l := v.lists[kind]
 	v.mu.Unlock()
@@ -164,7 +169,7 @@ func (v *view) cachedList(kind api.Kind) *fetched {
 }
 
 // Outdate makes the next caller fetch the lists again, without waiting for fetches that have already begun.
-func (v *view) Outdate() {
+func (v *View) Outdate() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for kind, l := range v.lists {
@@ -177,12 +182,12 @@ func (v *view) Outdate() {
 const listVersionLife = time.Hour
 
 // listVersionKey returns the key of the version of the lists whose changes the notification reports.
-func (b *backend) listVersionKey(method string) store.Key {
+func (b *Backend) listVersionKey(method string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + b.Place().String(), Sort: "mark#" + method}
 }
 
 // ChangeListVersion records that the lists behind a notification have changed.
-func (b *backend) ChangeListVersion(ctx context.Context, method string) error {
+func (b *Backend) ChangeListVersion(ctx context.Context, method string) error {
 	err := b.options.DB.Write(ctx, store.Put(store.Item{
 		Key: b.listVersionKey(method), Value: []byte(rand.Text()), Expires: time.Now().Add(max(listVersionLife, 2*b.options.ListTTL)),
 	}))
@@ -191,7 +196,7 @@ func (b *backend) ChangeListVersion(ctx context.Context, method string) error {
 
 // listVersions reads the versions of the backends' lists of a kind, with one read per [store.MaxGet] backends. If a read fails,
 // it returns random versions, so that no cached list is used.
-func listVersions(ctx context.Context, o *Options, views []*view, kind api.Kind) (versions []string) {
+func listVersions(ctx context.Context, o *Options, views []*View, kind api.Kind) (versions []string) {
 	for some := range slices.Chunk(views, store.MaxGet) {
 		var keys []store.Key
 		for _, v := range some {
@@ -199,7 +204,7 @@ func listVersions(ctx context.Context, o *Options, views []*view, kind api.Kind)
 		}
 		items, err := o.DB.Get(ctx, keys...)
 		if err != nil {
-			o.Log.WarnContext(ctx, "list versions not read, the lists are fetched", "error", err)
+			o.Log.WarnContext(ctx, "list versions not read", "error", err)
 		}
 		for i := range keys {
 			version := ""
@@ -213,4 +218,41 @@ func listVersions(ctx context.Context, o *Options, views []*view, kind api.Kind)
 		}
 	}
 	return versions
+}
+
+// capabilityTime limits how long a connecting client waits for the backends' capabilities.
+const capabilityTime = 2 * time.Second
+
+// Capabilities returns the union of the capabilities of all backends that the client may use. For a backend that does
+// not answer in time it uses the last known capabilities.
+func (bs *Set) Capabilities(ctx context.Context, c api.Client) api.Capabilities {
+	ctx, cancel := context.WithTimeout(ctx, capabilityTime)
+	defer cancel()
+	var (
+		wg  sync.WaitGroup
+		mu  sync.Mutex
+		all api.Capabilities
+	)
+	for _, v := range bs.viewsFor(ctx, c) {
+		wg.Go(func() {
+			info, err := v.LoadInfo(ctx)
+			if err != nil {
+				v.of.logCapabilities.Do(func() {
+					bs.options.Log.WarnContext(ctx, "backend capabilities unknown", "backend", v.of.Name, "error", err)
+				})
+			}
+			if info == nil {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			all.Tools = all.Tools || info.Tools
+			all.Prompts = all.Prompts || info.Prompts
+			all.Resources = all.Resources || info.Resources
+			all.Completions = all.Completions || info.Completions
+			all.Logging = all.Logging || info.Logging
+		})
+	}
+	wg.Wait()
+	return all
 }

@@ -1,4 +1,4 @@
-package gateway
+package backends
 
 import (
 	"context"
@@ -12,23 +12,23 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 )
 
-func (v *view) client() *upstream.Client {
+func (v *View) client() *upstream.Client {
 	if v.of.perCaller() {
-		return v.of.clientFor(v.token)
+		return v.of.ClientFor(v.token)
 	}
 	return &v.of.own
 }
 
-// clientFor returns a client that acts for a caller. If the backend expects callers' tokens and the caller has none, requests carry
+// ClientFor returns a client that acts for a caller. If the backend expects callers' tokens and the caller sends no token, requests carry
 // no token, because the caller must not use the operator's.
-func (b *backend) clientFor(token string) *upstream.Client {
+func (b *Backend) ClientFor(token string) *upstream.Client {
 	c := b.own
-	c.Credentials = credentials{b, token, b.ForwardToken && token == ""}.add
+	c.Credentials = credentials{Backend: b, token: token, bare: b.ForwardToken && token == ""}.add
 	return &c
 }
 
 // perCaller reports whether the gateway reads the backend's lists with the callers' tokens.
-func (b *backend) perCaller() bool {
+func (b *Backend) perCaller() bool {
 	_, fixed := b.Headers["Authorization"]
 	return b.ForwardToken && !fixed && b.OAuth == nil
 }
@@ -39,7 +39,7 @@ const maxViews = 256
 // callers has a backend's views by caller.
 type callers struct {
 	mu   sync.Mutex
-	kept map[viewer]*view
+	kept map[viewer]*View
 }
 
 // viewer identifies the caller of a view: the principal and its token, because another token of the same principal may have other
@@ -50,7 +50,7 @@ type viewer struct {
 }
 
 // viewFor returns the client's view of the backend.
-func (b *backend) viewFor(ctx context.Context, c api.Client) *view {
+func (b *Backend) viewFor(ctx context.Context, c api.Client) *View {
 	if !b.perCaller() {
 		return b.view
 	}
@@ -61,7 +61,7 @@ func (b *backend) viewFor(ctx context.Context, c api.Client) *view {
 	return v
 }
 
-func (cs *callers) of(b *backend, c api.Client) (v, old *view) {
+func (cs *callers) of(b *Backend, c api.Client) (v, old *View) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	key := viewer{c.Principal.Workspace, c.Principal.ID, sha256.Sum256([]byte(c.Token))}
@@ -70,7 +70,7 @@ func (cs *callers) of(b *backend, c api.Client) (v, old *view) {
 			old = cs.evict()
 		}
 		if cs.kept == nil {
-			cs.kept = map[viewer]*view{}
+			cs.kept = map[viewer]*View{}
 		}
 		v = newView(b, c.Token)
 		cs.kept[key] = v
@@ -80,7 +80,7 @@ func (cs *callers) of(b *backend, c api.Client) (v, old *view) {
 }
 
 // evict removes the view that has been unused for longest. The caller holds the lock.
-func (cs *callers) evict() *view {
+func (cs *callers) evict() *View {
 	var oldest viewer
 	for key, v := range cs.kept {
 		if found := cs.kept[oldest]; found == nil || v.used.Before(found.used) {
@@ -93,19 +93,19 @@ func (cs *callers) evict() *view {
 }
 
 // views returns all views of the backend.
-func (b *backend) views() []*view {
+func (b *Backend) views() []*View {
 	b.callers.mu.Lock()
 	defer b.callers.mu.Unlock()
 	return append(slices.Collect(maps.Values(b.callers.kept)), b.view)
 }
 
 // leave ends the gateway's session that the view uses.
-func (v *view) leave(ctx context.Context) {
+func (v *View) leave(ctx context.Context) {
 	info, _ := v.info.Peek()
 	if info == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
 	defer cancel()
-	v.of.end(ctx, v.token, info.own())
+	v.of.EndSession(ctx, v.token, info.Version, info.session)
 }

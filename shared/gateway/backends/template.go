@@ -1,4 +1,4 @@
-package gateway
+package backends
 
 import (
 	"strings"
@@ -41,7 +41,7 @@ type part struct {
 	literal string
 	// first is the first character of a non-empty expansion, or 0 if that can be any character.
 	first byte
-	// others has the characters that an expansion may contain in addition to those of a plain value; "*" allows all.
+	// others has the characters that an expansion may contain beyond letters, digits and -._~%; "*" allows all.
 	others string
 }
 

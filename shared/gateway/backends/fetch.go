@@ -1,4 +1,4 @@
-package gateway
+package backends
 
 import (
 	"context"
@@ -15,19 +15,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// serverInfo is a backend's description of itself.
-type serverInfo struct {
+// ServerInfo is a backend's description of itself.
+type ServerInfo struct {
 	api.Capabilities
-	version spec.Version
+	Version spec.Version
 	session string // the gateway's own session with it, in session-based revisions
 }
 
-// own returns the gateway's own session.
-func (k *serverInfo) own() backendSession { return backendSession{Version: k.version, ID: k.session} }
-
 // refreshInfo asks the backend and ends the session of the previous answer. Callers that still use that session get an error from the
-// backend, and call loadInfo again.
-func (v *view) refreshInfo(ctx context.Context, have *serverInfo) (*serverInfo, error) {
+// backend, and call LoadInfo again.
+func (v *View) refreshInfo(ctx context.Context, have *ServerInfo) (*ServerInfo, error) {
 	now, err := v.ask(ctx)
 	if err != nil {
 		return nil, err
@@ -35,13 +32,13 @@ func (v *view) refreshInfo(ctx context.Context, have *serverInfo) (*serverInfo, 
 	if have != nil {
 		ctx, cancel := context.WithTimeout(ctx, endTime)
 		defer cancel()
-		v.of.end(ctx, v.token, have.own())
+		v.of.EndSession(ctx, v.token, have.Version, have.session)
 	}
 	return now, nil
 }
 
 // ask asks for the revision and the capabilities. It tries server/discover, which only 2026-07-28 has, and then initialize.
-func (v *view) ask(ctx context.Context) (*serverInfo, error) {
+func (v *View) ask(ctx context.Context) (*ServerInfo, error) {
 	c, pinned := v.client(), v.of.ProtocolVersion
 	auto := pinned == api.AutoVersion
 	if stateless := !auto && spec.Version(pinned).Stateless(); auto || stateless {
@@ -64,14 +61,14 @@ func (v *view) ask(ctx context.Context) (*serverInfo, error) {
 	return newServerInfo(got), nil
 }
 
-func newServerInfo(k upstream.Known) *serverInfo {
-	return &serverInfo{Capabilities: capabilitiesOf(k.Capabilities), version: k.Version, session: k.Session}
+func newServerInfo(k upstream.Known) *ServerInfo {
+	return &ServerInfo{Capabilities: ParseCapabilities(k.Capabilities), Version: k.Version, session: k.Session}
 }
 
 // fetchWithSession fetches a list in the revision that the backend speaks according to capabilities of at most the given age. It
 // retries once with a new session if the backend has ended the old one. Some backends say so, and others end their answer without a
 // response.
-func (v *view) fetchWithSession(ctx context.Context, kind api.Kind, infoAge time.Duration) (*fetched, error) {
+func (v *View) fetchWithSession(ctx context.Context, kind api.Kind, infoAge time.Duration) (*fetched, error) {
 	for again := false; ; again = true {
 		info, err := v.info.Within(ctx, infoAge)
 		if err != nil {
@@ -86,12 +83,12 @@ func (v *view) fetchWithSession(ctx context.Context, kind api.Kind, infoAge time
 		if again || !lost {
 			return list, err
 		}
-		v.forget(info)
+		v.Forget(info)
 	}
 }
 
 // fetch reads all pages of a list.
-func (v *view) fetch(ctx context.Context, info *serverInfo, kind api.Kind) (*fetched, error) {
+func (v *View) fetch(ctx context.Context, info *ServerInfo, kind api.Kind) (*fetched, error) {
 	b, c := v.of, v.client()
 	ctx, cancel := context.WithTimeout(ctx, maxAsks*b.options.AskTimeout)
 	defer cancel()
@@ -100,13 +97,13 @@ func (v *view) fetch(ctx context.Context, info *serverInfo, kind api.Kind) (*fet
 	var cursor json.RawMessage
 	for range maxPages {
 		params := json.RawMessage(`{}`)
-		if info.version.Stateless() {
-			params = c.Meta(info.version)
+		if info.Version.Stateless() {
+			params = c.Meta(info.Version)
 		}
 		if cursor != nil {
 			params = jsonrpc.Insert(params, "cursor", cursor)
 		}
-		result, err := c.Ask(ctx, upstream.Request{Version: info.version, Session: info.session, MaxDepth: maxListDepth}, kind.Method(), params)
+		result, err := c.Ask(ctx, upstream.Request{Version: info.Version, Session: info.session, MaxDepth: maxListDepth}, kind.Method(), params)
 		if errors.Is(err, upstream.ErrUnknownMethod) {
 			// The capability "resources" covers two lists, and many servers have no resource templates.
 			return &fetched{ttl: askAgain, shared: true}, nil
@@ -117,12 +114,12 @@ func (v *view) fetch(ctx context.Context, info *serverInfo, kind api.Kind) (*fet
 		if size += len(result); size > maxList {
 			return nil, fault.New(fault.Unavailable, "backend %s has a list of more than %d bytes", b.Name, maxList)
 		}
-		ttl, shared := cachingHints(info.version, result, b.options.ListTTL)
+		ttl, shared := cachingHints(info.Version, result, b.options.ListTTL)
 		out.ttl, out.shared = min(out.ttl, ttl), out.shared && shared
 		for raw := range jsonrpc.Elements(jsonrpc.Member(result, kind.Member())) {
 			e, why := v.parseEntry(kind, raw)
 			if why != "" {
-				b.dropped(ctx, why)
+				b.CountDrop(ctx, why)
 				continue
 			}
 			if out.entries = append(out.entries, e); len(out.entries) > maxEntries {
@@ -131,7 +128,7 @@ func (v *view) fetch(ctx context.Context, info *serverInfo, kind api.Kind) (*fet
 		}
 		next := jsonrpc.Member(result, "nextCursor")
 		// Since 2026-07-28 an empty cursor means that there is another page (Pagination).
-		if text, ok := jsonrpc.String(next); !ok || text == "" && !info.version.Stateless() || string(next) == string(cursor) {
+		if text, ok := jsonrpc.String(next); !ok || text == "" && !info.Version.Stateless() || string(next) == string(cursor) {
 			return out, nil
 		}
 		cursor = next
@@ -148,7 +145,7 @@ const (
 )
 
 // parseEntry parses one entry of a list and adds the backend's prefix to its name. If the entry is unusable, it returns the reason.
-func (v *view) parseEntry(kind api.Kind, raw json.RawMessage) (e entry, why string) {
+func (v *View) parseEntry(kind api.Kind, raw json.RawMessage) (e Entry, why string) {
 	own, ok := jsonrpc.String(jsonrpc.Member(raw, kind.Name()))
 	switch {
 	case !ok || own == "" || len(own) > maxName:
@@ -158,7 +155,7 @@ func (v *view) parseEntry(kind api.Kind, raw json.RawMessage) (e entry, why stri
 	case !printable(raw):
 		return e, dropControls
 	}
-	e = entry{Entry: api.Entry{Name: own, JSON: raw, Backend: v.of.Name, Own: own}, view: v}
+	e = Entry{Entry: api.Entry{Name: own, JSON: raw, Backend: v.of.Name, Own: own}, View: v}
 	if kind == api.Templates {
 		e.matches = matcher(own)
 	}

@@ -1,4 +1,4 @@
-package gateway
+package backends
 
 import (
 	"context"
@@ -14,11 +14,11 @@ import (
 
 // Followed is a backend as the relay sees it: with the operator's credentials. It stays the same value until its
 // configuration changes.
-type Followed struct{ *backend }
+type Followed struct{ *Backend }
 
 // Followed returns the backends that the relay can follow. It leaves out those for which only callers have credentials.
-func (g *Gateway) Followed(ctx context.Context) (out []Followed) {
-	for _, b := range g.backends.current(ctx) {
+func (bs *Set) Followed(ctx context.Context) (out []Followed) {
+	for _, b := range bs.current(ctx) {
 		if !b.perCaller() {
 			out = append(out, Followed{b})
 		}
@@ -31,12 +31,12 @@ func (f Followed) Client() *upstream.Client { return &f.own }
 
 // Ask asks the backend again for its revision and capabilities, because another server may have taken its place.
 func (f Followed) Ask(ctx context.Context) (api.Capabilities, spec.Version, error) {
-	f.info.Expire(func(*serverInfo) bool { return true })
-	info, err := f.loadInfo(ctx)
+	f.view.info.Expire(func(*ServerInfo) bool { return true })
+	info, err := f.view.LoadInfo(ctx)
 	if err != nil {
 		return api.Capabilities{}, "", err
 	}
-	return info.Capabilities, info.version, nil
+	return info.Capabilities, info.Version, nil
 }
 
 // Wanted returns the URIs to which sessions or streams are subscribed at the backend, each with the subscribed principals. The
@@ -66,10 +66,13 @@ func (f Followed) SetNoStream(ctx context.Context, until time.Time) error {
 // Changed returns a channel that receives when the result of [Followed.Wanted] may have changed.
 func (f Followed) Changed() <-chan struct{} { return f.changed }
 
+// Outdate makes the next [Followed.List] fetch the list again.
+func (f Followed) Outdate() { f.view.Outdate() }
+
 // List returns a list that was fetched after the last call of [Followed.Outdate].
 func (f Followed) List(ctx context.Context, kind api.Kind) ([]api.Entry, error) {
-	version := listVersions(ctx, f.options, []*view{f.view}, kind)[0]
-	list, err := f.list(ctx, kind, version, func(*fetched) time.Duration { return maxTTL })
+	version := listVersions(ctx, f.options, []*View{f.view}, kind)[0]
+	list, err := f.view.list(ctx, kind, version, func(*fetched) time.Duration { return maxTTL })
 	if err != nil {
 		return nil, err
 	}

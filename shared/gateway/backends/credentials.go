@@ -1,4 +1,4 @@
-package gateway
+package backends
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 type Secrets func(ctx context.Context, v secret.Value) (string, error)
 
 // checkSecrets resolves all secrets and returns an error if one is missing.
-func (b *backend) checkSecrets(ctx context.Context) error {
+func (b *Backend) checkSecrets(ctx context.Context) error {
 	if err := b.addHeaders(ctx, http.Header{}); err != nil {
 		return err
 	}
@@ -29,7 +29,7 @@ func (b *backend) checkSecrets(ctx context.Context) error {
 }
 
 // addHeaders adds the headers that the operator configured.
-func (b *backend) addHeaders(ctx context.Context, h http.Header) error {
+func (b *Backend) addHeaders(ctx context.Context, h http.Header) error {
 	for name, value := range b.Headers {
 		text, err := b.options.Secrets(ctx, value)
 		if err != nil {
@@ -40,7 +40,7 @@ func (b *backend) addHeaders(ctx context.Context, h http.Header) error {
 	return nil
 }
 
-func (b *backend) clientSecret(ctx context.Context) (string, error) {
+func (b *Backend) clientSecret(ctx context.Context) (string, error) {
 	secret, err := b.options.Secrets(ctx, b.OAuth.ClientSecret)
 	return secret, fault.Wrap(fault.Invalid, err, "backend %s: clientSecret", b.Name)
 }
@@ -54,7 +54,7 @@ type oauthTokens struct {
 }
 
 // getOAuthToken returns a token from the client credentials grant, cached while it is valid.
-func (b *backend) getOAuthToken(ctx context.Context) (string, error) {
+func (b *Backend) getOAuthToken(ctx context.Context) (string, error) {
 	secret, err := b.clientSecret(ctx)
 	if err != nil {
 		return "", err
@@ -75,7 +75,7 @@ func (b *backend) getOAuthToken(ctx context.Context) (string, error) {
 }
 
 // tokenSource returns the source of tokens, and replaces it if the secret has changed.
-func (b *backend) tokenSource(secret string) oauth2.TokenSource {
+func (b *Backend) tokenSource(secret string) oauth2.TokenSource {
 	b.oauth.mu.Lock()
 	defer b.oauth.mu.Unlock()
 	if b.oauth.source == nil || b.oauth.secret != secret {
@@ -90,7 +90,7 @@ func (b *backend) tokenSource(secret string) oauth2.TokenSource {
 
 // credentials adds the headers of a request to a backend: on behalf of a caller or, with an empty token, of the gateway itself.
 type credentials struct {
-	*backend
+	*Backend
 	token string
 	bare  bool // send no Authorization header
 }

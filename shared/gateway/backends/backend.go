@@ -1,0 +1,112 @@
+// Package backends has the MCP servers behind the gateway: which ones there are, what each of them serves to whom, and the client that
+// reaches them.
+//
+//	set.go            the backends of the configuration, and who may use them
+//	backend.go        one backend, with its clients and counters
+//	credentials.go    the headers and tokens of requests to it
+//	view.go           how long a backend's capabilities and lists are used
+//	callers.go        views of backends that show each caller something else
+//	fetch.go          the requests for capabilities and lists
+//	lists.go          the combined lists, and the backend with a given name
+//	template.go       whether a URI matches a resource template
+//	subscriptions.go  subscriptions to resources, and the notification streams that they need
+//	followed.go       a backend as package relay sees it
+//
+// The package makes no calls for clients and has no sessions of clients; package gateway has them.
+package backends
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"log/slog"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"golang.org/x/time/rate"
+)
+
+// Backend is one MCP server behind the gateway.
+type Backend struct {
+	api.Backend
+	options *Options        // of the [Set]
+	own     upstream.Client // makes the gateway's own requests, with the operator's credentials
+	oauth   oauthTokens
+	streams streams
+	changed chan struct{} // receives after the subscriptions at the backend may have changed
+
+	view    *View // with the operator's credentials
+	callers callers
+
+	// These limit how often requests of clients log that the backend is down.
+	logCapabilities rate.Sometimes
+	logList         map[api.Kind]*rate.Sometimes
+}
+
+func newBackend(o *Options, c api.Backend) *Backend {
+	b := &Backend{
+		Backend: c, options: o, changed: make(chan struct{}, 1),
+		logCapabilities: rate.Sometimes{Interval: metric.LogEvery}, logList: map[api.Kind]*rate.Sometimes{},
+	}
+	for _, kind := range api.Kinds {
+		b.logList[kind] = &rate.Sometimes{Interval: metric.LogEvery}
+	}
+	b.own = upstream.Client{
+		URL: c.URL, HTTP: o.HTTP, Credentials: credentials{Backend: b}.add, Dropped: b.CountDrop,
+		Server: o.Server, AskTimeout: o.AskTimeout,
+		Observer: upstream.Observer{Name: c.Name, Metrics: o.Metrics, Tracer: o.Tracer},
+	}
+	b.view = newView(b, "")
+	return b
+}
+
+// Place returns the workspace and the name of the backend.
+func (b *Backend) Place() api.Place { return api.Place{Workspace: b.Workspace, Backend: b.Name} }
+
+// ServerID identifies the backend together with the server at its URL. If the operator puts another server behind the same name,
+// the new server must not receive the session ids and answers that were meant for the old one.
+func (b *Backend) ServerID() string {
+	h := sha256.Sum256([]byte(b.URL))
+	return b.Name + "#" + base64.RawURLEncoding.EncodeToString(h[:12])
+}
+
+// EndSession ends a session at the backend. The token belongs to the caller that owns the session.
+func (b *Backend) EndSession(ctx context.Context, token string, version spec.Version, id string) {
+	c := b.own
+	c.Credentials = credentials{Backend: b, token: token}.add
+	if err := c.End(ctx, version, id); err != nil {
+		b.options.Log.DebugContext(ctx, "backend session not ended", "backend", b.Name, "error", err)
+	}
+}
+
+// ParseCapabilities parses the capabilities that a backend declares.
+func ParseCapabilities(capabilities json.RawMessage) api.Capabilities {
+	has := func(name string) bool { return jsonrpc.Member(capabilities, name) != nil }
+	notifies := func(name, what string) bool {
+		return string(jsonrpc.Member(jsonrpc.Member(capabilities, name), what)) == "true"
+	}
+	return api.Capabilities{
+		Tools: has("tools"), Prompts: has("prompts"), Resources: has("resources"),
+		Completions: has("completions"), Logging: has("logging"),
+		ToolsChanged: notifies("tools", "listChanged"), PromptsChanged: notifies("prompts", "listChanged"),
+		ResourcesChanged: notifies("resources", "listChanged"), Subscribe: notifies("resources", "subscribe"),
+		UserMessages: notifies("conversationEvents", "onUserMessage"), AssistantResponses: notifies("conversationEvents", "onAssistantResponse"),
+	}
+}
+
+// Reasons for dropping an entry of a backend's list. Packages gateway, upstream and relay have further reasons. The set is small and
+// fixed because the reason is a dimension of the metric.
+const (
+	dropNameless = "an entry of a list without a name"
+	dropDeep     = "an entry of a list that is nested too deeply"
+	dropControls = "an entry of a list with control characters in its name"
+)
+
+// CountDrop counts a dropped message of the backend.
+func (b *Backend) CountDrop(ctx context.Context, reason string) {
+	b.options.Drops.Add(ctx, slog.String("workspace", b.Workspace), slog.String("backend", b.Name), slog.String("reason", reason))
+}

@@ -1,0 +1,212 @@
+package backends
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+)
+
+// Limits of one backend's list. maxList limits all pages together and maxName one name, in bytes.
+const (
+	maxPages   = 200
+	maxEntries = 10_000
+	maxList    = 32 << 20
+	maxName    = 1024
+	// maxConflicts limits how many name conflicts a list reports.
+	maxConflicts = 100
+)
+
+// Entry is one entry of a backend's list.
+type Entry struct {
+	api.Entry
+	View *View // the view in whose list it is
+	// matches reports whether the template matches a URI. It is set for resource templates.
+	matches func(uri string) bool
+}
+
+// fetched is a backend's list, with the backend's hints for caches.
+type fetched struct {
+	entries []Entry
+	ttl     time.Duration
+	shared  bool // the list is the same for all callers
+}
+
+// List returns the combined lists of all backends that the client may use. Each is as current as its time to live and the backend's
+// change notifications allow. If a backend does not respond, List uses its last list, if there is one.
+func (bs *Set) List(ctx context.Context, c api.Client, kind api.Kind) *api.List {
+	views := bs.viewsFor(ctx, c)
+	lists, failing := bs.gather(ctx, views, kind, func(l *fetched) time.Duration { return min(l.ttl, bs.options.ListTTL) })
+	out := bs.mergeLists(ctx, kind, views, lists)
+	if failing {
+		out.TTL = min(out.TTL, bs.options.ListTTL)
+	}
+	return out
+}
+
+// gather gets the lists of the views. It uses a cached list if its list version is still the same and it is younger than
+// use(list). If a list cannot be fetched, gather returns the last one, or nil, and sets failing.
+func (bs *Set) gather(ctx context.Context, views []*View, kind api.Kind, use func(*fetched) time.Duration) (lists []*fetched, failing bool) {
+	versions := listVersions(ctx, bs.options, views, kind)
+	lists = make([]*fetched, len(views))
+	var (
+		wg     sync.WaitGroup
+		failed atomic.Bool
+	)
+	for i, v := range views {
+		wg.Go(func() {
+			var err error
+			if lists[i], err = v.list(ctx, kind, versions[i], use); err != nil {
+				failed.Store(true)
+				v.of.logList[kind].Do(func() {
+					bs.options.Log.WarnContext(ctx, "backend list failed", "backend", v.of.Name, "of", kind.String(), "error", err)
+				})
+			}
+		})
+	}
+	wg.Wait()
+	return lists, failed.Load()
+}
+
+// mergeLists combines the lists of the backends into one.
+func (bs *Set) mergeLists(ctx context.Context, kind api.Kind, views []*View, lists []*fetched) *api.List {
+	out := &api.List{TTL: maxTTL, Shared: true}
+	if len(views) == 0 {
+		out.TTL = bs.options.ListTTL
+	}
+	taken := map[string]*Backend{}
+	for i, l := range lists {
+		first, b := len(out.Entries), views[i].of
+		if l == nil {
+			l = &fetched{ttl: maxTTL} // the list could not be fetched
+		}
+		out.TTL, out.Shared = min(out.TTL, l.ttl), out.Shared && l.shared
+		for i := range l.entries {
+			e := &l.entries[i]
+			has := ownerByPrefix(views, kind, e)
+			if has == nil {
+				has = taken[e.Name]
+			}
+			if has == b || has != nil && len(out.Conflicts) >= maxConflicts {
+				continue // the same entry on two pages, because the list changed between the requests; or there are too many conflicts to report
+			}
+			if has != nil {
+				out.Conflicts = append(out.Conflicts, e.Name)
+				bs.conflict(ctx, kind, e.Name, has, b)
+				continue
+			}
+			taken[e.Name] = b
+			out.Entries = append(out.Entries, e.Entry)
+		}
+		out.Parts = append(out.Parts, api.Part{Backend: b.Name, First: first, End: len(out.Entries)})
+	}
+	return out
+}
+
+// conflict logs a name that two backends share, once per name. Lists report the conflict to clients every time.
+func (bs *Set) conflict(ctx context.Context, kind api.Kind, name string, first, second *Backend) {
+	what := conflict{kind, name, first.Place(), second.Place()}
+	if _, logged := bs.conflicts.Get(what); logged {
+		return
+	}
+	bs.conflicts.Put(what, true)
+	bs.options.Log.WarnContext(ctx, "backend names conflict",
+		"of", kind.String(), "name", name, "first", first.Name, "second", second.Name)
+}
+
+type conflict struct {
+	kind          api.Kind
+	name          string
+	first, second api.Place
+}
+
+// Has reports whether one of the client's backends has an entry with the given name.
+func (bs *Set) Has(ctx context.Context, c api.Client, kind api.Kind, name string) bool {
+	_, err := bs.Find(ctx, c, kind, name)
+	return err == nil
+}
+
+// Find returns the entry with the given name, or for a URI the resource template that matches it. It first looks in the cached lists
+// of the client's backends. If the name is not in them, it fetches current lists before it returns an error.
+func (bs *Set) Find(ctx context.Context, c api.Client, kind api.Kind, name string) (Entry, error) {
+	views := bs.viewsFor(ctx, c)
+	if e, ok := lookUp(views, kind, name, func(kind api.Kind) ([]*fetched, bool) { return cachedLists(views, kind) }); ok {
+		return e, nil
+	}
+	e, ok := lookUp(views, kind, name, func(kind api.Kind) ([]*fetched, bool) {
+		lists, _ := bs.gather(ctx, views, kind, func(*fetched) time.Duration { return min(missTTL, bs.options.ListTTL) })
+		return lists, true
+	})
+	if !ok {
+		return Entry{}, unknownError(kind.String(), name)
+	}
+	return e, nil
+}
+
+// lookUp finds a name in the lists. If several backends have it, the first one serves it; [ownerByPrefix] describes an
+// exception. Resources take precedence over templates. If lists reports that some are missing, lookUp finds only
+// names that no missing list could claim.
+func lookUp(views []*View, kind api.Kind, name string, lists func(api.Kind) (l []*fetched, all bool)) (Entry, bool) {
+	of, all := lists(kind)
+	for _, l := range of {
+		for i := range l.all() {
+			if l.entries[i].Name == name && ownerByPrefix(views, kind, &l.entries[i]) == nil {
+				return l.entries[i], true
+			}
+		}
+	}
+	if kind != api.Resources || !all {
+		return Entry{}, false
+	}
+	templates, _ := lists(api.Templates)
+	for _, l := range templates {
+		for _, t := range l.all() {
+			if t.matches != nil && t.matches(name) {
+				return Entry{Entry: api.Entry{Name: name, Backend: t.Backend, Own: name}, View: t.View}, true
+			}
+		}
+	}
+	return Entry{}, false
+}
+
+// ownerByPrefix returns the backend to which the name of an entry belongs because it begins with that backend's prefix,
+// and nil if that is the entry's own backend. For example, a backend without a prefix cannot show a tool gh_merge as that
+// of the backend with the prefix gh_.
+func ownerByPrefix(views []*View, kind api.Kind, e *Entry) *Backend {
+	if !kind.Prefixed() {
+		return nil
+	}
+	var owner *Backend
+	longest := len(e.View.of.Prefix)
+	for _, v := range views {
+		if p := v.of.Prefix; len(p) > longest && strings.HasPrefix(e.Name, p) {
+			owner, longest = v.of, len(p)
+		}
+	}
+	return owner
+}
+
+// all returns the entries, or nil if the list was never fetched.
+func (f *fetched) all() []Entry {
+	if f == nil {
+		return nil
+	}
+	return f.entries
+}
+
+// cachedLists returns the lists that were fetched recently, even if they have changed since. It stops at the first view
+// without one, because that backend's names would take precedence over the names of the following backends.
+func cachedLists(views []*View, kind api.Kind) (lists []*fetched, all bool) {
+	lists = make([]*fetched, 0, len(views))
+	for _, v := range views {
+		l := v.cachedList(kind)
+		if l == nil {
+			return lists, false
+		}
+		lists = append(lists, l)
+	}
+	return lists, true
+}

@@ -1,0 +1,183 @@
+package backends
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/trace"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+)
+
+// Options configure a [Set]. All are required, except that Source, Metrics and Tracer may be nil.
+type Options struct {
+	// Source returns the current backends. The set calls it before each use and does not change the result. It is nil if the
+	// backends change only by [Set.Replace].
+	Source func(context.Context) ([]api.Backend, error)
+	// Secrets resolves the secrets in settings, and runs for each request to a backend.
+	Secrets Secrets
+	DB      store.DB
+	// HTTP is the client for requests to backends.
+	HTTP *http.Client
+	// Server is the MCP Implementation object with which the gateway identifies itself to backends.
+	Server json.RawMessage
+	// ListTTL limits how long a backend's list is reused, and AskTimeout the gateway's own requests to a backend.
+	ListTTL, AskTimeout time.Duration
+	Log                 *slog.Logger
+	// Metrics counts calls and Tracer traces them. Drops counts the messages that were dropped.
+	Metrics *metric.Set
+	Tracer  *trace.Tracer
+	Drops   *metric.Tally
+}
+
+// Set is the backends of the current configuration. It is safe for concurrent use. Create it with [New].
+type Set struct {
+	options   *Options
+	conflicts bounded.Map[conflict, bool] // the name conflicts that were logged
+
+	mu   sync.Mutex
+	from []api.Backend // the configuration from which set was made
+	set  []*Backend    // replaced as a whole, never modified
+}
+
+// New returns a set without backends.
+func New(o Options) *Set { return &Set{options: &o} }
+
+// Check resolves all secrets of the backends. It returns an error of kind fault.Invalid if one is missing.
+func (bs *Set) Check(ctx context.Context, backends []api.Backend) error {
+	for _, c := range backends {
+		if err := newBackend(bs.options, c).checkSecrets(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Replace makes the given backends the current ones. Unchanged backends keep their cached data, and running calls to
+// removed ones continue to their end. It ends the gateway's own sessions with removed backends. It leaves clients'
+// sessions to expire there, because calls may be running in them at any instance, and because the operator's
+// secrets may by now belong to another server.
+func (bs *Set) Replace(ctx context.Context, backends []api.Backend) []*Backend {
+	set, gone := bs.swap(backends)
+	var wg sync.WaitGroup
+	for _, b := range gone {
+		for _, v := range b.views() {
+			wg.Go(func() { v.leave(ctx) })
+		}
+	}
+	wg.Wait()
+	return set
+}
+
+func (bs *Set) swap(backends []api.Backend) (set, gone []*Backend) {
+	bs.mu.Lock()
+	defer bs.mu.Unlock()
+	had := map[api.Place]*Backend{}
+	for _, b := range bs.set {
+		had[b.Place()] = b
+	}
+	set = make([]*Backend, len(backends))
+	for i, c := range backends {
+		if set[i] = had[api.Place{Workspace: c.Workspace, Backend: c.Name}]; set[i] == nil || !reflect.DeepEqual(set[i].Backend, c) {
+			set[i] = newBackend(bs.options, c)
+		}
+	}
+	for _, b := range bs.set {
+		if !slices.Contains(set, b) {
+			gone = append(gone, b)
+		}
+	}
+	bs.from, bs.set = backends, set
+	return set, gone
+}
+
+// current returns the current backends. If the source fails, it keeps the previous ones.
+func (bs *Set) current(ctx context.Context) []*Backend {
+	bs.mu.Lock()
+	from, set := bs.from, bs.set
+	bs.mu.Unlock()
+	if bs.options.Source == nil {
+		return set
+	}
+	now, err := bs.options.Source(ctx)
+	if err != nil {
+		bs.options.Log.WarnContext(ctx, "backends not read", "error", err)
+		return set
+	}
+	if len(now) == len(from) && (len(now) == 0 || &now[0] == &from[0]) {
+		return set
+	}
+	return bs.Replace(ctx, now)
+}
+
+// VisibleTo returns the backends that the principal may use.
+func (bs *Set) VisibleTo(ctx context.Context, p auth.Principal) []*Backend {
+	var out []*Backend
+	for _, b := range bs.current(ctx) {
+		if b.Workspace == p.Workspace && !slices.ContainsFunc(b.Scopes, func(s string) bool { return !p.Has(s) }) {
+			out = append(out, b)
+		}
+	}
+	return out
+}
+
+// FindByServer returns the backend with the given [backend.ServerID] if the principal may use it, otherwise nil.
+func (bs *Set) FindByServer(ctx context.Context, p auth.Principal, name string) *Backend {
+	for _, b := range bs.VisibleTo(ctx, p) {
+		if b.ServerID() == name {
+			return b
+		}
+	}
+	return nil
+}
+
+// viewsFor returns the client's view of each backend. Backends that forward the caller's token are skipped if the
+// client sent none.
+func (bs *Set) viewsFor(ctx context.Context, c api.Client) []*View {
+	var out []*View
+	for _, b := range bs.VisibleTo(ctx, c.Principal) {
+		if !b.perCaller() {
+			out = append(out, b.view)
+		} else if c.Token != "" {
+			out = append(out, b.viewFor(ctx, c))
+		}
+	}
+	return out
+}
+
+// Any reports whether there are any backends, including backends that only some principals may use.
+func (bs *Set) Any(ctx context.Context) bool { return len(bs.current(ctx)) > 0 }
+
+// Backends returns the names of the backends that the principal may use.
+func (bs *Set) Backends(ctx context.Context, p auth.Principal) (names []string) {
+	for _, b := range bs.VisibleTo(ctx, p) {
+		names = append(names, b.Name)
+	}
+	return names
+}
+
+// FindByName returns the backend with the configured name, and its description as the client sees it. If there is no description,
+// it returns an error.
+func (bs *Set) FindByName(ctx context.Context, c api.Client, name string) (*Backend, *ServerInfo, error) {
+	visible := bs.VisibleTo(ctx, c.Principal)
+	at := slices.IndexFunc(visible, func(b *Backend) bool { return b.Name == name })
+	if at < 0 {
+		return nil, nil, unknownError("backend", name)
+	}
+	info, err := visible[at].viewFor(ctx, c).LoadInfo(ctx)
+	return visible[at], info, err
+}
+
+func unknownError(what, name string) error {
+	return fault.New(fault.Invalid, "there is no %s %.128q", what, name)
+}
