@@ -4,14 +4,10 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
-	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
@@ -192,26 +188,4 @@ func (c *connection) setNoStream(ctx context.Context, is bool) {
 	if err := c.backend.SetNoStream(ctx, until); err != nil && ctx.Err() == nil {
 		c.relay.log(c.backend).WarnContext(ctx, "notification stream of backend not recorded", "error", err)
 	}
-}
-
-// get opens the stream of a session.
-func (f *following) get() (*stream, error) {
-	x, err := f.open(func(ctx context.Context) (*upstream.Exchange, error) {
-		return f.Client().Get(ctx, f.request(), "")
-	})
-	if status := statusOf(x, err); status >= http.StatusBadRequest { // an exchange with an error status has the reason in JSON
-		if x != nil {
-			x.Close()
-		}
-		if slices.Contains(noStreamStatus, status) {
-			return nil, fmt.Errorf("%w: the GET is answered with %d", errNoStream, status)
-		}
-		if err == nil {
-			err = fault.New(fault.Unavailable, "the GET is answered with %d", status)
-		}
-	}
-	if err != nil {
-		return nil, err
-	}
-	return f.start(x, nil), nil
 }

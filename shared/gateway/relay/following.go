@@ -37,9 +37,10 @@ type following struct {
 	first     *stream
 	listens   listens // see listens.go
 
-	wanted  atomic.Pointer[map[string][]string] // the subscriptions that were read last
-	changed atomic.Bool                         // a list has changed, and its hash is not stored yet
-	pings   chan struct{}                       // has an element for each ping of the backend that is being answered
+	wanted     atomic.Pointer[map[string][]string] // the subscriptions that were read last
+	changed    atomic.Bool                         // a list has changed, and its hash is not stored yet
+	pings      chan struct{}                       // has an element for each ping of the backend that is being answered
+	unanswered int                                 // failed checks in a row
 }
 
 func newFollowing(ctx context.Context, c *connection) *following {
@@ -75,35 +76,6 @@ func (f *following) request() upstream.Request {
 	return upstream.Request{Version: f.version, Session: f.session}
 }
 
-// openTime limits how long a backend may take to begin a stream.
-const openTime = time.Minute
-
-// open sends the request of a stream, which lives as long as the connection.
-func (f *following) open(send func(context.Context) (*upstream.Exchange, error)) (*upstream.Exchange, error) {
-	ctx, cancel := context.WithCancel(f.ctx)
-	late := time.AfterFunc(openTime, cancel)
-	x, err := send(ctx)
-	if !late.Stop() && err == nil {
-		x.Close()
-		return nil, fault.New(fault.Unavailable, "the backend did not begin its stream within %s", openTime)
-	}
-	if err != nil {
-		cancel()
-	}
-	return x, err
-}
-
-// statusOf returns the HTTP status of a response, or 0 without one.
-func statusOf(x *upstream.Exchange, err error) int {
-	if status, ok := errors.AsType[*upstream.StatusError](err); ok {
-		return status.Status
-	}
-	if x != nil {
-		return x.Status
-	}
-	return 0
-}
-
 // begin allows the reading goroutines to announce notifications. The relay also announces an update for each subscription that took
 // effect before, unless another relay has listened until now.
 func (f *following) begin(continued bool) {
@@ -136,16 +108,18 @@ const (
 	wantedEvery = time.Second
 	// checkEvery is how often the backend is pinged, because a proxy may keep the stream of a dead one open.
 	checkEvery = time.Minute
-	maxChecks  = 3 // the connection is closed after so many failed checks in a row
+	// maxChecks is the number of failed checks in a row after which the relay closes the connection.
+	maxChecks = 3
 )
 
-// run announces notifications and keeps the subscriptions in line with the interests, until the connection ends.
+// run is the main loop of an open connection, until one of its streams ends. The goroutines of the streams announce the backend's
+// notifications. Meanwhile run reads the clients' subscriptions, subscribes and unsubscribes at the backend accordingly, announces
+// changes that were held back, and checks that the backend is still alive.
 func (f *following) run(ctx context.Context) error {
 	tick, check, relist := time.NewTicker(wantedEvery), time.NewTicker(checkEvery), time.NewTicker(f.relay.relist())
 	defer tick.Stop()
 	defer check.Stop()
 	defer relist.Stop()
-	unanswered := 0
 	for {
 		f.pursue()
 		f.announceEffects()
@@ -161,7 +135,7 @@ func (f *following) run(ctx context.Context) error {
 			continue
 		case <-f.Changed():
 		case <-check.C:
-			f.check(&unanswered)
+			f.check()
 			continue
 		case <-relist.C:
 			if f.listens.incomplete {
@@ -180,7 +154,8 @@ func (f *following) run(ctx context.Context) error {
 	}
 }
 
-// settle makes the subscriptions before the lease is taken over, for a limited time.
+// settle subscribes at the backend before the relay takes the lease over, so that the change of relays causes no gap. It stops when all
+// subscriptions have taken effect or the time is up.
 func (f *following) settle(limit time.Duration) {
 	late := time.NewTimer(limit)
 	defer late.Stop()
@@ -226,7 +201,7 @@ func (f *following) runAsync(do func() func() error) {
 }
 
 // check asks the backend whether it is still alive. Every answer counts, except that the session is unknown.
-func (f *following) check(unanswered *int) {
+func (f *following) check() {
 	method, params := "ping", json.RawMessage(`{}`)
 	if f.version.Stateless() {
 		method, params = spec.MethodDiscover, f.Client().Meta(f.version)
@@ -238,10 +213,10 @@ func (f *following) check(unanswered *int) {
 			case errors.Is(err, upstream.ErrSession):
 				return err
 			case err == nil || upstream.Refused(err):
-				*unanswered = 0
+				f.unanswered = 0
 				return nil
 			}
-			if *unanswered++; *unanswered >= maxChecks {
+			if f.unanswered++; f.unanswered >= maxChecks {
 				return err
 			}
 			return nil
@@ -282,118 +257,6 @@ func (f *following) remember(ctx context.Context) {
 		f.changed.Store(true)
 		f.relay.log(f).WarnContext(ctx, "backend lists not compared", "error", err)
 	}
-}
-
-// stream is a response stream that a goroutine reads.
-type stream struct {
-	*upstream.Exchange
-	uris map[string]bool // the resources of a listen
-
-	mu      sync.Mutex
-	ended   bool            // by us
-	open    bool            // true for a GET from the start, and for a listen after its acknowledgment
-	opened  chan struct{}   // closed when the stream is open or has failed
-	honored json.RawMessage // the content of the acknowledgment, or nil
-	err     error           // why the stream ended before it was open
-}
-
-// end closes the stream deliberately, so that its end does not count as a failure.
-func (s *stream) end() {
-	s.mu.Lock()
-	s.ended = true
-	s.mu.Unlock()
-	s.Close()
-}
-
-// begin records that the stream is open.
-func (s *stream) begin(honored json.RawMessage) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.open && s.err == nil {
-		s.open, s.honored = true, honored
-		close(s.opened)
-	}
-}
-
-// start reads a stream in the background. A non-nil listen marks the stream of a listen, which is open when it is acknowledged.
-func (f *following) start(x *upstream.Exchange, listen map[string]bool) *stream {
-	s := &stream{Exchange: x, uris: listen, opened: make(chan struct{})}
-	if listen == nil {
-		s.begin(nil)
-	}
-	f.running.Go(func() {
-		err := f.read(s)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		switch {
-		case s.ended:
-		case s.open:
-			f.fail(err)
-		default:
-			s.err = err
-			close(s.opened)
-		}
-	})
-	return s
-}
-
-// maxPings limits how many pings of a backend are answered concurrently.
-const maxPings = 4
-
-// read announces the notifications of a stream until it ends.
-func (f *following) read(s *stream) error {
-	for {
-		m, err := s.Next(f.ctx)
-		if err != nil {
-			return err
-		}
-		if m.Response() {
-			if m.Error != nil {
-				return upstream.ErrAnswer
-			}
-			return errors.New("gateway: the backend ended its notifications")
-		}
-		if m.Method == spec.NoteAcknowledged {
-			s.begin(jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "notifications"))
-			continue
-		}
-		s.begin(nil) // without an acknowledgment, the first message opens the stream
-		select {
-		case <-f.begun:
-		case <-f.ctx.Done():
-			return f.ctx.Err()
-		}
-		switch {
-		case m.ID != nil && m.Method == "ping":
-			f.pong(m)
-		case m.ID != nil:
-			f.Client().Dropped(f.ctx, dropElicitation)
-		default:
-			if err := f.handle(f.ctx, m); err != nil {
-				return err
-			}
-		}
-	}
-}
-
-// pong answers a ping in the background, so that a slow answer does not delay notifications.
-func (f *following) pong(m upstream.Message) {
-	select {
-	case f.pings <- struct{}{}:
-	default:
-		f.Client().Dropped(f.ctx, dropPing)
-		return
-	}
-	f.running.Go(func() {
-		defer func() { <-f.pings }()
-		ctx, cancel := context.WithTimeout(f.ctx, f.Client().AskTimeout)
-		defer cancel()
-		r := f.request()
-		r.Body = jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`))
-		if err := f.Client().Send(ctx, r); err != nil {
-			f.relay.log(f).DebugContext(ctx, "ping of backend not answered", "error", err)
-		}
-	})
 }
 
 // Reasons why the relay does not announce a message of a backend; see [upstream.Client.Dropped].

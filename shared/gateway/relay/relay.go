@@ -4,7 +4,8 @@
 //	relay.go       the set of backends, with one follower for each
 //	lease.go       decides which of several relays follows a backend, and hands over to another one
 //	connection.go  the states of a connection
-//	following.go   an open connection: reads and announces notifications
+//	following.go   an open connection: announces notifications, and subscribes to what clients want
+//	stream.go      the streams of a connection, each read by a goroutine
 //	invocations.go a relay in a function with limited time
 //	interests.go   the subscriptions to resources in session-based revisions
 //	listens.go     the subscriptions to resources in 2026-07-28

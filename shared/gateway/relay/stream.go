@@ -1,0 +1,180 @@
+package relay
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+)
+
+// stream is a response stream that a goroutine reads.
+type stream struct {
+	*upstream.Exchange
+	uris map[string]bool // the resources of a listen
+
+	mu      sync.Mutex
+	ended   bool            // by us
+	open    bool            // true for a GET from the start, and for a listen after its acknowledgment
+	opened  chan struct{}   // closed when the stream is open or has failed
+	honored json.RawMessage // the content of the acknowledgment, or nil
+	err     error           // why the stream ended before it was open
+}
+
+// end closes the stream deliberately, so that its end does not count as a failure.
+func (s *stream) end() {
+	s.mu.Lock()
+	s.ended = true
+	s.mu.Unlock()
+	s.Close()
+}
+
+// begin records that the stream is open.
+func (s *stream) begin(honored json.RawMessage) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.open && s.err == nil {
+		s.open, s.honored = true, honored
+		close(s.opened)
+	}
+}
+
+// start reads a stream in the background. A non-nil listen marks the stream of a listen, which is open when it is acknowledged.
+func (f *following) start(x *upstream.Exchange, listen map[string]bool) *stream {
+	s := &stream{Exchange: x, uris: listen, opened: make(chan struct{})}
+	if listen == nil {
+		s.begin(nil)
+	}
+	f.running.Go(func() {
+		err := f.read(s)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		switch {
+		case s.ended:
+		case s.open:
+			f.fail(err)
+		default:
+			s.err = err
+			close(s.opened)
+		}
+	})
+	return s
+}
+
+// maxPings limits how many pings of a backend are answered concurrently.
+const maxPings = 4
+
+// read announces the notifications of a stream until it ends.
+func (f *following) read(s *stream) error {
+	for {
+		m, err := s.Next(f.ctx)
+		if err != nil {
+			return err
+		}
+		if m.Response() {
+			if m.Error != nil {
+				return upstream.ErrAnswer
+			}
+			return errors.New("gateway: the backend ended its notifications")
+		}
+		if m.Method == spec.NoteAcknowledged {
+			s.begin(jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "notifications"))
+			continue
+		}
+		s.begin(nil) // without an acknowledgment, the first message opens the stream
+		select {
+		case <-f.begun:
+		case <-f.ctx.Done():
+			return f.ctx.Err()
+		}
+		switch {
+		case m.ID != nil && m.Method == "ping":
+			f.pong(m)
+		case m.ID != nil:
+			f.Client().Dropped(f.ctx, dropElicitation)
+		default:
+			if err := f.handle(f.ctx, m); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// pong answers a ping in the background, so that a slow answer does not delay notifications.
+func (f *following) pong(m upstream.Message) {
+	select {
+	case f.pings <- struct{}{}:
+	default:
+		f.Client().Dropped(f.ctx, dropPing)
+		return
+	}
+	f.running.Go(func() {
+		defer func() { <-f.pings }()
+		ctx, cancel := context.WithTimeout(f.ctx, f.Client().AskTimeout)
+		defer cancel()
+		r := f.request()
+		r.Body = jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`))
+		if err := f.Client().Send(ctx, r); err != nil {
+			f.relay.log(f).DebugContext(ctx, "ping of backend not answered", "error", err)
+		}
+	})
+}
+
+// get opens the stream of a session.
+func (f *following) get() (*stream, error) {
+	x, err := f.open(func(ctx context.Context) (*upstream.Exchange, error) {
+		return f.Client().Get(ctx, f.request(), "")
+	})
+	if status := statusOf(x, err); status >= http.StatusBadRequest { // an exchange with an error status has the reason in JSON
+		if x != nil {
+			x.Close()
+		}
+		if slices.Contains(noStreamStatus, status) {
+			return nil, fmt.Errorf("%w: the GET is answered with %d", errNoStream, status)
+		}
+		if err == nil {
+			err = fault.New(fault.Unavailable, "the GET is answered with %d", status)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return f.start(x, nil), nil
+}
+
+// openTime limits how long a backend may take to begin a stream.
+const openTime = time.Minute
+
+// open sends the request of a stream, which lives as long as the connection.
+func (f *following) open(send func(context.Context) (*upstream.Exchange, error)) (*upstream.Exchange, error) {
+	ctx, cancel := context.WithCancel(f.ctx)
+	late := time.AfterFunc(openTime, cancel)
+	x, err := send(ctx)
+	if !late.Stop() && err == nil {
+		x.Close()
+		return nil, fault.New(fault.Unavailable, "the backend did not begin its stream within %s", openTime)
+	}
+	if err != nil {
+		cancel()
+	}
+	return x, err
+}
+
+// statusOf returns the HTTP status of a response, or 0 without one.
+func statusOf(x *upstream.Exchange, err error) int {
+	if status, ok := errors.AsType[*upstream.StatusError](err); ok {
+		return status.Status
+	}
+	if x != nil {
+		return x.Status
+	}
+	return 0
+}
