@@ -1,17 +1,27 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"io"
+	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/backends"
+	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/protocol/sse"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // Call sends the client's request to the backend that serves the name, and relays the backend's messages up to the
@@ -31,20 +41,7 @@ func (g *Gateway) Call(ctx context.Context, c api.Call) error {
 	if info == nil {
 		return err
 	}
-	x := &exchange{
-		gateway: g, call: c, entry: e, info: info, client: e.View.Backend().ClientFor(c.Token), sessions: g.sessions,
-		with: backendSession{Version: info.Version},
-	}
-	switch client, backend := c.Version.Stateless(), info.Version.Stateless(); {
-	case client && backend:
-		x.way = &statelessWay{x, g.states}
-	case client:
-		x.way = &roundsWay{x: x, states: g.states}
-	case backend:
-		x.way = &inputRoundsWay{x: x, elicitations: g.elicitations}
-	default:
-		x.way = &sessionWay{x: x, elicitations: g.elicitations}
-	}
+	x := newExchange(g, c, e, info)
 	if c.Version.Stateless() {
 		if err := x.checkParameters(); err != nil {
 			return err
@@ -53,8 +50,8 @@ func (g *Gateway) Call(ctx context.Context, c api.Call) error {
 	ctx, end := x.watch(ctx)
 	defer end()
 	err = x.way.make(ctx)
-	if err != nil && !x.responded && x.endCause() != nil {
-		return x.endCause()
+	if cause := x.endCause(ctx); err != nil && !x.responded && cause != nil {
+		return cause
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) && fault.Is(err, fault.Unavailable) {
 		public := fault.New(fault.Unavailable, "the call to backend %s timed out; it may still have taken effect", e.Backend)
@@ -79,6 +76,215 @@ type way interface {
 	respond(m upstream.Message) error
 }
 
+// exchange is one call, from its request to its end. Package translate knows the differences between revisions, and a [way]
+// applies them. The states of a call are:
+//
+//	          the stream ends: resumed
+//	              ┌───────┐
+//	              ▼       │
+//	──▶ begun ──▶ called ─┴──the response──▶ answered
+//	      │        │  ▲ │
+//	      │  asks  │  │ └──cancelled, failed, client gone, timeout──▶ ended: the backend is notified
+//	      │        ▼  │ the answer, or the backend withdraws its question
+//	      │       waiting ──the backend is removed──▶ ended
+//	      └──cancelled while the session begins──▶ ended: the backend is not called
+type exchange struct {
+	way     way
+	gateway *Gateway
+	call    api.Call
+	entry   backends.Entry       // the tool, prompt or resource
+	info    *backends.ServerInfo // about the backend
+	client  *upstream.Client
+	with    backendSession
+
+	id        json.RawMessage // the request's id at the backend
+	token     json.RawMessage // the progress token at the backend, if it differs from the client's
+	answered  bool            // the backend has responded
+	responded bool            // the client has its response
+	gone      bool            // the client has disconnected
+	questions questions       // the questions to the client
+
+	progress float64 // the greatest value so far
+	floor    float64 // the greatest value of earlier rounds
+	rounds   int     // completed rounds
+}
+
+// newExchange returns the exchange of a call, with the [way] for the revisions of the client and the backend.
+func newExchange(g *Gateway, c api.Call, e backends.Entry, info *backends.ServerInfo) *exchange {
+	x := &exchange{
+		gateway: g, call: c, entry: e, info: info, client: e.View.Backend().ClientFor(c.Token), with: backendSession{Version: info.Version},
+	}
+	switch client, backend := c.Version.Stateless(), info.Version.Stateless(); {
+	case client && backend:
+		x.way = &statelessWay{x}
+	case client:
+		x.way = &roundsWay{x: x}
+	case backend:
+		x.way = &inputRoundsWay{x: x}
+	default:
+		x.way = &sessionWay{x: x}
+	}
+	return x
+}
+
+// inSession calls a backend of a session-based revision. If the backend has forgotten the session, inSession retries once in a
+// new one. If the call ends without a response, inSession notifies the backend, unless the backend never received the request.
+func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error {
+	for again := false; ; again = true {
+		began := time.Now()
+		begun, err := x.begin(ctx)
+		if err != nil {
+			return err
+		}
+		if begun && x.call.Session != "" && x.hasMark(ctx, began) {
+			return fault.Wrap(fault.Conflict, errCancelled, "the call was cancelled")
+		}
+		if ctx.Err() != nil {
+			return x.callError(ctx.Err())
+		}
+		posted := time.Now()
+		answer, err := x.client.Post(ctx, upstream.Request{
+			Body: jsonrpc.AppendRequest(nil, x.id, x.call.Method, params), Version: x.with.Version, Session: x.with.ID,
+		})
+		if errors.Is(err, upstream.ErrSession) && !again {
+			if err := x.gateway.sessions.forget(ctx, x.call.Client, x.backend(), x.with); err != nil {
+				return err
+			}
+			continue
+		}
+		abandon := ctx.Err() != nil // the request may have been sent
+		if err != nil {
+			err = x.callError(err)
+			if abandon { // the client is gone, and the backend may not have seen the request
+				time.Sleep(time.Until(posted.Add(requestLead)))
+			}
+		} else {
+			err = x.relay(ctx, answer)
+			abandon = !x.responded && (err != nil || ctx.Err() != nil || x.gone)
+		}
+		if abandon && !x.answered {
+			x.gateway.abandon(x.client, x.with, x.id)
+		}
+		return err
+	}
+}
+
+// begin finds or begins the session for the call. It completes even if the client cancels, because an interrupted handshake
+// could leave an unused session at the backend.
+func (x *exchange) begin(ctx context.Context) (begun bool, err error) {
+	whole := context.WithoutCancel(ctx)
+	if ends, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		whole, cancel = context.WithDeadline(whole, ends)
+		defer cancel()
+	}
+	x.with, begun, err = x.gateway.sessions.getOrBegin(whole, x.call.Client, x.backend())
+	return begun, err
+}
+
+// withoutSession calls a backend of revision 2026-07-28.
+func (x *exchange) withoutSession(ctx context.Context, params json.RawMessage, header http.Header) error {
+	x.id = upstream.FreshID()
+	answer, err := x.client.Post(ctx, upstream.Request{
+		Body: jsonrpc.AppendRequest(nil, x.id, x.call.Method, params), Version: x.with.Version, Header: header,
+	})
+	if err != nil {
+		return x.callError(err)
+	}
+	return x.relay(ctx, answer)
+}
+
+const (
+	// maxFruitless limits how many times in a row a call is resumed without receiving an event.
+	maxFruitless = 10
+	// resumePause is the pause before resuming a call if the backend sent no retry field.
+	resumePause = time.Second
+)
+
+// relay forwards the backend's messages up to the response.
+func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
+	defer func() { answer.Close() }()
+	for fruitless := 0; ; {
+		m, err := answer.Next(ctx)
+		if err != nil && answer.EventID != "" && ctx.Err() == nil && !errors.Is(err, sse.ErrTooLarge) {
+			// The backend has closed the connection, but the call continues (2025-11-25, Resumability).
+			if fruitless++; answer.Events > 0 {
+				fruitless = 0
+			}
+			if fruitless >= maxFruitless {
+				return x.callError(err)
+			}
+			next, rerr := x.resume(ctx, answer)
+			if rerr != nil {
+				return x.callError(rerr)
+			}
+			answer.ContinueWith(next)
+			answer = next
+			continue
+		}
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				err = errors.New("gateway: the stream ended before the response")
+			}
+			return x.callError(err)
+		}
+		done, err := x.handle(ctx, m)
+		if done {
+			x.answered = true
+		}
+		if done && err == nil {
+			answer.Finish()
+		}
+		if done || err != nil {
+			return err
+		}
+	}
+}
+
+// resume reconnects to a call's stream after the pause that the backend asked for: "The client MUST respect the retry field"
+// (2025-11-25, Transports).
+func (x *exchange) resume(ctx context.Context, last *upstream.Exchange) (*upstream.Exchange, error) {
+	if err := periodic.Sleep(ctx, cmp.Or(last.Retry, resumePause)); err != nil {
+		return nil, err
+	}
+	answer, err := x.client.Get(ctx, upstream.Request{Version: x.with.Version, Session: x.with.ID}, last.EventID)
+	if err != nil {
+		return nil, err
+	}
+	if answer.Status >= http.StatusBadRequest { // the body explains it in JSON
+		answer.Close()
+		return nil, &upstream.StatusError{Status: answer.Status}
+	}
+	answer.EventID, answer.Retry = last.EventID, last.Retry
+	return answer, nil
+}
+
+// handle processes one message of the backend.
+func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, err error) {
+	switch {
+	case m.Response():
+		if !jsonrpc.SameID(m.ID, x.id) {
+			x.backend().CountDrop(ctx, dropOther)
+			return false, nil
+		}
+		m.Raw = jsonrpc.Replace(m.Raw, "id", x.call.ID)
+		return true, x.way.respond(m)
+	case m.Method == "ping" && m.ID != nil && !x.with.Version.Stateless():
+		return false, x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
+	case m.ID != nil:
+		return false, x.way.elicit(ctx, m)
+	case m.Method == spec.NoteCancelled && !x.with.Version.Stateless():
+		return false, x.way.withdraw(ctx, jsonrpc.Member(jsonrpc.Member(m.Raw, "params"), "requestId"), m)
+	case passThrough[m.Method]:
+		if m, ok := x.adaptNotification(m); ok {
+			return false, x.send(m.Raw, false)
+		}
+	default:
+		return false, x.dropMisplaced(ctx)
+	}
+	return false, nil
+}
+
 // requestID returns the id under which the backend gets the client's request. It is a hash of the client's session and
 // id, so that any instance can compute it again to cancel the request. It has 52 bits, so that it
 // survives backends that parse numbers as doubles.
@@ -86,3 +292,76 @@ func requestID(c api.Client, id json.RawMessage) json.RawMessage {
 	h := sha256.Sum256([]byte(c.Session + "\x00" + string(id)))
 	return strconv.AppendUint(nil, binary.BigEndian.Uint64(h[:8])>>12, 10)
 }
+
+// sessionWay implements [way] for a client and a backend that both have sessions.
+type sessionWay struct {
+	x     *exchange
+	asked []question // all questions to the client in this call
+}
+
+// question is a backend's request to the client. It has one id at the backend and another one at the client.
+type question struct{ theirs, ours json.RawMessage }
+
+func (w *sessionWay) make(ctx context.Context) error {
+	defer func() {
+		var kept []store.Key
+		for _, q := range w.asked {
+			kept = append(kept, q.key())
+		}
+		w.x.gateway.elicitations.cleanUp(kept, nil)
+	}()
+	w.x.id = requestID(w.x.call.Client, w.x.call.ID)
+	return w.x.inSession(ctx, w.x.params())
+}
+
+// maxAsked limits how often a backend may ask a client with a session in one call, because each question is an item in the store.
+const maxAsked = 1000
+
+func (w *sessionWay) elicit(ctx context.Context, m upstream.Message) error {
+	x := w.x
+	switch {
+	case translate.Lacking(x.call.Capabilities, m.Method, jsonrpc.Member(m.Raw, "params")) != "":
+		return x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client does not support "+m.Method)
+	case x.call.ResponseOnly:
+		return x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client does not accept an event stream, so it cannot answer "+m.Method)
+	case len(w.asked) >= maxAsked:
+		return x.refuse(ctx, m, jsonrpc.InvalidRequest, "a call can ask the client at most "+strconv.Itoa(maxAsked)+" times")
+	}
+	params := jsonrpc.Member(m.Raw, "params")
+	meta := jsonrpc.Member(params, "_meta")
+	token := jsonrpc.Member(meta, "progressToken")
+	id, err := w.x.gateway.elicitations.ask(ctx, x.call.Client, x.backend(), x.with, m.ID, token)
+	if err != nil {
+		return err
+	}
+	q := question{m.ID, jsonrpc.Quote(id)}
+	w.asked = append(w.asked, q)
+	x.questions.add(q.key())
+	if token != nil {
+		// Tokens of two backends may be equal, and a progress notification names no request. So the client gets our unique id
+		// as the token.
+		meta = jsonrpc.Replace(meta, "progressToken", q.ours)
+		m.Raw = jsonrpc.Replace(m.Raw, "params", jsonrpc.Replace(params, "_meta", meta))
+	}
+	return x.send(jsonrpc.Replace(m.Raw, "id", q.ours), false)
+}
+
+func (q question) key() store.Key {
+	id, _ := jsonrpc.String(q.ours)
+	return elicitationKey(id)
+}
+
+// withdraw tells the client, under the id that the client knows, that the backend has cancelled its request. If the client
+// still answers, the answer counts as one to an unknown request.
+func (w *sessionWay) withdraw(ctx context.Context, id json.RawMessage, m upstream.Message) error {
+	for _, q := range w.asked {
+		if jsonrpc.SameID(q.theirs, id) {
+			w.x.gateway.elicitations.drop(ctx, []store.Key{q.key()})
+			params := jsonrpc.Replace(jsonrpc.Member(m.Raw, "params"), "requestId", q.ours)
+			return w.x.send(jsonrpc.Replace(m.Raw, "params", params), false)
+		}
+	}
+	return w.x.dropMisplaced(ctx)
+}
+
+func (w *sessionWay) respond(m upstream.Message) error { return w.x.send(m.Raw, true) }

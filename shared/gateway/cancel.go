@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -103,7 +104,6 @@ func (r *runningCalls) cancel(key store.Key) {
 // the client. end stops the watch and waits until it has stopped.
 func (x *exchange) watch(ctx context.Context) (watched context.Context, end func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	x.watched = ctx
 	if x.call.Session == "" {
 		return ctx, func() { cancel(nil) }
 	}
@@ -121,7 +121,7 @@ func (x *exchange) watch(ctx context.Context) (watched context.Context, end func
 				return
 			}
 			removed := x.gateway.FindByServer(ctx, x.call.Principal, x.backend().ServerID()) == nil
-			if removed && ctx.Err() == nil && x.asked.open(ctx, x.gateway.options.DB) {
+			if removed && ctx.Err() == nil && x.questions.anyOpen(ctx, x.gateway.options.DB) {
 				cancel(errRemoved)
 				return
 			}
@@ -144,9 +144,9 @@ func (x *exchange) hasMark(ctx context.Context, began time.Time) bool {
 	return err != nil || !time.UnixMilli(at).Before(began.Add(-markSkew))
 }
 
-// endCause returns why the call was ended from outside, or nil.
-func (x *exchange) endCause() error {
-	switch cause := context.Cause(x.watched); {
+// endCause returns why the watched context of the call was ended from outside, or nil.
+func (x *exchange) endCause(watched context.Context) error {
+	switch cause := context.Cause(watched); {
 	case errors.Is(cause, errCancelled):
 		return fault.Wrap(fault.Conflict, errCancelled, "the call was cancelled")
 	case errors.Is(cause, errRemoved):
@@ -166,4 +166,28 @@ func (g *Gateway) abandon(c *upstream.Client, s backendSession, id json.RawMessa
 	if err != nil {
 		g.options.Log.WarnContext(ctx, "cancellation not sent to backend", "backend", c.Observer.Name, "error", err)
 	}
+}
+
+// questions collects the store keys of the questions of one call.
+type questions struct {
+	mu   sync.Mutex
+	keys []store.Key
+}
+
+func (q *questions) add(key store.Key) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.keys = append(q.keys, key)
+}
+
+// anyOpen reports whether the client still has to answer one of the most recent questions.
+func (q *questions) anyOpen(ctx context.Context, db store.DB) bool {
+	q.mu.Lock()
+	last := slices.Clone(q.keys[max(0, len(q.keys)-store.MaxGet):])
+	q.mu.Unlock()
+	if len(last) == 0 {
+		return false
+	}
+	items, err := db.Get(ctx, last...)
+	return err == nil && slices.ContainsFunc(items, func(it *store.Item) bool { return it != nil })
 }

@@ -39,16 +39,15 @@ const longestLater = 5 * time.Second
 
 // inputRoundsWay implements [way] for a client with a session and a backend of 2026-07-28.
 type inputRoundsWay struct {
-	x            *exchange
-	elicitations *elicitations
-	kept         []store.Key     // the items in the store for this call's questions and answers
-	input        json.RawMessage // the backend's current input_required result
-	inputs       []*input        // the questions of all rounds
-	later        time.Duration   // the last pause before a round without a question
+	x      *exchange
+	kept   []store.Key     // the items in the store for this call's questions and answers
+	input  json.RawMessage // the backend's current input_required result
+	inputs []*input        // the questions of all rounds
+	later  time.Duration   // the last pause before a round without a question
 }
 
 func (w *inputRoundsWay) make(ctx context.Context) error {
-	defer func() { w.elicitations.cleanUp(w.kept, w.inputs) }()
+	defer func() { w.x.gateway.elicitations.cleanUp(w.kept, w.inputs) }()
 	params := w.params()
 	header, err := w.header()
 	if err != nil {
@@ -141,7 +140,7 @@ func (w *inputRoundsWay) askClient(ctx context.Context, requests json.RawMessage
 		}
 		inputs = append(inputs, in)
 		var err error
-		if in.id, err = w.elicitations.ask(ctx, w.x.call.Client, w.x.backend(), w.x.with, nil, nil); err != nil {
+		if in.id, err = w.x.gateway.elicitations.ask(ctx, w.x.call.Client, w.x.backend(), w.x.with, nil, nil); err != nil {
 			return nil, err
 		}
 		w.kept = append(w.kept, elicitationKey(in.id))
@@ -160,7 +159,7 @@ func (w *inputRoundsWay) askClient(ctx context.Context, requests json.RawMessage
 	}
 	w.later = 0
 	for _, in := range inputs {
-		w.x.asked.add(elicitationKey(in.id))
+		w.x.questions.add(elicitationKey(in.id))
 	}
 	if err := w.await(ctx, inputs); err != nil {
 		return nil, err
@@ -168,8 +167,8 @@ func (w *inputRoundsWay) askClient(ctx context.Context, requests json.RawMessage
 	return w.buildResponses(inputs)
 }
 
-// sessionRequest builds the request to a client with a session. In these revisions a request has an id, and an elicitation by
-// URL also needs an elicitationId.
+// sessionRequest turns an entry of inputRequests into a request for a client with a session. Entries have no id. The client's revision
+// needs one and, if the user has to visit a URL, also an elicitationId. Both are the id under which the answer will arrive.
 func sessionRequest(in *input, params json.RawMessage) json.RawMessage {
 	if mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode")); mode == "url" && jsonrpc.Member(params, "elicitationId") == nil {
 		params = jsonrpc.Insert(params, "elicitationId", jsonrpc.Quote(in.id))
@@ -193,7 +192,7 @@ func (w *inputRoundsWay) await(ctx context.Context, inputs []*input) error {
 		if len(open) == 0 {
 			return nil
 		}
-		items, err := w.elicitations.db.Get(ctx, keys...)
+		items, err := w.x.gateway.elicitations.db.Get(ctx, keys...)
 		if err != nil {
 			if fault.Is(err, fault.Unavailable) && ctx.Err() == nil {
 				continue
@@ -205,7 +204,7 @@ func (w *inputRoundsWay) await(ctx context.Context, inputs []*input) error {
 				return w.x.callError(errors.New("gateway: the client did not answer in time"))
 			}
 			var at []store.Key
-			if open[i].answer, at, err = w.elicitations.readAnswer(ctx, open[i].id, it); err != nil {
+			if open[i].answer, at, err = w.x.gateway.elicitations.readAnswer(ctx, open[i].id, it); err != nil {
 				return err
 			}
 			w.kept = append(w.kept, at...)

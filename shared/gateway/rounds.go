@@ -64,7 +64,6 @@ const needsURLMethod = "error/-32042"
 // roundsWay implements [way] for a client of 2026-07-28 and a backend with sessions.
 type roundsWay struct {
 	x       *exchange
-	states  *states
 	stop    context.CancelFunc // ends the exchange with the backend
 	rounds  rounds             // questions and answers of earlier rounds
 	pending []upstream.Message // questions for the next round
@@ -106,7 +105,7 @@ func (w *roundsWay) loadRounds() error {
 		return nil // without a requestState there are no questions that inputResponses could answer
 	}
 	sealed, _ := jsonrpc.String(raw)
-	state, err := w.states.open(sealed, w.stateBinding(), time.Now())
+	state, err := w.x.gateway.states.open(sealed, w.stateBinding(), time.Now())
 	if err != nil {
 		return err
 	}
@@ -186,7 +185,7 @@ func (w *roundsWay) sendRequired(requests json.RawMessage) error {
 		return fault.Wrap(fault.Internal, err, "encode a requestState")
 	}
 	b := append([]byte(`{"resultType":"input_required","inputRequests":`), requests...)
-	b = append(append(b, `,"requestState":`...), jsonrpc.Quote(w.states.seal(state, w.stateBinding(), time.Now()))...)
+	b = append(append(b, `,"requestState":`...), jsonrpc.Quote(w.x.gateway.states.seal(state, w.stateBinding(), time.Now()))...)
 	return w.x.send(jsonrpc.AppendResult(nil, w.x.call.ID, append(b, '}')), true)
 }
 

@@ -50,7 +50,7 @@ func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const clients = 3 * maxOfPrincipal
+	const clients = 3 * maxUnused
 	for i := 1; i < clients; i++ {
 		if i == 5 { // its use is recorded
 			if again := by(1, declaring(ann, 0)); again != first {
@@ -63,12 +63,12 @@ func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
 		s.mu.Lock()
 		n := len(s.sessions) - len(gateways) - len(others) // without the gateways' own
 		s.mu.Unlock()
-		if n > maxOfPrincipal {
+		if n > maxUnused {
 			t.Fatalf("after client %d there are %d sessions", i, n)
 		}
 	}
 	page, err := db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: listKey(declaring(ann, 0), b).Partition, Limit: 1000})
-	if err != nil || len(page.Items) != maxOfPrincipal {
+	if err != nil || len(page.Items) != maxUnused {
 		t.Errorf("%d are listed, %v", len(page.Items), err)
 	}
 	for name, c := range others {

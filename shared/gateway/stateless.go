@@ -17,8 +17,7 @@ import (
 // statelessWay implements [way] for a client and a backend that are both of revision 2026-07-28. It seals the backend's
 // requestState on the way to the client, and opens it when the client returns it.
 type statelessWay struct {
-	x      *exchange
-	states *states
+	x *exchange
 }
 
 func (w *statelessWay) make(ctx context.Context) error {
@@ -30,7 +29,7 @@ func (w *statelessWay) make(ctx context.Context) error {
 	}
 	if raw := jsonrpc.Member(params, "requestState"); raw != nil {
 		sealed, _ := jsonrpc.String(raw)
-		state, err := w.states.open(sealed, w.x.stateBinding(), time.Now())
+		state, err := w.x.gateway.states.open(sealed, w.x.stateBinding(), time.Now())
 		if err != nil {
 			return err
 		}
@@ -56,7 +55,7 @@ func (w *statelessWay) respond(m upstream.Message) error {
 		if !ok {
 			return w.x.callError(errors.New("gateway: the requestState is not a string"))
 		}
-		m.Result = jsonrpc.Replace(m.Result, "requestState", jsonrpc.Quote(w.states.seal([]byte(text), w.x.stateBinding(), time.Now())))
+		m.Result = jsonrpc.Replace(m.Result, "requestState", jsonrpc.Quote(w.x.gateway.states.seal([]byte(text), w.x.stateBinding(), time.Now())))
 	}
 	response, code := w.x.translateResponse(m)
 	w.x.recheckVersion(code)

@@ -7,39 +7,41 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 )
 
-// Gateway reaches the backends; that of shared/gateway does.
+// Gateway gives clients access to the backends. Package gateway implements it.
 type Gateway interface {
-	// Any reports whether there are backends at all, which may change at any time.
+	// Any reports whether there are backends. The answer may change at any time.
 	Any(ctx context.Context) bool
-
-	// What backends have and serve.
-
+	// Backends returns the names of the backends that the principal may use.
+	Backends(ctx context.Context, p auth.Principal) []string
+	// Capabilities returns the union of the capabilities of the client's backends.
 	Capabilities(ctx context.Context, c Client) Capabilities
+	// List returns the combined list of the client's backends.
 	List(ctx context.Context, c Client, kind Kind) *List
+	// Has reports whether one of the client's backends has the tool, prompt, resource or template.
 	Has(ctx context.Context, c Client, kind Kind, name string) bool
 
-	// What a client sends: requests, and within its session answers and notifications.
-
+	// Call sends a request to the backend that serves the name. If Call returns an error, the client has no response yet.
 	Call(ctx context.Context, c Call) error
+	// Answer sends the client's answer to the backend that asked under the id.
 	Answer(ctx context.Context, c Client, id string, body json.RawMessage) error
+	// Progress, Cancel and Notify forward notifications of the client's session to the backends that they concern.
 	Progress(ctx context.Context, c Client, body json.RawMessage) error
 	Cancel(ctx context.Context, c Client, body json.RawMessage) error
 	Notify(ctx context.Context, c Client, body json.RawMessage) error
+	// SetLevel sets the client's log level at the backends with which it has a session.
 	SetLevel(ctx context.Context, c Client) error
+	// End ends the client's sessions with backends.
 	End(ctx context.Context, c Client) error
 
-	// Resources that are followed for clients.
-
-	// Backends names those that a principal may use, Subscribable the one that serves a URI
-	// and notifies of its changes.
-	Backends(ctx context.Context, p auth.Principal) []string
+	// Subscribable returns the backend that serves a resource and notifies of its changes, if there is one.
 	Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool)
+	// Subscribe records or extends a subscription, and Unsubscribe removes it.
 	Subscribe(ctx context.Context, s Subscription) error
 	Unsubscribe(ctx context.Context, s Subscription) error
 }
 
-// None stands for the one of [Options] where there is none: an endpoint without backends is what it is without a
-// gateway.
+// None is the [Gateway] of an endpoint that has no gateway. It has only Any, which reports that there are no backends. Callers must
+// ask that, or compare the gateway with None, before they use another method, because the others panic.
 type None struct{ Gateway }
 
 func (None) Any(context.Context) bool { return false }

@@ -1,0 +1,189 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/backends"
+	"github.com/mcp-events/mcpevents/shared/gateway/translate"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+)
+
+// params returns the params of the call with the name that the backend uses.
+func (x *exchange) params() json.RawMessage {
+	own := jsonrpc.Quote(x.entry.Own)
+	if x.call.Member == "ref" {
+		own = jsonrpc.Replace(jsonrpc.Member(x.call.Params, "ref"), "name", own)
+	}
+	return jsonrpc.Replace(x.call.Params, x.call.Member, own)
+}
+
+// parameters returns the tool's arguments that headers must repeat.
+func (x *exchange) parameters() ([]translate.Parameter, error) {
+	if x.call.Method != spec.MethodToolsCall {
+		return nil, nil
+	}
+	return translate.Parameters(x.entry.JSON)
+}
+
+// checkParameters checks that the headers of a client's request repeat its arguments.
+func (x *exchange) checkParameters() error {
+	list, err := x.parameters()
+	if err != nil {
+		return nil // no client may use such a tool, and the backend decides
+	}
+	arguments := jsonrpc.Member(x.call.Params, "arguments")
+	for _, p := range list {
+		want, expected := p.Text(arguments)
+		values := x.call.Header[p.Header]
+		if !expected && len(values) == 0 {
+			continue
+		}
+		if !expected || len(values) != 1 || !p.Equal(values[0], want) {
+			return &jsonrpc.Error{Code: spec.CodeHeaderMismatch, Message: "Header mismatch: " + p.Header + " does not repeat its argument"}
+		}
+	}
+	return nil
+}
+
+// addParameters adds the headers that repeat arguments.
+func (x *exchange) addParameters(h http.Header) error {
+	list, err := x.parameters()
+	if err != nil {
+		return err
+	}
+	arguments := jsonrpc.Member(x.call.Params, "arguments")
+	for _, p := range list {
+		if text, ok := p.Text(arguments); ok {
+			h[p.Header] = []string{spec.EncodeHeader(text)}
+		}
+	}
+	return nil
+}
+
+// Reasons for dropping a message within a call; see [backends.Backend.CountDrop].
+const (
+	dropOther      = "it answers another request"
+	dropProgress   = "it is the progress of another request"
+	dropOutOfPlace = "its method does not belong into a call"
+)
+
+// passThrough has the notifications that a backend may send within a call.
+var passThrough = map[string]bool{
+	spec.NoteProgress: true, spec.NoteMessage: true, spec.NoteElicited: true,
+	spec.NoteTaskStatus: true,
+}
+
+// adaptNotification returns a notification in the form that the client expects. It reports false if the client did not ask
+// for it or if the client's revision does not have it.
+func (x *exchange) adaptNotification(m upstream.Message) (upstream.Message, bool) {
+	params := jsonrpc.Member(m.Raw, "params")
+	switch {
+	case m.Method == spec.NoteProgress:
+		return x.adaptProgress(m, params)
+	case !x.call.Version.Stateless():
+		return m, true
+	case m.Method == spec.NoteMessage:
+		level, _ := jsonrpc.String(jsonrpc.Member(params, "level"))
+		return m, x.call.Level != "" && spec.SevereAs(level, x.call.Level)
+	}
+	return m, x.with.Version.Stateless()
+}
+
+// adaptProgress replaces the token of a progress notification by the client's, byte for byte. It drops a
+// notification with an unknown token, because it does not belong to this call.
+func (x *exchange) adaptProgress(m upstream.Message, params json.RawMessage) (upstream.Message, bool) {
+	own := jsonrpc.Member(jsonrpc.Member(x.call.Params, "_meta"), "progressToken")
+	sent := own
+	if x.token != nil {
+		sent = x.token
+	}
+	got := jsonrpc.Member(params, "progressToken")
+	if own == nil || !jsonrpc.SameID(got, sent) {
+		x.backend().CountDrop(context.Background(), dropProgress)
+		return m, false
+	}
+	value, err := strconv.ParseFloat(string(jsonrpc.Member(params, "progress")), 64)
+	if err == nil && x.rounds > 0 && value <= x.floor {
+		return m, false // "MUST increase with each notification", but a repeated call starts from the beginning
+	}
+	x.progress = max(x.progress, value)
+	if string(got) != string(own) {
+		m.Raw = jsonrpc.Replace(m.Raw, "params", jsonrpc.Replace(params, "progressToken", own))
+	}
+	return m, true
+}
+
+// dropMisplaced drops a message that is not allowed within a call: a notification that is not in passThrough, or any request
+// from a backend of 2026-07-28, where servers send no requests.
+func (x *exchange) dropMisplaced(ctx context.Context) error {
+	x.backend().CountDrop(ctx, dropOutOfPlace)
+	return nil
+}
+
+// translateResponse returns the response in the form of the client's revision. For an error it also returns the original code.
+func (x *exchange) translateResponse(m upstream.Message) (response json.RawMessage, code int) {
+	between := translate.Way{Client: x.call.Version, Backend: x.with.Version}
+	if m.Result == nil {
+		return between.Error(x.call.Method, m.Raw)
+	}
+	return jsonrpc.Replace(m.Raw, "result", between.Result(x.call.Method, m.Result)), 0
+}
+
+// recheckVersion makes the next call ask for the backend's version and lists again if the error code suggests that they
+// changed, for example because the server was rolled back.
+func (x *exchange) recheckVersion(code int) {
+	if code == spec.CodeHeaderMismatch || code == spec.CodeUnsupportedVersion {
+		x.entry.View.Outdate()
+		x.entry.View.Forget(x.info)
+	}
+}
+
+// send hands a message to the client.
+func (x *exchange) send(message json.RawMessage, response bool) error {
+	err := x.call.Send(message, response)
+	x.responded = x.responded || response
+	x.gone = x.gone || err != nil
+	return err
+}
+
+// refuse answers a backend's request with an error.
+func (x *exchange) refuse(ctx context.Context, m upstream.Message, code int, why string) error {
+	return x.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{Code: code, Message: why}))
+}
+
+// reply answers a backend's request on behalf of the client.
+func (x *exchange) reply(ctx context.Context, body []byte) error {
+	if err := x.client.Send(ctx, upstream.Request{Body: body, Version: x.with.Version, Session: x.with.ID}); err != nil {
+		return x.callError(err)
+	}
+	return nil
+}
+
+func (x *exchange) backend() *backends.Backend { return x.entry.View.Backend() }
+
+// stateBinding returns the data to which a requestState is bound: the principal, the method, the name, and all params except
+// those that change between rounds.
+func (x *exchange) stateBinding() []byte {
+	digest := translate.Digest(jsonrpc.Without(x.call.Params, func(name string) bool {
+		return name == "_meta" || name == "inputResponses" || name == "requestState"
+	}))
+	return bindState(x.call.Principal, x.call.Method, x.entry.Backend, x.entry.Own, digest)
+}
+
+// callError hides the cause of a failed call from the client, and warns it that the call may have had an effect. The cause is
+// for the log.
+func (x *exchange) callError(err error) error {
+	public := fault.New(fault.Unavailable, "backend %s failed; the call may still have taken effect", x.entry.Backend)
+	if x.call.Kind.Prefixed() { // a URI may contain data that must not be logged
+		err = fmt.Errorf("%s %s: %w", x.call.Method, x.entry.Own, err)
+	}
+	return errors.Join(public, err)
+}
