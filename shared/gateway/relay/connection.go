@@ -125,7 +125,7 @@ func (c *connection) connect(ctx context.Context) (state, error) {
 	err := c.stream.connect()
 	if errors.Is(err, errNoStream) {
 		if !c.reported {
-			c.relay.log(c.backend).InfoContext(ctx, "backend has no notification stream, its lists are compared", "error", err)
+			c.relay.log(c.backend).InfoContext(ctx, "backend has no stream", "error", err)
 		}
 		c.reported = true
 		c.hangUp()

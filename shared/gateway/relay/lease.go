@@ -187,11 +187,11 @@ func (l *lease) renew() {
 			case l.ctx.Err() != nil: // giveBack follows
 			case errors.Is(err, store.ErrConflict):
 				if !l.ending() {
-					log.WarnContext(l.ctx, "lease lost: another relay has it", "error", err)
+					log.WarnContext(l.ctx, "lease lost", "reason", "another relay has it", "error", err)
 				}
 				return
 			case !time.Now().Before(l.stops):
-				log.WarnContext(l.ctx, "lease lost: it was not renewed in time", "error", err)
+				log.WarnContext(l.ctx, "lease lost", "reason", "not renewed in time", "error", err)
 				return
 			default:
 				log.WarnContext(l.ctx, "lease renewal failed", "error", err)

@@ -14,7 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
-// faulty is a store whose writes of leases go wrong while a test wants it.
+// faulty is a store whose writes of leases fail while a test demands it.
 type faulty struct {
 	store.DB
 	mu     sync.Mutex
@@ -50,13 +50,12 @@ func (f *faulty) set(fault func(n int, write func() error) error) {
 	f.fault, f.writes = fault, 0
 }
 
-// named is a backend of which only the name matters.
+// named is a backend with only a name.
 type named struct{ Backend }
 
 func (named) Place() api.Place { return api.Place{Workspace: "default", Backend: "b"} }
 
-// GWN-03: a lease is kept over renewals that fail for a shorter time than it lasts. One that cannot be renewed is
-// given up before others can see it expire.
+// GWN-03: a lease survives failed renewals while it lasts. A holder that cannot renew it stops before the lease expires for others.
 func TestRenewalsAreTriedAgain(t *testing.T) {
 	for name, tc := range map[string]struct {
 		fault    func(n int, write func() error) error
@@ -127,7 +126,7 @@ func TestRenewalsAreTriedAgain(t *testing.T) {
 	}
 }
 
-// TestSpread draws each pause of a backend that stays away, for a thousand relays.
+// TestSpread draws the pauses of a thousand relays whose backend cannot be reached.
 func TestSpread(t *testing.T) {
 	t.Run("GWN-07 the jitter of reconnecting, from 1 s to 60 s", func(t *testing.T) {
 		least, most := new(Relay).pauses()

@@ -41,7 +41,7 @@ type listens struct {
 
 // listen asks for updates of the given resources and, if lists is set, for changes of all lists that the backend supports. It returns
 // when the backend has acknowledged the request. "The server MUST send notifications/subscriptions/acknowledged as the first message"
-// (2026-07-28, Subscriptions). If the backend neither acknowledges nor refuses within a while, the stream counts as open.
+// (2026-07-28, Subscriptions). If the backend does not answer for a while, the stream counts as open.
 func (f *following) listen(lists bool, uris map[string]bool) (*stream, error) {
 	c := f.Client()
 	filter := map[string]any{
@@ -112,7 +112,7 @@ func (f *following) listenFirst() error {
 	} {
 		if offered && s.honored != nil && string(jsonrpc.Member(s.honored, name)) != "true" {
 			f.listens.incomplete = true
-			f.relay.log(f).WarnContext(f.ctx, "backend does not notify of a list, its lists are compared", "filter", name)
+			f.relay.log(f).WarnContext(f.ctx, "backend notifications incomplete", "filter", name)
 		}
 	}
 	return nil
@@ -236,7 +236,7 @@ func (f *following) pursueListens() {
 	})
 }
 
-// filterWanted returns those of the resources that clients still want.
+// filterWanted returns the resources that clients still want.
 func (f *following) filterWanted(uris map[string]bool) map[string]bool {
 	out := map[string]bool{}
 	for uri := range uris {

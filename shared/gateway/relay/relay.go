@@ -56,15 +56,13 @@ type Backend interface {
 	SetNoStream(ctx context.Context, until time.Time) error
 }
 
-// Announcer appends a notice to a backend's topic in the log.
-type Announcer func(ctx context.Context, workspace, backend string, notice json.RawMessage) error
-
 // Relay keeps one notification stream per backend open in the whole deployment, and writes the notifications to the log. A lease in
 // the store decides which relay holds a backend's stream.
 type Relay struct {
 	// Backends returns the backends to follow. It returns the same value for a backend until its configuration changes.
 	Backends func(ctx context.Context) []Backend
-	Announce Announcer
+	// Announce appends a notice to a backend's topic in the log.
+	Announce func(ctx context.Context, workspace, backend string, notice json.RawMessage) error
 	// DB holds the leases, and hashes of the lists.
 	DB  store.DB
 	Log *slog.Logger
@@ -185,7 +183,7 @@ func spread(wait, most time.Duration) time.Duration {
 	return least + mathrand.N(least)
 }
 
-// compare fetches the lists and announces those that differ from the last comparison of any relay. With notify unset, it only stores the
+// compare fetches the lists and announces lists that differ from the last comparison of any relay. With notify unset, it only stores the
 // new hashes, because the changes have already been announced.
 func (r *Relay) compare(ctx context.Context, b Backend, notify bool) error {
 	b.Outdate()
