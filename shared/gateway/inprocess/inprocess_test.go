@@ -56,7 +56,7 @@ func TestAHandlerThatWritesNothingAnswersWith200(t *testing.T) {
 	}
 }
 
-// Whether the handler has ended when its caller looks for the answer is chance.
+// The handler may or may not have ended when its caller reads the answer, so the test repeats the request.
 func TestAHandlerMayEndBeforeItsAnswerIsLookedFor(t *testing.T) {
 	for range 2000 {
 		resp, err := get(t.Context(), func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusAccepted) })
@@ -91,7 +91,7 @@ func TestAHeaderComesWithAFlushAndLinesOneByOne(t *testing.T) {
 	}
 }
 
-// A handler does not run ahead of its reader: nothing is kept between them.
+// A handler cannot run ahead of its reader, because the transport has no buffer.
 func TestAHandlerWaitsForItsReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		written := 0
@@ -108,7 +108,7 @@ func TestAHandlerWaitsForItsReader(t *testing.T) {
 		}
 		synctest.Wait()
 		if written != 0 {
-			t.Errorf("%d pieces were written that were not read", written)
+			t.Errorf("the handler wrote %d pieces ahead of its reader", written)
 		}
 		resp.Body.Close()
 		synctest.Wait()
@@ -193,7 +193,7 @@ func TestWaitIsForHandlers(t *testing.T) {
 			t.Fatal("it answered")
 		}
 		if err := tr.Wait(ctx); err == nil {
-			t.Error("a handler runs, and Wait says none does")
+			t.Error("Wait returned while a handler was running")
 		}
 		close(release)
 		if err := tr.Wait(t.Context()); err != nil {

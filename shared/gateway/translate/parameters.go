@@ -108,7 +108,7 @@ func (p Parameter) Text(arguments json.RawMessage) (string, bool) {
 	return n.String(), true
 }
 
-// maxSafe is the largest integer in a header. 2026-07-28 limits integers to those that are exact in JavaScript.
+// maxSafe is the largest integer in a header. 2026-07-28 limits integers to the ones that JavaScript represents exactly.
 const maxSafe = 1<<53 - 1
 
 // integer parses an integer in any notation, for example 1e3.

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// GWN-17: annotations count where 2026-07-28 lets them be, and make the tool unusable anywhere else.
+// GWN-17: an annotation counts where 2026-07-28 allows it. Anywhere else it makes the tool unusable.
 func TestParameterAnnotations(t *testing.T) {
 	const name = `"x-mcp-header":"Name"`
 	for _, tt := range []struct{ schema, want string }{
@@ -34,7 +34,7 @@ func TestParameterAnnotations(t *testing.T) {
 	}
 }
 
-// GWN-17: integers of headers, in the range that 2026-07-28 allows.
+// GWN-17: headers have integers in the range that 2026-07-28 allows.
 func TestIntegersOfHeaders(t *testing.T) {
 	for text, want := range map[string]string{
 		"42": "42", "-7": "-7", "42.0": "42", "4.2e1": "42", "0": "0", "9007199254740991": "9007199254740991",

@@ -9,7 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// kind names a way by what is translated on it.
+// kind returns a name for the pair of revisions, e.g. for the name of a test.
 func (w Way) kind() string {
 	name := func(v spec.Version) string {
 		if v == spec.V20260728 {
@@ -31,7 +31,7 @@ func everyWay(t *testing.T, check func(t *testing.T, w Way)) {
 	}
 }
 
-// GWN-17: every pair of revisions has the error codes that the client's revision defines.
+// GWN-17: for every pair of revisions, the client gets error codes that its revision defines.
 func TestErrorCodes(t *testing.T) {
 	const uri = `{"uri":"file:///x"}`
 	for _, tt := range []struct {
@@ -73,7 +73,7 @@ func TestErrorCodes(t *testing.T) {
 	}
 }
 
-// GWN-17: every pair of revisions has results with the members that the client's revision demands, and no others.
+// GWN-17: for every pair of revisions, the client gets results with exactly the members that its revision demands.
 func TestResultsHaveWhatTheClientsRevisionHas(t *testing.T) {
 	for _, tt := range []struct {
 		name, method, in string
@@ -124,7 +124,7 @@ func TestResultsHaveWhatTheClientsRevisionHas(t *testing.T) {
 	}
 }
 
-// GWN-17: params of 2026-07-28 lose what only that revision has, and get back what it demands.
+// GWN-17: params for a session-based backend lose the members of 2026-07-28, and params for a stateless backend get them.
 func TestParamsHaveWhatTheBackendsRevisionHas(t *testing.T) {
 	const (
 		plain   = `{"name":"t","_meta":{"progressToken":1,"mine":true},"arguments":{"n":1e2}}`
@@ -151,7 +151,7 @@ func TestParamsHaveWhatTheBackendsRevisionHas(t *testing.T) {
 	}
 }
 
-// GWN-17: up to 2025-11-25 a tool's output is an object.
+// GWN-17: up to 2025-11-25 the output of a tool must be an object.
 func TestOutputsAreObjectsUpTo2025(t *testing.T) {
 	for _, tt := range []struct{ in, sessionBased string }{
 		{`{"name":"t"}`, `{"name":"t"}`},
@@ -171,7 +171,7 @@ func TestOutputsAreObjectsUpTo2025(t *testing.T) {
 	}
 }
 
-// GWN-17: a client is asked only what it declares, in the terms of both kinds of revisions.
+// GWN-17: a client can be asked only for declared capabilities. Both kinds of revisions are covered.
 func TestWhatAClientLacksForAQuestion(t *testing.T) {
 	for _, tt := range []struct {
 		capabilities, method, params string

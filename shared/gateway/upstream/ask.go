@@ -53,7 +53,7 @@ func (c *Client) Ask(ctx context.Context, r Request, method string, params json.
 	}
 	x, err := c.Post(ctx, r)
 	if err != nil {
-		if _, ok := errors.AsType[*Garbage](err); ok && c.Dropped != nil {
+		if _, ok := errors.AsType[*malformedError](err); ok && c.Dropped != nil {
 			c.Dropped(ctx, NotJSON)
 		}
 		return nil, err

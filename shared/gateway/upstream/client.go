@@ -28,8 +28,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// MaxMessage limits the size of a backend's message, in bytes.
-const MaxMessage = 8 << 20
+// maxMessage limits the size of a backend's message, in bytes.
+const maxMessage = 8 << 20
 
 // maxSession limits the length of a session's id, in bytes, because the gateway stores it.
 const maxSession = 4096

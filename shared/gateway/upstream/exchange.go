@@ -62,7 +62,7 @@ func (x *Exchange) begin(resp *http.Response, r Request) error {
 	case resp.StatusCode == http.StatusAccepted || resp.StatusCode == http.StatusNoContent:
 		return nil
 	case media == sse.ContentType && ok:
-		x.events = sse.NewReader(resp.Body, MaxMessage)
+		x.events = sse.NewReader(resp.Body, maxMessage)
 		return nil
 	case media == "application/json":
 		return x.readJSON(ok)
@@ -83,7 +83,7 @@ func (x *Exchange) answers(r Request) bool {
 	if id == nil {
 		return false
 	}
-	parts, _, bad := jsonrpc.SplitDeep(x.peek(MaxMessage), x.maxDepth)
+	parts, _, bad := jsonrpc.SplitDeep(x.peek(maxMessage), x.maxDepth)
 	if bad != nil {
 		return false
 	}
@@ -147,12 +147,12 @@ func (x *Exchange) sessionLost(resp *http.Response, r Request) bool {
 }
 
 func (x *Exchange) readJSON(ok bool) error {
-	text, err := io.ReadAll(io.LimitReader(x.body, MaxMessage+1))
+	text, err := io.ReadAll(io.LimitReader(x.body, maxMessage+1))
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "read the backend's answer")
 	}
-	if len(text) > MaxMessage {
-		return fault.New(fault.Unavailable, "the backend's answer is larger than %d bytes", MaxMessage)
+	if len(text) > maxMessage {
+		return fault.New(fault.Unavailable, "the backend's answer is larger than %d bytes", maxMessage)
 	}
 	parts, _, bad := jsonrpc.SplitDeep(text, x.maxDepth)
 	switch {
@@ -160,7 +160,7 @@ func (x *Exchange) readJSON(ok bool) error {
 		x.queued = parts
 		return nil
 	case ok:
-		return fault.Wrap(fault.Unavailable, &Garbage{bad.Message}, "read the backend's answer")
+		return fault.Wrap(fault.Unavailable, &malformedError{bad.Message}, "read the backend's answer")
 	}
 	return &StatusError{x.Status}
 }
@@ -175,7 +175,7 @@ const (
 func (x *Exchange) Next(ctx context.Context) (Message, error) {
 	for {
 		raw, err := x.next()
-		if _, ok := errors.AsType[*Garbage](err); ok {
+		if _, ok := errors.AsType[*malformedError](err); ok {
 			x.drop(ctx, NotJSON)
 			continue
 		}
@@ -223,7 +223,7 @@ func (x *Exchange) next() (json.RawMessage, error) {
 		}
 		parts, _, bad := jsonrpc.SplitDeep(e.Data, x.maxDepth)
 		if bad != nil {
-			return nil, &Garbage{bad.Message}
+			return nil, &malformedError{bad.Message}
 		}
 		x.queued = parts
 	}
@@ -232,10 +232,10 @@ func (x *Exchange) next() (json.RawMessage, error) {
 	return next, nil
 }
 
-// Garbage reports data that is no valid JSON. The exchange continues after it.
-type Garbage struct{ Reason string }
+// malformedError reports data that is no valid JSON. The exchange continues after it.
+type malformedError struct{ reason string }
 
-func (g *Garbage) Error() string { return "upstream: " + g.Reason }
+func (e *malformedError) Error() string { return "upstream: " + e.reason }
 
 // Close closes the connection. In revision 2026-07-28 that cancels the request.
 func (x *Exchange) Close() {

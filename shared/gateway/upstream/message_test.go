@@ -9,8 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// GWN-05, GWN-10: what is a message and what is not; an id may be any number, and is
-// kept as it is written.
+// GWN-05, GWN-10: Read accepts valid JSON-RPC messages only. An id may be any number, and keeps its bytes.
 func TestWhatIsAMessage(t *testing.T) {
 	long := `"` + strings.Repeat("x", jsonrpc.MaxID) + `"`
 	for _, c := range []struct {
@@ -59,7 +58,7 @@ func TestWhatIsAMessage(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			m, ok := Read(json.RawMessage(c.in))
 			if ok != c.ok {
-				t.Fatalf("taken for a message: %v, want %v", ok, c.ok)
+				t.Fatalf("Read reports %v, want %v", ok, c.ok)
 			}
 			if string(m.Raw) != c.in {
 				t.Errorf("the bytes are %q", m.Raw)
@@ -79,7 +78,7 @@ func paramsOf(members int) string {
 	return `{"jsonrpc":"2.0","method":"m","params":{` + strings.Join(names, ",") + `}}`
 }
 
-// FuzzRead holds a message to what it is with another id: the same but for that.
+// FuzzRead checks that replacing the id of a message changes only its id.
 func FuzzRead(f *testing.F) {
 	for _, s := range []string{
 		`{"jsonrpc":"2.0","id":1,"method":"m","params":{"a":[1,2,{"b":"\"}"}]}}`, `{"jsonrpc":"2.0","id":"a","result":{}}`,
@@ -96,7 +95,7 @@ func FuzzRead(f *testing.F) {
 		if m, ok := Read(raw); ok && m.ID != nil {
 			again, ok := Read(jsonrpc.Replace(raw, "id", []byte(`"gw"`)))
 			if !ok || string(again.ID) != `"gw"` || again.Method != m.Method || string(again.Result) != string(m.Result) || string(again.Error) != string(m.Error) {
-				t.Fatalf("with another id %s is not the same message", raw)
+				t.Fatalf("with another id, %s is a different message", raw)
 			}
 		}
 	})

@@ -24,7 +24,7 @@ const (
 	parent  = "00-" + traceID + "-00f067aa0ba902b7-01"
 )
 
-// recorded is what a backend got, and answers.
+// recorded keeps the requests to a backend, and answers them.
 type recorded struct {
 	header http.Header
 	body   string

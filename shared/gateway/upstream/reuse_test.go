@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// closing reports that the client has closed a connection.
+// closing is a connection that reports when the client closes it.
 type closing struct {
 	net.Conn
 	closed chan struct{}
@@ -31,8 +31,8 @@ func (c *closing) Close() error {
 	return err
 }
 
-// GWN-14: a request for which a connection was chosen that the backend had just closed was never
-// sent, and goes over another one.
+// GWN-14: given a request for which the client chose a connection that the backend had just closed, then the client sends it over
+// another one, because it was never sent.
 func TestClosedConnectionIsReplaced(t *testing.T) {
 	var served atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -74,7 +74,7 @@ func TestClosedConnectionIsReplaced(t *testing.T) {
 	}
 }
 
-// GWN-14: a request that a backend has read, and not answered, may have been done: it is not sent again.
+// GWN-14: the client does not repeat a request that the backend has read, because it may have taken effect.
 func TestRequestThatWasReadIsNotRepeated(t *testing.T) {
 	var served atomic.Int64
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -90,15 +90,15 @@ func TestRequestThatWasReadIsNotRepeated(t *testing.T) {
 	_, _, _ = all(t, x)
 	if x, err = c.Post(t.Context(), Request{Body: []byte(`{}`)}); err == nil {
 		x.Close()
-		t.Error("the second request has an answer")
+		t.Error("the second request has an answer, want an error")
 	}
 	if served.Load() != 2 {
 		t.Errorf("the backend read %d requests", served.Load())
 	}
 }
 
-// GWN-14: of a connection that rested for as long as servers let one rest it is unknown whether it is still open, so it is
-// not used. The server here, as one behind a network does, reads a request and closes the connection.
+// GWN-14: after a connection was idle for as long as servers allow, the client does not use it, because the server may have closed it.
+// The server here reads a request on such a connection and then closes it, as can happen over a network.
 func TestConnectionsRestForAShortTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		transport := NewHTTP().Transport.(*http.Transport)
@@ -127,7 +127,7 @@ func TestConnectionsRestForAShortTime(t *testing.T) {
 	})
 }
 
-// lazyServer answers requests, until one comes after so long a rest.
+// lazyServer answers requests until one arrives on a connection that was idle for too long.
 func lazyServer(c net.Conn, rest time.Duration) {
 	defer c.Close()
 	r := bufio.NewReader(c)
@@ -148,8 +148,8 @@ func lazyServer(c net.Conn, rest time.Duration) {
 	}
 }
 
-// GWN-14: a connection at which a backend answered by a stream is used again; one whose stream the backend leaves open
-// is given up soon.
+// GWN-14: the client uses a connection again after a stream has ended on it. If the backend leaves the stream open after the response,
+// the client soon closes the connection.
 func TestConnectionBehindAStream(t *testing.T) {
 	for name, leavesOpen := range map[string]bool{"ends": false, "stays open": true} {
 		t.Run(name, func(t *testing.T) {

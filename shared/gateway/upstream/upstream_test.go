@@ -35,7 +35,7 @@ func all(t *testing.T, x *Exchange) (messages []string, garbage int, err error) 
 	defer x.Close()
 	for {
 		raw, err := x.next()
-		if _, ok := errors.AsType[*Garbage](err); ok {
+		if _, ok := errors.AsType[*malformedError](err); ok {
 			if garbage++; garbage > 10 {
 				t.Fatal("garbage without an end")
 			}
@@ -50,8 +50,8 @@ func all(t *testing.T, x *Exchange) (messages []string, garbage int, err error) 
 
 const result = `{"jsonrpc":"2.0","id":1,"result":{"x":9007199254740993}}`
 
-// GWN-05, GWN-15: messages come as the bytes that were sent, whichever way the backend
-// chose; what is no JSON has its own error, and the stream goes on after it.
+// GWN-05, GWN-15: messages keep their bytes, whether the backend answers with JSON or a stream. Invalid JSON has its own error, and
+// the stream continues after it.
 func TestAnswersAreRead(t *testing.T) {
 	deep := strings.Repeat("[", 100) + strings.Repeat("]", 100)
 	for _, c := range []struct {
@@ -89,16 +89,16 @@ func TestAnswersAreRead(t *testing.T) {
 			}
 			got, garbage, err := all(t, x)
 			if !errors.Is(err, io.EOF) {
-				t.Errorf("it ended with %v", err)
+				t.Errorf("the answer ended with %v", err)
 			}
 			if fmt.Sprint(got) != fmt.Sprint(c.want) || garbage != c.garbage {
-				t.Errorf("got %q and %d times garbage, want %q and %d", got, garbage, c.want, c.garbage)
+				t.Errorf("got %q and %d malformed messages, want %q and %d", got, garbage, c.want, c.garbage)
 			}
 		})
 	}
 }
 
-// GWN-05, GWN-07, GWN-14: an answer that is none is an error that says what it is.
+// GWN-05, GWN-07, GWN-14: an answer without a message is an error that names the problem.
 func TestAnswersThatAreNone(t *testing.T) {
 	for _, c := range []struct {
 		name, media, body, session string
@@ -141,12 +141,12 @@ func TestAnswersThatAreNone(t *testing.T) {
 	}
 }
 
-// GWN-05: nothing that a backend sends takes more memory than the bound.
+// GWN-05: the memory for a backend's message is limited.
 func TestMessagesAreBounded(t *testing.T) {
 	endless := func(w http.ResponseWriter, begin string) {
 		_, _ = io.WriteString(w, begin)
 		block := strings.Repeat("x", 1<<20)
-		for range MaxMessage>>20 + 2 {
+		for range maxMessage>>20 + 2 {
 			if _, err := io.WriteString(w, block); err != nil {
 				return
 			}
@@ -184,10 +184,10 @@ func TestMessagesAreBounded(t *testing.T) {
 	})
 }
 
-// GWN-19: a redirect is no way to get the credentials to another host.
+// GWN-19: the client does not follow redirects, which would send the credentials to another host.
 func TestRedirectsAreNotFollowed(t *testing.T) {
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		t.Errorf("the other host was asked, with %v", r.Header)
+		t.Errorf("the client sent a request with %v to the other host", r.Header)
 	}))
 	defer other.Close()
 	for _, status := range []int{301, 302, 303, 307, 308} {
@@ -206,8 +206,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	}
 }
 
-// The headers of the transport are those of the revision and the session, and a
-// stream goes on where it ended.
+// Requests have the headers of the revision and the session, and a stream can be resumed after its last event.
 func TestHeadersOfRequests(t *testing.T) {
 	var got http.Header
 	var method string
@@ -249,7 +248,7 @@ func TestHeadersOfRequests(t *testing.T) {
 	}
 }
 
-// GWN-14: a backend that is not there, or goes within its answer, is an error.
+// GWN-14: a backend that cannot be reached, or disconnects within its answer, causes an error.
 func TestBackendIsGone(t *testing.T) {
 	c := &Client{URL: "http://127.0.0.1:1/", HTTP: NewHTTP()}
 	if _, err := c.Post(t.Context(), Request{}); !fault.Is(err, fault.Unavailable) {
