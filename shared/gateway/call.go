@@ -60,7 +60,7 @@ func (g *Gateway) Call(ctx context.Context, c api.Call) error {
 	return err
 }
 
-// way makes a call and handles those of the backend's messages that differ between revisions. There are four
+// way makes a call and handles the backend's messages that differ between revisions. There are four
 // implementations, one for each combination of a session-based or stateless client and backend: [sessionWay],
 // [statelessWay], [roundsWay] and [inputRoundsWay].
 type way interface {

@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -22,8 +21,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// GWN-08: no session is begun before the first call; it is used by every instance, and ended
-// with the client's.
+// GWN-08: the client's first call begins a session with the backend. All instances use it, and it ends with the client's own
+// session.
 func TestSessionIsBegunByTheFirstCallAndShared(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"by":"` + t.Session + `"}`) } })
 	db := memory(t)
@@ -56,8 +55,8 @@ func TestSessionIsBegunByTheFirstCallAndShared(t *testing.T) {
 	}
 }
 
-// GWN-08: calls of one client that come at once, at two instances, share one session.
-func TestCallsAtOnceShareOneSession(t *testing.T) {
+// GWN-08: concurrent calls of one client at two instances share one session.
+func TestConcurrentCallsShareOneSession(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
 	db := memory(t)
 	gateways := []*Gateway{gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))}
@@ -83,7 +82,8 @@ func TestCallsAtOnceShareOneSession(t *testing.T) {
 	s.mu.Unlock()
 }
 
-// GWN-08: of two calls that find a session forgotten, the second does not throw away what the first has begun anew.
+// GWN-08: given two calls whose session the backend has forgotten, when the first has begun a new session, then the second uses
+// that session.
 func TestNewSessionIsNotForgottenWithTheOldOne(t *testing.T) {
 	s := newScripted(t)
 	g := gatewayOver(t, memory(t), at("b", s))
@@ -105,8 +105,8 @@ func TestNewSessionIsNotForgottenWithTheOldOne(t *testing.T) {
 	}
 }
 
-// refusal answers by a status and a JSON-RPC error, or by text.
-func refusal(status, code int, reason string) func(http.ResponseWriter) {
+// refuseWith returns a handler that answers with a status and a JSON-RPC error, or with text if the code is 0.
+func refuseWith(status, code int, reason string) func(http.ResponseWriter) {
 	return func(w http.ResponseWriter) {
 		body := reason
 		w.Header().Set("Content-Type", "text/plain")
@@ -119,26 +119,26 @@ func refusal(status, code int, reason string) func(http.ResponseWriter) {
 	}
 }
 
-// GWN-07, GWN-08: that a session is not known is understood in the ways in which servers say it: calls, lists and the
-// notification stream begin another one. Other refusals are errors, and begin none.
-func TestForgottenSessionsByServersInUse(t *testing.T) {
+// GWN-07, GWN-08: servers report an unknown session in different ways. Calls, lists and the notification stream understand all of
+// them and begin a new session. Other refusals are errors.
+func TestServersReportUnknownSessionsInDifferentWays(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		lost   func(http.ResponseWriter)
 		begins bool
 	}{
 		{"the revisions: 404 alone", nil, true},
-		{"Go SDK", refusal(404, 0, "session not found"), true},
-		{"Python SDK, TypeScript SDK", refusal(404, -32001, "Session not found"), true},
-		{"Python SDK of before", refusal(400, 0, "Bad Request: No valid session ID provided"), true},
-		{"examples of the TypeScript SDK", refusal(400, -32000, "Bad Request: No valid session ID provided"), true},
-		{"a new transport of the TypeScript SDK", refusal(400, -32000, "Bad Request: Server not initialized"), true},
-		{"variants of these", refusal(400, -32000, "Bad Request: Unknown Mcp-Session-Id header"), true},
-		{"Express", refusal(400, 0, "Invalid or missing session ID"), true},
-		{"another revision", refusal(400, -32000, "Bad Request: Unsupported protocol version"), false},
-		{"an error of the method", refusal(400, -32602, "the session parameter is missing"), false},
-		{"no reason", refusal(400, 0, ""), false},
-		{"not allowed", refusal(401, -32001, "session expired"), false},
+		{"Go SDK", refuseWith(404, 0, "session not found"), true},
+		{"Python SDK, TypeScript SDK", refuseWith(404, -32001, "Session not found"), true},
+		{"Python SDK of before", refuseWith(400, 0, "Bad Request: No valid session ID provided"), true},
+		{"examples of the TypeScript SDK", refuseWith(400, -32000, "Bad Request: No valid session ID provided"), true},
+		{"a new transport of the TypeScript SDK", refuseWith(400, -32000, "Bad Request: Server not initialized"), true},
+		{"variants of these", refuseWith(400, -32000, "Bad Request: Unknown Mcp-Session-Id header"), true},
+		{"Express", refuseWith(400, 0, "Invalid or missing session ID"), true},
+		{"another revision", refuseWith(400, -32000, "Bad Request: Unsupported protocol version"), false},
+		{"an error of the method", refuseWith(400, -32602, "the session parameter is missing"), false},
+		{"no reason", refuseWith(400, 0, ""), false},
+		{"not allowed", refuseWith(401, -32001, "session expired"), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -180,7 +180,7 @@ func TestForgottenSessionsByServersInUse(t *testing.T) {
 	}
 }
 
-// GWN-08: a call is made anew once, and not for ever, at a backend that forgets every session.
+// GWN-08: a call is repeated once, even if the backend forgets every session.
 func TestBackendThatForgetsEverySession(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.w.WriteHeader(http.StatusNotFound) } })
 	g := gatewayOver(t, memory(t), at("b", s))
@@ -192,8 +192,9 @@ func TestBackendThatForgetsEverySession(t *testing.T) {
 	}
 }
 
-// GWN-09: progress has its token, its order and no delay: the backend writes a message when the client has the one before.
-func TestProgressIsRelayedAtOnce(t *testing.T) {
+// GWN-09: the gateway relays progress in order, with the client's token and without delay: the backend writes a message only when
+// the client has the previous one.
+func TestProgressIsRelayedImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 50
 		read := make(chan bool)
@@ -227,8 +228,8 @@ func TestProgressIsRelayedAtOnce(t *testing.T) {
 	})
 }
 
-// GWN-15: what a client sends and what it gets back is the same bytes, but for the name and the id.
-func TestMessagesSurviveBothWays(t *testing.T) {
+// GWN-15: except for the name and the id, the gateway forwards the bytes of requests and responses.
+func TestBytesOfMessagesAreForwarded(t *testing.T) {
 	const response = `{ "x-new" : 1E400,"result":{"content":[{"type":"text","text":"\u003cé\u2028>","n":0.10}],"_meta":{"a":{"b":9007199254740993}},"new":[ ]} ,"jsonrpc":"2.0", "id" : %s }`
 	for _, s := range []*scripted{newScripted(t), newScripted(t, func(s *scripted) { s.stateless = true })} {
 		s.call = func(t *turn) {
@@ -255,8 +256,8 @@ func TestMessagesSurviveBothWays(t *testing.T) {
 	}
 }
 
-// GWN-15: whatever id a client gives its request, the backend gets one that no reader of numbers
-// damages, and the client its own.
+// GWN-15: whatever id a client gives its request, the backend gets a number that no parser rounds, and the client gets its own id
+// back.
 func TestRequestIDsAreExchanged(t *testing.T) {
 	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
 		s := newScripted(t, func(s *scripted) {
@@ -283,8 +284,7 @@ func TestRequestIDsAreExchanged(t *testing.T) {
 	}
 }
 
-// GWN-14: a backend that goes, hangs up or talks nonsense within a call is an error of
-// that call, soon; the calls of others go on.
+// GWN-14: a backend that hangs up or sends garbage within a call soon causes an error of that call. Other calls continue.
 func TestBackendDiesWithinACall(t *testing.T) {
 	for name, die := range map[string]func(*turn){
 		"cut off":     func(*turn) { panic(http.ErrAbortHandler) },
@@ -324,8 +324,8 @@ func TestBackendDiesWithinACall(t *testing.T) {
 	}
 }
 
-// A call is bounded in time, and goes on at a backend that ends its streams (2025-11-25, Resumability).
-func TestCallGoesOnWhereTheStreamEnded(t *testing.T) {
+// A call has a time limit. If the backend ends its stream, the gateway resumes the call (2025-11-25, Resumability).
+func TestCallIsResumedWhereTheStreamEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t)
 		var id json.RawMessage
@@ -339,7 +339,7 @@ func TestCallGoesOnWhereTheStreamEnded(t *testing.T) {
 				return
 			}
 			if r.Header.Get("Last-Event-Id") != "7" {
-				t.Errorf("it goes on after %q", r.Header.Get("Last-Event-Id"))
+				t.Errorf("the stream was resumed after the event %q, want 7", r.Header.Get("Last-Event-Id"))
 			}
 			(&turn{got: got{ID: id}, w: w}).result(`{"late":true}`)
 		})
@@ -361,8 +361,8 @@ func TestCallGoesOnWhereTheStreamEnded(t *testing.T) {
 	})
 }
 
-// GWN-13: a client's cancellation reaches the backend, under the id that the request has there; in
-// 2026-07-28 the connection closes.
+// GWN-13: a client's cancellation reaches the backend under the id that the request has there. A backend of 2026-07-28 sees its
+// connection close.
 func TestCancellationReachesTheBackend(t *testing.T) {
 	goOn, closed := make(chan struct{}), make(chan struct{})
 	s := newScripted(t, func(s *scripted) {
@@ -427,8 +427,8 @@ func TestCancellationReachesTheBackend(t *testing.T) {
 	}
 }
 
-// asking is a backend that asks the client once within each call, with an id of its own.
-func asking(t *testing.T, id string) *scripted {
+// newAsking returns a backend that asks the client once within each call, under the given id.
+func newAsking(t *testing.T, id string) *scripted {
 	return newScripted(t, func(s *scripted) {
 		s.call = func(t *turn) {
 			select {
@@ -440,7 +440,7 @@ func asking(t *testing.T, id string) *scripted {
 	})
 }
 
-// question reads what the client was asked, and its id.
+// question reads a question to the client, and returns its id and the whole message.
 func (x *calling) question(t *testing.T) (id string, text string) {
 	t.Helper()
 	text = x.next(t).text
@@ -454,12 +454,12 @@ func (x *calling) question(t *testing.T) (id string, text string) {
 	return m.ID, text
 }
 
-// GWN-10, GWN-11, GWN-12: a question comes with an id that cannot be guessed; whatever the answer is
-// and wherever it comes in, the backend gets it under the id as it wrote it; after that nothing is left.
+// GWN-10, GWN-11, GWN-12: a question reaches the client under an unguessable id. Whatever the answer is, and at whichever instance
+// it arrives, the backend gets it under its own id, byte for byte. Afterwards the store is empty.
 func TestAnswersFindTheirWayBack(t *testing.T) {
 	for _, id := range []string{`7`, `"s"`, `"a\u0062<&>\u2028é"`, `9007199254740993`, `123456789012345678901234567890`, `1.50`, `-1E+2`, `0`, `""`} {
 		t.Run(id, func(t *testing.T) {
-			s := asking(t, id)
+			s := newAsking(t, id)
 			db := memory(t)
 			one, two := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
 			seen := map[string]bool{}
@@ -489,13 +489,14 @@ func TestAnswersFindTheirWayBack(t *testing.T) {
 				if err := two.Answer(t.Context(), sessionBased("s1"), mine, json.RawMessage(body)); !fault.Is(err, fault.NotFound) {
 					t.Errorf("a second answer: %v", err)
 				}
-				gone(t, db, mine)
+				checkGone(t, db, mine)
 			}
 		})
 	}
 }
 
-func gone(t *testing.T, db store.DB, id string) {
+// checkGone checks that the store does not have the question any more.
+func checkGone(t *testing.T, db store.DB, id string) {
 	t.Helper()
 	items, err := db.Get(t.Context(), elicitationKey(id))
 	if err != nil || items[0] != nil {
@@ -503,10 +504,10 @@ func gone(t *testing.T, db store.DB, id string) {
 	}
 }
 
-// GWN-11: an answer of another session or principal, or to nothing, is refused and changes
-// nothing: the one who was asked can still answer.
+// GWN-11: the gateway refuses an answer of another session or principal, or to an unknown question. The client that was asked can
+// still answer.
 func TestForeignAnswersAreRefused(t *testing.T) {
-	s := asking(t, `1`)
+	s := newAsking(t, `1`)
 	g := gatewayOver(t, memory(t), at("b", s))
 	x := start(t, g, sessionBased("s1"), "t", "1", `{"name":"t"}`)
 	id, _ := x.question(t)
@@ -536,27 +537,9 @@ func TestForeignAnswersAreRefused(t *testing.T) {
 	}
 }
 
-// GWN-11: an answer that the backend did not take is not lost: it can be sent again.
-func TestAnswerThatDidNotArriveCanBeSentAgain(t *testing.T) {
-	s := asking(t, `1`)
-	g := gatewayOver(t, memory(t), at("b", s))
-	x := start(t, g, sessionBased("s1"), "t", "1", `{"name":"t"}`)
-	id, _ := x.question(t)
-	body := json.RawMessage(`{"jsonrpc":"2.0","id":"` + id + `","result":{"action":"accept"}}`)
-	broken := newGateway(t, Options{Backends: []api.Backend{at("b", s)}, DB: g.options.DB, HTTP: &http.Client{Transport: failing{}}})
-	if err := broken.Answer(t.Context(), sessionBased("s1"), id, body); !fault.Is(err, fault.Unavailable) {
-		t.Fatalf("got %v", err)
-	}
-	if err := g.Answer(t.Context(), sessionBased("s1"), id, body); err != nil {
-		t.Fatal(err)
-	}
-	if err := x.end(t); err != nil {
-		t.Error(err)
-	}
-}
-
-// GWN-09: progress that clients make with the requests of backends, for example with sampling, reaches the backend that asked,
-// under its own token, also if several use the same one. Progress of others, and of requests that are answered, reaches no backend.
+// GWN-09: clients report progress with the requests of backends, for example with sampling. It reaches the backend that asked,
+// under that backend's own token, even if several backends use the same token. The gateway drops progress of other sessions and of
+// answered requests.
 func TestProgressOfSamplingReachesTheBackendThatAsked(t *testing.T) {
 	const token = `12345678901234567890`
 	asking := func(s *scripted) {
@@ -615,13 +598,8 @@ func TestProgressOfSamplingReachesTheBackendThatAsked(t *testing.T) {
 	}
 }
 
-type failing struct{}
-
-func (failing) RoundTrip(*http.Request) (*http.Response, error) { return nil, errors.New("cut off") }
-
-// GWN-12: with the call goes what was asked within it, however the call ends; and an entry that
-// was left expires.
-func TestQuestionsGoWithTheCall(t *testing.T) {
+// GWN-12: the questions of a call are deleted when it ends, in whatever way it ends. Entries that are left over expire.
+func TestQuestionsAreDeletedWithTheCall(t *testing.T) {
 	s := newScripted(t, func(s *scripted) {
 		s.call = func(t *turn) {
 			t.write(`{"jsonrpc":"2.0","id":1,"method":"roots/list"}`)
@@ -646,7 +624,7 @@ func TestQuestionsGoWithTheCall(t *testing.T) {
 		}
 		_ = x.end(t)
 		for _, id := range ids {
-			gone(t, db, id)
+			checkGone(t, db, id)
 		}
 	}
 	for life, want := range map[time.Duration]time.Duration{10 * time.Minute: 10*time.Minute + 2*time.Second, 5 * time.Hour: elicitationLife} {
@@ -671,8 +649,8 @@ func TestQuestionsGoWithTheCall(t *testing.T) {
 	}
 }
 
-// GWN-12: an answer that comes while its call ends is not left in the store.
-func TestLateAnswerGoesWithTheCall(t *testing.T) {
+// GWN-12: an answer that arrives while its call ends is deleted, too.
+func TestLateAnswerIsDeletedWithTheCall(t *testing.T) {
 	s := newScripted(t)
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
@@ -694,9 +672,9 @@ func TestLateAnswerGoesWithTheCall(t *testing.T) {
 	}
 }
 
-// GWN-10, GWN-17: a client is not asked what it did not declare; the backend gets an error that says so.
+// GWN-10, GWN-17: a backend that asks for something that the client did not declare gets an error, and the client is not asked.
 func TestClientIsNotAskedWhatItDidNotDeclare(t *testing.T) {
-	s := asking(t, `"q"`)
+	s := newAsking(t, `"q"`)
 	g := gatewayOver(t, memory(t), at("b", s))
 	client := sessionBased("s1")
 	client.Capabilities = json.RawMessage(`{"sampling":{}}`)
@@ -709,7 +687,7 @@ func TestClientIsNotAskedWhatItDidNotDeclare(t *testing.T) {
 	}
 }
 
-// GWN-04: that a client's own roots changed is for the backends that it has sessions with, and for no other.
+// GWN-04: a change of the client's roots reaches exactly the backends with which the client has a session.
 func TestChangedRootsReachTheClientsSessions(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
 	idle := newScripted(t)
@@ -726,7 +704,8 @@ func TestChangedRootsReachTheClientsSessions(t *testing.T) {
 	}
 }
 
-// GWN-16: a session's log level is sent to the backends that it has sessions with, and to those it begins later.
+// GWN-16: a session's log level reaches the backends with which the client has a session, and later ones when their session
+// begins.
 func TestLogLevelIsSent(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
 	late := newScripted(t, func(s *scripted) { s.lists = oneTool("late"); s.call = func(t *turn) { t.result(`{}`) } })
@@ -746,7 +725,7 @@ func TestLogLevelIsSent(t *testing.T) {
 	}
 }
 
-// GWN-16: a log level that a backend could not set, when the session began or later, is set with a later call.
+// GWN-16: given a backend that could not set the log level, when the client calls it again after a pause, then the level is set.
 func TestALogLevelThatCouldNotBeSetIsSetWithALaterCall(t *testing.T) {
 	for name, when := range map[string]func(*testing.T, *Gateway, api.Client, *atomic.Bool){
 		"when the session began": func(t *testing.T, g *Gateway, c api.Client, fails *atomic.Bool) {
@@ -800,7 +779,7 @@ func TestALogLevelThatCouldNotBeSetIsSetWithALaterCall(t *testing.T) {
 	}
 }
 
-// An unknown name is an error of the caller, and reaches no backend.
+// An unknown name is the caller's error. The backend is not called.
 func TestUnknownNameIsAnError(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
 	g := gatewayOver(t, memory(t), at("b", s, prefix("p_")))
@@ -814,8 +793,7 @@ func TestUnknownNameIsAnError(t *testing.T) {
 	}
 }
 
-// GWN-13, GWN-14: a backend that does not even take notifications keeps them from no other one, and its
-// client does not wait for it for ever.
+// GWN-13, GWN-14: a backend that does not accept notifications delays other backends not at all, and the client only up to a limit.
 func TestHangingBackendDoesNotHoldUpCancellations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hanging := newScripted(t, func(s *scripted) {
@@ -839,7 +817,7 @@ func TestHangingBackendDoesNotHoldUpCancellations(t *testing.T) {
 	})
 }
 
-// GWN-10: a backend that asks without end is refused, and the call goes on.
+// GWN-10: a backend that keeps asking gets errors from the limit on, and the call continues.
 func TestEndlessQuestionsAreRefused(t *testing.T) {
 	s := newScripted(t, func(s *scripted) {
 		s.call = func(r *turn) {
@@ -865,7 +843,7 @@ func TestEndlessQuestionsAreRefused(t *testing.T) {
 	}
 }
 
-// GWN-08: a server that ends a session may end the answers of that moment without a response.
+// GWN-08: a server that ends a session may end its current answers without a response.
 func TestListOfASessionThatEnds(t *testing.T) {
 	s := newScripted(t, func(s *scripted) {
 		s.lost = func(w http.ResponseWriter) { w.Header().Set("Content-Type", "text/event-stream") }

@@ -19,84 +19,71 @@ import (
 // cancelling is the cancellation of the request 1.
 var cancelling = json.RawMessage(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`)
 
-func cancelOne(t *testing.T, g *Gateway) {
+// cancelFirst cancels the request 1 of session s.
+func cancelFirst(t *testing.T, g *Gateway) {
 	t.Helper()
 	if err := g.Cancel(t.Context(), sessionBased("s"), cancelling); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// GWN-13: whether the client cancels at the instance that makes the call or at another one.
+// GWN-13: given a call whose session is being begun, when the client cancels it, at the same or at another instance, then the
+// backend is not called.
 func TestCancellationWhileTheSessionBegins(t *testing.T) {
-	for name, other := range map[string]bool{"at the same instance": false, "at another instance": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"content":[]}`) } })
-				var slow atomic.Bool
-				s.intercept(func(_ http.ResponseWriter, _ *http.Request, m got) bool {
-					if m.Method == "initialize" && slow.Load() {
-						time.Sleep(time.Second)
-					}
-					return false
-				})
-				db := memory(t)
-				g, second := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
-				sees(t, g, sessionBased("s"), "t")
-				sees(t, second, sessionBased("s"), "t")
-				slow.Store(true)
-				x := start(t, g, sessionBased("s"), "t", "1", `{"name":"t","arguments":{}}`)
-				time.Sleep(300 * time.Millisecond)
-				if other {
-					cancelOne(t, second)
-				} else {
-					cancelOne(t, g)
-				}
-				if err := x.end(t); !fault.Is(err, fault.Conflict) {
-					t.Errorf("the call ended with %v, want a fault of kind conflict", err)
-				}
-				if n := len(s.received("tools/call")); n != 0 {
-					t.Errorf("the backend was called %d times after the call was cancelled", n)
-				}
-			})
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"content":[]}`) } })
+		var slow atomic.Bool
+		s.intercept(func(_ http.ResponseWriter, _ *http.Request, m got) bool {
+			if m.Method == "initialize" && slow.Load() {
+				time.Sleep(time.Second)
+			}
+			return false
 		})
-	}
+		db := memory(t)
+		g, second := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
+		sees(t, g, sessionBased("s"), "t")
+		sees(t, second, sessionBased("s"), "t")
+		slow.Store(true)
+		x := start(t, g, sessionBased("s"), "t", "1", `{"name":"t","arguments":{}}`)
+		time.Sleep(300 * time.Millisecond)
+		cancelFirst(t, second)
+		if err := x.end(t); !fault.Is(err, fault.Conflict) {
+			t.Errorf("the call ended with %v, want a fault of kind conflict", err)
+		}
+		if n := len(s.received("tools/call")); n != 0 {
+			t.Errorf("the backend was called %d times after the call was cancelled", n)
+		}
+	})
 }
 
-// GWN-13: servers of the official TypeScript library send nothing after a cancellation, and keep the connection open.
+// GWN-13: servers of the official TypeScript library send nothing after a cancellation and keep the connection open. The call ends
+// all the same, at whichever instance the client cancels.
 func TestCancelledCallEndsThoughItsBackendStaysSilent(t *testing.T) {
-	for name, other := range map[string]bool{"at the same instance": false, "at another instance": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newScripted(t, func(s *scripted) {
-					s.call = func(t *turn) {
-						t.notify("notifications/message", `{"level":"info","data":"x"}`)
-						<-t.r.Context().Done()
-					}
-				})
-				db := memory(t)
-				g, second := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
-				x := start(t, g, sessionBased("s"), "t", "1", `{"name":"t","arguments":{}}`)
-				x.next(t)
-				began := time.Now()
-				if other {
-					cancelOne(t, second)
-				} else {
-					cancelOne(t, g)
-				}
-				s.next(t, "notifications/cancelled")
-				if err := x.end(t); !fault.Is(err, fault.Conflict) {
-					t.Errorf("the call ended with %v, want a fault of kind conflict", err)
-				}
-				if took := time.Since(began); took > 10*time.Second {
-					t.Errorf("the call ended %s after it was cancelled, want 10 s at most", took)
-				}
-			})
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(t, func(s *scripted) {
+			s.call = func(t *turn) {
+				t.notify("notifications/message", `{"level":"info","data":"x"}`)
+				<-t.r.Context().Done()
+			}
 		})
-	}
+		db := memory(t)
+		g, second := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
+		x := start(t, g, sessionBased("s"), "t", "1", `{"name":"t","arguments":{}}`)
+		x.next(t)
+		began := time.Now()
+		cancelFirst(t, second)
+		s.next(t, "notifications/cancelled")
+		if err := x.end(t); !fault.Is(err, fault.Conflict) {
+			t.Errorf("the call ended with %v, want a fault of kind conflict", err)
+		}
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("the call ended %s after it was cancelled, want 10 s at most", took)
+		}
+	})
 }
 
 // GWN-13: a request and its cancellation reach the backend on two connections. A busy backend may see the cancellation first and
-// ignores it, so it is cancelled again when it must have seen the request.
+// ignore it, so the gateway repeats the cancellation after the backend must have seen the request.
 func TestACancellationThatOvertakesItsRequestIsRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { <-t.r.Context().Done() } })
@@ -122,7 +109,7 @@ func TestACancellationThatOvertakesItsRequestIsRepeated(t *testing.T) {
 		g := gatewayOver(t, memory(t), at("b", s))
 		x := start(t, g, sessionBased("s"), "t", "1", `{"name":"t","arguments":{}}`)
 		<-arrived
-		cancelOne(t, g)
+		cancelFirst(t, g)
 		if err := x.end(t); !fault.Is(err, fault.Conflict) {
 			t.Errorf("the call ended with %v, want a fault of kind conflict", err)
 		}
@@ -135,7 +122,7 @@ func TestACancellationThatOvertakesItsRequestIsRepeated(t *testing.T) {
 	})
 }
 
-// GWN-13: the mark of a cancellation is for the calls that began before it.
+// GWN-13: a cancellation applies only to a call that began before it.
 func TestIDThatIsUsedAgainAfterItsCancellation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t, func(s *scripted) {
@@ -143,7 +130,7 @@ func TestIDThatIsUsedAgainAfterItsCancellation(t *testing.T) {
 			s.call = func(t *turn) { time.Sleep(3 * time.Second); t.result(`{"content":[],"resultType":"complete"}`) }
 		})
 		g := gatewayOver(t, memory(t), at("b", s))
-		cancelOne(t, g)
+		cancelFirst(t, g)
 		time.Sleep(5 * time.Second)
 		if _, err := call(t, g, sessionBased("s"), "t"); err != nil {
 			t.Errorf("a call with the id of one that was cancelled before: %v", err)
@@ -151,7 +138,7 @@ func TestIDThatIsUsedAgainAfterItsCancellation(t *testing.T) {
 	})
 }
 
-// GWN-13: the backend would otherwise continue with a call that nobody waits for.
+// GWN-13: if a call fails at the gateway, the gateway cancels it at the backend, because the client no longer waits for it.
 func TestCallThatFailsHereIsCancelledAtTheBackend(t *testing.T) {
 	for name, say := range map[string]func(*turn, *mortal){
 		"the question cannot be stored": func(t *turn, db *mortal) {
@@ -191,7 +178,7 @@ func TestCallThatFailsHereIsCancelledAtTheBackend(t *testing.T) {
 	}
 }
 
-// A call whose response is an error is made once, with whatever words and status.
+// A call whose response is an error is made once, whatever the status and the words of the error.
 func TestErrorOfACallIsItsAnswer(t *testing.T) {
 	for _, c := range []struct {
 		status, code int
@@ -224,7 +211,7 @@ func TestErrorOfACallIsItsAnswer(t *testing.T) {
 	}
 }
 
-// GWN-10, GWN-11: servers of the official TypeScript library give a question up after a minute.
+// GWN-10, GWN-11: servers of the official TypeScript library withdraw a question after a minute.
 func TestQuestionThatTheBackendWithdraws(t *testing.T) {
 	withdraw, release := make(chan bool), make(chan bool)
 	s := newScripted(t, func(s *scripted) {
@@ -237,7 +224,7 @@ func TestQuestionThatTheBackendWithdraws(t *testing.T) {
 		}
 	})
 	g := gatewayOver(t, memory(t), at("b", s))
-	x, id := askedIn(t, g)
+	x, id := startAsked(t, g)
 	close(withdraw)
 	want := fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%q,"reason":"Request timed out"}}`, id)
 	if m := x.next(t); m.text != want {
@@ -252,8 +239,9 @@ func TestQuestionThatTheBackendWithdraws(t *testing.T) {
 	}
 }
 
-// polled ends each stream of a call after an event with an id, until the call has lasted for so long.
-func polled(t *testing.T, first string, again func(w http.ResponseWriter, id string)) *Gateway {
+// newPolled returns a gateway whose backend ends the stream of a call after an event with an id. The function again answers the
+// requests that resume the stream.
+func newPolled(t *testing.T, first string, again func(w http.ResponseWriter, id string)) *Gateway {
 	t.Helper()
 	s := newScripted(t, func(s *scripted) {
 		s.call = func(t *turn) {
@@ -272,7 +260,7 @@ func polled(t *testing.T, first string, again func(w http.ResponseWriter, id str
 }
 
 // "The client MUST respect the retry field, waiting the given number of milliseconds before attempting to reconnect" (2025-11-25,
-// Transports). How often a backend wants to be polled is its own affair.
+// Transports). Without the field, the gateway polls once per second.
 func TestCallIsPolledAsItsBackendWantsIt(t *testing.T) {
 	for name, retry := range map[string]time.Duration{"5 s": 5 * time.Second, "without a wish": 0} {
 		t.Run(name, func(t *testing.T) {
@@ -281,7 +269,7 @@ func TestCallIsPolledAsItsBackendWantsIt(t *testing.T) {
 				if retry > 0 {
 					line = fmt.Sprintf("retry: %d\n", retry.Milliseconds())
 				}
-				g := polled(t, line, func(w http.ResponseWriter, id string) {
+				g := newPolled(t, line, func(w http.ResponseWriter, id string) {
 					polls++
 					w.Header().Set("Content-Type", "text/event-stream")
 					if time.Since(began) < 4*time.Minute {
@@ -301,18 +289,18 @@ func TestCallIsPolledAsItsBackendWantsIt(t *testing.T) {
 	}
 }
 
-// GWN-14: neither a refusal nor a backend that never has an event lets the client hang.
+// GWN-14: a call fails soon if the backend refuses to resume its stream, or never sends an event on it.
 func TestCallThatCannotBeResumedFailsSoon(t *testing.T) {
 	for name, again := range map[string]func(http.ResponseWriter, string){
 		"refused with JSON": func(w http.ResponseWriter, _ string) {
-			refusal(400, -32000, "Invalid event ID")(w)
+			refuseWith(400, -32000, "Invalid event ID")(w)
 		},
 		"without an event": func(w http.ResponseWriter, _ string) { w.Header().Set("Content-Type", "text/event-stream") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
-				g := polled(t, "", again)
+				g := newPolled(t, "", again)
 				if _, err := call(t, g, sessionBased("s"), "t"); !fault.Is(err, fault.Unavailable) {
 					t.Errorf("got %v, want a fault of kind unavailable", err)
 				}
@@ -324,7 +312,8 @@ func TestCallThatCannotBeResumedFailsSoon(t *testing.T) {
 	}
 }
 
-// GWN-11, GWN-13: an operator removes a backend, or changes its URL, while it waits for an answer.
+// GWN-11, GWN-13: given a call that waits for the client's answer, when an operator removes the backend or changes its URL, then
+// the call ends.
 func TestCallWaitingForAnAnswerEndsWhenItsBackendIsRemoved(t *testing.T) {
 	for name, stateless := range map[string]bool{"2025-11-25": false, "2026-07-28": true} {
 		t.Run(name, func(t *testing.T) {
@@ -340,7 +329,7 @@ func TestCallWaitingForAnAnswerEndsWhenItsBackendIsRemoved(t *testing.T) {
 					}
 				})
 				g := gatewayOver(t, memory(t), at("b", s))
-				x, id := askedIn(t, g)
+				x, id := startAsked(t, g)
 				g.Replace(t.Context(), []api.Backend{at("other", newScripted(t))})
 				if err := g.Answer(t.Context(), sessionBased("s"), id, accepting(id)); !fault.Is(err, fault.NotFound) {
 					t.Errorf("an answer to the removed backend: got %v, want a fault of kind not found", err)
@@ -356,7 +345,7 @@ func TestCallWaitingForAnAnswerEndsWhenItsBackendIsRemoved(t *testing.T) {
 	}
 }
 
-// GWN-08: the sessions in which calls may be under way are never ended for another one.
+// GWN-08: the gateway never ends a session in which calls may be running in order to begin another one.
 func TestSessionInUseIsNotEndedForAnother(t *testing.T) {
 	running, release := make(chan bool, 1), make(chan bool)
 	s := newScripted(t, func(s *scripted) {
@@ -389,8 +378,8 @@ func TestSessionInUseIsNotEndedForAnother(t *testing.T) {
 	}
 }
 
-// The gateway forgets a backend's revision when the backend answers that it does not speak it.
-func TestBackendThatSpeaksAnotherRevisionSince(t *testing.T) {
+// The gateway asks for a backend's revision again when the backend answers that it does not speak the known one.
+func TestBackendThatChangesItsRevision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t, func(s *scripted) {
 			s.stateless = true
@@ -487,7 +476,8 @@ func TestCompletionHasNoNameHeader(t *testing.T) {
 	}
 }
 
-// GWN-09: "The progress value MUST increase with each notification", also if the call is made again with the client's answers.
+// GWN-09: "The progress value MUST increase with each notification", even if the gateway repeats the call with the client's
+// answers.
 func TestProgressDoesNotGoBackBetweenRounds(t *testing.T) {
 	s := newScripted(t, func(s *scripted) {
 		s.stateless = true

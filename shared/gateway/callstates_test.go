@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// callWalk is a call whose client and backend do what a row of [TestStatesOfACall] says.
+// callWalk is a call whose client and backend follow a row of [TestStatesOfACall].
 type callWalk struct {
 	*testing.T
 	gateway *Gateway
@@ -40,7 +40,7 @@ func (w *callWalk) called() *turn {
 	return nil
 }
 
-// waiting brings the call to the state in which the client is to answer a question. It returns the client's id of the question.
+// waiting brings the call to the state in which the client has to answer a question. It returns the client's id of the question.
 func (w *callWalk) waiting() (at *turn, answered <-chan got, id string) {
 	w.Helper()
 	at = w.called()
@@ -51,18 +51,18 @@ func (w *callWalk) waiting() (at *turn, answered <-chan got, id string) {
 
 func (w *callWalk) cancel() {
 	w.Helper()
-	cancelOne(w.T, w.gateway)
+	cancelFirst(w.T, w.gateway)
 }
 
-// endStream ends the stream of a call after an event that it can be resumed from.
+// endStream ends the stream of a call after an event from which it can be resumed.
 func (w *callWalk) endStream(at *turn) {
 	at.w.Header().Set("Content-Type", "text/event-stream")
 	fmt.Fprintf(at.w, "id: %s.1\ndata: \n\n", at.ID)
 	close(w.over)
 }
 
-// GWN-11, GWN-13, GWN-14: each arrow in the comment of [exchange] leads where it says. A call that ends without a response is ended at
-// the backend too, unless the backend does not have it.
+// GWN-11, GWN-13, GWN-14: each row follows one arrow of the diagram in the comment of [exchange]. A call that ends without a
+// response also ends at the backend, if the backend has received it.
 func TestStatesOfACall(t *testing.T) {
 	kind := func(k fault.Kind) func(error) bool { return func(err error) bool { return fault.Is(err, k) } }
 	none := func(err error) bool { return err == nil }
@@ -195,11 +195,11 @@ func TestStatesOfACall(t *testing.T) {
 	}
 }
 
-// GWN-17: the gateway asks a client of 2026-07-28 immediately. The end of the call at the backend needs no pause, because the backend asked, so it
-// has the request.
+// GWN-17: the gateway asks a client of 2026-07-28 immediately. It cancels the call at the backend without a pause, because a
+// backend that asks has received the request.
 func TestAnInputRequiredIsNotDelayed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := gatewayOver(t, memory(t), at("b", asking(t, "42")))
+		g := gatewayOver(t, memory(t), at("b", newAsking(t, "42")))
 		client := statelessClient(ann)
 		client.Capabilities = json.RawMessage(`{"elicitation":{}}`)
 		sees(t, g, client, "t")

@@ -16,7 +16,7 @@ import (
 
 const said = `{"messageId":"m","content":"c","_meta":{"io.github.mcp-events/principal":"p"}}`
 
-// listener is a backend that asks for messages of conversations.
+// listener returns a backend that asks for messages of conversations.
 func listener(t *testing.T, stateless bool, call func(*turn)) *scripted {
 	return newScripted(t, func(s *scripted) {
 		s.stateless, s.call = stateless, call
@@ -26,8 +26,8 @@ func listener(t *testing.T, stateless bool, call func(*turn)) *scripted {
 
 const userMessage = "conversation/userMessage"
 
-// CNV-03: a backend is notified by conversation/userMessage in its own revision, if it declared to want
-// that: with a session that begins lazily and is used again, or with what 2026-07-28 needs.
+// CNV-03: a backend that declares it gets conversation/userMessage in its own revision: in a session that begins with the first
+// message, or with the headers and _meta of 2026-07-28.
 func TestUserMessageReachesABackend(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
 		t.Run(fmt.Sprint("stateless ", stateless), func(t *testing.T) {
@@ -74,8 +74,8 @@ func TestUserMessageReachesABackend(t *testing.T) {
 	}
 }
 
-// CNV-03: a backend that is not asked for, refuses, or is another's has its own error, and nothing that it
-// or the caller said is in the error.
+// CNV-03: each reason why a backend does not accept a message has its own error. The error does not contain the message or the
+// backend's words.
 func TestUserMessageThatABackendDoesNotTake(t *testing.T) {
 	refuses := listener(t, true, func(x *turn) { x.write(`{"jsonrpc":"2.0","id":%s,"error":{"code":-32602,"message":"marigold"}}`, x.ID) })
 	silent := newScripted(t, func(s *scripted) { s.stateless = true })
@@ -90,8 +90,8 @@ func TestUserMessageThatABackendDoesNotTake(t *testing.T) {
 	}
 }
 
-// CNV-03: a status from 400 to 499 refuses one client's message, so that it is no reason to let the backend rest for all
-// clients. Another status is a failure of the backend.
+// CNV-03: a status from 400 to 499 refuses one message, so the backend still gets other clients' messages. Any other status is a
+// failure of the backend.
 func TestAStatusInsteadOfAnAnswerToAUserMessage(t *testing.T) {
 	for status, refused := range map[int]bool{http.StatusBadRequest: true, http.StatusForbidden: true, http.StatusBadGateway: false} {
 		b := listener(t, false, func(x *turn) { x.w.WriteHeader(status) })
@@ -103,7 +103,7 @@ func TestAStatusInsteadOfAnAnswerToAUserMessage(t *testing.T) {
 	}
 }
 
-// CNV-03: who is late is cancelled, as its revision has it.
+// CNV-03: a message that takes too long is cancelled in the way of the backend's revision.
 func TestLateUserMessageIsCancelled(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
 		t.Run(fmt.Sprint("stateless ", stateless), func(t *testing.T) {
@@ -134,8 +134,8 @@ func TestLateUserMessageIsCancelled(t *testing.T) {
 	}
 }
 
-// CNV-03: a backend to which a session takes longer to begin than a message may wait is ready for the next one,
-// once it was prepared; the session is the one that messages are sent in.
+// CNV-03: given a backend whose sessions take longer to begin than a message may wait, when the session was prepared, then the
+// next message is sent in it.
 func TestPreparedSessionIsReadyForAMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const budget = 100 * time.Millisecond

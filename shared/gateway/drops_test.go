@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 )
 
-// journal keeps the lines that a gateway logs about what it dropped.
+// journal keeps the log lines of a gateway about dropped messages.
 type journal struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -29,7 +29,7 @@ func (j *journal) Write(b []byte) (int, error) {
 	return j.buf.Write(b)
 }
 
-// dropped adds up what the lines say, by reason, and counts the lines.
+// dropped adds up the counts in the log lines about a backend, by reason, and counts the lines.
 func (j *journal) dropped(t *testing.T, backend string) (counts map[string]int64, lines int) {
 	t.Helper()
 	j.mu.Lock()
@@ -58,11 +58,11 @@ func (j *journal) dropped(t *testing.T, backend string) (counts map[string]int64
 	return counts, lines
 }
 
-// deep is JSON that is not read.
+// deep is JSON that is nested too deeply.
 var deep = strings.Repeat("[", 500) + strings.Repeat("]", 500)
 
-// GWN-05: what does not belong into a call is dropped, and the call goes on. Each such message is counted, once, by backend and
-// reason; the counters and the lines of the log add up to the same; and however many there are, there are few lines.
+// GWN-05: messages that do not belong into a call are dropped, and the call continues. Each is counted once, by backend and
+// reason. The counters and the sum of the log lines agree, and there are few lines even for many messages.
 func TestDroppedMessagesAreCounted(t *testing.T) {
 	const each, calls = 100, 3
 	progress := func(token string) string {
@@ -138,8 +138,8 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 	}
 }
 
-// GWN-05: a backend of 2026-07-28 may not send requests. No client is asked, it is counted, and
-// the call goes on, however long it takes then.
+// GWN-05: a backend of 2026-07-28 may not send requests. The gateway drops and counts them, asks no client, and continues the
+// call.
 func TestRequestsOfA2026BackendAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t, func(s *scripted) {
@@ -163,7 +163,7 @@ func TestRequestsOfA2026BackendAreDropped(t *testing.T) {
 	})
 }
 
-// GWN-05: what does not belong on a notification stream is dropped and counted, and what comes after it is not.
+// GWN-05: messages that do not belong on a notification stream are dropped and counted. The messages after them are announced.
 func TestDroppedNotificationsAreCounted(t *testing.T) {
 	update := func(params string) string {
 		return `{"jsonrpc":"2.0","method":"notifications/resources/updated"` + params + `}`

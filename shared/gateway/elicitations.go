@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// An elicitation is a request of a backend to a client within a call. The client knows it under an unguessable id of ours.
+// An elicitation is a request of a backend to a client within a call. The client knows it under an unguessable id that the gateway creates.
 // The data to forward the answer is in the store, because the answer may arrive at any instance. It is deleted after
 // the backend has accepted the answer, or when the call ends.
 

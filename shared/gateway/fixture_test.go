@@ -22,7 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/pipes"
 )
 
-// patience is how long a test waits for what should come at once.
+// patience is how long a test waits for something that should happen immediately.
 const patience = 20 * time.Second
 
 // got is one message that a backend received.
@@ -61,7 +61,7 @@ func (t *turn) notify(method, params string) {
 	t.write(`{"jsonrpc":"2.0","method":%q,"params":%s}`, method, params)
 }
 
-// send puts a question under an id, and returns where its answer comes.
+// send asks a question under an id, and returns the channel of its answer.
 func (t *turn) send(id, method, params string) <-chan got {
 	c := make(chan got, 10)
 	t.at.mu.Lock()
@@ -71,7 +71,7 @@ func (t *turn) send(id, method, params string) <-chan got {
 	return c
 }
 
-// ask puts a question and waits. Without an answer, because the connection was closed, it ends the call.
+// ask asks a question and waits for the answer. If the connection is closed before, it ends the call.
 func (t *turn) ask(method, params string) got {
 	t.asked++
 	select {
@@ -91,28 +91,27 @@ func (t *turn) result(text string) {
 	t.write(`{"jsonrpc":"2.0","id":%s,"result":%s}`, t.ID, text)
 }
 
-// scripted is a backend that does what a test says. It keeps sessions as the
-// earlier revisions have them, unless it is stateless.
+// scripted is a backend whose behavior a test scripts. It has sessions as in the session-based revisions, unless it is stateless.
 type scripted struct {
 	*httptest.Server
 	stateless bool
-	// supported is what it says of itself in server/discover; empty is 2026-07-28.
+	// supported is the version that server/discover returns; empty means 2026-07-28.
 	supported    string
 	capabilities string
 	noSession    bool
-	// lists answer the list methods: the result, by cursor. An empty one means that the method is unknown.
+	// lists returns the result of a list method for a cursor. An empty result means that the method is unknown.
 	lists func(method, cursor string) string
-	// call answers all requests that are not of the protocol itself.
+	// call answers tools/call and all other requests that the backend does not answer itself.
 	call func(*turn)
-	// allow decides about a request; nil lets all in.
+	// allow reports whether a request is allowed; nil allows all.
 	allow func(http.Header) bool
-	// lost answers a request within a session that is not known; nil is 404.
+	// lost answers a request in an unknown session; nil means 404.
 	lost func(http.ResponseWriter)
-	// hang reports what is never answered, of notifications and answers; nil is nothing.
+	// hang reports whether a notification or an answer (method "") is never accepted; nil accepts all.
 	hang func(method string) bool
-	// ends holds up the ends of sessions until it is closed; may be nil.
+	// ends delays the ends of sessions until it is closed. It may be nil.
 	ends chan struct{}
-	// getStatus refuses streams.
+	// getStatus is the status with which streams are refused, or 0.
 	getStatus int
 	// mute leaves listens without an acknowledgment, and refused leaves resources out of it; may be nil.
 	mute    bool
@@ -122,12 +121,12 @@ type scripted struct {
 	sessions map[string]bool
 	made     int
 	seen     []got
-	answers  map[string]chan got // to what a turn asks, by the JSON of the id
+	answers  map[string]chan got // the answers to a turn's questions, by the JSON of the id
 	streams  map[chan string]bool
 	asked    map[chan string]string // the params of the open listens
 	began    func()                 // called when a stream is open at the backend; may be nil
 	opened   int                    // streams, in all
-	arrived  chan got               // what is no request: notifications and answers
+	arrived  chan got               // notifications and answers
 }
 
 func newScripted(t *testing.T, change ...func(*scripted)) *scripted {
@@ -145,7 +144,7 @@ func newScripted(t *testing.T, change ...func(*scripted)) *scripted {
 	return s
 }
 
-// oneTool lists tools of these names and nothing else.
+// oneTool returns lists with tools of the given names and no other entries.
 func oneTool(names ...string) func(string, string) string {
 	return func(method, _ string) string {
 		if method != "tools/list" {
@@ -251,7 +250,7 @@ func (s *scripted) post(w http.ResponseWriter, r *http.Request, session string) 
 	}
 }
 
-// stream is open until the client or [scripted.hangUp] ends it.
+// stream serves a notification stream until the client or [scripted.hangUp] ends it.
 func (s *scripted) stream(w http.ResponseWriter, r *http.Request, m got) {
 	s.mu.Lock()
 	refused := s.getStatus
@@ -299,7 +298,7 @@ func (s *scripted) stream(w http.ResponseWriter, r *http.Request, m got) {
 	}
 }
 
-// acknowledge returns the params of an acknowledgment that honors all that a listen asks for but the refused resources.
+// acknowledge returns the params of an acknowledgment. It honors the whole request except the refused resources.
 func (s *scripted) acknowledge(params json.RawMessage) string {
 	var p struct {
 		Notifications map[string]json.RawMessage
@@ -314,7 +313,7 @@ func (s *scripted) acknowledge(params json.RawMessage) string {
 	return `{"notifications":` + string(text) + `}`
 }
 
-// notify sends a message to all open streams and says how many they were.
+// notify sends a message to all open streams and returns their number.
 func (s *scripted) notify(text string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -324,7 +323,7 @@ func (s *scripted) notify(text string) int {
 	return len(s.streams)
 }
 
-// sendTo sends a message to those listens that ask for what has this in it.
+// sendTo sends a message to the listens whose params contain the text asked.
 func (s *scripted) sendTo(asked, text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -335,7 +334,7 @@ func (s *scripted) sendTo(asked, text string) {
 	}
 }
 
-// intercept lets a test answer some requests instead of the scripted backend: those for which first reports true.
+// intercept makes first handle requests before the scripted backend. A request for which first reports false goes to the backend.
 func (s *scripted) intercept(first func(w http.ResponseWriter, r *http.Request, m got) bool) {
 	s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -358,7 +357,7 @@ func (s *scripted) hangUp() {
 	}
 }
 
-// refuse answers streams with that status from now on, or lets them open again.
+// refuse answers further streams with the status, or accepts them if it is 0.
 func (s *scripted) refuse(status int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -391,7 +390,7 @@ func (s *scripted) open() int {
 	return len(s.streams)
 }
 
-// only waits until the nth stream is open and no other.
+// only waits until the nth stream is open and is the only one.
 func (s *scripted) only(t *testing.T, n int) {
 	t.Helper()
 	until(t, fmt.Sprintf("stream %d is the only one that is open", n), func() bool {
@@ -408,7 +407,7 @@ func (s *scripted) list(lists func(method, cursor string) string) {
 	s.lists = lists
 }
 
-// received are the messages of a method so far.
+// received returns the messages with the given method so far.
 func (s *scripted) received(method string) (out []got) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -436,6 +435,7 @@ func (s *scripted) next(t *testing.T, method string) got {
 	}
 }
 
+// memory returns an empty store.
 func memory(t *testing.T) store.DB {
 	t.Helper()
 	db, err := sqlite.Open(":memory:", sqlite.Options{})
@@ -446,6 +446,7 @@ func memory(t *testing.T) store.DB {
 	return db
 }
 
+// at returns the configuration of a scripted backend.
 func at(name string, s *scripted, change ...func(*api.Backend)) api.Backend {
 	b := api.Backend{Name: name, URL: s.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: api.AutoVersion}
 	for _, c := range change {
@@ -454,7 +455,7 @@ func at(name string, s *scripted, change ...func(*api.Backend)) api.Backend {
 	return b
 }
 
-// parsed is a configuration with these backends, as it is written.
+// parsed returns a configuration with the given YAML as its backends.
 func parsed(t *testing.T, format string, args ...any) *config.Config {
 	t.Helper()
 	c, err := config.Parse(fmt.Appendf(nil, "backends:\n"+format, args...))
@@ -491,7 +492,7 @@ func newGateway(t *testing.T, o Options) *Gateway {
 
 var ann = auth.Principal{ID: "ann", Workspace: auth.DefaultWorkspace, Scopes: []string{"mcp"}}
 
-// sessionBased is a client of 2025-11-25 that can answer questions.
+// sessionBased returns a client of 2025-11-25 that can answer questions.
 func sessionBased(session string) api.Client {
 	return api.Client{
 		Principal: ann, Session: session, Version: "2025-11-25",
@@ -499,7 +500,7 @@ func sessionBased(session string) api.Client {
 	}
 }
 
-// of is a client of the principal of which nothing else matters.
+// of returns a client of which only the principal matters.
 func of(p auth.Principal) api.Client { return api.Client{Principal: p} }
 
 func statelessClient(p auth.Principal) api.Client {
@@ -519,7 +520,7 @@ type calling struct {
 	done     chan error
 }
 
-// start calls a tool. Params is all of params.
+// start calls a tool in the background. The text params is the whole of params.
 func start(t *testing.T, g *Gateway, c api.Client, name, id, params string) *calling {
 	t.Helper()
 	x := &calling{messages: make(chan sent, 1000), done: make(chan error, 1)}
@@ -570,7 +571,7 @@ func call(t *testing.T, g *Gateway, c api.Client, name string) (string, error) {
 	return x.next(t).text, nil
 }
 
-// mustCall calls a tool, which has to answer.
+// mustCall calls a tool and fails the test if the call has an error.
 func mustCall(t *testing.T, g *Gateway, c api.Client, name string) string {
 	t.Helper()
 	text, err := call(t, g, c, name)
@@ -580,7 +581,7 @@ func mustCall(t *testing.T, g *Gateway, c api.Client, name string) string {
 	return text
 }
 
-// sees compares the names of the tools that a client sees.
+// sees checks the names of the tools that a client sees.
 func sees(t *testing.T, g *Gateway, c api.Client, want ...string) {
 	t.Helper()
 	if got := names(g.List(t.Context(), c, api.Tools)); !slices.Equal(got, want) {
@@ -588,6 +589,7 @@ func sees(t *testing.T, g *Gateway, c api.Client, want ...string) {
 	}
 }
 
+// until waits until ok reports true.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	late := time.Now().Add(patience)

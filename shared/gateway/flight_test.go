@@ -12,15 +12,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
-// waiting counts the goroutines that wait for what another one does.
+// waiting counts the goroutines that wait for a view.
 func waiting() int {
 	all := make([]byte, 4<<20)
 	return strings.Count(string(all[:runtime.Stack(all, true)]), "refresh.(*Value[...]).get(")
 }
 
-// GWN-01, GWN-02: however many callers want what is not known yet, a backend is asked once: what it
-// serves, and for each page of the list.
-func TestOneFetchForAllWhoWaitForIt(t *testing.T) {
+// GWN-01, GWN-02: given many callers that need a backend's list, then the backend is asked once for its capabilities and once for
+// each page.
+func TestWaitingCallersShareOneFetch(t *testing.T) {
 	goOn := make(chan struct{})
 	s := newScripted(t, func(s *scripted) { s.stateless = true })
 	s.list(func(method, cursor string) string {
@@ -54,7 +54,7 @@ func TestOneFetchForAllWhoWaitForIt(t *testing.T) {
 
 // GWN-01: given a backend that answers with an error, when 20 callers wait for its list, then the backend is asked at most twice,
 // because one of them may ask again, and all get the previous list. The next caller asks again immediately.
-func TestOneFailureForAllWhoWaitForIt(t *testing.T) {
+func TestWaitingCallersShareAFailure(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.stateless = true })
 	g := gatewayOver(t, memory(t), at("b", s))
 	g.List(t.Context(), of(ann), api.Tools)
@@ -79,9 +79,9 @@ func TestOneFailureForAllWhoWaitForIt(t *testing.T) {
 	sees(t, g, of(ann), "u")
 }
 
-// GWN-01: the caller who happens to do the asking may leave; the others are served, and each
-// waits no longer than it wants to.
-func TestFetchOutlivesWhoBeganIt(t *testing.T) {
+// GWN-01: given a caller that starts a fetch and leaves, then the fetch continues for the others. Each caller waits no longer than
+// its own context.
+func TestFetchOutlivesItsCaller(t *testing.T) {
 	goOn := make(chan struct{})
 	s := newScripted(t, func(s *scripted) { s.stateless = true })
 	s.list(func(method, _ string) string { <-goOn; return oneTool("t")(method, "") })
@@ -116,7 +116,7 @@ func TestFetchOutlivesWhoBeganIt(t *testing.T) {
 	}
 }
 
-// GWN-01: a list that may not be kept is not asked for again by each call of its tools.
+// GWN-01: calls use a list with a time to live of 0 without fetching it again. Lists fetch it each time.
 func TestCallsUseAListThatMayNotBeKept(t *testing.T) {
 	s := newScripted(t, func(s *scripted) {
 		s.stateless = true

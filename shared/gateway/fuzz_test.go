@@ -18,8 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
-// scribe is a backend without a network that answers calls, or streams, with whatever bytes it is given.
-// "$ID" and "$TOKEN" stand for those of the request.
+// scribe is a backend without a network that answers calls or streams with given bytes. In them, "$ID" and "$TOKEN" stand for the id
+// and the progress token of the request.
 type scribe struct {
 	stateless bool
 	media     string
@@ -71,7 +71,7 @@ func (s *scribe) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer(200, "application/json", `{"jsonrpc":"2.0","id":`+id+`,"result":{"tools":[{"name":"t"}],"resources":[],"resourceTemplates":[]}}`)
 }
 
-// behind is a gateway before a scribe.
+// behind returns a gateway whose only backend is the scribe.
 func (s *scribe) behind(f *testing.F) *Gateway {
 	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
 	if err != nil {
@@ -95,7 +95,7 @@ func (s *scribe) behind(f *testing.F) *Gateway {
 
 var mediaTypes = []string{"text/event-stream", "application/json"}
 
-// seeds are answers of backends, from sound to not.
+// seeds are answers of backends, valid and invalid.
 var seeds = []string{
 	`{"jsonrpc":"2.0","id":$ID,"result":{"content":[]}}`,
 	"data: {\"jsonrpc\":\"2.0\",\"id\":$ID,\"result\":{}}\n\n",
@@ -109,9 +109,8 @@ var seeds = []string{
 	`[`, `{"jsonrpc":"2.0","id":$ID`, "",
 }
 
-// FuzzBackendsAnswer has a backend answer calls with any bytes. GWN-05, GWN-14, GWN-15: whatever they are, the call ends in its
-// time; what the client gets is JSON-RPC, one response at the most, under its own id and after all else,
-// and progress with its own token.
+// FuzzBackendsAnswer has a backend answer calls with any bytes. GWN-05, GWN-14, GWN-15: the call ends in time. The client gets
+// only valid JSON-RPC: at most one response, which has the client's id and comes last, and progress with the client's token.
 func FuzzBackendsAnswer(f *testing.F) {
 	scribes := []*scribe{{}, {stateless: true}}
 	gateways := []*Gateway{scribes[0].behind(f), scribes[1].behind(f)}
@@ -161,8 +160,8 @@ func FuzzBackendsAnswer(f *testing.F) {
 	})
 }
 
-// FuzzBackendsStream has a backend send any bytes on its stream of notifications. GWN-05: nothing but changes and
-// updates with a URI is announced, and the relay goes on.
+// FuzzBackendsStream has a backend send any bytes on its notification stream. GWN-05: the relay announces only list changes and
+// updates with a URI, and continues.
 func FuzzBackendsStream(f *testing.F) {
 	scribes := []*scribe{{}, {stateless: true}}
 	gateways := []*Gateway{scribes[0].behind(f), scribes[1].behind(f)}

@@ -55,9 +55,7 @@ type Options struct {
 	AskTimeout time.Duration
 	// CallTimeout limits a call; 0 means 15 minutes.
 	CallTimeout time.Duration
-	// SessionTTL is the time after its last use at which a session with a backend expires; 0 means 24 hours.
-	SessionTTL time.Duration
-	Log        *slog.Logger
+	Log         *slog.Logger
 	// Metrics counts calls and Tracer traces them. Both may be nil.
 	Metrics *metric.Set
 	Tracer  *trace.Tracer
@@ -88,7 +86,6 @@ func New(o Options) (*Gateway, error) {
 	o.ListTTL = cmp.Or(o.ListTTL, 5*time.Second)
 	o.AskTimeout = cmp.Or(o.AskTimeout, 10*time.Second)
 	o.CallTimeout = cmp.Or(o.CallTimeout, 15*time.Minute)
-	o.SessionTTL = cmp.Or(o.SessionTTL, 24*time.Hour)
 	o.Log = cmp.Or(o.Log, slog.Default())
 	if o.Key == nil {
 		o.Key = []byte(rand.Text())
@@ -109,7 +106,7 @@ func New(o Options) (*Gateway, error) {
 	broken := metric.NewUndecodable(o.Log)
 	return &Gateway{
 		Set: set, options: &o, drops: drops, states: states, broken: broken,
-		sessions:     &sessions{db: o.DB, log: o.Log, ttl: o.SessionTTL, idle: o.CallTimeout + usedEvery, broken: broken},
+		sessions:     &sessions{db: o.DB, log: o.Log, idle: o.CallTimeout + usedEvery, broken: broken},
 		elicitations: &elicitations{db: o.DB, log: o.Log, broken: broken},
 	}, nil
 }

@@ -11,18 +11,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 )
 
-// inTime lets a relay have so much time, and give over in the last part of it.
+// inTime limits a relay's time, and sets the last part of it as the time for handing over.
 func inTime(life, handover time.Duration) func(*relay.Relay) {
 	until := time.Now().Add(life)
 	return func(r *relay.Relay) { r.Until, r.Handover = until, handover }
 }
 
-// ends waits until a relay has ended by itself.
-func ends(t *testing.T, what string, g *Gateway, l log, change func(*relay.Relay)) (took time.Duration) {
+// waitForEnd waits until a relay has ended by itself, and returns how long that took.
+func waitForEnd(t *testing.T, what string, g *Gateway, l log, change func(*relay.Relay)) (took time.Duration) {
 	t.Helper()
 	began := time.Now()
 	select {
-	case <-running(t, what, g, l, change):
+	case <-runBounded(t, what, g, l, change):
 		return time.Since(began)
 	case <-time.After(patience):
 		t.Fatalf("%s runs on", what)
@@ -30,8 +30,8 @@ func ends(t *testing.T, what string, g *Gateway, l log, change func(*relay.Relay
 	return 0
 }
 
-// running is a relay that may end by itself.
-func running(t *testing.T, by string, g *Gateway, l log, change func(*relay.Relay)) <-chan struct{} {
+// runBounded starts a relay that may end by itself.
+func runBounded(t *testing.T, by string, g *Gateway, l log, change func(*relay.Relay)) <-chan struct{} {
 	t.Helper()
 	r := newRelay(by, g, l)
 	change(r)
@@ -42,9 +42,8 @@ func running(t *testing.T, by string, g *Gateway, l log, change func(*relay.Rela
 	return done
 }
 
-// GWN-03, GWN-04: a process whose time is bounded hands a backend over in the last part of that time: the
-// next one listens before it stops. Of updates that come all the time none is lost, and the changes of
-// lists before it are not announced again. One that comes when nothing is to be had goes at once.
+// GWN-03, GWN-04: a process with limited time hands a backend over in the last part of that time. Its successor listens before it
+// stops, so no update is lost and no earlier list change is announced again. A relay without work ends immediately.
 func TestNothingIsLostOverAHandover(t *testing.T) {
 	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
 		t.Run(name, func(t *testing.T) {
@@ -54,11 +53,11 @@ func TestNothingIsLostOverAHandover(t *testing.T) {
 				gateways := func() *Gateway { return gatewayOver(t, db, at("b", s)) }
 				subscribe(t, gateways(), wants("x://1", "s"))
 				began := time.Now()
-				first := running(t, "first", gateways(), l, inTime(6*time.Second, 4*time.Second))
+				first := runBounded(t, "first", gateways(), l, inTime(6*time.Second, 4*time.Second))
 				s.only(t, 1)
 				l.has(t, `first default b notifications/resources/updated {"uri":"x://1"}`) // its subscription took effect
-				if took := ends(t, "another one, early", gateways(), l, inTime(20*time.Second, 4*time.Second)); took > 3*time.Second {
-					t.Errorf("it took %s to see that nothing is to be had", took)
+				if took := waitForEnd(t, "another one, early", gateways(), l, inTime(20*time.Second, 4*time.Second)); took > 3*time.Second {
+					t.Errorf("it took %s to see that other relays have all backends", took)
 				}
 				s.list(oneTool("t", "u"))
 				s.notify(toolsChanged)
@@ -80,7 +79,7 @@ func TestNothingIsLostOverAHandover(t *testing.T) {
 					}
 				}()
 				time.Sleep(300 * time.Millisecond)
-				running(t, "second", gateways(), l, inTime(20*time.Second, 4*time.Second))
+				runBounded(t, "second", gateways(), l, inTime(20*time.Second, 4*time.Second))
 				select {
 				case <-first:
 				case <-time.After(patience):
@@ -121,8 +120,8 @@ func TestNothingIsLostOverAHandover(t *testing.T) {
 	}
 }
 
-// GWN-03, GWN-06: after a holder that died the next one notifies of each resource that is subscribed to, for an
-// update may have been missed, and of each list that changed.
+// GWN-03, GWN-06: after a holder has died, its successor announces an update of each subscribed resource, because it may have
+// missed one, and each changed list.
 func TestGapIsAnnounced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t)
@@ -143,9 +142,9 @@ func TestGapIsAnnounced(t *testing.T) {
 	})
 }
 
-// GWN-06: a holder that dies right after it announced a change leaves it to the next one to announce again, for
-// what the list was then is not known: it may be again what it was before.
-func TestChangeThatIsNotRemembered(t *testing.T) {
+// GWN-06: given a holder that dies right after it announced a change, then its successor announces the change again, because the
+// hash of the list is unknown. The list may have changed back since.
+func TestAnnouncedChangeWithoutAHashIsAnnouncedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t)
 		db, l := memory(t), newLog()
@@ -163,30 +162,30 @@ func TestChangeThatIsNotRemembered(t *testing.T) {
 	})
 }
 
-// GWN-03: a process whose time is bounded goes at once when there is no backend, keeps a backend that refuses
-// it without letting others in, and gives the lease back at the end of its time.
+// GWN-03: a relay with limited time ends immediately if there are no backends, keeps trying a backend that refuses it without
+// letting other relays in, and returns the lease at the end of its time.
 func TestBoundedTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db, l := memory(t), newLog()
-		if took := ends(t, "without backends", gatewayOver(t, db), l, inTime(time.Minute, time.Second)); took > 5*time.Second {
+		if took := waitForEnd(t, "without backends", gatewayOver(t, db), l, inTime(time.Minute, time.Second)); took > 5*time.Second {
 			t.Errorf("it took %s to see that there is no backend", took)
 		}
 		s := newScripted(t, func(s *scripted) { s.getStatus = 503 })
 		g := func() *Gateway { return gatewayOver(t, db, at("b", s)) }
-		first := running(t, "first", g(), l, inTime(2*time.Second, 100*time.Millisecond))
+		first := runBounded(t, "first", g(), l, inTime(2*time.Second, 100*time.Millisecond))
 		until(t, "it has tried twice", func() bool { return len(s.received("initialize")) > 3 })
-		if took := ends(t, "another one", g(), l, inTime(time.Minute, time.Second)); took > 5*time.Second {
-			t.Errorf("it took %s to see that nothing is to be had", took)
+		if took := waitForEnd(t, "another one", g(), l, inTime(time.Minute, time.Second)); took > 5*time.Second {
+			t.Errorf("it took %s to see that other relays have all backends", took)
 		}
 		<-first
 		began := time.Now()
-		second := running(t, "second", g(), l, inTime(3*time.Second, 2*time.Second))
+		second := runBounded(t, "second", g(), l, inTime(3*time.Second, 2*time.Second))
 		until(t, "it tries", func() bool { return len(s.received("initialize")) > 5 })
 		if took := time.Since(began); took > shortLease {
 			t.Errorf("it took %s to have the lease", took)
 		}
 		time.Sleep(time.Until(began.Add(1100 * time.Millisecond)))
-		running(t, "third", g(), l, inTime(time.Minute, 2*time.Second))
+		runBounded(t, "third", g(), l, inTime(time.Minute, 2*time.Second))
 		<-second // there is nothing to hand over, but the trying
 		if took := time.Since(began); took > 2900*time.Millisecond {
 			t.Errorf("it ended after %s", took)

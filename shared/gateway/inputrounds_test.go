@@ -16,7 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// wantsInput is a backend of 2026-07-28 that wants the requests, and repeats the answers.
+// wantsInput returns the calls of a backend of 2026-07-28 that asks for the inputs and repeats the answers in its result.
 func wantsInput(requests string) func(*turn) {
 	return func(x *turn) {
 		answers := jsonrpc.Member(x.Params, "inputResponses")
@@ -29,7 +29,7 @@ func wantsInput(requests string) func(*turn) {
 	}
 }
 
-// answering answers the questions of a call at another instance, as often as they come.
+// answering answers all questions of a call at another instance.
 func answering(t *testing.T, at *Gateway, answer func(method string) string) func(*api.Call) {
 	return func(c *api.Call) {
 		send := c.Send
@@ -51,10 +51,9 @@ func answering(t *testing.T, at *Gateway, answer func(method string) string) fun
 	}
 }
 
-// GWN-10, GWN-11, GWN-12, GWN-17: a 2026 backend's input_required becomes requests on the stream of
-// a client with a session, under ids that cannot be guessed; the answers come in at
-// another instance and are in the retry with the backend's own state and a new id. An answer
-// from another session is refused. Nothing of the questions is left in the store.
+// GWN-10, GWN-11, GWN-12, GWN-17: an input_required result of a backend becomes requests with unguessable ids on the stream of a
+// client with a session. The client answers at another instance. The retry has the answers, the backend's state and a new id.
+// Answers of another session are refused. Afterwards the store has no questions.
 func TestInputRequiredOfA2026BackendIsRequestsOfA2025Client(t *testing.T) {
 	s := serving(t, true, wantsInput(`{"who":{"method":"elicitation/create","params":`+form+`},"llm":{"method":"sampling/createMessage","params":{"messages":[],"maxTokens":1}}}`))
 	g := instances(t, 2, s)
@@ -87,8 +86,8 @@ func TestInputRequiredOfA2026BackendIsRequestsOfA2025Client(t *testing.T) {
 	}
 }
 
-// GWN-11, GWN-17: declines are answers, and so are errors: an elicitation was cancelled then, and for a
-// request whose answer this revision cannot leave out the call ends with the client's error.
+// GWN-11, GWN-17: a decline is an answer. An error in answer to an elicitation becomes a cancellation by the user. Any other error
+// ends the call, because 2026-07-28 has no errors in inputResponses.
 func TestDeclinesAndErrorsOfA2025ClientAreAnswers(t *testing.T) {
 	for _, tt := range []struct{ method, params, answer, text, failure string }{
 		{"elicitation/create", form, `"result":{"action":"decline"}`, `:state-1{"q":{"action":"decline"}}`, ""},
@@ -115,8 +114,8 @@ func TestDeclinesAndErrorsOfA2025ClientAreAnswers(t *testing.T) {
 	}
 }
 
-// GWN-17: a client with a session is not asked what it declared no capability for, though
-// the backend does; nor is one of 2026-07-28, whose error says what it lacks.
+// GWN-17: a client is not asked for input for which it declared no capability. A client of 2026-07-28 gets an error that names the
+// missing capability.
 func TestInputOfAnUndeclaredCapabilityIsNotAskedFor(t *testing.T) {
 	s := serving(t, true, wantsInput(`{"q":{"method":"sampling/createMessage","params":{"messages":[],"maxTokens":1}}}`))
 	g := instances(t, 1, s)[0]
@@ -131,8 +130,8 @@ func TestInputOfAnUndeclaredCapabilityIsNotAskedFor(t *testing.T) {
 	}
 }
 
-// GWN-17: a backend that only wants to be asked again is, with its state; one that never
-// has enough ends with an error.
+// GWN-17: a backend that asks for a retry without a question is called again with its state. After too many retries the call ends
+// with an error.
 func TestBackendThatWantsToBeAskedAgain(t *testing.T) {
 	for enough, want := range map[int]string{3: `:"s2"`, maxRounds + 1: ""} {
 		synctest.Test(t, func(t *testing.T) { // for there are pauses
@@ -152,10 +151,9 @@ func TestBackendThatWantsToBeAskedAgain(t *testing.T) {
 	}
 }
 
-// GWN-16, GWN-17: the request of a client with a session gets what 2026-07-28 requires: what the
-// session declared, its log level, the mirrored headers of the tool's annotated arguments.
-// What the client wrote in their place does not count; all else stays. The result loses what the
-// client's revision does not have.
+// GWN-16, GWN-17: the gateway adds to the request what 2026-07-28 requires: the session's capabilities, its log level and the
+// headers for annotated arguments. It replaces members that the client wrote in their place. It removes from the result the
+// members that the client's revision does not have.
 func TestRequestOf2025AtA2026Backend(t *testing.T) {
 	var header http.Header
 	s := serving(t, true, func(x *turn) {
@@ -192,8 +190,8 @@ func TestRequestOf2025AtA2026Backend(t *testing.T) {
 	}
 }
 
-// GWN-17: the codes that 2026-07-28 brought do not reach a client with a session, and
-// -32021 keeps what it requires. The table of codes is that of package translate.
+// GWN-17: a client with a session does not get error codes that are new in 2026-07-28. The error -32021 keeps its data. Package
+// translate has the table of codes.
 func TestErrorsOf2026DoNotReachA2025Client(t *testing.T) {
 	code, data := -32021, `{"requiredCapabilities":{"roots":{}}}`
 	s := serving(t, true, func(x *turn) { x.fail(code, data) })
@@ -216,9 +214,8 @@ func TestErrorsOf2026DoNotReachA2025Client(t *testing.T) {
 	}
 }
 
-// GWN-13: notifications/cancelled of a client with a session ends its call at a 2026 backend
-// by closing the stream, within a second, at whichever instance it comes in; also while
-// the call waits for the client's answer. Another session's does not.
+// GWN-13: given a call to a backend of 2026-07-28, when the client cancels it at any instance, then the gateway closes the
+// connection within a second, even while the call waits for the client's answer. A cancellation of another session has no effect.
 func TestCancellationIsAClosedStreamToA2026Backend(t *testing.T) {
 	for _, waiting := range []string{"for the backend", "for the client"} {
 		t.Run(waiting, func(t *testing.T) {
@@ -262,8 +259,7 @@ func TestCancellationIsAClosedStreamToA2026Backend(t *testing.T) {
 	}
 }
 
-// GWN-17: the headers by which a client of 2026-07-28 repeats arguments are compared with them,
-// whatever revision the backend speaks.
+// GWN-17: the gateway compares the headers that repeat arguments with the arguments, whatever the backend's revision is.
 func TestParameterHeadersAreValidated(t *testing.T) {
 	for _, stateless := range []bool{true, false} {
 		var got http.Header
@@ -299,8 +295,8 @@ func TestParameterHeadersAreValidated(t *testing.T) {
 	}
 }
 
-// GWN-17: a tool whose output is no object is listed without its schema to clients of
-// revisions that have only objects; all others see the entry as it came.
+// GWN-17: clients of revisions in which the output of a tool must be an object see other tools without their output schema. All
+// other clients see the entry unchanged.
 func TestOutputSchemaOfAListedTool(t *testing.T) {
 	const tool = `{"name":"tool","inputSchema":{"type":"object"},"outputSchema":{"type":"array"},"x":1.0}`
 	e := instances(t, 1, serving(t, true, nil, tool))[0].List(t.Context(), someone(v2025), api.Tools).Entries[0]

@@ -18,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
+// names returns the names in a list.
 func names(l *api.List) (out []string) {
 	for _, e := range l.Entries {
 		out = append(out, e.Name)
@@ -25,9 +26,8 @@ func names(l *api.List) (out []string) {
 	return out
 }
 
-// GWN-01, GWN-15: the lists of all backends are one, in a stable order, tools and
-// prompts with the backend's prefix, URIs as they are, entries otherwise untouched; a name that two
-// have is reported.
+// GWN-01, GWN-15: the combined list has the entries of all backends in a stable order. Tools and prompts get the backend's prefix,
+// and URIs and all other members stay unchanged. The list reports names that two backends have.
 func TestListsAreGathered(t *testing.T) {
 	entry := func(name string) string {
 		return fmt.Sprintf(`{ "x":9007199254740993, "na\u006de" : %q,"_meta":{"a/b":[1.50]},"title":"\u003cT\u003e" }`, name)
@@ -84,7 +84,7 @@ func TestListsAreGathered(t *testing.T) {
 	}
 }
 
-// GWN-01: that two backends have the same name is logged, and not each time that it is listed or called.
+// GWN-01: a name that two backends have is logged once, however often it is listed or called.
 func TestConflictIsLoggedOnce(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
 	var j journal
@@ -125,8 +125,8 @@ func TestAnUnreachableBackendDoesNotFillTheLog(t *testing.T) {
 	})
 }
 
-// GWN-01: given a backend with a prefix, when another one offers a tool whose name begins with that prefix, then clients
-// neither see nor call that tool.
+// GWN-01: given a backend with a prefix, when another one offers a tool whose name begins with that prefix, then clients cannot
+// see or call that tool.
 func TestABackendCannotOfferToolsUnderThePrefixOfAnother(t *testing.T) {
 	tools := func(names ...string) func(string, string) string {
 		return func(method, _ string) string {
@@ -162,8 +162,7 @@ func TestABackendCannotOfferToolsUnderThePrefixOfAnother(t *testing.T) {
 	}
 }
 
-// GWN-01, GWN-04: what a backend said has changed is not served from what was fetched before, even
-// if the fetch ends after.
+// GWN-01, GWN-04: after a change, the gateway does not serve a list whose fetch began before the change, even if it ends after it.
 func TestChangedListIsFetchedAgain(t *testing.T) {
 	fetching, goOn := make(chan struct{}), make(chan struct{})
 	s := newScripted(t)
@@ -184,7 +183,7 @@ func TestChangedListIsFetchedAgain(t *testing.T) {
 	sees(t, g, of(ann), "after")
 }
 
-// GWN-02: what revision a backend speaks is found out, or taken from the configuration.
+// GWN-02: the gateway finds out the backend's revision, or uses the configured one.
 func TestRevisionIsFoundOut(t *testing.T) {
 	for _, c := range []struct {
 		name, pinned, supported, want string
@@ -229,7 +228,7 @@ func TestRevisionIsFoundOut(t *testing.T) {
 	}
 }
 
-// GWN-02: an instance has one session of its own with a backend, however often it asks again.
+// GWN-02: an instance has one session of its own with a backend, however often it asks for the capabilities.
 func TestOwnSessionsAreEnded(t *testing.T) {
 	s := newScripted(t)
 	g := gatewayOver(t, memory(t), at("b", s))
@@ -245,8 +244,7 @@ func TestOwnSessionsAreEnded(t *testing.T) {
 	}
 }
 
-// GWN-04: a principal sees the backends of its workspace that its scopes allow, and can
-// use no other.
+// GWN-04: a principal can use exactly the backends of its workspace whose scopes it has.
 func TestBackendsAreSeenByWorkspaceAndScopes(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
 	g := gatewayOver(t, memory(t), at("open", s), at("scoped", s, prefix("s_"), func(b *api.Backend) { b.Scopes = []string{"x", "y"} }),
@@ -280,7 +278,7 @@ func TestBackendsAreSeenByWorkspaceAndScopes(t *testing.T) {
 	}
 }
 
-// GWN-19: each backend gets its own credentials, by reference, and no other's.
+// GWN-19: each backend gets its own credentials, which the configuration gives by reference.
 func TestEachBackendGetsItsOwnCredentials(t *testing.T) {
 	t.Setenv("GATEWAY_TEST_SECRET", "Bearer operator")
 	t.Setenv("GATEWAY_TEST_CLIENT_SECRET", "s3cret")
@@ -320,8 +318,7 @@ func TestEachBackendGetsItsOwnCredentials(t *testing.T) {
 	}
 }
 
-// GWN-19: the client's secret goes to the token endpoint and nowhere else, and one that does not
-// answer holds no caller up for long.
+// GWN-19: the gateway sends the client secret only to the token endpoint, and does not follow its redirects.
 func TestTokenEndpointCannotPassTheSecretOn(t *testing.T) {
 	t.Setenv("GATEWAY_TEST_CLIENT_SECRET", "s3cret")
 	other := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -343,7 +340,7 @@ func TestTokenEndpointCannotPassTheSecretOn(t *testing.T) {
 	}
 }
 
-// GWN-01: a cursor that a client made up is refused or leads somewhere, whatever number is in it.
+// GWN-01: a cursor that a client made up is refused or leads to a valid position, whatever number it contains.
 func TestCursorsThatAreMadeUp(t *testing.T) {
 	l := &api.List{Entries: make([]api.Entry, 5), Parts: []api.Part{{Backend: "a", First: 0, End: 3}, {Backend: "b", First: 3, End: 5}}}
 	for _, place := range []int{0, 1, 2, 1 << 32, math.MaxInt, math.MinInt, -1} {
@@ -354,8 +351,8 @@ func TestCursorsThatAreMadeUp(t *testing.T) {
 	}
 }
 
-// GWN-01, GWN-14: a backend whose list is too large, has no end, or pages that come too slowly, is left
-// out, and others do not wait for it longer than a list may take. One that is slow is not asked again at once.
+// GWN-01, GWN-14: a backend's list is left out if it is too large, has no end or arrives too slowly. Other backends' lists wait no
+// longer than one list may take. After a timeout the backend is not asked again immediately.
 func TestListsThatTakeTooMuch(t *testing.T) {
 	const answerTime = 800 * time.Millisecond
 	for name, tt := range map[string]struct {

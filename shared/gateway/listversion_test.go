@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// counting counts what is read from a store.
+// counting is a store that counts its reads.
 type counting struct {
 	store.DB
 	gets, keys, queries atomic.Int64
@@ -36,16 +36,15 @@ func (c *counting) Query(ctx context.Context, q store.Query) (store.Page, error)
 	return c.DB.Query(ctx, q)
 }
 
-// reads are those that do makes.
+// reads counts the reads of the store while do runs.
 func (c *counting) reads(do func()) (gets, keys int64) {
 	g, k, q := c.gets.Load(), c.keys.Load(), c.queries.Load()
 	do()
 	return c.gets.Load() - g + c.queries.Load() - q, c.keys.Load() - k
 }
 
-// GWN-01, GWN-04: at an instance that has no connection to the backend, and has just fetched the
-// lists, they are the new ones as soon as the change is announced: every time, of every kind and in both
-// revisions.
+// GWN-01, GWN-04: given an instance without a connection to the backend that has just fetched the lists, when a change is
+// announced, then it serves the new lists. This holds for every change, every kind of list and both kinds of revisions.
 func TestListsAtOtherInstancesAreTheNewOnes(t *testing.T) {
 	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
 		t.Run(name, func(t *testing.T) {
@@ -92,8 +91,8 @@ func TestListsAtOtherInstancesAreTheNewOnes(t *testing.T) {
 	}
 }
 
-// GWN-01: a list costs one read of the store, whatever the number of backends, and a call no more than
-// it needs for itself: none that is about lists, as long as they are at hand.
+// GWN-01: a list costs one read of the store, whatever the number of backends. A call reads nothing about lists while they are
+// cached.
 func TestReadsOfTheStore(t *testing.T) {
 	s := newScripted(t, func(s *scripted) {
 		s.stateless = true
@@ -124,15 +123,15 @@ func TestReadsOfTheStore(t *testing.T) {
 			t.Fatal("what is not there was called")
 		}
 	}); reads != 1 {
-		t.Errorf("a call of what is not there made %d reads", reads)
+		t.Errorf("a call of an unknown tool made %d reads, want 1", reads)
 	}
 	if n := len(s.received("tools/list")); n != 3 {
 		t.Errorf("3 backends were asked %d times for their tools", n)
 	}
 }
 
-// GWN-01: what a backend has just begun to serve can be called at any instance, also where it was
-// not listed yet. Names that no backend has make a backend work once a second at most.
+// GWN-01: a new name can be called immediately at any instance, even at one that has not listed it yet. Unknown names cost a
+// backend at most one request per second.
 func TestNewNamesCanBeCalledAtOtherInstances(t *testing.T) {
 	s := newScripted(t, func(s *scripted) {
 		s.capabilities = `{"tools":{"listChanged":true}}`
@@ -164,7 +163,7 @@ func TestNewNamesCanBeCalledAtOtherInstances(t *testing.T) {
 	}
 }
 
-// GWN-01: while the store does not say which lists have changed, nothing old is listed, and calls go on.
+// GWN-01: given a store that cannot be read, then lists are fetched each time, and calls continue.
 func TestListsWhileTheStoreIsAway(t *testing.T) {
 	s := newScripted(t, func(s *scripted) {
 		s.stateless = true
@@ -185,9 +184,9 @@ func TestListsWhileTheStoreIsAway(t *testing.T) {
 	sees(t, g, of(ann), "v")
 }
 
-// GWN-14: a backend that does not answer is waited for by one caller, for a bounded time, and by others only when it announced
-// a change since. Meanwhile what others have is listed, and called, at once.
-func TestHangingBackendRests(t *testing.T) {
+// GWN-14: given a backend that hangs, then one caller waits for it for a limited time, and the next one waits only after the
+// backend announced a change. Meanwhile the other backends are listed and called immediately.
+func TestHangingBackendIsSkippedForAWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang := make(chan struct{})
 		var asked atomic.Int64

@@ -169,8 +169,8 @@ func (x *exchange) reply(ctx context.Context, body []byte) error {
 
 func (x *exchange) backend() *backends.Backend { return x.entry.View.Backend() }
 
-// stateBinding returns the data to which a requestState is bound: the principal, the method, the name, and all params except
-// those that change between rounds.
+// stateBinding returns the data to which a requestState is bound: the principal, the method, the name, and all params that
+// stay the same between rounds.
 func (x *exchange) stateBinding() []byte {
 	digest := translate.Digest(jsonrpc.Without(x.call.Params, func(name string) bool {
 		return name == "_meta" || name == "inputResponses" || name == "requestState"

@@ -9,8 +9,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 )
 
-// GWN-05: names, URIs and titles of a backend that hold control characters or text that is no Unicode reach no client: the entry is
-// dropped and counted, the others stay.
+// GWN-05: entries whose names, URIs or titles have control characters or invalid Unicode are dropped and counted. The other
+// entries stay.
 func TestNamesWithControlCharactersAreDropped(t *testing.T) {
 	bad := []string{`\u0000`, `\u001b[31m`, `\n`, `\t`, "\x7f", `\u0085`, "\u009b", `\u061c`, `\u200f`, `\u202e`, "\u202e", `\u2066`, `\ud800`}
 	s := newScripted(t, func(s *scripted) {
@@ -51,8 +51,7 @@ func TestNamesWithControlCharactersAreDropped(t *testing.T) {
 	}
 }
 
-// GWN-05: given a backend that nests one entry of a list too deeply, when clients ask for the list, they get the other entries,
-// and the one is counted.
+// GWN-05: an entry that is nested too deeply is dropped and counted. The other entries stay.
 func TestListWithADeepEntry(t *testing.T) {
 	nested := func(depth int) string { return strings.Repeat("[", depth) + strings.Repeat("]", depth) }
 	for name, c := range map[string]struct{ good, bad string }{
@@ -85,8 +84,8 @@ func TestListWithADeepEntry(t *testing.T) {
 	}
 }
 
-// GWN-05: a list that is no UTF-8 reaches no client.
-func TestListThatIsNoUTF8(t *testing.T) {
+// GWN-05: a list that is not UTF-8 does not reach clients.
+func TestListThatIsNotUTF8(t *testing.T) {
 	s := newScripted(t, func(s *scripted) {
 		s.lists = func(method, _ string) string {
 			if method != "tools/list" {

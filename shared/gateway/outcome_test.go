@@ -23,8 +23,8 @@ const (
 	form = `{"message":"Name?","requestedSchema":{"type":"object","properties":{"name":{"type":"string"}}}}`
 )
 
-// serving is a backend that has one tool, tool, one prompt, prompt, and one resource, test://resource. A definition of the
-// tool may be given.
+// serving returns a backend with the tool "tool", the prompt "prompt" and the resource test://resource. The tool may have a given
+// definition.
 func serving(t *testing.T, stateless bool, call func(*turn), tool ...string) *scripted {
 	t.Helper()
 	tool = append(tool, `{"name":"tool","inputSchema":{"type":"object"}}`)
@@ -44,7 +44,7 @@ func serving(t *testing.T, stateless bool, call func(*turn), tool ...string) *sc
 	})
 }
 
-// instances are gateways that share nothing but the store.
+// instances returns gateways that share only the store.
 func instances(t *testing.T, n int, s *scripted) (all []*Gateway) {
 	t.Helper()
 	db := memory(t)
@@ -65,14 +65,14 @@ func someone(version string) api.Client {
 	return c
 }
 
-// outcome is what a client saw of a call.
+// outcome is the result of a call, its notifications and its error as the client sees them.
 type outcome struct {
 	before   []json.RawMessage
 	response json.RawMessage
 	err      error
 }
 
-// called makes a call of the tool; params are those after the name.
+// called calls the tool. The text params has the members after the name.
 func called(t *testing.T, g *Gateway, c api.Client, params string, change ...func(*api.Call)) outcome {
 	t.Helper()
 	call := api.Call{
@@ -97,13 +97,13 @@ func called(t *testing.T, g *Gateway, c api.Client, params string, change ...fun
 	return o
 }
 
-// ofResource makes a call a read of the resource.
+// ofResource turns a call into a read of the resource.
 func ofResource(c *api.Call) {
 	c.Kind, c.Method, c.Name, c.Member = api.Resources, "resources/read", "test://resource", "uri"
 	c.Params = json.RawMessage(`{"uri":"test://resource"}`)
 }
 
-// result is the result of a call that went well.
+// result returns the result of a successful call.
 func (o outcome) result(t *testing.T) json.RawMessage {
 	t.Helper()
 	result := jsonrpc.Member(o.response, "result")
@@ -113,7 +113,7 @@ func (o outcome) result(t *testing.T) json.RawMessage {
 	return result
 }
 
-// says is the result's type and text.
+// says returns the type and the text of the result.
 func (o outcome) says(t *testing.T) string {
 	t.Helper()
 	var r struct {
@@ -126,7 +126,7 @@ func (o outcome) says(t *testing.T) string {
 	return r.Kind + ":" + r.Content[0].Text
 }
 
-// code is the code of the error that a call ended with, and its data.
+// code returns the code and the data of the error with which a call ended.
 func (o outcome) code() (int, string) {
 	var e struct {
 		Error struct {
@@ -145,7 +145,7 @@ func (o outcome) code() (int, string) {
 	return 0, ""
 }
 
-// required is an input_required result in its parts.
+// required is a parsed input_required result.
 type required struct {
 	Kind     string                     `json:"resultType"`
 	Requests map[string]json.RawMessage `json:"inputRequests"`
@@ -160,12 +160,12 @@ func (o outcome) required(t *testing.T) (r required) {
 	return r
 }
 
-// retry are the params of the next round; every request gets the response.
+// retry returns the params of the next round, with the same response to every request.
 func (r required) retry(response string) string {
 	return r.retryWith(func(string) string { return response })
 }
 
-// retryBy are those in which each request gets the response to its method.
+// retryBy returns the params of the next round, with a response for each method.
 func (r required) retryBy(responses map[string]string) string {
 	return r.retryWith(func(method string) string { return responses[method] })
 }
@@ -180,13 +180,13 @@ func (r required) retryWith(response func(method string) string) string {
 	return fmt.Sprintf(`,"inputResponses":%s,"requestState":%q`, b, r.State)
 }
 
-// text is the result of a tool that says something.
+// text returns the result of a tool with the given text.
 func text(format string, a ...any) string {
 	b, _ := json.Marshal(fmt.Sprintf(format, a...))
 	return `{"content":[{"type":"text","text":` + string(b) + `}]}`
 }
 
-// same compares JSON, whatever the order of members.
+// same compares JSON regardless of the order of members.
 func same(a, b json.RawMessage) bool {
 	var x, y any
 	return json.Unmarshal(a, &x) == nil && json.Unmarshal(b, &y) == nil && fmt.Sprint(x) == fmt.Sprint(y)

@@ -31,7 +31,7 @@ func updated(uri string) string {
 	return fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":%q,"x":9007199254740993}}`, uri)
 }
 
-// wants is a subscription of a client to a resource of backend b, for an hour.
+// wants returns a client's subscription to a resource of backend b for an hour.
 func wants(uri, holder string) api.Subscription {
 	return api.Subscription{Place: api.Place{Workspace: "default", Backend: "b"}, URI: uri, Holder: holder, Until: time.Now().Add(time.Hour)}
 }
@@ -71,7 +71,7 @@ func newRelay(by string, g *Gateway, l log) *relay.Relay {
 	}
 }
 
-// followed are the backends as a relay sees them.
+// followed returns the backends as a relay sees them.
 func (g *Gateway) followed(ctx context.Context) (all []relay.Backend) {
 	for _, b := range g.Followed(ctx) {
 		all = append(all, b)
@@ -79,7 +79,7 @@ func (g *Gateway) followed(ctx context.Context) (all []relay.Backend) {
 	return all
 }
 
-// relaying is a relay that runs; end ends it and waits.
+// relaying runs a relay. The function end ends it and waits.
 func relaying(t *testing.T, by string, g *Gateway, l log, change ...func(*relay.Relay)) (end func()) {
 	t.Helper()
 	r := newRelay(by, g, l)
@@ -94,7 +94,7 @@ func relaying(t *testing.T, by string, g *Gateway, l log, change ...func(*relay.
 	return end
 }
 
-// until reads the log up to a marker that the backend sends now, and returns what came before.
+// until reads the log up to a marker that the backend sends now, and returns the announcements before it.
 func (l log) until(t *testing.T, s *scripted) (before []string) {
 	t.Helper()
 	uri := fmt.Sprintf("mark:%d", time.Now().UnixNano())
@@ -124,7 +124,7 @@ func (l log) next(t *testing.T) string {
 	return ""
 }
 
-// has waits for one announcement, which is to be that.
+// has waits for one announcement and checks its text.
 func (l log) has(t *testing.T, want string) {
 	t.Helper()
 	if got := l.next(t); got != want {
@@ -132,7 +132,7 @@ func (l log) has(t *testing.T, want string) {
 	}
 }
 
-// silent fails if something was announced.
+// silent checks that there is no announcement.
 func (l log) silent(t *testing.T, s *scripted) {
 	t.Helper()
 	if got := l.until(t, s); len(got) > 0 {
@@ -140,7 +140,7 @@ func (l log) silent(t *testing.T, s *scripted) {
 	}
 }
 
-// mortal is a store that a process cut off from it has.
+// mortal is a store whose writes fail when it is dead, as in a process that cannot reach its store.
 type mortal struct {
 	store.DB
 	dead atomic.Bool
@@ -153,9 +153,9 @@ func (m *mortal) Write(ctx context.Context, ops ...store.Op) error {
 	return m.DB.Write(ctx, ops...)
 }
 
-// GWN-03, GWN-04: one stream for the whole deployment, whose notifications come once each; when its
-// holder ends another one opens it, and when it dies too, soon after its lease; and what was announced
-// before is not announced again.
+// GWN-03, GWN-04: the whole deployment has one stream per backend, and each notification is announced once. When the holder ends,
+// another relay opens the stream immediately. When the holder dies, another one opens it soon after the lease expires. Earlier
+// notifications are not announced again.
 func TestOneStreamForAllRelays(t *testing.T) {
 	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
 		t.Run(name, func(t *testing.T) {
@@ -219,8 +219,8 @@ func TestOneStreamForAllRelays(t *testing.T) {
 	}
 }
 
-// GWN-04: the capability resources does not promise resource templates. A backend that does not know their method is one without
-// templates, and its changes are announced.
+// GWN-04: the capability "resources" does not promise resource templates. A backend that does not know their method has no templates, and
+// its changes are announced.
 func TestChangesOfABackendWithoutResourceTemplatesAreAnnounced(t *testing.T) {
 	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
 		t.Run(name, func(t *testing.T) {
@@ -244,7 +244,7 @@ func TestChangesOfABackendWithoutResourceTemplatesAreAnnounced(t *testing.T) {
 	}
 }
 
-// remembered is what the store keeps of the list of tools.
+// remembered returns the stored hash of the list of tools.
 func remembered(t *testing.T, db store.DB) []byte {
 	t.Helper()
 	items, err := db.Get(t.Context(), store.Key{Table: store.Sessions, Partition: "relay#default#b", Sort: "list#tools"})
@@ -254,7 +254,7 @@ func remembered(t *testing.T, db store.DB) []byte {
 	return items[0].Value
 }
 
-// GWN-03: a holder that loses its lease, because it could not renew it, lets go of the stream.
+// GWN-03: a holder that cannot renew its lease closes the stream.
 func TestStreamGoesWithTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t)
@@ -268,7 +268,7 @@ func TestStreamGoesWithTheLease(t *testing.T) {
 	})
 }
 
-// GWN-06: what changed without a listener is announced, once; what did not, is not.
+// GWN-06: a list that changed while no relay listened is announced once. Unchanged lists are not announced.
 func TestMissedChangeIsAnnounced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t)
@@ -299,7 +299,7 @@ func TestMissedChangeIsAnnounced(t *testing.T) {
 	})
 }
 
-// GWN-06, GWN-07: a backend without a stream, or without notifications, is listed again and again.
+// GWN-06, GWN-07: the lists of a backend without a stream or without notifications are compared periodically.
 func TestBackendWithoutStreamIsListedAgain(t *testing.T) {
 	for name, change := range map[string]func(*scripted){
 		"405":              func(s *scripted) { s.getStatus = http.StatusMethodNotAllowed },
@@ -328,8 +328,8 @@ func TestBackendWithoutStreamIsListedAgain(t *testing.T) {
 	}
 }
 
-// GWN-07: a server that serves nothing but POST is no reason for warnings.
-func TestBackendWithoutGETIsNoWarning(t *testing.T) {
+// GWN-07: a server that serves only POST causes no warnings.
+func TestBackendWithoutGETCausesNoWarning(t *testing.T) {
 	const refusal = `{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"Method not allowed."}}`
 	for name, answer := range map[string]func(http.ResponseWriter){
 		"404": func(w http.ResponseWriter) { http.Error(w, "Cannot GET /mcp", http.StatusNotFound) },
@@ -363,7 +363,7 @@ func TestBackendWithoutGETIsNoWarning(t *testing.T) {
 	}
 }
 
-// records counts what is logged.
+// records counts log lines.
 type records struct {
 	mu            sync.Mutex
 	all, warnings int
@@ -384,8 +384,8 @@ func (r *records) Handle(_ context.Context, line slog.Record) error {
 	return nil
 }
 
-// GWN-07: a backend that refuses is tried again for ever, ever more seldom up to a bound, and soon
-// again after it was there.
+// GWN-07: the relay keeps trying a backend that refuses it, with pauses that grow up to a limit. After a success the pauses are
+// short again.
 func TestPausesGrow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t, func(s *scripted) { s.getStatus = http.StatusServiceUnavailable })
@@ -426,8 +426,8 @@ func TestPausesGrow(t *testing.T) {
 	})
 }
 
-// GWN-04: what clients want of a backend is asked for once, while anybody wants it, also of the next
-// connection; what no client wants any more is not.
+// GWN-04: the relay subscribes once to each resource that clients want, and again on each new connection. It unsubscribes when no
+// client wants the resource any more.
 func TestWantedSubscriptionsArePassedOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t)
@@ -466,8 +466,8 @@ func TestWantedSubscriptionsArePassedOn(t *testing.T) {
 	})
 }
 
-// GWN-02, GWN-03, GWN-04: a backend of 2026-07-28 is listened to by subscriptions/listen, for the kinds
-// that it says it notifies of, and the resources that somebody wants.
+// GWN-02, GWN-03, GWN-04: the relay sends a backend of 2026-07-28 a subscriptions/listen for the lists of which it declares
+// notifications and the resources that clients want.
 func TestListenAsksForWhatThereIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t, func(s *scripted) {
@@ -506,8 +506,8 @@ func TestListenAsksForWhatThereIs(t *testing.T) {
 	})
 }
 
-// GWN-04: what a 2026 backend notifies of while the subscriptions change comes once: none is lost, and none is there twice because it
-// was announced on two streams.
+// GWN-04: while the subscriptions at a backend of 2026-07-28 change, each notification is announced once: none is lost, and none
+// is announced from two streams.
 func TestNothingComesTwiceWhileSubscriptionsChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t, func(s *scripted) { s.stateless = true })
@@ -580,8 +580,8 @@ func TestNothingComesTwiceWhileSubscriptionsChange(t *testing.T) {
 	})
 }
 
-// A backend that dies does not hold up the notifications of another.
-func TestBackendsAreFollowedApart(t *testing.T) {
+// A backend that dies does not delay the notifications of another one.
+func TestBackendsAreFollowedIndependently(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dead, good := newScripted(t), newScripted(t)
 		dead.Close()

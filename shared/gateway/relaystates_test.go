@@ -27,7 +27,7 @@ func inProduction(r *relay.Relay) {
 	r.Relist, r.MinPause, r.MaxPause = time.Minute, time.Second, time.Minute
 }
 
-// count returns how many announcements with that text there are within a time.
+// count returns the number of announcements with the text within a time.
 func (l log) count(text string, within time.Duration) (n int) {
 	end := time.After(within)
 	for {
@@ -42,7 +42,7 @@ func (l log) count(text string, within time.Duration) (n int) {
 	}
 }
 
-// forget drops what was announced so far.
+// forget drops the announcements so far.
 func (l log) forget() {
 	for len(l) > 0 {
 		<-l
@@ -138,7 +138,7 @@ func retries(got, want []string) bool {
 	return len(got) >= 6 && len(want) >= 6 && slices.Equal(got[len(got)-4:], want[len(want)-4:]) && slices.Equal(got[:2], want[:2])
 }
 
-// GWN-07: an old replica, or one that is restarted, does not end the notifications of a backend for good.
+// GWN-07: an old replica, or one that is restarting, may answer that there is no stream. The relay asks again later.
 func TestBackendThatHadNoStreamIsAskedAgain(t *testing.T) {
 	for name, c := range map[string]struct{ before, after func(*scripted) }{
 		"405 to the GET": {func(s *scripted) { s.getStatus = 405 }, func(s *scripted) { s.getStatus = 0 }},
@@ -169,7 +169,7 @@ func TestBackendThatHadNoStreamIsAskedAgain(t *testing.T) {
 	}
 }
 
-// GWN-04, GWN-07: a resource that the backend refuses concerns those who want it.
+// GWN-04, GWN-07: a resource that the backend refuses does not affect subscriptions to other resources.
 func TestRefusedSubscriptionLeavesTheOthersAlone(t *testing.T) {
 	for _, status := range []int{200, 400, 404, 405, 500, 501} {
 		for _, noSession := range []bool{false, true} {
@@ -212,7 +212,7 @@ func TestRefusedSubscriptionLeavesTheOthersAlone(t *testing.T) {
 	}
 }
 
-// GWN-04: one principal's resources do not hold up another's, whether they are many or slow.
+// GWN-04: the resources of one principal do not delay another principal's, whether they are many or slow.
 func TestSubscriptionsOfPrincipalsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t)
@@ -288,7 +288,8 @@ func TestPrincipalHasALimitOfResourcesAtABackend(t *testing.T) {
 	subscribe(t, g, w(maxWanted, "ann"))
 }
 
-// GWN-04: the resource may have changed after the client subscribed here and before the relay subscribed there.
+// GWN-04: a resource may change after the client subscribed and before the relay has subscribed at the backend. So the relay
+// announces an update when its subscription takes effect.
 func TestSubscriptionThatTakesEffectIsAnnounced(t *testing.T) {
 	for name, stateless := range map[string]bool{"2025-11-25": false, "2026-07-28": true} {
 		t.Run(name, func(t *testing.T) {
@@ -312,7 +313,7 @@ func TestSubscriptionThatTakesEffectIsAnnounced(t *testing.T) {
 	}
 }
 
-// GWN-05: a listen that was not acknowledged is no sign that something changed.
+// GWN-05: a listen that the backend refuses does not cause an announcement.
 func TestRefusedListenAnnouncesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t, func(s *scripted) { s.stateless = true })
@@ -380,7 +381,7 @@ func TestRefusedResourceOfAListenLeavesTheOthersAlone(t *testing.T) {
 	}
 }
 
-// GWN-07: the pause grows by how long the backend could not be used, not by how long it took to say so.
+// GWN-07: the pause grows with each failed attempt, whatever time the backend takes to fail.
 func TestSlowBackendIsAskedLessAndLessOften(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t)
@@ -406,7 +407,7 @@ func TestSlowBackendIsAskedLessAndLessOften(t *testing.T) {
 	})
 }
 
-// GWN-03, GWN-04: only the connection that took the lease over continues the one before it.
+// GWN-03, GWN-04: only the connection that took the lease over continues the previous one without a gap.
 func TestGapAfterAHandoverThatFailedIsAnnounced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t)
@@ -422,11 +423,11 @@ func TestGapAfterAHandoverThatFailedIsAnnounced(t *testing.T) {
 		gateways := func() *Gateway { return gatewayOver(t, db, at("b", s)) }
 		subscribe(t, gateways(), wants("x://1", "s"))
 		began := time.Now()
-		first := running(t, "first", gateways(), l, inTime(6*time.Second, 4*time.Second))
+		first := runBounded(t, "first", gateways(), l, inTime(6*time.Second, 4*time.Second))
 		l.has(t, `first default b notifications/resources/updated {"uri":"x://1"}`)
 		time.Sleep(time.Until(began.Add(2500 * time.Millisecond)))
 		failing.Store(true)
-		running(t, "second", gateways(), l, func(r *relay.Relay) {
+		runBounded(t, "second", gateways(), l, func(r *relay.Relay) {
 			inTime(60*time.Second, 4*time.Second)(r)
 			r.MinPause, r.MaxPause = time.Second, time.Minute
 		})
@@ -439,7 +440,7 @@ func TestGapAfterAHandoverThatFailedIsAnnounced(t *testing.T) {
 	})
 }
 
-// GWN-04, GWN-06: a change that was held is announced, also if the log does not take it at the first try.
+// GWN-04, GWN-06: a change that the throttle held is announced later, even if the first attempt to write it to the log fails.
 func TestHeldChangeWhoseAnnouncementFailsIsAnnouncedLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t)
@@ -472,8 +473,8 @@ func TestHeldChangeWhoseAnnouncementFailsIsAnnouncedLater(t *testing.T) {
 	})
 }
 
-// GWN-04: the answer to a ping is sent while notifications are read.
-func TestPingWhoseAnswerIsNotAcceptedHoldsNothingUp(t *testing.T) {
+// GWN-04: the relay continues to read notifications while it answers a ping.
+func TestPingWhoseAnswerHangsDelaysNoNotification(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t, func(s *scripted) { s.hang = func(method string) bool { return method == "" } })
 		l := newLog()
@@ -490,7 +491,7 @@ func TestPingWhoseAnswerIsNotAcceptedHoldsNothingUp(t *testing.T) {
 	})
 }
 
-// GWN-07: a session that cannot be used is ended.
+// GWN-07: a session whose notifications/initialized fails is ended.
 func TestSessionWhoseInitializedFailsIsEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t)
@@ -511,7 +512,7 @@ func TestSessionWhoseInitializedFailsIsEnded(t *testing.T) {
 	})
 }
 
-// GWN-07: a proxy may keep the stream of a dead backend open.
+// GWN-07: a proxy may keep the stream of a dead backend open. The relay notices it with pings.
 func TestStreamOfADeadBackendIsGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t)
@@ -532,7 +533,7 @@ func TestStreamOfADeadBackendIsGivenUp(t *testing.T) {
 	})
 }
 
-// untilIn waits longer than until, by the clock of a bubble.
+// untilIn waits like until, but for a given time on the clock of the test's bubble.
 func untilIn(t *testing.T, what string, most time.Duration, ok func() bool) {
 	t.Helper()
 	for began := time.Now(); !ok(); time.Sleep(time.Second) {
@@ -542,7 +543,7 @@ func untilIn(t *testing.T, what string, most time.Duration, ok func() bool) {
 	}
 }
 
-// GWN-02: another instance than the relay's learns that a restarted backend serves more when the change is announced.
+// GWN-02: when a restarted backend announces a change, instances other than the relay's also learn its new capabilities.
 func TestOtherInstanceAsksARestartedBackendAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t, func(s *scripted) { s.capabilities = `{"prompts":{"listChanged":true}}` })

@@ -14,19 +14,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// of is a member of an answer's result.
+// of returns a member of the result.
 func (m got) of(member string) json.RawMessage { return jsonrpc.Member(m.Result, member) }
 
-// asksTwice asks for a name, then the model, and says both.
+// asksTwice asks the user for a name, then the model, and returns both answers.
 func asksTwice(x *turn) {
 	name := x.ask("elicitation/create", form)
 	model := x.ask("sampling/createMessage", `{"messages":[],"maxTokens":10}`)
 	x.result(text("%s and %s", name.of("content"), model.of("model")))
 }
 
-// GWN-13, GWN-17: a backend with sessions asks within a call, and a client of 2026-07-28 gets
-// each question in an input_required result; the call that asked is cancelled at the
-// backend. On the retries, at other instances, the answers reach the backend in their order.
+// GWN-13, GWN-17: given a backend with sessions that asks within a call, then a client of 2026-07-28 gets each question in an
+// input_required result, and the call is cancelled at the backend. On the retries, at other instances, the answers reach the
+// backend in order.
 func TestQuestionsOfA2025BackendAreRoundsOfA2026Client(t *testing.T) {
 	s := serving(t, false, asksTwice)
 	g := instances(t, 3, s)
@@ -48,8 +48,8 @@ func TestQuestionsOfA2025BackendAreRoundsOfA2026Client(t *testing.T) {
 	}
 }
 
-// GWN-17: questions that a backend puts at the same time are asked in one round.
-func TestQuestionsPutAtOnceAreOneRound(t *testing.T) {
+// GWN-17: questions that a backend asks at the same time are in one round.
+func TestConcurrentQuestionsAreOneRound(t *testing.T) {
 	s := serving(t, false, func(x *turn) {
 		a, b := x.send("1", "elicitation/create", form), x.send("2", "roots/list", `{}`)
 		select {
@@ -70,7 +70,7 @@ func TestQuestionsPutAtOnceAreOneRound(t *testing.T) {
 	}
 }
 
-// GWN-17: an answer that is missing is asked for again; responses to nothing are ignored.
+// GWN-17: the gateway asks again for a missing answer, and ignores responses to unknown questions.
 func TestMissingInputIsAskedForAgain(t *testing.T) {
 	g := instances(t, 1, serving(t, false, asksTwice))[0]
 	first := called(t, g, someone(v2026), "").required(t)
@@ -85,8 +85,8 @@ func TestMissingInputIsAskedForAgain(t *testing.T) {
 	}
 }
 
-// GWN-17: what a client carries is sealed, whether the gateway made it or the backend: only the same principal can bring it back,
-// for the same request, and unchanged. The backend is not called with anything else.
+// GWN-17: a requestState is sealed, whether the gateway or the backend made it. Only the same principal can return it, unchanged
+// and with the same request. Otherwise the backend is not called.
 func TestRequestStateIsForItsRequestAlone(t *testing.T) {
 	const arguments = `,"arguments":{"a":1,"b":2}`
 	for name, s := range map[string]*scripted{
@@ -159,17 +159,16 @@ func TestRequestStateIsForItsRequestAlone(t *testing.T) {
 	}
 }
 
-// GWN-17: responses that are no object are refused.
-func TestInputResponsesThatAreNone(t *testing.T) {
+// GWN-17: inputResponses that are no object are refused.
+func TestInputResponsesThatAreNoObject(t *testing.T) {
 	g := instances(t, 1, serving(t, false, asksTwice))[0]
 	if o := called(t, g, someone(v2026), `,"inputResponses":[]`); !fault.Is(o.err, fault.Invalid) {
 		t.Errorf("got %v and %s", o.err, o.response)
 	}
 }
 
-// GWN-17: a backend's question is put only to a client that declared the capability,
-// mode included. A backend that fails for it gives the client -32021 with what it lacks; one
-// that does without is not disturbed.
+// GWN-17: a client is asked only if it declared the capability and the mode. If the backend fails because of that, the client gets
+// -32021 with the missing capabilities. If the backend succeeds without the answer, the client gets its result.
 func TestOnlyDeclaredCapabilitiesAreAsked(t *testing.T) {
 	for name, tt := range map[string]struct {
 		declared string
@@ -204,9 +203,8 @@ func TestOnlyDeclaredCapabilitiesAreAsked(t *testing.T) {
 	}
 }
 
-// GWN-17: error -32042 of a 2025 backend becomes the demand that the user visits the
-// URL, and the retry calls the backend again; -32002 becomes -32602. A user who does not want
-// to ends the call.
+// GWN-17: the gateway turns error -32042 of a session-based backend into a question to the user to visit the URL. The retry calls
+// the backend again, and a refusal by the user ends the call. It turns -32002 into -32602.
 func TestErrorsOf2025DoNotReachA2026Client(t *testing.T) {
 	visited := false
 	s := serving(t, false, func(x *turn) {
@@ -237,9 +235,9 @@ func TestErrorsOf2025DoNotReachA2026Client(t *testing.T) {
 	}
 }
 
-// GWN-17: the same URL question under another id, as a replayed call puts it, is the same
-// question; one with another URL is not.
-func TestURLQuestionIsKnownAgain(t *testing.T) {
+// GWN-17: a repeated call asks the same URL question under another id. The gateway recognizes it, and treats a question with
+// another URL as a new one.
+func TestURLQuestionIsRecognized(t *testing.T) {
 	n, path := 0, "login"
 	s := serving(t, false, func(x *turn) {
 		n++
@@ -258,7 +256,7 @@ func TestURLQuestionIsKnownAgain(t *testing.T) {
 	called(t, g, someone(v2026), r.retry(`{"action":"accept"}`)).required(t)
 }
 
-// GWN-17: a backend that puts the same question twice gets the two answers in their order.
+// GWN-17: a backend that asks the same question twice gets the two answers in order.
 func TestTheSameQuestionTwiceHasTwoAnswers(t *testing.T) {
 	s := serving(t, false, func(x *turn) {
 		a, b := x.ask("elicitation/create", form), x.ask("elicitation/create", form)
@@ -272,9 +270,9 @@ func TestTheSameQuestionTwiceHasTwoAnswers(t *testing.T) {
 	}
 }
 
-// GWN-08, GWN-16, GWN-17: what only 2026-07-28 has is taken off the request, the level of log
-// messages is set at the 2025 backend and what lies below is dropped; calls that share
-// a session have progress tokens of their own, and see their own. Without a level no log message comes.
+// GWN-08, GWN-16, GWN-17: the gateway removes members that only 2026-07-28 has from the request. It sets the log level at the
+// backend and drops messages below it, or all messages if the request has no level. Calls in the same session have different
+// progress tokens, and each gets its own progress.
 func TestRequestOf2026AtA2025Backend(t *testing.T) {
 	s := serving(t, false, func(x *turn) {
 		token := jsonrpc.Member(jsonrpc.Member(x.Params, "_meta"), "progressToken")
@@ -324,8 +322,8 @@ func TestRequestOf2026AtA2025Backend(t *testing.T) {
 	}
 }
 
-// GWN-13: a client of 2026-07-28 that closes its connection cancels the call at a backend
-// with sessions, by notifications/cancelled with the id that the backend knows.
+// GWN-13: when a client of 2026-07-28 closes its connection, the gateway sends notifications/cancelled to a session-based backend,
+// with the id that the backend knows.
 func TestClosedConnectionIsANotificationToA2025Backend(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	s := serving(t, false, func(x *turn) {
@@ -346,9 +344,9 @@ func TestClosedConnectionIsANotificationToA2025Backend(t *testing.T) {
 	}
 }
 
-// GWN-08, GWN-17: calls of one principal that have the same id and run at the same time share a
-// session with the backend and nothing else: each gets its own progress and its own result.
-func TestCallsThatShareASessionDoNotMeet(t *testing.T) {
+// GWN-08, GWN-17: concurrent calls of one principal with the same id share a session with the backend. Each gets its own progress
+// and its own result.
+func TestCallsInOneSessionAreIndependent(t *testing.T) {
 	const calls = 20
 	var underWay sync.WaitGroup
 	underWay.Add(calls)

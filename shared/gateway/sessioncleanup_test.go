@@ -11,16 +11,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// declaring is a client of 2026-07-28 that declares something that others do not.
+// declaring returns a client of 2026-07-28 with capabilities that differ for each i.
 func declaring(p auth.Principal, i int) api.Client {
 	c := statelessClient(p)
 	c.Capabilities = json.RawMessage(fmt.Sprintf(`{"experimental":{"x":%d}}`, i))
 	return c
 }
 
-// GWN-08: however many clients of 2026-07-28 a principal has, it has a bounded number of sessions
-// with a backend of an earlier revision: the ones that were used least lately are ended, there and here,
-// and begun again when they are needed. Those of others, and of clients with sessions, stay.
+// GWN-08: a principal has a limited number of sessions with a session-based backend, however many clients of 2026-07-28 it has.
+// The gateway ends the longest unused ones, in the store and at the backend, and begins them again when they are needed. Sessions
+// of other principals and of clients with sessions stay.
 func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"by":"` + t.Session + `"}`) } })
 	db := memory(t)
@@ -81,7 +81,7 @@ func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
 	}
 }
 
-// GWN-08: a session that is in use does not expire.
+// GWN-08: a session does not expire while it is in use.
 func TestUsedSessionsAreKept(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
 	db := memory(t)

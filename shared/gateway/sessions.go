@@ -36,11 +36,13 @@ type backendSession struct {
 	itemVersion int64 // tells the item from a replacement under the same key
 }
 
+// sessionTTL is the time after its last use at which a session with a backend expires.
+const sessionTTL = 24 * time.Hour
+
 // sessions stores the clients' sessions with backends. The gateway's own sessions are in [backends.ServerInfo].
 type sessions struct {
 	db     store.DB
 	log    *slog.Logger
-	ttl    time.Duration
 	idle   time.Duration // an unused session can have no running call after this time
 	broken *metric.Undecodable
 }
@@ -103,7 +105,7 @@ func (ss *sessions) getOrBegin(ctx context.Context, c api.Client, b *backends.Ba
 
 // put returns the operations that store a client's session and restart its time to live.
 func (ss *sessions) put(c api.Client, b *backends.Backend, itemVersion int64, value []byte, cond store.Condition) []store.Op {
-	until := time.Now().Add(ss.ttl)
+	until := time.Now().Add(sessionTTL)
 	ops := []store.Op{store.Put(store.Item{Key: sessionKey(holder(c), b), Value: value, Version: itemVersion, Expires: until}, cond)}
 	if c.Session == "" {
 		ops = append(ops, store.Put(store.Item{Key: listKey(c, b), Expires: until}))
@@ -113,7 +115,7 @@ func (ss *sessions) put(c api.Client, b *backends.Backend, itemVersion int64, va
 
 // recordUse extends the life of a session, at most once per usedEvery.
 func (ss *sessions) recordUse(ctx context.Context, c api.Client, b *backends.Backend, it *store.Item) {
-	if time.Until(it.Expires) > ss.ttl-usedEvery {
+	if time.Until(it.Expires) > sessionTTL-usedEvery {
 		return
 	}
 	err := ss.db.Write(ctx, ss.put(c, b, it.Version, it.Value, store.VersionIs(it.Version))...)
@@ -245,7 +247,7 @@ func forEachSession(sessions map[*backends.Backend]backendSession, do func(*back
 	}
 }
 
-// Clients of 2026-07-28 have no sessions and therefore do not end those that the gateway begins for them at session-based
+// Clients of 2026-07-28 have no sessions. So they do not end the sessions that the gateway begins for them at session-based
 // backends. So the gateway lists these sessions by principal and backend. If a principal has too many, the gateway ends the ones in
 // which no call can be running. For sessions that the backend has forgotten, see exchange.inSession.
 
@@ -271,7 +273,7 @@ func listKey(c api.Client, b *backends.Backend) store.Key {
 	}
 }
 
-// makeRoom ends sessions of the principal if there are many. It ends only those that have been unused for so long that no call can
+// makeRoom ends sessions of the principal if there are many. It ends only sessions that have been unused for so long that no call can
 // be running in them. It returns an error if the principal has too many sessions in use.
 func (ss *sessions) makeRoom(ctx context.Context, c api.Client, b *backends.Backend) error {
 	if c.Session != "" {
@@ -289,7 +291,7 @@ func (ss *sessions) makeRoom(ctx context.Context, c api.Client, b *backends.Back
 	defer cancel()
 	left := len(others)
 	for _, it := range others {
-		unused := ss.ttl - time.Until(it.Expires)
+		unused := sessionTTL - time.Until(it.Expires)
 		if left < maxUnused || unused <= ss.idle || ending.Err() != nil {
 			break
 		}

@@ -18,8 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// GWN-01, GWN-03: while the process runs backends come, change and go; what stays as it was is not asked
-// again, what goes is not listed, called or listened to any more.
+// GWN-01, GWN-03: backends can be added, changed and removed while the process runs. Unchanged backends are not asked again.
+// Removed ones are no longer listed, called or followed.
 func TestBackendsAreReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one, two := newScripted(t), newScripted(t)
@@ -46,13 +46,13 @@ func TestBackendsAreReplaced(t *testing.T) {
 		until(t, "no one listens to it", func() bool { return one.open() == 0 })
 		two.only(t, 2)
 		if g.Replace(t.Context(), nil); g.Any(t.Context()) {
-			t.Error("with none there is one")
+			t.Error("Any reports true without backends, want false")
 		}
 		until(t, "no one listens to the other one", func() bool { return two.open() == 0 })
 	})
 }
 
-// GWN-01: with a source each use sees the backends that there are then, and the last ones while it fails.
+// GWN-01: with a source, each use sees its current backends, or the previous ones while it fails.
 func TestSourceOfBackends(t *testing.T) {
 	s := newScripted(t)
 	var now atomic.Pointer[[]api.Backend]
@@ -87,8 +87,8 @@ func TestSourceOfBackends(t *testing.T) {
 	}
 }
 
-// GWN-19: of a source, a backend whose secret is not there is left out, and the others serve; it serves
-// when the secret comes. It is never asked without.
+// GWN-19: a backend whose secret is missing is left out, and the others serve. It serves when the secret exists, and is never
+// called without it.
 func TestMissingSecretFailsItsBackendOnly(t *testing.T) {
 	open := newScripted(t)
 	locked := newScripted(t, func(s *scripted) {
@@ -118,8 +118,8 @@ func TestMissingSecretFailsItsBackendOnly(t *testing.T) {
 	}
 }
 
-// GWN-03, GWN-04: two workspaces may each have a backend of the same name: each has its stream, and neither
-// is notified of or asks for what is the other's.
+// GWN-03, GWN-04: two workspaces may each have a backend of the same name. Each has its own stream, notifications and
+// subscriptions.
 func TestSameNameInTwoWorkspaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mine, theirs := newScripted(t), newScripted(t)
@@ -153,8 +153,8 @@ func TestSameNameInTwoWorkspaces(t *testing.T) {
 	})
 }
 
-// GWN-08, GWN-11: what was settled with the server at one URL is not used at another one that takes its
-// place under the same name: it gets neither the session's id nor the answer to the first one's question.
+// GWN-08, GWN-11: when another server takes a backend's place under the same name, it does not get the session ids of the previous
+// server or the answers to its questions.
 func TestAnotherServerUnderTheSameName(t *testing.T) {
 	t.Parallel()
 	ask := func(r *turn) {
@@ -187,8 +187,8 @@ func TestAnotherServerUnderTheSameName(t *testing.T) {
 	}
 }
 
-// GWN-08: the session in which the gateway asked a backend for its lists ends when another server takes
-// its place, or it is shown in another way; those of clients go on. One that does not take the end holds nothing up for long.
+// GWN-08: the gateway's own session with a backend ends when another server takes its place or its settings change. Clients'
+// sessions continue. A backend that hangs at the end of a session delays the change only for a limited time.
 func TestOwnSessionEndsWithItsBackend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one, two := newScripted(t), newScripted(t)

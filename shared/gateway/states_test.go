@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// GWN-17: a requestState is good for an hour, for no other caller, and under no other key.
+// GWN-17: a requestState is valid for an hour, for the same caller and under the same key.
 func TestRequestStateExpires(t *testing.T) {
 	s, err := newStates(make([]byte, 32))
 	if err != nil {

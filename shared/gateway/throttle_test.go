@@ -10,8 +10,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
-// GWN-04, GWN-05: of a flood of notifications the log takes few: changes of a list become one, of which the
-// last is announced when the flood is over, and updates without a subscriber are dropped and counted.
+// GWN-04, GWN-05: during a flood of notifications, list changes are coalesced and the last one is announced when the flood is
+// over. Updates without a subscriber are dropped and counted.
 func TestFloodsAreThrottled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const flood = 3000

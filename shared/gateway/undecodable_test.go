@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// GWN-08: a session with a backend that cannot be decoded is begun again, and the call goes on.
+// GWN-08: given a stored session that cannot be decoded, then the next call begins a new one and continues.
 func TestAnUndecodableSessionWithABackend(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"content":[]}`) } })
 	db := memory(t)
@@ -36,7 +36,7 @@ func TestAnUndecodableSessionWithABackend(t *testing.T) {
 	}
 }
 
-// GWN-09: an answer to a question that cannot be decoded is one to none.
+// GWN-09: given a stored question that cannot be decoded, then an answer to it is an answer to an unknown question.
 func TestAnUndecodableQuestion(t *testing.T) {
 	s := newScripted(t)
 	db := memory(t)
@@ -56,7 +56,7 @@ func TestAnUndecodableQuestion(t *testing.T) {
 	}
 }
 
-// GWN-03: a lease that cannot be decoded is another's until it expires, and anybody's then.
+// GWN-03: a lease that cannot be decoded belongs to another relay until it expires. Then any relay can take it.
 func TestAnUndecodableLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(t)

@@ -13,8 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
-// personal is a backend that shows each caller a tool of the name that its token says, and
-// refuses those without.
+// personal returns a backend that shows each caller a tool named after its token, and refuses callers without a token.
 func personal(t *testing.T, stateless bool) *scripted {
 	t.Helper()
 	s := newScripted(t, func(s *scripted) {
@@ -48,9 +47,9 @@ func withToken(id, token string) api.Client {
 	return c
 }
 
-// GWN-19, GWN-02: without credentials of the operator's, what a backend is and lists is asked for with
-// the caller's token, and no caller is shown what another was, nor may call it: not another principal, not the same with
-// another token, and none without one.
+// GWN-19, GWN-02: given a backend without credentials of the operator, then the gateway reads its capabilities and lists with the
+// caller's token. A caller cannot see or call the tools of another principal, of the same principal with another token, or of any
+// caller if it has no token.
 func TestCallersSeeTheirOwnLists(t *testing.T) {
 	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
 		t.Run(name, func(t *testing.T) {
@@ -101,8 +100,8 @@ func TestCallersSeeTheirOwnLists(t *testing.T) {
 	}
 }
 
-// GWN-19: with credentials of the operator's too, these are for lists, and calls are made with the caller's: one
-// who has none does not call with the operator's.
+// GWN-19: given a backend that has credentials of the operator and gets callers' tokens, then lists use the operator's credentials
+// and calls use the caller's token. A caller without a token does not call with the operator's credentials.
 func TestOperatorListsAndCallerCalls(t *testing.T) {
 	t.Setenv("GATEWAY_TEST_SECRET", "Bearer operator")
 	s := personal(t, false)
@@ -133,7 +132,7 @@ func TestOperatorListsAndCallerCalls(t *testing.T) {
 	}
 }
 
-// GWN-19: what is kept of callers is bounded, and the gateway's sessions with those that are left out end.
+// GWN-19: the gateway keeps a limited number of callers' views, and ends its own sessions of the views that it removes.
 func TestViewsAreBounded(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.capabilities = `{"tools":{}}` })
 	g := gatewayOver(t, memory(t), at("b", s, forwarded))
@@ -159,9 +158,9 @@ func TestViewsAreBounded(t *testing.T) {
 	}
 }
 
-// GWN-19, GWN-04: at a backend without credentials of the operator's no caller listens for others, and nothing of it
-// can be subscribed to.
-func TestNoOneListensWithCallersTokens(t *testing.T) {
+// GWN-19, GWN-04: the relay does not follow a backend without credentials of the operator, and clients cannot subscribe to its
+// resources.
+func TestRelayDoesNotFollowWithCallersTokens(t *testing.T) {
 	s := personal(t, false)
 	s.list(func(method, _ string) string {
 		if method == "resources/list" {

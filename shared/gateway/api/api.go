@@ -77,7 +77,7 @@ type Call struct {
 // Place identifies a backend, because two workspaces may have backends of the same name.
 type Place struct{ Workspace, Backend string }
 
-// String formats the place for keys of the store. It is unambiguous because neither part contains a '#'.
+// String formats the place for keys of the store. It is unambiguous because the parts do not contain a '#'.
 func (p Place) String() string { return p.Workspace + "#" + p.Backend }
 
 // Subscription is the subscription of a session or a stream to a resource of a backend. The relay is subscribed at the

@@ -41,7 +41,7 @@ type Gateway interface {
 }
 
 // None is the [Gateway] of an endpoint that has no gateway. It has only Any, which reports that there are no backends. Callers must
-// ask that, or compare the gateway with None, before they use another method, because the others panic.
+// ask that, or compare the gateway to None, before they use another method, because the others panic.
 type None struct{ Gateway }
 
 func (None) Any(context.Context) bool { return false }
