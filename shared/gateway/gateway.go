@@ -1,15 +1,25 @@
 // Package gateway puts existing MCP servers, the backends, behind our endpoint.
 //
 //	client ─▶ shared/mcp ─▶ gateway ─▶ upstream ─▶ backend
-//	              ▲            │ lists: gathered and prefixed (lists.go, view.go)
-//	              │            │ calls: messages relayed as they arrive, in one of four ways (call.go, exchange.go)
-//	              └── answers ─┘ found by an id in the store (elicitations.go)
+//
+//	call.go          a call, from the request to the response, and the plain case of two sides with sessions
+//	messages.go      how one message of a call changes on its way
+//	stateless.go     calls between two sides of 2026-07-28
+//	rounds.go        calls of a client of 2026-07-28 to a backend with sessions
+//	inputrounds.go   calls of a client with a session to a backend of 2026-07-28
+//	elicitations.go  the questions of backends to clients, and the answers
+//	cancel.go        cancellations
+//	sessions.go      the clients' sessions with backends
+//	states.go        the sealed state that clients carry between requests
+//	conversation.go  messages of conversations
 //
 // The gateway forwards the original bytes of a message. It changes only three things: it prefixes names, exchanges
 // ids, and translates differences between protocol revisions (package translate). Everything that a call needs later
 // is in the store or, sealed, with the client, so that any instance can continue it. The endpoint gets its data
-// in the types of package api and decides for itself how to answer. Package relay handles the notifications of
-// backends; it sees a backend as a [Followed].
+// in the types of package api and decides for itself how to answer.
+//
+// Package backends knows the backends and their lists. Package relay handles the notifications of backends; it sees a
+// backend as a [backends.Followed].
 package gateway
 
 import (

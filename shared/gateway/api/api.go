@@ -2,8 +2,8 @@
 // notifications.
 //
 // shared/mcp, shared/conversation and shared/gateway/relay use it, so that they do not depend on the gateway itself.
-// The package performs no requests and does not use the store. See shared/gateway for how lists are gathered and calls
-// are made.
+// The package performs no requests and does not use the store. See shared/gateway for calls and
+// shared/gateway/backends for lists.
 package api
 
 import (

@@ -21,10 +21,12 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"log/slog"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/refresh"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"golang.org/x/time/rate"
@@ -33,11 +35,11 @@ import (
 // Backend is one MCP server behind the gateway.
 type Backend struct {
 	api.Backend
-	options *Options        // of the [Set]
-	own     upstream.Client // makes the gateway's own requests, with the operator's credentials
-	oauth   oauthTokens
-	streams streams
-	changed chan struct{} // receives after the subscriptions at the backend may have changed
+	options  *Options        // of the [Set]
+	own      upstream.Client // makes the gateway's own requests, with the operator's credentials
+	oauth    oauthTokens
+	noStream *refresh.Value[bool] // is read at most once per second, because one listen request can name many resources
+	changed  chan struct{}        // receives after the subscriptions at the backend may have changed
 
 	view    *View // with the operator's credentials
 	callers callers
@@ -60,6 +62,7 @@ func newBackend(o *Options, c api.Backend) *Backend {
 		Server: o.Server, AskTimeout: o.AskTimeout,
 		Observer: upstream.Observer{Name: c.Name, Metrics: o.Metrics, Tracer: o.Tracer},
 	}
+	b.noStream = refresh.New(refresh.Options{Name: "the stream of backend " + c.Name, Fresh: time.Second}, b.readNoStream)
 	b.view = newView(b, "")
 	return b
 }

@@ -5,8 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -122,26 +120,21 @@ func noStreamKey(p api.Place) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + p.String(), Sort: "nostream"}
 }
 
-// hasStream reports whether the backend may have a notification stream. It reads the store at most once per second, because one
-// listen request can name many resources.
+// hasStream reports whether the backend may have a notification stream.
 func (b *Backend) hasStream(ctx context.Context) bool {
-	b.streams.mu.Lock()
-	defer b.streams.mu.Unlock()
-	if time.Since(b.streams.read) < time.Second {
-		return !b.streams.none
-	}
-	items, err := b.options.DB.Get(ctx, noStreamKey(b.Place()))
+	none, err := b.noStream.Get(ctx)
 	if err != nil {
 		b.options.Log.WarnContext(ctx, "notification stream of backend not read", "backend", b.Name, "error", err)
 		return true
 	}
-	b.streams.read, b.streams.none = time.Now(), items[0] != nil
-	return !b.streams.none
+	return !none
 }
 
-// streams caches whether backends have a notification stream.
-type streams struct {
-	mu   sync.Mutex
-	read time.Time
-	none bool
+// readNoStream reports whether the relay recorded that the backend has no notification stream.
+func (b *Backend) readNoStream(ctx context.Context, _ bool) (bool, error) {
+	items, err := b.options.DB.Get(ctx, noStreamKey(b.Place()))
+	if err != nil {
+		return false, fault.Wrap(fault.Unavailable, err, "read whether a backend has a notification stream")
+	}
+	return items[0] != nil, nil
 }

@@ -11,8 +11,8 @@
 //	listens.go     the subscriptions to resources in 2026-07-28
 //	throttle.go    limits on notifications
 //
-// The package sees a backend as a [Backend]. Calls and lists are in shared/gateway, the streams of clients in
-// shared/mcp.
+// The package sees a backend as a [Backend]. Calls are in shared/gateway, lists in
+// shared/gateway/backends, and the streams of clients in shared/mcp.
 package relay
 
 import (
@@ -37,7 +37,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Backend is a backend that the relay follows, usually a gateway.Followed.
+// Backend is a backend that the relay follows, usually a backends.Followed.
 type Backend interface {
 	// Place identifies the backend, Client sends the relay's requests to it, and Ask asks again for its capabilities and revision.
 	Place() api.Place

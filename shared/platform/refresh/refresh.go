@@ -26,7 +26,7 @@ const Forever = time.Duration(math.MaxInt64)
 
 // Options configure a [Value]. The zero value loads for each call, and shares a running load.
 type Options struct {
-	// Name is what the error of a caller that stops waiting says it waited for, e.g. "the private keyset".
+	// Name names the value in the error of a caller that stops waiting, e.g. "the private keyset".
 	Name string
 	// Fresh is the age up to which a value is returned without a load. A value's age counts from the start of its load.
 	Fresh time.Duration
