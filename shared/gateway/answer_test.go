@@ -20,6 +20,9 @@ func startAsked(t *testing.T, g *Gateway) (x *calling, id string) {
 	return x, id
 }
 
+// sure is an elicitation of a form without fields.
+const sure = `{"message":"sure?","requestedSchema":{"type":"object","properties":{}}}`
+
 func accepting(id string) json.RawMessage {
 	return json.RawMessage(fmt.Sprintf(`{"jsonrpc":"2.0","id":%q,"result":{"action":"accept"}}`, id))
 }

@@ -174,7 +174,7 @@ func TestServersReportUnknownSessionsInDifferentWays(t *testing.T) {
 			s.forget()
 			s.hangUp()
 			until(t, "the stream is open again", func() bool { return s.open() == 1 })
-			s.notify(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
+			s.notify(toolsChanged)
 			l.next(t)
 		})
 	}
@@ -511,7 +511,7 @@ func TestForeignAnswersAreRefused(t *testing.T) {
 	g := gatewayOver(t, memory(t), at("b", s))
 	x := start(t, g, sessionBased("s1"), "t", "1", `{"name":"t"}`)
 	id, _ := x.question(t)
-	body := json.RawMessage(`{"jsonrpc":"2.0","id":"` + id + `","result":{"action":"accept"}}`)
+	body := accepting(id)
 	bob, elsewhere := sessionBased("s1"), sessionBased("s1")
 	bob.Principal.ID, elsewhere.Principal.Workspace = "bob", "other"
 	for name, c := range map[string]struct {

@@ -143,7 +143,7 @@ func TestCallThatFailsHereIsCancelledAtTheBackend(t *testing.T) {
 	for name, say := range map[string]func(*turn, *mortal){
 		"the question cannot be stored": func(t *turn, db *mortal) {
 			db.dead.Store(true)
-			t.send("42", "elicitation/create", `{"message":"sure?","requestedSchema":{"type":"object","properties":{}}}`)
+			t.send("42", "elicitation/create", sure)
 		},
 		"a message is too large": func(t *turn, _ *mortal) {
 			t.notify("notifications/message", `{"level":"info","data":"`+strings.Repeat("x", 9<<20)+`"}`)
@@ -216,7 +216,7 @@ func TestQuestionThatTheBackendWithdraws(t *testing.T) {
 	withdraw, release := make(chan bool), make(chan bool)
 	s := newScripted(t, func(s *scripted) {
 		s.call = func(t *turn) {
-			t.send("42", "elicitation/create", `{"message":"sure?","requestedSchema":{"type":"object","properties":{}}}`)
+			t.send("42", "elicitation/create", sure)
 			<-withdraw
 			t.notify("notifications/cancelled", `{"requestId":42.0,"reason":"Request timed out"}`)
 			<-release
@@ -322,7 +322,7 @@ func TestCallWaitingForAnAnswerEndsWhenItsBackendIsRemoved(t *testing.T) {
 					s.stateless = stateless
 					s.call = func(t *turn) {
 						if !stateless {
-							t.ask("elicitation/create", `{"message":"sure?","requestedSchema":{"type":"object","properties":{}}}`)
+							t.ask("elicitation/create", sure)
 							return
 						}
 						t.result(`{"resultType":"input_required","inputRequests":{"k":{"method":"elicitation/create","params":{"message":"x","requestedSchema":{"type":"object","properties":{}}}}}}`)

@@ -44,7 +44,7 @@ func (w *callWalk) called() *turn {
 func (w *callWalk) waiting() (at *turn, answered <-chan got, id string) {
 	w.Helper()
 	at = w.called()
-	answered = at.send("42", "elicitation/create", `{"message":"sure?","requestedSchema":{"type":"object","properties":{}}}`)
+	answered = at.send("42", "elicitation/create", sure)
 	id, _ = w.x.question(w.T)
 	return at, answered, id
 }

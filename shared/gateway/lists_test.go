@@ -128,24 +128,12 @@ func TestAnUnreachableBackendDoesNotFillTheLog(t *testing.T) {
 // GWN-01: given a backend with a prefix, when another one offers a tool whose name begins with that prefix, then clients cannot
 // see or call that tool.
 func TestABackendCannotOfferToolsUnderThePrefixOfAnother(t *testing.T) {
-	tools := func(names ...string) func(string, string) string {
-		return func(method, _ string) string {
-			if method != "tools/list" {
-				return emptyList(method)
-			}
-			var entries []string
-			for _, name := range names {
-				entries = append(entries, fmt.Sprintf(`{"name":%q}`, name))
-			}
-			return `{"tools":[` + strings.Join(entries, ",") + `]}`
-		}
-	}
 	answers := func(text string) func(*turn) {
 		return func(t *turn) { t.result(`{"from":"` + text + `"}`) }
 	}
-	stranger := newScripted(t, func(s *scripted) { s.lists, s.call = tools("gh_merge", "gh_only_here", "other"), answers("stranger") })
-	short := newScripted(t, func(s *scripted) { s.lists, s.call = tools("h_merge", "own"), answers("short") })
-	owner := newScripted(t, func(s *scripted) { s.lists, s.call = tools("merge", "gh_merge"), answers("owner") })
+	stranger := newScripted(t, func(s *scripted) { s.lists, s.call = oneTool("gh_merge", "gh_only_here", "other"), answers("stranger") })
+	short := newScripted(t, func(s *scripted) { s.lists, s.call = oneTool("h_merge", "own"), answers("short") })
+	owner := newScripted(t, func(s *scripted) { s.lists, s.call = oneTool("merge", "gh_merge"), answers("owner") })
 	g := gatewayOver(t, memory(t), at("stranger", stranger), at("short", short, prefix("g")), at("owner", owner, prefix("gh_")))
 	l := g.List(t.Context(), of(ann), api.Tools)
 	if got, want := names(l), []string{"other", "gown", "gh_merge", "gh_gh_merge"}; !slices.Equal(got, want) {

@@ -145,7 +145,7 @@ func TestNewNamesCanBeCalledAtOtherInstances(t *testing.T) {
 		other.List(t.Context(), of(ann), api.Tools)
 		name := fmt.Sprintf("new%d", i)
 		s.list(oneTool(name))
-		s.notify(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
+		s.notify(toolsChanged)
 		l.next(t)
 		if _, err := call(t, other, sessionBased("s"), name); err != nil {
 			t.Fatalf("%s: %v", name, err)

@@ -142,7 +142,7 @@ func TestSameNameInTwoWorkspaces(t *testing.T) {
 		theirs.list(oneTool("t", "u"))
 		g.List(t.Context(), of(ann), api.Tools)
 		asked := len(mine.received("tools/list"))
-		theirs.notify(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
+		theirs.notify(toolsChanged)
 		l.has(t, "r other b notifications/tools/list_changed")
 		// After the change the other workspace has the new list.
 		sees(t, g, of(auth.Principal{ID: "x", Workspace: "other"}), "t", "u")

@@ -13,10 +13,10 @@ import (
 )
 
 func (v *View) client() *upstream.Client {
-	if v.of.perCaller() {
-		return v.of.ClientFor(v.token)
+	if v.backend.perCaller() {
+		return v.backend.ClientFor(v.token)
 	}
-	return &v.of.own
+	return &v.backend.own
 }
 
 // ClientFor returns a client that acts for a caller. If the backend expects callers' tokens and the caller sends no token, requests carry
@@ -54,14 +54,15 @@ func (b *Backend) viewFor(ctx context.Context, c api.Client) *View {
 	if !b.perCaller() {
 		return b.view
 	}
-	v, old := b.callers.of(b, c)
+	v, old := b.callers.getOrCreate(b, c)
 	if old != nil {
 		old.leave(ctx)
 	}
 	return v
 }
 
-func (cs *callers) of(b *Backend, c api.Client) (v, old *View) {
+// getOrCreate returns the client's view, and the view that it replaces because there are too many, or nil.
+func (cs *callers) getOrCreate(b *Backend, c api.Client) (v, old *View) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	key := viewer{c.Principal.Workspace, c.Principal.ID, sha256.Sum256([]byte(c.Token))}
@@ -107,5 +108,5 @@ func (v *View) leave(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
 	defer cancel()
-	v.of.EndSession(ctx, v.token, info.Version, info.session)
+	v.backend.EndSession(ctx, v.token, info.Version, info.session)
 }

@@ -36,8 +36,8 @@ func FuzzEntry(f *testing.F) {
 		if bad != nil || batch || int(kind) >= len(api.Kinds) || strings.ContainsFunc(prefix, steersText) {
 			return
 		}
-		v := &View{of: &Backend{}}
-		v.of.Prefix = prefix
+		v := &View{backend: &Backend{}}
+		v.backend.Prefix = prefix
 		e, why := v.parseEntry(api.Kind(kind), parts[0])
 		if why != "" {
 			return

@@ -32,14 +32,14 @@ func (v *View) refreshInfo(ctx context.Context, have *ServerInfo) (*ServerInfo, 
 	if have != nil {
 		ctx, cancel := context.WithTimeout(ctx, endTime)
 		defer cancel()
-		v.of.EndSession(ctx, v.token, have.Version, have.session)
+		v.backend.EndSession(ctx, v.token, have.Version, have.session)
 	}
 	return now, nil
 }
 
 // ask asks for the revision and the capabilities. It tries server/discover, which only 2026-07-28 has, and then initialize.
 func (v *View) ask(ctx context.Context) (*ServerInfo, error) {
-	c, pinned := v.client(), v.of.ProtocolVersion
+	c, pinned := v.client(), v.backend.ProtocolVersion
 	auto := pinned == api.AutoVersion
 	if stateless := !auto && spec.Version(pinned).Stateless(); auto || stateless {
 		got, err := c.Discover(ctx)
@@ -89,7 +89,7 @@ func (v *View) fetchWithSession(ctx context.Context, kind api.Kind, infoAge time
 
 // fetch reads all pages of a list.
 func (v *View) fetch(ctx context.Context, info *ServerInfo, kind api.Kind) (*fetched, error) {
-	b, c := v.of, v.client()
+	b, c := v.backend, v.client()
 	ctx, cancel := context.WithTimeout(ctx, maxAsks*b.options.AskTimeout)
 	defer cancel()
 	size := 0
@@ -155,11 +155,11 @@ func (v *View) parseEntry(kind api.Kind, raw json.RawMessage) (e Entry, why stri
 	case !printable(raw):
 		return e, dropControls
 	}
-	e = Entry{Entry: api.Entry{Name: own, JSON: raw, Backend: v.of.Name, Own: own}, View: v}
+	e = Entry{Entry: api.Entry{Name: own, JSON: raw, Backend: v.backend.Name, Own: own}, View: v}
 	if kind == api.Templates {
 		e.matches = matcher(own)
 	}
-	if prefix := v.of.Prefix; kind.Prefixed() && prefix != "" {
+	if prefix := v.backend.Prefix; kind.Prefixed() && prefix != "" {
 		e.Name = prefix + own
 		e.JSON = jsonrpc.Replace(raw, kind.Name(), jsonrpc.Quote(e.Name))
 	}

@@ -61,8 +61,8 @@ func (bs *Set) gather(ctx context.Context, views []*View, kind api.Kind, use fun
 			var err error
 			if lists[i], err = v.list(ctx, kind, versions[i], use); err != nil {
 				failed.Store(true)
-				v.of.logList[kind].Do(func() {
-					bs.options.Log.WarnContext(ctx, "backend list failed", "backend", v.of.Name, "of", kind.String(), "error", err)
+				v.backend.logList[kind].Do(func() {
+					bs.options.Log.WarnContext(ctx, "backend list failed", "backend", v.backend.Name, "of", kind.String(), "error", err)
 				})
 			}
 		})
@@ -79,7 +79,7 @@ func (bs *Set) mergeLists(ctx context.Context, kind api.Kind, views []*View, lis
 	}
 	taken := map[string]*Backend{}
 	for i, l := range lists {
-		first, b := len(out.Entries), views[i].of
+		first, b := len(out.Entries), views[i].backend
 		if l == nil {
 			l = &fetched{ttl: maxTTL} // the list could not be fetched
 		}
@@ -180,10 +180,10 @@ func ownerByPrefix(views []*View, kind api.Kind, e *Entry) *Backend {
 		return nil
 	}
 	var owner *Backend
-	longest := len(e.View.of.Prefix)
+	longest := len(e.View.backend.Prefix)
 	for _, v := range views {
-		if p := v.of.Prefix; len(p) > longest && strings.HasPrefix(e.Name, p) {
-			owner, longest = v.of, len(p)
+		if p := v.backend.Prefix; len(p) > longest && strings.HasPrefix(e.Name, p) {
+			owner, longest = v.backend, len(p)
 		}
 	}
 	return owner

@@ -108,11 +108,11 @@ func (bs *Set) wakeRelay(ctx context.Context, at api.Place) {
 // relay, has no notification stream.
 func (bs *Set) Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool) {
 	e, err := bs.Find(ctx, api.Client{Principal: p}, api.Resources, uri)
-	if err != nil || e.View.of.perCaller() { // the relay has no credentials there
+	if err != nil || e.View.backend.perCaller() { // the relay has no credentials there
 		return "", false
 	}
 	info, _ := e.View.LoadInfo(ctx)
-	return e.Backend, info != nil && info.Subscribe && e.View.of.hasStream(ctx)
+	return e.Backend, info != nil && info.Subscribe && e.View.backend.hasStream(ctx)
 }
 
 // noStreamKey returns the key of the item that exists while a backend is known to have no notification stream.

@@ -33,7 +33,7 @@ import (
 // If the backend does not answer, callers get the last data, however old it is. After a timeout the view does not ask for the list
 // again for as long as the failed fetch took, or until the list version changes.
 type View struct {
-	of *Backend
+	backend *Backend
 	// token is the caller's token, or empty for the operator's credentials.
 	token string
 	used  time.Time // guarded by callers
@@ -60,13 +60,13 @@ const (
 )
 
 func newView(b *Backend, token string) *View {
-	v := &View{of: b, token: token, lists: map[api.Kind]*versionedList{}}
+	v := &View{backend: b, token: token, lists: map[api.Kind]*versionedList{}}
 	v.info = refresh.New(refresh.Options{Name: "backend " + b.Name, Timeout: maxAsks * b.options.AskTimeout}, v.refreshInfo)
 	return v
 }
 
 // Backend returns the backend that is seen.
-func (v *View) Backend() *Backend { return v.of }
+func (v *View) Backend() *Backend { return v.backend }
 
 // LoadInfo returns the backend's revision and capabilities. If the backend does not respond, it returns an error together with the last
 // known ones, or nil.
@@ -98,9 +98,9 @@ func (v *View) replaceList(kind api.Kind, version string, since time.Time) *vers
 	if old := v.lists[kind]; old != nil {
 		l.before = old.last()
 	}
-	ask := v.of.options.AskTimeout
+	ask := v.backend.options.AskTimeout
 	l.list = refresh.New(refresh.Options{
-		Name: "the list of backend " + v.of.Name, Proportional: true, Quick: ask / 2, Timeout: 4 * maxAsks * ask, // two attempts with two reads each
+		Name: "the list of backend " + v.backend.Name, Proportional: true, Quick: ask / 2, Timeout: 4 * maxAsks * ask, // two attempts with two reads each
 	}, func(ctx context.Context, _ *fetched) (*fetched, error) {
 		return v.fetchWithSession(ctx, kind, l.infoAge())
 	})
@@ -158,7 +158,7 @@ func (v *View) cachedList(kind api.Kind) *fetched {
 	}
 	have, began := l.list.Peek()
 	switch {
-	case have != nil && time.Since(began) < v.of.options.ListTTL:
+	case have != nil && time.Since(began) < v.backend.options.ListTTL:
 		return have
 	case !l.list.Pauses():
 		return nil
@@ -200,7 +200,7 @@ func listVersions(ctx context.Context, o *Options, views []*View, kind api.Kind)
 	for some := range slices.Chunk(views, store.MaxGet) {
 		var keys []store.Key
 		for _, v := range some {
-			keys = append(keys, v.of.listVersionKey(kind.Changed()))
+			keys = append(keys, v.backend.listVersionKey(kind.Changed()))
 		}
 		items, err := o.DB.Get(ctx, keys...)
 		if err != nil {
@@ -237,8 +237,8 @@ func (bs *Set) Capabilities(ctx context.Context, c api.Client) api.Capabilities 
 		wg.Go(func() {
 			info, err := v.LoadInfo(ctx)
 			if err != nil {
-				v.of.logCapabilities.Do(func() {
-					bs.options.Log.WarnContext(ctx, "backend capabilities unknown", "backend", v.of.Name, "error", err)
+				v.backend.logCapabilities.Do(func() {
+					bs.options.Log.WarnContext(ctx, "backend capabilities unknown", "backend", v.backend.Name, "error", err)
 				})
 			}
 			if info == nil {
