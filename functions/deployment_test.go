@@ -20,6 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/catalog/catalogtest"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/dynamo"
@@ -67,7 +68,7 @@ func deploy(t *testing.T, change func(*runner.Options)) *runner.Stack {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := catalog.Apply(t.Context(), database(t, stack), auth.DefaultWorkspace, cat); err != nil {
+	if err := catalogtest.Store(t.Context(), database(t, stack), auth.DefaultWorkspace, cat); err != nil {
 		t.Fatal(err)
 	}
 	return stack

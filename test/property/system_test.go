@@ -18,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/catalog/catalogtest"
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
@@ -107,8 +108,7 @@ func newSystem(t *testing.T, s setup, cat *catalog.Catalog, at *endpoints) *syst
 	sys := &system{setup: s, t: t, endpoints: at, sealer: sealer, auth: keys, catalog: cat, dir: memoryFolder(t)}
 	if s.shared != nil {
 		sys.base = s.shared(t)
-		_, err := catalog.Apply(t.Context(), sys.base, catalog.Shared, cat)
-		must(t, err)
+		must(t, catalogtest.Store(t.Context(), sys.base, catalog.Shared, cat))
 		e, err := engine.Open(engine.Memory, engine.Options{})
 		must(t, err)
 		sys.queues, err = queuesqlite.Open(e, queuesqlite.Options{Log: quiet})
@@ -166,8 +166,7 @@ func (s *system) start(number int, path string) *process {
 		p.core.DB = watchedStore{lineStore{db, p.line}, db}
 		p.core.Queues = forwardingSender{lineSender{queues, p.line}}
 		gate = &delivery.Gate{}
-		_, err = catalog.Apply(context.Background(), db, catalog.Shared, s.catalog)
-		must(s.t, err)
+		must(s.t, catalogtest.Store(context.Background(), db, catalog.Shared, s.catalog))
 	} else {
 		queues = s.queues
 		p.core.DB = lineStore{s.base, p.line}
@@ -316,7 +315,7 @@ func (s *system) apply(ctx context.Context, cat *catalog.Catalog) error {
 	s.catalog = cat
 	p := s.processes[0]
 	s.mu.Unlock()
-	if _, err := catalog.Apply(ctx, p.core.DB, catalog.Shared, cat); err != nil {
+	if err := catalogtest.Store(ctx, p.core.DB, catalog.Shared, cat); err != nil {
 		return err
 	}
 	announce := stream.AnnounceStored(p.core.EventLog)

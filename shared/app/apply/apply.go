@@ -67,7 +67,9 @@ func Deployment(db store.DB, counts bool) *Target {
 // Catalog is what became of a workspace's catalog.
 type Catalog struct {
 	Workspace string
-	catalog.Applied
+	Version   int64 // counts the catalogs of the workspace, from 1
+	Changed   bool  // false if the same text was stored already
+	Changes   []catalog.Change
 }
 
 // Outcome is what became of files.
@@ -245,7 +247,7 @@ func (p *plan) write(ctx context.Context) (o Outcome, err error) {
 		}
 		e := d.Replace(p.Catalogs[workspace])
 		edits = append(edits, e)
-		o.Catalogs = append(o.Catalogs, Catalog{workspace, catalog.Applied{Version: e.Version(), Changed: e.Changes(), Changes: p.changes[workspace]}})
+		o.Catalogs = append(o.Catalogs, Catalog{Workspace: workspace, Version: e.Version(), Changed: e.Changes(), Changes: p.changes[workspace]})
 	}
 	if p.Config != nil {
 		e := p.config.Replace(p.Config)

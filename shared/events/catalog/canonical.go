@@ -12,23 +12,19 @@ import (
 // Scheme is the beginning of every event URI.
 const Scheme = "event://"
 
-// Wildcard is the segment that stands for an omitted variable in a pattern.
+// Wildcard is the segment of a pattern for an omitted variable.
 const Wildcard = "*"
 
-// Canonical validates an event URI and gives the one spelling that all equal
-// URIs share: the scheme in lower case, and in every segment exactly the unreserved
-// characters of RFC 3986 plain and everything else percent-encoded in upper
-// case. That is what a simple expansion of RFC 6570 yields, so a client that
-// fills in a template has the canonical form already.
+// Canonical validates an event URI and returns its canonical spelling, which all equal URIs share: the scheme is in lower case, and all
+// characters of a segment except the unreserved ones of RFC 3986 are percent-encoded in upper case. For example, it returns
+// event://a/b%3Ac for EVENT://a/b:c. Clients that expand a template as RFC 6570 says get the canonical form.
 //
-// Segments are compared with their case. A query, a fragment, user
-// information, an empty segment, a dot segment (URI libraries remove those), a
-// control character, text that is not UTF-8, and a URI over [event.MaxURI] bytes
-// are of kind fault.Invalid.
+// Segments are case-sensitive. The error is of kind fault.Invalid if the URI has a query, a fragment, user information, an empty
+// segment, a dot segment (URI libraries remove those), a control character or invalid UTF-8, or if it is longer than [event.MaxURI]
+// bytes.
 func Canonical(uri string) (string, error) { return canonical(uri, false) }
 
-// CanonicalPattern is [Canonical] for a URI in which a segment that is just "*"
-// stands for an omitted variable and stays as it is.
+// CanonicalPattern is [Canonical] for a pattern. It keeps segments that are [Wildcard].
 func CanonicalPattern(uri string) (string, error) { return canonical(uri, true) }
 
 func canonical(uri string, wildcards bool) (string, error) {
@@ -68,17 +64,17 @@ func invalidURI(format string, args ...any) *fault.Error {
 	return fault.New(fault.Invalid, "the event URI "+format, args...)
 }
 
-// isCanonical is the fast path: unreserved characters and single slashes only.
+// isCanonical reports whether all segments have only unreserved characters. It is the fast path of canonical.
 func isCanonical(rest string, wildcards bool) bool {
 	for seg := range strings.SplitSeq(rest, "/") {
 		if wildcards && seg == Wildcard {
 			continue
 		}
-		if seg == "" || dots(seg) {
+		if seg == "" || isDots(seg) {
 			return false
 		}
 		for i := range len(seg) {
-			if !unreserved(seg[i]) {
+			if !isUnreserved(seg[i]) {
 				return false
 			}
 		}
@@ -110,7 +106,7 @@ func canonicalSegment(b *strings.Builder, seg string, authority bool) error {
 		return invalidURI("has a broken percent-encoding")
 	case !validText(text):
 		return invalidURI("has a control character, or is not UTF-8")
-	case dots(text):
+	case isDots(text):
 		return invalidURI("has a dot segment")
 	}
 	encode(b, text)
@@ -121,18 +117,18 @@ func validText(s string) bool {
 	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r == 0x7f })
 }
 
-func dots(s string) bool { return s == "." || s == ".." }
+func isDots(s string) bool { return s == "." || s == ".." }
 
-func unreserved(c byte) bool {
+func isUnreserved(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' ||
 		c == '-' || c == '_' || c == '.' || c == '~'
 }
 
-// encode writes s as RFC 6570 expands a simple variable.
+// encode writes a value in the way in which RFC 6570 expands a simple variable.
 func encode(b *strings.Builder, s string) {
 	const hex = "0123456789ABCDEF"
 	for i := 0; i < len(s); i++ {
-		if c := s[i]; unreserved(c) {
+		if c := s[i]; isUnreserved(c) {
 			b.WriteByte(c)
 		} else {
 			b.WriteByte('%')

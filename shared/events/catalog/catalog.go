@@ -1,11 +1,9 @@
-// Package catalog holds which events there are: the operator's list of event
-// types, each with its URI or URI template, its schemas, how it may be delivered
-// and who may have it.
+// Package catalog defines event types: the operator's list of them, each with its URI or URI template, its schemas, its delivery modes
+// and its access rule.
 //
-// [Parse] reads the file strictly, [Catalog.Match] finds the entry of an event's
-// URI, [Apply] and [Stored] keep the catalog in the store. No HTTP, no cloud and no
-// subscription enters here. Go on in shared/events/publish, which checks events
-// against it, and shared/events/subscription, which resolves what a client asks for.
+// [Parse] reads the file strictly, [Catalog.Match] finds the event type of a URI, and [Stored] serves the stored catalog. The package
+// does not depend on HTTP, a cloud or subscriptions. Read shared/events/publish next, which checks events against the catalog, and
+// shared/events/subscription, which resolves clients' requests.
 package catalog
 
 import (
@@ -20,26 +18,26 @@ const (
 	MaxSource = 4 << 20
 	// MaxEntries is the largest number of event types.
 	MaxEntries = 2000
-	// MaxVariables is the largest number of variables of a template. A URI has at
-	// most 2^6 wildcard patterns then, which bounds what an event is looked up under.
+	// MaxVariables is the largest number of variables of a template. Subscriptions of an event are looked up under every combination
+	// of its values and wildcards, so there are at most 2^6 of them.
 	MaxVariables = 6
 	// MaxFilters is the largest number of filters of an entry.
 	MaxFilters = 20
-	// MaxSchema is the largest schema in bytes of JSON.
+	// MaxSchema is the largest schema, in bytes of JSON.
 	MaxSchema = 128 << 10
 )
 
 // The delivery modes, as SEP-3415 names them.
 const (
 	DeliverPush    = "push"    // on an open stream
-	DeliverPoll    = "poll"    // with a cursor, on request
-	DeliverWebhook = "webhook" // as POST to a registered endpoint
+	DeliverPoll    = "poll"    // in responses to polls
+	DeliverWebhook = "webhook" // with a POST to an endpoint
 )
 
-// What an event type keeps of the order of its events.
+// The order in which events are delivered.
 const (
-	OrderURI  = "uri"  // those of one URI come as they were published
-	OrderNone = "none" // as they come, so that one URI can have more of them a second
+	OrderURI  = "uri"  // events of a URI arrive in the order in which they were published
+	OrderNone = "none" // events of a URI may overtake each other, which allows more of them per second
 )
 
 // Catalog is an immutable set of event types. It may be used concurrently.
@@ -55,29 +53,27 @@ type Catalog struct {
 type Entry struct {
 	// Name is the dotted name, unique in the catalog.
 	Name string
-	// URI is set for an event type with a fixed URI, URITemplate for one with
-	// variables; the other is empty. Both are canonical.
+	// URI is the canonical URI of an event type without variables, and URITemplate the template of one with variables. The other is
+	// empty.
 	URI         string
 	URITemplate string
 	// Title and Description are for people; both may be empty.
 	Title       string
 	Description string
-	// PayloadSchema and ParamsSchema are JSON Schemas, nil when there are none.
+	// PayloadSchema and ParamsSchema are JSON Schemas, or nil.
 	PayloadSchema json.RawMessage
 	ParamsSchema  json.RawMessage
-	// WebhookType is the "type" member of a SEP-1803 webhook's body.
+	// WebhookType is the member "type" in the body of SEP-1803 webhooks.
 	WebhookType string
 	// Delivery lists the allowed modes: a subset of push, poll and webhook, not empty.
 	Delivery []string
-	// Filters maps an argument's name to the JSON pointer of the payload's member
-	// that it is compared with.
+	// Filters maps the name of an argument to the JSON pointer of the payload's member that must equal it.
 	Filters map[string]string
-	// Redact lists the JSON pointers of the payload's members that a subscription
-	// with the argument "redact": true does not get.
+	// Redact lists the JSON pointers of the payload's members that subscriptions with the argument "redact": true do not receive.
 	Redact []string
-	// Order is what the log keeps of the order of events: [OrderURI] or [OrderNone].
+	// Order is [OrderURI] or [OrderNone].
 	Order string
-	// Access says who may have the events; nil is everyone with the general scope.
+	// Access restricts who may receive the events. Nil admits everyone with the general scope.
 	Access *Access
 
 	line     int
@@ -85,7 +81,7 @@ type Entry struct {
 	vars     []string
 	payload  schema
 	params   schema
-	types    map[string]string // of the variables whose schema wants no string
+	types    map[string]string // types of the variables whose schema does not say string
 	input    json.RawMessage
 
 	arguments schema // input
@@ -93,12 +89,10 @@ type Entry struct {
 	contractID func() string
 }
 
-// segment is what stands between two slashes of a URI: a literal in its
-// percent-encoded form, or a variable.
+// segment is the part of a URI between two slashes: a literal in its percent-encoded form, or a variable.
 type segment struct{ literal, variable string }
 
-// Entries lists the event types in the order of the file. The slice and what it
-// points to must not be changed. A nil catalog has none.
+// Entries returns the event types in the order of the file. They are immutable. A nil catalog has none.
 func (c *Catalog) Entries() []*Entry {
 	if c == nil {
 		return nil
@@ -106,7 +100,7 @@ func (c *Catalog) Entries() []*Entry {
 	return c.entries
 }
 
-// ByName finds an event type by its name; nil when there is none.
+// ByName returns the event type with a name, or nil.
 func (c *Catalog) ByName(name string) *Entry {
 	if c == nil {
 		return nil
@@ -114,11 +108,10 @@ func (c *Catalog) ByName(name string) *Entry {
 	return c.byName[name]
 }
 
-// Fingerprint identifies the content: equal sources have equal fingerprints (43
-// characters, base64url SHA-256).
+// Fingerprint returns the base64url SHA-256 of the source, which has 43 characters.
 func (c *Catalog) Fingerprint() string { return c.fingerprint }
 
-// Source returns the text that the catalog was parsed from, which must not be changed. It is empty for a nil catalog.
+// Source returns the text of the catalog, which must not be changed. It is empty for a nil catalog.
 func (c *Catalog) Source() []byte {
 	if c == nil {
 		return nil
@@ -126,13 +119,13 @@ func (c *Catalog) Source() []byte {
 	return c.source
 }
 
-// Variables lists the template's variables in their order; none for a fixed URI.
+// Variables returns the template's variables in their order. A fixed URI has none.
 func (e *Entry) Variables() []string { return e.vars }
 
 // Fixed reports whether the event type has one URI without variables.
 func (e *Entry) Fixed() bool { return e.URITemplate == "" }
 
-// Pattern is the URI, or the template.
+// Pattern returns the URI or the template.
 func (e *Entry) Pattern() string { return cmp.Or(e.URI, e.URITemplate) }
 
 // Unordered reports whether the events of one URI may overtake each other.
@@ -147,7 +140,6 @@ func (e *Entry) PollAllowed() bool { return slices.Contains(e.Delivery, DeliverP
 // WebhookAllowed reports whether the events may be sent to webhooks.
 func (e *Entry) WebhookAllowed() bool { return slices.Contains(e.Delivery, DeliverWebhook) }
 
-// InputSchema is the JSON Schema of the arguments that a subscription by name
-// takes (events/list, SEP-3415): the template's variables and the filters, each of
-// which is a value or a list of values.
+// InputSchema returns the JSON Schema for the arguments of a subscription by name (events/list, SEP-3415): the template's variables
+// and the filters. A filter accepts a value or a list of values.
 func (e *Entry) InputSchema() json.RawMessage { return e.input }

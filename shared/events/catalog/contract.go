@@ -9,17 +9,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// The parts of an event type that a subscriber relies on, as SEP-3415 names
-// them in the error that ends a subscription.
+// The parts of an event type that subscribers rely on. SEP-3415 uses these names in the error that ends a subscription.
 const (
 	FeatureInput   = "inputSchema"
 	FeaturePayload = "payloadSchema"
 )
 
-// Broken names the part of an event type that changed so that what a subscription was
-// made for no longer holds, by the rules of [Diff]; "" if nothing did but additions.
-// Delivery modes and access are not of it: they are looked at by themselves. An entry
-// of [ParseContract] will do for either.
+// Broken returns the part of an event type that changed incompatibly for existing subscriptions, by the rules of [Diff]. It returns ""
+// if there are only additions. It ignores delivery modes and access, which callers check separately, and therefore also accepts entries
+// from [ParseContract].
 func Broken(before, after *Entry) (feature string) {
 	var input, payload differ
 	if before.Pattern() != after.Pattern() {
@@ -30,7 +28,7 @@ func Broken(before, after *Entry) (feature string) {
 	payload.schema("payload", before.PayloadSchema, after.PayloadSchema)
 	payload.redact(before.Redact, after.Redact, len(before.Redact) > 0)
 	switch {
-	case input.breaks(), len(before.Redact) > 0 && len(after.Redact) == 0: // the argument is gone
+	case input.breaks(), len(before.Redact) > 0 && len(after.Redact) == 0: // the argument "redact" no longer exists
 		return FeatureInput
 	case payload.breaks():
 		return FeaturePayload
@@ -38,8 +36,7 @@ func Broken(before, after *Entry) (feature string) {
 	return ""
 }
 
-// Ends lists the event types whose webhook subscriptions a changed catalog ends, all of them or
-// those of some principals, and why. Either catalog may be nil.
+// Ends returns the event types for which a changed catalog ends webhook subscriptions, with the reason. Either catalog may be nil.
 func Ends(before, after *Catalog) []Change {
 	var d differ
 	for _, old := range before.Entries() {
@@ -67,7 +64,7 @@ func (d *differ) breaks() bool {
 	return slices.ContainsFunc(d.changes, func(c Change) bool { return c.Breaking })
 }
 
-// contract is the text of what [Broken] compares.
+// contract has the parts of an event type that [Broken] compares.
 type contract struct {
 	URI         string            `json:"uri,omitempty"`
 	URITemplate string            `json:"uriTemplate,omitempty"`
@@ -77,19 +74,19 @@ type contract struct {
 	Payload     json.RawMessage   `json:"payload,omitempty"`
 }
 
-// Contract is what [Broken] looks at as a text, to be kept with what relies on it;
-// [ParseContract] reads it. It is at most a little larger than two schemas ([MaxSchema]).
+// Contract returns the contract of the event type: the parts that [Broken] compares, as JSON. It is stored with a subscription, so that
+// a later catalog can be compared with the event type to which the client subscribed. Most of it are the schemas, so it is a little
+// larger than twice [MaxSchema] at most.
 func (e *Entry) Contract() []byte {
-	text, _ := json.Marshal(contract{e.URI, e.URITemplate, e.Filters, e.Redact, e.ParamsSchema, e.PayloadSchema}) // JSON that was compiled
+	text, _ := json.Marshal(contract{e.URI, e.URITemplate, e.Filters, e.Redact, e.ParamsSchema, e.PayloadSchema}) // the schemas are valid JSON
 	return text
 }
 
-// ContractID identifies [Entry.Contract]: equal ones have equal ids of 22 characters.
+// ContractID returns a hash of [Entry.Contract] with 22 characters.
 func (e *Entry) ContractID() string { return e.contractID() }
 
-// Terms identify, for each event type by its name, all that decides whether a webhook
-// subscription to it may go on: its contract, its access rule, and whether it is delivered
-// by webhook.
+// Terms returns a hash for each event type, by name. It covers everything that decides whether a webhook subscription may continue: the
+// contract, the access rule, and whether webhooks are a delivery mode. Subscriptions are only rechecked if it changes.
 func (c *Catalog) Terms() map[string]string {
 	out := make(map[string]string, len(c.entries))
 	for _, e := range c.entries {
@@ -103,7 +100,7 @@ func (e *Entry) terms() string {
 		Contract string
 		Webhook  bool
 		Access   *Access
-	}{e.ContractID(), e.WebhookAllowed(), e.Access}) // texts
+	}{e.ContractID(), e.WebhookAllowed(), e.Access}) // strings always marshal
 	return digest(text)
 }
 
@@ -112,7 +109,7 @@ func digest(text []byte) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:16])
 }
 
-// ParseContract makes an entry of a contract's text that is good for [Broken] alone.
+// ParseContract returns an entry for a stored contract. It can only be used with [Broken].
 func ParseContract(text []byte) (*Entry, error) {
 	var c contract
 	if err := json.Unmarshal(text, &c); err != nil {

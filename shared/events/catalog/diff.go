@@ -10,19 +10,19 @@ import (
 	"strings"
 )
 
-// Change is one difference between two catalogs.
+// Change is a difference between two catalogs.
 type Change struct {
 	// Event is the name of the event type.
 	Event string
-	// What says what changed, in words.
+	// What describes the change, for example "the filter s is added".
 	What string
-	// Breaking is true when a publisher or subscriber who relied on the old
-	// catalog may be hurt: an event refused, missing, or of a new shape.
+	// Breaking is true if the change may affect publishers or subscribers that rely on the old catalog, because an event may be
+	// refused, missing or have another structure.
 	Breaking bool
 }
 
-// Diff compares two catalogs, either of which may be nil. The order is that of the
-// new file, then the removed event types in the order of the old one.
+// Diff returns the differences between two catalogs, either of which may be nil. They are in the order of the new file, followed by the
+// removed event types in the order of the old file.
 func Diff(before, after *Catalog) []Change {
 	var d differ
 	for _, e := range after.Entries() {
@@ -72,7 +72,7 @@ func (d *differ) entry(a, b *Entry) {
 	d.schema("params", a.ParamsSchema, b.ParamsSchema)
 }
 
-// list compares sets, and says what an addition and a removal are, and whether they break.
+// list compares two sets. It describes additions and removals with the formats, and marks them as breaking or not.
 func (d *differ) list(a, b []string, added string, addedBreaks bool, removed string, removedBreaks bool) {
 	for _, x := range b {
 		if !slices.Contains(a, x) {
@@ -120,12 +120,11 @@ func (d *differ) access(a, b *Access) {
 	}
 }
 
-// schema compares schemas. Nothing but new optional properties and new
-// annotations is known to be safe for both sides, publishers and subscribers;
-// everything else may break one of them.
+// schema compares two schemas. Only new optional properties and annotations are safe for both publishers and subscribers. Any other
+// change may break one of them.
 func (d *differ) schema(what string, a, b json.RawMessage) {
 	var x, y any
-	_, _ = json.Unmarshal(a, &x), json.Unmarshal(b, &y) // both were compiled; nil stays nil
+	_, _ = json.Unmarshal(a, &x), json.Unmarshal(b, &y) // both were compiled, and nil stays nil
 	if reflect.DeepEqual(x, y) {
 		return
 	}
@@ -146,7 +145,7 @@ func (d *differ) schema(what string, a, b json.RawMessage) {
 
 var annotations = []string{"title", "description", "examples", "default", "deprecated", "$comment", "readOnly", "writeOnly"}
 
-// incompatible finds the pointer of the first change that is not an addition.
+// incompatible returns the pointer of the first change that is not an addition, or "".
 func incompatible(a, b any, at string) string {
 	x, ok1 := a.(map[string]any)
 	y, ok2 := b.(map[string]any)
@@ -185,7 +184,7 @@ func incompatible(a, b any, at string) string {
 	return ""
 }
 
-// unequal is the pointer with the values that only one of two lists has, such as required members.
+// unequal returns the pointer and, for lists such as required, the values that are only in one of them.
 func unequal(a, b any, at string) string {
 	x, _ := a.([]any)
 	y, _ := b.([]any)
@@ -204,7 +203,7 @@ func unequal(a, b any, at string) string {
 	return fmt.Sprintf("%s (%s)", at, strings.Join(odd, ", "))
 }
 
-// sameMembers compares mappings of names to schemas: names may be added.
+// sameMembers compares mappings of names to schemas. It allows new names.
 func sameMembers(a, b any, at string) string {
 	x, _ := a.(map[string]any)
 	y, _ := b.(map[string]any)

@@ -59,7 +59,7 @@ var (
 	redactFlag = json.RawMessage(`{"type":"boolean","default":false,"description":"Leave out the members that the event type marks as sensitive."}`)
 )
 
-// filterSchema is that of the argument of a filter. Own is what the operator wrote of a value; nil is nothing.
+// filterSchema returns the schema for the argument of a filter. Own is the operator's schema of a single value, or nil.
 func filterSchema(own json.RawMessage, of RangeType) json.RawMessage {
 	value, about := string(own), ""
 	if own == nil {
@@ -72,12 +72,11 @@ func filterSchema(own json.RawMessage, of RangeType) json.RawMessage {
 	return json.RawMessage(`{"anyOf":[` + value + `,{"type":"array","items":` + value + `,"minItems":1,"maxItems":50}` + span + `]` + about + `}`)
 }
 
-// inputSchema is the params schema with the filters added and closed against
-// unknown arguments. Keywords that the operator wrote stay.
+// inputSchema returns the params schema with the filters added and unknown arguments excluded. It keeps the operator's other keywords.
 func inputSchema(e *Entry) json.RawMessage {
 	schema := map[string]json.RawMessage{}
 	if e.ParamsSchema != nil {
-		_ = json.Unmarshal(e.ParamsSchema, &schema) // was compiled: an object
+		_ = json.Unmarshal(e.ParamsSchema, &schema) // an object, because it was compiled
 	}
 	props := map[string]json.RawMessage{}
 	if raw, ok := schema["properties"]; ok {
@@ -95,7 +94,7 @@ func inputSchema(e *Entry) json.RawMessage {
 		props[redactArgument] = redactFlag
 	}
 	schema["type"] = json.RawMessage(`"object"`)
-	schema["properties"], _ = json.Marshal(props) // raw messages that came from the marshaller
+	schema["properties"], _ = json.Marshal(props) // valid JSON always marshals
 	schema["additionalProperties"] = json.RawMessage(`false`)
 	out, _ := json.Marshal(schema)
 	return out

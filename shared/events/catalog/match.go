@@ -6,14 +6,13 @@ import (
 	"strings"
 )
 
-// node is a place in the trie of segments. Entries cannot overlap, so at most
-// one leaf fits a URI, but a literal and a variable may stand at the same place: the
-// literal is tried first. There is at most one variable child, for names of
-// variables do not matter here.
+// node is a node in the trie of segments. Entries cannot overlap, so at most one entry matches a URI. A node may have both literal and
+// variable children, and then find tries the literal first. There is at most one variable child, because names of variables do not
+// matter here.
 type node struct {
 	literal  map[string]*node
 	variable *node
-	entry    *Entry // ends here
+	entry    *Entry // the entry that ends here
 }
 
 func (n *node) insert(e *Entry) {
@@ -38,7 +37,7 @@ func (n *node) insert(e *Entry) {
 	n.entry = e
 }
 
-// overlap finds an entry that could match a URI that e also matches.
+// overlap returns an entry that could match the same URI as the segments, or nil.
 func (n *node) overlap(segs []segment) *Entry {
 	if len(segs) == 0 {
 		return n.entry
@@ -62,16 +61,14 @@ func (n *node) overlap(segs []segment) *Entry {
 	return nil
 }
 
-// Match finds the event type of a canonical URI, and the values of its
-// template's variables, decoded. The map is nil for a fixed URI. A URI that is
-// not canonical matches nothing.
+// Match returns the event type of a canonical URI and the decoded values of its template's variables. The map is nil for a fixed URI.
+// Match returns false if the URI is not canonical.
 func (c *Catalog) Match(uri string) (*Entry, map[string]string, bool) {
 	return c.match(uri, false)
 }
 
-// MatchPattern is [Catalog.Match] for a pattern as [CanonicalPattern] gives it: a
-// segment "*" is an omitted variable and missing in the map. It does not stand for a
-// literal. Since entries do not overlap, at most one fits.
+// MatchPattern is [Catalog.Match] for a pattern that [CanonicalPattern] returned. A segment "*" is an omitted variable, which the map
+// then lacks. It does not match a literal.
 func (c *Catalog) MatchPattern(pattern string) (*Entry, map[string]string, bool) {
 	return c.match(pattern, true)
 }
@@ -88,7 +85,7 @@ func (c *Catalog) match(uri string, wildcards bool) (*Entry, map[string]string, 
 	return e, e.bind(rest), true
 }
 
-// canonicalRest is a canonical URI without its scheme.
+// canonicalRest returns a canonical URI without its scheme.
 func canonicalRest(uri string, wildcards bool) (string, bool) {
 	if same, err := canonical(uri, wildcards); err != nil || same != uri {
 		return "", false
@@ -112,7 +109,7 @@ func (n *node) find(rest string) *Entry {
 	return nil
 }
 
-// bind decodes the values that the segments of a URI, or of a parent, have for variables.
+// bind returns the decoded values of the variables in a URI or a parent URI.
 func (e *Entry) bind(rest string) map[string]string {
 	if len(e.vars) == 0 {
 		return nil
@@ -138,9 +135,8 @@ func (e *Entry) Bind(uri string) (map[string]string, bool) {
 	return vars, e.Expand(vars) == uri
 }
 
-// Expand fills in the template. Omitted variables become "*"; for a fixed URI it is
-// the URI. Values are encoded as RFC 6570 does for simple variables. An empty value
-// counts as omitted, for no URI has an empty segment.
+// Expand returns the URI for values of the template's variables. Missing and empty values become "*", because a URI cannot have an
+// empty segment. Other values are encoded as in RFC 6570. For a fixed URI, Expand returns the URI.
 func (e *Entry) Expand(vars map[string]string) string {
 	if e.Fixed() {
 		return e.URI
@@ -164,9 +160,8 @@ func (e *Entry) Expand(vars map[string]string) string {
 	return b.String()
 }
 
-// Under lists the entries whose events a canonical parent URI stands for, in the order of the file: the URI is a
-// proper prefix, in whole segments, of what they match. "event://github/acme" is a parent of
-// event://github/{owner}/{repo}/push.
+// Under returns the entries below a canonical parent URI, in the order of the file. A parent URI is a prefix of whole segments. For
+// example, event://github/acme is a parent of event://github/{owner}/{repo}/push.
 func (c *Catalog) Under(uri string) (out []*Entry) {
 	rest, ok := canonicalRest(uri, false)
 	if !ok {
@@ -183,8 +178,7 @@ func (c *Catalog) Under(uri string) (out []*Entry) {
 	return out
 }
 
-// BindParent gives the values that a parent URI has for the first variables of an
-// entry of [Catalog.Under]; the others are missing in the map.
+// BindParent returns the values that a parent URI has for the first variables of an entry from [Catalog.Under].
 func (e *Entry) BindParent(uri string) map[string]string {
 	return e.bind(strings.TrimPrefix(uri, Scheme))
 }

@@ -7,18 +7,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
 )
 
-// RangeType says what a filter may be given ranges of.
+// RangeType is the type of the values whose ranges a filter accepts.
 type RangeType string
 
-// The types.
 const (
 	NoRange     RangeType = ""
 	NumberRange RangeType = "number"
 	TimeRange   RangeType = "date-time"
 )
 
-// RangeOf is what the argument of a filter may be given ranges of: what paramsSchema declares it to be or else
-// payloadSchema declares of the member that it looks at.
+// RangeOf returns the type of ranges that a filter accepts. It depends on the schema of the argument in paramsSchema or, without one,
+// on the schema of the filtered member in payloadSchema.
 func (e *Entry) RangeOf(filter string) RangeType {
 	pointer, ok := e.Filters[filter]
 	if !ok {
@@ -51,7 +50,7 @@ func (e *Entry) RangeOf(filter string) RangeType {
 	return rangeType(at)
 }
 
-// rangeType is that of a value, or of the elements of a list, with the schema.
+// rangeType returns the type for values with a schema. A list has the type of its elements.
 func rangeType(schema json.RawMessage) RangeType {
 	var s struct {
 		Type   any             `json:"type"`
@@ -72,7 +71,7 @@ func rangeType(schema json.RawMessage) RangeType {
 	return NoRange
 }
 
-// schema is that of a range.
+// schema returns the schema of a range.
 func (t RangeType) schema() string {
 	bound := `{"type":"number"}`
 	if t == TimeRange {

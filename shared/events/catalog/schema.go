@@ -21,12 +21,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// maxSchemaFaults bounds an answer.
+// maxSchemaFaults is the largest number of faults in an error.
 const maxSchemaFaults = 20
 
-// ValidatePayload checks a payload against the payload schema. A fault is of
-// kind fault.Unprocessable with []jsonpointer.Fault as data, at most 20 and in the
-// order of their pointers. Text that is not JSON is fault.Invalid.
+// ValidatePayload checks a payload against the payload schema. If it does not fit, the error is of kind fault.Unprocessable, and its
+// data is a []jsonpointer.Fault with at most 20 faults, sorted by pointer. For text that is not JSON it is of kind fault.Invalid.
 func (e *Entry) ValidatePayload(payload []byte) error {
 	if e.payload == nil {
 		return nil
@@ -41,11 +40,9 @@ func (e *Entry) ValidatePayload(payload []byte) error {
 	return fault.New(fault.Unprocessable, "the payload does not fit the schema of %s", e.Name).With(faults)
 }
 
-// ValidateParams checks values of the template's variables against the params
-// schema; variables may be missing unless the schema requires them. Values are
-// texts; where the schema asks for a number or truth value, the text is read as
-// one. An error is of kind fault.Invalid, names the first fault, and has
-// []jsonpointer.Fault as data.
+// ValidateParams checks values of the template's variables against the params schema. Variables may be missing unless the schema
+// requires them. If the schema of a variable says number, integer or boolean, its text is converted. The error is of kind
+// fault.Invalid, names the first fault, and has a []jsonpointer.Fault as data.
 func (e *Entry) ValidateParams(vars map[string]string) error {
 	obj := make(map[string]any, len(vars))
 	var faults []jsonpointer.Fault
@@ -65,11 +62,11 @@ func (e *Entry) ValidateParams(vars map[string]string) error {
 	return e.unfit("variables", faults)
 }
 
-// ValidateArguments checks the arguments of a subscription by name, a JSON object, against
-// [Entry.InputSchema]. Errors are as those of [Entry.ValidateParams].
+// ValidateArguments checks the arguments of a subscription by name, a JSON object, against [Entry.InputSchema]. It returns the same
+// errors as [Entry.ValidateParams].
 func (e *Entry) ValidateArguments(arguments []byte) error {
 	if e.ParamsSchema == nil && string(arguments) == "{}" {
-		return nil // and the schema need not be compiled
+		return nil // saves compiling the schema
 	}
 	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(arguments))
 	if err != nil {
@@ -92,11 +89,11 @@ func (e *Entry) unfit(what string, faults []jsonpointer.Fault) error {
 		strings.TrimSpace(first+faults[0].Message)).With(faults)
 }
 
-// coerce reads the text of a variable as what its schema asks for.
+// coerce converts the text of a variable to the type in its schema.
 func (e *Entry) coerce(name, text string) any {
 	switch e.types[name] {
 	case "integer", "number":
-		if n := json.Number(text); plausible(n) && json.Valid([]byte(text)) && text != "" && (text[0] == '-' || text[0] >= '0' && text[0] <= '9') {
+		if n := json.Number(text); isCheap(n) && json.Valid([]byte(text)) && text != "" && (text[0] == '-' || text[0] >= '0' && text[0] <= '9') {
 			return n
 		}
 	case "boolean":
@@ -107,15 +104,14 @@ func (e *Entry) coerce(name, text string) any {
 	return text
 }
 
-// checkNumbers finds numbers whose exact arithmetic would cost more than any
-// payload is worth: 1e999999 is eight bytes, and a million digits to compare.
+// checkNumbers finds numbers that would be too expensive to compare exactly. For example, 1e999999 has eight bytes but a million digits.
 func checkNumbers(v any, path []string, depth int, faults []jsonpointer.Fault) []jsonpointer.Fault {
 	if depth > event.MaxDepth {
 		return append(faults, jsonpointer.Fault{Pointer: pointerOf(path), Message: fmt.Sprintf("is nested deeper than %d levels", event.MaxDepth)})
 	}
 	switch v := v.(type) {
 	case json.Number:
-		if !plausible(v) {
+		if !isCheap(v) {
 			faults = append(faults, jsonpointer.Fault{Pointer: pointerOf(path), Message: "is a number with too many digits or too large an exponent"})
 		}
 	case map[string]any:
@@ -134,7 +130,7 @@ func checkNumbers(v any, path []string, depth int, faults []jsonpointer.Fault) [
 	return faults
 }
 
-func plausible(n json.Number) bool {
+func isCheap(n json.Number) bool {
 	if len(n) > 400 {
 		return false
 	}
@@ -145,7 +141,7 @@ func plausible(n json.Number) bool {
 	return true
 }
 
-// faults are where a value breaks the schema. The error is of a schema that does not compile.
+// faults returns the faults of a value. The error says that the schema does not compile.
 func (s schema) faults(v any) ([]jsonpointer.Fault, error) {
 	compiled, err := s()
 	if err != nil {
@@ -165,8 +161,7 @@ func (s schema) faults(v any) ([]jsonpointer.Fault, error) {
 	return tidyFaults(collect(ve, nil)), nil
 }
 
-// collect takes the leaves of the error tree, and the alternatives' own node,
-// which says more than the leaves do.
+// collect returns the faults of a tree of errors.
 func collect(ve *jsonschema.ValidationError, out []jsonpointer.Fault) []jsonpointer.Fault {
 	if len(out) >= 10*maxSchemaFaults {
 		return out
@@ -186,7 +181,7 @@ func tidyFaults(faults []jsonpointer.Fault) []jsonpointer.Fault {
 	return faults[:min(len(faults), maxSchemaFaults)]
 }
 
-// pointerOf builds a JSON pointer; names as long as a payload are cut.
+// pointerOf returns a JSON pointer in which long names are cut.
 func pointerOf(path []string) string {
 	var b strings.Builder
 	for _, t := range path {
@@ -195,19 +190,18 @@ func pointerOf(path []string) string {
 	return b.String()
 }
 
-// noLoader refuses every reference that leaves the schema.
+// noLoader refuses references to other documents.
 type noLoader struct{}
 
 var errNoLoader = errors.New("references to other documents are not followed")
 
 func (noLoader) Load(string) (any, error) { return nil, errNoLoader }
 
-// schemaURL is where a schema thinks it lives; nothing can be fetched from there.
+// schemaURL is the base URL of every schema. It exists only because the library needs one.
 const schemaURL = "catalog:///schema"
 
-// schema is a JSON Schema that is compiled at its first use at the latest. Compiling
-// a catalog of eight event types takes two milliseconds, which a function that
-// only lists them, or sees one of them, need not spend when it starts.
+// schema returns a compiled JSON Schema and compiles it on the first call. Compiling the schemas of eight event types takes two
+// milliseconds, which a function saves at its start if it only lists the event types or uses a few of them.
 type schema func() (*jsonschema.Schema, error)
 
 func newSchema(raw json.RawMessage) schema {
@@ -270,8 +264,8 @@ func (p *parser) addSchemaFaults(n *strictyaml.Node, what string, err error) {
 	p.file.Add(line, "%s is not a JSON Schema: %.300s", what, err)
 }
 
-// meant is an error of the meta-schema with that alternative alone that the author most likely
-// meant: the one that failed deepest inside, or else not for the type of the value as a whole.
+// meant reduces an error of the meta-schema to the alternative that the author most likely meant, so that a misspelled type is a single
+// fault. It is the alternative that failed at the deepest level or, if they failed at the same level, one whose type fits.
 func meant(ve *jsonschema.ValidationError) *jsonschema.ValidationError {
 	if _, ok := ve.ErrorKind.(*kind.AnyOf); ok && len(ve.Causes) > 0 {
 		return meant(slices.MaxFunc(ve.Causes, func(a, b *jsonschema.ValidationError) int {
@@ -288,7 +282,7 @@ func meant(ve *jsonschema.ValidationError) *jsonschema.ValidationError {
 	return &out
 }
 
-// closest is how deep the deepest leaf of an error lies, and 1 if that is not about a type.
+// closest returns the level of the deepest leaf of an error, and other = 1 if that leaf is not about a type.
 func closest(ve *jsonschema.ValidationError) (depth, other int) {
 	if len(ve.Causes) == 0 {
 		if _, ok := ve.ErrorKind.(*kind.Type); !ok {
@@ -304,7 +298,7 @@ func closest(ve *jsonschema.ValidationError) (depth, other int) {
 	return depth, other
 }
 
-// refLine finds the reference that leads to a URL.
+// refLine returns the line of the reference to a URL.
 func refLine(n *strictyaml.Node, url string) int {
 	best := n.Line
 	var walk func(n *strictyaml.Node, depth int) bool

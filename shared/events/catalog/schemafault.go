@@ -17,8 +17,8 @@ import (
 
 var english = sync.OnceValue(func() *message.Printer { return message.NewPrinter(language.English) })
 
-// faultsOf says what a node of the error tree means. Messages name the rule and
-// never repeat the value: an error must not echo a payload.
+// faultsOf returns the faults for a node of the error tree. Messages name the violated rule but never the value, because errors must not
+// contain payloads.
 func faultsOf(ve *jsonschema.ValidationError) []jsonpointer.Fault {
 	at := pointerOf(ve.InstanceLocation)
 	one := func(format string, args ...any) []jsonpointer.Fault {
@@ -32,7 +32,7 @@ func faultsOf(ve *jsonschema.ValidationError) []jsonpointer.Fault {
 	case *kind.Required:
 		return one("lacks %s", quoteAll(k.Missing))
 	case *kind.DependentRequired:
-		return one("lacks %s, needed beside %q", quoteAll(k.Missing), strictyaml.Clip(k.Prop))
+		return one("lacks %s, which %q needs", quoteAll(k.Missing), strictyaml.Clip(k.Prop))
 	case *kind.AdditionalProperties:
 		out := make([]jsonpointer.Fault, 0, len(k.Properties))
 		for _, prop := range k.Properties[:min(len(k.Properties), maxSchemaFaults)] {
@@ -69,7 +69,7 @@ func faultsOf(ve *jsonschema.ValidationError) []jsonpointer.Fault {
 		}
 		return one("fits more than one of the alternatives (oneOf)")
 	case *kind.Not:
-		return one("fits what the schema excludes (not)")
+		return one("fits a schema that is excluded (not)")
 	case *kind.FalseSchema:
 		return one("is not allowed")
 	}
@@ -84,7 +84,7 @@ func quoteAll(names []string) string {
 	return strings.Join(out, ", ")
 }
 
-// values prints what the schema wants; they come from the catalog, not from the publisher.
+// values formats values of the schema.
 func values(want []any) string {
 	out := make([]string, 0, len(want))
 	for _, v := range want {

@@ -11,18 +11,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// documents and a workspace name a stored catalog.
+// documents is the prefix of the names of stored catalogs, before the workspace.
 const documents = "catalog:"
 
-// Shared stands for the workspaces that have no catalog of their own: those of a stand-alone server.
+// Shared is used as a workspace for the catalog of all workspaces of a stand-alone server that have no catalog of their own.
 const Shared = "*"
 
 // Document is the stored catalog of a workspace.
 type Document struct {
 	settings.Stored
 	Workspace string
-	// Catalog is nil if the workspace has no catalog of its own, and if Invalid says why it cannot be read: another version
-	// of this program wrote it.
+	// Catalog is nil if the workspace has no catalog of its own. It is also nil if the catalog cannot be read, because another version
+	// of this program wrote it. Invalid then has the reason.
 	Catalog *Catalog
 	Invalid error
 }
@@ -45,8 +45,7 @@ func parseStored(src []byte) (*Catalog, error) {
 	return parseFile("stored catalog", src, true)
 }
 
-// Replace returns the edit that replaces the catalog, and announces that. Without a next one the workspace has no catalog of
-// its own any more.
+// Replace returns the edit that replaces the catalog and announces the change. A nil next removes the catalog.
 func (d Document) Replace(next *Catalog) settings.Edit {
 	e := settings.Edit{Old: d.Stored, Text: next.Source()}
 	e.Also = append(settings.Unannounced(settings.Catalog, d.Workspace, []string{d.Workspace}, e.Version()),
@@ -60,7 +59,7 @@ func (d Document) Replace(next *Catalog) settings.Edit {
 func CheckChange(db store.DB, before, next *Catalog) ([]Change, error) {
 	if before != nil && (&eventlog.Log{DB: db}).Spreads() {
 		for _, e := range next.Entries() {
-			if old := before.samePlace(e); old != nil && old.Unordered() && !e.Unordered() {
+			if old := before.findByURI(e); old != nil && old.Unordered() && !e.Unordered() {
 				return nil, fault.New(fault.Invalid, "event %s: order cannot go back to %s while the log has its events (allowed: another URI, or remove the event type, "+
 					"wait for the retention, and add it again)", e.Name, OrderURI)
 			}
@@ -69,8 +68,8 @@ func CheckChange(db store.DB, before, next *Catalog) ([]Change, error) {
 	return Diff(before, next), nil
 }
 
-// samePlace returns the event type whose events are where those of e will be. Its name may be another one.
-func (c *Catalog) samePlace(e *Entry) *Entry {
+// findByURI returns the event type with the URI or template of e, whose events are in the same place of the log. Its name may differ.
+func (c *Catalog) findByURI(e *Entry) *Entry {
 	if old := c.ByName(e.Name); old != nil && old.Pattern() == e.Pattern() {
 		return old
 	}
@@ -80,34 +79,10 @@ func (c *Catalog) samePlace(e *Entry) *Entry {
 	return nil
 }
 
-// Applied is the outcome of [Apply].
-type Applied struct {
-	// Version counts the catalogs of the workspace, from 1.
-	Version int64
-	// Changed is false if the same text was stored already.
-	Changed bool
-	// Changes lists the differences from the catalog before.
-	Changes []Change
-}
-
-// Apply checks and writes one catalog. Operators' catalogs go through package apply, which checks more.
-func Apply(ctx context.Context, db store.DB, workspace string, next *Catalog) (a Applied, err error) {
-	d, err := Read(ctx, db, workspace)
-	if err != nil {
-		return a, err
-	}
-	if a.Changes, err = CheckChange(db, d.Catalog, next); err != nil {
-		return a, err
-	}
-	e := d.Replace(next)
-	a.Version, a.Changed = e.Version(), e.Changes()
-	return a, settings.Write(ctx, db, e)
-}
-
-// namesPartition lists the workspaces that have or had a catalog, [Shared] among them.
+// namesPartition has an item for each workspace that has or had a catalog, including [Shared].
 const namesPartition = "catalogs"
 
-// Names lists the workspaces that have a catalog of their own, [Shared] among them.
+// Names returns the workspaces that have their own catalog, including [Shared].
 func Names(ctx context.Context, db store.DB) (names []string, err error) {
 	err = store.Each(ctx, db, store.Key{Table: store.Settings, Partition: namesPartition}, "list the catalogs", func(it *store.Item) error {
 		d, err := settings.Read(ctx, db, documents+it.Sort)
@@ -119,7 +94,7 @@ func Names(ctx context.Context, db store.DB) (names []string, err error) {
 	return names, err
 }
 
-// Load reads the workspace's catalog, or the one of [Shared]. A workspace without one is of kind fault.NotFound.
+// Load reads the workspace's catalog, or that of [Shared]. If there is none, the error is of kind fault.NotFound.
 func Load(ctx context.Context, db store.DB, workspace string) (*Catalog, error) {
 	for _, name := range []string{workspace, Shared} {
 		d, err := Read(ctx, db, name)

@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/storage/settings/settingstest"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
@@ -18,38 +19,47 @@ func one(name string) []byte {
 	return fmt.Appendf(nil, "events:\n  - {name: %s, uri: 'event://%s'}\n", name, name)
 }
 
-func TestApplyAndLoad(t *testing.T) {
+// replace stores a catalog and returns its version and whether it differs from the stored one.
+func replace(t *testing.T, db store.DB, workspace string, next *Catalog) (version int64, changed bool) {
+	t.Helper()
+	d, err := Read(t.Context(), db, workspace)
+	must(t, err)
+	e := d.Replace(next)
+	must(t, settings.Write(t.Context(), db, e))
+	return e.Version(), e.Changes()
+}
+
+func TestReplaceAndLoad(t *testing.T) {
 	db := settingstest.New()
 	ctx := t.Context()
 	if _, err := Load(ctx, db, "default"); !fault.Is(err, fault.NotFound) {
-		t.Errorf("got %v before anything was applied", err)
+		t.Errorf("got %v from an empty store, want not found", err)
 	}
 	for i, step := range []struct {
 		src     []byte
 		version int64
 		changed bool
-		changes int
 	}{
-		{one("a"), 1, true, 1},
-		{one("a"), 1, false, 0},
-		{one("b"), 2, true, 2},
+		{one("a"), 1, true},
+		{one("a"), 1, false},
+		{one("b"), 2, true},
 	} {
-		got, err := Apply(ctx, db, "default", parse(t, string(step.src)))
-		if err != nil || got.Version != step.version || got.Changed != step.changed || len(got.Changes) != step.changes {
-			t.Errorf("step %d: got %+v, %v", i, got, err)
+		version, changed := replace(t, db, "default", parse(t, string(step.src)))
+		if version != step.version || changed != step.changed {
+			t.Errorf("step %d: got version %d, changed %v, want %d, %v", i, version, changed, step.version, step.changed)
 		}
 	}
 	c, err := Load(ctx, db, "default")
 	if err != nil || c.ByName("b") == nil || c.ByName("a") != nil {
-		t.Errorf("got %v, %v", c, err)
+		t.Errorf("got %v, %v, want the catalog with b", c, err)
 	}
 	if _, err := Load(ctx, db, "other"); !fault.Is(err, fault.NotFound) {
-		t.Errorf("another workspace: got %v", err)
+		t.Errorf("another workspace: got %v, want not found", err)
 	}
 }
 
-// An event type may give up its order, and cannot have it back while readers may look for what was logged without.
-func TestApplyGivesNoOrderBack(t *testing.T) {
+// An event type may give up its order, but cannot get it back while the log has events that were stored without order.
+func TestOrderCannotBeRestored(t *testing.T) {
 	const ordered, unordered = "events: [{name: a, uri: 'event://a'}]", "events: [{name: a, uri: 'event://a', order: none}]"
 	for _, tc := range []struct {
 		name, before, after string
@@ -63,32 +73,26 @@ func TestApplyGivesNoOrderBack(t *testing.T) {
 		{"removed", unordered, "events: []", false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			db := settingstest.New()
-			if _, err := Apply(t.Context(), db, "default", parse(t, tc.before)); err != nil {
-				t.Fatal(err)
-			}
-			_, err := Apply(t.Context(), db, "default", parse(t, tc.after))
+			_, err := CheckChange(settingstest.New(), parse(t, tc.before), parse(t, tc.after))
 			if tc.refused != fault.Is(err, fault.Invalid) || !tc.refused && err != nil {
-				t.Errorf("got %v", err)
+				t.Errorf("got %v, want it refused: %v", err, tc.refused)
 			}
 		})
 	}
 }
 
-func TestStoredServesWhatWasApplied(t *testing.T) {
+func TestStoredServesChangesWithinMaxAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := settingstest.New()
 		src := NewStored(db, nil, nil)
 		if _, err := src.Catalog(t.Context(), "default"); !fault.Is(err, fault.NotFound) {
-			t.Errorf("got %v without a catalog", err)
+			t.Errorf("got %v without a catalog, want not found", err)
 		}
 		for _, name := range []string{"a", "b"} {
-			if _, err := Apply(t.Context(), db, "default", parse(t, string(one(name)))); err != nil {
-				t.Fatal(err)
-			}
+			replace(t, db, "default", parse(t, string(one(name))))
 			time.Sleep(settings.MaxAge)
 			if c, err := src.Catalog(t.Context(), "default"); err != nil || c.ByName(name) == nil {
-				t.Errorf("EVS-14: the catalog with %s is not seen after MaxAge: %v", name, err)
+				t.Errorf("EVS-14: got %v, %v after MaxAge, want the catalog with %s", c, err, name)
 			}
 		}
 	})
@@ -108,7 +112,7 @@ func TestStatic(t *testing.T) {
 	}
 }
 
-// TestDiff: EVX-17. A change that breaks something is marked with "!", an addition with "+".
+// EVX-17: a breaking change is marked with "!", an addition with "+".
 func TestDiff(t *testing.T) {
 	schema := func(members ...string) string { return entry(append([]string{"uri: event://a"}, members...)...) }
 	base := "payloadSchema: {type: object, required: [a], properties: {a: {enum: [x, y]}}}"
@@ -156,7 +160,7 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-// TestContract: EVX-17. What is kept of an event type tells later what it breaks.
+// EVX-17: the stored contract of an event type shows later which of its parts a change breaks.
 func TestContract(t *testing.T) {
 	const base = `events: [{name: a, uriTemplate: "event://a/{x}", filters: {f: /f}, redact: [/r],
   paramsSchema: {type: object, properties: {x: {type: string}}}, payloadSchema: {type: object, properties: {f: {type: string}}}}]`
@@ -164,7 +168,7 @@ func TestContract(t *testing.T) {
 	for name, c := range map[string]struct {
 		edit  []string
 		want  string
-		terms bool // are the same
+		terms bool // whether the terms are the same
 	}{
 		"the same":              {nil, "", true},
 		"a title":               {[]string{"name: a,", "name: a, title: A,"}, "", true},
@@ -181,18 +185,18 @@ func TestContract(t *testing.T) {
 		kept, err := ParseContract(before.Contract())
 		must(t, err)
 		if got := Broken(kept, after); got != c.want {
-			t.Errorf("%s: breaks %q, want %q", name, got, c.want)
+			t.Errorf("%s: got the broken part %q, want %q", name, got, c.want)
 		}
 		if same := before.terms() == after.terms(); same != c.terms {
-			t.Errorf("%s: the terms are the same: %v", name, same)
+			t.Errorf("%s: got same terms %v, want %v", name, same, c.terms)
 		}
 		if digest(kept.Contract()) != before.ContractID() {
-			t.Errorf("%s: the kept contract has another id", name)
+			t.Errorf("%s: got the id %s of the stored contract, want %s", name, digest(kept.Contract()), before.ContractID())
 		}
 	}
 }
 
-// SSE-06: a workspace has its own catalog, and without one that which is shared; one that is removed counts its versions on.
+// SSE-06: a workspace without its own catalog has the shared one. The versions continue after a removed catalog.
 func TestSharedCatalog(t *testing.T) {
 	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
 	must(t, err)
@@ -214,23 +218,22 @@ func TestSharedCatalog(t *testing.T) {
 		if step.name != "" {
 			next = parse(t, string(one(step.name)))
 		}
-		a, err := Apply(t.Context(), db, step.workspace, next)
-		if err != nil || a.Version != step.version || !a.Changed {
-			t.Fatalf("%+v: %+v, %v", step, a, err)
+		if version, changed := replace(t, db, step.workspace, next); version != step.version || !changed {
+			t.Fatalf("%+v: got version %d, changed %v", step, version, changed)
 		}
 		src.Written()
 		for workspace, want := range map[string]string{"own": step.own, "other": step.other} {
 			c, err := src.Catalog(t.Context(), workspace)
 			stored, failed := Load(t.Context(), db, workspace)
 			if err != nil || failed != nil || c.ByName(want) == nil || stored.ByName(want) == nil {
-				t.Errorf("%+v: %s has not %s: %v, %v", step, workspace, want, err, failed)
+				t.Errorf("%+v: got %v, %v and stored %v, %v for %s, want %s", step, c, err, stored, failed, workspace, want)
 			}
 			if src.Shares(t.Context(), workspace) != (want == step.other) {
-				t.Errorf("%+v: whether %s shares is wrong", step, workspace)
+				t.Errorf("%+v: got %v for whether %s shares, want %v", step, want != step.other, workspace, want == step.other)
 			}
 		}
 		if names, err := Names(t.Context(), db); err != nil || !slices.Equal(names, step.names) {
-			t.Errorf("%+v: %q, %v", step, names, err)
+			t.Errorf("%+v: got the names %q, %v, want %q", step, names, err, step.names)
 		}
 	}
 }

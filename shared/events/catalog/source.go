@@ -10,40 +10,38 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Source serves the current catalog of a workspace. An unknown workspace is of
-// kind fault.NotFound. It may be used concurrently.
+// Source returns the current catalog of a workspace. For an unknown workspace the error is of kind fault.NotFound. A Source may be used
+// concurrently.
 type Source interface {
 	Catalog(ctx context.Context, workspace string) (*Catalog, error)
 }
 
-// Static is a [Source] that this process sets itself, for all workspaces.
+// Static is a [Source] with the same catalog for all workspaces.
 type Static struct{ current atomic.Pointer[Catalog] }
 
-// NewStatic serves one catalog.
+// NewStatic returns a Static with a catalog.
 func NewStatic(c *Catalog) *Static {
 	s := &Static{}
 	s.current.Store(c)
 	return s
 }
 
-// Replace changes the catalog for all calls that follow, and returns the one before.
+// Replace replaces the catalog and returns the previous one.
 func (s *Static) Replace(c *Catalog) (before *Catalog) { return s.current.Swap(c) }
 
-// Catalog returns the catalog that was set last.
+// Catalog implements [Source].
 func (s *Static) Catalog(context.Context, string) (*Catalog, error) { return s.current.Load(), nil }
 
-// Stored is a [Source] that serves what [Apply] wrote, at most [settings.MaxAge] old. A workspace
-// without a catalog of its own has that of [Shared].
+// Stored is a [Source] of stored catalogs, which are at most [settings.MaxAge] old. A workspace without its own catalog has that of
+// [Shared].
 type Stored struct{ cache *settings.Cache[*Catalog] }
 
-// NewStored makes a source over the store. The clock is time.Now when nil, the
-// log slog.Default.
+// NewStored returns a source over the store. A nil clock is time.Now, and a nil log slog.Default.
 func NewStored(db store.DB, now func() time.Time, log *slog.Logger) *Stored {
 	return &Stored{settings.NewCache(db, documents, parseStored, now, log)}
 }
 
-// Latest is a [Source]'s catalog without the age that a cache of it may have, for
-// decisions that cannot be taken back.
+// Latest returns a source's catalog without a cache, for decisions that cannot be undone.
 func Latest(ctx context.Context, s Source, workspace string) (*Catalog, error) {
 	if l, ok := s.(interface {
 		Latest(ctx context.Context, workspace string) (*Catalog, error)
@@ -58,7 +56,7 @@ func (s *Stored) Latest(ctx context.Context, workspace string) (*Catalog, error)
 	return s.own(ctx, workspace, s.cache.Latest)
 }
 
-// Catalog returns the workspace's catalog.
+// Catalog implements [Source].
 func (s *Stored) Catalog(ctx context.Context, workspace string) (*Catalog, error) {
 	return s.own(ctx, workspace, s.cache.Get)
 }
@@ -80,18 +78,17 @@ func (s *Stored) Shares(ctx context.Context, workspace string) bool {
 	return c == nil && err == nil
 }
 
-// Written is [settings.Cache.Written].
+// Written drops the cached catalogs, see [settings.Cache.Written].
 func (s *Stored) Written() { s.cache.Written() }
 
-// Workspaces is a [Source] that puts others together: a workspace that has a
-// catalog of its own gets that, every other one Rest. Without Rest, the others are
-// unknown.
+// Workspaces is a [Source] that combines others: the workspaces in Own have their own source, and all others use Rest. Without Rest the
+// others are unknown.
 type Workspaces struct {
 	Own  map[string]Source
 	Rest Source
 }
 
-// Catalog returns the workspace's catalog.
+// Catalog implements [Source].
 func (w Workspaces) Catalog(ctx context.Context, workspace string) (*Catalog, error) {
 	if own := w.Own[workspace]; own != nil {
 		return own.Catalog(ctx, workspace)

@@ -13,9 +13,8 @@ import (
 
 var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,63}$`)
 
-// parseTemplate splits a URI template. Of RFC 6570 only {name} as a whole segment
-// is taken: matching is by segment then, without ambiguity and without regular
-// expressions.
+// parseTemplate splits a URI template into segments. Of RFC 6570 it accepts only {name} as a whole segment, so that matching compares
+// segments, is unambiguous and needs no regular expressions.
 func parseTemplate(s string) ([]segment, error) {
 	if len(s) > event.MaxURI {
 		return nil, fault.New(fault.Invalid, "is longer than %d bytes", event.MaxURI)
@@ -24,7 +23,7 @@ func parseTemplate(s string) ([]segment, error) {
 		return nil, fault.New(fault.Invalid, "is not a URI template (RFC 6570): %s",
 			strings.TrimPrefix(err.Error(), "uritemplate:"))
 	}
-	if err := onlySimple(s); err != nil {
+	if err := checkSimple(s); err != nil {
 		return nil, err
 	}
 	rest, ok := strings.CutPrefix(s, Scheme)
@@ -51,7 +50,7 @@ func parseSegment(part string, authority bool) (segment, error) {
 	if open := strings.IndexByte(part, '{'); open >= 0 {
 		if open != 0 || strings.IndexByte(part, '}') != len(part)-1 {
 			return segment{}, fault.New(fault.Invalid,
-				"has a variable beside other text in %q; a variable must be a whole segment", strictyaml.Clip(part))
+				"has a variable next to other text in %q; a variable must be a whole segment", strictyaml.Clip(part))
 		}
 		return segment{variable: part[1 : len(part)-1]}, nil
 	}
@@ -66,8 +65,8 @@ func parseSegment(part string, authority bool) (segment, error) {
 	return segment{literal: part}, nil
 }
 
-// onlySimple refuses what RFC 6570 has beyond its level 1.
-func onlySimple(s string) error {
+// checkSimple refuses the features of RFC 6570 beyond level 1.
+func checkSimple(s string) error {
 	for {
 		_, after, found := strings.Cut(s, "{")
 		if !found {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/catalog/catalogtest"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/match"
@@ -152,7 +153,7 @@ func TestFanoutWithAnOldCatalog(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t)
-				if _, err := catalog.Apply(t.Context(), r.db, catalog.Shared, parse(testCatalog)); err != nil {
+				if err := catalogtest.Store(t.Context(), r.db, catalog.Shared, parse(testCatalog)); err != nil {
 					t.Fatal(err)
 				}
 				stored := catalog.NewStored(r.db, nil, slog.New(slog.DiscardHandler))
@@ -160,7 +161,7 @@ func TestFanoutWithAnOldCatalog(t *testing.T) {
 					t.Fatal(err)
 				}
 				time.Sleep(time.Second)
-				if _, err := catalog.Apply(t.Context(), r.db, catalog.Shared, parse(tc.latest)); err != nil {
+				if err := catalogtest.Store(t.Context(), r.db, catalog.Shared, parse(tc.latest)); err != nil {
 					t.Fatal(err)
 				}
 				r.catalogs = catalog.NewStatic(parse(added))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+	"github.com/mcp-events/mcpevents/shared/events/catalog/catalogtest"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
@@ -229,7 +230,7 @@ func TestInboxWithAnOldCatalog(t *testing.T) {
 			apply := func(src string) {
 				cat, err := catalog.Parse([]byte(src))
 				if err == nil {
-					_, err = catalog.Apply(t.Context(), db, "default", cat)
+					err = catalogtest.Store(t.Context(), db, "default", cat)
 				}
 				if err != nil {
 					t.Fatal(err)

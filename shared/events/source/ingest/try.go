@@ -42,9 +42,11 @@ type Trial struct {
 	Document any `json:"document,omitempty"`
 }
 
-// Try runs a saved HTTP request or a bus message through a source without publishing anything. It returns one trial
-// per document of a bus message. If secrets is nil, the signature is not checked. Input that is not a request or
-// message at all is an error of kind fault.Invalid.
+// Try shows what a source would do with a saved HTTP request or a bus message, without publishing. A request has one trial. A bus message
+// has one trial per document, because an S3 notification may have several records. If secrets is nil, Try does not check the signature.
+//
+// A request or message that the source would refuse is a trial with a reason. The error, which is of kind fault.Invalid, means that raw is
+// not a request or message that this source can receive.
 func Try(ctx context.Context, cat *catalog.Catalog, s source.Source, raw []byte, now time.Time, secrets lookup) ([]Trial, error) {
 	if s.From != source.HTTP {
 		from, docs, err := source.ReadEnvelope(raw)
