@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/shared/app/apply"
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/test/awslocal"
 )
@@ -58,7 +59,7 @@ func TestServicesSendToTheInbox(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := config.Apply(t.Context(), database(t, stack), c); err != nil {
+	if _, err := (&apply.Target{DB: database(t, stack)}).Apply(t.Context(), apply.Files{Config: c}); err != nil {
 		t.Fatal(err)
 	}
 	// polled waits for the single event of a type and returns its data.

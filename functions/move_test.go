@@ -14,6 +14,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/functions/internal/cursors"
 	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/shared/app/apply"
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
@@ -64,7 +65,7 @@ func TestMoveToAnotherRegion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := config.Apply(t.Context(), database(t, old), c); err != nil {
+	if _, err := (&apply.Target{DB: database(t, old)}).Apply(t.Context(), apply.Files{Config: c}); err != nil {
 		t.Fatal(err)
 	}
 	target, hooks := endpoint(t, nil)

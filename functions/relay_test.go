@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/shared/app/apply"
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
@@ -50,7 +51,7 @@ func relayed(t *testing.T, stack *runner.Stack) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := config.Apply(t.Context(), database(t, stack), c); err != nil {
+		if _, err := (&apply.Target{DB: database(t, stack)}).Apply(t.Context(), apply.Files{Config: c}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -7,12 +7,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// EnvSettings is the variable with the settings for which the deployment has no parameter, named as the
-// flags are: "quota=50;webhook-timeout=10s".
+// EnvSettings is the variable for settings without a parameter of the deployment, for example "quota=50;webhook-timeout=10s".
 const EnvSettings = EnvPrefix + "SETTINGS"
 
-// withSettings also looks in [EnvSettings]. A setting that is unknown, there twice, or there and in its own
-// variable is of kind fault.Invalid: nobody could say which one counts.
+// withSettings returns a lookup that also finds the settings in [EnvSettings]. The error is of kind fault.Invalid if a setting is
+// unknown or has two values, either in EnvSettings or there and in its own variable.
 func withSettings(lookup func(string) (string, bool)) (func(string) (string, bool), error) {
 	text, _ := lookup(EnvSettings)
 	if strings.TrimSpace(text) == "" {
@@ -37,9 +36,9 @@ func withSettings(lookup func(string) (string, bool)) (func(string) (string, boo
 		case !known[name]:
 			return nil, fault.New(fault.Invalid, "%s: unknown setting %.100q", EnvSettings, name)
 		case given[EnvName(name)] != "":
-			return nil, fault.New(fault.Invalid, "%s: %s is there twice", EnvSettings, name)
+			return nil, fault.New(fault.Invalid, "%s: %s is given twice", EnvSettings, name)
 		case set && own != "":
-			return nil, fault.New(fault.Invalid, "%s: %s has a parameter or a variable of its own, which is %.100q", EnvSettings, name, own)
+			return nil, fault.New(fault.Invalid, "%s: %s is also set to %.100q by its own parameter or variable", EnvSettings, name, own)
 		}
 		given[EnvName(name)] = value
 	}
@@ -51,7 +50,7 @@ func withSettings(lookup func(string) (string, bool)) (func(string) (string, boo
 	}, nil
 }
 
-// Names are the names of all limits, as flags.
+// Names returns the names of all settings, spelled like flags.
 func Names() map[string]bool {
 	names := map[string]bool{}
 	t := reflect.TypeFor[Limits]()
@@ -61,8 +60,7 @@ func Names() map[string]bool {
 	return names
 }
 
-// FromNames returns the limits with the given values, by the names of the flags, and the defaults of all others. It
-// ignores the environment.
+// FromNames returns limits with values by the names of their flags. All others have their defaults. It ignores the environment.
 func FromNames(values map[string]string) (Limits, error) {
 	known, variables := Names(), map[string]string{}
 	for name, value := range values {

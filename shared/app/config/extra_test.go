@@ -24,10 +24,10 @@ func TestSettingsInOneVariable(t *testing.T) {
 		"quota":               `"quota" is not NAME=VALUE`,
 		"quota=":              `"quota=" is not NAME=VALUE`,
 		"quotas=5":            `unknown setting "quotas"`,
-		"quota=5;quota=6":     "quota is there twice",
+		"quota=5;quota=6":     "quota is given twice",
 		"quota=many":          "MCPEVENTS_QUOTA",
 		"quota=0":             "--quota",
-		"streams=5;quota=6":   "streams has a parameter or a variable of its own",
+		"streams=5;quota=6":   `streams is also set to "7"`,
 		"default-ttl=10000h;": "--default-ttl",
 	} {
 		_, err := FromEnv(environ(map[string]string{EnvSettings: text, "MCPEVENTS_STREAMS": "7"}))

@@ -11,8 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
-// Fingerprint names which backends belong to a workspace and how they are asked, in their order:
-// the same ones have the same. It is empty while there are none.
+// Fingerprint returns a hash of a workspace's backends with their settings, in their order. It is empty if there are none.
 func (c *Config) Fingerprint(workspace string) string {
 	var h hash.Hash
 	for _, b := range c.Backends {
@@ -41,7 +40,7 @@ func writeBackend(h hash.Hash, b api.Backend) {
 	fmt.Fprintln(h)
 }
 
-// changedBackends are the workspaces whose backends are not the same in both.
+// changedBackends returns the workspaces whose backends differ between two configurations.
 func changedBackends(before, after *Config) []string {
 	var all []string
 	for _, b := range slices.Concat(before.Backends, after.Backends) {

@@ -75,9 +75,7 @@ func TestApplySaysWhoseBackendsChanged(t *testing.T) {
 		"# the same\nbackends:\n  - {name: a, url: 'https://a.example/mcp'}\n",
 		"backends:\n  - {name: a, url: 'https://a.example/mcp'}\n  - {name: b, url: 'https://b.example/mcp', workspace: other}\n",
 	} {
-		if _, changed, err := Apply(t.Context(), db, parsed(t, src)); err != nil || !changed {
-			t.Fatalf("%v, %v", changed, err)
-		}
+		replace(t, db, src)
 	}
 	announced := map[settings.Change]int{}
 	err = settings.Announce(t.Context(), db, 0, func(_ context.Context, c settings.Change) error {

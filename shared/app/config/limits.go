@@ -14,91 +14,89 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// EnvPrefix begins the name of every environment variable of ours.
+// EnvPrefix is the prefix of the server's environment variables.
 const EnvPrefix = "MCPEVENTS_"
 
-// EnvName is the environment variable of a flag: "webhook-timeout" is
-// MCPEVENTS_WEBHOOK_TIMEOUT.
+// EnvName returns the environment variable of a flag, for example MCPEVENTS_WEBHOOK_TIMEOUT for "webhook-timeout".
 func EnvName(flag string) string {
 	return EnvPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// Limits are the settings that have a default and that an operator may change
-// by flag or environment variable. The tags are read by the command line and by
-// [FromEnv], so that a function and a flag never disagree.
+// Limits are the settings that an operator may change with flags or environment variables. The command line and [FromEnv] read the same
+// tags, so a flag and a function always agree on names and defaults.
 type Limits struct {
-	Quota   int64 `name:"quota" default:"1000" help:"Subscriptions that a principal may have."`
-	Streams int64 `name:"streams" default:"100" help:"Streams that a principal may have open."`
-	// FullStreams is as [lease.Shared] has it.
-	FullStreams string `name:"full-streams" default:"oldest" help:"What one more stream than --streams does: oldest (ends the oldest) or refuse (is answered with an error)."`
-	// StreamConcurrency is without meaning embedded, where a stream holds no request up.
-	StreamConcurrency int64   `name:"stream-concurrency" default:"0" help:"Requests that all instances of the MCP endpoint can serve at once; open streams take at most 80 % of them, and one more ends its principal's oldest. 0 is no bound. On AWS only."`
-	PublishRate       float64 `name:"publish-rate" default:"1000" help:"Events per second that a principal may publish, on average; 0 is no limit. Without meaning for --auth none."`
-	RegistrationRate  float64 `name:"registration-rate" default:"20" help:"Registrations and refreshes of webhook subscriptions per second that a principal may make, on average; 0 is no limit. Without meaning for --auth none."`
+	Quota   int64 `name:"quota" default:"1000" help:"Webhook subscriptions per principal."`
+	Streams int64 `name:"streams" default:"100" help:"Open streams per principal."`
+	// FullStreams is a setting of [lease.Shared].
+	FullStreams string `name:"full-streams" default:"oldest" help:"At the limit, a new stream ends the oldest one (oldest) or is refused (refuse)."`
+	// StreamConcurrency has no effect on a stand-alone server, where open streams do not block other requests.
+	StreamConcurrency int64   `name:"stream-concurrency" default:"0" help:"Concurrent requests that all instances of the MCP endpoint can serve. Open streams take at most 80 % of them, and one more ends its principal's oldest. 0 is no limit. AWS only."`
+	PublishRate       float64 `name:"publish-rate" default:"1000" help:"Events per second and principal, on average. 0 is no limit. It has no effect with --auth none."`
+	RegistrationRate  float64 `name:"registration-rate" default:"20" help:"Registrations and refreshes of webhook subscriptions per second and principal, on average. 0 is no limit. It has no effect with --auth none."`
 
-	LogRetention time.Duration `name:"log-retention" default:"24h" help:"How long events can be replayed and read."`
+	LogRetention time.Duration `name:"log-retention" default:"24h" help:"How long events can be read and replayed."`
 
-	WebhookTimeout time.Duration   `name:"webhook-timeout" default:"20s" help:"Longest time of one attempt at a webhook."`
-	EventsTimeout  time.Duration   `name:"events-timeout" default:"10s" help:"Longest time of one attempt at a webhook of an MCP Events subscription."`
+	WebhookTimeout time.Duration   `name:"webhook-timeout" default:"20s" help:"Longest attempt at a SEP-1803 webhook."`
+	EventsTimeout  time.Duration   `name:"events-timeout" default:"10s" help:"Longest attempt at a webhook of an MCP Events subscription."`
 	RetrySchedule  []time.Duration `name:"retry-schedule" default:"0s,5s,5m,30m,2h,5h,10h,14h,20h,24h" help:"Delays before each attempt; the first is 0s."`
 	EventsSchedule []time.Duration `name:"events-retry-schedule" default:"0s,5s,40s,150s,480s" help:"Delays before each attempt at a webhook of an MCP Events subscription."`
-	EndpointRate   int64           `name:"endpoint-rate" default:"0" help:"Attempts a second to one endpoint, those of all instances together; 0 is no limit. What is over it is delivered later."`
-	DeliveryLog    string          `name:"delivery-log" default:"" help:"Which attempts leave a record: failures, all or none. By default all when embedded, failures on AWS."`
+	EndpointRate   int64           `name:"endpoint-rate" default:"0" help:"Attempts per second to one endpoint, across all instances. Further attempts are delayed. 0 is no limit."`
+	DeliveryLog    string          `name:"delivery-log" default:"" help:"Attempts that leave a record: failures, all or none. By default all on a stand-alone server, and failures on AWS."`
 
-	StreamMaxAge      time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open; the client goes on with its cursor."`
+	StreamMaxAge      time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open. The client then continues from its cursor."`
 	Heartbeat         time.Duration `name:"heartbeat" default:"15s" help:"How long a stream may be quiet before it sends a heartbeat."`
-	AnswerStreamAfter time.Duration `name:"answer-stream-after" default:"1s" help:"How long the answer to a list may wait for backends before it becomes a stream, so that proxies do not give it up. 0: each is a stream at once."`
-	PollMin           time.Duration `name:"poll-min" default:"1s" help:"After how long a client of events/poll is asked to come again while there is traffic."`
-	PollMax           time.Duration `name:"poll-max" default:"30s" help:"After how long it is asked to come again when it has long been quiet."`
+	AnswerStreamAfter time.Duration `name:"answer-stream-after" default:"1s" help:"How long the answer to a list may wait for backends before it becomes a stream, so that proxies do not time out. 0 means immediately."`
+	PollMin           time.Duration `name:"poll-min" default:"1s" help:"Time until the next events/poll that the server suggests while there is traffic."`
+	PollMax           time.Duration `name:"poll-max" default:"30s" help:"The longest time until the next events/poll that the server suggests."`
 
-	EventTools bool `name:"event-tools" help:"Serve events as tools too, for clients that know tools and no events."`
+	EventTools bool `name:"event-tools" help:"Also serve events as tools, for clients that support tools but no events."`
 
-	DefaultTTL    time.Duration `name:"default-ttl" default:"24h" help:"Life of an MCP Events subscription that asks for no other."`
-	MinTTL        time.Duration `name:"min-ttl" default:"1m" help:"Shortest life of an MCP Events subscription that is granted."`
-	MaxTTL        time.Duration `name:"max-ttl" default:"168h" help:"Longest life of an MCP Events subscription between refreshes."`
-	AllowNoExpiry bool          `name:"allow-no-expiry" help:"Let an MCP Events subscription that asks for it (ttlMs null) never expire."`
+	DefaultTTL    time.Duration `name:"default-ttl" default:"24h" help:"Lifetime of an MCP Events subscription that requests none."`
+	MinTTL        time.Duration `name:"min-ttl" default:"1m" help:"Shortest lifetime of an MCP Events subscription that is granted."`
+	MaxTTL        time.Duration `name:"max-ttl" default:"168h" help:"Longest lifetime of an MCP Events subscription between refreshes."`
+	AllowNoExpiry bool          `name:"allow-no-expiry" help:"Allow MCP Events subscriptions that request it (ttlMs null) to never expire."`
 
-	WebhookSecret  string `name:"webhook-secret" default:"standard" help:"Secret of SEP-1803 subscriptions: standard, raw (adds X-Hub-Signature-256), or none (unsigned)."`
-	ServerIdentity bool   `name:"server-identity" help:"Sign webhooks with this server's ed25519 key too (v1a); receivers find the public key at /.well-known/mcp-webhook-jwks.json. Embedded only."`
-	Profile        string `name:"profile" default:"released" help:"Text of the MCP Events extension that subscriptions follow: released (as ChatGPT, the AI SDK and TanStack do) or final (SEP-3415). Principals and clients can choose another."`
+	WebhookSecret  string `name:"webhook-secret" default:"standard" help:"Secrets of SEP-1803 subscriptions: standard, raw (adds X-Hub-Signature-256), or none (unsigned)."`
+	ServerIdentity bool   `name:"server-identity" help:"Also sign webhooks with the server's own ed25519 key (v1a). Receivers find the public key at /.well-known/mcp-webhook-jwks.json. Stand-alone only."`
+	Profile        string `name:"profile" default:"released" help:"Version of the MCP Events extension that subscriptions follow: released (as ChatGPT, the AI SDK and TanStack do) or final (SEP-3415). Principals and clients can choose another."`
 
-	AllowInsecureTargets bool     `name:"allow-insecure-targets" help:"Development only: http and private addresses as webhook targets, and events/subscribe without authentication."`
-	VerifyRegistrations  bool     `name:"verify-registrations" help:"Have endpoints of resources/subscriptions/register echo a challenge first, as those of events/subscribe do."`
-	VerifiedTargets      []string `name:"verified-targets" placeholder:"URL,…" help:"URL prefixes, ending with a slash, that need no challenge."`
-	PlainTargets         []string `name:"plain-targets" placeholder:"URL,…" help:"URL prefixes, ending with a slash, of targets that get no message about a gap or the end of their subscription: ChatGPT's, which knows neither."`
-	BlockedTargets       []string `name:"blocked-targets" placeholder:"HOST,…" help:"Hosts that are never webhook targets: this server's own names, for example."`
+	AllowInsecureTargets bool     `name:"allow-insecure-targets" help:"Development only: allow http and private addresses as webhook targets, and events/subscribe without authentication."`
+	VerifyRegistrations  bool     `name:"verify-registrations" help:"Require endpoints of resources/subscriptions/register to echo a challenge first, as with events/subscribe."`
+	VerifiedTargets      []string `name:"verified-targets" placeholder:"URL,…" help:"URL prefixes, each ending with a slash, of targets that need no challenge."`
+	PlainTargets         []string `name:"plain-targets" placeholder:"URL,…" help:"URL prefixes, each ending with a slash, of targets that receive no message about a gap or the end of their subscription, because they do not support it, for example ChatGPT's."`
+	BlockedTargets       []string `name:"blocked-targets" placeholder:"HOST,…" help:"Hosts that are never webhook targets, for example the server's own names."`
 	TargetPorts          []int64  `name:"target-ports" default:"443,8443" help:"Ports that webhook targets may have."`
-	JWTIssuers           []string `name:"jwt-issuer" placeholder:"URL,…" help:"Authorization servers whose tokens --auth jwt takes, spelled as in the claim iss."`
-	JWTAudience          []string `name:"jwt-audience" placeholder:"URL,…" help:"What a token must be for. The first is the URL of the MCP endpoint as clients see it."`
-	JWTKeys              []string `name:"jwt-jwks-url" placeholder:"URL,…" help:"URLs of the issuers' keys, in the same order. By default they are found by the issuer's metadata."`
+	JWTIssuers           []string `name:"jwt-issuer" placeholder:"URL,…" help:"Authorization servers whose tokens --auth jwt accepts, written as in the claim iss."`
+	JWTAudience          []string `name:"jwt-audience" placeholder:"URL,…" help:"A token's audience must be one of these. The first is the URL of the MCP endpoint as clients see it."`
+	JWTKeys              []string `name:"jwt-jwks-url" placeholder:"URL,…" help:"URLs of the issuers' keys, in the same order. By default the issuer's metadata names them."`
 	JWTAlgorithms        []string `name:"jwt-algorithms" default:"RS256,PS256,ES256,EdDSA" help:"Algorithms that tokens may be signed with."`
-	JWTPrincipal         string   `name:"jwt-principal-claim" default:"sub" help:"Claim that says who the caller is, together with the issuer."`
+	JWTPrincipal         string   `name:"jwt-principal-claim" default:"sub" help:"Claim that, together with the issuer, identifies the caller."`
 	JWTWorkspace         string   `name:"jwt-workspace-claim" default:"" placeholder:"CLAIM" help:"Claim that names the caller's workspace. By default every caller is in the workspace default."`
-	JWTScopePrefix       string   `name:"jwt-scope-prefix" default:"" placeholder:"PREFIX" help:"Text in front of the names of scopes in tokens, such as the identifier of a resource server of Amazon Cognito and a slash. Scopes without it grant nothing."`
+	JWTScopePrefix       string   `name:"jwt-scope-prefix" default:"" placeholder:"PREFIX" help:"Prefix of the scope names in tokens, such as the identifier of an Amazon Cognito resource server and a slash. Scopes without it grant nothing."`
 
-	OTLPEndpoint string  `name:"otlp-endpoint" placeholder:"URL" help:"Send traces and metrics to this OpenTelemetry collector, by OTLP over HTTP; such as http://127.0.0.1:4318."`
-	TraceRatio   float64 `name:"trace-ratio" default:"1" help:"Share of the traces that begin here which is sent to --otlp-endpoint, from 0 to 1. Those of publishers are sent if they are sampled."`
+	OTLPEndpoint string  `name:"otlp-endpoint" placeholder:"URL" help:"Send traces and metrics to this OpenTelemetry collector with OTLP over HTTP, for example http://127.0.0.1:4318."`
+	TraceRatio   float64 `name:"trace-ratio" default:"1" help:"Share of the traces beginning here that is sent to --otlp-endpoint, from 0 to 1. Publishers' traces are sent if they are sampled."`
 
 	ConsoleClientID string   `name:"console-client-id" placeholder:"ID" help:"Client id of the console at the first --jwt-issuer: a public client with the code flow, PKCE and the redirect URI https://HOST/console/. Without one, the console asks for a token."`
-	ConsoleScopes   []string `name:"console-scopes" default:"events:operate" help:"Scopes that the console asks the authorization server for."`
+	ConsoleScopes   []string `name:"console-scopes" default:"events:operate" help:"Scopes that the console requests from the authorization server."`
 
 	AllowedOrigins []string `name:"allowed-origins" placeholder:"ORIGIN,…" help:"Origins that browsers may call from."`
-	TrustedProxies []string `name:"trusted-proxies" placeholder:"PREFIX,…" help:"Addresses of proxies, such as 10.0.0.0/8, whose X-Forwarded-Proto says whether a secret path came over https. One on this machine needs none. Embedded only."`
-	AllowedHosts   []string `name:"allowed-hosts" placeholder:"HOST,…" help:"Hosts that requests may name on a loopback address: those that a proxy on the same machine passes on. Embedded only."`
+	TrustedProxies []string `name:"trusted-proxies" placeholder:"PREFIX,…" help:"Addresses of proxies, such as 10.0.0.0/8, whose X-Forwarded-Proto says whether a request with a secret path used https. A proxy on this machine needs no entry. Stand-alone only."`
+	AllowedHosts   []string `name:"allowed-hosts" placeholder:"HOST,…" help:"Hosts that requests to a loopback address may name, because a proxy on the same machine passes them on. Stand-alone only."`
 }
 
-// DefaultLimits are the limits without any setting.
+// DefaultLimits returns the defaults of all limits.
 func DefaultLimits() Limits {
 	l, err := FromEnv(func(string) (string, bool) { return "", false })
 	if err != nil {
-		panic(err) // a default of ours does not parse; every test of this package fails first
+		panic(err) // a default does not parse, which the tests of this package detect
 	}
 	return l
 }
 
-// FromEnv reads the limits from environment variables, and from [EnvSettings], by a function like
-// os.LookupEnv; what is missing or empty has its default, and so have those whose names are in except. A
-// value that cannot be read, or is out of range, is of kind fault.Invalid.
+// FromEnv reads the limits from environment variables and from [EnvSettings]. The lookup is usually os.LookupEnv. Missing and empty
+// variables, and the settings in except, have their defaults. The error is of kind fault.Invalid if a value cannot be parsed or is out
+// of range.
 func FromEnv(lookup func(string) (string, bool), except ...string) (Limits, error) {
 	if err := CheckRemoved(lookup); err != nil {
 		return Limits{}, err
@@ -130,7 +128,7 @@ type expected string
 
 func (e expected) Error() string { return string(e) }
 
-// set reads a text into a limit: one value, or a list with commas.
+// set parses a value, or a list of values with commas, into a field.
 func set(field reflect.Value, text string) error {
 	if field.Kind() == reflect.Slice {
 		for part := range strings.SplitSeq(text, ",") {
@@ -168,14 +166,12 @@ func set(field reflect.Value, text string) error {
 	return nil
 }
 
-// Check holds the limits to the ranges within which the system keeps its promises. An
-// error is of kind fault.Invalid.
+// Check checks that all limits are within the ranges for which the system is designed. Its errors are of kind fault.Invalid.
 func (l Limits) Check() error {
 	return cmp.Or(l.checkRanges(), l.checkChoices(), l.checkAddresses(),
 		checkSchedule("retry-schedule", l.RetrySchedule), checkSchedule("events-retry-schedule", l.EventsSchedule))
 }
 
-// checkRanges checks numbers and times.
 func (l Limits) checkRanges() error {
 	for _, x := range []struct {
 		name     string
@@ -208,7 +204,7 @@ func (l Limits) checkRanges() error {
 		{"publish-rate", l.PublishRate, 0},
 		{"registration-rate", l.RegistrationRate, 0},
 	} {
-		if !(x.value >= x.min) { // NaN too
+		if !(x.value >= x.min) { // also false for NaN
 			return fault.New(fault.Invalid, "--%s is %v and must be at least %v", x.name, x.value, x.min)
 		}
 	}
@@ -223,7 +219,6 @@ func (l Limits) checkRanges() error {
 	return nil
 }
 
-// checkChoices checks what is one of a few words.
 func (l Limits) checkChoices() error {
 	for _, x := range []struct {
 		name, value string
@@ -241,7 +236,6 @@ func (l Limits) checkChoices() error {
 	return nil
 }
 
-// checkAddresses checks URLs, networks and ports.
 func (l Limits) checkAddresses() error {
 	for name, targets := range map[string][]string{"verified-targets": l.VerifiedTargets, "plain-targets": l.PlainTargets} {
 		for _, target := range targets {

@@ -9,14 +9,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// replaced names the setting that took the place of one that was removed.
+// replaced maps removed settings to the settings that replaced them.
 var replaced = map[string]string{
 	"webhook-id": "profile", "event-codes": "profile", "unknown-unsubscribe": "profile",
 }
 
 const byQuota = "use quotas in the configuration instead"
 
-// fixed are the removed settings that are ignored, with the reason. Deployments that still have one keep working.
+// fixed maps removed settings that are ignored to the reason. Deployments that still set them continue to work.
 var fixed = map[string]string{
 	"calls":                byQuota,
 	"conversation-rate":    byQuota,
@@ -25,7 +25,7 @@ var fixed = map[string]string{
 	"sessions":             byQuota,
 }
 
-// Removed returns an error of kind fault.Invalid that says what to do if the setting was removed, and nil otherwise.
+// Removed returns nil unless the setting was removed. The error is of kind fault.Invalid and names the alternative.
 func Removed(name string) error {
 	if by, ok := replaced[name]; ok {
 		return fault.New(fault.Invalid, "the setting %s was removed; use --%s (%s) instead", name, by, EnvName(by))
@@ -46,7 +46,7 @@ func CheckRemoved(lookup func(string) (string, bool)) error {
 	return nil
 }
 
-// LogFixed warns of settings in the environment, or in [EnvSettings], that were removed and are ignored.
+// LogFixed logs a warning for each removed setting in the environment or in [EnvSettings] that is ignored.
 func LogFixed(lookup func(string) (string, bool), log *slog.Logger) {
 	text, _ := lookup(EnvSettings)
 	var given []string

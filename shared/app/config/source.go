@@ -16,14 +16,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// document is the name of the stored configuration; there is one for all workspaces.
+// document is the name of the stored configuration, which covers all workspaces.
 const document = "config"
 
 // Document is the stored configuration.
 type Document struct {
 	settings.Stored
-	// Config is empty if there is no configuration, and nil if Invalid says why it cannot be read: another version of this
-	// program wrote it.
+	// Config is empty if there is no configuration. It is nil if the configuration cannot be read, because another version of this
+	// program wrote it. Invalid then has the reason.
 	Config  *Config
 	Invalid error
 }
@@ -40,22 +40,12 @@ func Read(ctx context.Context, db store.DB) (Document, error) {
 
 func parseStored(src []byte) (*Config, error) { return ParseFile("stored configuration", src) }
 
-// Replace returns the edit that replaces the configuration, and announces changed backends.
+// Replace returns the edit that replaces the configuration and announces changed backends.
 func (d Document) Replace(next *Config) settings.Edit {
 	before := cmp.Or(d.Config, &Config{})
 	e := settings.Edit{Old: d.Stored, Text: next.source}
 	e.Also = settings.UnannouncedOf(settings.Backends, changedBackends(before, next), e.Version())
 	return e
-}
-
-// Apply writes a configuration. Operators' configurations go through package apply, which checks them.
-func Apply(ctx context.Context, db store.DB, next *Config) (version int64, changed bool, err error) {
-	d, err := Read(ctx, db)
-	if err != nil {
-		return 0, false, err
-	}
-	e := d.Replace(next)
-	return e.Version(), e.Changes(), settings.Write(ctx, db, e)
 }
 
 // Load reads the stored configuration. It returns an empty one if there is no configuration.
@@ -64,21 +54,22 @@ func Load(ctx context.Context, db store.DB) (*Config, error) {
 	return d.Config, cmp.Or(err, d.Invalid)
 }
 
-// Stored serves the stored configuration, which is at most [settings.MaxAge] old.
+// Stored serves the stored configuration, which is at most [settings.MaxAge] old. Its methods return the same pointer or slice until
+// the configuration changes.
 type Stored struct {
 	cache *settings.Cache[*current]
-	// empty is the same pointer each time, as it is of a configuration that was stored.
+	// empty is used while no configuration is stored.
 	empty *current
 }
 
-// current is a configuration with what is made from it.
+// current is a configuration and the keys in it.
 type current struct {
 	config *Config
 	keys   *auth.StaticKeys
 }
 
-// NewStored reads the configuration from the store. The clock is time.Now when nil,
-// the log slog.Default. Own backends are there beside those of the configuration, and before them.
+// NewStored returns a Stored over the store. A nil clock is time.Now, and a nil log slog.Default. Own backends precede the backends of
+// the configuration.
 func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...api.Backend) *Stored {
 	with := func(c *Config) (*current, error) {
 		keys, err := auth.Keys(c.Keys, now)
@@ -92,7 +83,7 @@ func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...api.B
 		}
 		return with(c)
 	}, now, log)
-	empty, _ := with(&Config{}) // no keys are valid
+	empty, _ := with(&Config{}) // an empty list of keys is valid
 	return &Stored{cache, empty}
 }
 
@@ -104,8 +95,7 @@ func (s *Stored) current(ctx context.Context, get func(context.Context, string) 
 	return c, err
 }
 
-// Config returns the configuration; an empty one when none was stored. As long as nothing
-// changed it is the same pointer.
+// Config returns the configuration. It is empty if none is stored.
 func (s *Stored) Config(ctx context.Context) (*Config, error) {
 	c, err := s.current(ctx, s.cache.Get)
 	if err != nil {
@@ -114,7 +104,7 @@ func (s *Stored) Config(ctx context.Context) (*Config, error) {
 	return c.config, nil
 }
 
-// Conversation returns the section "conversation". As long as nothing changed, it is the same pointer.
+// Conversation returns the section "conversation".
 func (s *Stored) Conversation(ctx context.Context) (*rules.Conversation, error) {
 	c, err := s.Config(ctx)
 	if err != nil {
@@ -123,7 +113,7 @@ func (s *Stored) Conversation(ctx context.Context) (*rules.Conversation, error) 
 	return &c.Conversation, nil
 }
 
-// Backends are those of the configuration; as long as nothing changed it is the same slice.
+// Backends returns the backends of the configuration.
 func (s *Stored) Backends(ctx context.Context) ([]api.Backend, error) {
 	c, err := s.Config(ctx)
 	if err != nil {
@@ -132,7 +122,7 @@ func (s *Stored) Backends(ctx context.Context) ([]api.Backend, error) {
 	return c.Backends, nil
 }
 
-// Sources are those of the configuration; as long as nothing changed it is the same slice.
+// Sources returns the sources of the configuration.
 func (s *Stored) Sources(ctx context.Context) ([]source.Source, error) {
 	c, err := s.Config(ctx)
 	if err != nil {
@@ -141,11 +131,11 @@ func (s *Stored) Sources(ctx context.Context) ([]source.Source, error) {
 	return c.Sources, nil
 }
 
-// Written is [settings.Cache.Written].
+// Written drops the cached configuration, see [settings.Cache.Written].
 func (s *Stored) Written() { s.cache.Written() }
 
-// Authenticator authenticates by the keys of the stored configuration, so that a
-// key that was removed is refused within [settings.MaxAge]. It is an [auth.Directory] too.
+// Authenticator returns an authenticator that uses the stored keys. It refuses a removed key within [settings.MaxAge]. It also
+// implements [auth.Directory].
 func (s *Stored) Authenticator() auth.Authenticator { return storedKeys{s} }
 
 type storedKeys struct{ *Stored }
