@@ -17,23 +17,23 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// claims are those of a token whose signature was verified.
+// claims are the claims of a token whose signature was verified.
 type claims struct {
 	josejwt.Claims
 	all map[string]json.RawMessage
 
 	issuer *keySet
-	keys   *issuerKeys // one of these verified the token
+	keys   *issuerKeys // the keys with which the token was verified
 }
 
-// validate says why a token with a good signature is not good here, or "".
-// The issuer is the one whose key it is signed with.
+// validate returns why this server does not accept a token with a valid signature, or "". The issuer need not be checked again, because
+// the token was verified with its key.
 func (a *Authenticator) validate(c *claims) string {
 	if c.Expiry == nil {
 		return "it never expires"
 	}
 	if use := c.text("token_use"); use != "" && use != "access" {
-		return "it is no access token"
+		return "it is not an access token"
 	}
 	if !slices.ContainsFunc(c.audiences(), a.audience) {
 		return "it is for another audience"
@@ -44,8 +44,8 @@ func (a *Authenticator) validate(c *claims) string {
 	return ""
 }
 
-// audiences are the claim aud or, if the token has none, client_id. Access tokens of Amazon Cognito name the client that
-// requested them and no audience.
+// audiences returns the claim aud or, without one, client_id. Access tokens of Amazon Cognito have no audience but name the client that
+// requested them.
 func (c *claims) audiences() []string {
 	if id := c.text("client_id"); len(c.Audience) == 0 && id != "" {
 		return []string{id}
@@ -53,15 +53,15 @@ func (c *claims) audiences() []string {
 	return c.Audience
 }
 
-// audience reports whether the value names this server.
+// audience reports whether an audience is this server.
 func (a *Authenticator) audience(value string) bool {
 	return slices.ContainsFunc(a.options.Audience, func(own string) bool {
 		return value == own || sameResource(value, own)
 	})
 }
 
-// sameResource compares two URLs as MCP's authorization chapter asks for: the
-// case of scheme and host does not matter, nor does a slash that is all of the path.
+// sameResource reports whether two URLs are the same resource by MCP's authorization chapter. It ignores the case of scheme and host, and
+// a path that is only a slash.
 func sameResource(a, b string) bool {
 	x, errX := url.Parse(a)
 	y, errY := url.Parse(b)
@@ -80,11 +80,11 @@ func canonical(u *url.URL) string {
 	return c.String()
 }
 
-// principal is who the token was issued for.
+// principal returns the principal for whom the token was issued.
 func (a *Authenticator) principal(ctx context.Context, c *claims) (auth.Principal, error) {
 	subject := c.text(a.options.PrincipalClaim)
 	if subject == "" {
-		return auth.Principal{}, a.refused(ctx, "it does not say for whom it is")
+		return auth.Principal{}, a.refused(ctx, "it names no principal")
 	}
 	workspace := auth.DefaultWorkspace
 	if name := a.options.WorkspaceClaim; name != "" {
@@ -101,10 +101,9 @@ func (a *Authenticator) principal(ctx context.Context, c *claims) (auth.Principa
 	}, nil
 }
 
-// PrincipalID names the holder of a token within its workspace: "jwt:" and the
-// base64url SHA-256 of issuer, claim and value, each with its length before it. A
-// value is only unique at its issuer, so the issuer is part of the name; and it may be an
-// address or of any length, so it is not the name itself.
+// PrincipalID returns the id of a token's holder: "jwt:" and the base64url SHA-256 of issuer, claim and value, each preceded by its
+// length. The issuer is included because values are only unique per issuer. The value is hashed because it may be of any length and may be
+// personal, such as an email address.
 func PrincipalID(issuer, claim, value string) string {
 	var b []byte
 	for _, part := range []string{issuer, claim, value} {
@@ -115,15 +114,14 @@ func PrincipalID(issuer, claim, value string) string {
 	return "jwt:" + base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
-// text is the value of a claim that is one string; else "".
+// text returns the value of a claim that is a string, or "".
 func (c *claims) text(name string) string {
 	s, _ := jsonrpc.String(c.all[name])
 	return s
 }
 
-// scopes are those of scope (RFC 9068, section 2.2.3) and of scp, which some
-// servers write instead; either may be a string with spaces or an array. It returns the scopes that begin with the
-// prefix, and removes the prefix.
+// scopes returns the scopes that begin with the prefix, without it. They are in the claim scope (RFC 9068, section 2.2.3), or in scp, which
+// some servers use instead. Each is an array or a string with spaces.
 func (c *claims) scopes(prefix string) []string {
 	var scopes []string
 	for _, name := range []string{"scope", "scp"} {
@@ -139,8 +137,7 @@ func (c *claims) scopes(prefix string) []string {
 	return scopes
 }
 
-// texts are the claims that an access rule can speak of: a string, a number, or an
-// array of these.
+// texts returns the claims that access rules can use: strings, numbers and arrays of them.
 func (c *claims) texts() map[string][]string {
 	out := make(map[string][]string, len(c.all))
 	for name, raw := range c.all {
@@ -151,8 +148,7 @@ func (c *claims) texts() map[string][]string {
 	return out
 }
 
-// values are the texts of a string, of a number as it is written, or of an array of
-// these; nil for anything else.
+// values returns the text of a string or number, or the texts of an array of them. Other values have none.
 func values(raw json.RawMessage) (out []string) {
 	if len(raw) == 0 {
 		return nil

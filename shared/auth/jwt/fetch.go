@@ -16,14 +16,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Bounds of what is fetched.
+// Limits of fetched documents.
 const (
 	maxDocument = 512 << 10 // bytes
 	maxKeys     = 100
 )
 
-// newClient is for the operator's authorization servers: over the proxy of the
-// environment if there is one, and without following redirects.
+// newClient returns a client for the operator's authorization servers. It uses the proxy in the environment and follows no redirects.
 func newClient() *http.Client {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConns = 4
@@ -36,11 +35,10 @@ func newClient() *http.Client {
 	}
 }
 
-// fetcher gets what an issuer publishes. Its errors are of kind fault.Internal: where
-// keys are, and what is wrong there, is for the log.
+// fetcher fetches the keys and metadata of issuers. Its errors are of kind fault.Internal, because their details are for the log.
 type fetcher struct{ client *http.Client }
 
-// document gets a JSON document.
+// document fetches a JSON document.
 func (f fetcher) document(ctx context.Context, url string, into any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -65,7 +63,7 @@ func (f fetcher) document(ctx context.Context, url string, into any) error {
 	return fault.Wrap(fault.Internal, json.Unmarshal(body, into), "decode %s", url)
 }
 
-// keys gets a JWK set (RFC 7517, section 5). Keys that are of no use here are left out.
+// keys fetches a JWK set (RFC 7517, section 5). It leaves out keys that cannot verify signatures.
 func (f fetcher) keys(ctx context.Context, url string) ([]jose.JSONWebKey, error) {
 	var set struct {
 		Keys *[]json.RawMessage `json:"keys"`
@@ -89,7 +87,7 @@ func (f fetcher) keys(ctx context.Context, url string) ([]jose.JSONWebKey, error
 	return keys, nil
 }
 
-// serverMetadata is what is read of an issuer's metadata.
+// serverMetadata has the members of an issuer's metadata that we use.
 type serverMetadata struct {
 	Issuer    string `json:"issuer"`
 	Keys      string `json:"jwks_uri"`
@@ -97,7 +95,7 @@ type serverMetadata struct {
 	Token     string `json:"token_endpoint"`
 }
 
-// keysURL finds the keys of an issuer by its metadata.
+// keysURL returns the URL of an issuer's keys, from its metadata.
 func (f fetcher) keysURL(ctx context.Context, issuer string) (string, error) {
 	doc, err := f.metadata(ctx, issuer, func(doc serverMetadata, at string) error {
 		if _, bad := secureURL(doc.Keys); bad != nil {
@@ -108,14 +106,14 @@ func (f fetcher) keysURL(ctx context.Context, issuer string) (string, error) {
 	return doc.Keys, err
 }
 
-// metadata finds the metadata of an issuer that has what is needed of it.
+// metadata fetches the metadata of an issuer. It tries all URLs until it finds a document that passes the check.
 func (f fetcher) metadata(ctx context.Context, issuer string, check func(doc serverMetadata, at string) error) (serverMetadata, error) {
 	var failed []error
 	for _, at := range metadataURLs(issuer) {
 		var doc serverMetadata
 		err := f.document(ctx, at, &doc)
 		if err == nil && doc.Issuer != issuer { // RFC 8414, section 3.3
-			err = fault.New(fault.Internal, "%s is of the issuer %.200q", at, doc.Issuer)
+			err = fault.New(fault.Internal, "%s belongs to the issuer %.200q", at, doc.Issuer)
 		}
 		if err == nil {
 			err = check(doc, at)
@@ -128,7 +126,7 @@ func (f fetcher) metadata(ctx context.Context, issuer string, check func(doc ser
 	return serverMetadata{}, fault.Wrap(fault.Internal, errors.Join(failed...), "find the metadata of %s", issuer)
 }
 
-// Endpoints are where people sign in at the first issuer: its authorization and its token endpoint.
+// Endpoints returns the authorization and token endpoints of the first issuer, where people sign in.
 func (a *Authenticator) Endpoints(ctx context.Context) (authorize, token string, err error) {
 	doc, err := fetcher{a.options.Client}.metadata(ctx, a.options.Issuers[0], func(doc serverMetadata, at string) error {
 		for _, url := range []string{doc.Authorize, doc.Token} {
@@ -141,13 +139,12 @@ func (a *Authenticator) Endpoints(ctx context.Context) (authorize, token string,
 	return doc.Authorize, doc.Token, err
 }
 
-// metadataURLs are where an issuer's metadata can be, in the order of MCP's
-// authorization chapter: RFC 8414, then OpenID Connect, with the issuer's path after the well-known
-// part, and then before it.
+// metadataURLs returns the possible URLs of an issuer's metadata in the order of MCP's authorization chapter: RFC 8414, OpenID Connect with
+// the issuer's path after the well-known part, and OpenID Connect with the path before it.
 func metadataURLs(issuer string) []string {
 	u, err := url.Parse(issuer)
 	if err != nil {
-		return nil // it was checked
+		return nil // cannot happen, because New checks issuers
 	}
 	path := strings.TrimSuffix(u.EscapedPath(), "/")
 	origin := u.Scheme + "://" + u.Host

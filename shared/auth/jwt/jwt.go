@@ -1,13 +1,11 @@
-// Package jwt authenticates callers by the access tokens of OAuth 2.1 authorization
-// servers (--auth jwt): this server is the resource server of MCP's authorization
-// chapter.
+// Package jwt authenticates callers with access tokens of OAuth 2.1 authorization servers (--auth jwt). This server is the resource server
+// in MCP's authorization chapter.
 //
 //	Authorization: Bearer ─▶ [Authenticator] ─ signature ─▶ keySet ─ JWKS ─▶ issuer
 //	                               └─ claims ─▶ auth.Principal
 //
-// go-jose reads tokens and verifies signatures; which keys are trusted, for how
-// long, and who a token's holder is here, is said in this package. No token is
-// issued, kept, passed on or logged. Package catalog has the access rules of events.
+// go-jose parses tokens and verifies signatures. This package decides which keys are trusted and for how long, and maps tokens to
+// principals. It never issues, stores, forwards or logs a token. Package catalog has the access rules for events.
 package jwt
 
 import (
@@ -29,57 +27,56 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// MaxLeeway is the most that a clock here and one of an issuer may differ.
+// MaxLeeway is the largest difference between this server's clock and an issuer's clock.
 const MaxLeeway = time.Minute
 
-// Algorithms lists the signature algorithms that can be allowed. All are
-// asymmetric: "none" and those with a shared secret (HS256 …) cannot be configured.
+// Algorithms returns the signature algorithms that can be allowed. All are asymmetric. "none" and algorithms with a shared secret (HS256 …)
+// cannot be configured.
 func Algorithms() []string {
 	return []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 }
 
 // Options configure an [Authenticator]. Issuers and Audience are required.
 type Options struct {
-	// Issuers are the authorization servers whose tokens are accepted: https URLs,
-	// spelled as in the claim iss. On this machine they may be http.
+	// Issuers are the authorization servers whose tokens are accepted, written as in the claim iss. They are https URLs, or http URLs on
+	// this machine.
 	Issuers []string
-	// JWKS are the URLs of their keys, in the same order; empty finds them by the
-	// metadata of each issuer (RFC 8414, OpenID Connect Discovery 1.0).
+	// JWKS are the URLs of the issuers' keys, in the same order. If it is empty, each issuer's metadata names the URL (RFC 8414, OpenID
+	// Connect Discovery 1.0).
 	JWKS []string
-	// Audience is what a token must be for. The first is the canonical URL of the
-	// MCP endpoint (RFC 8707), which the resource metadata names; a token may name any.
+	// Audience lists the accepted audiences of tokens. The first is the canonical URL of the MCP endpoint (RFC 8707), which the resource
+	// metadata names.
 	Audience []string
-	// Algorithms that tokens may be signed with; see [Algorithms].
+	// Algorithms are the accepted signature algorithms, see [Algorithms].
 	Algorithms []string
-	// PrincipalClaim says who the caller is, together with the issuer; empty is "sub".
+	// PrincipalClaim is the claim that, together with the issuer, identifies the caller. By default it is "sub".
 	PrincipalClaim string
-	// WorkspaceClaim names the caller's workspace; empty puts everybody into
-	// [auth.DefaultWorkspace].
+	// WorkspaceClaim is the claim that names the caller's workspace. If it is empty, all callers are in [auth.DefaultWorkspace].
 	WorkspaceClaim string
-	// ScopePrefix is in front of the names of scopes, as in tokens of Amazon Cognito, whose scopes begin with the identifier
-	// of a resource server and a slash. Scopes without it grant nothing. May be empty.
+	// ScopePrefix is the prefix of scopes in tokens. For example, scopes of Amazon Cognito begin with the identifier of a resource server
+	// and a slash. Scopes without the prefix are ignored. It may be empty.
 	ScopePrefix string
-	// Leeway is by how much clocks may differ, at most [MaxLeeway].
+	// Leeway is the allowed difference between clocks, at most [MaxLeeway].
 	Leeway time.Duration
-	// Client fetches keys; nil is one of the package's own.
+	// Client fetches keys. Nil means a client with a timeout.
 	Client *http.Client
-	// Now is the clock; nil is time.Now.
+	// Now is the clock. Nil is time.Now.
 	Now func() time.Time
-	// Log gets why tokens are refused (debug) and keys could not be fetched; nil is slog.Default.
+	// Log logs refused tokens (debug) and failed fetches of keys. Nil is slog.Default.
 	Log *slog.Logger
 }
 
-// Authenticator authenticates by access tokens. It makes no request before it sees
-// the first token, and is safe for concurrent use.
+// Authenticator authenticates callers with access tokens. It makes its first request when it receives the first token. It may be used
+// concurrently.
 type Authenticator struct {
 	options    Options
 	algorithms []jose.SignatureAlgorithm
 	issuers    map[string]*keySet
-	metadata   *url.URL // of the MCP endpoint as the outside sees it
+	metadata   *url.URL // of the MCP endpoint, as clients see it
 	good       tokens
 }
 
-// New checks the options; an error is of kind fault.Invalid.
+// New returns an authenticator. The error is of kind fault.Invalid if an option is.
 func New(o Options) (*Authenticator, error) {
 	o.PrincipalClaim = cmp.Or(o.PrincipalClaim, "sub")
 	o.Log = cmp.Or(o.Log, slog.Default())
@@ -146,18 +143,17 @@ func (o *Options) check() error {
 	}
 	for _, name := range o.Algorithms {
 		if !slices.Contains(Algorithms(), name) {
-			return invalid("--jwt-algorithms has %.40q; it can have %s", name, strings.Join(Algorithms(), ", "))
+			return invalid("--jwt-algorithms: %.40q is not allowed (allowed: %s)", name, strings.Join(Algorithms(), ", "))
 		}
 	}
 	return nil
 }
 
-// Authenticate takes the token of the Authorization header. Errors are of kind
+// Authenticate authenticates a request with the token in its Authorization header. Errors are of kind
 //
-//   - fault.Unauthenticated: there is no token, or it is not good
-//   - fault.Forbidden: it is good and names no workspace, where it has to
-//   - fault.Unavailable: whether it is good is not known, for the issuer's keys
-//     cannot be fetched
+//   - fault.Unauthenticated if there is no token, or if it is invalid,
+//   - fault.Forbidden if the token is valid but lacks the required workspace, and
+//   - fault.Unavailable if the token cannot be checked, because the issuer's keys cannot be fetched.
 func (a *Authenticator) Authenticate(ctx context.Context, h http.Header) (auth.Principal, error) {
 	text, err := auth.Bearer(h)
 	if err != nil {
@@ -180,22 +176,21 @@ func (a *Authenticator) Authenticate(ctx context.Context, h http.Header) (auth.P
 	return who, err
 }
 
-// refused is one error for every bad token; the reason is for the log alone.
+// refused logs the reason and returns the error for all invalid tokens.
 func (a *Authenticator) refused(ctx context.Context, reason string) error {
 	a.options.Log.DebugContext(ctx, "token refused", "reason", reason)
 	return auth.ErrInvalidToken
 }
 
-// verify reads a token, finds the keys of its issuer, and verifies the signature.
-// Nothing of a token is believed before, but what selects a key. A key that the
-// token brings itself (jwk, jku, x5c) is never looked at.
+// verify parses a token and verifies its signature with its issuer's keys. Before that, it only uses the parts of the token that select
+// the key. It ignores keys in the token itself (jwk, jku, x5c).
 func (a *Authenticator) verify(ctx context.Context, text string) (*claims, error) {
 	token, err := josejwt.ParseSigned(text, a.algorithms)
 	if err != nil {
 		return nil, a.refused(ctx, "it is malformed, or its algorithm is not allowed")
 	}
 	header := token.Headers[0]
-	if !accessToken(header) {
+	if !isAccessToken(header) {
 		return nil, a.refused(ctx, "its type is not that of an access token")
 	}
 	var unverified struct {
@@ -219,19 +214,19 @@ func (a *Authenticator) verify(ctx context.Context, text string) (*claims, error
 		}
 	}
 	if len(keys) == 0 {
-		return nil, a.refused(ctx, "its issuer has no such key")
+		return nil, a.refused(ctx, "its issuer does not have the key")
 	}
 	return nil, a.refused(ctx, "its signature or its claims are wrong")
 }
 
-// accessToken decides by the header typ (RFC 9068, section 2.1). Many servers say just JWT,
-// or nothing; an identity or logout token that says what it is, is none.
-func accessToken(h jose.Header) bool {
-	value, there := h.ExtraHeaders[jose.HeaderType]
+// isAccessToken reports whether the header typ allows a token to be an access token (RFC 9068, section 2.1). Many servers only say JWT or
+// leave it out. Identity and logout tokens that have their own type are refused.
+func isAccessToken(h jose.Header) bool {
+	value, given := h.ExtraHeaders[jose.HeaderType]
 	typ, _ := value.(string)
 	switch strings.TrimPrefix(strings.ToLower(typ), "application/") {
 	case "":
-		return !there
+		return !given
 	case "jwt", "at+jwt":
 		return true
 	}

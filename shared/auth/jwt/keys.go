@@ -18,14 +18,14 @@ import (
 const (
 	// fresh is how long keys are used without another fetch. A key that the issuer removes is refused after this time.
 	fresh = 5 * time.Minute
-	// usable is how long they are used while the issuer cannot be reached.
+	// usable is how long keys are used while the issuer cannot be reached.
 	usable = time.Hour
-	// pause is the least time between two fetches, so that tokens with made-up keys cost the issuer little. A new key of
+	// pause is the shortest time between two fetches, so that tokens with made-up keys cause few requests to the issuer. A new key of
 	// the issuer is found after this time.
 	pause = 5 * time.Second
 	// retry is the pause after a failed fetch while the old keys are usable.
 	retry = 30 * time.Second
-	// patience bounds a fetch, metadata included.
+	// patience limits a fetch, including the metadata.
 	patience = 5 * time.Second
 )
 
@@ -104,8 +104,8 @@ func (k *issuerKeys) match(kid string, alg jose.SignatureAlgorithm) []jose.JSONW
 	return found
 }
 
-// fits reports whether a key is one of the algorithm: of its kind and, if the key
-// says so, for it alone. So a public key never becomes a shared secret.
+// fits reports whether a key can be used with an algorithm: it has the right type and does not name another algorithm. This prevents an
+// attacker from using a public key as a shared secret.
 func fits(key jose.JSONWebKey, alg jose.SignatureAlgorithm) bool {
 	if key.Algorithm != "" && key.Algorithm != string(alg) {
 		return false
@@ -121,10 +121,10 @@ func fits(key jose.JSONWebKey, alg jose.SignatureAlgorithm) bool {
 	return false
 }
 
-// minRSA is the fewest bits of an RSA key (RFC 7518, section 3.3).
+// minRSA is the smallest size of an RSA key in bits (RFC 7518, section 3.3).
 const minRSA = 2048
 
-// forSignatures reports whether a key of a set can be used at all.
+// forSignatures reports whether a key can verify signatures.
 func forSignatures(key *jose.JSONWebKey) bool {
 	if !key.IsPublic() || !key.Valid() || key.Use != "" && key.Use != "sig" {
 		return false

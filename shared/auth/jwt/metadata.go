@@ -12,14 +12,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// WellKnown is the path of the protected resource metadata (RFC 9728, section 3). That of a
-// resource with a path has it after.
+// WellKnown is the path of the protected resource metadata (RFC 9728, section 3). If the resource has a path, that is appended.
 const WellKnown = "/.well-known/oauth-protected-resource"
 
-// resourcePath is a path without what would have to be encoded or resolved.
+// resourcePath matches paths that need no encoding or resolving.
 var resourcePath = regexp.MustCompile(`^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?$`)
 
-// metadataURL is where the metadata of a resource is, by its identifier (RFC 8707, section 2): a URL without a fragment.
+// metadataURL returns the URL of a resource's metadata. The resource is a URL without a fragment (RFC 8707, section 2).
 func metadataURL(text string) (*url.URL, error) {
 	u, err := secureURL(text)
 	if err != nil {
@@ -34,11 +33,10 @@ func metadataURL(text string) (*url.URL, error) {
 	return &url.URL{Scheme: u.Scheme, Host: u.Host, Path: WellKnown + strings.TrimSuffix(u.Path, "/")}, nil
 }
 
-// MetadataURL is where clients find the metadata of this resource; a 401 and a 403
-// name it (RFC 9728, section 5.1).
+// MetadataURL returns the URL of this resource's metadata, which 401 and 403 responses contain (RFC 9728, section 5.1).
 func (a *Authenticator) MetadataURL() string { return a.metadata.String() }
 
-// metadata is the document (RFC 9728, section 2).
+// metadata is the metadata of this resource (RFC 9728, section 2).
 type metadata struct {
 	Resource             string   `json:"resource"`
 	AuthorizationServers []string `json:"authorization_servers"`
@@ -47,15 +45,14 @@ type metadata struct {
 	Name                 string   `json:"resource_name"`
 }
 
-// Mount serves the metadata: at the well-known path, and there with a path after, for
-// clients look for that of https://host/mcp at either. Everybody may read it, web
-// pages included; there is no secret in it.
+// Mount serves the metadata at the well-known path with and without the resource's path, because clients look for the metadata of
+// https://host/mcp at either. It is public, also for web pages.
 func (a *Authenticator) Mount(mux *http.ServeMux) {
 	var scopes []string
 	for _, scope := range auth.Scopes() {
 		scopes = append(scopes, a.options.ScopePrefix+scope)
 	}
-	body, _ := json.Marshal(metadata{ // strings only
+	body, _ := json.Marshal(metadata{ // strings always marshal
 		Resource: a.options.Audience[0], AuthorizationServers: a.options.Issuers,
 		Scopes: scopes, Methods: []string{"header"}, Name: "mcp-events",
 	})
@@ -70,12 +67,12 @@ func (a *Authenticator) Mount(mux *http.ServeMux) {
 		}
 		h.Set("Content-Type", "application/json")
 		h.Set("Cache-Control", "public, max-age=300")
-		_, _ = w.Write(body) // the caller may be gone
+		_, _ = w.Write(body) // fails if the caller has left
 	}
 	paths := []string{WellKnown, WellKnown + "/mcp", a.metadata.Path}
 	slices.Sort(paths)
 	for _, path := range slices.Compact(paths) {
-		for _, method := range []string{http.MethodGet, http.MethodOptions} { // GET stands for HEAD too
+		for _, method := range []string{http.MethodGet, http.MethodOptions} { // GET includes HEAD
 			mux.HandleFunc(method+" "+path, serve)
 		}
 	}

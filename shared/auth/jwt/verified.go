@@ -16,19 +16,19 @@ import (
 const (
 	// remember is how long a verified token is cached.
 	remember = time.Minute
-	// maxVerified bounds the cached tokens.
+	// maxVerified is the largest number of cached tokens.
 	maxVerified = 2048
 )
 
-// verified is a good token.
+// verified is a cached token.
 type verified struct {
 	who    auth.Principal
 	issuer *keySet
-	keys   *issuerKeys // one of these verified it
+	keys   *issuerKeys // the keys with which it was verified
 	until  time.Time
 }
 
-// tokens are good ones, by their SHA-256.
+// tokens has the cached tokens by their SHA-256.
 type tokens struct {
 	*bounded.Map[[sha256.Size]byte, verified]
 }
@@ -42,7 +42,7 @@ func (t tokens) find(text string, now time.Time) (auth.Principal, bool) {
 	return v.who, v.keys == current
 }
 
-// keep remembers a token that was verified.
+// keep caches a verified token.
 func (t tokens) keep(text string, who auth.Principal, c *claims, now time.Time) {
 	until := slices.MinFunc([]time.Time{now.Add(remember), who.Expires, c.issuer.freshUntil(c.keys)}, time.Time.Compare)
 	if now.Before(until) {
