@@ -1,9 +1,8 @@
-// Package auth says who is calling and what they may do.
+// Package auth authenticates callers and checks their scopes.
 //
-// An [Authenticator] turns the headers of a request into a [Principal], who
-// belongs to one workspace and holds scopes. The access rules of events belong to package catalog. This package knows no request
-// bodies, no store and no protocol. Callers translate the kinds fault.Unauthenticated and fault.Forbidden into 401 and 403 with
-// [Challenge].
+// An [Authenticator] turns the headers of a request into a [Principal], which belongs to a workspace and has scopes. Package catalog has
+// the access rules for events. This package does not depend on request bodies, a store or a protocol. Callers map the kinds
+// fault.Unauthenticated and fault.Forbidden to 401 and 403 with [Challenge].
 package auth
 
 import (
@@ -17,50 +16,49 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// The general scopes. Catalog entries may ask for more.
+// The general scopes. Event types and backends may require others.
 const (
 	ScopeRead      = "events:read"      // list, read, listen, poll
 	ScopeSubscribe = "events:subscribe" // webhooks
 	ScopePublish   = "events:publish"   // publish
 )
 
-// ScopeManage lets an operator see, give and revoke the consents of other principals of
-// the workspace. It is no general one: no principal has it unless it is granted.
+// ScopeManage lets an operator list, give and revoke the consents of other principals in the workspace. It is not a general scope, so
+// principals only have it if it is granted.
 const ScopeManage = "consent:manage"
 
-// ScopeOperate lets an operator see and steer all of the workspace: the admin API. It is no
-// general one either, so that clients do not ask for it with the others.
+// ScopeOperate lets an operator use the admin API for the workspace. It is not a general scope, so that clients do not request it with the
+// others.
 const ScopeOperate = "events:operate"
 
-// Scopes lists the general scopes in a stable order.
+// Scopes returns the general scopes in a stable order.
 func Scopes() []string { return []string{ScopeRead, ScopeSubscribe, ScopePublish} }
 
-// DefaultWorkspace is where everything belongs that names no workspace.
+// DefaultWorkspace is the workspace of everything that names no other.
 const DefaultWorkspace = "default"
 
 // AnonymousID is the principal of [None].
 const AnonymousID = "anonymous"
 
-// Principal is who makes a request. The zero value may do nothing.
+// Principal is the caller of a request. The zero value has no permissions.
 type Principal struct {
 	// ID names the principal within the workspace.
 	ID string
-	// Workspace is the tenant; a principal sees nothing of another one.
+	// Workspace is the tenant. A principal has no access to other workspaces.
 	Workspace string
-	// Scopes are what the caller was granted.
+	// Scopes are the scopes that the caller was granted.
 	Scopes []string
 	// Claims are the claims of the caller's token whose values are strings. The access rules of the catalog use them.
 	Claims map[string][]string
-	// Expires is when the caller has to authenticate again; zero is never. A stream
-	// ends then.
+	// Expires is the time at which the caller has to authenticate again and at which its streams end. The zero time means never.
 	Expires time.Time
-	// ByPath says that the key of the caller may be part of a URL; see [SecretPath].
+	// ByPath says that the caller's key may be part of a URL, see [SecretPath].
 	ByPath bool
-	// Anonymous is true for the one principal of [None], which is not authenticated.
+	// Anonymous is true for the principal of [None].
 	Anonymous bool
 }
 
-// Has reports whether the principal holds all the scopes.
+// Has reports whether the principal has all of the scopes.
 func (p Principal) Has(scopes ...string) bool { return len(p.missing(scopes)) == 0 }
 
 func (p Principal) missing(scopes []string) []string {
@@ -73,14 +71,13 @@ func (p Principal) missing(scopes []string) []string {
 	return out
 }
 
-// MissingScopes is the data of a fault.Forbidden for want of scopes: all that are
-// missing, so that a client asks for them once (RFC 6750, section 3.1).
+// MissingScopes is the data of a fault.Forbidden because of missing scopes. It has all of them, so that the client needs to request
+// scopes only once (RFC 6750, section 3.1).
 type MissingScopes struct {
 	Scopes []string `json:"missingScopes"`
 }
 
-// Require is nil if the principal holds all the scopes, else of kind
-// fault.Forbidden with [MissingScopes].
+// Require returns nil if the principal has all of the scopes. Otherwise the error is of kind fault.Forbidden with [MissingScopes].
 func (p Principal) Require(scopes ...string) error {
 	missing := p.missing(scopes)
 	if len(missing) == 0 {
@@ -90,18 +87,16 @@ func (p Principal) Require(scopes ...string) error {
 		With(MissingScopes{missing})
 }
 
-// Authenticator finds out who makes a request. An error is of kind
-// fault.Unauthenticated when the caller did not say validly who it is, and of kind
-// fault.Unavailable when that cannot be found out now.
+// Authenticator returns the caller of a request. The error is of kind fault.Unauthenticated if the request has no valid credentials, and
+// of kind fault.Unavailable if they cannot be checked now.
 type Authenticator interface {
 	Authenticate(ctx context.Context, h http.Header) (Principal, error)
 }
 
 type none struct{ principal Principal }
 
-// None authenticates no caller: everyone is the principal "anonymous" of the
-// default workspace with all general scopes, and its operator. It must not listen to the
-// network; see [CheckListen].
+// None returns an authenticator that accepts every request without credentials. All callers are the principal "anonymous" of the default
+// workspace, with all general scopes and [ScopeOperate]. It must not be used on a network, see [CheckListen].
 func None() Authenticator {
 	return none{Principal{ID: AnonymousID, Workspace: DefaultWorkspace, Scopes: append(Scopes(), ScopeOperate), Anonymous: true}}
 }
@@ -118,9 +113,8 @@ const (
 	ModeJWT  Mode = "jwt"
 )
 
-// CheckListen refuses to serve a mode without authentication on an address that
-// other machines may reach: only loopback addresses and "localhost" pass. Without
-// a host, an address means all interfaces. Other modes may listen anywhere.
+// CheckListen returns an error if a server without authentication would listen on an address that other machines can reach. Only loopback
+// addresses and "localhost" are allowed, and an address without a host means all interfaces. Other modes may listen anywhere.
 func CheckListen(addr string, mode Mode) error {
 	if mode != ModeNone {
 		return nil
@@ -136,9 +130,8 @@ func CheckListen(addr string, mode Mode) error {
 		"--auth none is for this machine only, and %q is not a loopback address; listen on 127.0.0.1 or use --auth keys or jwt", addr)
 }
 
-// Bearer takes the token of an Authorization header (RFC 6750, section 2.1). A
-// request without one is [ErrNoToken]; one with several, or with a token of over 16 KiB, is
-// refused, also with fault.Unauthenticated. Tokens are not taken from the URL, but see [SecretPath].
+// Bearer returns the token in the Authorization header (RFC 6750, section 2.1). It returns [ErrNoToken] for a request without the header.
+// Several headers and tokens over 16 KiB are errors of kind fault.Unauthenticated. Tokens in URLs are ignored, but see [SecretPath].
 func Bearer(h http.Header) (string, error) {
 	values := h.Values("Authorization")
 	if len(values) == 0 {
@@ -155,12 +148,11 @@ func Bearer(h http.Header) (string, error) {
 	return token, nil
 }
 
-// maxToken bounds what is hashed or parsed before anybody is known.
+// maxToken is the largest token. It limits the work for callers who are not authenticated yet.
 const maxToken = 16 << 10
 
-// ErrNoToken says that the request carries no credentials at all, for which
-// [Challenge] names no error (RFC 6750, section 3).
+// ErrNoToken is returned for a request without credentials. [Challenge] then names no error (RFC 6750, section 3).
 var ErrNoToken = fault.New(fault.Unauthenticated, "authentication is required")
 
-// ErrInvalidToken is one error for every wrong token: unknown, expired, malformed.
+// ErrInvalidToken is returned for all invalid tokens: unknown, expired and malformed ones.
 var ErrInvalidToken = fault.New(fault.Unauthenticated, "the token is not valid")

@@ -8,14 +8,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Challenge is the text of the WWW-Authenticate header that goes with a 401 or
-// 403 (RFC 6750, section 3; RFC 9728, section 5.1): the URL of the protected
-// resource's metadata if there is one, the scopes that the request needs, and the
-// error. For an error that is neither fault.Unauthenticated nor a lack of scopes it is
-// empty, and the header is left out.
+// Challenge returns the value of the WWW-Authenticate header for a 401 or 403 response (RFC 6750, section 3; RFC 9728, section 5.1): the
+// URL of the protected resource's metadata if there is one, the required scopes, and the error. It returns "", so that callers leave the
+// header out, unless the error is of kind fault.Unauthenticated or has [MissingScopes].
 //
-// scopes are those that the refused request needs as a whole; for a lack of
-// scopes those of the error are added.
+// scopes are all scopes that the refused request requires. Challenge adds the missing scopes of the error.
 func Challenge(err error, metadataURL string, scopes ...string) string {
 	var code string
 	scopes = slices.Clone(scopes)

@@ -2,8 +2,8 @@ package auth
 
 import "net/netip"
 
-// ClientNetwork returns the network by which limits count a client with this remote address: an IPv4 address, or the 64 bits that
-// a client with IPv6 usually has. Addresses that cannot be parsed count as one client.
+// ClientNetwork returns the network that limits count as one client: an IPv4 address, or an IPv6 network of 64 bits, which is what a
+// client usually has. Addresses that cannot be parsed count as one client.
 func ClientNetwork(remote string) netip.Prefix {
 	ip, err := netip.ParseAddr(remote) // on Lambda, without a port
 	if withPort, bad := netip.ParseAddrPort(remote); bad == nil {

@@ -2,16 +2,14 @@ package auth
 
 import "context"
 
-// Directory knows principals who are not calling just now, for decisions about what
-// they were granted before.
+// Directory returns principals without a request from them. It is used to decide whether their subscriptions may continue.
 type Directory interface {
-	// Principals lists what a principal's credentials are worth now, each by itself; none
-	// when no caller can have that name any more. The answer may be seconds old
-	// unless latest is set.
+	// Principals returns a principal for each credential that the principal has now, with the scopes and claims of that credential. It
+	// returns none if the principal can no longer authenticate. The result may be seconds old unless latest is set.
 	Principals(ctx context.Context, workspace, id string, latest bool) ([]Principal, error)
 }
 
-// Principals implements [Directory]: the keys of that name that have not expired.
+// Principals implements [Directory] with the keys that have not expired.
 func (k *StaticKeys) Principals(_ context.Context, workspace, id string, _ bool) ([]Principal, error) {
 	var out []Principal
 	for _, i := range k.byName[name{workspace, id}] {
@@ -22,5 +20,5 @@ func (k *StaticKeys) Principals(_ context.Context, workspace, id string, _ bool)
 	return out, nil
 }
 
-// name distinguishes principals.
+// name identifies a principal.
 type name struct{ workspace, id string }

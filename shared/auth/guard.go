@@ -16,14 +16,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Guard keeps web pages of other sites from using an endpoint through their
-// visitor's browser. The zero value lets in callers that are no browsers, and on a
-// loopback address pages of this machine. [NewGuard] makes one that logs.
+// Guard prevents web pages of other sites from calling an endpoint through a visitor's browser. The zero value admits callers that are
+// not browsers and, on a loopback address, pages of this machine. It does not log. Create a logging Guard with [NewGuard].
 type Guard struct {
-	// Origins may be sent by browsers, as "https://console.example.com".
+	// Origins are the allowed origins, for example "https://console.example.com".
 	Origins []string
-	// Hosts may stand in Host on a loopback address, beside its own names: those that a
-	// proxy on this machine passes on. One without a port is allowed with any.
+	// Hosts are the values of Host that are allowed on a loopback address in addition to its own names, because a proxy on this machine
+	// passes them on. A host without a port is allowed with any port.
 	Hosts []string
 
 	log    *slog.Logger
@@ -32,25 +31,27 @@ type Guard struct {
 }
 
 const (
-	// maxLoggedHosts bounds the refused hosts that are remembered; callers choose them.
+	// maxLoggedHosts limits the refused hosts in memory, because callers choose them.
 	maxLoggedHosts = 64
-	// loggedHosts is how many refused hosts are logged immediately. After that one per minute is.
+	// loggedHosts is the number of refused hosts that are logged immediately. After them, one per minute is logged.
 	loggedHosts = 20
 )
 
-// NewGuard makes a guard that logs a host that it refuses once, and few hosts of a caller that makes up new ones.
+// NewGuard returns a guard that logs each refused host once. It logs few hosts if a caller makes up new ones.
 func NewGuard(origins, hosts []string, log *slog.Logger) Guard {
 	return Guard{Origins: origins, Hosts: hosts, log: log, logged: bounded.NewMap[string, bool](maxLoggedHosts), lines: rate.NewLimiter(rate.Every(time.Minute), loggedHosts)}
 }
 
-// Check refuses a request with an Origin that is not allowed, one that a browser sends for another site without saying its Origin
-// (such as for an image), and one that arrived on a loopback address under another name (DNS rebinding). The error is of kind
-// fault.Forbidden.
+// Check returns an error of kind fault.Forbidden for a request
+//
+//   - with an Origin that is not allowed,
+//   - without an Origin that a browser sends on behalf of another site, for example for an image, or
+//   - that arrived on a loopback address with another host name (DNS rebinding).
 func (g Guard) Check(r *http.Request) error {
 	local := onLoopback(r)
-	if local && !Loopback(r.Host) && !g.knows(r.Host) {
+	if local && !Loopback(r.Host) && !g.allowsHost(r.Host) {
 		g.logHost(r)
-		return fault.New(fault.Forbidden, "the Host %.128q is not allowed here; a server behind a proxy allows it by --allowed-hosts", r.Host)
+		return fault.New(fault.Forbidden, "the Host %.128q is not allowed here; a server behind a proxy allows it with --allowed-hosts", r.Host)
 	}
 	origin := r.Header.Get("Origin")
 	switch {
@@ -65,7 +66,7 @@ func (g Guard) Check(r *http.Request) error {
 	return fault.New(fault.Forbidden, "the Origin %.128q is not allowed here; --allowed-origins allows it", origin)
 }
 
-func (g Guard) knows(host string) bool {
+func (g Guard) allowsHost(host string) bool {
 	name := host
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		name = h
@@ -79,7 +80,7 @@ func (g Guard) logHost(r *http.Request) {
 	if g.log == nil {
 		return
 	}
-	host := fmt.Sprintf("%.128s", r.Host) // of the caller's choice
+	host := fmt.Sprintf("%.128s", r.Host) // callers choose it, so it is cut
 	if _, known := g.logged.Get(host); known || !g.lines.Allow() {
 		return
 	}
@@ -87,8 +88,7 @@ func (g Guard) logHost(r *http.Request) {
 	g.log.WarnContext(r.Context(), "host refused", "host", host, "allow_by", "--allowed-hosts")
 }
 
-// onLoopback reports whether the request came in on a loopback address. Without
-// an address, as on Lambda, it did not.
+// onLoopback reports whether the request arrived on a loopback address. On Lambda, requests have no address.
 func onLoopback(r *http.Request) bool {
 	addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	return ok && addr != nil && Loopback(addr.String())

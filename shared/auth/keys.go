@@ -14,21 +14,20 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Key is one static key of --auth keys. The key itself is nowhere stored, only
-// its hash. A key must be random and long: a plain hash is safe for 16 random bytes and
-// more, not for a password.
+// Key is a static key of --auth keys. Only its hash is stored. A key must have at least 16 random bytes, because a plain hash does not
+// protect a password.
 type Key struct {
 	Principal string
-	// Workspace is [DefaultWorkspace] when empty.
+	// Workspace is [DefaultWorkspace] if it is empty.
 	Workspace string
 	Scopes    []string
-	// SHA256 is the SHA-256 of the key in hexadecimal, 64 digits.
+	// SHA256 is the SHA-256 of the key as 64 hexadecimal digits.
 	SHA256 string
-	// Expires is when the key stops being taken; zero is never.
+	// Expires is the time from which the key is refused. The zero time means never.
 	Expires time.Time
-	// Path allows the key to be part of a URL; see [SecretPath].
+	// Path allows the key to be part of a URL, see [SecretPath].
 	Path bool
-	// Claims stand in for those of a token in the access rules of the catalog.
+	// Claims are used in the access rules of the catalog, like the claims of a token.
 	Claims map[string]string
 }
 
@@ -41,14 +40,14 @@ func (k *hashedKey) expired(now time.Time) bool {
 	return !k.principal.Expires.IsZero() && !now.Before(k.principal.Expires)
 }
 
-// StaticKeys authenticates by static keys. It is a [Directory] too. Make it with [Keys].
+// StaticKeys authenticates callers with static keys. It is also a [Directory]. Create it with [Keys].
 type StaticKeys struct {
 	all    []hashedKey
 	byName map[name][]int // indices of all
 	now    func() time.Time
 }
 
-// MaxKeys bounds the list, for every request is compared with all of it.
+// MaxKeys is the largest number of keys. It is limited because the key of each request is compared with all of them.
 const MaxKeys = 10_000
 
 var (
@@ -59,13 +58,11 @@ var (
 // ValidPrincipal reports whether id can name a principal.
 func ValidPrincipal(id string) bool { return principalID.MatchString(id) }
 
-// ValidWorkspace reports whether name can name a workspace: letters, digits, - and
-// _, at most 64, beginning with a letter or digit.
+// ValidWorkspace reports whether name can name a workspace: up to 64 letters, digits, - and _, beginning with a letter or digit.
 func ValidWorkspace(name string) bool { return workspaceName.MatchString(name) }
 
-// Keys authenticates by static keys, sent as "Authorization: Bearer KEY". Keys that
-// are malformed or listed twice, and more than [MaxKeys], are of kind fault.Invalid.
-// The clock is time.Now when nil.
+// Keys returns an authenticator for static keys, which callers send as "Authorization: Bearer KEY". The error is of kind fault.Invalid if
+// a key is malformed or listed twice, or if there are more than [MaxKeys]. A nil clock is time.Now.
 func Keys(list []Key, now func() time.Time) (*StaticKeys, error) {
 	if now == nil {
 		now = time.Now
@@ -76,7 +73,7 @@ func Keys(list []Key, now func() time.Time) (*StaticKeys, error) {
 	k := &StaticKeys{now: now, all: make([]hashedKey, 0, len(list)), byName: map[name][]int{}}
 	seen := make(map[[sha256.Size]byte]bool, len(list))
 	for i, x := range list {
-		h, err := hashed(x)
+		h, err := hashKey(x)
 		if err != nil {
 			return nil, fault.Wrap(fault.Invalid, err, "key %d", i+1)
 		}
@@ -91,13 +88,13 @@ func Keys(list []Key, now func() time.Time) (*StaticKeys, error) {
 	return k, nil
 }
 
-// Check refuses a key that is not well-formed; an error is of kind fault.Invalid.
+// Check returns an error of kind fault.Invalid if the key is malformed.
 func (x Key) Check() error {
-	_, err := hashed(x)
+	_, err := hashKey(x)
 	return err
 }
 
-func hashed(x Key) (hashedKey, error) {
+func hashKey(x Key) (hashedKey, error) {
 	h := hashedKey{}
 	sum, err := hex.DecodeString(x.SHA256)
 	if err != nil || len(sum) != sha256.Size {
@@ -123,8 +120,8 @@ func hashed(x Key) (hashedKey, error) {
 	return h, nil
 }
 
-// Authenticate compares the hash of the token with every entry, in a time that
-// depends neither on which entry fits nor on how much of one does.
+// Authenticate compares the hash of the token with all keys. Its duration depends neither on the matching key nor on how many bytes of
+// a key match.
 func (k *StaticKeys) Authenticate(_ context.Context, h http.Header) (Principal, error) {
 	token, err := Bearer(h)
 	if err != nil {

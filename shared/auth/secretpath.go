@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// SecretPath lets callers in by a key that is part of the URL, PREFIX/KEY, in place of a header, for clients that can
-// send none (RCH-05). Only a key that its configuration allows it is taken so. The request then goes on as if it had
-// come to the endpoint with the key in its header, so that nothing behind this handler sees the path, logs it or answers with it.
+// SecretPath authenticates clients that cannot send a header with a key in the URL, /mcp/u/KEY (RCH-05). It accepts only keys whose
+// configuration allows this. It rewrites the request to one to /mcp with the key in the Authorization header, so that no other handler
+// sees, logs or returns the path with the key.
 type SecretPath struct {
 	Auth Authenticator
-	// Proxies are those whose X-Forwarded-Proto is believed.
+	// Proxies are the proxies whose X-Forwarded-Proto is trusted.
 	Proxies []netip.Prefix
-	// HTTPS is set where all requests come over https, as on Lambda.
+	// HTTPS says that all requests use https, as on Lambda.
 	HTTPS bool
 }
 
@@ -25,12 +25,12 @@ const (
 	forwardedProto = "X-Forwarded-Proto"
 )
 
-// Handler serves requests to secret paths by next, and all others, too. A path with a key that is not known, not allowed here or expired
-// is answered as one that does not exist.
+// Handler passes all requests on to next and rewrites requests to secret paths. If the key in the path is unknown, expired or not allowed
+// in a path, it responds as if the path did not exist.
 func (s SecretPath) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(path.Clean(r.URL.Path), secretPrefix) {
-			if r = s.plain(w, r); r == nil {
+			if r = s.rewrite(w, r); r == nil {
 				return
 			}
 		}
@@ -38,17 +38,17 @@ func (s SecretPath) Handler(next http.Handler) http.Handler {
 	})
 }
 
-// plain is the request to a secret path as one to the endpoint with the key as bearer token; nil if it is refused. It is a function of its
-// own because thousands of streams wait below [SecretPath.Handler], each with its frame on the stack.
-func (s SecretPath) plain(w http.ResponseWriter, r *http.Request) *http.Request {
+// rewrite returns the request to a secret path as a request to the endpoint with the key as bearer token. It returns nil after it has
+// refused the request. It is separate from [SecretPath.Handler] because thousands of streams have the Handler's frame on their stacks.
+func (s SecretPath) rewrite(w http.ResponseWriter, r *http.Request) *http.Request {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Referrer-Policy", "no-referrer")
 	if !s.secure(r) {
-		// The key is known on the way now.
+		// The key was sent in clear text, so refuse it even if it is valid.
 		http.Error(w, "a secret path needs https", http.StatusForbidden)
 		return nil
 	}
-	// A path that is not clean would be redirected, and the answer would name the key.
+	// The mux would redirect a path that is not clean, and the response would contain the key.
 	key, found := strings.CutPrefix(r.URL.Path, secretPrefix)
 	if !found || strings.Contains(key, "/") || len(r.Header.Values("Authorization")) > 0 {
 		notFound(w)
@@ -67,8 +67,8 @@ func (s SecretPath) plain(w http.ResponseWriter, r *http.Request) *http.Request 
 
 func notFound(w http.ResponseWriter) { http.Error(w, "404 page not found", http.StatusNotFound) }
 
-// secure reports whether a request came over https, or from this machine. A proxy that says how it was called is believed if it
-// says http; else only if it is trusted.
+// secure reports whether a request used https or came from this machine. If X-Forwarded-Proto says http, the request is not secure. If it
+// says https, the request is secure only if the proxy is trusted.
 func (s SecretPath) secure(r *http.Request) bool {
 	proto := r.Header.Values(forwardedProto)
 	https := len(proto) == 1 && strings.EqualFold(strings.TrimSpace(proto[0]), "https")
@@ -98,7 +98,7 @@ func (s SecretPath) trusts(remote string) bool {
 	return false
 }
 
-// ParseProxies reads addresses and prefixes, such as 10.0.0.0/8.
+// ParseProxies parses addresses and prefixes, such as 10.0.0.0/8. If one is malformed, it returns it as bad.
 func ParseProxies(list []string) (out []netip.Prefix, bad string) {
 	for _, text := range list {
 		if ip, err := netip.ParseAddr(text); err == nil {

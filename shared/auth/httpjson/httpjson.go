@@ -1,5 +1,5 @@
-// Package httpjson answers at the HTTP interfaces beside MCP, /events and /consent: with JSON,
-// which refusals and panics are as well.
+// Package httpjson writes the responses of the HTTP interfaces other than MCP, such as /events and /consent. They are JSON, also for errors
+// and panics.
 package httpjson
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// statuses translates kinds of errors for HTTP.
+// statuses maps kinds of errors to HTTP.
 var statuses = map[fault.Kind]int{
 	fault.Internal:        http.StatusInternalServerError,
 	fault.Invalid:         http.StatusBadRequest,
@@ -30,31 +30,32 @@ var statuses = map[fault.Kind]int{
 	fault.Unsupported:     http.StatusUnsupportedMediaType,
 }
 
-// Answers are what an interface says besides what it is for.
+// Answers are the settings of an interface's responses.
 type Answers struct {
-	// Challenge is that of a 401 (RFC 9110, 11.6.1) where bearer tokens are of no use; empty asks for one.
+	// Challenge is the challenge of a 401 (RFC 9110, 11.6.1) for interfaces without bearer tokens. If it is empty, a 401 asks for a bearer
+	// token.
 	Challenge string
-	// Scope is what a bearer token needs.
+	// Scope is the scope that a bearer token needs.
 	Scope string
-	// MetadataURL is the protected resource metadata (RFC 9728) that a 401 names; may be empty.
+	// MetadataURL is the URL of the protected resource metadata (RFC 9728) in a 401. It may be empty.
 	MetadataURL string
-	// Log gets what is not the caller's fault; nil is slog.Default.
+	// Log logs errors that callers did not cause. Nil is slog.Default.
 	Log *slog.Logger
-	// Limited, if not nil, gets the name of each limit that a request met.
+	// Limited is called with the name of each limit that a request reached. It may be nil.
 	Limited func(limit string)
-	// Problems has refusals be problem details (RFC 9457).
+	// Problems says that errors are problem details (RFC 9457).
 	Problems bool
 }
 
-// Answer is an answer with a status of its own, for [Answers.Serve]. Without a body it has none.
+// Answer is a result for [Answers.Serve] with its own status. A nil Body means a response without a body.
 type Answer struct {
 	Status int
 	Body   any
 }
 
-// Serve answers with what serve returns, by it if that is an [http.Handler], or with its error: {"error":{"kind","message"}} with
-// the status of the kind, and the members of the error's data. A panic is answered too, and must not end
-// the process: on Lambda nobody else recovers it.
+// Serve calls serve and writes its result as JSON with the status. If the result is an [http.Handler], that writes the response instead,
+// and an [Answer] has its own status. An error becomes {"error":{"kind","message"}}, together with the members of the error's data and
+// with the status of its kind. A panic becomes an internal error, because on Lambda it would otherwise end the process.
 func (a Answers) Serve(w http.ResponseWriter, r *http.Request, status int, serve func() (any, error)) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -81,7 +82,7 @@ type allowed struct {
 	Methods string `json:"allow"`
 }
 
-// NotAllowed refuses the method of a request where others are allowed.
+// NotAllowed returns the error for a request with another method than the allowed ones.
 func NotAllowed(methods string) error {
 	return fault.New(fault.Unsupported, "the HTTP method is not possible here").With(allowed{methods})
 }
@@ -124,7 +125,8 @@ func (a Answers) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	reply(w, status, "application/json", map[string]json.RawMessage{"error": encode(kind, data, refusal{kind.String(), fault.Public(err)})})
 }
 
-// pathOf returns the path of a request for the log. If the path has names of the caller's, such as a principal, it returns the route.
+// pathOf returns the path of a request for the log. If the path contains names that the caller chose, such as a principal, it returns the
+// route.
 func pathOf(r *http.Request) string {
 	if strings.Contains(r.Pattern, "{") {
 		return r.Pattern
@@ -137,7 +139,7 @@ type refusal struct {
 	Message string `json:"message"`
 }
 
-// problem are problem details, with our kind of fault.
+// problem is problem details with the kind of the error.
 type problem struct {
 	Type   string `json:"type"`
 	Title  string `json:"title"`
@@ -146,25 +148,25 @@ type problem struct {
 	Kind   string `json:"kind"`
 }
 
-// encode is the error as the caller sees it; data of a failure of ours is not for it.
+// encode returns the error as the caller sees it. The data of internal errors is left out.
 func encode(kind fault.Kind, data, err any) json.RawMessage {
-	b, _ := json.Marshal(err)     // texts and a number
-	more, _ := json.Marshal(data) // it can be, see [fault.Error]
+	b, _ := json.Marshal(err)     // strings and a number always marshal
+	more, _ := json.Marshal(data) // the data of a [fault.Error] must marshal
 	if kind == fault.Internal || len(more) <= len(`{}`) || more[0] != '{' {
 		return b
 	}
 	return append(append(b[:len(b)-1], ','), more[1:]...)
 }
 
-// reply answers with body, which must be of types that JSON has. Nobody may keep the answer.
+// reply writes a response that must not be cached. The body must be of types that JSON supports.
 func reply(w http.ResponseWriter, status int, contentType string, body any) {
 	var b []byte
 	if body != nil {
-		b, _ = json.Marshal(body) // as said above
+		b, _ = json.Marshal(body)
 		w.Header().Set("Content-Type", contentType)
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
-	_, _ = w.Write(b) // the caller may be gone
+	_, _ = w.Write(b) // fails if the caller has left
 }

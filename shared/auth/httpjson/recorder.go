@@ -5,15 +5,15 @@ import (
 	"net/http"
 )
 
-// Recorder keeps a response whole, for one that goes on in another form.
+// Recorder is an [http.ResponseWriter] that records a response, so that it can be sent in another form.
 type Recorder struct {
-	Status int // 0 until it is known
+	Status int // 0 until WriteHeader or Write is called
 	Body   bytes.Buffer
 
 	header http.Header
 }
 
-// NewRecorder keeps the response of one request.
+// NewRecorder returns an empty recorder.
 func NewRecorder() *Recorder { return &Recorder{header: http.Header{}} }
 
 // Header implements [http.ResponseWriter].

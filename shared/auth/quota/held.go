@@ -7,7 +7,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 )
 
-// holdings counts the things that each principal holds.
+// holdings counts how much each principal holds.
 type holdings struct {
 	mu  sync.Mutex
 	of  map[principal]int
@@ -31,7 +31,7 @@ func (h *holdings) add(who principal, n int) (release func()) {
 	}
 }
 
-// Held limits how much of something a principal has at the same time. Like [Rate] it counts in this process only.
+// Held limits how many things a principal may hold concurrently, such as open calls. Like [Rate] it counts in this process only.
 type Held struct {
 	name, what string
 	most       Of
@@ -39,14 +39,14 @@ type Held struct {
 	held       holdings
 }
 
-// NewHeld limits each principal by most and all principals together by total. The error contains name, the name of the limit, and
-// what, a plural for the things that are counted.
+// NewHeld returns a Held with a limit for each principal and a total for all of them. Errors contain name, the name of the limit, and
+// what, a plural for the counted things.
 func NewHeld(name, what string, most Of, total int) *Held {
 	return &Held{name: name, what: what, most: most, total: total}
 }
 
-// Take counts one more, until release is called once. Over the limit it fails with fault.Exhausted and [RetryAfter].
-// Without authentication all callers are one principal, which is bound by the total only.
+// Take counts a thing until release is called, which must happen once. At the limit the error is of kind fault.Exhausted with
+// [RetryAfter]. Only the total limits the anonymous principal, because that stands for all callers.
 func (h *Held) Take(ctx context.Context, p auth.Principal) (release func(), err error) {
 	if h == nil {
 		return func() {}, nil

@@ -1,13 +1,13 @@
 package quota
 
-// The names of the quotas, as errors, metrics and the configuration have them.
+// The names of the quotas in errors, metrics and the configuration.
 const (
 	Subscriptions    = "subscriptions"
 	Streams          = "streams"
 	PublishRate      = "publishRate"
 	RegistrationRate = "registrationRate"
 
-	// The following have no flag. They are set under quotas in the configuration only.
+	// The following quotas have no flag. They can only be set in the section "quotas" of the configuration.
 
 	Calls            = "calls"
 	Sessions         = "sessions"
@@ -27,7 +27,7 @@ const (
 	DefaultVerifications = 200
 )
 
-// Names lists the names of all quotas in a stable order.
+// Names returns the names of all quotas in a stable order.
 func Names() []string {
 	return []string{Subscriptions, Streams, Calls, Sessions, PublishRate, RegistrationRate, ConversationRate, Verifications, WorkspaceSubscriptions}
 }

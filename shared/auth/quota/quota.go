@@ -1,5 +1,5 @@
-// Package quota limits what a principal asks for per second ([Rate]) and what it has at the same time ([Held]). Its users choose the
-// unit and the limit.
+// Package quota limits how much a principal may do per second ([Rate]), how many things it may hold concurrently ([Held]), and how much
+// memory it may use ([Share]). Callers choose the unit and the limit.
 package quota
 
 import (
@@ -11,9 +11,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Rate limits how much of something a principal does on average. It counts in this
-// process only: with several instances the limit is that many times higher at
-// most, which protects the backend as well and costs no write per request.
+// Rate limits how much a principal may do per second, on average. It counts in this process only. With several instances the effective
+// limit is up to that many times higher, but it needs no write per request.
 type Rate struct {
 	name, what string
 	of         Of
@@ -21,44 +20,43 @@ type Rate struct {
 	principals *Keyed[principal]
 }
 
-// Of is how much a principal may do per second; 0 or less is no limit.
+// Of returns a principal's limit. 0 or less means no limit.
 type Of func(ctx context.Context, p auth.Principal) float64
 
-// Same is the same for all.
+// Same returns an Of with the same limit for all principals.
 func Same(perSecond float64) Of {
 	return func(context.Context, auth.Principal) float64 { return perSecond }
 }
 
 type principal struct{ workspace, id string }
 
-// maxPrincipals bounds the principals in memory; those that are active stay.
+// maxPrincipals limits the principals in memory. Active principals are kept.
 const maxPrincipals = 10_000
 
-// New limits what is counted to a number per second, with bursts. The limit's name and what is
-// counted are for the error.
+// New returns a Rate with a limit per second and bursts. Errors contain name, the name of the limit, and what, a plural for the counted
+// things.
 func New(name, what string, of Of, burst func(perSecond float64) float64) *Rate {
 	return &Rate{name: name, what: what, of: of, burst: burst, principals: NewKeyed[principal](0, 0, maxPrincipals)}
 }
 
-// RetryAfter is the data of a fault.Exhausted: the limit that is reached, per
-// second, and when to try again.
+// RetryAfter is the data of a fault.Exhausted: the reached limit, and the seconds after which the caller may retry.
 type RetryAfter struct {
 	fault.Limit
 	Seconds int `json:"retryAfterSeconds"`
 }
 
-// Exceeded refuses a request because of a limit, and asks the sender to try again in a second: fault.Exhausted with [RetryAfter].
+// Exceeded returns an error of kind fault.Exhausted for a reached limit, with a [RetryAfter] of a second.
 func Exceeded(limit string, most float64, format string, args ...any) error {
 	return ExceededFor(limit, most, 1, format, args...)
 }
 
-// ExceededFor is [Exceeded] for a sender that has to wait for so many seconds.
+// ExceededFor is [Exceeded] with another time to wait.
 func ExceededFor(limit string, most float64, seconds int, format string, args ...any) error {
 	return fault.New(fault.Exhausted, format, args...).With(RetryAfter{fault.Limit{Limit: limit, Max: most}, seconds})
 }
 
-// Take counts n, or refuses them with fault.Exhausted and [RetryAfter]. Without
-// authentication nothing is counted: all callers are the same principal then.
+// Take counts n things, or returns an error of kind fault.Exhausted with [RetryAfter]. It does not limit the anonymous principal, because
+// that stands for all callers.
 func (r *Rate) Take(ctx context.Context, p auth.Principal, n int, now time.Time) error {
 	if r == nil || p.Anonymous {
 		return nil
