@@ -111,7 +111,7 @@ func NewServer(tb testing.TB, o ServerOptions) *Server {
 	if !o.Guarded {
 		s.args = append(s.args, "--allow-insecure-targets")
 	}
-	s.Name, s.MCP, s.Events, s.Admin = "embedded", "http://"+s.addr+"/mcp", "http://"+s.addr+"/events", "http://"+s.addr+"/admin/v1/"
+	s.Name, s.MCP, s.Events, s.Admin = "stand-alone", "http://"+s.addr+"/mcp", "http://"+s.addr+"/events", "http://"+s.addr+"/admin/v1/"
 	if o.Provider != nil {
 		o.Provider.Audience, s.Keys = s.MCP, map[string]string{}
 		s.args = append(s.args, "--jwt-issuer", o.Provider.Issuer, "--jwt-audience", s.MCP)

@@ -12,7 +12,7 @@ import (
 
 // Target is a running system, whichever way it runs.
 type Target struct {
-	// Name says which: "embedded" or "local AWS".
+	// Name is "stand-alone" or "local AWS".
 	Name string
 	// MCP and Events are the URLs of the MCP endpoint and of POST /events.
 	MCP, Events string
