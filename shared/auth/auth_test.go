@@ -138,7 +138,7 @@ func TestRequireNamesAllMissingScopes(t *testing.T) {
 		t.Errorf("got %v, %+v", err, got)
 	}
 	if (Principal{}).Has(ScopeRead) {
-		t.Error("the zero principal has a scope")
+		t.Error("got a scope of the zero principal, want none")
 	}
 }
 
@@ -231,13 +231,13 @@ func TestDirectory(t *testing.T) {
 		return all
 	}
 	if got := scopes("default", "alice"); !slices.Equal(got, []string{"one", "two"}) {
-		t.Errorf("alice has %q", got)
+		t.Errorf("got the scopes %q for alice, want one and two", got)
 	}
 	if got := scopes("other", "bob"); len(got) != 0 {
-		t.Errorf("bob has %q", got)
+		t.Errorf("got the scopes %q for bob, want none", got)
 	}
 	now = now.Add(time.Hour)
 	if got := scopes("default", "alice"); !slices.Equal(got, []string{"one"}) {
-		t.Errorf("after one key expired alice has %q", got)
+		t.Errorf("got the scopes %q after a key of alice expired, want one", got)
 	}
 }

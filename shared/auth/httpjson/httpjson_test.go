@@ -40,13 +40,13 @@ func TestRefusals(t *testing.T) {
 			w := httptest.NewRecorder()
 			Answers{Log: slog.New(slog.NewTextHandler(&log, nil))}.Serve(w, httptest.NewRequest("GET", "/x", nil), http.StatusAccepted, tc.serve)
 			if w.Code != tc.status || w.Body.String() != tc.want || w.Header().Get("Cache-Control") != "no-store" {
-				t.Errorf("got %d %s", w.Code, w.Body)
+				t.Errorf("got %d %s with Cache-Control %q, want %d %s and no-store", w.Code, w.Body, w.Header().Get("Cache-Control"), tc.status, tc.want)
 			}
 			if name, value, _ := strings.Cut(tc.header, ": "); tc.header != "" && w.Header().Get(name) != value {
-				t.Errorf("got the headers %v", w.Header())
+				t.Errorf("got the headers %v, want %s", w.Header(), tc.header)
 			}
 			if (log.Len() > 0) != (tc.log != "") || !strings.Contains(log.String(), tc.log) {
-				t.Errorf("the log has %q", log.String())
+				t.Errorf("got the log %q, want %q in it", log.String(), tc.log)
 			}
 		})
 	}
@@ -61,6 +61,6 @@ func TestNamesInPathsAreNotLogged(t *testing.T) {
 	})
 	mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("DELETE", "/principals/alice@example.com", nil))
 	if text := log.String(); strings.Contains(text, "alice") || !strings.Contains(text, "path=/principals/{id}") {
-		t.Errorf("OPS-04 the log has %s, want the route without the name", text)
+		t.Errorf("OPS-04: got the log %s, want the route without the name", text)
 	}
 }

@@ -195,34 +195,34 @@ func TestBadTokens(t *testing.T) {
 		t.Run("AUT-01 "+what, func(t *testing.T) { w.refuse(t, fault.Unauthenticated, token) })
 	}
 	if _, err := w.Authenticate(t.Context(), http.Header{}); err != auth.ErrNoToken {
-		t.Errorf("no token: got %v", err)
+		t.Errorf("got %v without a token, want %v", err, auth.ErrNoToken)
 	}
 }
 
-// TestIssuersAreApart shows that a subject is one of its issuer (AUT-01, AUT-05).
+// AUT-01, AUT-05: equal subjects of two issuers are different principals.
 func TestIssuersAreApart(t *testing.T) {
 	second := identity.Start(t, audience)
 	w := start(t, func(o *jwt.Options) { o.Issuers = append(o.Issuers, second.Issuer) })
 	one, two := w.accept(t, w.provider.Token("alice", "", nil)), w.accept(t, second.Token("alice", "", nil))
 	if one.ID == two.ID {
-		t.Errorf("both are %s", one.ID)
+		t.Errorf("got the id %s for both issuers, want different ones", one.ID)
 	}
 	if again := w.accept(t, w.provider.Token("alice", "events:read", nil)); again.ID != one.ID {
-		t.Errorf("got %s, then %s", one.ID, again.ID)
+		t.Errorf("got the id %s for a second token, want %s", again.ID, one.ID)
 	}
 	// The second issuer's key does not sign for the first.
 	w.refuse(t, fault.Unauthenticated, second.Key(0).Sign(t, nil, w.provider.Claims("alice", "", nil)))
 	if jwt.PrincipalID("a", "sub", "bc") == jwt.PrincipalID("ab", "sub", "c") {
-		t.Error("issuer and subject run into each other")
+		t.Error("got the same id for two pairs of issuer and subject with the same concatenation")
 	}
 }
 
-// TestClaimsThatAreConfigured shows the principal and workspace claims (AUT-01, AUT-05).
+// AUT-01, AUT-05: the principal and the workspace can come from other claims.
 func TestClaimsThatAreConfigured(t *testing.T) {
 	w := start(t, func(o *jwt.Options) { o.PrincipalClaim, o.WorkspaceClaim = "client_id", "tenant" })
 	p := w.accept(t, w.provider.Token("alice", "", claims{"tenant": "acme"}))
 	if p.Workspace != "acme" || p.ID != jwt.PrincipalID(w.provider.Issuer, "client_id", "tests") {
-		t.Errorf("got %+v", p)
+		t.Errorf("got %+v, want the client tests in the workspace acme", p)
 	}
 	w.refuse(t, fault.Unauthenticated, w.provider.Token("alice", "", claims{"tenant": "acme", "client_id": nil}))
 	for _, tenant := range []any{nil, "", "a/b", 7, []string{"acme"}} {

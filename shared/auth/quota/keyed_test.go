@@ -18,18 +18,18 @@ func TestKeyedBuckets(t *testing.T) {
 			return n
 		}
 		if n := granted("a", 3); n != 2 {
-			t.Errorf("a burst of %d", n)
+			t.Errorf("got a burst of %d, want 2", n)
 		}
 		if n := granted("b", 1); n != 1 {
-			t.Error("the use of one key counts for another")
+			t.Errorf("got %d for another key, want 1", n)
 		}
 		time.Sleep(time.Second)
 		if n := granted("a", 2); n != 1 {
-			t.Errorf("%d came back in a second", n)
+			t.Errorf("got %d after a second, want 1", n)
 		}
 		time.Sleep(time.Hour)
 		if n := granted("a", 3); n != 2 {
-			t.Errorf("after an hour a burst of %d", n)
+			t.Errorf("got a burst of %d after an hour, want 2", n)
 		}
 	})
 }
