@@ -18,8 +18,8 @@ import (
 // envelope around it, and possibly an envelope of the sender.
 const maxNesting = event.MaxDepth + 4
 
-// never lists headers that are left out of every document: those with credentials, whatever the scheme, and those
-// that describe how the body was transferred.
+// never lists headers that are left out of every document: headers with credentials, whatever the scheme, and
+// headers that describe how the body was transferred.
 var never = []string{"Authorization", "Proxy-Authorization", "Cookie", "Content-Length", "Transfer-Encoding", "Trailer"}
 
 // ReadRequest makes the document of a verified request. It has three members: headers and query, whose values are

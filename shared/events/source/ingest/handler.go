@@ -216,7 +216,7 @@ func challengeOf(s source.Source, doc map[string]any) (string, bool) {
 }
 
 // verify checks that the provider sent the request. It returns the body without its Content-Encoding, and the hash of
-// what is signed, as [verify.Verifier.Verify] does.
+// the signed text, as [verify.Verifier.Verify] does.
 //
 // A provider that compresses its requests may sign the body before or after compression. If the signature does not
 // match the body as received, verify unpacks the body and checks again. If that fails too, the error does not reveal

@@ -8,11 +8,11 @@ import (
 )
 
 // maxExponent limits the exponents of numbers in patterns. Numbers in documents need no limit, because they are only
-// compared with those of patterns.
+// compared with numbers of patterns.
 const maxExponent = 10_000
 
 // decimal is a number in a normal form, so that equal numbers are equal values: 0.digits times ten to the power of
-// exponent. The digits neither begin nor end with a zero, and the number zero has no digits.
+// exponent. The first and last digit are not zero, and the number zero has no digits.
 type decimal struct {
 	negative bool
 	digits   string

@@ -23,7 +23,7 @@ import (
 // patience limits every wait.
 const patience = time.Minute
 
-// TestServer sends each sample to an embedded server as its provider would, and sends it again as a redelivery. The
+// TestServer sends each sample to a stand-alone server as its provider would, and sends it again as a redelivery. The
 // server uses the generated files. Each sample must become exactly one event. A client with matching arguments
 // receives it; a client with one argument changed to a value that does not match does not.
 func TestServer(t *testing.T) {

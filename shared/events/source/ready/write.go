@@ -17,7 +17,7 @@ const (
 )
 
 // Write writes the providers' event types and sources to two files in a folder, which it creates if needed. If one of
-// the files exists and force is false, it writes neither and returns an error of kind fault.Conflict that says what
+// the files exists and force is false, it changes no file and returns an error of kind fault.Conflict that says what
 // to do.
 func Write(dir string, providers []Provider, force bool) error {
 	if len(providers) == 0 {
