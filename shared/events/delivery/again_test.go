@@ -24,7 +24,8 @@ import (
 type watched struct {
 	queue.Sender
 	broken bool
-	seen   func(q queue.Name)
+	seen   func(q queue.Name) // before messages are sent
+	sent   func(q queue.Name) // afterwards
 }
 
 func (w *watched) Send(ctx context.Context, q queue.Name, msgs ...queue.Outgoing) error {
@@ -34,7 +35,11 @@ func (w *watched) Send(ctx context.Context, q queue.Name, msgs ...queue.Outgoing
 	if w.broken {
 		return errDied
 	}
-	return w.Sender.Send(ctx, q, msgs...)
+	err := w.Sender.Send(ctx, q, msgs...)
+	if w.sent != nil && err == nil {
+		w.sent(q)
+	}
+	return err
 }
 
 func pageOf(pattern string, events ...event.Event) task.Page {

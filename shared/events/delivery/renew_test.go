@@ -3,6 +3,7 @@ package delivery
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -314,6 +315,125 @@ func requestAgainAndAgain(t *testing.T, second time.Duration) {
 		}
 	}
 	t.Errorf("the delivery was not due within %v", 10*every)
+}
+
+// EVX-11: a server that was off for an hour catches up. It sends the message of a due delivery and deletes the due entry.
+// Meanwhile the client subscribes again from an older cursor, so the event has to be delivered once more, although the worker
+// with that message has read the delivery before. No walk visits that minute again.
+func TestGivenADueDeliveryWhenItsEntryIsMovedWhileItsEventIsRequestedAgainThenTheEventIsDeliveredAgain(t *testing.T) {
+	for name, deletedBefore := range map[string]bool{
+		"the entry is deleted before the delivery is renewed": true,
+		"the entry is deleted after the delivery was renewed": false,
+	} {
+		t.Run("EVX-11 "+name, func(t *testing.T) {
+			r := newRig(t)
+			sub, cursor := r.subscribed()
+			_, retry := r.storeFailed()
+			r.queues[queue.Slow] = nil // the message is lost, so the delivery depends on its due entry
+			r.now = r.now.Add(time.Hour)
+			_, worker, _ := r.process()
+			requestAgain := func() {
+				_, other, _ := r.process()
+				once, place := deletedBefore, r.storedDelivery(sub.ID, "evt_1").Place
+				other.deliveries.DB = hooked{DB: r.db, write: func(ctx context.Context, ops []store.Op) error {
+					renews := slices.ContainsFunc(ops, func(op store.Op) bool { return op.Item.Key == place })
+					if once && renews {
+						once = false
+						return r.db.Write(ctx, store.Delete(place))
+					}
+					return nil
+				}}
+				r.end(sub.ID)
+				r.subscribeFrom(cursor)
+				r.script = fails
+				r.hand(queue.Deliveries, other.Pages) // it meets the stored delivery
+				if once {
+					t.Error("the due entry was not written or deleted")
+				}
+			}
+			once := true
+			worker.DB = hooked{DB: worker.DB, writeAll: func(context.Context, []store.Op) error {
+				if once {
+					once = false
+					requestAgain()
+				}
+				return nil
+			}}
+			retry.Queue = &watched{Sender: retry.Queue, sent: func(q queue.Name) {
+				r.script = succeeds
+				r.hand(q, worker.Singles)
+			}}
+			if n, err := retry.Run(t.Context()); n != 1 || err != nil || once {
+				t.Fatalf("%d deliveries were moved (%v), and the worker was interrupted: %v; want 1 and true", n, err, !once)
+			}
+			r.script = succeeds
+			before := posted(r)["evt_1"]
+			r.run()
+			if n, st := posted(r)["evt_1"]-before, r.deliveryState(sub.ID, "evt_1"); n != 1 || st != "none" {
+				t.Errorf("the event was posted %d more times, and the delivery is %s; want once and none", n, st)
+			}
+		})
+	}
+}
+
+// EVX-11, WHK-22: the switch that a delivery waits for is resumed, and its message is sent. Before the worker with that
+// message has written its outcome, the event is requested again in a process that still sees the switch as paused.
+func TestGivenAPausedDeliveryWhenItsEventIsRequestedAgainWhileItIsRequeuedThenTheEventIsDeliveredAgain(t *testing.T) {
+	origin := switches.Origin("https://hooks.example.com")
+	r := newRig(t)
+	sub, cursor := r.subscribed()
+	d, _ := r.storeFailed()
+	r.pause(origin, nil)
+	d.pauses.switches = r.switches()
+	r.hand(queue.Slow, d.Singles)
+	if r.storedDelivery(sub.ID, "evt_1").PausedAt.IsZero() {
+		t.Fatal("the delivery does not wait for its switch")
+	}
+	if _, err := r.switches().Resume(t.Context(), "default", origin); err != nil {
+		t.Fatal(err)
+	}
+	_, worker, _ := r.process()
+	once := true
+	worker.DB = hooked{DB: worker.DB, writeAll: func(context.Context, []store.Op) error {
+		if once {
+			once = false
+			r.end(sub.ID)
+			r.subscribeFrom(cursor)
+			r.hand(queue.Deliveries, d.Pages) // its attempt is paused, and meets the stored delivery
+		}
+		return nil
+	}}
+	requeuing := r.switches()
+	requeuing.Queue = &watched{Sender: requeuing.Queue, sent: func(q queue.Name) {
+		r.script = succeeds
+		r.hand(q, worker.Singles)
+	}}
+	if n, err := requeuing.Requeue(t.Context()); n != 1 || err != nil || once {
+		t.Fatalf("%d messages were requeued (%v), and the worker was interrupted: %v; want 1 and true", n, err, !once)
+	}
+	before := posted(r)["evt_1"]
+	r.now = r.now.Add(2 * switches.MaxAge)
+	if _, err := r.switches().Requeue(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.run()
+	if n, st := posted(r)["evt_1"]-before, r.deliveryState(sub.ID, "evt_1"); n != 1 || st != "none" {
+		t.Errorf("the event was posted %d more times, and the delivery is %s; want once and none", n, st)
+	}
+}
+
+// storedDelivery returns the stored delivery of an event.
+func (r *rig) storedDelivery(sub, eventID string) *state.Delivery {
+	r.t.Helper()
+	items, err := r.db.Get(r.t.Context(), state.Key("default", sub, r.keyOf(eventID)))
+	if err != nil || items[0] == nil {
+		r.t.Fatalf("read the delivery of %s: %v, %v", eventID, items, err)
+	}
+	del, err := state.Decode(items[0])
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return del
 }
 
 // OPS-05: an operator who asks for an event while it is delivered gets a conflict, and does not delay the delivery.

@@ -64,6 +64,8 @@ type Delivery struct {
 	// Base is the number of attempts that an earlier delivery of the event made before it was given up. The schedule starts
 	// after them.
 	Base int `json:"base,omitempty"`
+	// Renewals is how often its event was requested again while it was stored. Each time its due entry gets another key.
+	Renewals int `json:"rn,omitempty"`
 	// Again is set if a person had the event delivered again. A gap of it was announced before.
 	Again bool `json:"again,omitempty"`
 	// Test is set for a test event, which is delivered whatever the subscription asks for.
@@ -158,10 +160,18 @@ func (del *Delivery) NextTask() DueEntry {
 	}}
 }
 
+func (del *Delivery) dueKey() store.Key {
+	key := DueKey(del.Workspace, del.Subscription, del.EventKey(), del.DueAt)
+	if del.Renewals > 0 {
+		key.Sort += fmt.Sprintf("#%d", del.Renewals)
+	}
+	return key
+}
+
 func (del *Delivery) DueItem() store.Item {
 	value, _ := json.Marshal(del.NextTask())
 	return store.Item{
-		Key: DueKey(del.Workspace, del.Subscription, del.EventKey(), del.DueAt), Value: value, Expires: del.DueAt.Add(KeptFor),
+		Key: del.dueKey(), Value: value, Expires: del.DueAt.Add(KeptFor),
 	}
 }
 
@@ -384,7 +394,7 @@ type PausedKey struct {
 // place returns the key of its due entry, or of where it waits for a switch.
 func (del *Delivery) place() store.Key {
 	if del.PausedAt.IsZero() {
-		return DueKey(del.Workspace, del.Subscription, del.EventKey(), del.DueAt)
+		return del.dueKey()
 	}
 	return store.Key{Table: store.Deliveries, Partition: del.Paused.Partition, Sort: del.Paused.Sort}
 }

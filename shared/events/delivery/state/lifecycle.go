@@ -2,8 +2,10 @@ package state
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
@@ -203,7 +205,7 @@ func (ds *Deliveries) contest(ctx context.Context, del *Delivery, s Step, fresh 
 	}
 	switch {
 	case !fresh && s != StepGiveUp && del.sameAttempt(current):
-		del.Version, del.Stored, del.Place = current.Version, current.Stored, current.Place
+		del.Version, del.Stored, del.Place, del.Renewals = current.Version, current.Stored, current.Place, current.Renewals
 		return Mine, nil
 	case !fresh:
 		return Lost(state), nil
@@ -237,54 +239,68 @@ func (del *Delivery) sameAttempt(current *Delivery) bool {
 // and switches delete their entries when they send a message. So renew also writes a due entry, by which the event is
 // delivered once more. An entry that is due later keeps its time, so that frequent requests do not postpone the delivery.
 //
+// Retry may be sending the old due entry's message at that moment, and delete the entry afterwards. So the new entry has a
+// key of its own, and it lies in a minute that retry still visits: an entry that is due already moves to the current minute.
+//
 // A suspended delivery waits for the subscriber's refresh, unless the new one is to be attempted. Then it is scheduled
-// immediately, because it has no message. A paused delivery waits for its switch, if the new one would be paused, too.
+// immediately, because it has no message. A paused delivery waits for its switch, if the new one would be paused, too. Its
+// message also gets another key, because the switch may be sending it.
 //
 // The claim is mine if the delivery has changed and the worker may try again.
 func (ds *Deliveries) renew(ctx context.Context, current *Delivery, s Step) (Claim, error) {
+	now := ds.Now()
 	switch {
 	case current.Stored == Suspended && s != StepSchedule:
 		return Others, nil
 	case current.Stored == Suspended:
-		whose, err := ds.WriteNext(ctx, current, ds.Now())
+		whose, err := ds.WriteNext(ctx, current, now)
 		if whose == over {
 			return Mine, err
 		}
 		return Others, err
 	}
-	if current.Stored == Paused && s == StepPause {
-		items, err := ds.DB.Get(ctx, current.Place)
-		if err != nil || items[0] != nil {
-			return Others, fault.Wrap(fault.Unavailable, err, "read a paused message")
+	items, err := ds.DB.Get(ctx, current.Place)
+	if err != nil {
+		return Others, fault.Wrap(fault.Unavailable, err, "read what a delivery waits for")
+	}
+	waiting, replaced := items[0], store.Delete(current.Place)
+	if waiting != nil {
+		replaced.Cond = store.Exists()
+	}
+	var entry store.Item
+	if current.Stored == Paused && s == StepPause && waiting != nil {
+		entry = *waiting
+		since, _, _ := strings.Cut(entry.Sort, "#")
+		entry.Sort = since + "#" + rand.Text()
+		current.Paused = PausedKey{Partition: entry.Partition, Sort: entry.Sort}
+	} else {
+		switch {
+		case current.Stored == Paused:
+			current.DueAt = now
+		case waiting == nil: // a message is under way, so the entry is due after it
+			current.DueAt = later(current.DueAt, now).Add(Backup)
+		default:
+			current.DueAt = later(current.DueAt, now)
 		}
-	}
-	now := ds.Now()
-	current.resume(now)
-	if current.State, current.Made = Pending, now; current.Due.IsZero() {
-		current.Due = now
-	}
-	switch {
-	case current.Stored != Pending:
-		current.DueAt = now
-	case !current.DueAt.After(now):
-		items, err := ds.DB.Get(ctx, current.DueItem().Key)
-		if err != nil {
-			return Others, fault.Wrap(fault.Unavailable, err, "read a due entry")
+		current.resume(now)
+		if current.Made = now; current.Due.IsZero() {
+			current.Due = now
 		}
-		if items[0] == nil { // a message is under way, so the entry is due after it
-			current.DueAt = now.Add(Backup)
-		}
+		current.Renewals++
+		entry = current.DueItem()
 	}
-	entry := current.DueItem()
-	ops := []store.Op{store.Put(entry), store.Put(current.Item(), store.VersionIs(current.Version))}
-	if current.Place != (store.Key{}) && current.Place != entry.Key {
-		ops = append(ops, store.Delete(current.Place))
-	}
-	err := ds.DB.Write(ctx, ops...)
+	err = ds.DB.Write(ctx, store.Put(entry), store.Put(current.Item(), store.VersionIs(current.Version)), replaced)
 	if errors.Is(err, store.ErrConflict) {
 		return Mine, nil
 	}
 	return Others, fault.Wrap(fault.Unavailable, err, "renew a delivery")
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // TakePlaceOf lets a new delivery continue the history of a dead one. Its schedule starts from the beginning.
