@@ -13,7 +13,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/fanout"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
@@ -23,6 +22,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/periodic"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // SenderOptions are the parts of a sender that differ between the modes.
@@ -185,7 +186,9 @@ type JobOptions struct {
 func NewJobs(c *app.Core, o JobOptions) []periodic.Job {
 	retry := &delivery.Retry{DB: c.DB, Queue: c.Queues, EventLog: c.EventLog, SaveEvery: o.SaveEvery, Log: c.Log}
 	expiry := &subscription.Sweeper{
-		Service: o.Subscriptions, DeadLetter: state.DeadLetterItem(c.DB, c.Queues, time.Now, c.Log), SaveEvery: o.SaveEvery,
+		Service: o.Subscriptions, SaveEvery: o.SaveEvery, DeadLetter: func(ctx context.Context, it *store.Item, reason error) error {
+			return queue.DeadLetterItem(ctx, c.Queues, c.DB, it, reason, time.Now(), c.Log)
+		},
 	}
 	return []periodic.Job{
 		{Name: "due retries", Run: retry.Run},

@@ -1,13 +1,17 @@
 package delivery
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 	"github.com/mcp-events/mcpevents/shared/events/fanout"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // SQS would move a message to the dead queue after 1,000 receives, and delete it after 14 days.
@@ -100,6 +104,56 @@ func TestFanoutRenewsANewerEventAndHandlesTheLaterOnes(t *testing.T) {
 			}
 			if got := copies[0]; string(got.Body) != string(batch[0].Body) || got.Group != "ci" {
 				t.Errorf("got a copy %s of group %q, want the same body and group \"ci\"", got.Body, got.Group)
+			}
+		})
+	}
+}
+
+// During a deployment, a process of the old version may come across a delivery that a newer process stored.
+func TestADeliveryOfANewerVersionIsLeftAlone(t *testing.T) {
+	for name, use := range map[string]func(r *rig, d *Dispatcher, message queue.Message){
+		"when its message arrives": func(r *rig, d *Dispatcher, message queue.Message) {
+			for _, message.Received = range []int{1, laterReceives} {
+				failed, err := d.Singles(r.t.Context(), []queue.Message{message})
+				if err != nil || len(failed) != 1 {
+					r.t.Errorf("received %d times: got failed %v and error %v, want its message to stay", message.Received, failed, err)
+				}
+			}
+		},
+		"when its event is sent again": func(r *rig, d *Dispatcher, _ queue.Message) {
+			r.publish("evt_1")
+			fanout, _, _ := r.process()
+			r.hand(queue.Events, fanout.Handle)
+			r.hand(queue.Deliveries, d.Pages)
+		},
+		"when its subscription is reactivated": func(r *rig, d *Dispatcher, message queue.Message) {
+			single, err := task.Decode(message.Body, func(s task.Single) int { return s.V })
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			err = d.backlog.reactivateAll(r.t.Context(), "default", task.Reactivation{Principal: "alice", Subscription: single.Subscription})
+			if !errors.Is(err, state.ErrNewer) {
+				r.t.Errorf("got %v, want %v", err, state.ErrNewer)
+			}
+		},
+	} {
+		t.Run("AWS-06 "+name, func(t *testing.T) {
+			r := newRig(t)
+			sub, _ := r.subscribed()
+			d, _ := r.storeFailed()
+			message := r.queues[queue.Slow][0]
+			key := state.Key("default", sub.ID, r.keyOf("evt_1"))
+			newer := store.Item{Key: key, Version: 9, Value: fmt.Appendf(nil, `{"v":%d,"a":"of another type"}`, task.Version+1)}
+			if err := r.db.Write(t.Context(), store.Put(newer)); err != nil {
+				t.Fatal(err)
+			}
+			use(r, d, message)
+			items, err := r.db.Get(t.Context(), key)
+			if err != nil || items[0] == nil || items[0].Version != newer.Version || string(items[0].Value) != string(newer.Value) {
+				t.Errorf("got the item %+v (%v), want %+v", items[0], err, newer)
+			}
+			if n := len(r.queues[queue.Dead]); n != 0 {
+				t.Errorf("got %d dead letters, want none", n)
 			}
 		})
 	}

@@ -121,7 +121,7 @@ func (r *Retry) move(ctx context.Context, partition string, now time.Time, only 
 }
 
 func (r *Retry) deadLetter(ctx context.Context, it *store.Item, reason error) error {
-	return state.DeadLetterItem(r.DB, r.Queue, r.now, loggerOr(r.Log))(ctx, it, reason)
+	return queue.DeadLetterItem(ctx, r.Queue, r.DB, it, reason, r.now(), loggerOr(r.Log))
 }
 
 // LogItems dead-letters items of the event log that readers could not decode, and reports how many. The items stay in the log,
@@ -129,7 +129,7 @@ func (r *Retry) deadLetter(ctx context.Context, it *store.Item, reason error) er
 func (r *Retry) LogItems(ctx context.Context) (n int, err error) {
 	err = r.EventLog.BrokenItems(ctx, func(item *store.Item) error {
 		n++
-		return state.SendItemLetter(ctx, r.Queue, item, "the item of the event log cannot be decoded", r.now())
+		return queue.SendItemLetter(ctx, r.Queue, item, "the item of the event log cannot be decoded", r.now())
 	})
 	return n, err
 }

@@ -138,7 +138,7 @@ func (d *Dispatcher) writeUnrecorded(ctx context.Context) error {
 		var ops []store.Op
 		for _, o := range left {
 			del, _, err := d.deliveries.Current(ctx, o.task)
-			if err != nil && !fault.Is(err, fault.Internal) {
+			if err != nil && !fault.Is(err, fault.Internal) && !errors.Is(err, state.ErrNewer) {
 				return nil, err
 			}
 			if err == nil && del != nil && !del.First.After(o.began) {

@@ -129,13 +129,7 @@ func (s *Set) requeueAll(ctx context.Context, workspace string, n Name) (requeue
 
 // setAside dead-letters an item that cannot be decoded, so that it does not block the others.
 func (s *Set) setAside(ctx context.Context, it *store.Item, reason error) error {
-	m := queue.Message{ID: it.Partition + " " + it.Sort, Outgoing: queue.Outgoing{Body: it.Value}}
-	letter := queue.NewDeadLetter(queue.Name("table:"+it.Table), m, fault.Public(reason), nil, s.now())
-	if err := s.Queue.Send(ctx, queue.Dead, letter); err != nil {
-		return fault.Wrap(fault.Unavailable, err, "dead-letter an item that cannot be decoded")
-	}
-	slog.ErrorContext(ctx, "stored item dead-lettered", "table", it.Table, "partition", it.Partition, "sort", it.Sort, "error", reason)
-	return fault.Wrap(fault.Unavailable, s.DB.Write(ctx, store.Delete(it.Key)), "delete an item that cannot be decoded")
+	return queue.DeadLetterItem(ctx, s.Queue, s.DB, it, reason, s.now(), slog.Default())
 }
 
 // requeue sends the messages of items back to their queues. Before is the number of messages already sent in this

@@ -183,8 +183,20 @@ type DueEntry struct {
 	Made int64 `json:"made,omitempty"`
 }
 
+// ErrNewer is the error of a delivery that a newer program stored. This program leaves such a delivery alone, for example
+// during a deployment: a newer process continues it.
+var ErrNewer = errors.New("its version is newer than this program's")
+
+// Decode returns the delivery of an item. The error of one that a newer program stored is [ErrNewer].
 func Decode(it *store.Item) (*Delivery, error) {
 	var del Delivery
+	// The version comes first, because other members of a newer version may have other types.
+	var version struct {
+		V int `json:"v"`
+	}
+	if err := json.Unmarshal(it.Value, &version); err == nil && version.V > task.Version {
+		return nil, fault.Wrap(fault.Unavailable, ErrNewer, "decode a delivery of version %d", version.V)
+	}
 	if err := json.Unmarshal(it.Value, &del); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "decode a delivery")
 	}

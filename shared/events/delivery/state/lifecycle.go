@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"log/slog"
 	"strings"
 	"time"
 
@@ -353,9 +352,13 @@ func (ds *Deliveries) writeNextOf(ctx context.Context, del *Delivery, e *event.E
 	return Mine, nil
 }
 
-// SetAside dead-letters an item that cannot be decoded, so that it does not block anything else.
+// SetAside dead-letters an item that cannot be decoded, so that it does not block anything else. It leaves the
+// item of a newer program where it is, and returns [ErrNewer].
 func (ds *Deliveries) SetAside(ctx context.Context, it *store.Item, reason error) error {
-	return DeadLetterItem(ds.DB, ds.Queue, ds.Now, ds.Log)(ctx, it, reason)
+	if errors.Is(reason, ErrNewer) {
+		return reason
+	}
+	return queue.DeadLetterItem(ctx, ds.Queue, ds.DB, it, reason, ds.Now(), ds.Log)
 }
 
 // Current reads the delivery that a task is for, which waits no more, and other items; nil when the task is stale.
@@ -374,23 +377,4 @@ func (ds *Deliveries) Current(ctx context.Context, t task.Single, others ...stor
 	}
 	del.resume(ds.Now())
 	return del, items[1:], nil
-}
-
-// DeadLetterItem returns what a periodic job does with an item that cannot be decoded: it
-// sends the item's key and value to the dead queue and deletes the item, so that the next
-// round does not fail on it again. The letter's origin is "table:" and the table's name.
-func DeadLetterItem(db store.DB, q queue.Sender, now func() time.Time, log *slog.Logger) func(context.Context, *store.Item, error) error {
-	return func(ctx context.Context, it *store.Item, reason error) error {
-		if err := SendItemLetter(ctx, q, it, fault.Public(reason), now()); err != nil {
-			return err
-		}
-		log.ErrorContext(ctx, "stored item dead-lettered", "table", it.Table, "partition", it.Partition, "sort", it.Sort, "error", reason)
-		return fault.Wrap(fault.Unavailable, db.Write(ctx, store.Delete(it.Key)), "delete an item that cannot be decoded")
-	}
-}
-
-func SendItemLetter(ctx context.Context, q queue.Sender, it *store.Item, reason string, now time.Time) error {
-	m := queue.Message{ID: it.Partition + " " + it.Sort, Outgoing: queue.Outgoing{Body: it.Value}}
-	letter := queue.NewDeadLetter(queue.Name("table:"+it.Table), m, reason, nil, now)
-	return fault.Wrap(fault.Unavailable, q.Send(ctx, queue.Dead, letter), "dead-letter an item that cannot be decoded")
 }
