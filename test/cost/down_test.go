@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/app/config"
-	"github.com/mcp-events/mcpevents/shared/events/delivery"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
@@ -32,12 +32,12 @@ func down(t *testing.T) string {
 	rows := []row{{"schedule", "attempts", "of these by the due table", "price if it refuses connections", "price if it never answers, at most"}}
 	for _, l := range []struct {
 		name     string
-		schedule delivery.Schedule
+		schedule retry.Schedule
 		timeout  time.Duration
 		measured float64
 	}{
-		{"SEP-1803", delivery.StandardSchedule, limits.WebhookTimeout, priceDownStandard},
-		{"MCP Events", delivery.EventsSchedule, limits.EventsTimeout, priceDownEvents},
+		{"SEP-1803", retry.StandardSchedule, limits.WebhookTimeout, priceDownStandard},
+		{"MCP Events", retry.EventsSchedule, limits.EventsTimeout, priceDownEvents},
 	} {
 		attempts, due := float64(len(l.schedule)), dueAttempts(l.schedule)
 		refuses := l.measured + due*dueAttempt*million
@@ -52,7 +52,7 @@ func down(t *testing.T) string {
 const dueAttempt = perReadUnit/2 + perWriteUnit
 
 // dueAttempts counts the attempts of a schedule that wait in the due table only.
-func dueAttempts(s delivery.Schedule) (n float64) {
+func dueAttempts(s retry.Schedule) (n float64) {
 	const backup = 2 * time.Minute // as in shared/events/delivery: how long after its message the due entry brings back a retry
 	for _, delay := range s {
 		if delay > queue.MaxDelay-backup {
@@ -64,11 +64,11 @@ func dueAttempts(s delivery.Schedule) (n float64) {
 
 func TestTheDueTableHoldsTheRetriesThatAQueueCannotDelay(t *testing.T) {
 	for name, c := range map[string]struct {
-		schedule delivery.Schedule
+		schedule retry.Schedule
 		want     float64
 	}{
-		"SEP-1803: 30 minutes to 24 hours":  {delivery.StandardSchedule, 7},
-		"MCP Events: at most eight minutes": {delivery.EventsSchedule, 0},
+		"SEP-1803: 30 minutes to 24 hours":  {retry.StandardSchedule, 7},
+		"MCP Events: at most eight minutes": {retry.EventsSchedule, 0},
 	} {
 		t.Run("AWS-26 "+name, func(t *testing.T) {
 			if got := dueAttempts(c.schedule); got != c.want {
@@ -81,7 +81,7 @@ func TestTheDueTableHoldsTheRetriesThatAQueueCannotDelay(t *testing.T) {
 // BenchmarkDown counts what events cost that are published one a second to an origin that refuses connections. Each retry
 // comes after two seconds, so all of them are delayed messages.
 func BenchmarkDown(b *testing.B) {
-	for name, schedule := range map[string]delivery.Schedule{"SEP-1803": delivery.StandardSchedule, "MCP Events": delivery.EventsSchedule} {
+	for name, schedule := range map[string]retry.Schedule{"SEP-1803": retry.StandardSchedule, "MCP Events": retry.EventsSchedule} {
 		b.Run(name, func(b *testing.B) {
 			const events = 40
 			delays := "0s" + strings.Repeat(",2s", len(schedule)-1)

@@ -20,6 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/catalog/catalogtest"
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
 	"github.com/mcp-events/mcpevents/shared/events/stream"
@@ -37,7 +38,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
-	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
 // caller is the principal of all clients.
@@ -197,8 +197,10 @@ func (s *system) start(number int, path string) *process {
 	p.publisher = app.NewPublishing(p.core, nil).Service
 	p.publisher.Now = now
 	p.operations = webhooks.NewOperations(p.core)
-	retry := &delivery.Retry{DB: p.core.DB, Queue: p.core.Queues, EventLog: p.core.EventLog, Now: now, Log: quiet}
-	expiry := &subscription.Sweeper{Service: p.subs, DeadLetter: state.DeadLetterItem(p.core.DB, p.core.Queues, time.Now, quiet)}
+	retry := &retry.Job{DB: p.core.DB, Queue: p.core.Queues, EventLog: p.core.EventLog, Now: now, Log: quiet}
+	expiry := &subscription.Sweeper{Service: p.subs, DeadLetter: func(ctx context.Context, it *store.Item, reason error) error {
+		return queue.DeadLetterItem(ctx, p.core.Queues, p.core.DB, it, reason, time.Now(), quiet)
+	}}
 
 	p.tails = stream.New(p.core.EventLog, p.core.DB, s.sealer)
 	p.tails.Shares = p.catalogs.Shares

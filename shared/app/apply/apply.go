@@ -18,7 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
-	"github.com/mcp-events/mcpevents/shared/events/delivery"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -42,9 +42,9 @@ type Files struct {
 // Target is where files are applied.
 type Target struct {
 	DB store.DB
-	// Endings counts the live subscriptions that catalogs would end; [delivery.Terminator.Endings] does. If it is nil,
+	// Endings counts the live subscriptions that catalogs would end; [lifecycle.Terminator.Endings] does. If it is nil,
 	// catalogs that could end any are refused.
-	Endings func(context.Context, catalog.Source) ([]delivery.Ending, error)
+	Endings func(context.Context, catalog.Source) ([]lifecycle.Ending, error)
 	// Check finds what else speaks against a configuration, such as a secret that is not there; nil is nothing.
 	Check func(context.Context, *config.Config) error
 }
@@ -55,7 +55,7 @@ func Deployment(db store.DB, counts bool) *Target {
 	if counts {
 		catalogs := catalog.NewStored(db, nil, nil)
 		// Without a directory: whose key is gone counts until the audit ends its subscriptions.
-		t.Endings = (&delivery.Terminator{
+		t.Endings = (&lifecycle.Terminator{
 			Subscriptions: &subscription.Service{Records: subscription.Records{DB: db}},
 			Lists:         &subscription.Lists{DB: db},
 			Review:        &subscription.Review{DB: db, Catalog: catalogs},
@@ -172,7 +172,7 @@ func (p *plan) check(ctx context.Context) error {
 		return nil
 	case p.Endings != nil:
 		endings, err := p.Endings(ctx, p.source())
-		return cmp.Or(err, delivery.Breaking(endings))
+		return cmp.Or(err, lifecycle.Breaking(endings))
 	case len(ends) > 0: // whether there are such subscriptions is not known
 		return fault.New(fault.Invalid, "the changed catalog would end webhook subscriptions to %s; --allow-breaking writes it all the same", strings.Join(ends, ", "))
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
-	"github.com/mcp-events/mcpevents/shared/events/delivery"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
@@ -56,7 +56,7 @@ func files(t *testing.T, cat, conf string) Files {
 func TestAllFilesOrNone(t *testing.T) {
 	for name, tc := range map[string]struct {
 		before, next Files
-		endings      []delivery.Ending
+		endings      []lifecycle.Ending
 		secret       error
 		want         string
 	}{
@@ -66,7 +66,7 @@ func TestAllFilesOrNone(t *testing.T) {
 		"no rule, of the stored config":     {files(t, chatter, talk), files(t, unruled, ""), nil, nil, "needs an access rule"},
 		"a workspace without a catalog":     {files(t, "", ""), files(t, chatter, elsewhere), nil, nil, "the catalog of workspace other"},
 		"a secret that is not there":        {files(t, "", ""), files(t, plain, "keys: []"), nil, errors.New("no secret"), "no secret"},
-		"the end of subscriptions":          {files(t, chatter, ""), files(t, plain, ""), []delivery.Ending{{Workspace: "default", Reason: "x", Subscriptions: 3}}, nil, "would end 3 live"},
+		"the end of subscriptions":          {files(t, chatter, ""), files(t, plain, ""), []lifecycle.Ending{{Workspace: "default", Reason: "x", Subscriptions: 3}}, nil, "would end 3 live"},
 		"no subscriptions that could end":   {files(t, chatter, ""), files(t, plain, ""), nil, nil, ""},
 		"a secret that was there before it": {files(t, "", "keys: []"), files(t, plain, ""), nil, errors.New("no secret"), ""},
 	} {
@@ -77,7 +77,7 @@ func TestAllFilesOrNone(t *testing.T) {
 			}
 			target := &Target{
 				DB:      db,
-				Endings: func(context.Context, catalog.Source) ([]delivery.Ending, error) { return tc.endings, nil },
+				Endings: func(context.Context, catalog.Source) ([]lifecycle.Ending, error) { return tc.endings, nil },
 				Check:   func(context.Context, *config.Config) error { return tc.secret },
 			}
 			done, err := target.Apply(t.Context(), tc.next)

@@ -14,7 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/httpjson"
-	"github.com/mcp-events/mcpevents/shared/events/delivery"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -50,7 +50,7 @@ func (s *Server) measure() error {
 			return max(0, time.Since(d.Oldest).Seconds())
 		})),
 		watch(metric.RetriesWaiting, func(ctx context.Context) ([]metric.Reading, error) {
-			n, err := s.db.Count(ctx, delivery.DueTable, delivery.FirstDuePartition, delivery.AfterDue)
+			n, err := s.db.Count(ctx, retry.DueTable, retry.FirstDuePartition, retry.AfterDue)
 			return metric.One(float64(n)), err
 		}),
 		watch(metric.SettingsRefused, func(context.Context) ([]metric.Reading, error) {

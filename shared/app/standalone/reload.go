@@ -59,7 +59,7 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 	}
 	s.core.Log.Info("files reloaded", "catalog_changed", done.CatalogChanged(), "event_types", len(f.Catalogs[catalog.Shared].Entries()), "backends", len(backends))
 	s.logChanges(ctx, done, f)
-	_, err = s.terminator.Audit(ctx)
+	_, err = s.terminator.Recheck(ctx)
 	return err
 }
 

@@ -31,6 +31,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 	"github.com/mcp-events/mcpevents/shared/events/fanout"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/publish"
@@ -130,7 +131,7 @@ type Server struct {
 	upstream     *inprocess.Transport // nil without one
 	backends     *gateway.Gateway
 	catalogs     *catalog.Stored
-	terminator   *delivery.Terminator
+	terminator   *lifecycle.Terminator
 	conversation *conversation.Service
 
 	refused atomic.Bool // the last catalogs and configuration were refused

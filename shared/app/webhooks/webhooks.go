@@ -12,7 +12,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/delivery"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 	"github.com/mcp-events/mcpevents/shared/events/fanout"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
@@ -66,7 +68,7 @@ func NewRegistrar(c *app.Core, o RegistrarOptions) *subscription.Registrar {
 	l, verifications := c.Limits, c.Quota(quota.Verifications)
 	return &subscription.Registrar{
 		Service: o.Subscriptions, Sealer: o.Cursors, Targets: o.Targets,
-		Replay: &deadletter.Replayer{Log: c.EventLog, Queue: c.Queues}, Watermark: &delivery.Watermark{DB: c.DB},
+		Replay: &deadletter.Replayer{Log: c.EventLog, Queue: c.Queues}, Watermark: &lifecycle.Watermark{DB: c.DB},
 		Options: subscription.Options{
 			Rate: subscription.NewRate(c.CallerQuota(quota.RegistrationRate)), Secret: subscription.SecretType(l.WebhookSecret),
 			DefaultTTL: l.DefaultTTL, MinTTL: l.MinTTL, MaxTTL: l.MaxTTL, AllowNoExpiry: l.AllowNoExpiry,
@@ -86,7 +88,7 @@ func NewFanout(c *app.Core) *fanout.Fanout {
 // DispatcherOptions are the parts of a dispatcher, and how its process runs attempts.
 type DispatcherOptions struct {
 	Subscriptions *subscription.Service
-	Terminator    *delivery.Terminator
+	Terminator    *lifecycle.Terminator
 	Switches      *switches.Set
 	Sender        delivery.Poster
 	Opener        delivery.Opener
@@ -105,9 +107,9 @@ type DispatcherOptions struct {
 // NewDispatcher returns the role dispatch, which signs events and sends them to endpoints.
 func NewDispatcher(c *app.Core, o DispatcherOptions) *delivery.Dispatcher {
 	l := c.Limits
-	return delivery.NewDispatcher(&delivery.Dispatcher{
+	return delivery.NewDispatcher(delivery.Config{
 		DB: c.DB, Queue: c.Queues, Subscriptions: o.Subscriptions, Catalog: c.Catalogs, Poster: o.Sender, Opener: o.Opener,
-		Terminator: o.Terminator, Gaps: &delivery.Gaps{Log: c.EventLog, Sealer: o.Cursors}, Gate: o.Gate, Switches: o.Switches,
+		Terminator: o.Terminator, Gaps: &lifecycle.Gaps{Log: c.EventLog, Sealer: o.Cursors}, Gate: o.Gate, Switches: o.Switches,
 		Options: delivery.Options{
 			Schedule: l.RetrySchedule, EventsSchedule: l.EventsSchedule, Timeout: l.WebhookTimeout, EventsTimeout: l.EventsTimeout,
 			EndpointRate: l.EndpointRate, Records: records.Keep(l.DeliveryLog), Profile: spec.Profile(l.Profile),
@@ -134,9 +136,9 @@ func WatchEndpoints(c *app.Core, d *delivery.Dispatcher) error {
 
 // NewTerminator returns the terminator, which ends subscriptions that are no longer allowed. If [app.Core.Auth] is not a
 // directory of principals, it does not review their rights.
-func NewTerminator(c *app.Core, subs *subscription.Service) *delivery.Terminator {
+func NewTerminator(c *app.Core, subs *subscription.Service) *lifecycle.Terminator {
 	directory, _ := c.Auth.(auth.Directory)
-	return &delivery.Terminator{
+	return &lifecycle.Terminator{
 		Queue: c.Queues, Subscriptions: subs, Lists: app.NewLists(c), ErrorObject: method.ErrorObject,
 		Profile: spec.Profile(c.Limits.Profile), Plain: c.Limits.PlainTargets, Log: c.Log,
 		Review: &subscription.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory},
@@ -174,7 +176,7 @@ func NewSwitches(c *app.Core, alone bool) *switches.Set {
 // JobOptions are the parts of the periodic jobs.
 type JobOptions struct {
 	Subscriptions *subscription.Service
-	Terminator    *delivery.Terminator
+	Terminator    *lifecycle.Terminator
 	Switches      *switches.Set
 	Operations    *deadletter.Operations
 	// SaveEvery is how often the jobs save their position. 0 saves it in each round.
@@ -184,19 +186,19 @@ type JobOptions struct {
 // NewJobs returns the jobs that both modes run every minute, which are the role retry. Queues and replays are not among
 // them, because a stand-alone server reads its queues all the time and continues replays more often.
 func NewJobs(c *app.Core, o JobOptions) []periodic.Job {
-	retry := &delivery.Retry{DB: c.DB, Queue: c.Queues, EventLog: c.EventLog, SaveEvery: o.SaveEvery, Log: c.Log}
+	due := &retry.Job{DB: c.DB, Queue: c.Queues, EventLog: c.EventLog, SaveEvery: o.SaveEvery, Log: c.Log}
 	expiry := &subscription.Sweeper{
 		Service: o.Subscriptions, SaveEvery: o.SaveEvery, DeadLetter: func(ctx context.Context, it *store.Item, reason error) error {
 			return queue.DeadLetterItem(ctx, c.Queues, c.DB, it, reason, time.Now(), c.Log)
 		},
 	}
 	return []periodic.Job{
-		{Name: "due retries", Run: retry.Run},
+		{Name: "due retries", Run: due.Run},
 		{Name: "resumed deliveries", Run: o.Switches.Requeue},
-		{Name: "log items", Run: retry.LogItems},
+		{Name: "log items", Run: due.LogItems},
 		{Name: "erasures", Run: o.Operations.SweepErased},
 		{Name: "expiry", Run: expiry.Sweep},
 		{Name: "counts", Run: expiry.Recount},
-		{Name: "audit", Run: o.Terminator.Audit},
+		{Name: "audit", Run: o.Terminator.Recheck},
 	}
 }

@@ -18,6 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
 // watched is a queue that can be out of order and is seen to be sent to.
@@ -59,7 +61,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 		var broken atomic.Bool
 		broken.Store(true)
 		d.DB, d.Queue, d.Opener = hooked{DB: d.DB, write: failing(&broken)}, q, refusing{subs[1].Target.URL}
-		NewDispatcher(d)
+		d = NewDispatcher(d.Config)
 		events := someEvents(2, 60)
 		batch := []queue.Message{
 			pageMessage("1", pageOf(subs[0].Patterns[0].Key, events[0])), pageMessage("2", pageOf(subs[0].Patterns[0].Key, events[1])),
@@ -338,7 +340,7 @@ func TestEndpointRates(t *testing.T) {
 	t.Run("WHK-18 each delivery is made, and none is given up without an attempt", func(t *testing.T) {
 		options := embedded()
 		options.EndpointRate = 2
-		options.Schedule = Schedule{0, time.Second}
+		options.Schedule = retry.Schedule{0, time.Second}
 		inWorld(t, options, func(w *world) {
 			url := oneOrigin(1)[0]
 			sub := w.to(url)[0]

@@ -20,6 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
@@ -28,7 +29,7 @@ type sender struct {
 	poster  Poster
 	opener  Opener
 	catalog catalog.Source
-	gaps    *Gaps // whose sealer makes the ids of messages
+	gaps    *lifecycle.Gaps // whose sealer makes the ids of messages
 	options *Options
 	now     func() time.Time
 	log     *slog.Logger

@@ -39,7 +39,7 @@ func TestAnAuditThatIsCutOffGoesOn(t *testing.T) {
 		services := &counting{Service: r.services.Service, most: 250, tired: cancel}
 		e := r.terminator(mortal{r.db, r}, r.services)
 		e.Subscriptions = services
-		_, err := e.Audit(ctx)
+		_, err := e.Recheck(ctx)
 		cancel()
 		looked += services.ends
 		if done = err == nil; rounds > 4 {
@@ -73,7 +73,7 @@ func TestAnUndecodableRecordDoesNotStopTheAudit(t *testing.T) {
 		}
 	}
 	e := r.terminator(mortal{r.db, r}, r.services)
-	if ended, err := e.Audit(t.Context()); err != nil || ended != 0 {
+	if ended, err := e.Recheck(t.Context()); err != nil || ended != 0 {
 		t.Errorf("the audit does not settle: %d ended, %v", ended, err)
 	}
 }
@@ -110,7 +110,7 @@ func TestAudits(t *testing.T) {
 		for range all {
 			ctx, cancel := context.WithCancel(t.Context())
 			source.left, source.tired = each, cancel
-			_, _ = e.Audit(ctx)
+			_, _ = e.Recheck(ctx)
 			cancel()
 		}
 		if len(source.asked) != all {

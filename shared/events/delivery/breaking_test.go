@@ -6,6 +6,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 )
 
 // EVX-17: what a catalog would end is shown before it is used, and nothing ends by asking.
@@ -50,7 +52,7 @@ func TestWhatACatalogWouldEnd(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := ""
-			if err := Breaking(endings); err != nil {
+			if err := lifecycle.Breaking(endings); err != nil {
 				got = err.Error()
 			}
 			if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {

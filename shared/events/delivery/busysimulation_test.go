@@ -20,6 +20,8 @@ import (
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
 
 	"github.com/mcp-events/mcpevents/shared/events/fanout"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 )
 
 // These simulate minutes of many deliveries, which take too long with the race detector.
@@ -126,9 +128,9 @@ func inFunctions(t *testing.T, n int, do func(w *world)) {
 		instances := func() chan *Dispatcher {
 			free := make(chan *Dispatcher, n)
 			for range n {
-				free <- NewDispatcher(&Dispatcher{
+				free <- NewDispatcher(Config{
 					DB: w.db, Queue: queues, Subscriptions: services, Catalog: w.catalogs, Poster: w, Opener: plain{}, Log: log,
-					Terminator: &Terminator{
+					Terminator: &lifecycle.Terminator{
 						Queue: queues, Subscriptions: services, Lists: w.services.Lists, Log: log,
 						Review:      &subscription.Review{DB: w.db, Catalog: w.catalogs},
 						ErrorObject: func(spec.Profile, error) json.RawMessage { return []byte(`"x"`) },

@@ -27,6 +27,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/fanout"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
 const testCatalog = `events:
@@ -201,8 +205,8 @@ func (r *rig) service(db store.DB, log *eventlog.Log) *subscriptions {
 }
 
 // terminator is that of one process.
-func (r *rig) terminator(m mortal, services *subscriptions) *Terminator {
-	return &Terminator{
+func (r *rig) terminator(m mortal, services *subscriptions) *lifecycle.Terminator {
+	return &lifecycle.Terminator{
 		Queue: m, Subscriptions: services, Lists: services.Lists, Now: func() time.Time { return r.now }, Log: slog.New(slog.DiscardHandler),
 		Plain:       r.plain,
 		Review:      &subscription.Review{DB: m, Catalog: r.catalogs, Directory: r.directory},
@@ -243,17 +247,22 @@ func (r *rig) operations() *deadletter.Operations {
 }
 
 // process is a fresh one: what the last knew in memory is gone.
-func (r *rig) process() (*fanout.Fanout, *Dispatcher, *Retry) {
+func (r *rig) process() (*fanout.Fanout, *Dispatcher, *retry.Job) {
 	m := mortal{r.db, r}
 	clock := func() time.Time { return r.now }
 	log := &eventlog.Log{DB: m, Now: r.log.Now}
 	services := r.service(m, log)
-	d := NewDispatcher(&Dispatcher{
+	d := NewDispatcher(Config{
 		DB: m, Queue: m, Subscriptions: services.Service, Catalog: r.catalogs, Poster: endpoint{r}, Opener: plain{}, Terminator: r.terminator(m, services),
 		Now: clock, Options: Options{Records: records.All, Profile: r.profile}, Log: slog.New(slog.DiscardHandler),
-		Gaps: &Gaps{Log: log, Sealer: func(context.Context) (*eventlog.Sealer, error) { return r.sealer, nil }},
+		Gaps: &lifecycle.Gaps{Log: log, Sealer: func(context.Context) (*eventlog.Sealer, error) { return r.sealer, nil }},
 	})
-	return &fanout.Fanout{DB: m, Log: log, Catalog: r.catalogs, Queue: m}, d, &Retry{DB: m, Queue: m, Now: clock}
+	return &fanout.Fanout{DB: m, Log: log, Catalog: r.catalogs, Queue: m}, d, &retry.Job{DB: m, Queue: m, Now: clock}
+}
+
+// unhurt returns the retry job of a process that cannot fail to read the store.
+func (r *rig) unhurt() *retry.Job {
+	return &retry.Job{DB: r.db, Queue: mortal{r.db, r}, Now: func() time.Time { return r.now }}
 }
 
 // run lets processes work until nothing is left to do, with the clock moving on
@@ -262,7 +271,7 @@ func (r *rig) process() (*fanout.Fanout, *Dispatcher, *Retry) {
 func (r *rig) run() {
 	fanout, dispatch, retry := r.process()
 	ctx := r.t.Context()
-	if _, err := (&Retry{DB: r.db, Queue: mortal{r.db, r}, Now: func() time.Time { return r.now }}).Run(ctx); err != nil {
+	if _, err := r.unhurt().Run(ctx); err != nil {
 		if !r.dead {
 			r.t.Fatal(err) // it has run every minute before
 		}

@@ -14,10 +14,12 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
 // drain lets one dispatcher work, which remembers the health of its endpoints, until all deliveries have ended.
-func (r *rig) drain(d *Dispatcher, retry *Retry) {
+func (r *rig) drain(d *Dispatcher, retry *retry.Job) {
 	r.t.Helper()
 	for idle := 0; idle < 200; idle++ {
 		worked := false
@@ -149,8 +151,8 @@ func TestADeadEventIsReplayed(t *testing.T) {
 		r.posts = nil
 		r.subscribeFrom(got.Cursor)
 		r.run()
-		if n := posted(r)["evt_1"]; n != len(EventsSchedule) {
-			t.Errorf("the event was attempted %d times, want %d", n, len(EventsSchedule))
+		if n := posted(r)["evt_1"]; n != len(retry.EventsSchedule) {
+			t.Errorf("the event was attempted %d times, want %d", n, len(retry.EventsSchedule))
 		}
 		if ids, _ := r.gaps(t); len(ids) != 1 {
 			t.Errorf("%d gaps were announced, want 1", len(ids))

@@ -11,6 +11,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 )
 
 const operationalType = `
@@ -57,8 +59,8 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 			if st := r.record(id); st.State != subscription.Active || r.now.Sub(began) > 20*24*time.Hour {
 				t.Fatalf("it is %s after %v", st.State, r.now.Sub(began))
 			}
-			if r.now.Before(began.Add(DisableAfter + time.Minute)) {
-				r.now = began.Add(DisableAfter + time.Minute)
+			if r.now.Before(began.Add(lifecycle.DisableAfter + time.Minute)) {
+				r.now = began.Add(lifecycle.DisableAfter + time.Minute)
 			}
 			r.publish("evt_4")
 			r.work()
@@ -92,7 +94,7 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 				r.publish(e)
 				r.run()
 			}
-			r.now = r.now.Add(DisableAfter)
+			r.now = r.now.Add(lifecycle.DisableAfter)
 			r.script = func(int) webhook.Outcome {
 				for _, paused := range []bool{true, false} {
 					if _, err := r.services.SetPaused(t.Context(), "default", "alice", id, paused); err != nil {
@@ -141,18 +143,18 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 		r, id := failingRig(t, subscription.SEP1803)
 		r.publish("evt_1")
 		r.run()
-		r.now = r.now.Add(DisableAfter)
+		r.now = r.now.Add(lifecycle.DisableAfter)
 		_, d, _ := r.process()
 		services := d.Subscriptions.(*subscription.Service)
 		services.PrincipalTopic, services.SubscriptionTopic = stream.TopicPrincipal, stream.TopicSubscription
 		record := r.record(id)
 		sub := record.Subscriber()
 		for range 2 {
-			if err := d.outcomes.disable(t.Context(), "default", &sub, "it only fails", record.Status); err != nil {
+			if err := d.manager.Disable(t.Context(), "default", &sub, "it only fails", record.Status); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if got := r.queues[queue.Inbox]; len(got) != 1 || !strings.Contains(string(got[0].Body), DisabledURI) ||
+		if got := r.queues[queue.Inbox]; len(got) != 1 || !strings.Contains(string(got[0].Body), lifecycle.DisabledURI) ||
 			!strings.Contains(string(got[0].Body), `"subscription":"subscription://`+id+`","principal":"alice","origin":"https://hooks.example.com"`) {
 			t.Errorf("the inbox got %v", got)
 		}

@@ -8,7 +8,7 @@
 //	                                        ▼
 //	               slow queue ─────▶ [Dispatcher.Singles] ─▶ POST
 //	                   ▲                    │ due later than the queue can delay it
-//	                   └──── [Retry] ◀── due table
+//	                   └──── retry.Job ◀── due table
 //
 // Everything after the events queue may run twice, at any instance, and may be stopped at any instruction. Package state says why that is
 // harmless for retries, and package fanout for the log.
@@ -33,8 +33,9 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 
-	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
@@ -48,17 +49,10 @@ type Opener interface {
 	Open(ctx context.Context, sealed []byte, b webhook.Binding) ([]byte, error)
 }
 
-// Subscriptions is what dispatch asks of subscriptions beyond their items.
-type Subscriptions interface {
-	deadletter.Finder
-	Disable(ctx context.Context, workspace, principal, id, reason string, resumed int64) (ended bool, err error)
-	Suspend(ctx context.Context, workspace, principal, id string, resumed int64) error
-}
-
 // Options are the operator's choices. Zero values are the defaults.
 type Options struct {
-	// Schedule and EventsSchedule replace [StandardSchedule] and [EventsSchedule].
-	Schedule, EventsSchedule Schedule
+	// Schedule and EventsSchedule replace [retry.StandardSchedule] and [retry.EventsSchedule].
+	Schedule, EventsSchedule retry.Schedule
 	// Timeout bounds an attempt of a SEP-1803 subscription (20 s), EventsTimeout
 	// one of an MCP Events subscription (10 s).
 	Timeout, EventsTimeout time.Duration
@@ -89,21 +83,19 @@ type Options struct {
 	LogDeliveries bool
 }
 
-// Dispatcher sends webhooks: it handles the deliveries queue by [Dispatcher.Pages], and the slow queue by
-// [Dispatcher.Singles]. Make it with [NewDispatcher].
-type Dispatcher struct {
+// Config has the parts of a [Dispatcher].
+type Config struct {
 	DB            store.DB
 	Queue         queue.Sender
-	Subscriptions Subscriptions
+	Subscriptions lifecycle.Subscriptions
 	Catalog       catalog.Source // names the types of webhooks
 	Poster        Poster
 	Opener        Opener
-	// Terminator ends subscriptions that may not go on, and its review is asked before every
-	// delivery. It must be set.
-	Terminator *Terminator
+	// Terminator ends subscriptions that may not continue. Its review is asked before every delivery. It must be set.
+	Terminator *lifecycle.Terminator
 	// Gaps is needed to send gap notices; nil sends none.
-	Gaps *Gaps
-	// Switches are what is paused; nil is nothing.
+	Gaps *lifecycle.Gaps
+	// Switches are what is paused; nil pauses nothing.
 	Switches *switches.Set
 	// Gate is set where register runs in the same process.
 	Gate    *Gate
@@ -114,27 +106,33 @@ type Dispatcher struct {
 	Metrics *metric.Set
 	// Tracer makes a span of each attempt; may be nil.
 	Tracer *trace.Tracer
+}
+
+// Dispatcher sends webhooks: it handles the deliveries queue by [Dispatcher.Pages], and the slow queue by
+// [Dispatcher.Singles].
+type Dispatcher struct {
+	Config
 
 	deliveries *state.Deliveries
 	sender     *sender
-	notices    *notices
-	outcomes   *outcomes
-	backlog    *backlog
+	manager    *lifecycle.Manager
+	schedules  retry.Schedules
+	outcomes   *retry.Outcomes
 	pauses     *pauses
 	lanes      *lane.Lanes
 	attempts   sync.WaitGroup                        // first attempts under way
 	handled    *bounded.Map[string, map[string]bool] // of pages that failed: subscribers that are done, by message
 	underWay   sync.Map                              // attempts of the slow lane, by [task.Single.ID]
 	unrecorded unrecorded
-	progress   progress
+	progress   lifecycle.Progress
 }
 
 // maxHandled bounds the failed pages of which a dispatcher knows the subscribers that are done.
 const maxHandled = 1000
 
-// NewDispatcher makes d ready to use, with the defaults of what is zero, and returns it. Its fields are set before.
-func NewDispatcher(d *Dispatcher) *Dispatcher {
-	o := &d.Options
+// NewDispatcher returns a dispatcher. Options that are zero have their defaults.
+func NewDispatcher(c Config) *Dispatcher {
+	o := &c.Options
 	o.Timeout = cmp.Or(o.Timeout, 20*time.Second)
 	o.EventsTimeout = cmp.Or(o.EventsTimeout, 10*time.Second)
 	o.Concurrency = cmp.Or(o.Concurrency, 128)
@@ -143,22 +141,25 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 	o.Bytes = cmp.Or(o.Bytes, 64<<20)
 	o.SlowAnswer = cmp.Or(o.SlowAnswer, 2*time.Second)
 	if o.Schedule == nil {
-		o.Schedule = StandardSchedule
+		o.Schedule = retry.StandardSchedule
 	}
 	if o.EventsSchedule == nil {
-		o.EventsSchedule = EventsSchedule
+		o.EventsSchedule = retry.EventsSchedule
 	}
-	d.deliveries = state.NewDeliveries(d.DB, d.Queue, d.now, d.Log)
-	d.sender = &sender{d.Poster, d.Opener, d.Catalog, d.Gaps, o, d.now, d.log(), d.Metrics, d.Tracer}
-	d.notices = &notices{d.deliveries, d.sender, d.Subscriptions, d.Terminator, d.Gaps, o, d.log()}
-	d.outcomes = &outcomes{
-		deliveries: d.deliveries, notices: d.notices, subscriptions: d.Subscriptions, terminator: d.Terminator,
-		options: o, log: d.log(), metrics: d.Metrics,
-		status: statuses{seen: bounded.NewMap[string, seenStatus](maxStatuses)}, records: records.NewLog(d.DB, o.Records),
+	d := &Dispatcher{Config: c, schedules: retry.Schedules{Standard: o.Schedule, Events: o.EventsSchedule}}
+	d.deliveries = state.NewDeliveries(c.DB, c.Queue, d.now, c.Log)
+	d.sender = &sender{
+		poster: c.Poster, opener: c.Opener, catalog: c.Catalog, gaps: c.Gaps, options: &d.Options, now: d.now, log: d.log(),
+		metrics: c.Metrics, tracer: c.Tracer,
 	}
-	d.backlog = &backlog{d.deliveries, d.Subscriptions}
-	d.pauses = &pauses{d.deliveries, d.Switches}
-	d.lanes = lane.New(d.DB, lane.Limits{
+	d.manager = &lifecycle.Manager{
+		Deliveries: d.deliveries, Subscriptions: c.Subscriptions, Terminator: c.Terminator, Gaps: c.Gaps, Log: d.log(), Metrics: c.Metrics,
+	}
+	d.outcomes = retry.NewOutcomes(retry.Options{
+		Deliveries: d.deliveries, Manager: d.manager, Schedules: d.schedules, Records: o.Records, Log: d.log(), Metrics: c.Metrics,
+	})
+	d.pauses = &pauses{d.deliveries, c.Switches}
+	d.lanes = lane.New(c.DB, lane.Limits{
 		Attempts: o.Concurrency, PerEndpoint: max(1, min(o.EndpointAtOnce, o.Concurrency/4)), Detached: o.Detached,
 		Bytes: o.Bytes, Patience: o.Patience, SlowAnswer: o.SlowAnswer, Rate: o.EndpointRate,
 	}, d.now)
@@ -166,8 +167,14 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 	return d
 }
 
-func (d *Dispatcher) now() time.Time    { return timeBy(d.Now) }
-func (d *Dispatcher) log() *slog.Logger { return loggerOr(d.Log) }
+func (d *Dispatcher) now() time.Time {
+	if d.Now != nil {
+		return d.Now()
+	}
+	return time.Now()
+}
+
+func (d *Dispatcher) log() *slog.Logger { return cmp.Or(d.Log, slog.Default()) }
 
 // Failing counts the endpoints that fail or are slow.
 func (d *Dispatcher) Failing() lane.Failing { return d.lanes.Failing() }
@@ -184,14 +191,3 @@ func (d *Dispatcher) Wait(ctx context.Context) {
 	case <-ctx.Done():
 	}
 }
-
-// timeBy is the time by a clock; nil is [time.Now].
-func timeBy(now func() time.Time) time.Time {
-	if now != nil {
-		return now()
-	}
-	return time.Now()
-}
-
-// loggerOr is a log, or the default one.
-func loggerOr(log *slog.Logger) *slog.Logger { return cmp.Or(log, slog.Default()) }

@@ -80,7 +80,7 @@ func TestAnErasedEventIsStoredAgain(t *testing.T) {
 		}
 		return nil
 	}}
-	d := NewDispatcher(&Dispatcher{DB: db, Now: func() time.Time { return r.now }})
+	d := NewDispatcher(Config{DB: db, Now: func() time.Time { return r.now }})
 	e := &event.Event{Workspace: "default", ID: "evt_1", URI: "event://ci/build-finished", Data: []byte(`{}`)}
 	body := state.BodyKey("default", e.Key())
 	kept := func() *store.Item {

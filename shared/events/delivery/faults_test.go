@@ -14,11 +14,13 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
 // inSlowLane publishes events of which each has a message in the slow queue, and returns the dispatcher and the messages. The
 // store takes no batch of writes while broken is set.
-func (r *rig) inSlowLane(broken *atomic.Bool, ids ...string) (*Dispatcher, *Retry, []queue.Message) {
+func (r *rig) inSlowLane(broken *atomic.Bool, ids ...string) (*Dispatcher, *retry.Job, []queue.Message) {
 	r.t.Helper()
 	fanout, d, retry := r.process()
 	d.DB = hooked{DB: d.DB, writeAll: failing(broken)}

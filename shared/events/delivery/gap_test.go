@@ -10,7 +10,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
+
+// What package lifecycle does not export: the time for which a page may stay queued although dispatch makes progress, and
+// the item of that progress.
+const dwell = 30 * time.Minute
+
+var progressKey = store.Key{Table: store.Deliveries, Partition: "w#pace", Sort: "-"}
+
+// rateAsk is how often a dispatcher adds up the attempts of a subscription in package retry.
+const rateAsk = 5 * time.Second
 
 // gaps are the gap notices that an endpoint took, by id, with how often each was attempted.
 func (r *rig) gaps(t *testing.T) (ids map[string]int, last webhook.Request) {
@@ -112,7 +123,7 @@ func TestGaps(t *testing.T) {
 		r.work()
 		r.now = r.now.Add(6 * time.Hour)
 		_, d, _ := r.process()
-		if err := d.DB.Write(t.Context(), store.Raise(progressKey, countAt, r.now.UnixMicro())); err != nil {
+		if err := d.DB.Write(t.Context(), store.Raise(progressKey, "at", r.now.UnixMicro())); err != nil {
 			t.Fatal(err)
 		}
 		r.script = refuse(r, failed)
@@ -138,7 +149,7 @@ func TestGaps(t *testing.T) {
 		r.publish("lost")
 		r.run()
 		ids, p := r.gaps(t)
-		if len(ids) != 1 || ids[p.ID] <= len(EventsSchedule) || r.now.Before(back) {
+		if len(ids) != 1 || ids[p.ID] <= len(retry.EventsSchedule) || r.now.Before(back) {
 			t.Errorf("notices %v by %v", ids, r.now.Sub(back))
 		}
 	})

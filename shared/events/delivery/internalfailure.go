@@ -144,8 +144,3 @@ func (d *Dispatcher) failedInternally(ctx context.Context, m queue.Message, t ta
 	}
 	return err == nil
 }
-
-// internalError is the error of an attempt that failed internally: it does not count.
-func internalError(out webhook.Outcome) error {
-	return &fault.Error{Kind: fault.Unavailable, Message: "the attempt failed internally", Err: out.Err}
-}

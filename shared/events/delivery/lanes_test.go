@@ -13,6 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
 func TestABadEndpointHarmsNoOther(t *testing.T) {
@@ -207,7 +209,7 @@ func TestInternalFailuresStayWhereTheyHappen(t *testing.T) {
 	})
 	t.Run("AWS-05 a secret that cannot be opened is a dead letter of its subscription, the others are served once", func(t *testing.T) {
 		options := embedded()
-		options.Schedule = Schedule{0, time.Minute, time.Hour}
+		options.Schedule = retry.Schedule{0, time.Minute, time.Hour}
 		inWorld(t, options, func(w *world) {
 			urls := oneOrigin(6)
 			w.to(urls...)

@@ -95,11 +95,11 @@ func (w worker) make(s state.Step) (whose state.Claim, err error) {
 		}
 		return claimed(), err
 	case state.StepSuspend:
-		err := w.d.backlog.suspend(ctx, w.del, &w.event)
+		err := w.d.manager.SuspendDelivery(ctx, w.del, &w.event)
 		return claimed(), err
 	case state.StepGiveUp:
 		failed()
-		return w.d.outcomes.deadLetter(ctx, w.del, &w.event)
+		return w.d.outcomes.DeadLetter(ctx, w.del, &w.event)
 	case state.StepForget:
 		return state.Mine, state.WriteNotes(ctx, w.d.DB, w.del.Forget())
 	}

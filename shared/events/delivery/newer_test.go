@@ -131,7 +131,7 @@ func TestADeliveryOfANewerVersionIsLeftAlone(t *testing.T) {
 			if err != nil {
 				r.t.Fatal(err)
 			}
-			err = d.backlog.reactivateAll(r.t.Context(), "default", task.Reactivation{Principal: "alice", Subscription: single.Subscription})
+			err = d.manager.ReactivateAll(r.t.Context(), "default", task.Reactivation{Principal: "alice", Subscription: single.Subscription})
 			if !errors.Is(err, state.ErrNewer) {
 				r.t.Errorf("got %v, want %v", err, state.ErrNewer)
 			}

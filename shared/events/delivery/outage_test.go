@@ -12,6 +12,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
 // schedule checks that no attempt to an endpoint came before its time, or later than it may after that time
@@ -25,7 +27,7 @@ func (w *world) schedule(t *testing.T, url string, at map[string]time.Time, from
 		made := w.attempts[id+" "+url]
 		due, until := published, published
 		for i, when := range made {
-			if i >= len(StandardSchedule) {
+			if i >= len(retry.StandardSchedule) {
 				t.Errorf("%s: %d attempts", id, len(made))
 				break
 			}
@@ -37,10 +39,10 @@ func (w *world) schedule(t *testing.T, url string, at map[string]time.Time, from
 					t.Errorf("%s: attempt %d came at %v, due %v to %v", id, i+1, when, due, until)
 				}
 			}
-			if i+1 < len(StandardSchedule) {
+			if i+1 < len(retry.StandardSchedule) {
 				// An attempt takes up to 20 s before the wait.
-				wait := float64(StandardSchedule[i+1])
-				due, until = when.Add(time.Duration(wait*(1-Jitter))), when.Add(time.Duration(wait*(1+Jitter))+20*time.Second)
+				wait := float64(retry.StandardSchedule[i+1])
+				due, until = when.Add(time.Duration(wait*(1-retry.Jitter))), when.Add(time.Duration(wait*(1+retry.Jitter))+20*time.Second)
 			}
 		}
 	}

@@ -29,7 +29,7 @@ func TestPagesThatCannotBeWritten(t *testing.T) {
 			r.publish("evt_1")
 			fanout, d, _ := r.process()
 			r.hand(queue.Events, fanout.Handle)
-			d.backlog.deliveries.DB = hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
+			d.manager.Deliveries.DB = hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
 				for _, op := range ops {
 					if p := op.Item.Partition; strings.HasPrefix(p, "b#") || strings.HasPrefix(p, "d#") {
 						return tc.refusal
@@ -117,7 +117,7 @@ func TestANewPageHasAllItsRetries(t *testing.T) {
 	}
 	old.Retries = maxPageRetries
 	tasks[0].Body = old.Encode()
-	d.backlog.deliveries.DB = hooked{DB: r.db, write: func(context.Context, []store.Op) error {
+	d.manager.Deliveries.DB = hooked{DB: r.db, write: func(context.Context, []store.Op) error {
 		return fault.New(fault.Unavailable, "the table is throttled")
 	}}
 	r.hand(queue.Deliveries, d.Pages)

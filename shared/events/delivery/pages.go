@@ -49,7 +49,7 @@ func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed [
 		}
 		received[i] = r
 	}
-	if err := d.progress.late(ctx, d.DB, batch, d.now()); err != nil {
+	if err := d.progress.RecordLate(ctx, d.DB, batch, d.now()); err != nil {
 		return nil, err
 	}
 	work, failed := d.group(ctx, received)
@@ -73,7 +73,7 @@ func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed [
 		}
 	}
 	if len(failed) == 0 {
-		d.progress.atWork(ctx, d.DB, batch, d.now())
+		d.progress.RecordWork(ctx, d.DB, batch, d.now())
 	}
 	return failed, nil
 }
@@ -128,7 +128,7 @@ func (d *Dispatcher) group(ctx context.Context, received []receivedPage) (work [
 func (d *Dispatcher) page(ctx context.Context, p *page) error {
 	t := p.Page
 	if t.Reactivation != nil {
-		return d.backlog.reactivateAll(ctx, t.Workspace, *t.Reactivation)
+		return d.manager.ReactivateAll(ctx, t.Workspace, *t.Reactivation)
 	}
 	if err := d.pauses.pausePage(ctx, p); err != nil || len(p.Events) == 0 {
 		return err

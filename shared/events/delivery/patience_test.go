@@ -48,7 +48,7 @@ func TestEndpointsThatHangDoNotHoldOthersUp(t *testing.T) {
 		_, p, _ := r.process()
 		p.Options.Concurrency, p.Options.Patience = 4, 2*time.Second
 		c := &crowd{got: map[string]int{}}
-		d := NewDispatcher(&Dispatcher{
+		d := NewDispatcher(Config{
 			DB: p.DB, Queue: p.Queue, Subscriptions: p.Subscriptions, Catalog: p.Catalog, Opener: p.Opener, Terminator: p.Terminator,
 			Options: p.Options, Log: p.Log, Poster: c,
 		})

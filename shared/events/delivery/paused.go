@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
@@ -57,8 +58,6 @@ func (w *pauses) pause(ctx context.Context, del *state.Delivery, sub *subscripti
 	return true, err
 }
 
-func pausedPages(workspace string) string { return "w#paused#" + workspace }
-
 // pausePage pauses the part of a page whose event types are paused, and leaves the others.
 func (w *pauses) pausePage(ctx context.Context, p *page) error {
 	if w.switches == nil {
@@ -102,14 +101,14 @@ func (w *pauses) pausePage(ctx context.Context, p *page) error {
 }
 
 func markKey(workspace, sort string) store.Key {
-	return store.Key{Table: store.Deliveries, Partition: pausedPages(workspace), Sort: sort}
+	return store.Key{Table: store.Deliveries, Partition: lifecycle.PausedPages(workspace), Sort: sort}
 }
 
 // mark has [Watermark] wait for tasks whose events are older than their messages.
 func (w *pauses) mark(workspace string, tasks []task.Page) (ops []store.Op) {
 	now := w.deliveries.Now()
 	for i := range tasks {
-		tasks[i].Paused = earliest(now, tasks[i].Events) + rand.Text()
+		tasks[i].Paused = lifecycle.EarliestKey(now, tasks[i].Events) + rand.Text()
 		ops = append(ops, store.Put(store.Item{Key: markKey(workspace, tasks[i].Paused), Expires: now.Add(switches.Kept)}))
 	}
 	return ops

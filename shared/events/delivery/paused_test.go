@@ -17,6 +17,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 )
 
 func (r *rig) switches() *switches.Set {
@@ -115,12 +117,12 @@ func TestPausedPagesHoldTheWatermark(t *testing.T) {
 	published := r.now
 	r.handle()
 	r.now = r.now.Add(3 * time.Hour)
-	if err := r.db.Write(t.Context(), store.Raise(progressKey, countAt, r.now.UnixMicro())); err != nil {
+	if err := r.db.Write(t.Context(), store.Raise(progressKey, "at", r.now.UnixMicro())); err != nil {
 		t.Fatal(err)
 	}
 	settled := func() int64 {
 		t.Helper()
-		at, _, err := (&Watermark{DB: r.db}).Settled(t.Context(), "default", sub.ID)
+		at, _, err := (&lifecycle.Watermark{DB: r.db}).Settled(t.Context(), "default", sub.ID)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -35,6 +35,10 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/fanout"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
 const (
@@ -135,7 +139,7 @@ func (d *rehearsal) start(release string) (stop func()) {
 	lists := &subscription.Lists{DB: d.db}
 	var registrar events.Registrar = &subscription.Registrar{
 		Service: services, Sealer: d.sealer, Targets: verifying{plain{}, d}, Options: subscription.Options{DefaultTTL: chatLifetime},
-		Replay: &deadletter.Replayer{Log: log, Queue: d.queued}, Watermark: &Watermark{DB: d.db},
+		Replay: &deadletter.Replayer{Log: log, Queue: d.queued}, Watermark: &lifecycle.Watermark{DB: d.db},
 	}
 	if release == "before" {
 		registrar = withoutProfiles{registrar}
@@ -156,13 +160,13 @@ func (d *rehearsal) start(release string) (stop func()) {
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	terminator := &Terminator{
+	terminator := &lifecycle.Terminator{
 		Queue: d.queued, Subscriptions: services, Lists: lists, Log: slog.New(slog.DiscardHandler), Plain: []string{chatHost},
 		Review: &subscription.Review{DB: d.db, Catalog: d.catalogs}, ErrorObject: method.ErrorObject,
 	}
-	dispatcher := NewDispatcher(&Dispatcher{
+	dispatcher := NewDispatcher(Config{
 		DB: d.db, Queue: d.queued, Subscriptions: services, Catalog: d.catalogs, Poster: d, Opener: plain{}, Terminator: terminator, Gate: &Gate{},
-		Gaps:    &Gaps{Log: log, Sealer: func(context.Context) (*eventlog.Sealer, error) { return d.sealer, nil }},
+		Gaps:    &lifecycle.Gaps{Log: log, Sealer: func(context.Context) (*eventlog.Sealer, error) { return d.sealer, nil }},
 		Options: embedded(), Log: slog.New(slog.DiscardHandler),
 	})
 	fanout := &fanout.Fanout{DB: d.db, Log: log, Catalog: d.catalogs, Queue: d.queued}
@@ -178,7 +182,7 @@ func (d *rehearsal) start(release string) (stop func()) {
 	} {
 		workers.Go(func() { _ = d.queued.Consume(ctx, c.name, c.h, c.o) })
 	}
-	retry, sweeper := &Retry{DB: d.db, Queue: d.queued}, &subscription.Sweeper{Service: services}
+	retry, sweeper := &retry.Job{DB: d.db, Queue: d.queued}, &subscription.Sweeper{Service: services}
 	workers.Go(func() {
 		for periodic.Sleep(ctx, time.Minute) == nil {
 			_, err := retry.Run(context.WithoutCancel(ctx))

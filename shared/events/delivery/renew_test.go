@@ -16,6 +16,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
 // end ends a subscription of alice. It may be called from any goroutine.
@@ -43,7 +47,7 @@ func (r *rig) subscribed() (sub *subscription.SubscribeResult, cursor string) {
 
 // storeFailed publishes evt_1, whose first attempt fails, so that its delivery is stored. It returns the parts of the process that
 // made the attempt.
-func (r *rig) storeFailed() (*Dispatcher, *Retry) {
+func (r *rig) storeFailed() (*Dispatcher, *retry.Job) {
 	r.t.Helper()
 	r.script = fails
 	r.publish("evt_1")
@@ -55,7 +59,7 @@ func (r *rig) storeFailed() (*Dispatcher, *Retry) {
 
 // interrupted finds subscriptions, and calls a function after it found one of them missing.
 type interrupted struct {
-	Subscriptions
+	lifecycle.Subscriptions
 	missing func()
 }
 
@@ -148,8 +152,8 @@ func (p *during) Send(ctx context.Context, r webhook.Request) webhook.Outcome {
 // A delivery's message may come from the due table or from a switch that was resumed. Then its entry there is gone.
 func TestGivenAnAttemptWithoutADueEntryWhenTheEventIsRequestedAgainMeanwhileThenItsDeliveryGoesOn(t *testing.T) {
 	origin := switches.Origin("https://hooks.example.com")
-	for name, wait := range map[string]func(*rig, *Dispatcher, *Retry){
-		"a retry from the due table": func(r *rig, _ *Dispatcher, retry *Retry) {
+	for name, wait := range map[string]func(*rig, *Dispatcher, *retry.Job){
+		"a retry from the due table": func(r *rig, _ *Dispatcher, retry *retry.Job) {
 			r.queues[queue.Slow] = nil // the message was lost
 			if _, err := retry.Run(r.t.Context()); err != nil {
 				r.t.Fatal(err)
@@ -159,7 +163,7 @@ func TestGivenAnAttemptWithoutADueEntryWhenTheEventIsRequestedAgainMeanwhileThen
 				r.t.Fatalf("%d deliveries were due, want 1 (%v)", n, err)
 			}
 		},
-		"a retry that was paused": func(r *rig, d *Dispatcher, _ *Retry) {
+		"a retry that was paused": func(r *rig, d *Dispatcher, _ *retry.Job) {
 			r.pause(origin, nil)
 			r.now = r.now.Add(2 * switches.MaxAge)
 			r.hand(queue.Slow, d.Singles)
@@ -214,7 +218,7 @@ func TestGivenAnAttemptUnderWayWhenItsEventIsRequestedAgainAndItFailsThenTheNext
 	}}
 	r.hand(queue.Slow, d.Singles)
 	const attempts = 2 // of the stored delivery
-	longest := time.Duration(float64(EventsSchedule[attempts])*(1+Jitter)) + time.Second
+	longest := time.Duration(float64(retry.EventsSchedule[attempts])*(1+retry.Jitter)) + time.Second
 	if m := r.queues[queue.Slow]; len(m) != 1 || m[0].Delay > longest {
 		t.Fatalf("the slow lane has the messages %v, want one with a delay of at most %v", m, longest)
 	}
@@ -228,7 +232,7 @@ func TestGivenAnAttemptUnderWayWhenItsEventIsRequestedAgainAndItFailsThenTheNext
 
 // refreshed finds a subscription, and calls a function after it found it suspended.
 type refreshed struct {
-	Subscriptions
+	lifecycle.Subscriptions
 	suspended func()
 }
 
@@ -252,7 +256,7 @@ func TestGivenARetryToASuspendedSubscriptionWhenItsClientRefreshesMeanwhileThenT
 		r.subscribeFrom(cursor)
 		r.hand(queue.Deliveries, other.Pages) // it reactivates what is suspended, fails, and meets the stored delivery
 	}}
-	d.Subscriptions, d.backlog.subscriptions = find, find
+	d.Subscriptions, d.manager.Subscriptions = find, find
 	r.hand(queue.Slow, d.Singles)
 	r.script = succeeds
 	before := posted(r)["evt_1"]

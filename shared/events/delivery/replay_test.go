@@ -14,6 +14,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
 // TestReplayOfEvents (OPS-05) delivers what was published since a time again, by processes that die.
@@ -223,7 +225,7 @@ func TestASubscriptionFromBeforeALogItemThatCannotBeDecoded(t *testing.T) {
 	if replayed != 2 {
 		t.Errorf("EVX-26: %d events were replayed, want 2", replayed)
 	}
-	retry := &Retry{DB: r.db, Queue: mortal{r.db, r}, EventLog: r.log, Now: func() time.Time { return r.now }}
+	retry := &retry.Job{DB: r.db, Queue: mortal{r.db, r}, EventLog: r.log, Now: func() time.Time { return r.now }}
 	for range 2 {
 		if _, err := retry.LogItems(t.Context()); err != nil {
 			t.Fatal(err)

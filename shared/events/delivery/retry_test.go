@@ -128,7 +128,7 @@ func TestRetriesThatWereScheduledBeforeTheClockWasSetBack(t *testing.T) {
 			r.queues[queue.Slow] = nil
 			began := r.now
 			r.round()
-			if items, err := r.db.Get(t.Context(), aheadKey); err != nil || items[0] != nil || len(r.queues[queue.Slow]) > 0 {
+			if items, err := r.db.Get(t.Context(), store.Key{Table: store.Deliveries, Partition: "due#ahead", Sort: "-"}); err != nil || items[0] != nil || len(r.queues[queue.Slow]) > 0 {
 				t.Errorf("the search goes on after it is done: %v, %v", items, err)
 			}
 			r.now = began.Add(10 * time.Minute)

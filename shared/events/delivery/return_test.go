@@ -113,7 +113,7 @@ func returnAt(t *testing.T, unordered bool, arguments string, leaves, returns in
 		} else {
 			r.log.DB = m
 		}
-		d := NewDispatcher(&Dispatcher{
+		d := NewDispatcher(Config{
 			DB: m, Queue: m, Subscriptions: r.service(m, r.log).Service, Catalog: r.catalogs, Poster: endpoint{r}, Opener: plain{},
 			Terminator: r.terminator(m.mortal, services), Now: func() time.Time { return r.now }, Log: slog.New(slog.DiscardHandler),
 		})

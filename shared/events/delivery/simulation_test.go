@@ -21,6 +21,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
 // TestAnOutageOfTwoDays has an endpoint fail for 48 hours in which it gets an event every
@@ -127,10 +129,10 @@ func TestAnOutageOfTwoDays(t *testing.T) {
 				return webhook.Outcome{Status: 500, Category: webhook.HTTP5xx, Took: well}
 			}
 			at := w.send("e", 24, 24*time.Hour)
-			time.Sleep(StandardSchedule.total() + time.Hour)
+			time.Sleep(retry.StandardSchedule.Total() + time.Hour)
 			w.schedule(t, urls[0], at, time.Time{}, 3*time.Second)
-			if n := len(w.attemptsTo(urls[0])); n != len(at)*len(StandardSchedule) {
-				t.Errorf("%d attempts, want %d for each of %d events", n, len(StandardSchedule), len(at))
+			if n := len(w.attemptsTo(urls[0])); n != len(at)*len(retry.StandardSchedule) {
+				t.Errorf("%d attempts, want %d for each of %d events", n, len(retry.StandardSchedule), len(at))
 			}
 			if n := len(w.dead(t)); n != len(at) {
 				t.Errorf("%d dead letters, want %d", n, len(at))
@@ -338,7 +340,7 @@ func TestTheWatermarkSkipsNothing(t *testing.T) {
 func TestAStoredEventOutlivesItsSchedule(t *testing.T) {
 	t.Run("WHK-18 an event that is delivered again on its eleventh day has all attempts", func(t *testing.T) {
 		options := embedded()
-		options.Schedule = Schedule{0, 24 * time.Hour, 24 * time.Hour}
+		options.Schedule = retry.Schedule{0, 24 * time.Hour, 24 * time.Hour}
 		inWorld(t, options, func(w *world) {
 			url := oneOrigin(1)[0]
 			sub := w.to(url)[0]

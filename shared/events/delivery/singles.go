@@ -235,11 +235,11 @@ func (d *Dispatcher) waitLater(ctx context.Context, t task.Single, wait time.Dur
 	}
 	now := d.now()
 	age := now.Sub(del.First)
-	if del.Control == nil && del.Waits >= manyWaits && age > d.Options.schedule(del.Origin).total() {
+	if del.Control == nil && del.Waits >= manyWaits && age > d.schedules.Of(del.Origin).Total() {
 		if failure != nil {
 			del.Attempts = append(del.Attempts, *failure)
 		}
-		_, err := d.outcomes.abandon(ctx, del, nil)
+		_, err := d.outcomes.Abandon(ctx, del, nil)
 		return err
 	}
 	wait = max(wait, min(age/2, maxLater), minLater)
@@ -258,7 +258,7 @@ func (d *Dispatcher) withoutRecord(ctx context.Context, del *state.Delivery) ([]
 	if found == nil || found.Principal != del.Principal || found.State != subscription.Disabled {
 		return del.Forget(), nil
 	}
-	_, err = d.outcomes.abandon(ctx, del, nil)
+	_, err = d.outcomes.Abandon(ctx, del, nil)
 	return nil, err
 }
 
@@ -275,7 +275,7 @@ func (d *Dispatcher) single(ctx context.Context, t task.Single, at poster) ([]st
 		if paused, err := d.pauses.pause(ctx, del, nil, nil); paused || err != nil {
 			return nil, err
 		}
-		return d.notices.send(ctx, del, at)
+		return d.sendNotice(ctx, del, at)
 	}
 	read := time.Now()
 	record, err := d.Subscriptions.Lookup(ctx, t.Workspace, t.Principal, t.Subscription)
@@ -286,7 +286,7 @@ func (d *Dispatcher) single(ctx context.Context, t task.Single, at poster) ([]st
 		return d.withoutRecord(ctx, del)
 	}
 	if record.State == subscription.Suspended {
-		return nil, d.backlog.suspend(ctx, del, nil)
+		return nil, d.manager.SuspendDelivery(ctx, del, nil)
 	}
 	e, err := del.EventIn(body[0])
 	if err != nil {
@@ -294,7 +294,7 @@ func (d *Dispatcher) single(ctx context.Context, t task.Single, at poster) ([]st
 	}
 	if e == nil {
 		d.log().WarnContext(ctx, "event expired before delivery", "subscription", t.Subscription, "event", t.Event)
-		_, err := d.outcomes.abandon(ctx, del, nil)
+		_, err := d.outcomes.Abandon(ctx, del, nil)
 		return nil, err
 	}
 	right, err := d.Terminator.Review.Subscription(ctx, record, false)
@@ -313,7 +313,7 @@ func (d *Dispatcher) single(ctx context.Context, t task.Single, at poster) ([]st
 	may, err := right.May(ctx, e)
 	switch {
 	case errors.Is(err, subscription.ErrTypeRemoved):
-		_, err := d.outcomes.abandon(ctx, del, nil)
+		_, err := d.outcomes.Abandon(ctx, del, nil)
 		return nil, err
 	case err != nil:
 		return nil, err
@@ -336,5 +336,5 @@ func (d *Dispatcher) single(ctx context.Context, t task.Single, at poster) ([]st
 	if err != nil {
 		return nil, err
 	}
-	return d.outcomes.record(ctx, del, &sub, e, out)
+	return d.outcomes.Record(ctx, del, &sub, e, out)
 }

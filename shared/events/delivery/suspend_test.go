@@ -13,6 +13,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 )
 
 // subscribe makes, or refreshes, a subscription of the MCP Events extension.
@@ -20,7 +22,7 @@ func (r *rig) subscribe(change ...func(*subscription.SubscribeRequest)) *subscri
 	r.t.Helper()
 	services := r.service(mortal{r.db, r}, r.log)
 	services.Replay = &deadletter.Replayer{Log: r.log, Queue: mortal{r.db, r}}
-	services.Watermark = &Watermark{DB: mortal{r.db, r}}
+	services.Watermark = &lifecycle.Watermark{DB: mortal{r.db, r}}
 	ask := subscription.SubscribeRequest{
 		Name: "ci.build_finished", URL: "https://hooks.example.com/a", Secret: "whsec_a",
 		TTL: subscription.TTL{Asked: true, For: 7 * 24 * time.Hour},
@@ -167,7 +169,7 @@ func TestSuspension(t *testing.T) {
 					}
 					d := all[i%len(all)]
 					e := &event.Event{Workspace: "default", ID: fmt.Sprint("e", i), URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{}`)}
-					notes, err := d.outcomes.record(t.Context(), state.New(&sub, e, r.now), &sub, e, out)
+					notes, err := d.outcomes.Record(t.Context(), state.New(&sub, e, r.now), &sub, e, out)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -197,7 +199,7 @@ func TestSuspension(t *testing.T) {
 		fail := func(n int) {
 			t.Helper()
 			e := &event.Event{Workspace: "default", ID: fmt.Sprint("e", n), URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{}`)}
-			notes, err := d.outcomes.record(t.Context(), state.New(&sub, e, r.now), &sub, e, fails(n))
+			notes, err := d.outcomes.Record(t.Context(), state.New(&sub, e, r.now), &sub, e, fails(n))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -14,6 +14,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
 // change replaces the catalog by testCatalog with one text put in place of another.
@@ -38,7 +40,7 @@ const (
 func (r *rig) audit() {
 	r.t.Helper()
 	for range 2 { // the second settles
-		if _, err := r.terminator(mortal{r.db, r}, r.services).Audit(r.t.Context()); err != nil {
+		if _, err := r.terminator(mortal{r.db, r}, r.services).Recheck(r.t.Context()); err != nil {
 			r.t.Fatal(err)
 		}
 		r.now = r.now.Add(30 * time.Second) // before what is lost is brought back
@@ -188,8 +190,8 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 		r.audit()
 		r.run()
 		ids, _ := r.notices()
-		if len(ids) != 1 || len(r.posts) != len(EventsSchedule) || r.served(id) {
-			t.Errorf("posts %v, want %d of one message", posted(r), len(EventsSchedule))
+		if len(ids) != 1 || len(r.posts) != len(retry.EventsSchedule) || r.served(id) {
+			t.Errorf("posts %v, want %d of one message", posted(r), len(retry.EventsSchedule))
 		}
 	})
 
@@ -369,7 +371,7 @@ func TestTheEndSurvivesCrashes(t *testing.T) {
 			if audited {
 				for range 3 {
 					e := r.terminator(mortal{r.db, r}, r.service(mortal{r.db, r}, r.log))
-					_, err := e.Audit(t.Context())
+					_, err := e.Recheck(t.Context())
 					if died := r.dead; err != nil && !died {
 						t.Fatal(err)
 					} else if died {

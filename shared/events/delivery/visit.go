@@ -124,7 +124,7 @@ func (v *visit) decide(ctx context.Context, i int) (*lane.Slot, decision, error)
 	}
 	may, err := v.right.May(ctx, e)
 	if errors.Is(err, subscription.ErrTypeRemoved) {
-		_, err = d.outcomes.abandon(ctx, state.New(v.sub, e, d.now()), e)
+		_, err = d.outcomes.Abandon(ctx, state.New(v.sub, e, d.now()), e)
 	}
 	if err != nil || !may {
 		return nil, skip, err
@@ -186,7 +186,7 @@ func (v *visit) recheck(ctx context.Context, e *event.Event, waited bool) (decis
 // it did.
 func (v *visit) divert(ctx context.Context, e *event.Event) (bool, error) {
 	if v.sub.Suspended != 0 {
-		return true, v.d.backlog.add(ctx, v.sub, e)
+		return true, v.d.manager.AddToBacklog(ctx, v.sub, e)
 	}
 	return v.d.pauses.pause(ctx, state.New(v.sub, e, v.d.now()), v.sub, e)
 }
@@ -282,7 +282,7 @@ func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscr
 	if late && out.Internal() && ctx.Err() == nil {
 		return nil, d.toSlowLane(ctx, sub, e)
 	}
-	return d.outcomes.record(ctx, del, sub, e, out)
+	return d.outcomes.Record(ctx, del, sub, e, out)
 }
 
 // await waits for an outcome for a time, or to the end if that is 0, and reports whether it arrived.
@@ -310,7 +310,7 @@ func (d *Dispatcher) storeDetached(ctx context.Context, del *state.Delivery, e *
 
 // recordDetached records the outcome of a detached attempt.
 func (d *Dispatcher) recordDetached(ctx context.Context, del *state.Delivery, sub subscription.Subscriber, e event.Event, out webhook.Outcome) {
-	notes, err := d.outcomes.record(ctx, del, &sub, &e, out)
+	notes, err := d.outcomes.Record(ctx, del, &sub, &e, out)
 	if err == nil && len(notes) > 0 {
 		err = state.WriteNotes(ctx, d.DB, notes)
 	}

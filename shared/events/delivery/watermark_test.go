@@ -16,6 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 
 	"github.com/mcp-events/mcpevents/shared/events/fanout"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
 // history is a rig whose store has the clock of the test, and what happened in it.
@@ -35,7 +37,7 @@ type history struct {
 type handlers struct {
 	fanout   *fanout.Fanout
 	dispatch *Dispatcher
-	retry    *Retry
+	retry    *retry.Job
 }
 
 func newHistory(t *testing.T, seed uint64) *history {

@@ -11,6 +11,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
 // TestMessageIDs: EVX-21. A delivery has one webhook-id, whichever process makes which attempt.
@@ -40,7 +42,7 @@ func TestMessageIDs(t *testing.T) {
 		a, b := subscribed(r)
 		r.script = fails
 		r.publish("evt_1", "evt_2")
-		for range len(EventsSchedule) {
+		for range len(retry.EventsSchedule) {
 			r.work()
 		}
 		o := r.operations()
@@ -66,7 +68,7 @@ func TestMessageIDs(t *testing.T) {
 			}
 			for sub, of := range got {
 				for id, n := range of {
-					want := len(EventsSchedule)
+					want := len(retry.EventsSchedule)
 					if sub == a {
 						want++
 					}
@@ -131,7 +133,7 @@ func TestMessageIDs(t *testing.T) {
 			r.subscribe()
 			r.script = refuse(r, webhook.Outcome{Status: 500, Category: webhook.HTTP5xx})
 			r.publish("evt_1")
-			for end := r.now.Add(StandardSchedule.total()); r.now.Before(end); {
+			for end := r.now.Add(retry.StandardSchedule.Total()); r.now.Before(end); {
 				r.run()
 			}
 			n := map[string]int{}
@@ -147,7 +149,7 @@ func TestMessageIDs(t *testing.T) {
 					n["message"]++
 				}
 			}
-			want := map[string]int{"standard": len(StandardSchedule), "gap": 1, "event": len(EventsSchedule)}
+			want := map[string]int{"standard": len(retry.StandardSchedule), "gap": 1, "event": len(retry.EventsSchedule)}
 			if profile == spec.Final {
 				want["message"] = want["event"]
 				delete(want, "event")

@@ -21,6 +21,10 @@ import (
 	queuesqlite "github.com/mcp-events/mcpevents/shared/storage/queue/sqlite"
 
 	"github.com/mcp-events/mcpevents/shared/events/fanout"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
 // world is the embedded pipeline with its real queues, in a bubble: time passes when all
@@ -28,7 +32,7 @@ import (
 type world struct {
 	*rig
 	queued *queuesqlite.Queues
-	retry  *Retry
+	retry  *retry.Job
 	d      *Dispatcher
 
 	mu       sync.Mutex
@@ -87,17 +91,17 @@ func inWorld(t *testing.T, options Options, do func(w *world)) {
 		w.queued = queues
 		services := &subscription.Service{Records: subscription.Records{DB: w.db}, Catalog: w.catalogs, Log: w.log}
 		w.services.Records.Now, w.services.Lists.Now = time.Now, time.Now
-		terminator := &Terminator{
+		terminator := &lifecycle.Terminator{
 			Queue: queues, Subscriptions: services, Lists: w.services.Lists, Log: slog.New(slog.DiscardHandler),
 			Review:      &subscription.Review{DB: w.db, Catalog: w.catalogs},
 			ErrorObject: func(spec.Profile, error) json.RawMessage { return []byte(`"x"`) },
 		}
-		w.d = NewDispatcher(&Dispatcher{
+		w.d = NewDispatcher(Config{
 			DB: w.db, Queue: queues, Subscriptions: services, Catalog: w.catalogs, Poster: w, Opener: plain{},
 			Terminator: terminator, Gate: &Gate{}, Options: options, Log: slog.New(slog.DiscardHandler),
 		})
 		fanout := &fanout.Fanout{DB: w.db, Log: &eventlog.Log{DB: w.db}, Catalog: w.catalogs, Queue: queues}
-		w.retry = &Retry{DB: w.db, Queue: queues}
+		w.retry = &retry.Job{DB: w.db, Queue: queues}
 		var workers sync.WaitGroup
 		for _, c := range []struct {
 			name queue.Name

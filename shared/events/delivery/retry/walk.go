@@ -1,6 +1,7 @@
-package delivery
+package retry
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,11 +19,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
-// Retry moves due deliveries from the due table to the slow queue. It runs every minute.
-type Retry struct {
+// Job moves due deliveries from the due table to the slow queue. It runs every minute.
+type Job struct {
 	DB    store.DB
 	Queue queue.Sender
-	// EventLog is needed by [Retry.LogItems].
+	// EventLog is needed by [Job.LogItems].
 	EventLog *eventlog.Log
 	// SaveEvery is the SaveEvery of [minutes.Position].
 	SaveEvery time.Duration
@@ -48,12 +49,17 @@ const (
 // longest is how far ahead of the clock that wrote it a due entry can lie.
 const longest = webhook.MaxRetryAfter*(100+Jitter*100)/100 + state.Backup
 
-func (r *Retry) now() time.Time { return timeBy(r.Now) }
+func (r *Job) now() time.Time {
+	if r.Now != nil {
+		return r.Now()
+	}
+	return time.Now()
+}
 
 // Run does one round and reports how many deliveries it moved. An entry is
 // deleted after its message was sent: a crash in between sends it twice, and the second
 // message is stale.
-func (r *Retry) Run(ctx context.Context) (moved int, err error) {
+func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	now := r.now()
 	due := minutes.Position{
 		DB: r.DB, Key: WatermarkKey, SaveEvery: r.SaveEvery, CatchUp: state.KeptFor, // a server may have been off for as long as entries are kept
@@ -69,7 +75,7 @@ func (r *Retry) Run(ctx context.Context) (moved int, err error) {
 }
 
 // minute moves the entries of a minute that only lets through.
-func (r *Retry) minute(ctx context.Context, minute, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
+func (r *Job) minute(ctx context.Context, minute, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
 	var errs []error
 	for shard := range state.DueShards {
 		n, err := r.move(ctx, state.DuePartition(shard, minute), now, only)
@@ -80,7 +86,7 @@ func (r *Retry) minute(ctx context.Context, minute, now time.Time, only func(sta
 }
 
 // move sends the entries of a partition that are due before the next round.
-func (r *Retry) move(ctx context.Context, partition string, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
+func (r *Job) move(ctx context.Context, partition string, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
 	for {
 		page, err := r.DB.Query(ctx, q)
@@ -120,13 +126,13 @@ func (r *Retry) move(ctx context.Context, partition string, now time.Time, only 
 	}
 }
 
-func (r *Retry) deadLetter(ctx context.Context, it *store.Item, reason error) error {
-	return queue.DeadLetterItem(ctx, r.Queue, r.DB, it, reason, r.now(), loggerOr(r.Log))
+func (r *Job) deadLetter(ctx context.Context, it *store.Item, reason error) error {
+	return queue.DeadLetterItem(ctx, r.Queue, r.DB, it, reason, r.now(), cmp.Or(r.Log, slog.Default()))
 }
 
 // LogItems dead-letters items of the event log that readers could not decode, and reports how many. The items stay in the log,
 // where every reader that passes them learns of the gap.
-func (r *Retry) LogItems(ctx context.Context) (n int, err error) {
+func (r *Job) LogItems(ctx context.Context) (n int, err error) {
 	err = r.EventLog.BrokenItems(ctx, func(item *store.Item) error {
 		n++
 		return queue.SendItemLetter(ctx, r.Queue, item, "the item of the event log cannot be decoded", r.now())
@@ -147,7 +153,7 @@ type search struct {
 }
 
 // clockSetBack notes that the clock read was at the last round, and now reads now.
-func (r *Retry) clockSetBack(ctx context.Context, now, was time.Time) error {
+func (r *Job) clockSetBack(ctx context.Context, now, was time.Time) error {
 	items, err := r.DB.Get(ctx, aheadKey)
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "read the position of the search after a clock change")
@@ -170,7 +176,7 @@ func (r *Retry) clockSetBack(ctx context.Context, now, was time.Time) error {
 }
 
 // ahead goes on with the search.
-func (r *Retry) ahead(ctx context.Context, now time.Time) (moved int, err error) {
+func (r *Job) ahead(ctx context.Context, now time.Time) (moved int, err error) {
 	items, err := r.DB.Get(ctx, aheadKey)
 	if err != nil || items[0] == nil {
 		return 0, fault.Wrap(fault.Unavailable, err, "read the position of the search after a clock change")

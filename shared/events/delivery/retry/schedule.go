@@ -1,4 +1,4 @@
-package delivery
+package retry
 
 import (
 	"math/rand/v2"
@@ -27,7 +27,7 @@ var (
 // Jitter is by how much a delay may deviate, either way.
 const Jitter = 0.2
 
-// Next is the delay after the given number of attempts, or false when that was
+// Next returns the delay after the given number of attempts, or false when that was
 // the last. retryAfter is what the endpoint asked for, 0 for nothing.
 func (s Schedule) Next(attempts int, retryAfter time.Duration) (time.Duration, bool) {
 	if attempts >= len(s) {
@@ -37,17 +37,21 @@ func (s Schedule) Next(attempts int, retryAfter time.Duration) (time.Duration, b
 	return max(d, min(retryAfter, webhook.MaxRetryAfter)), true
 }
 
-// total is the time from the first attempt to the last, with all jitter.
-func (s Schedule) total() (sum time.Duration) {
+// Total is the time from the first attempt to the last, with all jitter.
+func (s Schedule) Total() (sum time.Duration) {
 	for _, d := range s {
 		sum += d
 	}
 	return time.Duration(float64(sum) * (1 + Jitter))
 }
 
-func (o *Options) schedule(kind subscription.Origin) Schedule {
-	if kind == subscription.MCPEvents {
-		return o.EventsSchedule
+// Schedules are the schedules of the two kinds of subscriptions.
+type Schedules struct{ Standard, Events Schedule }
+
+// Of returns the schedule for subscriptions of an origin.
+func (s Schedules) Of(origin subscription.Origin) Schedule {
+	if origin == subscription.MCPEvents {
+		return s.Events
 	}
-	return o.Schedule
+	return s.Standard
 }

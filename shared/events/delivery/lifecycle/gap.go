@@ -1,4 +1,4 @@
-package delivery
+package lifecycle
 
 import (
 	"context"
@@ -26,13 +26,6 @@ import (
 //
 // A notice is a delivery of its own, beside those of events.
 
-// Gaps is what gap notices need beyond other deliveries.
-type Gaps struct {
-	Log *eventlog.Log
-	// Sealer makes cursors, and the ids of messages.
-	Sealer func(context.Context) (*eventlog.Sealer, error)
-}
-
 const (
 	// gapEvery is the least time between two gap notices of a subscription.
 	gapEvery = time.Minute
@@ -52,14 +45,14 @@ type gapMark struct {
 	At   int64  `json:"at"`   // when it was written, in microseconds since 1970
 }
 
-// announceGap sends a gap notice for a delivery that is about to be abandoned, unless one covers it already.
-func (n *notices) announceGap(ctx context.Context, del *state.Delivery) error {
-	if n.gaps == nil || del.Origin != subscription.MCPEvents || del.Test || del.Again || n.terminator.plain(del.Target) {
+// AnnounceGap sends a gap notice for a delivery that is about to be abandoned, unless one covers it already.
+func (m *Manager) AnnounceGap(ctx context.Context, del *state.Delivery) error {
+	if m.Gaps == nil || del.Origin != subscription.MCPEvents || del.Test || del.Again || m.Terminator.plain(del.Target) {
 		return nil
 	}
 	const tries = 5
 	for range tries {
-		done, err := n.tryGap(ctx, del)
+		done, err := m.tryGap(ctx, del)
 		if done || err != nil {
 			return err
 		}
@@ -67,17 +60,17 @@ func (n *notices) announceGap(ctx context.Context, del *state.Delivery) error {
 	return fault.New(fault.Unavailable, "the gap of a subscription changes too often")
 }
 
-func (n *notices) tryGap(ctx context.Context, del *state.Delivery) (done bool, err error) {
-	last, version, covers, err := n.lastGap(ctx, del)
+func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, err error) {
+	last, version, covers, err := m.lastGap(ctx, del)
 	if err != nil || covers {
 		return covers, err
 	}
-	record, err := n.subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
+	record, err := m.Subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
 	if err != nil || record == nil || record.Plain {
 		return true, err
 	}
-	now := n.deliveries.Now()
-	body, from, err := n.gapBody(ctx, record, del.Published)
+	now := m.Deliveries.Now()
+	body, from, err := m.gapBody(ctx, record, del.Published)
 	if err != nil {
 		return false, err
 	}
@@ -90,11 +83,11 @@ func (n *notices) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 	}
 	value, _ := json.Marshal(gapMark{V: task.Version, ID: notice.Event, From: from, At: now.UnixMicro()}) // numbers and a text
 	condition := state.Continues(version)
-	whose, err := n.deliveries.WriteNext(ctx, notice, due, store.Put(store.Item{
+	whose, err := m.Deliveries.WriteNext(ctx, notice, due, store.Put(store.Item{
 		Key: state.GapKey(del.Workspace, del.Subscription), Value: value, Version: version + 1, Expires: now.Add(gapFor + state.KeptFor),
 	}, condition))
 	if done = whose == state.Mine; done && err == nil {
-		n.log.InfoContext(ctx, "gap announced", "workspace", del.Workspace, "subscription", del.Subscription, "event", del.Event)
+		m.Log.InfoContext(ctx, "gap announced", "workspace", del.Workspace, "subscription", del.Subscription, "event", del.Event)
 	}
 	return done, err
 }
@@ -103,8 +96,8 @@ func (n *notices) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 // does if a client that resumes from the notice's cursor, as soon as the notice arrives, finds the event. So the event
 // must have been in the log by then. Its publication time does not show that, because an event may wait in the events
 // queue, but the time of its first attempt does, because fanout writes the log before it queues the delivery.
-func (n *notices) lastGap(ctx context.Context, del *state.Delivery) (last gapMark, version int64, covers bool, err error) {
-	items, err := n.deliveries.DB.Get(ctx, state.GapKey(del.Workspace, del.Subscription))
+func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last gapMark, version int64, covers bool, err error) {
+	items, err := m.Deliveries.DB.Get(ctx, state.GapKey(del.Workspace, del.Subscription))
 	if err != nil {
 		return last, 0, false, fault.Wrap(fault.Unavailable, err, "read the last gap of a subscription")
 	}
@@ -118,7 +111,7 @@ func (n *notices) lastGap(ctx context.Context, del *state.Delivery) (last gapMar
 	if !del.First.After(time.UnixMicro(last.At).Add(-eventlog.Window)) {
 		return last, version, true, nil
 	}
-	notice, err := n.deliveries.DB.Get(ctx, state.Key(del.Workspace, del.Subscription, last.ID))
+	notice, err := m.Deliveries.DB.Get(ctx, state.Key(del.Workspace, del.Subscription, last.ID))
 	if err != nil {
 		return last, 0, false, fault.Wrap(fault.Unavailable, err, "read a gap notice")
 	}
@@ -127,15 +120,15 @@ func (n *notices) lastGap(ctx context.Context, del *state.Delivery) (last gapMar
 
 // gapBody makes the message of a gap: its cursor covers the event that was lost and all that is open, as far back as the log
 // reaches.
-func (n *notices) gapBody(ctx context.Context, record *subscription.Subscription, lost time.Time) (body json.RawMessage, from int64, err error) {
-	sealer, err := n.gaps.Sealer(ctx)
+func (m *Manager) gapBody(ctx context.Context, record *subscription.Subscription, lost time.Time) (body json.RawMessage, from int64, err error) {
+	sealer, err := m.Gaps.Sealer(ctx)
 	if err != nil {
 		return nil, 0, err
 	}
 	if had, err := sealer.Open(record.Workspace, record.Cursor); err == nil {
 		from = had.At
 	}
-	settled, _, err := (&Watermark{DB: n.deliveries.DB}).Settled(ctx, record.Workspace, record.ID)
+	settled, _, err := (&Watermark{DB: m.Deliveries.DB}).Settled(ctx, record.Workspace, record.ID)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -145,7 +138,7 @@ func (n *notices) gapBody(ctx context.Context, record *subscription.Subscription
 	if !lost.IsZero() {
 		from = min(from, position(lost))
 	}
-	from, _ = n.gaps.Log.Reach(eventlog.Cursor{}, from, n.gaps.Log.Oldest())
+	from, _ = m.Gaps.Log.Reach(eventlog.Cursor{}, from, m.Gaps.Log.Oldest())
 	return encodeGap(sealer.Seal(record.Workspace, eventlog.Cursor{At: from})), from, nil
 }
 
@@ -157,22 +150,22 @@ func encodeGap(cursor string) json.RawMessage {
 	return body
 }
 
-// foreseeGap writes the notice for a suspension that is about to begin; [notices.prepareGap] says what becomes of it.
-func (n *notices) foreseeGap(ctx context.Context, workspace string, sub *subscription.Subscriber, name string) error {
-	if n.gaps == nil || n.terminator.plain(sub.Target.URL) {
+// ForeseeGap writes the notice for a suspension that is about to begin; [Manager.PrepareGap] says what becomes of it.
+func (m *Manager) ForeseeGap(ctx context.Context, workspace string, sub *subscription.Subscriber, name string) error {
+	if m.Gaps == nil || m.Terminator.plain(sub.Target.URL) {
 		return nil
 	}
-	due := n.deliveries.Now().Add(n.gaps.Log.Reaches())
+	due := m.Deliveries.Now().Add(m.Gaps.Log.Reaches())
 	notice := state.NewNotice(workspace, sub, name, "gap", due)
 	notice.Key, notice.Control.Gap = suspensionGap, state.GapSuspended
-	_, err := n.deliveries.WriteNext(ctx, notice, due) // false: one is written already
+	_, err := m.Deliveries.WriteNext(ctx, notice, due) // false: one is written already
 	return err
 }
 
-// prepareGap reports what is to be done with a gap notice that is due: forget it, send it now, or, if the time is not zero,
+// PrepareGap reports what is to be done with a gap notice that is due: forget it, send it now, or, if the time is not zero,
 // send it then.
-func (n *notices) prepareGap(ctx context.Context, del *state.Delivery, record *subscription.Subscription) (send bool, later time.Time, err error) {
-	if record == nil || record.Plain || n.gaps == nil {
+func (m *Manager) PrepareGap(ctx context.Context, del *state.Delivery, record *subscription.Subscription) (send bool, later time.Time, err error) {
+	if record == nil || record.Plain || m.Gaps == nil {
 		return false, later, nil
 	}
 	del.Control.Target = record.Target // its secret may have been rotated
@@ -182,21 +175,17 @@ func (n *notices) prepareGap(ctx context.Context, del *state.Delivery, record *s
 	if record.State != subscription.Suspended {
 		return false, later, nil // it goes on; the refresh said what it lost
 	}
-	if end := time.UnixMicro(record.Suspended).Add(n.gaps.Log.Reaches()); n.deliveries.Now().Before(end) {
+	if end := time.UnixMicro(record.Suspended).Add(m.Gaps.Log.Reaches()); m.Deliveries.Now().Before(end) {
 		return false, end, nil // of an earlier suspension
 	}
-	del.Control.Body, _, err = n.gapBody(ctx, record, time.UnixMicro(record.Suspended))
+	del.Control.Body, _, err = m.gapBody(ctx, record, time.UnixMicro(record.Suspended))
 	return err == nil, later, err
 }
 
-// next is when a control message that failed is attempted again; false is never.
-func (n *notices) next(del *state.Delivery, retryAfter time.Duration) (time.Duration, bool) {
-	schedule := n.options.schedule(del.Origin)
-	wait, more := schedule.Next(len(del.Attempts), retryAfter)
-	if more || del.Control.Gap == "" {
-		return wait, more
-	}
-	// Nothing else says it before the next refresh.
-	wait = min(max(schedule[len(schedule)-1], time.Second)<<min(len(del.Attempts)-len(schedule)+1, 12), gapRetry)
-	return max(wait, min(retryAfter, webhook.MaxRetryAfter)), n.deliveries.Now().Sub(del.First) < gapFor
+// NextGap returns when a gap notice that has used up its schedule is sent again, or false if it is given up. The notice is
+// retried for longer than an event, because nothing else tells the client of the gap before its next refresh. Last is the
+// last delay of the schedule, and further the number of attempts after the schedule.
+func (m *Manager) NextGap(del *state.Delivery, last time.Duration, further int, retryAfter time.Duration) (time.Duration, bool) {
+	wait := min(max(last, time.Second)<<min(further, 12), gapRetry)
+	return max(wait, min(retryAfter, webhook.MaxRetryAfter)), m.Deliveries.Now().Sub(del.First) < gapFor
 }

@@ -1,4 +1,4 @@
-package delivery
+package lifecycle
 
 import (
 	"context"
@@ -26,15 +26,15 @@ const settleAfter = 20 * time.Second
 // Audit terminates the subscriptions that may not continue after a change of the catalog, and reports how many. An
 // audit that is interrupted resumes where it stopped, and a workspace that fails does not stop the others. After an
 // interruption the next audit begins with the workspaces that had no turn: there may be more than an audit has time for.
-func (t *Terminator) Audit(ctx context.Context) (ended int, err error) {
-	t.auditing.Lock()
-	defer t.auditing.Unlock()
+func (t *Terminator) Recheck(ctx context.Context) (ended int, err error) {
+	t.rechecking.Lock()
+	defer t.rechecking.Unlock()
 	workspaces, err := t.Lists.Workspaces(ctx)
 	if err != nil {
 		return 0, err
 	}
-	if t.audited == nil {
-		t.audited = map[string]string{}
+	if t.rechecked == nil {
+		t.rechecked = map[string]string{}
 	}
 	if i, found := slices.BinarySearch(workspaces, t.interrupted); found || i > 0 {
 		if found {
@@ -44,23 +44,23 @@ func (t *Terminator) Audit(ctx context.Context) (ended int, err error) {
 	}
 	var errs []error
 	for _, workspace := range workspaces {
-		n, err := t.auditOne(ctx, workspace)
+		n, err := t.recheckWorkspace(ctx, workspace)
 		ended += n
 		if ctx.Err() != nil {
 			t.interrupted = workspace
 			return ended, ctx.Err()
 		}
-		errs = append(errs, fault.Wrap(fault.Unavailable, err, "audit the subscriptions of workspace %s", workspace))
+		errs = append(errs, fault.Wrap(fault.Unavailable, err, "recheck the subscriptions of workspace %s", workspace))
 	}
 	return ended, errors.Join(errs...)
 }
 
-func (t *Terminator) auditOne(ctx context.Context, workspace string) (ended int, err error) {
+func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (ended int, err error) {
 	cat, err := t.Review.Catalog.Catalog(ctx, workspace)
 	if fault.Is(err, fault.NotFound) {
 		return 0, nil // a workspace without a catalog neither publishes nor delivers
 	}
-	if err != nil || t.audited[workspace] == cat.Fingerprint() {
+	if err != nil || t.rechecked[workspace] == cat.Fingerprint() {
 		return 0, err
 	}
 	last, err := t.Lists.AuditState(ctx, workspace)
@@ -70,7 +70,7 @@ func (t *Terminator) auditOne(ctx context.Context, workspace string) (ended int,
 	next, now := last, t.now()
 	switch {
 	case last.Settled == cat.Fingerprint() && last.Seen == "":
-		t.audited[workspace] = last.Settled
+		t.rechecked[workspace] = last.Settled
 		return 0, nil
 	case last.Seen != cat.Fingerprint():
 		next.Seen, next.Since = cat.Fingerprint(), now.Unix()
@@ -91,7 +91,7 @@ func (t *Terminator) auditOne(ctx context.Context, workspace string) (ended int,
 		if scope != at.Scope {
 			at.Scope, at.After = scope, ""
 		}
-		n, err := t.auditScope(ctx, workspace, last, &at)
+		n, err := t.recheckScope(ctx, workspace, last, &at)
 		if ended += n; err != nil {
 			return ended, err
 		}
@@ -114,9 +114,9 @@ func concerned(before, after map[string]string) (scopes []string) {
 	return scopes
 }
 
-// auditScope checks the subscriptions of a scope from a position on, and saves the position
+// recheckScope checks the subscriptions of a scope from a position on, and saves the position
 // after each page.
-func (t *Terminator) auditScope(ctx context.Context, workspace string, last subscription.AuditState, at *subscription.AuditPosition) (ended int, err error) {
+func (t *Terminator) recheckScope(ctx context.Context, workspace string, last subscription.AuditState, at *subscription.AuditPosition) (ended int, err error) {
 	var errs []error
 	for {
 		subs, next, err := t.Lists.Listed(ctx, workspace, at.Scope, at.After)
@@ -127,7 +127,7 @@ func (t *Terminator) auditScope(ctx context.Context, workspace string, last subs
 			terminated, err := t.Terminate(ctx, workspace, s.Principal, s.ID)
 			switch {
 			case errors.Is(err, subscription.ErrUndecodable):
-				t.log().ErrorContext(ctx, "subscription not audited", "workspace", workspace, "subscription", s.ID, "error", err)
+				t.log().ErrorContext(ctx, "subscription not rechecked", "workspace", workspace, "subscription", s.ID, "error", err)
 			case err != nil:
 				errs = append(errs, err)
 			case terminated:

@@ -1,4 +1,4 @@
-package delivery
+package lifecycle
 
 import (
 	"cmp"
@@ -35,9 +35,9 @@ type Terminator struct {
 	Now   func() time.Time
 	Log   *slog.Logger
 
-	auditing    sync.Mutex
-	audited     map[string]string // fingerprints of catalogs, by workspace
-	interrupted string            // the workspace at which the last audit ran out of time
+	rechecking  sync.Mutex
+	rechecked   map[string]string // fingerprints of catalogs, by workspace
+	interrupted string            // the workspace at which the last recheck ran out of time
 }
 
 // Terminable is what a terminator asks of subscriptions. [subscription.Service] implements it.
@@ -47,8 +47,14 @@ type Terminable interface {
 		judge func(*subscription.Subscription) error, also func(*subscription.Subscription, error) []store.Op) (*subscription.Subscription, error)
 }
 
-func (t *Terminator) now() time.Time    { return timeBy(t.Now) }
-func (t *Terminator) log() *slog.Logger { return loggerOr(t.Log) }
+func (t *Terminator) now() time.Time {
+	if t.Now != nil {
+		return t.Now()
+	}
+	return time.Now()
+}
+
+func (t *Terminator) log() *slog.Logger { return cmp.Or(t.Log, slog.Default()) }
 
 // Terminate checks a subscription against the latest catalog and keys, and ends it if it may
 // not go on. The deletion and the due entry of its termination notice are one write, so that

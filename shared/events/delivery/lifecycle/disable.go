@@ -1,4 +1,4 @@
-package delivery
+package lifecycle
 
 import (
 	"context"
@@ -28,30 +28,30 @@ const (
 	DisabledURI = "event://mcpevents/subscription-disabled"
 )
 
-// onlyFails reports whether every attempt failed for long enough.
-func onlyFails(sub *subscription.Subscriber, st subscription.Status, now time.Time) bool {
+// OnlyFails reports whether every attempt failed for long enough.
+func OnlyFails(sub *subscription.Subscriber, st subscription.Status, now time.Time) bool {
 	since := max(st.FailedSince.Unix(), sub.Resumed)
 	return st.Failures >= disableFailures && now.Unix()-since >= int64(DisableAfter/time.Second)
 }
 
-// disable disables the subscription of an endpoint and announces it, once.
-func (o *outcomes) disable(ctx context.Context, workspace string, sub *subscription.Subscriber, reason string, st subscription.Status) error {
-	ended, err := o.subscriptions.Disable(ctx, workspace, sub.Principal, sub.ID, reason, sub.Resumed)
+// Disable disables the subscription of an endpoint and announces it, once.
+func (m *Manager) Disable(ctx context.Context, workspace string, sub *subscription.Subscriber, reason string, st subscription.Status) error {
+	ended, err := m.Subscriptions.Disable(ctx, workspace, sub.Principal, sub.ID, reason, sub.Resumed)
 	if err != nil || !ended {
 		return err
 	}
-	o.metrics.Disabled()
-	o.log.WarnContext(ctx, "subscription disabled", "workspace", workspace, "subscription", sub.ID, "reason", reason, "category", st.LastError)
-	if err := o.publishDisabled(ctx, workspace, sub, reason, st); err != nil {
-		o.log.WarnContext(ctx, "operational event not published", "subscription", sub.ID, "error", err)
+	m.Metrics.Disabled()
+	m.Log.WarnContext(ctx, "subscription disabled", "workspace", workspace, "subscription", sub.ID, "reason", reason, "category", st.LastError)
+	if err := m.publishDisabled(ctx, workspace, sub, reason, st); err != nil {
+		m.Log.WarnContext(ctx, "operational event not published", "subscription", sub.ID, "error", err)
 	}
 	return nil
 }
 
 // publishDisabled publishes the event. A catalog without its type, or without a rule of who may have it, does not
 // want it: it names principals.
-func (o *outcomes) publishDisabled(ctx context.Context, workspace string, sub *subscription.Subscriber, reason string, st subscription.Status) error {
-	cat, err := o.terminator.Review.Catalog.Catalog(ctx, workspace)
+func (m *Manager) publishDisabled(ctx context.Context, workspace string, sub *subscription.Subscriber, reason string, st subscription.Status) error {
+	cat, err := m.Terminator.Review.Catalog.Catalog(ctx, workspace)
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "read the catalog")
 	}
@@ -66,8 +66,8 @@ func (o *outcomes) publishDisabled(ctx context.Context, workspace string, sub *s
 		LastError    string    `json:"lastError"`
 		FailingSince time.Time `json:"failingSince"`
 	}{subscription.URI(sub.ID), sub.Principal, subscription.OriginOf(sub.Target.URL), reason, st.LastError, st.FailedSince})
-	h := sha256.Sum256(fmt.Appendf(nil, "%s#%s#%d", workspace, sub.ID, o.deliveries.Now().UnixMicro()))
-	return publish.ByInbox{Queue: o.deliveries.Queue}.Publish(ctx, auth.Principal{Workspace: workspace}, publish.Input{
+	h := sha256.Sum256(fmt.Appendf(nil, "%s#%s#%d", workspace, sub.ID, m.Deliveries.Now().UnixMicro()))
+	return publish.ByInbox{Queue: m.Deliveries.Queue}.Publish(ctx, auth.Principal{Workspace: workspace}, publish.Input{
 		URI: DisabledURI, ID: "disabled_" + base64.RawURLEncoding.EncodeToString(h[:12]), Data: data,
 	})
 }

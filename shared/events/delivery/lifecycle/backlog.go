@@ -1,4 +1,4 @@
-package delivery
+package lifecycle
 
 import (
 	"context"
@@ -21,54 +21,48 @@ import (
 // log. Whoever suspends a delivery reads the subscription again afterwards, so that
 // one of the two sees the other.
 
-// backlog is the suspended deliveries of all subscriptions.
-type backlog struct {
-	deliveries    *state.Deliveries
-	subscriptions Subscriptions
-}
-
-// add suspends the delivery of an event to a suspended subscriber.
-func (b *backlog) add(ctx context.Context, sub *subscription.Subscriber, e *event.Event) error {
+// AddToBacklog suspends the delivery of an event to a suspended subscriber.
+func (m *Manager) AddToBacklog(ctx context.Context, sub *subscription.Subscriber, e *event.Event) error {
 	if e.Published.After(time.UnixMicro(sub.Suspended).Add(2 * eventlog.MaxSkew)) {
 		return nil // the replay brings it
 	}
-	return b.suspend(ctx, state.New(sub, e, b.deliveries.Now()), e)
+	return m.SuspendDelivery(ctx, state.New(sub, e, m.Deliveries.Now()), e)
 }
 
-// suspend puts a delivery into the backlog. The event is needed for a new one, to be stored with it.
-func (b *backlog) suspend(ctx context.Context, del *state.Delivery, e *event.Event) error {
+// SuspendDelivery puts a delivery into the backlog. The event is needed for a new one, to be stored with it.
+func (m *Manager) SuspendDelivery(ctx context.Context, del *state.Delivery, e *event.Event) error {
 	del.Due, del.DueAt = time.Time{}, time.Time{}
-	whose, err := b.deliveries.Write(ctx, del, state.Change{Step: state.StepSuspend, What: "suspend a delivery", Event: e, Keep: state.RetriedFor})
+	whose, err := m.Deliveries.Write(ctx, del, state.Change{Step: state.StepSuspend, What: "suspend a delivery", Event: e, Keep: state.RetriedFor})
 	if err != nil || whose != state.Mine {
 		return err // another worker continues it, or it is over
 	}
-	record, err := b.subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
+	record, err := m.Subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
 	if err != nil || record == nil || record.State == subscription.Suspended {
 		return err
 	}
-	return b.reactivate(ctx, del)
+	return m.reactivate(ctx, del)
 }
 
 // reactivate schedules the next attempt of a suspended delivery.
-func (b *backlog) reactivate(ctx context.Context, del *state.Delivery) error {
-	_, err := b.deliveries.WriteNext(ctx, del, b.deliveries.Now()) // another worker may have reactivated it
+func (m *Manager) reactivate(ctx context.Context, del *state.Delivery) error {
+	_, err := m.Deliveries.WriteNext(ctx, del, m.Deliveries.Now()) // another worker may have reactivated it
 	return err
 }
 
-// reactivateAll reactivates all suspended deliveries of a subscription.
-func (b *backlog) reactivateAll(ctx context.Context, workspace string, r task.Reactivation) error {
-	record, err := b.subscriptions.Lookup(ctx, workspace, r.Principal, r.Subscription)
+// ReactivateAll reactivates all suspended deliveries of a subscription.
+func (m *Manager) ReactivateAll(ctx context.Context, workspace string, r task.Reactivation) error {
+	record, err := m.Subscriptions.Lookup(ctx, workspace, r.Principal, r.Subscription)
 	if err != nil || record == nil || record.State == subscription.Suspended {
 		return err
 	}
-	return store.Each(ctx, b.deliveries.DB, state.Key(workspace, r.Subscription, ""), "list the suspended deliveries", func(it *store.Item) error {
+	return store.Each(ctx, m.Deliveries.DB, state.Key(workspace, r.Subscription, ""), "list the suspended deliveries", func(it *store.Item) error {
 		del, err := state.Decode(it)
 		if err != nil {
-			return b.deliveries.SetAside(ctx, it, err)
+			return m.Deliveries.SetAside(ctx, it, err)
 		}
 		if del.State != state.Suspended {
 			return nil
 		}
-		return b.reactivate(ctx, del)
+		return m.reactivate(ctx, del)
 	})
 }

@@ -1,4 +1,4 @@
-package delivery
+package lifecycle
 
 import (
 	"context"
@@ -55,8 +55,11 @@ func position(published time.Time) int64 {
 	return published.Add(-2*eventlog.MaxSkew).UnixMicro() - 1
 }
 
-// earliest begins the key of a page with a position before it was sent and before all its events, for [Watermark.before].
-func earliest(sent time.Time, events []event.Event) string {
+// PausedPages is the partition of the marks of paused pages.
+func PausedPages(workspace string) string { return "w#paused#" + workspace }
+
+// EarliestKey begins the key of a page with a position before it was sent and before all its events, for [Watermark.before].
+func EarliestKey(sent time.Time, events []event.Event) string {
 	first := position(sent)
 	for _, e := range events {
 		first = min(first, position(e.Published))
@@ -122,7 +125,7 @@ func (w *Watermark) attempted(ctx context.Context, workspace, id string) (at int
 	if at, err = w.before(ctx, latePartition, at); err != nil || at == 0 {
 		return 0, err
 	}
-	return w.before(ctx, pausedPages(workspace), at)
+	return w.before(ctx, PausedPages(workspace), at)
 }
 
 // before is a position that lies before all pages of a partition, too; 0 is not known.
@@ -148,14 +151,14 @@ func (w *Watermark) before(ctx context.Context, partition string, at int64) (int
 	}
 }
 
-// progress is when this process last wrote for [Watermark].
-type progress struct {
+// Progress is when this process last wrote for [Watermark].
+type Progress struct {
 	mu      sync.Mutex
 	written time.Time
 }
 
-// late records which pages of a batch are late, before their attempts.
-func (p *progress) late(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) error {
+// RecordLate records which pages of a batch are late, before their attempts.
+func (p *Progress) RecordLate(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) error {
 	for _, m := range batch {
 		if m.Sent.IsZero() || now.Sub(m.Sent) <= lateAfter {
 			continue
@@ -165,7 +168,7 @@ func (p *progress) late(ctx context.Context, db store.DB, batch []queue.Message,
 			t.Events = nil
 		}
 		err := db.Write(ctx, store.Put(store.Item{
-			Key:     store.Key{Table: store.Deliveries, Partition: latePartition, Sort: earliest(m.Sent, t.Events) + m.ID},
+			Key:     store.Key{Table: store.Deliveries, Partition: latePartition, Sort: EarliestKey(m.Sent, t.Events) + m.ID},
 			Expires: now.Add(dwell),
 		}))
 		if err != nil {
@@ -175,9 +178,9 @@ func (p *progress) late(ctx context.Context, db store.DB, batch []queue.Message,
 	return nil
 }
 
-// atWork records, once a minute and not in the first one, that young pages are attempted. A
+// RecordWork records, once a minute and not in the first one, that young pages are attempted. A
 // failure is harmless: the watermark waits.
-func (p *progress) atWork(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) {
+func (p *Progress) RecordWork(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) {
 	for _, m := range batch {
 		if now.Sub(m.Sent) > lateAfter {
 			return

@@ -1,0 +1,265 @@
+// Package retry decides what follows from an attempt, and brings failed deliveries back when they are due.
+//
+// [Outcomes] records attempts: by the [Schedule], a failed delivery gets a next attempt or becomes a dead letter, and a
+// subscription whose attempts fail too often is suspended or disabled. [Job] moves due deliveries to the slow queue. Package
+// delivery makes the attempts.
+package retry
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/webhook"
+	"github.com/mcp-events/mcpevents/shared/platform/bounded"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
+
+	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+)
+
+// Options are the parts of [Outcomes]. All but Metrics must be set.
+type Options struct {
+	Deliveries *state.Deliveries
+	Manager    *lifecycle.Manager
+	Schedules  Schedules
+	Records    records.Keep
+	Log        *slog.Logger
+	Metrics    *metric.Set
+}
+
+// Outcomes records attempts, and decides what follows from them for the delivery and its subscription.
+type Outcomes struct {
+	Options
+	status  statuses
+	rates   rates
+	records records.Log
+}
+
+// NewOutcomes returns the outcomes of a dispatcher's attempts.
+func NewOutcomes(o Options) *Outcomes {
+	return &Outcomes{
+		Options: o, status: statuses{seen: bounded.NewMap[string, seenStatus](maxStatuses)}, records: records.NewLog(o.Deliveries.DB, o.Records),
+	}
+}
+
+// InternalError returns the error of an attempt that failed internally. It does not count as an attempt.
+func InternalError(out webhook.Outcome) error {
+	return &fault.Error{Kind: fault.Unavailable, Message: "the attempt failed internally", Err: out.Err}
+}
+
+// fate is what becomes of a delivery after an attempt.
+type fate int
+
+const (
+	delivered fate = iota
+	retried        // the schedule has a next attempt
+	refused        // dead letter: the endpoint refused the event, so it knows of it
+	exhausted      // dead letter, with a gap notice: the schedule is over
+)
+
+// fateOf decides what becomes of a delivery after an attempt, which is the last of its attempts. The duration is the time
+// until the next attempt.
+func (o *Outcomes) fateOf(del *state.Delivery, out webhook.Outcome) (fate, time.Duration) {
+	wait, more := o.Schedules.Of(del.Origin).Next(len(del.Attempts)-del.Base, out.RetryAfter)
+	switch {
+	case out.Category == "":
+		return delivered, 0
+	case out.Status == http.StatusGone, out.Status == http.StatusRequestEntityTooLarge:
+		return refused, 0
+	case more:
+		return retried, wait
+	}
+	return exhausted, 0
+}
+
+// Record records an attempt. It returns the writes of a success, so that the caller makes them with the rest of the page. A
+// failure is written immediately, with what follows from it.
+func (o *Outcomes) Record(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event, out webhook.Outcome) (notes []store.Op, err error) {
+	if out.Internal() {
+		return nil, InternalError(out)
+	}
+	now := o.Deliveries.Now()
+	made := state.Result{At: now, Category: string(out.Category), Status: out.Status, TookMS: out.Took.Milliseconds()}
+	del.Attempts = append(del.Attempts, made)
+	fate, wait := o.fateOf(del, out)
+	var whose state.Claim
+	switch fate {
+	case delivered:
+		return o.recordSuccess(del, sub, made), nil
+	case retried:
+		whose, err = o.Deliveries.ScheduleNext(ctx, del, e, now.Add(wait))
+	case refused:
+		whose, err = o.DeadLetter(ctx, del, e)
+	case exhausted:
+		whose, err = o.Abandon(ctx, del, e)
+	}
+	if err != nil || whose != state.Mine {
+		return nil, err // another worker has recorded this attempt, or the delivery is over
+	}
+	return o.recordFailure(ctx, del, sub, e, out, fate)
+}
+
+func (o *Outcomes) recordSuccess(del *state.Delivery, sub *subscription.Subscriber, made state.Result) []store.Op {
+	notes := o.records.Add(nil, del, made)
+	st, due := o.status.delivered(del.Workspace, sub.ID, del.Version != 0, made.At)
+	if due {
+		notes = append(notes, store.Put(st.Encode(del.Workspace, sub.ID)))
+	}
+	if sub.Origin == subscription.MCPEvents {
+		notes = append(notes, o.rates.count(del.Workspace, sub.ID, false, due, made.At)...)
+	}
+	return append(notes, del.Forget()...)
+}
+
+// recordFailure records a failed attempt in the status of its subscription, and suspends or disables the subscription if its
+// attempts fail too often. An event that the endpoint refused does not count for the failure rate.
+func (o *Outcomes) recordFailure(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event, out webhook.Outcome, fate fate) (notes []store.Op, err error) {
+	made, workspace := del.Attempts[len(del.Attempts)-1], del.Workspace
+	notes = o.records.Add(nil, del, made)
+	st, err := o.status.failed(ctx, o.Deliveries.DB, workspace, sub, out, made.At)
+	if err != nil {
+		return notes, err
+	}
+	notes = append(notes, store.Put(st.Encode(workspace, sub.ID)))
+	if sub.Origin == subscription.MCPEvents && fate != refused {
+		notes = append(notes, o.rates.count(workspace, sub.ID, true, true, made.At)...)
+		if err := o.suspendFailing(ctx, workspace, sub, e.Name, made.At); err != nil { // the next failure tries again
+			o.Log.WarnContext(ctx, "subscription not suspended", "subscription", sub.ID, "error", err)
+		}
+	}
+	switch {
+	case out.Status == http.StatusGone && sub.Origin == subscription.SEP1803:
+		// 410 Gone: the endpoint wants no further webhooks (Standard Webhooks).
+		err = o.Manager.Disable(ctx, workspace, sub, subscription.ReasonGone, st)
+	case lifecycle.OnlyFails(sub, st, made.At):
+		err = o.Manager.Disable(ctx, workspace, sub, "all deliveries of five days failed", st)
+	}
+	return notes, err
+}
+
+// suspendFailing suspends a subscription whose attempts of the last hour failed too often.
+func (o *Outcomes) suspendFailing(ctx context.Context, workspace string, sub *subscription.Subscriber, name string, now time.Time) error {
+	failing, err := o.rates.failing(ctx, o.Deliveries.DB, workspace, sub.ID, sub.Resumed, now)
+	if err != nil || !failing {
+		return err
+	}
+	if err := o.Manager.ForeseeGap(ctx, workspace, sub, name); err != nil {
+		return err
+	}
+	return o.Manager.Subscriptions.Suspend(ctx, workspace, sub.Principal, sub.ID, sub.Resumed)
+}
+
+// Abandon gives up a delivery and announces the gap to the subscriber, because the endpoint did not refuse the event.
+func (o *Outcomes) Abandon(ctx context.Context, del *state.Delivery, e *event.Event) (state.Claim, error) {
+	if err := o.Manager.AnnounceGap(ctx, del); err != nil {
+		return 0, err
+	}
+	return o.DeadLetter(ctx, del, e)
+}
+
+// DeadLetter gives up a delivery and keeps it as a dead letter for a week.
+func (o *Outcomes) DeadLetter(ctx context.Context, del *state.Delivery, e *event.Event) (state.Claim, error) {
+	if del.Version != 0 {
+		e = nil // stored already
+	}
+	now := o.Deliveries.Now()
+	del.Due = time.Time{}
+	whose, err := o.Deliveries.Write(ctx, del, state.Change{
+		Step: state.StepGiveUp, What: "record a dead letter", Event: e, Keep: state.RetriedFor,
+		Also: func() (letters []store.Op) {
+			value := del.Item().Value
+			for _, key := range deadletter.Keys(del, now) {
+				letters = append(letters, store.Put(store.Item{Key: key, Value: value, Version: now.UnixMicro(), Expires: now.Add(state.KeptFor)}))
+			}
+			return letters
+		},
+	})
+	if err == nil && whose == state.Mine {
+		o.Metrics.DeadLettered(metric.Webhook, 1)
+	}
+	return whose, err
+}
+
+// statuses decides when a subscription's status is worth a write: after a
+// failure, on the first success after one, and else once a minute. One event to very many
+// would be a write for each: of more than [statusBudget] in a minute, one in [statusShare] is written. So
+// after such an event the time of the last delivery, and the end of a failure that another
+// dispatcher saw, may show only after some more events.
+type statuses struct {
+	seen *bounded.Map[string, seenStatus]
+
+	mu     sync.Mutex
+	minute int64 // since 1970, in which
+	spent  int   // so many were written that could have waited
+}
+
+type seenStatus struct {
+	written time.Time
+	failing bool
+}
+
+const (
+	statusEvery  = time.Minute
+	statusBudget = 60
+	statusShare  = 16
+	maxStatuses  = 100_000
+)
+
+// delivered reports whether a success is to be written. That of a retry always is.
+func (s *statuses) delivered(workspace, id string, retried bool, now time.Time) (subscription.Status, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key := workspace + "#" + id
+	v, _ := s.seen.Get(key)
+	if changed := retried || v.failing; !changed && (now.Sub(v.written) < statusEvery || !s.afford(now)) {
+		return subscription.Status{}, false
+	}
+	s.seen.Put(key, seenStatus{written: now})
+	return subscription.Status{LastDelivery: now.UTC()}, true
+}
+
+// afford reports whether another write that could wait fits into this minute.
+func (s *statuses) afford(now time.Time) bool {
+	if minute := now.Unix() / 60; minute != s.minute {
+		s.minute, s.spent = minute, 0
+	}
+	if s.spent < statusBudget {
+		s.spent++
+		return true
+	}
+	return rand.N(statusShare) == 0
+}
+
+func (s *statuses) failed(ctx context.Context, db store.DB, workspace string, sub *subscription.Subscriber, out webhook.Outcome, now time.Time) (subscription.Status, error) {
+	items, err := db.Get(ctx, subscription.StatusKey(workspace, sub.ID))
+	if err != nil {
+		return subscription.Status{}, fault.Wrap(fault.Unavailable, err, "read the status of a subscription")
+	}
+	st, err := subscription.DecodeStatus(items[0])
+	if err != nil {
+		return st, err
+	}
+	if st.LastError == "" {
+		st.FailedSince, st.Failures = now.UTC(), 0
+	}
+	st.Failures++
+	st.LastError = string(out.Category)
+	if sub.Origin == subscription.MCPEvents { // knows six categories only
+		st.LastError = string(out.Category.Published())
+	}
+	if out.RetryAfter > 0 {
+		st.ThrottledUntil = now.Add(out.RetryAfter).UTC()
+	}
+	s.seen.Put(workspace+"#"+sub.ID, seenStatus{written: now, failing: true})
+	return st, nil
+}
