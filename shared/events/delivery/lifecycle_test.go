@@ -89,10 +89,11 @@ func (w worker) make(s state.Step) (whose state.Claim, err error) {
 		}
 		return w.d.deliveries.ScheduleNext(ctx, w.del, &w.event, w.now.Add(5*time.Minute))
 	case state.StepPause:
-		paused, err := w.d.pauses.pause(ctx, w.del, &sub, &w.event)
-		if err == nil && !paused {
-			err = fmt.Errorf("it was not paused")
+		which, err := w.d.pauses.switchOf(ctx, w.del.Workspace, w.del.Name, w.del.Target, &sub)
+		if err != nil || which == "" {
+			return 0, fmt.Errorf("no switch pauses it (%w)", err)
 		}
+		err = w.d.pauses.pause(ctx, w.del, which, &w.event)
 		return claimed(), err
 	case state.StepSuspend:
 		err := w.d.manager.SuspendDelivery(ctx, w.del, &w.event)

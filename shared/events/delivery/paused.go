@@ -31,21 +31,23 @@ type pauses struct {
 	switches   *switches.Set // nil: nothing is paused
 }
 
-// pause pauses a delivery that may not be attempted now, and reports whether it did. Without a
-// subscriber it is a notice, without an event.
-func (w *pauses) pause(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event) (bool, error) {
+// switchOf returns the switch that pauses attempts of an event type to a target, or "" if none does. It also looks at the
+// subscriber's own switch, unless sub is nil.
+func (w *pauses) switchOf(ctx context.Context, workspace, name, target string, sub *subscription.Subscriber) (switches.Name, error) {
 	if w.switches == nil {
-		return false, nil
+		return "", nil
 	}
-	which, err := w.switches.Paused(ctx, del.Workspace, del.Name, subscription.OriginOf(del.Target))
+	which, err := w.switches.Paused(ctx, workspace, name, subscription.OriginOf(target))
 	if err == nil && which == "" && sub != nil && sub.Paused != 0 {
 		which = switches.Subscription(sub.ID)
 	}
-	if err != nil || which == "" {
-		return false, err
-	}
-	// Even if another worker continues the delivery, this one does not attempt it.
-	_, err = w.deliveries.Write(ctx, del, state.Change{
+	return which, err
+}
+
+// pause lets a delivery wait for a switch. A notice has no event. If another worker continues the delivery, pause leaves it
+// to that worker.
+func (w *pauses) pause(ctx context.Context, del *state.Delivery, which switches.Name, e *event.Event) error {
+	_, err := w.deliveries.Write(ctx, del, state.Change{
 		Step: state.StepPause, What: "pause a delivery", Event: e, Keep: switches.Kept + state.RetriedFor,
 		Entry: func() store.Item {
 			next := del.NextTask().Task
@@ -55,7 +57,7 @@ func (w *pauses) pause(ctx context.Context, del *state.Delivery, sub *subscripti
 			return entry
 		},
 	})
-	return true, err
+	return err
 }
 
 // pausePage pauses the part of a page whose event types are paused, and leaves the others.

@@ -272,8 +272,12 @@ func (d *Dispatcher) single(ctx context.Context, t task.Single, at poster) ([]st
 		return nil, err
 	}
 	if del.Control != nil {
-		if paused, err := d.pauses.pause(ctx, del, nil, nil); paused || err != nil {
+		which, err := d.pauses.switchOf(ctx, del.Workspace, del.Name, del.Target, nil)
+		if err != nil {
 			return nil, err
+		}
+		if which != "" {
+			return nil, d.pauses.pause(ctx, del, which, nil)
 		}
 		return d.sendNotice(ctx, del, at)
 	}
@@ -321,8 +325,12 @@ func (d *Dispatcher) single(ctx context.Context, t task.Single, at poster) ([]st
 		return del.Forget(), nil
 	}
 	sub := record.Subscriber()
-	if paused, err := d.pauses.pause(ctx, del, &sub, e); paused || err != nil {
+	which, err := d.pauses.switchOf(ctx, del.Workspace, del.Name, del.Target, &sub)
+	if err != nil {
 		return nil, err
+	}
+	if which != "" {
+		return nil, d.pauses.pause(ctx, del, which, e)
 	}
 	if !d.Gate.enter(sub.ID, read) {
 		return d.single(ctx, t, at) // it has ended since, and may have been created again

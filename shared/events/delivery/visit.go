@@ -9,6 +9,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -39,15 +40,26 @@ type visit struct {
 	err    error      // the last failure
 }
 
-// decision says what a visit does with an event.
-type decision int
+// action is what a visit does with an event.
+type action int
 
 const (
-	send  decision = iota // attempt it now, in the slot
-	skip                  // it needs no attempt now: it is not wanted, waits elsewhere, or takes the slow lane
-	leave                 // leave it and the events after it to another page
-	stop                  // the subscription has ended, and gets no more events
+	attempt  action = iota // send it now, in the verdict's slot
+	skip                   // do nothing, because the subscriber does not want it
+	abandon                // give it up, because its type was removed from the catalog
+	suspend                // add it to the backlog of a suspended subscription
+	pause                  // let it wait for the verdict's switch
+	slowLane               // let the slow lane attempt it
+	leave                  // leave it and the events after it to another page
+	stop                   // the subscription has ended, and gets no more events
 )
+
+// verdict is the decision about one event for one subscriber.
+type verdict struct {
+	action action
+	slot   *lane.Slot    // of an attempt, which releases it
+	paused switches.Name // the switch of a pause
+}
 
 // visit sends the events of a page to one subscriber and returns when the outcomes are recorded. If it ends early because of an
 // error, the events that the subscriber wants have failed.
@@ -84,67 +96,101 @@ func (v *visit) sendEvents(ctx context.Context) (done int, err error) {
 	}
 	last := len(v.task.Events) - 1
 	for i := range v.task.Events {
-		slot, decision, err := v.decide(ctx, i)
+		how, err := v.judge(ctx, i)
 		switch {
 		case err != nil:
 			return i, err
-		case decision == leave:
+		case how.action == leave:
 			return i, nil
-		case decision == stop:
+		case how.action == stop:
 			return last + 1, nil
-		case decision == skip:
+		case how.action != attempt:
+			if err := v.divert(ctx, how, &v.task.Events[i]); err != nil {
+				return i, err
+			}
 			continue
 		}
 		v.sent = true
 		sub, read := v.sub, v.read
-		attempt := func() {
+		send := func() {
 			var err error
 			var notes []store.Op
 			defer func() { v.add(i, notes, err) }()
 			defer fault.Recovered(&err)
-			notes, err = v.d.attemptFirst(ctx, slot, sub, &v.task.Events[i], read)
+			notes, err = v.d.attemptFirst(ctx, how.slot, sub, &v.task.Events[i], read)
 		}
 		if i == last { // often the only one
-			attempt()
+			send()
 		} else {
-			v.attempts.Go(attempt)
+			v.attempts.Go(send)
 		}
 	}
 	return last + 1, nil
 }
 
-// decide makes every decision about one event for the subscriber, from cheap to expensive. It returns a slot only with [send].
-func (v *visit) decide(ctx context.Context, i int) (*lane.Slot, decision, error) {
+// judge decides about one event for the subscriber, from cheap checks to expensive ones. It changes nothing: sendEvents acts
+// on its verdict.
+func (v *visit) judge(ctx context.Context, i int) (verdict, error) {
 	d, e := v.d, &v.task.Events[i]
 	if err := ctx.Err(); err != nil {
-		return nil, leave, err
+		return verdict{}, err
 	}
 	if !v.wants(i) {
-		return nil, skip, nil
+		return verdict{action: skip}, nil
 	}
 	may, err := v.right.May(ctx, e)
-	if errors.Is(err, subscription.ErrTypeRemoved) {
-		_, err = d.outcomes.Abandon(ctx, state.New(v.sub, e, d.now()), e)
+	switch {
+	case errors.Is(err, subscription.ErrTypeRemoved):
+		return verdict{action: abandon}, nil
+	case err != nil:
+		return verdict{}, err
+	case !may:
+		return verdict{action: skip}, nil
 	}
-	if err != nil || !may {
-		return nil, skip, err
-	}
-	if diverted, err := v.divert(ctx, e); diverted || err != nil {
-		return nil, skip, err
+	if waits, err := v.judgeState(ctx, e); waits.action != attempt || err != nil {
+		return waits, err
 	}
 	v.call.Bytes = int64(len(e.Data))
-	s, verdict := d.lanes.Reserve(ctx, v.call, v.wait)
+	slot, granted := d.lanes.Reserve(ctx, v.call, v.wait)
 	switch {
-	case verdict == lane.TooLate && v.task.Hops < maxHops:
-		return nil, leave, nil
-	case verdict != lane.Granted:
-		return nil, skip, d.toSlowLane(ctx, v.sub, e)
+	case granted == lane.TooLate && v.task.Hops < maxHops:
+		return verdict{action: leave}, nil
+	case granted != lane.Granted:
+		return verdict{action: slowLane}, nil
 	}
-	decision, err := v.recheck(ctx, e, s.Waited)
-	if decision != send || err != nil {
-		s.Done(lane.Unused)
+	again, err := v.judgeAgain(ctx, e, slot.Waited)
+	if again.action != attempt || err != nil {
+		slot.Done(lane.Unused)
 	}
-	return s, decision, err
+	again.slot = slot
+	return again, err
+}
+
+// judgeState decides whether the subscriber gets attempts now, or is suspended or paused.
+func (v *visit) judgeState(ctx context.Context, e *event.Event) (verdict, error) {
+	if v.sub.Suspended != 0 {
+		return verdict{action: suspend}, nil
+	}
+	which, err := v.d.pauses.switchOf(ctx, e.Workspace, e.Name, v.sub.Target.URL, v.sub)
+	if err != nil || which == "" {
+		return verdict{}, err
+	}
+	return verdict{action: pause, paused: which}, nil
+}
+
+// divert acts on a verdict without an attempt.
+func (v *visit) divert(ctx context.Context, how verdict, e *event.Event) (err error) {
+	switch how.action {
+	case abandon:
+		_, err = v.d.outcomes.Abandon(ctx, state.New(v.sub, e, v.d.now()), e)
+	case suspend:
+		err = v.d.manager.AddToBacklog(ctx, v.sub, e)
+	case pause:
+		err = v.d.pauses.pause(ctx, state.New(v.sub, e, v.d.now()), how.paused, e)
+	case slowLane:
+		err = v.d.toSlowLane(ctx, v.sub, e)
+	}
+	return err
 }
 
 // A subscriber whose record is older than this is read again before an attempt. On AWS no attempt may start more than a
@@ -154,8 +200,8 @@ const (
 	staleWithGate = 2 * time.Second
 )
 
-// recheck decides about an event that got its slot. Meanwhile the subscription may have ended or changed.
-func (v *visit) recheck(ctx context.Context, e *event.Event, waited bool) (decision, error) {
+// judgeAgain decides about an event that got its slot, because the subscription may have ended or changed meanwhile.
+func (v *visit) judgeAgain(ctx context.Context, e *event.Event, waited bool) (verdict, error) {
 	limit := stale
 	if v.d.Gate != nil {
 		limit = staleWithGate
@@ -164,31 +210,20 @@ func (v *visit) recheck(ctx context.Context, e *event.Event, waited bool) (decis
 		found, err := subscription.Subscribers(ctx, v.d.DB, v.task.Workspace, v.task.Pattern, subscription.At(v.sub.ID), 1)
 		switch {
 		case err != nil:
-			return leave, err
+			return verdict{}, err
 		case len(found.List) == 0 && len(found.Broken) == 0:
-			return stop, nil
+			return verdict{action: stop}, nil
 		case len(found.List) > 0 && found.List[0].Target.URL != v.sub.Target.URL:
-			return leave, nil
+			return verdict{action: leave}, nil
 		case len(found.List) > 0:
 			v.sub, waited = &found.List[0], true
 		}
 		v.read = now
 	}
-	if waited {
-		if diverted, err := v.divert(ctx, e); diverted || err != nil {
-			return skip, err
-		}
+	if !waited {
+		return verdict{}, nil
 	}
-	return send, nil
-}
-
-// divert handles an event for a subscriber that gets no attempts now, because it is suspended or paused, and reports whether
-// it did.
-func (v *visit) divert(ctx context.Context, e *event.Event) (bool, error) {
-	if v.sub.Suspended != 0 {
-		return true, v.d.manager.AddToBacklog(ctx, v.sub, e)
-	}
-	return v.d.pauses.pause(ctx, state.New(v.sub, e, v.d.now()), v.sub, e)
+	return v.judgeState(ctx, e)
 }
 
 // terminate terminates a subscriber that may not continue by the catalog of this process. If that catalog turns out to be
