@@ -12,6 +12,11 @@
 //
 // Everything after the events queue may run twice, at any instance, and may be stopped at any instruction. Package state says why that is
 // harmless for retries, and package fanout for the log.
+//
+// An internal failure concerns one subscriber only. Its deliveries become single deliveries, which wait in the slow lane and
+// use up none of their attempts. When the time of their schedule has passed, they become dead letters of the subscription,
+// with the category internal. A message that cannot be decoded becomes a dead letter of its queue. Operators can send both
+// back when the cause is fixed, and neither delays or repeats anything else.
 package delivery
 
 import (
@@ -25,6 +30,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
@@ -37,6 +43,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
 // Poster sends one signed request. shared/events/webhook implements it.
@@ -190,4 +197,21 @@ func (d *Dispatcher) Wait(ctx context.Context) {
 	case <-done:
 	case <-ctx.Done():
 	}
+}
+
+// rejected handles a message that cannot be decoded, and reports whether the message is done. It dead-letters the message,
+// unless a newer program wrote it. That one stays in its queue for a newer process, or a copy of it does.
+func (d *Dispatcher) rejected(ctx context.Context, q queue.Name, m queue.Message, reason error) bool {
+	if task.Newer(reason) {
+		d.log().WarnContext(ctx, "newer message left in queue", "queue", q, "message", m.ID)
+		return task.Renew(ctx, d.Queue, q, m)
+	}
+	d.log().ErrorContext(ctx, "message dead-lettered", "queue", q, "message", m.ID, "error", reason)
+	err := d.Queue.Send(ctx, queue.Dead, queue.NewDeadLetter(q, m, fault.Public(reason), nil, d.now()))
+	if err != nil {
+		d.log().ErrorContext(ctx, "dead letter not sent", "queue", q, "message", m.ID, "error", err)
+		return false
+	}
+	d.Metrics.DeadLettered(string(q), 1)
+	return true
 }

@@ -84,6 +84,21 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 	return failed, nil
 }
 
+// failedInternally retries a delivery after an internal failure: first by the queue, then by the
+// due table.
+func (d *Dispatcher) failedInternally(ctx context.Context, m queue.Message, t task.Single, reason error) (done bool) {
+	d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", t.Subscription,
+		"event", t.Event, "receives", m.Received, "error", reason)
+	if m.Received < laterReceives {
+		return false
+	}
+	err := d.waitLater(ctx, t, 0, &state.Result{At: d.now(), Category: string(webhook.Internal)})
+	if fault.Is(err, fault.Internal) {
+		return d.rejected(ctx, queue.Slow, m, err) // its item cannot be decoded
+	}
+	return err == nil
+}
+
 // outcomeOf is the outcome of an attempt that could not be written.
 type outcomeOf struct {
 	task  task.Single
