@@ -25,12 +25,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
-// sender makes attempts: a signed request each, with its span, its count and its line in the log.
+// sender makes attempts. Each attempt is a signed request with a span, metrics and a log line.
 type sender struct {
 	poster  Poster
 	opener  Opener
 	catalog catalog.Source
-	gaps    *lifecycle.Gaps // whose sealer makes the ids of messages
+	gaps    *lifecycle.Gaps // its sealer makes the ids of messages
 	options *Options
 	now     func() time.Time
 	log     *slog.Logger
@@ -43,8 +43,8 @@ func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscrip
 	return s.send(ctx, del, sub.Target.URL, e.Trace, func(r *webhook.Request) error { return s.fill(ctx, r, sub, e) })
 }
 
-// send makes the next POST of a delivery, a request that fill completes. An internal failure has the
-// category [webhook.Internal].
+// send makes the next POST of a delivery. The function fill completes the request. An internal failure has the category
+// [webhook.Internal].
 func (s *sender) send(ctx context.Context, del *state.Delivery, target string, traced trace.Context, fill func(*webhook.Request) error) (out webhook.Outcome) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -95,7 +95,7 @@ func endSpan(span trace.Span, del *state.Delivery, target string, n int, out web
 	span.End(string(out.Category))
 }
 
-// fill adds the body and the keys to a request.
+// fill adds the id, the body and the keys to the request of an event.
 func (s *sender) fill(ctx context.Context, r *webhook.Request, sub *subscription.Subscriber, e *event.Event) error {
 	redacted := *e
 	var err error
@@ -173,11 +173,10 @@ func (s *sender) entry(ctx context.Context, e *event.Event) *catalog.Entry {
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// The bodies are written without encoding/json, which would look at each byte of a payload again for each
-// subscriber. The payload is valid and compact since publish.
+// The functions below write bodies without encoding/json, which would validate each payload again for each subscriber. The
+// payload is valid and compact, because publish has checked it.
 
-// standardBody is the body of a SEP-1803 webhook (Standard Webhooks' type,
-// timestamp, data, and ours).
+// standardBody returns the body of a SEP-1803 webhook: type, timestamp and data as in Standard Webhooks, and our members.
 func standardBody(e *event.Event, webhookType, id string) []byte {
 	b := make([]byte, 0, len(e.Data)+len(e.URI)+len(webhookType)+192)
 	b = jsonrpc.AppendString(append(b, `{"type":`...), webhookType)

@@ -56,28 +56,26 @@ type Opener interface {
 	Open(ctx context.Context, sealed []byte, b webhook.Binding) ([]byte, error)
 }
 
-// Options are the operator's choices. Zero values are the defaults.
+// Options are the operator's settings. Zero values are the defaults.
 type Options struct {
 	// Schedule and EventsSchedule replace [retry.StandardSchedule] and [retry.EventsSchedule].
 	Schedule, EventsSchedule retry.Schedule
-	// Timeout bounds an attempt of a SEP-1803 subscription (20 s), EventsTimeout
-	// one of an MCP Events subscription (10 s).
+	// Timeout limits an attempt for a SEP-1803 subscription (20 s), and EventsTimeout one for an MCP Events subscription (10 s).
 	Timeout, EventsTimeout time.Duration
-	// Concurrency is how many first attempts this process has under way at most (128).
+	// Concurrency limits the concurrent first attempts of this process (128).
 	Concurrency int
-	// Patience is how long an attempt may keep its slot in the fast lane without an
-	// answer. Then the delivery belongs to the slow lane. 0 waits to the end.
+	// Patience is how long an attempt may keep its slot in the fast lane without an answer. Then the delivery moves to the
+	// slow lane. 0 means that an attempt keeps its slot until it ends.
 	Patience time.Duration
-	// SlowAnswer is how long an endpoint takes for an answer that counts as slow (2 s). Its next deliveries take the slow
+	// SlowAnswer is the time after which an answer counts as slow (2 s). The next deliveries to its endpoint take the slow
 	// lane.
 	SlowAnswer time.Duration
-	// Detached is how many attempts may continue without their page after that. The others are canceled and repeated in
-	// the slow lane. 0 is right for a process that is frozen when its batch is done.
+	// Detached is the number of attempts that may continue without their page after that. The other ones are canceled, and
+	// the slow lane repeats them. A process that is frozen after its batch needs 0.
 	Detached int
-	// EndpointAtOnce limits the first attempts under way to one endpoint (64). It is at most a quarter of Concurrency.
+	// EndpointAtOnce limits the concurrent first attempts to one endpoint (64). It is at most a quarter of Concurrency.
 	EndpointAtOnce int
-	// EndpointRate bounds the attempts a second to one endpoint, those of all processes
-	// together; 0 does not.
+	// EndpointRate limits the attempts per second to one endpoint, across all processes; 0 means no limit.
 	EndpointRate int64
 	// Bytes limits the bodies of the attempts under way (64 MiB): half for the fast lane, a quarter for the slow one, a
 	// quarter for attempts that hang.
@@ -102,7 +100,7 @@ type Config struct {
 	Terminator *lifecycle.Terminator
 	// Gaps is needed to send gap notices; nil sends none.
 	Gaps *lifecycle.Gaps
-	// Switches are what is paused; nil pauses nothing.
+	// Switches pause deliveries; nil pauses none.
 	Switches *switches.Set
 	// Gate is set where register runs in the same process.
 	Gate    *Gate
@@ -134,7 +132,7 @@ type Dispatcher struct {
 	progress   lifecycle.Progress
 }
 
-// maxHandled bounds the failed pages of which a dispatcher knows the subscribers that are done.
+// maxHandled limits the failed pages for which a dispatcher remembers the subscribers that are done.
 const maxHandled = 1000
 
 // NewDispatcher returns a dispatcher. Options that are zero have their defaults.
@@ -183,10 +181,10 @@ func (d *Dispatcher) now() time.Time {
 
 func (d *Dispatcher) log() *slog.Logger { return cmp.Or(d.Log, slog.Default()) }
 
-// Failing counts the endpoints that fail or are slow.
+// Failing returns the numbers of endpoints that fail or are slow.
 func (d *Dispatcher) Failing() lane.Failing { return d.lanes.Failing() }
 
-// Wait returns when no detached attempt is left, or ctx ends.
+// Wait blocks until all detached attempts have ended, or until ctx is done.
 func (d *Dispatcher) Wait(ctx context.Context) {
 	done := make(chan struct{})
 	go func() {
@@ -200,7 +198,7 @@ func (d *Dispatcher) Wait(ctx context.Context) {
 }
 
 // rejected handles a message that cannot be decoded, and reports whether the message is done. It dead-letters the message,
-// unless a newer program wrote it. That one stays in its queue for a newer process, or a copy of it does.
+// unless a newer program wrote it. A newer message or its copy stays in the queue for a newer process.
 func (d *Dispatcher) rejected(ctx context.Context, q queue.Name, m queue.Message, reason error) bool {
 	if task.Newer(reason) {
 		d.log().WarnContext(ctx, "newer message left in queue", "queue", q, "message", m.ID)

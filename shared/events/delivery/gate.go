@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// Gate makes deregistering exact where register and dispatch share a process: no
-// attempt starts after [Gate.Ended] returned. The zero value is ready.
+// Gate stops the attempts to a deregistered subscription immediately if register and dispatch share a process: no attempt
+// starts after [Gate.Ended] has returned. The zero value is ready to use.
 type Gate struct {
 	mu    sync.RWMutex
 	ended map[string]time.Time
 }
 
-// gateFor is how long an ended subscription is remembered: far longer than a
-// page that was read before can take to be sent.
+// gateFor is how long the gate remembers an ended subscription. It is far longer than sending a page takes whose subscribers
+// were read before the end.
 const gateFor = 15 * time.Minute
 
 // Ended closes the gate for a subscription.
@@ -34,17 +34,15 @@ func (g *Gate) Ended(id string) {
 	g.ended[id] = now
 }
 
-// Started opens the gate again for a subscription that was created again under the
-// same id.
+// Started opens the gate for a subscription that was created again under the same id.
 func (g *Gate) Started(id string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.ended, id)
 }
 
-// enter reports whether an attempt may start for a subscription that was read at
-// the given time. What was read after the end is right about it: the
-// subscription is gone, or was created again.
+// enter reports whether an attempt may start for a subscription that was read at the given time. A subscription that was read
+// after its end was created again, so its attempts may start.
 func (g *Gate) enter(id string, read time.Time) bool {
 	if g == nil {
 		return true

@@ -20,7 +20,7 @@ func (d *Dispatcher) sendNotice(ctx context.Context, del *state.Delivery, at pos
 	if err != nil {
 		return nil, err
 	}
-	// A client that has subscribed again would take a termination notice for the new subscription's.
+	// A client that has subscribed again would think that a termination notice is about the new subscription.
 	send := record == nil
 	if del.Control.Gap != "" {
 		var later time.Time

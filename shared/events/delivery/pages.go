@@ -6,8 +6,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -22,20 +22,18 @@ import (
 // page is the work of one batch on one range of one pattern.
 type page struct {
 	task.Page
-	messages []string
-	// wasPaused are the tasks' [task.Page.Paused].
-	wasPaused []string
-	// done are the subscribers that an earlier receive of the message has served.
-	done map[string]bool
-	err  error
+	messages  []string
+	wasPaused []string        // the [task.Page.Paused] of the tasks
+	done      map[string]bool // the subscribers that an earlier receive of the message has served
+	err       error
 }
 
 // Pages is the [queue.Handler] of the deliveries queue. Tasks of one batch for the same range share one read of its
 // subscribers.
 //
-// A page holds its worker and its messages for seconds only. Events that no endpoint's slot became free for meanwhile become
-// tasks of their own. A page fails as a whole only if it sent nothing, or if those tasks cannot be queued. Then this
-// process remembers which subscribers are done, and does not repeat their webhooks when the page is redelivered.
+// A page holds its worker and its messages for a few seconds only. Events whose endpoint has no free slot by then become
+// tasks of their own. A page fails as a whole only if its subscribers cannot be read, or if those tasks cannot be queued. Then
+// this process remembers which subscribers are done, and does not repeat their webhooks when the page is redelivered.
 func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	received := make([]receivedPage, len(batch))
 	batch = slices.Clone(batch)
@@ -86,7 +84,7 @@ type receivedPage struct {
 	err     error // it cannot be decoded
 }
 
-// group puts tasks for the same range together.
+// group joins the tasks for the same range.
 func (d *Dispatcher) group(ctx context.Context, received []receivedPage) (work []*page, failed []string) {
 	type rangeID struct {
 		workspace, pattern string
@@ -124,8 +122,7 @@ func (d *Dispatcher) group(ctx context.Context, received []receivedPage) (work [
 	return work, failed
 }
 
-// page sends events to the subscribers of a range, or splits a range that holds
-// too many.
+// page sends events to the subscribers of a range, or splits a range that has too many.
 func (d *Dispatcher) page(ctx context.Context, p *page) error {
 	t := p.Page
 	if t.Reactivation != nil {
@@ -137,7 +134,7 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 	t = p.Page
 	if t.Count > task.PageSplit {
 		if parts := task.Pages(t.Workspace, t.Pattern, t.Range, t.Count, t.Events); len(parts) > 1 {
-			if err := d.pauses.markAnew(ctx, p, parts); err != nil {
+			if err := d.pauses.markRest(ctx, p, parts); err != nil {
 				return err
 			}
 			return d.sendPages(ctx, followUps(t, parts))
@@ -150,22 +147,21 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 	}
 	done := d.sendAll(ctx, p, found.List, read)
 
-	// The remaining tasks are queued after everything else is done. The batch may have
-	// ended by now.
+	// The remaining tasks are queued after everything else is done. The time of the batch may be over by now.
 	ctx, cancel := finishing(ctx)
 	defer cancel()
 	if len(done.ops) > 0 {
 		if err := state.WriteNotes(store.Unhurried(ctx), d.DB, done.ops); err != nil {
-			// The deliveries were made; sending them again for their records would harm.
+			// The webhooks were sent. Repeating them for the sake of their records would do harm.
 			d.log().WarnContext(ctx, "delivery records lost", "records", len(done.ops), "error", err)
 		}
 	}
-	if found.More { // more than the header said: the rest is another task
+	if found.More { // there are more subscribers than the header said, so the rest is another task
 		rest := t.Range
 		rest.From = found.Last
 		done.left = append(done.left, followUps(t, task.Pages(t.Workspace, t.Pattern, rest, 1, t.Events))...)
 	}
-	if err = d.pauses.markAnew(ctx, p, done.left); err == nil {
+	if err = d.pauses.markRest(ctx, p, done.left); err == nil {
 		err = d.sendPages(ctx, done.left)
 	}
 	for _, position := range found.Broken {
@@ -181,23 +177,23 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 	return err
 }
 
-// finishTime bounds what is written after the deliveries of a batch.
+// finishTime limits the writes after the deliveries of a batch.
 const finishTime = 10 * time.Second
 
-// finishing is a context for writes that must happen even if the batch has ended.
+// finishing returns a context for writes that must happen even if the time of the batch is over.
 func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), finishTime)
 }
 
 const (
-	// busyHold is how long a page waits for an endpoint that has all the attempts under way that it may have, and hold how
-	// long it waits for slots that others have.
+	// busyHold is how long a page waits for an endpoint that has as many attempts under way as allowed. hold is how long it
+	// waits for slots that other endpoints use.
 	busyHold = time.Second
 	hold     = 5 * time.Second
 )
 
-// patienceOf is how long a page waits for slots. Its attempts have to end before its batch does, or the page would be
-// canceled and redelivered from its start.
+// patienceOf returns how long a page waits for slots. Its attempts have to end before its batch does, because otherwise the
+// page would be canceled and redelivered from its start.
 func (d *Dispatcher) patienceOf(ctx context.Context) lane.Patience {
 	now := time.Now()
 	p := lane.Patience{Busy: now.Add(busyHold), Others: now.Add(hold)}
@@ -216,7 +212,7 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// followUps are the tasks that a task is split into.
+// followUps completes the tasks into which a task is split.
 func followUps(t task.Page, parts []task.Page) []task.Page {
 	for i := range parts {
 		parts[i].Hops, parts[i].Since = t.Hops+1, t.Since

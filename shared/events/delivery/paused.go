@@ -17,18 +17,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
-// What a person paused (package switches) waits, without using up attempts or time of its schedule:
+// Work that a person has paused (package switches) waits without using up attempts or time of its schedule:
 //
-//   - while an event type or everything is paused, the page task, before its subscribers are read. So one
-//     event to very many is a few items. A mark per task holds [Watermark] back until it has been attempted.
-//   - while an origin or a subscription is paused, each delivery, which keeps its attempts.
+//   - While an event type or everything is paused, the page task waits before its subscribers are read. So one event to very
+//     many subscribers is only a few items. A mark per task holds the watermark back until the task has been attempted.
+//   - While an origin or a subscription is paused, each delivery waits, and keeps its attempts.
 //
-// A paused message that is requeued is checked anew, and paused once more if something else is paused.
+// After a switch is resumed, its messages are checked again, and wait again if another switch pauses them.
 
-// pauses has deliveries and pages wait for switches.
+// pauses lets deliveries and pages wait for switches.
 type pauses struct {
 	deliveries *state.Deliveries
-	switches   *switches.Set // nil: nothing is paused
+	switches   *switches.Set // nil pauses nothing
 }
 
 // switchOf returns the switch that pauses attempts of an event type to a target, or "" if none does. It also looks at the
@@ -60,7 +60,7 @@ func (w *pauses) pause(ctx context.Context, del *state.Delivery, which switches.
 	return err
 }
 
-// pausePage pauses the part of a page whose event types are paused, and leaves the others.
+// pausePage stores the events of a page whose types are paused, and keeps the other events in the page.
 func (w *pauses) pausePage(ctx context.Context, p *page) error {
 	if w.switches == nil {
 		return nil
@@ -93,7 +93,7 @@ func (w *pauses) pausePage(ctx context.Context, p *page) error {
 		}
 	}
 	if len(rest) == 0 {
-		ops = append(ops, p.unmark()...) // by the new marks
+		ops = append(ops, p.unmark()...) // the new marks replace them
 	}
 	if err := w.deliveries.DB.WriteAll(ctx, ops...); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "pause a page")
@@ -106,7 +106,7 @@ func markKey(workspace, sort string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: lifecycle.PausedPages(workspace), Sort: sort}
 }
 
-// mark has [Watermark] wait for tasks whose events are older than their messages.
+// mark returns writes of marks that hold the watermark back for tasks whose events are older than their messages.
 func (w *pauses) mark(workspace string, tasks []task.Page) (ops []store.Op) {
 	now := w.deliveries.Now()
 	for i := range tasks {
@@ -116,7 +116,7 @@ func (w *pauses) mark(workspace string, tasks []task.Page) (ops []store.Op) {
 	return ops
 }
 
-// unmark deletes the marks of a page's tasks.
+// unmark returns deletions of the marks of a page's tasks.
 func (p *page) unmark() (ops []store.Op) {
 	for _, sort := range p.wasPaused {
 		ops = append(ops, store.Delete(markKey(p.Workspace, sort)))
@@ -124,8 +124,8 @@ func (p *page) unmark() (ops []store.Op) {
 	return ops
 }
 
-// markAnew marks the tasks that are left of a page that was paused, in place of the page.
-func (w *pauses) markAnew(ctx context.Context, p *page, left []task.Page) error {
+// markRest replaces the marks of a page that was paused by marks of its remaining tasks.
+func (w *pauses) markRest(ctx context.Context, p *page, left []task.Page) error {
 	if len(p.wasPaused) == 0 {
 		return nil
 	}

@@ -36,7 +36,7 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 		wg    sync.WaitGroup
 		mu    sync.Mutex
 		notes []store.Op
-		made  = map[string]outcomeOf{} // the same, by message
+		made  = map[string]outcomeOf{} // the notes by message
 	)
 	fail := func(m queue.Message) {
 		mu.Lock()
@@ -84,8 +84,8 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 	return failed, nil
 }
 
-// failedInternally retries a delivery after an internal failure: first by the queue, then by the
-// due table.
+// failedInternally retries a delivery after an internal failure, and reports whether its message is done. At first it leaves
+// the message in the queue, and later the delivery waits in the due table.
 func (d *Dispatcher) failedInternally(ctx context.Context, m queue.Message, t task.Single, reason error) (done bool) {
 	d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", t.Subscription,
 		"event", t.Event, "receives", m.Received, "error", reason)

@@ -29,7 +29,7 @@ type visit struct {
 	right subscription.Right
 	call  lane.Call     // without the size of the event
 	wait  lane.Patience // for slots
-	sent  bool          // an attempt was started
+	sent  bool          // at least one attempt was started
 
 	attempts sync.WaitGroup
 
@@ -83,10 +83,11 @@ func (d *Dispatcher) visit(ctx context.Context, t task.Page, sub *subscription.S
 
 func (v *visit) wants(i int) bool { return v.sub.Wants(v.task.Payloads[i], v.d.now()) }
 
-// sendEvents starts the attempts and returns when they have ended. The events from index done on had none, because of the error
-// or because it is time for another page.
+// sendEvents starts the attempts and returns when they have ended. It made no attempts for the events from index done on,
+// because of the error or because it is time for another page.
 //
-// A panic is an error of this subscriber. In a goroutine it would end the process, and the next one at the same message.
+// It turns a panic into an error of this subscriber. Otherwise the panic would end the process, and the next process would
+// end at the same message.
 func (v *visit) sendEvents(ctx context.Context) (done int, err error) {
 	defer v.attempts.Wait()
 	defer fault.Recovered(&err)
@@ -254,7 +255,7 @@ func (v *visit) add(i int, notes []store.Op, err error) {
 	v.notes = append(v.notes, notes...)
 	switch {
 	case errors.Is(err, errMaybeEnded):
-		v.left = append(v.left, i) // another page sees whether it has ended
+		v.left = append(v.left, i) // another page reads the subscription again
 	case err != nil:
 		v.failed, v.err = append(v.failed, i), err
 	}
@@ -310,7 +311,7 @@ func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscr
 			s = detached
 		}
 		cancel()
-		out = <-answer // perhaps it arrived at that moment
+		out = <-answer // it may have arrived at that moment
 	}
 	cancel()
 	s.Done(out)
@@ -320,7 +321,7 @@ func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscr
 	return d.outcomes.Record(ctx, del, sub, e, out)
 }
 
-// await waits for an outcome for a time, or to the end if that is 0, and reports whether it arrived.
+// await waits for an outcome, at most for the given time unless that is 0, and reports whether it arrived.
 func await(answer <-chan webhook.Outcome, out *webhook.Outcome, patience time.Duration) bool {
 	var over <-chan time.Time
 	if patience > 0 {
@@ -354,8 +355,8 @@ func (d *Dispatcher) recordDetached(ctx context.Context, del *state.Delivery, su
 	}
 }
 
-// toSlowLane turns a first attempt into a single delivery in the slow lane. Its message is delayed until its endpoint may get
-// attempts, so it is not received for nothing.
+// toSlowLane turns a first attempt into a single delivery in the slow lane. It delays the message until the endpoint may get
+// attempts, because earlier receives would be in vain.
 func (d *Dispatcher) toSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event) error {
 	now := d.now()
 	turn, wait := d.lanes.Postpone(ctx, task.EndpointID(sub.Target.URL))

@@ -13,23 +13,22 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
-// While a subscription is suspended its deliveries form a backlog, without using
-// up their retries (SEP-3415, webhook event delivery): a delivery that comes due is suspended, as
-// its item alone, without a due entry. An event that was published before the suspension
-// and is dispatched after it joins the backlog, too; later ones are in the log. A refresh
-// first makes the subscription active, then reactivates the backlog and replays the
-// log. Whoever suspends a delivery reads the subscription again afterwards, so that
-// one of the two sees the other.
+// The deliveries of a suspended subscription form a backlog and use up none of their retries (SEP-3415, webhook event
+// delivery). A delivery that becomes due is suspended: it keeps its item but has no due entry. An event that was published
+// before the suspension and dispatched after it joins the backlog, too. Later events are in the log.
+//
+// A refresh first makes the subscription active, then reactivates the backlog and replays the log. A worker that suspends a
+// delivery reads the subscription again afterwards, so either the worker or the refresh sees the other.
 
 // AddToBacklog suspends the delivery of an event to a suspended subscriber.
 func (m *Manager) AddToBacklog(ctx context.Context, sub *subscription.Subscriber, e *event.Event) error {
 	if e.Published.After(time.UnixMicro(sub.Suspended).Add(2 * eventlog.MaxSkew)) {
-		return nil // the replay brings it
+		return nil // the refresh replays it from the log
 	}
 	return m.SuspendDelivery(ctx, state.New(sub, e, m.Deliveries.Now()), e)
 }
 
-// SuspendDelivery puts a delivery into the backlog. The event is needed for a new one, to be stored with it.
+// SuspendDelivery puts a delivery into the backlog. The event is stored with a new delivery, and nil for a stored one.
 func (m *Manager) SuspendDelivery(ctx context.Context, del *state.Delivery, e *event.Event) error {
 	del.Due, del.DueAt = time.Time{}, time.Time{}
 	whose, err := m.Deliveries.Write(ctx, del, state.Change{Step: state.StepSuspend, What: "suspend a delivery", Event: e, Keep: state.RetriedFor})

@@ -15,16 +15,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// A subscription whose endpoint only fails for [DisableAfter] is disabled. Its owner learns of it from its resource,
-// operators from a metric, and both from an event, if the catalog has a type for it.
+// A subscription whose endpoint only fails for [DisableAfter] is disabled. Its owner sees that in the subscription's resource,
+// operators see it in a metric, and both receive an event if the catalog has a type for it.
 
 const (
-	// DisableAfter is for how long every attempt must have failed.
+	// DisableAfter is the time for which every attempt must have failed.
 	DisableAfter = 5 * 24 * time.Hour
-	// disableFailures is how many must have. A single failure does not count for five days without events, nor does
-	// one whose success was not worth a write.
+	// disableFailures is the number of attempts that must have failed. Otherwise one failure followed by five days without
+	// events would be enough, and so would a failure before a success that was not written.
 	disableFailures = 10
-	// DisabledURI is that of the event for a subscription that was disabled.
+	// DisabledURI is the URI of the event for a subscription that was disabled.
 	DisabledURI = "event://mcpevents/subscription-disabled"
 )
 
@@ -48,8 +48,8 @@ func (m *Manager) Disable(ctx context.Context, workspace string, sub *subscripti
 	return nil
 }
 
-// publishDisabled publishes the event. A catalog without its type, or without a rule of who may have it, does not
-// want it: it names principals.
+// publishDisabled publishes the event, unless the catalog lacks its type or an access rule for it. The rule is required
+// because the event names principals.
 func (m *Manager) publishDisabled(ctx context.Context, workspace string, sub *subscription.Subscriber, reason string, st subscription.Status) error {
 	cat, err := m.Terminator.Review.Catalog.Catalog(ctx, workspace)
 	if err != nil {
@@ -58,7 +58,7 @@ func (m *Manager) publishDisabled(ctx context.Context, workspace string, sub *su
 	if entry, _, ok := cat.Match(DisabledURI); !ok || !ruled(entry) {
 		return nil
 	}
-	data, _ := json.Marshal(struct { // texts and a time
+	data, _ := json.Marshal(struct { // strings and a time always encode
 		Subscription string    `json:"subscription"`
 		Principal    string    `json:"principal"`
 		Origin       string    `json:"origin"`

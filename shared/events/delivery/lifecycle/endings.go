@@ -14,15 +14,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Ending is how many live subscriptions of a workspace a change of its catalog would end, and why.
+// Ending is the number of live subscriptions of a workspace that a change of its catalog would end, and the reason.
 type Ending struct {
 	Workspace     string
 	Reason        string
 	Subscriptions int
 }
 
-// Endings looks which subscriptions catalogs would end that take the place of those in use, and ends none. A workspace
-// without one among them keeps its own. Those that end by the catalogs in use or for want of a key are left out.
+// Endings counts the subscriptions that would end if the given catalogs replaced the current ones. It ends none. A workspace
+// without a new catalog keeps its current one. Endings leaves out subscriptions that end anyway, because of the current
+// catalog or because their principal has no key.
 func (t *Terminator) Endings(ctx context.Context, next catalog.Source) ([]Ending, error) {
 	workspaces, err := t.Lists.Workspaces(ctx)
 	if err != nil {
@@ -63,7 +64,7 @@ func (t *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 		if !errors.As(err, &then) {
 			return err
 		}
-		if gone, err := t.gone(ctx, sub); gone || err != nil { // by the keys, whatever the catalog
+		if gone, err := t.hasNoKey(ctx, sub); gone || err != nil { // it ends whatever the catalog says
 			return err
 		}
 		if used != nil {
@@ -107,7 +108,7 @@ func (t *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 	return out, nil
 }
 
-// withChanges adds to the reason of an end what changed about its event type.
+// withChanges adds the changes of the event type to the reason of an ending.
 func withChanges(reason string, changes []catalog.Change) string {
 	var what []string
 	for _, c := range changes {
@@ -121,8 +122,8 @@ func withChanges(reason string, changes []catalog.Change) string {
 	return fmt.Sprintf("%s (%s)", reason, strings.Join(what, ", "))
 }
 
-// gone reports whether a subscription's principal has no key that lets it subscribe.
-func (t *Terminator) gone(ctx context.Context, sub *subscription.Subscription) (bool, error) {
+// hasNoKey reports whether a subscription's principal has no key that lets it subscribe.
+func (t *Terminator) hasNoKey(ctx context.Context, sub *subscription.Subscription) (bool, error) {
 	if t.Review.Directory == nil {
 		return false, nil
 	}
@@ -133,7 +134,7 @@ func (t *Terminator) gone(ctx context.Context, sub *subscription.Subscription) (
 	return !slices.ContainsFunc(who, func(p auth.Principal) bool { return p.Has(auth.ScopeSubscribe) }), nil
 }
 
-// Breaking is the error of catalogs that would end subscriptions; nil if they end none.
+// Breaking returns an error for catalogs that would end subscriptions, or nil if there are no endings.
 func Breaking(endings []Ending) error {
 	if len(endings) == 0 {
 		return nil

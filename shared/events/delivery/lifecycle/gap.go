@@ -15,29 +15,29 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
-// A gap notice says that a subscription of the MCP Events extension lost events between two refreshes, with the
-// cursor to go on from (SEP-3415, Non-event webhook bodies and Cursor Lifecycle). There are two causes:
+// A gap notice says that a subscription of the MCP Events extension lost events between two refreshes, and from which cursor
+// the client can resume (SEP-3415, Non-event webhook bodies and Cursor Lifecycle). There are two causes:
 //
-//   - A delivery is abandoned. The cursor lies before its event and before all that is open, so one notice is also
-//     for what is abandoned after it of the same outage. It is written before the dead letter: a crash in between
-//     announces a gap that is none yet, and never hides one.
-//   - A suspension is longer than the log. Its notice is written before the suspension, due when the log will no longer
-//     reach back to it, and dropped if the subscription is active again by then.
+//   - A delivery is abandoned. The cursor lies before its event and before all open deliveries, so one notice also covers
+//     the deliveries that are abandoned later in the same outage. The notice is written before the dead letter. A crash in
+//     between announces a gap too early, but never hides one.
+//   - A suspension lasts longer than the log's retention. Its notice is written before the suspension. It is due when the log
+//     no longer reaches back to the suspension, and dropped if the subscription is active again by then.
 //
-// A notice is a delivery of its own, beside those of events.
+// A notice is a delivery of its own, next to the deliveries of events.
 
 const (
-	// gapEvery is the least time between two gap notices of a subscription.
+	// gapEvery is the minimum time between two gap notices of a subscription.
 	gapEvery = time.Minute
-	// gapFor is how long a notice is retried whose schedule is over: until an endpoint that only fails is disabled.
+	// gapFor is how long a notice is retried after its schedule is over. By then, an endpoint that only fails is disabled.
 	gapFor = DisableAfter
-	// gapRetry is the longest time between two attempts of that.
+	// gapRetry is the longest time between two of these retries.
 	gapRetry = time.Hour
-	// suspensionGap is the key of the notice for a suspension. Those of events are hashes.
+	// suspensionGap is the key of the notice for a suspension. The keys of events are hashes.
 	suspensionGap = "~gap"
 )
 
-// gapMark is the last gap that was announced to a subscription.
+// gapMark records the last gap that was announced to a subscription.
 type gapMark struct {
 	V    int    `json:"v"`
 	ID   string `json:"id"`   // of the notice
@@ -45,7 +45,7 @@ type gapMark struct {
 	At   int64  `json:"at"`   // when it was written, in microseconds since 1970
 }
 
-// AnnounceGap sends a gap notice for a delivery that is about to be abandoned, unless one covers it already.
+// AnnounceGap sends a gap notice for a delivery that is about to be abandoned, unless an earlier notice covers it.
 func (m *Manager) AnnounceGap(ctx context.Context, del *state.Delivery) error {
 	if m.Gaps == nil || del.Origin != subscription.MCPEvents || del.Test || del.Again || m.Terminator.plain(del.Target) {
 		return nil
@@ -118,8 +118,8 @@ func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last gapMar
 	return last, version, notice[0] != nil, nil
 }
 
-// gapBody makes the message of a gap: its cursor covers the event that was lost and all that is open, as far back as the log
-// reaches.
+// gapBody returns the message of a gap. Its cursor lies before the lost event and before all open deliveries, as far back as
+// the log reaches.
 func (m *Manager) gapBody(ctx context.Context, record *subscription.Subscription, lost time.Time) (body json.RawMessage, from int64, err error) {
 	sealer, err := m.Gaps.Sealer(ctx)
 	if err != nil {
@@ -150,7 +150,8 @@ func encodeGap(cursor string) json.RawMessage {
 	return body
 }
 
-// ForeseeGap writes the notice for a suspension that is about to begin; [Manager.PrepareGap] says what becomes of it.
+// ForeseeGap writes the notice for a suspension that is about to begin. When the notice is due, [Manager.PrepareGap] decides
+// whether it is sent.
 func (m *Manager) ForeseeGap(ctx context.Context, workspace string, sub *subscription.Subscriber, name string) error {
 	if m.Gaps == nil || m.Terminator.plain(sub.Target.URL) {
 		return nil
@@ -158,12 +159,11 @@ func (m *Manager) ForeseeGap(ctx context.Context, workspace string, sub *subscri
 	due := m.Deliveries.Now().Add(m.Gaps.Log.Reaches())
 	notice := state.NewNotice(workspace, sub, name, "gap", due)
 	notice.Key, notice.Control.Gap = suspensionGap, state.GapSuspended
-	_, err := m.Deliveries.WriteNext(ctx, notice, due) // false: one is written already
+	_, err := m.Deliveries.WriteNext(ctx, notice, due) // an earlier suspension may have written the notice already
 	return err
 }
 
-// PrepareGap reports what is to be done with a gap notice that is due: forget it, send it now, or, if the time is not zero,
-// send it then.
+// PrepareGap decides about a gap notice that is due: send it now, send it later if the time is not zero, or drop it.
 func (m *Manager) PrepareGap(ctx context.Context, del *state.Delivery, record *subscription.Subscription) (send bool, later time.Time, err error) {
 	if record == nil || record.Plain || m.Gaps == nil {
 		return false, later, nil
@@ -173,10 +173,10 @@ func (m *Manager) PrepareGap(ctx context.Context, del *state.Delivery, record *s
 		return true, later, nil
 	}
 	if record.State != subscription.Suspended {
-		return false, later, nil // it goes on; the refresh said what it lost
+		return false, later, nil // it is active again, and the refresh reported the gap
 	}
 	if end := time.UnixMicro(record.Suspended).Add(m.Gaps.Log.Reaches()); m.Deliveries.Now().Before(end) {
-		return false, end, nil // of an earlier suspension
+		return false, end, nil // the notice was written for an earlier suspension
 	}
 	del.Control.Body, _, err = m.gapBody(ctx, record, time.UnixMicro(record.Suspended))
 	return err == nil, later, err

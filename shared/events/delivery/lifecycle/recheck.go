@@ -11,21 +11,20 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// A delivery finds out when a subscription may not go on. Without events there is no delivery,
-// so once a minute an audit compares the catalog of every workspace that has subscriptions with
-// the one that was audited last, and checks all subscriptions to event types that are gone or
-// have other terms.
+// Each delivery checks whether its subscription may continue. A subscription without events has no deliveries. So once a
+// minute, Recheck compares the catalog of every workspace that has subscriptions with the catalog of the last recheck, and
+// checks all subscriptions to event types that were removed or have other terms.
 //
-// A change is audited twice, some time apart: other processes may use the old catalog for
-// [settings.MaxAge], and accept subscriptions to an event type that is gone.
+// It rechecks each change twice, some time apart, because other processes may use the old catalog for [settings.MaxAge] and
+// accept subscriptions to a removed event type.
 
-// settleAfter is how long a catalog must have been seen before it is the one to compare
-// with.
+// settleAfter is the age of a catalog at which the second recheck begins.
 const settleAfter = 20 * time.Second
 
-// Audit terminates the subscriptions that may not continue after a change of the catalog, and reports how many. An
-// audit that is interrupted resumes where it stopped, and a workspace that fails does not stop the others. After an
-// interruption the next audit begins with the workspaces that had no turn: there may be more than an audit has time for.
+// Recheck terminates the subscriptions that may not continue after a change of the catalog, and returns their number. A
+// recheck that is interrupted resumes where it stopped, and a workspace that fails does not stop the others. After an
+// interruption the next recheck begins with the workspaces that had no turn, because there may be more workspaces than one
+// recheck has time for.
 func (t *Terminator) Recheck(ctx context.Context) (ended int, err error) {
 	t.rechecking.Lock()
 	defer t.rechecking.Unlock()
@@ -58,7 +57,7 @@ func (t *Terminator) Recheck(ctx context.Context) (ended int, err error) {
 func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (ended int, err error) {
 	cat, err := t.Review.Catalog.Catalog(ctx, workspace)
 	if fault.Is(err, fault.NotFound) {
-		return 0, nil // a workspace without a catalog neither publishes nor delivers
+		return 0, nil // a workspace without a catalog has no events
 	}
 	if err != nil || t.rechecked[workspace] == cat.Fingerprint() {
 		return 0, err
@@ -79,7 +78,7 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	default:
 		next = subscription.AuditState{Settled: cat.Fingerprint(), Terms: cat.Terms()}
 	}
-	// The position of an interrupted audit counts only for the same step.
+	// The position of an interrupted recheck counts only for the same step.
 	at := subscription.AuditPosition{Step: next.Settled + next.Seen}
 	if last.At.Step == at.Step {
 		at = last.At
@@ -100,7 +99,7 @@ func (t *Terminator) recheckWorkspace(ctx context.Context, workspace string) (en
 	return ended, t.Lists.SetAuditState(ctx, workspace, next)
 }
 
-// concerned lists the scopes whose subscriptions may have lost something, in order.
+// concerned returns the sorted scopes whose subscriptions may have lost access.
 func concerned(before, after map[string]string) (scopes []string) {
 	for name, t := range before {
 		if after[name] != t {
@@ -114,8 +113,7 @@ func concerned(before, after map[string]string) (scopes []string) {
 	return scopes
 }
 
-// recheckScope checks the subscriptions of a scope from a position on, and saves the position
-// after each page.
+// recheckScope checks the subscriptions of a scope from a position on, and saves the position after each page.
 func (t *Terminator) recheckScope(ctx context.Context, workspace string, last subscription.AuditState, at *subscription.AuditPosition) (ended int, err error) {
 	var errs []error
 	for {

@@ -18,9 +18,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
-// Terminator ends subscriptions that may not go on. An endpoint of the MCP Events extension
-// gets a signed termination notice (SEP-3415, Subscription Termination), and the subscription
-// is deleted. A SEP-1803 subscription is disabled, and its owner sees why.
+// Terminator ends subscriptions that may not continue, for example because their principal lost access. It sends the
+// endpoint of an MCP Events subscription a signed termination notice (SEP-3415, Subscription Termination) and deletes the
+// subscription. It disables a SEP-1803 subscription, whose owner sees the reason.
 type Terminator struct {
 	Queue         queue.Sender
 	Subscriptions Terminable
@@ -40,7 +40,7 @@ type Terminator struct {
 	interrupted string            // the workspace at which the last recheck ran out of time
 }
 
-// Terminable is what a terminator asks of subscriptions. [subscription.Service] implements it.
+// Terminable are the operations on subscriptions that a terminator needs. [subscription.Service] implements it.
 type Terminable interface {
 	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
 	Terminate(ctx context.Context, workspace, principal, id string,
@@ -56,9 +56,8 @@ func (t *Terminator) now() time.Time {
 
 func (t *Terminator) log() *slog.Logger { return cmp.Or(t.Log, slog.Default()) }
 
-// Terminate checks a subscription against the latest catalog and keys, and ends it if it may
-// not go on. The deletion and the due entry of its termination notice are one write, so that
-// a crash loses neither.
+// Terminate checks a subscription against the latest catalog and keys, and ends it if it may not continue. It deletes the
+// subscription and writes the due entry of its termination notice in one transaction, so that a crash loses neither.
 func (t *Terminator) Terminate(ctx context.Context, workspace, principal, id string) (ended bool, err error) {
 	var (
 		notice *state.Delivery
@@ -83,7 +82,7 @@ func (t *Terminator) Terminate(ctx context.Context, workspace, principal, id str
 		return true, nil
 	}
 	if err := t.Queue.Send(ctx, queue.Slow, notice.NextTask().Outgoing(0)); err != nil {
-		// The due entry brings it back.
+		// The due entry brings the notice back.
 		t.log().WarnContext(ctx, "termination notice postponed", "subscription", id, "error", err)
 	}
 	return true, nil
@@ -93,7 +92,7 @@ func (t *Terminator) plain(url string) bool {
 	return slices.ContainsFunc(t.Plain, func(prefix string) bool { return strings.HasPrefix(url, prefix) })
 }
 
-// notice is the delivery of a termination notice.
+// notice returns the delivery of a termination notice.
 func (t *Terminator) notice(sub *subscription.Subscription, reason error) *state.Delivery {
 	body, _ := json.Marshal(struct { // its error member is JSON already
 		Type  string          `json:"type"`

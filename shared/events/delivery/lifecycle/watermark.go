@@ -19,46 +19,46 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
-// Watermark finds the position up to which the deliveries of a subscription are settled:
-// acknowledged, or dead letters. Two kinds are not:
+// Watermark finds the position up to which the deliveries of a subscription are settled, that is, acknowledged or
+// dead-lettered. Two kinds of deliveries are open:
 //
-//   - those without a first attempt. A success leaves no item that could be asked, so
-//     this is a bound: everything that was sent to dispatch [dwell] before dispatch last recorded
-//     progress has been attempted, or dispatch received it late and recorded that first.
-//   - those that wait for a retry, or are suspended with their subscription. These are items.
+//   - Deliveries without a first attempt. They have no item, and a success leaves none either, so Watermark uses a bound:
+//     all pages that were queued [dwell] before dispatch last recorded progress have been attempted, unless dispatch
+//     recorded that it received one of them late.
+//   - Deliveries that wait for a retry, or are suspended with their subscription. Watermark reads their items.
 //
-// Positions are in the log's measure: an event's key is at least the time at which it was published,
-// less what two clocks may be apart.
+// Positions are keys of the event log. The key of an event is at least its publication time minus the tolerated clock skew.
 type Watermark struct {
 	DB store.DB
 }
 
 const (
-	// dwell is how long a page may stay queued although dispatch makes progress: the time until
-	// it is late, three steps of the tree, and a visibility timeout after each.
+	// dwell limits how long a page stays queued while dispatch makes progress: the time until it is late, three steps of
+	// the tree of pages, and a visibility timeout after each.
 	dwell = 30 * time.Minute
-	// lateAfter is the age of a page from which dispatch records it as late.
+	// lateAfter is the age at which dispatch records a page as late.
 	lateAfter = 5 * time.Minute
 	// progressEvery is how often a process records progress, if it makes any.
 	progressEvery = time.Minute
 
 	latePartition = "w#late"
 	countAt       = "at"
-	// maxOpen bounds how many deliveries are read.
+	// maxOpen limits the deliveries that Settled reads.
 	maxOpen = 1000
 )
 
 var progressKey = store.Key{Table: store.Deliveries, Partition: "w#pace", Sort: "-"}
 
-// position lies before the key of an event that was published at that time.
+// position returns a position before the key of any event that was published at that time.
 func position(published time.Time) int64 {
 	return published.Add(-2*eventlog.MaxSkew).UnixMicro() - 1
 }
 
-// PausedPages is the partition of the marks of paused pages.
+// PausedPages returns the partition of the marks of paused pages.
 func PausedPages(workspace string) string { return "w#paused#" + workspace }
 
-// EarliestKey begins the key of a page with a position before it was sent and before all its events, for [Watermark.before].
+// EarliestKey returns the beginning of a page's sort key: a position before the page was sent and before all its events, so
+// that the first item of a partition is the earliest.
 func EarliestKey(sent time.Time, events []event.Event) string {
 	first := position(sent)
 	for _, e := range events {
@@ -67,13 +67,13 @@ func EarliestKey(sent time.Time, events []event.Event) string {
 	return fmt.Sprintf("%016d#", max(first, 0))
 }
 
-// Settled implements [subscription.Watermark]: all that was sent to dispatch by then has been
-// attempted, and of the subscription nothing up to there is open. open reports whether anything is.
+// Settled implements [subscription.Watermark]. It returns the position up to which no delivery of the subscription is open,
+// and reports whether later deliveries are.
 func (w *Watermark) Settled(ctx context.Context, workspace, id string) (at int64, open bool, err error) {
 	if at, err = w.attempted(ctx, workspace, id); err != nil {
 		return 0, false, err
 	}
-	// After that, so that what failed in between is seen here.
+	// The items are read afterwards, so that a delivery that fails in between is among them.
 	q := store.Query{Table: store.Deliveries, Partition: state.Key(workspace, id, "").Partition}
 	for seen := 0; ; {
 		page, err := w.DB.Query(ctx, q)
@@ -83,7 +83,7 @@ func (w *Watermark) Settled(ctx context.Context, workspace, id string) (at int64
 		for i := range page.Items {
 			del, err := state.Decode(&page.Items[i])
 			if err != nil {
-				return 0, true, nil // it may be any
+				return 0, true, nil // it may be of any event
 			}
 			if del.State == state.Dead || del.Control != nil {
 				continue
@@ -104,9 +104,9 @@ func (w *Watermark) Settled(ctx context.Context, workspace, id string) (at int64
 	}
 }
 
-// attempted is a position up to which every page has had its attempts; 0 is not known. A delivery
-// to the subscription also shows progress of dispatch, by its first attempt or a retry: half an
-// hour earlier at most.
+// attempted returns a position up to which every page has had its attempts, or 0 if it is unknown. A successful delivery to
+// the subscription also shows progress of dispatch. It may have been a retry of an event that was published half an hour
+// earlier.
 func (w *Watermark) attempted(ctx context.Context, workspace, id string) (at int64, err error) {
 	items, err := w.DB.Get(ctx, progressKey, subscription.StatusKey(workspace, id))
 	if err != nil {
@@ -128,10 +128,10 @@ func (w *Watermark) attempted(ctx context.Context, workspace, id string) (at int
 	return w.before(ctx, PausedPages(workspace), at)
 }
 
-// before is a position that lies before all pages of a partition, too; 0 is not known.
+// before returns the position at, or an earlier one that lies before all pages of a partition. It returns 0 if that is unknown.
 func (w *Watermark) before(ctx context.Context, partition string, at int64) (int64, error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
-	for { // past items that have expired
+	for { // expired items may fill a result
 		late, err := w.DB.Query(ctx, q)
 		if err != nil {
 			return 0, fault.Wrap(fault.Unavailable, err, "read which pages are late")
@@ -151,13 +151,13 @@ func (w *Watermark) before(ctx context.Context, partition string, at int64) (int
 	}
 }
 
-// Progress is when this process last wrote for [Watermark].
+// Progress records for [Watermark] that this process attempts pages. The zero value is ready to use.
 type Progress struct {
 	mu      sync.Mutex
 	written time.Time
 }
 
-// RecordLate records which pages of a batch are late, before their attempts.
+// RecordLate records the late pages of a batch. Call it before their attempts.
 func (p *Progress) RecordLate(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) error {
 	for _, m := range batch {
 		if m.Sent.IsZero() || now.Sub(m.Sent) <= lateAfter {
@@ -178,8 +178,8 @@ func (p *Progress) RecordLate(ctx context.Context, db store.DB, batch []queue.Me
 	return nil
 }
 
-// RecordWork records, once a minute and not in the first one, that young pages are attempted. A
-// failure is harmless: the watermark waits.
+// RecordWork records that young pages have been attempted, once a minute and not in the first minute of the process. It
+// ignores a failed write, because the watermark then only stays where it is.
 func (p *Progress) RecordWork(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) {
 	for _, m := range batch {
 		if now.Sub(m.Sent) > lateAfter {

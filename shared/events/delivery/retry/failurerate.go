@@ -14,51 +14,48 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A subscription of the MCP Events extension is suspended by its rate of
-// failure over the last hour, not by a count (SEP-3415, webhook event delivery). All
-// dispatchers share the rate without sharing a counter: each writes what it
-// saw in a minute as an item of its own beside the subscription's status, in
-// batches that are written anyway, and the one that records a failure adds them up.
+// A subscription of the MCP Events extension is suspended by its failure rate of the last hour, not by the number of failures
+// (SEP-3415, webhook event delivery). The dispatchers need the common rate but share no counter. Each one writes the attempts
+// of a minute as an item of its own next to the subscription's status, in batches that it writes anyway. The dispatcher that
+// records a failure adds the items up.
 //
-// Failures are written at once. Successes are not worth a write each: a
-// dispatcher writes them with the status, at the latest when they have doubled.
-// So the sum may lack up to half of another dispatcher's latest successes: a rate
-// that is taken for 95 % is 90 % at the least.
+// A dispatcher writes failures immediately. A write per success would be too expensive, so it writes successes with the
+// status, at the latest when their number has doubled. So the sum may lack up to half of another dispatcher's latest
+// successes. For example, a failure rate that appears to be 95 % is at least 90 %.
 
 const (
 	rateWindow  = time.Hour
-	rateMinimum = 100 // attempts, below which no rate says anything
-	// ratePercent is above how many failures in a hundred attempts delivery is suspended.
+	rateMinimum = 100 // with fewer attempts, no subscription is suspended
+	// ratePercent is the failure rate in percent above which a subscription is suspended.
 	ratePercent = 95
-	// rateUnwritten is how many successes may always be unwritten.
+	// rateUnwritten is the number of successes that a dispatcher counts without a write.
 	rateUnwritten = 4
-	// rateAsk is how often one dispatcher adds up the attempts of one subscription, unless it makes
-	// rateMinimum of them sooner.
+	// rateAsk is how often a dispatcher adds up the attempts of a subscription, unless it makes rateMinimum attempts sooner.
 	rateAsk   = 5 * time.Second
 	maxTallys = 100_000
 )
 
-// tally is what this dispatcher saw of one subscription.
+// tally counts this dispatcher's attempts for one subscription.
 type tally struct {
-	minutes []minuteTally // those not written as they are, and the current one; oldest first
-	began   time.Time     // of written
-	written int           // successes
-	dirty   int           // successes that are not
-	asked   time.Time
-	since   int // attempts since then
+	minutes []minuteTally // the minutes with unwritten attempts, and the current one; oldest first
+	began   time.Time     // when written was last 0
+	written int           // written successes
+	dirty   int           // unwritten successes
+	asked   time.Time     // when the attempts of all dispatchers were last added up
+	since   int           // attempts since asked
 }
 
-// minuteTally is the value of an item: the attempts of one minute.
+// minuteTally counts the attempts of one minute. It is the value of an item.
 type minuteTally struct {
 	Minute int64 `json:"-"` // since 1970
 	OK     int   `json:"ok,omitempty"`
 	Failed int   `json:"f,omitempty"`
 }
 
-// rates are the tallies of a dispatcher. The zero value is ready.
+// rates has the tallies of a dispatcher. The zero value is ready to use.
 type rates struct {
 	mu   sync.Mutex
-	self string // names this dispatcher's items
+	self string // the name of this dispatcher in the keys of its items
 	subs map[string]*tally
 }
 
@@ -83,8 +80,8 @@ func (r *rates) get(workspace, id string, now time.Time) *tally {
 	return t
 }
 
-// count counts an attempt, and returns the writes that are due: all after a
-// failure or when flush is set, none or all after a success.
+// count counts an attempt and returns the writes that are due. After a failure or with flush these are all unwritten counts,
+// and after a success either all or none.
 func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (due []store.Op) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -119,9 +116,8 @@ func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (
 	return due
 }
 
-// failing reports whether the attempts of the last hour, those of all
-// dispatchers, failed too often. What was until resumed, in seconds since 1970, does
-// not count. It looks once in a while only.
+// failing reports whether the attempts of all dispatchers in the last hour failed too often. Attempts before resumed, in
+// seconds since 1970, do not count. Most calls return false without a read; see [rateAsk].
 func (r *rates) failing(ctx context.Context, db store.DB, workspace, id string, resumed int64, now time.Time) (bool, error) {
 	r.mu.Lock()
 	t := r.get(workspace, id, now)
@@ -133,7 +129,7 @@ func (r *rates) failing(ctx context.Context, db store.DB, workspace, id string, 
 	first := max(now.Add(-rateWindow).Unix(), resumed)/60 + 1
 	own := map[string]bool{}
 	ok, failed := 0, 0
-	for _, m := range t.minutes { // what the store has of these may be older
+	for _, m := range t.minutes { // the items of these minutes may be older
 		if own[rateKey(workspace, id, m.Minute, r.self).Sort] = true; m.Minute >= first {
 			ok, failed = ok+m.OK, failed+m.Failed
 		}
@@ -154,7 +150,7 @@ func (r *rates) failing(ctx context.Context, db store.DB, workspace, id string, 
 			}
 			var m minuteTally
 			if err := json.Unmarshal(it.Value, &m); err != nil {
-				continue // it expires soon, and one process's minute decides little
+				continue // it expires soon, and one minute of one dispatcher changes the rate little
 			}
 			ok, failed = ok+m.OK, failed+m.Failed
 		}

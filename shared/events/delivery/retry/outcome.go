@@ -190,17 +190,18 @@ func (o *Outcomes) DeadLetter(ctx context.Context, del *state.Delivery, e *event
 	return whose, err
 }
 
-// statuses decides when a subscription's status is worth a write: after a
-// failure, on the first success after one, and else once a minute. One event to very many
-// would be a write for each: of more than [statusBudget] in a minute, one in [statusShare] is written. So
-// after such an event the time of the last delivery, and the end of a failure that another
-// dispatcher saw, may show only after some more events.
+// statuses decides when to write a subscription's status: after a failure, on the first success after a failure, and
+// otherwise once a minute.
+//
+// One event to very many subscribers would still cause a write for each of them. So of more than [statusBudget] writes in a
+// minute that could wait, only one in [statusShare] is made. After such an event, the time of the last delivery may be
+// outdated until some more events were delivered, and so may a failure that another dispatcher recorded.
 type statuses struct {
 	seen *bounded.Map[string, seenStatus]
 
 	mu     sync.Mutex
-	minute int64 // since 1970, in which
-	spent  int   // so many were written that could have waited
+	minute int64 // the current minute, since 1970
+	spent  int   // the writes in this minute that could have waited
 }
 
 type seenStatus struct {
@@ -215,7 +216,7 @@ const (
 	maxStatuses  = 100_000
 )
 
-// delivered reports whether a success is to be written. That of a retry always is.
+// delivered returns the status after a success, and reports whether to write it. The success of a retry is always written.
 func (s *statuses) delivered(workspace, id string, retried bool, now time.Time) (subscription.Status, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -228,7 +229,7 @@ func (s *statuses) delivered(workspace, id string, retried bool, now time.Time) 
 	return subscription.Status{LastDelivery: now.UTC()}, true
 }
 
-// afford reports whether another write that could wait fits into this minute.
+// afford reports whether this minute has room for another write that could wait.
 func (s *statuses) afford(now time.Time) bool {
 	if minute := now.Unix() / 60; minute != s.minute {
 		s.minute, s.spent = minute, 0
@@ -240,6 +241,7 @@ func (s *statuses) afford(now time.Time) bool {
 	return rand.N(statusShare) == 0
 }
 
+// failed returns the status after a failure.
 func (s *statuses) failed(ctx context.Context, db store.DB, workspace string, sub *subscription.Subscriber, out webhook.Outcome, now time.Time) (subscription.Status, error) {
 	items, err := db.Get(ctx, subscription.StatusKey(workspace, sub.ID))
 	if err != nil {
@@ -254,7 +256,7 @@ func (s *statuses) failed(ctx context.Context, db store.DB, workspace string, su
 	}
 	st.Failures++
 	st.LastError = string(out.Category)
-	if sub.Origin == subscription.MCPEvents { // knows six categories only
+	if sub.Origin == subscription.MCPEvents { // the extension has only six categories
 		st.LastError = string(out.Category.Published())
 	}
 	if out.RetryAfter > 0 {

@@ -8,27 +8,27 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 )
 
-// Schedule is the delays before each attempt; the first is 0.
+// Schedule has the delay before each attempt. The first delay is 0.
 type Schedule []time.Duration
 
 // Schedules of the two kinds of subscriptions.
 var (
-	// StandardSchedule is that of Standard Webhooks: ten attempts over about
-	// three days. SEP-1803 subscriptions have no other way to recover an event.
+	// StandardSchedule is the schedule of Standard Webhooks: ten attempts over about three days. SEP-1803 subscriptions have
+	// no other way to recover an event.
 	StandardSchedule = Schedule{
 		0, 5 * time.Second, 5 * time.Minute, 30 * time.Minute, 2 * time.Hour, 5 * time.Hour,
 		10 * time.Hour, 14 * time.Hour, 20 * time.Hour, 24 * time.Hour,
 	}
-	// EventsSchedule is bounded as SEP-3415 guides (3 to 5 attempts within 10 to
-	// 15 minutes, jitter included); after it a client recovers by its cursor.
+	// EventsSchedule follows the guidance of SEP-3415: 3 to 5 attempts within 10 to 15 minutes, including jitter. After that,
+	// the client recovers with its cursor.
 	EventsSchedule = Schedule{0, 5 * time.Second, 40 * time.Second, 150 * time.Second, 480 * time.Second}
 )
 
-// Jitter is by how much a delay may deviate, either way.
+// Jitter is the share by which a delay may be shorter or longer, for example 4 to 6 seconds instead of 5.
 const Jitter = 0.2
 
-// Next returns the delay after the given number of attempts, or false when that was
-// the last. retryAfter is what the endpoint asked for, 0 for nothing.
+// Next returns the delay after the given number of attempts, or false if there is no further attempt. retryAfter is the
+// delay that the endpoint asked for, or 0.
 func (s Schedule) Next(attempts int, retryAfter time.Duration) (time.Duration, bool) {
 	if attempts >= len(s) {
 		return 0, false
@@ -37,7 +37,7 @@ func (s Schedule) Next(attempts int, retryAfter time.Duration) (time.Duration, b
 	return max(d, min(retryAfter, webhook.MaxRetryAfter)), true
 }
 
-// Total is the time from the first attempt to the last, with all jitter.
+// Total returns the longest time from the first attempt to the last.
 func (s Schedule) Total() (sum time.Duration) {
 	for _, d := range s {
 		sum += d

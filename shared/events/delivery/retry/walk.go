@@ -28,25 +28,25 @@ type Job struct {
 	// SaveEvery is the SaveEvery of [minutes.Position].
 	SaveEvery time.Duration
 	Now       func() time.Time
-	// Log gets items that cannot be decoded; nil is slog.Default.
+	// Log receives the items that cannot be decoded; nil is [slog.Default].
 	Log *slog.Logger
 }
 
 var (
-	// WatermarkKey is where the position in the due table is kept.
+	// WatermarkKey is the item that keeps the position in the due table.
 	WatermarkKey = store.Key{Table: store.Deliveries, Partition: "due#watermark", Sort: "-"}
-	// aheadKey is where the search after the clock was set back keeps its position.
+	// aheadKey is the item that keeps the position of the search after the clock was set back.
 	aheadKey = store.Key{Table: store.Deliveries, Partition: "due#ahead", Sort: "-"}
 )
 
-// The partitions of the due table are named from FirstDuePartition to before AfterDue: the numbers of shards
-// come before other names that begin so.
+// The names of the due table's partitions lie between FirstDuePartition and AfterDue, because they continue with the number of
+// a shard. Other names that begin with "due#" continue with a letter.
 const (
 	DueTable                    = store.Deliveries
 	FirstDuePartition, AfterDue = "due#0", "due#:"
 )
 
-// longest is how far ahead of the clock that wrote it a due entry can lie.
+// longest is the longest time from writing a due entry to the time at which it is due.
 const longest = webhook.MaxRetryAfter*(100+Jitter*100)/100 + state.Backup
 
 func (r *Job) now() time.Time {
@@ -56,9 +56,8 @@ func (r *Job) now() time.Time {
 	return time.Now()
 }
 
-// Run does one round and reports how many deliveries it moved. An entry is
-// deleted after its message was sent: a crash in between sends it twice, and the second
-// message is stale.
+// Run does one round and returns the number of deliveries that it moved. It deletes an entry after sending its message. A
+// crash in between sends the message twice, and the second one is stale.
 func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	now := r.now()
 	due := minutes.Position{
@@ -74,7 +73,7 @@ func (r *Job) Run(ctx context.Context) (moved int, err error) {
 	return moved + n, errors.Join(err, aheadErr)
 }
 
-// minute moves the entries of a minute that only lets through.
+// minute moves the entries of a minute for which only returns true, or all entries if only is nil.
 func (r *Job) minute(ctx context.Context, minute, now time.Time, only func(state.DueEntry) bool) (moved int, err error) {
 	var errs []error
 	for shard := range state.DueShards {
@@ -140,19 +139,19 @@ func (r *Job) LogItems(ctx context.Context) (n int, err error) {
 	return n, err
 }
 
-// Entries lie in the minute in which they are due. After the clock was set back, those that
-// were written before lie too far ahead: a retry in five seconds would wait for as long as
-// the clock was set back by. So the minutes in which such entries can lie are searched once.
+// Entries lie in the minute in which they are due. After the clock was set back, the entries that were written before lie too
+// far ahead. For example, if the clock was set back by an hour, a retry that was due in five seconds would wait for an hour.
+// So Run searches the minutes in which such entries can lie once.
 
-// search is what is still to be searched: the minutes from the item's version on, until
-// those in which the clock of Was could have written something.
+// search describes the minutes that are still to be searched. They begin with the version of its item, and end with the last
+// minute in which a process could have written an entry by the old clock.
 type search struct {
 	V     int   `json:"v"`
 	Was   int64 `json:"was"` // seconds since 1970
 	Until int64 `json:"until"`
 }
 
-// clockSetBack notes that the clock read was at the last round, and now reads now.
+// clockSetBack begins a search, because the clock showed was in the last round and shows now in this one.
 func (r *Job) clockSetBack(ctx context.Context, now, was time.Time) error {
 	items, err := r.DB.Get(ctx, aheadKey)
 	if err != nil {
@@ -163,7 +162,7 @@ func (r *Job) clockSetBack(ctx context.Context, now, was time.Time) error {
 		var before search
 		if err := json.Unmarshal(items[0].Value, &before); err == nil {
 			if before.Was == next.Was {
-				return nil // the round that noted it could not move its position
+				return nil // the last round began this search, and then could not save its position
 			}
 			next.Until = max(next.Until, before.Until) // it was set back twice
 		}
@@ -175,7 +174,7 @@ func (r *Job) clockSetBack(ctx context.Context, now, was time.Time) error {
 	return fault.Wrap(fault.Unavailable, err, "note that the clock was set back")
 }
 
-// ahead goes on with the search.
+// ahead continues the search.
 func (r *Job) ahead(ctx context.Context, now time.Time) (moved int, err error) {
 	items, err := r.DB.Get(ctx, aheadKey)
 	if err != nil || items[0] == nil {
@@ -211,9 +210,8 @@ func (r *Job) ahead(ctx context.Context, now time.Time) (moved int, err error) {
 	return moved, fault.Wrap(fault.Unavailable, err, "end the search after a clock change")
 }
 
-// misplaced reports whether an entry was written by a clock that was ahead of this one.
-// Those of the version before do not say when they were written; one that is further
-// away than the longest delay was.
+// misplaced reports whether an entry was written by a clock that was ahead of this one. An entry of the previous version does
+// not say when it was written. It is misplaced if it is further away than the longest delay.
 func misplaced(e state.DueEntry, now time.Time) bool {
 	return time.UnixMilli(e.Made).Sub(now) > minutes.Tolerance || time.UnixMilli(e.At).Sub(now) > longest
 }
