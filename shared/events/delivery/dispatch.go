@@ -16,7 +16,7 @@
 // An internal failure concerns one subscriber only. Its deliveries become single deliveries, which wait in the slow lane and
 // use up none of their attempts. When the time of their schedule has passed, they become dead letters of the subscription,
 // with the category internal. A message that cannot be decoded becomes a dead letter of its queue. Operators can send both
-// back when the cause is fixed, and neither delays or repeats anything else.
+// back when the cause is fixed. The other deliveries of the page or batch continue without delay.
 package delivery
 
 import (

@@ -298,8 +298,8 @@ func pageDelay(retries int) time.Duration {
 }
 
 // remaining returns page tasks for the events that a page did not send to one subscriber. Events that failed internally
-// become single deliveries instead. Those that cannot be written are left to another page, which repeats their first
-// attempt, up to [maxPageRetries] times. After that, or if an event can never be written, they are dead letters of the
+// become single deliveries instead. If a single delivery cannot be written, its event is left to another page, which repeats their first
+// attempt, up to [maxPageRetries] times. After that, or if an event can never be written, it becomes a dead letter of the
 // deliveries queue.
 func (d *Dispatcher) remaining(ctx context.Context, t task.Page, sub *subscription.Subscriber, v *visit) []task.Page {
 	tasksOf := func(events []event.Event) []task.Page {

@@ -141,8 +141,8 @@ func (u *unrecorded) remove(done map[string]outcomeOf) {
 	}
 }
 
-// writeUnrecorded writes the outcomes that could not be written before, except those of deliveries that another worker has
-// continued since, or that were delivered again.
+// writeUnrecorded writes the outcomes that could not be written before. It skips deliveries that another worker has continued
+// since, or that were delivered again.
 func (d *Dispatcher) writeUnrecorded(ctx context.Context) error {
 	left := d.unrecorded.all()
 	if len(left) == 0 {

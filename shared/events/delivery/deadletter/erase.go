@@ -21,9 +21,9 @@ import (
 type Belonging struct {
 	Kind string
 	Keys []store.Key
-	// At is when it was made; zero if that is not known.
+	// At is when it was made; zero if that is unknown.
 	At time.Time
-	// Body is the stored event of a delivery, and URI the event's. Own says that no one else can use it.
+	// Body is the stored event of a delivery, and URI the event's URI. Own is true if no other subscription uses the event.
 	Body store.Key
 	URI  string
 	Own  bool
@@ -82,8 +82,8 @@ func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit
 	return err
 }
 
-// What is in flight when a subscription is erased may still be recorded. So the ids of its subscriptions, as bare
-// numbers, stay for [erasedSwept], and a job of every minute deletes what was written under them.
+// A delivery in flight may still be recorded after its subscription was erased. So the ids of erased subscriptions stay for
+// [erasedSwept], as numbers without their prefix, and a periodic job deletes the items that are written under them.
 
 const (
 	ErasedPartition = "erased"
@@ -160,5 +160,5 @@ func (o *Operations) SweepErased(ctx context.Context) (n int, err error) {
 	if err == nil && n > 0 {
 		err = store.Scrub(ctx, o.Deliveries.DB)
 	}
-	return n, fault.Wrap(fault.Unavailable, err, "delete what was recorded after an erasure")
+	return n, fault.Wrap(fault.Unavailable, err, "delete the records that were written after an erasure")
 }

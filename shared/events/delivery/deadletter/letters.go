@@ -23,9 +23,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
-// A dead letter lies under four keys, so that each question is one query: those of its subscription
-// (x#), of its target's origin (xo#), of its event type (xe#), and all of the workspace (xa#). They
-// are written and deleted together.
+// A dead letter has four items, so that each list is one query: the lists of its subscription (x#), of its target's origin
+// (xo#), of its event type (xe#) and of the workspace (xa#). The items are written and deleted together.
 
 // Keys returns the keys of a delivery's dead letter.
 func Keys(del *state.Delivery, at time.Time) []store.Key {
@@ -104,7 +103,7 @@ func parseLetterID(id string) (sub, sort string, ok bool) {
 	return sub, sort, err == nil && found && sub != "" && len(sort) > 17 && len(sort) <= 400
 }
 
-// LetterQuery asks for dead letters that have all that is given.
+// LetterQuery selects the dead letters that match all of its fields. Empty fields match every letter.
 type LetterQuery struct {
 	Subscription string
 	Origin       string
@@ -175,7 +174,7 @@ func DecodeLetter(it *store.Item) (*state.Delivery, time.Time, error) {
 	if err != nil {
 		return nil, time.Time{}, err
 	}
-	del.Version, del.Stored, del.Place = 0, state.None, store.Key{} // those of the delivery's own item
+	del.Version, del.Stored, del.Place = 0, state.None, store.Key{} // the letter has no version of the delivery's own item
 	var micros int64
 	if _, err := fmt.Sscanf(it.Sort, "%d#", &micros); err != nil {
 		return nil, time.Time{}, fault.Wrap(fault.Internal, err, "decode the key of a dead letter")
@@ -322,8 +321,8 @@ func (o *Operations) Stored(ctx context.Context, workspace, uri, id string) (*ev
 	return state.DecodeEvent(items[0])
 }
 
-// MergeLetters lists the dead letters of several subscriptions as [Operations.Letters] does. If subs is nil, it lists those of all that
-// are asked for.
+// MergeLetters lists the dead letters of several subscriptions as [Operations.Letters] does. If subs is nil, it lists the
+// letters of all subscriptions.
 func (o *Operations) MergeLetters(ctx context.Context, workspace string, subs []string, ask LetterQuery, before string, limit int) ([]Letter, string, error) {
 	if subs == nil {
 		return o.Letters(ctx, workspace, ask, before, limit)

@@ -24,9 +24,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
-// A dead letter of a queue is filed: it becomes an item under two keys, that of its queue (xq#) and
-// that of all of the workspace (xa#), where those of webhooks are. Its name in a key begins with a mark that no
-// subscription has.
+// A dead letter of a queue is filed as two items, in the list of its queue (xq#) and in the workspace's list (xa#), which also
+// has the dead letters of webhooks. Its name in a key begins with a mark that the id of a subscription never begins with.
 
 // WebhookQueue is the queue of dead letters of webhooks, as people name it.
 const WebhookQueue = "webhooks"
@@ -63,7 +62,7 @@ func (o *Operations) file(ctx context.Context, m queue.Message) error {
 	if moved {
 		if m.From == queue.Events {
 			if e, err := task.DecodeEvent(m); err == nil {
-				m.Sent = e.Published // SQS stamps it anew when it moves a message of a FIFO queue
+				m.Sent = e.Published // SQS stamps a message of a FIFO queue again when it moves it
 			}
 		}
 		from, reason := origin(m)
@@ -103,8 +102,8 @@ func origin(m queue.Message) (from queue.Name, reason string) {
 	return cmp.Or(m.From, queue.Dead), queue.ReasonReceives
 }
 
-// WorkspaceOf is the workspace that the message was for. What does not say it is for those who operate the
-// default one. Of a message that is kept in part only the beginning is read, where messages of ours have it.
+// WorkspaceOf returns the workspace of a letter's message, or the default workspace if the message names none. If the letter
+// has only the beginning of the message, WorkspaceOf reads that, because our messages begin with the workspace.
 func WorkspaceOf(l queue.DeadLetter) string {
 	body, err := l.Content()
 	if err != nil {

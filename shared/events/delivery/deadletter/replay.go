@@ -84,8 +84,8 @@ func (r *Replayer) Reactivate(ctx context.Context, s *subscription.Subscription)
 	return reactivate(ctx, r.Queue, s)
 }
 
-// Reactivate has dispatch make the suspended deliveries of a subscription that a person enabled. It can be repeated: dispatch
-// leaves all others as they are, and those of a subscription that is suspended.
+// Reactivate asks dispatch to reactivate the suspended deliveries of a subscription that a person enabled. It can be repeated,
+// because dispatch ignores other deliveries, and ignores the request while the subscription is suspended.
 func (o *Operations) Reactivate(ctx context.Context, s *subscription.Subscription) error {
 	return reactivate(ctx, o.Deliveries.Queue, s)
 }
@@ -172,9 +172,9 @@ func (rs *Replays) countEvents(ctx context.Context, sub *subscription.Subscripti
 	return n, next != "", nil
 }
 
-// stepEvents sends some of the events as page tasks, one for each second, and writes how far that came. Whoever dies
-// before that, or takes the same step as another, has some events sent twice, never none. To a subscription that is
-// suspended nothing is sent: what it missed comes with its refresh.
+// stepEvents sends some of the events as page tasks, one task for each second, and writes its position afterwards. A worker that
+// dies before that, or makes the same step as another one, sends some events twice, but loses none. stepEvents skips a
+// suspended subscription, which receives its missed events with its refresh.
 func (rs *Replays) stepEvents(ctx context.Context, r *Replay, now time.Time, limit int) (n int, err error) {
 	sub, err := rs.subscriptions.Find(ctx, r.Workspace, r.Select.Subscription)
 	if err != nil {

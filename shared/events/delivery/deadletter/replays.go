@@ -27,8 +27,8 @@ import (
 // (replay.go), as a job. The job is one item with its position. A worker claims the job for [replayClaim] before it sends
 // anything, and each step renews the claim, so that two workers do not send the same events. If a worker dies, another one
 // continues after that time, and at most one step is repeated. A list of running jobs, which a job of every minute walks,
-// leads to them. A letter is deleted when it is retried, so a repeated step skips it. The letters of a replay are those that
-// existed when it was requested.
+// leads to them. A letter is deleted when it is retried, so a repeated step skips it. A replay
+// has the letters that existed when it was requested.
 
 // Replays begins, runs and cancels replays. Make it with [NewReplays].
 type Replays struct {
@@ -57,9 +57,8 @@ const (
 	ReplayCanceled ReplayState = "canceled"
 )
 
-// ReplaySelect says which dead letters are meant: those that have all that is given, of webhooks unless it names another
-// queue. With Events it is the events of the
-// log, not dead letters, that the subscription is for.
+// ReplaySelect selects the dead letters that match all of its fields. They are letters of webhooks unless it names another
+// queue. With Events it selects the subscription's events in the log instead of dead letters.
 type ReplaySelect struct {
 	Events       bool      `json:"events,omitempty"`
 	Subscription string    `json:"subscription,omitempty"`
@@ -90,7 +89,7 @@ type Replay struct {
 	Skipped   int          `json:"skipped"`
 	// Because is how many of the skipped were for each reason.
 	Because map[string]int `json:"because,omitempty"`
-	// Before is where it goes on, and Next when.
+	// Before is the key at which the replay continues, and Next the time.
 	Before string    `json:"before,omitempty"`
 	Next   time.Time `json:"next,omitzero"`
 	// Claimed is until when one worker continues it.
@@ -111,11 +110,11 @@ const (
 	ReplayStep = 5 * time.Second
 	// ReplayAhead is how far ahead of the clock a round schedules, unless [Replays.Ahead] says otherwise.
 	ReplayAhead = time.Minute
-	// replayMoment is how long who begins a replay goes on with it.
+	// replayMoment limits how long the request that begins a replay works on it.
 	replayMoment = 3 * time.Second
 	// ReplayClaim is how long a worker may take for a step, so it is also how long a replay stops if its worker dies.
 	ReplayClaim = 2 * time.Minute
-	// replayWorkers are how many letters are retried at once.
+	// replayWorkers is the number of letters that are retried concurrently.
 	replayWorkers = 8
 	// maxCount bounds how many letters are counted.
 	maxCount = 100_000
@@ -245,8 +244,8 @@ type Finder interface {
 	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
 }
 
-// Run goes on with all replays that run, and reports how many letters it took. It runs every minute, and
-// when one begins; each letter is due at its second by the replay's rate.
+// Run continues all running replays and returns the number of letters that it retried. It runs every minute, and when a replay
+// begins. Each letter is due at a second that follows from the replay's rate.
 func (rs *Replays) Run(ctx context.Context) (taken int, err error) {
 	var errs []error
 	err = store.Each(ctx, rs.deliveries.DB, store.Key{Table: store.Deliveries, Partition: replaysRunning}, "list the replays", func(it *store.Item) error {
@@ -306,8 +305,8 @@ func (rs *Replays) run(ctx context.Context, workspace, id string, until time.Tim
 	return taken, nil
 }
 
-// Begin goes on with a new replay for a moment, and returns how it is then. At the default rate that is enough
-// until [Replays.Run] does.
+// Begin works on a new replay for a moment and returns its state. At the default rate that is enough until the next
+// [Replays.Run].
 func (rs *Replays) Begin(ctx context.Context, r *Replay) (*Replay, error) {
 	if r.State != ReplayRunning || r.Before != "" || r.Replayed > 0 {
 		return r, nil
@@ -328,8 +327,8 @@ func (rs *Replays) step(ctx context.Context, r *Replay, now time.Time) (n int, e
 	if err != nil {
 		return 0, err
 	}
-	// Of two who make the same step each letter is one's, and one writes the position; the other adds its
-	// numbers. Who dies before that leaves those of a step uncounted.
+	// If two workers make the same step, each letter is retried by one of them. One writes the position, and the other adds
+	// its numbers to it. A worker that dies before that leaves the letters of its step uncounted.
 	replayed, before := r.Replayed, maps.Clone(r.Because)
 	r.Before = next
 	delay := max(0, r.Next.Sub(now))
@@ -395,7 +394,7 @@ func (rs *Replays) countMore(ctx context.Context, of *Replay, replayed int, beca
 			r.skip(why, n)
 		}
 		if err := rs.save(ctx, r); !errors.Is(err, store.ErrConflict) {
-			return fault.Wrap(fault.Unavailable, err, "count what was replayed")
+			return fault.Wrap(fault.Unavailable, err, "count the replayed letters")
 		}
 	}
 	return nil
@@ -413,7 +412,8 @@ func (rs *Replays) Each(ctx context.Context, workspace string, visit func(r *Rep
 	})
 }
 
-// Unname takes the name of who began it off a replay. One that another process goes on with is left to a repetition.
+// Unname removes the name of the person who began a replay. If another process is working on the replay, the caller has to
+// repeat Unname.
 func (rs *Replays) Unname(ctx context.Context, r *Replay, name string) error {
 	r.By = name
 	return fault.Wrap(fault.Unavailable, rs.save(ctx, r), "take a name off a replay")

@@ -33,7 +33,7 @@ func whySkipped(err error) string {
 	return SkippedReturn
 }
 
-// skip counts what is not replayed.
+// skip counts letters that are not replayed.
 func (r *Replay) skip(why string, n int) {
 	if n <= 0 {
 		return

@@ -58,7 +58,7 @@ type Limits struct {
 const (
 	// unproven limits the attempts to an endpoint that has not answered one with success yet: it may hang.
 	unproven = 8
-	// unhurriedAnswer is how long an endpoint that takes its time needs for an answer. These endpoints, and those that may hang,
+	// unhurriedAnswer is how long an endpoint that takes its time needs for an answer. These endpoints, and endpoints that may hang,
 	// together get at most three quarters of the fast lane, so that there is always a slot for the others.
 	unhurriedAnswer = 200 * time.Millisecond
 	// maxWaiters is how many attempts may wait for each slot of the fast lane, on average. When there are more, no principal

@@ -57,7 +57,7 @@ func (t *Terminator) now() time.Time {
 func (t *Terminator) log() *slog.Logger { return cmp.Or(t.Log, slog.Default()) }
 
 // Terminate checks a subscription against the latest catalog and keys, and ends it if it may not continue. It deletes the
-// subscription and writes the due entry of its termination notice in one transaction, so that a crash loses neither.
+// subscription and writes the due entry of its termination notice in one transaction, so that a crash cannot separate them.
 func (t *Terminator) Terminate(ctx context.Context, workspace, principal, id string) (ended bool, err error) {
 	var (
 		notice *state.Delivery

@@ -22,7 +22,7 @@ import (
 // Watermark finds the position up to which the deliveries of a subscription are settled, that is, acknowledged or
 // dead-lettered. Two kinds of deliveries are open:
 //
-//   - Deliveries without a first attempt. They have no item, and a success leaves none either, so Watermark uses a bound:
+//   - Deliveries without a first attempt. They have no item, like successful deliveries, so Watermark uses a bound:
 //     all pages that were queued [dwell] before dispatch last recorded progress have been attempted, unless dispatch
 //     recorded that it received one of them late.
 //   - Deliveries that wait for a retry, or are suspended with their subscription. Watermark reads their items.

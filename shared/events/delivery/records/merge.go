@@ -9,10 +9,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// What was delivered to several subscriptions is one list, merged from that of each: one query for each of them, and
-// as many again at most. Nothing of others is looked at.
+// The records of several subscriptions are one list, which is merged from the list of each. That takes one query per
+// subscription, and at most as many again. It does not read the records of other subscriptions.
 
-// Merge lists the records of several subscriptions as [List] does. If subs is nil, it lists those of all that are asked for.
+// Merge lists the records of several subscriptions as [List] does. If subs is nil, it lists the records of all subscriptions.
 func Merge(ctx context.Context, db store.DB, workspace string, subs []string, ask Query, before string, limit int) ([]Record, string, error) {
 	if subs == nil {
 		return List(ctx, db, workspace, ask, before, limit)
@@ -23,12 +23,12 @@ func Merge(ctx context.Context, db store.DB, workspace string, subs []string, as
 	}, func(r Record) string { return fmt.Sprintf("%016d#%s#%d", r.At.UnixMicro(), r.Event, r.Attempt) })
 }
 
-// minStep is the least that is read of a list at once.
+// minStep is the minimum number of entries that one query reads of a list.
 const minStep = 4
 
-// MergeLists takes the newest of all lists. What has the same key in several of them comes in one page. A list that goes
-// on, maybe behind items that were passed over, is only known down to where it stands: nothing older is taken. So the
-// list that stands highest is read on, until there is enough, or it was done once for each list.
+// MergeLists returns the newest entries of all lists. Entries with the same key are on the same page. A list that has more
+// entries is known only down to its position, so MergeLists returns no entries that are older than the newest position. It
+// reads more of the list at that position until it has enough entries, or has done so once for each list.
 func MergeLists[T any](subs []string, before string, limit int, list func(id, before string, limit int) ([]T, string, error), keyOf func(T) string) (page []T, next string, err error) {
 	type keyed struct {
 		key string

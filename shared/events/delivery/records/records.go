@@ -27,10 +27,9 @@ import (
 //	ro#  per origin of targets
 //	ra#  all of the workspace
 //
-// The last three are three more writes, and may be more a second than a partition of DynamoDB takes, when
-// many endpoints fail at once. There a process writes at most [indexRate] of these a second. In a file, which
-// has no partitions, failures always have them, and of the successes [successRate] a second: more would cost
-// an eighth of the throughput. The next record says how many were omitted before it. The subscription's own is
+// The last three are three more writes. When many endpoints fail at the same time, they may exceed the writes per second of a
+// DynamoDB partition, so there a process writes at most [indexRate] of them per second. A file has no partitions, so there
+// all failures are written, and [successRate] successes per second. More would cost an eighth of the throughput. The next record says how many were omitted before it. The subscription's own is
 // never omitted.
 
 // Record is an attempt in the delivery log.
@@ -54,10 +53,10 @@ type Record struct {
 	Omitted int64 `json:"om,omitempty"`
 }
 
-// recordVersion 1 had neither subscription nor origin, and lay under the subscription only.
+// Records of version 1 are only in the list of their subscription, and lack the members sub and or.
 const recordVersion = 2
 
-// Log makes the records that are kept, and bounds those beside the subscriptions' own.
+// Log makes the delivery records, and limits the records outside of the subscriptions' own lists.
 type Log struct {
 	Keep         Keep
 	Limit        *rate.Limiter
@@ -68,7 +67,7 @@ type Log struct {
 const (
 	indexRate   = 50
 	successRate = 200
-	// burst is how many seconds of them may come at once.
+	// burst is the number of seconds whose records may be written together.
 	burst = 10
 )
 
@@ -80,7 +79,7 @@ func NewLog(db store.DB, keep Keep) Log {
 	return l
 }
 
-// takes reports whether the record of an attempt is to be written under the keys beside the subscription's.
+// takes reports whether to write the record of an attempt to other lists next to the subscription's own.
 func (l Log) takes(made state.Result) bool {
 	if l.failuresFree && made.Category != "" || l.Limit.AllowN(made.At, 1) {
 		return true
@@ -152,7 +151,7 @@ func (r Record) Outcome() string {
 // Span is a span of time, both ends included; zero times are open.
 type Span struct{ Since, Until time.Time }
 
-// Query asks for records that have all that is given.
+// Query selects the records that match all of its fields. Empty fields match every record.
 type Query struct {
 	Subscription, Event, Origin string
 	// Outcome is one of the outcomes; Failed takes Dead, too.
@@ -179,7 +178,7 @@ func List(ctx context.Context, db store.DB, workspace string, ask Query, before 
 		if err := json.Unmarshal(it.Value, &r); err != nil {
 			return r, false, fault.Wrap(fault.Internal, err, "decode a delivery record")
 		}
-		r.Subscription = cmp.Or(r.Subscription, ask.Subscription) // one of the version before has none
+		r.Subscription = cmp.Or(r.Subscription, ask.Subscription) // a record of version 1 does not name it
 		return r, ask.takes(r), nil
 	})
 }

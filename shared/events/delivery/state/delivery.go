@@ -218,7 +218,7 @@ func New(sub *subscription.Subscriber, e *event.Event, now time.Time) *Delivery 
 	}
 }
 
-// Forget returns the notes that delete all that is stored of a delivery, unless the delivery has changed since it was read.
+// Forget returns the notes that delete the items of a delivery, unless the delivery has changed since it was read.
 func (del *Delivery) Forget() []store.Op {
 	if del.Version == 0 {
 		return nil
@@ -281,7 +281,7 @@ func Continues(had int64) store.Condition {
 	return store.VersionIs(had)
 }
 
-// Deliveries are those that did not succeed at once, as they are stored: each with its due entry, and their events.
+// Deliveries stores the deliveries that did not succeed with their first attempt: their items, due entries and events.
 type Deliveries struct {
 	DB     store.DB
 	Queue  queue.Sender

@@ -43,8 +43,8 @@ type next struct {
 	Letter bool // a dead letter is written with it
 }
 
-// Lifecycle is the life of a delivery: by state and step, the next state and what is stored with it. A step that is
-// missing cannot happen. For example, a suspended delivery is scheduled before it is attempted, so it cannot be given up.
+// Lifecycle has the next state of a delivery by state and step, and tells what is stored with it. A missing step cannot
+// happen. For example, a suspended delivery is scheduled before it is attempted, so it cannot be given up.
 //
 // A dead delivery can be scheduled because people deliver events again, by a replay, from a dead letter, or by
 // subscribing with an older cursor. Its dead letter stays where it is, unless that is what they retried.
@@ -85,15 +85,15 @@ var Lifecycle = map[string]map[Step]next{
 type Claim int
 
 const (
-	// mine: the worker wrote it.
+	// Mine means that the worker wrote the delivery.
 	Mine Claim = iota + 1
-	// others: another worker wrote it first, and its attempts continue.
+	// Others means that another worker wrote the delivery first, and its attempts continue.
 	Others
-	// over: it was delivered, given up, or ended with its subscription while the worker had it.
+	// over means that the delivery was acknowledged, given up, or ended with its subscription while the worker had it.
 	over
 )
 
-// Meets says what becomes of a new delivery if the same event has a delivery to the same subscription in this state.
+// Meets returns the claim on a new delivery if the same event already has a delivery to the same subscription in this state.
 // A dead delivery has no attempts left, so the new delivery takes its place and continues its history.
 func Meets(state string) Claim {
 	switch state {
@@ -103,7 +103,7 @@ func Meets(state string) Claim {
 	return Mine
 }
 
-// Lost says what has become of a stored delivery that another worker brought into this state.
+// Lost returns the claim on a stored delivery that another worker has brought into this state.
 func Lost(state string) Claim {
 	switch state {
 	case Pending, Paused, Suspended:
@@ -116,15 +116,15 @@ func Lost(state string) Claim {
 // new delivery that takes the place of a dead one has other attempts.
 type Change struct {
 	Step Step
-	What string // for errors
-	// event, if not nil, is stored for at least keep.
+	What string // the attempted operation, for errors
+	// Event, if not nil, is stored for at least Keep.
 	Event *event.Event
 	Keep  time.Duration
-	Entry func() store.Item // where it is found again: its due entry, or the item of its switch
-	Also  func() []store.Op
+	Entry func() store.Item // the due entry, or the message that waits for a switch
+	Also  func() []store.Op // further writes of the transaction
 }
 
-// maxContests bounds how often a new delivery is written because what it met has changed.
+// maxContests limits the tries to write a delivery that other workers change meanwhile.
 const maxContests = 5
 
 // Write makes one step of a delivery, in one transaction with the other writes of the change.

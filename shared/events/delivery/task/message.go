@@ -74,9 +74,9 @@ type Single struct {
 	// Attempt is the number of the attempt to make, from 1. The task is stale
 	// when the delivery has recorded it already.
 	Attempt int `json:"n"`
-	// Endpoint is the [EndpointID] of its target; a message of the version before has none.
+	// Endpoint is the [EndpointID] of its target. It is missing in messages of the previous version.
 	Endpoint string `json:"e,omitempty"`
-	// Size is how many bytes the event's data has, about; a message of the version before has none.
+	// Size is the approximate size of the event's data in bytes. It is missing in messages of the previous version.
 	Size int `json:"b,omitempty"`
 }
 
