@@ -239,7 +239,7 @@ func closingContext(ctx context.Context) (context.Context, context.CancelFunc) {
 // maxTries limits how often an unanswered request is sent.
 const maxTries = 5
 
-// retry calls do until it succeeds, fails for good, or has failed maxTries times. If ctx ends during a try, retry returns the error
+// retry calls do until it succeeds, fails permanently, or has failed maxTries times. If ctx ends during a try, retry returns the error
 // of the try before, because that one names the problem.
 func (c *Client) retry(ctx context.Context, do func() error) error {
 	var last error

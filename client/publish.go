@@ -144,7 +144,7 @@ func (p Publisher) parseItems(value json.RawMessage, n int) ([]item, error) {
 			value = append(append(json.RawMessage{'['}, value...), ']')
 		}
 		if err := json.Unmarshal(value, &items); err != nil {
-			return nil, fault.New(fault.Invalid, "value %d of the data is neither an event nor a list of events (give --uri if it is a payload)", n)
+			return nil, fault.New(fault.Invalid, "value %d of the data is not an event or a list of events (give --uri if it is the data of an event)", n)
 		}
 	}
 	if p.ID != "" && (n > 1 || len(items) > 1) {
@@ -152,7 +152,7 @@ func (p Publisher) parseItems(value json.RawMessage, n int) ([]item, error) {
 	}
 	for _, it := range items {
 		if isAbsent(it["uri"]) && isAbsent(it["specversion"]) {
-			return nil, fault.New(fault.Invalid, "value %d of the data is an event without \"uri\"; give --uri when it is a payload", n)
+			return nil, fault.New(fault.Invalid, "value %d of the data is an event without \"uri\"; give --uri if it is the data of an event", n)
 		}
 		if p.ID != "" {
 			it["id"] = quote(p.ID)

@@ -117,7 +117,7 @@ func (c *Client) receiveWebhooks(f *flow) error {
 	}
 	var lifetime time.Duration
 	began, rotated := time.Now(), time.Now()
-	anew := f.savedCursor() != "" // the server may still have the subscription of an earlier run
+	afresh := f.savedCursor() != "" // the server may still have the subscription of an earlier run
 	for failures := 0; ; {
 		wait := time.Until(began.Add(refreshAfter(lifetime)))
 		switch {
@@ -132,7 +132,7 @@ func (c *Client) receiveWebhooks(f *flow) error {
 		case err := <-k.ended:
 			return err
 		case <-k.resubscribe:
-			anew = true
+			afresh = true
 		case <-time.After(wait):
 		}
 		if failures == 0 && time.Since(rotated) >= cmp.Or(f.sub.Rotate, defaultRotate) {
@@ -140,7 +140,7 @@ func (c *Client) receiveWebhooks(f *flow) error {
 			rotated = time.Now()
 		}
 		asked := time.Now()
-		granted, err := c.subscribe(k, anew)
+		granted, err := c.subscribe(k, afresh)
 		switch {
 		case f.ctx.Err() != nil:
 			return context.Cause(f.ctx)
@@ -148,7 +148,7 @@ func (c *Client) receiveWebhooks(f *flow) error {
 			if f.started {
 				f.log.Debug("subscription refreshed", "subscription", k.id)
 			}
-			began, lifetime, failures, anew = asked, granted, 0, false
+			began, lifetime, failures, afresh = asked, granted, 0, false
 			f.markAccepted(grant{id: k.id, secret: k.validSecrets()[0]})
 		case !f.transient(err):
 			return f.asTerminated(err)
@@ -227,10 +227,10 @@ func (k *hook) resumeAt(g Gap) error {
 // subscribe creates or refreshes the subscription and returns its lifetime, or 0 if the lifetime is unlimited.
 //
 // The request contains the cursor of the last acknowledged event. A server that still has the subscription ignores the cursor, and a
-// server that has lost the subscription continues from there. If anew is set, subscribe first ends the subscription at the server,
+// server that has lost the subscription continues from there. If afresh is set, subscribe first ends the subscription at the server,
 // so that the server uses the cursor.
-func (c *Client) subscribe(k *hook, anew bool) (lifetime time.Duration, err error) {
-	if anew {
+func (c *Client) subscribe(k *hook, afresh bool) (lifetime time.Duration, err error) {
+	if afresh {
 		if _, err := c.call(k.ctx, spec.MethodEventsUnsub, k.delivery(""), nil); Retryable(err) {
 			return 0, err
 		}
@@ -254,7 +254,7 @@ func (c *Client) subscribe(k *hook, anew bool) (lifetime time.Duration, err erro
 		return 0, fault.New(fault.Unavailable, "%s: the server's answer has no id", spec.MethodEventsSub)
 	}
 	c.options.Webhooks.bind(k, g.ID)
-	if anew {
+	if afresh {
 		k.hold(false)
 	}
 	if s := g.Status; s != nil && !s.Active {
