@@ -60,7 +60,7 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 		t.Fatalf("the stored configuration: %v, %v", c, err)
 	}
 
-	if code, out, errs = command(t, "", apply...); code != exitDone || strings.Count(out, "nothing was written") != 2 {
+	if code, out, errs = command(t, "", apply...); code != exitDone || strings.Count(out, "is unchanged") != 2 {
 		t.Errorf("again: exit code %d: %s%s", code, out, errs)
 	}
 
@@ -97,15 +97,15 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 		}
 		return out
 	}
-	if out := check(); !strings.Contains(out, "! ci.build_finished: is removed") || !strings.Contains(out, "Webhook subscriptions to ci.build_finished end: it is removed.") {
+	if out := check(); !strings.Contains(out, "! ci.build_finished: is removed") || !strings.Contains(out, "Webhook subscriptions to ci.build_finished would end: it is removed.") {
 		t.Errorf("check without subscriptions: %s", out)
 	}
 	t.Setenv("MCPEVENTS_TABLE_SUBSCRIPTIONS", name(store.Subscriptions))
-	if out := check(); !strings.Contains(out, "No live webhook subscription ends.") {
+	if out := check(); !strings.Contains(out, "No live webhook subscription would end.") {
 		t.Errorf("check with none: %s", out)
 	}
 	subscribed(t, db)
-	if out := check(); !strings.Contains(out, "1 live webhook subscriptions end because the event type ci.build_finished was removed.") {
+	if out := check(); !strings.Contains(out, "1 live webhook subscriptions would end because the event type ci.build_finished was removed.") {
 		t.Errorf("check with one: %s", out)
 	}
 	code, _, errs = command(t, "", "catalog", "apply", other)

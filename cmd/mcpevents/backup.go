@@ -7,21 +7,24 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 )
 
-// BackupCmd is [standalone.Backup].
+// BackupCmd runs [standalone.Backup].
 type BackupCmd struct {
-	File string `arg:"" help:"The file to write, such as mcpevents.tar.gz. It must not exist."`
-	Data string `default:"data" env:"MCPEVENTS_DATA" placeholder:"DIR" help:"Data directory of the server (${default}), which may run."`
+	File string `arg:"" help:"File to write, for example mcpevents.tar.gz. It must not exist."`
+	Data string `default:"data" env:"MCPEVENTS_DATA" placeholder:"DIR" help:"Data directory of the server (${default}). The server may be running."`
 }
 
-// RestoreCmd is [standalone.Restore].
+// RestoreCmd runs [standalone.Restore].
 type RestoreCmd struct {
-	File string `arg:"" help:"The backup."`
-	Data string `required:"" env:"MCPEVENTS_DATA" placeholder:"DIR" help:"Data directory to make. One that has data already is refused."`
+	File string `arg:"" help:"The backup file."`
+	Data string `required:"" env:"MCPEVENTS_DATA" placeholder:"DIR" help:"Data directory to create. It must not contain data."`
 }
 
 // Help is the long help of the command.
 func (c *BackupCmd) Help() string {
-	return `The file has the database and the keys that open the webhook secrets in it: whoever can read it has them. It is made with mode 0600. Its directory needs room for the database besides. Run it as root or as the user of the server.`
+	return `The file contains the database and the keys that open its webhook secrets. Anyone who can read the file can read the secrets. It is created with mode 0600. Its directory also needs temporary space for a copy of the database. Run the command as root or as the user of the server.
+
+Example:
+  mcpevents backup mcpevents.tar.gz --data /var/lib/mcpevents`
 }
 
 // Run implements the command.
@@ -31,7 +34,7 @@ func (c *BackupCmd) Run(g *Globals) error {
 	if err := standalone.Backup(ctx, c.Data, c.File, g.bar()); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(g.out, "%s has all of %s, and its keys: keep it secret.\n", c.File, c.Data)
+	_, err := fmt.Fprintf(g.out, "Backed up %s to %s. The file contains the keys of the server: keep it secret.\n", c.Data, c.File)
 	return err
 }
 
@@ -42,11 +45,11 @@ func (c *RestoreCmd) Run(g *Globals) error {
 	if err := standalone.Restore(ctx, c.File, c.Data, g.bar()); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(g.out, "A server with --data %s goes on from there.\n", c.Data)
+	_, err := fmt.Fprintf(g.out, "Restored %s. Start the server with --data %s.\n", c.File, c.Data)
 	return err
 }
 
-// bar is where progress is shown; nil without anybody who watches.
+// bar returns the writer for progress bars, or nil if standard error is not a terminal.
 func (g *Globals) bar() io.Writer {
 	if !isTerminal(g.err) {
 		return nil

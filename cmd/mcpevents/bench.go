@@ -8,49 +8,50 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// BenchCmd measures how events get from a publisher to endpoints; package bench does the work.
+// BenchCmd measures the way of events from a publisher to endpoints, with package bench.
 type BenchCmd struct {
 	Events      int           `default:"20000" help:"Events to publish."`
 	Batch       int           `default:"1" help:"Events per publish request."`
-	Publishers  int           `default:"16" help:"Connections that publish."`
-	Rate        int           `help:"Events a second; 0 is as fast as the server takes them."`
-	URIs        int           `name:"uris" default:"1" help:"Event URIs that the events are spread over."`
-	Subscribers int           `default:"1" help:"Webhook subscriptions for each URI, each with an endpoint of its own."`
-	Payload     int           `default:"500" help:"Bytes of an event's payload."`
-	Hang        int           `placeholder:"N" help:"Measure twice: without and beside N endpoints that never answer. Each subscribes to every URI."`
-	HangOrigin  bool          `help:"Put each endpoint of --hang at an origin of its own, not at that of the others."`
+	Publishers  int           `default:"16" help:"Number of connections that publish."`
+	Rate        int           `help:"Events per second; 0 publishes as fast as the server accepts them."`
+	URIs        int           `name:"uris" default:"1" help:"Number of URIs over which the events are spread."`
+	Subscribers int           `default:"1" help:"Number of webhook subscriptions per URI, each with its own endpoint."`
+	Payload     int           `default:"500" help:"Size of an event's data in bytes."`
+	Hang        int           `placeholder:"N" help:"Measure twice: without and with N endpoints that never answer. Each subscribes to every URI."`
+	HangOrigin  bool          `help:"Give each endpoint of --hang its own origin."`
 	AnswerDelay time.Duration `placeholder:"DURATION" help:"How long each endpoint takes to answer, e.g. 1500ms."`
-	Latency     bool          `help:"Publish one event at a time, the next when it has arrived everywhere; at most 2,000."`
+	Latency     bool          `help:"Publish one event at a time, each after the previous one has arrived everywhere; at most 2,000 events."`
 
-	JSON    string   `placeholder:"FILE" help:"Write the results as JSON (- is the standard output)."`
-	SVG     string   `placeholder:"FILE" help:"Draw a chart of how long the deliveries took."`
-	Adapter []string `placeholder:"FILE" help:"Measure another sender afterwards with the same receiver. The file (YAML or JSON) says how it is driven; docs/explanation/benchmarks.md has an example."`
+	JSON    string   `placeholder:"FILE" help:"Write the results as JSON to this file, or with - to standard output."`
+	SVG     string   `placeholder:"FILE" help:"Write a chart of the delivery times to this file."`
+	Adapter []string `placeholder:"FILE" help:"Then measure another sender with the same receiver. The file (YAML or JSON) describes how to run it; docs/explanation/benchmarks.md has an example."`
 
-	Server   string        `placeholder:"URL" help:"Measure this server instead of starting one; its CPU and memory are not known then."`
-	Key      string        `help:"With --server, the key or token of a principal that may publish and subscribe."`
-	Receiver string        `default:"127.0.0.1:0" placeholder:"ADDR" help:"Address that receives the webhooks."`
-	Data     string        `placeholder:"DIR" help:"Directory for the database of the server; a temporary one by default."`
-	Timeout  time.Duration `default:"10m" help:"Longest run."`
-	Wait     time.Duration `default:"60s" help:"How long to wait for deliveries after the last publish; those that have not arrived by then count as lost."`
+	Server   string        `placeholder:"URL" help:"Measure this server instead of starting one. Its CPU time and memory are then unknown."`
+	Key      string        `help:"With --server: the key or token of a principal that may publish and subscribe."`
+	Receiver string        `default:"127.0.0.1:0" placeholder:"ADDR" help:"Address on which webhooks are received."`
+	Data     string        `placeholder:"DIR" help:"Directory for the server's database. Default: a temporary directory."`
+	Timeout  time.Duration `default:"10m" help:"Time limit of the benchmark."`
+	Wait     time.Duration `default:"60s" help:"How long to wait for deliveries after the last publish. Deliveries that have not arrived by then count as lost."`
 
-	Source        bool `help:"Instead, send requests as GitHub signs them to a source, of 1 KB and of 20 KB, and publish what comes of them, in turn."`
-	StreamLatency bool `help:"Instead, publish one event at a time and measure until it is on an open listen."`
-	Streams       int  `placeholder:"N" help:"Instead, open N streams and measure their memory, the CPU while quiet, and one event to all of them."`
-	Gateway       bool `help:"Instead, put a backend behind the server, and measure what that adds to calls and progress messages, and a change of its tools to 1,000 streams."`
-	Calls         int  `default:"1000" help:"With --gateway, calls each way."`
+	Source        bool `help:"Instead, measure a source: signed GitHub requests of 1 KB and of 20 KB in turn."`
+	StreamLatency bool `help:"Instead, measure the time from publishing an event until it is on an open stream, one event at a time."`
+	Streams       int  `placeholder:"N" help:"Instead, open N streams and measure their memory, the CPU time while no event is published, and the delivery of one event to all of them."`
+	Gateway       bool `help:"Instead, measure the gateway: the time that it adds to calls and progress messages, and a change of the backend's tools to 1,000 streams."`
+	Calls         int  `default:"1000" help:"With --gateway: number of calls, with and without the gateway."`
 }
 
-// Help is what --help says after the flags' table.
+// Help is the long help of the command.
 func (*BenchCmd) Help() string {
-	return `A server is started as a process of its own, with its database on disk; the driver and the receiver are in this process. All three are in the CPU seconds. Exit code 5 says that deliveries were lost.
+	return `Starts a server in a process of its own, with its database on disk. This process publishes the events and receives the webhooks. The CPU seconds include both processes. Exit code 5 means that deliveries were lost.
 
+Examples:
   mcpevents bench                                            single publishes on 16 connections
   mcpevents bench --batch 10                                 batches of ten
   mcpevents bench --rate 500 --uris 10                       a steady load
   mcpevents bench --events 500 --subscribers 100             one event to a hundred endpoints
   mcpevents bench --latency                                  one event at a time
-  mcpevents bench --events 400 --rate 40 --subscribers 19 --hang 1   beside an endpoint that hangs
-  mcpevents bench --events 300 --payload 230000 --subscribers 50 --answer-delay 1500ms   the memory that slow endpoints cost`
+  mcpevents bench --events 400 --rate 40 --subscribers 19 --hang 1   with an endpoint that hangs
+  mcpevents bench --events 300 --payload 230000 --subscribers 50 --answer-delay 1500ms   the memory that slow endpoints need`
 }
 
 // Run implements the command.

@@ -26,18 +26,18 @@ import (
 
 // CatalogCmd holds the commands for catalog files.
 type CatalogCmd struct {
-	Check CatalogCheckCmd `cmd:"" help:"Check a catalog file; reports every fault with its line."`
-	Init  CatalogInitCmd  `cmd:"" help:"Write event types and sources of known providers, such as GitHub and Stripe, into new files."`
-	Apply CatalogApplyCmd `cmd:"" help:"Write a catalog, and a configuration, to a deployment on AWS."`
+	Check CatalogCheckCmd `cmd:"" help:"Check a catalog file and report every error with its line."`
+	Init  CatalogInitCmd  `cmd:"" help:"Create files with the event types and sources of known providers, such as GitHub and Stripe."`
+	Apply CatalogApplyCmd `cmd:"" help:"Write a catalog and a configuration to a deployment on AWS."`
 }
 
-// CatalogCheckCmd checks a file and says what is in it.
+// CatalogCheckCmd checks a catalog file and lists its event types.
 type CatalogCheckCmd struct {
 	File               string `arg:"" default:"catalog.yaml" help:"The catalog."`
-	Config             string `env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"Check this configuration too, and that the catalog has what sources of its workspace need."`
-	Against            string `placeholder:"FILE|TABLE" help:"An older catalog, or that which a deployment uses, by the name of its settings table. Prints what changed since, what of it may break publishers or subscribers, and which subscriptions end."`
-	SubscriptionsTable string `env:"MCPEVENTS_TABLE_SUBSCRIPTIONS" placeholder:"NAME" help:"With a deployment: its subscriptions table, the output SubscriptionsTable of the stack. The live subscriptions that end are counted."`
-	Workspace          string `default:"${workspace}" env:"MCPEVENTS_WORKSPACE" help:"The workspace that the catalog is for (${default})."`
+	Config             string `env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"Also check this configuration, and that the catalog has the event types of its sources."`
+	Against            string `placeholder:"FILE|TABLE" help:"Compare with an older catalog file, or with the catalog of a deployment, given the name of its settings table. Prints the changes, those that may break publishers or subscribers, and the subscriptions that would end."`
+	SubscriptionsTable string `env:"MCPEVENTS_TABLE_SUBSCRIPTIONS" placeholder:"NAME" help:"With --against TABLE: the deployment's subscriptions table (the stack's output SubscriptionsTable), to count the subscriptions that would end."`
+	Workspace          string `default:"${workspace}" env:"MCPEVENTS_WORKSPACE" help:"Workspace of the catalog (${default})."`
 }
 
 // Run implements the command.
@@ -61,16 +61,16 @@ func (c *CatalogCheckCmd) Run(g *Globals) error {
 	}
 	for _, e := range next.Entries() {
 		if e.Unordered() {
-			fmt.Fprintf(g.out, "%s gives up order: events of one URI may overtake each other, and a stream that resumes may repeat those of its last seconds.\n", e.Name)
+			fmt.Fprintf(g.out, "%s is unordered: events of one URI may overtake each other, and a resumed stream may repeat the events of the last seconds.\n", e.Name)
 		}
 	}
 	types := "event types"
 	if len(next.Entries()) == 1 {
 		types = "event type"
 	}
-	fmt.Fprintf(g.out, "%s is a catalog of %d %s.\n", c.File, len(next.Entries()), types)
+	fmt.Fprintf(g.out, "%s is valid and has %d %s.\n", c.File, len(next.Entries()), types)
 	if c.Config != "" {
-		fmt.Fprintf(g.out, "%s is a configuration that fits it.\n", c.Config)
+		fmt.Fprintf(g.out, "%s is valid and fits the catalog.\n", c.Config)
 	}
 	return nil
 }
@@ -85,7 +85,7 @@ func (c *CatalogCheckCmd) checkConfig(cat *catalog.Catalog) error {
 
 func printChanges(w io.Writer, changes []catalog.Change) {
 	if len(changes) == 0 {
-		fmt.Fprintln(w, "Nothing of meaning changed.")
+		fmt.Fprintln(w, "No relevant changes.")
 	}
 	for _, change := range changes {
 		mark := " "
@@ -99,19 +99,24 @@ func printChanges(w io.Writer, changes []catalog.Change) {
 // CatalogApplyCmd writes the catalog into the settings table of a deployment.
 type CatalogApplyCmd struct {
 	File               string `arg:"" default:"catalog.yaml" help:"The catalog."`
-	Config             string `env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"Write this configuration (keys, backends, sources, …) too."`
-	Workspace          string `default:"${workspace}" env:"MCPEVENTS_WORKSPACE" help:"Workspace that the catalog is for (${default})."`
-	Table              string `required:"" env:"MCPEVENTS_TABLE_SETTINGS" placeholder:"NAME" help:"The deployment's settings table: the output SettingsTable of the stack."`
-	AllowBreaking      bool   `help:"Write the catalog although webhook subscriptions end by it."`
-	SubscriptionsTable string `env:"MCPEVENTS_TABLE_SUBSCRIPTIONS" placeholder:"NAME" help:"The deployment's subscriptions table, the output SubscriptionsTable: refuse the catalog only if live subscriptions end by it, and count them. Without it every change that could end some is refused."`
-	LogTable           string `env:"MCPEVENTS_TABLE_LOG" placeholder:"NAME" help:"The deployment's log table, the output LogTable: notify connected clients of the change as soon as every function uses it. Without it they are notified within a minute after."`
+	Config             string `env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"Also write this configuration (keys, backends, sources, …)."`
+	Workspace          string `default:"${workspace}" env:"MCPEVENTS_WORKSPACE" help:"Workspace of the catalog (${default})."`
+	Table              string `required:"" env:"MCPEVENTS_TABLE_SETTINGS" placeholder:"NAME" help:"The deployment's settings table (the stack's output SettingsTable)."`
+	AllowBreaking      bool   `help:"Write the catalog even if it ends webhook subscriptions."`
+	SubscriptionsTable string `env:"MCPEVENTS_TABLE_SUBSCRIPTIONS" placeholder:"NAME" help:"The deployment's subscriptions table (the stack's output SubscriptionsTable). With it, a catalog is refused only if it ends existing subscriptions. Without it, every change that could end subscriptions is refused."`
+	LogTable           string `env:"MCPEVENTS_TABLE_LOG" placeholder:"NAME" help:"The deployment's log table (the stack's output LogTable). With it, connected clients are notified as soon as every function uses the change. Without it, they are notified within a minute."`
 }
 
 // Help is the long help of the command.
 func (c *CatalogApplyCmd) Help() string {
-	return `Checks the files, writes them as a new version, and prints what changed; a line with ! may break publishers or subscribers. Every function uses the new version within 5 seconds. Credentials and region are found as by the AWS command line; AWS_ENDPOINT_URL leads to an emulator.
+	return `Checks the files, writes them as a new version, and prints the changes. A line with ! may break publishers or subscribers. Every function uses the new version within 5 seconds.
 
-An embedded server (mcpevents serve) uses the file that it was started with, and follows its changes by itself.`
+AWS credentials and region are found in the same places as by the AWS CLI. For an emulator, set AWS_ENDPOINT_URL.
+
+A stand-alone server (mcpevents serve) does not need this command: it reloads its files when they change.
+
+Example:
+  mcpevents catalog apply catalog.yaml --config config.yaml --table my-stack-Settings-1ABC`
 }
 
 // Run implements the command.
@@ -147,7 +152,7 @@ func (c *CatalogApplyCmd) Run(g *Globals) error {
 	if c.LogTable == "" || !done.CatalogChanged() && !done.ConfigChanged {
 		return nil
 	}
-	fmt.Fprintf(g.out, "Connected clients are notified in %s, when every function uses it.\n", settings.MaxAge)
+	fmt.Fprintf(g.out, "Connected clients are notified in %s, when every function uses the change.\n", settings.MaxAge)
 	return settings.Announce(ctx, db, settings.MaxAge, stream.AnnounceStored(&eventlog.Log{DB: db}))
 }
 
@@ -156,17 +161,17 @@ func printVersion(w io.Writer, what string, version int64, changed bool) {
 		fmt.Fprintf(w, "Version %d of %s is stored.\n", version, what)
 		return
 	}
-	fmt.Fprintf(w, "Version %d of %s has the same text; nothing was written.\n", version, what)
+	fmt.Fprintf(w, "Version %d of %s is unchanged.\n", version, what)
 }
 
-// openTables reaches tables of a deployment.
+// openTables returns a store of a deployment's tables.
 func openTables(ctx context.Context, names map[store.Table]string) (store.DB, error) {
 	cfg, err := profile.Load(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return dynamo.New(dynamodb.NewFromConfig(cfg), func(t store.Table) string {
-		return cmp.Or(names[t], "no-"+string(t)) // which is not used then
+		return cmp.Or(names[t], "no-"+string(t)) // the command does not use it
 	}), nil
 }
 
@@ -202,16 +207,16 @@ func (c *CatalogCheckCmd) against(g *Globals, next *catalog.Catalog) error {
 	}
 	endings, err := apply.Deployment(db, true).Endings(ctx, catalog.Workspaces{Own: map[string]catalog.Source{c.Workspace: catalog.NewStatic(next)}})
 	for _, e := range endings {
-		fmt.Fprintf(g.out, "%d live webhook subscriptions end because %s.\n", e.Subscriptions, e.Reason)
+		fmt.Fprintf(g.out, "%d live webhook subscriptions would end because %s.\n", e.Subscriptions, e.Reason)
 	}
 	if err == nil && len(endings) == 0 {
-		fmt.Fprintln(g.out, "No live webhook subscription ends.")
+		fmt.Fprintln(g.out, "No live webhook subscription would end.")
 	}
 	return err
 }
 
 func printEnds(w io.Writer, ends []catalog.Change) {
 	for _, end := range ends {
-		fmt.Fprintf(w, "Webhook subscriptions to %s end: %s.\n", end.Event, end.What)
+		fmt.Fprintf(w, "Webhook subscriptions to %s would end: %s.\n", end.Event, end.What)
 	}
 }

@@ -16,7 +16,7 @@ func TestCatalogInit(t *testing.T) {
 			t.Fatalf("exit code %d: %s%s", code, out, errs)
 		}
 		code, out, errs = command(t, "", "catalog", "check", file)
-		if code != exitDone || !strings.Contains(out, "a catalog of 8 event types") {
+		if code != exitDone || !strings.Contains(out, "is valid and has 8 event types") {
 			t.Errorf("exit code %d: %s%s", code, out, errs)
 		}
 	})
@@ -78,7 +78,7 @@ func TestCatalogCheckWithConfig(t *testing.T) {
 	} {
 		t.Run("SRC-01 "+name, func(t *testing.T) {
 			code, out, errs := command(t, "", "catalog", "check", catalog, "--config", file("config.yaml", tt.config))
-			if (code == exitDone) != (tt.want == "") || strings.Contains(out, "config.yaml is a configuration that fits it.") != (tt.want == "") || !strings.Contains(errs, tt.want) {
+			if (code == exitDone) != (tt.want == "") || strings.Contains(out, "config.yaml is valid and fits the catalog.") != (tt.want == "") || !strings.Contains(errs, tt.want) {
 				t.Errorf("exit code %d: %s", code, errs)
 			}
 		})

@@ -10,23 +10,23 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// CheckCmd tries a server against the specification.
+// CheckCmd tests a server against the specification.
 type CheckCmd struct {
 	URL      string            `arg:"" placeholder:"URL" help:"The MCP endpoint of the server."`
 	Key      string            `env:"MCPEVENTS_KEY" placeholder:"KEY" help:"Sent as Authorization: Bearer KEY. Prefer the variable."`
-	Event    string            `placeholder:"NAME" help:"The event type to try, by default the first that offers all modes."`
-	Arg      map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"An argument to subscribe with; its value is read as that of listen --arg. May be repeated."`
-	Publish  string            `placeholder:"COMMAND" help:"Shell command that has the server emit an event of that type. Without it what needs an event is not tested."`
-	Listen   string            `default:"127.0.0.1:0" help:"Where webhooks are received."`
-	Receiver string            `placeholder:"URL" help:"The URL at which the server reaches --listen, such as a tunnel's. Servers that are not set up for development take public https alone."`
-	Wait     time.Duration     `default:"40s" help:"How long an event, a retry or a heartbeat may take."`
+	Event    string            `placeholder:"NAME" help:"Event type to use. Default: the first that offers all modes."`
+	Arg      map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"An argument of the subscription, with the same syntax as listen --arg. May be repeated."`
+	Publish  string            `placeholder:"COMMAND" help:"Shell command that makes the server emit an event of that type. Without it, rules that need an event are not tested."`
+	Listen   string            `default:"127.0.0.1:0" help:"Address on which webhooks are received."`
+	Receiver string            `placeholder:"URL" help:"URL at which the server reaches --listen, for example the URL of a tunnel. Most servers require a public https URL."`
+	Wait     time.Duration     `default:"40s" help:"How long to wait for an event, a retry or a heartbeat."`
 	JSON     bool              `name:"json" help:"Print the report as JSON."`
-	JUnit    string            `name:"junit" type:"path" placeholder:"FILE" help:"Write the report as JUnit XML too."`
+	JUnit    string            `name:"junit" type:"path" placeholder:"FILE" help:"Also write the report as JUnit XML to this file."`
 }
 
 // Help is the long help of the command.
 func (c *CheckCmd) Help() string {
-	return `Subscribes in each mode that the server offers, sends what it must refuse, receives webhooks, and prints a table: the rule, its level and section, and whether it passed, failed or could not be tested. What it is doing goes to standard error. Exits with 1 if a MUST failed.
+	return `Subscribes in each mode that the server offers, sends requests that it must refuse, and receives webhooks. Prints a table with the result of each rule: its level and section, and whether it passed, failed or could not be tested. Progress goes to standard error. The exit code is 1 if a rule with MUST failed.
 
 Examples:
   mcpevents check http://127.0.0.1:8080/mcp --event ci.build_finished --publish "mcpevents publish --uri event://ci/build-finished --data '{\"build\":7,\"status\":\"passed\"}'"
@@ -56,7 +56,7 @@ func (c *CheckCmd) Run(g *Globals) error {
 		return fault.Wrap(fault.Unavailable, errors.Join(err, written), "print the report")
 	}
 	if err == nil && report.FailedMust > 0 {
-		err = fault.New(fault.Internal, "the server breaks the specification: %d rules with MUST failed", report.FailedMust)
+		err = fault.New(fault.Internal, "the server violates the specification: %d rules with MUST failed", report.FailedMust)
 	}
 	return err
 }

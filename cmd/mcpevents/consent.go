@@ -17,15 +17,15 @@ import (
 
 // ConsentCmd holds the commands for consent.
 type ConsentCmd struct {
-	List   ConsentListCmd   `cmd:"" help:"List the providers, what each gets, and whether it has consent."`
-	Give   ConsentGiveCmd   `cmd:"" help:"Allow a provider to get what is said in conversations."`
-	Revoke ConsentRevokeCmd `cmd:"" help:"Revoke consent. The provider gets nothing from then on."`
+	List   ConsentListCmd   `cmd:"" help:"List the providers, the messages that each receives, and whether it has consent."`
+	Give   ConsentGiveCmd   `cmd:"" help:"Allow a provider to receive conversation messages."`
+	Revoke ConsentRevokeCmd `cmd:"" help:"Revoke consent. From then on the provider receives no messages."`
 }
 
-// consentFlags are those of every command for consent.
+// consentFlags are the flags of every command for consent.
 type consentFlags struct {
 	Remote
-	Principal string `placeholder:"NAME" help:"Act for this principal of the workspace; the key needs the scope consent:manage. By default the principal of the key."`
+	Principal string `placeholder:"NAME" help:"Act for this principal of the workspace. The key then needs the scope consent:manage. Default: the principal of the key."`
 }
 
 // ConsentListCmd lists providers.
@@ -40,7 +40,7 @@ type consentChange struct {
 // ConsentGiveCmd gives consent.
 type ConsentGiveCmd struct{ consentChange }
 
-// ConsentRevokeCmd revokes it.
+// ConsentRevokeCmd revokes consent.
 type ConsentRevokeCmd struct{ consentChange }
 
 // Run implements the command.
@@ -54,7 +54,7 @@ func (c *ConsentListCmd) Run(g *Globals) error {
 		return err
 	}
 	if len(list.Providers) == 0 {
-		fmt.Fprintln(g.out, "No provider asks for what is said in conversations.")
+		fmt.Fprintln(g.out, "No provider receives conversation messages.")
 		return nil
 	}
 	return printProviders(g.out, list.Providers...)
@@ -105,7 +105,7 @@ type provider struct {
 	Consent *decision `json:"consent"`
 }
 
-// state says in words whether the provider has consent, since when, and by whom.
+// state describes whether the provider has consent, since when, and by whom.
 func (p provider) state() string {
 	state := "revoked"
 	switch {
@@ -114,7 +114,7 @@ func (p provider) state() string {
 	case p.Consented:
 		state = "consent"
 	case p.Consent.Given:
-		state = "no consent to what it is now"
+		state = "no consent since the provider changed"
 	}
 	return fmt.Sprintf("%s, %s by %s", state, p.Consent.At.Format(time.RFC3339), p.Consent.By)
 }

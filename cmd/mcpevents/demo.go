@@ -7,14 +7,14 @@ import (
 	"github.com/mcp-events/mcpevents/bench/demo"
 )
 
-// DemoCmd shows what the product does, without anything having to run before.
+// DemoCmd shows the product in one process, without any setup.
 type DemoCmd struct {
-	Timeout time.Duration `default:"30s" help:"Longest run."`
+	Timeout time.Duration `default:"30s" help:"Time limit of the demo."`
 }
 
 // Help is the long help of the command.
 func (c *DemoCmd) Help() string {
-	return `Starts a server in this process on a free port, with its data in a temporary directory, and a webhook receiver. Subscribes in four ways: a webhook by SEP-1803, a webhook by the MCP Events extension, a stream of revision 2026-07-28 and one of 2025-11-25. Publishes one event and prints when it arrived, and where. Exits with 0 when it arrived everywhere.`
+	return `Starts a server in this process, with a free port and a temporary data directory, and a webhook receiver. Subscribes in four ways: a webhook of SEP-1803, a webhook of MCP Events, a stream of revision 2026-07-28 and a stream of 2025-11-25. Then publishes one event and prints when it arrived at each of them. The exit code is 0 if it arrived everywhere.`
 }
 
 // Run implements the command.

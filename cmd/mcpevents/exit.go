@@ -17,16 +17,16 @@ import (
 // The exit codes.
 const (
 	exitDone        = 0
-	exitFailure     = 1 // a fault of this program; its text is worth reporting
-	exitUsage       = 2 // flags or arguments that are none
-	exitRefused     = 3 // input that is refused; it will be again
-	exitDenied      = 4 // a caller who is unknown or may not do this
-	exitUnavailable = 5 // a server that does not answer, a limit that is reached
-	// exitInterrupted is for a command that SIGINT or SIGTERM ended before it was done. Shells use the same code.
+	exitFailure     = 1 // an internal error, which is worth reporting
+	exitUsage       = 2 // unknown or contradictory flags or arguments
+	exitRefused     = 3 // the input was refused, and will be refused again
+	exitDenied      = 4 // the caller is unknown or may not do this
+	exitUnavailable = 5 // the server does not answer, or a limit is reached
+	// exitInterrupted means that SIGINT or SIGTERM ended the command before it was done. Shells use the same code.
 	exitInterrupted = 130
 )
 
-// exits is the one table from kinds of faults to exit codes.
+// exits maps kinds of errors to exit codes.
 var exits = map[fault.Kind]int{
 	fault.Internal:        exitFailure,
 	fault.Invalid:         exitRefused,
@@ -41,21 +41,22 @@ var exits = map[fault.Kind]int{
 	fault.Unavailable:     exitUnavailable,
 }
 
-// plainer says what kong finds wrong in plainer words.
+// plainer rewrites error messages of kong for users.
 var plainer = []struct {
 	found *regexp.Regexp
 	say   string
 }{
 	{regexp.MustCompile(`^expected "(<.*)"$`), "missing argument: $1"},
+	{regexp.MustCompile(`^expected one of (".*)$`), "give a command: $1"},
 	{regexp.MustCompile(`expected \w+ value but got "EOL".*$`), "a value is missing"},
 	{regexp.MustCompile(`expected \w+ value but got (".*?").*$`), "a value is missing; if it is $1, put = before it"},
-	{regexp.MustCompile(`expected a valid \d+ bit u?int but got (".*")$`), "$1 is not a whole number, or too large"},
+	{regexp.MustCompile(`expected a valid \d+ bit u?int but got (".*")$`), "$1 is not a whole number, or is too large"},
 	{regexp.MustCompile(`expected a float but got (".*?").*$`), "$1 is not a number"},
 	{regexp.MustCompile(`expected duration but got (".*?"): time: .*$`), "$1 is not a duration (such as 90s, 15m or 1h30m)"},
 	{regexp.MustCompile(`parsing time (".*?")(?: as .*|: .*)$`), "$1 is not a time (RFC 3339, such as 2026-11-22T12:00:00Z)"},
 }
 
-// usage prints what is wrong with the arguments of a command, and whose help says more.
+// usage prints an error in the arguments and the command whose --help explains them.
 func usage(w io.Writer, err error) int {
 	command, group, text := "mcpevents", false, err.Error()
 	if parse, ok := errors.AsType[*kong.ParseError](err); ok {
@@ -82,8 +83,8 @@ func usage(w io.Writer, err error) int {
 	return exitUsage
 }
 
-// report prints an error and its data, and returns the exit code. Commands that run until they are interrupted, such as
-// serve and listen, return no error then. For any other command an interrupt means that it is not done.
+// report prints an error with its data and returns the exit code. Commands that run until they are interrupted, such as serve and
+// listen, return no error when they are. For other commands an interrupt means that they are not done.
 func report(w io.Writer, err error) int {
 	if err == nil {
 		return exitDone

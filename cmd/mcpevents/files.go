@@ -12,11 +12,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// open opens the file of something, such as a catalog.
+// open opens a file. Errors call it what, for example "catalog".
 func open(what, path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		hint := map[string]string{"catalog": `, or begin one by "mcpevents catalog init"`}[what]
+		hint := map[string]string{"catalog": `, or create one with "mcpevents catalog init"`}[what]
 		return nil, fault.New(fault.Invalid, "there is no %s at %s: give its path%s", what, path, hint)
 	}
 	if err != nil {
@@ -62,7 +62,7 @@ func readCatalogs(files map[string]string) (map[string]*catalog.Catalog, error) 
 	return out, nil
 }
 
-// readConfig reads a configuration, if there is one.
+// readConfig reads a configuration. It returns nil for an empty path.
 func readConfig(path string) (*config.Config, error) {
 	if path == "" {
 		return nil, nil

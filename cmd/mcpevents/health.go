@@ -8,10 +8,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// HealthCmd asks a server whether it works: for a container, which has no other program that could.
+// HealthCmd checks whether a server is healthy. Containers use it, because the image contains no other program for that.
 type HealthCmd struct {
 	Remote
-	Timeout time.Duration `default:"3s" help:"How long the answer may take."`
+	Timeout time.Duration `default:"3s" help:"How long to wait for the answer."`
 }
 
 // Run implements the command.

@@ -1,21 +1,20 @@
 package main
 
 import (
-	"context"
 	"fmt"
 
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 )
 
-// KeysCmd is about the keys of an embedded server.
+// KeysCmd holds the commands for the sealing keys of a stand-alone server.
 type KeysCmd struct {
-	Rotate RotateCmd `cmd:"" help:"Seal new webhook secrets with a new key; the old ones still open what they sealed."`
-	Drop   DropCmd   `cmd:"" help:"Remove old keys that no stored webhook secret is sealed with."`
+	Rotate RotateCmd `cmd:"" help:"Create a new key for new webhook secrets. Old keys still open old secrets."`
+	Drop   DropCmd   `cmd:"" help:"Remove the old keys that no stored webhook secret needs."`
 }
 
-// RotateCmd is [standalone.RotateKeys].
+// RotateCmd runs [standalone.RotateKeys].
 type RotateCmd struct {
-	Data string `default:"data" placeholder:"DIR" help:"Data directory of the server (${default}), which must be restarted to use the new key."`
+	Data string `default:"data" placeholder:"DIR" help:"Data directory of the server (${default}). Restart the server to use the new key."`
 }
 
 // Run implements the command.
@@ -23,17 +22,19 @@ func (c *RotateCmd) Run(g *Globals) error {
 	if err := standalone.RotateKeys(c.Data); err != nil {
 		return err
 	}
-	_, _ = fmt.Fprintln(g.out, "A new key seals from the next start on; what the old ones sealed can still be opened.")
+	_, _ = fmt.Fprintln(g.out, "Created a new key. Restart the server to use it. Old secrets can still be opened.")
 	return nil
 }
 
-// DropCmd is [standalone.DropKeys].
+// DropCmd runs [standalone.DropKeys].
 type DropCmd struct {
-	Data string `default:"data" placeholder:"DIR" help:"Data directory of the server (${default}), which must be stopped."`
+	Data string `default:"data" placeholder:"DIR" help:"Data directory of the server (${default}). The server must be stopped."`
 }
 
 // Run implements the command.
-func (c *DropCmd) Run(ctx context.Context, g *Globals) error {
+func (c *DropCmd) Run(g *Globals) error {
+	ctx, stop := interruptible()
+	defer stop()
 	dropped, err := standalone.DropKeys(ctx, c.Data)
 	if err != nil {
 		return err

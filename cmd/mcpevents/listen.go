@@ -13,38 +13,40 @@ import (
 // ListenCmd receives events until it is interrupted.
 type ListenCmd struct {
 	Remote
-	Stream   bool     `help:"Read a stream instead of receiving webhooks."`
+	Stream   bool     `help:"With --uri: read a stream instead of receiving webhooks."`
 	Revision string   `default:"2026-07-28" enum:"2025-03-26,2025-06-18,2025-11-25,2026-07-28" help:"Revision of MCP to speak: ${enum}."`
-	Via      string   `default:"register" enum:"register,events" help:"How to ask for webhooks: register (SEP-1803, with --uri) or events (the MCP Events extension, with --name and --arg). --name alone means events."`
-	URI      []string `name:"uri" sep:"none" placeholder:"event://…" help:"What to receive: an event's URI, a parent of several, or a template with * for variables. May be repeated."`
+	Via      string   `default:"register" enum:"register,events" help:"How to subscribe: register (SEP-1803, with --uri) or events (MCP Events, with --name and --arg). --name alone means events."`
+	URI      []string `name:"uri" sep:"none" placeholder:"event://…" help:"URI of the events to receive: of an event, of a parent of several, or a template with * for variables. May be repeated."`
 
-	Mode string `enum:",webhook,poll,push" default:"" help:"How to receive with --name: webhook, poll or push. Anything but webhook implies --via events. By default webhook; with --exec and without --target what the event type has of push and poll, which need no public address."`
+	Mode string `enum:",webhook,poll,push" default:"" help:"With --name: how to receive: webhook, poll or push (a stream). Default: webhook. With --exec and without --target: push or poll, whichever the event type offers, because they need no public address."`
 
-	Name   string            `placeholder:"NAME" help:"With --via events: name of the event type."`
-	Arg    map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"With --via events: an argument, which binds a variable or filters. A list, an object, true and false are read as JSON, anything else as text; NAME:=JSON always reads JSON. May be repeated."`
-	TTL    time.Duration     `name:"ttl" help:"With --via events: lifetime to ask for; it is refreshed in time. By default the server decides."`
-	Cursor string            `placeholder:"CURSOR" help:"Continue from this cursor, which an earlier run printed (--stream of 2026-07-28, --via events in any mode)."`
+	Name   string            `placeholder:"NAME" help:"Name of the event type to receive."`
+	Arg    map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"With --name: an argument that binds a variable or filters events. Lists, objects, true and false are read as JSON, all other values as text; NAME:=JSON always reads JSON. May be repeated."`
+	TTL    time.Duration     `name:"ttl" help:"With --name: requested lifetime of the webhook subscription, which is refreshed in time. Default: the server decides."`
+	Cursor string            `placeholder:"CURSOR" help:"Continue from this cursor, which an earlier run printed. For --name, and for --stream with revision 2026-07-28."`
 
-	Exec        string        `placeholder:"COMMAND" help:"With --name: run this for each event instead of printing it. The event is JSON on its standard input, and EVENT_ID, EVENT_NAME, EVENT_TIME, EVENT_URI, EVENT_SUBSCRIPTION and EVENT_CURSOR are in its environment. When it ends with 0, the event is done; else it is run again, after growing intervals."`
-	CursorFile  string        `placeholder:"FILE" help:"With --name: continue from the cursor in this file, which moves past an event when it is printed, or when the command of --exec has ended with 0. Each subscription needs a file of its own."`
-	Concurrency int           `default:"1" placeholder:"N" help:"With --exec: how many commands run at once (${default}); one keeps the order of events."`
-	Timeout     time.Duration `default:"10m" help:"With --exec: longest run of a command, which is ended then and has failed."`
-	Tries       int           `default:"5" placeholder:"N" help:"With --failed-file: how often a command is run for an event (${default})."`
-	FailedFile  string        `placeholder:"FILE" help:"With --exec: append an event whose command has failed --tries times to this file, as a line of JSON, and go on. Without it the command is run until it does not fail."`
+	Exec        string        `placeholder:"COMMAND" help:"With --name: run this command for each event instead of printing the event. The command gets the event as JSON on standard input, and EVENT_ID, EVENT_NAME, EVENT_TIME, EVENT_URI, EVENT_SUBSCRIPTION and EVENT_CURSOR in its environment. Exit code 0 acknowledges the event. After any other the command runs again, with growing pauses."`
+	CursorFile  string        `placeholder:"FILE" help:"With --name: keep the cursor in this file and continue from it. It moves past an event when the event is printed, or when the command of --exec has acknowledged it. Use a different file for each subscription."`
+	Concurrency int           `default:"1" placeholder:"N" help:"With --exec: how many commands run concurrently (${default}). 1 keeps the order of events."`
+	Timeout     time.Duration `default:"10m" help:"With --exec: time after which a command is ended and counts as failed."`
+	Tries       int           `default:"5" placeholder:"N" help:"With --failed-file: how often the command runs for an event (${default})."`
+	FailedFile  string        `placeholder:"FILE" help:"With --exec: after --tries failures, append the event to this file as a line of JSON and continue with the next event. Without it, the command runs until it succeeds."`
 
-	Listen string `default:"127.0.0.1:0" placeholder:"HOST:PORT" help:"Address of the receiver for webhooks (${default}: any free port)."`
-	Target string `placeholder:"URL" help:"URL at which the server reaches the receiver, such as that of a tunnel. By default the address of --listen, for a server on this machine."`
+	Listen string `default:"127.0.0.1:0" placeholder:"HOST:PORT" help:"Address on which webhooks are received (${default}: any free port)."`
+	Target string `placeholder:"URL" help:"URL at which the server reaches --listen, for example the URL of a tunnel. Default: the address of --listen, for a server on this machine."`
 
 	Count      int           `placeholder:"N" help:"End after N events."`
-	For        time.Duration `placeholder:"TIME" help:"End after this time. With --count, it is a failure (exit code 5) if the count is not reached by then."`
+	For        time.Duration `placeholder:"TIME" help:"End after this time. With --count, exit with code 5 if fewer events have arrived by then."`
 	ShowSecret bool          `help:"Print the webhook's secret to standard error."`
 }
 
 // Help is the long help of the command.
 func (c *ListenCmd) Help() string {
-	return `Registers a webhook, answers the challenge, verifies every signature, prints each event as one line of JSON, and deregisters at the end (SIGINT, SIGTERM, --count, --for); with --cursor-file the subscription stays until it expires, because another run continues it. With --stream it opens a stream instead, and goes on without a gap after a disconnect; so does --mode push for one event type, and --mode poll asks again and again.
+	return `By default listen subscribes with a webhook: it answers the server's challenge, verifies every signature, prints each event as a line of JSON, and unsubscribes when it ends (SIGINT, SIGTERM, --count or --for). With --cursor-file the subscription stays until it expires, so that the next run continues it.
 
-A server that is not run with --allow-insecure-targets only sends to public https addresses: give that of a tunnel as --target.
+With --mode push (for --name) or --stream (for --uri) it reads a stream instead, and with --mode poll it polls. Both continue after an interruption without a gap.
+
+Unless a server runs with --allow-insecure-targets, it sends webhooks only to public https URLs. Use a tunnel, and give its URL as --target.
 
 Examples:
   mcpevents listen --uri event://ci/build-finished
@@ -81,41 +83,41 @@ func (c *ListenCmd) Run(g *Globals) error {
 	return listen.Run(ctx, o)
 }
 
-// Validate refuses flags that do not go together, and takes --name alone for --via events.
+// Validate checks that the flags fit together. --name without --via means --via events.
 func (c *ListenCmd) Validate() error {
-	// Followed without a webhook.
+	// Without a webhook, the command reads a stream or polls.
 	followed := c.Mode != "" && c.Mode != spec.ModeWebhook || c.Mode == "" && c.Exec != "" && c.Target == ""
-	if c.Name != "" && len(c.URI) == 0 && !c.Stream { // an event type has a name in the extension alone
+	if c.Name != "" && len(c.URI) == 0 && !c.Stream { // only MCP Events has names of event types
 		c.Via = "events"
 	}
 	events := (c.Via == "events" || followed) && !c.Stream
 	switch {
 	case c.Name == "" && (c.Exec != "" || c.CursorFile != ""):
-		return fault.New(fault.Invalid, "--exec and --cursor-file are for --name, the name of an event type")
+		return fault.New(fault.Invalid, "--exec and --cursor-file need --name, the name of an event type")
 	case c.Exec == "" && c.FailedFile != "":
-		return fault.New(fault.Invalid, "--failed-file is for --exec")
+		return fault.New(fault.Invalid, "--failed-file needs --exec")
 	case c.Concurrency < 1 || c.Tries < 1 || c.Timeout <= 0:
 		return fault.New(fault.Invalid, "--concurrency, --tries and --timeout must be positive")
 	case followed && (c.Stream || c.Target != "" || c.ShowSecret || c.TTL != 0):
-		return fault.New(fault.Invalid, "--mode %s does not go with --stream, nor with --target, --show-secret and --ttl, which are for webhooks", cmp.Or(c.Mode, "push"))
+		return fault.New(fault.Invalid, "--mode %s cannot be combined with --stream, or with --target, --show-secret and --ttl, which are for webhooks", cmp.Or(c.Mode, "push"))
 	case c.Mode == spec.ModePush && c.Revision != "2026-07-28":
-		return fault.New(fault.Invalid, "--mode push is for revision 2026-07-28")
+		return fault.New(fault.Invalid, "--mode push needs --revision 2026-07-28")
 	case followed && c.Name == "":
 		return fault.New(fault.Invalid, "--mode %s needs --name, the name of an event type", c.Mode)
 	case events && c.Name == "":
 		return fault.New(fault.Invalid, "--via events needs --name, the name of an event type")
 	case events && len(c.URI) > 0:
-		return fault.New(fault.Invalid, "--via events takes --name and --arg, not --uri")
+		return fault.New(fault.Invalid, "--via events needs --name and cannot be combined with --uri")
 	case c.Stream && c.Name != "":
-		return fault.New(fault.Invalid, "--stream takes --uri, not --name; the stream of an event type is --mode push --name %s", c.Name)
+		return fault.New(fault.Invalid, "--stream needs --uri; for the stream of an event type, use --mode push --name %s", c.Name)
 	case !events && len(c.URI) == 0:
-		return fault.New(fault.Invalid, "what to receive is missing: --uri, or the --name of an event type")
+		return fault.New(fault.Invalid, "--name or --uri is missing: give the event type or the URI of the events")
 	case !events && c.Name != "":
-		return fault.New(fault.Invalid, "--uri and --name do not go together: --name is an event type of the MCP Events extension (--via events)")
+		return fault.New(fault.Invalid, "--uri and --name cannot be combined: use --uri for URIs, or --name for an event type")
 	case !events && (len(c.Arg) > 0 || c.TTL != 0):
-		return fault.New(fault.Invalid, "--arg and --ttl are for --via events")
+		return fault.New(fault.Invalid, "--arg and --ttl need --name, the name of an event type")
 	case c.Cursor != "" && !events && (!c.Stream || c.Revision != "2026-07-28"):
-		return fault.New(fault.Invalid, "--cursor is for --via events, and for --stream of revision 2026-07-28")
+		return fault.New(fault.Invalid, "--cursor needs --name, or --stream with revision 2026-07-28")
 	case c.Stream && (c.Target != "" || c.ShowSecret):
 		return fault.New(fault.Invalid, "--target and --show-secret are for webhooks, not for --stream")
 	case c.Count < 0 || c.For < 0 || c.TTL < 0:

@@ -1,8 +1,7 @@
-// Command mcpevents is the whole product on one machine, and the tool for those that run it elsewhere. A command is a
-// struct with its flags, and a Run that calls a package; [CLI] and operate.Commands list them all.
+// Command mcpevents runs the stand-alone server and is the command line for servers anywhere. Each command is a struct that declares
+// its flags and has a Run method that calls a package. [CLI] and operate.Commands list the commands.
 //
-// Every flag is an environment variable too; --help names it. What the exit codes
-// mean is in exit.go.
+// Every flag can also be set by an environment variable, which --help names. exit.go has the exit codes.
 package main
 
 import (
@@ -25,8 +24,8 @@ import (
 
 // Globals are the flags of every command.
 type Globals struct {
-	LogLevel  string `default:"info" enum:"debug,info,warn,error" env:"MCPEVENTS_LOG_LEVEL" help:"Log messages of this level and above: ${enum}."`
-	LogFormat string `default:"auto" enum:"auto,text,json" env:"MCPEVENTS_LOG_FORMAT" help:"Format of the log: text, json, or auto, which is text on a terminal and else JSON."`
+	LogLevel  string `default:"info" enum:"debug,info,warn,error" env:"MCPEVENTS_LOG_LEVEL" help:"Lowest level of log messages: ${enum}."`
+	LogFormat string `default:"auto" enum:"auto,text,json" env:"MCPEVENTS_LOG_FORMAT" help:"Format of the log: text, json, or auto, which means text on a terminal and otherwise JSON."`
 
 	in       io.Reader
 	out, err io.Writer
@@ -36,37 +35,45 @@ type Globals struct {
 type CLI struct {
 	Globals
 
-	Serve   ServeCmd   `cmd:"" help:"Serve events: one process, one SQLite file."`
-	Publish PublishCmd `cmd:"" help:"Publish an event, or many."`
-	Listen  ListenCmd  `cmd:"" help:"Receive events, as webhooks or on a stream, and print each as a line of JSON."`
-	Mcp     McpCmd     `cmd:"" help:"Serve tools over stdio that subscribe to events, for MCP clients that know none."`
-	Consent ConsentCmd `cmd:"" help:"See who gets what you say in conversations, and give or revoke consent to it."`
-	Catalog CatalogCmd `cmd:"" help:"Check a catalog of event types, write it to a deployment on AWS, or begin one with those of known providers."`
-	Source  SourceCmd  `cmd:"" help:"Try the sources of a configuration."`
-	Demo    DemoCmd    `cmd:"" help:"Publish one event and show it arrive by webhook and stream, with times."`
-	Check   CheckCmd   `cmd:"" help:"Try any server of MCP Events against the specification."`
-	Bench   BenchCmd   `cmd:"" help:"Measure throughput or latency of a server."`
-	Keys    KeysCmd    `cmd:"" help:"Rotate the keys of an embedded server."`
-	Backup  BackupCmd  `cmd:"" help:"Back up a running embedded server into a file, which holds its keys."`
-	Restore RestoreCmd `cmd:"" help:"Make the data directory of an embedded server from a backup."`
-	Health  HealthCmd  `cmd:"" help:"Ask a server whether it works; for health checks of containers."`
+	Serve   ServeCmd   `cmd:"" help:"Run the stand-alone server: one process, one SQLite file."`
+	Publish PublishCmd `cmd:"" help:"Publish one or more events."`
+	Listen  ListenCmd  `cmd:"" help:"Receive events by webhook, stream or poll, and print each as a line of JSON."`
+	Mcp     McpCmd     `cmd:"" help:"Serve events as MCP tools over stdio, for MCP clients that do not support events."`
+	Consent ConsentCmd `cmd:"" help:"List, give or revoke consent to share your conversation messages with providers."`
+	Catalog CatalogCmd `cmd:"" help:"Check a catalog of event types, apply it to a deployment on AWS, or create one for known providers."`
+	Source  SourceCmd  `cmd:"" help:"Test the sources of a configuration."`
+	Demo    DemoCmd    `cmd:"" help:"Publish one event and show when it arrives by webhook and stream."`
+	Check   CheckCmd   `cmd:"" help:"Test any MCP Events server against the specification."`
+	Bench   BenchCmd   `cmd:"" help:"Measure the throughput or latency of a server."`
+	Keys    KeysCmd    `cmd:"" help:"Rotate the sealing keys of a stand-alone server."`
+	Backup  BackupCmd  `cmd:"" help:"Back up a stand-alone server, which may be running, into a file."`
+	Restore RestoreCmd `cmd:"" help:"Create the data directory of a stand-alone server from a backup."`
+	Health  HealthCmd  `cmd:"" help:"Check whether a server is healthy, for example in a container's health check."`
 	Version VersionCmd `cmd:"" help:"Print the version."`
 
 	operate.Commands
 }
 
-const description = `Event subscriptions for MCP: publish an event once, and it reaches webhooks and open streams.
+const description = `Event subscriptions for MCP: publish an event once, and every subscriber receives it by webhook, stream or poll.
 
-Every flag is also an environment variable, named with it below. Exit codes: 0 done; 1 a fault of this program; 2 wrong usage; 3 the input was refused; 4 the caller is not allowed to do this; 5 the server is unavailable or a limit is reached, and trying again may help; 130 interrupted by SIGINT or SIGTERM before it was done.`
+Examples:
+  mcpevents demo                                          see one event arrive, without any setup
+  mcpevents serve                                         run a server with the event types of catalog.yaml
+  mcpevents listen --mode push --name ci.build_finished   receive events from it
+  mcpevents publish --uri event://ci/build-finished --data '{"build":7,"status":"passed"}'
+
+You can set every flag with the environment variable that is shown with it.
+
+Exit codes: 0 success; 1 internal error; 2 wrong usage; 3 the input was refused; 4 the caller may not do this; 5 the server is unavailable or a limit is reached, so a later try may succeed; 130 interrupted by SIGINT or SIGTERM.`
 
 func main() {
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
-// run is the program; tests call it.
+// run runs the program and returns its exit code. Tests call it.
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	cli := CLI{Globals: Globals{in: stdin, out: stdout, err: stderr}}
-	type left struct{ code int } // how kong's --help leaves
+	type left struct{ code int } // kong's --help panics with it
 	defer func() {
 		if p := recover(); p != nil {
 			l, ok := p.(left)
@@ -83,7 +90,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 		environment(),
 	)
 	if err != nil {
-		panic(err) // a mistake in the structs above; no input leads here
+		panic(err) // a mistake in the structs above
 	}
 	parsed, err := parser.Parse(args)
 	if err != nil {
@@ -93,9 +100,9 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	return report(stderr, parsed.Run(&cli.Globals, t))
 }
 
-// environment gives every flag that has none a variable. Those of serve are the
-// settings that the functions have too: MCPEVENTS_FLAG. Those of other commands have the
-// command in their name, because --data of serve and --data of publish are not the same.
+// environment gives every flag an environment variable, unless it declares one. The flags of serve are settings, which the functions
+// read from the same variables: MCPEVENTS_FLAG, for example MCPEVENTS_DATA. The variables of other commands contain the name of the
+// command, for example MCPEVENTS_PUBLISH_DATA, because --data means something else there.
 func environment() kong.Option {
 	var walk func(n *kong.Node, prefix string)
 	walk = func(n *kong.Node, prefix string) {
@@ -119,7 +126,7 @@ func environment() kong.Option {
 	})
 }
 
-// logger makes the log of a command.
+// logger returns the log of a command.
 func (g *Globals) logger(w io.Writer) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(strings.ToUpper(g.LogLevel))) // one of the enum
@@ -130,14 +137,13 @@ func (g *Globals) logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewJSONHandler(w, o))
 }
 
-// isTerminal reports whether someone watches.
+// isTerminal reports whether w is a terminal.
 func isTerminal(w any) bool {
 	f, ok := w.(*os.File)
 	return ok && isatty.IsTerminal(f.Fd())
 }
 
-// interruptible is a context that ends with SIGINT or SIGTERM; a second signal
-// ends the program.
+// interruptible returns a context that ends with SIGINT or SIGTERM. A second signal ends the program.
 func interruptible() (context.Context, context.CancelFunc) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)

@@ -7,14 +7,14 @@ import (
 	"github.com/mcp-events/mcpevents/client/tools"
 )
 
-// McpCmd is an MCP server on standard input and output.
+// McpCmd serves events as MCP tools over standard input and output.
 type McpCmd struct{ Remote }
 
 // Help is the long help of the command.
 func (c *McpCmd) Help() string {
-	return `For local clients that know tools and no events: they start this command, as any MCP server over stdio. Its tools list event types, subscribe, and read or wait for events; it needs no public address. What comes while the client does not wait is pushed to one that has a channel for it: Claude Code (claude/channel), one that subscribed to the resource events://recent, one that set a log level.
+	return `For local MCP clients that support tools but no events. The client starts this command like any MCP server over stdio. The tools list event types, subscribe, and read or wait for events, so the command needs no public address. Events that arrive between two calls are pushed to clients that have a channel for them: Claude Code (claude/channel), clients that subscribe to the resource events://recent, and clients that set a log level.
 
-Example, as most clients take it:
+Example configuration, which most clients accept:
   {"mcpServers": {"events": {"command": "mcpevents", "args": ["mcp", "--server", "https://events.example.com"], "env": {"MCPEVENTS_KEY": "…"}}}}`
 }
 

@@ -12,21 +12,21 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/progress"
 )
 
-// PublishCmd publishes one event, or a stream of them.
+// PublishCmd publishes one or more events.
 type PublishCmd struct {
 	Remote
-	URI   string    `name:"uri" placeholder:"event://…" help:"URI of the event. Without it, every value of the data is a whole event: {\"uri\", \"data\", \"id\"?, \"time\"?}, or an array of these."`
-	Data  string    `required:"" placeholder:"JSON|@FILE|-" help:"The payload as JSON, @FILE to read a file, - to read standard input. Several JSON values, one after another, are several events."`
-	ID    string    `name:"id" help:"Id of the event; publishing an id again within five minutes does nothing. By default a new one."`
-	Time  time.Time `placeholder:"TIME" help:"When the event happened (2026-11-22T12:00:00Z); by default now."`
-	Batch int       `default:"100" help:"Events in one request, at most. A request is accepted as a whole or not at all."`
-	Tries int       `default:"5" help:"How often a request is sent while the server does not answer."`
+	URI   string    `name:"uri" placeholder:"event://…" help:"URI of the event. Without it, --data contains whole events: {\"uri\", \"data\", \"id\"?, \"time\"?}, CloudEvents, or arrays of these."`
+	Data  string    `required:"" placeholder:"JSON|@FILE|-" help:"The event's data as JSON, @FILE to read a file, or - to read standard input. Several JSON values in sequence are several events."`
+	ID    string    `name:"id" help:"Id of the event. Within five minutes, the server ignores another event with the same id. Default: a new id."`
+	Time  time.Time `placeholder:"TIME" help:"When the event happened, e.g. 2026-11-22T12:00:00Z. Default: now."`
+	Batch int       `default:"100" help:"Maximum number of events per request. The server accepts all events of a request or none."`
+	Tries int       `default:"5" help:"How often an unanswered request is sent."`
 	Quiet bool      `short:"q" help:"Do not print the accepted events."`
 }
 
 // Help is the long help of the command.
 func (c *PublishCmd) Help() string {
-	return `Prints a line {"id","uri"} for each accepted event. A repeated request keeps the ids of its events, so nothing is published twice.
+	return `Prints a line {"id","uri"} for each accepted event. A repeated request has the same event ids, so no event is published twice.
 
 Examples:
   mcpevents publish --uri event://ci/build-finished --data '{"build":7,"status":"passed"}'
@@ -34,10 +34,10 @@ Examples:
   producer | mcpevents publish --data -`
 }
 
-// Validate refuses flags that are out of range.
+// Validate checks the ranges of flags.
 func (c *PublishCmd) Validate() error {
 	if c.Batch < 1 || c.Batch > client.MaxBatch || c.Tries < 1 {
-		return fault.New(fault.Invalid, "--batch must be 1 to %d, --tries at least 1", client.MaxBatch)
+		return fault.New(fault.Invalid, "--batch must be 1 to %d, and --tries at least 1", client.MaxBatch)
 	}
 	return nil
 }
@@ -81,10 +81,10 @@ func (c *PublishCmd) Run(g *Globals) error {
 	return err
 }
 
-// muchData is from how many bytes on progress is shown; an unknown size may be much.
+// muchData is the size of data in bytes from which progress is shown.
 const muchData = 256 << 10
 
-// open finds the data; size is 0 where it is not known.
+// open opens the data. The size is 0 if it is unknown.
 func (c *PublishCmd) open(g *Globals) (data io.ReadCloser, size int64, err error) {
 	switch {
 	case c.Data == "-":

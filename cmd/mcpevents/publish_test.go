@@ -202,7 +202,7 @@ func TestPublishSendsNothingOfWhatIsWrong(t *testing.T) {
 		"a directory":             {[]string{"--data", "@/"}, exitRefused, "/ is a directory: give the path of the data in it\n$"},
 		"a flag without value":    {[]string{"--data"}, exitUsage, "--data: a value is missing (see mcpevents publish --help)\n$"},
 		"a flag for a value":      {[]string{"--data", "--uri", "event://a/b"}, exitUsage, "--data: a value is missing; if it is \"--uri\", put = before it (see mcpevents publish --help)\n$"},
-		"a batch of no number":    {[]string{"--data", "1", "--batch", "x"}, exitUsage, "--batch: \"x\" is not a whole number, or too large (see mcpevents publish --help)\n$"},
+		"a batch of no number":    {[]string{"--data", "1", "--batch", "x"}, exitUsage, "--batch: \"x\" is not a whole number, or is too large (see mcpevents publish --help)\n$"},
 		"a time that is none": {
 			[]string{"--data", "1", "--time", "x"},
 			exitUsage,

@@ -22,19 +22,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/settings/watch"
 )
 
-// ServeCmd runs the embedded server.
+// ServeCmd runs the stand-alone server.
 type ServeCmd struct {
-	Addr    string            `default:"127.0.0.1:8080" help:"Address to listen on."`
-	Data    string            `default:"data" placeholder:"DIR|:memory:" help:"Directory of the database and the keys (${default}), or :memory: to keep nothing."`
-	Catalog string            `default:"catalog.yaml" placeholder:"FILE" help:"The event types (${default})."`
-	Own     map[string]string `name:"workspace-catalog" placeholder:"WORKSPACE=FILE;…" help:"Event types of a workspace that has its own instead of those of --catalog."`
-	Config  string            `placeholder:"FILE" help:"The configuration: keys, backends, sources, conversation events, quotas."`
-	Auth    string            `default:"none" enum:"none,keys,jwt" help:"How callers are authenticated: none (loopback only), keys, jwt."`
-	Admin   string            `name:"admin-addr" placeholder:"ADDR" help:"Serve the admin API and the console at this address instead of --addr."`
-	// AllowBreaking confirms what would end subscriptions.
-	AllowBreaking bool          `help:"Use a changed catalog even if it ends live webhook subscriptions, because their event type is removed, has an incompatible schema, or is no longer for them. Otherwise such a change is refused and logged."`
-	Debug         string        `name:"debug-addr" placeholder:"ADDR" help:"Serve profiles (net/http/pprof) at this loopback address."`
-	Drain         time.Duration `default:"20s" help:"How long a shutdown waits for running requests and deliveries."`
+	Addr          string            `default:"127.0.0.1:8080" help:"Address to listen on."`
+	Data          string            `default:"data" placeholder:"DIR|:memory:" help:"Directory of the database and the keys (${default}), or :memory: to keep no data."`
+	Catalog       string            `default:"catalog.yaml" placeholder:"FILE" help:"The event types (${default})."`
+	Own           map[string]string `name:"workspace-catalog" placeholder:"WORKSPACE=FILE;…" help:"Catalog of a workspace that does not use --catalog."`
+	Config        string            `placeholder:"FILE" help:"The configuration: keys, backends, sources, conversation events, quotas."`
+	Auth          string            `default:"none" enum:"none,keys,jwt" help:"How callers are authenticated: none (only on a loopback address), keys or jwt."`
+	Admin         string            `name:"admin-addr" placeholder:"ADDR" help:"Serve the admin API and the console at this address instead of --addr."`
+	AllowBreaking bool              `help:"Use a changed catalog even if it ends webhook subscriptions, because their event type was removed, became incompatible or is no longer visible to them. By default such a change is refused and logged."`
+	Debug         string            `name:"debug-addr" placeholder:"ADDR" help:"Serve profiles (net/http/pprof) at this loopback address."`
+	Drain         time.Duration     `default:"20s" help:"How long a shutdown waits for running requests and deliveries."`
 
 	config.Limits `embed:""`
 }
@@ -42,7 +41,7 @@ type ServeCmd struct {
 // Run serves until SIGINT or SIGTERM, then drains.
 func (c *ServeCmd) Run(g *Globals) error {
 	hangup := make(chan os.Signal, 1)
-	signal.Notify(hangup, syscall.SIGHUP) // from the start, because SIGHUP ends a program that does not wait for it
+	signal.Notify(hangup, syscall.SIGHUP) // first of all, because SIGHUP ends a program that does not handle it
 	defer signal.Stop(hangup)
 	ctx, stop := interruptible()
 	defer stop()
@@ -92,7 +91,7 @@ func (c *ServeCmd) Run(g *Globals) error {
 	return err
 }
 
-// settings returns the flags and the files. A file that cannot be read is the options' SettingsError.
+// settings returns the options of the server from the flags and files. If a file cannot be read, SettingsError says why.
 func (c *ServeCmd) settings() standalone.Options {
 	s := standalone.Options{
 		Addr: c.Addr, Data: c.Data, CatalogName: c.Catalog, Auth: auth.Mode(c.Auth), Limits: c.Limits,
@@ -115,12 +114,12 @@ func (c *ServeCmd) files() []string {
 	return paths
 }
 
-// reloadAgain is how long after a reload that the store failed the next one begins.
+// reloadAgain is the pause before a failed reload is repeated.
 const reloadAgain = 5 * time.Second
 
-// follow brings changes of the catalog and configuration files into use until ctx ends: when a file changes, and on SIGHUP. It
-// repeats a reload that failed for another reason than the files, for example because the disk is full. If one of the files is
-// refused, the settings stay; see [standalone.Server.Reload].
+// follow reloads the catalog and configuration files until ctx ends: whenever a file changes, and on SIGHUP. If a file is refused, the
+// server keeps its settings; see [standalone.Server.Reload]. If a reload fails for another reason, for example because the disk is
+// full, follow repeats it.
 func (c *ServeCmd) follow(ctx context.Context, e *standalone.Server, changed <-chan struct{}, hangup <-chan os.Signal, log *slog.Logger) {
 	var again <-chan time.Time
 	for {

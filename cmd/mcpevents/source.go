@@ -13,21 +13,24 @@ import (
 
 // SourceCmd holds the commands for sources.
 type SourceCmd struct {
-	Check SourceCheckCmd `cmd:"" help:"Show what a saved request or message would publish."`
+	Check SourceCheckCmd `cmd:"" help:"Show the events that a saved request or message would publish."`
 }
 
 // SourceCheckCmd runs a saved request through a source.
 type SourceCheckCmd struct {
 	Config  string    `required:"" env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"The configuration with the source."`
 	Catalog string    `default:"catalog.yaml" env:"MCPEVENTS_CATALOG" help:"The catalog of its workspace."`
-	Source  string    `required:"" placeholder:"NAME" help:"The source."`
-	Request string    `required:"" placeholder:"FILE" help:"A request as it was sent: headers, an empty line, the body; the request line may stand before it. For a bus source the message. - is the standard input."`
-	At      time.Time `placeholder:"TIME" help:"When it came (2026-11-22T12:00:00Z), for signatures that expire; by default now."`
+	Source  string    `required:"" placeholder:"NAME" help:"Name of the source."`
+	Request string    `required:"" placeholder:"FILE" help:"File with an HTTP request as it was sent: headers, an empty line and the body, with or without the request line. For a bus source, the message. - reads standard input."`
+	At      time.Time `placeholder:"TIME" help:"When the request arrived, for signatures that expire, e.g. 2026-11-22T12:00:00Z. Default: now."`
 }
 
 // Help is the long help of the command.
 func (c *SourceCheckCmd) Help() string {
-	return `Prints a line of JSON for the request, and for each record of a message of S3: what would become of it, by which mapping (they count from 1), and the document that patterns and JSON Pointers see. Nothing is sent. The signature is checked if the secrets are in the environment. The exit code is 0 if an event would be published, and 3 if none would, or if the signature is not verified.`
+	return `Prints a line of JSON for the request, or for each record of an S3 message: the outcome, the mapping that was used (counted from 1), and the document to which patterns and JSON Pointers apply. It sends nothing. It checks the signature if the secrets are in the environment. The exit code is 0 if an event would be published, and 3 if none would or the signature is not valid.
+
+Example:
+  mcpevents source check --config config.yaml --source github --request request.txt`
 }
 
 // Run implements the command.
@@ -71,12 +74,12 @@ func (c *SourceCheckCmd) Run(g *Globals) error {
 			return fault.Wrap(fault.Internal, err, "print")
 		}
 		if t.Refused() {
-			return fault.New(fault.Unprocessable, "nothing would be published: the signature is %s", t.Signature)
+			return fault.New(fault.Unprocessable, "no event would be published: the signature is %s", t.Signature)
 		}
 		published = published || t.Kind == ingest.Accepted
 	}
 	if !published {
-		return fault.New(fault.Unprocessable, "nothing would be published")
+		return fault.New(fault.Unprocessable, "no event would be published")
 	}
 	return nil
 }

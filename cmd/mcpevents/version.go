@@ -8,7 +8,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app"
 )
 
-// VersionCmd prints what this program is.
+// VersionCmd prints the version.
 type VersionCmd struct{}
 
 // Run implements the command.
@@ -25,5 +25,5 @@ func (c *VersionCmd) Run(g *Globals) error {
 	return err
 }
 
-// agent is what this program calls itself to servers.
+// agent returns the name and version that servers see.
 func agent() string { return "mcp-events-cli/" + app.Version }

@@ -116,16 +116,16 @@ func TestSourceCheck(t *testing.T) {
 		kind, want      string // kind of the trial, and text in the output
 		code            int
 	}{
-		"SRC-03 an unmatched request":               {"github", saved("labeled", "", "\n"), "unmatched", "nothing would be published", 3},
-		"SRC-04 an unfit request":                   {"github", strings.Replace(saved("opened", "", "\n"), `"number":7`, `"number":0`, 1), "unfit", "nothing would be published", 3},
+		"SRC-03 an unmatched request":               {"github", saved("labeled", "", "\n"), "unmatched", "no event would be published", 3},
+		"SRC-04 an unfit request":                   {"github", strings.Replace(saved("opened", "", "\n"), `"number":7`, `"number":0`, 1), "unfit", "no event would be published", 3},
 		"SRC-02 an unsigned request":                {"github", strings.Replace(saved("opened", "", "\n"), "sha256=", "sha256=0", 1), "unverified", "not verified", 3},
 		"SRC-01 input that is not a request":        {"github", "nothing", "", "not an HTTP request", 3},
 		"SRC-01 an empty file":                      {"github", "", "", "not an HTTP request", 3},
 		"SRC-01 an unknown source":                  {"hub", "", "", `there is no source "hub" (there are: github, uploads)`, 3},
 		"SRC-01 a request for a bus":                {"uploads", saved("opened", "", "\n"), "", "the message is not from s3", 3},
 		"SRC-05 a body that is not JSON":            {"github", "a: b\n\n{", "invalid", "not verified", 3},
-		"SRC-01 a message without a fitting one":    {"uploads", `{"Records":[{"eventSource":"aws:s3","eventName":"ObjectRemoved:Delete"}]}`, "unmatched", "nothing would be published", 3},
-		"SRC-01 the test message of an AWS service": {"uploads", `{"Service":"Amazon S3","Event":"s3:TestEvent"}`, "", "nothing would be published", 3},
+		"SRC-01 a message without a fitting one":    {"uploads", `{"Records":[{"eventSource":"aws:s3","eventName":"ObjectRemoved:Delete"}]}`, "unmatched", "no event would be published", 3},
+		"SRC-01 the test message of an AWS service": {"uploads", `{"Service":"Amazon S3","Event":"s3:TestEvent"}`, "", "no event would be published", 3},
 		"SRC-01 a message that is an event's own":   {"uploads", `{"uri":"event://storage/b/object-created","data":{}}`, "", "the message is not from s3", 3},
 	} {
 		t.Run(name, func(t *testing.T) {
