@@ -26,7 +26,7 @@ type Appended struct {
 	stamps map[string]int64 // the keys of the events in their own partition, by event id, where writers stamp
 }
 
-// appendTo appends the events to a partition of the URI, except those that its last segment already names.
+// appendTo appends events to a partition of the URI. It leaves out events that the partition's last segment already names.
 func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []event.Event, copies ...Partition) (done Appended, err error) {
 	last, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, Reverse: true, Limit: 1})
 	if err != nil {
@@ -55,14 +55,14 @@ func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []ev
 			}
 			return found
 		})
-		for i, e := range written { // of an earlier segment this is not the exact key, but it is in the same order
+		for i, e := range written { // for an event of an earlier segment the key is not exact, but has the same order
 			done.stamps[e.ID] = end - int64(len(written)-1-i)
 		}
 		if len(written) > 0 { // the earlier segments of the batch are shortly before this one
 			done.After = min(done.After, end-time.Minute.Microseconds())
 		}
 	}
-	again := len(written) > 0 // it is not known how far the batch came before
+	again := len(written) > 0 // the batch was interrupted at an unknown point
 	const timeSize = 17       // of a publication time in a list, until the year 2286
 	room := maxSegment
 	for _, e := range events {

@@ -11,10 +11,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// LatestBelow returns up to n of the newest events of the sub-resources of a parent, oldest first, with up to [LatestBytes] of payloads.
-// The caller's wants
-// says which sub-resources are wanted and which of them are unordered. Of the first [maxKnown] sub-resources it reads
-// the [maxChildren] that [Log.RecordChild] recorded last.
+// LatestBelow returns up to n of the newest events of the sub-resources of a parent, oldest first, with up to [LatestBytes] of
+// payloads. wants reports whether a sub-resource is wanted and whether it is unordered. Of the first [maxKnown] sub-resources,
+// LatestBelow reads the [maxChildren] that [Log.RecordChild] recorded last.
 func (l *Log) LatestBelow(ctx context.Context, workspace, parent string, n int, wants func(uri string) (wanted, unordered bool)) ([]event.Event, error) {
 	var children []store.Item
 	unordered := map[string]bool{}
@@ -51,7 +50,7 @@ const (
 	maxChildren = 50
 )
 
-// Below lists up to n URIs below a parent, in their order: those with events within the last month.
+// Below returns up to n URIs below a parent that had events within the last month, in the order of the URIs.
 func (l *Log) Below(ctx context.Context, workspace, parent string, n int) (uris []string, err error) {
 	err = l.below(ctx, workspace, parent, n, func(page []store.Item) {
 		for _, item := range page {
@@ -61,7 +60,7 @@ func (l *Log) Below(ctx context.Context, workspace, parent string, n int) (uris 
 	return uris, err
 }
 
-// below passes up to n sub-resources of a parent to take, page by page. The sort key of an item is the URI.
+// below calls take with up to n sub-resources of a parent, page by page. The sort key of an item is the URI.
 func (l *Log) below(ctx context.Context, workspace, parent string, n int, take func(page []store.Item)) error {
 	q := store.Query{Table: store.Log, Partition: childrenOf(workspace, parent)}
 	for more := true; more && n > 0; {
@@ -79,8 +78,8 @@ func (l *Log) below(ctx context.Context, workspace, parent string, n int, take f
 
 func childrenOf(workspace, parent string) string { return "c#" + workspace + "#" + parent }
 
-// RecordChild lists a URI under its parents for a month, for [Log.LatestBelow] and [Log.Below]. Fanout calls it for
-// the first event of a URI on the URI's day (see [Appended]), and continues if it fails.
+// RecordChild records a URI under its parents for a month, for [Log.LatestBelow] and [Log.Below]. Fanout calls it for the
+// first event of a URI on the URI's day (see [Appended]), and continues if it fails.
 func (l *Log) RecordChild(ctx context.Context, workspace, uri string) error {
 	segs := strings.Split(strings.TrimPrefix(uri, "event://"), "/")
 	var ops []store.Op

@@ -16,13 +16,12 @@ type Cursor struct {
 	At int64
 	// Sent holds the hashes of entries after At that were sent; at most [MaxSent].
 	Sent []uint64
-	// Places are the positions of partitions that have one of their own, at most [MaxPlaces]. It replaces At there.
+	// Places are positions of partitions that replace At there; at most [MaxPlaces].
 	Places []Place
-	// Given is when At was the end of the log, in the unit of At; 0 is unknown. The position of a quiet log does not
-	// age: everything after it was written after that time.
+	// Given is when At was the end of the log, in the unit of At; 0 is unknown. A position in a quiet log does not become
+	// too old, because everything after it was written after that time.
 	Given int64
-	// Last is when a poll last returned events, in the unit of At; 0 is unknown. It decides only how soon to poll
-	// again.
+	// Last is when a poll last returned events, in the unit of At; 0 is unknown. It only decides how soon to poll again.
 	Last int64
 }
 
@@ -32,21 +31,21 @@ type Place struct {
 	At        int64
 }
 
-// MaxPlaces is the most partitions that can have a position of their own in a cursor.
+// MaxPlaces is the number of partitions for which a cursor can have its own position.
 const MaxPlaces = 16
 
-// MaxSent is the most entries after its position that a cursor can name. With more, a resume repeats some. It never
-// skips any.
+// MaxSent is the number of entries after its position that a cursor can name. If there are more, a resume repeats some of
+// them, but it never skips any.
 const MaxSent = 64
 
-// Sealer turns cursors into opaque tokens and back. A token is authenticated with a key of the deployment and bound to
-// the workspace. Every instance refuses a forged token and one of another workspace.
+// Sealer encodes cursors as opaque tokens and decodes them. A token is authenticated with a key of the deployment and bound to
+// the workspace. Every instance refuses forged tokens and tokens of other workspaces.
 type Sealer struct{ key []byte }
 
-// NewSealer makes a sealer. The key has at least 32 random bytes and is the same in all instances.
+// NewSealer returns a sealer. The key has at least 32 random bytes and is the same in all instances.
 func NewSealer(key []byte) (*Sealer, error) {
 	if len(key) < 32 {
-		return nil, fault.New(fault.Internal, "the cursor key has %d bytes, 32 are needed", len(key))
+		return nil, fault.New(fault.Internal, "the cursor key has %d bytes (allowed: at least 32)", len(key))
 	}
 	return &Sealer{key: slices.Clone(key)}, nil
 }
@@ -59,7 +58,7 @@ const (
 	tokenVersionPlaces = 3
 
 	placeSize = 16
-	maxToken  = 1200 // a token with all that it can hold has 1,080 characters
+	maxToken  = 1200 // the longest token has 1,080 characters
 
 	macSize = 16
 )
@@ -156,12 +155,12 @@ func (s *Sealer) From(c Cursor, p Partition) int64 {
 	return c.At
 }
 
-// PlaceOf makes the place of a partition for a cursor.
+// PlaceOf returns the place for a position in a partition.
 func (s *Sealer) PlaceOf(p Partition, at int64) Place { return Place{s.place(p), at} }
 
 func (s *Sealer) place(p Partition) uint64 { return s.Hash("partition\x00" + p.name) }
 
-// Hash is the keyed hash with which a cursor names an entry.
+// Hash returns the keyed hash by which a cursor names an entry.
 func (s *Sealer) Hash(id string) uint64 {
 	h := hmac.New(sha256.New, s.key)
 	h.Write([]byte("sent\x00" + id))

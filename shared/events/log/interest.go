@@ -9,8 +9,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Interest says that a client reads a pattern in band, or may come back to read it. While it lasts, fanout writes the
-// partitions of the pattern.
+// Interest says that a client reads a pattern in band, or may do so again soon. While it lasts, fanout writes the partitions
+// of the pattern.
 type Interest struct {
 	// Since is the position at which it began. Earlier events are not in the partitions of the pattern.
 	Since int64
@@ -18,19 +18,19 @@ type Interest struct {
 	Until time.Time
 }
 
-// Reaches is the first position from which a cursor finds all events of the pattern. A cursor is up to a window before
-// the moment at which it was given, so a cursor from the moment when the interest began has no gap.
+// Reaches returns the first position from which a cursor finds all events of the pattern. It is a window before Since,
+// because a cursor is up to a window before the time at which it was given.
 func (in Interest) Reaches() int64 { return in.Since - (Window + 2*MaxSkew).Microseconds() }
 
-// InterestKey is the key of the item that holds the interest in a pattern.
+// InterestKey returns the key of the item that holds the interest in a pattern.
 func InterestKey(workspace, key string) store.Key {
 	return store.Key{Table: store.Log, Partition: "i#" + workspace + "#" + key, Sort: "-"}
 }
 
 const untilCount = "until"
 
-// Interested makes sure that the partitions of a pattern are written until the given time, and at least for one retention
-// from now. It returns since when they are. The caller has marked the shape before.
+// Interested makes sure that the partitions of a pattern are written until the given time, and for at least one retention
+// from now. It returns the interest, which tells since when they are written. The caller must have marked the shape before.
 func (l *Log) Interested(ctx context.Context, workspace, key string, until time.Time) (Interest, error) {
 	k := InterestKey(workspace, key)
 	if kept := l.KeptUntil(); until.Before(kept) {
@@ -53,8 +53,8 @@ func (l *Log) Interested(ctx context.Context, workspace, key string, until time.
 			if until.Sub(had.Until) <= l.Reaches()/16 { // renew seldom
 				return had, nil
 			}
-			// Each renewal moves the version, so that of two concurrent ones the shorter does not win. The beginning is
-			// not exact to the microsecond.
+			// Each renewal changes the version, so that one of two concurrent renewals fails and tries again. That moves the
+			// beginning by a microsecond, which does not matter.
 			item.Version = had.Since + 1
 		}
 		err = l.DB.Write(ctx, store.Put(item, cond))
@@ -67,11 +67,11 @@ func (l *Log) Interested(ctx context.Context, workspace, key string, until time.
 	}
 }
 
-// interestMargin is how much longer than the interest its item stays. Where a clock differs a little, the item must not
-// be gone first.
+// interestMargin is how much longer than the interest its item stays, so that a clock that is a little fast does not end the
+// interest early.
 const interestMargin = time.Hour
 
-// Interest returns the interest in a pattern. It is the zero value if there is none, or if it ended a while ago.
+// Interest returns the interest in a pattern, or the zero value if its item does not exist or has expired.
 func (l *Log) Interest(ctx context.Context, workspace, key string) (Interest, error) {
 	it, err := store.One(ctx, l.DB, InterestKey(workspace, key), "read the interest in a pattern")
 	return ReadInterest(it), err

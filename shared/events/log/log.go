@@ -16,9 +16,9 @@
 //	stamped  The writers stamp keys (DynamoDB). With several writers a smaller key can be committed after a larger one,
 //	         so readers look back; see [Window].
 //
-// [Log] chooses between them. Its callers do not ask, because its methods answer for both.
+// [Log] chooses between them, so that its callers need not know.
 //
-// Webhooks do not appear here. Go on in shared/events/stream for the readers and in shared/events/delivery for the writer.
+// Webhooks do not appear here. Continue in shared/events/stream for the readers and in shared/events/fanout for the writer.
 package eventlog
 
 import (
@@ -50,7 +50,7 @@ const (
 
 // Entry is an event, or a notice of a topic, in the log.
 type Entry struct {
-	// Key is the position of the entry: microseconds since 1970. Entries of different partitions may have the same.
+	// Key is the position of the entry, in microseconds since 1970. Entries of different partitions may have the same key.
 	Key int64
 	// Event is set in event partitions.
 	Event *event.Event
@@ -100,7 +100,7 @@ type Log struct {
 	batches batches
 }
 
-// Time is that of the clock of the stamps.
+// Time returns the time of the clock that makes stamps.
 func (l *Log) Time() time.Time {
 	if l.Now != nil {
 		return l.Now()
@@ -108,17 +108,18 @@ func (l *Log) Time() time.Time {
 	return time.Now()
 }
 
-// Oldest is the oldest key that the log surely still has.
+// Oldest returns the oldest key whose entry the log is guaranteed to have still.
 func (l *Log) Oldest() int64 { return l.Time().Add(-l.Reaches()).UnixMicro() }
 
-// KeptUntil is until when what is written now surely stays.
+// KeptUntil returns the time until which the log is guaranteed to keep an entry that is written now.
 func (l *Log) KeptUntil() time.Time { return l.Time().Add(l.Reaches()) }
 
-// Reaches is how far back the log surely goes.
+// Reaches returns how long the log is guaranteed to keep entries.
 func (l *Log) Reaches() time.Duration { return cmp.Or(l.Retention, 24*time.Hour) }
 
-// Reach returns where a reader starts whose cursor c has the position at in a partition. The log, or what the reader
-// wants of it, begins at floor; truncated reports that events before it are missing.
+// Reach returns where a reader starts whose cursor c has the position at in a partition. It does not read before floor,
+// because the log no longer has older entries or the reader does not want them. truncated reports whether the reader misses
+// events because of that.
 func (l *Log) Reach(c Cursor, at, floor int64) (start int64, truncated bool) {
 	if max(at, c.Given) >= floor {
 		return at, false
@@ -147,8 +148,8 @@ func (l *Log) LookBack(p Partition) time.Duration {
 	return l.keys().lookBack()
 }
 
-// Given returns [Cursor.Given] for a cursor whose position was the end of the log at a time. It is 0 if positions are
-// themselves times and need no other.
+// Given returns [Cursor.Given] for a cursor whose position was the end of the log at a time. It is 0 if positions are times
+// themselves.
 func (l *Log) Given(at int64) int64 { return l.keys().given(at) }
 
 // TotalOrder reports whether the keys of all partitions grow in one order, the order of commits, and all copies of an
@@ -176,7 +177,7 @@ func (l *Log) Append(ctx context.Context, workspace, uri string, events []event.
 	return l.keys().append(ctx, workspace, uri, events, patterns)
 }
 
-// AppendUnordered is [Log.Append] for a URI of an unordered event type, which may have several writers.
+// AppendUnordered is like [Log.Append], for a URI of an unordered event type, which may have several writers.
 func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	return l.keys().appendUnordered(ctx, workspace, uri, events, patterns)
 }
@@ -192,9 +193,9 @@ func (l *Log) ByID(ctx context.Context, workspace, id, uri string) (e *event.Eve
 type keys interface {
 	position() int64
 	settled() int64
-	// newest is a bound for the keys that can be in the log now.
+	// newest returns an upper bound of the keys in the log.
 	newest() int64
-	// interestBegins is the position from which patterns are written if the interest in them is recorded now.
+	// interestBegins returns the position from which patterns are written if the interest in them is recorded now.
 	interestBegins() int64
 	endOf(ctx context.Context, workspace, uri string) (int64, error)
 	lookBack() time.Duration
@@ -226,7 +227,7 @@ func (l *Log) keys() keys {
 	return stamped{l}
 }
 
-// CheckClock counts a time as skewed that another clock stamped in the past and that lies in our future.
+// CheckClock counts a skewed clock if a time that another process stamped in the past is in this process's future.
 func (l *Log) CheckClock(past time.Time) {
 	if past.Sub(l.Time()) > 2*MaxSkew {
 		l.Skewed.Add(1)

@@ -11,9 +11,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Newest returns events of partitions, newest first, that were written from since until until, those
-// before a place that an earlier page ended at; next is where the next one goes on, "" at the end. It is one query
-// of at most n items for each partition. What was written together comes in one page.
+// Newest returns a page of the events of partitions that were written from since to until, newest first. before is the next
+// of the previous page, or "" for the first page; next is "" after the last page. Newest makes one query of at most n items
+// for each partition. Events that were written together are on the same page.
 func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.Time, before string, n int) (events []event.Event, next string, err error) {
 	var items []store.Item
 	more := false
@@ -48,8 +48,9 @@ func (l *Log) Newest(ctx context.Context, parts []Partition, since, until time.T
 	return events, next, nil
 }
 
-// Find looks for an event by its id in the partitions of a URI; nil if it finds none. It is one query of at most n
-// items for each partition: those since the id was made, if [event.NewID] made it, else the newest.
+// Find returns the event with an id in the partitions of a URI, or nil if it does not find one. It makes one query of at most
+// n items for each partition. If [event.NewID] made the id, the query begins when the id was made. Otherwise it reads the
+// newest items.
 func (l *Log) Find(ctx context.Context, parts []Partition, id string, n int) (*event.Event, error) {
 	made, ok := event.MadeAt(id)
 	if !ok {

@@ -14,7 +14,7 @@ type Partition struct {
 	single bool // one writer at a time; keys grow in commit order
 }
 
-// Own is the partition of one event URI.
+// Own returns the partition of one event URI.
 func Own(workspace, uri string) Partition {
 	return Partition{name: "u#" + workspace + "#" + uri, single: true}
 }
@@ -32,19 +32,19 @@ func shard(workspace, key string, i int) Partition {
 	return Partition{name: fmt.Sprintf("w#%s#%d#%s", workspace, i, key)}
 }
 
-// shardOf keeps the events of a URI in one shard. Readers read one shard after the other and so see them in order.
+// shardOf returns the shard for a URI. All events of a URI are in one shard, so that readers see them in order.
 func shardOf(uri string) int {
 	h := fnv.New32a()
 	h.Write([]byte(uri))
 	return int(h.Sum32() % Shards)
 }
 
-// Topic is the partition of a topic's notices.
+// Topic returns the partition of a topic's notices.
 func Topic(workspace, topic string) Partition {
 	return Partition{name: "n#" + workspace + "#" + topic}
 }
 
-// Name is the name of the partition in the store, and for a [store.Watcher].
+// Name returns the name of the partition in the store, and for a [store.Watcher].
 func (p Partition) Name() string { return p.name }
 
 // stampSize is the number of digits of a stamp in a sort key.
@@ -52,7 +52,7 @@ const stampSize = 16
 
 func sortKey(stamp int64) string { return fmt.Sprintf("%0*d", stampSize, stamp) }
 
-// afterKey is the sort key after every item with the given stamp.
+// afterKey returns a sort key after all items with the given stamp.
 func afterKey(stamp int64) string { return sortKey(max(stamp, 0)) + "~" }
 
 func parseKey(sort string) (int64, error) {

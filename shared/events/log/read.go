@@ -101,7 +101,7 @@ func (l *Log) Latest(ctx context.Context, workspace, uri string, unordered bool,
 		slices.SortStableFunc(found, func(a, b positioned) int {
 			return cmp.Or(strings.Compare(b.segment, a.segment), b.position-a.position)
 		})
-		seen := map[string]bool{} // a repeated batch may be there twice
+		seen := map[string]bool{} // a repeated batch may be in the log twice
 		found = slices.DeleteFunc(found, func(e positioned) bool {
 			again := seen[e.id]
 			seen[e.id] = true

@@ -15,8 +15,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// segment is the value of a log item: entries that were written together. Its key is that of the last entry; the
-// others have the keys just before.
+// segment is the value of a log item. It has entries that were written together. The item's key is the key of the last entry,
+// and the other entries have the keys just before it.
 type segment struct {
 	V       int              `json:"v"`
 	Events  []event.Event    `json:"e,omitempty"`
@@ -110,8 +110,8 @@ func (l *Log) events(ctx context.Context, item store.Item) []Entry {
 	return slices.DeleteFunc(entries, func(e Entry) bool { return e.Lost })
 }
 
-// decode returns the entries of an item. If the item cannot be decoded, one of them is [Entry.Lost]. So the item does not stop
-// its readers for ever, and they can notify their clients.
+// decode returns the entries of an item. If the item cannot be decoded, one of them is [Entry.Lost], so that readers can
+// continue after it and notify their clients.
 func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	last, err := parseKey(item.Sort)
 	if err != nil {
@@ -140,8 +140,8 @@ func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	return entries, nil
 }
 
-// keysOf returns the key of the first of n entries of an item, and the distance to the next one. With several writers it is 0,
-// because entries with keys of their own would mix with those of other segments.
+// keysOf returns the key of the first of n entries of an item, and the distance between their keys. The distance is 0 in a
+// partition with several writers, because different keys would mix the entries with the entries of other segments.
 func keysOf(item store.Item, last int64, n int) (first, step int64) {
 	if len(item.Sort) > stampSize {
 		return last, 0
@@ -166,13 +166,13 @@ func salvage(item store.Item, last int64) (entries []Entry) {
 		return []Entry{lost}
 	}
 	first, step := keysOf(item, last, len(s.Events))
-	told := false
+	added := false
 	for i, raw := range s.Events {
 		var e event.Event
 		if json.Unmarshal(raw, &e) == nil {
 			entries = append(entries, eventEntry(first+step*int64(i), &e))
-		} else if !told {
-			lost.Key, told = first+step*int64(i), true
+		} else if !added {
+			lost.Key, added = first+step*int64(i), true
 			entries = append(entries, lost)
 		}
 	}
@@ -206,8 +206,8 @@ type brokenItem struct {
 
 const brokenItems = "x#"
 
-// BrokenItems calls visit with the items that readers could not decode, with each until visit succeeds for it. The record of an
-// item stays as long as readers may meet the item, so that they do not record it again.
+// BrokenItems calls visit with the items that readers could not decode. If visit fails for an item, the next call visits it
+// again. The record of an item stays as long as readers may find the item, so that they do not record it again.
 func (l *Log) BrokenItems(ctx context.Context, visit func(*store.Item) error) error {
 	partition := store.Key{Table: store.Log, Partition: brokenItems}
 	return store.Each(ctx, l.DB, partition, "list undecodable items of the log", func(record *store.Item) error {

@@ -14,11 +14,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// stamped is a log whose writers stamp keys with their clocks, because the store gives no order of commits, such as
-// DynamoDB. The own partition of a URI has one writer, so its keys grow. The readers of other partitions look back.
+// stamped is a log whose writers stamp keys with their clocks, because a store such as DynamoDB has no order of commits. The
+// own partition of a URI has one writer, so its keys grow. The readers of other partitions look back.
 type stamped struct{ log *Log }
 
-// position allows for the skew of two clocks, by which the next stamp may be earlier than now.
+// position allows for the skew of two clocks, because the next stamp may be earlier than now by that time.
 func (s stamped) position() int64 { return s.log.Time().Add(-2*MaxSkew).UnixMicro() - 1 }
 
 func (s stamped) settled() int64 { return s.log.Time().Add(-Window).UnixMicro() }
@@ -77,7 +77,7 @@ func (s stamped) completeStamp(ctx context.Context, p Partition, page *store.Pag
 	return nil
 }
 
-// byID finds nothing, because there is no index of ids where every item is billed.
+// byID reports that there is no index of ids, because every item of the index would be billed.
 func (stamped) byID(context.Context, string, string, string) (*event.Event, bool, error) {
 	return nil, false, nil
 }
@@ -90,8 +90,8 @@ func (s stamped) append(ctx context.Context, workspace, uri string, events []eve
 	return done, s.log.AppendPatterns(ctx, done, events, patterns, false)
 }
 
-// appendUnordered chooses a shard for each event by its id, for the URI and for the patterns, so that neither is written
-// to one partition alone.
+// appendUnordered chooses a shard for each event by its id, so that the URI and the patterns are each written to several
+// partitions.
 func (s stamped) appendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (done Appended, err error) {
 	shards := map[int][]event.Event{}
 	for _, e := range events {
@@ -148,8 +148,8 @@ func (s stamped) put(ctx context.Context, p Partition, seg segment, floor int64,
 	}
 }
 
-// mayUse reports whether an append may still be committed with the stamp of another append. An old stamp may be behind a
-// reader already. Readers read entries with a stamp far in the future again and again.
+// mayUse reports whether an append may still use the stamp of another append. A reader may already have passed an old stamp,
+// and would read an entry with a stamp far in the future again and again.
 func (s stamped) mayUse(stamp int64) bool {
 	age := s.log.Time().UnixMicro() - stamp
 	return age <= SlowAppend.Microseconds() && age >= -2*MaxSkew.Microseconds()
