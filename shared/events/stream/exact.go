@@ -7,12 +7,12 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 )
 
-// exactMerge returns entries in the order of their commits, which a log with exact positions has for all partitions. All
-// copies of an event have the same position there. So the position of the feed is one number, after everything that was
-// returned and before everything else, and a resume repeats nothing.
+// exactMerge returns entries in the order of their commits, for a log with exact positions. All copies of an event have the
+// same position there. So the position of the feed is one number, after all returned entries and before all others, and a
+// resume repeats no entry.
 //
-// The next entry is the first one that a source has read ahead, if every other source has been read as far or nothing
-// was written to it since. The store tells which.
+// The next entry is the first one that a source has read ahead, if every other source was read up to the same position or
+// was not written to since. The store knows the last write.
 type exactMerge struct {
 	*Feed
 	ahead load // live entries in the sources
@@ -78,7 +78,7 @@ func (f *exactMerge) first() (first *source) {
 	return first
 }
 
-// mayFollow reports whether no source can bring another entry before the key, which is the key of an entry that was read.
+// mayFollow reports whether an entry with the key can be returned now, because no source can have another entry before it.
 func (f *exactMerge) mayFollow(key int64) bool {
 	for _, s := range f.parts {
 		if len(s.ahead) == 0 && !s.stuck && s.readTo(key) < key {
@@ -88,9 +88,9 @@ func (f *exactMerge) mayFollow(key int64) bool {
 	return true
 }
 
-// readTo returns the position up to which every entry of the source has been read. end is a position that the log had
-// reached before the call. If nothing was written to the source since it was read, it is read up to end. The source
-// remembers that: once something is written to it, the store no longer tells.
+// readTo returns the position up to which every entry of the source was read. end is a position that the log had reached
+// before the call. If the last write to the source was read, the source was read up to end. readTo records that in the source,
+// because the store only knows the last write.
 func (s *source) readTo(end int64) int64 {
 	if s.caughtUp && s.past < end && s.written != nil && s.written() <= s.past {
 		s.past = end
@@ -144,8 +144,8 @@ func (f *exactMerge) left(q queued) {
 	}
 }
 
-// drain takes what the tails brought. It drops what they bring to a source that still reads its past, which reads it
-// there. A source that missed a batch reads on from the log itself.
+// drain takes the batches of the tails. It drops batches for a source that still reads its past, because the source will read
+// these entries there. A source that missed a batch reads the log again.
 func (f *exactMerge) drain() (some bool, err error) {
 	f.mu.Lock()
 	in, missed, later, err := f.in, f.missed, f.later, f.err
@@ -163,7 +163,7 @@ func (f *exactMerge) drain() (some bool, err error) {
 		}
 	}
 	for name := range later {
-		if s := f.parts[name]; s != nil && s.caughtUp { // otherwise its own reads tell
+		if s := f.parts[name]; s != nil && s.caughtUp { // otherwise its own reads will find the item
 			s.caughtUp, s.stuck = false, true
 		}
 	}
@@ -184,7 +184,7 @@ func (s *source) reached(end int64) int64 {
 
 func (f *exactMerge) cursor() (c eventlog.Cursor, placed bool) {
 	_, _ = f.drain()              // the next poll returns the error
-	end := f.tails.Log.Position() // before reached asks what was written last
+	end := f.tails.Log.Position() // before reached reads the last writes
 	at := int64(-1)
 	for _, s := range f.parts {
 		if f.sole && s.topic {

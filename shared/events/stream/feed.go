@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Feed is what one stream reads. All its methods are called by one goroutine.
+// Feed has the events and notices of one stream. Only one goroutine may call its methods.
 type Feed struct {
 	// Truncated reports that the log no longer holds everything since the cursor. Events may be missing.
 	Truncated bool
@@ -25,35 +25,35 @@ type Feed struct {
 	sole      bool
 	wants     func(*event.Event) bool
 	merge     merge
-	// begun is the position from which the feed was opened, and given when that was the end of the log; see
+	// begun is the position from which the feed was opened, and given is when that was the end of the log; see
 	// [eventlog.Cursor.Given].
 	begun, given int64
-	// wake receives when there is something to return, and when the feed has ended.
+	// wake receives when there is an entry to return, and when the feed has ended.
 	wake chan struct{}
 
 	mu      sync.Mutex
 	in      []*batch // from the tails, not taken yet
 	waiting load     // of in
 	taken   load     // live entries that the reader has taken from in and not returned
-	// catchingUp says that entries of the past come first, so the number of waiting entries says nothing about the
+	// catchingUp says that the feed first returns entries of the past, so the number of waiting entries does not show the
 	// reader's speed.
 	catchingUp bool
-	missed     map[string]bool // partitions with a batch that was dropped because too much waits
+	missed     map[string]bool // partitions with a batch that was dropped because too many entries wait
 	later      map[string]bool // partitions whose tails stay before an item of a later release
-	held       bool            // every batch wakes the reader: an entry waits until the other sources are as far
+	held       bool            // every batch wakes the reader, because an entry waits for the other sources
 	err        error
 
 	parts  map[string]*source
 	back   []*source // the sources that still read their past
 	passed bool      // entries of the past were dropped since the last delivery
 	sent   recent
-	resume map[uint64]struct{} // the hashes of the cursor whose entries were not met yet
+	resume map[uint64]struct{} // the hashes of the cursor whose entries were not found yet
 }
 
 // merge brings the entries of a feed's sources into one sequence. Its two implementations belong to the two kinds of keys
 // that package eventlog describes.
 type merge interface {
-	// begin skips the entries that the log has when a feed without a cursor opens.
+	// begin skips the existing entries of the log when a feed without a cursor opens.
 	begin(ctx context.Context) error
 	// poll is [Feed.Poll].
 	poll(ctx context.Context) (d Delivery, ok bool, err error)
@@ -78,26 +78,26 @@ type source struct {
 	handed  int64  // the greatest key returned, where keys grow in commit order
 	place   uint64 // names the partition of a concrete URI in a cursor
 	// stuck says that the next item is of a later release. The source keeps its position, so that a client that resumes
-	// when that release runs gets everything after it, and the other sources go on.
+	// when that release runs gets all entries after it. The other sources continue.
 	stuck bool
 
 	// The rest is for [exactMerge].
 	ahead    []queued     // read and not returned yet
-	caughtUp bool         // the tail brings everything else
-	written  func() int64 // the last key that was written; nil if the store does not tell
+	caughtUp bool         // the tail has all later entries
+	written  func() int64 // returns the last key that was written; nil if the store cannot be watched
 }
 
 type queued struct {
 	src   *source
 	entry eventlog.Entry
-	floor int64 // of the source once this is returned; 0 leaves it
+	floor int64 // the source's floor after this entry; 0 keeps the floor
 	read  time.Time
 	live  bool // from a tail, so it counts as waiting
 }
 
-// Open starts a feed. It records the interest in parents and wildcards before it returns, so the feed returns every
-// event that is published afterwards. Without a cursor the feed begins at the end of the log. A cursor of another
-// server is a fault of kind Invalid.
+// Open starts a feed. It records the interest in parents and wildcards before it returns, so the feed returns every event that
+// is published afterwards. Without a cursor the feed begins at the end of the log. If the cursor is from another server, Open
+// returns an error of kind Invalid.
 func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 	f := &Feed{
 		tails: ts, workspace: r.Workspace, sole: r.Sole, wants: r.Wants,
@@ -194,7 +194,7 @@ func (f *Feed) join(s *source, start int64, renew func(context.Context) error) {
 	s.written = f.tails.join(f, s.part, renew)
 }
 
-// Remove ends the subscription to a pattern. The feed may still return events of it that it has read.
+// Remove ends the subscription to a pattern. The feed may still return events that match another of its patterns.
 func (f *Feed) Remove(p match.Pattern) { f.remove(p.Key, false) }
 
 // Follow adds a topic to the feed, from a position on; see [Request.Topics].
@@ -215,12 +215,12 @@ func (f *Feed) remove(pattern string, topic bool) {
 	}
 }
 
-// Ready receives when [Feed.Poll] has something again after it had nothing.
+// Ready returns a channel that receives when [Feed.Poll] may have another delivery after it had none.
 func (f *Feed) Ready() <-chan struct{} { return f.wake }
 
-// Poll returns the next delivery. ok is false if there is none now, or if Poll has dropped so many entries that the
-// caller should have a turn, e.g. for a heartbeat. Then [Feed.Ready] receives immediately. Poll fails with [ErrSlow] or
-// [ErrClosed] when the feed has ended.
+// Poll returns the next delivery. ok is false if there is no delivery now. It is also false after Poll has dropped many
+// entries, so that the caller can do other work, e.g. send a heartbeat; then [Feed.Ready] receives immediately. Poll fails
+// with [ErrSlow] or [ErrClosed] when the feed has ended.
 func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 	if err := f.ended(); err != nil {
 		return Delivery{}, false, err
@@ -286,7 +286,7 @@ func (f *Feed) Cursor() string {
 	for _, id := range f.sent.after(c.At, placed) {
 		c.Sent = append(c.Sent, f.tails.Sealer.Hash(id))
 	}
-	if len(f.back) > 0 || f.merge.pending() { // not all entries of the old cursor were met
+	if len(f.back) > 0 || f.merge.pending() { // some entries of the old cursor may not have been found yet
 		for hash := range f.resume {
 			c.Sent = append(c.Sent, hash)
 		}
@@ -302,7 +302,7 @@ func (f *Feed) Close() {
 	}
 }
 
-// furthestBack returns the source that is the furthest back of those that still read their past, or nil.
+// furthestBack returns the source that is furthest back in its past, or nil if no source reads its past.
 func (f *Feed) furthestBack() (behind *source) {
 	if len(f.back) == 0 {
 		return nil
@@ -322,8 +322,8 @@ func (f *Feed) readPage(ctx context.Context, s *source) (entries []eventlog.Entr
 	return entries, more, next, fault.Wrap(fault.Unavailable, err, "read the past of a stream")
 }
 
-// stay leaves a source at its position if the error says that the next item is of a later release, and reports whether it
-// did.
+// stay reports whether the error says that the next item of a source is of a later release. If so, it leaves the source at
+// its position.
 func (f *Feed) stay(s *source, err error) bool {
 	if !errors.Is(err, eventlog.ErrLater) {
 		return false
@@ -333,13 +333,13 @@ func (f *Feed) stay(s *source, err error) bool {
 	return true
 }
 
-// leaveBack notes that the past of a source was read.
+// leaveBack notes that a source has read its past.
 func (f *Feed) leaveBack(s *source) {
 	f.back = slices.DeleteFunc(f.back, func(other *source) bool { return other == s })
 }
 
-// recent remembers what was returned lately, oldest first. With it a feed drops what the past and the tail of a
-// partition, or overlapping partitions, bring twice.
+// recent remembers recently returned entries, oldest first. With it a feed drops entries that it reads twice, from the past
+// and the tail of a partition or from overlapping partitions.
 type recent struct {
 	keys  map[string]handedOut
 	order []string
@@ -351,8 +351,8 @@ type handedOut struct {
 	placed bool // its partition has a place of its own in cursors
 }
 
-// maxRecent bounds the memory of a feed. Duplicates are at most [eventlog.Window] and a page apart. With more entries in
-// that time a feed repeats some.
+// maxRecent bounds the memory of a feed. Duplicates are at most [eventlog.Window] and a page apart. If there are more entries
+// in that time, a feed may repeat some.
 const maxRecent = 4096
 
 func (r *recent) add(id string, key int64, placed bool) bool {
@@ -371,8 +371,8 @@ func (r *recent) add(id string, key int64, placed bool) bool {
 	return true
 }
 
-// after lists the entries with a greater key. With places it leaves out those whose place is in the cursor. It forgets
-// old entries.
+// after returns the ids of the entries with a greater key, and forgets old entries. If places is true, it leaves out entries
+// of partitions with a place in the cursor.
 func (r *recent) after(at int64, places bool) []string {
 	for len(r.order) > 0 && r.keys[r.order[0]].key < at-2*eventlog.Window.Microseconds() {
 		delete(r.keys, r.order[0])

@@ -4,9 +4,9 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 )
 
-// What tails bring waits in f.in until the goroutine of the feed takes it.
+// Batches of tails wait in f.in until the goroutine of the feed takes them.
 
-// load is an amount of entries.
+// load is a number of entries and the size of their payloads.
 type load struct{ entries, bytes int }
 
 // loadOf returns the load of some entries.
@@ -34,10 +34,10 @@ func (l load) half() load { return load{l.entries / 2, l.bytes / 2} }
 // reaches reports whether the entries or the bytes reach a limit.
 func (l load) reaches(limit load) bool { return l.entries >= limit.entries || l.bytes >= limit.bytes }
 
-// offer takes a batch from a tail. A batch without entries moves only a floor and does not wake the reader.
+// offer adds a batch of a tail. A batch without entries only moves a floor and does not wake the reader.
 //
-// If too many entries wait, the feed ends, because its reader is slow. But while the feed reads its past, even the entries
-// for a fast reader wait. Then offer drops the batches of this partition until the reader goes back to the log for them.
+// If too many entries wait, the feed ends, because its reader is slow. But while the feed reads its past, the entries wait
+// even for a fast reader. Then offer drops the batches of this partition until the reader reads them from the log.
 func (f *Feed) offer(b *batch) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -56,7 +56,7 @@ func (f *Feed) offer(b *batch) {
 	if f.held {
 		f.signal()
 	}
-	if f.missed[b.part.Name()] { // its floor would pass the batch that was dropped
+	if f.missed[b.part.Name()] { // the batch's floor would pass the dropped batch
 		return
 	}
 	if len(b.entries) > 0 {
@@ -80,7 +80,7 @@ func (f *Feed) offer(b *batch) {
 	}
 }
 
-// overflow handles a batch that no longer fits; f.mu is held.
+// overflow handles a batch for which there is no room; f.mu is held.
 func (f *Feed) overflow(part eventlog.Partition) {
 	if !f.catchingUp {
 		f.end(ErrSlow)

@@ -14,56 +14,55 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// PollRequest says what a poll wants and from where.
+// PollRequest selects the events of a poll, and where it starts.
 type PollRequest struct {
 	Workspace string
 	Pattern   match.Pattern
-	// Cursor is where a poll, a stream or a webhook of the same pattern ended. Empty begins now.
+	// Cursor is where a poll, a stream or a webhook of the same pattern ended. If it is empty, the poll begins at the end of
+	// the log.
 	Cursor string
 	// MaxAge is as in [Request].
 	MaxAge time.Duration
-	// Wants drops events; nil keeps all.
+	// Wants reports whether the page has an event; nil is for all events.
 	Wants func(*event.Event) bool
-	// Most bounds the events of the page, Bytes the sum of their payloads. The first event is taken whatever its
-	// size.
+	// Most bounds the events of the page, and Bytes the sum of their payloads. The first event may be larger.
 	Most, Bytes int
 }
 
 // Page is the result of a poll.
 type Page struct {
 	Events []*event.Event
-	// Cursor resumes after them, in any mode and at any instance.
+	// Cursor resumes after the events, in any mode and at any instance.
 	Cursor string
 	// Truncated is as in [Feed], or says that some events cannot be read.
 	Truncated bool
 	// More reports that there are more events now.
 	More bool
-	// Quiet is for how long polls with this cursor returned nothing.
+	// Quiet is how long polls with this cursor have returned no events.
 	Quiet time.Duration
 }
 
-// Bounds of the events, and of their payloads, that one poll examines, whether or not its filters drop them.
+// Bounds of the events, and of their payloads, that one poll examines, including the events that its filters drop.
 const (
 	maxExamined      = 2000
 	maxExaminedBytes = 8 << 20
 )
 
-// maxOpen is the most entries within the window that a poll returns: what its cursor can name, less one for each
-// partition, whose next entry may have the same key as one of them.
+// maxOpen is the number of entries within the window that a poll may return. Its cursor must be able to name them and, in
+// each partition, the next entry, which may have the same key as one of them.
 const maxOpen = eventlog.MaxSent - eventlog.Shards
 
-// Poll reads the events after a cursor once, without a tail and without state. It reads the store once for a concrete
-// URI and once per partition for a wildcard.
+// Poll reads the events after a cursor once, without a tail and without state. It reads the store once for a concrete URI and
+// once per partition for a wildcard.
 //
-// Poll merges the events of several partitions by their keys, so that the cursor can be one position for all of them.
-// That position must not pass an event that is committed to a partition after Poll has read it. Poll takes the settled
-// position of the log before the first read. Where positions are exact, it reads every partition only up to there. Where
-// writers stamp, smaller keys may still be committed within [eventlog.Window] of now. There the cursor stays behind the window and
-// names the events that were sent since. If it has no room for an event, the event waits until it is older than the
-// window.
+// Poll merges the events of several partitions by their keys, so that the cursor can be one position for all of them. That
+// position must not pass an event that is committed to a partition after Poll has read it. So Poll gets the settled position
+// of the log before the first read. If positions are exact, it reads every partition only up to there. If writers stamp keys,
+// smaller keys may still be committed within [eventlog.Window] of now. Then the cursor stays before the window and names the
+// returned events within it. If the cursor has no room for an event, the event waits until it is older than the window.
 //
-// A partition stops before an item of a later release. The cursor then holds a position of its own for that partition, so
-// the others go on, and the client gets the rest of the partition when that release answers its poll.
+// Poll stops before an item of a later release. The cursor then has a separate position for that partition, so the other
+// partitions continue. The client gets the rest of the partition when that release answers its poll.
 func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 	p := poll{tails: ts, request: r, began: ts.Log.Time(), seen: map[string]bool{}, resume: map[uint64]sentEntry{}}
 	p.settled = ts.Log.Settled()
@@ -139,9 +138,9 @@ type poll struct {
 	events  []*event.Event
 	bytes   int
 	seen    map[string]bool // entries by their ids
-	// resume are the hashes of the cursor, each with the entry once that was met.
+	// resume has the hashes of the cursor, each with its entry as soon as it was found.
 	resume   map[uint64]sentEntry
-	sent     []sentEntry // by this poll, unless the partition is exact
+	sent     []sentEntry // by this poll, unless positions are exact
 	open     int         // how many hashes the next cursor may have to name
 	examined int
 	// examinedBytes is the sum of the payloads examined.
@@ -154,7 +153,7 @@ type poll struct {
 type sentEntry struct {
 	hash uint64
 	key  int64
-	from *pollReader // nil if the entry was not met yet
+	from *pollReader // nil if the entry was not found yet
 }
 
 // pollReader reads one partition ahead.
@@ -166,11 +165,11 @@ type pollReader struct {
 	pos   int64 // how far it has read
 	more  bool
 	later bool  // the next item is of a later release
-	apart bool  // is or was later, so its position is not that of the others
+	apart bool  // is or was later, so it has a separate position
 	floor int64 // where the next poll begins
 }
 
-// reached is the position up to which every entry was taken; [math.MaxInt64] if nothing is left.
+// reached returns the position up to which every entry was taken, or [math.MaxInt64] if the whole partition was.
 func (s *pollReader) reached() int64 {
 	switch {
 	case len(s.ahead) > 0:
@@ -193,8 +192,8 @@ func (p *poll) join() {
 	}
 }
 
-// fresh is the cursor at the end of the log. Where writers stamp, a clock may have been set back. So an own partition
-// ends at its last key, and for the others the cursor names the entries that are there.
+// fresh returns a cursor at the end of the log. If writers stamp keys, a clock may have been set back. So an own partition
+// ends at its last key, and for the others the cursor names the existing entries.
 func (p *poll) fresh(ctx context.Context) (c eventlog.Cursor, err error) {
 	log, r := p.tails.Log, p.request
 	p.start = log.Position()
@@ -232,7 +231,7 @@ func (p *poll) readAll(ctx context.Context) error {
 	return all.Wait()
 }
 
-// read fills the page from the readers, in the order of the keys, until it is full or nothing is left.
+// read fills the page with entries of the readers, in the order of the keys, until it is full or there are no more entries.
 func (p *poll) read(ctx context.Context) error {
 	if err := p.readAll(ctx); err != nil {
 		return err
@@ -261,7 +260,7 @@ func (p *poll) read(ctx context.Context) error {
 	}
 }
 
-// next is the reader with the smallest key; nil when nothing is left.
+// next returns the reader with the smallest key, or nil if there are no more entries.
 func (p *poll) next(ctx context.Context) (first *pollReader, err error) {
 	for _, s := range p.readers {
 		if err := p.ahead(ctx, s); err != nil {
@@ -278,7 +277,7 @@ func (p *poll) next(ctx context.Context) (first *pollReader, err error) {
 func (p *poll) ahead(ctx context.Context, s *pollReader) (err error) {
 	for len(s.ahead) == 0 && s.more {
 		s.ahead, s.more, s.pos, err = p.tails.Log.ReadUntil(ctx, s.part, s.pos, p.settled, s.limit)
-		if errors.Is(err, eventlog.ErrLater) { // logged once by the log
+		if errors.Is(err, eventlog.ErrLater) { // the log has logged it
 			s.more, s.later, s.apart = false, true, len(p.readers) > 1
 			return nil
 		}
@@ -289,7 +288,7 @@ func (p *poll) ahead(ctx context.Context, s *pollReader) (err error) {
 	return nil
 }
 
-// take puts an entry on the page, or drops it if it does not belong there. It reports false when there is no room.
+// take adds an entry to the page, or drops it if it does not belong there. It reports false if the page has no room.
 func (p *poll) take(s *pollReader, e eventlog.Entry) bool {
 	id := e.ID()
 	if e.Event == nil && !e.Lost || p.seen[id] || e.Event != nil && p.request.Wants != nil && !p.request.Wants(e.Event) {
@@ -328,7 +327,7 @@ func (p *poll) take(s *pollReader, e eventlog.Entry) bool {
 	return true
 }
 
-// position is the cursor for the next poll.
+// position returns the cursor for the next poll.
 func (p *poll) position() eventlog.Cursor {
 	at, rest := int64(math.MaxInt64), false
 	for _, s := range p.readers {

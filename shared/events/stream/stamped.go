@@ -15,8 +15,8 @@ import (
 )
 
 // stampedMerge returns entries as they arrive, because a smaller key may be committed to a partition after larger ones. Each
-// source has a floor, before which it brings nothing more. The cursor is the lowest floor, and names the entries after it
-// that were returned.
+// source has a floor, up to which it has no more entries. The cursor is the lowest floor and names the returned entries after
+// it.
 type stampedMerge struct {
 	*Feed
 	queue []queued
@@ -69,11 +69,11 @@ func (f *stampedMerge) poll(ctx context.Context) (Delivery, bool, error) {
 	}
 }
 
-// maxReads is the most partitions that a feed reads at once when it opens.
+// maxReads is the number of partitions that a feed reads concurrently when it opens.
 const maxReads = 16
 
-// begin notes the entries of the log as sent instead of comparing keys, because after the clock was set later entries may
-// have smaller keys. The tails bring the entries that are written from now on.
+// begin marks the existing entries of the log as sent. It does not compare keys, because later entries may have smaller keys
+// if a clock was set back. The tails read the entries that are written from now on.
 func (f *stampedMerge) begin(ctx context.Context) error {
 	read, ctx := errgroup.WithContext(ctx)
 	read.SetLimit(maxReads)
@@ -109,9 +109,9 @@ func (f *stampedMerge) begin(ctx context.Context) error {
 	return read.Wait()
 }
 
-// readPast reads one page. It chooses the source that is furthest back, because
-// the cursor is one position for all sources and stays there. So a client that is cut off while it catches up is
-// further each time, and a resume repeats about one page.
+// readPast reads one page of the source that is furthest back, because the cursor, which is one position for all sources,
+// cannot pass that source. So a client that is disconnected while it catches up makes progress each time, and a resume repeats
+// about one page.
 func (f *stampedMerge) readPast(ctx context.Context) error {
 	s := f.furthestBack()
 	if s == nil {
@@ -127,8 +127,8 @@ func (f *stampedMerge) readPast(ctx context.Context) error {
 	}
 	s.past = next
 	if s.bound == 0 && next > began {
-		// From here on smaller keys may be committed after they were passed. The tail brings those entries, but only
-		// after the past was read, which may take long if the client reads slowly.
+		// After this position, smaller keys may still be committed. The tail reads these entries, but the feed returns them
+		// only after the past, which may take long if the client reads slowly.
 		s.bound = began
 	}
 	floor := began
@@ -144,8 +144,7 @@ func (f *stampedMerge) readPast(ctx context.Context) error {
 	return nil
 }
 
-// readMissed has the sources whose batches were dropped read the log again, from the position at which a client would
-// resume.
+// readMissed lets sources with dropped batches read the log again, from the position at which a client would resume.
 func (f *stampedMerge) readMissed() {
 	f.mu.Lock()
 	missed := f.missed
@@ -170,8 +169,8 @@ func (f *stampedMerge) readMissed() {
 	}
 }
 
-// enqueue queues what was read of a source. Where keys grow in commit order, each entry moves the floor of the source.
-// Elsewhere only the whole batch does.
+// enqueue queues entries of a source. If keys grow in commit order, each entry moves the floor of the source. Otherwise only
+// the whole batch does.
 func (f *stampedMerge) enqueue(s *source, entries []eventlog.Entry, floor int64, read time.Time, live bool) {
 	ordered := f.tails.Log.LookBack(s.part) == 0
 	for _, e := range entries {
@@ -217,7 +216,7 @@ func (f *stampedMerge) cursor() (c eventlog.Cursor, placed bool) {
 			at = s.floor
 		}
 	}
-	// A client that resumes with another pattern must find the events of it that are published from now on.
+	// A client that resumes with another pattern must find that pattern's events that are published from now on.
 	if end := f.tails.Log.Position(); at < 0 || at > end && !f.sole {
 		at = end
 	}

@@ -26,16 +26,16 @@ type tail struct {
 	changed <-chan struct{}
 	written func() int64
 	unwatch func()
-	from    int64 // where the first poll begins; the feeds themselves read what was committed before the watch began
+	from    int64 // where the first poll begins; the feeds themselves read the entries before the watch
 }
 
-// batch is what one poll of a tail read. All feeds share it, and nothing changes it.
+// batch is the result of one poll of a tail. All feeds share it and must not change it.
 type batch struct {
 	part    eventlog.Partition
 	entries []eventlog.Entry
 	load    load  // of the entries
 	floor   int64 // every entry with a key up to it is in this or an earlier batch
-	later   bool  // the next item is of a later release, so the tail stays before it; there are no entries
+	later   bool  // the next item is of a later release, so the tail stays before it; then there are no entries
 	read    time.Time
 }
 
@@ -64,7 +64,7 @@ func (t *tail) run(ctx context.Context) {
 			}
 		}
 		began := log.Time()
-		select { // after a pause of the whole process both are ready
+		select { // after a pause of the whole process, both the timer and changed may be ready
 		case <-changed:
 			notified = true
 		default:
@@ -83,7 +83,7 @@ func (t *tail) run(ctx context.Context) {
 			return
 		case err != nil:
 			wait = idlePoll
-			if errors.Is(err, eventlog.ErrLater) { // logged once by the log
+			if errors.Is(err, eventlog.ErrLater) { // the log has logged it
 				if wait = watched; len(fresh) > 0 {
 					from = last
 					t.spread(&batch{part: t.part, entries: fresh, floor: last})
@@ -98,7 +98,7 @@ func (t *tail) run(ctx context.Context) {
 				wait = pause(0)
 			}
 			if lookBack > 0 && !previous.IsZero() {
-				t.watchBounds(fresh, previous)
+				t.countLate(fresh, previous)
 			}
 			previous = began
 			floor := settled
@@ -118,9 +118,9 @@ func (t *tail) run(ctx context.Context) {
 	}
 }
 
-// watchBounds counts entries that came later than the bounds of the log allow. They were within the reserve of the
-// window; a little later they would be missed.
-func (t *tail) watchBounds(fresh []eventlog.Entry, previous time.Time) {
+// countLate counts entries that arrived later than slow appends and skewed clocks explain. They were still within the reserve
+// of the window, but readers would miss entries that are a little later.
+func (t *tail) countLate(fresh []eventlog.Entry, previous time.Time) {
 	bound := previous.Add(-eventlog.SlowAppend - 2*eventlog.MaxSkew).UnixMicro()
 	for _, e := range fresh {
 		if e.Key < bound {
@@ -139,9 +139,9 @@ func (t *tail) renewInterest(ctx context.Context, now time.Time, last *time.Time
 	}
 }
 
-// poll reads all entries after from that were not seen. It marks them as seen only when the whole poll succeeds, for
-// only then the feeds get them. If keys grow in the order of commits, poll returns the entries before an item of a later
-// release, too.
+// poll reads all entries after from that were not seen. It marks them as seen only if the whole poll succeeds, because
+// otherwise the feeds do not get them. If keys grow in the order of commits, poll also returns the entries before an item of a
+// later release.
 func (t *tail) poll(ctx context.Context, from int64, seen map[string]int64) (fresh []eventlog.Entry, last int64, err error) {
 	next, more := from, true
 	for more {
@@ -175,8 +175,8 @@ func prune(seen map[string]int64, from int64) {
 	}
 }
 
-// spread gives a batch to every feed. A feed that has no room for it ends, so it does not hold up the others. Its cursor
-// stays good.
+// spread gives a batch to every feed. A feed without room for it ends, so that it does not hold up the others. Its client can
+// resume from its cursor.
 func (t *tail) spread(b *batch) {
 	b.read, b.load = time.Now(), loadOf(b.entries)
 	t.mu.Lock()

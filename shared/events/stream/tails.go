@@ -5,9 +5,9 @@
 //	event log ────┤ tail of partition B ├──▶ feed ──▶ one open stream
 //	              └ …                   ┘     (cursor, duplicates, order)
 //
-// A process has one [Tails]. It reads each partition once, however many streams want it. A [Feed] merges the partitions
-// that one stream wants and drops what it has sent. Its cursor lets another instance go on. Wire formats are in
-// shared/mcp and do not appear here.
+// A process has one [Tails]. It reads each partition once for all of its streams. A [Feed] merges the partitions of one
+// stream and drops duplicates. With its cursor another instance can continue the stream. Wire formats are in shared/mcp and do
+// not appear here.
 package stream
 
 import (
@@ -25,33 +25,33 @@ import (
 )
 
 const (
-	// busyPoll is the time between polls if there was an entry within quiet, idlePoll otherwise. A store that can be
-	// watched needs neither.
+	// busyPoll is the time between polls if there was an entry within quiet. Otherwise it is idlePoll. They are for stores
+	// that cannot be watched.
 	busyPoll, idlePoll, quiet = 250 * time.Millisecond, time.Second, time.Minute
-	// watched is the time between polls of a store that can be watched. They move the cursors of quiet streams.
+	// watched is the time between polls of a store that can be watched. These polls move the cursors of quiet streams.
 	watched = 10 * time.Second
 	// renewEvery is how often the interest in a pattern is renewed, unless an eighth of the retention is shorter.
 	renewEvery = time.Hour
-	// maxWaiting and maxWaitingBytes bound the entries, and their payloads, that wait for the reader of a feed. A feed
-	// whose reader falls further behind is ended.
+	// maxWaiting and maxWaitingBytes bound the entries, and their payloads, that wait for the reader of a feed. If its reader
+	// falls further behind, the feed ends.
 	maxWaiting, maxWaitingBytes = 10_000, 16 << 20
 	// maxFloors is how many batches may wait before a feed ignores batches without entries.
 	maxFloors = 256
 )
 
-// pageSize is how many log items one read asks for. The reads of a stream that catches up share it, each with at least
-// minPage.
+// pageSize is the number of log items of one read. When a stream catches up, the reads of its partitions share this number,
+// but each has at least minPage.
 const (
 	pageSize = 200
 	minPage  = 5
 )
 
-// Tails owns the tails of a process. Make it with [New]; end it with [Tails.Close].
+// Tails owns the tails of a process. Create it with [New], and end it with [Tails.Close].
 type Tails struct {
 	Log    *eventlog.Log
 	DB     store.DB
 	Sealer *eventlog.Sealer
-	// Shares reports whether a workspace has the catalog of [catalog.Shared]; nil is none.
+	// Shares reports whether a workspace has the catalog of [catalog.Shared]. If it is nil, no workspace has it.
 	Shares func(ctx context.Context, workspace string) bool
 
 	ctx     context.Context
@@ -63,11 +63,11 @@ type Tails struct {
 	mu    sync.Mutex
 	tails map[string]*tail
 
-	// interests are known to be recorded in the store, so that not each poll has to ask.
+	// interests caches interests that are recorded in the store, so that not every poll has to read them.
 	interests bounded.Map[string, eventlog.Interest]
 }
 
-// New makes the tails of a process over its log. Sealer seals the cursors.
+// New returns the tails of a process over its log. sealer seals the cursors.
 func New(log *eventlog.Log, db store.DB, sealer *eventlog.Sealer) *Tails {
 	ctx, stop := context.WithCancel(context.Background())
 	return &Tails{
@@ -91,14 +91,14 @@ func (ts *Tails) Close() {
 	ts.running.Wait()
 }
 
-// Running is the number of partitions that are being read.
+// Running returns the number of partitions that are being read.
 func (ts *Tails) Running() int {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	return len(ts.tails)
 }
 
-// pause is the time until the next poll, so long after the last entry.
+// pause returns the time until the next poll. since is the time since the last entry.
 func pause(since time.Duration) time.Duration {
 	if since > quiet {
 		return idlePoll
@@ -106,8 +106,8 @@ func pause(since time.Duration) time.Duration {
 	return busyPoll
 }
 
-// join adds f to the tail of p and starts the tail if there is none. It returns what tells the last key that was written
-// to p; nil if the store does not.
+// join adds f to the tail of p and starts the tail if there is none. It returns a function that returns the last key that was
+// written to p, or nil if the store cannot be watched.
 func (ts *Tails) join(f *Feed, p eventlog.Partition, renew func(context.Context) error) (written func() int64) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
@@ -144,23 +144,23 @@ func (ts *Tails) leave(f *Feed, p eventlog.Partition) {
 	}
 }
 
-// Request says what a feed wants and from where.
+// Request selects the events and notices of a feed, and where it starts.
 type Request struct {
 	Workspace string
-	// Patterns are what the feed is subscribed to. More can be added later.
+	// Patterns are the patterns to which the feed is subscribed. More can be added later.
 	Patterns []match.Pattern
 	// Topics are notices of the system (see the Topic functions).
 	Topics []string
-	// Cursor resumes where another feed of the workspace ended. Empty starts at the end of the log.
+	// Cursor resumes where another feed of the workspace ended. If it is empty, the feed starts at the end of the log.
 	Cursor string
 	// TopicsAfter is the position at which the notices of a feed without a cursor begin; 0 is the end of the log (see
 	// [eventlog.Log.Position]).
 	TopicsAfter int64
-	// MaxAge bounds how old the events after a cursor may be, to within [eventlog.Window]; 0 is no bound.
+	// MaxAge bounds the age of the events after a cursor, to within [eventlog.Window]; 0 is no bound.
 	MaxAge time.Duration
-	// Sole says that the cursors are for these patterns alone. A resume does not repeat notices of the topics.
+	// Sole says that the cursors are only for these patterns. Then a resume does not repeat notices of the topics.
 	Sole bool
-	// Wants drops the events for which it is false; nil keeps all.
+	// Wants reports whether the feed returns an event; nil returns all events.
 	Wants func(*event.Event) bool
 }
 
@@ -171,13 +171,13 @@ type Delivery struct {
 	// Topic and Notice are set for a notice. Notice is nil if the notice cannot be read.
 	Topic  string
 	Notice []byte
-	// Lost is the key of a pattern some of whose events cannot be read. The client must be notified of the gap.
+	// Lost is the key of a pattern if some of its events cannot be read. The client must be notified of the gap.
 	Lost string
 	// Cursor resumes after this delivery.
 	Cursor string
 	// InOrder says that the feed has returned every notice that was committed before this delivery.
 	InOrder bool
-	// Read is when this process read it from the log.
+	// Read is when this process read the entry from the log.
 	Read time.Time
 }
 
@@ -187,9 +187,9 @@ var ErrClosed = fault.New(fault.Unavailable, "the server is shutting down")
 // ErrSlow ends a feed whose reader did not keep up. The client can resume from its last cursor.
 var ErrSlow = fault.New(fault.Exhausted, "the reader is too slow; resume from the last cursor")
 
-// reach returns where a reader with a cursor starts in a partition. It is truncated when the log no longer has the events
-// after the cursor, or the client wants none so old. Where writers stamp, a cursor is up to a window before the moment
-// at which it was given; that is no gap.
+// reach returns where a reader with a cursor starts in a partition. truncated reports whether it misses events, because the
+// log no longer has the events after the cursor or they are older than maxAge. Where writers stamp, a cursor is up to a window
+// before the time at which it was given, so reach allows for that.
 func (ts *Tails) reach(c eventlog.Cursor, p eventlog.Partition, maxAge time.Duration) (start int64, truncated bool) {
 	floor := ts.Log.Oldest()
 	if maxAge > 0 {
@@ -198,12 +198,12 @@ func (ts *Tails) reach(c eventlog.Cursor, p eventlog.Partition, maxAge time.Dura
 	return ts.Log.Reach(c, ts.Sealer.From(c, p), floor)
 }
 
-// changeLag is how long before a reader learns of a changed catalog fanout may have used it to write the log.
+// changeLag is how much earlier than a reader fanout may learn of a changed catalog and use it to write the log.
 const changeLag = 2 * time.Minute
 
-// AfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog gives to an open
-// stream. If an event type gives up its order, its events go to other partitions as soon as fanout knows, so those must
-// be read from before the stream learned of the change.
+// AfterChange returns the position from which [Feed.Add] must read a pattern that a changed catalog adds to an open stream.
+// If an event type has become unordered, fanout writes its events to other partitions as soon as it knows. So these partitions
+// must be read from a position before the stream learned of the change.
 func (ts *Tails) AfterChange(p match.Pattern) int64 {
 	after := ts.Log.Position() - time.Second.Microseconds()
 	if p.Unordered {
@@ -212,7 +212,7 @@ func (ts *Tails) AfterChange(p match.Pattern) int64 {
 	return after
 }
 
-// interested is [subscription.Interested] at most once in an eighth of the retention, for each pattern and process.
+// interested calls [subscription.Interested], but for each pattern at most once in an eighth of the retention.
 func (ts *Tails) interested(ctx context.Context, workspace string, p match.Pattern) (eventlog.Interest, error) {
 	key := workspace + "#" + p.Key
 	now := ts.Log.Time()

@@ -13,10 +13,11 @@ import (
 
 // The topics. A topic belongs to a workspace. The package that notifies it defines the JSON of its notices.
 
-// TopicCatalog says that the event types of a workspace changed, or its backends; [OfBackends] tells which.
+// TopicCatalog has a notice for each change of a workspace's event types or backends. [OfBackends] tells them apart.
 const TopicCatalog = "catalog"
 
-// topics are the partitions of a topic: the catalog that a workspace shares with others is announced once for all.
+// topics returns the partitions of a topic. A change of a catalog that workspaces share is announced in one partition for all
+// of them.
 func (ts *Tails) topics(ctx context.Context, workspace, topic string) []eventlog.Partition {
 	out := []eventlog.Partition{eventlog.Topic(workspace, topic)}
 	if topic == TopicCatalog && ts.Shares != nil && ts.Shares(ctx, workspace) {
@@ -25,19 +26,19 @@ func (ts *Tails) topics(ctx context.Context, workspace, topic string) []eventlog
 	return out
 }
 
-// TopicPrincipal says that the subscriptions of a principal changed.
+// TopicPrincipal returns the topic for changes of a principal's subscriptions.
 func TopicPrincipal(principal string) string {
 	return "principal-" + base64.RawURLEncoding.EncodeToString([]byte(principal))
 }
 
-// TopicSubscription says that the state of a subscription changed.
+// TopicSubscription returns the topic for changes of a subscription's state.
 func TopicSubscription(id string) string { return "subscription-" + id }
 
-// TopicSession says what another request changed for the open stream of a session.
+// TopicSession returns the topic for changes that other requests make to the open stream of a session.
 func TopicSession(id string) string { return "session-" + id }
 
-// AnnounceBackends notifies the streams of a workspace that its backends, or the settings of one, changed. version is
-// that of the new ones.
+// AnnounceBackends notifies the streams of a workspace that its backends or their settings changed. version is the version of
+// the new settings.
 func AnnounceBackends(ctx context.Context, log *eventlog.Log, workspace, version string) error {
 	notice, _ := json.Marshal(backendsNotice{version}) // a string
 	return log.NotifyAs(ctx, workspace, TopicCatalog, "backends-"+version, notice)
@@ -53,7 +54,7 @@ func OfBackends(notice json.RawMessage) bool {
 	return json.Unmarshal(notice, &n) == nil && n.Backends != ""
 }
 
-// AnnounceStored is the announcement of stored documents for [settings.Announce].
+// AnnounceStored returns the function with which [settings.Announce] announces stored documents.
 func AnnounceStored(log *eventlog.Log) func(context.Context, settings.Change) error {
 	return func(ctx context.Context, c settings.Change) error {
 		version := strconv.FormatInt(c.Version, 10)
@@ -65,10 +66,10 @@ func AnnounceStored(log *eventlog.Log) func(context.Context, settings.Change) er
 	}
 }
 
-// TopicBackend has the notifications of a backend of the gateway.
+// TopicBackend returns the topic for notifications of a backend of the gateway.
 func TopicBackend(name string) string { return "backend-" + name }
 
-// TopicConversation has the context for what a principal sent in notifications outside of sessions.
+// TopicConversation returns the topic for the context of a principal's notifications outside of sessions.
 func TopicConversation(principal string) string {
 	return "conversation-" + base64.RawURLEncoding.EncodeToString([]byte(principal))
 }

@@ -1,12 +1,12 @@
-// Package lease bounds how many streams are open, those of each principal and those of a whole fleet. A stream
-// beyond either bound ends its principal's oldest, so that a client does not lock itself out with streams that it
-// left without the server noticing, or is refused if the operator wants that. A principal without
-// streams is refused if the fleet has no room.
+// Package lease limits the open streams of each principal and of a whole fleet.
 //
-// [Local] knows the streams of one process and is exact. [Shared] keeps leases in
-// the store for instances that come and go; a stream learns there at its next check that
-// another took its place. Both call superseded then, once, and give a function that gives the
-// lease back, to be called once.
+// A new stream beyond a limit ends the oldest stream of its principal, because a client may have left streams without the
+// server noticing and must not lock itself out. Operators can choose that the new stream is refused instead. If the fleet has
+// no room, a principal without streams is always refused.
+//
+// [Local] knows the streams of one process and is exact. [Shared] keeps leases in the store for instances that start and stop
+// at any time. There, a stream learns at its next check that another stream has replaced it. Both then call superseded once.
+// Their Take returns a function that releases the lease, which the caller must call once.
 package lease
 
 import (
@@ -28,21 +28,21 @@ type Local struct {
 	open map[string]*list.List // of superseded, oldest first, by workspace and principal
 }
 
-// Max is how many streams a principal may have open.
+// Max returns how many streams a principal may have open.
 type Max func(ctx context.Context, p auth.Principal) int
 
-// NewLocal bounds the streams of each principal; refuse is that of [Shared]. No one is known as the
-// anonymous one, so its streams are not bounded.
+// NewLocal returns a Local that limits each principal to most streams; refuse is as in [Shared]. Streams of anonymous callers
+// are not limited, because the server cannot tell these callers apart.
 func NewLocal(most Max, refuse bool) *Local {
 	return &Local{max: most, refuse: refuse, open: map[string]*list.List{}}
 }
 
-// full is the error for a principal who has as many streams as it may have.
+// full returns the error for a principal that has as many streams as it may have.
 func full(most int) error {
 	return fault.New(fault.Exhausted, "all %d streams that you may have are open", most).AtLimit(quota.Streams, float64(most))
 }
 
-// Take gives a lease, and takes the oldest from a principal that has too many, or refuses.
+// Take takes a lease for a stream. If the principal has too many streams, it ends the oldest or returns an error.
 func (l *Local) Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error) {
 	if p.Anonymous {
 		return func() {}, nil
@@ -65,7 +65,7 @@ func (l *Local) Take(ctx context.Context, p auth.Principal, superseded func()) (
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		open.Remove(place) // does nothing when it was taken
+		open.Remove(place) // no effect if the stream was superseded
 		if open.Len() == 0 && l.open[key] == open {
 			delete(l.open, key)
 		}

@@ -17,35 +17,35 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Shared gives leases to the streams of all instances over one store.
+// Shared gives leases to the streams of all instances that share a store.
 //
-// A principal's leases are items of one partition, ordered by the time at which their streams were opened.
-// The streams renew them. A stream beyond the principal's quota deletes a lease that is overdue, because
-// its stream has died or never began, or otherwise the oldest.
+// A principal's leases are items of one partition, ordered by the time at which their streams were opened. The streams renew
+// them. A stream beyond the principal's quota deletes a lease that is overdue, because its stream has died or never began. If
+// no lease is overdue, it deletes the oldest one.
 //
-// A counter bounds the streams of the whole fleet. If all slots are taken, a new stream deletes its principal's
-// oldest lease as well and starts while that stream still runs, because Lambda does not report a client that
-// left: otherwise a client that reconnects would wait until its abandoned streams reach their maximum age.
-// The streams that still run then are bounded, see [Shared.handovers]. The counters are per period, and a
-// period is as long as a stream may last, so the streams of a killed instance stop counting after two periods.
+// A counter limits the streams of the whole fleet. If all slots are in use, a new stream also deletes its principal's oldest
+// lease, and starts while that stream still runs. Otherwise a client that reconnects would have to wait until its abandoned
+// streams reach their maximum age, because Lambda does not report that a client has disconnected. [Shared.handovers] limits
+// the streams that still run. There is a counter per period. A period is as long as a stream may last, so the streams of a
+// killed instance stop counting after two periods.
 type Shared struct {
 	DB store.DB
-	// Max is how many streams a principal may have open.
+	// Max returns how many streams a principal may have open.
 	Max Max
-	// Fleet is how many all may have; 0 is no bound.
+	// Fleet is how many streams all principals may have open; 0 is no limit.
 	Fleet int64
-	// Refuse makes Take refuse a stream beyond Max (Exhausted) or Fleet instead of ending the principal's oldest.
+	// Refuse makes Take refuse a stream beyond Max (Exhausted) or Fleet instead of ending the principal's oldest stream.
 	Refuse bool
-	// Life is the longest that a stream may be open.
+	// Life is how long a stream may be open.
 	Life time.Duration
-	// Check is how often a stream renews its lease, and learns that it has lost it; 0 is 15 s.
+	// Check is how often a stream renews its lease or learns that it has lost it; 0 is 15 s.
 	Check time.Duration
 	Now   func() time.Time
 }
 
 const (
 	countStreams = "n"
-	// tidying is how long giving a lease back may take, when its stream is over.
+	// tidying is how long the release of a lease may take after the stream has ended.
 	tidying = 2 * time.Second
 	// retryAfter is the pause after a renewal that failed.
 	retryAfter = 5 * time.Second
@@ -55,7 +55,7 @@ func principalKey(p auth.Principal, sort string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "l#" + p.Workspace + "#" + p.ID, Sort: sort}
 }
 
-// Partition is where the leases of a principal are. A stream whose lease is gone ends.
+// Partition returns a key in the partition of a principal's leases. A stream ends if its lease is deleted.
 func Partition(workspace, principal string) store.Key {
 	return principalKey(auth.Principal{Workspace: workspace, ID: principal}, "-")
 }
@@ -71,8 +71,8 @@ func (s *Shared) now() time.Time {
 	return time.Now()
 }
 
-// Take gives a lease, and deletes the principal's oldest if it has too many or all slots are taken. It returns
-// a fault of kind Unavailable that names a limit if the fleet has no room.
+// Take takes a lease for a stream. It deletes the principal's oldest lease if the principal has too many streams or all slots
+// are in use. If the fleet has no room, it returns an error of kind Unavailable that names the limit.
 func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error) {
 	leave, replaces, err := s.enter(ctx, p)
 	if err != nil || p.Anonymous && s.Fleet == 0 {
@@ -89,7 +89,7 @@ func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) 
 	giveBack := func() { s.tidy("lease", store.Delete(own.Key)) }
 	if err := s.place(ctx, own, most, replaces); err != nil {
 		leave()
-		giveBack() // it may be written
+		giveBack() // the lease may have been written
 		return nil, err
 	}
 	stop := s.watch(own, superseded)
@@ -100,20 +100,20 @@ func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) 
 	}, nil
 }
 
-// renewed is the lease as it is written now. The version tells when, in milliseconds since 1970.
+// renewed returns the lease to write now. Its version is the time in milliseconds since 1970.
 func (s *Shared) renewed(own store.Item) store.Item {
 	own.Version = s.now().UnixMilli()
 	return own
 }
 
-// overdue reports whether a lease was not renewed when it should have been, with time for one retry.
+// overdue reports whether a lease was not renewed in time. It allows time for one retry.
 func (s *Shared) overdue(it store.Item) bool {
 	return s.now().Sub(time.UnixMilli(it.Version)) > s.check()+retryAfter
 }
 
 func (s *Shared) check() time.Duration { return cmp.Or(s.Check, 15*time.Second) }
 
-// place writes a lease and deletes those beyond the quota, or at least one other if the new stream replaces one.
+// place writes a lease and deletes the leases beyond the quota. If the new stream replaces another, it deletes at least one.
 func (s *Shared) place(ctx context.Context, own store.Item, most int, replaces bool) error {
 	if err := s.DB.Write(ctx, store.Put(s.renewed(own))); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "take a lease")
@@ -133,7 +133,7 @@ func (s *Shared) place(ctx context.Context, own store.Item, most int, replaces b
 		return err
 	}
 	over := len(dead) + len(live) + 1 - most
-	if s.Refuse && len(live) >= most { // of two streams that start together, both may be refused
+	if s.Refuse && len(live) >= most { // two streams that start at the same time may both be refused
 		return full(most)
 	}
 	if replaces {
@@ -145,12 +145,12 @@ func (s *Shared) place(ctx context.Context, own store.Item, most int, replaces b
 	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, append(dead, live...)[:over]...), "take over a lease")
 }
 
-// handovers returns how many streams may run beyond the fleet's bound because their principals have opened
-// another in their place. Each of them ends at its next renewal. The endpoint's concurrency has a fifth
-// for calls beyond the fleet's bound, and handovers take at most half of it.
+// handovers returns how many streams may run beyond the fleet's limit after their principals have opened other streams in
+// their place. Each of them ends at its next renewal. A fifth of the endpoint's concurrency is reserved for calls beyond the
+// fleet's limit, and handovers take at most half of it.
 func (s *Shared) handovers() int64 { return max(1, s.Fleet/8) }
 
-// enter counts a stream of the fleet in. If all slots are taken, the stream may replace another of its principal.
+// enter adds a stream to the fleet's counter. If all slots are in use, the stream may replace another one of its principal.
 func (s *Shared) enter(ctx context.Context, p auth.Principal) (leave func(), replaces bool, err error) {
 	if s.Fleet == 0 {
 		return func() {}, false, nil
@@ -201,8 +201,8 @@ func (s *Shared) hasStream(ctx context.Context, p auth.Principal) (bool, error) 
 	return len(page.Items) > 0, fault.Wrap(fault.Unavailable, err, "read the leases")
 }
 
-// watch renews a lease from time to time, and learns so that it is gone. A store that does
-// not answer takes nothing away.
+// watch renews a lease regularly. If the lease was deleted, it calls superseded. The stream continues while the store does not
+// answer.
 func (s *Shared) watch(own store.Item, superseded func()) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var mu sync.Mutex
@@ -234,8 +234,8 @@ func (s *Shared) watch(own store.Item, superseded func()) (stop func()) {
 	}
 }
 
-// tidy deletes the lease of a stream that has ended, or its part in a count. No caller waits for
-// it: both expire by themselves.
+// tidy deletes the lease of a stream that has ended, or decrements the counter. It only logs an error, because both expire by
+// themselves.
 func (s *Shared) tidy(what string, op store.Op) {
 	ctx, cancel := context.WithTimeout(context.Background(), tidying)
 	defer cancel()
