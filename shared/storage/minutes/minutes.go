@@ -94,8 +94,8 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// position returns the saved minute and the version of its item. Without an item under Key, the version is 0 and the minute is taken
-// from the item under Before. Without that item too, it is an hour before last.
+// position returns the saved minute and the version of its item. If there is no item under Key, the version is 0 and the minute
+// is the one of the item under Before. If that item does not exist either, the minute is an hour before last.
 func (p Position) position(ctx context.Context, last time.Time) (at time.Time, version int64, err error) {
 	keys := []store.Key{p.Key}
 	if p.Before != (store.Key{}) {

@@ -16,16 +16,16 @@ import (
 // for a list after the announcement gets the new one at any instance. Until then an item next to the documents says that
 // the announcement is due. It is written with the document, so that no crash loses it.
 
-// Kind is what a change is of.
+// Kind is the kind of a changed document.
 type Kind string
 
-// The kinds: a workspace's catalog, and the gateway's backends that belong to a workspace.
+// The kinds of documents: the catalog of a workspace, and the backends of the gateway that belong to a workspace.
 const (
 	Catalog  Kind = "catalog"
 	Backends Kind = "backends"
 )
 
-// Change is to be announced to the clients of a workspace. Version is that of the document.
+// Change is a change to announce to the clients of a workspace. Version is the version of the document.
 type Change struct {
 	Kind      Kind
 	Workspace string
@@ -34,9 +34,9 @@ type Change struct {
 
 const unannouncedPartition = "announce"
 
-// Unannounced returns the item that says that a version of a document changes something for these workspaces. It replaces
-// the document's item of an earlier version, which therefore must be of the same workspaces. If they differ, document
-// has to be a name of its own for each version.
+// Unannounced returns the operations that record an announcement to make: a version of a document changes something for these
+// workspaces. The record replaces the one of an earlier version of the document, so both must have the same workspaces. If
+// the workspaces may differ, use [UnannouncedOf].
 func Unannounced(kind Kind, document string, workspaces []string, version int64) []store.Op {
 	if len(workspaces) == 0 {
 		return nil
@@ -48,7 +48,7 @@ func Unannounced(kind Kind, document string, workspaces []string, version int64)
 	})}
 }
 
-// UnannouncedOf is [Unannounced] where each version may be of other workspaces.
+// UnannouncedOf is [Unannounced] for documents whose versions may have different workspaces. It keeps a record per version.
 func UnannouncedOf(kind Kind, workspaces []string, version int64) []store.Op {
 	return Unannounced(kind, strconv.FormatInt(version, 10), workspaces, version)
 }
@@ -69,15 +69,15 @@ func Announce(ctx context.Context, db store.DB, wait time.Duration, announce fun
 	if err := periodic.Sleep(ctx, wait); err != nil {
 		return err
 	}
-	var errs []error // a change that cannot be announced does not keep the others from their turn
+	var errs []error // a change that cannot be announced does not hold up the others
 	for _, it := range due {
 		errs = append(errs, announceOne(ctx, db, it, announce))
 	}
 	return errors.Join(errs...)
 }
 
-// announceOne announces a change, unless another announcer did so during the wait or a newer version has replaced it, which
-// waits for its own turn.
+// announceOne announces a change, unless another announcer did so during the wait or a newer version has replaced it. The
+// newer version is announced later.
 func announceOne(ctx context.Context, db store.DB, it store.Item, announce func(context.Context, Change) error) error {
 	now, err := store.One(ctx, db, it.Key, "read a change to announce")
 	if err != nil || now == nil || now.Version != it.Version {
@@ -90,7 +90,7 @@ func announceOne(ctx context.Context, db store.DB, it store.Item, announce func(
 		}
 	}
 	err = db.Write(ctx, store.Delete(it.Key, store.VersionIs(it.Version)))
-	if errors.Is(err, store.ErrConflict) { // a newer one waits for its turn
+	if errors.Is(err, store.ErrConflict) { // a newer version will be announced later
 		return nil
 	}
 	return fault.Wrap(fault.Unavailable, err, "record an announcement")

@@ -4,7 +4,7 @@
 // A changed file goes one way, in both modes:
 //
 //	parse     catalog.ParseFile, config.ParseFile
-//	check     apply.Target, with the checks of catalog, config and the packages whose sections they are
+//	check     apply.Target, with the checks of catalog, config and the packages that own their sections
 //	write     [Write], all files or none
 //	refresh   [Cache], behind catalog.Stored and config.Stored
 //	announce  [Announce], to clients
@@ -116,7 +116,7 @@ func Write(ctx context.Context, db store.DB, edits ...Edit) error {
 	for _, ops := range transactions {
 		err := db.Write(ctx, ops...)
 		if errors.Is(err, store.ErrConflict) {
-			return fault.New(fault.Conflict, "%s was changed by another writer meanwhile; look at it and try again", strings.Join(names, " or "))
+			return fault.New(fault.Conflict, "another writer changed %s meanwhile; check it and try again", strings.Join(names, " or "))
 		}
 		if err != nil {
 			return fault.Wrap(fault.Internal, err, "write %s", strings.Join(names, ", "))
@@ -143,7 +143,7 @@ func (e Edit) ops() ([]store.Op, error) {
 
 func pack(src []byte) ([]byte, error) {
 	if len(src) > MaxText {
-		return nil, fault.New(fault.TooLarge, "it is larger than %d bytes", MaxText)
+		return nil, fault.New(fault.TooLarge, "the text has %d bytes (allowed: up to %d)", len(src), MaxText)
 	}
 	var b bytes.Buffer
 	w, _ := gzip.NewWriterLevel(&b, gzip.BestCompression) // the level is valid
@@ -154,7 +154,7 @@ func pack(src []byte) ([]byte, error) {
 		return nil, err
 	}
 	if b.Len() > store.MaxItem {
-		return nil, fault.New(fault.TooLarge, "it is larger than %d bytes when compressed", store.MaxItem)
+		return nil, fault.New(fault.TooLarge, "the compressed text has %d bytes (allowed: up to %d)", b.Len(), store.MaxItem)
 	}
 	return b.Bytes(), nil
 }
@@ -169,7 +169,7 @@ func unpack(packed []byte) ([]byte, error) {
 		return nil, err
 	}
 	if len(src) > MaxText {
-		return nil, fault.New(fault.Internal, "the stored text is larger than %d bytes", MaxText)
+		return nil, fault.New(fault.Internal, "the stored text has more than %d bytes", MaxText)
 	}
 	return src, nil
 }

@@ -1,6 +1,5 @@
-// Package settingstest has a store for the tests of documents, with switches for
-// what a real store cannot be made to do: fail, and wait. It does no more than
-// shared/storage/settings needs.
+// Package settingstest has a store for the tests of documents. Tests can make its reads fail and wait. It has only the
+// methods that shared/storage/settings needs.
 package settingstest
 
 import (
@@ -11,7 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Store keeps items in memory. Methods that documents do not need panic.
+// Store keeps items in memory. The methods that it lacks panic.
 type Store struct {
 	store.DB // nil
 
@@ -22,7 +21,7 @@ type Store struct {
 	gate  <-chan struct{}
 }
 
-// New makes an empty store.
+// New returns an empty store.
 func New() *Store {
 	return &Store{items: map[store.Key]store.Item{}, reads: map[string]int{}}
 }
@@ -50,11 +49,11 @@ func (s *Store) Reads(sort string) int {
 	return n
 }
 
-// Ordered is [store.DB.Ordered]: it is like DynamoDB.
+// Stamps and Local report false, as for DynamoDB.
 func (s *Store) Stamps() bool { return false }
 func (s *Store) Local() bool  { return false }
 
-// Get is [store.DB.Get].
+// Get implements [store.DB].
 func (s *Store) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
 	s.mu.Lock()
 	gate := s.gate
@@ -81,7 +80,7 @@ func (s *Store) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, erro
 	return out, nil
 }
 
-// Write is [store.DB.Write] for puts.
+// Write implements [store.DB] for puts.
 func (s *Store) Write(_ context.Context, ops ...store.Op) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

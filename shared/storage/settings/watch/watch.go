@@ -8,9 +8,9 @@ import (
 )
 
 const (
-	// every is how often the files are looked at.
+	// every is the time between two checks of the files.
 	every = time.Second
-	// settle is how long a file must not have changed before it is read, because editors and copying write in several steps.
+	// settle is how long a file must stay unchanged before it is read, because editors and cp write in several steps.
 	settle = 150 * time.Millisecond
 )
 
@@ -66,7 +66,7 @@ func settled(ctx context.Context, paths []string, state []os.FileInfo) []os.File
 	}
 }
 
-// look returns the state of each file, nil for one that is not there or cannot be read.
+// look returns the state of each file. It is nil for a file that does not exist or cannot be read.
 func look(paths []string) []os.FileInfo {
 	state := make([]os.FileInfo, len(paths))
 	for i, path := range paths {
@@ -77,7 +77,7 @@ func look(paths []string) []os.FileInfo {
 	return state
 }
 
-// readable reports whether the file can be opened. Whether it can is not in its state: it depends on the owner, the group and
+// readable reports whether the file can be opened. The state does not tell, because that depends on the owner, the group and
 // access control lists.
 func readable(path string, info os.FileInfo) bool {
 	if !info.Mode().IsRegular() {
