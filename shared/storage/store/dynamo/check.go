@@ -5,11 +5,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// maxTotal is DynamoDB's 4 MB for a transaction, less keys and names.
+// maxTotal is the size of the values in a transaction. DynamoDB allows 4 MB with keys and names.
 const maxTotal = 3900 << 10
 
-// checkOps checks a write against the limits of package store, so that it fails as in the other adapter and not with
-// an error of DynamoDB.
+// checkOps checks a write against the limits of package store, so that it returns the same errors as the other adapter.
 func checkOps(ops []store.Op) error {
 	if len(ops) > store.MaxTransaction {
 		return fault.New(fault.Invalid, "the write has %d operations (allowed: up to %d)", len(ops), store.MaxTransaction)

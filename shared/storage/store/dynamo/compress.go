@@ -10,10 +10,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// unit is what DynamoDB bills a write by.
+// unit is the size in which DynamoDB bills writes.
 const unit = 1 << 10
 
-// deflaters are kept, for one takes more than half a megabyte.
+// deflaters are reused, because one takes more than half a megabyte.
 var deflaters = sync.Pool{New: func() any {
 	w, err := flate.NewWriter(io.Discard, flate.DefaultCompression)
 	if err != nil {
@@ -22,8 +22,8 @@ var deflaters = sync.Pool{New: func() any {
 	return w
 }}
 
-// deflate compresses a value, or returns nil if that saves no unit: most values are smaller than
-// one, and sealed ones do not shrink. Segments of the log do, and bytes are most of what an event costs.
+// deflate compresses a value. It returns nil if that does not save a unit. Most values are smaller than a unit, and sealed
+// values do not shrink. Segments of the log shrink, and their bytes are most of the cost of an event.
 func deflate(value []byte) []byte {
 	if len(value) <= unit {
 		return nil
@@ -34,7 +34,7 @@ func deflate(value []byte) []byte {
 	defer deflaters.Put(w)
 	w.Reset(&out)
 	if _, err := w.Write(value); err != nil {
-		return nil // a buffer takes all
+		return nil // cannot happen: a buffer accepts every write
 	}
 	if err := w.Close(); err != nil || len(value)-out.Len() < unit {
 		return nil
@@ -42,7 +42,7 @@ func deflate(value []byte) []byte {
 	return out.Bytes()
 }
 
-// inflate reads what deflate made.
+// inflate decompresses the result of deflate.
 func inflate(packed []byte) ([]byte, error) {
 	r := flate.NewReader(bytes.NewReader(packed))
 	value, err := io.ReadAll(io.LimitReader(r, store.MaxItem+1))

@@ -1,28 +1,29 @@
-// Package dynamo keeps a [store.DB] in DynamoDB: one table per [store.Table],
-// one request per call wherever DynamoDB has one for it.
+// Package dynamo keeps a [store.DB] in DynamoDB, with one table per [store.Table]. Most calls are one request.
 //
 // # Layout
 //
-// An item is stored as it is, no index, nothing derived:
+// An item is stored without indexes and derived attributes:
 //
 //	pk  S   partition      v       N  version
 //	sk  S   sort key       c_NAME  N  a count
 //	d   B   value          exp     N  expiry, seconds since 1970; the table's TTL attribute
+//	z   B   compressed value, instead of d
 //	t   B   mark of the last conditional write, see below
 //
-// TTL deletes late, by hours, so every read filters and every condition names
-// the time: an expired item is absent for readers and writers alike.
+// TTL deletes items hours late. So every read has a filter and every condition contains the time, and an expired item is
+// absent for readers and writers.
 //
 // # A lost answer is no conflict
 //
-// The SDK repeats a request whose answer did not arrive. If the first one was applied, the condition of the second
-// fails on our own write. A transaction carries a ClientRequestToken against that. A single put or count carries a
-// random mark in attribute t instead, at no extra cost. A failed condition on an item with our mark is a success, and a
-// count is not added twice unless another writer has counted in between. So a count is lowered in a transaction. A
-// delete leaves no trace: when a conditional delete is repeated after a lost answer and finds nothing, it counts as
-// done, although another writer may have deleted the item. Where that matters, delete within a transaction.
+// The SDK repeats a request whose answer did not arrive. If DynamoDB applied the first request, the condition of the second
+// fails because of our own write. Transactions avoid that with a ClientRequestToken. A single put or addition carries a
+// random mark in attribute t instead, at no extra cost. If its condition fails on an item with its own mark, it has
+// succeeded. An addition is repeated only if another writer has added to the same item in between; see [lowers] for the
+// counts that must not be too low. A delete leaves no mark. If a conditional delete is repeated after a lost answer and finds
+// no item, it counts as a success, although another writer may have deleted the item. Callers to whom that matters delete in
+// a transaction.
 //
-// Domain types do not enter here; package store says where they are. store/storetest holds the promises.
+// Package store describes where domain types belong, and store/storetest tests the contract.
 package dynamo
 
 import (
@@ -46,8 +47,8 @@ type DB struct {
 
 var _ store.DB = (*DB)(nil)
 
-// New returns a store in the tables that name gives, which must exist with pk
-// and sk as their key and TTL on exp; template.yaml makes them so.
+// New returns a store in the tables with the names that the function name returns. The tables must exist with the key pk, sk
+// and with TTL on exp, as template.yaml creates them.
 func New(client *dynamodb.Client, name func(store.Table) string) *DB {
 	db := &DB{client: client, names: map[store.Table]string{}, now: time.Now}
 	for _, table := range store.Tables() {
@@ -68,7 +69,7 @@ func (db *DB) End() int64 { return 0 }
 // Close does nothing; the client has nothing to close.
 func (db *DB) Close() error { return nil }
 
-// Get is one GetItem for one key and BatchGetItem for more.
+// Get reads one key with GetItem and several keys with BatchGetItem.
 func (db *DB) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
 	if len(keys) > store.MaxGet {
 		return nil, fault.New(fault.Invalid, "the read has %d keys (allowed: up to %d)", len(keys), store.MaxGet)
@@ -112,8 +113,7 @@ func (db *DB) getOne(ctx context.Context, key store.Key, found map[store.Key]*st
 	return err
 }
 
-// getMany asks again for what DynamoDB left unprocessed, which it does above 16
-// MB and when throttled.
+// getMany repeats the request for keys that DynamoDB left unprocessed, because they have more than 16 MB or were throttled.
 func (db *DB) getMany(ctx context.Context, found map[store.Key]*store.Item) error {
 	tables := map[string]store.Table{}
 	request := map[string]types.KeysAndAttributes{}
@@ -162,22 +162,21 @@ func countKeys(request map[string]types.KeysAndAttributes) (n int) {
 	return n
 }
 
-// Query is one Query request, so a page ends at 1 MB whatever its limit.
+// Query makes one Query request. A page ends at 1 MB even if its limit is not reached.
 func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 	if err := q.Check(); err != nil {
 		return store.Page{}, err
 	}
 	r := rangeOf(q)
-	if r.nothing {
+	if r.empty {
 		return store.Page{}, nil
 	}
 	limit := q.Limit
 	if r.inclusive() {
-		limit++ // for the item that is then left out
+		limit++ // for the item at the bound, which is left out
 	}
 	e := &expression{}
-	// A filter, not a look at the answer: what TTL has left lying is read but not sent.
-	filter := e.alive(db.now())
+	filter := e.alive(db.now()) // so that expired items that TTL has not deleted yet are not sent
 	out, err := db.client.Query(ctx, &dynamodb.QueryInput{
 		TableName:                 aws.String(db.names[q.Table]),
 		KeyConditionExpression:    aws.String(r.condition(e, q.Partition)),
@@ -216,20 +215,19 @@ func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 	return page, nil
 }
 
-// sortRange is a range of sort keys. DynamoDB takes one comparison or one
-// BETWEEN, both ends inclusive; the range is brought into that form.
+// sortRange is a range of sort keys, in a form that DynamoDB accepts: one comparison, or one BETWEEN whose bounds are both
+// inclusive.
 type sortRange struct {
-	low  string // inclusive; empty is unbounded
-	high string // empty is unbounded
-	// open says that high itself is not part of the range.
-	open    bool
-	nothing bool
+	low   string // inclusive; empty is unbounded
+	high  string // empty is unbounded
+	open  bool   // high is exclusive
+	empty bool
 }
 
 func rangeOf(q store.Query) sortRange {
 	var r sortRange
 	if q.After != "" {
-		r.low = q.After + "\x00" // the next string after After, bytewise
+		r.low = q.After + "\x00" // the next key after After
 	}
 	switch {
 	case q.Before != "" && (q.Until == "" || q.Before <= q.Until):
@@ -237,11 +235,11 @@ func rangeOf(q store.Query) sortRange {
 	case q.Until != "":
 		r.high = q.Until
 	}
-	r.nothing = r.high != "" && (r.low > r.high || r.open && r.low == r.high)
+	r.empty = r.high != "" && (r.low > r.high || r.open && r.low == r.high)
 	return r
 }
 
-// inclusive reports that the request will cover high although the range does not.
+// inclusive reports whether the request includes high although the range does not.
 func (r sortRange) inclusive() bool { return r.low != "" && r.open }
 
 func (r sortRange) condition(e *expression, partition string) string {
@@ -260,7 +258,7 @@ func (r sortRange) condition(e *expression, partition string) string {
 	return all
 }
 
-// expired reports whether the item has stopped existing.
+// expired reports whether the item has expired.
 func (db *DB) expired(item *store.Item) bool {
 	return !item.Expires.IsZero() && db.now().Unix() >= item.Expires.Unix()
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// attributes of an item as DynamoDB has them.
+// attributes are the attributes of an item in DynamoDB.
 type attributes = map[string]types.AttributeValue
 
 func number(n int64) types.AttributeValue {
@@ -28,7 +28,7 @@ func keyOf(key store.Key) attributes {
 	}
 }
 
-// encode lays an item out; mark may be nil.
+// encode returns the attributes of an item. mark may be nil.
 func encode(item store.Item, mark []byte) attributes {
 	attrs := keyOf(item.Key)
 	attrs["v"] = number(item.Version)
@@ -49,7 +49,7 @@ func encode(item store.Item, mark []byte) attributes {
 	return attrs
 }
 
-// decode reads what [encode] and the count updates wrote.
+// decode returns the item with the given attributes.
 func decode(table store.Table, attrs attributes) (*store.Item, error) {
 	item := &store.Item{Key: store.Key{Table: table}}
 	for name, attr := range attrs {
@@ -105,7 +105,7 @@ type expression struct {
 	values attributes
 }
 
-// name stands for an attribute name, which may be a reserved word or hold any character.
+// name returns a placeholder for an attribute name, because names may be reserved words or contain special characters.
 func (e *expression) name(attribute string) string {
 	for ref, known := range e.names {
 		if known == attribute {
@@ -129,18 +129,18 @@ func (e *expression) value(v types.AttributeValue) string {
 	return ref
 }
 
-// alive holds for an item that has not expired, and for an absent one.
+// alive returns a condition that holds for items that have not expired and for absent items.
 func (e *expression) alive(now time.Time) string {
 	exp := e.name("exp")
 	return "(attribute_not_exists(" + exp + ") OR " + exp + " > " + e.value(number(now.Unix())) + ")"
 }
 
-// dead holds for an item that has expired.
+// dead returns a condition that holds for expired items.
 func (e *expression) dead(now time.Time) string {
 	return e.name("exp") + " <= " + e.value(number(now.Unix()))
 }
 
-// condition translates a [store.Condition]; empty is none.
+// condition returns the expression for a [store.Condition]. It is empty if there is no condition.
 func (e *expression) condition(c store.Condition, now time.Time) string {
 	switch kind, version := c.Unpack(); kind {
 	case "absent":
@@ -150,7 +150,7 @@ func (e *expression) condition(c store.Condition, now time.Time) string {
 	case "version":
 		v := e.name("v")
 		equal := v + " = " + e.value(number(version))
-		if version == 0 { // An item that only counts has no version.
+		if version == 0 { // an item with only counts has no version
 			equal = "(" + equal + " OR attribute_exists(pk) AND attribute_not_exists(" + v + "))"
 		}
 		return equal + " AND " + e.alive(now)
@@ -158,7 +158,7 @@ func (e *expression) condition(c store.Condition, now time.Time) string {
 	return ""
 }
 
-// holds evaluates a condition here, for an item that was read; nil is absent.
+// holds reports whether a condition holds for an item that was read. A nil item is absent.
 func holds(c store.Condition, item *store.Item) bool {
 	switch kind, version := c.Unpack(); kind {
 	case "absent":
@@ -171,13 +171,13 @@ func holds(c store.Condition, item *store.Item) bool {
 	return true
 }
 
-// unmarked holds unless the item was last written by the write with this mark.
+// unmarked returns a condition that holds unless the last write of the item has this mark.
 func (e *expression) unmarked(mark []byte) string {
 	t := e.name("t")
 	return "(attribute_not_exists(" + t + ") OR " + t + " <> " + e.value(&types.AttributeValueMemberB{Value: mark}) + ")"
 }
 
-// sum is the update that adds the counts and, if there is one, sets the expiry and the mark.
+// sum returns the update that adds the counts and sets the expiry and the mark, if there are any.
 func (e *expression) sum(item store.Item, mark []byte) string {
 	var add []string
 	for _, name := range slices.Sorted(maps.Keys(item.Counts)) {
@@ -193,8 +193,7 @@ func (e *expression) sum(item store.Item, mark []byte) string {
 	return strings.Join(update, " ")
 }
 
-// assign lists assignments: of the expiry if there is one, of the mark if it is
-// not nil, and if asked for of the counts.
+// assign returns the assignments of the expiry and the mark, if there are any. If counts is true, it also assigns the counts.
 func (e *expression) assign(item store.Item, counts bool, mark []byte) string {
 	var set []string
 	if counts {
@@ -211,24 +210,24 @@ func (e *expression) assign(item store.Item, counts bool, mark []byte) string {
 	return strings.Join(set, ", ")
 }
 
-// below holds when one of the counts is smaller or absent; raising has only one.
+// below returns a condition that holds if the count is absent or smaller. counts has one count, because the operation is a
+// raise.
 func (e *expression) below(counts map[string]int64) string {
-	var any []string
-	for _, name := range slices.Sorted(maps.Keys(counts)) {
+	for name, n := range counts {
 		ref := e.name("c_" + name)
-		any = append(any, "attribute_not_exists("+ref+") OR "+ref+" < "+e.value(number(counts[name])))
+		return "(attribute_not_exists(" + ref + ") OR " + ref + " < " + e.value(number(n)) + ")"
 	}
-	return "(" + strings.Join(any, " OR ") + ")"
+	return ""
 }
 
-// within holds when no count will exceed its limit.
+// within returns conditions that hold if no count will exceed its limit after adding counts.
 func (e *expression) within(counts, limits map[string]int64) (conditions []string) {
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
-		// The difference may leave int64; DynamoDB's numbers have 38 digits.
+		// The difference may be out of the range of int64. DynamoDB's numbers have 38 digits.
 		room := new(big.Int).Sub(big.NewInt(limits[name]), big.NewInt(counts[name]))
 		ref := e.name("c_" + name)
 		below := ref + " <= " + e.value(&types.AttributeValueMemberN{Value: room.String()})
-		if room.Sign() >= 0 { // An absent count is 0.
+		if room.Sign() >= 0 { // an absent count is 0
 			below = "(attribute_not_exists(" + ref + ") OR " + below + ")"
 		}
 		conditions = append(conditions, below)
@@ -236,7 +235,7 @@ func (e *expression) within(counts, limits map[string]int64) (conditions []strin
 	return conditions
 }
 
-// fits reports whether the counts stay within the limits when they start at zero.
+// fits reports whether the counts, which start at zero, are within the limits after an addition.
 func fits(counts, limits map[string]int64) bool {
 	for name, limit := range limits {
 		if counts[name] > limit {

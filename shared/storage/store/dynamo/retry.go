@@ -17,18 +17,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// What the SDK does not repeat by itself: conflicts between transactions, and
-// the unprocessed part of a batch.
+// Pauses before retries that the SDK does not make: after conflicts between transactions, and for the unprocessed part of a
+// batch.
 const (
 	maxPauses  = 10
 	firstPause = 10 * time.Millisecond
 	longPause  = 640 * time.Millisecond
 )
 
-// errBusy ends a series of retries.
+// errBusy is returned after too many retries.
 var errBusy = fault.New(fault.Unavailable, "the table is too busy")
 
-// pause spaces retries: a random time up to a bound that doubles.
+// pause is the pause between retries. It is random, up to a bound that doubles with each retry.
 type pause struct {
 	count int
 	bound time.Duration
@@ -36,11 +36,10 @@ type pause struct {
 
 func newPause() *pause { return &pause{bound: firstPause} }
 
-// reset forgets the retries so far, after one that made progress.
+// reset starts again with the shortest pause, after a retry that made progress.
 func (p *pause) reset() { *p = *newPause() }
 
-// wait returns an error when ctx has ended or there were enough retries, about
-// two seconds of them.
+// wait waits for the next pause. It returns an error if ctx has ended or after ten pauses, which take about two seconds.
 func (p *pause) wait(ctx context.Context) error {
 	if p.count++; p.count > maxPauses {
 		return errBusy
@@ -50,22 +49,21 @@ func (p *pause) wait(ctx context.Context) error {
 	return periodic.Sleep(ctx, d)
 }
 
-// conflicting reports that a write met a transaction on the same item, so that
-// trying again may help.
+// conflicting reports whether a write failed because of a concurrent transaction or throttling, so that a retry may succeed.
 func conflicting(err error) bool {
 	if _, ok := errors.AsType[*types.TransactionConflictException](err); ok {
 		return true
 	}
 	canceled, ok := errors.AsType[*types.TransactionCanceledException](err)
 	return ok && slices.ContainsFunc(canceled.CancellationReasons, func(r types.CancellationReason) bool {
-		return r.Code != nil && slices.Contains(passing, *r.Code)
+		return r.Code != nil && slices.Contains(temporary, *r.Code)
 	})
 }
 
-// passing are the reasons for which a transaction is canceled that pass.
-var passing = []string{"TransactionConflict", "ProvisionedThroughputExceeded", "ThrottlingError"}
+// temporary lists the temporary reasons for which DynamoDB cancels a transaction.
+var temporary = []string{"TransactionConflict", "ProvisionedThroughputExceeded", "ThrottlingError"}
 
-// failure wraps an error that leaves the package.
+// failure wraps an error for the callers of the package.
 func failure(err error, format string, args ...any) error {
 	kind := awsx.KindOf(err)
 	switch {
@@ -77,10 +75,9 @@ func failure(err error, format string, args ...any) error {
 	return fault.Wrap(kind, err, format, args...)
 }
 
-// attempts watches the tries that the SDK makes of one call.
+// attempts is a middleware that observes the requests that the SDK makes for one call.
 type attempts struct {
-	// lost is true after a try that may have been applied.
-	lost bool
+	lost bool // after a failed request that DynamoDB may have applied
 }
 
 func (a *attempts) ID() string { return "mcpevents.attempts" }
@@ -98,7 +95,7 @@ func (a *attempts) HandleFinalize(
 	return out, meta, err
 }
 
-// watch puts the middleware inside of the SDK's retries.
+// watch adds the middleware inside of the SDK's retries.
 func (a *attempts) watch(stack *middleware.Stack) error {
 	return stack.Finalize.Insert(a, "Retry", middleware.After)
 }

@@ -14,16 +14,15 @@ import (
 
 const conditionFailed = "ConditionalCheckFailed"
 
-// transact applies ops by TransactWriteItems. The SDK gives every call a
-// ClientRequestToken and keeps it over its own retries, so a lost answer is
-// harmless; a retry of ours follows a refusal and is a new call.
+// transact applies ops with TransactWriteItems. A lost answer is harmless, because the SDK sends the same ClientRequestToken
+// with its retries. Our own retries follow a refusal, so they are new calls.
 func (db *DB) transact(ctx context.Context, ops []store.Op) error {
-	begin := make([]bool, len(ops)) // counts whose item has expired
+	expired := make([]bool, len(ops)) // by operation: its counts replace an expired item
 	pause := newPause()
 	for {
 		items := make([]types.TransactWriteItem, len(ops))
 		for i, op := range ops {
-			items[i] = db.part(op, begin[i])
+			items[i] = db.part(op, expired[i])
 		}
 		_, err := db.client.TransactWriteItems(ctx, &dynamodb.TransactWriteItemsInput{TransactItems: items})
 		canceled, ok := errors.AsType[*types.TransactionCanceledException](err)
@@ -31,7 +30,7 @@ func (db *DB) transact(ctx context.Context, ops []store.Op) error {
 			if err == nil || !conflicting(err) {
 				return err
 			}
-		} else if err := db.refusal(canceled, ops, begin); err != nil {
+		} else if err := db.refusal(canceled, ops, expired); err != nil {
 			return err
 		}
 		if err := pause.wait(ctx); err != nil {
@@ -40,9 +39,9 @@ func (db *DB) transact(ctx context.Context, ops []store.Op) error {
 	}
 }
 
-// refusal decides about a canceled transaction: nil to try again. It switches
-// begin for counts that met an expired item, or one that lives again.
-func (db *DB) refusal(canceled *types.TransactionCanceledException, ops []store.Op, begin []bool) error {
+// refusal returns the error of a canceled transaction, or nil if the caller should try it again. It corrects expired for
+// additions whose item has expired, or is no longer expired.
+func (db *DB) refusal(canceled *types.TransactionCanceledException, ops []store.Op, expired []bool) error {
 	again := false
 	for i, reason := range canceled.CancellationReasons {
 		if i >= len(ops) || reason.Code == nil || *reason.Code != conditionFailed {
@@ -51,8 +50,8 @@ func (db *DB) refusal(canceled *types.TransactionCanceledException, ops []store.
 		if ops[i].Kind != store.OpAdd || !fits(ops[i].Item.Counts, ops[i].Limits) {
 			return store.ErrConflict
 		}
-		if begin[i] {
-			begin[i], again = false, true
+		if expired[i] {
+			expired[i], again = false, true
 			continue
 		}
 		item, err := decode(ops[i].Item.Table, reason.Item)
@@ -62,7 +61,7 @@ func (db *DB) refusal(canceled *types.TransactionCanceledException, ops []store.
 		if len(reason.Item) == 0 || !db.expired(item) {
 			return store.ErrConflict
 		}
-		begin[i], again = true, true
+		expired[i], again = true, true
 	}
 	if again || conflicting(canceled) {
 		return nil
@@ -70,9 +69,8 @@ func (db *DB) refusal(canceled *types.TransactionCanceledException, ops []store.
 	return canceled
 }
 
-// part is one operation of a transaction. With begin, a count is put in the
-// place of an expired item.
-func (db *DB) part(op store.Op, begin bool) types.TransactWriteItem {
+// part returns one operation of a transaction. If expired is true, an addition replaces an expired item.
+func (db *DB) part(op store.Op, expired bool) types.TransactWriteItem {
 	e := &expression{}
 	table := aws.String(db.names[op.Item.Table])
 	var cond *string
@@ -91,10 +89,10 @@ func (db *DB) part(op store.Op, begin bool) types.TransactWriteItem {
 			ExpressionAttributeNames: e.names, ExpressionAttributeValues: e.values,
 		}}
 	case store.OpAdd:
-		if !begin {
-			return db.countPart(op, table)
+		if !expired {
+			return db.addPart(op, table)
 		}
-		op.Item = counting(op.Item)
+		op.Item = onlyCounts(op.Item)
 		cond = aws.String(e.dead(db.now()))
 	}
 	return types.TransactWriteItem{Put: &types.Put{
@@ -103,12 +101,12 @@ func (db *DB) part(op store.Op, begin bool) types.TransactWriteItem {
 	}}
 }
 
-func (db *DB) countPart(op store.Op, table *string) types.TransactWriteItem {
+func (db *DB) addPart(op store.Op, table *string) types.TransactWriteItem {
 	e := &expression{}
 	conditions := append([]string{e.alive(db.now())}, e.within(op.Item.Counts, op.Limits)...)
 	update := e.sum(op.Item, nil)
 	if update == "" {
-		// A transaction's update must change something; this is what it is.
+		// DynamoDB refuses an update without actions in a transaction.
 		update = "ADD " + e.name("v") + " " + e.value(number(0))
 	}
 	return types.TransactWriteItem{Update: &types.Update{

@@ -14,8 +14,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Write is one request for one operation, at half the price of a transaction,
-// and TransactWriteItems for several. A transaction holds at most 4 MB.
+// Write makes one request for one operation, at half the price of a transaction, and one TransactWriteItems for several
+// operations. A transaction has at most 4 MB.
 func (db *DB) Write(ctx context.Context, ops ...store.Op) error {
 	if err := checkOps(ops); err != nil {
 		return err
@@ -54,9 +54,11 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 	}
 }
 
-// lowers reports that a count becomes less. An item keeps only the mark of its last addition. If another writer adds
-// between a lost answer and its repetition, the repetition is counted twice. Counts say where to look: one that is too
-// high costs a look, one that is too low hides an item. So only lowering costs a transaction.
+// lowers reports whether an operation decrements a count. Such an operation needs a transaction.
+//
+// An item keeps only the mark of its last addition. So if another writer adds to it between a lost answer and the repeated
+// request, the operation is applied twice. A count that is too low could hide an item, but a count that is too high only
+// costs an extra read.
 func lowers(op store.Op) bool {
 	for _, n := range op.Item.Counts {
 		if n < 0 {
@@ -66,14 +68,14 @@ func lowers(op store.Op) bool {
 	return false
 }
 
-// newMark identifies a write to itself when it is repeated.
+// newMark returns a random mark, by which a repeated write recognizes itself.
 func newMark() []byte {
 	mark := make([]byte, 8)
 	rand.Read(mark) // never fails
 	return mark
 }
 
-// refused returns the item on which a condition failed, empty if there is none.
+// refused reports whether a condition failed, and returns the item on which it failed. The item is empty if it is absent.
 func refused(err error) (old attributes, is bool) {
 	failed, is := errors.AsType[*types.ConditionalCheckFailedException](err)
 	if !is {
@@ -129,7 +131,7 @@ func (db *DB) delete(ctx context.Context, op store.Op) error {
 	return err
 }
 
-// add updates the counts of an item that lives or is absent. It replaces an expired item.
+// add adds to the counts of an item, which may be absent. It replaces an expired item.
 func (db *DB) add(ctx context.Context, op store.Op) error {
 	mark := newMark()
 	pause := newPause()
@@ -150,7 +152,7 @@ func (db *DB) add(ctx context.Context, op store.Op) error {
 		case !db.expired(item) || !fits(op.Item.Counts, op.Limits):
 			return store.ErrConflict
 		}
-		if done, err := db.begin(ctx, op, mark); done || err != nil {
+		if done, err := db.replaceExpired(ctx, op, mark); done || err != nil {
 			return err
 		}
 		if err := pause.wait(ctx); err != nil {
@@ -159,8 +161,8 @@ func (db *DB) add(ctx context.Context, op store.Op) error {
 	}
 }
 
-// raise sets a count that is smaller; the expiry, if there is one, is set in any
-// case. Repeating it changes nothing, so it needs no mark.
+// raise sets a count that is smaller. It always sets the expiry if the operation has one. It may be repeated, so it needs no
+// mark.
 func (db *DB) raise(ctx context.Context, op store.Op) error {
 	pause := newPause()
 	for {
@@ -176,7 +178,7 @@ func (db *DB) raise(ctx context.Context, op store.Op) error {
 		if !db.expired(item) {
 			return db.extend(ctx, op, item)
 		}
-		if done, err := db.begin(ctx, op, nil); done || err != nil {
+		if done, err := db.replaceExpired(ctx, op, nil); done || err != nil {
 			return err
 		}
 		if err := pause.wait(ctx); err != nil {
@@ -185,20 +187,20 @@ func (db *DB) raise(ctx context.Context, op store.Op) error {
 	}
 }
 
-// extend sets the expiry of an item whose count needed no raising.
+// extend sets the expiry of an item whose count is already large enough.
 func (db *DB) extend(ctx context.Context, op store.Op, item *store.Item) error {
 	if op.Item.Expires.IsZero() || op.Item.Expires.Unix() == item.Expires.Unix() {
 		return nil
 	}
 	e := &expression{}
 	old, err := db.update(ctx, op, e, "SET "+e.assign(op.Item, false, nil), []string{"attribute_exists(pk)", e.alive(db.now())})
-	if old != nil || errors.Is(err, store.ErrConflict) { // It is gone since.
+	if old != nil || errors.Is(err, store.ErrConflict) { // the item has expired or was deleted meanwhile
 		return db.raise(ctx, op)
 	}
 	return err
 }
 
-// update sends an UpdateItem. When the conditions fail it returns the item as it is, and no error.
+// update makes an UpdateItem request. If the conditions fail on an existing item, it returns that item and no error.
 func (db *DB) update(ctx context.Context, op store.Op, e *expression, update string, conditions []string) (old attributes, err error) {
 	_, err = db.client.UpdateItem(ctx, &dynamodb.UpdateItemInput{
 		TableName:                           aws.String(db.names[op.Item.Table]),
@@ -210,7 +212,7 @@ func (db *DB) update(ctx context.Context, op store.Op, e *expression, update str
 		ReturnValuesOnConditionCheckFailure: types.ReturnValuesOnConditionCheckFailureAllOld,
 	})
 	if old, is := refused(err); is {
-		if len(old) == 0 { // Only a limit that nothing can meet fails on an absent item.
+		if len(old) == 0 { // on an absent item only a limit can fail that no count meets
 			return nil, store.ErrConflict
 		}
 		return old, nil
@@ -218,12 +220,12 @@ func (db *DB) update(ctx context.Context, op store.Op, e *expression, update str
 	return nil, err
 }
 
-// begin replaces an expired item by one that only counts. It does nothing when the item lives again.
-func (db *DB) begin(ctx context.Context, op store.Op, mark []byte) (done bool, err error) {
+// replaceExpired replaces an expired item by one that has only counts. It reports false if the item is no longer expired.
+func (db *DB) replaceExpired(ctx context.Context, op store.Op, mark []byte) (done bool, err error) {
 	e := &expression{}
 	_, err = db.client.PutItem(ctx, &dynamodb.PutItemInput{
 		TableName:                           aws.String(db.names[op.Item.Table]),
-		Item:                                encode(counting(op.Item), mark),
+		Item:                                encode(onlyCounts(op.Item), mark),
 		ConditionExpression:                 aws.String(e.dead(db.now())),
 		ExpressionAttributeNames:            e.names,
 		ExpressionAttributeValues:           e.values,
@@ -235,12 +237,12 @@ func (db *DB) begin(ctx context.Context, op store.Op, mark []byte) (done bool, e
 	return err == nil, err
 }
 
-// counting is what a count makes of an absent item.
-func counting(item store.Item) store.Item {
+// onlyCounts returns the item that an Add or Raise creates.
+func onlyCounts(item store.Item) store.Item {
 	return store.Item{Key: item.Key, Counts: item.Counts, Expires: item.Expires}
 }
 
-// check reads, which is cheaper than a transaction of one check.
+// check reads the item, because that is cheaper than a transaction with one check.
 func (db *DB) check(ctx context.Context, op store.Op) error {
 	found := map[store.Key]*store.Item{}
 	if err := db.getOne(ctx, op.Item.Key, found); err != nil {
@@ -252,11 +254,11 @@ func (db *DB) check(ctx context.Context, op store.Op) error {
 	return nil
 }
 
-// maxBatch is the most that BatchWriteItem takes.
+// maxBatch is the most operations of one BatchWriteItem.
 const maxBatch = 25
 
-// WriteAll is BatchWriteItem for every 25 operations. Of several operations on
-// an item the last one counts.
+// WriteAll makes a BatchWriteItem request for every 25 operations. If there are several operations on an item, it applies
+// the last one.
 func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
 	type request struct {
 		table string
@@ -296,7 +298,7 @@ func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
 	return nil
 }
 
-// writeBatch asks again for what DynamoDB left unprocessed.
+// writeBatch repeats the request with the operations that DynamoDB left unprocessed.
 func (db *DB) writeBatch(ctx context.Context, batch map[string][]types.WriteRequest) error {
 	pause := newPause()
 	for {
