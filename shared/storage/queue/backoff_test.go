@@ -17,18 +17,18 @@ func TestAMessageOfANewerVersionIsKeptForTenDays(t *testing.T) {
 		}
 		const day = 24 * time.Hour
 		if waited < 10*day || waited > 13*day {
-			t.Errorf("it waited for %.1f days, want 10 to 13", waited.Hours()/24)
+			t.Errorf("got %.1f days of back-offs, want 10 to 13", waited.Hours()/24)
 		}
 	})
 }
 
-// TestBackoffGrows: AWS-05. Both kinds of queues hide for so long what failed.
+// TestBackoffGrows (AWS-05) checks the back-offs, which both kinds of queues use.
 func TestBackoffGrows(t *testing.T) {
 	for received, want := range map[int]time.Duration{1: 1, 2: 2, 3: 4, 4: 8, 8: 128, 9: 256, 10: 300, 500: 300, 501: 1500, 1000: 1500} {
 		want *= time.Second
 		for range 100 {
 			if got := queue.Backoff(received); got < want*4/5 || got > want*6/5 {
-				t.Errorf("after %d receives %v, want about %v", received, got, want)
+				t.Errorf("got %v after %d receives, want about %v", got, received, want)
 			}
 		}
 	}

@@ -47,7 +47,7 @@ var deliveryCases = []testCase{
 		b.wait(r, "the message", func() bool { return r.count("early") == 1 })
 	}},
 	{"nothing_to_send", func(b *bench) { b.send(queue.Deliveries) }},
-	{"queues_keep_apart", func(b *bench) {
+	{"queues_are_separate", func(b *bench) {
 		records := map[queue.Name]*record{}
 		for _, q := range queue.Names() {
 			m := text(string(q))
@@ -67,7 +67,7 @@ var deliveryCases = []testCase{
 			}
 		}
 	}},
-	{"what_is_sent_arrives_unchanged", func(b *bench) {
+	{"bodies_and_groups_arrive_unchanged", func(b *bench) {
 		bodies := []string{"{}", "ä€😀\t\n\r", strings.Repeat("x", 10_000), `"quoted" <&> \ text`, " ", "�"}
 		var msgs []queue.Outgoing
 		for _, body := range bodies {
@@ -86,7 +86,7 @@ var deliveryCases = []testCase{
 			}
 		}
 	}},
-	{"a_batch_is_never_larger_than_asked_for", func(b *bench) {
+	{"a_batch_is_never_larger_than_the_option", func(b *bench) {
 		for batch, want := range map[int]int{0: 10, 1: 1, 4: 4} {
 			q := []queue.Name{queue.Deliveries, queue.Inbox, queue.Events, queue.Slow, queue.Dead}[batch]
 			b.send(q, texts("m", 23)...)
@@ -98,7 +98,7 @@ var deliveryCases = []testCase{
 			}
 		}
 	}},
-	{"as_many_calls_at_once_as_asked_for", func(b *bench) {
+	{"as_many_concurrent_calls_as_the_option", func(b *bench) {
 		const concurrency = 3
 		b.send(queue.Deliveries, texts("m", 12)...)
 		r, all := newRecord(), make(chan struct{})
@@ -112,7 +112,7 @@ var deliveryCases = []testCase{
 				select {
 				case <-all:
 				default:
-					close(all) // every slot is busy; from here on all go through
+					close(all) // all calls run concurrently, so let them continue
 				}
 			}
 			mu.Unlock()
@@ -127,10 +127,10 @@ var deliveryCases = []testCase{
 		})
 		b.wait(r, "all messages", func() bool { return r.distinct() == 12 })
 		if most != concurrency {
-			b.Errorf("%d calls at once, want %d", most, concurrency)
+			b.Errorf("got %d concurrent calls, want %d", most, concurrency)
 		}
 	}},
-	{"a_delayed_message_comes_later", func(b *bench) {
+	{"a_delayed_message_arrives_later", func(b *bench) {
 		const delay = 2 * time.Second
 		var mu sync.Mutex
 		arrived := map[string]time.Time{}
@@ -148,10 +148,10 @@ var deliveryCases = []testCase{
 		b.wait(r, "both", func() bool { return r.distinct() == 2 })
 		// Clocks and whole seconds of other machines allow for a little less.
 		if after := arrived["late"].Sub(sent); after < delay-600*time.Millisecond {
-			b.Errorf("the delayed message came after %v", after)
+			b.Errorf("got the delayed message after %v, want %v", after, delay)
 		}
 		if !arrived["soon"].Before(arrived["late"]) {
-			b.Error("the message without delay came after the delayed one")
+			b.Error("got the message without a delay after the delayed one")
 		}
 	}},
 	{"a_handler_may_send", func(b *bench) {
@@ -187,7 +187,7 @@ var deliveryCases = []testCase{
 		select {
 		case err := <-done:
 			b.Fatalf("Consume returned %v while a call was running", err)
-		case <-time.After(50 * time.Millisecond): // there is nothing to wait for when all is well
+		case <-time.After(50 * time.Millisecond): // Consume still waits for the call
 		}
 		close(release)
 		select {

@@ -11,7 +11,7 @@ import (
 )
 
 var failureCases = []testCase{
-	{"WHK-19_only_the_failed_messages_of_a_batch_come_again", func(b *bench) {
+	{"WHK-19_only_the_failed_messages_of_a_batch_are_redelivered", func(b *bench) {
 		bad := []string{"m1", "m4", "m7"}
 		r := newRecord()
 		b.send(queue.Deliveries, texts("m", 10)...)
@@ -60,7 +60,7 @@ var failureCases = []testCase{
 			return true
 		})
 	}},
-	{"AWS-05_a_failed_message_comes_again_after_seconds", func(b *bench) {
+	{"AWS-05_a_failed_message_is_redelivered_after_seconds", func(b *bench) {
 		const visibility = 2 * deadline // longer than the case waits
 		var mu sync.Mutex
 		var times []time.Time
@@ -81,11 +81,11 @@ var failureCases = []testCase{
 		defer mu.Unlock()
 		for i, least := range []time.Duration{800 * time.Millisecond, 1600 * time.Millisecond} {
 			if gap := times[i+1].Sub(times[i]); gap < least-50*time.Millisecond {
-				b.Errorf("it came again %v after failure %d, want %v at least", gap, i+1, least)
+				b.Errorf("got a redelivery %v after failure %d, want at least %v", gap, i+1, least)
 			}
 		}
 	}},
-	{"a_message_is_not_handed_out_again_while_its_handler_runs", func(b *bench) {
+	{"a_message_is_not_redelivered_while_its_handler_runs", func(b *bench) {
 		r, ended := newRecord(), make(chan struct{})
 		end := sync.OnceFunc(func() { close(ended) })
 		b.consume(queue.Deliveries, queue.ConsumeOptions{Visibility: b.Grain(), Concurrency: 2}, func(_ context.Context, batch []queue.Message) ([]string, error) {
@@ -101,10 +101,10 @@ var failureCases = []testCase{
 		b.send(queue.Deliveries, text("marker"))
 		b.wait(r, "the marker", func() bool { return r.count("marker") == 1 })
 		if n := r.count("long"); n != 1 {
-			b.Errorf("the message was handed out %d times", n)
+			b.Errorf("got the message %d times, want once", n)
 		}
 	}},
-	{"a_message_that_failed_often_enough_is_dead", func(b *bench) {
+	{"a_message_becomes_a_dead_letter_after_MaxReceives_failures", func(b *bench) {
 		r, dead := newRecord(), newRecord()
 		b.consume(queue.Deliveries, queue.ConsumeOptions{Visibility: 2 * b.Grain(), MaxReceives: 2}, func(_ context.Context, batch []queue.Message) (failed []string, err error) {
 			r.add(batch...)
@@ -120,13 +120,13 @@ var failureCases = []testCase{
 		b.wait(dead, "the dead letter", func() bool { return len(dead.bodies()) == 1 })
 		b.wait(r, "the good message", func() bool { return r.count("good") == 1 })
 		if n := r.count("poison"); n != 2 {
-			b.Errorf("the poison was handled %d times, want 2", n)
+			b.Errorf("got the poison message %d times, want 2", n)
 		}
 		if got := dead.originals(); !slices.Equal(got, []string{"poison"}) {
-			b.Errorf("dead: %q", got)
+			b.Errorf("got dead letters %q, want only the poison message", got)
 		}
 	}},
-	{"an_error_counts_as_a_failure_of_each", func(b *bench) {
+	{"an_error_counts_as_a_failure_of_every_message", func(b *bench) {
 		r, dead := newRecord(), newRecord()
 		b.consume(queue.Slow, queue.ConsumeOptions{Visibility: b.Grain(), MaxReceives: 1}, func(_ context.Context, batch []queue.Message) ([]string, error) {
 			r.add(batch...)

@@ -11,7 +11,7 @@ import (
 )
 
 var fifoCases = []testCase{
-	{"the_order_of_a_group_is_kept_over_many_sends", func(b *bench) {
+	{"a_group_keeps_its_order_over_many_sends", func(b *bench) {
 		r := newRecord()
 		b.consume(queue.Events, queue.ConsumeOptions{Concurrency: 4}, r.accept)
 		var want []string
@@ -29,9 +29,9 @@ var fifoCases = []testCase{
 			b.Errorf("got %v", got)
 		}
 	}},
-	{"a_failed_message_holds_its_group_and_no_other", func(b *bench) {
+	{"a_failed_message_blocks_only_its_group", func(b *bench) {
 		var mu sync.Mutex
-		var log []string // what succeeded, and "again" when the failed one comes back
+		var log []string // accepted messages, and "again" when the failed message is redelivered
 		r := newRecord()
 		handler := func(_ context.Context, batch []queue.Message) (failed []string, err error) {
 			mu.Lock()
@@ -140,7 +140,7 @@ var fifoCases = []testCase{
 			b.Errorf("%d of 3 came", n)
 		}
 	}},
-	{"WHK-19_a_poison_message_dies_and_frees_its_group", func(b *bench) {
+	{"WHK-19_a_poison_message_becomes_a_dead_letter_and_unblocks_its_group", func(b *bench) {
 		r, dead := newRecord(), newRecord()
 		b.send(queue.Events, ordered("g", "before"), ordered("g", "poison"), ordered("g", "after"))
 		b.consume(queue.Events, queue.ConsumeOptions{Visibility: 2 * b.Grain(), MaxReceives: 2, Batch: 1}, func(ctx context.Context, batch []queue.Message) ([]string, error) {
@@ -157,7 +157,7 @@ var fifoCases = []testCase{
 			b.Errorf("got %q, want %q", got, want)
 		}
 	}},
-	{"WHK-19_what_waits_behind_a_poison_message_does_not_die_with_it", func(b *bench) {
+	{"WHK-19_messages_behind_a_poison_message_do_not_become_dead_letters", func(b *bench) {
 		r, dead := newRecord(), newRecord()
 		b.send(queue.Events, ordered("g", "poison"), ordered("g", "a"), ordered("g", "b"), ordered("other", "c"))
 		b.consume(queue.Events, queue.ConsumeOptions{Visibility: 2 * b.Grain(), MaxReceives: 2}, func(_ context.Context, batch []queue.Message) (failed []string, err error) {
@@ -175,7 +175,7 @@ var fifoCases = []testCase{
 		b.wait(r, "the others", func() bool { return r.distinct() == 3 })
 		b.wait(dead, "the dead letter", func() bool { return len(dead.bodies()) > 0 })
 		if got := dead.originals(); !slices.Equal(got, []string{"poison"}) {
-			b.Errorf("dead: %q", got)
+			b.Errorf("got dead letters %q, want only the poison message", got)
 		}
 	}},
 }

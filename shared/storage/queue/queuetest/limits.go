@@ -33,7 +33,7 @@ var limitCases = []testCase{
 		b.consume(queue.Deliveries, queue.ConsumeOptions{}, r.accept)
 		b.wait(r, "the message", func() bool { return r.count(largest) == 1 })
 	}},
-	{"large_sends_are_split_into_the_batches_that_the_queue_takes", func(b *bench) {
+	{"large_sends_are_split_into_batches", func(b *bench) {
 		var msgs []queue.Outgoing
 		for i := range 9 {
 			msgs = append(msgs, text(fmt.Sprint(i)+strings.Repeat("x", 100<<10)))
@@ -96,7 +96,7 @@ var limitCases = []testCase{
 		b.refused("on a FIFO queue", queue.Events, queue.Outgoing{Body: []byte("m"), Group: "g", Dedup: "d", Delay: time.Second}, fault.Invalid)
 		b.send(queue.Slow, queue.Outgoing{Body: []byte("m"), Delay: queue.MaxDelay})
 	}},
-	{"a_refused_message_keeps_the_whole_send_back", func(b *bench) {
+	{"an_invalid_message_fails_the_whole_send", func(b *bench) {
 		if err := b.Send(b.Context(), queue.Inbox, text("good"), text("bad\xff")); !fault.Is(err, fault.Invalid) {
 			b.Errorf("got %v", err)
 		}
@@ -108,7 +108,7 @@ var limitCases = []testCase{
 			b.Error("the good half was sent")
 		}
 	}},
-	{"a_send_whose_context_has_ended", func(b *bench) {
+	{"a_send_with_an_ended_context_fails", func(b *bench) {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
 		if err := b.Send(ctx, queue.Inbox, text("m")); !errors.Is(err, context.Canceled) {

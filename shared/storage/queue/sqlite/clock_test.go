@@ -12,8 +12,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// TestDelaysAfterTheClockWentBack has the clock of the machine set back by a day and by some minutes.
-// Timers go on, as they do on a machine.
+// TestDelaysAfterTheClockWentBack sets the clock of the machine back by a day and by some minutes. Timers continue, as they do
+// on a machine.
 func TestDelaysAfterTheClockWentBack(t *testing.T) {
 	text := func(body string, delay time.Duration) queue.Outgoing {
 		return queue.Outgoing{Body: []byte(body), Delay: delay}
@@ -33,7 +33,7 @@ func TestDelaysAfterTheClockWentBack(t *testing.T) {
 					stop = run(q, queue.Slow, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
 						for _, m := range batch {
 							if _, again := arrived[string(m.Body)]; again {
-								t.Errorf("%s came twice", m.Body)
+								t.Errorf("got %s twice, want it once", m.Body)
 							}
 							arrived[string(m.Body)] = time.Since(start)
 						}
@@ -45,9 +45,9 @@ func TestDelaysAfterTheClockWentBack(t *testing.T) {
 				time.Sleep(2 * time.Second)
 				stop()
 				if arrived["before"] != time.Second {
-					t.Fatalf("it came after %v", arrived["before"])
+					t.Fatalf("got the first message after %v, want 1s", arrived["before"])
 				}
-				send(t, q, queue.Slow, text("in memory", time.Second)) // it is promoted, and nobody takes it
+				send(t, q, queue.Slow, text("in memory", time.Second)) // becomes ready while there is no consumer
 				time.Sleep(2 * time.Second)
 				send(t, q, queue.Slow, text("waiting", 5*time.Second))
 
@@ -60,17 +60,17 @@ func TestDelaysAfterTheClockWentBack(t *testing.T) {
 				for body, want := range map[string][2]time.Duration{
 					"in memory": {0, 0},
 					"after":     {5 * time.Second, 5 * time.Second},
-					"waiting":   {0, min(back, 2*time.Minute) + queue.MaxDelay}, // where the clock tells nothing, the longest delay at most
+					"waiting":   {0, min(back, 2*time.Minute) + queue.MaxDelay}, // at most the longest delay, if the step of the clock is too small to be noticed
 				} {
 					if got, ok := arrived[body]; !ok || got < want[0] || got > want[1] {
-						t.Errorf("%q came after %v (%v), want %v to %v", body, got, ok, want[0], want[1])
+						t.Errorf("got %q after %v (%v), want %v to %v", body, got, ok, want[0], want[1])
 					}
 				}
 				if got := arrived["waiting"]; back > queue.MaxDelay && got > time.Minute {
-					t.Errorf("what was due in a day came after %v, want it within a minute", got)
+					t.Errorf("got the message that was due in a day after %v, want it within a minute", got)
 				}
 				if n := rowsOf(t, q, queue.Slow); n != 0 {
-					t.Errorf("%d rows are left", n)
+					t.Errorf("got %d rows in the end, want 0", n)
 				}
 			})
 		})

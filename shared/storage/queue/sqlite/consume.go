@@ -162,7 +162,7 @@ func (mq *memoryQueue) handle(ctx context.Context, h queue.Handler, b *batch, li
 	return func(m *message) bool { return bad[m.id] }
 }
 
-// readBodies reads the bodies that are not in memory. A row that was deleted by hand has none.
+// readBodies reads the bodies that are not in memory. If a row was deleted by hand, its body stays nil.
 func (mq *memoryQueue) readBodies(ctx context.Context, b *batch) error {
 	return mq.q.engine.Read(ctx, func(c *engine.Conn) error {
 		for i, m := range b.msgs {

@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// blocking holds up the writer until it is released.
+// blocking is a job that holds up the writer until it is released.
 type blocking struct{ began, release chan struct{} }
 
 func (b *blocking) Apply(*engine.Tx) error { close(b.began); <-b.release; return nil }

@@ -26,48 +26,48 @@ func TestForwardedMessages(t *testing.T) {
 		}
 		return time.Since(start)
 	}
-	t.Run("what is accepted soon is never written", func(t *testing.T) {
+	t.Run("given a forwarded message, when it is accepted soon, then it is never written", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 			defer run(q, queue.Deliveries, queue.ConsumeOptions{}, accept)()
-			time.Sleep(time.Second) // nothing else is written
+			time.Sleep(time.Second) // until there are no other writes
 			before := q.engine.Stats().Commits
 			if took := forward(t, q, "a", "b"); took != 0 {
-				t.Errorf("its sender waited %v", took)
+				t.Errorf("the sender waited %v, want 0", took)
 			}
 			time.Sleep(time.Second)
 			if n := rowsOf(t, q, queue.Deliveries); n != 0 {
-				t.Errorf("%d rows", n)
+				t.Errorf("got %d rows, want 0", n)
 			}
 			if d := depth(t, q, queue.Deliveries); d.Visible+d.InFlight != 0 {
-				t.Errorf("the depth is %+v", d)
+				t.Errorf("got depth %+v, want no messages", d)
 			}
 			if n := q.engine.Stats().Commits - before; n > 1 {
-				t.Errorf("%d commits", n)
+				t.Errorf("got %d commits, want at most 1", n)
 			}
 		})
 	})
-	t.Run("what takes longer is a row before its sender goes on", func(t *testing.T) {
+	t.Run("given a forwarded message, when its handler takes longer, then it has a row before the sender continues", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
-			time.Sleep(time.Second) // nothing else is written
+			time.Sleep(time.Second) // until there are no other writes
 			release := make(chan struct{})
 			defer run(q, queue.Deliveries, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) {
 				<-release
 				return nil, nil
 			})()
 			if took := forward(t, q, "a"); took != forwardWithin {
-				t.Errorf("its sender waited %v, want %v", took, forwardWithin)
+				t.Errorf("the sender waited %v, want %v", took, forwardWithin)
 			}
 			if n := rowsOf(t, q, queue.Deliveries); n != 1 {
-				t.Errorf("%d rows, want 1", n)
+				t.Errorf("got %d rows while the handler runs, want 1", n)
 			}
 			close(release)
 			time.Sleep(time.Second)
 			if n := rowsOf(t, q, queue.Deliveries); n != 0 {
-				t.Errorf("%d rows are left", n)
+				t.Errorf("got %d rows in the end, want 0", n)
 			}
 		})
 	})
-	t.Run("what fails at first is written, and comes again", func(t *testing.T) {
+	t.Run("given a forwarded message, when it fails at first, then it is written and redelivered", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 			calls := make(chan int, 10)
 			defer run(q, queue.Deliveries, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
@@ -80,7 +80,7 @@ func TestForwardedMessages(t *testing.T) {
 			forward(t, q, "a")
 			for want := 1; want <= 3; want++ {
 				if got := <-calls; got != want {
-					t.Errorf("receive %d, want %d", got, want)
+					t.Errorf("got receive %d, want %d", got, want)
 				}
 			}
 			time.Sleep(time.Second)
@@ -89,15 +89,15 @@ func TestForwardedMessages(t *testing.T) {
 			}
 		})
 	})
-	t.Run("what could not be written keeps its body, also as a dead letter", func(t *testing.T) {
+	t.Run("given a forwarded message, when it cannot be written, then it keeps its body, also as a dead letter", func(t *testing.T) {
 		inBubble(t, Options{MaxBytes: 10}, func(t *testing.T, q *Queues) {
 			l := q.queues[queue.Deliveries]
 			f := &forwarding{queue: l, done: make(chan struct{})}
 			if !l.forward(f, []queue.Outgoing{{Body: []byte("forwarded")}}, 9) {
-				t.Fatal("it does not fit")
+				t.Fatal("the message does not fit into memory")
 			}
 			f.Done(errors.New("disk full"))
-			send(t, q, queue.Deliveries, queue.Outgoing{Body: []byte("another")}) // more than fits
+			send(t, q, queue.Deliveries, queue.Outgoing{Body: []byte("another")}) // exceeds MaxBytes
 			var bodies []string
 			stop := run(q, queue.Deliveries, queue.ConsumeOptions{MaxReceives: 2}, func(_ context.Context, batch []queue.Message) (failed []string, _ error) {
 				for _, m := range batch {
@@ -111,7 +111,7 @@ func TestForwardedMessages(t *testing.T) {
 			time.Sleep(time.Minute)
 			stop()
 			if !slices.Equal(bodies, []string{"forwarded", "forwarded"}) {
-				t.Errorf("the handler got %q", bodies)
+				t.Errorf("the handler got %q, want the forwarded body twice", bodies)
 			}
 			var letter queue.DeadLetter
 			stop = run(q, queue.Dead, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
@@ -120,11 +120,11 @@ func TestForwardedMessages(t *testing.T) {
 			time.Sleep(time.Minute)
 			stop()
 			if letter.Body != "forwarded" {
-				t.Errorf("the dead letter holds %q", letter.Body)
+				t.Errorf("got %q in the dead letter, want the forwarded body", letter.Body)
 			}
 		})
 	})
-	t.Run("each is handed out once, also beside those that do not fit into memory", func(t *testing.T) {
+	t.Run("given little memory, when messages are sent and forwarded, then each is delivered once", func(t *testing.T) {
 		inBubble(t, Options{MaxReady: 10}, func(t *testing.T, q *Queues) {
 			var mu sync.Mutex
 			seen := map[string]int{}
@@ -151,11 +151,11 @@ func TestForwardedMessages(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			if len(seen) != 120 {
-				t.Errorf("%d of 120 messages came", len(seen))
+				t.Errorf("got %d messages, want 120", len(seen))
 			}
 			for body, n := range seen {
 				if n != 1 {
-					t.Errorf("%s came %d times", body, n)
+					t.Errorf("got %s %d times, want once", body, n)
 				}
 			}
 			mq := q.queues[queue.Deliveries]
@@ -163,7 +163,7 @@ func TestForwardedMessages(t *testing.T) {
 			mq.mu.Lock()
 			defer mq.mu.Unlock()
 			if n != 0 || len(mq.window.early) != 0 {
-				t.Errorf("%d rows are left, %d are remembered", n, len(mq.window.early))
+				t.Errorf("got %d rows and %d early rows in the end, want none", n, len(mq.window.early))
 			}
 		})
 	})

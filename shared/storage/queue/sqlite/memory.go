@@ -25,7 +25,7 @@ type memoryQueue struct {
 	window   window
 	waiting  []chan struct{} // workers, the last one first
 	backoffs backoffHeap
-	nextDue  int64 // of the rows still delayed, in milliseconds since 1970; 0 if there is none
+	nextDue  int64 // when the next delayed row is due, in milliseconds since 1970; 0 if no row is delayed
 
 	settled    settlement
 	submitted  bool      // a job that writes settled

@@ -62,13 +62,13 @@ func TestGroupsOfAStandardQueueTakeTurns(t *testing.T) {
 		synctest.Wait()
 		stop()
 		if last := max(slices.Index(got, "quiet 0"), slices.Index(got, "quiet 1")); len(got) != 102 || last > 4 {
-			t.Errorf("%d messages; the quiet groups were through after %d", len(got), last+1)
+			t.Errorf("got %d messages, the last quiet one after %d; want 102 and at most 5", len(got), last+1)
 		}
 	})
 }
 
-// Ten workers, and groups whose messages never end: a healthy group gets through at once, and what is bounded goes on when
-// a place is free.
+// TestAGroupAtItsBoundIsPassedOver has ten workers and groups whose messages hang. The messages of a healthy group are handled
+// immediately, and a bounded group continues when one of its messages has left its handler.
 func TestAGroupAtItsBoundIsPassedOver(t *testing.T) {
 	inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 		const hanging, each, perGroup = 2, 50, 4
@@ -85,7 +85,7 @@ func TestAGroupAtItsBoundIsPassedOver(t *testing.T) {
 			m := batch[0]
 			mu.Lock()
 			if running[m.Group]++; running[m.Group] > perGroup && m.Group != "" {
-				t.Errorf("%d of %s at once", running[m.Group], m.Group)
+				t.Errorf("got %d concurrent messages of %s, want at most %d", running[m.Group], m.Group, perGroup)
 			}
 			mu.Unlock()
 			if strings.HasPrefix(m.Group, "hanging") {
@@ -101,7 +101,7 @@ func TestAGroupAtItsBoundIsPassedOver(t *testing.T) {
 				healthy++
 			}
 			if string(m.Body) == "hangs 0" && m.Received == 1 {
-				return []string{m.ID}, nil // it comes again, at the front of its group
+				return []string{m.ID}, nil // redelivered at the front of its group
 			}
 			return nil, nil
 		})()
@@ -109,14 +109,14 @@ func TestAGroupAtItsBoundIsPassedOver(t *testing.T) {
 		for i := range 20 {
 			group := "healthy"
 			if i%2 == 0 {
-				group = "" // without a group there is no bound
+				group = "" // messages without a group are not bounded
 			}
 			send(t, q, queue.Slow, queue.Outgoing{Body: fmt.Appendf(nil, "healthy %d", i), Group: group})
 		}
 		time.Sleep(time.Second)
 		mu.Lock()
 		if healthy != 20 {
-			t.Errorf("%d of 20 healthy messages in a second", healthy)
+			t.Errorf("got %d healthy messages in a second, want 20", healthy)
 		}
 		mu.Unlock()
 		time.Sleep(each / perGroup * 20 * time.Second)
@@ -124,20 +124,20 @@ func TestAGroupAtItsBoundIsPassedOver(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		if want := 20 + hanging*(each+1); done != want {
-			t.Errorf("%d calls, want %d", done, want)
+			t.Errorf("got %d calls, want %d", done, want)
 		}
 		mq := q.queues[queue.Slow]
 		mq.mu.Lock()
 		defer mq.mu.Unlock()
 		if len(mq.window.ready.groups) != 0 {
-			t.Errorf("%d groups left", len(mq.window.ready.groups))
+			t.Errorf("got %d groups in the end, want 0", len(mq.window.ready.groups))
 		}
 	})
 }
 
-// What is put back costs the same however much waits: 20,000 calls on a long queue copy each element a few times, not
-// 20,000 times.
-func TestPuttingBackIsLinear(t *testing.T) {
+// TestPushFrontIsLinear checks that the cost of pushFront does not depend on the length: 20,000 calls on a long deque copy each
+// element a few times, not 20,000 times.
+func TestPushFrontIsLinear(t *testing.T) {
 	const n = 20_000
 	var d deque[int]
 	for i := range n {
@@ -151,25 +151,25 @@ func TestPuttingBackIsLinear(t *testing.T) {
 	}
 	runtime.ReadMemStats(&after)
 	if got, most := after.TotalAlloc-before.TotalAlloc, uint64(16*n*8); got > most {
-		t.Errorf("%d bytes allocated, want at most %d", got, most)
+		t.Errorf("got %d bytes allocated, want at most %d", got, most)
 	}
 	last := 1 - 2*n - 1
 	for d.len() > 0 {
 		if v := d.pop(); v < last {
-			t.Fatalf("%d after %d", v, last)
+			t.Fatalf("got %d after %d, want ascending numbers", v, last)
 		} else {
 			last = v
 		}
 	}
 	if last != 2*n-1 {
-		t.Errorf("the last is %d", last)
+		t.Errorf("got %d as the last number, want %d", last, 2*n-1)
 	}
 }
 
-func TestAHandlerThatPanicsOrReportsNonsenseFailsItsBatch(t *testing.T) {
+func TestAHandlerThatPanicsOrReportsAnUnknownIDFailsItsBatch(t *testing.T) {
 	for name, h := range map[string]queue.Handler{
-		"panic":   func(context.Context, []queue.Message) ([]string, error) { panic("oops") },
-		"foreign": func(context.Context, []queue.Message) ([]string, error) { return []string{"4711"}, nil },
+		"panic":      func(context.Context, []queue.Message) ([]string, error) { panic("oops") },
+		"unknown id": func(context.Context, []queue.Message) ([]string, error) { return []string{"4711"}, nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, Options{}, func(t *testing.T, q *Queues) {
@@ -178,7 +178,7 @@ func TestAHandlerThatPanicsOrReportsNonsenseFailsItsBatch(t *testing.T) {
 				time.Sleep(5 * time.Minute)
 				stop()
 				if d := depth(t, q, queue.Dead); d.Visible != 2 {
-					t.Errorf("dead: %+v", d)
+					t.Errorf("got depth %+v of the dead letters, want 2 visible", d)
 				}
 			})
 		})
@@ -218,7 +218,7 @@ func TestDepth(t *testing.T) {
 		stop()
 		want("all accepted", queue.Depth{})
 		if rows := rowsOf(t, q, queue.Slow); rows != 0 {
-			t.Errorf("%d rows in the end", rows)
+			t.Errorf("got %d rows in the end, want 0", rows)
 		}
 	})
 }
@@ -233,10 +233,10 @@ func TestTheMemoryIsBounded(t *testing.T) {
 					mq.mu.Lock()
 					defer mq.mu.Unlock()
 					if opts.MaxReady > 0 && mq.window.messages > opts.MaxReady {
-						t.Errorf("%d messages in memory", mq.window.messages)
+						t.Errorf("got %d messages in memory, want at most %d", mq.window.messages, opts.MaxReady)
 					}
 					if slack := 12 << 10; opts.MaxBytes > 0 && mq.window.bytes > opts.MaxBytes+fetchRows*30+slack {
-						t.Errorf("%d bytes in memory", mq.window.bytes)
+						t.Errorf("got %d bytes in memory, want about %d", mq.window.bytes, opts.MaxBytes)
 					}
 				}
 				var msgs []queue.Outgoing
@@ -273,24 +273,24 @@ func TestTheMemoryIsBounded(t *testing.T) {
 						}
 					}
 					if !slices.IsSorted(group) {
-						t.Errorf("group %d is out of order", g)
+						t.Errorf("got group %d in the order %q, want it sorted", g, group)
 					}
 				}
 				slices.Sort(got)
 				if !slices.Equal(got, want) {
-					t.Errorf("%d messages came, want %d, each once", len(got), len(want))
+					t.Errorf("got %d messages, want %d, each once", len(got), len(want))
 				}
 				mq.mu.Lock()
 				defer mq.mu.Unlock()
 				if mq.window.messages != 0 || mq.window.bytes != 0 || len(mq.window.ready.groups) != 0 || mq.window.depth() != (queue.Depth{}) {
-					t.Errorf("left over: %d messages, %d bytes, %d groups", mq.window.messages, mq.window.bytes, len(mq.window.ready.groups))
+					t.Errorf("got %d messages, %d bytes, %d groups in the end, want none", mq.window.messages, mq.window.bytes, len(mq.window.ready.groups))
 				}
 			})
 		})
 	}
 }
 
-func TestWhatWasNotAcceptedIsThereAfterARestart(t *testing.T) {
+func TestUnacceptedMessagesSurviveARestart(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events.db")
 	session := func(use func(q *Queues)) {
 		q, end := start(t, path, store.Options{}, Options{})
@@ -310,19 +310,19 @@ func TestWhatWasNotAcceptedIsThereAfterARestart(t *testing.T) {
 		<-done
 		stop()
 		if d := depth(t, q, queue.Deliveries); d.InFlight != 1 || d.Visible != 0 {
-			t.Errorf("before the restart: %+v", d)
+			t.Errorf("before the restart: got %+v, want one in flight", d)
 		}
 	})
 	session(func(q *Queues) {
 		if d := depth(t, q, queue.Deliveries); d.Visible != 1 {
-			t.Errorf("after the restart: %+v", d)
+			t.Errorf("after the restart: got %+v, want one visible", d)
 		}
 		if d := depth(t, q, queue.Slow); d.Delayed != 1 || d.Visible != 0 {
-			t.Errorf("the delayed message after the restart: %+v", d)
+			t.Errorf("the delayed message after the restart: got %+v, want one delayed", d)
 		}
 		send(t, q, queue.Events, once)
 		if d := depth(t, q, queue.Events); d.Visible != 1 {
-			t.Errorf("the second message with the same id after the restart: %+v", d)
+			t.Errorf("a second message with the same id after the restart: got %+v, want one visible", d)
 		}
 		got := make(chan queue.Message)
 		stop := run(q, queue.Deliveries, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
@@ -330,7 +330,7 @@ func TestWhatWasNotAcceptedIsThereAfterARestart(t *testing.T) {
 			return nil, nil
 		})
 		if m := <-got; string(m.Body) != "failed" || m.Received != 2 {
-			t.Errorf("got %+v", m)
+			t.Errorf("got %+v, want the failed message, received twice", m)
 		}
 		stop()
 	})
@@ -354,16 +354,16 @@ func TestConsumingEndsWhenTheQueuesAreClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := <-result; !fault.Is(err, fault.Unavailable) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want an error of kind unavailable", err)
 	}
 	if err := q.Consume(context.Background(), "nowhere", accept, queue.ConsumeOptions{}); !fault.Is(err, fault.Invalid) {
-		t.Errorf("an unknown queue: %v", err)
+		t.Errorf("an unknown queue: got %v, want an error of kind invalid", err)
 	}
 }
 
-// Closing while a handler runs ends its context and waits for it, so that it never works on a file that is closed, and
-// keeps its outcome.
-func TestClosingWaitsForRunningHandlers(t *testing.T) {
+// TestCloseWaitsForRunningHandlers checks that Close ends the context of a running handler, waits for the handler, so that it
+// never uses a closed file, and keeps its result.
+func TestCloseWaitsForRunningHandlers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events.db")
 	db, err := store.Open(path, store.Options{})
 	if err != nil {
@@ -391,7 +391,7 @@ func TestClosingWaitsForRunningHandlers(t *testing.T) {
 		t.Errorf("Close: %v", err)
 	}
 	if len(returned) != 2 {
-		t.Fatalf("%d of 2 handlers have returned", len(returned))
+		t.Fatalf("got %d handlers that have returned, want 2", len(returned))
 	}
 	for range 2 {
 		if err := <-returned; err != nil {
@@ -404,11 +404,11 @@ func TestClosingWaitsForRunningHandlers(t *testing.T) {
 	}
 	again := open(t, path, Options{})
 	if d := depth(t, again, queue.Slow); d.Visible != 1 {
-		t.Errorf("after the restart: %+v, want the failed one", d)
+		t.Errorf("after the restart: got %+v, want the failed message", d)
 	}
 }
 
-func TestClosingDoesNotWaitForEver(t *testing.T) {
+func TestCloseDoesNotWaitForever(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db, err := store.Open(store.Memory, store.Options{})
 		if err != nil {
@@ -422,26 +422,26 @@ func TestClosingDoesNotWaitForEver(t *testing.T) {
 		running := make(chan struct{})
 		stop := run(q, queue.Inbox, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) {
 			close(running)
-			time.Sleep(time.Hour) // deaf to its context
+			time.Sleep(time.Hour) // ignores its context
 			return nil, nil
 		})
 		<-running
 		start := time.Now()
 		if err := q.Close(); !fault.Is(err, fault.Unavailable) || time.Since(start) != closeTime {
-			t.Errorf("got %v after %v", err, time.Since(start))
+			t.Errorf("got %v after %v, want an error of kind unavailable after %v", err, time.Since(start), closeTime)
 		}
 		if err := db.Close(); err != nil {
 			t.Error(err)
 		}
-		stop() // its outcome meets a closed file
+		stop() // the handler returns after the file was closed
 	})
 }
 
 // crashFile, in the environment, makes this test binary the process that is killed.
 const crashFile = "QUEUE_CRASH_FILE"
 
-// TestAKilledProcessLosesNoMessage kills a process that sends and handles, and
-// then looks for every message whose Send had returned and whose handler had not.
+// TestAKilledProcessLosesNoMessage kills a process that sends and handles messages. Then it checks that every message whose Send
+// had returned was handled or is still in the queue.
 func TestAKilledProcessLosesNoMessage(t *testing.T) {
 	if path := os.Getenv(crashFile); path != "" {
 		workUntilKilled(path)
@@ -508,7 +508,7 @@ func TestAKilledProcessLosesNoMessage(t *testing.T) {
 		select {
 		case <-arrived:
 		case <-timeout:
-			t.Fatalf("%d of %d messages are lost", lost, len(sent))
+			t.Fatalf("got %d lost messages of %d, want none", lost, len(sent))
 		}
 	}
 }
@@ -522,7 +522,7 @@ func workUntilKilled(path string) {
 	}
 	say := func(verb string, body []byte) {
 		if _, err := io.WriteString(os.Stdout, verb+" "+string(body)+"\n"); err != nil {
-			os.Exit(0) // nobody listens any more
+			os.Exit(0) // the parent has ended
 		}
 	}
 	db, err := store.Open(path, store.Options{})
@@ -533,7 +533,7 @@ func workUntilKilled(path string) {
 		go func() {
 			fail(q.Consume(context.Background(), name, func(_ context.Context, batch []queue.Message) (failed []string, err error) {
 				for i, m := range batch {
-					if i >= 4 { // those behind it fail too, for the order's sake
+					if i >= 4 { // all later messages fail too, so that the order is kept
 						failed = append(failed, m.ID)
 						continue
 					}
@@ -546,7 +546,7 @@ func workUntilKilled(path string) {
 	var all sync.WaitGroup
 	for w := range 4 {
 		all.Go(func() {
-			for i := range 100_000 { // the parent ends it long before
+			for i := range 100_000 { // the parent kills the process long before
 				body := fmt.Appendf(nil, "%s-%d-%d", os.Getenv("QUEUE_CRASH_ROUND"), w, i)
 				if i%2 == 0 {
 					fail(q.Send(context.Background(), queue.Deliveries, queue.Outgoing{Body: body}))

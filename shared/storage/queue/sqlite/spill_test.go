@@ -66,8 +66,8 @@ func TestAGroupDoesNotFillTheMemory(t *testing.T) {
 	}
 }
 
-// Messages of few groups come by all ways into a queue with little memory. A message is never with two handlers, every
-// message is accepted once, and a FIFO group keeps its order.
+// TestSpilledMessagesAreHandledOnce sends, delays and forwards messages of few groups to a queue with little memory. A message
+// is never with two handlers, every message is accepted once, and a FIFO group keeps its order.
 func TestSpilledMessagesAreHandledOnce(t *testing.T) {
 	for seed := range uint64(20) {
 		for _, name := range []queue.Name{queue.Slow, queue.Events} {

@@ -15,7 +15,7 @@ type backend struct{ *Queues }
 
 func (backend) Grain() time.Duration { return 200 * time.Millisecond }
 
-// open has the queues of a file, or of [store.Memory], until the test ends.
+// open opens the queues of a file, or of [store.Memory], until the test ends.
 func open(t testing.TB, path string, opts Options) *Queues {
 	t.Helper()
 	q, end := start(t, path, store.Options{}, opts)
@@ -23,7 +23,7 @@ func open(t testing.TB, path string, opts Options) *Queues {
 	return q
 }
 
-// start is open for a test that ends the queues itself.
+// start opens queues for a test that closes them itself.
 func start(t testing.TB, path string, file store.Options, opts Options) (q *Queues, end func()) {
 	t.Helper()
 	db, err := store.Open(path, file)

@@ -16,7 +16,7 @@ import (
 	store "github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
-// inBubble runs a test in its own time, with queues in memory.
+// inBubble runs a test in a synctest bubble, with queues in memory.
 func inBubble(t *testing.T, opts Options, test func(t *testing.T, q *Queues)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) { test(t, open(t, store.Memory, opts)) })
@@ -67,7 +67,7 @@ func TestTimes(t *testing.T) {
 	text := func(body string, delay time.Duration) queue.Outgoing {
 		return queue.Outgoing{Body: []byte(body), Delay: delay}
 	}
-	t.Run("delays_end_when_they_should", func(t *testing.T) {
+	t.Run("delayed_messages_arrive_on_time", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 			a := arrivals{start: time.Now()}
 			defer run(q, queue.Slow, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
@@ -81,7 +81,7 @@ func TestTimes(t *testing.T) {
 			a.want(t, "now@0s#1", "sooner@1m5s#1", "hour's third@10m0s#1", "longest@15m0s#1")
 		})
 	})
-	t.Run("AWS-05_a_failure_comes_again_after_a_growing_back-off_and_ends_as_a_dead_letter", func(t *testing.T) {
+	t.Run("AWS-05_a_failing_message_is_redelivered_after_a_growing_back-off_and_becomes_a_dead_letter", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 			start := time.Now()
 			var times []time.Time
@@ -95,7 +95,7 @@ func TestTimes(t *testing.T) {
 			for i, want := range []time.Duration{1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300} {
 				want *= time.Second
 				if gap := times[i+1].Sub(times[i]); gap < want*4/5 || gap > want*6/5+time.Millisecond {
-					t.Errorf("after failure %d it came again in %v, want about %v", i+1, gap, want)
+					t.Errorf("got a redelivery %v after failure %d, want about %v", gap, i+1, want)
 				}
 			}
 			dead := make(chan queue.Message, 1)
@@ -105,7 +105,7 @@ func TestTimes(t *testing.T) {
 			})()
 			m := <-dead
 			if m.Group != "g" || !m.Sent.Equal(start.Truncate(time.Microsecond)) || m.Received != 1 || len(times) != 12 {
-				t.Errorf("after %d calls the dead letter is %+v", len(times), m)
+				t.Errorf("got %+v after %d calls, want a dead letter in group g after 12", m, len(times))
 			}
 			var l queue.DeadLetter
 			if err := json.Unmarshal(m.Body, &l); err != nil {
@@ -115,7 +115,7 @@ func TestTimes(t *testing.T) {
 				V: 2, Queue: queue.Slow, Reason: queue.ReasonReceives, Message: "1", Sent: m.Sent, Dead: l.Dead, Received: 12, Group: "g", Body: `m "quoted" ä`,
 			}
 			if !reflect.DeepEqual(l, want) {
-				t.Errorf("AWS-07: the dead letter is %+v, want %+v", l, want)
+				t.Errorf("AWS-07: got the dead letter %+v, want %+v", l, want)
 			}
 		})
 	})
@@ -129,7 +129,7 @@ func TestTimes(t *testing.T) {
 					t.Errorf("the context ended after %v, want the visibility", took)
 				}
 				time.Sleep(time.Hour)
-				return nil, nil // late, and still the outcome
+				return nil, nil // late, but still the result
 			})()
 			send(t, q, queue.Slow, text("m", 0))
 			time.Sleep(3 * time.Hour)
@@ -139,7 +139,7 @@ func TestTimes(t *testing.T) {
 			}
 		})
 	})
-	t.Run("a_message_that_failed_with_others_comes_again_alone", func(t *testing.T) {
+	t.Run("a_message_that_failed_with_others_is_redelivered_alone", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 			var good, bad int
 			stop := run(q, queue.Inbox, queue.ConsumeOptions{MaxReceives: 3}, func(_ context.Context, batch []queue.Message) ([]string, error) {
@@ -156,7 +156,7 @@ func TestTimes(t *testing.T) {
 			time.Sleep(time.Minute)
 			stop()
 			if d := depth(t, q, queue.Dead); d.Visible != 1 || good != 2 || bad != 3 {
-				t.Errorf("%d dead, want 1; %d good calls, want 2; %d bad ones, want 3", d.Visible, good, bad)
+				t.Errorf("got %d dead letters, %d good calls and %d bad calls, want 1, 2 and 3", d.Visible, good, bad)
 			}
 		})
 	})
@@ -171,7 +171,7 @@ func TestTimes(t *testing.T) {
 				send(t, q, queue.Events, queue.Outgoing{Body: fmt.Appendf(nil, "%d", i), Group: "g", Dedup: "d"})
 				time.Sleep(59 * time.Second)
 			}
-			// Every 5 m 54 s one gets through: dropped ones do not lengthen the window.
+			// One message is accepted every 5 m 54 s, because dropped messages do not extend the window.
 			a.want(t, "0@0s#1", "6@5m54s#1", "12@11m48s#1")
 		})
 	})
@@ -180,7 +180,7 @@ func TestTimes(t *testing.T) {
 			defer run(q, queue.Slow, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) { return nil, nil })()
 			mq := q.queues[queue.Slow]
 			mq.mu.Lock()
-			mq.submitted = true // a job is on its way, and finds the file locked by somebody else
+			mq.submitted = true // as if a job were submitted that finds the file locked
 			mq.mu.Unlock()
 			send(t, q, queue.Slow, text("m", 0))
 			synctest.Wait()
@@ -196,7 +196,7 @@ func TestTimes(t *testing.T) {
 			defer run(q, queue.Slow, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) { return nil, nil })()
 			mq := q.queues[queue.Slow]
 			mq.mu.Lock()
-			mq.submitted = true // as if a job were on its way
+			mq.submitted = true // as if a job were submitted
 			mq.mu.Unlock()
 			send(t, q, queue.Slow, text("m", 0))
 			synctest.Wait()

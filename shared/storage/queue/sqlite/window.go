@@ -45,8 +45,8 @@ type window struct {
 // spill is a group with spilled rows. As long as there are any, its messages get into memory only from the spill.
 type spill struct {
 	group string
-	// from is the id of the first spilled row. All rows of the group from there to [window.loaded] are spilled, except
-	// those that were early.
+	// from is the id of the first spilled row. All rows of the group from there to [window.loaded] are spilled, except early
+	// ones.
 	from  int64
 	early map[int64]bool
 	// late are the ids of rows before from. They were delayed when the rows around them were read.
@@ -160,8 +160,8 @@ func (w *window) pass(m *message) {
 	}
 }
 
-// mustSpill reports whether a message of the group stays in the file. Messages without a group are never spilled, and
-// neither is the first message of a group.
+// mustSpill reports whether a message of the group stays in the file. Messages without a group and the first message of a
+// group are never spilled.
 func (w *window) mustSpill(group string) bool {
 	if w.spills[group] != nil {
 		return true
@@ -203,7 +203,7 @@ type fetch struct {
 	rows, bytes int
 }
 
-// nextFetch returns the next read for which memory has room, and false if there is none.
+// nextFetch returns the next read for which memory has room. It reports false if there is no such read.
 func (w *window) nextFetch() (f fetch, ok bool) {
 	if w.complete() && len(w.spills) == 0 || !w.hasRoom() {
 		return fetch{}, false

@@ -45,7 +45,7 @@ func TestMessagesOfAnEvent(t *testing.T) {
 }
 
 // TestWhenAFunctionFailedMessagesComeAgain: AWS-05. That SQS does as it is asked is shown by the suite.
-func TestWhenAFunctionFailedMessagesComeAgain(t *testing.T) {
+func TestAFunctionSetsTheBackOffOfFailedMessages(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	for name, tt := range map[string]struct {
@@ -55,10 +55,10 @@ func TestWhenAFunctionFailedMessagesComeAgain(t *testing.T) {
 		asked       int // for how many messages
 		least, most int // seconds
 	}{
-		"nothing is asked for what was handled": {ctx: t.Context()},
-		"AWS-05 what failed of a batch, soon":   {ctx: t.Context(), failed: []string{"2"}, asked: 1, least: 1, most: 2},
-		"AWS-05 all of it after an error":       {ctx: t.Context(), err: errors.New("broken"), asked: 3, least: 1, most: 2},
-		"AWS-05 later when the time of the batch is over, for what was cut off may still be carried out": {
+		"no request if all messages were handled":     {ctx: t.Context()},
+		"AWS-05 the failed messages of a batch, soon": {ctx: t.Context(), failed: []string{"2"}, asked: 1, least: 1, most: 2},
+		"AWS-05 all messages after an error":          {ctx: t.Context(), err: errors.New("broken"), asked: 3, least: 1, most: 2},
+		"AWS-05 later after the batch's context has ended, because its last writes may still take effect": {
 			ctx: over, err: over.Err(), asked: 3, least: int(canceledBackOff.Seconds()), most: int(canceledBackOff.Seconds()),
 		},
 	} {
@@ -80,7 +80,7 @@ func TestWhenAFunctionFailedMessagesComeAgain(t *testing.T) {
 }
 
 // What failed is reported, also when SQS does not take when it is to come again.
-func TestAFunctionReportsWhatFailed(t *testing.T) {
+func TestAFunctionReportsFailedMessages(t *testing.T) {
 	records := []events.SQSMessage{record("1", "a"), record("2", "b"), record("3", "a"), record("4", "b")}
 	tests := map[string]struct {
 		failed []string

@@ -37,7 +37,7 @@ func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, 
 	return errors.Join(errs...)
 }
 
-// invoke calls the function with what a queue has, and deletes what must not come again.
+// invoke calls the function with the messages of a queue, and deletes the accepted ones.
 func (q *Queues) invoke(ctx context.Context, name queue.Name, h queue.Handler, opts queue.ConsumeOptions) error {
 	url := q.urls[name]
 	var event events.SQSEvent
@@ -89,7 +89,7 @@ func (q *Queues) invoke(ctx context.Context, name queue.Name, h queue.Handler, o
 	return nil
 }
 
-// depth is how full a queue is, by SQS's approximate figures.
+// depth returns SQS's approximate numbers of messages in a queue.
 func (q *Queues) depth(ctx context.Context, name queue.Name) (queue.Depth, error) {
 	const visible, invisible, delayed = types.QueueAttributeNameApproximateNumberOfMessages,
 		types.QueueAttributeNameApproximateNumberOfMessagesNotVisible, types.QueueAttributeNameApproximateNumberOfMessagesDelayed

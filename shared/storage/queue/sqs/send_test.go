@@ -139,7 +139,7 @@ func TestSendTakesFewRequests(t *testing.T) {
 	}
 }
 
-func TestWhatABatchLeavesIsSentAgain(t *testing.T) {
+func TestRejectedEntriesOfABatchAreSentAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{refuse: map[string]int{"1": 2, "3": 1}}
 		if err := f.queues().Send(t.Context(), queue.Deliveries, outgoing(4, 1)...); err != nil {
@@ -157,12 +157,12 @@ func TestSendGivesUp(t *testing.T) {
 		fake *fake
 		kind fault.Kind
 	}{
-		"when an entry is never taken":    {&fake{refuse: map[string]int{"1": 1000}}, fault.Unavailable},
-		"when an entry cannot be taken":   {&fake{refuse: map[string]int{"1": 1}, fault: true}, fault.Internal},
-		"when SQS is down":                {&fake{status: 500}, fault.Unavailable},
-		"when SQS refuses the request":    {&fake{status: 400}, fault.Internal},
-		"when SQS is asked too often":     {&fake{status: 400, code: "RequestThrottled"}, fault.Unavailable},
-		"when the balancer has no server": {&fake{status: 503}, fault.Unavailable},
+		"when an entry is always rejected": {&fake{refuse: map[string]int{"1": 1000}}, fault.Unavailable},
+		"when an entry is invalid for SQS": {&fake{refuse: map[string]int{"1": 1}, fault: true}, fault.Internal},
+		"when SQS is down":                 {&fake{status: 500}, fault.Unavailable},
+		"when SQS refuses the request":     {&fake{status: 400}, fault.Internal},
+		"when SQS throttles the requests":  {&fake{status: 400, code: "RequestThrottled"}, fault.Unavailable},
+		"when the balancer has no server":  {&fake{status: 503}, fault.Unavailable},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -176,7 +176,7 @@ func TestSendGivesUp(t *testing.T) {
 	}
 }
 
-func TestSendRefusesWhatTheQueueCannotTake(t *testing.T) {
+func TestSendRefusesInvalidMessages(t *testing.T) {
 	tests := map[string]struct {
 		name queue.Name
 		msg  queue.Outgoing
