@@ -21,11 +21,11 @@ func TestValuesThatSaveUnitsAreCompressed(t *testing.T) {
 		value  []byte
 		packed bool
 	}{
-		"a large text":           {[]byte(text.String()), true},
-		"one that is a unit":     {[]byte(text.String()[:unit]), false},
-		"what is sealed":         {random, false},
-		"nothing":                {nil, false},
-		"as much as an item has": {bytes.Repeat([]byte("x"), store.MaxItem), true},
+		"a large text":       {[]byte(text.String()), true},
+		"a text of one unit": {[]byte(text.String()[:unit]), false},
+		"a sealed value":     {random, false},
+		"an empty value":     {nil, false},
+		"the largest value":  {bytes.Repeat([]byte("x"), store.MaxItem), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			item := store.Item{Key: store.Key{Table: store.Log, Partition: "p", Sort: "s"}, Value: tc.value}

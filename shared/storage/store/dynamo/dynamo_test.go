@@ -182,7 +182,7 @@ func unprocessed(member string) func(body []byte, _ func() (*http.Response, erro
 	}
 }
 
-func TestWhatABatchLeavesIsAskedForAgain(t *testing.T) {
+func TestUnprocessedItemsOfABatchAreRetried(t *testing.T) {
 	db := open(t)
 	db.wire.add(wireFault{"BatchWriteItem", unprocessed("UnprocessedItems")})
 	db.wire.add(wireFault{"BatchGetItem", unprocessed("UnprocessedKeys")})

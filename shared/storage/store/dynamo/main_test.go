@@ -68,7 +68,7 @@ func open(t *testing.T) *bench {
 	return b
 }
 
-// requests runs f and returns what it sent, as "PutItem PutItem".
+// requests runs f and returns the requests that it made, for example "PutItem PutItem".
 func (b *bench) requests(f func()) string {
 	before := b.counter.Snapshot()
 	f()

@@ -45,7 +45,7 @@ func record(i int64) store.Op {
 }
 
 // BenchmarkPut is a durable put by one caller, which waits for the disk alone,
-// and by 64 at once.
+// and by 64 concurrently.
 func BenchmarkPut(b *testing.B) {
 	b.Run("1_writer", func(b *testing.B) {
 		db := benchDB(b)

@@ -94,11 +94,11 @@ func TestStampsNeverGoBack(t *testing.T) {
 	}
 }
 
-func TestAFailedCommitDoesNotLoseTheReserve(t *testing.T) {
+func TestAFailedCommitDoesNotLoseTheLimitOfStamps(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events.db")
 	db := open(t, path, Options{})
 	mustWrite(t, db, logged(1))
-	// A much later stamp is given in a transaction that another job lets fail.
+	// A transaction makes a much later stamp, but another job fails the transaction.
 	gate := make(chan struct{})
 	for _, job := range []engine.Job{
 		waitFor(gate), &write{db: db, ops: []store.Op{logged(maxSpan)}}, sql("this is no SQL"),
@@ -109,8 +109,8 @@ func TestAFailedCommitDoesNotLoseTheReserve(t *testing.T) {
 	}
 	close(gate)
 	mustWrite(t, db, logged(1))
-	if inFile, stamps := reserveInFile(t, db), lastStamp(t, db); inFile < stamps {
-		t.Errorf("the file says %d, but %d was given", inFile, stamps)
+	if limit, last := limitInFile(t, db), lastStamp(t, db); limit < last {
+		t.Errorf("got the limit %d in the file, want at least the stamp %d", limit, last)
 	}
 }
 
@@ -119,7 +119,7 @@ type waitFor chan struct{}
 func (w waitFor) Apply(*engine.Tx) error { <-w; return nil }
 func (waitFor) Done(error)               {}
 
-func reserveInFile(t *testing.T, db *DB) (n int64) {
+func limitInFile(t *testing.T, db *DB) (n int64) {
 	t.Helper()
 	err := db.engine.Read(context.Background(), func(c *engine.Conn) (err error) {
 		n, err = c.Int("SELECT last FROM stamps")
@@ -186,9 +186,9 @@ func (sql) Done(error)                  {}
 // crashFile, in the environment, makes this test binary the process that is killed.
 const crashFile = "STORE_CRASH_FILE"
 
-// TestAKilledProcessLosesNothingThatWasAnswered kills a process in the middle of
-// its writes, several times, and compares what it said with what it left.
-func TestAKilledProcessLosesNothingThatWasAnswered(t *testing.T) {
+// TestAKilledProcessLosesNoAnsweredWrite kills a process several times during its writes, and checks that the file has every
+// write that was answered.
+func TestAKilledProcessLosesNoAnsweredWrite(t *testing.T) {
 	if path := os.Getenv(crashFile); path != "" {
 		writeUntilKilled(path)
 		return
@@ -197,7 +197,7 @@ func TestAKilledProcessLosesNothingThatWasAnswered(t *testing.T) {
 	acknowledged := map[string]bool{}
 	newest := int64(0)
 	for round := range 3 {
-		child := exec.Command(os.Args[0], "-test.run=^TestAKilledProcessLosesNothingThatWasAnswered$")
+		child := exec.Command(os.Args[0], "-test.run=^TestAKilledProcessLosesNoAnsweredWrite$")
 		child.Env = append(os.Environ(), crashFile+"="+path)
 		child.Stderr = os.Stderr
 		out, err := child.StdoutPipe()
@@ -231,7 +231,7 @@ func TestAKilledProcessLosesNothingThatWasAnswered(t *testing.T) {
 			}
 		}
 		check(t, db)
-		if reserve := reserveInFile(t, db); reserve < lastStamp(t, db) {
+		if reserve := limitInFile(t, db); reserve < lastStamp(t, db) {
 			t.Errorf("stamps may repeat: %d in the file, %d given", reserve, lastStamp(t, db))
 		}
 		mustWrite(t, db, logged(1))
@@ -284,7 +284,7 @@ func writeUntilKilled(path string) {
 					os.Exit(1)
 				}
 				if _, err := io.WriteString(os.Stdout, name+"\n"); err != nil {
-					os.Exit(0) // nobody listens any more
+					os.Exit(0) // the parent has ended
 				}
 			}
 		})

@@ -229,7 +229,7 @@ func TestTheFileShrinks(t *testing.T) {
 	})
 }
 
-// What is written is counted whatever the path; the checkpoints depend on it.
+// Written bytes must be counted for any path, because checkpoints depend on them.
 func TestStatsOfAnyPath(t *testing.T) {
 	dir := t.TempDir()
 	link := filepath.Join(dir, "link")
@@ -250,7 +250,7 @@ func TestStatsOfAnyPath(t *testing.T) {
 	}
 }
 
-// A commit costs one sync and the pages that it changed; at rest nothing is written.
+// A commit takes one sync and writes the pages that it changed. An idle engine does not write.
 func TestStats(t *testing.T) {
 	e := openAt(t, filepath.Join(t.TempDir(), "e.db"))
 	do(t, e, exec("CREATE TABLE n (i INTEGER PRIMARY KEY, s TEXT NOT NULL)"))

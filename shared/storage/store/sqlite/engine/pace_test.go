@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// slowCommits opens an engine in a bubble, and gives a job that makes its commit last as long as a sync.
+// slowCommits calls test in a bubble, with an engine and a job whose commit takes as long as a sync.
 func slowCommits(t *testing.T, test func(t *testing.T, e *Engine, sleeping Job, length time.Duration)) {
 	const length = 300 * time.Microsecond
 	synctest.Test(t, func(t *testing.T) {
@@ -16,7 +16,7 @@ func slowCommits(t *testing.T, test func(t *testing.T, e *Engine, sleeping Job, 
 	})
 }
 
-func TestACommitWaitsForCompanyOnlyWhereOthersCome(t *testing.T) {
+func TestACommitWaitsForOtherJobsOnlyUnderLoad(t *testing.T) {
 	t.Run("one_after_the_other", func(t *testing.T) {
 		slowCommits(t, func(t *testing.T, e *Engine, sleeping Job, length time.Duration) {
 			const n = 200
@@ -25,14 +25,14 @@ func TestACommitWaitsForCompanyOnlyWhereOthersCome(t *testing.T) {
 				do(t, e, sleeping)
 			}
 			if took := time.Since(start); took != n*length {
-				t.Errorf("%d commits took %v, want %v", n, took, n*length)
+				t.Errorf("got %v for %d commits, want %v", took, n, n*length)
 			}
 		})
 	})
-	t.Run("many_a_second", func(t *testing.T) {
+	t.Run("many_per_second", func(t *testing.T) {
 		slowCommits(t, func(t *testing.T, e *Engine, _ Job, length time.Duration) {
 			const n, every = 2000, 300 * time.Microsecond
-			var last int64 // a commit takes its time, however many jobs it has
+			var last int64 // a commit takes the same time with any number of jobs
 			sleeping := job{apply: func(tx *Tx) error {
 				if tx.Attempt != last {
 					last = tx.Attempt
@@ -46,7 +46,7 @@ func TestACommitWaitsForCompanyOnlyWhereOthersCome(t *testing.T) {
 			var longest time.Duration
 			for i := range n {
 				all.Go(func() {
-					// Pairs that overlap now and then, as requests of several clients do.
+					// Pairs overlap sometimes, like the requests of several clients.
 					start := time.Now()
 					do(t, e, sleeping)
 					mu.Lock()
@@ -57,16 +57,16 @@ func TestACommitWaitsForCompanyOnlyWhereOthersCome(t *testing.T) {
 			}
 			all.Wait()
 			if got := e.Stats().Commits - before; got > n/2 {
-				t.Errorf("%d commits for %d jobs", got, n)
+				t.Errorf("got %d commits for %d jobs, want at most %d", got, n, n/2)
 			}
 			if most := 2 * (spacing + enough*length); longest > most {
-				t.Errorf("a job waited %v, want %v at most", longest, most)
+				t.Errorf("a job waited %v, want at most %v", longest, most)
 			}
 		})
 	})
-	t.Run("many_at_once", func(t *testing.T) {
+	t.Run("many_concurrently", func(t *testing.T) {
 		slowCommits(t, func(t *testing.T, e *Engine, _ Job, _ time.Duration) {
-			// So many that nobody waits for more: the time is that of the commits.
+			// There are so many jobs that no commit waits for more of them.
 			const clients, rounds, length = 4 * enough, 20, time.Millisecond
 			first := job{apply: func(tx *Tx) error { time.Sleep(length / (4 * enough)); return nil }}
 			start := time.Now()
@@ -80,13 +80,13 @@ func TestACommitWaitsForCompanyOnlyWhereOthersCome(t *testing.T) {
 			}
 			all.Wait()
 			if took := time.Since(start); took > rounds*length*3/2+20*spacing {
-				t.Errorf("%d jobs took %v", clients*rounds, took)
+				t.Errorf("got %v for %d jobs, want at most %v", took, clients*rounds, rounds*length*3/2+20*spacing)
 			}
 		})
 	})
 }
 
-// lazily submits a job that nobody waits for, and returns what receives at its commit.
+// lazily submits a lazy job and returns a channel that receives its outcome.
 func lazily(t *testing.T, e *Engine, delay time.Duration) <-chan error {
 	t.Helper()
 	done := make(chan error, 1)
@@ -101,9 +101,9 @@ func TestALazyJobRidesAlong(t *testing.T) {
 		start := time.Now()
 		<-lazily(t, e, lazyDelay)
 		if took := time.Since(start); took != lazyDelay {
-			t.Errorf("alone it took %v, want %v", took, lazyDelay)
+			t.Errorf("a single job took %v, want %v", took, lazyDelay)
 		}
-		// One in more of a hurry takes the others along.
+		// A job with a shorter delay commits the other too.
 		start = time.Now()
 		first, second := lazily(t, e, lazyDelay), lazily(t, e, lazyDelay/10)
 		<-first
