@@ -39,7 +39,7 @@ func (c *cut) Write(ctx context.Context, ops ...store.Op) error {
 	return c.DB.Write(ctx, ops...)
 }
 
-// However far a batch came, and however it is divided when it comes again, each
+// Wherever a batch is interrupted, and however it is divided when it is redelivered, each
 // of its events is in the log once.
 func TestABatchThatComesAgainIsInTheLogOnce(t *testing.T) {
 	var events []event.Event

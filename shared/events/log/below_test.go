@@ -8,7 +8,7 @@ import (
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 )
 
-// A parent of more than a page of sub-resources knows those of the later pages too.
+// A parent with more than a page of sub-resources has the sub-resources of all pages.
 func TestAParentOfManySubResources(t *testing.T) {
 	db := memory(t)
 	log := &eventlog.Log{DB: db}

@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
-// BenchmarkAppend is one event in the log of a file, by 16 at once.
+// BenchmarkAppend appends single events to the log of a file, with 16 concurrent writers.
 func BenchmarkAppend(b *testing.B) {
 	for _, batch := range []int{1, 10} {
 		b.Run(fmt.Sprint(batch), func(b *testing.B) {
