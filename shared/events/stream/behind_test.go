@@ -18,7 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// bothStores are a store that orders all partitions and one whose writers stamp.
+// bothStores returns a store that orders all partitions and a store whose writers stamp keys.
 func bothStores() map[string]func(*testing.T) store.DB {
 	return map[string]func(*testing.T) store.DB{"SQLite": embedded, "stamped by writers": slowest(20 * time.Millisecond)}
 }

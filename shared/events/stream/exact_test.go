@@ -23,7 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// own are the patterns of n single URIs below the parent of [parentPattern].
+// own returns the patterns of n single URIs below the parent of [parentPattern].
 func own(n int) (patterns []match.Pattern) {
 	for i := range n {
 		patterns = append(patterns, match.Pattern{Kind: match.Concrete, Key: fmt.Sprintf("event://sim/p/%d", i)})

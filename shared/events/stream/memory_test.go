@@ -92,5 +92,5 @@ func (m *memory) Write(ctx context.Context, ops ...store.Op) error {
 
 func (m *memory) WriteAll(ctx context.Context, ops ...store.Op) error { return m.Write(ctx, ops...) }
 
-// upTo is a random time below d.
+// upTo returns a random time below d.
 func upTo(d time.Duration) time.Duration { return time.Duration(rand.Int64N(int64(d))) }

@@ -30,7 +30,7 @@ func TestHowLongAnEventWaitsForItsStream(t *testing.T) {
 				f := r.open(from("", ownPattern, parentPattern))
 				defer f.Close()
 				wait := func(n int, pause, most time.Duration) (took time.Duration) {
-					time.Sleep(pause + rand.N(time.Second)) // at a time that the polls know nothing of
+					time.Sleep(pause + rand.N(time.Second)) // at a random time between polls
 					e, began := occurrence(fmt.Sprint("e-", n), ownPattern.Key), time.Now()
 					if n%2 == 1 {
 						e.URI = "event://sim/p/x"

@@ -16,7 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
-// stumbling is a store whose reads fail while it is told to.
+// stumbling is a store whose reads can be made to fail.
 type stumbling struct {
 	*sqlite.DB
 	fails atomic.Int32
@@ -30,7 +30,7 @@ func (s *stumbling) Query(ctx context.Context, q store.Query) (store.Page, error
 	return s.DB.Query(ctx, q)
 }
 
-// rig is a log over a store, and what reads it.
+// rig is a log over a store, with tails that read it.
 type rig struct {
 	t     *testing.T
 	db    store.DB
@@ -72,7 +72,7 @@ func embedded(t *testing.T) store.DB {
 	return db
 }
 
-// slowest is a store like DynamoDB, which takes up to that long for a write.
+// slowest returns a store like DynamoDB, whose writes take up to the given time.
 func slowest(d time.Duration) func(*testing.T) store.DB {
 	return func(*testing.T) store.DB {
 		return &memory{items: map[string][]store.Item{}, delay: func(string) time.Duration { return upTo(d) }}
@@ -90,7 +90,7 @@ func (r *rig) open(request stream.Request) *stream.Feed {
 	return f
 }
 
-// from is a request for the patterns from a cursor on.
+// from returns a request for patterns, from a cursor on.
 func from(cursor string, patterns ...match.Pattern) stream.Request {
 	return stream.Request{Patterns: patterns, Cursor: cursor}
 }
@@ -110,7 +110,7 @@ func (r *rig) append(events []event.Event, patterns ...string) {
 	must(r.t, err)
 }
 
-// next is the id of what comes within the time given, or nothing.
+// next returns the id of the next event within the given time, or "".
 func next(t *testing.T, f *stream.Feed, within time.Duration) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), within)

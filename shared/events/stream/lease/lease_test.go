@@ -19,7 +19,7 @@ var (
 	other = auth.Principal{ID: "alice", Workspace: "other"}
 )
 
-// keeper is what both have in common.
+// keeper is the interface of [Local] and [Shared].
 type keeper interface {
 	Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error)
 }

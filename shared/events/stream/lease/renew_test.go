@@ -64,7 +64,7 @@ func isLost(h *held) bool {
 	}
 }
 
-// ofInstance is a stream of an instance that dies after so many calls to the store.
+// ofInstance opens a stream of an instance that dies after so many calls to the store.
 func ofInstance(t *testing.T, db store.DB, like *Shared, calls int64) *held {
 	t.Helper()
 	other := *like
