@@ -28,8 +28,9 @@ func (s *slow) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error
 	}
 }
 
-// What was written is in use for all after MaxAge, though there are callers all the time that begin to look for it and go away.
-func TestCallersThatGoAwayHideNothingFromOthers(t *testing.T) {
+// TestCallersThatDisconnectDoNotDelayOthers checks that a written document is in use after MaxAge although callers keep
+// starting to read it and disconnecting.
+func TestCallersThatDisconnectDoNotDelayOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := &slow{settingstest.New(), 50 * time.Millisecond}
 		c := cache(db)
@@ -69,7 +70,7 @@ func TestCallersThatGoAwayHideNothingFromOthers(t *testing.T) {
 	})
 }
 
-// Reads that are slow are used, and those that hang end.
+// Slow reads are used, and hanging reads end.
 func TestASlowStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := &slow{settingstest.New(), MaxAge / 4}

@@ -1,6 +1,6 @@
 package settings
 
-// Len is the number of documents in memory.
+// Len returns the number of documents in memory.
 func (c *Cache[T]) Len() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

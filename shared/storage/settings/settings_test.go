@@ -202,7 +202,7 @@ func TestCacheServesOthersWhileOneReads(t *testing.T) {
 	})
 }
 
-func TestCacheDoesNotServeWhatItCannotParse(t *testing.T) {
+func TestCacheReturnsAnErrorForAnInvalidText(t *testing.T) {
 	db := settingstest.New()
 	write(t, db, "bad")
 	if _, _, err := cache(db).Get(t.Context(), "d"); !fault.Is(err, fault.Internal) || err == nil {
@@ -260,8 +260,9 @@ func TestLatestIsNotFromMemory(t *testing.T) {
 	})
 }
 
-// The only process over a store uses what it wrote at once, and reads nothing again until it writes.
-func TestWhoIsNotifiedOfWritesReadsOnce(t *testing.T) {
+// TestTheOnlyWriterReadsOnce checks that the only process that uses a store immediately uses its writes, and does not read a
+// document again until it writes.
+func TestTheOnlyWriterReadsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := settingstest.New()
 		c := cache(db)
@@ -284,7 +285,7 @@ func TestWhoIsNotifiedOfWritesReadsOnce(t *testing.T) {
 	})
 }
 
-// late answers the first read only when its gate is closed, by what there was before.
+// late answers the first read only when its gate is closed, with the items from before.
 type late struct {
 	*settingstest.Store
 	once sync.Once
