@@ -18,6 +18,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
+	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
@@ -30,7 +31,7 @@ const MaxPayload = 240 << 10
 const MaxURI = 1024
 
 // MaxDepth is the maximum nesting depth of a payload.
-const MaxDepth = 64
+const MaxDepth = jsonpointer.MaxDepth
 
 // Event is one occurrence of an event type of the catalog.
 type Event struct {

@@ -136,7 +136,7 @@ func TestTimes(t *testing.T) {
 func TestParseValue(t *testing.T) {
 	for text, want := range map[string]string{
 		`"/a~2b"`: "~ is written ~0", `{"x":{"y":"/~"}}`: "/x: /y: ", `"/` + strings.Repeat("a", jsonpointer.MaxLength) + `"`: "too long",
-		strings.Repeat(`{"a":`, maxDepth+1) + "1" + strings.Repeat("}", maxDepth+1): "nested deeper",
+		strings.Repeat(`{"a":`, jsonpointer.MaxDepth+1) + "1" + strings.Repeat("}", jsonpointer.MaxDepth+1): "nested deeper",
 	} {
 		if _, err := ParseValue(decoded(t, text)); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want) {
 			t.Errorf("SRC-04 %.40s: got %v, want %q", text, err, want)

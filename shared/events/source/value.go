@@ -12,9 +12,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// maxDepth is the maximum nesting depth of an object of values.
-const maxDepth = 16
-
 // jsonPath matches the beginning of a JSONPath (RFC 9535). Without this check a JSONPath would silently become a
 // constant.
 var jsonPath = regexp.MustCompile(`^\$(\.\.?[A-Za-z_*]|\[)`)
@@ -86,8 +83,8 @@ func parseValue(v any, depth int) (Value, error) {
 		p, err := jsonpointer.Parse(v)
 		return Value{kind: isPointer, pointer: p}, err
 	case map[string]any:
-		if depth == maxDepth {
-			return Value{}, fault.New(fault.Invalid, "is nested deeper than %d levels", maxDepth)
+		if depth == jsonpointer.MaxDepth {
+			return Value{}, fault.New(fault.Invalid, "is nested deeper than %d levels", jsonpointer.MaxDepth)
 		}
 		out := Value{kind: isObject, members: make(map[string]Value, len(v))}
 		for _, name := range slices.Sorted(maps.Keys(v)) {

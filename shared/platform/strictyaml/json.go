@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
 )
 
 // JSON returns a node as JSON of at most limit bytes, with members in the order of the file and with all digits of its integers. It
@@ -45,8 +47,8 @@ func (w *jsonWriter) fail(line int, format string, args ...any) bool {
 
 func (w *jsonWriter) node(n *Node, depth int) bool {
 	n = resolve(n)
-	if depth > maxDepth {
-		return w.fail(n.Line, "is nested deeper than %d levels", maxDepth)
+	if depth >= jsonpointer.MaxDepth && n.Kind != yaml.ScalarNode {
+		return w.fail(n.Line, "is nested deeper than %d levels", jsonpointer.MaxDepth)
 	}
 	if len(w.out) > w.limit {
 		return w.fail(n.Line, "is larger than %d bytes as JSON", w.limit)

@@ -28,9 +28,6 @@ type Node = yaml.Node
 // maxFaults limits the faults that [File.Err] lists. More faults usually have one cause, so it only counts the rest.
 const maxFaults = 50
 
-// maxDepth is the deepest nesting of a value that [File.JSON] accepts.
-const maxDepth = 100
-
 // Fault is a mistake in a file.
 type Fault struct {
 	Line    int    `json:"line"` // counted from 1; 0 if unknown

@@ -12,10 +12,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"unicode/utf8"
+
+	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
 )
 
-// MaxDepth is the deepest nesting of arrays and objects that is read.
-const MaxDepth = 64
+// MaxDepth is the deepest nesting of arrays and objects in a message.
+const MaxDepth = jsonpointer.MaxDepth
 
 // MaxID is the longest id in bytes as it stands in the message. An id is echoed
 // on every message of a stream, so it is bounded apart from the body.

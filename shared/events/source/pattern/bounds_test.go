@@ -68,9 +68,9 @@ func TestParse_Bounds(t *testing.T) {
 		if _, err := Parse([]byte(deep(MaxDepth - 1))); err != nil {
 			t.Fatal(err)
 		}
-		wantFaults(t, deep(MaxDepth), []string{strings.Repeat("/a", MaxDepth) + ": is nested deeper than 32 levels"})
+		wantFaults(t, deep(MaxDepth), []string{strings.Repeat("/a", MaxDepth) + ": is nested deeper than 64 levels"})
 		// Continuing to parse would take quadratic time in the depth.
-		wantFaults(t, strings.Repeat("[", MaxSize/2)+strings.Repeat("]", MaxSize/2), []string{strings.Repeat("/0", MaxDepth) + ": is nested deeper than 32 levels"})
+		wantFaults(t, strings.Repeat("[", MaxSize/2)+strings.Repeat("]", MaxSize/2), []string{strings.Repeat("/0", MaxDepth) + ": is nested deeper than 64 levels"})
 	})
 	t.Run("SRC-03 too many values in all alternatives are refused", func(t *testing.T) {
 		long := `["` + strings.TrimSuffix(strings.Repeat(`x","`, 50), `","`) + `"]`

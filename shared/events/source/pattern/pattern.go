@@ -11,6 +11,8 @@ package pattern
 
 import (
 	"slices"
+
+	"github.com/mcp-events/mcpevents/shared/platform/jsonpointer"
 )
 
 // Limits of a pattern. The work of [Pattern.Matches] is at most the length of the document times the number of values
@@ -19,7 +21,7 @@ const (
 	// MaxSize is the maximum length of a pattern in bytes. EventBridge allows 2048 characters.
 	MaxSize = 8 << 10
 	// MaxDepth is the maximum nesting depth of a pattern.
-	MaxDepth = 32
+	MaxDepth = jsonpointer.MaxDepth
 	// MaxAlternatives is the maximum number of conjunctions that a pattern expands to, which is the product of the
 	// alternatives of its $or lists. EventBridge has the same limit.
 	MaxAlternatives = 1000
