@@ -21,6 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -58,7 +59,7 @@ func Deployment(db store.DB, counts bool) *Target {
 		t.Endings = (&lifecycle.Terminator{
 			Subscriptions: &subscription.Service{Records: subscription.Records{DB: db}},
 			Lists:         &subscription.Lists{DB: db},
-			Review:        &subscription.Review{DB: db, Catalog: catalogs},
+			Review:        &review.Review{DB: db, Catalog: catalogs},
 		}).Endings
 	}
 	return t

@@ -18,6 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/fanout"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/mcp/method"
@@ -141,7 +142,7 @@ func NewTerminator(c *app.Core, subs *subscription.Service) *lifecycle.Terminato
 	return &lifecycle.Terminator{
 		Queue: c.Queues, Subscriptions: subs, Lists: app.NewLists(c), ErrorObject: method.ErrorObject,
 		Profile: spec.Profile(c.Limits.Profile), Plain: c.Limits.PlainTargets, Log: c.Log,
-		Review: &subscription.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory},
+		Review: &review.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory},
 	}
 }
 

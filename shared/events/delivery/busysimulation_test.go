@@ -14,6 +14,7 @@ import (
 
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -132,7 +133,7 @@ func inFunctions(t *testing.T, n int, do func(w *world)) {
 					DB: w.db, Queue: queues, Subscriptions: services, Catalog: w.catalogs, Poster: w, Opener: plain{}, Log: log,
 					Terminator: &lifecycle.Terminator{
 						Queue: queues, Subscriptions: services, Lists: w.services.Lists, Log: log,
-						Review:      &subscription.Review{DB: w.db, Catalog: w.catalogs},
+						Review:      &review.Review{DB: w.db, Catalog: w.catalogs},
 						ErrorObject: func(spec.Profile, error) json.RawMessage { return []byte(`"x"`) },
 					},
 					Options: functionOptions(),

@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -209,7 +210,7 @@ func (r *rig) terminator(m mortal, services *subscriptions) *lifecycle.Terminato
 	return &lifecycle.Terminator{
 		Queue: m, Subscriptions: services, Lists: services.Lists, Now: func() time.Time { return r.now }, Log: slog.New(slog.DiscardHandler),
 		Plain:       r.plain,
-		Review:      &subscription.Review{DB: m, Catalog: r.catalogs, Directory: r.directory},
+		Review:      &review.Review{DB: m, Catalog: r.catalogs, Directory: r.directory},
 		ErrorObject: func(_ spec.Profile, reason error) json.RawMessage { return []byte(fmt.Sprintf("%q", reason)) },
 	}
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/mcp/events"
@@ -162,7 +163,7 @@ func (d *rehearsal) start(release string) (stop func()) {
 	}
 	terminator := &lifecycle.Terminator{
 		Queue: d.queued, Subscriptions: services, Lists: lists, Log: slog.New(slog.DiscardHandler), Plain: []string{chatHost},
-		Review: &subscription.Review{DB: d.db, Catalog: d.catalogs}, ErrorObject: method.ErrorObject,
+		Review: &review.Review{DB: d.db, Catalog: d.catalogs}, ErrorObject: method.ErrorObject,
 	}
 	dispatcher := NewDispatcher(Config{
 		DB: d.db, Queue: d.queued, Subscriptions: services, Catalog: d.catalogs, Poster: d, Opener: plain{}, Terminator: terminator, Gate: &Gate{},

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -327,11 +328,11 @@ func (d *Dispatcher) single(ctx context.Context, t task.Single, at poster) ([]st
 		return nil, err
 	}
 	if del.Test {
-		right = subscription.Right{} // it is for the endpoint, whatever the subscription asks for
+		right = review.Right{} // it is for the endpoint, whatever the subscription asks for
 	}
 	may, err := right.May(ctx, e)
 	switch {
-	case errors.Is(err, subscription.ErrTypeRemoved):
+	case errors.Is(err, review.ErrTypeRemoved):
 		_, err := d.outcomes.Abandon(ctx, del, nil)
 		return nil, err
 	case err != nil:

@@ -9,6 +9,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
@@ -26,7 +27,7 @@ type visit struct {
 	task  task.Page
 	sub   *subscription.Subscriber
 	read  time.Time // when sub was read
-	right subscription.Right
+	right review.Right
 	call  lane.Call     // without the size of the event
 	wait  lane.Patience // for slots
 	sent  bool          // at least one attempt was started
@@ -141,7 +142,7 @@ func (v *visit) judge(ctx context.Context, i int) (verdict, error) {
 	}
 	may, err := v.right.May(ctx, e)
 	switch {
-	case errors.Is(err, subscription.ErrTypeRemoved):
+	case errors.Is(err, review.ErrTypeRemoved):
 		return verdict{action: abandon}, nil
 	case err != nil:
 		return verdict{}, err

@@ -15,6 +15,7 @@ import (
 
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -93,7 +94,7 @@ func inWorld(t *testing.T, options Options, do func(w *world)) {
 		w.services.Records.Now, w.services.Lists.Now = time.Now, time.Now
 		terminator := &lifecycle.Terminator{
 			Queue: queues, Subscriptions: services, Lists: w.services.Lists, Log: slog.New(slog.DiscardHandler),
-			Review:      &subscription.Review{DB: w.db, Catalog: w.catalogs},
+			Review:      &review.Review{DB: w.db, Catalog: w.catalogs},
 			ErrorObject: func(spec.Profile, error) json.RawMessage { return []byte(`"x"`) },
 		}
 		w.d = NewDispatcher(Config{

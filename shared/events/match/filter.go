@@ -16,25 +16,24 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// Bounds of what has to be compared for one event and subscription.
+// Limits on the comparisons for one event and subscription.
 const (
-	// maxFilterValues bounds the list of a filter.
+	// maxFilterValues limits the values of one filter.
 	maxFilterValues = 50
-	// maxAllValues bounds the values of all filters together, maxGlobs those with a `*`.
+	// maxAllValues limits the values of all filters together, and maxGlobs limits how many of them contain a `*`.
 	maxAllValues = 200
 	maxGlobs     = 50
 )
 
-// Filter narrows events by their payload: the value at Pointer must be one of
-// Values; `*` in a string value stands for any characters. Or it must be in Span.
+// Filter accepts events by their payload. The value at Pointer must be one of Values, in which `*` stands for any characters, or it must be
+// in the range Span.
 type Filter struct {
 	Pointer string            `json:"p"`
 	Values  []json.RawMessage `json:"v,omitempty"`
 	Span    *Span             `json:"s,omitempty"`
 }
 
-// newFilter takes the argument of a filter: a scalar, a list of scalars of
-// which one must match, or a range, if there may be one.
+// newFilter reads the argument of a filter: a scalar, a list of scalars of which one must match, or a range if the type allows one.
 func newFilter(pointer string, of catalog.RangeType, raw json.RawMessage) (Filter, error) {
 	if isRange(raw) {
 		span, err := newSpan(of, raw)
@@ -57,7 +56,7 @@ func newFilter(pointer string, of catalog.RangeType, raw json.RawMessage) (Filte
 	return Filter{Pointer: pointer, Values: list}, nil
 }
 
-// checkFilters bounds the work of all filters of a subscription.
+// checkFilters limits the work of all filters of a subscription.
 func checkFilters(filters []Filter) error {
 	all, globs := 0, 0
 	for _, f := range filters {
@@ -73,8 +72,7 @@ func checkFilters(filters []Filter) error {
 	return nil
 }
 
-// Payload is an event whose payload is decoded when a filter first looks at it, and then
-// at most once, however many subscribers ask. It is safe for concurrent use.
+// Payload is an event whose payload is decoded only once, when the first filter needs it. It is safe for concurrent use.
 type Payload struct {
 	Event *event.Event
 
@@ -82,7 +80,7 @@ type Payload struct {
 	doc    any
 }
 
-// Payloads makes one of each event.
+// Payloads returns a Payload for each event.
 func Payloads(events []event.Event) []*Payload {
 	out := make([]*Payload, len(events))
 	for i := range events {
@@ -91,11 +89,11 @@ func Payloads(events []event.Event) []*Payload {
 	return out
 }
 
-// recentPayloads are those that streams look at now: a tail hands the same event to all of
-// them. Few, because a decoded payload may take some megabytes.
+// recentPayloads holds the payloads that streams currently filter, because a tail passes the same event to all of them. It is small
+// because a decoded payload may take some megabytes.
 var recentPayloads = bounded.NewMap[*event.Event, *Payload](16)
 
-// payloadOf is the payload of an event that other streams may look at, too.
+// payloadOf returns the payload of an event, which other streams may share.
 func payloadOf(e *event.Event) *Payload {
 	p, ok := recentPayloads.Get(e)
 	if !ok {
@@ -105,7 +103,7 @@ func payloadOf(e *event.Event) *Payload {
 	return p
 }
 
-// passes reports whether the payload satisfies all filters.
+// Passes reports whether all filters accept the payload.
 func (p *Payload) Passes(filters []Filter) bool {
 	if len(filters) == 0 {
 		return true
@@ -126,12 +124,12 @@ func (f Filter) accepts(doc any) bool {
 	return f.values().accept(got)
 }
 
-// values are those of a filter, read once for all elements of a list in a payload.
+// values are the values of a filter by type, decoded once for all elements of a list in a payload.
 type values struct {
 	texts   map[string]bool
 	globs   []glob
 	numbers map[float64]bool
-	digits  map[string]bool // numbers beyond float64
+	digits  map[string]bool // numbers as text, for those beyond the range of float64
 	bools   map[bool]bool
 }
 
@@ -170,17 +168,17 @@ func (v values) accept(got any) bool {
 		return v.digits[got.String()] || err == nil && v.numbers[n]
 	case bool:
 		return v.bools[got]
-	case []any: // one of its elements
+	case []any: // one element must match
 		return slices.ContainsFunc(got, v.accept)
 	}
 	return false
 }
 
-// glob is a text with `*` for any characters, cut at its stars; it has at least two parts.
+// glob is a text with `*` for any characters, split at its stars. It has at least two parts.
 type glob []string
 
-// matches searches the parts one after another, each after the one before: the first
-// match is always good enough, so nothing is read again and the time is linear.
+// matches searches for the parts from left to right. The first match of a part is always good enough, so there is no backtracking and the
+// time is linear.
 func (g glob) matches(s string) bool {
 	first, last := g[0], g[len(g)-1]
 	if len(s) < len(first)+len(last) || !strings.HasPrefix(s, first) || !strings.HasSuffix(s, last) {
@@ -197,7 +195,7 @@ func (g glob) matches(s string) bool {
 	return true
 }
 
-// valueOf is the payload of an event, which is JSON unless the event lost it.
+// valueOf decodes the payload of an event. It is empty if the event has lost it.
 func valueOf(payload json.RawMessage) any {
 	if len(payload) == 0 {
 		return nil
@@ -205,7 +203,7 @@ func valueOf(payload json.RawMessage) any {
 	return jsonrpc.Value(payload)
 }
 
-// Redacted is the payload without the members at the pointers.
+// Redacted returns the payload without the members at the pointers.
 func Redacted(payload json.RawMessage, pointers []string) (json.RawMessage, error) {
 	if len(pointers) == 0 {
 		return payload, nil

@@ -6,7 +6,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// The _meta keys of an EventOccurrence (SEP-3415). Without them a subscriber that left variables open, e.g. to all orders, could
+// The _meta keys of an EventOccurrence (SEP-3415). Without them, a subscriber with open variables, e.g. a subscriber to all orders, could
 // not tell which order an event is about.
 const (
 	MetaURI       = "io.github.mcp-events/uri"

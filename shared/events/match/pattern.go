@@ -10,39 +10,37 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Kind says which events a pattern stands for.
+// Kind tells which events a pattern matches.
 type Kind string
 
 // The kinds of patterns.
 const (
 	// Concrete is one event URI.
 	Concrete Kind = "concrete"
-	// Wildcard is a template with some variables omitted; each stands for any value.
+	// Wildcard is a template in which some variables are open, i.e. match any value.
 	Wildcard Kind = "wildcard"
-	// Parent is a proper prefix of event URIs at a segment border; it stands for
-	// all its sub-resources.
+	// Parent is a proper prefix of event URIs that ends at a segment border. It matches the URIs below it.
 	Parent Kind = "parent"
 )
 
-// parentMark ends the key of a parent.
+// parentMark is the end of a parent's key.
 const parentMark = "/**"
 
-// Pattern is what someone is subscribed to. An event is matched by looking up
-// the keys it can have, never by scanning patterns.
+// Pattern matches the URIs of events. Subscribers of an event are found by the keys of the patterns that match it, not by scanning
+// patterns.
 type Pattern struct {
 	Kind Kind `json:"k"`
-	// Key is unique among a workspace's patterns: the URI, with `*` for an
-	// omitted variable, and `/**` after a parent. A canonical URI holds no `*`.
+	// Key identifies the pattern within a workspace. It is the URI, with `*` for an open variable and `/**` after a parent, e.g.
+	// "event://github/acme/*/push". A canonical URI contains no `*`.
 	Key string `json:"key"`
-	// Entry is the catalog's name of the event type; empty for a parent.
+	// Entry is the name of the event type. It is empty for a parent.
 	Entry string `json:"e,omitempty"`
-	// Shape is what patterns of this form have in common (see [Shape]).
-	Shape Shape `json:"s"`
-	// Unordered is true for a concrete URI of an event type that gives up order.
+	Shape Shape  `json:"s"`
+	// Unordered is true for a concrete URI of an event type without order (order: none).
 	Unordered bool `json:"u,omitempty"`
 }
 
-// Partitions lists where the log has the events of the pattern.
+// Partitions returns the partitions of the log that hold the pattern's events.
 func (p Pattern) Partitions(log *eventlog.Log, workspace string) []eventlog.Partition {
 	if p.Kind != Concrete {
 		return eventlog.Pattern(workspace, p.Key)
@@ -50,22 +48,18 @@ func (p Pattern) Partitions(log *eventlog.Log, workspace string) []eventlog.Part
 	return log.Of(workspace, p.Key, p.Unordered)
 }
 
-// Shape is the form of a pattern: of one event type, which variables are left
-// open; or, for parents, how deep they are. An event has one key per shape, so
-// it is looked up only under the shapes that someone uses.
+// Shape is the form of a pattern: which variables of an event type are open or, for parents, the number of segments. An event has one
+// key per shape, so a reader looks up one key for each shape that is in use.
 type Shape struct {
-	// Scope names the item that counts the shape: "entry:" and the event type's
-	// name, or "parents".
+	// Scope is "entry:" and the name of the event type, or "parents". Shapes are counted per scope.
 	Scope string `json:"c"`
-	// Name is "m" and the bit mask of omitted variables in hex, or "d" and the
-	// number of segments of the parent.
+	// Name is "m" and the bit mask of open variables in hexadecimal, or "d" and the number of segments of the parent.
 	Name string `json:"n"`
 }
 
 const parentsScope = "parents"
 
-// Scope is where subscriptions to an event type are listed; those to parents are
-// listed in the scope of "".
+// Scope returns the scope of an event type's shapes or, for an empty name, the scope of parents.
 func Scope(entry string) string {
 	if entry == "" {
 		return parentsScope
@@ -73,7 +67,7 @@ func Scope(entry string) string {
 	return "entry:" + entry
 }
 
-// URI is the pattern as a client writes it: for a parent without the mark.
+// URI returns the pattern as a client writes it, i.e. a parent without "/**".
 func (p Pattern) URI() string { return strings.TrimSuffix(p.Key, parentMark) }
 
 // CutParent returns the URI of the parent that a pattern's key stands for, or false if it is the key of another kind of pattern.
@@ -84,17 +78,15 @@ func segments(uri string) []string {
 	return strings.Split(strings.TrimPrefix(uri, catalog.Scheme), "/")
 }
 
-// Access is a right that a subscriber to a pattern needs: the rule of an event
-// type, and the variables that the pattern binds.
+// Access is an event type that a pattern covers, with the variables that the pattern binds. A subscriber needs the right to it.
 type Access struct {
 	Entry *catalog.Entry
 	Vars  map[string]string
 }
 
-// Resolve finds what a URI stands for in the catalog: an event type, a fill-in of
-// a template (with `*` for a variable that stays open), a parent of either, or
-// both an event and a parent. Anything else is a fault of kind Invalid that names
-// what is wrong. The second result lists the event types covered, for the access check.
+// Resolve returns the patterns for a URI, and the event types that they cover, for [CheckAccess]. The URI may be that of an event type, a
+// filled-in template (with `*` for an open variable), a parent of either, or both an event and a parent. For any other URI, Resolve
+// returns an error of kind Invalid that names the mistake.
 func Resolve(cat *catalog.Catalog, uri string) ([]Pattern, []Access, error) {
 	canonical, err := catalog.CanonicalPattern(uri)
 	if err != nil {
@@ -129,8 +121,7 @@ func Resolve(cat *catalog.Catalog, uri string) ([]Pattern, []Access, error) {
 	return patterns, access, nil
 }
 
-// ForEntry is the pattern of an event type with some variables bound; those not
-// in vars stay open. The caller has checked vars.
+// ForEntry returns the pattern of an event type with the variables in vars bound and all others open. The caller has checked vars.
 func ForEntry(e *catalog.Entry, vars map[string]string) Pattern {
 	mask := 0
 	for i, name := range e.Variables() {
@@ -151,11 +142,10 @@ func ForEntry(e *catalog.Entry, vars map[string]string) Pattern {
 
 func maskName(mask int) string { return "m" + strconv.FormatInt(int64(mask), 16) }
 
-// Scopes lists the shape scopes that can match events of the type.
+// Scopes returns the scopes of the shapes that can match events of a type.
 func Scopes(entry string) []string { return []string{Scope(entry), parentsScope} }
 
-// KeyUnder is the key that an event has under a shape, or false if an event of
-// this type and depth has none there.
+// KeyUnder returns the key of the pattern with the given shape that matches an event, or false if no such pattern can match it.
 func KeyUnder(e *catalog.Entry, vars map[string]string, uri string, s Shape) (string, bool) {
 	if s.Scope == parentsScope {
 		depth, err := strconv.Atoi(strings.TrimPrefix(s.Name, "d"))
@@ -188,8 +178,8 @@ func KeyUnder(e *catalog.Entry, vars map[string]string, uri string, s Shape) (st
 	return e.Expand(bound), true
 }
 
-// Matches reports whether an event URI matches the key of a pattern, or whether an event can match the keys of two patterns:
-// the key of a concrete one is its URI.
+// Matches reports whether some event can match the keys of two patterns. Because the key of a concrete pattern is its URI, it also reports
+// whether a URI matches the key of a pattern.
 func Matches(a, b string) bool {
 	x, aOpen := strings.CutSuffix(a, parentMark)
 	y, bOpen := strings.CutSuffix(b, parentMark)
@@ -197,7 +187,7 @@ func Matches(a, b string) bool {
 	switch longer := len(as) - len(bs); {
 	case longer < 0 && !aOpen, longer > 0 && !bOpen:
 		return false
-	case longer == 0 && aOpen != bOpen: // a parent stands for what lies below it, not for itself
+	case longer == 0 && aOpen != bOpen: // a parent matches only the URIs below it
 		return false
 	}
 	for i := range min(len(as), len(bs)) {
@@ -208,7 +198,7 @@ func Matches(a, b string) bool {
 	return true
 }
 
-// allowed checks the principal's right to all that a pattern covers.
+// CheckAccess checks the principal's right to all event types that a pattern covers.
 func CheckAccess(p auth.Principal, access []Access) error {
 	for _, a := range access {
 		if err := a.Entry.Access.Check(p, a.Vars); err != nil {

@@ -15,19 +15,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Span is a filter by range: bounds that all must hold, of numbers or of times.
+// Span is a range of numbers or times. A value must satisfy all bounds.
 type Span struct {
 	Time   bool    `json:"t,omitempty"`
 	Bounds []Bound `json:"b"`
 }
 
-// Bound is one of them. Value is a JSON number, or a time of RFC 3339.
+// Bound is a limit of a [Span]. Value is a JSON number or an RFC 3339 time.
 type Bound struct {
 	Op    string `json:"o"` // one of rangeOps
 	Value string `json:"v"`
 }
 
-// rangeOps are the members of a range, and which results of a comparison they let through.
+// rangeOps are the operators of a range, with the results of a comparison that satisfy them.
 var rangeOps = map[string][]int{"$gt": {1}, "$gte": {0, 1}, "$lt": {-1}, "$lte": {-1, 0}}
 
 // isRange reports whether the argument of a filter is a range.
@@ -36,7 +36,7 @@ func isRange(raw json.RawMessage) bool {
 	return len(raw) > 0 && raw[0] == '{'
 }
 
-// newSpan takes a range of a type.
+// newSpan reads a range of the given type.
 func newSpan(of catalog.RangeType, raw json.RawMessage) (*Span, error) {
 	if of == catalog.NoRange {
 		return nil, fault.New(fault.Invalid, "a range is not allowed (allowed for what is declared as a number, an integer, or a string of the format date-time)")
@@ -57,11 +57,11 @@ func newSpan(of catalog.RangeType, raw json.RawMessage) (*Span, error) {
 		s.Bounds = append(s.Bounds, b)
 	}
 	slices.SortFunc(s.Bounds, func(a, b Bound) int { return cmp.Compare(a.Op, b.Op) })
-	return s, s.possible()
+	return s, s.checkNotEmpty()
 }
 
-// possible refuses two bounds between which there is no value.
-func (s *Span) possible() error {
+// checkNotEmpty refuses bounds that no value can satisfy.
+func (s *Span) checkNotEmpty() error {
 	for _, low := range s.Bounds {
 		for _, high := range s.Bounds {
 			if low.Op[1] != 'g' || high.Op[1] != 'l' {
@@ -76,7 +76,7 @@ func (s *Span) possible() error {
 	return nil
 }
 
-// maxBound bounds the text of a bound.
+// maxBound is the maximum length of a bound's text.
 const maxBound = 64
 
 func (s *Span) readable(text string) bool {
@@ -88,7 +88,7 @@ func (s *Span) readable(text string) bool {
 	return err == nil && text != "" && (text[0] == '-' || text[0] >= '0' && text[0] <= '9')
 }
 
-// accept reports whether a value of a payload, or one of the elements of a list there, is in the range.
+// accept reports whether a value of a payload, or an element of it if it is a list, is in the range.
 func (s *Span) accept(got any) bool {
 	switch got := got.(type) {
 	case string:
@@ -127,13 +127,13 @@ func compareTimes(a, b string) (int, bool) {
 	return x.Compare(y), err == nil
 }
 
-// compareNumbers compares two JSON numbers. Rounding keeps their order, so only those that round to the same are looked
-// at exactly, and only if they are short: an exponent makes a few digits very long.
+// compareNumbers compares two JSON numbers. Rounding keeps their order, so only numbers that round to the same float64 need an exact
+// comparison. It is limited to short numbers without an exponent, because e.g. 1e999999 has a million digits.
 func compareNumbers(a, b string) (int, bool) {
 	x, errX := strconv.ParseFloat(a, 64)
 	y, errY := strconv.ParseFloat(b, 64)
 	for _, err := range []error{errX, errY} {
-		if err != nil && !errors.Is(err, strconv.ErrRange) { // beyond float64 it is read as infinite
+		if err != nil && !errors.Is(err, strconv.ErrRange) { // a number beyond float64 is read as infinite
 			return 0, false
 		}
 	}

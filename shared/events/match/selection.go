@@ -15,23 +15,22 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// Selection is what a name and arguments of the MCP Events extension ask for
-// (SEP-3415), the same in every mode: which events, and what of them.
+// Selection is the events that a client of the MCP Events extension (SEP-3415) selects by the name of an event type and arguments. It means the
+// same for webhooks, streams and polls.
 type Selection struct {
 	Entry *catalog.Entry
-	// Arguments are canonical: equal ones have equal bytes.
+	// Arguments are canonical, so that equal arguments have equal bytes.
 	Arguments json.RawMessage
-	// Vars are the bound variables of the template; one that was left out stands for all values.
+	// Vars are the bound variables of the template. Other variables match any value.
 	Vars    map[string]string
 	Pattern Pattern
 	Filters []Filter
-	// Redact are JSON pointers of the payload's members that are left out.
+	// Redact are the JSON Pointers of members to remove from the payload.
 	Redact []string
 }
 
-// Select checks the arguments of a subscription to an event type and takes them
-// apart: template variables bind the URI, the others narrow or change what is
-// delivered. A fault is of kind Invalid and names the argument.
+// Select checks the arguments of a subscription to an event type. Arguments that are variables of the template bind the URI, and the others
+// filter or redact the events. Errors are of kind Invalid and name the argument.
 func Select(e *catalog.Entry, raw json.RawMessage) (Selection, error) {
 	args, err := objectOf(raw)
 	if err != nil {
@@ -39,7 +38,7 @@ func Select(e *catalog.Entry, raw json.RawMessage) (Selection, error) {
 	}
 	s := Selection{Entry: e, Vars: map[string]string{}}
 	for _, name := range slices.Sorted(maps.Keys(args)) {
-		if err := s.take(name, args[name]); err != nil {
+		if err := s.addArgument(name, args[name]); err != nil {
 			return Selection{}, err
 		}
 	}
@@ -61,8 +60,8 @@ func Select(e *catalog.Entry, raw json.RawMessage) (Selection, error) {
 	return s, nil
 }
 
-// take reads one argument.
-func (s *Selection) take(name string, value json.RawMessage) error {
+// addArgument adds one argument to the selection.
+func (s *Selection) addArgument(name string, value json.RawMessage) error {
 	refuse := func(format string, args ...any) error {
 		return fault.New(fault.Invalid, format, args...).With(map[string]any{"argument": fmt.Sprintf("%.128s", name)})
 	}
@@ -94,17 +93,17 @@ func (s *Selection) take(name string, value json.RawMessage) error {
 	return nil
 }
 
-// Allowed checks the principal's right to what is selected.
+// Allowed checks the principal's right to the selected events.
 func (s *Selection) Allowed(p auth.Principal) error {
 	return s.Entry.Access.Check(p, s.Vars)
 }
 
-// Wants reports whether an event of the pattern is of the type and passes the filters.
+// Wants reports whether an event that matches the pattern has the selected type and passes the filters.
 func (s *Selection) Wants(e *event.Event) bool {
 	return e.Name == s.Entry.Name && (len(s.Filters) == 0 || payloadOf(e).Passes(s.Filters))
 }
 
-// Data is the event's payload without what is redacted.
+// Data returns the event's payload without the redacted members.
 func (s *Selection) Data(e *event.Event) (json.RawMessage, error) {
 	return Redacted(e.Data, s.Redact)
 }
@@ -119,7 +118,7 @@ func CanonicalArguments(raw json.RawMessage) (json.RawMessage, error) {
 	return canonicalJSON(members), nil
 }
 
-// objectOf takes arguments apart; nothing and null are an empty object.
+// objectOf decodes arguments. Absent arguments and null are an empty object.
 func objectOf(raw json.RawMessage) (map[string]json.RawMessage, error) {
 	args := map[string]json.RawMessage{}
 	if len(bytes.TrimSpace(raw)) > 0 {
@@ -133,7 +132,7 @@ func objectOf(raw json.RawMessage) (map[string]json.RawMessage, error) {
 	return args, nil
 }
 
-// scalar is the text of a string, a number or a boolean.
+// scalar returns the text of a string, a number or a boolean.
 func scalar(raw json.RawMessage) (string, bool) {
 	switch v := jsonrpc.Value(raw).(type) {
 	case string:
@@ -146,13 +145,12 @@ func scalar(raw json.RawMessage) (string, bool) {
 	return "", false
 }
 
-// canonicalJSON orders members and drops insignificant space, so that equal
-// arguments have equal bytes. Numbers keep their digits.
+// canonicalJSON sorts the members and removes insignificant space. Numbers keep their digits.
 func canonicalJSON(args map[string]json.RawMessage) json.RawMessage {
 	values := make(map[string]any, len(args))
 	for name, raw := range args {
 		values[name] = jsonrpc.Value(raw)
 	}
-	text, _ := json.Marshal(values) // of JSON; maps are written in the order of their keys
+	text, _ := json.Marshal(values) // decoded JSON always encodes; maps are written in the order of their keys
 	return text
 }

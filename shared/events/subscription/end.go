@@ -7,12 +7,13 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/match"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/challenge"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Deregister ends a subscription of the caller. Unknown, malformed and other
-// principals' URIs are the same fault of kind NotFound.
+// Deregister ends a subscription of the caller. It returns the same NotFound error for unknown and malformed URIs and for those of
+// other principals.
 func (s *Service) Deregister(ctx context.Context, p auth.Principal, uri string) error {
 	if _, err := s.permit(ctx, p); err != nil {
 		return err
@@ -24,8 +25,8 @@ func (s *Service) Deregister(ctx context.Context, p auth.Principal, uri string) 
 	return s.End(ctx, p.Workspace, p.ID, id)
 }
 
-// Unsubscribe ends the subscription with this identity, or returns NotFound if it does not exist. The event type may be gone from the
-// catalog, or may refuse the subscription's arguments by now.
+// Unsubscribe ends the subscription with this identity, or returns NotFound if it does not exist. It does not check the arguments against
+// the catalog, because the event type may have been removed or changed since.
 func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage, url string) error {
 	if _, err := s.permitEvents(ctx, p); err != nil {
 		return err
@@ -40,7 +41,7 @@ func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string
 	return s.End(ctx, p.Workspace, p.ID, derivedID(p, url, name, canonical))
 }
 
-// End ends a subscription as [Service.Deregister] does, for whoever may; NotFound if there is none.
+// End ends a subscription, or returns NotFound if it does not exist. The caller has checked the right to end it.
 func (s *Service) End(ctx context.Context, workspace, principal, id string) error {
 	err := s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if sub == nil {
@@ -68,7 +69,7 @@ func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason 
 		}
 		sub.State, sub.Reason = Disabled, reason
 		if reason == ReasonGone { // where a registration has to be verified, the next one sends a new challenge
-			return s.Records.remove(ctx, sub, true, store.Delete(verificationKey(workspace, principal, hash(sub.Target.URL))))
+			return s.Records.remove(ctx, sub, true, store.Delete(challenge.RecordKey(workspace, principal, sub.Target.URL)))
 		}
 		return s.Records.remove(ctx, sub, true)
 	})
@@ -80,11 +81,11 @@ func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason 
 	return true, nil
 }
 
-// ReasonGone is the reason of a subscription that was disabled because its endpoint wants no further webhooks.
+// ReasonGone is the reason for disabling a subscription whose endpoint wants no further webhooks.
 const ReasonGone = "the endpoint answered 410 Gone"
 
-// Enable brings a subscription back that was disabled. Events that were published in between are in the log, and not
-// delivered. A subscription that was paused stays paused, so that resuming it brings back the deliveries that wait.
+// Enable reactivates a disabled subscription. It does not deliver the events that were published in between, but the log has them. A
+// paused subscription stays paused, so that resuming it makes the waiting deliveries.
 func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (enabled bool, err error) {
 	cat, err := s.Catalog.Catalog(ctx, workspace)
 	if err != nil {
@@ -108,10 +109,9 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 	return true, nil
 }
 
-// Terminate ends a subscription if judge returns a [*Terminated] for its present record; any
-// other error is returned. A subscription of SEP-1803 is
-// disabled, one of MCP Events is gone, in one write with what also adds. The result is
-// the subscription that ended, or nil.
+// Terminate ends a subscription if judge returns a [*Terminated] for its current record. It returns the ended subscription, or nil if
+// judge let the subscription continue, and any other error of judge. A subscription of SEP-1803 is disabled. A subscription of MCP
+// Events is deleted, in one transaction with the operations that also returns.
 func (s *Service) Terminate(ctx context.Context, workspace, principal, id string,
 	judge func(*Subscription) error, also func(*Subscription, error) []store.Op,
 ) (ended *Subscription, err error) {

@@ -5,22 +5,23 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/match"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/challenge"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// What was delivered to a subscription outlives it. So that it can be found when its owner is erased, an entry
-// e# per owner names the subscriptions that ended, for as long as anything of theirs may be stored.
+// Deliveries outlive their subscription. To find them when a principal's data is erased, e# entries list the ended subscriptions of each
+// principal for as long as any of their deliveries may be stored.
 
-// EndedKept is how long that may be: a delivery waits up to 30 days for a switch, then for five of retries, and is a dead letter for
-// seven.
+// EndedKept is the longest time that a delivery can be stored: up to 30 days while a switch is paused, then five days of retries, and seven
+// days as a dead letter.
 const EndedKept = 45 * 24 * time.Hour
 
 func endedKey(workspace, principal, id string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "e#" + workspace + "#" + principal, Sort: id}
 }
 
-// Each visits the subscriptions of a principal that have a record, also those that were disabled or whose time is over.
+// Each visits all subscriptions of a principal that have a record, including disabled and expired ones.
 func (l *Lists) Each(ctx context.Context, workspace, principal string, visit func(*Subscription) error) error {
 	return store.Each(ctx, l.DB, recordKey(workspace, principal, "-"), "list the subscriptions of a principal", func(it *store.Item) error {
 		sub, err := decodeRecord(it)
@@ -31,31 +32,28 @@ func (l *Lists) Each(ctx context.Context, workspace, principal string, visit fun
 	})
 }
 
-// EachEnded visits the ids of those that ended.
+// EachEnded visits the ids of a principal's ended subscriptions.
 func (l *Lists) EachEnded(ctx context.Context, workspace, principal string, visit func(id string) error) error {
 	return store.Each(ctx, l.DB, endedKey(workspace, principal, "-"), "list the ended subscriptions of a principal",
 		func(it *store.Item) error { return visit(it.Sort) })
 }
 
-// ForgetEnded deletes the entry of one that ended, when nothing of it is left.
+// ForgetEnded deletes the entry of an ended subscription after all its deliveries have been erased.
 func (l *Lists) ForgetEnded(ctx context.Context, workspace, principal, id string) error {
 	err := l.DB.Write(ctx, store.Delete(endedKey(workspace, principal, id)))
 	return fault.Wrap(fault.Unavailable, err, "forget an ended subscription")
 }
 
-// Held are the partitions, by their kind, that hold something of a principal beside its subscriptions.
+// Held returns the partitions, by the kind of their items, that hold what is stored of a principal besides its subscriptions.
 func Held(workspace, principal string) map[string]store.Key {
-	who := workspace + "#" + principal
-	return map[string]store.Key{
-		"verifications":      verificationKey(workspace, principal, "-"),
-		"verificationCounts": verificationCountKey(workspace, principal, "-"),
-		"idempotencyKeys":    {Table: store.Subscriptions, Partition: "idem#" + who},
-		"quotas":             quotaKey(workspace, principal),
-	}
+	held := challenge.Partitions(workspace, principal)
+	held["idempotencyKeys"] = store.Key{Table: store.Subscriptions, Partition: "idem#" + workspace + "#" + principal}
+	held["quotas"] = quotaKey(workspace, principal)
+	return held
 }
 
-// Count is how many subscribers the patterns of an event's URI have, counted once for each pattern. It may
-// say too much, never too little.
+// Count returns the number of subscribers of an event's URI. It counts a subscriber once per matching pattern, and may count too many, but
+// never too few.
 func (s *Service) Count(ctx context.Context, workspace, uri string) (n int, err error) {
 	cat, err := s.Catalog.Catalog(ctx, workspace)
 	if err != nil {

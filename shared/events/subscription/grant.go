@@ -8,10 +8,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Grant is what a principal held when it last made or refreshed a subscription, as
-// far as access rules can ask for it: all its scopes, and those of its claims that a rule
-// of the catalog named then. So a rule that names another claim later is not met by
-// it, and the subscription has to be made again.
+// Grant is the rights of a principal when it last made or refreshed a subscription: all its scopes, and the claims that the access rules
+// of the catalog named at that time. If a rule names another claim later, the grant does not satisfy it, and the client must subscribe
+// again.
 type Grant struct {
 	Scopes []string            `json:"s,omitempty"`
 	Claims map[string][]string `json:"c,omitempty"`
@@ -38,29 +37,33 @@ func grantOf(cat *catalog.Catalog, p auth.Principal) Grant {
 // IsZero lets encoding/json leave an empty grant out.
 func (g Grant) IsZero() bool { return len(g.Scopes) == 0 && len(g.Claims) == 0 }
 
-// The reasons for which a subscription ends that was granted before (SEP-3415,
-// Subscription Termination; Event type removal and breaking changes).
+// The reasons for terminating a subscription (SEP-3415, sections "Subscription Termination" and "Event type removal and breaking
+// changes").
 
-// Revoked is the end of a subscription whose principal may not have the events any more.
+// Terminated is the error for a subscription that must end. Its reason is an error of [Revoked], [SchemaChanged], [TypeRemoved] or
+// [NoWebhooks].
+type Terminated struct{ Reason error }
+
+func (e *Terminated) Error() string { return "subscription terminated: " + e.Reason.Error() }
+
+// Revoked is the reason for a principal that may no longer receive the events.
 func Revoked() error {
 	return fault.New(fault.Forbidden, "access was revoked").With(map[string]any{"reason": "Access revoked"})
 }
 
-// SchemaChanged is the end of a subscription whose event type changed; feature is
-// what [catalog.Broken] says.
+// SchemaChanged is the reason for an event type that has changed incompatibly. feature is the result of [catalog.Broken].
 func SchemaChanged(name, feature string) error {
 	return fault.New(fault.Unsupported, "%s changed incompatibly", name).
 		With(map[string]any{"feature": feature, "reason": "schema_changed"})
 }
 
-// removed is the end of a subscription whose event type is not there any more.
-func removed(what string) error {
+// TypeRemoved is the reason for an event type that was removed from the catalog.
+func TypeRemoved(what string) error {
 	return fault.New(fault.NotFound, "the event type %.128s was removed", what).With(map[string]any{"kind": "event"})
 }
 
-// noWebhooks is the fault of asking for webhooks where there are none, and the end of
-// those that there were.
-func noWebhooks(name string) error {
+// NoWebhooks refuses a subscription to an event type that is not delivered by webhook, and ends one whose event type no longer is.
+func NoWebhooks(name string) error {
 	return fault.New(fault.Unsupported, "%s is not delivered by webhook", name).
 		With(map[string]any{"feature": "deliveryMode", "value": "webhook"})
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// SetPaused pauses the deliveries of a subscription, or resumes them, in one write with what also
-// does. It reports false, and writes nothing, if that is so already.
+// SetPaused pauses or resumes the deliveries of a subscription, in one transaction with the other operations. It reports whether it
+// changed the subscription.
 func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string, paused bool, also ...store.Op) (changed bool, err error) {
 	err = s.Records.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if sub == nil || sub.State == Disabled {
@@ -30,7 +30,7 @@ func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string
 	return changed, err
 }
 
-// PausedSince is when a person paused the subscription; zero when it is not.
+// PausedSince returns when a person paused the subscription, or the zero time.
 func (s *Subscription) PausedSince() time.Time {
 	if s.Paused == 0 {
 		return time.Time{}
@@ -47,7 +47,7 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string, 
 		if suspended = sub != nil && sub.State == Active && sub.Resumed == resumed; !suspended {
 			return nil
 		}
-		for _, p := range sub.Patterns { // so that the log has all events that are published from now on
+		for _, p := range sub.Patterns { // so that the log keeps all events from now on
 			if _, err := sub.interested(ctx, s.Records.DB, s.Log, p); err != nil {
 				return err
 			}

@@ -20,10 +20,11 @@ func quotaKey(workspace, principal string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "q#" + workspace + "#" + principal, Sort: "-"}
 }
 
-// sumKey has how many subscriptions all principals of a workspace have. No principal is without a name.
+// sumKey returns the key of the number of subscriptions in a workspace. It cannot be the key of a principal, because their names are
+// not empty.
 func sumKey(workspace string) store.Key { return quotaKey(workspace, "") }
 
-// countSum adds to the sum of a workspace, up to its quota.
+// countSum adds n to the number of subscriptions in a workspace. It returns Exhausted if the workspace's limit is reached.
 func (r *Records) countSum(ctx context.Context, workspace string, n int64) error {
 	op := store.Add(sumKey(workspace), map[string]int64{quotaCount: n}, nil)
 	var most int64
@@ -40,7 +41,7 @@ func (r *Records) countSum(ctx context.Context, workspace string, n int64) error
 	return fault.Wrap(fault.Unavailable, err, "count the subscriptions of the workspace")
 }
 
-// lowerSum takes one off, also if the caller is gone.
+// lowerSum subtracts one from the sum of a workspace, even if the caller has disconnected.
 func (r *Records) lowerSum(ctx context.Context, workspace string) {
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
@@ -49,8 +50,8 @@ func (r *Records) lowerSum(ctx context.Context, workspace string) {
 	}
 }
 
-// full is an error of kind Exhausted if the principal has as many subscriptions as it may.
-func (r *Records) full(ctx context.Context, sub *Subscription) error {
+// checkQuota returns an error of kind Exhausted if the principal has as many subscriptions as it may have.
+func (r *Records) checkQuota(ctx context.Context, sub *Subscription) error {
 	used, err := Used(ctx, r.DB, sub.Workspace, sub.Principal)
 	if most := r.quota(ctx, sub.Workspace, sub.Principal); err == nil && used >= most {
 		err = fault.New(fault.Exhausted, "the limit of %d subscriptions is reached", most).AtLimit(quota.Subscriptions, float64(most))
@@ -58,7 +59,7 @@ func (r *Records) full(ctx context.Context, sub *Subscription) error {
 	return err
 }
 
-// quota is how many subscriptions a principal may have.
+// quota returns how many subscriptions a principal may have.
 func (r *Records) quota(ctx context.Context, workspace, principal string) int64 {
 	if r.QuotaOf == nil {
 		return DefaultQuota
@@ -66,7 +67,7 @@ func (r *Records) quota(ctx context.Context, workspace, principal string) int64 
 	return r.QuotaOf(ctx, workspace, principal)
 }
 
-// Used is how many subscriptions count towards the quota of a principal; with "", towards that of the workspace.
+// Used returns how many subscriptions count towards a principal's quota or, if principal is empty, towards the workspace's.
 func Used(ctx context.Context, db store.DB, workspace, principal string) (int64, error) {
 	it, err := store.One(ctx, db, quotaKey(workspace, principal), "read a quota")
 	if err != nil || it == nil {

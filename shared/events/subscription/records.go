@@ -14,21 +14,21 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Records are the subscriptions in the store. They are written together with what counts and lists them.
+// Records stores subscriptions, together with the counters and lists that lead to them.
 type Records struct {
 	DB store.DB
-	// QuotaOf is how many subscriptions a principal may have; nil is [DefaultQuota] for all.
+	// QuotaOf returns how many subscriptions a principal may have. Nil means [DefaultQuota] for all.
 	QuotaOf func(ctx context.Context, workspace, principal string) int64
-	// SumOf is how many subscriptions all principals of a workspace may have together; 0 is any number, and so is nil.
+	// SumOf returns how many subscriptions all principals of a workspace may have together. Nil and 0 mean no limit.
 	SumOf func(ctx context.Context, workspace string) int64
-	// Ended is called for every subscription that ended or was disabled, before the
-	// caller is answered; embedded, the dispatcher starts no attempt after that. May be nil.
+	// Ended is called when a subscription has ended or was disabled, before the caller receives the answer. The stand-alone dispatcher
+	// starts no attempt after that. It may be nil.
 	Ended func(id string)
-	// Started is called for every subscription before it is written. May be nil.
+	// Started is called before a subscription is written. It may be nil.
 	Started func(id string)
 	Now     func() time.Time
 
-	written bounded.Map[store.Key, bool] // items that stay as they are, by [Records.once]; what is forgotten is written once more
+	written bounded.Map[store.Key, bool] // immutable items that this process has written, see [Records.once]
 }
 
 func (r *Records) now() time.Time { return timeBy(r.Now) }
@@ -40,12 +40,12 @@ func timeBy(now func() time.Time) time.Time {
 	return time.Now()
 }
 
-// insert writes a subscription that begins, if its principal and the workspace may have one more. Like the other
-// counters, the sum of the workspace is raised before, and lowered again when it is certain that nothing was written.
-// [Sweeper.Recount] corrects it after a crash. The count of the principal is in the transaction. insert also checks it
-// before, so that a subscription that is refused is not listed.
+// insert writes a new subscription, or returns Exhausted if the principal or the workspace has reached its limit. It raises the
+// workspace's sum before the write, and lowers it again if the subscription was certainly not written. [Sweeper.Recount] corrects the sum
+// after a crash. The principal's count is part of the transaction. insert also checks it beforehand, so that a refused
+// subscription is not listed.
 func (r *Records) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) error {
-	if err := r.full(ctx, sub); err != nil {
+	if err := r.checkQuota(ctx, sub); err != nil {
 		return err
 	}
 	if err := r.countSum(ctx, sub.Workspace, 1); err != nil {
@@ -58,9 +58,9 @@ func (r *Records) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscri
 	return err
 }
 
-// write writes a subscription that begins, over the record at its revision if there is one, with the extra operations
-// given, in one transaction. It is listed before. The counters are raised before, too, and lowered again when it is
-// certain that it was not written.
+// write writes a new subscription and the extra operations in one transaction. A record of the subscription that is already stored must
+// have its revision. write adds the list entries and raises the counters before the transaction, and lowers the counters again if
+// the subscription was certainly not written.
 func (r *Records) write(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) (certain bool, err error) {
 	if err := r.addEntries(ctx, cat, sub); err != nil {
 		return true, err
@@ -90,12 +90,11 @@ func (r *Records) write(ctx context.Context, cat *catalog.Catalog, sub *Subscrip
 		return true, nil
 	}
 	if kind := fault.KindOf(err); !errors.Is(err, store.ErrConflict) && (kind == fault.Unavailable || kind == fault.Internal) {
-		// It may have been written all the same: then the counters are right, and
-		// lowering them would hide the subscription from fanout.
+		// The store may have written it nevertheless. Lowering the counters would then hide the subscription from fanout.
 		slog.WarnContext(ctx, "subscription counters uncertain", "error", err)
 		return false, fault.Wrap(fault.Unavailable, err, "write the subscription")
 	}
-	// The caller may be gone; the counters must not stay raised because of that.
+	// Lower the counters even if the caller has disconnected.
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	if uerr := r.count(undo, sub.Workspace, sub.Patterns, -1); uerr != nil {
@@ -104,13 +103,14 @@ func (r *Records) write(ctx context.Context, cat *catalog.Catalog, sub *Subscrip
 	if !errors.Is(err, store.ErrConflict) {
 		return true, fault.Wrap(fault.Unavailable, err, "write the subscription")
 	}
-	if full := r.full(ctx, sub); fault.Is(full, fault.Exhausted) {
+	if full := r.checkQuota(ctx, sub); fault.Is(full, fault.Exhausted) {
 		return true, full
 	}
 	return true, err
 }
 
-// update writes a changed subscription over the revision it was read at, in one write with what extra does.
+// update writes a changed subscription and the extra operations in one transaction. The stored record must still have the revision at
+// which the subscription was read.
 func (r *Records) update(ctx context.Context, sub *Subscription, extra ...store.Op) error {
 	was := sub.Revision
 	sub.Revision++
@@ -121,8 +121,8 @@ func (r *Records) update(ctx context.Context, sub *Subscription, extra ...store.
 	return fault.Wrap(fault.Unavailable, r.DB.Write(ctx, append(ops, extra...)...), "write the subscription")
 }
 
-// move writes a changed subscription as update does, under other patterns than the old ones. The counters are raised before and
-// lowered after the write, as for a subscription that begins or ends.
+// move writes a subscription whose patterns have changed, as update does. It raises the counters of the new patterns before the write, and
+// lowers those of the old patterns after it, so that they are never too low.
 func (r *Records) move(ctx context.Context, sub *Subscription, old []match.Pattern, extra ...store.Op) error {
 	if err := r.count(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
 		return err
@@ -137,7 +137,7 @@ func (r *Records) move(ctx context.Context, sub *Subscription, old []match.Patte
 	switch {
 	case errors.Is(err, store.ErrConflict):
 		unused = sub.Patterns
-	case err != nil: // it may have been written; counters that are too high hide no subscription
+	case err != nil: // the store may have written it, and counters that are too high do no harm
 		slog.WarnContext(ctx, "subscription counters uncertain", "error", err)
 		return err
 	}
@@ -149,8 +149,8 @@ func (r *Records) move(ctx context.Context, sub *Subscription, old []match.Patte
 	return err
 }
 
-// remove takes a subscription's items away, with the extra operations given. With
-// keep, the record stays with its state, so that the owner can see why it ended.
+// remove deletes a subscription's items and runs the extra operations in one transaction. With keep, the record stays for a week, so
+// that the owner can see why the subscription ended.
 func (r *Records) remove(ctx context.Context, sub *Subscription, keep bool, extra ...store.Op) error {
 	was := sub.Revision
 	now := r.now()
@@ -195,10 +195,10 @@ func (r *Records) remove(ctx context.Context, sub *Subscription, keep bool, extr
 	return nil
 }
 
-// disabledKept is how long the record of a subscription that was disabled can be read.
+// disabledKept is how long the record of a disabled subscription stays readable.
 const disabledKept = 7 * 24 * time.Hour
 
-// load reads a principal's subscription; nil when there is none.
+// load reads a principal's subscription. It returns nil if the subscription does not exist.
 func (r *Records) load(ctx context.Context, workspace, principal, id string) (*Subscription, error) {
 	it, err := store.One(ctx, r.DB, recordKey(workspace, principal, id), "read the subscription")
 	if err != nil || it == nil {
@@ -207,7 +207,8 @@ func (r *Records) load(ctx context.Context, workspace, principal, id string) (*S
 	return decodeRecord(it)
 }
 
-// change has apply change and write a subscription, nil if there is none; again as long as another writer was first.
+// change loads a subscription and calls apply, which changes and writes it. apply gets nil if the subscription does not exist. If another
+// writer was faster, change repeats both.
 func (r *Records) change(ctx context.Context, workspace, principal, id string, apply func(*Subscription) error) error {
 	for {
 		sub, err := r.load(ctx, workspace, principal, id)

@@ -58,7 +58,7 @@ func (s *Sweeper) Recount(ctx context.Context) (corrected int, err error) {
 	return corrected, errors.Join(errs...)
 }
 
-// recount recounts a workspace if it is time to, and returns by how much it changed the sum.
+// recount recounts a workspace if a recount is due, and returns by how much it changed the sum.
 func (s *Sweeper) recount(ctx context.Context, workspace string) (by int64, err error) {
 	r := &s.Service.Records
 	items, err := r.DB.Get(ctx, recountKey(workspace), sumKey(workspace))

@@ -17,25 +17,24 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// RegisterRequest is resources/subscriptions/register (SEP-1803).
+// RegisterRequest is the request of resources/subscriptions/register (SEP-1803).
 type RegisterRequest struct {
 	URIs   []string
 	Target string
-	// IdempotencyKey makes a repetition within a day answer with the same
-	// subscription and a fresh secret; empty is none, at most 128 bytes.
+	// IdempotencyKey is optional and has at most 128 bytes. Repeating a request with the same key within a day returns the same
+	// subscription with a fresh secret.
 	IdempotencyKey string
 }
 
-// Registered is its answer. The secret is in no other answer.
+// Registered is the answer to a [RegisterRequest]. It is the only answer that contains the secret.
 type Registered struct {
 	Subscription *Subscription
 	SecretType   SecretType
 	Secret       string
 }
 
-// Register creates a webhook subscription. It is all or nothing; every event
-// published after it returned is delivered. Faults are Invalid (naming the URI or
-// the target), Forbidden, Exhausted.
+// Register creates a webhook subscription for all of the URIs, or for none of them. Every event that is published after Register has
+// returned is delivered. Errors are Invalid (naming the URI or the target), Forbidden or Exhausted.
 func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRequest) (*Registered, error) {
 	cat, err := g.Service.permit(ctx, p)
 	if err != nil {
@@ -101,7 +100,7 @@ func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRe
 	}
 	switch err := g.Service.Records.insert(ctx, cat, sub, extra...); {
 	case errors.Is(err, store.ErrConflict) && r.IdempotencyKey != "":
-		again, err := g.registerAgain(ctx, cat, p, r) // a concurrent repetition was first
+		again, err := g.registerAgain(ctx, cat, p, r) // a concurrent repetition was faster
 		if again == nil && err == nil {
 			err = fault.New(fault.Unavailable, "the registration raced with another; try again")
 		}
@@ -113,9 +112,9 @@ func (g *Registrar) Register(ctx context.Context, p auth.Principal, r RegisterRe
 	return &Registered{Subscription: sub, SecretType: sub.Target.Type, Secret: secret}, nil
 }
 
-// registerAgain answers a repeated registration: the same subscription with a
-// fresh secret, since the first answer may be lost and the secret is stored nowhere in clear.
-// What the principal holds now counts from here on.
+// registerAgain answers a repeated registration with the same subscription and a fresh secret, because the first answer may have been
+// lost and the secret is not stored in clear text. The principal's current rights replace the former ones. registerAgain returns nil
+// if the idempotency key is new.
 func (g *Registrar) registerAgain(ctx context.Context, cat *catalog.Catalog, p auth.Principal, r RegisterRequest) (*Registered, error) {
 	it, err := store.One(ctx, g.Service.Records.DB, idempotencyKey(p, r.IdempotencyKey), "read the idempotency key")
 	if err != nil || it == nil {
@@ -145,14 +144,13 @@ func (g *Registrar) registerAgain(ctx context.Context, cat *catalog.Catalog, p a
 	return out, nil
 }
 
-// verifyRegistration makes sure that a target wants deliveries where the operator asks for that: SEP-1803 itself
-// does not (SRF-07).
+// verifyRegistration verifies the target if the operator requires that. SEP-1803 itself does not (SRF-07).
 func (g *Registrar) verifyRegistration(ctx context.Context, p auth.Principal, sub *Subscription, key []byte) error {
 	if !g.Options.VerifyRegistrations {
 		return nil
 	}
 	err := g.verify(ctx, p, sub.Target.URL, sub.ID, key)
-	if data := fault.DataOf(err); fault.Is(err, fault.Unavailable) && data != nil { // the target's fault, not ours
+	if data := fault.DataOf(err); fault.Is(err, fault.Unavailable) && data != nil { // the target failed, not this server
 		return fault.New(fault.Invalid, "the target was not verified: it must echo the challenge that it was sent").With(data)
 	}
 	return err
@@ -178,7 +176,7 @@ func (g *Registrar) seal(ctx context.Context, sub *Subscription, key []byte) ([]
 	return sealed, fault.Wrap(fault.Unavailable, err, "seal the secret")
 }
 
-// Binding is what the subscription's sealed secrets are bound to.
+// Binding returns what the subscription's sealed secrets are bound to.
 func (s *Subscription) Binding() Binding {
 	return Binding{Workspace: s.Workspace, Subscription: s.ID, Target: s.Target.URL}
 }

@@ -5,30 +5,29 @@ import (
 	"context"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/challenge"
 )
 
 // Limits of subscriptions (design: limits and defaults).
 const (
 	MaxURIs      = 50
 	MaxTargetURL = 2048
-	// rotationGrace is how long a replaced secret still signs.
+	// rotationGrace is how long the previous secret signs as well.
 	rotationGrace = 24 * time.Hour
-	// verificationTTL is how long a verified target stays verified.
-	verificationTTL = 24 * time.Hour
 )
 
-// Targets checks and verifies where webhooks go. shared/events/webhook implements it.
+// Targets checks and verifies the endpoints of webhooks. shared/events/webhook/targets implements it.
 type Targets interface {
-	// Check refuses a URL that could never be delivered to; a fault of kind Invalid.
+	// Check returns an error of kind Invalid for a URL that deliveries can never reach.
 	Check(url string) error
-	// Verify sends the challenge of the MCP Events extension, signed unless key is nil, and
-	// returns nil when it was echoed.
+	// Verify sends the challenge of the MCP Events extension, signed unless key is nil, and returns nil if the endpoint echoed it.
 	Verify(ctx context.Context, url, subscriptionID string, key []byte) error
-	// ParseSecret decodes a client's whsec_ secret; a fault of kind Invalid.
+	// ParseSecret decodes a client's secret, which begins with whsec_. Its errors are of kind Invalid.
 	ParseSecret(secret string) ([]byte, error)
-	// NewSecret makes a secret: what the client gets, and the key it stands for.
+	// NewSecret generates a secret. It returns the text for the client and the key that the text encodes.
 	NewSecret(t SecretType) (secret string, key []byte)
 	// Seal encrypts a key for storage.
 	Seal(ctx context.Context, key []byte, b Binding) ([]byte, error)
@@ -36,38 +35,37 @@ type Targets interface {
 
 // Replayer sends past events to one subscription. shared/events/delivery implements it.
 type Replayer interface {
-	// Replay enqueues the events of the subscription's patterns with keys after
-	// the given one. Truncated reports that there were more than it replays.
+	// Replay enqueues the events of the subscription's patterns after the given position of the log. truncated reports that it left
+	// some out.
 	Replay(ctx context.Context, s *Subscription, after int64) (truncated bool, err error)
-	// Reactivate makes the deliveries that were suspended with the subscription.
+	// Reactivate resumes the deliveries that were suspended with the subscription.
 	Reactivate(ctx context.Context, s *Subscription) error
 }
 
 // Watermark finds the position up to which a subscription's deliveries are settled. shared/events/delivery implements it.
 type Watermark interface {
-	// Settled is a position in the log up to which all that was enqueued has been attempted,
-	// and nothing of the subscription waits for a retry; open reports whether anything does.
+	// Settled returns a position of the log up to which every enqueued event has been attempted and none waits for a retry. open
+	// reports whether the subscription has deliveries that wait.
 	Settled(ctx context.Context, workspace, id string) (at int64, open bool, err error)
 }
 
-// Options are the operator's choices for what is registered. Zero values are the defaults.
+// Options are the operator's settings for registrations. Zero values stand for the defaults.
 type Options struct {
 	// Secret is the type of secret for SEP-1803 subscriptions.
 	Secret SecretType
-	// DefaultTTL is granted when events/subscribe asks for none (24 h), MaxTTL
-	// the most (7 d), MinTTL the least (1 min).
+	// DefaultTTL (24 h) is granted if events/subscribe suggests no TTL. A suggested TTL is limited to MinTTL (1 min) and MaxTTL (7 d).
 	DefaultTTL, MaxTTL, MinTTL time.Duration
-	// AllowNoExpiry grants ttlMs null as asked.
+	// AllowNoExpiry allows subscriptions that never expire (ttlMs is null).
 	AllowNoExpiry bool
-	// VerifyRegistrations has the targets of SEP-1803 verified too.
+	// VerifyRegistrations requires the verification of SEP-1803 targets too.
 	VerifyRegistrations bool
 	// VerifiedTargets are URL prefixes that need no challenge.
 	VerifiedTargets []string
-	// Verifications returns how many challenges a principal may have sent within a minute; nil is
-	// [quota.DefaultVerifications] for all.
+	// Verifications returns how many challenges a principal may have sent within a minute. Nil means [quota.DefaultVerifications] for
+	// all.
 	Verifications func(ctx context.Context, workspace, principal string) int64
-	// Rate limits how often a principal registers or subscribes; nil does not. Refreshes
-	// count: they cost as much. Ending a subscription is never refused.
+	// Rate limits how often a principal registers or subscribes. Refreshes count because they cost as much. Ending a subscription is not
+	// limited. Nil means no limit.
 	Rate *quota.Rate
 }
 
@@ -79,20 +77,28 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// NewRate limits registrations to a number per second, with bursts of ten seconds' worth.
+// NewRate returns a limit on registrations per second. A burst may use up to ten seconds' worth.
 func NewRate(of quota.Of) *quota.Rate {
 	return quota.New(quota.RegistrationRate, "registrations", of, func(perSecond float64) float64 { return max(1, 10*perSecond) })
 }
 
-// Registrar makes and refreshes subscriptions, by both protocols.
+// Registrar makes and refreshes subscriptions of both protocols.
 type Registrar struct {
 	Service *Service
 	Sealer  *eventlog.Sealer
 	Targets Targets
 	Replay  Replayer
-	// Watermark moves the cursors of deliveries; nil leaves them where they began.
+	// Watermark advances the cursors of subscriptions. If it is nil, they stay where they began.
 	Watermark Watermark
 	Options   Options
 }
 
 func (g *Registrar) now() time.Time { return g.Service.Records.now() }
+
+// verify makes sure that a target wants deliveries.
+func (g *Registrar) verify(ctx context.Context, p auth.Principal, target, id string, key []byte) error {
+	return challenge.Verifier{
+		DB: g.Service.Records.DB, Now: g.now, Send: g.Targets.Verify,
+		Trusted: g.Options.VerifiedTargets, PerMinute: g.Options.Verifications,
+	}.Verify(ctx, p, target, id, key)
+}

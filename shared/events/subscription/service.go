@@ -12,22 +12,20 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Service finds, pauses, suspends and ends subscriptions that are there, and notifies of it. A [Registrar] makes
-// them. Its methods may be called concurrently, at any number of instances.
+// Service finds, pauses, suspends and ends existing subscriptions, and notifies their owners. A [Registrar] makes them. The methods may
+// be called concurrently, and by any number of instances.
 type Service struct {
 	Records Records
 	Catalog catalog.Source
 	Log     *eventlog.Log
-	// AllowAnonymous lets the anonymous principal use events/subscribe and events/unsubscribe; for
-	// development only.
+	// AllowAnonymous lets the anonymous principal use events/subscribe and events/unsubscribe. It is for development only.
 	AllowAnonymous bool
-	// The topics that notices go to; see shared/events/stream.
+	// The topics of notices, see shared/events/stream.
 	PrincipalTopic    func(principal string) string
 	SubscriptionTopic func(id string) string
 }
 
-// Lookup reads a subscription for a delivery; nil when it is gone or no longer
-// served.
+// Lookup reads a subscription for a delivery. It returns nil if the subscription has ended or was disabled.
 func (s *Service) Lookup(ctx context.Context, workspace, principal, id string) (*Subscription, error) {
 	sub, err := s.Records.load(ctx, workspace, principal, id)
 	if err != nil || sub == nil || sub.State == Disabled || sub.lapsed(s.Records.now()) {
@@ -36,7 +34,7 @@ func (s *Service) Lookup(ctx context.Context, workspace, principal, id string) (
 	return sub, nil
 }
 
-// Find returns a subscription of the workspace, whoever it belongs to; nil when there is none.
+// Find returns a subscription of any principal of the workspace, or nil if it does not exist.
 func (s *Service) Find(ctx context.Context, workspace, id string) (*Selected, error) {
 	if !validID(id) {
 		return nil, nil
@@ -71,7 +69,7 @@ func (s *Service) notify(ctx context.Context, workspace string, topic func(strin
 	}
 }
 
-// permit checks what every method of a client needs: the scope, and a catalog to look at.
+// permit checks the scope that every method for clients needs, and returns the catalog.
 func (s *Service) permit(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	if err := p.Require(auth.ScopeSubscribe); err != nil {
 		return nil, err
@@ -83,8 +81,8 @@ func (s *Service) permit(ctx context.Context, p auth.Principal) (*catalog.Catalo
 	return cat, nil
 }
 
-// permitEvents adds to permit that a principal must be known: without one, anybody
-// could end anybody's subscription by guessing its key.
+// permitEvents does what permit does, and refuses the anonymous principal. Otherwise any caller could end another's
+// subscription by guessing its parameters.
 func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	if p.Anonymous && !s.AllowAnonymous {
 		return nil, fault.New(fault.Unauthenticated, "an authenticated principal is needed")

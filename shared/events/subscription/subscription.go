@@ -1,18 +1,15 @@
-// Package subscription keeps who gets which events, and at which endpoint.
+// Package subscription stores webhook subscriptions and runs their life, from the registration to the end.
 //
-// Both kinds of webhook subscriptions, SEP-1803's and the MCP Events
-// extension's, are one model: a record that belongs to a principal, and one item
-// per pattern that holds all a delivery needs. A pattern's items lie side by side, ordered by
-// subscription id, so that a range of them is one read. Open streams use the
-// patterns too, but leave no item, only interest.
+// Subscriptions of SEP-1803 and of the MCP Events extension share one model: a record that belongs to a principal, and one item per
+// pattern ([match.Pattern]) that holds everything a delivery needs. The items of a pattern are stored next to each other, ordered by
+// subscription id, so that dispatch reads a range of subscribers with one query.
 //
-// A [Registrar] makes subscriptions, a [Service] changes and ends them one by one, and a [Sweeper] ends those that
-// expired: all by way of [Records]. [Lists] find many: those of a principal, a workspace, an
-// event type, or an operator's [Choice].
+// A [Registrar] creates and refreshes subscriptions, a [Service] changes and ends them one by one, and a [Sweeper] ends the expired
+// ones. All of them write through [Records], which keeps the counters and lists in step. [Lists] finds subscriptions of a
+// principal, a workspace, an event type, or an operator's [Choice].
 //
-// No HTTP, no AWS, no SQL enters here; what a subscription needs of the outside
-// (sealing, checking and verifying a target) are functions given by the wiring.
-// Go on in shared/events/delivery.
+// The package imports no HTTP, AWS or SQL package. The wiring passes in what needs the outside world: sealing secrets, and checking
+// and verifying targets. Continue in shared/events/delivery.
 package subscription
 
 import (
@@ -27,14 +24,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Origin says by which protocol a subscription came.
+// Origin is the protocol that made a subscription.
 type Origin string
 
 // The origins.
 const (
-	// SEP1803 is resources/subscriptions/register: the server makes the secret.
+	// SEP1803 is resources/subscriptions/register. The server generates the secret.
 	SEP1803 Origin = "sep1803"
-	// MCPEvents is events/subscribe: the client brings the secret, and a TTL runs.
+	// MCPEvents is events/subscribe. The client supplies the secret, and the subscription expires unless it is refreshed.
 	MCPEvents Origin = "events"
 )
 
@@ -44,35 +41,35 @@ type SecretType string
 // The secret types.
 const (
 	Standard SecretType = "standard" // Standard Webhooks key
-	Raw      SecretType = "raw"      // a shared secret: X-Hub-Signature-256 beside the standard headers
-	None     SecretType = "none"     // unsigned; only when the operator switched it on by name
+	Raw      SecretType = "raw"      // shared secret; adds X-Hub-Signature-256 to the standard headers
+	None     SecretType = "none"     // unsigned; the operator must switch it on by name
 )
 
-// State says whether a subscription is served.
+// State tells whether deliveries are made for a subscription.
 type State string
 
 // The states.
 const (
 	Active    State = "active"
 	Disabled  State = "disabled"  // ended by the server; see Reason
-	Suspended State = "suspended" // too many failures; a refresh resumes it
-	Paused    State = "paused"    // by a person; of [Subscription.Effective] only
+	Suspended State = "suspended" // too many failures; a refresh reactivates it
+	Paused    State = "paused"    // by a person; only [Subscription.Effective] returns it
 )
 
-// Target is where and how a subscription's events are sent.
+// Target is the endpoint of a subscription, with the secrets that sign its webhooks.
 type Target struct {
 	URL string `json:"url"`
-	// Type is the secret's type; Secret is sealed, and so is Previous, which
-	// signs beside it until PreviousUntil (seconds since 1970).
+	// Type is the secret's type. Secret and Previous are sealed. After a rotation, the previous secret signs as well until
+	// PreviousUntil (seconds since 1970).
 	Type          SecretType `json:"st"`
 	Secret        []byte     `json:"sec,omitempty"`
 	Previous      []byte     `json:"old,omitempty"`
 	PreviousUntil int64      `json:"oldt,omitempty"`
-	// Fingerprint distinguishes a client's secret from another without opening it.
+	// Fingerprint tells whether a refresh brings another secret, without opening the sealed one.
 	Fingerprint []byte `json:"fp,omitempty"`
 }
 
-// Subscription is a record. It never leaves the server as it is: [View] does.
+// Subscription is the record of a subscription. Clients see a [View] of it.
 type Subscription struct {
 	V         int             `json:"v"`
 	ID        string          `json:"id"`
@@ -82,47 +79,46 @@ type Subscription struct {
 	EventURIs []string        `json:"uris"`
 	Patterns  []match.Pattern `json:"pat"`
 	Target    Target          `json:"t"`
-	// Name and Arguments are those of events/subscribe.
+	// Name and Arguments are the parameters of events/subscribe.
 	Name      string          `json:"n,omitempty"`
 	Arguments json.RawMessage `json:"args,omitempty"`
 	Filters   []match.Filter  `json:"f,omitempty"`
-	// Redact are JSON pointers of payload members that it does not get.
+	// Redact are JSON Pointers of payload members that the subscriber does not receive.
 	Redact []string `json:"red,omitempty"`
-	// Grant is what the principal held, Contracts what the event types were that it
-	// relies on: ids by name ([catalog.Entry.ContractID]).
+	// Grant is the principal's rights at the time of the latest registration. Contracts are the terms of the event types at that time:
+	// their ids ([catalog.Entry.ContractID]) by event type.
 	Grant     Grant             `json:"g,omitzero"`
 	Contracts map[string]string `json:"ct,omitempty"`
-	// Plain says that the client takes no control envelopes but the challenge.
+	// Plain is set if the client accepts no control envelopes except the challenge.
 	Plain bool `json:"plain,omitempty"`
 	// Profile is the profile of the latest events/subscribe; empty is the default profile.
 	Profile spec.Profile `json:"pf,omitempty"`
 	Created time.Time    `json:"c"`
-	// Until is when it ends unless it is refreshed; zero is never.
+	// Until is when the subscription ends unless it is refreshed. Zero means never.
 	Until time.Time `json:"until,omitzero"`
-	// Cursor is the safe watermark in clear: nothing at or before it is still to be delivered.
+	// Cursor is the watermark: every event up to it has been delivered.
 	Cursor string `json:"cur,omitempty"`
-	// Owed is the position after which the log is still to be replayed to it;
-	// 0 when it has been, or was never asked.
+	// Owed is the position after which the log must still be replayed to the subscriber. It is 0 if no replay is owed.
 	Owed int64 `json:"owed,omitempty"`
-	// Replayed is when it was, in microseconds since 1970: the watermark waits until that has been attempted.
+	// Replayed is the time of the latest replay in microseconds since 1970. The watermark waits until the replayed events have been
+	// attempted.
 	Replayed int64  `json:"rpl,omitempty"`
 	State    State  `json:"state"`
 	Reason   string `json:"why,omitempty"`
-	// Suspended is when delivery was suspended, in microseconds since 1970; 0 when
-	// it is not. The log has what is published after it.
+	// Suspended is when delivery was suspended, in microseconds since 1970, or 0. The log has all events since then.
 	Suspended int64 `json:"susp,omitempty"`
-	// Resumed is when it began, of MCP Events, or was last suspended, paused or disabled no more, in seconds
-	// since 1970; failures before it count no more.
+	// Resumed is when delivery last started, in seconds since 1970: when the subscription was made (MCP Events only), reactivated, resumed
+	// or enabled. Failures before it no longer count.
 	Resumed int64 `json:"resd,omitempty"`
-	// Paused is when a person paused its deliveries, in microseconds since 1970; 0 when they are not.
+	// Paused is when a person paused the deliveries, in microseconds since 1970, or 0.
 	Paused int64 `json:"pau,omitempty"`
-	// Marked is the state under which it is listed; see [Lists.Select].
+	// Marked is the state under which [Lists.Select] finds the subscription.
 	Marked State `json:"mk,omitempty"`
 	// Revision counts the writes of this record.
 	Revision int64 `json:"-"`
 }
 
-// Subscriber is a subscription as it lies under one of its patterns.
+// Subscriber is the copy of a subscription that is stored under one of its patterns. It holds everything a delivery needs.
 type Subscriber struct {
 	V         int            `json:"v"`
 	ID        string         `json:"id"`
@@ -135,8 +131,7 @@ type Subscriber struct {
 	Redact    []string       `json:"red,omitempty"`
 	// Profile is as in [Subscription].
 	Profile spec.Profile `json:"pf,omitempty"`
-	// Entry is the event type of the pattern, "" for a parent, and Contract what it
-	// was; Grant is as in [Subscription].
+	// Entry is the event type of the pattern (empty for a parent), and Contract the id of its terms. Grant is as in [Subscription].
 	Entry    string `json:"e,omitempty"`
 	Contract string `json:"ct,omitempty"`
 	Grant    Grant  `json:"g,omitzero"`
@@ -144,22 +139,22 @@ type Subscriber struct {
 	Suspended int64 `json:"susp,omitempty"`
 	Resumed   int64 `json:"resd,omitempty"`
 	Paused    int64 `json:"pau,omitempty"`
-	// Skip are the keys of the subscription's other patterns that also match
-	// some events of this one; those deliver them.
+	// Skip are the keys of other patterns of the subscription that overlap with this one. Events that match both are delivered
+	// under the other pattern only.
 	Skip []string `json:"skip,omitempty"`
 }
 
 const (
-	// recordVersion 1 had neither grants nor contracts, and was in no list.
+	// recordVersion 1 had no grants and contracts, and its records were not listed.
 	recordVersion = 2
 	uriPrefix     = "subscription://"
 	idPrefix      = "sub_"
 )
 
-// URI is the subscription as a resource.
+// URI returns the URI of a subscription as an MCP resource, e.g. "subscription://sub_0123…".
 func URI(id string) string { return uriPrefix + id }
 
-// ParseURI finds the id in a subscription URI.
+// ParseURI returns the id in a subscription URI.
 func ParseURI(uri string) (id string, ok bool) {
 	id, ok = strings.CutPrefix(uri, uriPrefix)
 	return id, ok && validID(id)
@@ -173,18 +168,18 @@ func validID(id string) bool {
 	return strings.Trim(hexes, "0123456789abcdef") == ""
 }
 
-// Range bounds subscribers by their place under a pattern: hexadecimal digits,
-// From inclusive, To exclusive and "" without end.
+// Range is a range of subscribers under a pattern, by the hexadecimal digits of their ids. From is inclusive and To is exclusive; an
+// empty To is unbounded.
 type Range struct {
 	From string `json:"from,omitempty"`
 	To   string `json:"to,omitempty"`
 }
 
-// place is where a subscription lies within a pattern: ids are uniform, so ranges of equal
-// width hold about equally many.
+// place returns the sort key of a subscription under a pattern. Ids are distributed uniformly, so ranges of equal width hold about
+// the same number of subscribers.
 func place(id string) string { return strings.TrimPrefix(id, idPrefix) }
 
-// At is the range that holds just one subscription.
+// At returns the range that contains only one subscription.
 func At(id string) Range { return Range{From: place(id)[:31], To: place(id) + "!"} }
 
 func recordKey(workspace, principal, id string) store.Key {
@@ -203,7 +198,7 @@ func (s *Subscription) encode() store.Item {
 	return store.Item{Key: recordKey(s.Workspace, s.Principal, s.ID), Value: value, Version: s.Revision}
 }
 
-// ErrUndecodable is in the chain of an error about a record that cannot be read, now or later.
+// ErrUndecodable is the error for a stored record that can never be decoded, so a retry is pointless.
 var ErrUndecodable = errors.New("the item cannot be decoded")
 
 func decodeRecord(it *store.Item) (*Subscription, error) {
@@ -215,8 +210,7 @@ func decodeRecord(it *store.Item) (*Subscription, error) {
 	return &s, nil
 }
 
-// subscribers are the pattern items of the subscription, in the order of its
-// patterns.
+// subscribers returns the items of the subscription under its patterns, in the order of the patterns.
 func (s *Subscription) subscribers() []store.Item {
 	items := make([]store.Item, len(s.Patterns))
 	for i, p := range s.Patterns {
@@ -235,8 +229,7 @@ func (s *Subscription) subscribers() []store.Item {
 	return items
 }
 
-// Subscriber is the subscription as a delivery needs it, but for what differs
-// between its patterns.
+// Subscriber returns what a delivery needs of the subscription, without the members that differ between its patterns.
 func (s *Subscription) Subscriber() Subscriber {
 	sub := Subscriber{
 		V: recordVersion, ID: s.ID, Principal: s.Principal, Origin: s.Origin,
@@ -249,6 +242,5 @@ func (s *Subscription) Subscriber() Subscriber {
 	return sub
 }
 
-// Binding names what a sealed secret belongs to, so that one moved to another
-// subscription or target does not open.
+// Binding identifies what a sealed secret belongs to. A sealed secret that was copied to another subscription or target does not open.
 type Binding struct{ Workspace, Subscription, Target string }

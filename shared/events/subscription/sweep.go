@@ -13,9 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// An expired subscription gets nothing from the second of its expiry on, because
-// readers compare the time. The sweep deletes its items and counts down. It
-// finds them by entries in the minute of their expiry, spread over shards.
+// Readers compare a subscription's expiry with the time, so deliveries stop to the second. The sweep later deletes the items and lowers the
+// counters. It finds expired subscriptions by entries that are stored by the minute of their expiry, spread over shards.
 
 const sweepShards = 4
 
@@ -28,14 +27,14 @@ func expiryPartition(shard int, minute time.Time) string {
 	return fmt.Sprintf("x#%d#%s", shard, minute.UTC().Format("200601021504"))
 }
 
-// expiryKey is the entry by which the sweep finds a subscription that expires.
+// expiryKey returns the key of the entry by which the sweep finds the subscription.
 func (s *Subscription) expiryKey() store.Key {
 	h := fnv.New32a()
 	h.Write([]byte(s.ID))
 	return store.Key{Table: store.Subscriptions, Partition: expiryPartition(int(h.Sum32()%sweepShards), s.Until), Sort: s.ID}
 }
 
-// expiryOps are the entries that let the sweep find the subscription.
+// expiryOps returns the operation that writes the entry by which the sweep finds the subscription, or nil if it never expires.
 func (s *Subscription) expiryOps() []store.Op {
 	if s.Until.IsZero() {
 		return nil
@@ -48,16 +47,16 @@ func (s *Subscription) expiryOps() []store.Op {
 	})}
 }
 
-// sweepKey is where the sweep's position is kept; the version before had none of its own.
+// sweepKey is the key of the sweep's position. The previous version shared the position of the due deliveries.
 var (
 	sweepKey       = store.Key{Table: store.Subscriptions, Partition: "x#watermark", Sort: "-"}
 	sweepKeyBefore = store.Key{Table: store.Deliveries, Partition: "due#watermark", Sort: "-"}
 )
 
-// expiryKept is for how long after its minute an entry waits for the sweep.
+// expiryKept is how long an entry waits for the sweep after its minute.
 const expiryKept = 7 * 24 * time.Hour
 
-// Sweeper removes subscriptions whose time is over.
+// Sweeper removes expired subscriptions.
 type Sweeper struct {
 	Service *Service
 	// DeadLetter dead-letters an item that cannot be decoded. It must be set.
@@ -66,8 +65,7 @@ type Sweeper struct {
 	SaveEvery time.Duration
 }
 
-// Sweep removes subscriptions that expired since the last one, and reports how many. It
-// goes on where it was interrupted.
+// Sweep removes the subscriptions that have expired since the previous sweep, and returns their number. It resumes an interrupted sweep.
 func (s *Sweeper) Sweep(ctx context.Context) (removed int, err error) {
 	position := minutes.Position{DB: s.Service.Records.DB, Key: sweepKey, Before: sweepKeyBefore, CatchUp: expiryKept, SaveEvery: s.SaveEvery}
 	err = position.Walk(ctx, s.Service.Records.now(), func(ctx context.Context, minute time.Time) error {
@@ -94,8 +92,7 @@ func (s *Sweeper) sweepPartition(ctx context.Context, part string) (removed int,
 	return removed, err
 }
 
-// sweepOne handles one entry. What cannot be decoded, itself or its subscription, is
-// dead-lettered.
+// sweepOne handles one entry. It dead-letters the entry if the entry or its subscription cannot be decoded.
 func (s *Sweeper) sweepOne(ctx context.Context, it *store.Item) (gone bool, err error) {
 	var e expiry
 	if err := json.Unmarshal(it.Value, &e); err != nil {
@@ -111,8 +108,8 @@ func (s *Sweeper) sweepOne(ctx context.Context, it *store.Item) (gone bool, err 
 	return gone, fault.Wrap(fault.Unavailable, s.Service.Records.DB.Write(ctx, store.Delete(it.Key)), "remove an expiry entry")
 }
 
-// expire removes a subscription whose time is over. One that ends later in the
-// minute of its entry, or was written meanwhile, is left for another sweep.
+// expire removes a subscription if it has expired. later reports that another sweep must look at the entry again, because the subscription
+// expires later in this minute or was written concurrently.
 func (s *Sweeper) expire(ctx context.Context, e expiry, id, part string) (gone, later bool, err error) {
 	sub, err := s.Service.Records.load(ctx, e.Workspace, e.Principal, id)
 	if err != nil || sub == nil {

@@ -74,6 +74,14 @@ func (v *verifier) wantLimit(err error, limit string) {
 func echo(context.Context, string) error   { return nil }
 func silent(context.Context, string) error { return errNoEcho }
 
+// The limits of package challenge, as docs/reference promises them.
+const (
+	maxPending     = 20
+	maxFailed      = 20
+	maxFailedByAll = 100
+	failureWindow  = 5 * time.Minute
+)
+
 // TestLimitsOnVerifications shows that one caller's challenges do not block another caller's challenges to the same host.
 func TestLimitsOnVerifications(t *testing.T) {
 	t.Run("EVX-12 a principal has so many challenges a minute, and another at the same host has its own", func(t *testing.T) {

@@ -10,32 +10,31 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Status is what the deliveries of a subscription came to. Dispatch writes it:
-// on a failure, on the first success after one, and else at most once a minute, or less often
-// while it has very many to write.
+// Status summarizes the deliveries of a subscription. Dispatch writes it on a failure, on the first success after a failure, and
+// otherwise at most once per minute, or less often under high load.
 type Status struct {
 	LastDelivery time.Time `json:"last,omitzero"`
-	// LastError is a category, never anything that the endpoint said.
+	// LastError is a category. It never contains text from the endpoint.
 	LastError   string    `json:"err,omitempty"`
 	FailedSince time.Time `json:"since,omitzero"`
-	// Failures are how many attempts failed since then, at the least.
+	// Failures is the least number of attempts that have failed since then.
 	Failures int `json:"n,omitempty"`
-	// ThrottledUntil is how long the endpoint asked to be left alone, when last it did.
+	// ThrottledUntil is the end of the latest pause that the endpoint asked for.
 	ThrottledUntil time.Time `json:"wait,omitzero"`
 }
 
-// StatusKey is where a subscription's status is kept.
+// StatusKey returns the key of a subscription's status.
 func StatusKey(workspace, id string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "s#" + workspace + "#" + id, Sort: "status"}
 }
 
-// Encode makes the status an item.
+// Encode returns the status as an item.
 func (s Status) Encode(workspace, id string) store.Item {
 	value, _ := json.Marshal(s) // times and strings
 	return store.Item{Key: StatusKey(workspace, id), Value: value}
 }
 
-// DecodeStatus reads what [Status.Encode] wrote; nil is no deliveries yet.
+// DecodeStatus reads an item of [Status.Encode]. A nil item stands for no deliveries yet.
 func DecodeStatus(it *store.Item) (Status, error) {
 	var s Status
 	if it == nil {
@@ -52,7 +51,7 @@ func statusOf(ctx context.Context, db store.DB, workspace, id string) (Status, e
 	return DecodeStatus(it)
 }
 
-// View is a subscription as its owner sees it: no secret is in it.
+// View is a subscription without its secrets, for its owner.
 type View struct {
 	ID        string
 	Origin    Origin
@@ -66,8 +65,8 @@ type View struct {
 	Status    Status
 }
 
-// List returns the caller's subscriptions in the order of their ids, from after
-// after; next is "" at the end.
+// List returns a page of the caller's subscriptions in the order of their ids, beginning after the given id. next is empty on the
+// last page.
 func (l *Lists) List(ctx context.Context, p auth.Principal, after string, limit int) (views []View, next string, err error) {
 	page, err := l.DB.Query(ctx, store.Query{
 		Table: store.Subscriptions, Partition: recordKey(p.Workspace, p.ID, "-").Partition, After: after, Limit: limit,
@@ -92,7 +91,7 @@ func (l *Lists) List(ctx context.Context, p auth.Principal, after string, limit 
 }
 
 // Read returns one of the caller's subscriptions with its delivery status.
-// Another principal's looks exactly like one that does not exist.
+// A subscription of another principal looks exactly like one that does not exist.
 func (l *Lists) Read(ctx context.Context, p auth.Principal, uri string) (*View, error) {
 	unknown := fault.New(fault.NotFound, "resource not found").With(map[string]any{"uri": uri})
 	id, ok := ParseURI(uri)
@@ -120,7 +119,7 @@ func (l *Lists) Read(ctx context.Context, p auth.Principal, uri string) (*View, 
 	return &v, nil
 }
 
-// lapsed reports whether its time is over.
+// lapsed reports whether the subscription has expired.
 func (s *Subscription) lapsed(now time.Time) bool {
 	return !s.Until.IsZero() && !now.Before(s.Until)
 }

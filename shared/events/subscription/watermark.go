@@ -8,8 +8,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/match"
 )
 
-// advanced is the cursor for the deliveries of a subscription from now on: the one it has, moved
-// to where nothing up to it is still to be delivered, as far as that is known.
+// advanced returns the subscription's cursor, moved forward to the latest position up to which all deliveries are known to be finished.
 func (g *Registrar) advanced(ctx context.Context, sub *Subscription) string {
 	if g.Watermark == nil || sub.State != Active || sub.Owed != 0 {
 		return sub.Cursor
@@ -38,8 +37,8 @@ func (g *Registrar) watermark(ctx context.Context, sub *Subscription, had eventl
 	if open {
 		return c, nil
 	}
-	// Nothing is open. If the log has nothing after the cursor either, then nothing is on its way:
-	// what has left the log was with dispatch for the whole retention.
+	// No delivery is open. If the log also has no events after the cursor, then none is in flight, because events that have left the log
+	// were in the queues for the whole retention period.
 	quiet, err := g.nothingAfter(ctx, sub, c)
 	if err != nil || !quiet {
 		return c, err

@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
@@ -56,7 +57,7 @@ func (t *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 	if err != nil || last.Settled == cat.Fingerprint() || used != nil && used.Fingerprint() == cat.Fingerprint() {
 		return nil, err
 	}
-	after := &subscription.Review{DB: t.Review.DB, Catalog: next, Directory: t.Review.Directory}
+	after := &review.Review{DB: t.Review.DB, Catalog: next, Directory: t.Review.Directory}
 	reasons, seen := map[string]int{}, map[string]bool{}
 	judge := func(sub *subscription.Subscription) error {
 		var now, then *subscription.Terminated

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -25,7 +26,7 @@ type Terminator struct {
 	Queue         queue.Sender
 	Subscriptions Terminable
 	Lists         *subscription.Lists
-	Review        *subscription.Review
+	Review        *review.Review
 	// ErrorObject returns the error member of a termination notice: code, message and data.
 	ErrorObject func(profile spec.Profile, reason error) json.RawMessage
 	// Profile is the default for subscriptions without a profile.

@@ -12,15 +12,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// What an operator asks for is found by further entries, written and deleted with those of
-// listed.go:
+// Operators find subscriptions through further entries, which are written and deleted together with those of entries.go:
 //
 //	i#  per workspace, by subscription: its owner
-//	t#  per origin of targets, likewise
-//	z#  per state but active, likewise; written with the record
+//	t#  per origin of targets, by subscription: its owner
+//	z#  per state except active, by subscription: its owner; written with the record
 //
-// The records decide: an entry of a subscription that is not there, or has another state by
-// now, is passed over.
+// The records are authoritative. A reader skips the entry of a subscription that no longer exists or has another state.
 
 func indexKey(workspace, id string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "i#" + workspace, Sort: id}
@@ -34,7 +32,7 @@ func stateKey(workspace string, state State, id string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "z#" + workspace + "#" + string(state), Sort: id}
 }
 
-// OriginOf is scheme, host and port of a URL.
+// OriginOf returns scheme, host and port of a URL.
 func OriginOf(target string) string {
 	u, err := url.Parse(target)
 	if err != nil {
@@ -43,8 +41,8 @@ func OriginOf(target string) string {
 	return u.Scheme + "://" + u.Host
 }
 
-// SameOrigin is an origin in the form of [OriginOf], whose targets have a host in small letters and no default port. What is no
-// origin stays as it is.
+// SameOrigin returns an origin in the spelling of [OriginOf]: with a host in lower case and without a default port, e.g.
+// "https://example.com" for "https://Example.com:443". It returns any other text unchanged.
 func SameOrigin(text string) string {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" {
@@ -61,7 +59,7 @@ func (s *Subscription) indexed() []store.Key {
 	return []store.Key{indexKey(s.Workspace, s.ID), originKey(s.Workspace, OriginOf(s.Target.URL), s.ID)}
 }
 
-// Effective is the state as a person sees it.
+// Effective returns the state to show to people.
 func (s *Subscription) Effective() State {
 	if s.State == Active && s.Paused != 0 {
 		return Paused
@@ -69,9 +67,8 @@ func (s *Subscription) Effective() State {
 	return s.State
 }
 
-// mark returns what lists the subscription under its state, and no longer under the one before. It
-// belongs into the write of the record, which keeps what was marked. The entry ends with the record; zero is
-// never.
+// mark returns the operations that list the subscription under its state, and no longer under the previous one. They must be part of
+// the transaction that writes the record. The entry expires at until, as the record does; zero means never.
 func (s *Subscription) mark(gone bool, until time.Time) (ops []store.Op) {
 	now := s.Effective()
 	if gone || now == Active {
@@ -90,28 +87,28 @@ func (s *Subscription) mark(gone bool, until time.Time) (ops []store.Op) {
 	return ops
 }
 
-// Choice says which subscriptions of a workspace are meant: those that have all that is given.
+// Choice selects subscriptions of a workspace. Members that are empty select any.
 type Choice struct {
 	Principal string
 	Event     string // name of the event type
 	Origin    string // of the target
-	State     State  // that of [Subscription.Effective]
-	URI       string // of an event that it is to get, see also [Lists.Covering]
-	parents   bool   // only those to a parent
+	State     State  // of [Subscription.Effective]
+	URI       string // of an event that the subscription covers, see also [Lists.Covering]
+	parents   bool   // only subscriptions to a parent
 }
 
-// MaxSelected is how many subscriptions a page of [Lists.Select] looks at.
+// MaxSelected is how many subscriptions [Lists.Select] reads for one page.
 const MaxSelected = 100
 
-// Selected is a subscription with what its deliveries came to.
+// Selected is a subscription with the status of its deliveries.
 type Selected struct {
 	*Subscription
 	Status Status
 }
 
-// Select returns the subscriptions of a choice in the order of their ids, those that follow after; next
-// is "" at the end. A page is one query, by what narrows the most, and one read of what it named: at
-// most limit subscriptions, which it may look at in vain.
+// Select returns a page of the chosen subscriptions in the order of their ids, beginning after the given id. next is empty on the last
+// page. A page costs one query of the most selective list and one read of the records. It looks at no more than limit subscriptions,
+// so a page may have fewer matches, or none.
 func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after string, limit int) (subs []Selected, next string, err error) {
 	q := store.Query{Table: store.Subscriptions, After: after, Limit: min(limit, MaxSelected)}
 	records := false
@@ -167,11 +164,11 @@ func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after st
 	return subs, next, nil
 }
 
-// parentsAfter begins the place of a page of [Lists.Covering] that is among those to parents.
+// parentsAfter is the prefix of a position of [Lists.Covering] among the subscriptions to parents.
 const parentsAfter = "~"
 
-// Covering returns the subscriptions that are to get an event of a type with a URI, as [Lists.Select] does: first those to
-// the type, then those to a parent of the URI alone.
+// Covering returns a page of the subscriptions that cover an event with a type and a URI, as [Lists.Select] does. Subscriptions to the
+// event type come first, and then those that cover the URI only through a parent.
 func (l *Lists) Covering(ctx context.Context, workspace, entry, uri, after string, limit int) (subs []Selected, next string, err error) {
 	after, parents := strings.CutPrefix(after, parentsAfter)
 	if !parents {
@@ -227,8 +224,7 @@ func (l *Lists) get(ctx context.Context, keys []store.Key) ([]*store.Item, error
 	return items, fault.Wrap(fault.Unavailable, err, "read subscriptions")
 }
 
-// CountStates counts the subscriptions of a workspace by their state, each up to most. Entries of
-// subscriptions that are gone may be among them.
+// CountStates counts the subscriptions of a workspace by state, each up to most. It may count entries of subscriptions that have ended.
 func (l *Lists) CountStates(ctx context.Context, workspace string, most int) (map[State]int, error) {
 	counts := map[State]int{}
 	all := 0
@@ -256,7 +252,7 @@ func (l *Lists) CountStates(ctx context.Context, workspace string, most int) (ma
 	return counts, nil
 }
 
-// Covers reports whether the subscription is for a URI, by one of its patterns.
+// Covers reports whether one of the subscription's patterns matches a URI.
 func (s *Subscription) Covers(uri string) bool {
 	return slices.ContainsFunc(s.Patterns, func(p match.Pattern) bool { return match.Matches(p.Key, uri) })
 }

@@ -13,16 +13,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// What a change of the catalog does to subscriptions is found without a scan by four
-// kinds of items, written before a subscription is:
+// When the catalog changes, four kinds of items lead to the affected subscriptions without a scan. They are written before the
+// subscription:
 //
 //	k#  per scope of shapes (an event type, or parents), by subscription: its owner
 //	w#  the workspaces that have or had subscriptions
-//	a#  per workspace, the catalog of the last audit of its subscriptions
-//	c#  the contracts that subscriptions rely on, by what is in them
+//	a#  per workspace, the catalog of the last recheck of its subscriptions
+//	c#  the contracts that subscriptions rely on, by their hash
 //
-// After a crash an entry may be there of a subscription that is not; never the
-// other way round.
+// After a crash there may be an entry without a subscription, but never a subscription without its entries.
 
 func listKey(workspace, scope, id string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "k#" + workspace + "#" + scope, Sort: id}
@@ -44,8 +43,8 @@ func (s *Subscription) listed() []store.Key {
 	return keys
 }
 
-// addEntries writes the entries of a subscription. Their version is the time of its creation, so
-// that the removal of an earlier subscription with the same id does not delete them.
+// addEntries writes the list entries of a subscription. Their version is the subscription's creation time, so that the removal of an
+// earlier subscription with the same id does not delete them.
 func (r *Records) addEntries(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
 	var ops []store.Op
 	for _, k := range append(sub.listed(), sub.indexed()...) {
@@ -74,7 +73,17 @@ func (s *Subscription) entry(k store.Key) store.Item {
 	return store.Item{Key: k, Value: []byte(s.Principal), Version: s.Created.UnixMicro()}
 }
 
-// once writes an item unless it is there, or this process wrote it before.
+// Contract returns an event type with the terms of a contract that subscriptions rely on, for [catalog.Broken]. It returns nil if
+// the contract is not stored.
+func Contract(ctx context.Context, db store.DB, id string) (*catalog.Entry, error) {
+	it, err := store.One(ctx, db, contractKey(id), "read the contract of an event type")
+	if err != nil || it == nil {
+		return nil, err
+	}
+	return catalog.ParseContract(it.Value)
+}
+
+// once writes an item unless it exists. It skips the write if this process remembers having made it.
 func (r *Records) once(ctx context.Context, k store.Key, value func() []byte) error {
 	if _, done := r.written.Get(k); done {
 		return nil
@@ -87,13 +96,13 @@ func (r *Records) once(ctx context.Context, k store.Key, value func() []byte) er
 	return nil
 }
 
-// removeEntries deletes the entries of a subscription. With keep, people still find it by its id.
+// removeEntries deletes the list entries of a subscription. With keep, operators can still find it by its id.
 func (r *Records) removeEntries(ctx context.Context, sub *Subscription, keep bool) {
 	indexed := sub.indexed()
 	if keep {
 		indexed = indexed[1:]
 	}
-	for _, keys := range [][]store.Key{sub.listed(), indexed} { // one of the version before has only the first
+	for _, keys := range [][]store.Key{sub.listed(), indexed} { // subscriptions of the previous version have only the first
 		var ops []store.Op
 		for _, k := range keys {
 			ops = append(ops, store.Delete(k, store.VersionIs(sub.Created.UnixMicro())))
@@ -104,8 +113,7 @@ func (r *Records) removeEntries(ctx context.Context, sub *Subscription, keep boo
 	}
 }
 
-// rely notes what the subscription relies on: what its principal was granted, and
-// the event types as they are.
+// rely records what the subscription relies on: its principal's rights and the current terms of the event types.
 func (s *Subscription) rely(cat *catalog.Catalog, g Grant) {
 	s.Grant, s.Contracts = g, nil
 	for _, p := range s.Patterns {
@@ -118,8 +126,8 @@ func (s *Subscription) rely(cat *catalog.Catalog, g Grant) {
 	}
 }
 
-// Lists are what owners, operators, audits and erasures look through: the subscriptions of a principal, of a workspace, of an
-// event type. They also keep how far audits and erasures came.
+// Lists finds the subscriptions of a principal, a workspace or an event type, for owners, operators, rechecks and erasures. It also
+// stores the progress of rechecks.
 type Lists struct {
 	DB  store.DB
 	Now func() time.Time
@@ -130,8 +138,8 @@ func (l *Lists) now() time.Time { return timeBy(l.Now) }
 // Owned names a subscription and its owner.
 type Owned struct{ ID, Principal string }
 
-// Listed returns the subscriptions of a scope in the order of their ids, those that follow
-// after; next is "" at the end. Some may be gone.
+// Listed returns a page of the subscriptions of a scope in the order of their ids, beginning after the given id. next is empty on the last
+// page. Some of the subscriptions may have ended.
 func (l *Lists) Listed(ctx context.Context, workspace, scope, after string) (subs []Owned, next string, err error) {
 	page, err := l.DB.Query(ctx, store.Query{
 		Table: store.Subscriptions, Partition: listKey(workspace, scope, "-").Partition, After: after, Limit: 200,
@@ -148,7 +156,7 @@ func (l *Lists) Listed(ctx context.Context, workspace, scope, after string) (sub
 	return subs, next, nil
 }
 
-// Workspaces lists those in which there are or were subscriptions.
+// Workspaces lists the workspaces that have or had subscriptions.
 func (l *Lists) Workspaces(ctx context.Context) (names []string, err error) {
 	partition := store.Key{Table: store.Subscriptions, Partition: workspacesPartition}
 	err = store.Each(ctx, l.DB, partition, "list the workspaces with subscriptions", func(it *store.Item) error {
@@ -158,22 +166,22 @@ func (l *Lists) Workspaces(ctx context.Context) (names []string, err error) {
 	return names, err
 }
 
-// AuditState is the catalog against which a workspace's subscriptions were last audited; the
-// first one is that of the first subscription.
+// AuditState is the catalog against which a workspace's subscriptions were last rechecked. Initially it is the catalog at the time of
+// the first subscription.
 type AuditState struct {
 	V int `json:"v"`
-	// Settled is the fingerprint of the catalog with these terms ([catalog.Catalog.Terms]).
+	// Settled is the catalog's fingerprint, and Terms are its terms ([catalog.Catalog.Terms]).
 	Settled string            `json:"f"`
 	Terms   map[string]string `json:"t"`
-	// Seen is the fingerprint of a newer one, first seen in the second Since (since 1970).
+	// Seen is the fingerprint of a newer catalog that was first seen at Since (seconds since 1970).
 	Seen  string `json:"n,omitempty"`
 	Since int64  `json:"at,omitempty"`
-	// At is where an audit that is not complete was interrupted.
+	// At is where an incomplete recheck was interrupted.
 	At AuditPosition `json:"place,omitzero"`
 }
 
-// AuditPosition is how far an audit came: through the scopes before Scope, and in that one through the
-// subscriptions up to After. Step says for which comparison of catalogs that counts.
+// AuditPosition is the progress of a recheck. It has finished the scopes before Scope and, within Scope, the subscriptions up to After.
+// Step identifies the pair of catalogs that it compares.
 type AuditPosition struct {
 	Step  string `json:"step"`
 	Scope string `json:"scope"`
@@ -190,7 +198,7 @@ func (a AuditState) encode() []byte {
 	return value
 }
 
-// AuditState reads the state of the last audit of a workspace.
+// AuditState reads the state of a workspace's last recheck.
 func (l *Lists) AuditState(ctx context.Context, workspace string) (state AuditState, err error) {
 	it, err := store.One(ctx, l.DB, auditStateKey(workspace), "read the state of the last audit")
 	if err != nil || it == nil {
@@ -199,7 +207,7 @@ func (l *Lists) AuditState(ctx context.Context, workspace string) (state AuditSt
 	return state, fault.Wrap(fault.Unavailable, json.Unmarshal(it.Value, &state), "decode the state of the last audit")
 }
 
-// SetAuditState writes it.
+// SetAuditState writes the state of a workspace's last recheck.
 func (l *Lists) SetAuditState(ctx context.Context, workspace string, state AuditState) error {
 	err := l.DB.Write(ctx, store.Put(store.Item{Key: auditStateKey(workspace), Value: state.encode()}))
 	return fault.Wrap(fault.Unavailable, err, "write the state of an audit")

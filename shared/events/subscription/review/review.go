@@ -1,4 +1,6 @@
-package subscription
+// Package review checks whether subscriptions that were granted may continue: whether their principals still have the right to the
+// events, and whether the event types still keep what they promised. It decides, and shared/events/delivery acts on it.
+package review
 
 import (
 	"cmp"
@@ -11,46 +13,40 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/match"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/bounded"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Review checks whether webhook subscriptions that were granted may go on: whether
-// their principals still have the right, and their event types are what they were. It
-// caches what it reads, so that it can be asked before every delivery.
+// Review checks subscriptions. It caches what it reads, so that a check before every delivery is cheap.
 //
-// The cached catalog and keys may be seconds old, older than the subscription. So a
-// subscription is terminated only after a second check against the latest.
+// The cached catalog and keys may be some seconds old, and thus older than the subscription. Callers therefore terminate a
+// subscription only after a second check against the latest ones.
 type Review struct {
 	DB      store.DB
 	Catalog catalog.Source
-	// Directory knows the present rights of principals. Without one, what they were granted stands.
+	// Directory knows the current rights of principals. If it is nil, the rights at the time of the registration count.
 	Directory auth.Directory
 
-	verdicts bounded.Map[[2]string, string] // of two contracts: the feature that the second breaks
+	verdicts bounded.Map[[2]string, string] // by the ids of two contracts: the feature of the first one that the second one breaks
 }
 
-// Terminated says that a subscription may not go on; a fault of [Revoked], [SchemaChanged] and the like is the reason.
-type Terminated struct{ Reason error }
-
-func (e *Terminated) Error() string { return "subscription terminated: " + e.Reason.Error() }
-
-// part is one pattern of a subscription, as its record and its item there have it.
+// part is one pattern of a subscription, with its event type and the contract that the subscription relies on.
 type part struct{ key, entry, contract string }
 
-// Right is what a subscriber may have of the events under a pattern.
+// Right decides which events of its pattern a subscriber may receive.
 type Right struct {
 	review    *Review
 	workspace string
 	catalog   *catalog.Catalog
-	who       []auth.Principal
-	each      bool // event by event
+	who       []auth.Principal // the principal, once for each of its keys
+	each      bool             // events have to be checked one by one
 }
 
-// Subscriber checks the item under a pattern. An error is an [*Terminated], or
-// says that the check failed.
-func (r *Review) Subscriber(ctx context.Context, workspace, patternKey string, s *Subscriber, latest bool) (Right, error) {
+// Subscriber checks a subscriber under one pattern. It returns a [*subscription.Terminated] if the subscription must end, and
+// another error if the check failed.
+func (r *Review) Subscriber(ctx context.Context, workspace, patternKey string, s *subscription.Subscriber, latest bool) (Right, error) {
 	right, err := r.right(ctx, workspace, s.Principal, s.Grant, latest)
 	if err != nil {
 		return right, err
@@ -59,9 +55,9 @@ func (r *Review) Subscriber(ctx context.Context, workspace, patternKey string, s
 	return right, r.pattern(ctx, right, part{patternKey, s.Entry, s.Contract})
 }
 
-// Subscription looks at all of a record. It may go on only if each of its URIs may, as
-// it was registered for all or none.
-func (r *Review) Subscription(ctx context.Context, s *Subscription, latest bool) (Right, error) {
+// Subscription checks a whole subscription, as [Review.Subscriber] does. It must end if any of its URIs must, because a registration is
+// all or nothing.
+func (r *Review) Subscription(ctx context.Context, s *subscription.Subscription, latest bool) (Right, error) {
 	right, err := r.right(ctx, s.Workspace, s.Principal, s.Grant, latest)
 	if err != nil {
 		return right, err
@@ -75,7 +71,7 @@ func (r *Review) Subscription(ctx context.Context, s *Subscription, latest bool)
 	return right, nil
 }
 
-func (r *Review) right(ctx context.Context, workspace, principal string, g Grant, latest bool) (Right, error) {
+func (r *Review) right(ctx context.Context, workspace, principal string, g subscription.Grant, latest bool) (Right, error) {
 	right := Right{review: r, workspace: workspace}
 	var err error
 	if latest {
@@ -96,49 +92,49 @@ func (r *Review) right(ctx context.Context, workspace, principal string, g Grant
 	}
 	right.who = slices.DeleteFunc(right.who, func(p auth.Principal) bool { return !p.Has(auth.ScopeSubscribe) })
 	if len(right.who) == 0 {
-		return right, &Terminated{Revoked()}
+		return right, &subscription.Terminated{Reason: subscription.Revoked()}
 	}
 	return right, nil
 }
 
-// pattern looks at one pattern.
+// pattern checks one pattern.
 func (r *Review) pattern(ctx context.Context, right Right, p part) error {
 	if uri, parent := match.CutParent(p.key); parent {
 		return right.below(uri)
 	}
 	entry := right.catalog.ByName(p.entry)
-	if p.entry == "" { // an item of the version before
+	if p.entry == "" { // written by the previous version
 		entry, _, _ = right.catalog.MatchPattern(p.key)
 	}
 	if entry == nil {
-		return &Terminated{removed(cmp.Or(p.entry, p.key))}
+		return &subscription.Terminated{Reason: subscription.TypeRemoved(cmp.Or(p.entry, p.key))}
 	}
 	feature, err := r.broken(ctx, p.contract, entry)
 	switch {
 	case err != nil:
 		return err
 	case feature != "":
-		return &Terminated{SchemaChanged(entry.Name, feature)}
+		return &subscription.Terminated{Reason: subscription.SchemaChanged(entry.Name, feature)}
 	case !entry.WebhookAllowed():
-		return &Terminated{noWebhooks(entry.Name)}
+		return &subscription.Terminated{Reason: subscription.NoWebhooks(entry.Name)}
 	case entry.Access == nil:
 		return nil
 	}
 	found, vars, ok := right.catalog.MatchPattern(p.key)
 	if !ok || found != entry {
-		return &Terminated{SchemaChanged(entry.Name, catalog.FeatureInput)}
+		return &subscription.Terminated{Reason: subscription.SchemaChanged(entry.Name, catalog.FeatureInput)}
 	}
 	if !right.permits(entry.Access, vars) {
-		return &Terminated{Revoked()}
+		return &subscription.Terminated{Reason: subscription.Revoked()}
 	}
 	return nil
 }
 
-// below checks a parent: it goes on as long as there can be any event for it.
+// below checks a parent. A subscription to it continues as long as the principal can receive any event below it.
 func (r Right) below(uri string) error {
 	entries := r.catalog.Under(uri)
 	if len(entries) == 0 {
-		return &Terminated{removed(uri)}
+		return &subscription.Terminated{Reason: subscription.TypeRemoved(uri)}
 	}
 	webhooks := false
 	for _, e := range entries {
@@ -149,7 +145,7 @@ func (r Right) below(uri string) error {
 		if e.Access == nil {
 			return nil
 		}
-		// Of the variables that the parent leaves open, a claim says which values there can be.
+		// Claims of variables that the parent leaves open do not count: some value of the variable may match.
 		vars := e.BindParent(uri)
 		bound := catalog.Access{Scopes: e.Access.Scopes, Claims: maps.Clone(e.Access.Claims)}
 		maps.DeleteFunc(bound.Claims, func(name, _ string) bool { return vars[name] == "" })
@@ -160,27 +156,27 @@ func (r Right) below(uri string) error {
 		}
 	}
 	if !webhooks {
-		return &Terminated{noWebhooks(uri)}
+		return &subscription.Terminated{Reason: subscription.NoWebhooks(uri)}
 	}
-	return &Terminated{Revoked()}
+	return &subscription.Terminated{Reason: subscription.Revoked()}
 }
 
 func (r Right) permits(rule *catalog.Access, vars map[string]string) bool {
 	return rule == nil || slices.ContainsFunc(r.who, func(p auth.Principal) bool { return rule.Check(p, vars) == nil })
 }
 
-// ErrTypeRemoved says that the catalog no longer has an event's type, so that nothing says who may have the event.
+// ErrTypeRemoved is the error for an event whose type is no longer in the catalog, so that its access rule is unknown.
 var ErrTypeRemoved = errors.New("subscription: the event's type was removed from the catalog")
 
-// May reports whether the subscriber may have an event that matches its pattern. Under a
-// parent the rule of each event's type decides, as in band; elsewhere it has been decided
-// already. It returns [ErrTypeRemoved] if there is no such rule any more.
+// May reports whether the subscriber may receive an event that matches its pattern. Under a parent, the access rule of the event's
+// type decides, as it does for streams. Other patterns have only one event type, which has been checked already. May returns
+// [ErrTypeRemoved] if the rule is gone.
 func (r Right) May(ctx context.Context, e *event.Event) (bool, error) {
 	if !r.each {
 		return true, nil
 	}
 	entry, vars, ok := r.catalog.Match(e.URI)
-	if !ok || entry.Name != e.Name { // the type may be newer than the catalog that is held
+	if !ok || entry.Name != e.Name { // the type may be newer than the cached catalog
 		cat, err := catalog.Latest(ctx, r.review.Catalog, r.workspace)
 		if err != nil {
 			return false, fault.Wrap(fault.Unavailable, err, "read the catalog")
@@ -192,8 +188,8 @@ func (r Right) May(ctx context.Context, e *event.Event) (bool, error) {
 	return entry.WebhookAllowed() && r.permits(entry.Access, vars), nil
 }
 
-// broken names what an event type breaks of a contract that was kept. One that was
-// not kept, or that cannot be found, is taken to hold.
+// broken returns the feature of a contract that the current event type breaks, or an empty text. A contract that was not stored
+// counts as kept.
 func (r *Review) broken(ctx context.Context, id string, now *catalog.Entry) (feature string, err error) {
 	current := now.ContractID()
 	if id == "" || id == current {
@@ -202,15 +198,11 @@ func (r *Review) broken(ctx context.Context, id string, now *catalog.Entry) (fea
 	if feature, known := r.verdicts.Get([2]string{id, current}); known {
 		return feature, nil
 	}
-	it, err := store.One(ctx, r.DB, contractKey(id), "read the contract of an event type")
+	before, err := subscription.Contract(ctx, r.DB, id)
 	if err != nil {
 		return "", err
 	}
-	if it != nil {
-		before, err := catalog.ParseContract(it.Value)
-		if err != nil {
-			return "", err
-		}
+	if before != nil {
 		feature = catalog.Broken(before, now)
 	}
 	r.verdicts.Put([2]string{id, current}, feature)

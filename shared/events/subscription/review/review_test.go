@@ -1,4 +1,4 @@
-package subscription
+package review
 
 import (
 	"testing"
@@ -6,18 +6,25 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	"github.com/mcp-events/mcpevents/shared/events/match"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
 )
 
-// BenchmarkReview is what looking at a subscription costs before a delivery.
+// BenchmarkReview measures the check of a subscriber before a delivery.
 func BenchmarkReview(b *testing.B) {
-	cat := parse(b, patternCatalog)
+	cat, err := catalog.Parse([]byte(`events:
+  - {name: ci.build_finished, uri: event://ci/build-finished}
+  - {name: github.push, uriTemplate: "event://github/{owner}/{repo}/push"}
+`))
+	if err != nil {
+		b.Fatal(err)
+	}
 	for name, p := range map[string]match.Pattern{
 		"fixed":  match.ForEntry(cat.ByName("ci.build_finished"), nil),
 		"parent": {Kind: match.Parent, Key: "event://github/acme/**"},
 	} {
 		b.Run(name, func(b *testing.B) {
 			r := &Review{Catalog: catalog.NewStatic(cat)}
-			s := Subscriber{Principal: "alice", Entry: p.Entry, Grant: Grant{Scopes: auth.Scopes()}}
+			s := subscription.Subscriber{Principal: "alice", Entry: p.Entry, Grant: subscription.Grant{Scopes: auth.Scopes()}}
 			if p.Entry != "" {
 				s.Contract = cat.ByName(p.Entry).ContractID()
 			}

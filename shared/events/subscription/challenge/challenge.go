@@ -1,4 +1,8 @@
-package subscription
+// Package challenge makes sure that an endpoint wants webhooks before it is sent any.
+//
+// A [Verifier] sends a challenge to a new endpoint, which must echo it. Challenges are requests to hosts that a caller names, so the
+// package also keeps callers from flooding a third party with them.
+package challenge
 
 import (
 	"context"
@@ -30,21 +34,36 @@ const (
 	// that has failed there once has to wait for the next window.
 	maxFailedByAll = 100
 	failureWindow  = 5 * time.Minute
+	// verifiedFor is how long a verified endpoint needs no further challenge.
+	verifiedFor = 24 * time.Hour
 )
 
-// verify checks that the target wants deliveries for this principal. It sends a challenge unless the principal has verified the
-// target within the last day or the operator vouches for it (EVX-12).
-func (g *Registrar) verify(ctx context.Context, p auth.Principal, target, id string, key []byte) error {
-	if slices.ContainsFunc(g.Options.VerifiedTargets, func(prefix string) bool { return strings.HasPrefix(target, prefix) }) {
+// Verifier verifies endpoints.
+type Verifier struct {
+	DB  store.DB
+	Now func() time.Time
+	// Send sends a challenge, signed unless key is nil, and returns nil if the endpoint echoed it.
+	Send func(ctx context.Context, url, subscriptionID string, key []byte) error
+	// Trusted are URL prefixes that the operator vouches for. Their endpoints need no challenge.
+	Trusted []string
+	// PerMinute returns how many challenges a principal may have sent within a minute. Nil means
+	// [quota.DefaultVerifications] for all.
+	PerMinute func(ctx context.Context, workspace, principal string) int64
+}
+
+// Verify checks that the endpoint wants deliveries for this principal. It sends a challenge unless the principal has verified the
+// endpoint within the last day or the operator vouches for it (EVX-12).
+func (v Verifier) Verify(ctx context.Context, p auth.Principal, endpoint, subscriptionID string, key []byte) error {
+	if slices.ContainsFunc(v.Trusted, func(prefix string) bool { return strings.HasPrefix(endpoint, prefix) }) {
 		return nil
 	}
-	u, err := url.Parse(target)
+	u, err := url.Parse(endpoint)
 	if err != nil {
-		return fault.New(fault.Invalid, "the target is no URL") // checkTarget has already refused it
+		return fault.Wrap(fault.Invalid, err, "parse the endpoint's URL")
 	}
-	db, c := g.Service.Records.DB, g.challengeOf(ctx, p, u.Hostname())
-	record := verificationKey(p.Workspace, p.ID, hash(target))
-	items, err := db.Get(ctx, record, c.failures, c.byAll)
+	c := v.challenge(ctx, p, u.Hostname())
+	record := RecordKey(p.Workspace, p.ID, endpoint)
+	items, err := v.DB.Get(ctx, record, c.failures, c.byAll)
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "read the verification")
 	}
@@ -54,19 +73,34 @@ func (g *Registrar) verify(ctx context.Context, p auth.Principal, target, id str
 	if err := c.checkFailures(items[1], items[2]); err != nil {
 		return err
 	}
-	if err := c.begin(ctx, db); err != nil {
+	if err := c.begin(ctx, v.DB); err != nil {
 		return err
 	}
-	failure := g.Targets.Verify(ctx, target, id, key)
+	failure := v.Send(ctx, endpoint, subscriptionID, key)
 	// A caller that hangs up must not keep its failure from being counted.
 	done, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	if failure != nil {
-		c.fail(done, db)
+		c.fail(done, v.DB)
 		return failure
 	}
-	err = db.Write(done, store.Put(store.Item{Key: record, Expires: g.now().Add(verificationTTL)}), c.add(c.failures, pendingCount, -1))
+	err = v.DB.Write(done, store.Put(store.Item{Key: record, Expires: v.Now().Add(verifiedFor)}), c.add(c.failures, pendingCount, -1))
 	return fault.Wrap(fault.Unavailable, err, "record the verification")
+}
+
+// RecordKey is where the verification of an endpoint is recorded.
+func RecordKey(workspace, principal, endpoint string) store.Key {
+	k := recordsKey(workspace, principal)
+	k.Sort = hash(endpoint)
+	return k
+}
+
+// Partitions returns the partitions, by the kind of their items, that hold what is stored of a principal's challenges.
+func Partitions(workspace, principal string) map[string]store.Key {
+	return map[string]store.Key{
+		"verifications":      recordsKey(workspace, principal),
+		"verificationCounts": countKey(workspace, principal, "-"),
+	}
 }
 
 const (
@@ -86,26 +120,26 @@ type challenge struct {
 	expires  time.Time
 }
 
-func (g *Registrar) challengeOf(ctx context.Context, p auth.Principal, host string) challenge {
-	now, host := g.now(), strings.TrimSuffix(strings.ToLower(host), ".")
+func (v Verifier) challenge(ctx context.Context, p auth.Principal, host string) challenge {
+	now, host := v.Now(), strings.TrimSuffix(strings.ToLower(host), ".")
 	window := now.Unix() / int64(failureWindow/time.Second)
 	c := challenge{
-		sent:     verificationCountKey(p.Workspace, p.ID, fmt.Sprintf("sent#%d", now.Unix()/60)),
-		failures: verificationCountKey(p.Workspace, p.ID, fmt.Sprintf("failed#%s#%d", hash(host), window)),
+		sent:     countKey(p.Workspace, p.ID, fmt.Sprintf("sent#%d", now.Unix()/60)),
+		failures: countKey(p.Workspace, p.ID, fmt.Sprintf("failed#%s#%d", hash(host), window)),
 		byAll:    store.Key{Table: store.Subscriptions, Partition: "vh#" + hash(host), Sort: fmt.Sprintf("failed#%d", window)},
 		max:      quota.DefaultVerifications, host: host, at: now, expires: now.Add(2 * failureWindow),
 	}
-	if g.Options.Verifications != nil {
-		c.max = g.Options.Verifications(ctx, p.Workspace, p.ID)
+	if v.PerMinute != nil {
+		c.max = v.PerMinute(ctx, p.Workspace, p.ID)
 	}
 	return c
 }
 
-func verificationKey(workspace, principal, sort string) store.Key {
-	return store.Key{Table: store.Subscriptions, Partition: "v#" + workspace + "#" + principal, Sort: sort}
+func recordsKey(workspace, principal string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "v#" + workspace + "#" + principal, Sort: "-"}
 }
 
-func verificationCountKey(workspace, principal, sort string) store.Key {
+func countKey(workspace, principal, sort string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "vp#" + workspace + "#" + principal, Sort: sort}
 }
 
@@ -175,11 +209,4 @@ func (c challenge) add(key store.Key, name string, n int64) store.Op {
 	op := store.Add(key, map[string]int64{name: n}, nil)
 	op.Item.Expires = c.expires
 	return op
-}
-
-// fingerprint shows whether a refresh brings the secret that is stored, which
-// register can seal but not open.
-func fingerprint(secret string) []byte {
-	h := sha256.Sum256([]byte("fingerprint\x00" + secret))
-	return h[:8]
 }

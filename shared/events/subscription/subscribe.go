@@ -24,18 +24,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// SubscribeRequest is events/subscribe (SEP-3415).
+// SubscribeRequest is the request of events/subscribe (SEP-3415).
 type SubscribeRequest struct {
 	Name      string
 	Arguments json.RawMessage // an object; nil is an empty one
 	URL       string
 	Secret    string
-	// Cursor is where delivery starts; "" is now.
+	// Cursor is where delivery starts. If it is empty, delivery starts now.
 	Cursor string
-	// MaxAge bounds the replay; 0 does not.
+	// MaxAge is the greatest age of replayed events; 0 means no limit.
 	MaxAge time.Duration
 	TTL    TTL
-	// Plain keeps control envelopes from the client, but for the challenge.
+	// Plain is set if the client accepts no control envelopes except the challenge.
 	Plain bool
 	// Profile is the profile of the MCP Events extension that deliveries follow.
 	Profile spec.Profile
@@ -43,21 +43,21 @@ type SubscribeRequest struct {
 
 // TTL is the lifetime that a client suggests.
 type TTL struct {
-	// Asked is false when the member was absent: the default is granted.
+	// Asked is false if the member is absent, so that the default applies.
 	Asked bool
-	// Forever is an explicit null.
+	// Forever is true if the member is null.
 	Forever bool
 	For     time.Duration
 }
 
-// SubscribeResult is its answer.
+// SubscribeResult is the answer to a [SubscribeRequest].
 type SubscribeResult struct {
 	ID            string
-	RefreshBefore time.Time // zero is no expiry
+	RefreshBefore time.Time // zero if the subscription does not expire
 	Cursor        string
 	Truncated     bool
-	// Refreshed is true when the subscription was there before. Suspended then
-	// reports that it was suspended until this refresh, and Status is what its deliveries came to.
+	// Refreshed is true if the subscription existed already. Suspended then reports whether it was suspended until this refresh, and Status
+	// is the status of its deliveries.
 	Refreshed, Suspended bool
 	Status               Status
 }
@@ -84,7 +84,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		return nil, err
 	}
 	if !entry.WebhookAllowed() {
-		return nil, noWebhooks(r.Name)
+		return nil, NoWebhooks(r.Name)
 	}
 	if err := g.checkTarget(r.URL); err != nil {
 		return nil, err
@@ -96,7 +96,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 	pattern := selection.Pattern
 	var at eventlog.Cursor
 	var truncated bool
-	if r.Cursor != "" { // refuse a bad one before the endpoint is asked
+	if r.Cursor != "" { // refuse a bad cursor before sending a challenge
 		if at, truncated, err = g.start(ctx, p.Workspace, pattern, r); err != nil {
 			return nil, err
 		}
@@ -119,7 +119,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		}
 		oldest = max(oldest, in.Reaches())
 	}
-	if r.Cursor == "" { // asking the endpoint took its time, and the log has the events of the pattern since then
+	if r.Cursor == "" { // the verification took some time, and the log has the events of the pattern since then
 		if at, _, err = g.start(ctx, p.Workspace, pattern, r); err != nil {
 			return nil, err
 		}
@@ -130,7 +130,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		Target: Target{URL: r.URL, Type: Standard, Fingerprint: fingerprint(r.Secret)},
 		Name:   r.Name, Arguments: selection.Arguments, Filters: selection.Filters, Redact: selection.Redact,
 		Created: now, Until: until, State: Active, Plain: r.Plain, Profile: r.Profile,
-		Resumed: now.Add(-time.Minute).Unix(), // failures count by the minute, from the next one on: from this one
+		Resumed: now.Add(-time.Minute).Unix(), // failures count from the minute after this one, so from the current minute
 		Cursor:  g.Sealer.Seal(p.Workspace, eventlog.Cursor{At: at.At, Given: at.Given}),
 	}
 	want.rely(cat, grantOf(cat, p))
@@ -138,7 +138,7 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		return nil, err
 	}
 	if r.Cursor != "" && g.Replay != nil {
-		want.Owed = max(at.At, 1) // 0 is nothing
+		want.Owed = max(at.At, 1) // 0 means no replay
 	}
 	have, err := g.upsert(ctx, cat, want, at.At, r)
 	if err != nil {
@@ -155,11 +155,11 @@ func (g *Registrar) Subscribe(ctx context.Context, p auth.Principal, r Subscribe
 		if err != nil {
 			return nil, err
 		}
-		// Pages of the former URIs that are still queued, or that a switch holds, no longer find the subscription.
+		// Queued or paused pages of the former URIs no longer find the subscription.
 		moved := have != nil && !samePatterns(have.Patterns, want.Patterns)
 		out.Truncated = out.Truncated || more || moved
 	case have != nil:
-		out.Truncated = false // delivery never stopped: nothing was skipped
+		out.Truncated = false // delivery never stopped, so no event was skipped
 	}
 	if have == nil {
 		g.Service.notifyPrincipal(ctx, p.Workspace, p.ID)
@@ -176,12 +176,12 @@ func unknownEvent(name string) error {
 	return fault.New(fault.NotFound, "unknown event type %.128q", name).With(map[string]any{"kind": "event"})
 }
 
-// upsert writes the subscription, or merges it into the one that is there, which
-// it returns unless its time was over. From is the position in the log at which a new one begins.
+// upsert writes a new subscription, or merges it into the existing one. It returns the existing subscription unless that has expired. from
+// is the position in the log at which a new subscription begins.
 func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, from int64, r SubscribeRequest) (*Subscription, error) {
 	asked, replaces := *want, false
 	for {
-		*want = asked // what an earlier round found is over
+		*want = asked // undo the merge of an earlier round
 		have, err := g.Service.Records.load(ctx, want.Workspace, want.Principal, want.ID)
 		if err != nil {
 			return nil, err
@@ -191,7 +191,7 @@ func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subs
 			have, replaces = nil, true
 		}
 		if replaces && have == nil && g.Replay != nil {
-			want.Owed = cmp.Or(want.Owed, max(from, 1)) // so that deliveries that were suspended before it ended are reactivated
+			want.Owed = cmp.Or(want.Owed, max(from, 1)) // so that the replay reactivates deliveries that were suspended before the end
 		}
 		expiry := want.expiryOps()
 		if have == nil {
@@ -230,7 +230,7 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 	}
 	want.Replayed = have.Replayed
 	old, watermark := have.Patterns, have.Cursor
-	if live && (r.Cursor == "" || have.State == Active) { // deliveries go on: what a client polled elsewhere is not settled here
+	if live && (r.Cursor == "" || have.State == Active) { // deliveries continue, and the client's cursor says nothing about them
 		now := *have
 		now.Patterns = want.Patterns // as the catalog has them now
 		want.Cursor = g.advanced(ctx, &now)
@@ -239,8 +239,7 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 	if have.State == Suspended {
 		want.Resumed = g.now().Unix()
 	}
-	// While delivery runs it owes nothing that a cursor could ask for; after a
-	// suspension the client may know better from where.
+	// While delivery runs, a cursor cannot ask for more than is owed already. After a suspension, the client may know better where to start.
 	moved := !samePatterns(old, want.Patterns)
 	if live && (have.State != Suspended || r.Cursor == "") && !(moved && r.Cursor != "") {
 		want.Owed = have.Owed
@@ -261,13 +260,13 @@ func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live 
 	return g.Service.Records.update(ctx, want, expiry...)
 }
 
-// samePatterns reports whether a subscription with these patterns is stored and counted at the same places.
+// samePatterns reports whether subscriptions with these patterns are stored and counted under the same keys.
 func samePatterns(a, b []match.Pattern) bool {
 	return slices.EqualFunc(a, b, func(a, b match.Pattern) bool { return a.Key == b.Key && a.Shape == b.Shape })
 }
 
-// replay sends what the subscription is owed and then writes that it is owed
-// nothing more. Whoever is cut off in between and subscribes again gets it then.
+// replay enqueues the owed events and then records that none are owed. If it is interrupted in between, the next refresh repeats the
+// replay.
 func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bool, err error) {
 	owed := sub.Owed
 	if err := g.Replay.Reactivate(ctx, sub); err != nil {
@@ -290,8 +289,8 @@ func (g *Registrar) replay(ctx context.Context, sub *Subscription) (truncated bo
 	return truncated, nil
 }
 
-// start finds the position to deliver from. Without a cursor that is the end of the log, which may be older than the log
-// reaches back if nothing was published for long.
+// start returns the position from which to deliver. Without a cursor, that is the end of the log, which may be older than the log's
+// retention if no event was published for a long time.
 func (g *Registrar) start(ctx context.Context, workspace string, pattern match.Pattern, r SubscribeRequest) (from eventlog.Cursor, truncated bool, err error) {
 	if r.Cursor == "" {
 		from.Given = g.Service.Log.Given(g.Service.Log.Time().UnixMicro()) // before the position is read
@@ -312,13 +311,13 @@ func (g *Registrar) start(ctx context.Context, workspace string, pattern match.P
 	from.Given = c.Given
 	at := int64(math.MaxInt64)
 	for _, part := range pattern.Partitions(g.Service.Log, workspace) {
-		at = min(at, g.Sealer.From(c, part)) // a poll may be further in some shards of a wildcard than in others
+		at = min(at, g.Sealer.From(c, part)) // a poll may have read some shards of a wildcard further than others
 	}
 	from.At, truncated = g.Service.Log.Reach(c, at, floor)
 	return from, truncated, nil
 }
 
-// grant decides the lifetime: never longer than asked, except for the floor.
+// grant returns the end of a subscription. The lifetime is never longer than suggested, unless that is below the minimum.
 func (g *Registrar) grant(now time.Time, t TTL) time.Time {
 	o := g.Options.withDefaults()
 	ttl := o.DefaultTTL
@@ -331,6 +330,13 @@ func (g *Registrar) grant(now time.Time, t TTL) time.Time {
 		ttl = min(max(t.For, o.MinTTL), o.MaxTTL)
 	}
 	return now.Add(ttl).Truncate(time.Second)
+}
+
+// fingerprint returns a short hash of a secret. It shows whether a refresh brings the stored secret, which the function that serves
+// registrations can seal but not open.
+func fingerprint(secret string) []byte {
+	h := sha256.Sum256([]byte("fingerprint\x00" + secret))
+	return h[:8]
 }
 
 func derivedID(p auth.Principal, url, name string, args json.RawMessage) string {

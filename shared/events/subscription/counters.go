@@ -14,30 +14,29 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Two kinds of items tell fanout where to look, so that it never scans:
+// Two kinds of items tell fanout where to look for subscribers, so that it never scans:
 //
 //	shapes  one per event type, and one for parents: how many subscriptions use
-//	        each shape ("w_" counts), and until when someone reads it in band ("i_" times)
+//	        each shape ("w_" counts), and until when a stream or poll reads it ("i_" times)
 //	header  one per pattern: how many subscribers it has
 //
-// Both are counted up before a registration is written and down after one is
-// removed. So they may say too much after a crash, which costs a look-up, and
-// never too little, which would cost an event. A header that is counted down to nothing
-// expires a little later, so that patterns that are no longer used leave nothing.
+// Both are raised before a subscription is written and lowered after it is removed. After a crash they may therefore be too high, which
+// costs a look-up, but never too low, which would lose an event. A header expires shortly after it has reached zero, so that unused
+// patterns leave no items.
 
-// ShapesKey is where the shapes of a scope are counted.
+// ShapesKey returns the key of the item that counts the shapes of a scope.
 func ShapesKey(workspace, scope string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "shapes#" + workspace + "#" + scope, Sort: "-"}
 }
 
-// HeaderKey is where the subscribers of a pattern are counted.
+// HeaderKey returns the key of the item that counts the subscribers of a pattern.
 func HeaderKey(workspace, key string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "p#" + workspace + "#" + key, Sort: "#"}
 }
 
 const headerCount = "n"
 
-// HeaderCount is the number of subscribers in a header; nil has none.
+// HeaderCount returns the number of subscribers in a header, which may be nil.
 func HeaderCount(header *store.Item) int {
 	if header == nil {
 		return 0
@@ -45,8 +44,7 @@ func HeaderCount(header *store.Item) int {
 	return int(header.Counts[headerCount])
 }
 
-// InUse lists the shapes of a scope that someone uses: with webhooks, and in band at the
-// given time. A nil item has none.
+// InUse returns the shapes of a scope that webhooks use, and those that streams or polls use at the given time. The item may be nil.
 func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []match.Shape) {
 	if item == nil {
 		return nil, nil
@@ -62,9 +60,8 @@ func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []ma
 	return webhooks, inBand
 }
 
-// count adds n to the counters of the patterns of a subscription. Each is its
-// own write: the shape counters are shared by all subscribers of a workspace and must
-// not be part of anyone's transaction.
+// count adds n to the counters of a subscription's patterns. Every counter is a write of its own, because all subscribers of
+// a workspace share the shape counters, and transactions on them would conflict.
 func (r *Records) count(ctx context.Context, workspace string, patterns []match.Pattern, n int64) error {
 	shapes := map[match.Shape]int64{}
 	for _, p := range patterns {
@@ -92,7 +89,7 @@ func (r *Records) count(ctx context.Context, workspace string, patterns []match.
 		if n > 0 {
 			continue
 		}
-		// This changes nothing once someone has counted up again, which takes the expiry back.
+		// The write has no effect if another subscription has raised the header again, which also removes its expiry.
 		empty := store.Add(op.Item.Key, map[string]int64{headerCount: 0}, map[string]int64{headerCount: 0})
 		empty.Item.Expires = r.now().Add(headerLasts)
 		if err := r.DB.Write(ctx, empty); err != nil && !errors.Is(err, store.ErrConflict) {
@@ -130,8 +127,8 @@ func (r *Records) healShapes(ctx context.Context, workspace string, shapes map[m
 	return nil
 }
 
-// headerLasts is for how long an empty header stays; headerStays is the expiry of one that
-// is not empty: never, but as a time, because an addition without one leaves the old.
+// headerLasts is how long an empty header stays. headerStays is the expiry of any other header. It stands for never, because an addition
+// without an expiry would keep the old one.
 const headerLasts = time.Minute
 
 var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
