@@ -5,14 +5,13 @@ import (
 	"encoding/json"
 )
 
-// What edits JSON objects as bytes: members change, all else stays as it was written.
+// The functions of this file change members of JSON objects and keep all other bytes.
 
-// Quote is the text as a JSON string.
+// Quote returns the text as a JSON string.
 func Quote(s string) json.RawMessage { return AppendString(nil, s) }
 
-// Replace returns the object with the value of its member name replaced; the last one
-// if there are several. All else stays as it was, byte for byte. Without the member the object
-// is returned as it is.
+// Replace returns the object with another value for a member. If several members have the name, it replaces the last one. Without such a
+// member it returns the object unchanged.
 func Replace(object json.RawMessage, name string, value []byte) json.RawMessage {
 	from, to := locate(object, name)
 	if from < 0 {
@@ -24,7 +23,7 @@ func Replace(object json.RawMessage, name string, value []byte) json.RawMessage 
 	return append(out, object[to:]...)
 }
 
-// locate is where the value of a member lies; -1 without it.
+// locate returns the start and end of a member's value, or -1 if the object does not have the member.
 func locate(object json.RawMessage, name string) (from, to int) {
 	from = -1
 	walk(object, func(key []byte, start, end int) bool {
@@ -36,8 +35,7 @@ func locate(object json.RawMessage, name string) (from, to int) {
 	return from, to
 }
 
-// Without returns the object without the members for which out reports true. All
-// other values stay as they were, byte for byte.
+// Without returns the object without the members for which out reports true.
 func Without(object json.RawMessage, out func(name string) bool) json.RawMessage {
 	kept := []byte{'{'}
 	for key, value := range Members(object) {
@@ -52,8 +50,7 @@ func Without(object json.RawMessage, out func(name string) bool) json.RawMessage
 	return append(kept, '}')
 }
 
-// Repeats reports whether an object has two members of one name, which readers
-// understand differently.
+// Repeats reports whether an object has two members with the same name, which readers interpret differently.
 func Repeats(object json.RawMessage) bool {
 	names := map[string]bool{}
 	for key := range Members(object) {
@@ -65,7 +62,7 @@ func Repeats(object json.RawMessage) bool {
 	return false
 }
 
-// Insert puts a member at the beginning of an object.
+// Insert inserts a member at the beginning of an object.
 func Insert(object json.RawMessage, name string, value json.RawMessage) json.RawMessage {
 	out := AppendString([]byte{'{'}, name)
 	out = append(append(out, ':'), value...)

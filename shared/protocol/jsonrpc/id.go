@@ -5,8 +5,8 @@ import (
 	"strconv"
 )
 
-// SameID reports whether an id or a progress token of a response equals the one that was sent. A reader may have written it in another
-// way, for example "\u0061" for "a" or, if it reads numbers as doubles, 5.0 for 5.
+// SameID reports whether an id or a progress token in a response equals the one that was sent. The responder may have encoded it differently, for
+// example "\u0061" for "a" or, if it reads numbers as doubles, 5.0 for 5.
 func SameID(got, sent json.RawMessage) bool {
 	if string(got) == string(sent) {
 		return true

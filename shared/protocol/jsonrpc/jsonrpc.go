@@ -1,10 +1,8 @@
 // Package jsonrpc reads and writes JSON-RPC 2.0 messages as MCP uses them.
 //
-// It keeps ids, params and results as the bytes that came in: an id is echoed in
-// value and type, a large integer stays what it was. Member names are compared
-// exactly, unlike encoding/json does, because a gateway in front may have
-// decided on the same bytes. No method and no MCP rule enters here; those are in
-// shared/mcp.
+// It keeps ids, params and results as the received bytes, so that an id is echoed with its value and type, and large integers keep their
+// digits. Unlike encoding/json, it compares the names of members exactly, because a proxy in front may have made a decision based on
+// the same bytes. Methods and the rules of MCP are in shared/mcp.
 package jsonrpc
 
 import (
@@ -19,8 +17,7 @@ import (
 // MaxDepth is the deepest nesting of arrays and objects in a message.
 const MaxDepth = jsonpointer.MaxDepth
 
-// MaxID is the longest id in bytes as it stands in the message. An id is echoed
-// on every message of a stream, so it is bounded apart from the body.
+// MaxID is the maximum length of an encoded id. It is much smaller than the body, because a stream echoes the id in every message.
 const MaxID = 512
 
 // The codes that JSON-RPC 2.0 defines (section 5.1).
@@ -32,18 +29,17 @@ const (
 	InternalError  = -32603
 )
 
-// Error is a JSON-RPC error object. It is an error, so that handlers return it
-// as it is.
+// Error is a JSON-RPC error object. It implements error, so that handlers can return it.
 type Error struct {
 	Code    int
 	Message string
-	// Data must marshal to JSON; nil leaves the member out.
+	// Data must marshal to JSON. If it is nil, the member is left out.
 	Data any
 }
 
 func (e *Error) Error() string { return e.Message }
 
-// Kind tells messages apart.
+// Kind is the kind of a message.
 type Kind uint8
 
 // The kinds of messages.
@@ -56,8 +52,7 @@ const (
 // Message is one decoded message. Its slices share the memory of the body.
 type Message struct {
 	Kind Kind
-	// ID is the id as it stood in the message; nil when there was none or it
-	// could not be read.
+	// ID is the encoded id. It is nil if the message has no id or an invalid one.
 	ID json.RawMessage
 	// Method is empty in a response.
 	Method string
@@ -67,12 +62,11 @@ type Message struct {
 	Raw json.RawMessage
 }
 
-// MaxBatch is how many messages a batch may have.
+// MaxBatch is the maximum number of messages in a batch.
 const MaxBatch = 1000
 
-// Split checks that body is JSON in UTF-8 of bounded depth and takes a batch
-// apart. The error has code [ParseError], or [InvalidRequest] for a batch that is empty or
-// has more than [MaxBatch] messages.
+// Split checks that body is JSON in UTF-8 with a nesting of at most [MaxDepth], and returns the elements of a batch. The error has
+// the code [ParseError], or [InvalidRequest] for a batch that is empty or has more than [MaxBatch] messages.
 func Split(body []byte) (elements []json.RawMessage, batch bool, err *Error) {
 	return SplitDeep(body, MaxDepth)
 }
@@ -104,8 +98,8 @@ func SplitDeep(body []byte, maxDepth int) (elements []json.RawMessage, batch boo
 	return elements, true, nil
 }
 
-// Decode reads one element of [Split]. On an error, of code [InvalidRequest], the
-// message has its id if that could be read.
+// Decode decodes one element of [Split]. Its errors have the code [InvalidRequest], and the message has its id even then, if the id is
+// valid.
 func Decode(raw json.RawMessage) (Message, *Error) {
 	m := Message{Raw: raw}
 	invalid := func(text string) (Message, *Error) {
@@ -139,7 +133,7 @@ func Decode(raw json.RawMessage) (Message, *Error) {
 		}
 		*slot = value
 	}
-	if twice == "id" { // which one was meant cannot be known
+	if twice == "id" { // the intended id is unknown
 		return invalid("member id appears twice")
 	}
 	if id != nil {
@@ -182,8 +176,7 @@ func Decode(raw json.RawMessage) (Message, *Error) {
 	return m, nil
 }
 
-// validID reports whether the raw value is a string or an integer as it is
-// written: MCP takes no null and no fraction.
+// validID reports whether the value is a string or is written as an integer, because MCP allows neither null nor fractions.
 func validID(id json.RawMessage) bool {
 	if len(id) > MaxID {
 		return false

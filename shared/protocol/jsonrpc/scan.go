@@ -6,18 +6,16 @@ import (
 	"iter"
 )
 
-// The functions of this file walk JSON that is known to be valid, so they check
-// nothing and allocate nothing.
+// The functions of this file walk valid JSON, so most of them need neither checks nor allocations.
 
-// Members iterates over the members of an object in their order. Keys are
-// unescaped. Anything but an object has none.
+// Members iterates over the members of an object in their order, with unescaped keys. Other values have no members.
 func Members(object json.RawMessage) iter.Seq2[[]byte, json.RawMessage] {
 	return func(yield func([]byte, json.RawMessage) bool) {
 		walk(object, func(key []byte, from, to int) bool { return yield(key, object[from:to:to]) })
 	}
 }
 
-// walk is [Members] with where each value lies.
+// walk does what [Members] does, but yields the start and end of each value.
 func walk(object []byte, yield func(key []byte, from, to int) bool) {
 	i := space(object, 0)
 	if i >= len(object) || object[i] != '{' {
@@ -35,8 +33,7 @@ func walk(object []byte, yield func(key []byte, from, to int) bool) {
 	}
 }
 
-// Elements iterates over the elements of an array. Anything but an array has
-// none.
+// Elements iterates over the elements of an array. Other values have no elements.
 func Elements(array json.RawMessage) iter.Seq[json.RawMessage] {
 	return func(yield func(json.RawMessage) bool) {
 		i := space(array, 0)
@@ -53,8 +50,8 @@ func Elements(array json.RawMessage) iter.Seq[json.RawMessage] {
 	}
 }
 
-// Member finds a member of an object; nil if there is none or it is null. Of
-// several with the name, the last counts, as with encoding/json.
+// Member returns a member of an object, or nil if it is absent or null. If several members have the name, it returns the last one, as
+// encoding/json does.
 func Member(object json.RawMessage, name string) json.RawMessage {
 	from, to := locate(object, name)
 	if from < 0 || string(object[from:to]) == "null" {
@@ -63,7 +60,7 @@ func Member(object json.RawMessage, name string) json.RawMessage {
 	return object[from:to:to]
 }
 
-// String is the value of a JSON string, or false for anything else.
+// String returns the value of a JSON string, or false for another value.
 func String(value json.RawMessage) (string, bool) {
 	if len(value) < 2 || value[0] != '"' {
 		return "", false
@@ -71,8 +68,8 @@ func String(value json.RawMessage) (string, bool) {
 	return string(unquote(value)), true
 }
 
-// Value decodes valid JSON as encoding/json does into an any, but keeps numbers as [json.Number]. Of several members
-// with one name the last counts.
+// Value decodes valid JSON as encoding/json does, but keeps numbers as [json.Number]. If several members have the same name, the last one
+// counts.
 func Value(b json.RawMessage) any {
 	v, _ := value(b, space(b, 0))
 	return v
@@ -112,7 +109,7 @@ func value(b []byte, i int) (any, int) {
 	return json.Number(b[i:end]), end
 }
 
-// next passes over the comma after a member or element that ends at i, if there is one.
+// next returns the index of the next member or element after one that ends at i. It skips the comma, if any.
 func next(b []byte, i int) int {
 	if i = space(b, i); i < len(b) && b[i] == ',' {
 		i = space(b, i+1)
@@ -120,7 +117,7 @@ func next(b []byte, i int) int {
 	return i
 }
 
-// Spaced reports whether valid JSON has space between its tokens.
+// Spaced reports whether valid JSON contains space between tokens.
 func Spaced(b json.RawMessage) bool {
 	for i := 0; i < len(b); i++ {
 		switch b[i] {
@@ -133,7 +130,7 @@ func Spaced(b json.RawMessage) bool {
 	return false
 }
 
-// Depth is how deeply arrays and objects are nested. It needs no valid JSON.
+// Depth returns the nesting depth of arrays and objects. The JSON may be invalid.
 func Depth(b []byte) int {
 	depth, deepest := 0, 0
 	for i := 0; i < len(b); i++ {
@@ -150,6 +147,7 @@ func Depth(b []byte) int {
 	return deepest
 }
 
+// space returns the index of the first byte at or after i that is not space.
 func space(b []byte, i int) int {
 	for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
 		i++
@@ -157,7 +155,7 @@ func space(b []byte, i int) int {
 	return i
 }
 
-// skip is the index behind the value that starts at i.
+// skip returns the index after the value that starts at i.
 func skip(b []byte, i int) int {
 	if i >= len(b) {
 		return i
@@ -187,7 +185,7 @@ func skip(b []byte, i int) int {
 	return i
 }
 
-// skipString is the index after the string that starts at i, in linear time whatever is escaped.
+// skipString returns the index after the string that starts at i. It takes linear time even if the string has many escapes.
 func skipString(b []byte, i int) int {
 	quote := i
 	for i++; i < len(b); {
@@ -207,13 +205,12 @@ func skipString(b []byte, i int) int {
 	return len(b)
 }
 
-// unquote is the value of a JSON string; it shares b's memory unless something
-// is escaped.
+// unquote returns the value of a JSON string. Without escapes, the result shares the memory of b.
 func unquote(b []byte) []byte {
 	if bytes.IndexByte(b, '\\') < 0 {
 		return b[1 : len(b)-1]
 	}
 	var s string
-	_ = json.Unmarshal(b, &s) // valid by the caller's word
+	_ = json.Unmarshal(b, &s) // the caller has checked it
 	return []byte(s)
 }

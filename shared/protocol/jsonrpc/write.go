@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// AppendRequest appends a request; params is a JSON object or nil.
+// AppendRequest appends a request. params is a JSON object or nil.
 func AppendRequest(dst []byte, id json.RawMessage, method string, params json.RawMessage) []byte {
 	dst = append(append(dst, `{"jsonrpc":"2.0","id":`...), id...)
 	dst = AppendString(append(dst, `,"method":`...), method)
@@ -26,8 +26,7 @@ func AppendResult(dst []byte, id, result json.RawMessage) []byte {
 	return append(dst, '}')
 }
 
-// AppendError appends an error response. Without an id, which means that it
-// could not be read, the member is left out.
+// AppendError appends an error response. It leaves out the id if the request's id could not be read.
 func AppendError(dst []byte, id json.RawMessage, e *Error) []byte {
 	dst = append(dst, `{"jsonrpc":"2.0"`...)
 	if len(id) > 0 {
@@ -39,7 +38,7 @@ func AppendError(dst []byte, id json.RawMessage, e *Error) []byte {
 	return append(dst, '}')
 }
 
-// AppendErrorObject appends the error object alone.
+// AppendErrorObject appends only the error object.
 func AppendErrorObject(dst []byte, e *Error) []byte {
 	dst = append(dst, `{"code":`...)
 	dst = strconv.AppendInt(dst, int64(e.Code), 10)
@@ -54,7 +53,7 @@ func AppendErrorObject(dst []byte, e *Error) []byte {
 	return append(dst, '}')
 }
 
-// AppendNotification appends a notification; params is a JSON object or nil.
+// AppendNotification appends a notification. params is a JSON object or nil.
 func AppendNotification(dst []byte, method string, params json.RawMessage) []byte {
 	dst = append(dst, `{"jsonrpc":"2.0","method":`...)
 	dst = AppendString(dst, method)
@@ -65,7 +64,7 @@ func AppendNotification(dst []byte, method string, params json.RawMessage) []byt
 	return append(dst, '}')
 }
 
-// Encode is a value as JSON, with <, > and & as they are. The value is of a type that always encodes.
+// Encode encodes a value as JSON without escaping <, > and &. The value must have a type that always encodes.
 func Encode(v any) json.RawMessage {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -78,8 +77,8 @@ func Encode(v any) json.RawMessage {
 
 const hex = "0123456789abcdef"
 
-// AppendString appends s as a JSON string. Bytes that are not UTF-8 become
-// U+FFFD; U+2028 and U+2029 are escaped, since some readers take them for line ends.
+// AppendString appends s as a JSON string. It replaces bytes that are not UTF-8 by U+FFFD, and escapes U+2028 and U+2029, because some
+// readers treat them as line ends.
 func AppendString(dst []byte, s string) []byte {
 	dst = append(dst, '"')
 	start := 0
