@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// ErrTooLarge ends a stream whose event is over the reader's limit.
+// ErrTooLarge is the error for an event that exceeds the reader's limit. The stream cannot be read any further.
 var ErrTooLarge = errors.New("sse: event too large")
 
 // Reader reads events from a stream.
@@ -17,19 +17,17 @@ type Reader struct {
 	r     *bufio.Reader
 	limit int
 	began bool
-	// cr is set behind a CR: an LF that follows belongs to it.
+	// cr is set after a CR, because an LF that follows belongs to the same line end.
 	cr bool
 }
 
-// NewReader reads from r; an event of more than limit bytes ends it with
-// [ErrTooLarge].
+// NewReader returns a reader of r. It fails with [ErrTooLarge] at an event of more than limit bytes.
 func NewReader(r io.Reader, limit int) *Reader {
 	return &Reader{r: bufio.NewReader(r), limit: limit}
 }
 
-// Next returns the next event that has a field we know. Comments are passed
-// over. An event that the stream's end cut off is dropped, as the standard says. The error at the
-// end is [io.EOF].
+// Next returns the next event with a known field. It skips comments and, as the standard requires, an incomplete event at the end of the
+// stream. At the end it returns [io.EOF].
 func (r *Reader) Next() (Event, error) {
 	var e Event
 	size, fields := 0, false
@@ -76,7 +74,7 @@ func (r *Reader) Next() (Event, error) {
 	}
 }
 
-// line reads up to a CR, LF or both, which it leaves out.
+// line reads a line, which ends with CR, LF or both, and returns it without the end.
 func (r *Reader) line(limit int) ([]byte, error) {
 	var text []byte
 	for {
@@ -103,7 +101,7 @@ func (r *Reader) line(limit int) ([]byte, error) {
 		case '\n':
 			return text, nil
 		case '\r':
-			// The LF of a CR LF may come later; waiting for it would hold an event back.
+			// The LF of a CR LF may arrive later, and waiting for it would delay the event.
 			r.cr = true
 			return text, nil
 		}

@@ -1,9 +1,8 @@
 // Package sse writes and reads Server-Sent Events, the text/event-stream format
 // of the WHATWG HTML standard, section 9.2.
 //
-// It knows nothing of JSON-RPC or MCP. A write must not depend on Flush: where
-// the ResponseWriter cannot flush (a Lambda function's streamed response), every write
-// leaves as it is.
+// It is independent of JSON-RPC and MCP. Writing does not depend on Flush, because the response writer of a Lambda function cannot flush and
+// sends every write immediately.
 package sse
 
 import (
@@ -21,22 +20,20 @@ const ContentType = "text/event-stream"
 
 // Event is one event, or a comment.
 type Event struct {
-	// Name is the event's type; empty is "message".
+	// Name is the event's type. If it is empty, readers assume "message".
 	Name string
-	// ID becomes the reader's last event id; empty leaves it.
+	// ID becomes the reader's last event id. If it is empty, the reader keeps the previous one.
 	ID string
-	// Data is the event's text. Nil leaves the field out; empty sends an empty one.
+	// Data is the event's text. If it is nil, the field is left out.
 	Data []byte
-	// Retry asks the reader to wait so long before it reconnects; zero leaves it.
+	// Retry is how long the reader should wait before it reconnects. If it is zero, the reader keeps the previous time.
 	Retry time.Duration
-	// Comment is for nobody: it keeps the connection alive. An event with a
-	// comment of one space or more has no other field.
+	// Comment is ignored by readers and keeps the connection alive. If it is not empty, the other fields are not sent.
 	Comment string
 }
 
-// Append appends the event as it stands on the wire. A line end within the data
-// starts a further data line. Name, ID and comment lose everything from their first line
-// end or NUL on, which neither may contain.
+// Append appends the encoded event. A line end within the data begins another data line. Name, ID and comment must not contain line ends or
+// NUL, so Append cuts them off there.
 func Append(dst []byte, e Event) []byte {
 	if e.Comment != "" {
 		dst = append(dst, ':')
@@ -88,23 +85,23 @@ func line(s string) string {
 	return s
 }
 
-// Writer writes events to an HTTP response, each at once.
+// Writer writes events to an HTTP response and flushes each of them.
 type Writer struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
 
-	mu      sync.Mutex // guards timeout, and the deadline with it
+	mu      sync.Mutex // guards timeout and the connection's deadline
 	timeout time.Duration
 }
 
-// NewWriter writes to w. A write that the other side does not take within
-// timeout fails, where the connection can be given a deadline; zero waits for ever.
+// NewWriter returns a writer to w. A write fails if the client does not read it within timeout and the connection supports deadlines. Zero
+// means no timeout.
 func NewWriter(w http.ResponseWriter, timeout time.Duration) *Writer {
 	return &Writer{w: w, control: http.NewResponseController(w), timeout: timeout}
 }
 
-// Start sends the status and the headers of a stream; others may have been set
-// before. X-Accel-Buffering keeps proxies from holding events back.
+// Start sends the status and the headers of a stream. The caller may have set other headers before. X-Accel-Buffering keeps proxies from
+// buffering events.
 func (w *Writer) Start() {
 	h := w.w.Header()
 	h.Set("Content-Type", ContentType)
@@ -113,8 +110,7 @@ func (w *Writer) Start() {
 	w.w.WriteHeader(http.StatusOK)
 }
 
-// Write writes what [Append] made of one or more events. An error means that the
-// other side is gone or does not read.
+// Write writes one or more events that [Append] has encoded. It fails if the client has disconnected or does not read.
 func (w *Writer) Write(events []byte) error {
 	if err := w.limit(0); err != nil {
 		return err
@@ -128,12 +124,10 @@ func (w *Writer) Write(events []byte) error {
 	return nil
 }
 
-// Hurry shortens the timeout, also that of a write that is under way. It may be
-// called by another goroutine than the one that writes.
-func (w *Writer) Hurry(timeout time.Duration) { _ = w.limit(timeout) } // who writes finds out
+// Hurry shortens the timeout, also for a running write. Any goroutine may call it.
+func (w *Writer) Hurry(timeout time.Duration) { _ = w.limit(timeout) } // the next write returns the error
 
-// limit gives the next write, or the one that is under way, its time. A shorter timeout
-// holds from then on; 0 leaves it.
+// limit sets the deadline of the next or the running write. It keeps a shorter timeout for later writes; 0 does not change the timeout.
 func (w *Writer) limit(shorter time.Duration) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
