@@ -1,9 +1,7 @@
-// Package session keeps the sessions of the session-based revisions in the store, so that any
-// instance serves them.
+// Package session stores the sessions of the session-based revisions, so that any instance can serve them.
 //
-// What a session is subscribed to, which of its streams is the newest and which request ids were
-// used belong here; how a request names its session, and what its stream sends, do not: see
-// shared/mcp. A session is read and written by [Store] alone.
+// It stores the subscriptions of a session, its newest stream and its used request ids. How a request names its session, and what a stream
+// sends, is in shared/mcp. Only [Store] reads and writes sessions.
 package session
 
 import (
@@ -24,14 +22,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Store has the sessions. A session is one partition:
+// Store stores sessions. A session is one partition:
 //
 //   - the session itself
-//     #          how many URIs it is subscribed to
-//     stream     which of its GET streams is the newest; its version is 0 once a stream has begun
-//     open       in the dialect: that this stream is open
-//     u#HASH     one URI that it is subscribed to
-//     i#HASH     in the dialect: a request id that was used
+//     #          the number of its URIs
+//     stream     the newest of its GET streams; the version is 0 once a stream has begun
+//     open       in the dialect: the newest stream is open
+//     u#HASH     one of the URIs that it is subscribed to
+//     i#HASH     in the dialect: a used request id
 //
 // The items next to the session expire up to [TTL] later than the session. Otherwise a request that still works with the old
 // expiry, because another request has just prolonged the session, could write a subscription that ends before its session.
@@ -39,53 +37,52 @@ import (
 // The partition is named by a hash of the id, so that someone who reads the store cannot take over a session.
 type Store struct {
 	DB store.DB
-	// MaxURIs is how many URIs a session may be subscribed to.
+	// MaxURIs limits the URIs of a session.
 	MaxURIs int
-	// Max is how many sessions a principal may have; nil is no limit.
+	// Max returns how many sessions a principal may have. Nil means no limit.
 	Max func(ctx context.Context, p auth.Principal) int
-	// Broken counts what cannot be decoded.
+	// Broken counts items that cannot be decoded.
 	Broken *metric.Undecodable
-	// Prolong is called when a session is prolonged, for each URI of a backend, with the time until which the session needs it;
-	// may be nil.
+	// Prolong is called when a session is prolonged, for each URI of a backend, with the time until which the session needs it. It may
+	// be nil.
 	Prolong func(ctx context.Context, sess *Session, uri URI, until time.Time) error
 }
 
-// Session is what is known of one.
+// Session is the state of a session.
 type Session struct {
 	Workspace string       `json:"ws"`
 	Principal string       `json:"pr"`
 	Version   spec.Version `json:"ver"`
-	// Payloads and Events say which extensions the client declared.
+	// Payloads and Events tell which extensions the client declared.
 	Payloads bool `json:"pay,omitempty"`
 	Events   bool `json:"ev,omitempty"`
-	// Capabilities and Client are what the client declared, for backends.
+	// Capabilities and Client are the client's declarations for backends.
 	Capabilities json.RawMessage `json:"cap,omitempty"`
 	Client       json.RawMessage `json:"cli,omitempty"`
-	// Dialect is set for a session of the dialect, which is unknown elsewhere.
+	// Dialect is set for a session of the named-event dialect, which cannot be used elsewhere.
 	Dialect bool `json:"di,omitempty"`
-	// Level is the least severity of log messages that the client wants; empty for none.
+	// Level is the least severity of log messages that the client wants. It is empty for none.
 	Level string `json:"lv,omitempty"`
 
-	ID      string `json:"-"` // known while a request is served that carries it
+	ID      string `json:"-"` // known only while a request with the id is served
 	Key     string `json:"-"` // the hash of the id
 	expires time.Time
 	item    store.Item
 }
 
-// URI is one that a session is subscribed to, in its canonical form.
+// URI is a URI that a session is subscribed to, in canonical form.
 type URI struct {
 	URI string `json:"u"`
-	// After is the log's position when it was subscribed. An item of an earlier release has the
-	// time instead.
+	// After is the log's position at the time of the subscription. Items of earlier releases have the time instead.
 	After int64     `json:"p,omitempty"`
 	Since time.Time `json:"t,omitzero"`
 	// Open is set for a parent or a wildcard.
 	Open bool `json:"o,omitempty"`
-	// Backend names whose resource it is, if it is one's.
+	// Backend is the name of the backend that the resource belongs to, if any.
 	Backend string `json:"b,omitempty"`
 }
 
-// Position is that of the log when it was subscribed.
+// Position returns the log's position at the time of the subscription.
 func (u URI) Position() int64 {
 	if u.Since.IsZero() {
 		return u.After
@@ -100,8 +97,8 @@ const (
 	firstTTL = 5 * time.Minute
 )
 
-// ErrNone is a session that is unknown, ended, expired or another principal's: they
-// look alike.
+// ErrNone is the error for a session that is unknown, has ended or expired, or belongs to another principal. Callers cannot
+// distinguish these cases.
 var ErrNone = errors.New("mcp: no such session")
 
 const (
@@ -114,7 +111,7 @@ const (
 	countURIs   = "n"
 )
 
-// Key names a session by its id: in the store, and on the topic of its stream.
+// Key returns the key of a session in the store and in the topic of its stream.
 func Key(id string) string {
 	h := sha256.Sum256([]byte("session\x00" + id))
 	return base64.RawURLEncoding.EncodeToString(h[:])
@@ -124,13 +121,13 @@ func itemKey(key, sort string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "s#" + key, Sort: sort}
 }
 
-// ListKey is the partition in which the sessions of a principal are listed by their keys. One of an earlier release is in
-// it once it was prolonged.
+// ListKey returns the partition that lists the sessions of a principal by their keys. Sessions of earlier releases are listed when they
+// are prolonged.
 func ListKey(workspace, principal string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "sp#" + workspace + "#" + principal}
 }
 
-// Partition is that of a session's items.
+// Partition returns the partition of a session's items.
 func Partition(key string) store.Key { return itemKey(key, sortSession) }
 
 // listed returns the entry of the session in the list of its principal's sessions. It lives as long as the session's items.
@@ -147,14 +144,14 @@ func (s *Session) itemsExpire() time.Time { return s.expires.Add(TTL) }
 // NeedsUntil returns when other records of the session may expire. Like the items next to the session they outlive it by [TTL].
 func (s *Session) NeedsUntil() time.Time { return s.itemsExpire() }
 
-// Create makes a session. Its id is 32 random bytes. It expires after a few minutes unless [Store.Load] finds it before.
+// Create creates a session with an id of 32 random bytes. It expires after a few minutes unless [Store.Load] finds it before.
 func (s *Store) Create(ctx context.Context, sess Session) (*Session, error) {
 	id := make([]byte, 32)
 	_, _ = rand.Read(id) // never fails (Go 1.24)
 	sess.ID = base64.RawURLEncoding.EncodeToString(id)
 	sess.Key = Key(sess.ID)
 	life := firstTTL
-	if sess.Dialect { // its stream may be all that uses it
+	if sess.Dialect { // possibly only its stream uses it
 		life = TTL
 	}
 	sess.expires = time.Now().Add(life)
@@ -166,8 +163,8 @@ func (s *Store) Create(ctx context.Context, sess Session) (*Session, error) {
 	return &sess, nil
 }
 
-// Surplus returns the session that has to end before the principal begins another one, or nil if it has fewer than [Store.Max].
-// It is the one that was prolonged the longest time ago.
+// Surplus returns the session that must end before the principal may begin another one. It is the session that was not prolonged for the
+// longest time. Surplus returns nil if the principal has fewer sessions than [Store.Max].
 func (s *Store) Surplus(ctx context.Context, p auth.Principal) (*Session, error) {
 	if s.Max == nil || p.Anonymous {
 		return nil, nil
@@ -187,7 +184,7 @@ func (s *Store) Surplus(ctx context.Context, p auth.Principal) (*Session, error)
 	return &Session{Workspace: p.Workspace, Principal: p.ID, Key: oldest.Key.Sort}, nil
 }
 
-// Load finds the caller's session, and lengthens its life when half of it is over.
+// Load returns the caller's session, and prolongs it if half of its lifetime is over.
 func (s *Store) Load(ctx context.Context, id string, p auth.Principal, dialect bool) (*Session, error) {
 	key := Key(id)
 	items, err := s.DB.Get(ctx, itemKey(key, sortSession))
@@ -209,7 +206,7 @@ func (s *Store) Load(ctx context.Context, id string, p auth.Principal, dialect b
 	return sess, nil
 }
 
-// touch prolongs a session, and before it the subscriptions, so that an interruption leaves no session that outlives them.
+// touch prolongs a session. It prolongs the subscriptions first, so that a session never outlives them after an interruption.
 func (s *Store) touch(ctx context.Context, sess *Session) error {
 	prolonged := *sess
 	prolonged.expires = time.Now().Add(TTL)
@@ -219,10 +216,10 @@ func (s *Store) touch(ctx context.Context, sess *Session) error {
 	}
 	for _, it := range uris {
 		if !it.Expires.Before(prolonged.expires) {
-			continue // the next touch comes early enough for it
+			continue // the next touch is early enough
 		}
 		it.Expires = prolonged.itemsExpire()
-		// The condition keeps a URI away that was unsubscribed meanwhile.
+		// The condition avoids that a URI returns that was unsubscribed concurrently.
 		if err := s.DB.Write(ctx, store.Put(it, store.Exists())); err != nil && !errors.Is(err, store.ErrConflict) {
 			return fault.Wrap(fault.Unavailable, err, "prolong the session")
 		}
@@ -237,7 +234,7 @@ func (s *Store) touch(ctx context.Context, sess *Session) error {
 			}
 		}
 	}
-	// Counting again also corrects what a crash left wrong.
+	// Writing the count also corrects it after a crash.
 	err = s.DB.Write(ctx, store.Put(store.Item{
 		Key: itemKey(sess.Key, sortCount), Counts: map[string]int64{countURIs: int64(len(uris))}, Expires: prolonged.itemsExpire(),
 	}))
@@ -257,7 +254,7 @@ func (s *Store) touch(ctx context.Context, sess *Session) error {
 	return nil
 }
 
-// Subscribe adds a URI to the session. Doing it twice is doing it once.
+// Subscribe adds a URI to the session. It has no effect if the session has the URI already.
 func (s *Store) Subscribe(ctx context.Context, sess *Session, u URI) error {
 	value, _ := json.Marshal(u)
 	key := uriKey(sess.Key, u.URI)
@@ -283,7 +280,7 @@ func (s *Store) Subscribe(ctx context.Context, sess *Session, u URI) error {
 	return LimitReached("streamURIs", s.MaxURIs)
 }
 
-// Unsubscribe removes a URI; one that is not there is no fault.
+// Unsubscribe removes a URI from the session. It has no effect if the session does not have the URI.
 func (s *Store) Unsubscribe(ctx context.Context, sess *Session, uri string) error {
 	err := s.DB.Write(ctx,
 		store.Delete(uriKey(sess.Key, uri), store.Exists()),
@@ -319,7 +316,7 @@ func (s *Store) Subscriptions(ctx context.Context, key string) ([]URI, error) {
 	return s.decodeURIs(ctx, items), nil
 }
 
-// decodeURIs leaves out what cannot be decoded.
+// decodeURIs decodes URIs, and leaves out items that cannot be decoded.
 func (s *Store) decodeURIs(ctx context.Context, items []store.Item) []URI {
 	out := make([]URI, 0, len(items))
 	for _, it := range items {
@@ -372,8 +369,8 @@ func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) 
 	return false, false, fault.New(fault.Unavailable, "the session's stream is being taken over by other requests")
 }
 
-// Begun records that the client got the beginning of a stream that took over, and thereby what it can resume from. If a newer
-// stream has taken over, that one records it.
+// Begun records that the client has received the beginning of a stream, so that it can resume the stream. It has no effect if a newer
+// stream has taken over, which records its own beginning.
 func (s *Store) Begun(ctx context.Context, sess *Session, connection string) error {
 	item := store.Item{Key: itemKey(sess.Key, sortStream), Value: []byte(connection), Expires: sess.itemsExpire()}
 	err := s.DB.Write(ctx, store.Put(item, store.VersionIs(pending(connection))))
@@ -389,8 +386,7 @@ func pending(connection string) int64 {
 	return int64(binary.BigEndian.Uint64(h[:])>>1) | 1
 }
 
-// Served reads the session of an open stream anew. It returns nil when the
-// session is over or has a newer stream.
+// Served reads the session of an open stream again. It returns nil if the session has ended or has a newer stream.
 func (s *Store) Served(ctx context.Context, sess *Session, connection string) (*Session, error) {
 	items, err := s.DB.Get(ctx, itemKey(sess.Key, sortSession), itemKey(sess.Key, sortStream))
 	if err != nil {
@@ -402,7 +398,7 @@ func (s *Store) Served(ctx context.Context, sess *Session, connection string) (*
 	return s.decode(ctx, sess.ID, sess.Key, items[0]), nil
 }
 
-// decode reads a session; nil is one that cannot be read, which is as one that there is not: its client begins another.
+// decode returns nil for a session that it cannot decode. Callers treat it as unknown, so that the client begins a new one.
 func (s *Store) decode(ctx context.Context, id, key string, item *store.Item) *Session {
 	sess := &Session{ID: id, Key: key, expires: item.Expires, item: *item}
 	if json.Unmarshal(item.Value, sess) != nil {
@@ -412,8 +408,7 @@ func (s *Store) decode(ctx context.Context, id, key string, item *store.Item) *S
 	return sess
 }
 
-// Change writes a session in another form, over whatever another request wrote
-// meanwhile.
+// Change alters and writes a session. It repeats that if another request wrote the session at the same time.
 func (s *Store) Change(ctx context.Context, sess *Session, alter func(*Session)) error {
 	for range 5 {
 		items, err := s.DB.Get(ctx, itemKey(sess.Key, sortSession))
@@ -443,9 +438,9 @@ func (s *Store) Change(ctx context.Context, sess *Session, alter func(*Session))
 	return fault.New(fault.Unavailable, "the session is being changed by other requests")
 }
 
-// Remove ends the session and returns what it was subscribed to.
+// Remove ends the session and returns its subscriptions.
 func (s *Store) Remove(ctx context.Context, sess *Session) ([]URI, error) {
-	// First the session itself: without it nothing can be added any more.
+	// Delete the session first, so that no request can add items to it.
 	if err := s.DB.Write(ctx, store.Delete(itemKey(sess.Key, sortSession)), store.Delete(sess.listed().Key)); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "end the session")
 	}
@@ -460,7 +455,7 @@ func (s *Store) Remove(ctx context.Context, sess *Session) ([]URI, error) {
 	return s.decodeURIs(ctx, items), fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, ops...), "end the session")
 }
 
-// LimitReached names the limit that a request would go over.
+// LimitReached returns the error for a request that would exceed a limit.
 func LimitReached(name string, most int) error {
 	return fault.New(fault.Exhausted, "the limit %s of %d is reached", name, most).
 		AtLimit(name, float64(most))

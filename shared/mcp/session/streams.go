@@ -14,12 +14,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Use records a request id of the session. It reports whether it was not used
-// before, at any instance. An id is remembered for as long as a session lives
-// unused, which bounds what is stored.
+// Use records a request id of the session, and reports whether no instance has seen it before. It remembers an id for the lifetime of an
+// unused session, which limits the number of stored ids.
 func (s *Store) Use(ctx context.Context, sess *Session, id json.RawMessage) (fresh bool, err error) {
 	text := "n" + string(id)
-	if value, ok := jsonrpc.String(id); ok { // one string can be written in several ways
+	if value, ok := jsonrpc.String(id); ok { // a string has several JSON forms
 		text = "s" + value
 	}
 	h := sha256.Sum256([]byte(text))
@@ -33,14 +32,14 @@ func (s *Store) Use(ctx context.Context, sess *Session, id json.RawMessage) (fre
 	return err == nil, fault.Wrap(fault.Unavailable, err, "record a request id")
 }
 
-// Opened says until when at the latest the session's newest stream is open.
+// Opened records that the session's newest stream is open, at the longest until the given time.
 func (s *Store) Opened(ctx context.Context, key string, until time.Time) (lease int64, err error) {
 	lease = rand.Int64N(1<<62) + 1
 	err = s.DB.Write(ctx, store.Put(store.Item{Key: itemKey(key, sortOpen), Version: lease, Expires: until}))
 	return lease, fault.Wrap(fault.Unavailable, err, "record the open stream")
 }
 
-// Closed takes [Store.Opened] back, unless a newer stream has followed.
+// Closed undoes [Store.Opened] unless a newer stream has opened.
 func (s *Store) Closed(ctx context.Context, key string, lease int64) error {
 	err := s.DB.Write(ctx, store.Delete(itemKey(key, sortOpen), store.VersionIs(lease)))
 	if errors.Is(err, store.ErrConflict) {
@@ -49,7 +48,7 @@ func (s *Store) Closed(ctx context.Context, key string, lease int64) error {
 	return fault.Wrap(fault.Unavailable, err, "record the end of the stream")
 }
 
-// Streaming reports whether a stream of the session is open somewhere.
+// Streaming reports whether a stream of the session is open at any instance.
 func (s *Store) Streaming(ctx context.Context, key string) (bool, error) {
 	items, err := s.DB.Get(ctx, itemKey(key, sortOpen))
 	if err != nil {
