@@ -71,7 +71,7 @@ func NewStreamEndpoint(c *Core, o StreamOptions) (*mcp.Endpoint, error) {
 	options.Registrar, options.Deregistrar = o.Registrar, o.Deregistrar
 	options.ForwardRegistrar, options.ForwardDeregistrar = o.ForwardRegistrar, o.ForwardDeregistrar
 	options.MaxAge, options.Heartbeat, options.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, l.AnswerStreamAfter
-	options.MaxSessions = c.MaxSessions
+	options.MaxSessions, options.Dialect = c.MaxSessions, mcp.NamedEvents
 	options.Calls = quota.NewHeld(quota.Calls, "calls to backends", c.CallerQuota(quota.Calls), descriptors.Outgoing())
 	options.PollMin, options.PollMax = l.PollMin, l.PollMax
 	if l.EventTools {

@@ -20,8 +20,7 @@ const (
 	maxBatchBytes = 2 << 20
 )
 
-// batch serves an array of messages: part of 2025-03-26 and of no revision
-// since.
+// batch serves an array of messages, which only 2025-03-26 allows.
 func (e *Endpoint) batch(w http.ResponseWriter, c *method.Call, parts []json.RawMessage) {
 	stateless := spec.Version(c.Request.Header.Get(spec.HeaderVersion)).Stateless()
 	if !stateless && !e.enterSession(w, c) {
@@ -31,14 +30,14 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *method.Call, parts []json.Raw
 		method.SendError(w, http.StatusBadRequest, nil, method.InvalidRequest("this revision has no batches"))
 		return
 	}
-	defer c.Detach(e.shut, method.DetachedFor)()
-	c.Attached = nil // all parts together have the time of one request
+	defer c.Detach(method.DetachedFor)()
+	c.JoinBatch()
 	c.Request = c.Request.Clone(c.Request.Context())
 	c.Request.Header.Set("Accept", "application/json") // parts of an array cannot be streams
 	e.serveParts(w, c, parts, func(w http.ResponseWriter, c *method.Call) {
 		switch {
 		case c.Msg.Kind != jsonrpc.Request:
-			e.takeIn(w, c)
+			e.accept(w, c)
 		case c.Msg.Method == spec.MethodInitialize:
 			method.SendError(w, http.StatusOK, c.Msg.ID, method.UnknownMethod(c.Msg.Method))
 		default:
@@ -47,7 +46,7 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *method.Call, parts []json.Raw
 	})
 }
 
-// serveParts serves each message of a batch, and answers with the responses in their order.
+// serveParts serves the messages of a batch, and answers with the responses in the same order.
 func (e *Endpoint) serveParts(w http.ResponseWriter, c *method.Call, parts []json.RawMessage, serve func(http.ResponseWriter, *method.Call)) {
 	if len(parts) > maxBatch {
 		method.SendError(w, http.StatusBadRequest, nil, method.InvalidRequest("a batch has at most "+strconv.Itoa(maxBatch)+" messages"))

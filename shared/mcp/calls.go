@@ -2,7 +2,6 @@ package mcp
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"net/http"
 	"slices"
@@ -21,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// calls hands requests, and what clients notify and answer, on to backends.
+// calls passes requests, notifications and responses of clients on to backends.
 type calls struct {
 	backends api.Gateway
 	underWay *quota.Held
@@ -29,16 +28,15 @@ type calls struct {
 	catalogs method.Catalogs
 	faults   method.Faults
 	timing   method.Timing
-	shut     context.Context // ends calls that still run, see [Endpoint.Close]
 }
 
-// route is where in the gateway a request goes: what its member of params names.
+// route is the destination of a request at the gateway: an item of a kind, which a member of the params names.
 type route struct {
 	kind         api.Kind
 	name, member string
 }
 
-// routeName finds a tool or a prompt.
+// routeName routes a request to the tool or prompt that it names.
 func routeName(kind api.Kind) router {
 	return func(c *method.Call) (route, bool, error) {
 		name, err := c.Required("name")
@@ -46,7 +44,7 @@ func routeName(kind api.Kind) router {
 	}
 }
 
-// routeRead leaves our own schemes to us.
+// routeRead routes resources/read to a backend unless this server serves the URI.
 func (h *calls) routeRead(c *method.Call) (route, bool, error) {
 	uri, err := c.Required("uri")
 	if err != nil || strings.HasPrefix(uri, streams.SubscriptionScheme) {
@@ -59,13 +57,13 @@ func (h *calls) routeRead(c *method.Call) (route, bool, error) {
 	return route{api.Resources, uri, "uri"}, h.backends.Has(ctx, c.Client(), api.Resources, uri), nil
 }
 
-// known reports whether a URI is one of the catalog's. Such a one is not looked for at backends,
-// as when it is subscribed to.
+// known reports whether the catalog has a URI. Backends are not asked for such URIs, neither here nor for subscriptions.
 func known(cat *catalog.Catalog, uri string) bool {
 	_, _, err := match.Resolve(cat, uri)
 	return err == nil
 }
 
+// routeComplete routes completion/complete to a backend unless the template is an event type's.
 func (h *calls) routeComplete(c *method.Call) (route, bool, error) {
 	ref := c.Param("ref")
 	if name, ok := jsonrpc.String(jsonrpc.Member(ref, "name")); ok {
@@ -79,11 +77,11 @@ func (h *calls) routeComplete(c *method.Call) (route, bool, error) {
 	return to, h.backends.Has(c.Request.Context(), c.Client(), api.Templates, uri), nil
 }
 
-// router finds what of a backend a request is for. Without ok it is for nothing of theirs.
+// router returns the destination of a request at the gateway, or false if this server serves the request.
 type router func(c *method.Call) (to route, ok bool, err error)
 
-// proxying serves what backends have, and leaves the rest to here. Without here all is theirs, and the
-// method is known only while there are backends.
+// proxying serves requests for items of backends, and leaves the rest to here. If here is nil, all requests are for backends, and the
+// method exists only while there are backends.
 type proxying struct {
 	calls *calls
 	route router
@@ -105,24 +103,23 @@ func (h proxying) Serve(w http.ResponseWriter, c *method.Call) error {
 	return h.calls.serve(w, c, to)
 }
 
-// serve calls what a backend has and relays its answer. The call of a client that has left counts until it ends.
+// serve calls a backend and relays its answer. The call counts towards the limit until it ends, even if the client has disconnected.
 func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 	release, err := h.underWay.Take(c.Request.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if h.left != nil && c.Attached != nil {
-		stop := context.AfterFunc(c.Attached, func() { h.left(c.Request) })
-		defer stop()
+	if h.left != nil {
+		defer c.OnDisconnect(func() { h.left(c.Request) })()
 	}
 	request := api.Call{
 		Client: c.Client(), Kind: to.kind, Name: to.name, Member: to.member, Method: c.Msg.Method,
 		ID: bytes.Clone(c.Msg.ID), Params: c.Msg.Params, Header: parameterHeaders(c.Request.Header),
 	}
 	p := h.timing.Relay(w, c, h.faults)
-	request.Send, request.ResponseOnly = p.Send, !p.Streams
-	ctx, end := p.Begin(h.shut)
+	request.Send, request.ResponseOnly = p.Send, !p.StreamsMessages()
+	ctx, end := p.Begin()
 	defer end()
 	err = h.backends.Call(ctx, request)
 	if err != nil && p.Failed(err) {
@@ -131,8 +128,8 @@ func (h *calls) serve(w http.ResponseWriter, c *method.Call, to route) error {
 	return err
 }
 
-// parameterHeaders are those that repeat arguments of a tool (2026-07-28, Custom
-// Headers from Tool Parameters). The backend compares them.
+// parameterHeaders returns the headers that repeat arguments of a tool (2026-07-28, Custom Headers from Tool Parameters). The backend
+// compares them with the arguments.
 func parameterHeaders(h http.Header) http.Header {
 	out := http.Header{}
 	for name, values := range h {
@@ -143,14 +140,12 @@ func parameterHeaders(h http.Header) http.Header {
 	return out
 }
 
-// takeIn serves what needs no response: messages of conversations, whose answer comes when the context is on its way,
-// for on Lambda nothing goes on after it; other notifications; and answers to what a backend asked the client.
-func (e *Endpoint) takeIn(w http.ResponseWriter, c *method.Call) {
+// accept serves messages that need no response: messages of conversations, other notifications, and responses to requests of backends.
+// It answers a message of a conversation only after it has sent the context, because a Lambda function is frozen after the answer.
+func (e *Endpoint) accept(w http.ResponseWriter, c *method.Call) {
 	handle := e.calls.handle
 	if e.conversations.handles(c) {
-		if c.Attached == nil {
-			defer c.Detach(e.shut, method.DetachedFor)()
-		}
+		defer c.Detach(method.DetachedFor)()
 		handle = e.conversations.handle
 	}
 	err := handle(c)
@@ -177,9 +172,8 @@ func (e *Endpoint) takeIn(w http.ResponseWriter, c *method.Call) {
 	method.SendError(w, code, nil, e.faults.Translate(c.Request.Context(), err, c.Version, c.Profile))
 }
 
-// handle hands a notification or an answer on to backends. Without any, and without a session, nothing that a client notifies or
-// answers changes anything: requests are short then, and one that is under way cannot be
-// cancelled, which the revisions allow for.
+// handle passes a notification or a response on to the backends. Without backends or a session there is nothing to do, because the server
+// sends no requests to clients, and its own requests are too short to be cancelled.
 func (h *calls) handle(c *method.Call) error {
 	ctx := c.Request.Context()
 	backends := h.backends

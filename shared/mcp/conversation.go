@@ -11,17 +11,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// conversations hands on what clients say in conversations.
+// conversations forwards the messages of conversations to the context providers.
 type conversations struct {
 	conversation streams.Conversation
 	feeds        *stream.Tails
 }
 
-// conversationKind is which kind of message a call has; empty for other methods. The proposal has them as
-// notifications whose answer is a "response"; which a notification cannot have. So as a
-// request it is answered with its context, and as a notification the context comes as
-// conversation/context: to a session on its GET stream, and outside of sessions on every listen
-// of the principal that asked for it.
+// conversationKind returns the kind of a conversation's message, or an empty text for other methods.
+//
+// The proposal sends messages as notifications and answers them with a "response", which a notification cannot have. So a message that
+// arrives as a request is answered with its context. For a notification, the context is sent as conversation/context: in a session on
+// its GET stream, and otherwise on every listen of the principal that asked for it.
 func conversationKind(c *method.Call) conversation.Kind {
 	for _, kind := range conversation.Kinds {
 		if kind.Method() == c.Msg.Method {
@@ -31,7 +31,7 @@ func conversationKind(c *method.Call) conversation.Kind {
 	return ""
 }
 
-// answer serves a message that comes as a request.
+// answer serves a message that arrives as a request.
 func (h *conversations) answer(ctx context.Context, c *method.Call) (method.Result, error) {
 	found, _, err := h.context(ctx, c)
 	if err != nil {
@@ -47,7 +47,7 @@ func (h *conversations) answer(ctx context.Context, c *method.Call) (method.Resu
 	return r, nil
 }
 
-// context reads the message and gathers the context to it.
+// context reads the message and collects its context from the providers.
 func (h *conversations) context(ctx context.Context, c *method.Call) (*conversation.Context, *conversation.Message, error) {
 	m, err := conversation.Parse(conversationKind(c), c.Msg.Params)
 	if err != nil {
@@ -57,13 +57,13 @@ func (h *conversations) context(ctx context.Context, c *method.Call) (*conversat
 	return found, m, err
 }
 
-// handles reports whether a message of a conversation comes as a notification.
+// handles reports whether the call is a message of a conversation that arrives as a notification.
 func (h *conversations) handles(c *method.Call) bool {
 	return c.Msg.Kind == jsonrpc.Notification && conversationKind(c) != "" && h.conversation != nil &&
 		h.conversation.Offers(c.Request.Context(), c.Principal).Has(conversationKind(c))
 }
 
-// handle gathers the context of a message that came as a notification, and sends it on its way.
+// handle collects the context of a message that arrived as a notification, and sends it to the client's stream.
 func (h *conversations) handle(c *method.Call) error {
 	if err := c.Principal.Require(auth.ScopeRead); err != nil {
 		return err

@@ -20,8 +20,7 @@ type resourceCapability struct {
 	Subscription []string `json:"subscription,omitempty"`
 }
 
-// extensionSettings repeat them for clients whose libraries drop unknown members
-// of capabilities.resources.
+// extensionSettings repeats these members for clients whose libraries drop unknown members of capabilities.resources.
 type extensionSettings struct {
 	Events       bool     `json:"events"`
 	Subscription []string `json:"subscription"`
@@ -46,23 +45,23 @@ type capabilities struct {
 	ConversationEvents *conversation.Offers `json:"conversationEvents,omitempty"`
 }
 
-// offers is what is served to one caller and perhaps not to another.
+// offers is the part of the capabilities that depends on the caller.
 type offers struct {
 	backends     api.Capabilities
 	conversation conversation.Offers
 }
 
-// description is what the endpoint says of itself.
+// description describes the endpoint in the answers to initialize and server/discover.
 type description struct {
 	server       Implementation
-	instructions string // how to use the tools for events; empty without them
+	instructions string // how to use the event tools; empty without them
 	methods      method.Table
 	sessions     *session.Store
 	backends     api.Gateway
 	conversation streams.Conversation
 }
 
-// offersTo finds out what there is for a caller beside what there is for all.
+// offersTo returns the capabilities that only some callers have.
 func (d *description) offersTo(ctx context.Context, c *method.Call) (o offers) {
 	if d.backends.Any(ctx) {
 		o.backends = d.backends.Capabilities(ctx, c.Client())
@@ -73,12 +72,12 @@ func (d *description) offersTo(ctx context.Context, c *method.Call) (o offers) {
 	return o
 }
 
-// personal reports whether callers may be served different things.
+// personal reports whether the capabilities depend on the caller.
 func (d *description) personal(ctx context.Context) bool {
 	return d.backends.Any(ctx) || d.conversation != nil && d.conversation.Enabled(ctx)
 }
 
-// capabilities are what is served to a caller, and nothing else.
+// capabilities returns the capabilities for a caller. They match the methods that the caller can use.
 func (d *description) capabilities(stateless bool, to offers) capabilities {
 	c := capabilities{Extensions: map[string]any{}}
 	inBand := d.methods.Has(spec.MethodListen)
@@ -130,7 +129,7 @@ func (d *description) capabilities(stateless bool, to offers) capabilities {
 	return c
 }
 
-// describeInitialize is the result of initialize after the version.
+// describeInitialize returns the members of the result of initialize that follow the version.
 func (d *description) describeInitialize(to offers) []byte {
 	return method.WithoutBraces(jsonrpc.Encode(struct {
 		Capabilities capabilities   `json:"capabilities"`
@@ -139,7 +138,7 @@ func (d *description) describeInitialize(to offers) []byte {
 	}{d.capabilities(false, to), d.server, d.instructions}))
 }
 
-// describeDiscover is the result of server/discover.
+// describeDiscover returns the members of the result of server/discover.
 func (d *description) describeDiscover(to offers) []byte {
 	return method.WithoutBraces(jsonrpc.Encode(struct {
 		Versions     []spec.Version `json:"supportedVersions"`
@@ -156,8 +155,7 @@ func (d *description) supported() []spec.Version {
 	return spec.Versions
 }
 
-// discoverTTL is how long, in milliseconds, a client may keep what
-// server/discover said: it changes only with a deployment.
+// discoverTTL is how long, in milliseconds, a client may cache the result of server/discover, which changes only with a deployment.
 const discoverTTL = 60_000
 
 func (d *description) answerDiscover(ctx context.Context, c *method.Call) (method.Result, error) {

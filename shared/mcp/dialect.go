@@ -17,8 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// The named-event dialect, at /mcp/{workspace}: the same methods, sessions and
-// feeds as those of the revisions with sessions, in the framing of an older
+// The named-event dialect at /mcp/{workspace} serves the methods, sessions and feeds of the session-based revisions over an older
 // transport.
 //
 //	GET   event: lifecycle      streamOpened, ping while quiet, streamClosed
@@ -26,27 +25,20 @@ import (
 //	      event: response       answers to POSTs that carry the stream's Mcp-Session-Id
 //	POST  event: response, or JSON, or 202 and the answer on the stream
 //
-// A session begins with the first GET, or with initialize. A POST without a session
-// is served by itself. How an answer reaches a stream at another instance is in
-// dialectresponse.go.
+// A session begins with the first GET or with initialize. A POST without a session is served on its own.
 
-// PathWorkspace is the wildcard of the pattern that the dialect is routed by:
-// "/mcp/{workspace}". A request without it is one of the published transports.
-const PathWorkspace = "workspace"
-
-// pathEndpoint is where who serves a forwarded request listens.
-const pathEndpoint = "/mcp"
-
-// dialectVersion is the revision of a session that was not initialized: what a
-// client that names none speaks.
+// dialectVersion is the revision of a session without initialize, because a client that names no version uses this one.
 const dialectVersion = spec.V20250326
 
-// dialect serves it, with the endpoint's sessions, methods and streams.
+// dialect serves the named-event dialect with the endpoint's sessions, methods and streams.
 type dialect struct{ endpoint *Endpoint }
 
-// serve serves a request whose caller is known.
+// NamedEvents registers the dialect, see [Options.Dialect]. Without this file and the framing in package streams, there is no dialect.
+func NamedEvents(e *Endpoint) Dialect { return dialect{e}.serve }
+
+// serve serves an authenticated request.
 func (d dialect) serve(w http.ResponseWriter, c *method.Call, workspace string) {
-	if !d.belongs(w, c, workspace) {
+	if !d.checkWorkspace(w, c, workspace) {
 		return
 	}
 	switch {
@@ -60,9 +52,9 @@ func (d dialect) serve(w http.ResponseWriter, c *method.Call, workspace string) 
 	}
 }
 
-// belongs answers all who do not belong to the workspace alike. Whether it exists is not
-// looked up for them, so that the time of the answer does not show it either.
-func (d dialect) belongs(w http.ResponseWriter, c *method.Call, workspace string) bool {
+// checkWorkspace answers callers that do not belong to the workspace, and returns false. They all receive the same answer, without a look-up
+// of the workspace, so that the time of the answer does not show whether it exists.
+func (d dialect) checkWorkspace(w http.ResponseWriter, c *method.Call, workspace string) bool {
 	c.Dialect, c.Version = true, dialectVersion
 	if workspace == c.Principal.Workspace {
 		_, err := d.endpoint.options.Catalogs.Catalog(c.Request.Context(), workspace)
@@ -78,13 +70,12 @@ func (d dialect) belongs(w http.ResponseWriter, c *method.Call, workspace string
 	return false
 }
 
-// post serves a POST: first the messages, into a record, and then the
-// record's way to the client.
+// post serves a POST. It records the answer, and then sends it on the session's stream or as the response.
 func (d dialect) post(w http.ResponseWriter, c *method.Call) {
 	r, kept := c.Request, httpjson.NewRecorder()
 	batch, ok := d.endpoint.receive(kept, c)
 	if ok {
-		defer c.Detach(d.endpoint.shut, method.DetachedFor)()
+		defer c.Detach(method.DetachedFor)()
 	}
 	if ok && d.enter(kept, c) {
 		if batch != nil {
@@ -106,7 +97,7 @@ func (d dialect) post(w http.ResponseWriter, c *method.Call) {
 	w.WriteHeader(http.StatusAccepted)
 }
 
-// enter finds the session of a request that names one, or answers.
+// enter loads the session of a request that names one. If that fails, it answers and returns false.
 func (d dialect) enter(w http.ResponseWriter, c *method.Call) bool {
 	id := c.Request.Header.Get(spec.HeaderSession)
 	return id == "" || d.endpoint.sessions == nil || d.endpoint.loadSession(w, c, id)
@@ -116,9 +107,9 @@ func (d dialect) enter(w http.ResponseWriter, c *method.Call) bool {
 func (d dialect) call(w http.ResponseWriter, c *method.Call) {
 	switch c.Msg.Kind {
 	case jsonrpc.Notification:
-		d.endpoint.takeIn(w, c)
+		d.endpoint.accept(w, c)
 		return
-	case jsonrpc.Response: // to nothing: no client is asked here
+	case jsonrpc.Response: // ignored, because the dialect sends no requests to clients
 		w.WriteHeader(http.StatusAccepted)
 		return
 	}
@@ -129,7 +120,7 @@ func (d dialect) call(w http.ResponseWriter, c *method.Call) {
 			d.endpoint.replies.SessionFailed(w, c, err)
 			return
 		case !fresh:
-			// Not on the stream, where it could be taken for the answer to the first.
+			// Do not answer on the stream, where the error could be mistaken for the answer to the first request.
 			method.SendError(w, http.StatusBadRequest, c.Msg.ID, method.InvalidRequest("the request id was used before in this session"))
 			return
 		}
@@ -143,11 +134,11 @@ func (d dialect) call(w http.ResponseWriter, c *method.Call) {
 		return
 	}
 	c.Request = c.Request.Clone(c.Request.Context())
-	c.Request.Header.Set("Accept", "application/json") // the form of the answer is settled in replay
+	c.Request.Header.Set("Accept", "application/json") // replay chooses the form of the answer
 	d.endpoint.dispatch(w, c)
 }
 
-// part serves a message of a batch.
+// part serves one message of a batch.
 func (d dialect) part(w http.ResponseWriter, c *method.Call) {
 	if c.Msg.Kind == jsonrpc.Request && c.Msg.Method == spec.MethodInitialize {
 		method.SendError(w, http.StatusOK, c.Msg.ID, method.InvalidRequest("initialize cannot be part of a batch"))
@@ -156,8 +147,7 @@ func (d dialect) part(w http.ResponseWriter, c *method.Call) {
 	d.call(w, c)
 }
 
-// initialize serves initialize: it begins a session, or changes one that
-// began with a stream what the client can do.
+// initialize serves initialize. It begins a session or, if the session began with a stream, stores the client's capabilities.
 func (d dialect) initialize(w http.ResponseWriter, c *method.Call) {
 	began := c.Session == nil
 	d.endpoint.session.initialize(w, c)
@@ -169,9 +159,8 @@ func (d dialect) initialize(w http.ResponseWriter, c *method.Call) {
 	}
 }
 
-// listsStream reports whether the client asks for its answer as an event stream.
-// Unlike [Accepts] it takes no wildcard for that: many clients send one without
-// thinking of streams.
+// listsStream reports whether the client asks for an event stream as the answer. Unlike [method.Accepts] it ignores wildcards, because many
+// clients send them by default.
 func listsStream(h http.Header) bool {
 	for t := range method.MediaTypes(h["Accept"]) {
 		if strings.EqualFold(t, sse.ContentType) {
@@ -181,7 +170,7 @@ func listsStream(h http.Header) bool {
 	return false
 }
 
-// replay answers the POST with what was recorded: as events, or as it is.
+// replay answers the POST with the recorded answer, as events if the client asks for them.
 func replay(w http.ResponseWriter, r *http.Request, kept *httpjson.Recorder) {
 	body := kept.Body.Bytes()
 	events := listsStream(r.Header) && kept.Header().Get("Content-Type") == "application/json"
@@ -198,11 +187,10 @@ func replay(w http.ResponseWriter, r *http.Request, kept *httpjson.Recorder) {
 		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	}
 	w.WriteHeader(max(kept.Status, http.StatusOK))
-	_, _ = w.Write(body) // a client that is gone is no fault
+	_, _ = w.Write(body) // a disconnected client is not an error
 }
 
-// streamHeaders are those that the dialect wants on every event stream. Connection
-// means something in HTTP/1.1 only, and is forbidden later (RFC 9113, section 8.2.2).
+// streamHeaders sets the headers of the dialect's event streams. HTTP/2 forbids Connection (RFC 9113, section 8.2.2).
 func streamHeaders(h http.Header, r *http.Request) {
 	h.Set("Content-Type", sse.ContentType)
 	h.Set("Cache-Control", "no-cache")
@@ -211,8 +199,7 @@ func streamHeaders(h http.Header, r *http.Request) {
 	}
 }
 
-// get serves GET: it opens the stream of a session, which begins with it
-// unless the request names one.
+// get serves GET. It opens the stream of a session. A new session begins if the request names none.
 func (d dialect) get(w http.ResponseWriter, c *method.Call) {
 	d.endpoint.sessionStream(w, c, d.enter, func(ctx context.Context, last streams.Position) (*streams.Writer, error) {
 		if c.Session == nil {
@@ -232,19 +219,16 @@ func (d dialect) get(w http.ResponseWriter, c *method.Call) {
 	})
 }
 
-// An answer that is to go out on the caller's open stream travels as a notice on
-// the session's topic of the log, because the stream may be open at another instance.
-// It may hold what must not lie in the store in clear (the secret of a webhook), so
-// it is sealed with a key that only the session's id gives, and of the id the store
-// has but a hash.
+// An answer to a POST reaches the session's open stream as a notice on the session's topic of the log, because another instance may hold the
+// stream. The answer may contain secrets that must not be stored in clear text, e.g. that of a webhook. So it is sealed with a key
+// that is derived from the session's id, of which the store has only a hash.
 
-// maxResponse is the largest answer in bytes that a notice carries. In Base64 it
-// stays below [store.MaxItem]. A larger one is the answer to the POST itself.
+// maxResponse is the largest answer in bytes that a notice can carry. In Base64 it is smaller than [store.MaxItem]. A larger answer
+// becomes the response of the POST.
 const maxResponse = 256 << 10
 
-// respond sends what was recorded to the open stream of the session. It reports
-// whether it did; if not, the POST has to be answered. That is so as well of
-// everything that HTTP has a status for, and of what has no body.
+// respond sends the recorded answer to the session's open stream. It returns false if the answer must be the response of the POST: if
+// there is no open stream, if the answer has another status than 200, or if it has no body.
 func (d dialect) respond(c *method.Call, kept *httpjson.Recorder) bool {
 	body := kept.Body.Bytes()
 	if kept.Status != http.StatusOK || len(body) == 0 || len(body) > maxResponse || kept.Header().Get(spec.HeaderSession) != "" {
@@ -264,16 +248,4 @@ func (d dialect) respond(c *method.Call, kept *httpjson.Recorder) bool {
 		d.endpoint.faults.LogError(ctx, "answer not sent to its stream, it goes to the POST", err)
 	}
 	return err == nil
-}
-
-// redeclare writes what the client of a session declared by a later initialize,
-// and notifies its stream.
-func (h *sessionMethods) redeclare(c *method.Call, s session.Session) error {
-	ctx := c.Request.Context()
-	if err := h.sessions.Change(ctx, c.Session, func(now *session.Session) {
-		now.Version, now.Payloads, now.Events = s.Version, s.Payloads, s.Events
-	}); err != nil {
-		return err
-	}
-	return h.notify(ctx, c)
 }

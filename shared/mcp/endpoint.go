@@ -29,82 +29,79 @@ type Implementation struct {
 	Version string `json:"version"`
 }
 
-// Options configure an [Endpoint]. Auth and Catalogs are required, and the times where there are Feeds. What else is
-// nil switches off the methods that need it.
+// Options configure an [Endpoint]. Auth and Catalogs are required, and with Feeds also the durations. Any other member that is nil switches
+// off the methods that need it.
 type Options struct {
 	Server Implementation
 
 	Auth     auth.Authenticator
-	Catalogs catalog.Source // is asked on every request, and should answer from memory
+	Catalogs catalog.Source // is read on every request, so it should cache
 
-	// Feeds serves what is read: lists, resources/read and completions, the streams of all revisions, and polls.
+	// Feeds reads events, for lists, resources/read, completions, polls and the streams of all revisions.
 	Feeds *stream.Tails
-	// Sessions holds the sessions of the earlier revisions, for which it needs Feeds. Without it initialize
-	// is unknown, and requests of these revisions are served one by one.
+	// Sessions stores the sessions of the session-based revisions, which need Feeds. Without it, initialize is unknown, and
+	// every request of these revisions is served on its own.
 	Sessions store.DB
-	// MaxSessions is how many sessions a principal may have; nil is no limit.
+	// MaxSessions returns how many sessions a principal may have. Nil means no limit.
 	MaxSessions func(ctx context.Context, p auth.Principal) int
 
 	Subscriptions streams.Subscriptions
 	Registrar     events.Registrar
 	Deregistrar   events.Deregistrar
-	// ForwardRegistrar and ForwardDeregistrar get the whole HTTP request,
-	// credentials included, of the methods that Registrar or Deregistrar would serve.
-	// They check it again by themselves.
+	// ForwardRegistrar and ForwardDeregistrar receive the whole HTTP requests, including the credentials, that Registrar and Deregistrar
+	// would serve. They check the requests again.
 	ForwardRegistrar   http.Handler
 	ForwardDeregistrar http.Handler
-	// AnonymousWebhooks lets the principal of --auth none use events/subscribe;
-	// for development only.
+	// AnonymousWebhooks lets the principal of --auth none use events/subscribe. It is for development only.
 	AnonymousWebhooks bool
 
-	// Gateway serves what the backends have; nil without backends.
+	// Gateway calls the backends. It is nil without backends.
 	Gateway api.Gateway
-	// Conversation handles what is said in conversations; nil is none.
+	// Dialect serves requests with a [PathWorkspace], for example [NamedEvents]. It is optional.
+	Dialect func(*Endpoint) Dialect
+	// Conversation handles the messages of conversations. It is optional.
 	Conversation streams.Conversation
 
 	// EventTools makes tools that serve events to clients that know only tools, for example those of package logsource.
 	// It needs Feeds; nil is none.
 	EventTools func(*streams.Streams) events.Tools
 
-	// Profile returns the profile of the MCP Events extension that a principal is configured for, or the default one. Nil is
-	// [spec.Released] for all.
+	// Profile returns a principal's profile of the MCP Events extension. Nil means [spec.Released] for all.
 	Profile func(ctx context.Context, p auth.Principal) spec.Profile
 	// EventsRevisions replaces [spec.EventsRevisions].
 	EventsRevisions map[string]spec.Profile
 
-	// Guard keeps pages of other sites out.
+	// Guard refuses requests of pages from other sites.
 	Guard auth.Guard
-	// ResourceMetadata is the URL of the protected resource metadata (RFC 9728)
-	// that a 401 names; empty for none.
+	// ResourceMetadata is the URL of the protected resource metadata (RFC 9728) in a 401, or empty.
 	ResourceMetadata string
 
-	// PageSize is the number of entries on a page of a list; 0 is 100.
+	// PageSize is the number of entries on a page of a list. 0 means 100.
 	PageSize int
-	// MaxAge is how long a stream stays open. A deadline of the request's context ends it 5 s before.
+	// MaxAge is how long a stream stays open. It ends earlier if the request has a deadline, five seconds before it.
 	MaxAge time.Duration
 	// AnswerStreamAfter is how long the answer to a list may wait for backends before it becomes a stream.
 	AnswerStreamAfter time.Duration
-	// Heartbeat is the longest quiet of a stream.
+	// Heartbeat is the longest time without a message on a stream.
 	Heartbeat time.Duration
-	// WriteTimeout ends a stream whose reader takes nothing for so long; 0 is 30 s.
+	// WriteTimeout ends a stream whose client has not read for this long. 0 means 30 s.
 	WriteTimeout time.Duration
-	// Leases bound the streams of a principal and of the fleet; nil bounds neither.
+	// Leases limit the streams of a principal and of all instances. Nil means no limit.
 	Leases streams.Leases
-	// Left is called when the client of a call to a backend has disconnected and the call goes on; nil where no connection is
-	// held for it.
+	// Left is called when the client of a call to a backend has disconnected and the call continues. It is nil if no slot for
+	// connections must be released.
 	Left func(*http.Request)
-	// Calls bound the calls to backends that a principal has under way; nil does not.
+	// Calls limits the concurrent calls of a principal to backends. Nil means no limit.
 	Calls *quota.Held
-	// MaxStreamURIs is how many URIs a session or a listen may be subscribed to; 0
-	// is 200. MaxStreamPatterns is how many of them may be parents or wildcards,
-	// each of which is several partitions of the log to read; 0 is 20.
+	// MaxStreamURIs limits the URIs of a session or a listen; 0 means 200. MaxStreamPatterns limits how many of them may be parents or
+	// wildcards, because a stream reads several partitions of the log for each; 0 means 20.
 	MaxStreamURIs, MaxStreamPatterns int
-	// PollMin and PollMax bound the time after which a client is asked to poll again.
+	// PollMin and PollMax limit the suggested time until the next poll.
 	PollMin, PollMax time.Duration
 
-	// Metrics count polls, ends of streams and limits that are met; may be nil.
+	// Metrics counts polls, ends of streams and reached limits. It may be nil.
 	Metrics *metric.Set
-	// Logger gets failures, and why streams ended; nil is [slog.Default].
+	// Logger logs failures and the reasons for which streams end. Nil means [slog.Default].
 	Logger *slog.Logger
 }
 
@@ -120,31 +117,34 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Endpoint serves MCP. It is an [http.Handler] under net/http and under
-// aws-lambda-go's lambdaurl alike. Make it with [New]; end its streams with
+// Dialect serves an authenticated request to /mcp/{workspace}.
+type Dialect func(w http.ResponseWriter, c *method.Call, workspace string)
+
+// Endpoint serves MCP. It is an [http.Handler] for net/http and for lambdaurl of aws-lambda-go. Make it with [New], and end its streams with
 // [Endpoint.Close].
 type Endpoint struct {
 	options  Options
 	methods  method.Table
-	sessions *session.Store // nil without those of [Options]
+	sessions *session.Store // nil without [Options.Sessions]
 	catalogs method.Catalogs
 	backends api.Gateway
 	faults   method.Faults
 	replies  *method.Replies
 	about    *description
 
-	// What serves the methods and the streams.
+	// The parts that serve methods and streams.
 	calls         *calls
 	session       *sessionMethods
 	conversations *conversations
+	dialect       Dialect // may be nil
 	streams       *streams.Streams
 	admission     *streams.Admission
 
-	shut context.Context // ends requests that still run, see Close
+	shut context.Context // ends the calls that still run late in a shutdown, see Close
 	cut  context.CancelFunc
 }
 
-// New makes an endpoint.
+// New returns an endpoint with the given options.
 func New(o Options) (*Endpoint, error) {
 	if o.Auth == nil || o.Catalogs == nil {
 		return nil, fault.New(fault.Internal, "make the MCP endpoint: Auth and Catalogs are required")
@@ -173,7 +173,7 @@ func New(o Options) (*Endpoint, error) {
 	}
 	timing := method.Timing{Heartbeat: o.Heartbeat, AnswerAfter: o.AnswerStreamAfter, WriteTimeout: o.WriteTimeout}
 	targets := &streams.Targets{Subscriptions: o.Subscriptions, Backends: e.backends}
-	e.calls = &calls{e.backends, o.Calls, o.Left, e.catalogs, e.faults, timing, e.shut}
+	e.calls = &calls{e.backends, o.Calls, o.Left, e.catalogs, e.faults, timing}
 	e.session = &sessionMethods{
 		sessions: e.sessions, catalogs: e.catalogs, targets: targets, feeds: o.Feeds, backends: e.backends,
 		about: e.about, replies: e.replies, faults: e.faults, maxPatterns: o.MaxStreamPatterns,
@@ -183,6 +183,9 @@ func New(o Options) (*Endpoint, error) {
 		Admission: e.admission, Auth: o.Auth, Catalogs: e.catalogs, Targets: targets, Backends: e.backends, Methods: e.methods,
 		Sessions: e.sessions, Feeds: o.Feeds, Conversation: o.Conversation, Replies: e.replies, Faults: e.faults,
 		Timing: timing, MaxURIs: o.MaxStreamURIs, MaxPatterns: o.MaxStreamPatterns,
+	}
+	if o.Dialect != nil {
+		e.dialect = o.Dialect(e)
 	}
 	var tools events.Tools
 	if o.EventTools != nil && o.Feeds != nil {
@@ -196,9 +199,9 @@ func New(o Options) (*Endpoint, error) {
 	return e, nil
 }
 
-// Close ends every open stream the way its revision wants, and waits for them and
-// what they leave in the store until ctx ends. New streams are refused; other requests are still served. Those that run
-// when ctx is about to end are answered with an error then, even after Close has returned.
+// Close ends every open stream in the way of its revision. It waits until the streams have ended and cleaned up in the store, or until
+// ctx ends. The endpoint refuses new streams from then on, and still serves other requests. Shortly before ctx ends, it answers the
+// requests that are still running with an error, even if Close has returned.
 func (e *Endpoint) Close(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)
@@ -207,5 +210,5 @@ func (e *Endpoint) Close(ctx context.Context) error {
 	return e.admission.Close(ctx)
 }
 
-// OpenStreams is the number of streams that are open now.
+// OpenStreams returns the number of open streams.
 func (e *Endpoint) OpenStreams() int64 { return e.admission.Count() }

@@ -180,7 +180,7 @@ func newEndpointOn(t testing.TB, db store.DB, change func(*Options)) *fixture {
 		Auth:   keys, Catalogs: f.catalogs, Feeds: f.tails, Sessions: db,
 		MaxAge: 5 * time.Minute, Heartbeat: 15 * time.Second, AnswerStreamAfter: time.Second, PollMin: time.Second, PollMax: 30 * time.Second,
 		Subscriptions: &subscription.Lists{DB: db}, Registrar: f.registrar, Deregistrar: f.service,
-		Logger: slog.New(slog.DiscardHandler),
+		Dialect: NamedEvents, Logger: slog.New(slog.DiscardHandler),
 	}
 	if change != nil {
 		change(&o)

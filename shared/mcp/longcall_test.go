@@ -164,7 +164,7 @@ func TestCallsEndWithTheEndpoint(t *testing.T) {
 					long := ask(runs)
 					select {
 					case r := <-answers:
-						if !strings.Contains(r.Body, `"code":503`) || !strings.Contains(r.Body, "shuts down") || strings.Count(r.Body, "jsonrpc") != 1 {
+						if !strings.Contains(r.Body, `"code":503`) || !strings.Contains(r.Body, "shutting down") || strings.Count(r.Body, "jsonrpc") != 1 {
 							t.Errorf("a call that takes longer: %d %s", r.Status, r.Body)
 						}
 					case <-ctx.Done():

@@ -2,7 +2,6 @@ package mcp
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -21,20 +20,25 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
+// PathWorkspace is the wildcard in the dialect's route, "/mcp/{workspace}". Requests without it use one of the published transports.
+const PathWorkspace = "workspace"
+
+// pathEndpoint is the path of a forwarded request.
+const pathEndpoint = "/mcp"
+
 // ServeHTTP serves the endpoint. It checks a request in this order, which docs/reference/protocol.md promises: origin, caller,
 // size, JSON, message, version, headers, method, params.
 //
 // An open stream keeps this stack. Everything that only its beginning needs is therefore in separate functions: the garbage
 // collector halves a stack of 16 KiB only if the frames of a waiting stream take less than 3.2 KiB.
 func (e *Endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	defer e.recovered(w, r)
+	defer e.recoverPanic(w, r)
 	if r.Method == http.MethodDelete {
-		// Without a body the context ends as soon as the client closes the connection.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), method.NoticeFor)
-		defer cancel()
-		r = r.WithContext(ctx)
+		var stop func()
+		r, stop = method.DetachRequest(r, method.NoticeFor)
+		defer stop()
 	}
-	switch c := e.caller(w, r); {
+	switch c := e.admit(w, r); {
 	case c == nil: // answered
 	case r.Method == http.MethodPost && r.PathValue(PathWorkspace) == "":
 		e.post(w, c)
@@ -43,9 +47,8 @@ func (e *Endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// recovered keeps a panic from ending the process: under lambdaurl nothing else
-// recovers.
-func (e *Endpoint) recovered(w http.ResponseWriter, r *http.Request) {
+// recoverPanic keeps a panic from ending the process. Under lambdaurl no other code recovers from it.
+func (e *Endpoint) recoverPanic(w http.ResponseWriter, r *http.Request) {
 	p := recover()
 	if p == nil || p == http.ErrAbortHandler {
 		return
@@ -58,8 +61,8 @@ func (e *Endpoint) recovered(w http.ResponseWriter, r *http.Request) {
 	method.SendError(w, http.StatusInternalServerError, nil, &jsonrpc.Error{Code: jsonrpc.InternalError, Message: "internal error"})
 }
 
-// caller starts the call of a request that is let in, and answers all others.
-func (e *Endpoint) caller(w http.ResponseWriter, r *http.Request) *method.Call {
+// admit authenticates a request and returns its call. It answers other requests itself and returns nil.
+func (e *Endpoint) admit(w http.ResponseWriter, r *http.Request) *method.Call {
 	if err := e.options.Guard.Check(r); err != nil {
 		method.SendError(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: method.CodeForbidden, Message: fault.Public(err)})
 		return nil
@@ -74,14 +77,20 @@ func (e *Endpoint) caller(w http.ResponseWriter, r *http.Request) *method.Call {
 		e.refuse(w, r, err)
 		return nil
 	}
-	return &method.Call{Request: r, Principal: p}
+	c := method.NewCall(r, e.shut)
+	c.Principal = p
+	return c
 }
 
-// route serves what is not a POST to the endpoint itself.
+// route serves the dialect, and the methods GET and DELETE.
 func (e *Endpoint) route(w http.ResponseWriter, c *method.Call) {
 	r := c.Request
 	if workspace := r.PathValue(PathWorkspace); workspace != "" {
-		dialect{e}.serve(w, c, workspace)
+		if e.dialect == nil {
+			http.NotFound(w, r)
+			return
+		}
+		e.dialect(w, c, workspace)
 		return
 	}
 	sessions := e.sessions != nil && !spec.Version(r.Header.Get(spec.HeaderVersion)).Stateless()
@@ -95,7 +104,7 @@ func (e *Endpoint) route(w http.ResponseWriter, c *method.Call) {
 	}
 }
 
-// refuse answers a caller that could not be authenticated.
+// refuse answers a caller that cannot be authenticated.
 func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	code := http.StatusUnauthorized
 	switch fault.KindOf(err) {
@@ -105,11 +114,11 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	default:
 		e.faults.LogError(r.Context(), "caller authentication failed", err)
 		w.Header().Set("Retry-After", "5")
-		method.SendError(w, http.StatusServiceUnavailable, nil, &jsonrpc.Error{Code: method.CodeUnavailable, Message: "the caller cannot be authenticated now"})
+		method.SendError(w, http.StatusServiceUnavailable, nil, &jsonrpc.Error{Code: method.CodeUnavailable, Message: "callers cannot be authenticated now; try again"})
 		return
 	}
 	scope, rpc := auth.ScopeRead, &jsonrpc.Error{Code: code, Message: fault.Public(err)}
-	name := r.Header.Get(spec.HeaderMethod) // the body was not looked at
+	name := r.Header.Get(spec.HeaderMethod) // the body has not been read
 	if m := e.methods[name]; m.Scope != "" {
 		scope = m.Scope
 	}
@@ -131,8 +140,7 @@ func (e *Endpoint) notAllowed(w http.ResponseWriter, sessions bool) {
 	method.SendError(w, http.StatusMethodNotAllowed, nil, method.InvalidRequest("the HTTP method is not allowed here"))
 }
 
-// allowOrigin lets the page that a browser's request names read the answer; the
-// guard has let its origin in.
+// allowOrigin lets a page in a browser read the answer. The guard has accepted its origin.
 func allowOrigin(w http.ResponseWriter, r *http.Request) {
 	origin := r.Header.Get("Origin")
 	if origin == "" {
@@ -149,7 +157,7 @@ func preflight(w http.ResponseWriter, r *http.Request) {
 	h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE")
 	h.Set("Access-Control-Allow-Headers",
 		"Authorization, Content-Type, Accept, Last-Event-ID, Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name")
-	// Clients mirror parameters of the backends' tools in headers, so the names are not known in advance.
+	// Clients repeat arguments of the backends' tools in headers, so the names are not known in advance.
 	for name := range method.MediaTypes(r.Header.Values("Access-Control-Request-Headers")) {
 		if parameterHeader.MatchString(name) {
 			h.Add("Access-Control-Allow-Headers", name)
@@ -159,13 +167,14 @@ func preflight(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// parameterHeader is the name of a header that mirrors a parameter of a tool.
+// parameterHeader matches the name of a header that repeats an argument of a tool.
 var parameterHeader = regexp.MustCompile(`(?i)^Mcp-Param-[A-Za-z0-9!#$%&'*+.^_|~-]{1,128}$`)
 
 const (
 	// maxBody is the largest request body in bytes.
 	maxBody = 1 << 20
-	// firstRead is how much memory a body gets before any of it has arrived, because its sender may never send it.
+	// firstRead is how much memory is reserved for a body before any of it has arrived. It is limited because the client may never send
+	// the body.
 	firstRead = 16 << 10
 )
 
@@ -212,8 +221,8 @@ func (e *Endpoint) post(w http.ResponseWriter, c *method.Call) {
 	}
 }
 
-// receive reads the message of a POST into its call, or the elements of a batch.
-// It answers what cannot be read.
+// receive reads the message of a POST into its call, or returns the elements of a batch. It answers bodies that it cannot read itself and
+// returns false.
 func (e *Endpoint) receive(w http.ResponseWriter, c *method.Call) (batch []json.RawMessage, ok bool) {
 	r := c.Request
 	refuse := func(status int, id []byte, rpc *jsonrpc.Error) ([]json.RawMessage, bool) {
@@ -252,8 +261,7 @@ func (e *Endpoint) receive(w http.ResponseWriter, c *method.Call) (batch []json.
 	return nil, true
 }
 
-// joinTrace has what is done for the message belong to the trace that its _meta names (SEP-414), or else its HTTP
-// request.
+// joinTrace makes the call part of the trace that the message's _meta names (SEP-414) or, without one, that the HTTP headers name.
 func joinTrace(c *method.Call) {
 	parent, _ := jsonrpc.String(jsonrpc.Member(c.Meta, trace.Parent))
 	state, _ := jsonrpc.String(jsonrpc.Member(c.Meta, trace.State))
@@ -266,13 +274,13 @@ func joinTrace(c *method.Call) {
 	}
 }
 
-// isStateless reports whether a message is of the stateless revisions: by its version header, or by _meta.
+// isStateless reports whether the version header or _meta assigns a message to the stateless revisions.
 func isStateless(c *method.Call) bool {
 	return spec.Version(c.Request.Header.Get(spec.HeaderVersion)).Stateless() || namesStateless(c.Meta)
 }
 
-// namesStateless reports whether _meta names a protocol version, other than one of
-// those that have sessions: a client of these may say more than it must.
+// namesStateless reports whether _meta names a protocol version that is not one of the session-based revisions. Clients of those do not need
+// to name their version in _meta, but may.
 func namesStateless(meta []byte) bool {
 	v, ok := jsonrpc.String(jsonrpc.Member(meta, spec.MetaVersion))
 	return ok && (spec.Version(v).Stateless() || !spec.Version(v).Known())

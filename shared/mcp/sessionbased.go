@@ -13,29 +13,29 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// postSessionBased serves one message of the revisions that have sessions.
+// postSessionBased serves one message of the session-based revisions.
 func (e *Endpoint) postSessionBased(w http.ResponseWriter, c *method.Call) {
 	if c.Msg.Kind == jsonrpc.Request && c.Msg.Method == spec.MethodInitialize {
 		e.session.initialize(w, c)
 		return
 	}
-	whole := method.NoticeFor
+	limit := method.NoticeFor
 	if c.Msg.Kind == jsonrpc.Request || e.conversations.handles(c) {
-		whole = method.DetachedFor
+		limit = method.DetachedFor
 	}
-	defer c.Detach(e.shut, whole)()
+	defer c.Detach(limit)()
 	switch {
 	case !e.enterSession(w, c): // answered
 	case c.Msg.Kind == jsonrpc.Request:
 		e.dispatch(w, c)
 	default:
-		e.takeIn(w, c)
+		e.accept(w, c)
 	}
 }
 
-// enterSession finds the session and the revision of a request, or answers.
+// enterSession determines the session and the revision of a request. If that fails, it answers and returns false.
 func (e *Endpoint) enterSession(w http.ResponseWriter, c *method.Call) bool {
-	c.Version = spec.V20250326 // what a client without the header speaks
+	c.Version = spec.V20250326 // the revision of clients without the header
 	if header := c.Request.Header.Get(spec.HeaderVersion); header != "" {
 		if c.Version = spec.Version(header); !c.Version.Known() || len(c.Request.Header[spec.HeaderVersion]) > 1 {
 			method.SendError(w, http.StatusBadRequest, c.Msg.ID, &jsonrpc.Error{
@@ -64,7 +64,7 @@ func (e *Endpoint) enterSession(w http.ResponseWriter, c *method.Call) bool {
 	return e.loadSession(w, c, id)
 }
 
-// loadSession finds the session of an id, or answers.
+// loadSession loads the session with an id. If that fails, it answers and returns false.
 func (e *Endpoint) loadSession(w http.ResponseWriter, c *method.Call, id string) bool {
 	s, err := e.sessions.Load(c.Request.Context(), id, c.Principal, c.Dialect)
 	if err != nil {
@@ -75,14 +75,14 @@ func (e *Endpoint) loadSession(w http.ResponseWriter, c *method.Call, id string)
 	return true
 }
 
-// get serves GET: the stream of a session of the earlier revisions.
+// get serves GET, i.e. the stream of a session.
 func (e *Endpoint) get(w http.ResponseWriter, c *method.Call) {
 	e.sessionStream(w, c, e.enterSession, func(ctx context.Context, last streams.Position) (*streams.Writer, error) {
 		return e.streams.OpenSession(ctx, c, last)
 	})
 }
 
-// sessionStream serves a GET by the stream of a session that enter finds.
+// sessionStream serves a GET with the stream of the session that enter loads.
 func (e *Endpoint) sessionStream(w http.ResponseWriter, c *method.Call, enter func(http.ResponseWriter, *method.Call) bool,
 	open func(context.Context, streams.Position) (*streams.Writer, error),
 ) {

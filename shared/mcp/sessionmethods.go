@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// sessionMethods serve what begins, changes and ends sessions.
+// sessionMethods serves the methods that begin, change and end sessions.
 type sessionMethods struct {
 	sessions    *session.Store
 	catalogs    method.Catalogs
@@ -33,10 +33,9 @@ type sessionMethods struct {
 	maxPatterns int
 }
 
-// subscribe serves resources/subscribe. Every event that is published after its
-// answer is sent on the session's stream.
+// subscribe serves resources/subscribe. The session's stream sends every event that is published after the answer.
 func (h *sessionMethods) subscribe(ctx context.Context, c *method.Call) (method.Result, error) {
-	uri, cat, err := h.named(ctx, c)
+	uri, cat, err := h.readURI(ctx, c)
 	if err != nil {
 		return method.Result{}, err
 	}
@@ -73,15 +72,15 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *method.Call) (method.
 	return method.Result{}, h.notify(ctx, c)
 }
 
-// named is the URI in the params, and the catalog that it is looked up in.
-func (h *sessionMethods) named(ctx context.Context, c *method.Call) (uri string, cat *catalog.Catalog, err error) {
+// readURI returns the URI in the params, and the catalog.
+func (h *sessionMethods) readURI(ctx context.Context, c *method.Call) (uri string, cat *catalog.Catalog, err error) {
 	if uri, err = c.Required("uri"); err == nil {
 		cat, err = h.catalogs.Of(ctx, c.Principal)
 	}
 	return uri, cat, err
 }
 
-// admitOpen holds a session to its number of parents and wildcards.
+// admitOpen checks the limit on a session's parents and wildcards.
 func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t streams.Target) error {
 	uris, err := h.sessions.Subscriptions(ctx, sess.Key)
 	if err != nil {
@@ -102,14 +101,13 @@ func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t
 	return nil
 }
 
-// unsubscribe serves resources/unsubscribe. Ending what is not there is no
-// fault, but the URI must be one that could be.
+// unsubscribe serves resources/unsubscribe. It succeeds without a subscription, but the URI must be valid.
 func (h *sessionMethods) unsubscribe(ctx context.Context, c *method.Call) (method.Result, error) {
-	uri, cat, err := h.named(ctx, c)
+	uri, cat, err := h.readURI(ctx, c)
 	if err != nil {
 		return method.Result{}, err
 	}
-	// The record says where the session is subscribed. The backend may not list the resource any more.
+	// The record tells which backend the session is subscribed at. The backend may no longer list the resource.
 	record, err := h.sessions.Subscription(ctx, c.Session, uri)
 	if err != nil {
 		return method.Result{}, err
@@ -138,7 +136,7 @@ func (h *sessionMethods) notify(ctx context.Context, c *method.Call) error {
 	return h.feeds.Log.Notify(ctx, c.Principal.Workspace, stream.TopicSession(c.Session.Key), streams.SessionNotice)
 }
 
-// sessionFault is a session that ended while it was used.
+// sessionFault translates the error of a session that ended while it was in use.
 func sessionFault(err error) error {
 	if err == session.ErrNone {
 		return fault.New(fault.NotFound, "the session has ended")
@@ -146,7 +144,7 @@ func sessionFault(err error) error {
 	return err
 }
 
-// unsubscribeAll ends at the backends what a session was subscribed to.
+// unsubscribeAll ends a session's subscriptions at backends.
 func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session.Session, uris []session.URI) {
 	for _, u := range uris {
 		if u.Backend == "" || h.backends == (api.None{}) {
@@ -165,7 +163,7 @@ func atBackend(sess *session.Session, backend, uri string, until time.Time) api.
 	}
 }
 
-// prolong keeps a session's subscription at a backend for as long as the session.
+// prolong extends a session's subscription at a backend together with the session.
 func (e *Endpoint) prolong(ctx context.Context, sess *session.Session, u session.URI, until time.Time) error {
 	if e.backends == (api.None{}) {
 		return nil
@@ -173,8 +171,7 @@ func (e *Endpoint) prolong(ctx context.Context, sess *session.Session, u session
 	return e.backends.Subscribe(ctx, atBackend(sess, u.Backend, u.URI, until))
 }
 
-// initialize serves initialize: it settles the revision and makes the
-// session.
+// initialize serves initialize. It chooses the revision and creates the session.
 func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
 	c.Version = spec.LatestSessionBased
 	if h.sessions == nil {
@@ -186,7 +183,7 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
 		h.replies.Fault(w, c, method.Row{}, err)
 		return
 	}
-	// One that is not session-based, or that we do not know, is answered with the latest that we do.
+	// An unknown or stateless revision is answered with the latest session-based one.
 	if v := spec.Version(asked); v.Known() && !v.Stateless() {
 		c.Version = v
 	}
@@ -197,11 +194,11 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
 	}
 	if h.backends != (api.None{}) {
 		s.Client = method.ClientInfo(c.Param("clientInfo"))
-		if !c.Dialect { // which has no way to ask a client, whatever it could answer
+		if !c.Dialect { // the dialect cannot send requests to a client, so its capabilities do not matter
 			s.Capabilities = method.Declaration(declared)
 		}
 	}
-	if c.Session != nil { // the dialect lets a session begin without initialize
+	if c.Session != nil { // a session of the dialect may begin without initialize
 		err = h.redeclare(c, s)
 	} else if c.Session, err = h.create(c.Request.Context(), c.Principal, s); err == nil {
 		w.Header().Set(spec.HeaderSession, c.Session.ID)
@@ -217,7 +214,18 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *method.Call) {
 	})
 }
 
-// create makes a session. It ends another one of a principal that has as many as it may have.
+// redeclare stores what a client declares in a later initialize of its session, and notifies the session's stream.
+func (h *sessionMethods) redeclare(c *method.Call, s session.Session) error {
+	ctx := c.Request.Context()
+	if err := h.sessions.Change(ctx, c.Session, func(now *session.Session) {
+		now.Version, now.Payloads, now.Events = s.Version, s.Payloads, s.Events
+	}); err != nil {
+		return err
+	}
+	return h.notify(ctx, c)
+}
+
+// create creates a session. If the principal has reached its limit, create first ends another session of the principal.
 func (h *sessionMethods) create(ctx context.Context, p auth.Principal, s session.Session) (*session.Session, error) {
 	surplus, err := h.sessions.Surplus(ctx, p)
 	if err != nil {
@@ -232,7 +240,7 @@ func (h *sessionMethods) create(ctx context.Context, p auth.Principal, s session
 	return h.sessions.Create(ctx, s)
 }
 
-// end ends a session, its stream, and its sessions and subscriptions at backends. The backends know the session as client.
+// end ends a session, its stream, and its sessions and subscriptions at backends. client identifies the session to the backends.
 func (h *sessionMethods) end(ctx context.Context, s *session.Session, client api.Client) error {
 	if h.backends.Any(ctx) {
 		if err := h.backends.End(ctx, client); err != nil {
@@ -247,7 +255,7 @@ func (h *sessionMethods) end(ctx context.Context, s *session.Session, client api
 	return h.feeds.Log.Notify(ctx, s.Workspace, stream.TopicSession(s.Key), streams.SessionNotice)
 }
 
-// delete serves DELETE: it ends a session and its stream.
+// delete serves DELETE. It ends a session and its stream.
 func (e *Endpoint) delete(w http.ResponseWriter, c *method.Call) {
 	if !e.enterSession(w, c) {
 		return
@@ -259,8 +267,8 @@ func (e *Endpoint) delete(w http.ResponseWriter, c *method.Call) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// setLevel serves logging/setLevel (up to 2025-11-25): from then on the session's
-// stream logs what a client would otherwise not notice. Without it nothing is logged there.
+// setLevel serves logging/setLevel (up to 2025-11-25). The session's stream then sends log messages about conditions that a client would not
+// notice otherwise.
 func (h *sessionMethods) setLevel(ctx context.Context, c *method.Call) (method.Result, error) {
 	level, err := c.Required("level")
 	if err != nil {

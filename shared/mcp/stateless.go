@@ -12,7 +12,7 @@ import (
 // postStateless serves one message of the stateless revisions.
 func (e *Endpoint) postStateless(w http.ResponseWriter, c *method.Call) {
 	if c.Msg.Kind == jsonrpc.Response {
-		method.SendError(w, http.StatusBadRequest, nil, method.InvalidRequest("this revision has no requests to clients, and so no responses"))
+		method.SendError(w, http.StatusBadRequest, nil, method.InvalidRequest("this revision has no requests to clients, so it has no responses"))
 		return
 	}
 	bad := checkVersion(c, e.about.supported())
@@ -23,14 +23,14 @@ func (e *Endpoint) postStateless(w http.ResponseWriter, c *method.Call) {
 	case bad != nil:
 		method.SendError(w, http.StatusBadRequest, c.Msg.ID, bad)
 	case c.Msg.Kind == jsonrpc.Notification:
-		e.takeIn(w, c)
+		e.accept(w, c)
 	default:
 		e.dispatch(w, c)
 	}
 }
 
-// checkVersion checks that header and _meta name the same known revision, and
-// that _meta has what it must. A notification has to have neither.
+// checkVersion checks that the header and _meta name the same supported revision, and that _meta has the required members. A notification
+// needs neither.
 func checkVersion(c *method.Call, supported []spec.Version) *jsonrpc.Error {
 	headers := c.Request.Header[spec.HeaderVersion]
 	raw := jsonrpc.Member(c.Meta, spec.MetaVersion)
@@ -56,7 +56,7 @@ func checkVersion(c *method.Call, supported []spec.Version) *jsonrpc.Error {
 		version = headers[0]
 	}
 	if c.Version = spec.Version(version); c.Version != spec.V20260728 {
-		c.Version = spec.V20260728 // the form of the answer
+		c.Version = spec.V20260728 // for the form of the answer
 		return &jsonrpc.Error{
 			Code: spec.CodeUnsupportedVersion, Message: "Unsupported protocol version",
 			Data: map[string]any{"supported": supported, "requested": method.Clip(version)},
@@ -71,8 +71,7 @@ func mismatch(format string, args ...any) *jsonrpc.Error {
 	return bad
 }
 
-// checkHeaders checks that Mcp-Method and Mcp-Name repeat the body. On a
-// notification they need not be there.
+// checkHeaders checks that Mcp-Method and Mcp-Name repeat the body. They are optional on a notification.
 func checkHeaders(c *method.Call) *jsonrpc.Error {
 	if bad := checkHeader(c, spec.HeaderMethod, c.Msg.Method); bad != nil {
 		return bad
@@ -96,7 +95,7 @@ func checkHeader(c *method.Call, header, want string) *jsonrpc.Error {
 		return mismatch("%s was sent more than once", header)
 	}
 	got := strings.Trim(values[0], " \t")
-	if header == spec.HeaderName { // the one that may be in Base64
+	if header == spec.HeaderName { // may be Base64
 		var err error
 		if got, err = spec.DecodeHeader(got); err != nil {
 			return mismatch("%s is malformed", header)
@@ -108,8 +107,8 @@ func checkHeader(c *method.Call, header, want string) *jsonrpc.Error {
 	return nil
 }
 
-// checkLogLevel refuses a request of 2026-07-28 that asks for log messages at a level that
-// there is not. Only backends send some in this revision, which deprecates them.
+// checkLogLevel refuses a request for log messages at an unknown level. In 2026-07-28, which deprecates log messages, only backends
+// send them.
 func checkLogLevel(c *method.Call) *jsonrpc.Error {
 	raw := jsonrpc.Member(c.Meta, spec.MetaLogLevel)
 	if raw == nil {

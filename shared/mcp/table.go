@@ -19,7 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// forwarding hands the whole request to who serves the method.
+// forwarding forwards the whole HTTP request to the handler that serves the method.
 type forwarding struct{ to http.Handler }
 
 // Serve implements [method.Handler].
@@ -32,7 +32,7 @@ func (h forwarding) Serve(w http.ResponseWriter, c *method.Call) error {
 		r.URL.Path, r.URL.RawPath = pathEndpoint, ""
 	}
 	if !c.Version.Stateless() {
-		// The other side has no sessions; it serves the revision that was settled here.
+		// The receiver has no sessions. It uses the revision of the session.
 		r.Header.Del(spec.HeaderSession)
 		r.Header.Set(spec.HeaderVersion, string(c.Version))
 	}
@@ -40,7 +40,7 @@ func (h forwarding) Serve(w http.ResponseWriter, c *method.Call) error {
 	return nil
 }
 
-// table lists what serves each method.
+// table fills the table of methods.
 func (e *Endpoint) table(lists *events.Lists) {
 	o, t := e.options, e.methods
 	answer := func(f func(context.Context, *method.Call) (method.Result, error)) method.Handler {
@@ -71,7 +71,7 @@ func (e *Endpoint) table(lists *events.Lists) {
 		t[spec.MethodRead] = reading(toBackend(e.calls.routeRead, answer(reads.Read)))
 		t[spec.MethodEvents] = method.Row{SessionBased: true, Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: answer(lists.ListEvents)}
 		t[spec.MethodEventsPoll] = method.Row{SessionBased: true, Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: answer(polls.Poll)}
-		// A client of a revision with sessions could not end it: closing is not cancelling there.
+		// Clients of the session-based revisions could not end the stream, because a disconnect does not cancel a request there.
 		t[spec.MethodEventsStream] = method.Row{Stateless: true, Family: method.EventsMethods, Scope: auth.ScopeRead, Handler: events.Push(e.streams)}
 		t[spec.MethodListen] = method.Row{Stateless: true, Scope: auth.ScopeRead, Handler: e.streams.Listen()}
 	}
@@ -101,7 +101,7 @@ func (e *Endpoint) table(lists *events.Lists) {
 	e.webhookMethods(answer)
 }
 
-// webhookMethods are served here or by who gets the whole request.
+// webhookMethods adds the methods for webhook subscriptions, which are served here or forwarded.
 func (e *Endpoint) webhookMethods(answer func(func(context.Context, *method.Call) (method.Result, error)) method.Handler) {
 	o := e.options
 	h := &events.Webhooks{Registrar: o.Registrar, Deregistrar: o.Deregistrar, Anonymous: o.AnonymousWebhooks}
@@ -123,7 +123,7 @@ func (e *Endpoint) webhookMethods(answer func(func(context.Context, *method.Call
 	add(spec.MethodEventsUnsub, method.EventsMethods, o.Deregistrar != nil, o.ForwardDeregistrar, h.EventsUnsubscribe)
 }
 
-// dispatch serves a request that has passed the checks of its revision.
+// dispatch serves a request after the checks of its revision.
 func (e *Endpoint) dispatch(w http.ResponseWriter, c *method.Call) {
 	m := e.methods[c.Msg.Method]
 	var err error

@@ -17,9 +17,9 @@ import (
 
 const (
 	refResource = "ref/resource"
-	// maxCompletions is the revisions' bound of one answer.
+	// maxCompletions is the revisions' limit for one answer.
 	maxCompletions = 100
-	// maxSeen bounds the URIs of the log that are looked at for values.
+	// maxSeen limits the URIs of the log that are searched for values.
 	maxSeen = 1000
 )
 
@@ -30,12 +30,12 @@ type completion struct {
 	HasMore bool     `json:"hasMore"`
 }
 
-// completing is what is asked to be completed: a variable of an event template.
+// completing is a variable of an event template that a client completes.
 type completing struct {
 	entry *catalog.Entry
 	name  string
-	typed string            // what there is of the value
-	given map[string]string // the other variables, as far as they are known
+	typed string            // the beginning of the value
+	given map[string]string // known values of other variables
 }
 
 // Completions serves completion/complete.
@@ -44,8 +44,7 @@ type Completions struct {
 	Log      *eventlog.Log
 }
 
-// Complete serves completion/complete: for a variable of an event template it
-// suggests what its schema lists, and what events had there.
+// Complete serves completion/complete. It suggests values for a variable of an event template, from the schema and from past events.
 func (h *Completions) Complete(ctx context.Context, c *method.Call) (method.Result, error) {
 	cat, err := h.Catalogs.Of(ctx, c.Principal)
 	if err != nil {
@@ -68,7 +67,7 @@ func (h *Completions) Complete(ctx context.Context, c *method.Call) (method.Resu
 	return method.Result{Members: [][]byte{[]byte(`"completion":`), jsonrpc.Encode(out)}}, nil
 }
 
-// readCompleting reads the params. A template that the caller cannot list is unknown.
+// readCompleting reads the params. It treats a template that the caller cannot see as unknown.
 func readCompleting(c *method.Call, cat *catalog.Catalog) (q completing, err error) {
 	ref, argument := c.Param("ref"), c.Param("argument")
 	kind, _ := jsonrpc.String(jsonrpc.Member(ref, "type"))
@@ -99,7 +98,7 @@ func readCompleting(c *method.Call, cat *catalog.Catalog) (q completing, err err
 	return q, nil
 }
 
-// schemaValues are the values that the schema of the variable lists.
+// schemaValues returns the values that the variable's schema lists.
 func schemaValues(q completing) (values []string) {
 	var schema struct {
 		Properties map[string]struct {
@@ -122,15 +121,15 @@ func schemaValues(q completing) (values []string) {
 	return values
 }
 
-// seen are the values that events had, of those that the caller may have, among
-// the first [maxSeen] URIs below what is known of the template.
+// seen returns the variable's values in past events that the caller may receive. It searches the first [maxSeen] URIs below the known part of
+// the template.
 func (h *Completions) seen(ctx context.Context, p auth.Principal, cat *catalog.Catalog, q completing) (values []string, err error) {
 	known := maps.Clone(q.given)
 	delete(known, q.name)
 	parent, _, _ := strings.Cut(q.entry.Expand(known), "/"+catalog.Wildcard)
 	parent, err = catalog.Canonical(parent)
 	if err != nil {
-		return nil, nil // nothing can be below it
+		return nil, nil // no event can have such a URI
 	}
 	uris, err := h.Log.Below(ctx, p.Workspace, parent, maxSeen)
 	if err != nil {
@@ -153,8 +152,8 @@ func (h *Completions) seen(ctx context.Context, p auth.Principal, cat *catalog.C
 	return values, nil
 }
 
-// rank keeps what goes with what was typed: first what begins with it, then what
-// has it somewhere, each once. A value that a claim decides must be one of the caller's.
+// rank returns the values that match the typed text, without duplicates. Values that begin with the text come before those that contain it. If a
+// claim restricts the variable, rank keeps only the caller's values.
 func (q completing) rank(p auth.Principal, values []string) []string {
 	typed := strings.ToLower(q.typed)
 	begin, within := []string{}, []string(nil)
@@ -174,7 +173,7 @@ func (q completing) rank(p auth.Principal, values []string) []string {
 	return append(begin, within...)
 }
 
-// claim is the claim that the variable must be equal to.
+// claim returns the claim that restricts the variable.
 func (q completing) claim() (name string, ok bool) {
 	if q.entry.Access == nil {
 		return "", false

@@ -8,13 +8,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// listed is an entry of the catalog in the form of a list. The pieces are joined.
+// listed is an encoded entry of a list. The pieces are joined.
 type listed struct {
 	entry  *catalog.Entry
 	pieces [][]byte
 }
 
-// entries are the entries of one list, and where they are in it by name, for cursors.
+// entries are the entries of one list, with their indices by name for cursors.
 type entries struct {
 	all []listed
 	at  map[string]int
@@ -28,11 +28,10 @@ func (es *entries) add(entry *catalog.Entry, text []byte) {
 	es.all = append(es.all, listed{entry, [][]byte{text}})
 }
 
-// listing is a catalog encoded for the lists. It is made once per catalog.
+// listing is a catalog that was encoded for the lists, once per catalog.
 type listing struct {
 	resources, templates, events entries
-	// open is true when no entry has a rule of access, so that all principals
-	// see the same.
+	// open is true if no entry has an access rule, so that all principals see the same lists.
 	open bool
 }
 
@@ -74,7 +73,7 @@ func encodeCatalog(cat *catalog.Catalog) *listing {
 	return l
 }
 
-// paramsSchema is the entry's own, or one that lets any text through.
+// paramsSchema returns the entry's paramsSchema, or a schema that accepts any text.
 func paramsSchema(entry *catalog.Entry) json.RawMessage {
 	if entry.ParamsSchema != nil {
 		return entry.ParamsSchema
@@ -86,8 +85,7 @@ func paramsSchema(entry *catalog.Entry) json.RawMessage {
 	return jsonrpc.Encode(map[string]any{"type": "object", "properties": properties, "required": entry.Variables()})
 }
 
-// eventType is an entry of events/list without the delivery modes, which depend
-// on the caller, and without its braces.
+// eventType is an entry of events/list without the delivery modes, which depend on the caller.
 type eventType struct {
 	Name          string          `json:"name"`
 	Title         string          `json:"title,omitempty"`

@@ -21,12 +21,12 @@ type Lists struct {
 	Catalogs      method.Catalogs
 	Subscriptions streams.Subscriptions
 	Backends      api.Gateway
-	Tools         Tools // nil without any
+	Tools         Tools // may be nil
 	Methods       method.Table
 	PageSize      int
 	Anonymous     bool // see [Options.AnonymousWebhooks]
 
-	// The encoded catalogs: one per workspace at most. A catalog that changed is never asked for again.
+	// The encoded catalogs, of which each workspace uses one. A catalog that was replaced is not used again.
 	kept *bounded.Map[*catalog.Catalog, *listing]
 }
 
@@ -47,12 +47,12 @@ func (h *Lists) listing(cat *catalog.Catalog) *listing {
 	return l
 }
 
-// listTTL is how long, in milliseconds, a client may keep a list of event types:
-// about as long as a changed catalog takes to be seen everywhere.
+// listTTL is how long, in milliseconds, a client may cache a list of event types. It is about the time until all instances use a changed
+// catalog.
 const listTTL = 5000
 
-// cacheFor is the scope of a result that is the same for everybody who may call.
-// Only without authentication is that everyone; up to 2025-11-25 no hint is sent.
+// cacheFor returns the caching hint for a list. It is public only if the list is the same for all callers and there is no authentication. Up to
+// 2025-11-25, results have no hint.
 func cacheFor(c *method.Call, open bool) *method.Caching {
 	if open && c.Principal.Anonymous && c.Version.Stateless() {
 		return &method.Caching{TTL: listTTL, Scope: method.Public}
@@ -66,14 +66,14 @@ func (h *Lists) List(kind api.Kind) func(context.Context, *method.Call) (method.
 		switch kind {
 		case api.Tools, api.Prompts:
 			return h.listBackends(ctx, c, kind)
-		case api.Resources: // the event types with a fixed URI, then the caller's webhook subscriptions, then what backends have
+		case api.Resources: // the event types with a fixed URI, then the caller's webhook subscriptions, then the backends' resources
 			return h.listCatalog(ctx, c, kind, h.Subscriptions)
 		}
 		return h.listCatalog(ctx, c, kind, nil)
 	}
 }
 
-// listCatalog serves a list of event types, of subscriptions unless they are nil, and of what backends have.
+// listCatalog serves a list of event types, of subscriptions unless they are nil, and of the backends' items.
 func (h *Lists) listCatalog(ctx context.Context, c *method.Call, kind api.Kind, subscriptions streams.Subscriptions) (method.Result, error) {
 	cat, err := h.Catalogs.Of(ctx, c.Principal)
 	if err != nil {
@@ -98,7 +98,7 @@ func (h *Lists) listCatalog(ctx context.Context, c *method.Call, kind api.Kind, 
 		})
 	}
 	if subscriptions != nil {
-		page.cache = &method.Caching{TTL: 0, Scope: method.Private} // the caller's own, on whichever page they stand
+		page.cache = &method.Caching{TTL: 0, Scope: method.Private} // the list contains the caller's own subscriptions, on any of its pages
 		if from.where != atBackends && page.goesOn(atSubscriptions) {
 			if err := page.addSubscriptions(ctx, c, subscriptions); err != nil {
 				return method.Result{}, err
@@ -124,7 +124,7 @@ func (p *partedPage) addSubscriptions(ctx context.Context, c *method.Call, subsc
 	return nil
 }
 
-// addBackends adds what backends have of a kind, and makes the result of the page.
+// addBackends adds the backends' items of a kind, and returns the result of the page.
 func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPage, kind api.Kind) (method.Result, error) {
 	if !h.Backends.Any(ctx) {
 		if page.from.where == atBackends {
@@ -133,9 +133,9 @@ func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPag
 		page.cache.TTL = min(page.cache.TTL, listTTL)
 		return page.result(nil)
 	}
-	c.Late.Waits(c.Late.Timing.AnswerAfter)
+	c.Answer.Wait()
 	list := h.Backends.List(ctx, c.Client(), kind)
-	// On all pages the same: the strictest scope and the shortest time.
+	// All pages have the strictest scope and the shortest time.
 	page.cache = &method.Caching{TTL: min(page.cache.TTL, list.TTL.Milliseconds()), Scope: page.cache.Scope}
 	if !list.Shared {
 		page.cache.Scope = method.Private
@@ -159,7 +159,7 @@ func (h *Lists) addBackends(ctx context.Context, c *method.Call, page *partedPag
 	return page.result(meta)
 }
 
-// subscriptionResource is a webhook subscription as a resource (SEP-1803).
+// subscriptionResource encodes a webhook subscription as a resource (SEP-1803).
 func subscriptionResource(v subscription.View) []byte {
 	title := "Webhook subscription"
 	if v.Name != "" {
@@ -173,8 +173,7 @@ func subscriptionResource(v subscription.View) []byte {
 	return append(b, `}}`...)
 }
 
-// ListEvents serves events/list (SEP-3415). An event type that this caller
-// cannot have in any mode is left out.
+// ListEvents serves events/list (SEP-3415). It leaves out event types that the caller cannot receive in any mode.
 func (h *Lists) ListEvents(ctx context.Context, c *method.Call) (method.Result, error) {
 	cat, err := h.Catalogs.Of(ctx, c.Principal)
 	if err != nil {
@@ -197,12 +196,11 @@ func (h *Lists) ListEvents(ctx context.Context, c *method.Call) (method.Result, 
 		return [][]byte{[]byte(`{"delivery":`), jsonrpc.Encode(modes), comma, x.pieces[0], []byte(`}`)}
 	})
 	r, err := page.result(nil)
-	r.Cache = nil // this list has no hints
+	r.Cache = nil // this list has no caching hints
 	return r, err
 }
 
-// modes lists the modes in which the caller can have an event type here, in the
-// revision that it speaks.
+// modes returns the modes in which the caller can receive an event type in its revision.
 func (h *Lists) modes(entry *catalog.Entry, c *method.Call) []string {
 	p := c.Principal
 	var modes []string
@@ -219,7 +217,7 @@ func (h *Lists) modes(entry *catalog.Entry, c *method.Call) []string {
 	return slices.Clip(modes)
 }
 
-// listBackends serves a list of what backends have, after the tools of our own.
+// listBackends serves a list of the backends' items, which our own tools precede.
 func (h *Lists) listBackends(ctx context.Context, c *method.Call, kind api.Kind) (method.Result, error) {
 	from, err := readPlace(c, kind.Member(), nil)
 	if err != nil {
@@ -229,7 +227,7 @@ func (h *Lists) listBackends(ctx context.Context, c *method.Call, kind api.Kind)
 		return method.Result{}, errListCursor
 	}
 	cache := cacheFor(c, true)
-	cache.TTL = math.MaxInt64 // as long as the backends say
+	cache.TTL = math.MaxInt64 // the backends' TTLs apply
 	page := newPage(from, h.PageSize, cache)
 	if kind == api.Tools && h.Tools != nil && from.where == atCatalog {
 		for _, tool := range h.Tools.ListEntries() {
@@ -239,7 +237,7 @@ func (h *Lists) listBackends(ctx context.Context, c *method.Call, kind api.Kind)
 	return h.addBackends(ctx, c, &page, kind)
 }
 
-// Tools are tools of the endpoint's own. They hide those of backends that have the same names.
+// Tools are the endpoint's own tools. They hide tools of backends with the same names.
 type Tools interface {
 	// Instructions tell a model how to use the tools.
 	Instructions() string
@@ -250,7 +248,7 @@ type Tools interface {
 	Call(ctx context.Context, c *method.Call) (method.Result, error)
 }
 
-// backendEntries returns the entries of a backends' list without the tools that one of our own hides.
+// backendEntries returns the entries of a backends' list without the tools that our own tools hide.
 func (h *Lists) backendEntries(kind api.Kind, entries []api.Entry) []api.Entry {
 	if h.Tools == nil || kind != api.Tools {
 		return entries

@@ -1,5 +1,5 @@
-// Package events serves the methods of the MCP endpoint that have to do with events: the lists, resources/read, completions,
-// events/poll, events/stream, and the methods that make and end webhook subscriptions.
+// Package events serves the MCP methods for events: the lists, resources/read, completions, events/poll, events/stream, and the methods that
+// make and end webhook subscriptions.
 //
 // Subscriptions and event types themselves are in shared/events.
 package events
@@ -19,18 +19,16 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// selected is the subscription that events/poll and events/stream carry in
-// their params (SEP-3415).
+// selected is the subscription in the params of events/poll and events/stream (SEP-3415).
 type selected struct {
 	match.Selection
 	catalog *catalog.Catalog
 	mode    string
-	cursor  string        // empty is now
-	maxAge  time.Duration // 0 is no bound
+	cursor  string        // empty to begin now
+	maxAge  time.Duration // 0 for no limit
 }
 
-// readSelected reads the params that poll and stream share, and checks the caller's
-// right to what they ask for.
+// readSelected reads the params that events/poll and events/stream share, and checks the caller's right to the events.
 func readSelected(ctx context.Context, cs method.Catalogs, c *method.Call, mode string) (w selected, err error) {
 	name, err := c.Required("name")
 	if err != nil {
@@ -58,7 +56,7 @@ func readSelected(ctx context.Context, cs method.Catalogs, c *method.Call, mode 
 	return w, err
 }
 
-// Choose finds what a name and arguments select, if the principal may have it in this mode.
+// Choose returns the selection of a name and arguments, or an error if the principal may not receive it in this mode.
 func Choose(cat *catalog.Catalog, name string, arguments json.RawMessage, p auth.Principal, mode string) (match.Selection, error) {
 	entry := cat.ByName(name)
 	if entry == nil {

@@ -8,24 +8,24 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/opaque"
 )
 
-// cursor is where a list goes on: after the entry of the catalog of that name, after the
-// subscription with that id, or after a cursor of the backends' list. The zero value is nowhere.
+// cursor is the position at which a list continues: after an entry of the catalog, after a subscription, or after a cursor of the backends'
+// list. The zero value is the end of the list.
 type cursor struct {
 	where byte
 	after string
 }
 
-// The parts of a list. In a cursor of a list that is public the letter is a capital.
+// The parts of a list. The cursor of a public list contains the letter in upper case.
 const (
 	atCatalog       = 'c'
 	atSubscriptions = 's'
 	atBackends      = 'b'
 )
 
-// maxCursor bounds what is in a cursor, in bytes: the name of its list, the longest name of an entry, and more.
+// maxCursor is the maximum length of a decoded cursor. It suffices for the name of its list and the longest name of an entry.
 const maxCursor = 1200
 
-// member is nextCursor in a result of that scope, for the list of that name.
+// member returns the member nextCursor for a result with the given scope.
 func (c cursor) member(list, scope string) []byte {
 	where := c.where
 	if scope == method.Public {
@@ -35,16 +35,16 @@ func (c cursor) member(list, scope string) []byte {
 	return append(b, '"')
 }
 
-// place is where a page begins.
+// place is the position at which a page begins.
 type place struct {
 	cursor
-	list  string // its member in the result, which its cursors are for
-	first int    // among the catalog's entries
-	// scope is that of the page before; empty for the first.
+	list  string // the list's member in the result
+	first int    // index of the first entry of the catalog
+	// scope is the scope of the previous page. It is empty for the first page.
 	scope string
 }
 
-// readPlace reads the cursor of a request for a list; at is where the entries of the catalog are.
+// readPlace reads the cursor in a request for a list. at contains the indices of the catalog's entries.
 func readPlace(c *method.Call, list string, at map[string]int) (place, error) {
 	token, given, err := c.Text("cursor")
 	if err != nil || !given {
@@ -83,8 +83,8 @@ func parseCursor(list, token string) (p place, ok bool) {
 type partedPage struct {
 	from   place
 	pieces [][]byte
-	n      int // entries so far
-	room   int // how many more there may be
+	n      int // number of entries
+	room   int // number of entries that can still be added
 	next   cursor
 	cache  *method.Caching
 }
@@ -93,7 +93,7 @@ func newPage(from place, room int, cache *method.Caching) partedPage {
 	return partedPage{from: from, pieces: [][]byte{[]byte(`"` + from.list + `":[`)}, room: room, cache: cache}
 }
 
-// add adds an entry, of which the pieces are joined.
+// add adds an entry. It joins the pieces.
 func (p *partedPage) add(pieces ...[]byte) {
 	if p.n > 0 {
 		p.pieces = append(p.pieces, comma)
@@ -103,9 +103,9 @@ func (p *partedPage) add(pieces ...[]byte) {
 	p.room--
 }
 
-// addCatalog adds those entries of the catalog of which form makes something.
+// addCatalog adds entries of the catalog. form encodes an entry, or returns nil to leave it out.
 func (p *partedPage) addCatalog(list entries, form func(listed) [][]byte) {
-	last := "" // not just the one before: its name may be none of the caller's business
+	last := "" // the last visible entry, because the caller must not learn the names of others
 	for _, x := range list.all[min(p.from.first, len(list.all)):] {
 		pieces := form(x)
 		if pieces == nil {
@@ -122,8 +122,7 @@ func (p *partedPage) addCatalog(list entries, form func(listed) [][]byte) {
 
 var comma = []byte(",")
 
-// goesOn reports whether another part follows on this page; if it would but there
-// is no room, it begins the next one.
+// goesOn reports whether another part of the list follows on this page. If the page is full, the next page begins with that part.
 func (p *partedPage) goesOn(part byte) bool {
 	if p.next != (cursor{}) {
 		return false
@@ -135,7 +134,7 @@ func (p *partedPage) goesOn(part byte) bool {
 	return false
 }
 
-// after is where a part begins on this page: its beginning, unless the page begins within it.
+// after returns the position at which a part begins on this page. It is empty unless the page begins within the part.
 func (p *partedPage) after(part byte) string {
 	if p.from.where != part {
 		return ""
@@ -145,8 +144,8 @@ func (p *partedPage) after(part byte) string {
 
 var closing = []byte("]")
 
-// result ends the page. All pages of a list have the same scope (2026-07-28, Caching): one that
-// is not public any more is to be read from its beginning.
+// result returns the page. All pages of a list must have the same scope (2026-07-28, Caching), so a list that is no longer public has to be
+// read from the beginning.
 func (p *partedPage) result(meta []byte) (method.Result, error) {
 	switch p.from.scope {
 	case method.Public:

@@ -14,26 +14,26 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Bounds of one page of a poll.
+// Limits of one page of a poll.
 const (
-	defaultPoll  = 50      // events, unless maxEvents says otherwise
-	maxPoll      = 500     // events; a greater maxEvents is cut to it
+	defaultPoll  = 50      // events, without maxEvents
+	maxPoll      = 500     // events, also for a greater maxEvents
 	maxPollBytes = 1 << 20 // of payloads
 )
 
-// quietShare is the part of its quiet time that a subscription waits until the
-// next poll: after a minute of quiet, a quarter of a minute.
+// quietShare determines the time until the next poll from the time since the latest event. For example, a client should wait for a quarter
+// of a minute after a minute without events.
 const quietShare = 4
 
 // Polls serves events/poll.
 type Polls struct {
 	Catalogs    method.Catalogs
 	Feeds       *stream.Tails
-	Least, Most time.Duration // bounds of the time until the next poll
+	Least, Most time.Duration // limits of the time until the next poll
 	Metrics     *metric.Set
 }
 
-// Poll serves events/poll (SEP-3415). It keeps nothing between two polls.
+// Poll serves events/poll (SEP-3415). It has no state between two polls.
 func (h *Polls) Poll(ctx context.Context, c *method.Call) (method.Result, error) {
 	w, err := readSelected(ctx, h.Catalogs, c, spec.ModePoll)
 	if err != nil {
@@ -71,12 +71,12 @@ func (h *Polls) Poll(ctx context.Context, c *method.Call) (method.Result, error)
 	return method.Result{Members: [][]byte{b}}, nil
 }
 
-// nextPoll is when to come again: soon after traffic, later the longer it was quiet.
+// nextPoll returns the time until the next poll. It grows with the time since the latest event.
 func (h *Polls) nextPoll(quiet time.Duration) time.Duration {
 	return min(max(quiet/quietShare, h.Least), h.Most)
 }
 
-// readMaxEvents reads how many events a client wants at most.
+// readMaxEvents returns the maximum number of events for the client.
 func readMaxEvents(c *method.Call) (int, error) {
 	raw := c.Param("maxEvents")
 	if raw == nil {

@@ -19,20 +19,20 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// maxBeat is the longest time between two heartbeats of an events/stream (SEP-3415: at
-// least every 30 s, with room for the way). They carry the cursor, so events do not stand in for them.
+// maxBeat is the longest time between two heartbeats of an events/stream. SEP-3415 requires one every 30 s, and the difference is for the
+// network. Heartbeats carry the cursor, so events do not replace them.
 const maxBeat = 25 * time.Second
 
-// recovery is how long a stream waits before it tries again what failed.
+// recovery is how long a stream waits after a temporary failure.
 const recovery = time.Second
 
-// push is the framing of an events/stream: one subscription, in the notifications of SEP-3415.
+// push is the framing of an events/stream, which sends the events of one subscription in the notifications of SEP-3415.
 type push struct {
 	selected
 	writer  *streams.Writer
 	version spec.Version
 	profile spec.Profile
-	beaten  time.Time // when the last heartbeat, or active, was sent
+	beaten  time.Time // of the latest notification active or heartbeat
 }
 
 // Push serves events/stream (SEP-3415).
@@ -65,7 +65,7 @@ func (p *push) begin() error {
 	})
 }
 
-// note sends a notification with a cursor and what more appends.
+// note sends a notification with a cursor. more appends further members and may be nil.
 func (p *push) note(name, cursor string, more func([]byte) []byte) error {
 	return p.writer.Send(name, func(b []byte) []byte {
 		b = jsonrpc.AppendString(append(b, `"cursor":`...), cursor)
@@ -76,11 +76,11 @@ func (p *push) note(name, cursor string, more func([]byte) []byte) error {
 	}, nil, "")
 }
 
-// deliver sends an event, or follows a changed catalog.
+// deliver sends an event, or applies a change of the catalog.
 func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 	pattern := p.Pattern
-	for { // the event must not be lost if the store does not answer
-		err := p.check(ctx, d.Event == nil || p.writer.Unsure())
+	for { // repeat the check while the store is unavailable, so that the event is not lost
+		err := p.check(ctx, d.Event == nil || p.writer.CheckDue())
 		if err == nil {
 			break
 		}
@@ -95,11 +95,11 @@ func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 		return nil
 	}
 	cursor := d.Cursor
-	if p.Pattern != pattern { // the cursor was made without the partitions that were added since
+	if p.Pattern != pattern { // the delivery's cursor lacks the partitions that check has added
 		cursor = p.writer.ResumeAt()
 	}
 	data, err := p.Data(d.Event)
-	if err != nil { // of this event only
+	if err != nil { // the stream continues without this event
 		return p.fail(spec.NoteEventsError, p.writer.Streams.Faults.Translate(ctx, err, p.version, p.profile))
 	}
 	return p.writer.Send(spec.NoteEventsEvent, func(b []byte) []byte {
@@ -108,7 +108,7 @@ func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 	}, func(b []byte) []byte { return match.AppendOccurrenceMeta(b, d.Event, p.Entry) }, "")
 }
 
-// due is when the next heartbeat must be sent at the latest.
+// due returns when the next heartbeat must be sent.
 func (p *push) due(quiet time.Time) time.Time {
 	if latest := p.beaten.Add(maxBeat); latest.Before(quiet) {
 		return latest
@@ -116,8 +116,7 @@ func (p *push) due(quiet time.Time) time.Time {
 	return quiet
 }
 
-// heartbeat sends one. Each is also a time to look whether the subscriber may still
-// have the events.
+// heartbeat checks whether the subscriber may still receive the events, and sends a heartbeat.
 func (p *push) heartbeat(ctx context.Context) error {
 	if err := p.check(ctx, true); err != nil {
 		if err = p.failed(ctx, err); err != nil {
@@ -128,14 +127,13 @@ func (p *push) heartbeat(ctx context.Context) error {
 	return p.note(spec.NoteEventsHeartbeat, p.writer.ResumeAt(), nil)
 }
 
-// moved sends the cursor without waiting for the next heartbeat. A client that is cut off while its stream reads many
-// events that its filter drops would otherwise read them again each time.
+// moved sends the cursor without waiting for the next heartbeat. Otherwise, a client that reconnects while its stream reads many events that the
+// filter drops would make the stream read them again each time.
 func (p *push) moved() error {
 	return p.note(spec.NoteEventsHeartbeat, p.writer.ResumeAt(), nil)
 }
 
-// failed notifies the client of a failure that may pass, and waits a moment. Other
-// failures it returns.
+// failed notifies the client of a temporary failure, and waits a moment. It returns other failures.
 func (p *push) failed(ctx context.Context, err error) error {
 	if !fault.Is(err, fault.Unavailable) || errors.Is(err, stream.ErrClosed) || errors.Is(err, method.ErrWriting) {
 		return err
@@ -154,11 +152,11 @@ func (p *push) fail(name string, rpc *jsonrpc.Error) error {
 	return p.writer.Send(name, func(b []byte) []byte { return jsonrpc.AppendErrorObject(append(b, `"error":`...), rpc) }, nil, "")
 }
 
-// end notifies why the subscription ended, if it did. The cursor was in the notifications.
+// end notifies the client of the reason if the subscription has ended. The notifications have carried the cursor.
 func (p *push) end(c *method.Call, why error) {
 	if end, ok := errors.AsType[*streams.Ended](why); ok {
 		rpc := p.writer.Streams.Faults.Translate(c.Request.Context(), end.Reason, p.version, p.profile)
-		_ = p.fail(spec.NoteEventsTerminated, rpc) // it ends either way
+		_ = p.fail(spec.NoteEventsTerminated, rpc) // the stream ends either way
 	}
 	p.writer.Complete(c, "")
 }
@@ -169,7 +167,7 @@ func (p *push) end(c *method.Call, why error) {
 func (p *push) check(ctx context.Context, credentials bool) error {
 	before := p.writer.Caller.Principal
 	if credentials {
-		if p.writer.Look(ctx) != nil {
+		if p.writer.CheckCredentials(ctx) != nil {
 			return &streams.Ended{Reason: subscription.Revoked()}
 		}
 	}

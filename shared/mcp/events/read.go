@@ -30,8 +30,8 @@ type Reads struct {
 	Subscriptions streams.Subscriptions
 }
 
-// Read serves resources/read: the latest events of an event URI or of all below
-// it, or the state of one of the caller's subscriptions.
+// Read serves resources/read. It returns the latest events of an event URI or of all URIs below it, or the state of one of the caller's
+// subscriptions.
 func (h *Reads) Read(ctx context.Context, c *method.Call) (method.Result, error) {
 	uri, err := c.Required("uri")
 	if err != nil {
@@ -52,7 +52,7 @@ func (h *Reads) Read(ctx context.Context, c *method.Call) (method.Result, error)
 	return method.Result{Members: [][]byte{append(b, `}]`...)}, Cache: &method.Caching{TTL: 0, Scope: method.Private}}, nil
 }
 
-// latest is what the text of an event URI holds, the newest event first.
+// latest is the content of an event URI, with the newest event first.
 type latest struct {
 	URI    string        `json:"uri"`
 	Events []latestEvent `json:"events"`
@@ -73,7 +73,7 @@ func (h *Reads) readEvents(ctx context.Context, p auth.Principal, uri string) ([
 	}
 	patterns, access, err := match.Resolve(cat, uri)
 	if err != nil {
-		return nil, method.NotFound(uri) // the reason would show what is known under other URIs
+		return nil, method.NotFound(uri) // the reason would show which other URIs exist
 	}
 	if _, err := streams.Permitted(p, access); err != nil {
 		return nil, err
@@ -101,8 +101,8 @@ func (h *Reads) readEvents(ctx context.Context, p auth.Principal, uri string) ([
 	return text, fault.Wrap(fault.Internal, err, "encode the latest events of %s", uri)
 }
 
-// latest reads the newest events of a pattern that the principal may have. For a
-// wildcard they are among those below its literal beginning.
+// latest reads the newest events of a pattern that the principal may receive. For a wildcard, it reads below the literal beginning of
+// the pattern.
 func (h *Reads) latest(ctx context.Context, cat *catalog.Catalog, who auth.Principal, p match.Pattern) ([]event.Event, error) {
 	parent := p.URI()
 	switch p.Kind {
@@ -110,7 +110,7 @@ func (h *Reads) latest(ctx context.Context, cat *catalog.Catalog, who auth.Princ
 		return h.Log.Latest(ctx, who.Workspace, parent, p.Unordered, maxLatest)
 	case match.Wildcard:
 		parent, _, _ = strings.Cut(p.Key, "/"+catalog.Wildcard)
-		if parent+"/" == catalog.Scheme { // the first segment is the open one
+		if parent+"/" == catalog.Scheme { // the first segment is open
 			return nil, nil
 		}
 	}
@@ -120,7 +120,7 @@ func (h *Reads) latest(ctx context.Context, cat *catalog.Catalog, who auth.Princ
 	})
 }
 
-// subscriptionState is what the text of a subscription URI holds.
+// subscriptionState is the content of a subscription URI.
 type subscriptionState struct {
 	URI           string          `json:"uri"`
 	Name          string          `json:"name,omitempty"`
@@ -133,8 +133,8 @@ type subscriptionState struct {
 	Delivery      *deliveryStatus `json:"deliveryStatus"`
 }
 
-// deliveryStatus is how SEP-3415 shows what became of deliveries. In the answer to a
-// refresh, Active is false when the refresh ended a suspension.
+// deliveryStatus is the status of deliveries in the form of SEP-3415. In the answer to a refresh, Active is false if the refresh ended
+// a suspension.
 type deliveryStatus struct {
 	Active         bool       `json:"active"`
 	LastDeliveryAt *time.Time `json:"lastDeliveryAt"`

@@ -13,8 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// registration is the subscription member of the answer to
-// resources/subscriptions/register (SEP-1803).
+// registration is the member subscription in the answer to resources/subscriptions/register (SEP-1803).
 type registration struct {
 	URI           string        `json:"uri"`
 	EventURIs     []string      `json:"eventUris"`
@@ -22,7 +21,7 @@ type registration struct {
 	WebhookSecret webhookSecret `json:"webhookSecret"`
 }
 
-// webhookSecret is SEP-1803's WebhookSecret: a key, a value, or neither.
+// webhookSecret is SEP-1803's WebhookSecret, with a key, a value or no secret.
 type webhookSecret struct {
 	Type  subscription.SecretType `json:"type"`
 	Key   string                  `json:"key,omitempty"`
@@ -33,7 +32,7 @@ type webhookSecret struct {
 type Webhooks struct {
 	Registrar   Registrar
 	Deregistrar Deregistrar
-	Anonymous   bool // see [Options.AnonymousWebhooks]
+	Anonymous   bool // the principal of --auth none may use events/subscribe
 }
 
 // Register serves resources/subscriptions/register.
@@ -71,8 +70,8 @@ func (h *Webhooks) Register(ctx context.Context, c *method.Call) (method.Result,
 	return method.Result{Members: [][]byte{[]byte(`"subscription":`), text}}, nil
 }
 
-// Deregister serves resources/subscriptions/deregister. Unknown, malformed and
-// other principals' URIs get the same answer.
+// Deregister serves resources/subscriptions/deregister. It gives the same answer for unknown and malformed URIs and for those of other
+// principals.
 func (h *Webhooks) Deregister(ctx context.Context, c *method.Call) (method.Result, error) {
 	uri, err := c.Required("uri")
 	if err != nil {
@@ -85,7 +84,7 @@ func (h *Webhooks) Deregister(ctx context.Context, c *method.Call) (method.Resul
 	return method.Result{}, err
 }
 
-// readDelivery is the delivery member of events/subscribe and events/unsubscribe.
+// readDelivery reads the member delivery of events/subscribe and events/unsubscribe.
 func readDelivery(c *method.Call) (url, secret string, err error) {
 	raw := c.Param("delivery")
 	if len(raw) == 0 || raw[0] != '{' {
@@ -116,13 +115,13 @@ type subscribedEvents struct {
 	RefreshBefore *string `json:"refreshBefore"`
 	Cursor        *string `json:"cursor"`
 	Truncated     bool    `json:"truncated"`
-	// DeliveryStatus is there when an existing subscription was refreshed.
+	// DeliveryStatus is set if an existing subscription was refreshed.
 	DeliveryStatus *deliveryStatus `json:"deliveryStatus,omitempty"`
 }
 
 // EventsSubscribe serves events/subscribe (SEP-3415).
 func (h *Webhooks) EventsSubscribe(ctx context.Context, c *method.Call) (method.Result, error) {
-	if err := h.known(c); err != nil {
+	if err := h.checkPrincipal(c); err != nil {
 		return method.Result{}, err
 	}
 	var r subscription.SubscribeRequest
@@ -174,7 +173,7 @@ func (h *Webhooks) EventsSubscribe(ctx context.Context, c *method.Call) (method.
 
 // EventsUnsubscribe serves events/unsubscribe (SEP-3415).
 func (h *Webhooks) EventsUnsubscribe(ctx context.Context, c *method.Call) (method.Result, error) {
-	if err := h.known(c); err != nil {
+	if err := h.checkPrincipal(c); err != nil {
 		return method.Result{}, err
 	}
 	name, err := c.Required("name")
@@ -196,17 +195,17 @@ func (h *Webhooks) EventsUnsubscribe(ctx context.Context, c *method.Call) (metho
 	return method.Result{}, err
 }
 
-// known refuses a caller who is not authenticated: such a caller could end or take
-// over any subscription by guessing what it is made of.
-func (h *Webhooks) known(c *method.Call) error {
+// checkPrincipal refuses a caller without authentication. Such a caller could end or take over any subscription by guessing its
+// parameters.
+func (h *Webhooks) checkPrincipal(c *method.Call) error {
 	if c.Principal.Anonymous && !h.Anonymous {
 		return fault.New(fault.Unauthenticated, "an authenticated principal is needed")
 	}
 	return nil
 }
 
-// readTTL distinguishes an absent ttlMs, which asks for the default, from null, which asks
-// for no expiry.
+// readTTL reads ttlMs. If it is absent, the client asks for the default, and if it is null, the client asks for a subscription without an
+// expiry.
 func readTTL(c *method.Call) (subscription.TTL, error) {
 	for key, value := range jsonrpc.Members(c.Msg.Params) {
 		if string(key) == "ttlMs" && string(value) == "null" {
@@ -217,11 +216,11 @@ func readTTL(c *method.Call) (subscription.TTL, error) {
 	return subscription.TTL{Asked: given, For: d}, err
 }
 
-// readMaxAge is how old events after a cursor may be; 0 is no bound.
+// readMaxAge returns the maximum age of events after a cursor, or 0 for no limit.
 func readMaxAge(c *method.Call) (time.Duration, error) {
 	d, given, err := c.Milliseconds("maxAgeMs")
 	if given && d == 0 {
-		d = 1 // nothing old at all
+		d = 1 // no past events
 	}
 	return d, err
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Call is one request on its way through the endpoint.
+// Call is one request on its way through the endpoint. [NewCall] makes one.
 type Call struct {
 	Request   *http.Request
 	Body      []byte // of the whole HTTP request
@@ -27,18 +27,17 @@ type Call struct {
 	Version   spec.Version
 	Profile   spec.Profile     // of a method of the MCP Events extension; empty for all others
 	Session   *session.Session // nil in the stateless revisions
-	Dialect   bool             // of named events, see dialect.go
+	Dialect   bool             // the call uses the named-event dialect
 	Msg       jsonrpc.Message
-	Meta      json.RawMessage // of the params; nil without
-	Late      *lateAnswer     // of a method that may have to wait, see [Answering]
-	ends      time.Time       // when the function that serves it is ended; zero for a server
-	Attached  context.Context // ends when the client disconnects, where that of the request does not; else nil
+	Meta      json.RawMessage // _meta of the params, or nil
+	Answer    *answer         // of a method that may have to wait, see [Answering]
+	life      life
 }
 
-// Param finds a member of the params; nil when it is absent or null.
+// Param returns a member of the params, or nil if it is absent or null.
 func (c *Call) Param(name string) json.RawMessage { return jsonrpc.Member(c.Msg.Params, name) }
 
-// Text finds a member of the params that must be a string if it is there.
+// Text returns an optional member of the params, which must be a string.
 func (c *Call) Text(name string) (value string, given bool, err error) {
 	raw := c.Param(name)
 	if raw == nil {
@@ -51,7 +50,7 @@ func (c *Call) Text(name string) (value string, given bool, err error) {
 	return value, true, nil
 }
 
-// Required is [Call.Text] for a member that must be there and not be empty.
+// Required returns a member of the params that must be a non-empty string.
 func (c *Call) Required(name string) (string, error) {
 	raw := jsonrpc.Member(c.Msg.Params, name)
 	value, ok := jsonrpc.String(raw)
@@ -64,10 +63,10 @@ func (c *Call) Required(name string) (string, error) {
 	return value, nil
 }
 
-// maxDeclaration bounds what a session keeps of a client's capabilities and name.
+// maxDeclaration is the maximum size of a client's capabilities or name in a session.
 const maxDeclaration = 16 << 10
 
-// Declaration is what a client said of itself, if it is an object of reasonable size.
+// Declaration returns a copy of a client's declaration, or nil if it is not an object or is too large.
 func Declaration(raw json.RawMessage) json.RawMessage {
 	if len(raw) == 0 || raw[0] != '{' || len(raw) > maxDeclaration {
 		return nil
@@ -85,7 +84,7 @@ func ClientInfo(raw json.RawMessage) json.RawMessage {
 	return Declaration(raw)
 }
 
-// Client is the caller as backends know it.
+// Client returns the caller as backends see it.
 func (c *Call) Client() api.Client {
 	out := api.Client{Principal: c.Principal, Version: c.Version, Token: c.Request.Header.Get("Authorization")}
 	if c.Session != nil {
@@ -98,7 +97,7 @@ func (c *Call) Client() api.Client {
 	return out
 }
 
-// Arguments is an object or nothing.
+// Arguments returns the member arguments, which must be an object, or nil if it is absent.
 func (c *Call) Arguments() (json.RawMessage, error) {
 	raw := c.Param("arguments")
 	if raw != nil && raw[0] != '{' {
@@ -107,11 +106,11 @@ func (c *Call) Arguments() (json.RawMessage, error) {
 	return raw, nil
 }
 
-// maxMilliseconds is about 285 years: what fits a [time.Duration].
+// maxMilliseconds is about 285 years, close to the longest [time.Duration].
 const maxMilliseconds = 9e12
 
-// Milliseconds reads a duration that is not negative. One that is too long to
-// be held is the longest.
+// Milliseconds returns an optional duration, which must not be negative. It shortens a duration that is too long for a
+// [time.Duration].
 func (c *Call) Milliseconds(name string) (d time.Duration, given bool, err error) {
 	raw := c.Param(name)
 	if raw == nil {
@@ -124,34 +123,7 @@ func (c *Call) Milliseconds(name string) (d time.Duration, given bool, err error
 	return time.Duration(min(ms, maxMilliseconds)) * time.Millisecond, true, nil
 }
 
-const (
-	// DetachedFor bounds a request whose client may be gone.
-	DetachedFor = time.Minute
-	// NoticeFor bounds a notification, an answer or the end of a session. Clients that cancel or end often close the connection right
-	// after they have sent it.
-	NoticeFor = 10 * time.Second
-)
-
-// Detach lets the request go on when its client disconnects, which in these
-// revisions is no cancellation (2025-11-25, Transports, Sending Messages). It ends with the endpoint.
-func (c *Call) Detach(shut context.Context, whole time.Duration) (stop func()) {
-	ctx := c.Request.Context()
-	c.Attached = ctx
-	until := time.Now().Add(whole)
-	if c.ends, _ = ctx.Deadline(); !c.ends.IsZero() && c.ends.Before(until) {
-		until = c.ends
-	}
-	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), until)
-	c.Request = c.Request.WithContext(ctx)
-	attached := context.AfterFunc(shut, cancel)
-	return func() {
-		attached()
-		cancel()
-	}
-}
-
-// Declares reports whether a client's capabilities name the extension; up to
-// 2025-11-25 that may be among the experimental ones.
+// Declares reports whether a client's capabilities name the extension. Up to 2025-11-25, clients may list it under experimental.
 func Declares(capabilities json.RawMessage, extension string) bool {
 	for _, member := range []string{"extensions", "experimental"} {
 		if jsonrpc.Member(jsonrpc.Member(capabilities, member), extension) != nil {
@@ -166,8 +138,8 @@ func WithoutBraces(object json.RawMessage) []byte {
 	return bytes.TrimSpace(bytes.TrimSuffix(bytes.TrimPrefix(bytes.TrimSpace(object), []byte("{")), []byte("}")))
 }
 
-// Accepts reports whether the Accept header lets the media type through. None at
-// all accepts anything (RFC 9110, section 12.5.1).
+// Accepts reports whether the Accept header allows the media type. Without the header, anything is allowed (RFC 9110, section
+// 12.5.1).
 func Accepts(h http.Header, mediaType string) bool {
 	values := h["Accept"]
 	if len(values) == 0 {
@@ -182,7 +154,7 @@ func Accepts(h http.Header, mediaType string) bool {
 	return false
 }
 
-// MediaTypes are those that an Accept header lists, without their parameters.
+// MediaTypes returns the media types of an Accept header without their parameters.
 func MediaTypes(values []string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, v := range values {

@@ -16,8 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Codes of our own. The specification asks new ones to lie outside of
-// -32768…-32000; these are the HTTP statuses of the same meaning.
+// Codes of our own. The specification requires new codes to be outside of -32768…-32000, so these are the HTTP statuses with the same
+// meaning.
 const (
 	CodeUnauthenticated = 401
 	CodeForbidden       = 403
@@ -28,32 +28,33 @@ const (
 	CodeUnavailable     = 503
 )
 
-// eventCodes numbers the named errors of the MCP Events extension.
+// eventCodes are the codes of the named errors of the MCP Events extension.
 type eventCodes struct {
 	NotFound, Forbidden, ResourceExhausted, Unsupported, CallbackEndpointError int
 }
 
-// Codes are the numbers of each profile.
+// Codes are the codes of the MCP Events extension by profile.
 var Codes = map[spec.Profile]eventCodes{
 	spec.Released: {-32011, -32012, -32013, -32014, -32015},
 	spec.Final:    {-32023, -32024, -32025, -32026, -32027},
 }
 
-// Family says whether a method is of the MCP Events extension, whose faults have names and numbers of their own.
+// Family tells whether a method belongs to the MCP Events extension, whose errors have names and codes of their own.
 type Family uint8
 
+// The families of methods.
 const (
 	CoreMethods Family = iota
 	EventsMethods
 )
 
-// meaning is what a fault becomes on the wire.
+// meaning is the JSON-RPC form of a kind of fault.
 type meaning struct {
 	sessionBased, stateless int
-	events                  string // its name in the MCP Events extension; empty is as in core
+	events                  string // the name in the MCP Events extension, or empty if that has no name for it
 }
 
-// meanings translates kinds of faults: the one table for all methods.
+// meanings translates the kinds of faults for all methods.
 var meanings = map[fault.Kind]meaning{
 	fault.Internal:        {jsonrpc.InternalError, jsonrpc.InternalError, ""},
 	fault.Invalid:         {jsonrpc.InvalidParams, jsonrpc.InvalidParams, ""},
@@ -68,13 +69,13 @@ var meanings = map[fault.Kind]meaning{
 	fault.Unsupported:     {jsonrpc.InvalidParams, jsonrpc.InvalidParams, "Unsupported"},
 }
 
-// Faults translates errors for clients, and logs those that are ours.
+// Faults translates errors for clients, and logs errors that are the server's fault.
 type Faults struct {
 	Logger  *slog.Logger
 	Metrics *metric.Set
 }
 
-// LogError logs an error of our own.
+// LogError logs an error that is the server's fault.
 func (f Faults) LogError(ctx context.Context, msg string, err error) {
 	f.Logger.ErrorContext(ctx, msg, "error", err)
 }
@@ -88,7 +89,7 @@ func (f Faults) Translate(ctx context.Context, err error, v spec.Version, profil
 	f.Metrics.LimitReached(fault.LimitOf(err))
 	kind := fault.KindOf(err)
 	if data, ok := fault.DataOf(err).(map[string]any); ok && profile != "" && kind == fault.Unavailable {
-		// Why a client's callback endpoint was not verified: one of the published lastError categories.
+		// The reason, for which a client's callback endpoint was not verified, is one of the published lastError categories.
 		if reason, ok := data["reason"].(string); ok {
 			return &jsonrpc.Error{
 				Code:    Codes[profile].CallbackEndpointError,
@@ -99,15 +100,15 @@ func (f Faults) Translate(ctx context.Context, err error, v spec.Version, profil
 	}
 	switch {
 	case kind != fault.Internal && kind != fault.Unavailable:
-	case ctx.Err() != nil && errors.Is(err, context.Canceled): // no client reads the answer
-		f.Logger.DebugContext(ctx, "client went away", "error", err)
+	case ctx.Err() != nil && errors.Is(err, context.Canceled): // the client has disconnected
+		f.Logger.DebugContext(ctx, "client disconnected", "error", err)
 	default:
 		f.LogError(ctx, "MCP request failed", err)
 	}
 	return errorOf(err, v, profile)
 }
 
-// errorOf looks a fault up in the table.
+// errorOf translates a fault with the table of meanings.
 func errorOf(err error, v spec.Version, profile spec.Profile) *jsonrpc.Error {
 	kind := fault.KindOf(err)
 	m := meanings[kind]
@@ -127,16 +128,15 @@ func errorOf(err error, v spec.Version, profile spec.Profile) *jsonrpc.Error {
 	return out
 }
 
-// ErrorObject returns the error with which a webhook notifies the end of a subscription of the profile (SEP-3415, Subscription
-// Termination). Its code and text are the same as on a stream.
+// ErrorObject returns the error that a webhook carries at the end of a subscription of the profile (SEP-3415, Subscription Termination).
+// Its code and text are the same as on a stream.
 func ErrorObject(profile spec.Profile, reason error) json.RawMessage {
 	return jsonrpc.AppendErrorObject(nil, errorOf(reason, spec.V20260728, profile))
 }
 
-// HTTPStatus is the HTTP status of a response in the stateless revisions. Only where the
-// revision demands one does an error have another than 200: it is an answer of the method,
-// not of the transport.
-func HTTPStatus(e *jsonrpc.Error) int {
+// httpStatus returns the HTTP status of an error in the stateless revisions. It is 200 unless the revision requires another one, because
+// an error is an answer of the method and not of the transport.
+func httpStatus(e *jsonrpc.Error) int {
 	switch e.Code {
 	case jsonrpc.MethodNotFound:
 		return http.StatusNotFound
@@ -146,7 +146,7 @@ func HTTPStatus(e *jsonrpc.Error) int {
 	return http.StatusOK
 }
 
-// MissingScopes reports whether the error is a lack of scopes, which HTTP has to say too.
+// MissingScopes reports whether the caller lacks scopes, so that the HTTP status must be 403.
 func MissingScopes(err error) bool {
 	_, ok := fault.DataOf(err).(auth.MissingScopes)
 	return ok
@@ -157,13 +157,12 @@ func InvalidParams(format string, args ...any) *jsonrpc.Error {
 	return &jsonrpc.Error{Code: jsonrpc.InvalidParams, Message: fmt.Sprintf(format, args...)}
 }
 
-// NotFound is a resource that does not exist for the caller, whatever the
-// reason.
+// NotFound returns the error for a resource that does not exist for the caller. It does not show the reason.
 func NotFound(uri string) error {
 	return fault.New(fault.NotFound, "resource not found").With(map[string]any{"uri": Clip(uri)})
 }
 
-// Clip bounds what is echoed of the input.
+// Clip shortens a part of the input so that it can be echoed.
 func Clip(s string) string {
 	const most = 256
 	if len(s) <= most {

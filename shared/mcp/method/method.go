@@ -1,5 +1,5 @@
-// Package method has what all methods of the MCP endpoint share: the [Call] that they serve, the [Result] or error that they
-// answer with, the [Table] of methods, and how an answer is written, immediately or late.
+// Package method contains what all methods of the MCP endpoint share: the [Call] that they serve, the [Result] or error of their
+// answer, the [Table] of methods, how long a call runs (life.go), and how its answer is written (answer.go).
 //
 // The packages that serve methods (streams, events, eventtools/logsource) and the endpoint in package mcp build on it. It serves no method.
 package method
@@ -11,9 +11,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// Result is what a method answers, in the parts that all revisions share.
+// Result is the result of a method, in the parts that all revisions share.
 type Result struct {
-	// Members are the result's members without the braces; the pieces are joined.
+	// Members are the members of the result without braces. The pieces are joined.
 	Members [][]byte
 	// Meta are further members of _meta, without braces.
 	Meta []byte
@@ -27,31 +27,32 @@ type Caching struct {
 	Scope string
 }
 
+// The scopes of a cached result.
 const (
 	Public  = "public"
 	Private = "private"
 )
 
-// Handler serves a method for one call. An error is returned only while nothing was written.
+// Handler serves one call of a method. It may return an error only if it has written no part of the response.
 type Handler interface {
 	Serve(w http.ResponseWriter, c *Call) error
 }
 
 // Row is a row of the table.
 type Row struct {
-	// SessionBased and stateless say in which revisions the method exists.
+	// SessionBased and Stateless tell in which revisions the method exists.
 	SessionBased, Stateless bool
 	Family                  Family
-	// Session is set for what changes the session that a request is part of.
+	// Session is set for methods that need a session.
 	Session bool
-	// Scope is needed to call it; empty for none.
+	// Scope is the scope that a caller needs, or empty.
 	Scope string
-	// Offered reports whether it is there for the caller now; nil is always, and for everyone.
+	// Offered reports whether the method currently exists for the caller. If it is nil, the method always exists.
 	Offered func(c *Call) bool
 	Handler Handler
 }
 
-// Permits checks what must hold before the method is served: that it is there, and the scope.
+// Permits checks that the method exists for the caller, and that the caller has the scope.
 func (m Row) Permits(c *Call) error {
 	there := m.SessionBased
 	if c.Version.Stateless() {
@@ -66,8 +67,8 @@ func (m Row) Permits(c *Call) error {
 	return nil
 }
 
-// Table lists what this endpoint serves, by name. A method that nothing serves is not in
-// it, so that it is neither advertised nor known.
+// Table contains the methods of the endpoint by name. A method without a handler is not in the table, so that the endpoint does not
+// advertise it and answers it as unknown.
 type Table map[string]Row
 
 // Has reports whether the method is served.
@@ -76,7 +77,7 @@ func (t Table) Has(name string) bool {
 	return ok
 }
 
-// Answering serves a method by a result, which may have to wait: for backends, or for events.
+// Answering serves a method that returns a result. Answer may wait for backends or events, see [answer.Wait].
 type Answering struct {
 	Replies *Replies
 	Timing  Timing
@@ -89,8 +90,8 @@ func (h Answering) Serve(w http.ResponseWriter, c *Call) error {
 		SendError(w, http.StatusNotAcceptable, c.Msg.ID, InvalidRequest("Accept must list application/json"))
 		return nil
 	}
-	c.Late = h.Timing.late(w, c)
-	defer c.Late.Stop()
+	c.Answer = h.Timing.answer(w, c)
+	defer c.Answer.Stop()
 	r, err := h.Answer(c.Request.Context(), c)
 	if err == nil {
 		var release func()
@@ -104,7 +105,7 @@ func (h Answering) Serve(w http.ResponseWriter, c *Call) error {
 		}
 		return h.Replies.AppendResult(b, c, r)
 	}
-	if c.Late.end(build) {
+	if c.Answer.finish(build) {
 		return nil
 	}
 	if err == nil {

@@ -20,8 +20,8 @@ import (
 type Replies struct {
 	faults   Faults
 	catalogs Catalogs
-	metadata string // see [Options.ResourceMetadata]
-	server   []byte // the _meta member that stands in every result of the stateless revisions, encoded once
+	metadata string // URL of the protected resource metadata
+	server   []byte // encoded member of _meta for the results of the stateless revisions
 	memory   *quota.Share
 }
 
@@ -34,7 +34,7 @@ func NewReplies(server json.RawMessage, f Faults, cs Catalogs, metadata string) 
 }
 
 const (
-	// answerBytes is the memory for larger answers until their clients have read them.
+	// answerBytes limits the memory of larger answers until their clients have read them.
 	answerBytes = 128 << 20
 	// smallAnswer is the size up to which answers are not counted.
 	smallAnswer = 16 << 10
@@ -42,7 +42,7 @@ const (
 	answerTime = time.Minute
 )
 
-// hold takes the memory for a result and its encoded form. The caller releases it when the answer has been written.
+// hold reserves memory for a result and its encoded form. The caller releases it when the answer has been written.
 func (r *Replies) hold(c *Call, res Result) (release func(), err error) {
 	size := len(res.Meta)
 	for _, piece := range res.Members {
@@ -51,7 +51,7 @@ func (r *Replies) hold(c *Call, res Result) (release func(), err error) {
 	return r.HoldBytes(c, 2*size)
 }
 
-// HoldBytes takes the memory for an answer. The caller releases it when the answer has been written.
+// HoldBytes reserves memory for an answer. The caller releases it when the answer has been written.
 func (r *Replies) HoldBytes(c *Call, size int) (release func(), err error) {
 	if size <= smallAnswer {
 		return func() {}, nil
@@ -104,8 +104,8 @@ func (r *Replies) AppendResult(b []byte, c *Call, res Result) []byte {
 	return append(b, `}}`...)
 }
 
-// Fault answers a request that failed in its method. A lack of credentials or scopes is said by
-// HTTP as well, so that the client can ask for them (RFC 6750, section 3.1).
+// Fault answers a request whose method failed. Missing credentials and scopes also have an HTTP status of their own, so that the client can
+// request them (RFC 6750, section 3.1).
 func (r *Replies) Fault(w http.ResponseWriter, c *Call, m Row, err error) {
 	if MissingScopes(err) {
 		err = r.allMissing(c, m, err)
@@ -120,11 +120,12 @@ func (r *Replies) Fault(w http.ResponseWriter, c *Call, m Row, err error) {
 		code = http.StatusForbidden
 		w.Header().Set("WWW-Authenticate", auth.Challenge(err, r.metadata))
 	case c.Version.Stateless():
-		code = HTTPStatus(rpc)
+		code = httpStatus(rpc)
 	}
 	SendError(w, code, c.Msg.ID, rpc)
 }
 
+// Buffers are buffers for messages. Do not put back large ones.
 var Buffers = sync.Pool{New: func() any { b := make([]byte, 0, 4096); return &b }}
 
 // Send writes a JSON body that build appends to an empty buffer.
@@ -136,9 +137,9 @@ func Send(w http.ResponseWriter, status int, build func([]byte) []byte) {
 	h.Set("Content-Length", strconv.Itoa(len(*buf)))
 	w.WriteHeader(status)
 	if len(*buf) > smallAnswer {
-		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerTime)) // where there are deadlines
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerTime)) // not all connections have deadlines
 	}
-	_, _ = w.Write(*buf) // a client that is gone is no fault
+	_, _ = w.Write(*buf) // a disconnected client is not an error
 	if cap(*buf) <= 1<<20 {
 		Buffers.Put(buf)
 	}
@@ -151,8 +152,8 @@ func SendError(w http.ResponseWriter, status int, id []byte, rpc *jsonrpc.Error)
 	Send(w, status, func(b []byte) []byte { return jsonrpc.AppendError(b, id, rpc) })
 }
 
-// SessionFailed answers a request whose session could not be had. A 404 has no
-// JSON-RPC body: clients take the status alone as the sign to initialize again.
+// SessionFailed answers a request whose session cannot be loaded. A 404 has no JSON-RPC body, because the status alone tells clients to
+// initialize again.
 func (r *Replies) SessionFailed(w http.ResponseWriter, c *Call, err error) {
 	if errors.Is(err, session.ErrNone) {
 		http.Error(w, "session not found", http.StatusNotFound)
@@ -163,8 +164,8 @@ func (r *Replies) SessionFailed(w http.ResponseWriter, c *Call, err error) {
 	SendError(w, http.StatusServiceUnavailable, c.Msg.ID, rpc)
 }
 
-// Unreachable answers a forwarded request whose service cannot be reached.
+// Unreachable answers a forwarded request if the receiving service cannot be reached.
 func Unreachable(w http.ResponseWriter, id json.RawMessage) {
 	w.Header().Set("Retry-After", "1")
-	SendError(w, http.StatusServiceUnavailable, id, &jsonrpc.Error{Code: CodeUnavailable, Message: "the service cannot be reached now"})
+	SendError(w, http.StatusServiceUnavailable, id, &jsonrpc.Error{Code: CodeUnavailable, Message: "the service cannot be reached now; try again"})
 }

@@ -11,9 +11,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// allMissing completes an error for want of scopes with all that the operation
-// lacks: the method's own, and those of every event type it is about. So a client asks its
-// user once (MCP 2026-07-28, Scope Challenge Handling).
+// allMissing returns an error that names all missing scopes of an operation: that of the method, and those of every event type in
+// the params. Thus a client has to ask its user only once (MCP 2026-07-28, Scope Challenge Handling).
 func (r *Replies) allMissing(c *Call, m Row, err error) error {
 	needed := r.entryScopes(c, m)
 	if m.Scope != "" {
@@ -25,8 +24,8 @@ func (r *Replies) allMissing(c *Call, m Row, err error) error {
 	return err
 }
 
-// entryScopes lists the scopes of the event types that the params name, by name or
-// by URI. What is malformed or unknown needs none: its error comes when the scopes are there.
+// entryScopes returns the scopes of the event types that the params name or whose URIs they contain. It ignores malformed and unknown
+// names, which cause another error once the caller has the scopes.
 func (r *Replies) entryScopes(c *Call, m Row) []string {
 	cat, err := r.catalogs.Of(c.Request.Context(), c.Principal)
 	if err != nil {
@@ -39,7 +38,7 @@ func (r *Replies) entryScopes(c *Call, m Row) []string {
 		}
 	}
 	uris := texts(c.Param("uris"))
-	all := len(uris) > 0 // a webhook for a parent needs what each type below it needs
+	all := len(uris) > 0 // a webhook for a parent needs the scopes of all event types below it
 	if uri, ok := jsonrpc.String(c.Param("uri")); ok {
 		uris = append(uris, uri)
 	}
@@ -52,8 +51,8 @@ func (r *Replies) entryScopes(c *Call, m Row) []string {
 	return scopes
 }
 
-// scopesOf lists the scopes that a URI needs. In band, a parent is open to who may
-// have one of the types below it.
+// scopesOf returns the scopes that a URI needs. On streams and polls, a caller that may receive one of the event types below a parent needs
+// no further scopes.
 func scopesOf(cat *catalog.Catalog, uri string, p auth.Principal, all bool) (scopes []string) {
 	_, access, err := match.Resolve(cat, uri)
 	if err != nil {
@@ -73,7 +72,7 @@ func scopesOf(cat *catalog.Catalog, uri string, p auth.Principal, all bool) (sco
 	return slices.Compact(scopes)
 }
 
-// texts are the strings of an array; nil for anything else.
+// texts returns the strings of an array, or nil for any other value.
 func texts(raw json.RawMessage) (out []string) {
 	if len(raw) == 0 || raw[0] != '[' || json.Unmarshal(raw, &out) != nil {
 		return nil

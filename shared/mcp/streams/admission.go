@@ -16,22 +16,22 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// Leases bound the open streams of a principal and of all instances. Package shared/events/stream/lease implements them.
+// Leases limit the open streams of a principal and of all instances. Package shared/events/stream/lease implements them.
 type Leases interface {
 	Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error)
 }
 
-// reserve is what a stream leaves of its request's deadline: two seconds before
-// it is too late to end a stream on Lambda.
+// reserve is the time between the end of a stream and its request's deadline. It is two seconds longer than ending a stream on Lambda
+// takes.
 const reserve = 5 * time.Second
 
-// Admission lets streams in, counts them, and ends them.
+// Admission admits, counts and ends streams.
 type Admission struct {
 	maxAge, writeTimeout time.Duration
 	leases               Leases
 	faults               method.Faults
 
-	mu      sync.Mutex // guards ended against streams.Add
+	mu      sync.Mutex // guards ended, so that streams.Add does not race with streams.Wait
 	ended   bool
 	ending  context.Context
 	end     context.CancelCauseFunc
@@ -49,7 +49,7 @@ func NewAdmission(maxAge, writeTimeout time.Duration, leases Leases, f method.Fa
 // Count returns the number of open streams.
 func (a *Admission) Count() int64 { return a.open.Load() }
 
-// Close ends every stream and waits for them, and for what they leave in the store, until ctx ends.
+// Close ends every stream. It waits until the streams have ended and cleaned up in the store, or until ctx ends.
 func (a *Admission) Close(ctx context.Context) error {
 	a.mu.Lock()
 	a.ended = true
@@ -68,15 +68,14 @@ func (a *Admission) Close(ctx context.Context) error {
 	}
 }
 
-// Admit lets a stream in. The context that it returns is the stream's: it ends
-// with the request, at the maximum age, when the caller's token expires, when a
-// newer stream takes its place, and when the endpoint closes. Without room here leave is nil
-// and the request is answered; a principal who has all streams that it may have gets an error instead, if the leases refuse.
+// Admit admits a stream and returns its context, which ends with the request, at the maximum age, when the caller's token expires, when a
+// newer stream supersedes the stream, and when the endpoint closes. If this instance has no capacity, Admit answers the request itself and
+// returns a nil leave. If the leases refuse another stream of the principal, it returns an error.
 func (a *Admission) Admit(w http.ResponseWriter, r *http.Request, c *method.Call) (ctx context.Context, leave func(), err error) {
 	out, ok := a.enter()
 	if !ok {
 		a.faults.Metrics.LimitReached(quota.Streams)
-		full(w, c.Msg.ID)
+		answerFull(w, c.Msg.ID)
 		return nil, nil, nil
 	}
 	age, aged := a.maxAge, errAge
@@ -113,30 +112,29 @@ func (a *Admission) Admit(w http.ResponseWriter, r *http.Request, c *method.Call
 		if fault.LimitOf(err) == "" {
 			a.faults.LogError(r.Context(), "stream lease failed", err)
 		}
-		full(w, c.Msg.ID)
+		answerFull(w, c.Msg.ID)
 		return nil, nil, nil
 	}
 	return ctx, func() {
-		a.tidy(release)
+		a.cleanUp(release)
 		end()
 	}, nil
 }
 
-// endTime is how long a client may take for what it is sent, once the endpoint closes:
-// one that does not read must not use up the time of the others.
+// endTime is how long a client may take to read the last messages when the endpoint closes. A client that does not read must not use up
+// the time of the others.
 const endTime = time.Second
 
-// writer begins a stream on the response. Call done when nothing more is written.
+// writer begins a stream on the response. The caller calls done after the last write.
 func (a *Admission) writer(w http.ResponseWriter) (out *sse.Writer, done func() bool) {
 	out = sse.NewWriter(w, a.writeTimeout)
 	out.Start()
 	return out, context.AfterFunc(a.ending, func() { out.Hurry(endTime) })
 }
 
-// tidy does what a stream leaves to do in the store, while it is counted in. At a
-// shutdown its response does not wait for that, for on Lambda there is half a second
-// until the process is killed; [Endpoint.Close] does.
-func (a *Admission) tidy(f func()) {
+// cleanUp runs f, which cleans up in the store after a stream, while the stream is still counted. At a shutdown the response does not wait
+// for f, because Lambda kills the process half a second later. [Admission.Close] waits for it.
+func (a *Admission) cleanUp(f func()) {
 	if a.ending.Err() == nil {
 		f()
 		return
@@ -144,7 +142,7 @@ func (a *Admission) tidy(f func()) {
 	a.streams.Go(f)
 }
 
-// enter counts a stream in, or reports that the endpoint closes.
+// enter counts a stream, or returns false if the endpoint is closing.
 func (a *Admission) enter() (leave func(), ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -159,10 +157,10 @@ func (a *Admission) enter() (leave func(), ok bool) {
 	}, true
 }
 
-// full answers a stream that there is no room for.
-func full(w http.ResponseWriter, id json.RawMessage) {
+// answerFull answers a request for a stream that exceeds the capacity.
+func answerFull(w http.ResponseWriter, id json.RawMessage) {
 	w.Header().Set("Retry-After", "5")
 	method.SendError(w, http.StatusServiceUnavailable, id, &jsonrpc.Error{
-		Code: method.CodeUnavailable, Message: "no more streams can be opened here now", Data: map[string]any{"limit": quota.Streams},
+		Code: method.CodeUnavailable, Message: "no further streams can be opened now; try again", Data: map[string]any{"limit": quota.Streams},
 	})
 }

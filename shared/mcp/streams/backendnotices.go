@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// backendTopics are those of all backends whose notifications a stream may have.
+// backendTopics returns the topics of all backends whose notifications the stream may receive.
 func (w *Writer) backendTopics(ctx context.Context) (topics []string) {
 	if !w.Streams.Backends.Any(ctx) {
 		return nil
@@ -26,8 +26,7 @@ func (w *Writer) backendTopics(ctx context.Context) (topics []string) {
 
 var topicBackends = stream.TopicBackend("")
 
-// sendOtherBackends follows the backends that there are now, and notifies that their lists are
-// others.
+// sendOtherBackends follows the current backends after a change of the configuration, and notifies the client that the lists have changed.
 func (w *Writer) sendOtherBackends(ctx context.Context, cursor string) error {
 	now := w.Streams.Feeds.Log.Position()
 	for _, topic := range w.backendTopics(ctx) {
@@ -36,12 +35,11 @@ func (w *Writer) sendOtherBackends(ctx context.Context, cursor string) error {
 	return w.sendChanges(cursor, spec.NoteToolsChange, spec.NotePromptsChange, spec.NoteResourcesChange)
 }
 
-// sendBackend sends what a backend notified of, if the stream asked for it and its principal may
-// still see the backend.
+// sendBackend sends a backend's notification if the stream asked for it and the principal may still see the backend.
 func (w *Writer) sendBackend(ctx context.Context, d stream.Delivery) error {
 	var n api.Notice
 	if json.Unmarshal(d.Notice, &n) != nil {
-		return nil // of another version
+		return nil // a notice of another version
 	}
 	backends := w.Streams.Backends
 	if !backends.Any(ctx) || !slices.Contains(backends.Backends(ctx, w.Caller.Principal), strings.TrimPrefix(d.Topic, topicBackends)) {
@@ -54,7 +52,7 @@ func (w *Writer) sendBackend(ctx context.Context, d stream.Delivery) error {
 	if !ok || !w.subscribedAt(d.Topic, uri) {
 		return nil
 	}
-	// Only what the schema knows: in any other member a client could see one of ours, for example an event's payload.
+	// Pass on only members of the schema. Clients could mistake others for ours, for example for an event's payload.
 	members := func(b []byte) []byte { return jsonrpc.AppendString(append(b, `"uri":`...), uri) }
 	return w.Send(spec.NoteUpdated, members, text(backendMeta(jsonrpc.Member(n.Params, "_meta"))), d.Cursor)
 }
@@ -69,9 +67,9 @@ func (w *Writer) subscribedAt(topic, uri string) bool {
 	return false
 }
 
-// backendMeta returns the members of a backend's _meta, without braces, that may reach a client. It drops ours and the protocol's,
-// because the gateway speaks for both: in 2026-07-28 the only one of the protocol on a notification is the id of the client's own
-// listen, and in 2025-11-25 the id of a task.
+// backendMeta returns the members of a backend's _meta, without braces, that may reach a client. It drops the members with our prefix and the
+// protocol's, because only the gateway sets them: on a notification, the protocol defines the id of the client's listen (2026-07-28)
+// and the id of a task (2025-11-25).
 func backendMeta(meta json.RawMessage) (members []byte) {
 	for name, value := range jsonrpc.Members(meta) {
 		if reservedMeta(string(name)) {
@@ -87,7 +85,7 @@ func backendMeta(meta json.RawMessage) (members []byte) {
 
 // reservedMeta reports whether a name of _meta has our prefix or one that MCP reserves. MCP reserves a prefix whose second label is
 // mcp or modelcontextprotocol, for example "io.modelcontextprotocol/" and, in 2025-06-18, one that has either before its last label,
-// for example "mcp.dev/". Case does not matter, because not all readers of JSON mind it.
+// for example "mcp.dev/". The comparison ignores case, because some readers of JSON do.
 func reservedMeta(name string) bool {
 	prefix, _, ok := strings.Cut(strings.ToLower(name), "/")
 	if !ok {
@@ -105,9 +103,8 @@ func reservedMeta(name string) bool {
 	return false
 }
 
-// want subscribes at the backends of a stream's targets, until
-// the function that it returns is called.
-func (w *Writer) want(ctx context.Context, holder string, until time.Time) (end func(), err error) {
+// subscribeBackends subscribes to the stream's targets at their backends. end unsubscribes.
+func (w *Writer) subscribeBackends(ctx context.Context, holder string, until time.Time) (end func(), err error) {
 	var all []api.Subscription
 	end = func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)

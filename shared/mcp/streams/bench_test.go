@@ -23,7 +23,7 @@ func BenchmarkSendEvent(b *testing.B) {
 	}
 	st := &Streams{Catalogs: method.Catalogs{Source: catalog.NewStatic(cat)}, Timing: method.Timing{Heartbeat: time.Hour}}
 	o := &Writer{
-		Streams: st, Caller: Caller{Principal: auth.Principal{ID: "alice", Workspace: "default", Scopes: auth.Scopes()}, looked: time.Now()},
+		Streams: st, Caller: Caller{Principal: auth.Principal{ID: "alice", Workspace: "default", Scopes: auth.Scopes()}, checked: time.Now()},
 		subscriptionID: []byte("1"), out: sse.NewWriter(discarded{}, 0),
 	}
 	d := stream.Delivery{

@@ -12,24 +12,25 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Conversation handles messages, and has context to them; [conversation.Service] does.
+// Conversation forwards messages of conversations to context providers, and returns their context. [conversation.Service] implements it.
 type Conversation interface {
-	// Enabled reports whether any principal is asked for messages, Offers for which of them one is.
+	// Enabled reports whether any provider is configured. Offers returns the kinds of messages that the principal may send.
 	Enabled(ctx context.Context) bool
 	Offers(ctx context.Context, p auth.Principal) conversation.Offers
 	Forward(ctx context.Context, c conversation.Caller, m *conversation.Message) (*conversation.Context, error)
-	// Seal and Open keep a context from who reads the store.
+	// Seal and Open encrypt a context, so that readers of the store do not see it.
 	Seal(p auth.Principal, text []byte) []byte
 	Open(p auth.Principal, sealed []byte) ([]byte, error)
 }
 
+// MetaCut is the member of _meta that marks an incomplete context.
 const MetaCut = `"` + spec.MetaContextCut + `":true`
 
-// ContextLife is how long a context waits in the log for a stream that was cut off. It is
-// of use only to the message that it belongs to.
+// ContextLife is how long a context waits in the log for an interrupted stream. It is short because a context is useful only for its
+// message.
 const ContextLife = 2 * time.Minute
 
-// ContextNotice carries a context through the log, sealed.
+// ContextNotice carries a sealed context through the log.
 type ContextNotice struct {
 	Context []byte `json:"context,omitempty"`
 	Cut     bool   `json:"cut,omitempty"`
@@ -41,14 +42,14 @@ func isContext(notice json.RawMessage) bool { return bytes.HasPrefix(notice, con
 
 var topicConversations = stream.TopicConversation("")
 
-// sendContext sends a context to who sent the message.
+// sendContext sends a context to the client that sent the message.
 func (w *Writer) sendContext(ctx context.Context, d stream.Delivery) error {
 	var n ContextNotice
 	if json.Unmarshal(d.Notice, &n) != nil || w.Streams.Conversation == nil {
-		return nil // of another version
+		return nil // a notice of another version
 	}
 	members, err := w.Streams.Conversation.Open(w.Caller.Principal, n.Context)
-	if err != nil { // not written by this program; the others are still good
+	if err != nil { // skip only this context
 		w.Streams.Faults.LogError(ctx, "sealed context not opened", err)
 		return nil
 	}

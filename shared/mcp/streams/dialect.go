@@ -22,8 +22,8 @@ type dialectStream struct {
 	release func() // records that the stream is closed
 }
 
-// OpenDialect opens the stream of a session in the dialect. It differs from the stream of other sessions in its events about the
-// connection, in the names of events, and because it has answers to POSTs.
+// OpenDialect opens the stream of a session in the dialect. Unlike the stream of another session, it also carries events about the
+// connection and answers to POSTs, and its events have names.
 func (st *Streams) OpenDialect(ctx context.Context, c *method.Call, last Position) (*Writer, error) {
 	s := &dialectStream{session: st.newSessionStream(c, kindDialect, last)}
 	s.writer = s.session.writer
@@ -35,9 +35,9 @@ func (st *Streams) OpenDialect(ctx context.Context, c *method.Call, last Positio
 	return s.writer, s.hold(ctx)
 }
 
-// hold records that the stream is open, until it is released.
+// hold records that the stream is open until release is called.
 func (s *dialectStream) hold(ctx context.Context) error {
-	until, ok := ctx.Deadline() // there is one: the maximum age
+	until, ok := ctx.Deadline() // at the latest the maximum age
 	if !ok {
 		until = time.Now().Add(s.writer.Streams.Admission.maxAge)
 	}
@@ -53,7 +53,7 @@ func (s *dialectStream) hold(ctx context.Context) error {
 			s.writer.Streams.Faults.LogError(ctx, "end of stream not recorded", err)
 		}
 	}
-	s.release = sync.OnceFunc(func() { s.writer.Streams.Admission.tidy(closed) })
+	s.release = sync.OnceFunc(func() { s.writer.Streams.Admission.cleanUp(closed) })
 	s.writer.ends = append(s.writer.ends, s.release)
 	return nil
 }
@@ -78,7 +78,7 @@ func (s *dialectStream) begin() error {
 }
 
 func (s *dialectStream) heartbeat(ctx context.Context) error {
-	if err := s.writer.Look(ctx); err != nil {
+	if err := s.writer.CheckCredentials(ctx); err != nil {
 		return err
 	}
 	return s.writer.write(s.lifecycle("ping", timestamp(), 0))
@@ -88,7 +88,7 @@ func (s *dialectStream) event(cursor string) sse.Event {
 	return sse.Event{Name: eventNotification, ID: s.session.position.next(cursor)}
 }
 
-// deliver is that of other sessions, but for answers to POSTs.
+// deliver sends answers to POSTs itself, and leaves other deliveries to the session's stream.
 func (s *dialectStream) deliver(ctx context.Context, d stream.Delivery) error {
 	var n ResponseNotice
 	if d.Topic != stream.TopicSession(s.session.sess.Key) || json.Unmarshal(d.Notice, &n) != nil || n.Response == nil {
@@ -100,15 +100,15 @@ func (s *dialectStream) deliver(ctx context.Context, d stream.Delivery) error {
 	return s.respond(ctx, n, d.Cursor)
 }
 
-// end notifies why the server closes.
+// end notifies the client of the reason for which the server closes the stream.
 func (s *dialectStream) end(_ *method.Call, why error) {
-	s.release() // before that, so that no answer goes to a stream that is over, but to its POST
+	s.release() // first, so that answers become the responses of their POSTs from now on
 	reason, retry := reasonError, reconnect
 	if x := endingOf(why); x != nil {
 		reason = x.closing
 	}
 	if reason == "superseded" {
-		retry = 0 // coming back would end the newer stream
+		retry = 0 // reconnecting would end the newer stream
 	}
 	_ = s.writer.write(s.lifecycle("streamClosed", map[string]string{"reason": reason}, retry)) // the stream ends either way
 }
@@ -116,7 +116,7 @@ func (s *dialectStream) end(_ *method.Call, why error) {
 // respond sends an answer to one of the session's POSTs.
 func (s *dialectStream) respond(ctx context.Context, n ResponseNotice, cursor string) error {
 	text, err := OpenResponse(s.session.sess.ID, n.Response)
-	if err != nil { // not written by this program; the others are still good
+	if err != nil { // skip only this answer
 		s.writer.Streams.Faults.LogError(ctx, "sealed answer not opened", err)
 		return nil
 	}
@@ -128,7 +128,7 @@ func (s *dialectStream) respond(ctx context.Context, n ResponseNotice, cursor st
 	}))
 }
 
-// ResponseNotice is such a notice.
+// ResponseNotice carries a sealed answer to a POST through the log.
 type ResponseNotice struct {
 	Response []byte `json:"response,omitempty"`
 }
@@ -146,7 +146,7 @@ func responseCipher(session string) cipher.AEAD {
 	return aead
 }
 
-// SealResponse seals an answer with a key that only the session's id gives.
+// SealResponse seals an answer with a key that is derived from the session's id.
 func SealResponse(session string, text []byte) []byte {
 	return responseCipher(session).Seal(nil, nil, text, nil)
 }
@@ -163,8 +163,8 @@ const (
 	eventLifecycle    = "lifecycle"
 )
 
-// AppendResponses appends the responses in a body, one or a batch, as events. id returns the id of an event, and gets whether the
-// event is the last one; it may be nil.
+// AppendResponses appends the response or the batch of responses in a body as events. id returns the id of an event and is told whether the
+// event is the last one. It may be nil.
 func AppendResponses(dst, body []byte, id func(last bool) string) []byte {
 	responses := [][]byte{body}
 	if len(body) > 0 && body[0] == '[' {

@@ -22,15 +22,15 @@ const (
 	kindDialect = "named_events"
 )
 
-// ending is what ended a stream, and the words for it.
+// ending is the end of a stream: its cause, the reason for operators, and the reason in the dialect's streamClosed.
 type ending struct {
 	err             error
 	reason, closing string
 }
 
-// endings are why a stream ends, by what ended it: the reason for operators, and that of streamClosed in the dialect.
+// endings lists the causes for which streams end.
 var endings = []ending{
-	{os.ErrDeadlineExceeded, "slow_reader", reasonError}, // of a write, and so errWriting too
+	{os.ErrDeadlineExceeded, "slow_reader", reasonError}, // of a write; must precede ErrWriting, which wraps it
 	{stream.ErrSlow, "slow_reader", "tooSlow"},
 	{method.ErrWriting, reasonClient, reasonError},
 	{context.Canceled, reasonClient, reasonError},
@@ -49,7 +49,7 @@ const (
 	reasonError        = "error"
 )
 
-// endingOf is the ending of what ended a stream; nil for anything else.
+// endingOf returns the ending with the given cause, or nil for any other error.
 func endingOf(why error) *ending {
 	for i, x := range endings {
 		if errors.Is(why, x.err) {
@@ -59,7 +59,7 @@ func endingOf(why error) *ending {
 	return nil
 }
 
-// endReason says why a stream of a request ended.
+// endReason returns the reason, for operators, for which a stream ended.
 func endReason(r *http.Request, why error) string {
 	_, subscription := errors.AsType[*Ended](why)
 	switch x := endingOf(why); {
@@ -67,23 +67,22 @@ func endReason(r *http.Request, why error) string {
 		return x.reason
 	case subscription:
 		return reasonSubscription
-	case r.Context().Err() != nil: // what failed did so because the client had gone
+	case r.Context().Err() != nil: // the client disconnected, which caused the failure
 		return reasonClient
 	}
 	return reasonError
 }
 
-// finish logs why the stream ended, and says so to a client that still reads.
+// finish logs why the stream ended, and notifies a client that still reads.
 func (w *Writer) finish(c *method.Call, why error) {
-	w.ended(c.Request, why)
-	if !errors.Is(why, method.ErrWriting) && c.Request.Context().Err() == nil { // else the client closed it
+	w.logEnd(c.Request, why)
+	if !errors.Is(why, method.ErrWriting) && c.Request.Context().Err() == nil { // otherwise the client has closed the stream
 		w.Framing.End(c, why)
 	}
 }
 
-// ended logs and counts the end of the stream. A principal is known by the beginning of its SHA-256, for its id may be
-// a person's name.
-func (w *Writer) ended(r *http.Request, why error) {
+// logEnd logs and counts the end of the stream. It logs the beginning of the principal's SHA-256, because the id may be a person's name.
+func (w *Writer) logEnd(r *http.Request, why error) {
 	reason := endReason(r, why)
 	w.Streams.Faults.Metrics.StreamEnded(reason)
 	level, attrs := slog.LevelInfo, make([]slog.Attr, 0, 6)
@@ -99,8 +98,7 @@ func (w *Writer) ended(r *http.Request, why error) {
 	w.Streams.Faults.Logger.LogAttrs(context.WithoutCancel(r.Context()), level, "stream ended", attrs...)
 }
 
-// Ended is why a subscription ends that was granted before: access was revoked, or the event
-// type is not what it was.
+// Ended is the error that ends a stream because access was revoked or the event type has changed.
 type Ended struct{ Reason error }
 
 // Error implements error.

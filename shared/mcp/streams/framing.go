@@ -9,26 +9,25 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// Framing is how one kind of stream writes: the listen, the events/stream, the stream of a session and that of the named-event
-// dialect. [Writer.run] is the loop of all of them. It uses the default of each hook that is nil, but begin and end must be set.
+// Framing defines how a kind of stream writes its messages: a listen, an events/stream, the stream of a session or that of the dialect. All
+// of them share the loop in [Writer.run]. Begin and End must be set. If another hook is nil, the loop uses its default.
 type Framing struct {
-	// Begin sends the first message, and began is called when it is written.
+	// Begin sends the first message. After that, began is called.
 	Begin func() error
 	began func()
-	// Deliver sends a delivery that the client is to receive. The default checks the credentials if it is time to, and sends it with
-	// [Writer.notify].
+	// Deliver sends a delivery. The default sends it with [Writer.notify], and first checks the credentials if a check is due.
 	Deliver func(ctx context.Context, d stream.Delivery) error
-	// Due returns when something must be written if no delivery arrives: at quiet, which is the default, or earlier.
+	// Due returns when the next heartbeat is due: at quiet, which is the default, or earlier.
 	Due func(quiet time.Time) time.Time
 	// Heartbeat keeps a quiet stream alive. The default checks the credentials and sends a comment.
 	Heartbeat func(ctx context.Context) error
-	// Moved is called when the feed has moved its cursor past events of the log that the client does not receive.
+	// Moved is called when the feed has moved its cursor past events that the client does not receive.
 	Moved func() error
 	// Failed handles an error of the feed. The stream continues if it returns nil. The default returns the error.
 	Failed func(ctx context.Context, err error) error
-	// event returns the name and the id of the SSE event of a message. The cursor is the position after the message.
+	// event returns an SSE event with the name and the id for a message. The cursor is the position after the message.
 	event func(cursor string) sse.Event
-	// lost is called once for a URI that the catalog takes away.
+	// lost is called once for a URI that is no longer in the catalog, or that the caller may no longer read.
 	lost func(t Target) error
 	// End sends the last message. It is not called if the client has closed the stream.
 	End func(c *method.Call, why error)
@@ -50,7 +49,7 @@ func (w *Writer) heartbeat(ctx context.Context) error {
 	if w.Framing.Heartbeat != nil {
 		return w.Framing.Heartbeat(ctx)
 	}
-	if err := w.Look(ctx); err != nil {
+	if err := w.CheckCredentials(ctx); err != nil {
 		return err
 	}
 	return w.write(method.Comment)

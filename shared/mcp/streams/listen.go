@@ -15,22 +15,21 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// filter is what a listen asks for, and what is honoured of it.
+// filter lists the notifications that a listen asks for, or the part of them that the server honors.
 type filter struct {
 	ToolsListChanged      bool     `json:"toolsListChanged,omitempty"`
 	PromptsListChanged    bool     `json:"promptsListChanged,omitempty"`
 	ResourcesListChanged  bool     `json:"resourcesListChanged,omitempty"`
 	EventsListChanged     bool     `json:"eventsListChanged,omitempty"`
 	ResourceSubscriptions []string `json:"resourceSubscriptions,omitempty"`
-	// ConversationContext is ours: what comes of messages that the principal sent by
-	// notifications.
+	// ConversationContext is our own member. It asks for the context of messages that the principal sends as notifications.
 	ConversationContext bool `json:"conversationContext,omitempty"`
 }
 
-// acknowledge sends the first message of a listen: the part of its filter that is honoured, and whether the log still reached back
-// to the cursor.
-func (w *Writer) acknowledge(honoured filter) error {
-	members, meta := append([]byte(`"notifications":`), jsonrpc.Encode(honoured)...), ""
+// acknowledge sends the first message of a listen. It contains the honored part of the filter, and tells whether events after the cursor
+// are missing.
+func (w *Writer) acknowledge(honored filter) error {
+	members, meta := append([]byte(`"notifications":`), jsonrpc.Encode(honored)...), ""
 	if w.Feed.Truncated {
 		meta = metaTruncated
 	}
@@ -40,8 +39,7 @@ func (w *Writer) acknowledge(honoured filter) error {
 // Listen serves subscriptions/listen.
 func (st *Streams) Listen() method.Handler { return Streaming{Streams: st, Open: st.openListen} }
 
-// openListen opens the stream of a subscriptions/listen (revision 2026-07-28): it makes out what is asked for, and opens the
-// feed of what is honoured.
+// openListen opens the stream of a subscriptions/listen (revision 2026-07-28), with a feed for the honored part of its filter.
 func (st *Streams) openListen(ctx context.Context, c *method.Call) (*Writer, error) {
 	asked, err := readFilter(c)
 	if err != nil {
@@ -55,12 +53,12 @@ func (st *Streams) openListen(ctx context.Context, c *method.Call) (*Writer, err
 		Kind: kindListen, Streams: st, Caller: Caller{Principal: c.Principal, Header: c.Request.Header},
 		interests: interests{payloads: method.Declares(jsonrpc.Member(c.Meta, spec.MetaCapabilities), spec.OwnExtension)}, targets: map[string]Target{},
 	}
-	honoured, err := o.honour(ctx, asked)
+	honored, err := o.honor(ctx, asked)
 	if err != nil {
 		return nil, err
 	}
 	o.Framing = Framing{
-		Begin: func() error { return o.acknowledge(honoured) },
+		Begin: func() error { return o.acknowledge(honored) },
 		End:   func(c *method.Call, _ error) { o.Complete(c, o.ResumeAt()) },
 	}
 	request := stream.Request{Workspace: c.Principal.Workspace, Topics: o.topics(ctx), Cursor: cursor}
@@ -70,15 +68,15 @@ func (st *Streams) openListen(ctx context.Context, c *method.Call) (*Writer, err
 	if err := o.Open(ctx, request); err != nil {
 		return nil, err
 	}
-	unwant, err := o.want(ctx, randomText(16), time.Now().Add(st.Admission.maxAge+time.Minute))
+	unsubscribe, err := o.subscribeBackends(ctx, randomText(16), time.Now().Add(st.Admission.maxAge+time.Minute))
 	if err != nil {
 		return o, err
 	}
-	o.ends = append(o.ends, unwant)
+	o.ends = append(o.ends, unsubscribe)
 	return o, nil
 }
 
-// Complete ends a stream on the server's own account with its result.
+// Complete sends the result that ends a stream.
 func (w *Writer) Complete(c *method.Call, cursor string) {
 	text := w.Streams.Replies.AppendResult(nil, c, method.Result{Meta: w.appendIDs(nil, cursor)})
 	_ = w.write(sse.Append(nil, sse.Event{Data: text})) // the stream ends either way
@@ -110,7 +108,7 @@ func readFilter(c *method.Call) (f filter, err error) {
 	return f, nil
 }
 
-// readCursor is where a listen goes on; empty is now.
+// readCursor returns the position at which a listen continues, or an empty text to begin now.
 func readCursor(c *method.Call) (string, error) {
 	raw := jsonrpc.Member(c.Meta, spec.MetaCursor)
 	if raw == nil {
@@ -123,13 +121,13 @@ func readCursor(c *method.Call) (string, error) {
 	return cursor, nil
 }
 
-// honour takes of what was asked for what is served here and open to the caller. A
-// URI that is unknown, or not the caller's to have, is left out.
-func (w *Writer) honour(ctx context.Context, asked filter) (filter, error) {
+// honor sets up the part of the filter that the server supports and the caller may receive, and returns it. It leaves out URIs that are
+// unknown or forbidden.
+func (w *Writer) honor(ctx context.Context, asked filter) (filter, error) {
 	w.interests.resources = asked.ResourcesListChanged && w.Streams.Methods.Has(spec.MethodResources)
 	w.interests.events = asked.EventsListChanged && w.Streams.Methods.Has(spec.MethodEvents)
 	w.interests.contexts = asked.ConversationContext && w.Streams.Conversation != nil && w.Streams.Conversation.Offers(ctx, w.Caller.Principal).Any()
-	// There may be no backend yet: these lists are notified of when one comes, and acknowledged when one is there.
+	// Without a backend, these lists are not acknowledged, but the client is notified when a backend arrives.
 	w.interests.tools = asked.ToolsListChanged && w.Streams.Methods.Has(spec.MethodToolsList)
 	w.interests.prompts = asked.PromptsListChanged && w.Streams.Methods.Has(spec.MethodPromptsList)
 	var offers api.Capabilities

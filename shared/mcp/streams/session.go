@@ -20,19 +20,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// reconnect is how long a client is asked to wait before it comes back to a
-// stream that the server closed.
+// reconnect is how long a client should wait before it reconnects to a stream that the server closed.
 const reconnect = time.Second
 
-// Position makes the SSE ids of a stream and reads them back:
+// Position generates and parses the SSE ids of a stream:
 //
 //	nonce.sequence.cursor
 //
-// The nonce names the stream and stays over reconnections; it holds a hash with
-// the session, so that an id of another session is refused. The sequence makes
-// ids unique where two cursors are equal.
+// The nonce identifies the stream across reconnections. It contains a hash of the session, so that an id of another session is refused. The
+// sequence makes ids unique if two cursors are equal.
 type Position struct {
-	session  string // its key, which is known here alone
+	session  string // the session's key
 	nonce    string
 	sequence uint64
 	cursor   string // where the last connection ended; empty on a new stream
@@ -83,7 +81,7 @@ func (st *Streams) OpenSession(ctx context.Context, c *method.Call, last Positio
 	return s.writer, s.open(ctx)
 }
 
-// newSessionStream returns the stream of a session, which notifies of all lists that there are.
+// newSessionStream returns the stream of a session, which notifies of changes of all lists.
 func (st *Streams) newSessionStream(c *method.Call, kind string, last Position) *sessionStream {
 	last.session = c.Session.Key
 	w := &Writer{
@@ -98,7 +96,7 @@ func (st *Streams) newSessionStream(c *method.Call, kind string, last Position) 
 	return s
 }
 
-// deliver sends a delivery, or follows what other requests did to the session.
+// deliver sends a delivery, or applies a change that another request made to the session.
 func (s *sessionStream) deliver(ctx context.Context, d stream.Delivery) error {
 	if err := s.writer.verify(ctx, d); err != nil {
 		return err
@@ -169,7 +167,7 @@ func (s *sessionStream) open(ctx context.Context) error {
 	if !before {
 		return nil
 	}
-	// Notify the stream that was the newest before; its own notice does nothing.
+	// Notify the previous stream of the session. This stream receives the notice too, and ignores it.
 	return s.writer.Streams.Feeds.Log.Notify(ctx, s.writer.Caller.Principal.Workspace, stream.TopicSession(s.sess.Key), SessionNotice)
 }
 
@@ -179,8 +177,8 @@ type subscribed struct {
 	after int64
 }
 
-// subscriptions are the URIs of the session, and what those that are no targets yet stand for. Which are gone from the
-// catalog, or not the caller's to have any more, stand for nothing.
+// subscriptions returns the URIs of the session, and the targets of those that the stream does not have yet. It leaves out targets that are no
+// longer in the catalog or that the caller may no longer read.
 func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool, fresh map[string]subscribed, err error) {
 	stored, err := s.writer.Streams.Sessions.Subscriptions(ctx, s.sess.Key)
 	if err != nil {
@@ -197,7 +195,7 @@ func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool
 			continue
 		}
 		if u.Backend != "" {
-			// The session is subscribed there, whether the backend lists the resource just now or not.
+			// The session is subscribed at the backend even if the backend does not list the resource at the moment.
 			fresh[u.URI] = subscribed{Target{URI: u.URI, asked: u.URI, Backend: u.Backend}, u.Position()}
 			continue
 		}
@@ -225,8 +223,8 @@ func (s *sessionStream) add(ctx context.Context, t subscribed) error {
 	return nil
 }
 
-// begin sends the first frames. From 2025-11-25 on that is an event with only an id, from which the client can resume before
-// anything happened.
+// begin sends the first messages. Since 2025-11-25 that is an event with only an id, from which the client can resume even if no other
+// event follows.
 func (s *sessionStream) begin() error {
 	at := s.writer.ResumeAt()
 	first := method.Comment // sends the headers
@@ -251,22 +249,22 @@ func (s *sessionStream) sendGap() error {
 			return err
 		}
 	}
-	if err := s.say("warning", "the log does not reach back to where the stream ended; events are missing", ""); err != nil {
+	if err := s.log("warning", "the log does not reach back to where the stream ended; events are missing", ""); err != nil {
 		return err
 	}
 	return s.writer.Send(spec.NoteResourcesChange, nil, nil, cursor)
 }
 
-// end ends the connection, not the stream: the client may come back with the
-// id of the last frame. Before 2025-11-25 there is no such frame.
+// end ends the connection but not the stream, because the client may resume it with the id of the last event. Before 2025-11-25 there is
+// no such event.
 func (s *sessionStream) end(_ *method.Call, why error) {
 	if s.sess.Version >= spec.V20251125 && !errors.Is(why, errTaken) {
 		_ = s.writer.write(sse.Append(nil, sse.Event{ID: s.position.next(s.writer.ResumeAt()), Retry: reconnect, Data: []byte{}}))
 	}
 }
 
-// refresh follows what other requests did to the session: it ended, has a newer
-// stream, or is subscribed to other URIs.
+// refresh applies changes that other requests made to the session: the session may have ended, may have a newer stream, or may have other
+// subscriptions.
 func (s *sessionStream) refresh(ctx context.Context) error {
 	began := time.Now()
 	sess, err := s.writer.Streams.Sessions.Served(ctx, s.sess, s.connection)
@@ -331,8 +329,8 @@ func (s *sessionStream) drop(t Target) {
 // logger names the origin of our log messages to clients.
 const logger = "mcp-events"
 
-// say sends a log message, if the client asked for its level.
-func (s *sessionStream) say(level, message, uri string) error {
+// log sends a log message if the client asked for its level.
+func (s *sessionStream) log(level, message, uri string) error {
 	if s.sess.Level == "" || !spec.SevereAs(level, s.sess.Level) {
 		return nil
 	}
@@ -346,12 +344,12 @@ func (s *sessionStream) say(level, message, uri string) error {
 	}, nil, s.writer.Feed.Cursor())
 }
 
-// lost logs that a URI brings nothing any more.
+// lost logs that a URI has no further events.
 func (s *sessionStream) lost(t Target) error {
-	return s.say("warning", "the catalog no longer has this for you; nothing comes from it", t.asked)
+	return s.log("warning", "the catalog no longer has this URI for you, so it brings no further events", t.asked)
 }
 
-// LastEvent is where the client's last connection ended; nowhere if it names none.
+// LastEvent returns the position at which the client's previous connection ended, or the zero position if the request names none.
 func LastEvent(c *method.Call) (Position, error) {
 	last := c.Request.Header.Get(spec.HeaderLastEvent)
 	if c.Session == nil || last == "" {

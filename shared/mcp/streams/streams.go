@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// Streams opens the streams, and knows what all of them need.
+// Streams opens streams. It contains the dependencies that all of them share.
 type Streams struct {
 	Admission    *Admission
 	Auth         auth.Authenticator
@@ -34,12 +34,12 @@ type Streams struct {
 	Replies      *method.Replies
 	Faults       method.Faults
 	Timing       method.Timing
-	// How many URIs a stream may have, and how many of them parents and wildcards.
+	// MaxURIs limits the URIs of a stream, and MaxPatterns limits how many of them are parents and wildcards.
 	MaxURIs, MaxPatterns int
 }
 
-// Hold keeps the response of a request open as a stream, until it ends. open makes the stream writer; what it has
-// opened is closed even if it fails. The stream waits in this frame: see [Endpoint.ServeHTTP].
+// Hold keeps the response of a request open as a stream until the stream ends. open makes the stream writer, which Hold closes even if open
+// fails. Hold waits in this frame, so it keeps the frame small: see ServeHTTP of the endpoint.
 func (st *Streams) Hold(w http.ResponseWriter, c *method.Call, open func(context.Context) (*Writer, error)) error {
 	ctx, leave, err := st.Admission.Admit(w, c.Request, c)
 	if leave == nil {
@@ -65,8 +65,8 @@ func (st *Streams) Hold(w http.ResponseWriter, c *method.Call, open func(context
 	return nil
 }
 
-// start begins the stream on the response. Of the request only the id is needed from here on: the body must not live as
-// long as the stream.
+// start begins the stream on the response. It drops the request's body, which must not live as long as the stream. Only the id is still
+// needed.
 func (w *Writer) start(response http.ResponseWriter, c *method.Call) {
 	w.subscriptionID = bytes.Clone(c.Msg.ID)
 	c.Msg, c.Meta, c.Body = jsonrpc.Message{ID: w.subscriptionID}, nil, nil
@@ -83,7 +83,7 @@ func (w *Writer) Open(ctx context.Context, r stream.Request) (err error) {
 	return err
 }
 
-// close gives back what the stream held, the last first.
+// close releases the resources of the stream in reverse order.
 func (w *Writer) close() {
 	for _, end := range slices.Backward(w.ends) {
 		end()

@@ -17,26 +17,26 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Targets makes out what the URIs of streams stand for.
+// Targets resolves the URIs of streams.
 type Targets struct {
 	Subscriptions Subscriptions
 	Backends      api.Gateway
 }
 
-// Target is a URI that a stream is subscribed to, made out.
+// Target is a resolved URI that a stream is subscribed to.
 type Target struct {
-	// URI is the canonical form, asked what the client wrote.
+	// URI is the canonical form, and asked is the form that the client sent.
 	URI, asked string
 	Patterns   []match.Pattern
 	// topic is set for a subscription:// URI.
 	topic string
-	// Backend serves a URI that is not ours; the stream follows its notifications.
+	// Backend is the backend of a URI that this server does not serve. The stream follows its notifications.
 	Backend string
-	// lost is set while the catalog does not have it, or not for the caller.
+	// lost is set while the URI is not in the catalog, or the caller may not read it.
 	lost bool
 }
 
-// Open is the number of its parents and wildcards.
+// Open returns the number of parents and wildcards.
 func (t Target) Open() (n int) {
 	for _, p := range t.Patterns {
 		if p.Kind != match.Concrete {
@@ -46,7 +46,7 @@ func (t Target) Open() (n int) {
 	return n
 }
 
-// addTo has a feed begin with the target.
+// addTo adds the target to the request for a feed.
 func (t Target) addTo(r *stream.Request) {
 	r.Patterns = append(r.Patterns, t.Patterns...)
 	if t.topic != "" {
@@ -54,7 +54,7 @@ func (t Target) addTo(r *stream.Request) {
 	}
 }
 
-// Resolve makes out a URI for a stream. Faults name what is wrong with it.
+// Resolve resolves a URI for a stream. Errors name the mistake in the URI.
 func (ts *Targets) Resolve(ctx context.Context, cat *catalog.Catalog, p auth.Principal, uri string) (Target, error) {
 	t := Target{URI: uri, asked: uri}
 	if strings.HasPrefix(uri, SubscriptionScheme) {
@@ -91,10 +91,10 @@ func (ts *Targets) Resolve(ctx context.Context, cat *catalog.Catalog, p auth.Pri
 	return t, nil
 }
 
+// SubscriptionScheme begins the URI of a webhook subscription.
 const SubscriptionScheme = "subscription://"
 
-// Permitted keeps those event types of a resolved URI that the principal may have. It
-// fails when there is none.
+// Permitted returns the event types of a resolved URI that the principal may receive, or an error if there are none.
 func Permitted(p auth.Principal, access []match.Access) ([]match.Access, error) {
 	var out []match.Access
 	var denied error
@@ -111,7 +111,7 @@ func Permitted(p auth.Principal, access []match.Access) ([]match.Access, error) 
 	return out, nil
 }
 
-// Allowed holds one event to the rule of its type, as the catalog has it now.
+// Allowed reports whether the current access rule of an event's type lets the principal receive the event.
 func Allowed(cat *catalog.Catalog, p auth.Principal, ev *event.Event) bool {
 	entry := cat.ByName(ev.Name)
 	if entry == nil || entry.Access == nil {
@@ -121,8 +121,7 @@ func Allowed(cat *catalog.Catalog, p auth.Principal, ev *event.Event) bool {
 	return ok && entry.Access.Check(p, vars) == nil
 }
 
-// SessionNotice makes the open stream of a session, wherever it is, look at
-// the store again.
+// SessionNotice makes the open stream of a session, at any instance, read the session again.
 var SessionNotice = json.RawMessage(`{"changed":true}`)
 
 // Subscriptions shows the caller's webhook subscriptions.

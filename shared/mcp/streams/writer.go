@@ -24,13 +24,13 @@ import (
 var (
 	errAge        = errors.New("mcp: the stream reached its maximum age")
 	errExpired    = errors.New("mcp: the caller's token has expired")
-	errRevoked    = errors.New("mcp: the caller's credentials are not good any more")
+	errRevoked    = errors.New("mcp: the caller's credentials are no longer valid")
 	errEnding     = errors.New("mcp: the server is shutting down")
 	errSuperseded = errors.New("mcp: the principal opened too many newer streams")
 	errTaken      = errors.New("mcp: the session ended or has a newer stream")
 )
 
-// Writer writes one open stream: the deliveries of its feed, in its framing.
+// Writer writes the deliveries of a feed to one open stream, in the stream's framing.
 type Writer struct {
 	Kind      string // for the log
 	Streams   *Streams
@@ -42,9 +42,9 @@ type Writer struct {
 	Feed    *stream.Feed
 	out     *sse.Writer
 	began   time.Time
-	wrote   time.Time // when something was last written
-	reached string    // the cursor after the last delivery that was served
-	cut     bool      // the last delivery that the feed returned was not served
+	wrote   time.Time // of the latest write
+	reached string    // the cursor after the last completed delivery
+	cut     bool      // the feed's latest delivery was not completed
 	// subscriptionID is the id of the listen, which every message repeats. It is nil in the stream of a session.
 	subscriptionID json.RawMessage
 	ends           []func() // are called in reverse order when the stream ends
@@ -58,11 +58,11 @@ type interests struct {
 	payloads                          bool // repeat payloads in _meta
 }
 
-// run passes on what comes until the stream ends, and returns why. Little is on
-// its stack while it waits: there are thousands of them.
+// run sends deliveries and heartbeats until the stream ends, and returns the cause. Its stack is small while it waits, because a process has
+// thousands of streams.
 func (w *Writer) run(ctx context.Context) error {
 	w.wrote = time.Now()
-	w.Caller.looked, w.began = w.wrote, w.wrote
+	w.Caller.checked, w.began = w.wrote, w.wrote
 	quiet := time.NewTimer(w.Streams.Timing.Heartbeat)
 	defer quiet.Stop()
 	for {
@@ -127,8 +127,8 @@ func (w *Writer) pass(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// ResumeAt is the position after what was served: the feed's, unless the stream ends
-// over a delivery, which whoever resumes must get.
+// ResumeAt returns the position from which a client can resume. It is the feed's position or, if the latest delivery was not completed, the
+// position before that.
 func (w *Writer) ResumeAt() string {
 	if w.cut {
 		return w.reached
@@ -145,15 +145,15 @@ func (w *Writer) write(b []byte) error {
 	return nil
 }
 
-// verify looks at the caller's credentials again, if it is time to.
+// verify checks the caller's credentials again if a check is due.
 func (w *Writer) verify(ctx context.Context, d stream.Delivery) error {
-	if d.Topic == stream.TopicCatalog || w.Unsure() {
-		return w.Look(ctx)
+	if d.Topic == stream.TopicCatalog || w.CheckDue() {
+		return w.CheckCredentials(ctx)
 	}
 	return nil
 }
 
-// notify sends what is the same on all streams but an events/stream.
+// notify sends a delivery in the form that all streams except events/stream share.
 func (w *Writer) notify(ctx context.Context, d stream.Delivery) error {
 	switch {
 	case d.Event != nil:
@@ -179,7 +179,7 @@ func (w *Writer) notify(ctx context.Context, d stream.Delivery) error {
 	return nil
 }
 
-// asks reports whether the client is notified of a list's changes by this notification.
+// asks reports whether the client asked for a notification of a list's changes.
 func (w *Writer) asks(note string) bool {
 	return map[string]bool{
 		spec.NoteResourcesChange: w.interests.resources, spec.NoteEventsChange: w.interests.events, spec.NoteToolsChange: w.interests.tools,
@@ -270,7 +270,7 @@ func (w *Writer) sendState(d stream.Delivery) error {
 		var notice struct {
 			State string `json:"state"`
 		}
-		_ = json.Unmarshal(d.Notice, &notice) // ours; without a state the client reads it
+		_ = json.Unmarshal(d.Notice, &notice) // written by this program; without a state, the client reads the resource
 		return w.Send(spec.NoteUpdated, func(b []byte) []byte {
 			b = jsonrpc.AppendString(append(b, `"uri":`...), t.asked)
 			if notice.State != "" {
@@ -285,7 +285,7 @@ func (w *Writer) sendState(d stream.Delivery) error {
 
 const metaTruncated = `"` + spec.MetaTruncated + `":true`
 
-// text appends what is there already; nil of nothing.
+// text returns a function that appends s, or nil if s is empty.
 func text[T string | []byte](s T) func([]byte) []byte {
 	if len(s) == 0 {
 		return nil
@@ -293,8 +293,7 @@ func text[T string | []byte](s T) func([]byte) []byte {
 	return func(b []byte) []byte { return append(b, s...) }
 }
 
-// Send writes a notification. members and meta append members of params and of
-// its _meta without braces; nil appends none.
+// Send writes a notification. members and meta append the members of params and of its _meta without braces. Both may be nil.
 func (w *Writer) Send(name string, members, meta func([]byte) []byte, cursor string) error {
 	text, wire := method.Buffers.Get().(*[]byte), method.Buffers.Get().(*[]byte)
 	defer func() {
@@ -340,8 +339,8 @@ func (w *Writer) Send(name string, members, meta func([]byte) []byte, cursor str
 	return w.write(*wire)
 }
 
-// appendIDs appends what every message of a listen or an events/stream carries in
-// _meta. The latter has its cursors in params, and gives none.
+// appendIDs appends the members of _meta that every message of a listen or an events/stream carries. The cursor is empty for an
+// events/stream, which has it in params.
 func (w *Writer) appendIDs(b []byte, cursor string) []byte {
 	b = append(b, `"`+spec.MetaSubscription+`":`...)
 	b = append(b, w.subscriptionID...)
@@ -352,8 +351,8 @@ func (w *Writer) appendIDs(b []byte, cursor string) []byte {
 	return jsonrpc.AppendString(b, cursor)
 }
 
-// resolveAgain adds what a changed catalog makes of the URIs: one may have become
-// the parent of a new event type. What is gone from the catalog stays and brings nothing.
+// resolveAgain resolves the stream's URIs after a change of the catalog. A URI may now be the parent of a new event type. URIs that are no
+// longer in the catalog stay, without events.
 func (w *Writer) resolveAgain(ctx context.Context) error {
 	cat, err := w.Streams.Catalogs.Of(ctx, w.Caller.Principal)
 	if err != nil {
@@ -389,7 +388,7 @@ func (w *Writer) resolveAgain(ctx context.Context) error {
 	return nil
 }
 
-// topics lists what the stream writer follows beside its targets' own.
+// topics returns the topics that the stream follows in addition to those of its targets.
 func (w *Writer) topics(ctx context.Context) []string {
 	var out []string
 	lists := w.interests.resources || w.interests.tools || w.interests.prompts
@@ -417,22 +416,21 @@ func (w *Writer) topics(ctx context.Context) []string {
 type Caller struct {
 	Principal auth.Principal
 	Header    http.Header
-	looked    time.Time // when the credentials were last checked
+	checked   time.Time // when the credentials were last checked
 }
 
-// A stream lives longer than the request that it began with. So the caller's
-// credentials are looked at again: when nothing was sent for a while, when the catalog
-// changed, and before an event if the last look is a heartbeat ago.
+// A stream stays open for a long time, so it checks the caller's credentials again: with every heartbeat, when the catalog has changed, and
+// before an event if the latest check is older than the heartbeat interval.
 
-// Unsure reports whether the last look at the credentials is too long ago to send an event.
-func (w *Writer) Unsure() bool {
-	return time.Since(w.Caller.looked) >= w.Streams.Timing.Heartbeat
+// CheckDue reports whether the credentials must be checked before an event is sent.
+func (w *Writer) CheckDue() bool {
+	return time.Since(w.Caller.checked) >= w.Streams.Timing.Heartbeat
 }
 
-// Look takes over what the caller's credentials are worth now, or fails with
-// [errRevoked]. Where that is not known now, they are as good as they were.
-func (w *Writer) Look(ctx context.Context) error {
-	w.Caller.looked = time.Now()
+// CheckCredentials authenticates the caller again. It fails with errRevoked if the credentials are no longer valid. If the authenticator is
+// unavailable, it assumes that they still are.
+func (w *Writer) CheckCredentials(ctx context.Context) error {
+	w.Caller.checked = time.Now()
 	now, err := Recheck(ctx, w.Streams.Auth, w.Caller.Header, w.Caller.Principal)
 	if err == nil {
 		w.Caller.Principal = now
@@ -440,7 +438,7 @@ func (w *Writer) Look(ctx context.Context) error {
 	return err
 }
 
-// Recheck is what the credentials of a caller who was let in before are worth now.
+// Recheck authenticates the credentials of an admitted caller again, as [Writer.CheckCredentials] does.
 func Recheck(ctx context.Context, a auth.Authenticator, header http.Header, before auth.Principal) (auth.Principal, error) {
 	now, err := a.Authenticate(ctx, header)
 	switch {

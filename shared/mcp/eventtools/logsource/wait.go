@@ -15,14 +15,10 @@ import (
 // wait waits for events when the log has no more for the subscription. It counts as an open stream until it returns.
 func (h *source) wait(r *reading) error {
 	c := h.call
-	request := c.Request
-	if c.Attached != nil {
-		request = request.WithContext(c.Attached)
-	}
-	ctx, leave, err := h.admission.Admit(c.Late.W, request, c)
+	ctx, leave, err := h.admission.Admit(c.Answer.W, c.Request.WithContext(c.Connection()), c)
 	if leave == nil {
 		if err == nil {
-			c.Late.Stop()
+			c.Answer.Stop()
 			err = errAnswered
 		}
 		return err
@@ -30,7 +26,7 @@ func (h *source) wait(r *reading) error {
 	defer leave()
 	limited, cancel := context.WithTimeout(ctx, r.query.Wait)
 	defer cancel()
-	c.Late.Waits(c.Late.Timing.AnswerAfter)
+	c.Answer.Wait()
 	err = h.await(limited, r)
 	switch {
 	case !r.out.Empty(): // if err is lasting, the next call returns it
@@ -64,7 +60,7 @@ func (h *source) await(ctx context.Context, r *reading) error {
 		select {
 		case <-feed.Ready():
 		case <-progress.C:
-			h.call.Late.Progress(h.call, time.Since(began), int(r.query.Wait.Seconds()), eventtools.ProgressMessage)
+			h.call.Answer.Progress(h.call, time.Since(began), int(r.query.Wait.Seconds()), eventtools.ProgressMessage)
 			s, err := h.find(ctx, h.call.Principal, r.handle.name, r.handle.arguments)
 			if err != nil { // the next call returns the error
 				continue
