@@ -22,28 +22,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
-// watched is a queue that can be out of order and is seen to be sent to.
-type watched struct {
-	queue.Sender
-	broken bool
-	seen   func(q queue.Name) // before messages are sent
-	sent   func(q queue.Name) // afterwards
-}
-
-func (w *watched) Send(ctx context.Context, q queue.Name, msgs ...queue.Outgoing) error {
-	if w.seen != nil && len(msgs) > 0 {
-		w.seen(q)
-	}
-	if w.broken {
-		return errDied
-	}
-	err := w.Sender.Send(ctx, q, msgs...)
-	if w.sent != nil && err == nil {
-		w.sent(q)
-	}
-	return err
-}
-
 func pageOf(pattern string, events ...event.Event) task.Page {
 	return task.Page{V: task.Version, Workspace: "default", Pattern: pattern, Count: 1, Events: events}
 }
@@ -151,50 +129,6 @@ func TestAPageThatComesAgain(t *testing.T) {
 			t.Errorf("%d records, %v; want that of the delivery", len(page.Items), err)
 		}
 	})
-}
-
-// hooked is a store before whose calls something happens, which may fail them.
-type hooked struct {
-	store.DB
-	query           func() error
-	write, writeAll func(ctx context.Context, ops []store.Op) error
-}
-
-func (h hooked) Query(ctx context.Context, q store.Query) (store.Page, error) {
-	if h.query != nil {
-		if err := h.query(); err != nil {
-			return store.Page{}, err
-		}
-	}
-	return h.DB.Query(ctx, q)
-}
-
-func (h hooked) Write(ctx context.Context, ops ...store.Op) error {
-	if h.write != nil {
-		if err := h.write(ctx, ops); err != nil {
-			return err
-		}
-	}
-	return h.DB.Write(ctx, ops...)
-}
-
-func (h hooked) WriteAll(ctx context.Context, ops ...store.Op) error {
-	if h.writeAll != nil {
-		if err := h.writeAll(ctx, ops); err != nil {
-			return err
-		}
-	}
-	return h.DB.WriteAll(ctx, ops...)
-}
-
-// failing fails while it is true.
-func failing(broken *atomic.Bool) func(context.Context, []store.Op) error {
-	return func(context.Context, []store.Op) error {
-		if broken.Load() {
-			return errDied
-		}
-		return nil
-	}
 }
 
 func TestWHK16AnInternalOutcomeUsesNoAttempt(t *testing.T) {

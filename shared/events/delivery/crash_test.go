@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -62,6 +61,8 @@ type rig struct {
 	profile  spec.Profile
 	// unordered has processes stamp events themselves, as they do over DynamoDB.
 	unordered bool
+	// before, if not nil, is called before each step of a process, with the context of the step.
+	before func(context.Context)
 	// directory may be nil.
 	directory auth.Directory
 
@@ -92,49 +93,6 @@ func (r *rig) step(do func() error) error {
 		}
 	}
 	return do()
-}
-
-// mortal is the store and the queues as a process sees them.
-type mortal struct {
-	store.DB
-	r *rig
-}
-
-func (m mortal) Stamps() bool { return m.DB.Stamps() && !m.r.unordered }
-func (m mortal) Local() bool  { return m.DB.Local() && !m.r.unordered }
-
-func (m mortal) Get(ctx context.Context, keys ...store.Key) (items []*store.Item, err error) {
-	err = m.r.step(func() (err error) { items, err = m.DB.Get(ctx, keys...); return err })
-	return items, err
-}
-
-func (m mortal) Query(ctx context.Context, q store.Query) (page store.Page, err error) {
-	if strings.HasPrefix(q.Partition, "due#") || strings.HasPrefix(q.Partition, "x#") {
-		return m.DB.Query(ctx, q) // one for every minute and shard; all reads alike
-	}
-	err = m.r.step(func() (err error) { page, err = m.DB.Query(ctx, q); return err })
-	return page, err
-}
-
-func (m mortal) Write(ctx context.Context, ops ...store.Op) error {
-	return m.r.step(func() error { return m.DB.Write(ctx, ops...) })
-}
-
-func (m mortal) WriteAll(_ context.Context, ops ...store.Op) error {
-	return m.r.step(func() error { return m.DB.WriteAll(context.Background(), ops...) }) // at once, whoever is in no hurry
-}
-
-func (m mortal) Send(_ context.Context, q queue.Name, msgs ...queue.Outgoing) error {
-	if len(msgs) == 0 {
-		return nil
-	}
-	return m.r.step(func() error {
-		for _, o := range msgs {
-			m.r.sent++
-			m.r.queues[q] = append(m.r.queues[q], queue.Message{ID: fmt.Sprint(m.r.sent), Outgoing: o, Sent: m.r.now})
-		}
-		return nil
-	})
 }
 
 type endpoint struct{ r *rig }

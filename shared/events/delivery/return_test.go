@@ -17,43 +17,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/fanout"
 )
 
-// stepped is a store and its queues that call a function before each step of the event's way.
-type stepped struct {
-	mortal
-	unordered bool
-	before    func(context.Context)
-}
-
-// ofTheClient marks a context whose steps are not those of the event.
+// ofTheClient marks the context of the steps that the client makes.
 type ofTheClient struct{}
-
-func (s stepped) Stamps() bool { return !s.unordered && s.mortal.Stamps() }
-func (s stepped) Local() bool  { return !s.unordered && s.mortal.Local() }
-
-func (s stepped) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
-	s.before(ctx)
-	return s.mortal.Get(ctx, keys...)
-}
-
-func (s stepped) Query(ctx context.Context, q store.Query) (store.Page, error) {
-	s.before(ctx)
-	return s.mortal.Query(ctx, q)
-}
-
-func (s stepped) Write(ctx context.Context, ops ...store.Op) error {
-	s.before(ctx)
-	return s.mortal.Write(ctx, ops...)
-}
-
-func (s stepped) WriteAll(ctx context.Context, ops ...store.Op) error {
-	s.before(ctx)
-	return s.mortal.WriteAll(ctx, ops...)
-}
-
-func (s stepped) Send(ctx context.Context, q queue.Name, messages ...queue.Outgoing) error {
-	s.before(ctx)
-	return s.mortal.Send(ctx, q, messages...)
-}
 
 // A client that was killed unsubscribes when it starts again, and subscribes from the cursor that it has saved. Both happen
 // at any step of the way of an event that was published after the cursor.
@@ -84,13 +49,15 @@ func returnAt(t *testing.T, unordered bool, arguments string, leaves, returns in
 		r := newRig(t)
 		before := func() {}
 		turn := make(chan struct{}, 1) // fanout appends and sends concurrently
-		m := stepped{mortal{r.db, r}, unordered, func(ctx context.Context) {
+		r.unordered = unordered
+		r.before = func(ctx context.Context) {
 			if ctx.Value(ofTheClient{}) == nil {
 				turn <- struct{}{}
 				defer func() { <-turn }()
 				before()
 			}
-		}}
+		}
+		m := mortal{r.db, r}
 		client := context.WithValue(t.Context(), ofTheClient{}, true)
 		var plainStore store.DB = r.db
 		if unordered {
@@ -98,7 +65,7 @@ func returnAt(t *testing.T, unordered bool, arguments string, leaves, returns in
 		}
 		r.log = &eventlog.Log{DB: plainStore}
 		services := r.service(plainStore, r.log)
-		services.Replay = &deadletter.Replayer{Log: r.log, Queue: mortal{r.db, r}}
+		services.Replay = &deadletter.Replayer{Log: r.log, Queue: m}
 		request := subscription.SubscribeRequest{
 			Name: "github.push", Arguments: []byte(arguments), URL: "https://hooks.example.com/a", Secret: "whsec_a",
 		}
@@ -115,7 +82,7 @@ func returnAt(t *testing.T, unordered bool, arguments string, leaves, returns in
 		}
 		d := NewDispatcher(Config{
 			DB: m, Queue: m, Subscriptions: r.service(m, r.log).Service, Catalog: r.catalogs, Poster: endpoint{r}, Opener: plain{},
-			Terminator: r.terminator(m.mortal, services), Now: func() time.Time { return r.now }, Log: slog.New(slog.DiscardHandler),
+			Terminator: r.terminator(m, services), Now: func() time.Time { return r.now }, Log: slog.New(slog.DiscardHandler),
 		})
 		fanout := &fanout.Fanout{DB: m, Log: fanoutLog, Catalog: r.catalogs, Queue: m}
 		handle := func() {
@@ -164,8 +131,3 @@ func returnAt(t *testing.T, unordered bool, arguments string, leaves, returns in
 	})
 	return steps, delivered
 }
-
-type unorderedStore struct{ store.DB }
-
-func (unorderedStore) Stamps() bool { return false }
-func (unorderedStore) Local() bool  { return false }
