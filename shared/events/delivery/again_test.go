@@ -44,7 +44,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 		batch := []queue.Message{
 			pageMessage("1", pageOf(subs[0].Patterns[0].Key, events[0])), pageMessage("2", pageOf(subs[0].Patterns[0].Key, events[1])),
 		}
-		for range 3 { // what is left of the one that fails here can be neither stored nor queued
+		for range 3 { // the events of the failing subscriber cannot be stored, and cannot be queued
 			failed, err := d.Pages(t.Context(), batch)
 			if err != nil || len(failed) != 2 {
 				t.Fatalf("failed %v, %v; want both messages", failed, err)
@@ -80,7 +80,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 		if posted != 4*task.PageTarget {
 			t.Errorf("the rest was queued after %d posts, want %d", posted, 4*task.PageTarget)
 		}
-		// If the part does not come about, nothing of the rest is queued.
+		// If the part fails, the page is redelivered as a whole, so no rest is queued.
 		r.queues[queue.Deliveries] = nil
 		_, d, _ = r.process()
 		d.DB = hooked{DB: d.DB, query: func() error { return errDied }}

@@ -70,7 +70,7 @@ func TestBatches(t *testing.T) {
 			if n <= 2 {
 				return webhook.Outcome{Status: 500, Category: webhook.HTTP5xx}
 			}
-			if n == 3 { // broken off by ourselves: nothing is known of it
+			if n == 3 { // the process canceled it, so its outcome is unknown
 				return webhook.Outcome{Category: webhook.Aborted, Err: errDied}
 			}
 			return webhook.Outcome{Status: 200}

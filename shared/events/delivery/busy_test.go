@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 )
 
-// victim is a quick endpoint that gets an event of another type now and then, next to whatever a test is about.
+// victim is a quick endpoint that sometimes gets an event of another type, next to the load of a test.
 const victim = "https://well.example.com/hook"
 
 // subscribeVictim registers the victim.

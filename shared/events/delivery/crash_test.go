@@ -200,7 +200,7 @@ func (r *rig) to(targets ...string) (subs []*subscription.Subscription) {
 	return subs
 }
 
-// operations are those of a process of its own.
+// operations returns the operations of another process.
 func (r *rig) operations() *deadletter.Operations {
 	return deadletter.NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now })
 }
@@ -224,9 +224,8 @@ func (r *rig) unhurt() *retry.Job {
 	return &retry.Job{DB: r.db, Queue: mortal{r.db, r}, Now: func() time.Time { return r.now }}
 }
 
-// run lets processes work until nothing is left to do, with the clock moving on
-// when they wait. A process that died is followed by another, and what it had not
-// acknowledged comes again.
+// run lets processes work until their queues stay empty, and moves the clock when they wait. If a process dies, another one
+// follows and receives its unacknowledged messages again.
 func (r *rig) run() {
 	fanout, dispatch, retry := r.process()
 	ctx := r.t.Context()
@@ -300,7 +299,7 @@ func (r *rig) message(uri, name, id, data string, at time.Time) queue.Outgoing {
 	return queue.Outgoing{Body: body}
 }
 
-// deliveryState is the state of what is stored of a delivery.
+// deliveryState returns the state of the stored delivery, or "none".
 func (r *rig) deliveryState(sub, eventID string) string {
 	items, err := r.db.Get(r.t.Context(), state.Key("default", sub, event.Event{ID: eventID, URI: "event://ci/build-finished"}.Key()))
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 )
 
 // TestWhatCouldNotBeRecordedIsNotSentAgain: WHK-18. An attempt of the slow lane that succeeded while the store
-// takes nothing is written later, without another POST.
+// refuses writes is written later, without another POST.
 func TestWhatCouldNotBeRecordedIsNotSentAgain(t *testing.T) {
 	inWorld(t, embedded(), func(w *world) {
 		var broken atomic.Bool

@@ -22,8 +22,7 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// Ending a subscription and making it anew under its id can overtake each other
-// on the way to the gate.
+// The end of a subscription and its creation under the same id may reach the gate in the wrong order.
 func TestALateEndDoesNotSilenceASubscriptionMadeAnew(t *testing.T) {
 	r := newRig(t)
 	sub := r.register("event://ci/build-finished")

@@ -26,7 +26,7 @@ func (o *overtaken) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, 
 	return items, err
 }
 
-// OPS-04: of two processes that make the same step of a replay, one counts a letter, and neither skips it.
+// OPS-04: of two processes that make the same step of a replay, one counts a letter, and the other does not count it as skipped.
 func TestALetterThatAnotherRetries(t *testing.T) {
 	r := newRig(t)
 	sub := r.register("event://ci/build-finished")

@@ -100,7 +100,7 @@ func fillLists(t testing.TB, db store.DB, attempts, letters int) time.Time {
 	return at(max(attempts, letters))
 }
 
-// listPage is one list of the admin API: it returns the times of what it lists, and where it goes on.
+// listPage is one list of the admin API: it returns the times of its entries, and the position of the next page.
 type listPage struct {
 	name    string
 	queries int // at most
@@ -208,7 +208,7 @@ func TestListsAtScale(t *testing.T) {
 				found, before = found+len(times), next
 			}
 			if found == 0 {
-				t.Error("nothing is listed")
+				t.Error("the list is empty")
 			}
 		})
 	}

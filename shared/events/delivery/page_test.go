@@ -100,6 +100,6 @@ func TestTheRestOfAPageFitsIntoMessages(t *testing.T) {
 		}
 	}
 	if n := len(r.queues[queue.Deliveries]); n == 0 {
-		t.Error("nothing was left for another page")
+		t.Error("got no task for another page, want at least one")
 	}
 }

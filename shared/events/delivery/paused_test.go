@@ -65,8 +65,8 @@ func (r *rig) resume(n switches.Name, sub *subscription.Subscription) {
 	}
 }
 
-// TestSwitches: OPS-06, WHK-22. While a switch is paused nothing is attempted, first attempts and retries alike;
-// afterwards everything is, with its first webhook-id.
+// TestSwitches: OPS-06, WHK-22. While a switch is paused, first attempts and retries wait. After it is
+// resumed, all of them are made, with the first webhook-id of their delivery.
 func TestSwitches(t *testing.T) {
 	for _, kind := range []string{"all", "event", "origin", "subscription"} {
 		t.Run("OPS-06 WHK-22 a paused "+kind, func(t *testing.T) {

@@ -159,7 +159,7 @@ func TestDeadEventsAreSentBack(t *testing.T) {
 // strict checks messages as the queues do.
 type strict struct {
 	queue.Sender
-	check *queuesqlite.Queues // whose messages nobody receives
+	check *queuesqlite.Queues // no worker receives its messages
 }
 
 func (s strict) Send(ctx context.Context, q queue.Name, msgs ...queue.Outgoing) error {
@@ -169,7 +169,7 @@ func (s strict) Send(ctx context.Context, q queue.Name, msgs ...queue.Outgoing) 
 	return s.Sender.Send(ctx, q, msgs...)
 }
 
-// SQS accepts more characters in a group than our queues do, and whoever may send to the inbox chooses one.
+// SQS accepts more characters in a group than our queues do, and a program that may send to the inbox chooses the group.
 func TestAReplayOfMessagesThatTheirQueueRefuses(t *testing.T) {
 	r := newRig(t)
 	queues, err := queuesqlite.Open(r.db.Engine(), queuesqlite.Options{Log: slog.New(slog.DiscardHandler)})

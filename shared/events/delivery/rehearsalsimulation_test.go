@@ -423,7 +423,7 @@ func (t *userTask) call(method string, params map[string]any, result any) {
 	}
 }
 
-// judge compares what each callback received with what was published for it.
+// judge compares the events that each callback received with the events that were published for it.
 func (d *rehearsal) judge() {
 	const (
 		reports = 5

@@ -267,7 +267,7 @@ func TestGivenARetryToASuspendedSubscriptionWhenItsClientRefreshesMeanwhileThenT
 }
 
 // EVX-14: a delivery is suspended, and the client's refresh asks for its event again before it has reactivated the
-// delivery. No message of the delivery is under way, so it is sent at once.
+// delivery. No message of the delivery is under way, so it is sent immediately.
 func TestGivenASuspendedDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAtOnce(t *testing.T) {
 	r := newRig(t)
 	sub, cursor := r.subscribed()
@@ -283,7 +283,7 @@ func TestGivenASuspendedDeliveryWhenItsEventIsRequestedAgainThenItIsDeliveredAtO
 	before := posted(r)["evt_1"]
 	r.hand(queue.Slow, d.Singles)
 	if n := posted(r)["evt_1"] - before; n != 1 {
-		t.Errorf("it was posted %d times at once, want once", n)
+		t.Errorf("it was posted %d times immediately, want once", n)
 	}
 }
 

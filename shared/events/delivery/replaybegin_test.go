@@ -24,8 +24,8 @@ func (s slow) Lookup(ctx context.Context, workspace, principal, id string) (*sub
 	return s.Finder.Lookup(ctx, workspace, principal, id)
 }
 
-// TestAReplayBeginsAtOnce: OPS-04. Whoever begins one schedules as much as is due until the job of every minute goes on
-// with it, so that no one waits for that.
+// TestAReplayBeginsAtOnce: OPS-04. The request that begins a replay schedules the letters that are due before the periodic
+// job continues it, so that the operator does not wait for the job.
 func TestAReplayBeginsAtOnce(t *testing.T) {
 	const letters, rate = 150, 2
 	begin := func(t *testing.T, finder func(deadletter.Finder, *atomic.Int64) deadletter.Finder) (*deadletter.Replay, *deadletter.Replays, *rig, *atomic.Int64) {

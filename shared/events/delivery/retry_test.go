@@ -67,7 +67,7 @@ func TestRetriesSurviveAClockThatIsSetBack(t *testing.T) {
 	r.back(t, 1)
 }
 
-// undecodable puts an item into the due table that no version of ours wrote.
+// undecodable puts an item into the due table that no version of the program wrote.
 func (r *rig) undecodable(at time.Time) store.Key {
 	r.t.Helper()
 	key := state.DueKey("default", "sub_broken", "evt_broken", at)
@@ -129,7 +129,7 @@ func TestRetriesThatWereScheduledBeforeTheClockWasSetBack(t *testing.T) {
 			began := r.now
 			r.round()
 			if items, err := r.db.Get(t.Context(), store.Key{Table: store.Deliveries, Partition: "due#ahead", Sort: "-"}); err != nil || items[0] != nil || len(r.queues[queue.Slow]) > 0 {
-				t.Errorf("the search goes on after it is done: %v, %v", items, err)
+				t.Errorf("the search continues after its end: %v, %v", items, err)
 			}
 			r.now = began.Add(10 * time.Minute)
 			r.round()
@@ -178,7 +178,7 @@ func (d *tiring) Query(ctx context.Context, q store.Query) (store.Page, error) {
 	return d.DB.Query(ctx, q)
 }
 
-// forgetWhenWritten makes the due entries those of the version before.
+// forgetWhenWritten gives the due entries the form of the previous version.
 func (r *rig) forgetWhenWritten() {
 	r.t.Helper()
 	found := 0

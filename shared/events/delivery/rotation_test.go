@@ -9,7 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 )
 
-// TestARotatedSecretSignsForADay: WHK-06. The old secret signs beside the new one for the default
+// TestARotatedSecretSignsForADay: WHK-06. The old secret signs next to the new one for the default
 // overlap of 24 hours, and no longer.
 func TestARotatedSecretSignsForADay(t *testing.T) {
 	r := newRig(t)

@@ -10,7 +10,7 @@ import (
 )
 
 // TestEventsOfOneIDAreRetriedEachByItself publishes two events of different URIs
-// under one id, as publishers that know nothing of each other do.
+// under one id, as independent publishers may.
 func TestEventsOfOneIDAreRetriedEachByItself(t *testing.T) {
 	const build, push = "event://ci/build-finished", "event://github/acme/site/push"
 	r := newRig(t)

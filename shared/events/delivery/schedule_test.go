@@ -73,7 +73,7 @@ func TestSchedules(t *testing.T) {
 			got := map[string]int{}
 			for _, p := range r.posts {
 				if p.ID != "evt_1" {
-					continue // a gap notice, which goes on
+					continue // a gap notice, which is retried for longer
 				}
 				got[p.SubscriptionID]++
 			}

@@ -113,7 +113,7 @@ func TestAnOutageOfTwoDays(t *testing.T) {
 				}
 				receives := float64(w.received) / waited.Hours()
 				if receives > c.perHour {
-					t.Errorf("%.2f messages an hour of a delivery, %d in all", receives, w.received)
+					t.Errorf("%.2f messages of a delivery per hour, %d in all", receives, w.received)
 				}
 				t.Logf("%d attempts while it was down; the latest by %v; recovered: %d under way, %d a second, %d a minute; %.2f slow receives an hour of a delivery",
 					n, latest.Round(time.Millisecond), w.mostTo(urls[0]), perSecond, perMinute, receives)
@@ -247,9 +247,8 @@ func TestAWS04OneEventToTenThousand(t *testing.T) {
 	}
 }
 
-// EVX-11: whatever fails, is retried, given up or suspended, and whichever process dies, the cursor
-// of a webhook or of a refresh never skips an event that is neither acknowledged nor abandoned;
-// and when all is calm again it has moved.
+// EVX-11: deliveries fail, are retried, given up or suspended, and processes die. The cursor of a webhook or a refresh still
+// never skips an event that is not yet acknowledged or abandoned, and it has moved when all deliveries are settled.
 func TestTheWatermarkSkipsNothing(t *testing.T) {
 	moved, deaths := 0, 0
 	rapid.Check(t, func(rt *rapid.T) {

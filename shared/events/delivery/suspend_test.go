@@ -90,7 +90,7 @@ func (r *rig) work() {
 	r.hand(queue.Slow, dispatch.Singles)
 }
 
-// hand has a handler take all that is in a queue.
+// hand gives all messages of a queue to a handler.
 func (r *rig) hand(q queue.Name, handle queue.Handler) {
 	r.t.Helper()
 	batch := r.queues[q]
@@ -374,7 +374,7 @@ func TestARefreshTellsOneOfThePublishedCategories(t *testing.T) {
 }
 
 // TestSuspensionSurvivesCrashes kills a process at every step of suspending and
-// resuming: EVX-14 EVX-10, nothing is lost.
+// resuming: EVX-14 EVX-10, no event is lost.
 func TestSuspensionSurvivesCrashes(t *testing.T) {
 	atEachStep(t, 15, func(point int, late bool) bool {
 		r := newRig(t)
@@ -388,7 +388,7 @@ func TestSuspensionSurvivesCrashes(t *testing.T) {
 		r.budget, r.late = point, late
 		r.run()
 		r.subscribe()
-		for r.dead { // the client tries again, for it had no answer
+		for r.dead { // the client tries again because it had no answer
 			r.dead, r.budget = false, 0
 			r.subscribe()
 		}

@@ -233,7 +233,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 }
 
 // TestAParentIsNarrowed: AUT-04, EVX-17. A parent that was registered before a restricted
-// type appeared below it gets nothing of that type.
+// type appeared below it gets no events of that type.
 func TestAParentIsNarrowed(t *testing.T) {
 	r := newRig(t)
 	sub := r.register("event://ci")
@@ -271,17 +271,17 @@ func TestAParentIsNarrowed(t *testing.T) {
 	if n := posted(r); n["3build"] != 1 || n["3search"] != 1 || len(n) != 2 {
 		t.Errorf("with the claim: posts %v", n)
 	}
-	// When nothing is left below, it ends.
+	// When it has no event types below it any more, it ends.
 	r.directory = nil
 	r.change(buildType, restricted, "event://ci/build-finished", "event://other/build-finished")
 	r.audit()
 	if r.served(sub.ID) {
-		t.Error("a parent of nothing is still served")
+		t.Error("a parent without event types is still served")
 	}
 }
 
 // WHK-18, EVX-17: given a subscription to a parent, when the type of an event below it is removed before the event was delivered,
-// then the event becomes a dead letter, because nothing says any more who may have it.
+// then the event becomes a dead letter, because no access rule is left for it.
 func TestAnEventWhoseTypeWasRemoved(t *testing.T) {
 	for name, attempted := range map[string]bool{"before its first attempt": false, "before a retry": true} {
 		t.Run(name, func(t *testing.T) {
