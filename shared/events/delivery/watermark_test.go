@@ -81,7 +81,7 @@ func (h *history) wait(d time.Duration) {
 	h.clock.Store(h.now.UnixMicro())
 }
 
-// batch takes messages that are to be received now: any, and those that waited for long.
+// batch receives random messages of a queue, and all messages that have waited for long.
 func (h *history) batch(q queue.Name) (batch []queue.Message) {
 	var rest []queue.Message
 	for _, m := range h.queues[q] {
@@ -135,8 +135,7 @@ func (h *history) retryDue(budget int) {
 	h.dead, h.budget = false, 0
 }
 
-// skipped is an event that a resume from the cursor would skip although it is neither
-// acknowledged nor abandoned.
+// skipped returns an event that a client would skip if it resumed from the cursor, although the event is still open.
 func (h *history) skipped(cursor string) string {
 	c, err := h.sealer.Open("default", cursor)
 	if err != nil {

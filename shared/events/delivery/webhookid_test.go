@@ -21,7 +21,7 @@ func TestMessageIDs(t *testing.T) {
 		other := func(s *subscription.SubscribeRequest) { s.URL = "https://hooks.example.com/b" }
 		return r.subscribe().ID, r.subscribe(other).ID
 	}
-	// ids are those of the webhooks of an event, by subscription, and how many came.
+	// ids counts the webhooks of an event by subscription and webhook-id.
 	ids := func(r *rig, event string) (all map[string]map[string]int) {
 		all = map[string]map[string]int{}
 		for _, p := range r.posts {

@@ -80,7 +80,7 @@ func (w *world) Send(ctx context.Context, r webhook.Request) webhook.Outcome {
 	return out
 }
 
-// inWorld runs the pipeline as the embedded server does.
+// inWorld runs the pipeline like a stand-alone server.
 func inWorld(t *testing.T, options Options, do func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())

@@ -67,8 +67,7 @@ func (c *conn) count(n int) {
 	c.left = min(c.left+max(0, n)*answerQuota, (c.busy+1)*answerQuota)
 }
 
-// exchange tracks one exchange through the transport, which reveals neither the connection that it uses nor how far
-// the exchange got.
+// exchange tracks one exchange through the transport, which does not reveal the exchange's connection and progress.
 type exchange struct {
 	trace   httptrace.ClientTrace
 	ctx     context.Context // of the exchange; the transport dials with a different context
@@ -114,8 +113,8 @@ func (x *exchange) end() {
 	}
 }
 
-// connLimit limits the number of open connections, including idle ones. net/http limits neither the total for all
-// hosts nor the idle connections of HTTP/2.
+// connLimit limits the number of open connections, including idle ones. net/http has no limit for the
+// total of all hosts, and none for the idle connections of HTTP/2.
 type connLimit struct {
 	free chan struct{}
 	turn chan struct{}
@@ -151,7 +150,7 @@ func (l *connLimit) acquire(x *exchange) error {
 			return nil
 		case <-x.ctx.Done():
 			return errNoConn
-		case <-again.C: // reclaim those that became idle meanwhile
+		case <-again.C: // reclaim connections that became idle meanwhile
 		}
 	}
 }

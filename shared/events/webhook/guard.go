@@ -62,7 +62,7 @@ func (g *Guard) CheckURL(raw string) (*url.URL, error) {
 	return u, nil
 }
 
-// check returns the URL, or a description of what is wrong with it.
+// check returns the URL, or a description of the problem with it.
 func (g *Guard) check(raw string) (*url.URL, string) {
 	if raw == "" || len(raw) > MaxURL {
 		return nil, "is empty or longer than 2048 bytes"
@@ -163,7 +163,7 @@ func (g *Guard) portNames() string {
 // ICANN's reservation of internal).
 var localNames = []string{"localhost", "local", "internal", "home.arpa", "onion", "localdomain", "lan", "intranet", "corp", "home"}
 
-// checkHost returns a description of what is wrong with a lower-case host, or "".
+// checkHost returns a description of the problem with a lower-case host, or "".
 func (g *Guard) checkHost(host string, brackets bool) string {
 	if a, err := netip.ParseAddr(host); err == nil {
 		if a.Is6() != brackets || a.Is4In6() && !g.AllowInsecure {

@@ -46,7 +46,7 @@ func ParseSecret(secret string) ([]byte, error) {
 	if !ok {
 		return nil, fault.New(fault.Invalid, "the secret does not start with %s", secretPrefix)
 	}
-	// Go's decoder skips line breaks, but those of other libraries do not.
+	// Go's decoder skips line breaks, but the decoders of other libraries do not.
 	if strings.ContainsAny(text, "\r\n") {
 		return nil, fault.New(fault.Invalid, "the secret is not base64")
 	}

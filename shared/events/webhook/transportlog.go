@@ -7,8 +7,8 @@ import (
 )
 
 // MuteTransport keeps net/http's messages about endpoints out of the standard log. net/http logs a line for each
-// unexpected type of HTTP/2 frame, and the first bytes of unsolicited responses. An endpoint must be able neither to
-// fill our log (SRF-07) nor to put text into it (SRF-05). Call it once, after [slog.SetDefault], which replaces the
+// unexpected type of HTTP/2 frame, and the first bytes of unsolicited responses. An endpoint must not be able to
+// fill our log (SRF-07) or to put text into it (SRF-05). Call it once, after [slog.SetDefault], which replaces the
 // standard log's writer.
 func MuteTransport() { log.SetOutput(muted{log.Writer()}) }
 

@@ -195,9 +195,9 @@ func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay t
 	case err != nil:
 		return false, fault.Wrap(fault.Internal, err, "read a dead letter")
 	case l.Truncated:
-		return false, fault.New(fault.Conflict, "of the message of the dead letter only the beginning is kept")
+		return false, fault.New(fault.Conflict, "the dead letter has only the beginning of its message")
 	case !CanReturn(l.Queue):
-		return false, fault.New(fault.Conflict, "the dead letter is of %s, to which nothing can be sent back", l.Queue)
+		return false, fault.New(fault.Conflict, "the dead letter is of %s, which does not take messages back", l.Queue)
 	}
 	// Send before deleting. A process that dies in between leaves a letter that is sent twice, but loses none.
 	if err := o.resend(ctx, l, body, it.Sort, delay); task.Permanent(err) {

@@ -367,7 +367,7 @@ func TestAnOriginIsJudgedByItsEndpoints(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		steps []step
-		slow  bool // for an endpoint that nothing is known of
+		slow  bool // for an unknown endpoint
 	}{
 		{"WHK-16 one endpoint fails however often: its neighbours are not slow", steps(failed, 1, 1, 1, 1, 1, 1, 1, 1), false},
 		{"WHK-16 four endpoints fail", steps(failed, 1, 2, 3, 4), false},

@@ -67,7 +67,7 @@ func TestEndpointRatesOverASlowStore(t *testing.T) {
 			key := store.Key{Table: store.Deliveries, Partition: "t#one", Sort: fmt.Sprint(start.Add(1500 * time.Millisecond).Unix())}
 			items, err := db.Get(t.Context(), key)
 			if err != nil || items[0] == nil {
-				t.Errorf("nothing was taken of its second: %v, %v", items, err)
+				t.Errorf("got no lease of its second: %v, %v", items, err)
 			}
 		})
 	})
