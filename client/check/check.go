@@ -1,20 +1,20 @@
-// Package check tries any server against the MCP Events extension (SEP-3415): it calls what a client
-// calls, receives what a receiver gets, and says of each rule whether it held.
+// Package check tests any server against the specification of MCP Events (SEP-3415). It acts as a client and as a webhook receiver,
+// and reports for each rule whether the server follows it.
 //
-//	check.go     the run: which event type, in which order, and what its checks share
-//	rules.go     the rules, with the section that each is in
-//	refusals.go  the checks of what is refused in any mode
-//	poll.go      the checks of polls
-//	push.go      the checks of streams
-//	webhook.go   the checks of webhook subscriptions
-//	deliver.go   the checks of deliveries to an endpoint
-//	conn.go      requests as revision 2026-07-28 has them, and streams
-//	receiver.go  an endpoint for webhooks that answers as a rule needs it
+//	check.go     a run: the order of the steps, the choice of the event type, and helpers
+//	rules.go     the rules and their sections
+//	refusals.go  checks of requests that the server must refuse
+//	poll.go      checks of polls
+//	push.go      checks of streams
+//	webhook.go   checks of webhook subscriptions
+//	deliver.go   checks of deliveries to an endpoint
+//	conn.go      requests and streams of revision 2026-07-28
+//	receiver.go  a webhook endpoint whose answers a check can choose
 //	report.go    the results as a table, JSON and JUnit
 //
-// It judges from outside and shares no code with the server for what it judges, but for the leaves that
-// frame messages and verify signatures. A server is changed by it: subscriptions are made and
-// ended, and the caller's command publishes events.
+// The checks share no code with the server except the framing of messages and the verification of signatures, so that a mistake of
+// the server is not repeated here. A run changes the server: it creates and ends subscriptions, and the caller's command publishes
+// events.
 package check
 
 import (
@@ -34,29 +34,29 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// Options are what to check, and how.
+// Options configure [Run].
 type Options struct {
-	// URL is the server's MCP endpoint, Key what it knows the caller by (Authorization: Bearer).
+	// URL is the server's MCP endpoint. Key is sent as Authorization: Bearer.
 	URL, Key string
-	// Agent names the program, as name/version.
+	// Agent names the program to the server as NAME/VERSION.
 	Agent string
-	// Event is the event type to use, and Arguments, an object, what to subscribe with. Without an event it is the
-	// first of the list that offers all modes.
+	// Event is the event type to use. If it is empty, Run uses the first one that offers all modes. Arguments is a JSON object with the
+	// arguments of the subscriptions.
 	Event     string
 	Arguments json.RawMessage
-	// Publish has the server emit an event of that type which the arguments match. Without it what needs an event
-	// is not testable.
+	// Publish makes the server emit an event of that type that matches the arguments. Without it, rules that need an event are not
+	// testable.
 	Publish func(ctx context.Context) error
-	// Listen is the address of the receiver, 127.0.0.1:0 if empty. Receiver is the URL at which the server reaches it, if that
-	// is another.
+	// Listen is the address of the webhook receiver; empty is 127.0.0.1:0. Receiver is the URL at which the server reaches it, if that
+	// is a different one.
 	Listen, Receiver string
-	// Wait is how long a delivery, a retry or a heartbeat may take; 0 is 40 s.
+	// Wait is how long to wait for a delivery, a retry or a heartbeat; 0 is 40 s.
 	Wait time.Duration
-	// Progress gets what is tried; may be nil.
+	// Progress is called with the name of each step; it may be nil.
 	Progress func(text string)
 }
 
-// Shell is an Options.Publish that runs a command of the shell, whose output goes to out.
+// Shell returns a function for Options.Publish that runs a shell command. The output of the command goes to out.
 func Shell(command string, out io.Writer) func(context.Context) error {
 	return func(ctx context.Context) error {
 		cmd := exec.CommandContext(ctx, "sh", "-c", command)
@@ -65,7 +65,7 @@ func Shell(command string, out io.Writer) func(context.Context) error {
 	}
 }
 
-// checker is one run: what the checks of all modes share.
+// checker holds the state of a run, which all checks share.
 type checker struct {
 	Options
 	*results
@@ -81,8 +81,8 @@ type eventType struct {
 	PayloadSchema json.RawMessage `json:"payloadSchema"`
 }
 
-// Run checks a server. The report is there unless the server cannot be reached at all, or serves no MCP Events: then the
-// error says so, of kind fault.Unsupported, and the report has what could be seen.
+// Run checks a server. If the server does not offer MCP Events, Run returns a report of the rules that it could check together with an
+// error of kind fault.Unsupported. If it cannot reach the server, it returns no report.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	if o.Wait == 0 {
 		o.Wait = 40 * time.Second
@@ -97,7 +97,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, fault.New(fault.Invalid, "%.200q is not the URL of a server (allowed: http or https, such as http://127.0.0.1:8080/mcp)", httpcall.Redact(o.URL))
 	}
 	if o.Publish != nil && o.Event == "" {
-		return nil, fault.New(fault.Invalid, "which event type is published must be known: name it")
+		return nil, fault.New(fault.Invalid, "name the event type that the command publishes")
 	}
 	c := &checker{Options: o, results: newResults()}
 	c.conn = &conn{url: o.URL, key: o.Key, agent: o.Agent, results: c.results, client: &http.Client{
@@ -108,14 +108,14 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	if without != "" {
-		return c.report(httpcall.Redact(o.URL), "the server offers no MCP Events"), fault.New(fault.Unsupported, "%s serves no MCP Events: %s", httpcall.Redact(o.URL), without)
+		return c.report(httpcall.Redact(o.URL), "the server offers no MCP Events"), fault.New(fault.Unsupported, "%s does not offer MCP Events: %s", httpcall.Redact(o.URL), without)
 	}
 	steps := []struct {
 		what string
 		do   func(context.Context)
 	}{
 		{"list the event types", c.list},
-		{"send what must be refused", (&refusalCheck{c}).run},
+		{"send requests that must be refused", (&refusalCheck{c}).run},
 		{"poll", c.inMode(spec.ModePoll, "polls", func(ctx context.Context, t eventType) { (&pollCheck{c, t}).run(ctx) })},
 		{"open streams", c.inMode(spec.ModePush, "streams", func(ctx context.Context, t eventType) { (&pushCheck{c, t}).run(ctx) })},
 		{"subscribe webhooks", c.inMode(spec.ModeWebhook, "webhooks", func(ctx context.Context, t eventType) { (&webhookCheck{subscriber{checker: c, t: t}}).run(ctx) })},
@@ -132,16 +132,16 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "check %s", httpcall.Redact(o.URL))
 	}
-	// No check looks at these.
-	c.skip("it takes an operator to remove an event type or a right", ruleTerminated)
+	// No check covers these rules.
+	c.skip("only an operator can remove an event type or a right", ruleTerminated)
 	c.skip("the server offers events", ruleUnoffered)
-	return c.report(httpcall.Redact(o.URL), "the checks did not come to it"), nil
+	return c.report(httpcall.Redact(o.URL), "the checks ended before this rule"), nil
 }
 
-// stopped is the panic of a step that cannot go on, as tests have FailNow.
+// stopped is the panic value that ends a step, like FailNow ends a test.
 type stopped struct{ error }
 
-// step does one, and returns why it did not go on to its end.
+// step runs a step and returns the error that stopped it.
 func step(ctx context.Context, do func(context.Context)) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -156,7 +156,7 @@ func step(ctx context.Context, do func(context.Context)) (err error) {
 	return nil
 }
 
-// need is a value without which a step ends.
+// need returns v, or ends the step if err is not nil.
 func need[T any](v T, err error) T {
 	if err != nil {
 		panic(stopped{err})
@@ -164,30 +164,30 @@ func need[T any](v T, err error) T {
 	return v
 }
 
-// discover asks whether the server offers events, and returns why it does not.
+// discover asks whether the server offers events. If it does not, without says why.
 func (c *checker) discover(ctx context.Context) (without string, err error) {
 	a, err := c.conn.call(ctx, spec.MethodDiscover, map[string]any{})
 	if err != nil {
 		return "", fault.Wrap(fault.Unavailable, err, "reach %s", httpcall.Redact(c.URL))
 	}
 	if a.status == http.StatusUnauthorized || a.status == http.StatusForbidden {
-		return "", fault.New(fault.Unauthenticated, "the server refuses the caller (HTTP %d): give a key", a.status)
+		return "", fault.New(fault.Unauthenticated, "the server refuses the caller (HTTP %d): give a key with --key", a.status)
 	}
 	var found struct {
 		Capabilities struct {
 			Extensions map[string]json.RawMessage `json:"extensions"`
-			Events     json.RawMessage            `json:"events"` // where the sketch of the extension had it
+			Events     json.RawMessage            `json:"events"` // where the published profile has it
 		} `json:"capabilities"`
 	}
 	if a.result == nil || json.Unmarshal(a.result, &found) != nil {
-		return fmt.Sprintf("it does not speak revision %s, for server/discover is answered with %s", spec.V20260728, a), nil
+		return fmt.Sprintf("it does not speak revision %s: the answer to server/discover is %s", spec.V20260728, a), nil
 	}
 	settings, offered := found.Capabilities.Extensions[spec.EventsExtension]
 	if !offered {
 		if found.Capabilities.Events == nil {
 			return spec.EventsExtension + " is not in its capabilities", c.unoffered(ctx)
 		}
-		c.fail(ruleAdvertised, "events is in the capabilities itself, as the sketch had it, and %s is not in extensions", spec.EventsExtension)
+		c.fail(ruleAdvertised, "the capabilities have events, as in the published profile, but extensions lacks %s", spec.EventsExtension)
 		return "", nil
 	}
 	var members struct {
@@ -197,17 +197,17 @@ func (c *checker) discover(ctx context.Context) (without string, err error) {
 	return "", nil
 }
 
-// unoffered checks what holds for a server without events.
+// unoffered checks the rule for servers without events.
 func (c *checker) unoffered(ctx context.Context) error {
 	a, err := c.conn.call(ctx, spec.MethodEvents, map[string]any{})
 	if err != nil {
 		return err
 	}
-	c.judge(ruleUnoffered, a.code() == methodNotFound, "events/list is answered with %s", a)
+	c.judge(ruleUnoffered, a.code() == methodNotFound, "the answer to events/list is %s", a)
 	return nil
 }
 
-// methodNotFound is JSON-RPC's code.
+// methodNotFound is the JSON-RPC error of an unknown method.
 const methodNotFound = -32601
 
 // list reads the event types, page by page.
@@ -224,8 +224,8 @@ func (c *checker) list(ctx context.Context) {
 			NextCursor string      `json:"nextCursor"`
 		}
 		if a.err != nil || json.Unmarshal(a.result, &page) != nil || page.Events == nil {
-			c.fail(ruleList, "events/list is answered with %s", a)
-			panic(stopped{fault.New(fault.Unavailable, "there is no list of event types")})
+			c.fail(ruleList, "the answer to events/list is %s", a)
+			panic(stopped{fault.New(fault.Unavailable, "the server returned no list of event types")})
 		}
 		for _, t := range page.Events {
 			c.descriptor(t, names[t.Name])
@@ -240,13 +240,14 @@ func (c *checker) list(ctx context.Context) {
 	c.fail(ruleList, "there are more than %d pages", maxPages)
 }
 
-// maxPages bounds a list.
+// maxPages limits a list.
 const maxPages = 100
 
+// descriptor judges an entry of events/list.
 func (c *checker) descriptor(t eventType, twice bool) {
 	modes := []string{spec.ModePoll, spec.ModePush, spec.ModeWebhook}
 	unknown := slices.ContainsFunc(t.Delivery, func(m string) bool { return !slices.Contains(modes, m) })
-	c.judge(ruleNames, t.Name != "" && !twice, "the name %q is empty or twice in the list", t.Name)
+	c.judge(ruleNames, t.Name != "" && !twice, "the name %q is empty or occurs twice in the list", t.Name)
 	c.judge(ruleModes, len(t.Delivery) > 0 && !unknown, "%s: delivery is %q", t.Name, t.Delivery)
 	for what, schema := range map[string]json.RawMessage{"inputSchema": t.InputSchema, "payloadSchema": t.PayloadSchema} {
 		_, err := compile(schema)
@@ -254,7 +255,8 @@ func (c *checker) descriptor(t eventType, twice bool) {
 	}
 }
 
-// pick is the event type for a mode: the one that was asked for, or else the first that offers all modes, or this one.
+// pick returns the event type for a mode. Of the types that the options allow, it is the first that offers all modes, or otherwise the
+// first that offers this mode.
 func (c *checker) pick(mode string) (eventType, bool) {
 	offers := func(modes ...string) func(eventType) bool {
 		return func(t eventType) bool {
@@ -271,7 +273,7 @@ func (c *checker) pick(mode string) (eventType, bool) {
 	return c.types[i], true
 }
 
-// inMode is a step with an event type that offers a mode.
+// inMode returns a step that uses an event type with a mode. If there is none, the step marks the rules of the mode as not testable.
 func (c *checker) inMode(mode, plural string, do func(context.Context, eventType)) func(context.Context) {
 	return func(ctx context.Context) {
 		if t, ok := c.pick(mode); ok {
@@ -282,14 +284,14 @@ func (c *checker) inMode(mode, plural string, do func(context.Context, eventType
 	}
 }
 
-// params are those of a subscription, and more.
+// params returns the parameters of a subscription together with more.
 func (c *checker) params(t eventType, more map[string]any) map[string]any {
 	all := map[string]any{"name": t.Name, "arguments": c.Arguments}
 	maps.Copy(all, more)
 	return all
 }
 
-// emit has the server emit events. If it cannot, the rules are not testable, and the step ends.
+// emit makes the server emit n events. If that fails, the rules are not testable, and the step ends.
 func (c *checker) emit(ctx context.Context, n int, rules ...*Rule) {
 	for range n {
 		if err := c.Publish(ctx); err != nil {

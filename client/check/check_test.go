@@ -148,7 +148,7 @@ func TestAServerWithoutEventsIsSaidToHaveNone(t *testing.T) {
 	s := httptest.NewServer(sdk.NewStreamableHTTPHandler(func(*http.Request) *sdk.Server { return mine }, nil))
 	defer s.Close()
 	report, err := check.Run(t.Context(), check.Options{URL: s.URL, Agent: "check/1"})
-	if !fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), "serves no MCP Events") {
+	if !fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), "does not offer MCP Events") {
 		t.Fatal(err)
 	}
 	if got := outcome(report, check.Passed); !slices.Equal(got, []string{"capability-absent"}) {

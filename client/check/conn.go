@@ -18,13 +18,13 @@ import (
 )
 
 const (
-	// callTime bounds a request; a subscribe waits for the receiver meanwhile.
+	// callTime limits a request. A subscribe request includes the challenge to the receiver.
 	callTime = 30 * time.Second
-	// maxAnswer bounds what is read of an answer, and a message of a stream.
+	// maxAnswer limits an answer and a message of a stream.
 	maxAnswer = 8 << 20
 )
 
-// conn sends requests of revision 2026-07-28, which the extension is defined for.
+// conn sends requests of revision 2026-07-28, for which the extension is defined.
 type conn struct {
 	url, key, agent string
 	client          *http.Client
@@ -32,7 +32,7 @@ type conn struct {
 	seq             int
 }
 
-// answer is what a request came to.
+// answer is the answer to a request.
 type answer struct {
 	status int
 	result json.RawMessage
@@ -53,7 +53,7 @@ func (a *answer) code() int {
 	return a.err.Code
 }
 
-// String is for details of failures.
+// String returns the answer for the details of a failure.
 func (a *answer) String() string {
 	switch {
 	case a.err != nil:
@@ -64,7 +64,7 @@ func (a *answer) String() string {
 	return fmt.Sprintf("HTTP %d %s", a.status, clip(a.body))
 }
 
-// call sends a request and waits for its answer. An error means that there is none.
+// call sends a request and waits for the answer. It fails only if there is no answer.
 func (c *conn) call(ctx context.Context, method string, params map[string]any) (*answer, error) {
 	return c.callAs(ctx, c.key, method, params)
 }
@@ -106,7 +106,7 @@ func (a *answer) read() {
 	}
 }
 
-// message is the last of a response: a stream ends with the answer.
+// message returns the JSON-RPC response in an HTTP response. If that is a stream, the JSON-RPC response is the last message.
 func message(resp *http.Response) ([]byte, error) {
 	if !strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
 		return io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
@@ -154,7 +154,7 @@ func (c *conn) send(ctx context.Context, key, method string, params map[string]a
 	return resp, id, httpcall.RedactError(err)
 }
 
-// note is a message of a stream, with when it came.
+// note is a message of a stream and its time of arrival.
 type note struct {
 	Method string          `json:"method"`
 	Params json.RawMessage `json:"params"`
@@ -168,12 +168,12 @@ type stream struct {
 	close context.CancelFunc
 }
 
-// maxNotes bounds what is kept of a stream that is not read.
+// maxNotes limits the unread messages of a stream.
 const maxNotes = 1000
 
-var errNoStream = errors.New("the answer is no stream")
+var errNoStream = errors.New("the answer is not a stream")
 
-// open opens a stream. What is no stream is returned as an answer, with errNoStream.
+// open opens a stream. If the answer is not a stream, open returns the answer and errNoStream.
 func (c *conn) open(ctx context.Context, params map[string]any) (*stream, *answer, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	begun := time.AfterFunc(callTime, cancel)
@@ -194,7 +194,7 @@ func (c *conn) open(ctx context.Context, params map[string]any) (*stream, *answe
 	return s, nil, nil
 }
 
-// openRefused opens a stream that must be refused. An error may also come as the one message of a stream.
+// openRefused opens a stream that must be refused. The server may also send the error as the only message of a stream.
 func (c *conn) openRefused(ctx context.Context, params map[string]any, wait time.Duration) (*answer, error) {
 	s, a, err := c.open(ctx, params)
 	if errors.Is(err, errNoStream) {
@@ -230,7 +230,7 @@ func (s *stream) read(ctx context.Context, body io.ReadCloser) {
 		if len(e.Data) == 0 || json.Unmarshal(e.Data, &n) != nil {
 			continue
 		}
-		if n.Method == "" { // the answer: an error instead of a stream, or its end
+		if n.Method == "" { // the JSON-RPC response: an error, or the end of the stream
 			n.Params = e.Data
 		}
 		select {
@@ -241,7 +241,7 @@ func (s *stream) read(ctx context.Context, body io.ReadCloser) {
 	}
 }
 
-// next waits for a message of a method; others are passed to seen.
+// next waits for a message with a method. It passes every message to seen.
 func (s *stream) next(ctx context.Context, wait time.Duration, method string, seen func(note)) (note, error) {
 	late := time.After(wait)
 	for {

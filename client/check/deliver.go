@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// headers judges what every request to a hook has.
+// headers judges the headers, signature and size of a request to a hook.
 func (r *results) headers(d delivery) {
 	for _, name := range []string{webhook.HeaderID, webhook.HeaderTimestamp, webhook.HeaderSignature, webhook.HeaderSubscription} {
 		r.judge(ruleHeaders, d.header.Get(name) != "", "%s is missing", name)
@@ -22,13 +22,13 @@ func (r *results) headers(d delivery) {
 	r.judge(ruleSize, len(d.body) <= webhook.MaxBody, "a body has %d bytes", len(d.body))
 }
 
-// deliveryCheck checks what is delivered to a hook that is subscribed, and to endpoints that fail.
+// deliveryCheck checks the deliveries to a subscribed hook and to failing endpoints.
 type deliveryCheck struct {
 	subscriber
 	hook         *hook
 	subscription *subscribed
 	endpoints    *endpoints
-	// quiet is how long nothing may come for it to count as nothing: longer than what came took.
+	// quiet is how long to wait before concluding that no delivery will arrive. It is longer than the first delivery took.
 	quiet time.Duration
 }
 
@@ -36,28 +36,28 @@ type deliveryCheck struct {
 func (c *deliveryCheck) arrived(d delivery) occurrence {
 	c.headers(d)
 	c.judge(ruleDelivery, d.method == http.MethodPost && mediaJSON(d.header), "%s of %q", d.method, d.header.Get("Content-Type"))
-	c.judge(ruleHeaders, d.header.Get(webhook.HeaderSubscription) == c.subscription.ID, "%s is %q, and the subscription is %s", webhook.HeaderSubscription, d.header.Get(webhook.HeaderSubscription), c.subscription.ID)
+	c.judge(ruleHeaders, d.header.Get(webhook.HeaderSubscription) == c.subscription.ID, "%s is %q, want the subscription %s", webhook.HeaderSubscription, d.header.Get(webhook.HeaderSubscription), c.subscription.ID)
 	o := c.event(d.body, c.t, spec.ModeWebhook)
 	message := strings.HasPrefix(d.id(), "msg_")
-	c.judge(ruleWebhookID, message || d.id() == o.EventID, "webhook-id is %s, and eventId is %s", d.id(), o.EventID)
-	if message { // the draft of the final text has the eventId too, so only an id of the message tells them apart
+	c.judge(ruleWebhookID, message || d.id() == o.EventID, "webhook-id is %s, but eventId is %s", d.id(), o.EventID)
+	if message { // only an id of the message shows the final profile, because its draft had the eventId, too
 		c.shows(spec.Final, "webhook-id")
 	}
 	return o
 }
 
 func mediaJSON(h http.Header) bool {
-	media, _, _ := mime.ParseMediaType(h.Get("Content-Type")) // empty for none
+	media, _, _ := mime.ParseMediaType(h.Get("Content-Type"))
 	return media == "application/json"
 }
 
-// endpoints are the hooks that events are delivered to at once.
+// endpoints are the hooks that receive the same events concurrently.
 type endpoints struct {
 	retried, gone, large, redirect, target, expiring *hook
-	expires                                          time.Time // zero if it does not within the wait
+	expires                                          time.Time // zero if that takes longer than the wait
 }
 
-// run has events come to endpoints that take them, and to some that do not.
+// run publishes events and judges their deliveries to endpoints that accept them and to endpoints that fail.
 func (c *deliveryCheck) run(ctx context.Context) {
 	defer c.dropEndpoints(context.WithoutCancel(ctx))
 	c.subscribeEndpoints(ctx)
@@ -66,8 +66,8 @@ func (c *deliveryCheck) run(ctx context.Context) {
 	c.emit(ctx, 1, ofDeliveries...)
 	got := c.hook.events(ctx, 1, c.Wait)
 	if len(got) == 0 {
-		c.fail(ruleDelivery, "no event came within %s", c.Wait)
-		c.skip("nothing is delivered", ofDeliveries...)
+		c.fail(ruleDelivery, "no event arrived within %s", c.Wait)
+		c.skip("no event was delivered", ofDeliveries...)
 		return
 	}
 	c.quiet = max(c.quiet, 3*time.Since(begun))
@@ -101,7 +101,7 @@ func (c *deliveryCheck) subscribeEndpoints(ctx context.Context) {
 	e := c.endpoints
 	for _, h := range []*hook{e.retried, e.gone, e.large, e.redirect} {
 		if s, a := c.subscribe(ctx, h, nil); s == nil {
-			err := fault.New(fault.Unavailable, "events/subscribe of a further endpoint is answered with %s", a)
+			err := fault.New(fault.Unavailable, "the answer to events/subscribe of a further endpoint is %s", a)
 			c.skip(err.Error(), ofDeliveries...)
 			panic(stopped{err})
 		}
@@ -113,7 +113,7 @@ func (c *deliveryCheck) subscribeEndpoints(ctx context.Context) {
 	if until, ok := s.grant(); ok && !until.IsZero() && time.Until(until) < c.Wait {
 		e.expires = until
 	} else {
-		c.skip("the shortest grant is longer than "+c.Wait.String(), ruleExpiry)
+		c.skip("the shortest lifetime is longer than "+c.Wait.String(), ruleExpiry)
 	}
 }
 
@@ -124,19 +124,19 @@ func (c *deliveryCheck) dropEndpoints(ctx context.Context) {
 	}
 }
 
-// rotation refreshes with a new secret, and has another event come.
+// rotation refreshes the subscription with a new secret and publishes another event.
 func (c *deliveryCheck) rotation(ctx context.Context) {
 	before := len(c.hook.all(false))
 	c.hook.rotate()
 	again, a := c.subscribe(ctx, c.hook, map[string]any{"cursor": c.subscription.Cursor})
 	if again == nil {
-		c.fail(ruleRotation, "a refresh with another secret is answered with %s", a)
+		c.fail(ruleRotation, "the answer to a refresh with another secret is %s", a)
 		return
 	}
 	c.emit(ctx, 1)
 	got := c.hook.events(ctx, before+1, c.Wait)
 	if len(got) <= before {
-		c.fail(ruleRotation, "after a refresh no event came within %s", c.Wait)
+		c.fail(ruleRotation, "no event arrived within %s after a refresh", c.Wait)
 		return
 	}
 	d := got[len(got)-1]
@@ -144,7 +144,7 @@ func (c *deliveryCheck) rotation(ctx context.Context) {
 	c.judge(ruleDual, d.old == nil, "%v", d.old)
 }
 
-// retries waits for the second attempt at the endpoint that failed once, and looks whether the others had one too.
+// retries waits for the second attempt at the endpoint that failed once, and checks that the other endpoints did not get one.
 func (c *deliveryCheck) retries(ctx context.Context) {
 	e := c.endpoints
 	attempts := map[string][]delivery{}
@@ -157,16 +157,16 @@ func (c *deliveryCheck) retries(ctx context.Context) {
 		}
 	}
 	if !c.again(attempts) {
-		c.fail(ruleRetry, "an event that was answered with 500 did not come again within %s", c.Wait)
+		c.fail(ruleRetry, "an event that was answered with 500 was not retried within %s", c.Wait)
 		c.skip("there are no retries to compare with", ruleGone, ruleTooLarge)
 	} else {
 		c.once(ctx, ruleGone, e.gone)
 		c.once(ctx, ruleTooLarge, e.large)
 	}
-	c.judge(ruleRedirect, len(e.target.all(false)) == 0 && len(e.target.all(true)) == 0, "a request came to where the endpoint redirects")
+	c.judge(ruleRedirect, len(e.target.all(false)) == 0 && len(e.target.all(true)) == 0, "the target of a redirect received a request")
 }
 
-// again judges an event that came twice, if one did.
+// again judges the second attempt of an event. It returns false if no event has had one.
 func (c *deliveryCheck) again(attempts map[string][]delivery) bool {
 	for _, of := range attempts {
 		if len(of) < 2 {
@@ -181,16 +181,16 @@ func (c *deliveryCheck) again(attempts map[string][]delivery) bool {
 	return false
 }
 
-// once judges that no event came twice to an endpoint.
+// once judges that an endpoint received no event twice.
 func (c *deliveryCheck) once(ctx context.Context, r *Rule, h *hook) {
 	got := h.events(ctx, 1, c.Wait)
 	if len(got) == 0 {
-		c.skip("nothing came to the endpoint", r)
+		c.skip("the endpoint received no request", r)
 		return
 	}
 	h.events(ctx, len(got)+10, c.quiet)
 	for id, of := range byID(h.all(false)) {
-		c.judge(r, len(of) == 1, "%s came %d times", id, len(of))
+		c.judge(r, len(of) == 1, "%s arrived %d times", id, len(of))
 	}
 }
 
@@ -202,17 +202,17 @@ func byID(all []delivery) map[string][]delivery {
 	return m
 }
 
-// refreshed looks at the status of a subscription that had a failure.
+// refreshed judges the status of a subscription after a failure.
 func (c *deliveryCheck) refreshed(ctx context.Context) {
 	c.subscribe(ctx, c.endpoints.gone, nil)
 	c.skip("a refresh after a failure has no deliveryStatus with lastError", ruleStatus)
 }
 
-// ended publishes after a subscription was ended, and after another expired.
+// ended publishes an event after one subscription has been ended and another has expired.
 func (c *deliveryCheck) ended(ctx context.Context) {
 	h, e := c.hook, c.endpoints
 	a := need(c.unsubscribe(ctx, h))
-	c.judge(ruleUnsubscribe, a.result != nil, "it is answered with %s", a)
+	c.judge(ruleUnsubscribe, a.result != nil, "the answer is %s", a)
 	if !e.expires.IsZero() {
 		c.Progress("wait for a subscription to expire")
 		if err := periodic.Sleep(ctx, time.Until(e.expires)+time.Second); err != nil {
@@ -222,13 +222,13 @@ func (c *deliveryCheck) ended(ctx context.Context) {
 	had, expired := len(h.all(false)), len(e.expiring.all(false))
 	c.emit(ctx, 1)
 	got := h.events(ctx, had+1, c.quiet)
-	c.judge(ruleUnsubscribe, len(got) == had, "an event came after it")
+	c.judge(ruleUnsubscribe, len(got) == had, "an event arrived after events/unsubscribe")
 	if !e.expires.IsZero() {
-		c.judge(ruleExpiry, len(e.expiring.all(false)) == expired, "an event came after refreshBefore")
+		c.judge(ruleExpiry, len(e.expiring.all(false)) == expired, "an event arrived after refreshBefore")
 	}
 }
 
-// replayed subscribes another endpoint from the cursor of an event.
+// replayed subscribes another endpoint at the cursor of an event.
 func (c *deliveryCheck) replayed(ctx context.Context, first occurrence) {
 	if first.Cursor == nil {
 		c.skip("the event type has no replay (cursor null)", ruleReplay)
@@ -237,9 +237,9 @@ func (c *deliveryCheck) replayed(ctx context.Context, first occurrence) {
 	h := c.receiver.hook("replayed")
 	s, a := c.subscribe(ctx, h, map[string]any{"cursor": *first.Cursor})
 	if s == nil {
-		c.fail(ruleReplay, "it is answered with %s", a)
+		c.fail(ruleReplay, "the answer is %s", a)
 		return
 	}
 	defer func() { _, _ = c.unsubscribe(context.WithoutCancel(ctx), h) }()
-	c.judge(ruleReplay, len(h.events(ctx, 1, c.Wait)) > 0, "no event came within %s", c.Wait)
+	c.judge(ruleReplay, len(h.events(ctx, 1, c.Wait)) > 0, "no event arrived within %s", c.Wait)
 }

@@ -18,7 +18,7 @@ type page struct {
 	NextPollMs *int64            `json:"nextPollMs"`
 }
 
-// noPublish says why what needs an event is not testable.
+// noPublish is the reason why rules that need an event are not testable.
 const noPublish = "no command publishes events (--publish)"
 
 // pollCheck checks events/poll of an event type.
@@ -27,7 +27,7 @@ type pollCheck struct {
 	t eventType
 }
 
-// poll sends one, and judges the form of its result.
+// poll sends a poll and judges the form of its result.
 func (c *pollCheck) poll(ctx context.Context, more map[string]any) (*page, error) {
 	a, err := c.conn.call(ctx, spec.MethodEventsPoll, c.params(c.t, more))
 	if err != nil {
@@ -35,7 +35,7 @@ func (c *pollCheck) poll(ctx context.Context, more map[string]any) (*page, error
 	}
 	var p page
 	if a.err != nil || json.Unmarshal(a.result, &p) != nil {
-		c.fail(rulePollMembers, "events/poll is answered with %s", a)
+		c.fail(rulePollMembers, "the answer to events/poll is %s", a)
 		return nil, fault.New(fault.Unavailable, "events/poll of %s: %s", c.t.Name, a)
 	}
 	c.judge(rulePollMembers, p.Events != nil && p.HasMore != nil && p.NextPollMs != nil && *p.NextPollMs >= 0, "the result is %s", clip(a.result))
@@ -45,7 +45,7 @@ func (c *pollCheck) poll(ctx context.Context, more map[string]any) (*page, error
 func (c *pollCheck) run(ctx context.Context) {
 	for rule, more := range map[*Rule]map[string]any{rulePollNull: {"cursor": nil}, rulePollAbsent: {}} {
 		p := need(c.poll(ctx, more))
-		c.judge(rule, len(p.Events) == 0, "there are %d events", len(p.Events))
+		c.judge(rule, len(p.Events) == 0, "got %d events, want 0", len(p.Events))
 	}
 	if c.Publish == nil {
 		c.skip(noPublish, rulePollEvent, rulePollReplay, rulePollMax)
@@ -58,19 +58,19 @@ func (c *pollCheck) run(ctx context.Context) {
 		return
 	}
 	ids := c.drain(ctx, *start.Cursor, 2)
-	c.judge(rulePollEvent, len(ids) >= 2, "%d of 2 events came within %s", len(ids), c.Wait)
+	c.judge(rulePollEvent, len(ids) >= 2, "got %d of 2 events within %s", len(ids), c.Wait)
 	if len(ids) < 2 {
-		c.skip("the events did not come", rulePollReplay, rulePollMax)
+		c.skip("the events did not arrive", rulePollReplay, rulePollMax)
 		return
 	}
 	p := need(c.poll(ctx, map[string]any{"cursor": *start.Cursor}))
 	again := len(p.Events) > 0 && c.event(p.Events[0], c.t, spec.ModePoll).EventID == ids[0]
-	c.judge(rulePollReplay, again, "the same position had %s first before", ids[0])
+	c.judge(rulePollReplay, again, "the first event is no longer %s", ids[0])
 	p = need(c.poll(ctx, map[string]any{"cursor": *start.Cursor, "maxEvents": 1}))
-	c.judge(rulePollMax, len(p.Events) == 1 && p.HasMore != nil && *p.HasMore, "maxEvents 1 has %d events, of 2", len(p.Events))
+	c.judge(rulePollMax, len(p.Events) == 1 && p.HasMore != nil && *p.HasMore, "with maxEvents 1: got %d events of 2, or hasMore is not true", len(p.Events))
 }
 
-// drain polls on from a position until there are n events, and returns their ids.
+// drain polls from a cursor until there are n events and returns their ids.
 func (c *pollCheck) drain(ctx context.Context, cursor string, n int) (ids []string) {
 	deadline := time.Now().Add(c.Wait)
 	for time.Now().Before(deadline) {
@@ -87,7 +87,7 @@ func (c *pollCheck) drain(ctx context.Context, cursor string, n int) (ids []stri
 		if len(ids) >= n {
 			return ids
 		}
-		// A server's own pause may be longer than is worth waiting for here.
+		// The server may ask for a longer pause than a check should wait.
 		pause := 250 * time.Millisecond
 		if p.NextPollMs != nil {
 			pause = min(max(pause, time.Duration(*p.NextPollMs)*time.Millisecond), time.Second)

@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// receiver is an endpoint for webhooks with a path for each hook.
+// receiver is an HTTP server for webhooks with a path for each hook.
 type receiver struct {
 	base   string
 	server *http.Server
@@ -26,10 +26,10 @@ type receiver struct {
 	hooks map[string]*hook
 }
 
-// hook is one endpoint, and what it got.
+// hook is an endpoint and the requests that it has received.
 type hook struct {
 	url string
-	// status answers the delivery n, from 0; nil is 204. Challenge answers a challenge; nil echoes.
+	// status returns the status for delivery n, counted from 0; nil is 204. Challenge answers a challenge; nil echoes it.
 	status    func(n int) int
 	challenge func(w http.ResponseWriter)
 	location  string // for a redirect
@@ -40,13 +40,13 @@ type hook struct {
 	changed chan struct{} // closed and replaced with each delivery
 }
 
-// delivery is a request that came to a hook.
+// delivery is a request to a hook.
 type delivery struct {
 	method   string
 	header   http.Header
 	body     []byte
-	verified error // by the hook's newest secret
-	old      error // by the one before
+	verified error // nil if signed with the newest secret
+	old      error // nil if signed with the previous secret
 	control  bool  // not an event
 }
 
@@ -74,7 +74,7 @@ func (r *receiver) end() {
 	}
 }
 
-// hook makes an endpoint at a path of its own.
+// hook returns a new endpoint with its own path.
 func (r *receiver) hook(name string) *hook {
 	secret, _ := webhook.NewSecret()
 	h := &hook{url: r.base + "/" + name, secrets: []string{secret}, changed: make(chan struct{})}
@@ -90,7 +90,7 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	r.mu.Unlock()
 	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, webhook.MaxReceived))
 	if h == nil || err != nil {
-		http.Error(w, "no webhooks here", http.StatusNotFound) // so is /.well-known/mcp-webhook-receiver.json
+		http.Error(w, "no webhooks here", http.StatusNotFound) // also for /.well-known/mcp-webhook-receiver.json
 		return
 	}
 	h.serve(w, delivery{method: req.Method, header: req.Header, body: body})
@@ -121,12 +121,12 @@ func (h *hook) serve(w http.ResponseWriter, d delivery) {
 	}
 }
 
-// record keeps a delivery, and counts those of events before it.
+// record keeps a delivery and returns the number of earlier event deliveries.
 func (h *hook) record(d *delivery) (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	last := len(h.secrets) - 1
-	d.verified, d.old = webhook.Verify(d.header, d.body, h.secrets[last]), errors.New("there is no old secret")
+	d.verified, d.old = webhook.Verify(d.header, d.body, h.secrets[last]), errors.New("there is no previous secret")
 	if last > 0 {
 		d.old = webhook.Verify(d.header, d.body, h.secrets[last-1])
 	}
@@ -141,7 +141,7 @@ func (h *hook) record(d *delivery) (n int) {
 	return n
 }
 
-// rotate makes a new secret.
+// rotate creates a new secret.
 func (h *hook) rotate() {
 	secret, _ := webhook.NewSecret()
 	h.mu.Lock()
@@ -155,14 +155,14 @@ func (h *hook) secret() string {
 	return h.secrets[len(h.secrets)-1]
 }
 
-// all is what came so far, events or control messages.
+// all returns the events or the control messages so far.
 func (h *hook) all(control bool) []delivery {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(h.got), func(d delivery) bool { return d.control != control })
 }
 
-// events waits until there are n events, or wait is over, and returns those that there are.
+// events waits for n events, at most as long as wait, and returns the events so far.
 func (h *hook) events(ctx context.Context, n int, wait time.Duration) []delivery {
 	late := time.After(wait)
 	for {

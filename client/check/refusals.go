@@ -11,33 +11,33 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// unknownEvent is the name of no event type.
+// unknownEvent is a name that no server gives to an event type.
 const unknownEvent = "mcp-events-check.no-such-event"
 
-// refusalCheck sends what must be refused in the modes without webhooks.
+// refusalCheck sends requests that must be refused, in the modes without webhooks.
 type refusalCheck struct{ *checker }
 
 func (c *refusalCheck) run(ctx context.Context) {
-	if method, t, ok := c.cheapest(); ok { // or else by webhooks
+	if method, t, ok := c.cheapest(); ok { // otherwise webhookCheck does it
 		c.unfit(t, func(params map[string]any) *answer { return c.ask(ctx, method, params) })
 	}
 	c.wrongMode(ctx)
 }
 
-// unfit asks for an event type that there is not, and with arguments that do not fit.
+// unfit asks for an unknown event type, and for a known one with invalid arguments.
 func (r *results) unfit(t eventType, ask func(params map[string]any) *answer) {
 	a := ask(map[string]any{"name": unknownEvent, "arguments": map[string]any{}})
 	r.refused(ruleUnknownEvent, a, "NotFound", "an unknown event type")
 	bad := misfit(t.InputSchema)
 	if bad == nil {
-		r.skip("inputSchema takes all arguments that were thought of", ruleBadArguments)
+		r.skip("inputSchema allows all arguments that the check can construct", ruleBadArguments)
 		return
 	}
 	a = ask(map[string]any{"name": t.Name, "arguments": bad})
 	r.refused(ruleBadArguments, a, "InvalidParams", "the arguments "+string(bad))
 }
 
-// cheapest is an event type with a method that refuses without leaving anything.
+// cheapest returns an event type and a method for it that leaves no subscription behind.
 func (c *refusalCheck) cheapest() (string, eventType, bool) {
 	if t, ok := c.pick(spec.ModePoll); ok && slices.Contains(t.Delivery, spec.ModePoll) {
 		return spec.MethodEventsPoll, t, true
@@ -46,7 +46,7 @@ func (c *refusalCheck) cheapest() (string, eventType, bool) {
 	return spec.MethodEventsStream, t, ok
 }
 
-// ask sends what must be refused: a stream that opens all the same is closed.
+// ask sends a request that must be refused. If a stream opens nevertheless, ask closes it.
 func (c *refusalCheck) ask(ctx context.Context, method string, params map[string]any) *answer {
 	if method != spec.MethodEventsStream {
 		return need(c.conn.call(ctx, method, params))
@@ -58,14 +58,14 @@ func (c *refusalCheck) ask(ctx context.Context, method string, params map[string
 func (c *refusalCheck) wrongMode(ctx context.Context) {
 	for mode, method := range map[string]string{spec.ModePoll: spec.MethodEventsPoll, spec.ModePush: spec.MethodEventsStream} {
 		i := slices.IndexFunc(c.types, func(t eventType) bool { return !slices.Contains(t.Delivery, mode) && accepts(t.InputSchema, "{}") })
-		if _, offered := c.pick(mode); i < 0 || !offered { // what no event type offers, the server may not know as a method
+		if _, offered := c.pick(mode); i < 0 || !offered { // if no event type offers the mode, the server may not have the method
 			continue
 		}
 		a := c.ask(ctx, method, map[string]any{"name": c.types[i].Name, "arguments": map[string]any{}})
 		c.refused(ruleWrongMode, a, "Unsupported", method+" of "+c.types[i].Name)
 		return
 	}
-	c.skip("no event type lacks polls or streams that another offers, or it needs arguments", ruleWrongMode)
+	c.skip("all event types offer the same modes without webhooks, or need arguments", ruleWrongMode)
 }
 
 // accepts reports whether arguments fit a schema.
@@ -78,7 +78,7 @@ func accepts(schema json.RawMessage, arguments string) bool {
 	return err == nil && s.Validate(v) == nil
 }
 
-// misfit is arguments that do not fit a schema; nil if none was found.
+// misfit returns arguments that do not match a schema, or nil if it finds none.
 func misfit(schema json.RawMessage) json.RawMessage {
 	var members struct {
 		Properties map[string]json.RawMessage `json:"properties"`
@@ -86,7 +86,7 @@ func misfit(schema json.RawMessage) json.RawMessage {
 	_ = json.Unmarshal(schema, &members)
 	candidates := []string{`{"mcp-events-check-unknown":true}`, `{}`}
 	for name := range members.Properties {
-		key, _ := json.Marshal(name) // a text
+		key, _ := json.Marshal(name)
 		for _, value := range []string{"true", "12.5", "null", "{}", `""`} {
 			candidates = append(candidates, "{"+string(key)+":"+value+"}")
 		}

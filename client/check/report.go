@@ -16,26 +16,26 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// What a rule came to.
+// The results of a rule.
 const (
 	Passed      = "passed"
 	Failed      = "failed"
 	NotTestable = "not testable"
 )
 
-// Result is a rule and what it came to. Detail says what was wrong, or why it was not testable.
+// Result is a rule and its result. Detail says why the rule failed or was not testable.
 type Result struct {
 	Rule
 	Result string `json:"result"`
 	Detail string `json:"detail,omitempty"`
 }
 
-// Report is all of a run.
+// Report has the results of a run.
 type Report struct {
 	Server string `json:"server"`
 	Text   string `json:"text"`
-	// Profile is the one that the server showed: released, final, "mixed", or empty if there was no occasion. ShownBy says by
-	// which of its answers, for each profile.
+	// Profile is the profile that the server follows: released, final, "mixed", or empty if no answer showed it. ShownBy lists, for
+	// each profile, the answers that showed it.
 	Profile     string              `json:"profile"`
 	ShownBy     map[string][]string `json:"shownBy,omitempty"`
 	Passed      int                 `json:"passed"`
@@ -48,7 +48,7 @@ type Report struct {
 // mixed is the profile of a server that shows more than one.
 const mixed = "mixed"
 
-// results are what is known so far. A rule that failed once has failed.
+// results are the results so far. A rule that has failed once stays failed.
 type results struct {
 	byRule  map[*Rule]*Result
 	shownBy map[string][]string // by profile
@@ -65,7 +65,7 @@ func (r *results) shows(profile spec.Profile, by string) {
 	}
 }
 
-// judgeProfile returns the profile of the server, and judges whether it has just one.
+// judgeProfile returns the profile of the server and judges whether it follows only one.
 func (r *results) judgeProfile() string {
 	switch len(r.shownBy) {
 	case 0:
@@ -110,7 +110,7 @@ func (r *results) judge(rule *Rule, ok bool, f string, args ...any) {
 
 func (r *results) has(rule *Rule) bool { return r.byRule[rule] != nil }
 
-// report is all rules; those without a result were not testable because of otherwise.
+// report returns the results of all rules. Rules without a result are not testable for the reason otherwise.
 func (r *results) report(server, otherwise string) *Report {
 	profile := r.judgeProfile()
 	r.skip(otherwise, rules...)
@@ -133,7 +133,7 @@ func (r *results) report(server, otherwise string) *Report {
 	return out
 }
 
-// Write prints the report as a table or JSON, and into a file as JUnit if one is named.
+// Write prints the report as a table or as JSON. If junit is not empty, Write also writes the report as JUnit XML to that file.
 func (r *Report) Write(w io.Writer, asJSON bool, junit string) error {
 	if junit != "" {
 		f, err := os.Create(junit)
@@ -150,7 +150,7 @@ func (r *Report) Write(w io.Writer, asJSON bool, junit string) error {
 	return r.Table(w)
 }
 
-// Table prints the report for people.
+// Table prints the report as text.
 func (r *Report) Table(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "RESULT\tLEVEL\tRULE\tSECTION\tTEXT")
@@ -170,7 +170,7 @@ func (r *Report) Table(w io.Writer) error {
 	return err
 }
 
-// details prints why rules came to a result, those of one reason together.
+// details prints why rules have a result. It groups rules with the same reason.
 func (r *Report) details(w io.Writer, result string) error {
 	var reasons []string
 	of := map[string][]string{}
@@ -195,7 +195,7 @@ func (r *Report) details(w io.Writer, result string) error {
 	return nil
 }
 
-// JSON prints the report for programs.
+// JSON prints the report as JSON.
 func (r *Report) JSON(w io.Writer) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
@@ -225,7 +225,7 @@ type (
 	}
 )
 
-// JUnit prints the report for a CI. What is only a SHOULD fails nothing there: it is skipped, with its detail.
+// JUnit prints the report as JUnit XML. A failed SHOULD is reported as skipped, with its detail, so that it does not fail a build.
 func (r *Report) JUnit(w io.Writer) error {
 	s := suite{Name: "MCP Events: " + r.Server, Tests: len(r.Results), Failures: r.FailedMust, Skipped: len(r.Results) - r.Passed - r.FailedMust}
 	for _, one := range r.Results {

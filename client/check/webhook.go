@@ -23,7 +23,7 @@ type subscribed struct {
 	} `json:"deliveryStatus"`
 }
 
-// grant is when the subscription ends; zero is never.
+// grant returns when the subscription ends. The zero time means never.
 func (s *subscribed) grant() (t time.Time, ok bool) {
 	if s.RefreshBefore == nil {
 		return t, true
@@ -32,13 +32,13 @@ func (s *subscribed) grant() (t time.Time, ok bool) {
 	return t, err == nil
 }
 
-// ofDeliveries are the rules that need an endpoint to which something is delivered.
+// ofDeliveries are the rules that need deliveries.
 var ofDeliveries = []*Rule{
 	ruleDelivery, ruleHeaders, ruleSignature, ruleWebhookID, ruleSize, ruleReplay, ruleRetry, ruleGone, ruleTooLarge, ruleRedirect, ruleStatus,
 	ruleRotation, ruleDual, ruleUnsubscribe, ruleExpiry,
 }
 
-// delivery is the member of that name of events/subscribe.
+// toDelivery returns the member delivery of events/subscribe.
 func toDelivery(url, secret string) map[string]any {
 	return map[string]any{"mode": spec.ModeWebhook, "url": url, "secret": secret}
 }
@@ -50,7 +50,7 @@ type subscriber struct {
 	receiver *receiver
 }
 
-// subscribe asks for deliveries to a hook, and returns nil beside the answer if it is refused.
+// subscribe subscribes a hook. If the server refuses, it returns nil and the answer.
 func (c *subscriber) subscribe(ctx context.Context, h *hook, more map[string]any) (*subscribed, *answer) {
 	params := c.params(c.t, more)
 	params["delivery"] = toDelivery(h.url, h.secret())
@@ -66,7 +66,7 @@ func (c *subscriber) subscribe(ctx context.Context, h *hook, more map[string]any
 	c.judge(ruleSubscribe, s.ID != "" && said && ok, "the result is %s", clip(a.result))
 	if s.RefreshBefore == nil {
 		_, asked := more["ttlMs"]
-		c.judge(ruleTTLNull, asked && more["ttlMs"] == nil, "refreshBefore is null, and ttlMs was not")
+		c.judge(ruleTTLNull, asked && more["ttlMs"] == nil, "refreshBefore is null, but ttlMs was not")
 	} else {
 		c.pass(ruleTTLNull)
 	}
@@ -80,7 +80,7 @@ func (c *subscriber) unsubscribe(ctx context.Context, h *hook) (*answer, error) 
 	return c.conn.call(ctx, spec.MethodEventsUnsub, c.params(c.t, map[string]any{"delivery": map[string]any{"url": h.url}}))
 }
 
-// webhookCheck checks events/subscribe and events/unsubscribe of an event type, and has deliveries checked.
+// webhookCheck checks events/subscribe and events/unsubscribe of an event type, and then runs a [deliveryCheck].
 type webhookCheck struct{ subscriber }
 
 func (c *webhookCheck) run(ctx context.Context) {
@@ -90,9 +90,9 @@ func (c *webhookCheck) run(ctx context.Context) {
 	h := c.receiver.hook("first")
 	s, a := c.subscribe(ctx, h, map[string]any{"cursor": nil, "ttlMs": time.Hour.Milliseconds()})
 	if s == nil {
-		why := "events/subscribe is answered with " + a.String()
+		why := "the answer to events/subscribe is " + a.String()
 		if c.Receiver == "" {
-			why += "; a server that takes no loopback address needs --receiver, a public https URL that leads to --listen"
+			why += "; if the server refuses loopback addresses, use --receiver, a public https URL that leads to --listen"
 		} else {
 			c.fail(ruleSubscribe, "%s", why)
 		}
@@ -102,7 +102,7 @@ func (c *webhookCheck) run(ctx context.Context) {
 	defer func() { _, _ = c.unsubscribe(context.WithoutCancel(ctx), h) }()
 	c.verified(h)
 	granted, _ := s.grant()
-	c.judge(ruleTTL, !granted.IsZero() && time.Until(granted) <= time.Hour+time.Minute, "an hour was asked for, and the grant is until %v", granted)
+	c.judge(ruleTTL, !granted.IsZero() && time.Until(granted) <= time.Hour+time.Minute, "the requested lifetime was an hour, but the subscription lasts until %v", granted)
 	c.keys(ctx, h, s)
 	c.failingEndpoints(ctx)
 	if c.Publish == nil {
@@ -112,16 +112,16 @@ func (c *webhookCheck) run(ctx context.Context) {
 	(&deliveryCheck{subscriber: c.subscriber, hook: h, subscription: s, endpoints: makeEndpoints(c.receiver), quiet: 2 * time.Second}).run(ctx)
 }
 
-// verified judges the challenge that came with the first subscribe.
+// verified judges the challenge of the first subscription.
 func (c *webhookCheck) verified(h *hook) {
 	control := h.all(true)
 	if len(control) == 0 {
-		c.skip("no challenge came: the server takes the receiver by its own list, or by another way that is not seen from outside",
+		c.skip("the server sent no challenge, perhaps because it has a list of verified endpoints",
 			ruleChallenge, ruleEnvelope, ruleChallengeFail)
 		return
 	}
 	d := control[0]
-	c.judge(ruleChallenge, len(h.all(false)) == 0, "an event came before the challenge was answered")
+	c.judge(ruleChallenge, len(h.all(false)) == 0, "an event arrived before the challenge was answered")
 	c.judge(ruleEnvelope, d.verified == nil && strings.HasPrefix(d.id(), "msg_verification_"), "webhook-id is %q; signature: %v", d.id(), d.verified)
 	c.headers(d)
 }
@@ -134,7 +134,7 @@ func (c *webhookCheck) refusedSubscriptions(ctx context.Context) {
 	}
 	a := subscribe("", toDelivery(h.url, h.secret()))
 	refused := a.status == http.StatusUnauthorized || a.status == http.StatusForbidden || slices.Contains(codes["Forbidden"], a.code())
-	c.judge(ruleAuthenticated, refused, "without credentials it is answered with %s", a)
+	c.judge(ruleAuthenticated, refused, "the answer without credentials is %s", a)
 
 	if !c.has(ruleUnknownEvent) {
 		c.unfit(c.t, func(params map[string]any) *answer {
@@ -144,7 +144,7 @@ func (c *webhookCheck) refusedSubscriptions(ctx context.Context) {
 	}
 	encoded := func(n int) string { return "whsec_" + base64.StdEncoding.EncodeToString(make([]byte, n)) }
 	for what, secret := range map[string]any{
-		"no secret": nil, "another prefix": "secret_" + encoded(32)[6:], "23 bytes": encoded(23), "65 bytes": encoded(65), "no base64": "whsec_!!!", "a password": "hunter2",
+		"no secret": nil, "another prefix": "secret_" + encoded(32)[6:], "23 bytes": encoded(23), "65 bytes": encoded(65), "invalid base64": "whsec_!!!", "a password": "hunter2",
 	} {
 		a = subscribe(c.Key, map[string]any{"mode": spec.ModeWebhook, "url": h.url, "secret": secret})
 		c.refused(ruleSecret, a, "InvalidParams", "a secret that is "+what)
@@ -156,11 +156,11 @@ func (c *webhookCheck) refusedSubscriptions(ctx context.Context) {
 	c.refusedAddresses(subscribe, h)
 }
 
-// refusedAddresses sends URLs that only a server with settings for development takes.
+// refusedAddresses sends URLs that only a server with development settings accepts.
 func (c *webhookCheck) refusedAddresses(subscribe func(key string, delivery map[string]any) *answer, h *hook) {
 	at := need(url.Parse(h.url))
 	if at.Scheme != "https" {
-		c.skip("the receiver itself is at an http and private address, which the server must have been set to take; use --receiver", ruleHTTPS, rulePrivate)
+		c.skip("the receiver has an http URL, so the server must accept such URLs; use --receiver with an https URL", ruleHTTPS, rulePrivate)
 		return
 	}
 	at.Scheme = "http"
@@ -168,17 +168,17 @@ func (c *webhookCheck) refusedAddresses(subscribe func(key string, delivery map[
 	c.refused(ruleHTTPS, a, "InvalidParams", "an http url")
 	for _, host := range []string{"127.0.0.1", "10.0.0.1", "169.254.169.254", "[::1]"} {
 		a = subscribe(c.Key, toDelivery("https://"+host+"/hook", h.secret()))
-		c.judge(rulePrivate, a.err != nil, "https://%s is answered with %s", host, a)
+		c.judge(rulePrivate, a.err != nil, "the answer for https://%s is %s", host, a)
 	}
 }
 
-// keys compares subscriptions of the same key, and of another, and looks at the shortest grant.
+// keys compares subscriptions with the same and with another identity, and ends an unknown subscription.
 func (c *webhookCheck) keys(ctx context.Context, h *hook, s *subscribed) {
 	again, a := c.subscribe(ctx, h, map[string]any{"cursor": s.Cursor})
-	c.judge(ruleSameKey, again != nil && again.ID == s.ID, "the id was %s, and a refresh is answered with %s", s.ID, a)
+	c.judge(ruleSameKey, again != nil && again.ID == s.ID, "the id was %s, and the answer to a refresh is %s", s.ID, a)
 	other := c.receiver.hook("other")
 	second, a := c.subscribe(ctx, other, nil)
-	c.judge(ruleOtherKey, second != nil && second.ID != s.ID, "the id is %s, and another url is answered with %s", s.ID, a)
+	c.judge(ruleOtherKey, second != nil && second.ID != s.ID, "the id is %s, and the answer for another url is %s", s.ID, a)
 	c.subscribe(ctx, other, map[string]any{"ttlMs": nil})
 	need(c.unsubscribe(ctx, other))
 	if a = need(c.unsubscribe(ctx, other)); a.err == nil {
@@ -189,17 +189,17 @@ func (c *webhookCheck) keys(ctx context.Context, h *hook, s *subscribed) {
 	c.refused(ruleUnsubUnknown, a, "NotFound", "an unknown subscription")
 }
 
-// failingEndpoints subscribes endpoints that do not pass their verification.
+// failingEndpoints subscribes endpoints that fail their verification.
 func (c *webhookCheck) failingEndpoints(ctx context.Context) {
-	if c.has(ruleChallengeFail) { // no challenge came before
-		c.skip("the server does not ask endpoints", ruleUnreachable)
+	if c.has(ruleChallengeFail) { // the server sends no challenges
+		c.skip("the server sends no challenges", ruleUnreachable)
 		return
 	}
 	c.failing(ctx, "wrong-echo", ruleChallengeFail, "challenge_failed", func(w http.ResponseWriter) { _, _ = w.Write([]byte(`{"challenge":"another"}`)) })
 	c.failing(ctx, "refusing", ruleUnreachable, "", func(w http.ResponseWriter) { http.Error(w, oracle, http.StatusInternalServerError) })
 }
 
-// oracle is a text of an endpoint that must not come back to the subscriber.
+// oracle is the text of an endpoint's response, which the subscriber must not see.
 const oracle = "a-text-that-only-the-endpoint-knows"
 
 func (c *webhookCheck) failing(ctx context.Context, name string, r *Rule, reason string, challenge func(http.ResponseWriter)) {
@@ -218,5 +218,5 @@ func (c *webhookCheck) failing(ctx context.Context, name string, r *Rule, reason
 	}
 	_ = json.Unmarshal(a.err.Data, &data)
 	c.judge(r, slices.Contains(categories, data.Reason) && (reason == "" || data.Reason == reason), "data.reason is %q", data.Reason)
-	c.judge(r, !strings.Contains(string(a.body), oracle), "the error has what the endpoint said")
+	c.judge(r, !strings.Contains(string(a.body), oracle), "the error contains the text of the endpoint's response")
 }

@@ -7,11 +7,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Arguments are the texts of --arg as a JSON object.
+// Arguments converts the values of --arg to a JSON object.
 func Arguments(texts map[string]string) (json.RawMessage, error) {
 	args := map[string]json.RawMessage{}
 	for name, text := range texts {
-		value, _ := json.Marshal(text)               // a string
+		value, _ := json.Marshal(text)
 		name, asJSON := strings.CutSuffix(name, ":") // NAME:=5
 		if asJSON || text == "true" || text == "false" || text != "" && (text[0] == '[' || text[0] == '{') {
 			value = []byte(text)

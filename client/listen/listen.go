@@ -16,39 +16,39 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Options say what to receive, how, and what to do with it.
+// Options configure [Run].
 type Options struct {
-	// URL, Key and Agent are the server, the caller's key, and the name of this program.
+	// URL is the server's URL, Key the caller's key, and Agent the name of this program.
 	URL, Key, Agent string
 	Revision        string
 
-	// URIs are what to receive, with webhooks of SEP-1803, or from an open stream if Stream is set.
+	// URIs subscribe to the events of URIs, with a webhook of SEP-1803 or, if Stream is set, with a stream.
 	URIs   []string
 	Stream bool
 
-	// Name is an event type to receive instead (MCP Events). Arguments is a JSON object. Mode is a mode of package client, or
-	// empty for the best one without a webhook.
+	// Name subscribes to an event type instead (MCP Events). Arguments is a JSON object. Mode is a mode of package client, or empty for
+	// the best one without a webhook.
 	Name      string
 	Arguments json.RawMessage
 	Mode      string
 	TTL       time.Duration
 
-	// Cursor is where to begin if File does not exist yet.
+	// Cursor is the cursor to begin with if File does not exist yet.
 	Cursor string
-	// File keeps the cursor of Name; empty keeps it nowhere. With a file, the server keeps a webhook subscription at the end.
+	// File keeps the cursor of Name. With a file, a webhook subscription stays at the server at the end, so that the next run
+	// continues it.
 	File string
 
-	// Listen is the address of the receiver of webhooks. Target is the URL at which the server reaches it; empty is the
-	// address.
+	// Listen is the address of the webhook receiver. Target is the URL at which the server reaches it; empty is that of Listen.
 	Listen, Target string
-	// Secret receives the webhook's secret; nil shows it nowhere.
+	// Secret receives the webhook's secret; nil hides it.
 	Secret io.Writer
 
 	// Run runs a command for each event of Name, up to Concurrency at the same time; nil prints events.
 	Run         *run.Command
 	Concurrency int
 
-	// Count ends after a number of events, For after a time; 0 means no end. With both, too few events are an error.
+	// Count is the number of events and For the time after which Run ends; 0 is no limit. With both, too few events are an error.
 	Count int
 	For   time.Duration
 
@@ -59,7 +59,7 @@ type Options struct {
 // leastPoll is the shortest time between two polls. It is short because a person watches the command.
 const leastPoll = 100 * time.Millisecond
 
-// Run receives until ctx ends, or as the options say.
+// Run receives events until ctx ends or the options end it.
 func Run(ctx context.Context, o Options) error {
 	if o.For > 0 {
 		var cancel context.CancelFunc
@@ -98,7 +98,7 @@ func (o *Options) receive(ctx context.Context, p *printer) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = c.Close() }() // the server forgets a session by itself, too
+	defer func() { _ = c.Close() }() // if that fails, the server forgets the session later
 	sub, err := c.Subscribe(ctx, what)
 	if err != nil {
 		return err
@@ -120,7 +120,7 @@ func (o *Options) receive(ctx context.Context, p *printer) error {
 	return sub.Err()
 }
 
-// subscription returns what to subscribe to, and what to do with the events.
+// subscription returns the options of the subscription.
 func (o *Options) subscription(p *printer) client.SubscribeOptions {
 	s := client.SubscribeOptions{
 		Cursor: o.Cursor,
@@ -130,16 +130,16 @@ func (o *Options) subscription(p *printer) client.SubscribeOptions {
 		},
 	}
 	if o.Name == "" {
-		s.URIs, s.Mode, s.Gap = o.URIs, client.ModeWebhook, nil // a gap is logged
+		s.URIs, s.Mode, s.Gap = o.URIs, client.ModeWebhook, nil // the client logs gaps
 		if o.Stream {
 			s.Mode = client.ModePush
 		}
 		return s
 	}
 	s.Name, s.Arguments, s.Mode, s.TTL, s.Concurrency = o.Name, o.Arguments, o.Mode, o.TTL, o.Concurrency
-	s.Unsubscribe = o.File == "" // with a file, another run continues, or has already begun to
+	s.Unsubscribe = o.File == "" // with a file, another run continues it, or does so already
 	if o.Run != nil {
-		s.Gap = nil // it is logged
+		s.Gap = nil // the client logs gaps
 		s.Event = func(ctx context.Context, e client.Event) error {
 			err := o.Run.Handle(ctx, e)
 			if err == nil {

@@ -16,11 +16,11 @@ type line struct {
 	Envelope string `json:"envelope,omitempty"`
 }
 
-// printer prints a line of JSON for each event, and calls full when it has counted as many events as are wanted.
+// printer prints a line of JSON for each event, and calls full after the wanted number of events.
 type printer struct {
 	mu   sync.Mutex
 	out  io.Writer
-	want int // 0 is no end
+	want int // 0 is no limit
 	got  int
 	full func()
 }
@@ -44,7 +44,7 @@ func (p *printer) print(l line) error {
 	return nil
 }
 
-// count counts an event that is not printed.
+// count counts an event without printing it.
 func (p *printer) count() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -57,7 +57,7 @@ func (p *printer) counted() {
 	}
 }
 
-// missing returns how many events are still wanted.
+// missing returns the number of events that have not arrived yet.
 func (p *printer) missing() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,10 +1,9 @@
-// Package run runs a command for each event: [Command.Handle] is the Event of client.SubscribeOptions. So a program in
-// any language, or a coding agent that takes a prompt, is woken by an event, without a public address.
+// Package run runs a command for each event: use [Command.Handle] as the Event of client.SubscribeOptions. An event can so start a
+// program in any language, for example a coding agent with a prompt.
 //
-// The event is JSON on the command's standard input, and its main members are in the environment; nothing of it is
-// in the command line, which a shell reads. An exit status of 0 acknowledges the event. After any other it is run
-// again, at growing intervals. A kill of this process can repeat a command: it is to do nothing twice for one
-// EVENT_ID.
+// The command gets the event as JSON on standard input, and its main members in the environment. The command line contains no part of
+// the event, because a shell interprets it. Exit status 0 acknowledges the event. After any other status the command runs again, with
+// growing pauses. If this process is killed, a command may run again for the same event, so it must be idempotent by EVENT_ID.
 package run
 
 import (
@@ -27,23 +26,23 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Command is what to run, and what to do when it fails.
+// Command is the command to run, and says how to handle its failures.
 type Command struct {
-	// Line is given to sh -c.
+	// Line is passed to sh -c.
 	Line string
-	// Timeout bounds a run; 0 is ten minutes. Then the command and the processes that it started get SIGTERM, and after
-	// ten seconds SIGKILL.
+	// Timeout limits a run; 0 is ten minutes. After it, the command and the processes that it started get SIGTERM, and ten seconds
+	// later SIGKILL.
 	Timeout time.Duration
-	// Failed is a file to which an event is appended, as a line of JSON, when its command has failed Tries times. The
-	// event is acknowledged then. Empty tries for ever.
+	// Failed is a file. When the command has failed Tries times for an event, the event is appended to the file as a line of JSON, and
+	// is acknowledged. If Failed is empty, the command runs until it succeeds.
 	Failed string
-	// Tries is how often a command is run for an event before it has failed for good; 0 is five. It needs Failed.
+	// Tries is how often the command runs for an event; 0 is five. It needs Failed.
 	Tries int
-	// Stdout and Stderr are the command's; nil discards them.
+	// Stdout and Stderr receive the output of the command; nil discards it.
 	Stdout, Stderr io.Writer
 	Log            *slog.Logger
 
-	mu       sync.Mutex // guards the file, and what failed how often
+	mu       sync.Mutex // guards failures and the file
 	failures map[string]int
 }
 
@@ -55,7 +54,7 @@ const (
 // grace is how long a command, and the processes that it started, may take to end after SIGTERM. Tests change it.
 var grace = 10 * time.Second
 
-// Handle runs the command for an event. Its error is to have the event handled again.
+// Handle runs the command for an event. It returns an error if the event must be handled again.
 func (c *Command) Handle(ctx context.Context, e client.Event) error {
 	input, err := json.Marshal(e)
 	if err != nil {
@@ -69,7 +68,7 @@ func (c *Command) Handle(ctx context.Context, e client.Event) error {
 		return nil
 	}
 	if ctx.Err() != nil {
-		return ctx.Err() // it was ended, and has not failed
+		return ctx.Err() // the command was ended, which is not a failure
 	}
 	tries, last := c.count(e.ID)
 	if !last {
@@ -90,7 +89,7 @@ func (c *Command) run(ctx context.Context, e client.Event, input []byte) error {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "sh", "-c", c.Line)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(append(input, '\n')), c.Stdout, c.Stderr
-	cmd.Env = append(inherited(), environment(e)...)
+	cmd.Env = append(inheritedEnvironment(), eventEnvironment(e)...)
 	cmd.WaitDelay = grace
 	end := inGroup(cmd)
 	err := cmd.Run()
@@ -106,20 +105,21 @@ func (c *Command) run(ctx context.Context, e client.Event, input []byte) error {
 	return err
 }
 
-// succeeded reports whether a command has ended with 0 by itself. [exec.ErrWaitDelay] means that it has, and that a
-// process that it started still holds its output.
+// succeeded reports whether a command has exited with 0. [exec.ErrWaitDelay] means that it has, but that a process that it started
+// still has its output open.
 func succeeded(err error) bool { return err == nil || errors.Is(err, exec.ErrWaitDelay) }
 
-// keyVariable is how this program got the key of the server. What a command does about an event is not to have it: an
-// event's text may come from anyone, and an agent may do what it says.
+// keyVariable holds the server's key. The command must not get it, because an event's text may be from anyone, and an agent may follow
+// it.
 const keyVariable = "MCPEVENTS_KEY="
 
-func inherited() []string {
+// inheritedEnvironment returns the environment of this process without the key.
+func inheritedEnvironment() []string {
 	return slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, keyVariable) })
 }
 
-// environment is what a command finds out without reading JSON.
-func environment(e client.Event) []string {
+// eventEnvironment returns the main members of an event as environment variables, for commands that do not read JSON.
+func eventEnvironment(e client.Event) []string {
 	vars := []string{
 		"EVENT_ID=" + e.ID, "EVENT_NAME=" + e.Name, "EVENT_TIME=" + e.Time, "EVENT_URI=" + e.URI,
 		"EVENT_SUBSCRIPTION=" + e.Subscription, "EVENT_CURSOR=" + e.Cursor,
@@ -133,11 +133,11 @@ func environment(e client.Event) []string {
 	return vars
 }
 
-// maxVariable bounds a variable. With a longer one, or one with a NUL, no command can start (Linux takes 128 KiB), and
-// one event would block all that follow.
+// maxVariable limits the length of a variable. With a longer variable, or one with a NUL, no command can start (the limit of Linux is
+// 128 KiB), and the event would block all later ones.
 const maxVariable = 64 << 10
 
-// count notes a failure, and reports whether it was the last that is borne.
+// count counts a failure and reports whether it was the last try.
 func (c *Command) count(id string) (failures int, last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -154,7 +154,7 @@ func (c *Command) forget(id string) {
 	delete(c.failures, id)
 }
 
-// keep appends an event to the file of what failed, and returns when a kill no longer loses it.
+// keep appends an event to the file of failed events and syncs the file.
 func (c *Command) keep(e client.Event, failure error, tries int) error {
 	line, err := json.Marshal(struct {
 		Event client.Event `json:"event"`
@@ -169,8 +169,8 @@ func (c *Command) keep(e client.Event, failure error, tries int) error {
 	defer c.mu.Unlock()
 	f, err := os.OpenFile(c.Failed, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "keep the event that failed")
+		return fault.Wrap(fault.Unavailable, err, "write the failed event")
 	}
 	_, err = fmt.Fprintf(f, "%s\n", line)
-	return fault.Wrap(fault.Unavailable, errors.Join(err, f.Sync(), f.Close()), "keep the event that failed")
+	return fault.Wrap(fault.Unavailable, errors.Join(err, f.Sync(), f.Close()), "write the failed event")
 }
