@@ -14,21 +14,19 @@ const (
 	HeaderName      = "Mcp-Name"
 	HeaderSession   = "Mcp-Session-Id"
 	HeaderLastEvent = "Last-Event-Id"
-	// HeaderParameter begins the names of those that repeat arguments of a tool (2026-07-28,
-	// Custom Headers from Tool Parameters).
+	// HeaderParameter is the prefix of the headers that repeat arguments of a tool (2026-07-28, Custom Headers from Tool Parameters).
 	HeaderParameter = "Mcp-Param-"
 )
 
-// Mirrored names the member of params that [HeaderName] repeats (revision
-// 2026-07-28, Standard Request Headers).
+// Mirrored maps a method to the member of params that [HeaderName] repeats (2026-07-28, Standard Request Headers).
 var Mirrored = map[string]string{
 	MethodToolsCall:  "name",
 	MethodPromptsGet: "name",
 	MethodRead:       "uri",
 }
 
-// Values of Mcp-Name that are no plain ASCII travel in Base64 between these
-// marks (revision 2026-07-28, Value Encoding).
+// Values of Mcp-Name that are not plain ASCII are encoded in Base64 between these marks, for example =?base64?w6k=?= for é (2026-07-28,
+// Value Encoding).
 const (
 	sentinelStart = "=?base64?"
 	sentinelEnd   = "?="
@@ -36,7 +34,7 @@ const (
 
 var errHeaderValue = errors.New("the header value is malformed")
 
-// EncodeHeader makes a header value of a name or a URI.
+// EncodeHeader encodes a name or a URI as a header value.
 func EncodeHeader(s string) string {
 	plain := strings.Trim(s, " \t") == s && (!strings.HasPrefix(s, sentinelStart) || !strings.HasSuffix(s, sentinelEnd))
 	for i := 0; plain && i < len(s); i++ {
@@ -48,7 +46,7 @@ func EncodeHeader(s string) string {
 	return sentinelStart + base64.StdEncoding.EncodeToString([]byte(s)) + sentinelEnd
 }
 
-// DecodeHeader reads what [EncodeHeader] wrote.
+// DecodeHeader decodes a header value that [EncodeHeader] has encoded.
 func DecodeHeader(value string) (string, error) {
 	value = strings.Trim(value, " \t")
 	for i := 0; i < len(value); i++ {
@@ -67,5 +65,5 @@ func DecodeHeader(value string) (string, error) {
 	return string(b), nil
 }
 
-// headerByte reports whether RFC 9110 lets a field value hold the character.
+// headerByte reports whether RFC 9110 allows the character in a header value.
 func headerByte(c byte) bool { return c >= ' ' && c <= '~' || c == '\t' }

@@ -1,36 +1,33 @@
 package spec
 
-// OwnPrefix begins the names of our own: _meta keys and the extension.
+// OwnPrefix is the prefix of our own names: _meta keys and the extensions.
 const OwnPrefix = "io.github.mcp-events/"
 
 // Our _meta keys.
 const (
-	// MetaCursor is a position in the log: on every notification of a listen,
-	// and in the request of a later one that goes on from there.
+	// MetaCursor is a position in the log. Every notification of a listen has it, and a later listen that sends it continues there.
 	MetaCursor = OwnPrefix + "cursor"
-	// MetaEventID, MetaTime and MetaPayload are of the event of
-	// notifications/resources/updated. The payload is there only for clients that
-	// declare [OwnExtension]; for all it is in params.
+	// MetaEventID, MetaTime and MetaPayload describe the event of notifications/resources/updated. Only clients that declare
+	// [OwnExtension] get the payload in _meta; all clients get it in params.
 	MetaEventID = OwnPrefix + "eventId"
 	MetaTime    = OwnPrefix + "time"
 	MetaPayload = OwnPrefix + "payload"
-	// MetaTruncated says that the log no longer reached back to the cursor.
+	// MetaTruncated says that the log no longer reaches back to the cursor.
 	MetaTruncated = OwnPrefix + "truncated"
-	// MetaConflicts lists names that more than one backend has.
+	// MetaConflicts lists the names that several backends have.
 	MetaConflicts = OwnPrefix + "conflicts"
-	// MetaIdempotency makes a repeated registration safe.
+	// MetaIdempotency identifies a registration, so that repeating it returns the same subscription.
 	MetaIdempotency = OwnPrefix + "idempotencyKey"
-	// MetaContextCut says that a context had to be shortened.
+	// MetaContextCut says that a context was shortened.
 	MetaContextCut = OwnPrefix + "contextCut"
-	// MetaPlain set to true in events/subscribe says that the client's endpoint is not to
-	// get the notification of the end of the subscription.
+	// MetaPlain set to true in events/subscribe keeps the server from sending a termination notice to the endpoint.
 	MetaPlain = OwnPrefix + "plain"
 )
 
 // The extensions in capabilities.
 const (
-	// OwnExtension is ours: SEP-1803 event subscriptions and what goes with them.
+	// OwnExtension is our extension: event subscriptions of SEP-1803 and our additions.
 	OwnExtension = OwnPrefix + "subscriptions"
-	// ConversationExtension repeats capabilities.conversationEvents.
+	// ConversationExtension has the same content as capabilities.conversationEvents.
 	ConversationExtension = OwnPrefix + "conversation"
 )

@@ -1,14 +1,12 @@
-// Package spec has the words of the Model Context Protocol: revisions, methods, headers,
-// _meta keys, error codes and levels of log messages.
+// Package spec has the names and numbers of the Model Context Protocol: revisions, methods, headers, _meta keys, error codes and log
+// levels. own.go has our additions.
 //
-// Both sides of the server use it: shared/mcp, which speaks to clients, and shared/gateway,
-// which speaks to backends. What a method does does not enter here, nor what is ours.
+// The MCP endpoint (shared/mcp), the gateway (shared/gateway) and package client use it. It has no behavior of methods.
 package spec
 
 import "slices"
 
-// Version is a protocol revision. Revisions are dates, so their order is that of
-// the text.
+// Version is a protocol revision. Revisions are dates, so they can be compared as text.
 type Version string
 
 // The revisions that this server speaks. Up to 2025-11-25 they are session-based; 2026-07-28 is stateless.
@@ -22,7 +20,7 @@ const (
 // Versions lists them, newest first.
 var Versions = []Version{V20260728, V20251125, V20250618, V20250326}
 
-// LatestSessionBased is offered to who does not say which of the session-based revisions it speaks.
+// LatestSessionBased is offered to clients that do not name a session-based revision that we know.
 const LatestSessionBased = V20251125
 
 // Stateless reports whether the revision has no sessions.
@@ -44,7 +42,7 @@ const (
 	MethodUnsubscribe  = "resources/unsubscribe"
 	MethodRegister     = "resources/subscriptions/register"   // SEP-1803
 	MethodDeregister   = "resources/subscriptions/deregister" // SEP-1803
-	MethodEvents       = "events/list"                        // SEP-3415, as are those below
+	MethodEvents       = "events/list"                        // this and the next four: SEP-3415
 	MethodEventsPoll   = "events/poll"
 	MethodEventsStream = "events/stream"
 	MethodEventsSub    = "events/subscribe"
@@ -55,11 +53,11 @@ const (
 	MethodToolsCall    = "tools/call"
 	MethodPromptsList  = "prompts/list"
 	MethodPromptsGet   = "prompts/get"
-	MethodUserMessage  = "conversation/userMessage" // the conversation events proposal, as is the next
+	MethodUserMessage  = "conversation/userMessage" // this and the next: the conversation events proposal
 	MethodAssistant    = "conversation/assistantResponse"
 )
 
-// What servers ask of clients.
+// The requests of servers to clients.
 const (
 	MethodElicit = "elicitation/create"
 	MethodSample = "sampling/createMessage"
@@ -106,8 +104,8 @@ const (
 // EventsExtension is the MCP Events extension (SEP-3415) in capabilities.
 const EventsExtension = "io.modelcontextprotocol/events"
 
-// Profile says which text of the MCP Events extension applies where its released clients and its Final text differ: in the
-// webhook-id of deliveries, in the numbers of errors, and in the answer to an unknown events/unsubscribe.
+// Profile selects a text of the MCP Events extension. The released clients and the Final text differ in the webhook-id of deliveries,
+// in the numbers of errors, and in the answer to an unknown events/unsubscribe.
 type Profile string
 
 // The profiles.
@@ -121,8 +119,8 @@ const (
 // Profiles lists them.
 func Profiles() []string { return []string{string(Released), string(Final)} }
 
-// EventsRevisions are the values of the setting revision of [EventsExtension] that this server implements, with their profiles.
-// The texts that could be read define none so far, so a client cannot declare one.
+// EventsRevisions maps the implemented values of the setting revision of [EventsExtension] to their profiles. It is empty, because the
+// published texts do not define a value yet.
 var EventsRevisions = map[string]Profile{}
 
 // Delivery modes of the MCP Events extension.
@@ -132,11 +130,11 @@ const (
 	ModeWebhook = "webhook"
 )
 
-// The error codes that MCP defines beside those of JSON-RPC.
+// The error codes that MCP adds to those of JSON-RPC.
 const (
 	CodeResourceNotFound   = -32002 // up to 2025-11-25; 2026-07-28 uses -32602
-	CodeNeedsURL           = -32042 // 2025-11-25 only: the user has to visit URLs first
-	CodeHeaderMismatch     = -32020 // this and those below from 2026-07-28 on
+	CodeNeedsURL           = -32042 // only 2025-11-25: the user has to visit URLs first
+	CodeHeaderMismatch     = -32020 // this and the next two: since 2026-07-28
 	CodeMissingCapability  = -32021
 	CodeUnsupportedVersion = -32022
 )
