@@ -68,14 +68,14 @@ func TestBill(t *testing.T) {
 				delete(got.dollars, "functions")
 				delete(got.dollars, "cold starts")
 			}
-			for what, dollars := range got.dollars {
-				if math.Abs(dollars-tc.want[what]) > 1e-12 {
-					t.Errorf("%s: got $%v, want $%v", what, dollars, tc.want[what])
+			for item, dollars := range got.dollars {
+				if math.Abs(dollars-tc.want[item]) > 1e-12 {
+					t.Errorf("%s: got $%v, want $%v", item, dollars, tc.want[item])
 				}
 			}
-			for what, dollars := range tc.want {
-				if got.dollars[what] == 0 {
-					t.Errorf("%s: nothing, want $%v", what, dollars)
+			for item, dollars := range tc.want {
+				if got.dollars[item] == 0 {
+					t.Errorf("%s: got $0, want $%v", item, dollars)
 				}
 			}
 		})
@@ -83,7 +83,7 @@ func TestBill(t *testing.T) {
 	t.Run("AWS-15 a wider fan-out pays for smaller pages, more of the tree, and fewer statuses", func(t *testing.T) {
 		got := bill{dollars: map[string]float64{"queues": 10e-6, "writes": 3000 * perWriteUnit}, dispatched: 3000}
 		if same := extrapolate(bill{dollars: map[string]float64{"queues": 1}}, 3000, 3000); same < 1 {
-			t.Errorf("the same width costs $%v, want at least what was counted", same)
+			t.Errorf("got $%v for the same width, want at least the counted $1", same)
 		}
 		million := extrapolate(got, 3000, 1e6)
 		pages, splits := tree(1e6)

@@ -1,10 +1,9 @@
 //go:build unix
 
-// Package cost counts what AWS would bill for a delivery, with the functions of
-// template.yaml on local AWS. Requests, capacity units and invocations are counted;
-// prices are list prices of us-east-1; how long an invocation takes is assumed,
-// because a local machine does not tell, their memory is the template's. The log is what the functions
-// print: the template switches off the lines that Lambda writes about each invocation.
+// Package cost computes the price of a delivery on AWS. It runs the functions of template.yaml on local AWS, counts
+// requests, capacity units and invocations, and multiplies them by the list prices of us-east-1. Memory is the template's.
+// The duration of an invocation is an assumption, because it cannot be measured on a local machine. Log bytes are the
+// functions' own output, because the template switches off the lines that Lambda writes about each invocation.
 package cost
 
 import (
@@ -21,8 +20,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
-// words are what texts are made of: a few hundred of random letters, which compress no better
-// than people's.
+// words are a few hundred words of random letters for the payloads. They compress no better than ordinary text.
 var words = func() (all []string) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 600 {

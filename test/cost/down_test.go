@@ -78,8 +78,8 @@ func TestTheDueTableHoldsTheRetriesThatAQueueCannotDelay(t *testing.T) {
 	}
 }
 
-// BenchmarkDown counts what events cost that are published one a second to an origin that refuses connections. Each retry
-// comes after two seconds, so all of them are delayed messages.
+// BenchmarkDown computes the price of events for an origin that refuses connections. One event is published per second, and
+// each retry follows after two seconds, so all retries are delayed messages.
 func BenchmarkDown(b *testing.B) {
 	for name, schedule := range map[string]retry.Schedule{"SEP-1803": retry.StandardSchedule, "MCP Events": retry.EventsSchedule} {
 		b.Run(name, func(b *testing.B) {

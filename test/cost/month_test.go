@@ -30,7 +30,7 @@ const (
 	streamBusy, streamQuiet                = 0.0034, 0.0009 // the store, an hour
 )
 
-// alarmed counts the metrics that the alarms of template.yaml look at, each of which is billed.
+// alarmed counts the metrics of the alarms in template.yaml, because AWS bills each of them.
 func alarmed(t *testing.T) (metrics int) {
 	t.Helper()
 	src, err := os.ReadFile(filepath.Join(harness.Root(t), "template.yaml"))
@@ -66,8 +66,8 @@ func alarmed(t *testing.T) (metrics int) {
 	return metrics
 }
 
-// waiting returns what a million deliveries cost in addition because dispatch waits for endpoints that answer in [answer], of
-// invocations with so many deliveries each. The prices that were measured are of endpoints that answer immediately.
+// waiting returns the additional price of a million deliveries if endpoints answer after [answer], for invocations with the
+// given number of deliveries each. The measured prices are for endpoints that answer immediately.
 func waiting(gb, deliveries float64) float64 {
 	return answer * math.Max(1, deliveries/attempts) / deliveries * gb * perGBSecond * million
 }
@@ -77,7 +77,7 @@ func month(t *testing.T) string {
 	limits := sizes(t)
 	alarms, metrics := float64(alarmed(t)), 0.0
 	for _, d := range metric.Table {
-		if !strings.Contains(d.Help, "embedded only") {
+		if !strings.Contains(d.Help, "stand-alone only") {
 			metrics++
 		}
 	}

@@ -32,7 +32,7 @@ const (
 	perStoredGB   = 0.25 + 0.20 // a month, with point-in-time recovery
 )
 
-// perLine is what CloudWatch Logs adds to the bytes of a line.
+// perLine is the number of bytes that CloudWatch Logs adds to each line.
 const perLine = 26
 
 // assumed is how long an invocation takes: a local machine does not tell. A delivery adds to
@@ -48,7 +48,7 @@ const (
 	assumedHandshake = time.Millisecond
 )
 
-// size is what the template says of a function.
+// size is a function's memory and time limit in the template.
 type size struct {
 	gb    float64
 	limit time.Duration
@@ -106,7 +106,7 @@ func (s size) price(took time.Duration) float64 {
 	return perInvocation + min(took, s.limit).Seconds()*s.gb*perGBSecond
 }
 
-// snapshot is what is counted, at one moment.
+// snapshot has all counters at one moment.
 type snapshot struct {
 	requests map[string]awscount.Counts
 	calls    map[string]int
@@ -122,7 +122,7 @@ func take(a *harness.AWS) snapshot {
 	return s
 }
 
-// bill is what work costs, by what it is paid for.
+// bill is the price of some work, by item.
 type bill struct {
 	requests   float64
 	dollars    map[string]float64

@@ -193,7 +193,8 @@ func oneURI() string {
 		eventlog.Window.Seconds(), streamPolls, number(again), eventlog.Shards, math.Floor(eventlog.Shards*partitionReads/again))
 }
 
-// counters returns what eight shape counters would add to a million batches of fanout, which is why there is one.
+// counters returns the price that eight shape counters would add to a million batches of fanout. It is the reason for having
+// only one.
 func counters() string {
 	const shards = 8
 	more := (shards - 1) * perReadUnit * million

@@ -19,14 +19,14 @@ import (
 // polling is the function behind streams and polls. A stream is billed for as long as it is open.
 const polling = "StreamFunction"
 
-// used is what the endpoint asked of DynamoDB.
+// used counts the endpoint's requests to DynamoDB and their capacity units.
 type used struct{ requests, reads, writes float64 }
 
 func (u used) per(n float64) used { return used{u.requests / n, u.reads / n, u.writes / n} }
 
 func (u used) dollars() float64 { return u.reads*perReadUnit + u.writes*perWriteUnit }
 
-// during counts what the endpoint asks while work is done.
+// during returns the endpoint's use of DynamoDB during some work.
 func during(a *harness.AWS, work func()) (u used) {
 	before := a.Requests()[polling]
 	work()
@@ -45,8 +45,8 @@ func during(a *harness.AWS, work func()) (u used) {
 // some is how long streams are watched. Their pace is the function's own.
 const some = 30 * time.Second
 
-// BenchmarkStreams counts what an open stream asks of the store, at each pace, and what
-// one costs to open; SUB-11 when the log is polled.
+// BenchmarkStreams counts the DynamoDB requests of an open stream at each pace, and of opening one. It shows SUB-11 for a log
+// that is polled.
 func BenchmarkStreams(b *testing.B) {
 	for name, uri := range map[string]string{
 		"of one URI":  "event://chat/stream/one/message",
@@ -76,7 +76,7 @@ func BenchmarkStreams(b *testing.B) {
 	}
 }
 
-// BenchmarkPolls counts what events/poll asks of the store.
+// BenchmarkPolls counts the DynamoDB requests of events/poll.
 func BenchmarkPolls(b *testing.B) {
 	const polls = 200
 	a := harness.StartAWS(b, harness.AWSOptions{})

@@ -13,8 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// BenchmarkWideFanout counts what one event to very many subscriptions costs when all functions are cold,
-// and tells from it what it costs to send it to 100,000 and to a million.
+// BenchmarkWideFanout computes the price of one event to many subscriptions if all functions are cold, and extrapolates it to
+// 100,000 and to a million subscriptions.
 func BenchmarkWideFanout(b *testing.B) {
 	const n = 3_000
 	const uri = "event://storage/wide/object-created"
@@ -102,8 +102,8 @@ func subscribe(b *testing.B, a *harness.AWS, n int, uri, target string) {
 	}
 }
 
-// BenchmarkIdle tells what a deployment costs in a month in which nothing happens, and what a million
-// subscriptions add. What is stored of one is at most what registering it sent to the table.
+// BenchmarkIdle computes the price of a deployment in a month without events, and the price that a million subscriptions add.
+// A subscription occupies at most as many bytes as its registration wrote.
 func BenchmarkIdle(b *testing.B) {
 	const n = 200
 	const month = 30 * 24 * time.Hour
@@ -124,7 +124,7 @@ func BenchmarkIdle(b *testing.B) {
 	got := since(b, a, start, 0, false, periodic...)
 	runs := got.detail["Retry invocations"]
 	minutely := got.total() / runs * month.Minutes()
-	// Lambda begins with five pollers a queue, each of which asks every 20 s.
+	// Lambda begins with five pollers per queue, and each makes a request every 20 s.
 	polls := 5 * month.Seconds() / 20
 	receives := polls * (2*perStandard + perFIFO) // the default deployment has no mapping for the inbox
 	_, _ = fmt.Fprintf(os.Stderr, "idle: %.0f runs of retry in %v, %v\n", runs, time.Since(at), got.detail)
