@@ -74,8 +74,8 @@ type described struct {
 	functionProperties
 	cfg    lambda.Config // without its limit
 	policy access.Policy
-	// version and fixed are JSON. version contains the properties that belong to a version, and fixed those that an
-	// update cannot change here.
+	// version and fixed are JSON. version contains the properties that belong to a version, and fixed the properties that
+	// an update cannot change here.
 	version, fixed []byte
 }
 
@@ -107,7 +107,7 @@ func (s *scope) describe(r *template.Resource) (described, error) {
 	case "", "Terminate", "Allow":
 		d.cfg.AllowLoops = st.opts.AllowLoops || p.RecursiveLoop == "Allow"
 	default:
-		return d, fmt.Errorf("resource %s: RecursiveLoop %q is neither Allow nor Terminate", r.ID, p.RecursiveLoop)
+		return d, fmt.Errorf("resource %s: RecursiveLoop %q is not allowed (allowed: Allow, Terminate)", r.ID, p.RecursiveLoop)
 	}
 	streams := p.FunctionUrlConfig != nil && p.FunctionUrlConfig.InvokeMode == furl.Stream
 	if st.opts.Visibility > 0 && !streams && len(p.Events) == 0 {

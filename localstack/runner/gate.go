@@ -18,8 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/awscount"
 )
 
-// runnerApp identifies the runner's own requests: those of the start, and those of the event source mappings, which
-// AWS also bills.
+// runnerApp identifies the runner's own requests, i.e. the requests at the start and by the event source mappings. AWS also
+// bills the latter.
 const runnerApp = "runner"
 
 // gate is a proxy between the functions and the emulators, which do not check permissions. It refuses requests that a

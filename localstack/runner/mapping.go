@@ -81,7 +81,7 @@ func (s *scope) mapping(r *template.Resource, name string) (*made, error) {
 	return &made{ref: name}, nil
 }
 
-// deadURL returns the URL of a queue's dead-letter queue, or "" if it has none.
+// deadURL returns the URL of a queue's dead-letter queue. It returns "" for a queue without one.
 func (s *Stack) deadURL(q *queue) string {
 	if dead := s.queueByARN(q.deadARN); dead != nil {
 		return dead.url

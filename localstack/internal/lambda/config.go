@@ -59,7 +59,7 @@ func (l *Limit) release() { <-l.slots }
 // minUnreserved is how much of an account's quota cannot be reserved, unless the quota is smaller.
 const minUnreserved = 100
 
-// Reserve removes n invocations from those that functions without a reservation share. If all slots are in use, it
+// Reserve removes n invocations from the pool that functions without a reservation share. If all slots are in use, it
 // waits for running invocations. Reserve and Unreserve must not be called concurrently.
 func (l *Limit) Reserve(n int) error {
 	if left := cap(l.slots) - l.reserved - n; left < min(minUnreserved, cap(l.slots)) {

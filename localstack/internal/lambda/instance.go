@@ -37,7 +37,7 @@ type instance struct {
 	dead     bool
 	ready    bool                   // whether it has asked for an invocation
 	calls    map[string]*invocation // calls that the process has received and not finished
-	over     []*invocation          // those of calls that it has answered completely
+	over     []*invocation          // calls that it has answered completely
 	init     *time.Timer
 	timedOut bool
 	initErr  []byte // what the process sent to init/error
@@ -104,7 +104,7 @@ func (f *Function) start(call *invocation) (*instance, error) {
 	return i, nil
 }
 
-// environment returns the variables that Lambda sets for a process, and those of the template.
+// environment returns the environment variables that Lambda and the template set for a process.
 func (f *Function) environment(i *instance, api string) []string {
 	kind := "on-demand"
 	if f.atOnce > 1 {

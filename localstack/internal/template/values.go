@@ -57,7 +57,7 @@ func (v *Bool) UnmarshalJSON(b []byte) error {
 	}
 	x, err := strconv.ParseBool(string(t))
 	if err != nil {
-		return fmt.Errorf("%q is neither true nor false", string(t))
+		return fmt.Errorf("%q is not allowed (allowed: true, false)", string(t))
 	}
 	*v = Bool(x)
 	return nil
