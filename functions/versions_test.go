@@ -26,8 +26,8 @@ var eventPath = [][2]string{
 	{"PublishFunction", "publish"}, {"FanoutFunction", "fanout"}, {"DispatchFunction", "dispatch"}, {"RetryFunction", "retry"},
 }
 
-// builds returns executables of these functions: the current ones, and those of a simulated next release, which
-// writes messages of the next version and reads both.
+// builds returns the current executables of these functions, and executables of a simulated next release, which writes
+// messages of the next version and reads both versions.
 func builds(t *testing.T) (today, next map[string]string) {
 	t.Helper()
 	today, next = map[string]string{}, map[string]string{}

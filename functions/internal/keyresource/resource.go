@@ -17,7 +17,7 @@ const resourceID = "mcpevents-sealing-keys"
 const settingsProperty = "Settings"
 
 // checkSettings checks the settings with the code that the functions read them with. It accepts properties without
-// settings, because a rollback to an earlier version of the template has none.
+// settings, because an earlier version of the template, to which a stack may roll back, passes no settings.
 func checkSettings(properties map[string]any) error {
 	given, ok := properties[settingsProperty]
 	if !ok {
