@@ -88,7 +88,7 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 	if stored, err := catalog.Load(t.Context(), db, "default"); err != nil || stored.ByName("a.b") != nil {
 		t.Errorf("a breaking catalog was written: %v", err)
 	}
-	// Where subscriptions can be read, only one that ends some has to, and they are counted.
+	// With the subscriptions table, only a change that ends live subscriptions needs --allow-breaking.
 	check := func(args ...string) string {
 		t.Helper()
 		code, out, errs := command(t, "", append([]string{"catalog", "check", other, "--against", name(store.Settings)}, args...)...)

@@ -18,8 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/backend"
 )
 
-// GWN-01, GWN-19: a changed file brings backends and takes them away while the server runs; one that refers
-// to a secret that is not there changes nothing.
+// GWN-01, GWN-19: a changed file adds and removes backends while the server runs. A file that refers to a missing secret keeps the
+// old settings.
 func TestReloadOfBackends(t *testing.T) {
 	handler, err := backend.New(backend.Stateless)
 	if err != nil {
@@ -81,8 +81,8 @@ func TestReloadOfBackends(t *testing.T) {
 	}
 }
 
-// GWN-01, GWN-04: who listens is notified of the lists that a reload changes, and who comes back with its cursor of those that
-// were changed while the server was down; the same file again announces nothing.
+// GWN-01, GWN-04: a reload notifies open streams of changed lists. A client that resumes from its cursor is notified of the lists that
+// changed while the server was down. An unchanged file causes no notification.
 func TestStreamsAreNotifiedOfOtherBackends(t *testing.T) {
 	var now standalone.Options
 	settings := func(s *standalone.Options) {

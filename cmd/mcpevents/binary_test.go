@@ -74,7 +74,7 @@ $`)
 	}
 }
 
-// restoredElsewhere: an event that its endpoint refused is in a backup of the running server, which is killed.
+// restoredElsewhere tests that a backup of a running server contains an event that its endpoint refused, after the server is killed.
 func restoredElsewhere(t *testing.T, bin string) {
 	var works atomic.Bool
 	arrived := make(chan string, 100)

@@ -12,8 +12,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// One more required member ends the webhook subscriptions to an event type: that is refused, by a reload and
-// by a start, until it is confirmed.
+// One more required member ends the webhook subscriptions to an event type. A reload and a start refuse the change until
+// --allow-breaking confirms it.
 func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 	var settings standalone.Options
 	log := newOutput()

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// CNV-06: consent is seen, given and revoked from the command line, for oneself or for another.
+// CNV-06: callers list, give and revoke consent on the command line, for themselves or for another principal.
 func TestConsentCommands(t *testing.T) {
 	var asked []string
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -64,7 +64,7 @@ func TestTheSettingsAreDocumented(t *testing.T) {
 }
 
 // TestTheCommandsOfThePagesParse: each command line of mcpevents in a page, in a block of commands or in the text,
-// has subcommands, flags and values that there are. Nothing is run.
+// has only known subcommands, flags and values. The test parses the lines without running them.
 func TestTheCommandsOfThePagesParse(t *testing.T) {
 	t.Parallel()
 	var pages []string
@@ -78,7 +78,7 @@ func TestTheCommandsOfThePagesParse(t *testing.T) {
 	seen := 0
 	for _, name := range pages {
 		if base := filepath.Base(name); base == "CHANGELOG.md" || base == "permissions.md" {
-			continue // tells of what was; is generated, and quotes what only begins like a command
+			continue // the first has old commands; the second is generated and has text that only begins like a command
 		}
 		p, err := page.Read(name)
 		if err != nil {
@@ -94,7 +94,7 @@ func TestTheCommandsOfThePagesParse(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		whole := len(lines) // what follows is only mentioned, and may lack what it needs
+		whole := len(lines) // the lines after these are mentioned in the text, and may lack required arguments
 		for _, m := range regexp.MustCompile("`(mcpevents [^`\n]+)`").FindAllStringSubmatch(string(src), -1) {
 			lines = append(lines, m[1])
 		}
@@ -118,7 +118,7 @@ func TestTheCommandsOfThePagesParse(t *testing.T) {
 	}
 }
 
-// commandLines are the arguments of each call of mcpevents in a line of shell.
+// commandLines returns the arguments of each call of mcpevents in a line of shell.
 func commandLines(line string) (all [][]string) {
 	for _, command := range regexp.MustCompile(`\s(?:\|\|?|&&|>|2>|<)\s|;\s`).Split(line, -1) {
 		words := shellWords(command)

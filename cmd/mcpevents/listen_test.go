@@ -30,7 +30,7 @@ func serve(t *testing.T, change func(*standalone.Options)) *standalone.Server {
 	return servertest.Start(t, o)
 }
 
-// background is a command that runs while the test goes on.
+// background is a command that runs concurrently with the test.
 type background struct {
 	t     *testing.T
 	out   *output
@@ -39,7 +39,7 @@ type background struct {
 	ended chan struct{}
 }
 
-// output is a writer that tells of what is written.
+// output is a writer that signals each write.
 type output struct {
 	mu      sync.Mutex
 	text    strings.Builder
@@ -99,7 +99,7 @@ func (b *background) wait() int {
 	return b.code
 }
 
-// lines decodes what was printed.
+// lines decodes the printed lines.
 func (b *background) lines() []client.Event {
 	b.t.Helper()
 	var all []client.Event
@@ -264,7 +264,7 @@ func TestListenFollows(t *testing.T) {
 	}
 }
 
-// A server that is started again on the same data finds the reader where it was.
+// A reader continues at its cursor after the server was restarted with the same data.
 func TestListenReadsStreams(t *testing.T) {
 	t.Parallel()
 	for revision, restarts := range map[string]bool{"2026-07-28": true, "2025-11-25": true, "2025-06-18": false, "2025-03-26": false} {

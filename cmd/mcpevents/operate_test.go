@@ -16,13 +16,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 )
 
-// operated is an embedded server with one endpoint, as an operator works with it.
+// operated is a stand-alone server with one endpoint and the commands of an operator.
 type operated struct {
 	*testing.T
 	*standalone.Server
 	url          string
 	subscription string
-	status       atomic.Int64 // what the endpoint answers
+	status       atomic.Int64 // the status that the endpoint answers with
 	arrived      atomic.Int64
 }
 
@@ -63,7 +63,7 @@ func (o *operated) publish(id string) {
 	}
 }
 
-// says runs a command that succeeds, and returns what it prints.
+// says runs a command that must succeed and returns its output.
 func (o *operated) says(args ...string) string {
 	o.Helper()
 	code, out, errs := command(o.T, "", args...)
@@ -73,7 +73,7 @@ func (o *operated) says(args ...string) string {
 	return out
 }
 
-// items are those of a list, as programs get it: one document.
+// items returns the items of a list that was printed as JSON.
 func (o *operated) items(args ...string) []map[string]any {
 	o.Helper()
 	var l struct{ Items []map[string]any }

@@ -16,8 +16,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app"
 )
 
-// eventsServer answers POST /events with what its answers say, in turn, and
-// keeps what was posted. After the last answer it accepts.
+// eventsServer answers POST /events with each of its answers in turn, and after the last one accepts all events. It keeps the
+// requests.
 type eventsServer struct {
 	*httptest.Server
 	answers []func(http.ResponseWriter)
@@ -65,7 +65,7 @@ func answer(status int, body string) func(http.ResponseWriter) {
 	}
 }
 
-// command runs the program and returns its exit code and what it wrote.
+// command runs the program and returns its exit code and output.
 func command(t *testing.T, stdin string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, errs strings.Builder
@@ -223,7 +223,7 @@ func TestPublishSendsNothingOfWhatIsWrong(t *testing.T) {
 	}
 }
 
-// A caller who waits is shown the reason at once.
+// A caller who has to wait immediately sees the reason.
 func TestPublishSaysThatItTriesAgain(t *testing.T) {
 	t.Parallel()
 	stopped := httptest.NewServer(nil)
@@ -246,7 +246,7 @@ func TestPublishSaysThatItTriesAgain(t *testing.T) {
 	}
 }
 
-// notice is a text that tells when it has begun.
+// notice is a writer that signals its first write.
 type notice struct {
 	strings.Builder
 	once    sync.Once

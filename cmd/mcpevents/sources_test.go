@@ -21,7 +21,7 @@ const (
 `
 )
 
-// TestSourceCommands: OPS-10, SRC-04. Operators see what became of requests, and try one.
+// TestSourceCommands: OPS-10, SRC-04. Operators list the outcomes of requests, and try a saved request.
 func TestSourceCommands(t *testing.T) {
 	t.Setenv("MCPEVENTS_TEST_BUILDS", sourceKey)
 	callers := map[string]servertest.Caller{"op": {Workspace: "default", Scopes: "events:operate"}}
