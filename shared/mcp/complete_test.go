@@ -147,7 +147,7 @@ func TestSetLevel(t *testing.T) {
 				t.Fatalf("%d messages: %s", len(got), got)
 			}
 			for _, m := range got {
-				sameJSON(t, m, `{"level":"warning","logger":"mcp-events","data":{"uri":"event://ci/build-finished","message":"the catalog no longer has this for you; nothing comes from it"}}`)
+				sameJSON(t, m, `{"level":"warning","logger":"mcp-events","data":{"uri":"event://ci/build-finished","message":"the catalog no longer has this URI for you, so it brings no further events"}}`)
 			}
 		})
 	}
