@@ -16,18 +16,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// A backup is a compressed tar file with two members, which belong together: without the keys no secret in the
-// database can be opened. gzip's checksum finds a damaged one.
+// A backup is a compressed tar file of the database and the keys. They belong together, because secrets in the database can be
+// opened only with the keys. The checksum of gzip reveals a damaged backup.
 const (
 	databaseName = "mcpevents.db"
 	keysName     = "keys.json"
 )
 
-// Backup writes the database and the keys of a data directory into a new file that only its owner can read. A server may
-// use the directory meanwhile; the backup holds what it had accepted when the backup began. Shown, if it is not nil,
-// gets progress bars.
+// Backup writes the database and the keys of a data directory to a new file that only its owner can read. A server may use the
+// directory at the same time. The backup then contains everything that it had accepted before the backup began. If shown is not
+// nil, Backup shows progress bars there.
 func Backup(ctx context.Context, data, file string, shown io.Writer) (err error) {
-	defer func() { err = outcome(ctx, err, "back up "+data) }()
+	defer func() { err = explain(ctx, err, "back up "+data) }()
 	path := filepath.Join(data, databaseName)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return fault.New(fault.Invalid, "%s is not the data directory of a server: there is no %s", data, path)
@@ -60,7 +60,7 @@ func Backup(ctx context.Context, data, file string, shown io.Writer) (err error)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(out.Name()) }() // fails after the rename, as it should
+	defer func() { _ = os.Remove(out.Name()) }() // fails if the file was renamed
 	zipped, err := gzip.NewWriterLevel(out, gzip.BestSpeed)
 	if err != nil {
 		return err
@@ -74,13 +74,13 @@ func Backup(ctx context.Context, data, file string, shown io.Writer) (err error)
 	return durable.Rename(out.Name(), file)
 }
 
-// outcome says what failed. An interrupt is a failure, so that no script goes on without a backup.
-func outcome(ctx context.Context, err error, what string) error {
+// explain adds the failed operation to an error. An interrupt is an error too, so that a script does not continue without a backup.
+func explain(ctx context.Context, err error, what string) error {
 	if err != nil && ctx.Err() != nil {
 		return fault.Wrap(fault.Unavailable, ctx.Err(), "%s: nothing is written", what)
 	}
 	kind := engine.Kind(err)
-	if kind == fault.Internal { // of the file system
+	if kind == fault.Internal { // an error of the file system
 		kind = fault.Invalid
 	}
 	return fault.Wrap(kind, err, "%s", what)
@@ -115,10 +115,10 @@ func add(ctx context.Context, to *tar.Writer, name string, f *os.File, shown io.
 	return err
 }
 
-// Restore makes a data directory of a backup. It refuses one that holds a server's data already, and leaves
-// nothing behind of a backup that is not whole.
+// Restore creates a data directory from a backup. It refuses a directory that already has a server's data. If the backup is
+// damaged, it removes the files that it has written.
 func Restore(ctx context.Context, file, data string, shown io.Writer) (err error) {
-	defer func() { err = outcome(ctx, err, "restore "+file) }()
+	defer func() { err = explain(ctx, err, "restore "+file) }()
 	in, err := os.Open(file)
 	if err != nil {
 		return err
@@ -140,7 +140,7 @@ func Restore(ctx context.Context, file, data string, shown io.Writer) (err error
 	defer stop()
 	zipped, err := gzip.NewReader(untilDone(ctx, r))
 	if err != nil {
-		return fault.Wrap(fault.Invalid, err, "it is no backup")
+		return fault.Wrap(fault.Invalid, err, "it is not a backup")
 	}
 	found := map[string]string{} // member -> temporary file
 	defer func() {
@@ -157,7 +157,7 @@ func Restore(ctx context.Context, file, data string, shown io.Writer) (err error
 			return fault.Wrap(fault.Invalid, err, "it is damaged")
 		}
 		if h.Name != databaseName && h.Name != keysName || found[h.Name] != "" {
-			return fault.New(fault.Invalid, "it is no backup: it has the member %.100q", h.Name)
+			return fault.New(fault.Invalid, "it is not a backup: it has the member %.100q", h.Name)
 		}
 		out, err := os.CreateTemp(data, ".restore-*") // mode 0600
 		if err != nil {
@@ -169,16 +169,16 @@ func Restore(ctx context.Context, file, data string, shown io.Writer) (err error
 			return err
 		}
 	}
-	if _, err := io.Copy(io.Discard, zipped); err != nil { // to the checksum
+	if _, err := io.Copy(io.Discard, zipped); err != nil { // reads up to the checksum
 		return fault.Wrap(fault.Invalid, err, "it is damaged")
 	}
 	if len(found) != 2 {
-		return fault.New(fault.Invalid, "it is no backup: it lacks %s or %s", databaseName, keysName)
+		return fault.New(fault.Invalid, "it is not a backup: it lacks %s or %s", databaseName, keysName)
 	}
 	return errors.Join(durable.Rename(found[databaseName], filepath.Join(data, databaseName)), durable.Rename(found[keysName], secretsPath(data)))
 }
 
-// untilDone reads until ctx ends.
+// untilDone returns a reader that fails when ctx has ended.
 func untilDone(ctx context.Context, r io.Reader) io.Reader {
 	return reader(func(b []byte) (int, error) {
 		if err := ctx.Err(); err != nil {

@@ -6,17 +6,16 @@ import (
 	"time"
 )
 
-// bodyTime is how long a client may take to send the body of a request. The
-// largest one, 5 MiB, needs 90 KiB a second.
+// bodyTime is how long a client may take to send the body of a request. For the largest body, 5 MiB, that is 90 KiB per second.
 const bodyTime = time.Minute
 
 // refusedBodyTime is how long the server waits for the rest of a body that the handler did not read to its end. Before
 // net/http sends the response, it reads up to 256 KiB of it.
 const refusedBodyTime = time.Second
 
-// boundBodies ends requests whose body does not arrive in time. The server has no
-// ReadTimeout, because that would end streams too; here the deadline ends with the body.
-// A request that is refused before its body is read is answered after [refusedBodyTime] at the latest.
+// boundBodies returns a handler that ends requests whose bodies do not arrive in time. http.Server.ReadTimeout would end streams
+// too, so boundBodies sets a deadline and removes it after the body. If a handler responds without reading the body, the client
+// gets the response within [refusedBodyTime].
 func boundBodies(h http.Handler, limit time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body := newTimedBody(w, r, limit)
@@ -27,11 +26,11 @@ func boundBodies(h http.Handler, limit time.Duration) http.Handler {
 	})
 }
 
-// timedBody lifts the deadline when the body has been read.
+// timedBody is a body that removes the deadline when it has been read.
 type timedBody struct {
 	io.ReadCloser
 	control *http.ResponseController
-	left    int64 // negative when the length is not known
+	left    int64 // bytes; negative if the length is unknown
 	whole   bool
 	// received is called when the body has been read.
 	received func()
@@ -48,8 +47,8 @@ func newTimedBody(w http.ResponseWriter, r *http.Request, limit time.Duration) *
 	if err := control.SetReadDeadline(time.Now().Add(limit)); err != nil {
 		return nil
 	}
-	sending(r, true)
-	body := &timedBody{ReadCloser: r.Body, control: control, left: r.ContentLength, received: func() { sending(r, false) }}
+	noteBody(r, true)
+	body := &timedBody{ReadCloser: r.Body, control: control, left: r.ContentLength, received: func() { noteBody(r, false) }}
 	r.Body = body
 	return body
 }

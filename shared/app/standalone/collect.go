@@ -9,16 +9,16 @@ import (
 )
 
 const (
-	// heapReserve is how much may be allocated between two garbage collections however little is
-	// live. The server's live heap is small, and would be collected for every few megabytes.
+	// heapReserve is how much may be allocated between two garbage collections even if the live heap is small. The server's
+	// live heap is small, so by default Go would collect garbage after every few megabytes.
 	heapReserve = 64 << 20
-	// maxPercent bounds what the reserve comes to where next to nothing is live.
+	// maxPercent limits GOGC if the live heap is almost empty.
 	maxPercent = 800
 )
 
-// CollectLessOften has the garbage collector run when the heap has grown by [heapReserve] or has
-// doubled, whichever is later, unless the operator has set GOGC or GOMEMLIMIT. It is for a program that
-// is a server and little else.
+// CollectLessOften makes the garbage collector run when the heap has grown by [heapReserve] or has doubled, whichever is later. It
+// does nothing if the operator has set GOGC or GOMEMLIMIT. It changes the whole process, so it is for programs whose main task is
+// the server.
 func CollectLessOften() {
 	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
 		return
@@ -38,7 +38,7 @@ func CollectLessOften() {
 	after()
 }
 
-// gcPercent is the value of GOGC for a live heap of so many bytes.
+// gcPercent returns the value of GOGC for a live heap of the given size.
 func gcPercent(live uint64) int {
 	percent := int(min(math.Ceil(100*heapReserve/float64(max(live, 1))), maxPercent))
 	return max(percent/50*50, 100) // in steps: setting it stops the world

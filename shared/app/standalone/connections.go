@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 )
 
-// connections is a listener that holds a bounded number of connections.
+// connections is a listener with a limited number of connections.
 //
 // When it is full, it makes room for new connections by closing old ones on which the server only waits for the client: those
 // without a complete request header, idle ones, and those that are slow to send a request body or to read a response. It takes
@@ -23,8 +23,8 @@ import (
 // are never closed. The last places are for health checks and operators.
 type connections struct {
 	net.Listener
-	most     int // connections at the same time
-	reserved int // how many of them are for health checks and operators
+	most     int // concurrent connections
+	reserved int // number of them that are for health checks and operators
 
 	mu   sync.Mutex
 	open map[*connection]struct{}
@@ -45,7 +45,7 @@ func limitConnections(l net.Listener, most int) *connections {
 	return &connections{Listener: l, most: most, open: map[*connection]struct{}{}}
 }
 
-// reserving keeps the last places for health checks and operators.
+// reserving reserves the last places for health checks and operators.
 func (l *connections) reserving() *connections {
 	l.reserved = min(64, l.most/16+1)
 	return l
@@ -56,17 +56,18 @@ type connection struct {
 	net.Conn
 	all      *connections
 	client   netip.Prefix
-	reserved bool // it has one of the last places
+	reserved bool // true if it has one of the last places
 
 	state http.ConnState
-	body  bool      // the client is still sending the body of a request
+	body  bool      // true if the client is still sending the body of a request
 	since time.Time // when state or body changed
 
 	writing atomic.Int64 // when the current write began, less blocked, in nanoseconds since 1970; 0 between writes
-	bounded atomic.Bool  // the handler has set a deadline for writes
+	bounded atomic.Bool  // true if the handler has set a deadline for writes
 
-	// Only Write uses these. A client that reads a few bytes at a time must not look as if each of them were a new start.
-	blocked time.Duration // how long writes took since the last writeSize bytes, less the time between writes
+	// Only Write uses these. They add up the time of small writes, because otherwise a client that reads a few bytes at a time
+	// would seem quick.
+	blocked time.Duration // duration of the writes since the last writeSize bytes, less the time between them
 	written int           // bytes since then
 	wrote   time.Time     // when the last write ended
 }
@@ -119,7 +120,7 @@ func (l *connections) makeRoom() {
 }
 
 // closeWaiting closes some of the connections that wait for their client for longer than patience, and returns how many.
-// Idle ones and those without a request wait too. The caller holds the lock.
+// Idle connections and those without a request count as waiting too. The caller holds the lock.
 func (l *connections) closeWaiting(now time.Time, patience time.Duration) int {
 	var waiting []*connection
 	of := map[netip.Prefix]int{}
@@ -209,8 +210,8 @@ func (l *connections) changed(c net.Conn, state http.ConnState) {
 	}
 }
 
-// sending notes whether the client of a request is still sending its body. r may be a request of another listener.
-func sending(r *http.Request, body bool) {
+// noteBody notes whether the client of a request is still sending its body. r may be a request of another listener.
+func noteBody(r *http.Request, body bool) {
 	if k, ok := r.Context().Value(connectionKey{}).(*connection); ok {
 		k.all.mu.Lock()
 		defer k.all.mu.Unlock()
@@ -220,8 +221,8 @@ func sending(r *http.Request, body bool) {
 
 type connectionKey struct{}
 
-// serveBy has a server tell l of its connections.
-func (l *connections) serveBy(s *http.Server) {
+// attach makes a server report the states of its connections to l, and refuse other requests on the reserved ones.
+func (l *connections) attach(s *http.Server) {
 	s.ConnState = l.changed
 	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		return context.WithValue(ctx, connectionKey{}, c)
@@ -241,7 +242,7 @@ func (l *connections) serveBy(s *http.Server) {
 	})
 }
 
-// clientLeft gives back the place of a client that has left while its request goes on. It is [mcp.Options.Left].
+// clientLeft frees the place of a client that has disconnected while its request continues. It is [mcp.Options.Left].
 func clientLeft(r *http.Request) {
 	if k, ok := r.Context().Value(connectionKey{}).(*connection); ok {
 		_ = k.Close()

@@ -21,7 +21,7 @@ func serveAtMost(t *testing.T, most int, h http.HandlerFunc) (addr string, l *co
 	}
 	l = limitConnections(inner, most).reserving()
 	s := &http.Server{Handler: boundBodies(h, time.Minute)}
-	l.serveBy(s)
+	l.attach(s)
 	ended := make(chan error, 1)
 	go func() { ended <- s.Serve(l) }()
 	t.Cleanup(func() {

@@ -14,12 +14,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// debugConnections is how many connections the address for debugging may have.
+// debugConnections is the maximum number of connections to the address for debugging.
 const debugConnections = 16
 
-// ServeDebug serves net/http/pprof and [Server.Counters] at an address of its own. It must be loopback, because callers are not
-// authenticated there. Web pages and other names of the address are refused. Started returns the server, or nil while it starts.
-// ServeDebug returns immediately. It stops serving when ctx ends.
+// ServeDebug serves net/http/pprof and [Server.Counters] at a separate address until ctx ends, and returns immediately. The address
+// must be a loopback address, because callers are not authenticated. Requests of web pages, and for other host names, are refused.
+// The function started returns the server, or nil while it starts.
 func ServeDebug(ctx context.Context, addr string, started func() *Server) error {
 	if err := auth.CheckListen(addr, auth.ModeNone); err != nil {
 		return fault.Wrap(fault.Invalid, err, "--debug-addr")
@@ -36,11 +36,11 @@ func ServeDebug(ctx context.Context, addr string, started func() *Server) error 
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/vars", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		counters := map[string]any{} // none while it starts
+		counters := map[string]any{} // empty while the server starts
 		if s := started(); s != nil {
 			counters = s.Counters()
 		}
-		_ = json.NewEncoder(w).Encode(counters) // the client may be gone
+		_ = json.NewEncoder(w).Encode(counters) // fails if the client has disconnected
 	})
 	guard := auth.NewGuard(nil, nil, nil)
 	guarded := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -52,13 +52,13 @@ func ServeDebug(ctx context.Context, addr string, started func() *Server) error 
 	})
 	s := &http.Server{Handler: boundBodies(guarded, bodyTime), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10}
 	limited := limitConnections(l, debugConnections)
-	limited.serveBy(s)
+	limited.attach(s)
 	context.AfterFunc(ctx, func() { _ = s.Close() })
 	go func() { _ = s.Serve(limited) }()
 	return nil
 }
 
-// Counters are what was counted since the start, for whoever looks for a fault.
+// Counters returns internal counters since the start, for debugging.
 func (s *Server) Counters() map[string]any {
 	return map[string]any{
 		"database":                 s.db.Engine().Stats(),

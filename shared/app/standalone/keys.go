@@ -18,19 +18,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
-// secrets are the keys of an embedded server, in a file that only its owner reads.
+// secrets are the keys of a server. They are in a file that only its owner can read.
 type secrets struct {
 	Private []byte `json:"private"` // Tink keyset that opens webhook secrets
 	Public  []byte `json:"public"`  // Tink keyset that seals them
 	Cursor  []byte `json:"cursor"`  // authenticates stream cursors
-	// Identity signs webhooks as this server's (v1a), beside the subscription's secret.
+	// Identity signs webhooks with the server's own key (v1a), in addition to the subscription's secret.
 	Identity string `json:"identity"`
 }
 
 func secretsPath(data string) string { return filepath.Join(data, keysName) }
 
-// loadSecrets reads the keys of the data directory, or makes them the first time. It refuses a database
-// whose secrets they do not open.
+// loadSecrets reads the keys of the data directory, or creates them at the first start. It refuses keys that do not open the
+// secrets in the database.
 func loadSecrets(ctx context.Context, data string, db store.DB) (secrets, error) {
 	if data == ":memory:" {
 		return newSecrets()
@@ -65,22 +65,22 @@ func loadSecrets(ctx context.Context, data string, db store.DB) (secrets, error)
 	return s, markSealed(ctx, db, s)
 }
 
-// What is sealed under sealedKey opens with the keys that the secrets in the database are sealed with; only
-// the keys are in a file of their own.
+// The item with sealedKey is a mark that is sealed with the same keys as the secrets in the database. Because the keys are in
+// another file, a server opens the mark at its start to find out whether the two files belong together.
 var (
 	sealedKey     = store.Key{Table: store.Settings, Partition: "keys", Sort: "-"}
 	sealedBinding = webhook.Binding{Subscription: "keys.json"}
 )
 
-// checkSealed reports whether the database has a mark that the keys open. If they do not, or are new
-// beside subscriptions of before, it is of kind fault.Conflict. Where there never were subscriptions
-// any keys will do.
+// checkSealed reports whether the database has a mark that the keys open. If the keys do not open it, or were just created
+// although there are subscriptions, the error is of kind fault.Conflict. A database that never had subscriptions accepts any
+// keys.
 func checkSealed(ctx context.Context, db store.DB, s secrets, fresh bool) (sealed bool, err error) {
 	items, err := db.Get(ctx, sealedKey)
 	if err != nil {
 		return false, fault.Wrap(fault.Unavailable, err, "read what the keys open")
 	}
-	if items[0] == nil && !fresh { // a database of a version before
+	if items[0] == nil && !fresh { // an earlier version wrote the database
 		return false, nil
 	}
 	if items[0] != nil {
@@ -121,8 +121,8 @@ func newSecrets() (secrets, error) {
 	return s, nil
 }
 
-// checkWritable tells of a data directory that cannot be written in its own words; SQLite's are
-// "unable to open database file".
+// checkWritable returns an error with the reason if the data directory is not writable. SQLite would only say "unable to open
+// database file".
 func checkWritable(data string) error {
 	probe, err := os.CreateTemp(data, "write-*")
 	if err != nil {
@@ -133,7 +133,7 @@ func checkWritable(data string) error {
 	return nil
 }
 
-// reason is an error of a file without its name.
+// reason returns an error of a file without the file's name.
 func reason(err error) error {
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		return e.Err
@@ -141,15 +141,15 @@ func reason(err error) error {
 	return err
 }
 
-// checkDatabase refuses a data directory that cannot be written, and a database that is gone or empty while its keys are there: the server would start without
-// the subscriptions and events that it holds, and nobody would know.
+// checkDatabase refuses a data directory that is not writable, and one that has keys but no database or an empty one. With
+// such a directory the server would start, but silently without its subscriptions and events.
 func checkDatabase(data, path string) error {
 	if err := checkWritable(data); err != nil {
 		return err
 	}
 	keys := secretsPath(data)
 	if _, err := os.Stat(keys); err != nil {
-		return nil // a new directory, or reading the keys tells what is wrong
+		return nil // the directory is new, or reading the keys will report the problem
 	}
 	state := "is missing"
 	if info, err := os.Stat(path); err == nil && info.Size() > 0 {
@@ -173,8 +173,7 @@ func readSecrets(data string) (secrets, error) {
 	return s, nil
 }
 
-// writeSecrets replaces the file whole or not at all: a half-written one would
-// lock every stored secret.
+// writeSecrets replaces the file atomically, because with a partly written file no stored secret could be opened.
 func writeSecrets(data string, s secrets) error {
 	b, err := json.Marshal(s)
 	if err != nil {
@@ -183,7 +182,7 @@ func writeSecrets(data string, s secrets) error {
 	return fault.Wrap(fault.Unavailable, durable.WriteFile(secretsPath(data), b), "write the keys")
 }
 
-// identity is what signs v1a, nil unless it is switched on.
+// identity returns the key that signs v1a, or nil if that is off.
 func (s secrets) identity(on bool) (*webhook.Identity, error) {
 	if !on {
 		return nil, nil
@@ -195,10 +194,9 @@ func (s secrets) identity(on bool) (*webhook.Identity, error) {
 	return webhook.NewIdentity(key), nil
 }
 
-// RotateKeys adds a key to the sealing keyset of a data directory and makes it the one that seals;
-// the old ones still open what they sealed. A server that uses the directory must be restarted.
-// One process both seals and opens here, so the two steps that a fleet takes one after the
-// other are one.
+// RotateKeys adds a key to the sealing keyset of a data directory. From then on new secrets are sealed with it, and the old keys
+// still open the existing ones. A server that uses the directory must be restarted. On AWS this takes two steps, because all
+// processes must be able to open with the new key before one seals with it.
 func RotateKeys(data string) error {
 	s, err := readSecrets(data)
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// newMetrics makes the instruments and what GET /metrics answers. The readers of [Options] get the same.
+// newMetrics creates the metrics, and the handler of GET /metrics. The readers of [Options] receive the same metrics.
 func newMetrics(readers []sdk.Reader) (http.Handler, *metric.Set, error) {
 	registry := prometheus.NewRegistry()
 	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutTargetInfo(), otelprom.WithoutScopeInfo())
@@ -35,7 +35,7 @@ func newMetrics(readers []sdk.Reader) (http.Handler, *metric.Set, error) {
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true}), set, err
 }
 
-// measure has the metrics read that the server's parts know.
+// measure registers the metrics whose values the server's parts know.
 func (s *Server) measure() error {
 	watch := func(name string, f func(context.Context) ([]metric.Reading, error)) error {
 		return s.core.Metrics.Watch(name, f)
@@ -66,7 +66,7 @@ func (s *Server) measure() error {
 	)
 }
 
-// queueReadings is a figure of each queue.
+// queueReadings returns a function that reads a figure of each queue.
 func (s *Server) queueReadings(figure func(queue.Depth) float64) func(context.Context) ([]metric.Reading, error) {
 	return func(ctx context.Context) (all []metric.Reading, _ error) {
 		for _, name := range queue.Names() {
@@ -80,10 +80,10 @@ func (s *Server) queueReadings(figure func(queue.Depth) float64) func(context.Co
 	}
 }
 
-// serveMetrics answers GET /metrics in the text format of Prometheus, to operators of the default workspace. The metrics cover
-// the whole process and name the backends and sources of all workspaces.
+// serveMetrics serves GET /metrics in the text format of Prometheus. Only operators of the default workspace may read it, because
+// the metrics cover the whole process and name the backends and sources of all workspaces.
 func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
-	if err := s.mayOperate(r); err != nil {
+	if err := s.checkOperator(r); err != nil {
 		answers := httpjson.Answers{Scope: auth.ScopeOperate, MetadataURL: s.core.ResourceMetadata, Log: s.core.Log}
 		answers.Serve(w, r, http.StatusOK, func() (any, error) { return nil, err })
 		return
@@ -91,7 +91,8 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	s.metrics.ServeHTTP(w, r)
 }
 
-func (s *Server) mayOperate(r *http.Request) error {
+// checkOperator checks that the caller may read the metrics.
+func (s *Server) checkOperator(r *http.Request) error {
 	if err := s.core.Guard.Check(r); err != nil {
 		return err
 	}
@@ -108,8 +109,8 @@ func (s *Server) mayOperate(r *http.Request) error {
 	return nil
 }
 
-// readyz answers whether what a request needs can be had: the store can be written, the queues can be
-// read, and the keys have been opened, without which the server would not have started.
+// readyz responds with 200 if the server can serve requests: it can write to the store and read the queues. It does not check
+// the keys, because the server does not start without them.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	answers := httpjson.Answers{Log: s.core.Log}
 	answers.Serve(w, r, http.StatusOK, func() (any, error) {

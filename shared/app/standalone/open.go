@@ -92,7 +92,7 @@ func (s *Server) openStore(ctx context.Context, o Options, counters *metric.Set)
 	return keys, nil
 }
 
-// adminConnections returns how many connections the admin API may have at an address of its own.
+// adminConnections returns the maximum number of connections of an admin API with an address of its own.
 func adminConnections() int { return min(256, descriptors.Accepted()/4+1) }
 
 // listen opens the listener of the server. It returns nil if there is no address.

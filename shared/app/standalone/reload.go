@@ -18,8 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 )
 
-// files are the catalogs and the configuration of the options. They are all that there are: what an earlier run
-// had in the store beside them does not stay.
+// files returns the catalogs and the configuration of the options. They replace all catalogs in the store, also those of
+// workspaces that the options no longer have.
 func (o Options) files() (apply.Files, error) {
 	if o.SettingsError != nil {
 		return apply.Files{}, o.SettingsError
@@ -37,11 +37,13 @@ func (o Options) files() (apply.Files, error) {
 	return f, nil
 }
 
-// Reload applies catalogs and the configuration: all of them, or none if one is refused. Only a configuration that can be used with
-// the catalogs in use is applied although a new catalog is refused.
-// Open streams are notified of changed catalogs and backends, and webhook subscriptions that a
-// changed catalog leaves behind end. A stream that was open when its workspace lost its own catalog is notified
-// of that, and of later changes of the shared one when it comes back.
+// Reload applies the catalogs and the configuration of the options. If a catalog is refused, Reload keeps all catalogs, but
+// still applies the configuration if it is valid with them. For example, a removed key must not stay valid because of an
+// error in a catalog.
+//
+// Open streams are notified of changed catalogs and backends, and webhook subscriptions to event types that no longer exist
+// end. If a workspace loses its own catalog, its streams are notified once. To be notified of later changes of the shared
+// catalog, their clients have to reconnect.
 func (s *Server) Reload(ctx context.Context, o Options) error {
 	f, err := o.files()
 	var done apply.Outcome
@@ -63,14 +65,13 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 	return err
 }
 
-// applyConfig applies only the configuration of refused options. A key that an operator removes must not stay valid because of
-// a catalog. It keeps the configuration in use if the new one is refused too, or if its file is empty, as it is while a program
-// replaces its content.
+// applyConfig applies the configuration of options that were refused because of a catalog. It keeps the current configuration
+// if the new one is refused too, or if its file is empty, because a file is empty while a program rewrites it.
 func (s *Server) applyConfig(ctx context.Context, o Options, refused error) {
-	if o.Config == nil || o.Config.Empty() || !refusal(refused) {
+	if o.Config == nil || o.Config.Empty() || !isRefusal(refused) {
 		return
 	}
-	// Without catalogs it ends no subscriptions.
+	// AllowBreaking is safe here, because only catalogs can end subscriptions.
 	done, err := s.apply(ctx, apply.Files{Config: o.Config, AllowBreaking: true})
 	switch {
 	case err != nil && ctx.Err() == nil:
@@ -80,15 +81,16 @@ func (s *Server) applyConfig(ctx context.Context, o Options, refused error) {
 	}
 }
 
-// refusal reports whether an error says that settings are wrong, and not that the store failed.
-func refusal(err error) bool {
+// isRefusal reports whether an error means that settings are wrong. Otherwise the store failed.
+func isRefusal(err error) bool {
 	return err != nil && !fault.Is(err, fault.Unavailable) && !fault.Is(err, fault.Internal)
 }
 
-// startWith decides how to start if the settings were refused: with the last ones if the options allow it and the store has
-// some that this version can read. Otherwise it returns the refusal. An error of the store is no refusal.
-func (s *Server) startWith(ctx context.Context, o Options, refused error) error {
-	if !o.LastSettings || !refusal(refused) {
+// startRefused decides how to start if the settings were refused. If the options allow it, and the store has previous settings
+// that this version can read, the server uses those. Otherwise startRefused returns the refusal. It does nothing if refused is
+// nil.
+func (s *Server) startRefused(ctx context.Context, o Options, refused error) error {
+	if !o.LastSettings || !isRefusal(refused) {
 		return refused
 	}
 	names, err := catalog.Names(ctx, s.db)
@@ -114,7 +116,7 @@ func (s *Server) startWith(ctx context.Context, o Options, refused error) error 
 	return nil
 }
 
-// apply brings files into use at once.
+// apply applies files, and announces the changes to streams immediately.
 func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error) {
 	target := apply.Target{DB: s.db, Endings: s.terminator.Endings, Check: func(ctx context.Context, c *config.Config) error {
 		return errors.Join(s.checkNames(c), s.backends.Check(ctx, c.Backends), s.conversation.Check(ctx, &c.Conversation), ingest.CheckSecrets(ctx, c.Sources, secret.FromEnvironment))
@@ -125,11 +127,11 @@ func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error
 	if err != nil {
 		return done, err
 	}
-	s.backends.Any(ctx) // ends the sessions with those that are gone
+	s.backends.Any(ctx) // ends the sessions with removed backends
 	return done, settings.Announce(ctx, s.db, 0, stream.AnnounceStored(s.core.EventLog))
 }
 
-// logChanges tells the operator what is another than before.
+// logChanges logs the changes of catalogs for the operator.
 func (s *Server) logChanges(ctx context.Context, done apply.Outcome, f apply.Files) {
 	for _, c := range done.Catalogs {
 		if !c.Changed {

@@ -16,30 +16,27 @@ import (
 )
 
 const (
-	// attempts is how many first attempts are made at once.
-	attempts = 256
-	// attemptPatience is how long one may keep its place among them without an answer.
+	attempts = 256 // concurrent first attempts
+	// attemptPatience is how long a first attempt keeps its slot while the endpoint does not respond.
 	attemptPatience = 2 * time.Second
-	// slowAttempts is how many attempts the slow lane makes at once, each for itself.
-	slowAttempts = 512
-	// slowPerEndpoint is how many of them are for one endpoint.
-	slowPerEndpoint = 8
-	// pageWorkers is how many batches of pages are handled concurrently, and pagesPerGroup how many pages of one pattern or
-	// of one busy endpoint. Pages wait for slow endpoints for seconds, so there are enough workers for the others.
+	slowAttempts    = 512 // concurrent attempts of the slow lane
+	slowPerEndpoint = 8   // of them for the same endpoint
+	// pageWorkers is the number of batches of pages that are handled concurrently. Pages wait for slow endpoints for seconds.
+	// To leave workers for other pages, at most pagesPerGroup of them handle pages of the same pattern or busy endpoint.
 	pageWorkers, pagesPerGroup = 512, 128
-	// queueBytes bounds the bodies that a queue keeps in memory, and attemptBytes those of the
-	// attempts under way; what is more waits in the file. With large payloads each is held
-	// several times on its way.
+	// queueBytes limits the bodies that a queue keeps in memory, and attemptBytes those of the running attempts. Other bodies
+	// stay in the file. Without the limits, large payloads would need much memory, because each is copied several times.
 	queueBytes   = 16 << 20
 	attemptBytes = 32 << 20
-	// savePositions is how often the jobs of every minute write where they are, so that a
-	// server at rest syncs nothing.
+	// savePositions is how often the periodic jobs save their positions. It is long, so that an idle server does not write to
+	// the disk.
 	savePositions = time.Hour
-	// replayEvery is how often replays go on: often, for canceling one does not stop what is scheduled until then.
+	// replayEvery is how often replays continue. It is short, because canceling a replay does not stop the deliveries that it
+	// has scheduled for this time.
 	replayEvery = 4 * time.Second
 )
 
-// run starts the workers. They end with [Server.Shutdown], not with ctx.
+// run starts the workers, which end with [Server.Shutdown] and not with ctx.
 func (s *Server) run(ctx context.Context, r roles) {
 	ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	s.work(ctx, queue.Events, r.fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4, MaxReceives: queue.MaxReceives, Bytes: queueBytes / 2})
@@ -68,7 +65,7 @@ func (s *Server) work(ctx context.Context, name queue.Name, h queue.Handler, o q
 	})
 }
 
-// routes are the paths that are served.
+// routes returns the handler of all paths except those of the admin API.
 func (s *Server) routes(publishing app.Publishing, identity *webhook.Identity) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", s.endpoint)
@@ -92,7 +89,7 @@ func (s *Server) routes(publishing app.Publishing, identity *webhook.Identity) *
 	return mux
 }
 
-// healthz answers whether the server can write what it accepts.
+// healthz responds with 200 if the server can write to its store, and otherwise with 503.
 func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if err := s.db.Engine().Health(); err != nil {

@@ -1,8 +1,9 @@
-// Package standalone is the whole product in one process: the endpoint for MCP clients, the one for publishers, and all
-// work on deliveries, over one SQLite file. The parts are those of the functions on AWS, which package app builds; here
-// goroutines run them. One process may use a data directory at a time.
+// Package standalone runs the whole product in one process: the endpoints for MCP clients, publishers and operators, and
+// all deliveries. State is in one SQLite file. Package app creates the same roles as for the functions on AWS, and here
+// goroutines run them. Only one process at a time may use a data directory.
 //
-// The command serve starts a server from here. The public package server wraps it for other programs.
+// The command serve starts a server of this package, and the public package server wraps it for other programs. Read
+// [New] first, then build, which connects the roles, and run.go, which starts the workers.
 package standalone
 
 import (
@@ -51,65 +52,65 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
-// Options are what a server is started with.
+// Options configure a server.
 type Options struct {
-	// Addr is the address to listen on. It is loopback with [auth.ModeNone]. Empty listens
-	// nowhere: the program serves [Server.Handler] itself, and answers for who can reach it.
+	// Addr is the address to listen on, which must be a loopback address with [auth.ModeNone]. If it is empty, the server does
+	// not listen. Then the program serves [Server.Handler] itself, and is responsible for restricting access to it.
 	Addr string
-	// Data is the directory of the database and the keys, which is made if it is not there.
-	// ":memory:" keeps nothing.
+	// Data is the directory of the database and the keys. The server creates it if necessary. With ":memory:", all data is
+	// lost when the process ends.
 	Data string
-	// Catalog declares the event types, in YAML; CatalogName names the file in error messages, catalog.yaml if it is empty.
+	// Catalog declares the event types, in YAML. CatalogName is the file's name in error messages, by default catalog.yaml.
 	Catalog     []byte
 	CatalogName string
-	// Workspaces have these catalogs; all others have the one above.
+	// Workspaces has the catalogs of workspaces with a catalog of their own. All other workspaces use Catalog.
 	Workspaces map[string]*catalog.Catalog
-	// Config holds keys and backends; nil is none.
+	// Config has the API keys, backends and sources. It may be nil.
 	Config *config.Config
-	// Upstream is the program's own MCP server, Streamable HTTP of any revision: a backend in this process. Clients see its
-	// tools, prompts and resources beside the events, and callers of the default workspace alone. It is
-	// called at /mcp. Who calls is checked before; its own checks see no credentials.
+	// Upstream is the program's own MCP server, which becomes a backend in this process. It speaks Streamable HTTP of any
+	// revision, and is called at /mcp. Only callers of the default workspace see its tools, prompts and resources, together
+	// with the events. Requests to it carry no credentials, because the server has already authenticated the caller.
 	Upstream http.Handler
-	// Auth is how callers are authenticated; empty is [auth.ModeNone].
+	// Auth is how callers are authenticated, by default [auth.ModeNone].
 	Auth auth.Mode
-	// AllowBreaking lets changed catalogs end live subscriptions; without it they are refused.
+	// AllowBreaking accepts catalogs that end live subscriptions. Otherwise they are refused.
 	AllowBreaking bool
-	// SettingsError is set by a program that could not read the catalogs or the configuration. They count as refused.
+	// SettingsError is the error of a program that could not read the catalogs or the configuration. They count as refused.
 	SettingsError error
-	// LastSettings lets the server start if the catalogs or the configuration are refused but the data directory has those
-	// that it used last. It uses these, logs why, and says so in GET /readyz and the metric of refused settings, until
+	// LastSettings lets the server start with the previous catalogs and configuration, which are in the data directory, if
+	// the new ones are refused. The server then logs the reason, and reports it in GET /readyz and in a metric until
 	// [Server.Reload] succeeds. Without LastSettings, New fails.
 	LastSettings bool
-	// Limits are all other settings, as the flags of serve. The zero value is [DefaultLimits]; to change one, begin with
-	// those.
+	// Limits are all other settings, as the flags of serve. The zero value means [DefaultLimits]. To change a setting, change
+	// a copy of those.
 	Limits config.Limits
-	// AdminAddr is the address on which to serve the admin API and the console alone; it is loopback with
-	// [auth.ModeNone]. Empty serves it with the rest.
+	// AdminAddr is a separate address for the admin API and the console, which must be a loopback address with
+	// [auth.ModeNone]. If it is empty, they are served at Addr.
 	AdminAddr string
-	// Metrics get what GET /metrics serves, such as a reader of OpenTelemetry's that exports. Who
-	// gives them shuts them down.
+	// Metrics are additional readers of the metrics of GET /metrics, for example a periodic exporter of OpenTelemetry. The
+	// program that passes them shuts them down.
 	Metrics []sdk.Reader
-	// Traces get spans of what is done with events and backends, such as a provider of OpenTelemetry's SDK; nil makes
-	// none. Who gives it shuts it down.
+	// Traces receives spans of events and of calls to backends. Nil means that there are no spans. The program that passes it
+	// shuts it down.
 	Traces oteltrace.TracerProvider
 	// Log is [slog.Default] if it is nil.
 	Log *slog.Logger
 }
 
-// DefaultLimits are the values that the flags of serve have by default.
+// DefaultLimits returns the default values of the flags of serve.
 func DefaultLimits() config.Limits { return config.DefaultLimits() }
 
 // Event is an event to publish; see [publish.Input].
 type Event = publish.Input
 
-// Accepted says what became of an event: its id, and its URI in canonical form.
+// Accepted is an accepted event: its id, and its URI in canonical form.
 type Accepted = publish.Accepted
 
-// Server runs from [New] to [Server.Shutdown]. Its methods may be called concurrently.
+// Server is a running server. [New] starts it and [Server.Shutdown] ends it. Its methods may be called concurrently.
 type Server struct {
-	// URL is where it listens, without a path; empty if it does not.
+	// URL is the server's URL without a path. It is empty if the server does not listen.
 	URL string
-	// AdminURL is where the admin API is, without its path.
+	// AdminURL is the URL of the admin API without its path.
 	AdminURL string
 
 	core       *app.Core
@@ -122,28 +123,28 @@ type Server struct {
 	tokens     *jwt.Authenticator // nil except for [auth.ModeJWT]
 	handler    http.Handler
 	metrics    http.Handler
-	listening  *http.Server // nil if it does not
-	// connections are those of listening.
+	listening  *http.Server // nil if the server does not listen
+	// connections are the connections of listening.
 	connections *connections
 	served      chan error
 	operators   *http.Server // nil unless the admin API has an address of its own
 
-	upstream     *inprocess.Transport // nil without one
+	upstream     *inprocess.Transport // nil without [Options.Upstream]
 	backends     *gateway.Gateway
 	catalogs     *catalog.Stored
 	terminator   *lifecycle.Terminator
 	conversation *conversation.Service
 
-	refused atomic.Bool // the last catalogs and configuration were refused
+	refused atomic.Bool // true if the last catalogs or configuration were refused
 
-	closing context.Context // ends when it shuts down
+	closing context.Context // ends when the server begins to shut down
 	close   context.CancelFunc
 	stop    context.CancelFunc
 	workers sync.WaitGroup
-	undo    []func() // closes what was opened, if a later step of the start fails
+	undo    []func() // closes the opened parts if a later step of the start fails
 
 	shutdown sync.Once
-	ended    error // what came of it
+	ended    error // the result of the shutdown
 }
 
 // New starts a server, and returns when it accepts requests. The server does not end with ctx. If something in the options or
@@ -187,7 +188,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if refused == nil {
 		_, refused = s.apply(ctx, files)
 	}
-	if err := s.startWith(ctx, o, refused); err != nil {
+	if err := s.startRefused(ctx, o, refused); err != nil {
 		return nil, err
 	}
 	if err := s.measure(); err != nil {
@@ -199,13 +200,13 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	s.run(ctx, roles)
 	if listener != nil {
 		s.listening = s.httpServer(s.handler)
-		s.connections.serveBy(s.listening)
+		s.connections.attach(s.listening)
 		go func() { s.served <- s.listening.Serve(listener) }()
 	}
 	return s, nil
 }
 
-// complete fills in defaults, and refuses what is missing or out of range.
+// complete fills in defaults, and refuses missing options and those that are out of range.
 func (o *Options) complete() error {
 	if o.Log == nil {
 		o.Log = slog.Default()
@@ -239,7 +240,8 @@ func (o *Options) complete() error {
 	return auth.CheckListen(o.Addr, o.Auth)
 }
 
-// httpServer is one for the endpoint, or for operators. It bounds all but bodies and answers.
+// httpServer returns a server for one of the addresses. It limits the time for everything except request bodies and
+// responses, which boundBodies and connections limit.
 func (s *Server) httpServer(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
@@ -321,7 +323,7 @@ func (s *Server) buildEndpoint(ctx context.Context, r roles, keys secrets, curso
 	s.tails = stream.New(s.core.EventLog, s.db, cursors)
 	s.tails.Shares = s.catalogs.Shares
 	s.undo = append(s.undo, s.tails.Close)
-	s.backends, err = app.NewGateway(s.core, app.GatewayOptions{Key: keys.Cursor, HTTP: s.reachBackends()})
+	s.backends, err = app.NewGateway(s.core, app.GatewayOptions{Key: keys.Cursor, HTTP: s.backendClient()})
 	if err != nil {
 		return err
 	}
@@ -342,23 +344,23 @@ func (s *Server) buildEndpoint(ctx context.Context, r roles, keys secrets, curso
 	return err
 }
 
-// Handler serves /admin, /console, /mcp, /events, /sources, /consent, /healthz and what is below /.well-known.
+// Handler returns the handler of all paths: /mcp, /events, /sources, /consent, /healthz, /readyz, /metrics, /.well-known/…
+// and, unless they have an address of their own, /admin and /console.
 func (s *Server) Handler() http.Handler { return s.handler }
 
-// Publish publishes events in a workspace, as POST /events does for a caller who may; the
-// workspace of a server without authentication is "default". It returns when they are on disk;
-// for the kinds of its errors see [publish.Service.Accept].
+// Publish publishes events in a workspace, as POST /events does. Without authentication, the workspace is "default". Publish
+// returns when the events are on disk. See [publish.Service.Accept] for the kinds of its errors.
 func (s *Server) Publish(ctx context.Context, workspace string, events ...Event) ([]Accepted, error) {
 	return s.publisher.Accept(ctx, auth.Principal{Workspace: workspace, ID: "server", Scopes: []string{auth.ScopePublish}}, events)
 }
 
-// Served receives the error that ended the listener, if one does before [Server.Shutdown].
+// Served returns a channel that receives the error if the listener fails before [Server.Shutdown].
 func (s *Server) Served() <-chan error { return s.served }
 
-// Shutdown drains: streams get their end, running deliveries finish, and nothing
-// accepted is lost. When ctx ends first, running deliveries are cut off, which come again after the next start, and
-// Shutdown returns the error of ctx some seconds later at the latest. A store that cannot be closed is another error.
-// Called again, it waits for the first call and returns what that did.
+// Shutdown ends the server gracefully. It ends streams with a message and waits for running deliveries, and accepted events
+// stay in the store. If ctx ends first, Shutdown cancels the running deliveries, which are repeated after the next start, and
+// returns the error of ctx within a few seconds. It also returns the error of a store that cannot be closed. Further calls
+// wait for the first one and return the same error.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.shutdown.Do(func() { s.ended = s.drain(ctx) })
 	return s.ended
@@ -382,9 +384,9 @@ func (s *Server) drain(ctx context.Context) error {
 		s.workers.Wait()
 		s.dispatcher.Wait(ctx)
 		if s.upstream != nil {
-			_ = s.upstream.Wait(ctx) // that ctx ended is reported below
+			_ = s.upstream.Wait(ctx) // fails only if ctx ended, which is reported below
 		}
-		_ = s.conversation.Close(ctx) // that ctx ended is reported below
+		_ = s.conversation.Close(ctx) // fails only if ctx ended, which is reported below
 		s.tails.Close()
 		close(done)
 	}()
@@ -393,7 +395,7 @@ func (s *Server) drain(ctx context.Context) error {
 	case <-ctx.Done():
 		err = errors.Join(err, ctx.Err())
 	}
-	// The queues end the contexts of what still runs and wait for it before the file is closed. Who is later still
+	// Before the file is closed, the queues cancel the handlers that still run and wait for them. A handler that ignores this
 	// gets an error from the closed file.
 	closing := s.queues.Close()
 	select {

@@ -11,10 +11,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// upstreamName is what the backend of [Options.Upstream] is called in logs, metrics and the admin API.
+// upstreamName is the name of the backend of [Options.Upstream] in logs, metrics and the admin API.
 const upstreamName = "upstream"
 
-// ownBackends are those that are in no configuration.
+// ownBackends returns the backend of [Options.Upstream], which is not in the configuration.
 func (s *Server) ownBackends() []api.Backend {
 	if s.upstream == nil {
 		return nil
@@ -24,8 +24,8 @@ func (s *Server) ownBackends() []api.Backend {
 	}}
 }
 
-// reachBackends is the client for backends, here and elsewhere.
-func (s *Server) reachBackends() *http.Client {
+// backendClient returns the HTTP client for backends, in this process and elsewhere.
+func (s *Server) backendClient() *http.Client {
 	client := upstream.NewHTTP()
 	if s.upstream != nil {
 		client.Transport.(*http.Transport).RegisterProtocol(inprocess.Scheme, s.upstream)
@@ -33,7 +33,7 @@ func (s *Server) reachBackends() *http.Client {
 	return client
 }
 
-// checkNames refuses a configuration with a backend that has the name of ours.
+// checkNames refuses a configuration in which a backend has the same name as [Options.Upstream].
 func (s *Server) checkNames(c *config.Config) error {
 	for _, own := range s.ownBackends() {
 		for _, b := range c.Backends {

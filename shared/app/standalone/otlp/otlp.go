@@ -1,5 +1,5 @@
-// Package otlp sends what a server measures, and its traces, to a collector. It is apart from package server, so that a
-// program that does not want that does not have the exporter.
+// Package otlp sends a server's metrics and traces to a collector. It is separate from package standalone, so that programs that
+// do not need it do not contain the exporter.
 package otlp
 
 import (
@@ -15,8 +15,8 @@ import (
 	traces "github.com/mcp-events/mcpevents/shared/platform/trace/otlp"
 )
 
-// exporter sends metrics to a collector every minute, and when it is shut down.
-func exporter(ctx context.Context, endpoint string) (*sdk.PeriodicReader, error) {
+// newReader returns a reader that sends metrics to a collector every minute, and when it is shut down.
+func newReader(ctx context.Context, endpoint string) (*sdk.PeriodicReader, error) {
 	sender, err := otlpmetrichttp.New(ctx, otlpmetrichttp.WithEndpointURL(endpoint), otlpmetrichttp.WithURLPath(traces.PathMetrics))
 	if err != nil {
 		return nil, fault.Wrap(fault.Invalid, err, "--otlp-endpoint")
@@ -24,12 +24,13 @@ func exporter(ctx context.Context, endpoint string) (*sdk.PeriodicReader, error)
 	return sdk.NewPeriodicReader(sender), nil
 }
 
-// Export has a server's metrics and traces sent to the collector of its limits. End sends the last ones.
+// Export adds exporters to a server's options, which send metrics and traces to the collector of its settings. The function end
+// sends the last ones.
 func Export(ctx context.Context, s *standalone.Options) (end func(), err error) {
 	if err := s.Limits.Check(); err != nil {
 		return nil, err
 	}
-	metrics, err := exporter(ctx, s.Limits.OTLPEndpoint)
+	metrics, err := newReader(ctx, s.Limits.OTLPEndpoint)
 	if err != nil {
 		return nil, err
 	}

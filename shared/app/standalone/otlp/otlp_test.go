@@ -30,7 +30,7 @@ func TestOTLPMetrics(t *testing.T) {
 		got <- &request
 	}))
 	defer server.Close()
-	reader, err := exporter(t.Context(), server.URL)
+	reader, err := newReader(t.Context(), server.URL)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-// Package servertest starts embedded servers for tests of what operators use.
+// Package servertest starts stand-alone servers for tests of the tools of operators.
 package servertest
 
 import (
@@ -21,16 +21,17 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// Patience bounds how long a test waits.
+// Patience limits how long a test waits.
 const Patience = 20 * time.Second
 
-// Caller is what the key of a caller, which is its name, is good for.
+// Caller describes the rights of a caller. The caller's key is its name.
 type Caller struct {
 	Workspace string
 	Scopes    string // separated by commas
 }
 
-// Options are those of a server with the sample catalog, which takes any target, and lets anybody in where callers is nil.
+// Options returns the options of a server that has the sample catalog and accepts any target. If callers is nil, the server does not
+// authenticate callers.
 func Options(t *testing.T, callers map[string]Caller) standalone.Options {
 	t.Helper()
 	catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
@@ -48,7 +49,7 @@ func Options(t *testing.T, callers map[string]Caller) standalone.Options {
 	return o
 }
 
-// Config is a configuration with the keys of callers, and more sections.
+// Config returns a configuration with the keys of callers and more sections.
 func Config(t *testing.T, callers map[string]Caller, more string) *config.Config {
 	t.Helper()
 	text := "keys:\n"
@@ -76,7 +77,7 @@ func Start(t *testing.T, o standalone.Options) *standalone.Server {
 // End shuts a server down before the end of the test.
 func End(t *testing.T, s *standalone.Server) {
 	t.Helper()
-	http.DefaultClient.CloseIdleConnections() // for one that was never used a server waits 5 s
+	http.DefaultClient.CloseIdleConnections() // because a server waits 5 s for an unused connection
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	if err := s.Shutdown(ctx); err != nil {
@@ -84,7 +85,7 @@ func End(t *testing.T, s *standalone.Server) {
 	}
 }
 
-// Subscribe registers a webhook of a caller of the server at url, and returns the id of the subscription.
+// Subscribe registers a webhook for a caller of the server at url, and returns the id of the subscription.
 func Subscribe(t *testing.T, url, who, target string, uris ...string) string {
 	t.Helper()
 	c, err := client.Connect(t.Context(), url, client.Options{Key: who, Agent: "test/1", Revision: string(spec.V20260728)})
