@@ -1,10 +1,10 @@
-// Package apply brings an operator's files into use, in both modes. It reads the documents that the files replace, checks the
-// files against each other, against those documents and against the subscriptions that they would end, and then writes
-// all of them or none. `mcpevents catalog apply` does that for a deployment on AWS, and a stand-alone server for itself, at its
-// start and when a file changes.
+// Package apply applies an operator's files, in both modes. It reads the stored documents that the files replace, and checks the
+// files against each other, against these documents, and against the subscriptions that would end. Then it writes all files or
+// none. On AWS, `mcpevents catalog apply` uses it for a deployment. A stand-alone server uses it at its start and when a file
+// changes.
 //
-// The packages that own the sections of the files parse and check them. Package shared/storage/settings describes the whole way
-// of a change.
+// The packages that own the sections of the files parse and check them. Package shared/storage/settings describes how a change
+// reaches all processes.
 package apply
 
 import (
@@ -27,35 +27,36 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Files are what an operator gives.
+// Files are the operator's files.
 type Files struct {
-	// Catalogs are by workspace; that of [catalog.Shared] needs All.
+	// Catalogs has the catalogs by workspace. The catalog of [catalog.Shared] is allowed only with All.
 	Catalogs map[string]*catalog.Catalog
-	// Config is nil if it is not given.
+	// Config may be nil.
 	Config *config.Config
-	// All says that there are no others: a stored catalog or configuration that is not given is removed.
-	// Otherwise it stays.
+	// All means that the files are complete, so stored catalogs and configurations without a file are removed. Otherwise they
+	// are kept.
 	All bool
-	// AllowBreaking confirms that subscriptions end.
+	// AllowBreaking accepts catalogs that end subscriptions.
 	AllowBreaking bool
 }
 
-// Target is where files are applied.
+// Target is the server or deployment to which files are applied.
 type Target struct {
 	DB store.DB
-	// Endings counts the live subscriptions that catalogs would end; [lifecycle.Terminator.Endings] does. If it is nil,
-	// catalogs that could end any are refused.
+	// Endings counts the live subscriptions that catalogs would end, see [lifecycle.Terminator.Endings]. If it is nil, catalogs
+	// that could end subscriptions are refused.
 	Endings func(context.Context, catalog.Source) ([]lifecycle.Ending, error)
-	// Check finds what else speaks against a configuration, such as a secret that is not there; nil is nothing.
+	// Check does further checks of a configuration, for example that all secrets exist. It may be nil.
 	Check func(context.Context, *config.Config) error
 }
 
-// Deployment is a target whose processes are others, with their own secrets. If counts, its subscriptions can be read.
-func Deployment(db store.DB, counts bool) *Target {
+// Deployment returns the target for a deployment on AWS. Its secrets cannot be checked, because only its functions can read them.
+// If canCount is true, the store has the table of subscriptions, so that the ending subscriptions are counted.
+func Deployment(db store.DB, canCount bool) *Target {
 	t := &Target{DB: db}
-	if counts {
+	if canCount {
 		catalogs := catalog.NewStored(db, nil, nil)
-		// Without a directory: whose key is gone counts until the audit ends its subscriptions.
+		// Without a directory of principals, it also counts subscriptions of removed keys, which will end anyway.
 		t.Endings = (&lifecycle.Terminator{
 			Subscriptions: &subscription.Service{Records: subscription.Records{DB: db}},
 			Lists:         &subscription.Lists{DB: db},
@@ -65,7 +66,7 @@ func Deployment(db store.DB, counts bool) *Target {
 	return t
 }
 
-// Catalog is what became of a workspace's catalog.
+// Catalog is the outcome for a workspace's catalog.
 type Catalog struct {
 	Workspace string
 	Version   int64 // counts the catalogs of the workspace, from 1
@@ -73,7 +74,7 @@ type Catalog struct {
 	Changes   []catalog.Change
 }
 
-// Outcome is what became of files.
+// Outcome is the outcome of applying files.
 type Outcome struct {
 	Catalogs []Catalog // in the order of their workspaces
 	// ConfigVersion is 0 if no configuration was given or removed.
@@ -81,13 +82,13 @@ type Outcome struct {
 	ConfigChanged bool
 }
 
-// CatalogChanged reports whether one of the catalogs is another than before.
+// CatalogChanged reports whether one of the catalogs changed.
 func (o Outcome) CatalogChanged() bool {
 	return slices.ContainsFunc(o.Catalogs, func(c Catalog) bool { return c.Changed })
 }
 
-// plan is one call of Apply. It reads each stored document once, so that the checked documents are the ones that the write
-// replaces.
+// plan is the state of one call of Apply. It reads each stored document only once, so that the write replaces exactly the checked
+// documents.
 type plan struct {
 	*Target
 	Files
@@ -96,8 +97,8 @@ type plan struct {
 	changes map[string][]catalog.Change
 }
 
-// Apply writes the files, all or none; see [settings.Write]. The error is of kind fault.Invalid if one of them is refused.
-// Every process uses them within [settings.MaxAge]; then [settings.Announce] announces the changes.
+// Apply checks the files and writes all or none of them, see [settings.Write]. If a file is refused, the error is of kind
+// fault.Invalid. All processes use the files within [settings.MaxAge]. After that, [settings.Announce] announces the changes.
 func (t *Target) Apply(ctx context.Context, f Files) (Outcome, error) {
 	p := &plan{Target: t, Files: f, stored: map[string]catalog.Document{}, changes: map[string][]catalog.Change{}}
 	if err := p.read(ctx); err != nil {
@@ -109,7 +110,7 @@ func (t *Target) Apply(ctx context.Context, f Files) (Outcome, error) {
 	return p.write(ctx)
 }
 
-// read reads the configuration, and adds what is to be removed to the files.
+// read reads the stored configuration, and marks documents without a file for removal.
 func (p *plan) read(ctx context.Context) (err error) {
 	if p.All {
 		names, err := catalog.Names(ctx, p.DB)
@@ -127,8 +128,8 @@ func (p *plan) read(ctx context.Context) (err error) {
 	return err
 }
 
-// before returns the catalog that a workspace has, which is its own one or that of [catalog.Shared].
-func (p *plan) before(ctx context.Context, workspace string) (catalog.Document, error) {
+// currentCatalog returns the current catalog of a workspace, which is its own one or that of [catalog.Shared].
+func (p *plan) currentCatalog(ctx context.Context, workspace string) (catalog.Document, error) {
 	own, err := p.document(ctx, workspace)
 	if err != nil || own.Catalog != nil || own.Invalid != nil {
 		return own, err
@@ -153,7 +154,7 @@ func (p *plan) check(ctx context.Context) error {
 	}
 	var ends []string
 	for _, workspace := range slices.Sorted(maps.Keys(p.Catalogs)) {
-		d, err := p.before(ctx, workspace)
+		d, err := p.currentCatalog(ctx, workspace)
 		if err != nil {
 			return err
 		}
@@ -174,13 +175,13 @@ func (p *plan) check(ctx context.Context) error {
 	case p.Endings != nil:
 		endings, err := p.Endings(ctx, p.source())
 		return cmp.Or(err, lifecycle.Breaking(endings))
-	case len(ends) > 0: // whether there are such subscriptions is not known
-		return fault.New(fault.Invalid, "the changed catalog would end webhook subscriptions to %s; --allow-breaking writes it all the same", strings.Join(ends, ", "))
+	case len(ends) > 0: // there may be no such subscriptions, but they cannot be counted
+		return fault.New(fault.Invalid, "the changed catalog would end webhook subscriptions to %s; use --allow-breaking to write it anyway", strings.Join(ends, ", "))
 	}
 	return nil
 }
 
-// source has the catalogs that are given.
+// source returns the catalogs of the files.
 func (f Files) source() catalog.Workspaces {
 	s := catalog.Workspaces{Own: map[string]catalog.Source{}}
 	for workspace, c := range f.Catalogs {
@@ -194,7 +195,7 @@ func (f Files) source() catalog.Workspaces {
 	return s
 }
 
-// checkConfig checks the next configuration, which may be the stored one, and the catalogs that it needs.
+// checkConfig checks the next configuration, which may be the stored one, with the catalogs that it refers to.
 func (p *plan) checkConfig(ctx context.Context) error {
 	c := p.Config
 	switch {
@@ -209,14 +210,14 @@ func (p *plan) checkConfig(ctx context.Context) error {
 	}
 	var all []error
 	for _, s := range c.Sources {
-		cat, err := p.after(ctx, s.Workspace)
+		cat, err := p.nextCatalog(ctx, s.Workspace)
 		if err != nil {
 			return fault.Wrap(fault.Invalid, err, "source %s: the catalog of workspace %s", s.Name, s.Workspace)
 		}
 		all = append(all, ingest.CheckCatalog(cat, s))
 	}
 	if events := c.Conversation.Events; events.Any() {
-		cat, err := p.after(ctx, events.Workspace)
+		cat, err := p.nextCatalog(ctx, events.Workspace)
 		if err != nil {
 			return fault.Wrap(fault.Invalid, err, "conversation: events: the catalog of workspace %s", events.Workspace)
 		}
@@ -225,20 +226,20 @@ func (p *plan) checkConfig(ctx context.Context) error {
 	return errors.Join(all...)
 }
 
-// after returns the catalog that a workspace will have.
-func (p *plan) after(ctx context.Context, workspace string) (*catalog.Catalog, error) {
+// nextCatalog returns the catalog that a workspace will have.
+func (p *plan) nextCatalog(ctx context.Context, workspace string) (*catalog.Catalog, error) {
 	cat, none := p.source().Catalog(ctx, workspace)
 	if none == nil {
 		return cat, nil
 	}
-	d, err := p.before(ctx, workspace)
+	d, err := p.currentCatalog(ctx, workspace)
 	if err = cmp.Or(err, d.Invalid); err == nil && d.Catalog == nil {
 		err = none
 	}
 	return d.Catalog, err
 }
 
-// write writes the documents that change.
+// write writes the changed documents.
 func (p *plan) write(ctx context.Context) (o Outcome, err error) {
 	var edits []settings.Edit
 	for _, workspace := range slices.Sorted(maps.Keys(p.Catalogs)) {

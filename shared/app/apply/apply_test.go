@@ -96,13 +96,13 @@ func TestAllFilesOrNone(t *testing.T) {
 	}
 }
 
-// Where subscriptions cannot be read, what could end some has to be confirmed.
+// If the subscriptions cannot be read, a change that could end some must be confirmed.
 func TestEventTypesThatCouldEndSubscriptions(t *testing.T) {
 	target := Deployment(database(t), false)
 	if _, err := target.Apply(t.Context(), files(t, chatter, "")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := target.Apply(t.Context(), files(t, plain, "")); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "said (it is removed); --allow-breaking") {
+	if _, err := target.Apply(t.Context(), files(t, plain, "")); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "said (it is removed); use --allow-breaking") {
 		t.Errorf("got %v", err)
 	}
 	counting := Deployment(target.DB, true) // and finds none
