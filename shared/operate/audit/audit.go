@@ -1,8 +1,9 @@
-// Package audit is the trail of what people did to the system: who, when, what, to what, before and
-// after. Entries are only ever added, and stay for a time of their own; who is erased is taken out of them.
+// Package audit is the trail of the actions of operators and owners: who did it and when, the action, its target, and the
+// target before and after. Entries are only added. They expire after a retention of their own, and [Trail.Redact] removes the
+// name of an erased principal from them.
 //
-// An entry is written before what it tells of is done, so that nothing is done without one. If it then
-// fails, another entry says so.
+// An entry is written before its action, so that there is no action without an entry. If the action fails, a second entry
+// has the error.
 package audit
 
 import (
@@ -19,30 +20,30 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// DefaultRetention is how long entries stay: a year and a month.
+// DefaultRetention is how long entries are kept: a year and a month.
 const DefaultRetention = 400 * 24 * time.Hour
 
-// Entry is one thing that someone did.
+// Entry is an action of a person.
 type Entry struct {
 	ID string    `json:"id"`
 	At time.Time `json:"at"`
-	// By is the principal, Via how it came: "api" or "console".
+	// By is the principal. Via is "api" or "console".
 	By  string `json:"by"`
 	Via string `json:"via"`
-	// Action is what was done, as "subscription.pause", and Target to what.
+	// Action is e.g. "subscription.pause", and Target e.g. the id of a subscription.
 	Action string `json:"action"`
 	Target string `json:"target"`
-	// Before and After are what the target was and is to be; null is not there.
+	// Before and After are the target before and after the action. They are null if it does not exist then.
 	Before json.RawMessage `json:"before"`
 	After  json.RawMessage `json:"after"`
-	// Error is set in the entry of what failed.
+	// Error is set in the second entry of a failed action.
 	Error string `json:"error,omitempty"`
 }
 
-// Trail keeps entries.
+// Trail stores entries.
 type Trail struct {
 	DB        store.DB
-	Retention time.Duration // 0 is DefaultRetention
+	Retention time.Duration // 0 means DefaultRetention
 	Now       func() time.Time
 }
 
@@ -57,7 +58,7 @@ func partition(workspace string) string { return "audit#" + workspace }
 
 func sortOf(at time.Time) string { return fmt.Sprintf("%016d", at.UnixMicro()) }
 
-// Do adds an entry, with its id and time, and then does what it tells of.
+// Do adds an entry, with its id and time, and then calls do, which performs the action.
 func (t *Trail) Do(ctx context.Context, workspace string, e Entry, do func() error) error {
 	if err := t.add(ctx, workspace, e); err != nil {
 		return err
@@ -99,8 +100,8 @@ func null(v *json.RawMessage) {
 	}
 }
 
-// List returns entries from since until until, newest first, those before the given id; zero times are
-// open, and next is "" at the end.
+// List returns a page of the entries between two times, newest first. A zero time is no limit. The page begins before the entry
+// with the id before, or with the newest entry if that is empty. Next is empty on the last page.
 func (t *Trail) List(ctx context.Context, workspace string, since, until time.Time, before string, limit int) (list []Entry, next string, err error) {
 	q := store.Query{Table: store.Settings, Partition: partition(workspace), Reverse: true, Before: before, Limit: limit}
 	q.Within(since, until)
@@ -121,9 +122,9 @@ func (t *Trail) List(ctx context.Context, workspace string, since, until time.Ti
 	return list, next, nil
 }
 
-// Redact takes what names someone out of the entries: the name by which they acted, and whole states and targets that
-// hold one of the texts. What is left says that something was done, when, and by which pseudonym. Visit is called for
-// each such entry; in a dry run nothing is written.
+// Redact removes a principal from the entries. It replaces the principal's name, and whole targets and states that contain the
+// name or one of the texts, with a pseudonym. What remains is the action, its time, and the pseudonym. Redact calls visit for
+// each affected entry. In a dry run it does not change them.
 func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, texts []string, dry bool, visit func() error) error {
 	quoted, _ := json.Marshal(name)
 	holds := func(b []byte) bool {
@@ -157,7 +158,7 @@ func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, t
 			e.After = redacted
 		}
 		out := *it
-		out.Value, _ = json.Marshal(e) // it was read from JSON
+		out.Value, _ = json.Marshal(e) // cannot fail, because it was read from JSON
 		if err := t.DB.Write(ctx, store.Put(out, store.Exists())); err != nil && !errors.Is(err, store.ErrConflict) {
 			return err
 		}
