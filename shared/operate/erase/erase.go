@@ -1,9 +1,9 @@
-// Package erase removes what is stored of a principal: subscriptions with their secrets, what was delivered to them,
-// sessions, consents, and the name in what must stay.
+// Package erase removes the data of a principal: subscriptions with their secrets, deliveries, sessions and consents. In data
+// that must be kept, such as the audit trail, it replaces the principal's name with a pseudonym.
 //
-// What belongs to whom is the business of the packages that own the items; here is the order. A run is bounded.
-// What it could not do the next one does, and one that is repeated finds nothing. Events that the principal
-// published are not its own: they stay as long as the log keeps them.
+// The packages that own the items know which of them belong to a principal. This package knows the order. A run is limited, and
+// the next run continues it; when a run finds no more items, the principal is erased. Events that the principal published are
+// kept as long as the log keeps other events.
 package erase
 
 import (
@@ -38,28 +38,25 @@ type Eraser struct {
 	Operations    *deadletter.Operations
 	Replays       *deadletter.Replays
 	Trail         *audit.Trail
-	// Most bounds the things that a run erases; 0 is [DefaultMost].
+	// Most limits the items that a run erases; 0 means [DefaultMost].
 	Most int
 }
 
 const (
-	// DefaultMost is what a run does within seconds on either store.
+	// DefaultMost is a number of items that a run erases within seconds on both stores.
 	DefaultMost = 5000
-	// maxCounted bounds a dry run.
-	maxCounted = 100_000
-	// maxEnded is how many subscriptions that ended a run looks after.
-	maxEnded = 500
-	// flushAt is how many deletions are written together.
-	flushAt = 500
+	maxCounted  = 100_000 // items of a dry run
+	maxEnded    = 500     // ended subscriptions of a run
+	flushAt     = 500     // deletions that are written together
 )
 
-// Result is what a run found, by kind. It is not complete if there is more than it does or counts.
+// Result is the result of a run.
 type Result struct {
-	Counts   map[string]int
-	Complete bool
+	Counts   map[string]int // found items by kind
+	Complete bool           // false if there are more items than a run may erase or count
 }
 
-// Pseudonym stands for a principal that was erased.
+// Pseudonym returns the pseudonym of an erased principal.
 func Pseudonym(workspace, principal string) string {
 	h := sha256.Sum256([]byte(workspace + "\x00" + principal))
 	return "erased:" + base64.RawURLEncoding.EncodeToString(h[:12])
@@ -67,7 +64,7 @@ func Pseudonym(workspace, principal string) string {
 
 var errEnough = errors.New("erase: the run is long enough")
 
-// run is one of them.
+// run is the state of one call of [Eraser.Erase].
 type run struct {
 	*Eraser
 	workspace, principal string
@@ -76,12 +73,12 @@ type run struct {
 	counts map[string]int
 	left   int
 	ops    map[store.Key]store.Op
-	own    []match.Pattern // of its subscriptions that are served, in a dry run
-	ids    []string
-	bodies map[store.Key]string // where a body lies: the event's URI, "" if no one else can use it
+	own    []match.Pattern      // the patterns of the principal's live subscriptions, in a dry run
+	ids    []string             // of the principal's subscriptions
+	bodies map[store.Key]string // URIs of the events whose bodies are stored; "" if only the principal can use the body
 }
 
-// Erase erases a principal of a workspace, or in a dry run counts what it would.
+// Erase erases a principal of a workspace. In a dry run it only counts the items.
 func (e *Eraser) Erase(ctx context.Context, workspace, principal string, dry bool) (Result, error) {
 	r := &run{
 		Eraser: e, workspace: workspace, principal: principal, dry: dry, counts: map[string]int{}, left: e.Most,
@@ -93,19 +90,19 @@ func (e *Eraser) Erase(ctx context.Context, workspace, principal string, dry boo
 	case r.left == 0:
 		r.left = DefaultMost
 	}
-	err := r.all(ctx)
+	err := r.eraseAll(ctx)
 	if enough := errors.Is(err, errEnough); err == nil || enough {
 		err = r.flush(ctx)
 		if err == nil && !enough && !dry {
 			err = store.Scrub(ctx, e.DB)
 		}
-		return Result{r.counts, !enough}, fault.Wrap(fault.Unavailable, err, "erase a principal")
+		return Result{Counts: r.counts, Complete: !enough}, fault.Wrap(fault.Unavailable, err, "erase a principal")
 	}
 	return Result{}, err
 }
 
-func (r *run) all(ctx context.Context) error {
-	more, err := r.subscriptions(ctx)
+func (r *run) eraseAll(ctx context.Context) error {
+	more, err := r.endSubscriptions(ctx)
 	if err != nil {
 		return err
 	}
@@ -116,13 +113,13 @@ func (r *run) all(ctx context.Context) error {
 					r.bodies[b.Body] = ""
 				}
 			}
-			return r.found(ctx, b.Kind, b.Keys...)
+			return r.erase(ctx, b.Kind, b.Keys...)
 		})
 		if err != nil {
 			return err
 		}
 	}
-	for _, do := range []func(context.Context) error{r.unusedBodies, r.sessions, r.partitions, r.replays, r.trail, r.flush} {
+	for _, do := range []func(context.Context) error{r.eraseUnusedBodies, r.eraseSessions, r.erasePartitions, r.eraseReplays, r.redactTrail, r.flush} {
 		if err := do(ctx); err != nil {
 			return err
 		}
@@ -141,8 +138,8 @@ func (r *run) all(ctx context.Context) error {
 	return nil
 }
 
-// found counts a thing and deletes its keys.
-func (r *run) found(ctx context.Context, kind string, keys ...store.Key) error {
+// erase counts an item and deletes its keys. It returns errEnough when the run has reached its limit.
+func (r *run) erase(ctx context.Context, kind string, keys ...store.Key) error {
 	r.counts[kind]++
 	if r.left--; r.left < 0 {
 		return errEnough
@@ -168,8 +165,9 @@ func (r *run) flush(ctx context.Context) error {
 	return fault.Wrap(fault.Unavailable, r.DB.WriteAll(ctx, ops...), "erase")
 }
 
-// subscriptions ends what there is, and finds out which there were; more says that there are others.
-func (r *run) subscriptions(ctx context.Context) (more bool, err error) {
+// endSubscriptions ends the principal's subscriptions, and collects the ids of those that have ended. It reports whether there are
+// more of them than a run handles.
+func (r *run) endSubscriptions(ctx context.Context) (more bool, err error) {
 	var end []string
 	seen := map[string]bool{}
 	err = r.Lists.Each(ctx, r.workspace, r.principal, func(sub *subscription.Subscription) error {
@@ -177,14 +175,14 @@ func (r *run) subscriptions(ctx context.Context) (more bool, err error) {
 			if seen[sub.ID] = true; sub.State != subscription.Disabled {
 				r.own = append(r.own, sub.Patterns...)
 			}
-			return r.found(ctx, "subscriptions")
+			return r.erase(ctx, "subscriptions")
 		}
 		end = append(end, sub.ID)
 		return nil
 	})
 	for _, id := range end {
 		if err == nil {
-			err = r.found(ctx, "subscriptions")
+			err = r.erase(ctx, "subscriptions")
 		}
 		if err == nil {
 			err = r.Subscriptions.End(ctx, r.workspace, r.principal, id)
@@ -214,8 +212,9 @@ func (r *run) subscriptions(ctx context.Context) (more bool, err error) {
 	return more, r.Operations.SweepLater(ctx, r.workspace, r.ids)
 }
 
-// unusedBodies are the stored events that no one else can need: of those that are subscribed to their URI, none is left.
-func (r *run) unusedBodies(ctx context.Context) error {
+// eraseUnusedBodies erases the stored events that only this principal could receive, because no other subscription matches their
+// URI.
+func (r *run) eraseUnusedBodies(ctx context.Context) error {
 	others := map[string]bool{"": false}
 	var keys []store.Key
 	for key, uri := range r.bodies {
@@ -246,7 +245,7 @@ func (r *run) unusedBodies(ctx context.Context) error {
 			if it == nil {
 				continue
 			}
-			if err := r.found(ctx, "bodies", it.Key); err != nil {
+			if err := r.erase(ctx, "bodies", it.Key); err != nil {
 				return err
 			}
 		}
@@ -254,8 +253,8 @@ func (r *run) unusedBodies(ctx context.Context) error {
 	return nil
 }
 
-// sessions ends sessions, with the notices of their streams.
-func (r *run) sessions(ctx context.Context) error {
+// eraseSessions erases the principal's sessions and the notices of their streams.
+func (r *run) eraseSessions(ctx context.Context) error {
 	return store.Each(ctx, r.DB, session.ListKey(r.workspace, r.principal), "list the sessions of a principal", func(listed *store.Item) error {
 		keys := []store.Key{listed.Key}
 		for _, partition := range []store.Key{session.Partition(listed.Sort), r.topic(stream.TopicSession(listed.Sort))} {
@@ -267,7 +266,7 @@ func (r *run) sessions(ctx context.Context) error {
 				return err
 			}
 		}
-		return r.found(ctx, "sessions", keys...)
+		return r.erase(ctx, "sessions", keys...)
 	})
 }
 
@@ -275,8 +274,8 @@ func (r *run) topic(name string) store.Key {
 	return store.Key{Table: store.Log, Partition: eventlog.Topic(r.workspace, name).Name()}
 }
 
-// partitions are those that hold nothing else.
-func (r *run) partitions(ctx context.Context) error {
+// erasePartitions erases the partitions that belong to the principal or one of its subscriptions.
+func (r *run) erasePartitions(ctx context.Context) error {
 	type part struct {
 		kind string
 		key  store.Key
@@ -299,7 +298,7 @@ func (r *run) partitions(ctx context.Context) error {
 		parts = append(parts, part{kind, key})
 	}
 	for _, p := range parts {
-		err := store.Each(ctx, r.DB, p.key, "list the "+p.kind+" of a principal", func(it *store.Item) error { return r.found(ctx, p.kind, it.Key) })
+		err := store.Each(ctx, r.DB, p.key, "list the "+p.kind+" of a principal", func(it *store.Item) error { return r.erase(ctx, p.kind, it.Key) })
 		if err != nil {
 			return err
 		}
@@ -307,12 +306,12 @@ func (r *run) partitions(ctx context.Context) error {
 	return nil
 }
 
-// replays deletes those for its subscriptions, and takes its name off others.
-func (r *run) replays(ctx context.Context) error {
+// eraseReplays erases the replays for the principal's subscriptions, and removes its name from other replays.
+func (r *run) eraseReplays(ctx context.Context) error {
 	return r.Replays.Each(ctx, r.workspace, func(job *deadletter.Replay, keys []store.Key) error {
 		switch {
 		case slices.Contains(r.ids, job.Select.Subscription):
-			return r.found(ctx, "replays", keys...)
+			return r.erase(ctx, "replays", keys...)
 		case job.By != r.principal:
 			return nil
 		}
@@ -321,13 +320,13 @@ func (r *run) replays(ctx context.Context) error {
 				return err
 			}
 		}
-		return r.found(ctx, "replays")
+		return r.erase(ctx, "replays")
 	})
 }
 
-// trail takes the name out of the audit trail.
-func (r *run) trail(ctx context.Context) error {
+// redactTrail removes the principal's name from the audit trail.
+func (r *run) redactTrail(ctx context.Context) error {
 	return r.Trail.Redact(ctx, r.workspace, r.principal, Pseudonym(r.workspace, r.principal), r.ids, r.dry, func() error {
-		return r.found(ctx, "auditEntries")
+		return r.erase(ctx, "auditEntries")
 	})
 }
