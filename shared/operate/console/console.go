@@ -1,8 +1,8 @@
-// Package console serves the operators' page at /console/: files that are embedded in the program, without a build
-// step, and config.json, which says how to sign in.
+// Package console serves the operators' web page at /console/. Its files are embedded in the program and need no build step.
+// The generated file config.json tells the page how to sign in.
 //
-// It holds no data and asks nothing: the page calls the admin API (package admin) with what the person signed in with.
-// The files in static/lib are libraries as npm has them; a test compares them. Everything else in static is ours.
+// The page calls the admin API (package admin) with the key or token of the person, so this package needs no data. The files in
+// static/lib are unchanged libraries from npm, as a test verifies. Everything else in static is ours.
 package console
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 )
 
-// Prefix is where the console is.
+// Prefix is the path of the console.
 const Prefix = "/console/"
 
 //go:embed static
@@ -32,23 +32,23 @@ var static embed.FS
 
 // Client is how the console signs people in at an authorization server.
 type Client struct {
-	// Issuer is the server, and ID what the console is registered there as.
+	// Issuer is the authorization server, and ID the console's client id there.
 	Issuer, ID string
 	Scopes     []string
-	// Resource is what the token is to be for (RFC 8707).
+	// Resource is the audience of the token (RFC 8707).
 	Resource string
-	// Endpoints finds the authorization and the token endpoint.
+	// Endpoints looks up the authorization endpoint and the token endpoint.
 	Endpoints func(context.Context) (authorize, token string, err error)
 }
 
 // Options are how callers of the admin API are authenticated.
 type Options struct {
 	Auth auth.Mode
-	// Client is nil where people paste a key or a token.
+	// Client is nil if people paste a key or a token.
 	Client *Client
 }
 
-// Handler serves the console. Make it with [New].
+// Handler serves the console. Use [New] to create one.
 type Handler struct {
 	Options
 
@@ -66,7 +66,7 @@ type file struct {
 	content   []byte
 }
 
-// signIn is what the page needs for the code flow.
+// signIn has the parameters of the authorization code flow for the page.
 type signIn struct {
 	Issuer    string   `json:"issuer"`
 	ClientID  string   `json:"clientId"`
@@ -79,14 +79,14 @@ type signIn struct {
 const (
 	// fresh is how long the endpoints of an authorization server are used before the handler asks for them again.
 	fresh = 10 * time.Minute
-	// patience is how long the authorization server has to answer.
+	// patience is how long the handler waits for the authorization server.
 	patience = 10 * time.Second
 )
 
-// New makes the handler.
+// New returns a handler.
 func New(o Options, log *slog.Logger) *Handler {
 	h := &Handler{Options: o, log: log, files: map[string]file{}}
-	root, _ := fs.Sub(static, "static") // it is there
+	root, _ := fs.Sub(static, "static") // cannot fail for embedded files
 	_ = fs.WalkDir(root, ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
@@ -103,7 +103,7 @@ func New(o Options, log *slog.Logger) *Handler {
 	return h
 }
 
-// ServeHTTP serves a file; who may see data is for the admin API to say.
+// ServeHTTP serves a file. It does not authenticate callers, because the files contain no data.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.Path, Prefix)
 	header := w.Header()
