@@ -1,5 +1,4 @@
-// Package operate is what operators do from the command line: requests of the admin API, and their
-// answers as people read them.
+// Package operate implements the commands of operators. They send requests to the admin API and print the responses.
 //
 //	Commands ──▶ Command ──▶ Client: a request, or all pages of a list ──▶ print: a table, a document, or JSON
 //
@@ -18,18 +17,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
-// prefix is where the API is, see package admin, which is not imported for that: it brings the server along.
+// prefix is the path of the API. It is a copy of admin.Prefix, because package admin would bring the whole server along.
 const prefix = "/admin/v1"
 
-// maxPage is how many items a page has at most.
+// maxPage is the maximum number of items of a page.
 const maxPage = 100
 
-// Client asks the admin API of a server.
+// Client sends requests to the admin API of a server.
 type Client struct {
 	Server httpcall.Server
 }
 
-// Do makes a request. The answer is empty if the server's is.
+// Do sends a request and returns the body of the response, which may be empty.
 func (c Client) Do(ctx context.Context, method, path string, query url.Values, body any) (json.RawMessage, error) {
 	at, err := c.Server.Endpoint(prefix)
 	if err != nil {
@@ -47,7 +46,7 @@ func (c Client) Do(ctx context.Context, method, path string, query url.Values, b
 	resp, answer, err := c.Server.Do(ctx, method, at, nil, b)
 	switch {
 	case err != nil:
-		return nil, err // the context's own, if that ended
+		return nil, err // the context's error if that ended
 	case resp.StatusCode >= 300:
 		return nil, advise(httpcall.ReadRefusal(resp, answer))
 	case resp.StatusCode != http.StatusNoContent && !json.Valid(answer):
@@ -56,25 +55,25 @@ func (c Client) Do(ctx context.Context, method, path string, query url.Values, b
 	return answer, nil
 }
 
-// advise adds what the caller can do about a refusal.
+// advise adds to a refusal what the caller can do about it.
 func advise(err error) error {
 	switch fault.KindOf(err) {
 	case fault.Unauthenticated:
 		return fault.Wrap(fault.Unauthenticated, err, "set --key or MCPEVENTS_KEY to a key or token with the scope events:operate")
 	case fault.Forbidden:
-		return fault.Wrap(fault.Forbidden, err, "use the key of an operator, or of whom it belongs to")
+		return fault.Wrap(fault.Forbidden, err, "use the key of an operator or of the owner")
 	}
 	return err
 }
 
-// list is a list of the API, with what it says beside its items.
+// list is a list of the API, with its other members.
 type list struct {
 	Items []json.RawMessage
 	More  map[string]json.RawMessage
 }
 
-// List reads pages until there are so many items, or all with 0. What a page says beside its items is summed if
-// it is a number that counts, and else that of the last one.
+// List reads pages until it has limit items, or all if limit is 0. It adds up the member omitted of the pages, and returns the
+// other members of the last page.
 func (c Client) List(ctx context.Context, path string, query url.Values, limit int) (list, error) {
 	all := list{Items: []json.RawMessage{}}
 	for {
@@ -117,7 +116,7 @@ func sum(a, b json.RawMessage) json.RawMessage {
 	return strconv.AppendInt(nil, x+y, 10)
 }
 
-// json is the list as one document of the API's form.
+// json returns the list as one document, in the form of the API.
 func (l list) json() json.RawMessage {
 	all := map[string]any{"items": l.Items}
 	for name, value := range l.More {
@@ -125,6 +124,6 @@ func (l list) json() json.RawMessage {
 			all[name] = value
 		}
 	}
-	b, _ := json.Marshal(all) // of valid JSON
+	b, _ := json.Marshal(all) // cannot fail, because the items are valid JSON
 	return b
 }

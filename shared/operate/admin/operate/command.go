@@ -18,30 +18,31 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
-// Command is a request of the API, made by a person or a program.
+// Command is a request to the admin API, and how its response is printed.
 type Command struct {
 	Terminal
-	// API is the method and the path below /admin/v1, as "GET subscriptions/{id}"; of {name...} slashes stay.
+	// API is the method and the path below /admin/v1, e.g. "GET subscriptions/{id}". In a value for {name...}, slashes are not
+	// escaped.
 	API string
-	// Columns are the members that the table of a list has.
+	// Columns are the columns of the table that a list prints.
 	Columns []string
 	// Args are the values in the path.
 	Args []string
 	// Values are the members of the query or, unless the method is GET or DELETE, of the body.
 	Values map[string]any
-	// Limit is how many items a list has at most; 0 is all.
+	// Limit is the maximum number of items of a list; 0 means all.
 	Limit int
-	// JSON prints the API's answer and no table.
+	// JSON prints the API's response as JSON.
 	JSON bool
-	// Follow shows a replay until it is over.
+	// Follow waits until a replay is done, and shows its progress.
 	Follow bool
-	// Confirm has the caller repeat the argument first.
+	// Confirm asks the caller to repeat the argument first.
 	Confirm bool
 }
 
-// Run makes the request and prints the answer.
+// Run makes the request and prints the response.
 func (c *Command) Run(ctx context.Context, s httpcall.Server) error {
-	method, path, query, body, err := c.request(time.Now())
+	method, path, query, body, err := c.newRequest(time.Now())
 	if err != nil {
 		return err
 	}
@@ -78,7 +79,7 @@ func (c *Command) Run(ctx context.Context, s httpcall.Server) error {
 	return c.print(answer, func() error { return printDocument(c.Out, answer) })
 }
 
-// print prints JSON as it came, or as people read it.
+// print prints the response as JSON or, if people read it, with human.
 func (c *Command) print(answer json.RawMessage, human func() error) error {
 	if !c.JSON {
 		return human()
@@ -87,8 +88,8 @@ func (c *Command) print(answer json.RawMessage, human func() error) error {
 	return fault.Wrap(fault.Unavailable, err, "print")
 }
 
-// request puts arguments and values where they belong.
-func (c *Command) request(now time.Time) (method, path string, query url.Values, body map[string]any, err error) {
+// request returns the request with the arguments in its path, and the values in its query or body.
+func (c *Command) newRequest(now time.Time) (method, path string, query url.Values, body map[string]any, err error) {
 	method, path, _ = strings.Cut(c.API, " ")
 	for _, arg := range c.Args {
 		before, rest, _ := strings.Cut(path, "{")
@@ -106,12 +107,12 @@ func (c *Command) request(now time.Time) (method, path string, query url.Values,
 	}
 	for name, v := range c.Values {
 		if name == "since" || name == "until" {
-			if v, err = moment(fmt.Sprint(v), now); err != nil {
+			if v, err = parseTime(fmt.Sprint(v), now); err != nil {
 				return "", "", nil, nil, fault.Wrap(fault.Invalid, err, "--%s", name)
 			}
 		}
 		switch {
-		case body == nil, name == "uri": // the query says where the event is
+		case body == nil, name == "uri": // always a member of the query
 			query.Set(name, fmt.Sprint(v))
 		case path == replays && name != "dryRun" && name != "rate":
 			selected[name] = v
@@ -125,8 +126,8 @@ func (c *Command) request(now time.Time) (method, path string, query url.Values,
 	return method, path, query, body, nil
 }
 
-// moment is a time that is given as such, or as how long ago it was.
-func moment(text string, now time.Time) (string, error) {
+// parseTime returns a time that is given as a time or as a duration before now.
+func parseTime(text string, now time.Time) (string, error) {
 	if ago, err := time.ParseDuration(text); err == nil {
 		return now.Add(-ago).UTC().Format(time.RFC3339), nil
 	}
@@ -136,11 +137,11 @@ func moment(text string, now time.Time) (string, error) {
 	return text, nil
 }
 
-// notes say what a list lacks.
+// notes explain why a list may lack items, by a member of the response.
 var notes = map[string]string{
 	`"kept":"failures"`: "The delivery log keeps failures only (--delivery-log).",
 	`"kept":"none"`:     "The delivery log keeps nothing (--delivery-log none).",
-	`"truncated":true`:  "The event type has more URIs than are looked at; name one with --uri.",
+	`"truncated":true`:  "The event type has too many URIs for one list; choose one with --uri.",
 }
 
 func (c *Command) list(ctx context.Context, api Client, path string, query url.Values) error {
@@ -160,12 +161,12 @@ func (c *Command) list(ctx context.Context, api Client, path string, query url.V
 		fmt.Fprintf(c.Err, "%s attempts are only in the lists of their subscriptions (--subscription).\n", n)
 	}
 	if next := l.More["next"]; next != nil {
-		fmt.Fprintf(c.Err, "There are more than %d (--limit N; 0 is all). They go on with --cursor %s\n", c.Limit, strings.Trim(string(next), `"`))
+		fmt.Fprintf(c.Err, "There are more than %d (--limit N; 0 means all). To continue, use --cursor %s\n", c.Limit, strings.Trim(string(next), `"`))
 	}
 	return nil
 }
 
-// confirm prints what would be done, and reads the argument once more.
+// confirm prints the effect of the command, and has the caller type the argument again.
 func (c *Command) confirm(ctx context.Context, api Client, method, path string) error {
 	would, err := api.Do(ctx, method, path, url.Values{"dryRun": {"true"}}, nil)
 	if err != nil {
@@ -174,10 +175,10 @@ func (c *Command) confirm(ctx context.Context, api Client, method, path string) 
 	if err := printDocument(c.Err, would); err != nil {
 		return err
 	}
-	fmt.Fprintf(c.Err, "This cannot be undone. Type %s to go on: ", cell(c.Args[0]))
-	answered := make(chan string, 1) // after an interrupt the reader stays, and the program ends
+	fmt.Fprintf(c.Err, "This cannot be undone. Type %s to continue: ", cell(c.Args[0]))
+	answered := make(chan string, 1) // the reader does not end after an interrupt, but the program does
 	go func() {
-		line, _ := bufio.NewReader(c.In).ReadString('\n') // without a line nothing is confirmed
+		line, _ := bufio.NewReader(c.In).ReadString('\n') // an empty line confirms nothing
 		answered <- strings.TrimSpace(line)
 	}()
 	select {
@@ -191,7 +192,7 @@ func (c *Command) confirm(ctx context.Context, api Client, method, path string) 
 	}
 }
 
-// finish asks again as long as an erasure says that there is more, and adds up what it counted.
+// finish repeats an erasure until it is complete, and adds up the counts.
 func (c *Command) finish(ctx context.Context, api Client, method, path string, query url.Values, answer json.RawMessage) (json.RawMessage, error) {
 	var all, next erasure
 	if json.Unmarshal(answer, &all) != nil || all.Complete == nil || all.Counts == nil {
@@ -214,7 +215,7 @@ func (c *Command) finish(ctx context.Context, api Client, method, path string, q
 	return b, fault.Wrap(fault.Internal, err, "encode the counts")
 }
 
-// erasure is what was erased of a principal.
+// erasure is the response to an erasure.
 type erasure struct {
 	Principal string         `json:"principal"`
 	DryRun    bool           `json:"dryRun"`
@@ -224,13 +225,12 @@ type erasure struct {
 
 const (
 	replays = "replays"
-	// pause is how long a job is left alone between two looks at it.
-	pause = time.Second
-	// patience is how many looks in a row may fail, as while the server is started anew.
+	pause   = time.Second // between two polls of a replay
+	// patience is the number of consecutive polls that may fail, for example while the server restarts.
 	patience = 60
 )
 
-// replay is what is of interest of one.
+// replay has the members of a replay that follow uses.
 type replay struct {
 	ID       string `json:"id"`
 	State    string `json:"state"`

@@ -15,9 +15,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
-// Commands are the commands over the admin API, as kong reads them. Each is one request: the tag api has its method
-// and path, arguments are the path's, and flags are members of the query or of a body. The tag columns is for
-// lists, follow for what may begin a job, select what it always selects, confirm for what asks first.
+// Commands are the commands for the admin API, as kong reads them. Each command makes one request. Its arguments are parts of the
+// path, and its flags are members of the query or the body. These tags describe the request:
+//
+//   - api: the method and the path, e.g. "GET subscriptions/{id}"
+//   - columns: the columns of the table that a list prints
+//   - follow: the command may start a replay, and waits until it is done
+//   - select: a member of the replay's selection that is always true
+//   - confirm: the command asks for confirmation
 type Commands struct {
 	Subscriptions struct {
 		Flags
@@ -32,12 +37,12 @@ type Commands struct {
 		Show  ID `cmd:"" api:"GET subscriptions/{id}" help:"Show a subscription, with the status of its deliveries."`
 		Pause struct {
 			ID
-			Reason string `help:"Why, for whoever looks at it."`
-		} `cmd:"" api:"POST subscriptions/{id}/pause" help:"Pause a subscription: nothing is attempted until it is resumed."`
-		Resume ID `cmd:"" api:"POST subscriptions/{id}/resume" help:"Resume a subscription: what waited is attempted."`
+			Reason string `help:"Reason, which others can see."`
+		} `cmd:"" api:"POST subscriptions/{id}/pause" help:"Pause a subscription. Deliveries wait until it is resumed."`
+		Resume ID `cmd:"" api:"POST subscriptions/{id}/resume" help:"Resume a subscription and send the waiting deliveries."`
 		Test   ID `cmd:"" api:"POST subscriptions/{id}/test" help:"Deliver a test event to a subscription."`
-		End    ID `cmd:"" api:"DELETE subscriptions/{id}" help:"End a subscription, for good."`
-	} `cmd:"" help:"See and steer subscriptions."`
+		End    ID `cmd:"" api:"DELETE subscriptions/{id}" help:"End a subscription permanently."`
+	} `cmd:"" help:"See and control subscriptions."`
 	Deliveries struct {
 		Flags
 		List struct {
@@ -61,13 +66,13 @@ type Commands struct {
 			Letters
 			Job
 		} `cmd:"" api:"POST replays" follow:"" help:"Deliver the dead letters again that match all flags, each with its webhook-id."`
-	} `cmd:"" help:"See and replay what was given up."`
+	} `cmd:"" help:"See and replay dead letters."`
 	Replays struct {
 		Flags
 		Show   ID `cmd:"" api:"GET replays/{id}" help:"Show how far a replay is."`
 		Watch  ID `cmd:"" api:"GET replays/{id}" follow:"" help:"Wait until a replay is done."`
-		Cancel ID `cmd:"" api:"DELETE replays/{id}" help:"Cancel a replay; what it has scheduled already is delivered."`
-	} `cmd:"" help:"See and cancel replays, which deadletters replay and events replay begin."`
+		Cancel ID `cmd:"" api:"DELETE replays/{id}" help:"Cancel a replay. Deliveries that it has already scheduled are still sent."`
+	} `cmd:"" help:"See and cancel replays, which the commands deadletters replay and events replay start."`
 	Events struct {
 		Flags
 		List struct {
@@ -75,46 +80,46 @@ type Commands struct {
 			Span
 			URI  string `name:"uri" placeholder:"event://…" help:"With this URI."`
 			Name string `help:"Of this event type."`
-		} `cmd:"" default:"withargs" api:"GET events" columns:"published,id,name,uri,time" help:"List events of a URI or a type that the log has, newest first."`
+		} `cmd:"" default:"withargs" api:"GET events" columns:"published,id,name,uri,time" help:"List the events of a URI or a type in the log, newest first."`
 		Types struct{} `cmd:"" api:"GET event-types" columns:"name,uri,delivery,title" help:"List the event types of the catalog."`
 		Show  struct {
 			ID
-			URI string `name:"uri" placeholder:"event://…" help:"Look for it there only."`
+			URI string `name:"uri" placeholder:"event://…" help:"Search only the events with this URI."`
 		} `cmd:"" api:"GET events/{id}" help:"Show an event, with its payload."`
 		Deliver struct {
 			ID
-			Subscription string `required:"" placeholder:"ID" help:"Who gets it."`
-			URI          string `name:"uri" placeholder:"event://…" help:"Look for the event there only."`
+			Subscription string `required:"" placeholder:"ID" help:"Subscription that receives it."`
+			URI          string `name:"uri" placeholder:"event://…" help:"Search only the events with this URI."`
 		} `cmd:"" api:"POST events/{id}/deliver" help:"Deliver an event again to a subscription."`
 		Replay struct {
 			Span
-			Subscription string `required:"" placeholder:"ID" help:"Who gets them."`
+			Subscription string `required:"" placeholder:"ID" help:"Subscription that receives them."`
 			Job
-		} `cmd:"" api:"POST replays" select:"events" follow:"" help:"Deliver to a subscription again what was published for it since a time."`
+		} `cmd:"" api:"POST replays" select:"events" follow:"" help:"Deliver the events since a time to a subscription again."`
 	} `cmd:"" help:"Look into the event log."`
 	Switches struct {
 		Flags
-		List struct{ Page } `cmd:"" default:"withargs" api:"GET switches" columns:"name,state,by,at,reason" help:"List what is paused."`
+		List struct{ Page } `cmd:"" default:"withargs" api:"GET switches" columns:"name,state,by,at,reason" help:"List the paused switches."`
 		Set  struct {
 			ID
-			Reason string `help:"Why, for whoever looks at it."`
+			Reason string `help:"Reason, which others can see."`
 		} `cmd:"" api:"PUT switches/{name...}" help:"Pause all, event/NAME, origin/ORIGIN or subscription/ID."`
-		Clear ID `cmd:"" api:"DELETE switches/{name...}" help:"Resume what was paused."`
+		Clear ID `cmd:"" api:"DELETE switches/{name...}" help:"Resume deliveries that a switch paused."`
 	} `cmd:"" help:"Pause and resume deliveries."`
 	Principals struct {
 		Flags
 		Erase struct {
 			ID
-			DryRun bool `help:"Only count what it has."`
-			Yes    bool `help:"Do not ask."`
-		} `cmd:"" api:"DELETE principals/{id}" confirm:"" help:"Remove a principal's subscriptions, records, dead letters and sessions, for good."`
+			DryRun bool `help:"Only count the data."`
+			Yes    bool `help:"Do not ask for confirmation."`
+		} `cmd:"" api:"DELETE principals/{id}" confirm:"" help:"Remove a principal's subscriptions, records, dead letters and sessions permanently."`
 	} `cmd:"" help:"Erase principals."`
 	Audit struct {
 		Flags
 		List struct {
 			Page
 			Span
-		} `cmd:"" default:"withargs" api:"GET audit" columns:"at,by,via,action,target,error" help:"List what people did, newest first."`
+		} `cmd:"" default:"withargs" api:"GET audit" columns:"at,by,via,action,target,error" help:"List the actions of people, newest first."`
 	} `cmd:"" help:"See who did what."`
 	Backends struct {
 		Flags
@@ -122,39 +127,39 @@ type Commands struct {
 	} `cmd:"" help:"See the servers behind the gateway."`
 	Sources struct {
 		Flags
-		List     struct{ Page } `cmd:"" default:"withargs" api:"GET sources" columns:"name,from,path,verify,events.name=events,recent.outcomes=recent,last.time=last,last.kind=outcome,last.reason" help:"List the sources, with what became of the newest requests."`
+		List     struct{ Page } `cmd:"" default:"withargs" api:"GET sources" columns:"name,from,path,verify,events.name=events,recent.outcomes=recent,last.time=last,last.kind=outcome,last.reason" help:"List the sources, with the outcomes of the newest requests."`
 		Show     Source         `cmd:"" api:"GET sources/{name}" help:"Show a source, with its mappings."`
 		Outcomes struct {
 			Source
 			Page
 			Span
 			Kind string `help:"accepted, duplicate, unmatched, verified, unverified, invalid, unfit, limited or unavailable; refused is the last five."`
-		} `cmd:"" api:"GET sources/{name}/outcomes" columns:"time,kind,name,id,omitted,reason,uri" help:"List what became of requests to a source, newest first."`
+		} `cmd:"" api:"GET sources/{name}/outcomes" columns:"time,kind,name,id,omitted,reason,uri" help:"List the outcomes of requests to a source, newest first."`
 		Try struct {
 			Source
-			Request Request `required:"" placeholder:"FILE" help:"A request as it was sent: headers, an empty line, the body. For a bus the message. - is the standard input."`
-		} `cmd:"" api:"POST sources/{name}/try" help:"Show what a saved request would publish. Nothing is sent."`
-	} `cmd:"" help:"See what becomes of the requests of providers."`
+			Request Request `required:"" placeholder:"FILE" help:"File with the request: headers, an empty line, and the body, or the message of a bus. - is the standard input."`
+		} `cmd:"" api:"POST sources/{name}/try" help:"Show the events that a saved request would publish, without publishing them."`
+	} `cmd:"" help:"See sources and the outcomes of their requests."`
 	Overview struct {
 		Flags
-		Principal string `help:"Show the quotas of this principal, not those of the key's."`
-	} `cmd:"" api:"GET overview" help:"Show counts of what there is and of the last hour, and quotas."`
+		Principal string `help:"Show the quotas of this principal instead of your own."`
+	} `cmd:"" api:"GET overview" help:"Show counts of subscriptions and dead letters, deliveries of the last hour, and quotas."`
 }
 
-// ID is the argument of commands for one thing.
+// ID is the argument of commands for a single object.
 type ID struct {
-	ID string `arg:"" name:"id" help:"Which one, as the list shows it."`
+	ID string `arg:"" name:"id" help:"Id, as the list shows it."`
 }
 
 // Source is the argument of commands for one source.
 type Source struct {
-	Name string `arg:"" help:"Its name, as the list shows it."`
+	Name string `arg:"" help:"Name, as the list shows it."`
 }
 
 // Request names a file whose content is sent; - is the standard input.
 type Request string
 
-// maxRequest bounds what is read; the server takes less.
+// maxRequest limits the size of the file. The server accepts less.
 const maxRequest = 8 << 20
 
 func (r Request) read(in io.Reader) (string, error) {
@@ -172,17 +177,17 @@ func (r Request) read(in io.Reader) (string, error) {
 
 // Page are the flags of lists.
 type Page struct {
-	Limit  int    `default:"100" placeholder:"N" help:"How many at most (${default}); 0 is all."`
-	Cursor string `help:"Go on where another list ended."`
+	Limit  int    `default:"100" placeholder:"N" help:"Maximum number of items (${default}); 0 means all."`
+	Cursor string `help:"Continue where another list ended."`
 }
 
-// Span are those of lists with times.
+// Span are the flags of lists with times.
 type Span struct {
-	Since string `placeholder:"TIME" help:"From this time on (2026-11-22T12:00:00Z), or so long ago (90m)."`
-	Until string `placeholder:"TIME" help:"Up to this time, or so long ago."`
+	Since string `placeholder:"TIME" help:"Beginning, as a time (2026-11-22T12:00:00Z) or a duration before now (90m)."`
+	Until string `placeholder:"TIME" help:"End, as a time or a duration before now."`
 }
 
-// Letters select dead letters.
+// Letters are the flags that select dead letters.
 type Letters struct {
 	Span
 	Subscription string `placeholder:"ID" help:"To this subscription."`
@@ -191,27 +196,27 @@ type Letters struct {
 	Queue        string `help:"Of this queue: webhooks (for deliveries), inbox, events, deliveries or slow."`
 }
 
-// Job are those of replays.
+// Job are the flags of replays.
 type Job struct {
 	DryRun bool `help:"Only count them."`
-	Rate   *int `placeholder:"N" help:"Deliveries a second, 1 to 1000; 20 unless given."`
-	Detach bool `help:"Do not wait until it is done."`
+	Rate   *int `placeholder:"N" help:"Deliveries per second, 1 to 1000 (20)."`
+	Detach bool `help:"Do not wait until the replay is done."`
 }
 
-// Flags are those of all commands. They run them as well.
+// Flags are the flags of all commands. Its method Run runs the selected command.
 type Flags struct {
 	Server string `default:"http://127.0.0.1:8080" env:"MCPEVENTS_SERVER" placeholder:"URL" help:"The server (${default}), or its address for operators (--admin-addr). On AWS without a custom domain: the stack's output for the admin API."`
 	Key    string `env:"MCPEVENTS_KEY" placeholder:"KEY" help:"Sent as Authorization: Bearer KEY; it needs the scope events:operate. Prefer the variable: other users of the machine can see arguments."`
-	JSON   bool   `name:"json" help:"Print the answer of the API as one JSON document."`
+	JSON   bool   `name:"json" help:"Print the response of the API as one JSON document."`
 }
 
-// Terminal is where commands read and print.
+// Terminal has the inputs and outputs of commands.
 type Terminal struct {
 	In       io.Reader
 	Out, Err io.Writer
-	// Bar shows how far a job is; nil does not.
+	// Bar shows the progress of replays. It may be nil.
 	Bar io.Writer
-	// Agent names the program to the server.
+	// Agent is the User-Agent of requests.
 	Agent string
 }
 
@@ -228,7 +233,7 @@ func (o *Flags) Run(k *kong.Context, t Terminal) error {
 	if name := n.Tag.Get("select"); name != "" {
 		c.Values[name] = true
 	}
-	is := map[string]bool{}
+	set := map[string]bool{}
 	for _, f := range n.Flags {
 		value := f.Target.Interface()
 		if r, ok := value.(Request); ok {
@@ -239,23 +244,23 @@ func (o *Flags) Run(k *kong.Context, t Terminal) error {
 			value = text
 		}
 		on, isBool := value.(bool)
-		is[f.Name] = on
+		set[f.Name] = on
 		switch {
 		case f.Name == "limit":
 			c.Limit = value.(int)
-		case slices.Contains(ours, f.Name):
+		case slices.Contains(notSent, f.Name):
 		case f.Name == "dry-run":
 			c.Values["dryRun"] = on
 		case !isBool && !f.Target.IsZero():
 			c.Values[f.Name] = value
 		}
 	}
-	c.Follow = n.Tag.Has("follow") && !is["detach"]
-	c.Confirm = n.Tag.Has("confirm") && !is["yes"] && !is["dry-run"]
+	c.Follow = n.Tag.Has("follow") && !set["detach"]
+	c.Confirm = n.Tag.Has("confirm") && !set["yes"] && !set["dry-run"]
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	return c.Run(ctx, httpcall.Server{URL: o.Server, Key: o.Key, Agent: t.Agent})
 }
 
-// ours are the flags that the API does not get.
-var ours = []string{"help", "server", "key", "json", "limit", "yes", "detach"}
+// notSent are the flags that are not sent to the API.
+var notSent = []string{"help", "server", "key", "json", "limit", "yes", "detach"}

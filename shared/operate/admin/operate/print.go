@@ -16,24 +16,24 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// timeForm is a time as people read it, in their zone.
+// timeForm is the format of times, which are printed in the local time zone.
 const timeForm = "2006-01-02 15:04:05"
 
-// local is a text, with a time in local form.
-func local(s string) (text string, isTime bool) {
+// localTime returns a text. If it is a time, localTime formats it in the local time zone.
+func localTime(s string) (text string, isTime bool) {
 	if t, err := time.Parse(time.RFC3339Nano, s); err == nil {
 		return t.Local().Format(timeForm), true
 	}
 	return s, false
 }
 
-// printTable prints members of objects as aligned columns. A column is a path, as delivery.lastError, and may have a
-// heading of its own, as events.name=events.
+// printTable prints members of objects as aligned columns. A column is a path, e.g. delivery.lastError, optionally with a
+// heading, e.g. events.name=events.
 func printTable(w io.Writer, columns []string, items []json.RawMessage) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	var heads []string
 	for _, c := range columns {
-		heads = append(heads, heading(c[strings.IndexByte(c, '=')+1:]))
+		heads = append(heads, headingOf(c[strings.IndexByte(c, '=')+1:]))
 	}
 	fmt.Fprintln(t, strings.Join(heads, "\t"))
 	for _, raw := range items {
@@ -53,8 +53,8 @@ func printTable(w io.Writer, columns []string, items []json.RawMessage) error {
 	return fault.Wrap(fault.Unavailable, t.Flush(), "print")
 }
 
-// heading is the last part of a path: lastError is LAST ERROR.
-func heading(path string) string {
+// headingOf returns the heading for a path, e.g. LAST ERROR for delivery.lastError.
+func headingOf(path string) string {
 	var b strings.Builder
 	for _, r := range path[strings.LastIndexByte(path, '.')+1:] {
 		if unicode.IsUpper(r) {
@@ -65,7 +65,7 @@ func heading(path string) string {
 	return b.String()
 }
 
-// member is what a path leads to, nil if it leads nowhere; of an array, what it leads to in each of its items.
+// member returns the value at a path, or nil if there is none. For an array it returns the values of all items.
 func member(v any, path string) any {
 	if list, ok := v.([]any); ok {
 		var all []any
@@ -82,14 +82,14 @@ func member(v any, path string) any {
 	return v
 }
 
-// cell is a value in a table, on one line and without what would steer a terminal.
+// cell returns a value as text for a table. It is on one line and contains no control characters, which could change the terminal.
 func cell(v any) string {
 	var text string
 	switch v := v.(type) {
 	case nil:
 		return ""
 	case string:
-		text, _ = local(v)
+		text, _ = localTime(v)
 	case []any:
 		var parts []string
 		for _, one := range v {
@@ -108,7 +108,7 @@ func cell(v any) string {
 	return text
 }
 
-// printDocument prints a JSON value as YAML, which people read more easily, with its members in their order.
+// printDocument prints a JSON value as YAML, which is easier to read. It keeps the order of the members.
 func printDocument(w io.Writer, raw json.RawMessage) error {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.UseNumber()
@@ -124,7 +124,7 @@ func printDocument(w io.Writer, raw json.RawMessage) error {
 	return fault.Wrap(fault.Unavailable, e.Close(), "print")
 }
 
-// node reads the next JSON value.
+// node reads the next JSON value and returns it as a YAML node.
 func node(d *json.Decoder) (*yaml.Node, error) {
 	token, err := d.Token()
 	if err != nil {
@@ -135,7 +135,7 @@ func node(d *json.Decoder) (*yaml.Node, error) {
 	case json.Delim:
 		n.Kind = yaml.SequenceNode
 		if v == '{' {
-			n.Kind = yaml.MappingNode // keys and values in turn
+			n.Kind = yaml.MappingNode // its content alternates keys and values
 		}
 		for d.More() {
 			child, err := node(d)
@@ -146,7 +146,7 @@ func node(d *json.Decoder) (*yaml.Node, error) {
 		}
 		_, err = d.Token() // the end
 	case string:
-		text, isTime := local(v)
+		text, isTime := localTime(v)
 		n.Value, n.Tag = text, "!!str"
 		if isTime {
 			n.Tag = "!!timestamp" // without quotes
