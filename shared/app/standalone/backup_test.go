@@ -83,7 +83,7 @@ func TestBackup(t *testing.T) {
 			{"interrupted", func() error { return Backup(interrupted, settings.Data, filepath.Join(dir, "b"), nil) }, fault.Unavailable, "nothing is written"},
 			{"over a server", func() error { return Restore(t.Context(), file, settings.Data, nil) }, fault.Conflict, "is there already"},
 			{"of nothing", func() error { return Restore(t.Context(), filepath.Join(dir, "none"), data, nil) }, fault.Invalid, "none"},
-			{"of another file", func() error { return Restore(t.Context(), write([]byte("no backup")), data, nil) }, fault.Invalid, "no backup"},
+			{"of another file", func() error { return Restore(t.Context(), write([]byte("no backup")), data, nil) }, fault.Invalid, "not a backup"},
 			{"of a cut one", func() error { return Restore(t.Context(), write(whole[:len(whole)/2]), data, nil) }, fault.Invalid, ""},
 			{"of a damaged one", func() error { return Restore(t.Context(), write(damaged), data, nil) }, fault.Invalid, "damaged"},
 			{"of another archive", func() error { return Restore(t.Context(), write(archive("../evil")), data, nil) }, fault.Invalid, "../evil"},
@@ -91,7 +91,7 @@ func TestBackup(t *testing.T) {
 			{"interrupted", func() error { return Restore(interrupted, file, data, nil) }, fault.Unavailable, "nothing is written"},
 		} {
 			if err := x.do(); !fault.Is(err, x.kind) || !strings.Contains(err.Error(), x.want) {
-				t.Errorf("%s: got %v of kind %v", x.name, err, fault.KindOf(err))
+				t.Errorf("%s: got %v of kind %v, want %q of kind %v", x.name, err, fault.KindOf(err), x.want, x.kind)
 			}
 		}
 		left(t, dir)
