@@ -61,7 +61,7 @@ func TestSourceCommands(t *testing.T) {
 	t.Run("OPS-10 refusals", func(t *testing.T) {
 		for line, want := range map[string]string{
 			"sources show nothing":                            "no such source",
-			"sources outcomes builds --kind fine":             "allowed: refused, accepted",
+			"sources outcomes builds --kind fine":             "allowed: accepted, duplicate",
 			"sources try builds --request " + saved + ".none": "no such file",
 		} {
 			if code, out, errs := command(t, "", strings.Fields(line)...); code == exitDone || !strings.Contains(errs, want) {
