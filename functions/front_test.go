@@ -152,7 +152,7 @@ func TestVersionsAndAliases(t *testing.T) {
 	}
 }
 
-// rolledBackBy checks that an alias is rolled back by all of the stack's alarms that a new version may raise.
+// rolledBackBy checks the alarms that roll back an alias, which are the alarms of the stack that a new version may raise.
 func rolledBackBy(t *testing.T, resources *yaml.Node, id string, alarms *yaml.Node) {
 	t.Helper()
 	const most = 10 // the limit of a deployment group; the current quota is 50

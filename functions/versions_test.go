@@ -26,8 +26,8 @@ var eventPath = [][2]string{
 	{"PublishFunction", "publish"}, {"FanoutFunction", "fanout"}, {"DispatchFunction", "dispatch"}, {"RetryFunction", "retry"},
 }
 
-// builds returns the current executables of these functions, and executables of a simulated next release, which writes
-// messages of the next version and reads both versions.
+// builds returns the executables of the functions in this version and in a simulated next release, which writes
+// messages of the next version and reads both.
 func builds(t *testing.T) (today, next map[string]string) {
 	t.Helper()
 	today, next = map[string]string{}, map[string]string{}

@@ -1,6 +1,6 @@
 // Command stream is the function behind the MCP endpoint. It lists, reads and streams events. It forwards changes of
-// webhook subscriptions to register and deregister, so that the function that faces the internet needs no
-// permission to write subscriptions or to read secrets.
+// webhook subscriptions to register and deregister, so that the function that faces the internet cannot write a
+// subscription or read a secret.
 package main
 
 import (

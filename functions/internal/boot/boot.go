@@ -36,9 +36,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/dynamo"
 )
 
-// Environment variables that the template sets in addition to those of [config.FromEnv]. Tables and queues have their
-// names in capitals in them, for example MCPEVENTS_TABLE_LOG and MCPEVENTS_QUEUE_SLOW_URL. A function receives only those
-// that its policy allows it to use.
+// Environment variables that the template sets in addition to the settings of [config.FromEnv]. Tables and queues have their
+// names in capitals in them, for example MCPEVENTS_TABLE_LOG and MCPEVENTS_QUEUE_SLOW_URL. A function receives only the
+// names of the tables and queues that its policy allows it to use.
 const (
 	envTable    = "MCPEVENTS_TABLE_"
 	envQueue    = "MCPEVENTS_QUEUE_"

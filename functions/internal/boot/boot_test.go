@@ -280,7 +280,7 @@ func TestEventsReachTheirHandlers(t *testing.T) {
 		"a batch":                     {batch("mine"), `{"batchItemFailures":[{"itemIdentifier":"b"}]}`},
 		"a request":                   {`{"version":"2.0","rawPath":"/","requestContext":{"domainName":"x","http":{"method":"GET"}}}`, `"statusCode":202`},
 		"a batch of another queue":    {batch("other"), "a queue that is not for this function"},
-		"an event of another service": {`{"source":"aws.events"}`, "neither a batch nor a request"},
+		"an event of another service": {`{"source":"aws.events"}`, "not a batch or a request"},
 		"no JSON object":              {`[]`, "read the event"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -16,7 +16,7 @@ const (
 // collector limits the delay that a slow collector of spans and metrics causes for callers.
 type collector struct {
 	mu     sync.Mutex
-	paused time.Time // time until which nothing is sent
+	paused time.Time // until when send drops everything
 }
 
 // send calls f, which must finish within flushTime. If the collector was too slow recently, send does nothing, and

@@ -91,6 +91,6 @@ func (p *Process) Sources(
 			}
 			return url(ctx, event)
 		}
-		return nil, fault.New(fault.Invalid, "an event that is neither a batch nor a request")
+		return nil, fault.New(fault.Invalid, "the event is not a batch or a request")
 	}
 }
