@@ -236,7 +236,7 @@ func TestOperatorsCommands(t *testing.T) {
 			{"events show evt_none", exitRefused, "the log has no such event"},
 			{"replays watch rpl_none", exitRefused, "there is no such replay"},
 			{"subscriptions list --state asleep", exitRefused, "allowed: active, paused"},
-			{"deliveries list --since yesterday", exitRefused, `--since: "yesterday" is neither a time (such as 2026-`},
+			{"deliveries list --since yesterday", exitRefused, `--since: "yesterday" is not a time (e.g. 2026-`},
 			{"events list", exitRefused, "name a uri"},
 			{"deadletters replay --rate 5000", exitRefused, "allowed: 1 to 1000"},
 			{"deadletters replay --rate 0", exitRefused, "rate is 0 (allowed: 1 to 1000)"},

@@ -71,7 +71,7 @@ type Options struct {
 	Sources  ingest.Sources
 	// SourceSecrets looks up the secrets of sources when an operator tries a request. Nil checks no signatures.
 	SourceSecrets func(context.Context, secret.Value) (string, error)
-	// Rate limits the changes of each owner, but not those of operators. Nil means no limit.
+	// Rate limits the changes of each owner. Operators are not limited. Nil means no limit.
 	Rate *quota.Rate
 	// Quota returns a function that looks up a principal's quota.
 	Quota func(name string) func(ctx context.Context, workspace, principal string) float64

@@ -256,7 +256,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 		}
 		f.call("bob", "GET", "deliveries?subscription="+id, "", 404, nil)
 		f.call("bob", "GET", "dead-letters?subscription="+id, "", 404, nil)
-		for _, path := range []string{"deliveries?event=evt_1", "deliveries", "dead-letters"} { // those of bob's own, who has none
+		for _, path := range []string{"deliveries?event=evt_1", "deliveries", "dead-letters"} { // of bob's own subscriptions, and bob has no subscription
 			if l := f.list("bob", path); len(l.Items) != 0 || l.Next != "" {
 				t.Errorf("bob sees %v at %s", l, path)
 			}

@@ -32,7 +32,7 @@ func listAudit(c *call) (any, error) {
 	return newList(c, entries, next, asIs), nil
 }
 
-// erasure counts the erased items by kind. For a dry run, it counts those that would be erased.
+// erasure counts the erased items by kind. For a dry run, it counts the items that an erasure would remove.
 type erasure struct {
 	Principal string         `json:"principal"`
 	DryRun    bool           `json:"dryRun"`

@@ -159,7 +159,7 @@ func (h *eventHandlers) find(c *call) (*event.Event, error) {
 	return h.search(c, id, nil)
 }
 
-// search searches the log for an event with one of the URIs. Without URIs it searches those of all event types.
+// search searches the log for an event with one of the URIs. Without URIs it searches the URIs of all event types.
 func (h *eventHandlers) search(c *call, id string, uris []string) (*event.Event, error) {
 	cat, err := h.catalogs.Catalog(c.Context(), c.who.Workspace)
 	if err != nil {

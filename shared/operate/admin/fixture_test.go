@@ -27,7 +27,7 @@ var callers = map[string]servertest.Caller{
 	"foreign": {Workspace: "other", Scopes: "events:operate, events:subscribe"},
 }
 
-// fixture is an embedded server, and what an operator sees of it.
+// fixture is a stand-alone server with functions to call its admin API.
 type fixture struct {
 	*testing.T
 	s        *standalone.Server

@@ -62,7 +62,7 @@ func TestLive(t *testing.T) {
 				}
 			}
 			if tick["attempts"].(float64) < float64(len(tick["deliveries"].([]any))) || tick["published"].(float64) != float64(len(tick["events"].([]any))) {
-				t.Errorf("OPS-11 the counts of %v are not those of its lists", tick)
+				t.Errorf("OPS-11 the counts of %v differ from its lists", tick)
 			}
 		case <-end:
 			t.Fatalf("OPS-11 got %v", got)

@@ -23,7 +23,7 @@ func TestAnOwnerDoesNotResumeASubscriptionOfAnEndpointThatIsGone(t *testing.T) {
 	f.call("op", http.MethodPost, "subscriptions/"+id+"/resume", "", http.StatusOK, nil)
 }
 
-// AUT-07: an owner's changes have the rate of registrations. An operator's have none, and neither has reading.
+// AUT-07: the quota of registrations limits the changes of owners. Changes of operators and reads are not limited.
 func TestOwnersChangesHaveARate(t *testing.T) {
 	f := start(t, func(o *standalone.Options) { o.Limits.RegistrationRate = 0.1 }) // a burst of one
 	id := f.subscribe("alice", "/a", built)

@@ -28,7 +28,7 @@ const (
 	maxTryBody = 2*maxTry + 1024
 )
 
-// sourceView is a source as the API shows it. It contains neither secrets nor their names.
+// sourceView is a source as the API shows it, without secrets and their names.
 type sourceView struct {
 	Name string `json:"name"`
 	// From is "http" or the name of the bus.
@@ -43,7 +43,7 @@ type sourceView struct {
 	Recent sourceRecent `json:"recent"`
 }
 
-// sourceRecent counts the newest outcomes of the last hour by kind, including those that were not stored.
+// sourceRecent counts the newest outcomes of the last hour by kind, including outcomes that were not stored.
 type sourceRecent struct {
 	Since    time.Time             `json:"since"`
 	Outcomes map[ingest.Kind]int64 `json:"outcomes"`

@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 )
 
-// subscriptionView is a subscription as the API shows it. It contains neither our secret nor the target's query, in which
+// subscriptionView is a subscription as the API shows it. It is without our secret, and without the target's query, in which
 // endpoints often have a secret of their own.
 type subscriptionView struct {
 	ID        string    `json:"id"`
@@ -185,7 +185,7 @@ func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reas
 	}
 	if (before != nil) == pause && (s.Paused != 0) == pause {
 		if !pause && s.State == subscription.Suspended {
-			return fault.New(fault.Conflict, "the subscription is suspended, because %s: mend its endpoint; it goes on when its subscriber refreshes it (events/subscribe), and cannot be resumed otherwise", s.Reason)
+			return fault.New(fault.Conflict, "the subscription is suspended, because %s: fix its endpoint; it continues when its subscriber refreshes it (events/subscribe), and cannot be resumed otherwise", s.Reason)
 		}
 		if !pause || reason == "" {
 			return nil
@@ -231,7 +231,7 @@ func (h *subscriptionHandlers) test(c *call) (any, error) {
 
 var noContent = httpjson.Answer{Status: http.StatusNoContent}
 
-// visible finds the subscriptions that a caller may see. An operator sees those of the workspace, and an owner their own.
+// visible finds the subscriptions that a caller may see. An operator sees all subscriptions of the workspace, and an owner their own.
 type visible struct {
 	subscriptions *subscription.Service
 	lists         *subscription.Lists

@@ -165,7 +165,7 @@ func (r *run) flush(ctx context.Context) error {
 	return fault.Wrap(fault.Unavailable, r.DB.WriteAll(ctx, ops...), "erase")
 }
 
-// endSubscriptions ends the principal's subscriptions, and collects the ids of those that have ended. It reports whether there are
+// endSubscriptions ends the principal's subscriptions, and collects the ids of the ended ones. It reports whether there are
 // more of them than a run handles.
 func (r *run) endSubscriptions(ctx context.Context) (more bool, err error) {
 	var end []string

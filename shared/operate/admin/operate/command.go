@@ -132,7 +132,7 @@ func parseTime(text string, now time.Time) (string, error) {
 		return now.Add(-ago).UTC().Format(time.RFC3339), nil
 	}
 	if _, err := event.ParseTime(text); err != nil {
-		return "", fault.New(fault.Invalid, "%.100q is neither a time (such as 2026-11-22T12:00:00Z) nor a duration (such as 90m)", text)
+		return "", fault.New(fault.Invalid, "%.100q is not a time (e.g. 2026-11-22T12:00:00Z) or a duration (e.g. 90m)", text)
 	}
 	return text, nil
 }
@@ -186,7 +186,7 @@ func (c *Command) confirm(ctx context.Context, api Client, method, path string) 
 		return ctx.Err()
 	case line := <-answered:
 		if line != c.Args[0] {
-			return fault.New(fault.Invalid, "nothing was done: %.100q is not %q (--yes does not ask)", line, c.Args[0])
+			return fault.New(fault.Invalid, "canceled: %.100q is not %q (use --yes to skip the question)", line, c.Args[0])
 		}
 		return nil
 	}
