@@ -56,7 +56,7 @@ type Core struct {
 	EventLog *eventlog.Log
 	Limits   config.Limits
 	Log      *slog.Logger
-	// Metrics and Tracer may be nil. Then nothing is counted or traced.
+	// Metrics and Tracer may be nil, which turns counting or tracing off.
 	Metrics *metric.Set
 	Tracer  *trace.Tracer
 	// Auth authenticates callers. In a role without callers it is the directory of principals, or nil.

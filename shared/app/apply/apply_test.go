@@ -105,7 +105,7 @@ func TestEventTypesThatCouldEndSubscriptions(t *testing.T) {
 	if _, err := target.Apply(t.Context(), files(t, plain, "")); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "said (it is removed); use --allow-breaking") {
 		t.Errorf("got %v", err)
 	}
-	counting := Deployment(target.DB, true) // and finds none
+	counting := Deployment(target.DB, true) // and finds no such subscriptions
 	if _, err := counting.Apply(t.Context(), files(t, plain, "")); err != nil {
 		t.Error(err)
 	}

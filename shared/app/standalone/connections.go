@@ -17,10 +17,10 @@ import (
 
 // connections is a listener with a limited number of connections.
 //
-// When it is full, it makes room for new connections by closing old ones on which the server only waits for the client: those
-// without a complete request header, idle ones, and those that are slow to send a request body or to read a response. It takes
-// them from the client address that has most of them, so that one client cannot lock out the others. Streams and running requests
-// are never closed. The last places are for health checks and operators.
+// When it is full, it makes room for new connections by closing old ones on which the server only waits for the client. These are
+// idle connections, connections without a complete request header, and connections whose client is slow to send a request body or
+// to read a response. It closes connections of the client address that has most of them, so that one client cannot lock out the
+// others. It never closes streams and running requests. The last places are for health checks and operators.
 type connections struct {
 	net.Listener
 	most     int // concurrent connections

@@ -107,7 +107,7 @@ func TestAFullServerMakesRoom(t *testing.T) {
 	})
 }
 
-// Given a request that goes on without its client, when the client leaves, then its connection takes no place any more.
+// Given a request that continues without its client, when the client disconnects, then its connection no longer takes a place.
 func TestOPS_16_AClientThatLeavesGivesItsPlaceBack(t *testing.T) {
 	begun, end := make(chan struct{}), make(chan struct{})
 	addr, l := serveAtMost(t, 20, func(_ http.ResponseWriter, r *http.Request) {

@@ -16,9 +16,8 @@ import (
 	"time"
 )
 
-// TestConnectionsBelowTheLimit opens more connections to a server than it may have
-// descriptors: it goes on answering those it accepted, and keeps descriptors for its
-// database and its webhooks.
+// TestConnectionsBelowTheLimit opens more connections than the server may have descriptors. The server still responds on the
+// accepted connections, and keeps descriptors for its database and its webhooks.
 func TestConnectionsBelowTheLimit(t *testing.T) {
 	const child, files = "MCPEVENTS_TEST_SERVE", 128
 	if os.Getenv(child) != "" {

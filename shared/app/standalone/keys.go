@@ -47,7 +47,7 @@ func loadSecrets(ctx context.Context, data string, db store.DB) (secrets, error)
 	switch {
 	case fault.Is(err, fault.Conflict) && missing:
 		return s, fault.New(fault.Invalid, "%[1]s is missing but the database in %[2]s has secrets of webhooks that only its keys open: "+
-			"restore %[1]s from a backup, or remove the database to start anew", secretsPath(data), data)
+			"restore %[1]s from a backup, or remove the database to start with an empty server", secretsPath(data), data)
 	case fault.Is(err, fault.Conflict):
 		return s, fault.New(fault.Invalid, "%[1]s has other keys than those that sealed the secrets of webhooks in the database in %[2]s: "+
 			"restore both from the same backup", secretsPath(data), data)
@@ -157,7 +157,7 @@ func checkDatabase(data, path string) error {
 	} else if err == nil {
 		state = "is empty"
 	}
-	return fault.New(fault.Invalid, "%s %s but %s exists: restore the database from a backup, or remove both files to start anew",
+	return fault.New(fault.Invalid, "%s %s but %s exists: restore the database from a backup, or remove both files to start with an empty server",
 		path, state, keys)
 }
 

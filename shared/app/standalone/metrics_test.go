@@ -59,7 +59,7 @@ func value(families map[string]*dto.MetricFamily, name, by string) (v float64) {
 // counts are what publishers, receivers and backends count themselves.
 type counts struct{ posts, failures, delivered, asked atomic.Int64 }
 
-// receive is an endpoint where each twentieth event fails for good.
+// receive is an endpoint that permanently fails for each twentieth event.
 func (c *counts) receive(w http.ResponseWriter, r *http.Request) {
 	c.posts.Add(1)
 	if body, _ := io.ReadAll(r.Body); bytes.Contains(body, []byte(`"number":20,`)) {
@@ -85,7 +85,7 @@ func (c *counts) backend(w http.ResponseWriter, r *http.Request) {
 // secretPath is the key of a source.
 const secretPath = "the-secret-path-of-the-builds-0123456789"
 
-func init() { _ = os.Setenv("MCPEVENTS_TEST_BUILDS", secretPath) } // not by t.Setenv, which lets no tests run beside
+func init() { _ = os.Setenv("MCPEVENTS_TEST_BUILDS", secretPath) } // t.Setenv is not allowed in parallel tests
 
 // metricsAgree makes 2,000 deliveries with known failures, and some of all else that is counted.
 func metricsAgree(t *testing.T) {

@@ -18,8 +18,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/settings"
 )
 
-// files returns the catalogs and the configuration of the options. They replace all catalogs in the store, also those of
-// workspaces that the options no longer have.
+// files returns the catalogs and the configuration of the options. They replace all catalogs in the store, including the
+// catalogs of workspaces that the options no longer have.
 func (o Options) files() (apply.Files, error) {
 	if o.SettingsError != nil {
 		return apply.Files{}, o.SettingsError

@@ -24,7 +24,7 @@ const (
 	// pageWorkers is the number of batches of pages that are handled concurrently. Pages wait for slow endpoints for seconds.
 	// To leave workers for other pages, at most pagesPerGroup of them handle pages of the same pattern or busy endpoint.
 	pageWorkers, pagesPerGroup = 512, 128
-	// queueBytes limits the bodies that a queue keeps in memory, and attemptBytes those of the running attempts. Other bodies
+	// queueBytes limits the bodies that a queue keeps in memory, and attemptBytes the bodies of the running attempts. Other bodies
 	// stay in the file. Without the limits, large payloads would need much memory, because each is copied several times.
 	queueBytes   = 16 << 20
 	attemptBytes = 32 << 20
@@ -65,7 +65,7 @@ func (s *Server) work(ctx context.Context, name queue.Name, h queue.Handler, o q
 	})
 }
 
-// routes returns the handler of all paths except those of the admin API.
+// routes returns the handler of all paths except the admin API and the console.
 func (s *Server) routes(publishing app.Publishing, identity *webhook.Identity) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", s.endpoint)

@@ -10,7 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A database that was restored without its keys, or with those of another, cannot sign a single webhook.
+// A database that was restored without its keys, or with the keys of another one, cannot sign any webhook.
 func TestKeysThatDoNotOpenTheSecretsAreRefused(t *testing.T) {
 	var settings Options
 	e := serve(t, func(s *Options) { settings = *s })
@@ -33,7 +33,7 @@ func TestKeysThatDoNotOpenTheSecretsAreRefused(t *testing.T) {
 		t.Helper()
 		refuses(t, settings, path+" is missing")
 		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
-			t.Fatalf("keys were made all the same: %v", err)
+			t.Fatalf("keys were created, want an error: %v", err)
 		}
 	}
 	if err := os.Remove(path); err != nil {

@@ -206,7 +206,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	return s, nil
 }
 
-// complete fills in defaults, and refuses missing options and those that are out of range.
+// complete fills in defaults, and refuses options that are missing or out of range.
 func (o *Options) complete() error {
 	if o.Log == nil {
 		o.Log = slog.Default()

@@ -24,7 +24,7 @@ const patience = 30 * time.Second
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
-// serve starts an embedded server with the sample catalog, and ends it with the test.
+// serve starts a server with the sample catalog, and ends it with the test.
 func serve(t *testing.T, change func(*Options)) *Server {
 	t.Helper()
 	src, err := os.ReadFile("../../../catalog.yaml")
@@ -87,7 +87,7 @@ func hash(key string) string {
 	return hex.EncodeToString(h[:])
 }
 
-// request sends a request of who has that key, or of no one; rpc is its method at /mcp.
+// request sends a request with the key who, or without a key if who is empty. At /mcp, rpc is its method.
 func request(t *testing.T, s *Server, who, method, path, rpc, body string) *http.Response {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, strings.NewReader(body))

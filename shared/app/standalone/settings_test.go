@@ -56,7 +56,7 @@ func in(t *testing.T, s *Server, workspace string) (names []string) {
 	return names
 }
 
-// The files of a start are all that there are: neither catalogs nor backends of an earlier run stay.
+// The files of a start replace the catalogs and backends of an earlier run.
 func TestFilesOfTheStartWin(t *testing.T) {
 	var o Options
 	end(t, serve(t, func(s *Options) {
@@ -121,7 +121,7 @@ func TestAReloadIsInUseAtOnce(t *testing.T) {
 	}
 	o.Config = nil
 	if err := s.Reload(t.Context(), o); !fault.Is(err, fault.Invalid) || caller("two") != nil {
-		t.Errorf("without keys nobody could call: %v", err)
+		t.Errorf("got %v, want a refusal, because without keys all calls would fail", err)
 	}
 }
 
@@ -219,7 +219,7 @@ func TestConversationsNeedARule(t *testing.T) {
 		with.Limits.AllowInsecureTargets = false
 		o = *with
 	})
-	// CNV-06: without authentication no one can consent for all.
+	// CNV-06: without authentication a caller cannot consent for all others.
 	if status, text := ask(t, s, "", "PUT", "/consent/events", ""); status != http.StatusForbidden || !strings.Contains(text, "--allow-insecure-targets") {
 		t.Errorf("got %d %s", status, text)
 	}

@@ -48,7 +48,7 @@ func TestAnEmptyDatabaseBesideOldKeysIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		refuses(t, settings, step.name)
-		refuses(t, settings, "start anew")
+		refuses(t, settings, "a backup")
 	}
 	// On purpose, without the keys.
 	for _, name := range []string{path, secretsPath(settings.Data)} {
@@ -154,7 +154,7 @@ func TestAliveAndReady(t *testing.T) {
 	if err := do("PRAGMA max_page_count=1"); err != nil { // the disk is full
 		t.Fatal(err)
 	}
-	// A small write of the server itself may succeed in between: into what is left of a page.
+	// A small write of the server itself may still succeed, because it fits into the rest of a page.
 	code, body := 0, ""
 	for try := 0; try < 20 && code != http.StatusServiceUnavailable; try++ {
 		if err := do("CREATE TABLE x AS SELECT zeroblob(100000)"); err == nil {

@@ -31,7 +31,7 @@ import (
 
 // SenderOptions are the parts of a sender that differ between the modes.
 type SenderOptions struct {
-	// OwnHost is the address at which this process serves, which is not allowed as a target; empty if it has none.
+	// OwnHost is the address at which this process serves, which is not allowed as a target. It may be empty.
 	OwnHost string
 	// Identity adds v1a signatures; nil adds none.
 	Identity *webhook.Identity

@@ -15,7 +15,7 @@ import (
 	traces "github.com/mcp-events/mcpevents/shared/platform/trace/otlp"
 )
 
-// OPS-12: a collector gets the metrics by OTLP, the last ones when the server ends.
+// OPS-12: a collector receives the metrics over OTLP, and the last ones when the server ends.
 func TestOTLPMetrics(t *testing.T) {
 	got := make(chan *collector.ExportMetricsServiceRequest, 1)
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
