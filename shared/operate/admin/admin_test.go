@@ -48,14 +48,14 @@ func TestSubscriptions(t *testing.T) {
 			path = "subscriptions?limit=1&cursor=" + l.Next
 		}
 		if want := []string{one, two, three}; len(got) != 3 || !slices.IsSorted(got) || !slices.Contains(want, got[0]) {
-			t.Errorf("got %v", got)
+			t.Errorf("got %v, want %v in the order of their ids", got, want)
 		}
 	})
 	t.Run("OPS-02 one is shown, without secrets", func(t *testing.T) {
 		var got object
 		raw := f.call("op", "GET", "subscriptions/"+two, "", 200, &got)
 		if got["principal"] != "alice" || got["state"] != "active" || got["target"] != f.hold.URL+"/b" || strings.Contains(string(raw), "hidden") || strings.Contains(string(raw), "whsec") {
-			t.Errorf("got %s", raw)
+			t.Errorf("got %s, want alice's active subscription without secrets", raw)
 		}
 	})
 	t.Run("OPS-02 the delivery status shows a failure and a success", func(t *testing.T) {
@@ -83,21 +83,21 @@ func TestSubscriptions(t *testing.T) {
 		var got object
 		f.call("op", "POST", "subscriptions/"+one+"/pause", `{"reason":"moving"}`, 200, &got)
 		if got["state"] != "paused" || ids(f.list("op", "subscriptions?state=paused"), "id") != one {
-			t.Errorf("got %v", got)
+			t.Errorf("got %v, want a paused subscription", got)
 		}
 		if sw := f.list("op", "switches"); len(sw.Items) != 1 || sw.Items[0]["by"] != "op" || sw.Items[0]["reason"] != "moving" || sw.Items[0]["state"] != "paused" || sw.Items[0]["at"] == nil {
 			t.Errorf("the switches are %v", sw)
 		}
 		f.call("op", "POST", "subscriptions/"+one+"/resume", "", 200, &got)
 		if got["state"] != "active" {
-			t.Errorf("got %v", got)
+			t.Errorf("got state %v, want active", got["state"])
 		}
 	})
 	t.Run("OPS-02 one is ended", func(t *testing.T) {
 		f.call("op", "DELETE", "subscriptions/"+three, "", 204, nil)
 		f.call("op", "GET", "subscriptions/"+three, "", 404, nil)
 		if got := ids(f.list("op", "subscriptions?principal=bob"), "id"); got != "" {
-			t.Errorf("got %s", got)
+			t.Errorf("got %s, want no subscription of bob", got)
 		}
 	})
 	t.Run("OPS-08 the trail has every change, with before and after", func(t *testing.T) {
@@ -144,7 +144,7 @@ func TestDeliveriesAndDeadLetters(t *testing.T) {
 		}
 		l := f.list("op", "deliveries?event=evt_2")
 		if it := l.Items[0]; it["attempt"] != 1.0 || it["status"] != "4xx" || it["category"] != "http_4xx" || it["outcome"] != "dead" || it["durationMs"] == nil || it["nextAttempt"] != nil {
-			t.Errorf("got %v", it)
+			t.Errorf("got %v, want the first attempt, dead because of a 4xx status", it)
 		}
 		if l.Kept != "all" {
 			t.Errorf("it says that %q is kept", l.Kept)
@@ -170,7 +170,7 @@ func TestDeliveriesAndDeadLetters(t *testing.T) {
 		var one object
 		f.call("op", "GET", "dead-letters/"+letter, "", 200, &one)
 		if one["id"] != letter || len(one["attempts"].([]any)) != 1 {
-			t.Errorf("got %v", one)
+			t.Errorf("got %v, want %s with one attempt", one, letter)
 		}
 		f.call("op", "POST", "dead-letters/"+letter+"/retry", "", 202, nil)
 		f.call("op", "POST", "dead-letters/"+letter+"/retry", "", 404, nil)
@@ -203,7 +203,7 @@ func TestSwitches(t *testing.T) {
 			f.call("op", "GET", "switches/"+name, "", 404, nil)
 			f.call("op", "PUT", "switches/"+name, `{"reason":"maintenance"}`, 200, &sw)
 			if sw["state"] != "paused" || sw["by"] != "op" || sw["reason"] != "maintenance" || sw["name"] != name {
-				t.Errorf("got %v", sw)
+				t.Errorf("got %v, want %s paused by op for maintenance", sw, name)
 			}
 			for range 2 {
 				f.call("op", "DELETE", "switches/"+name, "", 204, nil)
@@ -270,7 +270,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 	t.Run("OPS-09 owners see and steer their own", func(t *testing.T) {
 		f.call("alice", "GET", "subscriptions/"+id, "", 200, nil)
 		if got := ids(f.list("alice", "subscriptions"), "id"); got != id {
-			t.Errorf("got %s", got)
+			t.Errorf("got %s, want %s", got, id)
 		}
 		f.eventually("the deliveries", func() bool { return len(f.list("alice", "deliveries?subscription="+id).Items) > 0 })
 		if l := f.list("alice", "dead-letters?subscription="+id); len(l.Items) != 1 {
@@ -365,14 +365,14 @@ func TestReplays(t *testing.T) {
 		}
 		f.call("op", "POST", "replays", `{"select":{"event":"ci.build_finished"},"rate":1000}`, 202, &job)
 		if job.Total != n || job.ID == "" {
-			t.Errorf("got %+v", job)
+			t.Errorf("got %+v, want an id and a total of %d", job, n)
 		}
 		f.eventually("its end", func() bool {
 			f.call("op", "GET", "replays/"+job.ID, "", 200, &job)
 			return job.State == "done"
 		})
 		if job.Replayed != n || job.Skipped != 0 {
-			t.Errorf("got %+v", job)
+			t.Errorf("got %+v, want %d replayed and 0 skipped", job, n)
 		}
 		f.call("op", "DELETE", "replays/"+job.ID, "", 200, &job)
 		if job.State != "done" {
@@ -417,7 +417,7 @@ func TestEvents(t *testing.T) {
 			var got object
 			f.call("op", "GET", "events/"+want, "", 200, &got)
 			if got["id"] != want || got["data"] == nil {
-				t.Errorf("got %v", got)
+				t.Errorf("got %v, want %s with its payload", got, want)
 			}
 		}
 		f.call("op", "GET", "events/evt_4?uri="+web, "", 200, nil)

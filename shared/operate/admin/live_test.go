@@ -89,7 +89,7 @@ func TestLive(t *testing.T) {
 			f.watch("op")
 		}
 		if raw := f.call("op", "GET", "live", "", 429, nil); !strings.Contains(string(raw), "20 live streams") {
-			t.Errorf("got %s", raw)
+			t.Errorf("got %s, want the limit of 20 live streams in it", raw)
 		}
 	})
 	t.Run("AUT-05 given a workspace that has almost all of them, another one gets the place of its oldest", func(t *testing.T) {
@@ -138,10 +138,10 @@ func TestOverview(t *testing.T) {
 	}
 	f.call("op", "GET", "overview", "", 200, &o)
 	if o.Subscriptions["active"] != 1 || o.Subscriptions["paused"] != 1 || o.DeadLetters != 2 || len(o.Paused) != 1 || o.Recent.Attempts != 2 || o.Recent.Failed != 2 {
-		t.Errorf("got %+v", o)
+		t.Errorf("got %+v, want 1 active and 1 paused subscription, 2 dead letters, 1 switch, 2 failed attempts", o)
 	}
 	if l := f.list("op", "backends"); len(l.Items) != 0 {
-		t.Errorf("got %v", l)
+		t.Errorf("got %v, want no backends", l)
 	}
 	if s := o.Recent.Series; len(s) != 1 || s[0]["attempts"] != 2.0 || s[0]["failed"] != 2.0 {
 		t.Errorf("OPS-11 the series is %v", s)

@@ -55,7 +55,7 @@ func TestErase(t *testing.T) {
 			}
 		}
 		if !counted.DryRun || !counted.Complete || counted.Counts["records"] < 6 || counted.Counts["deliveries"] < 6 || counted.Counts["auditEntries"] < 3 {
-			t.Errorf("got %+v", counted)
+			t.Errorf("got %+v, want a complete dry run with at least 6 records, 6 deliveries and 3 audit entries", counted)
 		}
 		if got := ids(f.list("op", "subscriptions?principal=alice"), "id"); len(strings.Fields(got)) != 2 {
 			t.Errorf("left are %s", got)
@@ -97,7 +97,7 @@ func TestErase(t *testing.T) {
 		}
 		l := f.list("op", "dead-letters?subscription="+bobs)
 		if len(l.Items) != 1 {
-			t.Fatalf("got %v", l)
+			t.Fatalf("got %v, want one dead letter", l)
 		}
 		f.answerWith(0)
 		f.call("op", "POST", "dead-letters/"+url.PathEscape(l.Items[0]["id"].(string))+"/retry", "", 202, nil)
@@ -105,7 +105,7 @@ func TestErase(t *testing.T) {
 	t.Run("OPS-08 the trail tells of it, by a pseudonym", func(t *testing.T) {
 		l := f.list("op", "audit")
 		if len(l.Items) < 4 || l.Items[1]["action"] != "principal.erase" || l.Items[1]["by"] != "op" {
-			t.Fatalf("got %v", l.Items)
+			t.Fatalf("got %v, want an erasure by op", l.Items)
 		}
 		pseudonym := l.Items[1]["target"]
 		paused := false

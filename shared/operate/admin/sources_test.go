@@ -60,7 +60,7 @@ func TestSources(t *testing.T) {
 	}
 	resp, err := http.Post(f.s.URL+"/sources/builds/a-wrong-key", "application/json", strings.NewReader(goodBuild))
 	if err != nil || resp.StatusCode != 401 {
-		t.Fatalf("got %v, %v", resp, err)
+		t.Fatalf("got %v, %v, want 401", resp, err)
 	}
 	_ = resp.Body.Close()
 	const outcomes = "sources/builds/outcomes"
@@ -69,7 +69,7 @@ func TestSources(t *testing.T) {
 	t.Run("SRC-01 the sources of the workspace, each with what it is for and what became of the newest requests", func(t *testing.T) {
 		all := f.list("op", "sources")
 		if got := ids(all, "name"); got != "alarms builds" {
-			t.Fatalf("got %s", got)
+			t.Fatalf("got %s, want alarms builds", got)
 		}
 		builds := all.Items[1]
 		recent := builds["recent"].(object)["outcomes"]
@@ -77,23 +77,23 @@ func TestSources(t *testing.T) {
 			t.Errorf("got %v, want %s", recent, want)
 		}
 		if builds["from"] != "http" || builds["verify"] != "none" || builds["path"] != "/sources/builds/{key}" || builds["last"].(object)["kind"] != "unverified" {
-			t.Errorf("got %v", builds)
+			t.Errorf("got %v, want an unverified last outcome at /sources/builds/{key}", builds)
 		}
 		mapping, _ := json.Marshal(builds["events"])
 		if want := `[{"data":{"build":"/body/n","status":"/body/state"},"id":"/body/id","match":{"body":{"kind":["build"]}},"name":"ci.build_finished"}]`; string(mapping) != want {
 			t.Errorf("got %s, want %s", mapping, want)
 		}
 		if alarms := all.Items[0]; alarms["from"] != "eventbridge" || alarms["path"] != nil || alarms["verify"] != nil || alarms["last"] != nil {
-			t.Errorf("got %v", alarms)
+			t.Errorf("got %v, want a source of eventbridge without outcomes", alarms)
 		}
 		if one := (object{}); true {
 			f.call("op", "GET", "sources/builds", "", 200, &one)
 			if fmt.Sprint(one["events"]) != fmt.Sprint(builds["events"]) {
-				t.Errorf("one is %v", one)
+				t.Errorf("got %v, want the events of %v", one, builds)
 			}
 		}
 		if raw := f.call("op", "GET", "sources", "", 200, nil); strings.Contains(string(raw), "MCPEVENTS_TEST") || strings.Contains(string(raw), buildKey) {
-			t.Errorf("got %s", raw)
+			t.Errorf("got %s, want no key and no name of a variable", raw)
 		}
 	})
 	t.Run("SRC-04 OPS-04 each outcome has its reason and no payload", func(t *testing.T) {
@@ -123,10 +123,10 @@ func TestSources(t *testing.T) {
 			t.Errorf("refused: got %s", got)
 		}
 		if got := f.list("op", outcomes+"?until=2020-01-01T00:00:00Z"); len(got.Items) != 0 {
-			t.Errorf("got %v", got)
+			t.Errorf("got %v, want no outcomes", got)
 		}
 		if got := f.list("op", outcomes+"?since="+time.Now().Add(-time.Minute).UTC().Format(time.RFC3339)); len(got.Items) != 6 {
-			t.Errorf("got %v", got)
+			t.Errorf("got %v, want 6 outcomes", got)
 		}
 	})
 	t.Run("OPS-01 both lists are paged", func(t *testing.T) {
@@ -172,7 +172,7 @@ func TestSources(t *testing.T) {
 			f.call(x.who, x.method, x.path, x.body, x.status, nil)
 		}
 		if got := ids(f.list("foreign", "sources"), "name"); got != "theirs" {
-			t.Errorf("got %s", got)
+			t.Errorf("got %s, want theirs", got)
 		}
 	})
 	t.Run("SRC-01 a request is tried, with its signature, and nothing comes of it", func(t *testing.T) {
@@ -226,7 +226,7 @@ func TestSourcesOfQuietLogs(t *testing.T) {
 				f.eventually("the last one is there", func() bool { return len(f.list("op", "sources/builds/outcomes?kind=unfit").Items) == 1 })
 			}
 			if l := f.list("op", "sources/builds/outcomes"); ids(l, "kind") != kinds || l.Kept != keep {
-				t.Errorf("got %+v", l)
+				t.Errorf("got %+v, want the kinds %q, and %s kept", l, kinds, keep)
 			}
 		})
 	}

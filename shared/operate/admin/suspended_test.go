@@ -60,7 +60,7 @@ func TestASuspendedSubscription(t *testing.T) {
 		f.call("op", "POST", "subscriptions/"+id+"/pause", `{"reason":"moving"}`, 200, &got)
 		f.call("op", "POST", "subscriptions/"+id+"/resume", "", 200, &got)
 		if got["state"] != "suspended" {
-			t.Errorf("got %v", got)
+			t.Errorf("got state %v, want suspended", got["state"])
 		}
 	})
 	job := func(what string) (got object) {
@@ -75,7 +75,7 @@ func TestASuspendedSubscription(t *testing.T) {
 	t.Run("OPS-04 a replay of events says how many it did not send, and why", func(t *testing.T) {
 		got := job(fmt.Sprintf(`{"select":{"events":true,"subscription":%q,"since":%q}}`, id, began.Format(time.RFC3339)))
 		if got["replayed"] != 0.0 || got["skipped"] != 110.0 || fmt.Sprint(got["skippedBecause"]) != "map[suspended:110]" {
-			t.Errorf("got %v", got)
+			t.Errorf("got %v, want 0 replayed and 110 skipped because they are suspended", got)
 		}
 	})
 	count := func() int {
