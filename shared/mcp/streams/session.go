@@ -249,7 +249,7 @@ func (s *sessionStream) sendGap() error {
 			return err
 		}
 	}
-	if err := s.log("warning", "the log does not reach back to where the stream ended; events are missing", ""); err != nil {
+	if err := s.sendLog("warning", "the log does not reach back to where the stream ended; events are missing", ""); err != nil {
 		return err
 	}
 	return s.writer.Send(spec.NoteResourcesChange, nil, nil, cursor)
@@ -329,8 +329,8 @@ func (s *sessionStream) drop(t Target) {
 // logger names the origin of our log messages to clients.
 const logger = "mcp-events"
 
-// log sends a log message if the client asked for its level.
-func (s *sessionStream) log(level, message, uri string) error {
+// sendLog sends a log message to the client if it asked for the level.
+func (s *sessionStream) sendLog(level, message, uri string) error {
 	if s.sess.Level == "" || !spec.SevereAs(level, s.sess.Level) {
 		return nil
 	}
@@ -346,7 +346,7 @@ func (s *sessionStream) log(level, message, uri string) error {
 
 // lost logs that a URI has no further events.
 func (s *sessionStream) lost(t Target) error {
-	return s.log("warning", "the catalog no longer has this URI for you, so it brings no further events", t.asked)
+	return s.sendLog("warning", "the catalog no longer has this URI for you, so it brings no further events", t.asked)
 }
 
 // LastEvent returns the position at which the client's previous connection ended, or the zero position if the request names none.
