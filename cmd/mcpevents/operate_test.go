@@ -292,8 +292,8 @@ func TestErasingAsksFirst(t *testing.T) {
 			if code != x.code || strings.Contains(out, "done") != (code == exitDone && len(x.answers) > 0 && x.name != "a dry run does not ask") {
 				t.Errorf("exit code %d: %s%s", code, out, errs)
 			}
-			if asked := strings.Contains(errs, "subscriptions: 3\nThis cannot be undone. Type al/ice to go on: "); asked != (len(x.args) == 0) {
-				t.Errorf("says %s", errs)
+			if asked := strings.Contains(errs, "subscriptions: 3\nThis cannot be undone. Type al/ice to continue: "); asked != (len(x.args) == 0) {
+				t.Errorf("got %s, want the question: %v", errs, len(x.args) == 0)
 			}
 		})
 	}
