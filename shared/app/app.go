@@ -90,7 +90,7 @@ func (c *Core) Quota(name string) func(ctx context.Context, workspace, principal
 	}
 }
 
-// CallerQuota is like [Core.Quota] for code that has the caller.
+// CallerQuota returns the same limits as [Core.Quota], for code that has the caller as an [auth.Principal].
 func (c *Core) CallerQuota(name string) quota.Of {
 	of := c.Quota(name)
 	return func(ctx context.Context, p auth.Principal) float64 { return of(ctx, p.Workspace, p.ID) }

@@ -17,7 +17,7 @@ func TestFilesAreAppliedAllOrNone(t *testing.T) {
 	if _, err := target.Apply(t.Context(), files(t, plain, "keys: []")); err != nil {
 		t.Fatal(err)
 	}
-	// Hashes cannot be compressed, so these keys do not fit into an item.
+	// Hashes cannot be compressed, so these keys are too large for one item.
 	var keys strings.Builder
 	keys.WriteString("keys:\n")
 	for range 7500 {

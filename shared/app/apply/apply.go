@@ -128,7 +128,8 @@ func (p *plan) read(ctx context.Context) (err error) {
 	return err
 }
 
-// currentCatalog returns the current catalog of a workspace, which is its own one or that of [catalog.Shared].
+// currentCatalog returns the current catalog of a workspace, which is its own or otherwise the catalog of
+// [catalog.Shared].
 func (p *plan) currentCatalog(ctx context.Context, workspace string) (catalog.Document, error) {
 	own, err := p.document(ctx, workspace)
 	if err != nil || own.Catalog != nil || own.Invalid != nil {

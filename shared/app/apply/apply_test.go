@@ -52,7 +52,8 @@ func files(t *testing.T, cat, conf string) Files {
 	return f
 }
 
-// EVX-17, CNV-07: what speaks against one file keeps all from being written, also what stands in a file that was applied before.
+// EVX-17, CNV-07: if one file is refused, none of them is stored. A file may also be refused because it does not fit to a file
+// that was applied earlier.
 func TestAllFilesOrNone(t *testing.T) {
 	for name, tc := range map[string]struct {
 		before, next Files
@@ -85,18 +86,18 @@ func TestAllFilesOrNone(t *testing.T) {
 				t.Fatalf("got %v, want %q", err, tc.want)
 			}
 			if (err == nil) != done.CatalogChanged() {
-				t.Errorf("the catalog changed: %v", done.CatalogChanged())
+				t.Errorf("CatalogChanged returned %t, want %t", done.CatalogChanged(), err == nil)
 			}
 			if tc.next.AllowBreaking = true; len(tc.endings) > 0 {
 				if _, err := target.Apply(t.Context(), tc.next); err != nil {
-					t.Errorf("confirmed: %v", err)
+					t.Errorf("with AllowBreaking, got %v, want success", err)
 				}
 			}
 		})
 	}
 }
 
-// If the subscriptions cannot be read, a change that could end some must be confirmed.
+// If the subscriptions cannot be read, a change that could end subscriptions must be confirmed.
 func TestEventTypesThatCouldEndSubscriptions(t *testing.T) {
 	target := Deployment(database(t), false)
 	if _, err := target.Apply(t.Context(), files(t, chatter, "")); err != nil {
@@ -105,13 +106,13 @@ func TestEventTypesThatCouldEndSubscriptions(t *testing.T) {
 	if _, err := target.Apply(t.Context(), files(t, plain, "")); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "said (it is removed); use --allow-breaking") {
 		t.Errorf("got %v", err)
 	}
-	counting := Deployment(target.DB, true) // and finds no such subscriptions
+	counting := Deployment(target.DB, true) // it counts 0 affected subscriptions
 	if _, err := counting.Apply(t.Context(), files(t, plain, "")); err != nil {
 		t.Error(err)
 	}
 }
 
-// All files that there are take the place of all that there were.
+// With All, the given files replace all earlier ones, so that a file that is missing now is removed.
 func TestWhatIsNotGivenIsRemoved(t *testing.T) {
 	target := Deployment(database(t), false)
 	all := files(t, plain, talk)
@@ -123,7 +124,7 @@ func TestWhatIsNotGivenIsRemoved(t *testing.T) {
 	}
 	delete(all.Catalogs, "default")
 	if _, err := target.Apply(t.Context(), all); err == nil || !strings.Contains(err.Error(), "declares no event type") {
-		t.Errorf("CNV-07: the shared catalog has none of conversations: %v", err)
+		t.Errorf("CNV-07: got %v, want a refusal, because the shared catalog lacks the events of conversations", err)
 	}
 	all.Config = nil
 	done, err := target.Apply(t.Context(), all)
@@ -131,12 +132,12 @@ func TestWhatIsNotGivenIsRemoved(t *testing.T) {
 		t.Fatalf("got %+v, %v", done, err)
 	}
 	if c, err := catalog.Load(t.Context(), target.DB, "default"); err != nil || c.ByName("a.b") == nil {
-		t.Errorf("the workspace has %v, %v", c, err)
+		t.Errorf("the workspace has the catalog %v, %v; want the shared one", c, err)
 	}
 	if c, err := config.Load(t.Context(), target.DB); err != nil || c.Conversation.Enabled() {
-		t.Errorf("the configuration is %+v, %v", c, err)
+		t.Errorf("got configuration %+v, %v; want an empty one", c, err)
 	}
 	if done, err = target.Apply(t.Context(), all); err != nil || done.ConfigChanged || done.CatalogChanged() {
-		t.Errorf("the same again: %+v, %v", done, err)
+		t.Errorf("after applying the same files again: got %+v, %v; want no changes", done, err)
 	}
 }

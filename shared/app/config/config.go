@@ -21,7 +21,7 @@ import (
 // MaxSource is the largest configuration file in bytes.
 const MaxSource = 1 << 20
 
-// Config is the content of config.yaml. It is immutable, and the zero value is that of an empty file.
+// Config is the content of config.yaml. It is immutable, and the zero value is the content of an empty file.
 type Config struct {
 	// Keys are the static keys of --auth keys.
 	Keys []auth.Key
@@ -29,7 +29,7 @@ type Config struct {
 	Backends []api.Backend
 	// Sources are the webhooks and buses from which the server receives events.
 	Sources []source.Source
-	// Conversation names the receivers of conversation messages. There are none by default.
+	// Conversation names the receivers of conversation messages. The default is an empty list.
 	Conversation rules.Conversation
 
 	// quotas has the quotas of principals and, without a name, of workspaces. They replace the limits from the settings. A rate of
@@ -44,7 +44,7 @@ type Config struct {
 // for example "config.yaml:3: backend a: url is missing". An empty file is an empty configuration.
 func Parse(src []byte) (*Config, error) { return ParseFile("config.yaml", src) }
 
-// ParseFile is [Parse] with another file name in messages.
+// ParseFile does the same as [Parse], with another file name in messages.
 func ParseFile(name string, src []byte) (*Config, error) {
 	if isBlank(src) {
 		return &Config{source: src}, nil

@@ -84,7 +84,7 @@ backends:
 	}
 }
 
-// refuses holds a file to be refused for a reason that does not repeat what it says.
+// refuses checks that Parse refuses a file with the wanted error, and that the error does not repeat the secret "hunter2".
 func refuses(t *testing.T, src, want string) {
 	t.Helper()
 	_, err := Parse([]byte(src))

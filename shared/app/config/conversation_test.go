@@ -42,7 +42,7 @@ backends:
 	}
 }
 
-// CNV-01: nothing is on unless it is switched on.
+// CNV-01: all features for conversations are off by default.
 func TestConversationIsOffByDefault(t *testing.T) {
 	for _, src := range []string{"", "keys: []\n", "conversation: {}\n", "conversation: {providers: [{name: a, url: 'http://x'}]}\n"} {
 		c, err := Parse([]byte(src))

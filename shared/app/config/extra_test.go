@@ -12,7 +12,7 @@ func environ(of map[string]string) func(string) (string, bool) {
 	return func(name string) (string, bool) { v, ok := of[name]; return v, ok }
 }
 
-// AWS-09: a setting without a parameter of its own is set all the same.
+// AWS-09: a setting that is not a parameter of the template can be set in the list of additional settings.
 func TestSettingsInOneVariable(t *testing.T) {
 	l, err := FromEnv(environ(map[string]string{
 		EnvSettings: " quota=50 ; webhook-timeout=10s;target-ports=443,8443,9443;allow-no-expiry=true;", "MCPEVENTS_STREAMS": "7",
@@ -37,7 +37,7 @@ func TestSettingsInOneVariable(t *testing.T) {
 	}
 }
 
-// AWS-02: what is not needed keeps its default, whatever it says and wherever.
+// AWS-02: a setting that the function does not need keeps its default, even if its value is invalid.
 func TestSettingsThatAreNotNeeded(t *testing.T) {
 	l, err := FromEnv(environ(map[string]string{EnvSettings: "quota=many", "MCPEVENTS_STREAMS": "-1"}), "quota", "streams")
 	if err != nil || l.Quota != 1000 || l.Streams != 100 {

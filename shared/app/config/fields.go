@@ -20,7 +20,7 @@ type parser struct {
 	config *Config
 }
 
-// nameMembers returns a function for [strictyaml.File.Fields] that uses the names of the members alone.
+// nameMembers returns a function for [strictyaml.File.Fields] that uses only the names of the members.
 func nameMembers(thing string) func(member string) string {
 	return func(member string) string { return cmp.Or(member, thing) }
 }
@@ -35,8 +35,8 @@ func nameWithin(mapping string) func(member string) string {
 	}
 }
 
-// nameAfter is [nameWithin] for a thing with a name of its own, for example "backend github: url", or "a backend: url" while its name
-// is unknown.
+// nameAfter does the same as [nameWithin] for a list element that has a name, for example "backend github: url". While the name
+// is unknown, the prefix is "a backend: url".
 func nameAfter(thing string, name *string) func(member string) string {
 	return func(member string) string {
 		if *name == "" || member == "name" {

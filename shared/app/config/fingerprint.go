@@ -11,7 +11,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
-// Fingerprint returns a hash of a workspace's backends with their settings, in their order. It is empty if there are none.
+// Fingerprint returns a hash of a workspace's backends with their settings, in their order. The hash is
+// empty for a workspace without backends.
 func (c *Config) Fingerprint(workspace string) string {
 	var h hash.Hash
 	for _, b := range c.Backends {

@@ -9,7 +9,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite"
 )
 
-// GWN-01: whatever of a backend may change what clients see of it makes other backends of its workspace, and of no other.
+// GWN-01: a change of a setting that may change what clients see of a backend changes the fingerprint of its workspace. The
+// fingerprints of other workspaces stay the same.
 func TestFingerprint(t *testing.T) {
 	const (
 		a     = "{name: a, url: 'https://a.example/mcp'}"
@@ -33,7 +34,7 @@ func TestFingerprint(t *testing.T) {
 	}
 	before := parse(a, b)
 	if got := parse(a, b).Fingerprint("default"); got == "" || got != before.Fingerprint("default") || before.Fingerprint("other") == "" || before.Fingerprint("third") != "" {
-		t.Errorf("the same backends have %q", got)
+		t.Errorf("got fingerprint %q, want the same for the same backends, and none only for workspace third", got)
 	}
 	for _, c := range []struct {
 		what  string
@@ -55,17 +56,17 @@ func TestFingerprint(t *testing.T) {
 		{"oauth", parse(oauth, b), []string{"default"}},
 	} {
 		if got := changedBackends(before, c.after); !slices.Equal(got, c.want) {
-			t.Errorf("%s: the backends of %q changed, want %q", c.what, got, c.want)
+			t.Errorf("%s: got changed backends in workspaces %q, want %q", c.what, got, c.want)
 		}
 	}
 	one, two := parse("{name: a, url: 'https://a.example/mcp', headers: {X-Tenant: one}}"), parse("{name: a, url: 'https://a.example/mcp', headers: {X-Tenant: two}}")
 	if got := changedBackends(one, two); !slices.Equal(got, []string{"default"}) {
-		t.Errorf("the value of a header: %q", got)
+		t.Errorf("after a change of a header's value: got changed backends in workspaces %q, want default", got)
 	}
 }
 
-// GWN-01: a stored configuration leaves behind which workspaces are to be notified of other backends, each version
-// its own.
+// GWN-01: storing a configuration records the workspaces whose backends have changed, so that their clients are notified.
+// Each version of the configuration has records of its own.
 func TestApplySaysWhoseBackendsChanged(t *testing.T) {
 	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
 	must(t, err)
@@ -84,6 +85,6 @@ func TestApplySaysWhoseBackendsChanged(t *testing.T) {
 	})
 	if err != nil || len(announced) != 2 || announced[settings.Change{Kind: settings.Backends, Workspace: "default", Version: 1}] != 1 ||
 		announced[settings.Change{Kind: settings.Backends, Workspace: "other", Version: 3}] != 1 {
-		t.Errorf("announced %v, %v", announced, err)
+		t.Errorf("announced %v, %v; want default in version 1 and other in version 3", announced, err)
 	}
 }

@@ -41,7 +41,8 @@ func (l Limits) Most(name string) float64 {
 	return 0
 }
 
-// Most returns the limit of a quota for a principal: its own, that of its workspace, or that of the settings.
+// Most returns the limit of a quota for a principal: the principal's own limit, otherwise the workspace's,
+// otherwise the limit from the settings.
 func (c *Config) Most(name, workspace, principal string, l Limits) float64 {
 	for _, who := range []identity{{workspace, principal}, {workspace, ""}} {
 		if most, ok := c.quotas[who][name]; ok {
@@ -51,8 +52,8 @@ func (c *Config) Most(name, workspace, principal string, l Limits) float64 {
 	return l.Most(name)
 }
 
-// Profile returns the profile of the MCP Events extension that the configuration sets for a principal or else for its workspace. It is
-// empty if the configuration sets none.
+// Profile returns the profile of the MCP Events extension that the configuration sets for a principal, or otherwise for its
+// workspace. It is empty if the configuration sets no profile for them.
 func (c *Config) Profile(workspace, principal string) spec.Profile {
 	return cmp.Or(c.profiles[identity{workspace, principal}], c.profiles[identity{workspace, ""}])
 }

@@ -25,7 +25,7 @@ const (
 	maxMapping = 64 << 10
 )
 
-// Source returns the source with a name. If there is none, the error lists the names of all sources.
+// Source returns the source with a name. If the source does not exist, the error lists the names of all sources.
 func (c *Config) Source(name string) (source.Source, error) {
 	var names []string
 	for _, s := range c.Sources {

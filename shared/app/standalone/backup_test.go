@@ -99,7 +99,7 @@ func TestBackup(t *testing.T) {
 	})
 }
 
-// archive is one with a member of that name.
+// archive returns a gzipped tar archive with one member of the given name.
 func archive(name string) []byte {
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
@@ -110,7 +110,7 @@ func archive(name string) []byte {
 	return b.Bytes()
 }
 
-// left compares what a directory holds.
+// left checks the names of all files in a directory.
 func left(t *testing.T, dir string, want ...string) {
 	t.Helper()
 	var got []string
@@ -121,6 +121,6 @@ func left(t *testing.T, dir string, want ...string) {
 		return nil
 	})
 	if text := strings.Join(got, " "); text != strings.Join(want, " ") {
-		t.Errorf("%s holds %s", dir, text)
+		t.Errorf("%s contains %q, want %q", dir, text, want)
 	}
 }

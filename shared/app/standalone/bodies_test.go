@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/pipes"
 )
 
-// TestBodiesComeInTime: AUT-06. A time limit holds before parsing.
+// TestBodiesComeInTime (AUT-06) checks that the time limit for a body applies before the body is parsed.
 func TestBodiesComeInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 10 * time.Second
@@ -22,7 +22,7 @@ func TestBodiesComeInTime(t *testing.T) {
 			case "/refused":
 				w.WriteHeader(http.StatusUnauthorized)
 				return
-			case "/exact": // as one reads who knows the length
+			case "/exact": // a handler that knows the length and does not read to EOF
 				if _, err := io.ReadFull(r.Body, make([]byte, r.ContentLength)); err != nil {
 					t.Errorf("read a whole body: %v", err)
 				}

@@ -31,8 +31,8 @@ type connections struct {
 }
 
 const (
-	// slowClient is how long a client may take to send the body of a request, or to read what the server writes, before its
-	// connection may be closed to make room.
+	// slowClient is how long a client may take to send the body of a request, or to read the response, before the server
+	// may close its connection to make room.
 	slowClient = 5 * time.Second
 	// refusedClient is how long the server reads the rest of a request that it refused for lack of connections.
 	refusedClient = 500 * time.Millisecond
@@ -105,8 +105,8 @@ func (l *connections) admit(c net.Conn) *connection {
 }
 
 // makeRoom closes waiting connections, first the oldest ones of the client with the most waiting connections. It closes several at
-// a time, because it has to look at all connections. If more than a quarter of all connections wait for clients, even young ones are closed, because
-// a client could fill the server with new requests faster than they become slow. The caller holds the lock.
+// a time, because it has to look at all connections. If more than a quarter of all connections wait for clients, it closes even
+// young ones, because a client could fill the server with new requests faster than they become slow. The caller holds the lock.
 func (l *connections) makeRoom() {
 	busy, now := 0, time.Now()
 	for k := range l.open {
@@ -119,8 +119,8 @@ func (l *connections) makeRoom() {
 	}
 }
 
-// closeWaiting closes some of the connections that wait for their client for longer than patience, and returns how many.
-// Idle connections and those without a request count as waiting too. The caller holds the lock.
+// closeWaiting closes some of the connections that have waited for their client for longer than patience, and returns their
+// number. Idle connections and connections without a request count as waiting too. The caller holds the lock.
 func (l *connections) closeWaiting(now time.Time, patience time.Duration) int {
 	var waiting []*connection
 	of := map[netip.Prefix]int{}
@@ -141,7 +141,7 @@ func (l *connections) closeWaiting(now time.Time, patience time.Duration) int {
 	return len(closing)
 }
 
-// waits returns for how long a running request has waited for the client, which sends a body or reads what the server writes.
+// waits returns how long a running request has waited for the client to send its body or to read the response.
 // The caller holds the lock.
 func (k *connection) waits(now time.Time) time.Duration {
 	var since time.Time

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// serveAtMost serves a handler with at most so many connections.
+// serveAtMost serves a handler with a maximum number of connections.
 func serveAtMost(t *testing.T, most int, h http.HandlerFunc) (addr string, l *connections) {
 	t.Helper()
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
@@ -31,7 +31,7 @@ func serveAtMost(t *testing.T, most int, h http.HandlerFunc) (addr string, l *co
 	return inner.Addr().String(), l
 }
 
-// connect opens a connection and sends a text.
+// connect opens a connection and sends a text over it.
 func connect(t *testing.T, addr, text string) net.Conn {
 	t.Helper()
 	c, err := net.DialTimeout("tcp", addr, 10*time.Second)
@@ -89,7 +89,7 @@ func TestAFullServerMakesRoom(t *testing.T) {
 		for range 18 {
 			connect(t, addr, "POST /mcp HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nx")
 		}
-		eventually(t, func() bool { // all are known to send a body
+		eventually(t, func() bool { // the server knows that all clients send a body
 			n := 0
 			l.mu.Lock()
 			defer l.mu.Unlock()
@@ -126,7 +126,7 @@ func TestOPS_16_AClientThatLeavesGivesItsPlaceBack(t *testing.T) {
 	})
 }
 
-// TestAFloodOfSlowClients fills a server with requests that are too young to be slow.
+// TestAFloodOfSlowClients fills a server with requests that have not waited long enough to count as slow.
 func TestAFloodOfSlowClients(t *testing.T) {
 	large := make([]byte, 32<<20) // more than the buffers of a connection hold
 	for name, c := range map[string]struct {
@@ -238,7 +238,7 @@ func TestAClientThatReadsAFewBytesAtATime(t *testing.T) {
 	}
 }
 
-// noting is a connection that notes the deadlines of its writes.
+// noting is a connection that sends the deadlines of its writes to a channel.
 type noting struct {
 	net.Conn
 	deadlines chan time.Time
@@ -253,7 +253,7 @@ func eventually(t *testing.T, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("it did not happen")
+			t.Fatal("the condition is still false after 20 s")
 		}
 	}
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 )
 
-// Dead letters of queues are in the list, and a retry sends them back to their queue, where these die again.
+// Dead letters of queues are in the list, and a retry sends them back to their queue. The messages of this test are invalid,
+// so they become dead letters again.
 func TestDeadLettersOfQueues(t *testing.T) {
 	s := serve(t, nil)
 	type letter struct {
@@ -19,7 +20,7 @@ func TestDeadLettersOfQueues(t *testing.T) {
 		t.Helper()
 		status, text := ask(t, s, "", method, "/admin/v1/"+path, body)
 		if status != want {
-			t.Fatalf("%s %s: got %d %s", method, path, status, text)
+			t.Fatalf("%s %s: got status %d %s, want %d", method, path, status, text, want)
 		}
 		if out != nil {
 			if err := json.Unmarshal([]byte(text), out); err != nil {
@@ -35,7 +36,7 @@ func TestDeadLettersOfQueues(t *testing.T) {
 				return l.Items
 			}
 			if time.Now().After(end) {
-				t.Fatalf("%s: %d were wanted", query, n)
+				t.Fatalf("%s: got %d dead letters, want %d", query, len(l.Items), n)
 			}
 		}
 	}
@@ -65,12 +66,12 @@ func TestDeadLettersOfQueues(t *testing.T) {
 				t.Errorf("got %+v", sent)
 			}
 			call("POST", "dead-letters/"+id+"/retry", "", 404, nil)
-			if name == "events" { // what is none is of the inbox now
+			if name == "events" { // events are sent back through the inbox, which rejects this one
 				listed("?queue=inbox", 2)
 				continue
 			}
 			if again := listed("?queue="+name, 1)[0]; again.ID == id {
-				t.Errorf("%s: it was not sent", name)
+				t.Errorf("%s: the dead letter %s is still there, want a new one", name, id)
 			}
 		}
 	})

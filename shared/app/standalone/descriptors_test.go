@@ -78,7 +78,8 @@ func TestConnectionsBelowTheLimit(t *testing.T) {
 	}
 }
 
-// serveUntilAsked serves and, at a line of its input, says how many files it can still open.
+// serveUntilAsked runs a server in a process of its own. When it reads a line from stdin, it prints how many more files the
+// process can open.
 func serveUntilAsked(t *testing.T) {
 	fmt.Println(serve(t, nil).URL)
 	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')

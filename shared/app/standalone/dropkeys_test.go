@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// drops drops keys and fails unless that many were removed.
+// drops calls DropKeys and checks the number of removed keys.
 func drops(t *testing.T, data string, want int) {
 	t.Helper()
 	if got, err := DropKeys(t.Context(), data); err != nil || got != want {
@@ -48,7 +48,7 @@ func TestDropKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	end(t, e)
-	drops(t, settings.Data, 0) // the only key
+	drops(t, settings.Data, 0) // the server has only one key
 	rotates := func() {
 		t.Helper()
 		if err := RotateKeys(settings.Data); err != nil {

@@ -15,7 +15,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// limited is a server whose callers have little: the key of each is its name, and it has a quota of what it is named for.
+// limited starts a server with a caller for each quota. For example, the caller "streams" may have only one stream. A
+// caller's key is its name.
 func limited(t *testing.T) *Server {
 	return serve(t, func(o *Options) {
 		text := "quotas:\n  - {subscriptions: 7}\n  - {workspace: few, workspaceSubscriptions: 2}\n  - {principal: subscriptions, subscriptions: 1}\n  - {principal: streams, streams: 1}\n" +
@@ -34,7 +35,7 @@ func limited(t *testing.T) *Server {
 	})
 }
 
-// TestLimits meets each limit of docs/reference/limits.md that has a name.
+// TestLimits reaches each limit that has a name in docs/reference/limits.md, except for the limits that other packages test.
 func TestLimits(t *testing.T) {
 	s := limited(t)
 	send := func(who, method, path, body string) string {
@@ -110,23 +111,24 @@ func TestLimits(t *testing.T) {
 			}
 			return twice(func() string { return send("neighbour", "POST", "/admin/v1/subscriptions/"+id[1]+"/test", "") })()
 		},
-		"sessions": func() string { // one more ends another one
+		"sessions": func() string { // the second session ends the first one
 			for range 2 {
 				send("sessions", "POST", "/mcp", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"c","version":"1"}}}`)
 			}
 			return `"limit":"sessions","max":`
 		},
-		"streams": func() string { superseded(t, s); return `"limit":"streams","max":` }, // it ends the oldest, and refuses nothing
+		// The server ends the oldest stream instead of refusing the new one, so no response mentions the limit.
+		"streams": func() string { superseded(t, s); return `"limit":"streams","max":` },
 	}
 	for name, f := range meet {
 		t.Run("OPS-15 "+name, func(t *testing.T) {
 			count := func() float64 { return value(scrape(t, s, "op"), "mcpevents_limits_reached_total", name) }
 			before := count()
 			if answer := f(); !regexp.MustCompile(`"limit": ?"`+name+`"`).MatchString(answer) || !strings.Contains(answer, `"max":`) {
-				t.Errorf("answers %.600s", answer)
+				t.Errorf("got %.600s, want an answer with the limit %s and its maximum", answer, name)
 			}
 			if after := count(); after <= before {
-				t.Errorf("counted %g before and %g after", before, after)
+				t.Errorf("the counter is %g after reaching the limit, want more than %g", after, before)
 			}
 		})
 	}
@@ -137,14 +139,14 @@ func TestLimits(t *testing.T) {
 		}
 		for name := range meet {
 			if !strings.Contains(string(page), "`"+name+"`") {
-				t.Errorf("no %s", name)
+				t.Errorf("the page does not mention %s", name)
 			}
 		}
 		for _, m := range regexp.MustCompile(`(?m)\| `+"`(\\w+)`"+` \|$`).FindAllStringSubmatch(string(page), -1) {
-			// Other packages' tests meet these.
+			// Other packages' tests reach these limits.
 			other := slices.Contains([]string{"conversationRate", "calls", "failedVerificationsPerHost", "backendSubscriptions", "backendSessions", "answerBytes", "batchBytes"}, m[1]) || strings.HasSuffix(m[1], "erifications")
 			if meet[m[1]] == nil && !other {
-				t.Errorf("nothing meets %s", m[1])
+				t.Errorf("no test reaches the limit %s", m[1])
 			}
 		}
 	})
@@ -166,7 +168,7 @@ func TestLimits(t *testing.T) {
 	})
 }
 
-// superseded opens two streams of one who may have one, and returns when the first has ended.
+// superseded opens two streams of a caller that may have only one, and blocks until the first one has ended.
 func superseded(t *testing.T, s *Server) {
 	t.Helper()
 	open := func() *bufio.Reader {

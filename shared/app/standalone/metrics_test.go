@@ -25,7 +25,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// scrape reads GET /metrics as Prometheus does, with a key if there is one.
+// scrape reads GET /metrics as Prometheus does. The key is optional.
 func scrape(t *testing.T, s *Server, key ...string) map[string]*dto.MetricFamily {
 	t.Helper()
 	who := ""
@@ -45,7 +45,8 @@ func scrape(t *testing.T, s *Server, key ...string) map[string]*dto.MetricFamily
 	return families
 }
 
-// value is that of a metric, or of the one with this value of its attribute.
+// value returns the sum of a metric over all its series. If by is not empty, it counts only the series whose first label
+// has this value. A histogram counts with its number of samples.
 func value(families map[string]*dto.MetricFamily, name, by string) (v float64) {
 	for _, m := range families[name].GetMetric() {
 		if by != "" && m.GetLabel()[0].GetValue() != by {
@@ -56,10 +57,10 @@ func value(families map[string]*dto.MetricFamily, name, by string) (v float64) {
 	return v
 }
 
-// counts are what publishers, receivers and backends count themselves.
+// counts has the numbers of requests as the webhook endpoint and the backend see them, to compare them with the metrics.
 type counts struct{ posts, failures, delivered, asked atomic.Int64 }
 
-// receive is an endpoint that permanently fails for each twentieth event.
+// receive handles webhooks. Each twentieth event always fails, also when it is retried.
 func (c *counts) receive(w http.ResponseWriter, r *http.Request) {
 	c.posts.Add(1)
 	if body, _ := io.ReadAll(r.Body); bytes.Contains(body, []byte(`"number":20,`)) {
@@ -70,7 +71,7 @@ func (c *counts) receive(w http.ResponseWriter, r *http.Request) {
 	c.delivered.Add(1)
 }
 
-// backend is an MCP server that serves nothing.
+// backend handles the requests to an MCP server without any methods.
 func (c *counts) backend(w http.ResponseWriter, r *http.Request) {
 	var m struct{ ID json.RawMessage }
 	if json.NewDecoder(r.Body).Decode(&m) != nil || m.ID == nil {
@@ -87,7 +88,8 @@ const secretPath = "the-secret-path-of-the-builds-0123456789"
 
 func init() { _ = os.Setenv("MCPEVENTS_TEST_BUILDS", secretPath) } // t.Setenv is not allowed in parallel tests
 
-// metricsAgree makes 2,000 deliveries with known failures, and some of all else that is counted.
+// metricsAgree compares the metrics with the numbers of the test. It makes 2,000 deliveries with known failures, and a few
+// requests of each other kind that is counted.
 func metricsAgree(t *testing.T) {
 	t.Parallel() // retries wait
 	const events, subscriptions, deliveries, given = 200, 10, 2000, 100
@@ -198,7 +200,7 @@ sources:
 	}
 }
 
-// served are the names of all metrics as Prometheus has them.
+// served returns the names of all metrics in the form that Prometheus uses.
 func served() map[string]bool {
 	all := map[string]bool{}
 	for _, d := range metric.Table {
@@ -234,7 +236,7 @@ func dashboardAsksForWhatIsServed(t *testing.T) {
 			for _, name := range regexp.MustCompile(`mcpevents_[a-z_]+`).FindAllString(target.Expr, -1) {
 				name = strings.TrimSuffix(name, "_bucket") // of a histogram
 				if asked[name] = true; !known[name] {
-					t.Errorf("%s asks for %s", p.Title, name)
+					t.Errorf("panel %q uses the unknown metric %s", p.Title, name)
 				}
 			}
 		}

@@ -10,7 +10,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A database that was restored without its keys, or with the keys of another one, cannot sign any webhook.
+// A server refuses to start with a database that was restored without its keys or with the keys of another database,
+// because it could not sign any webhook.
 func TestKeysThatDoNotOpenTheSecretsAreRefused(t *testing.T) {
 	var settings Options
 	e := serve(t, func(s *Options) { settings = *s })
@@ -40,7 +41,7 @@ func TestKeysThatDoNotOpenTheSecretsAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	missing()
-	missing() // a start does not make them
+	missing() // the refused start has not created new keys
 	if err := os.WriteFile(path, other, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +56,7 @@ func TestKeysThatDoNotOpenTheSecretsAreRefused(t *testing.T) {
 	if e, err = New(t.Context(), settings); err != nil {
 		t.Fatal(err)
 	}
-	// A database of a version before has no mark of the keys.
+	// A database of an earlier version has no mark of the keys.
 	err = e.db.Write(t.Context(), store.Delete(sealedKey))
 	end(t, e)
 	if err := errors.Join(err, os.Remove(path)); err != nil {

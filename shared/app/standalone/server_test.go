@@ -47,10 +47,10 @@ func serve(t *testing.T, change func(*Options)) *Server {
 	return e
 }
 
-// end shuts a server down, which may be over.
+// end shuts a server down. The server may have been shut down before.
 func end(t *testing.T, e *Server) {
 	t.Helper()
-	http.DefaultClient.CloseIdleConnections() // for one that was never used a server waits 5 s
+	http.DefaultClient.CloseIdleConnections() // otherwise the server waits 5 s for a connection that was never used
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := e.Shutdown(ctx); err != nil {
@@ -58,20 +58,20 @@ func end(t *testing.T, e *Server) {
 	}
 }
 
-// refuses fails unless a server with these options does not start, because of what it says.
+// refuses checks that a server does not start with these options, and that the error contains a text.
 func refuses(t *testing.T, o Options, says string) {
 	t.Helper()
 	s, err := New(t.Context(), o)
 	if err == nil {
 		end(t, s)
-		t.Fatalf("it started, without saying %q", says)
+		t.Fatalf("the server started, want the error %q", says)
 	}
 	if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), says) {
 		t.Errorf("got %v of kind %v, want %s", err, fault.KindOf(err), says)
 	}
 }
 
-// starts starts a server with these options once, and ends it.
+// starts checks that a server starts with these options, and ends it.
 func starts(t *testing.T, o Options) {
 	t.Helper()
 	s, err := New(t.Context(), o)
@@ -81,7 +81,7 @@ func starts(t *testing.T, o Options) {
 	end(t, s)
 }
 
-// hash is what a configuration has of a key.
+// hash returns the SHA-256 hash of an API key, as a configuration contains it.
 func hash(key string) string {
 	h := sha256.Sum256([]byte(key))
 	return hex.EncodeToString(h[:])

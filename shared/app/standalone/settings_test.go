@@ -43,7 +43,7 @@ func configured(t *testing.T, src string) *config.Config {
 	return c
 }
 
-// in lists the event types of a workspace.
+// in returns the names of the event types that a workspace has.
 func in(t *testing.T, s *Server, workspace string) (names []string) {
 	t.Helper()
 	c, err := s.core.Catalogs.Catalog(t.Context(), workspace)
@@ -92,7 +92,7 @@ func TestFilesOfTheStartWin(t *testing.T) {
 	}
 }
 
-// What a reload applies is in use when it returns.
+// A reload returns only when the new catalog and keys are in use.
 func TestAReloadIsInUseAtOnce(t *testing.T) {
 	key := func(secret string) *config.Config {
 		return configured(t, "keys:\n  - {principal: a, scopes: [events:read], sha256: "+hash(secret)+"}\n")
@@ -114,10 +114,10 @@ func TestAReloadIsInUseAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := in(t, s, "default"); !slices.Equal(got, []string{"after"}) {
-		t.Errorf("EVS-14: the event types are %q", got)
+		t.Errorf("EVS-14: the event types are %q, want after", got)
 	}
 	if err := caller("two"); err != nil || !fault.Is(caller("key"), fault.Unauthenticated) {
-		t.Errorf("AUT-02: the new key: %v; the old one: %v", err, caller("key"))
+		t.Errorf("AUT-02: got %v for the new key, want nil; got %v for the old key, want a refusal", err, caller("key"))
 	}
 	o.Config = nil
 	if err := s.Reload(t.Context(), o); !fault.Is(err, fault.Invalid) || caller("two") != nil {
@@ -125,8 +125,8 @@ func TestAReloadIsInUseAtOnce(t *testing.T) {
 	}
 }
 
-// EVS-14: who has the catalog that workspaces share is notified once of its change, also of one while the server was down;
-// who has another is not.
+// EVS-14: when the shared catalog changes, the workspaces that use it are notified once, even if the server was down during
+// the change. Workspaces with a catalog of their own are not notified.
 func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
 	var o Options
 	s := serve(t, func(with *Options) {
@@ -142,7 +142,7 @@ func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
 		t.Cleanup(f.Close)
 		return f
 	}
-	// notified counts the changes before one that the test makes itself.
+	// notified returns the number of changes that a feed receives before a mark, a change that notified itself announces.
 	marks := 0
 	notified := func(f *stream.Feed, workspace string) (n int, cursor string) {
 		t.Helper()
@@ -174,7 +174,7 @@ func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
 	}
 	first, second, own := open("first", ""), open("second", ""), open("own", "")
 	o.Catalog = types(t, "after")
-	for range 2 { // the second changes nothing
+	for range 2 { // the second reload has the same catalog
 		if err := s.Reload(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
@@ -204,8 +204,8 @@ func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
 	}
 }
 
-// CNV-07: a server whose catalog does not say who may have the events of conversations does not start,
-// and one that runs does not take such a catalog; nor does either take a provider whose secret is missing.
+// CNV-07: a start and a reload refuse a catalog that has events of conversations without an access rule, and a provider
+// whose secret is missing.
 func TestConversationsNeedARule(t *testing.T) {
 	const (
 		chatter  = "events:\n  - {name: conversation.user_message, uri: event://conversation/user-message"
@@ -230,7 +230,7 @@ func TestConversationsNeedARule(t *testing.T) {
 		bad := o
 		bad.Catalog, bad.Config = []byte(c.catalog), configured(t, c.config+"}\n")
 		if err := s.Reload(t.Context(), bad); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("reloaded: %v, want %s", err, c.says)
+			t.Errorf("Reload returned %v, want an error of kind invalid with %q", err, c.says)
 		}
 		bad.Data = ":memory:"
 		refuses(t, bad, c.says)
@@ -301,7 +301,7 @@ func TestSettingsThatAreRefused(t *testing.T) {
 	})
 }
 
-// TestAKeyThatIsRemoved removes the key of an operator in a configuration that is fine.
+// TestAKeyThatIsRemoved removes a key from the configuration while other settings are refused.
 func TestAKeyThatIsRemoved(t *testing.T) {
 	key := func(principal string) string {
 		return fmt.Sprintf("  - {principal: %s, scopes: [\"events:read\"], sha256: %s}\n", principal, hash(principal))
@@ -319,7 +319,7 @@ func TestAKeyThatIsRemoved(t *testing.T) {
 		t.Helper()
 		code, _ := ask(t, s, principal, "GET", "/admin/v1/subscriptions", "")
 		if got := code != http.StatusUnauthorized; got != want {
-			t.Errorf("the key of %s gets the status %d", principal, code)
+			t.Errorf("the key of %s gets the status %d, want a valid key: %t", principal, code, want)
 		}
 	}
 	for name, refuse := range map[string]func(o *Options){

@@ -18,7 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store/sqlite/engine"
 )
 
-// RCH-07: a program learns what is wrong with its options.
+// RCH-07: the error of a server with invalid options names the problem.
 func TestOptionsThatCannotBeAreRefused(t *testing.T) {
 	types := []byte("events: []")
 	for want, o := range map[string]Options{
@@ -50,7 +50,7 @@ func TestAnEmptyDatabaseBesideOldKeysIsRefused(t *testing.T) {
 		refuses(t, settings, step.name)
 		refuses(t, settings, "a backup")
 	}
-	// On purpose, without the keys.
+	// An operator who removes the database and the keys starts again with an empty server.
 	for _, name := range []string{path, secretsPath(settings.Data)} {
 		if err := os.Remove(name); err != nil {
 			t.Fatal(err)
@@ -81,7 +81,7 @@ func openDescriptors(t *testing.T) int {
 	return len(all)
 }
 
-// A start that fails, early or late, leaves nothing behind.
+// A failed start leaves no goroutines and no open files, no matter how far it came.
 func TestAFailedStartLeavesNothingOpen(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -111,14 +111,14 @@ func TestAFailedStartLeavesNothingOpen(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var settings Options
-			end(t, serve(t, func(s *Options) { settings = *s })) // whatever is opened once is open now
+			end(t, serve(t, func(s *Options) { settings = *s })) // opens everything that a process opens only once
 			change(&settings)
 			http.DefaultClient.CloseIdleConnections()
 			goroutines, files := runtime.NumGoroutine(), openDescriptors(t)
 			for range 10 {
 				if e, err := New(t.Context(), settings); err == nil {
 					end(t, e)
-					t.Fatal("it started")
+					t.Fatal("the server started, want an error")
 				}
 			}
 			for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
@@ -127,7 +127,7 @@ func TestAFailedStartLeavesNothingOpen(t *testing.T) {
 					return
 				}
 				if time.Now().After(deadline) {
-					t.Fatalf("%d goroutines and %d descriptors, before %d and %d", g, f, goroutines, files)
+					t.Fatalf("got %d goroutines and %d descriptors, want at most %d and %d as before", g, f, goroutines, files)
 				}
 			}
 		})
@@ -140,7 +140,7 @@ type sqlJob string
 func (s sqlJob) Apply(tx *engine.Tx) error { return tx.Exec(string(s)) }
 func (sqlJob) Done(error)                  {}
 
-// OPS-16: alive and ready are two questions, and a server whose writes fail is not alive.
+// OPS-16: GET /healthz and GET /readyz are independent. A server is unhealthy while its writes to the database fail.
 func TestAliveAndReady(t *testing.T) {
 	e := serve(t, nil)
 	if code, body := ask(t, e, "", "GET", "/readyz", ""); code != http.StatusOK || body != `{"status":"ready"}` {
@@ -169,11 +169,11 @@ func TestAliveAndReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	if code, body := get(); code != http.StatusOK {
-		t.Errorf("after a write that succeeded: %d %s", code, body)
+		t.Errorf("after a successful write: got %d %s, want 200", code, body)
 	}
 }
 
-// A shutdown whose time is over cuts off what runs: and the delivery comes again.
+// A shutdown that reaches its deadline cancels the running deliveries, and the next start repeats them.
 func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 	t.Parallel()
 	var settings Options
@@ -202,13 +202,13 @@ func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 	defer cancel()
 	start := time.Now()
 	if err := e.Shutdown(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("Close: %v", err)
+		t.Errorf("Shutdown returned %v, want %v", err, context.DeadlineExceeded)
 	}
 	if took := time.Since(start); took > 10*time.Second {
-		t.Errorf("Close took %v", took)
+		t.Errorf("Shutdown took %v, want at most 10s", took)
 	}
 	if err := e.Shutdown(t.Context()); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("called again, Shutdown returned %v", err)
+		t.Errorf("the second Shutdown returned %v, want %v", err, context.DeadlineExceeded)
 	}
 	settings.Log = quiet()
 	again, err := New(t.Context(), settings)
@@ -220,11 +220,12 @@ func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 	select {
 	case <-arrived:
 	case <-time.After(patience):
-		t.Error("the delivery did not come again")
+		t.Error("the delivery was not repeated")
 	}
 }
 
-// A server at rest writes and syncs nothing. Once a minute it looks for due deliveries, which this test does not wait for.
+// An idle server does not write to the disk or sync it. Once a minute it looks for due deliveries, but this test is too short
+// for that.
 func TestAtRestNothingIsWritten(t *testing.T) {
 	t.Parallel()
 	e := serve(t, nil)
@@ -242,6 +243,6 @@ func TestAtRestNothingIsWritten(t *testing.T) {
 		}
 	}
 	if last[0] == 0 {
-		t.Error("not even the start was counted")
+		t.Error("the counters are 0, want the writes of the start")
 	}
 }

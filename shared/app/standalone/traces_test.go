@@ -18,7 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/trace/otlp"
 )
 
-// spanCollector is an OpenTelemetry collector: what it gets must be messages of OTLP.
+// spanCollector is an OpenTelemetry collector that keeps the spans it receives. Requests must be valid OTLP messages.
 type spanCollector struct {
 	*httptest.Server
 	mu    sync.Mutex
@@ -46,10 +46,11 @@ func newSpanCollector(t *testing.T) *spanCollector {
 	return c
 }
 
-// id is an id in hexadecimal, which OTLP's JSON has where that of protobuf has base64.
+// id returns an id in hexadecimal. OTLP's JSON has ids in hexadecimal, but protojson decodes them as base64. Encoding the
+// bytes in base64 restores the hexadecimal text.
 func id(b []byte) string { return base64.StdEncoding.EncodeToString(b) }
 
-// named returns the spans of a trace with a name, in the order in which they came.
+// named returns the spans of a trace with a name, in the order in which they arrived.
 func (c *spanCollector) named(trace, name string) (all []*tracepb.Span) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,12 +74,12 @@ func attributeOf(s *tracepb.Span, key string) any {
 	return nil
 }
 
-// pull is an event of the publisher.
+// pull returns an event with the given id, about an opened pull request.
 func pull(id string) string {
 	return `{"uri":"` + pullRequest + `","id":"` + id + `","data":{"action":"opened","number":1,"pull_request":{"title":"t","author":"a","base":"main","url":"https://example.com/1"}}}`
 }
 
-// publishedIn publishes an event within a trace.
+// publishedIn publishes an event with the headers of a trace.
 func publishedIn(t *testing.T, s *Server, id, parent, state string) {
 	t.Helper()
 	r, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL+"/events", strings.NewReader(pull(id)))
@@ -92,7 +93,7 @@ func publishedIn(t *testing.T, s *Server, id, parent, state string) {
 	}
 }
 
-// failing answers the first n requests with an error, and hands on the headers of all.
+// failing starts a server that answers the first n requests with an error. It sends the headers of all requests to got.
 func failing(t *testing.T, n int) (url string, got chan http.Header) {
 	got = make(chan http.Header, 100)
 	var mu sync.Mutex

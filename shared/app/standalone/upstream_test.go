@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 )
 
-// program is someone's MCP server.
+// program is the MCP server of a program that embeds the package.
 type program struct {
 	*sdk.Server
 	asked chan http.Header // of each HTTP request
@@ -29,7 +29,7 @@ type order struct {
 	Order string `json:"order"`
 }
 
-// ship reports progress, and ends with its caller.
+// ship handles calls of the tool ship, and reports progress. For the order "never" it runs until the caller cancels the call.
 func ship(ctx context.Context, req *sdk.CallToolRequest, in order) (*sdk.CallToolResult, any, error) {
 	if token := req.Params.GetProgressToken(); token != nil {
 		_ = req.Session.NotifyProgress(ctx, &sdk.ProgressNotificationParams{ProgressToken: token, Progress: 1, Message: "packed"})
@@ -49,7 +49,7 @@ func (p *program) handler() http.Handler {
 	})
 }
 
-// mounted is a program with events at an address of its own, and a client.
+// mounted starts a server with the program as its upstream, and serves its handler from an HTTP server of the test.
 func mounted(t *testing.T, p *program, change func(*Options)) (*Server, *httptest.Server) {
 	t.Helper()
 	s := serve(t, func(o *Options) {
@@ -188,7 +188,7 @@ func TestAProgramsOwnServerIsForTheDefaultWorkspace(t *testing.T) {
 	}
 }
 
-// bearer adds a key to each request.
+// bearer is an HTTP transport that adds an API key to each request.
 type bearer string
 
 func (b bearer) RoundTrip(req *http.Request) (*http.Response, error) {

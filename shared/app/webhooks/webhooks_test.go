@@ -8,7 +8,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
-// A schedule is written twice: as the default of a flag, and for a dispatcher without settings.
+// Each default schedule is defined twice, as the default of a flag and for a dispatcher without settings. Both must be equal.
 func TestTheDefaultSchedulesAreOne(t *testing.T) {
 	l := config.DefaultLimits()
 	if !slices.Equal(l.RetrySchedule, retry.StandardSchedule) {

@@ -49,7 +49,7 @@ func Options(t *testing.T, callers map[string]Caller) standalone.Options {
 	return o
 }
 
-// Config returns a configuration with the keys of callers and more sections.
+// Config returns a configuration with the keys of callers, and with more sections in YAML.
 func Config(t *testing.T, callers map[string]Caller, more string) *config.Config {
 	t.Helper()
 	text := "keys:\n"
