@@ -38,7 +38,7 @@ func ExampleNew_upstream() {
 	// event://orders/42/shipped
 }
 
-// order42 is a client of the program, which waits for an event and calls a tool.
+// order42 connects a client to the program. The client subscribes to an order, calls a tool and waits for the event.
 func order42(s *httptest.Server) {
 	defer s.Close()
 	ctx, updated := context.Background(), make(chan string)

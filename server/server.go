@@ -63,7 +63,7 @@ var (
 	ErrUnknownEvent error = fault.NotFound
 	// ErrSchema is the error of a payload that does not match the schema of its event type.
 	ErrSchema error = fault.Unprocessable
-	// ErrTooLarge is the error of a payload of more than 240 KiB, or of more than 1,000 events at once.
+	// ErrTooLarge is the error of a payload of more than 240 KiB, or of more than 1,000 events in one call.
 	ErrTooLarge error = fault.TooLarge
 	// ErrUnavailable is the error of a failure that may pass, for example a full disk. Some events of the call may have
 	// been accepted. Publish them again with the same ids: the server drops repetitions within five minutes.
@@ -75,7 +75,7 @@ var (
 // Options configure a server. Only Data is required.
 type Options struct {
 	// Addr is the address to listen on, for example 127.0.0.1:8080. If it is empty, the program serves [Server.Handler]
-	// itself and is responsible for who can reach it.
+	// itself and is responsible for restricting access to it.
 	Addr string
 	// AdminAddr is an address of its own for the admin API and the console. If it is empty, they are served with the rest.
 	AdminAddr string
