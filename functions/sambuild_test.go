@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// oneFunction is a template with one function, so that the test compiles only one. If SAM were asked for one function
-// of several, it would not use its cache.
+// oneFunction is a template with one function, so that the test compiles only one. SAM does not use its
+// cache if it builds one function of several.
 const oneFunction = `Transform: AWS::Serverless-2016-10-31
 Resources:
   FanoutFunction:

@@ -27,7 +27,7 @@ var eventPath = [][2]string{
 }
 
 // builds returns the executables of the functions in this version and in a simulated next release, which writes
-// messages of the next version and reads both.
+// messages of the next version and reads the messages of both versions.
 func builds(t *testing.T) (today, next map[string]string) {
 	t.Helper()
 	today, next = map[string]string{}, map[string]string{}

@@ -130,7 +130,8 @@ func (p *Process) measure(l config.Limits, log *slog.Logger) (counters *metric.S
 }
 
 // authenticator returns the authenticator of callers, and the URL at which they learn how to get a token. In a function
-// without callers it returns the directory of principals, or nil if there is none.
+// without callers it returns the directory of principals, or nil unless callers authenticate with API
+// keys.
 func (p *Process) authenticator(s settings, needs Needs, configs *config.Stored) (_ auth.Authenticator, metadataURL string) {
 	switch {
 	case s.mode == auth.ModeKeys:
@@ -153,7 +154,7 @@ func (p *Process) Variable(name string) (string, error) {
 	return "", fault.New(fault.Invalid, "%s is not set", name)
 }
 
-// IsFrom reports whether the ARN of an event source is that of a queue.
+// IsFrom reports whether the ARN of an event source identifies a queue.
 func (p *Process) IsFrom(arn string, name queue.Name) bool {
 	url := p.getenv(queueVariable(name))
 	return arn[strings.LastIndexByte(arn, ':')+1:] == url[strings.LastIndexByte(url, '/')+1:]

@@ -272,7 +272,7 @@ func TestEventsReachTheirHandlers(t *testing.T) {
 	)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	// None of these ARNs is that of a queue, so no request is sent to SQS.
+	// These ARNs do not belong to a queue, so the function sends no requests to SQS.
 	batch := func(arn string) string {
 		return `{"Records":[{"messageId":"a","body":"1","eventSourceARN":"` + arn + `"},{"messageId":"b","body":"2","eventSourceARN":"` + arn + `"}]}`
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// StepDrop is what an operator orders to remove the keys from before a rotation; see [Drop].
+// StepDrop is the step in which an operator removes the keys from before a rotation. See [Drop].
 const StepDrop Step = "drop"
 
 // dropKey has the progress of [Drop].
@@ -48,7 +48,7 @@ type dropState struct {
 
 // DropResult tells an operator how far [Drop] has come.
 type DropResult struct {
-	// Phase is what the next call does: "reseal", "wait", "check", or "done".
+	// Phase is the phase that the next call continues: "reseal", "wait" or "check". After the last phase it is "done".
 	Phase string `json:"phase"`
 	// NotBefore is when the check can begin; it is set while the phase is "wait".
 	NotBefore time.Time `json:"notBefore,omitzero"`
@@ -146,7 +146,7 @@ func Drop(ctx context.Context, db store.DB, w Wrapper, now time.Time) (DropResul
 type progress struct {
 	db store.DB
 	dropState
-	version int64 // of the item; 0 if there is none
+	version int64 // of the stored item, or 0 before the first save
 }
 
 func (p *progress) save(ctx context.Context) error {
