@@ -15,14 +15,14 @@ import (
 // maxPrincipal is the maximum length of a principal id in a request.
 const maxPrincipal = 512
 
-// View describes a context provider to a principal who is asked for consent.
+// View describes a context provider to a principal, who can consent to it.
 type View struct {
 	Name        string `json:"name"`
 	Title       string `json:"title,omitempty"`
 	Description string `json:"description,omitempty"`
 	// Receives lists the kinds of messages that the provider receives with consent.
 	Receives []Kind `json:"receives"`
-	// Consent is the principal's latest decision, or nil if there is none.
+	// Consent is the principal's latest decision, or nil before the first decision.
 	Consent *Consent `json:"consent"`
 	// Consented reports whether the consent covers everything in Receives. After a change of the provider's
 	// destination or of the messages it receives, an earlier consent does not cover it.
@@ -39,7 +39,7 @@ func (s *Service) Views(ctx context.Context, p auth.Principal) ([]View, error) {
 	return out, err
 }
 
-// listConsents returns the providers for which the principal is asked for consent, and the decisions so far.
+// listConsents returns the providers that require the principal's consent, and the principal's decisions so far.
 func (s *Service) listConsents(ctx context.Context, p auth.Principal) ([]*provider, map[string]consentItem, error) {
 	now, err := s.current(ctx)
 	if err != nil {

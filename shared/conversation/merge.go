@@ -12,7 +12,7 @@ type part struct {
 }
 
 // merge combines the providers' contexts, the most important first, into one with at most the given number of bytes.
-// Each provider takes what it needs of the remaining space. A text that does not fit is cut at the end. A memory that
+// Each provider uses as much of the remaining space as it needs. A text that does not fit is cut at the end. A memory that
 // does not fit is left out.
 //
 // Each provider's text is under a heading with its name, and each of its lines begins with "> ". Any other line is

@@ -41,8 +41,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// CNV-04: the size is limited. The most important providers take what they need, a text is cut between characters and
-// says so, and memories are complete or left out.
+// CNV-04: the size of the merged context is limited. The most important providers get their space first. A long text is cut
+// between two characters and marked as cut, and a memory is either complete or left out.
 func TestMergeIsBounded(t *testing.T) {
 	first := parsed(t, "first", "", `{"context":"`+strings.Repeat("é\\n", 100)+`"}`)
 	second := parsed(t, "second", "", `{"context":"short","structuredContext":{"memories":[{"content":"`+strings.Repeat("m", 300)+`","relevance":0.9},{"content":"small","relevance":0.1}]}}`)

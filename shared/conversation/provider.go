@@ -36,8 +36,8 @@ func (f failure) Error() string {
 	return "conversation: the provider's answer is missing: " + string(f.reason)
 }
 
-// reasonOf returns the reason of an error that occurred while a provider was asked. Asked is the context with the
-// budget, and asker that of the caller.
+// reasonOf returns the reason of an error of a call to a provider. asked is the context of this call, which ends with the
+// budget, and asker is the caller's context.
 func reasonOf(asked, asker context.Context, err error) Reason {
 	f, known := errors.AsType[failure](err)
 	switch {

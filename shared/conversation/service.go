@@ -165,8 +165,8 @@ func (s *Service) Check(ctx context.Context, c *rules.Conversation) error {
 	return nil
 }
 
-// Offers returns the messages that a principal is asked to send: those that are enabled and that at least one
-// provider could receive.
+// Offers returns the kinds of messages that the server asks a principal to send. A kind is offered if it is enabled and at
+// least one provider could receive it.
 func (s *Service) Offers(ctx context.Context, p auth.Principal) Offers {
 	now, err := s.current(ctx)
 	if err != nil || p.Anonymous && !s.options.AllowAnonymous {

@@ -63,7 +63,7 @@ func TestTellWithinTheBudget(t *testing.T) {
 				t.Errorf("%q is not in the log: %s", want, log)
 			}
 		}
-		// A provider that ignores the cancellation is not waited for either.
+		// The service does not wait for a provider that ignores the cancellation.
 		r.on("slow", func(*http.Request) (*http.Response, error) {
 			time.Sleep(5 * time.Second)
 			return nil, errors.New(marker)
@@ -227,8 +227,8 @@ func TestErrorsAreNoReasonToRest(t *testing.T) {
 	})
 }
 
-// CNV-06: consent is per principal and provider. It applies from the response to giving it until it is revoked. Both
-// are recorded.
+// CNV-06: a consent is for one principal and one provider. It applies from the response to the request that gives it until
+// it is revoked. The decision is stored with its time and the principal who made it.
 func TestConsent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, three)
