@@ -173,7 +173,7 @@ func TestManyMessagesSurviveRandomKills(t *testing.T) {
 		kills += s.Kills
 	}
 	if kills == 0 {
-		t.Error("nothing was killed")
+		t.Error("no process was killed")
 	}
 }
 

@@ -218,8 +218,8 @@ func (s *Stack) chaos(ctx context.Context) {
 	}
 }
 
-// Kill sends SIGKILL to a random process of one of the functions with the logical ids, or of any function if there
-// are none. Processes with a running invocation are preferred. It returns the function's id, or "" if there was no
+// Kill sends SIGKILL to a random process of one of the functions with the logical ids, or of any function if ids
+// is empty. Processes with a running invocation are preferred. It returns the function's id, or "" if there was no
 // process.
 func (s *Stack) Kill(ids ...string) string {
 	for _, busy := range []bool{true, false} {
@@ -257,7 +257,7 @@ func (s *Stack) Outputs() map[string]string {
 	return over(s.outputs, nil)
 }
 
-// QueueURL returns the URL of the queue with a logical id, or "" if there is none.
+// QueueURL returns the URL of the queue with a logical id, or "" if the stack does not have this queue.
 func (s *Stack) QueueURL(id string) string {
 	s.gate.mu.RLock()
 	defer s.gate.mu.RUnlock()

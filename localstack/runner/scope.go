@@ -40,7 +40,7 @@ type made struct {
 // queue contains what mappings need to know about a queue.
 type queue struct {
 	url, arn   string
-	deadARN    string // of its dead-letter queue; empty if there is none
+	deadARN    string // of its dead-letter queue, or empty if it does not have one
 	fifo       bool
 	visibility time.Duration
 }

@@ -15,8 +15,8 @@ import (
 // URL returns the base URL of the front, without a slash at the end.
 func (s *Stack) URL() string { return "http://" + s.front.String() }
 
-// FunctionURL returns the Function URL of the function with a logical id, with a slash at the end, or "" if it has
-// none.
+// FunctionURL returns the Function URL of the function with a logical id, with a slash at the end. It returns ""
+// if the function does not have a URL.
 func (s *Stack) FunctionURL(id string) string { return s.urls[id] }
 
 // URLs returns the Function URLs by logical id.

@@ -118,8 +118,8 @@ func (s *scope) makeAll() (outputs map[string]string, err error) {
 	return outputs, nil
 }
 
-// settle makes the resources of a scope those of the stack, and deletes the ones that are no longer in it unless
-// their policy is to retain them.
+// settle replaces the stack's resources with the resources of a scope, and deletes the resources that are no longer used
+// unless their policy is to retain them.
 func (s *Stack) settle(sc *scope, outputs map[string]string) error {
 	s.mu.Lock()
 	s.outputs = outputs

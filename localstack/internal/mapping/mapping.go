@@ -26,7 +26,7 @@ type Source interface {
 	Receive(ctx context.Context, limit int, wait time.Duration) ([]events.SQSMessage, error)
 	// Delete removes up to 10 received messages.
 	Delete(ctx context.Context, batch []events.SQSMessage) error
-	// Bury moves a message to the queue's dead-letter queue. It does nothing if there is none.
+	// Bury moves a message to the queue's dead-letter queue. It ignores the message if the queue does not have one.
 	Bury(ctx context.Context, message events.SQSMessage) error
 }
 

@@ -17,7 +17,7 @@ import (
 type Queue struct {
 	Client   *sqs.Client
 	URL, ARN string
-	// DeadURL is the URL of its dead-letter queue, or empty if there is none.
+	// DeadURL is the URL of its dead-letter queue, or empty if it does not have one.
 	DeadURL string
 }
 

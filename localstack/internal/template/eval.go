@@ -61,7 +61,7 @@ func (t *Template) Properties(r *Resource, s Scope, v any) error {
 }
 
 // merged returns a resource's properties with the Globals of its type merged in, as SAM does before CloudFormation
-// evaluates them; nil if there are none.
+// evaluates them. It returns nil if both are missing.
 func (t *Template) merged(r *Resource) *yaml.Node {
 	section, ok := strings.CutPrefix(r.Type, "AWS::Serverless::")
 	if general := t.globals[section]; ok && general != nil {

@@ -1,5 +1,5 @@
 // Package testfn is the function that the local runner's tests run. The test binary starts itself again as a
-// function, which does what its event says.
+// function, which reads instructions from its event and follows them.
 //
 // It uses the same Runtime API client as the real functions.
 package testfn
