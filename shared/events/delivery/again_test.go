@@ -234,7 +234,7 @@ func TestMessagesOfTheVersionBefore(t *testing.T) {
 	}
 }
 
-// keyOf is the key of an event that publish sent.
+// keyOf returns the key of an event that publish sent.
 func (r *rig) keyOf(id string) string {
 	e := event.Event{Workspace: "default", ID: id, URI: "event://ci/build-finished", Name: "ci.build_finished"}
 	return e.Key()
@@ -314,7 +314,7 @@ func TestEndpointRates(t *testing.T) {
 	})
 }
 
-// perSecond is the largest number of attempts to an endpoint in a second of the clock.
+// perSecond returns the largest number of attempts to an endpoint within one clock second.
 func (w *world) perSecond(url string) (most int) {
 	in := map[int64]int{}
 	for _, at := range w.attemptsTo(url) {

@@ -12,7 +12,7 @@ func message(id, body string) queue.Message {
 	return queue.Message{ID: id, Outgoing: queue.Outgoing{Body: []byte(body)}}
 }
 
-// originsOfDead checks that each dead letter tells where it came from, why, and what it was (AWS-07).
+// originsOfDead checks that each dead letter has its queue, its reason and its message (AWS-07).
 func (r *rig) originsOfDead(want ...queue.Name) {
 	r.t.Helper()
 	for i, m := range r.queues[queue.Dead] {

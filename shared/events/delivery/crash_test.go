@@ -75,7 +75,8 @@ type rig struct {
 
 var errDied = errors.New("the process died")
 
-// step is one thing that the process does to the world outside of it.
+// step runs one side effect of a process, such as a write, a message or a POST. At the last step of its budget, the process dies
+// before the side effect or, if late is set, after it.
 func (r *rig) step(do func() error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -153,7 +154,7 @@ type subscriptions struct {
 	*subscription.Lists
 }
 
-// service is that of one process.
+// service returns the subscription service of one process.
 func (r *rig) service(db store.DB, log *eventlog.Log) *subscriptions {
 	now := func() time.Time { return r.now }
 	s := &subscription.Service{
@@ -163,7 +164,7 @@ func (r *rig) service(db store.DB, log *eventlog.Log) *subscriptions {
 	return &subscriptions{s, &subscription.Registrar{Service: s, Sealer: r.sealer, Targets: plain{}}, &subscription.Lists{DB: db, Now: now}}
 }
 
-// terminator is that of one process.
+// terminator returns the terminator of one process.
 func (r *rig) terminator(m mortal, services *subscriptions) *lifecycle.Terminator {
 	return &lifecycle.Terminator{
 		Queue: m, Subscriptions: services, Lists: services.Lists, Now: func() time.Time { return r.now }, Log: slog.New(slog.DiscardHandler),
@@ -205,7 +206,7 @@ func (r *rig) operations() *deadletter.Operations {
 	return deadletter.NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now })
 }
 
-// process is a fresh one: what the last knew in memory is gone.
+// process starts a new process, without the memory of the previous one.
 func (r *rig) process() (*fanout.Fanout, *Dispatcher, *retry.Job) {
 	m := mortal{r.db, r}
 	clock := func() time.Time { return r.now }
@@ -289,7 +290,7 @@ func (r *rig) publishTo(uri, name, id, data string) {
 	r.queues[queue.Events] = append(r.queues[queue.Events], queue.Message{ID: fmt.Sprint(r.sent), Outgoing: r.message(uri, name, id, data, r.now), Sent: r.now})
 }
 
-// message is an event as it is published.
+// message returns the message that publishes an event.
 func (r *rig) message(uri, name, id, data string, at time.Time) queue.Outgoing {
 	e := event.Event{Workspace: "default", ID: id, URI: uri, Name: name, Time: at, Published: at, Data: []byte(data)}
 	body, err := e.MarshalJSON()

@@ -50,7 +50,7 @@ func (r *rig) drain(d *Dispatcher, retry *retry.Job) {
 	}
 }
 
-// overloaded is the answer of an endpoint that the dispatcher pauses.
+// overloaded returns an answer after which the dispatcher pauses the endpoint.
 func overloaded(int) webhook.Outcome { return webhook.Outcome{Status: 503, Category: webhook.HTTP5xx} }
 
 func (r *rig) lettersFor(id string) []deadletter.Letter {

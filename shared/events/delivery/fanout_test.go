@@ -29,7 +29,7 @@ func pushURI(n int) string {
 	return "event://github/acme/" + strings.Repeat("r", n-len(around)) + "/push"
 }
 
-// fanOut passes what is on the events queue to one fanout and what it made to dispatch.
+// fanOut passes the messages of the events queue to one fanout, and the page tasks that this creates to one dispatcher.
 func (r *rig) fanOut(change func(*fanout.Fanout)) (failed []string, err error) {
 	r.t.Helper()
 	fanout, dispatch, _ := r.process()

@@ -32,7 +32,7 @@ func (p *pageCount) Apply(tx *engine.Tx) error {
 }
 func (*pageCount) Done(error) {}
 
-// limit bounds the file to what it has now and some pages more.
+// limit limits the file to its current size and some more pages.
 func (w *world) limit(more int64) {
 	w.t.Helper()
 	var p pageCount

@@ -23,7 +23,7 @@ var progressKey = store.Key{Table: store.Deliveries, Partition: "w#pace", Sort: 
 // rateAsk is how often a dispatcher adds up the attempts of a subscription in package retry.
 const rateAsk = 5 * time.Second
 
-// gaps are the gap notices that an endpoint took, by id, with how often each was attempted.
+// gaps returns the number of attempts of each gap notice by its id, and the last attempt.
 func (r *rig) gaps(t *testing.T) (ids map[string]int, last webhook.Request) {
 	t.Helper()
 	ids = map[string]int{}
@@ -36,7 +36,7 @@ func (r *rig) gaps(t *testing.T) (ids map[string]int, last webhook.Request) {
 	return ids, last
 }
 
-// gapAt is the position of the cursor of a gap notice.
+// gapAt returns the position of the cursor in a gap notice.
 func (r *rig) gapAt(t *testing.T, p webhook.Request) int64 {
 	t.Helper()
 	var body map[string]string

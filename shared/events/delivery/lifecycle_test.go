@@ -172,7 +172,7 @@ func (l *lives) storedLife() (s storedLife) {
 	return s
 }
 
-// want is what the table says of a step.
+// want returns the stored items that the table prescribes after a step.
 func want(from string, s state.Step) storedLife {
 	to := state.Lifecycle[from][s]
 	w := storedLife{stage: to.State, bodies: 1}

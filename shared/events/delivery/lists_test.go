@@ -22,8 +22,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
-// counted is a store that counts what it is asked. A query is one request of DynamoDB, which store/dynamo is held to, and
-// reads as many items as it is limited to, which is what the plans of store/sqlite are held to.
+// counted is a store that counts its reads. The tests of the stores ensure that each counted query is cheap: store/dynamo makes
+// one DynamoDB request per query, and the query plans of store/sqlite read no more items than the limit.
 type counted struct {
 	store.DB
 	queries, gets, most int
@@ -44,12 +44,12 @@ const (
 	listSubs    = 1000
 	listOrigins = 20
 	listTypes   = 5
-	listLimit   = 100 // the most that the admin API asks for
+	listLimit   = 100 // the largest page of the admin API
 )
 
 var listsBegin = time.Unix(1_800_000_000, 0).UTC()
 
-// listed is the delivery number i: of a subscription, to an origin, of an event that has ten deliveries.
+// listed returns delivery number i. Its subscription, origin and event depend on i, and each event has ten deliveries.
 func listed(i int) *state.Delivery {
 	sub := i % listSubs
 	return &state.Delivery{
@@ -59,8 +59,8 @@ func listed(i int) *state.Delivery {
 	}
 }
 
-// fillLists writes the records of so many attempts, a third of which failed, and so many dead letters, one every
-// millisecond. It returns when the last one was.
+// fillLists writes the records of attempts, a third of which failed, and dead letters, one of each per millisecond. It returns
+// the time of the last one.
 func fillLists(t testing.TB, db store.DB, attempts, letters int) time.Time {
 	t.Helper()
 	log := records.Log{Keep: records.All, Limit: rate.NewLimiter(rate.Inf, 0), Omitted: new(atomic.Int64)}
@@ -107,7 +107,7 @@ type listPage struct {
 	list    func(ctx context.Context, before string) (times []time.Time, next string, err error)
 }
 
-// listPages are all lists of deliveries and dead letters.
+// listPages returns all lists of deliveries and dead letters.
 func listPages(db store.DB, end time.Time) (pages []listPage) {
 	const workspace, origin = "default", "https://7.example.com"
 	middle := records.Span{Since: listsBegin.Add(end.Sub(listsBegin) / 4), Until: listsBegin.Add(end.Sub(listsBegin) / 2)}
@@ -151,7 +151,7 @@ func listPages(db store.DB, end time.Time) (pages []listPage) {
 	return pages
 }
 
-// listSizes are how many records and dead letters the lists are tested with. The full size needs 3 GB of disk.
+// listSizes returns the number of records and dead letters in the tests of the lists. The full size needs 3 GB of disk.
 func listSizes() (attempts, letters int) {
 	if os.Getenv("MCPEVENTS_TEST_FULL") != "" { // as harness.Size, which this package cannot import
 		return 1_000_000, 100_000
@@ -159,7 +159,7 @@ func listSizes() (attempts, letters int) {
 	return 20_000, 2_000
 }
 
-// openLists is a file with records and dead letters that were written before it was opened.
+// openLists fills a file with records and dead letters, closes it, and returns it opened again.
 func openLists(t testing.TB, attempts, letters int) (store.DB, time.Time) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "events.db")
@@ -214,8 +214,8 @@ func TestListsAtScale(t *testing.T) {
 	}
 }
 
-// BenchmarkLists is a page of each list, the first ones and ones far back. With MCPEVENTS_TEST_FULL there are a million
-// records and 100,000 dead letters, which is what OPS-03 states a time for.
+// BenchmarkLists reads pages of each list, from the newest to far back. With MCPEVENTS_TEST_FULL there are a million records
+// and 100,000 dead letters, the sizes for which OPS-03 states a time.
 func BenchmarkLists(b *testing.B) {
 	attempts, letters := listSizes()
 	db, end := openLists(b, attempts, letters)

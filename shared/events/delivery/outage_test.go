@@ -52,7 +52,7 @@ func (w *world) schedule(t *testing.T, url string, at map[string]time.Time, from
 	return latest
 }
 
-// attemptsTo are the times of the attempts to an endpoint, in order.
+// attemptsTo returns the times of the attempts to an endpoint, in order.
 func (w *world) attemptsTo(url string) (all []time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -65,7 +65,7 @@ func (w *world) attemptsTo(url string) (all []time.Time) {
 	return all
 }
 
-// rate is the largest number of attempts to an endpoint in any such time after from.
+// rate returns the largest number of attempts to an endpoint in any time of the given length after from.
 func (w *world) rate(url string, from time.Time, span time.Duration) (most int) {
 	all, first := w.attemptsTo(url), 0
 	for i, at := range all {
@@ -81,7 +81,7 @@ func (w *world) rate(url string, from time.Time, span time.Duration) (most int) 
 	return most
 }
 
-// dead are the dead letters of all subscriptions.
+// dead returns the dead letters of all subscriptions.
 func (w *world) dead(t *testing.T) (dead []*state.Delivery) {
 	t.Helper()
 	subs, _, err := w.services.List(w.t.Context(), w.principal(), "", 1000)

@@ -28,8 +28,8 @@ type page struct {
 	err       error
 }
 
-// Pages is the [queue.Handler] of the deliveries queue. Tasks of one batch for the same range share one read of its
-// subscribers.
+// Pages handles page tasks. It is the [queue.Handler] of the deliveries queue. Tasks of one batch for the same range share one
+// read of its subscribers.
 //
 // A page holds its worker and its messages for a few seconds only. Events whose endpoint has no free slot by then become
 // tasks of their own. A page fails as a whole only if its subscribers cannot be read, or if those tasks cannot be queued. Then

@@ -17,7 +17,7 @@ import (
 // A page decodes the payload of an event once, however many of its subscribers filter.
 func TestAPageDecodesAPayloadOnce(t *testing.T) {
 	const all = 20
-	// allocated is what a page of n subscribers takes for a payload of many members.
+	// allocated returns the memory that a page of n subscribers allocates for a payload of many members.
 	allocated := func(n int) uint64 {
 		r := newRig(t)
 		for i := range n {

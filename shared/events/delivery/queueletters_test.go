@@ -142,7 +142,7 @@ func TestDeadEventsAreSentBack(t *testing.T) {
 				}
 				return letters[0]
 			}
-			for round := 1; round <= 2; round++ { // the second letter is that of the event that was sent back
+			for round := 1; round <= 2; round++ { // the event that was sent back becomes the second letter
 				l := letter()
 				if done, err := operations.Retry(t.Context(), "default", l, nil, 0); !done || err != nil {
 					t.Fatalf("round %d: got %v, %v, want it sent back", round, done, err)

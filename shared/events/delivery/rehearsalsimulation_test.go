@@ -248,7 +248,7 @@ func (d *rehearsal) publish() {
 	}
 }
 
-// Send is the host of the callbacks.
+// Send receives the webhooks as the host of the callbacks.
 func (d *rehearsal) Send(ctx context.Context, r webhook.Request) webhook.Outcome {
 	n := d.posts.Add(1)
 	took := 50*time.Millisecond + time.Duration(n%10)*25*time.Millisecond
@@ -286,7 +286,7 @@ type userTask struct {
 	unexpected  []string
 }
 
-// receive is the callback.
+// receive answers a webhook as the callback of the task.
 func (t *userTask) receive(r webhook.Request, took time.Duration) webhook.Outcome {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -316,7 +316,7 @@ func (t *userTask) receive(r webhook.Request, took time.Duration) webhook.Outcom
 	return webhook.Outcome{Status: 200, Took: took}
 }
 
-// live is the life of a task until the end of the day.
+// live subscribes a task and refreshes the subscription until the end of the day, or until its user ends it.
 func (t *userTask) live() {
 	t.subscribe(true)
 	for round := 1; ; round++ {

@@ -33,7 +33,7 @@ func (r *rig) round() {
 	}
 }
 
-// back is how many retries have come back.
+// back checks the number of retries in the slow queue.
 func (r *rig) back(t *testing.T, want int) {
 	t.Helper()
 	if n := len(r.queues[queue.Slow]); n != want {

@@ -24,8 +24,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
-// Singles is the [queue.Handler] of the slow queue. It makes all attempts of a batch concurrently: retries, and first
-// attempts to endpoints that are known to be slow. If an endpoint has no free slot, Singles reports the message as failed, so
+// Singles makes all attempts of a batch concurrently, namely retries, and first attempts to endpoints that are known to be
+// slow. It is the [queue.Handler] of the slow queue. If an endpoint has no free slot, Singles reports the message as failed, so
 // that it is redelivered after seconds. That costs no write and none of the delivery's attempts.
 //
 // While earlier outcomes cannot be written, Singles makes no attempts, because it could not record them either.

@@ -250,7 +250,7 @@ func TestSuspension(t *testing.T) {
 		before := len(r.posts)
 		r.now = time.Now() // the log has its own clock
 		r.suspend(id)
-		r.run() // what is due finds it suspended
+		r.run() // the due retry finds the subscription suspended
 		if n := len(r.posts); n != before {
 			t.Fatalf("%d posts, want the %d before the suspension", n, before)
 		}

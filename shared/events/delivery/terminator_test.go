@@ -43,11 +43,11 @@ func (r *rig) audit() {
 		if _, err := r.terminator(mortal{r.db, r}, r.services).Recheck(r.t.Context()); err != nil {
 			r.t.Fatal(err)
 		}
-		r.now = r.now.Add(30 * time.Second) // before what is lost is brought back
+		r.now = r.now.Add(30 * time.Second) // too soon for the retry of lost messages
 	}
 }
 
-// notices are the ids and bodies of the messages that a subscription has ended.
+// notices returns the attempts by id, and the bodies, of the messages that say that a subscription has ended.
 func (r *rig) notices() (ids map[string]int, bodies []string) {
 	ids = map[string]int{}
 	for _, p := range r.posts {
@@ -261,7 +261,7 @@ func TestAParentIsNarrowed(t *testing.T) {
 	if n := posted(r)["2ads"]; n != before || n == 0 {
 		t.Errorf("an event was sent %d times, and restricted after %d", n, before)
 	}
-	// With the claim it gets what that says.
+	// With the claim, the principal receives the events that the claim allows.
 	member := r.principal()
 	member.Claims = map[string][]string{"team": {"search"}}
 	r.directory = &roster{[]auth.Principal{member}}
@@ -377,7 +377,7 @@ func TestTheEndSurvivesCrashes(t *testing.T) {
 					} else if died {
 						r.dead, r.budget = false, 0
 					}
-					r.now = r.now.Add(30 * time.Second) // before what is lost is brought back
+					r.now = r.now.Add(30 * time.Second) // too soon for the retry of lost messages
 				}
 			} else {
 				r.publish("evt_1")

@@ -41,7 +41,7 @@ type visit struct {
 	err    error      // the last failure
 }
 
-// action is what a visit does with an event.
+// action is the way in which a visit handles an event.
 type action int
 
 const (

@@ -31,7 +31,7 @@ type history struct {
 	body   string               // the cursor of the last body
 	seen   map[string]time.Time // when a message was last received
 	procs  []handlers
-	all    bool // what is received next is all that waits
+	all    bool // the next batch receives all waiting messages
 }
 
 type handlers struct {
@@ -81,7 +81,7 @@ func (h *history) wait(d time.Duration) {
 	h.clock.Store(h.now.UnixMicro())
 }
 
-// batch receives random messages of a queue, and all messages that have waited for long.
+// batch receives random messages of a queue, and all messages that were last received or sent more than 7 minutes ago.
 func (h *history) batch(q queue.Name) (batch []queue.Message) {
 	var rest []queue.Message
 	for _, m := range h.queues[q] {

@@ -161,7 +161,7 @@ func (w *world) enqueue(id, data string) error {
 	return w.queued.Send(w.t.Context(), queue.Events, m)
 }
 
-// lags are how long after publishing the events arrived at an endpoint; missing ones are counted.
+// lags returns the sorted times from publishing to arrival at an endpoint, and the number of events that did not arrive.
 func (w *world) lags(url string, at map[string]time.Time) (lags []time.Duration, missing int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -192,7 +192,7 @@ func functionOptions() Options {
 	return Options{Concurrency: 128, Patience: 3 * time.Second, SlowAnswer: time.Second}
 }
 
-// oneOrigin are endpoints of one origin, as all callbacks of ChatGPT are.
+// oneOrigin returns endpoints of one origin, because all callbacks of ChatGPT have the same origin.
 func oneOrigin(n int) (urls []string) {
 	for i := range n {
 		urls = append(urls, fmt.Sprintf("https://hooks.example.com/callbacks/%d", i))

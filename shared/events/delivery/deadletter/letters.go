@@ -36,7 +36,7 @@ func Keys(del *state.Delivery, at time.Time) []store.Key {
 	}
 }
 
-// LettersOf is the partition of a subscription's.
+// LettersOf returns the partition of a subscription's dead letters.
 func LettersOf(workspace, sub string) string { return "x#" + workspace + "#" + sub }
 
 func letterKey(del *state.Delivery, partition string, at time.Time) store.Key {
@@ -58,7 +58,7 @@ type Letter struct {
 	Event        string
 	URI, Name    string
 	Origin       string
-	// Reason is the category of the last failure; "expired" when there was none.
+	// Reason is the category of the last failure, or "expired" if no attempt failed.
 	Reason   string
 	Dead     time.Time
 	First    time.Time
@@ -74,7 +74,7 @@ type Try struct {
 	Took     time.Duration
 }
 
-// ReasonExpired is that of a letter without a failure: its event was no longer there.
+// ReasonExpired is the reason of a letter without a failed attempt, because its event was no longer stored.
 const ReasonExpired = "expired"
 
 func letterOf(del *state.Delivery, at time.Time) Letter {
@@ -112,9 +112,9 @@ type LetterQuery struct {
 	records.Span
 }
 
-// Operations are what operators and owners do to deliveries. Make it with [NewOperations].
+// Operations lets operators and owners list, retry and erase deliveries. Create it with [NewOperations].
 type Operations struct {
-	// Metrics counts the messages that a queue gave up; may be nil.
+	// Metrics counts the messages that a queue gave up. It may be nil.
 	Metrics    *metric.Set
 	Deliveries *state.Deliveries
 	tests      *quota.Keyed[string] // test events by endpoint
@@ -123,7 +123,7 @@ type Operations struct {
 // maxTested bounds the endpoints whose test events a process limits.
 const maxTested = 20_000
 
-// NewOperations makes operations. The clock may be nil.
+// NewOperations returns the operations on a store. The clock may be nil.
 func NewOperations(db store.DB, q queue.Sender, now func() time.Time) *Operations {
 	return &Operations{
 		Deliveries: state.NewDeliveries(db, q, now, nil),
@@ -131,8 +131,9 @@ func NewOperations(db store.DB, q queue.Sender, now func() time.Time) *Operation
 	}
 }
 
-// Letters returns the dead letters that are asked for, newest first, those before the given key; next is
-// "" at the end. It is one query of at most limit letters, by what narrows the most.
+// Letters returns the dead letters that match a query and precede the given key, newest first. At the end, next is "".
+// Letters reads at most limit letters with one store query, on the most selective field, and filters them by the other
+// fields. So a page may have fewer letters than the limit, or none, although more pages follow.
 func (o *Operations) Letters(ctx context.Context, workspace string, ask LetterQuery, before string, limit int) (list []Letter, next string, err error) {
 	q := store.Query{Table: store.Deliveries, Before: before, Limit: limit}
 	switch {
@@ -182,7 +183,7 @@ func DecodeLetter(it *store.Item) (*state.Delivery, time.Time, error) {
 	return del, time.UnixMicro(micros), nil
 }
 
-// Letter returns a dead letter; nil when there is none.
+// Letter returns a dead letter, or nil if it does not exist.
 func (o *Operations) Letter(ctx context.Context, workspace, id string) (*Letter, error) {
 	it, err := o.findOfQueue(ctx, workspace, id)
 	if err == nil && it == nil {

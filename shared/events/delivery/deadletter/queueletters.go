@@ -43,7 +43,7 @@ func queueLetterKeys(workspace, from, sort string) []store.Key {
 	}
 }
 
-// File is the [queue.Handler] of [queue.Dead], and of a queue to which SQS moves messages.
+// File stores messages as dead letters. It is the [queue.Handler] of [queue.Dead], and of a queue to which SQS moves messages.
 func (o *Operations) File(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	for _, m := range batch {
 		if err := o.file(ctx, m); err != nil {
@@ -89,8 +89,9 @@ func (o *Operations) file(ctx context.Context, m queue.Message) error {
 	return nil
 }
 
-// origin is the queue that a message without a letter is of, and why it is dead. SQS says from where it moved one. What
-// EventBridge and SNS cannot put into the inbox they put into the dead queue themselves, EventBridge with the reason.
+// origin returns the queue that a message without a letter was for, and the reason why it is dead. For a message that SQS
+// moved, SQS names the queue. EventBridge and SNS send the messages that they cannot put into the inbox to the dead queue
+// themselves, EventBridge with the reason.
 func origin(m queue.Message) (from queue.Name, reason string) {
 	if bus, _, _ := source.ReadEnvelope(m.Body); m.From == "" && bus != source.HTTP {
 		reason = string(bus) + " could not put it into the inbox"
@@ -119,7 +120,8 @@ func WorkspaceOf(l queue.DeadLetter) string {
 	return auth.DefaultWorkspace
 }
 
-// memberText is the text of an object's member, also if what follows it is missing; "" if there is none.
+// memberText returns the text of an object's member, or "" if the object does not have it. The object may be cut off after
+// the member.
 func memberText(object []byte, name string) (text string) {
 	d := json.NewDecoder(bytes.NewReader(object))
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
@@ -164,7 +166,8 @@ func decodeQueueLetter(it *store.Item) (Letter, error) {
 	return out, nil
 }
 
-// findOfQueue returns the item of a queue's letter; nil if there is none, or the id is another's.
+// findOfQueue returns the stored dead letter of a queue. It returns nil if the letter does not exist, or if the id is that of a
+// delivery.
 func (o *Operations) findOfQueue(ctx context.Context, workspace, id string) (*store.Item, error) {
 	name, rest, ok := parseLetterID(id)
 	from, of := strings.CutPrefix(name, ofQueue)
@@ -180,7 +183,7 @@ func (o *Operations) findOfQueue(ctx context.Context, workspace, id string) (*st
 	return items[0], nil
 }
 
-// sendBack is [Operations.Retry] for the letter of a queue.
+// sendBack implements [Operations.Retry] for the letter of a queue.
 func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay time.Duration) (bool, error) {
 	it, err := o.findOfQueue(ctx, workspace, id)
 	if err != nil || it == nil {

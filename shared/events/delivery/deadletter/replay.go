@@ -22,12 +22,12 @@ type Replayer struct {
 	Queue queue.Sender
 }
 
-// MaxReplay bounds one replay; a client with a longer gap gets truncated.
+// MaxReplay is the largest number of events in one replay. A client with a longer gap gets truncated.
 const MaxReplay = 5000
 
-// Replay implements [subscription.Replayer]: it enqueues the events of the
-// subscription's patterns after the given key, oldest first within a partition. It also reports truncated if some events cannot be
-// read, for example because a later release wrote them: the subscription must not wait for that release.
+// Replay implements [subscription.Replayer]. It enqueues the events of the subscription's patterns after the given key, oldest
+// first within a partition. It also reports truncated if some events cannot be read, for example because a later release wrote
+// them, so that the subscription does not wait for that release.
 func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, after int64) (truncated bool, err error) {
 	if err := r.Log.AwaitBatches(ctx); err != nil {
 		return false, err
@@ -62,7 +62,7 @@ func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, aft
 	return truncated, nil
 }
 
-// tasksOf are the page tasks by which events go to one subscription after a delay.
+// tasksOf returns the page tasks that deliver events to one subscription after a delay.
 func tasksOf(workspace, pattern, id string, events []event.Event, delay time.Duration) (out []queue.Outgoing) {
 	for _, t := range task.Pages(workspace, pattern, subscription.At(id), 1, events) {
 		t.Delay = delay

@@ -99,9 +99,9 @@ type Replay struct {
 }
 
 const (
-	// DefaultReplayRate is how many letters a second are replayed, unless it is asked for otherwise.
+	// DefaultReplayRate is the rate of a replay that does not set one, in letters per second.
 	DefaultReplayRate = 20
-	// MaxReplayRate is the most.
+	// MaxReplayRate is the highest rate of a replay, in letters per second.
 	MaxReplayRate = 1000
 
 	replayVersion  = 1
@@ -153,9 +153,10 @@ func (rs *Replays) Count(ctx context.Context, workspace string, sub *subscriptio
 	}
 }
 
-// Start begins a replay. The same selection asked for again, while it runs, is the same replay; so is one of events
-// that was done a short time after it was asked for.
-// Sub is the subscription that is selected; only a replay of events needs it.
+// Start starts a replay. If a replay of the same selection is running, Start returns that one. It also returns a finished replay
+// of events that was created less than [SameReplay] ago, so that a repeated request does not send its events twice.
+//
+// Sub is the selected subscription. Only a replay of events needs it.
 func (rs *Replays) Start(ctx context.Context, workspace, by string, sub *subscription.Subscription, s ReplaySelect, rate int) (*Replay, error) {
 	text, _ := json.Marshal(s) // texts and times
 	hash := sha256.Sum256(text)
@@ -184,7 +185,7 @@ func (rs *Replays) Start(ctx context.Context, workspace, by string, sub *subscri
 	}
 }
 
-// span is what is meant: not what died, or was published, since it was asked for.
+// span returns the selection of a replay without the letters and events that are newer than the replay.
 func (r *Replay) span() ReplaySelect {
 	s := r.Select
 	if s.Until.IsZero() || s.Until.After(r.Created) {
@@ -206,7 +207,7 @@ func (rs *Replays) save(ctx context.Context, r *Replay, also ...store.Op) error 
 	return rs.deliveries.DB.Write(ctx, append(also, store.Put(it, state.Continues(had)))...)
 }
 
-// Find reads a replay; nil when there is none.
+// Find returns a replay, or nil if it does not exist.
 func (rs *Replays) Find(ctx context.Context, workspace, id string) (*Replay, error) {
 	if id == "" || len(id) > 100 {
 		return nil, nil
@@ -371,7 +372,7 @@ func (rs *Replays) step(ctx context.Context, r *Replay, now time.Time) (n int, e
 	return n, err
 }
 
-// again is Retry with a look at the subscription.
+// again retries a dead letter after it has read the letter's subscription.
 func (rs *Replays) again(ctx context.Context, workspace string, l Letter, delay time.Duration) (done bool, err error) {
 	var sub *subscription.Subscription
 	if l.Queue == WebhookQueue {

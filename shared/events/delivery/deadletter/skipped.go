@@ -6,7 +6,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Why something of a replay was skipped.
+// The reasons why a replay skips a letter or an event.
 const (
 	SkippedSuspended = "suspended" // the subscription is, until its subscriber refreshes it
 	SkippedEnded     = "ended"     // the subscription has
@@ -20,12 +20,12 @@ type reason string
 
 func (r reason) Error() string { return string(r) }
 
-// skipped is an error of kind Conflict that has its reason.
+// skipped returns an error of kind Conflict with the reason why a letter is skipped.
 func skipped(why reason, text string) error {
 	return &fault.Error{Kind: fault.Conflict, Message: text, Err: why}
 }
 
-// whySkipped is the reason of a Conflict.
+// whySkipped returns the reason that skipped has given a Conflict, or [SkippedReturn] for other errors.
 func whySkipped(err error) string {
 	if r, ok := errors.AsType[reason](err); ok {
 		return string(r)

@@ -42,7 +42,7 @@ type endpointState struct {
 	limit     int           // of attempts in the slow lane: up by one with a success, down to one by a timeout
 }
 
-// originState is what the endpoints of an origin have in common.
+// originState is the state that the endpoints of an origin share.
 type originState struct {
 	failed    map[string]struct{} // endpoints that failed since the last success of any
 	connect   int                 // failures to connect since then
@@ -51,13 +51,14 @@ type originState struct {
 	doubtful  shares // attempts of the slow lane to endpoints that may hang
 }
 
-// shares counts the principals' use of something that one of them must not take as a whole.
+// shares counts how much each principal uses of a resource, so that one principal cannot use all of it.
 type shares struct {
 	total int
 	by    map[string]int
 }
 
-// take adds one to a principal's share unless all principals together have the given number, or this one half of it.
+// take adds one to a principal's share and returns true. It returns false if all principals together have reached the limit,
+// or this principal half of it.
 func (s *shares) take(principal string, limit int) bool {
 	if s.total >= limit || s.by[principal] >= max(1, limit/2) {
 		return false

@@ -179,7 +179,7 @@ func (s *Slot) release() {
 	s.kind = noSlot
 }
 
-// held is the memory of an attempt that is not part of a page: its event, decoded, and the webhook made from it.
+// held returns the memory that an attempt outside of a page needs, for its decoded event and for the webhook.
 func (s *Slot) held() int64 { return 2 * s.Bytes }
 
 // Start reports whether the attempt may start now by the endpoint's rate limit. The caller calls it right before the POST. A

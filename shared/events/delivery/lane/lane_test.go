@@ -11,19 +11,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 )
 
-// someLanes are the lanes of a process in which as many attempts may be under way to one endpoint.
+// someLanes returns the lanes of a process with limits on the attempts under way, in total and per endpoint.
 func someLanes(attempts, perEndpoint int) *Lanes {
 	return New(nil, Limits{
 		Attempts: attempts, PerEndpoint: perEndpoint, Detached: 10, Bytes: 64 << 20, Patience: 3 * time.Second, SlowAnswer: time.Second,
 	}, time.Now)
 }
 
-// to is a call of an endpoint by its owner.
+// to returns a call of an endpoint for its owner.
 func to(url string) Call {
 	return Call{Endpoint: url, URL: url, Principal: "owner of " + url, Bytes: 100}
 }
 
-// waitFor is how long a page waits from now on.
+// waitFor returns the patience of a page that starts to wait now.
 func waitFor(busy, others time.Duration) Patience {
 	return Patience{Busy: time.Now().Add(busy), Others: time.Now().Add(others)}
 }

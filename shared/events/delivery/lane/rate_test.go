@@ -22,7 +22,7 @@ func openStore(t *testing.T) store.DB {
 	return db
 }
 
-// slowStore is a store that takes its time to write what concerns one endpoint.
+// slowStore is a store with slow writes of one endpoint's leases.
 type slowStore struct {
 	store.DB
 	id    string

@@ -44,7 +44,7 @@ type Record struct {
 	URI          string              `json:"uri,omitempty"`
 	Name         string              `json:"name,omitempty"`
 	Origin       string              `json:"or,omitempty"`
-	// Next is when the next attempt is due; zero when there is none.
+	// Next is when the next attempt is due, or zero after the last attempt.
 	Next time.Time `json:"next,omitzero"`
 	// Dead says that this attempt was the last, and the delivery is a dead letter.
 	Dead bool `json:"dead,omitempty"`
@@ -137,7 +137,7 @@ const (
 	Dead      = "dead"   // given up with this attempt
 )
 
-// Outcome is one of [Delivered], [Failed] and [Dead].
+// Outcome returns [Delivered], [Failed] or [Dead].
 func (r Record) Outcome() string {
 	switch {
 	case r.Category == "":
@@ -154,14 +154,14 @@ type Span struct{ Since, Until time.Time }
 // Query selects the records that match all of its fields. Empty fields match every record.
 type Query struct {
 	Subscription, Event, Origin string
-	// Outcome is one of the outcomes; Failed takes Dead, too.
+	// Outcome is one of the outcomes. Failed also matches Dead.
 	Outcome string
 	Span
 }
 
-// List returns the records that are asked for, newest first, those before the given key; next is ""
-// at the end. It is one query, of at most limit records, by what narrows the most; what else is asked for is
-// looked at in vain.
+// List returns the records that match a query and precede the given key, newest first. At the end, next is "". List reads at most
+// limit records with one store query, on the most selective field, and filters them by the other fields. So a page may have fewer
+// records than the limit, or none, although more pages follow.
 func List(ctx context.Context, db store.DB, workspace string, ask Query, before string, limit int) (list []Record, next string, err error) {
 	q := store.Query{Table: store.Deliveries, Before: before, Limit: limit}
 	switch {

@@ -57,7 +57,7 @@ func InternalError(out webhook.Outcome) error {
 	return &fault.Error{Kind: fault.Unavailable, Message: "the attempt failed internally", Err: out.Err}
 }
 
-// fate is what becomes of a delivery after an attempt.
+// fate is the consequence of an attempt for its delivery.
 type fate int
 
 const (
@@ -67,8 +67,8 @@ const (
 	exhausted      // dead letter, with a gap notice: the schedule is over
 )
 
-// fateOf decides what becomes of a delivery after an attempt, which is the last of its attempts. The duration is the time
-// until the next attempt.
+// fateOf returns the fate of a delivery after the last of its attempts. If the fate is a retry, the duration is the time until the
+// next attempt.
 func (o *Outcomes) fateOf(del *state.Delivery, out webhook.Outcome) (fate, time.Duration) {
 	wait, more := o.Schedules.Of(del.Origin).Next(len(del.Attempts)-del.Base, out.RetryAfter)
 	switch {
@@ -83,7 +83,7 @@ func (o *Outcomes) fateOf(del *state.Delivery, out webhook.Outcome) (fate, time.
 }
 
 // Record records an attempt. It returns the writes of a success, so that the caller makes them with the rest of the page. A
-// failure is written immediately, with what follows from it.
+// failure is written immediately, together with its consequences, for example the next attempt or a dead letter.
 func (o *Outcomes) Record(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event, out webhook.Outcome) (notes []store.Op, err error) {
 	if out.Internal() {
 		return nil, InternalError(out)

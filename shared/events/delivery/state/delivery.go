@@ -108,7 +108,8 @@ const (
 
 func (del *Delivery) EventKey() string { return cmp.Or(del.Key, del.Event) }
 
-// ownKey is the key of a delivery whose event id was published before, by an event that is still stored.
+// ownKey returns the event key of a delivery if another event with the same id is still stored. It contains the time of
+// publication, so that both can be stored.
 func (del *Delivery) ownKey() string {
 	return fmt.Sprintf("%s#%d", event.Event{ID: del.Event, URI: del.URI}.Key(), del.Published.UnixMicro())
 }
@@ -152,7 +153,7 @@ func (del *Delivery) Item() store.Item {
 	}
 }
 
-// NextTask is the next attempt.
+// NextTask returns the due entry with the task of the next attempt.
 func (del *Delivery) NextTask() DueEntry {
 	return DueEntry{At: del.Due.UnixMilli(), Made: del.Made.UnixMilli(), Task: task.Single{
 		V: task.Version, Endpoint: task.EndpointID(del.Target), Workspace: del.Workspace, Principal: del.Principal,
@@ -209,7 +210,7 @@ func Decode(it *store.Item) (*Delivery, error) {
 	return &del, nil
 }
 
-// New is a delivery without attempts.
+// New returns a delivery without attempts.
 func New(sub *subscription.Subscriber, e *event.Event, now time.Time) *Delivery {
 	return &Delivery{
 		V: task.Version, Workspace: e.Workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
@@ -229,10 +230,10 @@ func (del *Delivery) Forget() []store.Op {
 	}
 }
 
-// maxForgets is how many deliveries writeNotes deletes concurrently.
+// maxForgets is the number of deliveries that WriteNotes deletes concurrently.
 const maxForgets = 16
 
-// WriteNotes writes the notes of attempts: their records, and what [Delivery.Forget] returns.
+// WriteNotes writes the notes of attempts, which are their records and the deletions that [Delivery.Forget] returns.
 //
 // Notes are written some time after their delivery was read. Meanwhile another worker may have continued the delivery, or it
 // was requested again; see [Deliveries.renew]. Then the delivery stays, and its due entry brings it back.
@@ -244,7 +245,7 @@ func WriteNotes(ctx context.Context, db store.DB, notes []store.Op) error {
 		if notes[0].Cond == (store.Condition{}) {
 			plain = append(plain, notes[0])
 		} else {
-			n = 2 // with what it waits for
+			n = 2 // with its due entry, or its place while it waits for a switch
 			forgets = append(forgets, notes[:n])
 		}
 		notes = notes[n:]
@@ -309,7 +310,7 @@ const RememberStored = time.Minute
 // so its item is written once.
 const expiryTolerance = time.Hour
 
-// storedBody is what a process knows of an event that is stored under a key.
+// storedBody is what a process remembers about the event that is stored under a key.
 type storedBody struct {
 	published int64 // microseconds since 1970
 	expires   time.Time
@@ -319,7 +320,7 @@ type storedBody struct {
 // StoreBody stores the event of a delivery for its retries, for at least as long as keep. All subscribers share one item,
 // which is written at the first failure and again when it would expire too early.
 //
-// If the item holds an event that was published under the same id at another time, storeBody gives the delivery a key that
+// If the item holds an event that was published under the same id at another time, StoreBody gives the delivery a key that
 // includes the time of publication, so that both events are delivered.
 func (ds *Deliveries) StoreBody(ctx context.Context, del *Delivery, e *event.Event, keep time.Duration) error {
 	now, published := ds.Now(), e.Published.UnixMicro()
@@ -376,8 +377,8 @@ func (ds *Deliveries) putBody(ctx context.Context, del *Delivery, e *event.Event
 	return written, err
 }
 
-// EventIn decodes the stored event of a delivery. It returns nil if there is none, or if it was published at another time
-// under the same id.
+// EventIn decodes the stored event of a delivery. It returns nil if the event is not stored, or if the stored event has the same
+// id but another time of publication.
 func (del *Delivery) EventIn(it *store.Item) (*event.Event, error) {
 	if it == nil {
 		return nil, nil
@@ -429,7 +430,7 @@ type control struct {
 	Gap gap `json:"g,omitempty"`
 }
 
-// NewNotice is the delivery of a control message of a type, without its body.
+// NewNotice returns the delivery of a control message of the given type, still without its body.
 func NewNotice(workspace string, sub *subscription.Subscriber, name, kind string, first time.Time) *Delivery {
 	return &Delivery{
 		V: task.Version, Workspace: workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,

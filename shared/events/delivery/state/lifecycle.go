@@ -47,7 +47,7 @@ type next struct {
 // happen. For example, a suspended delivery is scheduled before it is attempted, so it cannot be given up.
 //
 // A dead delivery can be scheduled because people deliver events again, by a replay, from a dead letter, or by
-// subscribing with an older cursor. Its dead letter stays where it is, unless that is what they retried.
+// subscribing with an older cursor. Its dead letter stays in place, unless they retried that letter.
 var Lifecycle = map[string]map[Step]next{
 	None: {
 		StepSchedule: {State: Pending, Due: true},
@@ -239,7 +239,7 @@ func (del *Delivery) sameAttempt(current *Delivery) bool {
 // delivered once more. An entry that is due later keeps its time, so that frequent requests do not postpone the delivery.
 //
 // Retry may be sending the old due entry's message at that moment, and delete the entry afterwards. So the new entry has a
-// key of its own, and it lies in a minute that retry still visits: an entry that is due already moves to the current minute.
+// different key, in a minute that retry still visits. For example, an entry that is already due moves to the current minute.
 //
 // A suspended delivery waits for the subscriber's refresh, unless the new one is to be attempted. Then it is scheduled
 // immediately, because it has no message. A paused delivery waits for its switch, if the new one would be paused, too. Its

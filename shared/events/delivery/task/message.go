@@ -40,8 +40,8 @@ type Page struct {
 	// Since is when the first of the tasks that led to this one was queued, in milliseconds since 1970. If it is missing,
 	// this is the first.
 	Since int64 `json:"at,omitempty"`
-	// Reactivation asks, instead, for the deliveries that were suspended with a
-	// subscription. The range is that of the subscription.
+	// Reactivation makes this a task without events, for the deliveries that were suspended with a subscription. The range
+	// then has only that subscription.
 	Reactivation *Reactivation `json:"res,omitempty"`
 
 	// Paused is the task's mark for the watermark, if it waited for a switch.
@@ -87,16 +87,16 @@ func (t Single) ID() string {
 	return fmt.Sprintf("%s#%s#%s#%d", t.Workspace, t.Subscription, t.EventKey(), t.Attempt)
 }
 
-// EndpointKey is whose slot an attempt takes.
+// EndpointKey returns the endpoint whose slots limit the attempt, or the subscription's id if the task names no endpoint.
 func (t Single) EndpointKey() string { return cmp.Or(t.Endpoint, t.Subscription) }
 
-// Outgoing is the message of a page task.
+// Outgoing returns the message of a page task.
 func (t Page) Outgoing() queue.Outgoing {
 	return queue.Outgoing{Body: t.Encode(), Group: t.Group(), Delay: t.Delay}
 }
 
-// Group is the pattern, or the endpoint or the subscription if the task is for one only, so that many tasks of one of them
-// do not delay the tasks of others.
+// Group returns the message group of the task. This is the pattern or, if the task is for one endpoint or subscription only,
+// that endpoint or subscription, so that its many tasks do not delay the tasks of others.
 func (t Page) Group() string {
 	if t.Endpoint != "" {
 		return t.Endpoint
@@ -117,7 +117,7 @@ func (t Page) Encode() []byte {
 func Encode(task any) []byte {
 	b, err := json.Marshal(task)
 	if err != nil {
-		panic(fmt.Sprintf("delivery: a task does not marshal: %v", err)) // its JSON was parsed when it came in
+		panic(fmt.Sprintf("delivery: a task does not marshal: %v", err)) // its JSON was parsed when it was received
 	}
 	return b
 }
