@@ -64,10 +64,10 @@ func (b *uriBatch) try(step func() error) {
 	b.err = step()
 }
 
-// Handle is the [queue.Handler] of the events queue.
+// Handle fans out a batch of events. It is the [queue.Handler] of the events queue.
 //
-// It dead-letters an event that can never be handled, so that it does not block its group. An error that may pass
-// fails only the group in which it happened.
+// It dead-letters an event that can never be handled, so that the event does not block its group. A temporary error fails
+// only the group in which it happened.
 func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	var spans trace.Spans
 	defer func() { spans.End(failure(err)) }()
