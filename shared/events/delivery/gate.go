@@ -12,8 +12,8 @@ type Gate struct {
 	ended map[string]time.Time
 }
 
-// gateFor is how long the gate remembers an ended subscription. It is far longer than sending a page takes whose subscribers
-// were read before the end.
+// gateFor is how long the gate remembers an ended subscription. It is far longer than the time between reading the subscribers of
+// a page and sending its events.
 const gateFor = 15 * time.Minute
 
 // Ended closes the gate for a subscription.

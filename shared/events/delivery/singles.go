@@ -185,9 +185,9 @@ const (
 	laterReceives = 5
 	// tokenReceives is how often a delivery waits in the queue for the endpoint's rate limit.
 	tokenReceives = 3
-	// minLater and maxLater limit how long it then waits, unless its endpoint gets no attempt for longer.
+	// minLater and maxLater limit one wait in the due table, unless the endpoint gets no attempts for longer.
 	minLater, maxLater = time.Minute, 15 * time.Minute
-	// manyWaits is how often a delivery has waited there before it is given up when the time of its schedule has passed.
+	// manyWaits is the number of waits in the due table after which a delivery is given up once its schedule is over.
 	manyWaits = 6
 )
 

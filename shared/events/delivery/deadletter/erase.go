@@ -17,11 +17,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
-// Belonging is something that is stored for a subscription's deliveries, with all its keys.
+// Belonging is a stored record, letter or delivery of a subscription, with all its keys.
 type Belonging struct {
 	Kind string
 	Keys []store.Key
-	// At is when it was made; zero if that is unknown.
+	// At is the time at which it was created, or zero if that is unknown.
 	At time.Time
 	// Body is the stored event of a delivery, and URI the event's URI. Own is true if no other subscription uses the event.
 	Body store.Key
@@ -29,7 +29,7 @@ type Belonging struct {
 	Own  bool
 }
 
-// Belongings visits what is stored of a subscription's deliveries.
+// Belongings visits all stored items of a subscription's deliveries.
 func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit func(Belonging) error) error {
 	of := func(kind string, partition store.Key, add func(*store.Item, *Belonging)) error {
 		return store.Each(ctx, o.Deliveries.DB, partition, "list what is stored of a subscription", func(it *store.Item) error {
@@ -88,7 +88,7 @@ func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit
 const (
 	ErasedPartition = "erased"
 	erasedSwept     = 5 * time.Minute
-	// maxErased is how many ids fit into one item.
+	// maxErased is the number of ids that fit into one item.
 	maxErased = 10_000
 )
 
@@ -98,7 +98,7 @@ type erased struct {
 	IDs       []byte `json:"ids"`
 }
 
-// SweepLater has what is recorded for subscriptions from now on deleted.
+// SweepLater lets [Operations.SweepErased] delete the items that are recorded for erased subscriptions from now on.
 func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []string) error {
 	e := erased{Workspace: workspace, At: o.Deliveries.Now().Unix()}
 	for _, id := range ids[:min(len(ids), maxErased)] {
@@ -109,7 +109,7 @@ func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []str
 	if len(e.IDs) == 0 {
 		return nil
 	}
-	if q, ok := o.Deliveries.Queue.(queue.Discarder); ok { // they would find nothing to do
+	if q, ok := o.Deliveries.Queue.(queue.Discarder); ok { // their attempts would find no delivery
 		if err := q.Discard(ctx, queue.Slow, ids...); err != nil {
 			return err
 		}

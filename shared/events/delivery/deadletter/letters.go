@@ -90,7 +90,7 @@ func letterOf(del *state.Delivery, at time.Time) Letter {
 	return l
 }
 
-// The id of a letter is where it lies under its subscription.
+// The id of a letter is its sort key in the list of its subscription.
 func letterID(sub string, at time.Time, eventKey string) string {
 	return encodeLetterID(fmt.Sprintf("%s#%016d#%s", sub, at.UnixMicro(), eventKey))
 }
@@ -208,10 +208,10 @@ func (o *Operations) findOfWebhook(ctx context.Context, workspace, id string) (*
 	return items[0], nil
 }
 
-// Retry makes a dead letter a delivery to its subscription again after a delay, with the same webhook-id and its schedule
-// from the start, or sends the message of a queue's letter back to it; the letter is gone then. It reports false when the
-// letter is not there (any more). A letter whose event is no longer stored, whose subscription has ended or is suspended,
-// or whose message cannot go back, is of kind Conflict.
+// Retry delivers the event of a dead letter again after a delay, with the same webhook-id and the schedule from its start. For a
+// letter of a queue, it sends the message back to the queue. Retry deletes the letter, and returns false if the letter no longer
+// exists. It returns an error of kind Conflict if the event is no longer stored, if the subscription has ended or is suspended,
+// or if the message cannot be sent back.
 func (o *Operations) Retry(ctx context.Context, workspace string, l Letter, sub *subscription.Subscription, delay time.Duration) (bool, error) {
 	if l.Queue != WebhookQueue {
 		return o.sendBack(ctx, workspace, l.ID, delay)
@@ -295,8 +295,8 @@ func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscriptio
 // TestType is the type of a test event's webhook.
 const TestType = "mcpevents.test"
 
-// Deliver delivers an event to a subscription again, with its id. An event that is being delivered
-// to it already is of kind Conflict.
+// Deliver delivers an event to a subscription again, with its id. It returns an error of kind Conflict if the event is already
+// being delivered to the subscription.
 func (o *Operations) Deliver(ctx context.Context, sub *subscription.Subscription, e *event.Event) error {
 	return o.deliver(ctx, sub, e, false)
 }
@@ -313,7 +313,7 @@ func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription
 	return err
 }
 
-// Stored returns the event of a URI and an id, if it is stored for retries; nil if not.
+// Stored returns the event with a URI and an id if it is stored for retries. Otherwise it returns nil.
 func (o *Operations) Stored(ctx context.Context, workspace, uri, id string) (*event.Event, error) {
 	items, err := o.Deliveries.DB.Get(ctx, state.BodyKey(workspace, event.Event{URI: uri, ID: id}.Key()))
 	if err != nil || items[0] == nil {

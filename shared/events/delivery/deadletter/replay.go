@@ -99,9 +99,9 @@ func reactivate(ctx context.Context, q queue.Sender, s *subscription.Subscriptio
 	return fault.Wrap(fault.Unavailable, err, "reactivate the deliveries of a subscription")
 }
 
-// published reads on among the events of a span that a subscription is for, by a pattern and its filters: one page of one
-// partition of the log, from the position that an earlier call ended at; next is "" at the end. What was written in the
-// same microsecond stays together.
+// published returns the events of a time span that match one pattern of a subscription and its filters. Each call reads one page
+// of one partition of the log, from the position at which the previous call ended. At the end, next is "". Events that were
+// written in the same microsecond are returned together.
 func (rs *Replays) published(ctx context.Context, sub *subscription.Subscription, s ReplaySelect, position string, limit int) (pattern string, events []event.Event, next string, err error) {
 	var parts []eventlog.Partition
 	var keys []string

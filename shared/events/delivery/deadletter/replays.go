@@ -30,7 +30,7 @@ import (
 // leads to them. A letter is deleted when it is retried, so a repeated step skips it. A replay
 // has the letters that existed when it was requested.
 
-// Replays begins, runs and cancels replays. Make it with [NewReplays].
+// Replays starts, runs and cancels replays. Create it with [NewReplays].
 type Replays struct {
 	// Ahead is how far ahead of the clock a replay schedules deliveries, which canceling it does not stop: at least the time
 	// between two calls of Run. 0 is a minute.
@@ -106,7 +106,7 @@ const (
 
 	replayVersion  = 1
 	replaysRunning = "replays"
-	// ReplayStep is how much time's worth is scheduled before the position is written.
+	// ReplayStep is the time span that a replay schedules before it writes its position.
 	ReplayStep = 5 * time.Second
 	// ReplayAhead is how far ahead of the clock a round schedules, unless [Replays.Ahead] says otherwise.
 	ReplayAhead = time.Minute
@@ -118,7 +118,8 @@ const (
 	replayWorkers = 8
 	// maxCount bounds how many letters are counted.
 	maxCount = 100_000
-	// SameReplay is how long a replay of events is not begun again: unlike dead letters, they are not gone once replayed.
+	// SameReplay is the time for which a request for the same replay of events does not start another one. Replays of dead
+	// letters do not need it, because they delete the letters.
 	SameReplay = 10 * time.Minute
 	// replayKept is how long a finished job can be read.
 	replayKept = 7 * 24 * time.Hour
@@ -132,8 +133,8 @@ func runningKey(workspace, id string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: replaysRunning, Sort: workspace + "#" + id}
 }
 
-// Count counts what a selection has: dead letters, or events for that subscription; more says that there are more
-// than it counts.
+// Count counts the selected dead letters, or the selected events for the subscription. It counts up to a limit, and more reports
+// whether there may be more.
 func (rs *Replays) Count(ctx context.Context, workspace string, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
 	if s.Events {
 		return rs.countEvents(ctx, sub, s)
@@ -194,7 +195,7 @@ func (r *Replay) span() ReplaySelect {
 	return s
 }
 
-// save writes a job over the version that it was read at.
+// save writes a job, if it is unchanged since it was read.
 func (rs *Replays) save(ctx context.Context, r *Replay, also ...store.Op) error {
 	had := r.version
 	r.version++
@@ -224,7 +225,8 @@ func decodeReplay(it *store.Item) (*Replay, error) {
 	return r, fault.Wrap(fault.Internal, json.Unmarshal(it.Value, r), "decode a replay")
 }
 
-// Cancel ends a replay; what it has scheduled already is delivered. One that is over stays as it is.
+// Cancel ends a running replay and returns it. Events that it has scheduled already are still delivered. A replay that is over
+// stays unchanged.
 func (rs *Replays) Cancel(ctx context.Context, workspace, id string) (*Replay, error) {
 	for {
 		r, err := rs.Find(ctx, workspace, id)

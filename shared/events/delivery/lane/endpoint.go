@@ -302,8 +302,8 @@ func Later(a, b time.Time) time.Time {
 	return b
 }
 
-// Failing is the number of endpoints that get no attempt of the fast lane now. Slow ones are attempted in the slow lane. Paused
-// ones are not attempted until a time that they asked for or that grows with their failures.
+// Failing is the number of endpoints that get no attempt of the fast lane now. Slow endpoints get attempts of the slow lane. Paused
+// endpoints get no attempts until a time that they asked for, or for a pause that grows with their failures.
 type Failing struct{ Slow, Paused int }
 
 // Failing counts the endpoints that fail or are slow.

@@ -250,8 +250,8 @@ type slowWaiter struct {
 	ready chan struct{} // closed when it has got one
 }
 
-// ReserveSlow takes a slot of the slow lane, or returns when to ask again. It waits for the next slot of an
-// endpoint that answers quickly, if with failures, because a delivery that is sent away comes back later each time.
+// ReserveSlow takes a slot of the slow lane, or returns the time after which the caller tries again. If the endpoint answers
+// quickly, even with failures, ReserveSlow waits for its next slot, because a rejected delivery returns later each time.
 func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *Slot, wait time.Duration) {
 	l.mu.Lock()
 	e := l.get(c.Endpoint, c.URL)

@@ -19,8 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
-// The delivery log has one record per attempt that [Keep] keeps, and so that each question is
-// one query, it lies under four keys, in the order of time:
+// The delivery log has one record per attempt, as far as [Keep] says. Each record is stored under four keys, in the order of time,
+// so that each list is one query:
 //
 //	r#   per subscription
 //	re#  per event id
@@ -29,8 +29,8 @@ import (
 //
 // The last three are three more writes. When many endpoints fail at the same time, they may exceed the writes per second of a
 // DynamoDB partition, so there a process writes at most [indexRate] of them per second. A file has no partitions, so there
-// all failures are written, and [successRate] successes per second. More would cost an eighth of the throughput. The next record says how many were omitted before it. The subscription's own is
-// never omitted.
+// all failures are written, and [successRate] successes per second. More would cost an eighth of the throughput. The next record
+// has the number of records omitted before it. The record in the subscription's list is never omitted.
 
 // Record is an attempt in the delivery log.
 type Record struct {

@@ -53,9 +53,8 @@ type Delivery struct {
 	State        string              `json:"st"` // one of the state constants
 	First        time.Time           `json:"t1"`
 	Published    time.Time           `json:"pub,omitzero"` // the event, for the watermark
-	// Due is when the next attempt is to be made, DueAt when its due entry acts:
-	// the same when the queue cannot delay a message that long, and else a while
-	// later, as a backup of the message.
+	// Due is the time of the next attempt, and DueAt the time of its due entry. Both are the same if the queue cannot delay a
+	// message that long. Otherwise DueAt is later, because the due entry is then only the backup of the message.
 	Due      time.Time `json:"due,omitzero"`
 	DueAt    time.Time `json:"dueat,omitzero"`
 	Attempts []Result  `json:"a,omitempty"`
@@ -86,7 +85,7 @@ type Delivery struct {
 	Place    store.Key `json:"-"` // its due entry, or its place while it waits for a switch; otherwise zero
 }
 
-// Result is one recorded attempt: a category, never what the endpoint said.
+// Result is one recorded attempt. It has the category of the outcome but never the body of the endpoint's answer.
 type Result struct {
 	At       time.Time `json:"at"`
 	Category string    `json:"c"`
@@ -97,8 +96,7 @@ type Result struct {
 const (
 	// KeptFor is how long dead letters and records stay (design: 7 days).
 	KeptFor = 7 * 24 * time.Hour
-	// Backup is how long after its time a due entry brings back a retry whose
-	// message was lost.
+	// Backup is the delay after which a due entry repeats the message of a retry, in case the message was lost.
 	Backup = 2 * time.Minute
 	// DueShards spreads the entries of a minute.
 	DueShards = 8

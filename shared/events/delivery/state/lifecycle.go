@@ -361,7 +361,7 @@ func (ds *Deliveries) SetAside(ctx context.Context, it *store.Item, reason error
 	return queue.DeadLetterItem(ctx, ds.Queue, ds.DB, it, reason, ds.Now(), ds.Log)
 }
 
-// Current reads the delivery that a task is for, which waits no more, and other items; nil when the task is stale.
+// Current returns the delivery that a task is for, and other items. It returns nil if the task is stale.
 func (ds *Deliveries) Current(ctx context.Context, t task.Single, others ...store.Key) (*Delivery, []*store.Item, error) {
 	keys := append(make([]store.Key, 0, 2), Key(t.Workspace, t.Subscription, t.EventKey()))
 	items, err := ds.DB.Get(ctx, append(keys, others...)...)

@@ -31,11 +31,10 @@ type Page struct {
 	Workspace string             `json:"ws"`
 	Pattern   string             `json:"key"`
 	Range     subscription.Range `json:"r"`
-	// Count is about how many subscribers the range holds; a large one is split
-	// before anything is sent.
+	// Count is the approximate number of subscribers in the range. Dispatch splits a large range before it sends any event.
 	Count  int           `json:"n"`
 	Events []event.Event `json:"ev,omitempty"`
-	// Hops is how many page tasks led to this one without an attempt.
+	// Hops is the number of page tasks that led to this one without an attempt.
 	Hops int `json:"h,omitempty"`
 	// Since is when the first of the tasks that led to this one was queued, in milliseconds since 1970. If it is missing,
 	// this is the first.
@@ -47,7 +46,7 @@ type Page struct {
 	// Paused is the task's mark for the watermark, if it waited for a switch.
 	Paused string `json:"pk,omitempty"`
 
-	// Retries is how often the task was sent again because the store failed. It is sent with a delay then.
+	// Retries is the number of times that the task was sent again, with a delay, because the store failed.
 	Retries int `json:"rt,omitempty"`
 
 	Payloads []*match.Payload `json:"-"` // of the events, shared by their subscribers
@@ -173,7 +172,7 @@ const (
 	PageTarget = 20
 	// PageSplit is the estimate above which a task is split before sending.
 	PageSplit = 40
-	// branches is into how many tasks one step of the tree splits at most.
+	// branches is the largest number of tasks into which one step of the tree splits a range.
 	branches = 64
 	// taskBytes is how much of a message the events of one task may take.
 	taskBytes = 200 << 10
@@ -212,8 +211,8 @@ func bound(digits string, open uint64) uint64 {
 	return v
 }
 
-// Pages makes the tasks for events of one URI and a range of subscribers: events
-// are put together as far as a message holds them.
+// Pages returns the tasks that deliver events of one URI to a range of subscribers. A task has as many events as fit into a
+// message.
 func Pages(workspace, key string, r subscription.Range, count int, events []event.Event) []Page {
 	ranges := split(r, count)
 	var tasks []Page
