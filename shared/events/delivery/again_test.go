@@ -148,7 +148,8 @@ func TestWHK16AnInternalOutcomeUsesNoAttempt(t *testing.T) {
 		}
 		return len(del.Attempts)
 	}
-	// Fast lane: posts 1 to 3 fail on our side. Post 4 fails. Slow lane: 5 to 7 on our side, 8 succeeds.
+	// In the fast lane, posts 1 to 3 fail on our side and post 4 fails at the endpoint. In the slow lane, posts 5 to 7 fail on our
+	// side and post 8 succeeds.
 	wants := []int{0, 0, 0, 0, 1, 1, 1, 1}
 	r.script = func(n int) webhook.Outcome {
 		if n > len(wants) {
@@ -210,7 +211,7 @@ func TestMessagesOfTheVersionBefore(t *testing.T) {
 		sub.Patterns[0].Key))}); err != nil || len(failed) > 0 || len(r.posts) != 1 {
 		t.Fatalf("AWS-06 a page without tries and hops: failed %v, %v, %d posts", failed, err, len(r.posts))
 	}
-	// Its due entry, as the version before wrote it: without when it was made.
+	// The previous version wrote the due entry without the time at which the entry was made.
 	key := r.keyOf("evt_1")
 	old := fmt.Sprintf(`{"v":1,"ws":"default","pr":"alice","sub":%q,"ev":"evt_1","k":%q,"n":2}`, sub.ID, key)
 	r.queues[queue.Slow] = nil

@@ -10,7 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// counting counts what an audit looks at, and ends its context after some.
+// counting counts the subscriptions that an audit checks, and calls tired at a given number of them.
 type counting struct {
 	*subscription.Service
 	ends, most int

@@ -10,7 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 )
 
-// EVX-17: what a catalog would end is shown before it is used, and nothing ends by asking.
+// EVX-17: operators see which subscriptions a catalog would end before they use it, and that check ends none.
 func TestWhatACatalogWouldEnd(t *testing.T) {
 	for name, c := range map[string]struct {
 		change []string

@@ -43,8 +43,8 @@ const testCatalog = `events:
     filters: {branch: /branch}
 `
 
-// rig is the world around the pipeline: a store, queues that only hold what
-// they were sent, a clock that is set by hand, and an endpoint with a script.
+// rig is the environment of the pipeline, with a store, queues that only hold their messages, a clock that tests set, and an
+// endpoint with a script.
 type rig struct {
 	t        *testing.T
 	db       *sqlite.DB

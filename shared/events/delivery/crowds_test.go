@@ -8,8 +8,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
 )
 
-// TestWhatCouldNotBeRecordedIsNotSentAgain: WHK-18. An attempt of the slow lane that succeeded while the store
-// refuses writes is written later, without another POST.
+// TestWhatCouldNotBeRecordedIsNotSentAgain: WHK-18. If an attempt of the slow lane succeeds while the store
+// refuses writes, its outcome is written later, without another POST.
 func TestWhatCouldNotBeRecordedIsNotSentAgain(t *testing.T) {
 	inWorld(t, embedded(), func(w *world) {
 		var broken atomic.Bool

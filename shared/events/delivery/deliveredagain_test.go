@@ -186,7 +186,7 @@ func TestADeadEventIsReplayed(t *testing.T) {
 	})
 }
 
-// TestAnIDIsPublishedAgain: EVX-11, WHK-18. Five minutes after an event its id can be published again, and is another event.
+// TestAnIDIsPublishedAgain: EVX-11, WHK-18. An id that is published again more than five minutes later is another event.
 func TestAnIDIsPublishedAgain(t *testing.T) {
 	const uri, name, id = "event://ci/build-finished", "ci.build_finished", "deploy-7"
 	arrived := func(r *rig, from int) (bodies string) {

@@ -69,8 +69,8 @@ func TestASubscriptionIsErasedWhileAnAttemptIsInFlight(t *testing.T) {
 	})
 }
 
-// TestAnErasedEventIsStoredAgain: OPS-07, WHK-21. Erasing the only subscriber of an event deletes it; who fails to get it
-// later still has it for the retries.
+// TestAnErasedEventIsStoredAgain: OPS-07, WHK-21. Erasing the only subscriber of an event deletes the stored
+// event. If a delivery to another subscriber fails later, the event is stored again for the retries.
 func TestAnErasedEventIsStoredAgain(t *testing.T) {
 	r := newRig(t)
 	asked := map[string]int{}

@@ -203,8 +203,8 @@ func TestASubscriptionIsCreatedAgainAfterAnErasure(t *testing.T) {
 	}
 }
 
-// TestTwoWorkersAtOneJob: WHK-22, OPS-05. A worker sends something, and another one starts the same job before the first one
-// has written that.
+// TestTwoWorkersAtOneJob: WHK-22, OPS-05. A worker sends messages, and another worker starts the same job before the first
+// one has recorded that.
 func TestTwoWorkersAtOneJob(t *testing.T) {
 	t.Run("OPS-05 each event of a replay is sent once", func(t *testing.T) {
 		r := newRig(t)

@@ -14,8 +14,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
-// What package lifecycle does not export: the time for which a page may stay queued although dispatch makes progress, and
-// the item of that progress.
+// dwell and progressKey repeat unexported values of package lifecycle: the time for which a page may stay queued although
+// dispatch makes progress, and the key of that progress.
 const dwell = 30 * time.Minute
 
 var progressKey = store.Key{Table: store.Deliveries, Partition: "w#pace", Sort: "-"}
@@ -239,7 +239,7 @@ func (r *rig) suspendByFailures(t *testing.T, id string) {
 	r.posts = nil
 }
 
-// refuse fails what is an event and takes control messages.
+// refuse fails events and accepts control messages.
 func refuse(r *rig, out webhook.Outcome) func(int) webhook.Outcome {
 	return func(n int) webhook.Outcome {
 		if strings.HasPrefix(r.posts[n-1].ID, "msg_gap_") {

@@ -132,8 +132,8 @@ func ofStatus(status int) webhook.Category {
 	return webhook.HTTP5xx
 }
 
-// TestTheBodiesUnderWayAreBounded: WHK-16. Large payloads for an endpoint that takes its time
-// and for one that hangs take a bounded memory, and all arrive.
+// TestTheBodiesUnderWayAreBounded: WHK-16. Large payloads for a slow endpoint and for one that
+// hangs use a limited amount of memory, and all arrive.
 func TestTheBodiesUnderWayAreBounded(t *testing.T) {
 	options := embedded()
 	options.Bytes = 1 << 20

@@ -182,8 +182,8 @@ func openLists(t testing.TB, attempts, letters int) (store.DB, time.Time) {
 	return open(), end
 }
 
-// TestListsAtScale: OPS-03 and OPS-04. However much there is, each page of each list is one query, of no more items than
-// the page has.
+// TestListsAtScale: OPS-03 and OPS-04. Whatever the number of entries, each page of each list takes one query, which reads
+// at most as many items as a page may have.
 func TestListsAtScale(t *testing.T) {
 	file, end := openLists(t, 20_000, 2_000)
 	db := &counted{DB: file}

@@ -45,8 +45,8 @@ func someEvents(n, size int) (events []event.Event) {
 	return events
 }
 
-// A page that cannot be sent within the time of its batch must not come again
-// as it was: it would be cut off at the same place.
+// A page that cannot be sent within the time of its batch must not return unchanged, because it would be cut off at the same
+// place again.
 func TestAPageOfManyEventsForASlowEndpointEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
@@ -80,8 +80,7 @@ func TestAPageOfManyEventsForASlowEndpointEnds(t *testing.T) {
 	})
 }
 
-// Tasks for one range are read together; what is left of them has to fit into
-// messages again.
+// Tasks for the same range are handled together. Their remaining events have to fit into messages again.
 func TestTheRestOfAPageFitsIntoMessages(t *testing.T) {
 	r := newRig(t)
 	var key string

@@ -63,7 +63,8 @@ func TestDeadLettersThatAQueueMoved(t *testing.T) {
 	})
 }
 
-// SRC-01 OPS-04: what EventBridge or SNS could not put into the inbox, and put into the dead queue, can go back to the inbox.
+// SRC-01 OPS-04: messages that EventBridge or SNS put into the dead queue, because they could not put them into the inbox, can
+// be sent back to the inbox.
 func TestDeadLettersOfBuses(t *testing.T) {
 	r := newRig(t)
 	o := r.operations()

@@ -2,5 +2,5 @@
 
 package delivery
 
-// everyPoint is the distance of the crash points that are tried: all of them.
+// everyPoint is the distance between the tested crash points. Without the race detector, the tests try all of them.
 const everyPoint = 1

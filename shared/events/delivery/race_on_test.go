@@ -2,6 +2,6 @@
 
 package delivery
 
-// everyPoint is the distance of the crash points that are tried: the race detector makes
-// each take ten times as long, and finds its races at few of them.
+// everyPoint is the distance between the tested crash points. With the race detector, each takes ten times as long, and a few of
+// them are enough to find the races.
 const everyPoint = 5

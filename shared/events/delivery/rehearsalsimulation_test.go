@@ -103,7 +103,7 @@ func TestADayOfChatGPT(t *testing.T) {
 	})
 }
 
-// rehearsal is the server, whose processes come and go, and ChatGPT, which is one host for the callbacks of all users.
+// rehearsal is a server whose processes start and stop, and ChatGPT, which is one host with the callbacks of all users.
 type rehearsal struct {
 	*rig
 	queued *queuesqlite.Queues
@@ -265,12 +265,12 @@ func (d *rehearsal) Send(ctx context.Context, r webhook.Request) webhook.Outcome
 	return c.receive(r, took)
 }
 
-// userTask is one task of a user in ChatGPT: a subscription at a callback of its own.
+// userTask is one task of a user in ChatGPT. Each task has its own subscription and callback.
 type userTask struct {
 	d         *rehearsal
 	user, url string
 	channel   int
-	// deletes and removes are when the user deletes the task, and removes the plugin; 0 is never.
+	// deletes is when the user deletes the task, and removes when the user removes the plugin. 0 means never.
 	deletes, removes time.Duration
 
 	mu          sync.Mutex

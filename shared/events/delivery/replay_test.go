@@ -18,7 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
-// TestReplayOfEvents (OPS-05) delivers what was published since a time again, by processes that die.
+// TestReplayOfEvents (OPS-05) delivers the events since a given time again, although the processes die.
 func TestReplayOfEvents(t *testing.T) {
 	r := newRig(t)
 	got := r.subscribe(func(s *subscription.SubscribeRequest) {

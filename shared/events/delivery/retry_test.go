@@ -14,8 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 )
 
-// owed makes a delivery that failed and whose message was lost: only the due
-// entry knows of it.
+// owed creates a failed delivery whose message was lost, so that only its due entry can bring it back.
 func owed(r *rig) {
 	r.t.Helper()
 	sub := r.register("event://ci/build-finished")

@@ -2,8 +2,8 @@
 
 package delivery
 
-// Simulations of days and crowds. The race detector makes each take ten times as long, and finds in them
-// no more than in the other tests of the same code; both make test and make test-full run them without it.
+// Simulations of days and crowds. The race detector makes each take ten times as long, and finds no more races than in the
+// other tests of the same code. So both make test and make test-full run them without it.
 
 import (
 	"context"
@@ -25,8 +25,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
 )
 
-// TestAnOutageOfTwoDays has an endpoint fail for 48 hours in which it gets an event every
-// 20 minutes, as its healthy neighbours do: one of its origin, one of another.
+// TestAnOutageOfTwoDays lets an endpoint fail for 48 hours. It gets an event every 20 minutes, and so do two healthy endpoints,
+// one of the same origin and one of another origin.
 func TestAnOutageOfTwoDays(t *testing.T) {
 	const (
 		outage = 48 * time.Hour
@@ -141,8 +141,8 @@ func TestAnOutageOfTwoDays(t *testing.T) {
 	})
 }
 
-// TestAHealthyEndpointBesideCrowds: WHK-16. What many bad endpoints hold together (slots, bytes,
-// workers of the slow lane) is bounded, so that a healthy one is served as without them.
+// TestAHealthyEndpointBesideCrowds: WHK-16. The slots, bytes and slow lane workers that many bad endpoints use together are
+// limited, so that they do not delay a healthy endpoint.
 func TestAHealthyEndpointBesideCrowds(t *testing.T) {
 	const (
 		healthy = "https://well.example.com/hook"
@@ -280,7 +280,7 @@ func TestTheWatermarkSkipsNothing(t *testing.T) {
 			case 7:
 				h.retryDue(budget)
 			case 8, 14:
-				// While there is time, the queues are worked at: the bound of the watermark.
+				// The watermark assumes that workers handle all queued messages within a limited time.
 				h.all = true
 				h.handleSome(queue.Events, 0)
 				h.handleSome(queue.Deliveries, 0)

@@ -81,7 +81,7 @@ func atEachStep(t *testing.T, least int, try func(point int, late bool) (survive
 	}
 }
 
-// work hands out what is queued, and nothing that is due later: one minute.
+// work handles the messages of each queue once. It does not run the retry job, so deliveries that are due later stay there.
 func (r *rig) work() {
 	r.t.Helper()
 	fanout, dispatch, _ := r.process()
