@@ -44,7 +44,7 @@ func TestWaitingCallersShareOneFetch(t *testing.T) {
 		<-ready
 	}
 	until(t, "the list is asked for", func() bool { return len(s.received("tools/list")) == 1 })
-	until(t, "the others wait", func() bool { return waiting() >= callers-1 })
+	until(t, "all callers wait", func() bool { return waiting() >= callers })
 	close(goOn)
 	all.Wait()
 	if discovers, pages := len(s.received("server/discover")), len(s.received("tools/list")); discovers != 1 || pages != 2 {
@@ -68,7 +68,7 @@ func TestWaitingCallersShareAFailure(t *testing.T) {
 		})
 	}
 	until(t, "the list is asked for", func() bool { return len(s.received("tools/list")) == 2 })
-	until(t, "the others wait", func() bool { return waiting() >= 19 })
+	until(t, "all callers wait", func() bool { return waiting() >= 20 })
 	close(goOn)
 	all.Wait()
 	if n := len(s.received("tools/list")) - 1; n > 2 {
