@@ -16,8 +16,8 @@ import (
 
 const build = "event://ci/build-finished"
 
-// hostile are filters of fifty values whose beginnings match everywhere in the text of
-// hostilePayload, and nothing as a whole.
+// hostile returns filters with fifty values each. The beginnings of the values match everywhere in the text of hostilePayload,
+// but no value matches as a whole.
 func hostile() []Filter {
 	var values []json.RawMessage
 	for i := range maxGlobs {
@@ -67,7 +67,7 @@ func TestFiltersTakeLinearTime(t *testing.T) {
 	t.Errorf("the filters took %v; %d passes over the payloads take %v", took, events*maxGlobs, linear)
 }
 
-// allocated is how many bytes f allocates.
+// allocated returns the number of bytes that f allocates.
 func allocated(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)

@@ -69,7 +69,7 @@ func (s *Span) checkNotEmpty() error {
 			}
 			order, _ := s.compare(low.Value, high.Value)
 			if order > 0 || order == 0 && !(low.Op == "$gte" && high.Op == "$lte") {
-				return fault.New(fault.Invalid, "the range is empty: nothing is both %s %s and %s %s", low.Op, low.Value, high.Op, high.Value)
+				return fault.New(fault.Invalid, "the range is empty: no value is both %s %s and %s %s", low.Op, low.Value, high.Op, high.Value)
 			}
 		}
 	}

@@ -65,11 +65,11 @@ func TestRanges(t *testing.T) {
 		"a long number":     {catalog.NumberRange, `{"$gt":1` + strings.Repeat("0", 64) + `}`, "up to 64 bytes"},
 		"a date":            {catalog.TimeRange, `{"$gt":"2026-11-23"}`, "is not a date-time"},
 		"a number as time":  {catalog.TimeRange, `{"$gt":5}`, "is not a date-time"},
-		"from above":        {catalog.NumberRange, `{"$gte":500,"$lt":100}`, "the range is empty: nothing is both $gte 500 and $lt 100"},
-		"of one, without":   {catalog.NumberRange, `{"$gt":100,"$lte":1e2}`, "nothing is both $gt 100 and $lte 1e2"},
-		"of one, excluded":  {catalog.NumberRange, `{"$gte":100,"$lt":100}`, "nothing is both $gte 100 and $lt 100"},
-		"by one of three":   {catalog.NumberRange, `{"$gt":1,"$gte":7,"$lte":5}`, "nothing is both $gte 7 and $lte 5"},
-		"of times":          {catalog.TimeRange, `{"$gte":"2026-11-23T12:00:00Z","$lt":"2026-11-23T12:00:00+01:00"}`, "nothing is both $gte 2026-11-23T12:00:00Z and $lt 2026-11-23T12:00:00+01:00"},
+		"from above":        {catalog.NumberRange, `{"$gte":500,"$lt":100}`, "the range is empty: no value is both $gte 500 and $lt 100"},
+		"of one, without":   {catalog.NumberRange, `{"$gt":100,"$lte":1e2}`, "no value is both $gt 100 and $lte 1e2"},
+		"of one, excluded":  {catalog.NumberRange, `{"$gte":100,"$lt":100}`, "no value is both $gte 100 and $lt 100"},
+		"by one of three":   {catalog.NumberRange, `{"$gt":1,"$gte":7,"$lte":5}`, "no value is both $gte 7 and $lte 5"},
+		"of times":          {catalog.TimeRange, `{"$gte":"2026-11-23T12:00:00Z","$lt":"2026-11-23T12:00:00+01:00"}`, "no value is both $gte 2026-11-23T12:00:00Z and $lt 2026-11-23T12:00:00+01:00"},
 		"in a list":         {catalog.NumberRange, `[{"$gt":1}]`, "not allowed"},
 	} {
 		t.Run("RCH-09 refused: "+name, func(t *testing.T) {

@@ -88,14 +88,14 @@ func (v Verifier) Verify(ctx context.Context, p auth.Principal, endpoint, subscr
 	return fault.Wrap(fault.Unavailable, err, "record the verification")
 }
 
-// RecordKey is where the verification of an endpoint is recorded.
+// RecordKey returns the key of the record of an endpoint's verification.
 func RecordKey(workspace, principal, endpoint string) store.Key {
 	k := recordsKey(workspace, principal)
 	k.Sort = hash(endpoint)
 	return k
 }
 
-// Partitions returns the partitions, by the kind of their items, that hold what is stored of a principal's challenges.
+// Partitions returns the partitions, by the kind of their items, that store a principal's challenges.
 func Partitions(workspace, principal string) map[string]store.Key {
 	return map[string]store.Key{
 		"verifications":      recordsKey(workspace, principal),
