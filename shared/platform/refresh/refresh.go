@@ -65,10 +65,11 @@ type Value[T any] struct {
 
 // run is one load. Its result may be read when done is closed.
 type run[T any] struct {
-	began time.Time
-	done  chan struct{}
-	value T
-	err   error
+	began   time.Time
+	expired bool // its value, by Expire
+	done    chan struct{}
+	value   T
+	err     error
 }
 
 // failure is a failed load.
@@ -117,12 +118,18 @@ func (v *Value[T]) Pauses() bool {
 	return v.pauses(v.options.Now(), false)
 }
 
-// Expire makes the next caller load the value if matches returns true for it. If that load fails, [Value.Get] still
-// returns the old value.
+// Expire makes the next caller load the value if matches returns true for it. A load that is running does not suffice,
+// because it began earlier. If the load fails, [Value.Get] still returns the old value.
 func (v *Value[T]) Expire(matches func(T) bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.expired = v.expired || matches(v.value)
+	if !matches(v.value) {
+		return
+	}
+	v.expired = true
+	if v.running != nil {
+		v.running.expired = true
+	}
 }
 
 // get returns the value if usable approves it, and otherwise the result of a load. If the load fails, get returns the old
@@ -213,7 +220,7 @@ func (v *Value[T]) run(ctx context.Context, r *run[T]) {
 	defer v.mu.Unlock()
 	v.running = nil
 	if r.err == nil {
-		v.value, v.loaded, v.expired, v.failed = r.value, r.began, false, failure{}
+		v.value, v.loaded, v.expired, v.failed = r.value, r.began, r.expired, failure{}
 	} else {
 		v.failed = failure{err: r.err, began: r.began, ended: v.options.Now()}
 	}

@@ -122,6 +122,25 @@ func TestOneCaller(t *testing.T) {
 	}
 }
 
+func TestExpireDuringALoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &source{takes: 2 * time.Second}
+		v := number(s)
+		var running sync.WaitGroup
+		first := start(t.Context(), v, &running)
+		time.Sleep(time.Second)
+		v.Expire(func(int) bool { return true })
+		// The first load began before the value expired, so its result may be outdated.
+		if got, err := v.Within(t.Context(), time.Minute); got != 2 || err != nil {
+			t.Errorf("after Expire got %d, %v, want 2, the result of a later load", got, err)
+		}
+		running.Wait()
+		if first.value != 1 || first.err != nil {
+			t.Errorf("the caller before Expire got %d, %v, want 1", first.value, first.err)
+		}
+	})
+}
+
 // result is what a caller got, and after how long.
 type result struct {
 	value int
