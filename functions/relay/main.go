@@ -12,8 +12,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 )
 
-// shutdownTime is a little less than the 500 ms between SIGTERM and SIGKILL in Lambda.
-const shutdownTime = 450 * time.Millisecond
+// shutdownTime is less than the 500 ms between SIGTERM and SIGKILL in Lambda, so that the metrics can still be written.
+const shutdownTime = 400 * time.Millisecond
 
 func main() { os.Exit(boot.Run(0, create)) }
 
@@ -23,5 +23,5 @@ func create(p *boot.Process) (boot.Handler, error) {
 		return boot.Handler{}, err
 	}
 	invocations := relay.NewInvocations(func() *relay.Relay { return app.NewRelay(p.Core, backends) })
-	return boot.NewHandler(invocations.Serve, func() { invocations.Shutdown(shutdownTime) }), nil
+	return p.Invoked(invocations.Serve).BeforeEnd(func() { invocations.Shutdown(shutdownTime) }), nil
 }

@@ -1,10 +1,12 @@
 package boot
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -13,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/aws/aws-lambda-go/events"
@@ -70,6 +73,43 @@ func TestMetrics(t *testing.T) {
 			if got := strings.Contains(string(written), text); got != want {
 				t.Errorf("%q is written: %t, want %t, in %q", text, got, want, written)
 			}
+		}
+	})
+}
+
+func TestMetricsOfALongInvocation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var written bytes.Buffer
+		emf := metric.NewEMF(slog.New(slog.NewJSONHandler(&written, nil)), "a-stack", nil)
+		set, err := metric.NewSet(emf.Provider())
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := &Process{emf: emf}
+		invocation := p.Invoked(func(context.Context) error { // as relay, which runs for 15 minutes
+			for minute := range 3 {
+				written.Reset()
+				set.Published(1)
+				time.Sleep(time.Minute + time.Second)
+				if !strings.Contains(written.String(), metric.EventsPublished) {
+					t.Errorf("minute %d: got the log %q, want the metric %s", minute, written.String(), metric.EventsPublished)
+				}
+			}
+			written.Reset()
+			set.Published(1)
+			time.Sleep(metric.EMFEvery)
+			return nil
+		}).BeforeEnd(func() { written.WriteString("before the end;") })
+		if _, err := invocation.invoke.(lambda.Handler).Invoke(t.Context(), []byte(`{}`)); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(written.String(), metric.EventsPublished) {
+			t.Errorf("after the invocation got the log %q, want the metric %s", written.String(), metric.EventsPublished)
+		}
+		written.Reset()
+		set.Published(1)
+		if invocation.end(); !strings.HasPrefix(written.String(), "before the end;") || !strings.Contains(written.String(), metric.EventsPublished) {
+			t.Errorf("at the end got %q, want the function before the metrics", written.String())
 		}
 	})
 }
@@ -146,8 +186,8 @@ func TestAPanicFailsOneInvocation(t *testing.T) {
 			return func(context.Context, []queue.Message) ([]string, error) { panicFirst(); return nil, nil }
 		})), batch, "panic", `"batchItemFailures":[]`},
 		"fanout":         {p.Invoked(p.Batches(func(context.Context, []queue.Message) ([]string, error) { panicFirst(); return nil, nil })), batch, "panic", `"batchItemFailures":[]`},
-		"retry":          {p.Invoked(func(context.Context) error { panicFirst(); return nil }), `{}`, "the function panicked", "null"},
-		"relay and keys": {NewHandler(func(context.Context) error { panicFirst(); return nil }, nil), `{}`, "the function panicked", "null"},
+		"retry and relay": {p.Invoked(func(context.Context) error { panicFirst(); return nil }), `{}`, "the function panicked", "null"},
+		"keys":           {NewHandler(func(context.Context) error { panicFirst(); return nil }, nil), `{}`, "the function panicked", "null"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			calls.Store(0)

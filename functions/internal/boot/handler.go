@@ -50,10 +50,24 @@ func (h Handler) Serve() {
 }
 
 // Invoked returns a handler from a function that [lambda.Start] accepts. It writes spans and metrics after each
-// invocation, because Lambda may freeze the process then, and the remaining ones at the end.
+// invocation, because Lambda may freeze the process then, and the remaining ones at the end. During an invocation of
+// several minutes it also writes them every minute.
 func (p *Process) Invoked(f any) Handler {
 	h := NewHandler(f, p.flush)
 	h.invoke = measured{h.invoke.(lambda.Handler), p}
+	return h
+}
+
+// BeforeEnd returns the handler with a function that is called before Lambda ends the process and before the remaining
+// metrics are written.
+func (h Handler) BeforeEnd(f func()) Handler {
+	end := h.end
+	h.end = func() {
+		f()
+		if end != nil {
+			end()
+		}
+	}
 	return h
 }
 
@@ -134,7 +148,7 @@ func logPanic(r *http.Request, p any) {
 	slog.ErrorContext(r.Context(), "request panicked", "panic", p, "stack", string(debug.Stack()))
 }
 
-// measured is a handler that writes metrics and spans after each invocation.
+// measured is a handler that writes metrics and spans after each invocation, and every minute of a long one.
 type measured struct {
 	lambda.Handler
 	process *Process
@@ -142,9 +156,35 @@ type measured struct {
 
 // Invoke implements [lambda.Handler].
 func (m measured) Invoke(ctx context.Context, payload []byte) ([]byte, error) {
-	defer m.process.sendSpans(ctx)
-	defer m.process.emf.Flush(ctx)
+	defer m.process.flushEvery(ctx, time.Minute)()
 	return m.Handler.Invoke(ctx, payload)
+}
+
+// flushEvery writes metrics and spans at an interval until stop is called, which writes them once more.
+func (p *Process) flushEvery(ctx context.Context, interval time.Duration) (stop func()) {
+	write := func() {
+		p.emf.Flush(ctx)
+		p.sendSpans(ctx)
+	}
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(interval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				write()
+			case <-done:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(done)
+		<-ended
+		write()
+	}
 }
 
 // measureStream writes metrics and spans after each request.
