@@ -24,7 +24,7 @@ Resources:
 // changed. It builds with the target of the Makefile, and with the settings in samconfig.toml only.
 func TestSAMBuild(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute) // the first run installs SAM and compiles everything
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute) // the first run installs SAM and compiles everything
 	defer cancel()
 	tree := t.TempDir()
 	for _, name := range []string{"functions", "shared", "tools"} {
