@@ -185,9 +185,9 @@ func TestAPanicFailsOneInvocation(t *testing.T) {
 		"dispatch": {p.Invoked(p.Sources(nil, func(string) queue.Handler {
 			return func(context.Context, []queue.Message) ([]string, error) { panicFirst(); return nil, nil }
 		})), batch, "panic", `"batchItemFailures":[]`},
-		"fanout":         {p.Invoked(p.Batches(func(context.Context, []queue.Message) ([]string, error) { panicFirst(); return nil, nil })), batch, "panic", `"batchItemFailures":[]`},
+		"fanout":          {p.Invoked(p.Batches(func(context.Context, []queue.Message) ([]string, error) { panicFirst(); return nil, nil })), batch, "panic", `"batchItemFailures":[]`},
 		"retry and relay": {p.Invoked(func(context.Context) error { panicFirst(); return nil }), `{}`, "the function panicked", "null"},
-		"keys":           {NewHandler(func(context.Context) error { panicFirst(); return nil }, nil), `{}`, "the function panicked", "null"},
+		"keys":            {NewHandler(func(context.Context) error { panicFirst(); return nil }, nil), `{}`, "the function panicked", "null"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			calls.Store(0)
