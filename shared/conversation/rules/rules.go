@@ -1,5 +1,5 @@
 // Package rules defines the section "conversation" of the configuration: which context providers receive messages of
-// conversations, and which messages become events.
+// conversations, and which messages are published as events.
 package rules
 
 import (
@@ -25,7 +25,7 @@ type Conversation struct {
 	MaxContext int
 	// Providers are the context providers, the most important one first.
 	Providers []Provider
-	// Events are the events that messages become.
+	// Events says which messages are also published as events, next to being sent to the providers.
 	Events Events
 }
 
@@ -54,11 +54,11 @@ type Provider struct {
 	Principal bool
 }
 
-// Events says which messages become events, and of which workspace.
+// Events says which messages of users and assistants are published as events, and in which workspace.
 type Events struct {
 	UserMessage, AssistantResponse bool
 	Workspace                      string
 }
 
-// Any reports whether any message becomes an event.
+// Any reports whether any messages are published as events.
 func (e Events) Any() bool { return e.UserMessage || e.AssistantResponse }

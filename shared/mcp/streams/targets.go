@@ -17,13 +17,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Targets resolves the URIs of streams.
+// Targets finds out what a client can receive on a stream under the URIs that it subscribes to: events of the catalog, changes of
+// one of its webhook subscriptions, or the notifications of a backend.
 type Targets struct {
 	Subscriptions Subscriptions
 	Backends      api.Gateway
 }
 
-// Target is a resolved URI that a stream is subscribed to.
+// Target is a URI that a stream is subscribed to, and where its messages come from.
 type Target struct {
 	// URI is the canonical form, and asked is the form that the client sent.
 	URI, asked string
@@ -32,7 +33,7 @@ type Target struct {
 	topic string
 	// Backend is the backend of a URI that this server does not serve. The stream follows its notifications.
 	Backend string
-	// lost is set while the URI is not in the catalog, or the caller may not read it.
+	// lost is set while the catalog has no event type for the URI, or the caller may not receive its events.
 	lost bool
 }
 

@@ -17,11 +17,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Shared gives leases to the streams of all instances that share a store.
+// Shared limits the streams of all processes that share a store. Each open stream holds a lease, which is an item of the store
+// that the stream renews. A stream whose item is deleted ends.
 //
-// A principal's leases are items of one partition, ordered by the time at which their streams were opened. The streams renew
-// them. A stream beyond the principal's quota deletes a lease that is overdue, because its stream has died or never began. If
-// no lease is overdue, it deletes the oldest one.
+// A principal's leases are in one partition, ordered by the time at which their streams were opened. A new stream beyond the
+// principal's quota deletes a lease that was not renewed in time, because its stream has died or never began. If there is no
+// such lease, it deletes the oldest one.
 //
 // A counter limits the streams of the whole fleet. If all slots are in use, a new stream also deletes its principal's oldest
 // lease, and starts while that stream still runs. Otherwise a client that reconnects would have to wait until its abandoned

@@ -130,7 +130,9 @@ func (r *Review) pattern(ctx context.Context, right Right, p part) error {
 	return nil
 }
 
-// below checks a parent. A subscription to it continues as long as the principal can receive any event below it.
+// below checks a subscription to a parent URI, which also matches all URIs below it. For example, event://orders matches
+// event://orders/7/paid. The subscription continues as long as the catalog has an event type below the parent that the principal
+// may receive by webhook.
 func (r Right) below(uri string) error {
 	entries := r.catalog.Under(uri)
 	if len(entries) == 0 {
