@@ -148,24 +148,20 @@ func NewTerminator(c *app.Core, subs *subscription.Service) *lifecycle.Terminato
 
 // NewOperations returns the actions of operators and owners on deliveries.
 func NewOperations(c *app.Core) *deadletter.Operations {
-	o := deadletter.NewOperations(c.DB, c.Queues, nil)
-	o.Metrics = c.Metrics
-	return o
+	return deadletter.NewOperations(deadletter.Options{DB: c.DB, Queue: c.Queues, Log: c.Log, Metrics: c.Metrics})
 }
 
 // ReplayOptions are the parts of replays.
 type ReplayOptions struct {
 	Subscriptions *subscription.Service
 	Operations    *deadletter.Operations
-	// Ahead is [deadletter.Replays.Ahead].
+	// Ahead is [deadletter.ReplayOptions.Ahead].
 	Ahead time.Duration
 }
 
 // NewReplays returns the replays, which deliver selected events and dead letters again.
 func NewReplays(c *app.Core, o ReplayOptions) *deadletter.Replays {
-	r := deadletter.NewReplays(o.Operations, o.Subscriptions, c.EventLog)
-	r.Ahead = o.Ahead
-	return r
+	return deadletter.NewReplays(deadletter.ReplayOptions{Operations: o.Operations, Subscriptions: o.Subscriptions, EventLog: c.EventLog, Ahead: o.Ahead})
 }
 
 // NewSwitches returns the switches with which people pause deliveries. Alone is true if no other process attempts

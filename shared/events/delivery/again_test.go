@@ -15,7 +15,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 
-	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 
@@ -301,7 +300,7 @@ func TestEndpointRates(t *testing.T) {
 				t.Errorf("%d of %d events are missing", missing, len(at))
 			}
 			dead := 0
-			err := store.Each(w.t.Context(), w.db, store.Key{Table: store.Deliveries, Partition: deadletter.LettersOf("default", sub.ID)}, "list dead letters", func(*store.Item) error {
+			err := store.Each(w.t.Context(), w.db, state.LettersOf("default", sub.ID), "list dead letters", func(*store.Item) error {
 				dead++
 				return nil
 			})

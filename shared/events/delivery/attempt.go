@@ -3,9 +3,11 @@ package delivery
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -20,10 +22,165 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
+	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
+
+// errMaybeEnded says that a subscription may have ended since it was read.
+var errMaybeEnded = errors.New("delivery: the subscription may have ended")
+
+// mayStart reports whether an attempt may start for a subscription that was read at the given time. On AWS no attempt may start
+// more than a second after deregister has answered. In one process the [Gate] sees to that.
+func (d *Dispatcher) mayStart(id string, read time.Time) bool {
+	if d.Gate == nil {
+		return time.Since(read) <= time.Second
+	}
+	return d.Gate.enter(id, read)
+}
+
+// attemptFirst sends an event to one subscriber for the first time and returns the records to write. It releases the slot.
+//
+// A hanging endpoint must not hold up the page, so attemptFirst waits only for [lane.Slot.Patience] and then moves the delivery
+// to the slow lane. If there is capacity, it keeps the running POST ("detaches" it): it stores the delivery as due at the time
+// by which the POST must have timed out, and the outcome of the POST later replaces that entry. If the process dies, the
+// stored entry is retried. If the POST finishes, the entry's message is stale and dropped. Without capacity, attemptFirst
+// cancels the POST and the slow lane repeats it, so the endpoint may see the event twice.
+//
+// It returns [errMaybeEnded] if the subscription may have ended since it was read.
+func (d *Dispatcher) attemptFirst(ctx context.Context, s *lane.Slot, sub *subscription.Subscriber, e *event.Event, read time.Time) ([]store.Op, error) {
+	out := lane.Unused
+	defer func() { s.Done(out) }()
+	if !s.Start(ctx, sub.Target.URL) {
+		return nil, d.toSlowLane(ctx, sub, e)
+	}
+	if !d.mayStart(sub.ID, read) {
+		return nil, errMaybeEnded
+	}
+	del := state.New(sub, e, d.now())
+	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, cancel)
+	defer stop()
+	answer := make(chan webhook.Outcome, 1)
+	d.attempts.Go(func() { answer <- d.sender.attempt(own, del, sub, e) })
+	late := !await(answer, &out, s.Patience)
+	if late {
+		if detached := s.Detach(); detached != nil {
+			if d.storeDetached(ctx, del, e) {
+				d.attempts.Go(func() {
+					defer cancel()
+					out := <-answer
+					detached.Done(out)
+					d.recordDetached(own, del, *sub, *e, out)
+				})
+				return nil, nil
+			}
+			s = detached
+		}
+		cancel()
+		out = <-answer // it may have arrived at that moment
+	}
+	cancel()
+	s.Done(out)
+	if late && out.Internal() && ctx.Err() == nil {
+		return nil, d.toSlowLane(ctx, sub, e)
+	}
+	return d.outcomes.Record(ctx, del, sub, e, out)
+}
+
+// await waits for an outcome, at most for the given time unless that is 0, and reports whether it arrived.
+func await(answer <-chan webhook.Outcome, out *webhook.Outcome, patience time.Duration) bool {
+	var over <-chan time.Time
+	if patience > 0 {
+		timer := time.NewTimer(patience)
+		defer timer.Stop()
+		over = timer.C
+	}
+	select {
+	case *out = <-answer:
+		return true
+	case <-over:
+		return false
+	}
+}
+
+// storeDetached writes the delivery that the outcome of a detached attempt will replace.
+func (d *Dispatcher) storeDetached(ctx context.Context, del *state.Delivery, e *event.Event) bool {
+	due := d.now().Add(max(d.Options.Timeout, d.Options.EventsTimeout))
+	whose, err := d.deliveries.Schedule(ctx, del, e, due)
+	return err == nil && whose == state.Mine
+}
+
+// recordDetached records the outcome of a detached attempt.
+func (d *Dispatcher) recordDetached(ctx context.Context, del *state.Delivery, sub subscription.Subscriber, e event.Event, out webhook.Outcome) {
+	notes, err := d.outcomes.Record(ctx, del, &sub, &e, out)
+	if err == nil && len(notes) > 0 {
+		err = state.WriteNotes(ctx, d.DB, notes)
+	}
+	if err != nil {
+		d.log().WarnContext(ctx, "attempt outcome lost", "subscription", sub.ID, "event", e.ID, "error", err)
+	}
+}
+
+// toSlowLane turns a first attempt into a single delivery in the slow lane. It delays the message until the endpoint may get
+// attempts, because earlier receives would be in vain.
+func (d *Dispatcher) toSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event) error {
+	now := d.now()
+	turn, wait := d.lanes.Postpone(ctx, task.EndpointID(sub.Target.URL))
+	_, err := d.deliveries.Schedule(ctx, state.New(sub, e, now.Add(turn)), e, now.Add(wait))
+	return err
+}
+
+// Gate stops the attempts to a deregistered subscription immediately if register and dispatch share a process: no attempt
+// starts after [Gate.Ended] has returned. The zero value is ready to use.
+type Gate struct {
+	mu    sync.RWMutex
+	ended map[string]time.Time
+}
+
+// gateFor is how long the gate remembers an ended subscription. It is far longer than the time between reading the subscribers of
+// a page and sending its events.
+const gateFor = 15 * time.Minute
+
+// Ended closes the gate for a subscription.
+func (g *Gate) Ended(id string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := time.Now()
+	if g.ended == nil {
+		g.ended = map[string]time.Time{}
+	}
+	if len(g.ended) > 1000 && len(g.ended)%1000 == 0 {
+		for id, at := range g.ended {
+			if now.Sub(at) > gateFor {
+				delete(g.ended, id)
+			}
+		}
+	}
+	g.ended[id] = now
+}
+
+// Started opens the gate for a subscription that was created again under the same id.
+func (g *Gate) Started(id string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.ended, id)
+}
+
+// enter reports whether an attempt may start for a subscription that was read at the given time. A subscription that was read
+// after its end was created again, so its attempts may start.
+func (g *Gate) enter(id string, read time.Time) bool {
+	if g == nil {
+		return true
+	}
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	at, ended := g.ended[id]
+	return !ended || read.After(at)
+}
 
 // sender makes attempts. Each attempt is a signed request with a span, metrics and a log line.
 type sender struct {
@@ -38,20 +195,18 @@ type sender struct {
 	tracer  *trace.Tracer
 }
 
-// attempt makes one signed POST of an event.
-func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event) webhook.Outcome {
-	return s.send(ctx, del, sub.Target.URL, e.Trace, func(r *webhook.Request) error { return s.fill(ctx, r, sub, e) })
-}
-
-// send makes the next POST of a delivery. The function fill completes the request. An internal failure has the category
-// [webhook.Internal].
-func (s *sender) send(ctx context.Context, del *state.Delivery, target string, traced trace.Context, fill func(*webhook.Request) error) (out webhook.Outcome) {
+// attempt makes one signed POST of a delivery. A notice has no event. An internal failure has the category [webhook.Internal].
+func (s *sender) attempt(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event) (out webhook.Outcome) {
 	defer func() {
 		if p := recover(); p != nil {
 			out = webhook.Outcome{Category: webhook.Internal, Err: fault.Panicked(p)}
 		}
 	}()
-	n := len(del.Attempts) + 1
+	n, target := len(del.Attempts)+1, sub.Target.URL
+	var traced trace.Context
+	if e != nil {
+		traced = e.Trace
+	}
 	span := s.tracer.Continue(traced, "attempt", trace.Client)
 	defer func() {
 		if span.Recording() {
@@ -59,7 +214,11 @@ func (s *sender) send(ctx context.Context, del *state.Delivery, target string, t
 		}
 	}()
 	r := webhook.Request{Trace: span.Context, URL: target, ID: del.Event, SubscriptionID: del.Subscription, At: s.now(), Timeout: s.options.Timeout}
-	if err := fill(&r); err != nil {
+	err := s.fill(ctx, &r, del, sub, e)
+	if err == nil {
+		err = s.sign(ctx, &r, del.Workspace, sub)
+	}
+	if err != nil {
 		return webhook.Outcome{Category: webhook.Internal, Err: err}
 	}
 	out = s.poster.Send(ctx, r)
@@ -67,7 +226,7 @@ func (s *sender) send(ctx context.Context, del *state.Delivery, target string, t
 		return out
 	}
 	published := del.Published
-	if published.IsZero() { // of a control message
+	if published.IsZero() { // of a notice
 		published = del.First
 	}
 	lag := s.now().Sub(published)
@@ -95,24 +254,25 @@ func endSpan(span trace.Span, del *state.Delivery, target string, n int, out web
 	span.End(string(out.Category))
 }
 
-// fill adds the id, the body and the keys to the request of an event.
-func (s *sender) fill(ctx context.Context, r *webhook.Request, sub *subscription.Subscriber, e *event.Event) error {
+// fill adds the id, the body and the timeout to a request.
+func (s *sender) fill(ctx context.Context, r *webhook.Request, del *state.Delivery, sub *subscription.Subscriber, e *event.Event) (err error) {
+	if del.Control != nil {
+		r.Timeout, r.Body = s.options.EventsTimeout, del.Control.Body
+		return nil
+	}
 	redacted := *e
-	var err error
 	if redacted.Data, err = match.Redacted(e.Data, sub.Redact); err != nil {
 		return err
 	}
 	e = &redacted
-	if sub.Origin == subscription.MCPEvents {
-		r.Timeout = s.options.EventsTimeout
-		r.Body = eventsBody(e, s.entry(ctx, e), sub.Cursor)
-		if r.ID, err = s.webhookID(ctx, sub, e); err != nil {
-			return err
-		}
-	} else {
+	if sub.Origin != subscription.MCPEvents {
 		r.Body = standardBody(e, s.webhookType(ctx, e), sub.ID)
+		return nil
 	}
-	return s.sign(ctx, r, e.Workspace, sub.ID, sub.Target)
+	r.Timeout = s.options.EventsTimeout
+	r.Body = eventsBody(e, s.entry(ctx, e), sub.Cursor)
+	r.ID, err = s.webhookID(ctx, sub, e)
+	return err
 }
 
 // webhookID returns the id of a delivery of an MCP Events subscription. In the released profile that is the event's id. In the
@@ -131,11 +291,12 @@ func (s *sender) webhookID(ctx context.Context, sub *subscription.Subscriber, e 
 }
 
 // sign adds the keys to a request.
-func (s *sender) sign(ctx context.Context, r *webhook.Request, workspace, id string, target subscription.Target) error {
+func (s *sender) sign(ctx context.Context, r *webhook.Request, workspace string, sub *subscription.Subscriber) error {
+	target := sub.Target
 	if target.Type == subscription.None {
 		return nil
 	}
-	binding := webhook.Binding{Workspace: workspace, Subscription: id, Target: target.URL}
+	binding := webhook.Binding{Workspace: workspace, Subscription: sub.ID, Target: target.URL}
 	key, err := s.opener.Open(ctx, target.Secret, binding)
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "open the secret")

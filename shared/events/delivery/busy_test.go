@@ -110,7 +110,7 @@ func TestPausingASubscriptionStopsThePageThatIsBeingSent(t *testing.T) {
 		t.Run("WHK-22 its "+kind+" is paused, and no attempt starts five seconds later", func(t *testing.T) {
 			inWorld(t, embedded(), func(w *world) {
 				set := &switches.Set{DB: w.db, Queue: w.queued, Alone: true}
-				w.d.pauses.switches = set
+				w.d.Switches = set
 				url := oneOrigin(1)[0]
 				sub := w.to(url)[0]
 				w.answer = quick(time.Second)

@@ -203,7 +203,19 @@ func (r *rig) to(targets ...string) (subs []*subscription.Subscription) {
 
 // operations returns the operations of another process.
 func (r *rig) operations() *deadletter.Operations {
-	return deadletter.NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now })
+	return r.operationsOn(r.db, mortal{r.db, r})
+}
+
+// operationsOn returns the operations of a process with this store and these queues.
+func (r *rig) operationsOn(db store.DB, q queue.Sender) *deadletter.Operations {
+	return deadletter.NewOperations(deadletter.Options{DB: db, Queue: q, Now: func() time.Time { return r.now }})
+}
+
+// replays returns the replays of another process.
+func (r *rig) replays() *deadletter.Replays { return r.replaysOf(r.operations()) }
+
+func (r *rig) replaysOf(o *deadletter.Operations) *deadletter.Replays {
+	return deadletter.NewReplays(deadletter.ReplayOptions{Operations: o, Subscriptions: r.services, EventLog: r.log})
 }
 
 // process starts a new process, without the memory of the previous one.

@@ -100,7 +100,7 @@ func TestADeadEventIsReplayed(t *testing.T) {
 				answers = answers[1:]
 				return answer(n)
 			}
-			replays := deadletter.NewReplays(r.operations(), r.services, r.log)
+			replays := r.replays()
 			job, err := replays.Start(t.Context(), "default", "op", sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}, 20)
 			if err != nil {
 				t.Fatal(err)
@@ -167,7 +167,7 @@ func TestADeadEventIsReplayed(t *testing.T) {
 		r.run()
 		r.now = r.now.Add(time.Minute)
 		r.script = func(int) webhook.Outcome { return webhook.Outcome{Status: 410, Category: webhook.HTTP4xx} }
-		replays := deadletter.NewReplays(r.operations(), r.services, r.log)
+		replays := r.replays()
 		if _, err := replays.Start(t.Context(), "default", "op", sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}, 20); err != nil {
 			t.Fatal(err)
 		}

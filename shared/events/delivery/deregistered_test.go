@@ -1,10 +1,15 @@
 package delivery
 
 import (
+	"context"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
+	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
 // TestNothingStartsAfterDeregistering: EVS-11. Wherever a delivery is when its subscription is
@@ -42,4 +47,28 @@ func TestNothingStartsAfterDeregistering(t *testing.T) {
 			}
 		})
 	}
+	t.Run("EVS-11 a retry on AWS that waits for a slow store after its subscription was read", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t)
+			id := r.register("event://ci/build-finished").ID
+			d, _ := r.storeFailed()
+			d.Options.EndpointRate = 10
+			waited := false
+			d.DB = hooked{DB: d.DB, write: func(_ context.Context, ops []store.Op) error {
+				if !waited && strings.HasPrefix(ops[0].Item.Partition, "t#") { // the attempt takes a token of the rate limit
+					waited = true
+					if err := r.services.Deregister(t.Context(), r.principal(), subscription.URI(id)); err != nil {
+						t.Error(err)
+					}
+					time.Sleep(1500 * time.Millisecond)
+				}
+				return nil
+			}}
+			before := len(r.posts)
+			r.hand(queue.Slow, NewDispatcher(d.Config).Singles)
+			if n := len(r.posts) - before; n != 0 || !waited {
+				t.Errorf("got %d attempts 1.5 s after the answer (waited %v), want none", n, waited)
+			}
+		})
+	})
 }

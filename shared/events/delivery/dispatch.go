@@ -38,7 +38,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
-
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
@@ -121,9 +120,7 @@ type Dispatcher struct {
 	deliveries *state.Deliveries
 	sender     *sender
 	manager    *lifecycle.Manager
-	schedules  retry.Schedules
 	outcomes   *retry.Outcomes
-	pauses     *pauses
 	lanes      *lane.Lanes
 	attempts   sync.WaitGroup                        // first attempts under way
 	handled    *bounded.Map[string, map[string]bool] // of pages that failed: subscribers that are done, by message
@@ -151,7 +148,7 @@ func NewDispatcher(c Config) *Dispatcher {
 	if o.EventsSchedule == nil {
 		o.EventsSchedule = retry.EventsSchedule
 	}
-	d := &Dispatcher{Config: c, schedules: retry.Schedules{Standard: o.Schedule, Events: o.EventsSchedule}}
+	d := &Dispatcher{Config: c}
 	d.deliveries = state.NewDeliveries(c.DB, c.Queue, d.now, c.Log)
 	d.sender = &sender{
 		poster: c.Poster, opener: c.Opener, catalog: c.Catalog, gaps: c.Gaps, options: &d.Options, now: d.now, log: d.log(),
@@ -161,9 +158,8 @@ func NewDispatcher(c Config) *Dispatcher {
 		Deliveries: d.deliveries, Subscriptions: c.Subscriptions, Terminator: c.Terminator, Gaps: c.Gaps, Log: d.log(), Metrics: c.Metrics,
 	}
 	d.outcomes = retry.NewOutcomes(retry.Options{
-		Deliveries: d.deliveries, Manager: d.manager, Schedules: d.schedules, Records: o.Records, Log: d.log(), Metrics: c.Metrics,
+		Deliveries: d.deliveries, Manager: d.manager, Schedules: retry.Schedules{Standard: o.Schedule, Events: o.EventsSchedule}, Records: o.Records, Log: d.log(), Metrics: c.Metrics,
 	})
-	d.pauses = &pauses{d.deliveries, c.Switches}
 	d.lanes = lane.New(c.DB, lane.Limits{
 		Attempts: o.Concurrency, PerEndpoint: max(1, min(o.EndpointAtOnce, o.Concurrency/4)), Detached: o.Detached,
 		Bytes: o.Bytes, Patience: o.Patience, SlowAnswer: o.SlowAnswer, Rate: o.EndpointRate,
@@ -202,7 +198,7 @@ func (d *Dispatcher) Wait(ctx context.Context) {
 func (d *Dispatcher) rejected(ctx context.Context, q queue.Name, m queue.Message, reason error) bool {
 	if task.Newer(reason) {
 		d.log().WarnContext(ctx, "newer message left in queue", "queue", q, "message", m.ID)
-		return task.Renew(ctx, d.Queue, q, m)
+		return task.Renew(ctx, d.log(), d.Queue, q, m)
 	}
 	d.log().ErrorContext(ctx, "message dead-lettered", "queue", q, "message", m.ID, "error", reason)
 	err := d.Queue.Send(ctx, queue.Dead, queue.NewDeadLetter(q, m, fault.Public(reason), nil, d.now()))

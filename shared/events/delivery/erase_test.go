@@ -2,6 +2,8 @@ package delivery
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"testing"
 	"time"
 
@@ -67,6 +69,34 @@ func TestASubscriptionIsErasedWhileAnAttemptIsInFlight(t *testing.T) {
 			t.Errorf("%d erasures to look after (%v)", waits(), err)
 		}
 	})
+}
+
+// OPS-07: an erasure of any number of subscriptions remembers all of them.
+func TestAnErasureOfManySubscriptions(t *testing.T) {
+	const many = 10_001
+	r := newRig(t)
+	ids := make([]string, many)
+	for i := range ids {
+		ids[i] = fmt.Sprintf("sub_%032x", i)
+	}
+	if err := r.operations().SweepLater(t.Context(), "default", ids); err != nil {
+		t.Fatal(err)
+	}
+	page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: deadletter.ErasedPartition})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, it := range page.Items {
+		var erased struct{ IDs []byte }
+		if err := json.Unmarshal(it.Value, &erased); err != nil {
+			t.Fatal(err)
+		}
+		found += len(erased.IDs) / 16
+	}
+	if found != many {
+		t.Errorf("got %d subscriptions to sweep, want %d", found, many)
+	}
 }
 
 // TestAnErasedEventIsStoredAgain: OPS-07, WHK-21. Erasing the only subscriber of an event deletes the stored

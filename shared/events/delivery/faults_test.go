@@ -216,8 +216,7 @@ func TestTwoWorkersAtOneJob(t *testing.T) {
 		r.work()
 		r.posts = nil
 		r.now = time.UnixMicro(r.db.End())
-		clock := func() time.Time { return r.now }
-		second := deadletter.NewReplays(deadletter.NewOperations(r.db, mortal{r.db, r}, clock), r.services, r.log)
+		second := r.replaysOf(r.operationsOn(r.db, mortal{r.db, r}))
 		var once bool
 		q := &watched{Sender: mortal{r.db, r}, seen: func(queue.Name) {
 			if once {
@@ -228,7 +227,7 @@ func TestTwoWorkersAtOneJob(t *testing.T) {
 				t.Error(err)
 			}
 		}}
-		first := deadletter.NewReplays(deadletter.NewOperations(r.db, q, clock), r.services, r.log)
+		first := r.replaysOf(r.operationsOn(r.db, q))
 		job, err := first.Start(t.Context(), "default", "op", sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}, 20)
 		if err == nil {
 			job, err = first.Begin(t.Context(), job)
@@ -255,7 +254,7 @@ func TestTwoWorkersAtOneJob(t *testing.T) {
 		r.work()
 		r.posts = nil
 		r.now = time.UnixMicro(r.db.End())
-		replays := deadletter.NewReplays(deadletter.NewOperations(mortal{r.db, r}, mortal{r.db, r}, func() time.Time { return r.now }), r.services, r.log)
+		replays := r.replaysOf(r.operationsOn(mortal{r.db, r}, mortal{r.db, r}))
 		if _, err := replays.Start(t.Context(), "default", "op", sub, deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}, 20); err != nil {
 			t.Fatal(err)
 		}
@@ -382,7 +381,7 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 		r.script = tooLarge
 		r.publish("evt_1", "evt_2", "evt_3")
 		r.run()
-		page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: deadletter.LettersOf("default", sub.ID)})
+		page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: state.LettersOf("default", sub.ID).Partition})
 		if err != nil || len(page.Items) != 3 {
 			t.Fatal(len(page.Items), err)
 		}
@@ -390,7 +389,7 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, key := range deadletter.Keys(del, at) {
+		for _, key := range del.LetterKeys(at) {
 			if err := r.db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(`{"v":`)})); err != nil {
 				t.Fatal(err)
 			}
@@ -399,7 +398,7 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 			t.Errorf("%d dead letters are listed, want the other 2", len(list))
 		}
 		r.now = r.now.Add(time.Second)
-		replays := deadletter.NewReplays(r.operations(), r.services, r.log)
+		replays := r.replays()
 		job, err := replays.Start(t.Context(), "default", "op", nil, deadletter.ReplaySelect{}, 20)
 		if err == nil {
 			job, err = replays.Begin(t.Context(), job)
@@ -419,7 +418,7 @@ func TestAnItemCannotBeDecoded(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.now = r.now.Add(time.Second)
-		replays := deadletter.NewReplays(r.operations(), r.services, r.log)
+		replays := r.replays()
 		job, err := replays.Start(t.Context(), "default", "op", nil, deadletter.ReplaySelect{}, 20)
 		if err == nil {
 			job, err = replays.Begin(t.Context(), job)

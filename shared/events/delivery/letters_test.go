@@ -3,7 +3,6 @@ package delivery
 import (
 	"context"
 	"testing"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -33,8 +32,7 @@ func TestALetterThatAnotherRetries(t *testing.T) {
 	r.script = tooLarge
 	r.publish("evt_1")
 	r.run()
-	clock := func() time.Time { return r.now }
-	first := deadletter.NewOperations(r.db, mortal{r.db, r}, clock)
+	first := r.operationsOn(r.db, mortal{r.db, r})
 	if _, err := first.File(t.Context(), []queue.Message{{ID: "1", From: queue.Inbox, Sent: r.now, Outgoing: queue.Outgoing{Body: []byte("x")}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +47,7 @@ func TestALetterThatAnotherRetries(t *testing.T) {
 				t.Errorf("%s: the first has %v, %v", l.Queue, done, err)
 			}
 		}}
-		if done, err := again(deadletter.NewOperations(db, mortal{db, r}, clock)); err != nil || done {
+		if done, err := again(r.operationsOn(db, mortal{db, r})); err != nil || done {
 			t.Errorf("%s: the second has %v, %v", l.Queue, done, err)
 		}
 	}

@@ -9,10 +9,10 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 
-	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
@@ -48,7 +48,7 @@ type worker struct {
 // the slow lane the stored one, and a refresh the suspended one.
 func (l *lives) reads(stage string, attempt int) (worker, error) {
 	_, d, _ := l.process()
-	d.pauses.switches = &switches.Set{DB: d.DB, Now: d.Now}
+	d.Switches = &switches.Set{DB: d.DB, Now: d.Now}
 	w := worker{l, d, nil}
 	sub := l.sub.Subscriber()
 	var err error
@@ -87,14 +87,13 @@ func (w worker) make(s state.Step) (whose state.Claim, err error) {
 		if before != state.Suspended {
 			failed()
 		}
-		return w.d.deliveries.ScheduleNext(ctx, w.del, &w.event, w.now.Add(5*time.Minute))
+		return w.d.deliveries.Schedule(ctx, w.del, &w.event, w.now.Add(5*time.Minute))
 	case state.StepPause:
-		which, err := w.d.pauses.switchOf(ctx, w.del.Workspace, w.del.Name, w.del.Target, &sub)
-		if err != nil || which == "" {
+		how, err := w.d.judge(ctx, review.Right{}, &sub, &w.event)
+		if err != nil || how.action != pause {
 			return 0, fmt.Errorf("no switch pauses it (%w)", err)
 		}
-		err = w.d.pauses.pause(ctx, w.del, which, &w.event)
-		return claimed(), err
+		return w.d.deliveries.Pause(ctx, w.del, &w.event, w.d.Switches, how.paused)
 	case state.StepSuspend:
 		err := w.d.manager.SuspendDelivery(ctx, w.del, &w.event)
 		return claimed(), err
@@ -168,7 +167,7 @@ func (l *lives) storedLife() (s storedLife) {
 	for shard := range 4 {
 		s.waiting += count(fmt.Sprintf("paused#default#%d#%s", shard, switches.Origin(lifeOrigin)))
 	}
-	s.letters = count(deadletter.LettersOf("default", l.sub.ID))
+	s.letters = count(state.LettersOf("default", l.sub.ID).Partition)
 	return s
 }
 
@@ -307,7 +306,7 @@ func TestTheTableIsClosed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if whose, err := w.d.deliveries.Write(context.Background(), w.del, state.Change{Step: state.StepGiveUp, What: "test"}); err == nil || !strings.Contains(err.Error(), "give up") {
+		if whose, err := w.d.deliveries.GiveUp(context.Background(), w.del, nil); err == nil || !strings.Contains(err.Error(), "give up") {
 			t.Errorf("got claim %d, %v, want an error", whose, err)
 		}
 	})

@@ -91,7 +91,7 @@ func fillLists(t testing.TB, db store.DB, attempts, letters int) time.Time {
 			del.Attempts = append(del.Attempts, state.Result{At: at(i + n), Category: "http_5xx", Status: 503, TookMS: 7})
 		}
 		value := del.Item().Value
-		for _, key := range deadletter.Keys(del, at(i)) {
+		for _, key := range del.LetterKeys(at(i)) {
 			ops = append(ops, store.Put(store.Item{Key: key, Value: value, Version: 1, Expires: at(i).Add(state.KeptFor)}))
 		}
 		flush(5000)
@@ -123,7 +123,7 @@ func listPages(db store.DB, end time.Time) (pages []listPage) {
 			return times, next, err
 		}})
 	}
-	o := deadletter.NewOperations(db, nil, nil)
+	o := deadletter.NewOperations(deadletter.Options{DB: db})
 	for name, ask := range map[string]deadletter.LetterQuery{
 		"of a subscription": {Subscription: "sub_7"}, "of an origin": {Origin: origin}, "of an event type": {Event: "type_2"}, "all": {},
 		"in a span": {Span: records.Span{Until: listsBegin.Add(time.Second)}},

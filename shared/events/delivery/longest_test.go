@@ -114,7 +114,7 @@ func longestInput(t *testing.T, data string, unordered bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	replays := deadletter.NewReplays(r.operations(), r.services, r.log)
+	replays := r.replays()
 	ask := deadletter.ReplaySelect{Events: true, Subscription: all.ID, Since: r.now.Add(-time.Minute)}
 	job, err := replays.Start(t.Context(), "default", "chief", found.Subscription, ask, 10)
 	if err != nil {

@@ -1,8 +1,10 @@
 package delivery
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -30,7 +32,8 @@ func TestAMessageOfANewerVersionDoesNotReachTheLimitOfReceives(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			_, d, _ := r.process()
-			d.Queue = &watched{Sender: d.Queue, broken: c.broken}
+			var log bytes.Buffer
+			d.Queue, d.Log = &watched{Sender: d.Queue, broken: c.broken}, slog.New(slog.NewTextHandler(&log, nil))
 			for q, handle := range map[queue.Name]queue.Handler{queue.Deliveries: d.Pages, queue.Slow: d.Singles} {
 				m := message("newer", `{"v":99}`)
 				m.Group, m.Received = "endpoint", c.received
@@ -50,6 +53,9 @@ func TestAMessageOfANewerVersionDoesNotReachTheLimitOfReceives(t *testing.T) {
 			}
 			if n := len(r.queues[queue.Dead]); n != 0 {
 				t.Errorf("got %d dead letters, want none", n)
+			}
+			if got := strings.Contains(log.String(), "newer message not renewed"); got != c.broken {
+				t.Errorf("got a line about the copy in the log: %v, want %v:\n%s", got, c.broken, &log)
 			}
 		})
 	}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
 
-	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/retry"
@@ -89,7 +88,7 @@ func (w *world) dead(t *testing.T) (dead []*state.Delivery) {
 		t.Fatal(err)
 	}
 	for _, s := range subs {
-		page, err := w.db.Query(w.t.Context(), store.Query{Table: store.Deliveries, Partition: deadletter.LettersOf("default", s.ID), Limit: 1000})
+		page, err := w.db.Query(w.t.Context(), store.Query{Table: store.Deliveries, Partition: state.LettersOf("default", s.ID).Partition, Limit: 1000})
 		if err != nil {
 			t.Fatal(err)
 		}

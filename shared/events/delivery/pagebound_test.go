@@ -80,7 +80,7 @@ func TestPausingLargePayloads(t *testing.T) {
 			r.publishTo("event://ci/build-finished", "ci.build_finished", "evt_large", data)
 			r.publish("evt_2")
 			fanout, d, _ := r.process()
-			d.pauses.switches = r.switches()
+			d.Switches = r.switches()
 			r.hand(queue.Events, fanout.Handle)
 			r.hand(queue.Deliveries, d.Pages)
 			if len(r.posts) > 0 {

@@ -2,6 +2,7 @@ package delivery
 
 import (
 	"context"
+	"crypto/rand"
 	"slices"
 	"sync"
 	"time"
@@ -9,12 +10,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/match"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
+	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
-
+	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
@@ -128,13 +130,13 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 	if t.Reactivation != nil {
 		return d.manager.ReactivateAll(ctx, t.Workspace, *t.Reactivation)
 	}
-	if err := d.pauses.pausePage(ctx, p); err != nil || len(p.Events) == 0 {
+	if err := d.pausePage(ctx, p); err != nil || len(p.Events) == 0 {
 		return err
 	}
 	t = p.Page
 	if t.Count > task.PageSplit {
 		if parts := task.Pages(t.Workspace, t.Pattern, t.Range, t.Count, t.Events); len(parts) > 1 {
-			if err := d.pauses.markRest(ctx, p, parts); err != nil {
+			if err := d.markRest(ctx, p, parts); err != nil {
 				return err
 			}
 			return d.sendPages(ctx, followUps(t, parts))
@@ -161,7 +163,7 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 		rest.From = found.Last
 		done.left = append(done.left, followUps(t, task.Pages(t.Workspace, t.Pattern, rest, 1, t.Events))...)
 	}
-	if err = d.pauses.markRest(ctx, p, done.left); err == nil {
+	if err = d.markRest(ctx, p, done.left); err == nil {
 		err = d.sendPages(ctx, done.left)
 	}
 	for _, position := range found.Broken {
@@ -175,6 +177,90 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 		}
 	}
 	return err
+}
+
+// Work that a person has paused (package switches) waits without using up attempts or time of its schedule:
+//
+//   - While an event type or everything is paused, the page task waits before its subscribers are read. So one event to very
+//     many subscribers is only a few items. Another item per task, its mark, keeps the watermark of its subscribers from passing
+//     the task's events until they are attempted; see [lifecycle.Watermark].
+//   - While an origin or a subscription is paused, each delivery waits, and keeps its attempts.
+//
+// After a switch is resumed, its messages are checked again, and wait again if another switch pauses them.
+
+// pausePage stores the events of a page whose types are paused, and keeps the other events in the page.
+func (d *Dispatcher) pausePage(ctx context.Context, p *page) error {
+	if d.Switches == nil {
+		return nil
+	}
+	var (
+		ops  []store.Op
+		rest []event.Event
+		by   = map[switches.Name][]event.Event{}
+	)
+	for _, e := range p.Events {
+		which, err := d.Switches.Paused(ctx, p.Workspace, e.Name, "")
+		if err != nil {
+			return err
+		}
+		if which == "" {
+			rest = append(rest, e)
+			continue
+		}
+		by[which] = append(by[which], e)
+	}
+	if len(by) == 0 {
+		return nil
+	}
+	for which, events := range by {
+		tasks := task.Pages(p.Workspace, p.Pattern, p.Range, 1, events)
+		ops = append(ops, d.mark(p.Workspace, tasks)...)
+		for _, t := range tasks {
+			t.Count, t.Hops, t.Retries = p.Count, p.Hops, p.Retries
+			ops = append(ops, store.Put(d.Switches.Item(p.Workspace, which, switches.Message{Queue: queue.Deliveries, Body: t.Encode(), Group: t.Group()})))
+		}
+	}
+	if len(rest) == 0 {
+		ops = append(ops, p.unmark()...) // the new marks replace them
+	}
+	if err := d.DB.WriteAll(ctx, ops...); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "pause a page")
+	}
+	p.Events = rest
+	return nil
+}
+
+func markKey(workspace, sort string) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: lifecycle.PausedPages(workspace), Sort: sort}
+}
+
+// mark names the marks of paused tasks in the tasks, and returns the writes of these marks.
+func (d *Dispatcher) mark(workspace string, tasks []task.Page) (ops []store.Op) {
+	now := d.now()
+	for i := range tasks {
+		tasks[i].Paused = lifecycle.EarliestKey(now, tasks[i].Events) + rand.Text()
+		ops = append(ops, store.Put(store.Item{Key: markKey(workspace, tasks[i].Paused), Expires: now.Add(switches.Kept)}))
+	}
+	return ops
+}
+
+// unmark returns the deletions of the marks of a page's tasks.
+func (p *page) unmark() (ops []store.Op) {
+	for _, sort := range p.wasPaused {
+		ops = append(ops, store.Delete(markKey(p.Workspace, sort)))
+	}
+	return ops
+}
+
+// markRest replaces the marks of a page that was paused by marks of its remaining tasks.
+func (d *Dispatcher) markRest(ctx context.Context, p *page, left []task.Page) error {
+	if len(p.wasPaused) == 0 {
+		return nil
+	}
+	if err := d.DB.WriteAll(ctx, d.mark(p.Workspace, left)...); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "mark a page that was paused")
+	}
+	return fault.Wrap(fault.Unavailable, d.DB.WriteAll(ctx, p.unmark()...), "mark a page that was paused")
 }
 
 // finishTime limits the writes after the deliveries of a batch.

@@ -29,7 +29,7 @@ func (r *rig) switches() *switches.Set {
 func (r *rig) handle() {
 	r.t.Helper()
 	fanout, dispatch, _ := r.process()
-	dispatch.pauses.switches = r.switches()
+	dispatch.Switches = r.switches()
 	for range 50 {
 		r.hand(queue.Events, fanout.Handle)
 		r.hand(queue.Deliveries, dispatch.Pages)
@@ -295,7 +295,7 @@ func TestACanceledReplayCountsWhatWasUnderWay(t *testing.T) {
 	r.run()
 	ops := r.operations()
 	subs := &canceling{Finder: r.services}
-	replays := deadletter.NewReplays(ops, subs, nil)
+	replays := deadletter.NewReplays(deadletter.ReplayOptions{Operations: ops, Subscriptions: subs})
 	job, err := replays.Start(t.Context(), "default", "chief", nil, deadletter.ReplaySelect{}, 20)
 	if err != nil || job.Total != 3 {
 		t.Fatal(job, err)

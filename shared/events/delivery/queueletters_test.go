@@ -27,11 +27,11 @@ func TestDeadLettersThatAQueueMoved(t *testing.T) {
 	r := newRig(t)
 	var log bytes.Buffer
 	emf := metric.NewEMF(slog.New(slog.NewJSONHandler(&log, nil)), "stack", time.Now)
-	o := r.operations()
-	var err error
-	if o.Metrics, err = metric.NewSet(emf.Provider()); err != nil {
+	set, err := metric.NewSet(emf.Provider())
+	if err != nil {
 		t.Fatal(err)
 	}
+	o := deadletter.NewOperations(deadletter.Options{DB: r.db, Queue: mortal{r.db, r}, Now: func() time.Time { return r.now }, Metrics: set})
 	published := r.now.Add(-time.Hour).UTC().Truncate(time.Microsecond)
 	e := event.Event{Workspace: "default", ID: "evt_1", URI: "event://a/b", Name: "a.b", Time: published, Published: published}
 	body, _ := e.MarshalJSON()
@@ -121,7 +121,7 @@ func TestDeadEventsAreSentBack(t *testing.T) {
 			}
 			source := catalog.NewStatic(refused)
 			fanout := &fanout.Fanout{DB: r.db, Log: r.log, Catalog: source, Queue: queues}
-			operations := deadletter.NewOperations(r.db, queues, nil)
+			operations := deadletter.NewOperations(deadletter.Options{DB: r.db, Queue: queues})
 			var received atomic.Int64
 			ctx, stop := context.WithCancel(t.Context())
 			var running sync.WaitGroup
@@ -178,7 +178,7 @@ func TestAReplayOfMessagesThatTheirQueueRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer queues.Close()
-	o := deadletter.NewOperations(r.db, strict{mortal{r.db, r}, queues}, func() time.Time { return r.now })
+	o := r.operationsOn(r.db, strict{mortal{r.db, r}, queues})
 	var batch []queue.Message
 	for i, m := range []struct {
 		from  queue.Name
@@ -190,7 +190,7 @@ func TestAReplayOfMessagesThatTheirQueueRefuses(t *testing.T) {
 	r.done(o.File(t.Context(), batch))
 	r.now = r.now.Add(time.Second)
 	for from, want := range map[queue.Name]struct{ replayed, skipped int }{queue.Slow: {2, 1}, queue.Inbox: {1, 0}} {
-		replays := deadletter.NewReplays(o, r.services, r.log)
+		replays := r.replaysOf(o)
 		job, err := replays.Start(t.Context(), "default", "op", nil, deadletter.ReplaySelect{Queue: string(from)}, 20)
 		if err == nil {
 			job, err = replays.Begin(t.Context(), job)

@@ -177,7 +177,7 @@ func TestGivenAnAttemptWithoutADueEntryWhenTheEventIsRequestedAgainMeanwhileThen
 			r.script = fails
 			r.publish("evt_1")
 			fanout, d, retry := r.process()
-			d.pauses.switches = r.switches()
+			d.Switches = r.switches()
 			r.hand(queue.Events, fanout.Handle)
 			r.hand(queue.Deliveries, d.Pages)
 			wait(r, d, retry)
@@ -388,7 +388,7 @@ func TestGivenAPausedDeliveryWhenItsEventIsRequestedAgainWhileItIsRequeuedThenTh
 	sub, cursor := r.subscribed()
 	d, _ := r.storeFailed()
 	r.pause(origin, nil)
-	d.pauses.switches = r.switches()
+	d.Switches = r.switches()
 	r.hand(queue.Slow, d.Singles)
 	if r.storedDelivery(sub.ID, "evt_1").PausedAt.IsZero() {
 		t.Fatal("the delivery does not wait for its switch")

@@ -48,7 +48,7 @@ func TestReplayOfEvents(t *testing.T) {
 	r.posts = nil
 	r.now = time.UnixMicro(r.db.End())
 	replays := func() *deadletter.Replays { // of a new process
-		return deadletter.NewReplays(deadletter.NewOperations(mortal{r.db, r}, mortal{r.db, r}, func() time.Time { return r.now }), r.services, r.log)
+		return r.replaysOf(r.operationsOn(mortal{r.db, r}, mortal{r.db, r}))
 	}
 	ask := deadletter.ReplaySelect{Events: true, Subscription: sub.ID, Since: since}
 	if n, more, err := replays().Count(t.Context(), "default", sub, ask); n != wanted || more || err != nil {
@@ -182,7 +182,7 @@ func TestReplaysPassAnItemOfALaterRelease(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.now = time.UnixMicro(r.db.End())
-		replays := deadletter.NewReplays(deadletter.NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now }), r.services, r.log)
+		replays := r.replaysOf(r.operationsOn(r.db, mortal{r.db, r}))
 		ask := deadletter.ReplaySelect{Events: true, Subscription: got.ID, Since: time.UnixMicro(before + 1)}
 		job, err := replays.Start(t.Context(), "default", "chief", found.Subscription, ask, 10)
 		if err == nil {

@@ -38,8 +38,8 @@ func TestAReplayBeginsAtOnce(t *testing.T) {
 		r.run()
 		clock := new(atomic.Int64)
 		clock.Store(r.now.UnixNano())
-		ops := deadletter.NewOperations(r.db, mortal{r.db, r}, func() time.Time { return time.Unix(0, clock.Load()) })
-		replays := deadletter.NewReplays(ops, finder(r.services, clock), nil)
+		ops := deadletter.NewOperations(deadletter.Options{DB: r.db, Queue: mortal{r.db, r}, Now: func() time.Time { return time.Unix(0, clock.Load()) }})
+		replays := deadletter.NewReplays(deadletter.ReplayOptions{Operations: ops, Subscriptions: finder(r.services, clock)})
 		job, err := replays.Start(t.Context(), "default", "chief", nil, deadletter.ReplaySelect{}, rate)
 		if err != nil || job.Total != letters {
 			t.Fatal(job, err)

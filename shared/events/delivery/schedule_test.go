@@ -27,7 +27,7 @@ func TestSchedules(t *testing.T) {
 		} {
 			d := NewDispatcher(Config{DB: newRig(t).db, Options: tc.options})
 			for origin, want := range tc.want {
-				if got := d.schedules.Of(origin); !slices.Equal(got, want) {
+				if got := d.outcomes.Schedules.Of(origin); !slices.Equal(got, want) {
 					t.Errorf("%s: %v has %v, want %v", name, origin, got, want)
 				}
 			}

@@ -350,7 +350,7 @@ func TestAStoredEventOutlivesItsSchedule(t *testing.T) {
 				t.Fatal(err)
 			}
 			time.Sleep(11 * 24 * time.Hour)
-			operations := deadletter.NewOperations(w.db, w.queued, nil)
+			operations := deadletter.NewOperations(deadletter.Options{DB: w.db, Queue: w.queued})
 			e, err := operations.Stored(w.t.Context(), "default", "event://ci/build-finished", "evt_1")
 			if err != nil || e == nil {
 				t.Fatal(e, err)

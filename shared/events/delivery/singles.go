@@ -3,7 +3,6 @@ package delivery
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"math/rand/v2"
 	"sync"
@@ -11,6 +10,7 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
+	"github.com/mcp-events/mcpevents/shared/events/event"
 	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/events/subscription/review"
 	"github.com/mcp-events/mcpevents/shared/events/webhook"
@@ -19,7 +19,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lane"
-
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
@@ -58,7 +57,7 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 		defer d.underWay.Delete(t.ID()) // when the outcomes are written
 		wg.Go(func() {
 			began := d.now()
-			ops, err := d.once(ctx, m, t)
+			ops, err := d.attemptSingle(ctx, m, t)
 			switch {
 			case err == nil:
 				mu.Lock()
@@ -172,11 +171,8 @@ func (d *Dispatcher) writeUnrecorded(ctx context.Context) error {
 	return err
 }
 
-// errNoSlot says that an endpoint has no free slot for an attempt.
+// errNoSlot says that a message waits in the queue because its endpoint has no free slot, or has used up its rate limit.
 var errNoSlot = errors.New("delivery: the endpoint has no free slot")
-
-// errNoToken is errNoSlot for an endpoint whose rate limit is used up.
-var errNoToken = fmt.Errorf("delivery: the endpoint's rate limit is used up: %w", errNoSlot)
 
 const (
 	// laterReceives is how often a message waits for its endpoint by failing, each time twice as long as before. Then
@@ -189,54 +185,144 @@ const (
 	minLater, maxLater = time.Minute, 15 * time.Minute
 	// manyWaits is the number of waits in the due table after which a delivery is given up once its schedule is over.
 	manyWaits = 6
+	// maxJudged is how often the subscription of a delivery is read for one attempt, because it may have ended meanwhile.
+	maxJudged = 3
 )
 
-// once makes the attempt that a task asks for. A delivery that had to wait in the queue too often waits in the due table
-// instead.
-func (d *Dispatcher) once(ctx context.Context, m queue.Message, t task.Single) (notes []store.Op, err error) {
+// single is a delivery in the slow lane, and the subscriber that gets it.
+type single struct {
+	d    *Dispatcher
+	task task.Single
+	read time.Time // right before sub was read
+
+	del *state.Delivery
+	e   *event.Event // nil of a notice
+	sub subscription.Subscriber
+}
+
+// attemptSingle makes the attempt that a task asks for, or acts on the reason against it. It returns errNoSlot if the message
+// has to wait in the queue for its endpoint. A delivery that has waited there too often waits in the due table instead.
+func (d *Dispatcher) attemptSingle(ctx context.Context, m queue.Message, t task.Single) (notes []store.Op, err error) {
 	defer fault.Recovered(&err)
-	notes, err = d.inSlowLane(ctx, m, t)
+	slot, wait := d.lanes.ReserveSlow(ctx, lane.Call{Endpoint: t.EndpointKey(), Principal: t.Workspace + "#" + t.Principal, Bytes: int64(t.Size)})
 	switch {
-	case errors.Is(err, errNoToken) && m.Received >= tokenReceives:
-		return nil, d.waitForRate(ctx, t)
-	case errors.Is(err, errNoSlot) && m.Received >= laterReceives:
-		return nil, d.waitLater(ctx, t, 0, nil)
-	}
-	return notes, err
-}
-
-// waitForRate schedules a delivery for a second that has capacity left under the endpoint's rate limit. The wait does not
-// count as time of its schedule, so a delivery is never given up because others were first.
-func (d *Dispatcher) waitForRate(ctx context.Context, t task.Single) error {
-	del, _, err := d.deliveries.Current(ctx, t)
-	if err != nil || del == nil {
-		return err
-	}
-	now := d.now()
-	wait := d.lanes.NextTurn(ctx, t.EndpointKey())
-	del.First = del.First.Add(wait)
-	_, err = d.deliveries.WriteNext(ctx, del, now.Add(wait))
-	return err
-}
-
-// inSlowLane makes the attempt that a task asks for if its endpoint has a free slot.
-func (d *Dispatcher) inSlowLane(ctx context.Context, m queue.Message, t task.Single) ([]store.Op, error) {
-	s, wait := d.lanes.ReserveSlow(ctx, lane.Call{Endpoint: t.EndpointKey(), Principal: t.Workspace + "#" + t.Principal, Bytes: int64(t.Size)})
-	if s == nil {
-		if wait < maxLater {
-			return nil, errNoSlot
-		}
+	case slot != nil:
+	case wait >= maxLater:
 		return nil, d.waitLater(ctx, t, wait, nil)
+	case m.Received >= laterReceives:
+		return nil, d.waitLater(ctx, t, 0, nil)
+	default:
+		return nil, errNoSlot
 	}
 	out := lane.Unused
-	defer func() { s.Done(out) }()
-	return d.single(ctx, t, func(url string, post func() webhook.Outcome) (webhook.Outcome, error) {
-		if !s.Start(ctx, url) {
-			return webhook.Outcome{}, errNoToken
+	defer func() { slot.Done(out) }()
+	for range maxJudged {
+		s := single{d: d, task: t, read: time.Now()}
+		how, err := s.judge(ctx)
+		switch {
+		case err != nil:
+			return nil, err
+		case how.action == terminate:
+			if _, err := d.Terminator.Terminate(ctx, t.Workspace, t.Principal, t.Subscription); err != nil {
+				return nil, err
+			}
+			continue // it has ended, or this process had an old catalog
+		case how.action != attempt:
+			return d.act(ctx, how, s.del, s.e)
 		}
-		out = post()
-		return out, nil
-	})
+		if !slot.Start(ctx, s.sub.Target.URL) {
+			if m.Received >= tokenReceives {
+				return nil, d.waitForRate(ctx, t)
+			}
+			return nil, errNoSlot
+		}
+		if !d.mayStart(t.Subscription, s.read) {
+			continue
+		}
+		out = d.sender.attempt(ctx, s.del, &s.sub, s.e)
+		return d.outcomes.Record(ctx, s.del, &s.sub, s.e, out)
+	}
+	return nil, errMaybeEnded
+}
+
+// judge decides about the delivery that the task is for, from cheap checks to expensive ones. It changes nothing:
+// attemptSingle acts on its verdict.
+func (s *single) judge(ctx context.Context) (verdict, error) {
+	d, t := s.d, s.task
+	del, body, err := d.deliveries.Current(ctx, t, state.BodyKey(t.Workspace, t.EventKey()))
+	if err != nil || del == nil {
+		return verdict{action: stop}, err
+	}
+	if s.del = del; del.Control != nil {
+		return s.judgeNotice(ctx)
+	}
+	record, err := d.Subscriptions.Lookup(ctx, t.Workspace, t.Principal, t.Subscription)
+	switch {
+	case err != nil:
+		return verdict{}, err
+	case record == nil:
+		return s.judgeWithoutRecord(ctx)
+	case record.State == subscription.Suspended:
+		return verdict{action: suspend}, nil
+	}
+	s.sub = record.Subscriber()
+	if s.e, err = del.EventIn(body[0]); err != nil {
+		return verdict{}, err
+	}
+	if s.e == nil {
+		d.log().WarnContext(ctx, "event expired before delivery", "subscription", t.Subscription, "event", t.Event)
+		return verdict{action: abandon}, nil
+	}
+	right, err := d.Terminator.Review.Subscription(ctx, record, false)
+	if _, is := errors.AsType[*subscription.Terminated](err); is {
+		return verdict{action: terminate}, nil
+	}
+	if err != nil {
+		return verdict{}, err
+	}
+	if del.Test {
+		right = review.Right{} // it is for the endpoint, whatever the subscription asks for
+	}
+	return d.judge(ctx, right, &s.sub, s.e)
+}
+
+// judgeWithoutRecord decides about a delivery whose subscription is not served. A disabled subscription may be resumed, so its
+// deliveries are kept as dead letters.
+func (s *single) judgeWithoutRecord(ctx context.Context) (verdict, error) {
+	found, err := s.d.Subscriptions.Find(ctx, s.del.Workspace, s.del.Subscription)
+	if err == nil && found != nil && found.Principal == s.del.Principal && found.State == subscription.Disabled {
+		return verdict{action: abandon}, nil
+	}
+	return verdict{action: forget}, err
+}
+
+// judgeNotice decides about a control message, which has no event.
+func (s *single) judgeNotice(ctx context.Context) (verdict, error) {
+	d, del := s.d, s.del
+	s.sub = subscription.Subscriber{ID: del.Subscription, Target: del.Control.Target}
+	how, err := d.judge(ctx, review.Right{}, &s.sub, &event.Event{Workspace: del.Workspace, Name: del.Name})
+	if how.action != attempt || err != nil {
+		return how, err
+	}
+	record, err := d.Subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
+	if err != nil {
+		return verdict{}, err
+	}
+	// A client that has subscribed again would think that a termination notice is about the new subscription.
+	send, later := record == nil, time.Time{}
+	if del.Control.Gap != "" {
+		send, later, err = d.manager.PrepareGap(ctx, del, record)
+		s.sub.Target = del.Control.Target
+	}
+	switch {
+	case err != nil:
+		return verdict{}, err
+	case !later.IsZero():
+		return verdict{action: postpone, due: later}, nil
+	case !send:
+		return verdict{action: forget}, nil
+	}
+	return verdict{}, nil
 }
 
 // waitLater has a delivery wait in the due table, at least for the given time, because its endpoint has had no free slot for
@@ -251,7 +337,7 @@ func (d *Dispatcher) waitLater(ctx context.Context, t task.Single, wait time.Dur
 	}
 	now := d.now()
 	age := now.Sub(del.First)
-	if del.Control == nil && del.Waits >= manyWaits && age > d.schedules.Of(del.Origin).Total() {
+	if del.Control == nil && del.Waits >= manyWaits && age > d.outcomes.Schedules.Of(del.Origin).Total() {
 		if failure != nil {
 			del.Attempts = append(del.Attempts, *failure)
 		}
@@ -260,105 +346,20 @@ func (d *Dispatcher) waitLater(ctx context.Context, t task.Single, wait time.Dur
 	}
 	wait = max(wait, min(age/2, maxLater), minLater)
 	del.Later, del.Waits = true, del.Waits+1
-	_, err = d.deliveries.WriteNext(ctx, del, now.Add(wait+rand.N(wait/5)))
+	_, err = d.deliveries.Schedule(ctx, del, nil, now.Add(wait+rand.N(wait/5)))
 	return err
 }
 
-// withoutRecord ends a delivery whose subscription is not served. A disabled subscription may be resumed, so its deliveries
-// are kept as dead letters.
-func (d *Dispatcher) withoutRecord(ctx context.Context, del *state.Delivery) ([]store.Op, error) {
-	found, err := d.Subscriptions.Find(ctx, del.Workspace, del.Subscription)
-	if err != nil {
-		return nil, err
-	}
-	if found == nil || found.Principal != del.Principal || found.State != subscription.Disabled {
-		return del.Forget(), nil
-	}
-	_, err = d.outcomes.Abandon(ctx, del, nil)
-	return nil, err
-}
-
-// poster makes an attempt if the endpoint rate limit allows it.
-type poster func(url string, post func() webhook.Outcome) (webhook.Outcome, error)
-
-// single makes the attempt that a task asks for, unless it is stale.
-func (d *Dispatcher) single(ctx context.Context, t task.Single, at poster) ([]store.Op, error) {
-	del, body, err := d.deliveries.Current(ctx, t, state.BodyKey(t.Workspace, t.EventKey()))
+// waitForRate schedules a delivery for a second that has capacity left under the endpoint's rate limit. The wait does not
+// count as time of its schedule, so a delivery is never given up because others were first.
+func (d *Dispatcher) waitForRate(ctx context.Context, t task.Single) error {
+	del, _, err := d.deliveries.Current(ctx, t)
 	if err != nil || del == nil {
-		return nil, err
+		return err
 	}
-	if del.Control != nil {
-		which, err := d.pauses.switchOf(ctx, del.Workspace, del.Name, del.Target, nil)
-		if err != nil {
-			return nil, err
-		}
-		if which != "" {
-			return nil, d.pauses.pause(ctx, del, which, nil)
-		}
-		return d.sendNotice(ctx, del, at)
-	}
-	read := time.Now()
-	record, err := d.Subscriptions.Lookup(ctx, t.Workspace, t.Principal, t.Subscription)
-	if err != nil {
-		return nil, err
-	}
-	if record == nil {
-		return d.withoutRecord(ctx, del)
-	}
-	if record.State == subscription.Suspended {
-		return nil, d.manager.SuspendDelivery(ctx, del, nil)
-	}
-	e, err := del.EventIn(body[0])
-	if err != nil {
-		return nil, err
-	}
-	if e == nil {
-		d.log().WarnContext(ctx, "event expired before delivery", "subscription", t.Subscription, "event", t.Event)
-		_, err := d.outcomes.Abandon(ctx, del, nil)
-		return nil, err
-	}
-	right, err := d.Terminator.Review.Subscription(ctx, record, false)
-	if _, is := errors.AsType[*subscription.Terminated](err); is {
-		if _, err := d.Terminator.Terminate(ctx, t.Workspace, t.Principal, t.Subscription); err != nil {
-			return nil, err
-		}
-		return d.single(ctx, t, at) // it is gone, or the catalog here was old
-	}
-	if err != nil {
-		return nil, err
-	}
-	if del.Test {
-		right = review.Right{} // it is for the endpoint, whatever the subscription asks for
-	}
-	may, err := right.May(ctx, e)
-	switch {
-	case errors.Is(err, review.ErrTypeRemoved):
-		_, err := d.outcomes.Abandon(ctx, del, nil)
-		return nil, err
-	case err != nil:
-		return nil, err
-	case !may:
-		return del.Forget(), nil
-	}
-	sub := record.Subscriber()
-	which, err := d.pauses.switchOf(ctx, del.Workspace, del.Name, del.Target, &sub)
-	if err != nil {
-		return nil, err
-	}
-	if which != "" {
-		return nil, d.pauses.pause(ctx, del, which, e)
-	}
-	if !d.Gate.enter(sub.ID, read) {
-		return d.single(ctx, t, at) // it has ended since, and may have been created again
-	}
-	out, err := at(sub.Target.URL, func() webhook.Outcome {
-		if !d.Gate.enter(sub.ID, read) {
-			return webhook.Outcome{Category: webhook.Aborted, Err: errMaybeEnded}
-		}
-		return d.sender.attempt(ctx, del, &sub, e)
-	})
-	if err != nil {
-		return nil, err
-	}
-	return d.outcomes.Record(ctx, del, &sub, e, out)
+	now := d.now()
+	wait := d.lanes.NextTurn(ctx, t.EndpointKey())
+	del.First = del.First.Add(wait)
+	_, err = d.deliveries.Schedule(ctx, del, nil, now.Add(wait))
+	return err
 }

@@ -234,7 +234,7 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.
 			continue
 		}
 		e, err := task.DecodeEvent(m)
-		if task.Newer(err) && task.Renew(ctx, f.Queue, queue.Events, m) {
+		if task.Newer(err) && task.Renew(ctx, slog.Default(), f.Queue, queue.Events, m) {
 			continue
 		}
 		var g *uriBatch

@@ -2,9 +2,11 @@ package deadletter
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -53,10 +55,10 @@ func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit
 		}
 	})
 	if err == nil {
-		err = of("deadLetters", store.Key{Table: store.Deliveries, Partition: LettersOf(workspace, id)}, func(it *store.Item, b *Belonging) {
+		err = of("deadLetters", state.LettersOf(workspace, id), func(it *store.Item, b *Belonging) {
 			if del, at, err := DecodeLetter(it); err == nil {
 				body(del, b)
-				b.At, b.Keys = at, Keys(del, at)
+				b.At, b.Keys = at, del.LetterKeys(at)
 			}
 		})
 	}
@@ -88,8 +90,9 @@ func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit
 const (
 	ErasedPartition = "erased"
 	erasedSwept     = 5 * time.Minute
-	// maxErased is the number of ids that fit into one item.
+	// maxErased is the number of ids in one item, and erasedID the bytes of each.
 	maxErased = 10_000
+	erasedID  = 16
 )
 
 type erased struct {
@@ -100,13 +103,13 @@ type erased struct {
 
 // SweepLater lets [Operations.SweepErased] delete the items that are recorded for erased subscriptions from now on.
 func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []string) error {
-	e := erased{Workspace: workspace, At: o.Deliveries.Now().Unix()}
-	for _, id := range ids[:min(len(ids), maxErased)] {
-		if n, err := hex.DecodeString(strings.TrimPrefix(id, "sub_")); err == nil && len(n) == 16 {
-			e.IDs = append(e.IDs, n...)
+	var numbers []byte
+	for _, id := range ids {
+		if n, err := hex.DecodeString(strings.TrimPrefix(id, "sub_")); err == nil && len(n) == erasedID {
+			numbers = append(numbers, n...)
 		}
 	}
-	if len(e.IDs) == 0 {
+	if len(numbers) == 0 {
 		return nil
 	}
 	if q, ok := o.Deliveries.Queue.(queue.Discarder); ok { // their attempts would find no delivery
@@ -114,9 +117,14 @@ func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []str
 			return err
 		}
 	}
-	value, _ := json.Marshal(e) // texts, numbers
-	key := store.Key{Table: store.Deliveries, Partition: ErasedPartition, Sort: fmt.Sprintf("%016d", o.Deliveries.Now().UnixNano()/1000)}
-	return fault.Wrap(fault.Unavailable, o.Deliveries.DB.Write(ctx, store.Put(store.Item{Key: key, Value: value})), "note what is erased")
+	now := o.Deliveries.Now()
+	var ops []store.Op
+	for part := range slices.Chunk(numbers, maxErased*erasedID) {
+		value, _ := json.Marshal(erased{Workspace: workspace, At: now.Unix(), IDs: part}) // texts, numbers
+		key := store.Key{Table: store.Deliveries, Partition: ErasedPartition, Sort: fmt.Sprintf("%016d#%s", now.UnixMicro(), rand.Text())}
+		ops = append(ops, store.Put(store.Item{Key: key, Value: value}))
+	}
+	return fault.Wrap(fault.Unavailable, o.Deliveries.DB.WriteAll(ctx, ops...), "note what is erased")
 }
 
 // SweepErased deletes everything that was recorded for subscriptions after they were erased. A subscription that its client
@@ -128,8 +136,8 @@ func (o *Operations) SweepErased(ctx context.Context) (n int, err error) {
 			return o.Deliveries.SetAside(ctx, it, fault.Wrap(fault.Internal, err, "decode an erasure"))
 		}
 		var ops []store.Op
-		for ids := e.IDs; len(ids) >= 16; ids = ids[16:] {
-			id := "sub_" + hex.EncodeToString(ids[:16])
+		for number := range slices.Chunk(e.IDs, erasedID) {
+			id := "sub_" + hex.EncodeToString(number)
 			subs := subscription.Service{Records: subscription.Records{DB: o.Deliveries.DB, Now: o.Deliveries.Now}}
 			again, err := subs.Find(ctx, e.Workspace, id)
 			if err != nil {

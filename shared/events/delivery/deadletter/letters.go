@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -22,29 +23,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
-
-// A dead letter has four items, so that each list is one query: the lists of its subscription (x#), of its target's origin
-// (xo#), of its event type (xe#) and of the workspace (xa#). The items are written and deleted together.
-
-// Keys returns the keys of a delivery's dead letter.
-func Keys(del *state.Delivery, at time.Time) []store.Key {
-	return []store.Key{
-		{Table: store.Deliveries, Partition: LettersOf(del.Workspace, del.Subscription), Sort: fmt.Sprintf("%016d#%s", at.UnixMicro(), del.EventKey())},
-		letterKey(del, "xo#"+del.Workspace+"#"+subscription.OriginOf(del.Target), at),
-		letterKey(del, "xe#"+del.Workspace+"#"+del.Name, at),
-		letterKey(del, "xa#"+del.Workspace, at),
-	}
-}
-
-// LettersOf returns the partition of a subscription's dead letters.
-func LettersOf(workspace, sub string) string { return "x#" + workspace + "#" + sub }
-
-func letterKey(del *state.Delivery, partition string, at time.Time) store.Key {
-	return store.Key{
-		Table: store.Deliveries, Partition: partition,
-		Sort: fmt.Sprintf("%016d#%s#%s", at.UnixMicro(), del.Subscription, del.EventKey()),
-	}
-}
 
 // Letter is a delivery that was given up, or a message that no function could handle, which has a queue, attributes and no
 // subscription.
@@ -112,22 +90,30 @@ type LetterQuery struct {
 	records.Span
 }
 
+// Options are the parts of [Operations]. DB and Queue must be set.
+type Options struct {
+	DB    store.DB
+	Queue queue.Sender
+	Now   func() time.Time
+	Log   *slog.Logger
+	// Metrics counts the messages that a queue gave up.
+	Metrics *metric.Set
+}
+
 // Operations lets operators and owners list, retry and erase deliveries. Create it with [NewOperations].
 type Operations struct {
-	// Metrics counts the messages that a queue gave up. It may be nil.
-	Metrics    *metric.Set
 	Deliveries *state.Deliveries
+	metrics    *metric.Set
 	tests      *quota.Keyed[string] // test events by endpoint
 }
 
 // maxTested bounds the endpoints whose test events a process limits.
 const maxTested = 20_000
 
-// NewOperations returns the operations on a store. The clock may be nil.
-func NewOperations(db store.DB, q queue.Sender, now func() time.Time) *Operations {
+// NewOperations returns the operations on a store.
+func NewOperations(o Options) *Operations {
 	return &Operations{
-		Deliveries: state.NewDeliveries(db, q, now, nil),
-		tests:      quota.NewKeyed[string](1, 1, maxTested),
+		Deliveries: state.NewDeliveries(o.DB, o.Queue, o.Now, o.Log), metrics: o.Metrics, tests: quota.NewKeyed[string](1, 1, maxTested),
 	}
 }
 
@@ -138,7 +124,7 @@ func (o *Operations) Letters(ctx context.Context, workspace string, ask LetterQu
 	q := store.Query{Table: store.Deliveries, Before: before, Limit: limit}
 	switch {
 	case ask.Subscription != "":
-		q.Partition = LettersOf(workspace, ask.Subscription)
+		q.Partition = state.LettersOf(workspace, ask.Subscription).Partition
 	case ask.Origin != "":
 		q.Partition = "xo#" + workspace + "#" + ask.Origin
 	case ask.Event != "":
@@ -201,7 +187,9 @@ func (o *Operations) findOfWebhook(ctx context.Context, workspace, id string) (*
 	if !ok {
 		return nil, nil
 	}
-	items, err := o.Deliveries.DB.Get(ctx, store.Key{Table: store.Deliveries, Partition: LettersOf(workspace, sub), Sort: sort})
+	key := state.LettersOf(workspace, sub)
+	key.Sort = sort
+	items, err := o.Deliveries.DB.Get(ctx, key)
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read a dead letter")
 	}
@@ -261,7 +249,7 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 		del.Base = len(del.Attempts) // the letter has no attempts of its own
 		del.TakePlaceOf(current)
 	}
-	keys := Keys(del, at)
+	keys := del.LetterKeys(at)
 	gone := []store.Op{store.Delete(keys[0], store.Exists())}
 	for _, key := range keys[1:] {
 		gone = append(gone, store.Delete(key))
@@ -270,7 +258,7 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 		return false, err
 	}
 	del.Again, del.First, del.Base, del.Target = true, now, len(del.Attempts), sub.Target.URL
-	whose, err := o.Deliveries.WriteNext(ctx, del, now.Add(delay), gone...)
+	whose, err := o.Deliveries.Schedule(ctx, del, nil, now.Add(delay), gone...)
 	return whose == state.Mine, err
 }
 
@@ -306,7 +294,7 @@ func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription
 	subscriber := sub.Subscriber()
 	del := state.New(&subscriber, e, now)
 	del.Test, del.Again = test, true
-	whose, err := o.Deliveries.ScheduleNext(ctx, del, e, now)
+	whose, err := o.Deliveries.Schedule(ctx, del, e, now)
 	if err == nil && whose != state.Mine {
 		return fault.New(fault.Conflict, "the event is being delivered to the subscription already")
 	}

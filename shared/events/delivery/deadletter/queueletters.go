@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -25,7 +24,7 @@ import (
 )
 
 // A dead letter of a queue is filed as two items, in the list of its queue (xq#) and in the workspace's list (xa#), which also
-// has the dead letters of webhooks. Its name in a key begins with a mark that the id of a subscription never begins with.
+// has the dead letters of webhooks. In these keys, the queue's name has the prefix "~", with which the id of a subscription never begins.
 
 // WebhookQueue is the queue of dead letters of webhooks, as people name it.
 const WebhookQueue = "webhooks"
@@ -47,7 +46,7 @@ func queueLetterKeys(workspace, from, sort string) []store.Key {
 func (o *Operations) File(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	for _, m := range batch {
 		if err := o.file(ctx, m); err != nil {
-			slog.ErrorContext(ctx, "dead letter not filed", "message", m.ID, "error", err)
+			o.Deliveries.Log.ErrorContext(ctx, "dead letter not filed", "message", m.ID, "error", err)
 			failed = append(failed, m.ID)
 		}
 	}
@@ -84,7 +83,7 @@ func (o *Operations) file(ctx context.Context, m queue.Message) error {
 		return err
 	}
 	if moved { // who makes a dead letter counts it
-		o.Metrics.DeadLettered(string(l.Queue), 1)
+		o.metrics.DeadLettered(string(l.Queue), 1)
 	}
 	return nil
 }

@@ -106,7 +106,7 @@ func (rs *Replays) published(ctx context.Context, sub *subscription.Subscription
 	var parts []eventlog.Partition
 	var keys []string
 	for _, p := range sub.Patterns {
-		for _, part := range p.Partitions(rs.log, sub.Workspace) {
+		for _, part := range p.Partitions(rs.EventLog, sub.Workspace) {
 			parts, keys = append(parts, part), append(keys, p.Key)
 		}
 	}
@@ -120,7 +120,7 @@ func (rs *Replays) published(ctx context.Context, sub *subscription.Subscription
 	if at >= len(parts) {
 		return "", nil, "", nil
 	}
-	entries, more, after, err := rs.log.ReadPast(ctx, parts[at], after, 100)
+	entries, more, after, err := rs.EventLog.ReadPast(ctx, parts[at], after, 100)
 	if err != nil || len(entries) == 0 && more {
 		return keys[at], nil, fmt.Sprintf("%d/%d", at, after), err
 	}
@@ -176,7 +176,7 @@ func (rs *Replays) countEvents(ctx context.Context, sub *subscription.Subscripti
 // dies before that, or makes the same step as another one, sends some events twice, but loses none. stepEvents skips a
 // suspended subscription, which receives its missed events with its refresh.
 func (rs *Replays) stepEvents(ctx context.Context, r *Replay, now time.Time, limit int) (n int, err error) {
-	sub, err := rs.subscriptions.Find(ctx, r.Workspace, r.Select.Subscription)
+	sub, err := rs.Subscriptions.Find(ctx, r.Workspace, r.Select.Subscription)
 	if err != nil {
 		return 0, err
 	}

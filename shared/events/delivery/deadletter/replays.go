@@ -30,21 +30,25 @@ import (
 // leads to them. A letter is deleted when it is retried, so a repeated step skips it. A replay
 // has the letters that existed when it was requested.
 
-// Replays starts, runs and cancels replays. Create it with [NewReplays].
-type Replays struct {
-	// Ahead is how far ahead of the clock a replay schedules deliveries, which canceling it does not stop: at least the time
-	// between two calls of Run. 0 is a minute.
+// ReplayOptions are the parts of [Replays].
+type ReplayOptions struct {
+	Operations    *Operations // retries letters
+	Subscriptions Finder
+	EventLog      *eventlog.Log // needed to replay events
+	// Ahead is how far ahead of the clock a replay schedules deliveries, which canceling it does not stop. It must be at least
+	// the time between two calls of [Replays.Run]. 0 is [ReplayAhead].
 	Ahead time.Duration
-
-	operations    *Operations // retries letters
-	deliveries    *state.Deliveries
-	subscriptions Finder
-	log           *eventlog.Log // of the events that are replayed
 }
 
-// NewReplays makes replays. The log is needed to replay events.
-func NewReplays(o *Operations, subs Finder, log *eventlog.Log) *Replays {
-	return &Replays{operations: o, deliveries: o.Deliveries, subscriptions: subs, log: log}
+// Replays starts, runs and cancels replays. Create it with [NewReplays].
+type Replays struct {
+	ReplayOptions
+	deliveries *state.Deliveries
+}
+
+// NewReplays returns the replays of a store.
+func NewReplays(o ReplayOptions) *Replays {
+	return &Replays{ReplayOptions: o, deliveries: o.Operations.Deliveries}
 }
 
 // ReplayState says how a replay is.
@@ -108,7 +112,7 @@ const (
 	replaysRunning = "replays"
 	// ReplayStep is the time span that a replay schedules before it writes its position.
 	ReplayStep = 5 * time.Second
-	// ReplayAhead is how far ahead of the clock a round schedules, unless [Replays.Ahead] says otherwise.
+	// ReplayAhead is how far ahead of the clock a round schedules, unless [ReplayOptions.Ahead] says otherwise.
 	ReplayAhead = time.Minute
 	// replayMoment limits how long the request that begins a replay works on it.
 	replayMoment = 3 * time.Second
@@ -140,7 +144,7 @@ func (rs *Replays) Count(ctx context.Context, workspace string, sub *subscriptio
 		return rs.countEvents(ctx, sub, s)
 	}
 	for before := ""; ; {
-		list, next, err := rs.operations.Letters(ctx, workspace, s.query(), before, 1000)
+		list, next, err := rs.Operations.Letters(ctx, workspace, s.query(), before, 1000)
 		if err != nil {
 			return 0, false, err
 		}
@@ -326,7 +330,7 @@ func (rs *Replays) step(ctx context.Context, r *Replay, now time.Time) (n int, e
 	if r.Select.Events {
 		return rs.stepEvents(ctx, r, now, limit)
 	}
-	letters, next, err := rs.operations.Letters(ctx, r.Workspace, r.span().query(), r.Before, limit)
+	letters, next, err := rs.Operations.Letters(ctx, r.Workspace, r.span().query(), r.Before, limit)
 	if err != nil {
 		return 0, err
 	}
@@ -378,11 +382,11 @@ func (rs *Replays) step(ctx context.Context, r *Replay, now time.Time) (n int, e
 func (rs *Replays) again(ctx context.Context, workspace string, l Letter, delay time.Duration) (done bool, err error) {
 	var sub *subscription.Subscription
 	if l.Queue == WebhookQueue {
-		if sub, err = rs.subscriptions.Lookup(ctx, workspace, l.Principal, l.Subscription); err != nil {
+		if sub, err = rs.Subscriptions.Lookup(ctx, workspace, l.Principal, l.Subscription); err != nil {
 			return false, err
 		}
 	}
-	return rs.operations.Retry(ctx, workspace, l, sub, delay)
+	return rs.Operations.Retry(ctx, workspace, l, sub, delay)
 }
 
 // countMore adds to the numbers of a replay that another process has written, or a person canceled.
@@ -420,4 +424,43 @@ func (rs *Replays) Each(ctx context.Context, workspace string, visit func(r *Rep
 func (rs *Replays) Unname(ctx context.Context, r *Replay, name string) error {
 	r.By = name
 	return fault.Wrap(fault.Unavailable, rs.save(ctx, r), "take a name off a replay")
+}
+
+// The reasons why a replay skips a letter or an event.
+const (
+	SkippedSuspended = "suspended" // the subscription is, until its subscriber refreshes it
+	SkippedEnded     = "ended"     // the subscription has
+	SkippedExpired   = "expired"   // the event is not stored any more
+	SkippedUnderway  = "underway"  // the event is being delivered already
+	SkippedReturn    = "return"    // the message cannot go back to its queue
+)
+
+// reason is the cause of an error by which a letter is skipped.
+type reason string
+
+func (r reason) Error() string { return string(r) }
+
+// skipped returns an error of kind Conflict with the reason why a letter is skipped.
+func skipped(why reason, text string) error {
+	return &fault.Error{Kind: fault.Conflict, Message: text, Err: why}
+}
+
+// whySkipped returns the reason that skipped has given a Conflict, or [SkippedReturn] for other errors.
+func whySkipped(err error) string {
+	if r, ok := errors.AsType[reason](err); ok {
+		return string(r)
+	}
+	return SkippedReturn
+}
+
+// skip counts letters that are not replayed.
+func (r *Replay) skip(why string, n int) {
+	if n <= 0 {
+		return
+	}
+	if r.Because == nil {
+		r.Because = map[string]int{}
+	}
+	r.Because[why] += n
+	r.Skipped += n
 }

@@ -183,7 +183,7 @@ func TestAProbeAfterATimeoutInTheSlowLaneIsShort(t *testing.T) {
 		if v != Granted {
 			t.Fatalf("WHK-16 got verdict %v, want a slot for a probe", v)
 		}
-		if got := s.Patience(); got != time.Second {
+		if got := s.Patience; got != time.Second {
 			t.Errorf("WHK-16 the probe may take %v, want 1s", got)
 		}
 		s.Detach().Done(Unused)

@@ -6,6 +6,8 @@ import (
 	"time"
 )
 
+// The attempts that wait for a slot: those of the fast lane in turn, and those of the slow lane in order of arrival.
+
 const (
 	quickPool = iota
 	unhurriedPool
@@ -40,109 +42,6 @@ type waiter struct {
 	ready chan struct{} // closed when the verdict is known
 	slot  *Slot
 	Verdict
-}
-
-// Verdict is the answer to whether an attempt may start in the fast lane.
-type Verdict int
-
-const (
-	// Granted attempts start now.
-	Granted Verdict = iota
-	// SlowLane attempts belong to the slow lane, because their endpoint fails or is slow.
-	SlowLane
-	// TooLate attempts got no slot in time.
-	TooLate
-)
-
-// Patience is how long a page waits for slots.
-type Patience struct {
-	// Busy is until when the page waits for an endpoint that has all the attempts under way that it may have. Others is until
-	// when it waits for slots that other endpoints have.
-	Busy, Others time.Time
-}
-
-// Reserve takes a slot of the fast lane. It waits for one as long as p says. A first attempt must not overtake the deliveries that
-// wait for the endpoint's rate limit, so it then belongs to the slow lane.
-func (l *Lanes) Reserve(ctx context.Context, c Call, p Patience) (*Slot, Verdict) {
-	if l.rate.awaited(c.Endpoint, l.now()) {
-		return nil, SlowLane
-	}
-	l.mu.Lock()
-	e := l.get(c.Endpoint, c.URL)
-	if e.isSlow(l.now()) {
-		l.mu.Unlock()
-		return nil, SlowLane
-	}
-	probe := e.startProbe(l.now())
-	if pool := l.poolOf(e); len(e.flows) == 0 && len(pool.ring) == 0 && !l.full(e, c.Bytes) && l.fits(pool, c.Bytes) {
-		s := l.take(e, pool, c)
-		l.mu.Unlock()
-		return s, Granted
-	}
-	if l.waiters >= maxWaiters*l.limits.Attempts && l.waiting[c.Principal]*len(l.waiting) >= l.waiters {
-		l.mu.Unlock()
-		return nil, TooLate
-	}
-	w := &waiter{call: c, probe: probe, ready: make(chan struct{})}
-	l.enqueue(e, w)
-	l.mu.Unlock()
-
-	until := p.Busy
-	timer := time.NewTimer(time.Until(until))
-	defer timer.Stop()
-	for ended := false; ; {
-		select {
-		case <-w.ready:
-			return w.slot, w.Verdict
-		case <-timer.C:
-		case <-ctx.Done():
-			ended = true
-		}
-		l.mu.Lock()
-		select {
-		case <-w.ready:
-			l.mu.Unlock()
-			return w.slot, w.Verdict
-		default:
-		}
-		if !ended && until.Before(p.Others) && !l.full(e, c.Bytes) {
-			l.mu.Unlock()
-			until = p.Others
-			timer.Reset(time.Until(until))
-			continue
-		}
-		l.remove(w)
-		l.mu.Unlock()
-		return nil, TooLate
-	}
-}
-
-// full reports whether an endpoint has all the attempts under way that it may have.
-func (l *Lanes) full(e *endpointState, bytes int64) bool {
-	limit := usage{slots: l.limits.PerEndpoint, bytes: l.limits.Bytes / 8}
-	if !e.proven {
-		limit.slots = min(limit.slots, unproven)
-	}
-	return !usage{e.fast, e.fastBytes}.fits(bytes, limit)
-}
-
-func (l *Lanes) fits(p *pool, bytes int64) bool {
-	return l.fast.fits(bytes, l.pools[quickPool].limit) && p.used.fits(bytes, p.limit)
-}
-
-func (l *Lanes) poolOf(e *endpointState) *pool {
-	if e.took >= unhurriedAnswer || !e.proven || e.silent {
-		return &l.pools[unhurriedPool]
-	}
-	return &l.pools[quickPool]
-}
-
-func (l *Lanes) take(e *endpointState, p *pool, c Call) *Slot {
-	e.fast++
-	e.fastBytes += c.Bytes
-	l.fast.add(c.Bytes)
-	p.used.add(c.Bytes)
-	return &Slot{lanes: l, e: e, Call: c, kind: fastSlot, pool: p, hung: e.silent}
 }
 
 // enqueue puts an attempt into the queue of its endpoint and principal.
@@ -269,4 +168,82 @@ func (l *Lanes) grantFrom(p *pool) bool {
 		}
 	}
 	return false
+}
+
+// slowWaiter waits for a slot of the slow lane.
+type slowWaiter struct {
+	slot  *Slot
+	ready chan struct{} // closed when it has got one
+}
+
+// ReserveSlow takes a slot of the slow lane, or returns the time after which the caller tries again. If the endpoint answers
+// quickly, even with failures, ReserveSlow waits for its next slot, because a rejected delivery returns later each time.
+func (l *Lanes) ReserveSlow(ctx context.Context, c Call) (s *Slot, wait time.Duration) {
+	l.mu.Lock()
+	e := l.get(c.Endpoint, c.URL)
+	s, wait = l.takeSlow(e, c, l.now())
+	if s != nil || !e.openUntil.IsZero() || e.took >= slotWait || l.queued >= max(1, l.limits.Attempts/8) {
+		l.mu.Unlock()
+		return s, wait
+	}
+	w := &slowWaiter{slot: &Slot{Call: c}, ready: make(chan struct{})}
+	e.queued = append(e.queued, w)
+	l.queued++
+	l.mu.Unlock()
+	timer := time.NewTimer(slotWait)
+	defer timer.Stop()
+	select {
+	case <-w.ready:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i := slices.Index(e.queued, w); i >= 0 {
+		e.queued = slices.Delete(e.queued, i, i+1)
+		l.queued--
+		return nil, wait
+	}
+	return w.slot, 0
+}
+
+// takeSlow takes a slot of the slow lane if there is one. It is called with the lock.
+func (l *Lanes) takeSlow(e *endpointState, c Call, now time.Time) (s *Slot, wait time.Duration) {
+	s = &Slot{lanes: l, e: e, Call: c, kind: slowSlot, doubtful: e.isDoubtful(now)}
+	used, others := &l.slowBytes, e.slow+e.hanging
+	if s.doubtful {
+		used = &l.hangingBytes
+	}
+	switch limit := l.limits.Bytes / 4; {
+	case now.Before(e.openUntil):
+		return nil, e.openUntil.Sub(now)
+	case !e.openUntil.IsZero() && others > 0: // a probe is under way
+		return nil, probeTime / 2
+	case others >= e.limit, !used.fits(c.Principal, s.held(), limit), e.slow > 0 && e.slowBytes+s.held() > limit/4:
+		return nil, time.Second
+	case s.doubtful && e.origin != nil:
+		if !e.origin.doubtful.take(c.Principal, maxOriginDoubtful) {
+			return nil, probeTime / 2
+		}
+		s.origin = e.origin
+	}
+	e.slow++
+	e.slowBytes += s.held()
+	used.add(c.Principal, s.held())
+	return s, 0
+}
+
+// grantSlow gives free slots of the slow lane to the attempts that wait for the endpoint. It is called with the lock.
+func (l *Lanes) grantSlow(e *endpointState, now time.Time) {
+	for len(e.queued) > 0 {
+		w := e.queued[0]
+		s, _ := l.takeSlow(e, w.slot.Call, now)
+		if s == nil {
+			return
+		}
+		w.slot = s
+		close(w.ready)
+		e.queued = e.queued[1:]
+		l.queued--
+	}
 }

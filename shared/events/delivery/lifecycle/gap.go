@@ -37,8 +37,8 @@ const (
 	suspensionGap = "~gap"
 )
 
-// gapMark records the last gap that was announced to a subscription.
-type gapMark struct {
+// announcedGap is the last gap that was announced to a subscription. It is the value of an item.
+type announcedGap struct {
 	V    int    `json:"v"`
 	ID   string `json:"id"`   // of the notice
 	From int64  `json:"from"` // the position of its cursor
@@ -81,9 +81,9 @@ func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 	if next := time.UnixMicro(last.At).Add(gapEvery); version != 0 && next.After(now) {
 		due = next
 	}
-	value, _ := json.Marshal(gapMark{V: task.Version, ID: notice.Event, From: from, At: now.UnixMicro()}) // numbers and a text
+	value, _ := json.Marshal(announcedGap{V: task.Version, ID: notice.Event, From: from, At: now.UnixMicro()}) // numbers and a text
 	condition := state.Continues(version)
-	whose, err := m.Deliveries.WriteNext(ctx, notice, due, store.Put(store.Item{
+	whose, err := m.Deliveries.Schedule(ctx, notice, nil, due, store.Put(store.Item{
 		Key: state.GapKey(del.Workspace, del.Subscription), Value: value, Version: version + 1, Expires: now.Add(gapFor + state.KeptFor),
 	}, condition))
 	if done = whose == state.Mine; done && err == nil {
@@ -96,7 +96,7 @@ func (m *Manager) tryGap(ctx context.Context, del *state.Delivery) (done bool, e
 // does if a client that resumes from the notice's cursor, as soon as the notice arrives, finds the event. So the event
 // must have been in the log by then. Its publication time does not show that, because an event may wait in the events
 // queue, but the time of its first attempt does, because fanout writes the log before it queues the delivery.
-func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last gapMark, version int64, covers bool, err error) {
+func (m *Manager) lastGap(ctx context.Context, del *state.Delivery) (last announcedGap, version int64, covers bool, err error) {
 	items, err := m.Deliveries.DB.Get(ctx, state.GapKey(del.Workspace, del.Subscription))
 	if err != nil {
 		return last, 0, false, fault.Wrap(fault.Unavailable, err, "read the last gap of a subscription")
@@ -159,7 +159,7 @@ func (m *Manager) ForeseeGap(ctx context.Context, workspace string, sub *subscri
 	due := m.Deliveries.Now().Add(m.Gaps.Log.Reaches())
 	notice := state.NewNotice(workspace, sub, name, "gap", due)
 	notice.Key, notice.Control.Gap = suspensionGap, state.GapSuspended
-	_, err := m.Deliveries.WriteNext(ctx, notice, due) // an earlier suspension may have written the notice already
+	_, err := m.Deliveries.Schedule(ctx, notice, nil, due) // an earlier suspension may have written the notice already
 	return err
 }
 

@@ -19,8 +19,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/events/delivery/task"
 )
 
-// Watermark finds the position up to which the deliveries of a subscription are settled, that is, acknowledged or
-// dead-lettered. Two kinds of deliveries are open:
+// Watermark finds the position in the event log up to which the deliveries of a subscription are settled, that is, acknowledged
+// or dead-lettered. A client that resumes from this position misses no event. Two kinds of deliveries are open:
 //
 //   - Deliveries without a first attempt. They have no item, like successful deliveries, so Watermark uses a bound:
 //     all pages that were queued [dwell] before dispatch last recorded progress have been attempted, unless dispatch
@@ -54,7 +54,8 @@ func position(published time.Time) int64 {
 	return published.Add(-2*eventlog.MaxSkew).UnixMicro() - 1
 }
 
-// PausedPages returns the partition of the marks of paused pages.
+// PausedPages returns the partition with an item for each page that waits for a switch. A watermark lies before all of them,
+// because their events have not been attempted.
 func PausedPages(workspace string) string { return "w#paused#" + workspace }
 
 // EarliestKey returns the beginning of a page's sort key: a position before the page was sent and before all its events, so
@@ -151,13 +152,16 @@ func (w *Watermark) before(ctx context.Context, partition string, at int64) (int
 	}
 }
 
-// Progress records for [Watermark] that this process attempts pages. The zero value is ready to use.
+// Progress records how far this process has come with its pages, the messages that ask it to send events to a range of
+// subscribers. [Watermark] needs these records, because a first attempt that has not started leaves no other trace. The zero
+// value is ready to use.
 type Progress struct {
 	mu      sync.Mutex
 	written time.Time
 }
 
-// RecordLate records the late pages of a batch. Call it before their attempts.
+// RecordLate writes an item for each page of a batch that waited in its queue for longer than [lateAfter], so that no watermark
+// passes the page's events before they are attempted. Call it before the attempts.
 func (p *Progress) RecordLate(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) error {
 	for _, m := range batch {
 		if m.Sent.IsZero() || now.Sub(m.Sent) <= lateAfter {
@@ -178,8 +182,8 @@ func (p *Progress) RecordLate(ctx context.Context, db store.DB, batch []queue.Me
 	return nil
 }
 
-// RecordWork records that young pages have been attempted, once a minute and not in the first minute of the process. It
-// ignores a failed write, because the watermark then only stays where it is.
+// RecordWork records that the process has attempted a batch whose pages were all queued recently. It writes once a minute, but
+// not in the first minute of the process. It ignores a failed write, because watermarks then only stay where they are.
 func (p *Progress) RecordWork(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) {
 	for _, m := range batch {
 		if now.Sub(m.Sent) > lateAfter {

@@ -14,34 +14,34 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A subscription of the MCP Events extension is suspended by its failure rate of the last hour, not by the number of failures
-// (SEP-3415, webhook event delivery). The dispatchers need the common rate but share no counter. Each one writes the attempts
-// of a minute as an item of its own next to the subscription's status, in batches that it writes anyway. The dispatcher that
-// records a failure adds the items up.
+// An MCP Events subscription is suspended if more than 95 % of its attempts in the last hour failed (SEP-3415, webhook event
+// delivery). Several processes make these attempts, and each one counts only its own. So each process stores its counts, with
+// one item per subscription and minute, next to the subscription's status. A process that records a failure reads the items of
+// all processes and adds them up.
 //
-// A dispatcher writes failures immediately. A write per success would be too expensive, so it writes successes with the
-// status, at the latest when their number has doubled. So the sum may lack up to half of another dispatcher's latest
-// successes. For example, a failure rate that appears to be 95 % is at least 90 %.
+// A process stores a failure immediately. A write per success would be too expensive, so it stores successes together with the
+// status, at the latest when their number has doubled. The sum may therefore lack up to half of another process's latest
+// successes. For example, if the rate appears to be 95 %, the real rate is at least 90 %.
 
 const (
 	rateWindow  = time.Hour
 	rateMinimum = 100 // with fewer attempts, no subscription is suspended
 	// ratePercent is the failure rate in percent above which a subscription is suspended.
 	ratePercent = 95
-	// rateUnwritten is the number of successes that a dispatcher counts without a write.
+	// rateUnwritten is the number of successes that a process counts without a write.
 	rateUnwritten = 4
-	// rateAsk is how often a dispatcher adds up the attempts of a subscription, unless it makes rateMinimum attempts sooner.
+	// rateAsk is how often a process adds up the attempts of a subscription, unless it makes rateMinimum attempts sooner.
 	rateAsk   = 5 * time.Second
 	maxTallys = 100_000
 )
 
-// tally counts this dispatcher's attempts for one subscription.
+// tally counts this process's attempts for one subscription.
 type tally struct {
 	minutes []minuteTally // the minutes with unwritten attempts, and the current one; oldest first
 	began   time.Time     // when written was last 0
 	written int           // written successes
 	dirty   int           // unwritten successes
-	asked   time.Time     // when the attempts of all dispatchers were last added up
+	asked   time.Time     // when the attempts of all processes were last added up
 	since   int           // attempts since asked
 }
 
@@ -52,10 +52,10 @@ type minuteTally struct {
 	Failed int   `json:"f,omitempty"`
 }
 
-// rates has the tallies of a dispatcher. The zero value is ready to use.
+// rates has the tallies of a process. The zero value is ready to use.
 type rates struct {
 	mu   sync.Mutex
-	self string // the name of this dispatcher in the keys of its items
+	self string // the name of this process in the keys of its items
 	subs map[string]*tally
 }
 
@@ -116,7 +116,7 @@ func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (
 	return due
 }
 
-// failing reports whether the attempts of all dispatchers in the last hour failed too often. Attempts before resumed, in
+// failing reports whether the attempts of all processes in the last hour failed too often. Attempts before resumed, in
 // seconds since 1970, do not count. Most calls return false without a read; see [rateAsk].
 func (r *rates) failing(ctx context.Context, db store.DB, workspace, id string, resumed int64, now time.Time) (bool, error) {
 	r.mu.Lock()
@@ -150,7 +150,7 @@ func (r *rates) failing(ctx context.Context, db store.DB, workspace, id string, 
 			}
 			var m minuteTally
 			if err := json.Unmarshal(it.Value, &m); err != nil {
-				continue // it expires soon, and one minute of one dispatcher changes the rate little
+				continue // it expires soon, and one minute of one process changes the rate little
 			}
 			ok, failed = ok+m.OK, failed+m.Failed
 		}

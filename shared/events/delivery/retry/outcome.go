@@ -21,7 +21,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 
-	"github.com/mcp-events/mcpevents/shared/events/delivery/deadletter"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/lifecycle"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/records"
 	"github.com/mcp-events/mcpevents/shared/events/delivery/state"
@@ -52,11 +51,6 @@ func NewOutcomes(o Options) *Outcomes {
 	}
 }
 
-// InternalError returns the error of an attempt that failed internally. It does not count as an attempt.
-func InternalError(out webhook.Outcome) error {
-	return &fault.Error{Kind: fault.Unavailable, Message: "the attempt failed internally", Err: out.Err}
-}
-
 // fate is the consequence of an attempt for its delivery.
 type fate int
 
@@ -68,36 +62,44 @@ const (
 )
 
 // fateOf returns the fate of a delivery after the last of its attempts. If the fate is a retry, the duration is the time until the
-// next attempt.
+// next attempt. A gap notice is retried for longer than its schedule.
 func (o *Outcomes) fateOf(del *state.Delivery, out webhook.Outcome) (fate, time.Duration) {
-	wait, more := o.Schedules.Of(del.Origin).Next(len(del.Attempts)-del.Base, out.RetryAfter)
 	switch {
 	case out.Category == "":
 		return delivered, 0
 	case out.Status == http.StatusGone, out.Status == http.StatusRequestEntityTooLarge:
 		return refused, 0
-	case more:
-		return retried, wait
 	}
-	return exhausted, 0
+	schedule, made := o.Schedules.Of(del.Origin), len(del.Attempts)-del.Base
+	wait, more := schedule.Next(made, out.RetryAfter)
+	if !more && del.Control != nil && del.Control.Gap != "" {
+		wait, more = o.Manager.NextGap(del, schedule[len(schedule)-1], made-len(schedule)+1, out.RetryAfter)
+	}
+	if !more {
+		return exhausted, 0
+	}
+	return retried, wait
 }
 
 // Record records an attempt. It returns the writes of a success, so that the caller makes them with the rest of the page. A
 // failure is written immediately, together with its consequences, for example the next attempt or a dead letter.
 func (o *Outcomes) Record(ctx context.Context, del *state.Delivery, sub *subscription.Subscriber, e *event.Event, out webhook.Outcome) (notes []store.Op, err error) {
-	if out.Internal() {
-		return nil, InternalError(out)
+	if out.Internal() { // it does not count as an attempt
+		return nil, &fault.Error{Kind: fault.Unavailable, Message: "the attempt failed internally", Err: out.Err}
 	}
 	now := o.Deliveries.Now()
 	made := state.Result{At: now, Category: string(out.Category), Status: out.Status, TookMS: out.Took.Milliseconds()}
 	del.Attempts = append(del.Attempts, made)
 	fate, wait := o.fateOf(del, out)
+	if del.Control != nil {
+		return o.recordNotice(ctx, del, out, fate, wait)
+	}
 	var whose state.Claim
 	switch fate {
 	case delivered:
 		return o.recordSuccess(del, sub, made), nil
 	case retried:
-		whose, err = o.Deliveries.ScheduleNext(ctx, del, e, now.Add(wait))
+		whose, err = o.Deliveries.Schedule(ctx, del, e, now.Add(wait))
 	case refused:
 		whose, err = o.DeadLetter(ctx, del, e)
 	case exhausted:
@@ -107,6 +109,19 @@ func (o *Outcomes) Record(ctx context.Context, del *state.Delivery, sub *subscri
 		return nil, err // another worker has recorded this attempt, or the delivery is over
 	}
 	return o.recordFailure(ctx, del, sub, e, out, fate)
+}
+
+// recordNotice records an attempt to send a control message. One that is given up leaves no dead letter, because no owner is
+// left who could ask for it.
+func (o *Outcomes) recordNotice(ctx context.Context, del *state.Delivery, out webhook.Outcome, fate fate, wait time.Duration) ([]store.Op, error) {
+	switch fate {
+	case retried:
+		_, err := o.Deliveries.Schedule(ctx, del, nil, o.Deliveries.Now().Add(wait))
+		return nil, err
+	case refused, exhausted:
+		o.Log.WarnContext(ctx, "control message undeliverable", "subscription", del.Subscription, "message", del.Event, "category", out.Category)
+	}
+	return del.Forget(), nil
 }
 
 func (o *Outcomes) recordSuccess(del *state.Delivery, sub *subscription.Subscriber, made state.Result) []store.Op {
@@ -169,21 +184,7 @@ func (o *Outcomes) Abandon(ctx context.Context, del *state.Delivery, e *event.Ev
 
 // DeadLetter gives up a delivery and keeps it as a dead letter for a week.
 func (o *Outcomes) DeadLetter(ctx context.Context, del *state.Delivery, e *event.Event) (state.Claim, error) {
-	if del.Version != 0 {
-		e = nil // stored already
-	}
-	now := o.Deliveries.Now()
-	del.Due = time.Time{}
-	whose, err := o.Deliveries.Write(ctx, del, state.Change{
-		Step: state.StepGiveUp, What: "record a dead letter", Event: e, Keep: state.RetriedFor,
-		Also: func() (letters []store.Op) {
-			value := del.Item().Value
-			for _, key := range deadletter.Keys(del, now) {
-				letters = append(letters, store.Put(store.Item{Key: key, Value: value, Version: now.UnixMicro(), Expires: now.Add(state.KeptFor)}))
-			}
-			return letters
-		},
-	})
+	whose, err := o.Deliveries.GiveUp(ctx, del, e)
 	if err == nil && whose == state.Mine {
 		o.Metrics.DeadLettered(metric.Webhook, 1)
 	}

@@ -69,7 +69,7 @@ type Delivery struct {
 	Again bool `json:"again,omitempty"`
 	// Test is set for a test event, which is delivered whatever the subscription asks for.
 	Test bool `json:"test,omitempty"`
-	// Paused is where it waits for a switch, since PausedAt; see paused.go.
+	// Paused is where it waits for a switch, since PausedAt; see [Deliveries.Pause].
 	Paused   PausedKey `json:"pk,omitzero"`
 	PausedAt time.Time `json:"pkt,omitzero"`
 	// Control is set for a message that carries no event; Event is then its own id.
@@ -118,6 +118,25 @@ func Key(workspace, sub, eventKey string) store.Key {
 
 func BodyKey(workspace, eventKey string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "b#" + workspace + "#" + eventKey, Sort: "-"}
+}
+
+// LetterKeys returns the keys of the delivery's dead letter. A dead letter has four items, so that each list is one query: the
+// lists of its subscription (x#), of its target's origin (xo#), of its event type (xe#) and of the workspace (xa#). The items are
+// written and deleted together.
+func (del *Delivery) LetterKeys(at time.Time) []store.Key {
+	key := func(partition string) store.Key {
+		return store.Key{Table: store.Deliveries, Partition: partition, Sort: fmt.Sprintf("%016d#%s#%s", at.UnixMicro(), del.Subscription, del.EventKey())}
+	}
+	own := LettersOf(del.Workspace, del.Subscription)
+	own.Sort = fmt.Sprintf("%016d#%s", at.UnixMicro(), del.EventKey())
+	return []store.Key{
+		own, key("xo#" + del.Workspace + "#" + subscription.OriginOf(del.Target)), key("xe#" + del.Workspace + "#" + del.Name), key("xa#" + del.Workspace),
+	}
+}
+
+// LettersOf returns a key in the partition of a subscription's dead letters.
+func LettersOf(workspace, sub string) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: "x#" + workspace + "#" + sub}
 }
 
 func dueShard(sub, eventKey string) int {
@@ -214,17 +233,6 @@ func New(sub *subscription.Subscriber, e *event.Event, now time.Time) *Delivery 
 		V: task.Version, Workspace: e.Workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
 		Event: e.ID, Key: e.Key(), URI: e.URI, Name: e.Name, Target: sub.Target.URL, State: Pending, First: now,
 		Published: e.Published, Size: len(e.Data),
-	}
-}
-
-// Forget returns the notes that delete the items of a delivery, unless the delivery has changed since it was read.
-func (del *Delivery) Forget() []store.Op {
-	if del.Version == 0 {
-		return nil
-	}
-	return []store.Op{
-		store.Delete(Key(del.Workspace, del.Subscription, del.EventKey()), store.VersionIs(del.Version)),
-		store.Delete(del.Place),
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/events/event"
+	"github.com/mcp-events/mcpevents/shared/events/switches"
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
 	"github.com/mcp-events/mcpevents/shared/storage/store"
@@ -25,15 +26,15 @@ const (
 	Dead      = "dead"
 )
 
-// Step is a change to a delivery.
+// Step is a change to a delivery. Each step has one method, for example [Deliveries.Schedule].
 type Step string
 
 const (
-	StepSchedule Step = "schedule" // set the time of its next attempt
-	StepPause    Step = "pause"    // let it wait for a switch
-	StepSuspend  Step = "suspend"  // let it wait for the subscriber's refresh
-	StepGiveUp   Step = "give up"  // keep it as a dead letter
-	StepForget   Step = "forget"   // it was delivered, or its subscription ended
+	StepSchedule Step = "schedule"
+	StepPause    Step = "pause"
+	StepSuspend  Step = "suspend"
+	StepGiveUp   Step = "give up"
+	StepForget   Step = "forget"
 )
 
 // next is the result of a step.
@@ -112,31 +113,112 @@ func Lost(state string) Claim {
 	return over
 }
 
-// Change is one step of a delivery, with the writes that belong to it. The functions are called for each try, because a
+// Schedule sets the time of a delivery's next attempt, in one transaction with the writes in also. If the queue can delay a
+// message that long, Schedule then sends the message for the attempt. It stores the event of a new delivery. For a stored
+// delivery, e may be nil.
+func (ds *Deliveries) Schedule(ctx context.Context, del *Delivery, e *event.Event, due time.Time, also ...store.Op) (Claim, error) {
+	if del.Version != 0 {
+		e = nil // stored already
+	}
+	now := ds.Now()
+	del.Due, del.DueAt, del.Made = due, due, now
+	direct := !del.Later && due.Sub(now) <= queue.MaxDelay-Backup
+	if direct {
+		del.DueAt = due.Add(Backup)
+	}
+	whose, err := ds.write(ctx, del, change{
+		step: StepSchedule, what: "record an attempt", event: e, keep: RetriedFor, entry: del.DueItem,
+		also: func() []store.Op { return also },
+	})
+	if err != nil || whose != Mine || !direct {
+		return whose, err
+	}
+	err = ds.Queue.Send(ctx, queue.Slow, del.NextTask().Outgoing(max(0, due.Sub(now))))
+	if err != nil {
+		// The due entry brings it back: the delivery is late, not lost.
+		ds.Log.WarnContext(ctx, "retry postponed", "subscription", del.Subscription, "event", del.Event, "error", err)
+	}
+	return Mine, nil
+}
+
+// Pause lets a delivery wait for a switch, which gets the message for the next attempt. A notice has no event.
+func (ds *Deliveries) Pause(ctx context.Context, del *Delivery, e *event.Event, set *switches.Set, which switches.Name) (Claim, error) {
+	return ds.write(ctx, del, change{
+		step: StepPause, what: "pause a delivery", event: e, keep: switches.Kept + RetriedFor,
+		entry: func() store.Item {
+			next := del.NextTask().Task
+			entry := set.Item(del.Workspace, which, switches.Message{Queue: queue.Slow, Body: task.Encode(next), Group: next.EndpointKey()})
+			del.Paused, del.PausedAt = PausedKey{Partition: entry.Partition, Sort: entry.Sort}, ds.Now()
+			del.Due, del.DueAt = time.Time{}, time.Time{}
+			return entry
+		},
+	})
+}
+
+// Suspend lets a delivery wait until its subscriber refreshes the suspended subscription. It stores the event of a new
+// delivery. For a stored delivery, e may be nil.
+func (ds *Deliveries) Suspend(ctx context.Context, del *Delivery, e *event.Event) (Claim, error) {
+	del.Due, del.DueAt = time.Time{}, time.Time{}
+	return ds.write(ctx, del, change{step: StepSuspend, what: "suspend a delivery", event: e, keep: RetriedFor})
+}
+
+// GiveUp ends the attempts of a delivery and keeps it as a dead letter. It stores the event of a new delivery. For a stored
+// delivery, e may be nil.
+func (ds *Deliveries) GiveUp(ctx context.Context, del *Delivery, e *event.Event) (Claim, error) {
+	if del.Version != 0 {
+		e = nil // stored already
+	}
+	now := ds.Now()
+	del.Due = time.Time{}
+	return ds.write(ctx, del, change{
+		step: StepGiveUp, what: "record a dead letter", event: e, keep: RetriedFor,
+		also: func() (letters []store.Op) {
+			value := del.Item().Value
+			for _, key := range del.LetterKeys(now) {
+				letters = append(letters, store.Put(store.Item{Key: key, Value: value, Version: now.UnixMicro(), Expires: now.Add(KeptFor)}))
+			}
+			return letters
+		},
+	})
+}
+
+// Forget returns the notes that delete a delivery because it succeeded or has no receiver anymore. They keep the delivery if
+// it has changed since it was read; see [WriteNotes].
+func (del *Delivery) Forget() []store.Op {
+	if del.Version == 0 {
+		return nil
+	}
+	return []store.Op{
+		store.Delete(Key(del.Workspace, del.Subscription, del.EventKey()), store.VersionIs(del.Version)),
+		store.Delete(del.Place),
+	}
+}
+
+// change is one step of a delivery, with the writes that belong to it. The functions are called for each try, because a
 // new delivery that takes the place of a dead one has other attempts.
-type Change struct {
-	Step Step
-	What string // the attempted operation, for errors
-	// Event, if not nil, is stored for at least Keep.
-	Event *event.Event
-	Keep  time.Duration
-	Entry func() store.Item // the due entry, or the message that waits for a switch
-	Also  func() []store.Op // further writes of the transaction
+type change struct {
+	step Step
+	what string // the attempted operation, for errors
+	// event, if not nil, is stored for at least keep.
+	event *event.Event
+	keep  time.Duration
+	entry func() store.Item // the due entry, or the message that waits for a switch
+	also  func() []store.Op // further writes of the transaction
 }
 
 // maxContests limits the tries to write a delivery that other workers change meanwhile.
 const maxContests = 5
 
-// Write makes one step of a delivery, in one transaction with the other writes of the change.
-func (ds *Deliveries) Write(ctx context.Context, del *Delivery, c Change) (Claim, error) {
+// write makes one step of a delivery, in one transaction with the other writes of the change.
+func (ds *Deliveries) write(ctx context.Context, del *Delivery, c change) (Claim, error) {
 	fresh := del.Stored == None && del.Version == 0
 	for range maxContests {
-		to, ok := Lifecycle[del.Stored][c.Step]
+		to, ok := Lifecycle[del.Stored][c.step]
 		if !ok {
-			return 0, fault.New(fault.Internal, "cannot %s a delivery that is %q", c.Step, del.Stored)
+			return 0, fault.New(fault.Internal, "cannot %s a delivery that is %q", c.step, del.Stored)
 		}
-		if c.Event != nil {
-			if err := ds.StoreBody(ctx, del, c.Event, c.Keep); err != nil {
+		if c.event != nil {
+			if err := ds.StoreBody(ctx, del, c.event, c.keep); err != nil {
 				return 0, err
 			}
 		}
@@ -145,9 +227,9 @@ func (ds *Deliveries) Write(ctx context.Context, del *Delivery, c Change) (Claim
 			return Mine, nil
 		}
 		if !errors.Is(err, store.ErrConflict) {
-			return 0, fault.Wrap(fault.Unavailable, err, "%s", c.What)
+			return 0, fault.Wrap(fault.Unavailable, err, "%s", c.what)
 		}
-		whose, err := ds.contest(ctx, del, c.Step, fresh)
+		whose, err := ds.contest(ctx, del, c.step, fresh)
 		if err != nil || whose != Mine {
 			return whose, err
 		}
@@ -155,19 +237,19 @@ func (ds *Deliveries) Write(ctx context.Context, del *Delivery, c Change) (Claim
 			return Others, nil // one of its own conditions failed
 		}
 	}
-	return 0, fault.New(fault.Unavailable, "%s: the delivery changes too often", c.What)
+	return 0, fault.New(fault.Unavailable, "%s: the delivery changes too often", c.what)
 }
 
 // put writes the transaction of a step. It reports whether the change brought conditions of its own.
-func (ds *Deliveries) put(ctx context.Context, del *Delivery, to next, c Change) (conditional bool, err error) {
+func (ds *Deliveries) put(ctx context.Context, del *Delivery, to next, c change) (conditional bool, err error) {
 	before := del.State
 	if del.State = to.State; to.State == Paused {
 		del.State = Pending
 	}
 	var ops []store.Op
 	var waits store.Key
-	if c.Entry != nil {
-		entry := c.Entry()
+	if c.entry != nil {
+		entry := c.entry()
 		ops, waits = append(ops, store.Put(entry)), entry.Key
 	}
 	it := del.Item()
@@ -175,8 +257,8 @@ func (ds *Deliveries) put(ctx context.Context, del *Delivery, to next, c Change)
 	if del.Place != (store.Key{}) && del.Place != waits {
 		ops = append(ops, store.Delete(del.Place))
 	}
-	if c.Also != nil {
-		for _, op := range c.Also() {
+	if c.also != nil {
+		for _, op := range c.also() {
 			conditional = conditional || op.Cond != (store.Condition{})
 			ops = append(ops, op)
 		}
@@ -252,7 +334,7 @@ func (ds *Deliveries) renew(ctx context.Context, current *Delivery, s Step) (Cla
 	case current.Stored == Suspended && s != StepSchedule:
 		return Others, nil
 	case current.Stored == Suspended:
-		whose, err := ds.WriteNext(ctx, current, now)
+		whose, err := ds.Schedule(ctx, current, nil, now)
 		if whose == over {
 			return Mine, err
 		}
@@ -314,42 +396,6 @@ func (del *Delivery) TakePlaceOf(dead *Delivery) {
 // Deliveries of an earlier version may have no time.
 func otherPublication(a, b time.Time) bool {
 	return !a.IsZero() && !b.IsZero() && a.UnixMicro() != b.UnixMicro()
-}
-
-// ScheduleNext sets the next attempt of a new delivery and stores its event.
-func (ds *Deliveries) ScheduleNext(ctx context.Context, del *Delivery, e *event.Event, due time.Time) (Claim, error) {
-	if del.Version != 0 {
-		e = nil // stored already
-	}
-	return ds.writeNextOf(ctx, del, e, due, nil)
-}
-
-// WriteNext sets the next attempt of a delivery whose event is stored already, in one transaction with the writes in also.
-func (ds *Deliveries) WriteNext(ctx context.Context, del *Delivery, due time.Time, also ...store.Op) (Claim, error) {
-	return ds.writeNextOf(ctx, del, nil, due, also)
-}
-
-// writeNextOf schedules a delivery and, if the queue can delay a message that long, sends the message for the attempt.
-func (ds *Deliveries) writeNextOf(ctx context.Context, del *Delivery, e *event.Event, due time.Time, also []store.Op) (Claim, error) {
-	now := ds.Now()
-	del.Due, del.DueAt, del.Made = due, due, now
-	direct := !del.Later && due.Sub(now) <= queue.MaxDelay-Backup
-	if direct {
-		del.DueAt = due.Add(Backup)
-	}
-	whose, err := ds.Write(ctx, del, Change{
-		Step: StepSchedule, What: "record an attempt", Event: e, Keep: RetriedFor, Entry: del.DueItem,
-		Also: func() []store.Op { return also },
-	})
-	if err != nil || whose != Mine || !direct {
-		return whose, err
-	}
-	err = ds.Queue.Send(ctx, queue.Slow, del.NextTask().Outgoing(max(0, due.Sub(now))))
-	if err != nil {
-		// The due entry brings it back: the delivery is late, not lost.
-		ds.Log.WarnContext(ctx, "retry postponed", "subscription", del.Subscription, "event", del.Event, "error", err)
-	}
-	return Mine, nil
 }
 
 // SetAside dead-letters an item that cannot be decoded, so that it does not block anything else. It leaves the

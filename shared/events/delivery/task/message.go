@@ -43,7 +43,8 @@ type Page struct {
 	// then has only that subscription.
 	Reactivation *Reactivation `json:"res,omitempty"`
 
-	// Paused is the task's mark for the watermark, if it waited for a switch.
+	// Paused is the key of the item that keeps the watermark of the task's subscribers from passing its events, because the
+	// task waited for a switch. See PausedPages in package lifecycle.
 	Paused string `json:"pk,omitempty"`
 
 	// Retries is the number of times that the task was sent again, with a delay, because the store failed.
@@ -151,7 +152,7 @@ const RenewAfter = queue.MaxReceives * 3 / 4
 //
 // On a FIFO queue the copy goes to the end of its group. This gives up the place of the newer message, so that the later
 // messages of its group no longer wait for it.
-func Renew(ctx context.Context, s queue.Sender, q queue.Name, m queue.Message) bool {
+func Renew(ctx context.Context, log *slog.Logger, s queue.Sender, q queue.Name, m queue.Message) bool {
 	if m.Received < RenewAfter {
 		return false
 	}
@@ -160,7 +161,7 @@ func Renew(ctx context.Context, s queue.Sender, q queue.Name, m queue.Message) b
 		out.Dedup = "newer-" + m.ID // a process that dies before the queue deletes the message leads to a second copy
 	}
 	if err := s.Send(ctx, q, out); err != nil {
-		slog.ErrorContext(ctx, "newer message not renewed", "queue", q, "message", m.ID, "error", err)
+		log.ErrorContext(ctx, "newer message not renewed", "queue", q, "message", m.ID, "error", err)
 		return false
 	}
 	return true
