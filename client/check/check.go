@@ -40,8 +40,8 @@ type Options struct {
 	URL, Key string
 	// Agent names the program to the server as NAME/VERSION.
 	Agent string
-	// Event is the event type to use. If it is empty, Run uses the first one that offers all modes. Arguments is a JSON object with the
-	// arguments of the subscriptions.
+	// Event is the event type to use. If it is empty, Run uses the first event type that offers all modes. Arguments is a JSON object
+	// with the arguments of the subscriptions.
 	Event     string
 	Arguments json.RawMessage
 	// Publish makes the server emit an event of that type that matches the arguments. Without it, rules that need an event are not
@@ -116,9 +116,9 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}{
 		{"list the event types", c.list},
 		{"send requests that must be refused", (&refusalCheck{c}).run},
-		{"poll", c.inMode(spec.ModePoll, "polls", func(ctx context.Context, t eventType) { (&pollCheck{c, t}).run(ctx) })},
-		{"open streams", c.inMode(spec.ModePush, "streams", func(ctx context.Context, t eventType) { (&pushCheck{c, t}).run(ctx) })},
-		{"subscribe webhooks", c.inMode(spec.ModeWebhook, "webhooks", func(ctx context.Context, t eventType) { (&webhookCheck{subscriber{checker: c, t: t}}).run(ctx) })},
+		{"poll", c.useMode(spec.ModePoll, "polls", func(ctx context.Context, t eventType) { (&pollCheck{c, t}).run(ctx) })},
+		{"open streams", c.useMode(spec.ModePush, "streams", func(ctx context.Context, t eventType) { (&pushCheck{c, t}).run(ctx) })},
+		{"subscribe webhooks", c.useMode(spec.ModeWebhook, "webhooks", func(ctx context.Context, t eventType) { (&webhookCheck{subscriber{checker: c, t: t}}).run(ctx) })},
 	}
 	for _, s := range steps {
 		o.Progress(s.what)
@@ -176,7 +176,7 @@ func (c *checker) discover(ctx context.Context) (without string, err error) {
 	var found struct {
 		Capabilities struct {
 			Extensions map[string]json.RawMessage `json:"extensions"`
-			Events     json.RawMessage            `json:"events"` // where the published profile has it
+			Events     json.RawMessage            `json:"events"` // set by servers of the published profile
 		} `json:"capabilities"`
 	}
 	if a.result == nil || json.Unmarshal(a.result, &found) != nil {
@@ -185,7 +185,7 @@ func (c *checker) discover(ctx context.Context) (without string, err error) {
 	settings, offered := found.Capabilities.Extensions[spec.EventsExtension]
 	if !offered {
 		if found.Capabilities.Events == nil {
-			return spec.EventsExtension + " is not in its capabilities", c.unoffered(ctx)
+			return spec.EventsExtension + " is not in its capabilities", c.checkUnoffered(ctx)
 		}
 		c.fail(ruleAdvertised, "the capabilities have events, as in the published profile, but extensions lacks %s", spec.EventsExtension)
 		return "", nil
@@ -197,8 +197,8 @@ func (c *checker) discover(ctx context.Context) (without string, err error) {
 	return "", nil
 }
 
-// unoffered checks the rule for servers without events.
-func (c *checker) unoffered(ctx context.Context) error {
+// checkUnoffered checks the rule for servers without events.
+func (c *checker) checkUnoffered(ctx context.Context) error {
 	a, err := c.conn.call(ctx, spec.MethodEvents, map[string]any{})
 	if err != nil {
 		return err
@@ -228,7 +228,7 @@ func (c *checker) list(ctx context.Context) {
 			panic(stopped{fault.New(fault.Unavailable, "the server returned no list of event types")})
 		}
 		for _, t := range page.Events {
-			c.descriptor(t, names[t.Name])
+			c.judgeType(t, names[t.Name])
 			names[t.Name] = true
 		}
 		c.types = append(c.types, page.Events...)
@@ -243,8 +243,8 @@ func (c *checker) list(ctx context.Context) {
 // maxPages limits a list.
 const maxPages = 100
 
-// descriptor judges an entry of events/list.
-func (c *checker) descriptor(t eventType, twice bool) {
+// judgeType judges an entry of events/list.
+func (c *checker) judgeType(t eventType, twice bool) {
 	modes := []string{spec.ModePoll, spec.ModePush, spec.ModeWebhook}
 	unknown := slices.ContainsFunc(t.Delivery, func(m string) bool { return !slices.Contains(modes, m) })
 	c.judge(ruleNames, t.Name != "" && !twice, "the name %q is empty or occurs twice in the list", t.Name)
@@ -273,19 +273,20 @@ func (c *checker) pick(mode string) (eventType, bool) {
 	return c.types[i], true
 }
 
-// inMode returns a step that uses an event type with a mode. If there is none, the step marks the rules of the mode as not testable.
-func (c *checker) inMode(mode, plural string, do func(context.Context, eventType)) func(context.Context) {
+// useMode returns a step that runs do with an event type that offers the mode. If no event type offers it, the step marks the mode's
+// rules as not testable.
+func (c *checker) useMode(mode, plural string, do func(context.Context, eventType)) func(context.Context) {
 	return func(ctx context.Context) {
 		if t, ok := c.pick(mode); ok {
 			do(ctx, t)
 		} else {
-			c.skip("no event type offers "+plural, ofMode(mode)...)
+			c.skip("no event type offers "+plural, rulesOfMode(mode)...)
 		}
 	}
 }
 
-// params returns the parameters of a subscription together with more.
-func (c *checker) params(t eventType, more map[string]any) map[string]any {
+// makeParams returns the parameters of a subscription together with more.
+func (c *checker) makeParams(t eventType, more map[string]any) map[string]any {
 	all := map[string]any{"name": t.Name, "arguments": c.Arguments}
 	maps.Copy(all, more)
 	return all

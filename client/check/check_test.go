@@ -20,8 +20,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// ours is an embedded server with quick retries and heartbeats, and how to check it.
-func ours(t *testing.T, change func(*standalone.Options)) check.Options {
+// startServer starts a stand-alone server with quick retries and heartbeats, and returns the options that check it.
+func startServer(t *testing.T, change func(*standalone.Options)) check.Options {
 	t.Helper()
 	o := servertest.Options(t, map[string]servertest.Caller{"agent": {Workspace: "default", Scopes: "events:read, events:subscribe"}})
 	o.Limits.Heartbeat, o.Limits.EventsSchedule = time.Second, []time.Duration{0, time.Second, time.Second}
@@ -39,8 +39,8 @@ func ours(t *testing.T, change func(*standalone.Options)) check.Options {
 	}
 }
 
-// outcome are the ids of the rules that came to a result.
-func outcome(r *check.Report, result string) (ids []string) {
+// listIDs returns the ids of the rules that have a result.
+func listIDs(r *check.Report, result string) (ids []string) {
 	for _, one := range r.Results {
 		if one.Result == result {
 			ids = append(ids, one.ID)
@@ -51,25 +51,25 @@ func outcome(r *check.Report, result string) (ids []string) {
 
 func TestOurServerHoldsTheRules(t *testing.T) {
 	t.Parallel()
-	report, err := check.Run(t.Context(), ours(t, nil))
+	report, err := check.Run(t.Context(), startServer(t, nil))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Run("RCH-06 EVX-25 it fails no rule, in the released profile", func(t *testing.T) {
-		if got := outcome(report, check.Failed); len(got) > 0 || report.Profile != "released" {
+		if got := listIDs(report, check.Failed); len(got) > 0 || report.Profile != "released" {
 			t.Errorf("failed: %q in the profile %q %v, want none in released", got, report.Profile, report.ShownBy)
 		}
 	})
-	t.Run("RCH-06 what is not testable is what the receiver and the operator are needed for", func(t *testing.T) {
+	t.Run("RCH-06 rules that need a public receiver or an operator are not testable", func(t *testing.T) {
 		want := []string{"capability-absent", "error-mode", "webhook-https", "webhook-private", "terminated"}
-		if got := outcome(report, check.NotTestable); !slices.Equal(got, want) {
+		if got := listIDs(report, check.NotTestable); !slices.Equal(got, want) {
 			t.Errorf("not testable: %q, want %q", got, want)
 		}
 	})
-	t.Run("RCH-06 the report is a table, JSON and JUnit", func(t *testing.T) { written(t, report) })
+	t.Run("RCH-06 the report is a table, JSON and JUnit", func(t *testing.T) { checkWritten(t, report) })
 }
 
-func written(t *testing.T, report *check.Report) {
+func checkWritten(t *testing.T, report *check.Report) {
 	var table, text, junit bytes.Buffer
 	for _, err := range []error{report.Table(&table), report.JSON(&text), report.JUnit(&junit)} {
 		if err != nil {
@@ -101,70 +101,70 @@ func written(t *testing.T, report *check.Report) {
 		}
 	}
 	if skipped != suite.Skipped || skipped != report.NotTestable+report.Failed {
-		t.Errorf("%d are skipped, %d by the count", skipped, suite.Skipped)
+		t.Errorf("%d cases are skipped, want %d as the suite says and %d as the report says", skipped, suite.Skipped, report.NotTestable+report.Failed)
 	}
 }
 
-func TestAServerSetToTheTextHoldsAllRules(t *testing.T) {
+func TestAServerOfTheFinalProfileHoldsAllRules(t *testing.T) {
 	t.Parallel()
-	report, err := check.Run(t.Context(), ours(t, func(o *standalone.Options) {
+	report, err := check.Run(t.Context(), startServer(t, func(o *standalone.Options) {
 		o.Limits.Profile = "final"
 		o.Catalog = append(o.Catalog, "  - {name: poll.only, uri: event://poll/only, delivery: [poll]}\n"...)
 	}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := outcome(report, check.Failed); len(got) > 0 || report.Profile != "final" {
+	if got := listIDs(report, check.Failed); len(got) > 0 || report.Profile != "final" {
 		t.Errorf("RCH-06 EVX-25: failed: %q in the profile %q %v, want none in final", got, report.Profile, report.ShownBy)
 	}
-	if slices.Contains(outcome(report, check.NotTestable), "error-mode") {
-		t.Error("RCH-06: a mode that an event type lacks was not asked for")
+	if slices.Contains(listIDs(report, check.NotTestable), "error-mode") {
+		t.Error("RCH-06: error-mode is not testable, want a request for a mode that the event type lacks")
 	}
 }
 
-// As in production: the receiver's URL is public, and here leads nowhere.
-func TestAddressesThatAServerMustNotTake(t *testing.T) {
+// As in production, the receiver has a public URL. In this test it leads nowhere.
+func TestAddressesThatAServerMustRefuse(t *testing.T) {
 	t.Parallel()
-	o := ours(t, func(o *standalone.Options) { o.Limits.AllowInsecureTargets = false })
+	o := startServer(t, func(o *standalone.Options) { o.Limits.AllowInsecureTargets = false })
 	o.Receiver = "https://receiver.invalid"
 	report, err := check.Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := outcome(report, check.Passed)
+	got := listIDs(report, check.Passed)
 	for _, want := range []string{"webhook-https", "webhook-private", "webhook-url", "webhook-secret"} {
 		if !slices.Contains(got, want) {
 			t.Errorf("RCH-06: %s did not pass: %q", want, got)
 		}
 	}
-	if got := outcome(report, check.Failed); !slices.Contains(got, "webhook-subscribe") {
-		t.Errorf("a receiver that cannot be reached is no failure: %q", got)
+	if got := listIDs(report, check.Failed); !slices.Contains(got, "webhook-subscribe") {
+		t.Errorf("the failed rules are %q, want webhook-subscribe because the receiver cannot be reached", got)
 	}
 }
 
-func TestAServerWithoutEventsIsSaidToHaveNone(t *testing.T) {
+func TestAServerWithoutEventsIsReported(t *testing.T) {
 	t.Parallel()
 	mine := sdk.NewServer(&sdk.Implementation{Name: "orders", Version: "1"}, nil)
 	s := httptest.NewServer(sdk.NewStreamableHTTPHandler(func(*http.Request) *sdk.Server { return mine }, nil))
 	defer s.Close()
 	report, err := check.Run(t.Context(), check.Options{URL: s.URL, Agent: "check/1"})
 	if !fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), "does not offer MCP Events") {
-		t.Fatal(err)
+		t.Fatalf("got %v, want an error of kind unsupported", err)
 	}
-	if got := outcome(report, check.Passed); !slices.Equal(got, []string{"capability-absent"}) {
-		t.Errorf("RCH-06: passed: %q", got)
+	if got := listIDs(report, check.Passed); !slices.Equal(got, []string{"capability-absent"}) {
+		t.Errorf("RCH-06: the passed rules are %q, want capability-absent", got)
 	}
 	s.Close()
 	if _, err := check.Run(t.Context(), check.Options{URL: s.URL, Agent: "check/1"}); !fault.Is(err, fault.Unavailable) {
-		t.Errorf("a server that is not there: %v", err)
+		t.Errorf("a server that does not listen: got %v, want an error of kind unavailable", err)
 	}
 	secret := check.Options{URL: s.URL + "/mcp/u/the-key", Agent: "check/1"}
 	if _, err := check.Run(t.Context(), secret); err == nil || strings.Contains(err.Error(), "the-key") {
-		t.Errorf("RCH-05 a secret path is shown: %v", err)
+		t.Errorf("RCH-05 got %v, want an error without the secret path", err)
 	}
 	for _, bad := range []string{"", "foo", "ftp://x/", "http://"} {
 		if _, err := check.Run(t.Context(), check.Options{URL: bad, Agent: "check/1"}); !fault.Is(err, fault.Invalid) {
-			t.Errorf("RCH-06 the URL %q: %v", bad, err)
+			t.Errorf("RCH-06 the URL %q: got %v, want an error of kind invalid", bad, err)
 		}
 	}
 }

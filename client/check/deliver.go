@@ -13,8 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// headers judges the headers, signature and size of a request to a hook.
-func (r *results) headers(d delivery) {
+// judgeHeaders judges the headers, signature and size of a request to a hook.
+func (r *results) judgeHeaders(d delivery) {
 	for _, name := range []string{webhook.HeaderID, webhook.HeaderTimestamp, webhook.HeaderSignature, webhook.HeaderSubscription} {
 		r.judge(ruleHeaders, d.header.Get(name) != "", "%s is missing", name)
 	}
@@ -32,12 +32,12 @@ type deliveryCheck struct {
 	quiet time.Duration
 }
 
-// arrived judges an event at the hook.
-func (c *deliveryCheck) arrived(d delivery) occurrence {
-	c.headers(d)
-	c.judge(ruleDelivery, d.method == http.MethodPost && mediaJSON(d.header), "%s of %q", d.method, d.header.Get("Content-Type"))
+// judgeArrival judges an event at the hook.
+func (c *deliveryCheck) judgeArrival(d delivery) occurrence {
+	c.judgeHeaders(d)
+	c.judge(ruleDelivery, d.method == http.MethodPost && isJSON(d.header), "%s of %q", d.method, d.header.Get("Content-Type"))
 	c.judge(ruleHeaders, d.header.Get(webhook.HeaderSubscription) == c.subscription.ID, "%s is %q, want the subscription %s", webhook.HeaderSubscription, d.header.Get(webhook.HeaderSubscription), c.subscription.ID)
-	o := c.event(d.body, c.t, spec.ModeWebhook)
+	o := c.judgeEvent(d.body, c.t, spec.ModeWebhook)
 	message := strings.HasPrefix(d.id(), "msg_")
 	c.judge(ruleWebhookID, message || d.id() == o.EventID, "webhook-id is %s, but eventId is %s", d.id(), o.EventID)
 	if message { // only an id of the message shows the final profile, because its draft had the eventId, too
@@ -46,7 +46,7 @@ func (c *deliveryCheck) arrived(d delivery) occurrence {
 	return o
 }
 
-func mediaJSON(h http.Header) bool {
+func isJSON(h http.Header) bool {
 	media, _, _ := mime.ParseMediaType(h.Get("Content-Type"))
 	return media == "application/json"
 }
@@ -64,26 +64,26 @@ func (c *deliveryCheck) run(ctx context.Context) {
 	c.Progress("publish, and wait for deliveries")
 	begun := time.Now()
 	c.emit(ctx, 1, ofDeliveries...)
-	got := c.hook.events(ctx, 1, c.Wait)
+	got := c.hook.awaitEvents(ctx, 1, c.Wait)
 	if len(got) == 0 {
 		c.fail(ruleDelivery, "no event arrived within %s", c.Wait)
 		c.skip("no event was delivered", ofDeliveries...)
 		return
 	}
 	c.quiet = max(c.quiet, 3*time.Since(begun))
-	first := c.arrived(got[0])
-	c.rotation(ctx)
+	first := c.judgeArrival(got[0])
+	c.checkRotation(ctx)
 	c.Progress("wait for retries")
-	c.retries(ctx)
-	c.refreshed(ctx)
-	c.ended(ctx)
-	c.replayed(ctx, first)
+	c.checkRetries(ctx)
+	c.checkStatus(ctx)
+	c.checkEnd(ctx)
+	c.checkReplay(ctx, first)
 }
 
 func makeEndpoints(r *receiver) *endpoints {
 	e := &endpoints{
-		retried: r.hook("retried"), gone: r.hook("gone"), large: r.hook("large"),
-		redirect: r.hook("redirect"), target: r.hook("target"), expiring: r.hook("expiring"),
+		retried: r.newHook("retried"), gone: r.newHook("gone"), large: r.newHook("large"),
+		redirect: r.newHook("redirect"), target: r.newHook("target"), expiring: r.newHook("expiring"),
 	}
 	e.retried.status = func(n int) int {
 		if n == 0 {
@@ -124,9 +124,9 @@ func (c *deliveryCheck) dropEndpoints(ctx context.Context) {
 	}
 }
 
-// rotation refreshes the subscription with a new secret and publishes another event.
-func (c *deliveryCheck) rotation(ctx context.Context) {
-	before := len(c.hook.all(false))
+// checkRotation refreshes the subscription with a new secret and publishes another event.
+func (c *deliveryCheck) checkRotation(ctx context.Context) {
+	before := len(c.hook.listDeliveries(false))
 	c.hook.rotate()
 	again, a := c.subscribe(ctx, c.hook, map[string]any{"cursor": c.subscription.Cursor})
 	if again == nil {
@@ -134,7 +134,7 @@ func (c *deliveryCheck) rotation(ctx context.Context) {
 		return
 	}
 	c.emit(ctx, 1)
-	got := c.hook.events(ctx, before+1, c.Wait)
+	got := c.hook.awaitEvents(ctx, before+1, c.Wait)
 	if len(got) <= before {
 		c.fail(ruleRotation, "no event arrived within %s after a refresh", c.Wait)
 		return
@@ -144,30 +144,30 @@ func (c *deliveryCheck) rotation(ctx context.Context) {
 	c.judge(ruleDual, d.old == nil, "%v", d.old)
 }
 
-// retries waits for the second attempt at the endpoint that failed once, and checks that the other endpoints did not get one.
-func (c *deliveryCheck) retries(ctx context.Context) {
+// checkRetries waits for the second attempt at the endpoint that failed once, and checks that the other endpoints did not get one.
+func (c *deliveryCheck) checkRetries(ctx context.Context) {
 	e := c.endpoints
 	attempts := map[string][]delivery{}
 	deadline := time.Now().Add(c.Wait)
-	for n := 2; len(attempts) == 0 || !c.again(attempts); n++ {
-		got := e.retried.events(ctx, n, time.Until(deadline))
-		attempts = byID(got)
+	for n := 2; len(attempts) == 0 || !c.judgeRetry(attempts); n++ {
+		got := e.retried.awaitEvents(ctx, n, time.Until(deadline))
+		attempts = groupByID(got)
 		if len(got) < n {
 			break
 		}
 	}
-	if !c.again(attempts) {
+	if !c.judgeRetry(attempts) {
 		c.fail(ruleRetry, "an event that was answered with 500 was not retried within %s", c.Wait)
 		c.skip("there are no retries to compare with", ruleGone, ruleTooLarge)
 	} else {
-		c.once(ctx, ruleGone, e.gone)
-		c.once(ctx, ruleTooLarge, e.large)
+		c.judgeOnce(ctx, ruleGone, e.gone)
+		c.judgeOnce(ctx, ruleTooLarge, e.large)
 	}
-	c.judge(ruleRedirect, len(e.target.all(false)) == 0 && len(e.target.all(true)) == 0, "the target of a redirect received a request")
+	c.judge(ruleRedirect, len(e.target.listDeliveries(false)) == 0 && len(e.target.listDeliveries(true)) == 0, "the target of a redirect received a request")
 }
 
-// again judges the second attempt of an event. It returns false if no event has had one.
-func (c *deliveryCheck) again(attempts map[string][]delivery) bool {
+// judgeRetry judges the second attempt of an event. It returns false if no event has had a second attempt yet.
+func (c *deliveryCheck) judgeRetry(attempts map[string][]delivery) bool {
 	for _, of := range attempts {
 		if len(of) < 2 {
 			continue
@@ -181,20 +181,20 @@ func (c *deliveryCheck) again(attempts map[string][]delivery) bool {
 	return false
 }
 
-// once judges that an endpoint received no event twice.
-func (c *deliveryCheck) once(ctx context.Context, r *Rule, h *hook) {
-	got := h.events(ctx, 1, c.Wait)
+// judgeOnce judges that an endpoint received no event twice.
+func (c *deliveryCheck) judgeOnce(ctx context.Context, r *Rule, h *hook) {
+	got := h.awaitEvents(ctx, 1, c.Wait)
 	if len(got) == 0 {
 		c.skip("the endpoint received no request", r)
 		return
 	}
-	h.events(ctx, len(got)+10, c.quiet)
-	for id, of := range byID(h.all(false)) {
+	h.awaitEvents(ctx, len(got)+10, c.quiet)
+	for id, of := range groupByID(h.listDeliveries(false)) {
 		c.judge(r, len(of) == 1, "%s arrived %d times", id, len(of))
 	}
 }
 
-func byID(all []delivery) map[string][]delivery {
+func groupByID(all []delivery) map[string][]delivery {
 	m := map[string][]delivery{}
 	for _, d := range all {
 		m[d.id()] = append(m[d.id()], d)
@@ -202,14 +202,14 @@ func byID(all []delivery) map[string][]delivery {
 	return m
 }
 
-// refreshed judges the status of a subscription after a failure.
-func (c *deliveryCheck) refreshed(ctx context.Context) {
+// checkStatus judges the status of a subscription after a failure.
+func (c *deliveryCheck) checkStatus(ctx context.Context) {
 	c.subscribe(ctx, c.endpoints.gone, nil)
 	c.skip("a refresh after a failure has no deliveryStatus with lastError", ruleStatus)
 }
 
-// ended publishes an event after one subscription has been ended and another has expired.
-func (c *deliveryCheck) ended(ctx context.Context) {
+// checkEnd publishes an event after one subscription has been ended and another has expired.
+func (c *deliveryCheck) checkEnd(ctx context.Context) {
 	h, e := c.hook, c.endpoints
 	a := need(c.unsubscribe(ctx, h))
 	c.judge(ruleUnsubscribe, a.result != nil, "the answer is %s", a)
@@ -219,27 +219,27 @@ func (c *deliveryCheck) ended(ctx context.Context) {
 			panic(stopped{err})
 		}
 	}
-	had, expired := len(h.all(false)), len(e.expiring.all(false))
+	had, expired := len(h.listDeliveries(false)), len(e.expiring.listDeliveries(false))
 	c.emit(ctx, 1)
-	got := h.events(ctx, had+1, c.quiet)
+	got := h.awaitEvents(ctx, had+1, c.quiet)
 	c.judge(ruleUnsubscribe, len(got) == had, "an event arrived after events/unsubscribe")
 	if !e.expires.IsZero() {
-		c.judge(ruleExpiry, len(e.expiring.all(false)) == expired, "an event arrived after refreshBefore")
+		c.judge(ruleExpiry, len(e.expiring.listDeliveries(false)) == expired, "an event arrived after refreshBefore")
 	}
 }
 
-// replayed subscribes another endpoint at the cursor of an event.
-func (c *deliveryCheck) replayed(ctx context.Context, first occurrence) {
+// checkReplay subscribes another endpoint at the cursor of an event.
+func (c *deliveryCheck) checkReplay(ctx context.Context, first occurrence) {
 	if first.Cursor == nil {
 		c.skip("the event type has no replay (cursor null)", ruleReplay)
 		return
 	}
-	h := c.receiver.hook("replayed")
+	h := c.receiver.newHook("replayed")
 	s, a := c.subscribe(ctx, h, map[string]any{"cursor": *first.Cursor})
 	if s == nil {
 		c.fail(ruleReplay, "the answer is %s", a)
 		return
 	}
 	defer func() { _, _ = c.unsubscribe(context.WithoutCancel(ctx), h) }()
-	c.judge(ruleReplay, len(h.events(ctx, 1, c.Wait)) > 0, "no event arrived within %s", c.Wait)
+	c.judge(ruleReplay, len(h.awaitEvents(ctx, 1, c.Wait)) > 0, "no event arrived within %s", c.Wait)
 }

@@ -29,7 +29,7 @@ type pollCheck struct {
 
 // poll sends a poll and judges the form of its result.
 func (c *pollCheck) poll(ctx context.Context, more map[string]any) (*page, error) {
-	a, err := c.conn.call(ctx, spec.MethodEventsPoll, c.params(c.t, more))
+	a, err := c.conn.call(ctx, spec.MethodEventsPoll, c.makeParams(c.t, more))
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +64,7 @@ func (c *pollCheck) run(ctx context.Context) {
 		return
 	}
 	p := need(c.poll(ctx, map[string]any{"cursor": *start.Cursor}))
-	again := len(p.Events) > 0 && c.event(p.Events[0], c.t, spec.ModePoll).EventID == ids[0]
+	again := len(p.Events) > 0 && c.judgeEvent(p.Events[0], c.t, spec.ModePoll).EventID == ids[0]
 	c.judge(rulePollReplay, again, "the first event is no longer %s", ids[0])
 	p = need(c.poll(ctx, map[string]any{"cursor": *start.Cursor, "maxEvents": 1}))
 	c.judge(rulePollMax, len(p.Events) == 1 && p.HasMore != nil && *p.HasMore, "with maxEvents 1: got %d events of 2, or hasMore is not true", len(p.Events))
@@ -79,7 +79,7 @@ func (c *pollCheck) drain(ctx context.Context, cursor string, n int) (ids []stri
 			return ids
 		}
 		for _, raw := range p.Events {
-			ids = append(ids, c.event(raw, c.t, spec.ModePoll).EventID)
+			ids = append(ids, c.judgeEvent(raw, c.t, spec.ModePoll).EventID)
 		}
 		if p.Cursor != nil {
 			cursor = *p.Cursor

@@ -37,7 +37,7 @@ func (c *pushCheck) judgeNote(s *stream) func(note) {
 
 // begin opens a stream and waits for its first message.
 func (c *pushCheck) begin(ctx context.Context, cursor *string) (*stream, error) {
-	s, a, err := c.conn.open(ctx, c.params(c.t, map[string]any{"cursor": cursor}))
+	s, a, err := c.conn.open(ctx, c.makeParams(c.t, map[string]any{"cursor": cursor}))
 	if err != nil {
 		if errors.Is(err, errNoStream) {
 			c.fail(rulePushActive, "the answer to events/stream is %s", a)
@@ -62,7 +62,7 @@ func (c *pushCheck) begin(ctx context.Context, cursor *string) (*stream, error) 
 
 func (c *pushCheck) run(ctx context.Context) {
 	a := need(c.conn.openRefused(ctx, map[string]any{"name": unknownEvent, "arguments": map[string]any{}}, c.Wait))
-	c.refused(rulePushRefusal, a, "NotFound", "a stream of an unknown event type")
+	c.judgeRefusal(rulePushRefusal, a, "NotFound", "a stream of an unknown event type")
 	s := need(c.begin(ctx, nil))
 	defer s.close()
 	other, err := c.begin(ctx, nil)
@@ -72,12 +72,12 @@ func (c *pushCheck) run(ctx context.Context) {
 		defer other.close()
 		c.pass(rulePushParallel)
 	}
-	c.events(ctx, s)
-	c.heartbeat(ctx, s)
+	c.checkEvents(ctx, s)
+	c.awaitHeartbeat(ctx, s)
 }
 
-// events publishes two events and compares them on the stream, in a poll, and on a second stream from the first cursor.
-func (c *pushCheck) events(ctx context.Context, s *stream) {
+// checkEvents publishes two events and compares them on the stream, in a poll, and on a second stream from the first cursor.
+func (c *pushCheck) checkEvents(ctx context.Context, s *stream) {
 	if c.Publish == nil {
 		c.skip(noPublish, rulePushEvent, rulePushResume, ruleSameID)
 		return
@@ -92,7 +92,7 @@ func (c *pushCheck) events(ctx context.Context, s *stream) {
 			c.fail(rulePushEvent, "%d of 2 events: %v", len(arrived), err)
 			return
 		}
-		arrived = append(arrived, c.event(n.Params, c.t, spec.ModePush))
+		arrived = append(arrived, c.judgeEvent(n.Params, c.t, spec.ModePush))
 	}
 	c.pass(rulePushEvent)
 	if before == nil || before.Cursor == nil {
@@ -115,12 +115,12 @@ func (c *pushCheck) events(ctx context.Context, s *stream) {
 		c.fail(rulePushResume, "%v", err)
 		return
 	}
-	got := c.event(n.Params, c.t, spec.ModePush).EventID
+	got := c.judgeEvent(n.Params, c.t, spec.ModePush).EventID
 	c.judge(rulePushResume, got == arrived[1].EventID, "after the cursor of %s: got %s, want %s", arrived[0].EventID, got, arrived[1].EventID)
 }
 
-// heartbeat waits for a heartbeat.
-func (c *pushCheck) heartbeat(ctx context.Context, s *stream) {
+// awaitHeartbeat waits for a heartbeat.
+func (c *pushCheck) awaitHeartbeat(ctx context.Context, s *stream) {
 	last := time.Now()
 	n, err := s.next(ctx, c.Wait, spec.NoteEventsHeartbeat, c.judgeNote(s))
 	switch {

@@ -74,8 +74,8 @@ func (r *receiver) end() {
 	}
 }
 
-// hook returns a new endpoint with its own path.
-func (r *receiver) hook(name string) *hook {
+// newHook returns a new endpoint with its own path.
+func (r *receiver) newHook(name string) *hook {
 	secret, _ := webhook.NewSecret()
 	h := &hook{url: r.base + "/" + name, secrets: []string{secret}, changed: make(chan struct{})}
 	r.mu.Lock()
@@ -155,21 +155,21 @@ func (h *hook) secret() string {
 	return h.secrets[len(h.secrets)-1]
 }
 
-// all returns the events or the control messages so far.
-func (h *hook) all(control bool) []delivery {
+// listDeliveries returns the events or the control messages so far.
+func (h *hook) listDeliveries(control bool) []delivery {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(h.got), func(d delivery) bool { return d.control != control })
 }
 
-// events waits for n events, at most as long as wait, and returns the events so far.
-func (h *hook) events(ctx context.Context, n int, wait time.Duration) []delivery {
+// awaitEvents waits for n events, at most as long as wait, and returns the events so far.
+func (h *hook) awaitEvents(ctx context.Context, n int, wait time.Duration) []delivery {
 	late := time.After(wait)
 	for {
 		h.mu.Lock()
 		changed := h.changed
 		h.mu.Unlock()
-		got := h.all(false)
+		got := h.listDeliveries(false)
 		if len(got) >= n {
 			return got
 		}

@@ -18,27 +18,27 @@ const unknownEvent = "mcp-events-check.no-such-event"
 type refusalCheck struct{ *checker }
 
 func (c *refusalCheck) run(ctx context.Context) {
-	if method, t, ok := c.cheapest(); ok { // otherwise webhookCheck does it
-		c.unfit(t, func(params map[string]any) *answer { return c.ask(ctx, method, params) })
+	if method, t, ok := c.chooseCheapest(); ok { // otherwise webhookCheck does it
+		c.sendUnfit(t, func(params map[string]any) *answer { return c.ask(ctx, method, params) })
 	}
-	c.wrongMode(ctx)
+	c.checkWrongMode(ctx)
 }
 
-// unfit asks for an unknown event type, and for a known one with invalid arguments.
-func (r *results) unfit(t eventType, ask func(params map[string]any) *answer) {
+// sendUnfit asks for an unknown event type, and for a known event type with invalid arguments.
+func (r *results) sendUnfit(t eventType, ask func(params map[string]any) *answer) {
 	a := ask(map[string]any{"name": unknownEvent, "arguments": map[string]any{}})
-	r.refused(ruleUnknownEvent, a, "NotFound", "an unknown event type")
-	bad := misfit(t.InputSchema)
+	r.judgeRefusal(ruleUnknownEvent, a, "NotFound", "an unknown event type")
+	bad := makeMisfit(t.InputSchema)
 	if bad == nil {
 		r.skip("inputSchema allows all arguments that the check can construct", ruleBadArguments)
 		return
 	}
 	a = ask(map[string]any{"name": t.Name, "arguments": bad})
-	r.refused(ruleBadArguments, a, "InvalidParams", "the arguments "+string(bad))
+	r.judgeRefusal(ruleBadArguments, a, "InvalidParams", "the arguments "+string(bad))
 }
 
-// cheapest returns an event type and a method for it that leaves no subscription behind.
-func (c *refusalCheck) cheapest() (string, eventType, bool) {
+// chooseCheapest returns an event type and a method for it that leaves no subscription behind.
+func (c *refusalCheck) chooseCheapest() (string, eventType, bool) {
 	if t, ok := c.pick(spec.ModePoll); ok && slices.Contains(t.Delivery, spec.ModePoll) {
 		return spec.MethodEventsPoll, t, true
 	}
@@ -54,15 +54,15 @@ func (c *refusalCheck) ask(ctx context.Context, method string, params map[string
 	return need(c.conn.openRefused(ctx, params, c.Wait))
 }
 
-// wrongMode asks an event type for a mode that it does not offer.
-func (c *refusalCheck) wrongMode(ctx context.Context) {
+// checkWrongMode asks an event type for a mode that it does not offer.
+func (c *refusalCheck) checkWrongMode(ctx context.Context) {
 	for mode, method := range map[string]string{spec.ModePoll: spec.MethodEventsPoll, spec.ModePush: spec.MethodEventsStream} {
 		i := slices.IndexFunc(c.types, func(t eventType) bool { return !slices.Contains(t.Delivery, mode) && accepts(t.InputSchema, "{}") })
 		if _, offered := c.pick(mode); i < 0 || !offered { // if no event type offers the mode, the server may not have the method
 			continue
 		}
 		a := c.ask(ctx, method, map[string]any{"name": c.types[i].Name, "arguments": map[string]any{}})
-		c.refused(ruleWrongMode, a, "Unsupported", method+" of "+c.types[i].Name)
+		c.judgeRefusal(ruleWrongMode, a, "Unsupported", method+" of "+c.types[i].Name)
 		return
 	}
 	c.skip("all event types offer the same modes without webhooks, or need arguments", ruleWrongMode)
@@ -78,8 +78,8 @@ func accepts(schema json.RawMessage, arguments string) bool {
 	return err == nil && s.Validate(v) == nil
 }
 
-// misfit returns arguments that do not match a schema, or nil if it finds none.
-func misfit(schema json.RawMessage) json.RawMessage {
+// makeMisfit returns arguments that do not match a schema, or nil if it cannot find any.
+func makeMisfit(schema json.RawMessage) json.RawMessage {
 	var members struct {
 		Properties map[string]json.RawMessage `json:"properties"`
 	}

@@ -108,7 +108,7 @@ func (r *results) judge(rule *Rule, ok bool, f string, args ...any) {
 	r.fail(rule, f, args...)
 }
 
-func (r *results) has(rule *Rule) bool { return r.byRule[rule] != nil }
+func (r *results) hasResult(rule *Rule) bool { return r.byRule[rule] != nil }
 
 // report returns the results of all rules. Rules without a result are not testable for the reason otherwise.
 func (r *results) report(server, otherwise string) *Report {

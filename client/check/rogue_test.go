@@ -18,20 +18,21 @@ import (
 	"github.com/mcp-events/mcpevents/client/check"
 )
 
-// wrong is what a rogue does to a request of a method, or to the answer; whole answers, or each line of a stream.
+// wrong is a rule that a rogue breaks: it changes the requests of a method, or each write of their responses.
 type wrong struct {
-	method   string // a part of the request's body
+	method   string // a text that the request's body contains
 	request  func(req *http.Request, body string) string
 	response func(text string) string
 }
 
-func replaced(old, by string) func(string) string {
+// replace returns a function that replaces the matches of a regular expression.
+func replace(old, by string) func(string) string {
 	expression := regexp.MustCompile(old)
 	return func(text string) string { return expression.ReplaceAllString(text, by) }
 }
 
-// rogue stands before a server and breaks rules.
-func rogue(t *testing.T, server string, faults ...wrong) string {
+// startRogue starts a proxy that breaks rules in front of a server, and returns its URL.
+func startRogue(t *testing.T, server string, faults ...wrong) string {
 	t.Helper()
 	target, err := url.Parse(strings.TrimSuffix(server, "/mcp"))
 	if err != nil {
@@ -65,7 +66,7 @@ func rogue(t *testing.T, server string, faults ...wrong) string {
 	return s.URL + "/mcp"
 }
 
-// changing changes what is written, piece by piece.
+// changing changes the text of each write.
 type changing struct {
 	http.ResponseWriter
 	changes []func(string) string
@@ -89,18 +90,18 @@ func (w *changing) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func TestRulesThatAreBrokenFail(t *testing.T) {
 	t.Parallel()
-	o := ours(t, nil)
+	o := startServer(t, nil)
 	n := 0
 	numbered := func(text string) string {
 		n++
-		return replaced(`"id":"(sub|mev)?[^"]*","refreshBefore"`, fmt.Sprintf(`"id":"sub_%d","refreshBefore"`, n))(text)
+		return replace(`"id":"(sub|mev)?[^"]*","refreshBefore"`, fmt.Sprintf(`"id":"sub_%d","refreshBefore"`, n))(text)
 	}
-	o.URL = rogue(
+	o.URL = startRogue(
 		t, o.URL,
-		wrong{method: `"events/list"`, response: replaced(`"delivery":\[[^]]*\](,[^{]*"name":"github.push")?`, `"delivery":["push","poll","webhook","pigeon"]$1`)},
-		wrong{method: `"events/poll"`, response: replaced(`"resultType":"complete"`, `"resultType":"done"`)},
-		wrong{method: `"maxEvents"`, response: replaced(`"hasMore":true`, `"hasMore":false`)},
-		wrong{method: `"events/stream"`, response: replaced(`subscriptionId":\d+`, `subscriptionId":0`)},
+		wrong{method: `"events/list"`, response: replace(`"delivery":\[[^]]*\](,[^{]*"name":"github.push")?`, `"delivery":["push","poll","webhook","pigeon"]$1`)},
+		wrong{method: `"events/poll"`, response: replace(`"resultType":"complete"`, `"resultType":"done"`)},
+		wrong{method: `"maxEvents"`, response: replace(`"hasMore":true`, `"hasMore":false`)},
+		wrong{method: `"events/stream"`, response: replace(`subscriptionId":\d+`, `subscriptionId":0`)},
 		wrong{method: `"secret":null`, request: func(_ *http.Request, body string) string {
 			return strings.Replace(body, `"secret":null`, `"secret":"whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz"`, 1)
 		}},
@@ -114,23 +115,24 @@ func TestRulesThatAreBrokenFail(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := outcome(report, check.Failed)
+	got := listIDs(report, check.Failed)
 	for _, want := range []string{
 		"result-type", "list-delivery", "poll-max", "push-subscription-id", "webhook-principal", "webhook-secret", "webhook-key", "webhook-headers", "webhook-unsubscribe",
 	} {
 		if !slices.Contains(got, want) {
-			t.Errorf("RCH-06: %s was not found: %q", want, got)
+			t.Errorf("RCH-06: the failed rules are %q, want also %s", got, want)
 		}
 	}
 	if report.FailedMust < 9 {
-		t.Errorf("%d failed MUSTs", report.FailedMust)
+		t.Errorf("%d MUSTs failed, want at least 9", report.FailedMust)
 	}
 }
 
-// Between the server and the receiver: what a server would send that signs wrongly, names things wrongly, and tries again what it must not.
+// A proxy between the server and the receiver makes the server look as if it sent wrong signatures and wrong ids, and repeated
+// deliveries that were answered with 410 or 413.
 func TestDeliveriesThatBreakRulesFail(t *testing.T) {
 	t.Parallel()
-	o := ours(t, nil)
+	o := startServer(t, nil)
 	o.Listen = "127.0.0.1:0"
 	var receiver atomic.Pointer[url.URL]
 	broken := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -165,7 +167,7 @@ func TestDeliveriesThatBreakRulesFail(t *testing.T) {
 	}))
 	defer broken.Close()
 	o.Receiver = broken.URL
-	l, err := freeAddress()
+	l, err := findFreeAddress()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,16 +177,16 @@ func TestDeliveriesThatBreakRulesFail(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := outcome(report, check.Failed)
+	got := listIDs(report, check.Failed)
 	for _, want := range []string{"webhook-envelope", "webhook-signature", "webhook-headers", "webhook-delivery", "webhook-410", "webhook-413", "webhook-id"} {
 		if !slices.Contains(got, want) {
-			t.Errorf("RCH-06: %s was not found: %q", want, got)
+			t.Errorf("RCH-06: the failed rules are %q, want also %s", got, want)
 		}
 	}
 }
 
-// freeAddress is one at which nothing listens.
-func freeAddress() (string, error) {
+// findFreeAddress returns an address of this machine that is not in use.
+func findFreeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", err

@@ -40,8 +40,8 @@ func rule(id, level, section, text string) *Rule {
 	return r
 }
 
-// ofMode returns the rules of a mode. Their ids begin with the mode.
-func ofMode(mode string) []*Rule {
+// rulesOfMode returns the rules of a mode. Their ids begin with the mode.
+func rulesOfMode(mode string) []*Rule {
 	return slices.DeleteFunc(slices.Clone(rules), func(r *Rule) bool { return !strings.HasPrefix(r.ID, mode+"-") })
 }
 
@@ -143,8 +143,8 @@ var codes = map[string][]int{
 	"CallbackEndpointError": {-32027, -32015},
 }
 
-// refused judges an answer that must be the error with a name.
-func (r *results) refused(rule *Rule, a *answer, name, what string) {
+// judgeRefusal judges an answer that must be the error with a name.
+func (r *results) judgeRefusal(rule *Rule, a *answer, name, what string) {
 	if i := slices.Index(codes[name], a.code()); i >= 0 {
 		r.pass(rule)
 		if len(codes[name]) > 1 {
@@ -167,8 +167,8 @@ type occurrence struct {
 	Cursor    *string         `json:"cursor"`
 }
 
-// event judges an event of a type and returns it decoded.
-func (r *results) event(raw json.RawMessage, t eventType, mode string) occurrence {
+// judgeEvent judges an event of a type and returns it decoded.
+func (r *results) judgeEvent(raw json.RawMessage, t eventType, mode string) occurrence {
 	var o occurrence
 	err := json.Unmarshal(raw, &o)
 	_, bad := time.Parse(time.RFC3339Nano, o.Timestamp)

@@ -52,7 +52,7 @@ type subscriber struct {
 
 // subscribe subscribes a hook. If the server refuses, it returns nil and the answer.
 func (c *subscriber) subscribe(ctx context.Context, h *hook, more map[string]any) (*subscribed, *answer) {
-	params := c.params(c.t, more)
+	params := c.makeParams(c.t, more)
 	params["delivery"] = toDelivery(h.url, h.secret())
 	a := need(c.conn.call(ctx, spec.MethodEventsSub, params))
 	s := &subscribed{}
@@ -77,7 +77,7 @@ func (c *subscriber) subscribe(ctx context.Context, h *hook, more map[string]any
 }
 
 func (c *subscriber) unsubscribe(ctx context.Context, h *hook) (*answer, error) {
-	return c.conn.call(ctx, spec.MethodEventsUnsub, c.params(c.t, map[string]any{"delivery": map[string]any{"url": h.url}}))
+	return c.conn.call(ctx, spec.MethodEventsUnsub, c.makeParams(c.t, map[string]any{"delivery": map[string]any{"url": h.url}}))
 }
 
 // webhookCheck checks events/subscribe and events/unsubscribe of an event type, and then runs a [deliveryCheck].
@@ -86,8 +86,8 @@ type webhookCheck struct{ subscriber }
 func (c *webhookCheck) run(ctx context.Context) {
 	c.receiver = need(newReceiver(c.Listen, c.Receiver))
 	defer c.receiver.end()
-	c.refusedSubscriptions(ctx)
-	h := c.receiver.hook("first")
+	c.checkRefusals(ctx)
+	h := c.receiver.newHook("first")
 	s, a := c.subscribe(ctx, h, map[string]any{"cursor": nil, "ttlMs": time.Hour.Milliseconds()})
 	if s == nil {
 		why := "the answer to events/subscribe is " + a.String()
@@ -96,15 +96,15 @@ func (c *webhookCheck) run(ctx context.Context) {
 		} else {
 			c.fail(ruleSubscribe, "%s", why)
 		}
-		c.skip(why, ofMode(spec.ModeWebhook)...)
+		c.skip(why, rulesOfMode(spec.ModeWebhook)...)
 		return
 	}
 	defer func() { _, _ = c.unsubscribe(context.WithoutCancel(ctx), h) }()
-	c.verified(h)
+	c.judgeChallenge(h)
 	granted, _ := s.grant()
 	c.judge(ruleTTL, !granted.IsZero() && time.Until(granted) <= time.Hour+time.Minute, "the requested lifetime was an hour, but the subscription lasts until %v", granted)
-	c.keys(ctx, h, s)
-	c.failingEndpoints(ctx)
+	c.compareKeys(ctx, h, s)
+	c.checkFailingEndpoints(ctx)
 	if c.Publish == nil {
 		c.skip(noPublish, ofDeliveries...)
 		return
@@ -112,32 +112,32 @@ func (c *webhookCheck) run(ctx context.Context) {
 	(&deliveryCheck{subscriber: c.subscriber, hook: h, subscription: s, endpoints: makeEndpoints(c.receiver), quiet: 2 * time.Second}).run(ctx)
 }
 
-// verified judges the challenge of the first subscription.
-func (c *webhookCheck) verified(h *hook) {
-	control := h.all(true)
+// judgeChallenge judges the challenge of the first subscription.
+func (c *webhookCheck) judgeChallenge(h *hook) {
+	control := h.listDeliveries(true)
 	if len(control) == 0 {
 		c.skip("the server sent no challenge, perhaps because it has a list of verified endpoints",
 			ruleChallenge, ruleEnvelope, ruleChallengeFail)
 		return
 	}
 	d := control[0]
-	c.judge(ruleChallenge, len(h.all(false)) == 0, "an event arrived before the challenge was answered")
+	c.judge(ruleChallenge, len(h.listDeliveries(false)) == 0, "an event arrived before the challenge was answered")
 	c.judge(ruleEnvelope, d.verified == nil && strings.HasPrefix(d.id(), "msg_verification_"), "webhook-id is %q; signature: %v", d.id(), d.verified)
-	c.headers(d)
+	c.judgeHeaders(d)
 }
 
-// refusedSubscriptions sends subscriptions that must be refused.
-func (c *webhookCheck) refusedSubscriptions(ctx context.Context) {
-	h := c.receiver.hook("refused")
+// checkRefusals sends subscriptions that must be refused.
+func (c *webhookCheck) checkRefusals(ctx context.Context) {
+	h := c.receiver.newHook("refused")
 	subscribe := func(key string, delivery map[string]any) *answer {
-		return need(c.conn.callAs(ctx, key, spec.MethodEventsSub, c.params(c.t, map[string]any{"delivery": delivery})))
+		return need(c.conn.callAs(ctx, key, spec.MethodEventsSub, c.makeParams(c.t, map[string]any{"delivery": delivery})))
 	}
 	a := subscribe("", toDelivery(h.url, h.secret()))
 	refused := a.status == http.StatusUnauthorized || a.status == http.StatusForbidden || slices.Contains(codes["Forbidden"], a.code())
 	c.judge(ruleAuthenticated, refused, "the answer without credentials is %s", a)
 
-	if !c.has(ruleUnknownEvent) {
-		c.unfit(c.t, func(params map[string]any) *answer {
+	if !c.hasResult(ruleUnknownEvent) {
+		c.sendUnfit(c.t, func(params map[string]any) *answer {
 			params["delivery"] = toDelivery(h.url, h.secret())
 			return need(c.conn.call(ctx, spec.MethodEventsSub, params))
 		})
@@ -147,17 +147,17 @@ func (c *webhookCheck) refusedSubscriptions(ctx context.Context) {
 		"no secret": nil, "another prefix": "secret_" + encoded(32)[6:], "23 bytes": encoded(23), "65 bytes": encoded(65), "invalid base64": "whsec_!!!", "a password": "hunter2",
 	} {
 		a = subscribe(c.Key, map[string]any{"mode": spec.ModeWebhook, "url": h.url, "secret": secret})
-		c.refused(ruleSecret, a, "InvalidParams", "a secret that is "+what)
+		c.judgeRefusal(ruleSecret, a, "InvalidParams", "a secret that is "+what)
 	}
 	for _, bad := range []string{"", "no url", "https://", "ftp://example.com/hook"} {
 		a = subscribe(c.Key, toDelivery(bad, h.secret()))
-		c.refused(ruleBadURL, a, "InvalidParams", "the url \""+bad+"\"")
+		c.judgeRefusal(ruleBadURL, a, "InvalidParams", "the url \""+bad+"\"")
 	}
-	c.refusedAddresses(subscribe, h)
+	c.checkAddresses(subscribe, h)
 }
 
-// refusedAddresses sends URLs that only a server with development settings accepts.
-func (c *webhookCheck) refusedAddresses(subscribe func(key string, delivery map[string]any) *answer, h *hook) {
+// checkAddresses sends URLs that only a server with development settings accepts.
+func (c *webhookCheck) checkAddresses(subscribe func(key string, delivery map[string]any) *answer, h *hook) {
 	at := need(url.Parse(h.url))
 	if at.Scheme != "https" {
 		c.skip("the receiver has an http URL, so the server must accept such URLs; use --receiver with an https URL", ruleHTTPS, rulePrivate)
@@ -165,18 +165,18 @@ func (c *webhookCheck) refusedAddresses(subscribe func(key string, delivery map[
 	}
 	at.Scheme = "http"
 	a := subscribe(c.Key, toDelivery(at.String(), h.secret()))
-	c.refused(ruleHTTPS, a, "InvalidParams", "an http url")
+	c.judgeRefusal(ruleHTTPS, a, "InvalidParams", "an http url")
 	for _, host := range []string{"127.0.0.1", "10.0.0.1", "169.254.169.254", "[::1]"} {
 		a = subscribe(c.Key, toDelivery("https://"+host+"/hook", h.secret()))
 		c.judge(rulePrivate, a.err != nil, "the answer for https://%s is %s", host, a)
 	}
 }
 
-// keys compares subscriptions with the same and with another identity, and ends an unknown subscription.
-func (c *webhookCheck) keys(ctx context.Context, h *hook, s *subscribed) {
+// compareKeys compares subscriptions with the same and with another identity, and ends an unknown subscription.
+func (c *webhookCheck) compareKeys(ctx context.Context, h *hook, s *subscribed) {
 	again, a := c.subscribe(ctx, h, map[string]any{"cursor": s.Cursor})
 	c.judge(ruleSameKey, again != nil && again.ID == s.ID, "the id was %s, and the answer to a refresh is %s", s.ID, a)
-	other := c.receiver.hook("other")
+	other := c.receiver.newHook("other")
 	second, a := c.subscribe(ctx, other, nil)
 	c.judge(ruleOtherKey, second != nil && second.ID != s.ID, "the id is %s, and the answer for another url is %s", s.ID, a)
 	c.subscribe(ctx, other, map[string]any{"ttlMs": nil})
@@ -186,30 +186,30 @@ func (c *webhookCheck) keys(ctx context.Context, h *hook, s *subscribed) {
 		c.shows(spec.Released, "unknown subscription")
 		return
 	}
-	c.refused(ruleUnsubUnknown, a, "NotFound", "an unknown subscription")
+	c.judgeRefusal(ruleUnsubUnknown, a, "NotFound", "an unknown subscription")
 }
 
-// failingEndpoints subscribes endpoints that fail their verification.
-func (c *webhookCheck) failingEndpoints(ctx context.Context) {
-	if c.has(ruleChallengeFail) { // the server sends no challenges
+// checkFailingEndpoints subscribes endpoints that fail their verification.
+func (c *webhookCheck) checkFailingEndpoints(ctx context.Context) {
+	if c.hasResult(ruleChallengeFail) { // the server sends no challenges
 		c.skip("the server sends no challenges", ruleUnreachable)
 		return
 	}
-	c.failing(ctx, "wrong-echo", ruleChallengeFail, "challenge_failed", func(w http.ResponseWriter) { _, _ = w.Write([]byte(`{"challenge":"another"}`)) })
-	c.failing(ctx, "refusing", ruleUnreachable, "", func(w http.ResponseWriter) { http.Error(w, oracle, http.StatusInternalServerError) })
+	c.checkFailing(ctx, "wrong-echo", ruleChallengeFail, "challenge_failed", func(w http.ResponseWriter) { _, _ = w.Write([]byte(`{"challenge":"another"}`)) })
+	c.checkFailing(ctx, "refusing", ruleUnreachable, "", func(w http.ResponseWriter) { http.Error(w, oracle, http.StatusInternalServerError) })
 }
 
 // oracle is the text of an endpoint's response, which the subscriber must not see.
 const oracle = "a-text-that-only-the-endpoint-knows"
 
-func (c *webhookCheck) failing(ctx context.Context, name string, r *Rule, reason string, challenge func(http.ResponseWriter)) {
-	h := c.receiver.hook(name)
+func (c *webhookCheck) checkFailing(ctx context.Context, name string, r *Rule, reason string, challenge func(http.ResponseWriter)) {
+	h := c.receiver.newHook(name)
 	h.challenge = challenge
 	s, a := c.subscribe(ctx, h, nil)
 	if s != nil {
 		_, _ = c.unsubscribe(ctx, h)
 	}
-	c.refused(r, a, "CallbackEndpointError", "an endpoint that fails")
+	c.judgeRefusal(r, a, "CallbackEndpointError", "an endpoint that fails")
 	if a.err == nil {
 		return
 	}
