@@ -1,8 +1,8 @@
-// Package run runs a command for each event: use [Command.Handle] as the Event of client.SubscribeOptions. An event can so start a
-// program in any language, for example a coding agent with a prompt.
+// Package run runs a command for each event: use [Command.Handle] as the Event of client.SubscribeOptions. That way an event can
+// start a program in any language, for example a coding agent with a prompt.
 //
 // The command gets the event as JSON on standard input, and its main members in the environment. The command line contains no part of
-// the event, because a shell interprets it. Exit status 0 acknowledges the event. After any other status the command runs again, with
+// the event, because a shell interprets the line. Exit status 0 acknowledges the event. After any other status the command runs again, with
 // growing pauses. If this process is killed, a command may run again for the same event, so it must be idempotent by EVENT_ID.
 package run
 
@@ -51,7 +51,7 @@ const (
 	defaultTries   = 5
 )
 
-// grace is how long a command, and the processes that it started, may take to end after SIGTERM. Tests change it.
+// grace limits how long a command and its processes may take to end after SIGTERM. Tests change it.
 var grace = 10 * time.Second
 
 // Handle runs the command for an event. It returns an error if the event must be handled again.
@@ -77,7 +77,7 @@ func (c *Command) Handle(ctx context.Context, e client.Event) error {
 	if err := c.keep(e, failure, tries); err != nil {
 		return err
 	}
-	c.Log.Error("command failed for good", "event", e.ID, "tries", tries, "file", c.Failed, "error", failure)
+	c.Log.Error("command failed, giving up", "event", e.ID, "tries", tries, "file", c.Failed, "error", failure)
 	c.forget(e.ID)
 	return nil
 }

@@ -39,12 +39,12 @@ func TestTheCommandGetsTheEvent(t *testing.T) {
 		t.Fatal(err)
 	}
 	members, input, _ := strings.Cut(out.String(), "|{")
-	t.Run("RCH-03 its main members are in the environment, and the key of the server is not", func(t *testing.T) {
+	t.Run("RCH-03 its main members are in the environment, but not the server's key", func(t *testing.T) {
 		if want := "e1|order.shipped|2026-11-21T09:24:00Z|event://orders/1/shipped|c1||stays"; members != want {
 			t.Errorf("got %s, want %s", members, want)
 		}
 	})
-	t.Run("RCH-03 it is JSON on standard input, as it came", func(t *testing.T) {
+	t.Run("RCH-03 it is on standard input as JSON, unchanged", func(t *testing.T) {
 		var got client.Event
 		if err := json.Unmarshal([]byte("{"+input), &got); err != nil || got.ID != "e1" || string(got.Data) != string(shipped.Data) {
 			t.Errorf("got %s: %v", input, err)
@@ -52,7 +52,7 @@ func TestTheCommandGetsTheEvent(t *testing.T) {
 	})
 }
 
-func TestWhatAnEnvironmentCannotHaveIsEmptyThere(t *testing.T) {
+func TestInvalidVariablesAreEmpty(t *testing.T) {
 	for name, id := range map[string]string{"RCH-03 a NUL": "a\x00b", "RCH-03 a very long id": strings.Repeat("x", 200_000)} {
 		t.Run(name, func(t *testing.T) {
 			odd := shipped
@@ -72,8 +72,8 @@ func TestWhatAnEnvironmentCannotHaveIsEmptyThere(t *testing.T) {
 	}
 }
 
-func TestWhatFails(t *testing.T) {
-	t.Run("RCH-03 a command that fails is an error, for ever without a file", func(t *testing.T) {
+func TestFailedCommands(t *testing.T) {
+	t.Run("RCH-03 without a file, a command that fails is always an error", func(t *testing.T) {
 		c := command("exit 3")
 		for n := range 20 {
 			if err := c.Handle(t.Context(), shipped); err == nil {
@@ -81,7 +81,7 @@ func TestWhatFails(t *testing.T) {
 			}
 		}
 	})
-	t.Run("RCH-03 what failed for good is a line of the file, and acknowledged", func(t *testing.T) {
+	t.Run("RCH-03 after the last try the event is in the file, and is acknowledged", func(t *testing.T) {
 		c := command("exit 3")
 		c.Failed, c.Tries = filepath.Join(t.TempDir(), "failed.jsonl"), 3
 		for _, id := range []string{"e1", "e2"} {
@@ -107,17 +107,17 @@ func TestWhatFails(t *testing.T) {
 			Tries int
 		}
 		if len(lines) != 2 || json.Unmarshal([]byte(lines[1]), &last) != nil || last.Event.ID != "e2" || last.Tries != 3 || last.Error != "exit status 3" {
-			t.Errorf("the file holds %s", b)
+			t.Errorf("the file holds %s, want two lines, the last with e2, 3 tries and exit status 3", b)
 		}
 	})
 	t.Run("RCH-03 an event is not acknowledged when the file cannot be written", func(t *testing.T) {
 		c := command("exit 3")
 		c.Failed, c.Tries = filepath.Join(t.TempDir(), "none", "failed.jsonl"), 1
 		if err := c.Handle(t.Context(), shipped); err == nil {
-			t.Error("it was")
+			t.Error("Handle returned nil, want an error")
 		}
 	})
-	t.Run("RCH-03 a command that recovers is tried from the start for the next failure", func(t *testing.T) {
+	t.Run("RCH-03 a success resets the number of tries", func(t *testing.T) {
 		c := command(`test -e ` + filepath.Join(t.TempDir(), "x"))
 		c.Failed, c.Tries = filepath.Join(t.TempDir(), "failed.jsonl"), 2
 		_ = c.Handle(t.Context(), shipped)
@@ -127,13 +127,13 @@ func TestWhatFails(t *testing.T) {
 		}
 		c.Line = "false"
 		if err := c.Handle(t.Context(), shipped); err == nil {
-			t.Error("the first failure after a success was for good")
+			t.Error("the first failure after a success acknowledged the event, want an error")
 		}
 	})
 }
 
 func TestACommandThatDoesNotEnd(t *testing.T) {
-	// alive reports whether a process is still there after a while: a killed one ends soon, not at once.
+	// alive reports whether a process still runs after five seconds. A killed process needs a moment to end.
 	alive := func(t *testing.T, file string) bool {
 		t.Helper()
 		b, err := os.ReadFile(file)
@@ -153,31 +153,31 @@ func TestACommandThatDoesNotEnd(t *testing.T) {
 		}
 		return true
 	}
-	t.Run("RCH-03 is ended after its time with all it has started, and has failed", func(t *testing.T) {
+	t.Run("RCH-03 is killed after its timeout with all its processes, and has failed", func(t *testing.T) {
 		pid := filepath.Join(t.TempDir(), "pid")
 		c := command(`sleep 600 & echo $! > ` + pid + `; wait`)
 		c.Timeout = 300 * time.Millisecond
 		err := c.Handle(t.Context(), shipped)
 		if err == nil || !strings.Contains(err.Error(), "longer than 300ms") {
-			t.Errorf("got %v", err)
-		}
-		if alive(t, pid) {
-			t.Error("what it started lives")
-		}
-	})
-	t.Run("RCH-03 is ended after its time, also what ignores SIGTERM although its shell ends with 0", func(t *testing.T) {
-		run.SetGrace(t, 200*time.Millisecond)
-		pid := filepath.Join(t.TempDir(), "pid")
-		c := command(`trap 'exit 0' TERM; sh -c 'trap "" TERM; echo $$ > ` + pid + `; sleep 600 & wait; wait' & wait`)
-		c.Timeout = 500 * time.Millisecond
-		if err := c.Handle(t.Context(), shipped); err == nil || !strings.Contains(err.Error(), "longer than 500ms") {
-			t.Errorf("got %v, want an error about its time", err)
+			t.Errorf("got %v, want an error about the timeout", err)
 		}
 		if alive(t, pid) {
 			t.Error("its child is still alive")
 		}
 	})
-	t.Run("RCH-03 is ended with the program, and has not failed", func(t *testing.T) {
+	t.Run("RCH-03 is killed after its timeout, although its child ignores SIGTERM and its shell exits with 0", func(t *testing.T) {
+		run.SetGrace(t, 200*time.Millisecond)
+		pid := filepath.Join(t.TempDir(), "pid")
+		c := command(`trap 'exit 0' TERM; sh -c 'trap "" TERM; echo $$ > ` + pid + `; sleep 600 & wait; wait' & wait`)
+		c.Timeout = 500 * time.Millisecond
+		if err := c.Handle(t.Context(), shipped); err == nil || !strings.Contains(err.Error(), "longer than 500ms") {
+			t.Errorf("got %v, want an error about the timeout", err)
+		}
+		if alive(t, pid) {
+			t.Error("its child is still alive")
+		}
+	})
+	t.Run("RCH-03 ends with the program, and has not failed", func(t *testing.T) {
 		dir := t.TempDir()
 		pid, failed := filepath.Join(dir, "pid"), filepath.Join(dir, "failed.jsonl")
 		c := command(`echo $$ > ` + pid + `; exec sleep 600`)
@@ -190,19 +190,19 @@ func TestACommandThatDoesNotEnd(t *testing.T) {
 				break
 			}
 			if time.Now().After(deadline) {
-				t.Fatal("the command does not start")
+				t.Fatal("the command did not start within 10 s")
 			}
 			time.Sleep(10 * time.Millisecond) // it is another process
 		}
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("got %v", err)
+			t.Errorf("got %v, want context.Canceled", err)
 		}
 		if _, err := os.Stat(failed); err == nil {
-			t.Error("it is in the file of what failed")
+			t.Error("the event is in the file of failed events")
 		}
 		if alive(t, pid) {
-			t.Error("it lives")
+			t.Error("the command is still alive")
 		}
 	})
 }
