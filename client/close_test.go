@@ -14,7 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 )
 
-// scripted answers requests by their method until it is silent. A method without an answer waits for the end of its context.
+// scripted answers requests by their method until it is silent. A request for another method blocks until its context ends.
 type scripted struct {
 	answers map[string]string
 	silent  bool

@@ -80,7 +80,7 @@ func (e *rpcError) kind(status int) fault.Kind {
 	if kind, ok := kinds[e.Code]; ok {
 		return kind
 	}
-	if e.Code >= 400 && e.Code <= 599 { // codes of our own are the HTTP statuses of the same meaning
+	if e.Code >= 400 && e.Code <= 599 { // for errors without a standard code, our server uses the HTTP status
 		return httpcall.KindOfStatus(e.Code)
 	}
 	if status >= 300 {
@@ -89,8 +89,8 @@ func (e *rpcError) kind(status int) fault.Kind {
 	return fault.Invalid
 }
 
-// kinds maps error codes to kinds. The named errors of MCP Events have two numberings: that of the released profile and that
-// of SEP-3415.
+// kinds maps error codes to kinds. The released profile and SEP-3415 number the named errors of MCP Events differently, so most
+// kinds have two codes.
 var kinds = map[int]fault.Kind{
 	-32011: fault.NotFound, -32023: fault.NotFound, spec.CodeResourceNotFound: fault.NotFound,
 	-32012: fault.Forbidden, -32024: fault.Forbidden,

@@ -33,7 +33,7 @@ func serve(ctx context.Context) (s *server.Server, end func(), err error) {
 	}, err
 }
 
-// publish publishes that an order was shipped.
+// publish publishes an event that says that an order was shipped.
 func publish(ctx context.Context, s *server.Server, order, data string) {
 	_, err := s.Publish(ctx, server.DefaultWorkspace, server.Event{URI: "event://orders/" + order + "/shipped", Data: []byte(data)})
 	if err != nil {

@@ -65,7 +65,7 @@ func (f *flow) saveAndHold(cursor string) {
 	f.held = true
 }
 
-// step is an event that the saved cursor has not passed yet, or a position without an event, for example that of a heartbeat.
+// step is an event that the saved cursor has not passed yet, or a position without an event, for example a heartbeat's position.
 type step struct {
 	cursor string
 	done   bool

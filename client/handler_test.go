@@ -22,19 +22,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// script is a server whose answers a test writes.
+// script is a server that answers as a test says.
 type script struct {
 	*httptest.Server
 	mu       sync.Mutex
 	requests map[string][]json.RawMessage // params by method
 	answer   map[string]func(n int, w http.ResponseWriter) string
-	came     chan string // the methods of requests, if a test reads them
+	arrived  chan string // the methods of requests, if a test reads them
 }
 
-// newScript answers server/discover, and what answer has: the n-th request of a method is 1. The text is a result; an
-// empty one says that all is written.
+// newScript starts a server that answers server/discover and the methods in answer. The functions get the number of the request,
+// which begins with 1 for each method, and return the result. They return an empty text if they have written the response themselves.
 func newScript(t *testing.T, answer map[string]func(n int, w http.ResponseWriter) string) *script {
-	s := &script{came: make(chan string, 1000), requests: map[string][]json.RawMessage{}, answer: answer}
+	s := &script{arrived: make(chan string, 1000), requests: map[string][]json.RawMessage{}, answer: answer}
 	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var m struct {
 			ID     json.RawMessage
@@ -50,7 +50,7 @@ func newScript(t *testing.T, answer map[string]func(n int, w http.ResponseWriter
 		n := len(s.requests[m.Method])
 		s.mu.Unlock()
 		select {
-		case s.came <- m.Method:
+		case s.arrived <- m.Method:
 		default:
 		}
 		result := `{"supportedVersions":["2026-07-28"]}`
@@ -71,19 +71,19 @@ func newScript(t *testing.T, answer map[string]func(n int, w http.ResponseWriter
 	return s
 }
 
-// params are those of all requests of a method.
+// params returns the params of all requests with a method.
 func (s *script) params(method string) []json.RawMessage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.requests[method]
 }
 
-// secret is that of the n-th events/subscribe.
+// secret returns the secret in the n-th events/subscribe.
 func (s *script) secret(t *testing.T, n int) string {
 	t.Helper()
 	var p struct{ Delivery struct{ Secret string } }
 	if err := json.Unmarshal(s.params("events/subscribe")[n-1], &p); err != nil || p.Delivery.Secret == "" {
-		t.Fatalf("no secret: %v", err)
+		t.Fatalf("request %d has no secret: %v", n, err)
 	}
 	return p.Delivery.Secret
 }
@@ -131,8 +131,8 @@ func occurrence(id string) string {
 
 const otherSecret = "whsec_bm90IHRoZSBzZWNyZXQgb2YgdGhlIHN1YnNjcmlwdGlvbg=="
 
-// hooked is a program that is subscribed as sub_1 at a scripted server.
-func hooked(t *testing.T, change func(*program)) (*script, *program) {
+// startSubscribed starts a scripted server and a program that is subscribed there as sub_1, with a webhook.
+func startSubscribed(t *testing.T, change func(*program)) (*script, *program) {
 	t.Helper()
 	s := newScript(t, map[string]func(int, http.ResponseWriter) string{
 		"events/subscribe": func(int, http.ResponseWriter) string {
@@ -144,9 +144,9 @@ func hooked(t *testing.T, change func(*program)) (*script, *program) {
 	return s, p
 }
 
-func TestWhatAHandlerTakes(t *testing.T) {
+func TestRequestsToAHandler(t *testing.T) {
 	t.Parallel()
-	s, p := hooked(t, nil)
+	s, p := startSubscribed(t, nil)
 	url, secret := p.o.Webhooks.URL, s.secret(t, 1)
 	old := func(r *http.Request) {
 		r.Header.Set(webhook.HeaderTimestamp, strconv.FormatInt(time.Now().Add(-time.Hour).Unix(), 10))
@@ -159,7 +159,7 @@ func TestWhatAHandlerTakes(t *testing.T) {
 		handled                        bool
 	}{
 		{"an event whose webhook-id is its id", secret, "sub_1", "e1", occurrence("e1"), nil, 204, true},
-		{"EVX-21 an event whose webhook-id is a message's", secret, "sub_1", "msg_event_x", occurrence("e2"), nil, 204, true},
+		{"EVX-21 an event whose webhook-id is the id of the message", secret, "sub_1", "msg_event_x", occurrence("e2"), nil, 204, true},
 		{"a repetition", secret, "sub_1", "e1", occurrence("e1"), nil, 204, false},
 		{"EVX-21 a repetition in another message", secret, "sub_1", "msg_event_y", occurrence("e2"), nil, 204, false},
 		{"an event that calls itself a message", secret, "sub_1", "msg_gap_1", occurrence("msg_gap_1"), nil, 204, true},
@@ -195,83 +195,83 @@ func TestWhatAHandlerTakes(t *testing.T) {
 				}
 			}
 			if strings.Contains(text, "whsec_") {
-				t.Error("the secret is shown")
+				t.Errorf("got %s, want no secret in the response", text)
 			}
 		})
 	}
 	select {
 	case g := <-p.gaps:
-		t.Errorf("a gap came: %+v", g)
+		t.Errorf("got the gap %+v, want no gap", g)
 	default:
 	}
 }
 
-func TestHandlerHandsControlMessagesOn(t *testing.T) {
+func TestAHandlerReportsControlMessages(t *testing.T) {
 	t.Parallel()
-	t.Run("EVX-13 EVX-19 a gap is a value, and its cursor is saved", func(t *testing.T) {
+	t.Run("EVX-13 EVX-19 a gap is reported once, and its cursor is saved", func(t *testing.T) {
 		store := client.File(t.TempDir() + "/cursor")
-		s, p := hooked(t, func(p *program) { p.o.Store = store })
+		s, p := startSubscribed(t, func(p *program) { p.o.Store = store })
 		for range 2 { // the second is a repetition
 			if status, text := post(t, p.o.Webhooks.URL, s.secret(t, 1), "sub_1", "msg_gap_1", `{"type":"gap","cursor":"fresh"}`, nil); status != 204 {
-				t.Fatalf("answered %d %s", status, text)
+				t.Fatalf("the gap was answered with %d %s, want 204", status, text)
 			}
 		}
 		if g := take(t, p.gaps, p.ended); g.Cursor != "fresh" || g.Name != "order.shipped" {
-			t.Errorf("got %+v", g)
+			t.Errorf("got the gap %+v, want order.shipped and the cursor fresh", g)
 		}
 		if saved, err := store.Load(t.Context(), ""); saved != "fresh" || err != nil {
-			t.Errorf("saved %q, %v", saved, err)
+			t.Errorf("saved %q, %v, want fresh", saved, err)
 		}
 		p.ends()
 		if len(p.gaps) > 0 {
-			t.Error("the gap came twice")
+			t.Error("the repeated gap was reported again")
 		}
 	})
-	t.Run("EVX-13 EVX-19 a termination is an error of its own", func(t *testing.T) {
-		s, p := hooked(t, nil)
+	t.Run("EVX-13 EVX-19 a termination ends the subscription with a Terminated error", func(t *testing.T) {
+		s, p := startSubscribed(t, nil)
 		body := `{"type":"terminated","error":{"code":-32012,"message":"Forbidden","data":{"reason":"Access revoked"}}}`
 		if status, text := post(t, p.o.Webhooks.URL, s.secret(t, 1), "sub_1", "msg_terminated_1", body, nil); status != 204 {
-			t.Fatalf("answered %d %s", status, text)
+			t.Fatalf("the termination was answered with %d %s, want 204", status, text)
 		}
 		isTerminated(t, take(t, p.ended, nil))
 	})
 	t.Run("EVX-12 EVX-19 a challenge is answered while events/subscribe is open, before the id is known", func(t *testing.T) {
-		hooks := endpoint(t)
+		hooks := startHandler(t)
 		var s *script
 		s = newScript(t, map[string]func(int, http.ResponseWriter) string{
 			"events/subscribe": func(n int, _ http.ResponseWriter) string {
 				challenge := `{"type":"verification","challenge":"nonce"}`
 				if status, _ := post(t, hooks.URL, otherSecret, "sub_7", "msg_verification_1", challenge, nil); status != 425 {
-					t.Errorf("a foreign challenge was answered with %d", status)
+					t.Errorf("a challenge with another secret was answered with %d, want 425", status)
 				}
 				status, text := post(t, hooks.URL, s.secret(t, n), "sub_7", "msg_verification_2", challenge, nil)
 				if status != 200 || strings.TrimSpace(text) != `{"challenge":"nonce"}` {
-					t.Errorf("the challenge was answered with %d %s", status, text)
+					t.Errorf("the challenge was answered with %d %s, want 200 and an echo", status, text)
 				}
 				if status, text := post(t, hooks.URL, s.secret(t, n), "sub_7", "early", occurrence("early"), nil); status != 204 {
-					t.Errorf("an event before the answer was answered with %d %s", status, text)
+					t.Errorf("an event before the answer to events/subscribe got %d %s, want 204", status, text)
 				}
 				return `{"id":"sub_7","refreshBefore":null,"cursor":null}`
 			},
 		})
 		p := run(t, s.URL, client.ModeWebhook, func(p *program) { p.o.Webhooks, p.sub.Unsubscribe = hooks, true })
 		if b := p.begins(); b.ID() != "sub_7" {
-			t.Errorf("began as %q, want sub_7", b.ID())
+			t.Errorf("the subscription has the id %q, want sub_7", b.ID())
 		}
 		p.handles("early")
 		p.ends()
 		if status, _ := post(t, hooks.URL, s.secret(t, 1), "sub_7", "late", occurrence("late"), nil); status != 425 {
-			t.Errorf("after the end a webhook was answered with %d", status)
+			t.Errorf("after the end a webhook was answered with %d, want 425", status)
 		}
 		if len(s.params("events/unsubscribe")) != 1 {
-			t.Error("it was not unsubscribed")
+			t.Error("the client did not send events/unsubscribe")
 		}
 	})
 }
 
 func TestARefreshMayChangeTheID(t *testing.T) {
 	t.Parallel()
-	hooks := endpoint(t)
+	hooks := startHandler(t)
 	refreshed := make(chan struct{})
 	var s *script
 	s = newScript(t, map[string]func(int, http.ResponseWriter) string{
@@ -285,7 +285,7 @@ func TestARefreshMayChangeTheID(t *testing.T) {
 				t.Errorf("the challenge of request %d was answered with %d %s, want 200", n, status, text)
 				return `{"code":-32015,"message":"the endpoint did not echo the challenge"}`
 			}
-			if n == 1 { // the server loses the subscription, and the refresh makes another one
+			if n == 1 { // the server loses the subscription, and the refresh creates another one
 				return fmt.Sprintf(`{"id":%q,"refreshBefore":%q,"cursor":null}`, id, time.Now().Add(time.Second).Format(time.RFC3339Nano))
 			}
 			if status, text := post(t, hooks.URL, s.secret(t, 1), "sub_1", "old", occurrence("old"), nil); status != 204 {
@@ -307,17 +307,17 @@ func isTerminated(t *testing.T, err error) {
 	t.Helper()
 	terminated, ok := err.(*client.Terminated)
 	if !ok || terminated.Name != "order.shipped" || !fault.Is(err, fault.Forbidden) {
-		t.Errorf("ended by %v", err)
+		t.Errorf("the subscription ended with %v, want a Terminated of kind forbidden", err)
 	}
 }
 
 func TestARefreshRotatesTheSecretInTime(t *testing.T) {
 	t.Parallel()
-	hooks := endpoint(t)
+	hooks := startHandler(t)
 	s := newScript(t, map[string]func(int, http.ResponseWriter) string{
 		"events/subscribe": func(n int, w http.ResponseWriter) string {
 			if n == 2 {
-				w.WriteHeader(http.StatusBadGateway) // its secret may be in force all the same
+				w.WriteHeader(http.StatusBadGateway) // the server may use the request's secret nevertheless
 				return "{}"
 			}
 			return fmt.Sprintf(`{"id":"sub_1","refreshBefore":%q,"cursor":"c%d"}`, time.Now().Add(time.Second).Format(time.RFC3339Nano), n)
@@ -330,13 +330,13 @@ func TestARefreshRotatesTheSecretInTime(t *testing.T) {
 	began := time.Now()
 	p.begins()
 	for n := 0; n < 4; {
-		if take(t, s.came, p.ended) == "events/subscribe" {
+		if take(t, s.arrived, p.ended) == "events/subscribe" {
 			n++
 		}
 	}
-	t.Run("RCH-01 it is refreshed before its time, and after a failure again, with the saved cursor", func(t *testing.T) {
+	t.Run("RCH-01 the client refreshes before the lifetime ends, again after a failure, and with the saved cursor", func(t *testing.T) {
 		if time.Since(began) > 4*time.Second {
-			t.Errorf("four requests took %s", time.Since(began))
+			t.Errorf("four requests took %s, want at most 4s", time.Since(began))
 		}
 		var last struct {
 			Cursor string
@@ -344,24 +344,24 @@ func TestARefreshRotatesTheSecretInTime(t *testing.T) {
 		}
 		_ = json.Unmarshal(s.params("events/subscribe")[3], &last)
 		if last.Cursor != "c3" || last.TTL != 60_000 {
-			t.Errorf("the fourth asked for %+v", last)
+			t.Errorf("the fourth request has %+v, want the cursor c3 and a TTL of 60000", last)
 		}
 	})
-	t.Run("RCH-01 every secret that the server may sign with is taken", func(t *testing.T) {
+	t.Run("RCH-01 every secret that the server may sign with is accepted", func(t *testing.T) {
 		different := map[string]bool{}
 		for n := 1; n <= 4; n++ {
 			different[s.secret(t, n)] = true
 		}
 		if len(different) != 3 || s.secret(t, 2) != s.secret(t, 3) {
-			t.Errorf("%d secrets in 4 requests; the one that failed must be sent again", len(different))
+			t.Errorf("got %d different secrets in 4 requests, want 3 because the third request repeats the failed one", len(different))
 		}
 		if b, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(s.secret(t, 4), "whsec_")); err != nil || len(b) != 32 {
-			t.Errorf("a secret of %d bytes: %v", len(b), err)
+			t.Errorf("got a secret of %d bytes and %v, want 32 bytes", len(b), err)
 		}
 		for n := 3; n <= 4; n++ {
 			id := fmt.Sprint("e", n)
 			if status, text := post(t, hooks.URL, s.secret(t, n), "sub_1", id, occurrence(id), nil); status != 204 {
-				t.Errorf("by the secret of request %d: %d %s", n, status, text)
+				t.Errorf("a webhook with the secret of request %d got %d %s, want 204", n, status, text)
 			}
 		}
 		p.handles("e3", "e4")
@@ -398,7 +398,7 @@ func TestASubscriptionIsRefreshedInTimeWhateverTheClocksSay(t *testing.T) {
 
 func TestAWebhookThatTakesLongIsHandledOnce(t *testing.T) {
 	release, entered := make(chan struct{}), make(chan string, 10)
-	s, p := hooked(t, func(p *program) {
+	s, p := startSubscribed(t, func(p *program) {
 		p.sub.Event = func(_ context.Context, e client.Event) error {
 			entered <- e.ID
 			<-release

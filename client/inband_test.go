@@ -24,7 +24,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// sends writes notifications of a stream.
+// sends writes notifications to a stream.
 func sends(w http.ResponseWriter, messages ...string) string {
 	w.Header().Set("Content-Type", "text/event-stream")
 	for _, m := range messages {
@@ -38,7 +38,7 @@ func note(kind, params string) string {
 	return `{"jsonrpc":"2.0","method":"notifications/events/` + kind + `","params":` + params + `}`
 }
 
-// receive subscribes, and returns when the subscription has ended. That the context ends before it begins is no error.
+// receive subscribes, and returns when the subscription has ended. It returns nil if the context ends before the server accepts.
 func receive(ctx context.Context, c *client.Client, o client.SubscribeOptions) error {
 	sub, err := c.Subscribe(ctx, o)
 	switch {
@@ -132,7 +132,7 @@ func TestPoll(t *testing.T) {
 				return `{"events":[],"cursor":"c1","nextPollMs":0}`
 			case 2:
 				return `{"events":[` + occurrence("e1") + `,` + occurrence("e2") + `],"cursor":"c2","hasMore":true,"nextPollMs":99999}`
-			case 3: // more although the cursor stays the same is no reason to hurry
+			case 3: // hasMore with an unchanged cursor must not make the client hurry
 				return `{"events":[],"cursor":"c2","hasMore":true,"truncated":true}`
 			}
 			return `{"code":-32023,"message":"NotFound"}`
@@ -207,7 +207,7 @@ func TestPoll(t *testing.T) {
 			t.Errorf("ended by %v, want an error of kind not found", err)
 		}
 	})
-	t.Run("RCH-01 the last ten thousand events are recognized when they come again", func(t *testing.T) {
+	t.Run("RCH-01 the last ten thousand events are recognized when they arrive again", func(t *testing.T) {
 		const first, all = 5000, 10_001
 		page := func(from, to int, cursor string) string {
 			var events []string
@@ -281,7 +281,7 @@ func TestPoll(t *testing.T) {
 			t.Errorf("handled %q, want %q", handled, want)
 		}
 	})
-	t.Run("RCH-01 a refusal of the first request is no termination", func(t *testing.T) {
+	t.Run("RCH-01 a refusal of the first request is not a termination", func(t *testing.T) {
 		s := newScript(t, map[string]func(int, http.ResponseWriter) string{"events/poll": func(int, http.ResponseWriter) string {
 			return `{"code":-32011,"message":"NotFound"}`
 		}})
@@ -322,7 +322,7 @@ func TestAnEventThatIsNotAcknowledgedBoundsHowManyLaterOnesAreHandled(t *testing
 		for !strings.Contains(take(t, logged, p.ended), "waiting for an older event") {
 		}
 		for deadline := time.Now().Add(patience); handled.Load() < most-1 && time.Now().Before(deadline); {
-			runtime.Gosched() // those with a slot end
+			runtime.Gosched() // let the running calls end
 		}
 		if got := handled.Load(); got != most-1 {
 			t.Errorf("handled %d events after the one that is not acknowledged, want %d", got, most-1)
@@ -335,7 +335,7 @@ func TestAnEventThatIsNotAcknowledgedBoundsHowManyLaterOnesAreHandled(t *testing
 	p.ends()
 }
 
-// lines writes to a channel, and drops what it has no room for.
+// lines is a writer that sends each line to a channel, and drops lines while the channel is full.
 type lines chan string
 
 func (l lines) Write(b []byte) (int, error) {
@@ -346,7 +346,7 @@ func (l lines) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// journal is a store that knows what was acknowledged.
+// journal is a store that checks each saved cursor against the acknowledged events.
 type journal struct {
 	mu     sync.Mutex
 	acked  map[int]bool
@@ -360,7 +360,7 @@ func (j *journal) Save(_ context.Context, _, cursor string) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if _, err := fmt.Sscanf(cursor, "after-%d", &j.cursor); err != nil {
-		return nil // that of active
+		return nil // the cursor of the active message
 	}
 	for n := 1; n <= j.cursor; n++ {
 		if !j.acked[n] {

@@ -72,7 +72,7 @@ func TestARegistrationWithAChallenge(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	t.Run("SRF-07 and none afterwards that is not signed", func(t *testing.T) {
+	t.Run("SRF-07 afterwards an unsigned challenge is refused", func(t *testing.T) {
 		if status, _ := challenge(hooks.URL, id, nonce); status != http.StatusUnauthorized {
 			t.Errorf("answered with %d, want 401", status)
 		}

@@ -13,12 +13,12 @@ import (
 func TestFilesOfCursors(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "cursors")
 	d := client.Dir(dir)
-	t.Run("RCH-01 there is none at first", func(t *testing.T) {
+	t.Run("RCH-01 at first there is no cursor", func(t *testing.T) {
 		if cursor, err := d.Load(t.Context(), "a"); cursor != "" || err != nil {
 			t.Errorf("got %q, %v", cursor, err)
 		}
 	})
-	t.Run("RCH-01 each key has its own, the last one saved", func(t *testing.T) {
+	t.Run("RCH-01 each key has the cursor that was saved last under it", func(t *testing.T) {
 		for _, cursor := range []string{"1", "2"} {
 			for _, key := range []string{"a", "b"} {
 				if err := d.Save(t.Context(), key, key+cursor); err != nil {
@@ -33,7 +33,7 @@ func TestFilesOfCursors(t *testing.T) {
 			t.Errorf("got %q", b)
 		}
 	})
-	t.Run("RCH-01 nothing is left beside them, and others cannot read them", func(t *testing.T) {
+	t.Run("RCH-01 no temporary files are left, and other users cannot read the files", func(t *testing.T) {
 		files, err := os.ReadDir(dir)
 		if err != nil || len(files) != 2 {
 			t.Fatalf("found %v, %v", files, err)
@@ -75,7 +75,7 @@ func TestFilesOfCursors(t *testing.T) {
 			t.Errorf("loaded %q, %v, want a2", cursor, err)
 		}
 	})
-	t.Run("RCH-01 what is no cursor is refused", func(t *testing.T) {
+	t.Run("RCH-01 a file that does not hold a cursor is refused", func(t *testing.T) {
 		file := filepath.Join(dir, "large")
 		if err := os.WriteFile(file, []byte(strings.Repeat("x", 100_000)), 0o600); err != nil {
 			t.Fatal(err)

@@ -25,7 +25,7 @@ func connect(t *testing.T, url string) *client.Client {
 	return c
 }
 
-// first returns the first event of the URI event://a/b from a stream.
+// first subscribes to event://a/b with a stream and returns the first event.
 func first(ctx context.Context, c *client.Client) (got client.Event, err error) {
 	ctx, stop := context.WithTimeout(ctx, patience)
 	defer stop()
@@ -48,7 +48,7 @@ func first(ctx context.Context, c *client.Client) (got client.Event, err error) 
 	}
 }
 
-// TestAStreamThatIsSilentIsOpenedAgain uses a proxy that keeps the connection open although the server behind it is gone.
+// TestAStreamThatIsSilentIsOpenedAgain uses a proxy that keeps the connection open although its server is gone.
 func TestAStreamThatIsSilentIsOpenedAgain(t *testing.T) {
 	t.Parallel()
 	const acknowledged = `data: {"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{"notifications":{"resourceSubscriptions":["event://a/b"]}}}` + "\n\n"
@@ -75,7 +75,7 @@ func TestAStreamThatIsSilentIsOpenedAgain(t *testing.T) {
 	}
 }
 
-// TestAStreamWithHeartbeatsStaysOpen has comments as heartbeats, which are no events.
+// TestAStreamWithHeartbeatsStaysOpen sends comments as heartbeats, which do not count as events.
 func TestAStreamWithHeartbeatsStaysOpen(t *testing.T) {
 	t.Parallel()
 	var requests atomic.Int32
@@ -100,7 +100,7 @@ func TestAStreamWithHeartbeatsStaysOpen(t *testing.T) {
 	}
 }
 
-// SUB-08: a listen that a server cannot begin just now, which it says in a response with status 200, is tried again.
+// SUB-08: a server that cannot begin a listen at the moment says so in a response with status 200. The client tries again.
 func TestAStreamThatCannotBeginNowIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	var requests atomic.Int32
@@ -117,7 +117,7 @@ func TestAStreamThatCannotBeginNowIsTriedAgain(t *testing.T) {
 	defer server.Close()
 	c := connect(t, server.URL)
 	if _, err := first(t.Context(), c); err != nil {
-		t.Errorf("the stream ended by %v after %d requests", err, requests.Load())
+		t.Errorf("the stream ended with %v after %d requests, want the event of the second", err, requests.Load())
 	}
 }
 

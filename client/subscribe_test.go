@@ -31,7 +31,7 @@ const (
 
 var modes = []string{client.ModeWebhook, client.ModePush, client.ModePoll}
 
-// home is a server whose data and address outlive it.
+// home is a server that keeps its data and address across restarts.
 type home struct {
 	t       *testing.T
 	options standalone.Options
@@ -89,13 +89,13 @@ func (h *home) publish(ids ...string) {
 	}
 }
 
-// program is a run of a program that subscribes.
+// program is one run of a program that subscribes.
 type program struct {
 	t       *testing.T
 	url     string
 	o       client.Options
 	sub     client.SubscribeOptions
-	known   []string // events that an earlier run has handled, and that may come again
+	known   []string // events that an earlier run has handled and that may arrive again
 	started chan *client.Subscription
 	got     chan string // ids of the events that were handled
 	gaps    chan client.Gap
@@ -120,7 +120,7 @@ func run(t *testing.T, url, mode string, change func(*program)) *program {
 		Gap: func(_ context.Context, g client.Gap) error { p.gaps <- g; return nil },
 	}
 	if mode == client.ModeWebhook {
-		p.o.Webhooks = endpoint(t)
+		p.o.Webhooks = startHandler(t)
 	}
 	if change != nil {
 		change(p)
@@ -134,7 +134,7 @@ func run(t *testing.T, url, mode string, change func(*program)) *program {
 			_ = c.Close()
 		}
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
-			err = nil // it was stopped before it began
+			err = nil // the test stopped the program before the server accepted
 		}
 		p.ended <- err
 	}()
@@ -153,8 +153,8 @@ func (p *program) receive(ctx context.Context, c *client.Client) error {
 	return sub.Err()
 }
 
-// endpoint is a handler with a server of its own.
-func endpoint(t *testing.T) *client.Handler {
+// startHandler starts an HTTP server with a handler for webhooks.
+func startHandler(t *testing.T) *client.Handler {
 	t.Helper()
 	h := &client.Handler{}
 	s := httptest.NewServer(h)
@@ -179,7 +179,7 @@ func (p *program) handles(want ...string) {
 	}
 }
 
-// ends stops the program, which must not have failed, or handled anything more.
+// ends stops the program and checks that it has not failed and has handled no other events.
 func (p *program) ends() {
 	p.t.Helper()
 	p.stop()
@@ -188,7 +188,7 @@ func (p *program) ends() {
 	}
 	select {
 	case id := <-p.got:
-		p.t.Errorf("handled %s, too", id)
+		p.t.Errorf("also handled %s, want no other events", id)
 	default:
 	}
 }
@@ -204,7 +204,7 @@ func take[T any](t *testing.T, c chan T, ended chan error) (v T) {
 			t.Fatalf("the subscription has ended: %v", err)
 		}
 	case <-time.After(patience):
-		t.Fatal("waited in vain")
+		t.Fatalf("got no %T within %s", v, patience)
 	}
 	return v
 }
@@ -212,12 +212,12 @@ func take[T any](t *testing.T, c chan T, ended chan error) (v T) {
 func TestSubscribe(t *testing.T) {
 	t.Parallel()
 	for _, mode := range modes {
-		t.Run("RCH-01 EVX-19 by "+mode+" a restart of the server loses nothing and repeats nothing", func(t *testing.T) {
+		t.Run("RCH-01 EVX-19 with "+mode+" each event arrives once although the server restarts", func(t *testing.T) {
 			t.Parallel()
 			h := newHome(t, nil)
 			p := run(t, h.server.URL, mode, nil)
 			if b := p.begins(); b.Mode() != mode {
-				t.Fatalf("began by %s", b.Mode())
+				t.Fatalf("the mode is %s, want %s", b.Mode(), mode)
 			}
 			h.publish("a", "b")
 			p.handles("a", "b")
@@ -226,7 +226,7 @@ func TestSubscribe(t *testing.T) {
 			p.handles("c")
 			p.ends()
 		})
-		t.Run("RCH-01 by "+mode+" a program that starts again goes on after the last event it acknowledged", func(t *testing.T) {
+		t.Run("RCH-01 with "+mode+" a program that starts again continues after the last event it acknowledged", func(t *testing.T) {
 			t.Parallel()
 			h := newHome(t, nil)
 			store := client.Dir(filepath.Join(t.TempDir(), "cursors"))
@@ -261,7 +261,7 @@ func TestSubscribe(t *testing.T) {
 			p.handles("b", "c")
 			p.ends()
 		})
-		t.Run("RCH-01 by "+mode+" an event that is not acknowledged comes again", func(t *testing.T) {
+		t.Run("RCH-01 with "+mode+" an event that is not acknowledged arrives again", func(t *testing.T) {
 			t.Parallel()
 			h := newHome(t, func(o *standalone.Options) {
 				o.Limits.EventsSchedule = []time.Duration{0, time.Second, time.Second}
@@ -290,7 +290,7 @@ func TestSubscribe(t *testing.T) {
 
 func TestWebhooksThatTheServerGaveUp(t *testing.T) {
 	t.Parallel()
-	t.Run("EVX-13 EVX-19 a gap is a value, and what was given up comes again from its cursor", func(t *testing.T) {
+	t.Run("EVX-13 EVX-19 a gap is reported, and the events after its cursor arrive again", func(t *testing.T) {
 		t.Parallel()
 		h := newHome(t, func(o *standalone.Options) { o.Limits.EventsSchedule = []time.Duration{0, time.Second} })
 		var mu sync.Mutex
@@ -383,27 +383,27 @@ events:
 			p := run(t, h.server.URL, "", func(p *program) {
 				p.sub.Name, p.sub.Arguments = tt.name, nil
 				if tt.reachable {
-					p.o.Webhooks = endpoint(t)
+					p.o.Webhooks = startHandler(t)
 				}
 			})
 			select {
 			case b := <-p.started:
 				if b.Mode() != tt.mode {
-					t.Errorf("began by %s, want %s", b.Mode(), tt.mode)
+					t.Errorf("the mode is %s, want %s", b.Mode(), tt.mode)
 				}
 				p.ends()
 			case err := <-p.ended:
 				if err == nil || !strings.Contains(err.Error(), tt.mode) {
-					t.Errorf("ended by %v, want %s", err, tt.mode)
+					t.Errorf("ended with %v, want an error with %q", err, tt.mode)
 				}
 			case <-time.After(patience):
-				t.Fatal("it neither begins nor ends")
+				t.Fatalf("the subscription is still pending after %s", patience)
 			}
 		})
 	}
 }
 
-func TestSubscribeRefusesWhatCannotBe(t *testing.T) {
+func TestSubscribeRefusesInvalidOptions(t *testing.T) {
 	t.Parallel()
 	h := newHome(t, nil)
 	event := func(context.Context, client.Event) error { return nil }
@@ -427,7 +427,7 @@ func TestSubscribeRefusesWhatCannotBe(t *testing.T) {
 		{"no function", client.SubscribeOptions{Name: "order.shipped"}, "a function for its events"},
 		{"an unknown mode", client.SubscribeOptions{Name: "order.shipped", Mode: "pigeon", Event: event}, `"pigeon" is not a mode`},
 		{"webhooks without a handler", client.SubscribeOptions{Name: "order.shipped", Mode: "webhook", Event: event}, "needs Options.Webhooks"},
-		{"arguments that are no object", client.SubscribeOptions{Name: "order.shipped", Mode: "push", Arguments: []int{1}, Event: event}, "not a JSON object"},
+		{"arguments that are not an object", client.SubscribeOptions{Name: "order.shipped", Mode: "push", Arguments: []int{1}, Event: event}, "not a JSON object"},
 		{"an unknown argument", client.SubscribeOptions{Name: "order.shipped", Mode: "push", Arguments: map[string]int{"x": 1}, Event: event}, `"x"`},
 		{"a forged cursor", client.SubscribeOptions{Name: "order.shipped", Mode: "poll", Cursor: "forged", Event: event}, "cursor"},
 	} {
@@ -447,14 +447,14 @@ func TestSubscribeRefusesWhatCannotBe(t *testing.T) {
 			err = sub.Err()
 		}
 		if !fault.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "cursor") {
-			t.Errorf("ended by %v", err)
+			t.Errorf("ended with %v, want the error of the store", err)
 		}
 	})
 }
 
-// older is a server that does not know 2026-07-28, in front of one that does. Forget ends all sessions and answers the
-// given number of requests for a new session with a 404 page.
-func older(t *testing.T, target string) (url string, forget func(refused int32)) {
+// startOlder starts a server that does not know 2026-07-28 and forwards requests to target, which does. The function forget ends all
+// sessions and answers the given number of requests for a new session with a 404 page.
+func startOlder(t *testing.T, target string) (url string, forget func(refused int32)) {
 	t.Helper()
 	var sessions, gone sync.Map
 	var refuse atomic.Int32
@@ -502,13 +502,13 @@ func TestSubscribeToAServerWithSessions(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{client.ModeWebhook, client.ModePoll} {
 		for refused, name := range []string{
-			"RCH-01 by " + mode + " a session that is gone is begun again",
-			"RCH-01 by " + mode + " a session that is gone is begun again, although a proxy has no backend at first",
+			"RCH-01 with " + mode + " the client starts a new session if the server has ended the old one",
+			"RCH-01 with " + mode + " the client starts a new session although a proxy has no backend at first",
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				h := newHome(t, nil)
-				url, forget := older(t, h.server.URL)
+				url, forget := startOlder(t, h.server.URL)
 				p := run(t, url, mode, func(p *program) { p.sub.TTL = 3 * time.Second })
 				p.begins()
 				h.publish("a")
@@ -522,12 +522,12 @@ func TestSubscribeToAServerWithSessions(t *testing.T) {
 			})
 		}
 	}
-	t.Run("RCH-01 without a mode it polls", func(t *testing.T) {
+	t.Run("RCH-01 without a mode the client polls", func(t *testing.T) {
 		h := newHome(t, nil)
-		url, _ := older(t, h.server.URL)
+		url, _ := startOlder(t, h.server.URL)
 		p := run(t, url, "", nil)
 		if b := p.begins(); b.Mode() != client.ModePoll {
-			t.Errorf("began by %s", b.Mode())
+			t.Errorf("the mode is %s, want poll", b.Mode())
 		}
 		p.ends()
 	})
@@ -536,8 +536,8 @@ func TestSubscribeToAServerWithSessions(t *testing.T) {
 func TestAnEventCarriesItsURI(t *testing.T) {
 	t.Parallel()
 	h := newHome(t, nil)
-	// reads handles the event with the id. The one before may arrive too: a webhook can be sent while its event is written to
-	// the log, so that a stream which begins then has the event as well.
+	// reads makes a program handle only the event with the id. The event before may arrive too, because a webhook can be sent
+	// while its event is written to the log, and a stream that begins at that moment then has the event as well.
 	reads := func(id string, uris chan<- string) func(p *program) {
 		return func(p *program) {
 			p.sub.Arguments = nil // all orders

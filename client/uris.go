@@ -178,7 +178,7 @@ func (l *listener) markOpen() {
 	l.markAccepted(grant{})
 }
 
-// subscribeInSession subscribes the session to the URIs, if the revision has sessions. It starts a session if there is none.
+// subscribeInSession subscribes the session to the URIs, if the revision has sessions. It first starts a session if necessary.
 func (l *listener) subscribeInSession() error {
 	c := l.client
 	if c.stateless() || c.started.Load() && l.session == c.sessionID() {

@@ -9,7 +9,7 @@ func TestArgumentsOfTheCommandLine(t *testing.T) {
 	}
 	for _, bad := range []map[string]string{{"a:": "x"}, {"a": "[1"}} {
 		if _, err := Arguments(bad); err == nil {
-			t.Errorf("%v was taken", bad)
+			t.Errorf("%v: got no error", bad)
 		}
 	}
 }

@@ -39,7 +39,8 @@ type Options struct {
 	// continues it.
 	File string
 
-	// Listen is the address of the webhook receiver. Target is the URL at which the server reaches it; empty is that of Listen.
+	// Listen is the address of the webhook receiver. Target is the URL at which the server reaches it. If Target is empty, it is the
+	// URL of that address.
 	Listen, Target string
 	// Secret receives the webhook's secret; nil hides it.
 	Secret io.Writer

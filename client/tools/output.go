@@ -66,7 +66,7 @@ func (o *output) run() {
 	}
 }
 
-// waitUntilRead blocks until at most rest bytes are unread. Its error is that of the output or of ctx.
+// waitUntilRead blocks until at most rest bytes are unread. It fails if the output or ctx ends first.
 func (o *output) waitUntilRead(ctx context.Context, rest int) error {
 	defer context.AfterFunc(ctx, func() {
 		o.mu.Lock()

@@ -126,7 +126,7 @@ func (t *Tools) addResource(s *mcp.Server) {
 	})
 }
 
-// checkResource returns an error for any resource but the one there is.
+// checkResource returns an error for any resource except recentURI.
 func checkResource(uri string) error {
 	if uri != recentURI {
 		return fmt.Errorf("there is no resource %.200q (allowed: %s)", uri, recentURI)

@@ -160,7 +160,7 @@ func TestClientWithOnlyToolsReceivesEvents(t *testing.T) {
 			t.Errorf("got %q, %+v, want the event \"down\" of %s", refused, got, sub.Subscription)
 		}
 	})
-	t.Run("RCH-04 an event that was read does not come again", func(t *testing.T) {
+	t.Run("RCH-04 an event is read only once", func(t *testing.T) {
 		var got read
 		if a.call("wait_for_event", map[string]any{"seconds": 1}, &got); !got.TimedOut || len(got.Events) > 0 {
 			t.Errorf("wait_for_event: got %+v, want a timeout", got)
