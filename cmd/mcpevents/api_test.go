@@ -10,8 +10,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/operate/admin/operations"
 )
 
-// TestTheCommandLineHasAllOfTheAPI compares the commands with the document of the API: its operations, their
-// parameters, and the members that are columns.
+// TestTheCommandLineHasAllOfTheAPI compares the commands with the API's document: the operations, their parameters, and the members
+// that are columns.
 func TestTheCommandLineHasAllOfTheAPI(t *testing.T) {
 	type schema struct {
 		Ref        string `json:"$ref"`
@@ -88,7 +88,7 @@ func TestTheCommandLineHasAllOfTheAPI(t *testing.T) {
 		}
 		for _, p := range o.Parameters {
 			path := strings.Contains(api, "{"+p.Name+"}")
-			if !path && p.Name != "cursor" && p.Name != "limit" && !flagged(n, p.Name) {
+			if !path && p.Name != "cursor" && p.Name != "limit" && !hasFlag(n, p.Name) {
 				t.Errorf("OPS-10 %s: it has no --%s", n.FullPath(), p.Name)
 			}
 		}
@@ -116,7 +116,7 @@ func TestTheCommandLineHasAllOfTheAPI(t *testing.T) {
 	}
 }
 
-func flagged(n *kong.Node, name string) bool {
+func hasFlag(n *kong.Node, name string) bool {
 	for _, f := range n.Flags {
 		if f.Name == name || name == "dryRun" && f.Name == "dry-run" {
 			return true

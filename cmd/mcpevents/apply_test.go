@@ -61,10 +61,10 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 	}
 
 	if code, out, errs = command(t, "", apply...); code != exitDone || strings.Count(out, "is unchanged") != 2 {
-		t.Errorf("again: exit code %d: %s%s", code, out, errs)
+		t.Errorf("applied again: got exit code %d: %s%s, want both unchanged", code, out, errs)
 	}
 
-	// A faulty configuration keeps the catalog from being written too.
+	// If the configuration is faulty, the catalog is not written either.
 	if err := os.WriteFile(settings, []byte("nonsense: 1\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -74,19 +74,19 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 	}
 	code, _, errs = command(t, "", "catalog", "apply", "--config", settings, other)
 	if code != exitRefused || !strings.Contains(errs, "config.yaml:1:") {
-		t.Errorf("faulty: exit code %d: %s", code, errs)
+		t.Errorf("a faulty configuration: got exit code %d: %s", code, errs)
 	}
 	if stored, err := catalog.Load(t.Context(), db, "default"); err != nil || stored.ByName("a.b") != nil {
-		t.Errorf("a catalog was written beside a faulty configuration: %v", err)
+		t.Errorf("the catalog was written although the configuration is faulty (%v)", err)
 	}
 
-	// A catalog by which subscriptions end has to be confirmed.
+	// A catalog that ends subscriptions needs --allow-breaking.
 	code, _, errs = command(t, "", "catalog", "apply", other)
 	if code != exitRefused || !strings.Contains(errs, "ci.build_finished (it is removed)") || !strings.Contains(errs, "--allow-breaking") {
-		t.Errorf("breaking: exit code %d: %s", code, errs)
+		t.Errorf("a breaking catalog: got exit code %d: %s", code, errs)
 	}
 	if stored, err := catalog.Load(t.Context(), db, "default"); err != nil || stored.ByName("a.b") != nil {
-		t.Errorf("a breaking catalog was written: %v", err)
+		t.Errorf("the breaking catalog was written (%v)", err)
 	}
 	// With the subscriptions table, only a change that ends live subscriptions needs --allow-breaking.
 	check := func(args ...string) string {
@@ -98,30 +98,30 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 		return out
 	}
 	if out := check(); !strings.Contains(out, "! ci.build_finished: is removed") || !strings.Contains(out, "Webhook subscriptions to ci.build_finished would end: it is removed.") {
-		t.Errorf("check without subscriptions: %s", out)
+		t.Errorf("check without the subscriptions table: %s", out)
 	}
 	t.Setenv("MCPEVENTS_TABLE_SUBSCRIPTIONS", name(store.Subscriptions))
 	if out := check(); !strings.Contains(out, "No live webhook subscription would end.") {
-		t.Errorf("check with none: %s", out)
+		t.Errorf("check without live subscriptions: %s", out)
 	}
-	subscribed(t, db)
+	subscribe(t, db)
 	if out := check(); !strings.Contains(out, "1 live webhook subscriptions would end because the event type ci.build_finished was removed.") {
-		t.Errorf("check with one: %s", out)
+		t.Errorf("check with a live subscription: %s", out)
 	}
 	code, _, errs = command(t, "", "catalog", "apply", other)
 	if code != exitRefused || !strings.Contains(errs, "would end 1 live webhook subscriptions: 1 in workspace default because the event type ci.build_finished was removed") {
-		t.Errorf("one that ends: exit code %d: %s", code, errs)
+		t.Errorf("apply with a live subscription: got exit code %d: %s", code, errs)
 	}
 	if code, _, errs = command(t, "", "catalog", "check", other, "--against", "none.yaml"); code != exitRefused || !strings.Contains(errs, "there is no catalog at none.yaml") {
-		t.Errorf("against no file: exit code %d: %s", code, errs)
+		t.Errorf("against a missing file: got exit code %d: %s", code, errs)
 	}
 	if code, out, errs = command(t, "", "catalog", "apply", "--allow-breaking", other); code != exitDone || !strings.Contains(out, "Version 2 of the catalog") {
-		t.Errorf("confirmed: exit code %d: %s%s", code, out, errs)
+		t.Errorf("with --allow-breaking: got exit code %d: %s%s", code, out, errs)
 	}
 }
 
-// subscribed makes a webhook subscription to the sample catalog's event type.
-func subscribed(t *testing.T, db store.DB) {
+// subscribe registers a webhook for an event type of the sample catalog.
+func subscribe(t *testing.T, db store.DB) {
 	t.Helper()
 	_, public, err := webhook.GenerateKeyset()
 	if err != nil {

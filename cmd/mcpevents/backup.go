@@ -19,7 +19,7 @@ type RestoreCmd struct {
 	Data string `required:"" env:"MCPEVENTS_DATA" placeholder:"DIR" help:"Data directory to create. It must not contain data."`
 }
 
-// Help is the long help of the command.
+// Help returns the long help of the command.
 func (c *BackupCmd) Help() string {
 	return `The file contains the database and the keys that open its webhook secrets. Anyone who can read the file can read the secrets. It is created with mode 0600. Its directory also needs temporary space for a copy of the database. Run the command as root or as the user of the server.
 

@@ -40,7 +40,7 @@ type BenchCmd struct {
 	Calls         int  `default:"1000" help:"With --gateway: number of calls, with and without the gateway."`
 }
 
-// Help is the long help of the command.
+// Help returns the long help of the command.
 func (*BenchCmd) Help() string {
 	return `Starts a server in a process of its own, with its database on disk. This process publishes the events and receives the webhooks. The CPU seconds include both processes. Exit code 5 means that deliveries were lost.
 

@@ -25,12 +25,12 @@ import (
 // TestTheBinary runs the built program, from outside.
 func TestTheBinary(t *testing.T) {
 	bin := harness.Binary(t, "./cmd/mcpevents", false)
-	t.Run("OPS-10 an interrupted replay continues on the server, and the command says so", func(t *testing.T) { interruptedReplay(t, bin) })
-	t.Run("OPS-16 what was accepted before a backup is delivered after its restore", func(t *testing.T) { restoredElsewhere(t, bin) })
+	t.Run("OPS-10 an interrupted replay continues on the server, and the command says so", func(t *testing.T) { testInterruptedReplay(t, bin) })
+	t.Run("OPS-16 an event that was accepted before a backup is delivered after its restore", func(t *testing.T) { testRestore(t, bin) })
 }
 
-func interruptedReplay(t *testing.T, bin string) {
-	o := operating(t)
+func testInterruptedReplay(t *testing.T, bin string) {
+	o := startOperated(t)
 	o.status.Store(413)
 	const letters = 12
 	for i := range letters {
@@ -52,7 +52,7 @@ func interruptedReplay(t *testing.T, bin string) {
 	if err := replay.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for !<-looked { // until it looks how far the replay is
+	for !<-looked { // until the command asks for the replay's progress
 	}
 	if err := replay.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
@@ -70,12 +70,12 @@ $`)
 	}
 	out, err := exec.Command(bin, "replays", "cancel", id[1], "--json").Output()
 	if err != nil || !strings.Contains(string(out), `"state":"canceled"`) || !strings.Contains(string(out), fmt.Sprintf(`"total":%d`, letters)) {
-		t.Errorf("OPS-10: %v, %s", err, out)
+		t.Errorf("OPS-10: got %s, %v, want a canceled replay of %d dead letters", out, err, letters)
 	}
 }
 
-// restoredElsewhere tests that a backup of a running server contains an event that its endpoint refused, after the server is killed.
-func restoredElsewhere(t *testing.T, bin string) {
+// testRestore tests that a backup of a running server contains an event that its endpoint refused, after the server is killed.
+func testRestore(t *testing.T, bin string) {
 	var works atomic.Bool
 	arrived := make(chan string, 100)
 	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -119,7 +119,7 @@ func restoredElsewhere(t *testing.T, bin string) {
 		case a := <-arrived:
 			return a
 		case <-time.After(30 * time.Second):
-			t.Fatal("OPS-16: nothing arrives")
+			t.Fatal("OPS-16: no webhook arrived within 30 s")
 			return ""
 		}
 	}
@@ -128,7 +128,7 @@ func restoredElsewhere(t *testing.T, bin string) {
 	o.subscribe(endpoint.URL)
 	run("publish", "--server", server, "--uri", buildFinished, "--id", "evt_kept", "--data", `{"build":1,"status":"passed"}`)
 	if got := next(); got != "false evt_kept" {
-		t.Fatalf("got %s", got)
+		t.Fatalf("got %s, want false evt_kept", got)
 	}
 	run("backup", backup, "--data", filepath.Join(dir, "first"))
 	kill()
@@ -139,6 +139,6 @@ func restoredElsewhere(t *testing.T, bin string) {
 	run("restore", backup, "--data", filepath.Join(dir, "second"))
 	serve("second")
 	if got := next(); got != "true evt_kept" {
-		t.Errorf("OPS-16: got %s", got)
+		t.Errorf("OPS-16: got %s, want true evt_kept", got)
 	}
 }

@@ -44,10 +44,10 @@ func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 	registerHook(t, e)
 	const want = "1 live webhook subscriptions: 1 in workspace default because ci.build_finished changed incompatibly (the payload schema changes at /required (branch)); --allow-breaking lets it"
 	if err := use(breaking); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want) {
-		t.Fatalf("got %v", err)
+		t.Fatalf("got %v, want an error with %q", err, want)
 	}
 	if err := use(with("description: A build", "description: Any build")); err != nil {
-		t.Errorf("a change that ends nothing: %v", err)
+		t.Errorf("a change that ends no subscription: got %v, want no error", err)
 	}
 	log.await(t, `"msg":"catalog reloaded","workspace":"*"`, 1)
 	if n := strings.Count(log.String(), `"msg":"files reloaded","catalog_changed":true`); n != 3 {
@@ -58,10 +58,10 @@ func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 	refused, err := standalone.New(t.Context(), settings)
 	if err == nil {
 		servertest.End(t, refused)
-		t.Fatal("it started")
+		t.Fatal("the server started, want an error")
 	}
 	if !strings.Contains(err.Error(), want) {
-		t.Error(err)
+		t.Errorf("got %v, want an error with %q", err, want)
 	}
 	settings.Catalog = before
 	again, err := standalone.New(t.Context(), settings)

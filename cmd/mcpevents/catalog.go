@@ -35,7 +35,7 @@ type CatalogCmd struct {
 type CatalogCheckCmd struct {
 	File               string `arg:"" default:"catalog.yaml" help:"The catalog."`
 	Config             string `env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"Also check this configuration, and that the catalog has the event types of its sources."`
-	Against            string `placeholder:"FILE|TABLE" help:"Compare with an older catalog file, or with the catalog of a deployment, given the name of its settings table. Prints the changes, those that may break publishers or subscribers, and the subscriptions that would end."`
+	Against            string `placeholder:"FILE|TABLE" help:"Compare with an older catalog file, or with the catalog of a deployment, given the name of its settings table. Prints the changes, marks breaking ones with !, and lists the subscriptions that would end."`
 	SubscriptionsTable string `env:"MCPEVENTS_TABLE_SUBSCRIPTIONS" placeholder:"NAME" help:"With --against TABLE: the deployment's subscriptions table (the stack's output SubscriptionsTable), to count the subscriptions that would end."`
 	Workspace          string `default:"${workspace}" env:"MCPEVENTS_WORKSPACE" help:"Workspace of the catalog (${default})."`
 }
@@ -50,7 +50,7 @@ func (c *CatalogCheckCmd) Run(g *Globals) error {
 		return err
 	}
 	if c.Against != "" {
-		return c.against(g, next)
+		return c.compare(g, next)
 	}
 	w := tabwriter.NewWriter(g.out, 0, 0, 2, ' ', 0)
 	for _, e := range next.Entries() {
@@ -107,7 +107,7 @@ type CatalogApplyCmd struct {
 	LogTable           string `env:"MCPEVENTS_TABLE_LOG" placeholder:"NAME" help:"The deployment's log table (the stack's output LogTable). With it, connected clients are notified as soon as every function uses the change. Without it, they are notified within a minute."`
 }
 
-// Help is the long help of the command.
+// Help returns the long help of the command.
 func (c *CatalogApplyCmd) Help() string {
 	return `Checks the files, writes them as a new version, and prints the changes. A line with ! may break publishers or subscribers. Every function uses the new version within 5 seconds.
 
@@ -175,8 +175,8 @@ func openTables(ctx context.Context, names map[store.Table]string) (store.DB, er
 	}), nil
 }
 
-// against compares a catalog with an older one, or with that of a deployment.
-func (c *CatalogCheckCmd) against(g *Globals, next *catalog.Catalog) error {
+// compare compares a catalog with an older one, or with the catalog of a deployment.
+func (c *CatalogCheckCmd) compare(g *Globals, next *catalog.Catalog) error {
 	isPath := strings.ContainsAny(c.Against, "/\\") && !strings.HasPrefix(c.Against, "arn:") || strings.HasSuffix(c.Against, ".yaml")
 	if _, err := os.Stat(c.Against); err == nil || isPath {
 		before, err := readCatalog(c.Against)

@@ -15,7 +15,7 @@ type CatalogInitCmd struct {
 	Force bool     `help:"Replace existing files."`
 }
 
-// Help is the long help of the command.
+// Help returns the long help of the command.
 func (c *CatalogInitCmd) Help() string {
 	return `Writes catalog.yaml with the event types of the providers, and config.yaml with the sources that turn the providers' webhooks into events. The comments in config.yaml say what to set at each provider, which environment variable holds its secret, and which URL the provider must call. Edit the files as you like.
 

@@ -10,7 +10,7 @@ import (
 func TestCatalogInit(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "catalog.yaml")
-	t.Run("SRC-06 what is written is a catalog", func(t *testing.T) {
+	t.Run("SRC-06 it writes a valid catalog", func(t *testing.T) {
 		code, out, errs := command(t, "", "catalog", "init", "--from", "github,stripe", "--dir", dir)
 		if code != exitDone || !strings.Contains(out, "mcpevents serve --catalog "+file) {
 			t.Fatalf("exit code %d: %s%s", code, out, errs)
@@ -20,7 +20,7 @@ func TestCatalogInit(t *testing.T) {
 			t.Errorf("exit code %d: %s%s", code, out, errs)
 		}
 	})
-	t.Run("SRC-06 and a configuration that makes events of what GitHub sends", func(t *testing.T) {
+	t.Run("SRC-06 it writes a configuration that turns GitHub's webhooks into events", func(t *testing.T) {
 		body, err := os.ReadFile("../../shared/events/source/ready/testdata/github/pull_request.opened.json")
 		if err != nil {
 			t.Fatal(err)
@@ -31,25 +31,25 @@ func TestCatalogInit(t *testing.T) {
 			t.Errorf("exit code %d: %.300s%s", code, out, errs)
 		}
 	})
-	t.Run("SRC-06 files are not overwritten unless asked to", func(t *testing.T) {
+	t.Run("SRC-06 it overwrites files only with --force", func(t *testing.T) {
 		code, _, errs := command(t, "", "catalog", "init", "--from", "slack", "--dir", dir)
 		if code != exitRefused || !strings.Contains(errs, file) || !strings.Contains(errs, "--force") {
 			t.Errorf("exit code %d: %s", code, errs)
 		}
 		if code, _, errs = command(t, "", "catalog", "init", "--from", "slack", "--dir", dir, "--force"); code != exitDone {
-			t.Errorf("by force: exit code %d: %s", code, errs)
+			t.Errorf("with --force: got exit code %d: %s, want %d", code, errs, exitDone)
 		}
 		if _, out, _ := command(t, "", "catalog", "check", file); !strings.Contains(out, "slack.message") || strings.Contains(out, "github.") {
-			t.Errorf("the catalog is now %s", out)
+			t.Errorf("got the catalog %s, want only the event types of Slack", out)
 		}
 	})
-	t.Run("SRC-06 a list of what there is", func(t *testing.T) {
+	t.Run("SRC-06 it lists the known providers", func(t *testing.T) {
 		code, out, errs := command(t, "", "catalog", "init", "--list")
 		if code != exitDone || !strings.Contains(out, "pagerduty") || !strings.Contains(out, "github.pull_request, github.issues") {
 			t.Errorf("exit code %d: %s%s", code, out, errs)
 		}
 	})
-	t.Run("SRC-06 an unknown provider, and none", func(t *testing.T) {
+	t.Run("SRC-06 it refuses an unknown or missing provider", func(t *testing.T) {
 		code, _, errs := command(t, "", "catalog", "init", "--from", "gitea", "--dir", t.TempDir())
 		if code != exitRefused || !strings.Contains(errs, `"gitea"`) {
 			t.Errorf("exit code %d: %s", code, errs)

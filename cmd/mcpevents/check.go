@@ -24,7 +24,7 @@ type CheckCmd struct {
 	JUnit    string            `name:"junit" type:"path" placeholder:"FILE" help:"Also write the report as JUnit XML to this file."`
 }
 
-// Help is the long help of the command.
+// Help returns the long help of the command.
 func (c *CheckCmd) Help() string {
 	return `Subscribes in each mode that the server offers, sends requests that it must refuse, and receives webhooks. Prints a table with the result of each rule: its level and section, and whether it passed, failed or could not be tested. Progress goes to standard error. The exit code is 1 if a rule with MUST failed.
 

@@ -101,7 +101,7 @@ type provider struct {
 	Receives []string `json:"receives"`
 	// Consented is true if the provider receives all of them.
 	Consented bool `json:"consented"`
-	// Consent is the last decision; nil if there is none.
+	// Consent is the last decision, or nil if there was no decision yet.
 	Consent *decision `json:"consent"`
 }
 
@@ -126,7 +126,7 @@ type decision struct {
 	By    string    `json:"by"`
 }
 
-// request sends a request about the consent of the principal, and decodes the answer. The provider is empty for all of them.
+// request sends a request about the principal's consent, and decodes the answer. An empty provider means all providers.
 func (c *consentFlags) request(ctx context.Context, method, provider string, out any) error {
 	s := c.server()
 	at, err := consentURL(s, provider, c.Principal)

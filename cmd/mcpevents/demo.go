@@ -12,7 +12,7 @@ type DemoCmd struct {
 	Timeout time.Duration `default:"30s" help:"Time limit of the demo."`
 }
 
-// Help is the long help of the command.
+// Help returns the long help of the command.
 func (c *DemoCmd) Help() string {
 	return `Starts a server in this process, with a free port and a temporary data directory, and a webhook receiver. Subscribes in four ways: a webhook of SEP-1803, a webhook of MCP Events, a stream of revision 2026-07-28 and a stream of 2025-11-25. Then publishes one event and prints when it arrived at each of them. The exit code is 0 if it arrived everywhere.`
 }

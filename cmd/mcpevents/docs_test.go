@@ -58,13 +58,13 @@ func TestTheSettingsAreDocumented(t *testing.T) {
 	}
 	for name := range rows {
 		if !slices.Contains(known, name) {
-			t.Errorf("--%s is in the table of settings and is no flag of serve", name)
+			t.Errorf("--%s is in the table of settings but is not a flag of serve", name)
 		}
 	}
 }
 
-// TestTheCommandsOfThePagesParse: each command line of mcpevents in a page, in a block of commands or in the text,
-// has only known subcommands, flags and values. The test parses the lines without running them.
+// TestTheCommandsOfThePagesParse parses each command line of mcpevents in the pages, in code blocks and in the text, without running
+// it. Subcommands, flags and values must be known.
 func TestTheCommandsOfThePagesParse(t *testing.T) {
 	t.Parallel()
 	var pages []string
@@ -125,7 +125,7 @@ func commandLines(line string) (all [][]string) {
 		at := slices.IndexFunc(words, func(w string) bool {
 			return w == "mcpevents" || strings.HasSuffix(w, "bin/mcpevents") || w == "./cmd/mcpevents"
 		})
-		// Not an argument of something else, such as cp or go install.
+		// Skip arguments of other commands, such as cp or go install.
 		if at < 0 || at > 0 && !strings.HasPrefix(words[0], "ExecStart=") && words[at-1] != "run" && !strings.Contains(words[at-1], "=") {
 			continue
 		}
@@ -136,7 +136,7 @@ func commandLines(line string) (all [][]string) {
 	return all
 }
 
-// shellWords divides a line as a shell does, quotes included and expansions left out.
+// shellWords splits a line into words like a shell, including quotes but without expansions.
 func shellWords(line string) (words []string) {
 	line = strings.TrimPrefix(strings.TrimSpace(line), "ExecStart=")
 	var word strings.Builder

@@ -50,11 +50,11 @@ func TestTheHostOfAProxy(t *testing.T) {
 			}
 		}
 		if status, _ := post(path, "other.example.com"); status != http.StatusForbidden {
-			t.Errorf("%s: another port than the one that is allowed: %d", path, status)
+			t.Errorf("%s: got status %d for a port that is not allowed", path, status)
 		}
 	}
 	text := log.String()
 	if n := strings.Count(text, `"host":"evil.example.com"`); n < 1 || n > 3 { // each path logs for itself
-		t.Errorf("logged %d times:\n%s", n, text)
+		t.Errorf("the refused host is logged %d times, want 1 to 3:\n%s", n, text)
 	}
 }

@@ -40,7 +40,7 @@ type ListenCmd struct {
 	ShowSecret bool          `help:"Print the webhook's secret to standard error."`
 }
 
-// Help is the long help of the command.
+// Help returns the long help of the command.
 func (c *ListenCmd) Help() string {
 	return `By default listen subscribes with a webhook: it answers the server's challenge, verifies every signature, prints each event as a line of JSON, and unsubscribes when it ends (SIGINT, SIGTERM, --count or --for). With --cursor-file the subscription stays until it expires, so that the next run continues it.
 

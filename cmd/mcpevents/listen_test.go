@@ -20,7 +20,7 @@ import (
 // patience bounds every wait.
 const patience = servertest.Patience
 
-// serve starts a server that lets anybody in, and ends it with the test.
+// serve starts a server without authentication, and stops it at the end of the test.
 func serve(t *testing.T, change func(*standalone.Options)) *standalone.Server {
 	t.Helper()
 	o := servertest.Options(t, nil)
@@ -156,8 +156,8 @@ func TestListenReceivesWebhooks(t *testing.T) {
 			args []string
 			via  string
 		}{
-			{"registered_by_SEP-1803", []string{"--uri", buildURI, "--uri", "event://github/acme"}, "webhook"},
-			{"subscribed_by_MCP_Events", []string{
+			{"a_webhook_of_SEP-1803", []string{"--uri", buildURI, "--uri", "event://github/acme"}, "webhook"},
+			{"a_webhook_of_MCP_Events", []string{
 				"--via", "events", "--name", "github.pull_request", "--arg", "owner=acme", "--arg", `action=["opened","merged"]`,
 			}, "events"},
 		} {
@@ -168,7 +168,7 @@ func TestListenReceivesWebhooks(t *testing.T) {
 				}, tt.args...)...)
 				l.err.await(t, "receiving webhooks", 1)
 				if got := subscriptions(t, e.URL); len(got) != 1 {
-					t.Errorf("subscriptions while listening: %v", got)
+					t.Errorf("got the subscriptions %v while listening, want one", got)
 				}
 				publishOne(t, e.URL, "event://github/other/site/pull_request", "not-asked-for", pull)
 				if tt.via == "events" {
@@ -180,25 +180,25 @@ func TestListenReceivesWebhooks(t *testing.T) {
 				}
 				got := l.lines()
 				if len(got) != 1 {
-					t.Fatalf("printed %s", l.out)
+					t.Fatalf("printed %s, want one line", l.out)
 				}
 				r := got[0]
 				if r.Via != tt.via || r.ID != "wanted" || r.Name != "github.pull_request" || r.Verified == nil || !*r.Verified ||
 					r.Subscription == "" || r.Time == "" || string(r.Data) != pull {
-					t.Errorf("printed %s", l.out)
+					t.Errorf("printed %s, want the verified event wanted by %s", l.out, tt.via)
 				}
 				if got := subscriptions(t, e.URL); len(got) != 0 {
-					t.Errorf("subscriptions afterwards: %v", got)
+					t.Errorf("got the subscriptions %v afterwards, want none", got)
 				}
 				if strings.Contains(l.out.String()+l.err.String(), "whsec_") {
-					t.Error("the secret is shown")
+					t.Error("the output contains the secret")
 				}
 			})
 		}
 	}
 }
 
-func TestListenTakesEachKindOfSecret(t *testing.T) {
+func TestListenAcceptsEachKindOfSecret(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ secret, flag, says string }{
 		{"standard", "--show-secret", "secret: whsec_"}, {"raw", "--show-secret=false", "receiving webhooks"}, {"none", "--show-secret=false", "receiving webhooks"},
@@ -212,7 +212,7 @@ func TestListenTakesEachKindOfSecret(t *testing.T) {
 				t.Fatalf("exit code %d: %s", code, l.err)
 			}
 			if r := l.lines()[0]; r.ID != "b" || *r.Verified != (tt.secret != "none") {
-				t.Errorf("printed %s", l.out)
+				t.Errorf("printed %s, want the event b, verified if the webhook is signed", l.out)
 			}
 		})
 	}
@@ -230,7 +230,7 @@ func TestListenRefreshesInTime(t *testing.T) {
 	}
 }
 
-// EVX-05, EVX-06: a user follows an event type without a webhook, and goes on from a cursor.
+// EVX-05, EVX-06: a user follows an event type without a webhook, and continues from a cursor.
 func TestListenFollows(t *testing.T) {
 	t.Parallel()
 	const uri = "event://github/acme/site/pull_request"
@@ -253,12 +253,12 @@ func TestListenFollows(t *testing.T) {
 			}
 			got := l.lines()
 			if len(got) != 1 || got[0].ID != "one" || got[0].Via != mode || got[0].Name != "github.pull_request" || got[0].Cursor == "" || string(got[0].Data) != pull {
-				t.Fatalf("printed %s", l.out)
+				t.Fatalf("printed %s, want only the event one, by %s", l.out, mode)
 			}
 			publishOne(t, e.URL, uri, "two", pull)
 			l = start(t, append(args, "--cursor", got[0].Cursor)...)
 			if code := l.wait(); code != exitDone || l.lines()[0].ID != "two" {
-				t.Errorf("from a cursor: exit code %d: %s%s", code, l.out, l.err)
+				t.Errorf("from the cursor: got exit code %d, %s%s, want the event two", code, l.out, l.err)
 			}
 		})
 	}
@@ -291,11 +291,11 @@ func TestListenReadsStreams(t *testing.T) {
 			for _, r := range l.lines() {
 				ids = append(ids, r.ID)
 				if r.Via != "stream" || r.Cursor == "" || r.Time == "" || r.URI == "" || len(r.Data) == 0 {
-					t.Errorf("printed %+v", r)
+					t.Errorf("printed %+v, want a time, a URI, data and a cursor, by stream", r)
 				}
 			}
 			if !slices.Equal(ids, []string{"before", "between", "after"}) {
-				t.Errorf("got %v", ids)
+				t.Errorf("got the events %v, want before, between and after", ids)
 			}
 		})
 	}
@@ -311,7 +311,7 @@ func freeAddr(t *testing.T) string {
 	return l.Addr().String()
 }
 
-func TestListenSaysWhatIsWrong(t *testing.T) {
+func TestListenExplainsErrors(t *testing.T) {
 	t.Parallel()
 	e := serve(t, nil)
 	strict := serve(t, func(s *standalone.Options) { s.Limits.AllowInsecureTargets = false })
@@ -332,8 +332,8 @@ func TestListenSaysWhatIsWrong(t *testing.T) {
 			"--server", e.URL, "--via", "events", "--name", "ci.build_finished", "--target", noServer,
 		}, exitRefused, "CallbackEndpointError"},
 		{"an_anonymous_subscriber", []string{"--server", strict.URL, "--via", "events", "--name", "ci.build_finished"}, exitDenied, "authenticated"},
-		{"a_server_that_is_not_there", []string{"--server", noServer, "--uri", buildURI, "--for", "200ms"}, exitUnavailable, "call the server"},
-		{"a_server_that_is_not_there_yet", []string{"--server", noServer, "--uri", buildURI, "--for", "200ms", "--log-format", "text"}, exitUnavailable, `msg="request failed, retrying" try=2 of=5`},
+		{"a_missing_server", []string{"--server", noServer, "--uri", buildURI, "--for", "200ms"}, exitUnavailable, "call the server"},
+		{"a_server_that_has_not_started_yet", []string{"--server", noServer, "--uri", buildURI, "--for", "200ms", "--log-format", "text"}, exitUnavailable, `msg="request failed, retrying" try=2 of=5`},
 		{"too_few_events", []string{"--server", e.URL, "--uri", buildURI, "--count", "1", "--for", "300ms"}, exitUnavailable, "1 of 1 events did not arrive"},
 		{"a_bad_cursor", []string{"--server", e.URL, "--stream", "--uri", buildURI, "--cursor", "nonsense"}, exitRefused, "cursor"},
 		{"nothing_to_listen_to", nil, exitUsage, "--name or --uri is missing"},
@@ -345,7 +345,7 @@ func TestListenSaysWhatIsWrong(t *testing.T) {
 		{"no_concurrency", []string{"--name", "x", "--exec", "true", "--concurrency", "0"}, exitUsage, "--concurrency, --tries and --timeout must be positive"},
 		{"a_command_for_an_unknown_name", []string{"--server", e.URL, "--name", "no.such", "--exec", "true"}, exitRefused, `unknown event type "no.such"`},
 		{"a_stream_of_a_name", []string{"--stream", "--name", "x"}, exitUsage, "--mode push --name x"},
-		{"the_URL_of_events", []string{"--server", e.URL + "/events", "--uri", buildURI}, exitRefused, "this needs that of /mcp: " + e.URL + "/mcp"},
+		{"the_URL_of_events", []string{"--server", e.URL + "/events", "--uri", buildURI}, exitRefused, "this command needs the URL of /mcp: " + e.URL + "/mcp"},
 		{"events_without_a_name", []string{"--via", "events"}, exitUsage, "--name"},
 		{"events_with_a_uri", []string{"--via", "events", "--name", "x", "--uri", buildURI}, exitUsage, "cannot be combined with --uri"},
 		{"a_stream_with_a_target", []string{"--stream", "--uri", buildURI, "--target", "https://x"}, exitUsage, "--target"},
@@ -355,7 +355,7 @@ func TestListenSaysWhatIsWrong(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			l := start(t, append([]string{"listen"}, tt.args...)...)
 			if code := l.wait(); code != tt.code || !strings.Contains(l.err.String(), tt.message) {
-				t.Errorf("exit code %d, want %d:\n%s\nwant it to say %q", code, tt.code, l.err, tt.message)
+				t.Errorf("got exit code %d and\n%s\nwant %d and a message with %q", code, l.err, tt.code, tt.message)
 			}
 			if out := l.out.String(); out != "" {
 				t.Errorf("printed %s", out)
@@ -372,14 +372,14 @@ func TestTheDemoShowsAllWays(t *testing.T) {
 	}
 	for _, way := range []string{"webhook, SEP-1803", "webhook, Events", "stream 2026-07-28", "stream 2025-11-25"} {
 		if !strings.Contains(out, way) {
-			t.Errorf("%q is not shown:\n%s", way, out)
+			t.Errorf("got\n%s\nwant it to show %q", out, way)
 		}
 	}
 	if got := strings.Count(out, "signature verified"); got != 2 {
 		t.Errorf("%d signatures are verified, want 2:\n%s", got, out)
 	}
 	if strings.Contains(out+errs, "whsec_") {
-		t.Error("a secret is shown")
+		t.Error("the output contains a secret")
 	}
 }
 
@@ -438,7 +438,7 @@ func TestCatalogCheck(t *testing.T) {
 				t.Errorf("exit code %d, want %d: %s", code, tt.code, errs)
 			}
 			if n := strings.Count(out, "Webhook subscriptions to"); tt.name == "subscriptions_that_end" && n != len(tt.says) {
-				t.Errorf("of %d event types subscriptions end", n)
+				t.Errorf("the subscriptions to %d event types would end, want %d", n, len(tt.says))
 			}
 			for _, w := range tt.says {
 				if !strings.Contains(out+errs, w) {

@@ -10,7 +10,7 @@ import (
 // McpCmd serves events as MCP tools over standard input and output.
 type McpCmd struct{ Remote }
 
-// Help is the long help of the command.
+// Help returns the long help of the command.
 func (c *McpCmd) Help() string {
 	return `For local MCP clients that support tools but no events. The client starts this command like any MCP server over stdio. The tools list event types, subscribe, and read or wait for events, so the command needs no public address. Events that arrive between two calls are pushed to clients that have a channel for them: Claude Code (claude/channel), clients that subscribe to the resource events://recent, and clients that set a log level.
 

@@ -30,7 +30,7 @@ func TestToolsOverStdio(t *testing.T) {
 	t.Run("RCH-04 a client over stdio subscribes", func(t *testing.T) {
 		got, err := session.CallTool(ctx, &sdk.CallToolParams{Name: "subscribe", Arguments: map[string]any{"name": "ci.build_finished"}})
 		if err != nil || got.IsError {
-			t.Errorf("%v %+v", err, got)
+			t.Errorf("got %+v, %v, want a result", got, err)
 		}
 	})
 	t.Run("RCH-04 it ends with its input", func(t *testing.T) {
@@ -38,10 +38,10 @@ func TestToolsOverStdio(t *testing.T) {
 		select {
 		case code := <-ended:
 			if code != exitDone {
-				t.Errorf("exit code %d", code)
+				t.Errorf("got exit code %d, want %d", code, exitDone)
 			}
 		case <-time.After(servertest.Patience):
-			t.Error("it runs on")
+			t.Error("the command still runs after its input ended")
 		}
 	})
 }

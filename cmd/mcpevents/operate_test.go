@@ -16,7 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/standalone/servertest"
 )
 
-// operated is a stand-alone server with one endpoint and the commands of an operator.
+// operated is a stand-alone server with one webhook subscription, for tests of the operator's commands.
 type operated struct {
 	*testing.T
 	*standalone.Server
@@ -28,7 +28,7 @@ type operated struct {
 
 const buildFinished = "event://ci/build-finished"
 
-func operating(t *testing.T) *operated {
+func startOperated(t *testing.T) *operated {
 	o := &operated{T: t}
 	o.status.Store(200)
 	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -50,7 +50,7 @@ func operating(t *testing.T) *operated {
 	return o
 }
 
-// subscribe registers a webhook of alice's, and returns its id.
+// subscribe registers a webhook for alice, and returns the id of the subscription.
 func (o *operated) subscribe(target string) string {
 	o.Helper()
 	return servertest.Subscribe(o.T, o.url, "alice", target, buildFinished)
@@ -84,17 +84,18 @@ func (o *operated) items(args ...string) []map[string]any {
 	return l.Items
 }
 
+// eventually waits until is returns true.
 func (o *operated) eventually(what string, is func() bool) {
 	o.Helper()
 	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			o.Fatalf("%s: not within 20 s", what)
+			o.Fatalf("waited 20 s for %s", what)
 		}
 	}
 }
 
 func TestOperatorsCommands(t *testing.T) {
-	o := operating(t)
+	o := startOperated(t)
 	id := o.subscription
 	o.status.Store(413)
 	o.publish("evt_dead")
@@ -151,10 +152,10 @@ func TestOperatorsCommands(t *testing.T) {
 			t.Fatalf("prints %s%s", out, errs)
 		}
 		if rest := o.items("subscriptions", "list", "--limit", "0", "--cursor", cursor[1]); len(rest) != 119 {
-			t.Errorf("the rest has %d", len(rest))
+			t.Errorf("got %d items after the cursor, want 119", len(rest))
 		}
 	})
-	t.Run("OPS-10 one is paused, resumed, tested and ended", func(t *testing.T) {
+	t.Run("OPS-10 a subscription is paused, resumed, tested and ended", func(t *testing.T) {
 		if out := o.says("subscriptions", "pause", id, "--reason", "moving house"); !strings.Contains(out, "state: paused") {
 			t.Error(out)
 		}
@@ -215,11 +216,11 @@ func TestOperatorsCommands(t *testing.T) {
 		}
 		o.eventually("the event", func() bool { return o.arrived.Load() > before })
 	})
-	t.Run("OPS-08 OPS-10 the audit trail has what the commands did", func(t *testing.T) {
+	t.Run("OPS-08 OPS-10 the audit trail has the actions of the commands", func(t *testing.T) {
 		out := o.says("audit", "list", "--since", "1h")
 		for _, action := range []string{"subscription.pause", "subscription.end", "switch.pause", "replay.start", "dead-letter.retry", "event.deliver"} {
 			if !regexp.MustCompile(`(?m)^20.* op +\S+ +` + regexp.QuoteMeta(action) + ` `).MatchString(out) {
-				t.Errorf("no %s in\n%s", action, out)
+				t.Errorf("got\n%s\nwant it to contain %s", out, action)
 			}
 		}
 	})
@@ -257,12 +258,12 @@ func TestOperatorsCommands(t *testing.T) {
 	})
 }
 
-// api answers requests with what its answers say by method and path.
-func api(t *testing.T, answers map[string]string) {
+// startAPI starts a server that answers requests from a table of methods and paths.
+func startAPI(t *testing.T, answers map[string]string) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, ok := answers[r.Method+" "+r.URL.RequestURI()]
 		if !ok {
-			t.Errorf("asked for %s %s", r.Method, r.URL.RequestURI())
+			t.Errorf("unexpected request %s %s", r.Method, r.URL.RequestURI())
 		}
 		_, _ = io.WriteString(w, body)
 	}))
@@ -287,7 +288,7 @@ func TestErasingAsksFirst(t *testing.T) {
 		{"--yes does not ask", "", map[string]string{"DELETE " + path + "false": `{"done":true}`}, []string{"--yes"}, exitDone},
 	} {
 		t.Run("OPS-07 OPS-10 "+x.name, func(t *testing.T) {
-			api(t, x.answers)
+			startAPI(t, x.answers)
 			code, out, errs := command(t, x.stdin, append([]string{"principals", "erase", "al/ice"}, x.args...)...)
 			if code != x.code || strings.Contains(out, "done") != (code == exitDone && len(x.answers) > 0 && x.name != "a dry run does not ask") {
 				t.Errorf("exit code %d: %s%s", code, out, errs)
@@ -299,7 +300,7 @@ func TestErasingAsksFirst(t *testing.T) {
 	}
 }
 
-func TestAnErasureGoesOnUntilItIsComplete(t *testing.T) {
+func TestAnErasureContinuesUntilItIsComplete(t *testing.T) {
 	answers := []string{`{"principal":"bob","dryRun":false,"counts":{"subscriptions":3,"sessions":1},"complete":false}`, `{"principal":"bob","dryRun":false,"counts":{"subscriptions":2},"complete":true}`}
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, answers[0])
@@ -312,8 +313,8 @@ func TestAnErasureGoesOnUntilItIsComplete(t *testing.T) {
 	}
 }
 
-func TestHostileTextDoesNotSteerTheTerminal(t *testing.T) {
-	api(t, map[string]string{
+func TestHostileTextCannotControlTheTerminal(t *testing.T) {
+	startAPI(t, map[string]string{
 		"GET /admin/v1/switches?limit=100": `{"items":[{"name":"all\u001b[2J","reason":"a\tb\nc","at":null}]}`,
 		"GET /admin/v1/events/e":           `{"id":"\u001b]0;x\u0007","data":{"\ud83d\ude00":"1\n2","n":9007199254740993}}`,
 	})

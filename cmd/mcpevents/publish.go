@@ -24,7 +24,7 @@ type PublishCmd struct {
 	Quiet bool      `short:"q" help:"Do not print the accepted events."`
 }
 
-// Help is the long help of the command.
+// Help returns the long help of the command.
 func (c *PublishCmd) Help() string {
 	return `Prints a line {"id","uri"} for each accepted event. A repeated request has the same event ids, so no event is published twice.
 

@@ -126,8 +126,8 @@ func TestPublishSendsEvents(t *testing.T) {
 			if code != exitDone {
 				t.Fatalf("exit code %d: %s", code, errs)
 			}
-			if got, want := strings.Join(s.bodies, "\n"), strings.Join(tt.bodies, "\n"); generated(got) != want {
-				t.Errorf("sent\n%s\nwant\n%s", generated(got), want)
+			if got, want := strings.Join(s.bodies, "\n"), strings.Join(tt.bodies, "\n"); hideIDs(got) != want {
+				t.Errorf("sent\n%s\nwant\n%s", hideIDs(got), want)
 			}
 			if got := strings.Count(out, "\n"); got != tt.lines {
 				t.Errorf("printed %d lines, want %d: %s", got, tt.lines, out)
@@ -136,8 +136,8 @@ func TestPublishSendsEvents(t *testing.T) {
 	}
 }
 
-// generated replaces ids that the program chose.
-func generated(s string) string {
+// hideIDs replaces ids that the program chose by ID.
+func hideIDs(s string) string {
 	parts := strings.Split(s, `"evt_`)
 	for i := 1; i < len(parts); i++ {
 		_, rest, _ := strings.Cut(parts[i], `"`)
@@ -146,7 +146,7 @@ func generated(s string) string {
 	return strings.Join(parts, `"ID"`)
 }
 
-func TestPublishSaysWhatTheServerAnswers(t *testing.T) {
+func TestPublishPrintsTheServersError(t *testing.T) {
 	t.Parallel()
 	const (
 		missing = `{"error":{"kind":"unprocessable","message":"/data: number is missing","faults":[{"pointer":"/data","message":"number is missing"}%s]}}`
@@ -156,16 +156,16 @@ func TestPublishSaysWhatTheServerAnswers(t *testing.T) {
 		status  int
 		answer  string
 		code    int
-		message string // $ is the end of what it says
+		message string // a part of standard error; $ is its end
 	}{
 		"a payload that breaks its schema": {422, fmt.Sprintf(missing, `,{"pointer":"/data/x","message":"is not a string"}`), exitRefused, refused},
 		"one fault is said once":           {422, fmt.Sprintf(missing, ""), exitRefused, "mcpevents: the server refused (422): /data: number is missing\n$"},
 		"an unknown URI":                   {404, `{"error":{"kind":"not found","message":"belongs to no event type","uri":"event://a/b"}}`, exitRefused, "belongs to no event type (event://a/b)"},
 		"a missing key":                    {401, `{"error":{"kind":"unauthenticated","message":"authentication is required"}}`, exitDenied, "refused (401): authentication is required"},
 		"a missing scope":                  {403, `{"error":{"message":"the scope events:publish is needed"}}`, exitDenied, "the scope events:publish is needed"},
-		"an answer of somebody else":       {400, "<html>proxy says no</html>", exitRefused, "answered 400 Bad Request with text/html, which no server of mcp-events does; is --server right?\n"},
-		"a text of somebody else":          {404, "404 page not found", exitRefused, "answered 404 Not Found with text/plain"},
-		"a page of somebody else":          {200, "<html>welcome</html>", exitRefused, "answered 200 OK with text/html"},
+		"a refusal of another program":     {400, "<html>proxy says no</html>", exitRefused, "answered 400 Bad Request with text/html, which no server of mcp-events does; is --server right?\n"},
+		"a text of another program":        {404, "404 page not found", exitRefused, "answered 404 Not Found with text/plain"},
+		"a page of another program":        {200, "<html>welcome</html>", exitRefused, "answered 200 OK with text/html"},
 		"an MCP endpoint":                  {400, `{"jsonrpc":"2.0","error":{"code":-32600,"message":"jsonrpc must be \"2.0\""}}`, exitRefused, "/events is an MCP endpoint; publish needs the URL of /events\n"},
 		"a server that stays unavailable":  {503, "", exitUnavailable, "refused (503): service unavailable"},
 	} {
@@ -173,13 +173,13 @@ func TestPublishSaysWhatTheServerAnswers(t *testing.T) {
 			s := newEventsServer(t, answer(tt.status, tt.answer))
 			code, out, errs := command(t, "", "publish", "--server", s.URL, "--uri", "event://a/b", "--data", "{}", "--tries", "1")
 			if code != tt.code || !strings.Contains(errs+"$", tt.message) || out != "" {
-				t.Errorf("exit code %d, want %d:\n%s\nwant it to say %q, and to print nothing but %q", code, tt.code, errs, tt.message, out)
+				t.Errorf("got exit code %d, the error %q and the output %q, want %d, an error with %q and no output", code, errs, out, tt.code, tt.message)
 			}
 		})
 	}
 }
 
-func TestPublishSendsNothingOfWhatIsWrong(t *testing.T) {
+func TestPublishSendsNoInvalidEvents(t *testing.T) {
 	for name, tt := range map[string]struct {
 		args    []string
 		code    int
@@ -188,7 +188,7 @@ func TestPublishSendsNothingOfWhatIsWrong(t *testing.T) {
 		"the URL of the MCP endpoint": {
 			[]string{"--server", "https://x.example/a/mcp", "--uri", "event://a/b", "--data", `{}`},
 			exitRefused,
-			"the server's URL ends with /mcp, but this needs that of /events: https://x.example/a/events\n",
+			"the server's URL ends with /mcp, but this command needs the URL of /events: https://x.example/a/events\n",
 		},
 		"data that is not JSON":   {[]string{"--uri", "event://a/b", "--data", `{"x"`}, exitRefused, "value 1 of the data is not JSON"},
 		"no data":                 {[]string{"--uri", "event://a/b", "--data", ` `}, exitRefused, "the data is empty"},
@@ -196,14 +196,14 @@ func TestPublishSendsNothingOfWhatIsWrong(t *testing.T) {
 		"a number without URI":    {[]string{"--data", `1`}, exitRefused, "give --uri"},
 		"one id for two events":   {[]string{"--uri", "event://a/b", "--data", `1 2`, "--id", "x"}, exitRefused, "--id is for one event"},
 		"a missing file":          {[]string{"--data", "@/does/not/exist"}, exitRefused, "there is no data at /does/not/exist: give its path"},
-		"a server that is no URL": {[]string{"--server", "localhost:1", "--data", "1"}, exitRefused, "is not the URL of a server"},
+		"a server without scheme": {[]string{"--server", "localhost:1", "--data", "1"}, exitRefused, "is not the URL of a server"},
 		"nothing to publish":      {nil, exitUsage, "--data"},
-		"a batch of nothing":      {[]string{"--data", "1", "--batch", "0"}, exitUsage, "--batch"},
+		"a batch of 0 events":     {[]string{"--data", "1", "--batch", "0"}, exitUsage, "--batch"},
 		"a directory":             {[]string{"--data", "@/"}, exitRefused, "/ is a directory: give the path of the data in it\n$"},
 		"a flag without value":    {[]string{"--data"}, exitUsage, "--data: a value is missing (see mcpevents publish --help)\n$"},
 		"a flag for a value":      {[]string{"--data", "--uri", "event://a/b"}, exitUsage, "--data: a value is missing; if it is \"--uri\", put = before it (see mcpevents publish --help)\n$"},
-		"a batch of no number":    {[]string{"--data", "1", "--batch", "x"}, exitUsage, "--batch: \"x\" is not a whole number, or is too large (see mcpevents publish --help)\n$"},
-		"a time that is none": {
+		"a batch that is text":    {[]string{"--data", "1", "--batch", "x"}, exitUsage, "--batch: \"x\" is not a whole number, or is too large (see mcpevents publish --help)\n$"},
+		"an invalid time": {
 			[]string{"--data", "1", "--time", "x"},
 			exitUsage,
 			"--time: \"x\" is not a time (RFC 3339, such as 2026-11-22T12:00:00Z) (see mcpevents publish --help)\n$",
@@ -214,7 +214,7 @@ func TestPublishSendsNothingOfWhatIsWrong(t *testing.T) {
 			s := newEventsServer(t)
 			code, out, errs := command(t, "", append([]string{"publish", "--server", s.URL}, tt.args...)...)
 			if code != tt.code || !strings.Contains(errs+"$", tt.message) || out != "" {
-				t.Errorf("exit code %d, want %d:\n%s\nwant it to say %q, and to print nothing but %q", code, tt.code, errs, tt.message, out)
+				t.Errorf("got exit code %d, the error %q and the output %q, want %d, an error with %q and no output", code, errs, out, tt.code, tt.message)
 			}
 			if len(s.bodies) > 0 {
 				t.Errorf("sent %q", s.bodies)
@@ -223,7 +223,7 @@ func TestPublishSendsNothingOfWhatIsWrong(t *testing.T) {
 	}
 }
 
-// A caller who has to wait immediately sees the reason.
+// A user who has to wait sees the reason immediately.
 func TestPublishSaysThatItTriesAgain(t *testing.T) {
 	t.Parallel()
 	stopped := httptest.NewServer(nil)
@@ -266,14 +266,14 @@ func TestPublishTriesAgainWithTheSameIDs(t *testing.T) {
 		t.Fatalf("exit code %d after %d requests: %s", code, len(s.bodies), errs)
 	}
 	if s.bodies[0] != s.bodies[1] {
-		t.Errorf("repeated %s as %s", s.bodies[0], s.bodies[1])
+		t.Errorf("got %s in the second request, want %s as in the first", s.bodies[1], s.bodies[0])
 	}
 	if !strings.Contains(out, `"uri":"event://a/b"`) {
 		t.Errorf("printed %q", out)
 	}
 }
 
-func TestPublishSaysHowFarItCame(t *testing.T) {
+func TestPublishReportsAcceptedEvents(t *testing.T) {
 	s := newEventsServer(t)
 	s.answers = []func(http.ResponseWriter){
 		func(w http.ResponseWriter) { accept(w, []byte(s.bodies[0])) },
@@ -281,20 +281,20 @@ func TestPublishSaysHowFarItCame(t *testing.T) {
 	}
 	code, out, errs := command(t, "1 2 3", "publish", "--server", s.URL, "--uri", "event://a/b", "--data", "-", "--batch", "1")
 	if code != exitRefused || !strings.Contains(errs, "1 events were accepted before this") || strings.Count(out, "\n") != 1 {
-		t.Errorf("exit code %d, printed %q, told %q", code, out, errs)
+		t.Errorf("got exit code %d, %q and %q, want %d, one accepted event and a message that says so", code, out, errs, exitRefused)
 	}
 }
 
-func TestAKeyIsSentAndNotShown(t *testing.T) {
+func TestAKeyIsSentAndNotPrinted(t *testing.T) {
 	t.Setenv("MCPEVENTS_KEY", "very-secret")
 	s := newEventsServer(t, answer(403, `{"error":{"message":"no"}}`))
 	_, out, errs := command(t, "", "publish", "--server", s.URL, "--uri", "event://a/b", "--data", "1")
 	if got := s.header[0].Get("Authorization"); got != "Bearer very-secret" {
-		t.Errorf("sent Authorization %q", got)
+		t.Errorf("sent Authorization %q, want Bearer very-secret", got)
 	}
 	_, help, _ := command(t, "", "publish", "--help")
 	if strings.Contains(out+errs+help, "very-secret") {
-		t.Error("the key is shown")
+		t.Error("the output contains the key")
 	}
 }
 
@@ -315,8 +315,8 @@ func TestEveryFlagHasAVariable(t *testing.T) {
 				want++
 			}
 		}
-		if want-1 != got { // --help has none
-			t.Errorf("%s: %d variables for %d flags:\n%s", cmd, got, want-1, flags)
+		if want-1 != got { // --help has no variable
+			t.Errorf("%s: got %d variables, want %d, one per flag:\n%s", cmd, got, want-1, flags)
 		}
 	}
 }

@@ -25,7 +25,7 @@ type SourceCheckCmd struct {
 	At      time.Time `placeholder:"TIME" help:"When the request arrived, for signatures that expire, e.g. 2026-11-22T12:00:00Z. Default: now."`
 }
 
-// Help is the long help of the command.
+// Help returns the long help of the command.
 func (c *SourceCheckCmd) Help() string {
 	return `Prints a line of JSON for the request, or for each record of an S3 message: the outcome, the mapping that was used (counted from 1), and the document to which patterns and JSON Pointers apply. It sends nothing. It checks the signature if the secrets are in the environment. The exit code is 0 if an event would be published, and 3 if none would or the signature is not valid.
 

@@ -21,7 +21,7 @@ const (
 `
 )
 
-// TestSourceCommands: OPS-10, SRC-04. Operators list the outcomes of requests, and try a saved request.
+// OPS-10, SRC-04: operators list the outcomes of requests, and try a saved request.
 func TestSourceCommands(t *testing.T) {
 	t.Setenv("MCPEVENTS_TEST_BUILDS", sourceKey)
 	callers := map[string]servertest.Caller{"op": {Workspace: "default", Scopes: "events:operate"}}
@@ -54,7 +54,7 @@ func TestSourceCommands(t *testing.T) {
 	} {
 		t.Run("OPS-10 "+strings.ReplaceAll(line, saved, "FILE"), func(t *testing.T) {
 			if out := o.says(strings.Fields(line)...); !regexp.MustCompile(want).MatchString(out) {
-				t.Errorf("it prints\n%s", out)
+				t.Errorf("%s: got\n%s\nwant %s", line, out, want)
 			}
 		})
 	}

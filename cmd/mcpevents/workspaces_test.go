@@ -25,8 +25,8 @@ func TestWorkspaceCatalogs(t *testing.T) {
 		want  string
 	}{
 		"a good one":       {map[string]string{"blue": good}, ""},
-		"no name":          {map[string]string{"b/lue": good}, "b/lue"},
-		"no file":          {map[string]string{"blue": filepath.Join(dir, "none.yaml")}, "none.yaml"},
+		"an invalid name":  {map[string]string{"b/lue": good}, "b/lue"},
+		"a missing file":   {map[string]string{"blue": filepath.Join(dir, "none.yaml")}, "none.yaml"},
 		"a faulty catalog": {map[string]string{"blue": write("bad.yaml", "events:\n  - {name: a.b}\n")}, "bad.yaml:2"},
 	} {
 		t.Run(name, func(t *testing.T) {

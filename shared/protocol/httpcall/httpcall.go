@@ -56,7 +56,7 @@ func (s Server) Endpoint(path string) (string, error) {
 		if other != path && strings.HasSuffix(strings.TrimSuffix(u.Path, "/"), other) {
 			right := *u
 			right.Path = strings.TrimSuffix(strings.TrimSuffix(u.Path, "/"), other) + path
-			return "", fault.New(fault.Invalid, "the server's URL ends with %s, but this needs that of %s: %s", other, path, right.Redacted())
+			return "", fault.New(fault.Invalid, "the server's URL ends with %s, but this command needs the URL of %s: %s", other, path, right.Redacted())
 		}
 	}
 	return u.String(), nil
