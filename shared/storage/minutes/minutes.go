@@ -55,7 +55,7 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 		}
 	}
 	// After the clock was set back, the minutes up to the position still have to be visited.
-	from = earlier(from, last).Add(-lookBack)
+	from = minTime(from, last).Add(-lookBack)
 	if oldest := last.Add(-p.CatchUp); from.Before(oldest) {
 		from = oldest
 	}
@@ -84,7 +84,7 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 	}
 	each(latest, last)
 	for ; from.Before(latest); from = from.Add(stretch) {
-		to := earlier(from.Add(stretch), latest).Add(-time.Minute)
+		to := minTime(from.Add(stretch), latest).Add(-time.Minute)
 		each(from, to)
 		if !save(to) {
 			return nil // another walk is under way
@@ -95,7 +95,7 @@ func (p Position) Walk(ctx context.Context, now time.Time, visit func(ctx contex
 }
 
 // position returns the saved minute and the version of its item. If there is no item under Key, the version is 0 and the minute
-// is the one of the item under Before. If that item does not exist either, the minute is an hour before last.
+// is read from the item under Before. If that item does not exist either, the minute is an hour before last.
 func (p Position) position(ctx context.Context, last time.Time) (at time.Time, version int64, err error) {
 	keys := []store.Key{p.Key}
 	if p.Before != (store.Key{}) {
@@ -131,7 +131,7 @@ func (p Position) save(ctx context.Context, to int64, had *int64) (bool, error) 
 	return true, fault.Wrap(fault.Unavailable, err, "write a job's position")
 }
 
-func earlier(a, b time.Time) time.Time {
+func minTime(a, b time.Time) time.Time {
 	if a.Before(b) {
 		return a
 	}

@@ -75,7 +75,7 @@ func TestMinutes(t *testing.T) {
 	step("all fail: the store is down", time.Minute, through(-5, -1), through(-5, 0)...)
 	w.now = w.now.Add(10 * 24 * time.Hour)
 	if got, _, err := w.visit(); err != nil || len(got) != 7*24*60+1 {
-		t.Errorf("after ten days %d minutes were visited, %v; want those of seven", len(got), err)
+		t.Errorf("after ten days %d minutes were visited, %v; want the minutes of the last seven days", len(got), err)
 	}
 	w.now = w.now.Add(-24 * time.Hour)
 	if got, ahead, err := w.visit(); err != nil || !slices.Equal(got, through(-5, 0)) || ahead < 23*time.Hour {
@@ -87,7 +87,7 @@ func TestMinutes(t *testing.T) {
 	}
 }
 
-func TestAWalkThatIsCutOffGoesOn(t *testing.T) {
+func TestAWalkThatIsCutOffContinues(t *testing.T) {
 	w := newWalk(t)
 	if _, _, err := w.visit(); err != nil {
 		t.Fatal(err)
@@ -115,7 +115,7 @@ func TestAWalkThatIsCutOffGoesOn(t *testing.T) {
 	}
 }
 
-func TestTwoWalksAtOnce(t *testing.T) {
+func TestTwoConcurrentWalks(t *testing.T) {
 	w := newWalk(t)
 	if _, _, err := w.visit(); err != nil {
 		t.Fatal(err)
@@ -131,7 +131,7 @@ func TestTwoWalksAtOnce(t *testing.T) {
 		return nil
 	})
 	if err != nil || visits > 16 {
-		t.Errorf("%d visits beside another walk, %v", visits, err)
+		t.Errorf("%d visits while another walk runs, %v; want at most 16", visits, err)
 	}
 	down := minutes.Position{DB: broken{w.db}, Key: key, CatchUp: time.Hour}
 	if err := down.Walk(t.Context(), w.now, func(context.Context, time.Time) error { return nil }); !fault.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "position") {
