@@ -24,7 +24,7 @@ type DeadLetter struct {
 	Message  string `json:"message,omitempty"`
 	Group    string `json:"group,omitempty"`
 	Received int    `json:"received,omitempty"`
-	// Attributes are the attributes of the message. They are left out if they would take too much room from the body.
+	// Attributes are the message's attributes. They are left out if they would leave too little room for the body.
 	Attributes map[string]string `json:"attributes,omitempty"`
 	// Sent is when the queue first took the message, Dead when it was dead-lettered.
 	Sent time.Time `json:"sent"`

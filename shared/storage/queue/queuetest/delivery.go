@@ -196,7 +196,7 @@ var deliveryCases = []testCase{
 				b.Errorf("Consume: %v", err)
 			}
 		case <-time.After(deadline):
-			b.Fatal("Consume does not return")
+			b.Fatal("Consume did not return after its context ended")
 		}
 		if !finished {
 			b.Error("the call had not finished")

@@ -53,7 +53,7 @@ var fifoCases = []testCase{
 			return failed, nil
 		}
 		b.send(queue.Events, ordered("a", "a1"), ordered("a", "a2"), ordered("b", "b1"), ordered("a", "a3"), ordered("b", "b2"), ordered("a", "a4"))
-		// So long that everything else is done before the failed one comes again.
+		// The visibility timeout is long enough to handle all other messages before the failed one is redelivered.
 		b.consume(queue.Events, queue.ConsumeOptions{Visibility: max(b.Grain(), fifoPause), Concurrency: 2}, handler)
 		b.send(queue.Events, ordered("a", "a5"), ordered("b", "b3"))
 		b.wait(r, "all messages", func() bool { return r.distinct() == 8 })
@@ -88,7 +88,7 @@ var fifoCases = []testCase{
 						b.Errorf("group %s is in two batches", m.Group)
 					}
 					if string(m.Body) <= last[m.Group] {
-						b.Errorf("group %s: %s came after %s", m.Group, m.Body, last[m.Group])
+						b.Errorf("group %s: %s arrived after %s", m.Group, m.Body, last[m.Group])
 					}
 					mine[m.Group], busy[m.Group], last[m.Group] = true, true, string(m.Body)
 				}
@@ -137,7 +137,7 @@ var fifoCases = []testCase{
 		b.consume(queue.Events, queue.ConsumeOptions{}, r.accept)
 		b.wait(r, "the marker", func() bool { return r.count("marker") == 1 })
 		if n := r.count("same"); n != 3 {
-			b.Errorf("%d of 3 came", n)
+			b.Errorf("got %d messages, want 3", n)
 		}
 	}},
 	{"WHK-19_a_poison_message_becomes_a_dead_letter_and_unblocks_its_group", func(b *bench) {

@@ -17,7 +17,7 @@ import (
 // message is redelivered.
 const fifoPause = 3 * time.Second
 
-func (b *bench) refused(what string, q queue.Name, m queue.Outgoing, kinds ...fault.Kind) {
+func (b *bench) checkRefused(what string, q queue.Name, m queue.Outgoing, kinds ...fault.Kind) {
 	b.Helper()
 	if err := b.Send(b.Context(), q, m); err == nil || !slices.Contains(kinds, fault.KindOf(err)) {
 		b.Errorf("%s: got error %v (kind %v), want one of kind %v", what, err, fault.KindOf(err), kinds)
@@ -27,7 +27,7 @@ func (b *bench) refused(what string, q queue.Name, m queue.Outgoing, kinds ...fa
 var limitCases = []testCase{
 	{"the_largest_body_arrives_and_one_byte_more_is_refused", func(b *bench) {
 		largest := strings.Repeat("x", queue.MaxBody)
-		b.refused("one byte more", queue.Deliveries, text(largest+"x"), fault.TooLarge, fault.Invalid)
+		b.checkRefused("one byte more", queue.Deliveries, text(largest+"x"), fault.TooLarge, fault.Invalid)
 		b.send(queue.Deliveries, text(largest))
 		r := newRecord()
 		b.consume(queue.Deliveries, queue.ConsumeOptions{}, r.accept)
@@ -66,7 +66,7 @@ var limitCases = []testCase{
 	}},
 	{"bodies_are_text", func(b *bench) {
 		for name, body := range map[string]string{"empty": "", "not UTF-8": "a\xff", "half a pair": "\xed\xa0\x80"} {
-			b.refused(name, queue.Deliveries, text(body), fault.Invalid)
+			b.checkRefused(name, queue.Deliveries, text(body), fault.Invalid)
 		}
 	}},
 	{"JSON_with_characters_that_SQS_refuses_keeps_its_meaning", func(b *bench) {
@@ -82,18 +82,18 @@ var limitCases = []testCase{
 	}},
 	{"groups_and_dedup_ids", func(b *bench) {
 		for _, bad := range []string{"a b", "ä", "a#b", strings.Repeat("g", 129)} {
-			b.refused("group "+bad, queue.Slow, queue.Outgoing{Body: []byte("m"), Group: bad}, fault.Invalid)
-			b.refused("FIFO group "+bad, queue.Events, queue.Outgoing{Body: []byte("m"), Group: bad, Dedup: "d"}, fault.Invalid)
+			b.checkRefused("group "+bad, queue.Slow, queue.Outgoing{Body: []byte("m"), Group: bad}, fault.Invalid)
+			b.checkRefused("FIFO group "+bad, queue.Events, queue.Outgoing{Body: []byte("m"), Group: bad, Dedup: "d"}, fault.Invalid)
 		}
-		b.refused("FIFO without a group", queue.Events, queue.Outgoing{Body: []byte("m"), Dedup: "d"}, fault.Invalid)
-		b.refused("a dedup id on a standard queue", queue.Slow, queue.Outgoing{Body: []byte("m"), Dedup: "d"}, fault.Invalid)
-		b.refused("a long dedup id", queue.Events, queue.Outgoing{Body: []byte("m"), Group: "g", Dedup: strings.Repeat("d", 129)}, fault.Invalid)
+		b.checkRefused("FIFO without a group", queue.Events, queue.Outgoing{Body: []byte("m"), Dedup: "d"}, fault.Invalid)
+		b.checkRefused("a dedup id on a standard queue", queue.Slow, queue.Outgoing{Body: []byte("m"), Dedup: "d"}, fault.Invalid)
+		b.checkRefused("a long dedup id", queue.Events, queue.Outgoing{Body: []byte("m"), Group: "g", Dedup: strings.Repeat("d", 129)}, fault.Invalid)
 		b.send(queue.Slow, queue.Outgoing{Body: []byte("m"), Group: strings.Repeat("g", 128)})
 	}},
 	{"delays", func(b *bench) {
-		b.refused("negative", queue.Slow, queue.Outgoing{Body: []byte("m"), Delay: -time.Second}, fault.Invalid)
-		b.refused("too long", queue.Slow, queue.Outgoing{Body: []byte("m"), Delay: queue.MaxDelay + time.Second}, fault.Invalid)
-		b.refused("on a FIFO queue", queue.Events, queue.Outgoing{Body: []byte("m"), Group: "g", Dedup: "d", Delay: time.Second}, fault.Invalid)
+		b.checkRefused("negative", queue.Slow, queue.Outgoing{Body: []byte("m"), Delay: -time.Second}, fault.Invalid)
+		b.checkRefused("too long", queue.Slow, queue.Outgoing{Body: []byte("m"), Delay: queue.MaxDelay + time.Second}, fault.Invalid)
+		b.checkRefused("on a FIFO queue", queue.Events, queue.Outgoing{Body: []byte("m"), Group: "g", Dedup: "d", Delay: time.Second}, fault.Invalid)
 		b.send(queue.Slow, queue.Outgoing{Body: []byte("m"), Delay: queue.MaxDelay})
 	}},
 	{"an_invalid_message_fails_the_whole_send", func(b *bench) {

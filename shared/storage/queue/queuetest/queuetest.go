@@ -34,7 +34,7 @@ func Run(t *testing.T, open func(t *testing.T) Backend) {
 	run(t, func(t *testing.T, c testCase) { c.run(&bench{T: t, Backend: open(t)}) })
 }
 
-// RunInBubbles is Run for queues in this process. Each case runs in a synctest bubble, so that delays take no time.
+// RunInBubbles does what Run does, for queues in this process. Each case runs in a synctest bubble, so that delays take no time.
 func RunInBubbles(t *testing.T, open func(t *testing.T) Backend) {
 	run(t, func(t *testing.T, c testCase) {
 		synctest.Test(t, func(t *testing.T) { c.run(&bench{T: t, Backend: open(t)}) })

@@ -116,9 +116,10 @@ func (mq *memoryQueue) stopWaiting(woken chan struct{}) {
 	mq.wakeWorker() // it was woken and takes nothing, so wake another
 }
 
-func all(*message) bool { return true }
+// always and never are results of [memoryQueue.handle] for batches of which all messages, or none of them, failed.
+func always(*message) bool { return true }
 
-func none(*message) bool { return false }
+func never(*message) bool { return false }
 
 func microseconds(us int64) time.Time { return time.UnixMicro(us).UTC() }
 
@@ -136,26 +137,26 @@ func (mq *memoryQueue) handle(ctx context.Context, h queue.Handler, b *batch, li
 	if missing {
 		if err := mq.readBodies(ctx, b); err != nil {
 			mq.q.opts.Log.Warn("queue message bodies unreadable", "queue", mq.name, "messages", len(b.msgs), "error", err)
-			return all
+			return always
 		}
 	}
 	ids, err := call(ctx, h, b.handed)
 	if took := time.Since(began); took > limit {
-		mq.q.opts.Log.Warn("handler overran its time", "queue", mq.name, "messages", len(b.msgs), "took", took, "limit", limit)
+		mq.q.opts.Log.Warn("handler took too long", "queue", mq.name, "messages", len(b.msgs), "took", took, "limit", limit)
 	}
 	if err != nil {
 		mq.q.opts.Log.Warn("handler failed", "queue", mq.name, "messages", len(b.msgs), "error", err)
-		return all
+		return always
 	}
 	if len(ids) == 0 {
-		return none
+		return never
 	}
 	bad := make(map[int64]bool, len(ids))
 	for _, id := range ids {
 		i := slices.IndexFunc(b.handed, func(m queue.Message) bool { return m.ID == id })
 		if i < 0 {
 			mq.q.opts.Log.Error("handler reported unknown message", "queue", mq.name, "message", id)
-			return all
+			return always
 		}
 		bad[b.msgs[i].id] = true
 	}

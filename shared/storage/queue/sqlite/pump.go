@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// maxSleep is how long the pump sleeps when nothing is due. It is also how often old deduplication ids are removed
+	// maxSleep is the longest sleep of the pump while the queue is idle. It is also how often old deduplication ids are removed
 	// from the file.
 	maxSleep = time.Minute
 	// maxUntilDue is the longest time until a delayed row is due, with a reserve for small corrections of the clock. A row
@@ -19,8 +19,8 @@ const (
 	maxUntilDue = queue.MaxDelay + time.Minute
 )
 
-// pump is the timer of a queue. It ends back-offs and delays, reads rows for which the window has room, and repeats
-// writes that failed.
+// pump runs the timer of a queue: it ends back-offs and delays, reads rows for which the window has room, and repeats failed
+// writes.
 func (mq *memoryQueue) pump() {
 	timer := time.NewTimer(maxSleep)
 	defer timer.Stop()

@@ -41,8 +41,8 @@ func (mq *memoryQueue) settle(b *batch, failed func(*message) bool, opts *queue.
 	mq.wakeReader()
 }
 
-// settleGroups is settle for a FIFO queue. The failed messages of a group go back to its front. Only the first of them
-// has failed itself, so the others do not count a receive.
+// settleGroups does what settle does, for a FIFO queue. It returns the failed messages of a group to its front. Only the first of
+// them has failed itself, so the others do not count a receive.
 func (mq *memoryQueue) settleGroups(b *batch, failed func(*message) bool, opts *queue.ConsumeOptions, now time.Time) {
 	type outcome struct {
 		back  []*message

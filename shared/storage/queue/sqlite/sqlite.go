@@ -12,8 +12,7 @@
 // Only memory knows which messages are in flight or wait for their back-off. After a crash the next process delivers
 // those messages again.
 //
-// The semantics are those of an SQS queue with an event source mapping; queue/queuetest defines them. Message bodies are
-// opaque here.
+// The queues behave like SQS queues with an event source mapping, as queue/queuetest defines. Message bodies are opaque here.
 package sqlite
 
 import (

@@ -37,9 +37,9 @@ func TestBody(t *testing.T) {
 	}
 }
 
-// taken reports what SQS takes: #x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to
-// #xFFFD | #x10000 to #x10FFFF, as the reference of SendMessage has it.
-func taken(r rune) bool {
+// isAllowed reports whether SQS accepts a character: #x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | #x10000 to #x10FFFF
+// (reference of SendMessage).
+func isAllowed(r rune) bool {
 	return r == 0x9 || r == 0xa || r == 0xd || 0x20 <= r && r <= 0xd7ff || 0xe000 <= r && r <= 0xfffd || 0x10000 <= r && r <= 0x10ffff
 }
 
@@ -56,7 +56,7 @@ func FuzzBody(f *testing.F) {
 			return
 		}
 		for _, r := range *e.MessageBody {
-			if !taken(r) {
+			if !isAllowed(r) {
 				t.Fatalf("%q holds %U", *e.MessageBody, r)
 			}
 		}

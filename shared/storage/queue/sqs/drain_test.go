@@ -83,7 +83,7 @@ func TestDrain(t *testing.T) {
 		calls := 0
 		n, err := q.Drain(t.Context(), q.urls[queue.Dead], "", func(_ context.Context, batch []queue.Message) ([]string, error) {
 			calls++
-			return ids(batch), nil
+			return listIDs(batch), nil
 		})
 		if err == nil || n != 0 || calls != 1 {
 			t.Errorf("accepted %d messages in %d batches, %v; want an error after the first batch", n, calls, err)

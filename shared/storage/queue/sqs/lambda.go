@@ -26,12 +26,12 @@ func (q *Queues) Lambda(h queue.Handler) func(context.Context, events.SQSEvent) 
 		batch := Messages(event)
 		failed, err := call(ctx, h, batch)
 		if err != nil {
-			q.backOff(ctx, event, batch, ids(batch))
+			q.backOff(ctx, event, batch, listIDs(batch))
 			// Lambda counts this as an error of the function, and SQS redelivers the whole batch.
 			return Response(nil), fault.Wrap(fault.Internal, err, "handle %d messages", len(batch))
 		}
 		fifo := len(event.Records) > 0 && strings.HasSuffix(event.Records[0].EventSourceARN, ".fifo")
-		failed = allFailed(batch, failed, fifo)
+		failed = listFailed(batch, failed, fifo)
 		q.backOff(ctx, event, batch, failed)
 		return Response(failed), nil
 	}
@@ -102,10 +102,10 @@ func addAttribute(m *queue.Message, name string, text *string, binary []byte) {
 	}
 }
 
-// allFailed returns the failed messages of a batch whose handler reported some of them. On a FIFO queue the later messages
+// listFailed returns the failed messages of a batch whose handler reported some of them. On a FIFO queue the later messages
 // of the same group have failed too, because they would overtake the failed message. An id that is not in the batch fails
 // the whole batch, as on AWS.
-func allFailed(batch []queue.Message, failed []string, fifo bool) []string {
+func listFailed(batch []queue.Message, failed []string, fifo bool) []string {
 	reported := make(map[string]bool, len(failed))
 	for _, id := range failed {
 		reported[id] = true
@@ -123,12 +123,12 @@ func allFailed(batch []queue.Message, failed []string, fifo bool) []string {
 		}
 	}
 	if found < len(reported) {
-		return ids(batch)
+		return listIDs(batch)
 	}
 	return all
 }
 
-func ids(batch []queue.Message) []string {
+func listIDs(batch []queue.Message) []string {
 	all := make([]string, len(batch))
 	for i, m := range batch {
 		all[i] = m.ID

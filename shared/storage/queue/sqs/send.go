@@ -44,7 +44,7 @@ func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoi
 		}
 		entries[i].Id = aws.String(strconv.Itoa(i % maxEntries))
 	}
-	if err := q.sendAll(ctx, url, batches(entries), name.FIFO()); err != nil {
+	if err := q.sendAll(ctx, url, splitBatches(entries), name.FIFO()); err != nil {
 		return failure(err, "sending %d messages to %s", len(msgs), name)
 	}
 	return nil
@@ -53,11 +53,11 @@ func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoi
 // entry checks a message and returns it as an entry of a batch.
 func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequestEntry, err error) {
 	body := msg.Body
-	if refused(body) && json.Valid(body) { // JSON has no control characters, so Escape removes all that SQS refuses
+	if hasForbidden(body) && json.Valid(body) { // JSON has no control characters, so Escape removes all that SQS refuses
 		body = queue.Escape(body)
 	}
 	switch {
-	case len(body) == 0 || !utf8.Valid(body) || refused(body):
+	case len(body) == 0 || !utf8.Valid(body) || hasForbidden(body):
 		return e, fault.New(fault.Invalid, "a message for %s is empty or has characters that XML 1.0 lacks", name)
 	case len(body) > queue.MaxBody:
 		return e, fault.New(fault.TooLarge, "a message for %s has %d bytes (allowed: up to %d)", name, len(body), queue.MaxBody)
@@ -93,9 +93,9 @@ func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequest
 	return e, nil
 }
 
-// refused reports whether a text has a character that SQS refuses because XML 1.0 lacks it: U+FFFE, U+FFFF, or a control
+// hasForbidden reports whether a text has a character that SQS refuses because XML 1.0 lacks it: U+FFFE, U+FFFF, or a control
 // character other than tab, line feed and carriage return.
-func refused(body []byte) bool {
+func hasForbidden(body []byte) bool {
 	return bytes.ContainsFunc(body, func(r rune) bool {
 		return r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == 0xfffe || r == 0xffff
 	})
@@ -110,8 +110,8 @@ func validDedup(s string) bool {
 	return len(s) <= 128 && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f })
 }
 
-// batches splits entries, in their order, into batches that fit into a request.
-func batches(entries []types.SendMessageBatchRequestEntry) (all [][]types.SendMessageBatchRequestEntry) {
+// splitBatches splits entries, in their order, into batches that fit into a request.
+func splitBatches(entries []types.SendMessageBatchRequestEntry) (all [][]types.SendMessageBatchRequestEntry) {
 	start, size := 0, 0
 	for i, e := range entries {
 		n := len(*e.MessageBody)
@@ -184,16 +184,16 @@ func retryEntries[E any](
 		if err != nil {
 			return err
 		}
-		if entries, err = remaining(entries, failed, id); err != nil {
+		if entries, err = selectRetries(entries, failed, id); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// remaining returns the entries of a batch request that failed for a temporary reason, in their order. It returns an error
+// selectRetries returns the entries of a batch request that failed for a temporary reason, in their order. It returns an error
 // if SQS blames the sender.
-func remaining[E any](entries []E, failed []types.BatchResultErrorEntry, id func(E) string) ([]E, error) {
+func selectRetries[E any](entries []E, failed []types.BatchResultErrorEntry, id func(E) string) ([]E, error) {
 	again := map[string]bool{}
 	for _, f := range failed {
 		if f.SenderFault {
