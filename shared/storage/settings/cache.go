@@ -74,8 +74,8 @@ func (c *Cache[T]) Get(ctx context.Context, name string) (T, int64, error) {
 	return d.value, d.version, err
 }
 
-// Latest is [Cache.Get] for decisions that must not use an old document. It reads the version after the call, and fails with
-// fault.Unavailable while the store does not answer.
+// Latest returns a document for decisions that must not use an old one. Unlike [Cache.Get] it always reads the version from the
+// store, and it fails with fault.Unavailable while the store does not answer.
 func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
 	held, notified := c.hold(name)
 	if notified {

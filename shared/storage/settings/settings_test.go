@@ -226,7 +226,7 @@ func TestCacheIsBounded(t *testing.T) {
 	db.Reads("text")
 	_, _, _ = c.Get(t.Context(), "d")
 	if db.Reads("text") != 0 {
-		t.Error("a document that exists went before those that do not")
+		t.Error("a document that exists was evicted before documents that do not")
 	}
 }
 

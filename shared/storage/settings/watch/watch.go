@@ -32,10 +32,10 @@ func Files(ctx context.Context, paths []string) <-chan struct{} {
 			case <-tick.C:
 			}
 			now := look(paths)
-			if same(before, now) {
+			if equal(before, now) {
 				continue
 			}
-			if before = settled(ctx, paths, now); ctx.Err() != nil {
+			if before = waitUntilSettled(ctx, paths, now); ctx.Err() != nil {
 				return
 			}
 			select {
@@ -47,8 +47,8 @@ func Files(ctx context.Context, paths []string) <-chan struct{} {
 	return changed
 }
 
-// settled waits until the files stay the same for a moment, and returns their state.
-func settled(ctx context.Context, paths []string, state []os.FileInfo) []os.FileInfo {
+// waitUntilSettled waits until the files stay the same for a moment, and returns their state.
+func waitUntilSettled(ctx context.Context, paths []string, state []os.FileInfo) []os.FileInfo {
 	pause := time.NewTimer(settle)
 	defer pause.Stop()
 	for {
@@ -58,7 +58,7 @@ func settled(ctx context.Context, paths []string, state []os.FileInfo) []os.File
 		case <-pause.C:
 		}
 		now := look(paths)
-		if same(state, now) {
+		if equal(state, now) {
 			return state
 		}
 		state = now
@@ -70,16 +70,16 @@ func settled(ctx context.Context, paths []string, state []os.FileInfo) []os.File
 func look(paths []string) []os.FileInfo {
 	state := make([]os.FileInfo, len(paths))
 	for i, path := range paths {
-		if info, err := os.Stat(path); err == nil && readable(path, info) {
+		if info, err := os.Stat(path); err == nil && isReadable(path, info) {
 			state[i] = info
 		}
 	}
 	return state
 }
 
-// readable reports whether the file can be opened. The state does not tell, because that depends on the owner, the group and
+// isReadable reports whether the file can be opened. The state does not tell, because that depends on the owner, the group and
 // access control lists.
-func readable(path string, info os.FileInfo) bool {
+func isReadable(path string, info os.FileInfo) bool {
 	if !info.Mode().IsRegular() {
 		return true // opening a pipe waits for its writer
 	}
@@ -90,8 +90,8 @@ func readable(path string, info os.FileInfo) bool {
 	return err == nil
 }
 
-// same reports whether no file was written, replaced or removed, or became readable or unreadable, between two states.
-func same(a, b []os.FileInfo) bool {
+// equal reports whether no file was written, replaced or removed, or became readable or unreadable, between two states.
+func equal(a, b []os.FileInfo) bool {
 	for i := range a {
 		switch x, y := a[i], b[i]; {
 		case x == nil || y == nil:
