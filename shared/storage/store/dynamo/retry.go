@@ -49,8 +49,8 @@ func (p *pause) wait(ctx context.Context) error {
 	return periodic.Sleep(ctx, d)
 }
 
-// conflicting reports whether a write failed because of a concurrent transaction or throttling, so that a retry may succeed.
-func conflicting(err error) bool {
+// isConflict reports whether a write failed because of a concurrent transaction or throttling, so that a retry may succeed.
+func isConflict(err error) bool {
 	if _, ok := errors.AsType[*types.TransactionConflictException](err); ok {
 		return true
 	}
@@ -69,7 +69,7 @@ func failure(err error, format string, args ...any) error {
 	switch {
 	case errors.Is(err, store.ErrConflict):
 		kind = fault.Conflict
-	case conflicting(err):
+	case isConflict(err):
 		kind = fault.Unavailable
 	}
 	return fault.Wrap(kind, err, format, args...)

@@ -27,7 +27,7 @@ func (db *DB) transact(ctx context.Context, ops []store.Op) error {
 		_, err := db.client.TransactWriteItems(ctx, &dynamodb.TransactWriteItemsInput{TransactItems: items})
 		canceled, ok := errors.AsType[*types.TransactionCanceledException](err)
 		if !ok {
-			if err == nil || !conflicting(err) {
+			if err == nil || !isConflict(err) {
 				return err
 			}
 		} else if err := db.refusal(canceled, ops, expired); err != nil {
@@ -63,7 +63,7 @@ func (db *DB) refusal(canceled *types.TransactionCanceledException, ops []store.
 		}
 		expired[i], again = true, true
 	}
-	if again || conflicting(canceled) {
+	if again || isConflict(canceled) {
 		return nil
 	}
 	return canceled

@@ -36,7 +36,7 @@ func (db *DB) Write(ctx context.Context, ops ...store.Op) error {
 }
 
 func (db *DB) writeOne(ctx context.Context, op store.Op) error {
-	if op.Kind == store.OpAdd && lowers(op) {
+	if op.Kind == store.OpAdd && lowersCount(op) {
 		return db.transact(ctx, []store.Op{op})
 	}
 	try := map[store.OpKind]func(context.Context, store.Op) error{
@@ -45,7 +45,7 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 	pause := newPause()
 	for {
 		err := try(ctx, op)
-		if err == nil || !conflicting(err) {
+		if err == nil || !isConflict(err) {
 			return err
 		}
 		if err := pause.wait(ctx); err != nil {
@@ -54,12 +54,12 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 	}
 }
 
-// lowers reports whether an operation decrements a count. Such an operation needs a transaction.
+// lowersCount reports whether an operation decrements a count. Such an operation needs a transaction.
 //
 // An item keeps only the mark of its last addition. So if another writer adds to it between a lost answer and the repeated
 // request, the operation is applied twice. A count that is too low could hide an item, but a count that is too high only
 // costs an extra read.
-func lowers(op store.Op) bool {
+func lowersCount(op store.Op) bool {
 	for _, n := range op.Item.Counts {
 		if n < 0 {
 			return true
@@ -75,8 +75,8 @@ func newMark() []byte {
 	return mark
 }
 
-// refused reports whether a condition failed, and returns the item on which it failed. The item is empty if it is absent.
-func refused(err error) (old attributes, is bool) {
+// checkRefusal reports whether a condition failed, and returns the item on which it failed. The item is empty if it is absent.
+func checkRefusal(err error) (old attributes, is bool) {
 	failed, is := errors.AsType[*types.ConditionalCheckFailedException](err)
 	if !is {
 		return nil, false
@@ -84,7 +84,7 @@ func refused(err error) (old attributes, is bool) {
 	return failed.Item, true
 }
 
-func marked(old attributes, mark []byte) bool {
+func hasMark(old attributes, mark []byte) bool {
 	t, ok := old["t"].(*types.AttributeValueMemberB)
 	return ok && string(t.Value) == string(mark)
 }
@@ -101,8 +101,8 @@ func (db *DB) put(ctx context.Context, op store.Op) error {
 	}
 	in.Item = encode(op.Item, mark)
 	_, err := db.client.PutItem(ctx, in)
-	if old, is := refused(err); is {
-		if marked(old, mark) {
+	if old, is := checkRefusal(err); is {
+		if hasMark(old, mark) {
 			return nil
 		}
 		return store.ErrConflict
@@ -122,7 +122,7 @@ func (db *DB) delete(ctx context.Context, op store.Op) error {
 	_, err := db.client.DeleteItem(ctx, in, func(o *dynamodb.Options) {
 		o.APIOptions = append(o.APIOptions, tries.watch)
 	})
-	if old, is := refused(err); is {
+	if old, is := checkRefusal(err); is {
 		if len(old) == 0 && tries.lost {
 			return nil
 		}
@@ -147,7 +147,7 @@ func (db *DB) add(ctx context.Context, op store.Op) error {
 			return err
 		}
 		switch {
-		case marked(old, mark):
+		case hasMark(old, mark):
 			return nil
 		case !db.expired(item) || !fits(op.Item.Counts, op.Limits):
 			return store.ErrConflict
@@ -211,7 +211,7 @@ func (db *DB) update(ctx context.Context, op store.Op, e *expression, update str
 		ExpressionAttributeValues:           e.values,
 		ReturnValuesOnConditionCheckFailure: types.ReturnValuesOnConditionCheckFailureAllOld,
 	})
-	if old, is := refused(err); is {
+	if old, is := checkRefusal(err); is {
 		if len(old) == 0 { // on an absent item only a limit can fail that no count meets
 			return nil, store.ErrConflict
 		}
@@ -231,8 +231,8 @@ func (db *DB) replaceExpired(ctx context.Context, op store.Op, mark []byte) (don
 		ExpressionAttributeValues:           e.values,
 		ReturnValuesOnConditionCheckFailure: types.ReturnValuesOnConditionCheckFailureAllOld,
 	})
-	if old, is := refused(err); is {
-		return marked(old, mark), nil
+	if old, is := checkRefusal(err); is {
+		return hasMark(old, mark), nil
 	}
 	return err == nil, err
 }

@@ -44,8 +44,7 @@ func record(i int64) store.Op {
 	})
 }
 
-// BenchmarkPut is a durable put by one caller, which waits for the disk alone,
-// and by 64 concurrently.
+// BenchmarkPut measures durable puts, with one writer and with 64 concurrent writers that share commits.
 func BenchmarkPut(b *testing.B) {
 	b.Run("1_writer", func(b *testing.B) {
 		db := benchDB(b)
@@ -89,8 +88,7 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
-// BenchmarkWriteAll puts 25 records at once, as a page of deliveries does; one
-// operation is one record.
+// BenchmarkWriteAll puts 25 records per call, like a page of deliveries. One operation is one record.
 func BenchmarkWriteAll(b *testing.B) {
 	db := benchDB(b)
 	var n atomic.Int64

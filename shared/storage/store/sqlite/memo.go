@@ -63,8 +63,8 @@ func (m *memo) get(keys []store.Key, now time.Time) ([]*store.Item, bool) {
 		if !ok || kept.at != at {
 			return nil, false
 		}
-		if kept.item != nil && !expired(kept.item, now) {
-			own := share(*kept.item)
+		if kept.item != nil && !isExpired(kept.item, now) {
+			own := shareItem(*kept.item)
 			items[i] = &own
 		}
 	}
@@ -79,7 +79,7 @@ func (m *memo) keepItems(at uint64, keys []store.Key, items []*store.Item) {
 		}
 		kept := keptItem{at: at}
 		if items[i] != nil {
-			own := share(*items[i])
+			own := shareItem(*items[i])
 			kept.item = &own
 		}
 		m.items.Put(key, kept)
@@ -110,20 +110,20 @@ func (m *memo) keepPage(at uint64, q store.Query, page store.Page, now time.Time
 // copyPage returns a copy of a page without expired items.
 func copyPage(page store.Page, now time.Time) store.Page {
 	page.Items = slices.Clone(page.Items)
-	page.Items = slices.DeleteFunc(page.Items, func(it store.Item) bool { return expired(&it, now) })
+	page.Items = slices.DeleteFunc(page.Items, func(it store.Item) bool { return isExpired(&it, now) })
 	for i := range page.Items {
-		page.Items[i] = share(page.Items[i])
+		page.Items[i] = shareItem(page.Items[i])
 	}
 	return page
 }
 
-// share returns a copy of an item. Its reader may change everything but the bytes of the value.
-func share(it store.Item) store.Item {
+// shareItem returns a copy of an item. Its reader may change everything but the bytes of the value.
+func shareItem(it store.Item) store.Item {
 	it.Counts = maps.Clone(it.Counts)
 	it.Value = slices.Clip(it.Value)
 	return it
 }
 
-func expired(it *store.Item, now time.Time) bool {
+func isExpired(it *store.Item, now time.Time) bool {
 	return !it.Expires.IsZero() && it.Expires.Unix() <= now.Unix()
 }

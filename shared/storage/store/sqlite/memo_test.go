@@ -102,8 +102,8 @@ func TestMemo(t *testing.T) {
 	}
 }
 
-// Whoever has been answered a write reads it, or a later one.
-func TestMemoShowsWhatWasAnswered(t *testing.T) {
+// A caller whose write was answered reads that write or a later one.
+func TestMemoShowsAnsweredWrites(t *testing.T) {
 	db, err := Open(filepath.Join(t.TempDir(), "db"), Options{SweepEvery: -1})
 	if err != nil {
 		t.Fatal(err)

@@ -55,7 +55,7 @@ var conditionCases = []testCase{
 		}
 	}},
 	{"a_check_needs_a_condition", func(b *bench) {
-		b.refused("none", b.db.Write(b.ctx, store.Check(b.at("p", "s"), store.Condition{})), fault.Invalid)
+		b.checkRefused("none", b.db.Write(b.ctx, store.Check(b.at("p", "s"), store.Condition{})), fault.Invalid)
 	}},
 	{"one_writer_wins_each_version", func(b *bench) {
 		const writers, rounds = 8, 24
@@ -174,10 +174,10 @@ var transactionCases = []testCase{
 					store.Add(b.key(store.Deliveries, "p", "sum"), map[string]int64{"n": 1}, nil),
 				}
 				ops = append(ops[:position], append([]store.Op{bad}, ops[position:]...)...)
-				b.conflicts(fmt.Sprintf("%s at %d", name, position), ops...)
+				b.checkConflict(fmt.Sprintf("%s at %d", name, position), ops...)
 			}
 		}
-		b.absent("after the conflicts", b.at("p", "first"), b.key(store.Deliveries, "p", "sum"), b.at("p", "new counter"))
+		b.checkAbsent("after the conflicts", b.at("p", "first"), b.key(store.Deliveries, "p", "sum"), b.at("p", "new counter"))
 		if got := b.value(exists); got != "v" {
 			b.Errorf("got %q in the existing item, want v", got)
 		}
@@ -192,7 +192,7 @@ var transactionCases = []testCase{
 			store.Add(quota, map[string]int64{"n": 1}, map[string]int64{"n": 1}), store.Check(b.at("none", "x"), store.Absent()),
 		)
 		b.write(store.Delete(record, store.Exists()), store.Delete(due), store.Add(quota, map[string]int64{"n": -1}, nil))
-		b.absent("after the second transaction", record, due)
+		b.checkAbsent("after the second transaction", record, due)
 		if got := b.count(quota, "n"); got != 0 {
 			b.Errorf("got a quota of %d, want 0", got)
 		}

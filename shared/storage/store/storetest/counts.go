@@ -25,7 +25,7 @@ var countCases = []testCase{
 		expires := time.Now().Add(time.Hour).Truncate(time.Second)
 		b.write(store.Put(store.Item{Key: key, Value: []byte("v"), Version: 4, Counts: map[string]int64{"a": 1}, Expires: expires}))
 		b.write(store.Add(key, map[string]int64{"a": 1, "b": 1}, nil))
-		b.same(*b.get(key), store.Item{Key: key, Value: []byte("v"), Version: 4, Counts: map[string]int64{"a": 2, "b": 1}, Expires: expires})
+		b.checkSame(*b.get(key), store.Item{Key: key, Value: []byte("v"), Version: 4, Counts: map[string]int64{"a": 2, "b": 1}, Expires: expires})
 	}},
 	{"Add_sets_an_expiry_that_it_is_given", func(b *bench) {
 		key := b.at("p", "s")
@@ -33,7 +33,7 @@ var countCases = []testCase{
 		op := store.Add(key, map[string]int64{"a": 1}, nil)
 		op.Item.Expires = expires
 		b.write(op)
-		b.same(*b.get(key), store.Item{Key: key, Counts: map[string]int64{"a": 1}, Expires: expires})
+		b.checkSame(*b.get(key), store.Item{Key: key, Counts: map[string]int64{"a": 1}, Expires: expires})
 	}},
 	{"a_count_at_zero_expires_and_one_that_is_used_again_does_not", func(b *bench) {
 		add := func(key store.Key, n int64, limits map[string]int64, expires time.Time) store.Op {
@@ -44,7 +44,7 @@ var countCases = []testCase{
 		key, none := b.at("p", "s"), map[string]int64{"n": 0}
 		stays, soon := time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC), time.Now().Add(time.Hour)
 		b.write(add(key, 1, nil, stays))
-		b.conflicts("it is used", add(key, 0, none, soon))
+		b.checkConflict("it is used", add(key, 0, none, soon))
 		b.write(add(key, -1, nil, time.Time{}))
 		b.write(add(key, 0, none, soon))
 		if got := b.get(key); got == nil || got.Expires.Unix() != soon.Unix() {
@@ -56,7 +56,7 @@ var countCases = []testCase{
 		}
 		b.write(add(key, -1, nil, time.Time{}))
 		b.write(add(key, 0, none, time.Now().Add(-time.Second)))
-		b.absent("after its expiry", key)
+		b.checkAbsent("after its expiry", key)
 		b.write(add(key, 1, nil, stays))
 		if got := b.get(key); got == nil || got.Expires.Unix() != stays.Unix() || got.Counts["n"] != 1 {
 			b.Errorf("started again: got %+v, want a count of 1 until %v", got, stays)
@@ -65,22 +65,22 @@ var countCases = []testCase{
 	{"a_limit_is_inclusive", func(b *bench) {
 		key, limits := b.at("p", "s"), map[string]int64{"n": 3}
 		b.write(store.Add(key, map[string]int64{"n": 2}, limits))
-		b.conflicts("over the limit", store.Add(key, map[string]int64{"n": 2}, limits))
+		b.checkConflict("over the limit", store.Add(key, map[string]int64{"n": 2}, limits))
 		b.write(store.Add(key, map[string]int64{"n": 1}, limits))
-		b.conflicts("one over the limit", store.Add(key, map[string]int64{"n": 1}, limits))
+		b.checkConflict("one over the limit", store.Add(key, map[string]int64{"n": 1}, limits))
 		b.write(store.Add(key, map[string]int64{"n": -2}, limits))
 		if got := b.count(key, "n"); got != 1 {
 			b.Errorf("got %d, want 1", got)
 		}
 	}},
 	{"a_limit_holds_for_a_new_item", func(b *bench) {
-		b.conflicts("over the limit", store.Add(b.at("p", "s"), map[string]int64{"n": 4}, map[string]int64{"n": 3}))
-		b.absent("after the conflict", b.at("p", "s"))
+		b.checkConflict("over the limit", store.Add(b.at("p", "s"), map[string]int64{"n": 4}, map[string]int64{"n": 3}))
+		b.checkAbsent("after the conflict", b.at("p", "s"))
 	}},
 	{"one_of_several_limits_suffices_to_conflict", func(b *bench) {
 		key := b.at("p", "s")
 		b.write(store.Add(key, map[string]int64{"a": 1, "b": 1}, nil))
-		b.conflicts("b is full", store.Add(key, map[string]int64{"a": 1, "b": 1}, map[string]int64{"a": 10, "b": 1}))
+		b.checkConflict("b is full", store.Add(key, map[string]int64{"a": 1, "b": 1}, map[string]int64{"a": 10, "b": 1}))
 		if got := b.count(key, "a"); got != 1 {
 			b.Errorf("a became %d", got)
 		}
@@ -142,11 +142,11 @@ var countCases = []testCase{
 		key := b.at("p", "s")
 		b.write(store.Put(store.Item{Key: key, Value: []byte("v"), Version: 4, Counts: map[string]int64{"a": 1}}))
 		b.write(store.Raise(key, "b", 2))
-		b.same(*b.get(key), store.Item{Key: key, Value: []byte("v"), Version: 4, Counts: map[string]int64{"a": 1, "b": 2}})
+		b.checkSame(*b.get(key), store.Item{Key: key, Value: []byte("v"), Version: 4, Counts: map[string]int64{"a": 1, "b": 2}})
 	}},
 	{"Raise_stands_alone", func(b *bench) {
-		b.refused("with a put", b.db.Write(b.ctx, store.Raise(b.at("p", "s"), "n", 1), put(b.at("p", "t"), "v")), fault.Invalid)
-		b.absent("after the refusal", b.at("p", "s"), b.at("p", "t"))
+		b.checkRefused("with a put", b.db.Write(b.ctx, store.Raise(b.at("p", "s"), "n", 1), put(b.at("p", "t"), "v")), fault.Invalid)
+		b.checkAbsent("after the refusal", b.at("p", "s"), b.at("p", "t"))
 	}},
 	{"the_highest_of_16_raisers_stays", func(b *bench) {
 		key := b.at("p", "s")
@@ -181,7 +181,7 @@ var expiryCases = []testCase{
 			store.Put(store.Item{Key: gone, Value: []byte("v"), Expires: now.Add(-time.Second)}),
 			store.Put(store.Item{Key: stays, Value: []byte("v"), Expires: now.Add(time.Hour)}),
 		)
-		b.absent("expired", gone)
+		b.checkAbsent("expired", gone)
 		if b.get(stays) == nil {
 			b.Error("the other item is gone too")
 		}
@@ -194,7 +194,7 @@ var expiryCases = []testCase{
 		key := b.at("p", "s")
 		b.write(store.Put(store.Item{Key: key, Value: []byte("old"), Version: 3, Counts: map[string]int64{"n": 9}, Expires: time.Now().Add(-time.Hour)}))
 		b.write(put(key, "new", store.Absent()))
-		b.same(*b.get(key), store.Item{Key: key, Value: []byte("new")})
+		b.checkSame(*b.get(key), store.Item{Key: key, Value: []byte("new")})
 	}},
 	{"Add_to_an_expired_item_starts_from_zero", func(b *bench) {
 		for _, with := range []string{"alone", "in a transaction"} {
@@ -205,14 +205,14 @@ var expiryCases = []testCase{
 				ops = append(ops, put(b.at("p", "companion"), "v"))
 			}
 			b.write(ops...)
-			b.same(*b.get(key), store.Item{Key: key, Counts: map[string]int64{"n": 1}})
+			b.checkSame(*b.get(key), store.Item{Key: key, Counts: map[string]int64{"n": 1}})
 		}
 	}},
 	{"Raise_of_an_expired_item_starts_from_zero", func(b *bench) {
 		key := b.at("p", "s")
 		b.write(store.Put(store.Item{Key: key, Value: []byte("old"), Counts: map[string]int64{"n": 9}, Expires: time.Now().Add(-time.Hour)}))
 		b.write(store.Raise(key, "n", 2))
-		b.same(*b.get(key), store.Item{Key: key, Counts: map[string]int64{"n": 2}})
+		b.checkSame(*b.get(key), store.Item{Key: key, Counts: map[string]int64{"n": 2}})
 	}},
 	{"paging_passes_over_expired_items", func(b *bench) {
 		var ops []store.Op

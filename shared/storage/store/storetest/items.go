@@ -27,8 +27,8 @@ var itemCases = []testCase{
 		if len(got) != 4 || got[0] == nil || got[1] != nil || got[2] == nil || got[3] != nil {
 			b.Fatalf("got %v, want the second, nil, the first, nil", got)
 		}
-		b.same(*got[0], two)
-		b.same(*got[2], one)
+		b.checkSame(*got[0], two)
+		b.checkSame(*got[2], one)
 	}},
 	{"calls_without_keys_or_operations_succeed", func(b *bench) {
 		if got, err := b.db.Get(b.ctx); err != nil || len(got) != 0 {
@@ -52,7 +52,7 @@ var itemCases = []testCase{
 		key := b.at("p", "s")
 		b.write(store.Put(store.Item{Key: key, Value: []byte("old"), Version: 3, Counts: map[string]int64{"n": 1}, Expires: time.Now().Add(time.Hour)}))
 		b.write(store.Put(store.Item{Key: key, Value: []byte("new")}))
-		b.same(*b.get(key), store.Item{Key: key, Value: []byte("new")})
+		b.checkSame(*b.get(key), store.Item{Key: key, Value: []byte("new")})
 	}},
 	{"nil_and_empty_values_are_the_same", func(b *bench) {
 		b.write(store.Put(store.Item{Key: b.at("p", "nil")}), store.Put(store.Item{Key: b.at("p", "empty"), Value: []byte{}}))
@@ -81,7 +81,7 @@ var itemCases = []testCase{
 				b.Errorf("%q: got %q", text, got)
 			}
 		}
-		b.absent("a key that differs after a zero byte", b.at("a\x00b", "a\x00c"), b.at("a", "a"))
+		b.checkAbsent("a key that differs after a zero byte", b.at("a\x00b", "a\x00c"), b.at("a", "a"))
 	}},
 	{"tables_and_partitions_are_separate", func(b *bench) {
 		for i, table := range store.Tables() {
@@ -92,13 +92,13 @@ var itemCases = []testCase{
 				b.Errorf("table %s: got %q, want %d", table, got, i)
 			}
 		}
-		b.absent("another partition", b.at("P", "s"), b.at("p ", "s"))
+		b.checkAbsent("another partition", b.at("P", "s"), b.at("p ", "s"))
 	}},
 	{"deleting_an_absent_item_succeeds", func(b *bench) {
 		key := b.at("p", "s")
 		b.write(put(key, "v"))
 		b.write(store.Delete(key))
-		b.absent("after the delete", key)
+		b.checkAbsent("after the delete", key)
 		b.write(store.Delete(key))
 	}},
 	{"WriteAll_accepts_any_number_of_operations", func(b *bench) {
@@ -130,14 +130,14 @@ var itemCases = []testCase{
 			"Raise":       store.Raise(key, "n", 1),
 			"Check":       store.Check(key, store.Exists()),
 		} {
-			b.refused(name, b.db.WriteAll(b.ctx, op), fault.Invalid)
+			b.checkRefused(name, b.db.WriteAll(b.ctx, op), fault.Invalid)
 		}
-		b.absent("after the refusals", key)
+		b.checkAbsent("after the refusals", key)
 	}},
 }
 
-// same checks that two items are equal. Expiries count to the second, and nil and empty values are equal.
-func (b *bench) same(got, want store.Item) {
+// checkSame checks that two items are equal. Expiries count to the second, and nil and empty values are equal.
+func (b *bench) checkSame(got, want store.Item) {
 	b.Helper()
 	equal := got.Key == want.Key && bytes.Equal(got.Value, want.Value) && got.Version == want.Version &&
 		got.Expires.IsZero() == want.Expires.IsZero() && len(got.Counts) == len(want.Counts)
@@ -163,17 +163,17 @@ var limitCases = []testCase{
 			b.Error("the largest value came back changed")
 		}
 		over := store.Put(store.Item{Key: b.at("p", "over"), Value: append(largest, 0)})
-		b.refused("Write", b.db.Write(b.ctx, over), fault.TooLarge, fault.Invalid)
-		b.refused("WriteAll", b.db.WriteAll(b.ctx, over), fault.TooLarge, fault.Invalid)
-		b.absent("after the refusals", over.Item.Key)
+		b.checkRefused("Write", b.db.Write(b.ctx, over), fault.TooLarge, fault.Invalid)
+		b.checkRefused("WriteAll", b.db.WriteAll(b.ctx, over), fault.TooLarge, fault.Invalid)
+		b.checkAbsent("after the refusals", over.Item.Key)
 	}},
 	{"MaxTransaction", func(b *bench) {
 		var ops []store.Op
 		for i := range store.MaxTransaction + 1 {
 			ops = append(ops, put(b.at("p", fmt.Sprintf("%03d", i)), "v"))
 		}
-		b.refused("one too many", b.db.Write(b.ctx, ops...), fault.Invalid, fault.TooLarge)
-		b.absent("after the refusal", ops[0].Item.Key)
+		b.checkRefused("one too many", b.db.Write(b.ctx, ops...), fault.Invalid, fault.TooLarge)
+		b.checkAbsent("after the refusal", ops[0].Item.Key)
 		b.write(ops[:store.MaxTransaction]...)
 		if got := b.value(ops[store.MaxTransaction-1].Item.Key); got != "v" {
 			b.Errorf("the last of the largest transaction: %q", got)
@@ -190,7 +190,7 @@ var limitCases = []testCase{
 			b.Errorf("the largest Get: %d items, %v", len(got), err)
 		}
 		_, err = b.db.Get(b.ctx, keys...)
-		b.refused("one too many", err, fault.Invalid, fault.TooLarge)
+		b.checkRefused("one too many", err, fault.Invalid, fault.TooLarge)
 	}},
 	{"keys_of_the_largest_size", func(b *bench) {
 		partition := strings.Repeat("p", 2048-len(b.prefix))
@@ -210,30 +210,30 @@ var limitCases = []testCase{
 			"partition not UTF-8":  {Table: store.Log, Partition: "p\xff", Sort: "s"},
 			"sort key not UTF-8":   {Table: store.Log, Partition: "p", Sort: "\xc3("},
 		} {
-			b.refused("Write: "+name, b.db.Write(b.ctx, put(key, "v")), fault.Invalid, fault.TooLarge)
-			b.refused("WriteAll: "+name, b.db.WriteAll(b.ctx, put(key, "v")), fault.Invalid, fault.TooLarge)
+			b.checkRefused("Write: "+name, b.db.Write(b.ctx, put(key, "v")), fault.Invalid, fault.TooLarge)
+			b.checkRefused("WriteAll: "+name, b.db.WriteAll(b.ctx, put(key, "v")), fault.Invalid, fault.TooLarge)
 			_, err := b.db.Get(b.ctx, key)
-			b.refused("Get: "+name, err, fault.Invalid, fault.TooLarge)
+			b.checkRefused("Get: "+name, err, fault.Invalid, fault.TooLarge)
 		}
 	}},
 	{"count_names", func(b *bench) {
 		for _, name := range []string{"", "a.b", "ä", "a b", "#x"} {
-			b.refused("Add "+name, b.db.Write(b.ctx, store.Add(b.at("p", "s"), map[string]int64{name: 1}, nil)), fault.Invalid)
-			b.refused("Put "+name, b.db.Write(b.ctx, store.Put(store.Item{Key: b.at("p", "s"), Counts: map[string]int64{name: 1}})), fault.Invalid)
+			b.checkRefused("Add "+name, b.db.Write(b.ctx, store.Add(b.at("p", "s"), map[string]int64{name: 1}, nil)), fault.Invalid)
+			b.checkRefused("Put "+name, b.db.Write(b.ctx, store.Put(store.Item{Key: b.at("p", "s"), Counts: map[string]int64{name: 1}})), fault.Invalid)
 		}
 	}},
 	{"an_item_at_most_once_in_a_write", func(b *bench) {
 		key := b.at("p", "s")
-		b.refused("put and delete", b.db.Write(b.ctx, put(key, "v"), store.Delete(key)), fault.Invalid)
-		b.refused("check and put", b.db.Write(b.ctx, store.Check(key, store.Absent()), put(key, "v")), fault.Invalid)
-		b.absent("after the refusals", key)
+		b.checkRefused("put and delete", b.db.Write(b.ctx, put(key, "v"), store.Delete(key)), fault.Invalid)
+		b.checkRefused("check and put", b.db.Write(b.ctx, store.Check(key, store.Absent()), put(key, "v")), fault.Invalid)
+		b.checkAbsent("after the refusals", key)
 	}},
 	{"query_limits", func(b *bench) {
 		for _, limit := range []int{-1, 1001} {
 			_, err := b.db.Query(b.ctx, store.Query{Table: store.Log, Partition: "p", Limit: limit})
-			b.refused(fmt.Sprintf("limit %d", limit), err, fault.Invalid)
+			b.checkRefused(fmt.Sprintf("limit %d", limit), err, fault.Invalid)
 		}
 		_, err := b.db.Query(b.ctx, store.Query{Table: store.Log})
-		b.refused("no partition", err, fault.Invalid)
+		b.checkRefused("no partition", err, fault.Invalid)
 	}},
 }

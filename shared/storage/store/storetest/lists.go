@@ -70,7 +70,7 @@ var listCases = []testCase{
 		if n := won.Load(); n != 1 {
 			b.Errorf("got %d callers that deleted it, want 1", n)
 		}
-		b.absent("after the delete", keys...)
+		b.checkAbsent("after the delete", keys...)
 	}},
 	{"each_visits_all_items_while_they_are_deleted", func(b *bench) {
 		const n = 1003
@@ -116,7 +116,7 @@ var listCases = []testCase{
 		if err := store.Scrub(b.ctx, b.db); err != nil {
 			b.Fatal(err)
 		}
-		b.absent("after scrubbing", b.at("p", "gone"))
+		b.checkAbsent("after scrubbing", b.at("p", "gone"))
 		if got := b.value(b.at("p", "stays")); got != "v" {
 			b.Errorf("got %q in the other item, want v", got)
 		}

@@ -209,7 +209,7 @@ func (r *modelRun) run() {
 				t.Fatalf("query %+v: got %q, want %q", q, got, want)
 			}
 			for _, item := range items {
-				r.same(item, r.m[item.Key])
+				r.checkSame(item, r.m[item.Key])
 			}
 		},
 		"": func(t *rapid.T) {
@@ -232,7 +232,7 @@ func (r *modelRun) run() {
 					t.Fatalf("%v: exists %v, want %v", key, items[i] != nil, exists)
 				}
 				if exists {
-					r.same(*items[i], want)
+					r.checkSame(*items[i], want)
 				}
 			}
 		},
@@ -249,7 +249,7 @@ func (r *modelRun) write(ops ...store.Op) {
 	}
 }
 
-func (r *modelRun) same(got, want store.Item) {
+func (r *modelRun) checkSame(got, want store.Item) {
 	if string(got.Value) != string(want.Value) || got.Version != want.Version || len(got.Counts) != len(want.Counts) ||
 		got.Expires.IsZero() != want.Expires.IsZero() {
 		r.Fatalf("got %+v, want %+v", got, want)

@@ -45,8 +45,8 @@ func (b *bench) stamp(sort string) int64 {
 
 var noStampCases = []testCase{
 	{"a_store_without_stamps_refuses_them_and_has_no_end", func(b *bench) {
-		b.refused("Write", b.db.Write(b.ctx, stamped(b, "p", 0)), fault.Invalid, fault.Unsupported)
-		b.refused("WriteAll", b.db.WriteAll(b.ctx, stamped(b, "p", 0)), fault.Invalid, fault.Unsupported)
+		b.checkRefused("Write", b.db.Write(b.ctx, stamped(b, "p", 0)), fault.Invalid, fault.Unsupported)
+		b.checkRefused("WriteAll", b.db.WriteAll(b.ctx, stamped(b, "p", 0)), fault.Invalid, fault.Unsupported)
 		if end := b.db.End(); end != 0 {
 			b.Errorf("got the end %d, want 0", end)
 		}
@@ -82,18 +82,18 @@ var stampCases = []testCase{
 		if len(p) != 2 || len(q) != 1 || p[1]-3 < p[0] || q[0] <= p[1] {
 			b.Errorf("got %v and %v", p, q)
 		}
-		b.conflicts("a stamp in a transaction that does not happen", stamped(b, "p", 1), put(b.at("p", "s"), "v", store.Absent()))
+		b.checkConflict("a stamp in a transaction that does not happen", stamped(b, "p", 1), put(b.at("p", "s"), "v", store.Absent()))
 		if got := b.log("p"); len(got) != 2 {
 			b.Errorf("after the conflict: %v", got)
 		}
 	}},
 	{"only_a_put_can_be_stamped", func(b *bench) {
 		key := b.key(store.Log, "p", store.AtCommit)
-		b.refused("delete", b.db.Write(b.ctx, store.Delete(key)), fault.Invalid)
-		b.refused("add", b.db.Write(b.ctx, store.Add(key, map[string]int64{"n": 1}, nil)), fault.Invalid)
-		b.refused("a negative span", b.db.Write(b.ctx, stamped(b, "p", -2)), fault.Invalid)
-		b.refused("the same stamp without an earlier one", b.db.Write(b.ctx, stamped(b, "p", store.SameStamp)), fault.Invalid)
-		b.refused("the same stamp twice in a partition",
+		b.checkRefused("delete", b.db.Write(b.ctx, store.Delete(key)), fault.Invalid)
+		b.checkRefused("add", b.db.Write(b.ctx, store.Add(key, map[string]int64{"n": 1}, nil)), fault.Invalid)
+		b.checkRefused("a negative span", b.db.Write(b.ctx, stamped(b, "p", -2)), fault.Invalid)
+		b.checkRefused("the same stamp without an earlier one", b.db.Write(b.ctx, stamped(b, "p", store.SameStamp)), fault.Invalid)
+		b.checkRefused("the same stamp twice in a partition",
 			b.db.Write(b.ctx, stamped(b, "p", 1), stamped(b, "p", store.SameStamp)), fault.Invalid)
 	}},
 	{"copies_share_a_stamp", func(b *bench) {
@@ -252,6 +252,6 @@ var cancelCases = []testCase{
 				b.Errorf("%s: got error %v, want context.Canceled", name, err)
 			}
 		}
-		b.absent("after the calls", key)
+		b.checkAbsent("after the calls", key)
 	}},
 }

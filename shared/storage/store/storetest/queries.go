@@ -94,7 +94,7 @@ var queryCases = []testCase{
 		if len(items) != 1 {
 			b.Fatalf("got %d items", len(items))
 		}
-		b.same(items[0], want)
+		b.checkSame(items[0], want)
 	}},
 	{"the_default_limit_is_100", func(b *bench) {
 		var ops []store.Op

@@ -82,7 +82,7 @@ func (b *bench) key(table store.Table, partition, sort string) store.Key {
 	return store.Key{Table: table, Partition: b.prefix + partition, Sort: sort}
 }
 
-// at is key for the table that most cases use.
+// at returns the key of an item in the table that most cases use.
 func (b *bench) at(partition, sort string) store.Key {
 	return b.key(store.Subscriptions, partition, sort)
 }
@@ -103,16 +103,16 @@ func (b *bench) writeAll(ops ...store.Op) {
 	}
 }
 
-// conflicts checks that a write returns [store.ErrConflict].
-func (b *bench) conflicts(what string, ops ...store.Op) {
+// checkConflict checks that a write returns [store.ErrConflict].
+func (b *bench) checkConflict(what string, ops ...store.Op) {
 	b.Helper()
 	if err := b.db.Write(b.ctx, ops...); !errors.Is(err, store.ErrConflict) {
 		b.Errorf("%s: got error %v, want ErrConflict", what, err)
 	}
 }
 
-// refused checks that err has one of the kinds and is not a conflict.
-func (b *bench) refused(what string, err error, kinds ...fault.Kind) {
+// checkRefused checks that err has one of the kinds and is not a conflict.
+func (b *bench) checkRefused(what string, err error, kinds ...fault.Kind) {
 	b.Helper()
 	if err == nil || errors.Is(err, store.ErrConflict) || !slices.Contains(kinds, fault.KindOf(err)) {
 		b.Errorf("%s: got error %v (kind %v), want one of kind %v", what, err, fault.KindOf(err), kinds)
@@ -152,7 +152,7 @@ func (b *bench) count(key store.Key, name string) int64 {
 	return item.Counts[name]
 }
 
-func (b *bench) absent(what string, keys ...store.Key) {
+func (b *bench) checkAbsent(what string, keys ...store.Key) {
 	b.Helper()
 	for _, key := range keys {
 		if item := b.get(key); item != nil {

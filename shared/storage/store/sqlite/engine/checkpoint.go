@@ -27,7 +27,7 @@ func (e *Engine) runCheckpoints() {
 			return
 		case <-tick.C:
 		}
-		_ = e.files.check() // logs a removed file even if nothing is written
+		_ = e.files.check() // logs a removed file even without a write
 		e.probe()
 		if !e.dirty.Swap(false) {
 			continue

@@ -27,8 +27,8 @@ const Memory = ":memory:"
 
 // Options change how an [Engine] works. The zero value is the default.
 type Options struct {
-	// Readers is the number of connections for reading; 0 is two per CPU in
-	// use, at most 8. In memory there is one connection for everything.
+	// Readers is the number of connections for reading; 0 is two per CPU in use, at most 8. In memory there is one connection for
+	// everything.
 	Readers int
 	// CacheSize is the page cache of each connection in bytes; 0 is 8 MiB.
 	CacheSize int
@@ -52,7 +52,7 @@ type Engine struct {
 
 	lazyMu  sync.Mutex
 	lazy    []*entry
-	lazyBy  time.Time // when the first of them must be committed; zero if there are none
+	lazyBy  time.Time // when the first lazy job must be committed; zero if no lazy job waits
 	lazyArm chan struct{}
 
 	dirty   atomic.Bool // written since the last checkpoint
@@ -136,7 +136,7 @@ func (e *Engine) Read(ctx context.Context, f func(c *Conn) error) error {
 	return err
 }
 
-// Snapshot is a [Engine.Read] whose statements all see the same commit.
+// Snapshot does what [Engine.Read] does, and all statements see the same commit.
 func (e *Engine) Snapshot(ctx context.Context, f func(c *Conn) error) error {
 	return e.Read(ctx, func(c *Conn) error {
 		if err := run(c, "BEGIN"); err != nil {

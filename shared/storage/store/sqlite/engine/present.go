@@ -42,7 +42,7 @@ func (p *presence) check() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	main, log := p.main, p.log
-	removed := missing(p.path, &main) || missing(p.path+"-wal", &log)
+	removed := isMissing(p.path, &main) || isMissing(p.path+"-wal", &log)
 	p.log = log
 	switch {
 	case removed && !p.removed:
@@ -56,9 +56,9 @@ func (p *presence) check() error {
 	return nil
 }
 
-// missing reports whether the file at path is not the known one. If known is nil, it becomes the file at path. An error that
+// isMissing reports whether the file at path is not the known one. If known is nil, it becomes the file at path. An error that
 // is inconclusive, such as a missing permission, counts as the same file.
-func missing(path string, known *os.FileInfo) bool {
+func isMissing(path string, known *os.FileInfo) bool {
 	found, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -55,7 +55,7 @@ func (v *vacuum) Apply(tx *Tx) error {
 
 func (*vacuum) Done(error) {}
 
-// Rewrite rewrites the file and empties the log, so that neither contains rows that were deleted, replaced or moved before.
+// Rewrite rewrites the file and empties the log, so that rows that were deleted, replaced or moved before are gone from both.
 // The writer and the readers pause meanwhile.
 func (e *Engine) Rewrite(ctx context.Context) error {
 	if e.inMemory() {

@@ -96,7 +96,7 @@ func (e *Engine) Post(job Job) error {
 // number of such jobs is not bounded, so callers must bound theirs.
 func (e *Engine) Lazily(job Job) error { return e.Within(lazyDelay, job) }
 
-// Within is [Engine.Lazily] with another delay.
+// Within does what [Engine.Lazily] does, with another delay.
 func (e *Engine) Within(delay time.Duration, job Job) error {
 	e.gate.RLock()
 	defer e.gate.RUnlock()
@@ -152,7 +152,7 @@ func (e *Engine) submit(ctx context.Context, en *entry) error {
 	}
 }
 
-// write is the writer. It takes the waiting jobs, commits them and answers their callers, until the queue is closed and
+// write runs the writer. It takes the waiting jobs, commits them and answers their callers, until the queue is closed and
 // empty. While a commit is written to the disk, the jobs of the next one arrive.
 func (e *Engine) write() {
 	alarm := time.NewTimer(lazyDelay)
@@ -254,7 +254,7 @@ func (e *Engine) commit(group []*entry) (arrived int) {
 	}
 	err := e.attempt(conn, live)
 	arrived = len(e.queue)
-	if err != nil && len(live) > 1 && !lasting(err) {
+	if err != nil && len(live) > 1 && !isLasting(err) {
 		// One job failed the transaction of all. In its own transaction, each job has its own outcome.
 		for i := range live {
 			e.finish(live[i:i+1], e.attempt(conn, live[i:i+1]))
@@ -266,9 +266,9 @@ func (e *Engine) commit(group []*entry) (arrived int) {
 	return arrived
 }
 
-// lasting reports whether every job of the group would fail with the error again, because the disk is full or the file is
+// isLasting reports whether every job of the group would fail with the error again, because the disk is full or the file is
 // locked or removed.
-func lasting(err error) bool {
+func isLasting(err error) bool {
 	if errors.Is(err, errRemoved) {
 		return true
 	}
