@@ -77,7 +77,7 @@ func Backup(ctx context.Context, data, file string, shown io.Writer) (err error)
 // explain adds the failed operation to an error. An interrupt is an error too, so that a script does not continue without a backup.
 func explain(ctx context.Context, err error, what string) error {
 	if err != nil && ctx.Err() != nil {
-		return fault.Wrap(fault.Unavailable, ctx.Err(), "%s: nothing is written", what)
+		return fault.Wrap(fault.Unavailable, ctx.Err(), "%s: interrupted, no file was written", what)
 	}
 	kind := engine.Kind(err)
 	if kind == fault.Internal { // an error of the file system

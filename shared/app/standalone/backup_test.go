@@ -80,7 +80,7 @@ func TestBackup(t *testing.T) {
 		}{
 			{"a backup over a file", func() error { return Backup(t.Context(), settings.Data, file, nil) }, fault.Invalid, "exists already"},
 			{"of no server", func() error { return Backup(t.Context(), dir, filepath.Join(dir, "b"), nil) }, fault.Invalid, databaseName},
-			{"interrupted", func() error { return Backup(interrupted, settings.Data, filepath.Join(dir, "b"), nil) }, fault.Unavailable, "nothing is written"},
+			{"interrupted", func() error { return Backup(interrupted, settings.Data, filepath.Join(dir, "b"), nil) }, fault.Unavailable, "no file was written"},
 			{"over a server", func() error { return Restore(t.Context(), file, settings.Data, nil) }, fault.Conflict, "is there already"},
 			{"of nothing", func() error { return Restore(t.Context(), filepath.Join(dir, "none"), data, nil) }, fault.Invalid, "none"},
 			{"of another file", func() error { return Restore(t.Context(), write([]byte("no backup")), data, nil) }, fault.Invalid, "not a backup"},
@@ -88,7 +88,7 @@ func TestBackup(t *testing.T) {
 			{"of a damaged one", func() error { return Restore(t.Context(), write(damaged), data, nil) }, fault.Invalid, "damaged"},
 			{"of another archive", func() error { return Restore(t.Context(), write(archive("../evil")), data, nil) }, fault.Invalid, "../evil"},
 			{"of half a backup", func() error { return Restore(t.Context(), write(archive(databaseName)), data, nil) }, fault.Invalid, "lacks"},
-			{"interrupted", func() error { return Restore(interrupted, file, data, nil) }, fault.Unavailable, "nothing is written"},
+			{"interrupted", func() error { return Restore(interrupted, file, data, nil) }, fault.Unavailable, "no file was written"},
 		} {
 			if err := x.do(); !fault.Is(err, x.kind) || !strings.Contains(err.Error(), x.want) {
 				t.Errorf("%s: got %v of kind %v, want %q of kind %v", x.name, err, fault.KindOf(err), x.want, x.kind)

@@ -46,10 +46,10 @@ func loadSecrets(ctx context.Context, data string, db store.DB) (secrets, error)
 	sealed, err := checkSealed(ctx, db, s, missing)
 	switch {
 	case fault.Is(err, fault.Conflict) && missing:
-		return s, fault.New(fault.Invalid, "%[1]s is missing but the database in %[2]s has secrets of webhooks that only its keys open: "+
+		return s, fault.New(fault.Invalid, "%[1]s is missing, but the database in %[2]s has webhook secrets that only its keys can open: "+
 			"restore %[1]s from a backup, or remove the database to start with an empty server", secretsPath(data), data)
 	case fault.Is(err, fault.Conflict):
-		return s, fault.New(fault.Invalid, "%[1]s has other keys than those that sealed the secrets of webhooks in the database in %[2]s: "+
+		return s, fault.New(fault.Invalid, "%[1]s cannot open the webhook secrets in the database in %[2]s, because other keys sealed them: "+
 			"restore both from the same backup", secretsPath(data), data)
 	case err != nil:
 		return s, err
@@ -78,7 +78,7 @@ var (
 func checkSealed(ctx context.Context, db store.DB, s secrets, fresh bool) (sealed bool, err error) {
 	items, err := db.Get(ctx, sealedKey)
 	if err != nil {
-		return false, fault.Wrap(fault.Unavailable, err, "read what the keys open")
+		return false, fault.Wrap(fault.Unavailable, err, "read the mark of the sealing keys")
 	}
 	if items[0] == nil && !fresh { // an earlier version wrote the database
 		return false, nil
@@ -96,7 +96,7 @@ func checkSealed(ctx context.Context, db store.DB, s secrets, fresh bool) (seale
 	if err != nil || len(workspaces) == 0 {
 		return false, err
 	}
-	return false, fault.New(fault.Conflict, "the keys do not open what is sealed")
+	return false, fault.New(fault.Conflict, "the keys do not open the mark")
 }
 
 func markSealed(ctx context.Context, db store.DB, s secrets) error {
@@ -108,7 +108,7 @@ func markSealed(ctx context.Context, db store.DB, s secrets) error {
 	if err != nil {
 		return err
 	}
-	return fault.Wrap(fault.Unavailable, db.Write(ctx, store.Put(store.Item{Key: sealedKey, Value: mark})), "keep what the keys open")
+	return fault.Wrap(fault.Unavailable, db.Write(ctx, store.Put(store.Item{Key: sealedKey, Value: mark})), "write the mark of the sealing keys")
 }
 
 func newSecrets() (secrets, error) {

@@ -104,7 +104,7 @@ func (s *Server) checkOperator(r *http.Request) error {
 		return err
 	}
 	if p.Workspace != auth.DefaultWorkspace {
-		return fault.New(fault.Forbidden, "the metrics are of all workspaces, and only operators of the workspace %s may read them", auth.DefaultWorkspace)
+		return fault.New(fault.Forbidden, "the metrics cover all workspaces, so only operators of the workspace %s may read them", auth.DefaultWorkspace)
 	}
 	return nil
 }

@@ -45,7 +45,7 @@ func TestKeysThatDoNotOpenTheSecretsAreRefused(t *testing.T) {
 	if err := os.WriteFile(path, other, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	refuses(t, settings, path+" has other keys")
+	refuses(t, settings, path+" cannot open the webhook secrets")
 	if err := os.WriteFile(path, keys, 0o600); err != nil {
 		t.Fatal(err)
 	}
