@@ -98,7 +98,7 @@ func TestCursorsOfOtherLists(t *testing.T) {
 			r := f.stateless(alice, list, cursor)
 			if list == from {
 				r.result(t, &listPage{})
-			} else if r.Status != 400 || r.code(t) != -32602 || !strings.Contains(r.Body, "the cursor is not one of this list") {
+			} else if r.Status != 400 || r.code(t) != -32602 || !strings.Contains(r.Body, "the cursor is not from this list") {
 				t.Errorf("%s with a cursor of %s: %d %s", list, from, r.Status, r.Body)
 			}
 		}

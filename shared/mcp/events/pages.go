@@ -61,7 +61,7 @@ func readPlace(c *method.Call, list string, at map[string]int) (place, error) {
 	return p, nil
 }
 
-var errListCursor = method.InvalidParams("the cursor is not one of this list")
+var errListCursor = method.InvalidParams("the cursor is not from this list")
 
 func parseCursor(list, token string) (p place, ok bool) {
 	raw, err := opaque.Decode(token)

@@ -272,5 +272,5 @@ func cutPage[T any](all []T, key func(T) string, after string, limit int) (page 
 	return all[:limit], key(all[limit-1])
 }
 
-// asIs is the view of an item that is shown unchanged.
+// asIs returns its argument. Lists use it for items that are shown unchanged.
 func asIs[T any](v T) T { return v }

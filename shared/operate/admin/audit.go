@@ -59,7 +59,7 @@ func (h *principalHandler) erase(c *call) (any, error) {
 		return out, err
 	}
 	if out.Principal == c.who.ID && !c.who.Anonymous { // without authentication there is only one principal
-		return nil, fault.New(fault.Conflict, "an operator is erased by another one")
+		return nil, fault.New(fault.Conflict, "operators cannot erase themselves; another operator has to do it")
 	}
 	err := c.change("principal.erase", erase.Pseudonym(c.who.Workspace, out.Principal), nil, nil, run)
 	return out, err

@@ -42,11 +42,11 @@ type attemptView struct {
 func viewOfAttempt(r records.Record) attemptView {
 	return attemptView{
 		Subscription: r.Subscription, Event: r.Event, URI: r.URI, Name: r.Name, Origin: r.Origin, Attempt: r.Attempt, At: r.At.UTC(),
-		DurationMS: r.TookMS, Outcome: r.Outcome(), Status: class(r.Status), Category: r.Category, NextAttempt: r.Next, Test: r.Test,
+		DurationMS: r.TookMS, Outcome: r.Outcome(), Status: statusClass(r.Status), Category: r.Category, NextAttempt: r.Next, Test: r.Test,
 	}
 }
 
-func class(status int) string {
+func statusClass(status int) string {
 	if status == 0 {
 		return ""
 	}
@@ -122,7 +122,7 @@ func viewOfLetter(l deadletter.Letter) letterView {
 		Name: l.Name, Origin: l.Origin, First: l.First.UTC(), Dead: l.Dead, Test: l.Test, Attempts: []letterTry{}, Attributes: l.Attributes,
 	}
 	for i, a := range l.Attempts {
-		v.Attempts = append(v.Attempts, letterTry{i + 1, a.At.UTC(), a.Took.Milliseconds(), class(a.Status), a.Category})
+		v.Attempts = append(v.Attempts, letterTry{i + 1, a.At.UTC(), a.Took.Milliseconds(), statusClass(a.Status), a.Category})
 	}
 	return v
 }

@@ -26,7 +26,7 @@ import (
 const (
 	maxLive = 20              // streams of a process
 	liveFor = 5 * time.Minute // maximum age of a stream
-	// pollEvery is the time between two polls, and pollRarely that of a store where each request costs money.
+	// pollEvery is the time between two polls. pollRarely replaces it for stores where each request costs money.
 	pollEvery  = 500 * time.Millisecond
 	pollRarely = 3 * time.Second
 	// lookBack is the delay with which a record or an event may be written. The event log of DynamoDB has a delay of its own,
@@ -121,7 +121,7 @@ type tail struct {
 func (h *liveHandler) stream(c *call) (any, error) {
 	slot := h.reserve(c.who.Workspace)
 	if slot == nil {
-		return nil, fault.New(fault.Exhausted, "this instance has %d live streams open, which is its bound", maxLive).AtLimit("liveStreams", maxLive)
+		return nil, fault.New(fault.Exhausted, "this instance has too many live streams (allowed: %d)", maxLive).AtLimit("liveStreams", maxLive)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		defer h.release(slot)

@@ -88,7 +88,7 @@ func TestLive(t *testing.T) {
 		for range 18 {
 			f.watch("op")
 		}
-		if raw := f.call("op", "GET", "live", "", 429, nil); !strings.Contains(string(raw), "20 live streams") {
+		if raw := f.call("op", "GET", "live", "", 429, nil); !strings.Contains(string(raw), "too many live streams (allowed: 20)") {
 			t.Errorf("got %s, want the limit of 20 live streams in it", raw)
 		}
 	})

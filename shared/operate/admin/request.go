@@ -93,23 +93,15 @@ func (q *request) set(p operations.Param, v string) (err error) {
 	if p.Enum != nil && !slices.Contains(p.Enum, v) {
 		return fault.New(fault.Invalid, "%s is %.100q (allowed: %s)", p.Name, v, strings.Join(p.Enum, ", "))
 	}
+	unchanged := map[string]*string{
+		"subscription": &q.Subscription, "event": &q.Event, "name": &q.Name, "principal": &q.Principal, "queue": &q.Queue,
+		"state": &q.State, "outcome": &q.Outcome, "kind": &q.Kind,
+	}
+	if field, ok := unchanged[p.Name]; ok {
+		*field = v
+		return nil
+	}
 	switch p.Name {
-	case "subscription":
-		q.Subscription = v
-	case "event":
-		q.Event = v
-	case "name":
-		q.Name = v
-	case "principal":
-		q.Principal = v
-	case "queue":
-		q.Queue = v
-	case "state":
-		q.State = v
-	case "outcome":
-		q.Outcome = v
-	case "kind":
-		q.Kind = v
 	case "dryRun":
 		q.DryRun = v == "true"
 	case "origin":
@@ -133,7 +125,7 @@ func (q *request) set(p operations.Param, v string) (err error) {
 func readTime(name, v string) (time.Time, error) {
 	t, err := event.ParseTime(v)
 	if err != nil || t.Year() < 1970 || t.Year() > 9999 {
-		return t, fault.New(fault.Invalid, "%s is %.100q, which is not a time as 2026-11-22T12:00:00Z", name, v)
+		return t, fault.New(fault.Invalid, "%s is %.100q, which is not a time (e.g. 2026-11-22T12:00:00Z)", name, v)
 	}
 	return t, nil
 }
@@ -172,7 +164,7 @@ func (q *request) readCursor(v string) (string, error) {
 	b, err := opaque.Decode(v)
 	key, ok := bytes.CutPrefix(b, q.mark())
 	if err != nil || !ok || len(key) == 0 || len(key) > 511 {
-		return "", fault.New(fault.Invalid, "the cursor is not one of this list")
+		return "", fault.New(fault.Invalid, "the cursor is not from this list")
 	}
 	return string(key), nil
 }
@@ -220,7 +212,7 @@ func explain(err error) string {
 		return fmt.Sprintf("%s has the wrong type, %s", cmp.Or(e.Field, "it"), e.Value)
 	}
 	if e, ok := errors.AsType[*time.ParseError](err); ok {
-		return fmt.Sprintf("%.100q is not a time as 2026-11-22T12:00:00Z", e.Value)
+		return fmt.Sprintf("%.100q is not a time (e.g. 2026-11-22T12:00:00Z)", e.Value)
 	}
 	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
 		return "the member " + name + " is not known"

@@ -47,7 +47,7 @@ func TestCursorsAreForTheirList(t *testing.T) {
 		if strings.Contains(path, "?") {
 			sep = "&"
 		}
-		if raw := string(f.call("op", "GET", path+sep+"cursor="+next, "", 400, nil)); !strings.Contains(raw, "the cursor is not one of this list") {
+		if raw := string(f.call("op", "GET", path+sep+"cursor="+next, "", 400, nil)); !strings.Contains(raw, "the cursor is not from this list") {
 			t.Errorf("OPS-01 %s with the cursor of another list: %s", path, raw)
 		}
 	}
@@ -77,7 +77,7 @@ func TestWhatIsWrongWithARequestIsSaid(t *testing.T) {
 		`{"select":5}`:             "select has the wrong type, number",
 		`[]`:                       "it has the wrong type, array",
 		`{"dryRun":"x"}`:           "dryRun has the wrong type, string",
-		`{"select":{"since":"x"}}`: `\"x\" is not a time as 2026-11-22T12:00:00Z`,
+		`{"select":{"since":"x"}}`: `\"x\" is not a time (e.g. 2026-11-22T12:00:00Z)`,
 		`{"selct":{}}`:             `the member \"selct\" is not known`,
 		`{"select":`:               "it is not valid JSON",
 	} {

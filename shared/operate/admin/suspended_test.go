@@ -13,8 +13,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app/standalone"
 )
 
-// suspended is a subscription of MCP Events whose endpoint has failed with every event.
-func suspended(f *fixture) string {
+// suspend creates a subscription of MCP Events whose endpoint fails with every event, waits until it is suspended, and returns its
+// id.
+func suspend(f *fixture) string {
 	f.Helper()
 	hooks := &client.Handler{}
 	hold := httptest.NewServer(hooks)
@@ -46,8 +47,8 @@ func suspended(f *fixture) string {
 func TestASuspendedSubscription(t *testing.T) {
 	f := start(t, func(o *standalone.Options) { o.Limits.EventsSchedule = []time.Duration{0} })
 	began := time.Now().Add(-time.Minute)
-	id := suspended(f)
-	t.Run("OPS-02 resume says that its subscriber has to refresh it", func(t *testing.T) {
+	id := suspend(f)
+	t.Run("OPS-02 resume says that the subscriber must refresh the subscription", func(t *testing.T) {
 		for _, who := range []string{"op", "alice"} {
 			raw := string(f.call(who, "POST", "subscriptions/"+id+"/resume", "", 409, nil))
 			if !strings.Contains(raw, "suspended") || !strings.Contains(raw, "events/subscribe") {

@@ -1,4 +1,4 @@
-// Package admintest holds answers of the admin API to the OpenAPI document that it serves (OPS-01).
+// Package admintest checks answers of the admin API against the OpenAPI document that the API serves (OPS-01).
 package admintest
 
 import (
@@ -15,31 +15,31 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// Contract is what an OpenAPI document says of answers. The schemas of OpenAPI 3.1 are JSON Schema 2020-12, which
-// a library validates; make lint holds the document itself to OpenAPI.
+// Contract describes the allowed answers of an API, as its OpenAPI document declares them. The schemas of OpenAPI 3.1 are JSON
+// Schema 2020-12, which a library validates. make lint checks the document itself.
 type Contract struct {
-	// Paths are its operations by path and method, which is in lower case.
+	// Paths holds the operations by path and method. Methods are in lower case.
 	Paths   map[string]map[string]*Operation
 	shared  map[string]response
 	schemas *jsonschema.Compiler
 }
 
-// Operation is what the document says of a method of a path.
+// Operation describes a method of a path.
 type Operation struct {
 	Security  []map[string][]string
 	Responses map[string]response // by status, or "default"
 }
 
-// response is one of them, or refers to one that several share.
+// response is a response of an operation, or a reference to a response that several operations share.
 type response struct {
 	Ref     string `json:"$ref"`
 	Content map[string]struct{ Schema json.RawMessage }
 }
 
-// source is what the document is called where its schemas refer to each other.
+// source is the name of the document in the references between its schemas.
 const source = "openapi.json"
 
-// Parse reads a document, of which every schema of an answer must be one.
+// Parse reads a document. It returns an error if the schema of an answer is invalid.
 func Parse(raw []byte) (*Contract, error) {
 	var doc struct {
 		Paths      map[string]map[string]*Operation
@@ -71,7 +71,7 @@ func Parse(raw []byte) (*Contract, error) {
 	return c, nil
 }
 
-// content are the schemas of an answer by media type.
+// content returns the schemas of an answer by media type.
 func (c *Contract) content(o *Operation, status string) map[string]struct{ Schema json.RawMessage } {
 	r := o.Responses[status]
 	if name, refers := strings.CutPrefix(r.Ref, "#/components/responses/"); refers {
@@ -80,7 +80,7 @@ func (c *Contract) content(o *Operation, status string) map[string]struct{ Schem
 	return r.Content
 }
 
-// schema compiles the one of an answer, once: the compiler keeps it.
+// schema compiles the schema of an answer. The compiler keeps it, so it is compiled only once.
 func (c *Contract) schema(path, method, status, kind string) (*jsonschema.Schema, error) {
 	at := []string{"paths", path, method, "responses", status}
 	if name, refers := strings.CutPrefix(c.Paths[path][method].Responses[status].Ref, "#/components/"); refers {
@@ -93,28 +93,28 @@ func (c *Contract) schema(path, method, status, kind string) (*jsonschema.Schema
 	return c.schemas.Compile(source + "#/" + strings.Join(at, "/"))
 }
 
-// Check reports what of an answer with a body is not as the document says. A path begins after that of the API.
+// Check returns an error if an answer with this body differs from the document. The path is relative to the path of the API.
 func (c *Contract) Check(method, path string, resp *http.Response, body []byte) error {
 	method = strings.ToLower(method)
 	template := c.template(path)
 	o := c.Paths[template][method]
 	if o == nil {
-		return fmt.Errorf("no operation is %s %s", method, path)
+		return fmt.Errorf("the document has no operation %s %s", method, path)
 	}
 	status := strconv.Itoa(resp.StatusCode)
 	if _, described := o.Responses[status]; !described {
 		status = "default"
 	}
 	if _, described := o.Responses[status]; !described {
-		return fmt.Errorf("the status %d is none of %v", resp.StatusCode, slices.Sorted(maps.Keys(o.Responses)))
+		return fmt.Errorf("the status %d is not declared (declared: %v)", resp.StatusCode, slices.Sorted(maps.Keys(o.Responses)))
 	}
 	kinds := c.content(o, status)
 	if len(kinds) == 0 && len(body) == 0 {
 		return nil
 	}
-	kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")) // "" is none
+	kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")) // empty if the header is missing or invalid
 	if _, described := kinds[kind]; !described {
-		return fmt.Errorf("the content type %q is none of %v", kind, slices.Sorted(maps.Keys(kinds)))
+		return fmt.Errorf("the content type %q is not declared (declared: %v)", kind, slices.Sorted(maps.Keys(kinds)))
 	}
 	if !strings.HasSuffix(kind, "json") {
 		return nil
@@ -130,8 +130,8 @@ func (c *Contract) Check(method, path string, resp *http.Response, body []byte) 
 	return schema.Validate(value)
 }
 
-// template is the path of the document that a path is of. The name of a switch is several segments, for which OpenAPI has no
-// parameter.
+// template returns the document's path, with parameters, that matches a path. The name of a switch has several segments, and
+// OpenAPI has no such parameter.
 func (c *Contract) template(path string) string {
 	if strings.HasPrefix(path, "/switches/") {
 		return "/switches/{name}"

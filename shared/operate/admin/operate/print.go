@@ -65,7 +65,7 @@ func headingOf(path string) string {
 	return b.String()
 }
 
-// member returns the value at a path, or nil if there is none. For an array it returns the values of all items.
+// member returns the value at a path, or nil if the path does not exist. For an array it returns the values of all items.
 func member(v any, path string) any {
 	if list, ok := v.([]any); ok {
 		var all []any

@@ -18,7 +18,7 @@ type Operation struct {
 	Owners bool
 	// Query lists the query parameters. Others are refused, unless Query is nil.
 	Query []Param
-	// Body is the schema of the request's body; empty if there is none.
+	// Body is the schema of the request's body. It is empty for requests without a body.
 	Body         string
 	BodyRequired bool
 	Answers      []Answer
