@@ -59,9 +59,9 @@ type Principal struct {
 }
 
 // Has reports whether the principal has all of the scopes.
-func (p Principal) Has(scopes ...string) bool { return len(p.missing(scopes)) == 0 }
+func (p Principal) Has(scopes ...string) bool { return len(p.listMissing(scopes)) == 0 }
 
-func (p Principal) missing(scopes []string) []string {
+func (p Principal) listMissing(scopes []string) []string {
 	var out []string
 	for _, s := range scopes {
 		if !slices.Contains(p.Scopes, s) && !slices.Contains(out, s) {
@@ -79,7 +79,7 @@ type MissingScopes struct {
 
 // Require returns nil if the principal has all of the scopes. Otherwise the error is of kind fault.Forbidden with [MissingScopes].
 func (p Principal) Require(scopes ...string) error {
-	missing := p.missing(scopes)
+	missing := p.listMissing(scopes)
 	if len(missing) == 0 {
 		return nil
 	}

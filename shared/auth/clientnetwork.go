@@ -2,8 +2,8 @@ package auth
 
 import "net/netip"
 
-// ClientNetwork returns the network that limits count as one client: an IPv4 address, or an IPv6 network of 64 bits, which is what a
-// client usually has. Addresses that cannot be parsed count as one client.
+// ClientNetwork returns the network that limits count as one client. That is an IPv4 address or an IPv6 network of 64 bits, because a
+// client usually has a whole network of that size. Addresses that cannot be parsed count as one client.
 func ClientNetwork(remote string) netip.Prefix {
 	ip, err := netip.ParseAddr(remote) // on Lambda, without a port
 	if withPort, bad := netip.ParseAddrPort(remote); bad == nil {

@@ -13,7 +13,7 @@ type Directory interface {
 func (k *StaticKeys) Principals(_ context.Context, workspace, id string, _ bool) ([]Principal, error) {
 	var out []Principal
 	for _, i := range k.byName[name{workspace, id}] {
-		if key := &k.all[i]; !key.expired(k.now()) {
+		if key := &k.all[i]; !key.isExpired(k.now()) {
 			out = append(out, key.principal)
 		}
 	}

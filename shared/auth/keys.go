@@ -36,7 +36,7 @@ type hashedKey struct {
 	principal Principal
 }
 
-func (k *hashedKey) expired(now time.Time) bool {
+func (k *hashedKey) isExpired(now time.Time) bool {
 	return !k.principal.Expires.IsZero() && !now.Before(k.principal.Expires)
 }
 
@@ -120,8 +120,8 @@ func hashKey(x Key) (hashedKey, error) {
 	return h, nil
 }
 
-// Authenticate compares the hash of the token with all keys. Its duration depends neither on the matching key nor on how many bytes of
-// a key match.
+// Authenticate compares the hash of the token with all keys. It takes the same time whichever key matches, and however many bytes of a
+// key match.
 func (k *StaticKeys) Authenticate(_ context.Context, h http.Header) (Principal, error) {
 	token, err := Bearer(h)
 	if err != nil {
@@ -136,7 +136,7 @@ func (k *StaticKeys) Authenticate(_ context.Context, h http.Header) (Principal, 
 	if found < 0 {
 		return Principal{}, ErrInvalidToken
 	}
-	if k.all[found].expired(k.now()) {
+	if k.all[found].isExpired(k.now()) {
 		return Principal{}, ErrInvalidToken
 	}
 	return k.all[found].principal, nil

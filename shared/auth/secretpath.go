@@ -43,7 +43,7 @@ func (s SecretPath) Handler(next http.Handler) http.Handler {
 func (s SecretPath) rewrite(w http.ResponseWriter, r *http.Request) *http.Request {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Referrer-Policy", "no-referrer")
-	if !s.secure(r) {
+	if !s.isSecure(r) {
 		// The key was sent in clear text, so refuse it even if it is valid.
 		http.Error(w, "a secret path needs https", http.StatusForbidden)
 		return nil
@@ -67,9 +67,9 @@ func (s SecretPath) rewrite(w http.ResponseWriter, r *http.Request) *http.Reques
 
 func notFound(w http.ResponseWriter) { http.Error(w, "404 page not found", http.StatusNotFound) }
 
-// secure reports whether a request used https or came from this machine. If X-Forwarded-Proto says http, the request is not secure. If it
+// isSecure reports whether a request used https or came from this machine. If X-Forwarded-Proto says http, the request is not secure. If it
 // says https, the request is secure only if the proxy is trusted.
-func (s SecretPath) secure(r *http.Request) bool {
+func (s SecretPath) isSecure(r *http.Request) bool {
 	proto := r.Header.Values(forwardedProto)
 	https := len(proto) == 1 && strings.EqualFold(strings.TrimSpace(proto[0]), "https")
 	switch {

@@ -28,7 +28,7 @@ func TestSecretPath(t *testing.T) {
 		path, local, remote, proto, header string
 		lambda                             bool
 		status                             int
-		seen                               string // path that the endpoint sees; "" is none
+		seen                               string // path that the endpoint sees; empty if the request must not reach it
 	}{
 		"RCH-05 a key that is allowed there":            {path: "/mcp/u/" + good, local: loopback, status: 200, seen: "/mcp"},
 		"RCH-05 on AWS":                                 {path: "/mcp/u/" + good, lambda: true, proto: "https", status: 200, seen: "/mcp"},

@@ -84,7 +84,7 @@ type allowed struct {
 
 // NotAllowed returns the error for a request with another method than the allowed ones.
 func NotAllowed(methods string) error {
-	return fault.New(fault.Unsupported, "the HTTP method is not possible here").With(allowed{methods})
+	return fault.New(fault.Unsupported, "the HTTP method is not allowed here").With(allowed{methods})
 }
 
 func (a Answers) refuse(w http.ResponseWriter, r *http.Request, err error) {

@@ -13,8 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// AUT-03, AUT-06, AUT-07: a refusal has the status of its kind, says what the caller can act on, and nothing of
-// what failed inside.
+// AUT-03, AUT-06, AUT-07: a refusal has the status of its kind and tells the caller how to react, but hides internal errors.
 func TestRefusals(t *testing.T) {
 	for name, tc := range map[string]struct {
 		serve       func() (any, error)
@@ -29,7 +28,7 @@ func TestRefusals(t *testing.T) {
 		"a limit": {func() (any, error) {
 			return nil, fault.New(fault.Exhausted, "slow").With(quota.RetryAfter{Limit: fault.Limit{Limit: "l", Max: 1}, Seconds: 7})
 		}, 429, `{"error":{"kind":"exhausted","message":"slow","limit":"l","max":1,"retryAfterSeconds":7}}`, "Retry-After: 7", ""},
-		"a method":         {func() (any, error) { return nil, NotAllowed("PUT, DELETE") }, 405, `{"error":{"kind":"unsupported","message":"the HTTP method is not possible here","allow":"PUT, DELETE"}}`, "Allow: PUT, DELETE", ""},
+		"a method":         {func() (any, error) { return nil, NotAllowed("PUT, DELETE") }, 405, `{"error":{"kind":"unsupported","message":"the HTTP method is not allowed here","allow":"PUT, DELETE"}}`, "Allow: PUT, DELETE", ""},
 		"no service":       {func() (any, error) { return nil, fault.Wrap(fault.Unavailable, errors.New("secret"), "read") }, 503, `{"error":{"kind":"unavailable","message":"this cannot be done now; try again"}}`, "Retry-After: 1", "secret"},
 		"a fault of ours":  {func() (any, error) { return nil, fault.New(fault.Internal, "secret").With(map[string]int{"n": 1}) }, 500, `{"error":{"kind":"internal","message":"internal error"}}`, "", "secret"},
 		"an unknown error": {func() (any, error) { return nil, errors.New("secret") }, 500, `{"error":{"kind":"internal","message":"internal error"}}`, "", "secret"},

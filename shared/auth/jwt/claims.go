@@ -35,7 +35,7 @@ func (a *Authenticator) validate(c *claims) string {
 	if use := c.text("token_use"); use != "" && use != "access" {
 		return "it is not an access token"
 	}
-	if !slices.ContainsFunc(c.audiences(), a.audience) {
+	if !slices.ContainsFunc(c.audiences(), a.isAudience) {
 		return "it is for another audience"
 	}
 	if err := c.ValidateWithLeeway(josejwt.Expected{Time: a.options.Now()}, a.options.Leeway); err != nil {
@@ -53,8 +53,8 @@ func (c *claims) audiences() []string {
 	return c.Audience
 }
 
-// audience reports whether an audience is this server.
-func (a *Authenticator) audience(value string) bool {
+// isAudience reports whether an audience is this server.
+func (a *Authenticator) isAudience(value string) bool {
 	return slices.ContainsFunc(a.options.Audience, func(own string) bool {
 		return value == own || sameResource(value, own)
 	})
@@ -68,10 +68,10 @@ func sameResource(a, b string) bool {
 	if errX != nil || errY != nil || x.Host == "" {
 		return false
 	}
-	return canonical(x) == canonical(y)
+	return canonicalURL(x) == canonicalURL(y)
 }
 
-func canonical(u *url.URL) string {
+func canonicalURL(u *url.URL) string {
 	c := *u
 	c.Scheme, c.Host = strings.ToLower(c.Scheme), strings.ToLower(c.Host)
 	if c.Path == "/" {
@@ -84,7 +84,7 @@ func canonical(u *url.URL) string {
 func (a *Authenticator) principal(ctx context.Context, c *claims) (auth.Principal, error) {
 	subject := c.text(a.options.PrincipalClaim)
 	if subject == "" {
-		return auth.Principal{}, a.refused(ctx, "it names no principal")
+		return auth.Principal{}, a.refuse(ctx, "it names no principal")
 	}
 	workspace := auth.DefaultWorkspace
 	if name := a.options.WorkspaceClaim; name != "" {
@@ -148,7 +148,7 @@ func (c *claims) texts() map[string][]string {
 	return out
 }
 
-// values returns the text of a string or number, or the texts of an array of them. Other values have none.
+// values returns the text of a string or number, or the texts of an array of them. It ignores other values.
 func values(raw json.RawMessage) (out []string) {
 	if len(raw) == 0 {
 		return nil

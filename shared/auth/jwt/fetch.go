@@ -77,7 +77,7 @@ func (f fetcher) keys(ctx context.Context, url string) ([]jose.JSONWebKey, error
 	var keys []jose.JSONWebKey
 	for _, raw := range *set.Keys {
 		var key jose.JSONWebKey
-		if json.Unmarshal(raw, &key) != nil || !forSignatures(&key) {
+		if json.Unmarshal(raw, &key) != nil || !canVerify(&key) {
 			continue
 		}
 		if keys = append(keys, key); len(keys) == maxKeys {
@@ -98,7 +98,7 @@ type serverMetadata struct {
 // keysURL returns the URL of an issuer's keys, from its metadata.
 func (f fetcher) keysURL(ctx context.Context, issuer string) (string, error) {
 	doc, err := f.metadata(ctx, issuer, func(doc serverMetadata, at string) error {
-		if _, bad := secureURL(doc.Keys); bad != nil {
+		if _, bad := parseSecureURL(doc.Keys); bad != nil {
 			return fault.New(fault.Internal, "%s has no jwks_uri with https", at)
 		}
 		return nil
@@ -130,7 +130,7 @@ func (f fetcher) metadata(ctx context.Context, issuer string, check func(doc ser
 func (a *Authenticator) Endpoints(ctx context.Context) (authorize, token string, err error) {
 	doc, err := fetcher{a.options.Client}.metadata(ctx, a.options.Issuers[0], func(doc serverMetadata, at string) error {
 		for _, url := range []string{doc.Authorize, doc.Token} {
-			if _, bad := secureURL(url); bad != nil {
+			if _, bad := parseSecureURL(url); bad != nil {
 				return fault.New(fault.Internal, "%s has no authorization_endpoint or token_endpoint with https", at)
 			}
 		}
@@ -156,8 +156,8 @@ func metadataURLs(issuer string) []string {
 	return urls
 }
 
-// secureURL parses a URL that is https, or http on this machine.
-func secureURL(text string) (*url.URL, error) {
+// parseSecureURL parses a URL that is https, or http on this machine.
+func parseSecureURL(text string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" || u.Fragment != "" || u.User != nil {
 		return nil, fault.New(fault.Invalid, "%.200q is not the URL of a server", text)

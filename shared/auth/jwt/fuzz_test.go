@@ -11,8 +11,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/identity"
 )
 
-// authenticator is one for fuzzing and benchmarks, with the provider that it trusts.
-func authenticator(tb testing.TB) (*jwt.Authenticator, *identity.Provider) {
+// newAuthenticator returns an authenticator for fuzzing and benchmarks, and the provider that it trusts.
+func newAuthenticator(tb testing.TB) (*jwt.Authenticator, *identity.Provider) {
 	tb.Helper()
 	p := identity.Start(tb, audience)
 	a, err := jwt.New(jwt.Options{
@@ -23,9 +23,9 @@ func authenticator(tb testing.TB) (*jwt.Authenticator, *identity.Provider) {
 	return a, p
 }
 
-// FuzzToken shows that a token of any form is refused in order (AUT-01).
+// FuzzToken checks that malformed tokens are refused as unauthenticated (AUT-01).
 func FuzzToken(f *testing.F) {
-	a, p := authenticator(f)
+	a, p := newAuthenticator(f)
 	f.Add(p.Token("alice", "events:read", nil))
 	f.Add("a.b.c")
 	f.Add("..")
@@ -38,10 +38,9 @@ func FuzzToken(f *testing.F) {
 	})
 }
 
-// FuzzClaims shows that an issuer can sign anything, and only a token with what it
-// needs is good (AUT-01).
+// FuzzClaims checks that of the tokens that an issuer signs, only those with all required claims are accepted (AUT-01).
 func FuzzClaims(f *testing.F) {
-	a, p := authenticator(f)
+	a, p := newAuthenticator(f)
 	key := p.Key(1)
 	for _, claims := range []string{
 		`{}`, `[]`, `null`, `{"iss":"` + p.Issuer + `"}`,
@@ -65,7 +64,7 @@ func FuzzClaims(f *testing.F) {
 }
 
 func BenchmarkAuthenticate(b *testing.B) {
-	a, p := authenticator(b)
+	a, p := newAuthenticator(b)
 	for n, alg := range []string{"RS256", "ES256"} {
 		h := bearer(p.Key(n).Sign(b, nil, p.Claims("alice", "events:read events:subscribe", claims{"org": "acme"})))
 		b.Run(alg, func(b *testing.B) {

@@ -130,14 +130,14 @@ func (o *Options) check() error {
 		if slices.Contains(o.Issuers[:i], issuer) {
 			return invalid("--jwt-issuer names %.200q twice", issuer)
 		}
-		if u, err := secureURL(issuer); err != nil {
+		if u, err := parseSecureURL(issuer); err != nil {
 			return fault.Wrap(fault.Invalid, err, "--jwt-issuer")
 		} else if u.RawQuery != "" {
 			return invalid("--jwt-issuer: %.200q has a query", issuer)
 		}
 	}
 	for _, keys := range o.JWKS {
-		if _, err := secureURL(keys); err != nil {
+		if _, err := parseSecureURL(keys); err != nil {
 			return fault.Wrap(fault.Invalid, err, "--jwt-jwks-url")
 		}
 	}
@@ -167,7 +167,7 @@ func (a *Authenticator) Authenticate(ctx context.Context, h http.Header) (auth.P
 		return auth.Principal{}, err
 	}
 	if reason := a.validate(c); reason != "" {
-		return auth.Principal{}, a.refused(ctx, reason)
+		return auth.Principal{}, a.refuse(ctx, reason)
 	}
 	who, err := a.principal(ctx, c)
 	if err == nil {
@@ -176,8 +176,8 @@ func (a *Authenticator) Authenticate(ctx context.Context, h http.Header) (auth.P
 	return who, err
 }
 
-// refused logs the reason and returns the error for all invalid tokens.
-func (a *Authenticator) refused(ctx context.Context, reason string) error {
+// refuse logs the reason and returns the error for all invalid tokens.
+func (a *Authenticator) refuse(ctx context.Context, reason string) error {
 	a.options.Log.DebugContext(ctx, "token refused", "reason", reason)
 	return auth.ErrInvalidToken
 }
@@ -187,21 +187,21 @@ func (a *Authenticator) refused(ctx context.Context, reason string) error {
 func (a *Authenticator) verify(ctx context.Context, text string) (*claims, error) {
 	token, err := josejwt.ParseSigned(text, a.algorithms)
 	if err != nil {
-		return nil, a.refused(ctx, "it is malformed, or its algorithm is not allowed")
+		return nil, a.refuse(ctx, "it is malformed, or its algorithm is not allowed")
 	}
 	header := token.Headers[0]
 	if !isAccessToken(header) {
-		return nil, a.refused(ctx, "its type is not that of an access token")
+		return nil, a.refuse(ctx, "its type is not that of an access token")
 	}
 	var unverified struct {
 		Issuer string `json:"iss"`
 	}
 	if token.UnsafeClaimsWithoutVerification(&unverified) != nil {
-		return nil, a.refused(ctx, "its claims are malformed")
+		return nil, a.refuse(ctx, "its claims are malformed")
 	}
 	issuer := a.issuers[unverified.Issuer]
 	if issuer == nil {
-		return nil, a.refused(ctx, "its issuer is not configured")
+		return nil, a.refuse(ctx, "its issuer is not configured")
 	}
 	keys, fetched, err := issuer.find(ctx, header.KeyID, jose.SignatureAlgorithm(header.Algorithm))
 	if err != nil {
@@ -214,9 +214,9 @@ func (a *Authenticator) verify(ctx context.Context, text string) (*claims, error
 		}
 	}
 	if len(keys) == 0 {
-		return nil, a.refused(ctx, "its issuer does not have the key")
+		return nil, a.refuse(ctx, "its issuer does not have the key")
 	}
-	return nil, a.refused(ctx, "its signature or its claims are wrong")
+	return nil, a.refuse(ctx, "its signature or its claims are wrong")
 }
 
 // isAccessToken reports whether the header typ allows a token to be an access token (RFC 9068, section 2.1). Many servers only say JWT or

@@ -120,7 +120,7 @@ func TestGoodTokens(t *testing.T) {
 	}
 }
 
-// TestBadTokens shows which tokens are refused (AUT-01).
+// TestBadTokens checks that invalid tokens are refused (AUT-01).
 func TestBadTokens(t *testing.T) {
 	w := start(t, nil)
 	p := w.provider
@@ -131,7 +131,7 @@ func TestBadTokens(t *testing.T) {
 	other := identity.Start(t, audience)
 	public, err := x509.MarshalPKIXPublicKey(p.Key(0).Private.Public())
 	must(t, err)
-	// HS256 with what everybody can read as the secret.
+	// confused returns a token that is signed with HS256, and with a public key as the secret.
 	confused := func(secret []byte) string {
 		return identity.Token(t, claims{"alg": "HS256", "kid": "rsa-1", "typ": "JWT"}, p.Claims("alice", "", nil), func(input string) []byte {
 			mac := hmac.New(sha256.New, secret)

@@ -124,8 +124,8 @@ func fits(key jose.JSONWebKey, alg jose.SignatureAlgorithm) bool {
 // minRSA is the smallest size of an RSA key in bits (RFC 7518, section 3.3).
 const minRSA = 2048
 
-// forSignatures reports whether a key can verify signatures.
-func forSignatures(key *jose.JSONWebKey) bool {
+// canVerify reports whether a key can verify signatures.
+func canVerify(key *jose.JSONWebKey) bool {
 	if !key.IsPublic() || !key.Valid() || key.Use != "" && key.Use != "sig" {
 		return false
 	}

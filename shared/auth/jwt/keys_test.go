@@ -67,7 +67,7 @@ func TestTheProviderIsDown(t *testing.T) {
 	w.provider.Down(true)
 	w.refuse(t, fault.Unavailable, token) // the token may be valid
 	w.provider.Down(false)
-	w.refuse(t, fault.Unavailable, token) // not asked again at once
+	w.refuse(t, fault.Unavailable, token) // the keys are not read again immediately
 	w.ahead = 5 * time.Second
 	w.accept(t, token)
 
@@ -216,9 +216,9 @@ func TestWhatAProviderMayServe(t *testing.T) {
 	})
 }
 
-// TestARememberedTokenIsNoBetter shows that what was found of a token is forgotten
-// when the token or a key of its issuer goes, and holds for that token alone (AUT-01).
-func TestARememberedTokenIsNoBetter(t *testing.T) {
+// TestACachedTokenExpires checks that the cached result for a token is dropped when the token or a key of its issuer expires, and that
+// it is used only for that token (AUT-01).
+func TestACachedTokenExpires(t *testing.T) {
 	w := start(t, nil)
 	short := w.provider.Token("alice", "", claims{"exp": time.Now().Add(20 * time.Second).Unix()})
 	long := w.provider.Token("bob", "", nil)

@@ -20,7 +20,7 @@ var resourcePath = regexp.MustCompile(`^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?$`)
 
 // metadataURL returns the URL of a resource's metadata. The resource is a URL without a fragment (RFC 8707, section 2).
 func metadataURL(text string) (*url.URL, error) {
-	u, err := secureURL(text)
+	u, err := parseSecureURL(text)
 	if err != nil {
 		return nil, fault.Wrap(fault.Invalid, err, "--jwt-audience must begin with the URL of the MCP endpoint")
 	}

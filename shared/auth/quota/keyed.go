@@ -29,7 +29,7 @@ func (l *Keyed[K]) Get(k K) *rate.Limiter {
 	return l.at(k, time.Time{}, float64(l.perSecond), l.burst)
 }
 
-// at is [Keyed.Get] with the key's own rate and burst. It changes an existing bucket that has another rate.
+// at returns the bucket of a key that has its own rate and burst. It changes an existing bucket that has another rate.
 func (l *Keyed[K]) at(k K, now time.Time, perSecond float64, burst int) *rate.Limiter {
 	l.mu.Lock()
 	defer l.mu.Unlock()

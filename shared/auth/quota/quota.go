@@ -50,7 +50,7 @@ func Exceeded(limit string, most float64, format string, args ...any) error {
 	return ExceededFor(limit, most, 1, format, args...)
 }
 
-// ExceededFor is [Exceeded] with another time to wait.
+// ExceededFor returns an error like [Exceeded], with another time to wait.
 func ExceededFor(limit string, most float64, seconds int, format string, args ...any) error {
 	return fault.New(fault.Exhausted, format, args...).With(RetryAfter{fault.Limit{Limit: limit, Max: most}, seconds})
 }

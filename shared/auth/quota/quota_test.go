@@ -33,8 +33,8 @@ func TestAnActivePrincipalIsNotForgotten(t *testing.T) {
 	}
 }
 
-// AUT-07: of many at once just as many pass as the limit lets.
-func TestManyAtOnce(t *testing.T) {
+// AUT-07: of many concurrent requests, exactly as many pass as the limit allows.
+func TestConcurrentRequests(t *testing.T) {
 	now := time.Now()
 	r := New("publishRate", "events", Same(1), burst(10))
 	var passed atomic.Int32
