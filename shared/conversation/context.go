@@ -18,7 +18,7 @@ const maxMemories = 100
 
 // Context is the merged context for a message, a ConversationContextResult.
 type Context struct {
-	// Text contains each provider's text under a heading of ours, see [merge].
+	// Text contains each provider's text under a heading that the server adds; see [merge].
 	Text string
 	// Memories are sorted by relevance.
 	Memories []Memory
@@ -93,11 +93,11 @@ func parseAnswer(raw json.RawMessage) (a answer, err error) {
 			a.memories = append(a.memories, m)
 		}
 	}
-	slices.SortStableFunc(a.memories, byRelevance)
+	slices.SortStableFunc(a.memories, compareRelevance)
 	return a, nil
 }
 
-func byRelevance(a, b Memory) int { return cmp.Compare(b.Relevance, a.Relevance) }
+func compareRelevance(a, b Memory) int { return cmp.Compare(b.Relevance, a.Relevance) }
 
 func parseMemory(raw json.RawMessage) (m Memory, ok bool) {
 	content, _ := jsonrpc.String(jsonrpc.Member(raw, "content"))

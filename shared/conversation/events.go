@@ -29,7 +29,7 @@ func uriOf(kind Kind) string {
 // CheckCatalog checks that a catalog declares the events of conversations, each with an access rule. Without one,
 // everyone with permission to read events could read the messages of others.
 func CheckCatalog(cat *catalog.Catalog, e rules.Events) error {
-	for _, kind := range kinds(e.UserMessage, e.AssistantResponse) {
+	for _, kind := range listKinds(e.UserMessage, e.AssistantResponse) {
 		if err := checkEntry(cat, kind); err != nil {
 			return err
 		}
@@ -52,7 +52,7 @@ func checkEntry(cat *catalog.Catalog, kind Kind) error {
 // eventsProvider returns a provider that publishes messages as events, so that callers consent to it like to any
 // other. It returns nil if no messages are published.
 func (s *Service) eventsProvider(e rules.Events) *provider {
-	published := kinds(e.UserMessage, e.AssistantResponse)
+	published := listKinds(e.UserMessage, e.AssistantResponse)
 	if len(published) == 0 {
 		return nil
 	}

@@ -44,7 +44,7 @@ func merge(parts []part, most int) *Context {
 		}
 	}
 	c.Text = text.String()
-	slices.SortStableFunc(c.Memories, byRelevance)
+	slices.SortStableFunc(c.Memories, compareRelevance)
 	return c
 }
 
@@ -69,14 +69,14 @@ func quote(p part, room int) (block string, whole bool) {
 	if p.title != "" {
 		heading += " (" + p.title + ")"
 	}
-	block = heading + ":\n" + quoted(p.text)
+	block = heading + ":\n" + quoteLines(p.text)
 	if len(block) <= room {
 		return block, true
 	}
 	heading += ", cut at the end:\n"
 	room -= len(heading)
 	for size := room; size >= leastText; {
-		block = quoted(strings.TrimSpace(clip(p.text, size)))
+		block = quoteLines(strings.TrimSpace(clip(p.text, size)))
 		if len(block) <= room {
 			return heading + block, false
 		}
@@ -85,4 +85,4 @@ func quote(p part, room int) (block string, whole bool) {
 	return "", false
 }
 
-func quoted(text string) string { return "> " + strings.ReplaceAll(text, "\n", "\n> ") }
+func quoteLines(text string) string { return "> " + strings.ReplaceAll(text, "\n", "\n> ") }

@@ -59,16 +59,16 @@ func Parse(kind Kind, params json.RawMessage) (*Message, error) {
 		return nil, fault.New(fault.Invalid, "params must be an object")
 	}
 	var err error
-	if m.ID, err = text(params, "messageId", MaxMessageID); err != nil {
+	if m.ID, err = parseText(params, "messageId", MaxMessageID); err != nil {
 		return nil, err
 	}
 	if m.ID == "" {
 		return nil, fault.New(fault.Invalid, "messageId must not be empty")
 	}
-	if m.Content, err = text(params, "content", MaxContent); err != nil {
+	if m.Content, err = parseText(params, "content", MaxContent); err != nil {
 		return nil, err
 	}
-	if m.History, err = history(params); err != nil {
+	if m.History, err = parseHistory(params); err != nil {
 		return nil, err
 	}
 	if len(m.Params(nil)) > MaxEncoded {
@@ -77,8 +77,8 @@ func Parse(kind Kind, params json.RawMessage) (*Message, error) {
 	return m, nil
 }
 
-// text returns a member that must be a string.
-func text(object json.RawMessage, name string, most int) (string, error) {
+// parseText returns a member that must be a string.
+func parseText(object json.RawMessage, name string, most int) (string, error) {
 	raw, err := findOnce(object, name)
 	if err != nil {
 		return "", err
@@ -110,7 +110,7 @@ func findOnce(object json.RawMessage, name string) (found json.RawMessage, err e
 	return found, nil
 }
 
-func history(params json.RawMessage) ([]Turn, error) {
+func parseHistory(params json.RawMessage) ([]Turn, error) {
 	raw, err := findOnce(params, "recentHistory")
 	switch {
 	case err != nil:
@@ -130,11 +130,11 @@ func history(params json.RawMessage) ([]Turn, error) {
 			return nil, fault.New(fault.Invalid, "recentHistory must hold objects")
 		}
 		var t Turn
-		if t.Role, err = text(one, "role", MaxMessageID); err == nil && t.Role != "user" && t.Role != "assistant" {
+		if t.Role, err = parseText(one, "role", MaxMessageID); err == nil && t.Role != "user" && t.Role != "assistant" {
 			err = fault.New(fault.Invalid, "role must be user or assistant")
 		}
 		if err == nil {
-			t.Content, err = text(one, "content", MaxHistory)
+			t.Content, err = parseText(one, "content", MaxHistory)
 		}
 		if err != nil {
 			return nil, fault.Wrap(fault.Invalid, err, "recentHistory")

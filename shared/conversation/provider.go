@@ -76,7 +76,7 @@ type provider struct {
 	breaker                  *breaker
 }
 
-func (p *provider) gets(kind Kind) bool { return slices.Contains(p.kinds, kind) }
+func (p *provider) receives(kind Kind) bool { return slices.Contains(p.kinds, kind) }
 
 // breaker stops asking a provider after several consecutive timeouts. After a pause it lets one message through,
 // whose result decides whether it continues.

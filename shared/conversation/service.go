@@ -174,8 +174,8 @@ func (s *Service) Offers(ctx context.Context, p auth.Principal) Offers {
 	}
 	var o Offers
 	for _, v := range now.visible(ctx, p) {
-		o.OnUserMessage = o.OnUserMessage || v.gets(UserMessage)
-		o.OnAssistantResponse = o.OnAssistantResponse || v.gets(AssistantResponse)
+		o.OnUserMessage = o.OnUserMessage || v.receives(UserMessage)
+		o.OnAssistantResponse = o.OnAssistantResponse || v.receives(AssistantResponse)
 	}
 	return o
 }
@@ -191,16 +191,16 @@ func (s *Service) Forward(ctx context.Context, c Caller, m *Message) (*Context, 
 	if err != nil {
 		return nil, err
 	}
-	receivers, err := s.consented(ctx, now, c.Principal, m.Kind)
+	receivers, err := s.listConsented(ctx, now, c.Principal, m.Kind)
 	if err != nil || len(receivers) == 0 {
 		return &Context{}, err
 	}
 	return merge(s.gather(ctx, now.Budget, receivers, c, m), now.MaxContext), nil
 }
 
-// consented returns the providers to which a message of the kind may be sent now.
-func (s *Service) consented(ctx context.Context, now *set, p auth.Principal, kind Kind) ([]*provider, error) {
-	visible := slices.DeleteFunc(now.visible(ctx, p), func(v *provider) bool { return !v.gets(kind) })
+// listConsented returns the providers to which a message of the kind may be sent now.
+func (s *Service) listConsented(ctx context.Context, now *set, p auth.Principal, kind Kind) ([]*provider, error) {
+	visible := slices.DeleteFunc(now.visible(ctx, p), func(v *provider) bool { return !v.receives(kind) })
 	if len(visible) == 0 || p.Anonymous && !s.options.AllowAnonymous {
 		return nil, nil
 	}

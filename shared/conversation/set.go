@@ -69,7 +69,7 @@ func (s *Service) make(c *rules.Conversation) *set {
 func (s *Service) provider(c *rules.Conversation, v rules.Provider) *provider {
 	p := &provider{
 		name: v.Name, title: v.Title, description: v.Description, workspace: v.Workspace, plain: v.Principal,
-		kinds: kinds(c.UserMessages, c.AssistantResponses),
+		kinds: listKinds(c.UserMessages, c.AssistantResponses),
 	}
 	if v.Backend == "" {
 		p.to, p.ask = destination("url", v.URL), s.askURL(v)
@@ -83,7 +83,7 @@ func (s *Service) provider(c *rules.Conversation, v rules.Provider) *provider {
 	return p
 }
 
-func kinds(user, assistant bool) (out []Kind) {
+func listKinds(user, assistant bool) (out []Kind) {
 	if user {
 		out = append(out, UserMessage)
 	}
