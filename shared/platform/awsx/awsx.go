@@ -27,7 +27,7 @@ const (
 	EnvAccessKey     = "AWS_ACCESS_KEY_ID"
 	EnvSecretKey     = "AWS_SECRET_ACCESS_KEY"
 	EnvSessionToken  = "AWS_SESSION_TOKEN"
-	// EnvEndpoint is the base URL of all services, for example that of an emulator. With the suffix "_DYNAMODB", "_SQS" or another
+	// EnvEndpoint is the base URL of all services, for example an emulator's URL. With the suffix "_DYNAMODB", "_SQS" or another
 	// service's name it is the base URL of that service.
 	EnvEndpoint = "AWS_ENDPOINT_URL"
 	// EnvAttempts is the largest number of attempts per request.
@@ -63,7 +63,7 @@ func load(getenv func(string) string) (aws.Config, error) {
 			return aws.Config{}, fault.New(fault.Invalid, "%s is not a base URL", EnvEndpoint)
 		}
 		cfg.BaseEndpoint = &base
-		local = loopback(u.Hostname())
+		local = isLoopback(u.Hostname())
 	}
 
 	creds := aws.Credentials{
@@ -100,7 +100,7 @@ func (s serviceEndpoints) GetServiceBaseEndpoint(_ context.Context, sdkID string
 	return "", false, nil
 }
 
-func loopback(host string) bool {
+func isLoopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }

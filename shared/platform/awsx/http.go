@@ -47,7 +47,7 @@ type client struct {
 }
 
 func (c client) Do(req *http.Request) (*http.Response, error) {
-	ctx, cancel := context.WithTimeout(req.Context(), c.limit+waitOf(req))
+	ctx, cancel := context.WithTimeout(req.Context(), c.limit+longestWait(req))
 	req = req.WithContext(ctx)
 	if req.Body != nil && req.Body != http.NoBody {
 		req.Body = body{req.Body}
@@ -61,8 +61,8 @@ func (c client) Do(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// waitOf returns how long a request may wait at the service before it is answered.
-func waitOf(req *http.Request) time.Duration {
+// longestWait returns how long a request may wait at the service before it is answered.
+func longestWait(req *http.Request) time.Duration {
 	switch {
 	case strings.HasSuffix(req.Header.Get("X-Amz-Target"), ".ReceiveMessage"):
 		return receiveWait

@@ -80,7 +80,8 @@ func New(k Kind, format string, args ...any) *Error {
 	return &Error{Kind: k, Message: fmt.Sprintf(format, args...)}
 }
 
-// Wrap adds the attempted operation to err. The result has the kind of err, or k if err has none. Wrap returns nil if err is nil.
+// Wrap adds the attempted operation to err. The result has the kind of err, or k if err has no kind. Wrap returns nil if err is
+// nil.
 func Wrap(k Kind, err error, format string, args ...any) error {
 	if err == nil {
 		return nil

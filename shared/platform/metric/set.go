@@ -51,7 +51,7 @@ func NewSet(p otel.MeterProvider) (*Set, error) {
 	return s, nil
 }
 
-// definition returns the row of a metric in [Table]. It panics if there is none, because names are constants.
+// definition returns the row of a metric in [Table]. It panics for an unknown name, because names are constants.
 func definition(name string) Definition {
 	for _, d := range Table {
 		if d.Name == name {
@@ -64,8 +64,8 @@ func definition(name string) Definition {
 // Published counts accepted events.
 func (s *Set) Published(n int) { s.add(EventsPublished, n, "", "") }
 
-// Attempt records attempt n of a delivery. The POST took the given time and ended lag after the event was published. The category is
-// that of the failure, or empty after a success.
+// Attempt records attempt n of a delivery. The POST took the given time and ended lag after the event was published. The category
+// describes the failure, and is empty after a success.
 func (s *Set) Attempt(category string, n int, took, lag time.Duration) {
 	if s == nil {
 		return

@@ -48,13 +48,13 @@ func TestJobsDoNotHoldEachOtherUp(t *testing.T) {
 				periodic.Job{Name: "works", Run: func(context.Context) (int, error) { rounds++; return 0, nil }},
 			)
 			if rounds != 10 || cut != 10 {
-				t.Errorf("%d rounds beside %d that hung, want 10 each", rounds, cut)
+				t.Errorf("the working job ran %d times and the hanging job %d times, want 10 each", rounds, cut)
 			}
 		})
 	})
 }
 
-func TestAPanicEndsItsJobOnly(t *testing.T) {
+func TestAPanicEndsOnlyItsJob(t *testing.T) {
 	panics := periodic.Job{Name: "panics", Run: func(context.Context) (int, error) { panic("a defect") }}
 	t.Run("AWS-16 in one round", func(t *testing.T) {
 		worked := false

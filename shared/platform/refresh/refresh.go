@@ -78,7 +78,7 @@ type failure struct {
 	began, ended time.Time
 }
 
-// New returns a value without content. The function load gets the last value, or the zero value if there is none.
+// New returns a value without content. The function load gets the last value, or the zero value if it was never loaded.
 func New[T any](o Options, load func(ctx context.Context, old T) (T, error)) *Value[T] {
 	if o.Now == nil {
 		o.Now = time.Now

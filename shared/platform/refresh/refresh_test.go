@@ -141,7 +141,7 @@ func TestExpireDuringALoad(t *testing.T) {
 	})
 }
 
-// result is what a caller got, and after how long.
+// result is the value or error that a caller received, and how long that took.
 type result struct {
 	value int
 	err   error

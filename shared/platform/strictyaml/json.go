@@ -24,7 +24,7 @@ func (f *File) JSON(n *Node, what string, limit int) json.RawMessage {
 	return w.out
 }
 
-// Object is [File.JSON] for a node that must be a mapping.
+// Object encodes a node like [File.JSON], and reports an error unless the node is a mapping.
 func (f *File) Object(n *Node, what string, limit int) json.RawMessage {
 	if resolve(n).Kind != yaml.MappingNode {
 		f.Add(n.Line, "%s must be a mapping, not %s", what, describe(n))

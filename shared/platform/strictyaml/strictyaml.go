@@ -251,13 +251,14 @@ func (f *File) Text(n *Node, what string) (text string, ok bool) {
 	return n.Value, true
 }
 
-// String is [File.Text] without the report, for use with [Var].
+// String returns a node's text, or an empty string if it is not text. Unlike [File.Text] it does not report which, so that it can be
+// used with [Var].
 func (f *File) String(n *Node, what string) string {
 	s, _ := f.Text(n, what)
 	return s
 }
 
-// NonEmpty is [File.String] for a text that must not be empty.
+// NonEmpty returns a node's text like [File.String], and reports an empty text as an error.
 func (f *File) NonEmpty(n *Node, what string) string {
 	s, ok := f.Text(n, what)
 	if ok && s == "" {

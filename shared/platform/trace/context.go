@@ -54,7 +54,8 @@ func Parse(parent, state string) Context {
 	return out
 }
 
-// FromHeader is [Parse] for the headers of a request. It ignores two traceparents and joins several tracestates.
+// FromHeader parses the trace context of a request's headers with [Parse]. If there are several traceparents it ignores them, and it
+// joins several tracestates.
 func FromHeader(h map[string][]string) Context {
 	parent := h["Traceparent"]
 	if len(parent) != 1 {

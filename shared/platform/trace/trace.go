@@ -46,7 +46,7 @@ func (t *Tracer) Start(c Context, name string, kind Kind) Span {
 	}, span: span}
 }
 
-// Continue is [Tracer.Start], except that it starts no new trace.
+// Continue starts a span like [Tracer.Start], but only within an existing trace.
 func (t *Tracer) Continue(c Context, name string, kind Kind) Span {
 	if c.Parent == "" {
 		return Span{}

@@ -8,7 +8,7 @@ import (
 
 const parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
-// OPS-13: what is read and what is ignored, as W3C Trace Context says.
+// OPS-13: Parse accepts and ignores the headers that W3C Trace Context says.
 func TestParse(t *testing.T) {
 	long := strings.Repeat("v", 200)                                   // two of them are within the bound
 	many := strings.TrimSuffix(strings.Repeat("abcdefgh=x,", 32), ",") // a key more than once

@@ -180,7 +180,7 @@ func ReadRefusal(resp *http.Response, body []byte) error {
 	return f
 }
 
-// isForeign reports whether a response that has none of our forms is a page for people, or says that the URL is wrong.
+// isForeign reports whether a response in an unknown form is a page for people, or says that the URL is wrong.
 func isForeign(resp *http.Response, body []byte) bool {
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	return media == "text/html" || bytes.HasPrefix(bytes.TrimSpace(body), []byte("<")) ||

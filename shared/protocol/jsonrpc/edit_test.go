@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// GWN-15: only the value changes; order, blanks, escapes, big numbers and members that
-// nobody knows stay.
+// GWN-15: only the value changes. The order, white space, escapes, large numbers and unknown members stay the same.
 func TestReplace(t *testing.T) {
 	for _, c := range []struct{ in, name, value, want string }{
 		{`{"id":1,"x":9007199254740993}`, "id", `"gw"`, `{"id":"gw","x":9007199254740993}`},
@@ -30,13 +29,12 @@ func TestReplace(t *testing.T) {
 			t.Errorf("replace %s in %s by %s: got %s, want %s", c.name, c.in, c.value, got, c.want)
 		}
 		if string(in) != c.in {
-			t.Errorf("the message itself was changed to %s", in)
+			t.Errorf("Replace changed its argument to %s, want %s", in, c.in)
 		}
 	}
 }
 
-// FuzzReplace holds [Replace] to encoding/json: nothing but the one value is different, and what
-// is not it is the same bytes.
+// FuzzReplace checks [Replace] with encoding/json: only the one value differs, and all other bytes are the same.
 func FuzzReplace(f *testing.F) {
 	for _, s := range []string{
 		`{"jsonrpc":"2.0","id":1,"method":"m","params":{"a":[1,2,{"b":"\"}"}]}}`, `{"id":1,"id":[2]}`,
@@ -54,10 +52,10 @@ func FuzzReplace(f *testing.F) {
 		before := string(raw)
 		got := Replace(raw, name, value)
 		if string(raw) != before {
-			t.Fatal("the message itself was changed")
+			t.Fatalf("Replace changed its argument to %s, want %s", raw, before)
 		}
 		if !json.Valid(got) {
-			t.Fatalf("%s is no JSON", got)
+			t.Fatalf("got %s, want valid JSON", got)
 		}
 		var was, is map[string]json.RawMessage
 		if json.Unmarshal(raw, &was) != nil || was == nil {

@@ -176,7 +176,7 @@ func Decode(raw json.RawMessage) (Message, *Error) {
 	return m, nil
 }
 
-// validID reports whether the value is a string or is written as an integer, because MCP allows neither null nor fractions.
+// validID reports whether the value is a string or is written as an integer, because MCP forbids null and fractions.
 func validID(id json.RawMessage) bool {
 	if len(id) > MaxID {
 		return false

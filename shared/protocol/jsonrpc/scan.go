@@ -6,7 +6,7 @@ import (
 	"iter"
 )
 
-// The functions of this file walk valid JSON, so most of them need neither checks nor allocations.
+// The functions of this file walk valid JSON, so most of them work without checks and allocations.
 
 // Members iterates over the members of an object in their order, with unescaped keys. Other values have no members.
 func Members(object json.RawMessage) iter.Seq2[[]byte, json.RawMessage] {

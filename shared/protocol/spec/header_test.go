@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// The examples are those of the specification.
+// The examples are from the specification.
 func TestHeaderValues(t *testing.T) {
 	for plain, encoded := range map[string]string{
 		"us-west1":              "us-west1",

@@ -130,7 +130,7 @@ const (
 	ModeWebhook = "webhook"
 )
 
-// The error codes that MCP adds to those of JSON-RPC.
+// The error codes of MCP, in addition to the codes of JSON-RPC.
 const (
 	CodeResourceNotFound   = -32002 // up to 2025-11-25; 2026-07-28 uses -32602
 	CodeNeedsURL           = -32042 // only 2025-11-25: the user has to visit URLs first

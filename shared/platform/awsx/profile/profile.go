@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Load returns the configuration of [awsx.Load], or that of all sources of the SDK if the environment is incomplete.
+// Load returns the configuration of [awsx.Load]. If the environment is incomplete, it uses all configuration sources of the SDK.
 func Load(ctx context.Context) (aws.Config, error) {
 	if cfg, err := awsx.Load(); err == nil {
 		return cfg, nil

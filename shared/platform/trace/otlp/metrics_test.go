@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
 )
 
-// TestMetrics reads what is sent as OpenTelemetry's own messages.
+// TestMetrics decodes the requests with OpenTelemetry's own messages.
 func TestMetrics(t *testing.T) {
 	got := make(chan *collectorpb.ExportMetricsServiceRequest, 2)
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
