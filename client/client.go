@@ -115,8 +115,8 @@ func (c *Client) withOwnSession() *Client {
 	return own
 }
 
-// stateless reports whether the revision has no sessions.
-func (c *Client) stateless() bool { return c.version.Stateless() }
+// isStateless reports whether the revision has no sessions.
+func (c *Client) isStateless() bool { return c.version.Stateless() }
 
 // clientInfo returns the name and version that servers see.
 func (c *Client) clientInfo() map[string]string {
@@ -126,7 +126,7 @@ func (c *Client) clientInfo() map[string]string {
 
 // startSession starts a session if the revision has sessions.
 func (c *Client) startSession(ctx context.Context) error {
-	if c.stateless() {
+	if c.isStateless() {
 		return nil
 	}
 	c.setSession("")
@@ -164,7 +164,7 @@ func (c *Client) setSession(id string) { c.session.Store(&id) }
 // earlier call could not start one.
 func (c *Client) call(ctx context.Context, method string, params map[string]any, result any) (http.Header, error) {
 	session := c.sessionID()
-	if c.stateless() || c.started.Load() {
+	if c.isStateless() || c.started.Load() {
 		header, err := c.exchange(ctx, method, params, result)
 		if !errors.Is(err, errSessionGone) {
 			return header, err

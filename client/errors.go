@@ -52,8 +52,8 @@ func (t *Terminated) Error() string { return "the server ended the subscription:
 // Unwrap returns the server's reason.
 func (t *Terminated) Unwrap() error { return t.Err }
 
-// terminated returns the error of a subscription that the server ended, perhaps with a reason.
-func terminated(name string, e *rpcError) *Terminated {
+// newTerminated returns the error of a subscription that the server ended, perhaps with a reason.
+func newTerminated(name string, e *rpcError) *Terminated {
 	if e == nil {
 		return &Terminated{Name: name, Err: fault.New(fault.Forbidden, "it gave no reason")}
 	}

@@ -159,7 +159,7 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, rea
 		return status, reason
 	}
 	hooks, known := h.candidates(r.Header.Get(webhook.HeaderSubscription))
-	if strings.HasPrefix(r.Header.Get(webhook.HeaderID), webhook.VerificationPrefix) && slices.ContainsFunc(hooks, (*hook).unsigned) {
+	if strings.HasPrefix(r.Header.Get(webhook.HeaderID), webhook.VerificationPrefix) && slices.ContainsFunc(hooks, (*hook).isUnsigned) {
 		challenge, ok := webhook.Challenge(r.Header, body)
 		if !ok || len(body) > maxChallenge {
 			return http.StatusBadRequest, "not a challenge"
@@ -180,7 +180,7 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, rea
 		if challenge, ok := webhook.Challenge(r.Header, body); ok {
 			return echo(w, challenge)
 		}
-		e := hooks[at].decodeRegistered(r.Header, body, !hooks[at].unsigned())
+		e := hooks[at].decodeRegistered(r.Header, body, !hooks[at].isUnsigned())
 		return hooks[at].answer(r, e.ID, func() error { return hooks[at].handleEvent(e) })
 	}
 	var m message
@@ -272,7 +272,7 @@ func (k *hook) handleEvent(e Event) error {
 // terminate ends the subscription with the server's reason.
 func (k *hook) terminate(e *rpcError) {
 	select {
-	case k.ended <- terminated(k.sub.Name, e):
+	case k.ended <- newTerminated(k.sub.Name, e):
 	default: // the server has sent it twice
 	}
 }

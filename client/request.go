@@ -68,7 +68,7 @@ func (c *Client) request(method string, params map[string]any) []byte {
 	if params == nil {
 		params = map[string]any{}
 	}
-	if c.stateless() {
+	if c.isStateless() {
 		meta, _ := params["_meta"].(map[string]any)
 		if meta == nil {
 			meta = map[string]any{}
@@ -89,13 +89,13 @@ func (c *Client) header(method string, params map[string]any) http.Header {
 	h := http.Header{}
 	h.Set("Accept", "application/json, "+sse.ContentType)
 	session := c.sessionID()
-	if c.stateless() || session != "" {
+	if c.isStateless() || session != "" {
 		h.Set("Mcp-Protocol-Version", string(c.version))
 	}
 	if session != "" {
 		h.Set("Mcp-Session-Id", session)
 	}
-	if c.stateless() && method != "" {
+	if c.isStateless() && method != "" {
 		h.Set("Mcp-Method", method)
 		member := map[string]string{spec.MethodRead: "uri", spec.MethodToolsCall: "name", spec.MethodPromptsGet: "name"}[method]
 		if name, ok := params[member].(string); ok {

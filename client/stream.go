@@ -75,7 +75,7 @@ func (f *flow) handleMessage(data []byte) error {
 			f.log.Warn("server reported an error", "error", m.Params.Error.fault(http.StatusOK))
 		}
 	case spec.NoteEventsTerminated:
-		return terminated(f.sub.Name, m.Params.Error)
+		return newTerminated(f.sub.Name, m.Params.Error)
 	default:
 		return nil
 	}

@@ -204,7 +204,7 @@ func (c *Client) completeOptions(ctx context.Context, o *SubscribeOptions) (err 
 	}
 	o.arguments = json.RawMessage("{}")
 	if o.Arguments != nil {
-		if o.arguments, err = canonical(o.Arguments); err != nil {
+		if o.arguments, err = encodeCanonical(o.Arguments); err != nil {
 			return err
 		}
 	}
@@ -238,7 +238,7 @@ func (c *Client) chooseMode(ctx context.Context, name string) (string, error) {
 // checkMode returns an error if this client cannot use a mode.
 func (c *Client) checkMode(mode string) error {
 	switch {
-	case mode == ModePoll, mode == ModePush && c.stateless(), mode == ModeWebhook && c.options.Webhooks != nil:
+	case mode == ModePoll, mode == ModePush && c.isStateless(), mode == ModeWebhook && c.options.Webhooks != nil:
 		return nil
 	case mode == ModePush:
 		return fault.New(fault.Unsupported, "mode push needs revision 2026-07-28, and this server speaks %s", c.version)
@@ -248,8 +248,8 @@ func (c *Client) checkMode(mode string) error {
 	return fault.New(fault.Invalid, "%q is not a mode (allowed: webhook, push, poll)", mode)
 }
 
-// canonical encodes arguments with sorted members, so that equal arguments have equal texts.
-func canonical(arguments any) (json.RawMessage, error) {
+// encodeCanonical encodes arguments with sorted members, so that equal arguments have equal texts.
+func encodeCanonical(arguments any) (json.RawMessage, error) {
 	b, err := json.Marshal(arguments)
 	if err != nil {
 		return nil, fault.Wrap(fault.Invalid, err, "encode the arguments")
@@ -271,7 +271,7 @@ func (f *flow) repeat(once func() (time.Duration, error)) error {
 		switch {
 		case f.ctx.Err() != nil:
 			return context.Cause(f.ctx)
-		case err != nil && !f.transient(err):
+		case err != nil && !f.isTransient(err):
 			return f.asTerminated(err)
 		}
 		if err == nil || f.open {
@@ -288,9 +288,9 @@ func (f *flow) repeat(once func() (time.Duration, error)) error {
 	}
 }
 
-// transient reports whether to try again after an error. Once the server has accepted the subscription, the response of a
+// isTransient reports whether to try again after an error. Once the server has accepted the subscription, the response of a
 // proxy that has no backend is transient, too. Before, it means that the URL is wrong.
-func (f *flow) transient(err error) bool {
+func (f *flow) isTransient(err error) bool {
 	return Retryable(err) || f.started && httpcall.FromProxy(err)
 }
 

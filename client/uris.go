@@ -127,7 +127,7 @@ const maxStreamEvent = 4 << 20
 // receiveUpdates receives the events of URIs from streams.
 func (c *Client) receiveUpdates(f *flow) error {
 	l := &listener{flow: f, client: c}
-	if !c.stateless() {
+	if !c.isStateless() {
 		l.client = c.withOwnSession()
 		defer func() { _ = l.client.Close() }()
 	}
@@ -144,7 +144,7 @@ func (l *listener) streamOnce() (time.Duration, error) {
 		return l.serverPause(), err
 	}
 	defer func() { _ = body.Close() }()
-	if !l.client.stateless() {
+	if !l.client.isStateless() {
 		l.markOpen()
 	}
 	for events := sse.NewReader(body, maxStreamEvent); ; {
@@ -181,7 +181,7 @@ func (l *listener) markOpen() {
 // subscribeInSession subscribes the session to the URIs, if the revision has sessions. It first starts a session if necessary.
 func (l *listener) subscribeInSession() error {
 	c := l.client
-	if c.stateless() || c.started.Load() && l.session == c.sessionID() {
+	if c.isStateless() || c.started.Load() && l.session == c.sessionID() {
 		return nil
 	}
 	l.session, l.last = "", ""
@@ -197,7 +197,7 @@ func (l *listener) subscribeInSession() error {
 // connect opens the stream of the revision.
 func (l *listener) connect() (io.ReadCloser, error) {
 	c := l.client
-	if c.stateless() {
+	if c.isStateless() {
 		params := map[string]any{"notifications": map[string]any{"resourceSubscriptions": l.sub.URIs}}
 		if l.cursor != "" {
 			params["_meta"] = map[string]any{metaCursor: l.cursor}

@@ -63,9 +63,9 @@ func (k *hook) verify(r *http.Request, body []byte) error {
 	return nil
 }
 
-// unsigned reports whether there is no secret, because the server sends unsigned webhooks or has not sent the secret yet. The handler
+// isUnsigned reports whether there is no secret, because the server sends unsigned webhooks or has not sent the secret yet. The handler
 // then echoes a challenge without checking its signature, because an echo only tells the server that webhooks may arrive here.
-func (k *hook) unsigned() bool { return k.registered != nil && len(k.validSecrets()) == 0 }
+func (k *hook) isUnsigned() bool { return k.registered != nil && len(k.validSecrets()) == 0 }
 
 // setSecret sets the secret of a registration. An empty secret means unsigned webhooks.
 func (k *hook) setSecret(key string) {
@@ -150,7 +150,7 @@ func (c *Client) receiveWebhooks(f *flow) error {
 			}
 			began, lifetime, failures, afresh = asked, granted, 0, false
 			f.markAccepted(grant{id: k.id, secret: k.validSecrets()[0]})
-		case !f.transient(err):
+		case !f.isTransient(err):
 			return f.asTerminated(err)
 		case f.started:
 			f.log.Warn("subscription not refreshed", "error", err)

@@ -77,7 +77,7 @@ func (c *conn) callAs(ctx context.Context, key, method string, params map[string
 		return nil, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	a, err := answerOf(resp)
+	a, err := decodeAnswer(resp)
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +89,7 @@ func (c *conn) callAs(ctx context.Context, key, method string, params map[string
 	return a, nil
 }
 
-func answerOf(resp *http.Response) (a *answer, err error) {
+func decodeAnswer(resp *http.Response) (a *answer, err error) {
 	a = &answer{status: resp.StatusCode}
 	a.body, err = message(resp)
 	a.read()
@@ -185,7 +185,7 @@ func (c *conn) open(ctx context.Context, params map[string]any) (*stream, *answe
 	if !strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
 		defer cancel()
 		defer func() { _ = resp.Body.Close() }()
-		a, err := answerOf(resp)
+		a, err := decodeAnswer(resp)
 		return nil, a, cmp.Or(err, errNoStream)
 	}
 	begun.Stop()

@@ -41,7 +41,7 @@ func (c *deliveryCheck) judgeArrival(d delivery) occurrence {
 	message := strings.HasPrefix(d.id(), "msg_")
 	c.judge(ruleWebhookID, message || d.id() == o.EventID, "webhook-id is %s, but eventId is %s", d.id(), o.EventID)
 	if message { // only an id of the message shows the final profile, because its draft had the eventId, too
-		c.shows(spec.Final, "webhook-id")
+		c.noteProfile(spec.Final, "webhook-id")
 	}
 	return o
 }

@@ -58,8 +58,8 @@ func newResults() *results {
 	return &results{byRule: map[*Rule]*Result{}, shownBy: map[string][]string{}}
 }
 
-// shows records that the server showed a profile.
-func (r *results) shows(profile spec.Profile, by string) {
+// noteProfile records that the server showed a profile.
+func (r *results) noteProfile(profile spec.Profile, by string) {
 	if p := string(profile); !slices.Contains(r.shownBy[p], by) {
 		r.shownBy[p] = append(r.shownBy[p], by)
 	}

@@ -148,7 +148,7 @@ func (r *results) judgeRefusal(rule *Rule, a *answer, name, what string) {
 	if i := slices.Index(codes[name], a.code()); i >= 0 {
 		r.pass(rule)
 		if len(codes[name]) > 1 {
-			r.shows([]spec.Profile{spec.Final, spec.Released}[i], "error numbers")
+			r.noteProfile([]spec.Profile{spec.Final, spec.Released}[i], "error numbers")
 		}
 		return
 	}

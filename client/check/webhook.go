@@ -183,7 +183,7 @@ func (c *webhookCheck) compareKeys(ctx context.Context, h *hook, s *subscribed) 
 	need(c.unsubscribe(ctx, other))
 	if a = need(c.unsubscribe(ctx, other)); a.err == nil {
 		c.pass(ruleUnsubUnknown)
-		c.shows(spec.Released, "unknown subscription")
+		c.noteProfile(spec.Released, "unknown subscription")
 		return
 	}
 	c.judgeRefusal(ruleUnsubUnknown, a, "NotFound", "an unknown subscription")

@@ -24,7 +24,7 @@ func inGroup(cmd *exec.Cmd) (end func(err error) error) {
 		return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
 	}
 	return func(err error) error {
-		if succeeded(err) || cmd.Process == nil {
+		if hasSucceeded(err) || cmd.Process == nil {
 			return nil
 		}
 		group := -cmd.Process.Pid

@@ -70,7 +70,7 @@ func (c *Command) Handle(ctx context.Context, e client.Event) error {
 	if ctx.Err() != nil {
 		return ctx.Err() // the command was ended, which is not a failure
 	}
-	tries, last := c.count(e.ID)
+	tries, last := c.countFailure(e.ID)
 	if !last {
 		return fault.Wrap(fault.Unavailable, failure, "run %d of the command", tries)
 	}
@@ -97,7 +97,7 @@ func (c *Command) run(ctx context.Context, e client.Event, input []byte) error {
 		c.Log.Warn("command's processes not ended", "event", e.ID, "error", left)
 	}
 	switch {
-	case succeeded(err):
+	case hasSucceeded(err):
 		return nil
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return fault.New(fault.Unavailable, "the command took longer than %s", timeout)
@@ -105,9 +105,9 @@ func (c *Command) run(ctx context.Context, e client.Event, input []byte) error {
 	return err
 }
 
-// succeeded reports whether a command has exited with 0. [exec.ErrWaitDelay] means that it has, but that a process that it started
+// hasSucceeded reports whether a command has exited with 0. [exec.ErrWaitDelay] means that it has, but that a process that it started
 // still has its output open.
-func succeeded(err error) bool { return err == nil || errors.Is(err, exec.ErrWaitDelay) }
+func hasSucceeded(err error) bool { return err == nil || errors.Is(err, exec.ErrWaitDelay) }
 
 // keyVariable holds the server's key. The command must not get it, because an event's text may be from anyone, and an agent may follow
 // it.
@@ -137,8 +137,8 @@ func eventEnvironment(e client.Event) []string {
 // 128 KiB), and the event would block all later ones.
 const maxVariable = 64 << 10
 
-// count counts a failure and reports whether it was the last try.
-func (c *Command) count(id string) (failures int, last bool) {
+// countFailure counts a failure and reports whether it was the last try.
+func (c *Command) countFailure(id string) (failures int, last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.failures == nil {
