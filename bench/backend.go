@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// backend is an MCP server of both revisions that does next to nothing, so that what is measured behind
-// the gateway is the gateway. Its one tool tells so much progress as it is asked to; each message
-// says when it was sent.
+// backend is an MCP server of both revisions that does almost no work, so that a benchmark behind the gateway measures the gateway.
+// Its only tool sends as many progress messages as the caller asks for. Each message contains the time at which it was sent.
 type backend struct {
 	server *httptest.Server
 

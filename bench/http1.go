@@ -17,7 +17,7 @@ import (
 // This file has as much of HTTP/1.1 as the driver and the receiver need. net/http would use a third of the measured CPU
 // time, because it wakes two goroutines for each request on both sides.
 
-// message is a request or a response. It and what it returns are valid until the next one is read.
+// message is a request or a response. The message and the slices that its methods return are valid until the next message is read.
 type message struct {
 	head    []byte // the first line and the headers, a line each
 	body    []byte

@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/platform/fault"
 )
 
-// Report is what a run measured. Its JSON form is for machines to compare.
+// Report holds the measurements of a run. Programs can compare its JSON form.
 type Report struct {
 	At      time.Time `json:"at"`
 	Shape   Shape     `json:"shape"`
@@ -30,7 +30,7 @@ type Machine struct {
 	FsyncP99 float64 `json:"fsyncP99Millis"`
 }
 
-// Result is what one sender did with the shape. Times are in milliseconds.
+// Result holds the measurements of one sender with the shape. Times are in milliseconds.
 type Result struct {
 	Sender  string `json:"sender"`
 	Hanging int    `json:"hanging"` // further endpoints that hang, which no other figure counts
@@ -83,7 +83,7 @@ func newReport(o Options) Report {
 	return Report{At: time.Now().UTC().Truncate(time.Second), Shape: o.Shape, Machine: m}
 }
 
-// sample is what is counted at one moment.
+// sample holds the counters at one moment.
 type sample struct {
 	driver, sender float64
 	store          *storeCounts

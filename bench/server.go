@@ -117,7 +117,7 @@ func freeAddresses() (one, other string, err error) {
 	return addrs[0], addrs[1], nil
 }
 
-// storeCounts are what the server's store counted since it began.
+// storeCounts are the counters of the server's store since its start.
 type storeCounts struct{ Commits, Syncs int64 }
 
 // counts reads the store's counters; nil if the server shows none.

@@ -37,7 +37,7 @@ const (
           sha: /body/pull_request/head/sha
           sender: /body/sender/login
 `
-	// sourceData is what the mapping makes of a request.
+	// sourceData is the data of the event that the mapping creates from a request.
 	sourceData = `{"action":"opened","author":"octocat","base":"main","draft":false,"filler":"It was slow.","head":"search","number":{{n}},` +
 		`"sender":"octocat","sha":"{{id}}","state":"open","title":"Mend the search","url":"https://github.com/acme/0/pull/{{n}}"}`
 )
