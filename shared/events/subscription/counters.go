@@ -44,7 +44,8 @@ func HeaderCount(header *store.Item) int {
 	return int(header.Counts[headerCount])
 }
 
-// InUse returns the shapes of a scope that webhooks use, and those that streams or polls use at the given time. The item may be nil.
+// InUse returns the shapes of a scope that webhooks use, and the shapes that streams or polls use at the given time. The item may be
+// nil.
 func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []match.Shape) {
 	if item == nil {
 		return nil, nil
@@ -155,7 +156,7 @@ func interestedUntil(ctx context.Context, db store.DB, log *eventlog.Log, worksp
 	if p.Kind == match.Concrete {
 		return eventlog.Interest{}, nil
 	}
-	// The shape's time is later than that of the interest, whose renewal may be written first.
+	// The shape's time is later than the interest's time, because the interest's renewal may be written first.
 	least := until.Unix()
 	shapes, name := ShapesKey(workspace, p.Shape.Scope), "i_"+p.Shape.Name
 	it, err := store.One(ctx, db, shapes, "read the interest in a shape")

@@ -12,8 +12,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Deregister ends a subscription of the caller. It returns the same NotFound error for unknown and malformed URIs and for those of
-// other principals.
+// Deregister ends a subscription of the caller. It returns the same NotFound error for unknown URIs, malformed URIs, and URIs of other
+// principals.
 func (s *Service) Deregister(ctx context.Context, p auth.Principal, uri string) error {
 	if _, err := s.permit(ctx, p); err != nil {
 		return err

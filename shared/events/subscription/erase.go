@@ -44,7 +44,7 @@ func (l *Lists) ForgetEnded(ctx context.Context, workspace, principal, id string
 	return fault.Wrap(fault.Unavailable, err, "forget an ended subscription")
 }
 
-// Held returns the partitions, by the kind of their items, that hold what is stored of a principal besides its subscriptions.
+// Held returns the partitions that hold a principal's data other than its subscriptions, by the kind of their items.
 func Held(workspace, principal string) map[string]store.Key {
 	held := challenge.Partitions(workspace, principal)
 	held["idempotencyKeys"] = store.Key{Table: store.Subscriptions, Partition: "idem#" + workspace + "#" + principal}

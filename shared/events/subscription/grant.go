@@ -37,8 +37,8 @@ func grantOf(cat *catalog.Catalog, p auth.Principal) Grant {
 // IsZero lets encoding/json leave an empty grant out.
 func (g Grant) IsZero() bool { return len(g.Scopes) == 0 && len(g.Claims) == 0 }
 
-// The reasons for terminating a subscription (SEP-3415, sections "Subscription Termination" and "Event type removal and breaking
-// changes").
+// The functions Revoked, SchemaChanged, TypeRemoved and NoWebhooks return the reasons for terminating a subscription (SEP-3415, sections
+// "Subscription Termination" and "Event type removal and breaking changes").
 
 // Terminated is the error for a subscription that must end. Its reason is an error of [Revoked], [SchemaChanged], [TypeRemoved] or
 // [NoWebhooks].
@@ -46,23 +46,24 @@ type Terminated struct{ Reason error }
 
 func (e *Terminated) Error() string { return "subscription terminated: " + e.Reason.Error() }
 
-// Revoked is the reason for a principal that may no longer receive the events.
+// Revoked returns the reason for a principal that may no longer receive the events.
 func Revoked() error {
 	return fault.New(fault.Forbidden, "access was revoked").With(map[string]any{"reason": "Access revoked"})
 }
 
-// SchemaChanged is the reason for an event type that has changed incompatibly. feature is the result of [catalog.Broken].
+// SchemaChanged returns the reason for an event type that has changed incompatibly. feature is the result of [catalog.Broken].
 func SchemaChanged(name, feature string) error {
 	return fault.New(fault.Unsupported, "%s changed incompatibly", name).
 		With(map[string]any{"feature": feature, "reason": "schema_changed"})
 }
 
-// TypeRemoved is the reason for an event type that was removed from the catalog.
+// TypeRemoved returns the reason for an event type that was removed from the catalog.
 func TypeRemoved(what string) error {
 	return fault.New(fault.NotFound, "the event type %.128s was removed", what).With(map[string]any{"kind": "event"})
 }
 
-// NoWebhooks refuses a subscription to an event type that is not delivered by webhook, and ends one whose event type no longer is.
+// NoWebhooks returns the error for an event type that is not delivered by webhook. It refuses new subscriptions and terminates existing
+// ones.
 func NoWebhooks(name string) error {
 	return fault.New(fault.Unsupported, "%s is not delivered by webhook", name).
 		With(map[string]any{"feature": "deliveryMode", "value": "webhook"})

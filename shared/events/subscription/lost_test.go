@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// replays counts what is replayed, and fails while it is told to.
+// replays records replays. They fail while err is set.
 type replays struct {
 	after   []int64
 	resumed int
@@ -37,7 +37,7 @@ func (r *replays) Replay(_ context.Context, _ *Subscription, after int64) (bool,
 	return false, r.err
 }
 
-func TestAReplayThatWasCutOffIsMadeUpFor(t *testing.T) {
+func TestAReplayThatWasCutOffIsRepeated(t *testing.T) {
 	f := newFixture(t, Options{})
 	r := &replays{err: errors.New("the queue does not answer")}
 	f.Replay = r
@@ -46,7 +46,7 @@ func TestAReplayThatWasCutOffIsMadeUpFor(t *testing.T) {
 		Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`), Cursor: f.Sealer.Seal("default", eventlog.Cursor{At: from}),
 	}
 	if _, err := f.trySubscribe(request); err == nil {
-		t.Fatal("subscribed although nothing could be replayed")
+		t.Fatal("subscribe succeeded although the replay failed")
 	}
 	r.err = nil
 	for range 3 { // the client tries again, and refreshes later on
@@ -131,7 +131,7 @@ func TestACursorFromBeforeAPatternWasReadIsAGap(t *testing.T) {
 		return got
 	}
 	if !sub(f.clock.Add(-time.Hour)).Truncated {
-		t.Error("the log has nothing of the pattern for an hour, and no client was notified")
+		t.Error("got truncated false, want true because the log has no events of the pattern for the last hour")
 	}
 	if err := f.Unsubscribe(t.Context(), alice, "github.push", json.RawMessage(`{"owner":"a"}`), "https://chat.example/cb"); err != nil {
 		t.Fatal(err)
@@ -143,8 +143,8 @@ func TestACursorFromBeforeAPatternWasReadIsAGap(t *testing.T) {
 	}
 }
 
-// A poll of a wildcard stops at a segment of a later release in one shard and goes on in the others. Its cursor then has a position
-// of its own for that shard, and a webhook that continues from it gets everything after that position.
+// A poll of a wildcard stops at a segment of a later release in one shard and continues in the others. Its cursor then has a separate
+// position for that shard, and a webhook that continues from the cursor gets everything after that position.
 func TestASubscriptionFromACursorThatIsFurtherInSomeShards(t *testing.T) {
 	f := newFixture(t, Options{})
 	r := &replays{}
@@ -227,12 +227,12 @@ func TestCountersAreNeverTooLow(t *testing.T) {
 	if _, err := f.Register(t.Context(), alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/hook"}); err == nil {
 		t.Fatal("registered without an answer of the store")
 	}
-	if n := len(f.subscribers(build)); n != 1 { // it compares with the header
-		t.Errorf("%d subscribers", n)
+	if n := len(f.subscribers(build)); n != 1 { // subscribers compares them with the header
+		t.Errorf("got %d subscribers, want 1", n)
 	}
 }
 
-// headers are those of patterns that are stored, expired ones among them.
+// headers returns the stored headers of patterns, including expired ones.
 func (f *fixture) headers(keys ...string) (stored []*store.Item) {
 	f.t.Helper()
 	for _, key := range keys {
@@ -245,7 +245,7 @@ func (f *fixture) headers(keys ...string) (stored []*store.Item) {
 	return stored
 }
 
-func TestPatternsThatNobodyUsesLeaveNothing(t *testing.T) {
+func TestHeadersOfUnusedPatternsExpire(t *testing.T) {
 	f := newFixture(t, Options{})
 	f.clock = time.Now()
 	const pattern = "event://github/acme/app/push"
@@ -275,17 +275,16 @@ func TestPatternsThatNobodyUsesLeaveNothing(t *testing.T) {
 	f.clock = time.Now().Add(-time.Hour)
 	end(three)
 	if h := f.headers(pattern)[0]; h != nil {
-		t.Errorf("it is still there after its expiry: %+v", h)
+		t.Errorf("got the header %+v after its expiry, want none", h)
 	}
 	f.clock = time.Now()
 	register()
 	if h := f.headers(pattern)[0]; HeaderCount(h) != 1 {
-		t.Errorf("begun anew it is %+v", h)
+		t.Errorf("got the header %+v after another registration, want one with a count of 1", h)
 	}
 }
 
-// Registrations and ends of the same pattern at once never leave a header that is too low,
-// or one that is empty and stays.
+// Concurrent registrations and ends of the same pattern never leave a header whose count is too low, or an empty header that stays.
 func TestHeadersUnderConcurrentRegistrations(t *testing.T) {
 	f := newFixture(t, Options{})
 	f.clock, f.Records.Ended = time.Now(), nil

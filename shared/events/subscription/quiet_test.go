@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// The first cursor of a subscription is the end of the log. It is not old only because nothing was published for days.
+// The first cursor of a subscription is the end of the log. It stays valid although the log was quiet for days.
 func TestAfterDaysWithoutEventsTheCursorOfANewSubscriptionLeadsToNoGap(t *testing.T) {
 	f := newFixture(t, Options{})
 	const uri = "event://github/acme/app/push"

@@ -121,8 +121,8 @@ func (r *Records) update(ctx context.Context, sub *Subscription, extra ...store.
 	return fault.Wrap(fault.Unavailable, r.DB.Write(ctx, append(ops, extra...)...), "write the subscription")
 }
 
-// move writes a subscription whose patterns have changed, as update does. It raises the counters of the new patterns before the write, and
-// lowers those of the old patterns after it, so that they are never too low.
+// move writes a subscription whose patterns have changed, as update does. It raises the counters of the new patterns before the write
+// and lowers the counters of the old patterns after it, so that no counter is ever too low.
 func (r *Records) move(ctx context.Context, sub *Subscription, old []match.Pattern, extra ...store.Op) error {
 	if err := r.count(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
 		return err

@@ -176,7 +176,7 @@ func (g *Registrar) seal(ctx context.Context, sub *Subscription, key []byte) ([]
 	return sealed, fault.Wrap(fault.Unavailable, err, "seal the secret")
 }
 
-// Binding returns what the subscription's sealed secrets are bound to.
+// Binding returns the binding of the subscription's sealed secrets.
 func (s *Subscription) Binding() Binding {
 	return Binding{Workspace: s.Workspace, Subscription: s.ID, Target: s.Target.URL}
 }

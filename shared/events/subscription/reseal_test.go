@@ -10,7 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 )
 
-// resealAll seals all secrets again by adding a prefix to those that have none, and returns how often it was called.
+// resealAll seals all secrets again, by adding a prefix to secrets without one, and returns how many pages it took.
 func (f *fixture) resealAll(prefix string, before func(b Binding)) (pages int) {
 	f.t.Helper()
 	var at Position
@@ -32,7 +32,7 @@ func (f *fixture) resealAll(prefix string, before func(b Binding)) (pages int) {
 	return pages
 }
 
-// secrets returns the sealed secrets of the default workspace, those of the records and those under the pattern.
+// secrets returns the sealed secrets of the default workspace, from the records and from the items under the pattern.
 func (f *fixture) secrets(p auth.Principal, pattern string) (all [][]byte) {
 	f.t.Helper()
 	err := f.Lists.Each(f.t.Context(), p.Workspace, p.ID, func(s *Subscription) error {

@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Operators find subscriptions through further entries, which are written and deleted together with those of entries.go:
+// Operators find subscriptions through further entries, which are written and deleted together with the entries of entries.go:
 //
 //	i#  per workspace, by subscription: its owner
 //	t#  per origin of targets, by subscription: its owner
@@ -168,7 +168,7 @@ func (l *Lists) Select(ctx context.Context, workspace string, c Choice, after st
 const parentsAfter = "~"
 
 // Covering returns a page of the subscriptions that cover an event with a type and a URI, as [Lists.Select] does. Subscriptions to the
-// event type come first, and then those that cover the URI only through a parent.
+// event type are listed before subscriptions that cover the URI only through a parent.
 func (l *Lists) Covering(ctx context.Context, workspace, entry, uri, after string, limit int) (subs []Selected, next string, err error) {
 	after, parents := strings.CutPrefix(after, parentsAfter)
 	if !parents {

@@ -81,8 +81,8 @@ func (s *Service) permit(ctx context.Context, p auth.Principal) (*catalog.Catalo
 	return cat, nil
 }
 
-// permitEvents does what permit does, and refuses the anonymous principal. Otherwise any caller could end another's
-// subscription by guessing its parameters.
+// permitEvents checks the principal like permit, and also refuses the anonymous principal. Otherwise any caller could end another
+// caller's subscription by guessing its parameters.
 func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	if p.Anonymous && !s.AllowAnonymous {
 		return nil, fault.New(fault.Unauthenticated, "an authenticated principal is needed")

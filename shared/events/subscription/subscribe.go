@@ -217,7 +217,7 @@ func (g *Registrar) upsert(ctx context.Context, cat *catalog.Catalog, want *Subs
 	}
 }
 
-// refresh carries over what a refresh keeps: the creation, the old secret for the rotation's grace, and the watermark while
+// refresh carries over the time of creation, the old secret for the rotation's grace period, and the watermark while
 // delivery was running. If the URI template of the event type has changed, the subscription moves to its new pattern, and is owed
 // the events of that pattern since the watermark.
 func (g *Registrar) refresh(ctx context.Context, have, want *Subscription, live bool, r SubscribeRequest, expiry []store.Op) error {

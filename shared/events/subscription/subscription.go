@@ -8,8 +8,8 @@
 // ones. All of them write through [Records], which keeps the counters and lists in step. [Lists] finds subscriptions of a
 // principal, a workspace, an event type, or an operator's [Choice].
 //
-// The package imports no HTTP, AWS or SQL package. The wiring passes in what needs the outside world: sealing secrets, and checking
-// and verifying targets. Continue in shared/events/delivery.
+// The package imports no HTTP, AWS or SQL package. The wiring passes in the functions that need the outside world: they seal secrets, and
+// check and verify targets. Continue in shared/events/delivery.
 package subscription
 
 import (
@@ -229,7 +229,7 @@ func (s *Subscription) subscribers() []store.Item {
 	return items
 }
 
-// Subscriber returns what a delivery needs of the subscription, without the members that differ between its patterns.
+// Subscriber returns the part of the subscription that deliveries need, without the members that differ between its patterns.
 func (s *Subscription) Subscriber() Subscriber {
 	sub := Subscriber{
 		V: recordVersion, ID: s.ID, Principal: s.Principal, Origin: s.Origin,
@@ -242,5 +242,5 @@ func (s *Subscription) Subscriber() Subscriber {
 	return sub
 }
 
-// Binding identifies what a sealed secret belongs to. A sealed secret that was copied to another subscription or target does not open.
+// Binding identifies the owner of a sealed secret. A sealed secret that was copied to another subscription or target does not open.
 type Binding struct{ Workspace, Subscription, Target string }

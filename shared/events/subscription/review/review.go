@@ -1,5 +1,5 @@
 // Package review checks whether subscriptions that were granted may continue: whether their principals still have the right to the
-// events, and whether the event types still keep what they promised. It decides, and shared/events/delivery acts on it.
+// events, and whether the event types are still compatible with the subscriptions. It decides, and shared/events/delivery acts on it.
 package review
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// Review checks subscriptions. It caches what it reads, so that a check before every delivery is cheap.
+// Review checks subscriptions. It caches catalogs and keys, so that a check before every delivery is cheap.
 //
 // The cached catalog and keys may be some seconds old, and thus older than the subscription. Callers therefore terminate a
 // subscription only after a second check against the latest ones.
