@@ -19,7 +19,7 @@ import (
 // benchmark measures the sender.
 func bareReceiver(tb testing.TB) string {
 	tb.Helper()
-	return "http://" + raw(tb, func(c net.Conn, _ <-chan struct{}) { answerBare(c) }) + "/hook"
+	return "http://" + startTCP(tb, func(c net.Conn, _ <-chan struct{}) { answerBare(c) }) + "/hook"
 }
 
 func answerBare(c net.Conn) {
@@ -150,7 +150,7 @@ func BenchmarkCheckURL(b *testing.B) {
 	}
 }
 
-// BenchmarkTransport is the lower bound: it sends the same bytes with net/http only.
+// BenchmarkTransport measures the lower bound: it sends the same bytes with net/http only.
 func BenchmarkTransport(b *testing.B) {
 	t := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 8}
 	defer t.CloseIdleConnections()

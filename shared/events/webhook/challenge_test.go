@@ -14,7 +14,7 @@ import (
 
 func TestVerifyTarget(t *testing.T) {
 	secret, key := NewSecret()
-	echo := echoing(secret)
+	echo := newEndpoint(secret)
 	t.Run("EVX-12 an endpoint that echoes a signed challenge is verified", func(t *testing.T) {
 		var seen captured
 		srv := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -158,7 +158,7 @@ func TestVerifyAndChallenge(t *testing.T) {
 	secret, key := NewSecret()
 	older, olderKey := NewSecret()
 	rawSecret, rawKey := NewRawSecret()
-	srv := serve(t, echoing(secret, older, rawSecret))
+	srv := serve(t, newEndpoint(secret, older, rawSecret))
 	s := open(t, Options{})
 	for name, tt := range map[string]struct {
 		change func(*Request)

@@ -84,7 +84,7 @@ func follow(ctx context.Context, timeout time.Duration) (context.Context, *excha
 	return httptrace.WithClientTrace(context.WithValue(ctx, exchangeKey{}, x), &x.trace), x
 }
 
-// got is called in the goroutine of RoundTrip, and again each time the transport repeats a request.
+// got notes the connection of a request. It runs in the goroutine of RoundTrip, and again each time the transport repeats a request.
 func (x *exchange) got(info httptrace.GotConnInfo) {
 	x.end()
 	x.reach()

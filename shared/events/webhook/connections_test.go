@@ -156,7 +156,7 @@ func TestSend_Connections(t *testing.T) {
 
 	t.Run("WHK-17 one origin uses at most half of all connections", func(t *testing.T) {
 		arrived := make(chan struct{}, 20)
-		addr := raw(t, func(c net.Conn, _ <-chan struct{}) {
+		addr := startTCP(t, func(c net.Conn, _ <-chan struct{}) {
 			arrived <- struct{}{}
 			_, _ = io.Copy(io.Discard, c)
 		})
@@ -195,7 +195,7 @@ func TestSend_Connections(t *testing.T) {
 
 	t.Run("a kept connection that the endpoint closed is replaced", func(t *testing.T) {
 		var conns, ids atomic.Int32
-		addr := raw(t, func(c net.Conn, _ <-chan struct{}) {
+		addr := startTCP(t, func(c net.Conn, _ <-chan struct{}) {
 			first := conns.Add(1) == 1
 			r := bufio.NewReader(c)
 			for n := 1; ; n++ {
@@ -251,7 +251,7 @@ func TestSend_Connections(t *testing.T) {
 		var answers atomic.Bool
 		var requests atomic.Int32
 		answers.Store(true)
-		addr := raw(t, func(c net.Conn, _ <-chan struct{}) {
+		addr := startTCP(t, func(c net.Conn, _ <-chan struct{}) {
 			r := bufio.NewReader(c)
 			for {
 				if _, err := readRequest(r); err != nil {

@@ -106,7 +106,7 @@ func TestSend_HangingOriginsUnderALowLimit(t *testing.T) {
 		return
 	}
 	var open, most atomic.Int32
-	_, port, _ := net.SplitHostPort(raw(t, func(c net.Conn, done <-chan struct{}) {
+	_, port, _ := net.SplitHostPort(startTCP(t, func(c net.Conn, done <-chan struct{}) {
 		n := open.Add(1)
 		defer open.Add(-1)
 		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {

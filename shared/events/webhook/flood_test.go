@@ -32,7 +32,7 @@ func serveFrames(t *testing.T, answer func(f *http2.Framer, stream uint32) error
 	cert, trust := certificate(t, "example.com", time.Now().Add(time.Hour))
 	config := &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2"}}
 	srv := &framed{ended: make(chan struct{}, 100)}
-	addr := raw(t, func(c net.Conn, _ <-chan struct{}) {
+	addr := startTCP(t, func(c net.Conn, _ <-chan struct{}) {
 		defer func() { srv.ended <- struct{}{} }()
 		srv.serve(tls.Server(&counting{c, &srv.wrote}, config), answer)
 	})

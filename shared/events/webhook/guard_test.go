@@ -133,7 +133,7 @@ func TestGuard_Rebinding(t *testing.T) {
 	var served atomic.Int32
 	answer.Store([]netip.Addr{loopback.Addr()})
 	secret, key := NewSecret()
-	echo := echoing(secret)
+	echo := newEndpoint(secret)
 	srv, s, target := serveTLS(t, func(w http.ResponseWriter, r *http.Request) {
 		if !strings.HasPrefix(r.Header.Get(HeaderID), VerificationPrefix) {
 			served.Add(1)

@@ -91,7 +91,7 @@ func TestSend_HostileEndpoints(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			addr := raw(t, tt.handle)
+			addr := startTCP(t, tt.handle)
 			s := open(t, Options{})
 			r := request("http://" + addr)
 			r.Timeout = 5 * time.Second

@@ -46,8 +46,8 @@ func GenerateKeyset() (private, public []byte, err error) {
 	return writeKeysets(h)
 }
 
-// AddKey is the first step of a rotation. It returns the private keyset with an additional key, which does not seal
-// anything yet. When every sender has this keyset, call [PromoteKey].
+// AddKey makes the first step of a rotation. It returns the private keyset with an additional key that is not used for sealing yet.
+// When every sender has this keyset, call [PromoteKey].
 func AddKey(private []byte) ([]byte, error) {
 	out, _, err := changeKeys(private, "add a sealing key", func(m *keyset.Manager) error {
 		_, err := m.Add(hybrid.DHKEM_X25519_HKDF_SHA256_HKDF_SHA256_AES_256_GCM_Key_Template())
@@ -56,8 +56,8 @@ func AddKey(private []byte) ([]byte, error) {
 	return out, err
 }
 
-// PromoteKey is the second step of a rotation. The most recently added key becomes the one that seals new secrets.
-// Older keys stay, so that secrets sealed with them can still be opened.
+// PromoteKey makes the second step of a rotation: the most recently added key seals new secrets from now on. Older keys stay, so that
+// secrets sealed with them can still be opened.
 func PromoteKey(private []byte) (newPrivate, public []byte, err error) {
 	return changeKeys(private, "promote a sealing key", func(m *keyset.Manager) error {
 		h, err := m.Handle()

@@ -27,7 +27,7 @@ type Options struct {
 	UserAgent string
 	// RootCAs replaces the system's certificate authorities.
 	RootCAs *x509.CertPool
-	// Identity adds v1a signatures. If it is nil, there are none.
+	// Identity adds v1a signatures. Nil adds no such signatures.
 	Identity *Identity
 	// ConnsPerHost limits the connections, busy or idle, to one host and port (default 128). Further requests wait,
 	// within their own timeout.
@@ -65,7 +65,7 @@ type Request struct {
 	// Body is JSON of at most [MaxBody] bytes and is sent unchanged. The caller must not modify it until a second
 	// after Send has returned, because a canceled write may still be reading it.
 	Body []byte
-	// Keys each add a v1 signature. Without keys there is none.
+	// Keys each add a v1 signature. Without keys, webhooks are unsigned.
 	Keys [][]byte
 	// RawSecret adds the header X-Hub-Signature-256.
 	RawSecret []byte

@@ -37,7 +37,7 @@ func capture(into chan<- captured) http.HandlerFunc {
 func TestSend_Headers(t *testing.T) {
 	t.Run("WHK-01 a webhook is a POST with exactly the documented header fields", func(t *testing.T) {
 		heads := make(chan []string, 1)
-		addr := raw(t, func(c net.Conn, _ <-chan struct{}) {
+		addr := startTCP(t, func(c net.Conn, _ <-chan struct{}) {
 			r := bufio.NewReader(c)
 			head, err := readRequest(r)
 			if err == nil {
@@ -278,7 +278,7 @@ func TestSend_Failures(t *testing.T) {
 	})
 	t.Run("aborted by the caller", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		addr := raw(t, func(c net.Conn, done <-chan struct{}) {
+		addr := startTCP(t, func(c net.Conn, done <-chan struct{}) {
 			r := bufio.NewReader(c)
 			_, _ = readRequest(r)
 			cancel()

@@ -88,7 +88,7 @@ func spellings() []string {
 // listener on an allowed port. Still, there must be no attempt to connect.
 func TestGuard_Spellings(t *testing.T) {
 	var accepted atomic.Int32
-	addr := raw(t, func(net.Conn, <-chan struct{}) { accepted.Add(1) })
+	addr := startTCP(t, func(net.Conn, <-chan struct{}) { accepted.Add(1) })
 	port := portOf(t, "http://"+addr)
 	var seen dials
 	hostile := newNameServer(t, localhost)

@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// nameServer answers every question for a name with the addresses that answer returns. If there are none, the name
+// nameServer answers every question for a name with the addresses that answer returns. Without an address, it answers that the name
 // does not exist.
 type nameServer struct {
 	conn   net.PacketConn
@@ -204,8 +204,8 @@ func portOf(tb testing.TB, raw string) uint16 {
 	return uint16(n)
 }
 
-// raw is a TCP server that passes each connection to handle, until the test ends.
-func raw(tb testing.TB, handle func(c net.Conn, done <-chan struct{})) string {
+// startTCP starts a TCP server that passes each connection to handle, until the test ends, and returns its address.
+func startTCP(tb testing.TB, handle func(c net.Conn, done <-chan struct{})) string {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -235,7 +235,7 @@ func raw(tb testing.TB, handle func(c net.Conn, done <-chan struct{})) string {
 	return l.Addr().String()
 }
 
-// answering returns a handler for [raw] that gets each connection after its first request has been read.
+// answering returns a handler for [startTCP] that gets each connection after its first request has been read.
 func answering(handle func(c net.Conn, r *bufio.Reader)) func(net.Conn, <-chan struct{}) {
 	return func(c net.Conn, _ <-chan struct{}) {
 		r := bufio.NewReader(c)
@@ -248,7 +248,7 @@ func answering(handle func(c net.Conn, r *bufio.Reader)) func(net.Conn, <-chan s
 // connections counts the connections of a server.
 type connections struct{ opened, now, most atomic.Int32 }
 
-// count is an option for [serveTLS].
+// count makes a server report its connections. It is an option for [serveTLS].
 func (c *connections) count(srv *httptest.Server, _ *Options) {
 	srv.Config.ConnState = func(_ net.Conn, state http.ConnState) {
 		switch state {
@@ -296,9 +296,9 @@ func request(target string) Request {
 	}
 }
 
-// echoing is an endpoint with secrets. It responds with 401 to requests that none of them signed, with 200 and the
+// newEndpoint returns an endpoint with secrets. It responds with 401 to requests without a signature by one of them, with 200 and the
 // challenge to a challenge, and with 204 to others.
-func echoing(secrets ...string) http.HandlerFunc {
+func newEndpoint(secrets ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		if Verify(r.Header, body, secrets...) != nil {

@@ -26,11 +26,11 @@ func TestSend_SwitchingProtocols(t *testing.T) {
 	t.Cleanup(check) // after the cleanups of senders and servers
 
 	direct := func(t *testing.T) (*Sender, string) {
-		return open(t, Options{}), "http://" + raw(t, switching)
+		return open(t, Options{}), "http://" + startTCP(t, switching)
 	}
 	encrypted := func(t *testing.T) (*Sender, string) {
 		cert, trust := certificate(t, "hooks.example.com", time.Now().Add(time.Hour))
-		_, port, _ := net.SplitHostPort(raw(t, func(c net.Conn, done <-chan struct{}) {
+		_, port, _ := net.SplitHostPort(startTCP(t, func(c net.Conn, done <-chan struct{}) {
 			switching(tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}}), done)
 		}))
 		guard := here(t)

@@ -88,7 +88,7 @@ func TestSend_TLS(t *testing.T) {
 			"https://example.com:" + port
 	}
 	t.Run("an endpoint without TLS is refused", func(t *testing.T) {
-		s, target := guarded(raw(t, func(c net.Conn, done <-chan struct{}) {
+		s, target := guarded(startTCP(t, func(c net.Conn, done <-chan struct{}) {
 			_, _ = io.WriteString(c, "HTTP/1.1 400 s3cr3t-marker\r\n\r\n")
 			<-done
 		}))
@@ -98,13 +98,13 @@ func TestSend_TLS(t *testing.T) {
 		}
 	})
 	t.Run("a connection that ends during the handshake fails", func(t *testing.T) {
-		s, target := guarded(raw(t, func(c net.Conn, _ <-chan struct{}) { _, _ = c.Read(make([]byte, 100)) }))
+		s, target := guarded(startTCP(t, func(c net.Conn, _ <-chan struct{}) { _, _ = c.Read(make([]byte, 100)) }))
 		if o := s.Send(t.Context(), request(target)); o.Category != TLSError {
 			t.Errorf("got %+v", o)
 		}
 	})
 	t.Run("WHK-11 a handshake that never completes times out", func(t *testing.T) {
-		s, target := guarded(raw(t, func(_ net.Conn, done <-chan struct{}) { <-done }))
+		s, target := guarded(startTCP(t, func(_ net.Conn, done <-chan struct{}) { <-done }))
 		r := request(target)
 		r.Timeout = 200 * time.Millisecond
 		if o := s.Send(t.Context(), r); o.Category != Timeout || o.Took > 8*time.Second {

@@ -30,7 +30,7 @@ func TestMuteTransport(t *testing.T) {
 	})
 	t.Run("SRF-05 an unsolicited response is not quoted", func(t *testing.T) {
 		ended := make(chan struct{})
-		addr := raw(t, answering(func(c net.Conn, r *bufio.Reader) {
+		addr := startTCP(t, answering(func(c net.Conn, r *bufio.Reader) {
 			defer close(ended)
 			_, _ = io.WriteString(c, "HTTP/1.1 204 No Content\r\n\r\n")
 			time.Sleep(50 * time.Millisecond) // until the connection is idle, for which there is no signal

@@ -5,8 +5,8 @@
 //	                                                      ├─▶ [Sender] ─▶ [Guard] ─▶ endpoint
 //	event, already serialized ───────────────────────────▶┘       └────▶ [Outcome]
 //
-// It also contains the receiver's side, [Verify] and [Challenge]. It does not use subscriptions or the store: package
-// delivery decides when to send and what a failure means for a subscription. The content of an endpoint's response
+// It also contains the receiver's side, [Verify] and [Challenge]. It does not use subscriptions or the store, because package
+// delivery decides when to send, and how a failure affects a subscription. The content of an endpoint's response
 // does not leave this package; only a status and a [Category] do.
 package webhook
 
