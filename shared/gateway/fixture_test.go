@@ -514,7 +514,7 @@ type sent struct {
 	at       time.Time
 }
 
-// calling is a call under way, with what the client got.
+// calling is a running call and the messages that its client has received.
 type calling struct {
 	messages chan sent
 	done     chan error

@@ -147,7 +147,7 @@ func TestRequestStateIsForItsRequestAlone(t *testing.T) {
 			if n := calls() - before; n != 0 {
 				t.Errorf("the backend was called %d times", n)
 			}
-			// The order of members is none of the request.
+			// The order of members is not part of the request.
 			if o := called(t, g, someone(v2026), `,"arguments":{"b":2,"a":1}`+retry); o.err != nil {
 				t.Errorf("the same arguments in another order: %v", o.err)
 			}

@@ -55,7 +55,7 @@ func TestFloodsAreThrottled(t *testing.T) {
 		if n := g.Dropped()["default/b"]["an update that no client subscribed to"]; n != flood-int64(unasked) {
 			t.Errorf("%d updates were counted as dropped, %d announced", n, unasked)
 		}
-		// The last one is held, unless it came in the very moment in which one more was allowed.
+		// The last change is held back, unless it arrived at the moment when another announcement was allowed.
 		for !slices.Equal(names(other.List(t.Context(), statelessClient(ann), api.Tools)), []string{"new"}) {
 			for !strings.Contains(l.next(t), "list_changed") {
 			}

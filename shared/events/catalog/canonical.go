@@ -24,7 +24,7 @@ const Wildcard = "*"
 // bytes.
 func Canonical(uri string) (string, error) { return canonical(uri, false) }
 
-// CanonicalPattern is [Canonical] for a pattern. It keeps segments that are [Wildcard].
+// CanonicalPattern returns the canonical form of a pattern, as [Canonical] does for a URI. It keeps segments that are [Wildcard].
 func CanonicalPattern(uri string) (string, error) { return canonical(uri, true) }
 
 func canonical(uri string, wildcards bool) (string, error) {

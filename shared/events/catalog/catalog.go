@@ -92,7 +92,7 @@ type Entry struct {
 // segment is the part of a URI between two slashes: a literal in its percent-encoded form, or a variable.
 type segment struct{ literal, variable string }
 
-// Entries returns the event types in the order of the file. They are immutable. A nil catalog has none.
+// Entries returns the event types in the order of the file. They are immutable. A nil catalog has no event types.
 func (c *Catalog) Entries() []*Entry {
 	if c == nil {
 		return nil
@@ -119,7 +119,7 @@ func (c *Catalog) Source() []byte {
 	return c.source
 }
 
-// Variables returns the template's variables in their order. A fixed URI has none.
+// Variables returns the template's variables in their order. A fixed URI has no variables.
 func (e *Entry) Variables() []string { return e.vars }
 
 // Fixed reports whether the event type has one URI without variables.

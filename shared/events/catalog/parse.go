@@ -16,7 +16,7 @@ import (
 // for example "catalog.yaml:12: event a.b: uri must not be empty", and its data is a []strictyaml.Fault.
 func Parse(src []byte) (*Catalog, error) { return ParseFile("catalog.yaml", src) }
 
-// ParseFile is [Parse] with another file name in messages.
+// ParseFile parses a catalog like [Parse], with another file name in messages.
 func ParseFile(name string, src []byte) (*Catalog, error) {
 	return parseFile(name, src, false)
 }

@@ -94,7 +94,8 @@ func Names(ctx context.Context, db store.DB) (names []string, err error) {
 	return names, err
 }
 
-// Load reads the workspace's catalog, or that of [Shared]. If there is none, the error is of kind fault.NotFound.
+// Load reads the workspace's catalog, or the shared catalog if the workspace has no catalog of its own. If both are missing, the error
+// is of kind fault.NotFound.
 func Load(ctx context.Context, db store.DB, workspace string) (*Catalog, error) {
 	for _, name := range []string{workspace, Shared} {
 		d, err := Read(ctx, db, name)

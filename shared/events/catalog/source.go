@@ -32,8 +32,8 @@ func (s *Static) Replace(c *Catalog) (before *Catalog) { return s.current.Swap(c
 // Catalog implements [Source].
 func (s *Static) Catalog(context.Context, string) (*Catalog, error) { return s.current.Load(), nil }
 
-// Stored is a [Source] of stored catalogs, which are at most [settings.MaxAge] old. A workspace without its own catalog has that of
-// [Shared].
+// Stored is a [Source] of stored catalogs, which are at most [settings.MaxAge] old. A workspace without its own catalog uses the
+// catalog of [Shared].
 type Stored struct{ cache *settings.Cache[*Catalog] }
 
 // NewStored returns a source over the store. A nil clock is time.Now, and a nil log slog.Default.

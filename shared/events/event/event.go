@@ -50,7 +50,7 @@ type Event struct {
 	Published time.Time
 	// Data is the payload: valid JSON, at most [MaxPayload] bytes.
 	Data json.RawMessage
-	// Trace is the trace that the event's deliveries belong to. Most events have none.
+	// Trace is the trace that the event's deliveries belong to. It is empty for most events.
 	Trace trace.Context
 }
 

@@ -155,7 +155,7 @@ func (x exact) byID(ctx context.Context, workspace, id, uri string) (e *event.Ev
 	return e, true, err
 }
 
-// has reports whether the log has an event. It needs no read if nothing was appended since the event was published.
+// has reports whether the log has an event. It needs no read if the log has not grown since the event was published.
 func (x exact) has(ctx context.Context, e *event.Event) (found bool, err error) {
 	since := e.Published.Add(-2 * MaxSkew).UnixMicro()
 	if since > x.log.DB.End() {

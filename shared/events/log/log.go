@@ -177,14 +177,14 @@ func (l *Log) Append(ctx context.Context, workspace, uri string, events []event.
 	return l.keys().append(ctx, workspace, uri, events, patterns)
 }
 
-// AppendUnordered is like [Log.Append], for a URI of an unordered event type, which may have several writers.
+// AppendUnordered appends events like [Log.Append], for a URI of an unordered event type, which may have several writers.
 func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events []event.Event, patterns []string) (Appended, error) {
 	return l.keys().appendUnordered(ctx, workspace, uri, events, patterns)
 }
 
-// ByID returns the newest event with an id, of the URI if that is not empty, or nil if it finds none. It is one query and
-// one read, however many events there are. indexed reports whether the log has an index of ids; without one, ByID reads
-// nothing and finds nothing.
+// ByID returns the newest event with an id, of the URI if that is not empty, or nil if there is no such event. It is one query and
+// one read, however many events there are. indexed reports whether the log has an index of ids. Without an index, ByID returns nil
+// without a read.
 func (l *Log) ByID(ctx context.Context, workspace, id, uri string) (e *event.Event, indexed bool, err error) {
 	return l.keys().byID(ctx, workspace, id, uri)
 }

@@ -76,8 +76,8 @@ func read(t *testing.T, log *eventlog.Log, parts []eventlog.Partition) (ids []st
 	return ids
 }
 
-// An unordered URI is written to by several at once, whose segments overlap in time; whoever reads page by
-// page gets each event once. What the log holds from the time when the URI had an order is there, too.
+// Several writers append to an unordered URI concurrently, so their segments overlap in time. A reader that reads page by page gets
+// each event once, including the events from the time when the URI was ordered.
 func TestAnUnorderedURI(t *testing.T) {
 	db, log := logOf(t)
 	if _, err := log.Append(t.Context(), "default", uri, numbered(0, 10), nil); err != nil {
@@ -113,9 +113,8 @@ func TestAnUnorderedURI(t *testing.T) {
 	}
 }
 
-// A batch of one group costs a read and a write, as one of an ordered URI does, and one write for each
-// pattern that is read.
-func TestWhatAnUnorderedBatchCosts(t *testing.T) {
+// A batch of one group costs a read and a write, like a batch of an ordered URI, and one more write for each pattern with readers.
+func TestCostOfAnUnorderedBatch(t *testing.T) {
 	db, log := logOf(t)
 	var batch []event.Event
 	for _, e := range numbered(0, 1000) { // of one of 16 groups
@@ -141,7 +140,7 @@ func TestWhatAnUnorderedBatchCosts(t *testing.T) {
 		t.Errorf("shards with one: got %+v, %v", done, err)
 	}
 	if done, err = log.AppendUnordered(t.Context(), "default", uri, numbered(3000, 3010), nil); err != nil || !done.First {
-		t.Errorf("a batch that comes again: got %+v, %v", done, err)
+		t.Errorf("a repeated batch: got %+v, %v, want First", done, err)
 	}
 	if got := read(t, log, log.Of("default", uri, true)); len(got) != 120 {
 		t.Errorf("%d events are in the log, want 120", len(got))

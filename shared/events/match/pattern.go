@@ -84,9 +84,9 @@ type Access struct {
 	Vars  map[string]string
 }
 
-// Resolve returns the patterns for a URI, and the event types that they cover, for [CheckAccess]. The URI may be that of an event type, a
-// filled-in template (with `*` for an open variable), a parent of either, or both an event and a parent. For any other URI, Resolve
-// returns an error of kind Invalid that names the mistake.
+// Resolve returns the patterns for a URI, and the event types that they cover, for [CheckAccess]. The URI may belong to an event type. It
+// may be a filled-in template (with `*` for an open variable), a parent of either, or both an event and a parent. For any other URI,
+// Resolve returns an error of kind Invalid that names the mistake.
 func Resolve(cat *catalog.Catalog, uri string) ([]Pattern, []Access, error) {
 	canonical, err := catalog.CanonicalPattern(uri)
 	if err != nil {

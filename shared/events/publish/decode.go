@@ -128,7 +128,7 @@ func (r *refused) text(value json.RawMessage, at string) string {
 	return s
 }
 
-// optional does what text does, and also accepts null.
+// optional decodes a member like text, and also accepts null.
 func (r *refused) optional(value json.RawMessage, at string) string {
 	if string(value) == "null" {
 		return ""

@@ -43,7 +43,7 @@ func TestTwice(t *testing.T) {
 	}
 }
 
-// repeats is a simple implementation, which decodes every object into a set.
+// repeats reports whether a value has a duplicate member. It is a simple implementation that decodes every object into a set.
 func repeats(d *json.Decoder) bool {
 	tok, err := d.Token()
 	if err != nil {

@@ -58,7 +58,7 @@ func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []
 			faulty = append(faulty, m.ID)
 		}
 	}
-	// Send the events first. If that fails, the messages return and nothing is repeated. In the other order, the dead
+	// Send the events first. If that fails, the messages are redelivered and no dead letter was sent. In the other order, the dead
 	// letters would be sent twice.
 	if len(events) > 0 {
 		if err := b.Service.queue(ctx, events, spans); err != nil {

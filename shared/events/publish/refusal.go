@@ -10,7 +10,7 @@ import (
 
 // Refusal is the data of errors of [Service.Accept] and of the decoders. It locates the faults.
 type Refusal struct {
-	// URI is the first URI that matches no event type, in canonical form. It is empty if there is none.
+	// URI is the first URI that matches no event type, in canonical form. It is empty if all URIs match.
 	URI string `json:"uri,omitempty"`
 	// Faults are at most 100 faults, with JSON Pointers into the request.
 	Faults []jsonpointer.Fault `json:"faults,omitempty"`
@@ -96,7 +96,7 @@ func (r *refused) schema(pointer string, err error, below bool) {
 	}
 }
 
-// err returns an error with all faults, or nil if there are none. n is the number of events in the request.
+// err returns an error with all faults, or nil if the request has no faults. n is the number of events in the request.
 func (r *refused) err(n int) error {
 	if r.count == 0 {
 		return nil

@@ -42,7 +42,7 @@ func CheckValue(from From, v Value, secret []string) []jsonpointer.Fault {
 	return c.faults
 }
 
-// CheckText does what CheckValue does, for values that must not be objects: ids, times and variables.
+// CheckText checks a value like CheckValue, and refuses objects. It is for ids, times and variables.
 func CheckText(from From, v Value, secret []string) []jsonpointer.Fault {
 	if from == HTTP && len(v.pointer) == 1 && textIn[v.pointer[0]] != "" {
 		return []jsonpointer.Fault{{Message: fmt.Sprintf("%q is always an object: write one of its members, e.g. %s/NAME", v.pointer, v.pointer)}}

@@ -63,7 +63,7 @@ type Source struct {
 	Secrets []secret.Value
 }
 
-// Mapping describes how a document becomes an event. Make its values with [ParseValue]. Its JSON form is that of the
+// Mapping describes how a document becomes an event. Make its values with [ParseValue]. It has the same JSON form as in the
 // configuration.
 type Mapping struct {
 	// Line is the line of the mapping in the configuration file.

@@ -20,7 +20,7 @@ var openPattern = match.Pattern{
 	Shape: match.Shape{Scope: "entry:sim", Name: "m1"},
 }
 
-// counting counts what is asked of a store.
+// counting is a store that counts its reads and writes.
 type counting struct {
 	store.DB
 	reads, writes atomic.Int64
@@ -41,9 +41,9 @@ func (c *counting) Write(ctx context.Context, ops ...store.Op) error {
 	return c.DB.Write(ctx, ops...)
 }
 
-// EVX-05: an empty poll of one URI is one read of the store and no write; one of a
-// wildcard is a read for each partition, and writes only now and then.
-func TestWhatAnEmptyPollCosts(t *testing.T) {
+// EVX-05: an empty poll of one URI costs one read of the store and no write. An empty poll of a wildcard costs a read per partition,
+// and an occasional write.
+func TestCostOfAnEmptyPoll(t *testing.T) {
 	count := &counting{DB: embedded(t)}
 	r := over(t, count)
 	for _, tc := range []struct {

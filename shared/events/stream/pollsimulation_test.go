@@ -18,13 +18,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// pollers is one run of concurrent publishers and of clients that poll with pages of
-// any size at any instance, and now and then open a stream with the same cursor.
+// pollers is one run of concurrent publishers and of clients that poll with pages of any size at any instance, and sometimes open a
+// stream with the same cursor.
 type pollers struct {
 	newDB   func(t *testing.T) store.DB
 	skew    time.Duration // of the instances' clocks, either way
 	pattern match.Pattern
-	burst   int // events at once, now and then
+	burst   int // the number of events that are sometimes published together
 	streams bool
 	length  time.Duration
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/storage/store"
 )
 
-// A position does not age while nothing is published: everything after it is newer. The log was quiet for longer than it
+// A position does not age while the log is quiet, because everything after it is newer. Here the log was quiet for longer than it
 // keeps events, and then an event is published between the start of the stream and its first cursor.
 func TestAStreamCutRightAfterTheFirstEventOfDaysResumesWithoutAGap(t *testing.T) {
 	for name, resumed := range map[string]bool{"a new stream": false, "EVX-26 a resumed stream": true} {

@@ -33,9 +33,8 @@ type outcome struct {
 	slow, skewed, late                    int64
 }
 
-// run publishes events under one URI (its own partition, one writer at a time, which
-// changes now and then) and under a parent (several writers), with readers that
-// follow both, break off, and resume at another instance with another clock.
+// run publishes events under one URI (its own partition, with one writer at a time, which sometimes changes) and under a parent
+// (several writers). Readers follow both, break off, and resume at another instance with another clock.
 func (w world) run(t *testing.T) outcome {
 	t.Helper()
 	var res outcome

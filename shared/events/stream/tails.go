@@ -106,8 +106,8 @@ func pause(since time.Duration) time.Duration {
 	return busyPoll
 }
 
-// join adds f to the tail of p and starts the tail if there is none. It returns a function that returns the last key that was
-// written to p, or nil if the store cannot be watched.
+// join adds f to the tail of p, which it starts if necessary. It returns a function that returns the last key that was written to p, or
+// nil if the store cannot be watched.
 func (ts *Tails) join(f *Feed, p eventlog.Partition, renew func(context.Context) error) (written func() int64) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package switches pauses and resumes deliveries: all of a workspace, those of an event type, those to an origin, or
-// those of one subscription.
+// Package switches pauses and resumes deliveries: all deliveries of a workspace, of an event type, to an origin, or of one
+// subscription.
 //
 // A switch is an item that exists while it is paused. Dispatch calls [Set.Paused] before each attempt. The answer
 // comes from memory and is at most [MaxAge] old. A paused subscription is also marked in its own record, which
@@ -56,7 +56,7 @@ type Name string
 // All pauses all deliveries of a workspace.
 const All Name = "all"
 
-// Event names the switch of an event type, Origin that of a target's origin, and Subscription that of a subscription.
+// Event, Origin and Subscription name the switch of an event type, of a target's origin, and of a subscription.
 func Event(name string) Name      { return Name("event/" + name) }
 func Origin(origin string) Name   { return Name("origin/" + origin) }
 func Subscription(id string) Name { return Name(subscriptionOf + id) }
@@ -229,8 +229,8 @@ func (s *Set) forget(workspace string) {
 	s.known.Put(workspace, known{})
 }
 
-// Paused returns the broadest switch that pauses a delivery, or "" if there is none. It does not consider switches of
-// subscriptions. Origin may be empty, for a page, whose subscribers have different origins.
+// Paused returns the broadest switch that pauses a delivery, or "" if no switch does. It does not consider switches of subscriptions.
+// Origin may be empty, for a page, whose subscribers have different origins.
 func (s *Set) Paused(ctx context.Context, workspace, eventName, origin string) (Name, error) {
 	if s == nil {
 		return "", nil

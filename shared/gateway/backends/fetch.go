@@ -191,8 +191,8 @@ func unprintable(r rune) bool {
 	return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == unicode.ReplacementChar
 }
 
-// cachingHints reads the caching hints in a page of a list (2026-07-28, Caching). If there are none, as in all session-based
-// revisions, the list is private to its caller and lives as long as the gateway's own limit, own.
+// cachingHints reads the caching hints in a page of a list (2026-07-28, Caching). Session-based revisions have no such hints. Without
+// hints, the list is private to its caller and lives as long as the gateway's own limit, own.
 func cachingHints(version spec.Version, result json.RawMessage, own time.Duration) (ttl time.Duration, shared bool) {
 	ttl = own
 	if !version.Stateless() {

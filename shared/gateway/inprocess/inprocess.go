@@ -32,8 +32,8 @@ type Transport struct {
 	idle    chan struct{} // closed when no handler runs; nil unless Wait needs it
 }
 
-// RoundTrip calls the handler and returns as soon as it writes or flushes. The context of the handler ends with that of the request, and
-// when the response body is closed.
+// RoundTrip calls the handler and returns as soon as it writes or flushes. The handler's context ends with the request's context, or when
+// the response body is closed.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	// The handler does not inherit the values of the request's context, which may belong to the server that received the caller's request.
 	ctx, cancel := context.WithCancelCause(context.Background())

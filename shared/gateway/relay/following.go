@@ -112,7 +112,7 @@ const (
 	maxChecks = 3
 )
 
-// run is the main loop of an open connection, until one of its streams ends. The goroutines of the streams announce the backend's
+// run runs the main loop of an open connection until one of its streams ends. The goroutines of the streams announce the backend's
 // notifications. Meanwhile run reads the clients' subscriptions, subscribes and unsubscribes at the backend accordingly, announces
 // changes that were held back, and checks that the backend is still alive.
 func (f *following) run(ctx context.Context) error {

@@ -4,7 +4,7 @@
 //	relay.go       the set of backends, with one follower for each
 //	lease.go       decides which of several relays follows a backend, and hands over to another one
 //	connection.go  the states of a connection
-//	following.go   an open connection: announces notifications, and subscribes to what clients want
+//	following.go   an open connection: announces notifications, and subscribes on behalf of clients
 //	stream.go      the streams of a connection, each read by a goroutine
 //	invocations.go a relay in a function with limited time
 //	interests.go   the subscriptions to resources in session-based revisions

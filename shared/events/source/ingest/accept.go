@@ -72,8 +72,8 @@ func (in *Intake) remember(ctx context.Context, s source.Source, now time.Time, 
 	}
 }
 
-// unfit converts an error of publishing for the sender of a document. If publishing finds the event invalid, the
-// document is what the sender got wrong.
+// unfit converts an error of publishing for the sender of a document. If the event is invalid, the sender has to change the
+// document.
 func unfit(err error) error {
 	switch fault.KindOf(err) {
 	case fault.Invalid, fault.NotFound:

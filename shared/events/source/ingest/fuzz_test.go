@@ -45,8 +45,8 @@ func newSchemes(tb testing.TB) (*fixture, *catalog.Catalog, []source.Source) {
 	return f, cat, all
 }
 
-// parsed parses lines of headers, keeping only those that net/http accepts.
-func parsed(text string) http.Header {
+// parseHeaders parses lines of headers. It skips headers that net/http would refuse.
+func parseHeaders(text string) http.Header {
 	h := http.Header{}
 	for line := range strings.Lines(text) {
 		name, value, ok := strings.Cut(strings.TrimRight(line, "\n"), ":")
@@ -81,7 +81,7 @@ func FuzzHandler(f *testing.F) {
 		s := all[int(scheme)%len(all)]
 		r := httptest.NewRequest("POST", "http://127.0.0.1"+s.Path(s.Name), bytes.NewReader(body))
 		r.URL.RawQuery = query
-		r.Header = parsed(headers)
+		r.Header = parseHeaders(headers)
 		if sign {
 			for name, values := range s.Headers(strings.TrimSpace(strings.Map(visible, id)), body, fix.now) {
 				if name != "Content-Type" {

@@ -85,7 +85,7 @@ func (in *Intake) sources(ctx context.Context) ([]source.Source, error) {
 // segment.
 //
 // It responds with 202 {"accepted":[{"id","uri"}]} when the event is durable. The list is empty if no mapping
-// matches. Errors look like those of POST /events. It checks, in this order: Host and Origin, source, method, size,
+// matches. Errors have the same form as the errors of POST /events. It checks, in this order: Host and Origin, source, method, size,
 // signature, encoding, quota, JSON, mapping, event.
 type Handler struct {
 	Intake
@@ -147,7 +147,7 @@ func withoutKey(r *http.Request) *http.Request {
 	return logged
 }
 
-// source finds the source of a request. The path has a key if and only if the source's scheme is none.
+// source finds the source of a request. The path must have a key if the source's scheme is "none", and must not have one otherwise.
 func (h *Handler) source(r *http.Request) (source.Source, error) {
 	all, err := h.sources(r.Context())
 	if err != nil {

@@ -102,8 +102,7 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
-// newFixtureOf does what newFixture does with other files and secrets, and also returns the parsed catalog and
-// sources.
+// newFixtureOf creates a fixture like newFixture, with other files and secrets, and also returns the parsed catalog and sources.
 func newFixtureOf(tb testing.TB, catalogFile, configFile string, secrets map[string]string) (*fixture, *catalog.Catalog, []source.Source) {
 	tb.Helper()
 	cat, err := catalog.Parse([]byte(catalogFile))

@@ -67,7 +67,7 @@ func (in *Intake) keep(ctx context.Context, s source.Source, doc any, who identi
 	return nil
 }
 
-// faultsOf returns the faults in an error's data, or nil if there are none.
+// faultsOf returns the faults in an error's data, or nil if the error has no faults.
 func faultsOf(err error) any {
 	switch data := fault.DataOf(err).(type) {
 	case source.Unfit:

@@ -189,8 +189,7 @@ func (broken) Write(context.Context, ...store.Op) error {
 	return fault.New(fault.Unavailable, "the disk is full")
 }
 
-// TestOutcomesAreCounted: SRC-03, OPS-12. Every outcome is counted, including those that are not recorded or whose
-// record fails.
+// SRC-03, OPS-12: every outcome is counted, even if it is not recorded or its record cannot be written.
 func TestOutcomesAreCounted(t *testing.T) {
 	reader := otel.NewManualReader()
 	set, err := metric.NewSet(otel.NewMeterProvider(otel.WithReader(reader)))

@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestDecimal compares our comparison with that of exact fractions. The product cannot use those, because a number
+// TestDecimal compares our comparison with a comparison of exact fractions. The product cannot use exact fractions, because a number
 // with a large exponent would take a lot of memory.
 func TestDecimal(t *testing.T) {
 	number := rapid.Custom(func(t *rapid.T) json.Number {

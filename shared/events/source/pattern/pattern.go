@@ -5,8 +5,8 @@
 // every leaf matches, and a leaf matches if one of its values does. If a document has an array, the pattern is
 // applied to each of its elements. Leaves below the same array of objects must all match in the same element.
 //
-// The package imports only fault, jsonpointer and jsonrpc. Package source defines documents, and what happens to
-// those that match.
+// The package imports only fault, jsonpointer and jsonrpc. Package source defines documents, and turns matching documents into
+// events.
 package pattern
 
 import (
@@ -67,7 +67,7 @@ type leaf struct {
 	values  []test
 }
 
-// test reports whether a value that is neither an object nor an array is allowed.
+// test reports whether a scalar value is allowed.
 type test func(value any) bool
 
 // missing stands for a member that does not exist, as opposed to one that is null.

@@ -59,6 +59,6 @@ func absent(paths []string) error {
 	if len(there) > 1 {
 		verb = "exist"
 	}
-	return fault.New(fault.Conflict, "%s %s already; nothing was written. Write into another folder with --dir and copy the entries of events and sources from there, or replace the files with --force",
+	return fault.New(fault.Conflict, "%s %s already, so no file was written. Write into another folder with --dir and copy the entries of events and sources from there, or replace the files with --force",
 		strings.Join(there, " and "), verb)
 }

@@ -12,8 +12,8 @@ import (
 // at is the time of most examples: 2026-10-19T00:00:00Z.
 var at = time.Unix(1792411200, 0)
 
-// TestKnownAnswers verifies requests whose signatures were made elsewhere. Comments mark those that a provider's
-// documentation prints. The others were made with the documentation's formula and
+// TestKnownAnswers verifies requests whose signatures were made elsewhere. A comment marks each signature that is printed in a
+// provider's documentation. The others were made with the documentation's formula and
 //
 //	printf '%s' SIGNED | openssl dgst -sha256 -hmac SECRET
 //

@@ -70,8 +70,8 @@ func bindGitLab(s Settings, secret string) (check, error) {
 	}, nil
 }
 
-// equalTo returns a function that compares a string with the secret. Its time depends neither on where they differ
-// nor on the secret's length.
+// equalTo returns a function that compares a string with the secret. It takes the same time wherever they differ, and whatever the
+// secret's length is.
 func equalTo(secret string) func(string) bool {
 	want := sha256.Sum256([]byte(secret))
 	return func(s string) bool {

@@ -86,13 +86,14 @@ func TestLiveStreamsWinOverDeadOnes(t *testing.T) {
 				time.Sleep(time.Minute)
 				for name, h := range map[string]*held{"oldest": first, "second": second, "newest": third} {
 					if isLost(h) {
-						t.Errorf("the %s, which lives, was superseded", name)
+						t.Errorf("the %s stream, which is still open, was superseded", name)
 					}
 				}
 				fourth := take(t, fleet, alice)
 				time.Sleep(time.Minute)
 				if !isLost(first) || isLost(second) || isLost(third) || isLost(fourth) {
-					t.Error("among those that live it is not the oldest that was superseded")
+					t.Errorf("superseded: oldest %t, second %t, third %t, fourth %t; want only the oldest of the open streams",
+						isLost(first), isLost(second), isLost(third), isLost(fourth))
 				}
 				for _, h := range []*held{first, second, third, fourth, dead} {
 					h.Release()
