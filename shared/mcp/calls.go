@@ -51,14 +51,14 @@ func (h *calls) routeRead(c *method.Call) (route, bool, error) {
 		return route{}, false, err
 	}
 	ctx := c.Request.Context()
-	if cat, err := h.catalogs.Of(ctx, c.Principal); err == nil && known(cat, uri) {
+	if cat, err := h.catalogs.Of(ctx, c.Principal); err == nil && isInCatalog(cat, uri) {
 		return route{}, false, nil
 	}
 	return route{api.Resources, uri, "uri"}, h.backends.Has(ctx, c.Client(), api.Resources, uri), nil
 }
 
-// known reports whether the catalog has a URI. Backends are not asked for such URIs, neither here nor for subscriptions.
-func known(cat *catalog.Catalog, uri string) bool {
+// isInCatalog reports whether the catalog has a URI. Reads of such URIs, and subscriptions to them, are never forwarded to backends.
+func isInCatalog(cat *catalog.Catalog, uri string) bool {
 	_, _, err := match.Resolve(cat, uri)
 	return err == nil
 }

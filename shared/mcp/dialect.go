@@ -220,7 +220,7 @@ func (d dialect) get(w http.ResponseWriter, c *method.Call) {
 }
 
 // An answer to a POST reaches the session's open stream as a notice on the session's topic of the log, because another instance may hold the
-// stream. The answer may contain secrets that must not be stored in clear text, e.g. that of a webhook. So it is sealed with a key
+// stream. The answer may contain secrets that must not be stored in clear text, e.g. a webhook's secret. So it is sealed with a key
 // that is derived from the session's id, of which the store has only a hash.
 
 // maxResponse is the largest answer in bytes that a notice can carry. In Base64 it is smaller than [store.MaxItem]. A larger answer

@@ -62,8 +62,8 @@ type Options struct {
 	// Conversation handles the messages of conversations. It is optional.
 	Conversation streams.Conversation
 
-	// EventTools makes tools that serve events to clients that know only tools, for example those of package logsource.
-	// It needs Feeds; nil is none.
+	// EventTools makes tools that serve events to clients that know only tools, for example the tools of package logsource.
+	// It needs Feeds. Nil means that there are no such tools.
 	EventTools func(*streams.Streams) events.Tools
 
 	// Profile returns a principal's profile of the MCP Events extension. Nil means [spec.Released] for all.

@@ -30,7 +30,7 @@ func (e *Endpoint) postStateless(w http.ResponseWriter, c *method.Call) {
 }
 
 // checkVersion checks that the header and _meta name the same supported revision, and that _meta has the required members. A notification
-// needs neither.
+// may lack both.
 func checkVersion(c *method.Call, supported []spec.Version) *jsonrpc.Error {
 	headers := c.Request.Header[spec.HeaderVersion]
 	raw := jsonrpc.Member(c.Meta, spec.MetaVersion)

@@ -152,8 +152,8 @@ func (h *Completions) seen(ctx context.Context, p auth.Principal, cat *catalog.C
 	return values, nil
 }
 
-// rank returns the values that match the typed text, without duplicates. Values that begin with the text come before those that contain it. If a
-// claim restricts the variable, rank keeps only the caller's values.
+// rank returns the values that match the typed text, without duplicates. Values that begin with the text precede values that only contain
+// it. If a claim restricts the variable, rank keeps only the caller's values.
 func (q completing) rank(p auth.Principal, values []string) []string {
 	typed := strings.ToLower(q.typed)
 	begin, within := []string{}, []string(nil)

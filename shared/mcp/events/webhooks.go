@@ -70,7 +70,7 @@ func (h *Webhooks) Register(ctx context.Context, c *method.Call) (method.Result,
 	return method.Result{Members: [][]byte{[]byte(`"subscription":`), text}}, nil
 }
 
-// Deregister serves resources/subscriptions/deregister. It gives the same answer for unknown and malformed URIs and for those of other
+// Deregister serves resources/subscriptions/deregister. It gives the same answer for unknown URIs, malformed URIs, and URIs of other
 // principals.
 func (h *Webhooks) Deregister(ctx context.Context, c *method.Call) (method.Result, error) {
 	uri, err := c.Required("uri")

@@ -140,7 +140,7 @@ type Source interface {
 	Subscribe(ctx context.Context, name string, arguments json.RawMessage) (subscription string, err error)
 	// Unsubscribe ends a subscription. It reports false if there is no such subscription.
 	Unsubscribe(ctx context.Context, subscription string) (ended bool, err error)
-	// Read returns the unread events of a subscription. If there are none, it waits for them as long as the query says.
+	// Read returns the unread events of a subscription. If all events are read, it waits for the next ones as long as the query says.
 	Read(ctx context.Context, q Query) (*Events, error)
 }
 

@@ -17,8 +17,8 @@ import (
 //	stream                             ends                 see the admission of package streams      see there
 //
 // In the revisions with sessions, a disconnect does not cancel a request (2025-11-25, Transports, "Sending Messages to the Server"). Only
-// Lambda sets a deadline for the request; a server has none. While an answer is written, [sse.Writer] and [Send] move the connection's
-// write deadline forward.
+// Lambda sets a deadline for the request; a stand-alone server does not. While an answer is written, [sse.Writer] and [Send] move the
+// connection's write deadline forward.
 
 const (
 	// DetachedFor is how long a request may run whose client may have disconnected.

@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/jsonrpc"
 )
 
-// allMissing returns an error that names all missing scopes of an operation: that of the method, and those of every event type in
+// allMissing returns an error that names all missing scopes of an operation: the method's scope and the scopes of every event type in
 // the params. Thus a client has to ask its user only once (MCP 2026-07-28, Scope Challenge Handling).
 func (r *Replies) allMissing(c *Call, m Row, err error) error {
 	needed := r.entryScopes(c, m)

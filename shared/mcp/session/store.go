@@ -1,7 +1,7 @@
 // Package session stores the sessions of the session-based revisions, so that any instance can serve them.
 //
-// It stores the subscriptions of a session, its newest stream and its used request ids. How a request names its session, and what a stream
-// sends, is in shared/mcp. Only [Store] reads and writes sessions.
+// It stores the subscriptions of a session, its newest stream and its used request ids. Package shared/mcp finds the session of a request
+// and sends the messages of streams. Only [Store] reads and writes sessions.
 package session
 
 import (

@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// BenchmarkSendEvent is one event on its way through one open listen.
+// BenchmarkSendEvent measures the way of one event through one open listen.
 func BenchmarkSendEvent(b *testing.B) {
 	cat, err := catalog.Parse([]byte("events: [{name: ci.deploy, uri: 'event://ci/deploy', description: Deployed., payloadSchema: {type: object}}]"))
 	if err != nil {

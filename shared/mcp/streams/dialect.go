@@ -163,8 +163,8 @@ const (
 	eventLifecycle    = "lifecycle"
 )
 
-// AppendResponses appends the response or the batch of responses in a body as events. id returns the id of an event and is told whether the
-// event is the last one. It may be nil.
+// AppendResponses appends the response or the batch of responses in a body as events. The function id returns the id of an event. Its
+// argument is true for the last event. It may be nil.
 func AppendResponses(dst, body []byte, id func(last bool) string) []byte {
 	responses := [][]byte{body}
 	if len(body) > 0 && body[0] == '[' {

@@ -9,8 +9,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/protocol/sse"
 )
 
-// Framing defines how a kind of stream writes its messages: a listen, an events/stream, the stream of a session or that of the dialect. All
-// of them share the loop in [Writer.run]. Begin and End must be set. If another hook is nil, the loop uses its default.
+// Framing defines how a kind of stream writes its messages. There is a framing for listens, for events/stream, for the streams of sessions,
+// and for the dialect's stream. All of them share the loop in [Writer.run]. Begin and End must be set. If another hook is nil, the loop
+// uses its default.
 type Framing struct {
 	// Begin sends the first message. After that, began is called.
 	Begin func() error

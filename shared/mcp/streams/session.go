@@ -177,8 +177,8 @@ type subscribed struct {
 	after int64
 }
 
-// subscriptions returns the URIs of the session, and the targets of those that the stream does not have yet. It leaves out targets that are no
-// longer in the catalog or that the caller may no longer read.
+// subscriptions returns the URIs of the session, and the targets of the URIs that the stream does not have yet. It leaves out targets that
+// are no longer in the catalog or that the caller may no longer read.
 func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool, fresh map[string]subscribed, err error) {
 	stored, err := s.writer.Streams.Sessions.Subscriptions(ctx, s.sess.Key)
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package streams serves the streams of the MCP endpoint: subscriptions/listen, the GET stream of a session and that of the
+// Package streams serves the streams of the MCP endpoint: subscriptions/listen, the GET stream of a session and the GET stream of the
 // named-event dialect. Package events adds events/stream.
 //
 // [Streams.Hold] admits a stream and keeps it open. There is one [Writer] for all kinds of streams: it passes on the deliveries of a

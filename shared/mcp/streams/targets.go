@@ -95,7 +95,7 @@ func (ts *Targets) Resolve(ctx context.Context, cat *catalog.Catalog, p auth.Pri
 // SubscriptionScheme begins the URI of a webhook subscription.
 const SubscriptionScheme = "subscription://"
 
-// Permitted returns the event types of a resolved URI that the principal may receive, or an error if there are none.
+// Permitted returns the event types of a resolved URI that the principal may receive, or an error if it may not receive any.
 func Permitted(p auth.Principal, access []match.Access) ([]match.Access, error) {
 	var out []match.Access
 	var denied error

@@ -388,7 +388,7 @@ func (w *Writer) resolveAgain(ctx context.Context) error {
 	return nil
 }
 
-// topics returns the topics that the stream follows in addition to those of its targets.
+// topics returns the topics that the stream follows in addition to the topics of its targets.
 func (w *Writer) topics(ctx context.Context) []string {
 	var out []string
 	lists := w.interests.resources || w.interests.tools || w.interests.prompts
