@@ -35,8 +35,8 @@ const (
 // perLine is the number of bytes that CloudWatch Logs adds to each line.
 const perLine = 26
 
-// assumed is how long an invocation takes: a local machine does not tell. A delivery adds to
-// its invocation, a process to its first; connecting to an endpoint is part of that of a cold one.
+// assumed is how long an invocation takes. It is assumed because a local machine cannot show it. A delivery makes its invocation
+// longer, and a new process makes its first invocation longer, which includes connecting to an endpoint.
 var assumed = map[string]time.Duration{
 	"PublishFunction": 15 * time.Millisecond, "FanoutFunction": 40 * time.Millisecond, "DispatchFunction": 60 * time.Millisecond,
 	polling: 10 * time.Millisecond, "RetryFunction": 50 * time.Millisecond, "RelayFunction": 50 * time.Millisecond,

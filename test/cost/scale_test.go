@@ -27,7 +27,7 @@ const (
 	groupBatch      = 10.0    // messages of a FIFO queue per invocation
 )
 
-// What is not a quota: from the tables of docs/explanation/benchmarks.md, or assumed as there.
+// These figures are not quotas. They are from the tables of docs/explanation/benchmarks.md, or assumed as on that page.
 const (
 	fanoutBatch  = 0.080 // seconds: 40 ms of fanout, and as much to receive and delete
 	publishCall  = 0.015
@@ -38,7 +38,8 @@ const (
 	logged       = 0.75  // KB of an event of 500 B in the log
 	streamPolls  = 4.0   // of the log a second, while there is traffic
 
-	// Dollars for a million deliveries, and requests for each; priceIdle is that of a million subscriptions.
+	// The prices are dollars for a million deliveries, and priceIdle is the price of a million subscriptions. The requests are per
+	// delivery.
 	priceWide, pricePages, priceBatches, priceSingle, priceQuiet = 0.12, 0.06, 0.68, 1.43, 5.30
 	requestsPages, requestsBatches, requestsSingle               = 0.035, 1.08, 2.26
 	priceIdle                                                    = 2.13

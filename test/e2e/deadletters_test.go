@@ -20,7 +20,7 @@ const poison = `{"workspace":"beside","uri":"event://no/such"}`
 // than one step for them.
 const gaveUp = 8
 
-// stuck are the ids of accepted events that the events queue has given up. stuckEvent returns the message that
+// stuck returns the ids of accepted events that the events queue has given up. stuckEvent returns the message that
 // publish would have sent to fanout.
 func stuck() (ids []string) {
 	for i := range gaveUp {

@@ -211,6 +211,6 @@ func converse(t *testing.T, addr, text string) (status int) {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		return 0
 	}
-	t.Errorf("got neither a response nor the end of the connection: %v", err)
+	t.Errorf("got %v, want a response or the end of the connection", err)
 	return 0
 }

@@ -71,7 +71,7 @@ func total(text, pattern string) (sum int) {
 	return sum
 }
 
-// outage is a day of an operator: an endpoint fails, its dead letters are inspected, counted and replayed, and the
+// outage plays a day of an operator: an endpoint fails, its dead letters are inspected, counted and replayed, and the
 // processes that do so are killed on the way.
 func outage(t *testing.T, s shaky) {
 	const some = 10

@@ -90,7 +90,7 @@ func (a *access) write(ctx context.Context, do func(context.Context, ...store.Op
 		return errCut
 	}
 	a.writes.Add(1)
-	// Record the keys before the write, so that none is missed. sessionKeys drops those that were not written after all.
+	// Record the keys before the write, so that none is missed. sessionKeys drops keys whose write failed.
 	a.ledger.mu.Lock()
 	for _, op := range ops {
 		if op.Item.Table == store.Sessions && op.Kind != store.OpDelete && op.Kind != store.OpCheck {

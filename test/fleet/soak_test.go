@@ -121,8 +121,8 @@ type soak struct {
 	counts                                 sync.Map // tool -> *atomic.Int64
 }
 
-// startBackends starts backends of both kinds. The misbehaving backend has several URLs, which differ in what its
-// notification stream does wrong.
+// startBackends starts backends of both kinds. The misbehaving backend has several URLs, each with another fault in its
+// notification stream.
 func (s *soak) startBackends() (all []api.Backend) {
 	rogue := harness.StartBackend(s.t, backend.Misbehaving)
 	for prefix, kind := range map[string]backend.Kind{"s25_": backend.Stateful, "s26_": backend.Stateless} {
@@ -542,8 +542,8 @@ func (s *soak) changeBackends(ctx context.Context) {
 	}
 }
 
-// checkLeftovers checks that the load left no calls, entries in the store or goroutines behind, except those of clients
-// that vanished.
+// checkLeftovers checks that the load left no calls, entries in the store or goroutines behind. Clients that vanished may leave
+// some.
 func (s *soak) checkLeftovers() {
 	t := s.t
 	for prefix, b := range s.sound {

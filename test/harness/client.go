@@ -97,7 +97,7 @@ func (c *Client) Initialize(tb testing.TB) json.RawMessage {
 	return result
 }
 
-// TryInitialize is like [Client.Initialize], for tests in which the server may be down.
+// TryInitialize works like [Client.Initialize], but returns an error if the server is down.
 func (c *Client) TryInitialize(ctx context.Context) (json.RawMessage, error) {
 	c.Session = ""
 	a, err := c.Try(ctx, "initialize", map[string]any{
@@ -242,7 +242,7 @@ func (c *Client) Notify(tb testing.TB, method string, params map[string]any) int
 	return status
 }
 
-// TryNotify is like [Client.Notify], for tests in which the server may be down.
+// TryNotify works like [Client.Notify], but returns an error if the server is down.
 func (c *Client) TryNotify(ctx context.Context, method string, params map[string]any) (int, error) {
 	req, err := c.Request(ctx, method, params, nil)
 	if err != nil {

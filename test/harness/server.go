@@ -136,7 +136,7 @@ func (s *Server) Start() {
 	}
 }
 
-// TryStart is like [Server.Start], for a server that may refuse to start.
+// TryStart works like [Server.Start], but returns an error if the server refuses to start.
 func (s *Server) TryStart(ctx context.Context) error {
 	p, err := begin(s.tb.TempDir(), s.env, s.out, s.binary, s.args...)
 	if err != nil {

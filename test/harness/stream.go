@@ -87,7 +87,7 @@ func (c *Client) Listen(tb testing.TB, id any, notifications, meta map[string]an
 	return s
 }
 
-// TryListen is like [Client.Listen], for tests in which the server may be down.
+// TryListen works like [Client.Listen], but returns an error if the server is down.
 func (c *Client) TryListen(ctx context.Context, id any, notifications, meta map[string]any) (*Stream, error) {
 	params := map[string]any{"notifications": notifications}
 	if meta != nil {
@@ -108,7 +108,7 @@ func (c *Client) Stream(tb testing.TB, id any, method string, params map[string]
 	return s
 }
 
-// TryStream is like [Client.Stream], for tests in which the server may be down.
+// TryStream works like [Client.Stream], but returns an error if the server is down.
 func (c *Client) TryStream(ctx context.Context, id any, method string, params map[string]any) (*Stream, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	req, err := c.Request(ctx, method, params, id)
@@ -131,7 +131,7 @@ func (c *Client) Open(tb testing.TB, lastEventID string) *Stream {
 	return s
 }
 
-// TryOpen is like [Client.Open], for tests in which the server may be down.
+// TryOpen works like [Client.Open], but returns an error if the server is down.
 func (c *Client) TryOpen(ctx context.Context, lastEventID string) (*Stream, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL, nil)

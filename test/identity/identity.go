@@ -76,7 +76,7 @@ func (k *Key) Sign(tb testing.TB, header, claims Claims) string {
 	return k.SignBytes(tb, header, encode(tb, claims))
 }
 
-// SignBytes is like [Key.Sign], but the payload need not be JSON.
+// SignBytes signs any payload, while [Key.Sign] needs JSON.
 func (k *Key) SignBytes(tb testing.TB, header Claims, payload []byte) string {
 	tb.Helper()
 	full := Claims{"alg": k.Alg, "kid": k.ID, "typ": "at+jwt"}

@@ -22,8 +22,8 @@ import (
 	"github.com/mcp-events/mcpevents/test/identity"
 )
 
-// TestChatGPT goes through MCP Events as ChatGPT is documented to (OpenAI's guide "MCP Events" and what servers saw of
-// it), message by message, with its key as a secret path: EVX-20, EVX-22, RCH-05. ChatGPT itself cannot run in a test.
+// TestChatGPT sends the messages of MCP Events that ChatGPT sends, according to OpenAI's guide "MCP Events" and the logs of servers, with
+// its key as a secret path: EVX-20, EVX-22, RCH-05. ChatGPT itself cannot run in a test.
 func TestChatGPT(t *testing.T) {
 	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {

@@ -12,11 +12,10 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestEvents shows poll and push of MCP Events with the two SDKs that let an application send
-// requests, and get notifications, that they do not know. No client that knows these
-// methods itself was to be had: the AI SDK's has webhooks alone, and Mastra's release 2.0.0 none
-// of the extension. The TypeScript SDK does not tell who sent a request of its own that
-// the stream of its answer broke; the application has to miss the heartbeats.
+// TestEvents tests poll and push of MCP Events with the two SDKs that let an application send requests, and receive notifications, that
+// the SDK does not know. We found no client that knows these methods itself: the AI SDK supports only webhooks, and Mastra's release
+// 2.0.0 does not support the extension. If the stream of an answer breaks, the TypeScript SDK does not report it for such requests, so
+// the application has to notice that heartbeats are missing.
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {

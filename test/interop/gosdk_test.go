@@ -123,7 +123,7 @@ func (c *goClient) carryOut(t *testing.T, do, uri string) (any, error) {
 		}
 		return json.RawMessage(r.Contents[0].Text), nil
 	case "resume":
-		// It takes itself for subscribed until it is told otherwise.
+		// The session believes that it is subscribed until it unsubscribes.
 		if err := c.session.Unsubscribe(ctx, &sdk.UnsubscribeParams{URI: uri}); err != nil {
 			return nil, err
 		}

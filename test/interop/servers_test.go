@@ -26,7 +26,7 @@ import (
 // theirs is a server that others made, as a process.
 type theirs struct {
 	t *testing.T
-	// command makes its process, and key is what the caller is known by there.
+	// command returns the command that starts the server, and key is the caller's key there.
 	command func() *exec.Cmd
 	key     string
 	// hooks are where the client receives its webhooks.

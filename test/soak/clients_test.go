@@ -83,7 +83,7 @@ func (c *client) begin(ctx context.Context) error {
 	return nil
 }
 
-// follow keeps the client's stream open until ctx ends, and reopens it now and then.
+// follow keeps the client's stream open until ctx ends, and sometimes reopens it.
 func (c *client) follow(ctx context.Context, r *rand.Rand) {
 	last := ""
 	for first := true; ctx.Err() == nil; first = false {

@@ -38,7 +38,7 @@ func TestTheTableOfTheSpecification(t *testing.T) {
 				}
 			}
 			if said == "" {
-				t.Errorf("docs/reference/sep-3415.md says nothing of %q", section)
+				t.Errorf("docs/reference/sep-3415.md does not mention %q", section)
 			}
 		}
 	})

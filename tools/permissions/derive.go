@@ -581,7 +581,7 @@ func (t *trace) follow(v ssa.Value, path []string) {
 // operand returns the value that an instruction changes, which is its first operand.
 func operand(v ssa.Value) ssa.Value { return *v.(ssa.Instruction).Operands(nil)[0] }
 
-// into follows what is written to an address, a slice or a map.
+// into follows the values that are written to an address, a slice or a map.
 func (t *trace) into(addr ssa.Value, path []string) {
 	var users []ssa.Instruction
 	if g, ok := addr.(*ssa.Global); ok {

@@ -50,7 +50,7 @@ func TestDerive(t *testing.T) {
 				}
 			}
 			if len(missing(want.function, left, needs[want.function])) == 0 {
-				t.Errorf("%s: without %s on %s nothing is missing", want.function, want.need.action, want.need.resource)
+				t.Errorf("%s: %s on %s is not reported as missing", want.function, want.need.action, want.need.resource)
 			}
 		}
 	})

@@ -137,8 +137,8 @@ func byPoller(p permission) bool {
 	return slices.Contains([]string{"sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes", "sqs:ChangeMessageVisibility"}, p.action)
 }
 
-// alike is the permission that comes with this one: the store reads one key or several, and writes
-// one item or several, by two actions.
+// alike returns the permission that is always granted together with this one. The store has separate actions for one key and for
+// several keys, and for one item and for several items.
 func (p permission) alike() permission {
 	for _, pair := range [][2]string{
 		{"dynamodb:GetItem", "dynamodb:BatchGetItem"}, {"dynamodb:BatchGetItem", "dynamodb:GetItem"}, {"dynamodb:BatchWriteItem", "dynamodb:PutItem"},

@@ -31,8 +31,8 @@ var levels = map[string]string{
 	"Log": "", "LogAttrs": "", // their level is a variable
 }
 
-// TestTheLogReferenceIsComplete: Whoever sees a log line finds it in the reference, and whatever
-// is in the reference can be seen in a log.
+// TestTheLogReferenceIsComplete checks that the reference has every log message, and that the program can log every message of the
+// reference.
 func TestTheLogReferenceIsComplete(t *testing.T) {
 	found := messages(t)
 	listed := rows(t, logPage, "## Log messages")

@@ -1,14 +1,13 @@
-// Command testview makes the stream of "go test -json" readable again, while
-// keeping it for whoever wants to count: the conformance table does.
+// Command testview makes the stream of "go test -json" readable again, and keeps the stream in a file, from which the conformance table
+// counts tests.
 //
 //	go test -json ./... | go run ./tools/testview -log build/test.json
 //
-// It prints what go test prints without -json: one line per package as it ends,
-// and the output of the tests that failed. Its exit code is 1 when a test failed,
-// a package did not build or the stream ended early.
+// Its output is like the output of go test without -json: one line per package as it ends, and the output of failed tests. Its exit code
+// is 1 if a test failed, a package did not build, or the stream ended early.
 //
-// A run that leaves tests out on purpose says so in the summary (-left); the run that has
-// them fails without them (-with), so that the list names tests there are.
+// The flag -left names tests that a run leaves out on purpose, and the summary lists them. The flag -with names tests that a run must
+// have. It fails without them, so that the list contains only existing tests.
 package main
 
 import (

@@ -26,7 +26,7 @@ const maxKept = 1 << 20
 
 type counts struct{ passed, failed, skipped int }
 
-// viewer keeps the output of running tests and prints that of failed ones.
+// viewer keeps the output of running tests and prints the output of failed ones.
 type viewer struct {
 	out    io.Writer
 	tests  map[string]*strings.Builder // by package and test
@@ -98,8 +98,7 @@ func (v *viewer) keep(l line) {
 	b.WriteString(l.Output)
 }
 
-// packageLine prints what belongs to no test, without the PASS and FAIL that
-// stand alone before a package's last line.
+// packageLine prints output that belongs to no test. It leaves out the lines PASS and FAIL before a package's last line.
 func (v *viewer) packageLine(text string) {
 	switch trimmed := strings.TrimRight(text, "\n"); {
 	case trimmed == "PASS" || trimmed == "FAIL":
@@ -130,8 +129,8 @@ func (v *viewer) test(l line) {
 	delete(v.tests, key)
 }
 
-// unfinished prints what was running when a package failed: the test that
-// panicked or ran out of time. An empty pkg is all packages.
+// unfinished prints the tests that were running when a package failed, because they panicked or ran out of time. An empty pkg means all
+// packages.
 func (v *viewer) unfinished(pkg string) {
 	for _, key := range slices.Sorted(maps.Keys(v.tests)) {
 		if pkg == "" || strings.HasPrefix(key, pkg+" ") {

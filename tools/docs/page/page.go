@@ -107,7 +107,7 @@ func (b Block) Commands() []string {
 			open = strings.TrimSuffix(open, `\`)
 			continue
 		}
-		if strings.Count(open, "'")%2 == 1 { // a quoted text goes on
+		if strings.Count(open, "'")%2 == 1 { // a quoted text continues on the next line
 			open += "\n"
 			continue
 		}
