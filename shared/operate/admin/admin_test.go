@@ -218,8 +218,8 @@ func TestSwitches(t *testing.T) {
 	f.call("op", "PUT", "switches/all", `{"raeson":"x"}`, 400, nil)
 }
 
-// TestWhoMayDoWhat: OPS-01, OPS-09. What is another's can not be told apart from what does not exist.
-func TestWhoMayDoWhat(t *testing.T) {
+// OPS-01, OPS-09: each caller may do only what its scopes allow. Objects of other owners look as if they did not exist.
+func TestPermissions(t *testing.T) {
 	f := start(t, nil)
 	id := f.subscribe("alice", "/a", built)
 	f.answerWith(413)

@@ -155,8 +155,8 @@ func TestOverview(t *testing.T) {
 	}
 }
 
-// TestThoseOfAnEvent: OPS-11. Who is to get an event: those to its type, and those to a parent, each once.
-func TestThoseOfAnEvent(t *testing.T) {
+// OPS-11: the subscriptions that receive an event, to its type or to a parent, are each listed once.
+func TestSubscriptionsOfAnEvent(t *testing.T) {
 	f := start(t, nil)
 	const uri = "event://incidents/api/created"
 	want := []string{f.subscribe("alice", "/1", "event://incidents/api"), f.subscribe("bob", "/2", uri), f.subscribe("alice", "/3", uri, "event://incidents")}

@@ -27,7 +27,7 @@ const (
 `
 )
 
-// startSources starts a server with sources, and returns what sends requests to one.
+// startSources starts a server with sources, and returns a function that sends requests to the source builds.
 func startSources(t *testing.T, keep string) (f *fixture, send func(body string) int) {
 	t.Setenv("MCPEVENTS_TEST_BUILDS", buildKey)
 	f = start(t, func(o *standalone.Options) {

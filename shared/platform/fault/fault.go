@@ -10,7 +10,7 @@ import (
 	"runtime/debug"
 )
 
-// Kind classifies an error by what the caller can do about it.
+// Kind classifies an error by the caller's options: correct the request, authenticate, wait, or report a defect.
 type Kind uint8
 
 const (

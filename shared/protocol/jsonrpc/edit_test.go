@@ -79,7 +79,7 @@ func FuzzReplace(f *testing.F) {
 		if !maps.EqualFunc(was, is, func(a, b json.RawMessage) bool { return string(a) == string(b) }) && strings.ToValidUTF8(name, "") == name {
 			t.Fatalf("%s became %s", before, got)
 		}
-		// What is around the value is the same, to the byte.
+		// The bytes before and after the value stay the same.
 		if changed {
 			at, end := locate(raw, name)
 			if string(got[:at]) != before[:at] || string(got[at:len(got)-(len(before)-end)]) != string(value) ||

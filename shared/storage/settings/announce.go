@@ -48,8 +48,8 @@ func Unannounced(kind Kind, document string, workspaces []string, version int64)
 	})}
 }
 
-// UnannouncedOf does what [Unannounced] does, for documents whose versions may have different workspaces. It keeps a record per
-// version.
+// UnannouncedOf records an announcement like [Unannounced], for documents whose versions may have different workspaces. It keeps a
+// record per version.
 func UnannouncedOf(kind Kind, workspaces []string, version int64) []store.Op {
 	return Unannounced(kind, strconv.FormatInt(version, 10), workspaces, version)
 }

@@ -281,7 +281,7 @@ func Each(ctx context.Context, db DB, partition Key, what string, visit func(*It
 	return EachOf(ctx, db, Query{Table: partition.Table, Partition: partition.Partition, Limit: 1000}, what, visit)
 }
 
-// EachOf is [Each] for all pages of a query.
+// EachOf visits the items of a query like [Each], page by page.
 func EachOf(ctx context.Context, db DB, q Query, what string, visit func(*Item) error) error {
 	for {
 		page, err := db.Query(ctx, q)

@@ -33,7 +33,7 @@ func TestContract(t *testing.T) {
 	for name, a := range map[string]struct {
 		method, path, kind, body string
 		status                   int
-		fault                    string // "" is none
+		fault                    string // a part of the error, or empty if the answer is valid
 	}{
 		"as described":              {"GET", "/things/1", json, `{"at":"2026-11-23T10:00:00Z"}`, 200, ""},
 		"a stream":                  {"GET", "/things/1", "text/event-stream", "data: {}\n\n", 200, ""},

@@ -34,7 +34,7 @@ func Run(t *testing.T, open func(t *testing.T) Backend) {
 	run(t, func(t *testing.T, c testCase) { c.run(&bench{T: t, Backend: open(t)}) })
 }
 
-// RunInBubbles does what Run does, for queues in this process. Each case runs in a synctest bubble, so that delays take no time.
+// RunInBubbles tests queues in this process like [Run]. Each case runs in a synctest bubble, so that delays take no time.
 func RunInBubbles(t *testing.T, open func(t *testing.T) Backend) {
 	run(t, func(t *testing.T, c testCase) {
 		synctest.Test(t, func(t *testing.T) { c.run(&bench{T: t, Backend: open(t)}) })
@@ -142,7 +142,7 @@ func (r *record) add(batch ...queue.Message) {
 	}
 }
 
-// accept is a handler that accepts all messages.
+// accept accepts all messages. It is a [queue.Handler].
 func (r *record) accept(_ context.Context, batch []queue.Message) ([]string, error) {
 	r.add(batch...)
 	return nil, nil

@@ -41,7 +41,7 @@ func (mq *memoryQueue) settle(b *batch, failed func(*message) bool, opts *queue.
 	mq.wakeReader()
 }
 
-// settleGroups does what settle does, for a FIFO queue. It returns the failed messages of a group to its front. Only the first of
+// settleGroups sorts the messages of a batch like settle, for a FIFO queue. It returns the failed messages of a group to its front. Only the first of
 // them has failed itself, so the others do not count a receive.
 func (mq *memoryQueue) settleGroups(b *batch, failed func(*message) bool, opts *queue.ConsumeOptions, now time.Time) {
 	type outcome struct {

@@ -16,7 +16,7 @@ import (
 // them from absent ones.
 type model map[store.Key]store.Item
 
-// apply is [store.DB.Write]. It reports false if there is a conflict.
+// apply writes like [store.DB.Write]. It reports false if there is a conflict.
 func (m model) apply(ops []store.Op) bool {
 	for _, op := range ops {
 		item, exists := m[op.Item.Key]

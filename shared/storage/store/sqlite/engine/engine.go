@@ -136,7 +136,7 @@ func (e *Engine) Read(ctx context.Context, f func(c *Conn) error) error {
 	return err
 }
 
-// Snapshot does what [Engine.Read] does, and all statements see the same commit.
+// Snapshot reads like [Engine.Read], and all statements of f see the same commit.
 func (e *Engine) Snapshot(ctx context.Context, f func(c *Conn) error) error {
 	return e.Read(ctx, func(c *Conn) error {
 		if err := run(c, "BEGIN"); err != nil {

@@ -96,7 +96,7 @@ func (e *Engine) Post(job Job) error {
 // number of such jobs is not bounded, so callers must bound theirs.
 func (e *Engine) Lazily(job Job) error { return e.Within(lazyDelay, job) }
 
-// Within does what [Engine.Lazily] does, with another delay.
+// Within submits a job like [Engine.Lazily], with another delay.
 func (e *Engine) Within(delay time.Duration, job Job) error {
 	e.gate.RLock()
 	defer e.gate.RUnlock()
