@@ -54,8 +54,7 @@ package client
 //	client.go     Connect, sessions, Call, the list of event types
 //	subscribe.go  Subscribe and its options, the choice of the mode
 //	flow.go       the way of an event to the program's function, acknowledgments, the saved cursor
-//	poll.go       polls                                    of event types
-//	stream.go     streams                                  of event types
+//	inband.go     polls and streams                        of event types
 //	webhook.go    webhook subscriptions and their refresh  of event types
 //	uris.go       webhooks (SEP-1803) and streams          of URIs
 //	handler.go    the HTTP handler that receives webhooks
