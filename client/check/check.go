@@ -4,8 +4,7 @@
 //	check.go     a run: the order of the steps, the choice of the event type, and helpers
 //	rules.go     the rules and their sections
 //	refusals.go  checks of requests that the server must refuse
-//	poll.go      checks of polls
-//	push.go      checks of streams
+//	inband.go    checks of polls and streams
 //	webhook.go   checks of webhook subscriptions
 //	deliver.go   checks of deliveries to an endpoint
 //	conn.go      requests and streams of revision 2026-07-28
