@@ -6,20 +6,29 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"os"
 	"os/signal"
+	"runtime"
+	"runtime/debug"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/alecthomas/kong"
 	"github.com/mattn/go-isatty"
 
+	"github.com/mcp-events/mcpevents/bench/demo"
+	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/config"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/operate/admin/operate"
+	"github.com/mcp-events/mcpevents/shared/platform/fault"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/protocol/httpcall"
 )
 
 // Globals are the flags of every command.
@@ -148,4 +157,77 @@ func interruptible() (context.Context, context.CancelFunc) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	return ctx, stop
+}
+
+// Remote holds the flags of every command that calls a server.
+type Remote struct {
+	Server string `default:"http://127.0.0.1:8080" env:"MCPEVENTS_SERVER" placeholder:"URL" help:"URL of the server (${default}). If /events and /mcp are on different hosts, as on AWS without a custom domain, give the whole URL that the command needs."`
+	Key    string `env:"MCPEVENTS_KEY" placeholder:"KEY" help:"API key, sent as Authorization: Bearer KEY. Prefer the variable, because other users of the machine can see arguments."`
+}
+
+// server returns the address of the server and the identity of the caller.
+func (r *Remote) server() httpcall.Server {
+	return httpcall.Server{URL: r.Server, Key: r.Key, Agent: agent()}
+}
+
+// HealthCmd checks whether a server is healthy. Containers use it, because the image contains no other program for that.
+type HealthCmd struct {
+	Remote
+	Timeout time.Duration `default:"3s" help:"How long to wait for the answer."`
+}
+
+// Run implements the command.
+func (c *HealthCmd) Run() error {
+	ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
+	defer cancel()
+	url, err := c.server().Endpoint("/healthz")
+	if err != nil {
+		return err
+	}
+	resp, _, err := c.server().Do(ctx, http.MethodGet, url, http.Header{}, nil)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fault.New(fault.Unavailable, "%s is not healthy: HTTP %d", url, resp.StatusCode)
+	}
+	return err
+}
+
+// VersionCmd prints the version.
+type VersionCmd struct{}
+
+// Run implements the command.
+func (c *VersionCmd) Run(g *Globals) error {
+	revision := ""
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" && len(s.Value) >= 12 {
+				revision = " " + s.Value[:12]
+			}
+		}
+	}
+	_, err := fmt.Fprintf(g.out, "mcpevents %s%s %s %s/%s\n", app.Version, revision, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return err
+}
+
+// agent returns the name and version that servers see.
+func agent() string { return "mcp-events-cli/" + app.Version }
+
+// DemoCmd shows the product in one process, without any setup.
+type DemoCmd struct {
+	Timeout time.Duration `default:"30s" help:"Time limit of the demo."`
+}
+
+// Help returns the long help of the command.
+func (c *DemoCmd) Help() string {
+	return `Starts a server in this process, with a free port and a temporary data directory, and a webhook receiver. Subscribes in four ways: a webhook of SEP-1803, a webhook of MCP Events, a stream of revision 2026-07-28 and a stream of 2025-11-25. Then publishes one event and prints when it arrived at each of them. The exit code is 0 if it arrived everywhere.`
+}
+
+// Run implements the command.
+func (c *DemoCmd) Run(g *Globals) error {
+	ctx, stop := interruptible()
+	defer stop()
+	log := slog.New(slog.DiscardHandler)
+	if g.LogLevel == "debug" {
+		log = g.logger(g.err)
+	}
+	return demo.Run(ctx, demo.Options{Agent: agent(), Timeout: c.Timeout, Out: g.out, Log: log})
 }
