@@ -13,8 +13,8 @@
 //	relay       [NewRelay]                        functions/relay       one goroutine
 //	admin       operators.NewHandler              functions/admin       /admin/v1, /console
 //
-// An event gets its parts in publish.go and webhooks/webhooks.go, a subscribe in subscriptions.go and
-// webhooks/webhooks.go, and a tools/call in mcp.go. Packages webhooks and operators are separate from this one only
+// Publishing, fanout and delivery of events, and subscribing to them, get their parts in this file and in webhooks/webhooks.go. A
+// tools/call gets its parts in mcp.go. Packages webhooks and operators are separate from this one only
 // because functions that do not import them are much smaller.
 //
 // Package app contains no domain rules. It does not read the environment or create clients either: package standalone and
@@ -34,7 +34,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth/quota"
 	"github.com/mcp-events/mcpevents/shared/events/catalog"
 	eventlog "github.com/mcp-events/mcpevents/shared/events/log"
+	"github.com/mcp-events/mcpevents/shared/events/publish"
+	"github.com/mcp-events/mcpevents/shared/events/source/ingest"
+	"github.com/mcp-events/mcpevents/shared/events/stream"
+	"github.com/mcp-events/mcpevents/shared/events/subscription"
 	"github.com/mcp-events/mcpevents/shared/platform/metric"
+	"github.com/mcp-events/mcpevents/shared/platform/secret"
 	"github.com/mcp-events/mcpevents/shared/platform/trace"
 	"github.com/mcp-events/mcpevents/shared/protocol/spec"
 	"github.com/mcp-events/mcpevents/shared/storage/queue"
@@ -140,4 +145,81 @@ func NewTokenAuthenticator(l config.Limits, log *slog.Logger) (*jwt.Authenticato
 		Issuers: l.JWTIssuers, JWKS: l.JWTKeys, Audience: l.JWTAudience, Algorithms: l.JWTAlgorithms,
 		PrincipalClaim: l.JWTPrincipal, WorkspaceClaim: l.JWTWorkspace, ScopePrefix: l.JWTScopePrefix, Leeway: clockLeeway, Log: log,
 	})
+}
+
+// SubscriptionOptions connect subscriptions with a dispatcher in the same process, which uses a [delivery.Gate]. Both
+// functions are nil if the dispatcher is another process.
+//
+// [delivery.Gate]: https://pkg.go.dev/github.com/mcp-events/mcpevents/shared/events/delivery#Gate
+type SubscriptionOptions struct {
+	// Started is called before a subscription is written, and Ended before the response to the request that ended it.
+	Started, Ended func(id string)
+}
+
+// NewSubscriptions returns the service that finds and ends subscriptions. It is the role deregister, and part of other
+// roles. Registrars of package webhooks create subscriptions.
+func NewSubscriptions(c *Core, o SubscriptionOptions) *subscription.Service {
+	ofPrincipal, ofWorkspace := c.Quota(quota.Subscriptions), c.Quota(quota.WorkspaceSubscriptions)
+	return &subscription.Service{
+		Records: subscription.Records{
+			DB: c.DB, Started: o.Started, Ended: o.Ended,
+			QuotaOf: func(ctx context.Context, workspace, principal string) int64 {
+				return int64(ofPrincipal(ctx, workspace, principal))
+			},
+			SumOf: func(ctx context.Context, workspace string) int64 { return int64(ofWorkspace(ctx, workspace, "")) },
+		},
+		Catalog: c.Catalogs, Log: c.EventLog,
+		AllowAnonymous: c.Limits.AllowInsecureTargets,
+		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
+	}
+}
+
+// NewLists returns the lists of subscriptions by principal, workspace and event type.
+func NewLists(c *Core) *subscription.Lists { return &subscription.Lists{DB: c.DB} }
+
+// Publishing is the role that accepts events.
+type Publishing struct {
+	Service *publish.Service // validates events and puts them on the events queue
+	Handler *publish.Handler // serves POST /events
+	Sources *ingest.Handler  // serves POST /sources/{name}
+	Inbox   *publish.Inbox   // handles the messages of the inbox queue
+}
+
+// NewPublishing returns the role publish. The function secrets looks up the secrets of sources.
+func NewPublishing(c *Core, secrets func(context.Context, secret.Value) (string, error)) Publishing {
+	service := newPublisher(c)
+	intake := newIntake(c, service)
+	return Publishing{
+		Service: service,
+		Handler: &publish.Handler{Service: service, Auth: c.Auth, Guard: c.Guard, MetadataURL: c.ResourceMetadata, Log: c.Log},
+		Sources: &ingest.Handler{
+			Intake: intake, Secrets: secrets, Rate: publish.NewRate(c.CallerQuota(quota.PublishRate)), Guard: c.Guard,
+			Limited: func(limit string) { c.Metrics.LimitReached(limit) },
+		},
+		Inbox: newInbox(c, intake, service),
+	}
+}
+
+// NewInbox returns the handler of the inbox queue for a process that does not publish anything else.
+func NewInbox(c *Core) *publish.Inbox {
+	service := newPublisher(c)
+	return newInbox(c, newIntake(c, service), service)
+}
+
+func newPublisher(c *Core) *publish.Service {
+	return &publish.Service{
+		Catalog: c.Catalogs, Queue: c.Queues, Rate: publish.NewRate(c.CallerQuota(quota.PublishRate)), Metrics: c.Metrics, Tracer: c.Tracer,
+	}
+}
+
+func newInbox(c *Core, intake ingest.Intake, service *publish.Service) *publish.Inbox {
+	return &publish.Inbox{Service: service, Documents: &ingest.Bus{Intake: intake}, Log: c.Log}
+}
+
+// newIntake returns the parts that the requests and the messages of sources share.
+func newIntake(c *Core, service *publish.Service) ingest.Intake {
+	return ingest.Intake{
+		Sources: c.Config, Catalogs: c.Catalogs, Publisher: service, Seen: ingest.NewSeen(c.DB), Queue: c.Queues,
+		Recorder: ingest.NewRecords(c.DB, c.Limits.DeliveryLog, c.Metrics, c.Log), Metrics: c.Metrics, Log: c.Log,
+	}
 }
