@@ -1,5 +1,5 @@
 // Package spec has the names and numbers of the Model Context Protocol: revisions, methods, headers, _meta keys, error codes and log
-// levels. own.go has our additions.
+// levels. Our additions are at the end of spec.go.
 //
 // The MCP endpoint (shared/mcp), the gateway (shared/gateway) and package client use it. It has no behavior of methods.
 package spec
@@ -137,4 +137,47 @@ const (
 	CodeHeaderMismatch     = -32020 // this and the next two: since 2026-07-28
 	CodeMissingCapability  = -32021
 	CodeUnsupportedVersion = -32022
+)
+
+// severities are the levels of log messages, from the least to the most severe (RFC 5424, with the names of MCP).
+var severities = []string{"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"}
+
+// KnownSeverity reports whether a level of log messages exists.
+func KnownSeverity(level string) bool { return slices.Contains(severities, level) }
+
+// SevereAs reports whether a level is at least as severe as another. An unknown level is the least severe.
+func SevereAs(level, least string) bool {
+	return slices.Index(severities, level) >= slices.Index(severities, least)
+}
+
+// OwnPrefix is the prefix of our own names: _meta keys and the extensions.
+const OwnPrefix = "io.github.mcp-events/"
+
+// Our _meta keys.
+const (
+	// MetaCursor is a position in the log. Every notification of a listen has it, and a later listen that sends it continues there.
+	MetaCursor = OwnPrefix + "cursor"
+	// MetaEventID, MetaTime and MetaPayload describe the event of notifications/resources/updated. Only clients that declare
+	// [OwnExtension] get the payload in _meta; all clients get it in params.
+	MetaEventID = OwnPrefix + "eventId"
+	MetaTime    = OwnPrefix + "time"
+	MetaPayload = OwnPrefix + "payload"
+	// MetaTruncated says that the log no longer reaches back to the cursor.
+	MetaTruncated = OwnPrefix + "truncated"
+	// MetaConflicts lists the names that several backends have.
+	MetaConflicts = OwnPrefix + "conflicts"
+	// MetaIdempotency identifies a registration, so that repeating it returns the same subscription.
+	MetaIdempotency = OwnPrefix + "idempotencyKey"
+	// MetaContextCut says that a context was shortened.
+	MetaContextCut = OwnPrefix + "contextCut"
+	// MetaPlain set to true in events/subscribe keeps the server from sending a termination notice to the endpoint.
+	MetaPlain = OwnPrefix + "plain"
+)
+
+// The extensions in capabilities.
+const (
+	// OwnExtension is our extension: event subscriptions of SEP-1803 and our additions.
+	OwnExtension = OwnPrefix + "subscriptions"
+	// ConversationExtension has the same content as capabilities.conversationEvents.
+	ConversationExtension = OwnPrefix + "conversation"
 )
