@@ -3,6 +3,7 @@
 package httpjson
 
 import (
+	"bytes"
 	"encoding/json"
 	"log/slog"
 	"net/http"
@@ -169,4 +170,31 @@ func reply(w http.ResponseWriter, status int, contentType string, body any) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
 	_, _ = w.Write(b) // fails if the caller has left
+}
+
+// Recorder is an [http.ResponseWriter] that records a response, so that it can be sent in another form.
+type Recorder struct {
+	Status int // 0 until WriteHeader or Write is called
+	Body   bytes.Buffer
+
+	header http.Header
+}
+
+// NewRecorder returns an empty recorder.
+func NewRecorder() *Recorder { return &Recorder{header: http.Header{}} }
+
+// Header implements [http.ResponseWriter].
+func (r *Recorder) Header() http.Header { return r.header }
+
+// WriteHeader implements [http.ResponseWriter].
+func (r *Recorder) WriteHeader(status int) {
+	if r.Status == 0 {
+		r.Status = status
+	}
+}
+
+// Write implements [http.ResponseWriter].
+func (r *Recorder) Write(b []byte) (int, error) {
+	r.WriteHeader(http.StatusOK)
+	return r.Body.Write(b)
 }
