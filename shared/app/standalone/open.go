@@ -42,7 +42,7 @@ func (s *Server) open(ctx context.Context, o Options) (keys secrets, err error) 
 	}
 	s.catalogs = catalog.NewStored(s.db, time.Now, o.Log)
 	configs := config.NewStored(s.db, time.Now, o.Log, s.ownBackends()...)
-	authenticator, metadata := s.authenticator(o.Auth, configs)
+	authenticator, metadata := s.newAuthenticator(o.Auth, configs)
 	s.core = &app.Core{
 		DB: s.db, Queues: s.queues, Catalogs: s.catalogs, Config: configs,
 		EventLog: &eventlog.Log{DB: s.db, Retention: o.Limits.LogRetention},
@@ -52,8 +52,8 @@ func (s *Server) open(ctx context.Context, o Options) (keys secrets, err error) 
 	return keys, nil
 }
 
-// authenticator returns the authenticator of callers, and the URL at which they learn how to get a token.
-func (s *Server) authenticator(mode auth.Mode, configs *config.Stored) (_ auth.Authenticator, metadataURL string) {
+// newAuthenticator returns the authenticator of callers, and the URL at which they learn how to get a token.
+func (s *Server) newAuthenticator(mode auth.Mode, configs *config.Stored) (_ auth.Authenticator, metadataURL string) {
 	switch mode {
 	case auth.ModeKeys:
 		return configs.Authenticator(), ""

@@ -65,8 +65,8 @@ func (s *Server) work(ctx context.Context, name queue.Name, h queue.Handler, o q
 	})
 }
 
-// routes returns the handler of all paths except the admin API and the console.
-func (s *Server) routes(publishing app.Publishing, identity *webhook.Identity) *http.ServeMux {
+// newRoutes returns the handler of all paths except the admin API and the console.
+func (s *Server) newRoutes(publishing app.Publishing, identity *webhook.Identity) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", s.endpoint)
 	mux.Handle("/mcp/{"+mcp.PathWorkspace+"}", s.endpoint)

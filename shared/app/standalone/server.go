@@ -288,7 +288,7 @@ func (s *Server) build(ctx context.Context, keys secrets, listener net.Listener)
 		return r, err
 	}
 	r.relay = app.NewRelay(s.core, s.backends)
-	r.mux = s.routes(r.publishing, identity)
+	r.mux = s.newRoutes(r.publishing, identity)
 	return r, nil
 }
 

@@ -28,17 +28,17 @@ import (
 // MaxText bounds a document's text in bytes before compression.
 const MaxText = 4 << 20
 
-func head(name string) store.Key {
+func headKey(name string) store.Key {
 	return store.Key{Table: store.Settings, Partition: name, Sort: "head"}
 }
 
-func text(name string) store.Key {
+func textKey(name string) store.Key {
 	return store.Key{Table: store.Settings, Partition: name, Sort: "text"}
 }
 
 // Version reads the version of a document, from 1; 0 is a document that does not exist.
 func Version(ctx context.Context, db store.DB, name string) (int64, error) {
-	items, err := db.Get(ctx, head(name))
+	items, err := db.Get(ctx, headKey(name))
 	if err != nil {
 		return 0, fault.Wrap(fault.Internal, err, "read the version of %s", name)
 	}
@@ -58,7 +58,7 @@ type Stored struct {
 // Read reads a document.
 func Read(ctx context.Context, db store.DB, name string) (Stored, error) {
 	d := Stored{Name: name}
-	items, err := db.Get(ctx, text(name))
+	items, err := db.Get(ctx, textKey(name))
 	if err != nil {
 		return d, fault.Wrap(fault.Internal, err, "read %s", name)
 	}
@@ -136,8 +136,8 @@ func (e Edit) ops() ([]store.Op, error) {
 		cond = store.VersionIs(e.Old.Version)
 	}
 	return append([]store.Op{
-		store.Put(store.Item{Key: text(e.Old.Name), Value: packed, Version: e.Version()}, cond),
-		store.Put(store.Item{Key: head(e.Old.Name), Version: e.Version()}),
+		store.Put(store.Item{Key: textKey(e.Old.Name), Value: packed, Version: e.Version()}, cond),
+		store.Put(store.Item{Key: headKey(e.Old.Name), Version: e.Version()}),
 	}, e.Also...), nil
 }
 

@@ -19,7 +19,7 @@ import (
 // finish. Its messages stay in flight until it returns. As on Lambda, a panic of h and an unknown id in its result fail the
 // whole batch.
 func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, opts queue.ConsumeOptions) error {
-	mq, err := q.queue(name)
+	mq, err := q.findQueue(name)
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ const (
 // Discard implements [queue.Discarder]. It searches the delayed rows on a connection for reading, so that other writes wait
 // only while it deletes.
 func (q *Queues) Discard(ctx context.Context, name queue.Name, texts ...string) error {
-	mq, err := q.queue(name)
+	mq, err := q.findQueue(name)
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ var _ queue.Forwarder = (*Queues)(nil)
 // Forward implements [queue.Forwarder]. It calls Send if a message has a delay, if the queue is a FIFO queue, or if the
 // messages do not fit into memory.
 func (q *Queues) Forward(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
-	mq, err := q.queue(name)
+	mq, err := q.findQueue(name)
 	if err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ const (
 
 // Send writes the messages in their order. Many messages take several transactions.
 func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
-	mq, err := q.queue(name)
+	mq, err := q.findQueue(name)
 	if err != nil {
 		return err
 	}

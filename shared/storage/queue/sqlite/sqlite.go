@@ -99,7 +99,7 @@ func (s setup) Apply(tx *engine.Tx) error {
 
 func (setup) Done(error) {}
 
-func (q *Queues) queue(name queue.Name) (*memoryQueue, error) {
+func (q *Queues) findQueue(name queue.Name) (*memoryQueue, error) {
 	if mq := q.queues[name]; mq != nil {
 		return mq, nil
 	}
@@ -108,7 +108,7 @@ func (q *Queues) queue(name queue.Name) (*memoryQueue, error) {
 
 // Depth returns the state of a queue.
 func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error) {
-	mq, err := q.queue(name)
+	mq, err := q.findQueue(name)
 	if err != nil {
 		return queue.Depth{}, err
 	}
